@@ -1,6 +1,6 @@
 """python -m agent run | probe | plant-xid"""
 
-from agent.commands import main
+from agent.cli import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -14,36 +14,46 @@ from pathlib import Path
 
 import aiohttp
 
-from agent import volumes
-from agent.aside import Hangs
-from agent.clean import Clean
-from agent.connection import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, Connection, join
-from agent.diagnostics import Diagnostics
-from agent.ending import WRITE_SECONDS, end_tasks
-from agent.geometry import Geometries
-from agent.launchers import Launcher
-from agent.meter import Hardware, Meter, NoAnswer
+from agent.diagnostics.runner import DiagnosticRunner
+from agent.gpu.geometry_changes import GeometryChanges
+from agent.gpu.handover import HandoverCheck
+from agent.gpu.reader import GpuInventory, GpuReader, GpuReadError
+from agent.host.blocking_call import CallTimeout
+from agent.host.shutdown import FINAL_WRITE_SECONDS, cancel_tasks
+from agent.host.state import StateFolder, boot_id, log_disk_errors
+from agent.isolation.launchers import Launcher
+from agent.monitoring import HostMonitor
 from agent.protocol import Desired, RunWanted
-from agent.reconcile import Action, Forget, Limit, Notice, Refuse, Start, Stop, Withdraw, plan
-from agent.reporting import News, inventory
-from agent.run import boottime
-from agent.runs import Runs
-from agent.scratch import Scratch
-from agent.state import State, boot_id, disk_trouble_survived
-from agent.streams import Streams
-from agent.watching import Watch
+from agent.runs.disk_pressure import DiskPressure
+from agent.runs.local_run import boottime
+from agent.runs.manager import RunManager
+from agent.runs.reconcile import (
+    Action,
+    ChangeTimeLimit,
+    ForgetRun,
+    RefuseRun,
+    SendNotice,
+    StartRun,
+    StopRun,
+    WithdrawNotice,
+    plan_actions,
+)
+from agent.server.connection import FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS, SyncConnection, join_pool
+from agent.server.reporting import ServerReporter, build_inventory
+from agent.server.workspace_streams import WorkspaceStreams
+from agent.storage import home_usage_reader
 
 log = logging.getLogger("agent")
 
-BRING_ABOUT_SECONDS = 2.0  # well within a lease
-LOOK_SECONDS = 0.2  # how often the shims' files are read
-READ_AGAIN_SECONDS, SELDOM_SECONDS = 5.0, 30.0  # GPUs that could not be read, and that still can't
-SAVE_SECONDS = 4.0  # on exit: how long jobs have to write a checkpoint
+RECONCILE_WAIT_SECONDS = 2.0  # well within a lease
+SHIM_POLL_SECONDS = 0.2  # how often the shims' files are read
+GPU_RETRY_SECONDS, MAX_GPU_RETRY_SECONDS = 5.0, 30.0  # GPUs that could not be read, and that still can't
+EXIT_NOTICE_SECONDS = 4.0  # on exit: how long jobs have to write a checkpoint
 EXIT_GRACE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Options:
+class AgentOptions:
     """How the agent was started."""
 
     edge: str
@@ -60,45 +70,45 @@ class Agent:
 
     def __init__(
         self,
-        options: Options,
-        state: State,
+        options: AgentOptions,
+        state: StateFolder,
         launcher: Launcher,
-        meter: Meter,
-        hardware: Hardware,
-        runs: Runs,
+        meter: GpuReader,
+        hardware: GpuInventory,
+        runs: RunManager,
         notes: list[str],
     ) -> None:
         self.options = options
         self.state = state
         self.runs = runs
-        self.meter = meter
+        self.gpu_reader = meter
         self.poll_seconds = 5.0
-        self._diagnostics = Diagnostics(
+        self._diagnostics = DiagnosticRunner(
             state, hardware, runs.locks_folder, simulated=meter.simulated, conditions=meter.conditions,
             commands=options.diagnostics,
         )  # fmt: skip
-        self._geometries = Geometries(state, meter, hardware, runs.locks_folder, self._take_over)
-        self._host_notes = notes
+        self._geometries = GeometryChanges(state, meter, hardware, runs.locks_folder, self._take_over)
+        self._isolation_notes = notes
         self._hardware = hardware
-        offered = volumes.environment(runs.exposed)
-        here = inventory(hardware, launcher, meter, notes, offered, runs, options.diagnostics)
-        self.news = News(state, runs, here, self._diagnostics, self._geometries)
-        self._watch = Watch(runs, meter, self.news, sample_seconds=options.sample_seconds, own=self._diagnostics.pids)
-        self._scratch = Scratch(runs, options.most_tmp_mib << 20)
-        self._clean = Clean(state.folder / "units.json", boot_id())
+        offered = home_usage_reader.offered_environment(runs.exposed)
+        here = build_inventory(hardware, launcher, meter, notes, offered, runs, options.diagnostics)
+        self.news = ServerReporter(state, runs, here, self._diagnostics, self._geometries)
+        self._watch = HostMonitor(runs, meter, self.news, sample_seconds=options.sample_seconds, own=self._diagnostics.pids)
+        self._disk_pressure = DiskPressure(runs, options.most_tmp_mib << 20)
+        self._handover = HandoverCheck(state.folder / "units.json", boot_id())
         self._desired: Desired | None = None
         self._spoke_at = 0.0
         self._heard_at = 0.0  # CLOCK_BOOTTIME of the last frame that was not older than one before it
         self._lease_until = 0.0
         self._busy = asyncio.Lock()  # one reconciliation at a time
-        self._catching_up: asyncio.Task[None] | None = None
-        self._is_behind = False  # something was wanted since the last one began
-        self._streams: Streams | None = None
+        self._reconcile_task: asyncio.Task[None] | None = None
+        self._reconcile_needed = False  # something was wanted since the last one began
+        self._streams: WorkspaceStreams | None = None
 
     async def run(self) -> None:
         """Until SIGTERM or SIGINT. Workloads go on after it, kept by their shims, until their lease ends."""
         self.runs.adopt()
-        log.info("%s", self._what_is_here())
+        log.info("%s", self._startup_summary())
         stopped = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
@@ -111,7 +121,7 @@ class Agent:
                 self._look(),
                 self._tell(self._diagnostics.changed),
                 self._tell(self._geometries.changed),
-                self._scratch.watch(),
+                self._disk_pressure.watch(),
                 self._read_again(),
                 *self._watch.loops(),
             )
@@ -125,49 +135,49 @@ class Agent:
             finally:
                 going = sum(not run.ended for run in self.runs.runs.values())
                 log.info("ends; runs that go on without it, until their leases are over: %d", going)
-                await end_tasks([*tasks, ended])
+                await cancel_tasks([*tasks, ended])
                 await self._close()
 
-    def _what_is_here(self) -> str:
+    def _startup_summary(self) -> str:
         gpus = [gpu.model for gpu in self._hardware.gpus]
         models = ", ".join(f"{count} x {model}" for model, count in sorted(Counter(gpus).items())) or "no GPU"
-        simulated = " (simulated)" if self.meter.simulated else ""
+        simulated = " (simulated)" if self.gpu_reader.simulated else ""
         taken = len(self.runs.runs)
         return f"up as {self.options.host}: {models}{simulated}; launcher: {self.runs.launcher.name}; runs taken over: {taken}"
 
     async def _close(self) -> None:
-        if self._catching_up is not None:
-            await end_tasks([self._catching_up])
+        if self._reconcile_task is not None:
+            await cancel_tasks([self._reconcile_task])
         if self._streams is not None:
             await self._streams.close()
-        kept = [asyncio.create_task(asyncio.to_thread(self._watch.save)), *self.news.being_written()]
-        await asyncio.wait(kept, timeout=WRITE_SECONDS)
+        kept = [asyncio.create_task(asyncio.to_thread(self._watch.save)), *self.news.pending_event_writes()]
+        await asyncio.wait(kept, timeout=FINAL_WRITE_SECONDS)
         await self._diagnostics.close()
         await self._geometries.close()
         if self.options.stop_on_exit:
-            await self._stop_everything()
-        await self.meter.close()
+            await self._drain_runs()
+        await self.gpu_reader.close()
 
-    async def _stop_everything(self) -> None:
+    async def _drain_runs(self) -> None:
         """Notice, time to save, stop. The server hears at the next start that they were drained."""
         mine = [run for run in self.runs.runs.values() if run.state in ("starting", "running") and not run.stop_ordered]
         saved_before = {run.id: run.checkpoint_at for run in mine}
         for run in mine:
             if not run.noticed:
-                self.runs.notice(run.id, "drained", time.time() + SAVE_SECONDS)
+                self.runs.notice(run.id, "drained", time.time() + EXIT_NOTICE_SECONDS)
         jobs = [run for run in mine if not run.is_notebook]
         await self._wait(
-            SAVE_SECONDS, lambda: all(run.ended or run.checkpoint_at != saved_before[run.id] for run in jobs)
+            EXIT_NOTICE_SECONDS, lambda: all(run.ended or run.checkpoint_at != saved_before[run.id] for run in jobs)
         )
         for run in mine:
             if not run.ended:
-                self.runs.stop(Stop(run.id, "drained", EXIT_GRACE_SECONDS, whatever=True))
+                self.runs.stop(StopRun(run.id, "drained", EXIT_GRACE_SECONDS, whatever=True))
         await self._wait(EXIT_GRACE_SECONDS + 3, lambda: all(run.ended for run in mine))
 
     async def _wait(self, seconds: float, happened: Callable[[], bool]) -> None:
         until = boottime() + seconds
         while boottime() < until and not happened():
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(SHIM_POLL_SECONDS)
             self.runs.look()
 
     # the line to the edge
@@ -183,15 +193,15 @@ class Agent:
             again = None
         else:
             again = rejoin if options.join_token else None
-        self._streams = Streams(session, options.edge, lambda: self.state.identity.credential, self._door)
-        await Connection(self, session, options.edge, again).keep()
+        self._streams = WorkspaceStreams(session, options.edge, lambda: self.state.identity.credential, self._door)
+        await SyncConnection(self, session, options.edge, again).keep()
 
     async def _join(self, session: aiohttp.ClientSession) -> None:
         pause = FIRST_RETRY_SECONDS
         is_said = False
         while True:
             try:
-                await join(session, self.options.edge, self.state, self.options.join_token, self.options.host)
+                await join_pool(session, self.options.edge, self.state, self.options.join_token, self.options.host)
                 break
             except (TimeoutError, aiohttp.ClientError, OSError) as error:
                 if not is_said:
@@ -199,9 +209,9 @@ class Agent:
                     log.warning("the edge %s is away: %s; tried again until it answers", self.options.edge, why)
                     is_said = True
                 await asyncio.sleep(pause)
-                pause = min(LONGEST_RETRY_SECONDS, pause * 2)
-        with disk_trouble_survived("where this host has joined"):  # the next start needs --edge then, and nothing else
-            self.state.note_edge(self.options.edge)
+                pause = min(MAX_RETRY_SECONDS, pause * 2)
+        with log_disk_errors("where this host has joined"):  # the next start needs --edge then, and nothing else
+            self.state.save_edge(self.options.edge)
 
     def _door(self, run_id: str) -> Path | None:
         run = self.runs.runs.get(run_id)
@@ -229,7 +239,7 @@ class Agent:
         named = {wanted.run for wanted in desired.runs}
         # A stop that has arrived does not look at the lease any more; one that could not be told is carried out by its end.
         self.runs.renew({wanted.run for wanted in desired.runs if wanted.verb != "stop"}, self._lease_until)
-        self._note_unnamed(named, is_old)
+        self._note_undesired_runs(named, is_old)
         self._watch.stray_action = desired.stray_action
         for wanted in desired.runs:
             if wanted.secret and wanted.run in self.runs.runs:
@@ -237,23 +247,23 @@ class Agent:
         for name in [name for name in self.runs.waiting if name not in named]:
             del self.runs.waiting[name]
             self.news.note_change()
-        with disk_trouble_survived("which start the server knows"):
+        with log_disk_errors("which start the server knows"):
             self.state.starts.known()
         if desired.credential and desired.credential != self.state.identity.credential:
-            with disk_trouble_survived("the credential"):
+            with log_disk_errors("the credential"):
                 self.state.remember(
                     host=desired.host, credential=desired.credential, expires_at=desired.credential_expires_at
                 )
         self.news.heard(desired)
         if self._streams is not None:
             self._streams.keep(desired.streams, desired.stream_key)
-        with disk_trouble_survived("a diagnostic"):
+        with log_disk_errors("a diagnostic"):
             self._diagnostics.want(desired.diagnostics)
-        with disk_trouble_survived("a geometry"):
+        with log_disk_errors("a geometry"):
             self._geometries.want(desired.geometries)
-        await self._bring_about()
+        await self._reconcile_with_timeout()
 
-    def _note_unnamed(self, named: set[str], is_old: bool) -> None:
+    def _note_undesired_runs(self, named: set[str], is_old: bool) -> None:
         """What a frame leaves out says nothing where the server has said something later already."""
         if not is_old:
             self._heard_at = boottime()
@@ -263,29 +273,29 @@ class Agent:
             elif not is_old and run.unnamed_since is None:
                 run.unnamed_since = self._heard_at
 
-    async def _bring_about(self) -> None:
+    async def _reconcile_with_timeout(self) -> None:
         """Have all of it done, and wait for that a moment only: what renews leases comes over the line that waits here."""
-        await asyncio.wait((self._begin_to_catch_up(),), timeout=BRING_ABOUT_SECONDS)
-        self._raise_what_went_wrong()
+        await asyncio.wait((self._start_reconciling(),), timeout=RECONCILE_WAIT_SECONDS)
+        self._raise_reconcile_error()
 
-    def _begin_to_catch_up(self) -> asyncio.Task[None]:
+    def _start_reconciling(self) -> asyncio.Task[None]:
         """Have all of it done in the background. Raises like ``_raise_what_went_wrong``."""
-        self._is_behind = True
-        self._raise_what_went_wrong()
-        if self._catching_up is None:
-            self._catching_up = asyncio.create_task(self._catch_up())
-        return self._catching_up
+        self._reconcile_needed = True
+        self._raise_reconcile_error()
+        if self._reconcile_task is None:
+            self._reconcile_task = asyncio.create_task(self._reconcile_until_current())
+        return self._reconcile_task
 
-    def _raise_what_went_wrong(self) -> None:
+    def _raise_reconcile_error(self) -> None:
         """In what was done, once, however long that took: an agent that can't do what is wanted ends, and is started again."""
-        ended = self._catching_up
+        ended = self._reconcile_task
         if ended is not None and ended.done():
-            self._catching_up = None
+            self._reconcile_task = None
             ended.result()
 
-    async def _catch_up(self) -> None:
-        while self._is_behind:
-            self._is_behind = False
+    async def _reconcile_until_current(self) -> None:
+        while self._reconcile_needed:
+            self._reconcile_needed = False
             await self._reconcile()
 
     async def _reconcile(self) -> None:
@@ -298,14 +308,14 @@ class Agent:
             while actions:
                 if self._desired is not desired:  # heard while a start took long: from here on that counts
                     desired = self._desired
-                    actions = [each for each in self._plan(desired) if not (isinstance(each, Start) and each.wanted.run in tried)]
+                    actions = [each for each in self._plan(desired) if not (isinstance(each, StartRun) and each.wanted.run in tried)]
                     continue
                 action = actions.pop(0)
-                if isinstance(action, Start):
+                if isinstance(action, StartRun):
                     tried.add(action.wanted.run)
                 else:
                     is_news = True
-                with disk_trouble_survived(str(action)[:80]):
+                with log_disk_errors(str(action)[:80]):
                     await self._do(action)
         # A start that waits as it did before is no news: said each time, it would be answered and said again.
         if is_news or self.runs.seen() != before:
@@ -313,30 +323,30 @@ class Agent:
 
     def _plan(self, desired: Desired) -> list[Action]:
         """What is to be done now; what waits for a disk, or longer, comes last: nobody's stop waits for it."""
-        actions = plan(
+        actions = plan_actions(
             desired,
             [run.held() for run in self.runs.runs.values()],
             refusal=self.state.generations.refusal,
             known_units=self.runs.known_units,
             heard_at=self._heard_at,
         )
-        return sorted(actions, key=lambda action: (isinstance(action, Start), isinstance(action, (Refuse, Limit))))
+        return sorted(actions, key=lambda action: (isinstance(action, StartRun), isinstance(action, (RefuseRun, ChangeTimeLimit))))
 
     async def _do(self, action: object) -> None:
         match action:
-            case Start(wanted):
+            case StartRun(wanted):
                 await self._start(wanted)
-            case Refuse(wanted, outcome, why):
+            case RefuseRun(wanted, outcome, why):
                 await self.runs.refuse(wanted, outcome, why)
-            case Notice(wanted):
+            case SendNotice(wanted):
                 self.runs.notice(wanted.run, wanted.code, wanted.stop_at)
-            case Withdraw(run):
+            case WithdrawNotice(run):
                 self.runs.withdraw(run)
-            case Limit(run, seconds):
+            case ChangeTimeLimit(run, seconds):
                 await self.runs.limit(run, seconds)
-            case Stop():
+            case StopRun():
                 self.runs.stop(action)
-            case Forget(run):
+            case ForgetRun(run):
                 self.runs.forget(run)
 
     async def _start(self, wanted: RunWanted) -> None:
@@ -345,41 +355,41 @@ class Agent:
         if self._geometries.busy:
             await self.runs.wait(wanted, "waiting: a GPU of this host is being split otherwise")
             return
-        self._diagnostics.give_way(wanted.unit_uuids)
+        self._diagnostics.yield_gpus(wanted.unit_uuids)
         if not await self.runs.is_due(wanted):
             return
         is_new = False  # also where that can't be found out now
-        with contextlib.suppress(Hangs):
+        with contextlib.suppress(CallTimeout):
             is_new = not self.runs.has_home(wanted.owner)
         try:
             if wanted.unit_uuids and self._hardware.unread:
-                raise NoAnswer(self._hardware.unread)
-            rows, found = await self.meter.occupancy(time.time()) if wanted.unit_uuids else ([], [])
-            left = self._clean.left(self.runs.wholly(wanted), rows, found)
-        except NoAnswer as problem:
-            await self.runs.wait_unread(wanted, str(problem))
+                raise GpuReadError(self._hardware.unread)
+            rows, found = await self.gpu_reader.occupancy(time.time()) if wanted.unit_uuids else ([], [])
+            left = self._handover.left(self.runs.exclusive_units(wanted), rows, found)
+        except GpuReadError as problem:
+            await self.runs.wait_for_readable_gpus(wanted, str(problem))
             return
         if left:
             await self.runs.wait(wanted, f"waiting: {left}")
             return
         if await self.runs.start(wanted, self._lease_until):
-            with disk_trouble_survived("what was on the GPUs before"):
-                self._clean.begins(self.runs.wholly(wanted), rows, found)
+            with log_disk_errors("what was on the GPUs before"):
+                self._handover.record_baseline(self.runs.exclusive_units(wanted), rows, found)
             if is_new:  # one that only waits has no home yet: measured again and again, it would be news each time
-                self._watch.home_is_new.set()
+                self._watch.home_created.set()
 
     # what happens here
 
     async def _look(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(SHIM_POLL_SECONDS)
             if self.runs.look():
                 self.news.note_change()
-            self._raise_what_went_wrong()
-            if self._catching_up is None and (self.runs.waits_for_units or self._something_to_forget()):
-                self._begin_to_catch_up()  # not waited for: while a start takes long, the ends of others are seen
+            self._raise_reconcile_error()
+            if self._reconcile_task is None and (self.runs.has_starts_awaiting_units or self._has_undesired_runs()):
+                self._start_reconciling()  # not waited for: while a start takes long, the ends of others are seen
 
-    def _something_to_forget(self) -> bool:
+    def _has_undesired_runs(self) -> bool:
         patience = 2 * self.poll_seconds
         return any(
             run.unnamed_since is not None and self._heard_at - run.unnamed_since >= patience and not run.stop_ordered
@@ -394,20 +404,20 @@ class Agent:
 
     async def _read_again(self) -> None:
         """GPUs that could not be read, until they can."""
-        pause = READ_AGAIN_SECONDS
+        pause = GPU_RETRY_SECONDS
         while True:
             await asyncio.sleep(pause)
             if self._geometries.busy or not self._hardware.unreadable:
-                pause = READ_AGAIN_SECONDS
+                pause = GPU_RETRY_SECONDS
                 continue
-            pause = min(SELDOM_SECONDS, 2 * pause)
+            pause = min(MAX_GPU_RETRY_SECONDS, 2 * pause)
             try:
-                hardware = await self.meter.hardware()
-            except NoAnswer as problem:
+                hardware = await self.gpu_reader.hardware()
+            except GpuReadError as problem:
                 log.info("the GPUs still can't be read: %s", problem)
                 continue
             if hardware != self._hardware:
-                again = hardware.read_again_since(self._hardware)
+                again = hardware.recovered_since(self._hardware)
                 if again:
                     log.info("GPUs can be read again: %s", ", ".join(str(index) for index in again))
                 else:
@@ -415,9 +425,9 @@ class Agent:
                 self._geometries.know(hardware)
                 self._take_over(hardware)
 
-    def _take_over(self, hardware: Hardware) -> None:
+    def _take_over(self, hardware: GpuInventory) -> None:
         """The GPUs are other ones than at the start: one was split otherwise, or can be read again."""
         self._hardware = hardware
         self.runs.take_over(hardware)
         self._diagnostics.take_over(hardware)
-        self.news.note_hardware(hardware, self._host_notes)
+        self.news.note_hardware(hardware, self._isolation_notes)

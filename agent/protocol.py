@@ -45,7 +45,7 @@ class ProtocolError(ValueError):
     """A frame that is not of this protocol: names the field, the value and what is allowed."""
 
 
-class OtherVersion(ProtocolError):
+class UnsupportedVersionError(ProtocolError):
     """A frame of a version that is not spoken here: nothing of it is used."""
 
 
@@ -83,7 +83,7 @@ class GpuSeen:
     numa_node: int | None = None
     pci_bus_id: str = ""
     units: list[UnitSeen] = field(default_factory=list)
-    links: dict[str, str] = field(default_factory=dict)  # uuid of another GPU of the host: how it is reached, agent/nvml.py
+    links: dict[str, str] = field(default_factory=dict)  # uuid of another GPU of the host: how it is reached, agent/gpu/nvml.py
     pcie: str = ""  # "gen 5 x16, of gen 5 x16"
     nvlinks: int | None = None  # links that are up
 
@@ -132,7 +132,7 @@ class RunSeen:
     started_at: float | None = None  # seconds since the epoch
     ended_at: float | None = None
     checkpoint_at: float | None = None  # last acknowledged checkpoint
-    activity: dict[str, Any] = field(default_factory=dict)  # notebook: see agent/notebook/watch.py
+    activity: dict[str, Any] = field(default_factory=dict)  # notebook: see agent/notebook/activity_probe.py
     prolog_failed: bool = False  # with start_failed: the operator's own prolog, which is the host's matter and not the run's
     # With start_failed: the host's disk takes nothing more, which is not the run's matter either. With out_of_disk: it was stopped
     # because that disk ran low and it had taken most of late, not because it went over what one run may take.
@@ -461,7 +461,7 @@ def decode(text: str, frames: dict[str, type]) -> Any:
         raise ProtocolError(f"frame: not JSON ({error})") from None
     kind = data.get("kind") if isinstance(data, dict) else type(data).__name__
     if not isinstance(data, dict) or not isinstance(kind, str) or kind not in frames:
-        raise ProtocolError(f"kind: {_shown(kind)} is not one of {', '.join(sorted(frames))}")
+        raise ProtocolError(f"kind: {_shortened(kind)} is not one of {', '.join(sorted(frames))}")
     return parse(frames[kind], data)
 
 
@@ -471,19 +471,19 @@ T = typing.TypeVar("T")
 def parse(kind: type[T], data: Any, where: str = "") -> T:
     """A value of dataclass ``kind`` from a JSON object. Unknown keys are ignored, so that a newer peer may say more.
 
-    What can't be read raises OtherVersion where it says that it is of one, else ProtocolError.
+    What can't be read raises UnsupportedVersionError where it says that it is of one, else ProtocolError.
     """
     try:
         return typing.cast(T, _reader(typing.cast(Any, kind))(data))
-    except _Wrong as wrong:
+    except _InvalidValue as wrong:
         version = data.get("version", VERSION) if isinstance(data, dict) and not where else VERSION
         if version != VERSION:
-            raise OtherVersion(f"version: {_shown(version)}; allowed: {VERSION}") from None
+            raise UnsupportedVersionError(f"version: {_shortened(version)}; allowed: {VERSION}") from None
         path = (where + "".join(reversed(wrong.path))).removeprefix(".")
         raise ProtocolError(f"{path or kind.__name__}: {wrong.why}") from None
 
 
-class _Wrong(Exception):
+class _InvalidValue(Exception):
     """What is wrong with a value. Where it is, is put together on the way out, innermost first."""
 
     def __init__(self, why: str) -> None:
@@ -491,17 +491,17 @@ class _Wrong(Exception):
         self.why = why
         self.path: list[str] = []
 
-    def within(self, step: str) -> _Wrong:
+    def within(self, step: str) -> _InvalidValue:
         self.path.append(step)
         return self
 
 
-Reader = Callable[[Any], Any]
-ABSENT = object()
+ValueReader = Callable[[Any], Any]
+MISSING = object()
 
 
 @functools.cache
-def _reader(kind: typing.Any) -> Reader:
+def _reader(kind: typing.Any) -> ValueReader:
     """What reads a value of this dataclass: made once, since an edge reads hundreds of frames a second."""
     hints = typing.get_type_hints(kind)
     entries = [
@@ -515,24 +515,24 @@ def _reader(kind: typing.Any) -> Reader:
 
     def read(data: Any) -> Any:
         if not isinstance(data, dict):
-            raise _Wrong(f"{_shown(data)} is not an object")
+            raise _InvalidValue(f"{_shortened(data)} is not an object")
         values: dict[str, Any] = {}
         name = ""
         try:
             for name, reader, required in entries:
-                value = data.get(name, ABSENT)
-                if value is not ABSENT:
+                value = data.get(name, MISSING)
+                if value is not MISSING:
                     values[name] = reader(value)
                 elif required:
-                    raise _Wrong("missing")
-        except _Wrong as wrong:
+                    raise _InvalidValue("missing")
+        except _InvalidValue as wrong:
             raise wrong.within(f".{name}") from None
         return kind(**values)
 
     return read
 
 
-def _reader_of(hint: Any, name: str = "") -> Reader:
+def _reader_of(hint: Any, name: str = "") -> ValueReader:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         present = _reader_of(next(a for a in args if a is not type(None)), name)
@@ -545,48 +545,48 @@ def _reader_of(hint: Any, name: str = "") -> Reader:
         return _reader(typing.cast(type, hint))
     if hint is str:
         return _text_reader(64 * LONGEST_TEXT if name.endswith("text") else LONGEST_TEXT)
-    return PLAIN[hint]
+    return SCALAR_READERS[hint]
 
 
-def _list_reader(item: Reader) -> Reader:
+def _list_reader(item: ValueReader) -> ValueReader:
     def read(value: Any) -> Any:
         if not isinstance(value, list) or len(value) > LONGEST_LIST:
-            raise _Wrong(f"{_shown(value)} is not a list of at most {LONGEST_LIST} entries")
+            raise _InvalidValue(f"{_shortened(value)} is not a list of at most {LONGEST_LIST} entries")
         found = []
         try:
             for one in value:
                 found.append(item(one))
-        except _Wrong as wrong:
+        except _InvalidValue as wrong:
             raise wrong.within(f"[{len(found)}]") from None
         return found
 
     return read
 
 
-def _dict_reader(item: Reader, text: Reader) -> Reader:
+def _dict_reader(item: ValueReader, text: ValueReader) -> ValueReader:
     def read(value: Any) -> Any:
         if not isinstance(value, dict) or len(value) > LONGEST_LIST:
-            raise _Wrong(f"{_shown(value)} is not an object of at most {LONGEST_LIST} entries")
+            raise _InvalidValue(f"{_shortened(value)} is not an object of at most {LONGEST_LIST} entries")
         key: object = ""
         try:
             found = {}
             for key, one in value.items():
                 found[str(key)] = (text if str(key).endswith("text") else item)(one)
-        except _Wrong as wrong:
+        except _InvalidValue as wrong:
             raise wrong.within(f".{key}") from None
         return found
 
     return read
 
 
-def _text_reader(most: int) -> Reader:
+def _text_reader(most: int) -> ValueReader:
     def read(value: Any) -> Any:
         if not isinstance(value, str):
-            raise _Wrong(f"{_shown(value)} is not str")
+            raise _InvalidValue(f"{_shortened(value)} is not str")
         if "\x00" in value:
-            raise _Wrong("holds a NUL character")
+            raise _InvalidValue("holds a NUL character")
         if len(value) > most:
-            raise _Wrong(f"{len(value)} characters; allowed: at most {most}")
+            raise _InvalidValue(f"{len(value)} characters; allowed: at most {most}")
         return value
 
     return read
@@ -594,29 +594,29 @@ def _text_reader(most: int) -> Reader:
 
 def _read_float(value: Any) -> Any:
     if not isinstance(value, (int, float)) or isinstance(value, bool):
-        raise _Wrong(f"{_shown(value)} is not float")
+        raise _InvalidValue(f"{_shortened(value)} is not float")
     if value != value or abs(value) > 1e18:
-        raise _Wrong(f"{_shown(value)} is not a finite number")
+        raise _InvalidValue(f"{_shortened(value)} is not a finite number")
     return float(value)
 
 
 def _read_int(value: Any) -> Any:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise _Wrong(f"{_shown(value)} is not int")
+        raise _InvalidValue(f"{_shortened(value)} is not int")
     if abs(value) >= 2**63:
-        raise _Wrong(f"{_shown(value)} is not a 64-bit integer")
+        raise _InvalidValue(f"{_shortened(value)} is not a 64-bit integer")
     return value
 
 
 def _read_bool(value: Any) -> Any:
     if not isinstance(value, bool):
-        raise _Wrong(f"{_shown(value)} is not bool")
+        raise _InvalidValue(f"{_shortened(value)} is not bool")
     return value
 
 
-PLAIN: dict[Any, Reader] = {Any: lambda value: value, float: _read_float, int: _read_int, bool: _read_bool}
+SCALAR_READERS: dict[Any, ValueReader] = {Any: lambda value: value, float: _read_float, int: _read_int, bool: _read_bool}
 
 
-def _shown(value: Any) -> str:
+def _shortened(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -43,16 +43,16 @@ def main(argv: list[str]) -> dict[str, Any]:
 def _measure(gpus: int, placements: int, waiting: int, rounds: int) -> dict[str, Any]:
     from django.db import connection
 
-    from benchmarks._fleet import make_fleet, numbered
-    from scheduler import engine
-    from scheduler.warm import Warm
+    from benchmarks.harness.pool_rows import make_pool_rows, numbered
+    from scheduler.cycle import engine
+    from scheduler.cycle.snapshot_cache import SnapshotCache
 
     now = datetime.now(UTC).replace(microsecond=0)
-    fleet = make_fleet(gpus, waiting, now)
+    fleet = make_pool_rows(gpus, waiting, now)
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE")
-    warm = Warm()
-    engine.cycle("bench", now, warm=warm)  # takes the lead, and says to all that waits why
+    warm = SnapshotCache()
+    engine.run_cycle("bench", now, warm=warm)  # takes the lead, and says to all that waits why
     found, kept, quiet = [], [], []
     for number in range(rounds):
         now += timedelta(seconds=2)
@@ -60,9 +60,9 @@ def _measure(gpus: int, placements: int, waiting: int, rounds: int) -> dict[str,
         found.append(_cycle(now, placements))
         numbered(fleet, placements, now, first=number * placements)
         kept.append(_seconds(lambda: warm.refresh(_epoch(), now)))  # noqa: B023 (called at once)
-        engine.cycle("bench", now, warm=warm)
-        engine.cycle("bench", now, warm=warm)
-        quiet.append(_seconds(lambda: engine.cycle("bench", now, warm=warm)))  # noqa: B023
+        engine.run_cycle("bench", now, warm=warm)
+        engine.run_cycle("bench", now, warm=warm)
+        quiet.append(_seconds(lambda: engine.run_cycle("bench", now, warm=warm)))  # noqa: B023
     best = min(found, key=lambda one: float(one["seconds"]))
     return {
         **best,
@@ -90,29 +90,29 @@ def _cycle(now: datetime, placements: int) -> dict[str, Any]:
     """One cycle's parts, and how many questions the snapshot and the apply asked the database."""
     from django.db import connection
 
-    from scheduler import snapshot
-    from scheduler.apply import apply
+    from scheduler.core.incremental_planner import sort_rows
     from scheduler.core.planner import plan
-    from scheduler.core.warm import in_order
-    from scheduler.recording import Recorder
+    from scheduler.cycle import snapshot
+    from scheduler.cycle.apply import apply_plan
+    from scheduler.cycle.recording import CycleRecorder
 
-    asked = _Counter()
+    asked = _QueryCounter()
     began, worked = time.perf_counter(), _cpu_seconds()
     with connection.execute_wrapper(asked):
-        taken = snapshot.take(None, now)
+        taken = snapshot.take_snapshot(None, now)
     snapshot_seconds, cpu = time.perf_counter() - began, _cpu_seconds() - worked
     began = time.perf_counter()
-    planned = plan(taken, snapshot.seconds(now))
+    planned = plan(taken, snapshot.epoch_seconds(now))
     plan_seconds = time.perf_counter() - began
-    recorder, ordered = Recorder(), in_order(taken)
+    recorder, ordered = CycleRecorder(), sort_rows(taken)
     # The first of a process keeps all hardware; what is measured is one of the many that follow.
-    _keep(recorder, dataclasses.replace(ordered, queued=ordered.queued[1:]), planned, snapshot.seconds(now), now)
+    _keep(recorder, dataclasses.replace(ordered, queued=ordered.queued[1:]), planned, snapshot.epoch_seconds(now), now)
     began = time.perf_counter()
-    prepared = recorder.prepare(ordered, planned, snapshot.seconds(now), now)
+    prepared = recorder.prepare(ordered, planned, snapshot.epoch_seconds(now), now)
     preparing_seconds = time.perf_counter() - began
     began, worked = time.perf_counter(), _cpu_seconds()
     with connection.execute_wrapper(asked):
-        applied = apply(planned, taken, now, keep=lambda: recorder.write(prepared, now))
+        applied = apply_plan(planned, taken, now, keep=lambda: recorder.write(prepared, now))
     apply_seconds, cpu = time.perf_counter() - began, cpu + _cpu_seconds() - worked
     if len(applied.accepted) != placements:
         raise SystemExit(f"gpupool: {len(applied.accepted)} of {placements} were placed: {applied.rejected[:3]}")
@@ -143,7 +143,7 @@ def _cpu_seconds() -> float:
     return time.process_time() + (_cpu_of_connection() or 0.0)
 
 
-class _Counter:
+class _QueryCounter:
     """Counts what goes to the database."""
 
     def __init__(self) -> None:

@@ -24,10 +24,10 @@ from typing import Any
 
 from django.core.exceptions import ObjectDoesNotExist
 
-from benchmarks import _faults_hosts, _faults_messages, _faults_work  # noqa: F401 (they fill the table)
-from benchmarks._faults import FAULTS, Broken, Fault, end_rest
-from benchmarks._ledger import Ledger, Load
-from benchmarks._site import DidNotHappen, Site
+from benchmarks.fault_injection import host_faults, message_faults, workload_faults  # noqa: F401 (they fill the table)
+from benchmarks.fault_injection.job_ledger import BackgroundLoad, JobLedger
+from benchmarks.fault_injection.process_faults import FAULTS, Fault, FaultContext, end_remaining_jobs
+from benchmarks.harness.installation import ConditionTimeout, Installation
 
 SERVICES = ()
 SHORT_LEASE_SECONDS = 20  # of the short form, which has to hold on a machine that is busy with other tests
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     if options.short:
         options.rounds, options.only = 1, [fault.name for fault in FAULTS.values() if fault.cheap]
     folder = options.keep.absolute() if options.keep else Path(tempfile.mkdtemp(prefix="gpupool-faults-"))
-    site = Site(folder, hosts=3, lease_seconds=SHORT_LEASE_SECONDS) if options.short else Site(folder)
+    site = Installation(folder, hosts=3, lease_seconds=SHORT_LEASE_SECONDS) if options.short else Installation(folder)
     try:
         site.start()
         figures = {
@@ -67,16 +67,16 @@ def main(argv: list[str]) -> dict[str, Any]:
     }
 
 
-def break_it(fault: Fault, site: Site, rounds: int, seed: int, timed: bool = True) -> dict[str, Any]:
+def break_it(fault: Fault, site: Installation, rounds: int, seed: int, timed: bool = True) -> dict[str, Any]:
     """``rounds`` rounds of one fault: ``{"rounds", "survived", "worst_recovery"}``. ``timed``: none may take too long."""
     print(f"{fault.name}: {fault.line}", flush=True)
-    ledger, dice = Ledger(site), random.Random(f"{seed} {fault.name}")
+    ledger, dice = JobLedger(site), random.Random(f"{seed} {fault.name}")
     wrong: dict[int, list[str]] = {}
     worst: float | None = None
     known: set[str] = set()
     for number in range(1, rounds + 1):
         ledger.round = number
-        recovery, problems = _round(fault, Broken(site, ledger, dice), timed)
+        recovery, problems = _round(fault, FaultContext(site, ledger, dice), timed)
         news = [problem for problem in ledger.wrong_now() if problem not in known]
         known.update(news)
         wrong[number] = [*problems, *news]
@@ -84,7 +84,7 @@ def break_it(fault: Fault, site: Site, rounds: int, seed: int, timed: bool = Tru
         shown = "-" if recovery is None else f"{recovery:.2f} s"
         print(f"  round {number}: {shown} {'; '.join(wrong[number])}".rstrip(), flush=True)
     if fault.after is not None:
-        fault.after(Broken(site, ledger, dice))
+        fault.after(FaultContext(site, ledger, dice))
     for number, problems in ledger.settle().items():
         wrong.setdefault(number, []).extend(problems)
         print(f"  round {number}: {'; '.join(problems)}", flush=True)
@@ -92,16 +92,16 @@ def break_it(fault: Fault, site: Site, rounds: int, seed: int, timed: bool = Tru
     return {"rounds": rounds, "survived": survived, "worst_recovery": None if worst is None else round(worst, 2)}
 
 
-def _round(fault: Fault, broken: Broken, timed: bool) -> tuple[float | None, list[str]]:
+def _round(fault: Fault, broken: FaultContext, timed: bool) -> tuple[float | None, list[str]]:
     try:
         if not fault.under_load:
             recovery = fault.do(broken)
         else:
-            with Load(broken.ledger, broken.dice):
+            with BackgroundLoad(broken.ledger, broken.dice):
                 time.sleep(broken.dice.uniform(0.5, 2.5 if timed else 1.0))
                 recovery = fault.do(broken)
-    except (DidNotHappen, OSError, subprocess.CalledProcessError, ObjectDoesNotExist) as problem:
-        end_rest(broken)
+    except (ConditionTimeout, OSError, subprocess.CalledProcessError, ObjectDoesNotExist) as problem:
+        end_remaining_jobs(broken)
         return None, [str(problem) or type(problem).__name__]
     late = timed and recovery > fault.seconds
     return recovery, [f"recovered after {recovery:.2f} s, allowed are {fault.seconds:g}"] if late else []

@@ -2,7 +2,7 @@
 
     ./run bench fleet --hosts 500 --seconds 60 --json
 
-``--hosts`` light agents in two processes speak the wire protocol as real ones do (``benchmarks/_light_agents.py``), each with
+``--hosts`` light agents in two processes speak the wire protocol as real ones do (``benchmarks/harness/light_agents.py``), each with
 eight GPUs, a sync and a batch of samples every five seconds. ``./run up`` starts the servers. Two jobs a second are submitted over
 the API; two hosts more are real agents, each with one job in its sandbox, and their memory is read.
 
@@ -35,7 +35,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks._site import ROOT, starter, until
+from benchmarks.harness.installation import ROOT, load_run_script, wait_until
 
 SERVICES = ()
 GPUS = 8
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     parser.add_argument("--keep", type=Path, default=None, help="a folder for the installation, kept with its logs")
     given = parser.parse_args(argv)
     folder = given.keep.absolute() if given.keep else Path(tempfile.mkdtemp(prefix="gpupool-fleet-"))
-    fleet = Fleet(folder, given.hosts)
+    fleet = FleetBenchmark(folder, given.hosts)
     try:
         fleet.start()
         return fleet.measure(given.seconds, given.jobs)
@@ -68,7 +68,7 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 
 @dataclass
-class Memory:
+class MemoryWatch:
     """Most that was seen, in MiB: what processes that come together hold, counting once what the later share with the first."""
 
     rss: float = 0.0
@@ -89,7 +89,7 @@ class Memory:
 
 
 @dataclass
-class Load:
+class FleetLoad:
     """Jobs that a thread submits at a steady pace; an answer that is late does not slow it down more than by itself."""
 
     url: str
@@ -140,20 +140,20 @@ def submit(url: str, token: str, command: str, units: int = 1, **also: Any) -> s
         return str(json.loads(answer.read())["id"])
 
 
-class Fleet:
+class FleetBenchmark:
     """The installation, its light agents and the real ones."""
 
     def __init__(self, folder: Path, hosts: int) -> None:
         self.folder = folder
         self.names = [f"light-{number}" for number in range(1, hosts + 1)]
-        self.run = starter()
+        self.run = load_run_script()
         self.port = free_ports(3)
         self.url, self.edge = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{self.port + 1}"
         self.supervisor: subprocess.Popen[bytes] | None = None
         self.light: list[subprocess.Popen[str]] = []
         self.real: dict[str, Any] = {}
         self.token = ""
-        self.agent, self.shim = Memory(), Memory()
+        self.agent, self.shim = MemoryWatch(), MemoryWatch()
 
     # -- starting and stopping -------------------------------------------------------------------------------------------
 
@@ -167,11 +167,11 @@ class Fleet:
         for name in REAL:
             self._start_real(name, tokens.pop(name))
         self._start_light(tokens)
-        until(lambda: self.alive() == len(self.names) + len(REAL), JOIN_SECONDS, "every host is alive")
+        wait_until(lambda: self.alive() == len(self.names) + len(REAL), JOIN_SECONDS, "every host is alive")
         say("every host is alive")
         for name in REAL:
             submit(self.url, self.token, "sleep 3600", labels_required={"name": name})
-        until(lambda: len(self.shims()) == len(REAL), 180, "a job runs on each real host")
+        wait_until(lambda: len(self.shims()) == len(REAL), 180, "a job runs on each real host")
 
     def _start_servers(self) -> None:
         kept = {name: value for name, value in os.environ.items() if not name.endswith("_URL")}
@@ -181,7 +181,7 @@ class Fleet:
                 command, stdout=out, stderr=out, start_new_session=True,
                 env={**kept, "GPUPOOL_EDGE_METRICS_PORT": str(self.port + 2)},
             )  # fmt: skip
-        until(self._is_ready, 180, "the installation is ready")
+        wait_until(self._is_ready, 180, "the installation is ready")
         os.environ |= json.loads((self.folder / "site" / "environment.json").read_text())
         os.environ["DJANGO_SETTINGS_MODULE"] = "config.settings"
         import django
@@ -197,7 +197,8 @@ class Fleet:
     def _organise(self) -> dict[str, str]:
         """A team that is guaranteed everything, one member, and the hosts: their join tokens by name."""
         from portal.models import Membership, Organisation, User
-        from portal.services import hosts, people
+        from portal.services.fleet import hosts
+        from portal.services.people import accounts_and_teams
         from scheduler.models import Leader, Pool, Project, Quota, Team
 
         now = datetime.now(UTC)
@@ -211,7 +212,7 @@ class Fleet:
         names = [*REAL, *self.names]
         slots = len(names) * GPUS * 840
         Quota.objects.create(team=team, pool=pool, model=MODEL, guaranteed_slots=slots, updated_at=now)
-        _, self.token = people.create_token(actor=member, name="fleet", now=now)
+        _, self.token = accounts_and_teams.create_token(actor=member, name="fleet", now=now)
         return {
             name: hosts.add_host(actor=operator, pool=pool, name=name, now=now, labels={"name": name})[1] for name in names
         }
@@ -228,7 +229,7 @@ class Fleet:
         for number in range(count):
             with (self.folder / f"light-{number}.log").open("wb") as log:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "benchmarks._light_agents"], cwd=ROOT, text=True, stderr=log,
+                    [sys.executable, "-m", "benchmarks.harness.light_agents"], cwd=ROOT, text=True, stderr=log,
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                 )  # fmt: skip
             self.light.append(process)
@@ -258,7 +259,7 @@ class Fleet:
 
     def measure(self, seconds: int, per_second: float) -> dict[str, Any]:
         """Submit, wait until it is steady, measure, end."""
-        load = Load(self.url, self.token, per_second)
+        load = FleetLoad(self.url, self.token, per_second)
         self._watch(SETTLE_SECONDS)
         for process in self.light:
             assert process.stdin is not None

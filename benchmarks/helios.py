@@ -15,20 +15,20 @@ import csv
 from pathlib import Path
 from typing import Any
 
-from benchmarks._baselines import Order, TraceJob, figures, p99_by_size, starts
-from benchmarks._replay import Replay, trace_file
 from benchmarks.philly import with_limits
+from benchmarks.traces.queue_baselines import QueueOrder, TraceJob, p99_by_size, simulate_starts, wait_figures
+from benchmarks.traces.trace_replay import TraceReplay, trace_file
 
 SERVICES: tuple[str, ...] = ()
 
 NODES = {"vcvGl": 20, "vcvlY": 2}
 SEED = 42  # of the limits
-WAYS: tuple[tuple[str, Order | None], ...] = (
-    ("fifo", Order.FIFO),
-    ("sjf", Order.SJF),
-    ("easy", Order.EASY),
+WAYS: tuple[tuple[str, QueueOrder | None], ...] = (
+    ("fifo", QueueOrder.FIFO),
+    ("sjf", QueueOrder.SJF),
+    ("easy", QueueOrder.EASY),
     ("ours", None),
-    ("easy_limits", Order.EASY),
+    ("easy_limits", QueueOrder.EASY),
     ("ours_limits", None),
 )
 COLUMNS = ("job_id", "user", "tenant", "submit_time", "num_chips", "num_nodes", "duration_s", "walltime_limit_s")
@@ -48,10 +48,10 @@ def main(argv: list[str]) -> dict[str, Any]:
         for cluster, known in clusters.items():
             nodes = NODES[cluster]
             jobs = with_limits(known, SEED) if name.endswith("_limits") else known
-            mine = starts(jobs, nodes, order) if order is not None else Replay(jobs, nodes).run()
-            by_cluster[cluster] = figures(jobs, mine)
+            mine = simulate_starts(jobs, nodes, order) if order is not None else TraceReplay(jobs, nodes).run()
+            by_cluster[cluster] = wait_figures(jobs, mine)
             started |= mine
-        answer[name] = {**figures(every, started), "p99_by_size": p99_by_size(every, started), "clusters": by_cluster}
+        answer[name] = {**wait_figures(every, started), "p99_by_size": p99_by_size(every, started), "clusters": by_cluster}
     return answer
 
 

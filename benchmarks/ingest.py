@@ -42,15 +42,15 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 
 def _measure(gpus: int, hours: float) -> dict[str, Any]:
-    from telemetry import agent_api
-    from telemetry.ingest import STREAM, drain
-    from telemetry.partitions import keep_partitions
+    from telemetry.ingest import agent_api
+    from telemetry.ingest.partitions import maintain_partitions
+    from telemetry.ingest.samples import SAMPLE_STREAM_KEY, drain_stream
 
     now = datetime.now(UTC).replace(microsecond=0)
     start = now - timedelta(hours=hours)
     fleet = _fleet(gpus, start)
-    keep_partitions(now)
-    stream = agent_api.connection()
+    maintain_partitions(now)
+    stream = agent_api.redis_client()
     seconds = cpu = 0.0
     rows = rejected = 0
     database_before = _cpu_of_connection()
@@ -59,9 +59,9 @@ def _measure(gpus: int, hours: float) -> dict[str, Any]:
         waiting = list(_batches(fleet, start, first, min(first + MINUTES_AT_ONCE, minutes)))
         began, used = time.perf_counter(), time.process_time()
         for host, batch in waiting:
-            agent_api.accept_batch(host, batch, now)
-        while stream.xlen(STREAM):
-            done = drain(stream, now)
+            agent_api.enqueue_batch(host, batch, now)
+        while stream.xlen(SAMPLE_STREAM_KEY):
+            done = drain_stream(stream, now)
             rows, rejected = rows + done.rows, rejected + done.rejected
         seconds += time.perf_counter() - began
         cpu += time.process_time() - used
@@ -84,7 +84,7 @@ def _fleet(gpus: int, now: datetime) -> list[tuple[int, list[str]]]:
     from django.contrib.auth import get_user_model
     from django.db.backends.postgresql.psycopg_any import DateTimeTZRange, NumericRange
 
-    from scheduler.core.model import SLOTS_PER_GPU
+    from scheduler.core.model.snapshot import SLOTS_PER_GPU
     from scheduler.models import Allocation, Gpu, Host, Pool, Project, Run, Team, Unit, Workload
 
     pool = Pool.objects.create(slug="bench", name="Bench", kind="dynamic", created_at=now)

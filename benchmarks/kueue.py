@@ -19,25 +19,30 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks._replay import FOREVER
-from scheduler.core.model import (
+from benchmarks.traces.trace_replay import FAR_FUTURE
+from scheduler.core.incremental_planner import IncrementalPlanner, SnapshotDelta
+from scheduler.core.model.snapshot import (
     SLOTS_PER_GPU,
     Ask,
-    Host,
+    HostInfo,
     Plan,
-    Policy,
-    Pool,
+    PoolInfo,
     PoolKind,
+    PoolPolicy,
     Priority,
-    Queued,
-    Quota,
+    QueuedWorkload,
+    QuotaInfo,
     Snapshot,
-    Team,
-    Unit,
+    TeamInfo,
+    UnitInfo,
 )
-from scheduler.core.prediction import History
-from scheduler.core.simulate import Arrival, Event, EventKind, Simulation
-from scheduler.core.warm import Delta, Standing
+from scheduler.core.queue.runtime_prediction import RuntimeHistory
+from scheduler.core.what_if.simulation import (
+    Simulation,
+    SimulationEvent,
+    SimulationEventKind,
+    WorkloadArrival,
+)
 
 SERVICES: tuple[str, ...] = ()
 
@@ -73,12 +78,12 @@ SIZES = {
 }
 
 
-class Timed(Standing):
+class TimedStanding(IncrementalPlanner):
     """Adds up the time spent on changes and plans."""
 
     seconds = 0.0
 
-    def change(self, delta: Delta) -> None:
+    def change(self, delta: SnapshotDelta) -> None:
         began = time.perf_counter()
         super().change(delta)
         self.seconds += time.perf_counter() - began
@@ -96,8 +101,8 @@ def main(argv: list[str]) -> dict[str, Any]:
     options.add_argument("--size", choices=sorted(SIZES), default="baseline")
     given = options.parse_args(argv)
     cohorts, queues, kinds = SIZES[given.size]
-    run = Run(cohorts, queues, kinds)
-    run.simulation.run(FOREVER)
+    run = KueueRun(cohorts, queues, kinds)
+    run.simulation.run(FAR_FUTURE)
     standing = run.standing
     return {
         "size": given.size,
@@ -111,17 +116,17 @@ def main(argv: list[str]) -> dict[str, Any]:
     }
 
 
-class Run:
+class KueueRun:
     """One test from the first workload to the end of the last."""
 
     def __init__(self, cohorts: int, queues: int, kinds: tuple[WorkloadClass, ...]) -> None:
         self.admitted: dict[int, int] = {}  # workload -> ms of its first admission
         self.arrived: dict[int, tuple[str, int]] = {}  # workload -> its class, and ms of its creation
         self.evictions = self.last = 0
-        self.history, self.rows, self.since = History(), dict[int, Queued](), dict[int, int]()
+        self.history, self.rows, self.since = RuntimeHistory(), dict[int, QueuedWorkload](), dict[int, int]()
         snapshot = organisation(cohorts, queues)
         self.simulation = Simulation(snapshot, 0, self._tell, self._foresee)
-        self.simulation.standing = self.standing = Timed(snapshot)
+        self.simulation.standing = self.standing = TimedStanding(snapshot)
         for team in snapshot.teams:
             pool = (team.id - 1) // queues + 1
             for kind in kinds:
@@ -131,23 +136,23 @@ class Run:
     def _create(self, team: int, pool: int, kind: WorkloadClass, at: int) -> None:
         workload = len(self.arrived) + 1
         self.arrived[workload] = kind.name, at
-        queued = Queued(
+        queued = QueuedWorkload(
             workload, team, team, team, pool, Ask(kind.units), at, LIMIT, LIMIT, kind.priority, preemptible=True
         )
-        self.simulation.submit(Arrival(at, queued, kind.runtime))
+        self.simulation.submit(WorkloadArrival(at, queued, kind.runtime))
 
-    def _foresee(self, queued: Queued) -> Queued:
+    def _foresee(self, queued: QueuedWorkload) -> QueuedWorkload:
         row = self.rows[queued.id] = replace(queued, predicted_seconds=self.history.predict(queued))
         return row
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: SimulationEvent) -> None:
         assert event.workload is not None  # there are no reservations
-        if event.kind is EventKind.PLACED:
+        if event.kind is SimulationEventKind.PLACED:
             self.admitted.setdefault(event.workload, event.at)
             self.since[event.workload] = event.at
-        elif event.kind is EventKind.EVICTED:
+        elif event.kind is SimulationEventKind.EVICTED:
             self.evictions += 1
-        elif event.kind is EventKind.ENDED:
+        elif event.kind is SimulationEventKind.ENDED:
             self.last = event.at
             self.history.finished(self.rows.pop(event.workload), event.at - self.since.pop(event.workload))
 
@@ -161,21 +166,21 @@ class Run:
 
 def organisation(cohorts: int, queues: int) -> Snapshot:
     """A pool per cohort, each with one host of as many GPUs as its queues are guaranteed together."""
-    policy = Policy(notice_seconds=0, grace_seconds=0, minimum_runtime_seconds=0)
+    policy = PoolPolicy(notice_seconds=0, grace_seconds=0, minimum_runtime_seconds=0)
     pools = range(1, cohorts + 1)
     size = NOMINAL * queues
     return Snapshot(
         1,
-        pools=tuple(Pool(pool, f"cohort-{pool}", PoolKind.DYNAMIC, None, policy) for pool in pools),
-        hosts=tuple(Host(pool, f"host-{pool}", pool) for pool in pools),
+        pools=tuple(PoolInfo(pool, f"cohort-{pool}", PoolKind.DYNAMIC, None, policy) for pool in pools),
+        hosts=tuple(HostInfo(pool, f"host-{pool}", pool) for pool in pools),
         units=tuple(
-            Unit((pool - 1) * size + n + 1, pool, (pool - 1) * size + n + 1, MODEL)
+            UnitInfo((pool - 1) * size + n + 1, pool, (pool - 1) * size + n + 1, MODEL)
             for pool in pools
             for n in range(size)
         ),
-        teams=tuple(Team(team, f"queue-{team}") for team in range(1, cohorts * queues + 1)),
+        teams=tuple(TeamInfo(team, f"queue-{team}") for team in range(1, cohorts * queues + 1)),
         quotas=tuple(
-            Quota(team, (team - 1) // queues + 1, MODEL, NOMINAL * SLOTS_PER_GPU, BORROWED * SLOTS_PER_GPU)
+            QuotaInfo(team, (team - 1) // queues + 1, MODEL, NOMINAL * SLOTS_PER_GPU, BORROWED * SLOTS_PER_GPU)
             for team in range(1, cohorts * queues + 1)
         ),
     )

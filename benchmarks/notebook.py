@@ -27,10 +27,10 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
 
 SERVICES = ("postgres", "valkey")
 MODEL = "H100-80GB"
-LONGEST_WAIT = 60.0
+MAX_WAIT_SECONDS = 60.0
 
 
-class Late(Exception):
+class NotebookTimeout(Exception):
     """A step that did not happen in time."""
 
 
@@ -45,11 +45,11 @@ def main(argv: list[str]) -> dict[str, Any]:
         seconds = measure_gpupool(folder, options.launches)
         figures: dict[str, Any] = {"launches": len(seconds), "p50": _part(seconds, 0.5), "p95": _part(seconds, 0.95)}
         if options.against:
-            from benchmarks import _jupyterhub
+            from benchmarks.harness import jupyterhub
 
             try:
-                others = _jupyterhub.measure(folder, options.launches)
-            except _jupyterhub.CannotCompare as problem:
+                others = jupyterhub.measure(folder, options.launches)
+            except jupyterhub.JupyterHubUnavailable as problem:
                 raise SystemExit(f"gpupool: {problem}") from None
             figures["against"] = {"jupyterhub": {"p50": _part(others, 0.5), "p95": _part(others, 0.95)}}
         return figures
@@ -62,18 +62,18 @@ def measure_gpupool(folder: Path, launches: int) -> list[float]:
     import django
 
     django.setup()
-    from benchmarks._pool import running_pool
-    from portal.edge.threads import Threads
-    from portal.services import hosts
+    from benchmarks.harness.small_pool import running_pool
+    from portal.edge.runtime.database_threads import DatabaseThreads
+    from portal.services.fleet import hosts
     from scheduler.models import Host
-    from scheduler.states import LeaseState
+    from scheduler.state.states import LeaseState
 
     people = _organisation()
     _, token = hosts.add_host(actor=people["operator"], pool=people["pool"], name="bench", now=_now())
     with running_pool(folder, {}) as pool:
         pool.start_agent("bench", token, f"2x{MODEL}")
         pool.wait("agent-bench", lambda: Host.objects.get(name="bench").lease_state == LeaseState.ALIVE)
-        rows, seconds = Threads(2, "bench"), []
+        rows, seconds = DatabaseThreads(2, "bench"), []
         for number in range(launches):
             seconds.append(asyncio.run(_launch_once(rows, people, number)))
             print(f"  gpupool launch {number + 1}: {seconds[-1]:.2f} s", flush=True)
@@ -100,8 +100,8 @@ def _organisation() -> dict[str, Any]:
 async def _launch_once(rows: Any, people: dict[str, Any], number: int) -> float:
     import aiohttp
 
-    from benchmarks._jupyter import Jupyter
-    from portal.services import workloads
+    from benchmarks.harness.jupyter_client import JupyterClient
+    from portal.services.work import workloads
     from scheduler.models import Allocation, Run
 
     async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session:
@@ -118,7 +118,7 @@ async def _launch_once(rows: Any, people: dict[str, Any], number: int) -> float:
         link = urlsplit(url)
         # *.localhost is resolved by browsers; this program connects to loopback with the same Host.
         headers = {"Host": link.netloc, "Origin": f"{link.scheme}://{link.netloc}", "Accept": "text/html"}
-        jupyter = Jupyter(session, f"http://127.0.0.1:{link.port}", headers)
+        jupyter = JupyterClient(session, f"http://127.0.0.1:{link.port}", headers)
         await jupyter.ask("GET", f"{link.path}?{link.query}")
         await first_output(jupyter)
         taken = time.monotonic() - begin
@@ -131,18 +131,18 @@ async def first_output(jupyter: Any) -> None:
     """Load the lab's page, start a kernel and see it compute."""
     status, _ = await jupyter.ask("GET", "/lab")
     if status != 200:
-        raise Late(f"the lab's page answers {status}")
+        raise NotebookTimeout(f"the lab's page answers {status}")
     kernel = await jupyter.start_kernel()
     printed = await jupyter.run(kernel, "print(6*7)")
     if printed != "42\n":
-        raise Late(f"the kernel printed {printed!r}")
+        raise NotebookTimeout(f"the kernel printed {printed!r}")
 
 
 async def _until(rows: Any, true: Any, what: str) -> None:
-    deadline = time.monotonic() + LONGEST_WAIT
+    deadline = time.monotonic() + MAX_WAIT_SECONDS
     while not await rows.run(true):
         if time.monotonic() > deadline:
-            raise Late(f"{what}: not within {LONGEST_WAIT:.0f} s")
+            raise NotebookTimeout(f"{what}: not within {MAX_WAIT_SECONDS:.0f} s")
         await asyncio.sleep(0.02)
 
 

@@ -20,15 +20,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scheduler.core.placement import BatchFill, BestFit, Fgd, Nodes, Policy, RandomPlace
-from scheduler.core.waste import ANY, Mix, Need
+from benchmarks.traces.placement_policies import (
+    BatchFill,
+    BestFit,
+    Fgd,
+    NodeStates,
+    PlacementPolicy,
+    RandomPlacement,
+)
+from scheduler.core.scoring.expected_waste import ANY_CLASS, DemandMix, NodeDemand
 
 SERVICES: tuple[str, ...] = ()
 
 ASKED_UP_TO = 1.3  # times the cluster's GPU
 MEASURED_AT = 100  # percent of the cluster's GPU asked for
 FIRST_LOOK = 16  # pods after which a policy that learns first looks at what came
-IMAGINED = Mix.of((Need(gpus, 1000, 0, 0), weight) for gpus, weight in ((1, 8), (2, 2), (4, 2), (8, 1)))
+IMAGINED = DemandMix.of((NodeDemand(gpus, 1000, 0, 0), weight) for gpus, weight in ((1, 8), (2, 2), (4, 2), (8, 1)))
 POLICIES = ("random", "bestfit", "fgd", "ours")
 
 
@@ -41,20 +48,20 @@ class Trace:
     gpus: tuple[int, ...]
     klass: tuple[int, ...]
     names: tuple[str, ...]
-    needs: tuple[Need, ...]
+    needs: tuple[NodeDemand, ...]
 
     @property
     def capacity(self) -> int:
         """Thousandths of GPU of the whole cluster."""
         return 1000 * sum(self.gpus)
 
-    def nodes(self) -> Nodes:
+    def nodes(self) -> NodeStates:
         """The empty cluster."""
-        return Nodes(self.cpu, self.memory, self.gpus, self.klass)
+        return NodeStates(self.cpu, self.memory, self.gpus, self.klass)
 
-    def mix(self) -> Mix:
+    def mix(self) -> DemandMix:
         """How often each need is in the list."""
-        return Mix.of(Counter(self.needs).items())
+        return DemandMix.of(Counter(self.needs).items())
 
 
 def main(argv: list[str]) -> dict[str, Any]:
@@ -114,12 +121,12 @@ def read(nodes: Path, pods: Path) -> Trace:
     )
 
 
-def _need(row: dict[str, str], models: dict[str, int]) -> Need:
+def _need(row: dict[str, str], models: dict[str, int]) -> NodeDemand:
     spec = row.get("gpu_spec") or ""
-    classes = sum(1 << models[name] for name in set(spec.split("|")) if name in models) if spec else ANY
+    classes = sum(1 << models[name] for name in set(spec.split("|")) if name in models) if spec else ANY_CLASS
     gpus = int(row["num_gpu"])
     milli = int(row["gpu_milli"]) if gpus == 1 else 1000 if gpus else 0
-    return Need(gpus, milli, int(row["cpu_milli"]), int(row["memory_mib"]), classes)
+    return NodeDemand(gpus, milli, int(row["cpu_milli"]), int(row["memory_mib"]), classes)
 
 
 def arrival_order(trace: Trace, seed: int) -> list[int]:
@@ -164,16 +171,16 @@ def replay(trace: Trace, arrivals: list[int], policy: str, seed: int, learn: boo
     return 100 * sum(seen) / len(seen) / trace.capacity if seen else 100 * used / trace.capacity
 
 
-def _learned(came: Iterable[Need]) -> Mix:
+def _learned(came: Iterable[NodeDemand]) -> DemandMix:
     counted = Counter(came)
     counted.update(dict(zip(IMAGINED.needs, IMAGINED.weights, strict=True)))
-    return Mix.of(counted.items())
+    return DemandMix.of(counted.items())
 
 
-def make(policy: str, nodes: Nodes, mix: Mix, seed: int) -> Policy:
+def make(policy: str, nodes: NodeStates, mix: DemandMix, seed: int) -> PlacementPolicy:
     """A policy of POLICIES over these nodes."""
     if policy == "random":
-        return RandomPlace(nodes, mix, random.Random(seed).randrange)
+        return RandomPlacement(nodes, mix, random.Random(seed).randrange)
     return {"bestfit": BestFit, "fgd": Fgd, "ours": BatchFill}[policy](nodes, mix)
 
 

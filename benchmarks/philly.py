@@ -19,8 +19,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks._baselines import Order, TraceJob, figures, p99_by_size, starts
-from benchmarks._replay import Replay, must_fit, number_from, trace_file
+from benchmarks.traces.queue_baselines import QueueOrder, TraceJob, p99_by_size, simulate_starts, wait_figures
+from benchmarks.traces.trace_replay import TraceReplay, check_jobs_fit, integer_argument, trace_file
 
 SERVICES: tuple[str, ...] = ()
 
@@ -34,23 +34,23 @@ def main(argv: list[str]) -> dict[str, Any]:
     """Mean completion and waits in seconds, each way; ``wall`` is what the whole run took (s)."""
     options = argparse.ArgumentParser(prog="philly", description=__doc__)
     options.add_argument("--jobs", metavar="FILE")
-    options.add_argument("--nodes", type=number_from(1, 10_000), default=64)
-    options.add_argument("--seed", type=number_from(0), default=42)
-    options.add_argument("--first", type=number_from(1), metavar="N", help="the first N jobs only")
+    options.add_argument("--nodes", type=integer_argument(1, 10_000), default=64)
+    options.add_argument("--seed", type=integer_argument(0), default=42)
+    options.add_argument("--first", type=integer_argument(1), metavar="N", help="the first N jobs only")
     options.add_argument("--only", choices=WAYS, nargs="+", default=WAYS, help="leave the other ways out")
     given = options.parse_args(argv)
     began = time.perf_counter()
     known = read(trace_file(given.jobs, "philly", "philly.csv"))[: given.first]
-    must_fit(known, given.nodes)
+    check_jobs_fit(known, given.nodes)
     limited = with_limits(known, given.seed)
     answer: dict[str, Any] = {"nodes": given.nodes, "jobs": len(known), "seed": given.seed}
     for way in given.only:
         jobs = limited if way.endswith("_limits") else known
         if way == "ours_limits":
-            started = Replay(jobs, given.nodes).run()
+            started = TraceReplay(jobs, given.nodes).run()
         else:
-            started = starts(jobs, given.nodes, Order(way.removesuffix("_limits")), GPUS_PER_NODE)
-        answer[way] = {**figures(jobs, started), "p99_by_size": p99_by_size(jobs, started)}
+            started = simulate_starts(jobs, given.nodes, QueueOrder(way.removesuffix("_limits")), GPUS_PER_NODE)
+        answer[way] = {**wait_figures(jobs, started), "p99_by_size": p99_by_size(jobs, started)}
     return {**answer, "wall": round(time.perf_counter() - began, 1)}
 
 

@@ -16,29 +16,29 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from scheduler.core.model import (
+from benchmarks.plan_verifier import violations
+from scheduler.core.incremental_planner import IncrementalPlanner, SnapshotDelta
+from scheduler.core.model.snapshot import (
     SLOTS_PER_GPU,
     Ask,
-    DecayedUse,
-    Host,
-    Maintenance,
-    Policy,
-    Pool,
+    DecayedUseInfo,
+    HostInfo,
+    MaintenanceInfo,
+    PoolInfo,
     PoolKind,
+    PoolPolicy,
     Priority,
-    Queued,
-    Quota,
-    Reservation,
-    Running,
+    QueuedWorkload,
+    QuotaInfo,
+    ReservationInfo,
+    RunningWorkload,
     Snapshot,
-    Team,
-    Unit,
+    TeamInfo,
+    UnitInfo,
 )
 from scheduler.core.planner import plan
-from scheduler.core.simulate import run
-from scheduler.core.verify import violations
-from scheduler.core.warm import Delta, Standing
-from scheduler.garbage import without_collecting
+from scheduler.core.what_if.simulation import run_simulation
+from scheduler.cycle.gc_pause import gc_paused
 
 SERVICES: tuple[str, ...] = ()
 
@@ -68,7 +68,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     snapshot = busy_pool(given.gpus, given.queued, given.seed)
     seconds = []
     for _ in range(given.rounds):
-        with without_collecting():  # as the engine plans
+        with gc_paused():  # as the engine plans
             began = time.perf_counter()
             planned = plan(snapshot, NOW)
             seconds.append(time.perf_counter() - began)
@@ -88,7 +88,7 @@ def main(argv: list[str]) -> dict[str, Any]:
 def settled_figures(snapshot: Snapshot, rounds: int) -> dict[str, Any]:
     """The same pool ``SETTLED_AFTER`` seconds later: who was placed runs, who was told to go is gone, the rest waits."""
     later = NOW + SETTLED_AFTER
-    settled = run(snapshot, (), later, start=NOW, on_event=lambda event: None)
+    settled = run_simulation(snapshot, (), later, start=NOW, on_event=lambda event: None)
     return {
         "running": len(settled.running),
         "queued": len(settled.queued),
@@ -100,13 +100,13 @@ def settled_figures(snapshot: Snapshot, rounds: int) -> dict[str, Any]:
 def one_ask(snapshot: Snapshot, rounds: int, now: int = NOW, *, explain: bool = True) -> float:
     """Seconds from a new ask for one GPU to the plan that answers it, with its reasons if ``explain``; the quickest of some
     rounds, each a second after the one before."""
-    standing, seconds = Standing(snapshot), []
+    standing, seconds = IncrementalPlanner(snapshot), []
     standing.plan(now)
     for number in range(1, rounds + 1):
-        new = Queued(2_000_000 + number, 1, 1, 1, 1, Ask(1), now + number, HOUR, HOUR // 2, preemptible=True)
-        with without_collecting():
+        new = QueuedWorkload(2_000_000 + number, 1, 1, 1, 1, Ask(1), now + number, HOUR, HOUR // 2, preemptible=True)
+        with gc_paused():
             began = time.perf_counter()
-            standing.change(Delta(queued=(new,), queued_gone=(new.id - 1,)))
+            standing.change(SnapshotDelta(queued=(new,), queued_gone=(new.id - 1,)))
             planned = standing.plan(now + number, explain=explain)
             seconds.append(time.perf_counter() - began)
         answered = {p.workload for p in planned.placements} | {r.workload for r in planned.refusals}
@@ -121,43 +121,43 @@ def busy_pool(gpus: int, queued: int, seed: int) -> Snapshot:
     running = _running(dice, units)
     total = {model: sum(u.slots for u in units if u.model == model) for model in MODELS}
     quotas = tuple(
-        Quota(team, 1, model, total[model] * 3 // 4 // TEAMS // SLOTS_PER_GPU * SLOTS_PER_GPU)
+        QuotaInfo(team, 1, model, total[model] * 3 // 4 // TEAMS // SLOTS_PER_GPU * SLOTS_PER_GPU)
         for team in range(1, TEAMS + 1)
         for model in MODELS
     )
     reservations = tuple(
-        Reservation(n, dice.randint(1, TEAMS), 1, 1, Ask(GPUS_PER_HOST), start, start + 8 * HOUR)
+        ReservationInfo(n, dice.randint(1, TEAMS), 1, 1, Ask(GPUS_PER_HOST), start, start + 8 * HOUR)
         for n in range(1, len(hosts) // 20 + 1)
         for start in (NOW + dice.choice((0, 1, 4, 24)) * HOUR + 60,)
     )
     return Snapshot(
         epoch=1,
-        pools=(Pool(1, "busy", PoolKind.DYNAMIC, None, Policy()),),
+        pools=(PoolInfo(1, "busy", PoolKind.DYNAMIC, None, PoolPolicy()),),
         hosts=tuple(hosts),
         units=tuple(units),
-        teams=tuple(Team(t, f"team-{t}", dice.choice((1, 1, 2))) for t in range(1, TEAMS + 1)),
+        teams=tuple(TeamInfo(t, f"team-{t}", dice.choice((1, 1, 2))) for t in range(1, TEAMS + 1)),
         quotas=quotas,
-        decayed_use=tuple(DecayedUse(t, 1, float(dice.randint(0, 10**9))) for t in range(1, TEAMS + 1)),
+        decayed_use=tuple(DecayedUseInfo(t, 1, float(dice.randint(0, 10**9))) for t in range(1, TEAMS + 1)),
         queued=tuple(_queued(dice, 1_000_000 + n, len(hosts)) for n in range(queued)),
         running=tuple(running),
         reservations=reservations,
         maintenance=tuple(
-            Maintenance(dice.choice(hosts).id, NOW + 6 * HOUR, NOW + 8 * HOUR) for _ in range(len(hosts) // 50)
+            MaintenanceInfo(dice.choice(hosts).id, NOW + 6 * HOUR, NOW + 8 * HOUR) for _ in range(len(hosts) // 50)
         ),
     )
 
 
-def _hardware(count: int) -> tuple[list[Host], list[Unit]]:
+def _hardware(count: int) -> tuple[list[HostInfo], list[UnitInfo]]:
     hosts, units = [], []
     for number in range(1, count + 1):
         labels = frozenset({("rack", f"rack-{number // 8:04d}")})
-        hosts.append(Host(number, f"gpu-{number:05d}", 1, labels, cpu_milli=128_000, memory_mib=1_000_000))
+        hosts.append(HostInfo(number, f"gpu-{number:05d}", 1, labels, cpu_milli=128_000, memory_mib=1_000_000))
         cut = number % 10 == 0
         model = MODELS[0] if number % 3 else MODELS[1]
         for gpu in range(number * GPUS_PER_HOST, (number + 1) * GPUS_PER_HOST):
             for part in range(SLICES_PER_GPU if cut else 1):
                 units.append(
-                    Unit(
+                    UnitInfo(
                         id=gpu * 10 + part,
                         host=number,
                         gpu=gpu,
@@ -172,13 +172,13 @@ def _hardware(count: int) -> tuple[list[Host], list[Unit]]:
     return hosts, units
 
 
-def _running(dice: random.Random, units: list[Unit]) -> list[Running]:
+def _running(dice: random.Random, units: list[UnitInfo]) -> list[RunningWorkload]:
     """Work of 1, 2, 4 or 8 units, each on one host, until half of the units are held."""
     by_host: dict[int, list[int]] = {}
     for unit in units:
         by_host.setdefault(unit.host, []).append(unit.id)
     held = 0
-    running: list[Running] = []
+    running: list[RunningWorkload] = []
     while held < len(units) // 2:
         free = by_host[dice.choice(list(by_host))]
         size = dice.choices((1, 2, 4, 8), (50, 20, 15, 15))[0]
@@ -189,7 +189,7 @@ def _running(dice: random.Random, units: list[Unit]) -> list[Running]:
         started = NOW - dice.randint(60, 20 * HOUR)
         lasts = dice.randint(HOUR, 40 * HOUR)
         running.append(
-            Running(
+            RunningWorkload(
                 id=len(running) + 1,
                 team=dice.randint(1, TEAMS),
                 project=1,
@@ -209,13 +209,13 @@ def _running(dice: random.Random, units: list[Unit]) -> list[Running]:
     return running
 
 
-def _queued(dice: random.Random, workload: int, hosts: int) -> Queued:
+def _queued(dice: random.Random, workload: int, hosts: int) -> QueuedWorkload:
     size, gang = dice.choices(((1, 1), (2, 1), (4, 1), (8, 1), (8, 2), (8, 8), (8, 64)), (55, 12, 10, 15, 5, 2, 1))[0]
     slices = dice.random() < 0.1
     limit = dice.choice((HOUR, 4 * HOUR, 24 * HOUR, 72 * HOUR))
     preemptible = dice.random() < 0.6
     models = () if slices else dice.choice(((MODELS[0],), (MODELS[1],), MODELS, ()))
-    return Queued(
+    return QueuedWorkload(
         id=workload,
         team=dice.randint(1, TEAMS),
         project=1,

@@ -14,23 +14,23 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from scheduler.core.model import (
+from benchmarks.plan_verifier import violations
+from scheduler.core.model.snapshot import (
     SLOTS_PER_GPU,
     Ask,
-    Host,
-    Policy,
-    Pool,
+    HostInfo,
+    PoolInfo,
     PoolKind,
-    Queued,
-    Quota,
-    Running,
+    PoolPolicy,
+    QueuedWorkload,
+    QuotaInfo,
+    RunningWorkload,
     Snapshot,
-    Team,
-    Unit,
+    TeamInfo,
+    UnitInfo,
 )
 from scheduler.core.planner import plan
-from scheduler.core.reasons import Code
-from scheduler.core.verify import violations
+from scheduler.core.reasons import ReasonCode
 
 SERVICES: tuple[str, ...] = ()
 
@@ -53,7 +53,7 @@ def main(argv: list[str]) -> dict[str, Any]:
         began = time.perf_counter()
         planned = plan(snapshot, NOW)
         seconds.append(time.perf_counter() - began)
-    waits = [r for r in planned.refusals if r.workload == GANG and r.code == Code.WAITS_FOR_EVICTION]
+    waits = [r for r in planned.refusals if r.workload == GANG and r.code == ReasonCode.WAITS_FOR_EVICTION]
     return {
         "hosts": given.hosts,
         "placed": snapshot.queued[0].ask.hosts if waits else 0,
@@ -66,27 +66,27 @@ def main(argv: list[str]) -> dict[str, Any]:
 def full_pool(hosts: int) -> Snapshot:
     """``hosts`` hosts full of borrowed 1-GPU jobs of all ages, and one gang on a tenth of them waiting."""
     units = tuple(
-        Unit(host * GPUS_PER_HOST + gpu, host, host * GPUS_PER_HOST + gpu, MODEL)
+        UnitInfo(host * GPUS_PER_HOST + gpu, host, host * GPUS_PER_HOST + gpu, MODEL)
         for host in range(1, hosts + 1)
         for gpu in range(GPUS_PER_HOST)
     )
     ask = Ask(units=GPUS_PER_HOST, hosts=hosts // 10)
     return Snapshot(
         epoch=1,
-        pools=(Pool(1, "reclaimed", PoolKind.DYNAMIC, None, Policy()),),
-        hosts=tuple(Host(host, f"host-{host:05d}", 1) for host in range(1, hosts + 1)),
+        pools=(PoolInfo(1, "reclaimed", PoolKind.DYNAMIC, None, PoolPolicy()),),
+        hosts=tuple(HostInfo(host, f"host-{host:05d}", 1) for host in range(1, hosts + 1)),
         units=units,
-        teams=(Team(1, "borrower"), Team(2, "owner")),
-        quotas=(Quota(1, 1, MODEL, 0), Quota(2, 1, MODEL, len(units) * SLOTS_PER_GPU)),
-        queued=(Queued(GANG, 2, 1, 1, 1, ask, NOW, 24 * HOUR, 12 * HOUR),),
+        teams=(TeamInfo(1, "borrower"), TeamInfo(2, "owner")),
+        quotas=(QuotaInfo(1, 1, MODEL, 0), QuotaInfo(2, 1, MODEL, len(units) * SLOTS_PER_GPU)),
+        queued=(QueuedWorkload(GANG, 2, 1, 1, 1, ask, NOW, 24 * HOUR, 12 * HOUR),),
         running=tuple(_borrowed(number, unit) for number, unit in enumerate(units, GANG + 1)),
     )
 
 
-def _borrowed(number: int, unit: Unit) -> Running:
+def _borrowed(number: int, unit: UnitInfo) -> RunningWorkload:
     """Work on one GPU that started between one and about ten hours ago; ages are strewn, but the same each time."""
     started = NOW - HOUR - number * 7_919 % (9 * HOUR)
-    return Running(number, 1, 1, 1, 1, (unit.id,), started, NOW + 24 * HOUR, NOW + 12 * HOUR, preemptible=True)
+    return RunningWorkload(number, 1, 1, 1, 1, (unit.id,), started, NOW + 24 * HOUR, NOW + 12 * HOUR, preemptible=True)
 
 
 def _between(low: int, high: int) -> Callable[[str], int]:

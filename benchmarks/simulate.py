@@ -51,13 +51,13 @@ def main(argv: list[str]) -> dict[str, Any]:
 
     django.setup()
     logging.disable(logging.ERROR)  # the server says of every fault what it thinks of it
-    from benchmarks.virtual.world import live
+    from benchmarks.simulation.world import run_simulation
 
     seeds = [given.replay] if given.replay is not None else range(given.first, given.first + given.seeds)
     began, steps, broken = time.perf_counter(), 0, []
     gc.disable()  # a course makes millions of objects, and hardly any ring of them
     for seed in seeds:
-        course = live(seed)
+        course = run_simulation(seed)
         gc.collect()
         steps += course.steps
         broken += [f"seed {seed}: {sentence}" for sentence in course.violations]

@@ -3,7 +3,7 @@
     ./run bench verify --examples 10000
 
 Every example is one whole snapshot (`tests/core/strategies.py`): it is planned, the plan is checked against every promise
-of `scheduler.core.verify`, and the same rows in another order have to give the same plan. The examples are shared out
+of `benchmarks.plan_verifier`, and the same rows in another order have to give the same plan. The examples are shared out
 among worker processes; which ones are tried follows from `--seed` and `--workers`. With `--reduce` the first example of each
 promise that a worker finds broken is printed with only those rows that it takes.
 """
@@ -20,19 +20,19 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from scheduler.core.model import Plan, Snapshot
+from benchmarks.plan_verifier import PROMISES, broken_promises
+from scheduler.core.model.snapshot import Plan, Snapshot
 from scheduler.core.planner import plan
-from scheduler.core.verify import PROMISES, broken_promises
 
 SERVICES: tuple[str, ...] = ()
 
 TABLES = ("hosts", "units", "quotas", "decayed_use", "queued", "running", "reservations", "maintenance")
-A_PLAN = "every pool gets a plan"
-NOT_THE_SAME = "the same rows in another order give the same plan"
+PLAN_PROMISE = "every pool gets a plan"
+ORDER_PROMISE = "the same rows in another order give the same plan"
 
 
 @dataclass(slots=True)
-class Found:
+class ExamineResult:
     """What one worker saw: how many examples of what, and which promises were broken."""
 
     examples: int = 0
@@ -74,14 +74,14 @@ def _shares(examples: int, workers: int) -> list[int]:
     return [part for part in parts if part]
 
 
-def _examine(examples: int, seed: int, reduce: bool) -> Found:
+def _examine(examples: int, seed: int, reduce: bool) -> ExamineResult:
     """One worker's examples. Hypothesis is imported here: the other benchmarks do without it."""
     from hypothesis import HealthCheck, Phase, given, settings
     from hypothesis import seed as with_seed
 
     from tests.core.strategies import NOW, snapshots
 
-    found = Found()
+    found = ExamineResult()
 
     @with_seed(seed)
     @settings(
@@ -98,7 +98,7 @@ def _examine(examples: int, seed: int, reduce: bool) -> Found:
             planned = plan(snapshot, NOW)
         except Exception as error:  # noqa: BLE001 (whatever it is: a pool has no plan)
             planned = Plan(snapshot.epoch)
-            broken = [(A_PLAN, repr(error))]
+            broken = [(PLAN_PROMISE, repr(error))]
         else:
             broken = judged(snapshot, planned, NOW, seed)
         made = [part.name for part in fields(planned) if part.name != "epoch" and getattr(planned, part.name)]
@@ -142,7 +142,7 @@ def _broken(snapshot: Snapshot, now: int, seed: int) -> set[str]:
     try:
         planned = plan(snapshot, now)
     except Exception:  # noqa: BLE001 (that it has none is what is looked for)
-        return {A_PLAN}
+        return {PLAN_PROMISE}
     return {promise for promise, _ in judged(snapshot, planned, now, seed)}
 
 
@@ -155,7 +155,7 @@ def judged(snapshot: Snapshot, planned: Plan, now: int, seed: int) -> list[tuple
     """Broken promises of one example, the one about the order of rows included."""
     broken = broken_promises(snapshot, planned, now)
     if repr(plan(shuffled(snapshot, seed), now)) != repr(planned):
-        broken.append((NOT_THE_SAME, "another plan"))
+        broken.append((ORDER_PROMISE, "another plan"))
     return broken
 
 

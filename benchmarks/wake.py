@@ -21,7 +21,7 @@ from typing import Any
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
 
 SERVICES = ("postgres", "valkey")
-PATIENCE = 30.0
+MAX_WAIT_SECONDS = 30.0
 LOOK_EVERY = 0.002
 
 
@@ -42,14 +42,14 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 
 def _measure(gpus: int, waiting: int, requests: int) -> dict[str, Any]:
-    from benchmarks._fleet import make_fleet
-    from benchmarks._pool import Pool
+    from benchmarks.harness.pool_rows import make_pool_rows
+    from benchmarks.harness.small_pool import SmallPool
     from scheduler.models import Workload
 
-    fleet = make_fleet(gpus, waiting, datetime.now(UTC))
+    fleet = make_pool_rows(gpus, waiting, datetime.now(UTC))
     took: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
-        pool = Pool(Path(folder), {})
+        pool = SmallPool(Path(folder), {})
         try:
             pool.start_engine()
             for number in range(-3, requests):  # the first few warm it up
@@ -57,8 +57,8 @@ def _measure(gpus: int, waiting: int, requests: int) -> dict[str, Any]:
                 began = time.perf_counter()
                 waits = Workload.objects.filter(pk=workload.pk, state="queued", reason_code="")
                 while waits.exists():
-                    if time.perf_counter() - began > PATIENCE:
-                        raise SystemExit(f"gpupool: no decision in {PATIENCE:g} s:\n{pool.log('engine')[-2000:]}")
+                    if time.perf_counter() - began > MAX_WAIT_SECONDS:
+                        raise SystemExit(f"gpupool: no decision in {MAX_WAIT_SECONDS:g} s:\n{pool.log('engine')[-2000:]}")
                     time.sleep(LOOK_EVERY)
                 if number >= 0:
                     took.append(time.perf_counter() - began)

@@ -11,23 +11,23 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cli import VERSION
-from cli.login import Login
-from cli.problems import NOT_FOUND, NOT_SIGNED_IN, REFUSED, UNREACHABLE, Problem
+from cli.credentials import Credentials
+from cli.errors import EXIT_NOT_FOUND, EXIT_NOT_SIGNED_IN, EXIT_REFUSED, EXIT_UNREACHABLE, CliError
 
-SECONDS = 30.0
-OLDER = "is older than this command"
-NO_ADDRESS = "There is no such address"  # so begins what a portal says of one that it does not have
+TIMEOUT_SECONDS = 30.0
+PORTAL_IS_OLDER = "is older than this command"
+UNKNOWN_ADDRESS_MESSAGE = "There is no such address"  # so begins what a portal says of one that it does not have
 Json = Any
 
 
-class Answer(dict[str, Any]):
+class ApiObject(dict[str, Any]):
     """An object of an answer. What it should have and lacks, an older portal did not know."""
 
     def __missing__(self, name: str) -> Any:
-        raise Problem(f"The portal {OLDER}: its answer lacks {name!r}. Update the portal, or use --json.", UNREACHABLE)
+        raise CliError(f"The portal {PORTAL_IS_OLDER}: its answer lacks {name!r}. Update the portal, or use --json.", EXIT_UNREACHABLE)
 
 
-class NoRedirects(urllib.request.HTTPRedirectHandler):
+class NoRedirectHandler(urllib.request.HTTPRedirectHandler):
     """A redirect would carry the token to wherever it points."""
 
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
@@ -35,17 +35,17 @@ class NoRedirects(urllib.request.HTTPRedirectHandler):
         return
 
 
-class Client:
+class ApiClient:
     """Speaks to one portal as one person."""
 
-    def __init__(self, login: Login, seconds: float = SECONDS) -> None:
+    def __init__(self, login: Credentials, seconds: float = TIMEOUT_SECONDS) -> None:
         self.login = login
         self.seconds = seconds
-        self._opener = urllib.request.build_opener(NoRedirects)
+        self._opener = urllib.request.build_opener(NoRedirectHandler)
 
     def get(self, path: str, **query: Any) -> Json:
         """Read; query values that are None are left out."""
-        given = {name: _word(value) for name, value in query.items() if value is not None}
+        given = {name: _query_value(value) for name, value in query.items() if value is not None}
         return self._call("GET", f"{path}?{urllib.parse.urlencode(given)}" if given else path)
 
     def post(self, path: str, body: Mapping[str, Any] | None = None) -> Json:
@@ -81,18 +81,18 @@ class Client:
         )
         try:
             with self._opener.open(request, timeout=self.seconds) as answer:
-                return json.loads(answer.read(), object_hook=Answer)
+                return json.loads(answer.read(), object_hook=ApiObject)
         except urllib.error.HTTPError as refusal:
-            raise _refused(refusal.code, refusal.read()) from None
+            raise _error_of_response(refusal.code, refusal.read()) from None
         except (urllib.error.URLError, OSError, http.client.HTTPException) as problem:
             reason = getattr(problem, "reason", None) or problem
-            raise Problem(f"{self.login.url} does not answer: {reason}", UNREACHABLE) from None
+            raise CliError(f"{self.login.url} does not answer: {reason}", EXIT_UNREACHABLE) from None
         except ValueError as problem:
             # A token with strange characters can't be a header; an answer that is no JSON comes from something else.
-            raise Problem(f"{self.login.url} is not spoken with: {problem}", UNREACHABLE) from None
+            raise CliError(f"{self.login.url} is not spoken with: {problem}", EXIT_UNREACHABLE) from None
 
 
-def _refused(status: int, body: bytes) -> Problem:
+def _error_of_response(status: int, body: bytes) -> CliError:
     try:
         errors = json.loads(body)["errors"]
         messages = [str(each["message"]) for each in errors]
@@ -100,16 +100,16 @@ def _refused(status: int, body: bytes) -> Problem:
     except (ValueError, KeyError, TypeError):
         messages, windows = [], []
     if status == 401:
-        return Problem("The token is not accepted. Make a new one in the portal, then: gpupool login", NOT_SIGNED_IN)
+        return CliError("The token is not accepted. Make a new one in the portal, then: gpupool login", EXIT_NOT_SIGNED_IN)
     if status == 405 or (status == 404 and not messages):
-        return Problem(f"The portal has no such call: it {OLDER}, or its address is not that of a portal.", UNREACHABLE)
+        return CliError(f"The portal has no such call: it {PORTAL_IS_OLDER}, or its address is not that of a portal.", EXIT_UNREACHABLE)
     if not messages or status >= 500:
-        return Problem(f"The portal answered {status} and no reason.", UNREACHABLE if status >= 500 else REFUSED)
-    if status == 404 and messages[0].startswith(NO_ADDRESS):
-        messages[0] += f" Or the portal {OLDER}."
+        return CliError(f"The portal answered {status} and no reason.", EXIT_UNREACHABLE if status >= 500 else EXIT_REFUSED)
+    if status == 404 and messages[0].startswith(UNKNOWN_ADDRESS_MESSAGE):
+        messages[0] += f" Or the portal {PORTAL_IS_OLDER}."
     said = [f"It would fit from {window['start']} to {window['end']}." for window in windows]
-    return Problem(messages[0], NOT_FOUND if status == 404 else REFUSED, [*messages[1:], *said])
+    return CliError(messages[0], EXIT_NOT_FOUND if status == 404 else EXIT_REFUSED, [*messages[1:], *said])
 
 
-def _word(value: Any) -> str:
+def _query_value(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -7,42 +7,42 @@ import sys
 
 import click
 
-from cli import account, fleet, health_rules, hosts, queue, quotas, reservations, work
-from cli.problems import UNREACHABLE, USAGE, Problem
+from cli.commands import account, fleet, health_rules, hosts, queue, quotas, reservations, workloads
+from cli.errors import EXIT_UNREACHABLE, EXIT_USAGE, CliError
 from cli.session import cli
 
-SUBJECTS = (work, queue, reservations, quotas, fleet, hosts, health_rules, account)  # each has put its commands into ``cli``
+COMMAND_MODULES = (workloads, queue, reservations, quotas, fleet, hosts, health_rules, account)  # each has put its commands into ``cli``
 
 
 def run(arguments: list[str] | None = None) -> int:
     """Run one command line and answer its exit code; every problem is one line on standard error."""
     try:
         cli.main(args=arguments, prog_name="gpupool", standalone_mode=False)
-    except Problem as problem:
-        _complain(problem.message, *problem.lines)
+    except CliError as problem:
+        _print_error(problem.message, *problem.lines)
         return problem.code
     except click.exceptions.Exit as ended:
         return ended.exit_code
     except click.Abort:
         return 130
     except click.UsageError as problem:
-        _complain(problem.format_message(), *([f"See: {problem.ctx.command_path} --help"] if problem.ctx else []))
+        _print_error(problem.format_message(), *([f"See: {problem.ctx.command_path} --help"] if problem.ctx else []))
         return problem.exit_code
     except click.ClickException as problem:
-        _complain(problem.format_message())
+        _print_error(problem.format_message())
         return problem.exit_code
     except BrokenPipeError:
         # Whoever read us has gone (| head): nothing is left to say, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except UnicodeError:
-        _complain("an argument or an answer is no readable text.")
-        return USAGE
+        _print_error("an argument or an answer is no readable text.")
+        return EXIT_USAGE
     except OSError as problem:
-        _complain(f"{problem.filename or 'this machine'}: {problem.strerror}")
-        return UNREACHABLE
+        _print_error(f"{problem.filename or 'this machine'}: {problem.strerror}")
+        return EXIT_UNREACHABLE
     return 0
 
 
-def _complain(first: str, *more: str) -> None:
+def _print_error(first: str, *more: str) -> None:
     print(f"gpupool: {first}", *(f"  {line}" for line in more), sep="\n", file=sys.stderr)

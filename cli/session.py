@@ -8,31 +8,31 @@ from typing import Any
 
 import click
 
-from cli import VERSION, login
-from cli.client import Client
+from cli import VERSION, credentials
+from cli.client import ApiClient
 
-Command = Callable[..., Any]
+CommandFunction = Callable[..., Any]
 
 
-class Session:
+class CliSession:
     """What one run of the program knows: the client, made when it is first needed, and whether JSON is wanted."""
 
     def __init__(self) -> None:
         self.json = False
-        self._client: Client | None = None
+        self._client: ApiClient | None = None
 
     @property
-    def client(self) -> Client:
+    def client(self) -> ApiClient:
         """Raises Problem when nobody is signed in."""
         if self._client is None:
-            self._client = Client(login.load())
+            self._client = ApiClient(credentials.load_credentials())
         return self._client
 
 
-def command(group: click.Group, name: str | None = None, **more: Any) -> Callable[[Command], click.Command]:
+def command(group: click.Group, name: str | None = None, **more: Any) -> Callable[[CommandFunction], click.Command]:
     """A command of a group that has the session as its first argument, and --json."""
 
-    def wrap(function: Command) -> click.Command:
+    def wrap(function: CommandFunction) -> click.Command:
         @wraps(function)
         def call(json_wanted: bool, *args: Any, **kwargs: Any) -> Any:
             session = click.get_current_context().find_root().obj
@@ -51,4 +51,4 @@ def command(group: click.Group, name: str | None = None, **more: Any) -> Callabl
 @click.pass_context
 def cli(context: click.Context) -> None:
     """One shared pool of GPUs: notebooks, jobs, reservations."""
-    context.obj = context.obj or Session()
+    context.obj = context.obj or CliSession()

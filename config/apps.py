@@ -6,10 +6,10 @@ from django.apps import AppConfig
 
 from config.celery import app as queue
 
-__all__ = ["HouseConfig", "queue"]
+__all__ = ["ProjectAppConfig", "queue"]
 
 
-class HouseConfig(AppConfig):
+class ProjectAppConfig(AppConfig):
     """No models; being loaded is its whole purpose."""
 
     name = "config"

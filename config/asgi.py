@@ -10,6 +10,6 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
 
 from django.conf import settings
 
-from config.body_limit import BodyLimit
+from config.http.body_limit import BodyLimitMiddleware
 
-application = BodyLimit(get_asgi_application(), settings.DATA_UPLOAD_MAX_MEMORY_SIZE)
+application = BodyLimitMiddleware(get_asgi_application(), settings.DATA_UPLOAD_MAX_MEMORY_SIZE)

@@ -17,11 +17,11 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
 from django.conf import settings
 from django.db.utils import InterfaceError, OperationalError
 
-LONGEST_TASK = 50  # seconds, then the worker process is killed and replaced
-VISIBILITY = 60  # seconds until the broker hands an unacknowledged task to another worker
+TASK_TIME_LIMIT_SECONDS = 50  # seconds, then the worker process is killed and replaced
+VISIBILITY_TIMEOUT_SECONDS = 60  # seconds until the broker hands an unacknowledged task to another worker
 
 
-class Tick(Task):  # type: ignore[misc]
+class DatabaseRetryTask(Task):  # type: ignore[misc]
     """A task that tries again by itself when the database is away for a moment."""
 
     abstract = True
@@ -32,12 +32,12 @@ class Tick(Task):  # type: ignore[misc]
     retry_jitter = True
 
 
-def _every(seconds: float, queue: str, **options: Any) -> dict[str, Any]:
+def _periodic(seconds: float, queue: str, **options: Any) -> dict[str, Any]:
     """Schedule entry options: a tick that was not picked up before the next one is due is dropped."""
     return {"schedule": seconds, "options": {"queue": queue, "expires": max(seconds, 2.0), **options}}
 
 
-app = Celery("gpupool", task_cls=Tick)
+app = Celery("gpupool", task_cls=DatabaseRetryTask)
 # For every thread: web and edge work in threads, which would else send to a queue that nobody reads.
 app.set_default()
 app.conf.update(
@@ -45,7 +45,7 @@ app.conf.update(
     broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,
     broker_transport_options={
-        "visibility_timeout": VISIBILITY,
+        "visibility_timeout": VISIBILITY_TIMEOUT_SECONDS,
         # Without these two kombu looks for orphaned tasks only every 100 s.
         "unacked_restore_interval": 2,
         "unacked_restore_throttle": 1,
@@ -58,8 +58,8 @@ app.conf.update(
     task_acks_late=True,
     task_reject_on_worker_lost=True,
     task_acks_on_failure_or_timeout=True,
-    task_time_limit=LONGEST_TASK,
-    task_soft_time_limit=LONGEST_TASK - 15,
+    task_time_limit=TASK_TIME_LIMIT_SECONDS,
+    task_soft_time_limit=TASK_TIME_LIMIT_SECONDS - 15,
     task_serializer="json",
     accept_content=["json"],
     task_create_missing_queues=False,
@@ -82,24 +82,24 @@ app.conf.update(
     enable_utc=True,
     timezone="UTC",
     beat_max_loop_interval=1.0,
-    beat_scheduler="config.beat:SteadyScheduler",
+    beat_scheduler="config.beat_scheduler:SteadyScheduler",
     beat_schedule={
-        "sweep": {"task": "scheduler.tasks.sweep", **_every(2.0, "engine")},
-        "watch hosts": {"task": "scheduler.tasks.watch_hosts", **_every(2.0, "engine")},
-        "reservation clock": {"task": "scheduler.tasks.reservation_clock", **_every(2.0, "engine")},
-        "geometries": {"task": "scheduler.tasks.keep_geometries", **_every(5.0, "engine")},
-        "diagnostics": {"task": "scheduler.tasks.keep_diagnostics", **_every(5.0, "engine")},
-        "quota hours": {"task": "scheduler.tasks.count_quota_hours", **_every(60.0, "engine")},
-        "forget old": {"task": "scheduler.tasks.forget_old", **_every(600.0, "default")},
-        "ingest": {"task": "telemetry.tasks.ingest_stream", **_every(1.0, "telemetry")},
-        "health": {"task": "telemetry.tasks.health", **_every(5.0, "telemetry")},
-        "roll up": {"task": "telemetry.tasks.roll_up", **_every(30.0, "telemetry")},
-        "charge": {"task": "telemetry.tasks.charge", **_every(60.0, "money")},
-        "budgets": {"task": "telemetry.tasks.budgets", **_every(60.0, "telemetry")},
-        "partitions": {"task": "telemetry.tasks.partitions", **_every(600.0, "telemetry")},
-        "notices": {"task": "portal.tasks.notices", **_every(5.0, "notices")},
-        "idle cull": {"task": "portal.tasks.idle_cull", **_every(10.0, "default")},
-        "forget expired": {"task": "portal.tasks.forget_expired", **_every(600.0, "default")},
+        "sweep": {"task": "scheduler.tasks.sweep", **_periodic(2.0, "engine")},
+        "watch hosts": {"task": "scheduler.tasks.watch_hosts", **_periodic(2.0, "engine")},
+        "reservation clock": {"task": "scheduler.tasks.reservation_clock", **_periodic(2.0, "engine")},
+        "geometries": {"task": "scheduler.tasks.keep_geometries", **_periodic(5.0, "engine")},
+        "diagnostics": {"task": "scheduler.tasks.keep_diagnostics", **_periodic(5.0, "engine")},
+        "quota hours": {"task": "scheduler.tasks.count_quota_hours", **_periodic(60.0, "engine")},
+        "forget old": {"task": "scheduler.tasks.forget_old", **_periodic(600.0, "default")},
+        "ingest": {"task": "telemetry.tasks.ingest_stream", **_periodic(1.0, "telemetry")},
+        "health": {"task": "telemetry.tasks.health", **_periodic(5.0, "telemetry")},
+        "roll up": {"task": "telemetry.tasks.roll_up", **_periodic(30.0, "telemetry")},
+        "charge": {"task": "telemetry.tasks.charge", **_periodic(60.0, "money")},
+        "budgets": {"task": "telemetry.tasks.budgets", **_periodic(60.0, "telemetry")},
+        "partitions": {"task": "telemetry.tasks.partitions", **_periodic(600.0, "telemetry")},
+        "notices": {"task": "portal.tasks.notices", **_periodic(5.0, "notices")},
+        "idle cull": {"task": "portal.tasks.idle_cull", **_periodic(10.0, "default")},
+        "forget expired": {"task": "portal.tasks.forget_expired", **_periodic(600.0, "default")},
     },
 )
 app.autodiscover_tasks(["scheduler", "telemetry", "portal"])

@@ -24,16 +24,16 @@ LOG_FORMATS = ("text", "json")
 DATABASE_SCHEMES = ("postgres", "postgresql")
 EMAIL_SCHEMES = ("smtp", "smtps", "smtp+tls", "smtp+ssl", "consolemail")
 REDIS_SCHEMES = ("redis", "rediss", "unix")
-SHORTEST_SECRET = 50
-LEASE_SECONDS = (5.0, 600.0)  # shortest and longest
-HOST_NAME = re.compile(
+SECRET_KEY_MIN_LENGTH = 50
+LEASE_SECONDS_RANGE = (5.0, 600.0)  # shortest and longest
+HOST_NAME_PATTERN = re.compile(
     r"^(?=.{1,253}(?::\d+)?$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*(:\d{1,5})?\Z"
 )
-IPV6 = re.compile(r"\[[0-9a-fA-F:.]+\](:\d{1,5})?")
-MAIL_FROM = re.compile(r"[^\x00-\x1f\x7f<>]*<?[^@\s<>]{1,64}@[^@\s<>]{1,190}>?")
+IPV6_HOST_PATTERN = re.compile(r"\[[0-9a-fA-F:.]+\](:\d{1,5})?")
+MAIL_FROM_PATTERN = re.compile(r"[^\x00-\x1f\x7f<>]*<?[^@\s<>]{1,64}@[^@\s<>]{1,190}>?")
 
 
-class BadSetting(Exception):
+class InvalidSettingError(Exception):
     """A variable of the environment that cannot be used: its name, what it holds, and what it may hold."""
 
     def __init__(self, name: str, value: str | None, allowed: str) -> None:
@@ -43,7 +43,7 @@ class BadSetting(Exception):
 
 
 @dataclass(frozen=True)
-class Environment:
+class EnvironmentSettings:
     """What the environment says, checked. URLs carry no trailing slash."""
 
     environment: str
@@ -84,34 +84,34 @@ class Environment:
         )
 
 
-def read(variables: Mapping[str, str]) -> Environment:
+def read_environment(variables: Mapping[str, str]) -> EnvironmentSettings:
     """Read and check every setting, or raise BadSetting for the first wrong one."""
-    environment = _one_of(variables, "GPUPOOL_ENVIRONMENT", "production", ENVIRONMENTS)
+    environment = _choice(variables, "GPUPOOL_ENVIRONMENT", "production", ENVIRONMENTS)
     portal_url = _web_url(variables, "GPUPOOL_PORTAL_URL", environment)
     edge_url = _web_url(variables, "GPUPOOL_EDGE_URL", environment)
     redis_url = _redis_url(variables)
-    return Environment(
+    return EnvironmentSettings(
         environment=environment,
         secret_key=_secret_key(variables),
         database=_database(variables),
         redis_url=redis_url,
-        broker_url=_as_kombu_says_it(redis_url),
+        broker_url=_kombu_broker_url(redis_url),
         portal_url=portal_url,
         edge_url=edge_url,
-        edge_metrics_port=_whole_number(variables, "GPUPOOL_EDGE_METRICS_PORT", 0, 0, 65_535),
+        edge_metrics_port=_integer(variables, "GPUPOOL_EDGE_METRICS_PORT", 0, 0, 65_535),
         notebook_domain=_notebook_domain(variables, edge_url),
-        state=_state(variables),
+        state=_state_folder(variables),
         time_zone=_time_zone(variables),
         lease_seconds=_lease_seconds(variables),
-        first_team_user=_whole_number(variables, "GPUPOOL_FIRST_TEAM_USER", 70_000, 1_000, 2_000_000_000),
-        recording_hours=_whole_number(variables, "GPUPOOL_RECORDING_HOURS", 24, 0, 8_760),
-        recording_mib=_whole_number(variables, "GPUPOOL_RECORDING_MIB", 2_048, 10, 1_000_000),
-        decision_days=_whole_number(variables, "GPUPOOL_DECISION_DAYS", 90, 7, 3_650),
-        notice_days=_whole_number(variables, "GPUPOOL_NOTICE_DAYS", 90, 7, 3_650),
-        health_event_days=_whole_number(variables, "GPUPOOL_HEALTH_EVENT_DAYS", 365, 31, 3_650),
-        log_days=_whole_number(variables, "GPUPOOL_LOG_DAYS", 90, 1, 3_650),
-        log_level=_one_of(variables, "GPUPOOL_LOG_LEVEL", "info", LOG_LEVELS),
-        log_format=_one_of(
+        first_team_user=_integer(variables, "GPUPOOL_FIRST_TEAM_USER", 70_000, 1_000, 2_000_000_000),
+        recording_hours=_integer(variables, "GPUPOOL_RECORDING_HOURS", 24, 0, 8_760),
+        recording_mib=_integer(variables, "GPUPOOL_RECORDING_MIB", 2_048, 10, 1_000_000),
+        decision_days=_integer(variables, "GPUPOOL_DECISION_DAYS", 90, 7, 3_650),
+        notice_days=_integer(variables, "GPUPOOL_NOTICE_DAYS", 90, 7, 3_650),
+        health_event_days=_integer(variables, "GPUPOOL_HEALTH_EVENT_DAYS", 365, 31, 3_650),
+        log_days=_integer(variables, "GPUPOOL_LOG_DAYS", 90, 1, 3_650),
+        log_level=_choice(variables, "GPUPOOL_LOG_LEVEL", "info", LOG_LEVELS),
+        log_format=_choice(
             variables, "GPUPOOL_LOG_FORMAT", "json" if environment == "production" else "text", LOG_FORMATS
         ),
         email=_email(variables),
@@ -122,34 +122,34 @@ def read(variables: Mapping[str, str]) -> Environment:
 def _required(variables: Mapping[str, str], name: str, allowed: str) -> str:
     value = variables.get(name, "").strip()
     if not value:
-        raise BadSetting(name, None, allowed)
+        raise InvalidSettingError(name, None, allowed)
     return value
 
 
-def _one_of(variables: Mapping[str, str], name: str, default: str, allowed: tuple[str, ...]) -> str:
+def _choice(variables: Mapping[str, str], name: str, default: str, allowed: tuple[str, ...]) -> str:
     value = variables.get(name, "").strip() or default
     if value not in allowed:
-        raise BadSetting(name, value, " | ".join(allowed))
+        raise InvalidSettingError(name, value, " | ".join(allowed))
     return value
 
 
-def _without_password(url: str) -> str:
+def _mask_password(url: str) -> str:
     """The URL as it may be shown: a password becomes three dots."""
     return re.sub(r"(://[^:/@]*):[^@/]*@", r"\1:...@", url)
 
 
-def _parsed(name: str, value: str, allowed: str, parse: Callable[[str], T]) -> T:
+def _parse_setting(name: str, value: str, allowed: str, parse: Callable[[str], T]) -> T:
     try:
         return parse(value)
     except (ValueError, KeyError, environ.ImproperlyConfigured):
-        raise BadSetting(name, _without_password(value), allowed) from None
+        raise InvalidSettingError(name, _mask_password(value), allowed) from None
 
 
 def _secret_key(variables: Mapping[str, str]) -> str:
-    allowed = f"a secret of at least {SHORTEST_SECRET} characters, at least 5 of them different"
+    allowed = f"a secret of at least {SECRET_KEY_MIN_LENGTH} characters, at least 5 of them different"
     value = _required(variables, "GPUPOOL_SECRET_KEY", allowed)
-    if len(value) < SHORTEST_SECRET or len(set(value)) < 5:
-        raise BadSetting("GPUPOOL_SECRET_KEY", f"(hidden, {len(value)} characters)", allowed)
+    if len(value) < SECRET_KEY_MIN_LENGTH or len(set(value)) < 5:
+        raise InvalidSettingError("GPUPOOL_SECRET_KEY", f"(hidden, {len(value)} characters)", allowed)
     return value
 
 
@@ -170,7 +170,7 @@ def _database(variables: Mapping[str, str]) -> Mapping[str, Any]:
             "PORT": str(parts.port or ""),
         }
 
-    return _parsed("DATABASE_URL", value, allowed, parse)
+    return _parse_setting("DATABASE_URL", value, allowed, parse)
 
 
 def _redis_url(variables: Mapping[str, str]) -> str:
@@ -186,10 +186,10 @@ def _redis_url(variables: Mapping[str, str]) -> str:
             raise ValueError(url)
         return url
 
-    return _parsed("REDIS_URL", value, allowed, parse)
+    return _parse_setting("REDIS_URL", value, allowed, parse)
 
 
-def _as_kombu_says_it(redis_url: str) -> str:
+def _kombu_broker_url(redis_url: str) -> str:
     """The same Redis in the words of kombu, which names sockets and their database differently."""
     if not redis_url.startswith("unix://"):
         return redis_url
@@ -209,52 +209,52 @@ def _web_url(variables: Mapping[str, str], name: str, environment: str) -> str:
         if parts.path not in ("", "/") or parts.query or parts.fragment:
             raise ValueError(url)
         # It stands in headers, so nothing that is no name may pass; an IPv6 address was checked by urlsplit.
-        if not HOST_NAME.match(parts.netloc.lower()) and not IPV6.fullmatch(parts.netloc):
+        if not HOST_NAME_PATTERN.match(parts.netloc.lower()) and not IPV6_HOST_PATTERN.fullmatch(parts.netloc):
             raise ValueError(url)
         return f"{parts.scheme}://{parts.netloc.lower()}"
 
-    return _parsed(name, value, allowed, parse)
+    return _parse_setting(name, value, allowed, parse)
 
 
 def _notebook_domain(variables: Mapping[str, str], edge_url: str) -> str:
     port = urlsplit(edge_url).port
     value = variables.get("GPUPOOL_NOTEBOOK_DOMAIN", "").strip() or ("localhost" + (f":{port}" if port else ""))
-    if not HOST_NAME.match(value) or not 0 < int(value.partition(":")[2] or 443) <= 65535:
+    if not HOST_NAME_PATTERN.match(value) or not 0 < int(value.partition(":")[2] or 443) <= 65535:
         allowed = "a domain name in lower case, with :PORT where it is not 443"
-        raise BadSetting("GPUPOOL_NOTEBOOK_DOMAIN", value, allowed)
+        raise InvalidSettingError("GPUPOOL_NOTEBOOK_DOMAIN", value, allowed)
     return value
 
 
-def _state(variables: Mapping[str, str]) -> Path:
+def _state_folder(variables: Mapping[str, str]) -> Path:
     allowed = "the absolute path of a folder this process can write to"
     value = _required(variables, "GPUPOOL_STATE", allowed)
     path = Path(value)
     if "\0" in value or not path.is_absolute() or not path.is_dir():
-        raise BadSetting("GPUPOOL_STATE", value, allowed)
+        raise InvalidSettingError("GPUPOOL_STATE", value, allowed)
     return path
 
 
 def _time_zone(variables: Mapping[str, str]) -> str:
     value = variables.get("GPUPOOL_TIME_ZONE", "").strip() or "UTC"
     if value not in zoneinfo.available_timezones():
-        raise BadSetting("GPUPOOL_TIME_ZONE", value, "a name of the time zone database, such as UTC or Europe/Berlin")
+        raise InvalidSettingError("GPUPOOL_TIME_ZONE", value, "a name of the time zone database, such as UTC or Europe/Berlin")
     return value
 
 
 def _lease_seconds(variables: Mapping[str, str]) -> float:
-    shortest, longest = LEASE_SECONDS
+    shortest, longest = LEASE_SECONDS_RANGE
     allowed = f"a number of seconds from {shortest:g} to {longest:g}"
     value = variables.get("GPUPOOL_LEASE_SECONDS", "").strip() or "30"
-    seconds = _parsed("GPUPOOL_LEASE_SECONDS", value, allowed, float)
+    seconds = _parse_setting("GPUPOOL_LEASE_SECONDS", value, allowed, float)
     if not shortest <= seconds <= longest:
-        raise BadSetting("GPUPOOL_LEASE_SECONDS", value, allowed)
+        raise InvalidSettingError("GPUPOOL_LEASE_SECONDS", value, allowed)
     return seconds
 
 
-def _whole_number(variables: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:
+def _integer(variables: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:
     value = variables.get(name, "").strip() or str(default)
     if not value.isascii() or not value.isdecimal() or not least <= int(value[:10]) <= most:
-        raise BadSetting(name, value[:40], f"a whole number from {least} to {most}")
+        raise InvalidSettingError(name, value[:40], f"a whole number from {least} to {most}")
     return int(value)
 
 
@@ -268,13 +268,13 @@ def _email(variables: Mapping[str, str]) -> Mapping[str, Any]:
             raise ValueError(url)
         return dict(environ.Env.email_url_config(url))
 
-    return _parsed("GPUPOOL_EMAIL_URL", value, allowed, parse)
+    return _parse_setting("GPUPOOL_EMAIL_URL", value, allowed, parse)
 
 
 def _mail_from(variables: Mapping[str, str]) -> str:
     value = variables.get("GPUPOOL_MAIL_FROM", "").strip() or "gpupool@localhost"
-    if not MAIL_FROM.fullmatch(value):
-        raise BadSetting(
+    if not MAIL_FROM_PATTERN.fullmatch(value):
+        raise InvalidSettingError(
             "GPUPOOL_MAIL_FROM", value, "one mail address, such as gpupool@example.org or GPUs <gpus@example.org>"
         )
     return value

@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 import psycopg
 from psycopg import sql
 
-STATEMENTS = (
+GRANT_STATEMENTS = (
     "GRANT USAGE ON SCHEMA public TO {role}",
     "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role}",
     "GRANT USAGE, SELECT ON ALL SEQUENCES IN SCHEMA public TO {role}",
@@ -23,9 +23,9 @@ STATEMENTS = (
 )
 
 
-def let_program_use_tables(connection: psycopg.Connection[Any], role: str) -> None:
+def grant_program_role(connection: psycopg.Connection[Any], role: str) -> None:
     """Grant `role` the rows of every table there is and will be, and nothing of the schema itself."""
-    for statement in STATEMENTS:
+    for statement in GRANT_STATEMENTS:
         connection.execute(sql.SQL(statement).format(role=sql.Identifier(role)))
 
 
@@ -35,7 +35,7 @@ def main() -> None:
     with psycopg.connect(os.environ["DATABASE_URL"]) as connection:
         owner = connection.execute("SELECT current_user").fetchone()
         if owner is not None and owner[0] != role:
-            let_program_use_tables(connection, role)
+            grant_program_role(connection, role)
 
 
 if __name__ == "__main__":

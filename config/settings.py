@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-from config import logs
-from config.environment import BadSetting, read
+from config import logging_setup
+from config.environment import InvalidSettingError, read_environment
 
 try:
-    ENVIRONMENT = read(os.environ)
-except BadSetting as problem:
+    ENVIRONMENT = read_environment(os.environ)
+except InvalidSettingError as problem:
     # One line and no traceback: whoever starts a service reads this, not a developer.
     raise SystemExit(str(problem)) from None
 
@@ -38,7 +38,7 @@ GPUPOOL_TASK_QUEUE = "config.celery.app"  # where the lower packages, which know
 
 # --- applications ---------------------------------------------------------------------------------------------------
 INSTALLED_APPS = [
-    "config.apps.HouseConfig",
+    "config.apps.ProjectAppConfig",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",
@@ -59,11 +59,11 @@ INSTALLED_APPS = [
 ]
 
 MIDDLEWARE = [
-    "config.security.refuse_unstorable_text",
+    "config.http.security.reject_nul_characters",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
-    "config.security.content_security_policy",
-    "config.clock.look_before_writing",
+    "config.http.security.add_content_security_policy",
+    "config.http.clock_check.check_clock_before_writes",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
@@ -72,7 +72,7 @@ MIDDLEWARE = [
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "allauth.account.middleware.AccountMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
-    "portal.web.context.viewers_settings",
+    "portal.web.page.context_processors.viewer_settings_middleware",
 ]
 
 ROOT_URLCONF = "config.urls"
@@ -88,8 +88,8 @@ TEMPLATES: list[dict[str, Any]] = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
-                "config.security.nonce",
-                "portal.web.context.frame",
+                "config.http.security.csp_nonce",
+                "portal.web.page.context_processors.page_frame",
             ],
         },
     },
@@ -144,8 +144,8 @@ if IS_TEST:
 
 LOGIN_URL = "account_login"
 LOGIN_REDIRECT_URL = "/"
-ACCOUNT_ADAPTER = "config.accounts.LocalAccounts"
-ACCOUNT_FORMS = {"login": "portal.web.sign_in.SignInForm"}
+ACCOUNT_ADAPTER = "config.account_adapter.LocalAccountAdapter"
+ACCOUNT_FORMS = {"login": "portal.web.people.sign_in_form.SignInForm"}
 ACCOUNT_LOGIN_METHODS = {"username", "email"}
 ACCOUNT_SIGNUP_FIELDS = ["username*", "email", "password1*", "password2*"]
 ACCOUNT_EMAIL_VERIFICATION = "none"
@@ -244,4 +244,4 @@ DEFAULT_FROM_EMAIL = ENVIRONMENT.mail_from
 SERVER_EMAIL = ENVIRONMENT.mail_from
 
 LOGGING_CONFIG = None
-logs.configure(ENVIRONMENT.log_level, ENVIRONMENT.log_format)
+logging_setup.configure_logging(ENVIRONMENT.log_level, ENVIRONMENT.log_format)

@@ -10,7 +10,7 @@ from typing import Any
 from django.contrib.staticfiles.finders import BaseFinder
 from django.core.files.storage import FileSystemStorage
 
-PLOTLY = "plotly.min.js"
+PLOTLY_FILE_NAME = "plotly.min.js"
 
 
 class PlotlyFinder(BaseFinder):
@@ -27,11 +27,11 @@ class PlotlyFinder(BaseFinder):
 
     def find(self, path: str, find_all: bool = False, **kwargs: Any) -> Any:
         """The file's place on disk; [] when this finder does not know the path."""
-        if path != f"plotly/{PLOTLY}":
+        if path != f"plotly/{PLOTLY_FILE_NAME}":
             return []
-        place = self.storage.path(PLOTLY)
+        place = self.storage.path(PLOTLY_FILE_NAME)
         return [place] if find_all else place
 
     def list(self, ignore_patterns: Iterable[str] | None) -> Iterable[Any]:
         """The one file, as (path, storage)."""
-        return [(PLOTLY, self.storage)]
+        return [(PLOTLY_FILE_NAME, self.storage)]

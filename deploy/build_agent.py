@@ -63,7 +63,7 @@ def build(source: Path, out: Path) -> Path:
     files = {str(path.relative_to(source)): path.read_bytes() for path in _sources(source)}
     files[f"{about}/METADATA"] = metadata(source, version).encode()
     files[f"{about}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: gpupool\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    files[f"{about}/entry_points.txt"] = b"[console_scripts]\ngpupool-agent = agent.commands:main\n"
+    files[f"{about}/entry_points.txt"] = b"[console_scripts]\ngpupool-agent = agent.cli:main\n"
     record = f"{about}/RECORD"
     rows = [f"{name},sha256={_digest(data)},{len(data)}" for name, data in files.items()]
     files[record] = "\n".join([*rows, f"{record},,"]).encode() + b"\n"

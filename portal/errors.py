@@ -33,7 +33,7 @@ class NotAllowed(ServiceError):
     status = 403
 
 
-class AskedTooMuch(ServiceError):
+class PlannerBudgetExceeded(ServiceError):
     """A person's questions to the planner took too long lately; ``wait`` seconds from now it answers again."""
 
     status = 429
@@ -46,7 +46,7 @@ class AskedTooMuch(ServiceError):
         self.wait = wait
 
 
-class Missing(ServiceError):
+class ObjectNotFound(ServiceError):
     """What an address names is not there, or not to be seen by whoever asks: the field, the value and what is allowed."""
 
     status = 404

@@ -147,7 +147,7 @@ class Template(models.Model):
 
 
 class Notification(models.Model):
-    """In-app notice. ``kind`` and ``numbers`` are facts; ``portal.wording.notices`` makes the sentence."""
+    """In-app notice. ``kind`` and ``numbers`` are facts; ``portal.wording.notice_texts`` makes the sentence."""
 
     user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="notifications")
     kind = models.CharField(max_length=40)

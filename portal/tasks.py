@@ -5,24 +5,26 @@ from __future__ import annotations
 from celery import shared_task
 from django.utils import timezone
 
-from portal import idle, notify, sign_out
-from scheduler import wall_clock
+from portal.notices import delivery
+from portal.redis_state import access_revocation
+from portal.sweeps import idle_notebooks
+from scheduler.coordination import clock_correction
 
 
 @shared_task(name="portal.tasks.notices")  # type: ignore[misc]
 def notices() -> int:
     """Tell every new fact; how many notices were written."""
-    return notify.tell(timezone.now())
+    return delivery.write_notices(timezone.now())
 
 
 @shared_task(name="portal.tasks.idle_cull")  # type: ignore[misc]
 def idle_cull() -> dict[str, int]:
     """Warn or stop idle notebooks; how many of each verdict."""
-    return wall_clock.steadily(lambda moment: idle.cull(moment.wall))
+    return clock_correction.with_steady_clock(lambda moment: idle_notebooks.stop_idle_notebooks(moment.wall))
 
 
 @shared_task(name="portal.tasks.forget_expired")  # type: ignore[misc]
 def forget_expired() -> int:
     """Delete sessions and one-time codes that nobody can use any more, and old notices; how many."""
     now = timezone.now()
-    return sign_out.forget_expired(now) + notify.forget_old(now)
+    return access_revocation.delete_expired_sessions(now) + delivery.delete_old_notices(now)

@@ -14,9 +14,9 @@ from django.contrib.postgres.fields import ArrayField, BigIntegerRangeField, Dat
 from django.db import models
 from django.db.models import F, Q
 
-from scheduler import states
-from scheduler.core.model import SLOT_SECONDS_OF_A_GPU_HOUR, SLOTS_PER_GPU, PoolKind, Priority
-from scheduler.isolation import Isolation
+from scheduler.core.model.snapshot import SLOT_SECONDS_PER_GPU_HOUR, SLOTS_PER_GPU, PoolKind, Priority
+from scheduler.state import states
+from scheduler.state.isolation import Isolation
 
 
 class WorkloadKind(models.TextChoices):
@@ -204,13 +204,13 @@ class Host(models.Model):
     credential_hash = models.CharField(max_length=64, default="", blank=True)
     credential_expires_at = models.DateTimeField(null=True, blank=True)
     lease_state = models.CharField(
-        max_length=10, choices=states.choices(states.LeaseState), default=states.LeaseState.JOINING
+        max_length=10, choices=states.state_choices(states.LeaseState), default=states.LeaseState.JOINING
     )
     admin_state = models.CharField(
-        max_length=12, choices=states.choices(states.AdminState), default=states.AdminState.IN_SERVICE
+        max_length=12, choices=states.state_choices(states.AdminState), default=states.AdminState.IN_SERVICE
     )
     repair_state = models.CharField(
-        max_length=12, choices=states.choices(states.RepairState), default=states.RepairState.WELL
+        max_length=12, choices=states.state_choices(states.RepairState), default=states.RepairState.WELL
     )
     state_reason = models.CharField(max_length=300, default="", blank=True, help_text="why it is not simply in service")
     refused_agent = models.JSONField(
@@ -254,7 +254,7 @@ class Gpu(models.Model):
     numa_node = models.PositiveSmallIntegerField(null=True, blank=True)
     pci_bus_id = models.CharField(max_length=32, default="", blank=True)
     repair_state = models.CharField(
-        max_length=12, choices=states.choices(states.RepairState), default=states.RepairState.WELL
+        max_length=12, choices=states.state_choices(states.RepairState), default=states.RepairState.WELL
     )
     state_reason = models.CharField(max_length=300, default="", blank=True)
     retired_at = models.DateTimeField(null=True, blank=True, help_text="no longer reported by its host")
@@ -332,12 +332,12 @@ class Quota(models.Model):
     @property
     def gpu_hours(self) -> int | None:
         """What the guarantee is worth in a period; None without end."""
-        return None if self.hours_slot_seconds is None else self.hours_slot_seconds // SLOT_SECONDS_OF_A_GPU_HOUR
+        return None if self.hours_slot_seconds is None else self.hours_slot_seconds // SLOT_SECONDS_PER_GPU_HOUR
 
     @property
     def gpu_hours_used(self) -> float:
         """In the period that was counted last."""
-        return self.hours_used / SLOT_SECONDS_OF_A_GPU_HOUR
+        return self.hours_used / SLOT_SECONDS_PER_GPU_HOUR
 
     class Meta:
         constraints = [
@@ -357,8 +357,8 @@ class DecayedUse(models.Model):
         constraints = [models.UniqueConstraint(fields=["team", "pool"], name="one_decayed_use_per_team_and_pool")]
 
 
-class AskFields(models.Model):
-    """The columns of an ask (scheduler.core.model.Ask), shared by workloads and reservations."""
+class AskColumns(models.Model):
+    """The columns of an ask (scheduler.core.model.snapshot.Ask), shared by workloads and reservations."""
 
     units = models.PositiveIntegerField()
     hosts = models.PositiveIntegerField(default=1)
@@ -399,7 +399,7 @@ class Series(models.Model):
         return self.name
 
 
-class Reservation(AskFields):
+class Reservation(AskColumns):
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="reservations")
     project = models.ForeignKey(Project, on_delete=models.PROTECT, related_name="reservations")
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="reservations")
@@ -411,7 +411,7 @@ class Reservation(AskFields):
     start = models.DateTimeField()
     end = models.DateTimeField()
     state = models.CharField(
-        max_length=10, choices=states.choices(states.ReservationState), default=states.ReservationState.CONFIRMED
+        max_length=10, choices=states.state_choices(states.ReservationState), default=states.ReservationState.CONFIRMED
     )
     may_exceed_guarantee = models.BooleanField(default=False)
     first_used_at = models.DateTimeField(null=True, blank=True)
@@ -465,7 +465,7 @@ class JobArray(models.Model):
         return self.name
 
 
-class Workload(AskFields):
+class Workload(AskColumns):
     public_id = models.UUIDField(unique=True, default=uuid.uuid4, editable=False)
     kind = models.CharField(max_length=10, choices=WorkloadKind.choices)
     type = models.CharField(max_length=12, choices=WorkloadType.choices)
@@ -499,7 +499,7 @@ class Workload(AskFields):
         max_length=7, choices=IfMemberEnds.choices, default=IfMemberEnds.RESTART, help_text="of a job on several hosts"
     )
     state = models.CharField(
-        max_length=10, choices=states.choices(states.WorkloadState), default=states.WorkloadState.QUEUED
+        max_length=10, choices=states.state_choices(states.WorkloadState), default=states.WorkloadState.QUEUED
     )
     attempt = models.PositiveIntegerField(default=0, help_text="how often it has been placed")
     submitted_at = models.DateTimeField()
@@ -597,7 +597,7 @@ class Run(models.Model):
     host = models.ForeignKey(Host, on_delete=models.PROTECT, related_name="runs")
     generation = models.BigIntegerField()
     public_id = models.UUIDField(unique=True, default=uuid.uuid4, editable=False)
-    state = models.CharField(max_length=10, choices=states.choices(states.RunState), default=states.RunState.PLACED)
+    state = models.CharField(max_length=10, choices=states.state_choices(states.RunState), default=states.RunState.PLACED)
     placed_at = models.DateTimeField()
     prepared_at = models.DateTimeField(null=True, blank=True, help_text="of a gang: it could begin, and waits for the others")
     starting_at = models.DateTimeField(null=True, blank=True)
@@ -740,7 +740,7 @@ class Leader(models.Model):
 
 
 class ClockReading(models.Model):
-    """One row: when the wall clock was last looked at beside one that nobody can set (scheduler.wall_clock)."""
+    """One row: when the wall clock was last looked at beside one that nobody can set (scheduler.coordination.clock_correction)."""
 
     id = models.PositiveSmallIntegerField(primary_key=True, default=1)
     wall = models.DateTimeField()
@@ -828,7 +828,7 @@ class Diagnostic(models.Model):
     public_id = models.UUIDField(unique=True, default=uuid.uuid4, editable=False)
     why = models.CharField(max_length=12, choices=Why.choices)
     state = models.CharField(
-        max_length=8, choices=states.choices(states.DiagnosticState), default=states.DiagnosticState.WANTED
+        max_length=8, choices=states.state_choices(states.DiagnosticState), default=states.DiagnosticState.WANTED
     )
     tool = models.CharField(
         max_length=40, default="", blank=True, help_text="what was run: dcgm, own, simulated or a name of the host's"
@@ -861,7 +861,7 @@ class GeometryChange(models.Model):
     before = models.JSONField(default=list, blank=True, help_text="profiles of its units; empty: one whole GPU")
     parts = models.JSONField(default=list, blank=True, help_text="profile and start of each; empty: one whole GPU")
     state = models.CharField(
-        max_length=10, choices=states.choices(states.GeometryState), default=states.GeometryState.DRAINING
+        max_length=10, choices=states.state_choices(states.GeometryState), default=states.GeometryState.DRAINING
     )
     detail = models.CharField(max_length=300, default="", blank=True, help_text="what its host says of it")
     created_at = models.DateTimeField()

@@ -6,94 +6,88 @@ from celery import shared_task
 from django.conf import settings
 from django.utils import timezone
 
-from scheduler import (
-    clock,
-    diagnostics,
-    engine,
-    estimates,
-    geometry,
-    nudge,
-    overstays,
-    quota_hours,
-    releases,
-    retention,
-    wall_clock,
-)
-from scheduler.apply import Applied
-from scheduler.moment import Moment
-from scheduler.recording import Recorder
-from scheduler.warm import Warm
+from scheduler.coordination import clock_correction
+from scheduler.coordination.clock_check import ClockSample
+from scheduler.cycle import engine
+from scheduler.cycle.apply import ApplyResult
+from scheduler.cycle.recording import CycleRecorder
+from scheduler.cycle.snapshot_cache import SnapshotCache
+from scheduler.queue import start_estimates
+from scheduler.services import quota_hours
+from scheduler.state import nudge
+from scheduler.sweeps import dependency_release, retention, stuck_processes, time_limits
+from scheduler.sync import geometry_changes, gpu_diagnostics
 
 # This process's. Both are empty when it is forked, since only the engine's child processes run cycles.
-_warm = Warm()
-_recorder = Recorder() if settings.GPUPOOL_RECORDING_HOURS else None
+_snapshot_cache = SnapshotCache()
+_recorder = CycleRecorder() if settings.GPUPOOL_RECORDING_HOURS else None
 
 
 @shared_task
 def run_cycle() -> None:
-    """Decide now. Sent by nudges, one at a time (scheduler.nudge)."""
-    if wall_clock.steadily(_decide) is None:
-        nudge.pass_on()
+    """Decide now. Sent by nudges, one at a time (scheduler.state.nudge)."""
+    if clock_correction.with_steady_clock(_run_cycle) is None:
+        nudge.forward_engine_nudge()
 
 
-def _decide(moment: Moment) -> Applied | None:
-    releases.settle(moment.now())
-    return engine.cycle(engine.holder(), moment.now(), moment.now, _warm, _recorder)
+def _run_cycle(moment: ClockSample) -> ApplyResult | None:
+    dependency_release.release_dependents(moment.now())
+    return engine.run_cycle(engine.leader_name(), moment.now(), moment.now, _snapshot_cache, _recorder)
 
 
 @shared_task
 def sweep() -> None:
     """The safety net: the same work, whether or not any nudge arrived."""
-    wall_clock.steadily(_stop_what_is_due)
-    wall_clock.steadily(_decide)
+    clock_correction.with_steady_clock(_stop_due_work)
+    clock_correction.with_steady_clock(_run_cycle)
 
 
-def _stop_what_is_due(moment: Moment) -> None:
-    clock.stop_after_notice(moment.wall)
-    clock.stop_at_time_limits(moment.wall)
-    clock.give_up_starts(moment.wall)
-    clock.give_up_notebooks(moment.wall)
+def _stop_due_work(moment: ClockSample) -> None:
+    time_limits.stop_after_notice(moment.wall)
+    time_limits.stop_at_time_limits(moment.wall)
+    time_limits.requeue_late_starts(moment.wall)
+    time_limits.stop_unready_notebooks(moment.wall)
 
 
 @shared_task
 def watch_hosts() -> None:
     """Leases of hosts, and maintenance windows."""
-    wall_clock.steadily(_watch_hosts)
+    clock_correction.with_steady_clock(_watch_hosts)
 
 
-def _watch_hosts(moment: Moment) -> None:
-    clock.watch_hosts(moment.wall)
-    overstays.watch(moment.wall)
-    clock.maintenance_clock(moment.wall)
+def _watch_hosts(moment: ClockSample) -> None:
+    time_limits.sweep_silent_hosts(moment.wall)
+    stuck_processes.sweep_stuck_processes(moment.wall)
+    time_limits.sweep_maintenance(moment.wall)
 
 
 @shared_task
 def keep_diagnostics() -> None:
     """Diagnostics of GPUs: those that are due, and those that nobody answers."""
-    wall_clock.steadily(lambda moment: diagnostics.keep(moment.wall))
+    clock_correction.with_steady_clock(lambda moment: gpu_diagnostics.sweep_diagnostics(moment.wall))
 
 
 @shared_task
 def keep_geometries() -> None:
     """GPUs that are to be split otherwise: their hosts are told once nothing holds them."""
-    wall_clock.steadily(lambda moment: geometry.keep(moment.wall))
+    clock_correction.with_steady_clock(lambda moment: geometry_changes.sweep_geometry_changes(moment.wall))
 
 
 @shared_task
 def count_quota_hours() -> None:
     """What teams used of the GPU-hours that their guarantees are worth."""
-    quota_hours.count(timezone.now())
+    quota_hours.count_quota_hours(timezone.now())
 
 
 @shared_task
 def reservation_clock() -> None:
     """Reservations that begin, end or are not used."""
-    wall_clock.steadily(lambda moment: clock.reservation_clock(moment.wall))
+    clock_correction.with_steady_clock(lambda moment: time_limits.sweep_reservations(moment.wall))
 
 
 @shared_task
 def forget_old() -> None:
     """Decisions, recorded snapshots and logs whose time is over, expected starts that no range is made from any more."""
-    retention.forget_old(timezone.now())
-    retention.forget_logs(timezone.now())
-    estimates.tidy()
+    retention.delete_expired_rows(timezone.now())
+    retention.delete_expired_logs(timezone.now())
+    start_estimates.prune_estimates()

@@ -32,7 +32,7 @@ class SampleWatermark(models.Model):
 class Sample(models.Model):
     """One reading of one unit; a partition of each day, made by SQL. NULL means unknown, never zero.
 
-    Django reads it; it is written by COPY only (``telemetry/ingest.py``). (unit, ts) is indexed, not unique.
+    Django reads it; it is written by COPY only (``telemetry/ingest/samples.py``). (unit, ts) is indexed, not unique.
     """
 
     pk = models.CompositePrimaryKey("unit", "ts")
@@ -250,7 +250,7 @@ class CostCentre(models.Model):
         ]
 
 
-class Bucket(models.TextChoices):
+class ChargeBucketChoices(models.TextChoices):
     """Where a second of a GPU lands; the seven are a partition."""
 
     USED = "used", "charged: held by a workload"
@@ -273,7 +273,7 @@ class Charge(models.Model):
 
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="+")
     month = models.DateField(help_text="first day of the month on whose statement it stands")
-    bucket = models.CharField(max_length=16, choices=Bucket.choices)
+    bucket = models.CharField(max_length=16, choices=ChargeBucketChoices.choices)
     start = models.DateTimeField()
     end = models.DateTimeField()
     slots = models.IntegerField(help_text="840 is one GPU; negative in a reversal")

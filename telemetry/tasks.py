@@ -6,9 +6,12 @@ import structlog
 from celery import shared_task
 from django.utils import timezone
 
-from scheduler import wall_clock
-from scheduler.moment import Moment
-from telemetry import agent_api, breaker, budgets, charges, health, ingest, missing, partitions, rollups
+from scheduler.coordination import clock_correction
+from scheduler.coordination.clock_check import ClockSample
+from telemetry.health import circuit_breaker, missing_gpus, rules
+from telemetry.ingest import agent_api, partitions, samples
+from telemetry.money import budgets, charges
+from telemetry.rollups import roll_up as rollups
 
 log = structlog.get_logger(__name__)
 
@@ -16,7 +19,7 @@ log = structlog.get_logger(__name__)
 @shared_task(name="telemetry.tasks.ingest_stream")
 def ingest_stream() -> None:
     """Bring what waits on the stream into the database."""
-    done = ingest.drain(agent_api.connection(), timezone.now())
+    done = samples.drain_stream(agent_api.redis_client(), timezone.now())
     if done.rejected:
         log.warning("samples rejected", rows=done.rejected, batches=done.batches)
 
@@ -24,36 +27,36 @@ def ingest_stream() -> None:
 @shared_task(name="telemetry.tasks.roll_up")
 def roll_up() -> None:
     """Roll up what is marked as due."""
-    rollups.roll_up_due(timezone.now())
+    rollups.roll_up_due_buckets(timezone.now())
 
 
 @shared_task(name="telemetry.tasks.charge")
 def charge() -> None:
     """Charge what is over, and correct what became known late."""
-    charges.charge(timezone.now())
+    charges.charge_all_gpus(timezone.now())
 
 
 @shared_task(name="telemetry.tasks.partitions")
-def keep_partitions() -> None:
+def maintain_partitions() -> None:
     """Partitions ahead, old days and old events away."""
     now = timezone.now()
-    partitions.keep_partitions(now)
-    health.forget_old(now)
+    partitions.maintain_partitions(now)
+    rules.purge_old_events(now)
 
 
 @shared_task(name="telemetry.tasks.health")
 def act_on_health() -> None:
     """Do what the table says about hardware events, and about hosts on which attempts keep failing."""
-    wall_clock.steadily(_act_on_health)
+    clock_correction.with_steady_clock(_check_health)
 
 
-def _act_on_health(moment: Moment) -> None:
-    breaker.watch(moment.wall)
-    missing.watch(moment.wall)
-    health.handle_events(moment.wall)
+def _check_health(moment: ClockSample) -> None:
+    circuit_breaker.record_failing_hosts(moment.wall)
+    missing_gpus.record_missing_gpus(moment.wall)
+    rules.apply_rules_to_events(moment.wall)
 
 
 @shared_task(name="telemetry.tasks.budgets")
-def watch_budgets() -> None:
+def check_budgets() -> None:
     """Compare budgets with what was spent; close and open gates."""
-    budgets.watch_budgets(timezone.now())
+    budgets.check_budgets(timezone.now())

@@ -98,7 +98,7 @@ def django_db_setup(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -
     """Migrate as the owner, then test as the program's role, so that a missing right shows in a test."""
     from django.db import connection
 
-    from config.roles import let_program_use_tables
+    from config.roles import grant_program_role
 
     with django_db_blocker.unblock():
         ours = [m for m in apps.get_models() if m._meta.app_label in ("portal", "scheduler", "telemetry") and m._meta.managed]
@@ -108,7 +108,7 @@ def django_db_setup(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -
             if owner.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [PROGRAM_ROLE]).fetchone() is None:
                 yield  # a server of the caller's without that role
                 return
-            let_program_use_tables(owner, PROGRAM_ROLE)
+            grant_program_role(owner, PROGRAM_ROLE)
             # Transactional tests empty the tables between them, which the program itself may never do.
             role = sql.Identifier(PROGRAM_ROLE)
             owner.execute(sql.SQL("GRANT TRUNCATE ON ALL TABLES IN SCHEMA public TO {}").format(role))

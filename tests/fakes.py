@@ -1,6 +1,6 @@
 """An agent without processes: the frames of a real one, driven by the test. It keeps the real one's rules about generations.
 
-``FakeAgent`` speaks to ``scheduler.agent_api`` directly, by the short way first, as the edge does; what crosses the wire is encoded
+``FakeAgent`` speaks to ``scheduler.sync.agent_api`` directly, by the short way first, as the edge does; what crosses the wire is encoded
 and decoded as it would be there.
 """
 
@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 
 from agent import protocol
 from agent.protocol import Desired, GpuSeen, Inventory, Observed, RunSeen, RunWanted, UnitSeen
-from scheduler import agent_api
+from scheduler.coordination.clock_check import ClockSample
 from scheduler.models import Gpu, Host, Unit
-from scheduler.moment import Moment
+from scheduler.sync import agent_api
 
 CREDENTIAL = "given by the test"
 FAR_AWAY = dt.datetime(2200, 1, 1, tzinfo=dt.UTC)
@@ -82,7 +82,7 @@ class FakeAgent:
     def sync(self, now: dt.datetime, frame: Observed | None = None) -> Desired:
         """Send a frame (by default what is so) and take in the answer."""
         seen = protocol.decode(protocol.encode(frame or self.observed()), protocol.FRAMES_UP)
-        answer = agent_api.sync_unchanged(self.host.pk, [CREDENTIAL], seen, Moment(now, "test", now.timestamp()))
+        answer = agent_api.sync_unchanged(self.host.pk, [CREDENTIAL], seen, ClockSample(now, "test", now.timestamp()))
         self.heard_by_short_way += answer is not None
         if answer is None:
             answer = agent_api.sync(self.host.pk, seen, now)

@@ -19,9 +19,9 @@ import pytest
 from django.db.backends.postgresql.psycopg_any import NumericRange
 
 from portal.models import Membership, Organisation, User
-from scheduler.core.model import SLOTS_PER_GPU, WHOLE
+from scheduler.core.model.snapshot import SLOTS_PER_GPU, WHOLE_GPU_PROFILE
 from scheduler.models import Gpu, Host, HostStateChange, Leader, Pool, Project, Quota, Team, Unit
-from scheduler.states import LeaseState
+from scheduler.state.states import LeaseState
 
 MONDAY = dt.datetime(2026, 3, 2, 9, 0, tzinfo=dt.UTC)
 PASSWORD = "a long enough password"
@@ -198,7 +198,7 @@ def make_gpu(host: Host, index: int, model: str, now: dt.datetime, slices: int =
         first = gpu.first_slot + part * size
         Unit.objects.create(
             gpu=gpu,
-            profile=MIG if slices else WHOLE,
+            profile=MIG if slices else WHOLE_GPU_PROFILE,
             uuid=f"MIG-{host.name}-{index}-{part}" if slices else gpu.uuid,
             slots=NumericRange(first, first + size),
             memory_mib=gpu.memory_mib // parts,
@@ -207,7 +207,7 @@ def make_gpu(host: Host, index: int, model: str, now: dt.datetime, slices: int =
     return gpu
 
 
-def units_of(host: Host, profile: str = WHOLE) -> list[Unit]:
+def units_of(host: Host, profile: str = WHOLE_GPU_PROFILE) -> list[Unit]:
     """A host's units of one profile, by GPU index."""
     found = Unit.objects.filter(gpu__host=host, profile=profile, retired_at__isnull=True)
     return list(found.select_related("gpu").order_by("gpu__index", "slots"))

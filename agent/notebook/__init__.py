@@ -1,0 +1,1 @@
+"""Runs JupyterLab in the sandbox, and probes from outside what a notebook does."""

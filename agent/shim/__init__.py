@@ -1,6 +1,6 @@
 """The shim: one small process per workload that owns its process tree, its log and its lease.
 
-Started by the agent as ``python -I -S FOLDER RUN_DIR``, from a copy of these modules that the agent lays out (``agent/state.py``),
+Started by the agent as ``python -I -S FOLDER RUN_DIR``, from a copy of these modules that the agent lays out (``agent/host/state.py``),
 and then on its own: the agent may die and come back, or be of another version. It imports a few modules of the standard library
 and nothing else of ours, so that it stays small (about 10 MB), and all of it at its start: an upgrade changes the copy under it.
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from agent.shim.keeper import main
+from agent.shim.supervisor import main
 
 if __name__ == "__main__":
     main(*sys.argv[1:])

@@ -7,17 +7,17 @@ import os
 import signal
 import time
 
-from agent.shim.tree import members
+from agent.shim.process_tree import cgroup_members
 
 TYPE_CHECKING = False  # not from typing: it would double this process's memory
 if TYPE_CHECKING:
     from typing import Any
 
 PR_SET_CHILD_SUBREAPER = 36
-LOOK_SECONDS = 1.0
+GUARD_POLL_SECONDS = 1.0
 
 
-def stand_guard(spec: dict[str, Any]) -> None:
+def fork_guard(spec: dict[str, Any]) -> None:
     """Return in a child, which is to be the shim. The calling process stays behind as its guard and never returns.
 
     It keeps the GPU locks (``own_fds`` but the first, which says that the shim lives) until the shim has ended by itself: that does
@@ -33,22 +33,22 @@ def stand_guard(spec: dict[str, Any]) -> None:
         return
     for alive in spec.get("own_fds", [])[:1]:
         os.close(alive)
-    if ended(shim) != 0:
-        outlast(spec.get("cgroup_procs", []))
+    if shim_wait_status(shim) != 0:
+        wait_until_empty(spec.get("cgroup_procs", []))
     os._exit(0)
 
 
-def ended(shim: int) -> int:
+def shim_wait_status(shim: int) -> int:
     """The shim's wait status, once it has ended. Nothing else can be a child while it lives."""
     return os.waitpid(shim, 0)[1]
 
 
-def outlast(cgroup_procs: list[str]) -> None:
+def wait_until_empty(cgroup_procs: list[str]) -> None:
     """Until nothing is left below this process, nor in the workload's control groups."""
     while True:
         try:
             os.wait()
         except ChildProcessError:
-            if not members(cgroup_procs):
+            if not cgroup_members(cgroup_procs):
                 return
-            time.sleep(LOOK_SECONDS)
+            time.sleep(GUARD_POLL_SECONDS)

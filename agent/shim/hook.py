@@ -7,26 +7,26 @@ import select
 import signal
 import time
 
-from agent.shim.files import boot_id, boottime, complain, write_json
-from agent.shim.log import drain
-from agent.shim.tree import descendants, ended_children, process_stat, send
+from agent.shim.log_writer import drain_pipe
+from agent.shim.process_tree import descendants, ended_children, process_stat, send_signal
+from agent.shim.run_files import boot_id, boottime, log_error, write_json
 
 TYPE_CHECKING = False  # not from typing: it would double this process's memory
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from agent.shim.keeper import Shim
+    from agent.shim.supervisor import WorkloadSupervisor
 
 HOOK_TICK_SECONDS = 0.2
-HOOK_WORDS = 500  # bytes of what a failing hook printed last that are told
-HOOK_REST_SECONDS = 5.0  # for what a hook left running to be gone after a KILL
+MAX_HOOK_OUTPUT_BYTES = 500  # bytes of what a failing hook printed last that are told
+HOOK_CLEANUP_SECONDS = 5.0  # for what a hook left running to be gone after a KILL
 
 
-class Hook:
+class HookRun:
     """One run of a program of the operator's, as the agent's user. It and all that it leaves running are gone afterwards."""
 
-    def __init__(self, shim: Shim, name: str, more: dict[str, str]) -> None:
+    def __init__(self, shim: WorkloadSupervisor, name: str, more: dict[str, str]) -> None:
         self.shim = shim
         self.name = name
         self.seconds = float(shim.hooks["seconds"])
@@ -92,7 +92,7 @@ class Hook:
         except FileExistsError:
             return False
         except OSError as problem:
-            complain(f"epilog.json: {problem}")
+            log_error(f"epilog.json: {problem}")
         finally:
             self.shim.remove(os.path.basename(new))
         return True
@@ -112,15 +112,15 @@ class Hook:
         if self.status == 0:
             return ""
         code = 128 + os.WTERMSIG(self.status) if os.WIFSIGNALED(self.status) else os.WEXITSTATUS(self.status)
-        words = " ".join(self.said[-HOOK_WORDS:].decode("utf-8", "replace").replace("\x00", "?").split())
+        words = " ".join(self.said[-MAX_HOOK_OUTPUT_BYTES:].decode("utf-8", "replace").replace("\x00", "?").split())
         return f"the operator's {self.name} ended with {code}" + (f": {words}" if words else "")
 
     def listen(self) -> None:
         """Keep the last of what it prints."""
-        drain(self.output, self.keep)
+        drain_pipe(self.output, self.keep)
 
     def keep(self, said: bytes) -> None:
-        self.said = (self.said + said)[-HOOK_WORDS:]
+        self.said = (self.said + said)[-MAX_HOOK_OUTPUT_BYTES:]
 
     def reap(self) -> None:
         for pid, status in ended_children():
@@ -129,12 +129,12 @@ class Hook:
 
     def end_the_rest(self) -> None:
         """KILL it, where it still runs, and whatever it started. Processes that KILL does not end are left after a while."""
-        until = boottime() + HOOK_REST_SECONDS
+        until = boottime() + HOOK_CLEANUP_SECONDS
         while boottime() < until:
             self.reap()
             rest = descendants(os.getpid())
             if not rest:
                 return
             for pid, _, _ in rest:
-                send(pid, signal.SIGKILL)
+                send_signal(pid, signal.SIGKILL)
             time.sleep(0.02)

@@ -8,7 +8,7 @@ import os
 CLONE_NEWNET = 0x40000000
 
 
-def checked(result: int, what: str) -> None:
+def raise_on_error(result: int, what: str) -> None:
     """Raise OSError with the C library's errno where a call of it failed."""
     if result != 0:
         number = ctypes.get_errno()

@@ -16,23 +16,23 @@ import psycopg
 from psycopg_pool import ConnectionPool
 from psycopg_pool.pool import AddConnection
 
-AGAIN_SECONDS = 0.1  # between two tries of one lost connection
+RECONNECT_SECONDS = 0.1  # between two tries of one lost connection
 
 
-class QuickPool(ConnectionPool[psycopg.Connection[Any]]):
+class FastReconnectPool(ConnectionPool[psycopg.Connection[Any]]):
     """A pool whose ``getconn`` gives a connection that nobody has ended, or raises ``PoolTimeout`` after ``timeout``."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._made_by = os.getpid()
+        self._owner_pid = os.getpid()
 
-    def is_ours(self) -> bool:
+    def belongs_to_this_process(self) -> bool:
         """Was it made by this process? Threads and connections do not come along when a process is forked."""
-        return self._made_by == os.getpid()
+        return self._owner_pid == os.getpid()
 
     def schedule_task(self, task: Any, delay: float) -> None:
         """As psycopg does, but for the pause before it connects again."""
-        super().schedule_task(task, min(delay, AGAIN_SECONDS) if isinstance(task, AddConnection) else delay)
+        super().schedule_task(task, min(delay, RECONNECT_SECONDS) if isinstance(task, AddConnection) else delay)
 
     def getconn(self, timeout: float | None = None) -> psycopg.Connection[Any]:
         """A connection that nobody has ended. Each broken one is replaced, and the next one looked at without a pause."""
@@ -41,7 +41,7 @@ class QuickPool(ConnectionPool[psycopg.Connection[Any]]):
         while True:
             connection: psycopg.Connection[Any] = super().getconn(max(0.0, ends - time.monotonic()))
             try:
-                if _was_spoken_to(connection):
+                if _has_unread_data(connection):
                     self.check_connection(connection)
                 return connection
             except psycopg.Error:
@@ -51,10 +51,10 @@ class QuickPool(ConnectionPool[psycopg.Connection[Any]]):
                 raise
             broken += 1
             if broken > self.max_size:  # these are new ones: a server that takes connections and drops them at once
-                time.sleep(AGAIN_SECONDS)
+                time.sleep(RECONNECT_SECONDS)
 
 
-def _was_spoken_to(connection: psycopg.Connection[Any]) -> bool:
+def _has_unread_data(connection: psycopg.Connection[Any]) -> bool:
     """Has the server said anything while the connection was idle? Whoever ends one says so or hangs up; for one that is gone
     without a word the kernel does, as the settings' keepalives find no answer. Without that there is no need to ask: a question
     would cost as much as the shortest statement."""

@@ -1,0 +1,1 @@
+"""The edge process: connections of agents, traffic of workspaces, live page events."""

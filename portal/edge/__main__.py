@@ -46,13 +46,13 @@ def port_number(text: str) -> int:
 
 async def serve(host: str, port: int, metrics_port: int) -> None:
     """Serve until told to stop."""
-    from portal.edge.server import serving
+    from portal.edge.server import running_server
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with serving(host, port, metrics_port):
+    async with running_server(host, port, metrics_port):
         await stop.wait()
 
 

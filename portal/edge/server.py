@@ -14,36 +14,36 @@ from django.conf import settings
 from django.db import DatabaseError, connection
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from portal.edge.activity import Activity
-from portal.edge.agents import Agents
-from portal.edge.bus import Bus
-from portal.edge.doors import Doors
-from portal.edge.events import Events
-from portal.edge.threads import Threads
-from portal.edge.workspaces import Workspaces
+from portal.edge.agents.connections import AgentConnections
+from portal.edge.page_events import PageEvents
+from portal.edge.runtime.database_threads import DatabaseThreads
+from portal.edge.runtime.redis_bus import RedisBus
+from portal.edge.workspaces.access_cache import WorkspaceAccessCache
+from portal.edge.workspaces.activity import WorkspaceActivity
+from portal.edge.workspaces.proxy import WorkspaceProxy
 
 log = structlog.get_logger(__name__)
 
-AGENT_THREADS = 6  # with those for people less than the database pool of a process has connections
-PEOPLE_THREADS = 4
+AGENT_THREAD_COUNT = 6  # with those for people less than the database pool of a process has connections
+BROWSER_THREAD_COUNT = 4
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 # For the head of a request, and between two. Longer than proxies keep theirs (nginx 60 s, Caddy 120 s), so that those close.
 KEEPALIVE_SECONDS = 150.0
-LABEL = re.compile(r"^[a-z0-9][a-z0-9-]{0,39}$")
+WORKSPACE_LABEL_PATTERN = re.compile(r"^[a-z0-9][a-z0-9-]{0,39}$")
 
 
-class Edge:
+class EdgeServer:
     """Everything that one edge process holds."""
 
     def __init__(self) -> None:
-        self.bus = Bus(settings.REDIS_URL)
-        self.agent_threads = Threads(AGENT_THREADS, "agents")
-        self.people_threads = Threads(PEOPLE_THREADS, "people")
-        self.doors = Doors(self.people_threads, self.bus)
-        self.agents = Agents(self.agent_threads, self.bus, runs_changed=self.doors.changed)
-        self.activity = Activity(self.bus)
-        self.workspaces = Workspaces(self.people_threads, self.doors, self.agents.streams, self.activity)
-        self.events = Events(self.people_threads, self.bus)
+        self.bus = RedisBus(settings.REDIS_URL)
+        self.agent_threads = DatabaseThreads(AGENT_THREAD_COUNT, "agents")
+        self.people_threads = DatabaseThreads(BROWSER_THREAD_COUNT, "people")
+        self.doors = WorkspaceAccessCache(self.people_threads, self.bus)
+        self.agents = AgentConnections(self.agent_threads, self.bus, runs_changed=self.doors.changed)
+        self.activity = WorkspaceActivity(self.bus)
+        self.workspaces = WorkspaceProxy(self.people_threads, self.doors, self.agents.streams, self.activity)
+        self.events = PageEvents(self.people_threads, self.bus)
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -93,9 +93,9 @@ def _ask_database() -> None:
         cursor.execute("SELECT 1")
 
 
-def application(edge: Edge, port: int) -> web.Application:
+def application(edge: EdgeServer, port: int) -> web.Application:
     """What the process serves: by Host header either the portal's side of the edge, or one workspace."""
-    own = own_names(port)
+    own = edge_host_names(port)
     domain = "." + settings.GPUPOOL_NOTEBOOK_DOMAIN
 
     @web.middleware
@@ -104,7 +104,7 @@ def application(edge: Edge, port: int) -> web.Application:
         if name in own:
             return await handler(request)
         label = name.removesuffix(domain)
-        if label != name and LABEL.match(label):
+        if label != name and WORKSPACE_LABEL_PATTERN.match(label):
             return await edge.workspaces.handle(request, label)
         return web.json_response({"detail": "this host name is not served here"}, status=421)
 
@@ -114,16 +114,16 @@ def application(edge: Edge, port: int) -> web.Application:
     return app
 
 
-def own_names(port: int) -> frozenset[str]:
+def edge_host_names(port: int) -> frozenset[str]:
     """Host headers that mean the edge itself: its public name, the portal's where one proxy serves both, and loopback."""
     public = (urlsplit(url).netloc for url in (settings.GPUPOOL_EDGE_URL, settings.GPUPOOL_PORTAL_URL))
     return frozenset((*public, f"127.0.0.1:{port}", f"localhost:{port}", f"[::1]:{port}"))
 
 
 @contextlib.asynccontextmanager
-async def serving(host: str, port: int, metrics_port: int = 0) -> AsyncIterator[Edge]:
+async def running_server(host: str, port: int, metrics_port: int = 0) -> AsyncIterator[EdgeServer]:
     """A running edge on this address. ``metrics_port`` 0: no metrics."""
-    edge = Edge()
+    edge = EdgeServer()
     runner = web.AppRunner(
         application(edge, port), handler_cancellation=True, access_log=None, shutdown_timeout=3.0,
         keepalive_timeout=KEEPALIVE_SECONDS,

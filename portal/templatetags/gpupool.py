@@ -21,10 +21,10 @@ from django.utils.safestring import SafeString, mark_safe
 
 register = template.Library()
 
-UNKNOWN = "unknown"
+UNKNOWN_TEXT = "unknown"
 
 # State: (word, shape in icons.svg, colour class). The shape and the word tell it; the colour only helps.
-STATES: dict[str, tuple[str, str, str]] = {
+STATE_DISPLAY: dict[str, tuple[str, str, str]] = {
     # a workload
     "queued": ("Queued", "queued", "queued"),
     "placed": ("Placed", "starting", "starting"),
@@ -88,7 +88,7 @@ NOTE_KINDS = {"info": "info", "ok": "check", "warn": "warning", "block": "block"
 def duration(value: timedelta | int | float | Decimal | None) -> str:
     """A timedelta, or seconds, as people say it: ``40 s``, ``26 min``, ``3 h 14 min``, ``2 d 4 h``. None is unknown."""
     if value is None:
-        return UNKNOWN
+        return UNKNOWN_TEXT
     seconds = int(value.total_seconds() if isinstance(value, timedelta) else value)
     sign, seconds = ("−", -seconds) if seconds < 0 else ("", seconds)
     if seconds < 60:
@@ -108,7 +108,7 @@ def money(amount: Decimal | int | None, currency: str = "") -> str:
     """An exact amount with its currency: ``€1,204.80``, ``CHF 12.00``. At least two decimals are shown and none is
     lost: rounding has been done before, by the one function that may."""
     if amount is None:
-        return UNKNOWN
+        return UNKNOWN_TEXT
     exact = Decimal(amount)
     size = abs(exact).normalize()
     exponent = size.as_tuple().exponent
@@ -132,20 +132,20 @@ def measured(amount: Decimal | None, measure: str) -> str:
 @register.filter
 def percent(share: float | Decimal | None, decimals: int = 0) -> str:
     """A share of 1 as ``71 %``. None is unknown."""
-    return UNKNOWN if share is None else f"{float(share) * 100:.{decimals}f} %"
+    return UNKNOWN_TEXT if share is None else f"{float(share) * 100:.{decimals}f} %"
 
 
 @register.filter
 def grouped(number: float | Decimal | None, decimals: int = 0) -> str:
     """A number with thousands apart: ``380,928``. None is unknown."""
-    return UNKNOWN if number is None else f"{number:,.{decimals}f}"
+    return UNKNOWN_TEXT if number is None else f"{number:,.{decimals}f}"
 
 
 @register.filter
 def data_size(size: float | None) -> str:
     """Bytes as ``4.2 GB`` (powers of 1000). None is unknown."""
     if size is None:
-        return UNKNOWN
+        return UNKNOWN_TEXT
     units = ("B", "kB", "MB", "GB", "TB", "PB")
     step = 0
     while abs(size) >= 1000 ** (step + 1) and step < len(units) - 1:
@@ -164,7 +164,7 @@ def gpu_model(model: str) -> str:
 def gpus(count: int | None, model: str = "") -> str:
     """``2 × H100 80GB``; without a model ``2 GPUs``. No count is unknown."""
     if count is None:
-        return UNKNOWN
+        return UNKNOWN_TEXT
     if model:
         return f"{count} × {gpu_model(model)}"
     return f"{count} GPU" if count == 1 else f"{count} GPUs"
@@ -173,7 +173,7 @@ def gpus(count: int | None, model: str = "") -> str:
 # -- time --------------------------------------------------------------------------------------------------------------
 
 
-def _moment_text(local: datetime, style: str, local_now: datetime | None) -> str:
+def _time_text(local: datetime, style: str, local_now: datetime | None) -> str:
     if style == "auto":
         if local_now is None or local.year != local_now.year:
             style = "full"
@@ -220,9 +220,9 @@ def when(moment: datetime | None, now: datetime | None = None, style: str = "aut
     """A moment in the viewer's zone, with UTC on hover. Styles: ``auto`` (needs now: the clock if it is today),
     ``clock``, ``seconds``, ``day`` (``tomorrow 09:00`` or ``Mon 24 Nov 09:00``), ``date``, ``full``. None: unknown."""
     if moment is None:
-        return UNKNOWN
+        return UNKNOWN_TEXT
     local_now = None if now is None else timezone.localtime(now)
-    return _time_element(moment, _moment_text(timezone.localtime(moment), style, local_now), style=style)
+    return _time_element(moment, _time_text(timezone.localtime(moment), style, local_now), style=style)
 
 
 @register.simple_tag
@@ -230,15 +230,15 @@ def window(start: datetime, end: datetime | None, now: datetime | None = None) -
     """A stretch of time: ``tomorrow 09:00 to 17:00``, with the day again only if it is another. Open: ``since …``."""
     local_now = None if now is None else timezone.localtime(now)
     first = timezone.localtime(start)
-    opening = _time_element(start, _moment_text(first, "day", local_now), style="day")
+    opening = _time_element(start, _time_text(first, "day", local_now), style="day")
     if end is None:
         return format_html("since {}", opening)
     last = timezone.localtime(end)
     style = "clock" if last.date() == first.date() else "day"
-    return format_html("{} to {}", opening, _time_element(end, _moment_text(last, style, local_now), style=style))
+    return format_html("{} to {}", opening, _time_element(end, _time_text(last, style, local_now), style=style))
 
 
-def _distance(moment: datetime, now: datetime) -> str:
+def _relative_time_text(moment: datetime, now: datetime) -> str:
     seconds = int((now - moment).total_seconds())
     if -1 <= seconds <= 1:
         return "now"
@@ -248,7 +248,7 @@ def _distance(moment: datetime, now: datetime) -> str:
 @register.simple_tag
 def ago(moment: datetime | None, now: datetime) -> str:
     """``4 s ago`` or ``in 3 h 14 min``, kept up to date in the browser. None is shown as unknown."""
-    return UNKNOWN if moment is None else _time_element(moment, _distance(moment, now), relative=True)
+    return UNKNOWN_TEXT if moment is None else _time_element(moment, _relative_time_text(moment, now), relative=True)
 
 
 @register.simple_tag
@@ -270,7 +270,7 @@ def freshness(moment: datetime | None, now: datetime, stale_after: int = 30, wor
 # -- signs and drawings ------------------------------------------------------------------------------------------------
 
 
-def _use(symbol: str) -> SafeString:
+def _svg_use(symbol: str) -> SafeString:
     return format_html('<use href="{}#{}"/>', static("icons.svg"), symbol)
 
 
@@ -278,8 +278,8 @@ def _use(symbol: str) -> SafeString:
 def icon(name: str, label: str = "") -> SafeString:
     """A 16 px icon of icons.svg in the text's colour. With a label it speaks, without one it is decoration."""
     if label:
-        return format_html('<svg class="icon" role="img" aria-label="{}">{}</svg>', label, _use(name))
-    return format_html('<svg class="icon" aria-hidden="true">{}</svg>', _use(name))
+        return format_html('<svg class="icon" role="img" aria-label="{}">{}</svg>', label, _svg_use(name))
+    return format_html('<svg class="icon" aria-hidden="true">{}</svg>', _svg_use(name))
 
 
 @register.simple_tag
@@ -287,25 +287,25 @@ def state(name: str, label: str = "", detail: str = "") -> SafeString:
     """A state: shape, word, colour. ``label`` replaces the word, ``detail`` follows it (``Idle 41 min``).
     A name that is not in STATES is shown in its own words with a neutral shape."""
     name = str(name)
-    word, shape, colour = STATES.get(name, (name.replace("_", " ").capitalize(), "queued", "queued"))
+    word, shape, colour = STATE_DISPLAY.get(name, (name.replace("_", " ").capitalize(), "queued", "queued"))
     text = f"{label or word} {detail}".strip()
     return format_html(
-        '<span class="state {}"><svg aria-hidden="true">{}</svg>{}</span>', colour, _use(f"state-{shape}"), text
+        '<span class="state {}"><svg aria-hidden="true">{}</svg>{}</span>', colour, _svg_use(f"state-{shape}"), text
     )
 
 
 @register.simple_tag
 def team_mark(team: Any, url: str = "", short: bool = False) -> SafeString:
     """A team's swatch and its name (or its few letters). ``team`` has ``name``, ``tag`` and ``colour`` (1 to 8)."""
-    colour = (int(_field(team, "colour") or 1) - 1) % 8 + 1
-    name = _field(team, "tag") if short else _field(team, "name")
+    colour = (int(_attribute(team, "colour") or 1) - 1) % 8 + 1
+    name = _attribute(team, "tag") if short else _attribute(team, "name")
     swatch = format_html('<svg aria-hidden="true"><rect class="team-{}" width="8" height="12" rx="1"/></svg>', colour)
     if url:
         return format_html('<a class="team" href="{}">{}{}</a>', url, swatch, name)
     return format_html('<span class="team">{}{}</span>', swatch, name)
 
 
-def _field(thing: Any, name: str) -> Any:
+def _attribute(thing: Any, name: str) -> Any:
     return thing.get(name) if isinstance(thing, Mapping) else getattr(thing, name, None)
 
 
@@ -315,7 +315,7 @@ def use_step(share: float | None) -> str:
     return "gpu-unknown" if share is None else f"use-{min(6, max(0, int(share * 7)))}"
 
 
-def _drawn_parts(values: Sequence[float | None], top: float) -> Iterable[list[tuple[float, float]]]:
+def _polyline_parts(values: Sequence[float | None], top: float) -> Iterable[list[tuple[float, float]]]:
     """The points of each stretch that is known, in a box 200 wide and 36 high."""
     step = 200 / max(1, len(values) - 1)
     part: list[tuple[float, float]] = []
@@ -334,7 +334,7 @@ def _drawn_parts(values: Sequence[float | None], top: float) -> Iterable[list[tu
 def spark(values: Sequence[float | None], label: str, top: float = 1.0) -> SafeString:
     """A small curve of values from 0 to ``top``, evenly spaced in time; None leaves a gap. ``label`` says it."""
     lines: list[SafeString] = []
-    for part in _drawn_parts(values, top):
+    for part in _polyline_parts(values, top):
         if len(part) == 1:
             part = [part[0], (part[0][0] + 1, part[0][1])]
         points = " ".join(f"{x:.0f},{y:.1f}" for x, y in part)
@@ -520,7 +520,7 @@ def filter_field(bound: BoundField) -> dict[str, Any]:
 def table_cell(cell: Any, columns: Sequence[Mapping[str, Any]], index: int) -> SafeString:
     """One cell of components/table.html: a value, or a mapping with ``text``, ``url`` and ``indent`` (1 or 2)."""
     given: Mapping[str, Any] = cell if isinstance(cell, Mapping) else {"text": cell}
-    text = UNKNOWN if given["text"] is None else given["text"]
+    text = UNKNOWN_TEXT if given["text"] is None else given["text"]
     classes = ["num"] if columns[index].get("numeric") else []
     if given.get("indent"):
         classes.append(f"indent-{given['indent']}")

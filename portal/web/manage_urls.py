@@ -2,7 +2,9 @@
 
 from django.urls import path
 
-from portal.web import approvals, chargeback, fleet, geometry, hosts, repairs, utilisation
+from portal.web.calendar import approvals
+from portal.web.fleet import gpu_geometry, hosts, overview, repairs
+from portal.web.money import chargeback, utilisation
 
 urlpatterns = [
     path("utilisation/", utilisation.utilisation, name="utilisation"),
@@ -17,12 +19,12 @@ urlpatterns = [
     path("approvals/<uuid:public_id>/approve/", approvals.decide, {"verb": "approve"}, name="submission-approve"),
     path("approvals/<uuid:public_id>/decline/", approvals.decide, {"verb": "decline"}, name="submission-decline"),
     path("approvals/<uuid:public_id>/withdraw/", approvals.decide, {"verb": "withdraw"}, name="submission-withdraw"),
-    path("teams/<slug:slug>/quota/", approvals.quota_change, name="quota-change"),
-    path("fleet/", fleet.fleet, name="fleet"),
+    path("teams/<slug:slug>/quota/", approvals.request_quota, name="quota-change"),
+    path("fleet/", overview.fleet, name="fleet"),
     path("fleet/add/", hosts.host_add, name="host-add"),
     path("hosts/<str:name>/", hosts.host, name="host"),
     path("hosts/<str:name>/maintenance/", hosts.host_maintenance, name="host-maintenance"),
-    path("hosts/<str:name>/gpus/<int:index>/geometry/", geometry.gpu_geometry, name="gpu-geometry"),
+    path("hosts/<str:name>/gpus/<int:index>/geometry/", gpu_geometry.gpu_geometry, name="gpu-geometry"),
     path("hosts/<str:name>/repair/", repairs.host_repair, name="host-repair"),
     path("hosts/<str:name>/cordon/", hosts.host_change, {"verb": "cordon"}, name="host-cordon"),
     path("hosts/<str:name>/drain/", hosts.host_change, {"verb": "drain"}, name="host-drain"),

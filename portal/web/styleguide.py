@@ -16,7 +16,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
 
-from portal.templatetags.gpupool import STATES, duration, gpus, grouped, money, percent
+from portal.templatetags.gpupool import STATE_DISPLAY, duration, gpus, grouped, money, percent
 
 MODELS = [("H100-80GB", "H100 80GB, 6 free, €2.40/h"), ("A100-80GB", "A100 80GB, 24 free, €1.45/h")]
 TEAMS = [
@@ -92,7 +92,7 @@ def _sample(now: datetime) -> dict[str, Any]:
         "shares": [None, 0.05, 0.2, 0.35, 0.5, 0.65, 0.8, 0.95],
         "icons": _icon_names(),
         "workload_states": ["queued", "placed", "starting", "running", "notice", "stopping", "ended"],
-        "other_states": [name for name in STATES if name not in {"idle", "waits_to_resume", "failed"}][7:],
+        "other_states": [name for name in STATE_DISPLAY if name not in {"idle", "waits_to_resume", "failed"}][7:],
         "zooms": [
             {"label": "Day", "url": "#"},
             {"label": "Week", "url": "#", "current": True},

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from portal.wording.facts import Facts
-from portal.wording.phrases import Numbers, gpu_list, moment, parsed, window
+from portal.wording.formatting import Numbers, date_and_time, gpu_list, parsed_time, window
+from portal.wording.reason_numbers import ReasonNumbers
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class HostVerb:
     done: str
 
 
-VERBS = {
+HOST_VERBS = {
     "cordon": HostVerb(
         "Nothing new starts on it. What runs goes on to its end.",
         "{} is cordoned: nothing new starts on it.",
@@ -51,7 +51,7 @@ VERBS = {
     ),
 }
 # What becomes of work on a host by a verb.
-HAPPENS = {
+WORKLOAD_EFFECTS = {
     "runs_on": "runs on",
     "leaves": "leaves",
     "moves": "checkpoints, then starts elsewhere at once",
@@ -64,20 +64,20 @@ HAPPENS = {
 }
 
 
-def what_happens(happens: str, begins_anew: bool = False) -> str:
+def workload_effect_text(happens: str, begins_anew: bool = False) -> str:
     """One of HAPPENS in words."""
     anew = " – in another home folder: it does not find the checkpoint and begins anew" if begins_anew else ""
-    return f"{HAPPENS[happens]}{anew}"
+    return f"{WORKLOAD_EFFECTS[happens]}{anew}"
 
 
 # What people did to a host that is no change of its states: verb of the audit record to words.
-HOST_DEEDS: dict[str, Callable[[Facts], str]] = {
+HOST_ACTIONS: dict[str, Callable[[ReasonNumbers], str]] = {
     "add_host": lambda f: "Made known",
     "new_join_token": lambda f: "A join token was made; those not used before stopped working",
     "revoke_host": lambda f: "Its agent's credential was revoked",
     "attest_host_off": lambda f: "It counts as powered off",
-    "set_maintenance": lambda f: f"Maintenance announced: {window(parsed(f.get('start')), parsed(f.get('end')))}",
-    "cancel_maintenance": lambda f: f"Maintenance taken back: {window(parsed(f.get('start')), parsed(f.get('end')))}",
+    "set_maintenance": lambda f: f"Maintenance announced: {window(parsed_time(f.get('start')), parsed_time(f.get('end')))}",
+    "cancel_maintenance": lambda f: f"Maintenance taken back: {window(parsed_time(f.get('start')), parsed_time(f.get('end')))}",
     "diagnose_gpu": lambda f: f"GPU {f.plain('', 'gpu')} is to be looked at",
     "diagnose_host": lambda f: f"To be looked at: {gpu_list(f.get('gpus') or [])}",
     "forget_gpu": lambda f: f"GPU {f.plain('', 'gpu')} ({f.plain('', 'uuid')}) is gone for good",
@@ -86,30 +86,30 @@ HOST_DEEDS: dict[str, Callable[[Facts], str]] = {
 }
 
 
-def host_deed(verb: str, numbers: Numbers) -> str:
+def host_action_text(verb: str, numbers: Numbers) -> str:
     """What a person did to a host, without who and why."""
-    words = HOST_DEEDS.get(verb)
-    return words(Facts(numbers, None)) if words else verb.replace("_", " ").capitalize()
+    words = HOST_ACTIONS.get(verb)
+    return words(ReasonNumbers(numbers, None)) if words else verb.replace("_", " ").capitalize()
 
 
 
-def announced(host: str, windows: Sequence[tuple[str, datetime, datetime]]) -> str:
+def maintenance_windows_text(host: str, windows: Sequence[tuple[str, datetime, datetime]]) -> str:
     """Which maintenance windows a host has: the number of each, its start and its end."""
     listed = ", ".join(f"{number} ({window(start, end)})" for number, start, end in windows)
     return f"announced for {host}: {listed}." if listed else f"{host} has no maintenance window announced."
 
 
-def still_there(leaving: Sequence[tuple[str, datetime]], staying: Sequence[tuple[str, datetime]]) -> str:
+def remaining_work_sentence(leaving: Sequence[tuple[str, datetime]], staying: Sequence[tuple[str, datetime]]) -> str:
     """What has not left a host that takes nothing new: (name, gone by then at the latest) of what was told to go, and of what
     runs to its own end. Each soonest first."""
     if not leaving and not staying:
         return "Nothing runs on it any more."
     said = []
     if leaving:
-        said.append(f"Still leaving: {_named(leaving)}, by {moment(leaving[-1][1])} at the latest.")
+        said.append(f"Still leaving: {_named(leaving)}, by {date_and_time(leaving[-1][1])} at the latest.")
     if staying:
         verb = "runs to its end" if len(staying) == 1 else "run to their ends"
-        said.append(f"{_named(staying)} {verb}, by {moment(staying[-1][1])} at the latest.")
+        said.append(f"{_named(staying)} {verb}, by {date_and_time(staying[-1][1])} at the latest.")
     return " ".join(said)
 
 
@@ -123,7 +123,7 @@ def _named(rows: Sequence[tuple[str, datetime]], most: int = 4) -> str:
 
 
 # Why a verb on a GPU is refused: the engine's code to a sentence of its numbers.
-MISFITS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+GEOMETRY_MISFITS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "unknown": lambda n: f"{n['profile']} is no profile of it; allowed: {', '.join(n['offered'])}.",
     "most": lambda n: f"{n['asked']} times {n['profile']} is asked for, and {n['allowed']} of it fit.",
     "slices": lambda n: f"together they take {n['asked']} compute slices, and it has {n['allowed']}.",
@@ -137,7 +137,7 @@ GEOMETRY_REFUSED: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "pool_is_static": lambda n: (
         f"{n['pool']} is a static pool: its GPUs belong to one team as they are, and their geometry is not changed."
     ),
-    "geometry_does_not_fit": lambda n: f"GPU {n['gpu']} of {n['host']} can't be split like this: {MISFITS[n['why']](n)}",
+    "geometry_does_not_fit": lambda n: f"GPU {n['gpu']} of {n['host']} can't be split like this: {GEOMETRY_MISFITS[n['why']](n)}",
     "geometry_is_the_same": lambda n: f"GPU {n['gpu']} of {n['host']} is {n['geometry'] or 'one whole GPU'} already.",
     "geometry_is_changing": lambda n: f"The geometry of GPU {n['gpu']} of {n['host']} is being changed already.",
     "gpu_is_not_well": lambda n: f"GPU {n['gpu']} of {n['host']} is {n['repair_state']}: return it to service first.",
@@ -150,7 +150,7 @@ GEOMETRY_REFUSED: dict[str, Callable[[Mapping[str, Any]], str]] = {
 }
 MAINTENANCE_REFUSED: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "windows_overlap": lambda n: (
-        f"{n['host']} is away already {window(parsed(n['start']), parsed(n['end']))} ({n['reason']}, window {n['window']}). "
+        f"{n['host']} is away already {window(parsed_time(n['start']), parsed_time(n['end']))} ({n['reason']}, window {n['window']}). "
         "Choose a time outside of it, or take it back first."
     ),
 }

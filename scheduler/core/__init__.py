@@ -1,0 +1,1 @@
+"""Plan one pool in pure functions: no Django, no clock, no I/O, no randomness. Start at planner.py."""

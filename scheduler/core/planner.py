@@ -6,15 +6,15 @@ is made for it by eviction, or else it is refused with the reason, its place, an
 
 from __future__ import annotations
 
-from scheduler.core.board import Board
-from scheduler.core.decide import Cycle
-from scheduler.core.gates import turn_away
-from scheduler.core.holding import keep_reservations
-from scheduler.core.model import Plan, Queued, Refusal, Snapshot
-from scheduler.core.ordering import Line, Turn
-from scheduler.core.poolfacts import PoolFacts
-from scheduler.core.reasons import Code
-from scheduler.core.waiting import Waiting
+from scheduler.core.explain.refusals import RefusalRecorder
+from scheduler.core.model.pool_snapshot import PoolSnapshot
+from scheduler.core.model.pool_state import PoolState
+from scheduler.core.model.snapshot import Plan, QueuedWorkload, Refusal, Snapshot
+from scheduler.core.promises.reservation_binding import bind_reservations
+from scheduler.core.queue.admission import admit
+from scheduler.core.queue.turn_order import QueueTurn, TurnOrder
+from scheduler.core.reasons import ReasonCode
+from scheduler.core.workload_turn import WorkloadTurn
 
 
 def plan(snapshot: Snapshot, now: int, *, explain: bool = True) -> Plan:
@@ -23,15 +23,15 @@ def plan(snapshot: Snapshot, now: int, *, explain: bool = True) -> Plan:
     ``explain=False`` gives the same decisions sooner, for simulations whose refusals nobody reads: of these only those
     are named for which units are kept or set aside.
     """
-    pools = {pool.id: PoolFacts(snapshot, pool) for pool in snapshot.pools}
+    pools = {pool.id: PoolSnapshot(snapshot, pool) for pool in snapshot.pools}
     homeless = [queued for queued in snapshot.queued if queued.pool not in pools]
     return plan_pools(snapshot.epoch, list(pools.values()), homeless, now, explain)
 
 
-def plan_pools(epoch: int, pools: list[PoolFacts], homeless: list[Queued], now: int, explain: bool) -> Plan:
+def plan_pools(epoch: int, pools: list[PoolSnapshot], homeless: list[QueuedWorkload], now: int, explain: bool) -> Plan:
     """The same, from the facts of each pool; ``homeless`` is what waits in none of them."""
     boards = [plan_pool(facts, now, explain) for facts in pools]
-    nowhere = [Refusal(queued.id, Code.NOT_YOUR_POOL, (("pool", queued.pool),)) for queued in homeless if explain]
+    nowhere = [Refusal(queued.id, ReasonCode.NOT_YOUR_POOL, (("pool", queued.pool),)) for queued in homeless if explain]
     return Plan(
         epoch,
         placements=tuple(sorted((p for b in boards for p in b.placements), key=lambda p: p.workload)),
@@ -43,24 +43,24 @@ def plan_pools(epoch: int, pools: list[PoolFacts], homeless: list[Queued], now: 
 
 
 def plan_pool(
-    facts: PoolFacts, now: int, explain: bool, turns: dict[int, Turn] | None = None, until: int | None = None
-) -> Board:
+    facts: PoolSnapshot, now: int, explain: bool, turns: dict[int, QueueTurn] | None = None, until: int | None = None
+) -> PoolState:
     """One pool's part of the plan, on its board. ``turns`` is filled with what each workload's turn was decided by;
     after the turn of the workload ``until``, who asks about that one alone need not know more."""
-    board = Board(facts, facts.pool, now)
-    promises = keep_reservations(board)
-    line = Line(board, *turn_away(board, explain))
+    board = PoolState(facts, facts.pool, now)
+    promises = bind_reservations(board)
+    line = TurnOrder(board, *admit(board, explain))
     line.turns = turns
-    waiting = Waiting(board, promises, line.unit_seconds, explain)
-    cycle = Cycle(board, line, waiting)
+    waiting = RefusalRecorder(board, promises, line.unit_seconds, explain)
+    cycle = WorkloadTurn(board, line, waiting)
     for queued in line:
         if cycle.start_on_free_units(queued):
             line.started(queued)
-        elif line.comes_again:
+        elif line.requeued:
             continue  # when those have had their turn who are guaranteed what it would borrow
-        elif not cycle.make_room(queued):
+        elif not cycle.evict_for_room(queued):
             waiting.refuse(queued)
-            line.got_nothing(queued, cycle.who_else_gets_nothing(queued))
+            line.note_unplaced(queued, cycle.skip_scope(queued))
         if queued.id == until:
             break
     return board

@@ -6,7 +6,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 
-class Code(StrEnum):
+class ReasonCode(StrEnum):
     # why a workload starts
     FREE_WITHIN_GUARANTEE = "free_within_guarantee"
     FREE_BORROWED = "free_borrowed"

@@ -4,7 +4,7 @@ import django.contrib.postgres.constraints
 import django.contrib.postgres.fields
 import django.contrib.postgres.fields.ranges
 import django.db.models.deletion
-import scheduler.states
+import scheduler.state.states
 import uuid
 from django.conf import settings
 from django.db import migrations, models
@@ -35,9 +35,9 @@ class Migration(migrations.Migration):
                 ('agent_instance', models.CharField(blank=True, default='', help_text='random per agent installation: tells a clone', max_length=64)),
                 ('credential_hash', models.CharField(blank=True, default='', max_length=64)),
                 ('credential_expires_at', models.DateTimeField(blank=True, null=True)),
-                ('lease_state', models.CharField(choices=[('joining', 'joining'), ('alive', 'alive'), ('suspect', 'suspect'), ('silent', 'silent')], default=scheduler.states.LeaseState['JOINING'], max_length=10)),
-                ('admin_state', models.CharField(choices=[('in_service', 'in service'), ('cordoned', 'cordoned'), ('draining', 'draining'), ('maintenance', 'maintenance')], default=scheduler.states.AdminState['IN_SERVICE'], max_length=12)),
-                ('repair_state', models.CharField(choices=[('well', 'well'), ('quarantined', 'quarantined'), ('diagnosing', 'diagnosing'), ('out', 'out')], default=scheduler.states.RepairState['WELL'], max_length=12)),
+                ('lease_state', models.CharField(choices=[('joining', 'joining'), ('alive', 'alive'), ('suspect', 'suspect'), ('silent', 'silent')], default=scheduler.state.states.LeaseState['JOINING'], max_length=10)),
+                ('admin_state', models.CharField(choices=[('in_service', 'in service'), ('cordoned', 'cordoned'), ('draining', 'draining'), ('maintenance', 'maintenance')], default=scheduler.state.states.AdminState['IN_SERVICE'], max_length=12)),
+                ('repair_state', models.CharField(choices=[('well', 'well'), ('quarantined', 'quarantined'), ('diagnosing', 'diagnosing'), ('out', 'out')], default=scheduler.state.states.RepairState['WELL'], max_length=12)),
                 ('state_reason', models.CharField(blank=True, default='', help_text='why it is not simply in service', max_length=300)),
                 ('refused_agent', models.JSONField(blank=True, help_text='the last agent that was turned away here: instance, boot_id, reason, at', null=True)),
                 ('last_sync_at', models.DateTimeField(blank=True, null=True)),
@@ -103,7 +103,7 @@ class Migration(migrations.Migration):
                 ('nvlink_group', models.PositiveSmallIntegerField(blank=True, null=True)),
                 ('numa_node', models.PositiveSmallIntegerField(blank=True, null=True)),
                 ('pci_bus_id', models.CharField(blank=True, default='', max_length=32)),
-                ('repair_state', models.CharField(choices=[('well', 'well'), ('quarantined', 'quarantined'), ('diagnosing', 'diagnosing'), ('out', 'out')], default=scheduler.states.RepairState['WELL'], max_length=12)),
+                ('repair_state', models.CharField(choices=[('well', 'well'), ('quarantined', 'quarantined'), ('diagnosing', 'diagnosing'), ('out', 'out')], default=scheduler.state.states.RepairState['WELL'], max_length=12)),
                 ('state_reason', models.CharField(blank=True, default='', max_length=300)),
                 ('retired_at', models.DateTimeField(blank=True, help_text='no longer reported by its host', null=True)),
                 ('created_at', models.DateTimeField()),
@@ -181,7 +181,7 @@ class Migration(migrations.Migration):
                 ('name', models.CharField(max_length=80)),
                 ('start', models.DateTimeField()),
                 ('end', models.DateTimeField()),
-                ('state', models.CharField(choices=[('confirmed', 'confirmed'), ('active', 'active'), ('over', 'over'), ('released', 'released'), ('cancelled', 'cancelled')], default=scheduler.states.ReservationState['CONFIRMED'], max_length=10)),
+                ('state', models.CharField(choices=[('confirmed', 'confirmed'), ('active', 'active'), ('over', 'over'), ('released', 'released'), ('cancelled', 'cancelled')], default=scheduler.state.states.ReservationState['CONFIRMED'], max_length=10)),
                 ('may_exceed_guarantee', models.BooleanField(default=False)),
                 ('first_used_at', models.DateTimeField(blank=True, null=True)),
                 ('ended_at', models.DateTimeField(blank=True, help_text='when it was over, released or cancelled', null=True)),
@@ -199,7 +199,7 @@ class Migration(migrations.Migration):
                 ('rank', models.PositiveSmallIntegerField(default=0)),
                 ('generation', models.BigIntegerField()),
                 ('public_id', models.UUIDField(default=uuid.uuid4, editable=False, unique=True)),
-                ('state', models.CharField(choices=[('placed', 'placed'), ('starting', 'starting'), ('running', 'running'), ('stopping', 'stopping'), ('ended', 'ended')], default=scheduler.states.RunState['PLACED'], max_length=10)),
+                ('state', models.CharField(choices=[('placed', 'placed'), ('starting', 'starting'), ('running', 'running'), ('stopping', 'stopping'), ('ended', 'ended')], default=scheduler.state.states.RunState['PLACED'], max_length=10)),
                 ('placed_at', models.DateTimeField()),
                 ('starting_at', models.DateTimeField(blank=True, null=True)),
                 ('running_at', models.DateTimeField(blank=True, null=True)),
@@ -319,7 +319,7 @@ class Migration(migrations.Migration):
                 ('max_runtime_seconds', models.PositiveIntegerField()),
                 ('predicted_seconds', models.PositiveIntegerField(help_text='fixed at submission, never above max_runtime_seconds')),
                 ('most_retries', models.PositiveSmallIntegerField(default=0)),
-                ('state', models.CharField(choices=[('queued', 'queued'), ('placed', 'placed'), ('starting', 'starting'), ('running', 'running'), ('notice', 'notice'), ('stopping', 'stopping'), ('ended', 'ended')], default=scheduler.states.WorkloadState['QUEUED'], max_length=10)),
+                ('state', models.CharField(choices=[('queued', 'queued'), ('placed', 'placed'), ('starting', 'starting'), ('running', 'running'), ('notice', 'notice'), ('stopping', 'stopping'), ('ended', 'ended')], default=scheduler.state.states.WorkloadState['QUEUED'], max_length=10)),
                 ('attempt', models.PositiveIntegerField(default=0, help_text='how often it has been placed')),
                 ('submitted_at', models.DateTimeField()),
                 ('queued_at', models.DateTimeField(help_text='last time it began to wait')),

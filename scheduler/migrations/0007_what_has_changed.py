@@ -1,8 +1,8 @@
-"""The change feed: what the engine reads between cycles instead of everything. See scheduler/feed.py."""
+"""The change feed: what the engine reads between cycles instead of everything. See scheduler/state/change_feed.py."""
 
 from django.db import migrations
 
-from scheduler import feed
+from scheduler.state import change_feed
 
 ASK = (
     "units", "hosts", "models_wanted", "profile", "min_memory_mib", "min_compute_capability", "nvlink", "labels_required",
@@ -24,23 +24,23 @@ QUOTA = ("team_id", "pool_id", "model", "guaranteed_slots", "borrow_limit_slots"
 GATE = ("team_id", "project_id", "action", "numbers", "until")
 
 WATCHED = (
-    feed.watch("scheduler_workload", "workload", WORKLOAD, alive="state <> 'ended'"),
+    change_feed.watch_table_sql("scheduler_workload", "workload", WORKLOAD, alive="state <> 'ended'"),
     # An allocation is noted as its workload: that is what holds it.
-    feed.watch(
+    change_feed.watch_table_sql(
         "scheduler_allocation", "workload", ("period", "slots"), row_id="workload_id", alive="upper_inf(period)"
     ),
-    feed.watch("scheduler_host", "host", HOST),
-    feed.watch("scheduler_gpu", "gpu", GPU),
-    feed.watch("scheduler_unit", "unit", ("gpu_id", "profile", "slots", "memory_mib", "retired_at")),
-    feed.watch("scheduler_reservation", "reservation", RESERVATION),
-    feed.watch("scheduler_boundunit", "bound", ("reservation_id", "unit_id", "period")),
-    feed.watch("scheduler_maintenancewindow", "maintenance", ("host_id", "start", '"end"')),
-    feed.watch("scheduler_quota", "quota", QUOTA),
-    feed.watch("scheduler_decayeduse", "use", ("team_id", "pool_id", "slot_seconds", "as_of")),
-    feed.watch("scheduler_budgetgate", "gate", GATE),
-    feed.watch("scheduler_pool", feed.EVERYTHING, POOL),
-    feed.watch("scheduler_team", feed.EVERYTHING, ("name", "weight")),
-    feed.watch("scheduler_project", feed.EVERYTHING, ("team_id",)),
+    change_feed.watch_table_sql("scheduler_host", "host", HOST),
+    change_feed.watch_table_sql("scheduler_gpu", "gpu", GPU),
+    change_feed.watch_table_sql("scheduler_unit", "unit", ("gpu_id", "profile", "slots", "memory_mib", "retired_at")),
+    change_feed.watch_table_sql("scheduler_reservation", "reservation", RESERVATION),
+    change_feed.watch_table_sql("scheduler_boundunit", "bound", ("reservation_id", "unit_id", "period")),
+    change_feed.watch_table_sql("scheduler_maintenancewindow", "maintenance", ("host_id", "start", '"end"')),
+    change_feed.watch_table_sql("scheduler_quota", "quota", QUOTA),
+    change_feed.watch_table_sql("scheduler_decayeduse", "use", ("team_id", "pool_id", "slot_seconds", "as_of")),
+    change_feed.watch_table_sql("scheduler_budgetgate", "gate", GATE),
+    change_feed.watch_table_sql("scheduler_pool", change_feed.WHOLE_TABLE, POOL),
+    change_feed.watch_table_sql("scheduler_team", change_feed.WHOLE_TABLE, ("name", "weight")),
+    change_feed.watch_table_sql("scheduler_project", change_feed.WHOLE_TABLE, ("team_id",)),
 )
 TABLES = (
     "workload", "allocation", "host", "gpu", "unit", "reservation", "boundunit", "maintenancewindow", "quota", "decayeduse",
@@ -52,6 +52,6 @@ class Migration(migrations.Migration):
     dependencies = [("scheduler", "0006_recurring_and_changed_reservations")]
 
     operations = [
-        migrations.RunSQL(feed.TABLE, "DROP TABLE scheduler_change"),
-        migrations.RunSQL("\n".join(WATCHED), "".join(feed.unwatch(f"scheduler_{table}") for table in TABLES)),
+        migrations.RunSQL(change_feed.CREATE_CHANGE_TABLE, "DROP TABLE scheduler_change"),
+        migrations.RunSQL("\n".join(WATCHED), "".join(change_feed.unwatch_table_sql(f"scheduler_{table}") for table in TABLES)),
     ]

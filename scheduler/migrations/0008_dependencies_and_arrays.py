@@ -6,7 +6,7 @@ import uuid
 from django.conf import settings
 from django.db import migrations, models
 
-from scheduler import feed
+from scheduler.state import change_feed
 
 
 ASK = (
@@ -22,8 +22,8 @@ WORKLOAD = (
 RESERVATION = (*ASK, "state", "pool_id", "project_id", "start", '"end"', "may_exceed_guarantee")
 WATCHED = "\n".join(
     (
-        feed.watch("scheduler_workload", "workload", WORKLOAD, alive="state <> 'ended'"),
-        feed.watch("scheduler_reservation", "reservation", RESERVATION),
+        change_feed.watch_table_sql("scheduler_workload", "workload", WORKLOAD, alive="state <> 'ended'"),
+        change_feed.watch_table_sql("scheduler_reservation", "reservation", RESERVATION),
     )
 )
 

@@ -2,7 +2,7 @@
 
 from django.db import migrations, models
 
-from scheduler import feed
+from scheduler.state import change_feed
 
 
 QUOTA = (
@@ -53,5 +53,5 @@ class Migration(migrations.Migration):
             name='when_used_up',
             field=models.CharField(choices=[('borrow', 'it only borrows until the period is over'), ('refuse', 'nothing new starts until the period is over')], default='borrow', max_length=6),
         ),
-        migrations.RunSQL(feed.watch("scheduler_quota", "quota", QUOTA), migrations.RunSQL.noop),
+        migrations.RunSQL(change_feed.watch_table_sql("scheduler_quota", "quota", QUOTA), migrations.RunSQL.noop),
     ]

@@ -4,7 +4,7 @@ import django.contrib.postgres.fields
 import django.db.models.deletion
 from django.db import migrations, models
 
-from scheduler import feed
+from scheduler.state import change_feed
 
 WORKLOAD = (
     "units", "hosts", "models_wanted", "profile", "min_memory_mib", "min_compute_capability", "nvlink", "labels_required",
@@ -65,6 +65,6 @@ class Migration(migrations.Migration):
             constraint=models.CheckConstraint(condition=models.Q(('on__isnull', True), ('on_array__isnull', True), _connector='XOR'), name='a_dependency_is_on_a_workload_or_on_an_array'),
         ),
         migrations.RunSQL(
-            feed.watch("scheduler_workload", "workload", WORKLOAD, alive="state <> 'ended'"), migrations.RunSQL.noop
+            change_feed.watch_table_sql("scheduler_workload", "workload", WORKLOAD, alive="state <> 'ended'"), migrations.RunSQL.noop
         ),
     ]

@@ -2,7 +2,7 @@
 
 from django.db import migrations, models
 
-from scheduler import feed
+from scheduler.state import change_feed
 
 POOL = (
     "name", "kind", "team_id", "notice_seconds", "grace_seconds", "minimum_runtime_seconds", "half_life_seconds",
@@ -35,6 +35,6 @@ class Migration(migrations.Migration):
                 choices=CHOICES, default="none", help_text="what it keeps apart, from its report", max_length=12
             ),
         ),
-        migrations.RunSQL(feed.watch("scheduler_pool", feed.EVERYTHING, POOL), migrations.RunSQL.noop),
-        migrations.RunSQL(feed.watch("scheduler_host", "host", HOST), migrations.RunSQL.noop),
+        migrations.RunSQL(change_feed.watch_table_sql("scheduler_pool", change_feed.WHOLE_TABLE, POOL), migrations.RunSQL.noop),
+        migrations.RunSQL(change_feed.watch_table_sql("scheduler_host", "host", HOST), migrations.RunSQL.noop),
     ]

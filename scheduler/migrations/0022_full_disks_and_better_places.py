@@ -4,7 +4,7 @@ import django.contrib.postgres.fields
 import django.db.models.deletion
 from django.db import migrations, models
 
-from scheduler import feed
+from scheduler.state import change_feed
 
 HOST = (
     "pool_id", "name", "labels", "cpu_milli", "memory_mib", "lease_state", "admin_state", "repair_state", "isolation_level",
@@ -56,7 +56,7 @@ class Migration(migrations.Migration):
             ),
         ),
         migrations.RunSQL(
-            feed.watch("scheduler_workload", "workload", WORKLOAD, alive="state <> 'ended'"), migrations.RunSQL.noop
+            change_feed.watch_table_sql("scheduler_workload", "workload", WORKLOAD, alive="state <> 'ended'"), migrations.RunSQL.noop
         ),
-        migrations.RunSQL(feed.watch("scheduler_host", "host", HOST), migrations.RunSQL.noop),
+        migrations.RunSQL(change_feed.watch_table_sql("scheduler_host", "host", HOST), migrations.RunSQL.noop),
     ]

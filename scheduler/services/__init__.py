@@ -1,25 +1,27 @@
 """The verbs that change what the scheduler knows. They trust their caller: permission and audit are portal's.
 
-Each is one transaction with its own locks (``scheduler.locks``), takes ``now``, and nudges the engine after the commit. A verb that
-answers a bool says whether it changed anything; what the world does not allow raises Refused with numbers.
+Each is one transaction with its own locks (``scheduler.coordination.locks``), takes ``now``, and nudges the engine after the commit. A verb that
+answers a bool says whether it changed anything; what the world does not allow raises OperationRejected with numbers.
 """
 
-from scheduler.dependencies import never_met
-from scheduler.services.agents import (
-    TOKEN_LIFE,
-    Credential,
-    challenge_for_old,
+from scheduler.queue.dependencies import first_never_met
+from scheduler.reads.previews import ImpossibleStart, impossible_start, impossible_start_of, preview_workload
+from scheduler.services.backup_restore import RestoreResult, recover_after_restore
+from scheduler.services.budget_gates import close_budget_gate, open_budget_gate
+from scheduler.services.host_credentials import (
+    JOIN_TOKEN_TTL,
+    HostCredential,
+    challenge_for_expired,
     due_challenge,
     issue_join_token,
-    note_refused_agent,
-    prove,
+    record_rejected_agent,
+    redeem_challenge,
     redeem_join_token,
-    renew_old,
+    renew_expired_credential,
     renewed_credential,
     revoke_credential,
     verify_credential,
 )
-from scheduler.services.gates import close_budget_gate, open_budget_gate
 from scheduler.services.hosts import (
     add_host,
     cancel_maintenance,
@@ -34,9 +36,8 @@ from scheduler.services.hosts import (
     take_out_gpu,
     trip_host,
 )
-from scheduler.services.previews import Never, never_starts, never_starts_of, preview_workload
-from scheduler.services.quotas import change_quota, guarantee_room
-from scheduler.services.refused import Refused
+from scheduler.services.quotas import change_quota, guarantee_capacity
+from scheduler.services.rejection import OperationRejected
 from scheduler.services.reservations import (
     cancel_reservation,
     cancel_series,
@@ -48,28 +49,27 @@ from scheduler.services.reservations import (
     confirm_series,
     evicted_by_reservation,
     first_windows,
-    locked_reservation,
-    move_reservation,
+    lock_reservation,
+    rebind_reservation,
     shorten_reservation,
 )
-from scheduler.services.restore import CameBack, come_back
 from scheduler.services.workloads import (
     cancel_array,
     cancel_workload,
     extend_workload,
-    keep_workload,
+    postpone_idle_stop,
     queue_array,
     queue_workload,
+    record_idle_warning,
     request_stop,
-    warn_idle,
 )
 
 __all__ = [
-    "TOKEN_LIFE",
-    "Credential",
-    "Never",
-    "CameBack",
-    "Refused",
+    "JOIN_TOKEN_TTL",
+    "HostCredential",
+    "ImpossibleStart",
+    "RestoreResult",
+    "OperationRejected",
     "add_host",
     "cancel_array",
     "cancel_maintenance",
@@ -83,7 +83,7 @@ __all__ = [
     "check_window",
     "check_windows",
     "close_budget_gate",
-    "come_back",
+    "recover_after_restore",
     "confirm_reservation",
     "confirm_series",
     "cordon_host",
@@ -91,19 +91,19 @@ __all__ = [
     "evicted_by_reservation",
     "extend_workload",
     "first_windows",
-    "guarantee_room",
+    "guarantee_capacity",
     "issue_join_token",
-    "keep_workload",
-    "locked_reservation",
-    "move_reservation",
-    "never_met",
-    "never_starts",
-    "never_starts_of",
-    "challenge_for_old",
+    "postpone_idle_stop",
+    "lock_reservation",
+    "rebind_reservation",
+    "first_never_met",
+    "impossible_start",
+    "impossible_start_of",
+    "challenge_for_expired",
     "due_challenge",
-    "note_refused_agent",
-    "prove",
-    "renew_old",
+    "record_rejected_agent",
+    "redeem_challenge",
+    "renew_expired_credential",
     "open_budget_gate",
     "preview_workload",
     "quarantine_gpu",
@@ -121,5 +121,5 @@ __all__ = [
     "take_out_gpu",
     "trip_host",
     "verify_credential",
-    "warn_idle",
+    "record_idle_warning",
 ]

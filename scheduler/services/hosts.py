@@ -9,8 +9,8 @@ from enum import StrEnum
 from django.db import transaction
 from django.db.models import QuerySet
 
-from scheduler import commands, locks, nudge
-from scheduler.core.reasons import Code
+from scheduler.coordination import locks
+from scheduler.core.reasons import ReasonCode
 from scheduler.models import (
     Gpu,
     GpuStateChange,
@@ -21,10 +21,12 @@ from scheduler.models import (
     Run,
     Workload,
 )
-from scheduler.services.refused import Refused
-from scheduler.states import TRANSITIONS, AdminState, RepairState, RunState, WorkloadState, change_state
+from scheduler.runs import commands
+from scheduler.services.rejection import OperationRejected
+from scheduler.state import nudge
+from scheduler.state.states import TRANSITIONS, AdminState, RepairState, RunState, WorkloadState, change_state
 
-LONGEST_REASON = 300  # characters, of what is kept beside a host's states
+MAX_REASON_LENGTH = 300  # characters, of what is kept beside a host's states
 
 
 @transaction.atomic
@@ -46,13 +48,13 @@ def cordon_for_fault(host: Host, gpu: Gpu | None, *, reason: str, now: datetime)
     person has closed stays as that one wanted it, and says this beside. False when nothing of it is new."""
     fresh = locks.hosts([host.pk])[host.pk]
     if _is_closed(fresh):
-        cordoned = _note(fresh, reason, now)
+        cordoned = _add_reason(fresh, reason, now)
     else:
         cordoned = _change(fresh, "admin_state", AdminState.CORDONED, reason, now)
     quarantined = gpu is not None and _quarantine_gpu(gpu, reason, now)
     if cordoned:
-        move_work_off(fresh, now=now, also_unpreemptible=False)
-    _copy(fresh, host)
+        drain_workloads(fresh, now=now, also_unpreemptible=False)
+    _copy_states(fresh, host)
     return cordoned or quarantined
 
 
@@ -60,12 +62,12 @@ def cordon_for_fault(host: Host, gpu: Gpu | None, *, reason: str, now: datetime)
 def drain_for_fault(host: Host, *, reason: str, now: datetime) -> bool:
     """The host is drained. One that a person has closed keeps that reason, and says this beside. False when none of it is new."""
     fresh = locks.hosts([host.pk])[host.pk]
-    noted = _is_closed(fresh) and _note(fresh, reason, now)
+    noted = _is_closed(fresh) and _add_reason(fresh, reason, now)
     why = fresh.state_reason if _is_closed(fresh) else reason
     drained = _change(fresh, "admin_state", AdminState.DRAINING, why, now)
     if drained:
-        move_work_off(fresh, now=now, also_unpreemptible=False)
-    _copy(fresh, host)
+        drain_workloads(fresh, now=now, also_unpreemptible=False)
+    _copy_states(fresh, host)
     return noted or drained
 
 
@@ -73,21 +75,21 @@ def _is_closed(host: Host) -> bool:
     return host.admin_state in (AdminState.CORDONED, AdminState.DRAINING)
 
 
-def _note(host: Host, reason: str, now: datetime) -> bool:
+def _add_reason(host: Host, reason: str, now: datetime) -> bool:
     """What happened to a host that is closed, beside why it was: who returns it for that has to see this, too. The host is locked.
     False where it says so already."""
     if reason in host.state_reason:
         return False
-    host.state_reason = beside(host.state_reason, reason)
+    host.state_reason = join_reasons(host.state_reason, reason)
     Host.objects.filter(pk=host.pk).update(state_reason=host.state_reason)
     record_host_change(host, reason, now)
     return True
 
 
-def beside(before: str, reason: str) -> str:
+def join_reasons(before: str, reason: str) -> str:
     """Two reasons in one, the later one whole."""
-    room = LONGEST_REASON - len(reason) - 2
-    return f"{before[:room]}; {reason}" if before and room > 0 else reason[:LONGEST_REASON]
+    room = MAX_REASON_LENGTH - len(reason) - 2
+    return f"{before[:room]}; {reason}" if before and room > 0 else reason[:MAX_REASON_LENGTH]
 
 
 @transaction.atomic
@@ -95,7 +97,7 @@ def drain_host(host: Host, *, reason: str, now: datetime) -> bool:
     """Nothing new is placed on it; preemptible work gets its notice and goes elsewhere, the rest runs to its end."""
     if not _change_admin(host, AdminState.DRAINING, reason, now):
         return False
-    move_work_off(host, now=now, also_unpreemptible=False)
+    drain_workloads(host, now=now, also_unpreemptible=False)
     return True
 
 
@@ -108,7 +110,7 @@ def return_host(host: Host, *, reason: str = "", now: datetime) -> bool:
     if fresh.tripped_at is not None:
         Host.objects.filter(pk=fresh.pk).update(tripped_at=None)
         host.tripped_at = None
-    _copy(fresh, host)
+    _copy_states(fresh, host)
     return was_closed or was_ill
 
 
@@ -128,14 +130,14 @@ def check_maintenance(host: Host, *, start: datetime, end: datetime) -> None:
     other = MaintenanceWindow.objects.filter(host=host, start__lt=end, end__gt=start).order_by("start", "pk").first()
     if other is not None:
         times = (("start", other.start.isoformat()), ("end", other.end.isoformat()))
-        raise Refused("windows_overlap", (("host", host.name), *times, ("reason", other.reason), ("window", other.pk)))
+        raise OperationRejected("windows_overlap", (("host", host.name), *times, ("reason", other.reason), ("window", other.pk)))
 
 
 @transaction.atomic
 def set_maintenance(host: Host, *, start: datetime, end: datetime, reason: str, now: datetime) -> MaintenanceWindow:
     """Announce a window: nothing is placed that would run into it, and the host's work is moved off in time for its start.
 
-    Raises Refused as ``check_maintenance``.
+    Raises OperationRejected as ``check_maintenance``.
     """
     locks.hosts([host.pk])
     check_maintenance(host, start=start, end=end)
@@ -164,7 +166,7 @@ def enter_maintenance(host: Host, *, reason: str, now: datetime) -> bool:
     is_open = fresh.admin_state == AdminState.IN_SERVICE and fresh.repair_state == RepairState.WELL
     kept = "" if is_open else fresh.state_reason
     changed = _change(fresh, "admin_state", AdminState.MAINTENANCE, reason, now, kept or reason)
-    _copy(fresh, host)
+    _copy_states(fresh, host)
     return changed
 
 
@@ -174,7 +176,7 @@ def leave_maintenance(host: Host, *, now: datetime) -> bool:
     well as it is."""
     fresh = locks.hosts([host.pk])[host.pk]
     changed = _leave_maintenance(fresh, "its maintenance window is over", now)
-    _copy(fresh, host)
+    _copy_states(fresh, host)
     return changed
 
 
@@ -194,8 +196,8 @@ def quarantine_host(host: Host, *, reason: str, now: datetime) -> bool:
     fresh = locks.hosts([host.pk])[host.pk]
     changed = _change(fresh, "repair_state", RepairState.QUARANTINED, reason, now)
     if changed:
-        move_work_off(fresh, now=now, also_unpreemptible=False)
-    _copy(fresh, host)
+        drain_workloads(fresh, now=now, also_unpreemptible=False)
+    _copy_states(fresh, host)
     return changed
 
 
@@ -212,9 +214,9 @@ def quarantine_gpu(gpu: Gpu, *, reason: str, now: datetime) -> bool:
 def _quarantine_gpu(gpu: Gpu, reason: str, now: datetime) -> bool:
     """The same of a GPU whose host is locked."""
     fresh = Gpu.objects.get(pk=gpu.pk)
-    if not change_gpu(fresh, RepairState.QUARANTINED, reason, now):
+    if not change_gpu_repair(fresh, RepairState.QUARANTINED, reason, now):
         return False
-    _stop_holders(fresh, now)
+    _stop_gpu_holders(fresh, now)
     gpu.repair_state, gpu.state_reason = fresh.repair_state, fresh.state_reason
     return True
 
@@ -224,17 +226,17 @@ def take_out_gpu(gpu: Gpu, *, reason: str, now: datetime) -> bool:
     """Broken, or on its way to the vendor: its work is stopped and goes elsewhere. False when it was out already."""
     locks.hosts([gpu.host_id])
     fresh = Gpu.objects.get(pk=gpu.pk)
-    if not change_gpu(fresh, RepairState.OUT, reason, now):
+    if not change_gpu_repair(fresh, RepairState.OUT, reason, now):
         return False
-    _stop_holders(fresh, now)
+    _stop_gpu_holders(fresh, now)
     gpu.repair_state, gpu.state_reason = fresh.repair_state, fresh.state_reason
     return True
 
 
-def _stop_holders(gpu: Gpu, now: datetime) -> None:
+def _stop_gpu_holders(gpu: Gpu, now: datetime) -> None:
     holders = Workload.objects.filter(allocations__unit__gpu=gpu, allocations__period__upper_inf=True)
     for workload in locks.workloads(holders.values_list("pk", flat=True)).values():
-        commands.stop(workload, code=Code.GPU_ERROR, grace_seconds=workload.pool.grace_seconds, now=now)
+        commands.order_stop(workload, code=ReasonCode.GPU_ERROR, grace_seconds=workload.pool.grace_seconds, now=now)
 
 
 @transaction.atomic
@@ -242,37 +244,37 @@ def return_gpu(gpu: Gpu, *, reason: str = "", now: datetime) -> bool:
     """Well again. False when it was."""
     locks.hosts([gpu.host_id])
     fresh = Gpu.objects.get(pk=gpu.pk)
-    changed = change_gpu(fresh, RepairState.WELL, reason, now)
+    changed = change_gpu_repair(fresh, RepairState.WELL, reason, now)
     gpu.repair_state, gpu.state_reason = fresh.repair_state, fresh.state_reason
     return changed
 
 
-def move_work_off(host: Host, *, now: datetime, also_unpreemptible: bool) -> None:
+def drain_workloads(host: Host, *, now: datetime, also_unpreemptible: bool) -> None:
     """Jobs on it get a notice (those that had not begun are stopped) and are queued again. Inside a transaction, host locked."""
     here = Run.objects.filter(host=host).exclude(state=RunState.ENDED)
-    live = Workload.objects.filter(runs__in=here, state__in=commands.LIVE)
+    live = Workload.objects.filter(runs__in=here, state__in=commands.LIVE_STATES)
     if not also_unpreemptible:
         live = live.filter(preemptible=True)
-    _tell_to_leave(live, host.pool, now)
+    _evict(live, host.pool, now)
 
 
-def move_work_off_gpu(gpu: Gpu, *, now: datetime) -> None:
+def drain_gpu_workloads(gpu: Gpu, *, now: datetime) -> None:
     """The same for preemptible holders of a part of one GPU; the rest runs to its end. Its host is locked by the caller."""
     holders = Workload.objects.filter(
-        allocations__unit__gpu=gpu, allocations__period__upper_inf=True, state__in=commands.LIVE, preemptible=True
+        allocations__unit__gpu=gpu, allocations__period__upper_inf=True, state__in=commands.LIVE_STATES, preemptible=True
     )
-    _tell_to_leave(holders, gpu.host.pool, now)
+    _evict(holders, gpu.host.pool, now)
 
 
-def _tell_to_leave(live: QuerySet[Workload], pool: Pool, now: datetime) -> None:
+def _evict(live: QuerySet[Workload], pool: Pool, now: datetime) -> None:
     for workload in locks.workloads(live.values_list("pk", flat=True)).values():
         if workload.state == WorkloadState.RUNNING:
             stop_at = now + timedelta(seconds=pool.notice_seconds)
             commands.give_notice(
-                workload, code=Code.DRAINED, stop_at=stop_at, grace_seconds=pool.grace_seconds, now=now
+                workload, code=ReasonCode.DRAINED, stop_at=stop_at, grace_seconds=pool.grace_seconds, now=now
             )
         elif workload.state != WorkloadState.NOTICE:  # asked again at each tick: a notice once given runs out by itself
-            commands.stop(workload, code=Code.DRAINED, grace_seconds=pool.grace_seconds, now=now)
+            commands.order_stop(workload, code=ReasonCode.DRAINED, grace_seconds=pool.grace_seconds, now=now)
 
 
 def record_host_change(host: Host, reason: str, now: datetime) -> None:
@@ -293,7 +295,7 @@ def record_host_change(host: Host, reason: str, now: datetime) -> None:
 def _change_admin(host: Host, new: AdminState, reason: str, now: datetime) -> bool:
     fresh = locks.hosts([host.pk])[host.pk]
     changed = _change(fresh, "admin_state", new, reason, now)
-    _copy(fresh, host)
+    _copy_states(fresh, host)
     return changed
 
 
@@ -311,12 +313,12 @@ def _change(
     return True
 
 
-def change_repair(host: Host, new: RepairState, reason: str, now: datetime) -> bool:
+def change_host_repair(host: Host, new: RepairState, reason: str, now: datetime) -> bool:
     """The repair state alone. Inside a transaction, host locked. False when there is no way from what it is."""
     return _change(host, "repair_state", new, reason, now)
 
 
-def change_gpu(gpu: Gpu, new: RepairState, reason: str, now: datetime) -> bool:
+def change_gpu_repair(gpu: Gpu, new: RepairState, reason: str, now: datetime) -> bool:
     """The same of one GPU; the row kept of it is what its unhealthy time is counted from."""
     old = RepairState(gpu.repair_state)
     if str(new) not in TRANSITIONS[RepairState][str(old)]:
@@ -329,6 +331,6 @@ def change_gpu(gpu: Gpu, new: RepairState, reason: str, now: datetime) -> bool:
     return True
 
 
-def _copy(fresh: Host, given: Host) -> None:
+def _copy_states(fresh: Host, given: Host) -> None:
     for name in ("admin_state", "repair_state", "lease_state", "state_reason"):
         setattr(given, name, getattr(fresh, name))

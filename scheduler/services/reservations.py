@@ -10,17 +10,25 @@ from django.contrib.auth.base_user import AbstractBaseUser as Person
 from django.db import transaction
 from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
 
-from scheduler import commands, locks, nudge, one_answer, snapshot
-from scheduler.core import model
-from scheduler.core.model import WHOLE, WindowAnswer
+from scheduler.coordination import locks
+from scheduler.core.model import snapshot as model
+from scheduler.core.model.snapshot import WHOLE_GPU_PROFILE, WindowCheckResult
 from scheduler.core.planner import plan
-from scheduler.core.reasons import Code
-from scheduler.core.timeline import Claimant
-from scheduler.core.windows import extension_answer, free_windows, window_answer, window_answers
+from scheduler.core.promises.promise_timeline import ReservationRequester
+from scheduler.core.promises.reservation_windows import (
+    check_extension,
+    check_reservation_window,
+    check_reservation_windows,
+    free_windows,
+)
+from scheduler.core.reasons import ReasonCode
+from scheduler.cycle import request_snapshot_cache, snapshot
 from scheduler.models import BoundUnit, BudgetGate, Pool, Project, Reservation, Series, Workload
-from scheduler.recurrence import Recurrence
-from scheduler.services.workloads import end_queued
-from scheduler.states import PROMISED, ReservationState, WorkloadState, change_state
+from scheduler.runs import commands
+from scheduler.services.recurrence import Recurrence
+from scheduler.services.workloads import end_queued_workload
+from scheduler.state import nudge
+from scheduler.state.states import OPEN_RESERVATION_STATES, ReservationState, WorkloadState, change_state
 
 Window = tuple[datetime, datetime]
 
@@ -37,14 +45,14 @@ def check_window(
     exclude: Reservation | None = None,
     owner: Person | None = None,
     **ask: Any,
-) -> WindowAnswer:
+) -> WindowCheckResult:
     """Would a reservation of this ask fit its window at present? Holds nothing; ``exclude`` is one that is being moved.
 
     ``owner`` is whose it would be: one person may hold so much. A budget that refuses new work refuses this, too.
-    ``ask`` are the columns of ``scheduler.models.AskFields``; ``name`` is accepted so that one set of columns serves all verbs.
+    ``ask`` are the columns of ``scheduler.models.AskColumns``; ``name`` is accepted so that one set of columns serves all verbs.
     """
-    taken, who = one_answer.take([pool.pk], now), None if owner is None else owner.pk
-    return _judge(taken, project, pool, start, end, now, may_exceed_guarantee, exclude, who, ask)
+    taken, who = request_snapshot_cache.take_cached_snapshot([pool.pk], now), None if owner is None else owner.pk
+    return _window_answer(taken, project, pool, start, end, now, may_exceed_guarantee, exclude, who, ask)
 
 
 def first_windows(
@@ -58,16 +66,16 @@ def first_windows(
     **ask: Any,
 ) -> list[Window]:
     """The windows of a length that ``check_window`` names to who asks for one that does not fit."""
-    taken, budget = one_answer.take([pool.pk], now), _Budget(project, now)
-    whose = Claimant(project.team_id, owner.pk, may_exceed_guarantee, budget.borrows_again_from)
+    taken, budget = request_snapshot_cache.take_cached_snapshot([pool.pk], now), _BudgetLimits(project, now)
+    whose = ReservationRequester(project.team_id, owner.pk, may_exceed_guarantee, budget.borrows_again_from)
     found = free_windows(
-        taken, _ask(**ask), whose, pool.pk, int(length.total_seconds()), snapshot.seconds(now),
-        snapshot.seconds(budget.earliest(length, None, now)), pool.reservation_horizon_seconds,
+        taken, _ask(**ask), whose, pool.pk, int(length.total_seconds()), snapshot.epoch_seconds(now),
+        snapshot.epoch_seconds(budget.earliest(length, None, now)), pool.reservation_horizon_seconds,
     )  # fmt: skip
     return [(datetime.fromtimestamp(w.start, UTC), datetime.fromtimestamp(w.end, UTC)) for w in found]
 
 
-def _judge(
+def _window_answer(
     taken: model.Snapshot,
     project: Project,
     pool: Pool,
@@ -78,51 +86,51 @@ def _judge(
     exclude: Reservation | None,
     owner: int | None,
     ask: Mapping[str, Any],
-) -> WindowAnswer:
+) -> WindowCheckResult:
     before = None if exclude is None else (max(exclude.start, now), exclude.end)
-    budget = _Budget(project, now)
+    budget = _BudgetLimits(project, now)
     if (no := budget.refuses((start, end), before)) is not None:
         return no
-    return window_answer(
+    return check_reservation_window(
         taken,
         _ask(**ask),
         project.team_id,
         pool.pk,
-        snapshot.seconds(start),
-        snapshot.seconds(end),
-        snapshot.seconds(now),
+        snapshot.epoch_seconds(start),
+        snapshot.epoch_seconds(end),
+        snapshot.epoch_seconds(now),
         exclude_reservation=exclude.pk if exclude else None,
         may_exceed_guarantee=may_exceed_guarantee,
         horizon=pool.reservation_horizon_seconds,
-        earliest=snapshot.seconds(budget.earliest(end - start, before, now)),
+        earliest=snapshot.epoch_seconds(budget.earliest(end - start, before, now)),
         user=owner,
         borrows_again_from=budget.borrows_again_from,
     )
 
 
-class _Budget:
+class _BudgetLimits:
     """What the closed gates of a team and its project mean for its reservations."""
 
     def __init__(self, project: Project, now: datetime) -> None:
-        gates = snapshot.closed_gates(now)
+        gates = snapshot.closed_budget_gates(now)
         whose = (("team", project.team_id), ("project", project.pk))
-        self.borrows_again_from = snapshot.budget_of(gates, project.team_id, project.pk).borrows_again_from
+        self.borrows_again_from = snapshot.budget_effect(gates, project.team_id, project.pk).borrows_again_from
         self.closed = [g for w in whose if (g := gates.get(w, {}).get(BudgetGate.Action.REFUSE_NEW)) is not None]
 
-    def refuses(self, window: Window, before: Window | None = None) -> WindowAnswer | None:
+    def refuses(self, window: Window, before: Window | None = None) -> WindowCheckResult | None:
         """The answer to who would reserve more of the time until a gate opens than ``before``; None where it is no more."""
         for gate in self.closed:
-            soonest = _soonest(gate, window[1] - window[0], before)
+            soonest = _earliest_start(gate, window[1] - window[0], before)
             if soonest is not None and window[0] < soonest:
-                return WindowAnswer(False, Code.BUDGET_CLOSED, tuple(sorted(gate.numbers.items())))
+                return WindowCheckResult(False, ReasonCode.BUDGET_CLOSED, tuple(sorted(gate.numbers.items())))
         return None
 
     def earliest(self, length: timedelta, before: Window | None, now: datetime) -> datetime:
         """From when on no gate refuses a window of a length instead of ``before``."""
-        return max([now, *(at for gate in self.closed if (at := _soonest(gate, length, before)) is not None)])
+        return max([now, *(at for gate in self.closed if (at := _earliest_start(gate, length, before)) is not None)])
 
 
-def _soonest(gate: BudgetGate, length: timedelta, before: Window | None) -> datetime | None:
+def _earliest_start(gate: BudgetGate, length: timedelta, before: Window | None) -> datetime | None:
     """From when on a window of a length takes no more of the time until a gate opens than ``before``; None: it never does."""
     taken = timedelta(0)
     if before is not None:
@@ -142,21 +150,21 @@ def confirm_reservation(
     now: datetime,
     may_exceed_guarantee: bool = False,
     **ask: Any,
-) -> tuple[Reservation | None, WindowAnswer]:
+) -> tuple[Reservation | None, WindowCheckResult]:
     """Promise it, when it fits what is promised already: judged again here, under the pool's lock.
 
     The reservation and its answer; None and the reason with the first windows that fit when it does not.
     """
     locks.pools([pool.pk])
-    taken = snapshot.take([pool.pk], now)
-    answer = _judge(taken, project, pool, start, end, now, may_exceed_guarantee, None, owner.pk, ask)
+    taken = snapshot.take_snapshot([pool.pk], now)
+    answer = _window_answer(taken, project, pool, start, end, now, may_exceed_guarantee, None, owner.pk, ask)
     if not answer.fits:
         return None, answer
     reservation = Reservation.objects.create(
         pool=pool, project=project, owner_id=owner.pk, name=name, start=start, end=end,
-        may_exceed_guarantee=may_exceed_guarantee, created_at=now, **_columns(**ask),
+        may_exceed_guarantee=may_exceed_guarantee, created_at=now, **_ask_columns(**ask),
     )  # fmt: skip
-    _tell(reservation)
+    _notify(reservation)
     return reservation, answer
 
 
@@ -172,7 +180,7 @@ def confirm_series(
     now: datetime,
     may_exceed_guarantee: bool = False,
     **ask: Any,
-) -> tuple[Series | None, list[WindowAnswer]]:
+) -> tuple[Series | None, list[WindowCheckResult]]:
     """Promise every one of ``windows``, or none of them: judged together, under the pool's lock.
 
     ``windows`` are what the recurrence amounts to; they don't overlap. The answers are in their order, the first that does
@@ -192,7 +200,7 @@ def confirm_series(
     Reservation.objects.bulk_create(
         Reservation(
             pool=pool, project=project, owner_id=owner.pk, name=name, series=series, start=start, end=end,
-            may_exceed_guarantee=may_exceed_guarantee, created_at=now, **_columns(**ask),
+            may_exceed_guarantee=may_exceed_guarantee, created_at=now, **_ask_columns(**ask),
         )
         for start, end in windows
     )  # fmt: skip
@@ -211,20 +219,20 @@ def check_windows(
     may_exceed_guarantee: bool = False,
     owner: Person | None = None,
     **ask: Any,
-) -> list[WindowAnswer]:
+) -> list[WindowCheckResult]:
     """``check_window`` for windows that don't overlap one another and are wanted together. One reading of the pool."""
-    bounds = [(snapshot.seconds(start), snapshot.seconds(end)) for start, end in windows]
-    budget, longest = _Budget(project, now), max((end - start for start, end in windows), default=timedelta(0))
-    answers = window_answers(
-        snapshot.take([pool.pk], now),
+    bounds = [(snapshot.epoch_seconds(start), snapshot.epoch_seconds(end)) for start, end in windows]
+    budget, longest = _BudgetLimits(project, now), max((end - start for start, end in windows), default=timedelta(0))
+    answers = check_reservation_windows(
+        snapshot.take_snapshot([pool.pk], now),
         _ask(**ask),
         project.team_id,
         pool.pk,
         bounds,
-        snapshot.seconds(now),
+        snapshot.epoch_seconds(now),
         may_exceed_guarantee=may_exceed_guarantee,
         horizon=pool.reservation_horizon_seconds,
-        earliest=snapshot.seconds(budget.earliest(longest, None, now)),
+        earliest=snapshot.epoch_seconds(budget.earliest(longest, None, now)),
         user=None if owner is None else owner.pk,
         borrows_again_from=budget.borrows_again_from,
     )
@@ -235,14 +243,14 @@ def check_windows(
 def cancel_series(series: Series, *, now: datetime) -> int:
     """Give up every occurrence that is not over; how many they were. What runs inside one is told to go."""
     locks.pools([series.pool_id])
-    open_ = series.occurrences.filter(state__in=PROMISED).values_list("pk", flat=True)
+    open_ = series.occurrences.filter(state__in=OPEN_RESERVATION_STATES).values_list("pk", flat=True)
     rows = locks.reservations(open_)
     return sum(
-        close_reservation(row, ReservationState.CANCELLED, now) for row in rows.values() if row.state in PROMISED
+        close_reservation(row, ReservationState.CANCELLED, now) for row in rows.values() if row.state in OPEN_RESERVATION_STATES
     )
 
 
-def locked_reservation(reservation: Reservation) -> Reservation:
+def lock_reservation(reservation: Reservation) -> Reservation:
     """The row as it is, under its own and its pool's lock until the transaction ends. Inside a transaction."""
     locks.pools([reservation.pool_id])
     return locks.reservations([reservation.pk])[reservation.pk]
@@ -251,7 +259,7 @@ def locked_reservation(reservation: Reservation) -> Reservation:
 @transaction.atomic
 def change_reservation(
     reservation: Reservation, *, start: datetime | None = None, end: datetime | None = None, now: datetime
-) -> WindowAnswer:
+) -> WindowCheckResult:
     """Move, shorten or extend it when the timeline allows. Once it is active only its end can change, and it keeps its units.
 
     When the answer does not fit, nothing was changed; a reservation that is over answers RESERVATION_OVER.
@@ -267,25 +275,25 @@ def change_reservation(
 
 def check_change(
     reservation: Reservation, *, start: datetime | None = None, end: datetime | None = None, now: datetime
-) -> WindowAnswer:
+) -> WindowCheckResult:
     """Would ``change_reservation`` do it at present? What lies within its window as it is always fits."""
-    if reservation.state not in PROMISED:
-        return WindowAnswer(False, Code.RESERVATION_OVER, (("state", reservation.state),))
+    if reservation.state not in OPEN_RESERVATION_STATES:
+        return WindowCheckResult(False, ReasonCode.RESERVATION_OVER, (("state", reservation.state),))
     first, last = _new_window(reservation, start, end)
     if reservation.start <= first and last <= reservation.end:
-        return WindowAnswer(True)
+        return WindowCheckResult(True)
     pool = reservation.pool
     if reservation.bound_units.filter(period__endswith__gt=now).exists():
-        budget = _Budget(reservation.project, now)
+        budget = _BudgetLimits(reservation.project, now)
         if (no := budget.refuses((first, last), (reservation.start, reservation.end))) is not None:
             return no
-        return extension_answer(
-            snapshot.take([pool.pk], now), reservation.pk, snapshot.seconds(last), snapshot.seconds(now),
+        return check_extension(
+            snapshot.take_snapshot([pool.pk], now), reservation.pk, snapshot.epoch_seconds(last), snapshot.epoch_seconds(now),
             horizon=pool.reservation_horizon_seconds, borrows_again_from=budget.borrows_again_from,
         )  # fmt: skip
     ask = {field: getattr(reservation, field) for field in snapshot.ASK_COLUMNS}
-    return _judge(
-        snapshot.take([pool.pk], now), reservation.project, pool, max(first, now), last, now,
+    return _window_answer(
+        snapshot.take_snapshot([pool.pk], now), reservation.project, pool, max(first, now), last, now,
         reservation.may_exceed_guarantee, reservation, reservation.owner_id, ask,
     )  # fmt: skip
 
@@ -300,7 +308,7 @@ def _new_window(reservation: Reservation, start: datetime | None, end: datetime 
 def shorten_reservation(reservation: Reservation, *, end: datetime, now: datetime) -> bool:
     """Let it end earlier, but not in the past. False when it is over or ``end`` is not between now and its end."""
     fresh = locks.reservations([reservation.pk])[reservation.pk]
-    if fresh.state not in PROMISED or not max(now, fresh.start) < end <= fresh.end:
+    if fresh.state not in OPEN_RESERVATION_STATES or not max(now, fresh.start) < end <= fresh.end:
         return False
     _set_window(fresh, fresh.start, end)
     reservation.end = end
@@ -312,7 +320,7 @@ def cancel_reservation(reservation: Reservation, *, now: datetime) -> bool:
     """Give it up. What runs inside it is told to go, what waits for it ends. False when it is over already."""
     locks.pools([reservation.pool_id])
     fresh = locks.reservations([reservation.pk])[reservation.pk]
-    if fresh.state not in PROMISED:
+    if fresh.state not in OPEN_RESERVATION_STATES:
         return False
     close_reservation(fresh, ReservationState.CANCELLED, now)
     reservation.state, reservation.ended_at = fresh.state, fresh.ended_at
@@ -327,41 +335,41 @@ def close_reservation(reservation: Reservation, state: ReservationState, now: da
     inside = Workload.objects.filter(reservation=reservation).exclude(state=WorkloadState.ENDED)
     for workload in locks.workloads(inside.values_list("pk", flat=True)).values():
         if workload.state == WorkloadState.QUEUED:
-            end_queued(workload, code=Code.RESERVATION_OVER, now=now)
+            end_queued_workload(workload, code=ReasonCode.RESERVATION_OVER, now=now)
         else:
-            commands.stop(workload, code=Code.RESERVATION_OVER, grace_seconds=reservation.pool.grace_seconds, now=now)
-    _tell(reservation)
+            commands.order_stop(workload, code=ReasonCode.RESERVATION_OVER, grace_seconds=reservation.pool.grace_seconds, now=now)
+    _notify(reservation)
     return True
 
 
 @transaction.atomic
-def move_reservation(reservation: Reservation, *, now: datetime) -> bool:
+def rebind_reservation(reservation: Reservation, *, now: datetime) -> bool:
     """Let go of its units, some of which can't be used, so that the next cycle binds others. False while work runs inside."""
     locks.pools([reservation.pool_id])
     fresh = locks.reservations([reservation.pk])[reservation.pk]
     if fresh.state != ReservationState.ACTIVE or fresh.allocations.filter(period__upper_inf=True).exists():
         return False
     _unbind(fresh, now)
-    _tell(fresh)
+    _notify(fresh)
     return True
 
 
 def _unbind(reservation: Reservation, now: datetime) -> None:
     for bound in BoundUnit.objects.filter(reservation=reservation, period__endswith__gt=now):
-        _cut(bound, now)
+        _end_binding(bound, now)
 
 
-def _cut(bound: BoundUnit, now: datetime) -> None:
+def _end_binding(bound: BoundUnit, now: datetime) -> None:
     if bound.period.lower >= now:
         bound.delete()
     else:
         BoundUnit.objects.filter(pk=bound.pk).update(period=DateTimeTZRange(bound.period.lower, now))
 
 
-def give_back_what_is_over(now: datetime) -> None:
+def release_expired_bindings(now: datetime) -> None:
     """Where the clock was ahead as reservations ended, and was set back, they would keep units until that time comes again."""
-    for bound in BoundUnit.objects.filter(period__endswith__gt=now).exclude(reservation__state__in=PROMISED):
-        _cut(bound, now)
+    for bound in BoundUnit.objects.filter(period__endswith__gt=now).exclude(reservation__state__in=OPEN_RESERVATION_STATES):
+        _end_binding(bound, now)
 
 
 def evicted_by_reservation(
@@ -369,11 +377,11 @@ def evicted_by_reservation(
     may_exceed_guarantee: bool = False, **ask: Any,
 ) -> list[Workload]:  # fmt: skip
     """Which work would be told to go if this reservation began now: for the one who approves it. The same ``plan()`` says so."""
-    taken = one_answer.take([pool.pk], now)
-    at = snapshot.seconds(now)
-    hypothetical = model.Reservation(
+    taken = request_snapshot_cache.take_cached_snapshot([pool.pk], now)
+    at = snapshot.epoch_seconds(now)
+    hypothetical = model.ReservationInfo(
         id=1 + max((r.id for r in taken.reservations), default=0), team=project.team_id, project=project.pk, pool=pool.pk,
-        ask=_ask(**ask), start=at, end=at + snapshot.seconds(end) - snapshot.seconds(start),
+        ask=_ask(**ask), start=at, end=at + snapshot.epoch_seconds(end) - snapshot.epoch_seconds(start),
         may_exceed_guarantee=may_exceed_guarantee,
     )  # fmt: skip
     answer = plan(snapshot.with_reservation(taken, hypothetical), at)
@@ -381,8 +389,8 @@ def evicted_by_reservation(
     return list(Workload.objects.filter(pk__in=victims).select_related("project__team", "owner").order_by("pk"))
 
 
-def _columns(
-    *, units: int, hosts: int = 1, models_wanted: Sequence[str] = (), profile: str = WHOLE, min_memory_mib: int = 0,
+def _ask_columns(
+    *, units: int, hosts: int = 1, models_wanted: Sequence[str] = (), profile: str = WHOLE_GPU_PROFILE, min_memory_mib: int = 0,
     min_compute_capability: int = 0, nvlink: bool = False, labels_required: Mapping[str, str] | None = None,
     cpu_milli: int = 0, memory_mib: int = 0, labels_preferred: Mapping[str, str] | None = None, spread: bool = False,
 ) -> dict[str, object]:  # fmt: skip
@@ -395,7 +403,7 @@ def _columns(
 
 
 def _ask(**ask: Any) -> model.Ask:
-    return snapshot.ask_of(Reservation(**_columns(**ask)))  # type: ignore[arg-type]
+    return snapshot.ask_from_row(Reservation(**_ask_columns(**ask)))  # type: ignore[arg-type]
 
 
 def _set_window(reservation: Reservation, start: datetime, end: datetime) -> None:
@@ -404,9 +412,9 @@ def _set_window(reservation: Reservation, start: datetime, end: datetime) -> Non
     for bound in list(still_bound):  # what it has let go of before stays as it was
         BoundUnit.objects.filter(pk=bound.pk).update(period=DateTimeTZRange(bound.period.lower, end))
     reservation.start, reservation.end = start, end
-    _tell(reservation)
+    _notify(reservation)
 
 
-def _tell(reservation: Reservation) -> None:
+def _notify(reservation: Reservation) -> None:
     nudge.engine()
     nudge.pages(nudge.CALENDAR, f"reservation:{reservation.public_id}")

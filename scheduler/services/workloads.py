@@ -11,19 +11,22 @@ from typing import Any
 from django.contrib.auth.base_user import AbstractBaseUser as Person
 from django.db import transaction
 
-from scheduler import commands, locks, nudge, snapshot
-from scheduler.attempts import COMES_BACK, LOST
-from scheduler.core import windows
-from scheduler.core.model import WHOLE, Priority
-from scheduler.core.reasons import Code
-from scheduler.dependencies import After, Link, awaited, links
+from scheduler.coordination import locks
+from scheduler.core.model.snapshot import WHOLE_GPU_PROFILE, Priority
+from scheduler.core.promises import reservation_windows
+from scheduler.core.reasons import ReasonCode
+from scheduler.cycle import snapshot
 from scheduler.models import Dependency, IfMemberEnds, JobArray, Pool, Project, Reservation, Workload
-from scheduler.prediction import predict_seconds
-from scheduler.services.refused import Refused
-from scheduler.states import WorkloadState, change_state, change_states
-from scheduler.waiting_limits import too_many_under_lock
+from scheduler.queue.dependencies import DependencySpecs, DependencyState, awaited_ids, dependency_states
+from scheduler.queue.queue_limits import queue_limit_exceeded_locked
+from scheduler.queue.runtime_prediction import predict_runtime_seconds
+from scheduler.runs import commands
+from scheduler.runs.attempts import LOST_CODES, REQUEUE_CODES
+from scheduler.services.rejection import OperationRejected
+from scheduler.state import nudge
+from scheduler.state.states import WorkloadState, change_state, change_states
 
-CHANGEABLE = (
+CHANGEABLE_STATES = (
     WorkloadState.QUEUED,
     WorkloadState.PLACED,
     WorkloadState.STARTING,
@@ -32,16 +35,16 @@ CHANGEABLE = (
 
 
 @transaction.atomic
-def queue_workload(*, now: datetime, after: After = (), **columns: Any) -> Workload:
+def queue_workload(*, now: datetime, after: DependencySpecs = (), **columns: Any) -> Workload:
     """Put a workload into its pool's queue. ``hosts`` x ``units`` of it are wanted; the runtime is predicted here, once.
 
-    ``after`` is work that has to end first, and how. ``columns``: see ``_born``. Raises Refused ``too_many_waiting``.
+    ``after`` is work that has to end first, and how. ``columns``: see ``_unsaved_workload``. Raises OperationRejected ``too_many_waiting``.
     """
-    _refuse_too_many(columns["pool"], columns["project"], columns["owner"], 1)
-    linked = links(after)
-    workload = _born(after=linked, now=now, **columns)
+    _reject_over_queue_limit(columns["pool"], columns["project"], columns["owner"], 1)
+    linked = dependency_states(after)
+    workload = _unsaved_workload(after=linked, now=now, **columns)
     workload.save(force_insert=True)
-    _note_dependencies([workload], linked, now)
+    _create_dependencies([workload], linked, now)
     nudge.engine()
     nudge.pages(nudge.QUEUE, nudge.workload_topic(workload.public_id))
     return workload
@@ -50,14 +53,14 @@ def queue_workload(*, now: datetime, after: After = (), **columns: Any) -> Workl
 @transaction.atomic
 def queue_array(
     *, indices: Sequence[int], words: str, most_at_once: int | None, name: str, pool: Pool, project: Project, owner: Person,
-    now: datetime, after: After = (), **columns: Any,
+    now: datetime, after: DependencySpecs = (), **columns: Any,
 ) -> JobArray:  # fmt: skip
     """Queue one job for each of ``indices``, named NAME[INDEX]; ``most_at_once`` of them are in the queue or run together.
 
-    ``words`` is how the indices were written. ``columns``: see ``_born``. Raises Refused ``too_many_waiting``: then none is.
+    ``words`` is how the indices were written. ``columns``: see ``_unsaved_workload``. Raises OperationRejected ``too_many_waiting``: then none is.
     """
-    _refuse_too_many(pool, project, owner, len(indices))
-    linked = links(after)
+    _reject_over_queue_limit(pool, project, owner, len(indices))
+    linked = dependency_states(after)
     array = JobArray.objects.create(
         project=project,
         pool=pool,
@@ -67,7 +70,7 @@ def queue_array(
         most_at_once=most_at_once,
         created_at=now,
     )
-    first = _born(name=name, pool=pool, project=project, owner=owner, now=now, after=linked, **columns)
+    first = _unsaved_workload(name=name, pool=pool, project=project, owner=owner, now=now, after=linked, **columns)
     tasks = []
     for place, index in enumerate(indices):
         task = copy.copy(first)
@@ -76,16 +79,16 @@ def queue_array(
         task.held_back = most_at_once is not None and place >= most_at_once
         tasks.append(task)
     Workload.objects.bulk_create(tasks)
-    _note_dependencies(tasks, linked, now)
+    _create_dependencies(tasks, linked, now)
     nudge.engine()
     nudge.pages(nudge.QUEUE)
     return array
 
 
-def _refuse_too_many(pool: Pool, project: Project, owner: Person, more: int) -> None:
-    numbers = too_many_under_lock(pool, person=owner.pk, team=project.team_id, more=more)
+def _reject_over_queue_limit(pool: Pool, project: Project, owner: Person, more: int) -> None:
+    numbers = queue_limit_exceeded_locked(pool, person=owner.pk, team=project.team_id, more=more)
     if numbers is not None:
-        raise Refused(Code.TOO_MANY_WAITING, numbers)
+        raise OperationRejected(ReasonCode.TOO_MANY_WAITING, numbers)
 
 
 @transaction.atomic
@@ -96,17 +99,17 @@ def cancel_array(array: JobArray, *, now: datetime) -> int:
     rows = locks.workloads(left).values()
     locked = [row for row in rows if row.state == WorkloadState.QUEUED]
     done = change_states(
-        locked, "state", old=WorkloadState.QUEUED, new=WorkloadState.ENDED, ended_at=now, outcome=str(Code.CANCELLED),
+        locked, "state", old=WorkloadState.QUEUED, new=WorkloadState.ENDED, ended_at=now, outcome=str(ReasonCode.CANCELLED),
         earmarked_units=[], position=None, expected_start=None, held_back=False,
     )  # fmt: skip
     live = [row for row in rows if row.state not in (WorkloadState.QUEUED, WorkloadState.ENDED)]
-    done += sum(request_stop(task, code=Code.CANCELLED, now=now) for task in live)
+    done += sum(request_stop(task, code=ReasonCode.CANCELLED, now=now) for task in live)
     nudge.engine()
     nudge.pages(nudge.QUEUE)
     return done
 
 
-def _note_dependencies(workloads: Sequence[Workload], after: Sequence[Link], now: datetime) -> None:
+def _create_dependencies(workloads: Sequence[Workload], after: Sequence[DependencyState], now: datetime) -> None:
     """What is not met any more is left for the engine to settle: then the workload ends with its reason."""
     Dependency.objects.bulk_create(
         Dependency(
@@ -121,7 +124,7 @@ def _note_dependencies(workloads: Sequence[Workload], after: Sequence[Link], now
     )
 
 
-def _born(
+def _unsaved_workload(
     *,
     kind: str,
     type: str,
@@ -134,7 +137,7 @@ def _born(
     now: datetime,
     hosts: int = 1,
     models_wanted: Sequence[str] = (),
-    profile: str = WHOLE,
+    profile: str = WHOLE_GPU_PROFILE,
     min_memory_mib: int = 0,
     min_compute_capability: int = 0,
     nvlink: bool = False,
@@ -148,13 +151,13 @@ def _born(
     most_retries: int = 0,
     if_member_ends: str = IfMemberEnds.RESTART,
     reservation: Reservation | None = None,
-    after: Sequence[Link] = (),
+    after: Sequence[DependencyState] = (),
     labels_preferred: Mapping[str, str] | None = None,
     spread: bool = False,
     wanted_by: datetime | None = None,
 ) -> Workload:
     """The row, not written yet."""
-    waits_for, waits_for_arrays = awaited(after)
+    waits_for, waits_for_arrays = awaited_ids(after)
     return Workload(
         kind=kind,
         type=type,
@@ -168,7 +171,7 @@ def _born(
         priority=int(priority),
         preemptible=preemptible,
         max_runtime_seconds=max_runtime_seconds,
-        predicted_seconds=predict_seconds(
+        predicted_seconds=predict_runtime_seconds(
             pool=pool,
             team=project.team,
             owner_id=owner.pk,
@@ -199,7 +202,7 @@ def _born(
 
 def cancel_workload(workload: Workload, *, now: datetime) -> bool:
     """Take it out of the queue, or stop it. False when it is stopping for good already or has ended."""
-    return request_stop(workload, code=Code.CANCELLED, now=now)
+    return request_stop(workload, code=ReasonCode.CANCELLED, now=now)
 
 
 @transaction.atomic
@@ -211,18 +214,18 @@ def request_stop(workload: Workload, *, code: str, now: datetime) -> bool:
     """
     fresh = locks.workloads([workload.pk])[workload.pk]
     if fresh.state == WorkloadState.QUEUED:
-        done = end_queued(fresh, code=code, now=now)
+        done = end_queued_workload(fresh, code=code, now=now)
     elif fresh.state == WorkloadState.STOPPING:
-        done = _ends_for_good(fresh, code)
-        commands.stop_untold(commands.live_runs(fresh), code=code, now=now)
+        done = _cancel_requeue(fresh, code)
+        commands.stop_remaining(commands.live_runs(fresh), code=code, now=now)
     else:
-        done = commands.stop(fresh, code=code, grace_seconds=_grace(fresh), now=now)
-        done = done and (fresh.stop_requested == code or _ends_for_good(fresh, code))
-    _bring_up_to_date(workload, fresh)
+        done = commands.order_stop(fresh, code=code, grace_seconds=_grace(fresh), now=now)
+        done = done and (fresh.stop_requested == code or _cancel_requeue(fresh, code))
+    _copy_fields(workload, fresh)
     return done
 
 
-def end_queued(workload: Workload, *, code: str, now: datetime, numbers: Mapping[str, Any] | None = None) -> bool:
+def end_queued_workload(workload: Workload, *, code: str, now: datetime, numbers: Mapping[str, Any] | None = None) -> bool:
     """A workload that waits ends without having run (again). Inside a transaction."""
     if not change_state(workload, "state", old=WorkloadState.QUEUED, new=WorkloadState.ENDED, ended_at=now, outcome=str(code),
                         outcome_numbers=dict(numbers or {}), held_back=False, earmarked_units=[], position=None,
@@ -233,9 +236,9 @@ def end_queued(workload: Workload, *, code: str, now: datetime, numbers: Mapping
     return True
 
 
-def _ends_for_good(workload: Workload, code: str) -> bool:
+def _cancel_requeue(workload: Workload, code: str) -> bool:
     """What is stopped because a part of its gang has ended has no request of its own; it may come back like the others."""
-    may_come_back = ("", *COMES_BACK, *LOST)
+    may_come_back = ("", *REQUEUE_CODES, *LOST_CODES)
     changed = Workload.objects.filter(pk=workload.pk, stop_requested__in=may_come_back).update(stop_requested=str(code))
     if changed:
         workload.stop_requested = str(code)
@@ -246,51 +249,51 @@ def _ends_for_good(workload: Workload, code: str) -> bool:
 def extend_workload(workload: Workload, *, seconds: int, now: datetime) -> bool:
     """Let it run ``seconds`` longer. False when it is ending or has ended.
 
-    Raises Refused ``over_runtime_cap`` above the pool's longest runtime: after an eviction it could never start again; and
+    Raises OperationRejected ``over_runtime_cap`` above the pool's longest runtime: after an eviction it could never start again; and
     ``more_time_blocked`` where it may not be evicted and a promise of the pool counts on its units.
     """
     locks.pools([workload.pool_id])
     fresh = locks.workloads([workload.pk])[workload.pk]
-    if fresh.state not in CHANGEABLE or fresh.stop_requested:
+    if fresh.state not in CHANGEABLE_STATES or fresh.stop_requested:
         return False
     asked, longest = fresh.max_runtime_seconds + seconds, fresh.pool.longest_runtime_seconds
     if asked > longest:
-        raise Refused(Code.OVER_RUNTIME_CAP, (("asked", asked), ("longest", longest)))
-    _refuse_broken_promises(fresh, seconds, now)
+        raise OperationRejected(ReasonCode.OVER_RUNTIME_CAP, (("asked", asked), ("longest", longest)))
+    _reject_broken_promises(fresh, seconds, now)
     fresh.max_runtime_seconds += seconds
     fresh.save(update_fields=["max_runtime_seconds"])
-    _bring_up_to_date(workload, fresh)
+    _copy_fields(workload, fresh)
     nudge.engine()
     nudge.hosts(run.host_id for run in commands.live_runs(fresh))
     nudge.pages(nudge.workload_topic(workload.public_id))
     return True
 
 
-def _refuse_broken_promises(workload: Workload, seconds: int, now: datetime) -> None:
+def _reject_broken_promises(workload: Workload, seconds: int, now: datetime) -> None:
     """What can't be told to go holds its units until its limit: reservations and maintenance count on that. Under the pool's
     lock, so that nothing is promised meanwhile."""
     if workload.preemptible or workload.reservation_id is not None or workload.state == WorkloadState.QUEUED:
         return
-    taken = snapshot.take([workload.pool_id], now)
+    taken = snapshot.take_snapshot([workload.pool_id], now)
     until = next((r.until for r in taken.running if r.id == workload.pk), None)
     if until is None:
         return
-    answer = windows.longer_answer(taken, workload.pk, until + seconds, snapshot.seconds(now))
+    answer = reservation_windows.check_longer_runtime(taken, workload.pk, until + seconds, snapshot.epoch_seconds(now))
     if not answer.fits:
-        raise Refused(answer.code, answer.numbers)
+        raise OperationRejected(answer.code, answer.numbers)
 
 
 @transaction.atomic
-def keep_workload(workload: Workload, *, until: datetime) -> bool:
+def postpone_idle_stop(workload: Workload, *, until: datetime) -> bool:
     """Don't stop it for idleness before ``until``; a warning that was given is taken back. False when it is ending or has ended."""
-    alive = Workload.objects.filter(pk=workload.pk, state__in=CHANGEABLE, stop_requested="")
+    alive = Workload.objects.filter(pk=workload.pk, state__in=CHANGEABLE_STATES, stop_requested="")
     changed = alive.update(keep_until=until, idle_warned_at=None)
     nudge.pages(nudge.workload_topic(workload.public_id))
     return bool(changed)
 
 
 @transaction.atomic
-def warn_idle(workload: Workload, *, at: datetime | None) -> bool:
+def record_idle_warning(workload: Workload, *, at: datetime | None) -> bool:
     """Write down that its owner was warned of idleness at ``at``; None takes the warning back. False when nothing changed."""
     running = Workload.objects.filter(pk=workload.pk, state=WorkloadState.RUNNING)
     changed = running.filter(idle_warned_at__isnull=at is not None).update(idle_warned_at=at)
@@ -302,6 +305,6 @@ def _grace(workload: Workload) -> int:
     return Pool.objects.values_list("grace_seconds", flat=True).get(pk=workload.pool_id)
 
 
-def _bring_up_to_date(given: Workload, fresh: Workload) -> None:
+def _copy_fields(given: Workload, fresh: Workload) -> None:
     for name in ("state", "stop_requested", "outcome", "ended_at", "gone_by", "max_runtime_seconds"):
         setattr(given, name, getattr(fresh, name))

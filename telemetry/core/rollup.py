@@ -1,6 +1,6 @@
 """Samples of one unit to use per bucket of time and allocation. Plain values, sums only: an average is made when asked.
 
-A sample speaks for the time since the one before it, at most ``REACH``; what nobody speaks for is not covered, and stays
+A sample speaks for the time since the one before it, at most ``SAMPLE_REACH_SECONDS``; what nobody speaks for is not covered, and stays
 unknown: it is neither busy nor idle.
 """
 
@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
-REACH = 30.0  # seconds a sample can speak for: three missed readings of ten seconds
-LITTLE_SM_ACTIVITY = 20.0  # per cent: busy time below it is held inefficiently
+SAMPLE_REACH_SECONDS = 30.0  # seconds a sample can speak for: three missed readings of ten seconds
+LOW_SM_ACTIVITY_PERCENT = 20.0  # per cent: busy time below it is held inefficiently
 HOUR = 3600
 DAY = 86_400
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class UsageReading:
     """What rollups need of a sample. ``ts`` in seconds since the epoch; None means unknown."""
 
     ts: float
@@ -29,7 +29,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class UnitHold:
     """``[start, end)`` in which ``allocation`` held the unit, in seconds since the epoch; an open end is infinity."""
 
     allocation: int
@@ -38,7 +38,7 @@ class Held:
 
 
 @dataclass(slots=True)
-class Use:
+class UsageSums:
     """The sums of one bucket, unit and allocation. ``*_seconds`` None: nothing that was measured speaks of it."""
 
     held_seconds: float = 0.0
@@ -56,40 +56,40 @@ class Use:
     energy_mj: int | None = None
 
 
-MAXIMA = ("utilisation_max", "memory_used_max_mib")
-SUMS = tuple(entry.name for entry in fields(Use) if entry.name not in MAXIMA)
+MAX_FIELDS = ("utilisation_max", "memory_used_max_mib")
+SUM_FIELDS = tuple(entry.name for entry in fields(UsageSums) if entry.name not in MAX_FIELDS)
 
 
-def roll_up(readings: Sequence[Reading], held: Sequence[Held], start: float, end: float) -> dict[int | None, Use]:
+def roll_up_readings(readings: Sequence[UsageReading], held: Sequence[UnitHold], start: float, end: float) -> dict[int | None, UsageSums]:
     """Use in the bucket ``[start, end)`` by allocation; None is nobody.
 
     ``readings`` in order of ts, from REACH before the bucket to REACH after it: a reading just after the end speaks for the
     bucket's last seconds. ``held`` in order of time, without overlap.
     """
-    uses: dict[int | None, Use] = {}
-    for owner, low, high in _stretches(held, start, end):
-        uses.setdefault(owner, Use()).held_seconds += high - low
-    before: Reading | None = None
+    uses: dict[int | None, UsageSums] = {}
+    for owner, low, high in _split_by_holder(held, start, end):
+        uses.setdefault(owner, UsageSums()).held_seconds += high - low
+    before: UsageReading | None = None
     for reading in readings:
-        since = reading.ts - REACH if before is None else max(before.ts, reading.ts - REACH)
+        since = reading.ts - SAMPLE_REACH_SECONDS if before is None else max(before.ts, reading.ts - SAMPLE_REACH_SECONDS)
         low, high = max(since, start), min(reading.ts, end)
         if low < high:
-            for owner, first, last in _stretches(held, low, high):
-                _count(uses[owner], reading, last - first)
-                _count_energy(uses[owner], reading, before, last - first, since)
+            for owner, first, last in _split_by_holder(held, low, high):
+                _add_reading(uses[owner], reading, last - first)
+                _add_energy(uses[owner], reading, before, last - first, since)
         if start <= reading.ts < end:
-            uses[_owner_at(held, reading.ts)].samples += 1
+            uses[_holder_at(held, reading.ts)].samples += 1
         before = reading
     return uses
 
 
-def merged(parts: Iterable[Use]) -> Use:
+def merge_usage(parts: Iterable[UsageSums]) -> UsageSums:
     """The sum of several buckets of one unit and allocation: an hour of its minutes, a day of its hours."""
-    total = Use()
+    total = UsageSums()
     for part in parts:
-        for name in SUMS:
-            setattr(total, name, _plus(getattr(total, name), getattr(part, name)))
-        for name in MAXIMA:
+        for name in SUM_FIELDS:
+            setattr(total, name, _add_known(getattr(total, name), getattr(part, name)))
+        for name in MAX_FIELDS:
             known = [value for value in (getattr(total, name), getattr(part, name)) if value is not None]
             setattr(total, name, max(known) if known else None)
     return total
@@ -102,7 +102,7 @@ def energy_between(before: int | None, after: int | None) -> int | None:
     return after - before if after >= before else after
 
 
-def _stretches(held: Sequence[Held], start: float, end: float) -> list[tuple[int | None, float, float]]:
+def _split_by_holder(held: Sequence[UnitHold], start: float, end: float) -> list[tuple[int | None, float, float]]:
     """``[start, end)`` cut by who held it; the gaps belong to nobody."""
     parts: list[tuple[int | None, float, float]] = []
     at = start
@@ -119,11 +119,11 @@ def _stretches(held: Sequence[Held], start: float, end: float) -> list[tuple[int
     return parts
 
 
-def _owner_at(held: Sequence[Held], moment: float) -> int | None:
+def _holder_at(held: Sequence[UnitHold], moment: float) -> int | None:
     return next((hold.allocation for hold in held if hold.start <= moment < hold.end), None)
 
 
-def _count(use: Use, reading: Reading, seconds: float) -> None:
+def _add_reading(use: UsageSums, reading: UsageReading, seconds: float) -> None:
     """Add ``seconds`` that ``reading`` speaks for. Exactly one of busy, idle and empty gets them, or none when unknown."""
     use.covered_seconds += seconds
     # On a MIG slice NVML has no utilisation; its SM activity says whether anything ran.
@@ -139,32 +139,32 @@ def _count(use: Use, reading: Reading, seconds: float) -> None:
         for name in ("busy_seconds", "idle_seconds", "empty_seconds"):
             setattr(use, name, (getattr(use, name) or 0.0) + (seconds if name == kind else 0.0))
     if kind == "busy_seconds" and reading.sm_active is not None:
-        little = seconds if reading.sm_active < LITTLE_SM_ACTIVITY else 0.0
+        little = seconds if reading.sm_active < LOW_SM_ACTIVITY_PERCENT else 0.0
         use.inefficient_seconds = (use.inefficient_seconds or 0.0) + little
-    _add(use, "utilisation_seconds", reading.utilisation, seconds)
-    _add(use, "sm_active_seconds", reading.sm_active, seconds)
-    _add(use, "tensor_active_seconds", reading.tensor_active, seconds)
+    _add_weighted(use, "utilisation_seconds", reading.utilisation, seconds)
+    _add_weighted(use, "sm_active_seconds", reading.sm_active, seconds)
+    _add_weighted(use, "tensor_active_seconds", reading.tensor_active, seconds)
     if reading.utilisation is not None:
         use.utilisation_max = max(use.utilisation_max or 0.0, reading.utilisation)
     if reading.memory_used_mib is not None:
         use.memory_used_max_mib = max(use.memory_used_max_mib or 0, reading.memory_used_mib)
 
 
-def _count_energy(use: Use, reading: Reading, before: Reading | None, seconds: float, since: float) -> None:
+def _add_energy(use: UsageSums, reading: UsageReading, before: UsageReading | None, seconds: float, since: float) -> None:
     used = energy_between(before.energy_mj if before else None, reading.energy_mj)
-    if used is None or before is None or reading.ts - before.ts > REACH:
+    if used is None or before is None or reading.ts - before.ts > SAMPLE_REACH_SECONDS:
         return
     # A reading that straddles the edge of a bucket or an allocation gives each its part.
     share = seconds / (reading.ts - since) if reading.ts > since else 0.0
     use.energy_mj = (use.energy_mj or 0) + round(used * share)
 
 
-def _add(use: Use, name: str, per_cent: float | None, seconds: float) -> None:
+def _add_weighted(use: UsageSums, name: str, per_cent: float | None, seconds: float) -> None:
     if per_cent is not None:
         setattr(use, name, (getattr(use, name) or 0.0) + per_cent / 100.0 * seconds)
 
 
-def _plus(one: float | None, other: float | None) -> float | None:
+def _add_known(one: float | None, other: float | None) -> float | None:
     if one is None:
         return other
     return one if other is None else one + other

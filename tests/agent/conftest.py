@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from agent import processes
-from agent.cgroups import Cgroups
-from agent.network import SPACES, key_of
+from agent.host import processes
+from agent.host.state import read_json
+from agent.isolation.cgroups import Cgroups
+from agent.isolation.workload_network import NETNS_FOLDER, network_key
 from agent.protocol import RunWanted
-from agent.state import read_json
 from tests.agent.fake_edge import TOKEN, FakeEdge
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,7 +90,7 @@ class AgentProcess:
         for folder in (self.state / "runs").glob("*"):
             shim = read_json(folder / "shim.json") or {}
             if shim and processes.is_alive(shim["pid"], shim["start_ticks"]):
-                rest = processes.below(processes.scan(), shim["pid"])
+                rest = processes.descendants(processes.scan(), shim["pid"])
                 for pid in [shim["pid"], *(process.pid for process in rest)]:
                     try:
                         os.kill(pid, signal.SIGKILL)
@@ -100,7 +100,7 @@ class AgentProcess:
             if "mark" in about:
                 Cgroups().remove(about["mark"])
                 space = f"gpupool-{about['mark']}"
-                if (SPACES / space).exists():
+                if (NETNS_FOLDER / space).exists():
                     subprocess.run(["ip", "netns", "delete", space], check=True)
         if "--network" in self.more and os.geteuid() == 0:
             forget_network(self.state)
@@ -110,7 +110,7 @@ def forget_network(state: Path) -> None:
     """Take away the rules that an agent with this state leaves when it is killed: its workloads would still need them."""
     path = "/usr/sbin:/sbin:/usr/bin:/bin"
     if shutil.which("nft", path=path):  # without it none were made
-        words = ["nft", "delete", "table", "inet", f"gpupool_{key_of(state)}"]
+        words = ["nft", "delete", "table", "inet", f"gpupool_{network_key(state)}"]
         subprocess.run(words, capture_output=True, env={"PATH": path})
 
 

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from agent.cgroups import MOST_PROCESSES, Cgroups, Limits
-from agent.processes import is_alive, look, scan
-from agent.shim import entry, tree
+from agent.host.processes import is_alive, read_process, scan
+from agent.isolation.cgroups import MAX_PROCESSES_PER_RUN, CgroupLimits, Cgroups
+from agent.shim import process_tree, workload_entry
 from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 
 REAL = Cgroups()
 lacks_none = pytest.mark.skipif(not REAL.complete, reason="the control groups of this machine can't be written")
-lacks_devices = pytest.mark.skipif("devices" not in REAL.limited, reason="no devices controller of version 1 here")
+lacks_devices = pytest.mark.skipif("devices" not in REAL.available_controllers, reason="no devices controller of version 1 here")
 
 
 def mounts(tmp_path: Path, *lines: str) -> Path:
@@ -43,7 +43,7 @@ def second(tmp_path: Path, controllers: str) -> str:
     return f"cgroup2 {place} cgroup2 rw,relatime 0 0"
 
 
-LIMITS = Limits(cpu_milli=1500, memory_mib=64, processes=100, devices=["/dev/null"])
+LIMITS = CgroupLimits(cpu_milli=1500, memory_mib=64, processes=100, devices=["/dev/null"])
 
 
 def test_on_version_1_each_limit_goes_to_its_own_hierarchy(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_on_version_1_each_limit_goes_to_its_own_hierarchy(tmp_path: Path) -> No
         first(tmp_path, "devices"),
     ]
     found = Cgroups(mounts(tmp_path, *lines))
-    assert (found.layout, found.limited, found.notes) == ("v1", ["cpu", "memory", "pids", "devices"], [])
+    assert (found.layout, found.available_controllers, found.notes) == ("v1", ["cpu", "memory", "pids", "devices"], [])
     made = found.make("run", LIMITS)
     assert (tmp_path / "cpu-cpuacct/gpupool/run/cpu.cfs_quota_us").read_text() == "150000"
     assert (tmp_path / "memory/gpupool/run/memory.limit_in_bytes").read_text() == str(64 << 20)
@@ -76,7 +76,7 @@ def test_a_group_above_the_runs_that_somebody_removed_is_made_again(tmp_path: Pa
 
 def test_on_version_2_one_group_has_all_limits_and_devices_are_said_to_be_missing(tmp_path: Path) -> None:
     found = Cgroups(mounts(tmp_path, second(tmp_path, "cpuset cpu io memory pids\n")))
-    assert (found.layout, found.limited, found.complete) == ("v2", ["cpu", "memory", "pids"], True)
+    assert (found.layout, found.available_controllers, found.complete) == ("v2", ["cpu", "memory", "pids"], True)
     assert [note for note in found.notes if "device nodes" in note]
     made = found.make("run", LIMITS)
     group = tmp_path / "unified/gpupool/run"
@@ -90,7 +90,7 @@ def test_on_version_2_one_group_has_all_limits_and_devices_are_said_to_be_missin
 def test_on_a_hybrid_host_a_controller_is_where_its_version_is(tmp_path: Path) -> None:
     lines = [second(tmp_path, "hugetlb pids\n"), first(tmp_path, "cpu"), first(tmp_path, "memory")]
     found = Cgroups(mounts(tmp_path, *lines))
-    assert (found.layout, found.limited) == ("hybrid", ["cpu", "memory", "pids"])
+    assert (found.layout, found.available_controllers) == ("hybrid", ["cpu", "memory", "pids"])
     found.make("run", LIMITS)
     assert (tmp_path / "unified/gpupool/run/pids.max").read_text() == "100"
     assert (tmp_path / "memory/gpupool/run/memory.limit_in_bytes").exists()
@@ -107,7 +107,7 @@ def test_swap_is_no_way_round_the_memory_limit_where_the_kernel_counts_it(tmp_pa
 
 def test_where_no_group_can_be_written_nothing_is_limited_and_the_host_says_so(tmp_path: Path) -> None:
     found = Cgroups(mounts(tmp_path, "cgroup2 /nowhere/at/all cgroup2 rw 0 0", "tmpfs /tmp tmpfs rw 0 0"))
-    assert (found.limited, found.complete) == ([], False)
+    assert (found.available_controllers, found.complete) == ([], False)
     assert "No limits of cpu, memory, pids per workload" in found.notes[0]
     assert found.make("run", LIMITS).procs == []
     assert Cgroups(mounts(tmp_path)).layout == "none"
@@ -123,7 +123,7 @@ def test_where_no_group_can_be_written_nothing_is_limited_and_the_host_says_so(t
 )
 def test_how_many_were_killed_for_memory_is_read_in_both_versions(tmp_path: Path, text: str, kills: int | None) -> None:
     (tmp_path / "events").write_text(text)
-    assert tree.out_of_memory_kills(str(tmp_path / "events")) == kills
+    assert process_tree.out_of_memory_kills(str(tmp_path / "events")) == kills
 
 
 # on this machine
@@ -154,10 +154,10 @@ async def test_a_fork_bomb_stays_within_its_number_of_processes(edge: FakeEdge, 
 
 
 def below(agent: AgentProcess) -> set[int]:
-    from agent import processes
+    from agent.host import processes
 
     pid = agent.shim("run-1").get("pid")
-    return {process.pid for process in processes.below(scan(), pid)} if pid else set()
+    return {process.pid for process in processes.descendants(scan(), pid)} if pid else set()
 
 
 @lacks_none
@@ -201,7 +201,7 @@ async def test_what_left_its_parents_and_its_mark_is_ended_with_its_run_when_the
     await edge.want(job("env -i /usr/bin/setsid /bin/sleep 300 & echo $!; wait"))
     await edge.until(lambda: edge.log("run-1").strip().isdigit())
     pid = int(edge.log("run-1"))
-    process = look(pid)
+    process = read_process(pid)
     assert process is not None
     os.kill(agent.shim("run-1")["pid"], 9)
     await edge.until_state("run-1", "ended")
@@ -228,9 +228,9 @@ def test_the_nodes_of_a_run_stay_open_to_it() -> None:
     groups = Cgroups()
     opened = {}
     for name, devices in (("with", ["/dev/kmsg"]), ("without", [])):
-        made = groups.make(f"test-{os.getpid()}-{name}", Limits(devices=devices))
+        made = groups.make(f"test-{os.getpid()}-{name}", CgroupLimits(devices=devices))
         done = subprocess.run(
-            ["head", "-c1", "/dev/kmsg"], capture_output=True, preexec_fn=lambda: entry.enter({"cgroup_procs": made.procs}),  # noqa: B023
+            ["head", "-c1", "/dev/kmsg"], capture_output=True, preexec_fn=lambda: workload_entry.enter_workload({"cgroup_procs": made.procs}),  # noqa: B023
         )  # fmt: skip
         opened[name] = b"not permitted" not in done.stderr
         groups.remove(f"test-{os.getpid()}-{name}")
@@ -246,4 +246,4 @@ async def test_the_groups_of_an_ended_run_are_gone(edge: FakeEdge, make_agent: M
 
     mark = json.loads((agent.state / "runs/run-1/run.json").read_text())["mark"]
     await edge.until(lambda: not any(folder.exists() for folder in Cgroups()._folders(mark)))
-    assert Cgroups().members(mark) == set() and MOST_PROCESSES > 0
+    assert Cgroups().members(mark) == set() and MAX_PROCESSES_PER_RUN > 0

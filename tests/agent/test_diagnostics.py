@@ -14,15 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from agent import commands, locks, processes
-from agent.conditions import Condition
-from agent.diagnose import dcgm_results
-from agent.diagnostics import Diagnostics, plant_fault
-from agent.kernels import PTX
-from agent.locks import Claim
-from agent.meter import Hardware
+from agent import cli
+from agent.diagnostics.gpu_check import parse_dcgm_results
+from agent.diagnostics.ptx_kernels import PTX_MODULE
+from agent.diagnostics.runner import DiagnosticRunner, plant_fault
+from agent.gpu.conditions import Condition
+from agent.gpu.reader import GpuInventory
+from agent.host import gpu_locks, processes
+from agent.host.gpu_locks import SlotClaim
+from agent.host.state import StateFolder, write_json
 from agent.protocol import DiagnosticSeen, DiagnosticWanted, GpuSeen, UnitSeen
-from agent.state import State, write_json
 from tests.agent.conftest import MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 
@@ -54,20 +55,20 @@ def says(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 @pytest.fixture
-async def make(tmp_path: Path) -> AsyncIterator[Callable[..., Diagnostics]]:
+async def make(tmp_path: Path) -> AsyncIterator[Callable[..., DiagnosticRunner]]:
     """Makes the diagnostics of a host with one GPU; their processes are gone after the test."""
-    made: list[Diagnostics] = []
+    made: list[DiagnosticRunner] = []
 
     def one(
         gpu: GpuSeen = WHOLE, *, simulated: bool = False, condition: Condition | None = None,
         commands: dict[str, list[str]] | None = None,
-    ) -> Diagnostics:
+    ) -> DiagnosticRunner:
         async def conditions() -> dict[str, Condition]:
             return {gpu.uuid: condition or {}}
 
-        state, hardware = State(tmp_path / "state"), Hardware([gpu])
+        state, hardware = StateFolder(tmp_path / "state"), GpuInventory([gpu])
         folder = tmp_path / "locks"
-        made.append(Diagnostics(state, hardware, folder, simulated=simulated, conditions=conditions, commands=commands))
+        made.append(DiagnosticRunner(state, hardware, folder, simulated=simulated, conditions=conditions, commands=commands))
         return made[-1]
 
     yield one
@@ -79,7 +80,7 @@ def wanted(name: str = "d1", deadline: float = 60.0, tool: str = "own") -> Diagn
     return DiagnosticWanted(name, "GPU-0", tool, deadline)
 
 
-async def end_of(diagnostics: Diagnostics, *, within: float = 60.0, of: str = "") -> DiagnosticSeen:
+async def end_of(diagnostics: DiagnosticRunner, *, within: float = 60.0, of: str = "") -> DiagnosticSeen:
     """``of``: beside one before it, which is told until the next look."""
     until = time.monotonic() + within
     while time.monotonic() < until:
@@ -90,7 +91,7 @@ async def end_of(diagnostics: Diagnostics, *, within: float = 60.0, of: str = ""
     raise AssertionError(f"it did not end: {diagnostics.seen()}")
 
 
-async def running(diagnostics: Diagnostics) -> None:
+async def running(diagnostics: DiagnosticRunner) -> None:
     for _ in range(200):
         if diagnostics.seen() and diagnostics.seen()[0].state == "running":
             return
@@ -98,7 +99,7 @@ async def running(diagnostics: Diagnostics) -> None:
     raise AssertionError("it did not begin")
 
 
-async def test_a_well_gpu_passes_and_its_figures_are_kept(make: Callable[..., Diagnostics], says: Path) -> None:
+async def test_a_well_gpu_passes_and_its_figures_are_kept(make: Callable[..., DiagnosticRunner], says: Path) -> None:
     diagnostics = make()
     diagnostics.want([wanted()])
     seen = await end_of(diagnostics)
@@ -124,7 +125,7 @@ async def test_a_well_gpu_passes_and_its_figures_are_kept(make: Callable[..., Di
     ],
 )
 async def test_what_is_wrong_with_a_gpu_is_found_and_said(
-    make: Callable[..., Diagnostics], says: Path, words: str, check: str, detail: str
+    make: Callable[..., DiagnosticRunner], says: Path, words: str, check: str, detail: str
 ) -> None:
     says.write_text(words)
     diagnostics = make()
@@ -138,7 +139,7 @@ async def test_what_is_wrong_with_a_gpu_is_found_and_said(
 
 @pytest.mark.parametrize("place", ["init", "check", "wait"])
 async def test_a_gpu_that_hangs_is_given_up_at_the_deadline(
-    make: Callable[..., Diagnostics], says: Path, tmp_path: Path, place: str
+    make: Callable[..., DiagnosticRunner], says: Path, tmp_path: Path, place: str
 ) -> None:
     says.write_text(f"hang {place}")
     diagnostics = make()
@@ -147,10 +148,10 @@ async def test_a_gpu_that_hangs_is_given_up_at_the_deadline(
     seen = await end_of(diagnostics, within=10)
     assert time.monotonic() - began < 8
     assert seen.state == "failed" and "no answer within 2 s" in seen.detail
-    locks.take(tmp_path / "locks", [Claim("GPU-0", 0, 840)]).close()  # and its lock is free again
+    gpu_locks.lock_slots(tmp_path / "locks", [SlotClaim("GPU-0", 0, 840)]).close()  # and its lock is free again
 
 
-async def test_a_driver_that_does_not_fit_is_no_fault_of_the_gpu(make: Callable[..., Diagnostics], says: Path) -> None:
+async def test_a_driver_that_does_not_fit_is_no_fault_of_the_gpu(make: Callable[..., DiagnosticRunner], says: Path) -> None:
     says.write_text("fail init 803")
     diagnostics = make()
     diagnostics.want([wanted()])
@@ -159,7 +160,7 @@ async def test_a_driver_that_does_not_fit_is_no_fault_of_the_gpu(make: Callable[
 
 
 async def test_memory_that_somebody_else_holds_leaves_the_answer_open(
-    make: Callable[..., Diagnostics], says: Path
+    make: Callable[..., DiagnosticRunner], says: Path
 ) -> None:
     says.write_text("full")
     diagnostics = make()
@@ -168,7 +169,7 @@ async def test_memory_that_somebody_else_holds_leaves_the_answer_open(
     assert (seen.state, seen.detail) == ("stopped", "most of its memory is in use by somebody else")
 
 
-async def test_a_gpu_whose_driver_asks_for_a_reset_does_not_pass(make: Callable[..., Diagnostics], says: Path) -> None:
+async def test_a_gpu_whose_driver_asks_for_a_reset_does_not_pass(make: Callable[..., DiagnosticRunner], says: Path) -> None:
     diagnostics = make(condition={"recovery": 1, "lost": False})
     diagnostics.want([wanted()])
     seen = await end_of(diagnostics)
@@ -176,28 +177,28 @@ async def test_a_gpu_whose_driver_asks_for_a_reset_does_not_pass(make: Callable[
 
 
 async def test_it_holds_the_gpus_lock_and_gives_way_to_work(
-    make: Callable[..., Diagnostics], says: Path, tmp_path: Path
+    make: Callable[..., DiagnosticRunner], says: Path, tmp_path: Path
 ) -> None:
     says.write_text("hang check")  # it takes as long as it likes
     diagnostics = make()
     diagnostics.want([wanted()])
     await running(diagnostics)
-    with pytest.raises(locks.Busy):
-        locks.take(tmp_path / "locks", [Claim("GPU-0", 0, 840)])
-    diagnostics.give_way(["GPU-other"])
+    with pytest.raises(gpu_locks.SlotsLocked):
+        gpu_locks.lock_slots(tmp_path / "locks", [SlotClaim("GPU-0", 0, 840)])
+    diagnostics.yield_gpus(["GPU-other"])
     await asyncio.sleep(0.2)
     assert diagnostics.seen()[0].state == "running"
-    diagnostics.give_way(["GPU-0"])
+    diagnostics.yield_gpus(["GPU-0"])
     says.unlink()  # it can go on, and does not
     seen = await end_of(diagnostics)
     assert (seen.state, seen.detail) == ("stopped", "it gave way to work")
-    locks.take(tmp_path / "locks", [Claim("GPU-0", 0, 840)]).close()
+    gpu_locks.lock_slots(tmp_path / "locks", [SlotClaim("GPU-0", 0, 840)]).close()
 
 
 async def test_it_waits_for_a_workload_and_never_runs_beside_it(
-    make: Callable[..., Diagnostics], says: Path, tmp_path: Path
+    make: Callable[..., DiagnosticRunner], says: Path, tmp_path: Path
 ) -> None:
-    held = locks.take(tmp_path / "locks", [Claim("GPU-0", 0, 120)])
+    held = gpu_locks.lock_slots(tmp_path / "locks", [SlotClaim("GPU-0", 0, 120)])
     diagnostics = make()
     diagnostics.want([wanted()])
     await asyncio.sleep(0.5)
@@ -206,7 +207,7 @@ async def test_it_waits_for_a_workload_and_never_runs_beside_it(
     assert (await end_of(diagnostics)).state == "passed"
 
 
-async def test_each_instance_of_a_split_gpu_is_looked_at(make: Callable[..., Diagnostics], says: Path) -> None:
+async def test_each_instance_of_a_split_gpu_is_looked_at(make: Callable[..., DiagnosticRunner], says: Path) -> None:
     halves = [UnitSeen("MIG-a", "3g.40gb", 0, 360, 40000), UnitSeen("MIG-b", "3g.40gb", 360, 360, 40000)]
     diagnostics = make(GpuSeen(0, "GPU-0", "H100-80GB", 81559, units=halves))
     diagnostics.want([wanted(tool="auto")])
@@ -216,7 +217,7 @@ async def test_each_instance_of_a_split_gpu_is_looked_at(make: Callable[..., Dia
 
 
 async def test_an_answer_is_said_until_the_server_does_not_ask_any_more_also_by_the_next_agent(
-    make: Callable[..., Diagnostics], tmp_path: Path
+    make: Callable[..., DiagnosticRunner], tmp_path: Path
 ) -> None:
     first = make(simulated=True)
     first.want([wanted()])
@@ -231,7 +232,7 @@ async def test_an_answer_is_said_until_the_server_does_not_ask_any_more_also_by_
 
 
 async def test_one_that_an_earlier_agent_began_is_waited_for_and_known_to_be_over(
-    make: Callable[..., Diagnostics], says: Path
+    make: Callable[..., DiagnosticRunner], says: Path
 ) -> None:
     says.write_text("hang check")
     first = make()
@@ -246,7 +247,7 @@ async def test_one_that_an_earlier_agent_began_is_waited_for_and_known_to_be_ove
 
 
 async def test_a_simulated_gpu_says_that_nothing_was_measured_and_finds_what_was_planted(
-    make: Callable[..., Diagnostics], tmp_path: Path
+    make: Callable[..., DiagnosticRunner], tmp_path: Path
 ) -> None:
     diagnostics = make(simulated=True)
     diagnostics.want([wanted()])
@@ -291,9 +292,9 @@ DCGM = {
 
 
 def test_results_of_dcgm_are_found_wherever_they_lie() -> None:
-    found = list(dcgm_results("a line before\n" + json.dumps(DCGM)))
+    found = list(parse_dcgm_results("a line before\n" + json.dumps(DCGM)))
     assert found == [("software", "Pass", ""), ("memory", "Fail", "Row 7"), ("pcie", "Skip", "not run")]
-    assert list(dcgm_results("no JSON")) == list(dcgm_results('{"half":')) == list(dcgm_results("[]")) == []
+    assert list(parse_dcgm_results("no JSON")) == list(parse_dcgm_results('{"half":')) == list(parse_dcgm_results("[]")) == []
 
 
 @pytest.fixture
@@ -311,7 +312,7 @@ def dcgmi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
 
 
 async def test_dcgm_is_asked_where_the_host_has_it(
-    make: Callable[..., Diagnostics], dcgmi: Callable[[str], None]
+    make: Callable[..., DiagnosticRunner], dcgmi: Callable[[str], None]
 ) -> None:
     dcgmi(f"echo \"$@\" >&2; cat <<'END'\n{json.dumps(DCGM)}\nEND\nexit 226")
     diagnostics = make()
@@ -326,7 +327,7 @@ async def test_dcgm_is_asked_where_the_host_has_it(
 
 
 async def test_where_dcgm_can_not_be_asked_our_own_is_run_and_said(
-    make: Callable[..., Diagnostics], dcgmi: Callable[[str], None], says: Path
+    make: Callable[..., DiagnosticRunner], dcgmi: Callable[[str], None], says: Path
 ) -> None:
     dcgmi("echo 'Unable to connect to the host engine' >&2; exit 255")
     diagnostics = make()
@@ -340,7 +341,7 @@ async def test_where_dcgm_can_not_be_asked_our_own_is_run_and_said(
 
 
 async def test_dcgm_that_does_not_end_is_given_up(
-    make: Callable[..., Diagnostics], dcgmi: Callable[[str], None]
+    make: Callable[..., DiagnosticRunner], dcgmi: Callable[[str], None]
 ) -> None:
     dcgmi("exec sleep 60")
     diagnostics = make()
@@ -374,7 +375,7 @@ async def test_an_agent_carries_it_out_and_a_start_comes_first(edge: FakeEdge, m
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90"])
 def test_the_programs_are_ptx_that_nvidias_assembler_takes(tmp_path: Path, architecture: str) -> None:
     source = tmp_path / "kernels.ptx"
-    source.write_text(PTX)
+    source.write_text(PTX_MODULE)
     subprocess.run(["ptxas", f"-arch={architecture}", str(source), "-o", str(tmp_path / "out")], check=True)
 
 
@@ -397,7 +398,7 @@ def program(tmp_path: Path, lines: str) -> list[str]:
     ],
 )
 async def test_a_program_of_the_operators_decides_by_its_exit_status(
-    make: Callable[..., Diagnostics], tmp_path: Path, lines: str, state: str, detail: str
+    make: Callable[..., DiagnosticRunner], tmp_path: Path, lines: str, state: str, detail: str
 ) -> None:
     diagnostics = make(commands={"burn": program(tmp_path, lines)})
     diagnostics.want([wanted(tool="burn")])
@@ -406,7 +407,7 @@ async def test_a_program_of_the_operators_decides_by_its_exit_status(
 
 
 async def test_a_program_of_the_operators_that_does_not_end_has_failed_and_nothing_of_it_is_left(
-    make: Callable[..., Diagnostics], tmp_path: Path
+    make: Callable[..., DiagnosticRunner], tmp_path: Path
 ) -> None:
     lines = f"sleep 300 & echo $! >> {tmp_path}/pids; setsid sleep 300 & echo $! >> {tmp_path}/pids; wait"
     diagnostics = make(commands={"burn": program(tmp_path, lines)})
@@ -414,10 +415,10 @@ async def test_a_program_of_the_operators_that_does_not_end_has_failed_and_nothi
     seen = await end_of(diagnostics, within=20)
     assert (seen.state, seen.detail) == ("failed", "burn: it did not end in time")
     started = (tmp_path / "pids").read_text().split()
-    assert len(started) == 2 and not any(map(processes.look, started))
+    assert len(started) == 2 and not any(map(processes.read_process, started))
 
 
-async def test_a_name_that_the_host_does_not_know_runs_nothing(make: Callable[..., Diagnostics]) -> None:
+async def test_a_name_that_the_host_does_not_know_runs_nothing(make: Callable[..., DiagnosticRunner]) -> None:
     diagnostics = make()
     diagnostics.want([wanted(tool="rm -rf /")])
     seen = await end_of(diagnostics)
@@ -426,25 +427,25 @@ async def test_a_name_that_the_host_does_not_know_runs_nothing(make: Callable[..
 
 def test_which_commands_may_be_diagnostics(tmp_path: Path) -> None:
     good = program(tmp_path, "true")[0]
-    assert commands._diagnostic(f"burn={good} 60 'two words'") == ("burn", [good, "60", "two words"])
+    assert cli._diagnostic_argument(f"burn={good} 60 'two words'") == ("burn", [good, "60", "two words"])
     for bad in ("burn", "burn=", f"auto={good}", f"9={good}", "burn=relative", "burn=/nowhere", f"burn={good} 'open", f"={good}"):
         with pytest.raises(argparse.ArgumentTypeError):
-            commands._diagnostic(bad)
+            cli._diagnostic_argument(bad)
     os.chmod(good, 0o777)
     with pytest.raises(argparse.ArgumentTypeError, match="can be changed by others"):
-        commands._diagnostic(f"burn={good}")
+        cli._diagnostic_argument(f"burn={good}")
 
 
 async def test_a_process_that_could_not_be_noted_is_known_all_the_same_and_lets_the_gpu_go(
-    make: Callable[..., Diagnostics], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., DiagnosticRunner], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path, value: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("agent.diagnostics.write_json", full)
+    monkeypatch.setattr("agent.diagnostics.runner.write_json", full)
     diagnostics = make(commands={"burn": ["/bin/sleep", "60"]})
     diagnostics.want([wanted(tool="burn")])
     await running(diagnostics)
-    diagnostics.give_way(["GPU-0"])
+    diagnostics.yield_gpus(["GPU-0"])
     assert (await end_of(diagnostics, within=10)).state == "stopped"
-    locks.take(tmp_path / "locks", [Claim("GPU-0", 0, 840)]).close()
+    gpu_locks.lock_slots(tmp_path / "locks", [SlotClaim("GPU-0", 0, 840)]).close()

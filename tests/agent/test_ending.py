@@ -10,47 +10,47 @@ from pathlib import Path
 
 import pytest
 
-from agent import ending
-from agent.ending import end_tasks
+from agent.host import shutdown
+from agent.host.shutdown import cancel_tasks
 from tests.agent.conftest import ROOT, AgentProcess
 from tests.agent.fake_edge import FakeEdge
 
 SLOW_DISK = """
 import time
 from agent import scratch
-from agent.commands import main
+from agent.cli import main
 scratch.measure = lambda runs: time.sleep(90)
 raise SystemExit(main())
 """
 STUBBORN_LOOP = """
 import asyncio
 from agent import ending
-from agent.commands import main
-from agent.scratch import Scratch
+from agent.cli import main
+from agent.runs.disk_pressure import DiskPressure
 async def watch(self):
     while True:
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
             pass
-ending.END_SECONDS, Scratch.watch = 1.0, watch
+ending.END_SECONDS, DiskPressure.watch = 1.0, watch
 raise SystemExit(main())
 """
 BROKEN_LOOP = """
 import asyncio, time
 from agent import scratch
-from agent.commands import main
-from agent.watching import Watch
+from agent.cli import main
+from agent.monitoring import HostMonitor
 scratch.measure = lambda runs: time.sleep(90)
 async def breaks(self):
     raise {fault}
-Watch._watch_events = breaks
+HostMonitor._watch_events = breaks
 raise SystemExit(main())
 """
 SLOW_WRITES = """
 import time
 from agent import events
-from agent.commands import main
+from agent.cli import main
 write = events.write_json
 def slowly(path, value):
     time.sleep(1.5)
@@ -61,7 +61,7 @@ raise SystemExit(main())
 
 INTERRUPTED = """
 import signal
-from agent.commands import main
+from agent.cli import main
 from agent.daemon import Agent
 def at_the_last_moment(self):
     signal.raise_signal(signal.SIGINT)
@@ -144,7 +144,7 @@ async def test_an_interrupt_as_it_comes_up_leaves_no_agent_that_never_ends(edge:
     """Before it takes signals itself, and just when. Python may lose an interrupt while it imports: the agent then comes up, and
     ends when it is told again."""
     for hundredths in range(0, 120, 12):
-        agent = an_agent(edge, tmp_path, "from agent.commands import main; raise SystemExit(main())")
+        agent = an_agent(edge, tmp_path, "from agent.cli import main; raise SystemExit(main())")
         await agent.start(joined=False)
         assert agent.process is not None
         await asyncio.sleep(0.3 + hundredths / 100)
@@ -165,11 +165,11 @@ async def test_what_does_not_end_is_told_by_name(monkeypatch: pytest.MonkeyPatch
             except asyncio.CancelledError:
                 continue
 
-    monkeypatch.setattr(ending, "END_SECONDS", 0.1)
+    monkeypatch.setattr(shutdown, "CANCEL_WAIT_SECONDS", 0.1)
     tasks = [asyncio.create_task(stubborn()), asyncio.create_task(asyncio.sleep(60))]
     await asyncio.sleep(0)
-    await end_tasks(tasks)
+    await cancel_tasks(tasks)
     assert tasks[1].cancelled()
     assert "stubborn does not end and is left behind" in caplog.text and "sleep does not" not in caplog.text
     tasks[0].cancel()
-    await end_tasks([])
+    await cancel_tasks([])

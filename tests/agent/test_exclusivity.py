@@ -10,18 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from agent import clean, locks
-from agent.clean import Clean
-from agent.locks import Claim
-from agent.meter import GpuProcess, NoAnswer
+from agent.gpu import handover
+from agent.gpu.handover import HandoverCheck
+from agent.gpu.reader import GpuProcess, GpuReadError
+from agent.gpu.simulated_reader import plant_stray
+from agent.host import gpu_locks
+from agent.host.gpu_locks import SlotClaim
+from agent.host.state import Generations
 from agent.protocol import SampleRow
-from agent.reconcile import Refuse, Start, plan
-from agent.simulated_nvml import plant_stray
-from agent.state import Generations
+from agent.runs.reconcile import RefuseRun, StartRun, plan_actions
 from tests.agent.conftest import AgentProcess, job
 from tests.agent.fake_edge import FakeEdge
 
-WHOLE = Claim("GPU-1", 0, 840)
+WHOLE = SlotClaim("GPU-1", 0, 840)
 
 
 def test_a_stale_generation_is_refused_and_only_the_record_of_generations_sees_to_it(tmp_path: Path) -> None:
@@ -31,24 +32,24 @@ def test_a_stale_generation_is_refused_and_only_the_record_of_generations_sees_t
         one = job("true", generation=generation, units=["GPU-1"])
         wanted = FakeEdge(wanted={one.run: one}).desired()
         known = frozenset({"GPU-1"})
-        (held,) = plan(wanted, [], refusal=generations.refusal, known_units=known, heard_at=0)
-        assert isinstance(held, Refuse)
-        (lost,) = plan(wanted, [], refusal=lambda generation, units: "", known_units=known, heard_at=0)
-        assert isinstance(lost, Start)
+        (held,) = plan_actions(wanted, [], refusal=generations.refusal, known_units=known, heard_at=0)
+        assert isinstance(held, RefuseRun)
+        (lost,) = plan_actions(wanted, [], refusal=lambda generation, units: "", known_units=known, heard_at=0)
+        assert isinstance(lost, StartRun)
 
 
 def test_a_unit_that_a_living_process_holds_is_not_given_and_only_the_lock_sees_to_it(tmp_path: Path) -> None:
-    held = locks.take(tmp_path / "one", [WHOLE])
+    held = gpu_locks.lock_slots(tmp_path / "one", [WHOLE])
     heir = subprocess.Popen(["/bin/sleep", "60"], pass_fds=held.descriptors)
     try:
         held.close()  # the agent is gone; the workload is not
-        with pytest.raises(locks.Busy):
-            locks.take(tmp_path / "one", [WHOLE])
-        locks.take(tmp_path / "two", [WHOLE]).close()  # a lock that is not shared keeps nobody out
+        with pytest.raises(gpu_locks.SlotsLocked):
+            gpu_locks.lock_slots(tmp_path / "one", [WHOLE])
+        gpu_locks.lock_slots(tmp_path / "two", [WHOLE]).close()  # a lock that is not shared keeps nobody out
     finally:
         heir.kill()
         heir.wait()
-    locks.take(tmp_path / "one", [WHOLE]).close()
+    gpu_locks.lock_slots(tmp_path / "one", [WHOLE]).close()
 
 
 async def test_work_of_a_host_that_hears_nothing_stops_by_itself_and_only_its_lease_sees_to_it(
@@ -76,28 +77,28 @@ def on_it(*pids: int) -> list[GpuProcess]:
 
 
 def test_what_a_tenant_leaves_is_seen_and_what_was_there_before_it_is_not_its(tmp_path: Path) -> None:
-    unit = Clean(tmp_path / "units.json", "a boot")
+    unit = HandoverCheck(tmp_path / "units.json", "a boot")
     assert unit.left(["GPU-1"], rows(600), on_it(5)) == "", "nothing is known of before"
-    unit.begins(["GPU-1"], rows(600), on_it(5))
-    again = Clean(tmp_path / "units.json", "a boot")  # an agent that was started again knows it as well
-    assert again.left(["GPU-1"], rows(600 + clean.TOLERANCE_MIB), on_it(5)) == ""
+    unit.record_baseline(["GPU-1"], rows(600), on_it(5))
+    again = HandoverCheck(tmp_path / "units.json", "a boot")  # an agent that was started again knows it as well
+    assert again.left(["GPU-1"], rows(600 + handover.MEMORY_TOLERANCE_MIB), on_it(5)) == ""
     left = again.left(["GPU-1"], rows(600), on_it(5, 6))
     assert "process of an earlier workload" in left and "6" not in left
     assert "30000 MiB of an earlier workload" in again.left(["GPU-1"], rows(30_600), on_it())
-    with pytest.raises(NoAnswer):  # what it told before and does not tell now is not clean
+    with pytest.raises(GpuReadError):  # what it told before and does not tell now is not clean
         again.left(["GPU-1"], rows(None), on_it())
-    with pytest.raises(NoAnswer):
+    with pytest.raises(GpuReadError):
         again.left(["GPU-2"], rows(30_600), on_it())
-    booted = Clean(tmp_path / "units.json", "another boot")
+    booted = HandoverCheck(tmp_path / "units.json", "another boot")
     assert booted.left(["GPU-1"], rows(30_600), on_it(6)) == "", "nothing of an earlier tenant outlives the host"
 
 
 def test_a_service_that_was_started_again_on_a_gpu_keeps_nobody_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unit = Clean(tmp_path / "units.json", "a boot")
-    unit.begins(["GPU-1"], rows(600), on_it(5))
-    monkeypatch.setattr(clean, "is_of_the_system", lambda pid: pid == 7)  # systemd made its control group
+    unit = HandoverCheck(tmp_path / "units.json", "a boot")
+    unit.record_baseline(["GPU-1"], rows(600), on_it(5))
+    monkeypatch.setattr(handover, "is_system_service", lambda pid: pid == 7)  # systemd made its control group
     assert unit.left(["GPU-1"], rows(600), on_it(7)) == ""
     assert unit.left(["GPU-1"], rows(600), on_it(6, 7)) != ""
 

@@ -17,13 +17,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from agent import processes, scratch
+from agent.host import processes
+from agent.host.state import StateFolder, read_json
 from agent.protocol import DiagnosticWanted, GeometryPart, GeometryWanted
-from agent.reconcile import Stop
-from agent.run import Run
-from agent.runs import LEAST_FREE_BYTES
-from agent.scratch import UNCOUNTED, _bytes, low, over, to_blame
-from agent.state import State, read_json
+from agent.runs import disk_pressure
+from agent.runs.disk_pressure import (
+    UNKNOWN_USAGE,
+    _count_bytes,
+    pressure_threshold,
+    run_to_stop,
+    runs_over_limit,
+)
+from agent.runs.local_run import LocalRun
+from agent.runs.manager import MIN_FREE_BYTES
+from agent.runs.reconcile import StopRun
 from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 
@@ -153,13 +160,13 @@ async def test_a_disk_that_was_full_has_room_again_only_with_more_than_the_mark(
     reserve = disk / "reserve"
     reserve.write_bytes(bytes(8 << 20))
     with (disk / "fill").open("ab", buffering=0) as file:
-        while shutil.disk_usage(disk).free >= LEAST_FREE_BYTES:
+        while shutil.disk_usage(disk).free >= MIN_FREE_BYTES:
             file.write(bytes(1 << 16))
     await edge.until(lambda: is_full(edge))
     os.truncate(reserve, 7 << 20)  # over the mark, but not by much
     heard = len(edge.observed)
     await edge.until(lambda: len(edge.observed) > heard + 3)
-    assert shutil.disk_usage(disk).free >= LEAST_FREE_BYTES
+    assert shutil.disk_usage(disk).free >= MIN_FREE_BYTES
     assert all(seen.inventory.disk_full for seen in edge.observed[heard:])
     await edge.want(job("exit 0"))
     assert (await edge.until_state("run-1", "ended")).host_full
@@ -223,7 +230,7 @@ async def test_a_workload_with_few_files_is_not_stopped_for_what_others_write(
 ) -> None:
     run = await running(edge, "dd if=/dev/zero of=$TMPDIR/small bs=1M count=2; echo begun; sleep 300", generation=2)
     with (disk / "log of something else").open("ab", buffering=0) as file:
-        while shutil.disk_usage(disk).free > low(80 << 20) - (1 << 20):  # it holds what lacks, and is none the more to blame
+        while shutil.disk_usage(disk).free > pressure_threshold(80 << 20) - (1 << 20):  # it holds what lacks, and is none the more to blame
             file.write(bytes(1 << 16))
     await edge.until(lambda: is_full(edge))
     await asyncio.sleep(4.0)
@@ -272,15 +279,15 @@ async def test_a_workload_whose_temporary_files_go_over_the_operators_limit_is_s
         ({"a": 2, "b": 2}, 5, ""),  # others filled it
         ({"a": 2, "b": 2}, 3, "a"),  # each less than lacks, but together they did it
         ({"a": 1, "b": 1}, 1, ""),  # with so little nobody is to blame
-        ({"a": 2, "b": UNCOUNTED}, 3, "b"),
-        ({"a": 3, "b": UNCOUNTED}, 3, "a"),  # that explains it
-        ({"a": UNCOUNTED, "b": UNCOUNTED}, 3, "b"),  # the younger
-        ({"a": 1, "b": UNCOUNTED}, -1, ""),
+        ({"a": 2, "b": UNKNOWN_USAGE}, 3, "b"),
+        ({"a": 3, "b": UNKNOWN_USAGE}, 3, "a"),  # that explains it
+        ({"a": UNKNOWN_USAGE, "b": UNKNOWN_USAGE}, 3, "b"),  # the younger
+        ({"a": 1, "b": UNKNOWN_USAGE}, -1, ""),
         ({}, 1, ""),
     ],
 )
 def test_who_has_to_go_when_a_disk_runs_low(taken: dict[str, int], lacking: int, goes: str) -> None:
-    assert to_blame(taken, {}, lacking, 2) == goes
+    assert run_to_stop(taken, {}, lacking, 2) == goes
 
 
 @pytest.mark.parametrize(
@@ -296,17 +303,17 @@ def test_who_has_to_go_when_a_disk_runs_low(taken: dict[str, int], lacking: int,
 def test_who_has_had_much_for_long_does_not_go_for_who_grew(
     before: dict[str, int], taken: dict[str, int], goes: str
 ) -> None:
-    assert to_blame(taken, before, 3, 2) == goes
+    assert run_to_stop(taken, before, 3, 2) == goes
 
 
 def test_who_could_not_be_counted_goes_for_what_those_who_could_did_not_take() -> None:
-    taken = {"honest": 3, "hidden": UNCOUNTED}
-    assert to_blame(taken, {}, 3, 2, gone=5) == "honest"
-    assert to_blame(taken, {}, 3, 2, gone=50) == "hidden", "nobody else can have taken it"
-    assert to_blame({"honest": 3}, {}, 3, 2, gone=50) == "honest"
-    before = {"slow": UNCOUNTED, "filler": 1}
-    assert to_blame({"slow": 900, "filler": 9}, before, 3, 2, gone=9) == "filler", "how much it had is not known, nor that it grew"
-    assert to_blame({"slow": UNCOUNTED, "filler": UNCOUNTED}, before, 3, 2, gone=9) == "filler"
+    taken = {"honest": 3, "hidden": UNKNOWN_USAGE}
+    assert run_to_stop(taken, {}, 3, 2, gone=5) == "honest"
+    assert run_to_stop(taken, {}, 3, 2, gone=50) == "hidden", "nobody else can have taken it"
+    assert run_to_stop({"honest": 3}, {}, 3, 2, gone=50) == "honest"
+    before = {"slow": UNKNOWN_USAGE, "filler": 1}
+    assert run_to_stop({"slow": 900, "filler": 9}, before, 3, 2, gone=9) == "filler", "how much it had is not known, nor that it grew"
+    assert run_to_stop({"slow": UNKNOWN_USAGE, "filler": UNKNOWN_USAGE}, before, 3, 2, gone=9) == "filler"
 
 
 def filling(megabytes: int) -> str:
@@ -402,9 +409,9 @@ async def test_one_that_was_stopped_has_its_grace_and_a_while_before_the_next_is
 def test_of_what_an_agent_before_kept_only_what_is_whole_counts(tmp_path: Path, damaged: str) -> None:
     kept = tmp_path / "scratch.json"
     kept.write_text('{"bytes": {"run-1": 5}, "files": {"run-1": 2}, "free_bytes": 7, "free_files": 3}')
-    assert scratch._read(kept) == scratch.Had({"run-1": 5}, {"run-1": 2}, 7, 3)
+    assert disk_pressure._read_snapshot(kept) == disk_pressure.DiskSnapshot({"run-1": 5}, {"run-1": 2}, 7, 3)
     kept.write_text(damaged)
-    assert scratch._read(kept) is None
+    assert disk_pressure._read_snapshot(kept) is None
 
 
 async def test_one_that_fills_the_disk_before_it_was_seen_running_goes_not_its_neighbour(
@@ -420,18 +427,18 @@ async def test_one_that_fills_the_disk_before_it_was_seen_running_goes_not_its_n
 
 def watching(
     disk: Path, stopped: list[str], monkeypatch: pytest.MonkeyPatch, has: dict[str, int]
-) -> tuple[scratch.Scratch, dict[str, int]]:
+) -> tuple[disk_pressure.DiskPressure, dict[str, int]]:
     """A watch over runs that have so many bytes; one that is stopped goes on for ever."""
-    runs = {name: Run(disk / name, {"run": name, "kind": "job"}, shim={"started_at": 1.0}) for name in has}
+    runs = {name: LocalRun(disk / name, {"run": name, "kind": "job"}, shim={"started_at": 1.0}) for name in has}
 
-    def stop(order: Stop) -> None:
+    def stop(order: StopRun) -> None:
         stopped.append(order.run)
         runs[order.run].stop_ordered = True
 
     trash = SimpleNamespace(is_emptied=False)
     here = SimpleNamespace(state=SimpleNamespace(folder=disk), runs=runs, trash=trash, stop=stop)
-    monkeypatch.setattr(scratch, "measure", lambda there: {run.id: has[run.id] for run in there})
-    return scratch.Scratch(here, 0), has  # type: ignore[arg-type]
+    monkeypatch.setattr(disk_pressure, "measure_bytes", lambda there: {run.id: has[run.id] for run in there})
+    return disk_pressure.DiskPressure(here, 0), has  # type: ignore[arg-type]
 
 
 def test_only_files_without_a_name_are_asked_of_their_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -447,21 +454,21 @@ def test_only_files_without_a_name_are_asked_of_their_file_system(tmp_path: Path
     with (tmp_path / "kept").open("w"), (tmp_path / "gone").open() as gone:
         (tmp_path / "gone").unlink()
         monkeypatch.setattr(os, "stat", watched)
-        found = scratch._without_name(tmp_path, [os.getpid()])
+        found = disk_pressure._deleted_open_files(tmp_path, [os.getpid()])
         assert os.fstat(gone.fileno()).st_ino in {seen.st_ino for seen in found}
     assert not [path for path in asked if path and not path.endswith(" (deleted)")]
 
 
 async def test_what_each_had_is_kept_for_a_while(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     has = {"idle": 30 << 20, "filler": 1 << 20}
-    runs = {name: Run(disk / name, {"run": name, "kind": "job"}, shim={"started_at": 1.0}) for name in has}
+    runs = {name: LocalRun(disk / name, {"run": name, "kind": "job"}, shim={"started_at": 1.0}) for name in has}
     stopped: list[str] = []
     here = SimpleNamespace(
         state=SimpleNamespace(folder=disk), runs=runs, trash=SimpleNamespace(is_emptied=False),
         stop=lambda stop: stopped.append(stop.run),
     )  # fmt: skip
-    monkeypatch.setattr(scratch, "measure", lambda there: dict(has))
-    watch = scratch.Scratch(here, 0)  # type: ignore[arg-type]
+    monkeypatch.setattr(disk_pressure, "measure_bytes", lambda there: dict(has))
+    watch = disk_pressure.DiskPressure(here, 0)  # type: ignore[arg-type]
     for now in (1.0, 302.0):
         await watch.look(now)
     has["filler"] = 20 << 20
@@ -476,30 +483,30 @@ async def test_on_a_disk_that_others_keep_low_files_are_not_counted_all_the_time
     counted: list[float] = []
     now = 0.0
 
-    def measured(there: list[Run]) -> dict[str, int]:
+    def measured(there: list[LocalRun]) -> dict[str, int]:
         counted.append(now)
         return {each.id: 1 << 20 for each in there}
 
-    monkeypatch.setattr(scratch, "measure", measured)
-    run = Run(disk / "run-1", {"run": "run-1", "kind": "job"}, shim={"started_at": 1.0})
+    monkeypatch.setattr(disk_pressure, "measure_bytes", measured)
+    run = LocalRun(disk / "run-1", {"run": "run-1", "kind": "job"}, shim={"started_at": 1.0})
     trash = SimpleNamespace(is_emptied=False)
     here = SimpleNamespace(state=SimpleNamespace(folder=disk), runs={run.id: run}, trash=trash)
-    watch = scratch.Scratch(here, 0)  # type: ignore[arg-type]
+    watch = disk_pressure.DiskPressure(here, 0)  # type: ignore[arg-type]
     with (disk / "log of something else").open("ab", buffering=0) as file:
         file.write(bytes(20 << 20))
         for now in (0.5, 1.0, 9.0, 10.6, 11.0):
             await watch.look(now)
         assert counted == [0.5, 0.5, 10.6], "what each has is kept first"
-        file.write(bytes(low(80 << 20) // scratch.BLAMED_SHARE))  # so much could be a run's
+        file.write(bytes(pressure_threshold(80 << 20) // disk_pressure.MIN_EVICTED_DIVISOR))  # so much could be a run's
         now = 11.5
         await watch.look(now)
         assert counted == [0.5, 0.5, 10.6, 11.5]
 
 
 def test_a_limit_holds_for_each_and_a_disk_runs_low_before_it_is_full() -> None:
-    assert list(over({"a": 3 << 30, "b": 5 << 30, "c": 1 << 30}, 2 << 30)) == ["a", "b"]
-    assert over({"a": 3 << 30}, 0) == {}
-    assert [low(total << 30) >> 20 for total in (1, 40, 1000)] == [64, 2048, 4096]
+    assert list(runs_over_limit({"a": 3 << 30, "b": 5 << 30, "c": 1 << 30}, 2 << 30)) == ["a", "b"]
+    assert runs_over_limit({"a": 3 << 30}, 0) == {}
+    assert [pressure_threshold(total << 30) >> 20 for total in (1, 40, 1000)] == [64, 2048, 4096]
 
 
 NAMELESS = """
@@ -554,7 +561,7 @@ async def test_an_agent_comes_back_on_a_full_disk_and_says_what_was_lost(
     (agent.state / "runs" / lost / "exit.room").unlink()  # nothing is kept for its end: as an earlier version left it
     await agent.kill()
     shim = agent.shim(lost)
-    for pid in [shim["pid"], *(each.pid for each in processes.below(processes.scan(), shim["pid"]))]:
+    for pid in [shim["pid"], *(each.pid for each in processes.descendants(processes.scan(), shim["pid"]))]:
         os.kill(pid, signal.SIGKILL)
     fill(disk)
     await agent.start()
@@ -605,7 +612,7 @@ async def test_a_gpu_is_not_thought_ill_nor_a_diagnostic_lost_because_the_disk_i
 
 def test_a_credential_that_comes_while_the_disk_is_full_is_found_again(disk: Path) -> None:
     """The server takes the one before no more once it was used."""
-    state = State(disk / "state")
+    state = StateFolder(disk / "state")
     state.remember(host="h1", credential="gpa.1.first", expires_at=1.0)
     fill(disk)
     state.remember(host="h1", credential="gpa.1.the-second-one", expires_at=2.0)
@@ -646,7 +653,7 @@ def test_a_folder_that_a_run_has_closed_hides_nothing_from_an_agent_that_is_not_
             if child == 0:
                 try:
                     os.setresuid(65534, 65534, 65534)
-                    os.write(write, f"{_bytes([folder / 'tmp', folder / 'out'])} ".encode())
+                    os.write(write, f"{_count_bytes([folder / 'tmp', folder / 'out'])} ".encode())
                 finally:
                     os._exit(0)
             os.waitpid(child, 0)
@@ -654,4 +661,4 @@ def test_a_folder_that_a_run_has_closed_hides_nothing_from_an_agent_that_is_not_
         with open(read) as answers:
             seen, hidden = map(int, answers.read().split())
         assert 1 << 20 <= seen < 2 << 20
-        assert hidden == UNCOUNTED
+        assert hidden == UNKNOWN_USAGE

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from agent import addresses, gangs
-from agent.meter import Hardware
+from agent.gpu.reader import GpuInventory
+from agent.host import addresses
 from agent.protocol import GangWanted, GpuSeen, MemberWanted, RunWanted, UnitSeen
+from agent.runs import gangs
 from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 
@@ -68,20 +69,20 @@ async def test_a_member_that_waits_is_told_to_stop_and_has_never_begun(edge: Fak
     ],
 )
 def test_a_gang_that_cannot_be_is_refused(gang: GangWanted) -> None:
-    assert gangs.mistake(gang).startswith("gang.")
-    assert gangs.mistake(member()) == gangs.mistake(None) == ""
+    assert gangs.gang_error(gang).startswith("gang.")
+    assert gangs.gang_error(member()) == gangs.gang_error(None) == ""
 
 
-def hardware(*groups: int | None, profile: str = "") -> Hardware:
+def hardware(*groups: int | None, profile: str = "") -> GpuInventory:
     gpus = [
         GpuSeen(i, f"g{i}", "H100-80GB", 81559, nvlink_group=group, units=[UnitSeen(f"u{i}", profile, 0, 840, 81559)])
         for i, group in enumerate(groups)
     ]
-    return Hardware(gpus=gpus, driver_version="", devices={}, notes=[])
+    return GpuInventory(gpus=gpus, driver_version="", devices={}, notes=[])
 
 
-def usual(units: list[str], of: Hardware, gang: GangWanted | None = None, interface: str = "") -> dict[str, str]:
-    return gangs.usual(job("true", units=units, gang=gang or member()), of, interface)
+def usual(units: list[str], of: GpuInventory, gang: GangWanted | None = None, interface: str = "") -> dict[str, str]:
+    return gangs.distributed_environment(job("true", units=units, gang=gang or member()), of, interface)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +96,7 @@ def usual(units: list[str], of: Hardware, gang: GangWanted | None = None, interf
     ],
     ids=["one group", "two groups", "unknown", "one GPU", "slices"],
 )
-def test_nccl_is_told_of_nvlink_only_where_the_topology_is_known(of: Hardware, units: list[str], said: str | None) -> None:
+def test_nccl_is_told_of_nvlink_only_where_the_topology_is_known(of: GpuInventory, units: list[str], said: str | None) -> None:
     assert usual(units, of).get("NCCL_P2P_LEVEL") == said
 
 
@@ -103,10 +104,10 @@ def test_without_every_address_there_is_no_rendezvous_and_hosts_go_by_name() -> 
     unknown = member(members=[MEMBERS[0], MemberWanted("h2", "", 1)])
     assert usual([], hardware(), unknown, "eth0") == {}
     wanted: RunWanted = job("true", gang=unknown)
-    assert gangs.facts(wanted, "/x")["GPUPOOL_HOSTS"] == "127.0.0.1,h2"
-    assert gangs.hostfile(unknown) == "127.0.0.1 slots=1\nh2 slots=1\n"
+    assert gangs.contract_environment(wanted, "/x")["GPUPOOL_HOSTS"] == "127.0.0.1,h2"
+    assert gangs.hostfile_text(unknown) == "127.0.0.1 slots=1\nh2 slots=1\n"
     alone = dataclasses.replace(wanted, gang=None)
-    assert gangs.usual(alone, hardware(), "eth0") == gangs.facts(alone, "/x") == {}
+    assert gangs.distributed_environment(alone, hardware(), "eth0") == gangs.contract_environment(alone, "/x") == {}
 
 
 def test_the_interface_is_named_where_it_has_the_address() -> None:
@@ -119,8 +120,8 @@ def test_the_interface_is_named_where_it_has_the_address() -> None:
 def test_a_host_has_the_address_that_leads_to_the_edge() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        assert addresses.towards(f"http://127.0.0.1:{listener.getsockname()[1]}") == "127.0.0.1"
-    assert addresses.towards("http://no-such-host.invalid:1") == ""
+        assert addresses.local_address_towards(f"http://127.0.0.1:{listener.getsockname()[1]}") == "127.0.0.1"
+    assert addresses.local_address_towards("http://no-such-host.invalid:1") == ""
 
 
 @pytest.mark.sandbox

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from agent import locks, mig
-from agent.diagnostics import plant_fault
-from agent.locks import Claim
+from agent.diagnostics.runner import plant_fault
+from agent.gpu import mig
+from agent.gpu.simulated_reader import SimulatedMigGpu, mig_profiles_of
+from agent.host import gpu_locks
+from agent.host.gpu_locks import SlotClaim
+from agent.host.state import read_json
 from agent.protocol import GeometryPart, GeometrySeen, GeometryWanted
-from agent.simulated_nvml import SimulatedBoard, offers
-from agent.state import read_json
 from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 
@@ -109,7 +110,7 @@ async def test_what_the_driver_refuses_is_said_and_can_be_tried_again(
 async def test_a_gpu_that_somebody_holds_is_not_touched(make_agent: MakeAgent, edge: FakeEdge, tmp_path: Path) -> None:
     await make_agent("--locks", str(tmp_path / "locks"))
     gpu = edge.observed[-1].inventory.gpus[1]
-    held = locks.take(tmp_path / "locks", [Claim(gpu.uuid, 0, 360)])
+    held = gpu_locks.lock_slots(tmp_path / "locks", [SlotClaim(gpu.uuid, 0, 360)])
     await split(edge, "held", 1, SEVENTHS)
     seen = await told(edge, "held", "failed")
     assert seen.detail == "a process on this host still holds a part of the GPU"
@@ -136,7 +137,7 @@ async def test_work_beside_it_goes_on(agent: AgentProcess, edge: FakeEdge) -> No
 # -- the rule, on a board that says no in the middle -----------------------------------------------------------------------
 
 
-class Stubborn(SimulatedBoard):
+class Stubborn(SimulatedMigGpu):
     """Refuses once, when it has ``most`` instances; ``for_good``: each one from then on, also those that were there before."""
 
     def __init__(self, path: Path, profiles: list[str], most: int, *, for_good: bool = False) -> None:
@@ -146,34 +147,34 @@ class Stubborn(SimulatedBoard):
     def make(self, part: GeometryPart) -> None:
         tired, self.tired = self.tired, self.tired or len(self.parts() or []) >= self.most
         if self.tired and (self.for_good or not tired):
-            raise mig.Trouble(f"making {part.profile}: it does not fit on the GPU")
+            raise mig.MigError(f"making {part.profile}: it does not fit on the GPU")
         super().make(part)
 
 
 def test_what_fails_in_the_middle_is_put_back(tmp_path: Path) -> None:
     board = Stubborn(tmp_path / "board", ["3g.40gb", "3g.40gb"], 2)
-    outcome = mig.reshape(board, SEVENTHS, ["3g.40gb", "3g.40gb"])
+    outcome = mig.reshape_gpu(board, SEVENTHS, ["3g.40gb", "3g.40gb"])
     assert (outcome.state, outcome.detail) == ("failed", "making 1g.10gb: it does not fit on the GPU")
     assert board.parts() == ["3g.40gb", "3g.40gb"]
 
 
 def test_what_can_not_be_put_back_is_unsure(tmp_path: Path) -> None:
     board = Stubborn(tmp_path / "board", ["3g.40gb", "3g.40gb"], 2, for_good=True)
-    outcome = mig.reshape(board, SEVENTHS, ["3g.40gb", "3g.40gb"])
+    outcome = mig.reshape_gpu(board, SEVENTHS, ["3g.40gb", "3g.40gb"])
     assert outcome.state == "unsure" and "could not be put back" in outcome.detail
 
 
 def test_every_step_is_on_disk_before_the_next(tmp_path: Path) -> None:
-    board = SimulatedBoard(tmp_path / "board", "gpu", [], "")
+    board = SimulatedMigGpu(tmp_path / "board", "gpu", [], "")
     board.split(True)
     assert read_json(tmp_path / "board") == {"gpu": []} and board.parts() == []
     board.make(HALVES[0])
-    assert mig.reshape(SimulatedBoard(tmp_path / "board", "gpu", [], ""), HALVES, None).state == "done"
+    assert mig.reshape_gpu(SimulatedMigGpu(tmp_path / "board", "gpu", [], ""), HALVES, None).state == "done"
     assert board.parts() == ["3g.40gb", "3g.40gb"]
 
 
 def test_only_boards_with_mig_offer_profiles() -> None:
-    assert offers("L40S-48GB") == [] and len(offers("A100-40GB")) == 6
-    assert [(one.name, one.most, one.starts) for one in offers("A100-40GB")][:2] == [
+    assert mig_profiles_of("L40S-48GB") == [] and len(mig_profiles_of("A100-40GB")) == 6
+    assert [(one.name, one.most, one.starts) for one in mig_profiles_of("A100-40GB")][:2] == [
         ("1g.5gb", 7, [0, 1, 2, 3, 4, 5, 6]), ("1g.10gb", 4, [0, 2, 4, 6]),
     ]  # fmt: skip

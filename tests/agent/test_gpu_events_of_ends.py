@@ -6,8 +6,8 @@ import sys
 import time
 from pathlib import Path
 
-from agent.events import KeptEvents
-from agent.meter import HardwareEvent
+from agent.gpu.health_events import HealthEventStore
+from agent.gpu.reader import HardwareEvent
 from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 from tests.agent.test_nvml import library, says
@@ -57,10 +57,10 @@ async def test_an_end_is_told_also_where_the_driver_does_not_answer(
 
 
 def test_codes_are_those_of_these_gpus_and_of_that_time_each_once(tmp_path: Path) -> None:
-    kept, now = KeptEvents(tmp_path / "health"), time.time()
+    kept, now = HealthEventStore(tmp_path / "health"), time.time()
     for name, gpu, code, ts in (
         ("a", "GPU-1", "xid:79", now - 400), ("b", "GPU-1", "xid:31", now - 20), ("c", "GPU-2", "xid:48", now - 20),
         ("d", "GPU-1", "xid:45", now - 10), ("e", "GPU-1", "xid:31", now - 5), ("f", "GPU-1", "xid:94", now + 60),
     ):  # fmt: skip
         assert kept.note(HardwareEvent(name, gpu, "xid", code, ts)) is not None
-    assert kept.codes(frozenset({"GPU-1"}), now - 300, now + 10) == ["xid:31", "xid:45"]
+    assert kept.codes_between(frozenset({"GPU-1"}), now - 300, now + 10) == ["xid:31", "xid:45"]

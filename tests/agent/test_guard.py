@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from agent import locks, processes
-from agent.cgroups import Cgroups
-from agent.locks import Busy, Claim
-from agent.lost import Lost
-from agent.run import Run
-from agent.state import read_json
+from agent.host import gpu_locks, processes
+from agent.host.gpu_locks import SlotClaim, SlotsLocked
+from agent.host.state import read_json
+from agent.isolation.cgroups import Cgroups
+from agent.runs.local_run import LocalRun
+from agent.runs.orphaned_runs import OrphanedRuns
 from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 
@@ -28,8 +28,8 @@ HIDES = (
 
 def is_free(agent: AgentProcess) -> bool:
     try:
-        locks.take(agent.state / "locks", [Claim(agent.edge.observed[0].inventory.gpus[0].uuid, 0, 840)]).close()
-    except Busy:
+        gpu_locks.lock_slots(agent.state / "locks", [SlotClaim(agent.edge.observed[0].inventory.gpus[0].uuid, 0, 840)]).close()
+    except SlotsLocked:
         return False
     return True
 
@@ -41,7 +41,7 @@ async def hiding(edge: FakeEdge, agent: AgentProcess) -> processes.Process:
     found: list[processes.Process] = []
 
     def there() -> bool:
-        below = processes.below(processes.scan(), agent.shim("run-1")["pid"])
+        below = processes.descendants(processes.scan(), agent.shim("run-1")["pid"])
         found[:] = [each for each in below if Path(f"/proc/{each.pid}/cmdline").read_bytes() == b"sleep\x00304\x00"]
         return bool(found)
 
@@ -58,7 +58,7 @@ async def test_a_gpu_stays_locked_until_the_last_process_is_gone_when_shim_and_a
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
     last = await hiding(edge, agent)
-    tree = processes.below(processes.scan(), agent.shim("run-1")["pid"])
+    tree = processes.descendants(processes.scan(), agent.shim("run-1")["pid"])
     await agent.kill()
     try:
         os.kill(agent.shim("run-1")["pid"], signal.SIGKILL)
@@ -82,8 +82,8 @@ class NoGroups(Cgroups):
 async def test_what_hides_from_the_mark_is_ended_too_when_its_shim_was_killed(edge: FakeEdge, agent: AgentProcess) -> None:
     last = await hiding(edge, agent)
     folder = agent.state / "runs" / "run-1"
-    run = Run(folder, read_json(folder / "run.json"), shim=read_json(folder / "shim.json"))
-    lost = Lost(agent.state / "tools", NoGroups())
+    run = LocalRun(folder, read_json(folder / "run.json"), shim=read_json(folder / "shim.json"))
+    lost = OrphanedRuns(agent.state / "tools", NoGroups())
     await agent.kill()
     try:
         os.kill(run.shim["pid"], signal.SIGKILL)
@@ -133,7 +133,7 @@ async def test_who_else_holds_a_gpu_is_named_and_left_alone(edge: FakeEdge, agen
         await edge.until(lambda: (seen := edge.seen("run-2")) and f"process {other.pid} (flock) holds its lock" in seen.step)
         assert other.poll() is None
     finally:
-        for each in [*processes.below(processes.scan(), other.pid), processes.look(other.pid)]:
+        for each in [*processes.descendants(processes.scan(), other.pid), processes.read_process(other.pid)]:
             if each is not None:
                 end(each)
         other.wait()
@@ -149,13 +149,13 @@ async def test_who_holds_a_slice_is_named_and_not_the_run_on_the_next_one(edge: 
     (lock,) = (path for path in (agent.state / "locks").iterdir() if path.name.endswith(".360-720"))
     other = subprocess.Popen(["flock", "-x", str(lock), "sleep", "300"])
     try:
-        await edge.until(lambda: bool(processes.below(processes.scan(), other.pid)))
+        await edge.until(lambda: bool(processes.descendants(processes.scan(), other.pid)))
         await edge.want(job("true", generation=3, units=[second]))
         await edge.until(lambda: (seen := edge.seen("run-3")) and "holds its lock" in seen.step)
         told = edge.seen("run-3")
         assert told is not None and f"process {other.pid} (flock) holds its lock" in told.step
     finally:
-        for each in [*processes.below(processes.scan(), other.pid), processes.look(other.pid)]:
+        for each in [*processes.descendants(processes.scan(), other.pid), processes.read_process(other.pid)]:
             if each is not None:
                 end(each)
         other.wait()
@@ -171,8 +171,8 @@ async def test_a_sandbox_whose_shim_and_agent_were_killed_frees_its_gpu_when_it_
     await edge.want(job("setsid sleep 300 & sleep 300", units=[agent.units[0]]))
     await edge.until_state("run-1", "running")
     shim = agent.shim("run-1")
-    await edge.until(lambda: len(processes.below(processes.scan(), shim["pid"])) >= 4)
-    tree = processes.below(processes.scan(), shim["pid"])
+    await edge.until(lambda: len(processes.descendants(processes.scan(), shim["pid"])) >= 4)
+    tree = processes.descendants(processes.scan(), shim["pid"])
     await agent.kill()
     assert not is_free(agent)
     os.kill(shim["pid"], signal.SIGKILL)

@@ -16,8 +16,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from agent import homes, volumes
 from agent.protocol import FRAMES_UP, HomeSeen, Observed, decode
+from agent.storage import home_usage, home_usage_reader
 from tests.agent.conftest import MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 
@@ -42,13 +42,13 @@ def fill(folder: Path, files: dict[str, int], at: float = NOW - 100) -> Path:
 
 
 def measure(home: Path) -> dict[str, Any]:
-    found = homes.measure(home, in_time, NOW)
+    found = home_usage.measure_home(home, in_time, NOW)
     assert found is not None
     return found
 
 
 def look(folder: Path, at: float = NOW) -> dict[str, Any]:
-    found = homes.look(folder, lambda: at, time.monotonic)
+    found = home_usage.read_or_measure(folder, lambda: at, time.monotonic)
     assert found is not None
     return found
 
@@ -87,12 +87,12 @@ def test_a_home_that_became_a_link_is_not_followed_unless_root_made_it(tmp_path:
     link = tmp_path / "homes" / "ada"
     link.symlink_to(tmp_path / "elsewhere")
     by_root = os.lstat(link).st_uid == 0
-    assert (homes.measure(link, lambda: False, NOW) is not None) == by_root
-    assert homes.names_in(tmp_path / "homes")[0] == (["ada"] if by_root else [])
+    assert (home_usage.measure_home(link, lambda: False, NOW) is not None) == by_root
+    assert home_usage.home_names(tmp_path / "homes")[0] == (["ada"] if by_root else [])
     if by_root:
         os.lchown(link, 12345, 12345)
-        assert homes.measure(link, lambda: False, NOW) is None
-        assert homes.names_in(tmp_path / "homes") == ([], 0)
+        assert home_usage.measure_home(link, lambda: False, NOW) is None
+        assert home_usage.home_names(tmp_path / "homes") == ([], 0)
 
 
 def test_a_file_of_tomorrow_was_not_changed_tomorrow(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_file_of_tomorrow_was_not_changed_tomorrow(tmp_path: Path) -> None:
 def test_a_home_too_large_for_its_time_is_known_as_at_least(tmp_path: Path) -> None:
     home = fill(tmp_path / "ada", {f"{number}": 5000 for number in range(50)})
     asked = itertools.count()
-    found = homes.measure(home, lambda: next(asked) >= 20, NOW)
+    found = home_usage.measure_home(home, lambda: next(asked) >= 20, NOW)
     assert found is not None
     assert not found["complete"]
     assert 0 < found["files"] < 50
@@ -113,7 +113,7 @@ def test_a_folder_nested_beyond_reason_does_not_end_the_measuring(tmp_path: Path
     home = tmp_path / "ada"
     home.mkdir()
     here = os.open(home, os.O_RDONLY)
-    for _ in range(homes.DEEPEST + 50):
+    for _ in range(home_usage.MAX_DEPTH + 50):
         os.mkdir("d", dir_fd=here)
         below = os.open("d", os.O_RDONLY, dir_fd=here)
         os.close(here)
@@ -149,7 +149,7 @@ def test_only_homes_are_named(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     os.mkdir(os.fsencode(tmp_path) + b"/not-utf8-\xff")
     (tmp_path / "a file").write_text("")
-    assert homes.names_in(tmp_path) == (["ada", "bob"], 0)
+    assert home_usage.home_names(tmp_path) == (["ada", "bob"], 0)
 
 
 def test_hosts_that_share_the_folder_share_the_storage_and_the_work(tmp_path: Path) -> None:
@@ -157,10 +157,10 @@ def test_hosts_that_share_the_folder_share_the_storage_and_the_work(tmp_path: Pa
     first = look(tmp_path)
     assert look(tmp_path, NOW + 30) == first
     fill(tmp_path / "bob", {"a": 10})
-    later = look(tmp_path, NOW + homes.SHORTEST_PAUSE + 1)
+    later = look(tmp_path, NOW + home_usage.MIN_PAUSE_SECONDS + 1)
     assert later["storage"] == first["storage"]
     assert [home["name"] for home in later["homes"]] == ["ada", "bob"]
-    assert later["homes"][0]["measured_at"] == NOW + homes.SHORTEST_PAUSE + 1
+    assert later["homes"][0]["measured_at"] == NOW + home_usage.MIN_PAUSE_SECONDS + 1
 
 
 def test_a_new_home_is_measured_at_once_and_the_others_when_it_is_time(tmp_path: Path) -> None:
@@ -169,39 +169,39 @@ def test_a_new_home_is_measured_at_once_and_the_others_when_it_is_time(tmp_path:
     fill(tmp_path / "bob", {"a": 10})
     measured = {home["name"]: home["measured_at"] for home in look(tmp_path, NOW + 10)["homes"]}
     assert measured == {"ada": NOW, "bob": NOW + 10}
-    later = NOW + homes.SHORTEST_PAUSE + 1  # the new one did not put the round off
+    later = NOW + home_usage.MIN_PAUSE_SECONDS + 1  # the new one did not put the round off
     assert {home["measured_at"] for home in look(tmp_path, later)["homes"]} == {later}
 
 
 def test_while_one_host_measures_the_others_take_what_is_known(tmp_path: Path) -> None:
-    (tmp_path / homes.MARK_FOLDER).mkdir()
-    with (tmp_path / homes.MARK_FOLDER / "lock").open("w") as lock:
+    (tmp_path / home_usage.METADATA_FOLDER).mkdir()
+    with (tmp_path / home_usage.METADATA_FOLDER / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert homes.look(tmp_path, lambda: NOW, time.monotonic) is None
+        assert home_usage.read_or_measure(tmp_path, lambda: NOW, time.monotonic) is None
     assert look(tmp_path)["homes"] == []
 
 
 def test_homes_that_a_round_does_not_reach_keep_what_was_known_and_go_first(tmp_path: Path) -> None:
     for name in ("ada", "bob", "cem"):
         fill(tmp_path / name, {"a": 10})
-    steps = iter([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, homes.ROUND_SECONDS + 1])
+    steps = iter([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, home_usage.ROUND_TIMEOUT_SECONDS + 1])
 
     def clock() -> float:
-        return next(steps, homes.ROUND_SECONDS + 1)
+        return next(steps, home_usage.ROUND_TIMEOUT_SECONDS + 1)
 
-    first = homes.look(tmp_path, lambda: NOW, clock)
+    first = home_usage.read_or_measure(tmp_path, lambda: NOW, clock)
     assert first is not None
     reached = {home["name"] for home in first["homes"] if home["measured_at"]}
     assert reached and reached != {"ada", "bob", "cem"}
     assert all(home["bytes"] is None for home in first["homes"] if home["name"] not in reached)
-    later = look(tmp_path, NOW + homes.LONGEST_PAUSE + 1)
+    later = look(tmp_path, NOW + home_usage.MAX_PAUSE_SECONDS + 1)
     assert all(home["bytes"] for home in later["homes"])
 
 
 def test_a_long_round_is_followed_by_a_long_rest() -> None:
-    assert homes.pause_after(0.1) == homes.SHORTEST_PAUSE
-    assert homes.pause_after(30) == 600
-    assert homes.pause_after(600) == homes.LONGEST_PAUSE
+    assert home_usage.pause_after(0.1) == home_usage.MIN_PAUSE_SECONDS
+    assert home_usage.pause_after(30) == 600
+    assert home_usage.pause_after(600) == home_usage.MAX_PAUSE_SECONDS
 
 
 async def test_the_measuring_process_runs_only_when_nothing_else_wants_to(tmp_path: Path) -> None:
@@ -213,14 +213,14 @@ async def test_the_measuring_process_runs_only_when_nothing_else_wants_to(tmp_pa
 
 async def test_measuring_that_takes_too_long_is_ended_and_tells_nothing(tmp_path: Path) -> None:
     began = time.monotonic()
-    found, pause = await volumes.measured(tmp_path, deadline=0.001)
-    assert (found, pause) == (None, homes.LONGEST_PAUSE)
+    found, pause = await home_usage_reader.read_home_usage(tmp_path, deadline=0.001)
+    assert (found, pause) == (None, home_usage.MAX_PAUSE_SECONDS)
     assert time.monotonic() - began < 5
 
 
 async def test_a_folder_that_can_not_be_read_is_unknown_and_not_empty(tmp_path: Path) -> None:
     (tmp_path / "homes").write_text("no folder")
-    found, _ = await volumes.measured(tmp_path / "homes")
+    found, _ = await home_usage_reader.read_home_usage(tmp_path / "homes")
     assert found is None
 
 
@@ -244,7 +244,7 @@ async def test_an_agent_says_which_homes_there_are_and_what_its_environment_offe
     assert environment.exposed == [str(data)]
     assert environment.packages["jupyterlab"] == metadata.version("jupyterlab")
     installed = {each.metadata["Name"].lower().replace("_", "-") for each in metadata.distributions()}
-    assert environment.packages.keys() == installed & set(volumes.PACKAGES)
+    assert environment.packages.keys() == installed & set(home_usage_reader.REPORTED_PACKAGES)
     # Said once: the frames after it are as small as before.
     heard = len(edge.observed)
     await edge.until(lambda: len(edge.observed) >= heard + 3)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from agent import processes
-from agent.hooks import NotUsable, usable
-from agent.state import read_json
+from agent.host import processes
+from agent.host.state import read_json
+from agent.runs.hooks import UnsafeHookError, checked_hook_program
 from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 
@@ -117,7 +117,7 @@ async def test_a_prolog_that_hangs_is_killed_with_all_it_started(edge: FakeEdge,
     ended = await edge.until_state("run-1", "ended")
     assert ended.outcome == "start_failed"
     assert ended.step == "the operator's prolog did not end in 1 seconds and was killed"
-    assert processes.look(int(told.lines[0])) is None
+    assert processes.read_process(int(told.lines[0])) is None
 
 
 async def test_a_prolog_that_never_stops_talking_is_killed_all_the_same(edge: FakeEdge, hooked: MakeHooked) -> None:
@@ -184,7 +184,7 @@ async def test_an_epilog_that_hangs_is_killed_and_the_run_ends(edge: FakeEdge, h
     ended = await edge.until_state("run-1", "ended")
     assert (ended.outcome, ended.exit_code) == ("failed", 2)
     assert ended.step == "the operator's epilog did not end in 1 seconds and was killed"
-    assert processes.look(int(told.lines[0])) is None
+    assert processes.read_process(int(told.lines[0])) is None
 
 
 async def test_the_epilog_runs_once_after_a_job_that_had_to_be_killed(edge: FakeEdge, hooked: MakeHooked, told: Told) -> None:
@@ -244,7 +244,7 @@ async def test_a_shim_that_is_killed_in_the_epilog_loses_neither_the_outcome_nor
     os.kill(agent.shim("run-1")["pid"], signal.SIGKILL)
     ended = await edge.until_state("run-1", "ended")
     assert (ended.outcome, ended.exit_code) == ("failed", 5)
-    assert len(told.lines) == 1 and processes.look(int(told.lines[0])) is None
+    assert len(told.lines) == 1 and processes.read_process(int(told.lines[0])) is None
 
 
 async def test_a_prolog_whose_shim_is_killed_is_ended_before_the_epilog(
@@ -282,13 +282,13 @@ def test_a_hook_has_to_be_a_program_that_nobody_else_can_change(tmp_path: Path) 
     for mode, words in ((0o600, "not a program"), (0o720, "can be changed by others"), (0o702, "can be changed by others")):
         program.write_text("#!/bin/sh\n")
         program.chmod(mode)
-        with pytest.raises(NotUsable, match=words):
-            usable(str(program))
+        with pytest.raises(UnsafeHookError, match=words):
+            checked_hook_program(str(program))
     program.chmod(0o755)
-    assert usable(str(program)) == program
+    assert checked_hook_program(str(program)) == program
     for value, words in (("hook", "absolute"), ("", "absolute"), (str(tmp_path), "not a program"), (f"{program}x", "No such")):
-        with pytest.raises(NotUsable, match=words):
-            usable(value)
+        with pytest.raises(UnsafeHookError, match=words):
+            checked_hook_program(value)
 
 
 def test_a_hook_is_not_in_a_folder_from_which_others_can_take_it(tmp_path: Path) -> None:
@@ -301,6 +301,6 @@ def test_a_hook_is_not_in_a_folder_from_which_others_can_take_it(tmp_path: Path)
     (theirs / "link").symlink_to(ours / "hook")
     (ours / "link").symlink_to(theirs / "hook")
     for path in (theirs / "hook", theirs / "link", ours / "link"):
-        with pytest.raises(NotUsable, match="can be replaced by others: '.*theirs'"):
-            usable(str(path))
-    assert usable(str(ours / "hook")) == ours / "hook"
+        with pytest.raises(UnsafeHookError, match="can be replaced by others: '.*theirs'"):
+            checked_hook_program(str(path))
+    assert checked_hook_program(str(ours / "hook")) == ours / "hook"

@@ -14,16 +14,16 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from agent import connection, streams
-from agent.aside import Hangs
-from agent.launchers import Plain
-from agent.meter import Hardware, NoAnswer
-from agent.nvml_meter import NvmlMeter
-from agent.run import boottime
-from agent.runs import Runs
-from agent.state import State
-from agent.streams import Streams
-from agent.tenants import Range, Settling, Tenants
+from agent.gpu.nvml_reader import NvmlGpuReader
+from agent.gpu.reader import GpuInventory, GpuReadError
+from agent.host.blocking_call import CallTimeout
+from agent.host.state import StateFolder
+from agent.isolation.launchers import PlainLauncher
+from agent.isolation.team_users import OwnershipChangeInProgress, TeamUsers, UidRange
+from agent.runs.local_run import boottime
+from agent.runs.manager import RunManager
+from agent.server import connection, workspace_streams
+from agent.server.workspace_streams import WorkspaceStreams
 from tests.agent.conftest import job
 
 # the edge
@@ -55,27 +55,27 @@ async def test_a_renewal_and_a_joining_that_are_never_answered_come_to_an_end(
     mute: str, session: aiohttp.ClientSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "CONNECT_SECONDS", 0.5)
-    state = State(tmp_path / "state")
+    state = StateFolder(tmp_path / "state")
     state.key.write_text("there is one")
     state.identity.credential = "gpa.1.x"
     async with asyncio.timeout(10):
         with pytest.raises(TimeoutError):
-            await connection.renew(session, mute, state)
+            await connection.renew_credential(session, mute, state)
         with pytest.raises(TimeoutError):
-            await connection.join(session, mute, state, "token", "h1")
+            await connection.join_pool(session, mute, state, "token", "h1")
 
 
 async def test_a_dial_that_hangs_does_not_count_as_ready_for_ever(
     mute: str, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "DIAL_SECONDS", 0.3)
+    monkeypatch.setattr(workspace_streams, "DIAL_TIMEOUT_SECONDS", 0.3)
     dialled: list[str] = []
 
     def credential() -> str:
         dialled.append("again")
         return "gpa.1.x"
 
-    kept = Streams(session, mute, credential, lambda run: None)
+    kept = WorkspaceStreams(session, mute, credential, lambda run: None)
     kept.keep(2, "")
     async with asyncio.timeout(15):
         while len(dialled) < 6:
@@ -87,9 +87,9 @@ async def test_a_dial_that_hangs_does_not_count_as_ready_for_ever(
 # the driver
 
 
-async def meter_with(program: str) -> NvmlMeter:
+async def meter_with(program: str) -> NvmlGpuReader:
     """A meter whose process is this program."""
-    meter = NvmlMeter(0.5)
+    meter = NvmlGpuReader(0.5)
     meter._process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     meter._has_answered = True
     meter._answers = asyncio.StreamReader()
@@ -103,7 +103,7 @@ async def test_a_process_that_hangs_in_the_driver_as_it_ends_does_not_hold_up_th
     meter = await meter_with("import os, time; input(); os.close(1); time.sleep(6)")
     began = time.monotonic()
     for _ in range(2):
-        with pytest.raises(NoAnswer):
+        with pytest.raises(GpuReadError):
             await meter._ask("sample", 0.5)
     assert time.monotonic() - began < 3
     assert meter._process is not None
@@ -130,10 +130,10 @@ async def test_an_answer_that_is_late_and_an_error_is_waited_for_no_longer() -> 
         "    answer = {'error': 'it fell off the bus'} if late else {'answer': [1]}\n"
         "    print(json.dumps({'id': asked['id'], **answer}), flush=True)\n"
     )
-    with pytest.raises(NoAnswer, match=r"within 0\.5 s"):
+    with pytest.raises(GpuReadError, match=r"within 0\.5 s"):
         await meter._ask("sample", 0.5)
     await asyncio.sleep(1.0)
-    with pytest.raises(NoAnswer, match="fell off the bus"):
+    with pytest.raises(GpuReadError, match="fell off the bus"):
         await meter._ask("sample", 0.5)
     assert await meter._ask("sample", 0.5) == [1]
     assert meter._process is not None
@@ -145,33 +145,33 @@ async def test_an_answer_that_is_late_and_an_error_is_waited_for_no_longer() -> 
 
 
 @contextmanager
-def hanging(runs: Runs) -> Iterator[None]:
+def hanging(runs: RunManager) -> Iterator[None]:
     """Within it, the file system of the homes has something to answer that it does not answer."""
     over = threading.Event()
-    with pytest.raises(Hangs):
+    with pytest.raises(CallTimeout):
         runs.beside(over.wait, 0.05)
     try:
         yield
     finally:
         over.set()
         while True:
-            with suppress(Hangs):
+            with suppress(CallTimeout):
                 runs.beside(lambda: None)
                 break
             time.sleep(0.01)
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> Runs:
+def runs(tmp_path: Path) -> RunManager:
     """Of a host without GPUs."""
     (tmp_path / "homes").mkdir()
-    state = State(tmp_path / "state")
-    state.lay_out_tools()
-    hardware = Hardware([], devices={})
-    return Runs(state, Plain(), hardware, homes=tmp_path / "homes", locks_folder=tmp_path / "locks", exposed=[])
+    state = StateFolder(tmp_path / "state")
+    state.install_tools()
+    hardware = GpuInventory([], devices={})
+    return RunManager(state, PlainLauncher(), hardware, homes=tmp_path / "homes", locks_folder=tmp_path / "locks", exposed=[])
 
 
-async def test_a_start_says_its_step_from_the_moment_it_is_taken_on(runs: Runs) -> None:
+async def test_a_start_says_its_step_from_the_moment_it_is_taken_on(runs: RunManager) -> None:
     over = runs.homes / "over"
     wanted = job(f"until [ -e {over} ]; do sleep 0.05; done")
     said: list[str] = []
@@ -193,7 +193,7 @@ async def test_a_start_says_its_step_from_the_moment_it_is_taken_on(runs: Runs) 
 
 
 async def test_a_start_that_failed_is_told_of_while_what_it_made_is_still_being_removed(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch
+    runs: RunManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that is told of no such run any more would take it for lost."""
     leaving, over = threading.Event(), threading.Event()
@@ -214,7 +214,7 @@ async def test_a_start_that_failed_is_told_of_while_what_it_made_is_still_being_
     assert [(seen.run, seen.outcome) for seen in runs.seen()] == [("run-1", "start_failed")]
 
 
-async def test_while_the_homes_hang_runs_are_looked_at_and_starts_wait(runs: Runs) -> None:
+async def test_while_the_homes_hang_runs_are_looked_at_and_starts_wait(runs: RunManager) -> None:
     wanted = job("touch $GPUPOOL_CHECKPOINT_DIR/.done; sleep 2")
     assert await runs.start(wanted, boottime() + 30)
     run, word = runs.runs[wanted.run], runs.homes / ".checkpoints" / wanted.workload / ".done"
@@ -240,7 +240,7 @@ async def test_while_the_homes_hang_runs_are_looked_at_and_starts_wait(runs: Run
 
 
 def test_a_host_that_holds_the_record_of_teams_holds_up_no_other(tmp_path: Path) -> None:
-    tenants = Tenants(tmp_path, Range())
+    tenants = TeamUsers(tmp_path, UidRange())
     assert tenants.user("7.1", 70_007) == 70_007
     lock = tmp_path / ".volumes" / "teams.json.lock"
     holder = subprocess.Popen(
@@ -251,7 +251,7 @@ def test_a_host_that_holds_the_record_of_teams_holds_up_no_other(tmp_path: Path)
     assert holder.stdout is not None
     holder.stdout.readline()
     began = time.monotonic()
-    with pytest.raises(Settling):
+    with pytest.raises(OwnershipChangeInProgress):
         tenants.user("7.1", 70_007)
     assert time.monotonic() - began < 1
     holder.communicate(b"\n")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from agent import keys
-from agent.state import STARTS_KEPT, Starts, read_json
+from agent.host.state import MAX_STARTS, AgentStarts, read_json
+from agent.server import host_key
 from tests.agent.conftest import AgentProcess, MakeAgent
 from tests.agent.fake_edge import TOKEN, FakeEdge
 
@@ -24,7 +24,7 @@ def is_signed(public_key: str, signature: str, text: bytes) -> bool:
 
 async def test_a_host_makes_its_own_key_and_only_the_public_half_leaves_it(edge: FakeEdge, agent: AgentProcess) -> None:
     (asked,) = edge.joins
-    assert is_signed(asked.public_key, asked.signature, keys.join_text("h1", TOKEN))
+    assert is_signed(asked.public_key, asked.signature, host_key.join_message("h1", TOKEN))
     file = agent.state / "host.key"
     assert file.stat().st_mode & 0o777 == 0o600
     assert file.read_text() not in (asked.public_key, str(dataclasses.asdict(asked)))
@@ -39,7 +39,7 @@ async def test_a_credential_is_renewed_by_signing_what_the_server_asks_once(edge
     await edge.until(lambda: len(edge.observed) > said + 3)
     (proof,) = edge.proofs
     assert proof.challenge == edge.challenge
-    assert is_signed(edge.joins[0].public_key, proof.signature, keys.renewal_text(edge.challenge))
+    assert is_signed(edge.joins[0].public_key, proof.signature, host_key.renewal_message(edge.challenge))
     await edge.send(dataclasses.replace(edge.desired(), credential="next", credential_expires_at=time.time() + 9))
     await edge.until(lambda: (read_json(agent.state / "identity.json") or {})["credential"] == "next")
 
@@ -54,14 +54,14 @@ async def test_a_host_whose_credential_ran_out_comes_back_with_its_key_and_witho
     await edge.until(lambda: len(edge.observed) > said)
     assert len(edge.joins) == 1
     last = edge.renewals[-1]
-    assert is_signed(edge.joins[0].public_key, last.signature, keys.renewal_text("sign me"))
+    assert is_signed(edge.joins[0].public_key, last.signature, host_key.renewal_message("sign me"))
 
 
 async def test_a_key_that_others_may_read_is_not_used(edge: FakeEdge, agent: AgentProcess) -> None:
     (agent.state / "host.key").chmod(0o640)
     try:
-        await keys.sign(agent.state / "host.key", b"text")
-    except keys.NoKey as problem:
+        await host_key.sign(agent.state / "host.key", b"text")
+    except host_key.HostKeyError as problem:
         assert "0600" in str(problem)
     else:
         raise AssertionError("it was used")
@@ -86,14 +86,14 @@ async def test_each_start_says_which_one_the_server_knew_before_it(
 
 
 def test_starts_that_never_reached_the_server_do_not_push_out_the_one_that_did(tmp_path: Path) -> None:
-    known = Starts(tmp_path / "starts")
+    known = AgentStarts(tmp_path / "starts")
     known.known()
     size = (tmp_path / "starts").stat().st_size
-    last = [Starts(tmp_path / "starts") for _ in range(3 * STARTS_KEPT)][-1]
-    assert last.before[0] == known.now and len(last.before) == STARTS_KEPT
+    last = [AgentStarts(tmp_path / "starts") for _ in range(3 * MAX_STARTS)][-1]
+    assert last.before[0] == known.now and len(last.before) == MAX_STARTS
     assert (tmp_path / "starts").stat().st_size == size, "written in place, also on a full disk"
     last.known()
-    assert Starts(tmp_path / "starts").before == [last.now]
+    assert AgentStarts(tmp_path / "starts").before == [last.now]
 
 
 async def test_streams_are_dialled_with_the_key_that_came_over_the_line_last(edge: FakeEdge, agent: AgentProcess) -> None:

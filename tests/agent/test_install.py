@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from agent import AGENT_VERSION, processes
+from agent import AGENT_VERSION
+from agent.host import processes
 from tests.agent.conftest import AgentProcess, job
 from tests.agent.fake_edge import TOKEN, FakeEdge
 from tests.agent.installed import ROOT, build, install, locked, source_of
@@ -48,7 +49,7 @@ def _is(agent: AgentProcess, programs: Path) -> None:
 def test_the_wheel_holds_the_agent_and_nothing_of_the_server(tmp_path: Path) -> None:
     wheel = build(tmp_path)
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"agent/shim/keeper.py", "agent/gpupool.sh", "agent/contract.py", "agent/notebook/server.py"} <= set(names)
+    assert {"agent/shim/supervisor.py", "agent/workload/gpupool.sh", "agent/workload/contract.py", "agent/notebook/jupyterlab.py"} <= set(names)
     assert {name.partition("/")[0] for name in names} == {"agent", f"gpupool_agent-{AGENT_VERSION}.dist-info"}
     assert not [name for name in names if name.endswith(".pyc")]
     assert {path.name for path in tmp_path.iterdir()} == {wheel.name, "agent.txt", "notebooks.txt", UNIT.name}
@@ -68,7 +69,7 @@ def test_the_installed_agent_runs_where_nothing_of_the_server_can_be_imported(pr
     installed = programs[AGENT_VERSION]
     for package in ("django", "celery", "scheduler", "portal", "config"):
         assert "No module named" in _python(installed, f"import {package}").stderr
-    assert _python(installed, "import agent.commands, sys; print('django' in sys.modules)").stdout == "False\n"
+    assert _python(installed, "import agent.cli, sys; print('django' in sys.modules)").stdout == "False\n"
     command = [installed / "gpupool-agent", "probe", "--simulate", "2xH100-80GB"]
     told = json.loads(subprocess.run(command, cwd="/", capture_output=True, text=True, check=True).stdout)
     assert told["simulated"] and len(told["hardware"]["gpus"]) == 2

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.shim import entry
+from agent.shim import workload_entry
 from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 
@@ -166,7 +166,7 @@ async def test_the_hosts_network_is_there_where_the_operator_says_so_and_the_hos
 ) -> None:
     await make_agent("--network", "host", launcher="bubblewrap")
     found = await output(edge, CONNECT.format(port=await listening(edge)), generation=2, owner="ada")
-    scoped = entry.landlock_version() >= entry.SCOPES_SINCE  # ports are open in it, sockets without a port are not
+    scoped = workload_entry.landlock_version() >= workload_entry.SCOPES_SINCE_ABI  # ports are open in it, sockets without a port are not
     assert (found.count("reached"), found.count("not permitted")) == ((1, 1) if scoped else (2, 0))
     assert scoped is not any("abstract sockets" in note for note in edge.observed[-1].inventory.notes)
     await edge.until(lambda: any("use the host's network" in note for note in edge.observed[-1].inventory.notes))
@@ -231,13 +231,13 @@ async def test_what_a_workload_leaves_for_its_acknowledgement_is_no_failed_start
 
 
 async def test_the_sandbox_is_gone_with_a_killed_shim(edge: FakeEdge, agent: AgentProcess) -> None:
-    from agent import processes
+    from agent.host import processes
 
     await edge.want(job("setsid sleep 300 & sleep 300", units=[agent.units[0]]))
     await edge.until_state("run-1", "running")
     shim = agent.shim("run-1")
-    await edge.until(lambda: len(processes.below(processes.scan(), shim["pid"])) >= 4)
-    tree = processes.below(processes.scan(), shim["pid"])
+    await edge.until(lambda: len(processes.descendants(processes.scan(), shim["pid"])) >= 4)
+    tree = processes.descendants(processes.scan(), shim["pid"])
     os.kill(shim["pid"], 9)
     assert (await edge.until_state("run-1", "ended")).outcome == "host_lost"
     await edge.until(lambda: not any(processes.is_alive(process.pid, process.start_ticks) for process in tree), 5)

@@ -13,9 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from agent import processes
-from agent.launchers import Box, Bubblewrap, Plain, entering, open_families, open_sockets
-from agent.shim import entry, families
+from agent.host import processes
+from agent.isolation.launchers import (
+    BubblewrapLauncher,
+    PlainLauncher,
+    SandboxRequest,
+    abstract_socket_note,
+    shim_entry_spec,
+    socket_family_note,
+)
+from agent.shim import socket_filter, workload_entry
 from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 from tests.agent.test_isolation import output
@@ -232,7 +239,7 @@ async def test_services_without_a_file_are_not_reached(
         assert "refused" in await output(edge, f'python3 -S -c "{program}" 2>&1', **who)
 
 
-needs_scopes = pytest.mark.skipif(entry.landlock_version() < entry.SCOPES_SINCE, reason="needs landlock of Linux 6.12")
+needs_scopes = pytest.mark.skipif(workload_entry.landlock_version() < workload_entry.SCOPES_SINCE_ABI, reason="needs landlock of Linux 6.12")
 
 
 @needs_scopes
@@ -257,21 +264,21 @@ async def test_in_the_hosts_network_services_without_a_file_are_not_reached_but_
 def test_where_sockets_without_a_file_stay_open_the_host_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program = tmp_path / "bwrap"
     program.touch(mode=0o755)
-    bubblewrap, open_bubblewrap = Bubblewrap(str(program)), Bubblewrap(str(program), network="host")
-    monkeypatch.setattr(entry, "landlock_version", lambda: 5)
+    bubblewrap, open_bubblewrap = BubblewrapLauncher(str(program)), BubblewrapLauncher(str(program), network="host")
+    monkeypatch.setattr(workload_entry, "landlock_version", lambda: 5)
     for launcher, network, says in (
         (bubblewrap, "private", False), (open_bubblewrap, "private", True), (open_bubblewrap, "host", True),
-        (Plain(), "private", True), (open_bubblewrap, "internet", False),
+        (PlainLauncher(), "private", True), (open_bubblewrap, "internet", False),
     ):  # fmt: skip
-        assert bool(open_sockets(launcher, network)) is says, (launcher, network)
-        assert entering(launcher, launcher.launch(box(tmp_path)))["own_sockets"] is False
-    monkeypatch.setattr(entry, "landlock_version", lambda: 6)
-    assert open_sockets(open_bubblewrap, "host") == open_sockets(Plain(), "host") == []
+        assert bool(abstract_socket_note(launcher, network)) is says, (launcher, network)
+        assert shim_entry_spec(launcher, launcher.launch(box(tmp_path)))["own_sockets"] is False
+    monkeypatch.setattr(workload_entry, "landlock_version", lambda: 6)
+    assert abstract_socket_note(open_bubblewrap, "host") == abstract_socket_note(PlainLauncher(), "host") == []
     program.chmod(0o4755)
-    assert "can't close them" in open_sockets(open_bubblewrap, "host")[0]
+    assert "can't close them" in abstract_socket_note(open_bubblewrap, "host")[0]
 
 
-needs_filters = pytest.mark.skipif(not families.filters_calls(), reason="needs seccomp, and x86-64 or aarch64")
+needs_filters = pytest.mark.skipif(not socket_filter.supports_seccomp_filters(), reason="needs seccomp, and x86-64 or aarch64")
 SOCKETS = """
 cat > $TMPDIR/sockets.py <<'END'
 import ctypes, errno, socket
@@ -343,18 +350,18 @@ async def test_nor_through_the_old_ways_into_the_kernel(edge: FakeEdge, agent: A
 
 def answer(way: int, number: int, first: int = 0) -> int:
     """What the filter says of a call, read as the kernel reads such programs."""
-    at, held, steps = 0, 0, families.family_filter()
+    at, held, steps = 0, 0, socket_filter.socket_family_filter()
     while True:
         code, yes, no, value = steps[at] & 0xFFFF, steps[at] >> 16 & 0xFF, steps[at] >> 24 & 0xFF, steps[at] >> 32
         at += 1
-        if code == families.BPF_LOAD:
+        if code == socket_filter.BPF_LOAD:
             held = {0: number, 4: way, 16: first & 0xFFFFFFFF}[value]
-        elif code == families.BPF_AND:
+        elif code == socket_filter.BPF_AND:
             held &= value
-        elif code == families.BPF_IF_EQUAL:
+        elif code == socket_filter.BPF_IF_EQUAL:
             at += yes if held == value else no
         else:
-            assert code == families.BPF_RETURN
+            assert code == socket_filter.BPF_RETURN
             return value
 
 
@@ -378,19 +385,19 @@ def test_the_filter_closes_the_same_families_on_every_way_into_the_kernel(way: i
 def test_where_sockets_of_every_family_stay_open_the_host_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program = tmp_path / "bwrap"
     program.touch(mode=0o755)
-    launcher = Bubblewrap(str(program))
-    monkeypatch.setattr(families, "filters_calls", lambda: True)
-    assert open_families(launcher) == open_families(Plain()) == []
-    assert entering(launcher, launcher.launch(box(tmp_path)))["known_families"] is True
+    launcher = BubblewrapLauncher(str(program))
+    monkeypatch.setattr(socket_filter, "supports_seccomp_filters", lambda: True)
+    assert socket_family_note(launcher) == socket_family_note(PlainLauncher()) == []
+    assert shim_entry_spec(launcher, launcher.launch(box(tmp_path)))["known_families"] is True
     program.chmod(0o4755)
-    assert "can't close them" in open_families(launcher)[0]
-    assert entering(launcher, launcher.launch(box(tmp_path)))["known_families"] is False
-    monkeypatch.setattr(families, "filters_calls", lambda: False)
-    assert "can't close them" in open_families(Plain())[0]
+    assert "can't close them" in socket_family_note(launcher)[0]
+    assert shim_entry_spec(launcher, launcher.launch(box(tmp_path)))["known_families"] is False
+    monkeypatch.setattr(socket_filter, "supports_seccomp_filters", lambda: False)
+    assert "can't close them" in socket_family_note(PlainLauncher())[0]
 
 
-def box(folder: Path) -> Box:
-    return Box(["true"], "ada", folder, folder, folder, folder, folder, folder)
+def box(folder: Path) -> SandboxRequest:
+    return SandboxRequest(["true"], "ada", folder, folder, folder, folder, folder, folder)
 
 
 @pytest.mark.parametrize("who", WHO)
@@ -413,7 +420,7 @@ async def test_what_an_environment_says_to_the_loader_is_heard_inside_of_the_san
 async def test_an_environment_is_not_shown_to_other_people_of_the_host(edge: FakeEdge, agent: AgentProcess) -> None:
     await edge.want(job("echo $TOKEN; sleep 300", environment={"TOKEN": "a-token-of-ada"}))
     await edge.until(lambda: edge.log("run-1") == "a-token-of-ada\n")
-    tree = processes.below(processes.scan(), agent.shim("run-1")["pid"])
+    tree = processes.descendants(processes.scan(), agent.shim("run-1")["pid"])
     told = [Path(f"/proc/{each.pid}/cmdline").read_bytes() for each in tree]
     assert any(b"--args" in words for words in told) and not any(b"a-token-of-ada" in words for words in told)
 
@@ -421,7 +428,7 @@ async def test_an_environment_is_not_shown_to_other_people_of_the_host(edge: Fak
 @pytest.mark.parametrize("wrong", [{"A": "x\0--bind\0/\0/mnt"}, {"A\0--bind": "x"}, {"A=B": "x"}, {"": "x"}])
 def test_a_sandbox_takes_no_option_out_of_an_environment(wrong: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="can't be in an environment"):
-        entry.handed_in(["bwrap", "true"], wrong)
+        workload_entry.argv_with_environment(["bwrap", "true"], wrong)
 
 
 @pytest.mark.parametrize("who", WHO)

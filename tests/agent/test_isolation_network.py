@@ -17,9 +17,18 @@ from pathlib import Path
 
 import pytest
 
-from agent.network import FORWARDS, Network, NoNetwork, _internet_rules, closed_ports, key_of, listeners, open_network
-from agent.state import read_json
-from agent.tenants import Range
+from agent.host.state import read_json
+from agent.isolation.team_users import UidRange
+from agent.isolation.workload_network import (
+    IP_FORWARD_FILE,
+    NetworkSetupError,
+    WorkloadNetwork,
+    _internet_rules,
+    listening_sockets,
+    network_key,
+    open_network,
+    ports_to_close,
+)
 from tests.agent.conftest import AgentProcess, MakeAgent, forget_network, job
 from tests.agent.fake_edge import FakeEdge
 from tests.agent.test_isolation import output
@@ -116,7 +125,7 @@ def outside() -> Iterator[Outside]:
 
 def table_of(agent: AgentProcess) -> str:
     """The name of the agent's table of rules."""
-    return f"gpupool_{key_of(agent.state)}"
+    return f"gpupool_{network_key(agent.state)}"
 
 
 @contextlib.contextmanager
@@ -219,11 +228,11 @@ def neighbour(outside: Outside) -> Iterator[Callable[[], bool]]:
 async def test_a_host_that_forwarded_nothing_forwards_nothing_for_others_after_it(
     edge: FakeEdge, make_agent: MakeAgent, outside: Outside, before: str
 ) -> None:
-    FORWARDS.write_text(before)
+    IP_FORWARD_FILE.write_text(before)
     with neighbour(outside) as reaches:
         assert reaches() is (before == "1")
         agent = await make_agent("--network", "internet", launcher="bubblewrap")
-        assert FORWARDS.read_text() == "1\n"
+        assert IP_FORWARD_FILE.read_text() == "1\n"
         assert reaches() is (before == "1")
         await agent.kill()
         await agent.start()
@@ -232,8 +241,8 @@ async def test_a_host_that_forwarded_nothing_forwards_nothing_for_others_after_i
 
 
 def test_name_servers_of_private_networks_may_be_asked_and_nothing_else_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent.network._name_servers", lambda: ["10.0.0.2", "fd00::1"])
-    rules = _internet_rules(Network("internet", "abcd"), ["10.1.0.0/16", "10.1.2.0/24"], alone=True)
+    monkeypatch.setattr("agent.isolation.workload_network._name_servers", lambda: ["10.0.0.2", "fd00::1"])
+    rules = _internet_rules(WorkloadNetwork("internet", "abcd"), ["10.1.0.0/16", "10.1.2.0/24"], alone=True)
     lines = [line.strip() for line in rules.splitlines()]
     ask = next(at for at, line in enumerate(lines) if line.endswith("th dport 53 accept"))
     assert "{ 10.0.0.2 }" in lines[ask]
@@ -372,12 +381,12 @@ async def test_ports_stay_closed_to_a_workload_while_its_agent_starts_again(
 
 @needs_tools
 def test_nothing_starts_whose_ports_can_not_be_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    network = open_network("host", tmp_path, Range())
+    network = open_network("host", tmp_path, UidRange())
     try:
         with listening("127.0.0.1"):
-            monkeypatch.setattr("agent.network._path", lambda: str(tmp_path))
-            with pytest.raises(NoNetwork, match="could not be closed to it"):
-                network.admit(70_001)
+            monkeypatch.setattr("agent.isolation.workload_network._search_path", lambda: str(tmp_path))
+            with pytest.raises(NetworkSetupError, match="could not be closed to it"):
+                network.admit_user(70_001)
     finally:
         monkeypatch.undo()
         forget_network(tmp_path)
@@ -398,7 +407,7 @@ def test_a_port_that_a_team_listens_on_too_stays_open_to_it_at_its_own_address()
     found = [
         (0, "tcp", "127.0.0.1", 22), (70_001, "tcp", "127.0.0.1", 9), (70_002, "tcp", "127.0.0.2", 9), (70_002, "udp", "::1", 53),
     ]  # fmt: skip
-    assert closed_ports([70_001, 70_002], found) == {
+    assert ports_to_close([70_001, 70_002], found) == {
         (70_001, "tcp", "127.0.0.1", 22),
         (70_002, "tcp", "127.0.0.1", 22),
         (70_001, "tcp", "127.0.0.2", 9),
@@ -409,27 +418,27 @@ def test_a_port_that_a_team_listens_on_too_stays_open_to_it_at_its_own_address()
 
 def test_who_listens_everywhere_is_closed_to_others_but_does_not_close_their_own() -> None:
     everywhere = (70_002, "tcp", "::", 9)
-    assert closed_ports([70_001], [everywhere]) == {(70_001, "tcp", "::", 9), (70_001, "tcp", "0.0.0.0", 9)}
+    assert ports_to_close([70_001], [everywhere]) == {(70_001, "tcp", "::", 9), (70_001, "tcp", "0.0.0.0", 9)}
     own = (70_001, "tcp", "127.0.0.1", 9)  # so the other has IPv6 alone
-    assert closed_ports([70_001], [everywhere, own]) == {(70_001, "tcp", "::", 9)}
+    assert ports_to_close([70_001], [everywhere, own]) == {(70_001, "tcp", "::", 9)}
     of_the_host = (0, "tcp", "0.0.0.0", 9)
-    assert closed_ports([70_001], [of_the_host, (70_001, "tcp", "::1", 9)]) == {(70_001, "tcp", "0.0.0.0", 9)}
+    assert ports_to_close([70_001], [of_the_host, (70_001, "tcp", "::1", 9)]) == {(70_001, "tcp", "0.0.0.0", 9)}
 
 
 def test_what_listens_here_is_found() -> None:
     with listening("127.0.0.1") as port:
         until = time.monotonic() + 5
-        while (os.geteuid(), "tcp", "127.0.0.1", port) not in set(listeners()):
+        while (os.geteuid(), "tcp", "127.0.0.1", port) not in set(listening_sockets()):
             assert time.monotonic() < until
 
 
 def test_what_can_not_be_closed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert open_network("private", tmp_path, None).notes == []
     open_host = open_network("host", tmp_path, None)
-    assert not open_host.closes_ports
+    assert not open_host.can_close_ports
     assert any("metadata address" in note for note in open_host.notes)
-    monkeypatch.setattr("agent.network._path", lambda: str(tmp_path))
+    monkeypatch.setattr("agent.isolation.workload_network._search_path", lambda: str(tmp_path))
     with pytest.raises(RuntimeError, match="internet needs root, ip and nft"):
-        open_network("internet", tmp_path, Range())
-    assert "They also reach the cloud's metadata address" in open_network("host", tmp_path, Range()).notes[0]
-    assert Network("private", "").enter("mark") == ""
+        open_network("internet", tmp_path, UidRange())
+    assert "They also reach the cloud's metadata address" in open_network("host", tmp_path, UidRange()).notes[0]
+    assert WorkloadNetwork("private", "").enter("mark") == ""

@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 
-from agent import processes, tenants, trees
-from agent.launchers import Plain
+from agent.host import processes
+from agent.isolation import team_users
+from agent.isolation.launchers import PlainLauncher
+from agent.isolation.team_users import TeamUserError, TeamUsers, UidRange
 from agent.protocol import RunWanted
-from agent.shim import entry
-from agent.tenants import NotAllowed, Range, Tenants
+from agent.shim import workload_entry
+from agent.storage import file_trees
 from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 from tests.agent.test_isolation import output
@@ -64,7 +66,7 @@ async def test_a_workload_runs_as_the_user_of_its_team_with_no_other_group(edge:
 async def until_there(agent: AgentProcess, name: bytes) -> int:
     """The pid on the host of the first run's process of that name."""
     for _ in range(100):
-        for process in processes.below(processes.scan(), agent.shim("run-1")["pid"]):
+        for process in processes.descendants(processes.scan(), agent.shim("run-1")["pid"]):
             if name in Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0"):
                 return process.pid
         await asyncio.sleep(0.05)
@@ -178,7 +180,7 @@ def start(command: str, user: int | None, folder: Path, stage: list[list[str]] |
     spec = {"user": user, "launcher": "plain", "stage": stage or [], "stage_at": "/run/gpupool"}
     return subprocess.Popen(
         ["/bin/bash", "-c", command], cwd="/", text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        preexec_fn=lambda: entry.enter(spec), env={"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "SECRET": "hush"},
+        preexec_fn=lambda: workload_entry.enter_workload(spec), env={"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "SECRET": "hush"},
     )  # fmt: skip
 
 
@@ -255,13 +257,13 @@ def test_folders_that_nobody_else_may_enter_are_shown_to_the_runs_user_alone(pla
 
 
 def test_plain_shows_a_run_its_folders_where_its_user_can_go() -> None:
-    from agent.launchers import Box
+    from agent.isolation.launchers import SandboxRequest
 
     here = Path("/var/lib/agent")
-    box = Box(["true"], "ada", *(here / name for name in ("home", "check", "in", "out", "tmp", "tools")), user=BLUE)
-    launch = Plain().launch(box)
+    box = SandboxRequest(["true"], "ada", *(here / name for name in ("home", "check", "in", "out", "tmp", "tools")), user=BLUE)
+    launch = PlainLauncher().launch(box)
     assert launch.user == BLUE
-    assert dict(launch.stage)[str(here / "home")] == str(Plain().view(box).home) == launch.cwd
+    assert dict(launch.stage)[str(here / "home")] == str(PlainLauncher().view(box).home) == launch.cwd
 
 
 # whose files are whose
@@ -280,7 +282,7 @@ def test_giving_a_home_away_changes_nothing_outside_of_it(tmp_path: Path) -> Non
     (home / "way-out").symlink_to(outside)
     (home / "third").write_text("somebody's")
     os.chown(home / "third", 12345, 12345)
-    assert trees.give(home, old=0, new=BLUE) == 1
+    assert file_trees.chown_tree(home, old=0, new=BLUE) == 1
     assert {entry.name: entry.lstat().st_uid for entry in home.iterdir()} == {
         "own": BLUE, "twice": BLUE, "again": BLUE, "stolen": 0, "way-out": BLUE, "third": 12345,
     }  # fmt: skip
@@ -293,27 +295,27 @@ def test_a_home_that_became_a_link_is_not_followed_unless_root_made_it(tmp_path:
     homes.mkdir()
     target.mkdir()
     (homes / "ada").symlink_to(target)
-    found = Tenants(homes, Range())
+    found = TeamUsers(homes, UidRange())
     assert found.home("ada", BLUE) == target  # an operator's
     os.lchown(homes / "ada", RED, RED)
-    with pytest.raises(NotAllowed, match="a link that root did not make"):
+    with pytest.raises(TeamUserError, match="a link that root did not make"):
         found.home("ada", BLUE)
 
 
 def test_an_account_of_the_host_is_never_a_teams_user(tmp_path: Path) -> None:
     account = next(entry for entry in pwd.getpwall() if entry.pw_uid >= 1)
-    with pytest.raises(NotAllowed, match=f"the account {account.pw_name}"):
-        Tenants(tmp_path, Range(1, 2**31 - 2)).user("1.1", account.pw_uid)
+    with pytest.raises(TeamUserError, match=f"the account {account.pw_name}"):
+        TeamUsers(tmp_path, UidRange(1, 2**31 - 2)).user("1.1", account.pw_uid)
 
 
 def test_no_number_is_given_to_a_second_team_even_by_two_hosts_at_once(tmp_path: Path) -> None:
-    hosts = [Tenants(tmp_path, Range()) for _ in range(2)]
+    hosts = [TeamUsers(tmp_path, UidRange()) for _ in range(2)]
     assert hosts[0].user("1.1", BLUE) == BLUE
     assert hosts[1].user("1.1", BLUE) == BLUE
-    with pytest.raises(NotAllowed):
+    with pytest.raises(TeamUserError):
         hosts[1].user("2.2", BLUE)
     assert hosts[0].user("2.2", RED) == RED
-    assert tenants.followed(tmp_path) == tmp_path
+    assert team_users.resolved_home(tmp_path) == tmp_path
 
 
 async def test_a_folder_thousands_deep_does_not_end_the_agent(edge: FakeEdge, agent: AgentProcess) -> None:

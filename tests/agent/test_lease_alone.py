@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from agent import processes
-from agent.run import boottime
-from agent.state import State, read_json
+from agent.host import processes
+from agent.host.state import StateFolder, read_json
+from agent.runs.local_run import boottime
 
 MakeRun = Callable[..., Path]
 
@@ -26,8 +26,8 @@ MakeRun = Callable[..., Path]
 def make_run(tmp_path: Path) -> Iterator[MakeRun]:
     """A run's folder with a shim at work on it; what it left is ended after the test."""
     made: list[Path] = []
-    state = State(tmp_path / "state")
-    state.lay_out_tools()
+    state = StateFolder(tmp_path / "state")
+    state.install_tools()
 
     def make(command: str, lease: float | None, order: dict[str, Any] | None = None) -> Path:
         folder = tmp_path / f"run-{len(made)}"
@@ -55,7 +55,7 @@ def make_run(tmp_path: Path) -> Iterator[MakeRun]:
     for folder in made:
         who = read_json(folder / "shim.json") or {}
         if who and processes.is_alive(who["pid"], who["start_ticks"]):
-            for pid in [who["pid"], *(each.pid for each in processes.below(processes.scan(), who["pid"]))]:
+            for pid in [who["pid"], *(each.pid for each in processes.descendants(processes.scan(), who["pid"]))]:
                 with contextlib.suppress(ProcessLookupError):  # it may be about to end, and its guard waits for it
                     os.kill(pid, signal.SIGKILL)
 

@@ -8,7 +8,7 @@ import os
 import signal
 import time
 
-from agent import processes
+from agent.host import processes
 from tests.agent.conftest import AgentProcess, job
 from tests.agent.fake_edge import FakeEdge
 
@@ -48,7 +48,7 @@ async def test_what_had_ended_before_it_was_told_to_stop_has_finished(edge: Fake
     os.kill(shim, signal.SIGSTOP)  # it is late, as on a busy host
     main = agent.shim("run-1")["main_pid"]
     (agent.state / "homes" / "ada" / "go").touch()
-    await edge.until(lambda: processes.look(main) is None)
+    await edge.until(lambda: processes.read_process(main) is None)
     await edge.want(dataclasses.replace(wanted, verb="stop", code="evicted_for_guarantee"))
     order = agent.state / "runs" / "run-1" / "order.json"
     await edge.until(lambda: order.exists() and "stop" in json.loads(order.read_text()))

@@ -13,42 +13,43 @@ from typing import cast
 import aiohttp
 import pytest
 
-from agent import connection, logs
-from agent.cgroups import Cgroups, Limits, Made
-from agent.connection import Connection
 from agent.daemon import Agent
-from agent.events import MOST_ALIKE, KeptEvents
-from agent.launchers import Plain
-from agent.meter import Hardware, HardwareEvent
-from agent.network import SPACES, Network
+from agent.gpu.health_events import MAX_KEPT_PER_CODE, HealthEventStore
+from agent.gpu.reader import GpuInventory, HardwareEvent
+from agent.host.state import StateFolder, read_json, write_json, write_text
+from agent.isolation.cgroups import CgroupLimits, Cgroups, RunCgroups
+from agent.isolation.launchers import PlainLauncher
+from agent.isolation.workload_network import NETNS_FOLDER, WorkloadNetwork
+from agent.monitoring import HostMonitor
 from agent.protocol import VERSION, Health, Inventory, LogChunk, Observed, Proof, SampleBatch, SampleRow
-from agent.reporting import News
-from agent.run import boottime, write_log_mark
-from agent.runs import Runs
-from agent.spool import Spool
-from agent.state import State, read_json, write_json, write_text
-from agent.watching import Watch
+from agent.runs import log_reader
+from agent.runs.local_run import boottime, write_log_mark
+from agent.runs.manager import RunManager
+from agent.server import connection
+from agent.server.connection import SyncConnection
+from agent.server.reporting import ServerReporter
+from agent.server.sample_spool import SampleSpool
 from tests.agent.conftest import job
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> Runs:
+def runs(tmp_path: Path) -> RunManager:
     """Of a host without GPUs."""
     (tmp_path / "homes").mkdir()
-    state = State(tmp_path / "state")
-    state.lay_out_tools()
-    hardware = Hardware([], devices={})
-    return Runs(state, Plain(), hardware, homes=tmp_path / "homes", locks_folder=tmp_path / "locks", exposed=[])
+    state = StateFolder(tmp_path / "state")
+    state.install_tools()
+    hardware = GpuInventory([], devices={})
+    return RunManager(state, PlainLauncher(), hardware, homes=tmp_path / "homes", locks_folder=tmp_path / "locks", exposed=[])
 
 
-async def until_all_ended(runs: Runs) -> None:
+async def until_all_ended(runs: RunManager) -> None:
     async with asyncio.timeout(30):
         while not all(run.ended for run in runs.runs.values()):
             await asyncio.sleep(0.05)
             runs.look()
 
 
-async def test_starts_leave_no_file_open_in_the_agent(runs: Runs) -> None:
+async def test_starts_leave_no_file_open_in_the_agent(runs: RunManager) -> None:
     assert await runs.start(job("true"), boottime() + 30)
     before = len(os.listdir("/proc/self/fd"))
     for number in range(2, 5):
@@ -70,13 +71,13 @@ def test_a_log_that_is_rotated_while_it_is_read_is_read_on(tmp_path: Path, monke
         return found
 
     monkeypatch.setattr(Path, "glob", then_rotated)
-    assert logs.read(tmp_path, 0, ended=False) == (3, "bbb", 6)
+    assert log_reader.read_chunk(tmp_path, 0, ended=False) == (3, "bbb", 6)
     (tmp_path / f"{0:015d}").write_text("aaa")
-    assert logs.end(tmp_path) == 9
+    assert log_reader.end_offset(tmp_path) == 9
     for last in (3, 6):
         (tmp_path / f"{last:015d}").unlink()
     (tmp_path / f"{0:015d}").write_text("aaa")
-    assert logs.end(tmp_path) == 0, "the only one that was listed is gone"
+    assert log_reader.end_offset(tmp_path) == 0, "the only one that was listed is gone"
 
 
 # starts that fail
@@ -85,20 +86,20 @@ def test_a_log_that_is_rotated_while_it_is_read_is_read_on(tmp_path: Path, monke
 class Noting(Cgroups):
     """Real control groups, and the names that they were made under."""
 
-    def make(self, name: str, limits: Limits) -> Made:
+    def make(self, name: str, limits: CgroupLimits) -> RunCgroups:
         self.names = [*getattr(self, "names", []), name]
         return super().make(name, limits)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes control groups and networks")
-async def test_a_start_that_fails_leaves_neither_groups_nor_a_network(runs: Runs) -> None:
-    runs.cgroups, runs.network = Noting(), Network("internet", "r4ts")
+async def test_a_start_that_fails_leaves_neither_groups_nor_a_network(runs: RunManager) -> None:
+    runs.cgroups, runs.network = Noting(), WorkloadNetwork("internet", "r4ts")
     (runs.state.runs / "run-1" / "spec.json").mkdir(parents=True)  # what the shim is to read can't be written
     assert not await runs.start(job("true"), boottime() + 30)
     assert runs.runs["run-1"].ended["outcome"] == "start_failed"
     (mark,) = runs.cgroups.names
     assert not any(folder.exists() for folder in runs.cgroups._folders(mark))
-    assert not (SPACES / f"gpupool-{mark}").exists()
+    assert not (NETNS_FOLDER / f"gpupool-{mark}").exists()
 
 
 # much to say
@@ -109,7 +110,7 @@ def event(number: int, *, ts: float, code: str = "xid:31") -> HardwareEvent:
 
 
 def test_a_storm_of_hardware_events_is_told_once_a_second_and_kept_bounded(tmp_path: Path) -> None:
-    kept, now = KeptEvents(tmp_path / "health"), 1_000_000.0
+    kept, now = HealthEventStore(tmp_path / "health"), 1_000_000.0
 
     def note(what: HardwareEvent) -> Health | None:
         told = kept.note(what)
@@ -120,17 +121,17 @@ def test_a_storm_of_hardware_events_is_told_once_a_second_and_kept_bounded(tmp_p
     fatal = note(event(0, ts=now, code="xid:79"))
     told = [note(event(number, ts=now + number / 100)) for number in range(1, 10_000)]
     assert fatal is not None and sum(each is not None for each in told) == 100
-    assert len(list((tmp_path / "health").iterdir())) == MOST_ALIKE + 1
+    assert len(list((tmp_path / "health").iterdir())) == MAX_KEPT_PER_CODE + 1
     recent = kept.recent(now + 100)
     assert recent[0] == fatal, "the storm does not push out what is rare"
-    assert recent[-1].ts > now + 98 and len(recent) == MOST_ALIKE + 1
-    again = KeptEvents(tmp_path / "health")
-    assert again.recent(now + 100) == recent and again.knows(event(1, ts=now + 2, code="xid:79"))
+    assert recent[-1].ts > now + 98 and len(recent) == MAX_KEPT_PER_CODE + 1
+    again = HealthEventStore(tmp_path / "health")
+    assert again.recent(now + 100) == recent and again.was_reported(event(1, ts=now + 2, code="xid:79"))
     assert again.recent(now + 90_000) == [each for each in recent if each.ts >= now + 90_000 - 86_400]
 
 
 def test_what_the_server_has_confirmed_is_not_said_again_on_the_next_connection(tmp_path: Path) -> None:
-    kept, now = KeptEvents(tmp_path / "health"), 1_000_000.0
+    kept, now = HealthEventStore(tmp_path / "health"), 1_000_000.0
     first, second = kept.note(event(1, ts=now)), kept.note(event(2, ts=now + 2))
     assert first is not None and second is not None and kept.due(now + 3) == [first, second]
     kept.say(first, 7)
@@ -156,7 +157,7 @@ class TwoBreak:
 
 
 async def test_a_second_event_does_not_wait_until_the_disk_has_taken_the_first(
-    tmp_path: Path, runs: Runs, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, runs: RunManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk_is_busy = threading.Event()
 
@@ -164,9 +165,9 @@ async def test_a_second_event_does_not_wait_until_the_disk_has_taken_the_first(
         disk_is_busy.wait(60)
         write_json(path, value)
 
-    monkeypatch.setattr("agent.events.write_json", slowly)
-    news = News(runs.state, runs, *[None] * 3)  # type: ignore[arg-type]
-    watch = Watch(runs, TwoBreak(), news, sample_seconds=5.0, own=list)  # type: ignore[arg-type]
+    monkeypatch.setattr("agent.gpu.health_events.write_json", slowly)
+    news = ServerReporter(runs.state, runs, *[None] * 3)  # type: ignore[arg-type]
+    watch = HostMonitor(runs, TwoBreak(), news, sample_seconds=5.0, own=list)  # type: ignore[arg-type]
     watching = asyncio.create_task(watch._watch_events())
     try:
         said: list[str] = []
@@ -182,11 +183,11 @@ async def test_a_second_event_does_not_wait_until_the_disk_has_taken_the_first(
     until = time.monotonic() + 5
     while len(list(folder.glob("*.json"))) < 2 and time.monotonic() < until:
         await asyncio.sleep(0.02)
-    assert len(KeptEvents(folder).recent(time.time())) == 2, "and both are kept for the next agent"
+    assert len(HealthEventStore(folder).recent(time.time())) == 2, "and both are kept for the next agent"
 
 
 async def test_the_agent_goes_on_while_the_disk_writes_a_start_through(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch
+    runs: RunManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under a workload's heavy writing an fsync takes seconds; a lease is 30 s. The server hears of the run meanwhile."""
     synced, states = os.fsync, set()
@@ -197,7 +198,7 @@ async def test_the_agent_goes_on_while_the_disk_writes_a_start_through(
         time.sleep(0.3)
         synced(descriptor)
 
-    monkeypatch.setattr("agent.state.os.fsync", slowly)
+    monkeypatch.setattr("agent.host.state.os.fsync", slowly)
     starting = asyncio.create_task(runs.start(job("true"), boottime() + 30))
     await asyncio.sleep(0.05)
     runs.renew({"run-1"}, until := boottime() + 77)
@@ -214,7 +215,7 @@ async def test_the_agent_goes_on_while_the_disk_writes_a_start_through(
     await until_all_ended(runs)
 
 
-async def test_nothing_starts_before_it_is_written_down_that_it_did(runs: Runs) -> None:
+async def test_nothing_starts_before_it_is_written_down_that_it_did(runs: RunManager) -> None:
     (runs.state.folder / "generations.json").mkdir()
     assert not await runs.start(job(f"touch {runs.state.folder}/began"), boottime() + 30)
     assert runs.runs["run-1"].ended["outcome"] == "start_failed" and not runs.waiting
@@ -223,15 +224,15 @@ async def test_nothing_starts_before_it_is_written_down_that_it_did(runs: Runs) 
 
 
 async def test_nobody_waits_until_the_network_of_an_ended_run_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    network, left, may_end = Network("internet", "r4ts"), [], threading.Event()
+    network, left, may_end = WorkloadNetwork("internet", "r4ts"), [], threading.Event()
 
-    def slowly(_: Network, mark: str) -> None:
+    def slowly(_: WorkloadNetwork, mark: str) -> None:
         assert may_end.wait(20)
         left.append(mark)
 
-    monkeypatch.setattr(Network, "leave", slowly)
+    monkeypatch.setattr(WorkloadNetwork, "leave", slowly)
     for mark in ("a", "b", "c"):
-        network.leave_beside(mark)
+        network.leave_in_background(mark)
     assert left == []
     may_end.set()
     async with asyncio.timeout(20):
@@ -298,7 +299,7 @@ async def test_however_much_there_is_to_say_the_report_that_asks_for_leases_is_o
     """The edge takes a hundred frames a second, and all there is to say at once after a reconnect can take minutes."""
     monkeypatch.setattr(connection, "UNANSWERED_POLLS", 1.0)
     agent, line = Talkative(), Slow()
-    talk = Connection(cast(Agent, agent), cast(aiohttp.ClientSession, None), "", None)
+    talk = SyncConnection(cast(Agent, agent), cast(aiohttp.ClientSession, None), "", None)
     sender = asyncio.create_task(talk._send(cast(aiohttp.ClientWebSocketResponse, line)))
     await asyncio.sleep(4.5)
     sender.cancel()
@@ -312,7 +313,7 @@ async def test_a_line_that_is_ended_in_the_very_moment_in_which_there_is_news_en
     for moments in range(6):  # between the news and the end
         agent, line = Talkative(), Slow()
         agent.events.clear()
-        talk = Connection(cast(Agent, agent), cast(aiohttp.ClientSession, None), "", None)
+        talk = SyncConnection(cast(Agent, agent), cast(aiohttp.ClientSession, None), "", None)
         sender = asyncio.create_task(talk._send(cast(aiohttp.ClientWebSocketResponse, line)))
         await asyncio.sleep(0.05)
         agent.due.set()
@@ -327,7 +328,7 @@ async def test_a_line_that_is_ended_in_the_very_moment_in_which_there_is_news_en
 
 
 async def test_how_far_a_log_was_sent_is_kept_without_waiting_for_the_disk(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch
+    runs: RunManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert await runs.start(job("true"), boottime() + 30)
     synced: list[int] = []
@@ -348,14 +349,14 @@ def rows(number: int) -> list[SampleRow]:
 async def test_the_agent_goes_on_while_the_disk_writes_samples_through(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept, may_end = Spool(tmp_path), threading.Event()
+    kept, may_end = SampleSpool(tmp_path), threading.Event()
 
     def slowly(path: Path, text: str) -> None:
         may_end.wait(20)
         write_text(path, text)
 
-    monkeypatch.setattr("agent.spool.write_text", slowly)
-    adding = asyncio.create_task(kept.add_beside(rows(1)))
+    monkeypatch.setattr("agent.server.sample_spool.write_text", slowly)
+    adding = asyncio.create_task(kept.add_in_thread(rows(1)))
     looked = 0
     while not adding.done():
         await asyncio.sleep(0.02)
@@ -370,15 +371,15 @@ async def test_the_agent_goes_on_while_the_disk_writes_samples_through(
 async def test_samples_are_not_lost_when_the_server_moves_the_numbers_while_they_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept, writing, may_end = Spool(tmp_path), threading.Event(), threading.Event()
+    kept, writing, may_end = SampleSpool(tmp_path), threading.Event(), threading.Event()
 
     def slowly(path: Path, text: str) -> None:
         writing.set()
         may_end.wait(20)
         write_text(path, text)
 
-    monkeypatch.setattr("agent.spool.write_text", slowly)
-    adding = asyncio.create_task(kept.add_beside(rows(1)))
+    monkeypatch.setattr("agent.server.sample_spool.write_text", slowly)
+    adding = asyncio.create_task(kept.add_in_thread(rows(1)))
     assert await asyncio.to_thread(writing.wait, 20)
     kept.commit(40)  # this folder was lost once: the server has more than it knows of
     may_end.set()

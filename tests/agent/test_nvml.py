@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from agent import conditions, kernel_log, locks, nvml_meter
-from agent.meter import NoAnswer, Use
-from agent.mig import Outcome
-from agent.nvml import model_name
-from agent.nvml_meter import NvmlMeter
+from agent.gpu import conditions, kernel_log, nvml_reader
+from agent.gpu.mig import ReshapeOutcome
+from agent.gpu.nvml import model_name
+from agent.gpu.nvml_reader import NvmlGpuReader
+from agent.gpu.reader import GpuReadError, UnitUse
+from agent.host import gpu_locks
 from agent.protocol import GeometryPart
 from tests.agent.conftest import ROOT, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
@@ -50,7 +51,7 @@ def says(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 async def test_the_inventory_and_a_sample_are_read_and_what_is_not_supported_is_unknown(says: Path) -> None:
-    meter = NvmlMeter()
+    meter = NvmlGpuReader()
     hardware = await meter.hardware()
     assert [gpu.uuid for gpu in hardware.gpus] == ["GPU-fake-0", "GPU-fake-1"]
     gpu = hardware.gpus[0]
@@ -77,7 +78,7 @@ async def test_the_inventory_and_a_sample_are_read_and_what_is_not_supported_is_
 
 async def test_gpus_without_links_name_the_way_over_pcie(says: Path) -> None:
     says.write_text("no links")
-    meter = NvmlMeter()
+    meter = NvmlGpuReader()
     gpus = (await meter.hardware()).gpus
     assert [(gpu.nvlink_group, gpu.nvlinks, list(gpu.links.values())) for gpu in gpus] == [
         (None, None, ["one NUMA node"])
@@ -87,7 +88,7 @@ async def test_gpus_without_links_name_the_way_over_pcie(says: Path) -> None:
 
 async def test_mig_instances_are_units_with_slots_and_no_board_figures(says: Path) -> None:
     says.write_text("mig")
-    meter = NvmlMeter()
+    meter = NvmlGpuReader()
     hardware = await meter.hardware()
     units = [(unit.uuid, unit.profile, unit.first_slot, unit.slots, unit.memory_mib) for unit in hardware.gpus[1].units]
     assert units == [("MIG-fake-1-0", "3g.40gb", 0, 360, 40448), ("MIG-fake-1-1", "3g.40gb", 360, 360, 40448)]
@@ -102,19 +103,19 @@ HALVES = [GeometryPart("3g.40gb", 0), GeometryPart("3g.40gb", 4)]
 SEVENTHS = [GeometryPart("1g.10gb", start) for start in range(7)]
 
 
-async def reshaped(meter: NvmlMeter, tmp_path: Path, parts: list[GeometryPart], before: list[str] | None = None) -> Outcome:
+async def reshaped(meter: NvmlGpuReader, tmp_path: Path, parts: list[GeometryPart], before: list[str] | None = None) -> ReshapeOutcome:
     outcome = await meter.reshape("GPU-fake-1", parts, before, tmp_path / "locks", 20.0)
     assert outcome is not None
     return outcome
 
 
-async def units(meter: NvmlMeter) -> list[tuple[str, int, int]]:
+async def units(meter: NvmlGpuReader) -> list[tuple[str, int, int]]:
     gpu = (await meter.hardware()).gpus[1]
     return [(unit.profile, unit.first_slot, unit.slots) for unit in gpu.units]
 
 
 async def test_a_gpu_is_split_into_instances_and_put_together_again(says: Path, tmp_path: Path) -> None:
-    meter = NvmlMeter()
+    meter = NvmlGpuReader()
     offered = (await meter.hardware()).mig_profiles["H100-80GB"]
     assert [(one.name, one.slices, one.most, one.memory_mib) for one in offered] == [
         ("1g.10gb", 1, 7, 9856), ("2g.20gb", 2, 3, 19968), ("3g.40gb", 3, 2, 40448),
@@ -145,7 +146,7 @@ async def test_a_gpu_is_split_into_instances_and_put_together_again(says: Path, 
     ],
 )
 async def test_what_the_driver_refuses_leaves_the_gpu_as_it_was(says: Path, tmp_path: Path, words: str, said: str) -> None:
-    meter = NvmlMeter()
+    meter = NvmlGpuReader()
     await meter.hardware()
     says.write_text(words)
     outcome = await reshaped(meter, tmp_path, HALVES)
@@ -156,7 +157,7 @@ async def test_what_the_driver_refuses_leaves_the_gpu_as_it_was(says: Path, tmp_
 
 async def test_the_old_instances_are_made_again_when_the_new_ones_do_not_fit(says: Path, tmp_path: Path) -> None:
     says.write_text("mig")
-    meter = NvmlMeter()
+    meter = NvmlGpuReader()
     await meter.hardware()
     says.write_text("mig room for 3")
     outcome = await reshaped(meter, tmp_path, SEVENTHS, ["3g.40gb"] * 2)
@@ -171,7 +172,7 @@ async def test_the_old_instances_are_made_again_when_the_new_ones_do_not_fit(say
 async def test_a_gpu_that_can_not_be_read_after_it_was_split_is_lost_and_its_old_units_do_not_stay(
     says: Path, tmp_path: Path
 ) -> None:
-    meter = NvmlMeter()
+    meter = NvmlGpuReader()
     notes = (await meter.hardware()).notes
     says.write_text("gone 1")
     assert (await reshaped(meter, tmp_path, HALVES)).state == "done"
@@ -188,60 +189,60 @@ async def test_a_gpu_that_can_not_be_read_after_it_was_split_is_lost_and_its_old
 
 
 async def test_a_gpu_without_mig_says_so(says: Path, tmp_path: Path) -> None:
-    meter = NvmlMeter()
+    meter = NvmlGpuReader()
     await meter.hardware()
     outcome = await meter.reshape("GPU-fake-0", HALVES, None, tmp_path / "locks", 20.0)
-    assert outcome == Outcome("failed", "MIG mode: the GPU or its driver does not support that")
+    assert outcome == ReshapeOutcome("failed", "MIG mode: the GPU or its driver does not support that")
     await meter.close()
 
 
 async def test_a_gpu_that_is_held_is_not_split(says: Path, tmp_path: Path) -> None:
-    meter = NvmlMeter()
+    meter = NvmlGpuReader()
     await meter.hardware()
-    held = locks.take(tmp_path / "locks", [locks.Claim("GPU-fake-1", 0, 120)])
+    held = gpu_locks.lock_slots(tmp_path / "locks", [gpu_locks.SlotClaim("GPU-fake-1", 0, 120)])
     assert await meter.reshape("GPU-fake-1", HALVES, None, tmp_path / "locks", 20.0) is None
     held.close()
     assert (await reshaped(meter, tmp_path, HALVES)).state == "done", "and the lock is free again"
-    locks.take(tmp_path / "locks", [locks.Claim("GPU-fake-1", 0, 840)]).close()
+    gpu_locks.lock_slots(tmp_path / "locks", [gpu_locks.SlotClaim("GPU-fake-1", 0, 840)]).close()
     await meter.close()
 
 
 async def test_a_driver_that_hangs_while_a_gpu_is_split_holds_up_nobody_and_goes_on(says: Path, tmp_path: Path) -> None:
-    meter = NvmlMeter()
+    meter = NvmlGpuReader()
     await meter.hardware()
     says.write_text("reshape hangs")
     splitting = asyncio.create_task(meter.reshape("GPU-fake-1", HALVES, None, tmp_path / "locks", 5.0))
     await asyncio.sleep(0.3)
     rows = await meter.sample({}, 100.0)
     assert not splitting.done() and {row.utilisation for row in rows} == {None}
-    with pytest.raises(NoAnswer, match="within 5 s"):
+    with pytest.raises(GpuReadError, match="within 5 s"):
         await splitting
     says.unlink()
     for _ in range(100):
         try:
             outcome = await meter.reshape("GPU-fake-1", HALVES, None, tmp_path / "locks", 20.0)
             break
-        except NoAnswer:
+        except GpuReadError:
             await asyncio.sleep(0.1)
-    assert outcome == Outcome("done")
+    assert outcome == ReshapeOutcome("done")
     assert await units(meter) == [("3g.40gb", 0, 360), ("3g.40gb", 360, 360)]
     await meter.close()
 
 
 async def test_a_process_that_no_run_holds_is_a_stray(says: Path) -> None:
     says.write_text("pid 4242")
-    meter = NvmlMeter()
+    meter = NvmlGpuReader()
     await meter.hardware()
     stray = (await meter.sample({}, 100.0))[0]
     assert (stray.processes, stray.stray_processes, stray.run) == (1, 1, None)
     assert [(each.gpu, each.pid, each.memory_mib) for each in meter.processes()] == [("GPU-fake-0", 4242, 1)]
-    own = (await meter.sample({"GPU-fake-0": Use("run-1", frozenset({4242}), 0.0, 1)}, 100.0))[0]
+    own = (await meter.sample({"GPU-fake-0": UnitUse("run-1", frozenset({4242}), 0.0, 1)}, 100.0))[0]
     assert (own.processes, own.stray_processes, own.run) == (1, 0, "run-1")
     await meter.close()
 
 
 async def test_a_driver_that_hangs_costs_readings_and_not_the_agent(says: Path) -> None:
-    meter = NvmlMeter(deadline_seconds=0.5)
+    meter = NvmlGpuReader(deadline_seconds=0.5)
     await meter.hardware()
     says.write_text("hang")
     for _ in range(2):
@@ -265,7 +266,7 @@ async def test_a_driver_that_hangs_costs_readings_and_not_the_agent(says: Path) 
 
 
 async def test_a_gpu_that_fell_off_the_bus_is_unknown_and_never_zero(says: Path) -> None:
-    meter = NvmlMeter()
+    meter = NvmlGpuReader()
     await meter.hardware()
     says.write_text("lost")
     row = (await meter.sample({}, 100.0))[0]
@@ -274,7 +275,7 @@ async def test_a_gpu_that_fell_off_the_bus_is_unknown_and_never_zero(says: Path)
 
 
 async def test_an_xid_is_an_event_each_time_it_happens(says: Path) -> None:
-    meter = NvmlMeter()
+    meter = NvmlGpuReader()
     await meter.hardware()
     found = []
     for _ in range(2):
@@ -288,7 +289,7 @@ async def test_an_xid_is_an_event_each_time_it_happens(says: Path) -> None:
 
 @pytest.mark.parametrize("next_question", ["events", "sample"])
 async def test_an_xid_of_an_answer_that_came_too_late_is_told_once(says: Path, next_question: str) -> None:
-    meter = NvmlMeter(deadline_seconds=0.3)
+    meter = NvmlGpuReader(deadline_seconds=0.3)
     await meter.hardware()
     await meter.events(100.0)
     says.write_text("xid, events hang")
@@ -308,7 +309,7 @@ async def test_an_xid_of_an_answer_that_came_too_late_is_told_once(says: Path, n
 
 
 async def test_an_xid_is_told_also_where_the_gpu_answers_nothing_more_after_it(says: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    meter = NvmlMeter(deadline_seconds=0.5)
+    meter = NvmlGpuReader(deadline_seconds=0.5)
     await meter.hardware()
     await meter.events(100.0)
     says.write_text("xid")
@@ -316,12 +317,12 @@ async def test_an_xid_is_told_also_where_the_gpu_answers_nothing_more_after_it(s
 
     async def then_hangs(what: str, *about: Any) -> Any:
         if what == "conditions":
-            raise NoAnswer("NVML did not answer within 0.5 s")
+            raise GpuReadError("NVML did not answer within 0.5 s")
         return await ask(what, *about)
 
     monkeypatch.setattr(meter, "_ask", then_hangs)
-    monkeypatch.setattr(nvml_meter, "CONDITIONS_SECONDS", 0.0)
-    monkeypatch.setattr(nvml_meter, "STORM_CONDITIONS_SECONDS", 0.0)
+    monkeypatch.setattr(nvml_reader, "CONDITIONS_SECONDS", 0.0)
+    monkeypatch.setattr(nvml_reader, "STORM_CONDITIONS_SECONDS", 0.0)
     assert [event.code for event in await meter.events(101.0)] == ["xid:79"]
     await meter.close()
 
@@ -329,7 +330,7 @@ async def test_an_xid_is_told_also_where_the_gpu_answers_nothing_more_after_it(s
 @pytest.fixture
 def every_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Conditions are looked at whenever events are."""
-    monkeypatch.setattr(nvml_meter, "CONDITIONS_SECONDS", 0.0)
+    monkeypatch.setattr(nvml_reader, "CONDITIONS_SECONDS", 0.0)
 
 
 @pytest.mark.parametrize(
@@ -351,7 +352,7 @@ def every_look(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_what_gets_worse_is_one_event_and_what_stays_bad_is_none(
     says: Path, every_look: None, words: str, code: str
 ) -> None:
-    meter = NvmlMeter()
+    meter = NvmlGpuReader()
     await meter.hardware()
     assert await meter.events(100.0) == []
     says.write_text(words)
@@ -367,7 +368,7 @@ async def test_a_condition_keeps_its_event_when_the_nvml_process_is_started_agai
     says.write_text("recovery 1")
     names = []
     for _ in range(2):
-        meter = NvmlMeter()
+        meter = NvmlGpuReader()
         await meter.hardware()
         names.append({event.event_id for event in await meter.events(100.0)})
         await meter.close()
@@ -376,7 +377,7 @@ async def test_a_condition_keeps_its_event_when_the_nvml_process_is_started_agai
 
 async def test_errors_of_before_the_agent_are_not_told_as_new(says: Path, every_look: None) -> None:
     says.write_text("ecc 5")
-    meter = NvmlMeter()
+    meter = NvmlGpuReader()
     await meter.hardware()
     assert await meter.events(100.0) == []
     says.write_text("ecc 7")
@@ -386,7 +387,7 @@ async def test_errors_of_before_the_agent_are_not_told_as_new(says: Path, every_
 
 
 async def test_a_driver_that_does_not_answer_is_one_event(says: Path, every_look: None) -> None:
-    meter = NvmlMeter(deadline_seconds=0.5)
+    meter = NvmlGpuReader(deadline_seconds=0.5)
     await meter.hardware()
     says.write_text("hang")
     found = await meter.events(100.0) + await meter.events(101.0)
@@ -400,9 +401,9 @@ async def test_a_driver_that_does_not_answer_is_one_event(says: Path, every_look
 def test_a_gpu_that_is_lost_says_nothing_else_and_comes_back_as_itself() -> None:
     well: dict[str, Any] = {"lost": False, "uncorrectable": 3, "recovery": 0}
     lost: dict[str, Any] = {"lost": True, "uncorrectable": None, "recovery": None}
-    (event,) = conditions.changes("GPU-1", well, lost, boot="b", now=1.0)
+    (event,) = conditions.worsened_conditions("GPU-1", well, lost, boot="b", now=1.0)
     assert event.code == "nvml:lost"
-    assert conditions.changes("GPU-1", lost, well, boot="b", now=2.0) == []
+    assert conditions.worsened_conditions("GPU-1", lost, well, boot="b", now=2.0) == []
 
 
 async def test_xids_of_before_the_agent_are_read_from_the_kernels_log(
@@ -415,18 +416,18 @@ async def test_xids_of_before_the_agent_are_read_from_the_kernels_log(
         " SUBSYSTEM=pci",
         "garbage",
     ]
-    found = list(kernel_log.parsed(lines, 1000.0))
+    found = list(kernel_log.parse_xids(lines, 1000.0))
     assert [(xid.number, xid.code, xid.ts) for xid in found] == [(812, 79, 1005.0), (813, 31, 1006.0)]
-    monkeypatch.setattr(kernel_log, "xids", lambda: found)
-    meter = NvmlMeter()
+    monkeypatch.setattr(kernel_log, "read_xids", lambda: found)
+    meter = NvmlGpuReader()
     await meter.hardware()
     events = await meter.earlier(2000.0)
     assert [(event.gpu, event.code, event.ts) for event in events] == [("GPU-fake-0", "xid:79", 1005.0)]
     assert [event.event_id for event in await meter.earlier(2000.0)] == [events[0].event_id]
-    found += kernel_log.parsed(["4,900,9000000,-;NVRM: Xid (PCI:0000:1a:00): 79, again"], 1000.0)
+    found += kernel_log.parse_xids(["4,900,9000000,-;NVRM: Xid (PCI:0000:1a:00): 79, again"], 1000.0)
     driver = [{"gpu": "GPU-fake-0", "code": "xid:79"}, {"gpu": "GPU-fake-0", "code": "xid:79"}]
     told, unmatched = await meter._named(driver, 5_000_000.0)  # the clock was set meanwhile
-    later = NvmlMeter()
+    later = NvmlGpuReader()
     await later.hardware()
     read = await later.earlier(2000.0)
     assert [event.event_id for event in read] == [events[0].event_id, told.event_id], "the next agent sees that it was told"
@@ -436,7 +437,7 @@ async def test_xids_of_before_the_agent_are_read_from_the_kernels_log(
 
 
 async def test_an_nvml_process_that_was_killed_is_started_again(says: Path) -> None:
-    meter = NvmlMeter()
+    meter = NvmlGpuReader()
     await meter.hardware()
     assert meter._process is not None
     meter._process.kill()

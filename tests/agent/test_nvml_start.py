@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from agent import nvml_meter
-from agent import runs as agent_runs
-from agent.clean import Clean
-from agent.known_hardware import KnownHardware, with_lost
-from agent.launchers import Plain
-from agent.meter import Hardware, NoAnswer
-from agent.nvml_meter import NvmlMeter
+from agent.gpu import nvml_reader
+from agent.gpu.handover import HandoverCheck
+from agent.gpu.known_hardware import HardwareCache, with_lost_gpus
+from agent.gpu.nvml_reader import NvmlGpuReader
+from agent.gpu.reader import GpuInventory, GpuReadError
+from agent.host.state import StateFolder
+from agent.isolation.launchers import PlainLauncher
 from agent.protocol import GpuSeen, SampleRow, UnitSeen
-from agent.runs import Runs
-from agent.state import State
+from agent.runs import manager as agent_runs
+from agent.runs.manager import RunManager
 from tests.agent.conftest import ROOT, AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 from tests.agent.test_nvml import library, says
@@ -129,16 +129,16 @@ def test_without_an_inventory_of_before_an_agent_says_what_is_wrong_and_one_gpu_
 async def test_an_nvml_that_can_not_be_started_is_one_event_each_time(
     says: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nvml_meter, "RESTART_SECONDS", 0.0)
-    before = NvmlMeter(kept=tmp_path / "hardware.json")
+    monkeypatch.setattr(nvml_reader, "RESTART_SECONDS", 0.0)
+    before = NvmlGpuReader(kept=tmp_path / "hardware.json")
     await before.hardware()
     await before.close()
     says.write_text("init fails")
-    meter = NvmlMeter(kept=tmp_path / "hardware.json")
-    with pytest.raises(NoAnswer):
+    meter = NvmlGpuReader(kept=tmp_path / "hardware.json")
+    with pytest.raises(GpuReadError):
         await meter.hardware()
     assert await meter.events(100.0) == [], "not before it has lasted for a while"
-    monkeypatch.setattr(nvml_meter, "UNREADABLE_SECONDS", 0.0)
+    monkeypatch.setattr(nvml_reader, "UNREADABLE_AFTER_SECONDS", 0.0)
     found = await meter.events(101.0) + await meter.events(102.0)
     assert [(event.gpu, event.code, event.ts) for event in found] == [("", "nvml:unreadable", 101.0)]
     says.unlink()
@@ -150,25 +150,25 @@ async def test_an_nvml_that_can_not_be_started_is_one_event_each_time(
     says.write_text("init fails")
     await meter.close()
     assert [event.code for event in await meter.events(104.0)] == ["nvml:unreadable"], "again, after it had been well"
-    with pytest.raises(NoAnswer):
+    with pytest.raises(GpuReadError):
         await meter.occupancy(105.0)
 
 
 async def test_a_driver_that_loads_slowly_at_the_start_does_not_count_as_hung(
     says: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = NvmlMeter(kept=tmp_path / "hardware.json")
+    first = NvmlGpuReader(kept=tmp_path / "hardware.json")
     known = await first.hardware()
     await first.close()
-    monkeypatch.setattr(nvml_meter, "KNOWN_DEADLINE_SECONDS", 0.3)
+    monkeypatch.setattr(nvml_reader, "KNOWN_HARDWARE_TIMEOUT_SECONDS", 0.3)
     says.write_text("hang")
-    meter = NvmlMeter(deadline_seconds=0.1, kept=tmp_path / "hardware.json")
-    with pytest.raises(NoAnswer) as problem:
+    meter = NvmlGpuReader(deadline_seconds=0.1, kept=tmp_path / "hardware.json")
+    with pytest.raises(GpuReadError) as problem:
         await meter.hardware()
     last = meter.last_known(str(problem.value))
     assert last is not None and last.gpus == known.gpus and last.devices == known.devices and last.unread
     assert await meter.events(100.0) == []
-    monkeypatch.setattr(nvml_meter, "START_DEADLINE_SECONDS", 0.0)
+    monkeypatch.setattr(nvml_reader, "START_TIMEOUT_SECONDS", 0.0)
     assert [event.code for event in await meter.events(101.0)] == ["nvml:hung"]
     says.unlink()
     await meter.close()
@@ -177,16 +177,16 @@ async def test_a_driver_that_loads_slowly_at_the_start_does_not_count_as_hung(
 async def test_a_start_whose_gpu_can_not_be_asked_is_given_up_as_the_hosts_matter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state = State(tmp_path / "state")
-    hardware = Hardware([gpu(0, "GPU-a")])
-    runs = Runs(state, Plain(), hardware, homes=tmp_path / "homes", locks_folder=tmp_path / "locks", exposed=[])
+    state = StateFolder(tmp_path / "state")
+    hardware = GpuInventory([gpu(0, "GPU-a")])
+    runs = RunManager(state, PlainLauncher(), hardware, homes=tmp_path / "homes", locks_folder=tmp_path / "locks", exposed=[])
     wanted = job("true", units=["GPU-a"])
-    await runs.wait_unread(wanted, "no driver")
+    await runs.wait_for_readable_gpus(wanted, "no driver")
     (seen,) = runs.seen()
     assert seen.state == "starting" and "can't be asked whether it is clean (no driver)" in seen.step
     await runs.wait(wanted, "waiting: 5 MiB of an earlier workload are still in use")
-    monkeypatch.setattr(agent_runs, "UNREAD_SECONDS", -1.0)
-    await runs.wait_unread(wanted, "no driver")
+    monkeypatch.setattr(agent_runs, "GPU_UNREADABLE_WAIT_SECONDS", -1.0)
+    await runs.wait_for_readable_gpus(wanted, "no driver")
     (seen,) = runs.seen()
     assert (seen.state, seen.outcome, seen.gpu_unreadable) == ("ended", "start_failed", True)
 
@@ -200,42 +200,42 @@ def unread(index: int, pci: str = "") -> dict[str, Any]:
 
 
 def test_a_lost_gpu_is_known_by_its_place_on_the_bus_or_else_by_its_index() -> None:
-    known = Hardware([gpu(0, "A", "00000000:1A:00.0"), gpu(1, "B", "00000000:3B:00.0")], devices={"A": ["/dev/nvidia0"]})
-    by_bus = with_lost(Hardware([gpu(0, "B", "00000000:3B:00.0")]), [unread(1, "00000000:1A:00.0")], known)
+    known = GpuInventory([gpu(0, "A", "00000000:1A:00.0"), gpu(1, "B", "00000000:3B:00.0")], devices={"A": ["/dev/nvidia0"]})
+    by_bus = with_lost_gpus(GpuInventory([gpu(0, "B", "00000000:3B:00.0")]), [unread(1, "00000000:1A:00.0")], known)
     assert [(each.index, each.uuid) for each in by_bus.gpus] == [(0, "B"), (1, "A")] and set(by_bus.lost) == {"A"}
     assert by_bus.devices == {"A": ["/dev/nvidia0"]}
-    by_index = with_lost(Hardware([gpu(1, "B")]), [unread(0)], known)
+    by_index = with_lost_gpus(GpuInventory([gpu(1, "B")]), [unread(0)], known)
     assert [each.uuid for each in by_index.gpus] == ["A", "B"] and set(by_index.lost) == {"A"}
-    strange = with_lost(Hardware([gpu(0, "A")]), [unread(1, "00000000:FF:00.0")], known)
+    strange = with_lost_gpus(GpuInventory([gpu(0, "A")]), [unread(1, "00000000:FF:00.0")], known)
     assert [each.uuid for each in strange.gpus] == ["A"] and strange.lost == {} and "never known" in strange.notes[0]
-    assert strange.never_known == [1] and by_bus.never_known == []
-    gone = with_lost(Hardware([gpu(0, "A")]), [], known)
+    assert strange.unidentified_gpu_indices == [1] and by_bus.unidentified_gpu_indices == []
+    gone = with_lost_gpus(GpuInventory([gpu(0, "A")]), [], known)
     assert [each.uuid for each in gone.gpus] == ["A"], "one that the driver does not count is not here any more"
 
 
 def test_a_gpu_is_read_again_when_it_could_not_be_read_and_can_now() -> None:
-    both = Hardware([gpu(0, "A"), gpu(1, "B")])
+    both = GpuInventory([gpu(0, "A"), gpu(1, "B")])
     lost = dataclasses.replace(both, lost={"B": "GPU is lost"})
-    strange = Hardware([gpu(0, "A")], never_known=[1])
+    strange = GpuInventory([gpu(0, "A")], unidentified_gpu_indices=[1])
     silent = dataclasses.replace(both, unread="no driver")
     assert [each.unreadable for each in (both, lost, strange, silent)] == [set(), {"B"}, {1}, {"A", "B"}]
-    assert both.read_again_since(lost) == both.read_again_since(strange) == [1]
-    assert both.read_again_since(silent) == [0, 1] and lost.read_again_since(silent) == [0]
-    assert dataclasses.replace(lost, lost={"B": "another reason"}).read_again_since(lost) == []
-    assert strange.read_again_since(lost) == [], "one that the driver does not count any more is not read"
+    assert both.recovered_since(lost) == both.recovered_since(strange) == [1]
+    assert both.recovered_since(silent) == [0, 1] and lost.recovered_since(silent) == [0]
+    assert dataclasses.replace(lost, lost={"B": "another reason"}).recovered_since(lost) == []
+    assert strange.recovered_since(lost) == [], "one that the driver does not count any more is not read"
 
 
 def test_what_was_kept_of_the_hardware_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "hardware.json"
-    hardware = Hardware([gpu(0, "A")], "999.01", devices={"A": ["/dev/nvidia0"]}, cuda_version="12.4")
-    KnownHardware(path).keep(hardware)
-    assert KnownHardware(path).hardware == hardware
-    last = KnownHardware(path).without_nvml("no driver")
+    hardware = GpuInventory([gpu(0, "A")], "999.01", devices={"A": ["/dev/nvidia0"]}, cuda_version="12.4")
+    HardwareCache(path).keep(hardware)
+    assert HardwareCache(path).hardware == hardware
+    last = HardwareCache(path).without_nvml("no driver")
     assert last is not None and last.unread == "no driver" and "no driver" in last.notes[0]
     for damaged in ("{", '{"gpus": 3}', json.dumps({**dataclasses.asdict(hardware), "gpus": [{}]})):
         path.write_text(damaged)
-        assert KnownHardware(path).hardware is None
-    assert KnownHardware(tmp_path / "nothing").without_nvml("no driver") is None
+        assert HardwareCache(path).hardware is None
+    assert HardwareCache(tmp_path / "nothing").without_nvml("no driver") is None
 
 
 def row(memory: int | None, processes: int | None) -> SampleRow:
@@ -243,16 +243,16 @@ def row(memory: int | None, processes: int | None) -> SampleRow:
 
 
 def test_a_gpu_that_told_its_figures_before_its_last_tenant_and_does_not_now_is_not_clean(tmp_path: Path) -> None:
-    clean = Clean(tmp_path / "units.json", "a boot")
-    with pytest.raises(NoAnswer, match="does not tell of GPU-a"):
+    clean = HandoverCheck(tmp_path / "units.json", "a boot")
+    with pytest.raises(GpuReadError, match="does not tell of GPU-a"):
         clean.left(["GPU-a"], [], [])
     assert clean.left(["GPU-a"], [row(None, None)], []) == "", "no tenant was there since the boot"
-    clean.begins(["GPU-a"], [row(900, 0)], [])
-    again = Clean(tmp_path / "units.json", "a boot")
-    with pytest.raises(NoAnswer, match="memory in use"):
+    clean.record_baseline(["GPU-a"], [row(900, 0)], [])
+    again = HandoverCheck(tmp_path / "units.json", "a boot")
+    with pytest.raises(GpuReadError, match="memory in use"):
         again.left(["GPU-a"], [row(None, 0)], [])
-    with pytest.raises(NoAnswer, match="who computes"):
+    with pytest.raises(GpuReadError, match="who computes"):
         again.left(["GPU-a"], [row(900, None)], [])
     assert again.left(["GPU-a"], [row(900, 0)], []) == ""
-    again.begins(["GPU-a"], [row(None, None)], [])
+    again.record_baseline(["GPU-a"], [row(None, None)], [])
     assert again.left(["GPU-a"], [row(None, None)], []) == "", "one that never tells is not waited for"

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 import agent.daemon
-from agent import processes
-from agent.daemon import Agent, Options
-from agent.launchers import Plain
+from agent.daemon import Agent, AgentOptions
+from agent.gpu.simulated_reader import SimulatedGpuReader
+from agent.host import processes
+from agent.host.state import StateFolder, boot_id, read_json
+from agent.isolation.launchers import PlainLauncher
 from agent.protocol import VERSION, Desired, RunWanted
-from agent.run import Run, Waiting, described
-from agent.runs import Runs
-from agent.simulated_nvml import SimulatedMeter
-from agent.state import State, boot_id, read_json
+from agent.runs.local_run import LocalRun, PendingStart, persisted_fields
+from agent.runs.manager import RunManager
 from tests.agent.conftest import job
 
 POLL_SECONDS = 2.0
@@ -31,19 +31,19 @@ class Host:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
         monkeypatch.setattr(agent.daemon, "boottime", lambda: self.now)
-        state = State(folder / "state")
-        meter = SimulatedMeter("h1", ["A100-40GB"], {}, folder / "state")
+        state = StateFolder(folder / "state")
+        meter = SimulatedGpuReader("h1", ["A100-40GB"], {}, folder / "state")
         hardware = asyncio.run(meter.hardware())
-        runs = Runs(state, Plain(), hardware, homes=folder / "homes", locks_folder=folder / "locks", exposed=[])
-        self.agent = Agent(Options("http://edge", "", "h1", 5.0, False), state, Plain(), meter, hardware, runs, [])
+        runs = RunManager(state, PlainLauncher(), hardware, homes=folder / "homes", locks_folder=folder / "locks", exposed=[])
+        self.agent = Agent(AgentOptions("http://edge", "", "h1", 5.0, False), state, PlainLauncher(), meter, hardware, runs, [])
         self.wanted: RunWanted = job("sleep 1000")
         self.folder = state.runs / self.wanted.run
         self.folder.mkdir()
-        me = processes.look(os.getpid())
+        me = processes.read_process(os.getpid())
         assert me is not None
         shim = {"started_at": 1.0, "pid": me.pid, "start_ticks": me.start_ticks, "boot_id": boot_id()}
         (self.folder / "shim.json").write_text(json.dumps(shim))
-        runs.runs[self.wanted.run] = Run(self.folder, described(self.wanted), shim=shim)
+        runs.runs[self.wanted.run] = LocalRun(self.folder, persisted_fields(self.wanted), shim=shim)
         monkeypatch.setattr(
             runs, "_order", lambda run, **said: (run.folder / "order.json").write_text(json.dumps(said))
         )
@@ -57,7 +57,7 @@ class Host:
     def wait(self, until: float) -> None:
         """Silence: the agent only looks at what there is."""
         self.now = until
-        if self.agent._something_to_forget():
+        if self.agent._has_undesired_runs():
             asyncio.run(self.agent._reconcile())
 
     @property
@@ -153,7 +153,7 @@ def test_the_ends_of_others_are_seen_while_a_start_takes_long(host: Host, monkey
             await over.wait()
 
         monkeypatch.setattr(live_agent, "_start", start)
-        live_agent.runs.waiting[waits.run] = Waiting(waits, host.now, "waiting until GPU-1 is free")
+        live_agent.runs.waiting[waits.run] = PendingStart(waits, host.now, "waiting until GPU-1 is free")
         live_agent._desired = Desired(version=VERSION, host="h1", lease_seconds=12.0, runs=[host.wanted, waits])
         looking = asyncio.create_task(live_agent._look())
         async with asyncio.timeout(20):
@@ -183,9 +183,9 @@ def test_what_goes_wrong_after_nobody_waits_for_it_any_more_is_still_heard_of(
             if tried == 1:
                 raise RuntimeError("it can't be done")
 
-        monkeypatch.setattr(agent.daemon, "BRING_ABOUT_SECONDS", 0.01)
+        monkeypatch.setattr(agent.daemon, "RECONCILE_WAIT_SECONDS", 0.01)
         monkeypatch.setattr(host.agent, "_reconcile", reconcile)
-        await host.agent._bring_about()
+        await host.agent._reconcile_with_timeout()
         over.set()
         await asyncio.sleep(0)
         await asyncio.sleep(0)

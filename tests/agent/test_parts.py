@@ -16,60 +16,63 @@ from pathlib import Path
 
 import pytest
 
-from agent import kernel_log, locks, logs, trees
-from agent.clean import Clean
-from agent.commands import looser, machine_locks, main
-from agent.doors import NoDoor, socket_path
-from agent.locks import Busy, Claim
-from agent.meter import Use
-from agent.notebook import watch
+from agent.cli import default_locks_folder, isolation_downgrade, main
+from agent.gpu import kernel_log
+from agent.gpu.handover import HandoverCheck
+from agent.gpu.reader import UnitUse
+from agent.gpu.simulated_reader import SimulatedGpuReader, SimulationError, parse_mig, parse_models
+from agent.host import gpu_locks
+from agent.host.gpu_locks import SlotClaim, SlotsLocked
+from agent.host.state import Generations, StateFolder, StateFolderError, write_json
+from agent.isolation.team_users import TeamUserError, TeamUsers, UidRange
+from agent.isolation.workspace_socket import SocketMissing, socket_path
+from agent.notebook import activity_probe
 from agent.protocol import SampleRow
-from agent.shim.keeper import Shim
-from agent.simulated_nvml import BadSimulation, SimulatedMeter, parse_mig, parse_models
-from agent.spool import Spool
-from agent.state import Generations, State, StateError, write_json
-from agent.tenants import NotAllowed, Range, Tenants
+from agent.runs import log_reader
+from agent.server.sample_spool import SampleSpool
+from agent.shim.supervisor import WorkloadSupervisor
+from agent.storage import file_trees
 from tests.agent.conftest import ROOT
 
 # locks
 
 
 def test_a_whole_gpu_is_held_by_one(tmp_path: Path) -> None:
-    held = locks.take(tmp_path, [Claim("GPU-a", 0, 840)])
-    with pytest.raises(Busy, match="GPU-a"):
-        locks.take(tmp_path, [Claim("GPU-a", 0, 840)])
+    held = gpu_locks.lock_slots(tmp_path, [SlotClaim("GPU-a", 0, 840)])
+    with pytest.raises(SlotsLocked, match="GPU-a"):
+        gpu_locks.lock_slots(tmp_path, [SlotClaim("GPU-a", 0, 840)])
     held.close()
-    locks.take(tmp_path, [Claim("GPU-a", 0, 840)]).close()
+    gpu_locks.lock_slots(tmp_path, [SlotClaim("GPU-a", 0, 840)]).close()
 
 
 def test_slices_share_a_gpu_but_not_slots_and_not_with_a_whole_holder(tmp_path: Path) -> None:
-    one = locks.take(tmp_path, [Claim("GPU-a", 0, 120)])
-    two = locks.take(tmp_path, [Claim("GPU-a", 120, 120)])
-    for claim in (Claim("GPU-a", 0, 120), Claim("GPU-a", 0, 840)):
-        with pytest.raises(Busy):
-            locks.take(tmp_path, [claim])
+    one = gpu_locks.lock_slots(tmp_path, [SlotClaim("GPU-a", 0, 120)])
+    two = gpu_locks.lock_slots(tmp_path, [SlotClaim("GPU-a", 120, 120)])
+    for claim in (SlotClaim("GPU-a", 0, 120), SlotClaim("GPU-a", 0, 840)):
+        with pytest.raises(SlotsLocked):
+            gpu_locks.lock_slots(tmp_path, [claim])
     one.close()
     two.close()
-    locks.take(tmp_path, [Claim("GPU-a", 0, 840)]).close()
+    gpu_locks.lock_slots(tmp_path, [SlotClaim("GPU-a", 0, 840)]).close()
 
 
 def test_locks_are_taken_together_or_not_at_all(tmp_path: Path) -> None:
-    held = locks.take(tmp_path, [Claim("GPU-b", 0, 840)])
-    with pytest.raises(Busy):
-        locks.take(tmp_path, [Claim("GPU-a", 0, 840), Claim("GPU-b", 0, 840)])
-    locks.take(tmp_path, [Claim("GPU-a", 0, 840)]).close()
+    held = gpu_locks.lock_slots(tmp_path, [SlotClaim("GPU-b", 0, 840)])
+    with pytest.raises(SlotsLocked):
+        gpu_locks.lock_slots(tmp_path, [SlotClaim("GPU-a", 0, 840), SlotClaim("GPU-b", 0, 840)])
+    gpu_locks.lock_slots(tmp_path, [SlotClaim("GPU-a", 0, 840)]).close()
     held.close()
 
 
 def test_a_lock_lives_as_long_as_the_last_process_that_inherited_it(tmp_path: Path) -> None:
-    held = locks.take(tmp_path, [Claim("GPU-a", 0, 840)])
+    held = gpu_locks.lock_slots(tmp_path, [SlotClaim("GPU-a", 0, 840)])
     heir = subprocess.Popen(["sleep", "300"], pass_fds=held.descriptors)
     held.close()
-    with pytest.raises(Busy):
-        locks.take(tmp_path, [Claim("GPU-a", 0, 840)])
+    with pytest.raises(SlotsLocked):
+        gpu_locks.lock_slots(tmp_path, [SlotClaim("GPU-a", 0, 840)])
     heir.kill()
     heir.wait()
-    locks.take(tmp_path, [Claim("GPU-a", 0, 840)]).close()
+    gpu_locks.lock_slots(tmp_path, [SlotClaim("GPU-a", 0, 840)]).close()
 
 
 # generations and state
@@ -93,58 +96,58 @@ def test_what_was_started_and_can_not_be_read_any_more_does_not_count_as_nothing
     (tmp_path / "g.json").write_text((tmp_path / "g.json").read_text()[:-3])
     assert "g.json is damaged" in Generations(tmp_path / "g.json").refusal(8, ["GPU-b"])
     (tmp_path / "before.json").write_text('{"units": ')
-    assert "before.json is damaged" in Clean(tmp_path / "before.json", "this boot").left(["GPU-a"], [], [])
+    assert "before.json is damaged" in HandoverCheck(tmp_path / "before.json", "this boot").left(["GPU-a"], [], [])
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "identity.json").write_text("")
-    with pytest.raises(StateError, match=r"identity\.json is damaged"):
-        State(tmp_path / "state")
-    tenants = Tenants(tmp_path / "homes", Range())
+    with pytest.raises(StateFolderError, match=r"identity\.json is damaged"):
+        StateFolder(tmp_path / "state")
+    tenants = TeamUsers(tmp_path / "homes", UidRange())
     tenants.homes.mkdir()
     assert tenants.user("team-7", 70_007) == 70_007
     teams = tenants.homes / ".volumes" / "teams.json"
     teams.write_text(teams.read_text()[:-1])
-    with pytest.raises(NotAllowed, match="damaged"):
+    with pytest.raises(TeamUserError, match="damaged"):
         tenants.user("team-9", 70_007)
     assert "team-9" not in teams.read_text()
 
 
 def test_a_persons_agent_does_not_take_gpus_beside_roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert machine_locks(tmp_path) == tmp_path / f"gpupool-{os.getuid()}"
+    assert default_locks_folder(tmp_path) == tmp_path / f"gpupool-{os.getuid()}"
     (tmp_path / "gpupool-0").mkdir(exist_ok=True)
     if os.getuid() == 0:
         monkeypatch.setattr("os.getuid", lambda: 70_001)
         with pytest.raises(RuntimeError, match="gpupool-0, which a user's agent can not hold"):
-            machine_locks(tmp_path)
+            default_locks_folder(tmp_path)
 
 
 def test_a_folder_of_locks_that_somebody_else_made_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / f"gpupool-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(RuntimeError, match="is not this user's"):
-        machine_locks(tmp_path)
+        default_locks_folder(tmp_path)
 
 
 def test_nothing_starts_without_a_sandbox_where_there_was_one_and_nobody_asked_for_less(tmp_path: Path) -> None:
     kept = tmp_path / "launcher"
-    assert looser(kept, "auto", "plain", []) == ""
-    assert looser(kept, "auto", "bubblewrap", []) == ""
-    said = looser(kept, "auto", "plain", ["No memory for a probe."])
+    assert isolation_downgrade(kept, "auto", "plain", []) == ""
+    assert isolation_downgrade(kept, "auto", "bubblewrap", []) == ""
+    said = isolation_downgrade(kept, "auto", "plain", ["No memory for a probe."])
     assert "were in sandboxes before, and now: No memory for a probe." in said and "--launcher plain" in said
-    assert looser(kept, "plain", "plain", []) == ""
-    assert looser(kept, "auto", "plain", []) == "", "it was asked for"
+    assert isolation_downgrade(kept, "plain", "plain", []) == ""
+    assert isolation_downgrade(kept, "auto", "plain", []) == "", "it was asked for"
 
 
 @pytest.mark.parametrize("problem", [BlockingIOError(11, "no more processes"), RuntimeError("can't start new thread")])
 def test_the_trash_is_emptied_again_after_no_process_was_to_be_had(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: Exception
 ) -> None:
-    trash = trees.Trash(tmp_path / "trash")
+    trash = file_trees.Trash(tmp_path / "trash")
     (tmp_path / "first").mkdir()
     (tmp_path / "second").mkdir()
     while any(thread.name == "trash" for thread in threading.enumerate()):
         time.sleep(0.01)
     with monkeypatch.context() as lacking:
-        place = (threading.Thread, "start") if isinstance(problem, RuntimeError) else (trees, "_run")
+        place = (threading.Thread, "start") if isinstance(problem, RuntimeError) else (file_trees, "_run")
         failed = threading.Event()
 
         def fails(*_: object) -> None:
@@ -164,7 +167,7 @@ def test_the_trash_is_emptied_again_after_no_process_was_to_be_had(
 
 
 def test_one_worker_empties_the_trash_however_many_ends_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    at_work, removed = threading.Semaphore(0), trees._remove
+    at_work, removed = threading.Semaphore(0), file_trees._remove_folders
     seen: list[int] = []
 
     def slowly(paths: list[str]) -> None:
@@ -172,8 +175,8 @@ def test_one_worker_empties_the_trash_however_many_ends_there_are(tmp_path: Path
         at_work.acquire()
         removed(paths)
 
-    monkeypatch.setattr(trees, "_remove", slowly)
-    trash = trees.Trash(tmp_path / "trash")
+    monkeypatch.setattr(file_trees, "_remove_folders", slowly)
+    trash = file_trees.Trash(tmp_path / "trash")
     for number in range(20):
         (tmp_path / str(number)).mkdir()
         trash.throw(tmp_path / str(number))
@@ -188,7 +191,7 @@ def test_one_worker_empties_the_trash_however_many_ends_there_are(tmp_path: Path
 def test_only_a_file_acknowledges_a_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "spec.json").write_text(json.dumps({"checkpoint_dir": str(tmp_path / "kept")}))
     (tmp_path / "kept").mkdir()
-    shim, place = Shim(str(tmp_path)), tmp_path / "kept" / ".done"
+    shim, place = WorkloadSupervisor(str(tmp_path)), tmp_path / "kept" / ".done"
     place.mkdir()
     assert shim.acknowledgement() is None
     place.rmdir()
@@ -201,16 +204,16 @@ def test_only_a_file_acknowledges_a_checkpoint(tmp_path: Path) -> None:
 
 def test_a_process_that_can_not_be_killed_is_looked_at_ever_less_often(tmp_path: Path) -> None:
     """Each look reads all of /proc: ten in a second would take a core for as long as the process hangs in the kernel."""
-    shim = Shim(str(tmp_path))
+    shim = WorkloadSupervisor(str(tmp_path))
     shim.killed = True
     waits = [shim.wait() for _ in range(30)]
     assert (waits[0], waits[-1]) == (0.1, 1.0) and sum(waits) > 10
 
 
 def test_one_agent_per_state_folder(tmp_path: Path) -> None:
-    first = State(tmp_path / "state")
-    with pytest.raises(StateError, match="another agent"):
-        State(tmp_path / "state")
+    first = StateFolder(tmp_path / "state")
+    with pytest.raises(StateFolderError, match="another agent"):
+        StateFolder(tmp_path / "state")
     assert (first.folder.stat().st_mode & 0o777) == 0o700
 
 
@@ -222,30 +225,30 @@ def rows(number: int) -> list[SampleRow]:
 
 
 def test_batches_are_numbered_without_gaps_and_survive_a_restart(tmp_path: Path) -> None:
-    spool = Spool(tmp_path)
+    spool = SampleSpool(tmp_path)
     assert [spool.add(rows(number)) for number in (1, 2, 3)] == [1, 2, 3]
-    again = Spool(tmp_path)
+    again = SampleSpool(tmp_path)
     assert again.pending(0) == [1, 2, 3]
     assert again.read(2).rows == rows(2)
     assert again.add(rows(4)) == 4
 
 
 def test_only_what_is_committed_is_deleted_and_numbers_go_on(tmp_path: Path) -> None:
-    spool = Spool(tmp_path)
+    spool = SampleSpool(tmp_path)
     for number in (1, 2, 3):
         spool.add(rows(number))
     spool.commit(2)
     assert spool.pending(0) == [3]
     spool.commit(3)
     assert spool.pending(0) == []
-    again = Spool(tmp_path)
+    again = SampleSpool(tmp_path)
     assert again.add(rows(4)) == 4
     again.commit(3)
     assert again.pending(0) == [4]
 
 
 def test_a_late_watermark_brings_nothing_back(tmp_path: Path) -> None:
-    spool = Spool(tmp_path)
+    spool = SampleSpool(tmp_path)
     for number in (1, 2):
         spool.add(rows(number))
     spool.commit(2)
@@ -254,7 +257,7 @@ def test_a_late_watermark_brings_nothing_back(tmp_path: Path) -> None:
 
 
 def test_a_lost_spool_goes_on_above_what_the_server_has(tmp_path: Path) -> None:
-    spool = Spool(tmp_path)
+    spool = SampleSpool(tmp_path)
     spool.add(rows(1))
     spool.commit(700)
     assert spool.pending(0) == [701]
@@ -263,24 +266,24 @@ def test_a_lost_spool_goes_on_above_what_the_server_has(tmp_path: Path) -> None:
 
 
 def test_a_full_spool_loses_its_oldest_batches_and_uses_no_number_again(tmp_path: Path) -> None:
-    spool = Spool(tmp_path, largest_bytes=5 * 4096)
+    spool = SampleSpool(tmp_path, largest_bytes=5 * 4096)
     for number in range(1, 31):
         assert spool.add(rows(number)) == number
     assert spool.pending(0) == list(range(26, 31))
     assert spool.read(1).rows == []
     assert spool.read(30).rows == rows(30)
     assert len(list(tmp_path.iterdir())) == 5, "a file takes a block, however little is in it"
-    again = Spool(tmp_path)
+    again = SampleSpool(tmp_path)
     again.commit(12)
     assert again.pending(0) == list(range(26, 31))
     assert again.add(rows(31)) == 31
 
 
 def test_a_damaged_batch_comes_back_empty_with_its_number(tmp_path: Path) -> None:
-    spool = Spool(tmp_path)
+    spool = SampleSpool(tmp_path)
     spool.add(rows(1))
     next(tmp_path.glob("*.json")).write_text('{"sequence": 1, "rows": [{"un')
-    assert Spool(tmp_path).read(1).rows == []
+    assert SampleSpool(tmp_path).read(1).rows == []
 
 
 # logs
@@ -289,38 +292,38 @@ def test_a_damaged_batch_comes_back_empty_with_its_number(tmp_path: Path) -> Non
 def test_a_log_is_read_over_its_segments_from_any_byte(tmp_path: Path) -> None:
     (tmp_path / "000000000000000").write_bytes(b"hello ")
     (tmp_path / "000000000000006").write_bytes(b"world")
-    assert logs.read(tmp_path, 0, ended=False) == (0, "hello ", 6)
-    assert logs.read(tmp_path, 6, ended=False) == (6, "world", 11)
-    assert logs.read(tmp_path, 8, ended=False) == (8, "rld", 11)
-    assert logs.read(tmp_path, 11, ended=False) == (11, "", 11)
+    assert log_reader.read_chunk(tmp_path, 0, ended=False) == (0, "hello ", 6)
+    assert log_reader.read_chunk(tmp_path, 6, ended=False) == (6, "world", 11)
+    assert log_reader.read_chunk(tmp_path, 8, ended=False) == (8, "rld", 11)
+    assert log_reader.read_chunk(tmp_path, 11, ended=False) == (11, "", 11)
     (tmp_path / "000000000000000").unlink()
-    assert logs.read(tmp_path, 0, ended=False) == (6, "world", 11)
+    assert log_reader.read_chunk(tmp_path, 0, ended=False) == (6, "world", 11)
 
 
 def test_half_a_character_waits_for_its_rest_unless_nothing_more_comes(tmp_path: Path) -> None:
     (tmp_path / "000000000000000").write_bytes("aé".encode()[:2])
-    assert logs.read(tmp_path, 0, ended=False) == (0, "a", 1)
-    assert logs.read(tmp_path, 1, ended=False) == (1, "", 1)
-    assert logs.read(tmp_path, 0, ended=True) == (0, "a?", 2)
+    assert log_reader.read_chunk(tmp_path, 0, ended=False) == (0, "a", 1)
+    assert log_reader.read_chunk(tmp_path, 1, ended=False) == (1, "", 1)
+    assert log_reader.read_chunk(tmp_path, 0, ended=True) == (0, "a?", 2)
 
 
 # simulated readings
 
 
-def meter(tmp_path: Path, models: str = "1xH100-80GB", slices: str = "") -> SimulatedMeter:
+def meter(tmp_path: Path, models: str = "1xH100-80GB", slices: str = "") -> SimulatedGpuReader:
     listed = parse_models(models)
-    return SimulatedMeter("h1", listed, parse_mig(slices, listed), tmp_path)
+    return SimulatedGpuReader("h1", listed, parse_mig(slices, listed), tmp_path)
 
 
-def use(load: float | None = None, cpu: float = 0.0, memory: int | None = None) -> Use:
-    return Use("run", frozenset({1}), cpu, 1, load, memory)
+def use(load: float | None = None, cpu: float = 0.0, memory: int | None = None) -> UnitUse:
+    return UnitUse("run", frozenset({1}), cpu, 1, load, memory)
 
 
-def sample(source: SimulatedMeter, uses: dict[str, Use], now: float) -> list[SampleRow]:
+def sample(source: SimulatedGpuReader, uses: dict[str, UnitUse], now: float) -> list[SampleRow]:
     return asyncio.run(source.sample(uses, now))
 
 
-def unit_of(source: SimulatedMeter) -> str:
+def unit_of(source: SimulatedGpuReader) -> str:
     return asyncio.run(source.hardware()).gpus[0].units[0].uuid
 
 
@@ -371,7 +374,7 @@ def test_under_mig_utilisation_and_board_power_are_unknown_and_never_zero(tmp_pa
 
 def test_the_same_host_has_the_same_gpus_after_a_restart_and_another_host_has_others(tmp_path: Path) -> None:
     assert unit_of(meter(tmp_path)) == unit_of(meter(tmp_path))
-    other = SimulatedMeter("h2", ["H100-80GB"], {}, tmp_path)
+    other = SimulatedGpuReader("h2", ["H100-80GB"], {}, tmp_path)
     assert unit_of(other) != unit_of(meter(tmp_path))
 
 
@@ -379,7 +382,7 @@ def test_the_same_host_has_the_same_gpus_after_a_restart_and_another_host_has_ot
     "text", ["", "8", "x", "8xB2", "0xH100-80GB", "65xH100-80GB", "9999xH100-80GB", "-1xH100-80GB", "1xH100-80GB,"]
 )
 def test_impossible_hosts_are_refused(text: str) -> None:
-    with pytest.raises(BadSimulation, match="--simulate: "):
+    with pytest.raises(SimulationError, match="--simulate: "):
         parse_models(text)
 
 
@@ -388,7 +391,7 @@ def test_impossible_hosts_are_refused(text: str) -> None:
     ["7x1g.10gb", "1:7x1g.10gb", "0:8x1g.10gb", "0:2x4g.40gb", "0:3x3g.40gb", "0:1x9g.10gb", "0:7x1g.10gb,0:1x1g.10gb"],
 )
 def test_impossible_slices_are_refused(text: str) -> None:
-    with pytest.raises(BadSimulation, match="--simulate-mig: "):
+    with pytest.raises(SimulationError, match="--simulate-mig: "):
         parse_mig(text, ["H100-80GB"])
 
 
@@ -405,7 +408,7 @@ def test_a_link_in_place_of_a_socket_is_no_door(tmp_path: Path) -> None:
     with socket_path(tmp_path / "real.sock") as path:
         assert path.startswith("/proc/self/fd/")
     for name in ("link.sock", "file.sock", "none.sock"):
-        with pytest.raises(NoDoor), socket_path(tmp_path / name):
+        with pytest.raises(SocketMissing), socket_path(tmp_path / name):
             pass
     server.close()
 
@@ -503,7 +506,7 @@ def test_help_names_the_program_as_it_was_called(
 
 def test_the_agent_imports_nothing_of_the_server() -> None:
     code = (
-        "import agent.daemon, agent.commands, sys;"
+        "import agent.daemon, agent.cli, sys;"
         "server = {'django', 'scheduler', 'portal', 'telemetry', 'config', 'pynvml'};"
         "print([name for name in sys.modules if name.split('.')[0] in server])"
     )
@@ -514,8 +517,8 @@ def test_the_agent_imports_nothing_of_the_server() -> None:
 
 
 def test_the_shim_needs_only_the_standard_library_without_site_packages(tmp_path: Path) -> None:
-    State(tmp_path).lay_out_tools()
-    look = f"import sys; sys.path.insert(0, {str(tmp_path / 'tools' / 'shim')!r}); import agent.shim.keeper; print(*sys.modules)"
+    StateFolder(tmp_path).install_tools()
+    look = f"import sys; sys.path.insert(0, {str(tmp_path / 'tools' / 'shim')!r}); import agent.shim.supervisor; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-I", "-S", "-c", look], capture_output=True, text=True, check=True)
     ours = {name for name in done.stdout.split() if name.split(".")[0] == "agent"}
     modules = {path.stem for path in (Path(__file__).parents[2] / "agent" / "shim").glob("[!_]*.py")}
@@ -534,7 +537,7 @@ def test_what_a_workload_closed_to_itself_is_removed_too() -> None:
         (folder / "tmp" / "outer" / "inner" / "large").write_text("kept")
         (folder / "tmp" / "outer" / "inner").chmod(0o500)
         (folder / "tmp" / "outer").chmod(0)
-        trees.Trash(folder / "trash").throw(folder / "tmp")
+        file_trees.Trash(folder / "trash").throw(folder / "tmp")
         until = time.monotonic() + 10
         while os.listdir(folder / "trash"):
             assert time.monotonic() < until
@@ -548,8 +551,8 @@ def test_a_program_whose_name_is_a_hardware_error_is_none() -> None:
     name = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, the GPU has fallen off the bus"
     crash = f"6,5044,40792809403,-;NVRM: Xid (PCI:[3367]: segfault at 0 ip 000056167ab7f132 error 6 in {name}[1132,56167+1000]"
     trap, real = f"6,5045,2,-;traps: {name}[3367] trap", f"6,5046,1,-;{name}"
-    assert list(kernel_log.parsed([crash, trap, real], 0.0)) == [
-        kernel_log.Xid(5046, "0000:3b:00", 79, 1e-6, "pid=1, the GPU has fallen off the bus")
+    assert list(kernel_log.parse_xids([crash, trap, real], 0.0)) == [
+        kernel_log.XidRecord(5046, "0000:3b:00", 79, 1e-6, "pid=1, the GPU has fallen off the bus")
     ]
 
 
@@ -560,5 +563,5 @@ async def test_an_answer_of_a_notebook_that_is_nested_without_end_is_none(tmp_pa
         writer.close()
 
     server = await asyncio.start_unix_server(answer, tmp_path / "notebook.sock")
-    assert await watch.ask(tmp_path / "notebook.sock", "secret") is None
+    assert await activity_probe.probe_activity(tmp_path / "notebook.sock", "secret") is None
     server.close()

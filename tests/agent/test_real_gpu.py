@@ -25,11 +25,11 @@ MIB = 1 << 20
 # Fills as much of the memory as there is, says so, and waits to be killed.
 WRITER = f"""
 import sys, time
-from agent.cuda import Gpu
-from agent.diagnose import _all_of
-from agent.kernels import PTX
-gpu = Gpu(PTX)
-pieces = _all_of(gpu, gpu.memory()[0] - 512 * {MIB})
+from agent.diagnostics.cuda import CudaDevice
+from agent.diagnostics.gpu_check import _allocate_all
+from agent.diagnostics.ptx_kernels import PTX_MODULE
+gpu = CudaDevice(PTX_MODULE)
+pieces = _allocate_all(gpu, gpu.memory()[0] - 512 * {MIB})
 for address, size in pieces:
     gpu.set_words(address, {PATTERN}, size // 4)
 gpu.wait()
@@ -39,13 +39,13 @@ time.sleep(600)
 # Takes as much again without writing to it, and counts how many of its words are the other one's.
 READER = f"""
 import ctypes
-from agent.cuda import Gpu
-from agent.diagnose import _all_of
-from agent.kernels import PTX
-gpu = Gpu(PTX)
+from agent.diagnostics.cuda import CudaDevice
+from agent.diagnostics.gpu_check import _allocate_all
+from agent.diagnostics.ptx_kernels import PTX_MODULE
+gpu = CudaDevice(PTX_MODULE)
 found = looked = 0
 buffer = (ctypes.c_uint32 * (64 * {MIB} // 4))()
-for address, size in _all_of(gpu, gpu.memory()[0] - 512 * {MIB}):
+for address, size in _allocate_all(gpu, gpu.memory()[0] - 512 * {MIB}):
     for start in range(0, size - ctypes.sizeof(buffer) + 1, ctypes.sizeof(buffer)):
         gpu.read(buffer, address + start, ctypes.sizeof(buffer))
         found += bytes(buffer).count({PATTERN}.to_bytes(4, "little"))
@@ -83,7 +83,7 @@ def test_memory_of_one_tenant_is_not_read_by_the_next() -> None:
 
 
 def test_the_diagnostic_of_a_well_gpu_passes() -> None:
-    command = [sys.executable, "-m", "agent.diagnose", "--deadline", "300", "--tool", "own"]
+    command = [sys.executable, "-m", "agent.diagnostics.gpu_check", "--deadline", "300", "--tool", "own"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment(), cwd=ROOT, check=True)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert lines[-1] == {"end": "passed", "detail": ""}, done.stdout

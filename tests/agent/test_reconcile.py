@@ -9,7 +9,17 @@ from collections.abc import Callable
 import pytest
 
 from agent.protocol import VERSION, Desired, RunWanted
-from agent.reconcile import Forget, Held, Limit, Notice, Refuse, Start, Stop, Withdraw, plan
+from agent.runs.reconcile import (
+    ChangeTimeLimit,
+    ForgetRun,
+    RefuseRun,
+    RunStatus,
+    SendNotice,
+    StartRun,
+    StopRun,
+    WithdrawNotice,
+    plan_actions,
+)
 from tests.agent.conftest import job
 
 UNITS = frozenset({"GPU-a", "GPU-b"})
@@ -24,62 +34,62 @@ def new(generation: int, units: list[str]) -> str:
 
 
 def do(
-    desired: Desired, held: list[Held], *, now: float = 100.0, refusal: Callable[[int, list[str]], str] = new
+    desired: Desired, held: list[RunStatus], *, now: float = 100.0, refusal: Callable[[int, list[str]], str] = new
 ) -> list[object]:
-    return list(plan(desired, held, refusal=refusal, known_units=UNITS, heard_at=now))
+    return list(plan_actions(desired, held, refusal=refusal, known_units=UNITS, heard_at=now))
 
 
 def test_an_unknown_run_is_started_once_even_when_named_twice() -> None:
     wanted = job("x", units=["GPU-a"])
-    assert do(frame(wanted, wanted), []) == [Start(wanted)]
+    assert do(frame(wanted, wanted), []) == [StartRun(wanted)]
 
 
 def test_starts_happen_in_the_order_of_generations() -> None:
     early, late = job("x", generation=3, units=["GPU-a"]), job("x", generation=4, units=["GPU-b"])
-    assert do(frame(late, early), []) == [Start(early), Start(late)]
+    assert do(frame(late, early), []) == [StartRun(early), StartRun(late)]
 
 
 @pytest.mark.parametrize("state", ["starting", "running", "stopping", "ended"])
 def test_a_doubled_start_changes_nothing(state: str) -> None:
     wanted = job("x")
-    assert do(frame(wanted), [Held(wanted.run, state)]) == []
+    assert do(frame(wanted), [RunStatus(wanted.run, state)]) == []
 
 
 def test_a_stale_generation_is_refused_with_its_reason() -> None:
     wanted = job("x", units=["GPU-a"])
     [action] = do(frame(wanted), [], refusal=lambda generation, units: f"generation {generation} was used before")
-    assert isinstance(action, Refuse)
+    assert isinstance(action, RefuseRun)
     assert (action.outcome, action.why) == ("start_failed", "refused: generation 1 was used before")
 
 
 def test_a_stop_of_a_run_that_never_began_is_answered_as_its_end() -> None:
     wanted = job("", verb="stop", code="time_limit")
-    assert do(frame(wanted), []) == [Refuse(wanted, "time_limit", "stopped before it began")]
+    assert do(frame(wanted), []) == [RefuseRun(wanted, "time_limit", "stopped before it began")]
 
 
 def test_a_notice_is_given_once_and_withdrawn_when_the_server_wants_it_to_run_on() -> None:
     wanted = job("x", verb="notice", code="evicted_for_guarantee")
-    assert do(frame(wanted), [Held(wanted.run, "running")]) == [Notice(wanted)]
-    assert do(frame(wanted), [Held(wanted.run, "running", noticed=True)]) == []
+    assert do(frame(wanted), [RunStatus(wanted.run, "running")]) == [SendNotice(wanted)]
+    assert do(frame(wanted), [RunStatus(wanted.run, "running", noticed=True)]) == []
     back = dataclasses.replace(wanted, verb="start")
-    assert do(frame(back), [Held(wanted.run, "running", noticed=True)]) == [Withdraw(wanted.run)]
+    assert do(frame(back), [RunStatus(wanted.run, "running", noticed=True)]) == [WithdrawNotice(wanted.run)]
 
 
 def test_a_run_that_may_last_longer_or_shorter_than_its_shim_was_told_is_limited_anew() -> None:
     wanted = dataclasses.replace(job("x"), max_runtime_seconds=7200)
-    assert do(frame(wanted), [Held(wanted.run, "running", max_runtime_seconds=3600)]) == [Limit(wanted.run, 7200)]
-    assert do(frame(wanted), [Held(wanted.run, "running", max_runtime_seconds=7200)]) == []
-    assert do(frame(wanted), [Held(wanted.run, "running")]) == [], "started by an agent that did not note it"
+    assert do(frame(wanted), [RunStatus(wanted.run, "running", max_runtime_seconds=3600)]) == [ChangeTimeLimit(wanted.run, 7200)]
+    assert do(frame(wanted), [RunStatus(wanted.run, "running", max_runtime_seconds=7200)]) == []
+    assert do(frame(wanted), [RunStatus(wanted.run, "running")]) == [], "started by an agent that did not note it"
     endless = dataclasses.replace(wanted, max_runtime_seconds=0)
-    assert do(frame(endless), [Held(wanted.run, "running", max_runtime_seconds=7200)]) == [Limit(wanted.run, 0)]
-    assert do(frame(endless), [Held(wanted.run, "stopping", stop_ordered=True, max_runtime_seconds=7200)]) == []
+    assert do(frame(endless), [RunStatus(wanted.run, "running", max_runtime_seconds=7200)]) == [ChangeTimeLimit(wanted.run, 0)]
+    assert do(frame(endless), [RunStatus(wanted.run, "stopping", stop_ordered=True, max_runtime_seconds=7200)]) == []
     stopped = dataclasses.replace(wanted, verb="stop", code="cancelled")
-    assert isinstance(do(frame(stopped), [Held(wanted.run, "running", max_runtime_seconds=3600)])[0], Stop)
+    assert isinstance(do(frame(stopped), [RunStatus(wanted.run, "running", max_runtime_seconds=3600)])[0], StopRun)
 
 
 def test_nothing_takes_a_stop_back() -> None:
     for verb in ("start", "notice", "stop"):
-        assert do(frame(job("x", verb=verb)), [Held("run-1", "stopping", stop_ordered=True)]) == []
+        assert do(frame(job("x", verb=verb)), [RunStatus("run-1", "stopping", stop_ordered=True)]) == []
 
 
 @pytest.mark.parametrize(
@@ -93,31 +103,31 @@ def test_nothing_takes_a_stop_back() -> None:
     ],
 )
 def test_a_stop_carries_what_the_run_ends_as(code: str, outcome: str) -> None:
-    [action] = do(frame(job("x", verb="stop", code=code)), [Held("run-1", "running")])
-    assert action == Stop("run-1", outcome, 5.0)
+    [action] = do(frame(job("x", verb="stop", code=code)), [RunStatus("run-1", "running")])
+    assert action == StopRun("run-1", outcome, 5.0)
 
 
 def test_an_unnamed_run_stops_after_two_polls_and_not_before() -> None:
-    for since, expected in ((None, []), (95.0, []), (90.0, [Stop("run-1", "cancelled", 30.0)])):
-        assert do(frame(), [Held("run-1", "running", unnamed_since=since)]) == expected
+    for since, expected in ((None, []), (95.0, []), (90.0, [StopRun("run-1", "cancelled", 30.0)])):
+        assert do(frame(), [RunStatus("run-1", "running", unnamed_since=since)]) == expected
 
 
 def test_an_unnamed_run_has_the_grace_of_its_own_pool() -> None:
-    held = Held("run-1", "running", unnamed_since=90.0, grace_seconds=4.0)
-    assert do(frame(), [held]) == [Stop("run-1", "cancelled", 4.0)]
+    held = RunStatus("run-1", "running", unnamed_since=90.0, grace_seconds=4.0)
+    assert do(frame(), [held]) == [StopRun("run-1", "cancelled", 4.0)]
 
 
 def test_an_ended_run_is_kept_until_the_server_has_heard_of_it() -> None:
-    assert do(frame(), [Held("run-1", "ended", unnamed_since=0.0)]) == []
-    assert do(frame(), [Held("run-1", "ended", unnamed_since=0.0, reported_ended=True)]) == [Forget("run-1")]
-    assert do(frame(job("x")), [Held("run-1", "ended", unnamed_since=0.0, reported_ended=True)]) == []
+    assert do(frame(), [RunStatus("run-1", "ended", unnamed_since=0.0)]) == []
+    assert do(frame(), [RunStatus("run-1", "ended", unnamed_since=0.0, reported_ended=True)]) == [ForgetRun("run-1")]
+    assert do(frame(job("x")), [RunStatus("run-1", "ended", unnamed_since=0.0, reported_ended=True)]) == []
 
 
 class Host:
-    """A host in miniature: does at once what ``plan`` says, and remembers what it ever started."""
+    """A host in miniature: does at once what ``plan_actions`` says, and remembers what it ever started."""
 
     def __init__(self) -> None:
-        self.held: dict[str, Held] = {}
+        self.held: dict[str, RunStatus] = {}
         self.started: list[str] = []
         self.highest: dict[str, int] = {}
         self.used: set[int] = set()
@@ -139,22 +149,22 @@ class Host:
 
     def obey(self, action: object) -> None:
         match action:
-            case Start(wanted) | Refuse(wanted):
+            case StartRun(wanted) | RefuseRun(wanted):
                 self.used.add(wanted.generation)
                 for unit in wanted.unit_uuids:
                     self.highest[unit] = max(wanted.generation, self.highest.get(unit, 0))
-                if isinstance(action, Start):
+                if isinstance(action, StartRun):
                     self.started.append(wanted.run)
-                self.held[wanted.run] = Held(wanted.run, "running" if isinstance(action, Start) else "ended")
-            case Stop(run):
+                self.held[wanted.run] = RunStatus(wanted.run, "running" if isinstance(action, StartRun) else "ended")
+            case StopRun(run):
                 self.held[run] = dataclasses.replace(self.held[run], state="ended", stop_ordered=True)
-            case Notice(wanted):
+            case SendNotice(wanted):
                 self.held[wanted.run] = dataclasses.replace(self.held[wanted.run], noticed=True)
-            case Withdraw(run):
+            case WithdrawNotice(run):
                 self.held[run] = dataclasses.replace(self.held[run], noticed=False)
-            case Limit(run, seconds):
+            case ChangeTimeLimit(run, seconds):
                 self.held[run] = dataclasses.replace(self.held[run], max_runtime_seconds=seconds)
-            case Forget(run):
+            case ForgetRun(run):
                 del self.held[run]
 
 

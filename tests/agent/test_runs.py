@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from agent import processes
-from agent.cgroups import Cgroups
-from agent.run import boottime
+from agent.host import processes
+from agent.isolation.cgroups import Cgroups
+from agent.runs.local_run import boottime
 from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 
@@ -70,7 +70,7 @@ async def test_a_job_killed_by_a_signal_of_its_own_has_failed(edge: FakeEdge, ag
 
 async def test_a_cancelled_job_gets_term_and_is_gone_with_its_children(edge: FakeEdge, agent: AgentProcess) -> None:
     run = await running(edge, agent, "setsid sleep 301 & sleep 302 & echo begun; wait")
-    tree = processes.below(processes.scan(), agent.shim(run)["pid"])
+    tree = processes.descendants(processes.scan(), agent.shim(run)["pid"])
     assert len(tree) >= 3
     await edge.change(run, verb="stop", code="cancelled")
     ended = await edge.until_state(run, "ended")
@@ -95,7 +95,7 @@ async def test_a_process_whose_first_thread_has_ended_is_gone_with_its_job(
     agent = await make_agent(launcher=launcher)
     run = await running(edge, agent, f"{sys.executable} -c {shlex.quote(HEADLESS)} & exec sleep 301")
     shim = agent.shim(run)["pid"]
-    headless = [each for each in processes.below(processes.scan(), shim) if each.name not in ("bwrap", "sleep")]
+    headless = [each for each in processes.descendants(processes.scan(), shim) if each.name not in ("bwrap", "sleep")]
     assert len(headless) == 1, "it still runs"
     assert processes.environment_value(headless[0].pid, "GPUPOOL_RUN") == run, "by which it is found without control groups"
     if shim_dies:
@@ -293,7 +293,7 @@ async def test_old_frames_renew_no_lease(edge: FakeEdge, make_agent: MakeAgent) 
 
 async def test_a_job_whose_shim_is_killed_is_ended_and_said_to_be_lost(edge: FakeEdge, agent: AgentProcess) -> None:
     run = await running(edge, agent, "sleep 303 & echo begun; wait", units=[agent.units[0]])
-    tree = processes.below(processes.scan(), agent.shim(run)["pid"])
+    tree = processes.descendants(processes.scan(), agent.shim(run)["pid"])
     os.kill(agent.shim(run)["pid"], signal.SIGKILL)
     ended = await edge.until_state(run, "ended")
     assert ended.outcome == "host_lost"
@@ -307,7 +307,7 @@ async def test_a_run_of_another_boot_is_not_adopted(edge: FakeEdge, agent: Agent
     shim = json.loads(path.read_text())
     os.kill(shim["pid"], signal.SIGKILL)  # as after a restart of the host, when its pid is somebody else's
     other = await asyncio.create_subprocess_exec("sleep", "300")
-    seen = processes.look(other.pid)
+    seen = processes.read_process(other.pid)
     assert seen is not None
     path.write_text(json.dumps({**shim, "pid": other.pid, "start_ticks": seen.start_ticks, "boot_id": "another"}))
     await agent.start()
@@ -322,7 +322,7 @@ async def test_a_pid_that_was_given_to_another_process_is_not_adopted(edge: Fake
     path = agent.state / "runs" / run / "shim.json"
     shim = json.loads(path.read_text())
     os.kill(shim["pid"], signal.SIGKILL)
-    other = processes.look(os.getpid())
+    other = processes.read_process(os.getpid())
     assert other is not None
     path.write_text(json.dumps({**shim, "pid": other.pid}))
     await agent.start()
@@ -397,7 +397,7 @@ async def test_a_second_agent_on_the_same_machine_waits_for_the_same_gpu(
     await asyncio.sleep(0.6)
     assert (await edge.until_state("run-2", "starting")).state == "starting"
     assert other.process is not None
-    os.kill(processes.below(processes.scan(), agent.shim(run)["pid"])[0].pid, signal.SIGKILL)
+    os.kill(processes.descendants(processes.scan(), agent.shim(run)["pid"])[0].pid, signal.SIGKILL)
     assert (await edge.until_state("run-2", "ended")).outcome == "finished"
 
 

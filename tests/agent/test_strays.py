@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from agent import processes, strays
-from agent.cgroups import Cgroups, Limits
-from agent.meter import GpuProcess, Use
+from agent.gpu import stray_processes
+from agent.gpu.reader import GpuProcess, UnitUse
+from agent.gpu.simulated_reader import plant_stray
+from agent.gpu.stray_processes import EndedStray, StrayTracker, WorkloadContext, ended_by_gpu, is_system_slice
+from agent.host import processes
+from agent.isolation.cgroups import CgroupLimits, Cgroups
+from agent.isolation.team_users import UidRange
 from agent.protocol import StraySeen
-from agent.simulated_nvml import plant_stray
-from agent.strays import Ended, Known, Strays, in_events, is_service
-from agent.tenants import Range
 from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 
@@ -48,7 +49,7 @@ def start() -> Iterator[Starts]:
         )
         made.append(int(made_by.stdout))
         until = time.monotonic() + 20
-        while not deaf and (process := processes.look(made[-1])) is not None and process.name == "sh":
+        while not deaf and (process := processes.read_process(made[-1])) is not None and process.name == "sh":
             assert time.monotonic() < until, "it did not begin"
             time.sleep(0.01)
         return made[-1]
@@ -65,14 +66,14 @@ def on_gpu(pid: int, unit: str = "GPU-1") -> GpuProcess:
     return GpuProcess("GPU-1", unit, pid, 700)
 
 
-def look(found: Strays, pid: int, now: float, action: str = "end", **uses: Use) -> StraySeen:
-    found.look([on_gpu(pid)], Known(uses), action=action, now=now)
+def look(found: StrayTracker, pid: int, now: float, action: str = "end", **uses: UnitUse) -> StraySeen:
+    found.look([on_gpu(pid)], WorkloadContext(uses), action=action, now=now)
     return found.seen[0]
 
 
 def gone(pid: int) -> bool:
     for _ in range(50):
-        if processes.look(pid) is None:
+        if processes.read_process(pid) is None:
             return True
         time.sleep(0.05)
     return False
@@ -80,8 +81,8 @@ def gone(pid: int) -> bool:
 
 def test_one_is_described_with_its_user_its_command_and_its_memory(start: Starts) -> None:
     pid = start()
-    found = Strays()
-    assert found.look([on_gpu(pid)], Known(), action="report", now=1.0)
+    found = StrayTracker()
+    assert found.look([on_gpu(pid)], WorkloadContext(), action="report", now=1.0)
     (seen,) = found.seen
     assert (seen.gpu, seen.pid, seen.user, seen.name, seen.memory_mib) == (
         "GPU-1",
@@ -91,16 +92,16 @@ def test_one_is_described_with_its_user_its_command_and_its_memory(start: Starts
         700,
     ) or os.getuid()
     assert seen.done == ""
-    assert not found.look([on_gpu(pid)], Known(), action="report", now=2.0), "no news"
-    assert found.look([], Known(), action="report", now=3.0) and found.seen == []
+    assert not found.look([on_gpu(pid)], WorkloadContext(), action="report", now=2.0), "no news"
+    assert found.look([], WorkloadContext(), action="report", now=3.0) and found.seen == []
 
 
 def test_processes_of_the_holder_and_of_the_agent_are_none(start: Starts) -> None:
     pid = start()
-    found = Strays()
-    use = Use("run-1", frozenset({pid}), 0.0, 1)
-    assert not found.look([on_gpu(pid)], Known({"GPU-1": use}), action="end", now=1.0)
-    assert not found.look([on_gpu(pid)], Known(ours=[pid]), action="end", now=1.0)
+    found = StrayTracker()
+    use = UnitUse("run-1", frozenset({pid}), 0.0, 1)
+    assert not found.look([on_gpu(pid)], WorkloadContext({"GPU-1": use}), action="end", now=1.0)
+    assert not found.look([on_gpu(pid)], WorkloadContext(ours=[pid]), action="end", now=1.0)
 
 
 def test_what_the_holder_started_since_the_look_began_is_none(start: Starts) -> None:
@@ -108,9 +109,9 @@ def test_what_the_holder_started_since_the_look_began_is_none(start: Starts) -> 
     try:
         assert shim.stdout is not None
         pid = int(shim.stdout.readline())
-        found, kept = Strays(), {shim.pid: "run-1"}
-        assert not found.look([on_gpu(pid)], Known(holders={"GPU-1": "run-1"}, shims=kept), action="end", now=1.0)
-        assert found.look([on_gpu(pid)], Known(holders={"GPU-1": "run-2"}, shims=kept), action="end", now=2.0)
+        found, kept = StrayTracker(), {shim.pid: "run-1"}
+        assert not found.look([on_gpu(pid)], WorkloadContext(holders={"GPU-1": "run-1"}, shims=kept), action="end", now=1.0)
+        assert found.look([on_gpu(pid)], WorkloadContext(holders={"GPU-1": "run-2"}, shims=kept), action="end", now=2.0)
         assert found.seen[0].run == "run-1"
         os.kill(pid, signal.SIGKILL)
     finally:
@@ -122,28 +123,28 @@ def test_a_workload_on_a_gpu_that_it_does_not_hold_is_shown_with_its_run_which_i
     start: Starts,
 ) -> None:
     pid = start()
-    found = Strays()
-    use = Use("run-1", frozenset({pid}), 0.0, 1)
+    found = StrayTracker()
+    use = UnitUse("run-1", frozenset({pid}), 0.0, 1)
     for action in ("report", "warn"):
         for now in (1.0, 2.0):
-            found.look([on_gpu(pid)], Known({"GPU-2": use}), action=action, now=now)
-        assert (found.seen[0].run, found.seen[0].done, found.trespassing) == ("run-1", "", {})
-    found = Strays()
+            found.look([on_gpu(pid)], WorkloadContext({"GPU-2": use}), action=action, now=now)
+        assert (found.seen[0].run, found.seen[0].done, found.runs_on_foreign_gpus) == ("run-1", "", {})
+    found = StrayTracker()
     looks = ((1.0, "its workload is stopped if it stays", {}), (2.0, "its workload is stopped", {"run-1": "GPU-1"}))
     for now, said, stopped in looks:
-        found.look([on_gpu(pid)], Known({"GPU-2": use}), action="end", now=now)
-        assert (found.seen[0].run, found.seen[0].done, found.trespassing) == ("run-1", said, stopped)
-    assert processes.look(pid) is not None, "it ends with its run, which is told first"
-    found.look([], Known(), action="end", now=3.0)
-    assert found.trespassing == {}
+        found.look([on_gpu(pid)], WorkloadContext({"GPU-2": use}), action="end", now=now)
+        assert (found.seen[0].run, found.seen[0].done, found.runs_on_foreign_gpus) == ("run-1", said, stopped)
+    assert processes.read_process(pid) is not None, "it ends with its run, which is told first"
+    found.look([], WorkloadContext(), action="end", now=3.0)
+    assert found.runs_on_foreign_gpus == {}
 
 
 def test_where_several_runs_take_turns_on_a_gpu_nobody_is_stopped_for_it(start: Starts) -> None:
     pid = start()
-    found, use = Strays(), Use("run-1", frozenset({pid}), 0.0, 1)
+    found, use = StrayTracker(), UnitUse("run-1", frozenset({pid}), 0.0, 1)
     for now in (1.0, 2.0):
-        found.look([on_gpu(pid, "share-1-of-GPU-1")], Known({"share-2-of-GPU-1": use}), action="end", now=now)
-    assert (found.seen[0].done, found.trespassing) == ("left alone: it belongs to a workload", {})
+        found.look([on_gpu(pid, "share-1-of-GPU-1")], WorkloadContext({"share-2-of-GPU-1": use}), action="end", now=now)
+    assert (found.seen[0].done, found.runs_on_foreign_gpus) == ("left alone: it belongs to a workload", {})
 
 
 async def test_a_run_that_uses_a_gpu_it_does_not_hold_is_stopped_and_the_next_tenant_has_it(
@@ -163,9 +164,9 @@ async def test_a_run_that_uses_a_gpu_it_does_not_hold_is_stopped_and_the_next_te
 @as_somebody_else
 def test_a_persons_process_is_ended_at_the_second_look_and_not_at_the_first(start: Starts) -> None:
     pid = start(user=PERSON)
-    found = Strays()
+    found = StrayTracker()
     assert look(found, pid, 1.0).done == "is ended if it stays"
-    assert processes.look(pid) is not None
+    assert processes.read_process(pid) is not None
     assert (look(found, pid, 2.0).done, found.seen[0].user) == ("asked to end", str(PERSON))
     assert gone(pid)
 
@@ -175,16 +176,16 @@ def test_who_was_ended_is_said_once_with_its_pid_its_name_its_user_and_the_signa
     start: Starts, caplog: pytest.LogCaptureFixture
 ) -> None:
     pid, deaf = start(user=PERSON), start(user=PERSON, deaf=True)
-    found, both = Strays(), [on_gpu(pid), on_gpu(deaf)]
+    found, both = StrayTracker(), [on_gpu(pid), on_gpu(deaf)]
     said: list[str] = []
-    for now in (1.0, 2.0, 3.0, 4.0 + strays.TERM_SECONDS):
-        found.look(both, Known(), action="end", now=now)
-        said += in_events(found.ended).values()
+    for now in (1.0, 2.0, 3.0, 4.0 + stray_processes.TERM_GRACE_SECONDS):
+        found.look(both, WorkloadContext(), action="end", now=now)
+        said += ended_by_gpu(found.ended).values()
         assert now < 2.0 or gone(pid)
     assert gone(deaf)
     for now in (20.0, 21.0):
-        found.look(both, Known(), action="end", now=now)
-        said += in_events(found.ended).values()
+        found.look(both, WorkloadContext(), action="end", now=now)
+        said += ended_by_gpu(found.ended).values()
     told = f"pid={pid}, sleep of user {PERSON}, 700 MiB"
     assert said == [f"{told}, by TERM", f"pid={deaf}, sh of user {PERSON}, 700 MiB, by KILL"]
     assert f"on GPU-1 is sent TERM, as the pool says: {told}" in caplog.text
@@ -194,32 +195,32 @@ def test_who_was_ended_is_said_once_with_its_pid_its_name_its_user_and_the_signa
 @as_somebody_else
 def test_one_that_leaves_the_gpu_at_once_and_ends_later_was_ended_all_the_same(start: Starts) -> None:
     pid = start(user=PERSON, deaf=True)
-    found = Strays()
+    found = StrayTracker()
     look(found, pid, 1.0)
     assert look(found, pid, 2.0).done == "asked to end"
-    found.look([], Known(), action="end", now=3.0)
+    found.look([], WorkloadContext(), action="end", now=3.0)
     assert found.ended == [], "it lives, and writes what it has, say"
     os.kill(pid, signal.SIGKILL)
     assert gone(pid)
-    found.look([], Known(), action="end", now=4.0)
+    found.look([], WorkloadContext(), action="end", now=4.0)
     assert [str(end) for end in found.ended] == [f"pid={pid}, sh of user {PERSON}, 700 MiB, by TERM"]
 
 
 @as_somebody_else
 def test_one_that_ends_by_itself_was_not_ended_by_the_pool(start: Starts) -> None:
     pid = start(user=PERSON)
-    found = Strays()
+    found = StrayTracker()
     look(found, pid, 1.0)
     os.kill(pid, signal.SIGKILL)
     assert gone(pid)
     for now in (2.0, 3.0):
-        found.look([on_gpu(pid)], Known(), action="end", now=now)
+        found.look([on_gpu(pid)], WorkloadContext(), action="end", now=now)
         assert found.ended == []
 
 
 def test_those_that_ended_at_one_look_are_one_event_of_their_gpu_and_what_they_call_themselves_stays_in_its_line() -> None:
-    many = [Ended(StraySeen("GPU-1", pid, 7, "ada", "a\nb"), "TERM") for pid in range(1, 24)]
-    told = in_events([*many, Ended(StraySeen("GPU-2", 99, 7), "KILL")])
+    many = [EndedStray(StraySeen("GPU-1", pid, 7, "ada", "a\nb"), "TERM") for pid in range(1, 24)]
+    told = ended_by_gpu([*many, EndedStray(StraySeen("GPU-2", 99, 7), "KILL")])
     assert told["GPU-1"].startswith("pid=1, a?b of user ada, by TERM; pid=2, ") and told["GPU-1"].endswith("; and 3 more")
     assert told["GPU-2"] == "pid=99, unknown of user unknown, by KILL"
 
@@ -227,11 +228,11 @@ def test_those_that_ended_at_one_look_are_one_event_of_their_gpu_and_what_they_c
 @as_somebody_else
 def test_one_that_does_not_listen_is_killed_after_a_while(start: Starts) -> None:
     pid = start(user=PERSON, deaf=True)
-    found = Strays()
-    for now in (1.0, 2.0, 2.0 + strays.TERM_SECONDS - 1):
+    found = StrayTracker()
+    for now in (1.0, 2.0, 2.0 + stray_processes.TERM_GRACE_SECONDS - 1):
         look(found, pid, now)
-    assert processes.look(pid) is not None
-    assert look(found, pid, 2.1 + strays.TERM_SECONDS).done == "killed"
+    assert processes.read_process(pid) is not None
+    assert look(found, pid, 2.1 + stray_processes.TERM_GRACE_SECONDS).done == "killed"
     assert gone(pid)
 
 
@@ -244,14 +245,14 @@ def test_what_a_process_says_of_itself_spares_it_nothing(start: Starts) -> None:
     while os.stat(f"/proc/{pid}/status").st_uid != 0 or look_at(pid).name != "systemd":
         assert time.monotonic() < deadline, "it did not hide"
         time.sleep(0.05)
-    found = Strays()
+    found = StrayTracker()
     look(found, pid, 1.0)
     seen = look(found, pid, 2.0)
     assert (seen.name, seen.user, seen.done) == ("systemd", str(PERSON), "asked to end")
 
 
 def look_at(pid: int) -> processes.Process:
-    found = processes.look(pid)
+    found = processes.read_process(pid)
     assert found is not None
     return found
 
@@ -261,27 +262,27 @@ def look_at(pid: int) -> processes.Process:
 def test_a_workload_that_is_not_known_here_is_left_alone(start: Starts, proof: str) -> None:
     pid = start(user=PERSON)
     of_workloads = {
-        "its user": Known(team_users=Range(PERSON, PERSON)),
-        "its control group": Known(in_groups=lambda: {pid}),
+        "its user": WorkloadContext(team_users=UidRange(PERSON, PERSON)),
+        "its control group": WorkloadContext(cgroup_pids=lambda: {pid}),
     }
-    found = Strays()
+    found = StrayTracker()
     for now in (1.0, 2.0):
         found.look([on_gpu(pid)], of_workloads[proof], action="end", now=now)
     assert found.seen[0].done == "left alone: it belongs to a workload that is not known here"
-    assert processes.look(pid) is not None
+    assert processes.read_process(pid) is not None
 
 
 def test_who_is_in_a_group_of_a_run_is_told_by_the_groups_themselves(start: Starts) -> None:
     groups = Cgroups()
-    if not groups.limited:
+    if not groups.available_controllers:
         pytest.skip("control groups can't be written here")
     pid, name = start(), f"test-{os.getpid()}"
-    made = groups.make(name, Limits())
+    made = groups.make(name, CgroupLimits())
     try:
-        assert pid not in groups.everybody()
+        assert pid not in groups.all_run_pids()
         for file in made.procs:
             Path(file).write_text(str(pid))
-        assert pid in groups.everybody()
+        assert pid in groups.all_run_pids()
         assert os.stat(Path(made.procs[0]).parent).st_uid == os.getuid(), "nobody else joins it"
     finally:
         os.kill(pid, signal.SIGKILL)
@@ -308,13 +309,13 @@ def test_who_is_in_a_group_of_a_run_is_told_by_the_groups_themselves(start: Star
     ],
 )
 def test_a_service_is_what_the_system_started(groups: str, service: bool) -> None:
-    assert is_service(groups) is service
+    assert is_system_slice(groups) is service
 
 
 @as_somebody_else
 def test_a_subordinate_user_of_a_person_is_no_user_of_the_system(start: Starts) -> None:
     pid = start(user=165_000)
-    found = Strays()
+    found = StrayTracker()
     look(found, pid, 1.0)
     assert look(found, pid, 2.0).done == "asked to end"
     assert gone(pid)
@@ -324,21 +325,21 @@ def test_a_subordinate_user_of_a_person_is_no_user_of_the_system(start: Starts) 
 @as_somebody_else
 def test_what_runs_as_a_user_of_the_system_is_left_alone(start: Starts, user: int) -> None:
     pid = start(user=user)
-    found = Strays()
+    found = StrayTracker()
     for now in (1.0, 2.0):
         seen = look(found, pid, now)
     assert seen.done == "left alone: it runs as a user of the system or of the agent"
-    assert processes.look(pid) is not None
+    assert processes.read_process(pid) is not None
 
 
 @as_somebody_else
 def test_a_pool_that_only_reports_or_warns_ends_nothing(start: Starts) -> None:
     pid = start(user=PERSON)
     for action in ("report", "warn"):
-        found = Strays()
+        found = StrayTracker()
         for now in (1.0, 2.0, 20.0):
             assert look(found, pid, now, action=action).done == ""
-    assert processes.look(pid) is not None
+    assert processes.read_process(pid) is not None
 
 
 @as_somebody_else
@@ -353,7 +354,7 @@ async def test_an_agent_finds_one_in_one_poll_and_ends_it_when_told_so_beside_it
     await edge.until(lambda: any(frame.strays for frame in edge.observed))
     first = next(frame.strays for frame in edge.observed if frame.strays)
     assert [(seen.pid, seen.name, seen.user) for seen in first] == [(pid, "sleep", str(PERSON))]
-    assert processes.look(pid) is not None
+    assert processes.read_process(pid) is not None
     edge.stray_action = "end"
     await edge.push()
     await edge.until(

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from agent import AGENT_VERSION, processes
+from agent import AGENT_VERSION
+from agent.host import processes
 from tests.agent.conftest import AgentProcess, job
 from tests.agent.fake_edge import TOKEN, FakeEdge
 from tests.agent.installed import ROOT, build, install, source_of

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from agent.state import read_json
+from agent.host.state import read_json
 from tests.agent.conftest import ROOT, AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 
@@ -256,7 +256,7 @@ async def test_the_log_says_what_came_up_when_it_is_connected_and_once_that_the_
     await edge.stop()
     await asyncio.sleep(4.0)  # several tries
     assert lines.with_words("the line to the edge is lost") == 1
-    assert lines.with_words("agent.connection") == 2, lines.path.read_text()
+    assert lines.with_words("agent.server.connection") == 2, lines.path.read_text()
     await edge.start(port)
     await lines.until(f"INFO connected to {edge.url}", 2)
     assert lines.with_words("the line to the edge is lost") == 1

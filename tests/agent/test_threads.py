@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.aside import Aside, Hangs
+from agent.host.blocking_call import BlockingCall, CallTimeout
 from tests.agent.conftest import MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 
@@ -59,9 +59,9 @@ def test_a_question_that_finds_no_thread_is_asked_again(monkeypatch: pytest.Monk
     def none_left(_: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    homes = Aside("homes")
+    homes = BlockingCall("homes")
     with monkeypatch.context() as host:
         host.setattr("threading.Thread.start", none_left)
-        with pytest.raises(Hangs):
+        with pytest.raises(CallTimeout):
             homes.ask(lambda: 1, 1.0)
     assert homes.ask(lambda: 1, 1.0) == 1

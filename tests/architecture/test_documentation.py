@@ -8,7 +8,7 @@ from pathlib import Path
 
 from django.urls import URLPattern, URLResolver, get_resolver
 
-from scheduler.core.reasons import Code
+from scheduler.core.reasons import ReasonCode
 from tests.architecture.sources import ROOT, parsed
 from tests.architecture.test_states import tables
 
@@ -75,7 +75,7 @@ def test_every_verb_of_run_is_documented() -> None:
 
 def test_every_reason_is_documented() -> None:
     documented = text("reasons.md")
-    missing = sorted(code.value for code in Code if f"`{code.value}`" not in documented)
+    missing = sorted(code.value for code in ReasonCode if f"`{code.value}`" not in documented)
     assert not missing, f"docs/reasons.md lacks {missing}"
 
 

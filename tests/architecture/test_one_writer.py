@@ -10,24 +10,24 @@ from tests.architecture.sources import imported_names, modules
 
 # The one place (or folder) that makes such rows.
 WRITERS = {
-    "Allocation": ("scheduler/apply.py",),
+    "Allocation": ("scheduler/cycle/apply.py",),
     # What a plan decides, and what becomes of a gang: that is decided when a member ends, and by no plan.
-    "Decision": ("scheduler/apply.py", "scheduler/gangs.py"),
-    "Run": ("scheduler/apply.py",),
-    "Recording": ("scheduler/recording.py",),
+    "Decision": ("scheduler/cycle/apply.py", "scheduler/runs/gangs.py"),
+    "Run": ("scheduler/cycle/apply.py",),
+    "Recording": ("scheduler/cycle/recording.py",),
     "Workload": ("scheduler/services/",),
     "Reservation": ("scheduler/services/",),
-    "Batch": ("telemetry/ingest.py",),
-    "Sample": ("telemetry/ingest.py",),
-    "Rollup": ("telemetry/rollups.py",),
-    "Charge": ("telemetry/charges.py",),
-    "Statement": ("telemetry/statements.py",),
+    "Batch": ("telemetry/ingest/samples.py",),
+    "Sample": ("telemetry/ingest/samples.py",),
+    "Rollup": ("telemetry/rollups/roll_up.py",),
+    "Charge": ("telemetry/money/charges.py",),
+    "Statement": ("telemetry/money/statements.py",),
     "Submission": ("portal/services/",),
     "Approval": ("portal/services/",),
     "AuditEvent": ("portal/services/",),
 }
 # The demo's past has already happened, in simulated time: its rows are written as history, by one module.
-PAST = "portal/demo/history.py"
+PAST = "demo/simulated_past.py"
 MAKING = {"create", "bulk_create", "get_or_create", "update_or_create"}
 
 

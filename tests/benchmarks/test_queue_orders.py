@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks._baselines import Order, TraceJob, figures, p99_by_size, percentile, starts
+from benchmarks.traces.queue_baselines import (
+    QueueOrder,
+    TraceJob,
+    p99_by_size,
+    percentile,
+    simulate_starts,
+    wait_figures,
+)
 
 
 def job(number: int, at: int, nodes: int, per_node: int, runtime: int, limit: int | None = None) -> TraceJob:
@@ -16,21 +23,21 @@ BLOCKED = [job(1, 0, 1, 4, 100), job(2, 1, 2, 4, 50), job(3, 2, 1, 4, 20), job(4
 
 
 def test_strict_fifo_stops_at_the_first_that_does_not_fit() -> None:
-    assert starts(BLOCKED, 2, Order.FIFO, 4) == {1: 0, 2: 100, 3: 150, 4: 150}
+    assert simulate_starts(BLOCKED, 2, QueueOrder.FIFO, 4) == {1: 0, 2: 100, 3: 150, 4: 150}
 
 
 def test_strict_sjf_takes_the_shortest_first_and_stops_at_it() -> None:
-    assert starts(BLOCKED, 2, Order.SJF, 4) == {1: 0, 3: 2, 2: 100, 4: 150}
+    assert simulate_starts(BLOCKED, 2, QueueOrder.SJF, 4) == {1: 0, 3: 2, 2: 100, 4: 150}
 
 
 def test_easy_lets_by_only_what_is_over_before_the_first_could_start() -> None:
-    assert starts(BLOCKED, 2, Order.EASY, 4) == {1: 0, 3: 2, 2: 100, 4: 150}
+    assert simulate_starts(BLOCKED, 2, QueueOrder.EASY, 4) == {1: 0, 3: 2, 2: 100, 4: 150}
 
 
 def test_easy_goes_by_limits_not_by_runtimes() -> None:
     """Job 3 would be over in time, but its owner says it may take longer than job 1 is still there."""
     jobs = [*BLOCKED[:2], job(3, 2, 1, 4, 20, limit=99), BLOCKED[3]]
-    assert starts(jobs, 2, Order.EASY, 4) == {1: 0, 2: 100, 3: 150, 4: 150}
+    assert simulate_starts(jobs, 2, QueueOrder.EASY, 4) == {1: 0, 2: 100, 3: 150, 4: 150}
 
 
 def test_easy_lets_by_what_leaves_the_first_its_nodes() -> None:
@@ -43,7 +50,7 @@ def test_easy_lets_by_what_leaves_the_first_its_nodes() -> None:
         job(4, 2, 1, 2, 500),
         job(5, 3, 1, 1, 500),
     ]
-    assert starts(jobs, 2, Order.EASY, 4) == {1: 0, 2: 0, 3: 100, 4: 2, 5: 110}
+    assert simulate_starts(jobs, 2, QueueOrder.EASY, 4) == {1: 0, 2: 0, 3: 100, 4: 2, 5: 110}
 
 
 def test_easy_keeps_whole_nodes_for_a_gang_not_just_as_many_gpus() -> None:
@@ -55,27 +62,27 @@ def test_easy_keeps_whole_nodes_for_a_gang_not_just_as_many_gpus() -> None:
         job(3, 2, 2, 4, 10),
         job(4, 3, 1, 1, 500),
     ]
-    assert starts(jobs, 2, Order.EASY, 4) == {1: 0, 2: 0, 3: 100, 4: 110}
+    assert simulate_starts(jobs, 2, QueueOrder.EASY, 4) == {1: 0, 2: 0, 3: 100, 4: 110}
 
 
 def test_a_job_goes_to_the_node_with_least_left() -> None:
     """Job 3 fills the node that job 1 is on, so that job 4 finds a whole one."""
     jobs = [job(1, 0, 1, 2, 100), job(2, 1, 1, 1, 100), job(3, 2, 1, 1, 100), job(4, 3, 1, 4, 100)]
-    assert starts(jobs, 2, Order.FIFO, 4)[4] == 3
+    assert simulate_starts(jobs, 2, QueueOrder.FIFO, 4)[4] == 3
 
 
 def test_what_ends_leaves_before_others_start_at_the_same_second() -> None:
-    assert starts([job(1, 0, 1, 4, 10), job(2, 10, 1, 4, 5)], 1, Order.FIFO, 4) == {1: 0, 2: 10}
+    assert simulate_starts([job(1, 0, 1, 4, 10), job(2, 10, 1, 4, 5)], 1, QueueOrder.FIFO, 4) == {1: 0, 2: 10}
 
 
 def test_a_job_that_fits_no_empty_pool_is_refused() -> None:
     with pytest.raises(ValueError, match="1 jobs do not fit on 1 nodes of 4 GPUs, the first is 7"):
-        starts([job(7, 0, 2, 4, 10)], 1, Order.EASY, 4)
+        simulate_starts([job(7, 0, 2, 4, 10)], 1, QueueOrder.EASY, 4)
 
 
 def test_figures_are_means_over_all_jobs() -> None:
-    started = starts(BLOCKED, 2, Order.FIFO, 4)
-    assert figures(BLOCKED, started) == {"mean_jct": 191.0, "mean_queue": 98.5, "p99_queue": 148, "max_queue": 148}
+    started = simulate_starts(BLOCKED, 2, QueueOrder.FIFO, 4)
+    assert wait_figures(BLOCKED, started) == {"mean_jct": 191.0, "mean_queue": 98.5, "p99_queue": 148, "max_queue": 148}
     assert p99_by_size(BLOCKED, started) == {"2-8": 148}
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from benchmarks import eta, helios, kueue, philly
-from benchmarks._baselines import TraceJob
-from benchmarks._replay import Replay
-from scheduler.core.model import Priority
+from benchmarks.traces.queue_baselines import TraceJob
+from benchmarks.traces.trace_replay import TraceReplay
+from scheduler.core.model.snapshot import Priority
 
 HOUR, DAY = 3600, 86_400
 
@@ -125,7 +125,7 @@ def test_the_replay_goes_by_predictions_learnt_on_the_way() -> None:
     busy = TraceJob(6, 10 * HOUR, 1, 8, 2 * HOUR, 2 * HOUR, team=3, user=3)
     long = TraceJob(7, 10 * HOUR + 1, 1, 8, 20 * HOUR, 20 * HOUR, team=2, user=2)
     short = TraceJob(8, 10 * HOUR + 2, 1, 8, 360, 3600, team=1, user=1)
-    started = Replay([*past, busy, long, short], 1).run()
+    started = TraceReplay([*past, busy, long, short], 1).run()
     assert started[8] == 12 * HOUR
     assert started[7] == 12 * HOUR + 360
 

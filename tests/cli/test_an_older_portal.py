@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from config.trouble import NO_ADDRESS
+from config.http.error_responses import NOT_FOUND_MESSAGE
 from tests.cli.conftest import Answer
 
 HOST = {
@@ -44,7 +44,7 @@ class Old(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         body = OLD.get(self.path.partition("?")[0])
-        self.answer(*((404, refused(NO_ADDRESS)) if body is None else (200, body)))
+        self.answer(*((404, refused(NOT_FOUND_MESSAGE)) if body is None else (200, body)))
 
     def answer(self, status: int, body: Any) -> None:
         told = json.dumps(body).encode()

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from agent.simulated_nvml import offers
-from cli import login
-from cli.words import Duration, length, parsed_moment
+from agent.gpu.simulated_reader import mig_profiles_of
+from cli import credentials
+from cli.formatting import DurationType, format_duration, parse_timestamp
 from portal.models import AuditEvent, User
-from portal.same_request import cli_line
-from scheduler import logs
+from portal.wording.equivalent_commands import cli_command
 from scheduler.models import Host, MaintenanceWindow, Reservation, Run, Storage, Volume, Workload
+from scheduler.runs import logs
 from tests.cli.conftest import Gpupool
 from tests.world import H100, World
 
@@ -31,7 +31,7 @@ def test_signing_in_keeps_the_token_where_only_its_owner_reads_it(
     gpupool: Gpupool, sign_in: SignIn, served_world: World
 ) -> None:
     sign_in(served_world.vision.member)
-    place = login.path()
+    place = credentials.credentials_path()
     assert stat.S_IMODE(place.stat().st_mode) == 0o600
     assert "vision-1" in gpupool("me").out
     assert gpupool("logout").code == 0
@@ -65,7 +65,7 @@ def test_a_wrong_token_or_address_is_not_kept(gpupool: Gpupool, live_server: Any
     assert gpupool("login", "--url", live_server.url, "--token", "gpp_\u202e").code in (3, 5)
     assert gpupool("login", "--url", "ftp://x", "--token", "x").code == 2
     assert gpupool("login", "--url", "http://127.0.0.1:9", "--token", "x").code == 5
-    assert not login.path().exists()
+    assert not credentials.credentials_path().exists()
 
 
 def test_a_job_is_run_explained_extended_and_cancelled(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
@@ -116,7 +116,7 @@ def test_what_a_job_wrote_is_printed_and_its_end_is_the_exit_code(
         placed_at=served_world.now,
         state="ended",
     )
-    logs.append(run.public_id, 0, "line one\nline two\n")
+    logs.append_log(run.public_id, 0, "line one\nline two\n")
     Workload.objects.filter(pk=workload.pk, state="queued").update(state="ended", outcome="finished", attempt=1)
     assert gpupool("job", "logs", "train").out == "line one\nline two\n"
     followed = gpupool("job", "logs", "train", "-f")
@@ -279,7 +279,7 @@ def test_the_command_line_that_a_page_shows_does_the_same(
     gpupool: Gpupool, sign_in: SignIn, served_world: World
 ) -> None:
     sign_in(served_world.vision.member)
-    line = cli_line(
+    line = cli_command(
         "submit_job",
         {
             "project": "vision/vision-main",
@@ -317,7 +317,7 @@ def test_every_example_of_the_documentation_runs(gpupool: Gpupool, sign_in: Sign
     lead = served_world.vision.lead
     User.objects.filter(pk=lead.pk).update(operator=True)
     type(served_world.static).objects.filter(pk=served_world.static.pk).update(slug="vision-only")
-    offered = {H100: [asdict(one) for one in offers(H100)]}
+    offered = {H100: [asdict(one) for one in mig_profiles_of(H100)]}
     gpus = [{"uuid": gpu.uuid, "units": [{"profile": ""}]} for gpu in served_world.hosts["alpha"].gpus.all()]
     reported = {"mig_profiles": offered, "gpus": gpus}
     Host.objects.filter(name="alpha").update(name="h3", hardware={"reported": reported})
@@ -346,12 +346,12 @@ def test_every_command_is_documented() -> None:
 
 
 def test_durations_and_times_are_read_as_people_write_them() -> None:
-    read = Duration().convert
+    read = DurationType().convert
     assert [read(text, None, None) for text in ("90m", "8h", "1d12h", "3600")] == [5400, 28_800, 129_600, 3600]
-    assert length(93_600) == "26 h" and length(45) == "45 s" and length(200_000) == "2 d 7 h"
+    assert format_duration(93_600) == "26 h" and format_duration(45) == "45 s" and format_duration(200_000) == "2 d 7 h"
     now = datetime.fromisoformat("2026-03-02T12:00:00").astimezone()
-    assert parsed_moment("tomorrow 09:00", now).isoformat().startswith("2026-03-03T09:00:00")
-    assert parsed_moment("2026-03-02T09:00:00+00:00", now).isoformat() == "2026-03-02T09:00:00+00:00"
+    assert parse_timestamp("tomorrow 09:00", now).isoformat().startswith("2026-03-03T09:00:00")
+    assert parse_timestamp("2026-03-02T09:00:00+00:00", now).isoformat() == "2026-03-02T09:00:00+00:00"
 
 
 def test_homes_are_listed_with_their_size_and_what_is_not_known_is_said(
@@ -377,7 +377,7 @@ def test_who_follows_a_job_reads_lines_that_come_after_its_end(
         workload=Workload.objects.get(), attempt=1, host=served_world.hosts["alpha"], generation=1,
         placed_at=served_world.now, state="ended",
     )  # fmt: skip
-    logs.append(run.public_id, 0, "first\n")
+    logs.append_log(run.public_id, 0, "first\n")
     Workload.objects.filter(state="queued").update(state="ended", outcome="finished", attempt=1)
-    monkeypatch.setattr("cli.work.time.sleep", lambda _: logs.append(run.public_id, 6, "last\n"))
+    monkeypatch.setattr("cli.commands.workloads.time.sleep", lambda _: logs.append_log(run.public_id, 6, "last\n"))
     assert gpupool("job", "logs", "train", "-f").out == "first\nlast\n"

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from portal.models import AuditEvent
 from scheduler import services as engine
-from scheduler.core.model import SLOTS_PER_GPU
+from scheduler.core.model.snapshot import SLOTS_PER_GPU
 from scheduler.models import BoundUnit, Diagnostic, Gpu, Host, JoinToken, MaintenanceWindow, Pool, Reservation, Unit
 from telemetry.models import HealthEvent
 from tests.cli.conftest import Gpupool
@@ -146,7 +146,7 @@ def test_a_host_is_joined_by_the_command_that_is_printed_and_revoked(
     assert "systemctl stop" not in told, "it has never had an agent"
     again = json.loads(done(gpupool, "host join h9 --json"))
     assert again["token"] != token and again["command"].endswith("systemctl enable --now gpupool-agent")
-    with pytest.raises(engine.Refused, match="join_token_expired"):
+    with pytest.raises(engine.OperationRejected, match="join_token_expired"):
         joins(token)
     joins(again["token"])
     assert gpupool("host", "join", "h9", "--pool", "vision-only").err.startswith("gpupool: h9 is a host of the pool shared")
@@ -263,7 +263,7 @@ def test_a_host_is_shown_with_what_its_agent_says_and_who_was_turned_away(
         hardware={"reported": reported}, agent_version="1.2", boot_id="boot-1", isolation="bubblewrap", cpu_milli=64_000,
         memory_mib=512 * 1024, simulated=False, disk_full=True, disk_full_since=timezone.now(), labels={"rack": "r1"},
     )  # fmt: skip
-    engine.note_refused_agent(
+    engine.record_rejected_agent(
         served_world.hosts["alpha"].pk, reason="a copy of its disk", code="agent_copy", boot_id="boot-2", now=timezone.now()
     )
     told = done(gpupool, "host show alpha")

@@ -7,9 +7,9 @@ import shlex
 import click
 import pytest
 
-from cli.words import Capability, Cores, Memory
-from scheduler import logs
+from cli.formatting import ComputeCapabilityType, CoresType, MemoryType
 from scheduler.models import Host, Reservation, Run, Workload
+from scheduler.runs import logs
 from tests.cli.conftest import Gpupool
 from tests.cli.test_cli import SignIn
 from tests.cli.test_what_can_be_asked import done
@@ -22,11 +22,11 @@ NEEDS = "--cpus 2.5 --memory 64G --min-memory 40 --min-compute-capability 9.0 --
 @pytest.mark.parametrize(
     ("kind", "text", "value"),
     [
-        (Cores(), "8", 8000), (Cores(), "2.5", 2500), (Cores(), "0", None), (Cores(), "-1", None), (Cores(), "1e9", None),
-        (Cores(), "many", None), (Memory(), "64", 64 * GIB), (Memory(), "64G", 64 * GIB), (Memory(), "64GiB", 64 * GIB),
-        (Memory(), "512m", 512), (Memory(), "1.5T", 1536 * GIB), (Memory(), "0", None), (Memory(), "64 bananas", None),
-        (Memory(), "9" * 40, None), (Capability(), "8.0", 80), (Capability(), "9", 90), (Capability(), "8.9", 89),
-        (Capability(), "sm_80", None), (Capability(), "8.99", None),
+        (CoresType(), "8", 8000), (CoresType(), "2.5", 2500), (CoresType(), "0", None), (CoresType(), "-1", None), (CoresType(), "1e9", None),
+        (CoresType(), "many", None), (MemoryType(), "64", 64 * GIB), (MemoryType(), "64G", 64 * GIB), (MemoryType(), "64GiB", 64 * GIB),
+        (MemoryType(), "512m", 512), (MemoryType(), "1.5T", 1536 * GIB), (MemoryType(), "0", None), (MemoryType(), "64 bananas", None),
+        (MemoryType(), "9" * 40, None), (ComputeCapabilityType(), "8.0", 80), (ComputeCapabilityType(), "9", 90), (ComputeCapabilityType(), "8.9", 89),
+        (ComputeCapabilityType(), "sm_80", None), (ComputeCapabilityType(), "8.99", None),
     ],
 )  # fmt: skip
 def test_sizes_are_read_as_people_write_them(kind: click.ParamType[int], text: str, value: int | None) -> None:
@@ -67,7 +67,7 @@ def test_each_member_of_a_gang_has_a_log(gpupool: Gpupool, sign_in: SignIn, serv
             workload=gang, attempt=1, rank=rank, host=served_world.hosts[name], generation=1, placed_at=served_world.now,
             state="ended",
         )  # fmt: skip
-        logs.append(run.public_id, 0, f"I am {rank}\n")
+        logs.append_log(run.public_id, 0, f"I am {rank}\n")
     Workload.objects.filter(pk=gang.pk).update(state="ended", outcome="finished", attempt=1)
     assert done(gpupool, "job logs gang") == "I am 0\n"
     assert done(gpupool, "job logs gang --rank 1") == "I am 1\n"

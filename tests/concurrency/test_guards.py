@@ -11,14 +11,16 @@ import pytest
 from django.db import IntegrityError, connection, transaction
 from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
 
-from scheduler import apply as applying
-from scheduler import engine, leadership, locks, services, snapshot
-from scheduler.apply import StaleEpoch, apply
-from scheduler.core.model import SLOTS_PER_GPU, Placement, Plan
+from scheduler import services
+from scheduler.coordination import leadership, locks
+from scheduler.core.model.snapshot import SLOTS_PER_GPU, Placement, Plan
 from scheduler.core.planner import plan
+from scheduler.cycle import apply as applying
+from scheduler.cycle import engine, snapshot
+from scheduler.cycle.apply import StaleEpoch, apply_plan
 from scheduler.models import Allocation, BoundUnit, Quota, Reservation, Run, Workload
 from scheduler.services import quotas, reservations
-from scheduler.states import IllegalTransition, WorkloadState, change_state
+from scheduler.state.states import IllegalTransition, WorkloadState, change_state
 from tests.concurrency.conftest import GUARDED, UNGUARDED, Meeting, race
 from tests.fakes import FakeAgent
 from tests.world import H100, World, units_of
@@ -37,8 +39,8 @@ def job(world: World, units: int = 1, **also: Any) -> Workload:
 
 
 def planned(world: World, at: dt.datetime | None = None) -> tuple[Plan, Any]:
-    taken = snapshot.take(None, at or world.now)
-    return plan(taken, snapshot.seconds(at or world.now)), taken
+    taken = snapshot.take_snapshot(None, at or world.now)
+    return plan(taken, snapshot.epoch_seconds(at or world.now)), taken
 
 
 # -- 1. a slot is held by at most one allocation at any instant -----------------------------------------------------------
@@ -74,9 +76,9 @@ def test_two_engines_with_one_epoch_start_nothing_twice(world: World, monkeypatc
         job(world, units=4)
     answer, taken = planned(world)
     assert answer.placements
-    applied = race([lambda: apply(answer, taken, world.now)] * 2)
+    applied = race([lambda: apply_plan(answer, taken, world.now)] * 2)
     assert not [a for a in applied if isinstance(a, Exception)]
-    done = [len(a.accepted) for a in applied if isinstance(a, applying.Applied)]
+    done = [len(a.accepted) for a in applied if isinstance(a, applying.ApplyResult)]
     assert sum(done) == len(answer.placements)
     held = list(Allocation.objects.values_list("unit_id", flat=True))
     assert len(held) == len(set(held)) == 16
@@ -93,7 +95,7 @@ def test_a_gang_of_which_one_gpu_was_taken_meanwhile_starts_nowhere(world: World
     mine = [p for p in answer.placements if p.workload == gang.pk]
     assert len(mine) == 1 and len(mine[0].units) == 16
     hold(world, other, 1)
-    applied = apply(Plan(answer.epoch, placements=tuple(mine)), taken, world.now)
+    applied = apply_plan(Plan(answer.epoch, placements=tuple(mine)), taken, world.now)
     assert len(applied.rejected) == 1
     gang.refresh_from_db()
     assert gang.state == "queued"
@@ -104,7 +106,7 @@ def test_a_plan_is_accepted_in_part(world: World) -> None:
     taken_meanwhile, fine = job(world), job(world)
     answer, taken = planned(world)
     services.cancel_workload(taken_meanwhile, now=world.now)
-    applied = apply(answer, taken, world.now)
+    applied = apply_plan(answer, taken, world.now)
     assert [p.workload for p in applied.accepted if isinstance(p, Placement)] == [fine.pk]
     assert [r.item.workload for r in applied.rejected if isinstance(r.item, Placement)] == [taken_meanwhile.pk]
 
@@ -116,9 +118,9 @@ def test_a_placement_on_a_host_cordoned_meanwhile_is_refused_and_only_by_the_che
     answer, taken = planned(world)
     for name in ("alpha", "beta"):
         services.cordon_host(world.hosts[name], reason="fan", now=world.now)
-    assert apply(answer, taken, world.now).accepted == []
+    assert apply_plan(answer, taken, world.now).accepted == []
     monkeypatch.setattr(applying.open_hosts, "why_closed", lambda *states: "")
-    assert len(apply(answer, taken, world.now).accepted) == 1
+    assert len(apply_plan(answer, taken, world.now).accepted) == 1
 
 
 # -- the leader's epoch ---------------------------------------------------------------------------------------------------
@@ -127,13 +129,13 @@ def test_a_placement_on_a_host_cordoned_meanwhile_is_refused_and_only_by_the_che
 def test_a_plan_of_an_earlier_epoch_writes_nothing_and_only_because_of_the_fence(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert leadership.lead("first", world.now) is not None
+    assert leadership.acquire_or_renew("first", world.now) is not None
     workload = job(world)
     answer, taken = planned(world)
-    assert leadership.lead("second", world.now + SECOND) is None
-    assert leadership.lead("second", world.now + 6 * SECOND) == answer.epoch + 1
+    assert leadership.acquire_or_renew("second", world.now + SECOND) is None
+    assert leadership.acquire_or_renew("second", world.now + 6 * SECOND) == answer.epoch + 1
     with pytest.raises(StaleEpoch):
-        apply(answer, taken, world.now + 7 * SECOND)
+        apply_plan(answer, taken, world.now + 7 * SECOND)
     workload.refresh_from_db()
     assert workload.state == "queued" and not Run.objects.exists()
 
@@ -145,11 +147,11 @@ def test_a_plan_of_an_earlier_epoch_writes_nothing_and_only_because_of_the_fence
         return row
 
     monkeypatch.setattr(locks, "leader", unfenced)
-    assert len(apply(answer, taken, world.now + 7 * SECOND).accepted) == 1
+    assert len(apply_plan(answer, taken, world.now + 7 * SECOND).accepted) == 1
 
 
 def test_of_two_that_take_the_lead_at_once_one_gets_it(world: World) -> None:
-    answers = race([lambda name=f"engine {n}": leadership.lead(name, world.now) for n in range(4)])  # type: ignore[misc]
+    answers = race([lambda name=f"engine {n}": leadership.acquire_or_renew(name, world.now) for n in range(4)])  # type: ignore[misc]
     assert sorted(a is not None for a in answers) == [False, False, False, True]
 
 
@@ -237,7 +239,7 @@ def test_a_cancel_and_a_start_at_once_leave_no_unit_behind(world: World) -> None
     for _ in range(5):
         workload = job(world)
         both: list[Callable[[], Any]] = [
-            partial(services.cancel_workload, workload, now=world.now), partial(engine.cycle, "e", world.now)
+            partial(services.cancel_workload, workload, now=world.now), partial(engine.run_cycle, "e", world.now)
         ]  # fmt: skip
         race(both)
         workload.refresh_from_db()
@@ -260,7 +262,7 @@ def test_a_join_token_is_spent_once(world: World) -> None:
         )
 
     answers = race([redeem(f"agent {n}") for n in range(4)])
-    refused = [a for a in answers if isinstance(a, services.Refused)]
+    refused = [a for a in answers if isinstance(a, services.OperationRejected)]
     assert len(refused) == 3 and {r.code for r in refused} == {"join_token_spent"}
 
 

@@ -13,10 +13,14 @@ import pytest
 from django.db import connection, transaction
 
 from portal.models import User
-from scheduler import engine, locks, recheck, releases, services, waiting_limits
+from scheduler import services
+from scheduler.coordination import locks
+from scheduler.cycle import engine, plan_checks
 from scheduler.models import JobArray, Pool, Reservation, Workload
-from scheduler.recurrence import Recurrence, occurrences
-from scheduler.services import gates, reservations
+from scheduler.queue import queue_limits
+from scheduler.services import budget_gates, reservations
+from scheduler.services.recurrence import Recurrence, occurrences
+from scheduler.sweeps import dependency_release
 from tests.concurrency.conftest import GUARDED, UNGUARDED, Meeting, race
 from tests.world import H100, World
 
@@ -101,7 +105,7 @@ def test_however_many_let_tasks_in_no_more_than_its_limit_are(world: World) -> N
     for _ in range(5):
         for task in tasks.filter(held_back=False, state="queued").order_by("array_index")[:3]:
             Workload.objects.filter(pk=task.pk).update(state="ended", outcome="finished")
-        race([lambda: releases.settle(world.now)] * 4)
+        race([lambda: dependency_release.release_dependents(world.now)] * 4)
         assert tasks.filter(held_back=False, state="queued").count() == 4
 
 
@@ -125,19 +129,19 @@ def test_no_more_waits_than_may_however_many_submit_at_once_and_only_the_lock_se
             meeting.wait()
             return answer
 
-        monkeypatch.setattr(waiting_limits, "waiting", meet)
+        monkeypatch.setattr(queue_limits, "queued_counts", meet)
 
-    real = waiting_limits.waiting
+    real = queue_limits.queued_counts
     count_then_meet(GUARDED)
     answers = race([array_of(world.vision.member)] * 2)  # 60 of one person, who may have 50
-    refused = [answer for answer in answers if isinstance(answer, services.Refused)]
+    refused = [answer for answer in answers if isinstance(answer, services.OperationRejected)]
     assert [(each.code, each.numbers["of"]) for each in refused] == [("too_many_waiting", "person")]
     assert Workload.objects.count() == 30, "an array is taken whole or not at all"
 
     people = [User.objects.create_user(f"one of many {number}") for number in range(4)]
-    monkeypatch.setattr(waiting_limits, "waiting", real)
+    monkeypatch.setattr(queue_limits, "queued_counts", real)
     answers = race([array_of(person) for person in people])  # 120 more of one team, which may have 70 more
-    refused = [answer for answer in answers if isinstance(answer, services.Refused)]
+    refused = [answer for answer in answers if isinstance(answer, services.OperationRejected)]
     assert [each.numbers["of"] for each in refused] == ["team", "team"]
     assert Workload.objects.count() == 90
 
@@ -175,10 +179,10 @@ def test_once_a_budget_is_closed_nothing_starts_and_only_the_leaders_lock_sees_t
         kind="job", type="training", name="a job", pool=world.shared, project=world.vision.project,
         owner=world.vision.member, units=1, models_wanted=[H100], max_runtime_seconds=600, now=world.now,
     )  # fmt: skip
-    meeting, real = Meeting(2, GUARDED if guarded else UNGUARDED), recheck.Facts.why_not_place
+    meeting, real = Meeting(2, GUARDED if guarded else UNGUARDED), plan_checks.PlanChecks.placement_problem
     closed = threading.Event()
     if not guarded:
-        monkeypatch.setattr(gates, "locks", SimpleNamespace(leader=lambda: None))
+        monkeypatch.setattr(budget_gates, "locks", SimpleNamespace(leader=lambda: None))
 
     def checked(self: Any, placement: Any) -> str:
         why = real(self, placement)
@@ -186,7 +190,7 @@ def test_once_a_budget_is_closed_nothing_starts_and_only_the_leaders_lock_sees_t
         closed.wait(GUARDED if guarded else UNGUARDED)
         return why
 
-    monkeypatch.setattr(recheck.Facts, "why_not_place", checked)
+    monkeypatch.setattr(plan_checks.PlanChecks, "placement_problem", checked)
 
     def close() -> str:
         meeting.wait()
@@ -196,6 +200,6 @@ def test_once_a_budget_is_closed_nothing_starts_and_only_the_leaders_lock_sees_t
         closed.set()
         return Workload.objects.get(pk=made.pk).state
 
-    _, then = race([lambda: engine.cycle("test", world.now), close])
+    _, then = race([lambda: engine.run_cycle("test", world.now), close])
     assert Workload.objects.get(pk=made.pk).state == "placed"
     assert then == ("placed" if guarded else "queued"), "without the lock it starts after the budget was closed"

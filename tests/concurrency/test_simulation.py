@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from django.test.utils import override_settings
 
+from agent.host.state import Generations
 from agent.protocol import Desired
-from agent.state import Generations
-from benchmarks.virtual import world
-from benchmarks.virtual.timeline import Weather
-from benchmarks.virtual.world import World, live
-from scheduler import reconcile
-from scheduler.leases import LeaseRules
+from benchmarks.simulation import world
+from benchmarks.simulation.virtual_time import NetworkConditions
+from benchmarks.simulation.world import SimulatedWorld, run_simulation
+from scheduler.coordination.leases import LeaseRules
+from scheduler.sync import reconcile
 
 pytestmark = [pytest.mark.django_db, pytest.mark.timeout(600)]
 
@@ -32,25 +32,25 @@ def short_leases() -> Iterator[None]:
 def found_in(*words: str, first: int) -> str:
     """The first violation with any of these words; '' when there is none."""
 
-    def shown(course: World) -> bool:
+    def shown(course: SimulatedWorld) -> bool:
         return any(word in sentence for sentence in course.promises.found for word in words)
 
-    broken = (sentence for seed in (first, *SEEDS) for sentence in live(seed, shown).violations)
+    broken = (sentence for seed in (first, *SEEDS) for sentence in run_simulation(seed, shown).violations)
     return next((sentence for sentence in broken if any(word in sentence for word in words)), "")
 
 
 def test_whatever_goes_wrong_nothing_is_held_twice_lost_or_left() -> None:
-    course = live(1)
+    course = run_simulation(1)
     assert course.violations == []
     assert course.steps > 1000
     assert any("starts, attempt 2" in line for line in course.story), "nothing went wrong in it"
 
 
 def test_a_seed_is_lived_through_again_exactly() -> None:
-    first, again = (live(2, lambda course: course.timeline.now > 40.0) for _ in range(2))  # most of its troubles
+    first, again = (run_simulation(2, lambda course: course.timeline.now > 40.0) for _ in range(2))  # most of its troubles
     assert first.story == again.story
     assert (first.digest, first.steps) == (again.digest, again.steps)
-    begun = [live(seed, lambda course: course.timeline.now > 5.0).digest for seed in (2, 3)]
+    begun = [run_simulation(seed, lambda course: course.timeline.now > 5.0).digest for seed in (2, 3)]
     assert len({*begun, first.digest}) == 3
 
 
@@ -66,7 +66,7 @@ def test_it_finds_a_gpu_that_is_freed_before_its_lease_ends(monkeypatch: pytest.
 
 def test_it_finds_a_stop_that_is_said_once_and_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     said: set[str] = set()
-    whole = reconcile.wanted_of
+    whole = reconcile.desired_for_host
 
     def forgetful(*given: Any, **also: Any) -> Desired:
         answer = whole(*given, **also)
@@ -74,6 +74,6 @@ def test_it_finds_a_stop_that_is_said_once_and_lost(monkeypatch: pytest.MonkeyPa
         said.update(run.run for run in answer.runs if run.verb == "stop")
         return dataclasses.replace(answer, runs=wanted)
 
-    monkeypatch.setattr(reconcile, "wanted_of", forgetful)
-    monkeypatch.setattr(world, "Weather", lambda: Weather(lost=0.3))
+    monkeypatch.setattr(reconcile, "desired_for_host", forgetful)
+    monkeypatch.setattr(world, "NetworkConditions", lambda: NetworkConditions(lost=0.3))
     assert found_in("its stop was lost", "long after its stop", "in the end", first=11)

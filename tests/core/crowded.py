@@ -5,23 +5,23 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from scheduler.core.model import (
+from scheduler.core.model.snapshot import (
     SLOTS_PER_GPU,
     Ask,
-    DecayedUse,
-    Host,
-    Maintenance,
-    Policy,
-    Pool,
+    DecayedUseInfo,
+    HostInfo,
+    MaintenanceInfo,
+    PoolInfo,
     PoolKind,
+    PoolPolicy,
     Priority,
-    Queued,
-    Quota,
-    Reservation,
-    Running,
+    QueuedWorkload,
+    QuotaInfo,
+    ReservationInfo,
+    RunningWorkload,
     Snapshot,
-    Team,
-    Unit,
+    TeamInfo,
+    UnitInfo,
 )
 
 HOUR = 3600
@@ -32,17 +32,17 @@ PARTS = {"": 1, SLICE: 7, SHARE: 4}
 def crowded(seed: int, now: int, hosts: int = 5, waiting: int = 15) -> Snapshot:
     """The same seed gives the same snapshot at ``now``."""
     dice = random.Random(seed)
-    policy = Policy(
+    policy = PoolPolicy(
         minimum_runtime_seconds=dice.choice((0, 300)),
         spare_slots=dice.choice((0, 0, 0, 2 * SLOTS_PER_GPU)),
         most_slots_per_user=dice.choice((None, None, 8 * SLOTS_PER_GPU)),
     )
-    pool = Pool(1, "crowded", PoolKind.DYNAMIC, None, policy)
+    pool = PoolInfo(1, "crowded", PoolKind.DYNAMIC, None, policy)
     rows = [
-        Host(h, f"h{h}", 1, frozenset({("rack", f"r{h % 2}")}), dice.choice((0, 64_000)), 0, dice.random() > 0.05)
+        HostInfo(h, f"h{h}", 1, frozenset({("rack", f"r{h % 2}")}), dice.choice((0, 64_000)), 0, dice.random() > 0.05)
         for h in range(1, hosts + 1)
     ]
-    units: list[Unit] = []
+    units: list[UnitInfo] = []
     for host in rows:
         model = dice.choice(("H100", "H100", "A100"))
         for gpu in range(8):
@@ -51,7 +51,7 @@ def crowded(seed: int, now: int, hosts: int = 5, waiting: int = 15) -> Snapshot:
                 unit = host.id * 1000 + gpu * 10 + part
                 group = gpu // 4 if not cut else None
                 size = SLOTS_PER_GPU // PARTS[cut]
-                units.append(Unit(unit, host.id, host.id * 100 + gpu, model, cut, size, 80_000, 90, group))
+                units.append(UnitInfo(unit, host.id, host.id * 100 + gpu, model, cut, size, 80_000, 90, group))
     shares = random.Random(-seed)  # dice of their own, so that the rest is as it was without
     rows = [replace(host, homes=shares.choice((None, 1, 2))) for host in rows]
     dice.shuffle(units)
@@ -64,23 +64,23 @@ def crowded(seed: int, now: int, hosts: int = 5, waiting: int = 15) -> Snapshot:
         bound = tuple(free[:4]) if start < 0 and free else ()
         busy |= set(bound)
         ask = Ask(dice.choice((1, 2, 4, 8)), dice.choice((1, 1, 2)))
-        reservations.append(Reservation(number + 1, dice.randint(1, 4), 1, 1, ask, start, start + 6 * HOUR, bound))
+        reservations.append(ReservationInfo(number + 1, dice.randint(1, 4), 1, 1, ask, start, start + 6 * HOUR, bound))
     quotas = []
     for model in ("A100", "H100"):
         left = sum(u.slots for u in units if u.model == model)
         for team in (1, 2, 3, 4):
             guaranteed = min(left, dice.choice((0, 2, 4, 8, 16)) * SLOTS_PER_GPU)
             left -= guaranteed
-            quotas.append(Quota(team, 1, model, guaranteed, dice.choice((None, None, 4 * SLOTS_PER_GPU))))
-    closing = [Maintenance(dice.randint(1, hosts), now + 2 * HOUR, now + 4 * HOUR)] if dice.random() < 0.2 else []
+            quotas.append(QuotaInfo(team, 1, model, guaranteed, dice.choice((None, None, 4 * SLOTS_PER_GPU))))
+    closing = [MaintenanceInfo(dice.randint(1, hosts), now + 2 * HOUR, now + 4 * HOUR)] if dice.random() < 0.2 else []
     return Snapshot(
         epoch=seed,
         pools=(pool,),
         hosts=tuple(rows),
         units=tuple(units),
-        teams=tuple(Team(t, f"t{t}", t) for t in (1, 2, 3, 4)),
+        teams=tuple(TeamInfo(t, f"t{t}", t) for t in (1, 2, 3, 4)),
         quotas=tuple(quotas),
-        decayed_use=tuple(DecayedUse(t, 1, float(dice.randint(0, 10**9))) for t in (1, 2, 3, 4)),
+        decayed_use=tuple(DecayedUseInfo(t, 1, float(dice.randint(0, 10**9))) for t in (1, 2, 3, 4)),
         queued=tuple(_sent_on(shares, _queued(dice, number, now), hosts, now) for number in range(1, waiting + 1)),
         running=tuple(running),
         reservations=tuple(reservations),
@@ -88,8 +88,8 @@ def crowded(seed: int, now: int, hosts: int = 5, waiting: int = 15) -> Snapshot:
     )
 
 
-def _running(dice: random.Random, units: list[Unit], now: int) -> list[Running]:
-    running: list[Running] = []
+def _running(dice: random.Random, units: list[UnitInfo], now: int) -> list[RunningWorkload]:
+    running: list[RunningWorkload] = []
     left = {u.id: u for u in units}
     for _ in range(dice.randint(5, 25)):
         if not left:
@@ -104,7 +104,7 @@ def _running(dice: random.Random, units: list[Unit], now: int) -> list[Running]:
         started = now - dice.randint(0, 20 * HOUR)
         stopping = dice.random() < 0.1
         running.append(
-            Running(
+            RunningWorkload(
                 id=500 + len(running),
                 team=dice.randint(1, 4),
                 project=1,
@@ -125,17 +125,17 @@ def _running(dice: random.Random, units: list[Unit], now: int) -> list[Running]:
     return running
 
 
-def _sent_on(dice: random.Random, queued: Queued, hosts: int, now: int) -> Queued:
+def _sent_on(dice: random.Random, queued: QueuedWorkload, hosts: int, now: int) -> QueuedWorkload:
     """Now and then what attempts before it leave: a host on which it could not start, homes with its checkpoint."""
     avoids = (dice.randint(1, hosts),) if dice.random() < 0.2 else ()
     homes = dice.choice((None, None, None, 1, 2))
     return replace(queued, avoids=avoids, avoids_until=now + dice.choice((0, 600)), homes=homes)
 
 
-def _queued(dice: random.Random, number: int, now: int) -> Queued:
+def _queued(dice: random.Random, number: int, now: int) -> QueuedWorkload:
     limit = dice.choice((600, HOUR, 4 * HOUR, 48 * HOUR))
     preemptible = dice.random() < 0.6
-    return Queued(
+    return QueuedWorkload(
         id=number,
         team=dice.randint(1, 4),
         project=1,

@@ -14,24 +14,24 @@ import re
 from pathlib import Path
 from typing import Any
 
-from scheduler.core.model import (
+from scheduler.core.model.snapshot import (
     SLOTS_PER_GPU,
     Ask,
-    DecayedUse,
-    Host,
-    Maintenance,
+    DecayedUseInfo,
+    HostInfo,
+    MaintenanceInfo,
     Plan,
-    Policy,
-    Pool,
+    PoolInfo,
     PoolKind,
+    PoolPolicy,
     Priority,
-    Queued,
-    Quota,
-    Reservation,
-    Running,
+    QueuedWorkload,
+    QuotaInfo,
+    ReservationInfo,
+    RunningWorkload,
     Snapshot,
-    Team,
-    Unit,
+    TeamInfo,
+    UnitInfo,
 )
 
 NOW = 1_773_828_000  # Wednesday 18 March 2026, 10:00 UTC
@@ -76,9 +76,9 @@ class Scenario:
         if "minimum_runtime" in policy:
             policy["minimum_runtime_seconds"] = seconds(policy.pop("minimum_runtime"))
         kind = PoolKind.STATIC if owner else PoolKind.DYNAMIC
-        pool = Pool(1, "pool", kind, self.teams.get(owner) if owner else None, Policy(**policy))
-        hosts: list[Host] = []
-        units: list[Unit] = []
+        pool = PoolInfo(1, "pool", kind, self.teams.get(owner) if owner else None, PoolPolicy(**policy))
+        hosts: list[HostInfo] = []
+        units: list[UnitInfo] = []
         for number, (name, row) in enumerate(data.pop("hosts").items(), start=1):
             hosts.append(self._host(number, name, dict(row)))
             self.host_id[name] = number
@@ -90,23 +90,23 @@ class Scenario:
             pools=(pool,),
             hosts=tuple(hosts),
             units=tuple(units),
-            teams=tuple(Team(self.teams[name], name, row.get("weight", 1)) for name, row in teams.items()),
+            teams=tuple(TeamInfo(self.teams[name], name, row.get("weight", 1)) for name, row in teams.items()),
             quotas=tuple(q for name, row in teams.items() for q in self._quotas(name, row, models)),
             decayed_use=tuple(
-                DecayedUse(self.teams[name], 1, row.get("used", 0) * 3600.0 * SLOTS_PER_GPU)
+                DecayedUseInfo(self.teams[name], 1, row.get("used", 0) * 3600.0 * SLOTS_PER_GPU)
                 for name, row in teams.items()
             ),
             queued=tuple(self._queued(int(key), row) for key, row in data.pop("queued", {}).items()),
             running=tuple(self._running(int(key), row) for key, row in data.pop("running", {}).items()),
             reservations=tuple(self._reservation(int(key), row) for key, row in data.pop("reservations", {}).items()),
             maintenance=tuple(
-                Maintenance(next(h.id for h in hosts if h.name == name), at(row["start"]), at(row["end"]))
+                MaintenanceInfo(next(h.id for h in hosts if h.name == name), at(row["start"]), at(row["end"]))
                 for name, row in data.pop("maintenance", {}).items()
             ),
         )
 
-    def _host(self, number: int, name: str, row: dict[str, Any]) -> Host:
-        return Host(
+    def _host(self, number: int, name: str, row: dict[str, Any]) -> HostInfo:
+        return HostInfo(
             number,
             name,
             1,
@@ -118,7 +118,7 @@ class Scenario:
             homes=row.get("homes"),
         )
 
-    def _units(self, host: int, name: str, row: dict[str, Any]) -> list[Unit]:
+    def _units(self, host: int, name: str, row: dict[str, Any]) -> list[UnitInfo]:
         """ "8xH100-80GB", and the GPUs of it that are cut: {"0": "1g.10gb"}."""
         count, model = row["gpus"].split("x", 1)
         units = []
@@ -129,7 +129,7 @@ class Scenario:
                 unit = host * 1000 + gpu * 10 + part
                 self.unit_id[f"{name}/{gpu}" + (f".{part}" if profile else "")] = unit
                 units.append(
-                    Unit(
+                    UnitInfo(
                         unit,
                         host,
                         host * 100 + gpu,
@@ -144,7 +144,7 @@ class Scenario:
                 )
         return units
 
-    def _quotas(self, name: str, row: dict[str, Any], models: list[str]) -> list[Quota]:
+    def _quotas(self, name: str, row: dict[str, Any], models: list[str]) -> list[QuotaInfo]:
         """ "guaranteed": 4 is of every model there is; {"H100-80GB": 4} of these only. "borrows": null is no limit."""
         guaranteed = row.get("guaranteed", {})
         if isinstance(guaranteed, int):
@@ -154,7 +154,7 @@ class Scenario:
         until, hours = row.get("hours_used_up_until"), row.get("gpu_hours", 0)
         used_up = None if until is None else at(until)
         return [
-            Quota(
+            QuotaInfo(
                 self.teams[name], 1, model, n * SLOTS_PER_GPU if used_up is None else 0, slots, used_up, hours,
                 guaranteed_again=n * SLOTS_PER_GPU, borrow_limit_again=slots,
             )
@@ -177,11 +177,11 @@ class Scenario:
             memory_mib=row.pop("memory_gib", 0) * 1024,
         )
 
-    def _queued(self, key: int, row: dict[str, Any]) -> Queued:
+    def _queued(self, key: int, row: dict[str, Any]) -> QueuedWorkload:
         ask, limit = self._ask(row), seconds(row.pop("limit", "4h"))
         preemptible = row.pop("preemptible", False)
         gate = row.pop("gate", "")
-        queued = Queued(
+        queued = QueuedWorkload(
             key,
             self.teams[row.pop("team")],
             row.pop("project", 1),
@@ -207,10 +207,10 @@ class Scenario:
         assert not row, f"workload {key}: nothing reads {sorted(row)}"
         return queued
 
-    def _running(self, key: int, row: dict[str, Any]) -> Running:
+    def _running(self, key: int, row: dict[str, Any]) -> RunningWorkload:
         until = row.pop("until", "10h")
         checkpoint, stop_by = row.pop("checkpoint", None), row.pop("stop_by", None)
-        running = Running(
+        running = RunningWorkload(
             key,
             self.teams[row.pop("team")],
             row.pop("project", 1),
@@ -234,8 +234,8 @@ class Scenario:
         assert not row, f"workload {key}: nothing reads {sorted(row)}"
         return running
 
-    def _reservation(self, key: int, row: dict[str, Any]) -> Reservation:
-        reservation = Reservation(
+    def _reservation(self, key: int, row: dict[str, Any]) -> ReservationInfo:
+        reservation = ReservationInfo(
             key,
             self.teams[row.pop("team")],
             row.pop("project", 1),

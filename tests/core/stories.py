@@ -6,7 +6,15 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 
-from scheduler.core.model import DecayedUse, Maintenance, Plan, Queued, Reservation, Running, Snapshot
+from scheduler.core.model.snapshot import (
+    DecayedUseInfo,
+    MaintenanceInfo,
+    Plan,
+    QueuedWorkload,
+    ReservationInfo,
+    RunningWorkload,
+    Snapshot,
+)
 from scheduler.core.planner import plan
 from tests.core.crowded import crowded
 
@@ -35,8 +43,8 @@ def carried_out(snapshot: Snapshot, planned: Plan, now: int) -> Snapshot:
     return replace(snapshot, queued=tuple(waiting.values()), running=(*running, *started), reservations=reservations)
 
 
-def _started(queued: Queued, units: tuple[int, ...], until: int, now: int) -> Running:
-    return Running(
+def _started(queued: QueuedWorkload, units: tuple[int, ...], until: int, now: int) -> RunningWorkload:
+    return RunningWorkload(
         id=queued.id,
         team=queued.team,
         project=queued.project,
@@ -108,7 +116,7 @@ def _something_happens(dice: random.Random, snapshot: Snapshot, now: int, fresh:
         )
         return replace(snapshot, hosts=(*snapshot.hosts, host), units=(*snapshot.units, *units))
     elif what == "use":
-        use = tuple(DecayedUse(u.team, u.pool, u.slot_seconds * dice.random()) for u in snapshot.decayed_use)
+        use = tuple(DecayedUseInfo(u.team, u.pool, u.slot_seconds * dice.random()) for u in snapshot.decayed_use)
         return replace(snapshot, decayed_use=use)
     elif what == "quota" and snapshot.quotas:
         at = dice.randrange(len(snapshot.quotas))
@@ -116,12 +124,12 @@ def _something_happens(dice: random.Random, snapshot: Snapshot, now: int, fresh:
         return replace(snapshot, quotas=(*snapshot.quotas[:at], less, *snapshot.quotas[at + 1 :]))
     elif what == "reserve":
         ask, start = replace(dice.choice(crowded(1, now).queued).ask, profile=""), now + dice.choice((0, 60, HOUR))
-        new = Reservation(next(fresh), dice.randint(1, 4), 1, 1, ask, start, start + 2 * HOUR)
+        new = ReservationInfo(next(fresh), dice.randint(1, 4), 1, 1, ask, start, start + 2 * HOUR)
         return replace(snapshot, reservations=(*snapshot.reservations, new))
     elif what == "over" and snapshot.reservations:
         return replace(snapshot, reservations=snapshot.reservations[1:])
     elif what == "maintenance":
-        window = Maintenance(dice.choice(snapshot.hosts).id, now + dice.choice((-60, 600)), now + HOUR)
+        window = MaintenanceInfo(dice.choice(snapshot.hosts).id, now + dice.choice((-60, 600)), now + HOUR)
         return replace(snapshot, maintenance=() if snapshot.maintenance else (window,))
     elif what == "policy":
         pool = snapshot.pools[0]

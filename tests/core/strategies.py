@@ -15,25 +15,25 @@ from typing import TypeVar
 
 from hypothesis import strategies as st
 
-from scheduler.core.model import (
+from scheduler.core.model.snapshot import (
     SLOTS_PER_GPU,
     Ask,
-    DecayedUse,
-    Host,
-    Maintenance,
-    Policy,
-    Pool,
+    DecayedUseInfo,
+    HostInfo,
+    MaintenanceInfo,
+    PoolInfo,
     PoolKind,
+    PoolPolicy,
     Priority,
-    Queued,
-    Quota,
-    Reservation,
-    Running,
+    QueuedWorkload,
+    QuotaInfo,
+    ReservationInfo,
+    RunningWorkload,
     Snapshot,
-    Team,
-    Unit,
+    TeamInfo,
+    UnitInfo,
 )
-from scheduler.core.reasons import Code
+from scheduler.core.reasons import ReasonCode
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ class Chooser:
 def snapshots(draw: st.DrawFn) -> Snapshot:
     """One or two pools with everything in them, at ``NOW``."""
     choose = Chooser(draw)
-    whole = Snapshot(epoch=choose.between(1, 9), teams=tuple(Team(t, f"team-{t}", choose.between(1, 3)) for t in TEAMS))
+    whole = Snapshot(epoch=choose.between(1, 9), teams=tuple(TeamInfo(t, f"team-{t}", choose.between(1, 3)) for t in TEAMS))
     for pool in range(1, choose.one_of(1, 1, 2) + 1):
         whole = PoolMaker(choose, pool).added_to(whole)
     if choose.rarely(30):  # waits in a pool that is gone
@@ -115,12 +115,12 @@ class PoolMaker:
 
     def __init__(self, choose: Chooser, pool: int) -> None:
         self.choose, self.pool = choose, pool
-        self.hosts: list[Host] = []
-        self.units: list[Unit] = []
-        self.reservations: list[Reservation] = []
-        self.queued: list[Queued] = []
-        self.running: list[Running] = []
-        self.maintenance: list[Maintenance] = []
+        self.hosts: list[HostInfo] = []
+        self.units: list[UnitInfo] = []
+        self.reservations: list[ReservationInfo] = []
+        self.queued: list[QueuedWorkload] = []
+        self.running: list[RunningWorkload] = []
+        self.maintenance: list[MaintenanceInfo] = []
 
     def added_to(self, whole: Snapshot) -> Snapshot:
         choose = self.choose
@@ -134,10 +134,10 @@ class PoolMaker:
         kind, owner = (PoolKind.STATIC, choose.of(TEAMS)) if choose.rarely(8) else (PoolKind.DYNAMIC, None)
         if owner is not None and not choose.rarely(3):
             self.queued = [q if q.reservation else replace(q, team=owner) for q in self.queued]
-        use = [DecayedUse(team, self.pool, float(choose.between(0, 10**9))) for team in TEAMS]
+        use = [DecayedUseInfo(team, self.pool, float(choose.between(0, 10**9))) for team in TEAMS]
         return replace(
             whole,
-            pools=(*whole.pools, Pool(self.pool, f"pool-{self.pool}", kind, owner, self._policy())),
+            pools=(*whole.pools, PoolInfo(self.pool, f"pool-{self.pool}", kind, owner, self._policy())),
             hosts=(*whole.hosts, *self.hosts),
             units=(*whole.units, *self.units),
             quotas=(*whole.quotas, *self._quotas()),
@@ -148,9 +148,9 @@ class PoolMaker:
             maintenance=(*whole.maintenance, *self.maintenance),
         )
 
-    def _policy(self) -> Policy:
+    def _policy(self) -> PoolPolicy:
         choose = self.choose
-        return Policy(
+        return PoolPolicy(
             notice_seconds=choose.one_of(30, 0, 120),
             grace_seconds=choose.one_of(30, 10),
             minimum_runtime_seconds=choose.one_of(300, 0, 3600),
@@ -169,7 +169,7 @@ class PoolMaker:
             labels = {("rack", choose.one_of("r1", "r2"))} if choose.rarely(2) else set()
             labels |= {("site", "north")} if choose.rarely(3) else set()
             self.hosts.append(
-                Host(
+                HostInfo(
                     host,
                     f"host-{host}",
                     self.pool,
@@ -177,14 +177,14 @@ class PoolMaker:
                     cpu_milli=choose.one_of(0, 32_000, 64_000),
                     memory_mib=choose.one_of(0, 256_000),
                     accepts=open_,
-                    closed_code="" if open_ else choose.one_of(Code.HOST_CLOSED, Code.HOST_FULL),
+                    closed_code="" if open_ else choose.one_of(ReasonCode.HOST_CLOSED, ReasonCode.HOST_FULL),
                     homes=choose.one_of(None, 1, 2),
                 )
             )
             self._gpus(host)
             if choose.rarely(10):
                 start = NOW + choose.one_of(2 * HOUR, -HOUR, 60)
-                self.maintenance.append(Maintenance(host, start, start + 4 * HOUR))
+                self.maintenance.append(MaintenanceInfo(host, start, start + 4 * HOUR))
 
     def _gpus(self, host: int) -> None:
         choose = self.choose
@@ -195,7 +195,7 @@ class PoolMaker:
             gpu, profile = host * 100 + number, "" if number < whole else cut
             for part in range(CUTS[profile]):
                 self.units.append(
-                    Unit(
+                    UnitInfo(
                         gpu * 10 + part,
                         host,
                         gpu,
@@ -243,7 +243,7 @@ class PoolMaker:
         for number in range(choose.one_of(0, 0, 1, 2, 3)):
             start = NOW + choose.one_of(-HOUR, 0, 30, 60, 20 * 60, 6 * HOUR)
             ask = replace(self._ask(), profile="", nvlink=choose.rarely(6))
-            reservation = Reservation(
+            reservation = ReservationInfo(
                 self.pool * 100 + number,
                 team=choose.of(TEAMS),
                 project=1,
@@ -280,13 +280,13 @@ class PoolMaker:
             left = [u for u in left if u.id not in gone]
             self.running.append(self._one_running(mine, inside.get(first.id)))
 
-    def _one_running(self, units: list[Unit], inside: Reservation | None) -> Running:
+    def _one_running(self, units: list[UnitInfo], inside: ReservationInfo | None) -> RunningWorkload:
         choose = self.choose
         started = NOW - choose.one_of(2 * HOUR, 20 * HOUR, 60, 0)
         until = max(started + 1, NOW + choose.one_of(5 * HOUR, 600, 60 * HOUR, -60))
         until = until if inside is None else min(until, inside.end)
         preemptible = not choose.rarely(3)
-        return Running(
+        return RunningWorkload(
             id=self.pool * 10_000 + 500 + len(self.running),
             team=inside.team if inside else choose.of(TEAMS),
             project=inside.project if inside else 1,
@@ -326,14 +326,14 @@ class PoolMaker:
 
     # -- waiting work --------------------------------------------------------------------------------------------------------
 
-    def _waiting(self, workload: int) -> Queued:
+    def _waiting(self, workload: int) -> QueuedWorkload:
         choose = self.choose
         inside = choose.of(self.reservations) if self.reservations and choose.rarely(6) else None
         ask = replace(self._ask(), profile="", labels=NO_LABELS) if inside else self._ask()
         limit = 30 * 24 * HOUR if choose.rarely(30) else choose.one_of(HOUR, 600, 8 * HOUR, 48 * HOUR)
         preemptible = choose.rarely(2)
-        gate = choose.one_of(Code.BUDGET_CLOSED, Code.DEPENDENCY) if choose.rarely(20) else ""
-        return Queued(
+        gate = choose.one_of(ReasonCode.BUDGET_CLOSED, ReasonCode.DEPENDENCY) if choose.rarely(20) else ""
+        return QueuedWorkload(
             id=workload,
             team=inside.team if inside and not choose.rarely(8) else choose.of(TEAMS),
             project=inside.project if inside else 1,
@@ -373,7 +373,7 @@ class PoolMaker:
 
     # -- quotas ------------------------------------------------------------------------------------------------------------
 
-    def _quotas(self) -> list[Quota]:
+    def _quotas(self) -> list[QuotaInfo]:
         """Each team at, below or above what it holds of a model, or without a quota for it."""
         choose = self.choose
         size = {u.id: u for u in self.units}
@@ -391,7 +391,7 @@ class PoolMaker:
                 left -= guaranteed
                 limit = choose.one_of(None, None, None, 0, 2 * SLOTS_PER_GPU)
                 if choose.rarely(12):  # its GPU-hours of the period are used up
-                    found.append(Quota(team, self.pool, model, 0, choose.one_of(limit, 0), NOW + HOUR, 500))
+                    found.append(QuotaInfo(team, self.pool, model, 0, choose.one_of(limit, 0), NOW + HOUR, 500))
                 else:
-                    found.append(Quota(team, self.pool, model, guaranteed, limit))
+                    found.append(QuotaInfo(team, self.pool, model, guaranteed, limit))
         return found

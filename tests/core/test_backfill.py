@@ -7,9 +7,26 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.core.model import Ask, Host, Policy, Pool, PoolKind, Queued, Quota, Running, Snapshot, Team, Unit
+from scheduler.core.model.snapshot import (
+    Ask,
+    HostInfo,
+    PoolInfo,
+    PoolKind,
+    PoolPolicy,
+    QueuedWorkload,
+    QuotaInfo,
+    RunningWorkload,
+    Snapshot,
+    TeamInfo,
+    UnitInfo,
+)
 from scheduler.core.planner import plan
-from scheduler.core.simulate import Arrival, Event, EventKind, Simulation
+from scheduler.core.what_if.simulation import (
+    Simulation,
+    SimulationEvent,
+    SimulationEventKind,
+    WorkloadArrival,
+)
 
 NOW = 1_000_000
 MINUTE = 60
@@ -20,26 +37,26 @@ def pool(**rows: tuple[object, ...]) -> Snapshot:
     """Three hosts of four GPUs that two teams borrow; past use does not count."""
     return Snapshot(
         1,
-        pools=(Pool(1, "pool", PoolKind.DYNAMIC, None, Policy(half_life_seconds=0)),),
-        hosts=tuple(Host(h, f"h{h}", 1) for h in range(1, HOSTS + 1)),
-        units=tuple(Unit(h * 10 + g, h, h * 10 + g, "H100") for h in range(1, HOSTS + 1) for g in range(GPUS)),
-        teams=(Team(1, "red"), Team(2, "blue")),
-        quotas=(Quota(1, 1, "H100", 0), Quota(2, 1, "H100", 0)),
+        pools=(PoolInfo(1, "pool", PoolKind.DYNAMIC, None, PoolPolicy(half_life_seconds=0)),),
+        hosts=tuple(HostInfo(h, f"h{h}", 1) for h in range(1, HOSTS + 1)),
+        units=tuple(UnitInfo(h * 10 + g, h, h * 10 + g, "H100") for h in range(1, HOSTS + 1) for g in range(GPUS)),
+        teams=(TeamInfo(1, "red"), TeamInfo(2, "blue")),
+        quotas=(QuotaInfo(1, 1, "H100", 0), QuotaInfo(2, 1, "H100", 0)),
         **rows,  # type: ignore[arg-type]
     )
 
 
-def wanted(dice: random.Random, workload: int, submitted: int) -> Queued:
+def wanted(dice: random.Random, workload: int, submitted: int) -> QueuedWorkload:
     """One to four GPUs on one to three hosts, for ten minutes to an hour, with a limit of up to three times that."""
     ask = Ask(dice.choice((1, 1, 2, 3, 4)), dice.choice((1, 1, 1, 2, 3)))
     seconds = dice.randint(10, 60) * MINUTE
     limit = round(seconds * dice.uniform(1, 3))
-    return Queued(workload, dice.randint(1, 2), 1, workload, 1, ask, submitted, limit, seconds, preemptible=True)
+    return QueuedWorkload(workload, dice.randint(1, 2), 1, workload, 1, ask, submitted, limit, seconds, preemptible=True)
 
 
-def at_work(queued: Queued, units: tuple[int, ...], now: int) -> Running:
+def at_work(queued: QueuedWorkload, units: tuple[int, ...], now: int) -> RunningWorkload:
     until, predicted = now + queued.max_runtime_seconds, now + queued.predicted_seconds
-    return Running(queued.id, queued.team, 1, queued.user, 1, units, now, until, predicted, preemptible=True)
+    return RunningWorkload(queued.id, queued.team, 1, queued.user, 1, units, now, until, predicted, preemptible=True)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -72,8 +89,8 @@ def test_when_predictions_are_right_the_first_in_line_starts_when_it_was_told(se
     told: dict[int, int] = {}
     started: dict[int, int] = {}
 
-    def note(event: Event) -> None:
-        if event.kind is EventKind.PLACED and event.workload is not None:
+    def note(event: SimulationEvent) -> None:
+        if event.kind is SimulationEventKind.PLACED and event.workload is not None:
             started[event.workload] = event.at
 
     simulation = Simulation(pool(), 0, note)
@@ -88,17 +105,17 @@ def test_when_predictions_are_right_the_first_in_line_starts_when_it_was_told(se
 
     simulation.standing.plan = plan_and_note  # type: ignore[method-assign]
     for queued in asked:
-        simulation.submit(Arrival(0, queued, queued.predicted_seconds))
+        simulation.submit(WorkloadArrival(0, queued, queued.predicted_seconds))
     simulation.run(6 * 3600)  # from then on the oldest would go first
     late = {w: started[w] - told[w] for w in told if w in started and started[w] > told[w]}
     assert len(told) > 3
     assert late == {}
 
 
-def in_use_until(ends: dict[int, int]) -> tuple[Running, ...]:
+def in_use_until(ends: dict[int, int]) -> tuple[RunningWorkload, ...]:
     """All GPUs of these hosts are in use until then."""
     return tuple(
-        Running(900 + h, 1, 1, 1, 1, tuple(h * 10 + g for g in range(GPUS)), NOW - MINUTE, end, end, preemptible=True)
+        RunningWorkload(900 + h, 1, 1, 1, 1, tuple(h * 10 + g for g in range(GPUS)), NOW - MINUTE, end, end, preemptible=True)
         for h, end in ends.items()
     )
 
@@ -108,7 +125,7 @@ def test_units_are_set_aside_for_two_while_little_waits_and_for_one_where_much_d
     running = in_use_until({h: NOW + h * 60 * MINUTE for h in range(1, HOSTS + 1)})
     seconds = hours * 60 * MINUTE
     queued = tuple(
-        Queued(n, 1, 1, n, 1, Ask(GPUS), NOW - 100 + n, seconds, seconds, preemptible=True) for n in range(1, 5)
+        QueuedWorkload(n, 1, 1, n, 1, Ask(GPUS), NOW - 100 + n, seconds, seconds, preemptible=True) for n in range(1, 5)
     )
     refusals = plan(pool(queued=queued, running=running), NOW).refusals
     assert [bool(r.held_units) for r in refusals] == [n <= places for n in range(1, 5)]
@@ -119,8 +136,8 @@ def test_units_are_set_aside_for_two_while_little_waits_and_for_one_where_much_d
 def test_what_can_never_start_does_not_make_the_queue_a_long_one() -> None:
     """Nobody waits longer because somebody asks for what there is not."""
     running = in_use_until({h: NOW + h * 60 * MINUTE for h in range(1, HOSTS + 1)})
-    queued = tuple(Queued(n, 1, 1, n, 1, Ask(GPUS), NOW - 100 + n, 3600, 3600, preemptible=True) for n in (1, 2, 3))
-    never = Queued(9, 1, 1, 9, 1, Ask(GPUS, hosts=1000), NOW - 200, 86_400, 86_400, preemptible=True)
+    queued = tuple(QueuedWorkload(n, 1, 1, n, 1, Ask(GPUS), NOW - 100 + n, 3600, 3600, preemptible=True) for n in (1, 2, 3))
+    never = QueuedWorkload(9, 1, 1, 9, 1, Ask(GPUS, hosts=1000), NOW - 200, 86_400, 86_400, preemptible=True)
     for rows in (queued, (*queued, never)):
         refusals = plan(pool(queued=rows, running=running), NOW).refusals
         assert [r.workload for r in refusals if r.held_units] == [1, 2]
@@ -135,9 +152,9 @@ def test_units_of_each_model_are_set_aside_for_the_first_that_wait_for_it(ahead:
     snapshot = replace(
         snapshot,
         units=tuple(replace(u, model=models[u.host]) for u in snapshot.units),
-        quotas=(*snapshot.quotas, Quota(1, 1, "A100", 0), Quota(2, 1, "A100", 0)),
+        quotas=(*snapshot.quotas, QuotaInfo(1, 1, "A100", 0), QuotaInfo(2, 1, "A100", 0)),
         queued=tuple(
-            Queued(
+            QueuedWorkload(
                 n, 1, 1, n, 1, Ask(GPUS, models=(model,)), NOW - 100 + n, 7200 * MINUTE, 7200 * MINUTE, preemptible=True
             )
             for n, model in enumerate((*["H100"] * ahead, "A100"), 1)

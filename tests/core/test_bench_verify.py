@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks import verify as bench
-from scheduler.core.model import Plan, Snapshot
+from scheduler.core.model.snapshot import Plan, Snapshot
 from scheduler.core.planner import plan
 from tests.core.crowded import crowded
 
@@ -35,7 +35,7 @@ def test_a_plan_that_depends_on_the_order_of_rows_is_counted(monkeypatch: pytest
     examples = (crowded(seed, NOW) for seed in range(3, 20))
     snapshot = next(each for each in examples if plan(each, NOW).placements)
     found = [bench.judged(snapshot, plan(snapshot, NOW), NOW, seed) for seed in range(6)]
-    assert any(bench.NOT_THE_SAME in dict(broken) for broken in found)
+    assert any(bench.ORDER_PROMISE in dict(broken) for broken in found)
 
 
 def test_an_example_is_reduced_to_the_rows_that_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,5 +58,5 @@ def test_a_pool_without_a_plan_is_counted_and_reduced(monkeypatch: pytest.Monkey
         return plan(snapshot, now)
 
     monkeypatch.setattr(bench, "plan", helpless)
-    small = bench.reduced(crowded(3, NOW), bench.A_PLAN, NOW, 1)
+    small = bench.reduced(crowded(3, NOW), bench.PLAN_PROMISE, NOW, 1)
     assert len(small.running) == 1 and not small.queued

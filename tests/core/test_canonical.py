@@ -10,24 +10,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core import canonical
-from scheduler.core.model import Plan, Snapshot
+from scheduler.core.incremental_planner import SNAPSHOT_TABLES, sort_rows
+from scheduler.core.model import serialization
+from scheduler.core.model.snapshot import Plan, Snapshot
 from scheduler.core.planner import plan
-from scheduler.core.warm import TABLES, in_order
 from tests.core.strategies import NOW, snapshots
 
 
 def text_of(snapshot: Snapshot, planned: Plan) -> str:
-    digest = canonical.digest(canonical.plan_text(planned))
-    ordered = in_order(snapshot)
-    tables = {name: canonical.table_text(getattr(ordered, name)) for name in TABLES}
-    return canonical.recording_text(snapshot.epoch, NOW, digest, tables)
+    digest = serialization.sha256_hex(serialization.plan_text(planned))
+    ordered = sort_rows(snapshot)
+    tables = {name: serialization.table_text(getattr(ordered, name)) for name in SNAPSHOT_TABLES}
+    return serialization.recording_text(snapshot.epoch, NOW, digest, tables)
 
 
 def shuffled(snapshot: Snapshot, seed: int) -> Snapshot:
     dice = random.Random(seed)
     return replace(
-        snapshot, **{name: tuple(dice.sample(rows, len(rows))) for name in TABLES for rows in [getattr(snapshot, name)]}
+        snapshot, **{name: tuple(dice.sample(rows, len(rows))) for name in SNAPSHOT_TABLES for rows in [getattr(snapshot, name)]}
     )
 
 
@@ -35,18 +35,18 @@ def shuffled(snapshot: Snapshot, seed: int) -> Snapshot:
 def test_a_snapshot_comes_back_and_its_plan_is_the_same_byte_for_byte(snapshot: Snapshot, seed: int) -> None:
     planned = plan(snapshot, NOW)
     text = text_of(snapshot, planned)
-    recorded = canonical.read_recording(text)
-    assert recorded.snapshot == in_order(snapshot) and recorded.now == NOW
+    recorded = serialization.read_recording(text)
+    assert recorded.snapshot == sort_rows(snapshot) and recorded.now == NOW
     again = plan(recorded.snapshot, recorded.now)
-    assert canonical.plan_text(again) == canonical.plan_text(planned)
-    assert canonical.digest(canonical.plan_text(again)) == recorded.plan_sha256
+    assert serialization.plan_text(again) == serialization.plan_text(planned)
+    assert serialization.sha256_hex(serialization.plan_text(again)) == recorded.plan_sha256
     assert text_of(shuffled(snapshot, seed), plan(shuffled(snapshot, seed), NOW)) == text
     assert text_of(recorded.snapshot, again) == text
 
 
 def test_a_file_says_its_own_columns_so_that_an_older_one_is_still_read() -> None:
     text = '{"format":1,"now":5,"plan_sha256":"x","snapshot":{"epoch":2,"teams":{"fields":["id","name"],"rows":[[1,"a"]]}}}'
-    snapshot = canonical.read_recording(text).snapshot
+    snapshot = serialization.read_recording(text).snapshot
     assert (snapshot.epoch, snapshot.teams[0].weight, snapshot.units) == (2, 1, ())
 
 
@@ -65,11 +65,11 @@ def test_a_file_says_its_own_columns_so_that_an_older_one_is_still_read() -> Non
     ],
 )
 def test_what_is_no_recording_is_refused_with_what_is_wrong(text: str, why: str) -> None:
-    with pytest.raises(canonical.Unreadable, match=why):
-        canonical.read_recording(text)
+    with pytest.raises(serialization.RecordingFormatError, match=why):
+        serialization.read_recording(text)
 
 
 def test_a_plan_as_text_is_json_with_all_of_it() -> None:
-    found = json.loads(canonical.plan_text(Plan(epoch=3)))
+    found = json.loads(serialization.plan_text(Plan(epoch=3)))
     assert found["epoch"] == 3
     assert set(found) == {"epoch", "placements", "evictions", "refusals", "bindings", "unbound"}

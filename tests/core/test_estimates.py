@@ -2,51 +2,51 @@
 
 from __future__ import annotations
 
-from scheduler.core.estimates import (
-    LEAST_RECORDS,
-    LOOKED_AT,
-    PastStarts,
-    Record,
+from scheduler.core.explain.start_ranges import (
+    MAX_OUTCOMES,
+    MIN_OUTCOMES,
+    EstimateAccuracy,
+    EstimateHistory,
+    EstimateOutcome,
     StartRange,
-    Told,
-    past_starts,
-    range_of,
-    ratio_of,
-    similar,
+    estimate_accuracy,
+    ratios_of_similar_waits,
+    start_range,
+    wait_ratio,
 )
 
 HOUR = 3600
 
 
 def test_what_a_demo_simulated_is_counted_apart() -> None:
-    told = [Told(600, None, 1200, started=True, simulated=True)] * 3 + [Told(600, None, 600, started=True)]
-    assert (past_starts(told).counted, past_starts(told).simulated) == (4, 3)
+    told = [EstimateOutcome(600, None, 1200, started=True, simulated=True)] * 3 + [EstimateOutcome(600, None, 600, started=True)]
+    assert (estimate_accuracy(told).counted, estimate_accuracy(told).simulated) == (4, 3)
 
 
 def test_the_upper_end_is_the_85th_percentile_of_past_errors() -> None:
     errors = [n / 10 for n in range(1, 101)]  # 0.1 to 10.0
-    assert range_of(0, HOUR, errors) == StartRange(HOUR, HOUR, 8 * HOUR + HOUR // 2 + 1)
-    assert range_of(0, HOUR, [0.5] * 50 + [2.0] * 50) == StartRange(HOUR // 2, HOUR, 2 * HOUR + 1)
+    assert start_range(0, HOUR, errors) == StartRange(HOUR, HOUR, 8 * HOUR + HOUR // 2 + 1)
+    assert start_range(0, HOUR, [0.5] * 50 + [2.0] * 50) == StartRange(HOUR // 2, HOUR, 2 * HOUR + 1)
 
 
 def test_few_records_prove_nothing_and_the_range_is_wide() -> None:
-    narrow = [1.0] * (LEAST_RECORDS - 1)
-    assert range_of(0, HOUR, narrow) == StartRange(HOUR // 4, HOUR, 3 * HOUR + 1)
+    narrow = [1.0] * (MIN_OUTCOMES - 1)
+    assert start_range(0, HOUR, narrow) == StartRange(HOUR // 4, HOUR, 3 * HOUR + 1)
 
 
 def test_the_expected_start_is_always_in_its_range() -> None:
     for errors in ([0.01] * 50, [9.0] * 50):
-        ranged = range_of(1000, 1000 + HOUR, errors)
+        ranged = start_range(1000, 1000 + HOUR, errors)
         assert 1000 <= ranged.earliest <= ranged.expected <= ranged.latest
 
 
 def test_waits_under_a_minute_count_as_a_minute() -> None:
-    assert ratio_of(0, 3) == 1.0
-    assert ratio_of(1, 600) == 10.0
+    assert wait_ratio(0, 3) == 1.0
+    assert wait_ratio(1, 600) == 10.0
 
 
 def test_the_record_counts_who_started_and_who_is_overdue() -> None:
-    record = Record()
+    record = EstimateHistory()
     record.told(1, 0, 1000)
     record.told(2, 0, 1000)
     record.told(3, 0, 9000)
@@ -60,22 +60,22 @@ def test_the_record_counts_who_started_and_who_is_overdue() -> None:
 
 
 def test_the_record_forgets_the_oldest() -> None:
-    record = Record()
-    for workload in range(LOOKED_AT + 10):
+    record = EstimateHistory()
+    for workload in range(MAX_OUTCOMES + 10):
         record.told(workload, 0, 100)
         record.started(workload, 100 if workload >= 10 else 1000)
-    assert record.errors(100, 100) == [1.0] * LOOKED_AT
+    assert record.errors(100, 100) == [1.0] * MAX_OUTCOMES
 
 
 def test_what_was_told_and_what_came_of_it_makes_the_record() -> None:
-    kept = past_starts(
+    kept = estimate_accuracy(
         [
-            Told(600, 1200, 900, started=True),  # 5 min late, in its range
-            Told(600, 1200, 3000, started=True),  # 40 min late, later than its range
-            Told(600, None, 600, started=True),  # told without a range
-            Told(600, 1200, 700, started=False),  # left, or waits: over its time, its range is open
-            Told(600, 1200, 5000, started=False),  # out of its range whatever comes
-            Told(600, 1200, 100, started=False),  # left before its time: proves nothing
+            EstimateOutcome(600, 1200, 900, started=True),  # 5 min late, in its range
+            EstimateOutcome(600, 1200, 3000, started=True),  # 40 min late, later than its range
+            EstimateOutcome(600, None, 600, started=True),  # told without a range
+            EstimateOutcome(600, 1200, 700, started=False),  # left, or waits: over its time, its range is open
+            EstimateOutcome(600, 1200, 5000, started=False),  # out of its range whatever comes
+            EstimateOutcome(600, 1200, 100, started=False),  # left before its time: proves nothing
         ]
     )
     assert (kept.counted, kept.median_error) == (3, 300)
@@ -84,16 +84,16 @@ def test_what_was_told_and_what_came_of_it_makes_the_record() -> None:
 
 
 def test_too_few_records_give_no_range() -> None:
-    few = past_starts([Told(600, None, 600, started=True)] * (LEAST_RECORDS - 1))
-    assert few.range(0, HOUR) is None and PastStarts().range(0, HOUR) is None
-    enough = past_starts([Told(600, None, 1200, started=True)] * LEAST_RECORDS)
+    few = estimate_accuracy([EstimateOutcome(600, None, 600, started=True)] * (MIN_OUTCOMES - 1))
+    assert few.range(0, HOUR) is None and EstimateAccuracy().range(0, HOUR) is None
+    enough = estimate_accuracy([EstimateOutcome(600, None, 1200, started=True)] * MIN_OUTCOMES)
     assert enough.range(0, HOUR) == StartRange(HOUR, HOUR, 2 * HOUR + 1)
 
 
 def test_waits_told_about_as_long_are_wrong_alike() -> None:
-    short, long = [(600, 5.0)] * LEAST_RECORDS, [(20 * HOUR, 1.1)] * LEAST_RECORDS
-    assert similar([*short, *long], 1200) == [5.0] * LEAST_RECORDS
-    assert similar([*short, *long], 200) == [5.0] * LEAST_RECORDS
-    assert similar([*short, *long], 60 * HOUR) == [1.1] * LEAST_RECORDS
-    assert similar([*short, *long], 3 * HOUR) == [5.0] * LEAST_RECORDS + [1.1] * LEAST_RECORDS  # nobody was told that
-    assert similar([*short[:-1], *long], 1200) == [5.0] * (LEAST_RECORDS - 1) + [1.1] * LEAST_RECORDS  # too few
+    short, long = [(600, 5.0)] * MIN_OUTCOMES, [(20 * HOUR, 1.1)] * MIN_OUTCOMES
+    assert ratios_of_similar_waits([*short, *long], 1200) == [5.0] * MIN_OUTCOMES
+    assert ratios_of_similar_waits([*short, *long], 200) == [5.0] * MIN_OUTCOMES
+    assert ratios_of_similar_waits([*short, *long], 60 * HOUR) == [1.1] * MIN_OUTCOMES
+    assert ratios_of_similar_waits([*short, *long], 3 * HOUR) == [5.0] * MIN_OUTCOMES + [1.1] * MIN_OUTCOMES  # nobody was told that
+    assert ratios_of_similar_waits([*short[:-1], *long], 1200) == [5.0] * (MIN_OUTCOMES - 1) + [1.1] * MIN_OUTCOMES  # too few

@@ -8,19 +8,19 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.core.model import (
+from scheduler.core.model.snapshot import (
     SLOTS_PER_GPU,
     Ask,
-    Host,
-    Policy,
-    Pool,
+    HostInfo,
+    PoolInfo,
     PoolKind,
-    Queued,
-    Quota,
-    Running,
+    PoolPolicy,
+    QueuedWorkload,
+    QuotaInfo,
+    RunningWorkload,
     Snapshot,
-    Team,
-    Unit,
+    TeamInfo,
+    UnitInfo,
 )
 from scheduler.core.planner import plan
 
@@ -31,27 +31,27 @@ def pool_in_use(seed: int) -> Snapshot:
     """One team on three or four hosts of 8, half of them in use; ten jobs of 1 to 8 GPUs wait: none is large enough, or waits long
     enough, to be moved to the front. All run times are known, and the team is guaranteed just the whole pool."""
     dice = random.Random(seed)
-    hosts = tuple(Host(h, f"host-{h}", 1) for h in range(1, dice.choice((3, 4)) + 1))
-    units = tuple(Unit(h.id * 10 + g, h.id, h.id * 10 + g, "H100", memory_mib=80_000) for h in hosts for g in range(8))
+    hosts = tuple(HostInfo(h, f"host-{h}", 1) for h in range(1, dice.choice((3, 4)) + 1))
+    units = tuple(UnitInfo(h.id * 10 + g, h.id, h.id * 10 + g, "H100", memory_mib=80_000) for h in hosts for g in range(8))
     running, free = [], {h.id: [u.id for u in units if u.host == h.id] for h in hosts}
     while sum(map(len, free.values())) > len(units) // 3:
         host = dice.choice([h for h, left in free.items() if left])
         mine, free[host] = free[host][: dice.choice((1, 2, 4, 8))], free[host][dice.choice((1, 2, 4, 8)) :]
         free[host] = [u for u in free[host] if u not in mine]
         end = NOW + dice.randint(1, 300) * 60
-        running.append(Running(500 + len(running), 1, 1, 1, 1, tuple(mine), NOW - HOUR, end, end))
+        running.append(RunningWorkload(500 + len(running), 1, 1, 1, 1, tuple(mine), NOW - HOUR, end, end))
     queued = []
     for number in range(1, 11):
         seconds = dice.choice((600, HOUR, 3 * HOUR, 6 * HOUR))
         ask = Ask(*dice.choice(((1, 1), (2, 1), (4, 1), (8, 1), (8, 1), (4, 2), (2, 3))))
-        queued.append(Queued(number, 1, 1, 1, 1, ask, NOW - dice.randint(0, 3 * HOUR), seconds, seconds))
-    quota = Quota(1, 1, "H100", len(units) * SLOTS_PER_GPU)
+        queued.append(QueuedWorkload(number, 1, 1, 1, 1, ask, NOW - dice.randint(0, 3 * HOUR), seconds, seconds))
+    quota = QuotaInfo(1, 1, "H100", len(units) * SLOTS_PER_GPU)
     return Snapshot(
         1,
-        (Pool(1, "pool", PoolKind.DYNAMIC, None, Policy()),),
+        (PoolInfo(1, "pool", PoolKind.DYNAMIC, None, PoolPolicy()),),
         hosts,
         units,
-        (Team(1, "team"),),
+        (TeamInfo(1, "team"),),
         (quota,),
         queued=tuple(queued),
         running=tuple(running),
@@ -83,7 +83,7 @@ def test_the_first_in_line_start_when_they_were_told(first: int) -> None:
 def carried_out(snapshot: Snapshot, started: dict[int, tuple[int, ...]], now: int) -> Snapshot:
     """What was started runs, and ends exactly when it was predicted."""
     running = [
-        Running(
+        RunningWorkload(
             q.id,
             q.team,
             q.project,

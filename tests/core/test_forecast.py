@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.core.model import (
+from scheduler.core.explain.refusals import FORECAST_DEPTH
+from scheduler.core.model.snapshot import (
     SLOTS_PER_GPU,
     Ask,
-    Host,
-    Policy,
-    Pool,
+    HostInfo,
+    PoolInfo,
     PoolKind,
+    PoolPolicy,
     Priority,
-    Queued,
-    Quota,
-    Running,
+    QueuedWorkload,
+    QuotaInfo,
+    RunningWorkload,
     Snapshot,
-    Team,
-    Unit,
+    TeamInfo,
+    UnitInfo,
 )
 from scheduler.core.planner import plan
-from scheduler.core.reasons import Code
-from scheduler.core.waiting import FORECAST_DEPTH
+from scheduler.core.reasons import ReasonCode
 
 NOW, HOUR = 1_000_000, 3600
 PAIR = Ask(2)
 
 
-def waits(number: int, team: int, seconds: int, priority: Priority) -> Queued:
-    return Queued(number, team, 1, 1, 1, PAIR, NOW - 60 + number, seconds, seconds, priority, may_borrow=True, preemptible=True)
+def waits(number: int, team: int, seconds: int, priority: Priority) -> QueuedWorkload:
+    return QueuedWorkload(number, team, 1, 1, 1, PAIR, NOW - 60 + number, seconds, seconds, priority, may_borrow=True, preemptible=True)
 
 
 @pytest.mark.parametrize("ahead", [1, FORECAST_DEPTH + 1], ids=["by the forecast", "by the pace"])
@@ -40,19 +40,19 @@ def test_who_may_use_spare_units_is_expected_when_who_took_them_ends_though_othe
     plans = plan(
         Snapshot(
             1,
-            pools=(Pool(1, "pool", PoolKind.DYNAMIC, None, Policy(half_life_seconds=0, spare_slots=2 * SLOTS_PER_GPU)),),
-            hosts=(Host(1, "h1", 1),),
-            units=tuple(Unit(gpu, 1, gpu, "H100") for gpu in (1, 2, 3, 4)),
-            teams=(Team(1, "red"), Team(2, "blue"), Team(3, "green")),
+            pools=(PoolInfo(1, "pool", PoolKind.DYNAMIC, None, PoolPolicy(half_life_seconds=0, spare_slots=2 * SLOTS_PER_GPU)),),
+            hosts=(HostInfo(1, "h1", 1),),
+            units=tuple(UnitInfo(gpu, 1, gpu, "H100") for gpu in (1, 2, 3, 4)),
+            teams=(TeamInfo(1, "red"), TeamInfo(2, "blue"), TeamInfo(3, "green")),
             quotas=(
-                Quota(1, 1, "H100", 2 * ahead * SLOTS_PER_GPU), Quota(2, 1, "H100", 0), Quota(3, 1, "H100", 2 * SLOTS_PER_GPU),
+                QuotaInfo(1, 1, "H100", 2 * ahead * SLOTS_PER_GPU), QuotaInfo(2, 1, "H100", 0), QuotaInfo(3, 1, "H100", 2 * SLOTS_PER_GPU),
             ),
             queued=(*red, waits(taker, 2, 600, Priority.CRITICAL), waits(last, 2, HOUR, Priority.CRITICAL)),
-            running=(Running(9, 3, 1, 1, 1, (1, 2), NOW - HOUR, NOW + 8 * HOUR, NOW + 8 * HOUR),),
+            running=(RunningWorkload(9, 3, 1, 1, 1, (1, 2), NOW - HOUR, NOW + 8 * HOUR, NOW + 8 * HOUR),),
         ),
         NOW,
     )  # fmt: skip
     assert [placed.workload for placed in plans.placements] == [taker]
     starts = {refused.workload: (refused.code, refused.expected_start) for refused in plans.refusals}
-    assert starts[1] == (Code.SPARE_CAPACITY_KEPT, NOW + 8 * HOUR)
+    assert starts[1] == (ReasonCode.SPARE_CAPACITY_KEPT, NOW + 8 * HOUR)
     assert starts[last][1] == NOW + 600

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from scheduler.core.model import Ask, Host, Policy, Pool, PoolKind, Queued, Running, Snapshot, Unit
+from scheduler.core.model.snapshot import (
+    Ask,
+    HostInfo,
+    PoolInfo,
+    PoolKind,
+    PoolPolicy,
+    QueuedWorkload,
+    RunningWorkload,
+    Snapshot,
+    UnitInfo,
+)
 from scheduler.core.planner import plan
 
 NOW = 1_000_000
@@ -10,11 +20,11 @@ NOW = 1_000_000
 
 def test_work_that_asks_for_no_cpu_still_starts_on_it() -> None:
     """What took too much is of another profile, so that nothing the placement rule counts with needs any CPU."""
-    host = Host(1, "host-1", 1, cpu_milli=4_000, memory_mib=8_000)
-    whole = tuple(Unit(n, 1, n, "A100-40GB") for n in range(1, 5))
-    part = Unit(5, 1, 5, "A100-40GB", profile="1g.5gb", slots=120)
-    running = Running(1, 1, 1, 1, 1, (5,), NOW - 60, NOW + 600, NOW + 600, cpu_milli=400_000, memory_mib=800_000)
-    waiting = Queued(2, 1, 1, 1, 1, Ask(1), NOW, 600, 600)
-    pool = Pool(1, "pool", PoolKind.STATIC, 1, Policy())
+    host = HostInfo(1, "host-1", 1, cpu_milli=4_000, memory_mib=8_000)
+    whole = tuple(UnitInfo(n, 1, n, "A100-40GB") for n in range(1, 5))
+    part = UnitInfo(5, 1, 5, "A100-40GB", profile="1g.5gb", slots=120)
+    running = RunningWorkload(1, 1, 1, 1, 1, (5,), NOW - 60, NOW + 600, NOW + 600, cpu_milli=400_000, memory_mib=800_000)
+    waiting = QueuedWorkload(2, 1, 1, 1, 1, Ask(1), NOW, 600, 600)
+    pool = PoolInfo(1, "pool", PoolKind.STATIC, 1, PoolPolicy())
     snapshot = Snapshot(1, (pool,), (host,), (*whole, part), queued=(waiting,), running=(running,))
     assert [p.workload for p in plan(snapshot, NOW).placements] == [2]

@@ -8,63 +8,63 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scheduler.core.model import (
+from scheduler.core.explain.deep_queue_eta import FreeUnitsOverTime
+from scheduler.core.explain.refusals import FORECAST_DEPTH
+from scheduler.core.model.snapshot import (
     SLOTS_PER_GPU,
     Ask,
-    Host,
-    Policy,
-    Pool,
+    HostInfo,
+    PoolInfo,
     PoolKind,
-    Queued,
-    Quota,
-    Reservation,
-    Running,
+    PoolPolicy,
+    QueuedWorkload,
+    QuotaInfo,
+    ReservationInfo,
+    RunningWorkload,
     Snapshot,
-    Team,
-    Unit,
+    TeamInfo,
+    UnitInfo,
 )
-from scheduler.core.pace import Room
 from scheduler.core.planner import plan
-from scheduler.core.waiting import FORECAST_DEPTH
 
 NOW, HOUR = 1_000_000, 3600
 HOSTS = 4
 
 
-def room(*profile: tuple[int, ...]) -> Room:
+def room(*profile: tuple[int, ...]) -> FreeUnitsOverTime:
     """Free units of some hosts now and after each further hour."""
-    return Room(np.array([NOW + at * HOUR for at in range(len(profile))]), np.array(profile), NOW)
+    return FreeUnitsOverTime(np.array([NOW + at * HOUR for at in range(len(profile))]), np.array(profile), NOW)
 
 
-def pool(queued: list[Queued], running: tuple[Running, ...] = ()) -> Snapshot:
+def pool(queued: list[QueuedWorkload], running: tuple[RunningWorkload, ...] = ()) -> Snapshot:
     """Four hosts of eight GPUs, and one team that borrows them."""
-    units = tuple(Unit(h * 10 + g, h, h * 10 + g, "H100") for h in range(1, HOSTS + 1) for g in range(8))
+    units = tuple(UnitInfo(h * 10 + g, h, h * 10 + g, "H100") for h in range(1, HOSTS + 1) for g in range(8))
     return Snapshot(
         1,
-        pools=(Pool(1, "pool", PoolKind.DYNAMIC, None, Policy(half_life_seconds=0)),),
-        hosts=tuple(Host(h, f"h{h}", 1) for h in range(1, HOSTS + 1)),
+        pools=(PoolInfo(1, "pool", PoolKind.DYNAMIC, None, PoolPolicy(half_life_seconds=0)),),
+        hosts=tuple(HostInfo(h, f"h{h}", 1) for h in range(1, HOSTS + 1)),
         units=units,
-        teams=(Team(1, "red"),),
-        quotas=(Quota(1, 1, "H100", 0),),
+        teams=(TeamInfo(1, "red"),),
+        quotas=(QuotaInfo(1, 1, "H100", 0),),
         queued=tuple(queued),
         running=running,
     )
 
 
-def busy(hours: int) -> tuple[Running, ...]:
+def busy(hours: int) -> tuple[RunningWorkload, ...]:
     """Every GPU in use, one of them free after each quarter of ``hours`` and all by then."""
     found = []
     for number, unit in enumerate(h * 10 + g for h in range(1, HOSTS + 1) for g in range(8)):
         end = NOW + hours * HOUR * (number % 4 + 1) // 4
-        found.append(Running(900 + number, 1, 1, 1, 1, (unit,), NOW - HOUR, end, end, preemptible=True))
+        found.append(RunningWorkload(900 + number, 1, 1, 1, 1, (unit,), NOW - HOUR, end, end, preemptible=True))
     return tuple(found)
 
 
-def waits(number: int, ask: Ask, seconds: int) -> Queued:
-    return Queued(number, 1, 1, 1, 1, ask, NOW - HOUR + number, seconds, seconds, preemptible=True)
+def waits(number: int, ask: Ask, seconds: int) -> QueuedWorkload:
+    return QueuedWorkload(number, 1, 1, 1, 1, ask, NOW - HOUR + number, seconds, seconds, preemptible=True)
 
 
-def told(queued: list[Queued], running: tuple[Running, ...]) -> dict[int, int]:
+def told(queued: list[QueuedWorkload], running: tuple[RunningWorkload, ...]) -> dict[int, int]:
     """When each is expected to start."""
     starts = {}
     for refusal in plan(pool(queued, running), NOW).refusals:
@@ -142,12 +142,12 @@ def test_what_may_be_told_to_go_for_a_reservation_is_not_told_a_start_that_those
     """A gang needs all four hosts when the last is free; nobody leaves for it, whatever was reserved for next week."""
     ends = {host: NOW + host * HOUR for host in range(1, HOSTS + 1)}
     running = tuple(
-        Running(900 + h, 1, 1, 1, 1, tuple(h * 10 + g for g in range(8)), NOW - HOUR, end, end, preemptible=True)
+        RunningWorkload(900 + h, 1, 1, 1, 1, tuple(h * 10 + g for g in range(8)), NOW - HOUR, end, end, preemptible=True)
         for h, end in ends.items()
     )
     queued = [waits(1, Ask(8, HOSTS), 24 * HOUR), waits(2, Ask(8), 20 * HOUR), waits(3, Ask(8), HOUR)]
-    reserved = Reservation(1, 1, 1, 1, Ask(8, HOSTS), NOW + 100 * HOUR, NOW + 110 * HOUR)
-    soon = Reservation(1, 1, 1, 1, Ask(8, HOSTS), NOW + 10 * HOUR, NOW + 11 * HOUR)
+    reserved = ReservationInfo(1, 1, 1, 1, Ask(8, HOSTS), NOW + 100 * HOUR, NOW + 110 * HOUR)
+    soon = ReservationInfo(1, 1, 1, 1, Ask(8, HOSTS), NOW + 10 * HOUR, NOW + 11 * HOUR)
     for reservations in ((), (reserved,)):
         snapshot = replace(pool(queued, running), reservations=reservations)
         starts = {r.workload: r.expected_start for r in plan(snapshot, NOW).refusals}
@@ -159,12 +159,12 @@ def test_what_may_be_told_to_go_for_a_reservation_is_not_told_a_start_that_those
 
 
 def test_deep_in_the_queue_preemptible_work_uses_what_is_reserved_until_it_is_told_to_go() -> None:
-    reserved = Reservation(1, 1, 1, 1, Ask(8, HOSTS), NOW + 10 * HOUR, NOW + 1000 * HOUR)
+    reserved = ReservationInfo(1, 1, 1, 1, Ask(8, HOSTS), NOW + 10 * HOUR, NOW + 1000 * HOUR)
     ahead = [waits(n, Ask(1), HOUR) for n in range(1, FORECAST_DEPTH + 1)]
     long = waits(500, Ask(1), 12 * HOUR)
     must_stay = replace(long, id=501, preemptible=False, may_borrow=False)
     snapshot = replace(pool([*ahead, long, must_stay], busy(4)), reservations=(reserved,))
-    snapshot = replace(snapshot, quotas=(Quota(1, 1, "H100", 8 * HOSTS * SLOTS_PER_GPU),))
+    snapshot = replace(snapshot, quotas=(QuotaInfo(1, 1, "H100", 8 * HOSTS * SLOTS_PER_GPU),))
     starts = {r.workload: r.expected_start or 0 for r in plan(snapshot, NOW).refusals}
     assert NOW < starts[500] < NOW + 6 * HOUR
     assert starts[501] >= NOW + 1000 * HOUR, "it would still be there when the reservation starts"

@@ -10,25 +10,34 @@ import numpy as np
 import pytest
 
 from benchmarks import openb
-from scheduler.core.placement import BatchFill, BestFit, Choice, Fgd, Nodes
-from scheduler.core.scarcity import Prices
-from scheduler.core.waste import ANY, BATCH, MILLI, OFFERED_AT_LEAST, OFFERED_TIMES, Mix, Need, Waste
+from benchmarks.traces.placement_policies import BatchFill, BestFit, Fgd, NodeChoice, NodeStates
+from scheduler.core.scoring.expected_waste import (
+    ANY_CLASS,
+    BATCH_SIZE,
+    MAX_DEMAND_TO_IDLE_RATIO,
+    MILLI_PER_GPU,
+    MIN_DEMANDS_PER_BATCH,
+    DemandMix,
+    ExpectedWaste,
+    NodeDemand,
+)
+from scheduler.core.scoring.scarcity_prices import ScarcityPrices
 
-MIX = Mix.of(
+MIX = DemandMix.of(
     [
-        (Need(0, 0, 8_000, 16_000), 12),
-        (Need(1, 250, 3_000, 8_000), 20),
-        (Need(1, 600, 6_000, 16_000), 15),
-        (Need(1, MILLI, 8_000, 32_000), 30),
-        (Need(1, MILLI, 8_000, 32_000, 0b01), 6),
-        (Need(2, MILLI, 16_000, 64_000), 10),
-        (Need(4, MILLI, 32_000, 128_000), 5),
-        (Need(8, MILLI, 64_000, 256_000, 0b10), 2),
+        (NodeDemand(0, 0, 8_000, 16_000), 12),
+        (NodeDemand(1, 250, 3_000, 8_000), 20),
+        (NodeDemand(1, 600, 6_000, 16_000), 15),
+        (NodeDemand(1, MILLI_PER_GPU, 8_000, 32_000), 30),
+        (NodeDemand(1, MILLI_PER_GPU, 8_000, 32_000, 0b01), 6),
+        (NodeDemand(2, MILLI_PER_GPU, 16_000, 64_000), 10),
+        (NodeDemand(4, MILLI_PER_GPU, 32_000, 128_000), 5),
+        (NodeDemand(8, MILLI_PER_GPU, 64_000, 256_000, 0b10), 2),
     ]
 )
 
 
-def plain_waste(waste: Waste, mix: Mix, klass: int, cpu: int, memory: int, gpus: list[int]) -> int:
+def plain_waste(waste: ExpectedWaste, mix: DemandMix, klass: int, cpu: int, memory: int, gpus: list[int]) -> int:
     """The definition, read aloud: one batch after another, one ask after another."""
     total, idle = 0, sum(gpus)
     for batch in mix.batches(waste.batches):
@@ -37,14 +46,14 @@ def plain_waste(waste: Waste, mix: Mix, klass: int, cpu: int, memory: int, gpus:
             need = mix.needs[index]
             if not need.allows(klass):
                 continue
-            if asked >= OFFERED_AT_LEAST and offered >= OFFERED_TIMES * idle:
+            if asked >= MIN_DEMANDS_PER_BATCH and offered >= MAX_DEMAND_TO_IDLE_RATIO * idle:
                 break
             asked, offered = asked + 1, offered + need.total
             places = [i for i, g in enumerate(free) if g >= need.milli]
             if need.cpu > left_cpu or need.memory > left_memory or len(places) < need.gpus:
                 continue
             if need.whole:
-                for i in [i for i, g in enumerate(free) if g == MILLI][: need.whole]:
+                for i in [i for i, g in enumerate(free) if g == MILLI_PER_GPU][: need.whole]:
                     free[i] = 0
             elif need.gpus:
                 free[min(places, key=lambda i: free[i])] -= need.milli
@@ -55,43 +64,43 @@ def plain_waste(waste: Waste, mix: Mix, klass: int, cpu: int, memory: int, gpus:
 
 def test_the_waste_of_a_node_is_what_batches_of_asks_leave_idle_on_it() -> None:
     dice = random.Random(1)
-    waste = Waste(MIX, classes=2, batches=8)
+    waste = ExpectedWaste(MIX, classes=2, batches=8)
     for _ in range(120):
         klass = dice.randrange(2)
         cpu, memory = dice.choice((4_000, 20_000, 64_000, 96_000)), dice.choice((16_000, 100_000, 400_000))
-        gpus = [dice.choice((0, 200, 400, 750, MILLI, MILLI)) for _ in range(8)]
+        gpus = [dice.choice((0, 200, 400, 750, MILLI_PER_GPU, MILLI_PER_GPU)) for _ in range(8)]
         found = waste.of(np.array([klass]), np.array([cpu]), np.array([memory]), np.array([gpus]))
         assert int(found[0]) == plain_waste(waste, MIX, klass, cpu, memory, gpus)
 
 
 def test_a_state_is_worked_out_once_in_whatever_order_its_gpus_stand() -> None:
-    waste = Waste(MIX, classes=2, batches=4)
-    one = waste.of(np.array([0]), np.array([64_000]), np.array([10**6]), np.array([[0, 400, MILLI]]))
-    worked_out = waste.worked_out
-    other = waste.of(np.array([0]), np.array([64_000]), np.array([10**6]), np.array([[MILLI, 0, 400]]))
+    waste = ExpectedWaste(MIX, classes=2, batches=4)
+    one = waste.of(np.array([0]), np.array([64_000]), np.array([10**6]), np.array([[0, 400, MILLI_PER_GPU]]))
+    worked_out = waste.states_computed
+    other = waste.of(np.array([0]), np.array([64_000]), np.array([10**6]), np.array([[MILLI_PER_GPU, 0, 400]]))
     assert one.tolist() == other.tolist()
-    assert waste.worked_out == worked_out
+    assert waste.states_computed == worked_out
 
 
 def test_the_mix_is_the_same_in_whatever_order_it_was_counted() -> None:
     counted = list(zip(MIX.needs, MIX.weights, strict=True))
-    again = Mix.of([*reversed(counted[1:]), (counted[0][0], 1), (counted[0][0], counted[0][1] - 1)])
+    again = DemandMix.of([*reversed(counted[1:]), (counted[0][0], 1), (counted[0][0], counted[0][1] - 1)])
     assert again == MIX
     assert (again.batches(3) == MIX.batches(3)).all()
-    assert MIX.batches(3).shape == (3, BATCH)
+    assert MIX.batches(3).shape == (3, BATCH_SIZE)
 
 
 def test_a_model_that_some_asks_cannot_do_without_has_a_price_and_the_others_have_none() -> None:
-    prices = Prices(MIX, classes=3)
-    prices.refresh([4_000, 400_000, 400_000], [0] * len(prices.rooms))
+    prices = ScarcityPrices(MIX, classes=3)
+    prices.refresh([4_000, 400_000, 400_000], [0] * len(prices.room_sizes))
     scarce, wide, free_for_all = (int(p) for p in prices.model_price)
     assert scarce > wide > 0
     assert free_for_all == 0
 
 
 def test_constrained_demand_spreads_over_the_models_it_may_use_until_they_are_equally_scarce() -> None:
-    mix = Mix.of([(Need(1, MILLI, 0, 0, 0b11), 1), (Need(1, MILLI, 0, 0, 0b01), 1), (Need(1, MILLI, 0, 0), 2)])
-    prices = Prices(mix, classes=3)
+    mix = DemandMix.of([(NodeDemand(1, MILLI_PER_GPU, 0, 0, 0b11), 1), (NodeDemand(1, MILLI_PER_GPU, 0, 0, 0b01), 1), (NodeDemand(1, MILLI_PER_GPU, 0, 0), 2)])
+    prices = ScarcityPrices(mix, classes=3)
     free = [1_000, 3_000, 4_000]
     assert prices._loads(free, sum(free)) == pytest.approx([2_000.0, 2_000.0, 0.0])
     even = [4_000, 4_000, 0]
@@ -99,9 +108,9 @@ def test_constrained_demand_spreads_over_the_models_it_may_use_until_they_are_eq
 
 
 def test_breaking_up_the_last_room_for_many_gpus_costs_more_than_breaking_up_one_of_many() -> None:
-    prices = Prices(MIX, classes=2)
-    eight = [room[0] for room in prices.rooms].index(8)
-    slots = [40] * len(prices.rooms)
+    prices = ScarcityPrices(MIX, classes=2)
+    eight = [room[0] for room in prices.room_sizes].index(8)
+    slots = [40] * len(prices.room_sizes)
     prices.refresh([100_000, 100_000], slots)
     plenty = int(prices.slot_price[eight])
     slots[eight] = 1
@@ -109,40 +118,40 @@ def test_breaking_up_the_last_room_for_many_gpus_costs_more_than_breaking_up_one
     assert int(prices.slot_price[eight]) > plenty
 
 
-def two_nodes() -> Nodes:
+def two_nodes() -> NodeStates:
     """Two nodes of four GPUs, the second without a free GPU of its own but for a quarter of one."""
-    nodes = Nodes([64_000, 64_000], [10**6, 10**6], [4, 4], [0, 0])
-    nodes.take(1, Need(3, MILLI, 0, 0), 0)
-    nodes.take(1, Need(1, 750, 0, 0), 3)
+    nodes = NodeStates([64_000, 64_000], [10**6, 10**6], [4, 4], [0, 0])
+    nodes.take(1, NodeDemand(3, MILLI_PER_GPU, 0, 0), 0)
+    nodes.take(1, NodeDemand(1, 750, 0, 0), 3)
     return nodes
 
 
 @pytest.mark.parametrize("policy", [BestFit, Fgd])
 def test_best_fit_and_fgd_put_a_share_on_the_gpu_that_is_used_already(policy: type[BestFit | Fgd]) -> None:
-    assert policy(two_nodes(), MIX).choose(Need(1, 250, 1_000, 1_000)) == Choice(1, 3)
+    assert policy(two_nodes(), MIX).choose(NodeDemand(1, 250, 1_000, 1_000)) == NodeChoice(1, 3)
 
 
 def test_no_policy_finds_a_place_where_there_is_none() -> None:
     for policy in openb.POLICIES:
         nodes = two_nodes()
         chooser = openb.make(policy, nodes, MIX, seed=1)
-        assert chooser.choose(Need(5, MILLI, 0, 0)) is None
-        assert chooser.choose(Need(1, MILLI, 65_000, 0)) is None
-        assert chooser.choose(Need(1, MILLI, 0, 0, 0b10)) is None
-        assert chooser.choose(Need(4, MILLI, 0, 0)) == Choice(0)
+        assert chooser.choose(NodeDemand(5, MILLI_PER_GPU, 0, 0)) is None
+        assert chooser.choose(NodeDemand(1, MILLI_PER_GPU, 65_000, 0)) is None
+        assert chooser.choose(NodeDemand(1, MILLI_PER_GPU, 0, 0, 0b10)) is None
+        assert chooser.choose(NodeDemand(4, MILLI_PER_GPU, 0, 0)) == NodeChoice(0)
 
 
 def test_fgd_counts_what_each_common_ask_cannot_use() -> None:
-    mix = Mix.of([(Need(0, 0, 1_000, 0), 1), (Need(1, 500, 1_000, 0), 2), (Need(2, MILLI, 9_000, 0), 1)])
-    fgd = Fgd(Nodes([64_000], [10**6], [2], [0]), mix)
+    mix = DemandMix.of([(NodeDemand(0, 0, 1_000, 0), 1), (NodeDemand(1, 500, 1_000, 0), 2), (NodeDemand(2, MILLI_PER_GPU, 9_000, 0), 1)])
+    fgd = Fgd(NodeStates([64_000], [10**6], [2], [0]), mix)
     # On 8 CPUs with 1,000 and 300 free: CPU work uses no GPU, two can't use the 300, the last can't use any.
-    found = fgd.fragments(np.array([0]), np.array([8_000]), np.array([[MILLI, 300]]))
+    found = fgd.fragments(np.array([0]), np.array([8_000]), np.array([[MILLI_PER_GPU, 300]]))
     assert int(found[0]) == 1 * 1_300 + 2 * 300 + 1 * 1_300
 
 
 def test_the_same_asks_in_the_same_order_are_placed_alike_every_time() -> None:
-    def placed() -> list[Choice | None]:
-        nodes = Nodes([64_000] * 6, [500_000] * 6, [8, 4, 8, 2, 4, 1], [0, 1, 1, 0, 1, 0])
+    def placed() -> list[NodeChoice | None]:
+        nodes = NodeStates([64_000] * 6, [500_000] * 6, [8, 4, 8, 2, 4, 1], [0, 1, 1, 0, 1, 0])
         chooser, dice, chosen = BatchFill(nodes, MIX), random.Random(3), []
         for _ in range(60):
             need = dice.choice(MIX.needs)
@@ -216,7 +225,7 @@ def test_every_arrival_order_has_the_whole_list_first_and_stops_short_of_the_lim
     order = openb.arrival_order(variant, 42)
     asked = sum(variant.needs[i].total for i in order)
     assert sorted(order[: len(variant.needs)]) == list(range(len(variant.needs)))
-    assert asked <= openb.ASKED_UP_TO * variant.capacity < asked + 8 * MILLI
+    assert asked <= openb.ASKED_UP_TO * variant.capacity < asked + 8 * MILLI_PER_GPU
     assert order == openb.arrival_order(variant, 42) != openb.arrival_order(variant, 43)
 
 
@@ -227,7 +236,7 @@ def test_a_pod_list_without_models_and_with_columns_missing_is_read(tmp_path: Pa
     )
     trace = openb.read(tmp_path / "nodes.csv", tmp_path / "pods.csv")
     assert trace.gpus == (2, 1)
-    assert trace.needs == (Need(1, 460, 100, 5, ANY), Need(2, MILLI, 100, 5, ANY), Need(0, 0, 1, 1, ANY))
+    assert trace.needs == (NodeDemand(1, 460, 100, 5, ANY_CLASS), NodeDemand(2, MILLI_PER_GPU, 100, 5, ANY_CLASS), NodeDemand(0, 0, 1, 1, ANY_CLASS))
 
 
 def test_the_benchmark_says_what_it_measured(

@@ -8,40 +8,48 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scheduler.core import fit, planner, ranking
-from scheduler.core.board import Board
-from scheduler.core.model import (
+from benchmarks.traces.placement_policies import BatchFill, NodeStates
+from scheduler.core import planner
+from scheduler.core.fit import host_ranking, unit_selection
+from scheduler.core.fit.host_ranking import RESOURCE_LEVELS, HostWasteTables
+from scheduler.core.fit.topology import order_by_proximity
+from scheduler.core.model.pool_state import PoolState
+from scheduler.core.model.snapshot import (
     SLOTS_PER_GPU,
     Ask,
-    Host,
-    Policy,
-    Pool,
+    HostInfo,
+    PoolInfo,
     PoolKind,
-    Queued,
-    Quota,
-    Running,
+    PoolPolicy,
+    QueuedWorkload,
+    QuotaInfo,
+    RunningWorkload,
     Snapshot,
-    Team,
-    Unit,
+    TeamInfo,
+    UnitInfo,
 )
-from scheduler.core.placement import BatchFill, Nodes
-from scheduler.core.ranking import LEVELS, HostWaste
-from scheduler.core.topology import nearest_first
-from scheduler.core.waste import AMPLE, MILLI, Mix, Need, Waste, even_out
+from scheduler.core.scoring.expected_waste import (
+    MILLI_PER_GPU,
+    UNLIMITED_AMOUNT,
+    DemandMix,
+    ExpectedWaste,
+    NodeDemand,
+    round_weights,
+)
 
 NOW = 1_000_000
 HOUR = 3600
 GPU = "H100-80GB"
 
 
-def host(number: int, cpu: int = 64_000, **labels: str) -> Host:
-    return Host(number, f"h{number}", 1, frozenset(labels.items()), cpu_milli=cpu, memory_mib=512_000)
+def host(number: int, cpu: int = 64_000, **labels: str) -> HostInfo:
+    return HostInfo(number, f"h{number}", 1, frozenset(labels.items()), cpu_milli=cpu, memory_mib=512_000)
 
 
-def gpus(host: int, count: int, model: str = GPU, groups: int = 1) -> list[Unit]:
+def gpus(host: int, count: int, model: str = GPU, groups: int = 1) -> list[UnitInfo]:
     size = max(1, count // groups)
     return [
-        Unit(
+        UnitInfo(
             host * 100 + g,
             host,
             host * 100 + g,
@@ -54,22 +62,22 @@ def gpus(host: int, count: int, model: str = GPU, groups: int = 1) -> list[Unit]
     ]
 
 
-def waits(number: int, ask: Ask, **more: object) -> Queued:
-    return replace(Queued(number, 1, 1, 1, 1, ask, NOW - 60, HOUR, HOUR // 2), **more)
+def waits(number: int, ask: Ask, **more: object) -> QueuedWorkload:
+    return replace(QueuedWorkload(number, 1, 1, 1, 1, ask, NOW - 60, HOUR, HOUR // 2), **more)
 
 
-def runs(number: int, *units: int, cpu: int = 0) -> Running:
-    return Running(number, 1, 1, 1, 1, units, NOW - HOUR, NOW + HOUR, NOW + HOUR, cpu_milli=cpu)
+def runs(number: int, *units: int, cpu: int = 0) -> RunningWorkload:
+    return RunningWorkload(number, 1, 1, 1, 1, units, NOW - HOUR, NOW + HOUR, NOW + HOUR, cpu_milli=cpu)
 
 
-def pool(hosts: list[Host], units: list[Unit], queued: list[Queued], running: list[Running]) -> Snapshot:
-    quotas = tuple(Quota(1, 1, model, 1000 * SLOTS_PER_GPU) for model in sorted({u.model for u in units}))
+def pool(hosts: list[HostInfo], units: list[UnitInfo], queued: list[QueuedWorkload], running: list[RunningWorkload]) -> Snapshot:
+    quotas = tuple(QuotaInfo(1, 1, model, 1000 * SLOTS_PER_GPU) for model in sorted({u.model for u in units}))
     return Snapshot(
         epoch=1,
-        pools=(Pool(1, "p", PoolKind.DYNAMIC, None, Policy()),),
+        pools=(PoolInfo(1, "p", PoolKind.DYNAMIC, None, PoolPolicy()),),
         hosts=tuple(hosts),
         units=tuple(units),
-        teams=(Team(1, "red"),),
+        teams=(TeamInfo(1, "red"),),
         quotas=quotas,
         queued=tuple(queued),
         running=tuple(running),
@@ -84,26 +92,26 @@ def hosts_of(snapshot: Snapshot, workload: int) -> list[int]:
 
 
 def test_the_short_way_for_alike_units_gives_the_same_waste_as_the_long_one() -> None:
-    mix = Mix.of(
+    mix = DemandMix.of(
         [
-            (Need(n, MILLI, n * 6_000, n * 40_000, classes), 9 - n)
+            (NodeDemand(n, MILLI_PER_GPU, n * 6_000, n * 40_000, classes), 9 - n)
             for n, classes in ((1, -1), (2, 0b10), (4, -1), (8, -1))
         ]
     )
-    waste = Waste(mix, classes=2, batches=16)
+    waste = ExpectedWaste(mix, classes=2, batches=16)
     for klass in (0, 1):
-        for cpu, memory in ((AMPLE, AMPLE), (20_000, AMPLE), (AMPLE, 130_000), (17_000, 90_000)):
-            alike, _, _ = waste.of_alike(klass, 8, cpu, memory)
-            rows = np.array([[MILLI] * k + [0] * (8 - k) for k in range(9)])
+        for cpu, memory in ((UNLIMITED_AMOUNT, UNLIMITED_AMOUNT), (20_000, UNLIMITED_AMOUNT), (UNLIMITED_AMOUNT, 130_000), (17_000, 90_000)):
+            alike, _, _ = waste.of_whole_gpu_nodes(klass, 8, cpu, memory)
+            rows = np.array([[MILLI_PER_GPU] * k + [0] * (8 - k) for k in range(9)])
             whole = waste.of(np.full(9, klass), np.full(9, cpu), np.full(9, memory), rows)
             assert alike.tolist() == whole.tolist()
 
 
 def test_one_ask_more_leaves_the_evened_out_mix_as_it_was() -> None:
-    asked = [(Need(1, MILLI, 0, 0), 500), (Need(2, MILLI, 0, 0), 210), (Need(8, MILLI, 0, 0), 40)]
-    mix = even_out(Mix.of(asked))
-    assert even_out(Mix.of([*asked, (Need(1, MILLI, 0, 0), 1)])) == mix
-    assert even_out(Mix.of([*asked, (Need(8, MILLI, 0, 0), 60)])) != mix
+    asked = [(NodeDemand(1, MILLI_PER_GPU, 0, 0), 500), (NodeDemand(2, MILLI_PER_GPU, 0, 0), 210), (NodeDemand(8, MILLI_PER_GPU, 0, 0), 40)]
+    mix = round_weights(DemandMix.of(asked))
+    assert round_weights(DemandMix.of([*asked, (NodeDemand(1, MILLI_PER_GPU, 0, 0), 1)])) == mix
+    assert round_weights(DemandMix.of([*asked, (NodeDemand(8, MILLI_PER_GPU, 0, 0), 60)])) != mix
 
 
 def test_a_single_gpu_leaves_the_hosts_alone_that_the_large_asks_of_this_pool_need() -> None:
@@ -145,15 +153,15 @@ def test_a_gang_takes_one_island_before_one_rack_and_one_rack_before_several() -
 
 def test_a_gang_that_no_rack_holds_is_spread_over_as_few_as_will_do() -> None:
     racks = "aaabbbbcdddd"
-    board = Board(
+    board = PoolState(
         pool([host(n + 1, rack=r) for n, r in enumerate(racks)], [], [], []),
-        Pool(1, "p", PoolKind.DYNAMIC, None, Policy()),
+        PoolInfo(1, "p", PoolKind.DYNAMIC, None, PoolPolicy()),
         NOW,
     )
-    order = nearest_first(board.ground, 5, np.arange(len(racks)))
+    order = order_by_proximity(board.ground, 5, np.arange(len(racks)))
     assert "".join(racks[h] for h in order[:5]) == "bbbbc"
     assert sorted(order.tolist()) == list(range(len(racks)))
-    assert "".join(racks[h] for h in nearest_first(board.ground, 3, np.arange(len(racks)))[:3]) == "aaa"
+    assert "".join(racks[h] for h in order_by_proximity(board.ground, 3, np.arange(len(racks)))[:3]) == "aaa"
 
 
 def test_the_terms_of_a_place_say_why_it_was_chosen() -> None:
@@ -168,29 +176,29 @@ def test_the_terms_of_a_place_say_why_it_was_chosen() -> None:
         ],
         [runs(1, 200, 201, 202)],
     )
-    board = Board(snapshot, snapshot.pools[0], NOW)
+    board = PoolState(snapshot, snapshot.pools[0], NOW)
     h100, t4 = (next(i for i, kind in enumerate(board.kinds) if kind.model == model) for model in (GPU, "T4"))
-    untouched, broken_up = fit.terms(board, Ask(1), h100, [0]), fit.terms(board, Ask(1), h100, [11])
+    untouched, broken_up = unit_selection.placement_terms(board, Ask(1), h100, [0]), unit_selection.placement_terms(board, Ask(1), h100, [11])
     assert broken_up.gain > untouched.gain
     assert untouched.slot_price > broken_up.slot_price == 0
-    few = fit.terms(board, Ask(5), h100, [11, 12, 13, 14, 15])
+    few = unit_selection.placement_terms(board, Ask(5), h100, [11, 12, 13, 14, 15])
     assert few.waste_before > few.waste_after == 0  # nothing is left to be wasted
-    assert fit.terms(board, Ask(1), t4, [16]).model_price > 0
+    assert unit_selection.placement_terms(board, Ask(1), t4, [16]).model_price > 0
     placed = {p.workload: p for p in planner.plan(snapshot, NOW).placements}[9]
     numbers = dict(placed.numbers)
     assert hosts_of(snapshot, 9) == [2]
     assert (numbers["waste_before"], numbers["waste_after"]) == (broken_up.waste_before, broken_up.waste_after)
     assert (numbers["model_price"], numbers["slot_price"]) == (broken_up.model_price, broken_up.slot_price)
-    gang = fit.terms(board, Ask(2, hosts=2), h100, [0, 1, 11, 12])
-    assert gang == fit.terms(board, Ask(2), h100, [0, 1]) + fit.terms(board, Ask(2), h100, [11, 12])
+    gang = unit_selection.placement_terms(board, Ask(2, hosts=2), h100, [0, 1, 11, 12])
+    assert gang == unit_selection.placement_terms(board, Ask(2), h100, [0, 1]) + unit_selection.placement_terms(board, Ask(2), h100, [11, 12])
 
 
 def test_the_ranks_of_roomy_hosts_are_the_same_by_the_short_table_and_by_the_full_one() -> None:
     units = [*gpus(1, 8), *gpus(2, 8), *gpus(3, 8)]
     asks = [waits(n, Ask(1 + n % 4, cpu_milli=4_000 * (1 + n % 4))) for n in range(20, 40)]
     snapshot = pool([host(1), host(2), host(3)], units, asks, [runs(1, 100), runs(2, 200, 201, 202, 203)])
-    board = Board(snapshot, snapshot.pools[0], NOW)
-    rule = fit.ranking(board, "")
+    board = PoolState(snapshot, snapshot.pools[0], NOW)
+    rule = unit_selection.ranking_for_profile(board, "")
     counts, roomy = board.counts[0], np.full(3, 10**9)
     tight = roomy.copy()
     tight[2] = 4_000
@@ -206,20 +214,20 @@ def test_what_was_worked_out_for_other_pools_changes_no_plan() -> None:
     units = [unit for h in hosts for unit in gpus(h.id, 8)]
     queued = [waits(n, Ask(dice.choice((1, 1, 2, 4)), cpu_milli=dice.choice((2_000, 9_000)))) for n in range(20, 60)]
     snapshot = pool(hosts, units, queued, [])
-    ranking.host_waste.cache_clear()
+    host_ranking.host_waste_tables.cache_clear()
     fresh = planner.plan(snapshot, NOW)
     planner.plan(pool(hosts, units, queued[:7], []), NOW)
     assert planner.plan(snapshot, NOW) == fresh
     assert planner.plan(replace(snapshot, queued=tuple(reversed(queued)), hosts=tuple(reversed(hosts))), NOW) == fresh
 
 
-@pytest.mark.parametrize("level", [0, 3, LEVELS])
+@pytest.mark.parametrize("level", [0, 3, RESOURCE_LEVELS])
 def test_a_level_of_cpu_never_promises_more_than_there_is(level: int) -> None:
-    waste = HostWaste(Mix.of([(Need(1, MILLI, 4_000, 0), 3), (Need(2, MILLI, 10_000, 0), 1)]), (8,))
-    scarce = waste.table(0, {(level, LEVELS)})[level, LEVELS]
-    ample = waste.table(0, set())[LEVELS, LEVELS]
+    waste = HostWasteTables(DemandMix.of([(NodeDemand(1, MILLI_PER_GPU, 4_000, 0), 3), (NodeDemand(2, MILLI_PER_GPU, 10_000, 0), 1)]), (8,))
+    scarce = waste.table(0, {(level, RESOURCE_LEVELS)})[level, RESOURCE_LEVELS]
+    ample = waste.table(0, set())[RESOURCE_LEVELS, RESOURCE_LEVELS]
     assert (scarce >= ample).all()
-    assert (level == LEVELS) == (scarce.tolist() == ample.tolist())
+    assert (level == RESOURCE_LEVELS) == (scarce.tolist() == ample.tolist())
 
 
 def test_the_planner_and_the_policy_that_is_measured_choose_the_same_hosts() -> None:
@@ -230,16 +238,16 @@ def test_the_planner_and_the_policy_that_is_measured_choose_the_same_hosts() -> 
     asks = [Ask(dice.choice((1, 1, 1, 2, 2, 4)), models=(dice.choice(("A100", GPU)),)) for _ in range(60)]
     queued = [waits(n, ask, submitted=NOW - 1000 + n) for n, ask in enumerate(asks, start=1)]
     snapshot = pool(hosts, units, queued, [])
-    board = Board(snapshot, snapshot.pools[0], NOW)
-    nodes = Nodes([AMPLE] * len(sizes), [AMPLE] * len(sizes), sizes, [("A100", GPU).index(model) for model in model_of])
-    measured = BatchFill(nodes, fit.ranking(board, "").mix)
+    board = PoolState(snapshot, snapshot.pools[0], NOW)
+    nodes = NodeStates([UNLIMITED_AMOUNT] * len(sizes), [UNLIMITED_AMOUNT] * len(sizes), sizes, [("A100", GPU).index(model) for model in model_of])
+    measured = BatchFill(nodes, unit_selection.ranking_for_profile(board, "").mix)
     on = {unit.id: unit.host for unit in units}
     planned = {p.workload: sorted({on[unit] for unit in p.units}) for p in planner.plan(snapshot, NOW).placements}
     for number, ask in enumerate(asks, start=1):
-        place = measured.choose(Need(ask.units, MILLI, 0, 0, 1 << ("A100", GPU).index(ask.models[0])))
+        place = measured.choose(NodeDemand(ask.units, MILLI_PER_GPU, 0, 0, 1 << ("A100", GPU).index(ask.models[0])))
         assert place is not None
         assert planned[number] == [place.node + 1], ask
-        nodes.take(place.node, Need(ask.units, MILLI, 0, 0), 0)
+        nodes.take(place.node, NodeDemand(ask.units, MILLI_PER_GPU, 0, 0), 0)
         measured.took(place.node)
 
 

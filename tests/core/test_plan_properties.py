@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scheduler.core.model import Plan, Snapshot, WindowAnswer
+from benchmarks.plan_verifier import violations, window_violations
+from scheduler.core.model.snapshot import Plan, Snapshot, WindowCheckResult
 from scheduler.core.planner import plan
-from scheduler.core.reasons import Code
-from scheduler.core.verify import violations, window_violations
-from scheduler.core.windows import TO_ASK, window_answer
+from scheduler.core.promises.reservation_windows import WINDOW_VALID_SECONDS, check_reservation_window
+from scheduler.core.reasons import ReasonCode
 from tests.core.crowded import crowded
 from tests.core.strategies import NOW, WindowAsked, snapshots, windows
 
@@ -61,12 +61,12 @@ def test_a_window_that_is_said_to_fit_keeps_every_promise(data: st.DataObject) -
         == []
     )
     for window in answer.first_windows:
-        for now in (NOW, NOW + TO_ASK):
+        for now in (NOW, NOW + WINDOW_VALID_SECONDS):
             assert answered(snapshot, replace(asked, start=window.start, end=window.end), now).fits
 
 
-def answered(snapshot: Snapshot, asked: WindowAsked, now: int = NOW) -> WindowAnswer:
-    return window_answer(
+def answered(snapshot: Snapshot, asked: WindowAsked, now: int = NOW) -> WindowCheckResult:
+    return check_reservation_window(
         snapshot,
         asked.ask,
         asked.team,
@@ -98,7 +98,7 @@ def test_a_pool_without_hosts_refuses_everything_and_breaks_nothing() -> None:
     snapshot = crowded(1, NOW)
     empty = replace(snapshot, hosts=(), units=(), running=(), maintenance=())
     planned = plan(empty, NOW)
-    assert {r.code for r in planned.refusals} == {Code.NO_SUCH_HARDWARE}
+    assert {r.code for r in planned.refusals} == {ReasonCode.NO_SUCH_HARDWARE}
     assert len(planned.refusals) == len(snapshot.queued)
     nothing = Snapshot(epoch=3)
     assert plan(nothing, NOW) == Plan(epoch=3)
@@ -106,4 +106,4 @@ def test_a_pool_without_hosts_refuses_everything_and_breaks_nothing() -> None:
 
 def test_work_that_waits_in_no_known_pool_is_refused() -> None:
     snapshot = replace(crowded(1, NOW), pools=())
-    assert {r.code for r in plan(snapshot, NOW).refusals} == {Code.NOT_YOUR_POOL}
+    assert {r.code for r in plan(snapshot, NOW).refusals} == {ReasonCode.NOT_YOUR_POOL}

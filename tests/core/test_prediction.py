@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from scheduler.core.model import Ask, Queued
-from scheduler.core.prediction import LOOKED_AT, History, predicted_seconds, size_class
+from scheduler.core.model.snapshot import Ask, QueuedWorkload
+from scheduler.core.queue.runtime_prediction import (
+    MAX_SIMILAR_JOBS,
+    RuntimeHistory,
+    predicted_seconds,
+    size_class,
+)
 
 
-def queued(limit: int, user: int = 1, team: int = 1, units: int = 1, hosts: int = 1) -> Queued:
-    return Queued(1, team, 1, user, 1, Ask(units, hosts), 0, limit, limit)
+def queued(limit: int, user: int = 1, team: int = 1, units: int = 1, hosts: int = 1) -> QueuedWorkload:
+    return QueuedWorkload(1, team, 1, user, 1, Ask(units, hosts), 0, limit, limit)
 
 
-def after(*runs: tuple[Queued, int]) -> History:
-    history = History()
+def after(*runs: tuple[QueuedWorkload, int]) -> RuntimeHistory:
+    history = RuntimeHistory()
     for row, runtime in runs:
         history.finished(row, runtime)
     return history
 
 
 def test_without_a_past_the_limit_is_all_that_is_known() -> None:
-    assert History().predict(queued(3600)) == 3600
+    assert RuntimeHistory().predict(queued(3600)) == 3600
 
 
 def test_five_similar_jobs_of_the_user_say_their_median() -> None:
@@ -51,5 +56,5 @@ def test_a_prediction_is_never_above_the_limit_nor_below_a_second() -> None:
 
 
 def test_only_the_latest_count() -> None:
-    past = [(queued(3600), 3000)] * LOOKED_AT + [(queued(3600), 60)] * LOOKED_AT
+    past = [(queued(3600), 3000)] * MAX_SIMILAR_JOBS + [(queued(3600), 60)] * MAX_SIMILAR_JOBS
     assert after(*past).predict(queued(3600)) == 60

@@ -7,59 +7,59 @@ from itertools import combinations
 
 import pytest
 
-from scheduler.core.model import (
+from benchmarks.plan_verifier import violations
+from scheduler.core.model.snapshot import (
     SLOTS_PER_GPU,
     Ask,
-    Host,
-    Policy,
-    Pool,
+    HostInfo,
+    PoolInfo,
     PoolKind,
+    PoolPolicy,
     Priority,
-    Queued,
-    Quota,
-    Running,
+    QueuedWorkload,
+    QuotaInfo,
+    RunningWorkload,
     Snapshot,
-    Team,
-    Unit,
+    TeamInfo,
+    UnitInfo,
 )
 from scheduler.core.planner import plan
-from scheduler.core.reasons import Code
-from scheduler.core.verify import violations
+from scheduler.core.reasons import ReasonCode
 
 NOW = 1_000_000
 HOUR = 3600
 SLICE = "1g.10gb"
 
 
-def running(number: int, units: tuple[int, ...], saved_ago: int = HOUR, **more: object) -> Running:
-    row = Running(number, 1, 1, 1, 1, units, NOW - 10 * HOUR, NOW + HOUR, NOW + HOUR, Priority.LOW, preemptible=True)
+def running(number: int, units: tuple[int, ...], saved_ago: int = HOUR, **more: object) -> RunningWorkload:
+    row = RunningWorkload(number, 1, 1, 1, 1, units, NOW - 10 * HOUR, NOW + HOUR, NOW + HOUR, Priority.LOW, preemptible=True)
     return replace(row, checkpoint_at=NOW - saved_ago, **more)  # type: ignore[arg-type]
 
 
-def queued(number: int, ask: Ask, priority: Priority = Priority.NORMAL) -> Queued:
-    return Queued(number, 1, 1, 1, 1, ask, NOW, HOUR, HOUR // 2, priority)
+def queued(number: int, ask: Ask, priority: Priority = Priority.NORMAL) -> QueuedWorkload:
+    return QueuedWorkload(number, 1, 1, 1, 1, ask, NOW, HOUR, HOUR // 2, priority)
 
 
-def one_team(hosts: dict[int, list[Unit]], work: list[Running], waiting: list[Queued], cpu: int = 0) -> Snapshot:
+def one_team(hosts: dict[int, list[UnitInfo]], work: list[RunningWorkload], waiting: list[QueuedWorkload], cpu: int = 0) -> Snapshot:
     units = [unit for here in hosts.values() for unit in here]
     return Snapshot(
         1,
-        pools=(Pool(1, "pool", PoolKind.DYNAMIC, None, Policy()),),
-        hosts=tuple(Host(host, f"h{host}", 1, cpu_milli=cpu) for host in hosts),
+        pools=(PoolInfo(1, "pool", PoolKind.DYNAMIC, None, PoolPolicy()),),
+        hosts=tuple(HostInfo(host, f"h{host}", 1, cpu_milli=cpu) for host in hosts),
         units=tuple(units),
-        teams=(Team(1, "red"),),
-        quotas=(Quota(1, 1, "H100", sum(unit.slots for unit in units)),),
+        teams=(TeamInfo(1, "red"),),
+        quotas=(QuotaInfo(1, 1, "H100", sum(unit.slots for unit in units)),),
         queued=tuple(waiting),
         running=tuple(work),
     )
 
 
-def gpus(host: int, count: int) -> list[Unit]:
-    return [Unit(host * 100 + n, host, host * 100 + n, "H100") for n in range(count)]
+def gpus(host: int, count: int) -> list[UnitInfo]:
+    return [UnitInfo(host * 100 + n, host, host * 100 + n, "H100") for n in range(count)]
 
 
 def test_cpu_is_kept_beside_units_that_others_leave() -> None:
-    slices = [Unit(200 + n, 1, 200, "H100", SLICE, SLOTS_PER_GPU // 7) for n in range(7)]
+    slices = [UnitInfo(200 + n, 1, 200, "H100", SLICE, SLOTS_PER_GPU // 7) for n in range(7)]
     waiting = [queued(1, Ask(2, cpu_milli=32_000), Priority.HIGH), queued(2, Ask(1, profile=SLICE, cpu_milli=16_000))]
     snapshot = one_team({1: [*gpus(1, 2), *slices]}, [running(50, (100,))], waiting, cpu=40_000)
     planned = plan(snapshot, NOW)
@@ -94,5 +94,5 @@ def test_of_two_hosts_the_one_where_less_is_lost_is_cleared_and_gangs_go_whole()
     snapshot = one_team({1: gpus(1, 2), 2: gpus(2, 2)}, work, [queued(1, Ask(2), Priority.HIGH)])
     planned = plan(snapshot, NOW)
     assert {e.workload for e in planned.evictions} == {50, 52}
-    assert [r.code for r in planned.refusals] == [Code.WAITS_FOR_EVICTION]
+    assert [r.code for r in planned.refusals] == [ReasonCode.WAITS_FOR_EVICTION]
     assert violations(snapshot, planned, NOW) == []

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from django.utils import timezone
 
-from portal.wording import reasons
-from scheduler.core.model import Plan
+from benchmarks.plan_verifier import violations
+from portal.wording import reason_texts
+from scheduler.core.model.snapshot import Plan
 from scheduler.core.planner import plan
-from scheduler.core.verify import violations
 from tests.core.scenario import FOLDER, NOW, Scenario
 
 FILES = sorted(FOLDER.glob("*.json"))
@@ -39,10 +39,10 @@ def test_people_read_why(path: Path) -> None:
 def in_words(planned: Plan) -> dict[str, str]:
     """What is said to a stranger about everybody who gets an answer, in the time zone UTC."""
     with timezone.override("UTC"):
-        said = {str(p.workload): reasons.reason(p.code, dict(p.numbers)) for p in planned.placements}
-        said |= {str(e.workload): reasons.reason(e.code, dict(e.numbers)) for e in planned.evictions}
-        said |= {str(r.workload): reasons.reason(r.code, dict(r.numbers)) for r in planned.refusals}
-        said |= {f"reservation {u.reservation}": reasons.reason(u.code, dict(u.numbers)) for u in planned.unbound}
+        said = {str(p.workload): reason_texts.reason_sentence(p.code, dict(p.numbers)) for p in planned.placements}
+        said |= {str(e.workload): reason_texts.reason_sentence(e.code, dict(e.numbers)) for e in planned.evictions}
+        said |= {str(r.workload): reason_texts.reason_sentence(r.code, dict(r.numbers)) for r in planned.refusals}
+        said |= {f"reservation {u.reservation}": reason_texts.reason_sentence(u.code, dict(u.numbers)) for u in planned.unbound}
     return dict(sorted(said.items()))
 
 

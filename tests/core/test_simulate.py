@@ -8,28 +8,34 @@ from typing import Any
 
 import pytest
 
-from scheduler.core.model import (
+from benchmarks.plan_verifier import violations
+from scheduler.core.incremental_planner import IncrementalPlanner
+from scheduler.core.model.snapshot import (
     SLOTS_PER_GPU,
     Ask,
-    Host,
+    HostInfo,
     Plan,
-    Policy,
-    Pool,
+    PoolInfo,
     PoolKind,
+    PoolPolicy,
     Priority,
-    Queued,
-    Quota,
-    Reservation,
-    Running,
+    QueuedWorkload,
+    QuotaInfo,
+    ReservationInfo,
+    RunningWorkload,
     Snapshot,
-    Team,
-    Unit,
+    TeamInfo,
+    UnitInfo,
 )
 from scheduler.core.planner import plan
-from scheduler.core.reasons import Code
-from scheduler.core.simulate import Arrival, Booking, Event, EventKind, run
-from scheduler.core.verify import violations
-from scheduler.core.warm import Standing
+from scheduler.core.reasons import ReasonCode
+from scheduler.core.what_if.simulation import (
+    ReservationArrival,
+    SimulationEvent,
+    SimulationEventKind,
+    WorkloadArrival,
+    run_simulation,
+)
 
 HOUR, DAY, GPU = 3600, 86_400, SLOTS_PER_GPU
 
@@ -37,29 +43,29 @@ HOUR, DAY, GPU = 3600, 86_400, SLOTS_PER_GPU
 def organisation(**rows: Any) -> Snapshot:
     """Two hosts of 4 GPUs; red and blue are guaranteed 4 each."""
     values: dict[str, Any] = {
-        "pools": (Pool(1, "pool", PoolKind.DYNAMIC, None, Policy(half_life_seconds=DAY)),),
-        "hosts": (Host(1, "h1", 1), Host(2, "h2", 1)),
-        "units": tuple(Unit(h * 10 + g, h, h * 10 + g, "H100") for h in (1, 2) for g in range(4)),
-        "teams": (Team(1, "red"), Team(2, "blue")),
-        "quotas": (Quota(1, 1, "H100", 4 * GPU), Quota(2, 1, "H100", 4 * GPU)),
+        "pools": (PoolInfo(1, "pool", PoolKind.DYNAMIC, None, PoolPolicy(half_life_seconds=DAY)),),
+        "hosts": (HostInfo(1, "h1", 1), HostInfo(2, "h2", 1)),
+        "units": tuple(UnitInfo(h * 10 + g, h, h * 10 + g, "H100") for h in (1, 2) for g in range(4)),
+        "teams": (TeamInfo(1, "red"), TeamInfo(2, "blue")),
+        "quotas": (QuotaInfo(1, 1, "H100", 4 * GPU), QuotaInfo(2, 1, "H100", 4 * GPU)),
     }
     return Snapshot(1, **(values | rows))
 
 
-def arrival(workload: int, at: int, team: int = 1, units: int = 1, runtime: int = HOUR, **more: Any) -> Arrival:
+def arrival(workload: int, at: int, team: int = 1, units: int = 1, runtime: int = HOUR, **more: Any) -> WorkloadArrival:
     checkpoint = more.pop("checkpoint_seconds", None)
     limit = more.pop("limit", 2 * runtime)
-    queued = Queued(workload, team, 1, workload, 1, Ask(units), at, limit, min(runtime, limit), **more)
-    return Arrival(at, queued, runtime, checkpoint)
+    queued = QueuedWorkload(workload, team, 1, workload, 1, Ask(units), at, limit, min(runtime, limit), **more)
+    return WorkloadArrival(at, queued, runtime, checkpoint)
 
 
-def told(snapshot: Snapshot, arrivals: list[Arrival], until: int = DAY, **more: Any) -> list[Event]:
-    events: list[Event] = []
-    run(snapshot, arrivals, until, start=0, on_event=events.append, **more)
+def told(snapshot: Snapshot, arrivals: list[WorkloadArrival], until: int = DAY, **more: Any) -> list[SimulationEvent]:
+    events: list[SimulationEvent] = []
+    run_simulation(snapshot, arrivals, until, start=0, on_event=events.append, **more)
     return events
 
 
-def of(events: list[Event], workload: int) -> list[tuple[int, str]]:
+def of(events: list[SimulationEvent], workload: int) -> list[tuple[int, str]]:
     return [(event.at, event.kind.value) for event in events if event.workload == workload]
 
 
@@ -69,7 +75,7 @@ def test_a_workload_is_queued_placed_and_ended() -> None:
 
 def test_the_longest_runtime_ends_what_takes_longer() -> None:
     events = told(organisation(), [arrival(1, 0, runtime=5 * HOUR, limit=HOUR)])
-    assert [(e.at, e.code) for e in events if e.kind is EventKind.ENDED] == [(HOUR, Code.TIME_LIMIT)]
+    assert [(e.at, e.code) for e in events if e.kind is SimulationEventKind.ENDED] == [(HOUR, ReasonCode.TIME_LIMIT)]
 
 
 def test_what_is_evicted_gets_its_notice_and_goes_on_from_its_checkpoint() -> None:
@@ -78,13 +84,13 @@ def test_what_is_evicted_gets_its_notice_and_goes_on_from_its_checkpoint() -> No
     more_red = arrival(2, 0, units=4, runtime=9 * HOUR, preemptible=True, checkpoint_seconds=600)
     blue = arrival(3, HOUR, team=2, units=4)
     events = told(organisation(), [red, more_red, blue])
-    evicted = next(e for e in events if e.kind is EventKind.EVICTED)
-    assert (evicted.at, evicted.for_workload, evicted.code) == (HOUR, 3, Code.EVICTED_FOR_GUARANTEE)
-    stopped = next(e for e in events if e.kind is EventKind.STOPPED)
-    assert (stopped.at, stopped.code) == (HOUR + 40, Code.CHECKPOINTED)
+    evicted = next(e for e in events if e.kind is SimulationEventKind.EVICTED)
+    assert (evicted.at, evicted.for_workload, evicted.code) == (HOUR, 3, ReasonCode.EVICTED_FOR_GUARANTEE)
+    stopped = next(e for e in events if e.kind is SimulationEventKind.STOPPED)
+    assert (stopped.at, stopped.code) == (HOUR + 40, ReasonCode.CHECKPOINTED)
     assert of(events, 3) == [(HOUR, "queued"), (HOUR + 40, "placed"), (2 * HOUR + 40, "ended")]
     again = [e for e in events if e.workload == evicted.workload and e.attempt == 2]
-    assert [e.kind for e in again] == [EventKind.QUEUED, EventKind.PLACED, EventKind.ENDED]
+    assert [e.kind for e in again] == [SimulationEventKind.QUEUED, SimulationEventKind.PLACED, SimulationEventKind.ENDED]
     assert evicted.workload == 1
     assert again[2].at - again[1].at == 2 * HOUR - (HOUR + 30)
 
@@ -96,7 +102,7 @@ def test_a_small_job_that_saves_often_does_not_make_room_every_time() -> None:
     ]
     blue = [arrival(100 + n, n * HOUR + 900, team=2, runtime=1800) for n in range(1, 24)]
     events = told(organisation(), [*red, *blue])
-    evicted = [e.workload for e in events if e.kind is EventKind.EVICTED]
+    evicted = [e.workload for e in events if e.kind is SimulationEventKind.EVICTED]
     assert len(evicted) == 23
     assert max(evicted.count(n) for n in range(1, 9)) <= 5
 
@@ -104,13 +110,13 @@ def test_a_small_job_that_saves_often_does_not_make_room_every_time() -> None:
 def test_what_can_not_checkpoint_starts_over() -> None:
     red = [arrival(n, 0, units=4, runtime=4 * HOUR, preemptible=True) for n in (1, 2)]
     events = told(organisation(), [*red, arrival(3, HOUR, team=2, units=4)])
-    victim = next(e.workload for e in events if e.kind is EventKind.STOPPED and e.code == Code.KILLED_AT_GRACE)
+    victim = next(e.workload for e in events if e.kind is SimulationEventKind.STOPPED and e.code == ReasonCode.KILLED_AT_GRACE)
     second = [e.at for e in events if e.workload == victim and e.attempt == 2]
     assert second[2] - second[1] == 4 * HOUR
 
 
 def test_a_reservation_is_bound_at_its_start_and_over_at_its_end() -> None:
-    booking = Booking(0, Reservation(9, 2, 1, 1, Ask(4), 3 * HOUR, 5 * HOUR))
+    booking = ReservationArrival(0, ReservationInfo(9, 2, 1, 1, Ask(4), 3 * HOUR, 5 * HOUR))
     borrowers = [arrival(n, 0, units=4, runtime=9 * HOUR, preemptible=True) for n in (1, 2)]
     inside = arrival(3, HOUR, team=2, units=4, runtime=9 * HOUR, reservation=9)
     events = told(organisation(), [*borrowers, inside], reservations=[booking])
@@ -118,17 +124,17 @@ def test_a_reservation_is_bound_at_its_start_and_over_at_its_end() -> None:
         (3 * HOUR, "reservation_bound"),
         (5 * HOUR, "reservation_over"),
     ]
-    assert [e.at for e in events if e.kind is EventKind.EVICTED] == [3 * HOUR - 60]
+    assert [e.at for e in events if e.kind is SimulationEventKind.EVICTED] == [3 * HOUR - 60]
     assert of(events, 3) == [(HOUR, "queued"), (3 * HOUR, "placed"), (5 * HOUR, "ended")]
 
 
 def test_work_that_runs_already_ends_as_predicted() -> None:
-    there = Running(50, 1, 1, 1, 1, (10, 11), -HOUR, 9 * HOUR, 2 * HOUR)
+    there = RunningWorkload(50, 1, 1, 1, 1, (10, 11), -HOUR, 9 * HOUR, 2 * HOUR)
     assert of(told(organisation(running=(there,)), []), 50) == [(2 * HOUR, "ended")]
 
 
 def test_the_simulation_hands_back_the_state_at_its_end() -> None:
-    after = run(
+    after = run_simulation(
         organisation(),
         [arrival(1, 0, units=4, runtime=10 * HOUR), arrival(2, 1, units=4)],
         2 * HOUR,
@@ -144,29 +150,29 @@ def test_the_simulation_hands_back_the_state_at_its_end() -> None:
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_busy_week_breaks_no_promise_and_loses_no_work(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def checked(standing: Standing, now: int, **more: Any) -> Plan:
+    def checked(standing: IncrementalPlanner, now: int, **more: Any) -> Plan:
         snapshot = standing.snapshot()
         explained, planned = plan(snapshot, now), plan(snapshot, now, **more)
         assert violations(snapshot, explained, now) == []
         assert (planned.placements, planned.evictions) == (explained.placements, explained.evictions)
         return planned
 
-    monkeypatch.setattr(Standing, "plan", checked)
+    monkeypatch.setattr(IncrementalPlanner, "plan", checked)
     arrivals = a_week(seed)
     bookings = [
-        Booking(d * DAY, Reservation(d, 2, 1, 1, Ask(3), d * DAY + HOUR, d * DAY + 5 * HOUR)) for d in range(1, 6)
+        ReservationArrival(d * DAY, ReservationInfo(d, 2, 1, 1, Ask(3), d * DAY + HOUR, d * DAY + 5 * HOUR)) for d in range(1, 6)
     ]
     events = told(organisation(), arrivals, 60 * DAY, reservations=bookings)
     assert_units_are_held_once(events)
     assert_evictions_come_to_an_end(events)
     work: dict[int, int] = defaultdict(int)
     for workload, start, end, code in attempts(events):
-        work[workload] += end - start if code != Code.KILLED_AT_GRACE else 0
+        work[workload] += end - start if code != ReasonCode.KILLED_AT_GRACE else 0
     for one in arrivals:  # nothing is left waiting when there is time enough, and nobody worked less than it takes
         assert work[one.queued.id] >= one.runtime_seconds
 
 
-def a_week(seed: int) -> list[Arrival]:
+def a_week(seed: int) -> list[WorkloadArrival]:
     dice = random.Random(seed)
     return [
         arrival(
@@ -184,37 +190,37 @@ def a_week(seed: int) -> list[Arrival]:
     ]
 
 
-def attempts(events: list[Event]) -> list[tuple[int, int, int, str]]:
+def attempts(events: list[SimulationEvent]) -> list[tuple[int, int, int, str]]:
     """(workload, start, end, code) of every attempt that came to its end."""
     started: dict[int, int] = {}
     found = []
     for event in events:
         if event.workload is None:
             continue
-        if event.kind is EventKind.PLACED:
+        if event.kind is SimulationEventKind.PLACED:
             started[event.workload] = event.at
-        elif event.kind in (EventKind.STOPPED, EventKind.ENDED):
+        elif event.kind in (SimulationEventKind.STOPPED, SimulationEventKind.ENDED):
             found.append((event.workload, started.pop(event.workload), event.at, event.code))
     return found
 
 
-def assert_units_are_held_once(events: list[Event]) -> None:
+def assert_units_are_held_once(events: list[SimulationEvent]) -> None:
     holder: dict[int, int] = {}
     for event in events:
         for unit in event.units if event.workload is not None else ():
-            if event.kind is EventKind.PLACED:
+            if event.kind is SimulationEventKind.PLACED:
                 assert unit not in holder
                 holder[unit] = event.workload or 0
-            elif event.kind in (EventKind.STOPPED, EventKind.ENDED):
+            elif event.kind in (SimulationEventKind.STOPPED, SimulationEventKind.ENDED):
                 assert holder.pop(unit) == event.workload
 
 
-def assert_evictions_come_to_an_end(events: list[Event]) -> None:
+def assert_evictions_come_to_an_end(events: list[SimulationEvent]) -> None:
     """Nobody makes others go again and again: what went for a workload is enough for it to start."""
     rounds: dict[int, set[int]] = defaultdict(set)
     for event in events:
-        if event.kind is EventKind.EVICTED and event.for_workload is not None:
+        if event.kind is SimulationEventKind.EVICTED and event.for_workload is not None:
             rounds[event.for_workload].add(event.at)
             assert len(rounds[event.for_workload]) <= 2
-        elif event.kind is EventKind.PLACED and event.workload is not None:
+        elif event.kind is SimulationEventKind.PLACED and event.workload is not None:
             rounds.pop(event.workload, None)

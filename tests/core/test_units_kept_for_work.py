@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from scheduler.core.model import SLOTS_PER_GPU, Ask, Host, Policy, Pool, PoolKind, Queued, Snapshot, Unit
+from scheduler.core.model.snapshot import (
+    SLOTS_PER_GPU,
+    Ask,
+    HostInfo,
+    PoolInfo,
+    PoolKind,
+    PoolPolicy,
+    QueuedWorkload,
+    Snapshot,
+    UnitInfo,
+)
 from scheduler.core.planner import plan
 
 NOW = 1_000_000
@@ -10,11 +20,11 @@ NOW = 1_000_000
 
 def test_spare_capacity_does_not_keep_work_off_the_units_kept_for_it() -> None:
     """The best place would be on spare capacity: the last free unit of another host. The unit kept for it is no part of that."""
-    hosts = tuple(Host(n, f"host-{n}", 1) for n in (1, 2))
+    hosts = tuple(HostInfo(n, f"host-{n}", 1) for n in (1, 2))
     units = tuple(
-        Unit(host * 10 + n, host, host * 10 + n, "A100-40GB") for host, size in ((1, 1), (2, 4)) for n in range(size)
+        UnitInfo(host * 10 + n, host, host * 10 + n, "A100-40GB") for host, size in ((1, 1), (2, 4)) for n in range(size)
     )
-    waiting = Queued(1, 1, 1, 1, 1, Ask(1), NOW, 600, 600, earmarked_units=(20,))
-    pool = Pool(1, "pool", PoolKind.STATIC, 1, Policy(spare_slots=4 * SLOTS_PER_GPU))
+    waiting = QueuedWorkload(1, 1, 1, 1, 1, Ask(1), NOW, 600, 600, earmarked_units=(20,))
+    pool = PoolInfo(1, "pool", PoolKind.STATIC, 1, PoolPolicy(spare_slots=4 * SLOTS_PER_GPU))
     planned = plan(Snapshot(1, (pool,), hosts, units, queued=(waiting,)), NOW)
     assert {p.workload: p.units for p in planned.placements} == {1: (20,)}

@@ -9,43 +9,43 @@ from typing import Any
 
 import pytest
 
-from scheduler.core.model import (
+from benchmarks.plan_verifier import PROMISES, broken_promises, violations, window_violations
+from benchmarks.plan_verifier.refusal_checks import REASON_CHECKS
+from scheduler.core.model.snapshot import (
     SLOTS_PER_GPU,
     Ask,
-    Binding,
-    DecayedUse,
+    DecayedUseInfo,
     Eviction,
-    Host,
-    Maintenance,
+    HostInfo,
+    MaintenanceInfo,
     Placement,
     Plan,
-    Policy,
-    Pool,
+    PoolInfo,
     PoolKind,
+    PoolPolicy,
     Priority,
-    Queued,
-    Quota,
+    QueuedWorkload,
+    QuotaInfo,
     Refusal,
-    Reservation,
-    Running,
+    ReservationBinding,
+    ReservationInfo,
+    ReservationWindow,
+    RunningWorkload,
     Snapshot,
-    Team,
-    Unbound,
-    Unit,
-    Window,
-    WindowAnswer,
+    TeamInfo,
+    UnboundReservation,
+    UnitInfo,
+    WindowCheckResult,
 )
 from scheduler.core.planner import plan
-from scheduler.core.reasons import Code
-from scheduler.core.verify import PROMISES, broken_promises, violations, window_violations
-from scheduler.core.verify.waiting import TRUE_WHEN
+from scheduler.core.reasons import ReasonCode
 from tests.core.scenario import FOLDER, Scenario
 from tests.core.scenario import NOW as SCENARIO_NOW
 
 NOW, HOUR, GPU = 1_000_000, 3600, SLOTS_PER_GPU
 
 
-def queued(workload: int, team: int = 1, units: int = 1, **more: Any) -> Queued:
+def queued(workload: int, team: int = 1, units: int = 1, **more: Any) -> QueuedWorkload:
     ask = more.pop("ask", Ask(units))
     values: dict[str, Any] = {
         "project": 1,
@@ -55,10 +55,10 @@ def queued(workload: int, team: int = 1, units: int = 1, **more: Any) -> Queued:
         "max_runtime_seconds": HOUR,
         "predicted_seconds": HOUR,
     }
-    return Queued(workload, team, ask=ask, **(values | more))
+    return QueuedWorkload(workload, team, ask=ask, **(values | more))
 
 
-def running(workload: int, team: int, units: tuple[int, ...], **more: Any) -> Running:
+def running(workload: int, team: int, units: tuple[int, ...], **more: Any) -> RunningWorkload:
     values: dict[str, Any] = {
         "project": 1,
         "user": 90 + team,
@@ -68,13 +68,13 @@ def running(workload: int, team: int, units: tuple[int, ...], **more: Any) -> Ru
         "predicted_until": NOW + HOUR,
         "preemptible": True,
     }
-    return Running(workload, team, units=units, **(values | more))
+    return RunningWorkload(workload, team, units=units, **(values | more))
 
 
-def units_of(host: int, pool_gpus: int = 8, **more: Any) -> tuple[Unit, ...]:
+def units_of(host: int, pool_gpus: int = 8, **more: Any) -> tuple[UnitInfo, ...]:
     values: dict[str, Any] = {"model": "H100", "memory_mib": 80_000, "compute_capability": 90}
     return tuple(
-        Unit(host * 100 + g, host, host * 100 + g, nvlink_group=g // 4, **(values | more)) for g in range(pool_gpus)
+        UnitInfo(host * 100 + g, host, host * 100 + g, nvlink_group=g // 4, **(values | more)) for g in range(pool_gpus)
     )
 
 
@@ -82,25 +82,25 @@ def world() -> Snapshot:
     """Two hosts of 8 GPUs: team 2 borrows all of the second; a reservation binds two units of the first now."""
     return Snapshot(
         epoch=7,
-        pools=(Pool(1, "shared", PoolKind.DYNAMIC, None, Policy()), Pool(2, "own", PoolKind.STATIC, 3, Policy())),
+        pools=(PoolInfo(1, "shared", PoolKind.DYNAMIC, None, PoolPolicy()), PoolInfo(2, "own", PoolKind.STATIC, 3, PoolPolicy())),
         hosts=(
-            Host(1, "one", 1, frozenset({("site", "north")}), cpu_milli=64_000, memory_mib=512_000),
-            Host(2, "two", 1),
-            Host(3, "three", 2),
+            HostInfo(1, "one", 1, frozenset({("site", "north")}), cpu_milli=64_000, memory_mib=512_000),
+            HostInfo(2, "two", 1),
+            HostInfo(3, "three", 2),
         ),
         units=(*units_of(1), *units_of(2), *units_of(3)),
-        teams=(Team(1, "a"), Team(2, "b"), Team(3, "c")),
-        quotas=(Quota(1, 1, "H100", 12 * GPU), Quota(2, 1, "H100", 2 * GPU, borrow_limit=8 * GPU)),
+        teams=(TeamInfo(1, "a"), TeamInfo(2, "b"), TeamInfo(3, "c")),
+        quotas=(QuotaInfo(1, 1, "H100", 12 * GPU), QuotaInfo(2, 1, "H100", 2 * GPU, borrow_limit=8 * GPU)),
         queued=(
             queued(1, units=2, ask=Ask(2, labels=frozenset({("site", "north")}))),
             queued(2, units=8, ask=Ask(8, models=("H100",))),
             queued(3, team=2, units=4),
-            queued(4, team=1, gate=Code.BUDGET_CLOSED, gate_numbers=(("spent", 5),)),
+            queued(4, team=1, gate=ReasonCode.BUDGET_CLOSED, gate_numbers=(("spent", 5),)),
             queued(5, team=2, units=1, preemptible=True, user=8),
             queued(6, team=3, units=1, pool=2),
         ),
         running=(running(50, 2, tuple(range(200, 204))), running(51, 2, tuple(range(204, 208)))),
-        reservations=(Reservation(9, 1, 1, 1, Ask(2), NOW, NOW + HOUR),),
+        reservations=(ReservationInfo(9, 1, 1, 1, Ask(2), NOW, NOW + HOUR),),
     )
 
 
@@ -160,7 +160,7 @@ def policy(**change: Any) -> Bug:
     return bug
 
 
-def quotas(*rows: Quota) -> Bug:
+def quotas(*rows: QuotaInfo) -> Bug:
     return lambda snapshot, planned: (replace(snapshot, quotas=rows), planned)
 
 
@@ -191,7 +191,7 @@ def both(*bugs: Bug) -> Bug:
 
 
 def started(workload: int, *units: int, borrowed: int = 0, until: int = NOW + HOUR) -> Placement:
-    return Placement(workload, tuple(units), borrowed, Code.FREE_WITHIN_GUARANTEE, (("x", 1),), until)
+    return Placement(workload, tuple(units), borrowed, ReasonCode.FREE_WITHIN_GUARANTEE, (("x", 1),), until)
 
 
 def without_answer(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
@@ -199,16 +199,16 @@ def without_answer(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
 
 
 def bound_elsewhere(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
-    return snapshot, replace(planned, bindings=(Binding(9, (200, 201)),))
+    return snapshot, replace(planned, bindings=(ReservationBinding(9, (200, 201)),))
 
 
 def bound_short(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
-    return snapshot, replace(planned, bindings=(Binding(9, planned.bindings[0].units[:1]),))
+    return snapshot, replace(planned, bindings=(ReservationBinding(9, planned.bindings[0].units[:1]),))
 
 
 def bound_twice(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
-    other = Reservation(10, 1, 1, 1, Ask(2), NOW, NOW + HOUR)
-    again = (*planned.bindings, Binding(10, planned.bindings[0].units))
+    other = ReservationInfo(10, 1, 1, 1, Ask(2), NOW, NOW + HOUR)
+    again = (*planned.bindings, ReservationBinding(10, planned.bindings[0].units))
     return replace(snapshot, reservations=(*snapshot.reservations, other)), replace(planned, bindings=again)
 
 
@@ -218,19 +218,19 @@ def bound_early(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
 
 
 def maintenance(start: int, end: int) -> Bug:
-    return lambda snapshot, planned: (replace(snapshot, maintenance=(Maintenance(1, start, end),)), planned)
+    return lambda snapshot, planned: (replace(snapshot, maintenance=(MaintenanceInfo(1, start, end),)), planned)
 
 
 def promised_later(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
     """Five of the first host's units are promised in ten minutes, and the plan gives too many of them away."""
-    promise = Reservation(11, 1, 1, 1, Ask(5, labels=frozenset({("site", "north")})), NOW + 600, NOW + HOUR)
+    promise = ReservationInfo(11, 1, 1, 1, Ask(5, labels=frozenset({("site", "north")})), NOW + 600, NOW + HOUR)
     return replace(snapshot, reservations=(*snapshot.reservations, promise)), planned
 
 
 def promised_tomorrow(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
     """Both hosts are promised tomorrow, the disk of one is full today; work that stays longer sits down on the other one."""
-    full = replace(snapshot.hosts[1], accepts=False, closed_code=Code.HOST_FULL)
-    tomorrow = Reservation(11, 1, 1, 1, Ask(8, hosts=2), NOW + 24 * HOUR, NOW + 30 * HOUR)
+    full = replace(snapshot.hosts[1], accepts=False, closed_code=ReasonCode.HOST_FULL)
+    tomorrow = ReservationInfo(11, 1, 1, 1, Ask(8, hosts=2), NOW + 24 * HOUR, NOW + 30 * HOUR)
     stays = queued(1, units=2, max_runtime_seconds=48 * HOUR)
     alone = replace(
         snapshot, hosts=(snapshot.hosts[0], full), queued=(stays,), running=(), reservations=(tomorrow,),
@@ -245,8 +245,8 @@ def spare_gone(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
 
 def evict_for_priority(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
     """Team 2's own waiting work takes team 2's running work of the same priority."""
-    note = Eviction(51, 3, None, Code.EVICTED_FOR_PRIORITY, NOW + 30, (("x", 1),))
-    changed, waits = refusal(3, code=Code.WAITS_FOR_EVICTION, blockers=(51,))(snapshot, planned)
+    note = Eviction(51, 3, None, ReasonCode.EVICTED_FOR_PRIORITY, NOW + 30, (("x", 1),))
+    changed, waits = refusal(3, code=ReasonCode.WAITS_FOR_EVICTION, blockers=(51,))(snapshot, planned)
     rows = tuple(replace(r, priority=Priority.NORMAL) for r in changed.running)
     return replace(changed, running=rows), replace(waits, evictions=(note,))
 
@@ -260,26 +260,26 @@ def delayed_hold(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
 
 def not_bound(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
     """The reservation that has begun says that units are missing, and there they are."""
-    waits = Unbound(9, Code.RESERVED_UNITS_MISSING, (("need", 2),))
+    waits = UnboundReservation(9, ReasonCode.RESERVED_UNITS_MISSING, (("need", 2),))
     return snapshot, replace(planned, bindings=(), unbound=(waits,))
 
 
 def two_models() -> Snapshot:
     """A host of H100, all of them guaranteed to team 1, and a host of A100, all of them guaranteed to team 2."""
-    guaranteed = (Quota(1, 1, "H100", 8 * GPU), Quota(1, 1, "A100", 0), Quota(2, 1, "H100", 0), Quota(2, 1, "A100", 8 * GPU))
+    guaranteed = (QuotaInfo(1, 1, "H100", 8 * GPU), QuotaInfo(1, 1, "A100", 0), QuotaInfo(2, 1, "H100", 0), QuotaInfo(2, 1, "A100", 8 * GPU))
     alone = replace(world(), queued=(), running=(), reservations=(), quotas=guaranteed)
     return replace(alone, units=(*units_of(1), *units_of(2, model="A100")), pools=alone.pools[:1], hosts=alone.hosts[:2])
 
 
 def bound_to_what_others_are_guaranteed(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
-    either = Reservation(9, 2, 1, 1, Ask(8, models=("H100", "A100")), NOW, NOW + HOUR)
-    return replace(two_models(), reservations=(either,)), Plan(7, bindings=(Binding(9, ALL_OF_ONE),))
+    either = ReservationInfo(9, 2, 1, 1, Ask(8, models=("H100", "A100")), NOW, NOW + HOUR)
+    return replace(two_models(), reservations=(either,)), Plan(7, bindings=(ReservationBinding(9, ALL_OF_ONE),))
 
 
 def more_than_is_guaranteed_once_it_begins(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
     """Team 1, guaranteed 8, has 8 reserved in an hour, and a job on the other host that nobody can tell to go."""
-    guaranteed = (Quota(1, 1, "H100", 8 * GPU), Quota(2, 1, "H100", 8 * GPU))
-    soon = (Reservation(9, 1, 1, 1, Ask(8), NOW + HOUR, NOW + 2 * HOUR),)
+    guaranteed = (QuotaInfo(1, 1, "H100", 8 * GPU), QuotaInfo(2, 1, "H100", 8 * GPU))
+    soon = (ReservationInfo(9, 1, 1, 1, Ask(8), NOW + HOUR, NOW + 2 * HOUR),)
     stays = queued(1, units=8, max_runtime_seconds=5 * HOUR)
     alone = replace(two_models(), quotas=guaranteed, reservations=soon, queued=(stays,), units=(*units_of(1), *units_of(2)))
     return alone, Plan(7, placements=(started(1, *ALL_OF_ONE, until=NOW + 5 * HOUR),))
@@ -287,19 +287,19 @@ def more_than_is_guaranteed_once_it_begins(snapshot: Snapshot, planned: Plan) ->
 
 def nobody_told(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
     """A reservation of the whole pool starts in half a minute, and team 2's work is left in peace."""
-    soon = Reservation(9, 1, 1, 1, Ask(8, hosts=2), NOW + 30, NOW + HOUR)
+    soon = ReservationInfo(9, 1, 1, 1, Ask(8, hosts=2), NOW + 30, NOW + HOUR)
     alone = replace(snapshot, reservations=(soon,), queued=())
     return alone, Plan(7)
 
 
 def told_for_nothing(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
     """Somebody leaves for the reservation that two free units would serve."""
-    note = Eviction(50, None, 9, Code.EVICTED_FOR_RESERVATION, NOW + 30, (("reservation", 9),))
-    waits = Unbound(9, Code.RESERVED_UNITS_IN_USE, (("need", 2),))
+    note = Eviction(50, None, 9, ReasonCode.EVICTED_FOR_RESERVATION, NOW + 30, (("reservation", 9),))
+    waits = UnboundReservation(9, ReasonCode.RESERVED_UNITS_IN_USE, (("need", 2),))
     return snapshot, replace(planned, evictions=(note,), bindings=(), unbound=(waits,))
 
 
-def story(*rows: Queued, placed: Placement, waits: int, **more: Any) -> Bug:
+def story(*rows: QueuedWorkload, placed: Placement, waits: int, **more: Any) -> Bug:
     """On one host of 8 GPUs, or in what ``more`` says, one of these starts and another waits for units."""
 
     def bug(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
@@ -309,10 +309,10 @@ def story(*rows: Queued, placed: Placement, waits: int, **more: Any) -> Bug:
             snapshot.hosts,
             units_of(1),
             snapshot.teams,
-            (Quota(1, 1, "H100", 8 * GPU), Quota(2, 1, "H100", 0)),
+            (QuotaInfo(1, 1, "H100", 8 * GPU), QuotaInfo(2, 1, "H100", 0)),
             queued=rows,
         )
-        refusals = (Refusal(waits, Code.WAITS_FOR_UNITS, (("need", 8),), 1),) if waits else ()
+        refusals = (Refusal(waits, ReasonCode.WAITS_FOR_UNITS, (("need", 8),), 1),) if waits else ()
         return replace(told, **more), Plan(7, placements=(placed,), refusals=refusals)
 
     return bug
@@ -320,7 +320,7 @@ def story(*rows: Queued, placed: Placement, waits: int, **more: Any) -> Bug:
 
 ALL_OF_ONE = tuple(range(100, 108))
 TWO_SLICED = tuple(
-    Unit(1000 + 10 * gpu + part, 1, 100 + gpu, "H100", "1g.10gb", 120, 10_000, 90)
+    UnitInfo(1000 + 10 * gpu + part, 1, 100 + gpu, "H100", "1g.10gb", 120, 10_000, 90)
     for gpu in (0, 1)
     for part in range(7)
 )
@@ -330,11 +330,11 @@ BUGS: dict[str, tuple[Bug, str]] = {
     "a plan of another epoch": (lambda s, p: (s, replace(p, epoch=6)), "epoch"),
     "a workload without an answer": (without_answer, "0 answers"),
     "a workload with two answers": (
-        lambda s, p: (s, replace(p, refusals=(*p.refusals, Refusal(1, Code.WAITS_FOR_UNITS, (("x", 1),))))),
+        lambda s, p: (s, replace(p, refusals=(*p.refusals, Refusal(1, ReasonCode.WAITS_FOR_UNITS, (("x", 1),))))),
         "2 answers",
     ),
     "an answer for nobody": (
-        lambda s, p: (s, replace(p, refusals=(*p.refusals, Refusal(99, Code.WAITS_FOR_UNITS, (("x", 1),))))),
+        lambda s, p: (s, replace(p, refusals=(*p.refusals, Refusal(99, ReasonCode.WAITS_FOR_UNITS, (("x", 1),))))),
         "does not wait",
     ),
     "a unit that does not exist": (place(1, units=(100, 999)), "does not exist"),
@@ -362,7 +362,7 @@ BUGS: dict[str, tuple[Bug, str]] = {
     "another pool": (row("queued", 6, pool=1), "waits in pool"),
     "too little CPU": (row("queued", 1, ask=Ask(2, cpu_milli=65_000)), "no CPU left"),
     "too little host memory": (row("queued", 1, ask=Ask(2, memory_mib=600_000)), "no memory left"),
-    "a closed gate": (row("queued", 1, gate=Code.DEPENDENCY), "behind the gate"),
+    "a closed gate": (row("queued", 1, gate=ReasonCode.DEPENDENCY), "behind the gate"),
     "a back-off not over": (row("queued", 1, not_before=NOW + 5), "back-off"),
     "too long a run": (policy(longest_runtime_seconds=60), "longer than the pool allows"),
     "a stranger in a static pool": (row("queued", 6, team=1), "another team's static pool"),
@@ -375,19 +375,19 @@ BUGS: dict[str, tuple[Bug, str]] = {
         lambda s, p: (replace(s, units=tuple(replace(u, profile="share-1/4", gpu=1) for u in s.units)), p),
         "time-sliced between teams",
     ),
-    "no quota": (quotas(Quota(2, 1, "H100", 2 * GPU, 8 * GPU)), "has no quota"),
-    "above the borrow limit": (quotas(Quota(1, 1, "H100", 0, GPU), Quota(2, 1, "H100", 0)), "above guarantee"),
-    "borrowing for firm work": (quotas(Quota(1, 1, "H100", GPU), Quota(2, 1, "H100", 0)), "is not preemptible"),
+    "no quota": (quotas(QuotaInfo(2, 1, "H100", 2 * GPU, 8 * GPU)), "has no quota"),
+    "above the borrow limit": (quotas(QuotaInfo(1, 1, "H100", 0, GPU), QuotaInfo(2, 1, "H100", 0)), "above guarantee"),
+    "borrowing for firm work": (quotas(QuotaInfo(1, 1, "H100", GPU), QuotaInfo(2, 1, "H100", 0)), "is not preemptible"),
     "borrowing against the rule": (
         both(
-            quotas(Quota(1, 1, "H100", GPU), Quota(2, 1, "H100", 0)),
+            quotas(QuotaInfo(1, 1, "H100", GPU), QuotaInfo(2, 1, "H100", 0)),
             row("queued", 1, preemptible=True, may_borrow=False),
         ),
         "may not borrow",
     ),
     "borrowed and not said": (
         both(
-            quotas(Quota(1, 1, "H100", GPU), Quota(2, 1, "H100", 0)),
+            quotas(QuotaInfo(1, 1, "H100", GPU), QuotaInfo(2, 1, "H100", 0)),
             row("queued", 1, preemptible=True, may_borrow=True),
         ),
         "the plan says 0",
@@ -410,11 +410,11 @@ BUGS: dict[str, tuple[Bug, str]] = {
     ),
     "a reservation that waits in silence": (lambda s, p: (s, replace(p, bindings=())), "has begun without units"),
     "a reason for a reservation that does not wait": (
-        lambda s, p: (s, replace(p, unbound=(Unbound(9, Code.RESERVED_UNITS_MISSING, (("need", 2),)),))),
+        lambda s, p: (s, replace(p, unbound=(UnboundReservation(9, ReasonCode.RESERVED_UNITS_MISSING, (("need", 2),)),))),
         "does not wait for units",
     ),
     "a reservation that waits with a reason of workloads": (
-        lambda s, p: (s, replace(p, bindings=(), unbound=(Unbound(9, Code.WAITS_FOR_UNITS, (("need", 2),)),))),
+        lambda s, p: (s, replace(p, bindings=(), unbound=(UnboundReservation(9, ReasonCode.WAITS_FOR_UNITS, (("need", 2),)),))),
         "waits with code",
     ),
     "an eviction of what does not run": (eviction(workload=1234), "does not run"),
@@ -425,19 +425,19 @@ BUGS: dict[str, tuple[Bug, str]] = {
     "an eviction of what is leaving": (row("running", 50, stopping=True), "told already"),
     "an eviction for nobody": (eviction(for_workload=None), "exactly one beneficiary"),
     "an eviction for two": (eviction(for_reservation=9), "exactly one beneficiary"),
-    "an eviction with a wrong code": (eviction(code=Code.WAITS_FOR_UNITS), "with code"),
+    "an eviction with a wrong code": (eviction(code=ReasonCode.WAITS_FOR_UNITS), "with code"),
     "an eviction for what does not wait": (eviction(for_workload=4321), "does not wait in its pool"),
-    "an eviction for what does not wait for it": (refusal(2, code=Code.WAITS_FOR_UNITS), "does not wait for it"),
+    "an eviction for what does not wait for it": (refusal(2, code=ReasonCode.WAITS_FOR_UNITS), "does not wait for it"),
     "an eviction back": (row("queued", 2, evicted_by=50), "evicts it back"),
     "an eviction that frees nothing of use": (row("queued", 2, ask=Ask(8, models=("B200",))), "frees nothing"),
     "an eviction of an equal": (evict_for_priority, "priority is not lower"),
     "an eviction from a reservation": (row("running", 50, reservation=9), "inside a reservation of another"),
     "an eviction by a borrower": (
-        quotas(Quota(1, 1, "H100", 4 * GPU), Quota(2, 1, "H100", 2 * GPU)),
+        quotas(QuotaInfo(1, 1, "H100", 4 * GPU), QuotaInfo(2, 1, "H100", 2 * GPU)),
         "not within its team's guarantee",
     ),
     "an eviction of guaranteed work": (
-        quotas(Quota(1, 1, "H100", 12 * GPU), Quota(2, 1, "H100", 8 * GPU)),
+        quotas(QuotaInfo(1, 1, "H100", 12 * GPU), QuotaInfo(2, 1, "H100", 8 * GPU)),
         "borrowed only",
     ),
     "an eviction for a reservation to come": (
@@ -457,7 +457,7 @@ BUGS: dict[str, tuple[Bug, str]] = {
         "go in vain",
     ),
     "an eviction for a guarantee that says it is for priority": (
-        eviction(code=Code.EVICTED_FOR_PRIORITY),
+        eviction(code=ReasonCode.EVICTED_FOR_PRIORITY),
         "true is evicted_for_guarantee",
     ),
     "an eviction of somebody the beneficiary does not name": (refusal(2, blockers=(51,)), "told to wait for others"),
@@ -485,7 +485,7 @@ BUGS: dict[str, tuple[Bug, str]] = {
         story(
             queued(1, units=8),
             queued(2, team=2, units=8, preemptible=True),
-            placed=replace(started(2, *ALL_OF_ONE, borrowed=8 * GPU), code=Code.FREE_BORROWED),
+            placed=replace(started(2, *ALL_OF_ONE, borrowed=8 * GPU), code=ReasonCode.FREE_BORROWED),
             waits=1,
         ),
         "within its team's guarantee",
@@ -494,10 +494,10 @@ BUGS: dict[str, tuple[Bug, str]] = {
         story(
             queued(1, units=8, preemptible=True),
             queued(2, team=2, units=8, preemptible=True),
-            placed=replace(started(2, *ALL_OF_ONE, borrowed=8 * GPU), code=Code.FREE_BORROWED),
+            placed=replace(started(2, *ALL_OF_ONE, borrowed=8 * GPU), code=ReasonCode.FREE_BORROWED),
             waits=1,
-            quotas=(Quota(1, 1, "H100", 0), Quota(2, 1, "H100", 0)),
-            decayed_use=(DecayedUse(1, 1, 10.0), DecayedUse(2, 1, 9_000_000_000.0)),
+            quotas=(QuotaInfo(1, 1, "H100", 0), QuotaInfo(2, 1, "H100", 0)),
+            decayed_use=(DecayedUseInfo(1, 1, 10.0), DecayedUseInfo(2, 1, 9_000_000_000.0)),
         ),
         "whose team used less",
     ),
@@ -507,7 +507,7 @@ BUGS: dict[str, tuple[Bug, str]] = {
             placed=started(1, 200),
             waits=0,
             units=(*units_of(1), *units_of(2, model="A100")),
-            quotas=(Quota(1, 1, "H100", 8 * GPU), Quota(1, 1, "A100", 8 * GPU)),
+            quotas=(QuotaInfo(1, 1, "H100", 8 * GPU), QuotaInfo(1, 1, "A100", 8 * GPU)),
         ),
         "which it prefers, lies free",
     ),
@@ -526,14 +526,14 @@ BUGS: dict[str, tuple[Bug, str]] = {
             placed=started(1, 100),
             waits=0,
             units=(*units_of(1), *units_of(2)),
-            hosts=(Host(1, "h1", 1, homes=8), Host(2, "h2", 1, homes=7)),
+            hosts=(HostInfo(1, "h1", 1, homes=8), HostInfo(2, "h2", 1, homes=7)),
         ),
         "away from the homes of its checkpoint",
     ),
     "a full disk that is none": (
         both(
-            row("hosts", 1, accepts=False, closed_code=Code.HOST_FULL),
-            refusal(2, code=Code.HOST_FULL, numbers=(("full", 1), ("hosts", ["another"]), ("need", 4))),
+            row("hosts", 1, accepts=False, closed_code=ReasonCode.HOST_FULL),
+            refusal(2, code=ReasonCode.HOST_FULL, numbers=(("full", 1), ("hosts", ["another"]), ("need", 4))),
         ),
         "says host_full, which is not so",
     ),
@@ -548,7 +548,7 @@ BUGS: dict[str, tuple[Bug, str]] = {
         "which was whole",
     ),
     "a start without numbers": (place(1, numbers=()), "starts without numbers"),
-    "a borrowed start that says it is guaranteed": (place(5, code=Code.FREE_WITHIN_GUARANTEE), "true is free_borrowed"),
+    "a borrowed start that says it is guaranteed": (place(5, code=ReasonCode.FREE_WITHIN_GUARANTEE), "true is free_borrowed"),
     "a start in a pool that is gone": (row("queued", 1, pool=77), "a pool that is not known"),
     "numbers that are no JSON": (refusal(3, numbers=(("need", float("nan")),)), "JSON can't carry"),
     "rows out of order": (
@@ -557,7 +557,7 @@ BUGS: dict[str, tuple[Bug, str]] = {
     ),
     "a wait for an eviction without an end": (refusal(2, expected_start=None), "without an expected start"),
     "a start expected of what waits for ever": (
-        refusal(3, code=Code.NO_QUOTA, expected_start=NOW + 60),
+        refusal(3, code=ReasonCode.NO_QUOTA, expected_start=NOW + 60),
         "would wait for ever",
     ),
     "a place in line for who has none": (refusal(4, position=3), "has place 3 in the line"),
@@ -571,17 +571,17 @@ BUGS: dict[str, tuple[Bug, str]] = {
         both(refusal(3, held_units=(200,), expected_start=NOW + 60), lambda s, p: (s, replace(p, evictions=()))),
         "is expected on units set aside",
     ),
-    "a refusal with a code for starts": (refusal(3, code=Code.FREE_BORROWED), "with code"),
-    "a start with a code for refusals": (place(1, code=Code.WAITS_FOR_UNITS), "starts with code"),
+    "a refusal with a code for starts": (refusal(3, code=ReasonCode.FREE_BORROWED), "with code"),
+    "a start with a code for refusals": (place(1, code=ReasonCode.WAITS_FOR_UNITS), "starts with code"),
     "a refusal without numbers": (refusal(3, numbers=()), "without numbers"),
     "a start expected in the past": (refusal(3, expected_start=NOW - 1), "in the past"),
-    "a hidden gate": (refusal(4, code=Code.WAITS_FOR_UNITS, numbers=(("x", 1),)), "hides its gate"),
+    "a hidden gate": (refusal(4, code=ReasonCode.WAITS_FOR_UNITS, numbers=(("x", 1),)), "hides its gate"),
     "a place counted twice": (refusal(2, position=2), "positions in pool"),
     "a wait for nobody's eviction": (refusal(2, blockers=()), "eviction of nobody"),
     "free units left": (
         lambda s, p: (
             Snapshot(7, s.pools, s.hosts, s.units, s.teams, s.quotas, queued=(queued(1, units=2),)),
-            Plan(7, refusals=(Refusal(1, Code.WAITS_FOR_UNITS, (("x", 1),), 1),)),
+            Plan(7, refusals=(Refusal(1, ReasonCode.WAITS_FOR_UNITS, (("x", 1),), 1),)),
         ),
         "units that lie free",
     ),
@@ -596,8 +596,8 @@ def test_the_verifier_catches(name: str) -> None:
     assert any(words in sentence for sentence in found), found
 
 
-@pytest.mark.parametrize("code", TRUE_WHEN)
-def test_the_verifier_catches_a_reason_that_is_not_so(code: Code) -> None:
+@pytest.mark.parametrize("code", REASON_CHECKS)
+def test_the_verifier_catches_a_reason_that_is_not_so(code: ReasonCode) -> None:
     snapshot, planned = refusal(2, code=code, numbers=(("x", 1),))(world(), good_plan())
     assert f"refusal of workload 2 says {code}, which is not so" in violations(snapshot, planned, NOW)
 
@@ -619,7 +619,7 @@ def test_a_borrower_served_first_is_caught_whatever_else_it_or_the_other_team_as
     others = tuple(r for r in right.refusals if r.workload != borrower)
     wrong = replace(
         right,
-        placements=(replace(placed, workload=borrower, borrowed_slots=4 * GPU, code=Code.FREE_BORROWED),),
+        placements=(replace(placed, workload=borrower, borrowed_slots=4 * GPU, code=ReasonCode.FREE_BORROWED),),
         refusals=tuple(sorted((*others, replace(refused, workload=guaranteed)), key=lambda r: r.workload)),
     )
     promise = "guarantees come before borrowing"
@@ -636,7 +636,7 @@ def test_some_planted_bug_breaks_the_promise_that(promise: str) -> None:
 def caught_by_words() -> set[str]:
     """The promises that the planted bugs break, each in the words expected of it."""
     found = set()
-    for bug, words in [*BUGS.values(), (refusal(2, code=Code.NO_QUOTA), "not so")]:
+    for bug, words in [*BUGS.values(), (refusal(2, code=ReasonCode.NO_QUOTA), "not so")]:
         broken = broken_promises(*bug(world(), good_plan()), NOW)
         found |= {promise for promise, sentence in broken if words in sentence}
     return found
@@ -644,13 +644,13 @@ def caught_by_words() -> set[str]:
 
 # -- what is said to who asks for a reservation ------------------------------------------------------------------------------
 
-YES, NO = WindowAnswer(True), WindowAnswer(False, Code.WINDOW_FULL, (("need", 1),))
+YES, NO = WindowCheckResult(True), WindowCheckResult(False, ReasonCode.WINDOW_FULL, (("need", 1),))
 STAYS = tuple(replace(r, preemptible=False) for r in world().running)
 LATER = NOW + HOUR, NOW + 2 * HOUR
-WRONG_ANSWERS: dict[str, tuple[Snapshot, int, WindowAnswer, str]] = {
+WRONG_ANSWERS: dict[str, tuple[Snapshot, int, WindowCheckResult, str]] = {
     "a yes where work must stay": (replace(world(), running=STAYS, reservations=()), 9, YES, "no units are there"),
     "a yes for what is promised already": (
-        replace(world(), running=(), reservations=(Reservation(10, 1, 1, 1, Ask(8), *LATER),)),
+        replace(world(), running=(), reservations=(ReservationInfo(10, 1, 1, 1, Ask(8), *LATER),)),
         9,
         YES,
         "no units are there",
@@ -659,7 +659,7 @@ WRONG_ANSWERS: dict[str, tuple[Snapshot, int, WindowAnswer, str]] = {
         replace(
             world(),
             running=(),
-            reservations=(Reservation(10, 1, 1, 1, Ask(7), *LATER), Reservation(11, 1, 1, 1, Ask(7), *LATER)),
+            reservations=(ReservationInfo(10, 1, 1, 1, Ask(7), *LATER), ReservationInfo(11, 1, 1, 1, Ask(7), *LATER)),
         ),
         8,
         YES,
@@ -668,7 +668,7 @@ WRONG_ANSWERS: dict[str, tuple[Snapshot, int, WindowAnswer, str]] = {
     "a yes on a full disk that may not be emptied by then": (
         replace(
             world(),
-            hosts=tuple(replace(host, accepts=False, closed_code=Code.HOST_FULL) for host in world().hosts),
+            hosts=tuple(replace(host, accepts=False, closed_code=ReasonCode.HOST_FULL) for host in world().hosts),
             running=(),
             reservations=(),
         ),
@@ -683,7 +683,7 @@ WRONG_ANSWERS: dict[str, tuple[Snapshot, int, WindowAnswer, str]] = {
         "less than they are guaranteed",
     ),
     "a yes that eats what others are guaranteed of either model": (
-        replace(two_models(), quotas=(Quota(1, 1, "H100", 8 * GPU), Quota(1, 1, "A100", 8 * GPU), Quota(2, 1, "H100", 0))),
+        replace(two_models(), quotas=(QuotaInfo(1, 1, "H100", 8 * GPU), QuotaInfo(1, 1, "A100", 8 * GPU), QuotaInfo(2, 1, "H100", 0))),
         8,
         YES,
         "less than they are guaranteed: A100 at",
@@ -691,29 +691,29 @@ WRONG_ANSWERS: dict[str, tuple[Snapshot, int, WindowAnswer, str]] = {
     "a yes that eats what others are guaranteed again by then": (
         replace(
             world(), running=(), reservations=(),
-            quotas=(Quota(1, 1, "H100", 0, None, LATER[0] - 60, 100, guaranteed_again=12 * GPU), Quota(2, 1, "H100", 2 * GPU)),
+            quotas=(QuotaInfo(1, 1, "H100", 0, None, LATER[0] - 60, 100, guaranteed_again=12 * GPU), QuotaInfo(2, 1, "H100", 2 * GPU)),
         ),
         8,
         YES,
         "less than they are guaranteed",
     ),
     "a yes beyond what the team may borrow": (
-        replace(world(), running=(), reservations=(), quotas=(Quota(2, 1, "H100", 2 * GPU, 5 * GPU),)),
+        replace(world(), running=(), reservations=(), quotas=(QuotaInfo(2, 1, "H100", 2 * GPU, 5 * GPU),)),
         8,
         YES,
         "may not hold so much",
     ),
-    "a no without a reason": (world(), 1, WindowAnswer(False), "a no with code"),
+    "a no without a reason": (world(), 1, WindowCheckResult(False), "a no with code"),
     "a window in the past": (
         world(),
         1,
-        replace(NO, first_windows=(Window(NOW - HOUR, NOW),)),
+        replace(NO, first_windows=(ReservationWindow(NOW - HOUR, NOW),)),
         "over or has another length",
     ),
     "a window of another length": (
         world(),
         1,
-        replace(NO, first_windows=(Window(NOW, NOW + 2 * HOUR),)),
+        replace(NO, first_windows=(ReservationWindow(NOW, NOW + 2 * HOUR),)),
         "over or has another length",
     ),
 }
@@ -729,20 +729,20 @@ def test_the_verifier_catches_a_wrong_answer(name: str) -> None:
 
 def test_free_slices_kept_for_whom_others_leave_do_not_count_as_left_beside_those_in_use() -> None:
     sliced = tuple(
-        Unit(unit, 1, unit // 10, "H100", "1g.10gb", GPU // 7, 10_000, 90) for unit in (1000, 1001, 1002, *range(1010, 1015))
+        UnitInfo(unit, 1, unit // 10, "H100", "1g.10gb", GPU // 7, 10_000, 90) for unit in (1000, 1001, 1002, *range(1010, 1015))
     )
     four = Ask(4, profile="1g.10gb")
     snapshot = replace(
         world(),
         pools=world().pools[:1],
-        hosts=(Host(1, "one", 1),),
+        hosts=(HostInfo(1, "one", 1),),
         units=sliced,
-        quotas=(Quota(1, 1, "H100", GPU), Quota(2, 1, "H100", 0, borrow_limit=0)),
+        quotas=(QuotaInfo(1, 1, "H100", GPU), QuotaInfo(2, 1, "H100", 0, borrow_limit=0)),
         queued=(queued(1, team=2, ask=four, preemptible=True, earmarked_units=(1000, 1001)), queued(2, ask=four)),
         running=(running(50, 2, (1000, 1001), stopping=True, stop_by=NOW + 30, evicted_for_workload=1),),
         reservations=(),
     )
     planned = plan(snapshot, NOW)
     assert [placement.units for placement in planned.placements] == [(1011, 1012, 1013, 1014)]
-    assert [refusal.code for refusal in planned.refusals] == [Code.WAITS_FOR_EVICTION]
+    assert [refusal.code for refusal in planned.refusals] == [ReasonCode.WAITS_FOR_EVICTION]
     assert violations(snapshot, planned, NOW) == []

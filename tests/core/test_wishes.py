@@ -4,45 +4,45 @@ from __future__ import annotations
 
 from typing import Any
 
-from scheduler.core.model import (
+from scheduler.core.model.snapshot import (
     SLOTS_PER_GPU,
     Ask,
-    Host,
+    HostInfo,
     Placement,
-    Policy,
-    Pool,
+    PoolInfo,
     PoolKind,
-    Queued,
-    Quota,
-    Running,
+    PoolPolicy,
+    QueuedWorkload,
+    QuotaInfo,
+    RunningWorkload,
     Snapshot,
-    Team,
-    Unit,
+    TeamInfo,
+    UnitInfo,
 )
 from scheduler.core.planner import plan
 
 NOW = 1_000_000
 
 
-def placed(ask: Ask, *running: Running, **host_labels: dict[str, str]) -> list[str]:
+def placed(ask: Ask, *running: RunningWorkload, **host_labels: dict[str, str]) -> list[str]:
     """On which hosts an ask is placed, of hosts with four GPUs each and these labels."""
     names = list(host_labels)
     snapshot = Snapshot(
         epoch=1,
-        pools=(Pool(1, "pool", PoolKind.DYNAMIC, None, Policy()),),
-        hosts=tuple(Host(n, name, 1, frozenset(host_labels[name].items())) for n, name in enumerate(names, 1)),
-        units=tuple(Unit(n * 10 + g, n, n * 10 + g, "H100") for n in range(1, len(names) + 1) for g in range(4)),
-        teams=(Team(1, "red"),),
-        quotas=(Quota(1, 1, "H100", 99 * SLOTS_PER_GPU),),
-        queued=(Queued(900, 1, 1, 1, 1, ask, NOW, 3600, 3600),),
+        pools=(PoolInfo(1, "pool", PoolKind.DYNAMIC, None, PoolPolicy()),),
+        hosts=tuple(HostInfo(n, name, 1, frozenset(host_labels[name].items())) for n, name in enumerate(names, 1)),
+        units=tuple(UnitInfo(n * 10 + g, n, n * 10 + g, "H100") for n in range(1, len(names) + 1) for g in range(4)),
+        teams=(TeamInfo(1, "red"),),
+        quotas=(QuotaInfo(1, 1, "H100", 99 * SLOTS_PER_GPU),),
+        queued=(QueuedWorkload(900, 1, 1, 1, 1, ask, NOW, 3600, 3600),),
         running=running,
     )
     found = [p for p in plan(snapshot, NOW).placements if isinstance(p, Placement)]
     return [names[unit // 10 - 1] for p in found for unit in p.units]
 
 
-def busy(workload: int, *units: int) -> Running:
-    return Running(workload, 1, 1, 1, 1, units, NOW - 60, NOW + 9000, NOW + 9000)
+def busy(workload: int, *units: int) -> RunningWorkload:
+    return RunningWorkload(workload, 1, 1, 1, 1, units, NOW - 60, NOW + 9000, NOW + 9000)
 
 
 def labels(**pairs: str) -> dict[str, Any]:

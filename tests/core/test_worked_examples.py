@@ -6,8 +6,10 @@ import os
 
 import pytest
 
-from scheduler.core import estimates, explain, ordering, prediction, waiting
-from scheduler.core.model import FULL_DISK_SECONDS, Policy
+from scheduler.core.explain import refusals, start_ranges
+from scheduler.core.model.snapshot import DISK_CLEANUP_SECONDS, PoolPolicy
+from scheduler.core.queue import runtime_prediction, turn_order
+from scheduler.core.what_if import alternatives
 from tests.core.worked_examples import BLOCK, PAGE, written_anew
 
 
@@ -31,22 +33,22 @@ def test_the_page_has_an_example_for_each_of_its_rules_and_lists_them_all() -> N
 
 HOUR = 3600
 SAID = [
-    f"never more than {ordering.LONGEST_STRETCH // HOUR} hours extra",
-    f"after {ordering.OLDEST_AFTER // HOUR} hours, its oldest over {ordering.LARGE_UNITS} GPUs after "
-    f"{ordering.LARGE_OLDEST_AFTER // HOUR} hours",
-    f"the median of the latest {prediction.LOOKED_AT} jobs",
-    f"a limit within a factor of {prediction.LIMIT_FACTOR}",
-    f"Below {prediction.LEAST_SIMILAR} of these the same of the team",
-    f"(7 days by default){'' if Policy().half_life_seconds == 7 * 24 * HOUR else '?'}",
-    f"The first {waiting.FORECAST_DEPTH} that wait in a pool",
-    f"the latest {estimates.LOOKED_AT} of a pool",
-    f"the {estimates.UPPER}th percentile of waited / told, the lower end times the {estimates.LOWER}th",
-    f"Below {estimates.LEAST_RECORDS} records no range is told",
-    f"about {explain.WORK:,} turns",
-    f"later than {'an hour' if FULL_DISK_SECONDS == HOUR else '?'}, notice and grace from now",
-    f"| notice | {Policy().notice_seconds} s |",
-    f"| grace | {Policy().grace_seconds} s |",
-    f"| minimum runtime | {Policy().minimum_runtime_seconds} s |",
+    f"never more than {turn_order.MAX_RUNTIME_PENALTY_SECONDS // HOUR} hours extra",
+    f"after {turn_order.OLDEST_FIRST_AFTER_SECONDS // HOUR} hours, its oldest over {turn_order.LARGE_JOB_UNITS} GPUs after "
+    f"{turn_order.LARGE_OLDEST_FIRST_AFTER_SECONDS // HOUR} hours",
+    f"the median of the latest {runtime_prediction.MAX_SIMILAR_JOBS} jobs",
+    f"a limit within a factor of {runtime_prediction.SIMILAR_LIMIT_FACTOR}",
+    f"Below {runtime_prediction.MIN_SIMILAR_JOBS} of these the same of the team",
+    f"(7 days by default){'' if PoolPolicy().half_life_seconds == 7 * 24 * HOUR else '?'}",
+    f"The first {refusals.FORECAST_DEPTH} that wait in a pool",
+    f"the latest {start_ranges.MAX_OUTCOMES} of a pool",
+    f"the {start_ranges.UPPER_PERCENTILE}th percentile of waited / told, the lower end times the {start_ranges.LOWER_PERCENTILE}th",
+    f"Below {start_ranges.MIN_OUTCOMES} records no range is told",
+    f"about {alternatives.MAX_TURNS_EVALUATED:,} turns",
+    f"later than {'an hour' if DISK_CLEANUP_SECONDS == HOUR else '?'}, notice and grace from now",
+    f"| notice | {PoolPolicy().notice_seconds} s |",
+    f"| grace | {PoolPolicy().grace_seconds} s |",
+    f"| minimum runtime | {PoolPolicy().minimum_runtime_seconds} s |",
 ]
 
 

@@ -11,9 +11,18 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from scheduler.core.model import SLOTS_PER_GPU, Ask, Plan, Policy, PoolKind, Priority, Queued, Running
+from benchmarks.plan_verifier import PROMISES
+from scheduler.core.model.snapshot import (
+    SLOTS_PER_GPU,
+    Ask,
+    Plan,
+    PoolKind,
+    PoolPolicy,
+    Priority,
+    QueuedWorkload,
+    RunningWorkload,
+)
 from scheduler.core.planner import plan
-from scheduler.core.verify import PROMISES
 from tests.core.scenario import FOLDER, NOW, Scenario
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "scheduling.md"
@@ -103,7 +112,7 @@ class Example:
 
     def _rules(self) -> list[str]:
         """The pool's settings that are not the usual ones, and maintenance to come."""
-        policy, usual = self.scenario.snapshot.pools[0].policy, Policy()
+        policy, usual = self.scenario.snapshot.pools[0].policy, PoolPolicy()
         said = []
         if policy.spare_slots:
             said.append(f"{_gpus(policy.spare_slots)} kept free for critical work.")
@@ -117,7 +126,7 @@ class Example:
 
     # -- who there is --------------------------------------------------------------------------------------------------------
 
-    def _running(self, row: Running) -> str:
+    def _running(self, row: RunningWorkload) -> str:
         words = [f"{self.team[row.team]} runs on {self._names(row.units)}"]
         words += [] if row.reservation is None else [f"inside reservation {row.reservation}"]
         words += [row.priority.name.lower()] if row.priority is not Priority.NORMAL else []
@@ -130,7 +139,7 @@ class Example:
         words += ["on its way out"] if row.stopping else [f"{_time(row.until - NOW)} more at most"]
         return ", ".join(words)
 
-    def _queued(self, row: Queued) -> str:
+    def _queued(self, row: QueuedWorkload) -> str:
         words = [f"{self.team[row.team]} asks for {_asked(row.ask)}"]
         words += [] if row.reservation is None else [f"inside reservation {row.reservation}"]
         words += [row.priority.name.lower()] if row.priority is not Priority.NORMAL else []
@@ -152,7 +161,7 @@ class Example:
 
     # -- what is decided -------------------------------------------------------------------------------------------------------
 
-    def _about_running(self, row: Running) -> str:
+    def _about_running(self, row: RunningWorkload) -> str:
         eviction = next((e for e in self.planned.evictions if e.workload == row.id), None)
         if eviction is None:
             return "goes" if row.stopping else "goes on"
@@ -164,7 +173,7 @@ class Example:
         words += [f"{lost / 3600 / SLOTS_PER_GPU:.2g} GPU hours lost"] if isinstance(lost, int) and lost else []
         return ", ".join(words)
 
-    def _about_queued(self, row: Queued) -> str:
+    def _about_queued(self, row: QueuedWorkload) -> str:
         for placement in self.planned.placements:
             if placement.workload == row.id:
                 borrowed = f", {_number(placement.borrowed_slots)} of them borrowed" if placement.borrowed_slots else ""

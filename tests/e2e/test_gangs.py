@@ -19,11 +19,13 @@ from urllib.parse import urlsplit
 import pytest
 from django.utils import timezone
 
-from benchmarks._pool import ROOT, Pool, _answers
-from portal.services import hosts, workloads
-from scheduler import logs, nudge
+from benchmarks.harness.small_pool import ROOT, SmallPool, _answers
+from portal.services.fleet import hosts
+from portal.services.work import workloads
 from scheduler.models import Allocation, Decision, Host, Run, Workload
-from scheduler.states import LeaseState
+from scheduler.runs import logs
+from scheduler.state import nudge
+from scheduler.state.states import LeaseState
 from tests.conftest import EXAMPLES
 from tests.portal.edge.conftest import free_port
 from tests.scheduler.conftest import test_database_url as database_url
@@ -88,7 +90,7 @@ class TwoHosts:
     """Two hosts with two simulated GPUs each, and who asks for them."""
 
     world: World
-    pool: Pool
+    pool: SmallPool
 
     def submit(self, command: str, units: int = 1, **wish: Any) -> Workload:
         team = self.world.vision
@@ -110,7 +112,7 @@ class TwoHosts:
         """What each member wrote, by attempt and rank."""
         runs = Run.objects.order_by("workload", "attempt", "rank")
         runs = runs.filter(attempt=attempt) if attempt else runs
-        return [logs.read(run.public_id)[0] for run in runs]
+        return [logs.read_log(run.public_id)[0] for run in runs]
 
     def ended(self, workload: Workload, seconds: float = 120) -> Workload:
         self.until(lambda: Workload.objects.get(pk=workload.pk).state == "ended", seconds)
@@ -137,7 +139,7 @@ def two_hosts(
         "GPUPOOL_EDGE_URL": settings.GPUPOOL_EDGE_URL,
         "GPUPOOL_NOTEBOOK_DOMAIN": settings.GPUPOOL_NOTEBOOK_DOMAIN,
     }
-    pool = Pool(tmp_path, environment)
+    pool = SmallPool(tmp_path, environment)
     try:
         pool.start("edge", "portal.edge", "--host", cables.edge)
         pool.wait("edge", lambda: _answers(f"{settings.GPUPOOL_EDGE_URL}/healthz"))
@@ -152,7 +154,7 @@ def two_hosts(
         pool.stop()
 
 
-def _start_agent(pool: Pool, name: str, token: str, cables: Cables, launcher: str) -> None:
+def _start_agent(pool: SmallPool, name: str, token: str, cables: Cables, launcher: str) -> None:
     command = [
         *("ip", "netns", "exec", cables.spaces[name], sys.executable, "-m", "agent", "run"),
         *("--state", str(pool.folder / name), "--homes", str(pool.folder / "homes"), "--host", name, "--join-token", token),

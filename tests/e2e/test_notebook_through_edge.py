@@ -15,11 +15,12 @@ import aiohttp
 import pytest
 from django.utils import timezone
 
-from benchmarks._jupyter import Jupyter, NoAnswer
-from benchmarks._pool import Pool, running_pool
-from portal.services import hosts, workloads
+from benchmarks.harness.jupyter_client import JupyterClient, JupyterTimeout
+from benchmarks.harness.small_pool import SmallPool, running_pool
+from portal.services.fleet import hosts
+from portal.services.work import workloads
 from scheduler.models import Allocation, Host, Run, Workload
-from scheduler.states import LeaseState, RunState, WorkloadState
+from scheduler.state.states import LeaseState, RunState, WorkloadState
 from tests.portal.edge.conftest import free_port, rows
 from tests.scheduler.conftest import test_database_url as database_url
 from tests.world import H100, World, build_world
@@ -41,7 +42,7 @@ def live_world(transactional_db: None) -> World:
 
 
 @pytest.fixture
-def pool(live_world: World, tmp_path: Path, settings: Any) -> Iterator[Pool]:
+def pool(live_world: World, tmp_path: Path, settings: Any) -> Iterator[SmallPool]:
     """A host named e2e with two GPUs, whose agent has joined by its token."""
     port = free_port()
     settings.GPUPOOL_EDGE_URL = f"http://127.0.0.1:{port}"
@@ -58,7 +59,7 @@ def pool(live_world: World, tmp_path: Path, settings: Any) -> Iterator[Pool]:
         yield running
 
 
-async def until(true: Callable[[], bool], pool: Pool, seconds: float = 60) -> None:
+async def until(true: Callable[[], bool], pool: SmallPool, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not await rows(true):
         if time.monotonic() > deadline:
@@ -67,7 +68,7 @@ async def until(true: Callable[[], bool], pool: Pool, seconds: float = 60) -> No
         await asyncio.sleep(0.05)
 
 
-async def launch(world: World, pool: Pool) -> Run:
+async def launch(world: World, pool: SmallPool) -> Run:
     """A notebook of a member of team vision that answers."""
     member = world.vision
     workload = await rows(
@@ -84,11 +85,11 @@ def opened(run: Run) -> str:
     )
 
 
-async def enter(session: aiohttp.ClientSession, run: Run) -> Jupyter:
+async def enter(session: aiohttp.ClientSession, run: Run) -> JupyterClient:
     """Through the one-time link, as a browser that resolves *.localhost by itself."""
     link = urlsplit(await rows(opened, run))
     headers = {"Host": link.netloc, "Origin": f"{link.scheme}://{link.netloc}"}
-    jupyter = Jupyter(session, f"http://127.0.0.1:{link.port}", headers)
+    jupyter = JupyterClient(session, f"http://127.0.0.1:{link.port}", headers)
     status, _ = await jupyter.ask("GET", f"{link.path}?{link.query}")
     assert status == 303
     status, page = await jupyter.ask("GET", "/lab", Accept="text/html")
@@ -102,7 +103,7 @@ def stop(run: Run) -> None:
     workloads.cancel_workload(actor=run.workload.owner, workload=Workload.objects.get(pk=run.workload_id), now=timezone.now())
 
 
-async def test_a_notebook_runs_is_used_stops_and_keeps_its_files(live_world: World, pool: Pool) -> None:
+async def test_a_notebook_runs_is_used_stops_and_keeps_its_files(live_world: World, pool: SmallPool) -> None:
     async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session:
         run = await launch(live_world, pool)
         jupyter = await enter(session, run)
@@ -112,7 +113,7 @@ async def test_a_notebook_runs_is_used_stops_and_keeps_its_files(live_world: Wor
         held = await rows(lambda: Allocation.objects.select_related("unit").get(run=run).unit.uuid)
         assert await jupyter.run(kernel, "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])") == held + "\n"
         environment = json.loads(await jupyter.run(kernel, "import json; print(json.dumps(dict(os.environ)))"))
-        from scheduler.agent_api import workspace_secret
+        from scheduler.sync.agent_api import workspace_secret
 
         secret = workspace_secret(run.public_id)
         assert not [name for name, value in environment.items() if secret in value or "DATABASE" in name]
@@ -121,9 +122,9 @@ async def test_a_notebook_runs_is_used_stops_and_keeps_its_files(live_world: Wor
         await jupyter.run(kernel, "open('kept.txt', 'w').write('from the first notebook')")
 
         # without the edge's session, and without the page's XSRF token, nothing is done
-        bare = Jupyter(session, jupyter.url, jupyter.headers)
+        bare = JupyterClient(session, jupyter.url, jupyter.headers)
         assert (await bare.ask("GET", "/api/kernels"))[0] == 403
-        without_xsrf = Jupyter(session, jupyter.url, jupyter.headers, {"__Host-gpupool": jupyter.cookies["__Host-gpupool"]})
+        without_xsrf = JupyterClient(session, jupyter.url, jupyter.headers, {"__Host-gpupool": jupyter.cookies["__Host-gpupool"]})
         assert (await without_xsrf.ask("POST", "/api/kernels", {"name": "python3"}))[0] == 403
 
         socket = await jupyter.socket(f"/api/kernels/{kernel}/channels")
@@ -140,12 +141,12 @@ async def test_a_notebook_runs_is_used_stops_and_keeps_its_files(live_world: Wor
         second = await launch(live_world, pool)
         again = await enter(session, second)
         assert await again.run(await again.start_kernel(), "print(open('kept.txt').read())") == "from the first notebook\n"
-        with pytest.raises(NoAnswer):  # the first one's cookie opens nothing of the second
-            await Jupyter(session, again.url, again.headers, dict(jupyter.cookies)).start_kernel()
+        with pytest.raises(JupyterTimeout):  # the first one's cookie opens nothing of the second
+            await JupyterClient(session, again.url, again.headers, dict(jupyter.cookies)).start_kernel()
 
 
 @pytest.mark.browser
-async def test_a_browser_takes_the_cookie_over_http_and_jupyterlab_works_in_it(live_world: World, pool: Pool) -> None:
+async def test_a_browser_takes_the_cookie_over_http_and_jupyterlab_works_in_it(live_world: World, pool: SmallPool) -> None:
     from playwright.async_api import async_playwright
 
     run = await launch(live_world, pool)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from config.asgi import application as as_it_is_run
-from config.body_limit import BodyLimit
-from config.heads import Heads
+from config.http.body_limit import BodyLimitMiddleware
+from config.http.slow_header_guard import HeaderTimeoutProtocol
 
 PATIENCE_SECONDS = 1.5
 
-application = BodyLimit(as_it_is_run.app, as_it_is_run.most, patience=PATIENCE_SECONDS)
+application = BodyLimitMiddleware(as_it_is_run.app, as_it_is_run.most, patience=PATIENCE_SECONDS)
 
 
-class ImpatientHeads(Heads):
+class ImpatientHeads(HeaderTimeoutProtocol):
     """With less time for a head."""
 
     seconds = PATIENCE_SECONDS

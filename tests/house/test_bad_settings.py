@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from config.environment import BadSetting, read
+from config.environment import InvalidSettingError, read_environment
 
 GOOD = {
     "GPUPOOL_ENVIRONMENT": "demo",
@@ -23,7 +23,7 @@ GOOD = {
 
 
 def test_good_settings_are_read_typed() -> None:
-    found = read(GOOD)
+    found = read_environment(GOOD)
     assert found.database["HOST"] == "/tmp/Sockets"
     assert found.database["PASSWORD"] == "pa@ss"
     assert found.broker_url == "redis+socket://:secret@/tmp/valkey"
@@ -82,8 +82,8 @@ def test_good_settings_are_read_typed() -> None:
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(name: str, value: str) -> None:
-    with pytest.raises(BadSetting) as caught:
-        read({**GOOD, name: value})
+    with pytest.raises(InvalidSettingError) as caught:
+        read_environment({**GOOD, name: value})
     assert caught.value.name == name
     assert name in str(caught.value)
     assert "allowed:" in str(caught.value)
@@ -92,22 +92,22 @@ def test_a_wrong_setting_is_refused_by_name(name: str, value: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in GOOD if name != "GPUPOOL_ENVIRONMENT"])
 def test_a_missing_setting_is_named(name: str) -> None:
-    with pytest.raises(BadSetting, match=f"{name} is not set"):
-        read({key: value for key, value in GOOD.items() if key != name})
+    with pytest.raises(InvalidSettingError, match=f"{name} is not set"):
+        read_environment({key: value for key, value in GOOD.items() if key != name})
 
 
 def test_production_insists_on_tls() -> None:
-    with pytest.raises(BadSetting, match="GPUPOOL_PORTAL_URL"):
-        read({**GOOD, "GPUPOOL_ENVIRONMENT": "production"})
+    with pytest.raises(InvalidSettingError, match="GPUPOOL_PORTAL_URL"):
+        read_environment({**GOOD, "GPUPOOL_ENVIRONMENT": "production"})
 
 
 def test_a_password_is_never_shown() -> None:
     for name, value in (("DATABASE_URL", "mysql://me:hunter2@host/x"), ("REDIS_URL", "http://:hunter2@host")):
-        with pytest.raises(BadSetting) as caught:
-            read({**GOOD, name: value})
+        with pytest.raises(InvalidSettingError) as caught:
+            read_environment({**GOOD, name: value})
         assert "hunter2" not in str(caught.value)
-    with pytest.raises(BadSetting) as caught:
-        read({**GOOD, "GPUPOOL_SECRET_KEY": "hunter2"})
+    with pytest.raises(InvalidSettingError) as caught:
+        read_environment({**GOOD, "GPUPOOL_SECRET_KEY": "hunter2"})
     assert "hunter2" not in str(caught.value)
 
 
@@ -130,6 +130,6 @@ def test_every_process_stops_with_one_line(command: list[str], root: Path) -> No
 
 def test_addresses_and_senders_of_every_allowed_kind_are_taken() -> None:
     for url in ("http://[::1]:8470", "http://GPU.example.org", "https://a-b.example.org:8443/"):
-        assert read({**GOOD, "GPUPOOL_PORTAL_URL": url}).portal_url == url.lower().rstrip("/")
+        assert read_environment({**GOOD, "GPUPOOL_PORTAL_URL": url}).portal_url == url.lower().rstrip("/")
     for sender in ("gpupool@localhost", "GPU pool <gpus@example.org>"):
-        assert read({**GOOD, "GPUPOOL_MAIL_FROM": sender}).mail_from == sender
+        assert read_environment({**GOOD, "GPUPOOL_MAIL_FROM": sender}).mail_from == sender

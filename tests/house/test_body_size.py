@@ -19,7 +19,7 @@ MIB = 1024 * 1024
 class Server:
     """`uvicorn config.asgi:application`, as it is run, on a port of loopback."""
 
-    def __init__(self, root: Path, program: str = "config.asgi:application", heads: str = "config.heads:Heads") -> None:
+    def __init__(self, root: Path, program: str = "config.asgi:application", heads: str = "config.http.slow_header_guard:Heads") -> None:
         with socket.socket() as listening:
             listening.bind(("127.0.0.1", 0))
             listening.listen(16)

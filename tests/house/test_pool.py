@@ -14,7 +14,7 @@ import pytest
 from django.conf import settings
 from django.db import connection
 
-from config.postgres.pool import QuickPool
+from config.postgres.pool import FastReconnectPool
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -27,9 +27,9 @@ def address() -> dict[str, Any]:
 
 
 @pytest.fixture
-def pool(address: dict[str, Any]) -> Iterator[QuickPool]:
+def pool(address: dict[str, Any]) -> Iterator[FastReconnectPool]:
     """Of eight connections, all there."""
-    made = QuickPool(kwargs=address, min_size=8, max_size=8, open=True, timeout=10)
+    made = FastReconnectPool(kwargs=address, min_size=8, max_size=8, open=True, timeout=10)
     made.wait()
     yield made
     made.close()
@@ -37,7 +37,7 @@ def pool(address: dict[str, Any]) -> Iterator[QuickPool]:
 
 def test_the_program_uses_this_pool() -> None:
     connection.ensure_connection()
-    assert isinstance(connection.pool, QuickPool)  # type: ignore[attr-defined]
+    assert isinstance(connection.pool, FastReconnectPool)  # type: ignore[attr-defined]
 
 
 def test_a_forked_process_makes_a_pool_of_its_own_and_leaves_the_other_alone() -> None:
@@ -48,7 +48,7 @@ def test_a_forked_process_makes_a_pool_of_its_own_and_leaves_the_other_alone() -
         connection.connection = None  # as Celery does
         with connection.cursor() as cursor:
             cursor.execute("SELECT 1")
-        os._exit(0 if connection.pool.is_ours() else 1)  # type: ignore[attr-defined]
+        os._exit(0 if connection.pool.belongs_to_this_process() else 1)  # type: ignore[attr-defined]
     assert os.waitpid(child, 0)[1] == 0
     with connection.cursor() as cursor:
         cursor.execute("SELECT 1")
@@ -58,7 +58,7 @@ def test_celery_does_not_make_it_anew_for_each_task() -> None:
     assert "pool" not in settings.DATABASES["default"]["OPTIONS"]
 
 
-def test_when_all_kept_connections_are_broken_the_next_one_asked_for_is_there_without_a_pause(pool: QuickPool) -> None:
+def test_when_all_kept_connections_are_broken_the_next_one_asked_for_is_there_without_a_pause(pool: FastReconnectPool) -> None:
     held = [pool.getconn() for _ in range(8)]
     for one in held:
         with socket.socket(fileno=os.dup(one.fileno())) as line:
@@ -74,16 +74,16 @@ def test_when_all_kept_connections_are_broken_the_next_one_asked_for_is_there_wi
 
 
 def test_one_that_the_server_ended_while_it_was_idle_is_not_given_and_one_that_is_well_is_not_asked(
-    pool: QuickPool, monkeypatch: pytest.MonkeyPatch
+    pool: FastReconnectPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    check = QuickPool.check_connection
+    check = FastReconnectPool.check_connection
 
     def count(one: psycopg.Connection[Any]) -> None:
         asked.append(one.info.backend_pid)
         check(one)
 
-    monkeypatch.setattr(QuickPool, "check_connection", staticmethod(count))
+    monkeypatch.setattr(FastReconnectPool, "check_connection", staticmethod(count))
     held = [pool.getconn() for _ in range(8)]
     ended = held[0].info.backend_pid
     held[1].execute("SET ROLE NONE")  # the program's own may not
@@ -101,7 +101,7 @@ def test_one_that_the_server_ended_while_it_was_idle_is_not_given_and_one_that_i
 def test_a_database_that_comes_back_is_found_at_once_however_long_it_was_away(address: dict[str, Any]) -> None:
     away = {**address, "host": "127.0.0.1", "port": 1}
     now: dict[str, Any] = dict(away)
-    pool = QuickPool(kwargs=lambda: dict(now), min_size=1, max_size=2, open=True, timeout=10)
+    pool = FastReconnectPool(kwargs=lambda: dict(now), min_size=1, max_size=2, open=True, timeout=10)
     got: list[float] = []
 
     def ask() -> None:
@@ -120,7 +120,7 @@ def test_a_database_that_comes_back_is_found_at_once_however_long_it_was_away(ad
 
 
 def test_one_that_stays_away_is_an_error_after_the_time_that_was_given(address: dict[str, Any]) -> None:
-    pool = QuickPool(kwargs={**address, "host": "127.0.0.1", "port": 1}, min_size=1, max_size=2, open=True)
+    pool = FastReconnectPool(kwargs={**address, "host": "127.0.0.1", "port": 1}, min_size=1, max_size=2, open=True)
     began = time.monotonic()
     with pytest.raises(psycopg.OperationalError):
         pool.getconn(timeout=0.5)

@@ -7,7 +7,7 @@ import datetime as dt
 import pytest
 from django.test import Client, override_settings
 
-from portal.api.health import engine_at
+from config.engine_health import engine_status_at
 from scheduler.models import Leader
 
 
@@ -25,8 +25,8 @@ def test_a_process_that_reaches_its_stores_is_ready() -> None:
 def test_an_engine_that_has_stopped_is_told_of() -> None:
     now = dt.datetime(2026, 3, 2, 9, 0, tzinfo=dt.UTC)
     Leader.objects.update_or_create(pk=1, defaults={"last_cycle_at": now})
-    assert engine_at(now + dt.timedelta(seconds=20)) == "ok"
-    assert engine_at(now + dt.timedelta(seconds=90)) == "last cycle 90 s ago"
+    assert engine_status_at(now + dt.timedelta(seconds=20)) == "ok"
+    assert engine_status_at(now + dt.timedelta(seconds=90)) == "last cycle 90 s ago"
 
 
 @pytest.mark.django_db

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from config import asgi
-from config.heads import HEAD_SECONDS, Heads
-from portal.pace import LEAST_BYTES_PER_SECOND, PATIENCE_SECONDS
+from config.http.slow_header_guard import HEADER_TIMEOUT_SECONDS, HeaderTimeoutProtocol
+from portal.edge.runtime.slow_body_guard import MAX_BODY_WAIT_SECONDS, MIN_BODY_BYTES_PER_SECOND
 from tests.house import impatient
 from tests.house.test_body_size import Server
 
@@ -101,9 +101,9 @@ def test_a_slow_network_is_no_slow_sender(server: Server) -> None:
 
 
 def test_the_process_as_it_is_run_has_the_same_limits() -> None:
-    assert asgi.application.patience == PATIENCE_SECONDS <= 60 and LEAST_BYTES_PER_SECOND >= 1024
-    assert Heads.seconds == HEAD_SECONDS <= 60
+    assert asgi.application.patience == MAX_BODY_WAIT_SECONDS <= 60 and MIN_BODY_BYTES_PER_SECOND >= 1024
+    assert HeaderTimeoutProtocol.seconds == HEADER_TIMEOUT_SECONDS <= 60
     started = [ROOT / "run", ROOT / "deploy" / "compose.yaml", ROOT / "deploy" / "systemd" / "gpupool-web.service"]
     for path in started:
         words = re.split(r'[\s",]+', path.read_text())
-        assert words[words.index("config.asgi:application") + 1 :][:2] == ["--http", "config.heads:Heads"], path
+        assert words[words.index("config.asgi:application") + 1 :][:2] == ["--http", "config.http.slow_header_guard:Heads"], path

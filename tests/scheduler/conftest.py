@@ -17,8 +17,9 @@ import pytest
 from django.db import connection, models
 from pytest_django.plugin import DjangoDbBlocker
 
-from scheduler import locks, nudge
+from scheduler.coordination import locks
 from scheduler.models import Host, JobArray, Leader, Pool, Reservation, Workload
+from scheduler.state import nudge
 from tests.world import World, world
 
 __all__ = ["World", "world"]
@@ -26,7 +27,7 @@ __all__ = ["World", "world"]
 ROOT = Path(__file__).resolve().parents[2]
 
 
-LOCK_ORDER = [Leader, Pool, Reservation, Host, JobArray, Workload]  # as scheduler/locks.py says it
+LOCK_ORDER = [Leader, Pool, Reservation, Host, JobArray, Workload]  # as scheduler/coordination/locks.py says it
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +98,7 @@ def engine_worker(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """One engine for the tests of a module, on the same queue that nudges of this process go to; gone before other tests."""
     with django_db_blocker.unblock():
-        nudge.connection().delete(nudge.ENGINE_KEY)
+        nudge.redis_connection().delete(nudge.ENGINE_KEY)
     with engine_process(tmp_path_factory.mktemp("engine") / "engine.log") as process:
         yield process
     with django_db_blocker.unblock():

@@ -10,15 +10,16 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 from django.db import connection
 
-from agent import keys
+from agent.host.state import Generations
 from agent.protocol import RunSeen
-from agent.state import Generations
+from agent.server import host_key
 from portal.models import AuditEvent, Organisation
-from scheduler import engine, services
-from scheduler.agent_api import AgentRefused
+from scheduler import services
+from scheduler.cycle import engine
 from scheduler.models import Host, Run, Workload
-from scheduler.services import agents as credentials
-from scheduler.services.agents import CREDENTIAL_LIFE, MOST_LINKS, RENEWED_AFTER
+from scheduler.services import host_credentials as credentials
+from scheduler.services.host_credentials import CREDENTIAL_RENEW_AFTER, CREDENTIAL_TTL, MAX_CREDENTIAL_CHAIN
+from scheduler.sync.agent_api import AgentRejected
 from tests.fakes import FakeAgent
 from tests.scheduler.test_agents_and_hosts import Key
 from tests.scheduler.test_life_of_a_job import job
@@ -40,12 +41,12 @@ def test_a_host_that_has_gone_on_takes_starts_again(world: World, tmp_path: Path
     seen.use(next_generation() + 100_000, [unit])  # of claims that the backup does not know
     assert "is not above" in seen.refusal(next_generation(), [unit])
     before = next_generation()
-    done = services.come_back(now=world.now)
+    done = services.recover_after_restore(now=world.now)
     assert done.generation > before + (1 << 31)
     after = next_generation()
     assert after == done.generation + 1 and seen.refusal(after, [unit]) == ""
     job(world, world.vision, 1, world.now)
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     assert Run.objects.get().generation == after + 1
 
 
@@ -53,11 +54,11 @@ def test_an_agent_that_was_started_since_the_backup_is_known_anew_and_a_copy_is_
     agent, copy = FakeAgent.of(world.hosts["alpha"]), FakeAgent.of(world.hosts["alpha"])
     agent.start, copy.start = "since the backup", "of a copy"
     Host.objects.filter(name="alpha").update(agent_start="at the backup")
-    with pytest.raises(AgentRefused, match="copy of the state folder"):
+    with pytest.raises(AgentRejected, match="copy of the state folder"):
         agent.sync(world.now)
-    assert services.come_back(now=world.now).hosts == 1
+    assert services.recover_after_restore(now=world.now).hosts == 1
     agent.sync(world.now + SECOND)
-    with pytest.raises(AgentRefused, match="copy of the state folder"):
+    with pytest.raises(AgentRejected, match="copy of the state folder"):
         copy.sync(world.now + 2 * SECOND)
     agent.sync(world.now + 3 * SECOND)
 
@@ -66,7 +67,7 @@ def renewed(key: Key, at: dt.datetime) -> str:
     """The next credential, as an open connection gets it."""
     host = Host.objects.get(name="alpha")
     challenge = services.due_challenge(host, now=at)
-    given = services.prove(host, challenge=challenge, signature=key.sign(keys.renewal_text(challenge)), now=at)
+    given = services.redeem_challenge(host, challenge=challenge, signature=key.sign(host_key.renewal_message(challenge)), now=at)
     assert services.verify_credential(given.text, now=at) == host.pk
     return given.text
 
@@ -77,26 +78,26 @@ def test_credentials_that_were_given_out_since_the_backup_are_known(world: World
     Host.objects.filter(name="alpha").update(last_sync_at=at)
     backup = Host.objects.filter(name="alpha").values("credential_hash", "credential_expires_at").get()
     for _ in range(3):
-        at += RENEWED_AFTER
+        at += CREDENTIAL_RENEW_AFTER
         last = renewed(key, at)
     Host.objects.filter(name="alpha").update(**backup)
     assert services.verify_credential(last, now=at) is None, "what the backup knows has run out"
-    assert services.come_back(now=at).credentials == 1
+    assert services.recover_after_restore(now=at).credentials == 1
     host = world.hosts["alpha"].pk
     assert services.verify_credential(f"gpa.{host}.nonsense", now=at) is None
     assert services.verify_credential(last, now=at) == host
-    assert services.verify_credential(renewed(key, at + RENEWED_AFTER), now=at + RENEWED_AFTER) == host
+    assert services.verify_credential(renewed(key, at + CREDENTIAL_RENEW_AFTER), now=at + CREDENTIAL_RENEW_AFTER) == host
 
 
 def test_a_chain_of_credentials_is_followed_so_far_and_never_back(world: World) -> None:
     first = Key().join(world, world.now)
     host = Host.objects.get(name="alpha")
     links = [first]
-    for _ in range(MOST_LINKS + 1):
-        links.append(credentials._next_text_after(host.pk, credentials._hash(links[-1])))
-    assert services.verify_credential(links[MOST_LINKS + 1], now=world.now) is None
-    assert services.verify_credential(links[MOST_LINKS], now=world.now) == host.pk
-    for old in links[:MOST_LINKS]:
+    for _ in range(MAX_CREDENTIAL_CHAIN + 1):
+        links.append(credentials._credential_text_after(host.pk, credentials._hash(links[-1])))
+    assert services.verify_credential(links[MAX_CREDENTIAL_CHAIN + 1], now=world.now) is None
+    assert services.verify_credential(links[MAX_CREDENTIAL_CHAIN], now=world.now) == host.pk
+    for old in links[:MAX_CREDENTIAL_CHAIN]:
         assert services.verify_credential(old, now=world.now) is None
 
 
@@ -106,13 +107,13 @@ def test_neither_a_revoked_credential_nor_one_that_was_over_at_the_backup_comes_
         FakeAgent.of(host)
     services.revoke_credential(Host.objects.get(pk=revoked.pk), now=world.now)
     Host.objects.filter(pk=over.pk).update(last_sync_at=world.now, credential_expires_at=world.now - HOUR)
-    assert services.come_back(now=world.now + CREDENTIAL_LIFE).credentials == 0
+    assert services.recover_after_restore(now=world.now + CREDENTIAL_TTL).credentials == 0
     assert Host.objects.get(pk=revoked.pk).credential_hash == ""
 
 
 def test_a_run_that_its_host_has_told_and_forgotten_is_lost_and_runs_again_and_is_no_fault_of_the_host(world: World) -> None:
     workload = job(world, world.vision, 1, world.now)
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     run = Run.objects.get()
     agent = FakeAgent.of(run.host)
     agent.sync(world.now)

@@ -10,18 +10,23 @@ from dataclasses import replace
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from agent import keys
 from agent.protocol import JoinRequest, LogChunk, Observed, Proof, RenewRequest, RunSeen, UnitSeen
-from scheduler import agent_api, clock, engine, leases, logs, overstays, services, snapshot
-from scheduler.agent_api import AgentRefused
-from scheduler.attestation import attest_off
+from agent.server import host_key
+from benchmarks.plan_verifier import violations
+from scheduler import services
+from scheduler.coordination import leases
 from scheduler.core.planner import plan
-from scheduler.core.reasons import Code
-from scheduler.core.verify import violations
-from scheduler.inventory import forget_missing
+from scheduler.core.reasons import ReasonCode
+from scheduler.cycle import engine, snapshot
 from scheduler.models import Allocation, Gpu, GpuStateChange, Host, HostStateChange, Run, Unit, Workload
-from scheduler.services.agents import CREDENTIAL_LIFE
+from scheduler.runs import logs
+from scheduler.services.host_credentials import CREDENTIAL_TTL
 from scheduler.services.hosts import quarantine_gpu
+from scheduler.services.powered_off import attest_powered_off
+from scheduler.sweeps import stuck_processes, time_limits
+from scheduler.sync import agent_api
+from scheduler.sync.agent_api import AgentRejected
+from scheduler.sync.host_inventory import retire_missing_gpu
 from tests.fakes import FakeAgent
 from tests.scheduler.test_life_of_a_job import job
 from tests.world import World, units_of
@@ -32,7 +37,7 @@ MINUTE = dt.timedelta(minutes=1)
 
 def start(world: World, agents: list[FakeAgent], at: dt.datetime) -> None:
     """One cycle, and two frames of each agent: what was placed runs."""
-    engine.cycle("test", at)
+    engine.run_cycle("test", at)
     for agent in agents * 2:
         agent.sync(at)
 
@@ -70,7 +75,7 @@ def test_a_token_that_does_not_fit_is_refused_in_words(
     world: World, late: dt.timedelta, host: str, spoil: str, said: str
 ) -> None:
     token = services.issue_join_token(world.hosts["alpha"], now=world.now)
-    with pytest.raises(AgentRefused, match=said):
+    with pytest.raises(AgentRejected, match=said):
         join(world, token + spoil, world.now + late, host)
 
 
@@ -85,7 +90,7 @@ def test_a_join_token_is_never_taken_for_an_option_of_the_command_line(
 def test_a_new_token_makes_the_one_before_it_useless(world: World) -> None:
     first = services.issue_join_token(world.hosts["alpha"], now=world.now)
     services.issue_join_token(world.hosts["alpha"], now=world.now + SECOND)
-    with pytest.raises(AgentRefused):
+    with pytest.raises(AgentRejected):
         join(world, first, world.now + MINUTE)
 
 
@@ -93,13 +98,13 @@ def test_a_credential_is_renewed_at_two_thirds_and_a_lost_frame_costs_nothing(wo
     host = world.hosts["alpha"]
     old = join(world, services.issue_join_token(host, now=world.now), world.now)
     assert agent_api.desired(host.pk, world.now).credential == ""
-    later = world.now + CREDENTIAL_LIFE * 0.7
+    later = world.now + CREDENTIAL_TTL * 0.7
     new = agent_api.desired(host.pk, later).credential
     assert new and new == agent_api.desired(host.pk, later + MINUTE).credential
     assert agent_api.authenticate(old, later) == host.pk, "the old one is good until the new one is used"
     assert agent_api.authenticate(new, later + MINUTE) == host.pk
     assert agent_api.authenticate(old, later + 2 * MINUTE) is None
-    assert agent_api.authenticate(new, world.now + CREDENTIAL_LIFE * 1.5) == host.pk
+    assert agent_api.authenticate(new, world.now + CREDENTIAL_TTL * 1.5) == host.pk
 
 
 def test_a_revoked_agent_is_turned_away_at_once_also_on_an_open_connection(world: World) -> None:
@@ -108,9 +113,9 @@ def test_a_revoked_agent_is_turned_away_at_once_also_on_an_open_connection(world
     credential = join(world, services.issue_join_token(host, now=world.now), world.now)
     services.revoke_credential(host, now=world.now)
     assert agent_api.authenticate(credential, world.now) is None
-    with pytest.raises(AgentRefused, match="revoked"):
+    with pytest.raises(AgentRejected, match="revoked"):
         agent.sync(world.now)
-    with pytest.raises(AgentRefused, match="revoked"):
+    with pytest.raises(AgentRejected, match="revoked"):
         agent_api.desired(host.pk, world.now)
 
 
@@ -119,7 +124,7 @@ def test_nothing_new_is_placed_on_a_host_from_the_moment_its_credential_is_revok
     Host.objects.filter(pk=host.pk).update(credential_hash="known")
 
     def takes_work() -> bool:
-        return next(each for each in snapshot.take(None, world.now).hosts if each.name == "alpha").accepts
+        return next(each for each in snapshot.take_snapshot(None, world.now).hosts if each.name == "alpha").accepts
 
     assert takes_work()
     services.revoke_credential(host, now=world.now)
@@ -131,7 +136,7 @@ def test_nothing_new_is_placed_on_a_host_from_the_moment_its_credential_is_revok
 def test_another_instance_is_refused_and_shown(world: World) -> None:
     (agent,) = agents_of(world, "alpha")
     agent.instance = "another"
-    with pytest.raises(AgentRefused, match="another agent"):
+    with pytest.raises(AgentRejected, match="another agent"):
         agent.sync(world.now)
     refused = Host.objects.get(pk=agent.host.pk).refused_agent
     assert refused is not None and refused["instance"] == "another" and "alpha" in refused["reason"]
@@ -142,14 +147,14 @@ def test_a_clone_is_refused_while_the_original_speaks_and_a_reboot_is_not(world:
     agent.sync(world.now)
     clone = FakeAgent.of(world.hosts["alpha"])
     clone.boot_id = "another boot"
-    with pytest.raises(AgentRefused, match="clone"):
+    with pytest.raises(AgentRejected, match="clone"):
         clone.sync(world.now + 5 * SECOND)
     agent.sync(world.now + 6 * SECOND)
     assert Host.objects.get(pk=agent.host.pk).refused_agent["code"] == "agent_copy"
     clone.sync(world.now + 90 * SECOND)
     host = Host.objects.get(pk=agent.host.pk)
     assert (host.boot_id, host.refused_agent) == ("another boot", None), "it was a reboot: nobody has to choose"
-    with pytest.raises(AgentRefused, match="clone"):
+    with pytest.raises(AgentRejected, match="clone"):
         agent.sync(world.now + 91 * SECOND)
     clone.sync(world.now + 92 * SECOND)
     assert Host.objects.get(pk=agent.host.pk).refused_agent["boot_id"] == agent.boot_id, "and that was none"
@@ -160,7 +165,7 @@ def test_what_runs_under_another_boot_waits_until_the_hosts_old_work_has_surely_
     (agent,) = agents_of(world, "alpha")
     agent.sync(world.now)
     agent.boot_id = "another boot"
-    with pytest.raises(AgentRefused, match="clone"):
+    with pytest.raises(AgentRejected, match="clone"):
         agent.sync(world.now + 69 * SECOND)
     agent.sync(world.now + 71 * SECOND)
 
@@ -176,10 +181,10 @@ def test_of_two_agents_with_one_identity_the_one_whose_folder_was_left_behind_is
     agent.sync(world.now, frame("first"))
     agent.sync(world.now + SECOND, frame("second", "first"))  # it was started again
     for seconds in (2, 600, 6000):
-        with pytest.raises(AgentRefused, match="copy of the state folder of alpha") as refused:
+        with pytest.raises(AgentRejected, match="copy of the state folder of alpha") as refused:
             agent.sync(world.now + seconds * SECOND, frame("copy", "first"))
         assert not refused.value.retry
-        with pytest.raises(AgentRefused, match="copy of the state folder of alpha"):
+        with pytest.raises(AgentRejected, match="copy of the state folder of alpha"):
             agent.sync(world.now + seconds * SECOND, frame(""))  # nor by keeping silent about it
         agent.sync(world.now + seconds * SECOND, frame("second", "first"))
     shown = Host.objects.get(pk=agent.host.pk).refused_agent
@@ -191,13 +196,13 @@ def test_a_new_token_is_the_way_out_for_the_copy_that_should_go_on(world: World)
     (agent,) = agents_of(world, "alpha")
     agent.sync(world.now, replace(agent.observed(), start="original"))
     copy = FakeAgent.of(world.hosts["alpha"])
-    with pytest.raises(AgentRefused, match="copy"):
+    with pytest.raises(AgentRejected, match="copy"):
         copy.sync(world.now, replace(copy.observed(), start="copy"))
     token = services.issue_join_token(world.hosts["alpha"], now=world.now)
     join(world, token, world.now)
     copy.instance, copy.boot_id = "new instance", "boot"
     copy.sync(world.now + SECOND, replace(copy.observed(), start="copy"))
-    with pytest.raises(AgentRefused, match="another agent has joined as alpha"):
+    with pytest.raises(AgentRejected, match="another agent has joined as alpha"):
         agent.sync(world.now + 2 * SECOND, replace(agent.observed(), start="original"))
 
 
@@ -205,7 +210,7 @@ def test_a_new_token_is_the_way_out_for_the_copy_that_should_go_on(world: World)
 
 
 class Key:
-    """A host's key pair, as ``agent.keys`` makes it."""
+    """A host's key pair, as ``agent.server.host_key`` makes it."""
 
     def __init__(self) -> None:
         self.private = Ed25519PrivateKey.generate()
@@ -216,13 +221,13 @@ class Key:
 
     def join(self, world: World, at: dt.datetime, signs: Key | None = None, token: str = "", instance: str = "i") -> str:
         token = token or services.issue_join_token(world.hosts["alpha"], now=at)
-        signature = (signs or self).sign(keys.join_text("alpha", token))
+        signature = (signs or self).sign(host_key.join_message("alpha", token))
         return agent_api.join(JoinRequest(1, token, "alpha", instance, "boot", self.public, signature), at).credential
 
 
 def test_a_key_is_registered_only_by_who_holds_it(world: World) -> None:
     mine, stolen = Key(), Key()
-    with pytest.raises(AgentRefused, match="private half of public_key"):
+    with pytest.raises(AgentRejected, match="private half of public_key"):
         stolen.join(world, world.now, signs=mine)
     assert Host.objects.get(name="alpha").public_key == ""
     mine.join(world, world.now)
@@ -240,13 +245,13 @@ def test_whoever_did_not_hear_that_it_joined_joins_with_the_same_token_again(wor
     lost = key.join(world, world.now, token=token)
     other = Key()
     for who, instance in ((other, "i"), (key, "another folder"), (other, "another folder")):
-        with pytest.raises(AgentRefused, match="used before"):
+        with pytest.raises(AgentRejected, match="used before"):
             who.join(world, world.now + SECOND, token=token, instance=instance)
     credential = key.join(world, world.now + SECOND, token=token)
     assert agent_api.authenticate(lost, world.now + SECOND) is None
     assert agent_api.authenticate(credential, world.now + SECOND) == world.hosts["alpha"].pk
     agent_api.sync(world.hosts["alpha"].pk, agent.observed(), world.now + MINUTE)
-    with pytest.raises(AgentRefused, match="used before"):
+    with pytest.raises(AgentRejected, match="used before"):
         key.join(world, world.now + 2 * MINUTE, token=token)
     assert agent_api.authenticate(credential, world.now + 2 * MINUTE) == world.hosts["alpha"].pk
 
@@ -255,14 +260,14 @@ def test_a_lost_answer_is_not_asked_for_again_without_a_key_nor_late_nor_after_a
     host, key = world.hosts["alpha"], Key()
     token = services.issue_join_token(host, now=world.now)
     join(world, token, world.now)
-    with pytest.raises(AgentRefused, match="used before"):
+    with pytest.raises(AgentRejected, match="used before"):
         join(world, token, world.now)
     token = services.issue_join_token(host, now=world.now)
     key.join(world, world.now, token=token)
-    with pytest.raises(AgentRefused, match="older than 15 minutes"):
+    with pytest.raises(AgentRejected, match="older than 15 minutes"):
         key.join(world, world.now + 15 * MINUTE, token=token)
     services.revoke_credential(Host.objects.get(pk=host.pk), now=world.now)
-    with pytest.raises(AgentRefused, match="used before"):
+    with pytest.raises(AgentRejected, match="used before"):
         key.join(world, world.now + SECOND, token=token)
 
 
@@ -270,28 +275,28 @@ def test_a_host_with_a_key_gets_a_new_credential_only_for_a_signed_challenge(wor
     host, key = world.hosts["alpha"], Key()
     old = key.join(world, world.now)
     assert agent_api.desired(host.pk, world.now).challenge == ""
-    later = world.now + CREDENTIAL_LIFE * 0.7
+    later = world.now + CREDENTIAL_TTL * 0.7
     asked = agent_api.desired(host.pk, later)
     assert asked.challenge and asked.credential == "", "not given to whoever has the old one"
     assert agent_api.desired(host.pk, later + SECOND).challenge == asked.challenge, "one signature is enough"
-    right = Proof(asked.challenge, key.sign(keys.renewal_text(asked.challenge)))
+    right = Proof(asked.challenge, key.sign(host_key.renewal_message(asked.challenge)))
     for wrong, said in (
-        (Proof(asked.challenge, Key().sign(keys.renewal_text(asked.challenge))), "not one made with the key"),
+        (Proof(asked.challenge, Key().sign(host_key.renewal_message(asked.challenge))), "not one made with the key"),
         (Proof(asked.challenge, "no base64"), "not one made with the key"),
         (Proof(asked.challenge.replace("gpc.", "gpc.1"), right.signature), "not of this host's"),
         (Proof("gpc.1.²³.x", right.signature), "not of this host's"),
         (Proof("gpc.1.{}.x".format("9" * 5000), right.signature), "not of this host's"),
         (Proof("", right.signature), "not of this host's"),
     ):
-        with pytest.raises(AgentRefused, match=said):
-            agent_api.prove(host.pk, wrong, later)
-    with pytest.raises(AgentRefused, match="too old"):
-        agent_api.prove(host.pk, right, later + 11 * MINUTE)
-    new, expires = agent_api.prove(host.pk, right, later)
-    assert expires == (later + CREDENTIAL_LIFE).timestamp()
+        with pytest.raises(AgentRejected, match=said):
+            agent_api.redeem_challenge(host.pk, wrong, later)
+    with pytest.raises(AgentRejected, match="too old"):
+        agent_api.redeem_challenge(host.pk, right, later + 11 * MINUTE)
+    new, expires = agent_api.redeem_challenge(host.pk, right, later)
+    assert expires == (later + CREDENTIAL_TTL).timestamp()
     assert agent_api.authenticate(new, later) == host.pk and agent_api.authenticate(old, later) is None
-    with pytest.raises(AgentRefused, match="not of this host's"):
-        agent_api.prove(host.pk, right, later)  # said again: the challenge was to the credential before
+    with pytest.raises(AgentRejected, match="not of this host's"):
+        agent_api.redeem_challenge(host.pk, right, later)  # said again: the challenge was to the credential before
 
 
 def test_a_host_that_was_off_for_days_renews_with_its_key_and_a_revoked_one_does_not(world: World) -> None:
@@ -302,18 +307,18 @@ def test_a_host_that_was_off_for_days_renews_with_its_key_and_a_revoked_one_does
 
     def renew(at: dt.datetime, credential: str = old, signs: Key = key) -> str:
         challenge = agent_api.renew(credential, RenewRequest(1), at).challenge
-        signed = RenewRequest(1, challenge, signs.sign(keys.renewal_text(challenge)))
+        signed = RenewRequest(1, challenge, signs.sign(host_key.renewal_message(challenge)))
         return agent_api.renew(credential, signed, at).credential
 
     for late_or_strange in (
         lambda: renew(late, old + "x"), lambda: renew(late, signs=Key()), lambda: renew(world.now + dt.timedelta(days=40)),
     ):  # fmt: skip
-        with pytest.raises(AgentRefused):
+        with pytest.raises(AgentRejected):
             late_or_strange()
     new = renew(late)
     assert agent_api.authenticate(new, late) == host.pk
     services.revoke_credential(host, now=late)
-    with pytest.raises(AgentRefused):
+    with pytest.raises(AgentRejected):
         renew(late, new)
 
 
@@ -324,18 +329,18 @@ def test_a_renewal_whose_answer_was_lost_is_asked_for_again_until_the_host_has_s
 
     def renew(at: dt.datetime, signs: Key = key) -> str:
         challenge = agent_api.renew(old, RenewRequest(1), at).challenge
-        signed = RenewRequest(1, challenge, signs.sign(keys.renewal_text(challenge)))
+        signed = RenewRequest(1, challenge, signs.sign(host_key.renewal_message(challenge)))
         return agent_api.renew(old, signed, at).credential
 
     lost = renew(late)
     assert renew(late + SECOND) == lost, "the one that counts by now"
-    assert renew(late + CREDENTIAL_LIFE * 2) == lost, "also where that has run out meanwhile"
-    with pytest.raises(AgentRefused, match="not one made with the key"):
-        renew(late + CREDENTIAL_LIFE * 2, signs=Key())
-    spoke = late + CREDENTIAL_LIFE * 2 + SECOND
+    assert renew(late + CREDENTIAL_TTL * 2) == lost, "also where that has run out meanwhile"
+    with pytest.raises(AgentRejected, match="not one made with the key"):
+        renew(late + CREDENTIAL_TTL * 2, signs=Key())
+    spoke = late + CREDENTIAL_TTL * 2 + SECOND
     assert agent_api.authenticate(lost, spoke) == world.hosts["alpha"].pk
     Host.objects.filter(name="alpha").update(last_sync_at=spoke)
-    with pytest.raises(AgentRefused, match="not of this host's last credential"):
+    with pytest.raises(AgentRejected, match="not of this host's last credential"):
         renew(spoke + SECOND)
 
 
@@ -343,20 +348,20 @@ def test_a_copy_of_the_state_folder_renews_nothing_while_the_hosts_credential_is
     """It would count at once, and the host's own agent be turned away on its open connection."""
     host, key = world.hosts["alpha"], Key()
     good = key.join(world, world.now)
-    for at in (world.now, world.now + CREDENTIAL_LIFE * 0.9):
-        with pytest.raises(AgentRefused, match="not of this host's last credential"):
+    for at in (world.now, world.now + CREDENTIAL_TTL * 0.9):
+        with pytest.raises(AgentRejected, match="not of this host's last credential"):
             agent_api.renew(good, RenewRequest(1), at)
         challenge = agent_api.desired(host.pk, at).challenge
-        signed = RenewRequest(1, challenge or "gpc.1.1.x", key.sign(keys.renewal_text(challenge)))
-        with pytest.raises(AgentRefused):
+        signed = RenewRequest(1, challenge or "gpc.1.1.x", key.sign(host_key.renewal_message(challenge)))
+        with pytest.raises(AgentRejected):
             agent_api.renew(good, signed, at)
         assert agent_api.authenticate(good, at) == host.pk
-    assert agent_api.renew(good, RenewRequest(1), world.now + CREDENTIAL_LIFE).challenge
+    assert agent_api.renew(good, RenewRequest(1), world.now + CREDENTIAL_TTL).challenge
 
 
 def test_an_unknown_version_is_refused_with_the_version_that_is_spoken(world: World) -> None:
     (agent,) = agents_of(world, "alpha")
-    with pytest.raises(AgentRefused, match="version: 2; allowed: 1"):
+    with pytest.raises(AgentRejected, match="version: 2; allowed: 1"):
         agent.sync(world.now, replace(agent.observed(), version=2))
 
 
@@ -388,7 +393,7 @@ def test_a_run_that_its_agent_no_longer_names_is_lost_after_a_while_and_not_at_o
     assert Workload.objects.get(pk=workload.pk).state == "running", "two frames so far apart are what a clock can do that is set"
     agent_api.sync(agent.host.pk, without, world.now + 13 * SECOND)
     workload.refresh_from_db()
-    assert (workload.state, workload.reason_code, workload.lost_attempts) == ("queued", Code.HOST_LOST, 1)
+    assert (workload.state, workload.reason_code, workload.lost_attempts) == ("queued", ReasonCode.HOST_LOST, 1)
 
 
 def test_a_reboot_ends_what_ran_before_it(world: World) -> None:
@@ -398,7 +403,7 @@ def test_a_reboot_ends_what_ran_before_it(world: World) -> None:
     agent.boot_id, agent.runs = "next boot", {}
     agent.sync(world.now + 2 * MINUTE)
     workload.refresh_from_db()
-    assert workload.state == "queued" and Allocation.objects.get().end_code == Code.HOST_LOST
+    assert workload.state == "queued" and Allocation.objects.get().end_code == ReasonCode.HOST_LOST
 
 
 def test_an_agents_wrong_clock_moves_no_end_outside_what_the_server_saw(world: World) -> None:
@@ -454,9 +459,9 @@ def test_frames_lost_doubled_and_reordered_converge_to_the_same_end(world: World
         if late and dice.random() < 0.3:
             agent, frame = late.pop(dice.randrange(len(late)))
             agent_api.sync(agent.host.pk, frame, at)
-        taken = snapshot.take(None, at)
-        assert step % 4 or violations(taken, plan(taken, snapshot.seconds(at)), snapshot.seconds(at)) == []
-        engine.cycle("test", at)
+        taken = snapshot.take_snapshot(None, at)
+        assert step % 4 or violations(taken, plan(taken, snapshot.epoch_seconds(at)), snapshot.epoch_seconds(at)) == []
+        engine.run_cycle("test", at)
         if step == 20:
             services.cancel_workload(workloads[-1], now=at)
         if not Workload.objects.exclude(state="ended").exists():
@@ -528,10 +533,10 @@ def test_a_gpu_that_is_gone_counts_as_missing_with_what_was_known_of_it_until_it
     gpu.refresh_from_db()
     assert (gpu.missing_since, gpu.retired_at, gpu.repair_state) == (None, None, "quarantined")
     assert last.reverse()[0].reason == "its host reports it again"
-    assert not forget_missing(gpu), "it is there"
+    assert not retire_missing_gpu(gpu), "it is there"
     agent.inventory = replace(all_gpus, gpus=all_gpus.gpus[:3])
     agent.sync(world.now + 4 * SECOND)
-    assert forget_missing(gpu)
+    assert retire_missing_gpu(gpu)
     agent.sync(world.now + 5 * SECOND)
     gpu.refresh_from_db()
     assert gpu.missing_since is None and gpu.retired_at == world.now + 4 * SECOND
@@ -547,7 +552,7 @@ def test_a_gpu_that_is_gone_while_it_is_held_is_missing_at_once_and_can_not_be_f
     agent.sync(world.now + SECOND)
     gpu.refresh_from_db()
     assert (gpu.repair_state, gpu.missing_since, gpu.retired_at) == ("quarantined", world.now + SECOND, None)
-    assert not forget_missing(gpu)
+    assert not retire_missing_gpu(gpu)
     agent.end(agent.running[0], world.now + 2 * SECOND)
     agent.sync(world.now + 2 * SECOND)
     agent.sync(world.now + 3 * SECOND)
@@ -577,7 +582,7 @@ def test_an_inventory_that_cannot_be_is_refused_in_words(world: World, change: d
     (agent,) = agents_of(world, "delta")
     first, *rest = agent.inventory.gpus
     agent.inventory = replace(agent.inventory, gpus=[replace(first, **change), *rest])  # type: ignore[arg-type]
-    with pytest.raises(AgentRefused, match=said):
+    with pytest.raises(AgentRejected, match=said):
         agent.sync(world.now)
     assert Gpu.objects.filter(host=world.hosts["delta"], retired_at=None).count() == 4
 
@@ -595,7 +600,7 @@ def test_a_host_falls_silent_and_its_work_starts_elsewhere_and_its_gpus_wait_for
     def tick(at: dt.datetime) -> str:
         for agent in others:
             agent.sync(at)
-        clock.watch_hosts(at)
+        time_limits.sweep_silent_hosts(at)
         return str(Host.objects.get(pk=lost.host.pk).lease_state)
 
     assert tick(world.now + 5 * SECOND) == "alive"
@@ -604,7 +609,7 @@ def test_a_host_falls_silent_and_its_work_starts_elsewhere_and_its_gpus_wait_for
     assert Workload.objects.get(pk=workload.pk).state == "running"
     assert tick(world.now + 71 * SECOND) == "silent"
     workload.refresh_from_db()
-    assert (workload.state, workload.reason_code) == ("queued", Code.HOST_LOST)
+    assert (workload.state, workload.reason_code) == ("queued", ReasonCode.HOST_LOST)
     start(world, others, world.now + 72 * SECOND)
     workload.refresh_from_db()
     assert workload.state == "running" and workload.runs.get(attempt=2).host != lost.host
@@ -625,7 +630,7 @@ def test_when_most_hosts_are_quiet_nobody_is_evicted(world: World) -> None:
     start(world, agents, world.now)
     for minutes in (1, 2, 10):
         agents[3].sync(world.now + minutes * MINUTE)
-        clock.watch_hosts(world.now + minutes * MINUTE)
+        time_limits.sweep_silent_hosts(world.now + minutes * MINUTE)
     workload.refresh_from_db()
     assert workload.state == "running"
     assert Host.objects.filter(lease_state="suspect").count() == 3
@@ -639,10 +644,10 @@ def test_only_the_rule_of_mass_silence_keeps_work_where_it_is(world: World, monk
     workload = job(world, world.vision, 8, world.now)
     start(world, agents, world.now)
     agents[3].sync(world.now + 2 * MINUTE)
-    clock.watch_hosts(world.now + 2 * MINUTE)
+    time_limits.sweep_silent_hosts(world.now + 2 * MINUTE)
     assert Workload.objects.get(pk=workload.pk).state == "running"
     monkeypatch.setattr(leases, "is_mass_silence", lambda quiet, hosts: False)
-    clock.watch_hosts(world.now + 2 * MINUTE)
+    time_limits.sweep_silent_hosts(world.now + 2 * MINUTE)
     assert Workload.objects.get(pk=workload.pk).state == "queued"
 
 
@@ -657,13 +662,13 @@ def test_what_a_silent_host_held_starts_elsewhere_at_once_on_an_operators_word(w
     start(world, agents, world.now)
     lost = next(a for a in agents if a.running)
     others = [a for a in agents if a is not lost]
-    assert not attest_off(lost.host, reason="seen off", now=world.now + 5 * SECOND), "its agent speaks"
+    assert not attest_powered_off(lost.host, reason="seen off", now=world.now + 5 * SECOND), "its agent speaks"
     at = world.now + 20 * SECOND  # lease 30, grace 30 and margin 10 are not over
     for agent in others:
         agent.sync(at)
-    clock.watch_hosts(at)
+    time_limits.sweep_silent_hosts(at)
     assert Workload.objects.get(pk=workload.pk).state == "running"
-    assert attest_off(lost.host, reason="seen off", now=at)
+    assert attest_powered_off(lost.host, reason="seen off", now=at)
     start(world, others, at + SECOND)
     workload.refresh_from_db()
     assert workload.state == "running" and workload.runs.get(attempt=2).host != lost.host
@@ -681,9 +686,9 @@ def test_gpus_of_a_host_seen_off_may_turn_up_in_another_machine_and_not_before(w
     gamma.sync(world.now)
     moved = replace(alpha.inventory.gpus[0], index=40)
     gamma.inventory = replace(gamma.inventory, gpus=[*gamma.inventory.gpus, moved])
-    with pytest.raises(AgentRefused, match="is a GPU of host alpha"):
+    with pytest.raises(AgentRejected, match="is a GPU of host alpha"):
         gamma.sync(world.now + MINUTE)
-    assert attest_off(alpha.host, reason="seen off", now=world.now + 2 * MINUTE)
+    assert attest_powered_off(alpha.host, reason="seen off", now=world.now + 2 * MINUTE)
     gamma.sync(world.now + 2 * MINUTE)
     assert Gpu.objects.get(uuid=moved.uuid).host == gamma.host
 
@@ -718,7 +723,7 @@ def test_work_that_kill_does_not_end_takes_its_gpu_out_of_use_until_it_has_gone(
     services.cancel_workload(workload, now=world.now)
 
     def look(seconds: int) -> str:
-        overstays.watch(world.now + seconds * SECOND)
+        stuck_processes.sweep_stuck_processes(world.now + seconds * SECOND)
         return str(Gpu.objects.get(pk=gpu.pk).repair_state)
 
     (run,) = agent.running
@@ -742,14 +747,14 @@ def test_a_stuck_process_has_not_gone_because_its_host_is_late(world: World) -> 
     stuck = replace(agent.runs[run], state="stopping")
     Host.objects.exclude(pk=agent.host.pk).update(last_sync_at=world.now + 600 * SECOND)
     agent_api.sync(agent.host.pk, replace(agent.observed(), runs=[stuck]), world.now + 61 * SECOND)
-    overstays.watch(world.now + 61 * SECOND)
+    stuck_processes.sweep_stuck_processes(world.now + 61 * SECOND)
     late = world.now + 75 * SECOND
-    clock.watch_hosts(late)
+    time_limits.sweep_silent_hosts(late)
     assert Host.objects.get(pk=agent.host.pk).lease_state == "suspect"
-    overstays.watch(late)
-    clock.watch_hosts(world.now + 200 * SECOND)
+    stuck_processes.sweep_stuck_processes(late)
+    time_limits.sweep_silent_hosts(world.now + 200 * SECOND)
     assert Host.objects.get(pk=agent.host.pk).lease_state == "silent"
-    overstays.watch(world.now + 200 * SECOND)
+    stuck_processes.sweep_stuck_processes(world.now + 200 * SECOND)
     assert list(gpu.state_changes.values_list("repair_state", flat=True)) == ["quarantined"]
 
 
@@ -765,7 +770,7 @@ def test_a_quarantined_gpu_loses_its_work_which_goes_elsewhere(world: World) -> 
     for agent in agents * 2:
         agent.sync(world.now + 2 * SECOND)
     workload.refresh_from_db()
-    assert (workload.state, workload.reason_code) == ("queued", Code.GPU_ERROR)
+    assert (workload.state, workload.reason_code) == ("queued", ReasonCode.GPU_ERROR)
     start(world, agents, world.now + 3 * SECOND)
     assert Allocation.objects.get(workload=workload, period__upper_inf=True).unit.gpu != gpu
     assert services.return_gpu(gpu, now=world.now + 4 * SECOND)
@@ -779,15 +784,15 @@ def test_a_maintenance_window_clears_its_host_in_time_and_gives_it_back(world: W
     host = workload.runs.get().host
     begin = world.now + 30 * MINUTE
     services.set_maintenance(host, start=begin, end=begin + 60 * MINUTE, reason="new fans", now=world.now)
-    clock.maintenance_clock(world.now + 20 * MINUTE)
+    time_limits.sweep_maintenance(world.now + 20 * MINUTE)
     assert Workload.objects.get(pk=workload.pk).state == "running"
-    clock.maintenance_clock(begin - 60 * SECOND)
+    time_limits.sweep_maintenance(begin - 60 * SECOND)
     assert Workload.objects.get(pk=workload.pk).state == "notice"
-    clock.maintenance_clock(begin - 58 * SECOND)
+    time_limits.sweep_maintenance(begin - 58 * SECOND)
     assert Workload.objects.get(pk=workload.pk).state == "notice", "it has the whole notice to write its checkpoint"
-    clock.maintenance_clock(begin)
+    time_limits.sweep_maintenance(begin)
     assert Host.objects.get(pk=host.pk).admin_state == "maintenance"
-    clock.maintenance_clock(begin + 61 * MINUTE)
+    time_limits.sweep_maintenance(begin + 61 * MINUTE)
     assert Host.objects.get(pk=host.pk).admin_state == "in_service"
 
 
@@ -800,14 +805,14 @@ def test_a_log_is_kept_by_offset_so_that_doubled_and_late_chunks_do_no_harm(
     settings.GPUPOOL_STATE = tmp_path  # type: ignore[attr-defined]
     (agent,) = agents_of(world, "delta")
     job(world, world.vision, 1, world.now, pool=world.static, models_wanted=[])
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     run = Run.objects.get()
     for offset, text in ((6, "two\n"), (0, "one\n"), (0, "one\n"), (4, "é")):
         agent_api.store_log(agent.host.pk, LogChunk(str(run.public_id), offset, text))
-    assert logs.read(run.public_id) == ("one\nétwo\n", 10)
-    assert logs.read(run.public_id, -4) == ("two\n", 10)
+    assert logs.read_log(run.public_id) == ("one\nétwo\n", 10)
+    assert logs.read_log(run.public_id, -4) == ("two\n", 10)
     for stranger in ("no id", "0" * 32):
-        with pytest.raises(AgentRefused, match="of this host"):
+        with pytest.raises(AgentRejected, match="of this host"):
             agent_api.store_log(agent.host.pk, LogChunk(stranger, 0, "x"))
-    with pytest.raises(AgentRefused):
+    with pytest.raises(AgentRejected):
         agent_api.store_log(world.hosts["alpha"].pk, LogChunk(str(run.public_id), 0, "x"))

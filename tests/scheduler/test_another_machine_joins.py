@@ -7,9 +7,12 @@ import datetime as dt
 import pytest
 
 from agent.protocol import JoinRequest, RunSeen
-from scheduler import agent_api, commands, leases, services
+from scheduler import services
+from scheduler.coordination import leases
 from scheduler.models import Host, Run
-from scheduler.states import RunState
+from scheduler.runs import commands
+from scheduler.state.states import RunState
+from scheduler.sync import agent_api
 from tests.fakes import FakeAgent
 from tests.scheduler.test_agents_and_hosts import agents_of, start
 from tests.scheduler.test_life_of_a_job import job
@@ -38,7 +41,7 @@ def test_a_join_frees_nothing_before_lease_grace_and_margin_of_the_agent_before_
                 return second
         return None
 
-    longest = int(leases.rules().silent_seconds(workload.pool.grace_seconds))
+    longest = int(leases.lease_rules().silent_seconds(workload.pool.grace_seconds))
     assert ends(range(2, longest, 3)) is None, "shims of the machine before may still keep it"
     assert ends(range(longest, longest + 40, 3)) is not None
     assert Run.objects.get(pk=run.pk).outcome == "host_lost"
@@ -65,7 +68,7 @@ def test_what_the_agent_before_was_told_is_neither_begun_nor_ended_by_the_one_th
     new.inventory, new.start = old.inventory, "another start"
     assert agent_api.sync(old.host.pk, new.observed(), at + 2 * SECOND).runs == [], "it would begin a second time"
     workload.refresh_from_db()
-    commands.stop(workload, code="cancelled", grace_seconds=1, now=at + 3 * SECOND)
+    commands.order_stop(workload, code="cancelled", grace_seconds=1, now=at + 3 * SECOND)
     assert agent_api.sync(old.host.pk, new.observed(), at + 4 * SECOND).runs == [], (
         "it would say that nothing of it is left"
     )
@@ -80,7 +83,7 @@ def test_what_the_agent_before_was_told_is_neither_begun_nor_ended_by_the_one_th
         agent_api.sync(
             old.host.pk,
             new.observed(),
-            at + leases.rules().silent_seconds(workload.pool.grace_seconds) * SECOND + second * SECOND,
+            at + leases.lease_rules().silent_seconds(workload.pool.grace_seconds) * SECOND + second * SECOND,
         )
     run.refresh_from_db()
     workload.refresh_from_db()

@@ -7,7 +7,7 @@ import datetime as dt
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from scheduler import engine
+from scheduler.cycle import engine
 from scheduler.models import Decision, Run, Workload
 from tests.scheduler.test_life_of_a_job import job
 from tests.world import World
@@ -21,7 +21,7 @@ def queries_of_a_cycle(world: World, starting: int, at: dt.datetime) -> int:
     for _ in range(starting):
         job(world, world.vision, 1, at)
     with CaptureQueriesContext(connection) as captured:
-        engine.cycle("test", at)
+        engine.run_cycle("test", at)
     assert Run.objects.count() - before == starting
     return len(captured)
 
@@ -34,7 +34,7 @@ def test_starting_many_asks_no_more_queries_than_starting_one(world: World) -> N
 
 def test_what_starts_together_is_told_one_by_one(world: World) -> None:
     jobs = [job(world, world.vision, units, world.now) for units in (1, 2, 3)]
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     for made, units in zip(jobs, (1, 2, 3), strict=True):
         found = Workload.objects.get(pk=made.pk)
         assert (found.state, found.attempt, found.reason_code) == ("placed", 1, "free_within_guarantee")

@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from scheduler import attempts, clock, commands, engine, services
-from scheduler.attempts import Verdict, verdict
-from scheduler.core.model import SLOTS_PER_GPU
-from scheduler.core.reasons import Code
+from scheduler import services
+from scheduler.core.model.snapshot import SLOTS_PER_GPU
+from scheduler.core.reasons import ReasonCode
+from scheduler.cycle import engine
 from scheduler.models import Allocation, Command, Quota, Run, Workload
-from scheduler.states import RunState
+from scheduler.runs import attempts, commands
+from scheduler.runs.attempts import RetryDecision, decide_retry
+from scheduler.state.states import RunState
+from scheduler.sweeps import time_limits
 from tests.fakes import FakeAgent
 from tests.scheduler.test_life_of_a_job import job
 from tests.world import World
@@ -25,37 +28,37 @@ SECOND = dt.timedelta(seconds=1)
 @pytest.mark.parametrize(
     ("told", "outcome", "code", "comes_back"),
     [
-        ("", Code.FINISHED, Code.FINISHED, False),
-        ("", Code.FAILED, Code.FAILED, True),
-        ("", Code.OUT_OF_MEMORY, Code.OUT_OF_MEMORY, True),
-        ("", Code.TIME_LIMIT, Code.TIME_LIMIT, False),
-        ("", Code.HOST_LOST, Code.HOST_LOST, True),
-        ("", Code.LEASE_LOST, Code.LEASE_LOST, True),
-        ("", Code.START_FAILED, Code.START_FAILED, True),
-        ("", Code.PROLOG_FAILED, Code.PROLOG_FAILED, True),
-        (Code.CANCELLED, Code.PROLOG_FAILED, Code.CANCELLED, False),
-        ("", Code.HOST_FULL, Code.HOST_FULL, True),
-        ("", Code.GPU_UNREADABLE, Code.GPU_UNREADABLE, True),
-        ("", Code.OUT_OF_DISK, Code.OUT_OF_DISK, True),
-        ("", Code.DISK_RAN_LOW, Code.DISK_RAN_LOW, True),
-        (Code.CANCELLED, Code.DISK_RAN_LOW, Code.CANCELLED, False),
-        (Code.EVICTED_FOR_GUARANTEE, Code.CHECKPOINTED, Code.EVICTED_FOR_GUARANTEE, True),
-        (Code.EVICTED_FOR_GUARANTEE, Code.FAILED, Code.EVICTED_FOR_GUARANTEE, True),
-        (Code.EVICTED_FOR_GUARANTEE, Code.KILLED_AT_GRACE, Code.EVICTED_FOR_GUARANTEE, True),
-        (Code.EVICTED_FOR_GUARANTEE, Code.FINISHED, Code.FINISHED, False),
-        (Code.DRAINED, Code.KILLED_AT_GRACE, Code.DRAINED, True),
-        (Code.CANCELLED, Code.FAILED, Code.CANCELLED, False),
-        (Code.CANCELLED, Code.FINISHED, Code.CANCELLED, False),
-        (Code.CANCELLED, Code.HOST_LOST, Code.CANCELLED, False),
-        (Code.IDLE, Code.KILLED_AT_GRACE, Code.IDLE, False),
-        (Code.GPU_ERROR, Code.KILLED_AT_GRACE, Code.GPU_ERROR, True),
+        ("", ReasonCode.FINISHED, ReasonCode.FINISHED, False),
+        ("", ReasonCode.FAILED, ReasonCode.FAILED, True),
+        ("", ReasonCode.OUT_OF_MEMORY, ReasonCode.OUT_OF_MEMORY, True),
+        ("", ReasonCode.TIME_LIMIT, ReasonCode.TIME_LIMIT, False),
+        ("", ReasonCode.HOST_LOST, ReasonCode.HOST_LOST, True),
+        ("", ReasonCode.LEASE_LOST, ReasonCode.LEASE_LOST, True),
+        ("", ReasonCode.START_FAILED, ReasonCode.START_FAILED, True),
+        ("", ReasonCode.PROLOG_FAILED, ReasonCode.PROLOG_FAILED, True),
+        (ReasonCode.CANCELLED, ReasonCode.PROLOG_FAILED, ReasonCode.CANCELLED, False),
+        ("", ReasonCode.HOST_FULL, ReasonCode.HOST_FULL, True),
+        ("", ReasonCode.GPU_UNREADABLE, ReasonCode.GPU_UNREADABLE, True),
+        ("", ReasonCode.OUT_OF_DISK, ReasonCode.OUT_OF_DISK, True),
+        ("", ReasonCode.DISK_RAN_LOW, ReasonCode.DISK_RAN_LOW, True),
+        (ReasonCode.CANCELLED, ReasonCode.DISK_RAN_LOW, ReasonCode.CANCELLED, False),
+        (ReasonCode.EVICTED_FOR_GUARANTEE, ReasonCode.CHECKPOINTED, ReasonCode.EVICTED_FOR_GUARANTEE, True),
+        (ReasonCode.EVICTED_FOR_GUARANTEE, ReasonCode.FAILED, ReasonCode.EVICTED_FOR_GUARANTEE, True),
+        (ReasonCode.EVICTED_FOR_GUARANTEE, ReasonCode.KILLED_AT_GRACE, ReasonCode.EVICTED_FOR_GUARANTEE, True),
+        (ReasonCode.EVICTED_FOR_GUARANTEE, ReasonCode.FINISHED, ReasonCode.FINISHED, False),
+        (ReasonCode.DRAINED, ReasonCode.KILLED_AT_GRACE, ReasonCode.DRAINED, True),
+        (ReasonCode.CANCELLED, ReasonCode.FAILED, ReasonCode.CANCELLED, False),
+        (ReasonCode.CANCELLED, ReasonCode.FINISHED, ReasonCode.CANCELLED, False),
+        (ReasonCode.CANCELLED, ReasonCode.HOST_LOST, ReasonCode.CANCELLED, False),
+        (ReasonCode.IDLE, ReasonCode.KILLED_AT_GRACE, ReasonCode.IDLE, False),
+        (ReasonCode.GPU_ERROR, ReasonCode.KILLED_AT_GRACE, ReasonCode.GPU_ERROR, True),
     ],
 )
 def test_why_it_stopped_and_how_it_ended_say_whether_it_comes_back(
     told: str, outcome: str, code: str, comes_back: bool
 ) -> None:
-    answer = verdict(Workload(kind="job", stop_requested=told, most_retries=1), outcome)
-    assert (answer.code, answer.comes_back) == (code, comes_back)
+    answer = decide_retry(Workload(kind="job", stop_requested=told, most_retries=1), outcome)
+    assert (answer.code, answer.requeues) == (code, comes_back)
 
 
 def _documented() -> list[tuple[str, str, str, str, str]]:
@@ -76,19 +79,19 @@ def test_the_documented_table_of_retries_is_what_happens(told: str, outcome: str
     limits = {"its own retries": (7, 0), "5": (0, 5)}
     own, lost = limits.get(most, (0, 0))
     for kind in ("job", "notebook"):
-        answer = verdict(Workload(kind=kind, stop_requested=told, most_retries=own), outcome)
-        assert answer.comes_back is (f"{kind}s" in who)
-        if not answer.comes_back:
+        answer = decide_retry(Workload(kind=kind, stop_requested=told, most_retries=own), outcome)
+        assert answer.requeues is (f"{kind}s" in who)
+        if not answer.requeues:
             continue
         assert (answer.failures, answer.lost) == (1 if own else 0, 1 if lost else 0)
         for before in range(own or lost or 40):
             again = Workload(kind=kind, stop_requested=told, most_retries=own, failures=before, lost_attempts=before)
             doubled, fixed = waits.startswith("15 s, doubled"), {"60 s": 60}.get(waits, 0)
             expected = min(15 * 2**before, 1800) if doubled else fixed
-            assert verdict(again, outcome).comes_back and verdict(again, outcome).wait_seconds == expected
+            assert decide_retry(again, outcome).requeues and decide_retry(again, outcome).wait_seconds == expected
         if own or lost:
             used = Workload(kind=kind, stop_requested=told, most_retries=own, failures=own, lost_attempts=lost)
-            assert not verdict(used, outcome).comes_back
+            assert not decide_retry(used, outcome).requeues
 
 
 def test_every_outcome_is_in_the_documented_table() -> None:
@@ -100,25 +103,25 @@ def test_every_outcome_is_in_the_documented_table() -> None:
 
 def test_making_room_costs_no_retry_and_losing_a_host_is_counted_by_itself() -> None:
     workload = Workload(kind="job", most_retries=1, failures=1)
-    assert verdict(workload, Code.FAILED) == Verdict(Code.FAILED)
-    workload.stop_requested = Code.EVICTED_FOR_PRIORITY
-    assert verdict(workload, Code.FAILED) == Verdict(Code.EVICTED_FOR_PRIORITY, comes_back=True)
+    assert decide_retry(workload, ReasonCode.FAILED) == RetryDecision(ReasonCode.FAILED)
+    workload.stop_requested = ReasonCode.EVICTED_FOR_PRIORITY
+    assert decide_retry(workload, ReasonCode.FAILED) == RetryDecision(ReasonCode.EVICTED_FOR_PRIORITY, requeues=True)
     workload.stop_requested = ""
-    assert verdict(workload, Code.HOST_LOST) == Verdict(Code.HOST_LOST, comes_back=True, lost=1)
-    workload.lost_attempts = attempts.MOST_LOST_ATTEMPTS
-    assert not verdict(workload, Code.HOST_LOST).comes_back
+    assert decide_retry(workload, ReasonCode.HOST_LOST) == RetryDecision(ReasonCode.HOST_LOST, requeues=True, lost=1)
+    workload.lost_attempts = attempts.MAX_LOST_ATTEMPTS
+    assert not decide_retry(workload, ReasonCode.HOST_LOST).requeues
 
 
 def test_who_is_stopped_because_the_disk_ran_low_keeps_its_own_retries_but_is_not_tried_for_ever() -> None:
     workload = Workload(kind="job", most_retries=0)
-    assert verdict(workload, Code.OUT_OF_DISK) == Verdict(Code.OUT_OF_DISK)
-    assert verdict(workload, Code.DISK_RAN_LOW) == Verdict(Code.DISK_RAN_LOW, comes_back=True, lost=1, wait_seconds=15)
-    workload.lost_attempts = attempts.MOST_LOST_ATTEMPTS
-    assert not verdict(workload, Code.DISK_RAN_LOW).comes_back
+    assert decide_retry(workload, ReasonCode.OUT_OF_DISK) == RetryDecision(ReasonCode.OUT_OF_DISK)
+    assert decide_retry(workload, ReasonCode.DISK_RAN_LOW) == RetryDecision(ReasonCode.DISK_RAN_LOW, requeues=True, lost=1, wait_seconds=15)
+    workload.lost_attempts = attempts.MAX_LOST_ATTEMPTS
+    assert not decide_retry(workload, ReasonCode.DISK_RAN_LOW).requeues
 
 
 def test_a_notebook_whose_host_is_lost_ends_for_what_it_held_in_memory_is_gone() -> None:
-    assert not verdict(Workload(kind="notebook"), Code.HOST_LOST).comes_back
+    assert not decide_retry(Workload(kind="notebook"), ReasonCode.HOST_LOST).requeues
 
 
 def gang(world: World, now: dt.datetime) -> Workload:
@@ -129,7 +132,7 @@ def gang(world: World, now: dt.datetime) -> Workload:
 def test_a_gang_runs_when_all_its_members_run_and_ends_with_the_first_that_fails(world: World) -> None:
     first, second = (FakeAgent.of(world.hosts[name]) for name in ("alpha", "beta"))
     workload = gang(world, world.now)
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     assert [r.rank for r in workload.runs.order_by("host__name")] == [0, 1]
     first.sync(world.now)
     first.sync(world.now + SECOND)
@@ -155,27 +158,27 @@ def test_a_gang_runs_when_all_its_members_run_and_ends_with_the_first_that_fails
 def test_a_gang_that_loses_a_host_is_queued_again_as_a_whole(world: World) -> None:
     agents = [FakeAgent.of(host) for host in world.hosts.values()]
     workload = gang(world, world.now)
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     for agent in agents * 2:
         agent.sync(world.now)
     lost, *others = sorted(agents, key=lambda agent: not agent.running)
     later = world.now + 71 * SECOND
     for agent in others:
         agent.sync(later)
-    clock.watch_hosts(later)
+    time_limits.sweep_silent_hosts(later)
     workload.refresh_from_db()
     assert workload.state == "stopping", "the other member has to confirm its stop first"
     for agent in others * 2:
         agent.sync(later + SECOND)
     workload.refresh_from_db()
-    assert (workload.state, workload.reason_code, workload.lost_attempts) == ("queued", Code.HOST_LOST, 1)
-    assert lost.host.runs.get().outcome == Code.HOST_LOST
+    assert (workload.state, workload.reason_code, workload.lost_attempts) == ("queued", ReasonCode.HOST_LOST, 1)
+    assert lost.host.runs.get().outcome == ReasonCode.HOST_LOST
 
 
 def test_a_running_row_without_its_moment_does_not_keep_its_host_from_reporting(world: World) -> None:
     agent = FakeAgent.of(world.hosts["alpha"])
     workload = job(world, world.vision, 1, world.now)
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     agent.sync(world.now)
     Run.objects.filter(workload=workload).update(state="running")
     seen = agent.runs[agent.running[0]]
@@ -187,7 +190,7 @@ def test_a_running_row_without_its_moment_does_not_keep_its_host_from_reporting(
 
 def test_a_run_that_starts_faster_than_its_agent_tells_has_begun_to_start_when_it_runs(world: World) -> None:
     queued = job(world, world.vision, 1, world.now)
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     run = Run.objects.get(workload=queued)
     assert attempts.advance_run(run, RunState.RUNNING, world.now + SECOND)
     run.refresh_from_db()
@@ -198,7 +201,7 @@ def test_a_run_that_starts_faster_than_its_agent_tells_has_begun_to_start_when_i
 def test_time_is_charged_by_why_it_stopped_and_not_by_how_it_took_it(world: World, saves: bool) -> None:
     agent = FakeAgent.of(world.hosts["alpha"])
     cancelled, evicted = (job(world, world.vision, 1, world.now) for _ in range(2))
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     for seconds in range(3):
         agent.sync(world.now + seconds * SECOND)
     for run in agent.running if saves else ():
@@ -207,13 +210,13 @@ def test_time_is_charged_by_why_it_stopped_and_not_by_how_it_took_it(world: Worl
     assert services.cancel_workload(cancelled, now=later)
     evicted.refresh_from_db()
     assert commands.give_notice(
-        evicted, code=Code.EVICTED_FOR_GUARANTEE, stop_at=later, grace_seconds=30, now=later
+        evicted, code=ReasonCode.EVICTED_FOR_GUARANTEE, stop_at=later, grace_seconds=30, now=later
     )
-    clock.stop_after_notice(later)
+    time_limits.stop_after_notice(later)
     for seconds in range(3):
         agent.sync(later + seconds * SECOND)
     held = {a.workload_id: a for a in Allocation.objects.select_related("run")}
     taken = "checkpointed" if saves else "killed_at_grace"
     assert {one.run.outcome for one in held.values()} == {taken}
-    assert held[cancelled.pk].end_code == Code.CANCELLED, "its owner stopped it: that is no preemption"
-    assert held[evicted.pk].end_code == Code.EVICTED_FOR_GUARANTEE
+    assert held[cancelled.pk].end_code == ReasonCode.CANCELLED, "its owner stopped it: that is no preemption"
+    assert held[evicted.pk].end_code == ReasonCode.EVICTED_FOR_GUARANTEE

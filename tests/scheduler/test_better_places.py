@@ -9,15 +9,17 @@ from dataclasses import replace
 
 import pytest
 
-from portal import notify
 from portal.models import Notification
-from portal.selectors.work import attempts as attempts_of
-from portal.wording import notices, reasons
-from scheduler import engine, selectors, services, snapshot
-from scheduler.apply import apply
-from scheduler.attempts import AVOIDED_FOR, MOST_AVOIDED
+from portal.notices import delivery
+from portal.reads.work.workload_details import attempts_of
+from portal.wording import notice_texts, reason_texts
+from scheduler import services
 from scheduler.core.planner import plan
+from scheduler.cycle import engine, snapshot
+from scheduler.cycle.apply import apply_plan
 from scheduler.models import Host, Run, Storage, Workload
+from scheduler.reads import capacity
+from scheduler.runs.attempts import HOST_AVOIDANCE_PERIOD, MAX_AVOIDED_HOSTS
 from tests.fakes import FakeAgent
 from tests.scheduler.test_agents_and_hosts import start
 from tests.scheduler.test_failing_everywhere import fail
@@ -45,7 +47,7 @@ def host_of(work: Workload) -> str:
 
 
 def free_hosts(world: World) -> set[str]:
-    return set(selectors.free_units(world.shared, world.now).filter(gpu__model=H100).values_list("gpu__host__name", flat=True))
+    return set(capacity.free_units(world.shared, world.now).filter(gpu__model=H100).values_list("gpu__host__name", flat=True))
 
 
 # -- full disks ----------------------------------------------------------------------------------------------------------
@@ -56,7 +58,7 @@ def test_nothing_new_goes_to_a_host_whose_agent_says_that_its_disk_is_full(world
     say([agents["alpha"]], world.now, full=True)
     assert free_hosts(world) == {"beta"}, "its GPUs are not free"
     made = [job(world, world.vision, 4, world.now) for _ in range(3)]
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     assert [Workload.objects.get(pk=each.pk).state for each in made] == ["placed", "placed", "queued"]
     assert {host_of(each) for each in made[:2]} == {"beta"}
 
@@ -65,15 +67,15 @@ def test_work_that_only_full_hosts_could_run_is_told_which_and_starts_as_soon_as
     agents = agents_of(world)
     say(agents.values(), world.now, full=True)
     waiting = job(world, world.vision, 1, world.now)
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     row = Workload.objects.get(pk=waiting.pk)
     assert (row.state, row.reason_code, row.expected_start) == ("queued", "host_full", None)
     assert row.reason_numbers["full"] == len(row.reason_numbers["hosts"]) > 0 and row.reason_numbers["need"] == 1
     assert set(row.reason_numbers["hosts"]) <= set(world.hosts)
-    words = reasons.reason(row.reason_code, row.reason_numbers)
+    words = reason_texts.reason_sentence(row.reason_code, row.reason_numbers)
     assert all(name in words for name in row.reason_numbers["hosts"]) and "full" in words
     say(agents.values(), world.now + 5 * SECOND, full=False)
-    engine.cycle("test", world.now + 6 * SECOND)
+    engine.run_cycle("test", world.now + 6 * SECOND)
     assert Workload.objects.get(pk=waiting.pk).state == "placed"
 
 
@@ -82,19 +84,19 @@ def test_what_runs_on_a_host_whose_disk_gets_full_goes_on(world: World) -> None:
     work = job(world, world.vision, 1, world.now)
     start(world, list(agents.values()), world.now)
     say(agents.values(), world.now + SECOND, full=True)
-    engine.cycle("test", world.now + 2 * SECOND)
+    engine.run_cycle("test", world.now + 2 * SECOND)
     assert Workload.objects.get(pk=work.pk).state == "running"
 
 
 def test_a_plan_made_before_the_disk_was_full_starts_nothing_there(world: World) -> None:
     agents = agents_of(world)
-    engine.cycle("test", world.now)  # takes the lead
+    engine.run_cycle("test", world.now)  # takes the lead
     work = job(world, world.vision, 1, world.now)
-    taken = snapshot.take(None, world.now)
+    taken = snapshot.take_snapshot(None, world.now)
     planned = plan(taken, int(world.now.timestamp()))
     assert [placement.workload for placement in planned.placements] == [work.pk]
     say(agents.values(), world.now, full=True)
-    applied = apply(planned, taken, world.now)
+    applied = apply_plan(planned, taken, world.now)
     assert "is full" in applied.rejected[0].why and Workload.objects.get(pk=work.pk).state == "queued"
 
 
@@ -116,29 +118,29 @@ def test_a_frame_that_says_that_the_disk_is_full_is_news(world: World) -> None:
 def test_work_that_a_host_could_not_start_goes_elsewhere_next_time(world: World, outcome: str) -> None:
     agents = agents_of(world)
     work = job(world, world.vision, 1, world.now)
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     first = host_of(work)
     agents[first].sync(world.now)
     (run,) = agents[first].running
     agents[first].end(run, world.now + SECOND, outcome=outcome)
     agents[first].sync(world.now + SECOND)
     row = Workload.objects.get(pk=work.pk)
-    assert row.avoids == [world.hosts[first].pk] and row.avoids_until == world.now + SECOND + AVOIDED_FOR
-    engine.cycle("test", world.now + 2 * MINUTE)
+    assert row.avoids == [world.hosts[first].pk] and row.avoids_until == world.now + SECOND + HOST_AVOIDANCE_PERIOD
+    engine.run_cycle("test", world.now + 2 * MINUTE)
     assert host_of(work) != first
 
 
 def test_it_goes_back_there_where_it_fits_nowhere_else(world: World) -> None:
     agents = agents_of(world)
     work = job(world, world.vision, 1, world.now)
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     first = host_of(work)
     agents[first].sync(world.now)
     (run,) = agents[first].running
     agents[first].end(run, world.now, outcome="start_failed")
     agents[first].sync(world.now)
     Host.objects.exclude(name=first).update(admin_state="cordoned")
-    engine.cycle("test", world.now + 2 * MINUTE)
+    engine.run_cycle("test", world.now + 2 * MINUTE)
     assert host_of(work) == first and Run.objects.filter(workload=work).count() == 2
 
 
@@ -149,9 +151,9 @@ def test_several_hosts_are_avoided_and_after_a_while_none_is(world: World) -> No
     assert fail(work, world, "beta", 2, "host_full").avoids == pks
     assert fail(work, world, "alpha", 4, "host_full").avoids == pks[::-1], "the latest last"
     assert fail(work, world, "beta", 40, "host_full").avoids == pks[1:], "what is long ago is forgotten"
-    Workload.objects.filter(pk=work.pk).update(avoids=list(range(900, 900 + MOST_AVOIDED)))
+    Workload.objects.filter(pk=work.pk).update(avoids=list(range(900, 900 + MAX_AVOIDED_HOSTS)))
     row = fail(Workload.objects.get(pk=work.pk), world, "alpha", 42, "host_full")
-    assert len(row.avoids) == MOST_AVOIDED and row.avoids[-1] == pks[0]
+    assert len(row.avoids) == MAX_AVOIDED_HOSTS and row.avoids[-1] == pks[0]
 
 
 def test_what_fails_by_itself_avoids_no_host(world: World) -> None:
@@ -185,12 +187,12 @@ def test_work_with_a_checkpoint_is_placed_among_hosts_that_share_its_homes(world
     agent.sync(world.now + 2 * MINUTE)
     row = Workload.objects.get(pk=work.pk)
     assert (row.state, row.homes_id) == ("queued", near.pk)
-    taken = snapshot.take(None, world.now + 3 * MINUTE)
+    taken = snapshot.take_snapshot(None, world.now + 3 * MINUTE)
     for homes, expected in ((near, "beta"), (far, "alpha")):
         waiting = replace(next(q for q in taken.queued if q.id == work.pk), homes=homes.pk)
         (placed,) = plan(replace(taken, queued=(waiting,)), int(taken.queued[0].submitted) + 180).placements
         assert {unit.host for unit in taken.units if unit.id in placed.units} == {world.hosts[expected].pk}
-    engine.cycle("test", world.now + 3 * MINUTE)
+    engine.run_cycle("test", world.now + 3 * MINUTE)
     assert host_of(work) == "beta" and Run.objects.filter(workload=work).count() == 2
 
 
@@ -208,7 +210,7 @@ def test_work_that_has_to_go_elsewhere_is_told_that_it_begins_anew(world: World)
     work = job(world, world.vision, 1, world.now)
     start(world, list(agents.values()), world.now)
     Host.objects.filter(name="beta").update(admin_state="in_service")
-    (moved,) = selectors.drain_effect(world.hosts["alpha"], world.now).moved
+    (moved,) = capacity.drain_effect(world.hosts["alpha"], world.now).moved
     assert moved.begins_anew
     (run,) = agents["alpha"].running
     agents["alpha"].checkpoint(run, world.now + MINUTE)
@@ -216,12 +218,12 @@ def test_work_that_has_to_go_elsewhere_is_told_that_it_begins_anew(world: World)
     services.drain_host(world.hosts["alpha"], reason="fans", now=world.now + 2 * MINUTE)
     agents["alpha"].end(run, world.now + 3 * MINUTE, outcome="checkpointed")
     agents["alpha"].sync(world.now + 3 * MINUTE)
-    notify.tell(world.now + 3 * MINUTE)
+    delivery.write_notices(world.now + 3 * MINUTE)
     start(world, list(agents.values()), world.now + 4 * MINUTE)
     assert host_of(work) == "beta"
-    notify.tell(world.now + 5 * MINUTE)
+    delivery.write_notices(world.now + 5 * MINUTE)
     told = Notification.objects.get(user=world.vision.member, kind="resumed")
-    words = notices.notice(told.kind, told.numbers)
+    words = notice_texts.notice_sentence(told.kind, told.numbers)
     assert words.endswith(
         "resumed on beta, attempt 2: another home folder, so it does not find its checkpoint and begins anew."
     )

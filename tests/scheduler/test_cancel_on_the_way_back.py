@@ -7,9 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler import clock, engine, services
-from scheduler.core.reasons import Code
+from scheduler import services
+from scheduler.core.reasons import ReasonCode
+from scheduler.cycle import engine
 from scheduler.models import Host, Run, Workload
+from scheduler.sweeps import time_limits
 from tests.fakes import FakeAgent
 from tests.scheduler.test_life_of_a_job import job
 from tests.world import World
@@ -20,7 +22,7 @@ SECOND = dt.timedelta(seconds=1)
 def on_one_host(world: World, **also: object) -> tuple[Workload, FakeAgent]:
     """A job that was placed, and the agent of its host, which has not heard of it."""
     workload = job(world, world.vision, 4, world.now, **also)
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     return workload, FakeAgent.of(Run.objects.get(workload=workload).host)
 
 
@@ -28,18 +30,18 @@ def cancelled_and_over(workload: Workload, agent: FakeAgent, at: dt.datetime) ->
     assert services.cancel_workload(workload, now=at)
     for step in (1, 2, 3):
         agent.sync(at + step * SECOND)
-    engine.cycle("test", at + 4 * SECOND)
+    engine.run_cycle("test", at + 4 * SECOND)
     workload.refresh_from_db()
-    assert (workload.state, workload.outcome) == ("ended", Code.CANCELLED)
+    assert (workload.state, workload.outcome) == ("ended", ReasonCode.CANCELLED)
 
 
 def test_when_its_host_was_too_late_to_start_it(world: World) -> None:
     workload, agent = on_one_host(world)
     late = world.now + 130 * SECOND
     Host.objects.update(last_sync_at=late)
-    clock.give_up_starts(late)
+    time_limits.requeue_late_starts(late)
     workload.refresh_from_db()
-    assert (workload.state, workload.stop_requested) == ("stopping", Code.START_FAILED)
+    assert (workload.state, workload.stop_requested) == ("stopping", ReasonCode.START_FAILED)
     cancelled_and_over(workload, agent, late + SECOND)
 
 
@@ -51,14 +53,14 @@ def test_when_its_gpu_failed(world: World) -> None:
     assert gpu is not None
     services.quarantine_gpu(gpu.unit.gpu, reason="fell off the bus", now=world.now + 3 * SECOND)
     workload.refresh_from_db()
-    assert (workload.state, workload.stop_requested) == ("stopping", Code.GPU_ERROR)
+    assert (workload.state, workload.stop_requested) == ("stopping", ReasonCode.GPU_ERROR)
     cancelled_and_over(workload, agent, world.now + 4 * SECOND)
 
 
 @pytest.mark.parametrize("retries", [0, 2])
 def test_when_a_part_of_its_gang_failed(world: World, retries: int) -> None:
     workload = job(world, world.vision, 4, world.now, hosts=2, most_retries=retries)
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     agents = [FakeAgent.of(run.host) for run in Run.objects.filter(workload=workload).order_by("rank")]
     for step in (1, 2):
         for agent in agents:
@@ -72,7 +74,7 @@ def test_when_a_part_of_its_gang_failed(world: World, retries: int) -> None:
 
 def test_when_a_part_of_its_gang_goes_by_itself(world: World) -> None:
     workload = job(world, world.vision, 4, world.now, hosts=2)
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     agents = [FakeAgent.of(run.host) for run in Run.objects.filter(workload=workload).order_by("rank")]
     for step in (1, 2):
         for agent in agents:

@@ -10,10 +10,10 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from agent.protocol import CheckSeen, DiagnosticSeen
-from scheduler import agent_api, diagnostics
 from scheduler.models import Diagnostic, Gpu, GpuStateChange, Host, Pool
-from scheduler.services import Refused, quarantine_gpu, trip_host
-from scheduler.states import RepairState
+from scheduler.services import OperationRejected, quarantine_gpu, trip_host
+from scheduler.state.states import RepairState
+from scheduler.sync import agent_api, gpu_diagnostics
 from tests.scheduler.test_agents_and_hosts import agents_of
 from tests.telemetry.rows import at, hold, workload
 from tests.world import World, units_of
@@ -27,7 +27,7 @@ def gpu_of(world: World, index: int = 0, host: str = "alpha") -> Gpu:
 
 def answer(row: Diagnostic, state: str, *, detail: str = "", minute: int = 10) -> None:
     seen = DiagnosticSeen(str(row.public_id), state, "own", [CheckSeen("memory", state == "passed", {"gib": 79})], detail)
-    diagnostics.take_in(row.host, [seen], at(10, minute))
+    gpu_diagnostics.store_diagnostics(row.host, [seen], at(10, minute))
     row.refresh_from_db()
 
 
@@ -39,11 +39,11 @@ def quarantined(world: World) -> Gpu:
 
 def test_a_quarantined_gpu_is_diagnosed_by_itself_and_comes_back_when_it_passes(world: World) -> None:
     gpu = quarantined(world)
-    diagnostics.keep(at(9, 1))
+    gpu_diagnostics.sweep_diagnostics(at(9, 1))
     row = Diagnostic.objects.get()
     gpu.refresh_from_db()
     assert (row.why, row.state, gpu.repair_state) == ("quarantined", "wanted", "diagnosing")
-    wanted = diagnostics.wanted_of(row.host, row.host.pool)
+    wanted = gpu_diagnostics.desired_diagnostics(row.host, row.host.pool)
     assert [(each.gpu, each.tool, each.deadline_seconds) for each in wanted] == [(gpu.uuid, "auto", 600.0)]
     answer(row, "running")
     assert row.state == "running"
@@ -52,27 +52,27 @@ def test_a_quarantined_gpu_is_diagnosed_by_itself_and_comes_back_when_it_passes(
     assert (row.state, row.tool, row.checks[0]["numbers"], gpu.repair_state) == ("passed", "own", {"gib": 79}, "well")
     states = list(GpuStateChange.objects.filter(gpu=gpu).order_by("pk").values_list("repair_state", flat=True))
     assert states == ["quarantined", "diagnosing", "well"]
-    diagnostics.keep(at(10, 30))
+    gpu_diagnostics.sweep_diagnostics(at(10, 30))
     assert Diagnostic.objects.count() == 1
 
 
 def test_a_gpu_whose_diagnostic_fails_is_out_with_the_reason(world: World) -> None:
     gpu = quarantined(world)
-    diagnostics.keep(at(9, 1))
+    gpu_diagnostics.sweep_diagnostics(at(9, 1))
     answer(Diagnostic.objects.get(), "failed", detail="memory: 1 word of 79 GiB differs")
     gpu.refresh_from_db()
     assert (gpu.repair_state, gpu.state_reason) == ("out", "its diagnostic failed: memory: 1 word of 79 GiB differs")
-    diagnostics.keep(at(11))
+    gpu_diagnostics.sweep_diagnostics(at(11))
     assert Diagnostic.objects.count() == 1, "nobody tries again what has failed"
 
 
 def test_a_quarantined_gpu_waits_until_its_work_is_gone(world: World) -> None:
     held = hold(workload(world, world.vision), units_of(world.hosts["alpha"])[0], at(8))
     quarantined(world)
-    diagnostics.keep(at(9, 1))
+    gpu_diagnostics.sweep_diagnostics(at(9, 1))
     assert not Diagnostic.objects.exists()
-    with pytest.raises(Refused) as no:
-        diagnostics.want(held.unit.gpu, why=Diagnostic.Why.OPERATOR, now=at(9, 1))
+    with pytest.raises(OperationRejected) as no:
+        gpu_diagnostics.request_diagnostic(held.unit.gpu, why=Diagnostic.Why.OPERATOR, now=at(9, 1))
     assert no.value.code == "gpu_is_held"
 
 
@@ -80,16 +80,16 @@ def test_a_diagnostic_that_gave_way_or_was_not_answered_is_tried_again_a_few_tim
     gpu = quarantined(world)
     moment = at(9, 1)
     for tries in (1, 2, 3):
-        diagnostics.keep(moment)
+        gpu_diagnostics.sweep_diagnostics(moment)
         assert Diagnostic.objects.count() == tries
         moment += timedelta(seconds=600 + 121)
-        diagnostics.keep(moment)
+        gpu_diagnostics.sweep_diagnostics(moment)
         gpu.refresh_from_db()
         assert gpu.repair_state == "quarantined"
-        diagnostics.keep(moment + timedelta(minutes=1))
+        gpu_diagnostics.sweep_diagnostics(moment + timedelta(minutes=1))
         assert Diagnostic.objects.count() == tries, "not at once again"
         moment += timedelta(minutes=11)
-    diagnostics.keep(moment + timedelta(hours=5))
+    gpu_diagnostics.sweep_diagnostics(moment + timedelta(hours=5))
     assert Diagnostic.objects.count() == 3
     assert {row.detail for row in Diagnostic.objects.all()} == {"no answer came from its host"}
 
@@ -97,15 +97,15 @@ def test_a_diagnostic_that_gave_way_or_was_not_answered_is_tried_again_a_few_tim
 def test_a_pool_may_leave_quarantined_gpus_to_a_person(world: World) -> None:
     Pool.objects.update(diagnose_after_quarantine=False)
     quarantined(world)
-    diagnostics.keep(at(9, 1))
+    gpu_diagnostics.sweep_diagnostics(at(9, 1))
     assert not Diagnostic.objects.exists()
 
 
 def test_a_host_that_falls_silent_answers_nothing(world: World) -> None:
     gpu = quarantined(world)
-    diagnostics.keep(at(9, 1))
+    gpu_diagnostics.sweep_diagnostics(at(9, 1))
     Host.objects.filter(pk=gpu.host_id).update(lease_state="silent")
-    diagnostics.keep(at(9, 2))
+    gpu_diagnostics.sweep_diagnostics(at(9, 2))
     row = Diagnostic.objects.get()
     gpu.refresh_from_db()
     assert (row.state, row.detail, gpu.repair_state) == ("stopped", "its host fell silent", "quarantined")
@@ -113,10 +113,10 @@ def test_a_host_that_falls_silent_answers_nothing(world: World) -> None:
 
 def test_an_answer_of_another_host_or_of_yesterday_changes_nothing(world: World) -> None:
     quarantined(world)
-    diagnostics.keep(at(9, 1))
+    gpu_diagnostics.sweep_diagnostics(at(9, 1))
     row = Diagnostic.objects.get()
-    diagnostics.take_in(world.hosts["beta"], [DiagnosticSeen(str(row.public_id), "passed")], at(9, 2))
-    diagnostics.take_in(row.host, [DiagnosticSeen("no uuid", "passed"), DiagnosticSeen(str(row.public_id), "odd")], at(9, 2))
+    gpu_diagnostics.store_diagnostics(world.hosts["beta"], [DiagnosticSeen(str(row.public_id), "passed")], at(9, 2))
+    gpu_diagnostics.store_diagnostics(row.host, [DiagnosticSeen("no uuid", "passed"), DiagnosticSeen(str(row.public_id), "odd")], at(9, 2))
     row.refresh_from_db()
     assert row.state == "wanted"
     answer(row, "passed")
@@ -128,14 +128,14 @@ def test_an_answer_of_another_host_or_of_yesterday_changes_nothing(world: World)
 def test_idle_gpus_have_their_turn_a_few_at_once_and_busy_ones_not(world: World) -> None:
     Pool.objects.update(diagnose_every_hours=24)
     hold(workload(world, world.vision), units_of(world.hosts["alpha"])[0], at(8))
-    diagnostics.keep(at(9))
+    gpu_diagnostics.sweep_diagnostics(at(9))
     first = list(Diagnostic.objects.all())
     assert first and gpu_of(world).pk not in {row.gpu_id for row in first}
     assert {row.why for row in first} == {"periodic"}
     assert {row.gpu.repair_state for row in first} == {"well"}, "work may still be placed there"
     for row in first:
         answer(row, "passed", minute=0)
-    diagnostics.keep(at(10, 1))
+    gpu_diagnostics.sweep_diagnostics(at(10, 1))
     second = set(Diagnostic.objects.values_list("gpu_id", flat=True)) - {row.gpu_id for row in first}
     assert second, "then it is the next one's turn"
     assert Diagnostic.objects.filter(gpu_id__in=[row.gpu_id for row in first]).count() == len(first)
@@ -143,23 +143,23 @@ def test_idle_gpus_have_their_turn_a_few_at_once_and_busy_ones_not(world: World)
 
 def test_a_gpu_in_service_that_fails_goes_out(world: World) -> None:
     gpu = gpu_of(world)
-    row = diagnostics.want(gpu, why=Diagnostic.Why.OPERATOR, now=at(9))
+    row = gpu_diagnostics.request_diagnostic(gpu, why=Diagnostic.Why.OPERATOR, now=at(9))
     answer(row, "failed", detail="bandwidth")
     gpu.refresh_from_db()
     assert gpu.repair_state == "out"
 
 
 def test_one_gpu_is_looked_at_once_at_a_time(world: World) -> None:
-    diagnostics.want(gpu_of(world), why=Diagnostic.Why.OPERATOR, now=at(9))
-    with pytest.raises(Refused) as no:
-        diagnostics.want(gpu_of(world), why=Diagnostic.Why.OPERATOR, now=at(9))
+    gpu_diagnostics.request_diagnostic(gpu_of(world), why=Diagnostic.Why.OPERATOR, now=at(9))
+    with pytest.raises(OperationRejected) as no:
+        gpu_diagnostics.request_diagnostic(gpu_of(world), why=Diagnostic.Why.OPERATOR, now=at(9))
     assert no.value.code == "diagnostic_is_open"
 
 
 def test_a_tripped_host_comes_back_once_all_its_gpus_have_passed(world: World) -> None:
     host = world.hosts["gamma"]
     assert trip_host(host, reason="3 attempts failed", now=at(9))
-    diagnostics.keep(at(9, 1))
+    gpu_diagnostics.sweep_diagnostics(at(9, 1))
     rows = list(Diagnostic.objects.filter(host=host, why="tripped"))
     assert len(rows) == host.gpus.count()
     for row in rows[:-1]:
@@ -173,7 +173,7 @@ def test_a_tripped_host_comes_back_once_all_its_gpus_have_passed(world: World) -
 def test_a_tripped_host_with_a_bad_gpu_stays_closed(world: World) -> None:
     host = world.hosts["gamma"]
     trip_host(host, reason="3 attempts failed", now=at(9))
-    diagnostics.keep(at(9, 1))
+    gpu_diagnostics.sweep_diagnostics(at(9, 1))
     for number, row in enumerate(Diagnostic.objects.filter(host=host)):
         answer(row, "failed" if number == 0 else "passed")
     assert Host.objects.get(pk=host.pk).admin_state == "cordoned"
@@ -182,7 +182,7 @@ def test_a_tripped_host_with_a_bad_gpu_stays_closed(world: World) -> None:
 def test_a_quarantined_host_is_diagnosed_as_a_whole(world: World) -> None:
     host = world.hosts["gamma"]
     Host.objects.filter(pk=host.pk).update(repair_state="quarantined", state_reason="it hung")
-    rows = diagnostics.want_host(host, why=Diagnostic.Why.OPERATOR, now=at(9))
+    rows = gpu_diagnostics.request_host_diagnostics(host, why=Diagnostic.Why.OPERATOR, now=at(9))
     assert Host.objects.get(pk=host.pk).repair_state == "diagnosing"
     for row in rows:
         answer(row, "passed")
@@ -190,12 +190,12 @@ def test_a_quarantined_host_is_diagnosed_as_a_whole(world: World) -> None:
 
 
 def test_many_gpus_in_service_that_fail_at_once_are_left_to_a_person(world: World) -> None:
-    rows = [diagnostics.want(gpu_of(world, index), why=Diagnostic.Why.OPERATOR, now=at(9)) for index in range(4)]
+    rows = [gpu_diagnostics.request_diagnostic(gpu_of(world, index), why=Diagnostic.Why.OPERATOR, now=at(9)) for index in range(4)]
     gpus = Gpu.objects.filter(host__pool=rows[0].host.pool_id).count()
     for row in rows:
         answer(row, "failed", detail="arithmetic")
     out = Gpu.objects.filter(repair_state="out").count()
-    assert out == max(1, gpus // diagnostics.OUT_SHARE) < 4
+    assert out == max(1, gpus // gpu_diagnostics.TAKE_OUT_SHARE) < 4
     assert Diagnostic.objects.filter(state="failed").count() == 4
 
 
@@ -205,7 +205,7 @@ def test_a_host_hears_of_it_with_its_desired_state_and_answers_with_what_it_obse
     Pool.objects.update(stray_action="warn", diagnostic_tool="own", diagnostic_seconds=90)
     gpu = units_of(world.hosts["delta"])[0].gpu
     quarantine_gpu(gpu, reason="xid:48", now=world.now)
-    diagnostics.keep(world.now)
+    gpu_diagnostics.sweep_diagnostics(world.now)
     desired = agent_api.sync(agent.host.pk, agent.observed(), world.now)
     (told,) = desired.diagnostics
     assert (told.gpu, told.tool, told.deadline_seconds, desired.stray_action) == (gpu.uuid, "own", 90.0, "warn")
@@ -218,7 +218,7 @@ def test_a_host_hears_of_it_with_its_desired_state_and_answers_with_what_it_obse
 def test_an_answer_that_takes_a_gpu_out_of_service_locks_its_pool_before_its_host(world: World) -> None:
     (agent,) = agents_of(world, "alpha")
     agent.sync(at(9))
-    row = diagnostics.want(gpu_of(world), why=Diagnostic.Why.PERIODIC, now=at(9))
+    row = gpu_diagnostics.request_diagnostic(gpu_of(world), why=Diagnostic.Why.PERIODIC, now=at(9))
     failed = DiagnosticSeen(str(row.public_id), "failed", "own", [], "memory")
     with CaptureQueriesContext(connection) as seen:
         agent_api.sync(agent.host.pk, replace(agent.observed(), diagnostics=[failed]), at(9, 1))

@@ -15,10 +15,11 @@ import pytest
 from django.utils import timezone
 from pytest_django.fixtures import Settings
 
-from benchmarks._fleet import make_fleet
+from benchmarks.harness.pool_rows import make_pool_rows
 from config.celery import app
-from scheduler import nudge, services
+from scheduler import services
 from scheduler.models import Allocation, Host, Leader, Run, Workload
+from scheduler.state import nudge
 from tests.fakes import FakeAgent
 from tests.scheduler.conftest import engine_process
 from tests.world import A100, H100, TeamOfWorld, World, build_world, make_host
@@ -71,7 +72,7 @@ def test_at_a_thousand_gpus_a_request_an_end_a_host_and_an_approval_are_decided_
     engine_worker: subprocess.Popen[bytes], transactional_db: None
 ) -> None:
     """From the commit to the decision, through Valkey and the worker, in a pool that is half full and has a queue."""
-    fleet = make_fleet(1_000, 100, timezone.now())
+    fleet = make_pool_rows(1_000, 100, timezone.now())
     lone = make_host("lone", fleet.pool, [H100], timezone.now())
     Host.objects.filter(pk=lone.pk).update(labels={"only": "lone"})
     agent = FakeAgent.of(lone)
@@ -128,7 +129,7 @@ def test_what_cannot_start_has_its_reason_as_fast(engine_worker: subprocess.Pope
 def test_the_sweep_decides_when_every_hint_is_lost(engine_worker: subprocess.Popen[bytes], live_world: World) -> None:
     workload = queue(live_world, live_world.vision)
     wait_for(lambda: state_of(workload) != "queued", 15)
-    nudge.connection().set(nudge.ENGINE_KEY, "1", px=60_000)  # no nudge is sent any more
+    nudge.redis_connection().set(nudge.ENGINE_KEY, "1", px=60_000)  # no nudge is sent any more
     lost = queue(live_world, live_world.vision)
     time.sleep(0.5)
     assert state_of(lost) == "queued"
@@ -179,7 +180,7 @@ def test_an_engine_killed_in_the_middle_starts_nothing_twice_and_loses_nothing(
         wait_for(lambda: state_of(warm_up) != "queued", 15)
         workloads = [queue(live_world, live_world.teams[n % 3]) for n in range(12)]
         os.killpg(first.pid, signal.SIGKILL)
-    nudge.connection().flushdb()  # and its queue is lost, too
+    nudge.redis_connection().flushdb()  # and its queue is lost, too
     with engine_process(tmp_path / "next.log"):
 
         def all_are_placed() -> bool:
@@ -195,7 +196,7 @@ def test_an_engine_killed_in_the_middle_starts_nothing_twice_and_loses_nothing(
 def test_an_emptied_valkey_is_right_again_by_itself(engine_worker: subprocess.Popen[bytes], live_world: World) -> None:
     warm_up = queue(live_world, live_world.vision)
     wait_for(lambda: state_of(warm_up) != "queued", 15)
-    nudge.connection().flushdb()
+    nudge.redis_connection().flushdb()
     workload = queue(live_world, live_world.vision)
     wait_for(lambda: state_of(workload) == "placed", 15)
 
@@ -204,13 +205,13 @@ def test_a_request_is_committed_at_once_although_valkey_is_away(
     live_world: World, monkeypatch: pytest.MonkeyPatch, settings: Settings
 ) -> None:
     settings.REDIS_URL = "unix:///nowhere/valkey"
-    monkeypatch.setattr(nudge, "_away", type(nudge._away)())
-    nudge.connection.cache_clear()
+    monkeypatch.setattr(nudge, "_outage", type(nudge._outage)())
+    nudge.redis_connection.cache_clear()
     began = time.monotonic()
     try:
         assert state_of(queue(live_world, live_world.vision)) == "queued"
     finally:
-        nudge.connection.cache_clear()
+        nudge.redis_connection.cache_clear()
     assert time.monotonic() - began < 1.5
 
 
@@ -225,7 +226,7 @@ def test_a_frozen_engine_is_taken_over_within_five_seconds_and_its_plan_refused(
         with engine_process(tmp_path / "second.log"):
             frozen_at = timezone.now()
             workload = queue(live_world, live_world.vision)
-            nudge.connection().delete(nudge.ENGINE_KEY)
+            nudge.redis_connection().delete(nudge.ENGINE_KEY)
 
             def taken_over() -> bool:
                 app.send_task("scheduler.tasks.sweep", queue="engine")

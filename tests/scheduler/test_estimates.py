@@ -7,9 +7,11 @@ import datetime as dt
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from scheduler import engine, estimates, services
-from scheduler.core.estimates import LEAST_RECORDS, LOOKED_AT
+from scheduler import services
+from scheduler.core.explain.start_ranges import MAX_OUTCOMES, MIN_OUTCOMES
+from scheduler.cycle import engine
 from scheduler.models import Pool, StartEstimate, Workload
+from scheduler.queue import start_estimates
 from tests.scheduler.test_life_of_a_job import SECOND, job
 from tests.world import World
 
@@ -35,9 +37,9 @@ def crowded(world: World) -> Workload:
     """A team uses its guarantee; the job of it that waits until that one's end."""
     now = world.now
     job(world, world.vision, 8, now, preemptible=False)
-    engine.cycle("test", now)
+    engine.run_cycle("test", now)
     waiting = job(world, world.vision, 8, now + SECOND, preemptible=False)
-    engine.cycle("test", now + SECOND)
+    engine.run_cycle("test", now + SECOND)
     waiting.refresh_from_db()
     assert waiting.state == "queued" and waiting.expected_start is not None
     return waiting
@@ -47,68 +49,68 @@ def test_the_first_expected_start_of_a_wait_is_kept_with_what_came_of_it(world: 
     waiting = crowded(world)
     told = StartEstimate.objects.get(workload=waiting)
     assert (told.told_at, told.expected_start, told.latest) == (world.now + SECOND, waiting.expected_start, None)
-    engine.cycle("test", world.now + HOUR)  # another estimate: the first one stays
+    engine.run_cycle("test", world.now + HOUR)  # another estimate: the first one stays
     for runs in Workload.objects.filter(state="placed"):
         services.cancel_workload(runs, now=world.now + HOUR)
     Workload.objects.filter(pk=waiting.pk).update(expected_start=None)
-    engine.cycle("test", world.now + 2 * HOUR)
+    engine.run_cycle("test", world.now + 2 * HOUR)
     told.refresh_from_db()
     assert StartEstimate.objects.count() == 1 and told.expected_start == waiting.expected_start
 
 
 def test_a_start_ends_the_wait(world: World) -> None:
     waiting = crowded(world)
-    estimates.note_placed([waiting.pk], world.now + 3 * HOUR)
+    start_estimates.close_placed_estimates([waiting.pk], world.now + 3 * HOUR)
     told = StartEstimate.objects.get()
     assert told.started and told.over_at == world.now + 3 * HOUR
     Workload.objects.filter(pk=waiting.pk).update(attempt=1)
-    estimates.note_told({waiting.pk: int((world.now + 9 * HOUR).timestamp())}, world.now + 4 * HOUR)
+    start_estimates.record_first_estimates({waiting.pk: int((world.now + 9 * HOUR).timestamp())}, world.now + 4 * HOUR)
     assert [row.attempt for row in StartEstimate.objects.order_by("pk")] == [0, 1]  # it waits again: another wait
 
 
 def test_what_starts_at_once_was_told_nothing(world: World) -> None:
     job(world, world.vision, 1, world.now)
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     assert not StartEstimate.objects.exists()
 
 
 def test_a_range_comes_from_the_pools_own_record_or_there_is_none(world: World) -> None:
-    past(world, LEAST_RECORDS - 1, HOUR, 2 * HOUR)
+    past(world, MIN_OUTCOMES - 1, HOUR, 2 * HOUR)
     expected = world.now + HOUR
-    few = estimates.records([world.shared.pk], world.now)[world.shared.pk]
-    assert estimates.range_of(few, expected, world.now) is None
+    few = start_estimates.past_starts_by_pool([world.shared.pk], world.now)[world.shared.pk]
+    assert start_estimates.likely_range(few, expected, world.now) is None
     past(world, 1, HOUR, 2 * HOUR)
-    enough = estimates.records([world.shared.pk], world.now)[world.shared.pk]
-    assert estimates.range_of(enough, expected, world.now) == (expected, world.now + 2 * HOUR + SECOND)
+    enough = start_estimates.past_starts_by_pool([world.shared.pk], world.now)[world.shared.pk]
+    assert start_estimates.likely_range(enough, expected, world.now) == (expected, world.now + 2 * HOUR + SECOND)
     assert enough.median_error == 3600
     own = Pool.objects.exclude(pk=world.shared.pk).get().pk
-    other = estimates.records([own], world.now)[own]
-    assert other.counted == 0 and estimates.range_of(other, expected, world.now) is None
+    other = start_estimates.past_starts_by_pool([own], world.now)[own]
+    assert other.counted == 0 and start_estimates.likely_range(other, expected, world.now) is None
 
 
 def test_who_is_told_a_range_is_held_to_its_upper_end(world: World) -> None:
-    past(world, LEAST_RECORDS, HOUR, 2 * HOUR)
+    past(world, MIN_OUTCOMES, HOUR, 2 * HOUR)
     waiting = crowded(world)
     told = StartEstimate.objects.get(workload=waiting)
     assert told.latest is not None and told.latest > told.expected_start
     late = told.latest + HOUR
-    overdue = estimates.records([world.shared.pk], late)[world.shared.pk]
+    overdue = start_estimates.past_starts_by_pool([world.shared.pk], late)[world.shared.pk]
     assert (overdue.ranged, overdue.in_time) == (1, 0)  # it waits still, and is late already
-    estimates.note_placed([waiting.pk], told.latest)
-    settled = estimates.records([world.shared.pk], late)[world.shared.pk]
+    start_estimates.close_placed_estimates([waiting.pk], told.latest)
+    settled = start_estimates.past_starts_by_pool([world.shared.pk], late)[world.shared.pk]
     assert (settled.ranged, settled.in_time) == (1, 1)
 
 
 def test_the_record_is_bounded_and_those_who_left_are_closed(world: World) -> None:
     waiting = crowded(world)
     services.cancel_workload(waiting, now=world.now + MINUTE)
-    estimates.tidy()
+    start_estimates.prune_estimates()
     left = StartEstimate.objects.get(workload=waiting)
     assert left.over_at == world.now + MINUTE and not left.started
-    assert estimates.records([world.shared.pk], world.now + HOUR)[world.shared.pk].errors == ()  # it proves nothing
-    past(world, LOOKED_AT + 5, HOUR, HOUR)
-    estimates.tidy()
-    assert StartEstimate.objects.count() == LOOKED_AT
+    assert start_estimates.past_starts_by_pool([world.shared.pk], world.now + HOUR)[world.shared.pk].errors == ()  # it proves nothing
+    past(world, MAX_OUTCOMES + 5, HOUR, HOUR)
+    start_estimates.prune_estimates()
+    assert StartEstimate.objects.count() == MAX_OUTCOMES
 
 
 def test_a_cycle_asks_no_more_the_more_are_told(world: World) -> None:
@@ -119,7 +121,7 @@ def test_a_cycle_asks_no_more_the_more_are_told(world: World) -> None:
         for _ in range(more):
             job(world, world.vision, 8, at, preemptible=False)
         with CaptureQueriesContext(connection) as asked:
-            engine.cycle("test", at)
+            engine.run_cycle("test", at)
         counts.append(len(asked))
     assert counts[0] == counts[1]
     assert StartEstimate.objects.count() == 8

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from portal.edge import hosts as edge
-from portal.selectors.work import Piece
-from portal.web import attempts as pages
+from portal.edge.agents import database_calls as edge
+from portal.reads.work.workload_details import WorkloadDetails
+from portal.web.work import attempts as pages
+from scheduler.coordination.clock_check import ClockSample
 from scheduler.models import Allocation, Decision, Host, Run, Workload
-from scheduler.moment import Moment
-from scheduler.services.agents import PREFIX
-from telemetry import agent_api
-from telemetry.core.charging import HARDWARE_CODES
+from scheduler.services.host_credentials import CREDENTIAL_PREFIX
+from telemetry.core.charging import HARDWARE_FAULT_END_CODES
+from telemetry.ingest import agent_api
 from tests.fakes import FakeAgent
 from tests.scheduler.test_agents_and_hosts import agents_of, start
 from tests.scheduler.test_gangs import placed
@@ -30,9 +30,9 @@ def ends(agent: FakeAgent, at: dt.datetime, events: list[str], outcome: str = "f
     (key,) = agent.running
     agent.end(key, at, outcome=outcome, exit_code=exit_code)
     agent.runs[key] = replace(agent.runs[key], gpu_events=events)
-    own = f"{PREFIX}.{agent.host.pk}.secret"
+    own = f"{CREDENTIAL_PREFIX}.{agent.host.pk}.secret"
     Host.objects.filter(pk=agent.host.pk).update(credential_hash=hashlib.sha256(own.encode()).hexdigest())
-    edge.sync(edge.KnownHost(agent.host.pk, agent.host.name), [own], agent.observed(), lambda: Moment(at, "test", at.timestamp()))
+    edge.sync(edge.AuthenticatedHost(agent.host.pk, agent.host.name), [own], agent.observed(), lambda: ClockSample(at, "test", at.timestamp()))
     return Run.objects.get(public_id=key)
 
 
@@ -51,8 +51,8 @@ def test_who_fails_as_its_gpu_does_comes_back_and_is_not_charged(world: World, e
     assert (run.outcome, run.exit_code, run.gpu_events) == ("gpu_error", 139, events[-1:])
     assert (workload.state, workload.reason_code, workload.lost_attempts, workload.failures) == ("queued", "gpu_error", 1, 0)
     assert workload.reason_numbers == {"event": events[-1]}
-    assert Allocation.objects.get(workload=workload).end_code in HARDWARE_CODES
-    row = pages.rows(Piece(workload), world.vision.member)[0]
+    assert Allocation.objects.get(workload=workload).end_code in HARDWARE_FAULT_END_CODES
+    row = pages.attempt_rows(WorkloadDetails(workload), world.vision.member)[0]
     assert events[-1] in row["why"] and "exit code" not in row["why"]
 
 
@@ -100,5 +100,5 @@ def test_the_member_of_a_gang_whose_gpu_told_it_is_to_blame_before_the_table_act
 def test_nothing_is_asked_where_no_gpu_told_anything(world: World, django_assert_num_queries: object) -> None:
     workload, agent = running(world)
     with django_assert_num_queries(0):  # type: ignore[operator]
-        assert agent_api.gpu_faults(agent.observed().runs) == frozenset()
+        assert agent_api.gpu_fault_codes(agent.observed().runs) == frozenset()
     assert Host.objects.get(pk=agent.host.pk).name == "alpha" and workload

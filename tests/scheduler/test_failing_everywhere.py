@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler import attempts, locks
+from scheduler.coordination import locks
 from scheduler.models import Command, Run, Workload
-from scheduler.states import RunState
+from scheduler.runs import attempts
+from scheduler.state.states import RunState
 from tests.scheduler.test_agents_and_hosts import agents_of, start
 from tests.scheduler.test_life_of_a_job import job
 from tests.telemetry.rows import at, hold, workload
@@ -29,7 +30,7 @@ def fail(
     ended = at(9, minute + seconds // 60, seconds % 60)
     assert attempts.end_run(run, outcome=outcome, exit_code=1, at=ended, now=ended)
     fresh = locks.workloads([work.pk])[work.pk]
-    attempts.settle(fresh, ended)
+    attempts.settle_workload(fresh, ended)
     assert Run.objects.get(pk=run.pk).state == RunState.ENDED
     return Workload.objects.get(pk=work.pk)
 

@@ -9,11 +9,15 @@ from typing import Any
 import pytest
 
 from agent.protocol import GangWanted, RunSeen, RunWanted
-from agent.reconcile import stop_outcome
-from scheduler import agent_api, clock, engine, gangs, services
-from scheduler.agent_api import AgentRefused
-from scheduler.core.reasons import Code
+from agent.runs.reconcile import outcome_of_stop
+from scheduler import services
+from scheduler.core.reasons import ReasonCode
+from scheduler.cycle import engine
 from scheduler.models import Allocation, Decision, Gpu, GpuStateChange, Run, Workload
+from scheduler.runs import gangs
+from scheduler.sweeps import time_limits
+from scheduler.sync import agent_api
+from scheduler.sync.agent_api import AgentRejected
 from tests.fakes import FakeAgent
 from tests.scheduler.test_life_of_a_job import job
 from tests.world import H100, World, make_host
@@ -24,7 +28,7 @@ SECOND = dt.timedelta(seconds=1)
 def placed(world: World, **wish: Any) -> tuple[Workload, list[FakeAgent]]:
     """A job on two hosts that has been placed, and the agents of its members by rank, each at an address of its own."""
     workload = job(world, world.vision, 4, world.now, hosts=2, **wish)
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     agents = [FakeAgent.of(run.host) for run in Run.objects.filter(workload=workload).order_by("rank")]
     assert len(agents) == 2
     for rank, agent in enumerate(agents):
@@ -55,7 +59,7 @@ def test_nobody_begins_before_everybody_could(world: World) -> None:
 def test_the_last_one_that_is_prepared_has_the_others_told_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     _, (first, second) = placed(world)
     told: list[int] = []
-    monkeypatch.setattr("scheduler.nudge.hosts", lambda hosts: told.extend(hosts))
+    monkeypatch.setattr("scheduler.state.nudge.hosts", lambda hosts: told.extend(hosts))
     report(first, world.now + SECOND)
     assert told == []
     report(second, world.now + SECOND)
@@ -72,7 +76,7 @@ def test_members_know_each_other_and_one_place_to_meet(world: World) -> None:
     assert [member.units for member in told[0].members] == [4, 4]
     assert [member.host for member in told[0].members] == [agent.host.name for agent in agents]
     assert told[0].port == told[1].port == found[0].port
-    assert gangs.FIRST_PORT <= told[0].port < gangs.FIRST_PORT + 2 * gangs.PORTS
+    assert gangs.RENDEZVOUS_FIRST_PORT <= told[0].port < gangs.RENDEZVOUS_FIRST_PORT + 2 * gangs.RENDEZVOUS_PORTS
 
 
 def test_an_agent_that_knows_nothing_of_gangs_holds_up_nobody(world: World) -> None:
@@ -84,7 +88,7 @@ def test_an_agent_that_knows_nothing_of_gangs_holds_up_nobody(world: World) -> N
 
 def test_work_on_one_host_is_no_gang(world: World) -> None:
     workload = job(world, world.vision, 2, world.now)
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     run = Run.objects.get(workload=workload)
     assert agent_api.desired(run.host_id, world.now).runs[0].gang is None
 
@@ -139,7 +143,7 @@ def test_a_gang_that_makes_room_comes_back_whatever_its_policy(world: World) -> 
         for agent in agents:
             agent.sync(world.now + step * SECOND)
     workload.refresh_from_db()
-    Workload.objects.filter(pk=workload.pk).update(stop_requested=Code.EVICTED_FOR_GUARANTEE)
+    Workload.objects.filter(pk=workload.pk).update(stop_requested=ReasonCode.EVICTED_FOR_GUARANTEE)
     for agent in agents:
         agent.end(agent.running[0], world.now + 3 * SECOND, outcome="killed_at_grace")
         agent.sync(world.now + 3 * SECOND)
@@ -181,7 +185,7 @@ def test_members_that_finish_one_after_the_other_end_as_finished(world: World) -
 def test_an_address_that_is_none_is_refused_in_words(world: World, address: str) -> None:
     agent = FakeAgent.of(world.hosts["alpha"])
     agent.inventory = replace(agent.inventory, address=address)
-    with pytest.raises(AgentRefused, match="inventory.address"):
+    with pytest.raises(AgentRejected, match="inventory.address"):
         agent.sync(world.now)
 
 
@@ -190,19 +194,19 @@ def test_a_gang_does_not_wait_for_ever_for_a_host_that_never_names_its_member(wo
     for seconds in (1, 60, 119):
         report(first, world.now + seconds * SECOND)
         agent_api.sync(second.host.pk, second.observed(), world.now + seconds * SECOND)
-        clock.give_up_starts(world.now + seconds * SECOND)
+        time_limits.requeue_late_starts(world.now + seconds * SECOND)
     workload.refresh_from_db()
     assert workload.state == "starting"
-    clock.give_up_starts(world.now + 121 * SECOND)
+    time_limits.requeue_late_starts(world.now + 121 * SECOND)
     workload.refresh_from_db()
-    assert (workload.state, workload.stop_requested) == ("stopping", Code.START_FAILED)
+    assert (workload.state, workload.stop_requested) == ("stopping", ReasonCode.START_FAILED)
 
 
 def test_a_gang_whose_members_are_all_named_may_take_its_time_to_begin(world: World) -> None:
     workload, agents = placed(world)
     for agent in agents:
         report(agent, world.now + SECOND, prepared=False)
-    clock.give_up_starts(world.now + 600 * SECOND)
+    time_limits.requeue_late_starts(world.now + 600 * SECOND)
     workload.refresh_from_db()
     assert workload.state == "starting"
 
@@ -211,7 +215,7 @@ class PromptAgent(FakeAgent):
     """One whose workloads go at once when they are told, so that what they end as is what they were told for."""
 
     def _outcome_of_stop(self, wanted: RunWanted, seen: RunSeen) -> str:
-        return "checkpointed" if seen.saved else stop_outcome(wanted.code)
+        return "checkpointed" if seen.saved else outcome_of_stop(wanted.code)
 
 
 def running_gang(world: World, hosts: int, **wish: Any) -> tuple[Workload, list[FakeAgent]]:
@@ -225,7 +229,7 @@ def running_gang(world: World, hosts: int, **wish: Any) -> tuple[Workload, list[
 
 def start_again(workload: Workload, everywhere: dict[int, FakeAgent], at: dt.datetime) -> list[FakeAgent]:
     """Placed once more, and running everywhere; its members' agents by rank."""
-    engine.cycle("test", at)
+    engine.run_cycle("test", at)
     workload.refresh_from_db()
     runs = Run.objects.filter(workload=workload, attempt=workload.attempt).order_by("rank")
     agents = [everywhere[run.host_id] for run in runs]
@@ -252,13 +256,13 @@ def test_a_gang_on_many_hosts_comes_back_after_a_gpu_error_and_only_that_host_is
     now = world.now + 10 * SECOND
     assert services.quarantine_gpu(Gpu.objects.get(host=ill, index=3), reason="fell off the bus (xid:79)", now=now)
     all_go(workload, agents, now)
-    assert (workload.state, workload.reason_code, workload.lost_attempts) == ("queued", Code.GPU_ERROR, 1)
+    assert (workload.state, workload.reason_code, workload.lost_attempts) == ("queued", ReasonCode.GPU_ERROR, 1)
     ended = {run.host_id: run.outcome for run in workload.runs.all()}
-    assert {host for host, outcome in ended.items() if outcome == Code.GPU_ERROR} == {ill.pk}
+    assert {host for host, outcome in ended.items() if outcome == ReasonCode.GPU_ERROR} == {ill.pk}
     kept = Decision.objects.get(workload=workload, kind="restarted")
-    assert (kept.code, kept.numbers["host"]) == (Code.GPU_ERROR, ill.name)
+    assert (kept.code, kept.numbers["host"]) == (ReasonCode.GPU_ERROR, ill.name)
     charged = Allocation.objects.filter(workload=workload).values_list("end_code", flat=True).distinct()
-    assert list(charged) == [Code.GPU_ERROR], "the time of all of them was lost by the hardware"
+    assert list(charged) == [ReasonCode.GPU_ERROR], "the time of all of them was lost by the hardware"
 
 
 def test_a_gang_is_tried_until_its_gpus_failed_on_three_hosts(world: World) -> None:
@@ -298,7 +302,7 @@ def test_who_failed_because_another_lost_its_host_or_gpu_is_not_why_the_gang_end
         agent.sync(now)
     assert services.quarantine_gpu(Gpu.objects.get(host=ill.host, index=0), reason="xid:79", now=now + SECOND)
     all_go(workload, agents, now + SECOND)
-    assert (workload.state, workload.reason_code, workload.lost_attempts) == ("queued", Code.GPU_ERROR, 1)
+    assert (workload.state, workload.reason_code, workload.lost_attempts) == ("queued", ReasonCode.GPU_ERROR, 1)
     assert Decision.objects.get(workload=workload, kind="restarted").numbers["host"] == ill.host.name
 
 
@@ -311,9 +315,9 @@ def test_members_that_fail_before_their_host_is_known_to_be_lost_use_no_retry(wo
     for seconds in (10, 100):
         for agent in others + idle:
             agent.sync(world.now + seconds * SECOND)
-    clock.watch_hosts(world.now + 100 * SECOND)
+    time_limits.sweep_silent_hosts(world.now + 100 * SECOND)
     workload.refresh_from_db()
-    assert (workload.state, workload.reason_code, workload.failures) == ("queued", Code.HOST_LOST, 0)
+    assert (workload.state, workload.reason_code, workload.failures) == ("queued", ReasonCode.HOST_LOST, 0)
     assert Decision.objects.get(workload=workload, kind="restarted").numbers["host"] == lost.host.name
 
 
@@ -348,16 +352,16 @@ def saves_and_goes(agent: FakeAgent, at: dt.datetime) -> None:
 def test_the_first_member_to_save_and_go_cuts_nobodys_notice_short(world: World) -> None:
     workload, (slow, quick) = noticed_gang(world)
     saves_and_goes(quick, world.now + 65 * SECOND)
-    clock.stop_after_notice(world.now + 66 * SECOND)
+    time_limits.stop_after_notice(world.now + 66 * SECOND)
     assert [run.verb for run in slow.sync(world.now + 70 * SECOND).runs] == ["notice"], "it may still write"
     workload.refresh_from_db()
     assert workload.state == "notice"
     stop_at = world.now + 60 * SECOND + world.shared.notice_seconds * SECOND
-    clock.stop_after_notice(stop_at)
+    time_limits.stop_after_notice(stop_at)
     assert [run.verb for run in slow.sync(stop_at).runs] == ["stop"]
     slow.sync(stop_at + SECOND)
     workload.refresh_from_db()
-    assert (workload.state, workload.reason_code) == ("queued", Code.DRAINED)
+    assert (workload.state, workload.reason_code) == ("queued", ReasonCode.DRAINED)
 
 
 def test_the_rest_of_a_gang_is_stopped_as_soon_as_all_of_it_has_saved(world: World) -> None:
@@ -367,7 +371,7 @@ def test_the_rest_of_a_gang_is_stopped_as_soon_as_all_of_it_has_saved(world: Wor
         agent.checkpoint(agent.running[0], world.now + 70 * SECOND)
         assert agent.sync(world.now + 70 * SECOND)
     all_go(workload, [first, third], world.now + 71 * SECOND)
-    assert (workload.state, workload.reason_code) == ("queued", Code.DRAINED)
+    assert (workload.state, workload.reason_code) == ("queued", ReasonCode.DRAINED)
     assert {run.outcome for run in workload.runs.all()} == {"checkpointed"}
 
 
@@ -387,7 +391,7 @@ def test_a_gang_has_saved_when_all_its_members_have(world: World, others: str, w
         (run,) = agent.running
         agent.end(run, world.now + (60 + seconds) * SECOND, outcome="checkpointed" if seconds < 2 else others, exit_code=0)
         agent.sync(world.now + (60 + seconds) * SECOND)
-    (told,) = gangs.why([list(workload.runs.order_by("rank"))])
+    (told,) = gangs.first_failures([list(workload.runs.order_by("rank"))])
     assert told.rank == why
 
 
@@ -414,4 +418,4 @@ def test_a_gpu_counts_as_lost_by_who_held_it_when_it_was_taken_out(world: World,
     if seconds > 5:
         agents[1].end(agents[1].running[0], world.now + 100 * SECOND, outcome="failed")
         agents[1].sync(world.now + 100 * SECOND)
-    assert gangs.lost_a_gpu(list(workload.runs.all())) == ({run.pk} if lost else set())
+    assert gangs.runs_that_lost_a_gpu(list(workload.runs.all())) == ({run.pk} if lost else set())

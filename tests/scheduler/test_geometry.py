@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
 
+from agent.gpu.simulated_reader import mig_profiles_of
 from agent.protocol import GeometrySeen, RunSeen, UnitSeen
-from agent.simulated_nvml import offers
-from scheduler import diagnostics, geometry
 from scheduler.models import Allocation, Diagnostic, GeometryChange, Gpu, GpuStateChange, Host, Unit
-from scheduler.services import Refused, quarantine_gpu
-from telemetry.core.charging import Condition
-from telemetry.facts import _condition
+from scheduler.services import OperationRejected, quarantine_gpu
+from scheduler.sync import geometry_changes, gpu_diagnostics
+from telemetry.core.charging import GpuCondition
+from telemetry.money.charging_inputs import gpu_condition
 from tests.scheduler.test_agents_and_hosts import agents_of
 from tests.telemetry.rows import at, hold, reservation, workload
 from tests.world import H100, World, units_of
@@ -29,7 +29,7 @@ class Speaker:
     def __init__(self, world: World) -> None:
         (self.agent,) = agents_of(world, "alpha")
         self.host = world.hosts["alpha"]
-        self.inventory = replace(self.agent.inventory, mig_profiles={H100: offers(H100)})
+        self.inventory = replace(self.agent.inventory, mig_profiles={H100: mig_profiles_of(H100)})
 
     def say(self, now: Any, *geometries: GeometrySeen) -> Any:
         frame = replace(self.agent.observed(), inventory=self.inventory, geometries=list(geometries))
@@ -60,19 +60,19 @@ def gpu_of(world: World, index: int = 0, host: str = "alpha") -> Gpu:
     return Gpu.objects.get(host=world.hosts[host], index=index)
 
 
-def refusal(gpu: Gpu, profiles: list[str]) -> Refused:
-    with pytest.raises(Refused) as caught:
-        geometry.want(gpu, profiles, now=at(10))
+def refusal(gpu: Gpu, profiles: list[str]) -> OperationRejected:
+    with pytest.raises(OperationRejected) as caught:
+        geometry_changes.request_geometry(gpu, profiles, now=at(10))
     assert not GeometryChange.objects.exclude(state="done").exists()
     return caught.value
 
 
 def test_a_gpu_that_nobody_holds_is_split_and_goes_back_into_service(world: World, alpha: Speaker) -> None:
     gpu = gpu_of(world)
-    row = geometry.want(gpu, HALVES, now=at(10))
+    row = geometry_changes.request_geometry(gpu, HALVES, now=at(10))
     assert (gpu.repair_state, row.state, row.before) == ("reshaping", "draining", [])
     assert alpha.say(at(10)).geometries == []
-    geometry.keep(at(10, 1))
+    geometry_changes.sweep_geometry_changes(at(10, 1))
     (wanted,) = alpha.say(at(10, 1)).geometries
     assert (wanted.gpu, [(p.profile, p.start) for p in wanted.parts]) == (gpu.uuid, [("3g.40gb", 0), ("3g.40gb", 4)])
     assert alpha.say(at(10, 1), GeometrySeen(wanted.change, "changing")).geometries
@@ -93,37 +93,37 @@ def test_work_leaves_first_and_no_slot_is_replaced_under_who_holds_it(world: Wor
     gpu = gpu_of(world)
     leaving = hold(workload(world, world.vision, preemptible=True), units_of(world.hosts["alpha"])[0], at(9))
     alpha.runs(leaving)
-    geometry.want(gpu, HALVES, now=at(10))
+    geometry_changes.request_geometry(gpu, HALVES, now=at(10))
     leaving.workload.refresh_from_db()
     assert (leaving.workload.state, leaving.workload.stop_requested) == ("notice", "drained")
-    geometry.keep(at(10, 1))
+    geometry_changes.sweep_geometry_changes(at(10, 1))
     assert alpha.say(at(10, 1)).geometries == [], "its host is not told while somebody holds a part"
     Allocation.objects.filter(pk=leaving.pk).update(period=DateTimeTZRange(at(9), at(10, 2)))
-    geometry.keep(at(10, 3))
+    geometry_changes.sweep_geometry_changes(at(10, 3))
     assert len(alpha.say(at(10, 3)).geometries) == 1
 
 
 def test_work_that_can_not_be_preempted_runs_to_its_end(world: World, alpha: Speaker) -> None:
     held = hold(workload(world, world.vision, preemptible=False), units_of(world.hosts["alpha"])[0], at(9))
-    geometry.want(gpu_of(world), HALVES, now=at(10))
+    geometry_changes.request_geometry(gpu_of(world), HALVES, now=at(10))
     held.workload.refresh_from_db()
     assert held.workload.state == "running"
-    geometry.keep(at(10, 1))
+    geometry_changes.sweep_geometry_changes(at(10, 1))
     assert GeometryChange.objects.get().state == "draining"
 
 
 def test_a_reservation_that_is_bound_to_it_keeps_its_units(world: World, alpha: Speaker) -> None:
     reservation(world, world.vision, units_of(world.hosts["alpha"])[:1], at(9), at(12))
-    geometry.want(gpu_of(world), HALVES, now=at(10))
-    geometry.keep(at(10, 1))
+    geometry_changes.request_geometry(gpu_of(world), HALVES, now=at(10))
+    geometry_changes.sweep_geometry_changes(at(10, 1))
     assert alpha.say(at(10, 1)).geometries == []
-    geometry.keep(at(12, 1))
+    geometry_changes.sweep_geometry_changes(at(12, 1))
     assert len(alpha.say(at(12, 1)).geometries) == 1
 
 
 def test_done_is_believed_when_the_units_are_there(world: World, alpha: Speaker) -> None:
-    geometry.want(gpu_of(world), HALVES, now=at(10))
-    geometry.keep(at(10, 1))
+    geometry_changes.request_geometry(gpu_of(world), HALVES, now=at(10))
+    geometry_changes.sweep_geometry_changes(at(10, 1))
     change = str(GeometryChange.objects.get().public_id)
     alpha.say(at(10, 2), GeometrySeen(change, "done"))
     assert GeometryChange.objects.get().state == "changing" and gpu_of(world).repair_state == "reshaping"
@@ -136,47 +136,47 @@ def test_done_is_believed_when_the_units_are_there(world: World, alpha: Speaker)
 def test_what_fails_leaves_the_old_geometry_or_quarantines_the_gpu(
     world: World, alpha: Speaker, state: str, has: list[str], repair: str
 ) -> None:
-    geometry.want(gpu_of(world), HALVES, now=at(10))
-    geometry.keep(at(10, 1))
+    geometry_changes.request_geometry(gpu_of(world), HALVES, now=at(10))
+    geometry_changes.sweep_geometry_changes(at(10, 1))
     row = GeometryChange.objects.get()
     alpha.has(0, has)
     alpha.say(at(10, 2), GeometrySeen(str(row.public_id), state, "a process still uses the GPU"))
     row.refresh_from_db()
     assert (row.state, row.detail, gpu_of(world).repair_state) == ("failed", "a process still uses the GPU", repair)
     if repair == "well":
-        assert geometry.want(gpu_of(world), HALVES, now=at(11)).state == "draining", "and it can be tried again"
+        assert geometry_changes.request_geometry(gpu_of(world), HALVES, now=at(11)).state == "draining", "and it can be tried again"
 
 
 def test_a_host_that_does_not_say_how_it_went_is_given_up_and_one_that_is_silent_goes_on(world: World, alpha: Speaker) -> None:
-    geometry.want(gpu_of(world), HALVES, now=at(10))
-    geometry.keep(at(10, 1))
+    geometry_changes.request_geometry(gpu_of(world), HALVES, now=at(10))
+    geometry_changes.sweep_geometry_changes(at(10, 1))
     Host.objects.filter(name="alpha").update(lease_state="silent")
-    geometry.keep(at(10, 30))
+    geometry_changes.sweep_geometry_changes(at(10, 30))
     assert GeometryChange.objects.get().state == "changing"
     Host.objects.filter(name="alpha").update(lease_state="alive")
-    geometry.keep(at(10, 31))
+    geometry_changes.sweep_geometry_changes(at(10, 31))
     row = GeometryChange.objects.get()
     assert (row.state, row.detail, gpu_of(world).repair_state) == ("failed", "no answer came from its host", "quarantined")
 
 
 def test_it_is_taken_back_until_its_host_is_told(world: World, alpha: Speaker) -> None:
     gpu = gpu_of(world)
-    geometry.want(gpu, HALVES, now=at(10))
-    assert geometry.withdraw(gpu, now=at(10, 1)).state == "withdrawn"
+    geometry_changes.request_geometry(gpu, HALVES, now=at(10))
+    assert geometry_changes.withdraw_geometry(gpu, now=at(10, 1)).state == "withdrawn"
     assert gpu_of(world).repair_state == "well"
-    with pytest.raises(Refused, match="geometry_is_not_changing"):
-        geometry.withdraw(gpu, now=at(10, 2))
-    geometry.want(gpu, HALVES, now=at(10, 3))
-    geometry.keep(at(10, 4))
-    with pytest.raises(Refused, match="geometry_is_with_its_host"):
-        geometry.withdraw(gpu, now=at(10, 5))
+    with pytest.raises(OperationRejected, match="geometry_is_not_changing"):
+        geometry_changes.withdraw_geometry(gpu, now=at(10, 2))
+    geometry_changes.request_geometry(gpu, HALVES, now=at(10, 3))
+    geometry_changes.sweep_geometry_changes(at(10, 4))
+    with pytest.raises(OperationRejected, match="geometry_is_with_its_host"):
+        geometry_changes.withdraw_geometry(gpu, now=at(10, 5))
 
 
 def test_a_gpu_that_is_quarantined_meanwhile_stays_so_and_nothing_is_changed(world: World, alpha: Speaker) -> None:
     gpu = gpu_of(world)
-    geometry.want(gpu, HALVES, now=at(10))
+    geometry_changes.request_geometry(gpu, HALVES, now=at(10))
     quarantine_gpu(gpu, reason="xid:79", now=at(10, 1))
-    geometry.keep(at(10, 2))
+    geometry_changes.sweep_geometry_changes(at(10, 2))
     row = GeometryChange.objects.get()
     assert (row.state, row.detail) == ("failed", "the GPU is quarantined meanwhile: xid:79")
     assert gpu_of(world).repair_state == "quarantined"
@@ -190,7 +190,7 @@ def test_each_no_has_its_reason_and_its_numbers(world: World, alpha: Speaker) ->
     assert refusal(gpu, []).code == "geometry_is_the_same"
     assert refusal(gpu_of(world, host="beta"), HALVES).code == "gpu_has_no_mig", "its agent does not tell"
     assert refusal(gpu_of(world, host="delta"), HALVES).code == "pool_is_static"
-    diagnostics.want(gpu, why=Diagnostic.Why.OPERATOR, now=at(10))
+    gpu_diagnostics.request_diagnostic(gpu, why=Diagnostic.Why.OPERATOR, now=at(10))
     assert refusal(gpu, HALVES).code == "diagnostic_is_open"
     Diagnostic.objects.all().delete()
     quarantine_gpu(gpu, reason="xid:48", now=at(10))
@@ -201,12 +201,12 @@ def test_each_no_has_its_reason_and_its_numbers(world: World, alpha: Speaker) ->
 
 def test_it_is_not_diagnosed_and_not_changed_twice_meanwhile(world: World, alpha: Speaker) -> None:
     gpu = gpu_of(world)
-    geometry.want(gpu, HALVES, now=at(10))
-    with pytest.raises(Refused, match="geometry_is_changing"):
-        geometry.want(gpu, ["7g.80gb"], now=at(10, 1))
-    with pytest.raises(Refused, match="geometry_is_changing"):
-        diagnostics.want(gpu, why=Diagnostic.Why.OPERATOR, now=at(10, 1))
+    geometry_changes.request_geometry(gpu, HALVES, now=at(10))
+    with pytest.raises(OperationRejected, match="geometry_is_changing"):
+        geometry_changes.request_geometry(gpu, ["7g.80gb"], now=at(10, 1))
+    with pytest.raises(OperationRejected, match="geometry_is_changing"):
+        gpu_diagnostics.request_diagnostic(gpu, why=Diagnostic.Why.OPERATOR, now=at(10, 1))
 
 
 def test_the_time_that_it_takes_is_maintenance_and_no_fault(world: World) -> None:
-    assert _condition(("alive", "in_service", "well"), "reshaping") == Condition.MAINTENANCE
+    assert gpu_condition(("alive", "in_service", "well"), "reshaping") == GpuCondition.MAINTENANCE

@@ -6,9 +6,11 @@ import datetime as dt
 
 import pytest
 
-from scheduler import agent_api, clock, services
-from scheduler.agent_api import AgentRefused
+from scheduler import services
 from scheduler.models import Host, Pool, Workload
+from scheduler.sweeps import time_limits
+from scheduler.sync import agent_api
+from scheduler.sync.agent_api import AgentRejected
 from tests.fakes import FakeAgent
 from tests.scheduler.test_agents_and_hosts import agents_of, start
 from tests.scheduler.test_life_of_a_job import job
@@ -33,13 +35,13 @@ def test_a_cut_off_host_keeps_its_work_until_the_grace_that_its_shims_were_told_
     workload, agent = started(world, 600)
     run = workload.runs.get()
     assert agent.wanted[str(run.public_id)].grace_seconds == 600
-    clock.watch_hosts(world.now + 60 * SECOND)
+    time_limits.sweep_silent_hosts(world.now + 60 * SECOND)
     run.refresh_from_db()
     assert run.state == "running", "its shim stops it 630 s after the last word at the latest"
-    clock.watch_hosts(world.now + 630 * SECOND)
+    time_limits.sweep_silent_hosts(world.now + 630 * SECOND)
     run.refresh_from_db()
     assert run.state == "running"
-    clock.watch_hosts(world.now + 641 * SECOND)
+    time_limits.sweep_silent_hosts(world.now + 641 * SECOND)
     run.refresh_from_db()
     assert (run.state, run.outcome) == ("ended", "host_lost")
 
@@ -47,7 +49,7 @@ def test_a_cut_off_host_keeps_its_work_until_the_grace_that_its_shims_were_told_
 def test_another_boot_is_not_believed_before_that(world: World) -> None:
     _, agent = started(world, 600)
     agent.boot_id = "another boot"
-    with pytest.raises(AgentRefused, match="clone"):
+    with pytest.raises(AgentRejected, match="clone"):
         agent.sync(world.now + 60 * SECOND)
     agent.sync(world.now + 641 * SECOND)
 
@@ -63,5 +65,5 @@ def test_what_is_stopped_has_the_grace_that_it_was_told(world: World) -> None:
 def test_a_pool_that_gives_more_grace_waits_longer_for_hosts_that_hold_nothing(world: World) -> None:
     Pool.objects.filter(pk=world.shared.pk).update(grace_seconds=600)
     Host.objects.exclude(name="alpha").update(last_sync_at=world.now + 3600 * SECOND)
-    clock.watch_hosts(world.now + 60 * SECOND)
+    time_limits.sweep_silent_hosts(world.now + 60 * SECOND)
     assert Host.objects.get(name="alpha").lease_state == "suspect"

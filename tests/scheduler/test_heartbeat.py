@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from agent.protocol import DiagnosticSeen, GpuSeen, HomesSeen, Observed
-from scheduler import agent_api, engine, heartbeat, services
+from scheduler import services
+from scheduler.coordination.clock_check import ClockSample
+from scheduler.cycle import engine
 from scheduler.models import Gpu, Host, HostStateChange, Run, Unit
-from scheduler.moment import Moment
+from scheduler.sync import agent_api, heartbeat
 from tests.fakes import CREDENTIAL, FakeAgent
 from tests.scheduler.test_life_of_a_job import job
 from tests.world import World, make_host
@@ -26,7 +28,7 @@ def agent(world: World) -> FakeAgent:
     job(world, world.vision, 1, world.now)
     agent = FakeAgent.of(world.hosts["alpha"])
     agent.sync(world.now)
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     for _ in range(3):
         agent.sync(world.now)
     assert agent.running
@@ -34,7 +36,7 @@ def agent(world: World) -> FakeAgent:
 
 
 def short_way(agent: FakeAgent, now: dt.datetime, frame: Observed | None = None, credential: str = CREDENTIAL) -> Any:
-    return agent_api.sync_unchanged(agent.host.pk, [credential], frame or agent.observed(), Moment(now, "test", now.timestamp()))
+    return agent_api.sync_unchanged(agent.host.pk, [credential], frame or agent.observed(), ClockSample(now, "test", now.timestamp()))
 
 
 def heard_at(agent: FakeAgent) -> dt.datetime | None:
@@ -150,7 +152,7 @@ def test_a_run_that_was_placed_or_missed_meanwhile_goes_the_whole_way(world: Wor
     assert short_way(agent, world.now + LATER) is None
     Run.objects.filter(host=agent.host).update(missing_since=None)
     job(world, world.vision, 1, world.now)
-    engine.cycle("test", world.now + LATER)
+    engine.run_cycle("test", world.now + LATER)
     assert Run.objects.filter(host=agent.host, state="placed").exists()
     assert short_way(agent, world.now + LATER) is None
     assert heard_at(agent) == world.now
@@ -161,5 +163,5 @@ def test_a_late_host_that_was_revoked_meanwhile_is_not_trusted_again(world: Worl
     host = world.hosts["alpha"]
     for credential, trusted in (("", "suspect"), (host.credential_hash, "alive")):
         Host.objects.filter(pk=host.pk).update(lease_state="suspect", credential_hash=credential)
-        heartbeat._trust_again(host.pk, world.now)
+        heartbeat._restore_suspect_host(host.pk, world.now)
         assert Host.objects.get(pk=host.pk).lease_state == trusted

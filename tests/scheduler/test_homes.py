@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from agent.protocol import LARGEST_SIZE, MOST_HOMES, EnvironmentSeen, HomeSeen, HomesSeen
-from scheduler.agent_api import AgentRefused
 from scheduler.models import Host, Storage, Volume
+from scheduler.sync.agent_api import AgentRejected
 from tests.fakes import FakeAgent
 from tests.world import World
 
@@ -104,7 +104,7 @@ def test_a_home_that_can_not_be_is_refused_in_words_and_nothing_is_kept(
 ) -> None:
     at = world.now
     agent = FakeAgent.of(world.hosts["alpha"])
-    with pytest.raises(AgentRefused, match=said):
+    with pytest.raises(AgentRejected, match=said):
         say(agent, homes_at(at, home("bob", at), replace(home("ada", at), **change)), at)
     assert not Volume.objects.exists() and not Storage.objects.exists()
     refused = Host.objects.get(name="alpha").refused_agent
@@ -126,7 +126,7 @@ def test_a_home_that_can_not_be_is_refused_in_words_and_nothing_is_kept(
 )
 def test_a_report_that_can_not_be_is_refused_in_words(world: World, change: dict[str, Any], said: str) -> None:
     agent = FakeAgent.of(world.hosts["alpha"])
-    with pytest.raises(AgentRefused, match=said):
+    with pytest.raises(AgentRejected, match=said):
         say(agent, replace(homes_at(world.now), **change), world.now)
     assert not Storage.objects.exists()
 
@@ -146,7 +146,7 @@ def test_an_environment_that_can_not_be_is_refused_in_words(
 ) -> None:
     agent = FakeAgent.of(world.hosts["alpha"])
     agent.inventory = replace(agent.inventory, environment=environment)
-    with pytest.raises(AgentRefused, match=said):
+    with pytest.raises(AgentRejected, match=said):
         agent.sync(world.now)
 
 

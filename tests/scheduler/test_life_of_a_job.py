@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 
-from scheduler import clock, engine, services
-from scheduler.core.model import Priority
-from scheduler.core.reasons import Code
+from scheduler import services
+from scheduler.core.model.snapshot import Priority
+from scheduler.core.reasons import ReasonCode
+from scheduler.cycle import engine
 from scheduler.models import Allocation, Command, Decision, Run, Workload
+from scheduler.sweeps import time_limits
 from tests.fakes import FakeAgent
 from tests.world import H100, TeamOfWorld, World
 
@@ -38,10 +40,10 @@ def test_a_job_is_placed_started_and_ended(world: World) -> None:
     agents = {name: FakeAgent.of(host) for name, host in world.hosts.items()}
     workload = job(world, world.vision, 4, now)
 
-    applied = engine.cycle("test", now)
+    applied = engine.run_cycle("test", now)
     assert applied is not None and not applied.rejected
     workload.refresh_from_db()
-    assert (workload.state, workload.reason_code) == ("placed", Code.FREE_WITHIN_GUARANTEE)
+    assert (workload.state, workload.reason_code) == ("placed", ReasonCode.FREE_WITHIN_GUARANTEE)
     run = Run.objects.get()
     agent = next(a for a in agents.values() if a.host.pk == run.host_id)
 
@@ -71,20 +73,20 @@ def test_a_preempted_job_gives_way_and_resumes_with_its_place_kept(world: World)
 
     borrower = job(world, world.robotics, 8, now)
     owner_of_rest = job(world, world.language, 8, now)
-    engine.cycle("test", now)
+    engine.run_cycle("test", now)
     for step in (1, 2):
         sync(now + step * SECOND)
     assert Workload.objects.filter(state="running").count() == 2
 
     later = now + dt.timedelta(seconds=1000)
     claimant = job(world, world.vision, 8, later, priority=Priority.NORMAL, preemptible=False)
-    engine.cycle("test", later)
+    engine.run_cycle("test", later)
     victims = Workload.objects.filter(state="notice")
-    assert [v.stop_requested for v in victims] == [Code.EVICTED_FOR_GUARANTEE]
+    assert [v.stop_requested for v in victims] == [ReasonCode.EVICTED_FOR_GUARANTEE]
     victim = victims.get()
     assert victim in (borrower, owner_of_rest) and victim.evicted_for_workload == claimant
     claimant.refresh_from_db()
-    assert claimant.state == "queued" and claimant.reason_code == Code.WAITS_FOR_EVICTION
+    assert claimant.state == "queued" and claimant.reason_code == ReasonCode.WAITS_FOR_EVICTION
     assert len(claimant.earmarked_units) == 8
 
     sync(later + SECOND)
@@ -99,13 +101,13 @@ def test_a_preempted_job_gives_way_and_resumes_with_its_place_kept(world: World)
     sync(later + 8 * SECOND)
     victim.refresh_from_db()
     assert (victim.state, victim.evicted_by, victim.submitted_at) == ("queued", claimant, now)
-    assert victim.runs.get().outcome == Code.CHECKPOINTED
+    assert victim.runs.get().outcome == ReasonCode.CHECKPOINTED
 
-    engine.cycle("test", later + 9 * SECOND)
+    engine.run_cycle("test", later + 9 * SECOND)
     claimant.refresh_from_db()
     assert claimant.state == "placed" and claimant.earmarked_units == []
     victim.refresh_from_db()
-    assert victim.state == "queued" and victim.reason_code not in ("", Code.EVICTED_FOR_GUARANTEE)
+    assert victim.state == "queued" and victim.reason_code not in ("", ReasonCode.EVICTED_FOR_GUARANTEE)
     for step in (10, 11):
         sync(later + step * SECOND)
 
@@ -114,7 +116,7 @@ def test_a_preempted_job_gives_way_and_resumes_with_its_place_kept(world: World)
             if Run.objects.get(public_id=run).workload == claimant:
                 agent.end(run, later + 20 * SECOND)
     sync(later + 21 * SECOND)
-    engine.cycle("test", later + 22 * SECOND)
+    engine.run_cycle("test", later + 22 * SECOND)
     for step in (23, 24):
         sync(later + step * SECOND)
     victim.refresh_from_db()
@@ -127,7 +129,7 @@ def test_a_notice_that_is_over_becomes_a_stop(world: World) -> None:
     now = world.now
     agent = FakeAgent.of(world.hosts["alpha"])
     workload = job(world, world.vision, 8, now)
-    engine.cycle("test", now)
+    engine.run_cycle("test", now)
     run = Run.objects.get()
     agent = FakeAgent.of(run.host)
     agent.sync(now + SECOND)
@@ -135,16 +137,16 @@ def test_a_notice_that_is_over_becomes_a_stop(world: World) -> None:
     services.drain_host(run.host, reason="fan", now=now + 3 * SECOND)
     workload.refresh_from_db()
     assert workload.state == "notice"
-    clock.stop_after_notice(now + 20 * SECOND)
+    time_limits.stop_after_notice(now + 20 * SECOND)
     workload.refresh_from_db()
     assert workload.state == "notice"
-    clock.stop_after_notice(now + 34 * SECOND)
+    time_limits.stop_after_notice(now + 34 * SECOND)
     workload.refresh_from_db()
     assert workload.state == "stopping"
     agent.sync(now + 35 * SECOND)
     agent.sync(now + 36 * SECOND)
     workload.refresh_from_db()
-    assert (workload.state, workload.reason_code, workload.failures) == ("queued", Code.DRAINED, 0)
-    engine.cycle("test", now + 37 * SECOND)
+    assert (workload.state, workload.reason_code, workload.failures) == ("queued", ReasonCode.DRAINED, 0)
+    engine.run_cycle("test", now + 37 * SECOND)
     again = Run.objects.get(workload=workload, attempt=2)
     assert again.host != run.host and again.generation > run.generation

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from scheduler import logs, retention
 from scheduler.models import Run, Workload
+from scheduler.runs import logs
+from scheduler.sweeps import retention
 from tests.scheduler.test_life_of_a_job import job
 from tests.world import World
 
@@ -30,7 +31,7 @@ def lines(count: int) -> str:
 def everything(run: uuid.UUID, most: int) -> str:
     offset, text = 0, ""
     while True:
-        piece, after = logs.read(run, offset, most)
+        piece, after = logs.read_log(run, offset, most)
         if not piece:
             return text
         assert after > offset
@@ -40,39 +41,39 @@ def everything(run: uuid.UUID, most: int) -> str:
 def test_a_log_longer_than_is_kept_has_its_beginning_and_its_end() -> None:
     run, written = uuid.uuid4(), lines(3000)
     for at in range(0, len(written), 640):
-        logs.append(run, at, written[at : at + 640])
-    assert sum(path.stat().st_size for path in logs.folder(run).iterdir()) <= logs.SEGMENTS * SEGMENT
-    assert logs.read(run, -20, 20) == (written[-20:], 30_000)
+        logs.append_log(run, at, written[at : at + 640])
+    assert sum(path.stat().st_size for path in logs.log_folder(run).iterdir()) <= logs.MAX_SEGMENTS * SEGMENT
+    assert logs.read_log(run, -20, 20) == (written[-20:], 30_000)
     kept = everything(run, 256)
     assert kept.startswith(written[:SEGMENT] + "\n[gpupool: 22,000 bytes are not kept here]\n" + written[23_000:23_050])
     assert kept.endswith(written[-500:])
-    assert (logs.whole(run) or b"").decode() == kept
-    assert logs.read(run, 5000, 20) == ("\n[gpupool: 18,000 bytes are not kept here]\n" + written[23_000:23_020], 23_020)
-    logs.append(run, 5000, "too late")
+    assert (logs.read_whole_log(run) or b"").decode() == kept
+    assert logs.read_log(run, 5000, 20) == ("\n[gpupool: 18,000 bytes are not kept here]\n" + written[23_000:23_020], 23_020)
+    logs.append_log(run, 5000, "too late")
     assert everything(run, 1000) == kept, "what comes after its place is gone takes no place"
 
 
 @pytest.mark.parametrize("most", [7, 100, 999, 1000, 5000])
 def test_characters_of_several_bytes_are_whole_wherever_pieces_end(most: int) -> None:
     run, written = uuid.uuid4(), "Grüße, 世界 🙂\n" * 150
-    logs.append(run, 0, written)
+    logs.append_log(run, 0, written)
     assert everything(run, most) == written
 
 
 def test_a_chunk_that_was_lost_comes_later_and_one_that_never_comes_is_skipped() -> None:
     run, written = uuid.uuid4(), lines(300)
-    logs.append(run, 0, written[:500])
-    logs.append(run, 2500, written[2500:])
+    logs.append_log(run, 0, written[:500])
+    logs.append_log(run, 2500, written[2500:])
     assert everything(run, 400).replace("\n[gpupool: 1,500 bytes are not kept here]\n", "").startswith(written[:500])
-    assert logs.read(run, -10, 10)[0] == written[-10:]
-    logs.append(run, 500, written[500:2500])
+    assert logs.read_log(run, -10, 10)[0] == written[-10:]
+    logs.append_log(run, 500, written[500:2500])
     assert everything(run, 400) == written
 
 
 def test_there_is_no_log_before_the_first_line() -> None:
     run = uuid.uuid4()
-    assert logs.read(run) == ("", 0) and logs.whole(run) is None
-    assert logs.append(run, -1, "x") == 0 and logs.whole(run) is None
+    assert logs.read_log(run) == ("", 0) and logs.read_whole_log(run) is None
+    assert logs.append_log(run, -1, "x") == 0 and logs.read_whole_log(run) is None
 
 
 def test_logs_go_a_while_after_the_end_and_never_while_their_run_lasts(world: World, settings: object) -> None:
@@ -87,10 +88,10 @@ def test_logs_go_a_while_after_the_end_and_never_while_their_run_lasts(world: Wo
     ]
     lasts, old, young = (run.public_id for run in made)
     for run, days in ((lasts, 40), (old, 31), (young, 29)):
-        logs.append(run, 0, "hello\n")
+        logs.append_log(run, 0, "hello\n")
         written = (world.now - dt.timedelta(days=days)).timestamp()
-        for path in (*logs.folder(run).iterdir(), logs.folder(run)):
+        for path in (*logs.log_folder(run).iterdir(), logs.log_folder(run)):
             os.utime(path, (written, written))
-    assert retention.forget_logs(world.now) == 1
-    assert [logs.read(run)[0] for run in (lasts, old, young)] == ["hello\n", "", "hello\n"]
-    assert retention.forget_logs(world.now) == 0
+    assert retention.delete_expired_logs(world.now) == 1
+    assert [logs.read_log(run)[0] for run in (lasts, old, young)] == ["hello\n", "", "hello\n"]
+    assert retention.delete_expired_logs(world.now) == 0

@@ -7,9 +7,10 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from scheduler import services, snapshot
+from scheduler import services
+from scheduler.cycle import snapshot
+from scheduler.cycle.request_snapshot_cache import share_snapshots, take_cached_snapshot
 from scheduler.models import Reservation
-from scheduler.one_answer import one_answer, take
 from tests.world import H100, World
 
 pytestmark = pytest.mark.django_db
@@ -17,16 +18,16 @@ pytestmark = pytest.mark.django_db
 
 def test_within_one_answer_a_moment_of_the_same_pools_is_read_once(world: World) -> None:
     now, pools = timezone.now(), [world.shared.pk]
-    with one_answer():
-        first = take(pools, now)
-        assert take(pools, now) is first
-        with one_answer():
-            assert take(pools, now) is first
-        assert take(pools, now + timedelta(seconds=1)) is not first
-        assert take([world.static.pk], now) is not first
-    with one_answer():
-        assert take(pools, now) is not first
-    assert take(pools, now) is not take(pools, now)
+    with share_snapshots():
+        first = take_cached_snapshot(pools, now)
+        assert take_cached_snapshot(pools, now) is first
+        with share_snapshots():
+            assert take_cached_snapshot(pools, now) is first
+        assert take_cached_snapshot(pools, now + timedelta(seconds=1)) is not first
+        assert take_cached_snapshot([world.static.pk], now) is not first
+    with share_snapshots():
+        assert take_cached_snapshot(pools, now) is not first
+    assert take_cached_snapshot(pools, now) is not take_cached_snapshot(pools, now)
 
 
 def test_a_promise_is_judged_on_rows_as_they_are_even_within_an_answer(world: World) -> None:
@@ -35,7 +36,7 @@ def test_a_promise_is_judged_on_rows_as_they_are_even_within_an_answer(world: Wo
         "project": world.vision.project, "pool": world.shared, "start": now + timedelta(hours=1),
         "end": now + timedelta(hours=2), "now": now, "units": 8, "hosts": 1, "models_wanted": [H100],
     }  # fmt: skip
-    with one_answer():
+    with share_snapshots():
         assert services.check_window(**wish).fits
         row, _ = services.confirm_reservation(owner=world.vision.member, name="first", **wish)
         assert row is not None
@@ -45,4 +46,4 @@ def test_a_promise_is_judged_on_rows_as_they_are_even_within_an_answer(world: Wo
         moved = services.check_change(row, end=now + timedelta(hours=3), now=now)
         assert moved.fits
     assert Reservation.objects.count() == 1
-    assert len(snapshot.take([world.shared.pk], now).reservations) == 1
+    assert len(snapshot.take_snapshot([world.shared.pk], now).reservations) == 1

@@ -11,15 +11,18 @@ import pytest
 from django.db import connection
 from django.db.backends.postgresql.psycopg_any import NumericRange
 
-from portal.selectors import fleet, hosts
-from scheduler import clock, engine, open_hosts, selectors, services, snapshot
-from scheduler.apply import apply
-from scheduler.attestation import attest_off
-from scheduler.core.model import SLOTS_PER_GPU, Placement
+from portal.reads.fleet import gpu_overview, host_details
+from scheduler import services
+from scheduler.core.model.snapshot import SLOTS_PER_GPU, Placement
 from scheduler.core.planner import plan
-from scheduler.isolation import LEVELS
+from scheduler.cycle import engine, schedulable_hosts, snapshot
+from scheduler.cycle.apply import apply_plan
 from scheduler.models import Gpu, Host, Pool, Unit
-from scheduler.states import AdminState, LeaseState, RepairState
+from scheduler.reads import capacity
+from scheduler.services.powered_off import attest_powered_off
+from scheduler.state.isolation import ISOLATION_LEVELS
+from scheduler.state.states import AdminState, LeaseState, RepairState
+from scheduler.sweeps import time_limits
 from tests.scheduler.test_life_of_a_job import job
 from tests.world import H100, World
 
@@ -32,12 +35,12 @@ def set_(**columns: object) -> Callable[[World, Host], object]:
 
 def maintenance(world: World, host: Host) -> None:
     services.set_maintenance(host, start=world.now, end=world.now + HOUR, reason="fans", now=world.now)
-    clock.maintenance_clock(world.now)
+    time_limits.sweep_maintenance(world.now)
 
 
 def off(world: World, host: Host) -> None:
     Host.objects.filter(pk=host.pk).update(last_sync_at=world.now - HOUR)
-    assert attest_off(Host.objects.get(pk=host.pk), reason="seen", now=world.now)
+    assert attest_powered_off(Host.objects.get(pk=host.pk), reason="seen", now=world.now)
 
 
 def revoked(world: World, host: Host) -> None:
@@ -66,31 +69,31 @@ CLOSED: dict[str, tuple[Callable[[World, Host], object], str]] = {
 def answers(world: World, host: Host) -> dict[str, bool]:
     """Does it take new work? Everybody's answer by name."""
     fresh = Host.objects.select_related("pool").get(pk=host.pk)
-    row = next(row for row in snapshot.take(None, world.now).hosts if row.id == host.pk)
+    row = next(row for row in snapshot.take_snapshot(None, world.now).hosts if row.id == host.pk)
     assert row.accepts == (not row.closed_code)
-    cells = [cell for group in fleet.fleet(world.operator, world.now) for each in group.hosts for cell in each.cells]
+    cells = [cell for group in gpu_overview.fleet_overview(world.operator, world.now) for each in group.hosts for cell in each.cells]
     mine = [cell for cell in cells if cell.gpu.host_id == host.pk]
     return {
         "snapshot": row.accepts,
-        "function": open_hosts.takes_new_work(fresh),
-        "condition": selectors.free_units(fresh.pool, world.now).filter(gpu__host=fresh).exists(),
+        "function": schedulable_hosts.is_schedulable(fresh),
+        "condition": capacity.free_units(fresh.pool, world.now).filter(gpu__host=fresh).exists(),
         "fleet": any(not cell.away for cell in mine),
-        "page": any(unit["takes_work"] for unit in hosts.units(world.operator, fresh, world.now)),
+        "page": any(unit["takes_work"] for unit in host_details.host_units(world.operator, fresh, world.now)),
     }
 
 
 def is_placed_on(world: World, host: Host, close: Callable[[World, Host], object]) -> bool:
     """Is what was planned for the host before it closed accepted?"""
-    engine.cycle("test", world.now)  # takes the lead
+    engine.run_cycle("test", world.now)  # takes the lead
     waiting = job(world, world.vision, 1, world.now)
-    taken = snapshot.take(None, world.now)
-    planned = plan(taken, snapshot.seconds(world.now))
+    taken = snapshot.take_snapshot(None, world.now)
+    planned = plan(taken, snapshot.epoch_seconds(world.now))
     meant = next(p for p in planned.placements if p.workload == waiting.pk)
     unit = Unit.objects.filter(gpu__host=host, allocations__isnull=True).order_by("pk").first()
     assert unit is not None
     there = dataclasses.replace(meant, units=(unit.pk,))
     close(world, host)
-    done = apply(dataclasses.replace(planned, placements=(there,)), taken, world.now)
+    done = apply_plan(dataclasses.replace(planned, placements=(there,)), taken, world.now)
     return [p for p in done.accepted if isinstance(p, Placement)] == [there]
 
 
@@ -105,7 +108,7 @@ def test_of_a_host_that_is_closed_everybody_says_so_and_nothing_is_placed_there(
     host = world.hosts["beta"]
     assert not is_placed_on(world, host, close)
     assert set(answers(world, host).values()) == {False}
-    assert next(row for row in snapshot.take(None, world.now).hosts if row.id == host.pk).closed_code == code
+    assert next(row for row in snapshot.take_snapshot(None, world.now).hosts if row.id == host.pk).closed_code == code
 
 
 def test_all_that_a_host_can_be_is_answered_alike(world: World) -> None:
@@ -113,9 +116,9 @@ def test_all_that_a_host_can_be_is_answered_alike(world: World) -> None:
     now = world.now
     pools = {
         level: Pool.objects.create(slug=f"p-{level}", name=level, kind="dynamic", isolation=level, created_at=now)
-        for level in LEVELS
+        for level in ISOLATION_LEVELS
     }
-    states = itertools.product(LeaseState, AdminState, RepairState, LEVELS, (False, True), LEVELS)
+    states = itertools.product(LeaseState, AdminState, RepairState, ISOLATION_LEVELS, (False, True), ISOLATION_LEVELS)
     made = Host.objects.bulk_create(
         Host(
             pool=pools[demanded], name=f"h{number}", lease_state=lease, admin_state=admin, repair_state=repair,
@@ -136,8 +139,8 @@ def test_all_that_a_host_can_be_is_answered_alike(world: World) -> None:
     )  # fmt: skip
     with connection.cursor() as cursor:  # the database does not know yet how many rows there are, and would compare each with each
         cursor.execute("SET LOCAL enable_nestloop = off")
-    free = Unit.objects.filter(selectors.is_free(now), gpu__host__in=made).values_list("gpu__host", flat=True)
-    planned_on = {row.id for row in snapshot.take([pool.pk for pool in pools.values()], now).hosts if row.accepts}
-    by_row = {host.pk for host in made if open_hosts.takes_new_work(host)}
+    free = Unit.objects.filter(capacity.free_unit_filter(now), gpu__host__in=made).values_list("gpu__host", flat=True)
+    planned_on = {row.id for row in snapshot.take_snapshot([pool.pk for pool in pools.values()], now).hosts if row.accepts}
+    by_row = {host.pk for host in made if schedulable_hosts.is_schedulable(host)}
     assert set(free) == planned_on == by_row
     assert len(by_row) == 4 + 3 + 2 + 1, "of all these only those that are well, in service, alive and keep apart enough"

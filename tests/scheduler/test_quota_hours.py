@@ -9,11 +9,13 @@ import pytest
 from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
 
 from portal.errors import Invalid
-from portal.services import approvals
-from portal.wording import ask_texts, reasons
-from scheduler import engine, quota_hours, services, snapshot
-from scheduler.core.reasons import Code
+from portal.services.approvals import submissions
+from portal.wording import reason_texts, request_texts
+from scheduler import services
+from scheduler.core.reasons import ReasonCode
+from scheduler.cycle import engine, snapshot
 from scheduler.models import Allocation, Quota, Run, Workload
+from scheduler.services import quota_hours
 from tests.scheduler.test_life_of_a_job import job
 from tests.world import H100, World, units_of
 
@@ -54,7 +56,7 @@ def test_what_was_held_in_the_period_is_counted_and_nothing_else(world: World) -
     monday = world.now.replace(hour=0)
     held(world, monday - 10 * HOUR, monday + 2 * HOUR, gpus=2)  # of twelve hours two lie in this week
     held(world, monday + 3 * HOUR, None, gpus=1)  # and goes on
-    quota_hours.count(monday + 9 * HOUR)
+    quota_hours.count_quota_hours(monday + 9 * HOUR)
     assert quota(world).gpu_hours_used == 2 * 2 + 6
     assert not quota(world).hours_used_up
     others = Quota.objects.exclude(pk=quota(world).pk)
@@ -63,16 +65,16 @@ def test_what_was_held_in_the_period_is_counted_and_nothing_else(world: World) -
 
 def test_counting_asks_two_queries_however_much_there_is(world: World, django_assert_num_queries: Any) -> None:
     worth(world, 100)
-    quota_hours.count(world.now)
+    quota_hours.count_quota_hours(world.now)
     held(world, world.now - 2 * HOUR, world.now - HOUR, gpus=4)
     with django_assert_num_queries(3):  # the sums, the quotas, and one line for the one that has an end
-        quota_hours.count(world.now)
+        quota_hours.count_quota_hours(world.now)
 
 
 def test_a_changed_quota_knows_at_once_what_was_used_before(world: World) -> None:
     worth(world, 4)
     held(world, world.now - 2 * HOUR, world.now - HOUR, gpus=4)
-    assert quota_hours.count(world.now) == 1
+    assert quota_hours.count_quota_hours(world.now) == 1
     changed = worth(world, 4, borrow_limit_slots=840)
     assert (changed.gpu_hours_used, changed.hours_used_up) == (4, True)
     assert not worth(world, 5).hours_used_up
@@ -81,41 +83,41 @@ def test_a_changed_quota_knows_at_once_what_was_used_before(world: World) -> Non
 def test_once_they_are_used_the_team_only_borrows(world: World) -> None:
     worth(world, 4)
     held(world, world.now - 2 * HOUR, world.now - HOUR, gpus=4)
-    assert quota_hours.count(world.now) == 1
+    assert quota_hours.count_quota_hours(world.now) == 1
     firm = job(world, world.vision, 1, world.now, preemptible=False)
     lent = job(world, world.vision, 1, world.now, preemptible=True)
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     for each in (firm, lent):
         each.refresh_from_db()
-    assert (lent.state, lent.reason_code, lent.borrowed_slots) == ("placed", Code.FREE_BORROWED, 840)
-    assert (firm.state, firm.reason_code) == ("queued", Code.GPU_HOURS_USED_UP)
+    assert (lent.state, lent.reason_code, lent.borrowed_slots) == ("placed", ReasonCode.FREE_BORROWED, 840)
+    assert (firm.state, firm.reason_code) == ("queued", ReasonCode.GPU_HOURS_USED_UP)
     next_week = world.now.replace(hour=0) + dt.timedelta(days=7)
     assert firm.expected_start == next_week
     assert firm.reason_numbers == {
         "gpu_hours": 4, "may_borrow": False, "model": H100, "until": int(next_week.timestamp())
     }  # fmt: skip
-    assert "used the 4 GPU-hours of H100 80GB" in reasons.reason(firm.reason_code, firm.reason_numbers)
+    assert "used the 4 GPU-hours of H100 80GB" in reason_texts.reason_sentence(firm.reason_code, firm.reason_numbers)
 
 
 def test_or_nothing_new_starts_where_that_was_chosen(world: World) -> None:
     worth(world, 4, when_used_up="refuse")
     held(world, world.now - 2 * HOUR, world.now - HOUR, gpus=4)
-    quota_hours.count(world.now)
+    quota_hours.count_quota_hours(world.now)
     lent = job(world, world.vision, 1, world.now, preemptible=True)
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     lent.refresh_from_db()
-    assert (lent.state, lent.reason_code) == ("queued", Code.GPU_HOURS_USED_UP)
+    assert (lent.state, lent.reason_code) == ("queued", ReasonCode.GPU_HOURS_USED_UP)
 
 
 def test_in_the_next_period_they_count_anew(world: World) -> None:
     worth(world, 4)
     held(world, world.now - 2 * HOUR, world.now - HOUR, gpus=4)
-    quota_hours.count(world.now)
-    suspended = snapshot.take(None, world.now).quotas[0]
+    quota_hours.count_quota_hours(world.now)
+    suspended = snapshot.take_snapshot(None, world.now).quotas[0]
     assert (suspended.guaranteed, suspended.guaranteed_again) == (0, 8 * 840)
-    assert quota_hours.count(world.now + dt.timedelta(days=7)) == 1
+    assert quota_hours.count_quota_hours(world.now + dt.timedelta(days=7)) == 1
     assert quota(world).gpu_hours_used == 0
-    assert snapshot.take(None, world.now).quotas[0].guaranteed == 8 * 840
+    assert snapshot.take_snapshot(None, world.now).quotas[0].guaranteed == 8 * 840
 
 
 @pytest.mark.parametrize(
@@ -127,22 +129,22 @@ def test_in_the_next_period_they_count_anew(world: World) -> None:
     ],
 )
 def test_periods_begin_at_midnight_on_mondays_and_on_the_first(kind: str, start: dt.date, end: dt.date) -> None:
-    found = quota_hours.period_at(kind, dt.datetime(2026, 12, 31, 23, 59, tzinfo=dt.UTC))
+    found = quota_hours.quota_period_at(kind, dt.datetime(2026, 12, 31, 23, 59, tzinfo=dt.UTC))
     assert (found.start.date(), found.end.date()) == (start, end)
 
 
 def test_an_operator_approves_gpu_hours_with_the_guarantee(world: World) -> None:
-    asked = approvals.request_quota_change(
+    asked = submissions.request_quota_change(
         actor=world.vision.lead, team=world.vision.team, pool=world.shared, model=H100, guaranteed_gpus=8, gpu_hours=500,
         period="month", when_used_up="refuse", now=world.now,
     )  # fmt: skip
-    assert "worth 500 GPU-hours a month, then nothing new" in ask_texts.submission_what(asked.kind, asked.payload)
-    approvals.approve_submission(actor=world.operator, submission=asked, now=world.now, changes={"gpu_hours": 400})
+    assert "worth 500 GPU-hours a month, then nothing new" in request_texts.submission_summary(asked.kind, asked.payload)
+    submissions.approve_submission(actor=world.operator, submission=asked, now=world.now, changes={"gpu_hours": 400})
     row = quota(world)
     assert (row.gpu_hours, row.hours_period, row.when_used_up) == (400, "month", "refuse")
     for wrong, field in (({"gpu_hours": 0}, "gpu_hours"), ({"period": "year"}, "period"), ({"when_used_up": "x"}, "when_used_up")):
         with pytest.raises(Invalid) as refused:
-            approvals.request_quota_change(
+            submissions.request_quota_change(
                 actor=world.vision.lead, team=world.vision.team, pool=world.shared, model="A100-40GB", guaranteed_gpus=1,
                 now=world.now, **wrong,  # type: ignore[arg-type]
             )  # fmt: skip

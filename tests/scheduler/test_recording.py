@@ -18,19 +18,20 @@ from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 from pytest_django.fixtures import Settings
 
-from scheduler import engine, recording, retention
-from scheduler.core import canonical
+from scheduler.core.model import serialization
+from scheduler.cycle import engine, recording
+from scheduler.cycle.recording import CycleRecorder, PreparedRecording
+from scheduler.cycle.snapshot_cache import SnapshotCache
 from scheduler.models import Decision, Leader, Recording, RecordingPart, Workload
-from scheduler.recording import Prepared, Recorder
-from scheduler.warm import Warm
+from scheduler.sweeps import retention
 from tests.scheduler.test_life_of_a_job import job
 from tests.world import World, build_world
 
 SECOND, HOUR, DAY = dt.timedelta(seconds=1), dt.timedelta(hours=1), dt.timedelta(days=1)
 
 
-def decide(world: World, recorder: Recorder, at: dt.datetime) -> None:
-    engine.cycle("test", at, warm=Warm(), recorder=recorder)
+def decide(world: World, recorder: CycleRecorder, at: dt.datetime) -> None:
+    engine.run_cycle("test", at, warm=SnapshotCache(), recorder=recorder)
 
 
 def exported(pk: int) -> str:
@@ -49,7 +50,7 @@ def test_a_cycle_that_changed_something_is_kept_and_gives_the_same_plan_from_a_f
     world: World, tmp_path: Path
 ) -> None:
     jobs = [job(world, team, units, world.now) for team in world.teams for units in (1, 4, 16)]
-    decide(world, Recorder(), world.now)
+    decide(world, CycleRecorder(), world.now)
     row = Recording.objects.get()
     placed = Workload.objects.filter(state="placed").count()
     assert (row.placed, row.placed + row.refused, row.at) == (placed, len(jobs), world.now)
@@ -58,7 +59,7 @@ def test_a_cycle_that_changed_something_is_kept_and_gives_the_same_plan_from_a_f
     with CaptureQueriesContext(connection) as asked:
         text = replayed(path)
     assert not asked
-    assert canonical.digest(text.removesuffix("\n")) == row.plan_sha256
+    assert serialization.sha256_hex(text.removesuffix("\n")) == row.plan_sha256
     assert {p[0] for p in json.loads(text)["placements"]["rows"]} == set(
         Workload.objects.filter(state="placed").values_list("pk", flat=True)
     )
@@ -74,8 +75,8 @@ def test_decisions_go_on_when_a_cycle_can_not_be_recorded(
 
     made = job(world, world.vision, 1, world.now)
     with monkeypatch.context() as patch:
-        patch.setattr(canonical, "table_text", broken)
-        decide(world, Recorder(), world.now)
+        patch.setattr(serialization, "table_text", broken)
+        decide(world, CycleRecorder(), world.now)
     made.refresh_from_db()
     assert made.state == "placed" and not Recording.objects.exists()
     assert "could not be recorded" in caplog.text
@@ -84,22 +85,22 @@ def test_decisions_go_on_when_a_cycle_can_not_be_recorded(
 def test_decisions_go_on_when_the_database_refuses_a_recording(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made, recorder = job(world, world.vision, 1, world.now), Recorder()
-    real = Recorder.prepare
+    made, recorder = job(world, world.vision, 1, world.now), CycleRecorder()
+    real = CycleRecorder.prepare
 
-    def prepare(*given: Any) -> Prepared:
+    def prepare(*given: Any) -> PreparedRecording:
         prepared = real(*given)
         return dataclasses.replace(prepared, columns=prepared.columns | {"epoch": None})
 
     with monkeypatch.context() as patch:
-        patch.setattr(Recorder, "prepare", prepare)
+        patch.setattr(CycleRecorder, "prepare", prepare)
         decide(world, recorder, world.now)
     made.refresh_from_db()
     assert made.state == "placed" and not Recording.objects.exists()
     assert "could not be recorded" in caplog.text
     job(world, world.vision, 1, world.now)
     decide(world, recorder, world.now + SECOND)
-    assert canonical.read_recording(exported(Recording.objects.get().pk)).snapshot.units, "its parts were written again"
+    assert serialization.read_recording(exported(Recording.objects.get().pk)).snapshot.units, "its parts were written again"
 
 
 @pytest.mark.django_db(transaction=True)
@@ -108,16 +109,16 @@ def test_an_engine_that_dies_leaves_a_decision_with_its_recording_or_neither(
     transactional_db: None, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     world = build_world(dt.datetime(2026, 3, 2, 9, 0, tzinfo=dt.UTC))
-    made, recorder = job(world, world.vision, 1, world.now), Recorder()
-    real = Recorder.write
+    made, recorder = job(world, world.vision, 1, world.now), CycleRecorder()
+    real = CycleRecorder.write
 
-    def die(self: Recorder, prepared: Prepared, now: dt.datetime) -> None:
+    def die(self: CycleRecorder, prepared: PreparedRecording, now: dt.datetime) -> None:
         if moment == "after it is written":
             real(self, prepared, now)
         raise SystemExit("killed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Recorder, "write", die)
+        patch.setattr(CycleRecorder, "write", die)
         with pytest.raises(SystemExit):
             decide(world, recorder, world.now)
     made.refresh_from_db()
@@ -126,11 +127,11 @@ def test_an_engine_that_dies_leaves_a_decision_with_its_recording_or_neither(
     decide(world, recorder, world.now + SECOND)
     made.refresh_from_db()
     assert made.state == "placed"
-    assert canonical.read_recording(exported(Recording.objects.get().pk)).snapshot.units, "nothing rolled back was taken as kept"
+    assert serialization.read_recording(exported(Recording.objects.get().pk)).snapshot.units, "nothing rolled back was taken as kept"
 
 
 def test_every_decision_is_in_a_recording_of_its_moment(world: World) -> None:
-    recorder = Recorder()
+    recorder = CycleRecorder()
     for second in range(3):
         at = world.now + second * SECOND
         job(world, world.vision, 4, at)
@@ -139,7 +140,7 @@ def test_every_decision_is_in_a_recording_of_its_moment(world: World) -> None:
 
 
 def test_recordings_never_take_more_room_than_they_may_and_the_latest_stays(world: World) -> None:
-    recorder = Recorder()
+    recorder = CycleRecorder()
     for second in range(8):
         at = world.now + second * SECOND
         job(world, world.vision, 1, at)
@@ -147,20 +148,20 @@ def test_recordings_never_take_more_room_than_they_may_and_the_latest_stays(worl
     sizes = list(Recording.objects.order_by("-pk").values_list("size_bytes", flat=True))
     assert len(sizes) == 8 and all(size > 0 for size in sizes)
     parts = RecordingPart.objects.count()
-    assert recording.prune_to_size(sum(sizes)) == 0
-    assert recording.prune_to_size(sum(sizes[:3])) == 5
+    assert recording.prune_recordings_to_size(sum(sizes)) == 0
+    assert recording.prune_recordings_to_size(sum(sizes[:3])) == 5
     assert Recording.objects.count() == 3 and RecordingPart.objects.count() < parts
     for pk in Recording.objects.values_list("pk", flat=True):
-        assert canonical.read_recording(exported(pk)).snapshot.units
-    assert recording.prune_to_size(0) == 2
+        assert serialization.read_recording(exported(pk)).snapshot.units
+    assert recording.prune_recordings_to_size(0) == 2
     job(world, world.vision, 1, world.now + 9 * SECOND)
     decide(world, recorder, world.now + 9 * SECOND)
     for pk in Recording.objects.values_list("pk", flat=True):
-        assert canonical.read_recording(exported(pk)).snapshot.units, "what the recorder does not write again is still there"
+        assert serialization.read_recording(exported(pk)).snapshot.units, "what the recorder does not write again is still there"
 
 
 def test_what_another_leader_outlived_is_written_again(world: World) -> None:
-    first = Recorder()
+    first = CycleRecorder()
     job(world, world.vision, 1, world.now)
     decide(world, first, world.now)
     RecordingPart.objects.all().delete()  # as if all that named them was forgotten while others led
@@ -168,11 +169,11 @@ def test_what_another_leader_outlived_is_written_again(world: World) -> None:
     Leader.objects.update(epoch=F("epoch") + 1)
     job(world, world.vision, 1, world.now + SECOND)
     decide(world, first, world.now + SECOND)
-    assert canonical.read_recording(exported(Recording.objects.get().pk)).snapshot.units
+    assert serialization.read_recording(exported(Recording.objects.get().pk)).snapshot.units
 
 
 def test_a_cycle_that_changed_nothing_is_not_kept(world: World) -> None:
-    recorder = Recorder()
+    recorder = CycleRecorder()
     job(world, world.vision, 1, world.now)
     decide(world, recorder, world.now)
     decide(world, recorder, world.now + SECOND)
@@ -180,7 +181,7 @@ def test_a_cycle_that_changed_nothing_is_not_kept(world: World) -> None:
 
 
 def test_tables_that_stay_as_they_are_are_kept_once_also_for_another_process(world: World) -> None:
-    for step, recorder in enumerate((Recorder(), Recorder())):
+    for step, recorder in enumerate((CycleRecorder(), CycleRecorder())):
         for again in range(3):
             at = world.now + (10 * step + again) * SECOND
             job(world, world.vision, 1, at)
@@ -190,12 +191,12 @@ def test_tables_that_stay_as_they_are_are_kept_once_also_for_another_process(wor
     assert len(set(names)) == 1
     assert RecordingPart.objects.count() < 6 * 5
     for pk in Recording.objects.values_list("pk", flat=True):
-        assert canonical.read_recording(exported(pk)).snapshot.units
+        assert serialization.read_recording(exported(pk)).snapshot.units
 
 
 def test_another_plan_than_was_recorded_ends_with_an_error_that_says_so(world: World, tmp_path: Path) -> None:
     job(world, world.vision, 1, world.now)
-    decide(world, Recorder(), world.now)
+    decide(world, CycleRecorder(), world.now)
     text = exported(Recording.objects.get().pk)
     path = tmp_path / "changed.json"
     path.write_text(text.replace('"now":', '"now":9'))
@@ -209,7 +210,7 @@ def test_another_plan_than_was_recorded_ends_with_an_error_that_says_so(world: W
 
 
 def test_recordings_are_listed_by_workload(world: World) -> None:
-    recorder = Recorder()
+    recorder = CycleRecorder()
     first = job(world, world.vision, 1, world.now)
     decide(world, recorder, world.now)
     job(world, world.vision, 1, world.now + SECOND)
@@ -236,37 +237,37 @@ def test_recordings_are_listed_by_workload(world: World) -> None:
 
 def test_what_is_old_is_forgotten_and_what_still_names_its_parts_is_whole(world: World, settings: Settings) -> None:
     settings.GPUPOOL_RECORDING_HOURS = 24
-    recorder = Recorder()
+    recorder = CycleRecorder()
     for hours in (0, 20, 30):
         at = world.now + hours * HOUR
         job(world, world.vision, 1, at)
         decide(world, recorder, at)
     later = world.now + 44 * HOUR + SECOND  # 20 h is just over, 30 h is not
-    assert retention.forget_old(later)[1] == 2
+    assert retention.delete_expired_rows(later)[1] == 2
     left = Recording.objects.get()
-    assert canonical.read_recording(exported(left.pk)).snapshot.units
+    assert serialization.read_recording(exported(left.pk)).snapshot.units
     assert set(RecordingPart.objects.values_list("digest", flat=True)) >= set(left.parts.values())
-    assert retention.forget_old(later + 40 * HOUR)[1] == 1
+    assert retention.delete_expired_rows(later + 40 * HOUR)[1] == 1
     assert not Recording.objects.exists() and not RecordingPart.objects.exists()
 
 
 def test_a_part_in_use_is_marked_again_so_that_it_outlives_what_is_forgotten(world: World) -> None:
-    recorder = Recorder()
+    recorder = CycleRecorder()
     for hours in range(0, 30, 3):
         at = world.now + hours * HOUR
         job(world, world.vision, 1, at)
         decide(world, recorder, at)
-    recording.prune(world.now + 20 * HOUR)
+    recording.prune_recordings(world.now + 20 * HOUR)
     assert Recording.objects.count() == 3
     for pk in Recording.objects.values_list("pk", flat=True):
-        assert canonical.read_recording(exported(pk)).snapshot.units
+        assert serialization.read_recording(exported(pk)).snapshot.units
 
 
 def test_old_decisions_go_and_those_about_work_that_is_not_over_stay(world: World, settings: Settings) -> None:
     settings.GPUPOOL_DECISION_DAYS = 30
     over, runs = job(world, world.vision, 1, world.now), job(world, world.vision, 1, world.now)
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     Workload.objects.filter(pk=over.pk).update(state="ended")
-    assert retention.forget_old(world.now + 29 * DAY)[0] == 0
-    assert retention.forget_old(world.now + 31 * DAY)[0] == 1
+    assert retention.delete_expired_rows(world.now + 29 * DAY)[0] == 0
+    assert retention.delete_expired_rows(world.now + 31 * DAY)[0] == 1
     assert list(Decision.objects.values_list("workload", flat=True)) == [runs.pk]

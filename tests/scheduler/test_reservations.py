@@ -6,11 +6,14 @@ import datetime as dt
 
 import pytest
 
-from scheduler import clock, engine, selectors, services
-from scheduler.core.model import WindowAnswer
-from scheduler.core.reasons import Code
-from scheduler.core.windows import TO_ASK
+from scheduler import services
+from scheduler.core.model.snapshot import WindowCheckResult
+from scheduler.core.promises.reservation_windows import WINDOW_VALID_SECONDS
+from scheduler.core.reasons import ReasonCode
+from scheduler.cycle import engine
 from scheduler.models import Allocation, BoundUnit, Reservation, Workload
+from scheduler.reads import capacity
+from scheduler.sweeps import time_limits
 from tests.fakes import FakeAgent
 from tests.scheduler.test_life_of_a_job import job
 from tests.world import H100, World
@@ -39,10 +42,10 @@ def confirm(world: World, units: int, start: dt.datetime, end: dt.datetime, **al
 
 def tick(agents: list[FakeAgent], at: dt.datetime) -> None:
     """What the processes do in a moment: clocks, a cycle, frames."""
-    clock.stop_after_notice(at)
-    clock.stop_at_time_limits(at)
-    clock.reservation_clock(at)
-    engine.cycle("test", at)
+    time_limits.stop_after_notice(at)
+    time_limits.stop_at_time_limits(at)
+    time_limits.sweep_reservations(at)
+    engine.run_cycle("test", at)
     for agent in agents:
         agent.sync(at)
 
@@ -58,7 +61,7 @@ def test_one_that_can_not_be_bound_says_why_until_it_can(world: World, agents: l
     for seconds in (0, 5):
         tick(agents, start + seconds * SECOND)
         reservation.refresh_from_db()
-        assert reservation.reason_code == Code.RESERVED_UNITS_MISSING and reservation.reason_at == start
+        assert reservation.reason_code == ReasonCode.RESERVED_UNITS_MISSING and reservation.reason_at == start
     told = {"need": 8, "free": 0, "closed": 16, "total": 16, "hosts": 1}
     assert (reservation.state, reservation.reason_numbers) == ("confirmed", told)
     services.return_host(world.hosts["beta"], now=start + 6 * SECOND)
@@ -74,7 +77,7 @@ def test_borrowers_are_gone_by_the_start_and_work_inside_by_the_end(world: World
     inside = job(world, world.vision, 8, world.now, reservation=reservation)
     tick(agents, world.now)
     inside.refresh_from_db()
-    assert inside.reason_code == Code.RESERVATION_NOT_STARTED
+    assert inside.reason_code == ReasonCode.RESERVATION_NOT_STARTED
     before_start = (1800, 600, 60, 45, 30, 25, 20, 0)
     for seconds in before_start:
         at = start - seconds * SECOND
@@ -93,12 +96,12 @@ def test_borrowers_are_gone_by_the_start_and_work_inside_by_the_end(world: World
 
     tick(agents, end - 59 * SECOND)
     inside.refresh_from_db()
-    assert (inside.state, inside.stop_requested) == ("notice", Code.RESERVATION_OVER)
+    assert (inside.state, inside.stop_requested) == ("notice", ReasonCode.RESERVATION_OVER)
     for seconds in (-30, -20, 0, 1, 2):
         tick(agents, end + seconds * SECOND)
     inside.refresh_from_db()
     reservation.refresh_from_db()
-    assert (inside.state, inside.outcome, reservation.state) == ("ended", Code.RESERVATION_OVER, "over")
+    assert (inside.state, inside.outcome, reservation.state) == ("ended", ReasonCode.RESERVATION_OVER, "over")
     gone.refresh_from_db()
     assert gone.state == "running", "the borrower resumes on what is free again"
 
@@ -107,7 +110,7 @@ def test_nobody_comes_and_the_units_are_free_again(world: World, agents: list[Fa
     reservation = confirm(world, 8, world.now, world.now + 3 * HOUR)
     tick(agents, world.now)
     assert BoundUnit.objects.filter(period__contains=world.now).count() == 8
-    assert selectors.free_units(world.shared, world.now).filter(gpu__model=H100).count() == 8
+    assert capacity.free_units(world.shared, world.now).filter(gpu__model=H100).count() == 8
     tick(agents, world.now + 29 * 60 * SECOND)
     reservation.refresh_from_db()
     assert reservation.state == "active"
@@ -116,7 +119,7 @@ def test_nobody_comes_and_the_units_are_free_again(world: World, agents: list[Fa
     reservation.refresh_from_db()
     assert (reservation.state, reservation.ended_at) == ("released", later)
     assert {b.period.upper for b in reservation.bound_units.all()} == {later}
-    assert selectors.free_units(world.shared, later).filter(gpu__model=H100).count() == 16
+    assert capacity.free_units(world.shared, later).filter(gpu__model=H100).count() == 16
 
 
 MINUTE = 60 * SECOND
@@ -175,7 +178,7 @@ def test_a_window_that_is_full_is_refused_with_the_first_that_fits(world: World)
     made, _ = services.confirm_reservation(owner=world.vision.lead, **first)  # type: ignore[arg-type]
     assert made is not None
     made, answer = services.confirm_reservation(owner=world.vision.lead, **first)  # type: ignore[arg-type]
-    assert made is None and answer.code == Code.WINDOW_FULL
+    assert made is None and answer.code == ReasonCode.WINDOW_FULL
     assert answer.first_windows and all(
         w.end <= start.timestamp() or w.start >= end.timestamp() for w in answer.first_windows
     )
@@ -185,7 +188,7 @@ def test_a_window_that_is_full_is_refused_with_the_first_that_fits(world: World)
 def test_the_guarantees_of_others_are_not_eaten_unless_the_approver_says_so(world: World) -> None:
     start, end = world.now + 24 * HOUR, world.now + 28 * HOUR
     wish = ask(world, 8, start, end, hosts=2)
-    assert services.check_window(**wish).code == Code.WINDOW_EATS_GUARANTEES  # type: ignore[arg-type]
+    assert services.check_window(**wish).code == ReasonCode.WINDOW_EATS_GUARANTEES  # type: ignore[arg-type]
     assert services.check_window(**wish, may_exceed_guarantee=True).fits  # type: ignore[arg-type]
 
 
@@ -220,7 +223,7 @@ def test_giving_it_up_ends_what_runs_and_what_waits_inside(world: World, agents:
     for seconds in (12, 13):
         tick(agents, world.now + seconds * SECOND)
     ended = Workload.objects.filter(pk__in=[running.pk, waiting.pk]).values_list("state", "outcome")
-    assert set(ended) == {("ended", Code.RESERVATION_OVER)}
+    assert set(ended) == {("ended", ReasonCode.RESERVATION_OVER)}
     assert not Allocation.objects.filter(period__upper_inf=True).exists()
 
 
@@ -265,7 +268,7 @@ def close(world: World, action: str, until: dt.datetime, **whose: object) -> Non
     services.close_budget_gate(action=action, numbers=numbers, until=until, now=world.now, **whose)  # type: ignore[arg-type]
 
 
-def starts(answer: WindowAnswer) -> list[dt.datetime]:
+def starts(answer: WindowCheckResult) -> list[dt.datetime]:
     return [dt.datetime.fromtimestamp(window.start, dt.UTC) for window in answer.first_windows]
 
 
@@ -276,7 +279,7 @@ def test_a_budget_that_stops_borrowing_stops_it_until_it_opens_again(world: Worl
     close(world, "stop_borrowing", opens, project=world.vision.project)
     ten = ask(world, 5, opens - 2 * HOUR, opens, hosts=2)
     answer = services.check_window(**ten)  # type: ignore[arg-type]
-    assert (answer.code, starts(answer)) == (Code.OVER_QUOTA, [opens])
+    assert (answer.code, starts(answer)) == (ReasonCode.OVER_QUOTA, [opens])
     assert confirm(world, 5, opens, opens + 2 * HOUR, hosts=2).state == "confirmed"
     assert services.check_window(**ask(world, 4, opens - 2 * HOUR, opens, hosts=2)).fits  # type: ignore[arg-type]
 
@@ -287,7 +290,7 @@ def test_a_recurring_reservation_borrows_where_the_budget_is_open_again(world: W
     windows = [(opens + days * DAY, opens + days * DAY + HOUR) for days in (-1, 0, 1)]
     wish = {name: what for name, what in ask(world, 5, *windows[0], hosts=2).items() if name not in ("start", "end")}
     answers = services.check_windows(**wish, windows=windows)  # type: ignore[arg-type]
-    assert [(answer.code, starts(answer)[:1]) for answer in answers] == [(Code.OVER_QUOTA, [opens]), ("", []), ("", [])]
+    assert [(answer.code, starts(answer)[:1]) for answer in answers] == [(ReasonCode.OVER_QUOTA, [opens]), ("", []), ("", [])]
 
 
 def test_a_running_reservation_is_extended_above_the_guarantee_once_the_budget_is_open(
@@ -299,7 +302,7 @@ def test_a_running_reservation_is_extended_above_the_guarantee_once_the_budget_i
     row.refresh_from_db()
     close(world, "stop_borrowing", ends + HOUR)
     answer = services.check_change(row, end=ends + HOUR, now=world.now + HOUR)
-    assert (answer.code, starts(answer)) == (Code.OVER_QUOTA, [ends + HOUR])
+    assert (answer.code, starts(answer)) == (ReasonCode.OVER_QUOTA, [ends + HOUR])
     close(world, "stop_borrowing", ends)
     assert services.check_change(row, end=ends + HOUR, now=world.now + HOUR).fits
 
@@ -313,12 +316,12 @@ def test_no_window_is_named_that_a_closed_budget_would_refuse(world: World) -> N
     once = {name: what for name, what in wish.items() if name not in ("start", "end")}
     recurring = services.check_windows(**once, windows=[(full, full + HOUR)])  # type: ignore[arg-type]
     for answer in (services.check_window(**wish), *recurring):  # type: ignore[arg-type]
-        assert (answer.code, starts(answer)) == (Code.WINDOW_FULL, [opens, everything.end])
+        assert (answer.code, starts(answer)) == (ReasonCode.WINDOW_FULL, [opens, everything.end])
     assert services.check_window(**{**wish, "start": opens, "end": opens + HOUR}).fits  # type: ignore[arg-type]
     # Moved as it is it takes no more of the time until then, wherever it goes; twice as long it may take an hour of it.
-    for length, soonest in ((HOUR, world.now + dt.timedelta(seconds=TO_ASK)), (2 * HOUR, opens - HOUR)):
+    for length, soonest in ((HOUR, world.now + dt.timedelta(seconds=WINDOW_VALID_SECONDS)), (2 * HOUR, opens - HOUR)):
         answer = services.check_change(mine, start=full, end=full + length, now=world.now)
-        assert (answer.code, starts(answer)) == (Code.WINDOW_FULL, [soonest, everything.end])
+        assert (answer.code, starts(answer)) == (ReasonCode.WINDOW_FULL, [soonest, everything.end])
         assert services.check_change(mine, start=soonest, end=soonest + length, now=world.now).fits
     sooner = opens - HOUR - MINUTE
-    assert services.check_change(mine, start=sooner, end=sooner + 2 * HOUR, now=world.now).code == Code.BUDGET_CLOSED
+    assert services.check_change(mine, start=sooner, end=sooner + 2 * HOUR, now=world.now).code == ReasonCode.BUDGET_CLOSED

@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 from django.db import IntegrityError, transaction
 
-from scheduler import agent_api, clock, engine, prediction, services
-from scheduler.core.model import SLOTS_PER_GPU
-from scheduler.core.reasons import Code
+from scheduler import services
+from scheduler.core.model.snapshot import SLOTS_PER_GPU
+from scheduler.core.reasons import ReasonCode
+from scheduler.cycle import engine
 from scheduler.models import BudgetGate, Quota, Workload
+from scheduler.queue import runtime_prediction
+from scheduler.sweeps import time_limits
+from scheduler.sync import agent_api
 from tests.fakes import FakeAgent
 from tests.scheduler.test_life_of_a_job import job
 from tests.world import H100, World
@@ -23,7 +27,7 @@ SECOND = dt.timedelta(seconds=1)
 def run(world: World, workload: Workload, at: dt.datetime) -> list[FakeAgent]:
     """The agents of the shared H100 hosts, of which one runs it."""
     agents = [FakeAgent.of(world.hosts[name]) for name in ("alpha", "beta")]
-    engine.cycle("test", at)
+    engine.run_cycle("test", at)
     for agent in agents * 2:
         agent.sync(at)
     workload.refresh_from_db()
@@ -69,29 +73,29 @@ def test_a_time_limit_stops_it_and_an_extension_moves_the_limit(world: World) ->
     workload = job(world, world.vision, 1, world.now, max_runtime_seconds=3600)
     agents = run(world, workload, world.now)
     assert services.extend_workload(workload, seconds=600, now=world.now)
-    clock.stop_at_time_limits(world.now + HOUR + SECOND)
+    time_limits.stop_at_time_limits(world.now + HOUR + SECOND)
     assert Workload.objects.get(pk=workload.pk).state == "running"
-    clock.stop_at_time_limits(world.now + HOUR + 601 * SECOND)
+    time_limits.stop_at_time_limits(world.now + HOUR + 601 * SECOND)
     for agent in agents * 2:
         agent.sync(world.now + HOUR + 602 * SECOND)
     workload.refresh_from_db()
-    assert (workload.state, workload.outcome) == ("ended", Code.TIME_LIMIT)
+    assert (workload.state, workload.outcome) == ("ended", ReasonCode.TIME_LIMIT)
     assert not services.extend_workload(workload, seconds=600, now=world.now + 2 * HOUR)
 
 
 def test_a_start_that_never_begins_is_taken_back_and_tried_again(world: World) -> None:
     workload = job(world, world.vision, 1, world.now)
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     agents = [FakeAgent.of(world.hosts[name]) for name in ("alpha", "beta")]
     silent_about_it = [agent.observed() for agent in agents]
-    clock.give_up_starts(world.now + 119 * SECOND)
+    time_limits.requeue_late_starts(world.now + 119 * SECOND)
     assert Workload.objects.get(pk=workload.pk).state == "placed"
-    clock.give_up_starts(world.now + 121 * SECOND)
+    time_limits.requeue_late_starts(world.now + 121 * SECOND)
     for seconds in (122, 123, 134, 135):
         for agent, frame in zip(agents, silent_about_it, strict=True):
             agent_api.sync(agent.host.pk, frame, world.now + seconds * SECOND)
     workload.refresh_from_db()
-    assert (workload.state, workload.reason_code, workload.lost_attempts) == ("queued", Code.START_FAILED, 1)
+    assert (workload.state, workload.reason_code, workload.lost_attempts) == ("queued", ReasonCode.START_FAILED, 1)
     assert workload.not_before is not None
 
 
@@ -99,26 +103,26 @@ def test_a_notebook_that_never_answers_gives_its_gpu_back(world: World) -> None:
     mute, answers = (
         job(world, world.vision, 1, world.now, kind="notebook", command="", preemptible=False) for _ in "12"
     )
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     agents = [FakeAgent.of(world.hosts[name]) for name in ("alpha", "beta")]
     for agent in agents * 2:
         agent.sync(world.now)
     answers.runs.update(ready_at=world.now + SECOND)
-    clock.give_up_notebooks(world.now + 299 * SECOND)
+    time_limits.stop_unready_notebooks(world.now + 299 * SECOND)
     assert Workload.objects.filter(state="running").count() == 2
-    clock.give_up_notebooks(world.now + 301 * SECOND)
+    time_limits.stop_unready_notebooks(world.now + 301 * SECOND)
     for agent in agents * 2:
         agent.sync(world.now + 302 * SECOND)
     mute.refresh_from_db()
     answers.refresh_from_db()
-    assert (mute.state, mute.outcome, answers.state) == ("ended", Code.START_FAILED, "running")
+    assert (mute.state, mute.outcome, answers.state) == ("ended", ReasonCode.START_FAILED, "running")
 
 
 def test_an_idleness_warning_is_given_and_taken_back(world: World) -> None:
     workload = job(world, world.vision, 1, world.now, kind="notebook", command="")
     run(world, workload, world.now)
-    assert services.warn_idle(workload, at=world.now) and not services.warn_idle(workload, at=world.now)
-    assert services.keep_workload(workload, until=world.now + HOUR)
+    assert services.record_idle_warning(workload, at=world.now) and not services.record_idle_warning(workload, at=world.now)
+    assert services.postpone_idle_stop(workload, until=world.now + HOUR)
     workload.refresh_from_db()
     assert (workload.idle_warned_at, workload.keep_until) == (None, world.now + HOUR)
 
@@ -130,7 +134,7 @@ def test_guarantees_may_fill_the_pool_and_not_exceed_it(world: World) -> None:
             borrow_limit_slots=None, now=world.now,
         )  # fmt: skip
 
-    room = services.guarantee_room(pool=world.shared, model=H100, team=world.robotics.team)
+    room = services.guarantee_capacity(pool=world.shared, model=H100, team=world.robotics.team)
     assert (room.capacity, room.others, room.most) == tuple(n * SLOTS_PER_GPU for n in (16, 12, 4))
     assert not change(5)
     assert (
@@ -143,13 +147,13 @@ def test_a_changed_quota_is_used_by_the_next_cycle(world: World) -> None:
     notebooks = [
         job(world, world.robotics, 1, world.now, kind="notebook", preemptible=False, command="") for _ in range(3)
     ]
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     assert [Workload.objects.get(pk=w.pk).state for w in notebooks].count("queued") == 1
     services.change_quota(
         team=world.robotics.team, pool=world.shared, model=H100, guaranteed_slots=3 * SLOTS_PER_GPU,
         borrow_limit_slots=None, now=world.now,
     )  # fmt: skip
-    engine.cycle("test", world.now + SECOND)
+    engine.run_cycle("test", world.now + SECOND)
     assert {Workload.objects.get(pk=w.pk).state for w in notebooks} == {"placed"}
 
 
@@ -173,10 +177,10 @@ def test_a_preview_says_what_the_next_cycle_would_and_changes_nothing(world: Wor
         "now": world.now,
     }  # fmt: skip
     fits = services.preview_workload(**wish, units=8)
-    assert fits["starts_now"] and fits["code"] == Code.FREE_WITHIN_GUARANTEE and fits["borrowed_slots"] == 0
+    assert fits["starts_now"] and fits["code"] == ReasonCode.FREE_WITHIN_GUARANTEE and fits["borrowed_slots"] == 0
     assert [(q.model, q.guaranteed, q.held) for q in fits["quota_effect"]][1] == (H100, 8 * SLOTS_PER_GPU, 0)
     never = services.preview_workload(**wish, units=9)
-    assert not never["starts_now"] and never["code"] == Code.TOO_BIG_FOR_ANY_HOST and never["expected_start"] is None
+    assert not never["starts_now"] and never["code"] == ReasonCode.TOO_BIG_FOR_ANY_HOST and never["expected_start"] is None
     assert not Workload.objects.exists()
 
 
@@ -188,10 +192,10 @@ def test_a_preview_hears_of_closed_budgets(world: World) -> None:
     gate: dict[str, Any] = {"numbers": {"spent": "9"}, "until": world.now + HOUR, "now": world.now}
     assert services.preview_workload(**wish)["borrowed_slots"] == 2 * SLOTS_PER_GPU
     services.close_budget_gate(action="stop_borrowing", project=world.robotics.project, **gate)
-    assert services.preview_workload(**wish)["code"] == Code.OVER_QUOTA
+    assert services.preview_workload(**wish)["code"] == ReasonCode.OVER_QUOTA
     services.close_budget_gate(action="refuse_new", team=world.robotics.team, **gate)
     said = services.preview_workload(**wish)
-    assert (said["starts_now"], said["code"], said["numbers"]) == (False, Code.BUDGET_CLOSED, {"spent": "9"})
+    assert (said["starts_now"], said["code"], said["numbers"]) == (False, ReasonCode.BUDGET_CLOSED, {"spent": "9"})
 
 
 def test_a_preview_names_the_same_gate_as_the_next_cycle_where_there_are_several(world: World) -> None:
@@ -205,10 +209,10 @@ def test_a_preview_names_the_same_gate_as_the_next_cycle_where_there_are_several
     first = services.queue_workload(**wish)
     said = services.preview_workload(**wish, after=[("ok", first)])
     waits = services.queue_workload(**wish, after=[("ok", first)])
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     waits.refresh_from_db()
     assert (said["code"], said["numbers"]) == (waits.reason_code, waits.reason_numbers)
-    assert said["code"] == Code.DEPENDENCY
+    assert said["code"] == ReasonCode.DEPENDENCY
 
 
 def test_a_gate_is_closed_once_whoever_closes_it(world: World) -> None:
@@ -224,7 +228,7 @@ def test_nobody_extends_beyond_the_pools_longest_runtime(world: World) -> None:
     workload = job(world, world.vision, 1, world.now)
     room = world.shared.longest_runtime_seconds - workload.max_runtime_seconds
     assert services.extend_workload(workload, seconds=room, now=world.now)
-    with pytest.raises(services.Refused, match="over_runtime_cap"):
+    with pytest.raises(services.OperationRejected, match="over_runtime_cap"):
         services.extend_workload(workload, seconds=1, now=world.now)
 
 
@@ -246,7 +250,7 @@ def test_a_runtime_is_predicted_from_similar_jobs_and_never_above_the_limit(
         Workload.objects.filter(pk=past.pk).update(
             state="ended", outcome="finished", started_at=world.now, ended_at=world.now + seconds * SECOND
         )
-    predicted = prediction.predict_seconds(
+    predicted = runtime_prediction.predict_runtime_seconds(
         pool=world.shared, team=world.vision.team, owner_id=world.vision.member.pk, total_units=3,
         max_runtime_seconds=limit,
     )  # fmt: skip

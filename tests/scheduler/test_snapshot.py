@@ -9,8 +9,9 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from scheduler import engine, services, snapshot
+from scheduler import services
 from scheduler.core.planner import plan
+from scheduler.cycle import engine, snapshot
 from scheduler.models import DecayedUse, Workload
 from tests.fakes import FakeAgent
 from tests.scheduler.test_life_of_a_job import job
@@ -32,17 +33,17 @@ def queries_of_a_snapshot(world: World, pool_ids: list[int] | None) -> int:
     with CaptureQueriesContext(
         connection,
     ) as captured:
-        snapshot.take(pool_ids, world.now)
+        snapshot.take_snapshot(pool_ids, world.now)
     return len(captured)
 
 
 def test_a_snapshot_takes_the_same_few_queries_however_many_rows_there_are(world: World) -> None:
     job(world, world.vision, 1, world.now)
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     few = queries_of_a_snapshot(world, None)
     for _ in range(30):
         job(world, world.vision, 1, world.now)
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     reserve(world, 2, world.now + 48 * HOUR)
     services.close_budget_gate(
         action="refuse_new", numbers={}, until=world.now + HOUR, now=world.now, team=world.language.team
@@ -50,22 +51,22 @@ def test_a_snapshot_takes_the_same_few_queries_however_many_rows_there_are(world
     services.set_maintenance(
         world.hosts["beta"], start=world.now + 9 * HOUR, end=world.now + 10 * HOUR, reason="x", now=world.now
     )
-    assert queries_of_a_snapshot(world, None) == few == snapshot.QUERIES
-    assert queries_of_a_snapshot(world, [world.shared.pk]) == snapshot.QUERIES
+    assert queries_of_a_snapshot(world, None) == few == snapshot.SNAPSHOT_QUERIES
+    assert queries_of_a_snapshot(world, [world.shared.pk]) == snapshot.SNAPSHOT_QUERIES
 
 
 @pytest.mark.django_db(transaction=True)
 def test_a_snapshot_outside_a_transaction_reads_one_moment_and_writes_nothing() -> None:
     with CaptureQueriesContext(connection) as captured:
-        snapshot.take(None, dt.datetime(2026, 3, 2, tzinfo=dt.UTC))
+        snapshot.take_snapshot(None, dt.datetime(2026, 3, 2, tzinfo=dt.UTC))
     assert "REPEATABLE READ, READ ONLY" in [q["sql"] for q in captured if "ISOLATION" in q["sql"]][0]
 
 
 def test_what_is_held_waits_and_is_promised_is_in_it(world: World) -> None:
     running, waiting = job(world, world.vision, 8, world.now), job(world, world.vision, 16, world.now)
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     promise = reserve(world, 2, world.now + 48 * HOUR)
-    taken = snapshot.take([world.shared.pk], world.now)
+    taken = snapshot.take_snapshot([world.shared.pk], world.now)
     assert [(r.id, len(r.units), r.until - r.started) for r in taken.running] == [(running.pk, 8, 8 * 3600)]
     assert [(q.id, q.ask.units, q.ask.models) for q in taken.queued] == [(waiting.pk, 16, (H100,))]
     assert [r.id for r in taken.reservations] == [promise.pk]  # type: ignore[attr-defined]
@@ -74,16 +75,16 @@ def test_what_is_held_waits_and_is_promised_is_in_it(world: World) -> None:
 
 def test_attempts_that_made_room_are_told_from_those_that_failed_or_lost_their_host(world: World) -> None:
     running = job(world, world.vision, 1, world.now)
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     Workload.objects.filter(pk=running.pk).update(attempt=7, failures=1, lost_attempts=2)
-    assert snapshot.take(None, world.now).running[0].evictions == 3
+    assert snapshot.take_snapshot(None, world.now).running[0].evictions == 3
 
 
 def test_the_same_rows_give_the_same_plan(world: World) -> None:
     for number in range(20):
         job(world, random.Random(number).choice(world.teams), 1 + number % 4, world.now)
-    at = snapshot.seconds(world.now)
-    assert plan(snapshot.take(None, world.now), at) == plan(snapshot.take(None, world.now), at)
+    at = snapshot.epoch_seconds(world.now)
+    assert plan(snapshot.take_snapshot(None, world.now), at) == plan(snapshot.take_snapshot(None, world.now), at)
 
 
 def test_a_closed_budget_keeps_new_work_waiting_and_an_open_one_lets_it_start(world: World) -> None:
@@ -91,7 +92,7 @@ def test_a_closed_budget_keeps_new_work_waiting_and_an_open_one_lets_it_start(wo
     services.close_budget_gate(
         action="refuse_new", numbers={"limit": "100"}, until=world.now + HOUR, now=world.now, team=world.vision.team
     )
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     workload.refresh_from_db()
     assert (workload.state, workload.reason_code, workload.reason_numbers) == (
         "queued",
@@ -99,7 +100,7 @@ def test_a_closed_budget_keeps_new_work_waiting_and_an_open_one_lets_it_start(wo
         {"limit": "100"},
     )
     services.open_budget_gate(action="refuse_new", team=world.vision.team)
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     workload.refresh_from_db()
     assert workload.state == "placed"
 
@@ -109,19 +110,19 @@ def test_a_budget_that_stops_borrowing_leaves_the_guarantee(world: World) -> Non
         action="stop_borrowing", numbers={}, until=world.now + HOUR, now=world.now, project=world.robotics.project
     )
     within, above = job(world, world.robotics, 2, world.now), job(world, world.robotics, 1, world.now)
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     assert [Workload.objects.get(pk=w.pk).state for w in (within, above)] == ["placed", "queued"]
 
 
 def test_decayed_use_grows_while_units_are_held_and_halves_after(world: World) -> None:
     workload = job(world, world.vision, 1, world.now)
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     agents = [FakeAgent.of(world.hosts[name]) for name in ("alpha", "beta")]
     for agent in agents:
         agent.sync(world.now)
         agent.sync(world.now)
     later = world.now + HOUR
-    engine.cycle("test", later)
+    engine.run_cycle("test", later)
     used = DecayedUse.objects.get(team=world.vision.team, pool=world.shared)
     assert used.slot_seconds == pytest.approx(840 * 3600, rel=0.01) and used.as_of == later
     services.cancel_workload(workload, now=later)
@@ -129,14 +130,14 @@ def test_decayed_use_grows_while_units_are_held_and_halves_after(world: World) -
         agent.sync(later)
         agent.sync(later)
     week = later + dt.timedelta(days=7)
-    engine.cycle("test", week)
+    engine.run_cycle("test", week)
     used.refresh_from_db()
     assert used.slot_seconds == pytest.approx(840 * 1800, rel=0.01)
 
 
 def test_a_reason_is_written_when_it_changes_and_not_again(world: World) -> None:
     job(world, world.vision, 9, world.now)
-    first = engine.cycle("test", world.now)
-    again = engine.cycle("test", world.now + dt.timedelta(seconds=5))
+    first = engine.run_cycle("test", world.now)
+    again = engine.run_cycle("test", world.now + dt.timedelta(seconds=5))
     assert first is not None and again is not None
     assert (first.reasons_written, again.reasons_written) == (1, 0)

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
-from scheduler import engine, leadership, recheck, services, snapshot
-from scheduler.apply import Applied, StaleEpoch, apply
-from scheduler.core.model import SLOTS_PER_GPU, Eviction, Placement, Plan, Snapshot
+from scheduler import services
+from scheduler.coordination import leadership
+from scheduler.core.model.snapshot import SLOTS_PER_GPU, Eviction, Placement, Plan, Snapshot
 from scheduler.core.planner import plan
+from scheduler.cycle import engine, plan_checks, snapshot
+from scheduler.cycle.apply import ApplyResult, StaleEpoch, apply_plan
 from scheduler.models import Allocation, BoundUnit, Decision, Pool, Quota, Reservation, Run, Workload
 from tests.fakes import FakeAgent
 from tests.world import H100, World, units_of
@@ -41,11 +43,11 @@ def reserve(world: World, start: dt.datetime, **also: Any) -> Reservation:
 
 
 def planned(world: World, at: dt.datetime | None = None) -> tuple[Plan, Snapshot]:
-    taken = snapshot.take(None, at or world.now)
-    return plan(taken, snapshot.seconds(at or world.now)), taken
+    taken = snapshot.take_snapshot(None, at or world.now)
+    return plan(taken, snapshot.epoch_seconds(at or world.now)), taken
 
 
-def refusals(applied: Applied, kind: type) -> list[str]:
+def refusals(applied: ApplyResult, kind: type) -> list[str]:
     return [r.why for r in applied.rejected if isinstance(r.item, kind)]
 
 
@@ -144,7 +146,7 @@ def test_a_start_that_no_longer_may_be_is_refused_and_only_by_the_second_look(
     if change not in (change_pool, move_hosts_to_another_pool):  # those touch everybody in the pool
         mine = Plan(answer.epoch, placements=tuple(p for p in answer.placements if p.workload == other.pk))
         assert len(mine.placements) == 1
-    applied = apply(answer, taken, world.now)
+    applied = apply_plan(answer, taken, world.now)
     placed = {p.workload for p in applied.accepted if isinstance(p, Placement)}
     assert workload.pk not in placed and refusals(applied, Placement)[0]
     if change not in (change_pool, move_hosts_to_another_pool):
@@ -152,8 +154,8 @@ def test_a_start_that_no_longer_may_be_is_refused_and_only_by_the_second_look(
     workload.refresh_from_db()
     assert workload.state == "queued" and not Run.objects.filter(workload=workload).exists()
 
-    monkeypatch.setattr(recheck.Facts, "why_not_place", lambda self, placement: "")
-    again = apply(answer, taken, world.now)
+    monkeypatch.setattr(plan_checks.PlanChecks, "placement_problem", lambda self, placement: "")
+    again = apply_plan(answer, taken, world.now)
     assert workload.pk in {p.workload for p in again.accepted if isinstance(p, Placement)}
 
 
@@ -165,7 +167,7 @@ def test_a_team_that_may_not_borrow_any_more_gets_its_guarantee_all_the_same(wor
     services.close_budget_gate(
         action="stop_borrowing", numbers={}, until=world.now + HOUR, now=world.now, team=world.robotics.team
     )
-    applied = apply(answer, taken, world.now)
+    applied = apply_plan(answer, taken, world.now)
     assert [p.workload for p in applied.accepted if isinstance(p, Placement)] == [within.pk]
     assert [r.item.workload for r in applied.rejected if isinstance(r.item, Placement)] == [above.pk]
 
@@ -176,11 +178,11 @@ def test_what_would_run_into_a_reservation_promised_meanwhile_does_not_start_unl
     stays, goes = job(world, preemptible=False, max_runtime_seconds=14_400), job(world, max_runtime_seconds=14_400)
     answer, taken = planned(world)
     reserve(world, world.now + HOUR, project=world.language.project, owner=world.language.lead)
-    applied = apply(answer, taken, world.now)
+    applied = apply_plan(answer, taken, world.now)
     assert [p.workload for p in applied.accepted if isinstance(p, Placement)] == [goes.pk]
     assert "promised meanwhile" in refusals(applied, Placement)[0]
-    monkeypatch.setattr(recheck.Facts, "why_not_place", lambda self, placement: "")
-    assert [p.workload for p in apply(answer, taken, world.now).accepted if isinstance(p, Placement)] == [stays.pk]
+    monkeypatch.setattr(plan_checks.PlanChecks, "placement_problem", lambda self, placement: "")
+    assert [p.workload for p in apply_plan(answer, taken, world.now).accepted if isinstance(p, Placement)] == [stays.pk]
 
 
 def test_work_inside_a_reservation_that_was_given_up_does_not_start_on_its_units(
@@ -188,15 +190,15 @@ def test_work_inside_a_reservation_that_was_given_up_does_not_start_on_its_units
 ) -> None:
     reservation = reserve(world, world.now + SECOND)
     at = world.now + 2 * SECOND
-    engine.cycle("test", at)
+    engine.run_cycle("test", at)
     assert BoundUnit.objects.filter(reservation=reservation).count() == 2
     inside = job(world, reservation=reservation)
     answer, taken = planned(world, at)
     assert [p.workload for p in answer.placements] == [inside.pk]
     Reservation.objects.filter(pk=reservation.pk).update(state="cancelled")
-    assert "not open any more" in refusals(apply(answer, taken, at), Placement)[0]
-    monkeypatch.setattr(recheck.Facts, "why_not_place", lambda self, placement: "")
-    assert len(apply(answer, taken, at).accepted) == 1
+    assert "not open any more" in refusals(apply_plan(answer, taken, at), Placement)[0]
+    monkeypatch.setattr(plan_checks.PlanChecks, "placement_problem", lambda self, placement: "")
+    assert len(apply_plan(answer, taken, at).accepted) == 1
 
 
 def test_a_reservation_that_was_moved_meanwhile_is_not_bound(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,10 +207,10 @@ def test_a_reservation_that_was_moved_meanwhile_is_not_bound(world: World, monke
     answer, taken = planned(world, at)
     assert answer.bindings
     Reservation.objects.filter(pk=reservation.pk).update(start=at + HOUR)
-    assert apply(answer, taken, at).rejected[0].why == "the reservation was moved to a later time"
+    assert apply_plan(answer, taken, at).rejected[0].why == "the reservation was moved to a later time"
     assert not BoundUnit.objects.exists()
-    monkeypatch.setattr(recheck.Facts, "why_not_bind", lambda self, reservation: "")
-    assert len(apply(answer, taken, at).accepted) == 1
+    monkeypatch.setattr(plan_checks.PlanChecks, "binding_problem", lambda self, reservation: "")
+    assert len(apply_plan(answer, taken, at).accepted) == 1
 
 
 # -- work that would have to go --------------------------------------------------------------------------------------------
@@ -230,7 +232,7 @@ def crowd(world: World) -> Crowd:
     Pool.objects.filter(pk=world.shared.pk).update(minimum_runtime_seconds=0)
     robotics = {"project": world.robotics.project, "owner": world.robotics.member}
     borrowers = [job(world, units=8, max_runtime_seconds=24 * 3600, **robotics) for _ in range(2)]
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     for name in ("alpha", "beta"):
         agent = FakeAgent.of(world.hosts[name])
         for step in (1, 2):
@@ -283,19 +285,19 @@ def test_nobody_is_told_to_go_for_a_reason_that_is_gone_and_only_by_the_second_l
     world: World, crowd: Crowd, change: Callable[[World, Crowd], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change(world, crowd)
-    applied = apply(crowd.answer, crowd.taken, crowd.at)
+    applied = apply_plan(crowd.answer, crowd.taken, crowd.at)
     assert refusals(applied, Eviction) and not [e for e in applied.accepted if isinstance(e, Eviction)]
     crowd.victim.refresh_from_db()
     assert crowd.victim.state == "running" and not Decision.objects.filter(kind="evicted").exists()
-    monkeypatch.setattr(recheck.Facts, "why_not_evict", lambda self, eviction: "")
-    assert [e for e in apply(crowd.answer, crowd.taken, crowd.at).accepted if isinstance(e, Eviction)]
+    monkeypatch.setattr(plan_checks.PlanChecks, "eviction_problem", lambda self, eviction: "")
+    assert [e for e in apply_plan(crowd.answer, crowd.taken, crowd.at).accepted if isinstance(e, Eviction)]
 
 
 def test_of_those_who_make_room_for_one_workload_all_go_or_none(world: World) -> None:
     Pool.objects.filter(pk=world.shared.pk).update(minimum_runtime_seconds=0)
     robotics = {"project": world.robotics.project, "owner": world.robotics.member, "max_runtime_seconds": 24 * 3600}
     borrowers = [job(world, units=4, **robotics) for _ in range(4)]
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     for name in ("alpha", "beta"):
         agent = FakeAgent.of(world.hosts[name])
         for step in (1, 2):
@@ -305,14 +307,14 @@ def test_of_those_who_make_room_for_one_workload_all_go_or_none(world: World) ->
     answer, taken = planned(world, at)
     first, second = (e.workload for e in answer.evictions)
     Workload.objects.filter(pk=first).update(preemptible=False)
-    applied = apply(answer, taken, at)
+    applied = apply_plan(answer, taken, at)
     assert not applied.accepted and len(refusals(applied, Eviction)) == 2
     assert {w.pk for w in borrowers} >= {first, second}
     assert Workload.objects.filter(pk=second, state="running").exists()
 
     Workload.objects.filter(pk=first).update(preemptible=True)
     services.cancel_workload(Workload.objects.get(pk=first), now=at)  # it goes by itself: the other is still needed
-    again = apply(Plan(answer.epoch, evictions=answer.evictions), taken, at)
+    again = apply_plan(Plan(answer.epoch, evictions=answer.evictions), taken, at)
     assert "goes already" in refusals(again, Eviction)[0]
 
 
@@ -323,14 +325,14 @@ def test_an_engine_that_froze_between_leading_and_reading_does_not_write_under_t
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workload = job(world)
-    real = snapshot.Reader.read
+    real = snapshot.SnapshotReader.read
 
-    def overtaken(self: snapshot.Reader) -> snapshot.Rows:
-        assert leadership.lead("the next one", world.now + 6 * SECOND) is not None
+    def overtaken(self: snapshot.SnapshotReader) -> snapshot.SnapshotRows:
+        assert leadership.acquire_or_renew("the next one", world.now + 6 * SECOND) is not None
         return real(self)
 
-    monkeypatch.setattr(snapshot.Reader, "read", overtaken)
-    assert engine.cycle("the frozen one", world.now) is None
+    monkeypatch.setattr(snapshot.SnapshotReader, "read", overtaken)
+    assert engine.run_cycle("the frozen one", world.now) is None
     workload.refresh_from_db()
     assert workload.state == "queued" and not Run.objects.exists()
 
@@ -339,16 +341,16 @@ def test_the_same_plan_twice_starts_everything_once(world: World) -> None:
     for _ in range(3):
         job(world)
     answer, taken = planned(world)
-    assert len(apply(answer, taken, world.now).accepted) == 3
-    again = apply(answer, taken, world.now)
+    assert len(apply_plan(answer, taken, world.now).accepted) == 3
+    again = apply_plan(answer, taken, world.now)
     assert not again.accepted and len(again.rejected) == 3 and Run.objects.count() == 3
 
 
 def test_a_plan_of_the_leader_before_is_refused_whole(world: World) -> None:
-    assert leadership.lead("first", world.now) is not None
+    assert leadership.acquire_or_renew("first", world.now) is not None
     job(world)
     answer, taken = planned(world)
-    assert leadership.lead("second", world.now + 6 * SECOND) is not None
+    assert leadership.acquire_or_renew("second", world.now + 6 * SECOND) is not None
     with pytest.raises(StaleEpoch):
-        apply(answer, taken, world.now + 6 * SECOND)
+        apply_plan(answer, taken, world.now + 6 * SECOND)
     assert not Run.objects.exists()

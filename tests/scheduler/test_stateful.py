@@ -28,17 +28,19 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from benchmarks.plan_verifier import violations
 from portal import errors
 from portal.models import Submission
-from portal.services import approvals
-from portal.services import reservations as portal_reservations
-from scheduler import clock, engine, releases, services, snapshot
-from scheduler.core.model import SLOTS_PER_GPU, Priority
+from portal.services.approvals import submissions
+from portal.services.calendar import reservations as portal_reservations
+from scheduler import services
+from scheduler.core.model.snapshot import SLOTS_PER_GPU, Priority
 from scheduler.core.planner import plan
-from scheduler.core.reasons import Code
-from scheduler.core.verify import violations
+from scheduler.core.reasons import ReasonCode
+from scheduler.cycle import engine, snapshot
 from scheduler.models import Allocation, BoundUnit, Command, Host, Reservation, Run, Workload
-from scheduler.states import LeaseState, RunState, WorkloadState, accepts_work
+from scheduler.state.states import LeaseState, RunState, WorkloadState, accepts_work
+from scheduler.sweeps import dependency_release, time_limits
 from tests.fakes import FakeAgent
 from tests.world import A100, H100, MIG, MONDAY, World, build_world
 
@@ -84,7 +86,7 @@ JOBS = st.builds(
 )
 
 
-CODES = {code.value for code in Code}
+CODES = {code.value for code in ReasonCode}
 WHOLE_STATES = (WorkloadState.PLACED, WorkloadState.STARTING, WorkloadState.RUNNING, WorkloadState.NOTICE)
 
 
@@ -118,7 +120,7 @@ def gangs_are_whole(seen: Seen) -> None:
     for workload in seen.workloads.values():
         if workload.state in WHOLE_STATES:
             runs, live = seen.runs[workload.pk], seen.live(workload)
-            assert {run.outcome for run in runs if run not in live} <= {str(Code.FINISHED)}
+            assert {run.outcome for run in runs if run not in live} <= {str(ReasonCode.FINISHED)}
             assert len(runs) == workload.hosts == len({run.host_id for run in runs})
             assert held[workload.pk] == workload.units * len(live)
 
@@ -275,13 +277,13 @@ class Walk(RuleBasedStateMachine):
         submission = Submission.objects.filter(state="waiting").order_by("pk")[0]
         try:
             if agreed:
-                approvals.approve_submission(actor=self.world.operator, submission=submission, now=self.now)
+                submissions.approve_submission(actor=self.world.operator, submission=submission, now=self.now)
             else:
-                approvals.decline_submission(
+                submissions.decline_submission(
                     actor=self.world.operator, submission=submission, comment="not now", now=self.now
                 )
         except (errors.Conflict, errors.Invalid):
-            approvals.decline_submission(
+            submissions.decline_submission(
                 actor=self.world.operator, submission=submission, comment="too late", now=self.now
             )
         self.wake()
@@ -295,7 +297,7 @@ class Walk(RuleBasedStateMachine):
     @rule(
         team=st.sampled_from(("vision", "language", "robotics")),
         gpus=st.sampled_from((0, 2, 4, 8)),
-        limited=st.booleans(),
+        available_controllers=st.booleans(),
     )
     def change_a_quota(self, team: str, gpus: int, limited: bool) -> None:
         services.change_quota(
@@ -360,11 +362,11 @@ class Walk(RuleBasedStateMachine):
         """Those who can be heard have spoken all along; then every clock of the program ticks."""
         self.now += seconds * SECOND
         self.hear()
-        clock.stop_after_notice(self.now)
-        clock.stop_at_time_limits(self.now)
-        clock.give_up_starts(self.now)
-        clock.watch_hosts(self.now)
-        clock.reservation_clock(self.now)
+        time_limits.stop_after_notice(self.now)
+        time_limits.stop_at_time_limits(self.now)
+        time_limits.requeue_late_starts(self.now)
+        time_limits.sweep_silent_hosts(self.now)
+        time_limits.sweep_reservations(self.now)
         self.wake()
 
     @rule(seconds=st.sampled_from((400, 75)))
@@ -380,14 +382,14 @@ class Walk(RuleBasedStateMachine):
     def decide(self) -> None:
         """A cycle: its plan breaks no promise, and is carried out as it is."""
         self.now += SECOND
-        releases.settle(self.now)
-        taken = snapshot.take(None, self.now)
-        planned = plan(taken, snapshot.seconds(self.now))
-        assert violations(taken, planned, snapshot.seconds(self.now)) == []
+        dependency_release.release_dependents(self.now)
+        taken = snapshot.take_snapshot(None, self.now)
+        planned = plan(taken, snapshot.epoch_seconds(self.now))
+        assert violations(taken, planned, snapshot.epoch_seconds(self.now)) == []
         open_ = {h.pk for h in Host.objects.all() if accepts_work(h.lease_state, h.admin_state, h.repair_state)}
         before = set(Run.objects.values_list("pk", flat=True))
         waiting = set(Workload.objects.filter(state=WorkloadState.QUEUED).values_list("pk", flat=True))
-        applied = engine.cycle("walk", self.now)
+        applied = engine.run_cycle("walk", self.now)
         assert applied is not None and not applied.rejected
         started = Run.objects.exclude(pk__in=before)
         assert {run.host_id for run in started} <= open_
@@ -408,7 +410,7 @@ class Walk(RuleBasedStateMachine):
         return list(Workload.objects.exclude(state=WorkloadState.ENDED).order_by("pk"))
 
     def promised(self) -> list[Reservation]:
-        return list(Reservation.objects.filter(state__in=snapshot.PROMISED, end__gt=self.now).order_by("pk"))
+        return list(Reservation.objects.filter(state__in=snapshot.OPEN_RESERVATION_STATES, end__gt=self.now).order_by("pk"))
 
     def running_runs(self) -> list[tuple[str, str]]:
         return [(name, run) for name, agent in self.agents.items() if name not in self.mute for run in agent.running]
@@ -442,10 +444,10 @@ class Walk(RuleBasedStateMachine):
             if workload.state != WorkloadState.QUEUED or workload.queued_at > self.decided_at:
                 continue  # it has ended, or came back since
             assert workload.reason_code in CODES, pk
-            assert workload.reason_numbers or workload.reason_code == Code.RESERVATION_OVER
-            if workload.reason_code in (Code.WAITS_FOR_EVICTION, Code.BACKING_OFF, Code.RESERVATION_NOT_STARTED):
+            assert workload.reason_numbers or workload.reason_code == ReasonCode.RESERVATION_OVER
+            if workload.reason_code in (ReasonCode.WAITS_FOR_EVICTION, ReasonCode.BACKING_OFF, ReasonCode.RESERVATION_NOT_STARTED):
                 assert workload.expected_start is not None and workload.expected_start > self.decided_at
-            if workload.reason_code in (Code.WAITS_FOR_UNITS, Code.WAITS_FOR_EVICTION, Code.BEHIND_OTHERS):
+            if workload.reason_code in (ReasonCode.WAITS_FOR_UNITS, ReasonCode.WAITS_FOR_EVICTION, ReasonCode.BEHIND_OTHERS):
                 assert workload.position is not None
 
     # -- and in the end --------------------------------------------------------------------------------------------------------
@@ -463,7 +465,7 @@ class Walk(RuleBasedStateMachine):
         self.asleep = False
         self.time_passes(400)
         for submission in Submission.objects.filter(state="waiting"):
-            approvals.decline_submission(actor=self.world.operator, submission=submission, comment="over", now=self.now)
+            submissions.decline_submission(actor=self.world.operator, submission=submission, comment="over", now=self.now)
         for reservation in self.promised():
             services.cancel_reservation(reservation, now=self.now)
         for workload in self.open_work():

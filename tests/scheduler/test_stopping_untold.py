@@ -5,9 +5,10 @@ from __future__ import annotations
 import datetime as dt
 from dataclasses import replace
 
-from scheduler import agent_api, clock, overstays
 from scheduler.models import Gpu
-from scheduler.states import RepairState
+from scheduler.state.states import RepairState
+from scheduler.sweeps import stuck_processes, time_limits
+from scheduler.sync import agent_api
 from tests.fakes import FakeAgent
 from tests.scheduler.test_agents_and_hosts import agents_of, start
 from tests.scheduler.test_gangs import placed
@@ -32,8 +33,8 @@ def test_what_its_shim_stops_at_its_limit_and_can_not_kill_drains_its_gpu(world:
     begin = world.now + 62 * SECOND
     for minute in range(10):
         agent_api.sync(agent.host.pk, agent.observed(), begin + minute * MINUTE)
-        clock.stop_at_time_limits(begin + minute * MINUTE)
-        overstays.watch(begin + minute * MINUTE)
+        time_limits.stop_at_time_limits(begin + minute * MINUTE)
+        stuck_processes.sweep_stuck_processes(begin + minute * MINUTE)
     gpus = Gpu.objects.filter(host_id=run.host_id)
     assert {gpu.repair_state for gpu in gpus} == {RepairState.QUARANTINED}
 
@@ -49,7 +50,7 @@ def test_the_rest_of_a_gang_that_can_not_be_killed_drains_its_gpu(world: World) 
     is_stuck(agents[0], stuck)
     for minute in range(1, 10):
         agent_api.sync(agents[0].host.pk, agents[0].observed(), world.now + minute * MINUTE)
-        overstays.watch(world.now + minute * MINUTE)
+        stuck_processes.sweep_stuck_processes(world.now + minute * MINUTE)
     held = Gpu.objects.filter(units__allocations__period__upper_inf=True).distinct()
     assert held and {gpu.repair_state for gpu in held} == {RepairState.QUARANTINED}
     workload.refresh_from_db()

@@ -11,22 +11,13 @@ import pytest
 from django.db import transaction
 from django.test import Client
 
-from portal import idle
 from portal import tasks as portal_tasks
-from portal.edge import hosts
-from scheduler import (
-    agent_api,
-    attempts,
-    clock,
-    diagnostics,
-    engine,
-    geometry,
-    leadership,
-    locks,
-    services,
-    tasks,
-    wall_clock,
-)
+from portal.edge.agents import database_calls
+from portal.sweeps import idle_notebooks
+from scheduler import services, tasks
+from scheduler.coordination import clock_correction, leadership, locks
+from scheduler.coordination.clock_check import ClockSample, ClockStepped, decide_at, read_clocks
+from scheduler.cycle import engine
 from scheduler.models import (
     BoundUnit,
     ClockReading,
@@ -39,8 +30,10 @@ from scheduler.models import (
     Run,
     Workload,
 )
-from scheduler.moment import ClockWasSet, Moment, at_hand, read
-from scheduler.states import GeometryState, LeaseState, ReservationState, WorkloadState
+from scheduler.runs import attempts
+from scheduler.state.states import GeometryState, LeaseState, ReservationState, WorkloadState
+from scheduler.sweeps import time_limits
+from scheduler.sync import agent_api, geometry_changes, gpu_diagnostics
 from telemetry import tasks as telemetry_tasks
 from tests.fakes import CREDENTIAL, FakeAgent
 from tests.scheduler.test_life_of_a_job import job
@@ -56,9 +49,9 @@ def _silence(world: World, name: str, since: dt.datetime) -> None:
 
 
 def _look(now: dt.datetime, uptime: float, machine: str = "this boot") -> dt.timedelta:
-    moment = Moment(now, machine, uptime)
-    with at_hand(moment):
-        return wall_clock.look(moment)
+    moment = ClockSample(now, machine, uptime)
+    with decide_at(moment):
+        return clock_correction.correct_clock_step(moment)
 
 
 @pytest.mark.parametrize("step", [HOUR, -HOUR])
@@ -73,22 +66,22 @@ def test_a_step_of_the_clock_ends_no_lease_and_prolongs_none(world: World, step:
     _silence(world, "beta", later)  # it has spoken since
     quiet = {h.name: (later - h.last_sync_at).total_seconds() for h in Host.objects.all() if h.last_sync_at}
     assert quiet == {"alpha": 42.0, "beta": 0.0, "gamma": 3.0, "delta": 3.0}
-    clock.watch_hosts(later)
+    time_limits.sweep_silent_hosts(later)
     assert Host.objects.get(name="gamma").lease_state == LeaseState.ALIVE
 
 
 def test_a_dead_leader_is_followed_within_seconds_also_after_a_step_back(world: World) -> None:
     _look(world.now, 100.0)
-    assert leadership.lead("first", world.now) is not None
+    assert leadership.acquire_or_renew("first", world.now) is not None
     later = world.now - HOUR + 8 * SECOND
     _look(later, 108.0)
-    assert leadership.lead("second", later) is not None
+    assert leadership.acquire_or_renew("second", later) is not None
 
 
 def test_who_was_given_notice_has_all_of_it_and_who_runs_all_of_its_time(world: World) -> None:
     now, agent = world.now, FakeAgent.of(world.hosts["alpha"])
     workload = job(world, world.vision, 8, now, max_runtime_seconds=1800)
-    engine.cycle("test", now)
+    engine.run_cycle("test", now)
     agent.sync(now + SECOND)
     agent.sync(now + SECOND)
     workload.refresh_from_db()
@@ -99,8 +92,8 @@ def test_who_was_given_notice_has_all_of_it_and_who_runs_all_of_its_time(world: 
     _look(now + 2 * SECOND, 100.0)
     later = now + HOUR + 3 * SECOND
     _look(later, 101.0)
-    clock.stop_after_notice(later)
-    clock.stop_at_time_limits(later)
+    time_limits.stop_after_notice(later)
+    time_limits.stop_at_time_limits(later)
     assert Command.objects.get(verb="notice").stop_at == stop_at + HOUR
     assert not Command.objects.filter(verb="stop").exists()
 
@@ -110,11 +103,11 @@ def test_what_was_just_placed_has_all_of_its_time_to_begin(world: World, step: d
     FakeAgent.of(world.hosts["alpha"])
     _look(world.now, 100.0)
     workload = job(world, world.vision, 8, world.now)
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     for seconds, state in ((2, "placed"), (119, "placed"), (121, "stopping")):
         at = world.now + step + seconds * SECOND
         _look(at, 100.0 + seconds)
-        clock.give_up_starts(at)
+        time_limits.requeue_late_starts(at)
         workload.refresh_from_db()
         assert workload.state == state
 
@@ -122,15 +115,15 @@ def test_what_was_just_placed_has_all_of_its_time_to_begin(world: World, step: d
 def test_a_diagnostic_and_a_change_of_geometry_have_all_of_their_time(world: World) -> None:
     _look(world.now, 100.0)
     looked_at, split = Gpu.objects.filter(host=world.hosts["alpha"]).order_by("index")[:2]
-    diagnostic = diagnostics.want(looked_at, why=Diagnostic.Why.OPERATOR, now=world.now)
+    diagnostic = gpu_diagnostics.request_diagnostic(looked_at, why=Diagnostic.Why.OPERATOR, now=world.now)
     change = GeometryChange.objects.create(
         host=world.hosts["alpha"], gpu=split, state=GeometryState.CHANGING, created_at=world.now, told_at=world.now
     )
     later = world.now + HOUR + 2 * SECOND
     _look(later, 102.0)
     _silence(world, "alpha", later)
-    diagnostics.keep(later)
-    geometry.keep(later)
+    gpu_diagnostics.sweep_diagnostics(later)
+    geometry_changes.sweep_geometry_changes(later)
     diagnostic.refresh_from_db()
     change.refresh_from_db()
     assert (diagnostic.state, change.state) == ("wanted", "changing")
@@ -152,10 +145,10 @@ def test_a_look_that_comes_after_a_later_one_says_nothing(world: World) -> None:
 
 
 def test_this_machine_has_an_uptime_that_goes_on() -> None:
-    first, second = read(), read()
+    first, second = read_clocks(), read_clocks()
     assert first.machine == second.machine
     assert 0 < first.uptime <= second.uptime
-    assert abs(second.set_since(first)) < SECOND
+    assert abs(second.stepped_since(first)) < SECOND
 
 
 @pytest.mark.parametrize("step", [HOUR, -HOUR])
@@ -164,17 +157,17 @@ def test_a_report_between_two_settings_that_no_tick_saw_costs_nobody_a_lease(wor
     for agent in agents:
         agent.sync(world.now)
     _look(world.now, 100.0)
-    between = Moment(world.now + step + SECOND, "this boot", 101.0)
+    between = ClockSample(world.now + step + SECOND, "this boot", 101.0)
     frame = agents[0].observed()
     assert agent_api.sync_unchanged(agents[0].host.pk, [CREDENTIAL], frame, between) is None
     assert Host.objects.get(pk=agents[0].host.pk).last_sync_at == world.now
-    wall_clock.look(between)
+    clock_correction.correct_clock_step(between)
     assert agent_api.sync_unchanged(agents[0].host.pk, [CREDENTIAL], frame, between) is not None
     later = world.now + 2 * SECOND  # set back
     _look(later, 102.0)
     quiet = [later - h.last_sync_at for h in Host.objects.order_by("pk") if h.last_sync_at]
     assert sorted(quiet) == [SECOND, *[2 * SECOND] * (len(agents) - 1)]
-    clock.watch_hosts(later)
+    time_limits.sweep_silent_hosts(later)
     assert not Host.objects.exclude(lease_state=LeaseState.ALIVE).exists()
 
 
@@ -189,20 +182,20 @@ def test_a_look_is_one_query_where_nobody_set_the_clock(
 def test_what_was_written_while_the_clock_was_set_is_written_once_more(world: World) -> None:
     clocks = iter([(0.0, 1), (3600.5, 1.5), (3601.0, 2), (3602.0, 3)])  # the wall clock's seconds, and those since the boot
 
-    def both() -> Moment:
+    def both() -> ClockSample:
         wall, uptime = next(clocks)
-        return Moment(world.now + wall * SECOND, "this boot", uptime)
+        return ClockSample(world.now + wall * SECOND, "this boot", uptime)
 
     written: list[dt.datetime] = []
-    wall_clock.steadily(lambda moment: written.append(moment.wall), both)
+    clock_correction.with_steady_clock(lambda moment: written.append(moment.wall), both)
     assert written == [world.now, world.now + 3601 * SECOND]
 
 
 def test_a_clock_that_is_kept_right_bit_by_bit_writes_once(world: World) -> None:
     clocks = iter([(0.0, 1), (0.9, 1)])
     written: list[dt.datetime] = []
-    wall_clock.steadily(
-        lambda moment: written.append(moment.wall), lambda: Moment(world.now + next(clocks)[0] * SECOND, "this boot", 1.0)
+    clock_correction.with_steady_clock(
+        lambda moment: written.append(moment.wall), lambda: ClockSample(world.now + next(clocks)[0] * SECOND, "this boot", 1.0)
     )
     assert len(written) == 1
 
@@ -212,27 +205,27 @@ def test_who_decides_by_a_time_from_before_a_look_decides_again(world: World, st
     for host in world.hosts.values():
         FakeAgent.of(host).sync(world.now)
     _look(world.now, 100.0)
-    moments = [Moment(world.now, "this boot", 100.0), *[Moment(world.now + step + SECOND, "this boot", 101.0)] * 3]
+    moments = [ClockSample(world.now, "this boot", 100.0), *[ClockSample(world.now + step + SECOND, "this boot", 101.0)] * 3]
     times = []
 
-    def watch(moment: Moment) -> None:
+    def watch(moment: ClockSample) -> None:
         times.append(moment.wall)
         _look(moments[1].wall, 101.0)  # somebody else's
-        clock.watch_hosts(moment.wall)
+        time_limits.sweep_silent_hosts(moment.wall)
 
-    wall_clock.steadily(watch, iter(moments).__next__)
+    clock_correction.with_steady_clock(watch, iter(moments).__next__)
     assert times[-1] == world.now + step + SECOND
     assert not Host.objects.exclude(lease_state=LeaseState.ALIVE).exists()
 
 
 def test_what_is_locked_after_a_look_has_another_time(world: World) -> None:
     _look(world.now, 100.0)
-    before = Moment(world.now, "this boot", 100.0)
-    with at_hand(before), transaction.atomic():
+    before = ClockSample(world.now, "this boot", 100.0)
+    with decide_at(before), transaction.atomic():
         locks.hosts([world.hosts["alpha"].pk])
         _look(world.now + HOUR, 100.5)
         for lock in (locks.leader, lambda: locks.hosts([world.hosts["alpha"].pk]), lambda: locks.workload_states([])):
-            with pytest.raises(ClockWasSet):
+            with pytest.raises(ClockStepped):
                 lock()
         _look(world.now + SECOND, 101.0)
         locks.leader()
@@ -240,15 +233,15 @@ def test_what_is_locked_after_a_look_has_another_time(world: World) -> None:
 
 def test_a_clock_that_is_set_all_the_time_is_said_to_be(world: World) -> None:
     hours = iter(range(1000))
-    tries: list[Moment] = []
-    with pytest.raises(ClockWasSet):
-        wall_clock.steadily(tries.append, lambda: Moment(world.now + next(hours) * HOUR, "this boot", 1.0))
-    assert len(tries) == wall_clock.TRIES
+    tries: list[ClockSample] = []
+    with pytest.raises(ClockStepped):
+        clock_correction.with_steady_clock(tries.append, lambda: ClockSample(world.now + next(hours) * HOUR, "this boot", 1.0))
+    assert len(tries) == clock_correction.MAX_TRIES
 
 
 def _hour_ago_the_clock_was_right() -> dt.datetime:
     """As if this machine's clock had been set an hour ahead a moment ago: the time that it was before."""
-    moment = read()
+    moment = read_clocks()
     ClockReading.objects.update_or_create(
         pk=1, defaults={"wall": moment.wall - HOUR, "machine": moment.machine, "uptime": moment.uptime}
     )
@@ -270,8 +263,8 @@ def test_the_edge_looks_before_it_takes_a_report_in(world: World) -> None:
     reporting = agents["alpha"]
     credential = f"gpa.{reporting.host.pk}.x"
     Host.objects.filter(pk=reporting.host.pk).update(credential_hash=hashlib.sha256(credential.encode()).hexdigest())
-    hosts.sync(hosts.KnownHost(reporting.host.pk, "alpha"), [credential], reporting.observed())
-    now = read().wall
+    database_calls.sync(database_calls.AuthenticatedHost(reporting.host.pk, "alpha"), [credential], reporting.observed())
+    now = read_clocks().wall
     heard = [h.last_sync_at for h in Host.objects.all() if h.last_sync_at]
     assert len(heard) == len(agents)
     assert max(now - at for at in heard) < 10 * SECOND
@@ -308,8 +301,8 @@ def test_what_a_host_is_told_is_of_a_time_that_the_rows_share(world: World) -> N
     before = _hour_ago_the_clock_was_right()
     FakeAgent.of(world.hosts["alpha"])
     _silence(world, "alpha", before)
-    with pytest.raises(hosts.Unwelcome):
-        hosts.desired(hosts.KnownHost(world.hosts["alpha"].pk, "alpha"), ["another's"])
+    with pytest.raises(database_calls.AgentConnectionRefused):
+        database_calls.desired_state(database_calls.AuthenticatedHost(world.hosts["alpha"].pk, "alpha"), ["another's"])
     assert _moved_by("alpha", before) == HOUR
 
 
@@ -325,7 +318,7 @@ def test_who_was_warned_of_idling_and_who_asked_to_be_kept_wait_no_longer_and_no
 def test_to_and_fro_leaves_every_time_that_is_counted_as_it_was(world: World) -> None:
     agent = FakeAgent.of(world.hosts["alpha"])
     job(world, world.vision, 8, world.now)
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     agent.sync(world.now + SECOND)
     agent.sync(world.now + SECOND)
     counted = ("prepared_at", "starting_at", "running_at", "ready_at", "missing_since")
@@ -353,8 +346,8 @@ def active_reservation(world: World, hours: int = 4) -> tuple[Reservation, dt.da
         FakeAgent.of(host)
     start = world.now + 10 * SECOND
     reservation = confirm(world, 8, start, start + hours * HOUR)
-    clock.reservation_clock(start)
-    engine.cycle("test", start)
+    time_limits.sweep_reservations(start)
+    engine.run_cycle("test", start)
     reservation.refresh_from_db()
     assert reservation.state == ReservationState.ACTIVE
     return reservation, start
@@ -365,10 +358,10 @@ def test_a_reservation_that_had_just_begun_is_not_released_by_a_step(world: Worl
     _look(start + SECOND, 100.0)
     ahead = start + HOUR + SECOND
     _look(ahead, 100.0)
-    clock.reservation_clock(ahead)
+    time_limits.sweep_reservations(ahead)
     reservation.refresh_from_db()
     assert reservation.state == ReservationState.ACTIVE
-    clock.reservation_clock(ahead + dt.timedelta(seconds=world.shared.no_show_seconds))
+    time_limits.sweep_reservations(ahead + dt.timedelta(seconds=world.shared.no_show_seconds))
     reservation.refresh_from_db()
     assert reservation.state == ReservationState.RELEASED
 
@@ -388,11 +381,11 @@ def test_what_a_reservation_had_when_it_was_closed_in_a_time_to_come_is_free_aft
 def test_a_reservation_begins_on_units_whose_work_ended_in_a_time_to_come(world: World) -> None:
     FakeAgent.of(world.hosts["alpha"])
     workload = job(world, world.vision, 8, world.now)
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     run = Run.objects.get(workload=workload)
     ahead = world.now + 3 * HOUR
     attempts.end_run(run, outcome="finished", exit_code=0, at=ahead, now=ahead)
-    attempts.settle(Workload.objects.get(pk=workload.pk), ahead)
+    attempts.settle_workload(Workload.objects.get(pk=workload.pk), ahead)
     Host.objects.exclude(pk=run.host_id).update(admin_state="cordoned")
     reservation, _ = active_reservation(world)
     assert reservation.bound_units.count() == 8
@@ -402,12 +395,12 @@ def test_idleness_is_counted_anew_from_a_step(world: World, monkeypatch: pytest.
     workload = job(world, world.vision, 8, world.now)
     long_ago = world.now - 10 * HOUR
     FakeAgent.of(world.hosts["alpha"])
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     Run.objects.filter(workload=workload).update(state="running", ready_at=long_ago)
     Workload.objects.filter(pk=workload.pk).update(state="running", kind="notebook")
-    monkeypatch.setattr(idle, "observe", lambda run, now, limit: idle.Activity(0, long_ago, long_ago))
+    monkeypatch.setattr(idle_notebooks, "notebook_activity", lambda run, now, limit: idle_notebooks.NotebookActivity(0, long_ago, long_ago))
     _look(world.now, 100.0)
     _look(world.now + HOUR, 100.0)
     at = world.now + HOUR + SECOND
-    assert idle.cull(at)["busy"] == 1
-    assert idle.cull(at + dt.timedelta(seconds=workload.pool.idle_limit_seconds))["warn"] == 1
+    assert idle_notebooks.stop_idle_notebooks(at)["busy"] == 1
+    assert idle_notebooks.stop_idle_notebooks(at + dt.timedelta(seconds=workload.pool.idle_limit_seconds))["warn"] == 1

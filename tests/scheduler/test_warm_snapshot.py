@@ -17,9 +17,12 @@ from django.db import connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from scheduler import engine, leadership, services, snapshot
+from scheduler import services
+from scheduler.coordination import leadership
+from scheduler.core.incremental_planner import sort_rows
 from scheduler.core.planner import plan
-from scheduler.core.warm import in_order
+from scheduler.cycle import engine, snapshot
+from scheduler.cycle.snapshot_cache import MAX_PLAN_AGE_SECONDS, SELF_CHECK_SECONDS, SnapshotCache
 from scheduler.models import (
     Allocation,
     Gpu,
@@ -33,7 +36,6 @@ from scheduler.models import (
     Unit,
     Workload,
 )
-from scheduler.warm import CHECK_SECONDS, QUIET_SECONDS, Warm
 from tests.fakes import FakeAgent
 from tests.world import A100, H100, MONDAY, World, build_world, make_gpu, make_host
 
@@ -57,9 +59,9 @@ def job(world: World, now: dt.datetime, **also: Any) -> Workload:
     return services.queue_workload(**given)
 
 
-def must_equal_a_fresh_one(warm: Warm, epoch: int, now: dt.datetime) -> None:
+def must_equal_a_fresh_one(warm: SnapshotCache, epoch: int, now: dt.datetime) -> None:
     warm.refresh(epoch, now)
-    fresh, mine = in_order(snapshot.take(None, now)), in_order(warm.standing.snapshot())
+    fresh, mine = sort_rows(snapshot.take_snapshot(None, now)), sort_rows(warm.standing.snapshot())
     for table in (
         "pools",
         "hosts",
@@ -81,7 +83,7 @@ class Life:
 
     def __init__(self, world: World, seed: int) -> None:
         self.world, self.dice, self.now = world, random.Random(seed), world.now
-        self.warm, self.epoch = Warm(), 0
+        self.warm, self.epoch = SnapshotCache(), 0
         self.agents = {name: FakeAgent.of(host) for name, host in world.hosts.items()}
 
     def step(self) -> str:
@@ -111,8 +113,8 @@ class Life:
         )  # fmt: skip
 
     def cycle(self) -> None:
-        self.epoch = leadership.lead("life", self.now) or 0
-        engine.cycle("life", self.now, warm=self.warm if self.dice.random() < 0.7 else None)
+        self.epoch = leadership.acquire_or_renew("life", self.now) or 0
+        engine.run_cycle("life", self.now, warm=self.warm if self.dice.random() < 0.7 else None)
 
     def sync(self) -> None:
         for agent in self.agents.values():
@@ -180,7 +182,7 @@ class Life:
                 self.dice.choice(list(self.world.hosts.values())),
                 self.now + self.dice.choice((10, 600)) * SECOND,
             )
-            with contextlib.suppress(services.Refused):  # it is away already for a part of that
+            with contextlib.suppress(services.OperationRejected):  # it is away already for a part of that
                 services.set_maintenance(host, start=start, end=start + 600 * SECOND, reason="fan", now=self.now)
 
     def hardware(self) -> None:
@@ -207,18 +209,18 @@ def test_after_whatever_happens_it_equals_a_fresh_one(world: World, seed: int) -
     for number in range(45):
         history.append(life.step())
         if number % 3 == 0:
-            epoch = leadership.lead("life", life.now)
+            epoch = leadership.acquire_or_renew("life", life.now)
             assert epoch is not None
             must_equal_a_fresh_one(life.warm, epoch, life.now)
-    assert life.warm.full_readings < 30, history  # pools and teams that change are read with everything else
-    at = snapshot.seconds(life.now)
+    assert life.warm.full_reads < 30, history  # pools and teams that change are read with everything else
+    at = snapshot.epoch_seconds(life.now)
     assert life.warm.standing.plan(at) == plan(life.warm.standing.snapshot(), at)
 
 
 def test_what_commits_late_with_an_older_transaction_is_not_missed(world: World) -> None:
-    epoch = leadership.lead("test", world.now)
+    epoch = leadership.acquire_or_renew("test", world.now)
     assert epoch is not None
-    warm = Warm()
+    warm = SnapshotCache()
     warm.refresh(epoch, world.now)
     began, go_on = threading.Event(), threading.Event()
 
@@ -239,12 +241,12 @@ def test_what_commits_late_with_an_older_transaction_is_not_missed(world: World)
     go_on.set()
     other.join()
     must_equal_a_fresh_one(warm, epoch, world.now)
-    assert len(warm.standing.snapshot().queued) == 2 and warm.full_readings == 1
+    assert len(warm.standing.snapshot().queued) == 2 and warm.full_reads == 1
 
 
 def test_what_is_rolled_back_is_not_in_it(world: World) -> None:
-    epoch = leadership.lead("test", world.now) or 0
-    warm = Warm()
+    epoch = leadership.acquire_or_renew("test", world.now) or 0
+    warm = SnapshotCache()
     warm.refresh(epoch, world.now)
     with transaction.atomic():
         job(world, world.now)
@@ -260,30 +262,30 @@ def test_what_is_rolled_back_is_not_in_it(world: World) -> None:
 
 def test_another_epoch_is_read_afresh(world: World) -> None:
     """Only the leader prunes the feed: whoever led before cannot know what it has missed."""
-    warm, other = Warm(), Warm()
-    first = leadership.lead("first", world.now) or 0
+    warm, other = SnapshotCache(), SnapshotCache()
+    first = leadership.acquire_or_renew("first", world.now) or 0
     warm.refresh(first, world.now)
-    second = leadership.lead("second", world.now + 6 * SECOND) or 0
+    second = leadership.acquire_or_renew("second", world.now + 6 * SECOND) or 0
     other.refresh(second, world.now + 6 * SECOND)
     job(world, world.now)
     other.refresh(second, world.now + 7 * SECOND)
     assert _feed_rows() == 0, "the other one has pruned it"
-    third = leadership.lead("first", world.now + 13 * SECOND) or 0
+    third = leadership.acquire_or_renew("first", world.now + 13 * SECOND) or 0
     must_equal_a_fresh_one(warm, third, world.now + 13 * SECOND)
     assert len(warm.standing.snapshot().queued) == 1
 
 
 def test_engines_that_take_the_lead_from_each_other_start_everything_once(world: World) -> None:
     """Each keeps a snapshot of its own and prunes the feed while it leads; what it missed meanwhile it reads afresh."""
-    engines = {name: Warm() for name in ("one", "two", "three")}
+    engines = {name: SnapshotCache() for name in ("one", "two", "three")}
     now = world.now
     for turn in range(9):
         name = ("one", "two", "three", "one", "three")[turn % 5]
         job(world, now, project=world.teams[turn % 3].project, owner=world.teams[turn % 3].member)
         for other, warm in engines.items():
-            assert (engine.cycle(other, now, warm=warm) is not None) == (Leader.objects.get(pk=1).holder == other)
+            assert (engine.run_cycle(other, now, warm=warm) is not None) == (Leader.objects.get(pk=1).holder == other)
         now += 6 * SECOND
-        assert engine.cycle(name, now, warm=engines[name]) is not None
+        assert engine.run_cycle(name, now, warm=engines[name]) is not None
         epoch = Leader.objects.get(pk=1).epoch
         must_equal_a_fresh_one(engines[name], epoch, now)
     assert not Workload.objects.filter(state="queued").exists()
@@ -295,8 +297,8 @@ def test_engines_that_take_the_lead_from_each_other_start_everything_once(world:
 def test_a_difference_is_found_by_the_check_and_the_fresh_one_taken(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    epoch = leadership.lead("test", world.now) or 0
-    warm = Warm()
+    epoch = leadership.acquire_or_renew("test", world.now) or 0
+    warm = SnapshotCache()
     warm.refresh(epoch, world.now)
     _as_owner("ALTER TABLE scheduler_workload DISABLE TRIGGER changes_are_noted_on_insert")
     job(world, world.now)
@@ -304,34 +306,34 @@ def test_a_difference_is_found_by_the_check_and_the_fresh_one_taken(
     warm.refresh(epoch, world.now + SECOND)
     assert warm.standing.snapshot().queued == ()
     with caplog.at_level(logging.ERROR):
-        warm.refresh(epoch, world.now + (CHECK_SECONDS + 1) * SECOND)
+        warm.refresh(epoch, world.now + (SELF_CHECK_SECONDS + 1) * SECOND)
     assert "not what the database says, in queued" in caplog.text
-    must_equal_a_fresh_one(warm, epoch, world.now + (CHECK_SECONDS + 2) * SECOND)
+    must_equal_a_fresh_one(warm, epoch, world.now + (SELF_CHECK_SECONDS + 2) * SECOND)
 
 
 def test_a_cycle_in_which_nothing_changed_asks_a_handful_of_questions_and_plans_nothing(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    warm = Warm()
+    warm = SnapshotCache()
     for _ in range(20):
         job(world, world.now, units=8)
     for step in range(3):  # until all is said
-        engine.cycle("test", world.now + step * SECOND, warm=warm)
+        engine.run_cycle("test", world.now + step * SECOND, warm=warm)
     plans = []
     real = type(warm.standing).plan
     monkeypatch.setattr(type(warm.standing), "plan", lambda self, now: plans.append(now) or real(self, now))
     with CaptureQueriesContext(connection) as asked:
-        engine.cycle("test", world.now + 3 * SECOND, warm=warm)
+        engine.run_cycle("test", world.now + 3 * SECOND, warm=warm)
     assert not plans and len(asked) <= 10, [q["sql"][:80] for q in asked]
-    engine.cycle("test", world.now + (QUIET_SECONDS + 4) * SECOND, warm=warm)
+    engine.run_cycle("test", world.now + (MAX_PLAN_AGE_SECONDS + 4) * SECOND, warm=warm)
     assert len(plans) == 1, "estimates move with time"
     job(world, world.now)
-    engine.cycle("test", world.now + (QUIET_SECONDS + 5) * SECOND, warm=warm)
+    engine.run_cycle("test", world.now + (MAX_PLAN_AGE_SECONDS + 5) * SECOND, warm=warm)
     assert len(plans) == 2
 
 
 def test_what_time_alone_changes_is_decided_in_time_by_quiet_cycles(world: World) -> None:
-    warm = Warm()
+    warm = SnapshotCache()
     made, _ = services.confirm_reservation(
         owner=world.vision.lead, project=world.vision.project, pool=world.shared, name="r", units=2, models_wanted=[H100],
         start=world.now + 5 * SECOND, end=world.now + HOUR, now=world.now,
@@ -339,45 +341,45 @@ def test_what_time_alone_changes_is_decided_in_time_by_quiet_cycles(world: World
     assert made is not None
     waits = job(world, world.now, project=world.language.project, owner=world.language.member)
     Workload.objects.filter(pk=waits.pk).update(not_before=world.now + 7 * SECOND)
-    engine.cycle("test", world.now, warm=warm)
-    engine.cycle("test", world.now + SECOND, warm=warm)
-    engine.cycle("test", world.now + 5 * SECOND, warm=warm)
+    engine.run_cycle("test", world.now, warm=warm)
+    engine.run_cycle("test", world.now + SECOND, warm=warm)
+    engine.run_cycle("test", world.now + 5 * SECOND, warm=warm)
     made.refresh_from_db()
     assert made.state == "active"
-    engine.cycle("test", world.now + 6 * SECOND, warm=warm)
+    engine.run_cycle("test", world.now + 6 * SECOND, warm=warm)
     assert Workload.objects.get(pk=waits.pk).state == "queued"
-    engine.cycle("test", world.now + 7 * SECOND, warm=warm)
+    engine.run_cycle("test", world.now + 7 * SECOND, warm=warm)
     assert Workload.objects.get(pk=waits.pk).state == "placed"
 
 
 def test_a_refused_part_is_planned_again_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    warm = Warm()
-    engine.cycle("test", world.now, warm=warm)
+    warm = SnapshotCache()
+    engine.run_cycle("test", world.now, warm=warm)
     workload = job(world, world.now)
     with monkeypatch.context() as patch:
-        patch.setattr("scheduler.recheck.Facts.why_not_place", lambda self, placement: "a test says no")
-        applied = engine.cycle("test", world.now + SECOND, warm=warm)
+        patch.setattr("scheduler.cycle.plan_checks.PlanChecks.why_not_place", lambda self, placement: "a test says no")
+        applied = engine.run_cycle("test", world.now + SECOND, warm=warm)
         assert applied is not None and applied.rejected
-    engine.cycle("test", world.now + 2 * SECOND, warm=warm)
+    engine.run_cycle("test", world.now + 2 * SECOND, warm=warm)
     assert Workload.objects.get(pk=workload.pk).state == "placed"
 
 
 def test_reasons_that_are_known_to_stand_in_the_rows_are_not_looked_up_again(world: World) -> None:
-    warm = Warm()
+    warm = SnapshotCache()
     for _ in range(10):
         job(world, world.now, units=8)
     for step in range(3):
-        engine.cycle("test", world.now + step * SECOND, warm=warm)
+        engine.run_cycle("test", world.now + step * SECOND, warm=warm)
     workload = Workload.objects.filter(state="queued").latest("pk")
     Workload.objects.filter(pk=workload.pk).update(reason_code="", not_before=world.now)  # as when it is queued again
-    engine.cycle("test", world.now + 4 * SECOND, warm=warm)
+    engine.run_cycle("test", world.now + 4 * SECOND, warm=warm)
     workload.refresh_from_db()
     assert workload.reason_code != ""
 
 
 def test_the_feed_is_pruned_to_what_is_not_read_yet(world: World) -> None:
-    warm = Warm()
-    epoch = leadership.lead("test", world.now) or 0
+    warm = SnapshotCache()
+    epoch = leadership.acquire_or_renew("test", world.now) or 0
     warm.refresh(epoch, world.now)
     for _ in range(5):
         job(world, world.now)
@@ -388,19 +390,19 @@ def test_the_feed_is_pruned_to_what_is_not_read_yet(world: World) -> None:
 
 def test_rows_of_the_feed_that_came_with_a_backup_of_another_server_do_not_stay(world: World) -> None:
     """Their transactions' numbers may lie ahead of this server's: they would be news for ever."""
-    warm = Warm()
-    epoch = leadership.lead("test", world.now) or 0
+    warm = SnapshotCache()
+    epoch = leadership.acquire_or_renew("test", world.now) or 0
     warm.refresh(epoch, world.now)
     with connection.cursor() as cursor:
         cursor.execute("INSERT INTO scheduler_change VALUES ('9000000000000000000', 'everything', 0), ('1', 'host', 1)")
     for _ in range(3):
         warm.refresh(epoch, world.now)
-    assert _feed_rows() == 0 and warm.full_readings == 2
+    assert _feed_rows() == 0 and warm.full_reads == 2
 
 
 def test_agents_that_only_report_are_no_change(world: World) -> None:
-    warm = Warm()
-    epoch = leadership.lead("test", timezone.now()) or 0
+    warm = SnapshotCache()
+    epoch = leadership.acquire_or_renew("test", timezone.now()) or 0
     agents = [FakeAgent.of(host) for host in world.hosts.values()]
     for agent in agents:
         agent.sync(world.now)
@@ -429,8 +431,8 @@ READ_BY_NAME = {
     },
     "scheduler_host": {c for c in snapshot.HOST_COLUMNS if "__" not in c and c != "pk"},
     "scheduler_quota": set(snapshot.QUOTA_COLUMNS),
-    "scheduler_gpu": set(re.findall(r"gpu\.(\w+)", snapshot.UNITS)) - {"id"},
-    "scheduler_unit": set(re.findall(r"unit\.(\w+)", snapshot.UNITS)) - {"id"},
+    "scheduler_gpu": set(re.findall(r"gpu\.(\w+)", snapshot.READ_UNITS_SQL)) - {"id"},
+    "scheduler_unit": set(re.findall(r"unit\.(\w+)", snapshot.READ_UNITS_SQL)) - {"id"},
     "scheduler_reservation": {
         *snapshot.ASK_COLUMNS,
         "state",
@@ -440,7 +442,7 @@ READ_BY_NAME = {
         "project_id",
         "may_exceed_guarantee",
     },
-    "scheduler_pool": set(re.findall(r"pool\.(\w+)", inspect.getsource(snapshot.pool_of))) - {"pk"}
+    "scheduler_pool": set(re.findall(r"pool\.(\w+)", inspect.getsource(snapshot.pool_from_row))) - {"pk"}
     | {c.removeprefix("pool__") for c in snapshot.HOST_COLUMNS if c.startswith("pool__")},
 }
 
@@ -452,4 +454,4 @@ def test_every_column_that_the_snapshot_reads_is_watched(table: str) -> None:
         source = cursor.fetchone()[0]
     watched = {name.strip('"') for name in re.findall(r'after\.("?\w+"?)', source)}
     missing = READ_BY_NAME[table] - watched
-    assert not missing, f"a migration has to call scheduler.feed.watch for {table} again, with {sorted(missing)}"
+    assert not missing, f"a migration has to call scheduler.state.change_feed.watch_table_sql for {table} again, with {sorted(missing)}"

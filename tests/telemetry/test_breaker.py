@@ -8,7 +8,7 @@ import pytest
 
 from scheduler.models import Host, Run
 from scheduler.services import return_host
-from telemetry import breaker, health
+from telemetry.health import circuit_breaker, rules
 from telemetry.models import HealthEvent, HealthRule
 from tests.telemetry.rows import at, hold, workload
 from tests.world import TeamOfWorld, World, units_of
@@ -31,8 +31,8 @@ def closed(host: str = "alpha") -> bool:
 
 
 def look(hour: int = 9, minute: int = 20) -> None:
-    breaker.watch(at(hour, minute))
-    health.handle_events(at(hour, minute))
+    circuit_breaker.record_failing_hosts(at(hour, minute))
+    rules.apply_rules_to_events(at(hour, minute))
 
 
 def test_three_failed_starts_of_different_people_close_the_host_with_the_numbers(world: World) -> None:

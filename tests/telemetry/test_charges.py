@@ -13,10 +13,10 @@ from django.test.utils import CaptureQueriesContext
 
 from scheduler.models import Gpu, HostStateChange
 from scheduler.services.hosts import quarantine_gpu, return_gpu
-from telemetry.charges import charge, charge_back
 from telemetry.core.charging import asset_cost
-from telemetry.facts import load_rates
 from telemetry.models import Charge, ChargedUntil, Price, SettledAllocation, Statement
+from telemetry.money.charges import charge_all_gpus, charge_past
+from telemetry.money.charging_inputs import load_rates
 from tests.telemetry.rows import at, end_hold, hold, host_state, price, reservation, workload
 from tests.world import H100, World, make_host, units_of
 
@@ -48,7 +48,7 @@ def assert_conserved() -> None:
 def test_a_job_is_charged_for_the_time_it_held_and_the_rest_of_the_gpu_is_free(rates: World) -> None:
     unit = units_of(rates.hosts["alpha"])[0]
     allocation = hold(workload(rates, rates.vision), unit, at(9, 10), at(10, 40), end_code="finished")
-    charge(at(12, 5))
+    charge_all_gpus(at(12, 5))
     assert hours(gpu=unit.gpu) == {"used": 1.5, "unallocated": 1.5}
     lines = Charge.objects.filter(allocation=allocation)
     assert sum(line.charged for line in lines) == Decimal("3.60")
@@ -62,10 +62,10 @@ def test_a_job_is_charged_for_the_time_it_held_and_the_rest_of_the_gpu_is_free(r
 
 def test_charging_again_adds_nothing(rates: World) -> None:
     hold(workload(rates, rates.vision), units_of(rates.hosts["alpha"])[0], at(9, 10), at(10, 40), end_code="finished")
-    charge(at(12, 5))
+    charge_all_gpus(at(12, 5))
     before = Charge.objects.count()
-    charge(at(12, 6))
-    charge(at(12, 7))
+    charge_all_gpus(at(12, 6))
+    charge_all_gpus(at(12, 7))
     assert Charge.objects.count() == before
 
 
@@ -73,10 +73,10 @@ def test_what_is_over_is_charged_at_once_and_what_goes_on_at_the_full_hour(rates
     alpha = units_of(rates.hosts["alpha"])
     over = hold(workload(rates, rates.vision), alpha[0], at(9, 0), at(9, 20), end_code="finished")
     going = hold(workload(rates, rates.vision), alpha[1], at(9, 0))
-    charge(at(9, 30))
+    charge_all_gpus(at(9, 30))
     assert Charge.objects.filter(allocation=over).count() == 1
     assert not Charge.objects.filter(allocation=going).exists()
-    charge(at(10, 2))
+    charge_all_gpus(at(10, 2))
     assert sum(line.slot_seconds for line in Charge.objects.filter(allocation=going)) == 840 * 3600
     assert_conserved()
 
@@ -84,10 +84,10 @@ def test_what_is_over_is_charged_at_once_and_what_goes_on_at_the_full_hour(rates
 def test_a_preempted_job_is_given_back_what_it_lost_since_its_checkpoint(rates: World) -> None:
     unit = units_of(rates.hosts["alpha"])[0]
     allocation = hold(workload(rates, rates.language), unit, at(9, 0))
-    charge(at(12, 30))
+    charge_all_gpus(at(12, 30))
     assert hours(allocation=allocation) == {"used": 3.0}
     end_hold(allocation, at(12, 45), "killed_at_grace", checkpoint=at(11, 30))
-    charge(at(13, 10))
+    charge_all_gpus(at(13, 10))
     assert hours(allocation=allocation) == {"used": 2.5, "preempted": 1.25}
     assert net("charged", allocation=allocation) == {"used": Decimal("6.00")}
     corrected = Charge.objects.filter(reversal=True)
@@ -99,10 +99,10 @@ def test_a_preempted_job_is_given_back_what_it_lost_since_its_checkpoint(rates: 
 def test_work_lost_with_its_host_is_not_charged(rates: World) -> None:
     unit = units_of(rates.hosts["beta"])[0]
     allocation = hold(workload(rates, rates.vision), unit, at(9, 0))
-    charge(at(11, 30))
+    charge_all_gpus(at(11, 30))
     host_state(rates.hosts["beta"], at(11, 35), lease="silent")
     end_hold(allocation, at(11, 40), "host_lost", checkpoint=at(10, 0))
-    charge(at(12, 10))
+    charge_all_gpus(at(12, 10))
     assert hours(allocation=allocation) == {"used": 1.0, "hardware_lost": round(100 / 60, 4)}
     assert hours(gpu=unit.gpu)["unhealthy"] == round(20 / 60, 4)
     assert_conserved()
@@ -111,19 +111,19 @@ def test_work_lost_with_its_host_is_not_charged(rates: World) -> None:
 def test_an_end_that_is_learnt_late_corrects_what_was_charged_beyond_it(rates: World) -> None:
     unit = units_of(rates.hosts["alpha"])[0]
     allocation = hold(workload(rates, rates.vision), unit, at(9, 0))
-    charge(at(12, 5))
+    charge_all_gpus(at(12, 5))
     end_hold(allocation, at(10, 30), "finished")
-    charge(at(12, 6))
+    charge_all_gpus(at(12, 6))
     assert hours(allocation=allocation) == {"used": 1.5}
     assert hours(gpu=unit.gpu) == {"used": 1.5, "unallocated": 1.5}
     assert_conserved()
 
 
 def test_a_state_of_a_host_that_is_written_late_moves_the_time_it_is_about(rates: World) -> None:
-    charge(at(12, 5))
+    charge_all_gpus(at(12, 5))
     host_state(rates.hosts["alpha"], at(10, 0), admin="maintenance")
     host_state(rates.hosts["alpha"], at(11, 0))
-    charge(at(12, 10))
+    charge_all_gpus(at(12, 10))
     assert hours(gpu__host=rates.hosts["alpha"]) == {"unallocated": 16.0, "maintenance": 8.0}
     assert_conserved()
 
@@ -132,7 +132,7 @@ def test_a_quarantined_gpu_is_unhealthy_until_it_is_returned_and_the_others_of_i
     gpu, other = (unit.gpu for unit in units_of(rates.hosts["alpha"])[:2])
     quarantine_gpu(gpu, reason="xid:48", now=at(10, 30))
     return_gpu(gpu, reason="reset", now=at(12, 0))
-    charge(at(13, 5))
+    charge_all_gpus(at(13, 5))
     assert hours(gpu=gpu) == {"unallocated": 2.5, "unhealthy": 1.5}
     assert hours(gpu=other) == {"unallocated": 4.0}
 
@@ -142,14 +142,14 @@ def test_a_reservation_is_charged_for_its_window_whether_used_or_not(rates: Worl
     booked = reservation(rates, rates.robotics, units, at(9, 0), at(12, 0))
     work = workload(rates, rates.robotics, reservation=booked)
     hold(work, units[0], at(10, 0), at(11, 0), end_code="finished", reservation=booked)
-    charge(at(13, 5))
+    charge_all_gpus(at(13, 5))
     assert hours(reservation=booked) == {"reserved_unused": 5.0, "used": 1.0}
     assert net("charged", reservation=booked) == {"reserved_unused": Decimal("12.00"), "used": Decimal("2.40")}
     assert set(Charge.objects.filter(reservation=booked).values_list("cost_centre", flat=True)) == {"CC-300"}
 
 
 def test_the_owner_of_a_static_pool_pays_for_it_also_while_it_is_empty(rates: World) -> None:
-    charge(at(10, 5))
+    charge_all_gpus(at(10, 5))
     lines = Charge.objects.filter(pool=rates.static)
     assert {(line.bucket, line.team_name, line.cost_centre) for line in lines} == {("reserved_unused", "Vision", "CC-100")}
     assert sum(line.charged for line in lines) == Decimal("4.40")
@@ -159,7 +159,7 @@ def test_slices_of_one_gpu_are_charged_to_their_teams_by_their_slots(rates: Worl
     slices = units_of(rates.hosts["gamma"], "1g.5gb")[:2]
     hold(workload(rates, rates.vision), slices[0], at(9, 0), at(11, 0), end_code="finished")
     hold(workload(rates, rates.language), slices[1], at(10, 0), at(11, 0), end_code="finished")
-    charge(at(11, 5))
+    charge_all_gpus(at(11, 5))
     assert slices[0].gpu_id == slices[1].gpu_id
     by_team = {name: hours(gpu=slices[0].gpu, team_name=name) for name in ("Vision", "Language")}
     assert by_team == {"Vision": {"used": round(2 / 7, 4)}, "Language": {"used": round(1 / 7, 4)}}
@@ -170,7 +170,7 @@ def test_a_change_of_price_starts_a_new_line_and_leaves_the_old_time_alone(rates
     price(H100, "4.80", since=at(10, 30))
     unit = units_of(rates.hosts["alpha"])[0]
     allocation = hold(workload(rates, rates.vision), unit, at(10, 0), at(11, 0), end_code="finished")
-    charge(at(12, 5))
+    charge_all_gpus(at(12, 5))
     lines = Charge.objects.filter(allocation=allocation).order_by("start")
     assert [(line.start, line.charged) for line in lines] == [(at(10, 0), Decimal("1.20")), (at(10, 30), Decimal("2.40"))]
     assert_conserved()
@@ -179,13 +179,13 @@ def test_a_change_of_price_starts_a_new_line_and_leaves_the_old_time_alone(rates
 def test_a_pools_own_price_stands_before_the_general_one_and_a_list_price_makes_a_margin(rates: World) -> None:
     price(H100, "2.00", "3.00", since=at(0, day=1), pool=rates.shared)
     allocation = hold(workload(rates, rates.vision), units_of(rates.hosts["alpha"])[0], at(9), at(10), end_code="finished")
-    charge(at(10, 5))
+    charge_all_gpus(at(10, 5))
     line = Charge.objects.get(allocation=allocation)
     assert (line.cost, line.charged) == (Decimal("2.00"), Decimal("3.00"))
 
 
 def test_a_price_cannot_reach_into_time_that_is_charged(rates: World) -> None:
-    charge(at(12, 5))
+    charge_all_gpus(at(12, 5))
     with pytest.raises(DatabaseError, match="already charged"), transaction.atomic():
         price(H100, "9.99", since=at(11, 0))
     assert price(H100, "9.99", since=at(13, 0)).pk
@@ -193,7 +193,7 @@ def test_a_price_cannot_reach_into_time_that_is_charged(rates: World) -> None:
 
 @pytest.mark.parametrize("model", [Charge, Price])
 def test_the_ledger_and_the_rate_card_refuse_every_edit(rates: World, model: type[Charge] | type[Price]) -> None:
-    charge(at(10, 5))
+    charge_all_gpus(at(10, 5))
     with pytest.raises(DatabaseError, match="only ever added"), transaction.atomic():
         model.objects.update(model="forged")
     with pytest.raises(DatabaseError, match="only ever added"), transaction.atomic():
@@ -203,11 +203,11 @@ def test_the_ledger_and_the_rate_card_refuse_every_edit(rates: World, model: typ
 def test_a_late_fact_about_a_closed_month_is_corrected_in_the_open_one(rates: World) -> None:
     unit = units_of(rates.hosts["alpha"])[0]
     allocation = hold(workload(rates, rates.vision), unit, at(9, 0))
-    charge(at(0, 5, day=31) + dt.timedelta(days=2))
+    charge_all_gpus(at(0, 5, day=31) + dt.timedelta(days=2))
     Statement.objects.filter(month=dt.date(2026, 3, 1)).update(state="closing")
     in_march = Charge.objects.filter(month=dt.date(2026, 3, 1)).count()
     end_hold(allocation, at(12, 0, day=31), "finished")
-    charge(dt.datetime(2026, 4, 2, 1, tzinfo=dt.UTC))
+    charge_all_gpus(dt.datetime(2026, 4, 2, 1, tzinfo=dt.UTC))
     assert Charge.objects.filter(month=dt.date(2026, 3, 1)).count() == in_march
     late = Charge.objects.filter(month=dt.date(2026, 4, 1), corrects__month=dt.date(2026, 3, 1))
     assert sum(line.slot_seconds for line in late) == 0
@@ -217,7 +217,7 @@ def test_a_late_fact_about_a_closed_month_is_corrected_in_the_open_one(rates: Wo
 
 
 def test_a_charge_cannot_be_put_into_a_month_that_closes(rates: World) -> None:
-    charge(at(10, 5))
+    charge_all_gpus(at(10, 5))
     Statement.objects.filter(month=dt.date(2026, 3, 1)).update(state="closing")
     line = Charge.objects.first()
     assert line is not None
@@ -227,10 +227,10 @@ def test_a_charge_cannot_be_put_into_a_month_that_closes(rates: World) -> None:
 
 
 def test_history_that_is_loaded_later_is_charged_back_from_where_charges_began(rates: World) -> None:
-    charge(at(12, 5))
+    charge_all_gpus(at(12, 5))
     unit = units_of(rates.hosts["alpha"])[0]
     hold(workload(rates, rates.vision, simulated=True), unit, at(20, day=1), at(2), end_code="finished")
-    charge_back([unit.gpu_id], at(18, day=1), at(12, 6))
+    charge_past([unit.gpu_id], at(18, day=1), at(12, 6))
     assert ChargedUntil.objects.get(gpu=unit.gpu_id).since == at(18, day=1)
     assert hours(gpu=unit.gpu) == {"used": 6.0, "unallocated": 12.0}
     assert Charge.objects.filter(gpu=unit.gpu, simulated=True, bucket="used").exists()
@@ -238,7 +238,7 @@ def test_history_that_is_loaded_later_is_charged_back_from_where_charges_began(r
 
 
 def test_a_gpu_without_a_price_is_charged_nothing_and_says_that_it_has_none(world: World) -> None:
-    charge(at(10, 5))
+    charge_all_gpus(at(10, 5))
     assert not Charge.objects.exclude(price=None, cost=0, charged=0).exists()
 
 
@@ -249,10 +249,10 @@ def test_hosts_that_come_and_go_by_the_dozen_cost_charging_as_many_statements_as
             for lease in ("suspect", "alive"):
                 host_state(host, moment, lease=lease)
         with CaptureQueriesContext(connection) as asked:
-            charge(moment + dt.timedelta(seconds=30))
+            charge_all_gpus(moment + dt.timedelta(seconds=30))
         return len(asked)
 
-    charge(at(9, 1))
+    charge_all_gpus(at(9, 1))
     few = statements(1, at(9, 5))
     assert statements(10, at(9, 5, 10)) == few
     assert ChargedUntil.objects.count() == Gpu.objects.count()

@@ -9,29 +9,29 @@ from decimal import Decimal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.model import SLOTS_PER_GPU as SLOTS_OF_THE_ENGINE
-from scheduler.core.reasons import Code
+from scheduler.core.model.snapshot import SLOTS_PER_GPU as SLOTS_OF_THE_ENGINE
+from scheduler.core.reasons import ReasonCode
 from telemetry.core.charging import (
-    HARDWARE_CODES,
-    PREEMPTED_CODES,
+    HARDWARE_FAULT_END_CODES,
+    PREEMPTION_END_CODES,
     SLOTS_PER_GPU,
-    Bound,
-    Bucket,
-    Change,
-    Condition,
-    GpuTime,
-    Hold,
-    Owner,
-    Piece,
+    ChargeBucket,
+    ChargeKey,
+    ChargePiece,
+    GpuCondition,
+    GpuConditionChange,
+    GpuHold,
+    GpuTimeline,
+    LedgerLine,
     Rate,
-    Standing,
+    ReservedSlots,
     asset_cost,
-    corrections,
+    charge_pieces,
+    find_corrections,
     lost_time,
-    pieces,
-    priced,
+    price_pieces,
 )
-from telemetry.models import Bucket as BucketOfRows
+from telemetry.models import ChargeBucketChoices as BucketOfRows
 
 START = dt.datetime(2026, 3, 2, 20, tzinfo=dt.UTC)
 END = START + dt.timedelta(hours=12)
@@ -42,7 +42,7 @@ def minute(number: float) -> dt.datetime:
     return START + dt.timedelta(minutes=number)
 
 
-def total_of(parts: list[Piece]) -> dict[str, int]:
+def total_of(parts: list[ChargePiece]) -> dict[str, int]:
     sums: dict[str, int] = defaultdict(int)
     for piece in parts:
         sums[piece.owner.bucket] += piece.slot_seconds
@@ -50,7 +50,7 @@ def total_of(parts: list[Piece]) -> dict[str, int]:
 
 
 @st.composite
-def gpu_times(draw: st.DrawFn) -> GpuTime:
+def gpu_times(draw: st.DrawFn) -> GpuTimeline:
     """A GPU whole or in slices, held, reserved, broken and repriced at any times."""
     parts = draw(st.sampled_from([1, 2, 7]))
     size = SLOTS_PER_GPU // parts
@@ -58,25 +58,25 @@ def gpu_times(draw: st.DrawFn) -> GpuTime:
     for part in range(parts):
         edges = sorted(set(draw(st.lists(st.integers(-100, 900), max_size=8))))
         for number, (low, high) in enumerate(zip(edges[::2], edges[1::2], strict=False)):
-            lost = draw(st.sampled_from([None, Bucket.PREEMPTED, Bucket.HARDWARE_LOST]))
+            lost = draw(st.sampled_from([None, ChargeBucket.PREEMPTED, ChargeBucket.HARDWARE_LOST]))
             at = draw(st.integers(low, high))
             lost_from = minute(at) if lost else None
             holds.append(
-                Hold(100 * part + number + 1, part * size, (part + 1) * size, minute(low), minute(high), None, lost_from, lost)
+                GpuHold(100 * part + number + 1, part * size, (part + 1) * size, minute(low), minute(high), None, lost_from, lost)
             )
         edges = sorted(set(draw(st.lists(st.integers(-100, 900), max_size=4))))
         for number, (low, high) in enumerate(zip(edges[::2], edges[1::2], strict=False)):
-            bounds.append(Bound(10 * part + number + 1, part * size, (part + 1) * size, minute(low), minute(high)))
+            bounds.append(ReservedSlots(10 * part + number + 1, part * size, (part + 1) * size, minute(low), minute(high)))
     moments = sorted(draw(st.lists(st.integers(-50, 800), max_size=5)))
-    changes = tuple(Change(minute(at), draw(st.sampled_from(list(Condition)))) for at in moments)
+    changes = tuple(GpuConditionChange(minute(at), draw(st.sampled_from(list(GpuCondition)))) for at in moments)
     later = sorted(set(draw(st.lists(st.integers(1, 700), max_size=2))))
     rates = (RATE, *(Rate(minute(at), Decimal(at) / 1000, Decimal("2.5"), at) for at in later))
-    return GpuTime(tuple(holds), tuple(bounds), changes, rates, draw(st.booleans()))
+    return GpuTimeline(tuple(holds), tuple(bounds), changes, rates, draw(st.booleans()))
 
 
 @given(gpu_times())
-def test_every_second_of_every_slot_is_in_exactly_one_piece(gpu: GpuTime) -> None:
-    parts = pieces(gpu, START, END)
+def test_every_second_of_every_slot_is_in_exactly_one_piece(gpu: GpuTimeline) -> None:
+    parts = charge_pieces(gpu, START, END)
     steps: dict[dt.datetime, int] = defaultdict(int)
     for piece in parts:
         steps[piece.start] += piece.slots
@@ -90,124 +90,124 @@ def test_every_second_of_every_slot_is_in_exactly_one_piece(gpu: GpuTime) -> Non
 
 
 @given(gpu_times(), st.integers(1, 719))
-def test_pieces_cost_what_the_gpu_costs_also_when_charged_in_two_goes(gpu: GpuTime, cut: int) -> None:
-    whole = priced(pieces(gpu, START, END))
-    first, second = priced(pieces(gpu, START, minute(cut))), priced(pieces(gpu, minute(cut), END))
+def test_pieces_cost_what_the_gpu_costs_also_when_charged_in_two_goes(gpu: GpuTimeline, cut: int) -> None:
+    whole = price_pieces(charge_pieces(gpu, START, END))
+    first, second = price_pieces(charge_pieces(gpu, START, minute(cut))), price_pieces(charge_pieces(gpu, minute(cut), END))
     cost = asset_cost(gpu.rates, START, END)
     assert sum(piece.cost for piece in whole) == cost
     assert sum(piece.cost for piece in (*first, *second)) == cost
 
 
 @given(gpu_times())
-def test_no_piece_lies_across_a_day_or_a_price(gpu: GpuTime) -> None:
-    for piece in pieces(gpu, START, END):
+def test_no_piece_lies_across_a_day_or_a_price(gpu: GpuTimeline) -> None:
+    for piece in charge_pieces(gpu, START, END):
         assert piece.start.date() == (piece.end - dt.timedelta(seconds=1)).date()
         assert not any(piece.start < rate.since < piece.end for rate in gpu.rates)
 
 
 @given(gpu_times())
-def test_only_held_and_reserved_time_is_charged(gpu: GpuTime) -> None:
-    for piece in priced(pieces(gpu, START, END)):
-        assert (piece.charged > 0) <= (piece.owner.bucket in (Bucket.USED, Bucket.RESERVED_UNUSED))
+def test_only_held_and_reserved_time_is_charged(gpu: GpuTimeline) -> None:
+    for piece in price_pieces(charge_pieces(gpu, START, END)):
+        assert (piece.charged > 0) <= (piece.owner.bucket in (ChargeBucket.USED, ChargeBucket.RESERVED_UNUSED))
 
 
 @given(gpu_times(), gpu_times())
-def test_corrections_bring_the_ledger_to_what_is_so_and_keep_the_cost(before: GpuTime, after: GpuTime) -> None:
-    after = GpuTime(after.holds, after.bounds, after.changes, before.rates, before.owned)
+def test_corrections_bring_the_ledger_to_what_is_so_and_keep_the_cost(before: GpuTimeline, after: GpuTimeline) -> None:
+    after = GpuTimeline(after.holds, after.bounds, after.changes, before.rates, before.owned)
     ledger = {
-        number: Standing(number, p.start, p.end, p.slots, p.owner, p.cost)
-        for number, p in enumerate(priced(pieces(before, START, END)))
+        number: LedgerLine(number, p.start, p.end, p.slots, p.owner, p.cost)
+        for number, p in enumerate(price_pieces(charge_pieces(before, START, END)))
     }
     cost = sum(line.cost for line in ledger.values())
-    for correction in corrections(after, list(ledger.values()), START, END):
-        for number in correction.take_back:
+    for correction in find_corrections(after, list(ledger.values()), START, END):
+        for number in correction.reversed_line_ids:
             del ledger[number]
         for piece in correction.instead:
-            ledger[len(ledger) + 1000 + max(ledger, default=0)] = Standing(
+            ledger[len(ledger) + 1000 + max(ledger, default=0)] = LedgerLine(
                 0, piece.start, piece.end, piece.slots, piece.owner, piece.cost
             )
     assert sum(line.cost for line in ledger.values()) == cost
 
-    def by_owner(lines: list[Standing] | list[Piece]) -> dict[Owner, int]:
-        sums: dict[Owner, int] = defaultdict(int)
+    def by_owner(lines: list[LedgerLine] | list[ChargePiece]) -> dict[ChargeKey, int]:
+        sums: dict[ChargeKey, int] = defaultdict(int)
         for line in lines:
             sums[line.owner] += line.slots * int((line.end - line.start).total_seconds())
         return dict(sums)
 
-    assert by_owner(list(ledger.values())) == by_owner(pieces(after, START, END))
+    assert by_owner(list(ledger.values())) == by_owner(charge_pieces(after, START, END))
 
 
 @given(gpu_times())
-def test_a_ledger_that_is_right_is_left_alone(gpu: GpuTime) -> None:
+def test_a_ledger_that_is_right_is_left_alone(gpu: GpuTimeline) -> None:
     ledger = [
-        Standing(number, p.start, p.end, p.slots, p.owner, p.cost)
-        for number, p in enumerate(priced(pieces(gpu, START, END)))
+        LedgerLine(number, p.start, p.end, p.slots, p.owner, p.cost)
+        for number, p in enumerate(price_pieces(charge_pieces(gpu, START, END)))
     ]
-    assert corrections(gpu, ledger, START, END) == []
+    assert find_corrections(gpu, ledger, START, END) == []
 
 
 def test_a_reservations_empty_time_is_charged_and_its_used_time_only_once() -> None:
-    gpu = GpuTime(
-        holds=(Hold(1, 0, 840, minute(60), minute(120), reservation=7),),
-        bounds=(Bound(7, 0, 840, minute(0), minute(180)),),
+    gpu = GpuTimeline(
+        holds=(GpuHold(1, 0, 840, minute(60), minute(120), reservation=7),),
+        bounds=(ReservedSlots(7, 0, 840, minute(0), minute(180)),),
         rates=(RATE,),
     )
-    parts = priced(pieces(gpu, START, minute(180)))
+    parts = price_pieces(charge_pieces(gpu, START, minute(180)))
     assert [(p.owner.bucket, p.owner.reservation, p.seconds // 60) for p in parts] == [
-        (Bucket.RESERVED_UNUSED, 7, 60),
-        (Bucket.USED, 7, 60),
-        (Bucket.RESERVED_UNUSED, 7, 60),
+        (ChargeBucket.RESERVED_UNUSED, 7, 60),
+        (ChargeBucket.USED, 7, 60),
+        (ChargeBucket.RESERVED_UNUSED, 7, 60),
     ]
     assert sum(p.charged for p in parts) == Decimal("7.5")
 
 
 def test_a_slice_is_charged_its_part_of_the_gpu_and_the_rest_is_free() -> None:
-    gpu = GpuTime(holds=(Hold(1, 120, 240, minute(0), None),), rates=(RATE,))
-    parts = priced(pieces(gpu, minute(0), minute(60)))
-    assert {p.owner.bucket: p.slots for p in parts} == {Bucket.USED: 120, Bucket.UNALLOCATED: 720}
-    used = next(p for p in parts if p.owner.bucket == Bucket.USED)
+    gpu = GpuTimeline(holds=(GpuHold(1, 120, 240, minute(0), None),), rates=(RATE,))
+    parts = price_pieces(charge_pieces(gpu, minute(0), minute(60)))
+    assert {p.owner.bucket: p.slots for p in parts} == {ChargeBucket.USED: 120, ChargeBucket.UNALLOCATED: 720}
+    used = next(p for p in parts if p.owner.bucket == ChargeBucket.USED)
     assert used.charged == Decimal("0.357143")  # 2.50 x 120 / 840
 
 
 def test_work_on_a_silent_host_is_lost_to_hardware_and_work_on_a_quarantined_one_is_not() -> None:
-    changes = (Change(minute(10), Condition.UNHEALTHY), Change(minute(20), Condition.SILENT), Change(minute(30), Condition.WELL))
-    gpu = GpuTime(holds=(Hold(1, 0, 840, minute(0), minute(40)),), changes=changes, rates=(RATE,))
-    assert total_of(pieces(gpu, minute(0), minute(40))) == {
-        Bucket.USED: 30 * 60 * 840,
-        Bucket.HARDWARE_LOST: 10 * 60 * 840,
+    changes = (GpuConditionChange(minute(10), GpuCondition.UNHEALTHY), GpuConditionChange(minute(20), GpuCondition.SILENT), GpuConditionChange(minute(30), GpuCondition.WELL))
+    gpu = GpuTimeline(holds=(GpuHold(1, 0, 840, minute(0), minute(40)),), changes=changes, rates=(RATE,))
+    assert total_of(charge_pieces(gpu, minute(0), minute(40))) == {
+        ChargeBucket.USED: 30 * 60 * 840,
+        ChargeBucket.HARDWARE_LOST: 10 * 60 * 840,
     }
 
 
 def test_free_time_is_unhealthy_in_maintenance_or_unallocated_by_the_state_of_the_gpu() -> None:
-    changes = (Change(minute(10), Condition.MAINTENANCE), Change(minute(30), Condition.UNHEALTHY))
-    sums = total_of(pieces(GpuTime(changes=changes), minute(0), minute(60)))
+    changes = (GpuConditionChange(minute(10), GpuCondition.MAINTENANCE), GpuConditionChange(minute(30), GpuCondition.UNHEALTHY))
+    sums = total_of(charge_pieces(GpuTimeline(changes=changes), minute(0), minute(60)))
     assert sums == {
-        Bucket.UNALLOCATED: 10 * 60 * 840,
-        Bucket.MAINTENANCE: 20 * 60 * 840,
-        Bucket.UNHEALTHY: 30 * 60 * 840,
+        ChargeBucket.UNALLOCATED: 10 * 60 * 840,
+        ChargeBucket.MAINTENANCE: 20 * 60 * 840,
+        ChargeBucket.UNHEALTHY: 30 * 60 * 840,
     }
 
 
 def test_the_team_of_a_static_pool_pays_for_what_it_leaves_empty() -> None:
-    parts = priced(pieces(GpuTime(rates=(RATE,), owned=True), minute(0), minute(60)))
-    assert [(p.owner.bucket, p.charged) for p in parts] == [(Bucket.RESERVED_UNUSED, Decimal("2.5"))]
+    parts = price_pieces(charge_pieces(GpuTimeline(rates=(RATE,), owned=True), minute(0), minute(60)))
+    assert [(p.owner.bucket, p.charged) for p in parts] == [(ChargeBucket.RESERVED_UNUSED, Decimal("2.5"))]
 
 
 def test_preempted_work_is_not_charged_from_its_last_checkpoint_on() -> None:
     lost = lost_time(
         end_code="killed_at_grace", started=minute(0), ended=minute(60), checkpoint=minute(45), keeps_state=False
     )
-    assert lost == (minute(45), Bucket.PREEMPTED)
-    gpu = GpuTime(holds=(Hold(1, 0, 840, minute(0), minute(60), None, *lost),), rates=(RATE,))
-    assert total_of(pieces(gpu, minute(0), minute(60))) == {
-        Bucket.USED: 45 * 60 * 840,
-        Bucket.PREEMPTED: 15 * 60 * 840,
+    assert lost == (minute(45), ChargeBucket.PREEMPTED)
+    gpu = GpuTimeline(holds=(GpuHold(1, 0, 840, minute(0), minute(60), None, *lost),), rates=(RATE,))
+    assert total_of(charge_pieces(gpu, minute(0), minute(60))) == {
+        ChargeBucket.USED: 45 * 60 * 840,
+        ChargeBucket.PREEMPTED: 15 * 60 * 840,
     }
 
 
 def test_without_a_checkpoint_all_of_a_lost_attempt_is_uncharged() -> None:
     lost = lost_time(end_code="host_lost", started=minute(0), ended=minute(60), checkpoint=None, keeps_state=False)
-    assert lost == (minute(0), Bucket.HARDWARE_LOST)
+    assert lost == (minute(0), ChargeBucket.HARDWARE_LOST)
 
 
 def test_a_notebook_keeps_its_files_so_its_time_is_charged_however_it_ended() -> None:
@@ -215,18 +215,18 @@ def test_a_notebook_keeps_its_files_so_its_time_is_charged_however_it_ended() ->
 
 
 def test_the_codes_that_make_time_lost_are_reasons_of_the_engine() -> None:
-    assert {Code(code).value for code in PREEMPTED_CODES | HARDWARE_CODES} == PREEMPTED_CODES | HARDWARE_CODES
+    assert {ReasonCode(code).value for code in PREEMPTION_END_CODES | HARDWARE_FAULT_END_CODES} == PREEMPTION_END_CODES | HARDWARE_FAULT_END_CODES
 
 
 def test_the_core_and_the_rows_mean_the_same() -> None:
     assert SLOTS_PER_GPU == SLOTS_OF_THE_ENGINE
-    assert {bucket.value for bucket in Bucket} == set(BucketOfRows.values)
+    assert {bucket.value for bucket in ChargeBucket} == set(BucketOfRows.values)
 
 
 def test_boundaries_within_a_second_fall_to_its_beginning_and_nothing_is_lost_between_two_holds() -> None:
     half = dt.timedelta(milliseconds=500)
-    gpu = GpuTime(
-        holds=(Hold(1, 0, 840, minute(0), minute(1) + half), Hold(2, 0, 840, minute(1) + half, None)), rates=(RATE,)
+    gpu = GpuTimeline(
+        holds=(GpuHold(1, 0, 840, minute(0), minute(1) + half), GpuHold(2, 0, 840, minute(1) + half, None)), rates=(RATE,)
     )
-    parts = pieces(gpu, minute(0), minute(2))
+    parts = charge_pieces(gpu, minute(0), minute(2))
     assert [(p.owner.allocation, p.seconds) for p in parts] == [(1, 60), (2, 60)]

@@ -6,7 +6,7 @@ import datetime as dt
 
 from pytest_django.fixtures import Settings
 
-from telemetry import health
+from telemetry.health import rules
 from telemetry.models import HealthEvent
 from tests.world import World, world
 
@@ -22,6 +22,6 @@ def test_old_events_go_once_they_are_handled(world: World, settings: Settings) -
             host=world.hosts["alpha"], event_id=str(number), source="agent", code="xid:79", at=at, received_at=at,
             handled_at=at if handled else None,
         )  # fmt: skip
-    assert health.forget_old(world.now) == 1
+    assert rules.purge_old_events(world.now) == 1
     assert sorted(HealthEvent.objects.values_list("event_id", flat=True)) == ["1", "2"]
-    assert health.forget_old(world.now) == 0
+    assert rules.purge_old_events(world.now) == 0

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from agent.protocol import Health, RunSeen
 from scheduler.models import Command, Gpu, GpuStateChange, Host, HostStateChange, Unit
 from scheduler.services.hosts import cordon_host, drain_host
-from telemetry.agent_api import accept_health, gpu_faults
-from telemetry.causes import MOST_SEARCHED, different, fewest
-from telemetry.health import handle_events
+from telemetry.health.distinct_owners import MAX_EXACT_OWNERS, count_distinct_causes, minimum_hitting_set_size
+from telemetry.health.rules import apply_rules_to_events
+from telemetry.ingest.agent_api import gpu_fault_codes, record_health_event
 from telemetry.models import HealthEvent, HealthRule
 from tests.telemetry.rows import at, hold, workload
 from tests.world import TeamOfWorld, World, units_of
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.django_db
 def report(world: World, host: str, code: str, *, index: int = 0, name: str = "1", minute: int = 0) -> None:
     gpu = units_of(world.hosts[host])[index].gpu
     event = Health(f"{host}-{code}-{name}", gpu.uuid, "simulated", code, at(9, minute).timestamp(), "planted")
-    accept_health(world.hosts[host].pk, event, at(10))
+    record_health_event(world.hosts[host].pk, event, at(10))
 
 
 def admin_states() -> dict[str, str]:
@@ -42,7 +42,7 @@ def test_a_gpu_that_fell_off_the_bus_cordons_its_host_and_its_work_is_told_to_go
     beside = hold(workload(world, world.language, preemptible=True), units[1], at(9))
     staying = hold(workload(world, world.language, kind="notebook"), units[2], at(9))
     report(world, "alpha", "xid:79")
-    assert handle_events(at(10)) == 1
+    assert apply_rules_to_events(at(10)) == 1
     assert admin_states()["alpha"] == "cordoned"
     assert Gpu.objects.get(pk=units[0].gpu_id).repair_state == "quarantined"
     assert Command.objects.filter(run=broken.run, verb="stop", code="gpu_error").exists()
@@ -65,8 +65,8 @@ def test_a_gpu_that_fell_off_the_bus_cordons_its_host_and_its_work_is_told_to_go
 def test_the_reason_that_everybody_sees_names_nobodys_process(world: World, code: str, detail: str, told: str) -> None:
     HealthRule.objects.filter(code=code).update(action="cordon", repeats=1)
     gpu = units_of(world.hosts["alpha"])[0].gpu
-    accept_health(world.hosts["alpha"].pk, Health("one", gpu.uuid, "agent", code, at(9).timestamp(), detail), at(10))
-    handle_events(at(10))
+    record_health_event(world.hosts["alpha"].pk, Health("one", gpu.uuid, "agent", code, at(9).timestamp(), detail), at(10))
+    apply_rules_to_events(at(10))
     gpu.refresh_from_db()
     reasons = {gpu.state_reason, Host.objects.get(name="alpha").state_reason}
     reasons |= {*HostStateChange.objects.values_list("reason", flat=True), *GpuStateChange.objects.values_list("reason", flat=True)}
@@ -76,22 +76,22 @@ def test_the_reason_that_everybody_sees_names_nobodys_process(world: World, code
 
 def test_an_event_is_acted_on_once(world: World) -> None:
     report(world, "alpha", "xid:79")
-    handle_events(at(10))
+    apply_rules_to_events(at(10))
     Host.objects.filter(name="alpha").update(admin_state="in_service")
-    handle_events(at(10, 1))
+    apply_rules_to_events(at(10, 1))
     assert admin_states()["alpha"] == "in_service"
 
 
 def test_a_mistake_of_a_program_is_only_noted(world: World) -> None:
     report(world, "alpha", "xid:13")
-    assert handle_events(at(10)) == 0
+    assert apply_rules_to_events(at(10)) == 0
     assert admin_states()["alpha"] == "in_service"
     assert HealthEvent.objects.get().action_taken == "note"
 
 
 def test_a_code_without_a_rule_is_noted(world: World) -> None:
     report(world, "alpha", "xid:9999")
-    handle_events(at(10))
+    apply_rules_to_events(at(10))
     assert HealthEvent.objects.get().action_taken == "note"
 
 
@@ -99,9 +99,9 @@ def test_a_rule_with_a_repeat_threshold_acts_at_that_many(world: World) -> None:
     HealthRule.objects.filter(code="xid:48").update(repeats=3, window_seconds=1800, action="quarantine_gpu")
     for minute in (0, 5):
         report(world, "alpha", "xid:48", name=str(minute), minute=minute)
-    assert handle_events(at(10)) == 0
+    assert apply_rules_to_events(at(10)) == 0
     report(world, "alpha", "xid:48", name="third", minute=10)
-    assert handle_events(at(10)) == 1
+    assert apply_rules_to_events(at(10)) == 1
     assert Gpu.objects.filter(repair_state="quarantined").count() == 1
 
 
@@ -109,25 +109,25 @@ def test_repeats_that_are_too_far_apart_do_not_count(world: World) -> None:
     HealthRule.objects.filter(code="xid:48").update(repeats=2, window_seconds=60, action="quarantine_gpu")
     report(world, "alpha", "xid:48", name="a", minute=0)
     report(world, "alpha", "xid:48", name="b", minute=10)
-    assert handle_events(at(10)) == 0
+    assert apply_rules_to_events(at(10)) == 0
 
 
 def test_what_an_operator_put_into_the_table_is_done(world: World) -> None:
     HealthRule.objects.filter(code="xid:79").update(action="drain")
     report(world, "beta", "xid:79")
-    handle_events(at(10))
+    apply_rules_to_events(at(10))
     assert admin_states()["beta"] == "draining"
 
 
 def test_many_failing_hosts_at_once_are_left_to_a_person(world: World) -> None:
     for host in ("alpha", "beta", "gamma"):
         report(world, host, "xid:79")
-    handle_events(at(10))
+    apply_rules_to_events(at(10))
     closed = [name for name, state in admin_states().items() if state == "cordoned"]
     assert closed == ["alpha"]
     assert HealthEvent.objects.filter(action_taken="held_back").count() == 2
     report(world, "beta", "xid:79", name="again")
-    handle_events(at(11, 30))
+    apply_rules_to_events(at(11, 30))
     assert admin_states()["beta"] == "cordoned"
 
 
@@ -142,7 +142,7 @@ def timeout_of_contexts(
     hold(work, units_of(world.hosts[host])[0], at(9, number), at(9, number + 1))
     uuid = units_of(world.hosts[host])[0].gpu.uuid
     event = Health(f"{host} {number}", uuid, "simulated", "xid:109", at(9, number).timestamp() + 60 * ahead, "")
-    accept_health(world.hosts[host].pk, event, at(9, number, 5))
+    record_health_event(world.hosts[host].pk, event, at(9, number, 5))
 
 
 def out(world: World) -> set[str]:
@@ -152,16 +152,16 @@ def out(world: World) -> set[str]:
 def test_one_person_takes_no_gpu_from_the_others_however_often_a_program_does_not_yield(world: World) -> None:
     for number in range(0, 40, 4):
         timeout_of_contexts(world, world.vision, number)
-    assert handle_events(at(10)) == 0 and out(world) == set()
+    assert apply_rules_to_events(at(10)) == 0 and out(world) == set()
     assert set(HealthEvent.objects.values_list("action_taken", flat=True)) == {"note"}
 
 
 def test_a_gpu_on_which_the_programs_of_three_people_do_not_yield_is_taken_out(world: World) -> None:
     timeout_of_contexts(world, world.vision, 0)
     timeout_of_contexts(world, world.vision, 4, member=1)
-    assert handle_events(at(10)) == 0
+    assert apply_rules_to_events(at(10)) == 0
     timeout_of_contexts(world, world.language, 8)
-    assert handle_events(at(10)) == 1 and out(world) == {"alpha/0"}
+    assert apply_rules_to_events(at(10)) == 1 and out(world) == {"alpha/0"}
 
 
 def test_people_on_other_gpus_or_long_ago_are_no_evidence_against_this_one(world: World) -> None:
@@ -170,13 +170,13 @@ def test_people_on_other_gpus_or_long_ago_are_no_evidence_against_this_one(world
     timeout_of_contexts(world, world.robotics, 8)
     HealthRule.objects.filter(code="xid:109").update(window_seconds=600)
     timeout_of_contexts(world, world.language, 30)
-    assert handle_events(at(10)) == 0 and out(world) == set()
+    assert apply_rules_to_events(at(10)) == 0 and out(world) == set()
 
 
 def test_where_nobody_was_on_the_gpu_each_event_counts(world: World) -> None:
     for number in (0, 10, 20):
         report(world, "alpha", "xid:109", name=str(number), minute=number)
-    assert handle_events(at(10)) == 1 and out(world) == {"alpha/0"}
+    assert apply_rules_to_events(at(10)) == 1 and out(world) == {"alpha/0"}
 
 
 def test_of_several_people_on_a_gpu_the_fewest_count_that_could_have_done_it_all(world: World) -> None:
@@ -188,8 +188,8 @@ def test_of_several_people_on_a_gpu_the_fewest_count_that_could_have_done_it_all
     index = first.gpu.index
     for minute in (1, 12, 23):
         event = Health(f"shared {minute}", first.gpu.uuid, "simulated", "xid:109", at(9, minute).timestamp(), f"GPU {index}")
-        accept_health(world.hosts["gamma"].pk, event, at(9, minute, 1))
-    assert handle_events(at(10)) == 0, "one of them was there each time"
+        record_health_event(world.hosts["gamma"].pk, event, at(9, minute, 1))
+    assert apply_rules_to_events(at(10)) == 0, "one of them was there each time"
 
 
 def test_an_event_that_was_told_late_may_be_of_anybody_meanwhile(world: World) -> None:
@@ -197,36 +197,36 @@ def test_an_event_that_was_told_late_may_be_of_anybody_meanwhile(world: World) -
     hold(workload(world, world.vision), unit, at(9, 30))
     for minute in (0, 5, 10):  # the host's clock is slow by half an hour
         report(world, "alpha", "xid:109", name=str(minute), minute=minute)
-    assert handle_events(at(10)) == 0
+    assert apply_rules_to_events(at(10)) == 0
 
 
 def test_one_person_takes_no_gpu_on_a_host_whose_clock_is_wrong(world: World) -> None:
     for number, ahead in ((0, 30), (4, 30), (8, 25), (40, -20), (44, -20), (48, -30)):
         timeout_of_contexts(world, world.vision, number, ahead=ahead)
-    assert handle_events(at(10)) == 0 and out(world) == set()
+    assert apply_rules_to_events(at(10)) == 0 and out(world) == set()
 
 
 def test_three_people_are_told_apart_on_a_host_whose_clock_is_ahead(world: World) -> None:
     for number, each in ((0, world.vision), (4, world.language), (8, world.robotics)):
         timeout_of_contexts(world, each, number, ahead=3)
-    assert handle_events(at(10)) == 1 and out(world) == {"alpha/0"}
+    assert apply_rules_to_events(at(10)) == 1 and out(world) == {"alpha/0"}
 
 
 def test_how_many_people_it_took_is_known_at_once_however_many_there_were() -> None:
     alone = [frozenset({person}) for person in range(50)]
     began = time.monotonic()
-    assert fewest(alone, 40) == 40
+    assert minimum_hitting_set_size(alone, 40) == 40
     by_eight = [frozenset(range(number, number + 8)) for number in range(0, 200, 4)]
-    assert 25 <= fewest(by_eight, 40) <= 40, "25 of them share nobody"
+    assert 25 <= minimum_hitting_set_size(by_eight, 40) <= 40, "25 of them share nobody"
     assert time.monotonic() - began < 5.0
 
 
 @given(
-    events=st.lists(st.frozensets(st.integers(0, 6), min_size=1, max_size=4), max_size=7), enough=st.integers(0, MOST_SEARCHED + 1)
+    events=st.lists(st.frozensets(st.integers(0, 6), min_size=1, max_size=4), max_size=7), enough=st.integers(0, MAX_EXACT_OWNERS + 1)
 )
 def test_of_a_few_people_the_fewest_are_found_by_whom_it_can_be_explained(events: list[frozenset[int]], enough: int) -> None:
     ways = (set(some) for count in range(8) for some in combinations(range(7), count))
-    assert fewest(events, enough) == min(enough, len(next(some for some in ways if all(those & some for those in events))))
+    assert minimum_hitting_set_size(events, enough) == min(enough, len(next(some for some in ways if all(those & some for those in events))))
 
 
 def test_a_rule_of_many_events_acts_when_so_many_came_and_asks_once_for_all_of_them(world: World) -> None:
@@ -234,9 +234,9 @@ def test_a_rule_of_many_events_acts_when_so_many_came_and_asks_once_for_all_of_t
     for number in range(60):
         report(world, "alpha", "xid:109", name=str(number), minute=number)
     with CaptureQueriesContext(connection) as asked:
-        assert different(list(HealthEvent.objects.all()), 60) == 60
+        assert count_distinct_causes(list(HealthEvent.objects.all()), 60) == 60
     assert len(asked) == 2, "the events themselves, and who was on the GPU"
-    assert handle_events(at(10)) == 1 and out(world) == {"alpha/0"}
+    assert apply_rules_to_events(at(10)) == 1 and out(world) == {"alpha/0"}
 
 
 def test_what_a_program_can_bring_about_leaves_the_limit_to_real_faults(world: World) -> None:
@@ -244,7 +244,7 @@ def test_what_a_program_can_bring_about_leaves_the_limit_to_real_faults(world: W
     report(world, "alpha", "xid:109")
     report(world, "beta", "xid:109")
     report(world, "gamma", "xid:79")
-    handle_events(at(10))
+    apply_rules_to_events(at(10))
     assert admin_states()["alpha"] == "cordoned" and admin_states()["beta"] == "in_service"
     assert admin_states()["gamma"] == "cordoned"
     told = dict(HealthEvent.objects.values_list("host__name", "action_taken"))
@@ -260,12 +260,12 @@ def test_events_of_programs_count_by_people_and_no_other_rule_does_that_closes_a
 
 def test_a_process_that_was_ended_is_noted_and_is_never_what_a_program_failed_of(world: World) -> None:
     gpu = units_of(world.hosts["alpha"])[0].gpu
-    accept_health(world.hosts["alpha"].pk, Health("one", gpu.uuid, "agent", "stray:ended", at(9).timestamp(), "pid=7, x"), at(9))
-    assert handle_events(at(9)) == 0
+    record_health_event(world.hosts["alpha"].pk, Health("one", gpu.uuid, "agent", "stray:ended", at(9).timestamp(), "pid=7, x"), at(9))
+    assert apply_rules_to_events(at(9)) == 0
     assert HealthEvent.objects.get().action_taken == "note"
     HealthRule.objects.filter(code="stray:ended").update(action="quarantine_gpu")
     run = RunSeen("r", 1, "ended", gpu_events=["stray:ended"])
-    assert gpu_faults([run]) == frozenset()
+    assert gpu_fault_codes([run]) == frozenset()
 
 
 # -- a host that somebody closed already -------------------------------------------------------------------------------------
@@ -278,7 +278,7 @@ def test_a_fault_of_a_host_that_is_closed_by_hand_stands_beside_its_reason(world
     close(alpha, reason="looking at fans", now=at(8))
     before = Host.objects.get(name="alpha").admin_state
     report(world, "alpha", "xid:79")
-    assert handle_events(at(10)) == 1
+    assert apply_rules_to_events(at(10)) == 1
     host = Host.objects.get(name="alpha")
     assert host.state_reason == "looking at fans; the GPU has fallen off the bus (xid:79): planted"
     assert host.admin_state == before
@@ -286,14 +286,14 @@ def test_a_fault_of_a_host_that_is_closed_by_hand_stands_beside_its_reason(world
     assert Gpu.objects.get(pk=units[0].gpu_id).repair_state == "quarantined"
     assert Command.objects.filter(run=beside.run, verb="notice", code="drained").exists()
     report(world, "alpha", "xid:79", name="again")
-    handle_events(at(10, 1))
+    apply_rules_to_events(at(10, 1))
     assert Host.objects.get(name="alpha").state_reason == host.state_reason, "once is enough"
 
 
 def test_a_long_reason_leaves_room_for_the_fault(world: World) -> None:
     cordon_host(world.hosts["alpha"], reason="fans " * 60, now=at(8))
     report(world, "alpha", "xid:79")
-    handle_events(at(10))
+    apply_rules_to_events(at(10))
     reason = Host.objects.get(name="alpha").state_reason
     assert len(reason) == 300 and reason.endswith("; the GPU has fallen off the bus (xid:79): planted")
 
@@ -302,6 +302,6 @@ def test_a_drain_by_the_table_keeps_why_a_person_cordoned_the_host(world: World)
     HealthRule.objects.filter(code="xid:79").update(action="drain")
     cordon_host(world.hosts["alpha"], reason="looking at fans", now=at(8))
     report(world, "alpha", "xid:79")
-    handle_events(at(10))
+    apply_rules_to_events(at(10))
     host = Host.objects.get(name="alpha")
     assert host.admin_state == "draining" and host.state_reason.startswith("looking at fans; the GPU has fallen")

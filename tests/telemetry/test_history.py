@@ -6,11 +6,11 @@ import datetime as dt
 
 import pytest
 
-from telemetry import statements
-from telemetry.charges import charge
-from telemetry.history import hold_charges, load_history
+from demo.simulated_usage import defer_charges, load_simulated_usage
 from telemetry.models import Charge, Rollup, RollupDue, Sample, SettledAllocation
-from telemetry.rollups import roll_up_due
+from telemetry.money import statements
+from telemetry.money.charges import charge_all_gpus
+from telemetry.rollups.roll_up import roll_up_due_buckets
 from tests.telemetry.rows import at, hold, workload
 from tests.world import World, units_of
 
@@ -22,7 +22,7 @@ START, END = at(0, day=3), at(12, 20, day=9)
 def past(rates: World) -> World:
     units = units_of(rates.hosts["alpha"])
     teams = rates.teams
-    hold_charges(END)
+    defer_charges(END)
     for number in range(60):
         work = workload(
             rates,
@@ -38,7 +38,7 @@ def past(rates: World) -> World:
 
 def load(world: World) -> list[tuple[int, int, str]]:
     heard: list[tuple[int, int, str]] = []
-    load_history({}, start=START, end=END, now=END, progress=lambda *step: heard.append(step))
+    load_simulated_usage({}, start=START, end=END, now=END, progress=lambda *step: heard.append(step))
     return heard
 
 
@@ -46,7 +46,7 @@ def test_history_is_charged_and_adds_up_and_tells_how_far_it_is(past: World) -> 
     heard = load(past)
     assert [step[0] for step in heard] == sorted(step[0] for step in heard)
     assert heard[-1][:2] == (heard[-1][1], heard[-1][1])
-    assert all(pool.holds for pool in statements.conservation(dt.date(2026, 3, 1)))
+    assert all(pool.holds for pool in statements.reconcile_costs(dt.date(2026, 3, 1)))
     used = Charge.objects.filter(bucket="used")
     assert used.count() > 50
     assert all(line.simulated and line.covered_slot_seconds and line.used_slot_seconds is not None for line in used)
@@ -62,7 +62,7 @@ def test_history_has_hours_and_days_that_agree_and_samples_of_the_last_day_only(
     )
     assert Sample.objects.filter(ts__lt=END - dt.timedelta(days=1)).count() == 0
     assert Sample.objects.count() > 1000
-    roll_up_due(END + dt.timedelta(minutes=2))
+    roll_up_due_buckets(END + dt.timedelta(minutes=2))
     assert Rollup.objects.filter(resolution=60).exists()
     assert not RollupDue.objects.filter(resolution=60).exists()
 
@@ -72,7 +72,7 @@ def test_loading_history_again_changes_nothing_and_charging_goes_on_from_its_end
     before = (Rollup.objects.count(), Charge.objects.count(), Sample.objects.count())
     load(past)
     assert (Rollup.objects.count(), Charge.objects.count(), Sample.objects.count()) == before
-    charge(END + dt.timedelta(hours=2))
-    assert all(pool.holds for pool in statements.conservation(dt.date(2026, 3, 1)))
+    charge_all_gpus(END + dt.timedelta(hours=2))
+    assert all(pool.holds for pool in statements.reconcile_costs(dt.date(2026, 3, 1)))
     assert not Charge.objects.filter(reversal=True).exists()
     assert SettledAllocation.objects.count() == 60

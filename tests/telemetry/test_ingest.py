@@ -11,11 +11,11 @@ from django.conf import settings
 from django.db import connection
 
 from agent.protocol import Health, SampleBatch
-from telemetry import agent_api
-from telemetry.agent_api import accept_batch, accept_health, committed_sequence
-from telemetry.ingest import STREAM, Ingested, drain, prune_batches
+from telemetry.ingest import agent_api
+from telemetry.ingest.agent_api import committed_sequence, enqueue_batch, record_health_event
+from telemetry.ingest.samples import SAMPLE_STREAM_KEY, IngestResult, drain_stream, prune_batches
 from telemetry.models import Batch, HealthEvent, Rollup, RollupDue, Sample
-from telemetry.rollups import roll_up_due
+from telemetry.rollups.roll_up import roll_up_due_buckets
 from tests.telemetry.rows import at, batch, hold, workload
 from tests.world import World, units_of
 
@@ -27,26 +27,26 @@ NOW = at(10, 0)
 def empty_stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The real stream of this test's own Redis database."""
     assert "db=" in settings.REDIS_URL or settings.REDIS_URL
-    agent_api.connection().delete(STREAM)
+    agent_api.redis_client().delete(SAMPLE_STREAM_KEY)
     yield
-    agent_api.connection().delete(STREAM)
+    agent_api.redis_client().delete(SAMPLE_STREAM_KEY)
 
 
-def land(world: World, *batches: SampleBatch, host: str = "alpha", now: object = NOW) -> Ingested:
+def land(world: World, *batches: SampleBatch, host: str = "alpha", now: object = NOW) -> IngestResult:
     for each in batches:
-        accept_batch(world.hosts[host].pk, each, NOW)
-    return drain(agent_api.connection(), now)  # type: ignore[arg-type]
+        enqueue_batch(world.hosts[host].pk, each, NOW)
+    return drain_stream(agent_api.redis_client(), now)  # type: ignore[arg-type]
 
 
 def test_a_batch_lands_and_is_acknowledged_only_then(world: World) -> None:
     host, unit = world.hosts["alpha"], units_of(world.hosts["alpha"])[0]
-    accept_batch(host.pk, batch(1, unit, at(9, 50), 6), NOW)
+    enqueue_batch(host.pk, batch(1, unit, at(9, 50), 6), NOW)
     assert committed_sequence(host.pk) == 0
-    done = drain(agent_api.connection(), NOW)
+    done = drain_stream(agent_api.redis_client(), NOW)
     assert (done.batches, done.rows, done.rejected) == (1, 6, 0)
     assert committed_sequence(host.pk) == 1
     assert Sample.objects.filter(unit=unit).count() == 6
-    assert agent_api.connection().xlen(STREAM) == 0
+    assert agent_api.redis_client().xlen(SAMPLE_STREAM_KEY) == 0
 
 
 def test_a_batch_that_comes_twice_lands_once(world: World) -> None:
@@ -68,8 +68,8 @@ def test_a_batch_that_came_long_ago_is_refused_by_the_watermark_alone(world: Wor
 
 def test_the_watermark_waits_for_a_missing_batch_and_a_flushed_redis_loses_nothing(world: World) -> None:
     host, unit = world.hosts["alpha"], units_of(world.hosts["alpha"])[0]
-    accept_batch(host.pk, batch(1, unit, at(9, 50), 6), NOW)
-    agent_api.connection().delete(STREAM)
+    enqueue_batch(host.pk, batch(1, unit, at(9, 50), 6), NOW)
+    agent_api.redis_client().delete(SAMPLE_STREAM_KEY)
     land(world, batch(2, unit, at(9, 51), 6))
     assert committed_sequence(host.pk) == 0
     land(world, batch(1, unit, at(9, 50), 6), batch(2, unit, at(9, 51), 6))
@@ -103,7 +103,7 @@ def test_rows_that_cannot_be_true_are_counted_and_left_out(world: World) -> None
 
 
 def test_what_is_no_batch_is_dropped_and_the_rest_goes_on(world: World) -> None:
-    agent_api.connection().xadd(STREAM, {"host": "what"})
+    agent_api.redis_client().xadd(SAMPLE_STREAM_KEY, {"host": "what"})
     assert land(world, batch(1, units_of(world.hosts["alpha"])[0], at(9, 50), 2)).rows == 2
 
 
@@ -127,12 +127,12 @@ def test_samples_become_rollups_with_coverage_and_a_late_one_lands_in_its_bucket
     unit = units_of(world.hosts["alpha"])[0]
     allocation = hold(workload(world, world.vision), unit, at(9, 0))
     land(world, batch(1, unit, at(9, 30, 10), 3))
-    roll_up_due(NOW)
+    roll_up_due_buckets(NOW)
     minute = Rollup.objects.get(resolution=60, bucket=at(9, 30), allocation=allocation)
     assert (minute.held_seconds, minute.covered_seconds, minute.utilisation_seconds) == (60, 30, 15)
     assert not RollupDue.objects.exists()
     land(world, batch(2, unit, at(9, 30, 40), 3, utilisation=100.0))
-    roll_up_due(NOW)
+    roll_up_due_buckets(NOW)
     minute = Rollup.objects.get(resolution=60, bucket=at(9, 30), allocation=allocation)
     assert (minute.covered_seconds, minute.utilisation_seconds, minute.samples) == (60, 45, 5)
     hour = Rollup.objects.get(resolution=3600, bucket=at(9), allocation=allocation)
@@ -145,12 +145,12 @@ def test_samples_become_rollups_with_coverage_and_a_late_one_lands_in_its_bucket
 def test_rolling_up_again_changes_nothing(world: World) -> None:
     unit = units_of(world.hosts["alpha"])[0]
     land(world, batch(1, unit, at(9, 30, 10), 30))
-    roll_up_due(NOW)
+    roll_up_due_buckets(NOW)
     fields = ("resolution", "bucket", "unit", "covered_seconds", "utilisation_seconds", "samples")
     before = list(Rollup.objects.order_by("resolution", "bucket").values_list(*fields))
     land(world, batch(2, unit, at(9, 30, 10), 0))
     RollupDue.objects.create(resolution=60, bucket=at(9, 30), host=world.hosts["alpha"], marked_at=NOW)
-    roll_up_due(NOW)
+    roll_up_due_buckets(NOW)
     assert list(Rollup.objects.order_by("resolution", "bucket").values_list(*fields)) == before
 
 
@@ -164,8 +164,8 @@ def test_a_stray_process_is_reported_once_an_hour(world: World) -> None:
 def test_a_hardware_event_that_comes_twice_is_kept_once(world: World) -> None:
     gpu = units_of(world.hosts["alpha"])[0].gpu
     event = Health(event_id="e1", gpu=gpu.uuid, source="xid", code="xid:79", ts=at(9, 59).timestamp())
-    assert accept_health(world.hosts["alpha"].pk, event, NOW) is True
-    assert accept_health(world.hosts["alpha"].pk, event, NOW) is False
+    assert record_health_event(world.hosts["alpha"].pk, event, NOW) is True
+    assert record_health_event(world.hosts["alpha"].pk, event, NOW) is False
     assert HealthEvent.objects.get().gpu == gpu
 
 

@@ -9,8 +9,8 @@ from django.conf import settings
 
 from agent.protocol import Health
 from scheduler.models import Gpu, Host
-from telemetry import health, missing
-from telemetry.agent_api import accept_health
+from telemetry.health import missing_gpus, rules
+from telemetry.ingest.agent_api import record_health_event
 from telemetry.models import HealthEvent, HealthRule
 from tests.telemetry.rows import at
 from tests.world import World, units_of
@@ -23,26 +23,26 @@ def test_a_missing_gpu_is_one_event_that_operators_are_told_of(world: World) -> 
     Gpu.objects.filter(pk=gpu.pk).update(
         missing_since=at(9), retired_at=at(9), repair_state="quarantined", state_reason="XID 79"
     )
-    assert missing.watch(at(10)) == 1
-    health.handle_events(at(10))
-    assert missing.watch(at(11)) == 0
+    assert missing_gpus.record_missing_gpus(at(10)) == 1
+    rules.apply_rules_to_events(at(10))
+    assert missing_gpus.record_missing_gpus(at(11)) == 0
     event = HealthEvent.objects.get()
     assert (event.code, event.gpu_id, event.at, event.action_taken) == ("gpu:missing", gpu.pk, at(9), "warn")
     assert gpu.uuid in event.detail and "XID 79" in event.detail
     Gpu.objects.filter(pk=gpu.pk).update(missing_since=at(12))
-    assert missing.watch(at(13)) == 1, "it came back, and went again"
+    assert missing_gpus.record_missing_gpus(at(13)) == 1, "it came back, and went again"
 
 
 def test_what_is_missing_for_longer_than_events_are_kept_is_not_told_anew(world: World) -> None:
     gpu = units_of(world.hosts["alpha"])[0].gpu
     Gpu.objects.filter(pk=gpu.pk).update(missing_since=at(9))
-    assert missing.watch(at(9) + timedelta(days=settings.GPUPOOL_HEALTH_EVENT_DAYS)) == 0
+    assert missing_gpus.record_missing_gpus(at(9) + timedelta(days=settings.GPUPOOL_HEALTH_EVENT_DAYS)) == 0
 
 
 def test_a_host_whose_driver_can_not_be_asked_is_closed_like_one_whose_driver_hangs(world: World) -> None:
     for name, code in (("alpha", "nvml:unreadable"), ("delta", "nvml:hung")):
-        accept_health(world.hosts[name].pk, Health(code, "", "nvml", code, at(9).timestamp(), "version mismatch"), at(10))
-    health.handle_events(at(10))
+        record_health_event(world.hosts[name].pk, Health(code, "", "nvml", code, at(9).timestamp(), "version mismatch"), at(10))
+    rules.apply_rules_to_events(at(10))
     states = {host.name: host.admin_state for host in Host.objects.filter(name__in=("alpha", "delta"))}
     assert states == {"alpha": "cordoned", "delta": "cordoned"}
     assert "version mismatch" in Host.objects.get(name="alpha").state_reason

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.core.money import CENT, MICRO, round_parts, rounded, split, value_between
+from telemetry.core.amounts import CENT, MICRO, round_amount, round_parts, split_amount, value_between
 
 micros = st.decimals(min_value=-(10**9), max_value=10**9, places=6, allow_nan=False)
 cents = st.decimals(min_value=-(10**9), max_value=10**9, places=2, allow_nan=False)
@@ -21,42 +21,42 @@ SINCE = dt.datetime(2025, 1, 1, tzinfo=dt.UTC)
 
 @pytest.mark.parametrize(("amount", "expected"), [("1.005", "1.00"), ("1.015", "1.02"), ("-1.005", "-1.00"), ("2.675", "2.68")])
 def test_halves_are_rounded_to_the_even_cent(amount: str, expected: str) -> None:
-    assert rounded(Decimal(amount)) == Decimal(expected)
+    assert round_amount(Decimal(amount)) == Decimal(expected)
 
 
 @given(cents, st.lists(st.integers(0, 10**12), min_size=1, max_size=40))
 def test_parts_always_sum_to_the_whole(total: Decimal, weights: list[int]) -> None:
-    parts = split(total, weights)
+    parts = split_amount(total, weights)
     assert sum(parts) == total
     assert all(part % CENT == 0 for part in parts)
 
 
 @given(cents.filter(lambda total: total >= 0), st.lists(st.integers(1, 10**6), min_size=2, max_size=20))
 def test_no_part_is_a_whole_cent_away_from_its_share(total: Decimal, weights: list[int]) -> None:
-    for part, weight in zip(split(total, weights), weights, strict=True):
+    for part, weight in zip(split_amount(total, weights), weights, strict=True):
         assert abs(part - total * weight / sum(weights)) < CENT
 
 
 def test_a_cent_that_cannot_be_shared_goes_to_the_largest_remainder_then_to_the_earlier() -> None:
-    assert split(Decimal("1.00"), [1, 1, 1]) == [Decimal("0.34"), Decimal("0.33"), Decimal("0.33")]
-    assert split(Decimal("0.10"), [1, 5, 4]) == [Decimal("0.01"), Decimal("0.05"), Decimal("0.04")]
+    assert split_amount(Decimal("1.00"), [1, 1, 1]) == [Decimal("0.34"), Decimal("0.33"), Decimal("0.33")]
+    assert split_amount(Decimal("0.10"), [1, 5, 4]) == [Decimal("0.01"), Decimal("0.05"), Decimal("0.04")]
 
 
 @pytest.mark.parametrize("weights", [[], [1, -1]])
 def test_weights_that_cannot_be_shared_by_are_refused(weights: list[int]) -> None:
     with pytest.raises(ValueError, match="weights"):
-        split(Decimal("1.00"), weights)
+        split_amount(Decimal("1.00"), weights)
 
 
 def test_a_total_that_is_no_multiple_of_the_step_is_refused() -> None:
     with pytest.raises(ValueError, match="no multiple"):
-        split(Decimal("1.001"), [1])
+        split_amount(Decimal("1.001"), [1])
 
 
 @given(st.lists(micros, max_size=60))
 def test_rounded_parts_sum_to_the_rounded_total_and_stay_within_a_cent(amounts: list[Decimal]) -> None:
     parts = round_parts(amounts)
-    assert sum(parts, Decimal(0)) == rounded(sum(amounts, Decimal(0)))
+    assert sum(parts, Decimal(0)) == round_amount(sum(amounts, Decimal(0)))
     assert all(abs(part - amount) < CENT for part, amount in zip(parts, amounts, strict=True))
 
 
@@ -86,4 +86,4 @@ def test_money_is_rounded_in_one_module(root: Path) -> None:
     files = [path for package in packages for path in (root / package).rglob("*.py")]
     rounds = re.compile(r"\.quantize\(|\bROUND_(?:HALF|UP|DOWN|FLOOR|CEILING|05UP)")
     rounding = {str(path.relative_to(root)) for path in files if rounds.search(path.read_text())}
-    assert rounding == {"telemetry/core/money.py"}
+    assert rounding == {"telemetry/core/amounts.py"}

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from telemetry.charges import charge
-from telemetry.core.money import ZERO
-from telemetry.models import Bucket, Charge
-from telemetry.statements import CHARGED, IDLE, OVERHEAD, UNCHARGED
+from telemetry.core.amounts import ZERO
+from telemetry.models import Charge, ChargeBucketChoices
+from telemetry.money.charges import charge_all_gpus
+from telemetry.money.statements import CHARGED_BUCKETS, IDLE_BUCKETS, OVERHEAD_BUCKETS, UNCHARGED_BUCKETS
 from tests.telemetry.rows import at, hold, host_state, price, reservation, workload
 from tests.world import H100, World, units_of
 
@@ -26,7 +26,7 @@ def example(world: World) -> list[Charge]:
     inside = workload(world, world.robotics, reservation=booked)
     hold(inside, unit, at(14, 30), at(15, 30), end_code="finished", reservation=booked)
     host_state(world.hosts["alpha"], at(16, 30), admin="maintenance")
-    charge(at(17, 1))
+    charge_all_gpus(at(17, 1))
     return list(Charge.objects.filter(gpu=unit.gpu_id).order_by("start"))
 
 
@@ -51,11 +51,11 @@ def test_the_tables_of_the_documentation_are_what_the_code_charges(world: World,
 def test_the_sum_of_the_documentation_is_the_sum_of_the_lines(world: World, root: Path) -> None:
     lines = example(world)
 
-    def cost(buckets: tuple[Bucket, ...]) -> Decimal:
+    def cost(buckets: tuple[ChargeBucketChoices, ...]) -> Decimal:
         return sum((line.cost for line in lines if line.bucket in buckets), ZERO)
 
     charged = sum((line.charged for line in lines), ZERO)
-    figures = [charged, charged - cost(CHARGED), cost(UNCHARGED), cost(IDLE), cost(OVERHEAD)]
+    figures = [charged, charged - cost(CHARGED_BUCKETS), cost(UNCHARGED_BUCKETS), cost(IDLE_BUCKETS), cost(OVERHEAD_BUCKETS)]
     total = charged - figures[1] + sum(figures[2:], ZERO)
     words = "charged {} - margin {} + uncharged {} + idle {} + overhead {} = {}".format(
         *map(amount, figures), amount(total)
@@ -66,4 +66,4 @@ def test_the_sum_of_the_documentation_is_the_sum_of_the_lines(world: World, root
 
 def test_every_bucket_is_explained(root: Path) -> None:
     text = (root / "docs" / "money.md").read_text()
-    assert [bucket for bucket in Bucket.values if f"`{bucket}`" not in text] == []
+    assert [bucket for bucket in ChargeBucketChoices.values if f"`{bucket}`" not in text] == []

@@ -11,10 +11,11 @@ import pytest
 from django.db import DatabaseError, transaction
 from django.db.models import Sum
 
-from telemetry import agent_api, charges, ingest, statements
-from telemetry.charges import charge
-from telemetry.ingest import STREAM, drain
+from telemetry.ingest import agent_api, samples
+from telemetry.ingest.samples import SAMPLE_STREAM_KEY, drain_stream
 from telemetry.models import Charge, ChargedUntil, Sample, Statement, StatementLine
+from telemetry.money import charges, statements
+from telemetry.money.charges import charge_all_gpus
 from tests.concurrency.conftest import UNGUARDED, Meeting, race
 from tests.concurrency.conftest import world as committed_world
 from tests.telemetry.rows import at, batch, cost_centre, hold, price, workload
@@ -57,47 +58,47 @@ def most_slot_seconds_of_a_gpu() -> int:
 def test_two_ticks_of_charging_at_once_charge_each_second_once(rates: World, monkeypatch: pytest.MonkeyPatch) -> None:
     hold(workload(rates, rates.vision), units_of(rates.hosts["alpha"])[0], at(9), at(11), end_code="finished")
     meeting_in(monkeypatch, charges, "load_facts")
-    assert [each for each in race([lambda: charge(at(12, 5))] * 2) if isinstance(each, Exception)] == []
+    assert [each for each in race([lambda: charge_all_gpus(at(12, 5))] * 2) if isinstance(each, Exception)] == []
     assert most_slot_seconds_of_a_gpu() == 840 * 3 * 3600
     assert ChargedUntil.objects.filter(until=at(12)).count() == 28
 
 
 def test_without_the_claim_they_would_charge_it_twice(rates: World, monkeypatch: pytest.MonkeyPatch) -> None:
     meeting_in(monkeypatch, charges, "load_facts")
-    claim: Callable[..., list[int]] = charges._claim
+    claim: Callable[..., list[int]] = charges._claim_spans
 
     def claim_all(stretches: Any) -> list[int]:
         claim(stretches)
         return [gpu for gpu, _, _ in stretches]
 
-    monkeypatch.setattr(charges, "_claim", claim_all)
-    race([lambda: charge(at(12, 5))] * 2)
+    monkeypatch.setattr(charges, "_claim_spans", claim_all)
+    race([lambda: charge_all_gpus(at(12, 5))] * 2)
     assert most_slot_seconds_of_a_gpu() == 2 * 840 * 3 * 3600
 
 
 @pytest.fixture
 def stream(committed_world: World) -> Iterator[World]:
-    agent_api.connection().delete(STREAM)
+    agent_api.redis_client().delete(SAMPLE_STREAM_KEY)
     for sequence in (1, 2, 3):
         start = at(9) + dt.timedelta(minutes=sequence)
         one = batch(sequence, units_of(committed_world.hosts["alpha"])[0], start, 6)
-        agent_api.accept_batch(committed_world.hosts["alpha"].pk, one, at(10))
+        agent_api.enqueue_batch(committed_world.hosts["alpha"].pk, one, at(10))
     yield committed_world
-    agent_api.connection().delete(STREAM)
+    agent_api.redis_client().delete(SAMPLE_STREAM_KEY)
 
 
 def test_two_drains_at_once_land_each_batch_once(stream: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    meeting_in(monkeypatch, ingest, "_units_of")
-    done = race([lambda: drain(agent_api.connection(), at(10))] * 2)
+    meeting_in(monkeypatch, samples, "_units_of")
+    done = race([lambda: drain_stream(agent_api.redis_client(), at(10))] * 2)
     assert [each for each in done if isinstance(each, Exception)] == []
     assert Sample.objects.count() == 18
     assert agent_api.committed_sequence(stream.hosts["alpha"].pk) == 3
 
 
 def test_without_the_batch_rows_they_would_land_twice(stream: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    meeting_in(monkeypatch, ingest, "_units_of")
-    monkeypatch.setattr(ingest, "_claim", lambda batches: list(batches))
-    race([lambda: drain(agent_api.connection(), at(10))] * 2)
+    meeting_in(monkeypatch, samples, "_units_of")
+    monkeypatch.setattr(samples, "_insert_new_batches", lambda batches: list(batches))
+    race([lambda: drain_stream(agent_api.redis_client(), at(10))] * 2)
     assert Sample.objects.count() == 36
 
 
@@ -127,16 +128,16 @@ def close(rates: World, inserted: threading.Event) -> Callable[[], Statement]:
 
 
 def test_a_close_waits_for_charges_on_their_way_and_sees_them(rates: World) -> None:
-    charge(AFTER)
+    charge_all_gpus(AFTER)
     inserted = threading.Event()
     written, closed = race([a_line_on_its_way(inserted), close(rates, inserted)])
     assert written == "committed"
-    assert isinstance(closed, statements.CannotClose)  # a second was charged twice, and the close noticed
+    assert isinstance(closed, statements.MonthCloseError)  # a second was charged twice, and the close noticed
     assert Statement.objects.get(month=MARCH).state == "open"
 
 
 def test_a_charge_that_comes_after_the_close_is_refused(rates: World) -> None:
-    charge(AFTER)
+    charge_all_gpus(AFTER)
     statement = statements.close_month(month=MARCH, closed_by=rates.finance, now=AFTER)
     (late,) = race([a_line_on_its_way(threading.Event())])
     assert isinstance(late, DatabaseError)

@@ -7,18 +7,26 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.core.rollup import REACH, Held, Reading, Use, energy_between, merged, roll_up
+from telemetry.core.rollup import (
+    SAMPLE_REACH_SECONDS,
+    UnitHold,
+    UsageReading,
+    UsageSums,
+    energy_between,
+    merge_usage,
+    roll_up_readings,
+)
 
 
-def series(count: int, *, every: float = 10, first: float = 10, **reading: float | None) -> list[Reading]:
-    return [Reading(first + number * every, **({"utilisation": 50.0, "processes": 1} | reading)) for number in range(count)]  # type: ignore[arg-type]
+def series(count: int, *, every: float = 10, first: float = 10, **reading: float | None) -> list[UsageReading]:
+    return [UsageReading(first + number * every, **({"utilisation": 50.0, "processes": 1} | reading)) for number in range(count)]  # type: ignore[arg-type]
 
 
 @st.composite
-def any_hour(draw: st.DrawFn) -> tuple[list[Reading], list[Held]]:
+def any_hour(draw: st.DrawFn) -> tuple[list[UsageReading], list[UnitHold]]:
     times = sorted(set(draw(st.lists(st.integers(-60, 400), max_size=40))))
     readings = [
-        Reading(
+        UsageReading(
             float(ts),
             draw(st.sampled_from([None, 0.0, 40.0, 100.0])),
             draw(st.sampled_from([None, 0.0, 10.0, 90.0])),
@@ -27,14 +35,14 @@ def any_hour(draw: st.DrawFn) -> tuple[list[Reading], list[Held]]:
         for ts in times
     ]
     edges = sorted(set(draw(st.lists(st.integers(-100, 500), max_size=8))))
-    held = [Held(number + 1, low, high) for number, (low, high) in enumerate(zip(edges[::2], edges[1::2], strict=False))]
+    held = [UnitHold(number + 1, low, high) for number, (low, high) in enumerate(zip(edges[::2], edges[1::2], strict=False))]
     return readings, held
 
 
 @given(any_hour())
-def test_covered_time_is_never_more_than_held_time_and_falls_into_one_kind_at_most(case: tuple[list[Reading], list[Held]]) -> None:
+def test_covered_time_is_never_more_than_held_time_and_falls_into_one_kind_at_most(case: tuple[list[UsageReading], list[UnitHold]]) -> None:
     readings, held = case
-    uses = roll_up(readings, held, 0, 300)
+    uses = roll_up_readings(readings, held, 0, 300)
     assert math.isclose(sum(use.held_seconds for use in uses.values()), 300)
     for use in uses.values():
         assert use.covered_seconds <= use.held_seconds + 1e-6
@@ -44,12 +52,12 @@ def test_covered_time_is_never_more_than_held_time_and_falls_into_one_kind_at_mo
 
 
 @given(any_hour())
-def test_minutes_sum_to_their_hour(case: tuple[list[Reading], list[Held]]) -> None:
+def test_minutes_sum_to_their_hour(case: tuple[list[UsageReading], list[UnitHold]]) -> None:
     readings, held = case
-    whole = roll_up(readings, held, 0, 300)
-    minutes = [roll_up(readings, held, low, low + 60) for low in range(0, 300, 60)]
+    whole = roll_up_readings(readings, held, 0, 300)
+    minutes = [roll_up_readings(readings, held, low, low + 60) for low in range(0, 300, 60)]
     for owner, use in whole.items():
-        summed = merged(minute[owner] for minute in minutes if owner in minute)
+        summed = merge_usage(minute[owner] for minute in minutes if owner in minute)
         assert math.isclose(summed.covered_seconds, use.covered_seconds, abs_tol=1e-6)
         assert math.isclose(summed.busy_seconds or 0, use.busy_seconds or 0, abs_tol=1e-6)
         assert summed.samples == use.samples
@@ -57,36 +65,36 @@ def test_minutes_sum_to_their_hour(case: tuple[list[Reading], list[Held]]) -> No
 
 
 def test_a_gap_in_the_readings_is_not_covered_rather_than_idle() -> None:
-    readings = [*series(3), Reading(200.0, 50.0, processes=1)]
-    use = roll_up(readings, [Held(1, 0, 300)], 0, 300)[1]
-    assert use.covered_seconds == 30 + REACH
+    readings = [*series(3), UsageReading(200.0, 50.0, processes=1)]
+    use = roll_up_readings(readings, [UnitHold(1, 0, 300)], 0, 300)[1]
+    assert use.covered_seconds == 30 + SAMPLE_REACH_SECONDS
     assert use.idle_seconds == 0
     assert use.busy_seconds == 60
 
 
 def test_without_any_reading_nothing_is_known() -> None:
-    use = roll_up([], [Held(1, 0, 60)], 0, 60)[1]
+    use = roll_up_readings([], [UnitHold(1, 0, 60)], 0, 60)[1]
     assert (use.held_seconds, use.covered_seconds, use.busy_seconds, use.utilisation_seconds) == (60, 0, None, None)
 
 
 def test_a_slice_without_utilisation_is_busy_by_its_sm_activity_and_its_utilisation_stays_unknown() -> None:
-    use = roll_up(series(6, utilisation=None, sm_active=40.0), [Held(1, 0, 60)], 0, 60)[1]
+    use = roll_up_readings(series(6, utilisation=None, sm_active=40.0), [UnitHold(1, 0, 60)], 0, 60)[1]
     assert (use.busy_seconds, use.utilisation_seconds, use.sm_active_seconds) == (60, None, 24)
 
 
 def test_held_without_a_process_is_empty_and_with_a_sleeping_one_idle() -> None:
-    assert roll_up(series(6, utilisation=0.0, processes=0), [Held(1, 0, 60)], 0, 60)[1].empty_seconds == 60
-    assert roll_up(series(6, utilisation=0.0), [Held(1, 0, 60)], 0, 60)[1].idle_seconds == 60
+    assert roll_up_readings(series(6, utilisation=0.0, processes=0), [UnitHold(1, 0, 60)], 0, 60)[1].empty_seconds == 60
+    assert roll_up_readings(series(6, utilisation=0.0), [UnitHold(1, 0, 60)], 0, 60)[1].idle_seconds == 60
 
 
 def test_busy_time_with_little_sm_activity_is_inefficient_and_unknown_where_it_is_not_measured() -> None:
-    assert roll_up(series(6, sm_active=5.0), [Held(1, 0, 60)], 0, 60)[1].inefficient_seconds == 60
-    assert roll_up(series(6, sm_active=60.0), [Held(1, 0, 60)], 0, 60)[1].inefficient_seconds == 0
-    assert roll_up(series(6), [Held(1, 0, 60)], 0, 60)[1].inefficient_seconds is None
+    assert roll_up_readings(series(6, sm_active=5.0), [UnitHold(1, 0, 60)], 0, 60)[1].inefficient_seconds == 60
+    assert roll_up_readings(series(6, sm_active=60.0), [UnitHold(1, 0, 60)], 0, 60)[1].inefficient_seconds == 0
+    assert roll_up_readings(series(6), [UnitHold(1, 0, 60)], 0, 60)[1].inefficient_seconds is None
 
 
 def test_a_reading_after_a_change_of_hands_speaks_for_both_holders_by_their_seconds() -> None:
-    uses = roll_up(series(6), [Held(1, 0, 25), Held(2, 25, 60)], 0, 60)
+    uses = roll_up_readings(series(6), [UnitHold(1, 0, 25), UnitHold(2, 25, 60)], 0, 60)
     assert (uses[1].covered_seconds, uses[2].covered_seconds) == (25, 35)
 
 
@@ -97,4 +105,4 @@ def test_the_energy_counter_may_start_again() -> None:
 
 
 def test_nothing_merged_is_unknown() -> None:
-    assert merged([]) == Use()
+    assert merge_usage([]) == UsageSums()

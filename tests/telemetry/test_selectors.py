@@ -12,18 +12,18 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from scheduler.models import Allocation, Run, Workload
-from telemetry import selectors
-from telemetry.charges import charge
+from telemetry import reads
 from telemetry.core.charging import SLOTS_PER_GPU
-from telemetry.facts import load_rates
 from telemetry.models import Budget, Charge, Price, Rollup, Sample
-from telemetry.selectors import Filters
+from telemetry.money.charges import charge_all_gpus
+from telemetry.money.charging_inputs import load_rates
+from telemetry.reads import UsageFilters
 from tests.telemetry.rows import at, hold, host_state, reservation, workload
 from tests.world import H100, World, units_of
 
 pytestmark = pytest.mark.django_db
 MARCH = dt.date(2026, 3, 1)
-MORNING = Filters(at(9), at(13))
+MORNING = UsageFilters(at(9), at(13))
 
 
 def used(allocation: Allocation, hour: int, *, held: float = 3600, **measures: float | None) -> None:
@@ -53,12 +53,12 @@ def morning(rates: World) -> World:
     host_state(rates.hosts["beta"], at(11), admin="maintenance")
     for hour in (9, 10, 11, 12):
         used(first, hour)
-    charge(at(13, 5))
+    charge_all_gpus(at(13, 5))
     return rates
 
 
 def test_the_waterfall_accounts_for_every_gpu_hour_and_every_cent(morning: World) -> None:
-    fall = selectors.waterfall(Filters(at(9), at(13), pool=morning.shared.pk))
+    fall = reads.usage_waterfall(UsageFilters(at(9), at(13), pool=morning.shared.pk))
     steps = {step.key: round(step.gpu_hours, 6) for step in fall.steps}
     assert fall.gpu_hours == pytest.approx(24 * 4)
     assert sum(step.gpu_hours for step in fall.steps) == pytest.approx(fall.gpu_hours)
@@ -73,18 +73,18 @@ def test_the_waterfall_accounts_for_every_gpu_hour_and_every_cent(morning: World
 
 
 def test_a_teams_waterfall_begins_with_what_it_held_or_reserved(morning: World) -> None:
-    fall = selectors.waterfall(Filters(at(9), at(13), team=morning.robotics.team.pk))
+    fall = reads.usage_waterfall(UsageFilters(at(9), at(13), team=morning.robotics.team.pk))
     assert {step.key: step.gpu_hours for step in fall.steps if step.gpu_hours} == {"reserved_unused": pytest.approx(3)}
     assert fall.coverage is None
 
 
 def test_a_period_that_cuts_lines_counts_their_parts(morning: World) -> None:
-    fall = selectors.waterfall(Filters(at(9, 30), at(10), pool=morning.shared.pk))
+    fall = reads.usage_waterfall(UsageFilters(at(9, 30), at(10), pool=morning.shared.pk))
     assert fall.gpu_hours == pytest.approx(12)
 
 
 def test_use_by_team_shows_what_is_unknown_as_unknown(morning: World) -> None:
-    table = selectors.use_by("team", Filters(at(9), at(13), pool=morning.shared.pk))
+    table = reads.usage_by("team", UsageFilters(at(9), at(13), pool=morning.shared.pk))
     by_name = {group.name: group for group in table.groups}
     vision, language, robotics = by_name["Vision"], by_name["Language"], by_name["Robotics"]
     assert (vision.held, vision.mean_gpus, vision.used, vision.busy) == pytest.approx((4.0, 1.0, 1.6, 2.0))
@@ -96,38 +96,38 @@ def test_use_by_team_shows_what_is_unknown_as_unknown(morning: World) -> None:
     assert (vision.charged, language.charged) == (Decimal("9.60"), Decimal("4.80"))
 
 
-@pytest.mark.parametrize("dimension", sorted(selectors.DIMENSIONS))
+@pytest.mark.parametrize("dimension", sorted(reads.USAGE_DIMENSIONS))
 def test_every_dimension_holds_the_same_hours(morning: World, dimension: str) -> None:
-    table = selectors.use_by(dimension, MORNING)
+    table = reads.usage_by(dimension, MORNING)
     assert sum(group.held for group in table.groups) == pytest.approx(7.0)
 
 
 def test_a_dimension_that_is_none_is_refused_by_name(world: World) -> None:
     with pytest.raises(ValueError, match="'colour' is not one of"):
-        selectors.use_by("colour", MORNING)
+        reads.usage_by("colour", MORNING)
     with pytest.raises(ValueError, match="'colour' is not one of"):
-        selectors.charges_by("colour", MARCH)
+        reads.charges_by("colour", MARCH)
     with pytest.raises(ValueError, match="colour is not one of"):
-        selectors.charge_lines(MARCH, colour="red")
+        reads.charge_lines(MARCH, colour="red")
     with pytest.raises(ValueError, match="not after start"):
-        Filters(at(10), at(10))
+        UsageFilters(at(10), at(10))
 
 
 def test_a_viewers_filter_leaves_out_other_teams(morning: World) -> None:
-    mine = Filters(at(9), at(13), teams=[morning.vision.team.pk], users=[])
-    assert [group.name for group in selectors.use_by("team", mine).groups] == ["Vision"]
-    assert selectors.waterfall(mine).gpu_hours == pytest.approx(4 + 16)  # and the static pool it pays for
-    nobody = Filters(at(9), at(13), teams=[], users=[])
-    assert selectors.use_by("team", nobody).groups == []
+    mine = UsageFilters(at(9), at(13), teams=[morning.vision.team.pk], users=[])
+    assert [group.name for group in reads.usage_by("team", mine).groups] == ["Vision"]
+    assert reads.usage_waterfall(mine).gpu_hours == pytest.approx(4 + 16)  # and the static pool it pays for
+    nobody = UsageFilters(at(9), at(13), teams=[], users=[])
+    assert reads.usage_by("team", nobody).groups == []
 
 
 def test_use_over_time_is_the_mean_of_gpus_held_in_each_hour(morning: World) -> None:
-    series = {each.name: each for each in selectors.use_over_time(MORNING, dimension="team")}
+    series = {each.name: each for each in reads.usage_over_time(MORNING, dimension="team")}
     assert series["Vision"].held == pytest.approx([1, 1, 1, 1])
     assert series["Language"].held == pytest.approx([1, 1, 1, 0])
     assert series["Vision"].busy == pytest.approx([0.4] * 4)
     assert series["Language"].busy == [None] * 4
-    together = selectors.use_over_time(MORNING)
+    together = reads.usage_over_time(MORNING)
     assert len(together) == 1
     assert together[0].held == pytest.approx([2, 2, 2, 1])
 
@@ -137,8 +137,8 @@ def test_pooling_saves_what_teams_need_at_different_times(rates: World) -> None:
     for unit in units[:4]:
         hold(workload(rates, rates.vision), unit, at(9), at(12), end_code="finished")
         hold(workload(rates, rates.language), unit, at(12), at(15), end_code="finished")
-    charge(at(15, 5))
-    saving = selectors.pooling_saving(Filters(at(9), at(15), pool=rates.shared.pk))
+    charge_all_gpus(at(15, 5))
+    saving = reads.pooling_savings(UsageFilters(at(9), at(15), pool=rates.shared.pk))
     assert (saving.dedicated, saving.pooled, saving.gpus, saving.owned) == (8, 4, 4, 24)
     assert saving.per_month == Decimal("7008.00")  # 4 GPUs x 730 h x 2.40
 
@@ -151,11 +151,11 @@ def test_waits_count_from_submission_to_the_first_gpu(rates: World) -> None:
         hold(work, unit, start, start + timedelta(seconds=30), end_code="checkpointed")
     hold(work, unit, at(10), at(11), end_code="finished")
     workload(rates, rates.vision, submitted_at=at(9), state="queued", models_wanted=[H100])
-    (row,) = selectors.waits("team", MORNING)
+    (row,) = reads.wait_times("team", MORNING)
     assert (row.name, row.started, row.p50, row.longest) == ("Vision", 3, 120.0, 180.0)
     assert (row.still_waiting, row.preemptions) == (1, 3)
     for by in ("size", "model", "project", "type"):
-        assert sum(each.started for each in selectors.waits(by, Filters(at(9), at(13), model=H100))) == 3
+        assert sum(each.started for each in reads.wait_times(by, UsageFilters(at(9), at(13), model=H100))) == 3
 
 
 def test_live_shows_the_last_reading_and_nothing_where_it_is_stale(world: World) -> None:
@@ -167,7 +167,7 @@ def test_live_shows_the_last_reading_and_nothing_where_it_is_stale(world: World)
             cursor.execute(
                 "INSERT INTO telemetry_sample (unit_id, ts, utilisation) VALUES (%s, %s, %s)", [unit.pk, moment, reading]
             )
-    seen = selectors.live(at(10), pool=world.shared.pk)
+    seen = reads.live_readings(at(10), pool=world.shared.pk)
     by_unit = {each.unit: each for each in seen}
     assert len(seen) == 8 + 8 + 6 + 14
     assert (by_unit[units[0].pk].utilisation, by_unit[units[0].pk].workload) == (66.0, allocation.workload_id)
@@ -176,16 +176,16 @@ def test_live_shows_the_last_reading_and_nothing_where_it_is_stale(world: World)
 
 
 def test_charges_drill_down_from_cost_centre_to_lines_and_sum_at_each_step(morning: World) -> None:
-    total = selectors.charges_by("cost_centre", MARCH).total.charged
+    total = reads.charges_by("cost_centre", MARCH).total.charged
     assert total == Decimal("39.20")  # 9.60 + 4.80 + 7.20 and the static pool's 4 x 4 x 1.10
     where: dict[str, Any] = {}
     for dimension in ("cost_centre", "team", "project", "type", "workload"):
-        table = selectors.charges_by(dimension, MARCH, **where)
+        table = reads.charges_by(dimension, MARCH, **where)
         assert sum(group.charged for group in table.groups) == table.total.charged
         top = next(group for group in table.groups if group.name not in ("",))
         assert top.charged == top.used + top.idle + top.unmeasured + top.reserved_unused
         where[dimension] = top.key
-    lines = selectors.charge_lines(MARCH, **where)
+    lines = reads.charge_lines(MARCH, **where)
     assert sum(line.charged for line in lines) == top.charged
     assert all(line.allocation_id for line in lines)
 
@@ -199,17 +199,17 @@ def test_the_way_down_keeps_the_cent_that_a_row_was_given(morning: World) -> Non
             model=H100, team_name="T", cost_centre=code, cost="0.004", charged="0.004", created_at=at(3),
         )  # fmt: skip
     lines = Charge.objects.filter(team_name="T")
-    above = selectors.charges_by("cost_centre", MARCH, lines)
+    above = reads.charges_by("cost_centre", MARCH, lines)
     assert sorted(group.charged for group in above.groups) == [Decimal("0.00"), Decimal("0.00"), Decimal("0.01")]
     for row in above.groups:
-        below = selectors.charges_by("team", MARCH, lines, cost_centre=row.key)
+        below = reads.charges_by("team", MARCH, lines, cost_centre=row.key)
         assert (below.total.charged, below.total.cost) == (row.charged, row.cost)
-        lowest = selectors.charges_by("project", MARCH, lines, cost_centre=row.key, team=below.groups[0].key)
+        lowest = reads.charges_by("project", MARCH, lines, cost_centre=row.key, team=below.groups[0].key)
         assert lowest.total.charged == row.charged
 
 
 def test_charged_time_is_split_into_busy_idle_and_what_nobody_measured(morning: World) -> None:
-    by_name = {group.name: group for group in selectors.charges_by("team", MARCH, type="training").groups}
+    by_name = {group.name: group for group in reads.charges_by("team", MARCH, type="training").groups}
     assert (by_name["Vision"].used, by_name["Vision"].idle, by_name["Vision"].unmeasured) == tuple(
         map(Decimal, ("3.84", "5.76", "0.00"))
     )
@@ -219,18 +219,18 @@ def test_charged_time_is_split_into_busy_idle_and_what_nobody_measured(morning: 
 
 def test_a_budget_shows_what_is_left_and_where_the_month_is_going(morning: World) -> None:
     team = morning.vision.team.pk
-    assert selectors.budget_left(MARCH, at(14), team=team) is None
+    assert reads.find_budget_status(MARCH, at(14), team=team) is None
     Budget.objects.create(team_id=team, month=MARCH, amount="100.00")
-    view = selectors.budget_left(MARCH, at(14), team=team)
+    view = reads.find_budget_status(MARCH, at(14), team=team)
     assert view is not None
     assert (view.spent, view.left, view.forecast) == (Decimal("27.20"), Decimal("72.80"), None)
-    later = selectors.budget_left(MARCH, at(12, day=16), team=team)
+    later = reads.find_budget_status(MARCH, at(12, day=16), team=team)
     assert later is not None
     assert later.forecast == Decimal("54.40")
 
 
 def test_the_price_in_force_is_the_newest_one_that_has_begun(rates: World) -> None:
-    card = selectors.prices_now(at(9))
+    card = reads.load_current_prices(at(9))
     assert card.of(rates.shared.pk, H100) == Decimal("2.40")
     assert card.of(rates.shared.pk, H100, SLOTS_PER_GPU // 4) == Decimal("0.60")
     assert card.of(rates.shared.pk, "B300") is None
@@ -244,7 +244,7 @@ def test_the_price_that_is_told_is_the_one_that_is_charged(world: World) -> None
             pool=pool, model=H100, cost_per_gpu_hour=1, price_per_gpu_hour=price, valid_from=at(hour), created_at=at(1)
         )
     told = {
-        hour: (selectors.prices_now(at(hour)).of(shared.pk, H100), selectors.prices_now(at(hour)).of(static.pk, H100))
+        hour: (reads.load_current_prices(at(hour)).of(shared.pk, H100), reads.load_current_prices(at(hour)).of(static.pk, H100))
         for hour in (7, 8, 11, 13, 15)
     }
     assert told == {7: (None, None), 8: (1, 1), 11: (2, 1), 13: (2, 3), 15: (4, 3)}
@@ -253,7 +253,7 @@ def test_the_price_that_is_told_is_the_one_that_is_charged(world: World) -> None
 
 
 def test_rhythm_is_known_only_where_something_was_measured(morning: World) -> None:
-    cells = selectors.rhythm(MORNING)
+    cells = reads.utilisation_heatmap(MORNING)
     assert cells[0][9] == pytest.approx(0.4)
     assert cells[0][8] is None
     assert len(cells) == 7
@@ -262,10 +262,10 @@ def test_rhythm_is_known_only_where_something_was_measured(morning: World) -> No
 def test_figures_take_a_fixed_number_of_queries(morning: World) -> None:
     def count() -> int:
         with CaptureQueriesContext(connection) as queries:
-            selectors.waterfall(MORNING)
-            selectors.use_by("workload", MORNING)
-            selectors.use_over_time(MORNING, dimension="team")
-            selectors.charges_by("workload", MARCH)
+            reads.usage_waterfall(MORNING)
+            reads.usage_by("workload", MORNING)
+            reads.usage_over_time(MORNING, dimension="team")
+            reads.charges_by("workload", MARCH)
         return len(queries)
 
     before = count()

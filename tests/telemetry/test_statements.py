@@ -14,12 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.models import Project, Team
-from telemetry import agent_api, selectors, statements
-from telemetry.charges import charge
-from telemetry.core.money import CENT, MICRO, rounded
-from telemetry.ingest import STREAM, drain
+from telemetry import reads
+from telemetry.core.amounts import CENT, MICRO, round_amount
+from telemetry.ingest import agent_api
+from telemetry.ingest.samples import SAMPLE_STREAM_KEY, drain_stream
 from telemetry.models import Charge, ChargedUntil, HealthRule, Statement, StatementLine
-from telemetry.rollups import roll_up_due
+from telemetry.money import statements
+from telemetry.money.charges import charge_all_gpus
+from telemetry.rollups.roll_up import roll_up_due_buckets
 from tests.telemetry.rows import at, batch, cost_centre, end_hold, hold, host_state, price, reservation, workload
 from tests.world import A100, H100, World, units_of
 
@@ -46,7 +48,7 @@ def busy_march(rates: World) -> World:
     host_state(world.hosts["beta"], at(3, day=8), lease="silent")
     host_state(world.hosts["beta"], at(9, 30, 30, day=8), admin="maintenance")
     host_state(world.hosts["beta"], at(12, day=8))
-    charge(AFTER)
+    charge_all_gpus(AFTER)
     return world
 
 
@@ -55,22 +57,22 @@ def test_what_is_shown_of_pools_adds_up_in_rows_and_over_the_pools_within_three_
     figures: list[tuple[Decimal, ...]],
 ) -> None:
     pools = [
-        statements.Conservation(n, f"p{n}", *parts, cost=parts[0] - parts[1] + parts[2] + parts[3] + parts[4])
+        statements.CostReconciliation(n, f"p{n}", *parts, cost=parts[0] - parts[1] + parts[2] + parts[3] + parts[4])
         for n, parts in enumerate(figures)
     ]
-    rows = statements.in_cents(pools)
+    rows = statements.reconciliation_in_cents(pools)
     shown = [{name: Decimal(row[name]) for name in FIGURES} for row in rows]
     for name in ("charged", "cost"):
-        assert sum((row[name] for row in shown), Decimal(0)) == rounded(sum((getattr(pool, name) for pool in pools), Decimal(0)))
+        assert sum((row[name] for row in shown), Decimal(0)) == round_amount(sum((getattr(pool, name) for pool in pools), Decimal(0)))
     for pool, row in zip(pools, shown, strict=True):
         assert row["charged"] - row["margin"] + row["uncharged"] + row["idle"] + row["overhead"] == row["cost"]
         assert all(abs(row[name] - getattr(pool, name)) < 3 * CENT for name in FIGURES)
-        assert all(row[name] == rounded(row[name]) for name in FIGURES)
+        assert all(row[name] == round_amount(row[name]) for name in FIGURES)
 
 
 def test_a_pool_whose_sides_differ_shows_by_how_much() -> None:
     one = Decimal("10.00")
-    [row] = statements.in_cents([statements.Conservation(1, "p", one, Decimal(0), Decimal(0), one, Decimal(0), Decimal("20.05"))])
+    [row] = statements.reconciliation_in_cents([statements.CostReconciliation(1, "p", one, Decimal(0), Decimal(0), one, Decimal(0), Decimal("20.05"))])
     assert (row["charged"], row["idle"], row["cost"]) == ("10.00", "10.00", "20.05")
 
 
@@ -82,8 +84,8 @@ def test_a_difference_is_seen_whatever_rounding_does_to_the_figures(by: str) -> 
         parts = [[Decimal(dice.randint(-9_999, 9_999)) / 1000 for _ in range(5)] for _ in range(3)]
         costs = [each[0] - each[1] + each[2] + each[3] + each[4] for each in parts]
         costs[0] -= Decimal(by)
-        pools = [statements.Conservation(n, f"p{n}", *each, costs[n]) for n, each in enumerate(parts)]
-        for pool, row in zip(pools, statements.in_cents(pools), strict=True):
+        pools = [statements.CostReconciliation(n, f"p{n}", *each, costs[n]) for n, each in enumerate(parts)]
+        for pool, row in zip(pools, statements.reconciliation_in_cents(pools), strict=True):
             shown = {name: Decimal(row[name]) for name in FIGURES}
             left = shown["charged"] - shown["margin"] + shown["uncharged"] + shown["idle"] + shown["overhead"]
             seen = {"0.000001": "0.01", "-0.000001": "-0.01", "3.004": "3.00"}.get(by, by)
@@ -91,15 +93,15 @@ def test_a_difference_is_seen_whatever_rounding_does_to_the_figures(by: str) -> 
 
 
 def test_what_is_charged_is_one_figure_in_the_line_in_the_tables_and_in_the_statement(busy_march: World) -> None:
-    totals = statements.totals(MARCH)
+    totals = statements.statement_totals(MARCH)
     for name in ("charged", "cost"):
         assert sum(Decimal(pool[name]) for pool in totals["pools"]) == Decimal(totals[name])
-    assert sum(line.amount for line in statements.lines(MARCH)) == Decimal(totals["charged"])
-    assert selectors.charges_by("team", MARCH).total.charged == Decimal(totals["charged"])
+    assert sum(line.amount for line in statements.statement_lines(MARCH)) == Decimal(totals["charged"])
+    assert reads.charges_by("team", MARCH).total.charged == Decimal(totals["charged"])
 
 
 def test_each_pool_adds_up_to_what_its_gpus_cost_to_the_last_decimal(busy_march: World) -> None:
-    pools = {pool.pool_name: pool for pool in statements.conservation(MARCH)}
+    pools = {pool.pool_name: pool for pool in statements.reconcile_costs(MARCH)}
     assert set(pools) == {"Shared", "Vision only"}
     for pool in pools.values():
         assert pool.holds
@@ -107,12 +109,12 @@ def test_each_pool_adds_up_to_what_its_gpus_cost_to_the_last_decimal(busy_march:
     shared = pools["Shared"]
     assert min(shared.charged, shared.uncharged, shared.idle, shared.overhead, shared.margin) > 0
     whole_month = Decimal((dt.datetime(2026, 4, 1, tzinfo=dt.UTC) - at(9)).total_seconds()) / 3600
-    assert pools["Vision only"].cost == rounded(4 * whole_month * Decimal("1.10"), Decimal("0.000001"))
+    assert pools["Vision only"].cost == round_amount(4 * whole_month * Decimal("1.10"), Decimal("0.000001"))
 
 
 def test_the_lines_sum_to_the_total_to_the_cent(busy_march: World) -> None:
-    lines = statements.lines(MARCH)
-    totals = statements.totals(MARCH)
+    lines = statements.statement_lines(MARCH)
+    totals = statements.statement_totals(MARCH)
     assert sum(line.amount for line in lines) == Decimal(totals["charged"])
     assert sum(line.cost for line in lines) == Decimal(totals["cost"])
     for pool in totals["pools"]:
@@ -125,16 +127,16 @@ def test_the_lines_sum_to_the_total_to_the_cent(busy_march: World) -> None:
 
 def test_prices_at_cost_make_no_margin(rates: World) -> None:
     hold(workload(rates, rates.vision), units_of(rates.hosts["gamma"], "1g.5gb")[0], at(9, 0, 1), at(9, 7, 7), end_code="failed")
-    charge(at(12, 5))
-    assert {pool.margin for pool in statements.conservation(MARCH)} == {Decimal(0)}
+    charge_all_gpus(at(12, 5))
+    assert {pool.margin for pool in statements.reconcile_costs(MARCH)} == {Decimal(0)}
 
 
 def test_a_closed_month_never_changes_by_a_byte(busy_march: World) -> None:
     world = busy_march
     open_end = hold(workload(world, world.vision), units_of(world.hosts["beta"])[0], at(20, day=31))
-    charge(AFTER)
+    charge_all_gpus(AFTER)
     statement = statements.close_month(month=MARCH, closed_by=world.finance, now=AFTER, currency="EUR")
-    before, totals = statements.csv(MARCH), statements.totals(MARCH)
+    before, totals = statements.statement_csv(MARCH), statements.statement_totals(MARCH)
     assert len(statement.digest) == 64
 
     Team.objects.filter(pk=world.vision.team.pk).update(name="Renamed")
@@ -143,24 +145,24 @@ def test_a_closed_month_never_changes_by_a_byte(busy_march: World) -> None:
     cost_centre(world.vision, "CC-999", at(0, day=15))
     end_hold(open_end, at(22, day=31), "finished")
     late_samples(world)
-    charge(AFTER + dt.timedelta(hours=3))
+    charge_all_gpus(AFTER + dt.timedelta(hours=3))
 
-    assert statements.csv(MARCH) == before
-    assert statements.totals(MARCH) == totals
+    assert statements.statement_csv(MARCH) == before
+    assert statements.statement_totals(MARCH) == totals
     late = Charge.objects.filter(corrects__month=MARCH, month=APRIL)
     assert sum(line.charged for line in late) == Decimal("5.999998")  # two hours at 2.999999, known too late
     assert sum(line.cost for line in late) == 0
-    assert all(pool.holds for pool in statements.conservation(APRIL))
+    assert all(pool.holds for pool in statements.reconcile_costs(APRIL))
 
 
 def late_samples(world: World) -> None:
     """Samples of the closed month arrive and are rolled up."""
-    stream = agent_api.connection()
-    stream.delete(STREAM)
+    stream = agent_api.redis_client()
+    stream.delete(SAMPLE_STREAM_KEY)
     late = batch(1, units_of(world.hosts["beta"])[0], at(20, 30, day=31), 60)
-    agent_api.accept_batch(world.hosts["beta"].pk, late, AFTER)
-    assert drain(stream, AFTER).rows == 60
-    assert roll_up_due(AFTER).rows > 0
+    agent_api.enqueue_batch(world.hosts["beta"].pk, late, AFTER)
+    assert drain_stream(stream, AFTER).rows == 60
+    assert roll_up_due_buckets(AFTER).rows > 0
 
 
 def test_the_database_refuses_every_change_of_a_closed_month(busy_march: World) -> None:
@@ -185,19 +187,19 @@ def vars_of(line: StatementLine) -> dict[str, object]:
 
 
 def test_a_month_that_is_not_over_cannot_be_closed(rates: World) -> None:
-    with pytest.raises(statements.CannotClose, match="over"):
+    with pytest.raises(statements.MonthCloseError, match="over"):
         statements.close_month(month=APRIL, closed_by=rates.finance, now=AFTER)
 
 
 def test_a_month_is_closed_once(busy_march: World) -> None:
     statements.close_month(month=MARCH, closed_by=busy_march.finance, now=AFTER)
-    with pytest.raises(statements.CannotClose, match="closed already"):
+    with pytest.raises(statements.MonthCloseError, match="closed already"):
         statements.close_month(month=MARCH, closed_by=busy_march.finance, now=AFTER)
 
 
 def test_a_month_that_is_not_charged_to_its_end_stays_open_and_says_why(rates: World) -> None:
-    charge(at(12, 5, day=20))
-    with pytest.raises(statements.CannotClose, match="charged to the end"):
+    charge_all_gpus(at(12, 5, day=20))
+    with pytest.raises(statements.MonthCloseError, match="charged to the end"):
         statements.close_month(month=MARCH, closed_by=rates.finance, now=AFTER)
     assert Statement.objects.get(month=MARCH).state == "open"
     assert not StatementLine.objects.exists()
@@ -205,19 +207,19 @@ def test_a_month_that_is_not_charged_to_its_end_stays_open_and_says_why(rates: W
 
 def test_a_month_with_a_gpu_that_has_no_price_stays_open(world: World) -> None:
     price(A100, "1", since=at(0, day=1))
-    charge(AFTER)
-    with pytest.raises(statements.CannotClose, match="every line has a price"):
+    charge_all_gpus(AFTER)
+    with pytest.raises(statements.MonthCloseError, match="every line has a price"):
         statements.close_month(month=MARCH, closed_by=world.finance, now=AFTER)
 
 
 def test_an_empty_month_is_not_closed(rates: World) -> None:
-    with pytest.raises(statements.CannotClose, match="something was charged"):
+    with pytest.raises(statements.MonthCloseError, match="something was charged"):
         statements.close_month(month=MARCH, closed_by=rates.finance, now=AFTER)
 
 
 def test_a_month_whose_history_is_still_loading_stays_open(busy_march: World) -> None:
     ChargedUntil.objects.filter(gpu=units_of(busy_march.hosts["alpha"])[0].gpu).update(since=at(0, day=15))
-    with pytest.raises(statements.CannotClose, match="charged from when it came"):
+    with pytest.raises(statements.MonthCloseError, match="charged from when it came"):
         statements.close_month(month=MARCH, closed_by=busy_march.finance, now=AFTER)
 
 
@@ -225,23 +227,23 @@ def test_a_second_that_is_missing_from_the_ledger_stops_the_close(busy_march: Wo
     done = ChargedUntil.objects.order_by("gpu").first()
     assert done is not None
     ChargedUntil.objects.filter(pk=done.pk).update(since=done.since - dt.timedelta(seconds=1))
-    failing = [check["check"] for check in statements.checks(MARCH) if not check["ok"]]
+    failing = [check["check"] for check in statements.close_checks(MARCH) if not check["ok"]]
     assert "every second of every GPU is in exactly one bucket" in failing
     assert any("cost of the GPUs" in check for check in failing)
 
 
 @pytest.mark.parametrize("payer", ["guarantee", "use"])
 def test_idle_time_shared_by_teams_is_paid_in_full_and_only_by_them(busy_march: World, payer: str) -> None:
-    idle = sum(line.cost for line in statements.lines(MARCH) if line.bucket == "unallocated")
+    idle = sum(line.cost for line in statements.statement_lines(MARCH) if line.bucket == "unallocated")
     Statement.objects.filter(month=MARCH).update(idle_payer=payer)
-    shared = [line for line in statements.lines(MARCH) if line.bucket == "unallocated"]
+    shared = [line for line in statements.statement_lines(MARCH) if line.bucket == "unallocated"]
     assert sum(line.amount for line in shared if line.team) == idle
     assert {line.team for line in shared} <= {"Vision", "Language", "Robotics"}
 
 
 def test_the_csv_reads_back_as_the_lines(busy_march: World) -> None:
-    rows = list(csv.DictReader(io.StringIO(statements.csv(MARCH, "EUR"))))
-    lines = statements.lines(MARCH)
+    rows = list(csv.DictReader(io.StringIO(statements.statement_csv(MARCH, "EUR"))))
+    lines = statements.statement_lines(MARCH)
     assert len(rows) == len(lines)
     assert sum(Decimal(row["amount"]) for row in rows) == sum(line.amount for line in lines)
     assert {row["currency"] for row in rows} == {"EUR"}
@@ -250,8 +252,8 @@ def test_the_csv_reads_back_as_the_lines(busy_march: World) -> None:
 
 def test_a_name_that_a_spreadsheet_would_run_is_shown_as_text(rates: World) -> None:
     Team.objects.filter(pk=rates.vision.team.pk).update(name="=1+1")
-    charge(at(12, 5))
-    names = {row["team"] for row in csv.DictReader(io.StringIO(statements.csv(MARCH)))}
+    charge_all_gpus(at(12, 5))
+    names = {row["team"] for row in csv.DictReader(io.StringIO(statements.statement_csv(MARCH)))}
     assert "'=1+1" in names
     assert "=1+1" not in names
 

@@ -10,10 +10,11 @@ from django.db import connection
 from django.utils import timezone
 
 from config.celery import app
-from telemetry import agent_api, tasks
-from telemetry.ingest import STREAM
+from telemetry import tasks
+from telemetry.ingest import agent_api
+from telemetry.ingest.partitions import maintain_partitions
+from telemetry.ingest.samples import SAMPLE_STREAM_KEY
 from telemetry.models import Charge, HealthEvent, Retention, Rollup, Sample
-from telemetry.partitions import keep_partitions
 from tests.telemetry.rows import at, batch, hold, workload
 from tests.world import World, build_world, units_of
 
@@ -23,9 +24,9 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture
 def living(db: None) -> Iterator[World]:
     """The world as of two hours ago, for ticks that read the clock."""
-    agent_api.connection().delete(STREAM)
+    agent_api.redis_client().delete(SAMPLE_STREAM_KEY)
     yield build_world(timezone.now() - timedelta(hours=2))
-    agent_api.connection().delete(STREAM)
+    agent_api.redis_client().delete(SAMPLE_STREAM_KEY)
 
 
 def partitions() -> set[str]:
@@ -47,14 +48,14 @@ def test_ticks_bring_a_sample_to_a_charge_and_run_again_without_effect(living: W
     unit = units_of(living.hosts["alpha"])[0]
     start = living.now + timedelta(minutes=10)
     hold(workload(living, living.vision), unit, start, start + timedelta(minutes=30), end_code="finished")
-    agent_api.accept_batch(living.hosts["alpha"].pk, batch(1, unit, start, 30), timezone.now())
+    agent_api.enqueue_batch(living.hosts["alpha"].pk, batch(1, unit, start, 30), timezone.now())
     for _ in range(2):
-        tasks.keep_partitions()
+        tasks.maintain_partitions()
         tasks.ingest_stream()
         tasks.roll_up()
         tasks.charge()
         tasks.act_on_health()
-        tasks.watch_budgets()
+        tasks.check_budgets()
     assert Sample.objects.count() == 30
     assert Rollup.objects.filter(resolution=60, allocation__isnull=False).exists()
     lines = list(Charge.objects.filter(bucket="used", reversal=False))  # one for each day that it touches
@@ -64,11 +65,11 @@ def test_ticks_bring_a_sample_to_a_charge_and_run_again_without_effect(living: W
 
 
 def test_partitions_reach_ahead_and_old_days_go_by_the_retention(world: World) -> None:
-    assert keep_partitions(at(9))[0] == 5
+    assert maintain_partitions(at(9))[0] == 5
     assert partitions() == {f"telemetry_sample_2026030{day}" for day in (1, 2, 3, 4, 5)}
-    assert keep_partitions(at(10)) == (0, 0)
+    assert maintain_partitions(at(10)) == (0, 0)
     Retention.objects.filter(pk=1).update(sample_days=2)
-    made, dropped = keep_partitions(at(9, day=5))
+    made, dropped = maintain_partitions(at(9, day=5))
     assert (made, dropped) == (3, 2)
     assert min(partitions()) == "telemetry_sample_20260303"
 
@@ -79,5 +80,5 @@ def test_old_minutes_go_and_hours_stay(world: World) -> None:
         Rollup.objects.create(
             resolution=resolution, bucket=at(9), unit=unit, held_seconds=60, covered_seconds=60, samples=6
         )
-    keep_partitions(at(9) + timedelta(days=40))
+    maintain_partitions(at(9) + timedelta(days=40))
     assert list(Rollup.objects.values_list("resolution", flat=True)) == [3600]

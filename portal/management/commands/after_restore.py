@@ -8,7 +8,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.utils import timezone
 
 from portal.errors import Conflict
-from portal.services import restore
+from portal.services.fleet import after_restore
 
 SAID = """Work starts from claim {generation} on: above all that hosts have seen since the backup.
 {hosts} hosts are known anew at their next word; the credentials of {credentials} are good for another day.
@@ -26,7 +26,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
-            done = restore.after_restore(now=timezone.now())
+            done = after_restore.after_restore(now=timezone.now())
         except Conflict as refusal:
             raise CommandError(refusal.message) from None
         self.stdout.write(SAID.format(generation=done.generation + 1, hosts=done.hosts, credentials=done.credentials))

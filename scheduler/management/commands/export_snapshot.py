@@ -8,7 +8,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from scheduler import recording
+from scheduler.cycle import recording
 from scheduler.models import Decision, Recording, Workload
 
 LISTED = 20
@@ -39,8 +39,8 @@ class Command(BaseCommand):
             self._list(options["workload"])
             return
         try:
-            self.stdout.write(recording.text_of(options["number"]), ending="")
-        except recording.NoSuchRecording:
+            self.stdout.write(recording.recording_file_text(options["number"]), ending="")
+        except recording.RecordingNotFound:
             raise CommandError(
                 f"number: {options['number']}; there is no such recording, or its time is over"
             ) from None

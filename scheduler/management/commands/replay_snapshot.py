@@ -9,7 +9,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from scheduler.core import canonical
+from scheduler.core.model import serialization
 from scheduler.core.planner import plan
 
 GZIP = b"\x1f\x8b"
@@ -24,9 +24,9 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         recorded = _read(options["file"])
-        text = canonical.plan_text(plan(recorded.snapshot, recorded.now))
+        text = serialization.plan_text(plan(recorded.snapshot, recorded.now))
         self.stdout.write(text)
-        found = canonical.digest(text)
+        found = serialization.sha256_hex(text)
         if found != recorded.plan_sha256:
             raise CommandError(
                 f"another plan than was recorded: sha256 {found}, recorded {recorded.plan_sha256}. "
@@ -35,10 +35,10 @@ class Command(BaseCommand):
         self.stderr.write(f"the plan that was recorded, byte for byte: sha256 {found}")
 
 
-def _read(name: str) -> canonical.Recorded:
+def _read(name: str) -> serialization.RecordedSnapshot:
     try:
         raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
         text = (gzip.decompress(raw) if raw.startswith(GZIP) else raw).decode()
-        return canonical.read_recording(text)
-    except (OSError, EOFError, UnicodeDecodeError, canonical.Unreadable) as error:
+        return serialization.read_recording(text)
+    except (OSError, EOFError, UnicodeDecodeError, serialization.RecordingFormatError) as error:
         raise CommandError(f"file: {name}; {error}") from None

@@ -11,8 +11,8 @@ from django.test import override_settings
 from rest_framework.test import APIClient
 
 from portal.models import ApiToken, AuditEvent, Submission
-from scheduler import logs
 from scheduler.models import Decision, Pool, Reservation, Run, Workload
+from scheduler.runs import logs
 from tests.portal.api.conftest import Client
 from tests.portal.web.work_samples import reserve
 from tests.world import H100, World
@@ -430,7 +430,7 @@ def test_logs_are_read_in_pieces(today_world: World, client_of: Client) -> None:
         generation=1,
         placed_at=today_world.now,
     )
-    logs.append(run.public_id, 0, "hello\nworld\n")
+    logs.append_log(run.public_id, 0, "hello\nworld\n")
     assert client.get(place).json()["text"] == "hello\nworld\n"
     assert client.get(f"{place}?offset=6").json() == {"text": "world\n", "next_offset": 12, "ended": False}
     assert client.get(f"{place}?offset=-1").status_code == 400
@@ -455,7 +455,7 @@ def test_oneself_and_ones_notices(today_world: World, client_of: Client) -> None
 def test_too_many_requests_are_told_to_wait(
     today_world: World, client_of: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from portal.api.base import WriteThrottle
+    from portal.api.base.views import WriteThrottle
 
     monkeypatch.setattr(WriteThrottle, "rate", "2/min")
     client = client_of(today_world.vision.member)

@@ -11,8 +11,8 @@ from django.test.utils import CaptureQueriesContext
 from django.utils.dateparse import parse_datetime
 
 from portal.models import AuditEvent, User
-from portal.services import host_effects
-from scheduler import leases
+from portal.services.fleet import host_effects
+from scheduler.coordination import leases
 from scheduler.models import Host, JoinToken, MaintenanceWindow, Reservation, Run, Storage, Workload
 from telemetry.models import HealthEvent, HealthRule
 from tests.portal.api.conftest import Client
@@ -54,7 +54,7 @@ def test_a_preview_says_what_each_verb_does_to_each_workload_and_by_when(busy: W
     Host.objects.filter(name="alpha").update(last_sync_at=busy.now)
     revoke = operator.post(PREVIEW, {"verb": "revoke"})
     host = Host.objects.select_related("pool").get(name="alpha")
-    ends = busy.now + timedelta(seconds=leases.silent_after([host])[host.pk])
+    ends = busy.now + timedelta(seconds=leases.silence_limits_seconds([host])[host.pk])
     assert happens(revoke) == {"storm": "lease", "desk": "lease"} and set(by(revoke).values()) == {ends}
     start, end = busy.now + timedelta(hours=1), busy.now + timedelta(hours=2)
     Workload.objects.filter(name="storm").update(max_runtime_seconds=3600)
@@ -223,7 +223,7 @@ def test_a_host_that_is_not_there_is_named_with_those_one_may_see(today_world: W
 
 def test_the_page_and_the_api_say_the_same_of_a_drain(busy: World, client_of: Client) -> None:
     """One function finds it, one table has its words."""
-    found = host_effects.effect(busy.hosts["alpha"], "drain", busy.now)
+    found = host_effects.host_verb_effect(busy.hosts["alpha"], "drain", busy.now)
     told = client_of(busy.operator).post(PREVIEW, {"verb": "drain"}).json()
     assert [(row.workload.name, row.words) for row in found.work] == [(row["name"], row["words"]) for row in told["work"]]
 

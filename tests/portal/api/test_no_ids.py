@@ -12,11 +12,14 @@ import pytest
 from django.db import connection
 from rest_framework.test import APIClient
 
-from portal import notify
-from portal.api.base import ReadThrottle, WriteThrottle
-from portal.services import approvals, reservations, series, workloads
-from scheduler import engine, releases
+from portal.api.base.views import ReadThrottle, WriteThrottle
+from portal.notices import delivery
+from portal.services.approvals import submissions
+from portal.services.calendar import recurring_reservations, reservations
+from portal.services.work import workloads
+from scheduler.cycle import engine
 from scheduler.models import Decision, Reservation, Workload
+from scheduler.sweeps import dependency_release
 from tests.portal.api.test_role_matrix import JOB, ROLES, SEVERAL, TABLE, WINDOW, WORK
 from tests.world import H100, World, build_world
 
@@ -51,7 +54,7 @@ def everything_happens(world: World) -> None:
     """Teams in each other's way, in as many ways as there are reasons for: borrowed work goes, others wait behind it."""
     language, vision = world.language, world.vision
     lent = [submitted(world, language, f"borrows {n}", units=8) for n in range(2)]
-    engine.cycle("test", world.now - timedelta(hours=1))
+    engine.run_cycle("test", world.now - timedelta(hours=1))
     Workload.objects.filter(pk__in=[each.pk for each in lent]).update(state="running", started_at=world.now)
     needs = submitted(world, vision, "needs its own", units=8, preemptible=False)
     submitted(world, vision, "behind", units=8, hosts=2, after=[("any", needs)])
@@ -65,16 +68,16 @@ def everything_happens(world: World) -> None:
     small = reservations.request_reservation(**wish, name="small", units=2, models=[H100], **window)
     assert isinstance(small, Reservation)
     reservations.request_reservation(**wish, name="large", units=8, models=[H100], **window)
-    series.request_series(
+    recurring_reservations.request_series(
         **wish, name="course", units=1, models=[H100], weekdays=["mon"], until=(world.now + timedelta(days=14)).date(), **window
     )
-    approvals.request_quota_change(
+    submissions.request_quota_change(
         actor=vision.lead, team=vision.team, pool=world.shared, model=H100, guaranteed_gpus=9, now=world.now
     )
     for second in range(3):
-        releases.settle(world.now)
-        engine.cycle("test", world.now + timedelta(seconds=second))
-    notify.tell(world.now + timedelta(seconds=5))
+        dependency_release.release_dependents(world.now)
+        engine.run_cycle("test", world.now + timedelta(seconds=second))
+    delivery.write_notices(world.now + timedelta(seconds=5))
 
 
 def shown(answer: Any, template: str) -> list[str]:

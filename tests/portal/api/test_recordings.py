@@ -13,11 +13,11 @@ from django.test import Client as Browser
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from portal.services import workloads
-from scheduler import engine
-from scheduler.core import canonical
+from portal.services.work import workloads
+from scheduler.core.model import serialization
+from scheduler.cycle import engine
+from scheduler.cycle.recording import CycleRecorder
 from scheduler.models import Recording
-from scheduler.recording import Recorder
 from tests.portal.api.conftest import Client
 from tests.world import H100, World
 
@@ -27,7 +27,7 @@ def decided(world: World, name: str, **also: Any) -> Any:
         actor=world.vision.member, project=world.vision.project, pool=world.shared, name=name, command="true",
         models=[H100], now=world.now, **{"units": 1, **also},
     )  # fmt: skip
-    engine.cycle("test", world.now, recorder=Recorder())
+    engine.run_cycle("test", world.now, recorder=CycleRecorder())
     return made
 
 
@@ -58,7 +58,7 @@ def test_a_downloaded_recording_gives_the_same_plan_byte_for_byte(
         call_command("replay_snapshot", str(path), stdout=again, stderr=io.StringIO())
     assert not asked
     assert first.getvalue() == again.getvalue()
-    assert canonical.digest(first.getvalue().removesuffix("\n")) == row.plan_sha256
+    assert serialization.sha256_hex(first.getvalue().removesuffix("\n")) == row.plan_sha256
 
 
 def test_recordings_are_listed_latest_first_and_by_workload(today_world: World, client_of: Client) -> None:

@@ -12,12 +12,15 @@ from django.db import transaction
 from drf_spectacular.generators import SchemaGenerator
 from rest_framework.test import APIClient
 
-from portal.api.base import ReadThrottle, WriteThrottle
+from portal.api.base.views import ReadThrottle, WriteThrottle
 from portal.models import Template
-from portal.services import approvals, people, reservations, series, workloads
-from scheduler import engine
+from portal.services.approvals import submissions
+from portal.services.calendar import recurring_reservations, reservations
+from portal.services.people import accounts_and_teams
+from portal.services.work import workloads
+from scheduler.cycle import engine
+from scheduler.cycle.recording import CycleRecorder
 from scheduler.models import Host, Recording, Storage, Volume, Workload
-from scheduler.recording import Recorder
 from telemetry.models import HealthRule
 from tests.world import H100, World
 
@@ -166,8 +169,8 @@ def named(today_world: World) -> dict[str, str]:
     window: dict[str, Any] = {"start": SOON, "end": LATER}
     held = reservations.request_reservation(**given, name="secret window", units=1, models=[H100], **window)
     several: dict[str, Any] = {"weekdays": ["mon", "wed"], "until": (LATER + timedelta(days=14)).date(), **window}
-    recurring = series.request_series(**given, name="secret course", units=1, models=[H100], **several)
-    asked = approvals.request_quota_change(
+    recurring = recurring_reservations.request_series(**given, name="secret course", units=1, models=[H100], **several)
+    asked = submissions.request_quota_change(
         actor=world.vision.lead,
         team=world.vision.team,
         pool=world.shared,
@@ -179,14 +182,14 @@ def named(today_world: World) -> dict[str, str]:
     storage = Storage.objects.create(key="secretstorage", listed_at=now)
     Volume.objects.create(storage=storage, name=world.vision.member.username, measured_at=now)
     Host.objects.filter(name="delta").update(storage=storage)
-    token, _ = people.create_token(actor=world.vision.member, name="secret token", now=now)
+    token, _ = accounts_and_teams.create_token(actor=world.vision.member, name="secret token", now=now)
     Template.objects.create(
         slug="small", name="Small", kind="notebook", type="interactive", units=1, max_runtime_seconds=60
     )
     HealthRule.objects.get_or_create(
         code="xid:79", defaults={"meaning": "gone", "action": "cordon", "source": "vendor"}
     )
-    engine.cycle("test", now, recorder=Recorder())
+    engine.run_cycle("test", now, recorder=CycleRecorder())
     return {
         "recordings": str(Recording.objects.latest("pk").pk),
         "workloads": str(notebook.public_id),

@@ -19,9 +19,12 @@ from drf_spectacular.generators import SchemaGenerator
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.specs.openapi import checks as openapi
 
-from portal.api.base import ReadThrottle, WriteThrottle
+from portal.api.base.views import ReadThrottle, WriteThrottle
 from portal.models import ApiToken, Template
-from portal.services import approvals, people, reservations, series, workloads
+from portal.services.approvals import submissions
+from portal.services.calendar import recurring_reservations, reservations
+from portal.services.people import accounts_and_teams
+from portal.services.work import workloads
 from telemetry.models import HealthRule, Price
 from tests.world import H100, World
 
@@ -99,8 +102,8 @@ def crowded(today_world: World) -> dict[str, str]:
     held = reservations.request_reservation(**given, name="held", units=1, models=[H100], **window)
     array = workloads.submit_array(**given, name="sweep", command="x", units=1, array="0-2%1")
     several: dict[str, Any] = {"weekdays": ["mon", "wed"], "until": (now + timedelta(days=14)).date(), **window}
-    recurring = series.request_series(**given, name="course", units=1, models=[H100], **several)
-    asked = approvals.request_quota_change(
+    recurring = recurring_reservations.request_series(**given, name="course", units=1, models=[H100], **several)
+    asked = submissions.request_quota_change(
         actor=world.vision.lead, team=world.vision.team, pool=world.shared, model=H100, guaranteed_gpus=9, now=now
     )
     return {
@@ -151,7 +154,7 @@ def test_requests_made_from_the_schema_get_what_it_says_in_every_role(
     tokens = {}
     for who in ROLES:
         user = today_world.people[who]
-        _, tokens[user.pk] = people.create_token(actor=user, name="schema", now=datetime.now(UTC))
+        _, tokens[user.pk] = accounts_and_teams.create_token(actor=user, name="schema", now=datetime.now(UTC))
     loaded = schemathesis.openapi.from_dict(schema)
     loaded.app = get_wsgi_application()
     quiet = settings(

@@ -9,21 +9,21 @@ from django.db import connection
 from django.db.backends.postgresql.psycopg_any import NumericRange
 from django.test.utils import CaptureQueriesContext
 
-from portal.demo import history, organisation
-from portal.demo.demand import demand
-from portal.wording import expected_starts
-from scheduler import estimates
-from scheduler.core.estimates import LEAST_RECORDS
-from scheduler.core.model import SLOTS_PER_GPU
+from demo import organisation, simulated_past
+from demo.workload_demand import generate_demand
+from portal.wording import expected_start_texts
+from scheduler.core.explain.start_ranges import MIN_OUTCOMES
+from scheduler.core.model.snapshot import SLOTS_PER_GPU
 from scheduler.models import Allocation, BoundUnit, Decision, Gpu, Host, Pool, Run, StartEstimate, Unit, Workload
+from scheduler.queue import start_estimates
 
 NOW = datetime(2026, 11, 1, 2, 30, tzinfo=UTC)  # the shortest past: one month and a little
 
 
 @pytest.fixture
 def demo(transactional_db: None) -> None:  # the simulation takes longer than a transaction may idle
-    organisation.make(NOW)
-    for planned in organisation.HOSTS:
+    organisation.create_organisation(NOW)
+    for planned in organisation.DEMO_HOSTS:
         host = Host.objects.get(name=planned.name)
         count, name = planned.simulate.split("x", 1)
         for index in range(int(count)):
@@ -48,28 +48,28 @@ def _gpu(host: Host, index: int, name: str, slices: int) -> None:
 
 def test_the_same_seed_gives_the_same_demand() -> None:
     start = organisation.first_of_last_month(NOW)
-    assert demand(start=start, end=NOW, seed=3) == demand(start=start, end=NOW, seed=3)
-    assert demand(start=start, end=NOW, seed=3) != demand(start=start, end=NOW, seed=4)
+    assert generate_demand(start=start, end=NOW, seed=3) == generate_demand(start=start, end=NOW, seed=3)
+    assert generate_demand(start=start, end=NOW, seed=3) != generate_demand(start=start, end=NOW, seed=4)
 
 
 def test_weekends_are_quieter_and_most_work_asks_for_one_gpu() -> None:
-    pieces = demand(start=organisation.first_of_last_month(NOW), end=NOW, seed=1)
+    pieces = generate_demand(start=organisation.first_of_last_month(NOW), end=NOW, seed=1)
     weekend = sum(1 for piece in pieces if piece.at.weekday() >= 5)
     assert weekend / len(pieces) < 0.2
     assert sum(1 for piece in pieces if piece.units == 1) / len(pieces) > 0.6
 
 
 def test_the_past_is_written_once_by_the_real_engine_and_marked_as_simulated(demo: None) -> None:
-    past = history.simulate(NOW)
+    past = simulated_past.simulate_past(NOW)
     with CaptureQueriesContext(connection) as asked:
-        history.write(past)
+        simulated_past.write_past(past)
     told = [query["sql"] for query in asked]
     hosts_locked = next(number for number, sql in enumerate(told) if sql.startswith('UPDATE "scheduler_host"'))
     rows_written = [number for number, sql in enumerate(told) if sql.startswith('INSERT INTO "scheduler_decision"')]
     assert rows_written and max(rows_written) < hosts_locked, (
         "agents can't renew their leases while the past is written"
     )
-    assert len(history.utilisation(past)) == Workload.objects.count() > 1500
+    assert len(simulated_past.utilisation_by_workload(past)) == Workload.objects.count() > 1500
     assert not Workload.objects.filter(simulated=False).exists()
     assert Allocation.objects.filter(period__endswith__gt=NOW).count() == 0
     assert Decision.objects.filter(kind="evicted").exists()
@@ -87,14 +87,14 @@ def test_the_past_is_written_once_by_the_real_engine_and_marked_as_simulated(dem
 def what_was_told_is_a_record_from_the_start() -> None:
     """Each wait of the past with what the engine's forecast said and the start that the same run came to."""
     rows = list(StartEstimate.objects.select_related("workload"))
-    assert len(rows) > LEAST_RECORDS and all(row.started and row.over_at for row in rows)
+    assert len(rows) > MIN_OUTCOMES and all(row.started and row.over_at for row in rows)
     for row in rows:
         placed = Run.objects.get(workload=row.workload, attempt=row.attempt + 1).placed_at
         assert row.over_at == placed > row.told_at and row.expected_start > row.told_at
         assert row.latest is None or row.latest >= row.expected_start
     assert any(row.latest is not None for row in rows) and len({row.expected_start != row.over_at for row in rows}) == 2
     shared = Pool.objects.get(slug="shared")
-    record = estimates.records([shared.pk], NOW)[shared.pk]
-    assert record.is_enough and record.counted == record.simulated
-    assert estimates.range_of(record, NOW + timedelta(hours=1), NOW) is not None
-    assert "All of these waits are simulated" in expected_starts.past_starts(record)
+    record = start_estimates.past_starts_by_pool([shared.pk], NOW)[shared.pk]
+    assert record.has_enough_outcomes and record.counted == record.simulated
+    assert start_estimates.likely_range(record, NOW + timedelta(hours=1), NOW) is not None
+    assert "All of these waits are simulated" in expected_start_texts.forecast_accuracy_text(record)

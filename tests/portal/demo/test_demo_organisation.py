@@ -8,9 +8,9 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
-from portal.demo import organisation
+from demo import organisation
 from portal.models import User
-from scheduler.core.model import SLOTS_PER_GPU
+from scheduler.core.model.snapshot import SLOTS_PER_GPU
 from scheduler.models import Host, Quota
 from telemetry.models import Price
 
@@ -25,14 +25,14 @@ def guarantees(model: str) -> list[float]:
 
 
 def test_without_gpus_every_host_of_the_demo_is_simulated() -> None:
-    made = organisation.make(NOW)
+    made = organisation.create_organisation(NOW)
     assert [agent["name"] for agent in made["agents"]] == ["h1", "h2", "h3", "h4"]
     assert all(agent["simulate"] for agent in made["agents"])
     assert not Host.objects.filter(simulated=False).exists()
 
 
 def test_the_first_host_is_this_machine_where_it_has_gpus_and_every_team_may_use_them() -> None:
-    made = organisation.make(NOW, ["H200-141GB"] * 4)
+    made = organisation.create_organisation(NOW, ["H200-141GB"] * 4)
     assert [agent["name"] for agent in made["agents"]] == ["this-machine", "h1", "h2", "h3", "h4"]
     assert made["agents"][0]["simulate"] == "" and made["agents"][0]["join_token"]
     assert not Host.objects.get(name="this-machine").simulated
@@ -41,13 +41,13 @@ def test_the_first_host_is_this_machine_where_it_has_gpus_and_every_team_may_use
 
 
 def test_gpus_like_the_simulated_ones_leave_the_guarantees_as_they_are() -> None:
-    organisation.make(NOW, ["H100-80GB"])
+    organisation.create_organisation(NOW, ["H100-80GB"])
     assert guarantees("H100-80GB") == [8, 6, 2]
     assert Price.objects.filter(model="H100-80GB").count() == 1
 
 
 def test_made_again_it_only_gives_new_join_tokens() -> None:
-    first, second = organisation.make(NOW, ["H200-141GB"]), organisation.make(NOW)
+    first, second = organisation.create_organisation(NOW, ["H200-141GB"]), organisation.create_organisation(NOW)
     assert len(second["sign_ins"]) == 0
     assert [agent["name"] for agent in first["agents"]] == [agent["name"] for agent in second["agents"]]
     assert first["agents"][0]["join_token"] != second["agents"][0]["join_token"]
@@ -55,7 +55,7 @@ def test_made_again_it_only_gives_new_join_tokens() -> None:
 
 @pytest.mark.parametrize("with_history", [True, False])
 def test_pages_speak_of_a_simulated_past_only_where_there_is_one(with_history: bool) -> None:
-    organisation.make(NOW, with_history=with_history)
+    organisation.create_organisation(NOW, with_history=with_history)
     client = Client()
     client.force_login(User.objects.get(username="operator"))
     assert ("is simulated history" in client.get(reverse("fleet")).content.decode()) == with_history

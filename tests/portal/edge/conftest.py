@@ -21,11 +21,12 @@ from django.db import connection
 from django.utils import timezone
 
 from agent import protocol
-from portal.edge.server import Edge, serving
+from portal.edge.server import EdgeServer, running_server
 from portal.models import EntryCode, User, WorkspaceOrigin
-from scheduler import agent_api, services
+from scheduler import services
 from scheduler.models import Host, Run, Workload
-from scheduler.states import RunState, WorkloadState
+from scheduler.state.states import RunState, WorkloadState
+from scheduler.sync import agent_api
 from tests.world import World, build_world
 
 T = TypeVar("T")
@@ -53,7 +54,7 @@ def free_port() -> int:
 class Place:
     """The running edge and how to reach it."""
 
-    edge: Edge
+    edge: EdgeServer
     port: int
     world: World
     session: aiohttp.ClientSession
@@ -74,7 +75,7 @@ async def place(transactional_db: None, settings: Any) -> AsyncIterator[Place]:
     settings.GPUPOOL_NOTEBOOK_DOMAIN = f"localhost:{port}"
     world = await rows(build_world, timezone.now())
     async with (
-        serving("127.0.0.1", port) as edge,
+        running_server("127.0.0.1", port) as edge,
         aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session,
     ):
         await until(lambda: edge.bus.connected)
@@ -245,7 +246,7 @@ def running_notebook(world: World, owner: User, host: Host, name: str = "probe")
 
 
 def entry_code(run: Run, user: User, session_key: str = "", seconds: float = 60) -> str:
-    """A one-time code, as portal.services.workloads.open_workspace makes it."""
+    """A one-time code, as portal.services.work.workloads.open_workspace makes it."""
     code, now = secrets.token_urlsafe(32), timezone.now()
     EntryCode.objects.create(
         code_hash=hashlib.sha256(code.encode()).hexdigest(),

@@ -15,10 +15,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from django.utils import timezone
 
 from agent import protocol
-from portal.edge import agents, metrics
+from portal.edge.agents import connections
+from portal.edge.runtime import metrics
 from scheduler import services
 from scheduler.models import Host, Run
-from scheduler.nudge import HOST_CHANNEL
+from scheduler.state.nudge import HOST_CHANNEL
 from tests.portal.edge.conftest import (
     Place,
     SmallAgent,
@@ -108,7 +109,7 @@ async def test_a_revoked_agent_is_cut_within_a_quarter_of_a_second(agent: SmallA
 async def test_a_host_with_a_key_signs_for_its_next_credential_on_the_open_connection(agent: SmallAgent) -> None:
     key = Ed25519PrivateKey.generate()
     public = base64.b64encode(key.public_key().public_bytes_raw()).decode()
-    soon = timezone.now() + services.agents.CREDENTIAL_LIFE / 10
+    soon = timezone.now() + services.host_credentials.CREDENTIAL_LIFE / 10
     await rows(Host.objects.filter(pk=agent.host.pk).update, credential_expires_at=soon, public_key=public)
     await agent.connect()
     await agent.say(observed())
@@ -164,7 +165,7 @@ async def test_an_open_connection_does_not_outlive_its_credential(agent: SmallAg
 
 
 async def test_a_renewed_credential_counts_once_the_agent_has_read_it(agent: SmallAgent) -> None:
-    soon = timezone.now() + services.agents.CREDENTIAL_LIFE / 10
+    soon = timezone.now() + services.host_credentials.CREDENTIAL_LIFE / 10
     await rows(Host.objects.filter(pk=agent.host.pk).update, credential_expires_at=soon)
     before = await rows(lambda: Host.objects.get(pk=agent.host.pk).credential_hash)
     await agent.connect()
@@ -183,7 +184,7 @@ async def test_a_renewed_credential_counts_once_the_agent_has_read_it(agent: Sma
 
 
 async def test_a_renewed_credential_that_was_not_read_leaves_the_old_one_good(agent: SmallAgent) -> None:
-    soon = timezone.now() + services.agents.CREDENTIAL_LIFE / 10
+    soon = timezone.now() + services.host_credentials.CREDENTIAL_LIFE / 10
     await rows(Host.objects.filter(pk=agent.host.pk).update, credential_expires_at=soon)
     await agent.connect(autoping=False)
     for number in range(3):
@@ -309,7 +310,7 @@ async def test_whoever_has_not_reported_as_the_hosts_agent_says_nothing_else(age
 async def test_an_agent_that_comes_back_replaces_its_dead_connection(
     place: Place, agent: SmallAgent, monkeypatch
 ) -> None:
-    monkeypatch.setattr(agents, "PROBE_SECONDS", 0.3)
+    monkeypatch.setattr(connections, "PROBE_TIMEOUT_SECONDS", 0.3)
     await agent.connect(autoping=False)  # answers no ping: as good as dead
     await agent.say(observed())
     await until(lambda: place.edge.agents.is_connected(agent.host.pk))
@@ -386,7 +387,7 @@ async def test_a_join_that_is_no_join_is_told_what_is_wrong(place: Place) -> Non
 
 
 async def test_a_binary_or_an_oversized_frame_ends_the_connection(agent: SmallAgent, monkeypatch) -> None:
-    monkeypatch.setattr(agents, "LARGEST_FRAME", 1000)
+    monkeypatch.setattr(connections, "MAX_FRAME_BYTES", 1000)
     socket = await agent.connect()
     await socket.send_bytes(b"\x00")
     assert "JSON text" in (await agent.hear_refusal()).reason
@@ -398,7 +399,7 @@ async def test_a_binary_or_an_oversized_frame_ends_the_connection(agent: SmallAg
 
 
 async def test_an_agent_that_floods_is_slowed_and_others_are_not(place: Place, agent: SmallAgent, monkeypatch) -> None:
-    monkeypatch.setattr(agents, "BURST", 5.0)
+    monkeypatch.setattr(connections, "FRAME_BURST", 5.0)
     other = SmallAgent(place, place.world.hosts["beta"], await rows(give_credential, place.world.hosts["beta"]))
     await agent.connect()
     await other.connect()
@@ -412,7 +413,7 @@ async def test_an_agent_that_floods_is_slowed_and_others_are_not(place: Place, a
     before, began = taken_in(), time.monotonic()
     flooding = asyncio.create_task(flood())
     await asyncio.sleep(1.0)
-    assert taken_in() - before <= 5 + agents.FRAMES_PER_SECOND * (time.monotonic() - began) + 1
+    assert taken_in() - before <= 5 + connections.FRAMES_PER_SECOND * (time.monotonic() - began) + 1
     await other.say(observed(host="beta"))
     assert isinstance(await other.hear(seconds=3), protocol.Desired)
     flooding.cancel()
@@ -420,12 +421,12 @@ async def test_an_agent_that_floods_is_slowed_and_others_are_not(place: Place, a
 
 
 async def test_an_agent_that_does_not_read_holds_up_nobody(place: Place, agent: SmallAgent, monkeypatch) -> None:
-    monkeypatch.setattr(agents, "SEND_SECONDS", 0.5)
+    monkeypatch.setattr(connections, "SEND_TIMEOUT_SECONDS", 0.5)
     big = protocol.Desired(version=1, host="alpha", lease_seconds=1, runs=[
         protocol.RunWanted(run=str(n), workload="w", generation=1, verb="start", command="x" * 9000) for n in range(300)
     ])  # fmt: skip
     monkeypatch.setattr(
-        agents.hosts, "sync", lambda host, *_: big if host.name == "alpha" else protocol.Desired(1, "beta", 1, [])
+        connections.hosts, "sync", lambda host, *_: big if host.name == "alpha" else protocol.Desired(1, "beta", 1, [])
     )
     other = SmallAgent(place, place.world.hosts["beta"], await rows(give_credential, place.world.hosts["beta"]))
     await agent.connect()

@@ -15,12 +15,12 @@ from django.contrib.sessions.backends.db import SessionStore
 from django.utils import timezone
 
 from agent.protocol import LogChunk, RunSeen
-from portal.edge import events
+from portal.edge import page_events
 from portal.models import User
-from portal.services import people
-from portal.sign_out import ACCESS_CHANNEL
-from scheduler import logs
-from scheduler.nudge import PAGE_CHANNEL
+from portal.redis_state.access_revocation import ACCESS_CHANNEL
+from portal.services.people import accounts_and_teams
+from scheduler.runs import logs
+from scheduler.state.nudge import PAGE_CHANNEL
 from tests.portal.edge.conftest import Place, SmallAgent, observed, rows, running_notebook, until
 
 
@@ -115,7 +115,7 @@ async def test_what_a_run_writes_is_kept_and_heard_of_by_the_pages_that_show_it(
     for offset, text in ((0, "step 1\n"), (7, "step 2\n"), (7, "step 2\n")):
         await agent.say(LogChunk(str(run.public_id), offset, text))
         assert await next_event(page) == ("log", topic)
-    assert logs.read(run.public_id) == ("step 1\nstep 2\n", 14)
+    assert logs.read_log(run.public_id) == ("step 1\nstep 2\n", 14)
     page.close()
 
 
@@ -174,7 +174,7 @@ async def test_who_leaves_a_team_hears_nothing_of_its_work_any_more(place: Place
     stays = await listen(place, keys[owner.pk], topic)
     shared = await listen(place, keys[mate.pk], "queue")
     assert (about_it.status, stays.status) == (200, 200)
-    await rows(people.remove_member, actor=world.operator, team=world.vision.team, user=mate, now=timezone.now())
+    await rows(accounts_and_teams.remove_member, actor=world.operator, team=world.vision.team, user=mate, now=timezone.now())
     for answer in (about_it, stays):  # asked anew: who still may is let in again
         with pytest.raises(EOFError):
             await next_event(answer)
@@ -197,8 +197,8 @@ async def test_many_changes_before_a_page_takes_one_are_one(place: Place) -> Non
 
 
 async def test_a_page_is_told_that_the_line_stands_and_is_ended_after_a_while(place: Place, monkeypatch) -> None:
-    monkeypatch.setattr(events, "HEARTBEAT_SECONDS", 0.05)
-    monkeypatch.setattr(events, "LONGEST_SECONDS", 0.3)
+    monkeypatch.setattr(page_events, "HEARTBEAT_INTERVAL_SECONDS", 0.05)
+    monkeypatch.setattr(page_events, "MAX_CONNECTION_SECONDS", 0.3)
     answer = await listen(place, await rows(sign_in, place.world.vision.member), "queue")
     text = (await answer.content.read()).decode()
     assert "retry: " in text
@@ -206,7 +206,7 @@ async def test_a_page_is_told_that_the_line_stands_and_is_ended_after_a_while(pl
 
 
 async def test_one_person_cannot_open_streams_without_end(place: Place, monkeypatch) -> None:
-    monkeypatch.setattr(events, "MOST_PER_USER", 3)
+    monkeypatch.setattr(page_events, "MAX_PAGES_PER_USER", 3)
     key = await rows(sign_in, place.world.vision.member)
     answers = [await listen(place, key, "queue") for _ in range(4)]
     assert [answer.status for answer in answers] == [200, 200, 200, 429]

@@ -13,11 +13,13 @@ from django.urls import reverse
 from django.utils import timezone
 
 from agent import protocol
-from portal import lost_logs
-from portal.edge import streams
+from portal.edge.agents import streams
 from portal.models import User
-from scheduler import agent_api, nudge, services
+from portal.redis_state import log_loss
+from scheduler import services
 from scheduler.models import Host
+from scheduler.state import nudge
+from scheduler.sync import agent_api
 from tests.portal.edge.conftest import Notebook, SmallAgent, observed, rows, until
 from tests.portal.edge.test_agents import revoke
 
@@ -48,7 +50,7 @@ async def lose_the_line(agent: SmallAgent) -> None:
 async def test_a_revoked_agent_gets_nothing_of_people_any_more(
     notebook: Notebook, agent: SmallAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "OPEN_SECONDS", 0.2)
+    monkeypatch.setattr(streams, "OPEN_TIMEOUT_SECONDS", 0.2)
     cookie = await notebook.enter()
     assert (await notebook.get("/lab", cookie)).status == 200, "over a stream that is kept for the next request"
     in_use = await notebook.socket(cookie)
@@ -99,11 +101,11 @@ async def test_a_log_that_can_not_be_kept_is_no_reason_to_cut_its_agent(
     await agent.say(observed(sequence=2, runs=[protocol.RunSeen(run, notebook.run.generation, "running", ready=True)]))
     frame = await agent.hear()
     assert isinstance(frame, protocol.Desired) and frame.answers == 2
-    assert await rows(lost_logs.are_lost)
+    assert await rows(log_loss.is_log_loss_reported)
     page = await rows(fleet_page, notebook.place.world.operator)
     assert "What workloads write is being lost" in page
     assert "is being lost" not in await rows(fleet_page, notebook.owner), "nothing that she could do about it"
-    await rows(lambda: nudge.connection().delete(lost_logs.KEY))
+    await rows(lambda: nudge.redis_connection().delete(log_loss.LOG_LOSS_KEY))
     await asyncio.to_thread((tmp_path / "logs").unlink)
     await agent.say(protocol.LogChunk(run, 5, "kept\n"))
     await until(lambda: list((tmp_path / "logs").glob("*/*/0")))

@@ -19,9 +19,10 @@ from django.db import OperationalError
 from psycopg import errors
 
 from agent import protocol
-from portal.edge import access, doors, hosts
-from portal.edge.threads import Threads
-from scheduler import agent_api as scheduler_api
+from portal.edge.agents import database_calls
+from portal.edge.runtime.database_threads import DatabaseThreads
+from portal.edge.workspaces import access, access_cache
+from scheduler.sync import agent_api as scheduler_api
 from tests.portal.edge.conftest import Notebook, Place, SmallAgent, free_port, observed, rows, until
 from tests.scheduler.conftest import test_database_url as database_url
 
@@ -87,7 +88,7 @@ async def test_only_a_broken_connection_is_asked_again_and_only_once(state: str 
         calls.append(1)
         raise OperationalError("over") from (errors.lookup(state)("over") if state else psycopg.OperationalError("over"))
 
-    threads = Threads(1, "asking")
+    threads = DatabaseThreads(1, "asking")
     try:
         with pytest.raises(OperationalError):
             await threads.ask(broken)
@@ -109,9 +110,9 @@ async def test_while_the_database_is_away_people_and_agents_are_told_to_come_bac
     cookie = await notebook.enter()
     socket = await notebook.socket(cookie)
     with monkeypatch.context() as gone:
-        gone.setattr(access, "look_up", away)
-        gone.setattr(hosts, "sync", away)
-        gone.setattr(hosts, "authenticate", away)
+        gone.setattr(access, "grants_by_token_hash", away)
+        gone.setattr(database_calls, "sync", away)
+        gone.setattr(database_calls, "authenticate", away)
         notebook.place.edge.doors.changed()
         answer = await notebook.get("/lab", cookie, Accept="text/html")
         assert answer.status == 503
@@ -125,7 +126,7 @@ async def test_while_the_database_is_away_people_and_agents_are_told_to_come_bac
         assert turned_away.value.status == 503
         await socket.send_str("an open socket goes on")
         assert (await socket.receive()).data == "an open socket goes on"
-        gone.setattr(doors, "BLIND_SECONDS", 0.0)  # but not for ever without anybody looking
+        gone.setattr(access_cache, "MAX_UNVERIFIED_SECONDS", 0.0)  # but not for ever without anybody looking
         notebook.place.edge.doors.changed()
         assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
     assert (await notebook.get("/lab", cookie)).status == 200

@@ -19,13 +19,15 @@ from django.urls import reverse
 from django.utils import timezone
 from yarl import URL
 
-from portal.edge import agents, doors, server, workspaces
+from portal.edge import server
+from portal.edge.agents import connections
+from portal.edge.workspaces import access_cache, proxy
 from portal.models import ApiToken, Membership, User, WorkspaceSession
-from portal.services import people
-from portal.sign_out import ACCESS_CHANNEL
+from portal.redis_state.access_revocation import ACCESS_CHANNEL
+from portal.services.people import accounts_and_teams
 from scheduler.models import Run, Workload
-from scheduler.nudge import PAGE_CHANNEL
-from scheduler.states import WorkloadState
+from scheduler.state.nudge import PAGE_CHANNEL
+from scheduler.state.states import WorkloadState
 from tests.portal.edge.conftest import (
     PIECE,
     PIECES_WRITTEN,
@@ -380,13 +382,13 @@ async def test_without_any_hint_the_sockets_of_an_ended_session_are_cut_all_the_
     key = key_of(await rows(signed_in, notebook.owner))
     socket = await notebook.socket(await notebook.enter(session_key=key))
     await rows(SessionStore(key).delete)
-    async with asyncio.timeout(doors.FRESH_SECONDS + 1):
+    async with asyncio.timeout(access_cache.DECISION_TTL_SECONDS + 1):
         assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
     assert socket.close_code == 4401
 
 
 def token_of(person: User) -> tuple[ApiToken, str]:
-    return people.create_token(actor=person, name="script", now=timezone.now())
+    return accounts_and_teams.create_token(actor=person, name="script", now=timezone.now())
 
 
 def opened_with(text: str, run: Run) -> str:
@@ -400,7 +402,7 @@ def opened_with(text: str, run: Run) -> str:
 async def test_a_workspace_that_was_opened_with_a_token_ends_at_once_with_the_token(
     notebook: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doors, "FRESH_SECONDS", 600.0)  # only a hint has the rows looked at again
+    monkeypatch.setattr(access_cache, "DECISION_TTL_SECONDS", 600.0)  # only a hint has the rows looked at again
     token, text = await rows(token_of, notebook.owner)
     cookies = []
     for opens in (await rows(opened_with, text, notebook.run), await rows(opened_with, text, notebook.run)):
@@ -409,7 +411,7 @@ async def test_a_workspace_that_was_opened_with_a_token_ends_at_once_with_the_to
     others = await notebook.socket(await notebook.enter(session_key=key_of(await rows(signed_in, notebook.owner))))
     assert (await notebook.get("/lab", cookies[1])).status == 200
     unused = await rows(opened_with, text, notebook.run)
-    await rows(functools.partial(people.revoke_token, actor=notebook.owner, token=token, now=timezone.now()))
+    await rows(functools.partial(accounts_and_teams.revoke_token, actor=notebook.owner, token=token, now=timezone.now()))
     assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
     assert socket.close_code == 4401
     for cookie in cookies:
@@ -442,7 +444,7 @@ async def test_a_notebook_that_ends_closes_its_sockets_and_says_so(notebook: Not
     await slow.content.readline()
     await rows(set_state, notebook.run, WorkloadState.STOPPING)
     await asyncio.to_thread(hint, PAGE_CHANNEL, json.dumps({"topic": f"workload:{notebook.run.workload.public_id}"}))
-    async with asyncio.timeout(doors.FRESH_SECONDS / 2):
+    async with asyncio.timeout(access_cache.DECISION_TTL_SECONDS / 2):
         assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
     with pytest.raises(aiohttp.ClientError):
         await slow.content.read()
@@ -456,7 +458,7 @@ async def test_a_notebook_that_ends_closes_its_sockets_and_says_so(notebook: Not
 async def test_who_leaves_the_team_or_loses_the_account_loses_the_notebook(notebook: Notebook) -> None:
     socket = await notebook.socket(await notebook.enter())
     await rows(Membership.objects.filter(user=notebook.owner).delete)
-    async with asyncio.timeout(doors.FRESH_SECONDS + 1):
+    async with asyncio.timeout(access_cache.DECISION_TTL_SECONDS + 1):
         assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
 
 
@@ -469,16 +471,16 @@ async def test_a_browser_that_takes_nothing_is_cut_all_the_same(notebook: Notebo
     await asyncio.sleep(0.5)  # nothing is read: every buffer on the way is full
     await rows(set_state, notebook.run, WorkloadState.ENDED)
     await asyncio.to_thread(hint, ACCESS_CHANNEL)
-    await until(lambda: not notebook.place.edge.doors._open, seconds=doors.FRESH_SECONDS / 2)
+    await until(lambda: not notebook.place.edge.doors._open, seconds=access_cache.DECISION_TTL_SECONDS / 2)
     writer.transport.abort()
 
 
 async def test_a_run_that_cannot_be_reached_gives_a_page_and_not_a_stack_trace(
     notebook: Notebook, agent: SmallAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from portal.edge import streams
+    from portal.edge.agents import streams
 
-    monkeypatch.setattr(streams, "OPEN_SECONDS", 0.3)
+    monkeypatch.setattr(streams, "OPEN_TIMEOUT_SECONDS", 0.3)
     cookie = await notebook.enter()
     await agent.close()
     await until(lambda: notebook.place.edge.agents.streams.idle_of(agent.host.pk) == 0)
@@ -506,7 +508,7 @@ async def dribble(place: Place, head: str, every: float = 0.1) -> tuple[float, s
 async def test_a_body_that_comes_a_byte_at_a_time_holds_no_way_to_the_run(
     notebook: Notebook, agent: SmallAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workspaces, "PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(proxy, "MAX_BODY_WAIT_SECONDS", 1.0)
     cookie = await notebook.enter()
     head = (
         f"PUT /api/contents/a HTTP/1.1\nHost: {notebook.name}\nOrigin: {notebook.origin}\nCookie: __Host-gpupool={cookie}\n"
@@ -523,7 +525,7 @@ async def test_a_body_that_comes_a_byte_at_a_time_holds_no_way_to_the_run(
 async def test_a_body_to_join_that_comes_a_byte_at_a_time_is_not_waited_for(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agents, "BODY_SECONDS", 1.0)
+    monkeypatch.setattr(connections, "BODY_TIMEOUT_SECONDS", 1.0)
     head = f"POST /agent/v1/join HTTP/1.1\nHost: 127.0.0.1:{place.port}\nContent-Length: 60000\n\n{{"
     took, said = await dribble(place, head)
     assert said.startswith("HTTP/1.1 408 ") and took < 5

@@ -6,11 +6,11 @@ import pytest
 from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
 from django.utils import timezone
 
-from portal.selectors.work import quota_lines, team_panels
-from scheduler.core.model import SLOTS_PER_GPU
+from portal.reads.work.workload_details import quota_usages, team_summaries
+from scheduler.core.model.snapshot import SLOTS_PER_GPU
 from scheduler.models import Allocation, BoundUnit, Reservation
-from scheduler.selectors import held_by_team, quota_effect
-from scheduler.states import ReservationState
+from scheduler.reads.capacity import held_by_team, quota_use
+from scheduler.state.states import ReservationState
 from tests.portal.web.work_samples import reserve, run_job
 from tests.world import H100, World, units_of
 
@@ -34,8 +34,8 @@ def test_a_reservation_counts_as_what_is_bound_to_it_and_what_runs_inside_is_not
         (vision, world.shared.pk, H100): 5 * SLOTS_PER_GPU,
         (language, world.shared.pk, H100): SLOTS_PER_GPU,
     }
-    uses = quota_effect(team=vision, pool=world.shared.pk, now=now)
-    lines = {line.model: line for line in quota_lines(uses, world.shared)}
+    uses = quota_use(team=vision, pool=world.shared.pk, now=now)
+    lines = {line.model: line for line in quota_usages(uses, world.shared)}
     assert (lines[H100].held, lines[H100].guaranteed) == (5, 8)
-    (panel,) = team_panels(world.vision.member, now)
+    (panel,) = team_summaries(world.vision.member, now)
     assert {line.model: line.held for line in panel.lines} == {model: line.held for model, line in lines.items()}

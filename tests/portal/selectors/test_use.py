@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from decimal import Decimal
 
-from portal.selectors import use
-from telemetry.charges import charge
+from portal.reads.money import workload_usage
+from telemetry.money.charges import charge_all_gpus
 from tests.telemetry.rows import at, cost_centre, hold, price, workload
 from tests.world import A100, H100, World, units_of
 
@@ -16,9 +16,9 @@ def test_the_cost_so_far_is_what_was_charged_and_what_was_held_since(world: Worl
     cost_centre(world.vision, "CC-100", at(0, day=1))
     work = workload(world, world.vision)
     hold(work, units_of(world.hosts["alpha"])[0], at(9))
-    charge(at(10, 5))
+    charge_all_gpus(at(10, 5))
     moment = at(10, 30)
-    assert use.costs([work.pk], moment, use.prices(moment)) == {work.pk: Decimal("3.60")}
+    assert workload_usage.workload_costs([work.pk], moment, workload_usage.prices(moment)) == {work.pk: Decimal("3.60")}
 
 
 def test_what_has_no_price_costs_an_unknown_amount_and_not_nothing(world: World) -> None:
@@ -26,6 +26,6 @@ def test_what_has_no_price_costs_an_unknown_amount_and_not_nothing(world: World)
     units = units_of(world.hosts["alpha"])
     hold(running, units[0], at(9))
     hold(over, units[1], at(9), at(9, 30), end_code="finished")
-    assert use.costs([running.pk, over.pk], at(10), use.prices(at(10))) == {}
-    charge(at(11))
-    assert use.costs([running.pk, over.pk], at(12), use.prices(at(12))) == {}, "its lines have no price either"
+    assert workload_usage.workload_costs([running.pk, over.pk], at(10), workload_usage.prices(at(10))) == {}
+    charge_all_gpus(at(11))
+    assert workload_usage.workload_costs([running.pk, over.pk], at(12), workload_usage.prices(at(12))) == {}, "its lines have no price either"

@@ -13,9 +13,11 @@ from django.db import IntegrityError, connection, transaction
 
 from portal.errors import Conflict
 from portal.models import Approval, AuditEvent, Submission, User
-from portal.services import approvals, people, reservations
+from portal.services.approvals import submissions
+from portal.services.calendar import reservations
+from portal.services.people import accounts_and_teams
 from scheduler import services as engine
-from scheduler.core.model import SLOTS_PER_GPU
+from scheduler.core.model.snapshot import SLOTS_PER_GPU
 from scheduler.models import Quota, Reservation
 from tests.world import H100, MONDAY, World, build_world
 
@@ -51,7 +53,7 @@ def all_at_once(*verbs: Callable[[], Any]) -> list[Exception | None]:
 
 
 def waiting_quota(world: World, team: Any, gpus: int) -> Submission:
-    return approvals.request_quota_change(
+    return submissions.request_quota_change(
         actor=team.lead, team=team.team, pool=world.shared, model=H100, guaranteed_gpus=gpus, now=world.now
     )
 
@@ -62,7 +64,7 @@ def test_a_submission_is_decided_once(committed: World) -> None:
 
     def decide(number: int) -> Callable[[], Any]:
         mine = Submission.objects.get(pk=asked.pk)
-        verb: Any = approvals.approve_submission if number % 2 else approvals.decline_submission
+        verb: Any = submissions.approve_submission if number % 2 else submissions.decline_submission
         return lambda: verb(actor=operators[number], submission=mine, comment="mine", now=committed.now)
 
     raised = all_at_once(*(decide(number) for number in range(4)))
@@ -77,7 +79,7 @@ def test_two_quotas_approved_at_once_do_not_exceed_the_pool(committed: World) ->
     raised = all_at_once(
         *(
             functools.partial(
-                approvals.approve_submission, actor=committed.operator, submission=mine, now=committed.now
+                submissions.approve_submission, actor=committed.operator, submission=mine, now=committed.now
             )
             for mine in asked
         )
@@ -145,7 +147,7 @@ def test_a_second_change_of_a_reservation_is_refused_by_the_database_as_well(com
         Submission.objects.create(
             kind="window_change", team=first.team, author=first.author, payload={}, reservation=row, created_at=committed.now
         )
-    approvals.withdraw_submission(actor=committed.vision.member, submission=first, now=committed.now)
+    submissions.withdraw_submission(actor=committed.vision.member, submission=first, now=committed.now)
     assert isinstance(changing(committed, row, end=row.end + timedelta(hours=1))(), Submission)
 
 
@@ -176,10 +178,10 @@ def test_a_change_that_waited_does_not_undo_what_was_changed_meanwhile(committed
     waiting = changing(committed, row, end=row.end + timedelta(hours=2))()
     engine.change_reservation(row, start=row.start + timedelta(hours=3), end=row.end + timedelta(hours=3), now=committed.now)
     window = (row.start, row.end)
-    effect = approvals.effect_of(waiting, committed.now)
+    effect = submissions.approval_effect(waiting, committed.now)
     assert not effect["fits"] and "was changed meanwhile" in effect["sentence"]
     with pytest.raises(Conflict, match="was changed meanwhile"):
-        approvals.approve_submission(actor=committed.operator, submission=waiting, now=committed.now)
+        submissions.approve_submission(actor=committed.operator, submission=waiting, now=committed.now)
     fresh = Reservation.objects.get(pk=row.pk)
     assert (fresh.start, fresh.end) == window
     waiting.refresh_from_db()
@@ -190,7 +192,7 @@ def test_a_quota_change_and_a_wish_to_join_wait_once_however_many_ask_at_once(co
     newcomer = User.objects.create_user("newcomer")
     for ask in (
         lambda: waiting_quota(committed, committed.vision, 9),
-        lambda: approvals.request_membership(actor=newcomer, team=committed.vision.team, now=committed.now),
+        lambda: submissions.request_membership(actor=newcomer, team=committed.vision.team, now=committed.now),
     ):
         raised = all_at_once(*[ask] * 4)
         assert sum(problem is None for problem in raised) == 1, raised
@@ -202,7 +204,7 @@ def test_the_last_two_operators_do_not_both_step_down(committed: World) -> None:
     people_at_once = [(committed.operator, other), (other, committed.operator)]
     all_at_once(
         *(
-            functools.partial(people.change_user, actor=actor, user=user, operator=False, now=committed.now)
+            functools.partial(accounts_and_teams.change_user, actor=actor, user=user, operator=False, now=committed.now)
             for actor, user in people_at_once
         )
     )
@@ -211,7 +213,7 @@ def test_the_last_two_operators_do_not_both_step_down(committed: World) -> None:
 
 def test_the_first_run_happens_once(transactional_db: None) -> None:
     def run(name: str) -> Callable[[], Any]:
-        return lambda: people.first_run(
+        return lambda: accounts_and_teams.first_run(
             organisation=name,
             time_zone="UTC",
             currency="EUR",

@@ -8,7 +8,7 @@ import pytest
 
 from portal.errors import Conflict, NotAllowed
 from portal.models import AuditEvent
-from portal.services import hosts
+from portal.services.fleet import hosts
 from scheduler.models import Host
 from tests.world import World
 

@@ -12,10 +12,13 @@ from rest_framework.test import APIClient
 
 from portal.errors import Conflict, Invalid
 from portal.models import Submission
-from portal.services import approvals, reservations, workloads
-from portal.wording import ask_texts, reasons
-from scheduler import engine, reconcile
+from portal.services.approvals import submissions
+from portal.services.calendar import reservations
+from portal.services.work import workloads
+from portal.wording import reason_texts, request_texts
+from scheduler.cycle import engine
 from scheduler.models import Gpu, Host, Pool, Reservation, Workload
+from scheduler.sync import reconcile
 from tests.portal.web.test_work_pages import ask_data
 from tests.portal.web.work_samples import queue_job, signed_in
 from tests.world import A100, H100, World
@@ -45,7 +48,7 @@ def submit(world: World, **changes: Any) -> Workload:
 def test_what_is_asked_for_is_kept_by_the_planner_and_told_to_the_agent(sized: World) -> None:
     first = submit(sized, name="first", cpu_milli=40_000, memory_mib=100 * GIB)
     second = submit(sized, name="second", cpu_milli=40_000, memory_mib=100 * GIB)
-    engine.cycle("test", sized.now)
+    engine.run_cycle("test", sized.now)
     first.refresh_from_db()
     second.refresh_from_db()
     assert (first.state, second.state) == ("placed", "queued"), "alpha alone has 40 cores, and only once"
@@ -118,7 +121,7 @@ def test_cpu_is_not_blamed_for_what_else_is_missing(sized: World) -> None:
 
 
 def test_the_reason_is_a_sentence_also_without_numbers_of_the_most() -> None:
-    said = reasons.reason("too_big_for_any_host", {"units": 1, "largest": 8, "hosts": 1, "hosts_with_labels": 2})
+    said = reason_texts.reason_sentence("too_big_for_any_host", {"units": 1, "largest": 8, "hosts": 1, "hosts_with_labels": 2})
     assert said == "No host has the CPU, the memory or the NVLink that it asks for beside 1 GPU. Ask for less."
 
 
@@ -146,10 +149,10 @@ def test_what_was_approved_is_what_was_asked_for(sized: World) -> None:
         start=start, end=start + timedelta(hours=1), now=sized.now, cpu_milli=8_000, memory_mib=64 * GIB,
     )  # fmt: skip
     assert isinstance(asked, Submission)
-    assert "1 × H100 80GB on hosts with 8 CPU cores and 64 GiB of memory, " in ask_texts.submission_what(asked.kind, asked.payload)
-    wide = ask_texts.submission_what(asked.kind, asked.payload | {"hosts": 2})
+    assert "1 × H100 80GB on hosts with 8 CPU cores and 64 GiB of memory, " in request_texts.submission_summary(asked.kind, asked.payload)
+    wide = request_texts.submission_summary(asked.kind, asked.payload | {"hosts": 2})
     assert "2 hosts × 1 H100 80GB on hosts with 8 CPU cores" in wide
-    approvals.approve_submission(actor=sized.operator, submission=asked, now=sized.now)
+    submissions.approve_submission(actor=sized.operator, submission=asked, now=sized.now)
     row = Reservation.objects.get()
     assert (row.cpu_milli, row.memory_mib) == (8_000, 64 * GIB)
 
@@ -222,7 +225,7 @@ def test_the_api_takes_gives_and_bounds_it(sized: World) -> None:
 def test_a_waiting_one_whose_hosts_became_smaller_says_what_there_is(sized: World) -> None:
     row = queue_job(sized, sized.vision, "waits", cpu_milli=60_000)
     Host.objects.filter(name="alpha").update(cpu_milli=48_000)
-    engine.cycle("test", sized.now)
+    engine.run_cycle("test", sized.now)
     row.refresh_from_db()
     assert row.reason_code == "too_big_for_any_host"
-    assert "the most that one has is 48 CPU cores" in reasons.why_waits(row)
+    assert "the most that one has is 48 CPU cores" in reason_texts.waiting_sentence(row)

@@ -11,10 +11,10 @@ import time_machine
 from django.urls import reverse
 
 from portal.errors import Invalid
-from portal.services import series
-from portal.wording import ask_texts
+from portal.services.calendar import recurring_reservations
+from portal.wording import request_texts
 from scheduler.models import Pool, Reservation, Series
-from scheduler.recurrence import Recurrence, clock_changes, occurrences
+from scheduler.services.recurrence import Recurrence, dst_occurrences, occurrences
 from tests.portal.web.work_samples import signed_in
 from tests.world import H100, World
 
@@ -35,7 +35,7 @@ def local(recurrence: Recurrence) -> list[tuple[str, str]]:
 
 
 def said(recurrence: Recurrence) -> list[str]:
-    return [ask_texts.clock_change(change, "Europe/Berlin") for change in clock_changes(recurrence, LONG_AGO)]
+    return [request_texts.clock_change(change, "Europe/Berlin") for change in dst_occurrences(recurrence, LONG_AGO)]
 
 
 @pytest.mark.parametrize("day", [FORWARD, BACK])
@@ -93,18 +93,18 @@ def test_it_is_said_before_it_is_asked_for_and_kept_with_it(world: World) -> Non
         "start": datetime(2026, 3, 22, 2, 30, tzinfo=BERLIN), "end": datetime(2026, 3, 22, 4, tzinfo=BERLIN),
         "weekdays": ["sun"], "until": FORWARD, "time_zone": "Europe/Berlin", "now": world.now,
     }  # fmt: skip
-    told = series.preview_series(**given)["clock_changes"]
+    told = recurring_reservations.preview_series(**given)["clock_changes"]
     assert len(told) == 1 and "02:30 does not exist" in told[0]
-    made = series.request_series(**given, name="night")
-    assert isinstance(made, Series) and series.clock_changes_of(made) == told
+    made = recurring_reservations.request_series(**given, name="night")
+    assert isinstance(made, Series) and recurring_reservations.clock_changes_of(made) == told
     first = made.occurrences.order_by("start")[0]
     page = signed_in(world.vision.member).get(reverse("reservation", args=[first.public_id])).content.decode()
     assert told[0] in page
     whole_day = {**given, "start": datetime(2026, 10, 25, tzinfo=BERLIN), "end": datetime(2026, 10, 26, tzinfo=BERLIN)}
-    assert isinstance(series.request_series(**{**whole_day, "until": BACK}, name="25 hours"), Series)
+    assert isinstance(recurring_reservations.request_series(**{**whole_day, "until": BACK}, name="25 hours"), Series)
     with pytest.raises(Invalid):
         late = whole_day["end"] + timedelta(minutes=1)
-        series.request_series(**{**whole_day, "until": BACK, "end": late}, name="more than a day")
+        recurring_reservations.request_series(**{**whole_day, "until": BACK, "end": late}, name="more than a day")
 
 
 @pytest.mark.django_db

@@ -9,8 +9,10 @@ import pytest
 
 from portal.errors import Conflict, Invalid, NotAllowed
 from portal.models import AuditEvent, Submission
-from portal.services import approvals, reservations, series
-from scheduler import engine, services
+from portal.services.approvals import submissions
+from portal.services.calendar import recurring_reservations, reservations
+from scheduler import services
+from scheduler.cycle import engine
 from scheduler.models import BoundUnit, Pool, Reservation, Series
 from telemetry.models import Price
 from tests.portal.services.test_reservations_and_approvals import reserve
@@ -39,7 +41,7 @@ def recur(world: World, **changes: Any) -> Submission | Series:
         "units": 2, "models": [H100], "start": world.now + DAY, "end": world.now + DAY + 9 * HOUR,
         "weekdays": ["mon", "tue", "wed", "thu", "fri"], "until": date(2026, 3, 13), "now": world.now,
     }  # fmt: skip
-    return series.request_series(**(given | changes))
+    return recurring_reservations.request_series(**(given | changes))
 
 
 # -- another window ------------------------------------------------------------------------------------------------------
@@ -62,7 +64,7 @@ def test_a_change_that_does_not_fit_is_refused_with_the_first_window_and_changes
     row = made(world, units=4)
     blocker = reserve(world, units=8, hosts=2, may_exceed_guarantee=True, start=row.end, end=row.end + 2 * HOUR)
     assert isinstance(blocker, Submission)
-    approvals.approve_submission(
+    submissions.approve_submission(
         actor=world.operator, submission=blocker, now=world.now, changes={"may_exceed_guarantee": True}
     )
     end = row.end
@@ -75,7 +77,7 @@ def test_a_change_that_does_not_fit_is_refused_with_the_first_window_and_changes
 
 def test_a_running_one_keeps_its_units_or_says_when_it_fits(world: World) -> None:
     row = made(world, units=4, start=world.now, end=world.now + 4 * HOUR)
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     row.refresh_from_db()
     bound = set(BoundUnit.objects.filter(reservation=row).values_list("unit", flat=True))
     assert row.state == "active" and len(bound) == 4
@@ -88,7 +90,7 @@ def test_a_running_one_keeps_its_units_or_says_when_it_fits(world: World) -> Non
     late = {"start": world.now + 6 * HOUR, "end": world.now + 8 * HOUR}
     other = reserve(world, units=8, hosts=2, may_exceed_guarantee=True, **late)
     assert isinstance(other, Submission)
-    approvals.approve_submission(
+    submissions.approve_submission(
         actor=world.operator, submission=other, now=world.now, changes={"may_exceed_guarantee": True}
     )
     with pytest.raises(Conflict) as refused:
@@ -101,17 +103,17 @@ def test_a_running_one_keeps_its_units_or_says_when_it_fits(world: World) -> Non
 def test_above_the_threshold_a_change_waits_and_is_checked_again_when_it_is_approved(world: World) -> None:
     large = reserve(world, units=8)
     assert isinstance(large, Submission)
-    approvals.approve_submission(actor=world.operator, submission=large, now=world.now)
+    submissions.approve_submission(actor=world.operator, submission=large, now=world.now)
     row = Reservation.objects.get()
     asked = change(world, row, end=row.end + 2 * HOUR, why="more data")
     assert isinstance(asked, Submission) and asked.kind == "window_change"
     end = row.end
     row.refresh_from_db()
     assert row.end == end, "it holds nothing more until then"
-    assert approvals.effect_of(asked, world.now)["fits"]
+    assert submissions.approval_effect(asked, world.now)["fits"]
     with pytest.raises(Conflict, match="already waits"):
         change(world, row, end=end + HOUR)
-    approvals.approve_submission(actor=world.operator, submission=asked, now=world.now)
+    submissions.approve_submission(actor=world.operator, submission=asked, now=world.now)
     row.refresh_from_db()
     assert row.end == end + 2 * HOUR
     assert isinstance(change(world, row, end=end), Reservation), "what gives time back needs nobody's word"
@@ -123,16 +125,16 @@ def test_a_move_that_is_approved_after_it_has_begun_or_passed_is_refused_and_not
 ) -> None:
     large = reserve(world, units=8)
     assert isinstance(large, Submission)
-    approvals.approve_submission(actor=world.operator, submission=large, now=world.now)
+    submissions.approve_submission(actor=world.operator, submission=large, now=world.now)
     row = Reservation.objects.get()
     window = row.start, row.end
     asked = change(world, row, start=row.start + HOUR)
     assert isinstance(asked, Submission)
-    engine.cycle("test", row.start)
+    engine.run_cycle("test", row.start)
     now = row.start + late
-    assert not approvals.effect_of(asked, now)["fits"]
+    assert not submissions.approval_effect(asked, now)["fits"]
     with pytest.raises((Conflict, Invalid)):
-        approvals.approve_submission(actor=world.operator, submission=asked, now=now)
+        submissions.approve_submission(actor=world.operator, submission=asked, now=now)
     row.refresh_from_db()
     asked.refresh_from_db()
     assert (row.start, row.end) == window and asked.state == "waiting", "nothing was decided"
@@ -142,7 +144,7 @@ def test_a_move_that_loses_the_race_with_its_start_changes_nothing(world: World)
     row = made(world, units=4, start=world.now + HOUR, end=world.now + 3 * HOUR)
     window = row.start, row.end
     stale = Reservation.objects.get(pk=row.pk)
-    engine.cycle("test", row.start)
+    engine.run_cycle("test", row.start)
     with pytest.raises(Conflict, match="has begun meanwhile"):
         change(world, stale, start=stale.start + HOUR, now=world.now + HOUR)
     row.refresh_from_db()
@@ -176,9 +178,9 @@ def test_every_weekday_until_a_day_is_one_thing(world: World) -> None:
     assert {row.start.weekday() for row in rows} == {0, 1, 2, 3, 4}
     assert {(row.start.hour, row.end - row.start) for row in rows} == {(9, 9 * HOUR)}
     reservations.cancel_reservation(actor=world.vision.member, reservation=rows[3], now=world.now)
-    assert series.cancel_series(actor=world.vision.member, series=whole, now=world.now) == 8
+    assert recurring_reservations.cancel_series(actor=world.vision.member, series=whole, now=world.now) == 8
     with pytest.raises(Conflict, match="nothing to cancel"):
-        series.cancel_series(actor=world.vision.member, series=whole, now=world.now)
+        recurring_reservations.cancel_series(actor=world.vision.member, series=whole, now=world.now)
     assert set(Reservation.objects.values_list("state", flat=True)) == {"cancelled"}
 
 
@@ -191,7 +193,7 @@ def test_a_preview_says_what_all_of_it_costs_and_asks_for_nothing(world: World) 
         "start": world.now + DAY, "end": world.now + DAY + 9 * HOUR, "weekdays": ["tue", "wed"],
         "until": date(2026, 3, 13), "now": world.now,
     }  # fmt: skip
-    answer = series.preview_series(**given)
+    answer = recurring_reservations.preview_series(**given)
     assert (answer["fits"], answer["occurrences"], answer["gpus"]) == (True, 4, 2)
     assert answer["price"] == 4 * 9 * 2 * 2 and answer["price_per_hour"] == 4
     assert not Series.objects.exists()
@@ -211,7 +213,7 @@ def test_when_one_occurrence_does_not_fit_none_is_promised_and_it_is_named(world
     day = world.now + timedelta(days=3)
     other = reserve(world, units=8, hosts=2, may_exceed_guarantee=True, start=day, end=day + 3 * HOUR)
     assert isinstance(other, Submission)
-    approvals.approve_submission(
+    submissions.approve_submission(
         actor=world.operator, submission=other, now=world.now, changes={"may_exceed_guarantee": True}
     )
     with pytest.raises(Conflict) as refused:
@@ -226,9 +228,9 @@ def test_a_large_recurring_one_waits_and_is_promised_whole_when_it_is_approved(w
     asked = recur(world, units=8)
     assert isinstance(asked, Submission) and asked.kind == "series"
     assert not Reservation.objects.exists()
-    effect = approvals.effect_of(asked, world.now)
+    effect = submissions.approval_effect(asked, world.now)
     assert effect["fits"] and effect["sentence"].startswith("All 9 occurrences fit")
-    approvals.approve_submission(actor=world.operator, submission=asked, now=world.now)
+    submissions.approve_submission(actor=world.operator, submission=asked, now=world.now)
     assert Series.objects.get().occurrences.filter(owner=world.vision.member).count() == 9
     asked.refresh_from_db()
     assert asked.reservation is not None
@@ -297,7 +299,7 @@ def test_a_closed_budget_lets_a_reservation_move_and_shrink_but_not_grow(world: 
 
 def test_a_running_reservation_is_not_extended_on_a_closed_budget(world: World) -> None:
     row = made(world, units=4, start=world.now, end=world.now + 4 * HOUR)
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     row.refresh_from_db()
     close_the_budget(world, world.now + 2 * DAY)
     with pytest.raises(Conflict, match="budget is used up"):
@@ -308,9 +310,9 @@ def test_what_waits_for_approval_is_refused_once_the_budget_is_closed(world: Wor
     large = reserve(world, units=8)
     assert isinstance(large, Submission)
     close_the_budget(world, world.now + 2 * DAY)
-    assert approvals.effect_of(large, world.now)["code"] == "budget_closed"
+    assert submissions.approval_effect(large, world.now)["code"] == "budget_closed"
     with pytest.raises(Conflict, match="budget is used up"):
-        approvals.approve_submission(actor=world.operator, submission=large, now=world.now)
+        submissions.approve_submission(actor=world.operator, submission=large, now=world.now)
     assert not Reservation.objects.exists()
 
 

@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 
 from portal.errors import Conflict, Invalid, NotAllowed
-from portal.selectors import arrays
-from portal.services import workloads
-from portal.wording import reasons
-from scheduler import engine, reconcile, releases, snapshot
-from scheduler.core.reasons import Code
+from portal.reads.work import job_arrays
+from portal.services.work import workloads
+from portal.wording import reason_texts
+from scheduler.core.reasons import ReasonCode
+from scheduler.cycle import engine, snapshot
 from scheduler.models import Command, Dependency, JobArray, Workload
+from scheduler.sweeps import dependency_release
+from scheduler.sync import reconcile
 from tests.world import H100, World
 
 pytestmark = pytest.mark.django_db
@@ -39,13 +41,13 @@ def end(workload: Workload, outcome: str = "finished") -> None:
 
 
 def gate_of(world: World, workload: Workload) -> str:
-    taken = snapshot.take([world.shared.pk], world.now)
+    taken = snapshot.take_snapshot([world.shared.pk], world.now)
     return next(queued.gate for queued in taken.queued if queued.id == workload.pk)
 
 
 def cycle(world: World) -> None:
-    releases.settle(world.now)
-    engine.cycle("test", world.now)
+    dependency_release.release_dependents(world.now)
+    engine.run_cycle("test", world.now)
 
 
 # -- dependencies --------------------------------------------------------------------------------------------------------
@@ -65,16 +67,16 @@ def test_it_starts_once_the_other_has_ended_as_it_must_or_never(
     second = job(world, "evaluate", after=[(condition, first)])
     cycle(world)
     second.refresh_from_db()
-    assert (second.state, second.reason_code) == ("queued", Code.DEPENDENCY)
+    assert (second.state, second.reason_code) == ("queued", ReasonCode.DEPENDENCY)
     how = {"ok": "finish well", "any": "end", "not_ok": "end without finishing"}[condition]
-    assert reasons.why_waits(second, world.vision.member) == f"It waits for train to {how}."
+    assert reason_texts.waiting_sentence(second, world.vision.member) == f"It waits for train to {how}."
     end(first, outcome)
     cycle(world)
     second.refresh_from_db()
     if starts:
         assert second.state == "placed"
     else:
-        assert (second.state, second.outcome) == ("ended", Code.DEPENDENCY_NEVER_MET)
+        assert (second.state, second.outcome) == ("ended", ReasonCode.DEPENDENCY_NEVER_MET)
         assert second.outcome_numbers == {"workload": first.pk, "condition": condition, "outcome": outcome}
 
 
@@ -84,27 +86,27 @@ def test_what_can_never_run_ends_what_waits_for_it_in_turn(world: World) -> None
     third = job(world, "third", after=[("ok", second)])
     clean = job(world, "clean", after=[("not_ok", third)])
     workloads.cancel_workload(actor=world.vision.member, workload=first, now=world.now)
-    releases.settle(world.now)
+    dependency_release.release_dependents(world.now)
     states = dict(Workload.objects.values_list("name", "outcome"))
     assert states == {
         "train": "cancelled",
-        "second": Code.DEPENDENCY_NEVER_MET,
-        "third": Code.DEPENDENCY_NEVER_MET,
+        "second": ReasonCode.DEPENDENCY_NEVER_MET,
+        "third": ReasonCode.DEPENDENCY_NEVER_MET,
         "clean": "",
     }
     assert gate_of(world, clean) == ""
-    assert releases.settle(world.now) == 0, "all is settled"
+    assert dependency_release.release_dependents(world.now) == 0, "all is settled"
 
 
 def test_it_waits_for_the_last_of_several(world: World) -> None:
     first, second = job(world), job(world, "other")
     last = job(world, "last", after=[("any", first), ("ok", second)])
     end(first, "failed")
-    releases.settle(world.now)
+    dependency_release.release_dependents(world.now)
     last.refresh_from_db()
-    assert last.waits_for == [second.pk] and gate_of(world, last) == Code.DEPENDENCY
+    assert last.waits_for == [second.pk] and gate_of(world, last) == ReasonCode.DEPENDENCY
     end(second)
-    releases.settle(world.now)
+    dependency_release.release_dependents(world.now)
     assert gate_of(world, last) == ""
 
 
@@ -135,8 +137,8 @@ def test_waiting_for_others_costs_the_snapshot_no_query(world: World, django_ass
     first = job(world)
     for number in range(5):
         job(world, f"n{number}", after=[("ok", first)])
-    with django_assert_max_num_queries(snapshot.QUERIES):
-        snapshot.take(None, world.now)
+    with django_assert_max_num_queries(snapshot.SNAPSHOT_QUERIES):
+        snapshot.take_snapshot(None, world.now)
 
 
 # -- arrays --------------------------------------------------------------------------------------------------------------
@@ -151,7 +153,7 @@ def test_an_array_is_many_jobs_of_which_so_many_run_at_once(world: World) -> Non
         0,
         1,
     ]
-    assert set(made.tasks.filter(state="queued").values_list("reason_code", flat=True)) == {Code.ARRAY_LIMIT}
+    assert set(made.tasks.filter(state="queued").values_list("reason_code", flat=True)) == {ReasonCode.ARRAY_LIMIT}
     end(made.tasks.get(array_index=1), "failed")
     cycle(world)
     assert set(made.tasks.filter(state="placed").values_list("array_index", flat=True)) == {0, 2}
@@ -161,7 +163,7 @@ def test_each_task_knows_its_number(world: World) -> None:
     array(world, "7,9")
     cycle(world)
     found = {
-        reconcile._wanted(command, [], None).array_index
+        reconcile._run_wanted(command, [], None).array_index
         for command in Command.objects.select_related("run__workload__pool", "run__workload__project__team")
     }
     assert found == {7, 9}
@@ -169,9 +171,9 @@ def test_each_task_knows_its_number(world: World) -> None:
 
 def test_an_array_is_shown_by_a_task_that_has_not_ended(world: World) -> None:
     made = array(world, "0-2%1")
-    assert [row.array_index for row in arrays.one_line_each(made.tasks.all())] == [0]
+    assert [row.array_index for row in job_arrays.first_open_task_only(made.tasks.all())] == [0]
     end(made.tasks.get(array_index=0), "finished")
-    assert [row.array_index for row in arrays.one_line_each(made.tasks.all())] == [1]
+    assert [row.array_index for row in job_arrays.first_open_task_only(made.tasks.all())] == [1]
 
 
 def test_an_array_is_cancelled_as_one(world: World) -> None:
@@ -190,8 +192,8 @@ def test_the_tasks_of_an_array_wait_for_other_work_together(world: World) -> Non
     first = job(world)
     made = array(world, "0-3", after=[("ok", first)])
     end(first, "failed")
-    releases.settle(world.now)
-    assert set(made.tasks.values_list("outcome", flat=True)) == {Code.DEPENDENCY_NEVER_MET}
+    dependency_release.release_dependents(world.now)
+    assert set(made.tasks.values_list("outcome", flat=True)) == {ReasonCode.DEPENDENCY_NEVER_MET}
 
 
 @pytest.mark.parametrize(
@@ -204,9 +206,9 @@ def test_the_tasks_of_an_array_wait_for_other_work_together(world: World) -> Non
     ],
 )
 def test_indices_are_read_as_they_are_written(text: str, indices: list[int], at_once: int | None) -> None:
-    from portal.validation import Checks
+    from portal.input_checks import InputChecks
 
-    assert workloads.indices_of(Checks(), text) == (indices, at_once)
+    assert workloads.parse_array_indices(InputChecks(), text) == (indices, at_once)
 
 
 @pytest.mark.parametrize(
@@ -259,8 +261,8 @@ def test_it_starts_once_every_task_of_an_array_has_ended_as_it_must_or_never(
     waits.refresh_from_db()
     assert (waits.state, waits.reason_code) == ("queued", "dependency")
     how = {"ok": "finish well", "any": "end", "not_ok": "end, not all of them well"}[condition]
-    assert reasons.why_waits(waits, world.vision.member) == f"It waits for every task of sweep to {how}."
-    assert reasons.why_waits(waits, world.language.member) == f"It waits for every task of an array to {how}."
+    assert reason_texts.waiting_sentence(waits, world.vision.member) == f"It waits for every task of sweep to {how}."
+    assert reason_texts.waiting_sentence(waits, world.language.member) == f"It waits for every task of an array to {how}."
     first, second = sweep.tasks.order_by("array_index")
     end(first, outcomes[0])
     if outcomes[0] == "finished":
@@ -274,7 +276,7 @@ def test_it_starts_once_every_task_of_an_array_has_ended_as_it_must_or_never(
     if not starts:
         assert (waits.state, waits.outcome) == ("ended", "dependency_never_met")
         assert waits.outcome_numbers["array"] == sweep.pk
-        words = reasons.reason(waits.outcome, waits.outcome_numbers, world.vision.member)
+        words = reason_texts.reason_sentence(waits.outcome, waits.outcome_numbers, world.vision.member)
         assert words.startswith("It was to run once every task of sweep had")
 
 
@@ -286,7 +288,7 @@ def test_what_needs_all_tasks_to_finish_ends_with_the_first_that_did_not(world: 
     waits.refresh_from_db()
     patient.refresh_from_db()
     assert waits.outcome_numbers == {"array": sweep.pk, "condition": "ok", "outcome": "failed"}
-    assert reasons.reason(waits.outcome, waits.outcome_numbers, world.vision.member) == (
+    assert reason_texts.reason_sentence(waits.outcome, waits.outcome_numbers, world.vision.member) == (
         "It was to run once every task of sweep had finished; that can't happen any more, one ended as failed."
     )
     assert (patient.state, patient.waits_for_arrays) == ("queued", [sweep.pk])
@@ -298,7 +300,7 @@ def test_jobs_and_arrays_are_waited_for_together_and_one_array_for_another(world
     after_all = array(world, "5-6", name="second", after=[("any", sweep)])
     cycle(world)
     both.refresh_from_db()
-    assert reasons.reason(both.reason_code, both.reason_numbers, world.vision.member) == (
+    assert reason_texts.reason_sentence(both.reason_code, both.reason_numbers, world.vision.member) == (
         "It waits for other to end, and for 1 other."
     )
     Workload.objects.filter(array=sweep).update(state="ended", outcome="finished")
@@ -328,9 +330,9 @@ def test_waiting_for_arrays_costs_a_cycle_a_fixed_number_of_queries(
 ) -> None:
     for number in range(12):
         job(world, f"after {number}", after=[("any", array(world, "0-4", name=f"sweep {number}"))])
-    releases.settle(world.now)
+    dependency_release.release_dependents(world.now)
     with django_assert_max_num_queries(4):
-        releases.settle(world.now)
+        dependency_release.release_dependents(world.now)
 
 
 # -- how much may wait ---------------------------------------------------------------------------------------------------
@@ -343,7 +345,7 @@ def test_who_has_as_much_waiting_as_one_may_is_refused_in_words_with_the_numbers
         job(world, f"job {number}")
     with pytest.raises(Conflict) as refused:
         job(world, "one too many")
-    assert refused.value.code == Code.TOO_MANY_WAITING
+    assert refused.value.code == ReasonCode.TOO_MANY_WAITING
     assert refused.value.numbers == {"of": "person", "waiting": 3, "more": 1, "limit": 3}
     assert refused.value.message == (
         "Its owner has 3 notebooks and jobs waiting in this pool; with 1 more there would be more than the 3 that one person may "

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from portal.errors import Conflict, Invalid, NotAllowed
-from portal.services import workloads
-from portal.wording import reasons
-from scheduler import engine
+from portal.services.work import workloads
+from portal.wording import reason_texts
+from scheduler.cycle import engine
 from scheduler.models import Run, Workload
 from tests.world import World, world
 
@@ -40,7 +40,7 @@ def test_anything_else_is_refused_in_words(world: World) -> None:
 
 def test_a_job_is_opened_once_its_first_host_answers_and_by_its_owner_only(world: World) -> None:
     job = submitted(world)
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     Workload.objects.filter(pk=job.pk).update(state="running")
     job.refresh_from_db()
     by_its_owner: dict[str, Any] = {"actor": world.vision.member, "workload": job, "session_key": "", "now": world.now}
@@ -56,6 +56,6 @@ def test_a_job_is_opened_once_its_first_host_answers_and_by_its_owner_only(world
 
 
 def test_the_page_says_which_part_ended_first() -> None:
-    said = reasons.decision("restarted", "failed", {"rank": 1, "host": "gpu-07", "exit_code": 137})
+    said = reason_texts.decision_sentence("restarted", "failed", {"rank": 1, "host": "gpu-07", "exit_code": 137})
     assert said == "Its part 1 on gpu-07 was the first to end. It failed with exit code 137."
-    assert reasons.decision("refused", "failed", {"exit_code": 1}) == reasons.reason("failed", {"exit_code": 1})
+    assert reason_texts.decision_sentence("refused", "failed", {"exit_code": 1}) == reason_texts.reason_sentence("failed", {"exit_code": 1})

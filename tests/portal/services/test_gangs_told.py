@@ -9,10 +9,10 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from portal import notify
 from portal.models import Notification
-from portal.selectors.work import Piece
-from portal.web import attempts
+from portal.notices import delivery
+from portal.reads.work.workload_details import WorkloadDetails
+from portal.web.work import attempts
 from scheduler import services
 from scheduler.models import Decision, Gpu, Run
 from tests.scheduler.test_gangs import all_go, running_gang
@@ -31,7 +31,7 @@ def test_the_notice_names_the_host_that_is_taken_out_and_comes_once(world: World
     else:
         assert services.quarantine_gpu(Gpu.objects.get(host=ill, index=0), reason="xid:79", now=at)
     for seconds in (1, 30):
-        notify.tell(at + seconds * SECOND)
+        delivery.write_notices(at + seconds * SECOND)
     told = Notification.objects.get(user=workload.owner, kind="has_to_move")
     assert (told.numbers["host"], told.numbers["words"]) == (ill.name, "a fan" if whole else "xid:79")
 
@@ -41,7 +41,7 @@ def test_its_page_says_how_the_attempt_ended_and_not_how_the_first_member_was_st
     at = world.now + 60 * SECOND
     assert services.quarantine_gpu(Gpu.objects.get(host=agents[1].host, index=0), reason="xid:79", now=at)
     all_go(workload, agents, at)
-    (row,) = attempts.rows(Piece(workload), world.vision.member)
+    (row,) = attempts.attempt_rows(WorkloadDetails(workload), world.vision.member)
     assert (row["state"], row["word"]) == ("failed", "GPU error") and "It was stopped" not in row["why"]
 
 
@@ -51,7 +51,7 @@ def test_its_page_gives_the_exit_code_of_the_member_that_failed(world: World) ->
     agents[2].end(agents[2].running[0], at, outcome="failed", exit_code=7)
     agents[2].sync(at)
     all_go(workload, agents[:2], at)
-    (row,) = attempts.rows(Piece(workload), world.vision.member)
+    (row,) = attempts.attempt_rows(WorkloadDetails(workload), world.vision.member)
     assert "exit code 7" in row["why"]
 
 
@@ -64,7 +64,7 @@ def test_its_page_and_what_was_decided_name_the_same_end_where_a_gpu_was_lost_af
     all_go(workload, agents[1:], at + SECOND)
     decided = Decision.objects.get(workload=workload, kind="restarted")
     assert (decided.code, decided.numbers["host"]) == ("gpu_error", agents[2].host.name)
-    (row,) = attempts.rows(Piece(workload), world.vision.member)
+    (row,) = attempts.attempt_rows(WorkloadDetails(workload), world.vision.member)
     assert row["word"] == "GPU error" and "exit code" not in row["why"]
 
 
@@ -76,7 +76,7 @@ def test_what_the_gpu_of_one_member_told_does_not_hide_that_another_had_lost_its
         agent.sync(at)
     Run.objects.filter(rank=0).update(outcome="host_lost", ended_at=at)
     Run.objects.filter(rank=1).update(outcome="gpu_error", ended_at=at + SECOND, gpu_events=["xid:79"])
-    (row,) = attempts.rows(Piece(workload), world.vision.member)
+    (row,) = attempts.attempt_rows(WorkloadDetails(workload), world.vision.member)
     assert row["word"] == "Host lost" and "xid:79" not in row["why"]
 
 
@@ -89,7 +89,7 @@ def test_its_page_asks_as_much_for_many_attempts_as_for_one(world: World) -> Non
     asked = []
     for attempt in (2, 3, 4):
         with CaptureQueriesContext(connection) as queries:
-            assert len(attempts.rows(Piece(workload), world.vision.member)) == attempt - 1
+            assert len(attempts.attempt_rows(WorkloadDetails(workload), world.vision.member)) == attempt - 1
         asked.append(len(queries))
         for run in Run.objects.filter(workload=workload, attempt=1):
             run.pk, run.public_id, run.attempt, run.generation = None, uuid.uuid4(), attempt, run.generation + 100 * attempt

@@ -9,7 +9,8 @@ import pytest
 from django.urls import reverse
 from rest_framework.test import APIClient
 
-from portal.services import reservations, workloads
+from portal.services.calendar import reservations
+from portal.services.work import workloads
 from scheduler.models import Host, JobArray, Workload
 from tests.portal.web.test_work_pages import ask_data
 from tests.portal.web.work_samples import signed_in

@@ -12,16 +12,20 @@ import pytest
 from django.apps import apps
 from django.db import connection
 
-from portal import idle, notify
-from portal.idle import Activity, Verdict
 from portal.models import Notification, Submission, User
-from portal.services import approvals, hosts, reservations, workloads
-from portal.wording import notices as notice_texts
-from portal.wording import reasons
-from scheduler import clock, nudge
+from portal.notices import delivery
+from portal.services.approvals import submissions
+from portal.services.calendar import reservations
+from portal.services.fleet import hosts
+from portal.services.work import workloads
+from portal.sweeps import idle_notebooks
+from portal.sweeps.idle_notebooks import IdleVerdict, NotebookActivity
+from portal.wording import notice_texts, reason_texts
 from scheduler import services as engine
 from scheduler.models import Allocation, Decision, Host, HostStateChange, Reservation, Run, Workload
-from telemetry.health import handle_events
+from scheduler.state import nudge
+from scheduler.sweeps import time_limits
+from telemetry.health.rules import apply_rules_to_events
 from telemetry.models import Budget, BudgetAlert, HealthEvent, HealthRule
 from tests.fakes import FakeAgent
 from tests.world import H100, World, units_of
@@ -49,23 +53,23 @@ def run_of(workload: Workload, world: World, **fields: Any) -> Run:
 def test_a_start_a_resume_and_an_end_are_told_once(world: World) -> None:
     made = job(world)
     run_of(made, world, running_at=world.now)
-    notify.tell(world.now + MINUTE)
+    delivery.write_notices(world.now + MINUTE)
     run_of(made, world, attempt=2, generation=10_000, running_at=world.now + 2 * MINUTE)
     Workload.objects.filter(pk=made.pk).update(ended_at=world.now + 3 * MINUTE, outcome="finished")
     Workload.objects.filter(pk=made.pk, state="queued").update(state="ended")
-    notify.tell(world.now + 4 * MINUTE)
+    delivery.write_notices(world.now + 4 * MINUTE)
     for later in range(5, 8):
-        assert notify.tell(world.now + later * MINUTE) == 0
+        assert delivery.write_notices(world.now + later * MINUTE) == 0
     assert kinds(world.vision.member) == ["started", "resumed", "ended"]
     assert kinds(world.vision.members[1]) == []
 
 
 @pytest.mark.django_db
 def test_a_fact_of_a_time_when_nobody_looked_is_told_later(world: World) -> None:
-    notify.tell(world.now)
+    delivery.write_notices(world.now)
     made = job(world)
     run_of(made, world, running_at=world.now + MINUTE)
-    notify.tell(world.now + timedelta(hours=30))
+    delivery.write_notices(world.now + timedelta(hours=30))
     assert kinds(world.vision.member) == ["started"]
 
 
@@ -74,7 +78,7 @@ def test_simulated_history_is_not_told(world: World) -> None:
     made = job(world)
     Workload.objects.filter(pk=made.pk).update(simulated=True)
     run_of(made, world, running_at=world.now)
-    assert notify.tell(world.now + MINUTE) == 0
+    assert delivery.write_notices(world.now + MINUTE) == 0
 
 
 @pytest.mark.django_db
@@ -84,29 +88,29 @@ def test_the_owner_hears_of_an_eviction_in_words(world: World) -> None:
     Decision.objects.create(
         workload=made, kind="evicted", code="evicted_for_guarantee", numbers=numbers, epoch=1, at=world.now
     )
-    notify.tell(world.now + MINUTE)
+    delivery.write_notices(world.now + MINUTE)
     assert kinds(world.vision.member) == ["preemption_notice"]
     # Who shares the pool is no secret; what they run in it is.
     other = job(world, actor=world.language.member, project=world.language.project)
-    told = reasons.reason("evicted_for_guarantee", numbers | {"workload": other.pk}, made.owner)
+    told = reason_texts.reason_sentence("evicted_for_guarantee", numbers | {"workload": other.pk}, made.owner)
     assert "borrowed, and Language, to whom they are guaranteed, needs them for its work" in told
-    assert "and the team, to whom" in reasons.reason("evicted_for_guarantee", numbers, None)
+    assert "and the team, to whom" in reason_texts.reason_sentence("evicted_for_guarantee", numbers, None)
 
 
 @pytest.mark.django_db
 def test_operators_hear_what_waits_and_authors_what_was_decided(world: World) -> None:
-    asked = approvals.request_quota_change(
+    asked = submissions.request_quota_change(
         actor=world.vision.lead, team=world.vision.team, pool=world.shared, model=H100, guaranteed_gpus=9, now=world.now
     )
-    notify.tell(world.now + MINUTE)
+    delivery.write_notices(world.now + MINUTE)
     assert kinds(world.operator) == ["approval_wanted"]
     changes = {"guaranteed_gpus": 10}
-    approvals.approve_submission(actor=world.operator, submission=asked, changes=changes, now=world.now + MINUTE)
-    declined = approvals.request_membership(actor=world.stranger, team=world.vision.team, now=world.now + MINUTE)
-    approvals.decline_submission(
+    submissions.approve_submission(actor=world.operator, submission=asked, changes=changes, now=world.now + MINUTE)
+    declined = submissions.request_membership(actor=world.stranger, team=world.vision.team, now=world.now + MINUTE)
+    submissions.decline_submission(
         actor=world.vision.lead, submission=declined, comment="full", now=world.now + 2 * MINUTE
     )
-    notify.tell(world.now + 3 * MINUTE)
+    delivery.write_notices(world.now + 3 * MINUTE)
     assert kinds(world.vision.lead) == ["approved_changed"]
     assert kinds(world.stranger) == ["declined"]
 
@@ -126,10 +130,10 @@ def test_a_reservation_is_announced_a_quarter_of_an_hour_before(world: World) ->
         now=world.now,
     )
     assert not isinstance(made, Submission)
-    notify.tell(world.now + 30 * MINUTE)
+    delivery.write_notices(world.now + 30 * MINUTE)
     assert kinds(world.vision.member) == []
-    notify.tell(world.now + 46 * MINUTE)
-    notify.tell(world.now + 47 * MINUTE)
+    delivery.write_notices(world.now + 46 * MINUTE)
+    delivery.write_notices(world.now + 47 * MINUTE)
     assert kinds(world.vision.member) == ["reservation_soon"]
 
 
@@ -138,7 +142,7 @@ def test_an_expected_start_that_moves_a_lot_is_told(world: World) -> None:
     made = job(world)
     for expected, told in ((60, 0), (70, 0), (180, 1), (185, 1), (60, 2)):
         Workload.objects.filter(pk=made.pk).update(expected_start=world.now + expected * MINUTE)
-        notify.tell(world.now)
+        delivery.write_notices(world.now)
         assert len(kinds(world.vision.member)) == told, expected
 
 
@@ -149,7 +153,7 @@ def test_operators_and_owners_hear_of_a_host_in_trouble(world: World) -> None:
     HostStateChange.objects.create(
         host=alpha, lease_state="silent", admin_state="in_service", repair_state="well", at=world.now
     )
-    notify.tell(world.now + MINUTE)
+    delivery.write_notices(world.now + MINUTE)
     assert kinds(world.operator) == kinds(world.vision.member) == ["host_trouble"]
     assert kinds(world.language.member) == []
 
@@ -163,9 +167,9 @@ def test_operators_hear_of_a_disk_that_stays_full_once_and_again_only_after_it_h
         at = world.now + number * MINUTE
         agent.inventory = replace(agent.inventory, disk_full=full)
         agent.sync(at)
-        notify.tell(at)
+        delivery.write_notices(at)
         told = Notification.objects.filter(user=world.operator, kind="disk_is_full").order_by("pk")
-        return [notice_texts.notice(row.kind, row.numbers) for row in told]
+        return [notice_texts.notice_sentence(row.kind, row.numbers) for row in told]
 
     assert minute(0, full=True) == minute(9.9, full=True) == []
     first = minute(10.1, full=True)
@@ -184,7 +188,7 @@ def test_operators_are_told_of_a_disk_that_was_full_before_that_was_kept(world: 
     import_module("scheduler.migrations.0023_since_when_a_disk_is_full").begin_now(apps, None)
     since = {host.name: host.disk_full_since for host in Host.objects.all() if host.disk_full_since}
     assert list(since) == ["alpha"]
-    notify.tell(since["alpha"] + timedelta(minutes=10.1))
+    delivery.write_notices(since["alpha"] + timedelta(minutes=10.1))
     assert Notification.objects.filter(user=world.operator, kind="disk_is_full").count() == 1
 
 
@@ -192,14 +196,14 @@ def test_operators_are_told_of_a_disk_that_was_full_before_that_was_kept(world: 
 def test_a_host_that_is_attested_off_counts_as_off_and_falls_silent_once(world: World) -> None:
     alpha = world.hosts["alpha"]
     Host.objects.filter(pk=alpha.pk).update(last_sync_at=world.now - 30 * MINUTE)
-    clock.watch_hosts(world.now)
+    time_limits.sweep_silent_hosts(world.now)
     assert Host.objects.get(pk=alpha.pk).lease_state == "silent"
-    notify.tell(world.now + MINUTE)
+    delivery.write_notices(world.now + MINUTE)
     hosts.attest_off(actor=world.operator, host=alpha, why="psu burnt", now=world.now + 2 * MINUTE)
     hosts.cordon_host(actor=world.operator, host=alpha, why="the psu", now=world.now + 3 * MINUTE)
-    notify.tell(world.now + 4 * MINUTE)
+    delivery.write_notices(world.now + 4 * MINUTE)
     told = [
-        notice_texts.notice(row.kind, row.numbers)
+        notice_texts.notice_sentence(row.kind, row.numbers)
         for row in Notification.objects.filter(user=world.operator, kind="host_trouble").order_by("pk")
     ]
     assert told[-1] == "alpha counts as off since 2 Mar 2026 09:02 (by operator: psu burnt)."
@@ -215,9 +219,9 @@ def test_who_saw_a_host_off_is_named_to_those_who_see_everybodys_work_only(world
         host=world.hosts["alpha"], lease_state="silent", admin_state="in_service", repair_state="well", at=world.now,
         reason=f"seen powered off by {world.operator.username}: the fuse: burnt",
     )  # fmt: skip
-    notify.tell(world.now + MINUTE)
+    delivery.write_notices(world.now + MINUTE)
     told = {
-        row.user_id: (notice_texts.notice(row.kind, row.numbers), row.numbers)
+        row.user_id: (notice_texts.notice_sentence(row.kind, row.numbers), row.numbers)
         for row in Notification.objects.filter(kind="host_trouble")
     }
     assert told[world.operator.pk][0].endswith("(by Olga Perez: the fuse: burnt).")
@@ -238,18 +242,18 @@ def test_a_hardware_event_is_told_to_operators_and_to_whom_it_moves(world: World
         HealthEvent.objects.create(
             host=alpha, gpu=gpu, event_id=str(number), source="xid", code=code, at=world.now, received_at=world.now
         )
-    handle_events(world.now + MINUTE)
-    notify.tell(world.now + 2 * MINUTE)
+    apply_rules_to_events(world.now + MINUTE)
+    delivery.write_notices(world.now + 2 * MINUTE)
     assert kinds(world.operator) == ["hardware_event", "hardware_event"], (
         "one a GPU, kind of event and hour; notes none"
     )
     told = Notification.objects.filter(user=world.operator).order_by("pk").first()
     assert told is not None
-    sentence = notice_texts.notice(told.kind, told.numbers, world.operator)
+    sentence = notice_texts.notice_sentence(told.kind, told.numbers, world.operator)
     assert sentence == f"alpha, GPU 0: {meaning} (xid:79). The host was cordoned, and work that can go leaves it."
     assert kinds(world.vision.member) == ["started", "has_to_move"]
     moved = Notification.objects.get(user=world.vision.member, kind="has_to_move")
-    assert notice_texts.notice(moved.kind, moved.numbers, world.vision.member) == (
+    assert notice_texts.notice_sentence(moved.kind, moved.numbers, world.vision.member) == (
         f"{made.name} leaves alpha. GPU 0 of alpha failed (XID 79, {meaning}). By the table of hardware events the host takes "
         "nothing new, and work that can move leaves it. It is queued again with its place kept."
     )
@@ -262,16 +266,16 @@ def test_a_drain_by_hand_is_told_in_the_operators_words(world: World) -> None:
     run_of(made, world, running_at=world.now)
     Workload.objects.filter(pk=made.pk, state="queued").update(state="running", attempt=1)
     engine.drain_host(world.hosts["alpha"], reason="new fans", now=world.now + MINUTE)
-    notify.tell(world.now + 2 * MINUTE)
+    delivery.write_notices(world.now + 2 * MINUTE)
     moved = Notification.objects.get(user=world.vision.member, kind="has_to_move")
-    assert "Its host alpha is taken out of service: new fans." in notice_texts.notice(moved.kind, moved.numbers)
+    assert "Its host alpha is taken out of service: new fans." in notice_texts.notice_sentence(moved.kind, moved.numbers)
 
 
 @pytest.mark.django_db
 def test_finance_and_leads_hear_of_a_budget(world: World) -> None:
     budget = Budget.objects.create(team=world.vision.team, month=world.now.date().replace(day=1), amount=100)
     BudgetAlert.objects.create(budget=budget, percent=80, spent=81, at=world.now)
-    notify.tell(world.now + MINUTE)
+    delivery.write_notices(world.now + MINUTE)
     assert kinds(world.finance) == kinds(world.vision.lead) == ["budget_reached"]
     assert kinds(world.vision.member) == []
 
@@ -281,12 +285,12 @@ def test_a_notice_and_a_reason_say_that_a_budget_is_of_gpu_hours(world: World) -
     month = world.now.date().replace(day=1)
     budget = Budget.objects.create(team=world.vision.team, month=month, measure="gpu_hours", amount=100)
     BudgetAlert.objects.create(budget=budget, percent=80, spent=81, at=world.now)
-    notify.tell(world.now + MINUTE)
+    delivery.write_notices(world.now + MINUTE)
     told = Notification.objects.get(user=world.finance, kind="budget_reached")
-    assert notice_texts.notice(told.kind, told.numbers).endswith("has used 80 % of its budget of GPU-hours.")
+    assert notice_texts.notice_sentence(told.kind, told.numbers).endswith("has used 80 % of its budget of GPU-hours.")
     numbers = {"limit": "100.00", "spent": "101.50", "month": str(month), "measure": "gpu_hours"}
-    assert reasons.reason("budget_closed", numbers).startswith("The budget of GPU-hours is used up: 101.50 of 100.00.")
-    assert reasons.reason("budget_closed", numbers | {"measure": "money"}).startswith("The budget is used up: 101.50 of 100.00.")
+    assert reason_texts.reason_sentence("budget_closed", numbers).startswith("The budget of GPU-hours is used up: 101.50 of 100.00.")
+    assert reason_texts.reason_sentence("budget_closed", numbers | {"measure": "money"}).startswith("The budget is used up: 101.50 of 100.00.")
 
 
 @pytest.mark.django_db
@@ -296,11 +300,11 @@ def test_a_reservation_without_gpus_is_told_once_to_its_owner_and_to_operators(w
         start=world.now - MINUTE, end=world.now + 60 * MINUTE, created_at=world.now, reason_at=world.now,
         reason_code="reserved_units_missing", reason_numbers={"need": 8, "free": 5, "total": 16, "closed": 3, "hosts": 1},
     )  # fmt: skip
-    notify.tell(world.now + MINUTE)
-    notify.tell(world.now + 2 * MINUTE)
+    delivery.write_notices(world.now + MINUTE)
+    delivery.write_notices(world.now + 2 * MINUTE)
     assert kinds(world.vision.member) == kinds(world.operator) == ["reservation_waits"]
     assert kinds(world.vision.lead) == kinds(world.stranger) == []
-    said = reasons.reason(made.reason_code, made.reason_numbers)
+    said = reason_texts.reason_sentence(made.reason_code, made.reason_numbers)
     assert "needs 8; 5 of 16" in said and "3 are out of service" in said
 
 
@@ -309,33 +313,33 @@ def test_a_reservation_without_gpus_is_told_once_to_its_owner_and_to_operators(w
 START = datetime.fromisoformat("2026-03-02T09:00:00+00:00")
 
 
-def activity(**changes: Any) -> Activity:
+def activity(**changes: Any) -> NotebookActivity:
     given: dict[str, Any] = {"busy_kernels": 0, "last": START, "quiet_since": START}
-    return Activity(**(given | changes))
+    return NotebookActivity(**(given | changes))
 
 
 @pytest.mark.parametrize(
     ("minutes", "changes", "warned", "keep", "verdict"),
     [
-        (54, {}, None, None, Verdict.BUSY),
-        (55, {}, None, None, Verdict.WARN),
-        (59, {}, 55, None, Verdict.WAIT),
-        (60, {}, 55, None, Verdict.STOP),
-        (600, {}, None, None, Verdict.WARN),
-        (60, {"busy_kernels": 1}, 55, None, Verdict.BUSY),
-        (60, {"last": None}, 55, None, Verdict.BUSY),
-        (60, {"quiet_since": None}, 55, None, Verdict.BUSY),
-        (60, {"quiet_since": START + 58 * MINUTE}, 55, None, Verdict.BUSY),
-        (60, {"last": START + 58 * MINUTE}, 55, None, Verdict.BUSY),
-        (60, {}, 55, 90, Verdict.BUSY),
-        (140, {}, 55, 90, Verdict.BUSY),
-        (145, {}, 55, 90, Verdict.WARN),
+        (54, {}, None, None, IdleVerdict.BUSY),
+        (55, {}, None, None, IdleVerdict.WARN),
+        (59, {}, 55, None, IdleVerdict.WAIT),
+        (60, {}, 55, None, IdleVerdict.STOP),
+        (600, {}, None, None, IdleVerdict.WARN),
+        (60, {"busy_kernels": 1}, 55, None, IdleVerdict.BUSY),
+        (60, {"last": None}, 55, None, IdleVerdict.BUSY),
+        (60, {"quiet_since": None}, 55, None, IdleVerdict.BUSY),
+        (60, {"quiet_since": START + 58 * MINUTE}, 55, None, IdleVerdict.BUSY),
+        (60, {"last": START + 58 * MINUTE}, 55, None, IdleVerdict.BUSY),
+        (60, {}, 55, 90, IdleVerdict.BUSY),
+        (140, {}, 55, 90, IdleVerdict.BUSY),
+        (145, {}, 55, 90, IdleVerdict.WARN),
     ],
 )
 def test_a_notebook_is_warned_and_then_stopped_only_when_nothing_at_all_happens(
-    minutes: int, changes: dict[str, Any], warned: int | None, keep: int | None, verdict: Verdict
+    minutes: int, changes: dict[str, Any], warned: int | None, keep: int | None, verdict: IdleVerdict
 ) -> None:
-    found = idle.judge(
+    found = idle_notebooks.idle_verdict(
         activity(**changes),
         limit=LIMIT,
         warned_at=None if warned is None else START + warned * MINUTE,
@@ -380,12 +384,12 @@ def test_an_idle_notebook_is_warned_then_stopped_and_its_owner_knows(world: Worl
     run = running_notebook(world)
     for minute in range(0, 61, 5):
         sample(run, world.now + minute * MINUTE, 0.0)
-    assert idle.cull(world.now + 30 * MINUTE)["busy"] == 1
-    assert idle.cull(world.now + 56 * MINUTE)["warn"] == 1
-    notify.tell(world.now + 56 * MINUTE)
+    assert idle_notebooks.stop_idle_notebooks(world.now + 30 * MINUTE)["busy"] == 1
+    assert idle_notebooks.stop_idle_notebooks(world.now + 56 * MINUTE)["warn"] == 1
+    delivery.write_notices(world.now + 56 * MINUTE)
     assert kinds(world.vision.member)[-1] == "idle_warning"
-    assert idle.cull(world.now + 58 * MINUTE)["wait"] == 1
-    assert idle.cull(world.now + 62 * MINUTE)["stop"] == 1
+    assert idle_notebooks.stop_idle_notebooks(world.now + 58 * MINUTE)["wait"] == 1
+    assert idle_notebooks.stop_idle_notebooks(world.now + 62 * MINUTE)["stop"] == 1
     workload = Workload.objects.get()
     assert (workload.state, workload.stop_requested) == ("stopping", "idle")
 
@@ -394,9 +398,9 @@ def test_an_idle_notebook_is_warned_then_stopped_and_its_owner_knows(world: Worl
 def test_work_on_the_gpu_takes_the_warning_back(world: World) -> None:
     run = running_notebook(world)
     sample(run, world.now, 0.0)
-    idle.cull(world.now + 56 * MINUTE)
+    idle_notebooks.stop_idle_notebooks(world.now + 56 * MINUTE)
     sample(run, world.now + 57 * MINUTE, 90.0)
-    assert idle.cull(world.now + 62 * MINUTE)["busy"] == 1
+    assert idle_notebooks.stop_idle_notebooks(world.now + 62 * MINUTE)["busy"] == 1
     assert Workload.objects.get().idle_warned_at is None
 
 
@@ -404,25 +408,25 @@ def test_work_on_the_gpu_takes_the_warning_back(world: World) -> None:
 def test_kept_by_its_owner_it_is_left_alone(world: World) -> None:
     run = running_notebook(world)
     sample(run, world.now, 0.0)
-    idle.cull(world.now + 56 * MINUTE)
+    idle_notebooks.stop_idle_notebooks(world.now + 56 * MINUTE)
     workloads.keep_workload(
         actor=world.vision.member, workload=Workload.objects.get(), seconds=7200, now=world.now + 57 * MINUTE
     )
-    assert idle.cull(world.now + 62 * MINUTE)["busy"] == 1
+    assert idle_notebooks.stop_idle_notebooks(world.now + 62 * MINUTE)["busy"] == 1
 
 
 @pytest.mark.django_db
 def test_a_gpu_that_nobody_measures_is_not_called_quiet(world: World) -> None:
     run = running_notebook(world)
     sample(run, world.now + 50 * MINUTE, None)
-    assert idle.cull(world.now + 100 * MINUTE)["busy"] == 1
+    assert idle_notebooks.stop_idle_notebooks(world.now + 100 * MINUTE)["busy"] == 1
     sample(run, world.now + 60 * MINUTE, None, processes=0)
-    assert idle.cull(world.now + 100 * MINUTE)["warn"] == 1
+    assert idle_notebooks.stop_idle_notebooks(world.now + 100 * MINUTE)["warn"] == 1
 
 
 def edge_says(run: Run, **use: Any) -> None:
     told = {"sockets": 0, "last_request": None, "last_input": None} | use
-    nudge.connection().set(f"{idle.WORKSPACE_KEY}{run.public_id}", json.dumps(told), ex=60)
+    nudge.redis_connection().set(f"{idle_notebooks.WORKSPACE_KEY_PREFIX}{run.public_id}", json.dumps(told), ex=60)
 
 
 @pytest.mark.django_db
@@ -433,11 +437,11 @@ def test_an_open_page_keeps_a_gpu_only_while_somebody_works_in_it(world: World) 
     said = {"busy": 0, "connections": 2, "last_message": None, "last_activity": later.timestamp()}
     Run.objects.filter(pk=run.pk).update(activity=said)
     edge_says(run, sockets=2, last_request=later.timestamp(), last_input=(later - 50 * MINUTE).timestamp())
-    assert idle.cull(later)["busy"] == 1
+    assert idle_notebooks.stop_idle_notebooks(later)["busy"] == 1
     edge_says(run, sockets=2, last_request=later.timestamp(), last_input=(later - 56 * MINUTE).timestamp())
-    assert idle.cull(later)["warn"] == 1
+    assert idle_notebooks.stop_idle_notebooks(later)["warn"] == 1
     Run.objects.filter(pk=run.pk).update(activity=said | {"last_message": (later - MINUTE).timestamp()})
-    assert idle.cull(later)["busy"] == 1, "its kernel says something: it is used, whoever started that"
+    assert idle_notebooks.stop_idle_notebooks(later)["busy"] == 1, "its kernel says something: it is used, whoever started that"
 
 
 @pytest.mark.django_db
@@ -454,7 +458,7 @@ def test_somebody_of_whom_little_is_known_is_at_work(world: World, seen_by: str)
     else:
         del said["last_message"]
     Run.objects.filter(pk=run.pk).update(activity=said)
-    assert idle.cull(later)["busy"] == 1
+    assert idle_notebooks.stop_idle_notebooks(later)["busy"] == 1
 
 
 @pytest.mark.django_db
@@ -479,7 +483,7 @@ def test_a_slice_is_quiet_by_its_activity_or_when_only_idle_kernels_are_on_it(
     moment = None if background is None else (world.now + background * MINUTE).timestamp()
     told = {"busy": 0, "connections": 0, "last_message": None, "last_background": moment}
     Run.objects.filter(pk=run.pk).update(activity=told)
-    assert idle.cull(later)[verdict] == 1
+    assert idle_notebooks.stop_idle_notebooks(later)[verdict] == 1
 
 
 def sweep(world: World, tasks: int) -> list[Workload]:
@@ -498,7 +502,7 @@ def end_of(task: Workload, at: datetime, outcome: str, **numbers: Any) -> None:
 
 def said_to(user: Any) -> list[str]:
     notices = Notification.objects.filter(user=user).order_by("pk")
-    return [notice_texts.notice(notice.kind, notice.numbers, user) for notice in notices]
+    return [notice_texts.notice_sentence(notice.kind, notice.numbers, user) for notice in notices]
 
 
 @pytest.mark.django_db
@@ -506,10 +510,10 @@ def test_an_array_of_a_hundred_tasks_tells_its_start_once_and_its_end_once_with_
     tasks = sweep(world, 100)
     for number, task in enumerate(tasks):
         run_of(task, world, running_at=world.now + number * MINUTE)
-        notify.tell(world.now + number * MINUTE)
+        delivery.write_notices(world.now + number * MINUTE)
         end_of(task, world.now + number * MINUTE, "finished" if number != 99 else "cancelled")
-    notify.tell(world.now + 100 * MINUTE)
-    notify.tell(world.now + 101 * MINUTE)
+    delivery.write_notices(world.now + 100 * MINUTE)
+    delivery.write_notices(world.now + 101 * MINUTE)
     assert said_to(world.vision.member) == [
         "sweep started: the first of its 100 tasks runs on alpha.",
         "sweep ended. Of its 100 tasks 99 finished and 1 cancelled.",
@@ -521,14 +525,14 @@ def test_the_first_task_of_an_array_that_fails_is_told_at_once_and_the_others_to
     tasks = sweep(world, 20)
     for number, task in enumerate(tasks[:-1]):
         end_of(task, world.now + number * MINUTE, "failed", exit_code=number)
-        notify.tell(world.now + number * MINUTE)
+        delivery.write_notices(world.now + number * MINUTE)
     assert kinds(world.vision.member) == ["array_fails"] * 5
     assert said_to(world.vision.member)[0] == (
         "sweep: 1 of its 20 tasks failed so far. The last, sweep[0]: It failed with exit code 0."
     )
     assert "sweep: 16 of its 20 tasks failed so far." in said_to(world.vision.member)[-1]
     end_of(tasks[-1], world.now + 30 * MINUTE, "finished")
-    notify.tell(world.now + 30 * MINUTE)
+    delivery.write_notices(world.now + 30 * MINUTE)
     assert "Of its 20 tasks 1 finished and 19 failed." in said_to(world.vision.member)[-1]
 
 
@@ -539,7 +543,7 @@ def test_tasks_of_an_array_that_make_room_are_told_together(world: World) -> Non
         Decision.objects.create(
             workload=task, kind="evicted", code="evicted_for_guarantee", numbers=numbers, epoch=1, at=world.now
         )
-    notify.tell(world.now + MINUTE)
+    delivery.write_notices(world.now + MINUTE)
     assert [said.partition(".")[0] for said in said_to(world.vision.member)] == [
         "sweep, or a part of it, has to make room"
     ]
@@ -550,7 +554,7 @@ def test_a_start_that_moves_is_told_of_an_array_once(world: World) -> None:
     tasks = sweep(world, 8)
     of_all = Workload.objects.filter(pk__in=[task.pk for task in tasks])
     of_all.update(expected_start=world.now + timedelta(hours=1))
-    notify.tell(world.now)
+    delivery.write_notices(world.now)
     of_all.update(expected_start=world.now + timedelta(hours=9))
-    notify.tell(world.now + MINUTE)
+    delivery.write_notices(world.now + MINUTE)
     assert [said.partition(" is now")[0] for said in said_to(world.vision.member)] == ["sweep"]

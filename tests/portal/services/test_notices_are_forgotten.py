@@ -6,8 +6,8 @@ import datetime as dt
 
 from pytest_django.fixtures import Settings
 
-from portal import notify
 from portal.models import Notification
+from portal.notices import delivery
 from tests.world import World
 
 DAY = dt.timedelta(days=1)
@@ -20,5 +20,5 @@ def test_old_notices_go_read_or_not(world: World, settings: Settings) -> None:
             user=world.vision.member, kind="ended", source=f"test {number}", at=world.now - age * DAY,
             read_at=world.now if number else None,
         )  # fmt: skip
-    assert notify.forget_old(world.now) == 2
+    assert delivery.delete_old_notices(world.now) == 2
     assert list(Notification.objects.values_list("source", flat=True)) == ["test 2"]

@@ -7,11 +7,11 @@ from datetime import timedelta
 import pytest
 from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
 
-from portal import notify
 from portal.models import Notification
-from portal.wording import notices
-from scheduler import clock
+from portal.notices import delivery
+from portal.wording import notice_texts
 from scheduler.models import Allocation, BoundUnit, Host
+from scheduler.sweeps import time_limits
 from tests.telemetry.rows import hold, reservation, workload
 from tests.world import World, units_of
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.django_db
 
 def told(world: World) -> list[str]:
     rows = Notification.objects.filter(user=world.vision.member, kind__startswith="reservation").order_by("pk")
-    return [notices.notice(row.kind, row.numbers) for row in rows]
+    return [notice_texts.notice_sentence(row.kind, row.numbers) for row in rows]
 
 
 def test_who_works_in_a_reservation_is_told_at_once_that_a_part_of_it_is_gone_and_when_it_gets_others(world: World) -> None:
@@ -30,16 +30,16 @@ def test_who_works_in_a_reservation_is_told_at_once_that_a_part_of_it_is_gone_an
     held = hold(workload(world, world.vision, reservation=made), units[2], since, reservation=made)
     Host.objects.filter(name="alpha").update(admin_state="cordoned")
     for minutes in (0, 1, 10):
-        clock.reservation_clock(world.now + timedelta(minutes=minutes))
-        notify.tell(world.now + timedelta(minutes=minutes, seconds=5))
+        time_limits.sweep_reservations(world.now + timedelta(minutes=minutes))
+        delivery.write_notices(world.now + timedelta(minutes=minutes, seconds=5))
     assert BoundUnit.objects.filter(reservation=made, period__contains=world.now + timedelta(hours=1)).count() == 4
     assert told(world) == [
         "2 of the 4 GPUs of reservation sprint can't be used at present (alpha). It gets others once nothing runs inside it: end "
         "the one workload there for that, or go on with the rest."
     ]
     Allocation.objects.filter(pk=held.pk).update(period=DateTimeTZRange(since, world.now))
-    clock.reservation_clock(world.now + timedelta(minutes=11))
-    notify.tell(world.now + timedelta(minutes=12))
+    time_limits.sweep_reservations(world.now + timedelta(minutes=11))
+    delivery.write_notices(world.now + timedelta(minutes=12))
     assert "Reservation sprint leaves alpha" in told(world)[-1]
 
 
@@ -47,5 +47,5 @@ def test_who_has_nothing_in_it_has_nothing_to_end(world: World) -> None:
     since = world.now - timedelta(minutes=5)
     reservation(world, world.vision, units_of(world.hosts["alpha"])[:2], since, world.now + timedelta(hours=5))
     Host.objects.filter(name="alpha").update(admin_state="cordoned")
-    notify.tell(world.now)
+    delivery.write_notices(world.now)
     assert told(world) == []

@@ -13,12 +13,16 @@ from django.db.utils import DatabaseError
 
 from portal.errors import Conflict, Invalid, NotAllowed
 from portal.models import ApiToken, AuditEvent, Membership, Organisation, User
-from portal.selectors import health_rules
-from portal.services import health, host_effects, hosts, money, people, pools, workloads
-from portal.sign_out import ACCESS_CHANNEL
-from scheduler import nudge
-from scheduler.core.model import SLOTS_PER_GPU
+from portal.reads.fleet import health_rules
+from portal.redis_state.access_revocation import ACCESS_CHANNEL
+from portal.services.fleet import health_rules as health
+from portal.services.fleet import host_effects, hosts, pools
+from portal.services.money import rates_and_budgets
+from portal.services.people import accounts_and_teams
+from portal.services.work import workloads
+from scheduler.core.model.snapshot import SLOTS_PER_GPU
 from scheduler.models import Host, JoinToken, Workload
+from scheduler.state import nudge
 from telemetry.models import Budget, HealthRule, Price
 from tests.world import H100, World
 
@@ -27,28 +31,28 @@ GOOD = "correct horse battery staple"
 
 
 def test_an_operator_makes_teams_accounts_and_members(world: World) -> None:
-    team = people.create_team(actor=world.operator, name="Speech  & Sound", now=world.now)
+    team = accounts_and_teams.create_team(actor=world.operator, name="Speech  & Sound", now=world.now)
     assert (team.slug, team.tag) == ("speech-sound", "SP")
-    user = people.create_user(
+    user = accounts_and_teams.create_user(
         actor=world.operator, username="ada", email="ada@example.org", password=GOOD, now=world.now
     )
-    people.add_member(actor=world.operator, team=team, user=user, role="lead", now=world.now)
-    project = people.create_project(actor=user, team=team, name="Voices", now=world.now)
+    accounts_and_teams.add_member(actor=world.operator, team=team, user=user, role="lead", now=world.now)
+    project = accounts_and_teams.create_project(actor=user, team=team, name="Voices", now=world.now)
     assert project.team == team
-    people.remove_member(actor=user, team=team, user=user, now=world.now)
+    accounts_and_teams.remove_member(actor=user, team=team, user=user, now=world.now)
     with pytest.raises(Conflict):
-        people.remove_member(actor=world.operator, team=team, user=user, now=world.now)
+        accounts_and_teams.remove_member(actor=world.operator, team=team, user=user, now=world.now)
     with pytest.raises(Conflict):
-        people.create_team(actor=world.operator, name="Speech  & Sound", now=world.now)
+        accounts_and_teams.create_team(actor=world.operator, name="Speech  & Sound", now=world.now)
 
 
 @pytest.mark.parametrize("who", ["member", "lead", "finance", "auditor", "stranger"])
 def test_others_make_no_teams_accounts_or_hosts(world: World, who: str) -> None:
     actor = world.people[who]
     with pytest.raises(NotAllowed):
-        people.create_team(actor=actor, name="Mine", now=world.now)
+        accounts_and_teams.create_team(actor=actor, name="Mine", now=world.now)
     with pytest.raises(NotAllowed):
-        people.create_user(actor=actor, username="x", email="x@example.org", password=GOOD, now=world.now)
+        accounts_and_teams.create_user(actor=actor, username="x", email="x@example.org", password=GOOD, now=world.now)
     with pytest.raises(NotAllowed):
         hosts.add_host(actor=actor, pool=world.shared, name="mine", now=world.now)
     with pytest.raises(NotAllowed):
@@ -71,47 +75,47 @@ def test_others_make_no_teams_accounts_or_hosts(world: World, who: str) -> None:
 def test_a_wrong_account_is_refused_by_field(world: World, changes: dict[str, Any], field: str) -> None:
     given = {"username": "ada", "email": "ada@example.org", "password": GOOD} | changes
     with pytest.raises(Invalid) as refused:
-        people.create_user(actor=world.operator, now=world.now, **given)
+        accounts_and_teams.create_user(actor=world.operator, now=world.now, **given)
     assert list(refused.value.fields) == [field]
     assert str(changes.get("password", "~")) not in str(refused.value.values)
 
 
 def test_the_last_operator_stays(world: World) -> None:
     with pytest.raises(Conflict, match="last operator"):
-        people.change_user(actor=world.operator, user=world.operator, operator=False, now=world.now)
+        accounts_and_teams.change_user(actor=world.operator, user=world.operator, operator=False, now=world.now)
 
 
 def whose(text: str, now: datetime) -> User | None:
-    token = people.token_in_force(text, now)
+    token = accounts_and_teams.token_in_force(text, now)
     return token.user if token is not None else None
 
 
 def test_a_closed_account_loses_its_tokens(world: World) -> None:
-    _, text = people.create_token(actor=world.stranger, name="script", now=world.now)
+    _, text = accounts_and_teams.create_token(actor=world.stranger, name="script", now=world.now)
     assert whose(text, world.now) == world.stranger
-    people.change_user(actor=world.operator, user=world.stranger, active=False, now=world.now)
+    accounts_and_teams.change_user(actor=world.operator, user=world.stranger, active=False, now=world.now)
     assert whose(text, world.now) is None
 
 
 def test_a_token_is_kept_as_a_hash_and_ends_when_revoked_or_out_of_date(world: World) -> None:
     soon = world.now + timedelta(days=1)
-    token, text = people.create_token(actor=world.vision.member, name="laptop", expires_at=soon, now=world.now)
+    token, text = accounts_and_teams.create_token(actor=world.vision.member, name="laptop", expires_at=soon, now=world.now)
     assert text.startswith("gpp_") and text not in str(ApiToken.objects.values())
     assert whose(text, world.now) == world.vision.member
     assert whose(text, soon) is None
     with pytest.raises(NotAllowed):
-        people.revoke_token(actor=world.language.member, token=token, now=world.now)
-    people.revoke_token(actor=world.vision.member, token=token, now=world.now)
+        accounts_and_teams.revoke_token(actor=world.language.member, token=token, now=world.now)
+    accounts_and_teams.revoke_token(actor=world.vision.member, token=token, now=world.now)
     assert whose(text, world.now) is None
     with pytest.raises(Invalid):
-        people.create_token(actor=world.vision.member, name="late", expires_at=world.now, now=world.now)
+        accounts_and_teams.create_token(actor=world.vision.member, name="late", expires_at=world.now, now=world.now)
 
 
 def test_preferences_take_known_zones_and_themes_only(world: World) -> None:
-    changed = people.set_preferences(actor=world.auditor, time_zone="Europe/Berlin", theme="dark", now=world.now)
+    changed = accounts_and_teams.set_preferences(actor=world.auditor, time_zone="Europe/Berlin", theme="dark", now=world.now)
     assert (changed.time_zone, changed.theme) == ("Europe/Berlin", "dark")
     with pytest.raises(Invalid) as refused:
-        people.set_preferences(actor=world.auditor, time_zone="Mars/Base", theme="pink", now=world.now)
+        accounts_and_teams.set_preferences(actor=world.auditor, time_zone="Mars/Base", theme="pink", now=world.now)
     assert set(refused.value.fields) == {"time_zone", "theme"}
 
 
@@ -121,10 +125,10 @@ def test_the_first_run_works_once(world: World) -> None:
         "password": GOOD, "now": world.now,
     }  # fmt: skip
     with pytest.raises(Conflict):
-        people.first_run(**given)
+        accounts_and_teams.first_run(**given)
     Membership.objects.all().delete()
     User.objects.all().delete()
-    user = people.first_run(**given)
+    user = accounts_and_teams.first_run(**given)
     assert user.operator and Organisation.objects.get().currency == "USD"
 
 
@@ -144,7 +148,7 @@ def test_a_host_is_added_with_a_token_that_is_kept_as_a_hash(world: World) -> No
 
 def test_a_host_goes_out_and_comes_back_with_reasons(world: World) -> None:
     alpha = world.hosts["alpha"]
-    assert host_effects.effect(alpha, "drain", world.now).gpus == 8
+    assert host_effects.host_verb_effect(alpha, "drain", world.now).gpus == 8
     hosts.cordon_host(actor=world.operator, host=alpha, why="a fan", now=world.now)
     assert (alpha.admin_state, alpha.state_reason) == ("cordoned", "a fan")
     with pytest.raises(Conflict, match="cordoned"):
@@ -179,11 +183,11 @@ def test_maintenance_lies_in_the_future_and_ends_after_its_start(world: World) -
 
 def test_prices_are_set_by_finance_and_never_for_the_past(world: World) -> None:
     given: dict[str, Any] = {"model": H100, "cost": "1.80", "price": "2.10", "valid_from": world.now, "now": world.now}
-    money.set_price(actor=world.finance, **given)
+    rates_and_budgets.set_price(actor=world.finance, **given)
     with pytest.raises(Conflict):
-        money.set_price(actor=world.finance, **given)
+        rates_and_budgets.set_price(actor=world.finance, **given)
     with pytest.raises(NotAllowed):
-        money.set_price(actor=world.operator, **given)
+        rates_and_budgets.set_price(actor=world.operator, **given)
     for field, value in (
         ("cost", "-1"),
         ("cost", "NaN"),
@@ -193,7 +197,7 @@ def test_prices_are_set_by_finance_and_never_for_the_past(world: World) -> None:
         ("valid_from", world.now - timedelta(days=1)),
     ):
         with pytest.raises(Invalid) as refused:
-            money.set_price(actor=world.finance, **(given | {field: value}))
+            rates_and_budgets.set_price(actor=world.finance, **(given | {field: value}))
         assert list(refused.value.fields) == [field]
     assert Price.objects.count() == 1
     answer = workloads.preview_workload(
@@ -205,11 +209,11 @@ def test_prices_are_set_by_finance_and_never_for_the_past(world: World) -> None:
 
 def test_budgets_are_of_a_team_or_of_a_project_for_this_month_or_later(world: World) -> None:
     month = date(2026, 3, 1)
-    money.set_budget(actor=world.finance, team=world.vision.team, month=month, amount="100", now=world.now)
-    money.set_budget(
+    rates_and_budgets.set_budget(actor=world.finance, team=world.vision.team, month=month, amount="100", now=world.now)
+    rates_and_budgets.set_budget(
         actor=world.finance, team=world.vision.team, month=month, amount="200", action="refuse_new", now=world.now
     )
-    money.set_budget(
+    rates_and_budgets.set_budget(
         actor=world.finance, team=world.vision.team, month=month, measure="gpu_hours", amount="500", now=world.now
     )
     assert list(Budget.objects.order_by("amount").values_list("measure", "amount")) == [("money", 200), ("gpu_hours", 500)]
@@ -223,7 +227,7 @@ def test_budgets_are_of_a_team_or_of_a_project_for_this_month_or_later(world: Wo
     ):
         given: dict[str, Any] = {"team": world.vision.team, "month": month, "amount": "1"}
         with pytest.raises(Invalid):
-            money.set_budget(actor=world.finance, now=world.now, **(given | changes))
+            rates_and_budgets.set_budget(actor=world.finance, now=world.now, **(given | changes))
 
 
 def test_a_health_rule_is_changed_by_an_operator(world: World) -> None:
@@ -267,7 +271,7 @@ def test_each_rule_knows_what_it_began_with_and_goes_back_to_that(world: World) 
         health.reset_health_rule(**given)
     for change in ({"action": "warn"}, {"repeats": 4}, {"window_seconds": 60}, {"counts": "events"}):
         assert health.set_health_rule(**given, **change).origin == "changed"
-        assert [rule.code for rule in health_rules.rules(changed=True)] == ["xid:109"]
+        assert [rule.code for rule in health_rules.health_rules(changed=True)] == ["xid:109"]
         assert health.reset_health_rule(**given, why="it was wrong").origin == "default"
     kept = AuditEvent.objects.filter(verb="reset_health_rule").latest("pk")
     assert (kept.target_name, kept.why, kept.before, kept.after) == (
@@ -294,7 +298,7 @@ def test_a_rule_is_added_for_a_code_without_one_and_only_such_a_rule_is_removed(
     given: dict[str, Any] = {"actor": world.operator, "code": "xid:999", "now": world.now}
     made = health.add_health_rule(**given, meaning="seen twice before a board died", action="warn")
     assert (made.origin, made.repeats, made.counts, made.source) == ("added", 1, "events", "this organisation")
-    assert [rule.code for rule in health_rules.rules(changed=True)] == ["xid:999"]
+    assert [rule.code for rule in health_rules.health_rules(changed=True)] == ["xid:999"]
     with pytest.raises(Conflict, match="it has a rule already"):
         health.add_health_rule(**given, meaning="x", action="warn")
     with pytest.raises(Conflict, match="nothing to go back to"):
@@ -327,7 +331,7 @@ def test_only_an_operator_changes_what_is_done_about_events(world: World, who: s
 
 @pytest.mark.parametrize("statement", ["UPDATE portal_auditevent SET why = 'x'", "DELETE FROM portal_auditevent"])
 def test_what_was_done_stays_written(world: World, statement: str) -> None:
-    people.create_team(actor=world.operator, name="A", now=world.now)
+    accounts_and_teams.create_team(actor=world.operator, name="A", now=world.now)
     with pytest.raises(DatabaseError, match="append-only"), transaction.atomic(), connection.cursor() as cursor:
         cursor.execute(statement)
     assert AuditEvent.objects.get().why == ""
@@ -335,7 +339,7 @@ def test_what_was_done_stays_written(world: World, statement: str) -> None:
 
 def test_a_verb_that_fails_leaves_no_record(world: World) -> None:
     with pytest.raises(Conflict):
-        people.remove_member(actor=world.operator, team=world.vision.team, user=world.stranger, now=world.now)
+        accounts_and_teams.remove_member(actor=world.operator, team=world.vision.team, user=world.stranger, now=world.now)
     assert not AuditEvent.objects.exists() and not Workload.objects.exists()
 
 
@@ -354,12 +358,12 @@ def test_capacity_is_kept_free_for_critical_work_by_an_operator(world: World) ->
 
 
 def test_the_edge_looks_again_when_a_right_is_taken_away(world: World, django_capture_on_commit_callbacks: Any) -> None:
-    with nudge.connection().pubsub(ignore_subscribe_messages=True) as heard:
+    with nudge.redis_connection().pubsub(ignore_subscribe_messages=True) as heard:
         heard.subscribe(ACCESS_CHANNEL)
         heard.get_message(timeout=1)
         with django_capture_on_commit_callbacks(execute=True):
-            people.remove_member(actor=world.operator, team=world.vision.team, user=world.vision.member, now=world.now)
+            accounts_and_teams.remove_member(actor=world.operator, team=world.vision.team, user=world.vision.member, now=world.now)
         assert heard.get_message(timeout=2) is not None
         with django_capture_on_commit_callbacks(execute=True):
-            people.change_user(actor=world.operator, user=world.stranger, active=False, now=world.now)
+            accounts_and_teams.change_user(actor=world.operator, user=world.stranger, active=False, now=world.now)
         assert heard.get_message(timeout=2) is not None

@@ -11,7 +11,7 @@ from django.contrib.auth.models import AnonymousUser
 from portal import policy
 from portal.errors import NotAllowed
 from portal.models import Membership, User
-from portal.services import workloads
+from portal.services.work import workloads
 from tests.world import World
 
 READS = {"workload.logs", "approval.see", "recording.see", "charges.see_all", "audit.see_all"}

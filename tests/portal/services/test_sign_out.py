@@ -8,9 +8,9 @@ import pytest
 from django.conf import settings
 from django.contrib.sessions.models import Session
 
-from portal import sign_out
 from portal.models import EntryCode, WorkspaceSession
-from portal.services import workloads
+from portal.redis_state import access_revocation
+from portal.services.work import workloads
 from tests.world import World
 
 pytestmark = pytest.mark.django_db
@@ -28,8 +28,8 @@ def test_what_nobody_can_use_any_more_is_deleted_and_what_is_in_use_is_kept(worl
         WorkspaceSession.objects.create(token_hash=name, created_at=ends - cookie, **whose)
         Session.objects.create(session_key=name, session_data="", expire_date=ends)
 
-    assert sign_out.forget_expired(world.now) == 3
+    assert access_revocation.delete_expired_sessions(world.now) == 3
     assert list(EntryCode.objects.values_list("code_hash", flat=True)) == ["kept"]
     assert list(WorkspaceSession.objects.values_list("token_hash", flat=True)) == ["kept"]
     assert list(Session.objects.values_list("session_key", flat=True)) == ["kept"]
-    assert sign_out.forget_expired(world.now) == 0
+    assert access_revocation.delete_expired_sessions(world.now) == 0

@@ -8,8 +8,8 @@ import pytest
 from django.urls import reverse
 
 from portal.errors import Invalid
-from portal.services import workloads
-from scheduler import engine
+from portal.services.work import workloads
+from scheduler.cycle import engine
 from scheduler.models import Host, JobArray, Pool, Quota, Workload
 from tests.portal.web.test_work_pages import ask_data
 from tests.portal.web.work_samples import queue_job, signed_in
@@ -65,7 +65,7 @@ def test_what_only_waits_is_taken_also_in_a_closed_pool(world: World) -> None:
 def test_what_needs_more_quota_is_taken_and_said_to_whoever_submits_it(world: World) -> None:
     Quota.objects.filter(team=world.vision.team, model=H100).update(guaranteed_slots=2 * 840, borrow_limit_slots=840)
     made = submit(world, units=4)
-    said = workloads.warning_of(made, world.vision.member, world.now)
+    said = workloads.submission_warning(made, world.vision.member, world.now)
     assert "Its team may hold 3 GPUs of H100 80GB at most, and this needs 4 GPUs: it does not start" in said
     client = signed_in(world.vision.member)
     data = ask_data(world, kind="job", name="big", command="true", count="4", preemptible="on")
@@ -94,7 +94,7 @@ def test_the_form_says_so_before_it_is_sent(world: World) -> None:
 
 def test_the_page_of_why_shows_no_record_and_no_them_where_nothing_could_bring_it_to_a_start(world: World) -> None:
     made = queue_job(world, world.vision, "hopeless", units=9)
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     page = signed_in(world.vision.member).get(reverse("why", args=[made.public_id])).content.decode()
     assert "never, as it is asked for" in page and "No host is big enough" in page
     for absent in ("Why them", "Who gets how much", "expected start", "past starts"):

@@ -9,8 +9,8 @@ import pytest
 from django.urls import reverse
 
 from portal.errors import Invalid
-from portal.services import workloads
-from scheduler import engine, snapshot
+from portal.services.work import workloads
+from scheduler.cycle import engine, snapshot
 from scheduler.models import Host, Workload
 from tests.portal.services.test_dependencies_and_arrays import job
 from tests.portal.web.work_samples import signed_in
@@ -32,16 +32,16 @@ def preview(world: World, **changes: Any) -> dict[str, Any]:
 def test_a_preferred_label_and_spreading_reach_the_planner(world: World) -> None:
     Host.objects.filter(name="beta").update(labels={"rack": "r2"})
     made = job(world, labels_preferred={"rack": "r2"}, spread=True)
-    asked = next(q.ask for q in snapshot.take([world.shared.pk], world.now).queued if q.id == made.pk)
+    asked = next(q.ask for q in snapshot.take_snapshot([world.shared.pk], world.now).queued if q.id == made.pk)
     assert (asked.labels_preferred, asked.spread) == (frozenset({("rack", "r2")}), True)
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     assert made.runs.get().host.name == "beta"
 
 
 def test_models_are_tried_in_the_order_given(world: World) -> None:
     job(world, units=8, hosts=2)
     made = job(world, "second", models=[H100, A100])
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     assert made.runs.get().host.name == "gamma"
 
 

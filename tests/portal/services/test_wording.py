@@ -7,10 +7,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from portal import same_request
-from portal.services import workloads
-from portal.wording import notices, phrases, reasons
-from scheduler.core.reasons import Code
+from portal.services.work import workloads
+from portal.wording import equivalent_commands, formatting, notice_texts, reason_texts
+from scheduler.core.reasons import ReasonCode
 from tests.world import H100, World
 
 FULL = {
@@ -51,28 +50,28 @@ FULL = {
 }
 
 
-@pytest.mark.parametrize("code", list(Code))
+@pytest.mark.parametrize("code", list(ReasonCode))
 @pytest.mark.parametrize("numbers", [{}, FULL, dict.fromkeys(FULL)], ids=["none", "all", "unknown"])
-def test_every_reason_is_a_sentence_with_or_without_its_numbers(code: Code, numbers: dict[str, object]) -> None:
-    assert code.value in reasons.REASONS
-    said = reasons.reason(code.value, numbers)
+def test_every_reason_is_a_sentence_with_or_without_its_numbers(code: ReasonCode, numbers: dict[str, object]) -> None:
+    assert code.value in reason_texts.REASONS
+    said = reason_texts.reason_sentence(code.value, numbers)
     assert said[0].isupper() or said[0].isdigit()
     assert said.endswith(".")
     assert "None" not in said and "  " not in said and "{" not in said and " ." not in said and "()" not in said, said
 
 
 def test_a_reason_without_a_model_does_not_say_gpus_of_gpus() -> None:
-    said = reasons.reason("over_quota", {"held": 8400, "limit": 8400, "need": 840})
+    said = reason_texts.reason_sentence("over_quota", {"held": 8400, "limit": 8400, "need": 840})
     assert said.startswith("Its team holds 10 GPUs and may hold 10 GPUs; this needs 1 GPU.")
-    assert all("GPUs of GPUs" not in reasons.reason(code, {"held": 8400, "need": 840}) for code in reasons.REASONS)
+    assert all("GPUs of GPUs" not in reason_texts.reason_sentence(code, {"held": 8400, "need": 840}) for code in reason_texts.REASONS)
 
 
 def test_sentences_say_the_numbers() -> None:
-    said = reasons.reason("over_quota", {"held": 6720, "limit": 6720, "need": 1680, "model": H100, "may_borrow": True})
+    said = reason_texts.reason_sentence("over_quota", {"held": 6720, "limit": 6720, "need": 1680, "model": H100, "may_borrow": True})
     assert "8 GPUs" in said and "2 GPUs" in said and "H100 80GB" in said
-    said = reasons.reason("too_big_for_any_host", {"units": 10, "largest": 8, "hosts": 1})
+    said = reason_texts.reason_sentence("too_big_for_any_host", {"units": 10, "largest": 8, "hosts": 1})
     assert "10 GPUs on one host, the largest has 8" in said
-    assert "exit code 2" in reasons.reason("failed", {"exit_code": 2})
+    assert "exit code 2" in reason_texts.reason_sentence("failed", {"exit_code": 2})
 
 
 @pytest.mark.django_db
@@ -87,17 +86,17 @@ def test_names_are_said_only_to_those_who_may_see_them(world: World) -> None:
         now=world.now,
     )
     numbers = {"team": world.vision.team.pk, "workload": made.pk}
-    assert "hush hush" in reasons.reason("evicted_for_guarantee", numbers, world.vision.lead)
-    assert "Vision" in reasons.reason("evicted_for_guarantee", numbers, world.auditor)
+    assert "hush hush" in reason_texts.reason_sentence("evicted_for_guarantee", numbers, world.vision.lead)
+    assert "Vision" in reason_texts.reason_sentence("evicted_for_guarantee", numbers, world.auditor)
     # Who shares a pool may know whose guarantee took the GPUs back, and not for which work.
     for viewer in (world.language.member, world.stranger):
-        said = reasons.reason("evicted_for_guarantee", numbers, viewer)
+        said = reason_texts.reason_sentence("evicted_for_guarantee", numbers, viewer)
         assert "Vision" in said and "hush" not in said
-    said = reasons.reason("evicted_for_guarantee", numbers, None)
+    said = reason_texts.reason_sentence("evicted_for_guarantee", numbers, None)
     assert "hush" not in said and "Vision" not in said
 
 
-@pytest.mark.parametrize("kind", list(notices.NOTICES))
+@pytest.mark.parametrize("kind", list(notice_texts.NOTICE_SENTENCES))
 def test_every_notice_is_a_sentence(kind: str) -> None:
     numbers = {
         "name": "train",
@@ -117,12 +116,12 @@ def test_every_notice_is_a_sentence(kind: str) -> None:
         "trouble": "it fell silent",
         "percent": 80,
     }
-    said = notices.notice(kind, numbers)
+    said = notice_texts.notice_sentence(kind, numbers)
     assert "None" not in said and len(said) > 10
 
 
 def test_lengths_and_amounts_are_said_as_people_say_them() -> None:
-    assert [phrases.duration(n) for n in (1, 59, 60, 3_660, 200_000, None)] == [
+    assert [formatting.duration(n) for n in (1, 59, 60, 3_660, 200_000, None)] == [
         "1 second",
         "59 seconds",
         "1 minute",
@@ -130,7 +129,7 @@ def test_lengths_and_amounts_are_said_as_people_say_them() -> None:
         "2 days 7 h",
         "an unknown time",
     ]
-    assert [phrases.gpus(n) for n in (840, 1680, 120, None)] == [
+    assert [formatting.gpus(n) for n in (840, 1680, 120, None)] == [
         "1 GPU",
         "2 GPUs",
         "0.14 GPU",
@@ -149,7 +148,7 @@ def test_the_same_request_is_shown_for_terminals_and_programs() -> None:
         "why": "it's due",
         "nvlink": False,
     }
-    line = same_request.cli_line("request_reservation", given)
+    line = equivalent_commands.cli_command("request_reservation", given)
     assert shlex.split(line) == [
         "gpupool",
         "reservation",
@@ -167,7 +166,7 @@ def test_the_same_request_is_shown_for_terminals_and_programs() -> None:
         "--why",
         "it's due",
     ]
-    call = same_request.api_call("request_reservation", given, base="http://localhost:8000")
+    call = equivalent_commands.curl_command("request_reservation", given, base="http://localhost:8000")
     assert "http://localhost:8000/api/v1/reservations/" in call and '"units": 2' in call and "$GPUPOOL_TOKEN" in call
 
 
@@ -175,6 +174,6 @@ def test_the_same_request_is_shown_for_terminals_and_programs() -> None:
     "command", ["echo hi", "echo hi && rm -rf x", "a 'b' c", 'say "x"', "trailing\\", "$(date)", "a\nb"]
 )
 def test_a_command_survives_the_shell_it_is_pasted_into(command: str) -> None:
-    words = shlex.split(same_request.cli_line("submit_job", {"name": "x", "command": command}))
+    words = shlex.split(equivalent_commands.cli_command("submit_job", {"name": "x", "command": command}))
     after = words[words.index("--") + 1 :]
     assert " ".join(after) == command

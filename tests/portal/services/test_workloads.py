@@ -10,9 +10,9 @@ from django.conf import settings
 
 from portal.errors import Conflict, Invalid, NotAllowed
 from portal.models import AuditEvent, EntryCode, Template, WorkspaceOrigin
-from portal.services import workloads
-from scheduler import engine
+from portal.services.work import workloads
 from scheduler import services as engine_services
+from scheduler.cycle import engine
 from scheduler.models import Allocation, Workload
 from tests.fakes import FakeAgent
 from tests.world import H100, MIG, World
@@ -254,7 +254,7 @@ def test_what_a_wrong_value_is_repeated_as_can_not_break_the_answer(world: World
 def test_a_notebook_is_not_extended_over_what_a_reservation_was_promised(world: World) -> None:
     hosts = [FakeAgent.of(world.hosts[name]) for name in ("alpha", "beta")]
     made = notebook(world, units=2, models=[H100], max_runtime_seconds=3600)
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     for agent in hosts * 2:
         agent.sync(world.now)
     held = Allocation.objects.filter(workload=made).count()

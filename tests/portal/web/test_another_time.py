@@ -12,8 +12,10 @@ from django.utils.dateparse import parse_datetime
 from rest_framework.test import APIClient
 
 from portal.models import Submission, User
-from portal.services import people, reservations
-from scheduler import engine, services
+from portal.services.calendar import reservations
+from portal.services.people import accounts_and_teams
+from scheduler import services
+from scheduler.cycle import engine
 from scheduler.models import Pool, Reservation, Workload
 from tests.portal.web.work_samples import signed_in
 from tests.scheduler.test_life_of_a_job import job
@@ -26,17 +28,17 @@ HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
 def waiting(world: World, **also: Any) -> Workload:
     """A job of four GPUs that waits behind work of its own team, which may not be evicted for eight hours."""
     job(world, world.vision, 8, world.now, name="runs", preemptible=False)
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     given = {"preemptible": False, "max_runtime_seconds": 2 * 3600, **also}
     made = job(world, world.vision, 4, world.now + MINUTE, name="mine", **given)
-    engine.cycle("test", world.now + MINUTE)
+    engine.run_cycle("test", world.now + MINUTE)
     made.refresh_from_db()
     assert made.state == "queued", made.reason_code
     return made
 
 
 def api(world: World, now: datetime, who: User | None = None) -> APIClient:
-    _, text = people.create_token(actor=who or world.vision.member, name="test", now=now)
+    _, text = accounts_and_teams.create_token(actor=who or world.vision.member, name="test", now=now)
     client = APIClient()
     client.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
     return client
@@ -68,7 +70,7 @@ def test_the_page_offers_them_with_the_form_filled_in(world: World) -> None:
         assert "charged whether used or not" in page.context["detail"]["window_needs"]
         form = client.get(offered[0]["url"]).context["form"]
         preview = client.get(offered[0]["url"]).context["preview"]
-    assert form.kind_chosen == "reservation" and preview["fits"]
+    assert form.selected_kind == "reservation" and preview["fits"]
     assert (form.initial["count"], int(form.initial["length"])) == (str(mine.units), 2)
 
 

@@ -11,13 +11,13 @@ from django.urls import reverse
 from redis.exceptions import RedisError
 from rest_framework.test import APIClient
 
-from portal import questions
-from portal.errors import AskedTooMuch
-from portal.selectors import queue as reads
-from portal.services import people
-from scheduler import selectors as engine
-from scheduler.core.explain import FairnessRow
+from portal import planner_budget
+from portal.errors import PlannerBudgetExceeded
+from portal.reads.work import queue as reads
+from portal.services.people import accounts_and_teams
+from scheduler.core.what_if.alternatives import FairnessRow
 from scheduler.models import Pool
+from scheduler.reads import capacity as engine
 from tests.portal.web.test_another_time import MINUTE, waiting
 from tests.portal.web.work_samples import signed_in
 from tests.world import H100, World
@@ -33,38 +33,38 @@ def nothing_is_kept() -> None:
 def test_questions_are_counted_by_what_they_took_and_refused_until_the_minute_is_over(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(questions, "MOST_MS", 2 * questions.EXPECTED_MS)
+    monkeypatch.setattr(planner_budget, "MAX_PLANNING_MS_PER_PERIOD", 2 * planner_budget.ESTIMATED_MS_PER_QUESTION)
     now, member = world.now.replace(second=20), world.vision.member
-    with questions.asking(member, now), questions.asking(member, now):
+    with planner_budget.metered_planning(member, now), planner_budget.metered_planning(member, now):
         pass  # one question, however many parts it has
-    with questions.asking(member, now):
-        questions._count(f"asked:{member.pk}:{int(now.timestamp()) // 60}", 5 * questions.EXPECTED_MS)  # it took so long
-    with pytest.raises(AskedTooMuch) as refused, questions.asking(member, now):
+    with planner_budget.metered_planning(member, now):
+        planner_budget._add_planning_ms(f"asked:{member.pk}:{int(now.timestamp()) // 60}", 5 * planner_budget.ESTIMATED_MS_PER_QUESTION)  # it took so long
+    with pytest.raises(PlannerBudgetExceeded) as refused, planner_budget.metered_planning(member, now):
         raise AssertionError("it is not answered")
     assert refused.value.wait == 40
-    with questions.asking(world.language.member, now):
+    with planner_budget.metered_planning(world.language.member, now):
         pass  # others are answered
-    with questions.asking(member, now + timedelta(seconds=40)):
+    with planner_budget.metered_planning(member, now + timedelta(seconds=40)):
         pass
 
 
 def test_many_questions_at_once_are_not_free(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(questions, "MOST_MS", questions.EXPECTED_MS)
-    with questions.asking(world.vision.member, world.now):
-        token = questions._answering.set(False)  # another thread's
-        with pytest.raises(AskedTooMuch), questions.asking(world.vision.member, world.now):
+    monkeypatch.setattr(planner_budget, "MAX_PLANNING_MS_PER_PERIOD", planner_budget.ESTIMATED_MS_PER_QUESTION)
+    with planner_budget.metered_planning(world.vision.member, world.now):
+        token = planner_budget._is_metered.set(False)  # another thread's
+        with pytest.raises(PlannerBudgetExceeded), planner_budget.metered_planning(world.vision.member, world.now):
             pass
-        questions._answering.reset(token)
+        planner_budget._is_metered.reset(token)
 
 
 def test_pages_and_the_api_say_when_to_ask_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     mine, now, member = waiting(world), world.now + 2 * MINUTE, world.vision.member
     client, other = signed_in(member), APIClient()
-    _, text = people.create_token(actor=member, name="test", now=now)
+    _, text = accounts_and_teams.create_token(actor=member, name="test", now=now)
     other.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
     with time_machine.travel(now, tick=False):
         assert client.get(reverse("why", args=[mine.public_id])).status_code == 200
-        monkeypatch.setattr(questions, "MOST_MS", 0)
+        monkeypatch.setattr(planner_budget, "MAX_PLANNING_MS_PER_PERIOD", 0)
         for name, arguments in (("why", [mine.public_id]), ("fairness", ["shared"]), ("sooner", [mine.public_id])):
             page = client.get(reverse(name, args=arguments))
             assert page.status_code == 429 and page.headers["Retry-After"] == "60", name
@@ -87,7 +87,7 @@ def test_a_request_is_taken_although_its_preview_is_refused(world: World, monkey
         "hosts": "1",
     }  # fmt: skip
     client = signed_in(world.vision.member)
-    monkeypatch.setattr(questions, "MOST_MS", 0)
+    monkeypatch.setattr(planner_budget, "MAX_PLANNING_MS_PER_PERIOD", 0)
     with time_machine.travel(world.now, tick=False):
         preview = client.post(reverse("ask-preview"), data)
         assert preview.status_code == 200 and "in 60 seconds" in preview.content.decode()
@@ -97,16 +97,16 @@ def test_a_request_is_taken_although_its_preview_is_refused(world: World, monkey
 
 def test_an_answer_is_given_again_for_some_seconds(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    plain = engine.fairness
+    plain = engine.fairness_rows
 
     def counted(pool: Pool, now: datetime) -> list[FairnessRow]:
         asked.append(pool.pk)
         return plain(pool, now)
 
-    monkeypatch.setattr(engine, "fairness", counted)
-    rows = [reads.fairness(world.shared, (), world.now) for _ in range(3)]
+    monkeypatch.setattr(engine, "fairness_rows", counted)
+    rows = [reads.fair_share_rows(world.shared, (), world.now) for _ in range(3)]
     assert len(asked) == 1 and rows[0] == rows[2]
-    reads.fairness(world.shared, (), world.now + timedelta(seconds=questions.KEPT_SECONDS))
+    reads.fair_share_rows(world.shared, (), world.now + timedelta(seconds=planner_budget.ANSWER_CACHE_SECONDS))
     assert len(asked) == 2
 
 
@@ -118,7 +118,7 @@ def test_while_the_cache_is_away_everybody_is_answered(world: World, monkeypatch
 
     for name in ("get", "set", "add", "incr"):
         monkeypatch.setattr(cache, name, away)
-    with questions.asking(world.vision.member, world.now):
-        assert reads.fairness(world.shared, (), world.now)
-        assert reads.sooner_known(mine) is None
-        assert reads.sooner(mine, world.now) == reads.sooner(mine, world.now)
+    with planner_budget.metered_planning(world.vision.member, world.now):
+        assert reads.fair_share_rows(world.shared, (), world.now)
+        assert reads.cached_faster_requests(mine) is None
+        assert reads.faster_requests(mine, world.now) == reads.faster_requests(mine, world.now)

@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 from django.urls import reverse
 
+from agent.gpu.simulated_reader import mig_profiles_of
 from agent.protocol import GeometrySeen
-from agent.simulated_nvml import offers
-from portal import notify
 from portal.errors import Invalid
 from portal.models import AuditEvent, Notification
-from portal.services.geometry import profiles_of
-from portal.wording import notices
-from scheduler import geometry
+from portal.notices import delivery
+from portal.services.fleet.mig_geometry import parse_geometry
+from portal.wording import notice_texts
 from scheduler.models import GeometryChange, Gpu, Reservation
+from scheduler.sync import geometry_changes
 from tests.fakes import FakeAgent
 from tests.portal.web.work_samples import reserve, run_job, signed_in
 from tests.world import H100, World
@@ -28,7 +28,7 @@ ADDRESS = "/hosts/alpha/gpus/1/geometry/"
 def alpha(world: World) -> FakeAgent:
     """Its boards can be split."""
     agent = FakeAgent.of(world.hosts["alpha"])
-    agent.inventory = replace(agent.inventory, mig_profiles={H100: offers(H100)})
+    agent.inventory = replace(agent.inventory, mig_profiles={H100: mig_profiles_of(H100)})
     agent.sync(world.now)
     return agent
 
@@ -70,7 +70,7 @@ def test_it_is_taken_back_from_the_hosts_page(world: World, alpha: FakeAgent) ->
 def test_what_failed_is_said_with_its_reason_and_can_be_tried_again(world: World, alpha: FakeAgent) -> None:
     client = signed_in(world.operator)
     client.post(ADDRESS, {"geometry": "2x3g.40gb"})
-    geometry.keep(world.now)
+    geometry_changes.sweep_geometry_changes(world.now)
     row = GeometryChange.objects.get()
     seen = [GeometrySeen(str(row.public_id), "failed", "a process still uses the GPU")]
     alpha.sync(world.now, replace(alpha.observed(), geometries=seen))
@@ -78,9 +78,9 @@ def test_what_failed_is_said_with_its_reason_and_can_be_tried_again(world: World
     page = client.get(ADDRESS).content.decode()
     assert "Why it failed" in page and "Try again below" in page
     assert client.post(ADDRESS, {"geometry": "2x3g.40gb"}).status_code == 302
-    notify.tell(world.now)
+    delivery.write_notices(world.now)
     (told,) = Notification.objects.filter(user=world.operator)
-    assert notices.notice(told.kind, told.numbers) == (
+    assert notice_texts.notice_sentence(told.kind, told.numbers) == (
         "GPU 1 of alpha could not become 2x3g.40gb: a process still uses the GPU. It is in service as it was."
     )
 
@@ -148,13 +148,13 @@ def test_a_gpu_whose_geometry_changes_is_not_returned_by_hand(world: World, alph
     ],
 )
 def test_a_geometry_is_written_as_counts_of_profiles(text: str, profiles: list[str]) -> None:
-    assert profiles_of(text) == profiles
+    assert parse_geometry(text) == profiles
 
 
 @pytest.mark.parametrize("text", ["", "x", "0x1g.10gb", "100x1g.10gb", "1x", "1x1g.10gb+", "+1x1g.10gb", None, 7, "1x1g.10gb+ me"])
 def test_what_is_no_geometry_is_refused(text: object) -> None:
     with pytest.raises(Invalid, match="geometry is"):
-        profiles_of(text)
+        parse_geometry(text)
 
 
 def test_the_preview_names_reservations_to_come_that_could_not_be_kept(world: World, alpha: FakeAgent) -> None:

@@ -12,10 +12,10 @@ from django.urls import reverse
 from django.utils import timezone
 
 from portal.models import AuditEvent, User
-from portal.selectors import fleet
+from portal.reads.fleet import gpu_overview
 from scheduler.models import Host, HostStateChange, Pool, Unit
 from scheduler.services import hosts as engine
-from telemetry.health import handle_events
+from telemetry.health.rules import apply_rules_to_events
 from telemetry.models import HealthEvent
 from tests.portal.web.work_samples import signed_in
 from tests.world import World
@@ -58,7 +58,7 @@ def test_what_the_health_rules_did_is_told_so(world: World) -> None:
     HealthEvent.objects.create(
         host=alpha, gpu=alpha.gpus.get(index=1), event_id="1", source="xid", code="xid:79", at=now, received_at=now
     )
-    handle_events(now)
+    apply_rules_to_events(now)
     told = events_of(world.operator)
     assert "In service: In service → Cordoned by the health rules" in told
     assert re.search(r"GPU 1: Quarantined by the health rules", told)
@@ -105,9 +105,9 @@ def test_a_gpu_of_a_host_whose_disk_is_full_or_that_keeps_work_too_little_apart_
         Pool.objects.filter(hosts__name="alpha").update(isolation="sandbox" if "isolation_level" in told else "none")
         gpus = page_of(world.operator).partition("GPU Held by")[2].partition("Health")[0]
         assert "not held" in gpus and "free" not in gpus
-        groups = fleet.fleet(world.operator, timezone.now())
+        groups = gpu_overview.fleet_overview(world.operator, timezone.now())
         assert [row.free for group in groups for row in group.hosts if row.host.name == "alpha"] == [0]
-        told_of = [each["words"] for each in fleet.needs_a_look(world.operator, groups, timezone.now()) if each["host"] == "alpha"]
+        told_of = [each["words"] for each in gpu_overview.attention_list(world.operator, groups, timezone.now()) if each["host"] == "alpha"]
         assert ("its disk is full: nothing new starts there" in told_of) is told.get("disk_full", False)
 
 
@@ -125,7 +125,7 @@ def test_a_host_that_has_not_joined_yet_is_found_again_on_the_fleets_page(world:
     engine.add_host(pool=Pool.objects.get(hosts__name="alpha"), name="typo-host", now=now)
     waited_for = {"host": "typo-host", "kind": "info", "words": "has not joined yet", "at": now}
     for viewer, told in ((world.operator, True), (world.vision.member, False)):
-        assert (waited_for in fleet.needs_a_look(viewer, fleet.fleet(viewer, now), now)) is told
+        assert (waited_for in gpu_overview.attention_list(viewer, gpu_overview.fleet_overview(viewer, now), now)) is told
 
 
 def test_a_fleet_counts_split_gpus_apart(world: World) -> None:

@@ -11,19 +11,20 @@ from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
 from django.urls import reverse
 from django.utils import timezone
 
+from agent.gpu.simulated_reader import _gpus
 from agent.protocol import CheckSeen, DiagnosticSeen, Health, StraySeen
-from agent.simulated_nvml import _gpus
-from portal import notify
 from portal.models import Notification
-from portal.selectors.hosts import units
-from portal.services import hosts as host_verbs
-from portal.services import repairs
-from portal.web.hosts import _folded
-from portal.wording import notices as notice_texts
-from scheduler import clock, diagnostics
+from portal.notices import delivery
+from portal.reads.fleet.host_details import host_units
+from portal.services.fleet import gpu_repairs
+from portal.services.fleet import hosts as host_verbs
+from portal.web.fleet.hosts import _folded_slices
+from portal.wording import notice_texts
 from scheduler.models import BoundUnit, Diagnostic, Gpu, Host, MaintenanceWindow, Pool, Reservation, Run, Storage
-from telemetry import health, missing
-from telemetry.agent_api import accept_health, accept_strays
+from scheduler.sweeps import time_limits
+from scheduler.sync import gpu_diagnostics
+from telemetry.health import missing_gpus, rules
+from telemetry.ingest.agent_api import record_health_event, record_stray_processes
 from telemetry.models import HealthEvent, HealthRule, Sample
 from tests.fakes import FakeAgent
 from tests.portal.web.work_samples import run_job, signed_in
@@ -45,7 +46,7 @@ def press(world: World, verb: str, **more: object) -> str:
 
 def told(world: World, who: str) -> list[str]:
     rows = Notification.objects.filter(user=world.people[who]).order_by("pk")
-    return [notice_texts.notice(row.kind, row.numbers) for row in rows]
+    return [notice_texts.notice_sentence(row.kind, row.numbers) for row in rows]
 
 
 def test_an_operator_has_a_gpu_looked_at_and_sees_what_was_found(world: World) -> None:
@@ -55,10 +56,10 @@ def test_an_operator_has_a_gpu_looked_at_and_sees_what_was_found(world: World) -
     seen = DiagnosticSeen(
         str(row.public_id), "failed", "own", [CheckSeen("memory", False, {"wrong_words": 3})], "memory: 3 words"
     )
-    diagnostics.take_in(row.host, [seen], world.now + timedelta(minutes=1))
+    gpu_diagnostics.store_diagnostics(row.host, [seen], world.now + timedelta(minutes=1))
     shown = page(world)
     assert "memory: 3 words" in shown and "wrong_words 3" in shown and "Out of service" in shown
-    notify.tell(world.now + timedelta(minutes=2))
+    delivery.write_notices(world.now + timedelta(minutes=2))
     assert told(world, "operator") == [
         "GPU 2 of alpha failed its diagnostic: memory: 3 words. It is out until you return it."
     ]
@@ -80,9 +81,9 @@ def test_a_gpu_that_went_missing_is_shown_and_told_until_an_operator_knows_that_
     shown = page(world)
     assert "Missing GPUs" in shown and gpu.uuid in shown and "fell off the bus" in shown and "Forget GPU 2" in shown
     assert "Forget" not in page(world, "member")
-    missing.watch(at + timedelta(seconds=5))
-    health.handle_events(at + timedelta(seconds=5))
-    notify.tell(at + timedelta(seconds=6))
+    missing_gpus.record_missing_gpus(at + timedelta(seconds=5))
+    rules.apply_rules_to_events(at + timedelta(seconds=5))
+    delivery.write_notices(at + timedelta(seconds=6))
     (notice,) = told(world, "operator")
     assert "gpu:missing" in notice and gpu.uuid in notice and told(world, "member") == []
     assert "gpu is &#x27;GPU-x&#x27;" in press(world, "forget", gpu="GPU-x")
@@ -96,7 +97,7 @@ def test_a_simulated_diagnostic_is_marked_as_simulated(world: World) -> None:
     press(world, "diagnose", gpu=0)
     row = Diagnostic.objects.get()
     seen = DiagnosticSeen(str(row.public_id), "passed", "simulated", [CheckSeen("memory", True)])
-    diagnostics.take_in(row.host, [seen], world.now)
+    gpu_diagnostics.store_diagnostics(row.host, [seen], world.now)
     shown = page(world)
     assert "simulated: nothing is measured" in shown and '<span class="tag">simulated</span>' in shown
 
@@ -109,7 +110,7 @@ def test_a_wrong_button_names_what_is_allowed(world: World) -> None:
 
 def test_processes_of_nobody_are_named_to_operators_and_counted_to_others(world: World) -> None:
     uuid = units_of(world.hosts["alpha"])[0].gpu.uuid
-    accept_strays(world.hosts["alpha"].pk, [StraySeen(uuid, 4242, 7, "ada", "miner", 900)], world.now)
+    record_stray_processes(world.hosts["alpha"].pk, [StraySeen(uuid, 4242, 7, "ada", "miner", 900)], world.now)
     shown = page(world)
     assert "miner" in shown and "pid 4242" in shown and "ada" in shown and "900 MiB" in shown
     other = page(world, "member")
@@ -119,10 +120,10 @@ def test_processes_of_nobody_are_named_to_operators_and_counted_to_others(world:
 def test_a_gpu_that_was_taken_out_for_somebodys_process_names_it_to_operators_alone(world: World) -> None:
     HealthRule.objects.filter(code__in=("stray:process", "xid:13")).update(action="quarantine_gpu", repeats=1)
     first, second = (unit.gpu.uuid for unit in units_of(world.hosts["alpha"])[:2])
-    accept_strays(world.hosts["alpha"].pk, [StraySeen(first, 4242, 7, "ada", "miner", 900)], world.now)
+    record_stray_processes(world.hosts["alpha"].pk, [StraySeen(first, 4242, 7, "ada", "miner", 900)], world.now)
     hit = "pid='4242', name=miner, Graphics Exception"
-    accept_health(world.hosts["alpha"].pk, Health("one", second, "xid", "xid:13", world.now.timestamp(), hit), world.now)
-    assert health.handle_events(world.now) == 2
+    record_health_event(world.hosts["alpha"].pk, Health("one", second, "xid", "xid:13", world.now.timestamp(), hit), world.now)
+    assert rules.apply_rules_to_events(world.now) == 2
     assert "user ada" in page(world) and hit.replace("'", "&#x27;") in page(world)
     answers = [signed_in(world.people["member"]).get(f"/api/v1/hosts/alpha/{part}") for part in ("", "health/")]
     assert "a process on it belongs to no workload" in page(world, "member")
@@ -133,9 +134,9 @@ def test_a_gpu_that_was_taken_out_for_somebodys_process_names_it_to_operators_al
 def found_at(world: World, second: int, *strays: StraySeen) -> list[str]:
     """What operators are told of for the first time when a host says that these are there."""
     before, now = len(told(world, "operator")), world.now + timedelta(seconds=second)
-    accept_strays(world.hosts["alpha"].pk, strays, now)
-    health.handle_events(now)
-    notify.tell(now + timedelta(seconds=5))
+    record_stray_processes(world.hosts["alpha"].pk, strays, now)
+    rules.apply_rules_to_events(now)
+    delivery.write_notices(now + timedelta(seconds=5))
     return told(world, "operator")[before:]
 
 
@@ -153,7 +154,7 @@ def test_operators_are_told_of_each_process_of_nobody_once_and_of_those_that_com
     several = [replace(one, pid=5000 + number) for number in range(7)]
     (said_together,) = found_at(world, 300, *several)
     assert all(f"pid {5000 + number}" in said_together for number in range(5)) and "; and 2 more. Nothing" in said_together
-    notify.tell(world.now + timedelta(seconds=310))
+    delivery.write_notices(world.now + timedelta(seconds=310))
     assert len(told(world, "operator")) == 3 and told(world, "member") == []
 
 
@@ -166,8 +167,8 @@ def test_operators_of_a_pool_that_ends_processes_of_nobody_are_told_that_it_does
 def test_where_processes_of_nobody_keep_coming_they_are_told_every_ten_minutes(world: World) -> None:
     uuid = units_of(world.hosts["alpha"])[0].gpu.uuid
     assert (world.now.minute, world.now.second) == (0, 0)
-    coming = [found_at(world, 10 * number, StraySeen(uuid, 100 + number, 7)) for number in range(notify.STRAY_NOTICES + 3)]
-    assert [len(said) for said in coming] == [1] * notify.STRAY_NOTICES + [0, 0, 0]
+    coming = [found_at(world, 10 * number, StraySeen(uuid, 100 + number, 7)) for number in range(delivery.MAX_STRAY_NOTICES_PER_HOUR + 3)]
+    assert [len(said) for said in coming] == [1] * delivery.MAX_STRAY_NOTICES_PER_HOUR + [0, 0, 0]
     (late,) = found_at(world, 600)
     assert all(f"pid {105 + number}" in late for number in range(3)) and "pid 104" not in late
     assert found_at(world, 610) == []
@@ -184,8 +185,8 @@ def test_a_process_that_was_ended_is_on_the_hosts_page_with_whose_it_was_for_ope
     uuid = units_of(world.hosts["alpha"])[0].gpu.uuid
     who = "pid=4242, miner of user ada, 900 MiB, by TERM"
     event = Health("one", uuid, "agent", "stray:ended", world.now.timestamp(), who)
-    accept_health(world.hosts["alpha"].pk, event, world.now)
-    health.handle_events(world.now)
+    record_health_event(world.hosts["alpha"].pk, event, world.now)
+    rules.apply_rules_to_events(world.now)
     ended = "A process that belongs to no workload was ended, as the pool says"
     assert ended in page(world) and who in page(world)
     other = page(world, "member")
@@ -195,12 +196,12 @@ def test_a_process_that_was_ended_is_on_the_hosts_page_with_whose_it_was_for_ope
 def test_a_pool_that_warns_tells_the_person_whose_process_it_is(world: World) -> None:
     name = world.vision.member.username
     uuid = units_of(world.hosts["alpha"])[0].gpu.uuid
-    accept_strays(world.hosts["alpha"].pk, [StraySeen(uuid, 1, 7, name, "train", 900)], world.now)
-    notify.tell(world.now + timedelta(seconds=5))
+    record_stray_processes(world.hosts["alpha"].pk, [StraySeen(uuid, 1, 7, name, "train", 900)], world.now)
+    delivery.write_notices(world.now + timedelta(seconds=5))
     assert told(world, "member") == []
     Pool.objects.update(stray_action="warn")
-    accept_strays(world.hosts["alpha"].pk, [StraySeen(uuid, 2, 8, name, "train", 900)], world.now)
-    notify.tell(world.now + timedelta(seconds=10))
+    record_stray_processes(world.hosts["alpha"].pk, [StraySeen(uuid, 2, 8, name, "train", 900)], world.now)
+    delivery.write_notices(world.now + timedelta(seconds=10))
     (said,) = [each for each in told(world, "member") if "pid 2" in each]
     assert "Your process train (pid 2) uses GPU 0 of alpha outside the pool" in said
 
@@ -226,7 +227,7 @@ def test_quiet_slices_that_nobody_holds_stand_in_one_row(world: World) -> None:
     assert f"{MIG} × {len(slices)}" in shown and f"{len(slices)} free" in shown
     Sample.objects.create(unit=slices[1], ts=timezone.now(), memory_used_mib=512)
     Sample.objects.create(unit=slices[0], ts=timezone.now(), memory_used_mib=40, processes=0)
-    rows = _folded(units(world.people["operator"], host, timezone.now()))
+    rows = _folded_slices(host_units(world.people["operator"], host, timezone.now()))
     assert [row["count"] for row in rows if row["gpu"].pk == cut.pk] == [1, 1, len(slices) - 2], "one that is not quiet is seen"
 
 
@@ -276,8 +277,8 @@ def test_a_pool_chooses_a_diagnostic_that_its_hosts_have_a_name_for(world: World
     api = "/api/v1/pools/shared/repair-policy/"
     refused = client.put(api, {"diagnostic_tool": "; reboot"}, content_type="application/json")
     assert refused.status_code == 400 and "allowed: auto, burn, dcgm, own" in refused.content.decode()
-    row = diagnostics.want(Gpu.objects.get(host__name="alpha", index=0), why=Diagnostic.Why.OPERATOR, now=world.now)
-    assert [each.tool for each in diagnostics.wanted_of(row.host, Pool.objects.get(slug="shared"))] == ["burn"]
+    row = gpu_diagnostics.request_diagnostic(Gpu.objects.get(host__name="alpha", index=0), why=Diagnostic.Why.OPERATOR, now=world.now)
+    assert [each.tool for each in gpu_diagnostics.desired_diagnostics(row.host, Pool.objects.get(slug="shared"))] == ["burn"]
     Host.objects.filter(name="alpha").update(hardware={})
     assert "burn, on 0 of 3 hosts" in client.get(address).content.decode(), "what was chosen stays, and says so"
 
@@ -288,13 +289,13 @@ def test_owners_are_told_of_maintenance_ahead_and_when_it_is_taken_back(world: W
     start = world.now + timedelta(hours=1)
     given: dict[str, Any] = {"actor": world.people["operator"], "host": world.hosts["alpha"], "now": world.now}
     window = host_verbs.set_maintenance(**given, start=start, end=start + timedelta(hours=2), why="new fans")
-    notify.tell(world.now + timedelta(seconds=5))
+    delivery.write_notices(world.now + timedelta(seconds=5))
     (said,) = told(world, "member")
     assert said.startswith("alpha is away from") and "new fans. storm is moved off it before that" in said
     assert not [each for each in told(world, "other team") if "away" in each]
-    repairs.cancel_maintenance(**given | {"now": world.now + timedelta(minutes=1)}, window=window.pk)
+    gpu_repairs.cancel_maintenance(**given | {"now": world.now + timedelta(minutes=1)}, window=window.pk)
     assert not MaintenanceWindow.objects.exists()
-    notify.tell(world.now + timedelta(minutes=2))
+    delivery.write_notices(world.now + timedelta(minutes=2))
     assert "is taken back: storm stays where it is" in told(world, "member")[-1]
 
 
@@ -307,11 +308,11 @@ def test_a_reservation_leaves_a_closed_host_and_its_owner_is_told(world: World) 
         world.now + timedelta(hours=5),
     )
     Host.objects.filter(name="alpha").update(admin_state="cordoned")
-    clock.reservation_clock(world.now)
+    time_limits.sweep_reservations(world.now)
     assert not BoundUnit.objects.filter(reservation=made, period__contains=world.now + timedelta(seconds=1)).exists()
     row = Reservation.objects.get(pk=made.pk)
     assert (row.moved_from, row.moved_at) == ("alpha", world.now)
-    notify.tell(world.now + timedelta(seconds=5))
+    delivery.write_notices(world.now + timedelta(seconds=5))
     assert "Reservation sprint leaves alpha, which can't be used at present." in told(world, "member")[0]
 
 
@@ -330,12 +331,12 @@ def test_an_event_is_told_in_words_with_its_code_beside(world: World) -> None:
     HealthEvent.objects.create(
         host=host, gpu=gpu, event_id="e1", source="xid", code="xid:79", at=world.now, received_at=world.now
     )
-    health.handle_events(world.now + timedelta(seconds=1))
+    rules.apply_rules_to_events(world.now + timedelta(seconds=1))
     shown = page(world)
     words = meaning[:1].upper() + meaning[1:]
     assert f'{words} <span class="faint">xid:79</span> on GPU 3' in shown
     assert Host.objects.get(pk=host.pk).state_reason == f"{meaning} (xid:79)"
-    notify.tell(world.now + timedelta(seconds=5))
+    delivery.write_notices(world.now + timedelta(seconds=5))
     assert any(f"{meaning} (xid:79)" in said for said in told(world, "operator"))
 
 
@@ -375,7 +376,7 @@ def test_failed_hardware_stands_among_the_decisions_about_the_work_it_stopped(wo
     HealthEvent.objects.create(
         host=gpu.host, gpu=gpu, event_id="e1", source="xid", code="xid:79", at=world.now, received_at=world.now
     )
-    health.handle_events(world.now + timedelta(seconds=1))
+    rules.apply_rules_to_events(world.now + timedelta(seconds=1))
     meaning = HealthRule.objects.get(code="xid:79").meaning
     client = signed_in(world.vision.member)
     tab = client.get(reverse("job", args=[work.public_id]) + "?tab=decisions").content.decode()
@@ -390,8 +391,8 @@ def test_who_returns_a_host_reads_all_that_it_was_closed_for_and_the_fleet_says_
     alpha = world.hosts["alpha"]
     host_verbs.cordon_host(actor=world.operator, host=alpha, why="looking at fans", now=world.now)
     gpu, now = units_of(alpha)[0].gpu, timezone.now()
-    accept_health(alpha.pk, Health("79", gpu.uuid, "nvml", "xid:79", now.timestamp(), "gone, pid=4711"), now)
-    health.handle_events(now)
+    record_health_event(alpha.pk, Health("79", gpu.uuid, "nvml", "xid:79", now.timestamp(), "gone, pid=4711"), now)
+    rules.apply_rules_to_events(now)
     asked = signed_in(world.operator).get(reverse("host-return", args=["alpha"])).content.decode()
     assert "It was closed for: looking at fans; the GPU has fallen off the bus (xid:79): gone." in asked
     fleet = signed_in(world.operator).get(reverse("fleet")).content.decode()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.urls import reverse
 
-from portal.web.length_field import LengthField, seconds_of, words_of
+from portal.web.page.duration_field import DurationInSecondsField, format_seconds, parse_seconds
 from scheduler.models import Pool
 from tests.portal.web.work_samples import signed_in
 from tests.world import World
@@ -21,16 +21,16 @@ from tests.world import World
     ],
 )  # fmt: skip
 def test_a_length_is_read_as_people_write_it(text: str, seconds: int | None) -> None:
-    assert seconds_of(text) == seconds
+    assert parse_seconds(text) == seconds
 
 
 @pytest.mark.parametrize("seconds", [0, 1, 59, 60, 90, 900, 3600, 5400, 86_400, 129_600, 604_800, 7_776_000, 90_061])
 def test_what_is_shown_is_exact_and_can_be_sent_again(seconds: int) -> None:
-    assert seconds_of(words_of(seconds)) == seconds
+    assert parse_seconds(format_seconds(seconds)) == seconds
 
 
 def test_what_is_typed_stays_and_what_is_stored_has_units() -> None:
-    field = LengthField(label="Notice")
+    field = DurationInSecondsField(label="Notice")
     assert field.prepare_value(129_600) == "1 d 12 h" and field.prepare_value("soon") == "soon"
 
 

@@ -15,11 +15,11 @@ from django.urls import reverse
 from django.utils import timezone
 
 from portal.models import User
-from portal.web import use_charts
+from portal.web.money import utilisation_charts
 from scheduler.models import Allocation, Gpu, Host, HostStateChange, Run, Unit, Workload
-from scheduler.states import RunState, WorkloadState
-from telemetry.charges import charge
+from scheduler.state.states import RunState, WorkloadState
 from telemetry.models import Budget, CostCentre, Price, Statement
+from telemetry.money.charges import charge_all_gpus
 from tests.portal.web.test_work_pages import ask_data
 from tests.world import H100, World
 
@@ -69,7 +69,7 @@ def charged(world: World) -> Workload:
             run=run, workload=workload, project=workload.project, unit=unit, slots=unit.slots, period=DateTimeTZRange(*held),
             end_code="finished",
         )  # fmt: skip
-    charge(now=START + timedelta(days=40))
+    charge_all_gpus(now=START + timedelta(days=40))
     return workload
 
 
@@ -191,16 +191,16 @@ def test_every_role_may_ask_where_the_hours_go(world: World, charged: Workload, 
     assert "Where the GPU-hours go" in page.content.decode()
 
 
-@pytest.mark.parametrize("dimension", [name for name, _ in use_charts.DIMENSIONS])
+@pytest.mark.parametrize("dimension", [name for name, _ in utilisation_charts.DIMENSIONS])
 def test_use_is_shown_by_every_dimension(world: World, charged: Workload, dimension: str) -> None:
     assert signed_in(world.operator).get(reverse("utilisation"), PERIOD | {"by": dimension}).status_code == 200
 
 
-@pytest.mark.parametrize("chart", use_charts.ORDER)
+@pytest.mark.parametrize("chart", utilisation_charts.CHART_ORDER)
 def test_every_chart_has_its_csv_with_a_header(world: World, charged: Workload, chart: str) -> None:
     response = signed_in(world.operator).get(reverse("utilisation-csv", args=[chart]), PERIOD)
     assert response.status_code == 200
-    assert response.content.decode().splitlines()[0] == ",".join(use_charts.CSV_COLUMNS[chart])
+    assert response.content.decode().splitlines()[0] == ",".join(utilisation_charts.CSV_COLUMNS[chart])
 
 
 def test_the_steps_of_the_waterfall_sum_to_the_capacity(world: World, charged: Workload) -> None:

@@ -9,14 +9,15 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
+from agent.gpu.simulated_reader import parse_mig, parse_models
 from agent.protocol import JoinRequest
-from agent.simulated_nvml import parse_mig, parse_models
 from portal.models import Submission, User
-from portal.services import approvals, reservations
-from scheduler import agent_api
+from portal.services.approvals import submissions
+from portal.services.calendar import reservations
 from scheduler import services as engine
 from scheduler.models import Host, MaintenanceWindow, Quota, Reservation, Run
-from scheduler.states import AdminState
+from scheduler.state.states import AdminState
+from scheduler.sync import agent_api
 from tests.portal.web.work_samples import run_job
 from tests.world import H100, World
 
@@ -123,14 +124,14 @@ def test_a_reservation_without_gpus_says_why_to_its_owner_and_on_the_operators_d
 def test_a_host_shows_the_agent_that_was_turned_away_in_its_name(world: World) -> None:
     page = reverse("host", args=["alpha"])
     assert "Turned away" not in signed_in(world.operator).get(page).content.decode()
-    engine.note_refused_agent(
+    engine.record_rejected_agent(
         world.hosts["alpha"].pk, reason="another agent is connected as alpha", boot_id="boot 7", now=world.now
     )
     shown = signed_in(world.operator).get(page).content.decode()
     assert "another agent is connected as alpha" in shown and "boot 7" in shown
     assert "quarantined" not in shown, "it was turned away for once"
     for code in ("agent_copy", "agent_second"):
-        engine.note_refused_agent(world.hosts["alpha"].pk, reason="two of them", code=code, now=world.now)
+        engine.record_rejected_agent(world.hosts["alpha"].pk, reason="two of them", code=code, now=world.now)
         shown = signed_in(world.operator).get(page).content.decode()
         assert "It is quarantined" in shown and "make a new join token below" in shown
 
@@ -222,7 +223,7 @@ def test_a_lead_is_warned_before_more_is_asked_than_is_left(world: World) -> Non
 
 
 def test_more_than_the_pool_has_is_refused_beside_the_field_and_stays_waiting(world: World) -> None:
-    row = approvals.request_quota_change(
+    row = submissions.request_quota_change(
         actor=world.language.lead,
         team=world.language.team,
         pool=world.shared,
@@ -240,7 +241,7 @@ def test_more_than_the_pool_has_is_refused_beside_the_field_and_stays_waiting(wo
 
 
 def test_declining_needs_a_reason(world: World) -> None:
-    row = approvals.request_quota_change(
+    row = submissions.request_quota_change(
         actor=world.language.lead,
         team=world.language.team,
         pool=world.shared,
@@ -258,7 +259,7 @@ def test_declining_needs_a_reason(world: World) -> None:
 
 
 def test_a_member_sees_no_submission_of_another_team_and_decides_none(world: World) -> None:
-    row = approvals.request_quota_change(
+    row = submissions.request_quota_change(
         actor=world.language.lead,
         team=world.language.team,
         pool=world.shared,
@@ -279,7 +280,7 @@ def test_a_member_sees_no_submission_of_another_team_and_decides_none(world: Wor
 
 def test_several_are_approved_at_once_and_what_could_not_be_stays(world: World) -> None:
     rows = [
-        approvals.request_quota_change(
+        submissions.request_quota_change(
             actor=team.lead, team=team.team, pool=world.shared, model=H100, guaranteed_gpus=count, now=world.now
         )
         for team, count in ((world.language, 5), (world.robotics, 16))
@@ -315,7 +316,7 @@ def test_who_asks_does_not_learn_the_names_of_what_others_reserved_then(world: W
 
 
 def test_a_kind_that_is_not_known_is_refused_in_words_and_not_answered_with_an_empty_list(world: World) -> None:
-    approvals.request_quota_change(
+    submissions.request_quota_change(
         actor=world.vision.lead, team=world.vision.team, pool=world.shared, model=H100, guaranteed_gpus=9, now=world.now
     )
     operator = signed_in(world.operator)

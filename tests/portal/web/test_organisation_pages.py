@@ -257,7 +257,7 @@ def test_a_new_installation_makes_its_first_operator_and_shows_the_next_steps(db
 
 
 def _limits() -> list[str]:
-    from portal.services.pools import POOL_LIMITS
+    from portal.services.fleet.pools import POOL_LIMITS
 
     return list(POOL_LIMITS)
 

@@ -12,8 +12,8 @@ from django.utils import timezone
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from portal.models import User
-from scheduler import logs
 from scheduler.models import Workload
+from scheduler.runs import logs
 from tests.portal.web.test_manage_money_pages import charged  # noqa: F401
 from tests.portal.web.work_samples import make_waiting, run_job, start
 from tests.world import PASSWORD, World
@@ -136,7 +136,7 @@ def test_a_log_stays_at_its_end_as_it_grows_until_somebody_scrolls_back(
     def grows(number: int) -> None:
         nonlocal written
         lines = "".join(f"part {number} step {step}\n" for step in range(100))
-        logs.append(run.public_id, written, lines)
+        logs.append_log(run.public_id, written, lines)
         written += len(lines)
 
     def from_its_end() -> int:
@@ -161,7 +161,7 @@ def test_a_log_that_is_read_further_up_stays_as_it_is_when_its_job_ends(
 ) -> None:
     job = run_job(world, world.vision, "mri-foundation", host="alpha", gpus=[0])
     run = job.runs.get()
-    logs.append(run.public_id, 0, "".join(f"step {number}\n" for number in range(500)))
+    logs.append_log(run.public_id, 0, "".join(f"step {number}\n" for number in range(500)))
     pages = [sign_in(browser, live_server, world.vision.member.username) for _ in range(3)]
     back, marks, at_its_end = pages
     for page in pages:

@@ -7,7 +7,7 @@ from django.test import Client
 from django.urls import reverse
 
 from portal.errors import Invalid
-from portal.services import pools
+from portal.services.fleet import pools
 from tests.world import World, world
 
 __all__ = ["world"]

@@ -11,11 +11,14 @@ from django.test import Client
 from django.urls import reverse
 
 from portal.models import Submission, Template
-from portal.services import approvals, reservations, series, workloads
+from portal.services.approvals import submissions
+from portal.services.calendar import recurring_reservations, reservations
+from portal.services.work import workloads
 from portal.web import urls
-from scheduler import engine, logs
+from scheduler.cycle import engine
+from scheduler.cycle.recording import CycleRecorder
 from scheduler.models import Recording, Reservation, Run, Series, Workload
-from scheduler.recording import Recorder
+from scheduler.runs import logs
 from tests.world import H100, World
 
 pytestmark = pytest.mark.django_db
@@ -130,7 +133,7 @@ class Things:
         run = Run.objects.create(
             workload=self.job, attempt=1, host=world.hosts["alpha"], generation=1, placed_at=world.now, state="ended"
         )
-        logs.append(run.public_id, 0, "one line\n")
+        logs.append_log(run.public_id, 0, "one line\n")
         Template.objects.create(
             slug="lab", name="Lab", kind="notebook", type="interactive", units=1, max_runtime_seconds=3600
         )  # fmt: skip
@@ -140,12 +143,12 @@ class Things:
         booked = reservations.request_reservation(**given, name="small", units=1, models=[H100], **window)
         assert isinstance(booked, Reservation)
         self.reservation = booked
-        recurring = series.request_series(
+        recurring = recurring_reservations.request_series(
             **given, name="course", units=1, models=[H100], weekdays=["mon"], until=(start + timedelta(days=7)).date(), **window
         )
         assert isinstance(recurring, Series)
         self.series = recurring
-        asked = approvals.request_quota_change(
+        asked = submissions.request_quota_change(
             actor=world.vision.lead,
             team=world.vision.team,
             pool=world.shared,
@@ -155,7 +158,7 @@ class Things:
         )
         Submission.objects.filter(pk=asked.pk).update(author=world.vision.member)
         self.submission = asked
-        engine.cycle("test", world.now, recorder=Recorder())
+        engine.run_cycle("test", world.now, recorder=CycleRecorder())
         self.recording = Recording.objects.latest("pk").pk
 
     def address(self, name: str) -> str:

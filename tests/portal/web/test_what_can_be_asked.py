@@ -9,8 +9,9 @@ from django.urls import reverse
 from django.utils import timezone
 
 from portal.models import Submission
-from scheduler import releases, services
+from scheduler import services
 from scheduler.models import JobArray, Reservation, Series, Workload
+from scheduler.sweeps import dependency_release
 from telemetry.models import Price
 from tests.portal.web.test_work_pages import ask_data
 from tests.portal.web.work_samples import queue_job, reserve, run_job, signed_in
@@ -97,7 +98,7 @@ def test_a_job_says_what_it_waits_for_and_what_waits_for_it(world: World) -> Non
     question = client.post(reverse("workload-cancel", args=[first.public_id])).content.decode()
     assert "1 job waits for it to finish and ends with it." in question
     client.post(reverse("workload-cancel", args=[first.public_id]), {"confirmed": "1"})
-    releases.settle(timezone.now())
+    dependency_release.release_dependents(timezone.now())
     said = client.get(reverse("job", args=[second.public_id])).content.decode()
     assert "It was to run once train had finished" in said and "it ended as cancelled" in said
 

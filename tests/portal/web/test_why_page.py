@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from scheduler.models import Allocation, Run, Workload
 from scheduler.services import hosts
-from telemetry.health import handle_events
+from telemetry.health.rules import apply_rules_to_events
 from telemetry.models import HealthEvent
 from tests.portal.web.work_samples import make_waiting, queue_job, run_job, signed_in
 from tests.world import A100, H100, MIG, World
@@ -52,7 +52,7 @@ def test_what_waits_again_is_told_why_it_waits_and_how_it_came_to_that(world: Wo
         host=world.hosts["alpha"], gpu=world.hosts["alpha"].gpus.get(index=0), event_id="1", source="xid",
         code="xid:79", at=now, received_at=now,
     )  # fmt: skip
-    handle_events(now)
+    apply_rules_to_events(now)
     Run.objects.filter(workload=work).update(state="ended", outcome="checkpointed", ended_at=now)
     Allocation.objects.filter(workload=work).update(period=DateTimeTZRange(work.started_at, now))
     Workload.objects.filter(pk=work.pk).update(state="queued", stop_requested="")

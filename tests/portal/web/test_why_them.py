@@ -12,12 +12,13 @@ from django.http import QueryDict
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from portal.selectors import queue as reads
-from portal.wording import expected_starts, turns
-from scheduler import engine, services
-from scheduler.core.estimates import LEAST_RECORDS, PastStarts
-from scheduler.core.explain import Basis
-from scheduler.core.ordering import Part
+from portal.reads.work import queue as reads
+from portal.wording import expected_start_texts, queue_order_texts
+from scheduler import services
+from scheduler.core.explain.start_ranges import MIN_OUTCOMES, EstimateAccuracy
+from scheduler.core.queue.turn_order import TurnCriterion
+from scheduler.core.what_if.alternatives import ComparisonBasis
+from scheduler.cycle import engine
 from scheduler.models import StartEstimate, Workload
 from tests.portal.web.work_samples import signed_in
 from tests.scheduler.test_life_of_a_job import job
@@ -37,7 +38,7 @@ def a_little_later(world: World) -> Iterator[None]:
 def full(world: World) -> list[Workload]:
     """Both teams' jobs hold every H100 of the pool, by their guarantee and borrowed."""
     runs = [job(world, world.vision, 8, world.now, name="first"), job(world, world.vision, 8, world.now, name="second")]
-    engine.cycle("test", world.now)
+    engine.run_cycle("test", world.now)
     Workload.objects.update(predicted_seconds=4 * 3600)
     return [row for row in runs if Workload.objects.get(pk=row.pk).state != "queued"]
 
@@ -45,7 +46,7 @@ def full(world: World) -> list[Workload]:
 def waits(world: World, team: TeamOfWorld, name: str, units: int = 8, minutes: int = 1, **also: object) -> Workload:
     at = world.now + minutes * MINUTE
     made = job(world, team, units, at, name=name, **also)
-    engine.cycle("test", at)
+    engine.run_cycle("test", at)
     made.refresh_from_db()
     assert made.state == "queued"
     return made
@@ -59,11 +60,11 @@ def page(world: World, mine: Workload, theirs: Workload, user: object = None) ->
 
 
 def test_every_rule_of_the_order_has_its_sentence() -> None:
-    assert {part.value for part in Part} == set(turns.FIRST_BECAUSE)
-    assert {part.value for part in Part} | {"there_first", "fit", "turned_away"} == set(turns.WHY_FIRST)
-    assert set(Basis) - {Basis.ORDER} < set(turns.WHY_FIRST)
-    for rule in turns.WHY_FIRST:
-        assert turns.why_first(rule, {}).endswith(".")  # whatever numbers are missing
+    assert {part.value for part in TurnCriterion} == set(queue_order_texts.EARLIER_BECAUSE)
+    assert {part.value for part in TurnCriterion} | {"there_first", "fit", "turned_away"} == set(queue_order_texts.QUEUE_ORDER_RULES)
+    assert set(ComparisonBasis) - {ComparisonBasis.ORDER} < set(queue_order_texts.QUEUE_ORDER_RULES)
+    for rule in queue_order_texts.QUEUE_ORDER_RULES:
+        assert queue_order_texts.queue_order_sentence(rule, {}).endswith(".")  # whatever numbers are missing
 
 
 def test_what_runs_was_there_first(world: World) -> None:
@@ -125,8 +126,8 @@ def test_those_that_may_not_be_seen_are_counted(world: World) -> None:
     foreign = waits(world, world.language, "secret-name", units=4, preemptible=False)
     Workload.objects.filter(pk=foreign.pk).update(submitted_at=world.now - 30 * HOUR)
     mine = waits(world, world.vision, "mine", minutes=2)
-    found = reads.why(mine, world.vision.member, world.now + 3 * MINUTE)
-    everybody = reads.why(mine, world.operator, world.now + 3 * MINUTE)
+    found = reads.explain_wait(mine, world.vision.member, world.now + 3 * MINUTE)
+    everybody = reads.explain_wait(mine, world.operator, world.now + 3 * MINUTE)
     assert len(everybody.ahead) == found.ahead_more + len(found.ahead)
     assert "secret-name" not in [row.workload.name for row in found.ahead]
 
@@ -160,23 +161,23 @@ def test_an_expected_start_is_a_range_with_the_record_beside_it(world: World) ->
     address = reverse("why", args=[mine.public_id])
     bare = member.get(address).content.decode()
     assert "there is no record to tell a range from" in bare and "likely between" not in bare
-    past(world, mine, LEAST_RECORDS)
+    past(world, mine, MIN_OUTCOMES)
     for found in (address, reverse("job", args=[mine.public_id]), reverse("home")):
         assert "likely between" in member.get(found).content.decode(), found
     for found in (address, reverse("queue"), reverse("job", args=[mine.public_id])):
         text = member.get(found).content.decode()
-        assert f"Of the last {LEAST_RECORDS} that were told a range in this pool, 80 % started by its upper end" in text
+        assert f"Of the last {MIN_OUTCOMES} that were told a range in this pool, 80 % started by its upper end" in text
         assert "half were off by more than 30 minutes" in text and "no guarantee" in text
 
 
 def test_the_words_of_a_record_are_honest() -> None:
-    assert "no record" in expected_starts.past_starts(PastStarts())
-    one = expected_starts.past_starts(PastStarts(errors=(1.0,), counted=1, median_error=600))
+    assert "no record" in expected_start_texts.forecast_accuracy_text(EstimateAccuracy())
+    one = expected_start_texts.forecast_accuracy_text(EstimateAccuracy(errors=(1.0,), counted=1, median_error=600))
     assert "Only 1 waited" in one and "it was off by 10 min" in one and "half" not in one
-    few = PastStarts(errors=(1.0,) * 3, counted=3, median_error=600)
-    assert "Only 3 waited" in expected_starts.past_starts(few) and "%" not in expected_starts.past_starts(few)
-    unproven = PastStarts(errors=(1.0,) * 30, counted=30, median_error=600, ranged=2, in_time=2)
-    assert "Too few were told a range yet" in expected_starts.past_starts(unproven)
+    few = EstimateAccuracy(errors=(1.0,) * 3, counted=3, median_error=600)
+    assert "Only 3 waited" in expected_start_texts.forecast_accuracy_text(few) and "%" not in expected_start_texts.forecast_accuracy_text(few)
+    unproven = EstimateAccuracy(errors=(1.0,) * 30, counted=30, median_error=600, ranged=2, in_time=2)
+    assert "Too few were told a range yet" in expected_start_texts.forecast_accuracy_text(unproven)
 
 
 def test_who_gets_how_much_is_a_page_for_those_who_may_use_the_pool(world: World) -> None:
@@ -218,13 +219,13 @@ def test_operators_read_why_these_gpus(world: World) -> None:
     address = reverse("job", args=[runs[0].public_id]) + "?tab=decisions"
     assert "Why these GPUs" in signed_in(world.operator).get(address).content.decode()
     assert "Why these GPUs" not in signed_in(world.vision.member).get(address).content.decode()
-    assert expected_starts.place_terms({"waste_before": 1}) == []
+    assert expected_start_texts.placement_score_terms({"waste_before": 1}) == []
 
 
 def test_a_notebook_is_not_told_to_take_a_priority_that_it_can_not_have(world: World) -> None:
     full(world)
     waiting = waits(world, world.vision, "desk", units=4, preemptible=False, kind="notebook", type="interactive")
-    for way in reads.sooner(waiting, world.now + 2 * MINUTE):
+    for way in reads.faster_requests(waiting, world.now + 2 * MINUTE):
         assert not {"priority", "preemptible"} & set(way.changed)
 
 

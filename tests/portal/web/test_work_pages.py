@@ -13,13 +13,13 @@ from django.urls import reverse
 from django.utils import timezone
 
 from portal.models import AuditEvent, Submission, Template
-from portal.selectors import work
-from portal.templatetags.gpupool import STATES
-from portal.web import home_cards
-from portal.wording import work_states
+from portal.reads.work import workload_details
+from portal.templatetags.gpupool import STATE_DISPLAY
+from portal.web.work import workload_card
+from portal.wording import state_labels
 from scheduler.models import Allocation, Host, Reservation, Run, Workload
-from scheduler.states import ReservationState, WorkloadState
-from telemetry.health import handle_events
+from scheduler.state.states import ReservationState, WorkloadState
+from telemetry.health.rules import apply_rules_to_events
 from telemetry.models import HealthEvent, Price, Rollup
 from tests.portal.web.work_samples import MADE, make_waiting, queue_job, reserve, run_job, signed_in, start
 from tests.world import H100, World
@@ -211,15 +211,15 @@ def test_every_tab_of_a_job_is_there_before_and_while_it_runs(world: World, tab:
 
 
 def test_a_log_grows_by_what_came_since(world: World) -> None:
-    from scheduler import logs
+    from scheduler.runs import logs
 
     job = run_job(world, world.vision, "train", host="alpha", gpus=[0])
     run = job.runs.get()
-    logs.append(run.public_id, 0, "step 1 <b>\n")
+    logs.append_log(run.public_id, 0, "step 1 <b>\n")
     client = signed_in(world.vision.member)
     page = client.get(reverse("job", args=[job.public_id])).content.decode()
     assert "step 1 &lt;b&gt;" in page
-    logs.append(run.public_id, 11, "step 2\n")
+    logs.append_log(run.public_id, 11, "step 2\n")
     more = client.get(reverse("job-log", args=[job.public_id]), {"run": run.public_id, "offset": 11}).content.decode()
     assert "step 2" in more
     assert "step 1" not in more
@@ -415,7 +415,7 @@ def test_who_owns_work_that_a_failed_gpu_moves_reads_which_and_why(world: World)
         host=world.hosts["alpha"], gpu=world.hosts["alpha"].gpus.get(index=1), event_id="1", source="xid",
         code="xid:79", at=now, received_at=now,
     )  # fmt: skip
-    handle_events(now)
+    apply_rules_to_events(now)
     client = signed_in(world.vision.member)
     for job in (on_it, beside):
         page = client.get(reverse("job", args=[job.public_id])).content.decode()
@@ -441,7 +441,7 @@ def test_a_notebook_that_has_ended_says_what_it_had_and_that_it_was_stopped(worl
     )
     desk.refresh_from_db()
     never.refresh_from_db()
-    assert (home_cards.shown_state(desk), home_cards.shown_state(never)) == ("stopped", "cancelled")
+    assert (workload_card.displayed_state(desk), workload_card.displayed_state(never)) == ("stopped", "cancelled")
     owner = signed_in(world.vision.member)
     for address in (reverse("notebooks"), reverse("notebook", args=[desk.public_id]), reverse("home")):
         page = owner.get(address).content.decode()
@@ -518,8 +518,8 @@ def test_stopping_a_notebook_that_was_ready_fails_no_step(world: World) -> None:
     Run.objects.filter(workload=slow).update(ready_at=None)
     Workload.objects.filter(pk__in=[desk.pk, slow.pk]).update(state="stopping", stop_requested="cancelled")
     for notebook, states in ((desk, ["done"] * 5), (slow, ["done"] * 3 + ["failed", "todo"])):
-        piece = work.pieces([Workload.objects.select_related(*work.RELATED).get(pk=notebook.pk)], timezone.now())[0]
-        assert [step["state"] for step in home_cards.step_line(piece)] == states
+        piece = workload_details.workload_details([Workload.objects.select_related(*workload_details.RELATED).get(pk=notebook.pk)], timezone.now())[0]
+        assert [step["state"] for step in workload_card.startup_steps(piece)] == states
 
 
 @pytest.mark.parametrize(("runs", "said"), [(True, "Per hour now"), (False, "Per hour, once it runs")])
@@ -571,7 +571,7 @@ def test_only_what_ran_waits_to_resume(world: World) -> None:
     ran.refresh_from_db()
     owner = signed_in(world.vision.member)
     for job, word in ((ran, "Waits to resume"), (never, "Queued")):
-        assert STATES[home_cards.shown_state(job)][0] == work_states.state_word(job)[1] == word
+        assert STATE_DISPLAY[workload_card.displayed_state(job)][0] == state_labels.workload_state_label(job)[1] == word
         page = owner.get(reverse("job", args=[job.public_id])).content.decode()
         assert word in page
         assert ("It wrote no checkpoint and begins anew." in page) is (job is ran)

@@ -10,9 +10,9 @@ from django.test import Client
 from django.utils import timezone
 
 from portal.models import Submission, User
-from scheduler.core.reasons import Code
+from scheduler.core.reasons import ReasonCode
 from scheduler.models import Allocation, Reservation, Run, Workload
-from scheduler.states import RunState, WorkloadState
+from scheduler.state.states import RunState, WorkloadState
 from tests.world import H100, TeamOfWorld, World, units_of
 
 MADE = (Workload, Reservation, Submission)
@@ -54,7 +54,7 @@ def make_waiting(world: World, team: TeamOfWorld, name: str, *, units: int = 8, 
     """One that the engine has refused so far: second in its pool."""
     numbers = {"wanted": units, "free": 2, "model": H100}
     return queue_job(
-        world, team, name, units=units, position=2, reason_code=Code.WAITS_FOR_UNITS, reason_numbers=numbers,
+        world, team, name, units=units, position=2, reason_code=ReasonCode.WAITS_FOR_UNITS, reason_numbers=numbers,
         expected_start=timezone.now() + dt.timedelta(hours=2), **also,
     )  # fmt: skip
 

@@ -1,0 +1,1 @@
+"""Tests GPUs on request: the runner in the agent, and the process that holds a GPU and tests it."""

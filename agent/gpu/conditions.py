@@ -1,0 +1,79 @@
+"""What is wrong with a GPU without an event of its driver: from one look at its conditions to the next. Pure functions.
+
+Each change is one event, and its id follows from the boot, the GPU and the change: an NVML process or an agent that is started
+again says the same once more, which is harmless.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from agent.gpu.reader import HardwareEvent
+
+EVENT_ID_NAMESPACE = uuid.UUID("1f0e7d1b-95c1-4c50-9f0e-3d4f0a7c6b11")
+# nvmlDeviceGpuRecoveryAction_t
+RECOVERY_ACTIONS = {
+    1: "gpu_reset",
+    2: "node_reboot",
+    3: "drain_p2p",
+    4: "drain_and_reset",
+    5: "recover_imex_domain",
+    6: "bus_reset",
+    7: "system_reboot",
+}
+# Bits of the clock event reasons (nvml.h) that say that the hardware slows itself down.
+THROTTLE_REASONS = {
+    0x08: ("throttle:hardware", "the hardware slowed its clocks to half or less"),
+    0x40: ("throttle:thermal", "the hardware slowed its clocks for heat"),
+    0x80: ("throttle:power_brake", "its server asked it to draw less power"),
+}
+Condition = dict[str, Any]
+
+
+def worsened_conditions(gpu: str, before: Condition | None, after: Condition, *, boot: str, now: float) -> list[HardwareEvent]:
+    """What became worse. Of counters nothing is told at the first look: that was before this agent."""
+    found: list[tuple[str, str, object]] = []  # code, detail, what makes it this one
+    first, earlier = before is None, before or {}
+    if after.get("lost"):
+        if not earlier.get("lost"):
+            told = f"the driver does not reach it ({after['why']})" if after.get("why") else ""
+            found.append(("nvml:lost", told or "it fell off the bus: the driver does not reach it", ""))
+        return _hardware_events(gpu, found, boot, now)
+    action = after.get("recovery")
+    if action in RECOVERY_ACTIONS and action != earlier.get("recovery"):
+        found.append((f"recovery:{RECOVERY_ACTIONS[action]}", "the driver names this as what would put it right", action))
+    for name, code in (("remap_pending", "remap:pending"), ("remap_failed", "remap:failed")):
+        if after.get(name) and not earlier.get(name):
+            found.append((code, "", after.get("remapped")))
+    for name, code, what in (
+        ("uncorrectable", "ecc:uncorrectable", "memory errors since the driver was loaded"),
+        ("remapped", "remap:uncorrectable", "rows replaced after uncorrectable errors"),
+        ("link_errors", "nvlink:errors", "replays, recoveries and CRC errors of its links"),
+    ):
+        count, known = after.get(name), earlier.get(name)
+        if not first and count is not None and known is not None and count > known:
+            found.append((code, f"{count} {what}, {count - known} of them new", count))
+    found += _throttle_events(earlier.get("clock_reasons"), after.get("clock_reasons"), now)
+    found += _nvlink_events(earlier.get("links") or {}, after.get("links") or {}, now)
+    return _hardware_events(gpu, found, boot, now)
+
+
+def _throttle_events(before: int | None, after: int | None, now: float) -> list[tuple[str, str, object]]:
+    new = (after or 0) & ~(before or 0)
+    told = [THROTTLE_REASONS[bit] for bit in sorted(THROTTLE_REASONS) if new & bit]
+    # Heat and the power brake set the general bit too: once is enough.
+    specific = [each for each in told if each[0] != "throttle:hardware"]
+    return [(code, words, now) for code, words in specific or told]
+
+
+def _nvlink_events(before: dict[str, int], after: dict[str, int], now: float) -> list[tuple[str, str, object]]:
+    down = sorted(int(link) for link, state in before.items() if state and after.get(link) == 0)
+    return [("nvlink:down", f"link{'s' if len(down) > 1 else ''} {', '.join(map(str, down))}", now)] if down else []
+
+
+def _hardware_events(gpu: str, found: list[tuple[str, str, object]], boot: str, now: float) -> list[HardwareEvent]:
+    return [
+        HardwareEvent(uuid.uuid5(EVENT_ID_NAMESPACE, f"{boot}/{gpu}/{code}/{which}").hex, gpu, "nvml", code, now, detail)
+        for code, detail, which in found
+    ]

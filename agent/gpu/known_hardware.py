@@ -1,0 +1,93 @@
+"""The hardware as it was read last, kept in the agent's folder.
+
+An agent that starts while a GPU, or NVML, can't be read knows from it what its runs are on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from agent.gpu.kernel_log import same_device
+from agent.gpu.reader import GpuInventory
+from agent.host.state import log_disk_errors, read_json, write_json
+from agent.protocol import GpuSeen, MigProfileSeen, ProtocolError, parse
+
+
+class HardwareCache:
+    """Of one host. ``path`` None: nothing is kept."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self.hardware = _read_cache(path) if path is not None else None
+
+    def keep(self, hardware: GpuInventory) -> None:
+        """It was read just now."""
+        if self._path is not None and hardware != self.hardware:
+            with log_disk_errors("the hardware that was found"):
+                write_json(self._path, dataclasses.asdict(hardware))
+        self.hardware = hardware
+
+    def without_nvml(self, problem: str) -> GpuInventory | None:
+        """As it was last known, for an agent that can't read it now."""
+        if self.hardware is None or not self.hardware.gpus:
+            return None
+        note = (
+            f"NOTHING STARTS ON THE GPUS HERE: NVML can't be asked ({problem}). What is said of the GPUs is what was last known of "
+            "them; what runs goes on. NVML is asked again all the time."
+        )
+        return dataclasses.replace(self.hardware, notes=[note], unread=problem)
+
+
+def with_lost_gpus(read: GpuInventory, unread: Iterable[dict[str, Any]], known: GpuInventory | None) -> GpuInventory:
+    """``read`` and beside it the GPUs that the driver counts and can't read, as they were last ``known``.
+
+    ``unread``: the index, PCI address ('' unknown) and what NVML says of each. One that was never known is a note and an index.
+    """
+    there = {gpu.uuid for gpu in read.gpus}
+    missing = [gpu for gpu in known.gpus if gpu.uuid not in there] if known is not None else []
+    gpus, lost, notes, devices = list(read.gpus), {}, list(read.notes), dict(read.devices)
+    never_known = []
+    for each in sorted(unread, key=lambda each: each["index"]):
+        gpu = _match_unread(each, missing)
+        if gpu is None or known is None:
+            never_known.append(each["index"])
+            notes.append(f"GPU {each['index']} can't be read ({each['why']}), and what it is was never known.")
+            continue
+        missing.remove(gpu)
+        gpus.append(dataclasses.replace(gpu, index=each["index"]))
+        lost[gpu.uuid] = each["why"]
+        notes.append(f"GPU {each['index']} can't be read ({each['why']}): what is said of it is what was last known.")
+        uuids = [gpu.uuid, *(unit.uuid for unit in gpu.units)]
+        devices |= {uuid: known.devices[uuid] for uuid in uuids if uuid in known.devices}
+    gpus.sort(key=lambda gpu: gpu.index)
+    return dataclasses.replace(read, gpus=gpus, lost=lost, notes=notes, devices=devices, unidentified_gpu_indices=never_known)
+
+
+def _match_unread(unread: dict[str, Any], missing: list[GpuSeen]) -> GpuSeen | None:
+    """By its place on the bus where that is known, else by its index."""
+    if unread["pci"]:
+        return next((gpu for gpu in missing if gpu.pci_bus_id and same_device(unread["pci"], gpu.pci_bus_id)), None)
+    return next((gpu for gpu in missing if gpu.index == unread["index"]), None)
+
+
+def _read_cache(path: Path) -> GpuInventory | None:
+    kept = read_json(path)
+    try:
+        return None if kept is None else _parse_cache(kept)
+    except (ProtocolError, KeyError, TypeError, AttributeError):
+        return None  # damaged, or of a newer agent that was taken back: read anew
+
+
+def _parse_cache(kept: dict[str, Any]) -> GpuInventory:
+    return GpuInventory(
+        gpus=[parse(GpuSeen, gpu) for gpu in kept["gpus"]],
+        driver_version=str(kept["driver_version"]),
+        devices={str(unit): [str(node) for node in nodes] for unit, nodes in kept["devices"].items()},
+        cuda_version=str(kept["cuda_version"]),
+        mig_profiles={
+            str(model): [parse(MigProfileSeen, one) for one in profiles] for model, profiles in kept["mig_profiles"].items()
+        },
+    )

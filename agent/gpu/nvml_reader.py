@@ -1,0 +1,340 @@
+"""Real GPUs, read by the NVML process: the agent's side, which never waits longer than a deadline and never kills that process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from agent.gpu import conditions, kernel_log, mig
+from agent.gpu.known_hardware import HardwareCache, with_lost_gpus
+from agent.gpu.mig import ReshapeOutcome
+from agent.gpu.reader import GpuInventory, GpuProcess, GpuReadError, HardwareEvent, UnitUse
+from agent.host.state import boot_id
+from agent.protocol import GeometryPart, GpuSeen, MigProfileSeen, SampleRow, parse
+
+__all__ = ["GpuReadError", "NvmlGpuReader"]
+
+log = logging.getLogger("agent.gpu.nvml")
+
+CALL_TIMEOUT_SECONDS = 10.0
+START_TIMEOUT_SECONDS = 60.0  # without the persistence daemon the driver loads at the first call
+KNOWN_HARDWARE_TIMEOUT_SECONDS = 5.0  # at the start, where the hardware is known: what runs waits for an agent that renews its lease
+UNREADABLE_AFTER_SECONDS = 20.0  # without any answer, though the driver does not hang: then it is an event
+MAX_ANSWER_BYTES = 1 << 22
+CLOSE_SECONDS = 2.0
+CONDITIONS_SECONDS = 5.0
+STORM_CONDITIONS_SECONDS = 15.0  # where each look brings events
+RESTART_SECONDS = 10.0  # a driver that is broken is not asked all the time
+
+
+class NvmlGpuReader:
+    """Asks the NVML process. While an answer is overdue everything is unknown, and nothing more is asked."""
+
+    simulated = False
+
+    def __init__(self, deadline_seconds: float = CALL_TIMEOUT_SECONDS, kept: Path | None = None) -> None:
+        """``kept``: the file in which the inventory is kept for the next agent."""
+        self._deadline = deadline_seconds
+        self._known = HardwareCache(kept)
+        self._lost: dict[str, str] = {}  # by GPU that the inventory has and NVML can't read: why
+        # Not asyncio's own: that kills its children when the loop ends.
+        self._process: subprocess.Popen[bytes] | None = None
+        self._answers: asyncio.StreamReader | None = None
+        self._number = 0
+        self._overdue = 0  # the question whose answer did not come
+        self._asked = ""  # the last question
+        self._asked_at = 0.0  # by the clock of time.monotonic
+        self._late_events: list[dict[str, Any]] = []  # of answers that came when nobody waited for them any more
+        self._asking = asyncio.Lock()
+        self._gpus: list[GpuSeen] = []
+        self._gpu_of: dict[str, str] = {}  # by unit
+        self._processes: list[GpuProcess] = []
+        self._conditions: dict[str, conditions.Condition] = {}
+        self._conditions_at = -CONDITIONS_SECONDS
+        self._silent_since: float | None = None  # since its last answer nothing could be read
+        self._silence_told = False
+        self._boot = boot_id()
+        self._started_at = -RESTART_SECONDS
+        self._has_answered = False
+        self._matched: set[int] = set()  # records of the kernel's log that events were made of
+        self._reshaping = False  # the process is busy with that, for up to minutes
+
+    async def hardware(self) -> GpuInventory:
+        known = self._known.hardware
+        deadline = START_TIMEOUT_SECONDS
+        if known is not None:  # it can be asked once more: nobody waits for long
+            deadline = self._deadline if self._has_answered else KNOWN_HARDWARE_TIMEOUT_SECONDS
+        answer = await self._ask("hardware", deadline)
+        gpus = [parse(GpuSeen, gpu) for gpu in answer["gpus"]]
+        versions = answer["driver_version"], answer["cuda_version"]
+        offers = {
+            model: [parse(MigProfileSeen, one) for one in profiles] for model, profiles in answer["mig_profiles"].items()
+        }
+        read = GpuInventory(gpus, versions[0], answer["notes"], answer["devices"], versions[1], offers)
+        found = with_lost_gpus(read, answer["unread"], known)
+        if answer["unread"] and not found.gpus:
+            raise GpuReadError(answer["unread"][0]["why"])
+        self._accept(found)
+        self._known.keep(found)
+        return found
+
+    def last_known(self, problem: str) -> GpuInventory | None:
+        found = self._known.without_nvml(problem)
+        if found is not None:
+            self._accept(found)
+        return found
+
+    def _accept(self, hardware: GpuInventory) -> None:
+        self._gpus, self._lost = hardware.gpus, hardware.lost
+        self._gpu_of = {unit.uuid: gpu.uuid for gpu in hardware.gpus for unit in gpu.units}
+
+    async def sample(self, uses: dict[str, UnitUse], now: float) -> list[SampleRow]:
+        try:
+            answer = await self._read("sample")
+        except GpuReadError as problem:
+            log.warning("GPUs are not read: %s", problem)
+            answer = [{"unit": unit, "pids": None} for unit in self._gpu_of]
+        self._processes = self._of(answer)
+        return [_sample_row(reading, uses.get(reading["unit"]), now) for reading in answer]
+
+    async def occupancy(self, now: float) -> tuple[list[SampleRow], list[GpuProcess]]:
+        answer = await self._read("occupancy")
+        return [_sample_row(reading, None, now) for reading in answer], self._of(answer)
+
+    async def _read(self, what: str) -> list[dict[str, Any]]:
+        """Readings by unit."""
+        if self._reshaping:
+            raise GpuReadError("a GPU is being split otherwise")
+        answer: list[dict[str, Any]] = await self._ask(what, self._deadline)
+        return answer
+
+    def _of(self, answer: list[dict[str, Any]]) -> list[GpuProcess]:
+        return [
+            GpuProcess(self._gpu_of[reading["unit"]], reading["unit"], pid, memory)
+            for reading in answer
+            if reading["unit"] in self._gpu_of
+            for pid, memory in reading["pids"] or ()
+        ]
+
+    def processes(self) -> list[GpuProcess]:
+        return self._processes
+
+    async def earlier(self, now: float) -> list[HardwareEvent]:
+        """XIDs of the kernel's log: the driver keeps none for who watches later."""
+        found = []
+        for xid in await asyncio.to_thread(kernel_log.read_xids):
+            gpu = self._gpu_at(xid.pci)
+            if gpu is not None and xid.ts <= now:
+                self._matched.add(xid.number)
+                found.append(HardwareEvent(self._name(xid), gpu, "kernel log", f"xid:{xid.code}", xid.ts, xid.detail))
+        return found
+
+    def _gpu_at(self, pci: str) -> str | None:
+        return next((gpu.uuid for gpu in self._gpus if kernel_log.same_device(pci, gpu.pci_bus_id)), None)
+
+    def _name(self, xid: kernel_log.XidRecord) -> str:
+        """The id of what this record of the kernel's log says: the same for each agent of this boot, whatever the clock says."""
+        return uuid.uuid5(conditions.EVENT_ID_NAMESPACE, f"{self._boot}/kernel log/{xid.number}").hex
+
+    async def _named(self, answer: list[dict[str, Any]], now: float) -> list[HardwareEvent]:
+        """The driver's events, each with the id of its record in the kernel's log where that is found: the next agent reads the
+        record, and knows then that it was told."""
+        logged = await asyncio.to_thread(kernel_log.read_xids) if answer else []
+        found = []
+        for event in answer:
+            record = next(
+                (
+                    xid
+                    for xid in logged
+                    if xid.number not in self._matched
+                    and (self._gpu_at(xid.pci), f"xid:{xid.code}") == (event["gpu"], event["code"])
+                ),
+                None,
+            )
+            if record is not None:
+                self._matched.add(record.number)
+            name = self._name(record) if record is not None else uuid.uuid4().hex
+            found.append(HardwareEvent(name, event["gpu"], "xid", event["code"], now))
+        return found
+
+    async def events(self, now: float) -> list[HardwareEvent]:
+        if self._reshaping:
+            return []  # the driver keeps them until it is asked
+        answer: list[dict[str, Any]] = []
+        problem = ""
+        try:
+            answer = await self._ask("events", self._deadline)
+        except GpuReadError as error:
+            problem = str(error)
+        # The driver tells each event once: what an overdue answer brought is told also where this one does not come.
+        late, self._late_events = self._late_events, []
+        found = await self._named([*late, *answer], now)
+        if problem:
+            return found + self._silence(problem, now)
+        if found and time.monotonic() - self._conditions_at < STORM_CONDITIONS_SECONDS:
+            return found  # told before more is asked: a GPU that has just failed may not answer
+        try:
+            found += await self._changed_conditions(now)
+        except GpuReadError as error:
+            return found + self._silence(str(error), now)
+        return found
+
+    async def conditions(self) -> dict[str, conditions.Condition]:
+        """By GPU: what can be wrong with it without an event, as it is now. Raises GpuReadError."""
+        if self._reshaping:
+            raise GpuReadError("a GPU is being split otherwise")
+        answer: dict[str, conditions.Condition] = await self._ask("conditions", self._deadline)
+        return {**{gpu: {"lost": True, "why": why} for gpu, why in self._lost.items()}, **answer}
+
+    async def _changed_conditions(self, now: float) -> list[HardwareEvent]:
+        if time.monotonic() - self._conditions_at < CONDITIONS_SECONDS:
+            return []
+        self._conditions_at = time.monotonic()
+        found = []
+        for gpu, condition in (await self.conditions()).items():
+            found += conditions.worsened_conditions(gpu, self._conditions.get(gpu), condition, boot=self._boot, now=now)
+            self._conditions[gpu] = condition
+        return found
+
+    def _silence(self, problem: str, now: float) -> list[HardwareEvent]:
+        """Once, when the driver hangs, or when for a while nothing else brought an answer: an NVML that can't be started, say."""
+        silent_since = self._silent_since
+        if self._silence_told or silent_since is None:
+            return []
+        at = time.monotonic()
+        if self._overdue:
+            code, due = "nvml:hung", self._asked_at + (self._deadline if self._has_answered else START_TIMEOUT_SECONDS)
+        else:
+            code, due = "nvml:unreadable", silent_since + UNREADABLE_AFTER_SECONDS
+        if at < due:
+            return []
+        self._silence_told = True
+        return [HardwareEvent(uuid.uuid4().hex, "", "nvml", code, now, problem)]
+
+    async def reshape(
+        self, gpu: str, parts: Sequence[GeometryPart], before: Sequence[str] | None, locks_folder: Path, deadline: float
+    ) -> ReshapeOutcome | None:
+        """In the NVML process, which holds the driver open: another one would find the GPU in use."""
+        self._reshaping = True
+        try:
+            answer = await self._ask("reshape", deadline, mig.request_to_json(locks_folder, gpu, parts, before))
+        finally:
+            self._reshaping = False
+        return None if answer is None else ReshapeOutcome(**answer)
+
+    async def close(self) -> None:
+        """End of questions: the process leaves NVML by itself. One that hangs in the driver is left alone."""
+        if self._process is None or self._process.stdin is None:
+            return
+        self._process.stdin.close()
+        until = time.monotonic() + CLOSE_SECONDS
+        while self._process.poll() is None and time.monotonic() < until:
+            await asyncio.sleep(0.02)
+
+    async def _ask(self, what: str, deadline: float, about: Any = None) -> Any:
+        """The answer. Raises GpuReadError."""
+        try:
+            answer = await self._put(what, deadline, about)
+        except GpuReadError:
+            if self._silent_since is None:
+                self._silent_since = time.monotonic()
+            raise
+        self._silent_since, self._silence_told = None, False
+        return answer
+
+    async def _put(self, what: str, deadline: float, about: Any) -> Any:
+        async with self._asking:
+            if self._process is None or self._process.poll() is not None:
+                if not self._has_answered and time.monotonic() - self._started_at < RESTART_SECONDS:
+                    raise GpuReadError("the NVML process ended before its first answer")
+                await self._start()
+            if self._overdue:
+                late = await self._read_until(self._overdue, 0.01)
+                if self._asked == "events":  # nothing was asked since
+                    self._late_events += late
+            assert self._process is not None and self._process.stdin is not None and self._answers is not None
+            if self._answers.at_eof():
+                raise GpuReadError("the NVML process has nothing more to say and does not end")
+            self._number += 1
+            self._asked, self._asked_at = what, time.monotonic()
+            try:
+                self._process.stdin.write(json.dumps({"id": self._number, "ask": what, "about": about}).encode() + b"\n")
+                self._process.stdin.flush()
+            except OSError as error:
+                raise GpuReadError(f"the NVML process ended ({error})") from None
+            return await self._read_until(self._number, deadline)
+
+    async def _start(self) -> None:
+        self._overdue = 0
+        self._has_answered = False
+        self._started_at = time.monotonic()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "agent.gpu.nvml"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
+        answers = asyncio.StreamReader(limit=MAX_ANSWER_BYTES)
+        protocol = asyncio.StreamReaderProtocol(answers)
+        await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, self._process.stdout)
+        self._answers = answers
+
+    async def _read_until(self, number: int, deadline: float) -> Any:
+        """The answer to question ``number``. Raises GpuReadError."""
+        assert self._process is not None and self._answers is not None
+        try:
+            async with asyncio.timeout(deadline):
+                while True:
+                    try:
+                        line = await self._answers.readline()
+                    except ValueError:
+                        continue  # longer than any answer: what has come of it is passed over
+                    if not line:
+                        raise GpuReadError("the NVML process ended")  # or hangs in the driver on its way out: nobody waits for it
+                    answer = _parse_answer(line)
+                    if answer["id"] == 0:
+                        raise GpuReadError(answer["error"])
+                    if answer["id"] == number:
+                        break
+        except TimeoutError:
+            self._overdue = number
+            raise GpuReadError(f"NVML did not answer within {deadline:g} s") from None
+        self._overdue = 0
+        if "error" in answer:
+            raise GpuReadError(answer["error"])
+        self._has_answered = True
+        return answer["answer"]
+
+
+def _parse_answer(line: bytes) -> dict[str, Any]:
+    """What the process says. A line that a library printed is none, and answers no question."""
+    try:
+        answer = json.loads(line)
+    except (ValueError, RecursionError):
+        answer = None
+    if isinstance(answer, dict) and isinstance(answer.get("id"), int):
+        return answer
+    log.warning("the NVML process printed what is no answer: %r", line[:200])
+    return {"id": -1}
+
+
+def _sample_row(reading: dict[str, Any], use: UnitUse | None, now: float) -> SampleRow:
+    """A reading with what the host knows: who holds the unit, and which of its processes belong to nobody."""
+    pids = reading["pids"]
+    stray = None
+    if pids is not None:
+        own = use.pids if use is not None else frozenset()
+        stray = sum(1 for pid, _ in pids if pid not in own)
+    readings = {key: value for key, value in reading.items() if value is not None and key != "pids"}
+    return SampleRow(
+        ts=now,
+        run=use.run if use is not None else None,
+        processes=len(pids) if pids is not None else None,
+        stray_processes=stray,
+        **readings,
+    )

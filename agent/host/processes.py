@@ -1,0 +1,101 @@
+"""What runs on this host, read from /proc in one pass."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    pid: int
+    parent: int
+    name: str
+    start_ticks: int  # since boot: with the boot id it tells one process from a later one with the same pid
+    cpu_seconds: float  # of it and of its children that ended and were waited for
+
+
+def read_process(pid: int | str) -> Process | None:
+    """One living process, or None."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes().decode("utf-8", "replace")
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None  # the last where /proc hides what is not ours (hidepid)
+    name = text[text.index("(") + 1 : text.rindex(")")]
+    fields = text[text.rindex(")") + 2 :].split()
+    if fields[0] in "ZX" and int(fields[17]) <= 1:  # else only its first thread has ended, and the others go on
+        return None
+    cpu = sum(int(field) for field in fields[11:15]) / TICKS_PER_SECOND
+    return Process(int(pid), int(fields[1]), name, int(fields[19]), cpu)
+
+
+def scan() -> dict[int, Process]:
+    """Every living process by pid."""
+    found = (read_process(entry) for entry in os.listdir("/proc") if entry.isdigit())
+    return {process.pid: process for process in found if process is not None}
+
+
+def user_ids() -> set[int]:
+    """The numbers of the users that have a process here."""
+    found = set()
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        number = user_id_of(int(entry))
+        if number is not None:
+            found.add(number)
+    return found
+
+
+def user_id_of(pid: int) -> int | None:
+    """The number of the user who a process really is, whatever a program with other rights lets it act as. None: it is gone."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return int(status.split("\nUid:", 1)[1].split()[0])
+
+
+def descendants(everything: dict[int, Process], root: int) -> list[Process]:
+    """The processes below ``root``, without it."""
+    children: dict[int, list[Process]] = {}
+    for process in everything.values():
+        children.setdefault(process.parent, []).append(process)
+    found: list[Process] = []
+    waiting = [root]
+    while waiting:
+        for child in children.get(waiting.pop(), ()):
+            found.append(child)
+            waiting.append(child.pid)
+    return found
+
+
+def environment_entries(pid: int) -> list[bytes]:
+    """Everything in the environment that the process was started with, NAME=VALUE; [] where there is none or it can't be read.
+    Where its first thread has ended, only the others still have it."""
+    try:
+        threads = sorted(os.listdir(f"/proc/{pid}/task"), key=int)
+    except OSError:
+        return []
+    for thread in threads:
+        try:
+            found = Path(f"/proc/{pid}/task/{thread}/environ").read_bytes()
+        except OSError:
+            continue  # it has ended, or is not ours to read
+        if found:
+            return found.split(b"\0")
+    return []
+
+
+def environment_value(pid: int, name: str) -> str | None:
+    """A variable of that environment, or None."""
+    start = f"{name}=".encode()
+    values = (entry[len(start) :] for entry in environment_entries(pid) if entry.startswith(start))
+    return next((value.decode("utf-8", "replace") for value in values), None)
+
+
+def is_alive(pid: int, start_ticks: int) -> bool:
+    """Whether this very process lives: not another one that was given its pid later."""
+    process = read_process(pid)
+    return process is not None and process.start_ticks == start_ticks

@@ -1,0 +1,445 @@
+"""What workloads reach on the network, and what they never do: the cloud's metadata address, the host's own services, each other.
+
+private    a loopback of its own, made by the sandbox: nothing is reached at all
+internet   a network name space per run, joined to the host's by a pair of interfaces: it may go out, through the host's address.
+           Not reached: metadata addresses, any service of the host, other runs, and private networks but those that the operator
+           names. Nobody reaches the run. Needs root, ip and nft. For it the host has to forward; where it did not before, it
+           forwards nothing else.
+host       the host's network, which gangs over several hosts need. With root, nft and a user per team the metadata addresses and
+           whatever listens on the host as another user are closed to the teams' users; else the host's page says they are open.
+
+Rules are nftables' (man nft), in a table of this agent's own that is replaced as a whole when the agent starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import ipaddress
+import logging
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agent.host import processes
+from agent.host.state import boot_id, read_json, write_json
+from agent.isolation.team_users import UidRange
+
+log = logging.getLogger("agent.isolation.workload_network")
+
+NETWORK_MODES = ("private", "internet", "host")
+# Where clouds tell a machine its secrets. 169.254.169.254: AWS, Google, Azure, OpenStack, Oracle; 169.254.170.2 and .23: AWS tasks;
+# 168.63.129.16: Azure; 100.100.100.200: Alibaba; fd00:ec2::254: AWS; fd20:ce::254: Google. Each from that cloud's documentation.
+METADATA_NETWORKS = ("169.254.0.0/16", "168.63.129.16", "100.100.100.200")
+METADATA_ADDRESSES_IPV6 = ("fd00:ec2::254", "fd00:ec2::23", "fd20:ce::254", "fe80::a9fe:a9fe")
+# Not of the internet: RFC 1918, RFC 6598 (providers' own), RFC 3927 (one link), RFC 5771 (multicast), RFC 1112 (reserved).
+PRIVATE_NETWORKS = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16", "224.0.0.0/4", "240.0.0.0/4")
+IP_FORWARD_FILE = Path("/proc/sys/net/ipv4/ip_forward")
+FORWARDING_RECORD = "forwarding.json"  # in the state folder: the boot of the host in which it did not forward before an agent came
+WORKLOAD_NETWORK_PREFIX = "10.213"  # of the pairs of interfaces, /30 each
+VETH_PAIR_COUNT = 1 << 14
+RULE_CHECK_SECONDS = 1.0
+COMMAND_TIMEOUT_SECONDS = 20
+NETNS_FOLDER = Path("/run/netns")
+TCP_LISTEN_STATE = "0A"  # a TCP socket's state in /proc/net/tcp; a bound UDP socket has 07
+ANY_4, ANY_6 = "0.0.0.0", "::"  # of who listens on every address
+LISTENER_TABLES = (("tcp", TCP_LISTEN_STATE), ("tcp6", TCP_LISTEN_STATE), ("udp", "07"), ("udp6", "07"))
+
+
+ListeningSocket = tuple[int, str, str, int]  # user, tcp or udp, address, port
+
+
+class NetworkSetupError(OSError):
+    """A run's network could not be made: says why."""
+
+
+@dataclass
+class WorkloadNetwork:
+    """The network of this host's workloads. ``mode`` is what holds, ``notes`` what is open that should not be."""
+
+    mode: str
+    key: str  # of this agent's table and interfaces
+    notes: list[str] = field(default_factory=list)
+    can_close_ports: bool = False  # whether what listens on the host is closed to the users of teams
+    _rules: str = ""  # of its table, without what is closed now
+    _users: set[int] = field(default_factory=set)
+    _closed: set[ListeningSocket] = field(default_factory=set)
+    _changing: threading.Lock = field(default_factory=threading.Lock)
+    _left: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
+    _leaving: threading.Thread | None = None
+
+    def enter(self, mark: str) -> str:
+        """Make the run's network; gives the name space the shim has to enter, '' where there is none. Raises NetworkSetupError."""
+        if self.mode != "internet":
+            return ""
+        name = self._space(mark)
+        if not (NETNS_FOLDER / name).exists():
+            self._join(name)
+        return str(NETNS_FOLDER / name)
+
+    def leave(self, mark: str) -> None:
+        """Remove the run's network once nothing of it is left."""
+        if self.mode == "internet" and (NETNS_FOLDER / self._space(mark)).exists():
+            problem = _run_command("ip", "netns", "delete", self._space(mark))  # its interfaces go with it
+            if problem:
+                log.warning("the network of a run could not be removed: %s", problem)
+
+    def leave_in_background(self, mark: str) -> None:
+        """Like ``leave``; nobody waits for the program that does it. One after the other, and again by the next agent where this
+        one ends first: it finds the run as ended."""
+        if self.mode != "internet":
+            return
+        self._left.put(mark)
+        if self._leaving is None:
+            leaving = threading.Thread(target=self._leave_queued, daemon=True, name="networks of ended runs")
+            try:
+                leaving.start()
+            except RuntimeError as error:  # no thread is to be had: with the next one that ends
+                log.warning("the network of a run is not removed yet: %s", error)
+                return
+            self._leaving = leaving
+
+    def _leave_queued(self) -> None:
+        while True:
+            self.leave(self._left.get())
+
+    def admit_user(self, user: int | None) -> None:
+        """Close to this team's user what others listen on, before its first process starts. Raises NetworkSetupError."""
+        if user is None or not self.can_close_ports:
+            return
+        self._users.add(user)
+        problem = self.close_ports()
+        if problem:
+            raise NetworkSetupError(0, f"ports of the host could not be closed to it: {problem}")
+
+    def close_ports(self) -> str:
+        """Make the closed ports those that somebody else listens on now; why that did not work, or ''.
+
+        What begins to listen later is closed within a second.
+        """
+        with self._changing:
+            closed = ports_to_close(self._users, list(listening_sockets()))
+            commands = [
+                f"{verb} element inet {self._table} {_nft_set_name(each)} {{ {_nft_element(each)} }}"
+                for verb, which in (("delete", self._closed - closed), ("add", closed - self._closed))
+                for each in sorted(which)
+            ]
+            if not commands:
+                return ""
+            if not _run_command("nft", "-f", "-", given="\n".join(commands) + "\n"):
+                self._closed = closed
+                return ""
+            return self._install(closed)  # what is closed now is no longer known, so all of it is said anew
+
+    def watch(self) -> None:
+        """Keep the rules there, and the closed ports up to date, from now on."""
+        if self._rules:
+            threading.Thread(target=self._watch, daemon=True, name="network").start()
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(RULE_CHECK_SECONDS)
+            try:
+                problem = self._restore() or (self.close_ports() if self.can_close_ports else "")
+            except Exception as error:  # noqa: BLE001 - whatever it is: without this look ports would stay open
+                problem = str(error)
+            if problem:
+                log.error("what workloads may not reach could not be closed to them: %s", problem)
+
+    def _restore(self) -> str:
+        """Set the rules again if somebody took them away, as a packet filter does that loads its own and flushes all others."""
+        if f"table inet {self._table}" in _command_output("nft", "list", "tables").splitlines():
+            return ""
+        with self._changing:
+            problem = self._install(ports_to_close(self._users, list(listening_sockets())) if self.can_close_ports else set())
+        if not problem:
+            log.warning("somebody took away the rules of the workloads' network; they are set again")
+        return problem
+
+    def install(self, rules: str, users: Iterable[int] = ()) -> str:
+        """Begin with these rules, in place of what an agent before this one left; why that did not work, or ''.
+
+        ``users`` are those whose workloads run already: to them the ports stay closed.
+        """
+        self._rules, self._users = rules, set(users)
+        problem = self._install(ports_to_close(self._users, list(listening_sockets())))
+        if problem:
+            self._rules = ""
+        return problem
+
+    def _install(self, closed: set[ListeningSocket]) -> str:
+        """Replace the table as a whole, so that there is no moment without it; why that did not work, or ''."""
+        table = f"inet {self._table}"
+        elements = [f"add element {table} {_nft_set_name(each)} {{ {_nft_element(each)} }}" for each in sorted(closed)]
+        text = [f"table {table}", f"delete table {table}", f"table {table} {{\n{self._rules}\n}}", *elements]
+        problem = _run_command("nft", "-f", "-", given="\n".join(text) + "\n")
+        if not problem:
+            self._closed = closed
+        return problem
+
+    @property
+    def _table(self) -> str:
+        return f"gpupool_{self.key}"
+
+    def _space(self, mark: str) -> str:
+        return f"gpupool-{mark}"
+
+    def _join(self, name: str) -> None:
+        outside, inside = f"gpn{self.key}{name[-6:]}", f"gpi{self.key}{name[-6:]}"
+        taken = _command_output("ip", "-o", "-4", "addr", "show")
+        number = next(
+            each % VETH_PAIR_COUNT
+            for each in range(int(hashlib.sha256(name.encode()).hexdigest()[:8], 16), 1 << 62)
+            if f" {_pair_address(each % VETH_PAIR_COUNT, 1)}/" not in taken
+        )
+        here, there = _pair_address(number, 1), _pair_address(number, 2)
+        commands = (
+            ("netns", "add", name),
+            ("link", "add", outside, "type", "veth", "peer", "name", inside, "netns", name),
+            ("addr", "add", f"{here}/30", "dev", outside),
+            ("link", "set", outside, "up"),
+            ("-n", name, "link", "set", "lo", "up"),
+            ("-n", name, "link", "set", inside, "name", "eth0"),
+            ("-n", name, "addr", "add", f"{there}/30", "dev", "eth0"),
+            ("-n", name, "link", "set", "eth0", "up"),
+            ("-n", name, "route", "add", "default", "via", here),
+        )
+        for command in commands:
+            problem = _run_command("ip", *command)
+            if problem:
+                _run_command("ip", "netns", "delete", name)
+                raise NetworkSetupError(0, f"no network for the run: {problem}")
+
+
+def network_key(folder: Path) -> str:
+    """What tells the tables and interfaces of the agent with this state folder from those of others on the host."""
+    return hashlib.sha256(str(folder).encode()).hexdigest()[:4]
+
+
+def open_network(wanted: str, folder: Path, numbers: UidRange | None, reach: Sequence[str] = ()) -> WorkloadNetwork:
+    """The network of the workloads of the agent whose state is in ``folder``, as far as this host can make it. ``reach``: private
+    networks that those with a network of their own may reach, as ``checked_private_network`` gives them.
+
+    Raises RuntimeError when ``internet`` is wanted and can't be had: falling back would open or close what nobody asked for.
+    """
+    network = WorkloadNetwork(wanted, network_key(folder))
+    if wanted == "private":
+        return network
+    lacking = _missing_requirement()
+    if wanted == "internet":
+        problem = lacking or _enable_forwarding_rules(network, folder, reach)
+        if problem:
+            raise RuntimeError(f"--network: internet needs root, ip and nft, and does not work here: {problem}")
+        network.notes.append(
+            "Workloads reach the internet, but no service of this host, no other workload, no metadata address, and "
+            f"{'of private networks ' + ', '.join(reach) + ' alone' if reach else 'no private network'}."
+        )
+        network.notes += _resolver_notes()
+        return network
+    reach = "Workloads use the host's network, as this agent was started: they reach the internet, and other hosts reach them"
+    problem = lacking or (
+        "there is no user id per team"
+        if numbers is None
+        else network.install(_host_rules(numbers), filter(numbers.__contains__, processes.user_ids()))
+    )
+    if problem:
+        network.notes.append(
+            f"{reach}. They also reach the cloud's metadata address and whatever listens on the host, other workloads "
+            f"included ({problem})."
+        )
+        return network
+    network.can_close_ports = True
+    network.notes.append(
+        f"{reach}. Metadata addresses, and ports on which others of this host listen, are closed to them."
+    )
+    return network
+
+
+def _missing_requirement() -> str:
+    if os.geteuid() != 0:
+        return "the agent is not root"
+    missing = [name for name in ("ip", "nft") if shutil.which(name, path=_search_path()) is None]
+    return f"{' and '.join(missing)} not installed" if missing else ""
+
+
+def checked_private_network(text: str) -> str:
+    """A network of IPv4 as ``--reach`` names it. Raises ValueError."""
+    return str(ipaddress.IPv4Network(text))
+
+
+def _enable_forwarding_rules(network: WorkloadNetwork, folder: Path, reach: Sequence[str]) -> str:
+    """Have the host forward what workloads send, and what it forwarded before; why that does not work, or ''."""
+    try:
+        alone = not _was_forwarding_before(folder)
+        return network.install(_internet_rules(network, reach, alone=alone)) or _enable_ip_forward()
+    except OSError as error:
+        return str(error)
+
+
+def _was_forwarding_before(folder: Path) -> bool:
+    """Whether this host forwards without any agent. Kept until the next boot, since an agent that starts again finds it on."""
+    record = folder / FORWARDING_RECORD
+    if IP_FORWARD_FILE.read_text().strip() == "0":
+        write_json(record, {"boot_id": boot_id()})
+    return (read_json(record) or {}).get("boot_id") != boot_id()
+
+
+def _internet_rules(network: WorkloadNetwork, reach: Sequence[str], *, alone: bool) -> str:
+    """``alone``: nothing else of the host is forwarded."""
+    ours, anybodys = f'"gpn{network.key}*"', '"gpn*"'
+    names = [each for each in _name_servers() if ":" not in each]
+    ask = f"iifname {ours} ip daddr {{ {', '.join(names)} }} meta l4proto {{ tcp, udp }} th dport 53 accept" if names else ""
+    apart = [str(each) for each in ipaddress.collapse_addresses(map(ipaddress.IPv4Network, reach))]  # nft takes no overlaps
+    named = f"iifname {ours} ip daddr {{ {', '.join(apart)} }} accept" if apart else ""
+    rest = f"meta nfproto ipv4 iifname != {anybodys} oifname != {anybodys} drop" if alone else ""
+    return f"""
+  chain input {{ type filter hook input priority -10; iifname {ours} drop; }}
+  chain forward {{ type filter hook forward priority -10;
+    iifname {ours} meta nfproto ipv6 drop
+    iifname {ours} ip daddr {{ {", ".join(METADATA_NETWORKS)}, 127.0.0.0/8, {WORKLOAD_NETWORK_PREFIX}.0.0/16 }} reject
+    {ask}
+    {named}
+    iifname {ours} ip daddr {{ {", ".join(PRIVATE_NETWORKS)} }} reject
+    oifname {ours} ct state established,related accept
+    oifname {ours} drop
+    {rest}
+  }}
+  chain nat {{ type nat hook postrouting priority 100; ip saddr {WORKLOAD_NETWORK_PREFIX}.0.0/16 oifname != {ours} masquerade; }}"""
+
+
+def _host_rules(numbers: UidRange) -> str:
+    users = f"{numbers.first}-{numbers.last}"
+    return f"""
+  set closed_4 {{ type uid . inet_proto . ipv4_addr . inet_service; }}
+  set closed_6 {{ type uid . inet_proto . ipv6_addr . inet_service; }}
+  set closed_any_4 {{ type uid . inet_proto . inet_service; }}
+  set closed_any_6 {{ type uid . inet_proto . inet_service; }}
+  chain output {{ type filter hook output priority -10;
+    meta skuid {users} ip daddr {{ {", ".join(METADATA_NETWORKS)} }} reject
+    meta skuid {users} ip6 daddr {{ {", ".join(METADATA_ADDRESSES_IPV6)} }} reject
+    oifname "lo" meta skuid . meta l4proto . ip daddr . th dport @closed_4 reject
+    oifname "lo" meta skuid . meta l4proto . ip6 daddr . th dport @closed_6 reject
+    oifname "lo" meta nfproto ipv4 meta skuid . meta l4proto . th dport @closed_any_4 reject
+    oifname "lo" meta nfproto ipv6 meta skuid . meta l4proto . th dport @closed_any_6 reject
+  }}"""
+
+
+def _enable_ip_forward() -> str:
+    try:
+        IP_FORWARD_FILE.write_text("1")
+    except OSError as error:
+        return f"forwarding can't be switched on: {error.strerror}"
+    return ""
+
+
+def _name_servers() -> list[str]:
+    """Addresses of the host's name servers, those that are none left out."""
+    try:
+        lines = Path("/etc/resolv.conf").read_text().splitlines()
+    except OSError:
+        return []
+    named = [line.split()[1] for line in lines if line.startswith("nameserver") and len(line.split()) > 1]
+    found = []
+    for each in named:
+        with contextlib.suppress(ValueError):
+            found.append(str(ipaddress.ip_address(each)))
+    return list(dict.fromkeys(found))
+
+
+def _resolver_notes() -> list[str]:
+    closed = [ipaddress.ip_network(each) for each in ("127.0.0.0/8", *METADATA_NETWORKS)]
+    servers = [ipaddress.ip_address(each) for each in _name_servers()]
+    if servers and all(each.version == 6 or any(each in network for network in closed) for each in servers):
+        return [
+            "Names can't be looked up by workloads: they reach none of this host's name servers (on its loopback, at a metadata "
+            "address, or over IPv6)."
+        ]
+    return []
+
+
+def _pair_address(number: int, which: int) -> str:
+    value = number * 4 + which
+    return f"{WORKLOAD_NETWORK_PREFIX}.{value >> 8}.{value & 255}"
+
+
+def listening_sockets() -> Iterable[ListeningSocket]:
+    """Every socket of this network that takes what others send."""
+    for name, state in LISTENER_TABLES:
+        try:
+            lines = Path(f"/proc/self/net/{name}").read_text().splitlines()[1:]
+        except OSError:
+            continue  # no IPv6 here
+        for line in lines:
+            fields = line.split()
+            if fields[3] == state:
+                address, port = fields[1].rsplit(":", 1)
+                yield int(fields[7]), name.removesuffix("6"), _parse_proc_address(address), int(port, 16)
+
+
+def ports_to_close(users: Iterable[int], listening: list[ListeningSocket]) -> set[ListeningSocket]:
+    """For each user the places on which somebody else listens, and not the user too.
+
+    By address: a port is not open to a user who listens on it at another address, nor closed to who listens there first.
+    """
+    own = set(listening)
+    closed = set()
+    for user in users:
+        for owner, kind, address, port in own:
+            if owner == user:
+                continue
+            closed.add((user, kind, address, port))
+            # Who listens on all of IPv6 may do so on all of IPv4; but not where the user has that port of IPv4.
+            has = {each for who, what, each, which in own if (who, what, which) == (user, kind, port)}
+            if address == ANY_6 and not any(":" not in each for each in has):
+                closed.add((user, kind, ANY_4, port))
+    return closed - own
+
+
+def _parse_proc_address(text: str) -> str:
+    """An address as /proc writes it: words of 32 bits in the order of this machine."""
+    words = [bytes.fromhex(text[at : at + 8]) for at in range(0, len(text), 8)]
+    raw = b"".join(word[::-1] if sys.byteorder == "little" else word for word in words)
+    if len(raw) == 4:
+        return str(ipaddress.IPv4Address(raw))
+    found = ipaddress.IPv6Address(raw)
+    return str(found.ipv4_mapped or found)
+
+
+def _nft_set_name(closed: ListeningSocket) -> str:
+    address = closed[2]
+    return f"closed_{'any_' if address in (ANY_4, ANY_6) else ''}{6 if ':' in address else 4}"
+
+
+def _nft_element(closed: ListeningSocket) -> str:
+    user, kind, address, port = closed
+    place = "" if address in (ANY_4, ANY_6) else f" . {address}"
+    return f"{user} . {kind}{place} . {port}"
+
+
+def _run_command(*command: str, given: str = "") -> str:
+    """Run a program of the system; what it complains of, or ''."""
+    try:
+        done = subprocess.run(
+            command, input=given, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_SECONDS, check=False,
+            env={"PATH": _search_path()},
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[0]
+
+
+def _command_output(*command: str) -> str:
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_SECONDS, check=False, env={"PATH": _search_path()}
+    ).stdout
+
+
+def _search_path() -> str:
+    return "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"

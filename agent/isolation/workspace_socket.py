@@ -1,0 +1,31 @@
+"""Ways into a run's unix socket. The folder belongs to the workload, so nothing in it is trusted to be what its name says."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+
+class SocketMissing(Exception):
+    """There is no socket of the run's own to connect to (yet)."""
+
+
+@contextlib.contextmanager
+def socket_path(path: Path) -> Iterator[str]:
+    """A path to connect to: of the very socket that was checked, never of something a link leads to.
+
+    It goes through the open descriptor, so it is also short enough for a socket address. Raises SocketMissing.
+    """
+    try:
+        descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise SocketMissing(f"{path.name}: {error.strerror}") from None
+    try:
+        if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+            raise SocketMissing(f"{path.name} is not a socket")
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,69 @@
+"""Asks a run's notebook server whether it answers and what its kernels do, without counting as somebody's activity."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from agent.isolation.workspace_socket import SocketMissing, socket_path
+
+ANSWER_TIMEOUT_SECONDS = 5.0
+MAX_ANSWER_BYTES = 1 << 20
+
+
+async def probe_activity(socket: Path, secret: str) -> dict[str, Any] | None:
+    """The notebook's activity, or None while it does not answer.
+
+    kernels, busy (kernels that compute now), connections (browser tabs on kernels), terminals; last_activity (of the server:
+    an open page asks it every few seconds) and last_message (through a kernel or a terminal; None while there is none), in
+    seconds since the epoch.
+    """
+    try:
+        with socket_path(socket) as path:
+            connector = aiohttp.UnixConnector(path)
+            timeout = aiohttp.ClientTimeout(total=ANSWER_TIMEOUT_SECONDS)
+            headers = {"X-Gpupool-Secret": secret}
+            async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers) as session:
+                status = await _get_json(session, "status")
+                kernels = await _get_json(session, "kernels")
+                terminals = await _get_json(session, "terminals")
+    except (TimeoutError, SocketMissing, aiohttp.ClientError, OSError, ValueError, RecursionError):
+        return None
+    return _activity(status, kernels, terminals)
+
+
+async def _get_json(session: aiohttp.ClientSession, what: str) -> Any:
+    async with session.get(f"http://notebook/api/{what}?no_track_activity=1") as answer:
+        answer.raise_for_status()
+        return json.loads(await answer.content.read(MAX_ANSWER_BYTES))
+
+
+def _activity(status: Any, kernels: Any, terminals: Any) -> dict[str, Any] | None:
+    """The workload owns the server, so its answer is checked like any other input."""
+    if not isinstance(status, dict) or not isinstance(kernels, list) or not isinstance(terminals, list):
+        return None
+    listed = [kernel for kernel in kernels if isinstance(kernel, dict)]
+    shells = [terminal for terminal in terminals if isinstance(terminal, dict)]
+    return {
+        "kernels": len(listed),
+        "busy": sum(1 for kernel in listed if kernel.get("execution_state") in ("busy", "starting")),
+        "connections": sum(_count(kernel.get("connections")) for kernel in listed),
+        "terminals": len(terminals),
+        "last_activity": _seconds(status.get("last_activity")),
+        "last_message": max(filter(None, (_seconds(one.get("last_activity")) for one in [*listed, *shells])), default=None),
+    }
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31 else 0
+
+
+def _seconds(value: Any) -> float | None:
+    try:
+        return datetime.datetime.fromisoformat(str(value).replace("Z", "+00:00")).timestamp()
+    except (ValueError, OverflowError):
+        return None

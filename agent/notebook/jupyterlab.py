@@ -1,0 +1,94 @@
+"""Starts JupyterLab for one run, inside its sandbox:  gpupool_notebook.py SECRET_FILE SOCKET HOME
+
+Only what a notebook needs is loaded: the lab and the terminals. No look for extensions or news on the network.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+MAX_SOCKET_PATH = 100
+KERNEL_SOCKET_NAME_LENGTH = len("/kernel-00000000-0000-0000-0000-000000000000-ipc-99")
+# Parts of the lab's page that are switched off: one asks about news on the network, the others look for language servers
+# through an extension of the server that is not loaded here.
+DISABLED_EXTENSIONS = [
+    "@jupyterlab/apputils-extension:announcements",
+    "@jupyterlab/lsp-extension",
+    "@jupyterlab/notebook-extension:language-server",
+    "@jupyterlab/fileeditor-extension:language-server",
+]
+
+
+def _short_socket_path(socket: str) -> str:
+    """The same socket under a path that fits a socket address (outside a sandbox the real one can be too long)."""
+    if len(socket) <= MAX_SOCKET_PATH:
+        return socket
+    folder = os.open(os.path.dirname(socket), os.O_PATH | os.O_DIRECTORY)
+    return f"/proc/self/fd/{folder}/{os.path.basename(socket)}"
+
+
+def _use_ipc_kernels(config: Any) -> None:
+    """Kernels are spoken to over unix sockets in the run's own folder: what a kernel prints goes to everybody who connects to
+    its port, unencrypted and unasked, so ports would show it to whoever shares the network.
+
+    Where the folder's path does not fit a socket address (outside a sandbox it can be long) they stay on ports.
+    """
+    folder = os.path.join(os.environ.get("TMPDIR", "/tmp"), "jupyter")
+    if len(folder) + KERNEL_SOCKET_NAME_LENGTH <= MAX_SOCKET_PATH:
+        os.environ["JUPYTER_RUNTIME_DIR"] = folder
+        config.KernelManager.transport = "ipc"
+
+
+def _disable_extensions(_handler: object, page: dict[str, Any]) -> dict[str, Any]:
+    return {**page, "disabledExtensions": [*page.get("disabledExtensions", []), *DISABLED_EXTENSIONS]}
+
+
+def main(secret_file: str, socket: str, home: str) -> None:
+    """Serve until told to stop."""
+    print("starting JupyterLab", flush=True)
+    # jsonschema (4.26) uses this module, where it is there, to check that texts are IRIs; no schema of a notebook server has such a
+    # format, and building its grammar takes two thirds of the CPU of the whole start (0.9 of 1.3 s).
+    sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
+    from gpupool_identity import EdgeIdentityProvider  # type: ignore[import-not-found]  # laid out beside this file
+    from jupyter_server.serverapp import ServerApp
+    from traitlets.config import Config
+
+    EdgeIdentityProvider.secret = Path(secret_file).read_text()
+    EdgeIdentityProvider.owner = os.environ.get("USER") or "owner"
+    Path(socket).unlink(missing_ok=True)
+
+    config = Config()
+    server = config.ServerApp
+    server.identity_provider_class = EdgeIdentityProvider
+    server.sock = _short_socket_path(socket)
+    server.sock_mode = "0600"
+    server.root_dir = home
+    server.default_url = "/lab"
+    server.open_browser = False
+    server.allow_remote_access = True  # which Host may be used is the edge's decision
+    server.allow_unauthenticated_access = False
+    server.terminals_enabled = True
+    server.allow_root = True  # the sandbox's only user may be root outside; it has no powers
+    server.disable_check_xsrf = False
+    server.shutdown_no_activity_timeout = 0
+    _use_ipc_kernels(config)
+    config.IdentityProvider.token = ""
+    config.LabApp.news_url = None
+    config.LabApp.check_for_updates_class = "jupyterlab.NeverCheckForUpdate"
+    config.LabApp.extension_manager = "readonly"
+    server.tornado_settings = {"page_config_hook": _disable_extensions}
+    config.ContentsManager.allow_hidden = False
+    config.FileContentsManager.delete_to_trash = False
+    extensions = {"jupyterlab": True, "jupyter_server_terminals": True}
+    application = ServerApp.instance(config=config, jpserver_extensions=extensions)
+    os.environ["JUPYTER_NO_CONFIG"] = "1"  # a file in the home must not keep the server from starting
+    application.initialize(argv=[], find_extensions=False)
+    del os.environ["JUPYTER_NO_CONFIG"]
+    application.start()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4])

@@ -1,0 +1,47 @@
+"""What a workload says of its own load: simulated GPUs show it."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterable
+
+from agent.host import processes
+from agent.runs.local_run import LocalRun
+
+MAX_DECLARATION_BYTES = 4096
+
+
+def declared_load(run: LocalRun, pids: Iterable[int]) -> tuple[float | None, int | None]:
+    """(utilisation in per cent, memory in MiB) that the workload says of itself, each None where it says nothing.
+
+    The file counts before the environment of its processes (``pids``). The folder is the workload's: links are not followed
+    and little is read.
+    """
+    try:
+        descriptor = os.open(run.folder / "out" / "load", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return max((_load_from_environment(pid) for pid in pids), default=None, key=lambda load: load or 0.0), None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None, None
+        return _parse_declaration(os.read(descriptor, MAX_DECLARATION_BYTES).decode("utf-8", "replace"))
+    finally:
+        os.close(descriptor)
+
+
+def _load_from_environment(pid: int) -> float | None:
+    return _parse_declaration(processes.environment_value(pid, "GPUPOOL_SIMULATED_UTILISATION") or "")[0]
+
+
+def _parse_declaration(text: str) -> tuple[float | None, int | None]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None, None
+    memory = value.get("memory_mib") if isinstance(value, dict) else None
+    load = value.get("utilisation") if isinstance(value, dict) else value
+    load = float(load) if isinstance(load, (int, float)) and not isinstance(load, bool) and 0 <= load <= 100 else None
+    whole = isinstance(memory, int) and not isinstance(memory, bool) and 0 <= memory < 1 << 24
+    return load, memory if whole else None

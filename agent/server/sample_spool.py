@@ -1,0 +1,108 @@
+"""Sample batches on disk until the server has committed them: numbered from 1, written through, bounded.
+
+The newest batch's file is kept even when it is committed: it carries the number on. When the folder grows over its bound the
+oldest batches are removed, and their numbers never used again: what is lost is unknown to the server, never wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from pathlib import Path
+
+from agent.host.state import write_text
+from agent.protocol import ProtocolError, SampleBatch, SampleRow, parse
+
+MAX_SPOOL_BYTES = 64 << 20
+MIN_FILE_BYTES = 4096  # bytes that a file takes, however little is in it
+
+
+class SampleSpool:
+    """One host's batches. Numbers survive restarts."""
+
+    def __init__(self, folder: Path, largest_bytes: int = MAX_SPOOL_BYTES) -> None:
+        self._folder = folder
+        self._largest = largest_bytes
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._sizes = {int(path.stem): path.stat().st_size for path in folder.glob("[0-9]*.json")}
+        self._begun = 0  # the batch that is being written beside
+        self.committed = 0
+
+    @property
+    def last(self) -> int:
+        """The newest batch's number; 0 before the first."""
+        return max(self._sizes, default=self.committed)
+
+    def pending(self, after: int) -> list[int]:
+        """Numbers of batches above ``after`` that are not committed, in order. The server waits a while for one that is missing."""
+        return sorted(number for number in self._sizes if number > max(after, self.committed))
+
+    def add(self, rows: list[SampleRow]) -> int:
+        """Keep a new batch, on disk when this returns. Gives its number. Raises OSError when the disk is full."""
+        number = max(self.last, self.committed, self._begun) + 1
+        self._write(number, rows)
+        self._drop_oldest()
+        return number
+
+    async def add_in_thread(self, rows: list[SampleRow]) -> int:
+        """Like ``add``; the event loop goes on while the disk, which workloads keep busy, writes it through. One at a time."""
+        while True:
+            number = self._begun = max(self.last, self.committed) + 1
+            text = _batch_json(number, rows)
+            try:
+                await asyncio.to_thread(write_text, self._path(number), text)  # cut short, it goes on: so the number stays taken
+            except OSError:
+                self._begun = 0
+                raise
+            self._begun = 0
+            if number > max(self.last, self.committed):
+                break  # else the server has moved our numbers meanwhile
+        self._sizes[number] = len(text)
+        self._drop_oldest()
+        return number
+
+    def read(self, number: int) -> SampleBatch:
+        """A kept batch; one whose file was damaged comes back without rows."""
+        try:
+            return parse(SampleBatch, json.loads(self._path(number).read_text()))
+        except (OSError, ValueError, ProtocolError):
+            return SampleBatch(number, [])
+
+    def commit(self, upto: int) -> None:
+        """The server has everything up to ``upto``. A server that knows more than we ever kept (this folder was lost) moves
+        our numbers above its own."""
+        if upto > self.last:
+            self._renumber(upto)
+        self.committed = max(self.committed, upto)
+        newest = self.last
+        for number in [number for number in self._sizes if number <= upto and number != newest]:
+            self._path(number).unlink(missing_ok=True)
+            del self._sizes[number]
+
+    def _renumber(self, upto: int) -> None:
+        for place, number in enumerate(sorted(self._sizes), start=1):
+            if number > self.committed:
+                self._write(upto + place, self.read(number).rows)
+            self._path(number).unlink(missing_ok=True)
+            del self._sizes[number]
+
+    def _drop_oldest(self) -> None:
+        total = sum(max(size, MIN_FILE_BYTES) for size in self._sizes.values())
+        for number in sorted(self._sizes):
+            if total <= self._largest or number == self.last:
+                return
+            total -= max(self._sizes.pop(number), MIN_FILE_BYTES)
+            self._path(number).unlink(missing_ok=True)
+
+    def _write(self, number: int, rows: list[SampleRow]) -> None:
+        text = _batch_json(number, rows)
+        write_text(self._path(number), text)
+        self._sizes[number] = len(text)
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"{number:012d}.json"
+
+
+def _batch_json(number: int, rows: list[SampleRow]) -> str:
+    return json.dumps(dataclasses.asdict(SampleBatch(number, rows)), separators=(",", ":"))

@@ -1,0 +1,97 @@
+"""The processes of a workload: who there is, what they are sent, what they died of."""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False  # not from typing: it would double this process's memory
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def process_stat(pid: int | str) -> tuple[int, int, str, str] | None:
+    """(parent pid, start time in ticks, state letter, name) of a process, or None when it is gone. Z only where no thread is left:
+    the first one may end and leave its letter while others go on."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read().decode("utf-8", "replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    name = text[text.index("(") + 1 : text.rindex(")")]
+    fields = text[text.rindex(")") + 2 :].split()
+    return int(fields[1]), int(fields[19]), fields[0] if int(fields[17]) <= 1 else "S", name
+
+
+def descendants(root: int) -> list[tuple[int, int, str]]:
+    """[(pid, depth, name)] of every living process below ``root``. Orphans stay below it: it is their subreaper."""
+    children: dict[int, list[tuple[int, str]]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            stat = process_stat(entry)
+            if stat is not None and stat[2] not in "ZX":
+                children.setdefault(stat[0], []).append((int(entry), stat[3]))
+    found: list[tuple[int, int, str]] = []
+    level = [(root, 0)]
+    while level:
+        pid, depth = level.pop()
+        for child, name in children.get(pid, ()):
+            found.append((child, depth + 1, name))
+            level.append((child, depth + 1))
+    return found
+
+
+def ended_children() -> Iterator[tuple[int, int]]:
+    """(pid, wait status) of each child that has ended since this was asked last; never waits."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        yield pid, status
+
+
+def send_signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
+def has_signal_handler(pid: int, number: int) -> bool:
+    """Whether the process has a handler of its own for the signal: one that has none would die of it."""
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            for line in file:
+                if line.startswith("SigCgt:"):
+                    return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return False
+
+
+def out_of_memory_kills(path: str = "/proc/vmstat") -> int | None:
+    """How many processes the kernel killed for memory, or None where it does not say: of the whole host, or of the control group
+    whose memory.events (version 2) or memory.oom_control (version 1) is given."""
+    try:
+        with open(path) as file:
+            for line in file:
+                if line.startswith("oom_kill "):
+                    return int(line.split()[1])
+    except OSError:
+        return None
+    return None
+
+
+def cgroup_members(files: list[str]) -> set[int]:
+    """Pids of the processes in the control groups whose cgroup.procs are given."""
+    found: set[int] = set()
+    for name in files:
+        try:
+            with open(name) as file:
+                found.update(int(line) for line in file)
+        except OSError:
+            continue  # removed: so it is empty
+    found.discard(0)  # a process of another pid name space
+    return found

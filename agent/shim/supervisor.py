@@ -1,0 +1,438 @@
+"""One workload from its start to its end."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import select
+import signal
+import time
+from stat import S_ISREG
+
+from agent.shim import lifecycle_rules
+from agent.shim.guard import fork_guard
+from agent.shim.hook import HookRun
+from agent.shim.log_writer import LogWriter, drain_pipe
+from agent.shim.notice_server import NoticeServer
+from agent.shim.process_tree import (
+    cgroup_members,
+    descendants,
+    ended_children,
+    has_signal_handler,
+    out_of_memory_kills,
+    process_stat,
+    send_signal,
+)
+from agent.shim.run_files import boot_id, boottime, log_error, read_json, write_json
+from agent.shim.workload_entry import argv_with_environment, enter_workload
+
+TYPE_CHECKING = False  # not from typing: it would double this process's memory
+if TYPE_CHECKING:
+    from typing import Any
+
+PR_SET_CHILD_SUBREAPER = 36
+NOTICE_SERVER_TICK_SECONDS = 0.02
+TICK_SECONDS = 1.0
+LEFTOVER_GRACE_SECONDS = 2.0  # for background processes that outlive the workload's main process
+KILL_RETRY_SECONDS = 0.1
+KILL_RETRIES = 20  # then a process that can't be killed is looked at less often: each look reads all of /proc
+ACKNOWLEDGEMENT_FILE = ".done"
+
+
+class WorkloadSupervisor:
+    """One workload from its start to its end."""
+
+    def __init__(self, run_dir: str) -> None:
+        self.dir = run_dir
+        self.spec: dict[str, Any] = read_json(self.path("spec.json")) or {}
+        self.log = LogWriter(self.path("log"))
+        self.main = 0  # pid of the process that was started: the workload itself or its sandbox
+        self.main_status: int | None = None
+        self.cause = ""  # why it is being stopped: "", "stop", "lease_lost", "time_limit", "leftover"
+        self.stop_outcome = ""
+        self.stop_whatever = False
+        self.kill_at: float | None = None
+        self.killed = False
+        self.prolog_failed = False  # by itself, and not because it was called off
+        self.polls_after_kill = 0
+        self.notice_seen: tuple[int, ...] | None = None  # the acknowledgement as it stood when the notice came
+        self.noticed = False
+        self.notice: dict[str, Any] | None = None
+        self.door: NoticeServer | None = None
+        self.order_seen: dict[str, Any] = {}
+        self.began = 0.0
+        self.ends_at: float | None = None
+        self.lease_until = 0.0
+        self.lease_error_logged = False  # said once
+        self.wake = -1
+        self.pipe: int | None = None
+        self.oom_before: int | None = None
+        self.hooks: dict[str, Any] = self.spec.get("hooks", {})
+
+    def path(self, name: str) -> str:
+        return os.path.join(self.dir, name)
+
+    def run(self) -> None:
+        """Start the workload, keep it, write how it ended."""
+        self.catch_signals()
+        for own in self.spec["own_fds"]:  # that it lives, and the GPU locks: the workload gets none of them
+            os.set_inheritable(own, False)
+        me = process_stat(os.getpid())
+        guard = process_stat(os.getppid())
+        identity: dict[str, Any] = {
+            "pid": os.getpid(), "start_ticks": me[1] if me else 0, "boot_id": boot_id(),
+            "guard": {"pid": os.getppid(), "start_ticks": guard[1] if guard else 0},
+        }  # fmt: skip
+        write_json(self.path("shim.json"), identity)
+        if not self.prolog(identity):
+            return
+        self.oom_before = out_of_memory_kills()
+        self.make_notice_server()
+        if self.is_cancelled():  # whoever started this may have been held up for long in between
+            self.finish_unstarted("it was stopped, or its lease was over, before it began")
+            return
+        error = self.start()
+        if error:
+            self.finish("start_failed", None, error)
+            return
+        self.began = boottime()
+        self.limit(self.spec.get("max_runtime_seconds", 0))
+        write_json(self.path("shim.json"), {**identity, "main_pid": self.main, "started_at": time.time()})
+        self.keep()
+        outcome, code = self.outcome()
+        self.finish(outcome, code, "")
+
+    def catch_signals(self) -> None:
+        self.wake, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, signal.SIGUSR2):
+            signal.signal(number, lambda *_: None)
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_IGN)  # who wants this workload stopped tells the agent
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+    def make_notice_server(self) -> None:
+        """Without a port, or the memory for it, the workload has the file and the signal."""
+        try:
+            own_network = bool(self.spec.get("network")) or "--unshare-net" in self.spec["argv"]
+            self.door = NoticeServer(own_network, self.spec.get("user"))
+        except OSError as problem:
+            log_error(f"notice over HTTP: {problem}")
+        else:
+            self.spec["env"]["GPUPOOL_NOTICE_URL"] = self.door.url
+
+    def start(self) -> str:
+        """Fork and exec the workload. The reason when it could not be started, else ''."""
+        self.pipe, output = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self.pipe, False)
+        failed, failed_write = os.pipe2(os.O_CLOEXEC)
+        self.main = os.fork()
+        if self.main == 0:
+            try:
+                self.become_workload(output)
+            except (OSError, ValueError, TypeError) as problem:
+                os.write(failed_write, str(problem).encode()[:4000])
+            finally:
+                os._exit(127)
+        os.close(output)
+        os.close(failed_write)
+        message = os.read(failed, 4096).decode("utf-8", "replace")
+        os.close(failed)
+        if message:
+            os.waitpid(self.main, 0)
+        return message
+
+    def become_workload(self, output: int) -> None:
+        os.setsid()
+        nothing = os.open("/dev/null", os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        signal.set_wakeup_fd(-1)
+        for number in range(1, signal.NSIG):
+            if number not in (signal.SIGKILL, signal.SIGSTOP) and number < 32:
+                signal.signal(number, signal.SIG_DFL)
+        os.umask(0o077)
+        enter_workload(self.spec)
+        os.chdir(self.spec.get("cwd") or "/")
+        argv, env = self.spec["argv"], self.spec["env"]
+        if self.spec.get("launcher") == "bubblewrap":
+            argv, _ = argv_with_environment(argv, env)
+            env = {"GPUPOOL_MARK": env["GPUPOOL_MARK"]}  # by which the agent finds it
+        os.execvpe(argv[0], argv, env)
+
+    def keep(self) -> None:
+        """Until no process of the workload is left."""
+        while True:
+            waits_for: list[Any] = [self.wake, *(self.door.waits_for() if self.door is not None else [])]
+            waits_for += [self.pipe] if self.pipe is not None else []
+            readable, _, _ = select.select(waits_for, [], [], self.wait())
+            if self.wake in readable:
+                self.drain_wake()
+            self.drain_log()
+            self.reap()
+            self.obey()
+            self.serve_notice(readable)
+            self.enforce_limits()
+            if self.main_status is not None and not self.leftovers():
+                self.drain_log()
+                return
+
+    def wait(self) -> float:
+        if self.killed:
+            self.polls_after_kill += 1
+            return KILL_RETRY_SECONDS if self.polls_after_kill <= KILL_RETRIES else TICK_SECONDS
+        if self.door is not None and self.door.is_due:
+            return NOTICE_SERVER_TICK_SECONDS
+        now = boottime()
+        ends = [when for when in (self.kill_at, self.ends_at, self.lease()) if when is not None and when > now]
+        return min([TICK_SECONDS] + [when - now + 0.001 for when in ends])
+
+    def serve_notice(self, readable: list[Any]) -> None:
+        """Open the door once there is a workload to open it to, and answer who knocks."""
+        if self.door is None:
+            return
+        if self.door.is_due:
+            workload = self.workload_processes()
+            if workload:
+                self.door.open_in_network_of(workload[0])
+        self.door.answer(readable, self.notice)
+
+    def drain_wake(self) -> None:
+        try:
+            while os.read(self.wake, 512):
+                continue
+        except BlockingIOError:
+            return
+
+    def drain_log(self) -> None:
+        if self.pipe is not None and drain_pipe(self.pipe, self.log.write):
+            os.close(self.pipe)
+            self.pipe = None
+
+    def reap(self) -> None:
+        for pid, status in ended_children():
+            if pid == self.main:
+                self.main_status = status
+
+    def lease(self) -> float:
+        """Until when the workload may run (CLOCK_BOOTTIME): what was last read, where it can't be read now. Never read: over."""
+        try:
+            with open(self.path("lease")) as file:
+                self.lease_until = float(file.read())
+        except (OSError, ValueError) as problem:
+            if not self.lease_error_logged:
+                log_error(f"lease: {problem}")
+            self.lease_error_logged = True
+        return self.lease_until
+
+    def obey(self) -> None:
+        """Carry out what the agent wrote into order.json since the last look."""
+        try:
+            order = read_json(self.path("order.json"))
+        except OSError:
+            return  # what can't be read now is read at the next look
+        if order is None or order == self.order_seen:
+            return  # none yet, one that is being written, or none that is new
+        self.order_seen = order
+        notice = order.get("notice")
+        if notice and not self.noticed:
+            self.give_notice(notice)
+        elif not notice and self.noticed:
+            self.noticed, self.notice = False, None
+            self.remove("in/notice")
+        if order.get("max_runtime_seconds") is not None:
+            self.limit(order["max_runtime_seconds"])
+        if lifecycle_rules.accepts_stop_order(order, self.cause, self.main_status is not None):
+            self.stop_outcome = order["stop"]["outcome"]
+            self.stop_whatever = order["stop"]["whatever"]
+            self.stop("stop", order["stop"]["grace_seconds"])
+
+    def limit(self, seconds: float) -> None:
+        """End the workload ``seconds`` after it began; 0: when it likes."""
+        self.ends_at = lifecycle_rules.time_limit_deadline(self.began, seconds)
+
+    def acknowledgement(self) -> tuple[int, ...] | None:
+        """What tells one acknowledgement of a checkpoint from another, or None. It never follows a link."""
+        folder = self.spec.get("checkpoint_dir")
+        try:
+            stat = os.lstat(os.path.join(folder, ACKNOWLEDGEMENT_FILE)) if folder else None
+        except OSError:
+            return None
+        if stat is None or not S_ISREG(stat.st_mode):
+            return None  # a link, a folder: nothing that the agent would take for one either
+        return (stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns)
+
+    def acknowledged(self) -> bool:
+        now = self.acknowledgement()
+        return self.noticed and now is not None and now != self.notice_seen
+
+    def give_notice(self, notice: dict[str, Any]) -> None:
+        """The file, then the signal. How the acknowledgement stood before decides what counts as an answer to it."""
+        self.noticed, self.notice = True, notice
+        self.notice_seen = self.acknowledgement()
+        self.tell("in/notice", notice)
+        if self.spec.get("signal_notice", True):
+            for pid in self.workload_processes():
+                if has_signal_handler(pid, signal.SIGUSR1):
+                    send_signal(pid, signal.SIGUSR1)
+
+    def tell(self, name: str, value: dict[str, Any]) -> None:
+        """Write what is good to know but not worth dying for: on a full disk the workload goes on."""
+        try:
+            write_json(self.path(name), value, 0o640)  # the group of ``in`` is the workload's
+        except OSError as problem:
+            log_error(f"{name}: {problem}")
+
+    def remove(self, name: str) -> None:
+        try:
+            os.unlink(self.path(name))
+        except FileNotFoundError:
+            return
+
+    def workload_processes(self) -> list[int]:
+        """Pids of the workload itself: not the sandbox's own two processes, whose end would be everyone's."""
+        sandboxed = self.spec.get("launcher") == "bubblewrap"
+        return [pid for pid, depth, _ in descendants(os.getpid()) if not (sandboxed and depth <= 2)]
+
+    def enforce_limits(self) -> None:
+        now = boottime()
+        if not self.cause and (cause := lifecycle_rules.stop_cause(now, self.ends_at, self.lease())):
+            self.stop(cause, self.spec["grace_seconds"])
+        if self.kill_at is not None and now >= self.kill_at:
+            self.kill()
+
+    def stop(self, cause: str, grace: float) -> None:
+        self.cause = cause
+        self.kill_at = boottime() + grace
+        self.tell("stopping.json", {"cause": cause})
+        for pid in self.workload_processes() or [self.main]:  # a sandbox that is still being made has no workload yet
+            send_signal(pid, signal.SIGTERM)
+            send_signal(pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        if self.main_status is None or self.leftovers():
+            self.killed = self.killed or self.cause != "leftover"
+            for pid in self.all_pids():
+                send_signal(pid, signal.SIGKILL)
+
+    def all_pids(self) -> set[int]:
+        """Pids of all there is of the workload: below this process, and in its control groups, whoever their parents are."""
+        grouped = cgroup_members(self.spec.get("cgroup_procs", []))
+        living = {pid for pid in grouped if (process_stat(pid) or (0, 0, "X", ""))[2] not in "ZX"}
+        return living | {pid for pid, _, _ in descendants(os.getpid())}
+
+    def leftovers(self) -> bool:
+        """Whether processes of the workload outlive its main process; asks them to go, then makes them."""
+        if not self.all_pids():
+            return False
+        if not self.cause:
+            self.stop("leftover", LEFTOVER_GRACE_SECONDS)
+        return True
+
+    def outcome(self) -> tuple[str, int]:
+        """(reason code, exit code in the shell's convention) of a workload that has ended."""
+        status = self.main_status or 0
+        code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+        stop = (self.stop_outcome, self.stop_whatever)
+        saved, out_of_memory = self.acknowledged(), self.ran_out_of_memory(code)
+        return lifecycle_rules.outcome_of_exit(code, self.cause, stop, killed=self.killed, saved=saved, out_of_memory=out_of_memory), code
+
+    def ran_out_of_memory(self, code: int) -> bool:
+        own = out_of_memory_kills(self.spec["memory_events"]) if self.spec.get("memory_events") else None
+        return lifecycle_rules.ran_out_of_memory(code, own, self.oom_before, out_of_memory_kills())
+
+    # the operator's hooks
+
+    def prolog(self, identity: dict[str, Any]) -> bool:
+        """Run it where there is one. False when the workload is not to be started; its end is told then."""
+        if not self.hooks.get("prolog"):
+            return True
+        write_json(self.path("shim.json"), {**identity, "step": "running the operator's prolog"})
+        # With the run's mark, by which the agent ends it where this process is killed.
+        hook = HookRun(self, "prolog", {"GPUPOOL_MARK": self.spec["env"]["GPUPOOL_MARK"]})
+        why = hook.run(self.is_cancelled)
+        if not why:
+            return True
+        self.prolog_failed = not self.cause
+        self.finish_unstarted(why)
+        return False
+
+    def finish_unstarted(self, why: str) -> None:
+        self.finish(lifecycle_rules.outcome_of_unstarted(self.cause, self.stop_outcome), None, why)
+
+    def is_cancelled(self) -> bool:
+        """Whether the workload is to be stopped before it has begun."""
+        order = read_json(self.path("order.json")) or {}
+        self.cause = lifecycle_rules.start_blocker(order, boottime(), self.lease()) or self.cause
+        if self.cause == "stop":
+            self.stop_outcome = order["stop"]["outcome"]
+        return bool(self.cause)
+
+    def epilog(self, ended: dict[str, Any]) -> str:
+        """Run it where there is one, unless it was begun before: by this process or one that took its place. What went wrong."""
+        if not self.hooks.get("epilog"):
+            return ""
+        self.tell("stopping.json", {"cause": self.cause or "epilog"})
+        code = "" if ended["exit_code"] is None else str(ended["exit_code"])
+        hook = HookRun(self, "epilog", {"GPUPOOL_OUTCOME": ended["outcome"], "GPUPOOL_EXIT_CODE": code})
+        return hook.run(lambda: False, ended)
+
+    def run_epilog_only(self) -> None:
+        """In the place of a shim that was killed: its agent has seen to it that nothing of the workload is left."""
+        self.catch_signals()
+        why = self.epilog({"outcome": "host_lost", "exit_code": None, "ended_at": time.time()})
+        if why:
+            log_error(f"epilog: {why}")
+
+    def finish(self, outcome: str, code: int | None, error: str) -> None:
+        ended = {"outcome": outcome, "exit_code": code, "ended_at": time.time(), "error": error, "killed": self.killed}
+        if self.prolog_failed:
+            ended["prolog_failed"] = True
+        trouble = self.epilog(ended)
+        ended["error"] = error or trouble
+        while True:
+            try:
+                write_json(self.path("exit.json"), ended)
+                return
+            except OSError as problem:
+                if problem.errno != errno.ENOSPC:
+                    raise
+                if self.write_exit_in_reserved_space(ended):
+                    return
+                time.sleep(TICK_SECONDS)  # a full disk: the end is told as soon as there is room
+
+    def write_exit_in_reserved_space(self, ended: dict[str, Any]) -> bool:
+        """Write how it ended over the file that was made for it at the start, which takes no room on the disk."""
+        room = self.path("exit.room")
+        try:
+            with open(room, "r+") as file:
+                size = os.fstat(file.fileno()).st_size
+                file.write(json.dumps({**ended, "error": ended["error"][: size // 8]}).ljust(size))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(room, self.path("exit.json"))
+        except OSError as problem:
+            log_error(f"exit.json: {problem}")
+            return False
+        return True
+
+
+def detach_from_agent() -> None:
+    """A session of its own and no parent that waits: the end of the agent does not reach it."""
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+
+
+def main(run_dir: str, part: str = "") -> None:
+    detach_from_agent()
+    if part == "epilog":
+        if os.fork():
+            os._exit(0)
+        WorkloadSupervisor(run_dir).run_epilog_only()
+    else:
+        fork_guard(read_json(os.path.join(run_dir, "spec.json")) or {})
+        WorkloadSupervisor(run_dir).run()

@@ -1,0 +1,118 @@
+"""How a process becomes what a workload starts as, between fork and exec."""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import os
+
+from agent.shim.libc import CLONE_NEWNET, raise_on_error
+from agent.shim.socket_filter import restrict_socket_families
+
+TYPE_CHECKING = False  # not from typing: it would double this process's memory
+if TYPE_CHECKING:
+    from typing import Any
+
+# Numbers of system calls (the same on every machine that Linux added them to at once) and of what they are asked, landlock(7).
+LANDLOCK_CREATE_RULESET, LANDLOCK_RESTRICT_SELF = 444, 446
+LANDLOCK_CREATE_RULESET_VERSION = 1
+LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET = 1
+SCOPES_SINCE_ABI = 6  # of landlock's versions: Linux 6.12
+PR_SET_NO_NEW_PRIVS = 38
+CLONE_NEWNS = 0x20000
+MFD_NOEXEC_SEAL = 8
+MS_BIND, MS_REC, MS_SLAVE, MS_NOSUID, MS_NODEV = 0x1000, 0x4000, 0x80000, 0x2, 0x4
+KEYCTL_JOIN_SESSION_KEYRING = 1
+KEYCTL_NUMBERS = {"x86_64": 250, "aarch64": 219}  # of the system call, which the C library has no function for
+
+
+def enter_workload(spec: dict[str, Any]) -> None:
+    """Make the calling process what the workload starts as: call it between fork and exec. Raises OSError, and then nothing may
+    be started.
+
+    ``cgroup_procs``: files to write the pid into. ``network``: a network name space to be in. ``stage``: folders to show at other
+    paths, below ``stage_at``, to this process alone. ``user``: the user and group to become for good, without any other group.
+    ``own_sockets``: whether to reach only such abstract sockets as it or its children make. ``known_families``: whether to make
+    sockets of no other families than a network name space confines.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    for name in spec.get("cgroup_procs", ()):
+        with open(name, "w") as file:
+            file.write(str(os.getpid()))
+    keyctl = KEYCTL_NUMBERS.get(os.uname().machine)
+    if keyctl:  # the keys of whoever started the agent are not the workload's
+        libc.syscall(keyctl, KEYCTL_JOIN_SESSION_KEYRING, None)
+    if spec.get("network"):
+        space = os.open(spec["network"], os.O_RDONLY | os.O_CLOEXEC)
+        raise_on_error(libc.setns(space, CLONE_NEWNET), f"network {spec['network']}")
+        os.close(space)
+    if spec.get("stage"):
+        mount_stage(libc, spec["stage_at"], spec["stage"])
+    user = spec.get("user")
+    if user is not None:
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+    own_sockets, known_families = spec.get("own_sockets"), spec.get("known_families")
+    if user is not None or spec.get("launcher") == "plain" or own_sockets or known_families:
+        raise_on_error(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges")
+    if own_sockets:
+        restrict_abstract_sockets(libc)
+    if known_families:
+        restrict_socket_families(libc)
+
+
+def argv_with_environment(argv: list[str], env: dict[str, str]) -> tuple[list[str], int]:
+    """(``argv`` of a sandbox that gives ``env`` to its workload, descriptor from which it reads that). Raises ValueError.
+
+    bwrap itself still stands outside, as whoever the agent is: what of ``env`` speaks to the loader (LD_PRELOAD) must not reach
+    it, and as an argument everybody on the host would read it.
+    """
+    words: list[bytes] = []
+    for name, value in env.items():
+        if not name or "=" in name or "\0" in name + value:  # a NUL would end the value, and begin an option
+            raise ValueError(f"{name!r} can't be in an environment")
+        words += [b"--setenv", os.fsencode(name), os.fsencode(value)]
+    try:
+        descriptor = os.memfd_create("environment", MFD_NOEXEC_SEAL)  # a host may demand it
+    except OSError:  # Linux before 6.3
+        descriptor = os.memfd_create("environment", 0)
+    with open(os.dup(descriptor), "wb") as file:
+        file.write(b"".join(word + b"\0" for word in words))
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return [argv[0], "--args", str(descriptor), *argv[1:]], descriptor
+
+
+def landlock_version() -> int:
+    """Of the kernel's landlock; 0 where there is none."""
+    found = ctypes.CDLL(None).syscall(LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), LANDLOCK_CREATE_RULESET_VERSION)
+    return max(0, int(found))
+
+
+def restrict_abstract_sockets(libc: ctypes.CDLL) -> None:
+    """From now on this process and what it starts connect to no abstract unix socket of anybody else. Neither files nor ports nor
+    rights stand before those, and whoever shares the host's network would reach them, root's too."""
+    # struct landlock_ruleset_attr: handled_access_fs, handled_access_net, scoped; the first two are left as they are
+    asked = array.array("Q", [0, 0, LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET])
+    place, size = asked.buffer_info()
+    rules = libc.syscall(LANDLOCK_CREATE_RULESET, ctypes.c_void_p(place), ctypes.c_size_t(size * asked.itemsize), 0)
+    raise_on_error(0 if rules >= 0 else rules, "abstract sockets")
+    raise_on_error(libc.syscall(LANDLOCK_RESTRICT_SELF, rules, 0), "abstract sockets")
+    os.close(rules)
+
+
+def mount_stage(libc: ctypes.CDLL, place: str, mounts: list[list[str]]) -> None:
+    """Mount each (path, place below ``place``) in a mount name space of this process's own; the host sees nothing of it."""
+    raise_on_error(libc.unshare(CLONE_NEWNS), "mount name space")
+    raise_on_error(libc.mount(b"none", b"/", None, MS_REC | MS_SLAVE, None), "mount name space")
+    sources = [os.open(path, os.O_PATH | os.O_CLOEXEC) for path, _ in mounts]  # before anything is put over them
+    flags = MS_NOSUID | MS_NODEV
+    raise_on_error(libc.mount(b"gpupool", place.encode(), b"tmpfs", flags, b"mode=0755,size=1m"), place)
+    for source, (_, target) in zip(sources, mounts, strict=True):
+        if os.path.isdir(f"/proc/self/fd/{source}"):
+            os.mkdir(target, 0o755)
+        else:
+            os.close(os.open(target, os.O_WRONLY | os.O_CREAT, 0o644))
+        path = f"/proc/self/fd/{source}"
+        raise_on_error(libc.mount(path.encode(), target.encode(), None, MS_BIND | MS_REC, None), target)
+        os.close(source)

@@ -1,0 +1,1 @@
+"""Holds the files that every workload finds beside its own: the checkpoint command and the helper module."""

@@ -1,0 +1,1 @@
+"""Installations, pools and clients that benchmarks start or fill."""

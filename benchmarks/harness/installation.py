@@ -1,0 +1,605 @@
+"""A whole installation to break: everything as `./run up` starts it, with agents beside it as `./run demo` starts them.
+
+Each agent reaches the edge through a gate of its own, a small TCP proxy. As root each host lives in a network namespace, joined by
+a pair of virtual cables, so that a host is cut off as a pulled cable does it; otherwise its gate stops passing bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.machinery
+import importlib.util
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+MODEL = "H100-80GB"
+GPUS = 2  # of each host
+LEASE_SECONDS = 5
+GRACE_SECONDS = 2
+NOTICE_SECONDS = 2
+SERVICE_SECONDS = 15  # for a service to be there
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+SMALL_DISK = "160m"  # the first host's, as root
+DATABASE_DISK = "900m"
+
+
+class ConditionTimeout(Exception):
+    """Something that had to happen did not in its time."""
+
+
+def wait_until(true: Callable[[], Any], seconds: float, what: str, every: float = 0.05) -> float:
+    """Wait; how long it took. Raises ConditionTimeout."""
+    began = time.monotonic()
+    while not true():
+        if time.monotonic() - began > seconds:
+            raise ConditionTimeout(f"{what}: not within {seconds:.0f} s")
+        time.sleep(every)
+    return time.monotonic() - began
+
+
+def load_run_script() -> ModuleType:
+    """The program `./run`, whose way of starting and keeping programs is used here."""
+    loader = importlib.machinery.SourceFileLoader("gpupool_run", str(ROOT / "run"))
+    spec = importlib.util.spec_from_loader("gpupool_run", loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["gpupool_run"] = module
+    loader.exec_module(module)
+    return module
+
+
+class EdgeProxies:
+    """One TCP proxy per host, all in one thread. A closed gate keeps what it was given and passes nothing on.
+
+    While ``dice`` are set, whole WebSocket frames are dropped, doubled, held back or swapped with the next, both ways.
+    """
+
+    def __init__(self, edge_port: int) -> None:
+        self.edge_port = edge_port
+        self.dice: random.Random | None = None
+        self.frames = 0  # that passed while the dice were set
+        self.disturbed = 0  # of these
+        self._open: dict[str, asyncio.Event] = {}
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="gates", daemon=True).start()
+
+    def make(self, host: str, address: str) -> int:
+        """A gate that listens on ``address``; its port."""
+        return asyncio.run_coroutine_threadsafe(self._make(host, address), self._loop).result(10)
+
+    def set(self, host: str, is_open: bool) -> None:
+        """Let bytes pass, or not."""
+        event = self._open[host]
+        self._loop.call_soon_threadsafe(event.set if is_open else event.clear)
+
+    async def _make(self, host: str, address: str) -> int:
+        event = self._open[host] = asyncio.Event()
+        event.set()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(OSError):
+                await self._serve(event, reader, writer)
+            writer.close()
+
+        server = await asyncio.start_server(serve, address, 0)
+        return int(server.sockets[0].getsockname()[1])
+
+    async def _serve(self, event: asyncio.Event, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await event.wait()
+        down_reader, down_writer = await asyncio.open_connection("127.0.0.1", self.edge_port)
+        # The edge answers to its own name only, as behind any proxy.
+        given, own = ("Host: {}:{}".format(*writer.get_extra_info("sockname")), f"Host: 127.0.0.1:{self.edge_port}")
+        up = asyncio.create_task(self._pass_on(event, reader, down_writer, given.encode(), own.encode()))
+        down = asyncio.create_task(self._pass_on(event, down_reader, writer, b"", b""))
+        try:
+            await asyncio.wait((up, down), return_when=asyncio.FIRST_COMPLETED)
+            for task in (up, down):
+                task.cancel()
+            await asyncio.gather(up, down, return_exceptions=True)
+        finally:
+            down_writer.close()
+
+    async def _pass_on(
+        self, event: asyncio.Event, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: bytes, own: bytes
+    ) -> None:
+        while True:
+            head = await reader.readuntil(b"\r\n\r\n")  # of a request or an answer; then its body, or frames
+            lowered = head.lower()
+            size = int(lowered.partition(b"content-length:")[2].split(b"\r\n")[0] or 0)
+            body = await reader.readexactly(size)
+            await event.wait()
+            writer.write((head.replace(name, own) if name else head) + body)
+            await writer.drain()
+            if b"upgrade: websocket" in lowered:
+                await self._pass_frames(event, reader, writer)
+
+    async def _pass_frames(self, event: asyncio.Event, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        held: list[bytes] = []
+        while True:
+            frame, is_text = await read_frame(reader)
+            await event.wait()
+            for piece in self._disturbed(frame, held) if is_text and self.dice else [*held, frame]:
+                writer.write(piece)
+            if not self.dice:
+                held.clear()
+            await writer.drain()
+
+    def _disturbed(self, frame: bytes, held: list[bytes]) -> list[bytes]:
+        """What goes on of a frame and of those held back; ``held`` is changed."""
+        assert self.dice is not None
+        self.frames += 1
+        fate = self.dice.random()
+        self.disturbed += fate < 0.5
+        if fate < 0.15:
+            return []
+        if fate < 0.3:
+            return [frame, frame]
+        if fate < 0.5:
+            held.append(frame)
+            return []
+        late, held[:] = [*held], []
+        self.dice.shuffle(late)
+        return [frame, *late]
+
+
+async def read_frame(reader: asyncio.StreamReader) -> tuple[bytes, bool]:
+    """One WebSocket frame as it is on the wire, and whether it is a whole text message."""
+    head = await reader.readexactly(2)
+    size = head[1] & 127
+    more = await reader.readexactly({126: 2, 127: 8}.get(size, 0))
+    if more:
+        size = int.from_bytes(more, "big")
+    mask = await reader.readexactly(4 if head[1] & 128 else 0)
+    return head + more + mask + await reader.readexactly(size), head[0] == 0x81
+
+
+@dataclass
+class LocalHost:
+    """One host: its agent, and how it can be cut off."""
+
+    name: str
+    number: int
+    token: str
+    state: Path
+    address: str = "127.0.0.1"  # of its gate
+    namespace: str = ""
+    edge: str = ""
+    service: Any = None
+    cut: bool = field(default=False)
+    command: list[str] = field(default_factory=list)  # of its agent, without what is put before it
+
+    reboots: bool = False  # it reads its boot id from a file; bubblewrap does not run where anything lies over /proc
+
+    @property
+    def boot(self) -> Path:
+        """What it reads as its boot id, if it is the host that reboots."""
+        return self.state.parent / f"{self.name}.boot"
+
+    def inside(self, command: list[str]) -> list[str]:
+        """The command as it runs on this host."""
+        if not self.namespace:
+            return command
+        if not self.reboots:
+            return ["ip", "netns", "exec", self.namespace, *command]
+        bind = f'mount --bind {self.boot} {BOOT_ID} && exec "$@"'
+        return ["ip", "netns", "exec", self.namespace, "sh", "-c", bind, "sh", *command]
+
+    @property
+    def pid(self) -> int:
+        return int(self.service.process.pid)
+
+
+class Installation:
+    """The installation. ``hosts`` hosts of two simulated GPUs each; leases of 5 s if not said otherwise, notice and grace of 2."""
+
+    def __init__(
+        self, folder: Path, hosts: int = 5, launcher: str = "auto", lease_seconds: int = LEASE_SECONDS
+    ) -> None:
+        self.folder = folder
+        self.lease_seconds = lease_seconds
+        self.run = load_run_script()
+        self.port = self._free_pair()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.launcher = launcher
+        self.hosts = [LocalHost(f"host-{n}", n, "", folder / "agents" / f"host-{n}") for n in range(1, hosts + 1)]
+        self.hosts[-1].reboots = True
+        self.supervisor: subprocess.Popen[bytes] | None = None
+        self.gates = EdgeProxies(self.port + 1)
+        self.clocks = ShiftedClocks(folder)
+        self.environment: dict[str, str] = {}
+        self.token = ""
+        self.messages: Any = None  # light hosts beside it, while their fault has its rounds
+        self.notebooks: list[str] = []  # that stay through the rounds of one fault
+        self._keeping = threading.Event()
+        self._keeper: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def _free_pair(self) -> int:
+        for port in range(20_000 + os.getpid() % 4_000 * 2, 31_000, 2):
+            with socket.socket() as first, socket.socket() as second:
+                try:
+                    first.bind(("127.0.0.1", port))
+                    second.bind(("127.0.0.1", port + 1))
+                except OSError:
+                    continue
+                return port
+        raise ConditionTimeout("two free ports side by side were not found")
+
+    # -- starting and stopping ---------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Everything up, every host alive."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.chmod(0o711)
+        site = self.folder / "site"
+        site.mkdir(mode=0o711, exist_ok=True)
+        if os.geteuid() == 0 and shutil.which("mount"):
+            mount = ["mount", "-t", "tmpfs", "-o", f"size={DATABASE_DISK},mode=711", "tmpfs", str(site)]
+            subprocess.run(mount, capture_output=True)
+        kept = {name: value for name, value in os.environ.items() if not name.endswith("_URL")}
+        settings = {"GPUPOOL_LEASE_SECONDS": str(self.lease_seconds), "GPUPOOL_RECORDING_HOURS": "0"}
+        with (self.folder / "up.out").open("wb") as out:
+            self.supervisor = subprocess.Popen(
+                [sys.executable, str(ROOT / "run"), "up", "--state", str(self.folder / "site"), "--port", str(self.port)],
+                stdout=out, stderr=out, start_new_session=True,
+                env={**kept, **self.clocks.environment("servers"), **settings},
+            )  # fmt: skip
+        wait_until(lambda: self._said("is ready"), 120, "the installation is ready")
+        self.environment = json.loads((self.folder / "site" / "environment.json").read_text())
+        for name, value in self.environment.items():
+            os.environ[name] = value
+        os.environ["DJANGO_SETTINGS_MODULE"] = "config.settings"
+        import django
+
+        django.setup()
+        self._organise()
+        self._keeping.set()
+        self._keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
+        self._keeper.start()
+        wait_until(lambda: self.alive() == len(self.hosts), 60, "every host is alive")
+
+    def _said(self, text: str) -> bool:
+        assert self.supervisor is not None
+        said = (self.folder / "up.out").read_text(errors="replace")
+        if self.supervisor.poll() is not None:
+            raise ConditionTimeout(f"the installation ended:\n{said[-2000:]}")
+        return text in said
+
+    def _organise(self) -> None:
+        """A team that is guaranteed everything, one member, and the hosts."""
+        from datetime import UTC, datetime
+
+        from portal.models import Membership, Organisation, User
+        from portal.services.fleet import hosts
+        from portal.services.people import accounts_and_teams
+        from scheduler.models import Leader, Pool, Project, Quota, Team
+
+        now = datetime.now(UTC)
+        Organisation.objects.get_or_create(id=1, defaults={"name": "Faults"})
+        Leader.objects.get_or_create(id=1)
+        team = Team.objects.create(slug="faults", name="Faults", tag="F", created_at=now)
+        Project.objects.create(team=team, slug="faults", name="Faults", created_at=now)
+        member, operator = (User.objects.create(username=n, operator=n == "operator") for n in ("member", "operator"))
+        Membership.objects.create(user=member, team=team, created_at=now)
+        pool = Pool.objects.create(
+            slug="faults", name="Faults", kind="dynamic", created_at=now, notice_seconds=NOTICE_SECONDS,
+            grace_seconds=GRACE_SECONDS, minimum_runtime_seconds=0,
+        )  # fmt: skip
+        slots = len(self.hosts) * GPUS * 840
+        Quota.objects.create(team=team, pool=pool, model=MODEL, guaranteed_slots=slots, updated_at=now)
+        _, self.token = accounts_and_teams.create_token(actor=member, name="faults", now=now)
+        for host in self.hosts:
+            _, host.token = hosts.add_host(actor=operator, pool=pool, name=host.name, now=now, labels={"name": host.name})
+
+    def _keep(self) -> None:
+        """Start the agents and start them again when they end, as `./run` does. They die with this thread."""
+        for host in self.hosts:
+            self._make_host(host)
+        while self._keeping.is_set():
+            for host in self.hosts:
+                with self._lock:
+                    if host.service is not None:
+                        host.service.tend(time.monotonic())
+            time.sleep(0.05)
+        for host in self.hosts:
+            if host.service is not None:
+                host.service.stop()
+        for host in self.hosts:
+            if host.service is not None:
+                host.service.wait_stopped()
+
+    def _make_host(self, host: LocalHost) -> None:
+        if os.geteuid() == 0 and shutil.which("ip"):
+            self._lay_cable(host)
+        host.edge = f"http://{host.address}:{self.gates.make(host.name, host.address)}"
+        agent = {"name": host.name, "join_token": host.token, "simulate": f"{GPUS}x{MODEL}"}
+        command = self.run.agent_command(self.folder, host.state, host.edge, agent)
+        command[command.index("--on-exit") + 1] = "keep"
+        command += ["--launcher", self.launcher]
+        host.command = command
+        new_boot(host)
+        if host.namespace and host.number == 1:
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK},mode=755", "tmpfs", str(host.state)], check=True)
+        host.service = self.run.Service(
+            f"agent-{host.name}", host.inside(command), env=self.agent_environment(host), log=self.folder / f"{host.name}.log",
+            keeps_children=True, stop_seconds=10,
+        )  # fmt: skip
+        host.service.start()
+
+    def agent_environment(self, host: LocalHost) -> dict[str, str]:
+        """What a host's agent is started with: its clock can be set where there is a library for it."""
+        return {**self.run.agent_environment(), **self.clocks.environment(host.name)}
+
+    def _lay_cable(self, host: LocalHost) -> None:
+        """A namespace of its own, with one cable to this one."""
+        name = f"gpf{os.getpid()}-{host.number}"
+        outside, inside = f"gf{os.getpid() % 100_000}o{host.number}", f"gf{os.getpid() % 100_000}i{host.number}"
+        net = f"10.{200 + os.getpid() // 250 % 50}.{os.getpid() % 250}"
+        first = 4 * host.number
+        for command in (
+            f"netns add {name}",
+            f"link add {outside} type veth peer name {inside} netns {name}",
+            f"address add {net}.{first + 1}/30 dev {outside}",
+            f"link set {outside} up",
+            f"-n {name} address add {net}.{first + 2}/30 dev {inside}",
+            f"-n {name} link set {inside} up",
+            f"-n {name} link set lo up",
+        ):
+            done = subprocess.run(["ip", *command.split()], capture_output=True, text=True)
+            if done.returncode:
+                subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+                return  # no right to make networks here: the gate cuts it off
+        host.namespace, host.address = name, f"{net}.{first + 1}"
+
+    def stop(self) -> None:
+        """End everything that this made."""
+        for host in self.hosts:
+            if host.cut:
+                self.join_again(host)
+        self._keeping.clear()
+        if self._keeper is not None:
+            self._keeper.join(30)
+        kill_marked_processes(self.folder)
+        if self.supervisor is not None and self.supervisor.poll() is None:
+            self.supervisor.send_signal(signal.SIGINT)
+            self.supervisor.wait(90)
+        if os.path.ismount(self.folder / "site"):
+            subprocess.run(["umount", "-l", str(self.folder / "site")], capture_output=True)
+        for host in self.hosts:
+            if host.namespace:
+                subprocess.run(["umount", "-l", str(host.state)], capture_output=True)
+                subprocess.run(["ip", "netns", "delete", host.namespace], capture_output=True)
+
+    # -- what can be done to it --------------------------------------------------------------------------------------
+
+    def pid(self, name: str) -> int:
+        """Of a service that `./run up` keeps, as soon as it runs: it may wait for its next start."""
+        wait_until(lambda: self._pid(name), SERVICE_SECONDS, f"{name} runs")
+        return self._pid(name)
+
+    def _pid(self, name: str) -> int:
+        """0: it does not run."""
+        entries = json.loads((self.folder / "site" / "services.json").read_text())["services"]
+        return int(entries[name]["pid"] or 0)
+
+    def cut_off(self, host: LocalHost) -> None:
+        """Pull its cable: what is under way is lost, and nobody is told."""
+        host.cut = True
+        if host.namespace:
+            self._cable(host, "down")
+        else:
+            self.gates.set(host.name, False)
+
+    def join_again(self, host: LocalHost) -> None:
+        """Put the cable back."""
+        host.cut = False
+        if host.namespace:
+            self._cable(host, "up")
+        else:
+            self.gates.set(host.name, True)
+
+    def _cable(self, host: LocalHost, how: str) -> None:
+        name = f"gf{os.getpid() % 100_000}o{host.number}"
+        subprocess.run(["ip", "link", "set", name, how], check=True, capture_output=True)
+
+    @contextlib.contextmanager
+    def agent_down(self, host: LocalHost) -> Iterator[None]:
+        """Its agent is dead meanwhile, and started again afterwards; its workloads are left alone."""
+        with self._lock:
+            service, host.service = host.service, None
+            os.kill(service.process.pid, signal.SIGKILL)
+            service.process.wait()
+        try:
+            yield
+        finally:
+            service.start()
+            with self._lock:
+                host.service = service
+
+    # -- what is seen of it ------------------------------------------------------------------------------------------
+
+    def alive(self) -> int:
+        """How many hosts are."""
+        from scheduler.models import Host
+
+        names = [host.name for host in self.hosts]
+        return int(rows(lambda: Host.objects.filter(lease_state="alive", name__in=names).count()))
+
+    def ask(self, method: str, path: str, body: Any = None, seconds: float = 5.0) -> Any:
+        """One request of the member to the API. Raises OSError while it does not answer."""
+        request = urllib.request.Request(
+            f"{self.url}/api/v1/{path}", method=method, data=json.dumps(body).encode() if body is not None else None,
+            headers={"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"},
+        )  # fmt: skip
+        with urllib.request.urlopen(request, timeout=seconds) as answer:
+            return json.loads(answer.read())
+
+    @property
+    def home(self) -> Path:
+        return self.folder / "homes" / "member"
+
+
+def new_boot(host: LocalHost) -> None:
+    """Its machine was started anew."""
+    host.boot.write_text(f"{uuid.uuid4()}\n")
+
+
+class ShiftedClocks:
+    """Wall clocks that can be set: a small library put before the C library (LD_PRELOAD) adds an offset that it reads from a file
+    to the wall clock alone. (libfaketime does the same; it is not everywhere.) One file for the servers, one for each host."""
+
+    SOURCE = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+static volatile long *offset;
+static int (*real)(clockid_t, struct timespec *);
+__attribute__((constructor)) static void begin(void) {
+    const char *name = getenv("SHIFTED_CLOCK");
+    int file = name ? open(name, O_RDONLY | O_CLOEXEC) : -1;
+    real = dlsym(RTLD_NEXT, "clock_gettime");
+    if (file < 0) return;
+    void *page = mmap(0, sizeof(long), PROT_READ, MAP_SHARED, file, 0);
+    if (page != MAP_FAILED) offset = page;
+    close(file);
+}
+int clock_gettime(clockid_t clock, struct timespec *at) {
+    int done = real(clock, at);
+    if (!done && offset && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) at->tv_sec += *offset;
+    return done;
+}
+int gettimeofday(struct timeval *restrict at, void *restrict zone) {
+    struct timespec now;
+    (void) zone;
+    clock_gettime(CLOCK_REALTIME, &now);
+    at->tv_sec = now.tv_sec;
+    at->tv_usec = now.tv_nsec / 1000;
+    return 0;
+}
+time_t time(time_t *at) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (at) *at = now.tv_sec;
+    return now.tv_sec;
+}
+"""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "clocks"
+        self.library = self.folder / "clock.so"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        compiler = shutil.which("cc") or shutil.which("gcc")
+        if compiler:
+            (self.folder / "clock.c").write_text(self.SOURCE)
+            command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(self.library), str(self.folder / "clock.c"), "-ldl"]
+            subprocess.run(command, check=True, capture_output=True)
+
+    def environment(self, name: str) -> dict[str, str]:
+        """For programs whose clock is ``name``; empty without a compiler."""
+        if not self.library.exists():
+            return {}
+        self.set(name, 0)
+        return {"LD_PRELOAD": str(self.library), "SHIFTED_CLOCK": str(self.folder / name)}
+
+    def set(self, name: str, seconds: int) -> None:
+        """Every program with this clock is so much ahead from now on."""
+        if not self.library.exists():
+            raise ConditionTimeout("a clock is set: needs a C compiler")
+        file = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT, 0o644)
+        try:
+            os.pwrite(file, seconds.to_bytes(8, sys.byteorder, signed=True), 0)
+        finally:
+            os.close(file)
+
+
+def rows(read: Callable[[], Any], seconds: float = 40) -> Any:
+    """What a query answers, asked again while the database is away."""
+    from django.db import InterfaceError, OperationalError, connection
+
+    ends = time.monotonic() + seconds
+    while True:
+        try:
+            return read()
+        except (OperationalError, InterfaceError):
+            connection.close()
+            if time.monotonic() > ends:
+                raise
+            time.sleep(0.05)
+
+
+def processes_of_runs(folder: Path, run: str = "") -> dict[int, str]:
+    """By pid: the run of each process of a workload (or of one run) whose agent lives below ``folder``."""
+    found: dict[int, str] = {}
+    here = f"{folder}/agents/".encode()
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            environment = Path(f"/proc/{entry}/environ").read_bytes()
+            command = Path(f"/proc/{entry}/cmdline").read_bytes()
+        except OSError:
+            continue
+        name = next((v[12:].decode() for v in environment.split(b"\0") if v.startswith(b"GPUPOOL_RUN=")), "")
+        if name and (here in command or _of_site(int(entry), folder)) and run in ("", name):
+            found[int(entry)] = name
+    return found
+
+
+def _of_site(pid: int, folder: Path) -> bool:
+    """Does a process that is in a sandbox descend from a shim below ``folder``?"""
+    for _ in range(8):
+        try:
+            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            command = Path(f"/proc/{parent}/cmdline").read_bytes()
+        except (OSError, ValueError):
+            return False
+        if f"{folder}/agents/".encode() in command:
+            return True
+        if parent <= 1:
+            return False
+        pid = parent
+    return False
+
+
+def shims(folder: Path) -> dict[str, int]:
+    """By run: the pid of its living shim."""
+    found: dict[str, int] = {}
+    for place in folder.glob("agents/*/runs/*/shim.json"):
+        try:
+            shim = json.loads(place.read_text())
+            fields = Path(f"/proc/{shim['pid']}/stat").read_text().rpartition(")")[2].split()
+        except (OSError, ValueError):
+            continue
+        if int(fields[19]) == shim["start_ticks"] and fields[0] not in "ZX":
+            found[place.parent.name] = int(shim["pid"])
+    return found
+
+
+def kill_marked_processes(folder: Path) -> None:
+    """End every shim and workload below ``folder``."""
+    for pid in [*processes_of_runs(folder), *shims(folder).values()]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,107 @@
+"""A browser's part of JupyterLab, as far as tests and measurements need it: kernels and terminals over HTTP and WebSocket."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import json
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from yarl import URL
+
+
+class JupyterTimeout(Exception):
+    """Jupyter did not do what was asked of it."""
+
+
+@dataclass
+class JupyterClient:
+    """One Jupyter server at ``url``; ``headers`` go with everything, cookies are kept as a browser keeps them."""
+
+    session: aiohttp.ClientSession
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    cookies: dict[str, str] = field(default_factory=dict)
+
+    def _headers(self, **more: str) -> dict[str, str]:
+        cookies = "; ".join(f"{name}={value}" for name, value in self.cookies.items())
+        xsrf = {"X-XSRFToken": self.cookies["_xsrf"]} if "_xsrf" in self.cookies else {}
+        return {**self.headers, **xsrf, **({"Cookie": cookies} if cookies else {}), **more}
+
+    async def ask(self, method: str, path: str, body: Any = None, **more: str) -> tuple[int, str]:
+        """Status and text of an answer. Redirects are not followed."""
+        data = None if body is None else json.dumps(body)
+        asking = self.session.request(
+            method, URL(self.url + path, encoded=True), data=data, headers=self._headers(**more), allow_redirects=False
+        )
+        async with asking as answer:
+            self.cookies.update({name: morsel.value for name, morsel in answer.cookies.items()})
+            return answer.status, await answer.text()
+
+    async def start_kernel(self) -> str:
+        """The id of a new Python kernel."""
+        status, text = await self.ask("POST", "/api/kernels", {"name": "python3"})
+        if status != 201:
+            raise JupyterTimeout(f"starting a kernel: {status} {text[:300]}")
+        return str(json.loads(text)["id"])
+
+    async def socket(self, path: str) -> aiohttp.ClientWebSocketResponse:
+        """A WebSocket of this server."""
+        connecting = self.session.ws_connect(URL(self.url + path, encoded=True), headers=self._headers(), max_msg_size=1 << 26)
+        return await connecting
+
+    async def run(self, kernel: str, code: str, seconds: float = 60) -> str:
+        """What ``code`` prints in a kernel."""
+        async with asyncio.timeout(seconds):
+            socket = await self.socket(f"/api/kernels/{kernel}/channels")
+            try:
+                return await _execute(socket, code)
+            finally:
+                await socket.close()
+
+    async def type_into_terminal(self, line: str, wanted: str, seconds: float = 20) -> str:
+        """Open a terminal, type one line, and give its output up to ``wanted``."""
+        status, text = await self.ask("POST", "/api/terminals", {})
+        if status != 200:
+            raise JupyterTimeout(f"opening a terminal: {status} {text[:300]}")
+        socket = await self.socket(f"/terminals/websocket/{json.loads(text)['name']}")
+        shown = ""
+        async with asyncio.timeout(seconds):
+            try:
+                await socket.send_str(json.dumps(["stdin", line + "\r"]))
+                while wanted not in shown:
+                    kind, *rest = await socket.receive_json()
+                    shown += rest[0] if kind == "stdout" else ""
+            finally:
+                await socket.close()
+        return shown
+
+
+async def _execute(socket: aiohttp.ClientWebSocketResponse, code: str) -> str:
+    asked = uuid.uuid4().hex
+    header = {"msg_id": asked, "msg_type": "execute_request", "username": "", "session": asked, "version": "5.3",
+              "date": dt.datetime.now(dt.UTC).isoformat()}  # fmt: skip
+    content = {"code": code, "silent": False, "store_history": False, "user_expressions": {}, "allow_stdin": False}
+    await socket.send_str(
+        json.dumps({"header": header, "parent_header": {}, "metadata": {}, "content": content, "channel": "shell"})
+    )
+    printed, replied, idle = "", False, False
+    while not (replied and idle):
+        message = await socket.receive()
+        if message.type is not aiohttp.WSMsgType.TEXT:
+            raise JupyterTimeout(f"the kernel's connection ended: {message}")
+        told = json.loads(message.data)
+        if told["parent_header"].get("msg_id") != asked:
+            continue
+        kind = told["msg_type"]
+        if kind == "stream":
+            printed += told["content"]["text"]
+        elif kind == "error":
+            raise JupyterTimeout("\n".join(told["content"]["traceback"]))
+        replied = replied or kind == "execute_reply"
+        idle = idle or (kind == "status" and told["content"]["execution_state"] == "idle")
+    return printed

@@ -1,0 +1,108 @@
+"""A small pool of real processes over the database and Valkey of the environment: an edge, an engine and one agent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class ProcessStartTimeout(Exception):
+    """A process of the pool, with the end of its log."""
+
+
+class SmallPool:
+    """The processes, each with a log in ``folder``. ``environment`` carries GPUPOOL_* and the addresses of the stores."""
+
+    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+        self.folder = folder
+        self.environment = {**os.environ, **environment, "DJANGO_SETTINGS_MODULE": "config.settings"}
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, *command: str, environment: Mapping[str, str] | None = None) -> None:
+        """Start ``python -m command`` in a process group of its own."""
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [sys.executable, "-m", *command],
+                cwd=ROOT,
+                env=environment if environment is not None else self.environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def start_edge(self) -> None:
+        """The edge, at GPUPOOL_EDGE_URL."""
+        self.start("edge", "portal.edge")
+        self.wait("edge", lambda: _answers(self.environment["GPUPOOL_EDGE_URL"] + "/healthz"))
+
+    def start_engine(self) -> None:
+        """The engine, as ./run starts it."""
+        worker = ("celery", "-A", "config.celery", "worker", "--without-gossip", "--without-mingle", "-l", "info")
+        self.start("engine", *worker, "-n", f"engine-{os.getpid()}@%h", "-Q", "engine", "-c", "1")
+        self.wait("engine", lambda: " ready." in self.log("engine"))
+
+    def start_agent(self, host: str, token: str, simulate: str) -> None:
+        """An agent of ``host`` with simulated GPUs. It gets none of the server's settings."""
+        kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG", "TMPDIR")}
+        path = f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', os.defpath)}"
+        self.start(
+            f"agent-{host}", "agent", "run", "--state", str(self.folder / host), "--host", host, "--join-token", token,
+            "--edge", self.environment["GPUPOOL_EDGE_URL"], "--simulate", simulate, "--on-exit", "stop",
+            environment={**kept, "PATH": path, "PYTHONUNBUFFERED": "1"},
+        )  # fmt: skip
+
+    def log(self, name: str) -> str:
+        """All that a process has said."""
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    def wait(self, name: str, true: Callable[[], bool], seconds: float = 40) -> None:
+        """Until ``true``, while the process lives."""
+        deadline = time.monotonic() + seconds
+        while not true():
+            if self.processes[name].poll() is not None or time.monotonic() > deadline:
+                raise ProcessStartTimeout(f"{name}:\n{self.log(name)[-3000:]}")
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """End every process: agents first, since they take their workloads with them."""
+        for name in sorted(self.processes):
+            self._end(self.processes[name])
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(10)
+
+
+@contextmanager
+def running_pool(folder: Path, environment: Mapping[str, str]) -> Iterator[SmallPool]:
+    """An edge and an engine; agents are added as hosts are made."""
+    pool = SmallPool(folder, environment)
+    try:
+        pool.start_edge()
+        pool.start_engine()
+        yield pool
+    finally:
+        pool.stop()
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False

@@ -1,0 +1,122 @@
+"""What has to hold after every step, and in the end: the rows against the processes that there really are."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from scheduler.models import Allocation, BoundUnit, Command, Host, Run, Workload
+from scheduler.state.states import LeaseState, RunState, WorkloadState
+
+if TYPE_CHECKING:
+    from benchmarks.simulation.simulated_host import SimulatedShim
+    from benchmarks.simulation.world import SimulatedWorld
+
+LOST_LIMIT_SECONDS = (
+    36.0  # a stop is heard, or the lease is over, and then the grace: twice, where its agent dies on hearing it
+)
+LEASE_OVERRUN_SECONDS = 1.0  # a lease may be overrun by so much: a shim looks four times a second
+
+
+class InvariantChecker:
+    """Collects what was broken, each once, in words."""
+
+    def __init__(self, world: SimulatedWorld) -> None:
+        self.world = world
+        self.found: list[str] = []
+        self.stale = True  # rows or processes have changed since the last look at both
+        self.told_to_stop: dict[str, float] = {}  # runs with an open stop, and since when that is known
+        self.asked_at = 0.0
+        self.accepted: list[int] = []  # workloads of which somebody was told that they are queued
+
+    def broken(self, sentence: str) -> None:
+        """One more."""
+        if sentence not in self.found:
+            self.world.timeline.tell(f"VIOLATION: {sentence}")
+            self.found.append(sentence)
+
+    def look(self) -> None:
+        """After each step: what lives is what the rows say, and nothing twice."""
+        living = [shim for machine in self.world.machines for shim in machine.living]
+        if not living:
+            return
+        self._leases(living)
+        if self.world.timeline.now - self.asked_at >= 1.0:
+            self._stops(living)
+        if not self.stale:
+            return
+        self.stale = False
+        self._nothing_twice(living)
+        rows = Run.objects.filter(public_id__in=[shim.run.id for shim in living])
+        states = {
+            str(public_id): (state, outcome)
+            for public_id, state, outcome in rows.values_list("public_id", "state", "outcome")
+        }
+        for shim in living:
+            state, outcome = states.get(shim.run.id, ("unknown", ""))
+            if state in (RunState.ENDED, "unknown"):
+                self.broken(
+                    f"{shim.wanted.command} lives on {shim.machine.name}, and its run is {state} ({outcome}): "
+                    "its GPUs count as free"
+                )
+
+    def _nothing_twice(self, living: list[SimulatedShim]) -> None:
+        attempts: dict[str, set[int]] = defaultdict(set)
+        for shim in living:
+            attempts[shim.wanted.command].add(shim.wanted.attempt)
+        for words, numbers in attempts.items():
+            if len(numbers) > 1:
+                self.broken(f"{words} runs twice: attempts {sorted(numbers)}")
+        held = Counter((shim.machine.name, unit) for shim in living for unit in shim.wanted.unit_uuids)
+        for (name, unit), count in held.items():
+            if count > 1:
+                self.broken(f"{count} workloads on {unit} of {name}")
+        for machine in self.world.machines:
+            for run, times in machine.starts.items():
+                if times > 1:
+                    words = next(shim.wanted.command for shim in machine.shims if shim.run.id == run)
+                    self.broken(f"{words} was started {times} times by one command on {machine.name}")
+
+    def _stops(self, living: list[SimulatedShim]) -> None:
+        self.asked_at = now = self.world.timeline.now
+        kept = {shim.run.id: shim for shim in living if shim.kept}
+        told = Command.objects.filter(verb=Command.Verb.STOP, done_at__isnull=True, run__public_id__in=kept)
+        for public_id in told.values_list("run__public_id", flat=True).order_by("pk"):
+            shim = kept[str(public_id)]
+            if now - self.told_to_stop.setdefault(shim.run.id, now) > LOST_LIMIT_SECONDS:
+                self.broken(f"{shim.wanted.command} lives on {shim.machine.name} long after its stop: it was lost")
+
+    def _leases(self, living: list[SimulatedShim]) -> None:
+        for shim in living:
+            if shim.kept and shim.kill_at is not None and shim.machine.boottime() > shim.kill_at + LEASE_OVERRUN_SECONDS:
+                self.broken(f"{shim.wanted.command} lives after its grace")
+
+    def check_final(self) -> None:
+        """The faults are over, all was cancelled, and time has passed: nothing is held, wanted, kept or promised any more."""
+        for sentence in self.left():
+            self.broken(sentence)
+
+    def left(self) -> Iterator[str]:
+        """What is still held, wanted, kept or promised, and by whom."""
+        for machine in self.world.machines:
+            for shim in machine.living:
+                yield f"{shim.wanted.command} still lives on {machine.name}: its stop was lost"
+            if machine.agent is not None and machine.agent.runs.runs:
+                yield f"{machine.name} remembers {len(machine.agent.runs.runs)} runs that are over"
+        known = dict(Workload.objects.filter(pk__in=self.accepted).values_list("pk", "state"))
+        for pk in self.accepted:
+            if known.get(pk) != WorkloadState.ENDED:
+                name = Workload.objects.filter(pk=pk).values_list("name", flat=True).first()
+                yield f"{name or 'a workload'} is {known.get(pk, 'lost')} in the end"
+        left = {
+            "runs have not ended": Run.objects.exclude(state=RunState.ENDED).count(),
+            "allocations are open": Allocation.objects.filter(period__upper_inf=True).count(),
+            "commands are open": Command.objects.filter(done_at__isnull=True).count(),
+            "units are bound to reservations": BoundUnit.objects.filter(period__contains=self.world.site.now()).count(),
+            "workloads have units kept for them": Workload.objects.exclude(earmarked_units=[]).count(),
+            "hosts are not trusted": Host.objects.exclude(lease_state=LeaseState.ALIVE).count(),
+        }
+        for what, count in left.items():
+            if count:
+                yield f"in the end {count} {what}"

@@ -1,0 +1,493 @@
+"""A GPU host in virtual time: the real agent on clocks, processes and a disk that the simulation holds in its hands."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from unittest import mock
+
+import agent.daemon
+import agent.host.state
+import agent.monitoring
+import agent.runs.declared_load
+import agent.runs.local_run
+import agent.runs.manager
+import agent.runs.orphaned_runs
+import agent.server.reporting
+import agent.storage.home_usage_reader
+from agent.daemon import Agent, AgentOptions
+from agent.gpu.simulated_reader import SimulatedGpuReader
+from agent.host.gpu_locks import HeldLocks
+from agent.host.state import StateFolder, read_json
+from agent.isolation.cgroups import Cgroups
+from agent.isolation.launchers import PlainLauncher
+from agent.isolation.team_users import RunPlacement
+from agent.protocol import FRAMES_DOWN, Desired, EnvironmentSeen, Refused, RunWanted, decode, encode
+from agent.runs.local_run import ACKNOWLEDGEMENT_FILE, LocalRun
+from agent.runs.manager import RunManager
+from agent.runs.orphaned_runs import OrphanedRuns
+from agent.shim import lifecycle_rules
+from agent.storage.file_trees import Trash
+from portal.edge.agents.database_calls import AuthenticatedHost
+from scheduler.services.host_credentials import CREDENTIAL_PREFIX
+
+if TYPE_CHECKING:
+    from benchmarks.simulation.world import SimulatedWorld
+
+T = TypeVar("T")
+RECONCILE_SECONDS = 0.5
+SHIM_TICK_SECONDS = 0.25
+FIRST_PID = 1 << 30  # no real process has such a number
+RETRY_SECONDS = 1.0
+PLENTIFUL_BYTES = 1 << 40
+
+
+class SimulatedKill(BaseException):
+    """SIGKILL, in the middle of whatever the agent did."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobHabits:
+    """What a workload does when left alone, asked to save, and told to stop. Seconds; None is never."""
+
+    runs: float
+    exit_code: int = 0
+    saves_after: float | None = 1.0
+    leaves_after: float | None = 0.5
+
+
+@dataclass
+class SimulatedShim:
+    """A workload with the shim that keeps it. What becomes of it is judged as in the real one, by ``agent.shim.lifecycle_rules``."""
+
+    machine: SimulatedHost
+    run: LocalRun
+    wanted: RunWanted
+    habits: JobHabits
+    pid: int
+    locks: list[int]  # open lock files that it inherited
+    alive_file: int
+    started: float | None = None  # machine's boottime
+    kept: bool = True  # the shim itself lives
+    lives: bool = True  # processes of the workload, or what is to become of them
+    noticed_at: float | None = None
+    saved: bool = False
+    cause: str = ""
+    stop_outcome: str = ""
+    stop_whatever: bool = False
+    told_to_go: float | None = None
+    kill_at: float | None = None
+    killed: bool = False
+    lease_until: float = 0.0  # as it was last read; never: over
+
+    def tick(self) -> None:
+        """One look at its files and clocks."""
+        if not self.kept:
+            return
+        now, folder = self.machine.boottime(), self.run.folder
+        order = read_json(folder / "order.json") or {}
+        self.lease_until = _lease(folder, self.lease_until)
+        if self.started is None:
+            self.cause = lifecycle_rules.start_blocker(order, now, self.lease_until)
+            if self.cause:
+                self._never_begin((order.get("stop") or {}).get("outcome", ""))
+                return
+            self.started = now
+            self.machine.note_started(self)
+            self._write("shim.json", self._about(started_at=self.machine.wall()))
+        if order.get("notice") and self.noticed_at is None:
+            self.noticed_at = now
+        elif not order.get("notice"):
+            self.noticed_at = None
+        if lifecycle_rules.accepts_stop_order(order, self.cause, self._has_ended(now)):
+            self.stop_outcome, self.stop_whatever = order["stop"]["outcome"], order["stop"]["whatever"]
+            self._stop("stop", order["stop"]["grace_seconds"])
+        self._save(now)
+        if not self.cause:
+            limit = order.get("max_runtime_seconds", self.wanted.max_runtime_seconds)
+            cause = lifecycle_rules.stop_cause(now, lifecycle_rules.time_limit_deadline(self.started, limit), self.lease_until)
+            if cause:
+                self._stop(cause, self.wanted.grace_seconds)
+        self._leave(now)
+
+    def _has_ended(self, now: float) -> bool:
+        """By itself, whatever anybody wants."""
+        return self.started is not None and now >= self.started + self.habits.runs
+
+    def _never_begin(self, stop_outcome: str) -> None:
+        self._write("shim.json", self._about())
+        self._tell_end(lifecycle_rules.outcome_of_unstarted(self.cause, stop_outcome), None)
+
+    def _save(self, now: float) -> None:
+        due = self.noticed_at is not None and self.habits.saves_after is not None
+        if due and not self.saved and now >= (self.noticed_at or 0.0) + (self.habits.saves_after or 0.0):
+            self.saved = True
+            word = self.machine.checkpoint_of(self.wanted.workload) / ACKNOWLEDGEMENT_FILE
+            word.touch()
+            os.utime(word, (self.machine.wall(), self.machine.wall()))
+
+    def _stop(self, cause: str, grace: float) -> None:
+        self.cause, self.told_to_go = cause, self.machine.boottime()
+        self.kill_at = self.machine.boottime() + grace
+        self._write("stopping.json", {"cause": cause})
+
+    def _leave(self, now: float) -> None:
+        by_itself = self._has_ended(now)
+        obeys = self.told_to_go is not None and self.habits.leaves_after is not None
+        obedient = obeys and now >= (self.told_to_go or 0.0) + (self.habits.leaves_after or 0.0)
+        self.killed = not (by_itself or obedient) and self.kill_at is not None and now >= self.kill_at
+        if by_itself or obedient or self.killed:
+            self.end(by_itself)
+
+    def end(self, by_itself: bool) -> None:
+        """The last process is gone, and the shim says how it was."""
+        code = self.habits.exit_code if by_itself else 137 if self.killed else 143
+        stop, saved = (self.stop_outcome, self.stop_whatever), self.noticed_at is not None and self.saved
+        self._tell_end(lifecycle_rules.outcome_of_exit(code, self.cause, stop, killed=self.killed, saved=saved, out_of_memory=False), code)
+
+    def _tell_end(self, outcome: str, code: int | None) -> None:
+        ended = {"exit_code": code, "ended_at": self.machine.wall(), "error": "", "killed": self.killed}
+        self._write("exit.json", {"outcome": outcome, **ended})
+        self.kept = False
+        self.vanish()
+
+    def vanish(self) -> None:
+        """No process is left: the locks that they held are free."""
+        if self.lives:
+            self.lives = False
+            for descriptor in self.locks:
+                os.close(descriptor)
+        self.lose_keeper()
+
+    def lose_keeper(self) -> None:
+        """The shim is gone; what it kept may live on."""
+        self.kept = False
+        if self.alive_file >= 0:
+            os.close(self.alive_file)
+            self.alive_file = -1
+
+    def _about(self, **also: Any) -> dict[str, Any]:
+        return {"pid": self.pid, "start_ticks": self.pid, "boot_id": self.machine.boot_id, **also}
+
+    def _write(self, name: str, value: dict[str, Any]) -> None:
+        if self.run.folder.exists():
+            agent.host.state.write_text(self.run.folder / name, json.dumps(value))
+
+
+class SimulatedRuns(RunManager):
+    """The real bookkeeping; processes are the machine's."""
+
+    machine: SimulatedHost
+
+    def free_bytes(self) -> int:
+        return 0 if self.machine.disk_is_full else PLENTIFUL_BYTES
+
+    async def _spawn(self, run: LocalRun, wanted: RunWanted, held: HeldLocks, place: RunPlacement) -> None:
+        alive = os.open(run.folder / "alive", os.O_RDONLY | os.O_CREAT, 0o600)
+        fcntl.flock(alive, fcntl.LOCK_EX)
+        self.machine.spawn(run, wanted, [os.dup(each) for each in held.descriptors], alive)
+
+    def _order(self, run: LocalRun, **said: Any) -> None:
+        agent.host.state.write_json(run.folder / "order.json", {**(read_json(run.folder / "order.json") or {}), **said})
+
+    def beside(self, ask: Callable[[], T], seconds: float = 0.0) -> T:
+        return ask()  # its file system always answers, and a thread of its own would have no place in virtual time
+
+    async def through(self, call: Callable[[], T]) -> T:
+        return call()
+
+
+class SimulatedLost(OrphanedRuns):
+    """What is left of a run are the machine's processes."""
+
+    machine: SimulatedHost
+
+    def _kill_rest(self, run: LocalRun) -> bool:
+        found = [shim for shim in self.machine.shims if shim.run.about["mark"] == run.about["mark"] and shim.lives]
+        for shim in found:
+            shim.vanish()
+        return bool(found)
+
+
+@dataclass
+class SimulatedHost:
+    """One host. ``name`` is also its row's."""
+
+    world: SimulatedWorld
+    name: str
+    models: list[str]
+    slices: dict[int, list[str]]
+    folder: Path
+    host: int = 0  # its row
+    boots: int = 1
+    booted_at: float = 0.0
+    wall_offset: float = 0.0
+    disk_is_full: bool = False
+    doom: int = 0  # writes that the agent still makes before it is killed; 0: it is not
+    shims: list[SimulatedShim] = field(default_factory=list)
+    agent: Agent | None = None
+    agents: int = 0  # how many there were: a timer of an earlier one is nothing to the present one
+    connection: int = 0  # 0: none
+    connections: int = 0
+    sequence: int = 0
+    sent_at: dict[int, float] = field(default_factory=dict)
+    next_observed: float = 0.0
+    starts: dict[str, int] = field(default_factory=dict)  # per run, how often it was started
+
+    @property
+    def known(self) -> AuthenticatedHost:
+        """As the edge knows it."""
+        return AuthenticatedHost(self.host, self.name)
+
+    @property
+    def credential(self) -> str:
+        """Good as long as a course."""
+        return f"{CREDENTIAL_PREFIX}.{self.host}.virtual"
+
+    @property
+    def boot_id(self) -> str:
+        return f"{self.name} {self.boots}"
+
+    def boottime(self) -> float:
+        return 100.0 + self.world.timeline.now - self.booted_at
+
+    def wall(self) -> float:
+        return self.world.epoch + self.world.timeline.now + self.wall_offset
+
+    def checkpoint_of(self, workload: str) -> Path:
+        """Shared by all hosts, as homes are."""
+        return (self.world.homes / ".checkpoints" / workload).resolve()
+
+    # -- its agent --------------------------------------------------------------------------------------------------------
+
+    def start_agent(self) -> None:
+        """As whoever keeps it would: nothing when it runs."""
+        if self.agent is not None:
+            return
+        self.alive(self._begin)
+        if self.agent is not None:
+            self._every(RECONCILE_SECONDS, self.agents, self.look)
+            self.connect(self.agents)
+
+    def _begin(self) -> None:
+        state = StateFolder(self.folder)
+        meter = SimulatedGpuReader(self.name, self.models, self.slices, self.folder)
+        hardware = self.world.wait(meter.hardware())
+        runs = SimulatedRuns(
+            state, PlainLauncher(), hardware, homes=self.world.homes, locks_folder=self.folder / "locks", exposed=[],
+            cgroups=Cgroups(Path(os.devnull)),
+        )  # fmt: skip
+        runs.machine = self
+        runs.lost = lost = SimulatedLost(state.tools, runs.cgroups)
+        lost.machine = self
+        options = AgentOptions("http://edge", "", self.name, 5.0, False)
+        self.agent = Agent(options, state, PlainLauncher(), meter, hardware, runs, [])
+        self.agents += 1
+        self.sequence, self.connection = 0, 0
+        runs.adopt()
+
+    def _every(self, seconds: float, number: int, act: Callable[[], None]) -> None:
+        def again() -> None:
+            if self.agent is not None and self.agents == number:
+                self.alive(act)
+                self.world.timeline.after(seconds, again)
+
+        self.world.timeline.after(seconds * self.world.dice.random(), again)
+
+    def alive(self, act: Callable[[], None]) -> None:
+        """Have the agent do something; it may be killed in the middle."""
+        with self.inside():
+            try:
+                act()
+            except SimulatedKill:
+                self.world.timeline.tell(f"{self.name}: its agent is killed between two writes")
+                self.lose_agent()  # whoever keeps it tries again every two seconds, also where it died as it started
+
+    def lose_agent(self) -> None:
+        """SIGKILL: what it had open is closed, what it kept goes on."""
+        if self.agent is not None:
+            self.agent.state._lock.close()
+            self.agent, self.connection, self.doom = None, 0, 0
+
+    def connect(self, number: int) -> None:
+        """Dial the edge until it answers."""
+        if self.agent is None or self.agents != number or self.connection:
+            return
+        if self.name in self.world.network.cut or not self.world.site.edge_is_up:
+            self.world.timeline.after(RETRY_SECONDS, lambda: self.connect(number))
+            return
+        self.connections += 1
+        self.connection = self.connections
+        self.sent_at.clear()
+        self.next_observed = 0.0
+        with self.inside():
+            self.agent.on_connect()
+
+    def disconnect(self) -> None:
+        """The line breaks; another is dialled."""
+        if self.agent is not None and self.connection:
+            self.connection = 0
+            with self.inside():
+                self.agent.on_disconnect()
+            number = self.agents
+            self.world.timeline.after(RETRY_SECONDS * self.world.dice.random(), lambda: self.connect(number))
+
+    def look(self) -> None:
+        """What the agent's loops do between frames, and then what they say."""
+        assert self.agent is not None
+        if self.agent.runs.look():
+            self.agent.news.note_change()
+        if self.agent.runs.has_starts_awaiting_units or self.agent._has_undesired_runs():
+            self.world.wait(self.agent._reconcile())
+        now = self.boottime()
+        if self.connection and (self.agent.news.take_change() or now >= self.next_observed):
+            self.next_observed = now + self.agent.poll_seconds
+            self.say()
+
+    def say(self) -> None:
+        """A whole report."""
+        assert self.agent is not None
+        self.sequence += 1
+        observed = self.agent.news.observed(self.sequence)
+        self.sent_at[self.sequence] = self.boottime()
+        text, connection = encode(observed), self.connection
+        self.agent.news.on_observed_sent(observed)
+        self.world.network.carry(self.name, lambda: self.world.site.receive(self, connection, text))
+
+    def hear(self, connection: int, text: str) -> None:
+        """A frame of the edge arrives."""
+        if self.agent is None or connection != self.connection:
+            return  # of a line that is gone
+        frame = decode(text, FRAMES_DOWN)
+        if isinstance(frame, Refused):
+            self.world.timeline.tell(f"{self.name}: refused, {'come back' if frame.retry else frame.reason}")
+            self.disconnect()
+        elif isinstance(frame, Desired):
+            at = self.sent_at.get(frame.answers, 0.0) if frame.answers else self.boottime()
+            heard, running = self.agent, frame
+            self.alive(lambda: self.world.wait(heard.on_desired(running, at)))
+
+    # -- its processes -----------------------------------------------------------------------------------------------------
+
+    def spawn(self, run: LocalRun, wanted: RunWanted, locks: list[int], alive: int) -> None:
+        """The agent has started a shim; it takes a moment until it is there."""
+        habits = self.world.habits[wanted.command]
+        shim = SimulatedShim(self, run, wanted, habits, FIRST_PID + len(self.shims), locks, alive)
+        self.shims.append(shim)
+
+        def tick() -> None:
+            with self.inside():
+                shim.tick()
+            if shim.kept:
+                self.world.timeline.after(SHIM_TICK_SECONDS, tick)
+
+        self.world.timeline.after(self.world.dice.uniform(0.02, 0.4), tick)
+
+    def note_started(self, shim: SimulatedShim) -> None:
+        """Its workload runs from now on."""
+        self.world.promises.stale = True
+        self.starts[shim.run.id] = self.starts.get(shim.run.id, 0) + 1
+        self.world.timeline.tell(f"{self.name}: {shim.wanted.command} starts, attempt {shim.wanted.attempt}")
+
+    @property
+    def living(self) -> list[SimulatedShim]:
+        """Those whose workload has processes."""
+        return [shim for shim in self.shims if shim.lives and shim.started is not None]
+
+    def reboot(self) -> None:
+        """Nothing of before runs any more."""
+        self.lose_agent()
+        for shim in self.shims:
+            shim.vanish()
+        self.boots += 1
+        self.booted_at = self.world.timeline.now
+        self.world.timeline.after(self.world.dice.uniform(1, 20), self.start_agent)
+
+    def is_alive(self, pid: int, _: int) -> bool:
+        """Does the shim with this pid live?"""
+        return any(shim.kept and shim.pid == pid for shim in self.shims)
+
+    def switch_off(self) -> None:
+        """The simulation is over: nothing stays open."""
+        self.lose_agent()
+        for shim in self.shims:
+            shim.vanish()
+
+    # -- what the agent takes for the system ---------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """Code of the agent that runs in here finds this machine's clocks, processes and boot."""
+        before, self.world.here = self.world.here, self
+        try:
+            yield
+        finally:
+            self.world.here = before
+
+    def written(self) -> None:
+        """Called before and after each write of the agent: one of these may be its last moment."""
+        if self.doom:
+            self.doom -= 1
+            if not self.doom:
+                raise SimulatedKill
+
+
+def _lease(folder: Path, known: float) -> float:
+    try:
+        return float((folder / "lease").read_text())
+    except (OSError, ValueError):
+        return known
+
+
+@contextlib.contextmanager
+def simulated_machines(world: SimulatedWorld) -> Iterator[None]:
+    """Within it, the agent's modules ask the machine that is `here` for times, processes and files."""
+
+    def here() -> SimulatedHost:
+        assert world.here is not None, "the agent runs only on a machine"
+        return world.here
+
+    def write_json(path: Path, value: Any) -> None:
+        here().written()
+        agent.host.state.write_text(path, json.dumps(value))
+        here().written()
+
+    clock = types.SimpleNamespace(time=lambda: here().wall(), monotonic=lambda: here().boottime())
+    tree = types.SimpleNamespace(
+        is_alive=lambda pid, ticks: here().is_alive(pid, ticks), scan=dict, environment_value=lambda pid, name: None
+    )
+    nothing = EnvironmentSeen(python="3")
+    with contextlib.ExitStack() as stack:
+        for module in (
+            agent.runs.local_run,
+            agent.runs.manager,
+            agent.runs.orphaned_runs,
+            agent.runs.declared_load,
+            agent.server.reporting,
+            agent.monitoring,
+            agent.daemon,
+        ):
+            for name, value in (
+                ("boottime", lambda: here().boottime()),
+                ("boot_id", lambda: here().boot_id),
+                ("time", clock),
+                ("processes", tree),
+                ("write_json", write_json),
+            ):
+                if hasattr(module, name):
+                    stack.enter_context(mock.patch.object(module, name, value))
+        stack.enter_context(mock.patch.object(agent.host.state, "write_json", write_json))
+        stack.enter_context(mock.patch.object(agent.host.state, "fsync_folder", lambda path: None))
+        stack.enter_context(
+            mock.patch.object(Trash, "throw", lambda trash, path: shutil.rmtree(path, ignore_errors=True))
+        )
+        stack.enter_context(mock.patch.object(agent.storage.home_usage_reader, "offered_environment", lambda exposed: nothing))
+        yield

@@ -1,0 +1,1 @@
+"""Replay of recorded cluster traces, and the queue orders to compare with."""

@@ -1,0 +1,155 @@
+"""A trace's jobs through our own engine: nodes, queue, plans and simulated time are those of the product.
+
+Policy ranks all teams equal here: nobody has a guarantee, everybody may borrow without limit, and past use does not
+count. So what is measured is the default order with its holds, on the real planner.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.traces.queue_baselines import TraceJob
+from scheduler.core.model.snapshot import (
+    Ask,
+    HostInfo,
+    PoolInfo,
+    PoolKind,
+    PoolPolicy,
+    QueuedWorkload,
+    QuotaInfo,
+    Refusal,
+    Snapshot,
+    TeamInfo,
+    UnitInfo,
+)
+from scheduler.core.queue.runtime_prediction import RuntimeHistory
+from scheduler.core.reasons import ReasonCode
+from scheduler.core.what_if.simulation import (
+    Simulation,
+    SimulationEvent,
+    SimulationEventKind,
+    WorkloadArrival,
+)
+
+MODEL = "GPU"
+FAR_FUTURE = 1 << 40
+PROGRESS_EVERY = 20_000  # events
+
+
+def trace_snapshot(nodes: int, teams: Sequence[int], size: int = 8) -> Snapshot:
+    """One dynamic pool of ``nodes`` hosts of ``size`` GPUs whose teams policy ranks equal."""
+    return Snapshot(
+        1,
+        pools=(PoolInfo(1, "trace", PoolKind.DYNAMIC, None, PoolPolicy(half_life_seconds=0, longest_runtime_seconds=FAR_FUTURE)),),
+        hosts=tuple(HostInfo(n + 1, f"node-{n + 1:04d}", 1) for n in range(nodes)),
+        units=tuple(UnitInfo(n * size + g + 1, n + 1, n * size + g + 1, MODEL) for n in range(nodes) for g in range(size)),
+        teams=tuple(TeamInfo(team, f"team-{team}") for team in sorted(set(teams))),
+        quotas=tuple(QuotaInfo(team, 1, MODEL, 0) for team in sorted(set(teams))),
+    )
+
+
+def as_arrival(job: TraceJob) -> WorkloadArrival:
+    """A job as our queue gets it; how long it will probably run is said when it is submitted."""
+    queued = QueuedWorkload(
+        job.id,
+        job.team,
+        job.team,
+        job.user,
+        1,
+        Ask(job.per_node, job.nodes),
+        job.submitted,
+        job.limit,
+        job.limit,
+        preemptible=True,
+    )
+    return WorkloadArrival(job.submitted, queued, job.runtime)
+
+
+class TraceReplay:
+    """``jobs`` from the first submission until the last is over, each with the prediction that history allows."""
+
+    def __init__(
+        self,
+        jobs: Sequence[TraceJob],
+        nodes: int,
+        on_refusal: Callable[[int, Refusal], None] | None = None,
+        curious: Callable[[QueuedWorkload], bool] = lambda queued: False,
+        on_start: Callable[[int, int], None] = lambda workload, now: None,
+    ) -> None:
+        """``on_refusal`` is told what is said at the submission of those jobs that somebody is ``curious`` about;
+        ``on_start`` of every start: job and time."""
+        self.started: dict[int, int] = {}
+        self.curious, self.on_start = curious, on_start
+        self.history = RuntimeHistory()
+        self.rows: dict[int, QueuedWorkload] = {}
+        self.events = 0
+        snapshot = trace_snapshot(nodes, [job.team for job in jobs])
+        self.simulation = Simulation(
+            snapshot, min(job.submitted for job in jobs), self._tell, self._foresee, on_refusal
+        )
+        for job in sorted(jobs, key=lambda job: (job.submitted, job.id)):
+            self.simulation.submit(as_arrival(job))
+
+    def run(self) -> dict[int, int]:
+        """When each job started (s)."""
+        began = time.perf_counter()
+        self.simulation.run(FAR_FUTURE)
+        seconds = time.perf_counter() - began
+        print(f"{self.simulation.plans} plans in {seconds:.1f} s", file=sys.stderr, flush=True)
+        return self.started
+
+    def _foresee(self, queued: QueuedWorkload) -> QueuedWorkload:
+        row = replace(queued, predicted_seconds=self.history.predict(queued))
+        self.rows[row.id] = row
+        if self.curious(row):
+            self.simulation.curious.add(row.id)
+        return row
+
+    def _tell(self, event: SimulationEvent) -> None:
+        assert event.workload is not None  # there are no reservations in a trace
+        if event.kind is SimulationEventKind.PLACED:
+            self.started.setdefault(event.workload, event.at)
+            self.on_start(event.workload, event.at)
+        elif event.kind is SimulationEventKind.ENDED:
+            row = self.rows.pop(event.workload)
+            if event.code == ReasonCode.FINISHED:
+                self.history.finished(row, event.at - self.started[event.workload])
+            self.events += 1
+            if self.events % PROGRESS_EVERY == 0:
+                waiting = len(self.simulation.queued)
+                print(f"{self.events} jobs are over, {waiting} wait", file=sys.stderr, flush=True)
+
+
+def integer_argument(low: int, high: int = 1_000_000) -> Callable[[str], int]:
+    """An argument that is a whole number in that range."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or not low <= int(text[:20]) <= high:
+            raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number from {low} to {high}")
+        return int(text)
+
+    return read
+
+
+def check_jobs_fit(jobs: Sequence[TraceJob], nodes: int) -> None:
+    """SystemExit with a sentence when a job would wait for ever, or there is none."""
+    largest = max((job.nodes for job in jobs), default=0)
+    if not jobs or largest > nodes:
+        raise SystemExit(f"gpupool: {len(jobs)} jobs, the largest on {largest} nodes, do not fit on {nodes} nodes")
+
+
+def trace_file(given: str | None, *usual: str) -> Path:
+    """The file given, else the usual one under GPUPOOL_TRACES. SystemExit with a sentence when there is none."""
+    folder = Path(os.environ.get("GPUPOOL_TRACES", Path(__file__).resolve().parent.parent.parent / "shared" / "data"))
+    path = Path(given) if given else folder.joinpath(*usual)
+    if not path.is_file():
+        raise SystemExit(
+            f"gpupool: {path} is not a file; give --jobs FILE, or set GPUPOOL_TRACES to the traces' folder"
+        )
+    return path

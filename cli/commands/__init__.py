@@ -1,0 +1,1 @@
+"""The commands, one module per subject. They never import each other."""

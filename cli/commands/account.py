@@ -1,0 +1,57 @@
+"""Signing in and out."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from cli import credentials, output
+from cli.client import ApiClient
+from cli.session import CliSession, cli, command
+
+
+@command(cli, "login")
+@click.option("--url", prompt="URL of the portal", help="Such as https://gpu.example.org")
+@click.option(
+    "--token",
+    prompt="Token",
+    hide_input=True,
+    help="Made in the portal under API tokens; - reads it from standard input.",
+)
+def sign_in(session: CliSession, url: str, token: str) -> None:
+    """Keep the portal's address and a token, after trying them."""
+    text = sys.stdin.readline().strip() if token == "-" else token.strip()
+    made = credentials.Credentials(credentials.normalised_portal_url(url), text)
+    me = ApiClient(made).get("me/")
+    place = credentials.credentials_path()
+    credentials.save_credentials(made, place)
+    if session.json:
+        output.print_json({"url": made.url, "username": me["username"]})
+    else:
+        output.print_line(f"Signed in to {made.url} as {me['username']}. Kept in {place}.")
+
+
+@command(cli, "logout")
+def sign_out(session: CliSession) -> None:
+    """Forget the token here; revoke it in the portal to end it everywhere."""
+    credentials.credentials_path().unlink(missing_ok=True)
+    output.print_json({}) if session.json else output.print_line("Signed out on this machine.")
+
+
+@command(cli, "me")
+def whoami(session: CliSession) -> None:
+    """Who the token speaks for."""
+    me = session.client.get("me/")
+    if session.json:
+        return output.print_json(me)
+    roles = [name for name in ("operator", "finance", "auditor") if me[name]]
+    teams = [f"{each['team']} ({each['role']})" for each in me["teams"]]
+    return output.print_facts(
+        [
+            ("name", me["username"]),
+            ("portal", session.client.login.url),
+            ("roles", ", ".join(roles)),
+            ("teams", ", ".join(teams)),
+        ]
+    )

@@ -1,0 +1,153 @@
+"""The hosts of all pools together, homes, and what was used."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from cli import output
+from cli.formatting import format_bytes, format_gpus, relative_time
+from cli.request_options import TIMESTAMP_TYPE
+from cli.session import CliSession, cli, command
+
+
+@cli.group()
+def pool() -> None:
+    """What pools demand of their hosts."""
+
+
+@cli.group()
+def volume() -> None:
+    """Homes and their size."""
+
+
+@command(cli, "status")
+def status(session: CliSession) -> None:
+    """What each pool has and what is free now: whole GPUs, and beside them what is free of GPUs that are split."""
+    pools = session.client.get("pools/")
+    if session.json:
+        return output.print_json(pools)
+    rows = [
+        (
+            pool["slug"],
+            pool["kind"],
+            each["model"],
+            each["gpus"],
+            format_gpus(each["held_gpus"]),
+            format_gpus(each["free_gpus"] - each["free_in_parts_gpus"]),
+            format_gpus(each["free_in_parts_gpus"]) if each["free_in_parts_gpus"] else "",
+        )
+        for pool in pools
+        for each in pool["models"]
+    ]
+    return output.print_table(("pool", "kind", "model", "in all", "held", "free", "free in slices"), rows, "No pool has GPUs yet.")
+
+
+@command(cli, "hosts")
+@click.option("--pool", help="Of one pool.")
+def hosts(session: CliSession, pool: str | None) -> None:
+    """Hosts and their states."""
+    rows = list(session.client.pages("hosts/", pool=pool))
+    if session.json:
+        return output.print_json(rows)
+    now = datetime.now().astimezone()
+    return output.print_table(
+        ("host", "pool", "GPUs", "model", "lease", "service", "repair", "last heard", "why", "readings"),
+        (
+            (
+                row["name"],
+                row["pool"],
+                len(row["gpus"]),
+                ", ".join(sorted(set(row["gpus"]))),
+                "revoked" if row.get("revoked_at") else row["lease_state"],
+                row["admin_state"].replace("_", " "),
+                row["repair_state"],
+                relative_time(row["last_sync_at"], now),
+                _unavailability_reason(row),
+                "simulated" if row["simulated"] else "measured",
+            )
+            for row in rows
+        ),
+        "No hosts yet.",
+    )
+
+
+def _unavailability_reason(row: dict[str, Any]) -> str:
+    """Why it takes nothing: of a revoked or silent one that it is; what an operator said before stands behind that."""
+    quiet = {"suspect": "one renewal late", "silent": "its agent does not speak"}.get(row["lease_state"], "")
+    if row.get("revoked_at"):
+        why = f" ({row['revoked_why']})" if row["revoked_why"] else ""
+        quiet = f"its credential was revoked{why}; to join again: gpupool host join {row['name']}"
+    is_open = row["admin_state"] == "in_service" and row["repair_state"] == "well"
+    kept = "" if is_open and quiet else row["state_reason"]
+    return f"{quiet}; before that: {kept}" if quiet and kept else quiet or kept
+
+
+@command(pool, "isolation")
+@click.argument("slug")
+@click.argument("level", required=False, type=click.Choice(["none", "sandbox", "team_users", "limits"]))
+@click.option("--reason", default="", help="Kept with the change.")
+def pool_isolation(session: CliSession, slug: str, level: str | None, reason: str) -> None:
+    """How well a pool's hosts have to keep workloads apart, and which of them do not; with LEVEL that is changed."""
+    path = f"pools/{quote(slug, safe='', errors='replace')}/"
+    if level is not None:
+        session.client.put(f"{path}isolation/", {"isolation": level, "why": reason})
+    found = session.client.get(path)
+    rows = list(session.client.pages("hosts/", pool=slug))
+    if session.json:
+        return output.print_json({"isolation": found["isolation"], "hosts": rows})
+    output.print_line(f"Hosts of {slug} need at least: {found['isolation']}.")
+    return output.print_table(
+        ("host", "isolation", "level", "lacks"),
+        ((row["name"], row["isolation"], row["isolation_level"], ", ".join(row["isolation_lacking"])) for row in rows),
+        "No hosts yet.",
+    )
+
+
+@command(volume, "list")
+def list_volumes(session: CliSession) -> None:
+    """Your home on each storage; also those of people in teams you lead."""
+    rows = list(session.client.pages("volumes/"))
+    if session.json:
+        return output.print_json(rows)
+    now = datetime.now().astimezone()
+    return output.print_table(
+        ("home", "hosts", "size", "files", "in use by", "last change", "measured"),
+        (
+            (
+                row["name"],
+                ", ".join(row["hosts"]),
+                format_bytes(row["size_bytes"], row["size_complete"]),
+                "unknown" if row["files"] is None else f"{row['files']:,}",
+                row["running_workloads"],
+                relative_time(row["changed_at"], now) if row["changed_at"] else "unknown",
+                relative_time(row["measured_at"], now) if row["measured_at"] else "not yet",
+            )
+            for row in rows
+        ),
+        "No home yet: it is made when your first notebook or job starts.",
+    )
+
+
+@command(cli, "usage")
+@click.option("--by", type=click.Choice(["team", "project", "user", "type", "model"]), default="team")
+@click.option("--start", type=TIMESTAMP_TYPE, help="A week ago unless given.")
+@click.option("--end", type=TIMESTAMP_TYPE, help="Now unless given.")
+def usage(session: CliSession, by: str, start: str | None, end: str | None) -> None:
+    """GPU-hours held and used, of what you may see."""
+    answer = session.client.get("usage/", by=by, start=start, end=end)
+    if session.json:
+        return output.print_json(answer)
+    rows = (
+        (
+            line["name"],
+            f"{line['gpu_hours']:,.1f}",
+            "unknown" if line["used_gpu_hours"] is None else f"{line['used_gpu_hours']:,.1f}",
+            "unknown" if line["coverage"] is None else f"{line['coverage']:.0%}",
+        )
+        for line in answer["lines"]
+    )
+    return output.print_table((by, "hours", "used", "measured"), rows, "Nothing was held in that time.")

@@ -1,0 +1,158 @@
+"""What is done by itself when a GPU reports an event: the table of rules, and what operators change of it."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from cli import output
+from cli.formatting import DurationType, format_duration
+from cli.session import CliSession, cli, command
+
+ACTION_TYPE = click.Choice(["note", "warn", "quarantine_gpu", "cordon", "drain"])
+COUNT_TYPE = click.Choice(["events", "people"])
+REASON_OPTION = click.option("--why", default="", help="Kept in the record.")
+ACTION_HELP = "note: nothing; warn: operators are told; quarantine_gpu: the GPU is taken out; cordon, drain: the host is closed."
+REPEATS_OPTION = click.option("--repeats", type=int, help="Only once it came so often within --within.")
+WINDOW_OPTION = click.option("--within", "window_seconds", type=DurationType(), help="Such as 24h.")
+COUNTS_OPTION = click.option("--counts", type=COUNT_TYPE, help="people: all events of one person's work on a GPU count as one.")
+ORIGIN_TEXTS = {"default": "as it began", "changed": "changed", "added": "added"}
+
+
+@cli.group("health-rule")
+def health_rule() -> None:
+    """What is done by itself when a GPU reports an event. CODE is such as xid:79; 79 is as good."""
+
+
+@command(health_rule, "list")
+@click.argument("words", nargs=-1, metavar="[CODE OR WORDS OF ITS MEANING]...")
+@click.option("--changed", is_flag=True, help="Only what operators changed or added.")
+@click.option("--action", type=ACTION_TYPE, help="Only rules that do this.")
+def list_rules(session: CliSession, words: tuple[str, ...], changed: bool, action: str | None) -> None:
+    """What is done at how many events within which time, who recommends it, and where others do something else.
+
+    "3 people's work": events of one person's work on a GPU count as one.
+    """
+    find = " ".join(_normalised_code(word) for word in words) or None
+    rows = list(session.client.pages("health-rules/", find=find, changed=changed or None, action=action))
+    if session.json:
+        return output.print_json(rows)
+    output.print_table(
+        ("rule", "meaning", "action", "when", "is", "source", "others differ"),
+        (
+            (
+                row["code"],
+                row["meaning"],
+                row["action"],
+                _threshold_text(row),
+                ORIGIN_TEXTS[row["origin"]],
+                _short_source(row["source"]),
+                _short_source(row["elsewhere"]),
+            )
+            for row in rows
+        ),
+        "No rule is changed or added." if changed and not words else "No rule is found so; an event without a rule is noted.",
+    )
+    return output.print_line("All of one, with sources: gpupool health-rule show CODE") if rows else None
+
+
+@command(health_rule, "show")
+@click.argument("code")
+def show(session: CliSession, code: str) -> None:
+    """One rule: what it does, what it began with, and the sources."""
+    row = session.client.get(_rule_path(code))
+    if session.json:
+        return output.print_json(row)
+    return output.print_facts(
+        [
+            ("rule", row["code"]),
+            ("meaning", row["meaning"]),
+            ("action", row["action"]),
+            ("when", _threshold_text(row)),
+            ("is", ORIGIN_TEXTS[row["origin"]]),
+            ("began as", _action_text(row["default"]) if row["origin"] == "changed" else ""),
+            ("source", row["source"]),
+            ("others differ", row["elsewhere"]),
+        ]
+    )
+
+
+@command(health_rule, "set")
+@click.argument("code")
+@click.option("--action", type=ACTION_TYPE, help=ACTION_HELP)
+@REPEATS_OPTION
+@WINDOW_OPTION
+@COUNTS_OPTION
+@REASON_OPTION
+def set_rule(session: CliSession, code: str, why: str, **given: Any) -> None:
+    """Change what is done; what is not given stays. For operators."""
+    change = {name: value for name, value in given.items() if value is not None}
+    if not change:
+        raise click.UsageError("Give what shall change: --action, --repeats, --within or --counts.")
+    row = session.client.put(_rule_path(code), {**change, "why": why})
+    if session.json:
+        return output.print_json(row)
+    output.print_line(f"{row['code']} ({row['meaning']}): {_action_text(row)}.")
+    if row["origin"] == "changed":
+        output.print_line(f"It began as {_action_text(row['default'])}; back to that: gpupool health-rule reset {row['code']}")
+    return None
+
+
+@command(health_rule, "reset")
+@click.argument("code")
+@REASON_OPTION
+def reset(session: CliSession, code: str, why: str) -> None:
+    """Put a changed rule back to what it began with. For operators."""
+    row = session.client.post(f"{_rule_path(code)}reset/", {"why": why})
+    output.print_json(row) if session.json else output.print_line(f"{row['code']} is as it began: {_action_text(row)}.")
+
+
+@command(health_rule, "add")
+@click.argument("code")
+@click.option("--meaning", required=True, help="What the event is, in a few words.")
+@click.option("--action", type=ACTION_TYPE, required=True, help=ACTION_HELP)
+@REPEATS_OPTION
+@WINDOW_OPTION
+@COUNTS_OPTION
+@click.option("--source", help="Who recommends it; this organisation unless given.")
+@REASON_OPTION
+def add(session: CliSession, code: str, why: str, **given: Any) -> None:
+    """A rule for a code that has none; until then its events are noted. For operators."""
+    body = {name: value for name, value in given.items() if value is not None}
+    row = session.client.post("health-rules/", {"code": _normalised_code(code), **body, "why": why})
+    output.print_json(row) if session.json else output.print_line(f"{row['code']} ({row['meaning']}): {_action_text(row)}.")
+
+
+@command(health_rule, "remove")
+@click.argument("code")
+@REASON_OPTION
+def remove(session: CliSession, code: str, why: str) -> None:
+    """Take a rule out that was added; its events are noted again. For operators."""
+    row = session.client.post(f"{_rule_path(code)}remove/", {"why": why})
+    output.print_json(row) if session.json else output.print_line(f"{row['code']} has no rule any more: its events are noted.")
+
+
+def _normalised_code(text: str) -> str:
+    return f"xid:{text}" if text.isascii() and text.isdigit() else text
+
+
+def _rule_path(code: str) -> str:
+    return f"health-rules/{quote(_normalised_code(code), safe='', errors='replace')}/"
+
+
+def _action_text(row: dict[str, Any]) -> str:
+    return f"{row['action']}, {_threshold_text(row)}"
+
+
+def _threshold_text(row: dict[str, Any]) -> str:
+    if row["repeats"] == 1:
+        return "at the first"
+    of = "people's work " if row["counts"] == "people" else ""
+    return f"at {row['repeats']} {of}within {format_duration(row['window_seconds'])}"
+
+
+def _short_source(source: str) -> str:
+    """Who says it; the whole of it is in ``show``."""
+    return source.partition(" (")[0]

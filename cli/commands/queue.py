@@ -1,0 +1,139 @@
+"""What waits, and why: the order, who gets how much, why one waits and another goes first."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from cli import output
+from cli.formatting import expected_start_text, format_local_time, relative_time
+from cli.lookup import find_workload
+from cli.session import CliSession, cli, command
+
+
+@command(cli, "queue")
+@click.option("--pool", help="Of one pool.")
+@click.option("--fairness", is_flag=True, help="Who gets how much instead: each team's guarantee, use and share.")
+def queue(session: CliSession, pool: str | None, fairness: bool) -> None:
+    """What waits, in the order in which it is looked at, and why."""
+    if fairness:
+        return _print_fairness(session, pool)
+    rows = list(session.client.pages("queue/", pool=pool))
+    if session.json:
+        return output.print_json(rows)
+    now = datetime.now().astimezone()
+    return output.print_table(
+        ("place", "id", "name", "owner", "GPUs", "pool", "waits", "expected", "why"),
+        (
+            (
+                row["position"],
+                row["id"][:8],
+                row["name"],
+                row["owner"],
+                row["units"] * row["hosts"],
+                row["pool"],
+                relative_time(row["submitted_at"], now).removesuffix(" ago"),
+                expected_start_text(row, now),
+                row["reason"],
+            )
+            for row in rows
+        ),
+        "Nothing waits that you may see.",
+    )
+
+
+def _print_fairness(session: CliSession, pool: str | None) -> None:
+    """Why does that team get more? By pool."""
+    pools = [pool] if pool else [row["slug"] for row in session.client.get("pools/")]
+    found = {slug: session.client.get(f"pools/{quote(slug, safe='', errors='replace')}/fairness/") for slug in pools}
+    if session.json:
+        return output.print_json(found)
+    for slug, rows in found.items():
+        output.print_line(f"{slug}: the lowest share borrows next; 1.00 is a team's fair part.")
+        output.print_table(
+            ("team", "guaranteed", "held", "borrowed", "waits for", "past hours", "weight", "share"),
+            (
+                (
+                    row["team"],
+                    f"{row['guaranteed_gpus']:.4g}",
+                    f"{row['held_gpus']:.4g}",
+                    f"{row['borrowed_gpus']:.4g}",
+                    f"{row['waiting_gpus']:.4g}",
+                    f"{row['past_gpu_hours']:,.0f}",
+                    row["weight"],
+                    "-" if row["ratio"] is None else f"{row['ratio']:.2f}",
+                )
+                for row in rows
+            ),
+            "No team has a quota here.",
+        )
+    return None
+
+
+@command(cli, "why")
+@click.argument("id_", metavar="ID")
+@click.option("--them", metavar="ID", help="Why this other one, not mine: the rule that decides between the two.")
+@click.option(
+    "--sooner", is_flag=True, help="Also what would start sooner, and when it could be reserved; each is planned for."
+)
+def why(session: CliSession, id_: str, them: str | None, sooner: bool) -> None:
+    """Why it waits, or why it started or had to go."""
+    found = find_workload(session, id_)
+    if them:
+        return _print_comparison(session, found, find_workload(session, them))
+    answer = session.client.get(f"workloads/{found['id']}/why/")
+    if sooner:
+        answer["sooner"] = session.client.get(f"workloads/{found['id']}/sooner/")
+        answer["windows"] = session.client.get(f"workloads/{found['id']}/windows/")
+    if session.json:
+        return output.print_json(answer)
+    output.print_line(f"{found['name']} is {answer['state']}. {answer['sentence']}".strip())
+    now = datetime.now().astimezone()
+    hidden = answer["hidden_blockers"]
+    before = [f"{each['name']} of {each['owner']}" for each in answer["blockers"]] + (
+        [f"{hidden} that you may not see"] if hidden else []
+    )
+    output.print_facts(
+        [
+            ("place", answer["position"]),
+            ("expected", expected_start_text(answer, now) if answer["expected_start"] else ""),
+            ("how sure", answer["past_starts"]["sentence"] if answer["expected_start"] else ""),
+            ("waits for", ", ".join(before)),
+            ("others first", _hidden_ahead_text(answer)),
+        ]
+    )
+    for row in answer["ahead"]:
+        output.print_line(f"goes first: {row['name']} of {row['owner']} ({row['id'][:8]}): {row['because']}")
+    for way in answer.get("sooner", []):
+        output.print_line(f"sooner: {way['words']}: {'now' if way['starts_now'] else relative_time(way['expected_start'], now)}")
+    if sooner and not answer["sooner"]:
+        output.print_line("Nothing that was tried would start sooner.")
+    for window in answer.get("windows", []):
+        needs = " (needs approval)" if window["needs_approval"] else ""
+        output.print_line(f"could be reserved: {format_local_time(window['start'])} to {format_local_time(window['end'])}{needs}")
+    for row in answer["decisions"]:
+        output.print_line(f"{format_local_time(row['at'])}  {row['kind']:<8}  {row['sentence']}")
+    return None
+
+
+def _hidden_ahead_text(answer: dict[str, Any]) -> str:
+    """Those with an earlier turn that are not listed: too far ahead, or not the viewer's to see."""
+    rest = answer["ahead_more"]
+    if not rest:
+        return ""
+    return f"{rest} more, further ahead or not yours to see" if answer["ahead"] else f"{rest} that you may not see"
+
+
+def _print_comparison(session: CliSession, mine: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """The rule that decides between two, and what would be without the other."""
+    answer = session.client.get(f"workloads/{mine['id']}/why/{theirs['id']}/")
+    if session.json:
+        return output.print_json(answer)
+    without = answer["without"]
+    output.print_line(f"{theirs['name']} and not {mine['name']}: {answer['sentence']}")
+    starts = "would start now" if without["starts_now"] else f"would not start now. {without['sentence']}"
+    output.print_line(f"Without {theirs['name']}, {mine['name']} {starts}".rstrip(".") + ".")
+    return None

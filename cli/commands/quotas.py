@@ -1,0 +1,98 @@
+"""What teams are guaranteed, and what waits for somebody's word."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from cli import output
+from cli.lookup import find_by_id_or_name
+from cli.request_options import only_pool
+from cli.session import CliSession, cli, command
+
+
+@cli.group()
+def quota() -> None:
+    """What teams are guaranteed."""
+
+
+@cli.group()
+def approval() -> None:
+    """What waits for somebody's word."""
+
+
+@command(quota, "list")
+def list_quotas(session: CliSession) -> None:
+    """Guarantees of your teams."""
+    rows = list(session.client.pages("quotas/"))
+    if session.json:
+        return output.print_json(rows)
+    return output.print_table(
+        ("team", "pool", "model", "guaranteed", "may borrow", "GPU-hours used"),
+        (
+            (
+                row["team"],
+                row["pool"],
+                row["model"],
+                f"{row['guaranteed_gpus']:.4g}",
+                "any" if row["borrow_limit_gpus"] is None else f"{row['borrow_limit_gpus']:g}",
+                f"{row['gpu_hours_used']:,.0f} of {row['gpu_hours']:,} a {row['period']}" if row["gpu_hours"] else "",
+            )
+            for row in rows
+        ),
+        "No team of yours has a quota.",
+    )
+
+
+@command(quota, "request")
+@click.option("--team", required=True)
+@click.option("--pool", help="Not needed when there is one only.")
+@click.option("--model", required=True)
+@click.option("--guaranteed-gpus", type=int, required=True)
+@click.option("--borrow-limit-gpus", type=int, help="Any number unless given.")
+@click.option("--gpu-hours", type=int, help="What the guarantee is worth in a period; without end unless given.")
+@click.option("--period", type=click.Choice(["day", "week", "month"]))
+@click.option("--when-used-up", type=click.Choice(["borrow", "refuse"]), help="Only borrow then, or start nothing new.")
+@click.option("--why", "reason", default="", help="For the one who approves.")
+def request_quota(session: CliSession, reason: str, pool: str | None, **given: Any) -> None:
+    """Ask for another guarantee."""
+    wanted = {name: value for name, value in given.items() if value is not None}
+    answer = session.client.post(
+        "quotas/requests/", {**wanted, "pool": pool or only_pool(session.client), "why": reason}
+    )
+    output.print_json(answer) if session.json else output.print_line(f"Waits for approval ({answer['id']}): {answer['what']}.")
+
+
+@command(approval, "list")
+@click.option("--all", "everything", is_flag=True, help="Also what is decided.")
+def list_approvals(session: CliSession, everything: bool) -> None:
+    """What waits for approval, of what you may see."""
+    rows = list(session.client.pages("approvals/", state=None if everything else "waiting"))
+    if session.json:
+        return output.print_json(rows)
+    return output.print_table(
+        ("id", "team", "author", "what", "why", "state"),
+        ((row["id"][:8], row["team"], row["author"], row["what"], row["why"], row["state"]) for row in rows),
+        "Nothing waits.",
+    )
+
+
+@command(approval, "approve")
+@click.argument("id_", metavar="ID")
+@click.option("--comment", default="")
+def approve(session: CliSession, id_: str, comment: str) -> None:
+    """Approve it as it is; see first what it does to others."""
+    found = find_by_id_or_name(session.client, id_, "approvals/", "submission")
+    answer = session.client.post(f"approvals/{found['id']}/approve/", {"comment": comment})
+    output.print_json(answer) if session.json else output.print_line(f"Approved: {answer['what']}.")
+
+
+@command(approval, "decline")
+@click.argument("id_", metavar="ID")
+@click.option("--comment", required=True, help="Why.")
+def decline(session: CliSession, id_: str, comment: str) -> None:
+    """Decline it, with a reason."""
+    found = find_by_id_or_name(session.client, id_, "approvals/", "submission")
+    answer = session.client.post(f"approvals/{found['id']}/decline/", {"comment": comment})
+    output.print_json(answer) if session.json else output.print_line(f"Declined: {answer['what']}.")

@@ -1,0 +1,206 @@
+"""Reserving GPUs for a window, once or again and again."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import click
+
+from cli import output
+from cli.errors import CliError
+from cli.formatting import format_local_time, local_zone_name
+from cli.lookup import find_by_id_or_name
+from cli.request_options import DURATION_TYPE, TIMESTAMP_TYPE, gpu_options, placement_options, request_body
+from cli.session import CliSession, cli, command
+
+WEEKDAY_NAMES = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
+WEEKDAY_TYPE = click.Choice(WEEKDAY_NAMES)
+
+
+@cli.group()
+def reservation() -> None:
+    """Reserve GPUs for a window."""
+
+
+@command(reservation, "create")
+@gpu_options
+@placement_options
+@click.option("--name", default="Reservation")
+@click.option("--start", type=TIMESTAMP_TYPE, required=True, help="Such as 'tomorrow 09:00' or 2026-03-02T09:00.")
+@click.option("--end", type=TIMESTAMP_TYPE, help="The same way.")
+@click.option("--for", "length_", type=DURATION_TYPE, help="Instead of --end: such as 8h.")
+@click.option("--may-exceed-guarantee", is_flag=True, default=None, help="Ask to use what other teams are guaranteed.")
+@click.option("--why", "reason", help="For the one who approves.")
+@click.option("--on", "weekdays", multiple=True, type=WEEKDAY_TYPE, help="It recurs on this weekday; again for others.")
+@click.option("--every", type=click.Choice(["day", "weekday"]), help="Instead of --on.")
+@click.option("--until", type=click.DateTime(["%Y-%m-%d"]), help="The last day, when it recurs, such as 2026-03-31.")
+@click.option("--weeks", type=click.IntRange(1, 104), help="Instead of --until: for so many weeks.")
+@click.option("--time-zone", help="Whose clock a recurring one goes by; this machine's unless given.")
+@click.option("--dry-run", is_flag=True, help="Only say whether it fits.")
+def create_reservation(
+    session: CliSession,
+    name: str,
+    start: str,
+    end: str | None,
+    length_: int | None,
+    reason: str | None,
+    dry_run: bool,
+    weekdays: tuple[str, ...],
+    every: str | None,
+    until: datetime | None,
+    weeks: int | None,
+    time_zone: str | None,
+    **given: Any,
+) -> None:
+    """Reserve GPUs for a window; above the pool's threshold it waits for approval."""
+    days = {"day": WEEKDAY_NAMES, "weekday": WEEKDAY_NAMES[:5]}[every] if every else list(weekdays)
+    if bool(days) != bool(until or weeks) or (every and weekdays) or (until and weeks):
+        raise click.UsageError("A recurring one needs --every or --on, one of the two, and --until or --weeks.")
+    if (end is None) == (length_ is None):
+        raise click.UsageError("Give --end or --for, one of the two.")
+    if length_ is not None:
+        try:
+            end = (datetime.fromisoformat(start) + timedelta(seconds=length_)).isoformat()
+        except OverflowError:
+            raise click.UsageError(f"--for {length_} seconds is beyond all calendars.") from None
+    body = {"units": 1} | request_body(session, given) | {"start": start, "end": end}
+    path = "reservations/"
+    if days:
+        path = "series/"
+        last = until or datetime.fromisoformat(start) + timedelta(days=7 * (weeks or 1) - 1)
+        body |= {"weekdays": days, "until": f"{last:%Y-%m-%d}", "time_zone": time_zone or local_zone_name()}
+    if dry_run:
+        answer = session.client.post(f"{path}preview/", body)
+        if session.json:
+            return output.print_json(answer)
+        output.print_line("It fits." if answer["fits"] else answer["sentence"])
+        for said in (*answer.get("clock_changes", ()), *answer.get("warnings", ())):
+            output.print_line(said)
+        for window in answer["windows"] if not answer["fits"] else []:
+            output.print_line(f"It would fit from {format_local_time(window['start'])} to {format_local_time(window['end'])}.")
+        return None
+    body |= {"name": name} | ({"why": reason} if reason else {})
+    answer = session.client.post(path, body)
+    if session.json:
+        return output.print_json(answer)
+    if answer.get("series"):
+        made = answer["series"]
+        times = made["occurrences"]
+        output.print_line(
+            f"Confirmed: {made['name']} ({made['id']}), {len(times)} times, the first {format_local_time(times[0]['start'])} to "
+            f"{format_local_time(times[0]['end'])}, the last {format_local_time(times[-1]['start'])} to {format_local_time(times[-1]['end'])}."
+        )
+        for change in made["clock_changes"]:
+            output.print_line(change)
+        return None
+    if answer.get("reservation"):
+        made = answer["reservation"]
+        return output.print_line(f"Confirmed: {made['name']} ({made['id']}), {format_local_time(made['start'])} to {format_local_time(made['end'])}.")
+    return output.print_line(f"Waits for approval ({answer['submission']['id']}): {answer['submission']['what']}.")
+
+
+@command(reservation, "list")
+@click.option("--all", "everything", is_flag=True, help="Those of your teams, and those that are over.")
+def list_reservations(session: CliSession, everything: bool) -> None:
+    """Your reservations."""
+    query: dict[str, Any] = {} if everything else {"mine": True, "state": "open"}
+    rows = list(session.client.pages("reservations/", **query))
+    if session.json:
+        return output.print_json(rows)
+    return output.print_table(
+        ("id", "name", "GPUs", "model", "pool", "start", "end", "state", "owner"),
+        (
+            (
+                row["id"][:8],
+                row["name"],
+                row["units"] * row["hosts"],
+                ", ".join(row["models"]),
+                row["pool"],
+                format_local_time(row["start"]),
+                format_local_time(row["end"]),
+                row["state"],
+                row["owner"],
+            )
+            for row in rows
+        ),
+        "No reservations. Make one: gpupool reservation create --help",
+    )
+
+
+@command(reservation, "cancel")
+@click.argument("id_", metavar="ID")
+@click.option("--why", "reason", default="", help="Kept in the record.")
+def cancel_reservation(session: CliSession, id_: str, reason: str) -> None:
+    """Give a reservation up."""
+    found = find_by_id_or_name(session.client, id_, "reservations/", "reservation")
+    answer = session.client.post(f"reservations/{found['id']}/cancel/", {"why": reason})
+    output.print_json(answer) if session.json else output.print_line(f"{answer['name']} is cancelled.")
+
+
+@command(reservation, "cancel-series")
+@click.argument("id_", metavar="ID")
+@click.option("--why", "reason", default="", help="Kept in the record.")
+def cancel_series(session: CliSession, id_: str, reason: str) -> None:
+    """Give up all that is left of a recurring reservation; ID is its own or that of an occurrence."""
+    try:
+        found = find_by_id_or_name(session.client, id_, "series/", "recurring reservation")["id"]
+    except CliError:
+        found = find_by_id_or_name(session.client, id_, "reservations/", "reservation")["series"]
+    if not found:
+        raise CliError(f"{id_} does not recur; give it up with: gpupool reservation cancel {id_}")
+    answer = session.client.post(f"series/{found}/cancel/", {"why": reason})
+    output.print_json(answer) if session.json else output.print_line(f"{answer['given_up']} occurrences are cancelled.")
+
+
+@command(reservation, "move")
+@click.argument("id_", metavar="ID")
+@click.option(
+    "--start", type=TIMESTAMP_TYPE, required=True, help="Its new start; as long as before unless --for says otherwise."
+)
+@click.option("--for", "length_", type=DURATION_TYPE, help="Its new length.")
+@click.option("--why", "reason", help="For the one who approves.")
+def move_reservation(session: CliSession, id_: str, start: str, length_: int | None, reason: str | None) -> None:
+    """Give a reservation that has not begun another start."""
+    end = None if length_ is None else (datetime.fromisoformat(start) + timedelta(seconds=length_)).isoformat()
+    _post_change(session, id_, {"start": start, "end": end, "why": reason})
+
+
+@command(reservation, "extend")
+@click.argument("id_", metavar="ID")
+@click.option("--by", type=DURATION_TYPE, help="Such as 2h.")
+@click.option("--end", type=TIMESTAMP_TYPE, help="Its new end, instead of --by.")
+@click.option("--why", "reason", help="For the one who approves.")
+def extend_reservation(session: CliSession, id_: str, by: int | None, end: str | None, reason: str | None) -> None:
+    """Let a reservation end later, where the calendar has room; one that has begun keeps its GPUs."""
+    _change_end(session, id_, by, end, reason)
+
+
+@command(reservation, "shorten")
+@click.argument("id_", metavar="ID")
+@click.option("--by", type=DURATION_TYPE, help="Such as 2h.")
+@click.option("--end", type=TIMESTAMP_TYPE, help="Its new end, instead of --by.")
+def shorten_reservation(session: CliSession, id_: str, by: int | None, end: str | None) -> None:
+    """Let a reservation end earlier."""
+    _change_end(session, id_, None if by is None else -by, end, None)
+
+
+def _change_end(session: CliSession, id_: str, by: int | None, end: str | None, reason: str | None) -> None:
+    if (by is None) == (end is None):
+        raise click.UsageError("Give --by or --end, one of the two.")
+    if by is not None:
+        found = find_by_id_or_name(session.client, id_, "reservations/", "reservation")
+        id_, end = found["id"], (datetime.fromisoformat(found["end"]) + timedelta(seconds=by)).isoformat()
+    _post_change(session, id_, {"end": end, "why": reason})
+
+
+def _post_change(session: CliSession, id_: str, wanted: dict[str, Any]) -> None:
+    found = find_by_id_or_name(session.client, id_, "reservations/", "reservation")
+    body = {name: value for name, value in wanted.items() if value}
+    answer = session.client.post(f"reservations/{found['id']}/change/", body)
+    if session.json:
+        return output.print_json(answer)
+    if answer["reservation"]:
+        made = answer["reservation"]
+        return output.print_line(f"{made['name']} is now {format_local_time(made['start'])} to {format_local_time(made['end'])}.")
+    return output.print_line(f"Waits for approval ({answer['submission']['id']}): {answer['submission']['what']}.")

@@ -1,0 +1,26 @@
+"""How the engine is, for the readiness probe."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from django.utils import timezone
+
+from scheduler.models import Leader
+
+# A sweep comes every two seconds and a cycle takes less than ten.
+MAX_CYCLE_AGE = timedelta(seconds=30)
+
+
+def engine_status() -> str:
+    """``ok``, or what is wrong with the engine in a few words. Reads one row."""
+    return engine_status_at(timezone.now())
+
+
+def engine_status_at(now: datetime) -> str:
+    """The same, at a moment."""
+    last = Leader.objects.filter(pk=1).values_list("last_cycle_at", flat=True).first()
+    if last is None:
+        return "no cycle yet"
+    late = now - last
+    return "ok" if late <= MAX_CYCLE_AGE else f"last cycle {int(late.total_seconds())} s ago"

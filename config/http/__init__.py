@@ -1,0 +1,1 @@
+"""ASGI and Django middleware, probes and error responses of the web process."""

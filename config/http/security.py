@@ -1,0 +1,69 @@
+"""What every response and request is held to: a content security policy with a nonce, and text that can be stored."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from django.conf import settings
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
+
+GetResponse = Callable[[HttpRequest], HttpResponseBase]
+
+
+def csp_header(nonce: str) -> str:
+    """The Content-Security-Policy of a page: everything from the portal itself, live events from the edge."""
+    edge = urlsplit(settings.GPUPOOL_EDGE_URL)
+    edge_origin = f"{edge.scheme}://{edge.netloc}"
+    # Opening a notebook is a form whose answer redirects to the workspace's own origin.
+    workspaces = f"{edge.scheme}://*.{settings.GPUPOOL_NOTEBOOK_DOMAIN}"
+    return "; ".join(
+        (
+            "default-src 'self'",
+            f"script-src 'self' 'nonce-{nonce}'",
+            # Charts and the calendar place their marks by style attributes, which carry no nonce.
+            "style-src 'self' 'unsafe-inline'",
+            "img-src 'self' data: blob:",
+            "font-src 'self' data:",
+            f"connect-src 'self' {edge_origin}",
+            f"form-action 'self' {edge_origin} {workspaces}",
+            "object-src 'none'",
+            "base-uri 'none'",
+            "frame-ancestors 'none'",
+        )
+    )
+
+
+def add_content_security_policy(get_response: GetResponse) -> GetResponse:
+    """Give each request a fresh nonce and each response the policy that names it."""
+
+    def respond(request: HttpRequest) -> HttpResponseBase:
+        nonce = secrets.token_urlsafe(16)
+        request.csp_nonce = nonce  # type: ignore[attr-defined]
+        response = get_response(request)
+        response.headers.setdefault("Content-Security-Policy", csp_header(nonce))
+        response.headers.setdefault("Permissions-Policy", "camera=(), microphone=(), geolocation=()")
+        return response
+
+    return respond
+
+
+def csp_nonce(request: HttpRequest) -> dict[str, str]:
+    """Template context: the nonce that inline scripts of this page must carry."""
+    return {"csp_nonce": getattr(request, "csp_nonce", "")}
+
+
+def reject_nul_characters(get_response: GetResponse) -> GetResponse:
+    """Refuse addresses that carry NUL, which PostgreSQL cannot store: one place instead of every lookup."""
+
+    def respond(request: HttpRequest) -> HttpResponseBase:
+        query = request.META.get("QUERY_STRING", "")
+        if "\0" in request.path or "%00" in query or "\0" in query:
+            message = "The address contains the character NUL (%00); allowed: any text without it."
+            if request.path.startswith("/api/"):
+                return JsonResponse({"errors": [{"field": "", "value": None, "message": message}]}, status=400)
+            return HttpResponse(message, status=400, content_type="text/plain; charset=utf-8")
+        return get_response(request)
+
+    return respond

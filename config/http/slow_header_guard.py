@@ -1,0 +1,43 @@
+"""uvicorn's HTTP, with a time by which the head of a request has to be there: a head that comes a byte a second holds a connection
+for ever, and a process has only so many. For ``uvicorn --http config.http.slow_header_guard:Heads``; bodies are ``config.http.body_limit``'s."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+HEADER_TIMEOUT_SECONDS = 20.0
+
+
+class HeaderTimeoutProtocol(HttpToolsProtocol):  # type: ignore[misc]
+    """Hangs up on who has not sent a whole head ``seconds`` after connecting, or after beginning with a further one."""
+
+    seconds = HEADER_TIMEOUT_SECONDS
+    deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._begin()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self.deadline is None:
+            self._begin()
+
+    def on_headers_complete(self) -> None:
+        self._end()
+        super().on_headers_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end()
+        super().connection_lost(exc)
+
+    def _begin(self) -> None:
+        self.deadline = self.loop.call_later(self.seconds, self.transport.abort)
+
+    def _end(self) -> None:
+        if self.deadline is not None:
+            self.deadline.cancel()
+            self.deadline = None

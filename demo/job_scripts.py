@@ -1,0 +1,39 @@
+"""What the demo's jobs run: a small real program that works in steps, declares its load to the simulated GPU, and keeps the
+workload contract of docs/workload-contract.md, so that a visitor can watch it be preempted and resumed."""
+
+from __future__ import annotations
+
+TRAINING_SCRIPT = """\
+python - <<'PY'
+import json, os, pathlib, signal, time
+
+STEPS, STEP_SECONDS = {steps}, 3
+folder = pathlib.Path(os.environ["GPUPOOL_CHECKPOINT_DIR"])
+checkpoint = folder / "progress.json"
+step = json.loads(checkpoint.read_text())["step"] if checkpoint.exists() else 0
+print(f"{{'resuming at' if step else 'starting at'}} step {{step}} on {{os.environ['CUDA_VISIBLE_DEVICES']}}", flush=True)
+asked = []
+signal.signal(signal.SIGUSR1, lambda *_: asked.append(True))
+
+def save():
+    part = folder / "progress.json.part"
+    part.write_text(json.dumps({{"step": step}}))
+    part.rename(checkpoint)
+    (folder / ".done").write_text("")  # tells gpupool that the checkpoint is complete
+
+while step < STEPS:
+    time.sleep(STEP_SECONDS)
+    step += 1
+    if step % 20 == 0:
+        print(f"step {{step}} of {{STEPS}}", flush=True)
+    if asked or step % 100 == 0:
+        save()
+        print(f"checkpoint written at step {{step}}", flush=True)
+        asked.clear()
+PY
+"""
+
+
+def training_command(*, steps: int, utilisation: int) -> str:
+    """Shell text of a job of ``steps`` steps of 3 s that declares ``utilisation`` per cent to the simulated GPU."""
+    return f"export GPUPOOL_SIMULATED_UTILISATION={utilisation}\n" + TRAINING_SCRIPT.format(steps=steps)

@@ -1,0 +1,544 @@
+"""The demo's past: the real engine run in simulated time over a seeded demand, written as rows.
+
+From the first of last month to the moment the organisation was made. Every row it writes is marked as simulated; the
+charges that follow are made by the real code (``demo/simulated_usage.py`` and ``telemetry/money/charges.py``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from django.db import transaction
+from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
+
+from demo.organisation import first_of_last_month
+from demo.workload_demand import DemandedWork, generate_demand
+from portal.models import User
+from scheduler.core.explain import start_ranges
+from scheduler.core.model import snapshot as model
+from scheduler.core.reasons import ReasonCode
+from scheduler.core.what_if.simulation import (
+    ReservationArrival,
+    SimulationEvent,
+    SimulationEventKind,
+    WorkloadArrival,
+    run_simulation,
+)
+from scheduler.cycle import snapshot
+from scheduler.models import (
+    Allocation,
+    BoundUnit,
+    DecayedUse,
+    Decision,
+    Gpu,
+    Host,
+    HostStateChange,
+    MaintenanceWindow,
+    Pool,
+    Project,
+    Reservation,
+    Run,
+    StartEstimate,
+    Team,
+    Unit,
+    Workload,
+)
+from scheduler.state.states import (
+    AdminState,
+    LeaseState,
+    RepairState,
+    ReservationState,
+    RunState,
+    WorkloadState,
+)
+
+DEMAND_SEED = 20
+STARTUP_TIME = timedelta(seconds=4)  # between a placement and the first line of the workload
+CHECKPOINT_INTERVAL_SECONDS = 1800
+# host, days after the first of last month, hour, hours, what it was
+SIMULATED_OUTAGES = (
+    ("h2", 12, 8, 6, "maintenance", "New firmware"),
+    ("h3", 19, 14, 5, "unwell", "XID 79: a GPU fell off the bus"),
+    ("h1", 33, 7, 4, "maintenance", "Power supply replaced"),
+)
+# project, owner, name, GPUs, model, days after the first of last month, hour, hours, whether work runs in it
+PAST_RESERVATIONS = (
+    ("mri-foundation", "imaging-lead", "paper timing", 4, "H100-80GB", 6, 13, 5, True),
+    ("binder", "folding-member", "design sprint", 4, "H100-80GB", 13, 8, 9, True),
+    ("era5", "climate-lead", "course", 2, "A100-80GB", 20, 8, 8, False),
+    ("mri-foundation", "imaging-lead", "fold-4 benchmark", 4, "H100-80GB", 27, 13, 5, True),
+    ("fold-md", "lead", "referee run", 8, "H100-80GB", 38, 7, 10, True),
+)
+
+
+@dataclass
+class SimulatedAttempt:
+    placed: int
+    units: tuple[int, ...]
+    borrowed_slots: int
+    code: str
+    numbers: dict[str, Any]
+    ended: int = 0
+    outcome: str = ""
+
+
+@dataclass
+class SimulatedWait:
+    """What a workload was told when it began to wait, and when that was over; ``attempt`` is how often it was placed before."""
+
+    attempt: int
+    told_at: int
+    expected_start: int
+    latest: int | None
+    over_at: int | None = None
+
+
+@dataclass
+class SimulatedCourse:
+    """What became of one workload: its attempts, what was decided about it, and what it was told while it waited."""
+
+    attempts: list[SimulatedAttempt] = field(default_factory=list)
+    evictions: list[SimulationEvent] = field(default_factory=list)
+    waits: list[SimulatedWait] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class SimulatedPast:
+    """The simulated past: the demand by its number, what became of each, reservations with their units, decayed use."""
+
+    start: datetime
+    end: datetime
+    wanted: dict[int, DemandedWork]
+    courses: dict[int, SimulatedCourse]
+    bookings: dict[int, model.ReservationInfo]
+    bound: dict[int, tuple[int, ...]]
+    inside: dict[int, int]  # workload number -> booking number
+    decayed: tuple[model.DecayedUseInfo, ...]
+
+
+def simulate_past(end: datetime) -> SimulatedPast:
+    """Run the engine from the first of last month to ``end`` over the pool as it is now, empty at the start."""
+    start = first_of_last_month(end)
+    teams = {team.slug: team for team in Team.objects.all()}
+    pools = {pool.slug: pool for pool in Pool.objects.all()}
+    projects = {project.slug: project for project in Project.objects.select_related("team")}
+    users = {user.username: user.pk for user in User.objects.all()}
+    base = _empty_pool(end, start)
+    wanted = dict(enumerate(generate_demand(start=start, end=end, seed=DEMAND_SEED), start=1))
+    arrivals = [_to_arrival(number, piece, teams, pools, projects, users) for number, piece in wanted.items()]
+    bookings, inside = _past_reservations(start, end, projects, pools, users, wanted, arrivals)
+    courses: dict[int, SimulatedCourse] = defaultdict(SimulatedCourse)
+    bound: dict[int, tuple[int, ...]] = {}
+    told = StartEstimateRecorder({arrival.queued.id: arrival.queued.pool for arrival in arrivals}, courses)
+    after = run_simulation(
+        base,
+        arrivals,
+        until=_to_seconds(end),
+        start=_to_seconds(start),
+        on_event=lambda event: _record_event(event, courses, bound, told),
+        on_refusal=told.wait,
+        reservations=[ReservationArrival(at=r.start - 3 * 86_400, reservation=r) for r in bookings.values()],
+    )
+    for course in courses.values():
+        if course.attempts and not course.attempts[-1].outcome:  # still at work when the living site begins
+            course.attempts[-1].ended, course.attempts[-1].outcome = _to_seconds(end), ReasonCode.FINISHED
+    return SimulatedPast(start, end, wanted, courses, bookings, bound, inside, after.decayed_use)
+
+
+def _empty_pool(end: datetime, start: datetime) -> model.Snapshot:
+    taken = snapshot.take_snapshot(None, end)
+    hosts = {host.name: host.id for host in taken.hosts}
+    outages = tuple(
+        model.MaintenanceInfo(hosts[name], _to_seconds(begin), _to_seconds(until))
+        for name, begin, until, _, _ in _outages_before(start, end)
+        if name in hosts
+    )
+    return dataclasses.replace(
+        taken,
+        hosts=tuple(dataclasses.replace(host, accepts=True, closed_code="") for host in taken.hosts),
+        units=tuple(dataclasses.replace(unit, well=True) for unit in taken.units),
+        queued=(),
+        running=(),
+        reservations=(),
+        decayed_use=(),
+        maintenance=outages,
+    )
+
+
+def _outages_before(start: datetime, end: datetime) -> list[tuple[str, datetime, datetime, str, str]]:
+    rows = []
+    for host, days, hour, hours, kind, why in SIMULATED_OUTAGES:
+        begin = start + timedelta(days=days, hours=hour)
+        if begin + timedelta(hours=hours) < end:
+            rows.append((host, begin, begin + timedelta(hours=hours), kind, why))
+    return rows
+
+
+def _to_arrival(
+    number: int,
+    piece: DemandedWork,
+    teams: dict[str, Team],
+    pools: dict[str, Pool],
+    projects: dict[str, Project],
+    users: dict[str, int],
+) -> WorkloadArrival:
+    stream = piece.stream
+    queued = model.QueuedWorkload(
+        id=number,
+        team=teams[stream.team].pk,
+        project=projects[piece.project].pk,
+        user=users[piece.user],
+        pool=pools[stream.pool].pk,
+        ask=model.Ask(units=piece.units, models=(stream.model,), profile=stream.profile),
+        submitted=_to_seconds(piece.at),
+        max_runtime_seconds=piece.limit_seconds,
+        predicted_seconds=max(60, piece.limit_seconds // 2),
+        preemptible=stream.preemptible,
+        may_borrow=stream.preemptible,
+    )
+    checkpoints = CHECKPOINT_INTERVAL_SECONDS if stream.preemptible else None
+    return WorkloadArrival(queued.submitted, queued, piece.runtime_seconds, checkpoints)
+
+
+def _past_reservations(
+    start: datetime,
+    end: datetime,
+    projects: dict[str, Project],
+    pools: dict[str, Pool],
+    users: dict[str, int],
+    wanted: dict[int, DemandedWork],
+    arrivals: list[WorkloadArrival],
+) -> tuple[dict[int, model.ReservationInfo], dict[int, int]]:
+    """Reservations of the past, and the work that ran inside them (appended to ``wanted`` and ``arrivals``)."""
+    bookings: dict[int, model.ReservationInfo] = {}
+    inside: dict[int, int] = {}
+    for number, (project, owner, name, units, gpu, days, hour, hours, used) in enumerate(PAST_RESERVATIONS, start=1):
+        begin = start + timedelta(days=days, hours=hour)
+        until = begin + timedelta(hours=hours)
+        if until >= end:
+            continue
+        team = projects[project].team
+        ask = model.Ask(units=units, models=(gpu,))
+        bookings[number] = model.ReservationInfo(
+            id=number,
+            team=team.pk,
+            project=projects[project].pk,
+            pool=pools["shared"].pk,
+            ask=ask,
+            start=_to_seconds(begin),
+            end=_to_seconds(until),
+        )
+        if used:
+            seconds = (hours * 3600) * 4 // 5
+            stream = next(
+                s for s in _distinct_streams(wanted.values()) if s.team == team.slug and s.model == gpu and s.kind == "job"
+            )
+            piece = DemandedWork(begin, stream, project, owner, name.replace(" ", "-"), units, seconds, hours * 3600, 88.0)
+            key = max(wanted) + 1
+            wanted[key], inside[key] = piece, number
+            queued = model.QueuedWorkload(
+                id=key,
+                team=team.pk,
+                project=projects[project].pk,
+                user=users[owner],
+                pool=pools["shared"].pk,
+                ask=ask,
+                submitted=_to_seconds(begin),
+                max_runtime_seconds=hours * 3600 - 600,
+                predicted_seconds=seconds,
+                reservation=number,
+            )
+            arrivals.append(WorkloadArrival(queued.submitted, queued, seconds, None))
+    return bookings, inside
+
+
+def _distinct_streams(wanted: Iterable[DemandedWork]) -> list[Any]:
+    return list(dict.fromkeys(piece.stream for piece in wanted))
+
+
+class StartEstimateRecorder:
+    """What the engine's forecast told those who had to wait, with the range that the record of the pool gave then, as
+    ``scheduler.queue.start_estimates`` does it for a living site."""
+
+    def __init__(self, pools: dict[int, int], courses: dict[int, SimulatedCourse]) -> None:
+        self.pools, self.courses = pools, courses
+        self.records: dict[int, start_ranges.EstimateHistory] = defaultdict(start_ranges.EstimateHistory)
+
+    def wait(self, now: int, refusal: model.Refusal) -> None:
+        """It was told, at the first plan of its wait."""
+        if refusal.expected_start is None:
+            return
+        course, record = self.courses[refusal.workload], self.records[self.pools[refusal.workload]]
+        errors = record.errors(now, refusal.expected_start - now)
+        latest = None
+        if len(errors) >= start_ranges.MIN_OUTCOMES:
+            latest = start_ranges.start_range(now, refusal.expected_start, errors).latest
+        record.told(refusal.workload, now, refusal.expected_start)
+        course.waits.append(SimulatedWait(len(course.attempts), now, refusal.expected_start, latest))
+
+    def started(self, workload: int, now: int) -> None:
+        """It got its units: if it waited, that is over."""
+        self.records[self.pools[workload]].started(workload, now)
+        waits = self.courses[workload].waits
+        if waits and waits[-1].over_at is None:
+            waits[-1].over_at = now
+
+
+def _record_event(event: SimulationEvent, courses: dict[int, SimulatedCourse], bound: dict[int, tuple[int, ...]], told: StartEstimateRecorder) -> None:
+    if event.kind == SimulationEventKind.RESERVATION_BOUND and event.reservation is not None:
+        bound[event.reservation] = event.units
+    if event.workload is None:
+        return
+    course = courses[event.workload]
+    if event.kind == SimulationEventKind.PLACED:
+        told.started(event.workload, event.at)
+        course.attempts.append(SimulatedAttempt(event.at, event.units, event.borrowed_slots, event.code, dict(event.numbers)))
+    elif event.kind == SimulationEventKind.EVICTED:
+        course.evictions.append(event)
+    elif event.kind in (SimulationEventKind.STOPPED, SimulationEventKind.ENDED):
+        course.attempts[-1].ended, course.attempts[-1].outcome = event.at, event.code
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+@transaction.atomic
+def write_past(past: SimulatedPast) -> None:
+    """Write the past's rows, all or none.
+
+    What changes rows that the running site writes, too, comes last: agents renew their leases in the hosts' rows, and would lose
+    their work if those were locked for as long as thousands of rows are written.
+    """
+    reservations = _write_reservations(past)
+    kept = {number: course for number, course in past.courses.items() if course.attempts}
+    workloads = _write_workloads(past, kept, reservations)
+    _write_attempts(past, kept, workloads, reservations)
+    _write_decisions(kept, workloads)
+    _write_start_estimates(kept, workloads)
+    _backdate_hosts(past)
+    for use in past.decayed:
+        row, _ = DecayedUse.objects.get_or_create(team_id=use.team, pool_id=use.pool, defaults={"as_of": past.end})
+        DecayedUse.objects.filter(pk=row.pk).update(slot_seconds=row.slot_seconds + use.slot_seconds)
+
+
+def utilisation_by_workload(past: SimulatedPast) -> dict[int, float]:
+    """Workload id to the mean utilisation (per cent) that its rollups should show, for the rows that ``write_past`` made."""
+    busy = {(piece.name, piece.at): piece.utilisation for piece in past.wanted.values()}
+    rows = Workload.objects.filter(simulated=True).values_list("pk", "name", "submitted_at")
+    return {pk: busy[name, at] for pk, name, at in rows if (name, at) in busy}
+
+
+def _backdate_hosts(past: SimulatedPast) -> None:
+    """The hosts were there all along, so that their time before the first sign of their agents is accounted for."""
+    Host.objects.update(created_at=past.start)
+    Gpu.objects.update(created_at=past.start)
+    Unit.objects.update(created_at=past.start)
+    HostStateChange.objects.bulk_create([_host_state_change(host, past.start) for host in Host.objects.all()])
+    hosts = {host.name: host for host in Host.objects.all()}
+    for name, begin, until, kind, why in _outages_before(past.start, past.end):
+        if name not in hosts:
+            continue
+        if kind == "maintenance":
+            MaintenanceWindow.objects.create(
+                host=hosts[name], start=begin, end=until, reason=why, created_at=begin - timedelta(days=5)
+            )
+            during = _host_state_change(hosts[name], begin, admin=AdminState.MAINTENANCE, reason=why)
+        else:
+            during = _host_state_change(hosts[name], begin, repair=RepairState.QUARANTINED, reason=why)
+        during.save()
+        _host_state_change(hosts[name], until).save()
+
+
+def _host_state_change(
+    host: Host,
+    at: datetime,
+    admin: AdminState = AdminState.IN_SERVICE,
+    repair: RepairState = RepairState.WELL,
+    reason: str = "",
+) -> HostStateChange:
+    return HostStateChange(
+        host=host, lease_state=LeaseState.ALIVE, admin_state=admin, repair_state=repair, reason=reason, at=at
+    )
+
+
+def _write_reservations(past: SimulatedPast) -> dict[int, Reservation]:
+    rows: dict[int, Reservation] = {}
+    units = {unit.pk: unit for unit in Unit.objects.all()}
+    owners = {user.username: user for user in User.objects.all()}
+    for number, (_, owner, name, count, gpu, _, _, _, used) in enumerate(PAST_RESERVATIONS, start=1):
+        booking = past.bookings.get(number)
+        if booking is None or number not in past.bound:
+            continue
+        start, end = _to_datetime(booking.start), _to_datetime(booking.end)
+        row = Reservation.objects.create(
+            pool_id=booking.pool,
+            project_id=booking.project,
+            owner=owners[owner],
+            name=name,
+            units=count,
+            models_wanted=[gpu],
+            start=start,
+            end=end,
+            state=ReservationState.OVER,
+            first_used_at=start if used else None,
+            ended_at=end,
+            created_at=start - timedelta(days=3),
+        )
+        BoundUnit.objects.bulk_create(
+            BoundUnit(reservation=row, unit=units[pk], slots=units[pk].slots, period=DateTimeTZRange(start, end))
+            for pk in past.bound[number]
+        )
+        rows[number] = row
+    return rows
+
+
+def _write_workloads(past: SimulatedPast, kept: dict[int, SimulatedCourse], reservations: dict[int, Reservation]) -> dict[int, Workload]:
+    projects = {project.slug: project for project in Project.objects.all()}
+    owners = {user.username: user for user in User.objects.all()}
+    pools = {pool.slug: pool for pool in Pool.objects.all()}
+    rows: dict[int, Workload] = {}
+    for number, course in kept.items():
+        piece = past.wanted[number]
+        stream, last = piece.stream, course.attempts[-1]
+        rows[number] = Workload(
+            kind=stream.kind,
+            type=stream.type,
+            name=piece.name,
+            pool=pools[stream.pool],
+            project=projects[piece.project],
+            owner=owners[piece.user],
+            reservation=reservations.get(past.inside.get(number, 0)),
+            units=piece.units,
+            models_wanted=[stream.model],
+            profile=stream.profile,
+            preemptible=stream.preemptible,
+            max_runtime_seconds=piece.limit_seconds,
+            predicted_seconds=max(60, piece.limit_seconds // 2),
+            state=WorkloadState.ENDED,
+            attempt=len(course.attempts),
+            submitted_at=piece.at,
+            queued_at=piece.at,
+            started_at=_to_datetime(course.attempts[0].placed) + STARTUP_TIME,
+            ended_at=_to_datetime(last.ended),
+            outcome=last.outcome,
+            reason_code=last.code,
+            reason_numbers=last.numbers,
+            borrowed_slots=last.borrowed_slots,
+            simulated=True,
+        )
+    Workload.objects.bulk_create(rows.values(), batch_size=500)
+    return rows
+
+
+def _write_attempts(
+    past: SimulatedPast, kept: dict[int, SimulatedCourse], workloads: dict[int, Workload], reservations: dict[int, Reservation]
+) -> None:
+    units = {unit.pk: unit for unit in Unit.objects.select_related("gpu")}
+    pieces = [
+        (number, index, attempt) for number, course in kept.items() for index, attempt in enumerate(course.attempts, 1)
+    ]
+    runs = []
+    for generation, (number, index, attempt) in enumerate(pieces, start=1):
+        placed, ended = _to_datetime(attempt.placed), _to_datetime(attempt.ended)
+        runs.append(
+            Run(
+                workload=workloads[number],
+                attempt=index,
+                host_id=units[attempt.units[0]].gpu.host_id,
+                generation=-generation,  # below every real claim
+                state=RunState.ENDED,
+                placed_at=placed,
+                starting_at=placed,
+                running_at=min(placed + STARTUP_TIME, ended),
+                ended_at=ended,
+                outcome=attempt.outcome,
+                exit_code=0 if attempt.outcome == ReasonCode.FINISHED else None,
+                checkpoint_at=ended if attempt.outcome == ReasonCode.CHECKPOINTED else None,
+            )
+        )
+    Run.objects.bulk_create(runs, batch_size=500)
+    Allocation.objects.bulk_create(
+        (
+            Allocation(
+                run=row,
+                workload=workloads[number],
+                project_id=workloads[number].project_id,
+                unit=units[pk],
+                reservation=reservations.get(past.inside.get(number, 0)),
+                slots=units[pk].slots,
+                period=DateTimeTZRange(_to_datetime(attempt.placed), _to_datetime(attempt.ended)),
+                borrowed=attempt.borrowed_slots > 0,
+                end_code=attempt.outcome,
+            )
+            for row, (number, _, attempt) in zip(runs, pieces, strict=True)
+            for pk in attempt.units
+            if attempt.ended > attempt.placed
+        ),
+        batch_size=1000,
+    )
+
+
+def _write_decisions(kept: dict[int, SimulatedCourse], workloads: dict[int, Workload]) -> None:
+    rows = []
+    for number, course in kept.items():
+        for attempt in course.attempts:
+            rows.append(
+                Decision(
+                    workload=workloads[number],
+                    kind=Decision.Kind.PLACED,
+                    code=attempt.code,
+                    numbers=attempt.numbers,
+                    epoch=0,
+                    at=_to_datetime(attempt.placed),
+                )
+            )
+        for event in course.evictions:
+            rows.append(
+                Decision(
+                    workload=workloads[number],
+                    kind=Decision.Kind.EVICTED,
+                    code=event.code,
+                    numbers=dict(event.numbers),
+                    for_workload=workloads.get(event.for_workload or 0),
+                    epoch=0,
+                    at=_to_datetime(event.at),
+                )
+            )
+    Decision.objects.bulk_create(rows, batch_size=1000)
+
+
+def _write_start_estimates(kept: dict[int, SimulatedCourse], workloads: dict[int, Workload]) -> None:
+    """What each was told and when it started, as far as ranges are made from it."""
+    by_pool: dict[int, list[tuple[int, SimulatedWait]]] = defaultdict(list)
+    for number, course in kept.items():
+        by_pool[workloads[number].pool_id] += [(number, wait) for wait in course.waits if wait.over_at is not None]
+    rows = []
+    for pool, waits in by_pool.items():
+        waits.sort(key=lambda each: (each[1].over_at or 0, each[0]))
+        for number, wait in waits[-start_ranges.MAX_OUTCOMES :]:
+            rows.append(
+                StartEstimate(
+                    workload=workloads[number],
+                    pool_id=pool,
+                    attempt=wait.attempt,
+                    told_at=_to_datetime(wait.told_at),
+                    expected_start=_to_datetime(wait.expected_start),
+                    latest=None if wait.latest is None else _to_datetime(wait.latest),
+                    over_at=_to_datetime(wait.over_at or 0),
+                    started=True,
+                )
+            )
+    StartEstimate.objects.bulk_create(rows, batch_size=1000)
+
+
+def _to_seconds(moment: datetime) -> int:
+    return int(moment.timestamp())
+
+
+def _to_datetime(seconds: int) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)

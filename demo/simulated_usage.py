@@ -1,0 +1,268 @@
+"""Rollups and charges for a simulated past: plausible use of the allocations that the engine's simulation made.
+
+Every row of use is flagged as simulated. Older time gets rollups of an hour and a day, the last day raw samples as well, and all of
+it is charged by the same code as real time. It may be stopped and called again: what is there already is left alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+from django.db import connection, transaction
+from psycopg.types.range import TimestamptzRange
+
+from scheduler.models import Allocation, Gpu, HostStateChange, Unit, WorkloadType
+from telemetry.ingest.samples import COPY_SAMPLES_SQL as COPY_SAMPLES
+from telemetry.ingest.samples import READING_COLUMN_TYPES, mark_minutes_due
+from telemetry.models import ChargedUntil, Rollup, SettledAllocation, SettledStateChange
+from telemetry.money.charges import charge_past
+
+ProgressCallback = Callable[[int, int, str], None]
+USAGE_SEED = 42
+HOUR_SECONDS = 3600
+ALLOCATIONS_PER_TRANSACTION = 500
+RAW_SAMPLE_SPAN = timedelta(days=1)
+RAW_SAMPLE_SECONDS = 30  # seconds
+MINUTE_ROLLUP_SPAN = timedelta(hours=3)  # of the raw samples, the last hours are rolled up minute by minute, by the real code
+SAMPLE_COVERAGE = 0.992
+IDLE_POWER_W, BUSY_POWER_W = 90.0, 560.0
+COPY_ROLLUPS_SQL = (
+    "COPY telemetry_rollup (resolution, bucket, unit_id, allocation_id, held_seconds, covered_seconds, samples,"
+    " utilisation_seconds, utilisation_max, busy_seconds, inefficient_seconds, idle_seconds, empty_seconds,"
+    " sm_active_seconds, tensor_active_seconds, memory_used_max_mib, energy_mj, simulated) FROM STDIN (FORMAT BINARY)"
+)
+ROLLUP_COLUMN_TYPES = ("int4", "timestamptz", "int8", "int8", "float8", "float8", "int4", *["float8"] * 8, "int4", "int8", "bool")
+DAY_ROLLUPS_SQL = """
+INSERT INTO telemetry_rollup (resolution, bucket, unit_id, allocation_id, held_seconds, covered_seconds, samples,
+    utilisation_seconds, utilisation_max, busy_seconds, inefficient_seconds, idle_seconds, empty_seconds,
+    sm_active_seconds, tensor_active_seconds, memory_used_max_mib, energy_mj, simulated)
+SELECT 86400, date_trunc('day', bucket, 'UTC'), unit_id, allocation_id, sum(held_seconds), sum(covered_seconds),
+    sum(samples), sum(utilisation_seconds), max(utilisation_max), sum(busy_seconds), sum(inefficient_seconds),
+    sum(idle_seconds), sum(empty_seconds), sum(sm_active_seconds), sum(tensor_active_seconds),
+    max(memory_used_max_mib), sum(energy_mj), true
+FROM telemetry_rollup WHERE resolution = 3600 AND simulated AND bucket >= %s AND bucket < %s
+GROUP BY 2, 3, 4
+ON CONFLICT DO NOTHING
+"""
+
+
+@dataclass(frozen=True)
+class _UsageProfile:
+    """How a type of work uses what it holds. Shares of 1."""
+
+    sm: float  # SM activity per utilisation
+    tensor: float  # tensor activity per SM activity
+    noise: float  # of the hourly mean
+    empty: float  # of idle time, how much is without any process
+    night: float  # its use at night, against its use by day
+    memory: float  # of the unit's memory
+
+
+USAGE_PROFILES = {
+    WorkloadType.TRAINING: _UsageProfile(sm=0.72, tensor=0.55, noise=0.06, empty=0.1, night=1.0, memory=0.82),
+    WorkloadType.INFERENCE: _UsageProfile(sm=0.45, tensor=0.5, noise=0.12, empty=0.05, night=0.45, memory=0.6),
+    WorkloadType.INTERACTIVE: _UsageProfile(sm=0.3, tensor=0.25, noise=0.5, empty=0.45, night=0.08, memory=0.35),
+    WorkloadType.OTHER: _UsageProfile(sm=0.4, tensor=0.3, noise=0.25, empty=0.3, night=0.8, memory=0.4),
+}
+
+
+@dataclass(frozen=True)
+class _SimulatedHold:
+    id: int
+    unit: int
+    memory_mib: int
+    type: str
+    utilisation: float  # mean, 0 to 1
+    start: datetime
+    end: datetime
+
+
+def load_simulated_usage(
+    utilisation: Mapping[int, float], *, start: datetime, end: datetime, now: datetime, progress: ProgressCallback | None = None
+) -> int:
+    """Give the simulated allocations of ``[start, end)`` their use, and charge the time from ``start`` to where charges begin.
+
+    ``utilisation``: workload id to its mean per cent of busy time. ``progress`` hears (done, total, words) as it goes.
+    The number of charge lines written.
+    """
+    gpus = defer_charges(end)
+    held = _simulated_holds(utilisation, start, end)
+    days = max(1, math.ceil((end - start) / timedelta(days=1)))
+    batches = [held[first : first + ALLOCATIONS_PER_TRANSACTION] for first in range(0, len(held), ALLOCATIONS_PER_TRANSACTION)]
+    total = len(batches) + 2 + days
+    tell = progress or _ignore_progress
+    for number, batch in enumerate(batches):
+        tell(number, total, "simulated use of past workloads")
+        _write_rollups(batch, end)
+    with connection.cursor() as cursor:
+        cursor.execute(DAY_ROLLUPS_SQL, [start, end])
+    tell(len(batches), total, "simulated samples of the last day")
+    _write_samples([each for each in held if each.end > end - RAW_SAMPLE_SPAN], max(start, end - RAW_SAMPLE_SPAN), end, now)
+    _mark_settled(held, end, now)
+    done = len(batches) + 2
+
+    def day_is_done(day: datetime) -> None:
+        nonlocal done
+        done = min(done + 1, total)
+        tell(done, total, f"charges of {day:%-d %B}")
+
+    lines = charge_past(gpus, start, now, day_is_done)
+    tell(total, total, "history is complete")
+    return lines
+
+
+def _ignore_progress(done: int, total: int, words: str) -> None:
+    """The progress of a load that nobody watches."""
+
+
+def defer_charges(end: datetime) -> list[int]:
+    """Let the GPUs that were never charged be charged forward from ``end``; ``load_simulated_usage`` charges what lies before it.
+
+    Call it before the rows of the history are written, or a tick of charging may come first and charge the past without its use.
+    The ids of all GPUs.
+    """
+    gpus = list(Gpu.objects.order_by("pk").values_list("pk", flat=True))
+    begin = end.replace(microsecond=0)
+    rows = [ChargedUntil(gpu_id=gpu, since=begin, until=begin) for gpu in gpus]
+    ChargedUntil.objects.bulk_create(rows, ignore_conflicts=True)
+    return gpus
+
+
+def _simulated_holds(utilisation: Mapping[int, float], start: datetime, end: datetime) -> list[_SimulatedHold]:
+    rows = Allocation.objects.filter(workload__simulated=True, period__overlap=TimestamptzRange(start, end)).order_by("pk")
+    found = rows.values_list("pk", "unit_id", "unit__memory_mib", "workload_id", "workload__type", "period")
+    return [
+        _SimulatedHold(pk, unit, memory, kind, utilisation.get(workload, 60.0) / 100, period.lower, min(period.upper or end, end))
+        for pk, unit, memory, workload, kind, period in found
+        if (period.upper or end) > period.lower
+    ]
+
+
+@transaction.atomic
+def _write_rollups(batch: Sequence[_SimulatedHold], end: datetime) -> None:
+    done = Rollup.objects.filter(allocation__in=[each.id for each in batch], resolution=Rollup.Resolution.HOUR)
+    there = set(done.values_list("allocation_id", flat=True).distinct())
+    with connection.cursor() as cursor, cursor.copy(COPY_ROLLUPS_SQL) as copy:
+        copy.set_types(ROLLUP_COLUMN_TYPES)
+        for each in batch:
+            if each.id not in there:
+                for row in _hourly_rollups(each):
+                    copy.write_row(row)
+
+
+def _hourly_rollups(each: _SimulatedHold) -> Iterator[tuple[object, ...]]:
+    """The hourly rollups of one allocation, of its habit and a seed of its own."""
+    habit = USAGE_PROFILES.get(WorkloadType(each.type), USAGE_PROFILES[WorkloadType.OTHER])
+    first = int(each.start.timestamp()) // HOUR_SECONDS * HOUR_SECONDS
+    begin, finish = each.start.timestamp(), each.end.timestamp()
+    count = max(1, math.ceil((finish - first) / HOUR_SECONDS))
+    random = np.random.default_rng([USAGE_SEED, each.id])
+    busy_shares = _hourly_busy_shares(each, habit, first, count, random)
+    inefficient_job = random.random() < 0.18  # some programs keep a GPU busy and give it little to do
+    sm_share = habit.sm * (0.2 if inefficient_job else random.uniform(0.85, 1.15))
+    memory = int(each.memory_mib * min(0.97, habit.memory * random.uniform(0.6, 1.15)))
+    gap = random.integers(0, count) if count > 30 and random.random() < 0.15 else -1  # an hour in which its agent was away
+    for number in range(count):
+        bucket = first + number * HOUR_SECONDS
+        held = min(bucket + HOUR_SECONDS, finish) - max(bucket, begin)
+        if held <= 0:
+            continue
+        covered = held * (0.35 if number == gap else SAMPLE_COVERAGE)
+        busy = covered * float(busy_shares[number])
+        empty = (covered - busy) * habit.empty
+        peak = min(100.0, 100.0 * float(busy_shares[number]) * 1.15 + 8) if busy > 0 else 0.0
+        used = busy * min(1.0, 0.9 + 0.1 * each.utilisation)
+        sm = used * min(1.0, sm_share)
+        power = IDLE_POWER_W + (BUSY_POWER_W - IDLE_POWER_W) * used / covered
+        yield (
+            int(Rollup.Resolution.HOUR),
+            datetime.fromtimestamp(bucket, UTC),
+            each.unit,
+            each.id,
+            held,
+            covered,
+            int(covered // 10),
+            used,
+            peak,
+            busy,
+            busy * (0.9 if inefficient_job else 0.04),
+            covered - busy - empty,
+            empty,
+            sm,
+            sm * habit.tensor,
+            memory if busy > 0 else memory // 3,
+            int(power * covered * 1000),
+            True,
+        )
+
+
+def _hourly_busy_shares(each: _SimulatedHold, habit: _UsageProfile, first: int, count: int, random: np.random.Generator) -> np.ndarray:
+    """How busy it is in each hour, 0 to 1: its mean, a rhythm of the day, noise."""
+    hour_of_day = ((first // HOUR_SECONDS) + np.arange(count)) % 24
+    day = (np.cos((hour_of_day - 14) / 24 * 2 * np.pi) + 1) / 2
+    rhythm = habit.night + (1 - habit.night) * day
+    shares = each.utilisation * rhythm * (1 + random.normal(0, habit.noise, count))
+    if each.type == WorkloadType.INTERACTIVE:
+        # People think, eat and sleep: in about half of the hours nothing runs.
+        shares = np.where(random.random(count) < 0.45, 0.0, shares * 1.8)
+    return np.clip(shares, 0.0, 0.99)
+
+
+def _write_samples(held: Sequence[_SimulatedHold], start: datetime, end: datetime, now: datetime) -> None:
+    """Raw samples of the last day, every half minute; the last hours are rolled up from them by the next tick."""
+    units = dict(Unit.objects.values_list("pk", "gpu__host_id"))
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT 1 FROM telemetry_sample WHERE ts >= %s AND ts < %s AND allocation_id = ANY(%s) LIMIT 1",
+            [start, end, [each.id for each in held]],
+        )
+        if cursor.fetchone() is not None:
+            return
+        with cursor.copy(COPY_SAMPLES) as copy:
+            copy.set_types(["int8", "timestamptz", "int8", *READING_COLUMN_TYPES])
+            for each in held:
+                for row in _raw_samples(each, start, end):
+                    copy.write_row(row)
+    recent = int(max(start, end - MINUTE_ROLLUP_SPAN).timestamp()) // HOUR_SECONDS * HOUR_SECONDS
+    hosts = {units[each.unit] for each in held if each.end.timestamp() > recent}
+    mark_minutes_due({(host, minute) for host in hosts for minute in range(recent, int(end.timestamp()), 60)}, now)
+
+
+def _raw_samples(each: _SimulatedHold, start: datetime, end: datetime) -> Iterator[tuple[object, ...]]:
+    habit = USAGE_PROFILES.get(WorkloadType(each.type), USAGE_PROFILES[WorkloadType.OTHER])
+    begin, finish = max(each.start, start).timestamp(), min(each.end, end).timestamp()
+    count = int((finish - begin) // RAW_SAMPLE_SECONDS)
+    if count <= 0:
+        return
+    first = int(begin) // HOUR_SECONDS * HOUR_SECONDS
+    hours = int((finish - first) // HOUR_SECONDS) + 1
+    random = np.random.default_rng([USAGE_SEED, each.id, 1])
+    shares = _hourly_busy_shares(each, habit, first, hours, random)
+    moments = begin + RAW_SAMPLE_SECONDS * (1 + np.arange(count))
+    hourly = shares[np.minimum(((moments - first) // HOUR_SECONDS).astype(int), hours - 1)]
+    busy = np.where(hourly > 0.02, np.clip(100 * (hourly + random.normal(0, 0.05, count)), 0, 100), 0.0)
+    processes = np.where((busy > 0) | (random.random(count) > habit.empty), 1, 0)
+    memory = int(each.memory_mib * habit.memory)
+    for moment, use, running in zip(moments.tolist(), busy.tolist(), processes.tolist(), strict=True):
+        sm = use * habit.sm
+        power = IDLE_POWER_W + (BUSY_POWER_W - IDLE_POWER_W) * use / 100
+        yield (
+            each.unit, datetime.fromtimestamp(moment, UTC), each.id, use, sm, sm * habit.tensor,
+            memory if running else 450, use * 0.6, power, int(power * (moment - begin) * 1000), 38 + use * 0.32, 42 + use * 0.36,
+            1_755 if use > 0 else 345, 0, None, None, None, int(running), 0,
+        )  # fmt: skip
+
+
+def _mark_settled(held: Sequence[_SimulatedHold], end: datetime, now: datetime) -> None:
+    """What is charged in one go, knowing its end, needs no second look."""
+    SettledAllocation.objects.bulk_create(
+        [SettledAllocation(allocation_id=each.id, settled_at=now) for each in held], ignore_conflicts=True, batch_size=2_000
+    )
+    changes = HostStateChange.objects.filter(settledstatechange=None, at__lt=end)
+    SettledStateChange.objects.bulk_create(
+        [SettledStateChange(change=change, settled_at=now) for change in changes], ignore_conflicts=True
+    )

@@ -1,0 +1,93 @@
+"""From the words of a request to rows, always out of what the asker may see."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from django.db.models import QuerySet
+
+from portal import policy
+from portal.api.base.views import get_named_row
+from portal.errors import Invalid, ObjectNotFound
+from portal.input_checks import display_value
+from portal.models import Template, User
+from scheduler.models import Host, JobArray, Pool, Project, Reservation, Team, Workload
+
+MAX_NAMES_IN_ERROR = 10
+
+
+def visible_pool(user: User, slug: str) -> Pool:
+    """A pool by its slug. Raises Invalid."""
+    return get_named_row(policy.visible_pools(user), "pool", slug, "the slug of a pool", slug=slug)
+
+
+def visible_host(user: User, name: str, rows: QuerySet[Host] | None = None) -> Host:
+    """The host that an address names, out of those that may be seen. Raises ObjectNotFound, which names those."""
+    visible = policy.visible_hosts(user) if rows is None else rows
+    host = visible.filter(name=name).first()
+    if host is None:
+        names = list(policy.visible_hosts(user).order_by("name").values_list("name", flat=True)[: MAX_NAMES_IN_ERROR + 1])
+        more = ", and others in the list of hosts" if len(names) > MAX_NAMES_IN_ERROR else ""
+        known = f"{', '.join(names[:MAX_NAMES_IN_ERROR])}{more}" if names else "none: there is no host that you may see"
+        raise ObjectNotFound("host", name, known)
+    return host
+
+
+def visible_team(user: User, slug: str) -> Team:
+    """A team by its slug. Raises Invalid."""
+    return get_named_row(policy.visible_teams(user), "team", slug, "the slug of a team", slug=slug)
+
+
+def visible_project(user: User, path: str) -> Project:
+    """A project as team/project, or by its slug alone where that names one. Raises Invalid."""
+    team, slash, slug = path.partition("/")
+    rows = policy.visible_projects(user).select_related("team")
+    found = list(rows.filter(team__slug=team, slug=slug)[:2] if slash else rows.filter(slug=path)[:2])
+    if len(found) != 1:
+        known = [f"{p.team.slug}/{p.slug}" for p in policy.launchable_projects(user).select_related("team")[:10]]
+        allowed = ", ".join(known) or "none: you are in no team"
+        raise Invalid({"project": f"project is {display_value(path)}; allowed: {allowed}."}, {"project": path})
+    return found[0]
+
+
+def visible_reservation(user: User, public_id: UUID | None) -> Reservation | None:
+    """A reservation by its id; None stays None. Raises Invalid."""
+    if public_id is None:
+        return None
+    rows = policy.visible_reservations(user)
+    return get_named_row(rows, "reservation", str(public_id), "the id of a reservation", public_id=public_id)
+
+
+def dependencies_of(user: User, given: list[dict[str, Any]]) -> list[tuple[str, Workload | JobArray]]:
+    """What a job waits for: conditions, and workloads or arrays. Raises Invalid."""
+    return [(each["condition"], _dependency(user, each)) for each in given]
+
+
+def _dependency(user: User, each: dict[str, Any]) -> Workload | JobArray:
+    if "array" in each:
+        rows = policy.visible_arrays(user)
+        return get_named_row(rows, "after", str(each["array"]), "the id of an array", public_id=each["array"])
+    work = policy.visible_workloads(user)
+    return get_named_row(work, "after", str(each["workload"]), "the id of a workload", public_id=each["workload"])
+
+
+def template_by_slug(slug: str | None) -> Template | None:
+    """A template by its slug; None stays None. Raises Invalid."""
+    return (
+        None if slug is None else get_named_row(Template.objects.all(), "template", slug, "the slug of a template", slug=slug)
+    )
+
+
+def workload_arguments(user: User, given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a launching verb, with rows in the place of words."""
+    found = dict(given)
+    found["project"] = visible_project(user, given["project"])
+    found["pool"] = visible_pool(user, given["pool"])
+    if "reservation" in given:
+        found["reservation"] = visible_reservation(user, given["reservation"])
+    if "after" in given:
+        found["after"] = dependencies_of(user, given["after"])
+    if "template" in given:
+        found["template"] = template_by_slug(given["template"])
+    return found

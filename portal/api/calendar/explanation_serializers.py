@@ -1,0 +1,111 @@
+"""What the API gives to explain: why one waits, why them and not me, who gets how much, another time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rest_framework import serializers
+
+from portal.api.base.fields import ResponseSerializer, numbers_field
+from portal.api.calendar.serializers import ReservationWish, WindowShape
+from portal.api.work.serializers import BlockerShape, PastStartsShape
+from portal.hardware_request import PlacementConstraints
+from portal.reads.work.queue import AlternativeWindow, WorkloadAhead
+from portal.wording import expected_start_texts, queue_order_texts, reason_texts
+from scheduler.state.states import WorkloadState
+
+
+class AheadShape(ResponseSerializer):
+    id = serializers.UUIDField(source="workload.public_id")
+    name = serializers.CharField(source="workload.name")
+    owner = serializers.CharField(source="workload.owner.username")
+    rule = serializers.CharField(source="part", help_text="the part of the order that decides")
+    because = serializers.SerializerMethodField()
+
+    def get_because(self, row: WorkloadAhead) -> str:
+        """The rule in a few words."""
+        return queue_order_texts.earlier_because(row.part, row.earlier, row.shorter)
+
+
+class WithoutShape(ResponseSerializer):
+    starts_now = serializers.BooleanField()
+    code = serializers.CharField()
+    numbers = numbers_field()
+    sentence = serializers.CharField()
+
+
+class WhyThemShape(ResponseSerializer):
+    rule = serializers.CharField(help_text="what decides between the two")
+    numbers = numbers_field()
+    sentence = serializers.CharField()
+    without = WithoutShape(help_text="what the plan would say if the other one was not there")
+
+
+class FairnessShape(ResponseSerializer):
+    """One team of a pool."""
+
+    team = serializers.CharField(source="team.slug")
+    guaranteed_gpus = serializers.FloatField(source="guaranteed")
+    held_gpus = serializers.FloatField(source="held")
+    borrowed_gpus = serializers.FloatField(source="borrowed")
+    waiting_gpus = serializers.FloatField(source="waiting")
+    past_gpu_hours = serializers.FloatField(source="gpu_hours", help_text="each halved every half-life of the pool")
+    weight = serializers.IntegerField()
+    share_of_use = serializers.FloatField(source="share", help_text="its part of all past use, 0 to 1")
+    fair_part = serializers.FloatField(source="fair_share", help_text="the part that its weight stands for, 0 to 1")
+    ratio = serializers.FloatField(allow_null=True, help_text="share of use by fair part; the lowest borrows next")
+
+
+class DecisionShape(ResponseSerializer):
+    at = serializers.DateTimeField()
+    kind = serializers.ChoiceField(choices=["placed", "evicted", "refused", "restarted", "ended", "moved"])
+    code = serializers.CharField()
+    sentence = serializers.SerializerMethodField()
+
+    def get_sentence(self, row: Any) -> str:
+        """In words."""
+        return reason_texts.decision_sentence(row.kind, row.code, row.numbers, self.context.get("user"))
+
+
+class WhyShape(ResponseSerializer):
+    state = serializers.ChoiceField(choices=[s.value for s in WorkloadState])
+    code = serializers.CharField()
+    numbers = numbers_field()
+    sentence = serializers.CharField()
+    position = serializers.IntegerField(allow_null=True)
+    expected_start = serializers.DateTimeField(allow_null=True)
+    likely_from = serializers.DateTimeField(allow_null=True, help_text="null while too little is known of past starts")
+    likely_by = serializers.DateTimeField(allow_null=True, help_text="the upper end of the range; never a guarantee")
+    past_starts = PastStartsShape(help_text="how good the expected starts of its pool were")
+    ahead = AheadShape(
+        many=True, help_text="those that wait, too, have their turn first and that you may see; the nearest 10"
+    )
+    ahead_more = serializers.IntegerField(help_text="how many others have their turn first")
+    blockers = BlockerShape(many=True, help_text="those that you may see")
+    hidden_blockers = serializers.IntegerField(help_text="how many more there are")
+    decisions = DecisionShape(many=True, help_text="newest first, at most 20")
+
+
+class AnotherTimeShape(WindowShape):
+    """A window in which a reservation would fit now, within what the team is guaranteed."""
+
+    words = serializers.CharField()
+    needs_approval = serializers.BooleanField(help_text="above what the pool confirms at once")
+    request = ReservationWish(help_text="as reservations_request takes it")  # type: ignore[assignment]
+
+
+def reservation_window_body(other: AlternativeWindow) -> dict[str, Any]:
+    """What ``AnotherTimeShape`` shows."""
+    workload = other.workload
+    request = {
+        "project": f"{workload.project.team.slug}/{workload.project.slug}",
+        "pool": workload.pool.slug,
+        "name": workload.name,
+        "models": workload.models_wanted,
+        **{name: getattr(workload, name) for name in ("units", "hosts", "profile", *PlacementConstraints.__optional_keys__)},
+        "start": other.start,
+        "end": other.end,
+    }
+    words = expected_start_texts.alternative_window_text(workload, other.start, other.end, other.needs_approval)
+    window = {"start": other.start, "end": other.end}
+    return {**window, "words": words, "needs_approval": other.needs_approval, "request": request}

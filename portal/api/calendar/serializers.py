@@ -1,0 +1,349 @@
+"""What the API takes and gives about reservations, approvals and quotas."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from drf_spectacular.utils import extend_schema_field
+from rest_framework import serializers
+
+from portal.api.base.fields import (
+    ResponseSerializer,
+    count_field,
+    gpus_of_slots,
+    name_field,
+    numbers_field,
+    slug_field,
+)
+from portal.api.base.views import PageQuery, RecordField, StrictSerializer, public_numbers
+from portal.api.work.serializers import BlockerShape, PlacedWish
+from portal.models import Submission, SubmissionState
+from portal.services.calendar.recurring_reservations import WEEKDAYS, clock_changes_of
+from portal.wording import reason_texts, request_texts
+from scheduler.models import Project, Quota, Reservation, Series
+from scheduler.state.states import ReservationState
+
+
+class ReservationShape(ResponseSerializer):
+    id = serializers.UUIDField(source="public_id")
+    name = serializers.CharField()
+    pool = serializers.CharField(source="pool.slug")
+    project = serializers.SerializerMethodField()
+    owner = serializers.CharField(source="owner.username")
+    units = serializers.IntegerField(help_text="on each host")
+    hosts = serializers.IntegerField()
+    models = serializers.ListField(child=serializers.CharField(), source="models_wanted")
+    profile = serializers.CharField()
+    min_memory_mib = serializers.IntegerField(help_text="of each GPU; 0: any")
+    min_compute_capability = serializers.IntegerField(help_text="80 is 8.0; 0: any")
+    nvlink = serializers.BooleanField()
+    labels_required = serializers.DictField(child=serializers.CharField())
+    labels_preferred = serializers.DictField(child=serializers.CharField())
+    spread = serializers.BooleanField()
+    cpu_milli = serializers.IntegerField(help_text="its hosts have at least so much: thousandths of a core")
+    memory_mib = serializers.IntegerField(help_text="its hosts have at least so much")
+    start = serializers.DateTimeField()
+    end = serializers.DateTimeField()
+    state = serializers.ChoiceField(choices=[s.value for s in ReservationState])
+    series = serializers.UUIDField(
+        source="series.public_id", allow_null=True, default=None, help_text="the recurring one it is an occurrence of"
+    )
+    reason_code = serializers.CharField(help_text="why it has begun and has no GPUs; empty when all is well")
+    reason = serializers.SerializerMethodField(help_text="the same in words")
+    created_at = serializers.DateTimeField()
+
+    def get_project(self, reservation: Reservation) -> str:
+        """team/project."""
+        return f"{reservation.project.team.slug}/{reservation.project.slug}"
+
+    def get_reason(self, reservation: Reservation) -> str:
+        """In words; empty when all is well."""
+        return reason_texts.reason_sentence(reservation.reason_code, reservation.reason_numbers) if reservation.reason_code else ""
+
+
+class ReservationQuery(PageQuery):
+    state = serializers.ChoiceField(choices=[*(s.value for s in ReservationState), "open"], required=False)
+    pool = slug_field(required=False)
+    mine = serializers.BooleanField(required=False, default=False)
+
+
+class ReservationWish(PlacedWish):
+    name = name_field()
+    units = count_field(1, help_text="on each host")
+    hosts = count_field(1, required=False)
+    start = serializers.DateTimeField()
+    end = serializers.DateTimeField()
+    may_exceed_guarantee = serializers.BooleanField(
+        required=False, help_text="ask an operator to let it use what other teams are guaranteed"
+    )
+    why = serializers.CharField(max_length=1000, required=False, allow_blank=True)
+
+
+class WindowWish(PlacedWish):
+    units = count_field(1, help_text="on each host")
+    hosts = count_field(1, required=False)
+    start = serializers.DateTimeField()
+    end = serializers.DateTimeField()
+    may_exceed_guarantee = serializers.BooleanField(required=False)
+
+
+class WindowShape(ResponseSerializer):
+    start = serializers.DateTimeField()
+    end = serializers.DateTimeField()
+
+
+class ReservationPreview(ResponseSerializer):
+    fits = serializers.BooleanField()
+    code = serializers.CharField()
+    numbers = numbers_field()
+    sentence = serializers.CharField()
+    windows = serializers.SerializerMethodField(help_text="the first that fit")
+    needs_approval = serializers.BooleanField()
+    gpus = serializers.FloatField()
+    price_per_hour = serializers.DecimalField(max_digits=20, decimal_places=2, allow_null=True)
+    price = serializers.DecimalField(max_digits=20, decimal_places=2, allow_null=True)
+    currency = serializers.CharField()
+    warnings = serializers.ListField(child=serializers.CharField())
+
+    @extend_schema_field(WindowShape(many=True))
+    def get_windows(self, answer: Any) -> Any:
+        """As objects."""
+        return WindowShape([{"start": start, "end": end} for start, end in answer["windows"]], many=True).data
+
+
+class EndWish(StrictSerializer):
+    end = serializers.DateTimeField()
+
+
+class ChangeWish(StrictSerializer):
+    """Another window: ``start`` alone moves it as it is, ``end`` alone changes its length."""
+
+    start = serializers.DateTimeField(required=False)
+    end = serializers.DateTimeField(required=False)
+    why = serializers.CharField(max_length=1000, required=False, allow_blank=True)
+
+
+class _RecurrenceFields(StrictSerializer):
+    weekdays = serializers.ListField(child=serializers.ChoiceField(choices=list(WEEKDAYS)), max_length=7)
+    until = serializers.DateField(help_text="the last day on which one may begin")
+    time_zone = serializers.CharField(
+        max_length=60, required=False, help_text="whose clock start and end are read by; UTC unless given"
+    )
+
+
+class SeriesWish(ReservationWish, _RecurrenceFields):
+    """``start`` and ``end`` are those of the first occurrence."""
+
+
+class SeriesTry(WindowWish, _RecurrenceFields):
+    """The same without a name."""
+
+
+class SeriesShape(ResponseSerializer):
+    id = serializers.UUIDField(source="public_id")
+    name = serializers.CharField()
+    pool = serializers.CharField(source="pool.slug")
+    project = serializers.SerializerMethodField()
+    owner = serializers.CharField(source="owner.username")
+    weekdays = serializers.SerializerMethodField()
+    starts_at = serializers.SerializerMethodField(help_text="HH:MM by the clock of its time zone")
+    ends_at = serializers.SerializerMethodField(help_text="HH:MM; not after starts_at: on the next day")
+    time_zone = serializers.CharField()
+    first_day = serializers.DateField()
+    last_day = serializers.DateField()
+    clock_changes = serializers.SerializerMethodField(
+        help_text="what is different where the clock of its time zone is put forward or back"
+    )
+    occurrences = serializers.SerializerMethodField()
+
+    @extend_schema_field(serializers.ListField(child=serializers.CharField()))
+    def get_clock_changes(self, series: Series) -> list[str]:
+        """In words, in order."""
+        return clock_changes_of(series)
+
+    def get_project(self, series: Series) -> str:
+        """team/project."""
+        return f"{series.project.team.slug}/{series.project.slug}"
+
+    def get_starts_at(self, series: Series) -> str:
+        """To the minute."""
+        return f"{series.starts_at:%H:%M}"
+
+    def get_ends_at(self, series: Series) -> str:
+        """To the minute."""
+        return f"{series.ends_at:%H:%M}"
+
+    @extend_schema_field(serializers.ListField(child=serializers.ChoiceField(choices=list(WEEKDAYS))))
+    def get_weekdays(self, series: Series) -> list[str]:
+        """By their short names."""
+        return [WEEKDAYS[day] for day in series.weekdays]
+
+    @extend_schema_field(ReservationShape(many=True))
+    def get_occurrences(self, series: Series) -> Any:
+        """In order."""
+        rows = series.occurrences.select_related("pool", "project__team", "owner", "series").order_by("start", "pk")
+        return ReservationShape(rows, many=True).data
+
+
+class SeriesPreview(ResponseSerializer):
+    occurrences = serializers.IntegerField()
+    fits = serializers.BooleanField(help_text="all of them")
+    sentence = serializers.CharField(help_text="which one does not, and why")
+    clock_changes = serializers.ListField(
+        child=serializers.CharField(), help_text="what is different where the clock is put forward or back"
+    )
+    windows = serializers.SerializerMethodField(help_text="the first that would do instead of that one")
+    needs_approval = serializers.BooleanField()
+    gpus = serializers.FloatField(help_text="of each occurrence")
+    price_per_hour = serializers.DecimalField(max_digits=20, decimal_places=2, allow_null=True)
+    price = serializers.DecimalField(max_digits=20, decimal_places=2, allow_null=True, help_text="of all occurrences")
+    currency = serializers.CharField()
+
+    @extend_schema_field(WindowShape(many=True))
+    def get_windows(self, answer: Any) -> Any:
+        """As objects."""
+        return WindowShape([{"start": start, "end": end} for start, end in answer["windows"]], many=True).data
+
+
+class GivenUp(ResponseSerializer):
+    given_up = serializers.IntegerField(help_text="occurrences that were not over")
+
+
+class SubmissionShape(ResponseSerializer):
+    id = serializers.UUIDField(source="public_id")
+    kind = serializers.ChoiceField(choices=Submission.Kind.choices)
+    team = serializers.CharField(source="team.slug")
+    pool = serializers.CharField(source="pool.slug", allow_null=True, default=None)
+    author = serializers.CharField(source="author.username")
+    what = serializers.SerializerMethodField()
+    why = serializers.CharField()
+    payload = serializers.SerializerMethodField()
+    state = serializers.ChoiceField(choices=SubmissionState.choices)
+    created_at = serializers.DateTimeField()
+    reservation = serializers.UUIDField(source="reservation.public_id", allow_null=True, default=None)
+    decision = serializers.SerializerMethodField()
+
+    @extend_schema_field(RecordField(child=serializers.JSONField(allow_null=True)))
+    def get_payload(self, row: Submission) -> dict[str, Any]:
+        """What was asked for, its project as team/project."""
+        context = cast(dict[str, Any], self.context)  # the answer's own
+        if "projects" not in context:
+            found = Project.objects.values_list("pk", "team__slug", "slug")
+            context["projects"] = {pk: f"{team}/{slug}" for pk, team, slug in found}
+        project = context["projects"].get(row.payload.get("project"))
+        return public_numbers(row.payload) | ({"project": project} if project else {})
+
+    def get_what(self, row: Submission) -> str:
+        """In words."""
+        return request_texts.submission_summary(row.kind, row.payload)
+
+    @extend_schema_field(
+        {
+            "type": "object",
+            "nullable": True,
+            "properties": {
+                "by": {"type": "string"},
+                "approved": {"type": "boolean"},
+                "comment": {"type": "string"},
+                "at": {"type": "string", "format": "date-time"},
+            },
+            "required": ["by", "approved", "comment", "at"],
+        }
+    )
+    def get_decision(self, row: Submission) -> dict[str, Any] | None:
+        """Who decided and why, once somebody has."""
+        approval = getattr(row, "approval", None)
+        if approval is None:
+            return None
+        return {
+            "by": approval.decided_by.username,
+            "approved": approval.approved,
+            "comment": approval.comment,
+            "at": approval.decided_at.isoformat(),
+        }
+
+
+class ReservationAnswer(ResponseSerializer):
+    """Exactly one of the two is not null."""
+
+    reservation = ReservationShape(allow_null=True)
+    submission = SubmissionShape(allow_null=True)
+
+
+class SeriesAnswer(ResponseSerializer):
+    """Exactly one of the two is not null."""
+
+    series = SeriesShape(allow_null=True)
+    submission = SubmissionShape(allow_null=True)
+
+
+class SubmissionQuery(PageQuery):
+    state = serializers.ChoiceField(choices=SubmissionState.choices, required=False)
+    kind = serializers.ChoiceField(choices=Submission.Kind.choices, required=False)
+
+
+class EffectShape(ResponseSerializer):
+    fits = serializers.BooleanField()
+    code = serializers.CharField()
+    sentence = serializers.CharField()
+    capacity_gpus = serializers.FloatField(required=False)
+    guaranteed_before_gpus = serializers.FloatField(required=False)
+    guaranteed_after_gpus = serializers.FloatField(required=False)
+    free_before_gpus = serializers.FloatField(required=False)
+    free_after_gpus = serializers.FloatField(required=False)
+    team_before_gpus = serializers.FloatField(required=False)
+    team_after_gpus = serializers.FloatField(required=False)
+    gpus = serializers.FloatField(required=False)
+    evicted = BlockerShape(many=True, required=False)
+    overlapping = ReservationShape(many=True, required=False)
+
+
+class ApproveWish(StrictSerializer):
+    comment = serializers.CharField(max_length=1000, required=False, allow_blank=True, default="")
+    changes = serializers.DictField(
+        child=serializers.JSONField(allow_null=True), required=False, help_text="fields of the payload"
+    )
+
+
+class DeclineWish(StrictSerializer):
+    comment = serializers.CharField(max_length=1000)
+
+
+class QuotaShape(ResponseSerializer):
+    team = serializers.CharField(source="team.slug")
+    pool = serializers.CharField(source="pool.slug")
+    model = serializers.CharField()
+    guaranteed_gpus = serializers.SerializerMethodField()
+    borrow_limit_gpus = serializers.SerializerMethodField(help_text="above the guarantee; null: no limit")
+    gpu_hours = serializers.IntegerField(allow_null=True, help_text="worth of the guarantee in a period; null: no end")
+    period = serializers.ChoiceField(choices=Quota.Period.values, source="hours_period")
+    when_used_up = serializers.ChoiceField(choices=Quota.WhenUsedUp.choices)
+    gpu_hours_used = serializers.FloatField(help_text="in the period, counted every minute; 0 without gpu_hours")
+    used_up = serializers.BooleanField(source="hours_used_up")
+    updated_at = serializers.DateTimeField()
+
+    def get_guaranteed_gpus(self, quota: Quota) -> float:
+        """In GPUs."""
+        return gpus_of_slots(quota.guaranteed_slots) or 0.0
+
+    @extend_schema_field(serializers.FloatField(allow_null=True))
+    def get_borrow_limit_gpus(self, quota: Quota) -> float | None:
+        """In GPUs."""
+        return gpus_of_slots(quota.borrow_limit_slots)
+
+
+class QuotaQuery(PageQuery):
+    pool = slug_field(required=False)
+    team = slug_field(required=False)
+
+
+class QuotaWish(StrictSerializer):
+    team = slug_field()
+    pool = slug_field()
+    model = serializers.CharField(max_length=60)
+    guaranteed_gpus = count_field(0)
+    borrow_limit_gpus = count_field(0, required=False, allow_null=True)
+    gpu_hours = count_field(1, required=False, allow_null=True, help_text="worth of the guarantee in a period")
+    period = serializers.ChoiceField(choices=Quota.Period.values, required=False)
+    when_used_up = serializers.ChoiceField(choices=Quota.WhenUsedUp.choices, required=False)
+    why = serializers.CharField(max_length=1000, required=False, allow_blank=True)

@@ -1,0 +1,1 @@
+"""Endpoints of pools, hosts, GPUs, volumes, hardware events and recordings."""

@@ -1,0 +1,138 @@
+"""Endpoints of how GPUs are split into MIG instances."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drf_spectacular.utils import extend_schema
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from portal import policy
+from portal.api.base import lookups
+from portal.api.base.views import ApiView, StrictSerializer
+from portal.reads.fleet import mig_geometry as reads
+from portal.services.fleet import mig_geometry as verbs
+from scheduler.models import GeometryChange, Host
+from scheduler.state.states import GeometryState
+
+GEOMETRY_EXAMPLE = "whole, or such as 1x3g.40gb+4x1g.10gb"
+
+
+class GeometryChangeShape(serializers.Serializer[GeometryChange]):
+    id = serializers.UUIDField(source="public_id")
+    gpu = serializers.IntegerField(source="gpu.index")
+    before = serializers.SerializerMethodField(help_text=GEOMETRY_EXAMPLE)
+    after = serializers.SerializerMethodField(help_text=GEOMETRY_EXAMPLE)
+    state = serializers.ChoiceField(choices=[s.value for s in GeometryState])
+    detail = serializers.CharField(help_text="what its host says of it")
+    created_at = serializers.DateTimeField()
+    told_at = serializers.DateTimeField(allow_null=True, help_text="when nothing held it any more and its host was told")
+    ended_at = serializers.DateTimeField(allow_null=True)
+
+    def get_before(self, row: GeometryChange) -> str:
+        """How it was."""
+        return verbs.format_geometry(row.before)
+
+    def get_after(self, row: GeometryChange) -> str:
+        """How it is to be."""
+        return verbs.format_geometry(row.profiles)
+
+
+class ProfileShape(serializers.Serializer[Any]):
+    name = serializers.CharField(source="profile.name")
+    slices = serializers.IntegerField(source="profile.slices", help_text="of the GPU's 7 compute slices")
+    memory_mib = serializers.IntegerField()
+    most = serializers.IntegerField(source="profile.most", help_text="how many fit on an empty GPU")
+
+
+class GpuGeometryShape(serializers.Serializer[Any]):
+    gpu = serializers.IntegerField(source="gpu.index")
+    geometry = serializers.SerializerMethodField(help_text=f"{GEOMETRY_EXAMPLE}; null: split, without instances")
+    profiles = serializers.SerializerMethodField(help_text="what it can be split into; empty: it can't be")
+    last_change = GeometryChangeShape(source="last", allow_null=True)
+
+    def get_geometry(self, row: reads.GpuGeometry) -> str | None:
+        """How it is."""
+        return None if row.present is None else row.present or verbs.WHOLE_GPU_TEXT
+
+    def get_profiles(self, row: reads.GpuGeometry) -> list[dict[str, Any]]:
+        """In the order of their names."""
+        offers = [row.offers[name] for name in sorted(row.offers)] if row.may_change else []
+        return [dict(each) for each in ProfileShape(offers, many=True).data]
+
+
+class GeometryWish(StrictSerializer):
+    gpu = serializers.IntegerField(min_value=0, help_text="its index")
+    geometry = serializers.CharField(max_length=300, help_text=GEOMETRY_EXAMPLE)
+    why = serializers.CharField(max_length=300, required=False, allow_blank=True, default="")
+
+
+class GeometryTry(StrictSerializer):
+    gpu = serializers.IntegerField(min_value=0, help_text="its index")
+    geometry = serializers.CharField(max_length=300, help_text=GEOMETRY_EXAMPLE)
+
+
+class WithdrawnGeometryWish(StrictSerializer):
+    gpu = serializers.IntegerField(min_value=0, help_text="its index")
+    why = serializers.CharField(max_length=300, required=False, allow_blank=True, default="")
+
+
+class LeavingShape(serializers.Serializer[Any]):
+    id = serializers.UUIDField(source="workload.public_id")
+    name = serializers.CharField(source="workload.name")
+    team = serializers.CharField(source="workload.project.team.slug")
+    owner = serializers.CharField(source="workload.owner.username")
+    leaves = serializers.BooleanField(help_text="it gets its notice; else it runs to its end")
+    by = serializers.DateTimeField(help_text="gone by then at the latest")
+
+
+class GeometryEffectShape(serializers.Serializer[Any]):
+    gpu = serializers.IntegerField(source="gpu.index")
+    before = serializers.CharField()
+    after = serializers.CharField()
+    work = LeavingShape(many=True)
+    reservations = serializers.IntegerField(source="bound", help_text="active ones that are bound to it")
+    unkept = serializers.SerializerMethodField(help_text="reservations to come that could not be kept without it")
+    free_by = serializers.DateTimeField(allow_null=True, help_text="null: nothing holds it now")
+
+    def get_unkept(self, effect: Any) -> list[str]:
+        return [reservation.name for reservation in effect.unkept]
+
+
+class HostGeometryView(ApiView):
+    @extend_schema(operation_id="hosts_geometry", responses=GpuGeometryShape(many=True))
+    def get(self, request: Request, name: str) -> Response:
+        """How its GPUs are split into MIG instances, and what they can be."""
+        return Response(GpuGeometryShape(reads.host_geometries(_visible_host(self, name)), many=True).data)
+
+    @extend_schema(operation_id="hosts_change_geometry", request=GeometryWish, responses={202: GeometryChangeShape})
+    def post(self, request: Request, name: str) -> Response:
+        """Split a GPU otherwise: it takes nothing new, its work leaves, then its host does it. For operators."""
+        host = _visible_host(self, name)
+        made = verbs.change_geometry(**self.by, host=host, **self.given(GeometryWish))
+        return self.one(made, GeometryChangeShape, 202)
+
+
+class GeometryPreviewView(ApiView):
+    @extend_schema(operation_id="hosts_geometry_preview", request=GeometryTry, responses=GeometryEffectShape)
+    def post(self, request: Request, name: str) -> Response:
+        """Whose work would leave, and when. For operators."""
+        host, given = _visible_host(self, name), self.given(GeometryTry)
+        return self.one(verbs.preview_geometry_change(actor=self.actor, host=host, now=self.now, **given), GeometryEffectShape)
+
+
+class WithdrawGeometryView(ApiView):
+    @extend_schema(
+        operation_id="hosts_withdraw_geometry", request=WithdrawnGeometryWish, responses=GeometryChangeShape
+    )
+    def post(self, request: Request, name: str) -> Response:
+        """Take it back while the GPU is being drained. For operators."""
+        host = _visible_host(self, name)
+        taken = verbs.withdraw_geometry(**self.by, host=host, **self.given(WithdrawnGeometryWish))
+        return self.one(taken, GeometryChangeShape)
+
+
+def _visible_host(view: ApiView, name: str) -> Host:
+    return lookups.visible_host(view.actor, name, policy.visible_hosts(view.actor).select_related("pool"))

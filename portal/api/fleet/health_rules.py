@@ -1,0 +1,72 @@
+"""Endpoints of what is done about hardware events."""
+
+from __future__ import annotations
+
+from drf_spectacular.utils import extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from portal.api.base.pagination import page_schema
+from portal.api.base.views import ApiView, paginate_list
+from portal.api.fleet import serializers as shapes
+from portal.errors import ObjectNotFound
+from portal.reads.fleet import health_rules as reads
+from portal.services.fleet import health_rules as verbs
+from telemetry.models import HealthRule
+
+
+class HealthRuleListView(ApiView):
+    @extend_schema(
+        operation_id="health_rules_list", parameters=[shapes.HealthRuleQuery], responses=page_schema(shapes.HealthRuleShape)
+    )
+    def get(self, request: Request) -> Response:
+        """What is done about which hardware event, by whose advice, where others do something else, and what was changed."""
+        query = self.query(shapes.HealthRuleQuery)
+        given = {name: query[name] for name in ("find", "action", "changed") if name in query}
+        return paginate_list(reads.health_rules(**given), shapes.HealthRuleShape, query)
+
+    @extend_schema(
+        operation_id="health_rules_add", request=shapes.NewHealthRuleWish, responses={201: shapes.HealthRuleShape}
+    )
+    def post(self, request: Request) -> Response:
+        """A rule for a code that has none: until then its events are noted. For operators."""
+        return self.one(verbs.add_health_rule(**self.by, **self.given(shapes.NewHealthRuleWish)), shapes.HealthRuleShape, 201)
+
+
+class HealthRuleDetailView(ApiView):
+    @extend_schema(operation_id="health_rules_read", responses=shapes.HealthRuleShape)
+    def get(self, request: Request, code: str) -> Response:
+        """One rule."""
+        return self.one(_get_rule_or_404(code), shapes.HealthRuleShape)
+
+    @extend_schema(operation_id="health_rules_set", request=shapes.HealthRuleWish, responses=shapes.HealthRuleShape)
+    def put(self, request: Request, code: str) -> Response:
+        """Change what is done; what is not given stays. For operators."""
+        rule = _get_rule_or_404(code)
+        changed = verbs.set_health_rule(**self.by, code=rule.code, **self.given(shapes.HealthRuleWish))
+        return self.one(changed, shapes.HealthRuleShape)
+
+
+class ResetHealthRuleView(ApiView):
+    @extend_schema(operation_id="health_rules_reset", request=shapes.ReasonWish, responses=shapes.HealthRuleShape)
+    def post(self, request: Request, code: str) -> Response:
+        """Put it back to what it began with. 409 where it is so, or was added by an operator. For operators."""
+        rule = _get_rule_or_404(code)
+        put_back = verbs.reset_health_rule(**self.by, code=rule.code, **self.given(shapes.ReasonWish))
+        return self.one(put_back, shapes.HealthRuleShape)
+
+
+class RemoveHealthRuleView(ApiView):
+    @extend_schema(operation_id="health_rules_remove", request=shapes.ReasonWish, responses=shapes.HealthRuleShape)
+    def post(self, request: Request, code: str) -> Response:
+        """Take a rule out that an operator added: its events are noted again. The answer is the rule as it was. For operators."""
+        rule = _get_rule_or_404(code)
+        removed = verbs.remove_health_rule(**self.by, code=rule.code, **self.given(shapes.ReasonWish))
+        return self.one(removed, shapes.HealthRuleShape)
+
+
+def _get_rule_or_404(code: str) -> HealthRule:
+    rule = HealthRule.objects.filter(code=code).first()
+    if rule is None:
+        raise ObjectNotFound("code", code, verbs.KNOWN_CODE_HELP)
+    return rule

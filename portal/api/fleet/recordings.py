@@ -1,0 +1,52 @@
+"""Endpoints of what the engine planned on: to make a decision again elsewhere, byte for byte."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import HttpResponse
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import extend_schema
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from portal import policy
+from portal.api.base.pagination import page_schema
+from portal.api.base.views import ApiView, PageQuery, get_named_row
+from portal.reads.work import recordings
+
+
+class RecordingQuery(PageQuery):
+    workload = serializers.UUIDField(required=False, help_text="those in which something was decided about it")
+
+
+class RecordingShape(serializers.Serializer[Any]):
+    id = serializers.IntegerField()
+    at = serializers.DateTimeField()
+    placed = serializers.IntegerField(help_text="started")
+    evicted = serializers.IntegerField(help_text="told to go")
+    refused = serializers.IntegerField(help_text="left waiting")
+    plan_sha256 = serializers.CharField(help_text="of the plan that replay_snapshot writes")
+
+
+class RecordingListView(ApiView):
+    @extend_schema(operation_id="recordings_list", parameters=[RecordingQuery], responses=page_schema(RecordingShape))
+    def get(self, request: Request) -> Response:
+        """What the engine planned on in each cycle that changed something, the latest first. For operators and auditors."""
+        policy.require(self.actor, "recording.see")
+        query = self.query(RecordingQuery)
+        about = None
+        if "workload" in query:
+            given = query["workload"]
+            rows = policy.visible_workloads(self.actor)
+            about = get_named_row(rows, "workload", str(given), "the id of a notebook or job", public_id=given)
+        return self.page(recordings.latest_recordings(about), RecordingShape, query)
+
+
+class RecordingDetailView(ApiView):
+    @extend_schema(operation_id="recordings_read", responses=OpenApiTypes.OBJECT)
+    def get(self, request: Request, id: int) -> HttpResponse:
+        """One of them as the file that replay_snapshot makes the same plan from. For operators and auditors."""
+        policy.require(self.actor, "recording.see")
+        return recordings.as_download(id)

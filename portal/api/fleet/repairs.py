@@ -1,0 +1,240 @@
+"""Endpoints of GPUs that are not to be trusted: how they are, what is done about it, and maintenance that is taken back."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from drf_spectacular.utils import extend_schema
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from portal import policy
+from portal.api.base import lookups
+from portal.api.base.pagination import page_schema
+from portal.api.base.views import ApiView, PageQuery, StrictSerializer, get_visible_or_404
+from portal.api.fleet import serializers as shapes
+from portal.reads.fleet import gpu_health as reads
+from portal.reads.fleet import host_history
+from portal.services.fleet import gpu_repairs as verbs
+from scheduler.models import Diagnostic, Host, StrayAction
+from scheduler.state.states import DiagnosticState, RepairState
+
+DIAGNOSTIC_TOOLS_HELP = "auto, own, dcgm, or a name that hosts of the pool report"
+
+
+class CheckShape(serializers.Serializer[Any]):
+    name = serializers.CharField()
+    passed = serializers.BooleanField(allow_null=True, help_text="null: it only measures, or could not be made")
+    numbers = serializers.DictField()
+    detail = serializers.CharField()
+
+
+class DiagnosticShape(serializers.Serializer[Any]):
+    id = serializers.UUIDField(source="public_id")
+    gpu = serializers.IntegerField(source="gpu.index")
+    why = serializers.ChoiceField(choices=Diagnostic.Why.choices)
+    state = serializers.ChoiceField(choices=[s.value for s in DiagnosticState])
+    tool = serializers.CharField(help_text="dcgm, own, simulated, or the name of an operator's own")
+    simulated = serializers.BooleanField(help_text="nothing was measured")
+    checks = CheckShape(many=True)
+    detail = serializers.CharField()
+    created_at = serializers.DateTimeField()
+    started_at = serializers.DateTimeField(allow_null=True)
+    ended_at = serializers.DateTimeField(allow_null=True)
+
+
+class GpuHealthShape(serializers.Serializer[Any]):
+    gpu = serializers.IntegerField(source="gpu.index")
+    uuid = serializers.CharField(source="gpu.uuid")
+    model = serializers.CharField(source="gpu.model")
+    repair_state = serializers.ChoiceField(choices=[s.value for s in RepairState], source="gpu.repair_state")
+    reason = serializers.CharField(source="gpu.state_reason")
+    last_diagnostic = DiagnosticShape(source="last", allow_null=True)
+
+
+class MissingGpuShape(serializers.Serializer[Any]):
+    gpu = serializers.IntegerField(source="index", help_text="its index when it was reported last; another GPU may have it now")
+    uuid = serializers.CharField()
+    model = serializers.CharField()
+    missing_since = serializers.DateTimeField(allow_null=True, help_text="null: it is not missing any more")
+    repair_state = serializers.ChoiceField(choices=[s.value for s in RepairState], help_text="as it was when it went")
+    reason = serializers.CharField(source="state_reason")
+
+
+class StrayShape(serializers.Serializer[Any]):
+    gpu = serializers.IntegerField(source="gpu.index")
+    pid = serializers.IntegerField()
+    user = serializers.CharField()
+    name = serializers.CharField()
+    memory_mib = serializers.IntegerField(allow_null=True)
+    run = serializers.CharField(help_text="of a workload that does not hold this GPU")
+    done = serializers.CharField(help_text="what its host did about it, or why nothing")
+    first_seen = serializers.DateTimeField()
+
+
+class HardwareEventShape(serializers.Serializer[Any]):
+    at = serializers.DateTimeField()
+    gpu = serializers.IntegerField(allow_null=True)
+    code = serializers.CharField(help_text="xid:79")
+    meaning = serializers.CharField(help_text="empty: the table does not know the code")
+    detail = serializers.CharField(help_text="which process it was, of whom, only for operators and auditors")
+    action = serializers.CharField(help_text="what was done by the table, or held_back; empty: nobody has looked yet")
+
+
+class HostHealthShape(serializers.Serializer[Any]):
+    state_reason = serializers.CharField(help_text="why it is not simply in service")
+    revoked_at = serializers.DateTimeField(allow_null=True, help_text="its credential; null: it was not, or has joined since")
+    revoked_why = serializers.CharField()
+    gpus = GpuHealthShape(many=True)
+    missing_gpus = MissingGpuShape(many=True, help_text="that the host stopped reporting, and nobody has said that they are gone")
+    events = HardwareEventShape(many=True, help_text="hardware events, the newest first")
+    strays = serializers.IntegerField(help_text="processes on its GPUs that belong to no workload")
+    stray_processes = StrayShape(many=True, help_text="for operators and auditors; empty for others")
+    maintenance = shapes.MaintenanceShape(many=True)
+
+
+class HostHealthView(ApiView):
+    @extend_schema(operation_id="hosts_health", responses=HostHealthShape)
+    def get(self, request: Request, name: str) -> Response:
+        """How its GPUs are: repair, last diagnostic, hardware events, processes of no workload, announced maintenance."""
+        host = _visible_host(self, name)
+        found, revoked = reads.stray_processes(self.actor, host), host_history.credential_revocation(host)
+        told = {
+            "state_reason": host.state_reason,
+            "revoked_at": revoked.at if revoked else None,
+            "revoked_why": revoked.why if revoked else "",
+            "gpus": reads.gpu_health_of_host(host),
+            "missing_gpus": reads.missing_gpus(host),
+            "events": reads.hardware_events(self.actor, host),
+            "strays": found.count,
+            "stray_processes": found.rows,
+            "maintenance": reads.maintenance_windows(host, self.now),
+        }
+        return self.one(told, HostHealthShape)
+
+
+class HostEventListView(ApiView):
+    @extend_schema(operation_id="hosts_events", parameters=[PageQuery], responses=page_schema(HardwareEventShape))
+    def get(self, request: Request, name: str) -> Response:
+        """Every hardware event of a host, the newest first; ``health`` has the last 20."""
+        rows = reads.all_hardware_events(_visible_host(self, name))
+        return self.page(rows, HardwareEventShape, self.query(PageQuery), told=partial(reads.visible_hardware_events, self.actor))
+
+
+class DiagnosticListView(ApiView):
+    @extend_schema(operation_id="hosts_diagnostics", parameters=[PageQuery], responses=page_schema(DiagnosticShape))
+    def get(self, request: Request, name: str) -> Response:
+        """What diagnostics of its GPUs found, the newest first."""
+        rows = _visible_host(self, name).diagnostics.select_related("gpu").order_by("-created_at", "-pk")
+        return self.page(rows, DiagnosticShape, self.query(PageQuery))
+
+
+class DiagnoseWish(StrictSerializer):
+    gpu = serializers.IntegerField(
+        min_value=0, required=False, help_text="its index; not given: every GPU that is free"
+    )
+    why = serializers.CharField(max_length=300, required=False, allow_blank=True, default="")
+
+
+class DiagnoseGpuView(ApiView):
+    @extend_schema(operation_id="hosts_diagnose", request=DiagnoseWish, responses={202: DiagnosticShape(many=True)})
+    def post(self, request: Request, name: str) -> Response:
+        """Have the host look at one of its GPUs, or at all that nobody holds. For operators."""
+        host = _visible_host(self, name)
+        given = self.given(DiagnoseWish)
+        made = [verbs.diagnose_gpu(**self.by, host=host, **given)] if "gpu" in given else None
+        rows = made if made is not None else verbs.diagnose_host(**self.by, host=host, **given)
+        return Response(DiagnosticShape(rows, many=True).data, status=202)
+
+
+class GpuWish(StrictSerializer):
+    gpu = serializers.IntegerField(min_value=0, help_text="its index")
+    why = serializers.CharField(max_length=300, required=False, allow_blank=True, default="")
+
+
+class ReturnGpuView(ApiView):
+    @extend_schema(operation_id="hosts_return_gpu", request=GpuWish, responses=GpuHealthShape)
+    def post(self, request: Request, name: str) -> Response:
+        """A GPU back in service, whatever was found. For operators."""
+        return _change_response(self, name, verbs.return_gpu)
+
+
+class TakeOutGpuView(ApiView):
+    @extend_schema(operation_id="hosts_take_out_gpu", request=GpuWish, responses=GpuHealthShape)
+    def post(self, request: Request, name: str) -> Response:
+        """A GPU out until it is returned; its work is stopped and starts elsewhere. For operators."""
+        return _change_response(self, name, verbs.take_out_gpu)
+
+
+class ForgottenGpuWish(StrictSerializer):
+    gpu = serializers.CharField(max_length=80, help_text="its uuid, of missing_gpus")
+    why = serializers.CharField(max_length=300, required=False, allow_blank=True, default="")
+
+
+class ForgetGpuView(ApiView):
+    @extend_schema(operation_id="hosts_forget_gpu", request=ForgottenGpuWish, responses=MissingGpuShape)
+    def post(self, request: Request, name: str) -> Response:
+        """A missing GPU is gone for good: it is listed no more. Reported again it is there again. For operators."""
+        gpu = verbs.forget_gpu(**self.by, host=_visible_host(self, name), **self.given(ForgottenGpuWish))
+        gpu.refresh_from_db(fields=["missing_since"])
+        return self.one(gpu, MissingGpuShape)
+
+
+class CancelledWindowWish(StrictSerializer):
+    window = serializers.IntegerField(min_value=1, help_text="its id")
+    why = serializers.CharField(max_length=300, required=False, allow_blank=True, default="")
+
+
+class CancelMaintenanceView(ApiView):
+    @extend_schema(
+        operation_id="hosts_cancel_maintenance", request=CancelledWindowWish, responses=shapes.MaintenanceShape
+    )
+    def post(self, request: Request, name: str) -> Response:
+        """Take an announced window back. For operators."""
+        host = _visible_host(self, name)
+        return self.one(
+            verbs.cancel_maintenance(**self.by, host=host, **self.given(CancelledWindowWish)), shapes.MaintenanceShape
+        )
+
+
+class RepairPolicyShape(serializers.Serializer[Any]):
+    stray_action = serializers.ChoiceField(choices=StrayAction.choices)
+    diagnostic_tool = serializers.CharField(help_text=DIAGNOSTIC_TOOLS_HELP)
+    diagnostic_seconds = serializers.IntegerField()
+    diagnose_after_quarantine = serializers.BooleanField()
+    diagnose_every_hours = serializers.IntegerField(help_text="of idle GPUs; 0: never")
+
+
+class RepairPolicyWish(StrictSerializer):
+    stray_action = serializers.ChoiceField(choices=StrayAction.choices, required=False)
+    diagnostic_tool = serializers.CharField(max_length=40, required=False, help_text=DIAGNOSTIC_TOOLS_HELP)
+    diagnostic_seconds = serializers.IntegerField(required=False)
+    diagnose_after_quarantine = serializers.BooleanField(required=False)
+    diagnose_every_hours = serializers.IntegerField(required=False)
+
+
+class RepairPolicyView(ApiView):
+    @extend_schema(operation_id="pools_repair_policy", responses=RepairPolicyShape)
+    def get(self, request: Request, slug: str) -> Response:
+        """What the pool does by itself about processes of no workload and GPUs that are not to be trusted."""
+        return self.one(get_visible_or_404(policy.visible_pools(self.actor), slug=slug), RepairPolicyShape)
+
+    @extend_schema(operation_id="pools_change_repair_policy", request=RepairPolicyWish, responses=RepairPolicyShape)
+    def put(self, request: Request, slug: str) -> Response:
+        """Change it; what is not given stays. For operators."""
+        pool = get_visible_or_404(policy.visible_pools(self.actor), slug=slug)
+        return self.one(
+            verbs.change_repair_policy(**self.by, pool=pool, **self.given(RepairPolicyWish)), RepairPolicyShape
+        )
+
+
+def _visible_host(view: ApiView, name: str) -> Host:
+    return lookups.visible_host(view.actor, name, policy.visible_hosts(view.actor).select_related("pool"))
+
+
+def _change_response(view: ApiView, name: str, verb: Any) -> Response:
+    host = _visible_host(view, name)
+    gpu = verb(**view.by, host=host, **view.given(GpuWish))
+    return view.one(next(each for each in reads.gpu_health_of_host(host) if each.gpu.pk == gpu.pk), GpuHealthShape)

@@ -1,0 +1,348 @@
+"""What the API takes and gives about pools, hosts and their health."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, cast
+
+from drf_spectacular.utils import extend_schema_field
+from rest_framework import serializers
+
+from portal import policy
+from portal.api.base.fields import ResponseSerializer, count_field, slug_field
+from portal.api.base.views import PageQuery, StrictSerializer
+from portal.models import AuditEvent
+from portal.reads.fleet import gpu_health, host_history
+from portal.reads.fleet.host_details import host_state, last_rejected_agent
+from portal.wording.host_texts import HOST_VERBS, WORKLOAD_EFFECTS
+from scheduler.models import Host
+from scheduler.state.isolation import ISOLATION_LEVELS, missing_levels
+from scheduler.state.states import AdminState, LeaseState, RepairState
+from telemetry.models import HealthRule
+
+HOST_STATES = sorted({"ready", "revoked", *LeaseState, *AdminState, *RepairState} - {"alive", "in_service", "well"})
+
+
+class ModelShape(ResponseSerializer):
+    model = serializers.CharField()
+    gpus = serializers.IntegerField(help_text="GPUs the pool has")
+    in_service_gpus = serializers.FloatField(help_text="of these on hosts that take work")
+    held_gpus = serializers.FloatField(help_text="held now, in parts of GPUs")
+    free_gpus = serializers.FloatField(help_text="in service and held by nobody")
+    free_in_parts_gpus = serializers.FloatField(help_text="of these in MIG slices or shares: no whole GPU can be made of them")
+
+
+class PoolShape(ResponseSerializer):
+    slug = serializers.CharField()
+    name = serializers.CharField()
+    kind = serializers.ChoiceField(choices=["static", "dynamic"])
+    team = serializers.CharField(source="team.slug", allow_null=True, default=None, help_text="owner of a static pool")
+    notice_seconds = serializers.IntegerField()
+    grace_seconds = serializers.IntegerField()
+    minimum_runtime_seconds = serializers.IntegerField()
+    longest_runtime_seconds = serializers.IntegerField()
+    approval_above_gpus = serializers.IntegerField()
+    longest_reservation_seconds = serializers.IntegerField()
+    reservation_horizon_seconds = serializers.IntegerField()
+    idle_limit_seconds = serializers.IntegerField()
+    isolation = serializers.ChoiceField(
+        choices=ISOLATION_LEVELS, help_text="hosts that keep workloads less apart take no new work"
+    )
+    most_waiting_per_user = serializers.IntegerField(help_text="notebooks and jobs of one person in the queue")
+    most_waiting_per_team = serializers.IntegerField(help_text="notebooks and jobs of one team in the queue")
+    models = ModelShape(many=True, source="model_counts")
+
+
+class HostShape(ResponseSerializer):
+    name = serializers.CharField()
+    pool = serializers.CharField(source="pool.slug")
+    labels = serializers.DictField(child=serializers.CharField())
+    simulated = serializers.BooleanField(help_text="its NVML readings are simulated")
+    isolation = serializers.CharField()
+    isolation_level = serializers.ChoiceField(choices=ISOLATION_LEVELS, help_text="how well it keeps workloads apart")
+    isolation_lacking = serializers.SerializerMethodField(
+        help_text="levels that its pool demands and it does not reach"
+    )
+    lease_state = serializers.ChoiceField(choices=[s.value for s in LeaseState])
+    admin_state = serializers.ChoiceField(choices=[s.value for s in AdminState])
+    repair_state = serializers.ChoiceField(choices=[s.value for s in RepairState])
+    state_reason = serializers.CharField()
+    state = serializers.SerializerMethodField(help_text="the one of all of these that matters most now")
+    revoked_at = serializers.SerializerMethodField(help_text="when its agent's credential was revoked; null: it was not")
+    revoked_why = serializers.SerializerMethodField()
+    last_sync_at = serializers.DateTimeField(allow_null=True)
+    gpus = serializers.SerializerMethodField()
+    cpu_milli = serializers.IntegerField(help_text="thousandths of a core; 0: not known")
+    memory_mib = serializers.IntegerField(help_text="0: not known")
+    disk_full_since = serializers.DateTimeField(allow_null=True, help_text="it starts nothing new meanwhile; null: it has room")
+
+    @extend_schema_field(serializers.ChoiceField(choices=HOST_STATES))
+    def get_state(self, host: Host) -> str:
+        """As the pages show it."""
+        return "revoked" if self._revoked(host) else host_state(host)
+
+    @extend_schema_field(serializers.DateTimeField(allow_null=True))
+    def get_revoked_at(self, host: Host) -> datetime | None:
+        """Until it has joined again."""
+        deed = self._revoked(host)
+        return deed.at if deed else None
+
+    def get_revoked_why(self, host: Host) -> str:
+        """As the one who did it said."""
+        deed = self._revoked(host)
+        return deed.why if deed else ""
+
+    def _revoked(self, host: Host) -> AuditEvent | None:
+        """Asks once per answer, and not at all where every host has a credential."""
+        if host.credential_hash:
+            return None
+        context = cast(dict[str, Any], self.context)  # the answer's own
+        if "revoked" not in context:
+            context["revoked"] = host_history.credential_revocations()
+        found: dict[int, AuditEvent] = context["revoked"]
+        return found.get(host.pk)
+
+    @extend_schema_field(serializers.ListField(child=serializers.ChoiceField(choices=ISOLATION_LEVELS)))
+    def get_isolation_lacking(self, host: Host) -> list[str]:
+        """The lowest first; empty: it has what its pool demands."""
+        return missing_levels(host.hardware.get("reported") or {}, host.pool.isolation)
+
+    @extend_schema_field(serializers.ListField(child=serializers.CharField()))
+    def get_gpus(self, host: Host) -> list[str]:
+        """The models of its GPUs, by index."""
+        return [gpu.model for gpu in sorted(host.gpus.all(), key=lambda gpu: gpu.index) if gpu.retired_at is None]
+
+
+class RefusedAgentShape(ResponseSerializer):
+    at = serializers.DateTimeField()
+    reason = serializers.CharField()
+    boot_id = serializers.CharField(help_text="of the machine that it runs on; empty: not known")
+    quarantined = serializers.SerializerMethodField(help_text="two agents speak as this host: a person has to end one of them")
+
+    def get_quarantined(self, kept: dict[str, Any]) -> bool:
+        """It is given no work and hears no orders."""
+        return bool(kept.get("code"))
+
+
+class WayShape(ResponseSerializer):
+    way = serializers.CharField(help_text="such as NVLink")
+    gpus = serializers.CharField(help_text="pairs of indices; all: each with each")
+
+
+class OfGpusShape(ResponseSerializer):
+    gpus = serializers.CharField(help_text="indices; empty: what all have")
+    words = serializers.CharField(help_text="its links, its PCIe lanes, its NUMA node")
+
+
+class AgentShape(ResponseSerializer):
+    version = serializers.CharField(help_text="empty: it never joined")
+    boot_id = serializers.CharField(help_text="for operators; empty for others")
+    notes = serializers.ListField(child=serializers.CharField(), help_text="what the host can't do, in words")
+    network = serializers.CharField(help_text="of workloads: private, internet or host; empty: not known")
+    address = serializers.CharField(help_text="where workloads of other hosts reach those of this one; empty: nowhere known")
+    driver_version = serializers.CharField(help_text="empty where it is simulated, too")
+    cuda_version = serializers.CharField(help_text="the newest that the driver supports")
+    users_per_team = serializers.BooleanField(help_text="each team's work runs as a user of its own")
+    limits = serializers.ListField(child=serializers.CharField(), help_text="that it sets per workload: cpu, memory, pids, devices")
+    diagnostics = serializers.ListField(child=serializers.CharField(), help_text="names of the operator's own")
+
+
+class HostDetail(HostShape):
+    agent = serializers.SerializerMethodField(help_text="what it says of the host")
+    refused_agent = serializers.SerializerMethodField(help_text="the last that was turned away as this host since it joined")
+    between_gpus = serializers.SerializerMethodField(help_text="how they reach each other")
+    of_gpus = serializers.SerializerMethodField(help_text="what each has")
+
+    @extend_schema_field(AgentShape)
+    def get_agent(self, host: Host) -> Any:
+        """As it reported last."""
+        told = dict(host.hardware.get("reported") or {})
+        if host.simulated:
+            told |= {"driver_version": "", "cuda_version": ""}
+        knows = policy.may(self.context["user"], "host.change")
+        words = ("network", "address", "driver_version", "cuda_version")
+        return AgentShape(
+            {
+                "version": host.agent_version,
+                "boot_id": host.boot_id if knows else "",
+                "users_per_team": bool(told.get("users_per_team")),
+                **{name: told.get(name) or "" for name in words},
+                **{name: told.get(name) or [] for name in ("notes", "limits", "diagnostics")},
+            }
+        ).data
+
+    @extend_schema_field(RefusedAgentShape(allow_null=True))
+    def get_refused_agent(self, host: Host) -> Any:
+        """Where and why."""
+        kept = last_rejected_agent(host)
+        return RefusedAgentShape({"boot_id": "", **kept}).data if kept else None
+
+    @extend_schema_field(WayShape(many=True))
+    def get_between_gpus(self, host: Host) -> Any:
+        """The ways that there are."""
+        return [{"way": way, "gpus": pairs} for way, pairs in gpu_health.interconnects(self._health(host))]
+
+    @extend_schema_field(OfGpusShape(many=True))
+    def get_of_gpus(self, host: Host) -> Any:
+        """What all have alike first."""
+        return [{"gpus": gpus, "words": words} for gpus, words in gpu_health.topology_rows(self._health(host))]
+
+    def _health(self, host: Host) -> list[gpu_health.GpuHealth]:
+        """Asked once per answer."""
+        context = cast(dict[str, Any], self.context)  # the answer's own
+        if "health" not in context:
+            context["health"] = gpu_health.gpu_health_of_host(host)
+        found: list[gpu_health.GpuHealth] = context["health"]
+        return found
+
+
+class IsolationWish(StrictSerializer):
+    isolation = serializers.ChoiceField(choices=ISOLATION_LEVELS)
+    why = serializers.CharField(max_length=300, required=False, allow_blank=True)
+
+
+class HostQuery(PageQuery):
+    pool = slug_field(required=False)
+
+
+class HostWish(StrictSerializer):
+    pool = slug_field()
+    name = serializers.CharField(max_length=63)
+    labels = serializers.DictField(child=serializers.CharField(max_length=63), required=False)
+
+
+class JoinShape(ResponseSerializer):
+    host = serializers.CharField()
+    token = serializers.CharField(help_text="Shown this once; good for one agent.")
+    good_until = serializers.DateTimeField()
+    command = serializers.CharField(help_text="to paste on the machine, where the agent is installed as a service")
+    checkout_command = serializers.CharField(help_text="the same in a checkout of gpupool, to try it")
+    simulated_as = serializers.CharField(help_text="added to that one: its GPUs simulated again; empty: none are")
+
+
+class ReasonWish(StrictSerializer):
+    why = serializers.CharField(max_length=300, required=False, allow_blank=True, default="")
+
+
+class MaintenanceWish(StrictSerializer):
+    start = serializers.DateTimeField()
+    end = serializers.DateTimeField()
+    why = serializers.CharField(max_length=300)
+
+
+class MaintenanceShape(ResponseSerializer):
+    id = serializers.IntegerField(source="pk")
+    start = serializers.DateTimeField()
+    end = serializers.DateTimeField()
+    reason = serializers.CharField()
+
+
+class HostVerbTry(StrictSerializer):
+    verb = serializers.ChoiceField(choices=list(HOST_VERBS))
+    start = serializers.DateTimeField(required=False, help_text="of maintenance")
+    end = serializers.DateTimeField(required=False, help_text="of maintenance")
+
+
+class TouchedShape(ResponseSerializer):
+    id = serializers.UUIDField(source="workload.public_id")
+    kind = serializers.CharField(source="workload.kind")
+    name = serializers.CharField(source="workload.name")
+    team = serializers.CharField(source="workload.project.team.slug")
+    owner = serializers.CharField(source="workload.owner.username")
+    happens = serializers.ChoiceField(choices=list(WORKLOAD_EFFECTS.items()))
+    begins_anew = serializers.BooleanField(help_text="where it goes are other homes: it does not find its checkpoint")
+    words = serializers.CharField(help_text="what happens to it")
+    by = serializers.DateTimeField(allow_null=True, help_text="gone or over by then at the latest; null: at once")
+
+
+class TouchedReservationShape(ResponseSerializer):
+    id = serializers.UUIDField(source="public_id")
+    name = serializers.CharField()
+    team = serializers.CharField(source="project.team.slug")
+    start = serializers.DateTimeField()
+    end = serializers.DateTimeField()
+
+
+class HostEffectShape(ResponseSerializer):
+    verb = serializers.ChoiceField(choices=list(HOST_VERBS))
+    text = serializers.CharField(help_text="what the verb does")
+    gpus = serializers.IntegerField(allow_null=True, help_text="leave the pool, or come back; null: none does")
+    work = TouchedShape(many=True, help_text="on it now, the soonest gone first")
+    reservations = TouchedReservationShape(many=True, help_text="active ones on its GPUs: they get others")
+    unkept = TouchedReservationShape(
+        many=True, allow_null=True, help_text="to come, could not be kept without it; null: the verb does not say"
+    )
+    last_end = serializers.DateTimeField(allow_null=True, help_text="when nothing of now runs there any more at the latest")
+
+
+class ChangedHostShape(HostShape):
+    said = serializers.CharField(help_text="what is so now, in words")
+    still_there = TouchedShape(many=True, help_text="work on it now, the soonest gone first")
+
+
+class MadeMaintenanceShape(ResponseSerializer):
+    id = serializers.IntegerField(source="window.pk")
+    start = serializers.DateTimeField(source="window.start")
+    end = serializers.DateTimeField(source="window.end")
+    reason = serializers.CharField(source="window.reason")
+    work = TouchedShape(many=True, help_text="on it now, and what the window does to it")
+    reservations = TouchedReservationShape(many=True, help_text="active ones on its GPUs in that time: they get others")
+
+
+class RuleDoesShape(ResponseSerializer):
+    action = serializers.ChoiceField(choices=HealthRule.Action.choices)
+    repeats = serializers.IntegerField()
+    window_seconds = serializers.IntegerField()
+    counts = serializers.ChoiceField(choices=HealthRule.Counts.choices)
+
+
+class HealthRuleShape(ResponseSerializer):
+    code = serializers.CharField()
+    meaning = serializers.CharField()
+    action = serializers.ChoiceField(choices=HealthRule.Action.choices)
+    repeats = serializers.IntegerField(help_text="acts at so many within the window")
+    window_seconds = serializers.IntegerField()
+    counts = serializers.ChoiceField(
+        choices=HealthRule.Counts.choices,
+        help_text="people: a program can bring it about, so those of one person's work count as one",
+    )
+    source = serializers.CharField(help_text="who recommends it")  # type: ignore[assignment]
+    elsewhere = serializers.CharField(help_text="where others do something else, and their source")
+    origin = serializers.ChoiceField(
+        choices=HealthRule.Origin.choices, help_text="default: as it began; changed, or added, by an operator"
+    )
+    default = serializers.SerializerMethodField(help_text="what it is put back to; null: an operator added it")
+
+    @extend_schema_field(RuleDoesShape(allow_null=True))
+    def get_default(self, rule: HealthRule) -> dict[str, object] | None:
+        """As it began."""
+        if rule.origin == HealthRule.Origin.ADDED:
+            return None
+        return dict(zip(("action", "repeats", "window_seconds", "counts"), rule.default, strict=True))
+
+
+class HealthRuleQuery(PageQuery):
+    find = serializers.CharField(max_length=80, required=False, help_text="words of its code or meaning")
+    action = serializers.ChoiceField(choices=HealthRule.Action.choices, required=False)
+    changed = serializers.BooleanField(required=False, default=False, help_text="only what operators changed or added")
+
+
+class HealthRuleWish(StrictSerializer):
+    action = serializers.ChoiceField(choices=HealthRule.Action.choices, required=False)
+    repeats = count_field(1, required=False)
+    window_seconds = count_field(1, required=False)
+    counts = serializers.ChoiceField(choices=HealthRule.Counts.choices, required=False)
+    why = serializers.CharField(max_length=300, required=False, allow_blank=True, default="")
+
+
+class NewHealthRuleWish(StrictSerializer):
+    code = serializers.CharField(max_length=40, help_text="xid:201, ecc:double_bit")
+    meaning = serializers.CharField(max_length=200)
+    action = serializers.ChoiceField(choices=HealthRule.Action.choices)
+    repeats = count_field(1, required=False, help_text="1 unless given")
+    window_seconds = count_field(1, required=False, help_text="an hour unless given")
+    counts = serializers.ChoiceField(choices=HealthRule.Counts.choices, required=False, help_text="events unless given")
+    source = serializers.CharField(  # type: ignore[assignment]
+        max_length=200, required=False, allow_blank=True, help_text="who recommends it"
+    )
+    why = serializers.CharField(max_length=300, required=False, allow_blank=True, default="")

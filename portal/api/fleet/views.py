@@ -1,0 +1,191 @@
+"""Endpoints of pools and hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+
+from django.db.models import QuerySet
+from drf_spectacular.utils import extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from portal import policy
+from portal.api.base import lookups
+from portal.api.base.pagination import page_schema
+from portal.api.base.views import ApiView, EmptyBody, get_visible_or_404
+from portal.api.fleet import serializers as shapes
+from portal.reads.fleet import host_details as reads
+from portal.reads.fleet.free_capacity import free_slots_by_model
+from portal.services.fleet import host_effects, hosts
+from portal.services.fleet.pools import demand_isolation
+from portal.wording import host_texts
+from scheduler.core.model.snapshot import SLOTS_PER_GPU
+from scheduler.models import Host, Pool
+from scheduler.reads import capacity
+from scheduler.services import JOIN_TOKEN_TTL
+
+
+def _pool_with_counts(pool: Pool, view: ApiView) -> Pool:
+    """The pool with what its GPUs do at this moment, by model."""
+    parts = free_slots_by_model(pool, view.now)
+    pool.model_counts = [  # type: ignore[attr-defined]
+        {
+            "model": each.model,
+            "gpus": round(each.total / SLOTS_PER_GPU),
+            "in_service_gpus": (each.total - each.closed) / SLOTS_PER_GPU,
+            "held_gpus": each.held / SLOTS_PER_GPU,
+            "free_gpus": each.free / SLOTS_PER_GPU,
+            "free_in_parts_gpus": min(parts.get(each.model, 0), each.free) / SLOTS_PER_GPU,
+        }
+        for each in capacity.pool_occupancy(pool, view.now)
+    ]
+    return pool
+
+
+def _visible_hosts(view: ApiView) -> QuerySet[Host]:
+    return policy.visible_hosts(view.actor).select_related("pool").prefetch_related("gpus")
+
+
+class PoolListView(ApiView):
+    @extend_schema(operation_id="pools_list", responses=shapes.PoolShape(many=True))
+    def get(self, request: Request) -> Response:
+        """Pools that you may use or see, with what is free now."""
+        rows = policy.visible_pools(self.actor).select_related("team").order_by("slug")
+        return Response(shapes.PoolShape([_pool_with_counts(pool, self) for pool in rows], many=True).data)
+
+
+class PoolDetailView(ApiView):
+    @extend_schema(operation_id="pools_read", responses=shapes.PoolShape)
+    def get(self, request: Request, slug: str) -> Response:
+        """One pool, with what is free now."""
+        pool = get_visible_or_404(policy.visible_pools(self.actor).select_related("team"), slug=slug)
+        return self.one(_pool_with_counts(pool, self), shapes.PoolShape)
+
+
+class PoolIsolationView(ApiView):
+    @extend_schema(operation_id="pools_demand_isolation", request=shapes.IsolationWish, responses=shapes.PoolShape)
+    def put(self, request: Request, slug: str) -> Response:
+        """How well its hosts have to keep workloads apart: none, sandbox, team_users or limits. For operators."""
+        pool = get_visible_or_404(policy.visible_pools(self.actor).select_related("team"), slug=slug)
+        changed = demand_isolation(**self.by, pool=pool, **self.given(shapes.IsolationWish))
+        return self.one(_pool_with_counts(changed, self), shapes.PoolShape)
+
+
+class HostListView(ApiView):
+    @extend_schema(operation_id="hosts_list", parameters=[shapes.HostQuery], responses=page_schema(shapes.HostShape))
+    def get(self, request: Request) -> Response:
+        """Hosts of the pools that you may see."""
+        query = self.query(shapes.HostQuery)
+        rows = _visible_hosts(self)
+        if query.get("pool"):
+            rows = rows.filter(pool__slug=query["pool"])
+        return self.page(rows.order_by("name"), shapes.HostShape, query)
+
+    @extend_schema(operation_id="hosts_add", request=shapes.HostWish, responses={201: shapes.JoinShape})
+    def post(self, request: Request) -> Response:
+        """Make a host known; the answer has the token with which its agent joins, and the command to paste. For operators."""
+        given = self.given(shapes.HostWish)
+        given["pool"] = lookups.visible_pool(self.actor, given["pool"])
+        by = self.by
+        host, token = hosts.add_host(**by, **given)
+        return _join_token_response(self, host, token, by["now"])
+
+
+class HostDetailView(ApiView):
+    @extend_schema(operation_id="hosts_read", responses=shapes.HostDetail)
+    def get(self, request: Request, name: str) -> Response:
+        """One host: also what its agent reports of it, and the last agent that was turned away as it."""
+        return self.one(_visible_host(self, name), shapes.HostDetail)
+
+
+class HostChangePreviewView(ApiView):
+    @extend_schema(operation_id="hosts_preview", request=shapes.HostVerbTry, responses=shapes.HostEffectShape)
+    def post(self, request: Request, name: str) -> Response:
+        """What a verb would touch: work, until when, reservations, GPUs. Changes nothing; refused as the verb. For operators."""
+        given = self.given(shapes.HostVerbTry)
+        found = host_effects.preview_host_verb(actor=self.actor, host=_visible_host(self, name), now=self.now, **given)
+        return self.one(found, shapes.HostEffectShape)
+
+
+class CordonHostView(ApiView):
+    @extend_schema(operation_id="hosts_cordon", request=shapes.ReasonWish, responses=shapes.ChangedHostShape)
+    def post(self, request: Request, name: str) -> Response:
+        """Nothing new starts there; what runs goes on. For operators."""
+        return _change_response(self, name, "cordon", hosts.cordon_host)
+
+
+class DrainHostView(ApiView):
+    @extend_schema(operation_id="hosts_drain", request=shapes.ReasonWish, responses=shapes.ChangedHostShape)
+    def post(self, request: Request, name: str) -> Response:
+        """Nothing new starts there, and what runs is asked to go. For operators."""
+        return _change_response(self, name, "drain", hosts.drain_host)
+
+
+class ReturnHostView(ApiView):
+    @extend_schema(operation_id="hosts_return", request=shapes.ReasonWish, responses=shapes.ChangedHostShape)
+    def post(self, request: Request, name: str) -> Response:
+        """Back in service. For operators."""
+        return _change_response(self, name, "return", hosts.return_host)
+
+
+class AttestHostOffView(ApiView):
+    @extend_schema(operation_id="hosts_attest_off", request=shapes.ReasonWish, responses=shapes.ChangedHostShape)
+    def post(self, request: Request, name: str) -> Response:
+        """You have seen it powered off: its work starts elsewhere at once. 409 while its agent speaks. For operators."""
+        return _change_response(self, name, "off", hosts.attest_off)
+
+
+class RevokeHostView(ApiView):
+    @extend_schema(operation_id="hosts_revoke", request=shapes.ReasonWish, responses=shapes.ChangedHostShape)
+    def post(self, request: Request, name: str) -> Response:
+        """Take its agent's credential away: it must join again. For operators."""
+        return _change_response(self, name, "revoke", hosts.revoke_host)
+
+
+class HostJoinTokenView(ApiView):
+    @extend_schema(operation_id="hosts_join_token", request=EmptyBody, responses={201: shapes.JoinShape})
+    def post(self, request: Request, name: str) -> Response:
+        """Another join token, with the command to paste; those not used yet stop working. For operators."""
+        host, by = _visible_host(self, name), self.by
+        self.given(EmptyBody)
+        return _join_token_response(self, host, hosts.new_join_token(**by, host=host), by["now"])
+
+
+class HostMaintenanceView(ApiView):
+    @extend_schema(
+        operation_id="hosts_maintenance", request=shapes.MaintenanceWish, responses={201: shapes.MadeMaintenanceShape}
+    )
+    def post(self, request: Request, name: str) -> Response:
+        """Announce a window in which it is away; the answer has what it touches. For operators."""
+        host, by, given = _visible_host(self, name), self.by, self.given(shapes.MaintenanceWish)
+        made = hosts.set_maintenance(**by, host=host, **given)
+        found = host_effects.host_verb_effect(host, "maintenance", by["now"], made.start, made.end)
+        told = {"window": made, "work": found.work, "reservations": found.reservations}
+        return self.one(told, shapes.MadeMaintenanceShape, 201)
+
+
+def _visible_host(view: ApiView, name: str) -> Host:
+    return lookups.visible_host(view.actor, name, _visible_hosts(view))
+
+
+def _change_response(view: ApiView, name: str, verb: str, deed: Callable[..., Host]) -> Response:
+    """The host as it is now, what is so in words, and the work that is still on it."""
+    by = view.by
+    host = deed(**by, host=_visible_host(view, name), **view.given(shapes.ReasonWish))
+    host.said = host_texts.HOST_VERBS[verb].done.format(host.name)  # type: ignore[attr-defined]
+    host.still_there = host_effects.affected_workloads(host, verb, by["now"])  # type: ignore[attr-defined]
+    return view.one(host, shapes.ChangedHostShape)
+
+
+def _join_token_response(view: ApiView, host: Host, token: str, now: datetime) -> Response:
+    commands = hosts.join_commands(host, token)
+    told = {
+        "host": host.name,
+        "token": token,
+        "good_until": now + JOIN_TOKEN_TTL,
+        "command": commands.installed,
+        "checkout_command": commands.checkout,
+        "simulated_as": reads.simulation_options(host),
+    }
+    return view.one(told, shapes.JoinShape, 201)

@@ -1,0 +1,83 @@
+"""Endpoints of data and images: homes with their size, and what environments hosts offer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drf_spectacular.utils import extend_schema
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from portal.api.base.pagination import page_schema
+from portal.api.base.views import ApiView, PageQuery
+from portal.reads.fleet import volumes as reads
+from scheduler.models import Host
+
+
+class VolumeShape(serializers.Serializer[Any]):
+    name = serializers.CharField(source="volume.name", help_text="whose home it is")
+    hosts = serializers.ListField(child=serializers.CharField(), help_text="those that have it and that you may see")
+    size_bytes = serializers.IntegerField(
+        source="volume.size_bytes", allow_null=True, help_text="on the disk; null: unknown"
+    )
+    size_complete = serializers.BooleanField(
+        source="volume.size_complete", help_text="false: there is at least so much, not all of it could be counted"
+    )
+    files = serializers.IntegerField(source="volume.files", allow_null=True, help_text="null: unknown")
+    running_workloads = serializers.IntegerField(
+        source="workloads", help_text="how many that you may see are using it now"
+    )
+    changed_at = serializers.DateTimeField(
+        source="volume.changed_at", allow_null=True, help_text="the newest change of anything in it; null: unknown"
+    )
+    measured_at = serializers.DateTimeField(source="volume.measured_at", allow_null=True, help_text="null: not yet")
+
+
+class EnvironmentShape(serializers.Serializer[Any]):
+    host = serializers.CharField(source="name")
+    pool = serializers.CharField(source="pool.slug")
+    isolation = serializers.CharField(help_text="bubblewrap or plain")
+    python = serializers.SerializerMethodField(help_text="empty: its agent does not tell")
+    packages = serializers.SerializerMethodField(
+        help_text="versions by name, of those that are looked for and are there"
+    )
+    exposed = serializers.SerializerMethodField(help_text="further paths that its workloads may read")
+
+    def get_python(self, host: Host) -> str:
+        """Version of the interpreter."""
+        return str((reads.reported_environment(host) or {}).get("python", ""))
+
+    def get_packages(self, host: Host) -> dict[str, str]:
+        """As the agent reports."""
+        return dict((reads.reported_environment(host) or {}).get("packages", {}))
+
+    def get_exposed(self, host: Host) -> list[str]:
+        """As the agent reports."""
+        return list((reads.reported_environment(host) or {}).get("exposed", []))
+
+
+class VolumeListView(ApiView):
+    @extend_schema(operation_id="volumes_list", parameters=[PageQuery], responses=page_schema(VolumeShape))
+    def get(self, request: Request) -> Response:
+        """Your home on each storage, and those of the people in teams you lead: names and sizes, never files."""
+        query = self.query(PageQuery)
+        rows = reads.visible_homes(self.actor)
+        number, size = query["page"], query["page_size"]
+        start = (number - 1) * size
+        found = reads.home_details(self.actor, list(rows[start : start + size]))
+        return Response(
+            {
+                "count": rows.count(),
+                "page": number,
+                "page_size": size,
+                "results": VolumeShape(found, many=True).data,
+            }
+        )
+
+
+class EnvironmentListView(ApiView):
+    @extend_schema(operation_id="environments_list", parameters=[PageQuery], responses=page_schema(EnvironmentShape))
+    def get(self, request: Request) -> Response:
+        """What notebooks and jobs find on each host that you may see, as its agent reports."""
+        return self.page(reads.joined_hosts(self.actor), EnvironmentShape, self.query(PageQuery))

@@ -1,0 +1,1 @@
+"""Endpoints of use, charges, statements, prices and budgets."""

@@ -1,0 +1,121 @@
+"""What the API takes and gives about use and money."""
+
+from __future__ import annotations
+
+from drf_spectacular.utils import extend_schema_field
+from rest_framework import serializers
+
+from portal import policy
+from portal.api.base.fields import ResponseSerializer, slug_field
+from portal.api.base.views import PageQuery, StrictSerializer
+from portal.services.money.rates_and_budgets import BUDGET_ACTIONS, BUDGET_MEASURES, IDLE_PAYERS
+from scheduler.core.model.snapshot import SLOT_SECONDS_PER_GPU_HOUR
+from telemetry.models import Charge, ChargeBucketChoices, Price
+
+
+class UsageQuery(StrictSerializer):
+    start = serializers.DateTimeField(required=False, help_text="a week ago unless given")
+    end = serializers.DateTimeField(required=False, help_text="now unless given")
+    by = serializers.ChoiceField(choices=["team", "project", "user", "type", "model"], default="team")
+
+
+class UsageLine(ResponseSerializer):
+    name = serializers.CharField()
+    gpu_hours = serializers.FloatField(help_text="held")
+    used_gpu_hours = serializers.FloatField(
+        allow_null=True, help_text="utilisation x held where samples speak; null: unknown"
+    )
+    coverage = serializers.FloatField(allow_null=True, help_text="part of the held time that samples speak for, 0 to 1")
+
+
+class UsageShape(ResponseSerializer):
+    start = serializers.DateTimeField()
+    end = serializers.DateTimeField()
+    by = serializers.ChoiceField(choices=["team", "project", "user", "type", "model"])
+    lines = UsageLine(many=True)
+
+
+class ChargeQuery(PageQuery):
+    month = serializers.RegexField(r"^20[0-9]{2}-(0[1-9]|1[0-2])$", required=False, help_text="such as 2026-03")
+    team = slug_field(required=False)
+    bucket = serializers.ChoiceField(choices=ChargeBucketChoices.values, required=False)
+
+
+class ChargeShape(ResponseSerializer):
+    id = serializers.IntegerField()
+    start = serializers.DateTimeField()
+    end = serializers.DateTimeField()
+    pool = serializers.CharField(source="pool.slug")
+    bucket = serializers.ChoiceField(choices=ChargeBucketChoices.values)
+    model = serializers.CharField()
+    gpu_hours = serializers.SerializerMethodField()
+    team = serializers.CharField(source="team_name")
+    project = serializers.CharField(source="project_name")
+    user = serializers.CharField(source="user_name")
+    workload = serializers.CharField(source="workload_name")
+    workload_type = serializers.CharField()
+    cost_centre = serializers.CharField()
+    charged = serializers.DecimalField(max_digits=18, decimal_places=6)
+    corrects = serializers.IntegerField(source="corrects_id", allow_null=True)
+    simulated = serializers.BooleanField()
+
+    def get_gpu_hours(self, charge: Charge) -> float:
+        """Slot-seconds as GPU-hours."""
+        return round(charge.slot_seconds / SLOT_SECONDS_PER_GPU_HOUR, 6)
+
+
+class StatementShape(ResponseSerializer):
+    month = serializers.DateField()
+    state = serializers.ChoiceField(choices=["open", "closing", "closed"])
+    idle_payer = serializers.ChoiceField(choices=list(IDLE_PAYERS))
+    currency = serializers.CharField()
+    checks = serializers.JSONField()
+    totals = serializers.JSONField()
+    digest = serializers.CharField()
+    closed_at = serializers.DateTimeField(allow_null=True)
+    closed_by = serializers.CharField(source="closed_by.username", allow_null=True, default=None)
+
+
+class PriceShape(ResponseSerializer):
+    pool = serializers.CharField(source="pool.slug", allow_null=True, default=None)
+    model = serializers.CharField()
+    cost = serializers.SerializerMethodField(help_text="the owner's cost; null for those who don't see all charges")
+    price = serializers.DecimalField(max_digits=12, decimal_places=6, source="price_per_gpu_hour")
+    valid_from = serializers.DateTimeField()
+    note = serializers.SerializerMethodField(help_text="how the cost was worked out; empty where that is not shown")
+
+    def get_note(self, price: Price) -> str:
+        """Beside the cost only."""
+        return price.note if policy.sees_owner_cost(self.context["user"]) else ""
+
+    @extend_schema_field(serializers.DecimalField(max_digits=12, decimal_places=6, allow_null=True))
+    def get_cost(self, price: Price) -> str | None:
+        """For finance, operators and auditors."""
+        return f"{price.cost_per_gpu_hour:.6f}" if policy.sees_owner_cost(self.context["user"]) else None
+
+
+class PriceWish(StrictSerializer):
+    pool = slug_field(required=False, allow_null=True)
+    model = serializers.CharField(max_length=60)
+    cost = serializers.DecimalField(max_digits=12, decimal_places=6, min_value=0)
+    price = serializers.DecimalField(max_digits=12, decimal_places=6, min_value=0)
+    valid_from = serializers.DateTimeField()
+    note = serializers.CharField(max_length=300, required=False, allow_blank=True)
+
+
+class BudgetShape(ResponseSerializer):
+    team = serializers.CharField(source="team.slug", allow_null=True, default=None)
+    project = serializers.CharField(source="project.slug", allow_null=True, default=None)
+    month = serializers.DateField()
+    measure = serializers.ChoiceField(choices=list(BUDGET_MEASURES))
+    amount = serializers.DecimalField(max_digits=14, decimal_places=2, help_text="in the measure")
+    action = serializers.ChoiceField(choices=list(BUDGET_ACTIONS))
+
+
+class BudgetWish(StrictSerializer):
+    team = slug_field(required=False, allow_null=True)
+    project = slug_field(required=False, allow_null=True)
+    month = serializers.DateField(help_text="its first day")
+    measure = serializers.ChoiceField(choices=list(BUDGET_MEASURES), required=False, help_text="money unless it says gpu_hours")
+    amount = serializers.DecimalField(max_digits=14, decimal_places=2, min_value=0, help_text="in the measure")
+    action = serializers.ChoiceField(choices=list(BUDGET_ACTIONS), required=False)

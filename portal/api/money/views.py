@@ -1,0 +1,133 @@
+"""Endpoints of use, charges, prices, budgets and statements."""
+
+from __future__ import annotations
+
+from datetime import date, timedelta
+
+from django.db.models import QuerySet
+from django.http import Http404
+from drf_spectacular.utils import extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from portal import policy
+from portal.api.base import lookups
+from portal.api.base.pagination import page_schema
+from portal.api.base.views import ApiView, PageQuery, Why, get_visible_or_404
+from portal.api.money import serializers as shapes
+from portal.errors import Invalid
+from portal.input_checks import InputChecks
+from portal.services.money import rates_and_budgets
+from telemetry import reads
+from telemetry.models import Price, Statement
+
+MAX_USAGE_PERIOD = timedelta(days=400)
+
+
+def month_or_404(text: str) -> date:
+    """A month of an address, as its first day; Http404 when it is none."""
+    year, _, number = text.partition("-")
+    if len(text) != 7 or not (year.isascii() and year.isdigit() and number.isascii() and number.isdigit()):
+        raise Http404
+    if not 2000 <= int(year) <= 2200 or not 1 <= int(number) <= 12:
+        raise Http404
+    return date(int(year), int(number), 1)
+
+
+class UsageView(ApiView):
+    @extend_schema(operation_id="usage_read", parameters=[shapes.UsageQuery], responses=shapes.UsageShape)
+    def get(self, request: Request) -> Response:
+        """GPU-hours held and used by the teams that you may see."""
+        query = self.query(shapes.UsageQuery)
+        checks = InputChecks()
+        end = checks.aware_datetime("end", query.get("end", self.now))
+        start = checks.aware_datetime("start", query["start"]) if "start" in query else end - timedelta(days=7)
+        checks.done()
+        if not start < end <= start + MAX_USAGE_PERIOD:
+            raise Invalid(
+                {
+                    "end": f"end is {end.isoformat()}; allowed: after the start, {start.isoformat()}, "
+                    f"by at most {MAX_USAGE_PERIOD.days} days."
+                }
+            )
+        everything = policy.sees_all_charges(self.actor) or policy.sees_all_teams(self.actor)
+        teams = None if everything else list(policy.visible_teams(self.actor).values_list("pk", flat=True))
+        table = reads.usage_by(query["by"], reads.UsageFilters(start=start, end=end, teams=teams))
+        lines = [
+            {"name": group.name, "gpu_hours": group.held, "used_gpu_hours": group.used, "coverage": group.coverage}
+            for group in table.groups
+        ]
+        return self.one({"start": start, "end": end, "by": query["by"], "lines": lines}, shapes.UsageShape)
+
+
+class ChargeListView(ApiView):
+    @extend_schema(operation_id="charges_list", parameters=[shapes.ChargeQuery], responses=page_schema(shapes.ChargeShape))
+    def get(self, request: Request) -> Response:
+        """Charge lines that you may see, newest first."""
+        query = self.query(shapes.ChargeQuery)
+        rows = policy.visible_charges(self.actor).select_related("pool")
+        if query.get("month"):
+            rows = rows.filter(month=month_or_404(query["month"]))
+        if query.get("team"):
+            rows = rows.filter(team__slug=query["team"])
+        if query.get("bucket"):
+            rows = rows.filter(bucket=query["bucket"])
+        return self.page(rows.order_by("-start", "-pk"), shapes.ChargeShape, query)
+
+
+def _visible_statements(view: ApiView) -> QuerySet[Statement]:
+    return policy.visible_statements(view.actor).select_related("closed_by")
+
+
+class StatementListView(ApiView):
+    @extend_schema(operation_id="statements_list", parameters=[PageQuery], responses=page_schema(shapes.StatementShape))
+    def get(self, request: Request) -> Response:
+        """Months, newest first. For finance and auditors."""
+        policy.require(self.actor, "charges.see_all")
+        return self.page(_visible_statements(self).order_by("-month"), shapes.StatementShape, self.query(PageQuery))
+
+
+class StatementDetailView(ApiView):
+    @extend_schema(operation_id="statements_read", responses=shapes.StatementShape)
+    def get(self, request: Request, month: str) -> Response:
+        """One month."""
+        return self.one(get_visible_or_404(_visible_statements(self), month=month_or_404(month)), shapes.StatementShape)
+
+
+class CloseStatementView(ApiView):
+    @extend_schema(operation_id="statements_close", request=Why, responses=shapes.StatementShape)
+    def post(self, request: Request, month: str) -> Response:
+        """Freeze a month that is over: its checks run, nothing changes it afterwards."""
+        given = self.given(Why)
+        return self.one(rates_and_budgets.close_month(**self.by, month=month_or_404(month), **given), shapes.StatementShape)
+
+
+class PriceListView(ApiView):
+    @extend_schema(operation_id="prices_list", parameters=[PageQuery], responses=page_schema(shapes.PriceShape))
+    def get(self, request: Request) -> Response:
+        """The rate card, newest first."""
+        rows = Price.objects.select_related("pool").order_by("-valid_from", "-pk")
+        return self.page(rows, shapes.PriceShape, self.query(PageQuery))
+
+    @extend_schema(operation_id="prices_set", request=shapes.PriceWish, responses={201: shapes.PriceShape})
+    def post(self, request: Request) -> Response:
+        """What a GPU-hour costs from a date on. Never touches the past."""
+        given = self.given(shapes.PriceWish)
+        given["pool"] = lookups.visible_pool(self.actor, given["pool"]) if given.get("pool") else None
+        return self.one(rates_and_budgets.set_price(**self.by, **given), shapes.PriceShape, 201)
+
+
+class BudgetListView(ApiView):
+    @extend_schema(operation_id="budgets_list", parameters=[PageQuery], responses=page_schema(shapes.BudgetShape))
+    def get(self, request: Request) -> Response:
+        """Budgets of the teams and projects that you may see."""
+        rows = policy.visible_budgets(self.actor).select_related("team", "project").order_by("-month", "pk")
+        return self.page(rows, shapes.BudgetShape, self.query(PageQuery))
+
+    @extend_schema(operation_id="budgets_set", request=shapes.BudgetWish, responses={201: shapes.BudgetShape})
+    def post(self, request: Request) -> Response:
+        """What a team or a project may be charged in a month, in money or GPU-hours."""
+        given = self.given(shapes.BudgetWish)
+        given["team"] = lookups.visible_team(self.actor, given["team"]) if given.get("team") else None
+        given["project"] = lookups.visible_project(self.actor, given["project"]) if given.get("project") else None
+        return self.one(rates_and_budgets.set_budget(**self.by, **given), shapes.BudgetShape, 201)

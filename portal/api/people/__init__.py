@@ -1,0 +1,1 @@
+"""Endpoints of oneself, teams, tokens, notifications and the audit record."""

@@ -1,0 +1,121 @@
+"""What the API takes and gives about oneself: teams, tokens, notifications, audit, templates."""
+
+from __future__ import annotations
+
+from rest_framework import serializers
+
+from portal.api.base.fields import ResponseSerializer, count_field, name_field, numbers_field
+from portal.api.base.views import PageQuery, RecordField, StrictSerializer
+from portal.models import Membership, Notification
+from portal.wording import notice_texts
+from scheduler.models import Project, WorkloadKind, WorkloadType
+
+
+class TeamShape(ResponseSerializer):
+    slug = serializers.CharField()
+    name = serializers.CharField()
+    tag = serializers.CharField()
+    colour = serializers.IntegerField(help_text="1 to 8, of the palette")
+    weight = serializers.IntegerField()
+
+
+class RoleShape(ResponseSerializer):
+    team = serializers.CharField(source="team.slug")
+    role = serializers.ChoiceField(choices=Membership.Role.choices)
+
+
+class MeShape(ResponseSerializer):
+    username = serializers.CharField()
+    email = serializers.CharField()
+    operator = serializers.BooleanField()
+    finance = serializers.BooleanField()
+    auditor = serializers.BooleanField()
+    time_zone = serializers.CharField()
+    theme = serializers.ChoiceField(choices=["system", "light", "dark"])
+    teams = RoleShape(many=True, source="memberships")
+
+
+class MeChange(StrictSerializer):
+    time_zone = serializers.CharField(max_length=60, required=False, allow_blank=True)
+    theme = serializers.ChoiceField(choices=["system", "light", "dark"], required=False)
+
+
+class ProjectShape(ResponseSerializer):
+    path = serializers.SerializerMethodField(help_text="team/project: how requests name it")
+    name = serializers.CharField()
+    team = serializers.CharField(source="team.slug")
+    active = serializers.BooleanField()
+
+    def get_path(self, project: Project) -> str:
+        """As requests name it."""
+        return f"{project.team.slug}/{project.slug}"
+
+
+class TokenShape(ResponseSerializer):
+    id = serializers.IntegerField()
+    name = serializers.CharField()
+    prefix = serializers.CharField()
+    created_at = serializers.DateTimeField()
+    expires_at = serializers.DateTimeField(allow_null=True)
+    last_used_at = serializers.DateTimeField(allow_null=True)
+    revoked_at = serializers.DateTimeField(allow_null=True)
+
+
+class TokenMade(TokenShape):
+    token = serializers.CharField(help_text="Shown this once.")
+
+
+class TokenWish(StrictSerializer):
+    name = name_field()
+    expires_at = serializers.DateTimeField(required=False, allow_null=True)
+
+
+class NotificationShape(ResponseSerializer):
+    id = serializers.IntegerField()
+    kind = serializers.CharField()
+    sentence = serializers.SerializerMethodField()
+    numbers = numbers_field()
+    at = serializers.DateTimeField()
+    read_at = serializers.DateTimeField(allow_null=True)
+
+    def get_sentence(self, row: Notification) -> str:
+        """In words."""
+        return notice_texts.notice_sentence(row.kind, row.numbers, self.context.get("user"))
+
+
+class ReadWish(StrictSerializer):
+    ids = serializers.ListField(child=count_field(1), required=False, max_length=1000, help_text="Empty: all of them.")
+
+
+class ReadAnswer(ResponseSerializer):
+    read = serializers.IntegerField()
+
+
+class AuditShape(ResponseSerializer):
+    at = serializers.DateTimeField()
+    actor = serializers.CharField(source="actor_name")
+    verb = serializers.CharField()
+    target = serializers.CharField()
+    target_name = serializers.CharField()
+    team = serializers.CharField(source="team.slug", allow_null=True, default=None)
+    before = RecordField(child=serializers.JSONField(allow_null=True), allow_null=True)
+    after = RecordField(child=serializers.JSONField(allow_null=True), allow_null=True)
+    why = serializers.CharField()
+    via = serializers.CharField()
+
+
+class AuditQuery(PageQuery):
+    verb = serializers.CharField(max_length=60, required=False)
+    target = serializers.CharField(max_length=120, required=False)
+
+
+class TemplateShape(ResponseSerializer):
+    slug = serializers.CharField()
+    name = serializers.CharField()
+    description = serializers.CharField()
+    kind = serializers.ChoiceField(choices=WorkloadKind.choices)
+    type = serializers.ChoiceField(choices=WorkloadType.choices)
+    units = serializers.IntegerField()
+    hosts = serializers.IntegerField(help_text="so many units on each")
+    profile = serializers.CharField()
+    max_runtime_seconds = serializers.IntegerField()

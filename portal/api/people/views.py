@@ -1,0 +1,106 @@
+"""Endpoints of oneself, teams, tokens, notices and the audit record."""
+
+from __future__ import annotations
+
+from drf_spectacular.utils import extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from portal import policy
+from portal.api.base.fields import MAX_INT
+from portal.api.base.pagination import page_schema
+from portal.api.base.views import ApiView, EmptyBody, PageQuery, get_visible_or_404
+from portal.api.people import serializers as shapes
+from portal.models import Template
+from portal.services.people import accounts_and_teams
+
+
+class MeView(ApiView):
+    @extend_schema(operation_id="me_read", responses=shapes.MeShape)
+    def get(self, request: Request) -> Response:
+        """Who you are and which roles you have."""
+        return self._me()
+
+    @extend_schema(operation_id="me_change", request=shapes.MeChange, responses=shapes.MeShape)
+    def patch(self, request: Request) -> Response:
+        """Change your time zone or theme."""
+        accounts_and_teams.set_preferences(**self.by, **self.given(shapes.MeChange))
+        return self._me()
+
+    def _me(self) -> Response:
+        rows = policy.visible_users(self.actor).prefetch_related("memberships__team")
+        return self.one(get_visible_or_404(rows, pk=self.actor.pk), shapes.MeShape)
+
+
+class TeamListView(ApiView):
+    @extend_schema(operation_id="teams_list", parameters=[PageQuery], responses=page_schema(shapes.TeamShape))
+    def get(self, request: Request) -> Response:
+        """Teams that you may see."""
+        return self.page(policy.visible_teams(self.actor).order_by("slug"), shapes.TeamShape, self.query(PageQuery))
+
+
+class ProjectListView(ApiView):
+    @extend_schema(operation_id="projects_list", parameters=[PageQuery], responses=page_schema(shapes.ProjectShape))
+    def get(self, request: Request) -> Response:
+        """Projects that you may see; ``path`` is how requests name them."""
+        rows = policy.visible_projects(self.actor).select_related("team").order_by("team__slug", "slug")
+        return self.page(rows, shapes.ProjectShape, self.query(PageQuery))
+
+
+class TemplateListView(ApiView):
+    @extend_schema(operation_id="templates_list", parameters=[PageQuery], responses=page_schema(shapes.TemplateShape))
+    def get(self, request: Request) -> Response:
+        """Templates to launch notebooks and jobs from."""
+        return self.page(Template.objects.order_by("position", "slug"), shapes.TemplateShape, self.query(PageQuery))
+
+
+class TokenListView(ApiView):
+    @extend_schema(operation_id="tokens_list", parameters=[PageQuery], responses=page_schema(shapes.TokenShape))
+    def get(self, request: Request) -> Response:
+        """Your tokens, newest first; their text is never shown again."""
+        rows = policy.visible_tokens(self.actor).order_by("-created_at", "-pk")
+        return self.page(rows, shapes.TokenShape, self.query(PageQuery))
+
+    @extend_schema(operation_id="tokens_create", request=shapes.TokenWish, responses={201: shapes.TokenMade})
+    def post(self, request: Request) -> Response:
+        """Make a token; the answer has its text, this once."""
+        token, text = accounts_and_teams.create_token(**self.by, **self.given(shapes.TokenWish))
+        return Response({**shapes.TokenShape(token).data, "token": text}, status=201)
+
+
+class RevokeTokenView(ApiView):
+    @extend_schema(operation_id="tokens_revoke", request=EmptyBody, responses=shapes.TokenShape)
+    def post(self, request: Request, id: int) -> Response:
+        """It stops working at once."""
+        token = get_visible_or_404(policy.visible_tokens(self.actor), pk=min(id, MAX_INT))
+        self.given(EmptyBody)
+        return self.one(accounts_and_teams.revoke_token(**self.by, token=token), shapes.TokenShape)
+
+
+class NotificationListView(ApiView):
+    @extend_schema(
+        operation_id="notifications_list", parameters=[PageQuery], responses=page_schema(shapes.NotificationShape)
+    )
+    def get(self, request: Request) -> Response:
+        """Your notices, newest first."""
+        rows = policy.visible_notifications(self.actor).order_by("-at", "-pk")
+        return self.page(rows, shapes.NotificationShape, self.query(PageQuery))
+
+
+class MarkNotificationsReadView(ApiView):
+    @extend_schema(operation_id="notifications_read", request=shapes.ReadWish, responses=shapes.ReadAnswer)
+    def post(self, request: Request) -> Response:
+        """Mark notices as read."""
+        return self.one(
+            {"read": accounts_and_teams.read_notifications(**self.by, **self.given(shapes.ReadWish))}, shapes.ReadAnswer
+        )
+
+
+class AuditEventListView(ApiView):
+    @extend_schema(operation_id="audit_list", parameters=[shapes.AuditQuery], responses=page_schema(shapes.AuditShape))
+    def get(self, request: Request) -> Response:
+        """Who did what to what, newest first, of what you may see."""
+        query = self.query(shapes.AuditQuery)
+        rows = policy.visible_audit(self.actor).select_related("team")
+        rows = rows.filter(**{name: query[name] for name in ("verb", "target") if query.get(name)})
+        return self.page(rows.order_by("-at", "-pk"), shapes.AuditShape, query)

@@ -1,0 +1,1 @@
+"""Endpoints of notebooks, jobs, arrays and the queue."""

@@ -1,0 +1,1 @@
+"""Connections of agents: join, sync, samples, logs, and streams that carry workspace traffic."""

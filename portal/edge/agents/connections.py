@@ -1,0 +1,516 @@
+"""Agents' connections: joining, the sync of desired and observed state, and the streams that carry workspace bytes.
+
+The host is known from the credential alone. Each connection has one reader, which handles a frame before it reads the next (so
+an agent that floods is slowed by its own socket), and one sender, which always sends the newest desired state (so an agent
+that reads slowly gets fewer, never stale ones, and holds up nobody else).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import hmac
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+from aiohttp import WSCloseCode, WSMsgType, web
+from django.db import DatabaseError, DataError
+from django.utils import timezone
+from redis.exceptions import RedisError
+
+from agent.protocol import (
+    FRAMES_UP,
+    STREAM_KEY_HEADER,
+    Desired,
+    Health,
+    JoinRequest,
+    LogChunk,
+    Observed,
+    Proof,
+    ProtocolError,
+    Refused,
+    RenewRequest,
+    SampleBatch,
+    UnsupportedVersionError,
+    decode,
+    encode,
+    parse,
+)
+from portal.edge.agents import database_calls
+from portal.edge.agents.database_calls import AgentConnectionRefused, AuthenticatedHost, LogStoreError
+from portal.edge.agents.streams import AgentStreamPool
+from portal.edge.runtime import metrics
+from portal.edge.runtime.database_threads import DatabaseThreads
+from portal.edge.runtime.redis_bus import RedisBus
+from portal.redis_state import log_loss
+from scheduler.state.nudge import HOSTS
+
+log = structlog.get_logger(__name__)
+
+MAX_FRAME_BYTES = 8 * 1024 * 1024
+FRAMES_PER_SECOND = 100.0
+FRAME_BURST = 300.0
+PING_INTERVAL_SECONDS = 10.0
+MAX_SILENCE_SECONDS = 30.0  # a connection on which nothing was heard this long is closed
+PROBE_TIMEOUT_SECONDS = 3.0  # how long an earlier connection has to prove that it is alive
+CLOSE_TIMEOUT_SECONDS = 2.0
+BODY_TIMEOUT_SECONDS = 20.0  # within which the body of a request to join has to be there
+LOG_LOSS_REPORT_INTERVAL_SECONDS = 60.0  # between two words about logs that can't be kept
+SEND_TIMEOUT_SECONDS = 15.0  # an agent that does not take a frame for this long is cut
+
+CREDENTIAL_PING = b"renewed"  # a ping behind a new credential: its pong says that the agent has read that
+DATABASE_UNAVAILABLE = "the server's database is away for a moment"
+CLOSE_REFUSED = 4403  # WebSocket close codes of our own
+CLOSE_BAD_FRAME = 4400
+
+
+@dataclass(eq=False)
+class AgentConnection:
+    """One agent's sync connection."""
+
+    host: AuthenticatedHost
+    credentials: list[str]  # the one it came with, then the one that was sent to it since
+    socket: web.WebSocketResponse
+    transport: asyncio.Transport | None
+    heard: float = field(default_factory=time.monotonic)
+    due: asyncio.Event = field(default_factory=asyncio.Event)  # something is to be sent
+    desired: Desired | None = None  # computed and not yet sent
+    frame_allowance: float = FRAME_BURST
+    allowance_at: float = field(default_factory=time.monotonic)
+    run_states: dict[str, tuple[str, bool]] = field(default_factory=dict)
+    reported: bool = False  # a report was taken in: it is the host's agent, not only somebody who has its credential
+    stream_key: str = field(default_factory=lambda: secrets.token_hex(16))  # shown by who is at the other end of this connection
+    binds_streams: bool = False  # its agent knows of that
+    answered: int = 0  # sequence of the Observed handled last: the agent's lease runs from when it sent that one
+
+    async def refuse(self, reason: str, *, retry: bool, code: int = CLOSE_REFUSED) -> None:
+        """Say no in words, then close."""
+        metrics.REFUSED.inc()
+        log.warning("agent refused", host=self.host.name, reason=reason)
+        with contextlib.suppress(ConnectionError):
+            await self.socket.send_str(encode(Refused(reason=reason[:1000], retry=retry)))
+            await self.socket.close(code=code, message=reason.encode()[:120])
+
+    async def end(self, code: int = WSCloseCode.GOING_AWAY) -> None:
+        """Close, without waiting long for an agent that does not take even that."""
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            async with asyncio.timeout(CLOSE_TIMEOUT_SECONDS):
+                await self.socket.close(code=code)
+        if self.transport is not None:
+            self.transport.abort()
+
+    async def pace(self) -> None:
+        """Wait when frames come faster than FRAMES_PER_SECOND; the agent's own socket fills up meanwhile."""
+        clock = time.monotonic()
+        self.frame_allowance = min(FRAME_BURST, self.frame_allowance + (clock - self.allowance_at) * FRAMES_PER_SECOND)
+        self.allowance_at = clock
+        self.frame_allowance -= 1
+        if self.frame_allowance < 0:
+            metrics.THROTTLED.inc()
+            await asyncio.sleep(-self.frame_allowance / FRAMES_PER_SECOND)
+
+
+class AgentConnections:
+    """Every agent connected to this process."""
+
+    def __init__(self, threads: DatabaseThreads, bus: RedisBus, runs_changed: Callable[[], None]) -> None:
+        self._threads = threads
+        self._bus = bus
+        self._runs_changed = runs_changed
+        self._connections: dict[int, AgentConnection] = {}
+        self._taking_over: dict[int, asyncio.Lock] = {}
+        self._instances: dict[int, str] = {}  # by host: whose reports were taken in last
+        self._looks: set[asyncio.Task[None]] = set()
+        self._log_trouble_at = -LOG_LOSS_REPORT_INTERVAL_SECONDS
+        self.streams = AgentStreamPool(self._on_host_changed)
+        bus.on_host(self._on_host_changed)
+        bus.on_reconnect(self._on_reconnect)
+
+    def routes(self) -> list[web.RouteDef]:
+        """What the edge answers to agents."""
+        return [
+            web.post("/agent/v1/join", self.join),
+            web.post("/agent/v1/renew", self.renew),
+            web.get("/agent/v1/sync", self.sync),
+            web.get("/agent/v1/stream", self.stream),
+        ]
+
+    def is_connected(self, host: int) -> bool:
+        """Whether the agent of this host speaks to this process now."""
+        return host in self._connections
+
+    async def close(self) -> None:
+        """Say goodbye to every agent; they come back by themselves."""
+        await asyncio.gather(*(connection.end() for connection in self._connections.values()))
+
+    # -- joining -------------------------------------------------------------------------------------------------------
+
+    async def join(self, request: web.Request) -> web.Response:
+        """A single-use token becomes a credential."""
+        try:
+            body = parse(JoinRequest, await _read_json_body(request))
+            answer = await self._threads.run(database_calls.join, body, timezone.now())
+        except (ValueError, RecursionError, DataError) as error:  # ProtocolError is a ValueError
+            return _refusal(400, f"join: {_first_line(error)}")
+        except AgentConnectionRefused as error:
+            return _refusal(403, str(error))
+        except DatabaseError:
+            return _refusal(503, DATABASE_UNAVAILABLE, retry=True)
+        return web.json_response(dataclasses.asdict(answer))
+
+    async def renew(self, request: web.Request) -> web.Response:
+        """An agent whose credential has run out signs for a new one."""
+        credential = _bearer_token(request)
+        if credential is None:
+            return _refusal(401, "send the host's last credential as Authorization: Bearer ...")
+        try:
+            body = parse(RenewRequest, await _read_json_body(request))
+            answer = await self._threads.run(database_calls.renew, credential, body, timezone.now())
+        except (ValueError, RecursionError, DataError) as error:
+            return _refusal(400, f"renew: {_first_line(error)}")
+        except AgentConnectionRefused as error:
+            return _refusal(403, str(error))
+        except DatabaseError:
+            return _refusal(503, DATABASE_UNAVAILABLE, retry=True)
+        return web.json_response(dataclasses.asdict(answer))
+
+    # -- sync ----------------------------------------------------------------------------------------------------------
+
+    async def sync(self, request: web.Request) -> web.StreamResponse:
+        """The one connection over which an agent says what is and hears what should be."""
+        return await self._authenticated_socket(request, MAX_FRAME_BYTES, False, self._talk)
+
+    async def stream(self, request: web.Request) -> web.StreamResponse:
+        """One of the connections over which workspace bytes travel."""
+
+        async def serve(connection: AgentConnection) -> None:
+            if self._comes_from_the_agent(connection.host.id, request.headers.get(STREAM_KEY_HEADER, "")):
+                await self.streams.serve(connection.host.id, connection.socket, connection.transport)
+            else:
+                await self._refuse_stream(connection)
+
+        return await self._authenticated_socket(request, 1024 * 1024, True, serve)
+
+    def _comes_from_the_agent(self, host: int, key: str) -> bool:
+        """Whether a stream was dialled by the process whose reports are taken in, and not by another that has the credential."""
+        agent = self._connections.get(host)
+        if agent is None or not agent.reported:
+            return False
+        return not agent.binds_streams or hmac.compare_digest(key.encode(), agent.stream_key.encode())
+
+    async def _refuse_stream(self, connection: AgentConnection) -> None:
+        host, reason = connection.host, "only the agent that is connected lends connections for workspaces"
+        agent = self._connections.get(host.id)
+        if agent is not None and agent.reported:
+            await self._record_second_agent(host, f"somebody else than the agent of {host.name} dialled a connection for workspaces")
+        await connection.refuse(reason, retry=True)
+
+    async def _authenticated_socket(
+        self, request: web.Request, largest: int, autoping: bool, serve: Callable[[AgentConnection], Awaitable[None]]
+    ) -> web.StreamResponse:
+        credential = _bearer_token(request)
+        if credential is None:
+            return _refusal(401, "send the host's credential as Authorization: Bearer ...")
+        socket = web.WebSocketResponse(
+            max_msg_size=largest, autoping=autoping, heartbeat=20.0 if autoping else None, compress=False, timeout=2.0
+        )
+        if not socket.can_prepare(request).ok:
+            return _refusal(400, "this address speaks WebSocket only")
+        try:
+            host = await self._threads.ask(database_calls.authenticate, credential, timezone.now())
+        except AgentConnectionRefused as error:
+            return _refusal(401, str(error), retry=error.retry)
+        except DatabaseError:
+            return _refusal(503, DATABASE_UNAVAILABLE, retry=True)
+        await socket.prepare(request)
+        await serve(AgentConnection(host, [credential], socket, request.transport))
+        return socket
+
+    async def _talk(self, connection: AgentConnection) -> None:
+        host = connection.host.id
+        if not await self._become_current(connection):
+            await self._reject_second_agent(connection)
+            return
+        metrics.AGENTS.inc()
+        log.info("agent connected", host=connection.host.name)
+        sender = asyncio.create_task(self._send(connection))
+        reader = asyncio.create_task(self._read(connection))
+        try:
+            await asyncio.wait((sender, reader), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            metrics.AGENTS.dec()
+            log.info("agent gone", host=connection.host.name)
+            if self._connections.get(host) is connection:
+                del self._connections[host]
+            await _cancel_tasks(sender, reader)
+            await connection.end(WSCloseCode.OK)
+
+    async def _reject_second_agent(self, connection: AgentConnection) -> None:
+        """People see on the host's page that another machine speaks in its name."""
+        reason = f"another agent is connected as {connection.host.name}"
+        await self._record_second_agent(connection.host, reason)
+        await connection.refuse(reason, retry=False)
+
+    async def _record_second_agent(self, host: AuthenticatedHost, reason: str) -> None:
+        try:
+            await self._threads.ask(database_calls.record_rejected_agent, host, reason, timezone.now())
+        except DatabaseError as error:
+            log.warning("a refused agent is not written down", host=host.name, error=str(error))
+
+    async def _become_current(self, connection: AgentConnection) -> bool:
+        """True when this is now the host's only connection; False when an earlier one that has reported proved that it is alive."""
+        host = connection.host.id
+        async with self._taking_over.setdefault(host, asyncio.Lock()):
+            earlier = self._connections.get(host)
+            if earlier is not None and earlier.reported and await _answers_ping(earlier):
+                return False
+            self._connections[host] = connection
+        # They may have been dialled with a credential that was revoked since, by another than this agent.
+        self.streams.drop_idle(host)
+        if earlier is not None:
+            log.info("a dead connection is replaced", host=connection.host.name)
+            await earlier.end()
+        return True
+
+    async def _read(self, connection: AgentConnection) -> None:
+        async for message in connection.socket:
+            connection.heard = time.monotonic()
+            if message.type is WSMsgType.PING:
+                await connection.socket.pong(message.data)
+            elif message.type is WSMsgType.PONG and message.data == CREDENTIAL_PING:
+                await self._credential_arrived(connection)
+            elif message.type is WSMsgType.TEXT:
+                await connection.pace()
+                if not await self._handle(connection, message.data):
+                    return
+            elif message.type is WSMsgType.BINARY:
+                await connection.refuse("frames are JSON text, this one is binary", retry=False, code=CLOSE_BAD_FRAME)
+                return
+        if isinstance(error := connection.socket.exception(), Exception):
+            log.info("agent's connection ended", host=connection.host.name, error=str(error))
+
+    async def _credential_arrived(self, connection: AgentConnection) -> None:
+        """The agent has read past the frame that brought its new credential: from now on that one counts."""
+        connection.credentials = connection.credentials[-1:]
+        with contextlib.suppress(AgentConnectionRefused, DatabaseError):  # the next sync says no, or comes again
+            await self._threads.ask(database_calls.authenticate, connection.credentials[0], timezone.now())
+
+    async def _handle(self, connection: AgentConnection, text: str) -> bool:
+        """One frame. False when the connection is over."""
+        try:
+            frame = decode(text, FRAMES_UP)
+            metrics.FRAMES.labels(frame.kind).inc()
+            await self._accept(connection, frame)
+        except ProtocolError as error:
+            if isinstance(error, UnsupportedVersionError):  # nothing of it can be read, so only this tells its operator
+                with contextlib.suppress(DatabaseError):
+                    await self._threads.ask(database_calls.record_unreadable_agent, connection.host, str(error), timezone.now())
+            await connection.refuse(str(error), retry=False, code=CLOSE_BAD_FRAME)
+            return False
+        except RecursionError:
+            await connection.refuse("frame: nested too deeply", retry=False, code=CLOSE_BAD_FRAME)
+            return False
+        except (DataError, UnicodeError, OverflowError) as error:
+            reason = f"{frame.kind}: a value cannot be stored: {_first_line(error)}"
+            await connection.refuse(reason, retry=False, code=CLOSE_BAD_FRAME)
+            return False
+        except AgentConnectionRefused as error:
+            await self._reject_frame(connection, error)
+            return False
+        except RedisError as error:
+            log.warning("samples not passed on, the agent sends them again", host=connection.host.name, error=str(error))
+        except (DatabaseError, OSError) as error:
+            # The agent keeps what it has and says it again; level-triggered frames lose nothing.
+            log.warning("a store is away", host=connection.host.name, error=str(error))
+            await connection.refuse(DATABASE_UNAVAILABLE, retry=True)
+            return False
+        return True
+
+    async def _reject_frame(self, connection: AgentConnection, no: AgentConnectionRefused) -> None:
+        """It is the host's agent no more, and so nobody's requests go on to it. A line that is only lost cuts none of them."""
+        if connection.reported and not no.retry:
+            self.streams.cut(connection.host.id)
+        await connection.refuse(str(no), retry=no.retry)
+
+    async def _accept(self, connection: AgentConnection, frame: Any) -> None:
+        host, now = connection.host, timezone.now()
+        if isinstance(frame, Observed):
+            with metrics.SYNC_SECONDS.time():
+                desired = await self._threads.ask(database_calls.sync, host, connection.credentials, frame)
+            if self._instances.setdefault(host.id, frame.instance) != frame.instance:
+                self._instances[host.id] = frame.instance
+                self.streams.cut(host.id)  # another agent has joined as this host
+            connection.reported, connection.answered = True, frame.sequence
+            connection.binds_streams = frame.binds_streams
+            self._note_runs(connection, frame)
+            self._offer(connection, desired)
+        elif not connection.reported:
+            # It has a credential; only its report tells whether it is the host's agent, and no copy that may say what it likes.
+            raise ProtocolError(f"kind: {frame.kind} comes before the first report; allowed: observed")
+        elif isinstance(frame, Proof):
+            self._offer(connection, await self._threads.ask(database_calls.accept_proof, host, connection.credentials, frame, now))
+        elif isinstance(frame, SampleBatch):
+            await self._threads.run(database_calls.accept_samples, host, frame, now)
+        elif isinstance(frame, LogChunk):
+            await self._store_log(host, frame)
+        elif isinstance(frame, Health):
+            await self._threads.ask(database_calls.accept_health, host, frame, now)
+            await self._bus.publish_to_pages(HOSTS)
+
+    async def _store_log(self, host: AuthenticatedHost, chunk: LogChunk) -> None:
+        """A log that can't be kept is a gap in that log, and no reason to lose the agent."""
+        try:
+            await self._threads.ask(database_calls.store_log, host, chunk)
+        except LogStoreError as error:
+            metrics.LOGS_NOT_KEPT.inc()
+            if time.monotonic() - self._log_trouble_at >= LOG_LOSS_REPORT_INTERVAL_SECONDS:
+                self._log_trouble_at = time.monotonic()
+                log.error("logs are not kept: is the disk of GPUPOOL_STATE full?", host=host.name, error=str(error))
+                await self._bus.keep(log_loss.LOG_LOSS_KEY, "1", log_loss.LOG_LOSS_TTL_SECONDS)
+                await self._bus.publish_to_pages(HOSTS)
+            return
+        await self._bus.publish_to_pages(f"log:{chunk.run}")
+
+    def _note_runs(self, connection: AgentConnection, seen: Observed) -> None:
+        """Open workspaces are looked at again as soon as an agent reports another state of a run."""
+        states = {run.run: (run.state, run.ready) for run in seen.runs}
+        if states != connection.run_states:
+            connection.run_states = states
+            self._runs_changed()
+
+    # -- sending -------------------------------------------------------------------------------------------------------
+
+    def _offer(self, connection: AgentConnection, desired: Desired) -> None:
+        connection.desired = desired
+        connection.due.set()
+
+    async def _send(self, connection: AgentConnection) -> None:
+        try:
+            while True:
+                if await _wait_for_event(connection.due, PING_INTERVAL_SECONDS):
+                    connection.due.clear()
+                    await self._send_newest(connection)
+                elif time.monotonic() - connection.heard > MAX_SILENCE_SECONDS:
+                    log.info("agent fell silent", host=connection.host.name)
+                    return
+                else:
+                    async with asyncio.timeout(SEND_TIMEOUT_SECONDS):
+                        await connection.socket.ping()
+        except TimeoutError:
+            log.warning("agent reads too slowly", host=connection.host.name)
+        except ConnectionError as error:
+            log.info("agent's connection broke", host=connection.host.name, error=str(error))
+        except AgentConnectionRefused as error:
+            await self._reject_frame(connection, error)
+
+    async def _send_newest(self, connection: AgentConnection) -> None:
+        desired, connection.desired = connection.desired, None
+        if desired is None:  # nudged
+            try:
+                desired = await self._threads.ask(database_calls.desired_state, connection.host, connection.credentials)
+            except (DatabaseError, OSError) as error:
+                log.warning("desired state not read", host=connection.host.name, error=str(error))
+                return  # the next sync brings it
+            if not connection.answered:
+                return  # its first report is not taken in yet: what is said before would be taken for a lease
+            self._runs_changed()
+        renewed = desired.credential not in ("", *connection.credentials)
+        if renewed:
+            connection.credentials = [connection.credentials[0], desired.credential]
+        notebooks = sum(1 for run in desired.runs if run.kind == "notebook" and run.verb != "stop")
+        streams = self.streams.wanted(connection.host.id, notebooks)
+        said = dataclasses.replace(
+            desired, streams=streams, answers=connection.answered, stream_key=connection.stream_key
+        )
+        frame = encode(said)
+        async with asyncio.timeout(SEND_TIMEOUT_SECONDS):
+            await connection.socket.send_str(frame)
+        if renewed:
+            async with asyncio.timeout(SEND_TIMEOUT_SECONDS):
+                await connection.socket.ping(CREDENTIAL_PING)
+
+    # -- nudges --------------------------------------------------------------------------------------------------------
+
+    def _on_host_changed(self, host: int) -> None:
+        connection = self._connections.get(host)
+        if connection is not None:
+            connection.due.set()
+        elif host in self.streams.hosts():
+            look = asyncio.create_task(self._cut_if_revoked(host))
+            self._looks.add(look)
+            look.add_done_callback(self._looks.discard)
+
+    async def _cut_if_revoked(self, host: int) -> None:
+        """Its agent's line is away, so that nothing else would tell that it was revoked."""
+        try:
+            if not await self._threads.ask(database_calls.has_joined_agent, host):
+                self.streams.cut(host)
+        except DatabaseError as error:
+            log.warning("not known whether the agent was revoked", host=host, error=str(error))
+
+    def _on_reconnect(self) -> None:
+        for host in {*self._connections, *self.streams.hosts()}:
+            self._on_host_changed(host)
+
+
+async def _answers_ping(connection: AgentConnection) -> bool:
+    """Whether the other end answers a ping."""
+    asked = time.monotonic()
+    try:
+        async with asyncio.timeout(PROBE_TIMEOUT_SECONDS):
+            await connection.socket.ping()
+    except (TimeoutError, ConnectionError):
+        return False
+    while time.monotonic() - asked < PROBE_TIMEOUT_SECONDS:
+        if connection.heard > asked:
+            return True
+        if connection.socket.closed:
+            return False
+        await asyncio.sleep(0.05)
+    return False
+
+
+async def _wait_for_event(event: asyncio.Event, seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    except TimeoutError:
+        return False
+
+
+async def _cancel_tasks(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(outcome, Exception):
+            log.error("agent's connection failed", error=repr(outcome))
+
+
+async def _read_json_body(request: web.Request) -> Any:
+    """The body of a request that says little, if it comes in time: else HTTP 408, and the connection is over."""
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
+            return await request.json()
+    except TimeoutError:
+        late = web.HTTPRequestTimeout(text="the body came too slowly")
+        late.force_close()
+        raise late from None
+
+
+def _bearer_token(request: web.Request) -> str | None:
+    scheme, _, credential = request.headers.get("Authorization", "").partition(" ")
+    credential = credential.strip()
+    return credential if scheme.lower() == "bearer" and credential.isascii() and 0 < len(credential) <= 512 else None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:300]
+
+
+def _refusal(status: int, reason: str, *, retry: bool = False) -> web.Response:
+    return web.json_response(dataclasses.asdict(Refused(reason=reason, retry=retry)), status=status)

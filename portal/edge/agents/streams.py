@@ -1,0 +1,275 @@
+"""Workspace bytes travel over connections that the host's agent dialled. This module keeps the idle ones of each host,
+and turns one into what asyncio calls a transport, so that an ordinary HTTP client can speak through it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import defaultdict, deque
+from collections.abc import Callable
+from typing import Any
+
+from aiohttp import ClientConnectorError, WSCloseCode, WSMsgType, web
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.client_reqrep import ClientRequest
+from aiohttp.connector import BaseConnector
+
+from agent.protocol import Refused, StreamOpen, encode
+
+MAX_IDLE_STREAMS_PER_HOST = 64  # per host
+MAX_CHUNK_BYTES = 64 * 1024  # bytes in one frame
+WRITE_HIGH_WATER_BYTES = 256 * 1024  # bytes not yet sent at which the writer is asked to pause
+READY_STREAMS_PER_HOST = 6  # a browser opens six connections at once
+OPEN_TIMEOUT_SECONDS = 10.0
+
+
+class StreamUnavailable(Exception):
+    """The host's agent gave no connection in time."""
+
+
+class AgentStream(asyncio.Transport):
+    """One connection that an agent dialled: idle at first, then the bytes of one connection to one run's socket.
+
+    Written bytes wait here until the agent takes them, and the writer is paused above HIGH_WATER; a reader that is paused
+    stops the reading of frames, so a slow end on either side slows only its own connection.
+    """
+
+    def __init__(self, socket: web.WebSocketResponse, transport: asyncio.Transport | None = None) -> None:
+        super().__init__()
+        self._socket = socket
+        self._transport = transport  # below the socket
+        self._protocol: asyncio.BaseProtocol | None = None
+        self._unsent = bytearray()
+        self._writer_paused = False
+        self._to_send = asyncio.Event()
+        self._may_read = asyncio.Event()
+        self._may_read.set()
+        self._closing = False
+        self._told_lost = False
+
+    @property
+    def idle(self) -> bool:
+        return self._protocol is None and not self._closing
+
+    async def carry(self) -> None:
+        """Pass bytes until either side closes. Called by the handler of the agent's connection, for its whole life."""
+        sender = asyncio.create_task(self._send())
+        try:
+            await self._receive()
+        finally:
+            sender.cancel()
+            self._lost()
+
+    async def open(self, run: str) -> None:
+        """Ask the agent to connect this stream to the socket of ``run``."""
+        await self._socket.send_str(encode(StreamOpen(run=run)))
+
+    def attach(self, protocol: asyncio.BaseProtocol) -> None:
+        """From now on this stream belongs to ``protocol``."""
+        self._protocol = protocol
+        protocol.connection_made(self)
+        if self._closing:
+            self._lost()
+
+    async def _receive(self) -> None:
+        async for message in self._socket:
+            if message.type is not WSMsgType.BINARY or self._protocol is None:
+                await self._socket.close(code=WSCloseCode.PROTOCOL_ERROR, message=b"only bytes, and only when asked")
+                return
+            if self._told_lost:
+                return
+            self._protocol.data_received(message.data)  # type: ignore[attr-defined]
+            await self._may_read.wait()
+
+    async def _send(self) -> None:
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await self._to_send.wait()
+                while self._unsent:
+                    piece = bytes(self._unsent[:MAX_CHUNK_BYTES])
+                    del self._unsent[: len(piece)]
+                    await self._socket.send_bytes(piece)
+                    if self._writer_paused and len(self._unsent) <= WRITE_HIGH_WATER_BYTES // 4:
+                        self._writer_paused = False
+                        if self._protocol is not None:
+                            self._protocol.resume_writing()
+                self._to_send.clear()
+                if self._closing:
+                    await self._socket.close()
+                    return
+
+    def _lost(self) -> None:
+        self._closing = True
+        self._may_read.set()
+        if self._protocol is not None and not self._told_lost:
+            self._told_lost = True
+            self._protocol.connection_lost(None)
+
+    # what an asyncio transport must answer
+
+    def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
+        if self._closing or not data:
+            return
+        self._unsent += data
+        self._to_send.set()
+        if len(self._unsent) > WRITE_HIGH_WATER_BYTES and not self._writer_paused:
+            self._writer_paused = True
+            if self._protocol is not None:
+                self._protocol.pause_writing()
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def is_closing(self) -> bool:
+        return self._closing
+
+    def close(self) -> None:
+        """Send what waits, then close."""
+        if not self._closing:
+            self._closing = True
+            self._may_read.set()
+            self._to_send.set()
+
+    def abort(self) -> None:
+        self._unsent.clear()
+        self.close()
+
+    def cut(self) -> None:
+        """End it now, without a word to the other end: nothing more goes either way."""
+        self._unsent.clear()
+        self._lost()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def pause_reading(self) -> None:
+        self._may_read.clear()
+
+    def resume_reading(self) -> None:
+        self._may_read.set()
+
+    def is_reading(self) -> bool:
+        return self._may_read.is_set() and not self._closing
+
+    def get_write_buffer_size(self) -> int:
+        return len(self._unsent)
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        assert self._protocol is not None
+        return self._protocol
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._protocol = protocol
+
+
+class AgentStreamPool:
+    """The streams of each host, the idle ones among them, and who waits for one."""
+
+    def __init__(self, ask_for_more: Callable[[int], None]) -> None:
+        self._all: dict[int, set[AgentStream]] = defaultdict(set)
+        self._idle: dict[int, deque[AgentStream]] = defaultdict(deque)
+        self._waiting: dict[int, deque[asyncio.Future[AgentStream]]] = defaultdict(deque)
+        self._ask_for_more = ask_for_more
+
+    def wanted(self, host: int, notebooks: int) -> int:
+        """How many idle streams the agent of ``host`` should keep ready, given how many notebooks it runs."""
+        ready = READY_STREAMS_PER_HOST if notebooks else 0
+        return min(MAX_IDLE_STREAMS_PER_HOST, ready + len(self._waiting[host]))
+
+    def idle_of(self, host: int) -> int:
+        return len(self._idle[host])
+
+    def drop_idle(self, host: int) -> None:
+        """Close those that wait: an agent dials as many again as it should."""
+        for stream in self._idle.pop(host, ()):
+            stream.close()
+
+    def hosts(self) -> list[int]:
+        """Those of which there is a stream, idle or in use."""
+        return [host for host, streams in self._all.items() if streams]
+
+    def cut(self, host: int) -> None:
+        """End all streams of a host, also those in use: who dialled them is its agent no more."""
+        self._idle.pop(host, None)
+        for stream in list(self._all.get(host, ())):
+            stream.cut()
+
+    async def serve(self, host: int, socket: web.WebSocketResponse, transport: asyncio.Transport | None = None) -> None:
+        """Keep one connection of an agent until it ends; ``transport`` is what it runs over."""
+        if len(self._idle[host]) >= MAX_IDLE_STREAMS_PER_HOST:
+            await socket.send_str(encode(Refused(f"{MAX_IDLE_STREAMS_PER_HOST} idle streams of this host are enough", retry=True)))
+            await socket.close(code=WSCloseCode.TRY_AGAIN_LATER)
+            return
+        stream = AgentStream(socket, transport)
+        self._all[host].add(stream)
+        self._offer(host, stream)
+        try:
+            await stream.carry()
+        finally:
+            self._all[host].discard(stream)
+            with contextlib.suppress(ValueError):
+                self._idle[host].remove(stream)
+
+    def _offer(self, host: int, stream: AgentStream) -> None:
+        waiting = self._waiting[host]
+        while waiting:
+            someone = waiting.popleft()
+            if not someone.done():
+                someone.set_result(stream)
+                return
+        self._idle[host].append(stream)
+
+    async def take(self, host: int, run: str) -> AgentStream:
+        """An opened stream to ``run`` on ``host``, or NoStream."""
+        stream = self._pop_idle(host) or await self._wait_for_one(host)
+        try:
+            await stream.open(run)
+        except ConnectionError as error:
+            raise StreamUnavailable(f"the connection to the host broke: {error}") from None
+        return stream
+
+    def _pop_idle(self, host: int) -> AgentStream | None:
+        idle = self._idle[host]
+        while idle:
+            stream = idle.popleft()
+            if stream.idle:
+                return stream
+        return None
+
+    async def _wait_for_one(self, host: int) -> AgentStream:
+        future: asyncio.Future[AgentStream] = asyncio.get_running_loop().create_future()
+        self._waiting[host].append(future)
+        self._ask_for_more(host)
+        try:
+            async with asyncio.timeout(OPEN_TIMEOUT_SECONDS):
+                return await self._come(host, future)
+        except TimeoutError:
+            raise StreamUnavailable(f"the host gave no connection within {OPEN_TIMEOUT_SECONDS:.0f} s") from None
+        finally:
+            with contextlib.suppress(ValueError):
+                self._waiting[host].remove(future)
+
+    async def _come(self, host: int, future: asyncio.Future[AgentStream]) -> AgentStream:
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled():
+                self._offer(host, future.result())  # it came just when nobody wanted it any more
+            raise
+
+
+class AgentConnector(BaseConnector):
+    """Lets an aiohttp client reach runs: the address ``http://<run>.<host pk>/...`` becomes a stream to that run."""
+
+    def __init__(self, pool: AgentStreamPool) -> None:
+        super().__init__(limit=0, limit_per_host=0, keepalive_timeout=20)
+        self._pool = pool
+
+    async def _create_connection(self, req: ClientRequest, traces: list[Any], timeout: Any) -> ResponseHandler:
+        run, _, host = (req.url.raw_host or "").partition(".")
+        try:
+            stream = await self._pool.take(int(host), run)
+        except StreamUnavailable as error:
+            raise ClientConnectorError(req.connection_key, OSError(str(error))) from error
+        protocol: ResponseHandler = self._factory()
+        stream.attach(protocol)
+        return protocol

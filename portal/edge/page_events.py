@@ -1,0 +1,229 @@
+"""Live events for the portal's pages: which topics may show something else now, and nothing more.
+
+``GET /events?topics=queue,workload:<public id>`` answers with server-sent events. For each topic that changed there is one event
+whose name is the topic's kind (``queue``, ``workload``) and whose data is the topic; the page then fetches what it shows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import re
+import uuid
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import hdrs, web
+from django.conf import settings
+from django.contrib.auth import get_user
+from django.db import DatabaseError
+from django.http import HttpRequest
+
+from portal import policy
+from portal.edge.runtime import metrics
+from portal.edge.runtime.database_threads import DatabaseThreads
+from portal.edge.runtime.redis_bus import RedisBus
+from portal.models import User
+from portal.redis_state.access_revocation import session_hash
+from scheduler.models import Run, Workload
+
+MAX_TOPICS = 30
+MAX_PAGES_PER_USER = 40  # pages open at once
+SHARED_TOPIC_PATTERN = re.compile(r"^[a-z][a-z_]{0,30}$")  # topics that tell nothing of anybody: queue, hosts, calendar, ...
+HEARTBEAT_INTERVAL_SECONDS = 15.0
+EVENT_DEBOUNCE_SECONDS = 0.1
+MAX_CONNECTION_SECONDS = 300.0  # then the browser connects anew, and its rights are looked at anew
+SEND_TIMEOUT_SECONDS = 10.0
+RECONNECT_AFTER_MS = 2000
+
+
+class SubscriptionRefused(Exception):
+    """Nobody is signed in, or a topic is not theirs."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(eq=False)
+class PageListener:
+    user: int
+    session: str  # hash of the portal session
+    topics: frozenset[str]
+    changed: set[str] = field(default_factory=set)
+    due: asyncio.Event = field(default_factory=asyncio.Event)
+    over: bool = False
+
+    @property
+    def has_object_topics(self) -> bool:
+        """Whether a topic of it is about one thing, which not everybody may see."""
+        return any(":" in topic and not topic.startswith("user:") for topic in self.topics)
+
+    def tell(self, topic: str) -> None:
+        """Note one change; ten before the page has taken the first are one."""
+        self.changed.add(topic)
+        self.due.set()
+
+
+class PageEvents:
+    """All pages that listen at this process."""
+
+    def __init__(self, threads: DatabaseThreads, bus: RedisBus) -> None:
+        self._threads = threads
+        self._by_topic: dict[str, set[PageListener]] = defaultdict(set)
+        self._by_user: dict[int, set[PageListener]] = defaultdict(set)
+        bus.on_page(self._changed)
+        bus.on_access(self._access_lost)
+        bus.on_reconnect(self._on_reconnect_gap)
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """One page's live events."""
+        headers = {"Vary": "Origin", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        origins = request.headers.getall(hdrs.ORIGIN, [])
+        if origins:
+            if origins != [settings.GPUPOOL_PORTAL_URL]:
+                return web.json_response({"detail": "only the portal's pages may listen"}, status=403, headers=headers)
+            headers |= {"Access-Control-Allow-Origin": origins[0], "Access-Control-Allow-Credentials": "true"}
+        elif request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
+            return web.json_response({"detail": "only the portal's pages may listen"}, status=403, headers=headers)
+        key = request.cookies.get(settings.SESSION_COOKIE_NAME, "")
+        try:
+            wanted = parse_topics(request.query.getall("topics", []))
+            user, topics = await self._threads.ask(authorise_listener, key, wanted)
+        except SubscriptionRefused as error:
+            return web.json_response({"detail": str(error)}, status=error.status, headers=headers)
+        except DatabaseError:
+            return web.json_response({"detail": "the database is away for a moment"}, status=503, headers=headers)
+        if len(self._by_user[user]) >= MAX_PAGES_PER_USER:
+            return web.json_response({"detail": f"{MAX_PAGES_PER_USER} pages listen already"}, status=429, headers=headers)
+        return await self._serve(request, PageListener(user, session_hash(key), topics), headers)
+
+    async def _serve(self, request: web.Request, listener: PageListener, headers: dict[str, str]) -> web.StreamResponse:
+        response = web.StreamResponse(headers={**headers, "Content-Type": "text/event-stream; charset=utf-8"})
+        with self._listening(listener):
+            await response.prepare(request)
+            with contextlib.suppress(ConnectionError, TimeoutError):
+                await _send(response, f"retry: {RECONNECT_AFTER_MS}\n: listening to {len(listener.topics)} topics\n\n")
+                await self._stream(response, listener)
+        return response
+
+    async def _stream(self, response: web.StreamResponse, listener: PageListener) -> None:
+        end = asyncio.get_running_loop().time() + MAX_CONNECTION_SECONDS
+        while not listener.over and asyncio.get_running_loop().time() < end:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(HEARTBEAT_INTERVAL_SECONDS):
+                    await listener.due.wait()
+            await asyncio.sleep(EVENT_DEBOUNCE_SECONDS if listener.due.is_set() and not listener.over else 0)
+            listener.due.clear()
+            changed, listener.changed = listener.changed, set()
+            text = "".join(f"event: {topic.partition(':')[0]}\ndata: {topic}\n\n" for topic in sorted(changed))
+            await _send(response, text or ": still here\n\n")
+
+    @contextlib.contextmanager
+    def _listening(self, listener: PageListener) -> Any:
+        for topic in listener.topics:
+            self._by_topic[topic].add(listener)
+        self._by_user[listener.user].add(listener)
+        metrics.LISTENERS.inc()
+        try:
+            yield
+        finally:
+            metrics.LISTENERS.dec()
+            _discard(self._by_user, listener.user, listener)
+            for topic in listener.topics:
+                _discard(self._by_topic, topic, listener)
+
+    def _changed(self, topic: str) -> None:
+        for listener in self._by_topic.get(topic, ()):
+            listener.tell(topic)
+
+    def _on_reconnect_gap(self) -> None:
+        """Hints may have been lost: everything may have changed, rights too."""
+        for topic in list(self._by_topic):
+            self._changed(topic)
+        self._access_lost("")
+
+    def _access_lost(self, session: str) -> None:
+        """A session that has ended; empty: somebody's rights have changed. Then every stream about one thing ends: its browser
+        comes back in seconds and is asked anew whether it may know of that thing."""
+        self._end(lambda listener: listener.session == session if session else listener.has_object_topics)
+
+    def close(self) -> None:
+        """End every stream; browsers come back by themselves."""
+        self._end(lambda _: True)
+
+    def _end(self, wanted: Callable[[PageListener], bool]) -> None:
+        for listeners in self._by_user.values():
+            for listener in filter(wanted, listeners):
+                listener.over = True
+                listener.due.set()
+
+
+async def _send(response: web.StreamResponse, text: str) -> None:
+    # A page that does not take an event in time is cut: it connects anew and fetches what it shows.
+    async with asyncio.timeout(SEND_TIMEOUT_SECONDS):
+        await response.write(text.encode())
+
+
+def _discard(table: dict[Any, set[PageListener]], key: Any, listener: PageListener) -> None:
+    table[key].discard(listener)
+    if not table[key]:
+        del table[key]
+
+
+def parse_topics(given: list[str]) -> list[str]:
+    """The topics of a query: commas or several ``topics``. Raises SubscriptionRefused."""
+    topics = list(dict.fromkeys(topic.strip() for text in given for topic in text.split(",") if topic.strip()))
+    if not 1 <= len(topics) <= MAX_TOPICS:
+        raise SubscriptionRefused(400, f"topics: {len(topics)} given; allowed: 1 to {MAX_TOPICS}")
+    return topics
+
+
+def authorise_listener(session_key: str, topics: list[str]) -> tuple[int, frozenset[str]]:
+    """The signed-in user and the topics, all of which that user may know about. Raises SubscriptionRefused."""
+    user = user_of_session(session_key)
+    if user is None:
+        raise SubscriptionRefused(401, "sign in to the portal first")
+    for topic in topics:
+        if not may_subscribe(user, topic):
+            raise SubscriptionRefused(404, f"topics: {topic[:100]!r} is not a topic, or not yours to see")
+    return user.pk, frozenset(topics)
+
+
+def user_of_session(session_key: str) -> User | None:
+    """Whose portal session this is, if it is one of an account that is active."""
+    if not (session_key.isascii() and session_key.isalnum() and len(session_key) <= 100):
+        return None
+    request = HttpRequest()
+    request.session = importlib.import_module(settings.SESSION_ENGINE).SessionStore(session_key)
+    user = get_user(request)
+    return user if isinstance(user, User) else None
+
+
+def may_subscribe(user: User, topic: str) -> bool:
+    """A topic about one thing is for those who may see that thing; the shared ones say nothing about anybody."""
+    kind, colon, name = topic.partition(":")
+    if not colon:
+        return SHARED_TOPIC_PATTERN.match(topic) is not None
+    if kind == "user":
+        return name == str(user.pk)
+    try:
+        public_id = uuid.UUID(name)
+    except ValueError:
+        return False
+    if kind == "workload":
+        return policy.visible_workloads(user).filter(public_id=public_id).exists()
+    if kind == "reservation":
+        return policy.visible_reservations(user).filter(public_id=public_id).exists()
+    if kind == "log":
+        run = Run.objects.filter(public_id=public_id).select_related("workload__project").first()
+        return run is not None and may_read_logs(user, run.workload)
+    return False
+
+
+def may_read_logs(user: User, workload: Workload) -> bool:
+    """As the policy says of the workload."""
+    return policy.may(user, "workload.logs", workload)

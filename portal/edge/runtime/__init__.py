@@ -1,0 +1,1 @@
+"""Shared parts of the edge process: database threads, Redis subscription, metrics, guard against slow request bodies."""

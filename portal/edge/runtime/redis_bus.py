@@ -1,0 +1,112 @@
+"""The process's one subscription to Redis. What comes over it is a hint, never a truth: losing one costs only time.
+
+- ``gpupool:<db>:host:<Host.pk>``: this host's desired state may have changed (scheduler/state/nudge.py)
+- ``gpupool:<db>:page``, JSON ``{"topic": ...}``: what pages of this topic show may have changed (scheduler/state/nudge.py, and the edge)
+- ``gpupool:<db>:access``, the hash of a portal session that has ended, and with it all that it opened; empty when somebody's rights
+  have changed (portal/redis_state/access_revocation.py)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+
+import redis.asyncio
+import structlog
+from redis.exceptions import RedisError
+
+from portal.redis_state.access_revocation import ACCESS_CHANNEL
+from scheduler.state.nudge import HOST_CHANNEL, PAGE_CHANNEL
+
+log = structlog.get_logger(__name__)
+
+MAX_RECONNECT_PAUSE_SECONDS = 5.0
+
+
+class RedisBus:
+    """Hands each hint to whoever listens. After a gap it calls everybody, since hints may have been lost."""
+
+    def __init__(self, url: str) -> None:
+        self._redis = redis.asyncio.Redis.from_url(url, decode_responses=True, health_check_interval=15)
+        self._on_host: list[Callable[[int], None]] = []
+        self._on_page: list[Callable[[str], None]] = []
+        self._on_access: list[Callable[[str], None]] = []
+        self._after_gap: list[Callable[[], None]] = []
+        self.connected = False
+
+    def on_host(self, hear: Callable[[int], None]) -> None:
+        """Call with a Host.pk whose desired state may have changed."""
+        self._on_host.append(hear)
+
+    def on_page(self, hear: Callable[[str], None]) -> None:
+        """Call with a topic that may show something else now."""
+        self._on_page.append(hear)
+
+    def on_access(self, hear: Callable[[str], None]) -> None:
+        """Call with the hash of a portal session that has ended."""
+        self._on_access.append(hear)
+
+    def on_reconnect(self, catch_up: Callable[[], None]) -> None:
+        """Call whenever the subscription stands again."""
+        self._after_gap.append(catch_up)
+
+    async def publish_to_pages(self, topic: str) -> None:
+        """Pages of this topic, at every edge, may show something else now."""
+        await self._ignore_redis_errors(self._redis.publish(PAGE_CHANNEL, json.dumps({"topic": topic})))
+
+    async def keep(self, key: str, value: str, seconds: int) -> None:
+        """Keep a short-lived fact."""
+        await self._ignore_redis_errors(self._redis.set(key, value, ex=seconds))
+
+    async def _ignore_redis_errors(self, sending: object) -> None:
+        try:
+            await sending  # type: ignore[misc]
+        except (RedisError, OSError) as error:
+            log.warning("hint not sent", error=str(error))
+
+    async def run(self) -> None:
+        """Listen until cancelled; a lost connection is made again."""
+        pause = 0.1
+        while True:
+            try:
+                await self._listen_once()
+            except (RedisError, OSError) as error:
+                log.warning("redis is away", error=str(error), again_in=pause)
+            pause = 0.1 if self.connected else min(pause * 2, MAX_RECONNECT_PAUSE_SECONDS)
+            self.connected = False
+            await asyncio.sleep(pause)
+
+    async def _listen_once(self) -> None:
+        async with self._redis.pubsub(ignore_subscribe_messages=True) as subscription:
+            await subscription.subscribe(PAGE_CHANNEL, ACCESS_CHANNEL)
+            await subscription.psubscribe(f"{HOST_CHANNEL}*")
+            self.connected = True
+            for catch_up in self._after_gap:
+                catch_up()
+            async for message in subscription.listen():
+                self._hear(message["channel"], message["data"])
+
+    def _hear(self, channel: str, data: str) -> None:
+        if channel == ACCESS_CHANNEL:
+            for ended in self._on_access:
+                ended(data)
+        elif channel == PAGE_CHANNEL:
+            topic = _topic(data)
+            for hear in self._on_page if topic else ():
+                hear(topic)
+        elif (host := channel.removeprefix(HOST_CHANNEL)).isdigit():
+            for wake in self._on_host:
+                wake(int(host))
+
+    async def close(self) -> None:
+        """Give the connections back."""
+        await self._redis.aclose()
+
+
+def _topic(data: str) -> str:
+    try:
+        topic = json.loads(data)["topic"]
+    except (ValueError, TypeError, KeyError):
+        return ""
+    return topic if isinstance(topic, str) else ""

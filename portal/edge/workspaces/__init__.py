@@ -1,0 +1,1 @@
+"""Traffic of workspaces: access, proxy, activity, error pages."""

@@ -1,0 +1,156 @@
+"""Who may reach which workspace. Plain functions over rows, run in threads; ``now`` comes from the caller."""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from django.conf import settings
+from django.db import connection, transaction
+
+from portal import policy
+from portal.models import EntryCode, WorkspaceSession
+from scheduler.models import Run, Workload, WorkloadKind
+from scheduler.state.states import RunState, WorkloadState
+from scheduler.sync import agent_api
+
+
+class AccessRefusal(StrEnum):
+    """Why a workspace is not reached."""
+
+    ENTER = "enter"  # this browser has not entered, or its session is over
+    CODE = "code"  # the link was used, is too old, or belongs to another notebook
+    NOT_ALLOWED = "not_allowed"  # signed in, but this is somebody else's notebook
+    STARTING = "starting"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True)
+class WorkspaceGrant:
+    """A browser that may reach a run: where the run is, and the secret that opens it."""
+
+    label: str
+    workload: str
+    run: str
+    host: int
+    secret: str
+    first_page: str = "/"  # where somebody who enters is led
+
+
+@dataclass(frozen=True)
+class WorkspaceEntry:
+    """A one-time code was good: the new workspace session's token, and the page to begin with."""
+
+    token: str
+    first_page: str
+
+
+@dataclass(frozen=True)
+class AccessDenied:
+    why: AccessRefusal
+    workload: str = ""  # public id, only where this browser may know it
+
+
+def hash_secret(secret: str) -> str:
+    """How one-time codes and workspace cookies are kept: nobody who reads the rows can use them."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def redeem_entry_code(label: str, code: str, now: dt.datetime) -> WorkspaceEntry | AccessDenied:
+    """Spend a one-time code. Answers the new workspace session, or why not.
+
+    Of two browsers that race with the same code one wins: the code is spent by compare-and-swap.
+    """
+    with transaction.atomic():
+        found = (
+            EntryCode.objects.filter(code_hash=hash_secret(code), workload__workspace_origin__label=label, used_at__isnull=True)
+            .filter(expires_at__gt=now)
+            .select_related("user", "workload__project", "api_token__user")
+            .first()
+        )
+        if found is None or not EntryCode.objects.filter(pk=found.pk, used_at__isnull=True).update(used_at=now):
+            return AccessDenied(AccessRefusal.CODE)
+        if found.api_token is not None and not found.api_token.is_in_force(now):
+            return AccessDenied(AccessRefusal.CODE)
+        if not policy.may(found.user, "workload.open", found.workload):
+            return AccessDenied(AccessRefusal.NOT_ALLOWED)
+        token = secrets.token_urlsafe(32)
+        WorkspaceSession.objects.create(
+            token_hash=hash_secret(token),
+            user=found.user,
+            workload=found.workload,
+            session_key_hash=found.session_key_hash,
+            api_token=found.api_token,
+            created_at=now,
+        )
+    return WorkspaceEntry(token, landing_path(found.workload))
+
+
+def landing_path(workload: Workload) -> str:
+    """JupyterLab of a notebook; what a job serves begins at its root."""
+    return "/lab" if workload.kind == WorkloadKind.NOTEBOOK else "/"
+
+
+def grants_by_token_hash(token_hashes: Iterable[str], now: dt.datetime) -> dict[str, WorkspaceGrant | AccessDenied]:
+    """What each workspace cookie is good for now. A fixed number of queries but for the policy's own."""
+    wanted = set(token_hashes)
+    oldest = now - dt.timedelta(seconds=settings.SESSION_COOKIE_AGE)
+    sessions = (
+        WorkspaceSession.objects.filter(token_hash__in=wanted, ended_at__isnull=True, created_at__gt=oldest)
+        .select_related("user", "workload__project", "workload__workspace_origin", "api_token__user")
+        .order_by("pk")
+    )
+    rows = list(sessions)
+    alive = _portal_sessions_alive({row.session_key_hash for row in rows if row.session_key_hash}, now)
+    runs = _newest_runs({row.workload_id for row in rows})
+    answers: dict[str, WorkspaceGrant | AccessDenied] = dict.fromkeys(wanted, AccessDenied(AccessRefusal.ENTER))
+    for row in rows:
+        if row.session_key_hash and row.session_key_hash not in alive:
+            continue
+        if row.api_token is not None and not row.api_token.is_in_force(now):
+            continue
+        answers[row.token_hash] = _grant_or_refusal(row, runs.get(row.workload_id))
+    return answers
+
+
+def _grant_or_refusal(session: WorkspaceSession, run: Run | None) -> WorkspaceGrant | AccessDenied:
+    workload = session.workload
+    public_id = str(workload.public_id)
+    if not policy.may(session.user, "workload.open", workload):
+        return AccessDenied(AccessRefusal.NOT_ALLOWED)
+    if workload.state in (WorkloadState.ENDED, WorkloadState.STOPPING):
+        return AccessDenied(AccessRefusal.ENDED, public_id)
+    if workload.state not in (WorkloadState.RUNNING, WorkloadState.NOTICE):
+        return AccessDenied(AccessRefusal.STARTING, public_id)
+    if run is None or run.ready_at is None or run.state != RunState.RUNNING:
+        return AccessDenied(AccessRefusal.STARTING, public_id)
+    return WorkspaceGrant(
+        label=workload.workspace_origin.label,
+        workload=public_id,
+        run=str(run.public_id),
+        host=run.host_id,
+        secret=agent_api.workspace_secret(run.public_id),
+        first_page=landing_path(workload),
+    )
+
+
+def _newest_runs(workloads: set[int]) -> dict[int, Run]:
+    found = Run.objects.filter(workload__in=workloads, rank=0).order_by("workload_id", "-attempt").distinct("workload_id")
+    return {run.workload_id: run for run in found}
+
+
+def _portal_sessions_alive(key_hashes: set[str], now: dt.datetime) -> set[str]:
+    """Those of the hashes whose portal session still exists: however it was ended, its workspaces end with it."""
+    if not key_hashes:
+        return set()
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT hash FROM (SELECT encode(sha256(convert_to(session_key, 'UTF8')), 'hex') AS hash FROM django_session"
+            " WHERE expire_date > %s) AS alive WHERE hash = ANY(%s)",
+            [now, sorted(key_hashes)],
+        )
+        return {row[0] for row in cursor.fetchall()}

@@ -1,0 +1,137 @@
+"""Decisions about workspaces, kept for a moment, and the sockets that are open because of them.
+
+A request asks the rows at most once in FRESH_SECONDS per browser. An open socket is watched: at each nudge, and at the latest
+every FRESH_SECONDS, one query decides again about all browsers that have one open, and those that may not go on are cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+import structlog
+from django.db import DatabaseError
+from django.utils import timezone
+
+from portal.edge.runtime import metrics
+from portal.edge.runtime.database_threads import DatabaseThreads
+from portal.edge.runtime.redis_bus import RedisBus
+from portal.edge.workspaces import access
+from portal.edge.workspaces.access import AccessDenied, WorkspaceGrant
+
+log = structlog.get_logger(__name__)
+
+DECISION_TTL_SECONDS = 2.0
+RECHECK_DEBOUNCE_SECONDS = 0.02
+MAX_CACHED_DECISIONS = 20_000
+MAX_DECISION_ATTEMPTS = 3
+MAX_UNVERIFIED_SECONDS = 30.0  # an open socket whose right could not be checked this long is cut
+
+CutSocket = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class CachedDecision:
+    decision: WorkspaceGrant | AccessDenied
+    at: float
+
+
+class WorkspaceAccessCache:
+    """Lets browsers through to workspaces, and out again."""
+
+    def __init__(self, threads: DatabaseThreads, bus: RedisBus) -> None:
+        self._threads = threads
+        self._answers: dict[str, CachedDecision] = {}
+        self._asking: dict[str, asyncio.Task[WorkspaceGrant | AccessDenied]] = {}
+        self._open: dict[str, set[CutSocket]] = defaultdict(set)
+        self._recheck_due = asyncio.Event()
+        self._changes = 0
+        bus.on_access(lambda _: self.changed())
+        bus.on_page(self._page_changed)
+        bus.on_reconnect(self.changed)
+
+    def changed(self) -> None:
+        """Something that decisions rest on may have changed: forget them, and look at every open socket now."""
+        self._changes += 1
+        self._answers.clear()
+        self._recheck_due.set()
+
+    def _page_changed(self, topic: str) -> None:
+        if topic.startswith("workload:"):
+            self.changed()
+
+    async def decide(self, token: str) -> WorkspaceGrant | AccessDenied:
+        """What a browser with this cookie may reach."""
+        token_hash = access.hash_secret(token)
+        known = self._answers.get(token_hash)
+        if known is not None and time.monotonic() - known.at < DECISION_TTL_SECONDS:
+            return known.decision
+        asking = self._asking.get(token_hash)
+        if asking is None:
+            asking = asyncio.create_task(self._ask(token_hash))
+            self._asking[token_hash] = asking
+            asking.add_done_callback(lambda _: self._asking.pop(token_hash, None))
+        return await asyncio.shield(asking)
+
+    async def _ask(self, token_hash: str) -> WorkspaceGrant | AccessDenied:
+        for _ in range(MAX_DECISION_ATTEMPTS):
+            changes = self._changes
+            found = await self._threads.ask(access.grants_by_token_hash, [token_hash], timezone.now())
+            if changes == self._changes:
+                if len(self._answers) >= MAX_CACHED_DECISIONS:
+                    self._answers.clear()
+                self._answers[token_hash] = CachedDecision(found[token_hash], time.monotonic())
+                break
+            # Something changed while the rows were read: ask again, and remember nothing that may be older.
+        return found[token_hash]
+
+    @contextmanager
+    def watched(self, token: str, cut: CutSocket) -> Iterator[None]:
+        """Call ``cut`` when this browser may no longer go on."""
+        token_hash = access.hash_secret(token)
+        self._open[token_hash].add(cut)
+        try:
+            yield
+        finally:
+            cuts = self._open[token_hash]
+            cuts.discard(cut)
+            if not cuts:
+                del self._open[token_hash]
+
+    async def watch(self) -> None:
+        """Run for the life of the process."""
+        seen_at = time.monotonic()
+        while True:
+            with suppress(TimeoutError):  # nothing was said: look all the same
+                async with asyncio.timeout(DECISION_TTL_SECONDS):
+                    await self._recheck_due.wait()
+                    await asyncio.sleep(RECHECK_DEBOUNCE_SECONDS)
+            self._recheck_due.clear()
+            try:
+                await self._look()
+                seen_at = time.monotonic()
+            except (DatabaseError, OSError) as error:
+                log.warning("open workspaces could not be checked", error=str(error))
+                if time.monotonic() - seen_at > MAX_UNVERIFIED_SECONDS:
+                    self._cut(list(self._open))
+
+    def close(self) -> None:
+        """Cut everybody; browsers come back by themselves."""
+        self._cut(list(self._open))
+
+    async def _look(self) -> None:
+        tokens = list(self._open)
+        if not tokens:
+            return
+        found = await self._threads.ask(access.grants_by_token_hash, tokens, timezone.now())
+        self._cut([token for token in tokens if not isinstance(found[token], WorkspaceGrant)])
+
+    def _cut(self, tokens: list[str]) -> None:
+        for token in tokens:
+            for cut in list(self._open.get(token, ())):
+                metrics.CUT.inc()
+                cut()

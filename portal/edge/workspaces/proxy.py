@@ -1,0 +1,448 @@
+"""The traffic of workspaces: entering one, and passing its HTTP and WebSockets to the run on its host.
+
+Each workspace is an origin of its own. What goes on to the run is built anew from what the browser sent: no cookie of ours, no
+header that only the edge may set, nothing that belongs to one connection. The run believes the edge by a secret header.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote_to_bytes, urlsplit
+
+import structlog
+from aiohttp import (
+    ClientError,
+    ClientResponse,
+    ClientSession,
+    ClientTimeout,
+    ClientWebSocketResponse,
+    ClientWSTimeout,
+    DummyCookieJar,
+    WSCloseCode,
+    WSMsgType,
+    WSServerHandshakeError,
+    hdrs,
+    web,
+)
+from django.conf import settings
+from django.db import DatabaseError
+from django.utils import timezone
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
+
+from portal.edge.agents.streams import AgentConnector, AgentStreamPool
+from portal.edge.runtime import metrics
+from portal.edge.runtime.database_threads import DatabaseThreads
+from portal.edge.runtime.slow_body_guard import MAX_BODY_WAIT_SECONDS, BodyTooSlow, SlowBodyGuard
+from portal.edge.workspaces import access, error_pages
+from portal.edge.workspaces.access import AccessDenied, AccessRefusal, WorkspaceEntry, WorkspaceGrant
+from portal.edge.workspaces.access_cache import WorkspaceAccessCache
+from portal.edge.workspaces.activity import WorkspaceActivity
+
+log = structlog.get_logger(__name__)
+
+WORKSPACE_COOKIE = "__Host-gpupool"
+RESERVED_COOKIES = ("__host-gpupool", "gpupool")  # beginnings of names that a run never sees and never sets
+SECRET_HEADER = "X-Gpupool-Secret"
+RESERVED_HEADER_PREFIX = "x-gpupool-"
+ENTER_PATH = "/.gpupool/enter"
+RESERVED_PATH_PREFIX = "/.gpupool"
+MAX_TARGET_LENGTH = 16_000
+MAX_MESSAGE_BYTES = 128 * 1024 * 1024  # one WebSocket message: an output cell with a large picture is one
+CUT_TIMEOUT_SECONDS = 0.1
+CLOSE_SIGNED_OUT = 4401  # WebSocket close code of our own
+
+# Headers that speak of one connection, not of the message (RFC 9110, section 7.6.1), and those that only a proxy may say.
+HOP_BY_HOP_HEADERS = frozenset(
+    ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
+     "transfer-encoding", "upgrade")
+)  # fmt: skip
+DROPPED_REQUEST_HEADERS = HOP_BY_HOP_HEADERS | frozenset(
+    ("host", "cookie", "authorization", "expect", "forwarded", "via", "x-real-ip", "content-length", "origin", "referer")
+)
+DROPPED_RESPONSE_HEADERS = HOP_BY_HOP_HEADERS | frozenset(("set-cookie", "content-length", "server", "date", "strict-transport-security", "alt-svc"))
+
+
+class AmbiguousTarget(ValueError):
+    """An address that could mean something else to the run than to the edge."""
+
+
+@dataclass(frozen=True)
+class ProxiedRequest:
+    """One request to one workspace, with what the edge knows about it."""
+
+    request: web.Request
+    label: str
+    origin: str
+    target: str  # path and query as sent, checked
+
+    @property
+    def is_socket(self) -> bool:
+        return self.request.headers.get(hdrs.UPGRADE, "").lower() == "websocket"
+
+    @property
+    def token(self) -> str:
+        return self.request.cookies.get(WORKSPACE_COOKIE, "")
+
+
+class WorkspaceProxy:
+    """Passes browsers through to runs."""
+
+    def __init__(self, threads: DatabaseThreads, doors: WorkspaceAccessCache, streams: AgentStreamPool, activity: WorkspaceActivity) -> None:
+        self._threads = threads
+        self._doors = doors
+        self._activity = activity
+        self._client = ClientSession(
+            connector=AgentConnector(streams),
+            cookie_jar=DummyCookieJar(),
+            timeout=ClientTimeout(total=None),
+            auto_decompress=False,
+            requote_redirect_url=False,
+            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+        )
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def handle(self, request: web.Request, label: str) -> web.StreamResponse:
+        """Everything under a workspace's own name."""
+        try:
+            visit = ProxiedRequest(request, label, origin_of(label), checked_target(request))
+        except AmbiguousTarget as error:
+            return error_pages.error_response(request, 400, "This address cannot be used", str(error))
+        try:
+            return await self._answer(visit)
+        except (DatabaseError, TimeoutError) as error:
+            log.warning("a workspace could not be decided about", error=str(error))
+            return error_pages.error_response(request, 503, "One moment", "The portal's database is away for a moment. Nothing is lost; try again.")
+
+    async def _answer(self, visit: ProxiedRequest) -> web.StreamResponse:
+        request = visit.request
+        path = visit.target.partition("?")[0]
+        if path == ENTER_PATH:
+            return await self._enter(visit)
+        if unquote_to_bytes(path).decode("utf-8", "replace").startswith(RESERVED_PATH_PREFIX):
+            return error_pages.error_response(request, 404, "Nothing is here", "This part of the address belongs to the portal.")
+        if not is_same_origin(visit):
+            metrics.REQUESTS.labels("foreign").inc()
+            return error_pages.error_response(request, 403, "Refused", "Another site tried to reach into this notebook.")
+        decision = await self._doors.decide(visit.token) if visit.token else AccessDenied(AccessRefusal.ENTER)
+        if isinstance(decision, WorkspaceGrant) and decision.label != visit.label:
+            decision = AccessDenied(AccessRefusal.ENTER)  # the cookie of another workspace opens nothing here
+        if isinstance(decision, AccessDenied):
+            metrics.REQUESTS.labels(decision.why).inc()
+            return error_pages.refusal_response(request, decision.why, decision.workload)
+        metrics.REQUESTS.labels("passed").inc()
+        self._activity.request(decision.run)
+        if is_user_action(visit):
+            self._activity.input(decision.run)
+        if visit.is_socket:
+            return await self._pass_socket(visit, decision)
+        return await self._pass_request(visit, decision)
+
+    # -- entering ------------------------------------------------------------------------------------------------------
+
+    async def _enter(self, visit: ProxiedRequest) -> web.StreamResponse:
+        request = visit.request
+        if request.method != "GET":
+            return error_pages.error_response(request, 405, "Refused", "A notebook is entered by its link: GET only.")
+        if "prefetch" in (request.headers.get("Sec-Purpose", "") + request.headers.get("Purpose", "")):
+            return error_pages.error_response(request, 503, "One moment", "This link works once, so it is not fetched ahead.")
+        codes = request.query.getall("code", [])
+        entered: WorkspaceEntry | AccessDenied = AccessDenied(AccessRefusal.CODE)
+        if len(codes) == 1 and 0 < len(codes[0]) <= 200:
+            entered = await self._threads.run(access.redeem_entry_code, visit.label, codes[0], timezone.now())
+        if isinstance(entered, WorkspaceEntry):
+            page = entered.first_page
+        else:
+            already = await self._doors.decide(visit.token) if visit.token else None
+            if not (isinstance(already, WorkspaceGrant) and already.label == visit.label):
+                return error_pages.refusal_response(request, entered.why)
+            page = already.first_page
+        response = web.Response(status=303, headers={**error_pages.SECURITY_HEADERS, "Location": page})
+        if isinstance(entered, WorkspaceEntry):
+            response.set_cookie(WORKSPACE_COOKIE, entered.token, path="/", secure=True, httponly=True, samesite="Lax")
+        return response
+
+    # -- HTTP ----------------------------------------------------------------------------------------------------------
+
+    async def _pass_request(self, visit: ProxiedRequest, to: WorkspaceGrant) -> web.StreamResponse:
+        request = visit.request
+        headers = forwarded_request_headers(visit, to)
+        body: Any = None
+        pace = SlowBodyGuard(MAX_BODY_WAIT_SECONDS)
+        if request.body_exists:
+            body = _guarded_body(request, pace)
+            if (length := request.headers.get(hdrs.CONTENT_LENGTH)) is not None:
+                headers[hdrs.CONTENT_LENGTH] = length
+        with self._doors.watched(visit.token, lambda: _abort(request)):
+            response: web.StreamResponse | None = None
+            try:
+                asked = self._client.request(
+                    request.method, stream_address(visit, to), headers=headers, data=body, allow_redirects=False
+                )
+                async with asked as upstream:
+                    response = forwarded_response(request, upstream)
+                    await response.prepare(request)
+                    async for piece in _body_chunks(request, upstream):
+                        await response.write(piece)
+                    await response.write_eof()
+            except (ClientError, ConnectionError, BodyTooSlow) as error:
+                if pace.timed_out and response is None:
+                    return _slow_body_response(request, to)
+                return _upstream_failed(request, response, to, error)
+        return response
+
+    # -- WebSocket -----------------------------------------------------------------------------------------------------
+
+    async def _pass_socket(self, visit: ProxiedRequest, to: WorkspaceGrant) -> web.StreamResponse:
+        request = visit.request
+        protocols = [p.strip() for p in request.headers.get(hdrs.SEC_WEBSOCKET_PROTOCOL, "").split(",") if p.strip()]
+        try:
+            upstream = await self._client.ws_connect(
+                stream_address(visit, to),
+                headers=forwarded_request_headers(visit, to),
+                protocols=protocols,
+                max_msg_size=MAX_MESSAGE_BYTES,
+                timeout=ClientWSTimeout(ws_close=1.0),
+                compress=0,
+            )
+        except WSServerHandshakeError as error:
+            status = error.status if 400 <= error.status < 500 else 502
+            return error_pages.error_response(request, status, "Refused", "The notebook refused this connection.")
+        except (ClientError, ConnectionError) as error:
+            return _upstream_failed(request, None, to, error)
+        async with upstream:
+            chosen = [upstream.protocol] if upstream.protocol else []
+            socket = web.WebSocketResponse(
+                protocols=chosen, max_msg_size=MAX_MESSAGE_BYTES, heartbeat=30.0, compress=False, timeout=1.0
+            )
+            if not socket.can_prepare(request).ok:
+                return error_pages.error_response(request, 400, "Refused", "This is not a WebSocket handshake.")
+            await socket.prepare(request)
+            with self._activity.socket(to.run):
+                await self._forward_request(visit, to, socket, upstream)
+        return socket
+
+    async def _forward_request(
+        self, visit: ProxiedRequest, to: WorkspaceGrant, socket: web.WebSocketResponse, upstream: ClientWebSocketResponse
+    ) -> None:
+        cut = asyncio.Event()
+        up = asyncio.create_task(self._forward_messages_to_run(to, socket, upstream))
+        down = asyncio.create_task(_forward_messages_to_browser(upstream, socket))
+        over = asyncio.create_task(cut.wait())
+        with self._doors.watched(visit.token, cut.set):
+            try:
+                # The answer may have changed while the run was being reached, before anybody watched this socket.
+                if not isinstance(await self._doors.decide(visit.token), WorkspaceGrant):
+                    cut.set()
+                await asyncio.wait((up, down, over), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in (up, down, over):
+                    task.cancel()
+                await asyncio.gather(up, down, over, return_exceptions=True)
+        if cut.is_set():
+            await _close_or_abort(visit.request, socket)
+        else:
+            await _close_both(socket, upstream)
+
+    async def _forward_messages_to_run(self, to: WorkspaceGrant, socket: web.WebSocketResponse, upstream: ClientWebSocketResponse) -> None:
+        async for message in socket:
+            self._activity.input(to.run)
+            if message.type is WSMsgType.TEXT:
+                await upstream.send_str(message.data)
+            elif message.type is WSMsgType.BINARY:
+                await upstream.send_bytes(message.data)
+
+
+async def _forward_messages_to_browser(upstream: ClientWebSocketResponse, socket: web.WebSocketResponse) -> None:
+    async for message in upstream:
+        if message.type is WSMsgType.TEXT:
+            await socket.send_str(message.data)
+        elif message.type is WSMsgType.BINARY:
+            await socket.send_bytes(message.data)
+
+
+async def _close_both(socket: web.WebSocketResponse, upstream: ClientWebSocketResponse) -> None:
+    """Close each side with the code that the other gave."""
+    given_by_run, given_by_browser = upstream.close_code, socket.close_code
+    with contextlib.suppress(ConnectionError):
+        await upstream.close(code=_sendable_close_code(given_by_browser))
+    with contextlib.suppress(ConnectionError):
+        await socket.close(code=_sendable_close_code(given_by_run))
+
+
+async def _close_or_abort(request: web.Request, socket: web.WebSocketResponse) -> None:
+    """A close frame for those who listen; whoever does not take it at once loses the connection."""
+    with contextlib.suppress(ConnectionError, TimeoutError):
+        async with asyncio.timeout(CUT_TIMEOUT_SECONDS):
+            await socket.close(code=CLOSE_SIGNED_OUT, message=b"the notebook or your session has ended")
+    _abort(request)
+
+
+def _sendable_close_code(code: int | None) -> int:
+    """A close code that may stand in a frame (RFC 6455, section 7.4)."""
+    if code is None or code in (1004, 1005, 1006, 1015) or not 1000 <= code < 5000:
+        return WSCloseCode.GOING_AWAY
+    return code
+
+
+def _abort(request: web.Request) -> None:
+    if request.transport is not None:
+        request.transport.abort()
+
+
+def _upstream_failed(
+    request: web.Request, response: web.StreamResponse | None, to: WorkspaceGrant, error: Exception
+) -> web.StreamResponse:
+    """The run, its host or the way to it broke off."""
+    metrics.REQUESTS.labels("broken").inc()
+    log.info("no way to a run", run=to.run, error=str(error))
+    if response is not None and response.prepared:
+        _abort(request)  # half an answer must not look like a whole one
+        return response
+    sentence = "Its host could not be reached just now. Your work goes on there; try again."
+    return error_pages.error_response(request, 502, "The notebook does not answer", sentence, to.workload)
+
+
+async def _guarded_body(request: web.Request, pace: SlowBodyGuard) -> AsyncIterator[bytes]:
+    """The request's body as it comes. Raises BodyTooSlow when its sender takes too long."""
+    while piece := await pace.next(request.content.readany()):
+        pace.add_received(len(piece))
+        yield piece
+
+
+def _slow_body_response(request: web.Request, to: WorkspaceGrant) -> web.Response:
+    metrics.REQUESTS.labels("slow").inc()
+    said = error_pages.error_response(request, 408, "This came too slowly", "What was being sent is no longer waited for. Try again.", to.workload)
+    said.force_close()
+    return said
+
+
+async def _body_chunks(request: web.Request, upstream: ClientResponse) -> AsyncIterator[bytes]:
+    if request.method == "HEAD" or upstream.status in (204, 304):
+        return
+    async for piece in upstream.content.iter_any():
+        yield piece
+
+
+# -- what is built anew ------------------------------------------------------------------------------------------------
+
+
+def origin_of(label: str) -> str:
+    """The workspace's origin as a browser writes it."""
+    return f"{urlsplit(settings.GPUPOOL_EDGE_URL).scheme}://{label}.{settings.GPUPOOL_NOTEBOOK_DOMAIN}"
+
+
+def stream_address(visit: ProxiedRequest, to: WorkspaceGrant) -> URL:
+    """Where AgentConnector finds the run."""
+    return URL(f"http://{to.run}.{to.host}{visit.target}", encoded=True)
+
+
+def checked_target(request: web.Request) -> str:
+    """The request's path and query exactly as sent, once it is sure that they have one meaning only.
+
+    Browsers resolve dot segments themselves, so whoever sends one wants the edge and the run to disagree.
+    """
+    target = request.raw_path
+    if not target.startswith("/") or target.startswith("//"):
+        raise AmbiguousTarget("The address must begin with one slash.")
+    if len(target) > MAX_TARGET_LENGTH:
+        raise AmbiguousTarget(f"The address is longer than {MAX_TARGET_LENGTH} characters.")
+    if any(not "!" <= character <= "~" for character in target) or "#" in target:
+        raise AmbiguousTarget("The address contains a character that must be percent-encoded.")
+    path = unquote_to_bytes(target.partition("?")[0])
+    if b"\\" in path or any(byte < 0x20 or byte == 0x7F for byte in path):
+        raise AmbiguousTarget("The address contains a backslash or a control character.")
+    if any(segment in (b".", b"..") for segment in path.split(b"/")):
+        raise AmbiguousTarget("The address contains a segment . or .. .")
+    return target
+
+
+def is_same_origin(visit: ProxiedRequest) -> bool:
+    """Whether the workspace's own pages, or a person, sent this: neighbours share its site, so cookies do not tell.
+
+    A WebSocket must name its origin; what changes things may not name another; and a page elsewhere may link here, not embed.
+    """
+    headers = visit.request.headers
+    origins = headers.getall(hdrs.ORIGIN, [])
+    if visit.is_socket:
+        return origins == [visit.origin]
+    if origins and origins != [visit.origin]:
+        return False
+    site = headers.get("Sec-Fetch-Site", "none")
+    navigates = headers.get("Sec-Fetch-Mode") == "navigate" and headers.get("Sec-Fetch-Dest") == "document"
+    return site in ("same-origin", "none") or (navigates and visit.request.method in ("GET", "HEAD"))
+
+
+def is_user_action(visit: ProxiedRequest) -> bool:
+    """Does this request tell of a person: it changes something or opens a page? What open pages ask by themselves does not."""
+    navigates = visit.request.headers.get("Sec-Fetch-Mode") == "navigate"
+    return not visit.is_socket and (navigates or visit.request.method not in ("GET", "HEAD", "OPTIONS"))
+
+
+def forwarded_request_headers(visit: ProxiedRequest, to: WorkspaceGrant) -> CIMultiDict[str]:
+    """The headers that the run gets."""
+    sent = visit.request.headers
+    dropped = DROPPED_REQUEST_HEADERS | _named_by_connection(sent)
+    headers: CIMultiDict[str] = CIMultiDict()
+    for name, value in sent.items():
+        plain = name.lower().replace("_", "-")
+        if plain in dropped or plain.startswith((RESERVED_HEADER_PREFIX, "x-forwarded-", "sec-websocket-")):
+            continue
+        headers.add(name, value)
+    own = urlsplit(visit.origin)
+    headers[hdrs.HOST] = own.netloc
+    headers["X-Forwarded-Proto"] = own.scheme
+    headers[SECRET_HEADER] = to.secret
+    if hdrs.ORIGIN in sent:
+        headers[hdrs.ORIGIN] = visit.origin
+    if sent.get(hdrs.REFERER, "").startswith(visit.origin + "/"):
+        headers[hdrs.REFERER] = sent[hdrs.REFERER]
+    if cookies := forwarded_cookies(sent):
+        headers[hdrs.COOKIE] = cookies
+    return headers
+
+
+def forwarded_cookies(sent: CIMultiDictProxy[str]) -> str:
+    """The run's own cookies, as the browser sent them; none of ours."""
+    pairs = [pair.strip() for line in sent.getall(hdrs.COOKIE, []) for pair in line.split(";")]
+    return "; ".join(pair for pair in pairs if pair and not pair.lower().startswith(RESERVED_COOKIES))
+
+
+def forwarded_response(request: web.Request, upstream: ClientResponse) -> web.StreamResponse:
+    """The run's answer without what belongs to its connection."""
+    dropped = DROPPED_RESPONSE_HEADERS | _named_by_connection(upstream.headers)
+    headers: CIMultiDict[str] = CIMultiDict()
+    for name, value in upstream.headers.items():
+        plain = name.lower()
+        if plain not in dropped and not plain.startswith(RESERVED_HEADER_PREFIX):
+            headers.add(name, value)
+    for cookie in upstream.headers.getall(hdrs.SET_COOKIE, []):
+        if (kept := forwarded_set_cookie(cookie)) is not None:
+            headers.add(hdrs.SET_COOKIE, kept)
+    headers.setdefault("Cross-Origin-Resource-Policy", "same-origin")
+    headers.setdefault("Referrer-Policy", "same-origin")
+    response = web.StreamResponse(status=upstream.status, reason=upstream.reason, headers=headers)
+    length = upstream.headers.get(hdrs.CONTENT_LENGTH, "")
+    if length.isdigit() and upstream.status not in (204, 304):
+        response.content_length = int(length)
+    return response
+
+
+def forwarded_set_cookie(cookie: str) -> str | None:
+    """A run's cookie for its own host alone, or None when it takes a name of ours."""
+    pair, *attributes = cookie.split(";")
+    if pair.strip().lower().startswith(RESERVED_COOKIES):
+        return None
+    kept = [attribute for attribute in attributes if attribute.strip().partition("=")[0].lower() != "domain"]
+    return ";".join([pair, *kept])
+
+
+def _named_by_connection(headers: CIMultiDictProxy[str]) -> frozenset[str]:
+    named = ",".join(headers.getall(hdrs.CONNECTION, []))
+    return frozenset(name.strip().lower() for name in named.split(",") if name.strip())

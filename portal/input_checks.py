@@ -1,0 +1,241 @@
+"""Checks of what people typed. Each problem names the field, the value and what is allowed; all of them are told at once."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+import zoneinfo
+from collections.abc import Collection, Iterable
+from datetime import UTC, date, datetime
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from portal.errors import Invalid
+
+MAX_NAME_LENGTH = 80
+MAX_YEAR = 2200
+HOST_NAME_PATTERN = re.compile(r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$")
+USER_NAME_PATTERN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9@.+_-]{0,149}$")
+VARIABLE_NAME_PATTERN = re.compile(r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")
+LABEL_PATTERN = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?$")
+EMAIL_PATTERN = re.compile(r"^[^@\s]{1,64}@[^@\s]{1,190}$")
+# Characters that turn the direction of text or hide in it: a name with them reads as another name.
+INVISIBLE_CHARACTERS = frozenset(
+    "\u061c\u200b\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff"
+)
+
+
+def display_value(value: Any) -> str:
+    """A value as an error message may repeat it: short, on one line, with every strange character escaped."""
+    text = ascii(value) if isinstance(value, str) else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+class InputChecks:
+    """Collects every problem of one submission; ``done()`` raises Invalid when there is any.
+
+    Each check returns the clean value, or a harmless one of the same kind when it noted a problem.
+    """
+
+    def __init__(self) -> None:
+        self.problems: dict[str, str] = {}
+        self.values: dict[str, Any] = {}
+
+    def note(self, field: str, value: Any, message: str) -> None:
+        """Remember a problem of a field; the first one of a field stays."""
+        if field not in self.problems:
+            self.problems[field] = message
+            self.values[field] = value if value is None or isinstance(value, bool | int | str) else display_value(value)
+
+    def done(self) -> None:
+        """Raise Invalid with everything noted, or return."""
+        if self.problems:
+            raise Invalid(self.problems, self.values)
+
+    def text(self, field: str, value: Any, *, least: int = 1, most: int = MAX_NAME_LENGTH, lines: bool = False) -> str:
+        """Text of ``least`` to ``most`` characters without control or direction-turning characters."""
+        allowed = f"{least} to {most} characters without control or direction-changing characters"
+        if not isinstance(value, str):
+            self.note(field, value, f"{field} is {display_value(value)}; allowed: text of {allowed}.")
+            return ""
+        clean = unicodedata.normalize("NFC", value).strip()
+        if not least <= len(clean) <= most:
+            self.note(field, value[:100], f"{field} has {len(clean):,} characters; allowed: {allowed}.")
+            return ""
+        bad = next((c for c in clean if _is_forbidden_character(c, lines)), None)
+        if bad is not None:
+            self.note(field, value, f"{field} contains the character U+{ord(bad):04X}; allowed: {allowed}.")
+            return ""
+        return clean
+
+    def pattern(self, field: str, value: Any, pattern: re.Pattern[str], allowed: str) -> str:
+        """Text that matches ``pattern`` from its start to its end."""
+        if not isinstance(value, str) or not pattern.fullmatch(value):
+            self.note(
+                field,
+                value if not isinstance(value, str) else value[:100],
+                f"{field} is {display_value(value)}; allowed: {allowed}.",
+            )
+            return ""
+        return value
+
+    def count(self, field: str, value: Any, low: int, high: int, unit: str = "") -> int:
+        """A whole number from ``low`` to ``high``."""
+        words = (
+            f"{field} is {display_value(value)}; allowed: a whole number from {low:,} to {high:,}{' ' + unit if unit else ''}."
+        )
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            self.note(field, value, words)
+            return low
+        return value
+
+    def flag(self, field: str, value: Any) -> bool:
+        """True or False, nothing that merely looks like it."""
+        if not isinstance(value, bool):
+            self.note(field, value, f"{field} is {display_value(value)}; allowed: true or false.")
+            return False
+        return value
+
+    def choice(self, field: str, value: Any, allowed: Collection[str]) -> str:
+        """One of the words in ``allowed``."""
+        if not isinstance(value, str) or value not in allowed:
+            listed = ", ".join(sorted(allowed)) if allowed else "nothing here"
+            self.note(field, value, f"{field} is {display_value(value)}; allowed: {listed}.")
+            return ""
+        return str(value)
+
+    def choices(self, field: str, value: Any, allowed: Collection[str], most: int = 10) -> list[str]:
+        """Different words out of ``allowed``, in the order given; empty means any."""
+        if not isinstance(value, list | tuple) or len(value) > most:
+            self.note(
+                field,
+                value,
+                f"{field} is {display_value(value)}; allowed: a list of at most {most} of {', '.join(sorted(allowed))}.",
+            )
+            return []
+        clean: list[str] = []
+        for item in value:
+            word = self.choice(field, item, allowed)
+            if word and word not in clean:
+                clean.append(word)
+        return clean
+
+    def aware_datetime(self, field: str, value: Any) -> datetime:
+        """An aware moment of a year this program can reckon with."""
+        if not isinstance(value, datetime) or value.tzinfo is None:
+            self.note(
+                field,
+                value,
+                f"{field} is {display_value(value)}; allowed: a date and time with its time zone, such as 2026-03-02T09:00:00Z.",
+            )
+            return datetime(2000, 1, 1, tzinfo=UTC)
+        if not 2000 <= value.year <= MAX_YEAR:
+            self.note(field, value, f"{field} is in the year {value.year}; allowed: years from 2000 to {MAX_YEAR}.")
+            return datetime(2000, 1, 1, tzinfo=UTC)
+        return value.astimezone(UTC)
+
+    def month(self, field: str, value: Any) -> date:
+        """A month, as its first day."""
+        if (
+            isinstance(value, datetime)
+            or not isinstance(value, date)
+            or not 2000 <= value.year <= MAX_YEAR
+            or value.day != 1
+        ):
+            self.note(
+                field, value, f"{field} is {display_value(value)}; allowed: the first day of a month, such as 2026-03-01."
+            )
+            return date(2000, 1, 1)
+        return value
+
+    def amount(self, field: str, value: Any, *, high: Decimal, decimals: int) -> Decimal:
+        """A finite amount from 0 to ``high`` with at most ``decimals`` decimals. Money is never a float."""
+        allowed = f"an amount from 0 to {high:,} with at most {decimals} decimals"
+        try:
+            amount = Decimal(value) if isinstance(value, str | int | Decimal) and not isinstance(value, bool) else None
+        except InvalidOperation:
+            amount = None
+        exponent = amount.as_tuple().exponent if amount is not None else None
+        if amount is None or not isinstance(exponent, int) or not 0 <= amount <= high or -exponent > decimals:
+            self.note(field, value, f"{field} is {display_value(value)}; allowed: {allowed}.")
+            return Decimal(0)
+        return amount
+
+    def labels(self, field: str, value: Any) -> dict[str, str]:
+        """Up to 20 name-value pairs of short plain words."""
+        allowed = "up to 20 pairs of words of 1 to 63 letters, digits, dots, dashes, underscores and slashes"
+        fine = isinstance(value, dict) and len(value) <= 20
+        if not fine or any(
+            not isinstance(part, str) or not LABEL_PATTERN.fullmatch(part) for pair in value.items() for part in pair
+        ):
+            self.note(field, display_value(value), f"{field} is {display_value(value)}; allowed: {allowed}.")
+            return {}
+        return dict(value)
+
+    def environment(self, field: str, value: Any) -> dict[str, str]:
+        """Environment variables of a workload. Those the program sets itself are refused."""
+        if not isinstance(value, dict) or len(value) > 100:
+            self.note(
+                field,
+                display_value(value),
+                f"{field} is {display_value(value)}; allowed: up to 100 pairs of a variable's name and text.",
+            )
+            return {}
+        for name, text in value.items():
+            if not isinstance(name, str) or not VARIABLE_NAME_PATTERN.fullmatch(name):
+                self.note(
+                    field, display_value(name), f"{field} has the name {display_value(name)}; allowed: letters, digits and underscores."
+                )
+            elif name.startswith(("GPUPOOL_", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "LD_")):
+                self.note(
+                    field,
+                    name,
+                    f"{field} sets {name}; allowed: any name the program does not set itself (GPUPOOL_*, LD_*, *_VISIBLE_DEVICES).",
+                )
+            elif not isinstance(text, str) or len(text) > 4096 or "\0" in text or not _is_utf8_encodable(text):
+                self.note(
+                    field,
+                    name,
+                    f"{field} gives {name} the value {display_value(text)}; allowed: text of up to 4,096 characters without NUL.",
+                )
+        return {} if field in self.problems else dict(value)
+
+    def time_zone(self, field: str, value: Any) -> str:
+        """A name of the time zone database."""
+        if not isinstance(value, str) or value not in zoneinfo.available_timezones():
+            self.note(
+                field,
+                value,
+                f"{field} is {display_value(value)}; allowed: a name of the time zone database, such as UTC or Europe/Berlin.",
+            )
+            return "UTC"
+        return value
+
+
+def unique_slug(name: str, taken: Iterable[str]) -> str:
+    """A word for addresses made from a name, different from those taken."""
+    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
+    base = re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:36] or "x"
+    used, number, slug = set(taken), 1, base
+    while slug in used:
+        number += 1
+        slug = f"{base}-{number}"
+    return slug
+
+
+def _is_utf8_encodable(text: str) -> bool:
+    return not any(0xD800 <= ord(c) <= 0xDFFF for c in text)
+
+
+def _is_forbidden_character(character: str, lines: bool) -> bool:
+    if lines and character in "\n\t":
+        return False
+    return character in INVISIBLE_CHARACTERS or unicodedata.category(character) in ("Cc", "Cs", "Co", "Cn")
+
+
+def checked_reason(value: Any) -> str:
+    """What an operator says of a change, at most 300 characters; may be empty. Raises like ``InputChecks.done``."""
+    checks = InputChecks()
+    clean = checks.text("why", value, least=0, most=300)
+    checks.done()
+    return clean

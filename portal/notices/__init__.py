@@ -1,0 +1,1 @@
+"""Find events that people should know, and write one notification per event and person."""

@@ -1,0 +1,1 @@
+"""Read reservations over time, and submissions with their approvals."""

@@ -1,0 +1,91 @@
+"""What waits for somebody's word, and what was decided."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db.models import QuerySet
+
+from portal import policy
+from portal.models import Submission, SubmissionState, User
+from portal.wording import request_texts
+from scheduler import services as engine
+from scheduler.core.model.snapshot import SLOTS_PER_GPU
+from scheduler.models import Gpu, Pool, Project, Quota, Team
+
+DECIDED_WINDOW_DAYS = 30
+
+
+def waiting_submissions(viewer: User) -> QuerySet[Submission]:
+    """Visible submissions that wait, oldest first."""
+    rows = policy.visible_submissions(viewer).filter(state=SubmissionState.WAITING)
+    return rows.select_related("team", "pool", "author").order_by("created_at", "pk")
+
+
+def decided_submissions(viewer: User, now: datetime) -> QuerySet[Submission]:
+    """Visible submissions of the last month that do not wait any more, newest first."""
+    rows = policy.visible_submissions(viewer).exclude(state=SubmissionState.WAITING)
+    rows = rows.filter(created_at__gte=now - timedelta(days=DECIDED_WINDOW_DAYS))
+    return rows.select_related("team", "pool", "author", "approval__decided_by", "reservation").order_by(
+        "-created_at", "-pk"
+    )
+
+
+def visible_submission(viewer: User, public_id: Any) -> Submission | None:
+    """One visible submission with all its page shows."""
+    rows = policy.visible_submissions(viewer).select_related(
+        "team", "pool", "author", "approval__decided_by", "reservation"
+    )
+    return rows.filter(public_id=public_id).first()
+
+
+@dataclass(frozen=True)
+class GuaranteeLine:
+    """Of one model of one pool, in GPUs: what a team is guaranteed now, and the most it can be, given what others are."""
+
+    pool: Pool
+    model: str
+    own: float
+    borrow_limit: float | None
+    most: float
+    capacity: float
+    others: float
+
+
+def guarantee_lines(team: Team, pools: Iterable[Pool]) -> list[GuaranteeLine]:
+    """Every model of these pools, by pool and model."""
+    by_id = {pool.pk: pool for pool in pools}
+    own = {(quota.pool_id, quota.model): quota for quota in Quota.objects.filter(team=team)}
+    there = Gpu.objects.filter(host__pool__in=by_id, retired_at=None).order_by("host__pool__name", "model")
+    return [
+        _guarantee_line(team, by_id[pool], model, own.get((pool, model)))
+        for pool, model in there.values_list("host__pool_id", "model").distinct()
+    ]
+
+
+def _guarantee_line(team: Team, pool: Pool, model: str, quota: Quota | None) -> GuaranteeLine:
+    room = engine.guarantee_capacity(pool=pool, model=model, team=team)
+    limit = quota.borrow_limit_slots if quota else None
+    return GuaranteeLine(
+        pool=pool,
+        model=model,
+        own=quota.guaranteed_slots / SLOTS_PER_GPU if quota else 0.0,
+        borrow_limit=None if limit is None else limit / SLOTS_PER_GPU,
+        most=room.most / SLOTS_PER_GPU,
+        capacity=room.capacity / SLOTS_PER_GPU,
+        others=room.others / SLOTS_PER_GPU,
+    )
+
+
+def submission_title(submission: Submission) -> str:
+    """What is asked, in a few words, beginning with a capital letter."""
+    words = request_texts.submission_summary(submission.kind, submission.payload)
+    return words[:1].upper() + words[1:]
+
+
+def project_of_submission(submission: Submission) -> Project | None:
+    """The project a reservation is asked for."""
+    return Project.objects.filter(pk=submission.payload.get("project")).first()

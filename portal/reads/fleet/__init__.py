@@ -1,0 +1,1 @@
+"""Read hosts and GPUs: capacity, health, history, MIG geometry, volumes."""

@@ -1,0 +1,89 @@
+"""What nobody holds right now, by model: for the home page and the request form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+
+from django.db.models import Count
+
+from portal import policy
+from portal.models import User
+from portal.reads.money import workload_usage
+from scheduler.core.model.snapshot import SLOTS_PER_GPU
+from scheduler.models import Pool, Unit
+from scheduler.reads import capacity as engine
+
+
+@dataclass(frozen=True)
+class FreeCapacity:
+    """One model (or one slice of it) of one pool, in units. ``price`` is of one unit for an hour."""
+
+    pool: Pool
+    model: str
+    profile: str
+    total: int
+    free: int
+    free_on_one_host: int
+    slots: int
+    memory_mib: int
+    price: Decimal | None
+
+
+def free_capacity(user: User, now: datetime, card: workload_usage.Prices | None = None) -> list[FreeCapacity]:
+    """Every model and profile of the pools the person may use; those that are all taken too. Two queries, or three with prices."""
+    pools = {pool.pk: pool for pool in policy.visible_pools(user).order_by("name")}
+    rows = (
+        Unit.objects.filter(gpu__host__pool__in=pools, retired_at=None, gpu__retired_at=None)
+        .values_list("gpu__host__pool_id", "gpu__model", "profile", "gpu__host_id", "memory_mib", "slots")
+        .annotate(total=Count("pk"), free=Count("pk", filter=engine.free_unit_filter(now)))
+        .order_by()
+    )
+    sums: dict[tuple[int, str, str], dict[str, int]] = {}
+    by_host: dict[tuple[int, str, str], dict[int, int]] = {}
+    for pool, model, profile, host, memory, slots, total, free in rows:
+        key = (pool, model, profile)
+        line = sums.setdefault(key, {"total": 0, "free": 0, "slots": slots.upper - slots.lower, "memory": memory})
+        line["total"] += total
+        line["free"] += free
+        hosts = by_host.setdefault(key, {})
+        hosts[host] = hosts.get(host, 0) + free
+    card = card or workload_usage.prices(now)
+    lines = [
+        FreeCapacity(
+            pool=pools[pool],
+            model=model,
+            profile=profile,
+            total=line["total"],
+            free=line["free"],
+            free_on_one_host=max(by_host[pool, model, profile].values()),
+            slots=line["slots"],
+            memory_mib=line["memory"],
+            price=workload_usage.rounded_sum([card.of(pool, model, line["slots"])]),
+        )
+        for (pool, model, profile), line in sums.items()
+    ]
+    return sorted(lines, key=_sort_key)
+
+
+def free_slots_by_model(pool: Pool, now: datetime) -> dict[str, int]:
+    """By model: the slots of free units that are less than a whole GPU: MIG slices and shares. One query."""
+    sums: dict[str, int] = {}
+    for model, slots in engine.free_units(pool, now).values_list("gpu__model", "slots"):
+        width = slots.upper - slots.lower
+        if width < SLOTS_PER_GPU:
+            sums[model] = sums.get(model, 0) + width
+    return sums
+
+
+def _sort_key(line: FreeCapacity) -> tuple[bool, str, bool, Decimal, str, str]:
+    """Shared pools first; in a pool whole GPUs before slices, the dearest model first."""
+    return (
+        line.pool.team_id is not None,
+        line.pool.name,
+        bool(line.profile),
+        -(line.price or Decimal(0)),
+        line.model,
+        line.profile,
+    )

@@ -1,0 +1,166 @@
+"""Reads of how the GPUs of a host are: their repair, what diagnostics found, and processes on them that belong to nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from django.db.models import QuerySet
+
+from portal import policy
+from portal.models import User
+from portal.reads.fleet import host_history, mig_geometry
+from scheduler.models import Diagnostic, DiagnosticTool, Gpu, Host, Pool
+from scheduler.state.states import DiagnosticState, RepairState
+from scheduler.sync import gpu_diagnostics
+from telemetry.models import HealthEvent, HealthRule, Stray
+
+OPEN_DIAGNOSTIC_STATES = (DiagnosticState.WANTED, DiagnosticState.RUNNING)
+MAX_STRAYS_SHOWN = 50
+MAX_EVENTS_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class GpuHealth:
+    """One GPU of a host. ``last``: its newest diagnostic; ``facts``: what its host reports of its topology."""
+
+    gpu: Gpu
+    last: Diagnostic | None
+    facts: dict[str, Any] = field(default_factory=dict)
+    geometry: mig_geometry.GpuGeometry | None = None
+
+    @property
+    def well(self) -> bool:
+        return bool(self.gpu.repair_state == RepairState.WELL)
+
+    @property
+    def open(self) -> bool:
+        """Whether it is looked at now."""
+        return self.last is not None and self.last.state in OPEN_DIAGNOSTIC_STATES
+
+
+def gpu_health_of_host(host: Host) -> list[GpuHealth]:
+    """Every GPU in order. Three queries; its pool is loaded."""
+    split = mig_geometry.host_geometries(host)
+    rows = [each.gpu for each in split]
+    newest = Diagnostic.objects.filter(gpu__in=rows).order_by("gpu", "-created_at", "-pk").distinct("gpu")
+    last = {row.gpu_id: row for row in newest}
+    reported = (host.hardware.get("reported") or {}).get("gpus") or []
+    facts = {each.get("uuid"): each for each in reported}
+    return [GpuHealth(each.gpu, last.get(each.gpu.pk), facts.get(each.gpu.uuid, {}), each) for each in split]
+
+
+def missing_gpus(host: Host) -> list[Gpu]:
+    """GPUs that it stopped reporting, until it does again or an operator knows that they are gone. One query."""
+    return list(host.gpus.filter(missing_since__isnull=False).order_by("index", "pk"))
+
+
+def hardware_events(viewer: User, host: Host) -> list[dict[str, Any]]:
+    """What its GPUs and its driver reported lately, the newest first. Two queries."""
+    return visible_hardware_events(viewer, all_hardware_events(host)[:MAX_EVENTS_SHOWN])
+
+
+def all_hardware_events(host: Host) -> QuerySet[HealthEvent]:
+    """Everything that its GPUs and its driver reported, the newest first."""
+    return HealthEvent.objects.filter(host=host).select_related("gpu").order_by("-at", "-pk")
+
+
+def visible_hardware_events(viewer: User, rows: Iterable[HealthEvent]) -> list[dict[str, Any]]:
+    """Hardware events of a host that the viewer sees, as they may be read by them. One query beside theirs."""
+    rows = list(rows)
+    meanings = dict(HealthRule.objects.filter(code__in={row.code for row in rows}).values_list("code", "meaning"))
+    return [
+        {
+            "at": row.at,
+            "gpu": row.gpu.index if row.gpu else None,
+            "code": row.code,
+            "meaning": meanings.get(row.code, ""),
+            "detail": host_history.hardware_event_detail(viewer, row),
+            "action": row.action_taken,
+        }
+        for row in rows
+    ]
+
+
+def diagnostic_tools(pool: Pool) -> list[tuple[str, str]]:
+    """(value, words) of what a pool may choose: what every host knows, and what its hosts have a name for."""
+    hosts, named = pool.hosts.count(), gpu_diagnostics.operator_diagnostics(pool)
+    if pool.diagnostic_tool not in (*DiagnosticTool.values, *named):
+        named[pool.diagnostic_tool] = 0  # it was chosen, and nobody has it now
+    own = [(name, f"{name}, on {count} of {hosts} hosts") for name, count in named.items()]
+    return [*((str(value), str(words)) for value, words in DiagnosticTool.choices), *own]
+
+
+def diagnostic_tool(pool: Pool) -> str:
+    """The chosen one in words."""
+    return dict(DiagnosticTool.choices).get(pool.diagnostic_tool, pool.diagnostic_tool)
+
+
+def interconnects(health: list[GpuHealth]) -> list[tuple[str, str]]:
+    """How its GPUs reach each other: (way, pairs), such as ("NVLink", "0–1, 2–3") or ("NVLink", "all")."""
+    index = {each.gpu.uuid: each.gpu.index for each in health}
+    pairs: dict[str, list[tuple[int, int]]] = {}
+    for each in health:
+        for other, way in (each.facts.get("links") or {}).items():
+            if other in index and each.gpu.index < index[other]:
+                pairs.setdefault(str(way), []).append((each.gpu.index, index[other]))
+    every = len(health) * (len(health) - 1) // 2
+    return [
+        (way, "all" if len(found) == every and every > 1 else ", ".join(f"{a}–{b}" for a, b in sorted(found)))
+        for way, found in sorted(pairs.items())
+    ]
+
+
+def topology_rows(health: list[GpuHealth]) -> list[tuple[str, str]]:
+    """(GPUs, words) of what each has: its links, its PCIe lanes, its NUMA node. What all have alike comes first, without GPUs; then
+    equal ones together."""
+    told = [_parts_of(each) for each in health]
+    alike = [same[0] if len(set(same)) == 1 else "" for same in zip(*told, strict=True)] if len(told) > 1 else []
+    found: dict[str, list[int]] = {}
+    for each, parts in zip(health, told, strict=True):
+        if words := ", ".join(part for part in parts if part and part not in alike):
+            found.setdefault(words, []).append(each.gpu.index)
+    common = ", ".join(filter(None, alike))
+    return [*([("", common)] if common else []), *((_ranges(gpus), words) for words, gpus in found.items())]
+
+
+def _parts_of(each: GpuHealth) -> tuple[str, str, str]:
+    links, pcie, node = each.facts.get("nvlinks"), each.facts.get("pcie"), each.gpu.numa_node
+    return (
+        f"{links} NVLinks up" if links else "",
+        f"PCIe {pcie}" if pcie else "",
+        "" if node is None else f"NUMA node {node}",
+    )
+
+
+def _ranges(gpus: list[int]) -> str:
+    """ "0 to 3, 6": indices in order, those that follow each other together."""
+    runs: list[list[int]] = []
+    for index in sorted(gpus):
+        if runs and runs[-1][-1] == index - 1:
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    words = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return ", ".join(words)
+
+
+@dataclass(frozen=True)
+class StrayProcesses:
+    """Processes on a host's GPUs that belong to no workload. ``rows`` are for operators and auditors: others see how many."""
+
+    count: int
+    rows: list[Stray]
+
+
+def stray_processes(viewer: User, host: Host) -> StrayProcesses:
+    """Those that are there now. Their users and names are of people who may have nothing to do with the pool."""
+    rows = list(Stray.objects.filter(host=host, gone_at=None).select_related("gpu").order_by("gpu__index", "pid"))
+    return StrayProcesses(len(rows), rows[:MAX_STRAYS_SHOWN] if policy.sees_all_teams(viewer) else [])
+
+
+def maintenance_windows(host: Host, now: datetime) -> list[Any]:
+    """Announced maintenance that is not over."""
+    return list(host.maintenance_windows.filter(end__gt=now).order_by("start", "pk"))

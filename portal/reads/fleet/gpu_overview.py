@@ -1,0 +1,248 @@
+"""Every GPU of the visible pools as a cell: what holds it, how busy it is, how well it is. A fixed number of queries."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db.models import Count, Q
+
+from portal import policy
+from portal.models import User
+from portal.reads.fleet.host_details import RECENT_SAMPLE_WINDOW, host_state
+from scheduler.cycle import schedulable_hosts
+from scheduler.models import Allocation, BoundUnit, Gpu, Host, MaintenanceWindow, Team, Unit
+from scheduler.state.states import LeaseState, RepairState
+from telemetry.health.rules import event_title
+from telemetry.models import HealthEvent, HealthRule, Sample
+
+IDLE_BELOW_PERCENT = 1.0  # per cent: a held GPU that is less busy is held and idle
+ATTENTION_WINDOW = timedelta(hours=24)
+
+
+@dataclass
+class GpuCell:
+    """One GPU. ``utilisation`` (per cent) and ``temperature`` (degrees) are None when unknown: never measured, or too old."""
+
+    gpu: Gpu
+    units: int = 1
+    held: int = 0  # of its units
+    team: Team | None = None  # the one team on it; None when nobody or several
+    reserved: bool = False
+    utilisation: float | None = None
+    temperature: float | None = None
+    seen: bool = False  # any reading of the last minute
+    away: bool = False  # its host takes no work
+    unwell: bool = False
+
+    @property
+    def sliced(self) -> bool:
+        return self.units > 1
+
+    @property
+    def idle(self) -> bool:
+        return self.held > 0 and self.utilisation is not None and self.utilisation < IDLE_BELOW_PERCENT
+
+    @property
+    def free(self) -> bool:
+        return self.held == 0 and not self.reserved and not self.away and not self.unwell
+
+
+@dataclass
+class FleetHostRow:
+    host: Host
+    state: str
+    cells: list[GpuCell] = field(default_factory=list)
+
+    @property
+    def free(self) -> int:
+        return sum(1 for cell in self.cells if cell.free)
+
+    @property
+    def free_whole(self) -> int:
+        return sum(1 for cell in self.cells if cell.free and not cell.sliced)
+
+    @property
+    def held(self) -> int:
+        return sum(1 for cell in self.cells if cell.held)
+
+
+@dataclass
+class FleetModelGroup:
+    """The hosts that have GPUs of one model."""
+
+    model: str
+    hosts: list[FleetHostRow] = field(default_factory=list)
+
+    @property
+    def cells(self) -> list[GpuCell]:
+        return [cell for row in self.hosts for cell in row.cells]
+
+    @property
+    def free(self) -> int:
+        return sum(row.free for row in self.hosts)
+
+    @property
+    def free_whole(self) -> int:
+        """Free GPUs that are not split."""
+        return sum(row.free_whole for row in self.hosts)
+
+    @property
+    def free_split(self) -> int:
+        """Free GPUs that are split: of use to asks for their slices alone."""
+        return self.free - self.free_whole
+
+    @property
+    def free_on_one_host(self) -> int:
+        """Of the free ones that are not split, the most on one host."""
+        return max((row.free_whole for row in self.hosts), default=0)
+
+    @property
+    def mean_of_held(self) -> float | None:
+        known = [cell.utilisation for cell in self.cells if cell.held and cell.utilisation is not None]
+        return sum(known) / len(known) if known else None
+
+
+def fleet_overview(viewer: User, now: datetime, pool_slug: str = "") -> list[FleetModelGroup]:
+    """The visible GPUs by model and host. Six queries however many there are."""
+    hosts = policy.visible_hosts(viewer).select_related("pool").order_by("name")
+    if pool_slug:
+        hosts = hosts.filter(pool__slug=pool_slug)
+    rows = {host.pk: host for host in hosts}
+    gpus = list(Gpu.objects.filter(host__in=rows, retired_at=None).order_by("host__name", "index"))
+    cells = {gpu.pk: _cell(gpu, rows[gpu.host_id]) for gpu in gpus}
+    units = dict(Unit.objects.filter(gpu__in=cells, retired_at=None).values_list("pk", "gpu_id"))
+    _count_units(cells, units)
+    _fill_holders(cells, units, now)
+    _fill_readings(cells, units, now)
+    groups: dict[str, FleetModelGroup] = {}
+    by_host: dict[tuple[str, int], FleetHostRow] = {}
+    for gpu in gpus:
+        host = rows[gpu.host_id]
+        group = groups.setdefault(gpu.model, FleetModelGroup(gpu.model))
+        key = (gpu.model, host.pk)
+        if key not in by_host:
+            by_host[key] = FleetHostRow(host, host_state(host))
+            group.hosts.append(by_host[key])
+        by_host[key].cells.append(cells[gpu.pk])
+    return sorted(groups.values(), key=lambda group: (-len(group.cells), group.model))
+
+
+def _cell(gpu: Gpu, host: Host) -> GpuCell:
+    away = not schedulable_hosts.is_schedulable(host)
+    return GpuCell(gpu, away=away, unwell=gpu.repair_state != RepairState.WELL or host.repair_state != RepairState.WELL)
+
+
+def _count_units(cells: dict[int, GpuCell], units: dict[int, int]) -> None:
+    counts: dict[int, int] = defaultdict(int)
+    for gpu in units.values():
+        counts[gpu] += 1
+    for gpu, count in counts.items():
+        cells[gpu].units = count
+
+
+def _fill_holders(cells: dict[int, GpuCell], units: dict[int, int], now: datetime) -> None:
+    teams: dict[int, set[Team]] = defaultdict(set)
+    held = Allocation.objects.filter(unit__in=units, period__upper_inf=True).select_related("project__team")
+    for allocation in held:
+        gpu = units[allocation.unit_id]
+        cells[gpu].held += 1
+        teams[gpu].add(allocation.project.team)
+    for bound in BoundUnit.objects.filter(unit__in=units, period__contains=now).select_related(
+        "reservation__project__team"
+    ):
+        gpu = units[bound.unit_id]
+        cells[gpu].reserved = True
+        teams[gpu].add(bound.reservation.project.team)
+    for gpu, found in teams.items():
+        cells[gpu].team = next(iter(found)) if len(found) == 1 else None
+
+
+def _fill_readings(cells: dict[int, GpuCell], units: dict[int, int], now: datetime) -> None:
+    rows = (
+        Sample.objects.filter(unit__in=units, ts__gt=now - RECENT_SAMPLE_WINDOW, ts__lte=now).order_by("unit", "-ts").distinct("unit")
+    )
+    for unit, utilisation, temperature in rows.values_list("unit_id", "utilisation", "temperature_c"):
+        cell = cells[units[unit]]
+        cell.seen = True
+        cell.utilisation = _larger(cell.utilisation, utilisation)
+        cell.temperature = _larger(cell.temperature, temperature)
+
+
+def _larger(one: float | None, other: float | None) -> float | None:
+    return other if one is None else one if other is None else max(one, other)
+
+
+def fleet_totals(groups: list[FleetModelGroup]) -> dict[str, int]:
+    """The key figures: how many GPUs are held, free, held and idle, away, unwell, without a reading."""
+    cells = [cell for group in groups for cell in group.cells]
+    return {
+        "gpus": len(cells),
+        "held": sum(1 for cell in cells if cell.held),
+        "free": sum(1 for cell in cells if cell.free),
+        "idle": sum(1 for cell in cells if cell.idle),
+        "away": sum(1 for cell in cells if cell.away and not cell.unwell),
+        "unwell": sum(1 for cell in cells if cell.unwell),
+        "unseen": sum(1 for cell in cells if not cell.seen),
+    }
+
+
+def largest_requests(groups: list[FleetModelGroup]) -> list[dict[str, Any]]:
+    """Per model: free whole GPUs, the largest ask that fits on one host now, and the free ones outside that host."""
+    asks = []
+    for group in groups:
+        free, most = group.free_whole, group.free_on_one_host
+        asks.append({"model": group.model, "free": free, "on_one_host": most, "elsewhere": free - most})
+    return asks
+
+
+def attention_list(viewer: User, groups: list[FleetModelGroup], now: datetime) -> list[dict[str, Any]]:
+    """What somebody should look at, the worst first: ``host``, ``kind`` (bad, warn or info), ``words``, ``at``."""
+    found: list[dict[str, Any]] = []
+    hosts = {row.host.pk: row for group in groups for row in group.hosts}
+    recent = HealthEvent.objects.filter(host__in=hosts, at__gt=now - ATTENTION_WINDOW, at__lte=now)
+    meanings = dict(HealthRule.objects.filter(code__in=recent.values("code")).values_list("code", "meaning"))
+    for name, code, count in (
+        recent.values_list("host__name", "code").annotate(Count("pk")).order_by("host__name", "code")
+    ):
+        what = event_title(code, meanings.get(code, ""))
+        words = f"{what} {count} times in 24 h" if count > 1 else f"{what} in the last 24 h"
+        found.append({"host": name, "kind": "bad", "words": words})
+    for row in hosts.values():
+        if row.host.disk_full:
+            found.append({"host": row.host.name, "kind": "bad", "words": "its disk is full: nothing new starts there"})
+        if row.state not in ("ready", "maintenance"):
+            quiet = {"suspect": "one renewal late", "silent": "silent"}.get(row.state)  # not what its reason is of
+            words = quiet or row.state + (f": {row.host.state_reason}" if row.host.state_reason else "")
+            found.append(
+                {
+                    "host": row.host.name,
+                    "kind": "bad" if row.state in ("silent", "quarantined", "out") else "warn",
+                    "words": words,
+                }
+            )
+        unseen = sum(1 for cell in row.cells if not cell.seen)
+        if unseen and row.host.lease_state == LeaseState.ALIVE:
+            found.append(
+                {"host": row.host.name, "kind": "warn", "words": f"no telemetry from {unseen} of {len(row.cells)} GPUs"}
+            )
+        idle = sum(1 for cell in row.cells if cell.idle)
+        if idle:
+            found.append(
+                {"host": row.host.name, "kind": "warn", "words": f"{idle} GPU{'s' if idle > 1 else ''} held and idle"}
+            )
+    windows = MaintenanceWindow.objects.filter(Q(start__lte=now + ATTENTION_WINDOW) & Q(end__gt=now), host__in=hosts)
+    for window in windows.select_related("host").order_by("start"):
+        found.append(
+            {"host": window.host.name, "kind": "info", "words": f"maintenance: {window.reason}", "at": window.start}
+        )
+    if policy.may(viewer, "host.change"):
+        waited_for = policy.visible_hosts(viewer).filter(last_sync_at=None, gpus=None)
+        found += [
+            {"host": name, "kind": "info", "words": "has not joined yet", "at": at}
+            for name, at in waited_for.values_list("name", "created_at")
+        ]
+    order = {"bad": 0, "warn": 1, "info": 2}
+    return sorted(found, key=lambda entry: (order[entry["kind"]], entry["host"], entry["words"]))

@@ -1,0 +1,186 @@
+"""What happened to a host: hardware events, changes of its states and its GPUs' (from what to what, by whom), people's deeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from portal import policy
+from portal.models import AuditEvent, User
+from scheduler.models import GpuStateChange, Host, HostStateChange
+from scheduler.services.powered_off import parse_powered_off
+from telemetry.health.rules import public_detail
+from telemetry.models import HealthEvent, HealthRule
+
+MAX_ENTRIES = 20
+HOST_STATE_FIELDS = (("In service", "admin_state"), ("Lease", "lease_state"), ("Repair", "repair_state"))
+HOST_ADDED_REASON = "added"  # the reason of a host's first row
+STATE_CHANGING_VERBS = ("cordon_host", "drain_host", "return_host", "return_gpu", "take_out_gpu", "add_host")
+ANONYMOUS_OPERATOR = "an operator"
+# What was done about a hardware event, in words.
+HARDWARE_ACTION_SENTENCES = {
+    "": "",
+    "note": "Noted.",
+    "warn": "Operators are told.",
+    "quarantine_gpu": "The GPU is quarantined.",
+    "cordon": "The host is cordoned.",
+    "drain": "The host is drained.",
+    "held_back": "Left to a person: too much of the pool was taken out lately.",
+}
+
+
+@dataclass(frozen=True)
+class StateChange:
+    """One state of a host (``name``) or of a GPU: ``old`` is empty where nothing is kept of before."""
+
+    name: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class HostHistoryEntry:
+    """One line. ``about``: hardware, host, gpu or deed. ``who``: by whom, as the viewer may know; empty where it came by itself.
+    ``verb``: a deed's, with ``numbers``; ``event``, ``meaning``, ``told`` and ``done``: of a hardware event."""
+
+    at: datetime
+    about: str
+    changes: list[StateChange] = field(default_factory=list)
+    who: str = ""
+    reason: str = ""
+    gpu: int | None = None
+    verb: str = ""
+    numbers: dict[str, Any] = field(default_factory=dict)
+    event: HealthEvent | None = None
+    meaning: str = ""
+    told: str = ""
+    done: str = ""
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether something was done about a hardware event."""
+        return self.event is not None and self.event.action_taken not in ("", HealthRule.Action.NOTE)
+
+
+def host_history(viewer: User, host: Host) -> list[HostHistoryEntry]:
+    """The newest first. Five queries, one more where hardware events are among them."""
+    hardware = list(HealthEvent.objects.filter(host=host).select_related("gpu").order_by("-at")[:MAX_ENTRIES])
+    deeds = list(_operator_actions(host)[:MAX_ENTRIES])
+    by_moment = {deed.at: deed for deed in reversed(deeds)}
+    handled = {event.handled_at for event in hardware if event.handled_at}
+    names = _ActorNames(policy.sees_all_teams(viewer), by_moment, handled)
+    found = [*_hardware_entries(viewer, hardware), *_host_state_entries(host, names), *_gpu_state_entries(host, names)]
+    told = {row.at for row in found if row.about in ("host", "gpu")}
+    found += [
+        HostHistoryEntry(deed.at, "deed", who=names.of(deed), reason=deed.why, verb=deed.verb, numbers=_action_numbers(deed))
+        for deed in deeds
+        if deed.verb not in STATE_CHANGING_VERBS or deed.at not in told
+    ]
+    return sorted(found, key=lambda row: row.at, reverse=True)[:MAX_ENTRIES]
+
+
+def credential_revocation(host: Host) -> AuditEvent | None:
+    """Who revoked its agent's credential, and when and why; None while it has one, or never had one that was revoked. No query
+    while it has one."""
+    return None if host.credential_hash else _operator_actions(host).filter(verb="revoke_host").first()
+
+
+def credential_revocations() -> dict[int, AuditEvent]:
+    """The same of all hosts, by the host's id. Two queries."""
+    without = Host.objects.filter(credential_hash="").values_list("pk", flat=True)
+    names = {f"host:{pk}": pk for pk in without}
+    deeds = AuditEvent.objects.filter(target__in=names, verb="revoke_host").order_by("at", "pk")
+    return {names[deed.target]: deed for deed in deeds}
+
+
+def actor_name(viewer: User, deed: AuditEvent) -> str:
+    """Whose deed it was, as far as the viewer may know people."""
+    return _ActorNames(policy.sees_all_teams(viewer), {}, set()).of(deed)
+
+
+def hardware_event_detail(viewer: User, event: HealthEvent) -> str:
+    """What a hardware event says, as the viewer may know it: whose process it was is for operators and auditors."""
+    return event.detail if policy.sees_all_teams(viewer) else public_detail(event)
+
+
+def _operator_actions(host: Host) -> Any:
+    return AuditEvent.objects.filter(target=f"host:{host.pk}").select_related("actor").order_by("-at", "-pk")
+
+
+def _action_numbers(deed: AuditEvent) -> dict[str, Any]:
+    return {**(deed.before or {}), **(deed.after or {})}
+
+
+@dataclass(frozen=True)
+class _ActorNames:
+    """Who did what happened at a moment: a person's deed and the rows it wrote carry the same time."""
+
+    are_known: bool
+    by_moment: dict[datetime, AuditEvent]
+    handled: set[datetime]
+
+    def of(self, deed: AuditEvent) -> str:
+        if deed.actor is None:
+            return ""
+        return (deed.actor.get_full_name() or deed.actor_name) if self.are_known else ANONYMOUS_OPERATOR
+
+    def at(self, moment: datetime) -> str:
+        if moment in self.by_moment:
+            return self.of(self.by_moment[moment])
+        return "the health rules" if moment in self.handled else ""
+
+    def reason(self, moment: datetime, kept: str) -> str:
+        """A person's own words where there are any; else what is kept with the change."""
+        deed = self.by_moment.get(moment)
+        if deed is not None and deed.why:
+            return deed.why
+        off = parse_powered_off(kept)  # of long ago: the deed is not among those that were read
+        return kept if off is None or self.are_known else f"seen powered off by {ANONYMOUS_OPERATOR}: {off[1]}"
+
+
+def _hardware_entries(viewer: User, rows: list[HealthEvent]) -> Iterable[HostHistoryEntry]:
+    codes = {row.code for row in rows}
+    meanings = dict(HealthRule.objects.filter(code__in=codes).values_list("code", "meaning")) if codes else {}
+    for row in rows:
+        yield HostHistoryEntry(
+            row.at,
+            "hardware",
+            gpu=row.gpu.index if row.gpu else None,
+            event=row,
+            meaning=meanings.get(row.code, ""),
+            told=hardware_event_detail(viewer, row),
+            done=HARDWARE_ACTION_SENTENCES.get(row.action_taken, row.action_taken),
+        )
+
+
+def _host_state_entries(host: Host, names: _ActorNames) -> Iterable[HostHistoryEntry]:
+    rows = list(HostStateChange.objects.filter(host=host).order_by("-at", "-pk")[: MAX_ENTRIES + 1])
+    for row, before in zip(rows, [*rows[1:], None], strict=True):
+        if before is None and len(rows) > MAX_ENTRIES:
+            continue  # what was before is not known: it is older than what is shown
+        changes = [
+            StateChange(name, getattr(before, of), getattr(row, of))
+            for name, of in HOST_STATE_FIELDS
+            if before is not None and getattr(before, of) != getattr(row, of)
+        ]
+        if before is None and row.reason != HOST_ADDED_REASON:
+            changes = [StateChange("Lease", "", row.lease_state)]
+        if not changes and row.reason != HOST_ADDED_REASON and (not row.reason or row.at in names.by_moment):
+            continue  # nothing to say, or the deed says it
+        yield HostHistoryEntry(row.at, "host", changes, names.at(row.at), names.reason(row.at, row.reason))
+
+
+def _gpu_state_entries(host: Host, names: _ActorNames) -> Iterable[HostHistoryEntry]:
+    rows = list(GpuStateChange.objects.filter(gpu__host=host).select_related("gpu").order_by("-at", "-pk")[: 2 * MAX_ENTRIES])
+    for at, row in enumerate(rows[:MAX_ENTRIES]):
+        before = next((older.repair_state for older in rows[at + 1 :] if older.gpu_id == row.gpu_id), "")
+        yield HostHistoryEntry(
+            row.at,
+            "gpu",
+            [StateChange("", before, row.repair_state)] if before != row.repair_state else [],  # else it went missing, or came back
+            names.at(row.at),
+            names.reason(row.at, row.reason),
+            gpu=row.gpu.index,
+        )

@@ -1,0 +1,135 @@
+"""Reads of the page about data and images: homes with their size, shared data, and what environments hosts offer."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.db.models import Count, Prefetch, Q, QuerySet
+
+from portal import policy
+from portal.models import Membership, User
+from scheduler.models import Host, Run, Storage, Team, Volume
+from scheduler.state.states import RunState
+
+VOLUME_USING_STATES = (RunState.STARTING, RunState.RUNNING, RunState.STOPPING)  # a run whose processes may have the home open
+
+
+@dataclass(frozen=True)
+class HomeVolume:
+    """One home. ``joined_hosts``: names of those the viewer may see that have it. ``workloads``: how many that the viewer may see are
+    using it now. ``owner`` is None where no account has its name; ``teams`` are the owner's, of those the viewer may see."""
+
+    volume: Volume
+    hosts: list[str]
+    workloads: int
+    owner: User | None
+    teams: list[Team] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class HostEnvironment:
+    """What workloads find on some hosts. ``python`` is empty where the agents do not tell."""
+
+    python: str
+    packages: dict[str, str]
+    isolation: str
+    hosts: list[str]
+
+
+def visible_homes(viewer: policy.Viewer) -> QuerySet[Volume]:
+    """Visible homes in order of name."""
+    return policy.visible_volumes(viewer).select_related("storage").order_by("name", "pk")
+
+
+def home_details(viewer: User, volumes: Sequence[Volume]) -> list[HomeVolume]:
+    """The homes of one page with what is known around them, in a fixed number of queries."""
+    hosts = _hosts_by_storage(viewer, {volume.storage_id for volume in volumes})
+    used = _used(viewer, volumes)
+    owners = _owners(viewer, {volume.person for volume in volumes})
+    found = []
+    for volume in volumes:
+        owner = owners.get(volume.person)
+        teams = [membership.team for membership in owner.memberships.all()] if owner else []
+        found.append(
+            HomeVolume(volume, hosts[volume.storage_id], used.get((volume.person, volume.storage_id), 0), owner, teams)
+        )
+    return found
+
+
+def _hosts_by_storage(viewer: User, storages: Iterable[int]) -> dict[int, list[str]]:
+    rows = policy.visible_hosts(viewer).filter(storage__in=list(storages)).order_by("name")
+    found: dict[int, list[str]] = defaultdict(list)
+    for storage, name in rows.values_list("storage_id", "name"):
+        found[storage].append(name)
+    return found
+
+
+def _used(viewer: User, volumes: Sequence[Volume]) -> dict[tuple[str, int], int]:
+    mine_or_visible = Q(workload__owner=viewer) | Q(workload__in=policy.visible_workloads(viewer))
+    rows = (
+        Run.objects.filter(mine_or_visible, state__in=VOLUME_USING_STATES)
+        .filter(workload__owner__username__in={volume.person for volume in volumes})
+        .filter(host__storage__in={volume.storage_id for volume in volumes})
+        .values_list("workload__owner__username", "host__storage")
+        .annotate(workloads=Count("workload", distinct=True))
+    )
+    return {(name, storage): count for name, storage, count in rows if storage is not None}
+
+
+def _owners(viewer: User, names: set[str]) -> dict[str, User]:
+    memberships = (
+        Membership.objects.filter(team__in=policy.visible_teams(viewer)).select_related("team").order_by("team__name")
+    )
+    rows = User.objects.filter(username__in=names).prefetch_related(Prefetch("memberships", queryset=memberships))
+    return {user.username: user for user in rows}
+
+
+def home_storages(viewer: User) -> list[dict[str, Any]]:
+    """Where the homes of visible hosts lie, those with most hosts first: storage, hosts."""
+    hosts = (
+        policy.visible_hosts(viewer).filter(storage__isnull=False).order_by("name").values_list("storage_id", "name")
+    )
+    names: dict[int, list[str]] = defaultdict(list)
+    for storage, name in hosts:
+        if storage is not None:
+            names[storage].append(name)
+    rows = Storage.objects.in_bulk(list(names))
+    return [
+        {"storage": rows[pk], "hosts": names[pk]}
+        for pk in sorted(names, key=lambda each: (-len(names[each]), names[each]))
+        if pk in rows
+    ]
+
+
+def joined_hosts(viewer: policy.Viewer) -> QuerySet[Host]:
+    """Visible hosts whose agent has joined, with their pool."""
+    return policy.visible_hosts(viewer).exclude(credential_hash="").select_related("pool").order_by("name")
+
+
+def reported_environment(host: Host) -> dict[str, Any] | None:
+    """``{"python", "packages": {name: version}, "exposed": [path]}`` as the host's agent reports; None when it does not tell."""
+    found = (host.hardware.get("reported") or {}).get("environment")
+    return dict(found) if found else None
+
+
+def environments_of_hosts(rows: Iterable[Host]) -> list[HostEnvironment]:
+    """Hosts that offer the same are one entry; those with most hosts first, those that do not tell last."""
+    groups: dict[tuple[Any, ...], list[str]] = defaultdict(list)
+    for host in rows:
+        told = reported_environment(host)
+        python, packages = (told["python"], tuple(told["packages"].items())) if told else ("", ())
+        groups[(python, packages, host.isolation)].append(host.name)
+    found = [HostEnvironment(key[0], dict(key[1]), key[2], names) for key, names in groups.items()]
+    return sorted(found, key=lambda each: (not each.python, -len(each.hosts), each.hosts))
+
+
+def shared_paths(rows: Iterable[Host]) -> list[dict[str, Any]]:
+    """Paths that hosts let workloads read beside homes: path, hosts."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for host in rows:
+        for path in (reported_environment(host) or {}).get("exposed", []):
+            found[path].append(host.name)
+    return [{"path": path, "hosts": names} for path, names in sorted(found.items())]

@@ -1,0 +1,1 @@
+"""Read utilisation and cost of workloads, budgets, prices and statements."""

@@ -1,0 +1,146 @@
+"""Reads of the chargeback pages beside ``telemetry.reads``: months, the conservation line, budgets, prices, names."""
+
+from __future__ import annotations
+
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any
+
+from django.db.models import Min, QuerySet
+
+from portal import policy
+from portal.models import User
+from scheduler.models import Gpu, Pool, Project, Workload
+from telemetry import reads
+from telemetry.models import Budget, BudgetMeasure, Charge, Price, Statement
+from telemetry.money import statements
+from telemetry.money.billing_months import month_of, next_month
+
+DIMENSION_NAME_FIELDS = {"team": "team_name", "project": "project_name", "workload": "workload_name", "user": "user_name"}
+
+
+def charged_months(now: datetime) -> list[date]:
+    """Every month with charges up to this one, newest first."""
+    first = Charge.objects.aggregate(first=Min("month"))["first"] or month_of(now)
+    found = [first]
+    while found[-1] < month_of(now):
+        found.append(next_month(found[-1]))
+    return found[::-1]
+
+
+def statement_of(month: date) -> Statement | None:
+    """The month's statement; None while nothing made one."""
+    return Statement.objects.filter(month=month).select_related("closed_by").first()
+
+
+def is_simulated(month: date) -> bool:
+    """Whether part of a month's charges is simulated history."""
+    return Charge.objects.filter(month=month, simulated=True).exists()
+
+
+def conservation_equation(month: date) -> dict[str, Any]:
+    """The conservation line of all pools together and of each, in cents, with the difference of the two sides.
+
+    ``not_sold`` of the total is what was idle and what was not charged, in one figure.
+    """
+    pools = statements.statement_totals(month)["pools"]
+    names = ("charged", "margin", "uncharged", "idle", "overhead", "cost")
+    rows = [{"pool": row["pool"], **{name: Decimal(row[name]) for name in names}} for row in pools]
+    total: dict[str, Any] = {name: sum((row[name] for row in rows), Decimal(0)) for name in names}
+    left = total["charged"] - total["margin"] + total["uncharged"] + total["idle"] + total["overhead"]
+    total["not_sold"] = total["idle"] + total["uncharged"]
+    return {"pools": rows, "total": total, "difference": left - total["cost"]}
+
+
+def budget_rows(viewer: User, month: date, now: datetime) -> list[dict[str, Any]]:
+    """The visible budgets of a month and where each stands, by name."""
+    rows = policy.visible_budgets(viewer).filter(month=month).select_related("team", "project")
+    found = []
+    for budget in rows:
+        view = reads.budget_status(budget, now)
+        found.append({"budget": budget, "name": _payer(budget), "view": view, **_budget_bar(view)})
+    return sorted(found, key=lambda row: (row["name"], row["view"].measure != BudgetMeasure.MONEY))
+
+
+def _payer(budget: Budget) -> str:
+    holder = budget.team or budget.project
+    return holder.name if holder else ""
+
+
+def _budget_bar(view: reads.BudgetStatus) -> dict[str, Any]:
+    """How the bar is drawn: spent up to the budget, what the forecast adds, and what lies beyond the budget."""
+    spent, limit = float(view.spent), float(view.amount)
+    expected = float(view.forecast) if view.forecast is not None else spent
+    scale = max(limit, expected, spent) * 1.05 or 1.0
+    return {
+        "scale": scale,
+        "used": min(spent, limit),
+        "forecast": max(0.0, min(expected, limit) - min(spent, limit)),
+        "over": max(0.0, max(expected, spent) - limit),
+        "mark": limit,
+        "is_over": max(expected, spent) > limit,
+    }
+
+
+def dimension_name(dimension: str, key: Any, month: date, lines: QuerySet[Charge]) -> str:
+    """The name a key had on the month's lines that the viewer may see."""
+    if dimension not in DIMENSION_NAME_FIELDS:
+        return str(key or "none")
+    column = "pk" if key is None else f"{dimension}_id"
+    if key is None:
+        return "none"
+    return lines.filter(month=month, **{column: key}).values_list(DIMENSION_NAME_FIELDS[dimension], flat=True).first() or str(key)
+
+
+def charged_workload(viewer: User, pk: int | None) -> Workload | None:
+    """The workload of a line where the viewer may see its page."""
+    return policy.visible_workloads(viewer).filter(pk=pk).first() if pk is not None else None
+
+
+def pools() -> QuerySet[Pool]:
+    """Every pool by name."""
+    return Pool.objects.order_by("name")
+
+
+def models() -> list[str]:
+    """Every model that any host has."""
+    return sorted(set(Gpu.objects.filter(retired_at=None).values_list("model", flat=True)))
+
+
+def rate_card(now: datetime) -> list[dict[str, Any]]:
+    """The rate card, newest first, each row with whether it is in force, over, or to come."""
+    rows = list(Price.objects.select_related("pool").order_by("model", "pool__name", "-valid_from"))
+    now_charged = reads.load_current_prices(now)
+    return [
+        {
+            "price": row,
+            "state": "to come"
+            if row.valid_from > now
+            else "in force"
+            if now_charged.line(row.pool_id, row.model) == row.pk
+            else "over",
+            "margin": row.price_per_gpu_hour - row.cost_per_gpu_hour,
+        }
+        for row in rows
+    ]
+
+
+def cost_centre_rows(viewer: User, now: datetime) -> list[dict[str, Any]]:
+    """The visible projects with the cost centre in force and those to come."""
+    rows = (
+        policy.visible_projects(viewer)
+        .select_related("team")
+        .prefetch_related("cost_centres")
+        .order_by("team__name", "name")
+    )
+    return [_centre(project, now) for project in rows]
+
+
+def _centre(project: Project, now: datetime) -> dict[str, Any]:
+    centres = sorted(project.cost_centres.all(), key=lambda centre: centre.valid_from)
+    in_force = [centre for centre in centres if centre.valid_from <= now]
+    return {
+        "project": project,
+        "now": in_force[-1] if in_force else None,
+        "later": [c for c in centres if c.valid_from > now],
+    }

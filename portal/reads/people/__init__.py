@@ -1,0 +1,1 @@
+"""Read teams, people, tokens, notices, audit records, and the dashboard of operators and finance."""

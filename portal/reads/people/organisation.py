@@ -1,0 +1,125 @@
+"""Reads of the pages about teams, people, notices and records. Each starts from what the viewer may see."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db.models import Count, F, Prefetch, Q, QuerySet
+
+from portal import policy
+from portal.models import ApiToken, AuditEvent, Membership, Notification, User
+from scheduler.core.model.snapshot import SLOTS_PER_GPU
+from scheduler.models import Pool, Project, Quota, Team, Workload
+from scheduler.state.states import WorkloadState
+
+
+def teams(viewer: policy.Viewer) -> list[dict[str, Any]]:
+    """Visible teams in order of name: team, people, projects, guaranteed and running GPUs."""
+    rows = policy.visible_teams(viewer).annotate(
+        people=Count("memberships", distinct=True),
+        active_projects=Count("projects", filter=Q(projects__active=True), distinct=True),
+    )
+    guaranteed: dict[int, int] = {}
+    for quota in Quota.objects.filter(team__in=rows.values("pk")):
+        guaranteed[quota.team_id] = guaranteed.get(quota.team_id, 0) + quota.guaranteed_slots
+    return [
+        {
+            "team": team,
+            "people": team.people,
+            "projects": team.active_projects,
+            "guaranteed": guaranteed.get(team.pk, 0) / SLOTS_PER_GPU,
+        }
+        for team in rows.order_by("name")
+    ]
+
+
+def queue_leaders(pool: Pool) -> list[dict[str, Any]]:
+    """Who has most waiting in a pool, beside what one may: by team, and the person of it who has most. One query."""
+    rows = Workload.objects.filter(pool=pool, state=WorkloadState.QUEUED)
+    by_person = rows.values_list("project__team__name", "owner__username").annotate(waiting=Count("pk"))
+    lines: dict[str, dict[str, Any]] = {}
+    for team, person, waiting in by_person.order_by("-waiting", "project__team__name", "owner__username"):
+        line = lines.setdefault(team, {"team": team, "waiting": 0, "person": person, "most_of_one": waiting})
+        line["waiting"] += waiting
+    return sorted(lines.values(), key=lambda line: (-line["waiting"], line["team"]))
+
+
+def team_page(viewer: policy.Viewer, slug: str) -> dict[str, Any] | None:
+    """One visible team with its people, projects (with the cost centre in force last) and quotas; None when there is none."""
+    team = policy.visible_teams(viewer).filter(slug=slug).first()
+    if team is None:
+        return None
+    projects = Project.objects.filter(team=team).prefetch_related("cost_centres").order_by("name")
+    return {
+        "team": team,
+        "members": list(
+            Membership.objects.filter(team=team).select_related("user").order_by("-role", "user__username")
+        ),
+        "projects": [
+            {
+                "project": project,
+                "cost_centre": max(project.cost_centres.all(), key=lambda c: c.valid_from, default=None),
+            }
+            for project in projects
+        ],
+        "quotas": [
+            {
+                "pool": quota.pool,
+                "model": quota.model,
+                "guaranteed": quota.guaranteed_slots / SLOTS_PER_GPU,
+                "borrow": None if quota.borrow_limit_slots is None else quota.borrow_limit_slots / SLOTS_PER_GPU,
+                "hours": quota.gpu_hours,
+                "hours_used": quota.gpu_hours_used,
+                "period": quota.hours_period,
+                "used_up": quota.hours_used_up,
+                "when_used_up": quota.get_when_used_up_display(),
+            }
+            for quota in Quota.objects.filter(team=team).select_related("pool").order_by("pool__name", "model")
+        ],
+    }
+
+
+def people(viewer: policy.Viewer) -> QuerySet[User]:
+    """Visible people with their memberships at hand."""
+    memberships = Membership.objects.select_related("team").order_by("team__name")
+    return (
+        policy.visible_users(viewer)
+        .prefetch_related(Prefetch("memberships", queryset=memberships))
+        .order_by("username")
+    )
+
+
+def own_notices(viewer: policy.Viewer) -> QuerySet[Notification]:
+    """Own notices, newest first."""
+    return (
+        policy.visible_notifications(viewer)
+        .select_related("workload__array", "reservation", "submission")
+        .order_by("-at", "-pk")
+    )
+
+
+def own_tokens(viewer: policy.Viewer) -> QuerySet[ApiToken]:
+    """Own tokens: those in force first, then the newest."""
+    return policy.visible_tokens(viewer).order_by(F("revoked_at").asc(nulls_first=True), "-created_at")
+
+
+def audit_events(viewer: policy.Viewer, *, words: str = "", verb: str = "", actor: str = "") -> QuerySet[AuditEvent]:
+    """Visible audit records, newest first; ``words`` are sought in the target's name, ``verb`` and ``actor`` match whole."""
+    rows = policy.visible_audit(viewer).select_related("team")
+    if words:
+        rows = rows.filter(Q(target_name__icontains=words) | Q(target__icontains=words) | Q(why__icontains=words))
+    if verb:
+        rows = rows.filter(verb=verb)
+    if actor:
+        rows = rows.filter(actor_name=actor)
+    return rows.order_by("-at", "-pk")
+
+
+def pools(viewer: policy.Viewer) -> QuerySet[Pool]:
+    """Visible pools with their count of hosts."""
+    return policy.visible_pools(viewer).select_related("team").annotate(host_count=Count("hosts")).order_by("name")
+
+
+def all_teams() -> QuerySet[Team]:
+    """Every team, for an operator's forms."""
+    return Team.objects.order_by("name")

@@ -1,0 +1,101 @@
+"""What waits for people who run and pay for the pool: the first thing on their first page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
+
+from django.db.models import F, Q
+
+from portal import policy
+from portal.models import Submission, SubmissionState, User
+from portal.reads.money import workload_usage
+from scheduler.models import Host, Reservation, Team, Workload
+from scheduler.state.states import OPEN_RESERVATION_STATES, AdminState, LeaseState, RepairState, WorkloadState
+from scheduler.sweeps.time_limits import MassSilence, mass_silence
+from telemetry.models import Budget, BudgetMeasure
+from telemetry.money.billing_months import month_of
+from telemetry.money.budgets import forecast_month_end
+
+MAX_DASHBOARD_ROWS = 5
+
+
+@dataclass(frozen=True)
+class OperationsDashboard:
+    """For operators and auditors: what waits for a decision, hosts and reservations that need a look, and what waits longest."""
+
+    submissions: list[Submission]
+    submissions_waiting: int
+    hosts: int
+    troubled: list[Host]
+    waiting: list[Workload]
+    waiting_count: int
+    unserved: list[Reservation]  # have begun and have no GPUs
+    mass_silence: MassSilence | None
+
+
+def operations_dashboard(user: User, now: datetime) -> OperationsDashboard | None:
+    """None for people whose desk this is not. A fixed number of queries."""
+    if not policy.may(user, "approval.see"):
+        return None
+    submissions = policy.visible_submissions(user).filter(state=SubmissionState.WAITING)
+    hosts = policy.visible_hosts(user)
+    fine = Q(lease_state=LeaseState.ALIVE, admin_state=AdminState.IN_SERVICE, repair_state=RepairState.WELL)
+    waiting = policy.visible_workloads(user).filter(state=WorkloadState.QUEUED)
+    return OperationsDashboard(
+        submissions=list(submissions.select_related("team", "author").order_by("created_at", "pk")[:MAX_DASHBOARD_ROWS]),
+        submissions_waiting=submissions.count(),
+        hosts=hosts.count(),
+        troubled=list(hosts.exclude(fine).select_related("pool").order_by("name")[: 2 * MAX_DASHBOARD_ROWS]),
+        waiting=list(waiting.select_related("project__team", "pool").order_by(F("queued_at"), "pk")[:MAX_DASHBOARD_ROWS]),
+        waiting_count=waiting.count(),
+        unserved=list(
+            policy.visible_reservations(user)
+            .filter(state__in=OPEN_RESERVATION_STATES)
+            .exclude(reason_code="")
+            .select_related("project__team")
+            .order_by("start", "pk")[:MAX_DASHBOARD_ROWS]
+        ),
+        mass_silence=mass_silence(now),
+    )
+
+
+@dataclass(frozen=True)
+class TeamMonthCost:
+    """A team's month so far, to the cent. ``budget`` and ``forecast`` None: none is set, or it is too early to say."""
+
+    team: Team
+    spent: Decimal
+    budget: Decimal | None
+    forecast: Decimal | None
+
+
+@dataclass(frozen=True)
+class MoneyDashboard:
+    month: date
+    teams: list[TeamMonthCost]
+
+    @property
+    def spent(self) -> Decimal:
+        return sum((line.spent for line in self.teams), Decimal(0))
+
+
+def money_dashboard(user: User, now: datetime) -> MoneyDashboard | None:
+    """For finance and auditors: this month by team, the dearest first. None for others."""
+    if not policy.sees_all_charges(user):
+        return None
+    month = month_of(now)
+    teams = list(Team.objects.order_by("name"))
+    spent = workload_usage.team_spending(teams, month)
+    budgets = dict(Budget.objects.filter(team__in=teams, month=month, measure=BudgetMeasure.MONEY).values_list("team_id", "amount"))
+    lines = [
+        TeamMonthCost(
+            team,
+            spent.get(team.pk, Decimal(0)),
+            budgets.get(team.pk),
+            forecast_month_end(spent.get(team.pk, Decimal(0)), now),
+        )
+        for team in teams
+    ]
+    return MoneyDashboard(month, sorted(lines, key=lambda line: (-line.spent, line.team.name)))

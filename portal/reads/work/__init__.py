@@ -1,0 +1,1 @@
+"""Read notebooks, jobs and arrays: details, queue position, expected start, history."""

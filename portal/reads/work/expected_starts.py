@@ -1,0 +1,43 @@
+"""Expected starts as ranges, and how good the ranges of a pool were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from scheduler.core.explain.start_ranges import EstimateAccuracy
+from scheduler.models import Workload
+from scheduler.queue import start_estimates
+from scheduler.state.states import WorkloadState
+
+StartRange = tuple[datetime, datetime]
+
+
+@dataclass(frozen=True)
+class StartRecords:
+    """The records of some pools at a moment."""
+
+    records: dict[int, EstimateAccuracy]
+    now: datetime
+
+    def likely(self, workload: Workload) -> StartRange | None:
+        """From when and by when a waiting workload likely starts; None where no start or too little record is known."""
+        if workload.state != WorkloadState.QUEUED:
+            return None
+        return start_estimates.likely_range(self.past(workload.pool_id), workload.expected_start, self.now)
+
+    def past(self, pool: int) -> EstimateAccuracy:
+        """How good expected starts were in a pool."""
+        return self.records.get(pool, EstimateAccuracy())
+
+
+def start_records_for(workloads: Iterable[Workload], now: datetime) -> StartRecords:
+    """The records of the pools in which these wait for a start that is expected; one question, none where nobody does."""
+    pools = {w.pool_id for w in workloads if w.state == WorkloadState.QUEUED and w.expected_start is not None}
+    return StartRecords(start_estimates.past_starts_by_pool(pools, now), now)
+
+
+def start_records_of_pools(pools: Iterable[int], now: datetime) -> StartRecords:
+    """The records of these pools."""
+    return StartRecords(start_estimates.past_starts_by_pool(set(pools), now), now)

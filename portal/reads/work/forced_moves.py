@@ -1,0 +1,96 @@
+"""Why work had to leave a host that was taken out: the hardware event behind it, or the words of whoever took it out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from scheduler.core.reasons import ReasonCode
+from scheduler.models import Command, GpuStateChange, HostStateChange, Workload
+from telemetry.models import HealthEvent, HealthRule
+
+FORCED_MOVE_CODES = (ReasonCode.DRAINED, ReasonCode.GPU_ERROR)
+HOST_REMOVING_ACTIONS = (HealthRule.Action.CORDON, HealthRule.Action.DRAIN, HealthRule.Action.QUARANTINE_GPU)
+
+
+@dataclass(frozen=True)
+class ForcedMove:
+    """A run that was told to leave its host. ``numbers`` for the sentence of ``code``: ``host``; where a hardware event is behind
+    it ``event``, ``meaning`` and ``gpu`` (the index of the one that failed); else ``words``, what the operator said."""
+
+    code: str
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+
+def forced_moves_of_runs(runs: Iterable[int]) -> dict[int, ForcedMove]:
+    """By run, those that were told to leave. One query where there are none, at most five."""
+    told = list(
+        Command.objects.filter(run__in=list(runs), code__in=FORCED_MOVE_CODES, verb__in=(Command.Verb.NOTICE, Command.Verb.STOP))
+        .select_related("host")
+        .order_by("run_id", "pk")
+    )
+    return forced_moves_of_commands(told)
+
+
+@dataclass(frozen=True)
+class WorkloadHistoryEntry:
+    """Something that stands among the decisions about a workload: the engine's own (``kind`` of a Decision), or ``moved``."""
+
+    at: datetime
+    kind: str
+    code: str
+    numbers: dict[str, Any]
+
+
+def workload_history(workload: Workload, most: int) -> list[WorkloadHistoryEntry]:
+    """What was decided about a workload, the newest first: by the engine, by the table of hardware events, by an operator."""
+    rows = workload.decisions.order_by("-at", "-pk")[:most]
+    found = [WorkloadHistoryEntry(row.at, row.kind, row.code, row.numbers) for row in rows]
+    told = list(
+        Command.objects.filter(run__workload=workload, code__in=FORCED_MOVE_CODES, verb__in=(Command.Verb.NOTICE, Command.Verb.STOP))
+        .select_related("host")
+        .order_by("run_id", "pk")
+    )
+    moved = forced_moves_of_commands(told)
+    first = {command.run_id: command for command in reversed(told)}
+    found += [WorkloadHistoryEntry(first[run].created_at, "moved", move.code, move.numbers) for run, move in moved.items()]
+    return sorted(found, key=lambda one: one.at, reverse=True)[:most]
+
+
+def forced_moves_of_commands(told: Iterable[Command]) -> dict[int, ForcedMove]:
+    """The same of commands that are loaded with their host. A host is closed, and its work told, at one and the same moment."""
+    first: dict[int, Command] = {}
+    for command in told:
+        first.setdefault(command.run_id, command)
+    if not first:
+        return {}
+    hosts, moments = {c.host_id for c in first.values()}, {c.created_at for c in first.values()}
+    events = HealthEvent.objects.filter(host__in=hosts, handled_at__in=moments, action_taken__in=HOST_REMOVING_ACTIONS)
+    by_event = {(e.host_id, e.handled_at): e for e in events.select_related("gpu").order_by("-at", "-pk")}
+    meanings = (
+        dict(HealthRule.objects.filter(code__in={e.code for e in by_event.values()}).values_list("code", "meaning"))
+        if by_event
+        else {}
+    )
+    changes = HostStateChange.objects.filter(host__in=hosts, at__in=moments).exclude(reason="")
+    words = {(host, at): reason for host, at, reason in changes.values_list("host_id", "at", "reason")}
+    if all(_key(command) in by_event for command in first.values()):
+        return {run: _forced_move(c, by_event[_key(c)], meanings, "") for run, c in first.items()}
+    taken_out = GpuStateChange.objects.filter(gpu__host__in=hosts, at__in=moments).exclude(reason="")
+    for host, at, reason in taken_out.values_list("gpu__host_id", "at", "reason"):
+        words.setdefault((host, at), reason)
+    return {run: _forced_move(c, by_event.get(key), meanings, words.get(key, "")) for run, c in first.items() if (key := _key(c))}
+
+
+def _key(command: Command) -> tuple[int, Any]:
+    return command.host_id, command.created_at
+
+
+def _forced_move(command: Command, event: HealthEvent | None, meanings: dict[str, str], words: str) -> ForcedMove:
+    numbers: dict[str, Any] = {"host": command.host.name}
+    if event is None:
+        return ForcedMove(command.code, numbers | ({"words": words} if words else {}))
+    numbers |= {"event": event.code, "meaning": meanings.get(event.code, "")}
+    return ForcedMove(command.code, numbers | ({"gpu": event.gpu.index} if event.gpu else {}))

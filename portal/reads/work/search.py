@@ -1,0 +1,45 @@
+"""What the search dialog finds: workloads, reservations, hosts, teams and projects, a few of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from django.db.models import Case, IntegerField, Q, Value, When
+
+from portal import policy
+from portal.models import User
+from portal.reads.work.workload_details import filter_by_text
+from scheduler.models import Host, Reservation, Team, Workload
+from scheduler.state.states import WorkloadState
+
+MAX_RESULTS_PER_KIND = 6
+MIN_QUERY_LENGTH = 2
+
+
+@dataclass(frozen=True)
+class SearchResults:
+    workloads: list[Workload]
+    reservations: list[Reservation]
+    hosts: list[Host]
+    teams: list[Team]
+
+
+def search(user: User, words: str) -> SearchResults:
+    """Rows that the person may see whose name contains the words; a few of each, those that run first."""
+    if len(words) < MIN_QUERY_LENGTH:
+        return SearchResults([], [], [], [])
+    workloads = filter_by_text(policy.visible_workloads(user), words).select_related("project__team", "pool")
+    hosts = policy.visible_hosts(user).select_related("pool")
+    alive = Case(When(state=WorkloadState.ENDED, then=Value(1)), default=Value(0), output_field=IntegerField())
+    return SearchResults(
+        workloads=list(workloads.order_by(alive, "-submitted_at", "-pk")[:MAX_RESULTS_PER_KIND]),
+        reservations=list(
+            policy.visible_reservations(user).filter(name__icontains=words).order_by("-start", "-pk")[:MAX_RESULTS_PER_KIND]
+        ),
+        hosts=list(hosts.filter(name__icontains=words).order_by("name")[:MAX_RESULTS_PER_KIND]),
+        teams=list(
+            policy.visible_teams(user)
+            .filter(Q(name__icontains=words) | Q(slug__icontains=words))
+            .order_by("name")[:MAX_RESULTS_PER_KIND]
+        ),
+    )

@@ -1,0 +1,1 @@
+"""Submit, approve, decline and withdraw what needs approval."""

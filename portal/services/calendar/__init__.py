@@ -1,0 +1,1 @@
+"""Request, preview, change and cancel single and recurring reservations."""

@@ -1,0 +1,27 @@
+"""After a restore of the database."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from django.db import transaction
+
+from portal.errors import Conflict
+from portal.models import Organisation
+from portal.services import audit
+from scheduler import services as engine
+
+
+def after_restore(*, now: datetime, via: str = "program") -> engine.RestoreResult:
+    """Put right what the hosts and a restored database no longer agree on, and record that it was. Whoever may run commands on the
+    server may do this. Raises Conflict where there is no organisation: then this database was not restored."""
+    with transaction.atomic():
+        organisation = Organisation.objects.filter(pk=1).first()
+        if organisation is None:
+            raise Conflict("There is no organisation in this database: restore the backup first.")
+        done = engine.recover_after_restore(now=now)
+        audit.record(
+            actor=None, via=via, now=now, verb="after_restore", target=organisation,
+            after={"generation": done.generation, "hosts": done.hosts, "credentials": done.credentials},
+        )  # fmt: skip
+    return done

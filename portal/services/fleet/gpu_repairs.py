@@ -1,0 +1,168 @@
+"""Verbs on GPUs that are not to be trusted: having them looked at, given back, taken out; and what a pool does by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+from django.db import transaction
+
+from portal import policy
+from portal.errors import Conflict
+from portal.input_checks import InputChecks, checked_reason, display_value
+from portal.models import User
+from portal.services import audit, engine_refusals
+from portal.wording import host_texts
+from scheduler import services as engine
+from scheduler.models import Diagnostic, DiagnosticTool, Gpu, Host, MaintenanceWindow, Pool, StrayAction
+from scheduler.state import nudge
+from scheduler.state.states import RepairState
+from scheduler.sync import gpu_diagnostics, host_inventory
+
+REPAIR_POLICY_FIELDS = ("stray_action", "diagnostic_tool", "diagnostic_seconds", "diagnose_after_quarantine", "diagnose_every_hours")
+MIN_DIAGNOSTIC_SECONDS, MAX_DIAGNOSTIC_SECONDS = 30, 4 * 3600
+MAX_DIAGNOSTIC_INTERVAL_HOURS = 24 * 365
+
+
+def gpu_by_index(host: Host, index: Any) -> Gpu:
+    """The GPU of that index. Raises Invalid."""
+    checks = InputChecks()
+    there = {str(gpu.index): gpu for gpu in host.gpus.filter(retired_at=None).order_by("index")}
+    name = checks.choice("gpu", str(index), list(there))
+    checks.done()
+    return there[name]
+
+
+def diagnose_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str = "", via: str = "web") -> Diagnostic:
+    """Have a host look at one of its GPUs, which nobody holds. One in service stays in service and is given to work at once.
+
+    Raises Invalid, NotAllowed, Conflict.
+    """
+    policy.require(actor, "host.change")
+    row, why = gpu_by_index(host, gpu), checked_reason(why)
+    with transaction.atomic():
+        made: Diagnostic = engine_refusals.conflict_on_refusal(
+            lambda: gpu_diagnostics.request_diagnostic(row, why=Diagnostic.Why.OPERATOR, now=now), host_texts.REPAIR_REFUSED
+        )
+        audit.record(actor=actor, via=via, now=now, verb="diagnose_gpu", target=host, after={"gpu": row.index}, why=why)
+    return made
+
+
+def diagnose_host(*, actor: User, host: Host, now: datetime, why: str = "", via: str = "web") -> list[Diagnostic]:
+    """The same for each GPU of the host that nobody holds. Raises NotAllowed, and Conflict when there is none."""
+    policy.require(actor, "host.change")
+    why = checked_reason(why)
+    with transaction.atomic():
+        made: list[Diagnostic] = engine_refusals.conflict_on_refusal(
+            lambda: gpu_diagnostics.request_host_diagnostics(host, why=Diagnostic.Why.OPERATOR, now=now), host_texts.REPAIR_REFUSED
+        )
+        told = {"gpus": [row.gpu.index for row in made]}
+        audit.record(actor=actor, via=via, now=now, verb="diagnose_host", target=host, after=told, why=why)
+    return made
+
+
+def return_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str = "", via: str = "web") -> Gpu:
+    """A GPU back in service, whatever was found: who says so has looked at it. Raises Invalid, NotAllowed, Conflict."""
+    policy.require(actor, "host.change")
+    row = gpu_by_index(host, gpu)
+    if row.repair_state == RepairState.RESHAPING:
+        raise Conflict(f"The geometry of GPU {row.index} of {host.name} is being changed; take that back instead.")
+    return _change_gpu(actor, host, gpu, why, now, via, "return_gpu", engine.return_gpu)
+
+
+def take_out_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str = "", via: str = "web") -> Gpu:
+    """A GPU out until an operator returns it; its work is stopped and starts elsewhere. Raises Invalid, NotAllowed, Conflict."""
+    return _change_gpu(actor, host, gpu, why, now, via, "take_out_gpu", engine.take_out_gpu)
+
+
+def forget_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str = "", via: str = "web") -> Gpu:
+    """A GPU that is missing is gone for good: it is listed no more. Reported again it is there again, as it was.
+
+    ``gpu``: its uuid. Raises Invalid, NotAllowed, and Conflict while somebody still holds it.
+    """
+    policy.require(actor, "host.change")
+    checks = InputChecks()
+    there = {row.uuid: row for row in host.gpus.filter(missing_since__isnull=False).order_by("index")}
+    name = checks.choice("gpu", str(gpu), list(there))
+    checks.done()
+    row, why = there[name], checked_reason(why)
+    with transaction.atomic():
+        if not host_inventory.retire_missing_gpu(row):
+            raise Conflict(f"GPU {row.index} of {host.name} is still held, or is reported again.")
+        told = {"gpu": row.index, "uuid": row.uuid}
+        audit.record(actor=actor, via=via, now=now, verb="forget_gpu", target=host, before=told, why=why)
+    return row
+
+
+def cancel_maintenance(
+    *, actor: User, host: Host, window: Any, now: datetime, why: str = "", via: str = "web"
+) -> MaintenanceWindow:
+    """Take an announced window back. Raises Invalid, NotAllowed, Conflict when it was gone already."""
+    policy.require(actor, "host.change")
+    checks = InputChecks()
+    there = {str(each.pk): each for each in host.maintenance_windows.filter(end__gt=now)}
+    name = str(window)
+    if name not in there:
+        announced = [(number, each.start, each.end) for number, each in there.items()]
+        checks.note("window", window, f"window is {display_value(name)}; {host_texts.maintenance_windows_text(host.name, announced)}")
+    checks.done()
+    row, why = there[name], checked_reason(why)
+    with transaction.atomic():
+        before = audit.audited_fields(row, "start", "end", "reason")
+        if not engine.cancel_maintenance(row, now=now):
+            raise Conflict("The window was taken back already.")
+        audit.record(actor=actor, via=via, now=now, verb="cancel_maintenance", target=host, before=before, why=why)
+    row.pk = int(name)
+    return row
+
+
+def change_repair_policy(*, actor: User, pool: Pool, now: datetime, via: str = "web", **given: Any) -> Pool:
+    """What a pool does by itself about processes of no workload and about GPUs that are not to be trusted.
+
+    ``given``: fields of POLICY; what is not given stays. Raises Invalid, NotAllowed.
+    """
+    policy.require(actor, "pool.change")
+    checks = InputChecks()
+    clean: dict[str, Any] = {}
+    for field, value in given.items():
+        if field == "stray_action":
+            clean[field] = checks.choice(field, value, StrayAction.values)
+        elif field == "diagnostic_tool":
+            names = [*DiagnosticTool.values, *gpu_diagnostics.operator_diagnostics(pool)]
+            # A name that no host has any more may stay: its hosts say so, and nothing else is run in its place.
+            clean[field] = value if value == pool.diagnostic_tool else checks.choice(field, value, names)
+        elif field == "diagnostic_seconds":
+            clean[field] = checks.count(field, value, MIN_DIAGNOSTIC_SECONDS, MAX_DIAGNOSTIC_SECONDS, "seconds")
+        elif field == "diagnose_every_hours":
+            clean[field] = checks.count(field, value, 0, MAX_DIAGNOSTIC_INTERVAL_HOURS, "hours")
+        elif field == "diagnose_after_quarantine":
+            clean[field] = checks.flag(field, value)
+        else:
+            checks.note(field, value, f"{field} is not known; allowed: {', '.join(REPAIR_POLICY_FIELDS)}.")
+    checks.done()
+    with transaction.atomic():
+        before = audit.audited_fields(pool, *clean)
+        Pool.objects.filter(pk=pool.pk).update(**clean)
+        pool.refresh_from_db()
+        after = audit.audited_fields(pool, *clean)
+        if before != after:
+            audit.record(
+                actor=actor, via=via, now=now, verb="change_repair_policy", target=pool, before=before, after=after
+            )
+        nudge.hosts(pool.hosts.values_list("pk", flat=True))
+    return pool
+
+
+def _change_gpu(
+    actor: User, host: Host, gpu: Any, why: str, now: datetime, via: str, verb: str, deed: Callable[..., bool]
+) -> Gpu:
+    policy.require(actor, "host.change")
+    row, why = gpu_by_index(host, gpu), checked_reason(why)
+    with transaction.atomic():
+        before = audit.audited_fields(row, "index", "repair_state", "state_reason")
+        if not deed(row, reason=why, now=now):
+            raise Conflict(f"GPU {row.index} of {host.name} is {row.repair_state} already.")
+        after = audit.audited_fields(row, "index", "repair_state", "state_reason")
+        audit.record(actor=actor, via=via, now=now, verb=verb, target=host, before=before, after=after, why=why)
+    return row

@@ -1,0 +1,150 @@
+"""What a verb on a host touches, said before it is done: whose work, until when, which reservations. Reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from portal import policy
+from portal.errors import Conflict
+from portal.input_checks import InputChecks
+from portal.models import User
+from portal.reads.fleet import host_details as reads
+from portal.services.fleet.hosts import (
+    checked_maintenance_window,
+    host_change_refusal,
+    overlapping_maintenance_conflict,
+)
+from portal.wording import host_texts
+from scheduler import services as engine
+from scheduler.coordination import leases
+from scheduler.core.what_if.alternatives import DrainedWorkload
+from scheduler.models import Host, Reservation, Workload
+from scheduler.reads import capacity
+from scheduler.state.states import ReservationState
+
+PLANNED_VERBS = ("cordon", "drain", "revoke")  # what takes the host from the planner: it says what could not be kept
+
+
+@dataclass(frozen=True)
+class AffectedWorkload:
+    """Work on a host. ``happens``: one of ``host_texts.HAPPENS``. ``by``: gone or over by then at the latest; None: at once."""
+
+    workload: Workload
+    happens: str
+    by: datetime | None
+    begins_anew: bool = False
+
+    @property
+    def words(self) -> str:
+        return host_texts.workload_effect_text(self.happens, self.begins_anew)
+
+
+@dataclass(frozen=True)
+class HostEffect:
+    """``gpus`` leave the pool, or come back to it with "return"; None: none does either. ``reservations`` are active and bound to
+    its GPUs; ``unkept`` are to come, can be kept now and could not be without it (None: not asked). ``last_end``: when nothing of
+    now runs there any more at the latest (None: nothing does, or the verb ends it)."""
+
+    verb: str
+    host: Host
+    gpus: int | None
+    work: list[AffectedWorkload]
+    reservations: list[Reservation] = field(default_factory=list)
+    unkept: list[Reservation] | None = None
+
+    @property
+    def last_end(self) -> datetime | None:
+        if self.verb in ("revoke", "off", "maintenance"):
+            return None
+        return max((row.by for row in self.work if row.by), default=None)
+
+    @property
+    def text(self) -> str:
+        """What the verb does, in words."""
+        return host_texts.HOST_VERBS[self.verb].text
+
+
+def preview_host_verb(
+    *, actor: User, host: Host, verb: Any, now: datetime, start: datetime | None = None, end: datetime | None = None
+) -> HostEffect:
+    """What a verb would touch, where it would be done. ``start`` and ``end`` are of a maintenance window.
+
+    Raises Invalid, NotAllowed, Conflict as the verb itself.
+    """
+    policy.require(actor, "host.change")
+    checks = InputChecks()
+    name = checks.choice("verb", verb, list(host_texts.HOST_VERBS))
+    checks.done()
+    if name == "maintenance":
+        first, last = checked_maintenance_window(start, end, now)
+        try:
+            engine.check_maintenance(host, start=first, end=last)
+        except engine.OperationRejected as refused:
+            raise overlapping_maintenance_conflict(refused.numbers) from None
+        return host_verb_effect(host, name, now, first, last)
+    if not_now := host_change_refusal(host, name, now):
+        raise Conflict(not_now)
+    return host_verb_effect(host, name, now)
+
+
+def host_verb_effect(
+    host: Host, verb: str, now: datetime, start: datetime | None = None, end: datetime | None = None
+) -> HostEffect:
+    """What a verb (one of ``host_texts.VERBS``) touches, whether it would be refused or not. Its pool is loaded."""
+    gpus = None if verb == "off" else host.gpus.filter(retired_at=None).count()
+    if verb == "maintenance" and start is not None and end is not None:
+        return HostEffect(verb, host, gpus, _effect_of_maintenance(host, start, now), _bound_reservations(host, start, end))
+    if verb in PLANNED_VERBS:
+        found = capacity.drain_effect(host, now)
+        rows = Reservation.objects.select_related("project__team")
+        held = list(rows.filter(pk__in=found.reservations).order_by("end", "pk"))
+        unkept = list(rows.filter(pk__in=found.unkept).order_by("start", "pk"))
+        moved = {each.workload: each for each in found.moved}
+        return HostEffect(verb, host, gpus, affected_workloads(host, verb, now, moved), held, unkept)
+    return HostEffect(verb, host, gpus, affected_workloads(host, verb, now))
+
+
+def affected_workloads(host: Host, verb: str, now: datetime, moved: Mapping[int, DrainedWorkload] | None = None) -> list[AffectedWorkload]:
+    """The work on a host and what a verb does, or did, to each: the soonest gone first. ``moved``: what the planner says of it."""
+    rows = reads.remaining_workloads(host, now)
+    if verb == "drain":
+        return _soonest_first([_effect_of_drain(host, row, now, moved or {}) for row in rows])
+    if verb == "revoke":
+        ends = (host.last_sync_at or now) + timedelta(seconds=leases.silence_limits_seconds([host])[host.pk])
+        return _soonest_first([AffectedWorkload(row.workload, "lease", ends) for row in rows])
+    if verb == "off":
+        return _soonest_first([AffectedWorkload(row.workload, "lost", None) for row in rows])
+    return _soonest_first([AffectedWorkload(row.workload, "leaves" if row.leaves else "runs_on", row.by) for row in rows])
+
+
+def _soonest_first(rows: list[AffectedWorkload]) -> list[AffectedWorkload]:
+    return sorted(rows, key=lambda row: (row.by.timestamp() if row.by else 0.0, row.workload.pk))
+
+
+def _effect_of_drain(host: Host, row: reads.RemainingWorkload, now: datetime, moved: Mapping[int, DrainedWorkload]) -> AffectedWorkload:
+    if not row.workload.preemptible and not row.leaves:
+        return AffectedWorkload(row.workload, "runs_to_end", row.by)
+    plan = moved.get(row.workload.pk)
+    notice = now + timedelta(seconds=host.pool.notice_seconds + host.pool.grace_seconds)
+    happens = "leaves" if plan is None else "moves" if plan.placement else "moves_and_waits"
+    return AffectedWorkload(row.workload, happens, row.by if row.leaves else min(row.by, notice), plan is not None and plan.begins_anew)
+
+
+def _effect_of_maintenance(host: Host, start: datetime, now: datetime) -> list[AffectedWorkload]:
+    """All that still runs there when the window is near gets its notice in time for its start."""
+    return _soonest_first(
+        [
+            AffectedWorkload(row.workload, "before" if row.by <= start else "moved_before", min(row.by, max(start, now)))
+            for row in reads.remaining_workloads(host, now)
+        ]
+    )
+
+
+def _bound_reservations(host: Host, start: datetime, end: datetime) -> list[Reservation]:
+    found = Reservation.objects.filter(
+        state=ReservationState.ACTIVE, start__lt=end, end__gt=start, bound_units__unit__gpu__host=host
+    )
+    return list(found.select_related("project__team").distinct().order_by("end", "pk"))

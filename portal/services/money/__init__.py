@@ -1,0 +1,1 @@
+"""Change prices, budgets and cost centres; close months."""

@@ -1,0 +1,1 @@
+"""Change teams, projects, accounts, memberships, tokens and preferences."""

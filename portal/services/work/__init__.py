@@ -1,0 +1,1 @@
+"""Launch, change, preview, open and cancel notebooks, jobs and arrays."""

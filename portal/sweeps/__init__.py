@@ -1,0 +1,1 @@
+"""Periodic work of the portal: stop idle notebooks, delete expired rows."""

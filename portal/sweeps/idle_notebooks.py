@@ -1,0 +1,174 @@
+"""Which notebooks are idle: no kernel busy, nobody at work in it and a quiet GPU, for as long as the pool's idle limit says.
+
+An open page is nobody at work: it counts while messages go through a kernel or a terminal, or its person does something. What is
+unknown is not idle: a notebook whose GPU nobody measures is stopped at its time limit only. docs/notebooks.md tells it to people.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+import redis
+from django.db.models import Max, Q
+
+from portal.notices.delivery import IDLE_NOTICE_PERIOD
+from scheduler import services as engine
+from scheduler.coordination import clock_correction
+from scheduler.core.reasons import ReasonCode
+from scheduler.models import Allocation, Run, Workload, WorkloadKind
+from scheduler.state import nudge
+from scheduler.state.states import RunState, WorkloadState
+from telemetry.models import Sample
+
+IDLE_GPU_PERCENT = 5.0
+MAX_TIMESTAMP = datetime(2200, 1, 1, tzinfo=UTC).timestamp()
+# Written by the edge, see portal/edge/workspaces/activity.py.
+WORKSPACE_KEY_PREFIX = "gpupool:workspace:"
+
+
+class IdleVerdict(StrEnum):
+    """What is to be done about one notebook."""
+
+    BUSY = "busy"
+    WAIT = "wait"  # idle, warned, the notice is not over
+    WARN = "warn"
+    STOP = "stop"
+
+
+@dataclass(frozen=True)
+class NotebookActivity:
+    """What is known of a notebook. ``last``: its last sign of life, None while somebody is there of whom nobody knows since when;
+    ``quiet_since``: None while its GPU is not known to be quiet."""
+
+    busy_kernels: int
+    last: datetime | None
+    gpu_idle_since: datetime | None
+
+
+def idle_verdict(
+    activity: NotebookActivity, *, limit: timedelta, warned_at: datetime | None, keep_until: datetime | None, now: datetime
+) -> IdleVerdict:
+    """Warn once it has been idle for the limit less the notice; stop when the notice is over and nothing has changed."""
+    if activity.busy_kernels or activity.last is None or activity.gpu_idle_since is None:
+        return IdleVerdict.BUSY
+    if keep_until is not None and keep_until > now:
+        return IdleVerdict.BUSY
+    idle_since = max(activity.last, activity.gpu_idle_since, *(at for at in (keep_until,) if at is not None))
+    notice = min(IDLE_NOTICE_PERIOD, limit / 2)
+    if now - idle_since < limit - notice:
+        return IdleVerdict.BUSY
+    if warned_at is None or warned_at < idle_since:
+        return IdleVerdict.WARN
+    return IdleVerdict.STOP if now - warned_at >= notice else IdleVerdict.WAIT
+
+
+def stop_idle_notebooks(now: datetime) -> dict[str, int]:
+    """Warn or stop every notebook that is idle; how many of each verdict. Idempotent."""
+    counts = dict.fromkeys((verdict.value for verdict in IdleVerdict), 0)
+    clock_set_at = clock_correction.last_clock_step_at()  # readings keep their times, so idleness is counted anew from there
+    running = Run.objects.filter(
+        state=RunState.RUNNING, rank=0, ready_at__isnull=False, workload__kind=WorkloadKind.NOTEBOOK,
+        workload__state=WorkloadState.RUNNING, workload__simulated=False,
+    )  # fmt: skip
+    for run in running.select_related("workload__pool"):
+        workload = run.workload
+        limit = timedelta(seconds=workload.pool.idle_limit_seconds)
+        activity = notebook_activity(run, now, limit)
+        kept_until = max((at for at in (workload.keep_until, clock_set_at) if at is not None), default=None)
+        verdict = idle_verdict(activity, limit=limit, warned_at=workload.idle_warned_at, keep_until=kept_until, now=now)
+        _apply_verdict(workload, verdict, now)
+        counts[verdict] += 1
+    return counts
+
+
+def _apply_verdict(workload: Workload, verdict: IdleVerdict, now: datetime) -> None:
+    if verdict == IdleVerdict.STOP:
+        engine.request_stop(workload, code=ReasonCode.IDLE, now=now)
+    elif verdict == IdleVerdict.WARN:
+        if workload.idle_warned_at is not None:
+            engine.record_idle_warning(workload, at=None)
+        engine.record_idle_warning(workload, at=now)
+    elif verdict == IdleVerdict.BUSY and workload.idle_warned_at is not None:
+        engine.record_idle_warning(workload, at=None)
+
+
+def notebook_activity(run: Run, now: datetime, limit: timedelta) -> NotebookActivity:
+    """Put together what the agent, the edge and the GPU say about a notebook's run."""
+    said = run.activity or {}
+    return NotebookActivity(
+        busy_kernels=_number(said.get("busy")), last=_last_activity(run, said, now), gpu_idle_since=_gpu_idle_since(run, now, limit)
+    )
+
+
+def _last_activity(run: Run, said: dict[str, Any], now: datetime) -> datetime | None:
+    """When a person or a message last moved in it. None when a page is open and nobody can say."""
+    edge = _edge_activity(run)
+    at_the_edge = _datetime_of(edge.get("last_input"))
+    if at_the_edge is None and (_number(edge.get("sockets")) or _number(said.get("connections"))):
+        return None
+    # The server's own last_activity moves with every question that an open page asks by itself: only where nothing better is said.
+    in_it = _datetime_of(said.get("last_message" if "last_message" in said else "last_activity"))
+    signs = (run.placed_at, run.ready_at, at_the_edge, in_it)
+    return min(now, max(sign for sign in signs if sign is not None))
+
+
+def _gpu_idle_since(run: Run, now: datetime, limit: timedelta) -> datetime | None:
+    """Since when every unit of the run has been quiet, at most ``limit`` back; None when one was never measured.
+
+    By utilisation; where that is unknown (a MIG slice) by SM activity; where that is unknown too, a process on it keeps it from
+    being quiet, unless the agent tells that nothing but idle kernels is there.
+    """
+    units = set(Allocation.objects.filter(run=run).values_list("unit_id", flat=True))
+    since = max(now - limit, run.placed_at)
+    blind = Q(utilisation=None, sm_active=None)
+    active = Q(utilisation__gt=IDLE_GPU_PERCENT) | Q(utilisation=None, sm_active__gt=IDLE_GPU_PERCENT)
+    measured = Sample.objects.filter(unit_id__in=units, ts__gt=since, ts__lte=now).exclude(blind, processes=None)
+    found = {
+        row["unit_id"]: row
+        for row in measured.values("unit_id").annotate(
+            active=Max("ts", filter=active), unjudged=Max("ts", filter=blind & Q(processes__gt=0))
+        )
+    }
+    if not units or len(found) < len(units):
+        return None
+    ends: list[datetime] = [since, *(row["active"] for row in found.values() if row["active"] is not None)]
+    if any(row["unjudged"] is not None for row in found.values()):
+        background = _datetime_of((run.activity or {}).get("last_background"))
+        if background is None:
+            return None
+        ends.append(background)
+    return min(now, max(ends))
+
+
+def _edge_activity(run: Run) -> dict[str, Any]:
+    """What the edge keeps about a workspace; nothing when nobody was there or Redis is away."""
+    try:
+        text = nudge.redis_connection().get(f"{WORKSPACE_KEY_PREFIX}{run.public_id}")
+        value = json.loads(text) if isinstance(text, bytes | str) else {}
+    except (redis.RedisError, ValueError):
+        # Redis holds hints: without them whoever is connected, as the agent says, is at work.
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _number(value: Any) -> int:
+    if isinstance(value, list):
+        return len(value)
+    return int(value) if isinstance(value, int | float) else 0
+
+
+def _datetime_of(value: Any) -> datetime | None:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        # The workload owns the server that says so: a moment beyond the calendar is none.
+        return datetime.fromtimestamp(value, UTC) if 0 <= value < MAX_TIMESTAMP else None
+    if isinstance(value, str):
+        try:
+            parsed = datetime.fromisoformat(value)
+        except ValueError:
+            return None
+        return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
+    return None

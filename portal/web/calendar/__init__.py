@@ -1,0 +1,1 @@
+"""Pages of the calendar, of one reservation and of approvals."""

@@ -1,0 +1,212 @@
+"""One reservation: what it promises, what runs in it; changing its window, cancelling it or the series it belongs to."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime
+from typing import Any
+
+from django import forms
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.utils import timezone
+from django.views.decorators.http import require_POST
+
+from portal import policy
+from portal.models import Submission, SubmissionState, User
+from portal.reads.work import workload_details
+from portal.services.calendar import recurring_reservations as series_verbs
+from portal.services.calendar import reservations as verbs
+from portal.templatetags.gpupool import duration
+from portal.web.page import live_refresh
+from portal.web.page.access import current_user, get_visible_or_404, run_and_redirect, sign_in_required
+from portal.web.page.context_processors import current_currency
+from portal.web.page.service_form import ServiceForm
+from portal.web.work import jobs, workload_card
+from portal.wording import formatting, reason_texts, request_texts
+from scheduler.models import Reservation
+from scheduler.state.states import OPEN_RESERVATION_STATES, ReservationState
+
+MAX_OCCURRENCES_SHOWN = 10
+SERIES_CANCEL_WARNING = "Every occurrence that is not over is given up at once, and what runs inside one is told to go."
+
+
+def _datetime_field(label: str) -> forms.DateTimeField:
+    return forms.DateTimeField(
+        label=label,
+        required=False,
+        widget=forms.DateTimeInput(attrs={"type": "datetime-local"}, format="%Y-%m-%dT%H:%M"),
+        input_formats=["%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M"],
+        error_messages={"invalid": "This is not a date and time; allowed: such as 2026-03-02 17:00."},
+    )
+
+
+class ReservationChangeForm(ServiceForm):
+    """Another start (before it has begun), another end."""
+
+    start = _datetime_field("Start")
+    end = _datetime_field("End")
+    why = forms.CharField(label="Why", required=False, max_length=1000, help_text="Whoever approves it reads this.")
+
+    def __init__(self, *args: Any, row: Reservation, **kwargs: Any) -> None:
+        kwargs["initial"] = {"start": timezone.localtime(row.start), "end": timezone.localtime(row.end)}
+        super().__init__(*args, **kwargs)
+        if row.state != ReservationState.CONFIRMED:
+            del self.fields["start"]
+        self.row = row
+
+    def wanted(self) -> dict[str, datetime]:
+        """What was changed; to the minute, which is all that the fields show."""
+        shown = {"start": self.row.start, "end": self.row.end}
+        given = {name: self.cleaned_data.get(name) for name in shown}
+        return {
+            name: at
+            for name, at in given.items()
+            if at is not None and at != shown[name].replace(second=0, microsecond=0)
+        }
+
+
+@sign_in_required
+def reservation(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
+    """The reservation's page; a POST gives it another window, or asks for it."""
+    user, now = current_user(request), timezone.now()
+    row = _get_reservation_or_404(user, public_id)
+    form = ReservationChangeForm(request.POST or None, row=row)
+    if request.method == "POST" and form.is_valid():
+        wanted = form.wanted()
+        done = form.carry_out(
+            verbs.change_reservation, actor=user, reservation=row, why=form.cleaned_data["why"], now=now,
+            start=wanted.get("start"), end=wanted.get("end") or (row.end if "start" in wanted else None),
+        )  # fmt: skip
+        if isinstance(done, Submission):
+            messages.info(request, f"It fits and waits for approval. Until then {row.name} stays as it is.")
+        elif done is not None:
+            messages.success(request, f"{row.name} is now {formatting.window(done.start, done.end)}.")
+        if done is not None:
+            return redirect("reservation", public_id=public_id)
+    context = _reservation_context(request, row, user, now) | {"form": form}
+    if form.errors:
+        return render(request, "work/reservation_change.html", {**context, "now": now}, status=400)
+    return live_refresh.render_live_page(
+        request, "work/reservation.html", "work/reservation_part.html", context, topics=["calendar", "queue"], now=now
+    )
+
+
+@sign_in_required
+@require_POST
+def cancel_reservation(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase:
+    """Give it up; without JavaScript the question is a page of its own."""
+    user = current_user(request)
+    row = _get_reservation_or_404(user, public_id)
+    address = reverse("reservation", args=[public_id])
+    if not request.POST.get("confirmed"):
+        context = {"title": f"Cancel {row.name}?", "text": _cancel_warning(row), "label": "Cancel it", "back": address}
+        return render(request, "work/question.html", context)
+    return run_and_redirect(
+        request,
+        lambda: verbs.cancel_reservation(actor=user, reservation=row, now=timezone.now()),
+        done=f"{row.name} was given up. Its GPUs are free for others.",
+        to=address,
+    )
+
+
+@sign_in_required
+@require_POST
+def cancel_series(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase:
+    """Give up every occurrence that is not over; without JavaScript the question is a page of its own."""
+    user = current_user(request)
+    row = get_visible_or_404(
+        policy.visible_series(user).select_related("project__team"), "recurring reservation", public_id=public_id
+    )
+    last = row.occurrences.order_by("-start").first()
+    address = reverse("reservation", args=[last.public_id]) if last else reverse("calendar")
+    if not request.POST.get("confirmed"):
+        context = {"title": f"Cancel all of {row.name}?", "text": SERIES_CANCEL_WARNING, "label": "Cancel all", "back": address}
+        return render(request, "work/question.html", context)
+    return run_and_redirect(
+        request,
+        lambda: series_verbs.cancel_series(actor=user, series=row, now=timezone.now()),
+        done=f"All occurrences of {row.name} that were not over were given up.",
+        to=address,
+    )
+
+
+def _get_reservation_or_404(user: User, public_id: uuid.UUID) -> Reservation:
+    rows = policy.visible_reservations(user).select_related("project__team", "pool", "owner", "series")
+    return get_visible_or_404(rows, "reservation", public_id=public_id)
+
+
+def _cancel_warning(row: Reservation) -> str:
+    if row.state == ReservationState.ACTIVE:
+        return "What runs inside it is told to go. The time until now stays charged."
+    return "The window is given up at once; somebody else may take it."
+
+
+def _reservation_context(request: HttpRequest, row: Reservation, user: User, now: datetime) -> dict[str, Any]:
+    inside = row.workloads.select_related(*workload_details.RELATED).order_by("-submitted_at", "-pk")[:50]
+    bound = row.bound_units.select_related("unit__gpu__host").order_by("unit__gpu__host__name", "unit__gpu__index")
+    may_change = row.state in OPEN_RESERVATION_STATES and policy.may(user, "reservation.change", row)
+    return {
+        "reservation": row,
+        "asked": workload_card.requested_units_text(row),
+        "reason": reason_texts.reason_sentence(row.reason_code, row.reason_numbers, user) if row.reason_code else "",
+        "facts": _reservation_facts(row),
+        "rows": jobs.list_rows(workload_details.workload_details(inside, now), user, current_currency(request), now),
+        "units": [
+            {"host": b.unit.gpu.host.name, "gpu": b.unit.gpu.index, "uuid": b.unit.uuid}
+            for b in bound
+            if b.period.upper is None or b.period.upper > now
+        ],
+        "may_change": may_change,
+        "series": _series_context(row, now) if row.series else None,
+        "waiting_change": _waiting_change(row) if may_change else None,
+        "loss": _cancel_warning(row),
+        "is_open": row.state in OPEN_RESERVATION_STATES,
+        "cancel_url": reverse("reservation-cancel", args=[row.public_id]),
+        "launch_url": f"{reverse('ask')}?kind=job",
+    }
+
+
+def _series_context(row: Reservation, now: datetime) -> dict[str, Any]:
+    """The recurring reservation it belongs to, and its occurrences that are not over."""
+    whole = row.series
+    if whole is None:
+        return {}
+    left = list(whole.occurrences.filter(state__in=OPEN_RESERVATION_STATES, end__gt=now).order_by("start", "pk"))
+    days = formatting.weekdays([series_verbs.WEEKDAYS[day] for day in whole.weekdays])
+    return {
+        "words": f"{days.capitalize()} {whole.starts_at:%H:%M} to {whole.ends_at:%H:%M} ({whole.time_zone}) until {whole.last_day}",
+        "left": len(left),
+        "clock_changes": series_verbs.clock_changes_of(whole),
+        "occurrences": [r for r in left if r.pk != row.pk][:MAX_OCCURRENCES_SHOWN],
+        "cancel_url": reverse("series-cancel", args=[whole.public_id]),
+        "loss": SERIES_CANCEL_WARNING,
+    }
+
+
+def _waiting_change(row: Reservation) -> Submission | None:
+    """The change of its window that waits for approval, if one does."""
+    waiting = row.submissions.filter(kind=Submission.Kind.WINDOW_CHANGE, state=SubmissionState.WAITING)
+    found: Submission | None = waiting.first()
+    return found
+
+
+def _reservation_facts(row: Reservation) -> list[dict[str, str]]:
+    start, end = timezone.localtime(row.start), timezone.localtime(row.end)
+    facts = [
+        ("From", f"{start:%a} {start.day} {start:%b %Y %H:%M}"),
+        ("To", f"{end:%a} {end.day} {end:%b %Y %H:%M}"),
+        ("For", duration(row.end - row.start)),
+        ("GPUs", workload_card.requested_units_text(row)),
+        ("Pool", row.pool.name),
+        ("Project", row.project.name),
+        ("Team", row.project.team.name),
+        ("Owner", row.owner.get_full_name() or row.owner.get_username()),
+        ("If nothing runs in it", f"released after {duration(row.pool.no_show_seconds)}"),
+    ]
+    facts += request_texts.placement_rows(row)
+    if row.may_exceed_guarantee:
+        facts.append(("Guarantees", "may use what other teams are guaranteed, as approved"))
+    return [{"label": label, "value": value} for label, value in facts]

@@ -1,0 +1,348 @@
+"""The calendar as rectangles: places in per cent of the window, heights in pixels (4 px a GPU), so that it needs no script."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.utils import timezone
+
+from portal.reads.calendar.bookings import CalendarBooking, CalendarHostRow, CalendarModelGroup
+from portal.templatetags.gpupool import duration, gpu_model
+from scheduler.core.model.snapshot import WHOLE_GPU_PROFILE
+
+PROMISE_HEIGHT, MODEL_HEIGHT, FOLD_HEIGHT = 32, 40, 28
+PIXELS_PER_PROMISED_GPU = 4  # per GPU
+# (most hosts in view, height of a host's row): few leave room for a label on a single GPU. Each height is a class of the CSS.
+HOST_HEIGHTS = ((8, 80), (24, 48), (10_000, 32))
+MAX_HOST_ROWS = 12  # of a model before the rest is one folded row
+MIN_LABEL_WIDTH = 0.035  # narrower ones have no room for a word
+
+
+@dataclass(frozen=True)
+class TimelineZoom:
+    """How much is shown, and where its lines and words stand."""
+
+    name: str
+    label: str
+    days: int
+    hours: int  # of the window when days is 0
+    step: timedelta  # of the folded rows
+    snap_minutes: int  # of what is drawn with the pointer
+
+
+ZOOMS = {
+    "hour": TimelineZoom("hour", "Hour", 0, 6, timedelta(minutes=15), 5),
+    "day": TimelineZoom("day", "Day", 1, 24, timedelta(hours=1), 15),
+    "week": TimelineZoom("week", "Week", 7, 0, timedelta(hours=6), 60),
+    "month": TimelineZoom("month", "Month", 28, 0, timedelta(days=1), 180),
+}
+
+
+@dataclass
+class TimelineWindow:
+    """One window and its zoom: turns moments into per cent."""
+
+    zoom: TimelineZoom
+    start: datetime
+    end: datetime
+    now: datetime
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def span(self) -> timedelta:
+        return self.end - self.start
+
+    def share(self, moment: datetime) -> float:
+        return min(1.0, max(0.0, (moment - self.start) / self.span))
+
+    @property
+    def now_x(self) -> str | None:
+        return f"{self.share(self.now) * 100:.3f}" if self.start <= self.now < self.end else None
+
+
+def timeline_window(zoom: TimelineZoom, at: datetime, now: datetime) -> TimelineWindow:
+    """The window that shows ``at``: from the hour before, its day, the day before for a week, the Monday before for a month."""
+    local = timezone.localtime(at)
+    if zoom.name == "hour":
+        first = local.replace(minute=0, second=0, microsecond=0) - timedelta(hours=1)
+        made = TimelineWindow(zoom, first, first + timedelta(hours=zoom.hours), now)
+    else:
+        back = {"day": 0, "week": 1, "month": local.weekday()}[zoom.name]
+        first = _midnight(local - timedelta(days=back))
+        made = TimelineWindow(zoom, first, _midnight(first + timedelta(days=zoom.days)), now)
+    made.lines = [f"{made.share(line) * 100:.3f}" for line in _grid_lines(made)][1:]
+    return made
+
+
+def _midnight(moment: datetime) -> datetime:
+    """The wall clock's midnight of that day, also where the clocks change between."""
+    return moment.replace(hour=0, minute=0, second=0, microsecond=0, tzinfo=timezone.get_current_timezone(), fold=0)
+
+
+def _grid_lines(made: TimelineWindow) -> list[datetime]:
+    step = (
+        timedelta(hours=1)
+        if made.zoom.name == "hour"
+        else timedelta(hours=6)
+        if made.zoom.name == "day"
+        else timedelta(days=1)
+    )
+    found, at = [], made.start
+    while at < made.end:
+        found.append(at)
+        at += step
+    return found
+
+
+def time_axis(made: TimelineWindow) -> list[dict[str, Any]]:
+    """Words over the columns: days above, hours below."""
+    words: list[dict[str, Any]] = []
+    today = timezone.localtime(made.now).date()
+    if made.zoom.name in ("hour", "day"):
+        day = timezone.localtime(made.start)
+        words.append(
+            {
+                "x": "0.000",
+                "y": 14,
+                "dx": 6,
+                "text": f"{day:%A} {day.day} {day:%B}",
+                "kind": "v" if day.date() == today else "l",
+            }
+        )
+        step = timedelta(hours=1) if made.zoom.name == "hour" else timedelta(hours=3)
+        at = made.start + step
+        while at < made.end:
+            words.append(
+                {
+                    "x": f"{made.share(at) * 100:.3f}",
+                    "y": 30,
+                    "dx": 0,
+                    "text": f"{timezone.localtime(at):%H:%M}",
+                    "kind": "anchor-middle",
+                }
+            )
+            at += step
+        return words
+    at = made.start
+    while at < made.end:
+        local = timezone.localtime(at + timedelta(hours=3))
+        kind = "v" if local.date() == today else "l"
+        text = f"{local:%a} {local.day} {local:%b}" if made.zoom.name == "week" else f"{local.day}"
+        if made.zoom.name == "month" and local.weekday() == 0:
+            text = f"{local.day} {local:%b}"
+        words.append(
+            {
+                "x": f"{made.share(at) * 100:.3f}",
+                "y": 14,
+                "dx": 6 if made.zoom.name == "week" else 3,
+                "text": text,
+                "kind": kind,
+            }
+        )
+        if made.zoom.name == "week":
+            for hour in (6, 12, 18):
+                words.append(
+                    {
+                        "x": f"{made.share(at + timedelta(hours=hour)) * 100:.3f}",
+                        "y": 30,
+                        "dx": 0,
+                        "text": hour,
+                        "kind": "anchor-middle",
+                    }
+                )
+        at += timedelta(days=1)
+    return words
+
+
+def timeline_rows(groups: list[CalendarModelGroup], made: TimelineWindow, opened: set[str], address: Any) -> list[dict[str, Any]]:
+    """Every row to draw. ``opened`` are the keys of unfolded models; ``address(key)`` is the link that folds or unfolds one."""
+    drawn: list[dict[str, Any]] = []
+    pools = {group.pool.pk for group in groups}
+    in_view = sum(min(len(group.hosts), MAX_HOST_ROWS) for group in groups if group.key in opened)
+    height = next(pixels for most, pixels in HOST_HEIGHTS if in_view <= most)
+    for group in groups:
+        is_open = group.key in opened
+        drawn.append(_model_row(group, made, is_open, address(group.key), len(pools) > 1))
+        if not is_open:
+            continue
+        drawn += _reservation_rows(group, made)
+        whole = f"{group.key}|all"
+        shown = group.hosts if whole in opened or len(group.hosts) <= MAX_HOST_ROWS + 1 else group.hosts[:MAX_HOST_ROWS]
+        drawn += [_host_row(group, host, made, height) for host in shown]
+        rest = group.hosts[len(shown) :]
+        if rest:
+            drawn.append(_folded_row(rest, made, address(whole)))
+    return drawn
+
+
+def _model_row(group: CalendarModelGroup, made: TimelineWindow, is_open: bool, url: str, with_pool: bool) -> dict[str, Any]:
+    return {
+        "kind": "model",
+        "title": group.model.replace("-", " "),
+        "pool": group.pool.name if with_pool else "",
+        "count": group.gpus,
+        "url": url,
+        "is_open": is_open,
+        "height": MODEL_HEIGHT,
+        "target": f"{group.pool.slug}|{group.model}|",
+        "most": group.gpus,
+        "totals": _usage_bars(group.bookings, group.gpus, made, MODEL_HEIGHT - 1, 5),
+        "top": 5,
+    }
+
+
+def _folded_row(hosts: list[CalendarHostRow], made: TimelineWindow, url: str) -> dict[str, Any]:
+    gpus = sum(host.gpus for host in hosts)
+    bookings = [booking for host in hosts for booking in host.bookings]
+    title = hosts[0].name if len(hosts) == 1 else f"{hosts[0].name} to {hosts[-1].name}"
+    return {
+        "kind": "fold",
+        "title": title,
+        "count": gpus,
+        "url": url,
+        "height": FOLD_HEIGHT,
+        "totals": _usage_bars(bookings, gpus, made, FOLD_HEIGHT - 1, 5),
+        "top": 5,
+    }
+
+
+def _usage_bars(bookings: list[CalendarBooking], gpus: int, made: TimelineWindow, base: int, top: int) -> list[dict[str, Any]]:
+    """GPUs taken on average in each step: what is or was held below what is promised."""
+    steps = max(1, round(made.span / made.zoom.step))
+    held, promised = [0.0] * steps, [0.0] * steps
+    for booking in bookings:
+        if booking.state == "pending":
+            continue
+        first, last = made.share(booking.start) * steps, made.share(booking.end) * steps
+        for step in range(int(first), min(steps, int(last) + 1)):
+            part = max(0.0, min(last, step + 1) - max(first, step)) * booking.gpus
+            future = booking.state == "reserved" or made.start + (step + 0.5) * (made.span / steps) > made.now
+            (promised if future else held)[step] += part
+    drawn = []
+    scale = (base - top) / max(1, gpus)
+    for step in range(steps):
+        for kind, amount in (("total-running", held[step]), ("total-reserved", promised[step])):
+            height = round(min(amount, gpus) * scale, 1)
+            if height >= 0.5:
+                x = f"{step * 100 / steps:.3f}"
+                drawn.append(
+                    {
+                        "kind": kind,
+                        "x": x,
+                        "width": f"{100 / steps + 0.01:.3f}",
+                        "y": round(base - height, 1),
+                        "height": height,
+                    }
+                )
+    return drawn
+
+
+def _reservation_rows(group: CalendarModelGroup, made: TimelineWindow) -> list[dict[str, Any]]:
+    """Promises hold no GPU yet: they lie in rows of their own, as high as eight GPUs, one beside the other."""
+    if not group.promises:
+        return []
+    lanes: list[tuple[list[CalendarBooking], int]] = []
+    for booking in group.promises:
+        for bookings, _ in lanes:
+            if all(other.end <= booking.start or other.start >= booking.end for other in bookings):
+                bookings.append(booking)
+                break
+        else:
+            lanes.append(([booking], 0))
+    return [
+        {
+            "kind": "promise",
+            "title": "Promised" if place == 0 else "",
+            "height": PROMISE_HEIGHT,
+            "bookings": [
+                _booking_rectangle(b, made, 0.5, min(PROMISE_HEIGHT - 1, max(14, b.gpus * PIXELS_PER_PROMISED_GPU - 1))) for b in bookings
+            ],
+            "target": f"{group.pool.slug}|{group.model}|",
+            "most": group.gpus,
+        }
+        for place, (bookings, _) in enumerate(lanes)
+    ]
+
+
+def _host_row(group: CalendarModelGroup, host: CalendarHostRow, made: TimelineWindow, height: int) -> dict[str, Any]:
+    """Bookings stacked by what each takes; one as high as its GPUs are many."""
+    per_gpu = height / max(1, host.gpus)
+    placed: list[tuple[CalendarBooking, float]] = []
+    for booking in host.bookings:
+        taken = [
+            (y, y + other.gpus * per_gpu)
+            for other, y in placed
+            if other.start < booking.end and other.end > booking.start
+        ]
+        placed.append((booking, _first_free_offset(taken, booking.gpus * per_gpu, height)))
+    return {
+        "kind": "host",
+        "title": host.name,
+        "height": height,
+        "gpus": host.gpus,
+        "bookings": [
+            _booking_rectangle(b, made, y + 0.5, max(2.0, b.gpus * per_gpu - 1))
+            for b, y in placed
+            if b.end > made.start and b.start < made.end
+        ],
+        "maintenance": [_maintenance_rectangle(start, end, reason, made) for start, end, reason in host.maintenance],
+        "target": f"{group.pool.slug}|{group.model}|",
+        "most": host.gpus,
+    }
+
+
+def _first_free_offset(taken: list[tuple[float, float]], height: float, room: float) -> float:
+    y = 0.0
+    for top, bottom in sorted(taken):
+        if top - y >= height - 0.01:
+            return y
+        y = max(y, bottom)
+    return min(y, max(0.0, room - height))
+
+
+def _booking_rectangle(booking: CalendarBooking, made: TimelineWindow, y: float, height: float) -> dict[str, Any]:
+    left, right = made.share(booking.start), made.share(booking.end)
+    width = max(right - left, 0.002)
+    words = booking.name if booking.named else booking.team.name
+    return {
+        "booking": booking,
+        "x": f"{left * 100:.3f}",
+        "width": f"{width * 100:.3f}",
+        "y": round(y, 1),
+        "height": round(height, 1),
+        "text_y": round(height / 2 + (3 if height < 13 else 4), 1),
+        "tag": booking.team.tag if height >= 8 and width > MIN_LABEL_WIDTH / 2 else "",
+        "words": f"{words} · {booking_size(booking)}" if height >= 8 and width > MIN_LABEL_WIDTH else "",
+        "small": height < 13,
+        "title": booking_title(booking),
+    }
+
+
+def booking_size(booking: CalendarBooking, model: str = "") -> str:
+    """How much it takes: ``2``, ``1 × 1g.10gb``; with a model ``2 × A100 80GB``, ``1 × 1g.10gb of A100 80GB``."""
+    if booking.profile == WHOLE_GPU_PROFILE:
+        return f"{booking.gpus:g}" + (f" × {gpu_model(model)}" if model else "")
+    return f"{booking.units} × {booking.profile}" + (f" of {gpu_model(model)}" if model else "")
+
+
+def booking_title(booking: CalendarBooking) -> str:
+    """What a booking is, in one line: for its tooltip and for those who don't see it."""
+    start, end = timezone.localtime(booking.start), timezone.localtime(booking.end)
+    what = booking.name if booking.named else "taken"
+    states = {"past": "ended", "running": "running", "reserved": "reserved", "pending": "waits for approval"}
+    until = "at the latest " if booking.open_end else ""
+    gpus = f"{booking.gpus:g} GPU{'s' if booking.gpus != 1 else ''}"
+    size = (booking_size(booking) if booking.profile else gpus) + (f" on {booking.host}" if booking.host else "")
+    when = f"{start:%a %d %b %H:%M} to {until}{end:%a %d %b %H:%M}"
+    return f"{booking.team.name}: {what}, {size}, {when}, {states[booking.state]}"
+
+
+def _maintenance_rectangle(start: datetime, end: datetime, reason: str, made: TimelineWindow) -> dict[str, str]:
+    left, right = made.share(start), made.share(end)
+    return {
+        "x": f"{left * 100:.3f}",
+        "width": f"{(right - left) * 100:.3f}",
+        "title": f"Maintenance for {duration(end - start)}: {reason}",
+    }

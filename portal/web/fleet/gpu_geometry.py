@@ -1,0 +1,86 @@
+"""The page on which an operator splits a GPU into other MIG instances: what it touches first, then the deed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.contrib import messages
+from django.http import Http404, HttpRequest, HttpResponseBase
+from django.shortcuts import redirect, render
+from django.utils import timezone
+
+from portal import policy
+from portal.errors import NotAllowed, ServiceError
+from portal.reads.fleet import host_details as host_reads
+from portal.reads.fleet import mig_geometry as reads
+from portal.services.fleet import mig_geometry as verbs
+from portal.services.fleet.gpu_repairs import gpu_by_index
+from portal.web.page.access import current_user, sign_in_required
+from portal.web.page.service_form import ServiceForm
+
+
+class GeometryForm(ServiceForm):
+    why = forms.CharField(label="Reason, shown to everybody", required=False, max_length=300)
+
+
+@sign_in_required
+def gpu_geometry(request: HttpRequest, name: str, index: int) -> HttpResponseBase:
+    """Choose a geometry; see whose work leaves and when; confirm."""
+    user, now = current_user(request), timezone.now()
+    policy.require(user, "host.change")
+    host = host_reads.visible_host(user, name)
+    if host is None:
+        raise Http404(f"There is no host {name}, or it is not yours to see.")
+    try:
+        gpu = gpu_by_index(host, index)
+    except ServiceError as error:
+        raise Http404(error.message) from None
+    row = reads.gpu_geometry(host, gpu)
+    form = GeometryForm(request.POST or None)
+    asked = request.POST.get("geometry", "") if request.method == "POST" else _chosen_geometry(request, row)
+    if request.method == "POST" and form.is_valid():
+        why = form.cleaned_data["why"]
+        given: dict[str, Any] = {"actor": user, "host": host, "gpu": index, "geometry": asked, "why": why, "now": now}
+        if form.carry_out(verbs.change_geometry, **given) is not None:
+            messages.success(request, f"GPU {index} of {name} takes nothing new. It is changed once nothing holds it.")
+            return redirect("host", name)
+    effect, no = None, ""
+    if asked:
+        try:
+            effect = verbs.preview_geometry_change(actor=user, host=host, gpu=index, geometry=asked, now=now)
+        except NotAllowed:
+            raise
+        except ServiceError as error:
+            no = error.message
+    context = {
+        "host": host, "row": row, "gpu": gpu, "form": form, "asked": asked, "effect": effect, "no": no, "now": now,
+        "counts": _profile_counts(row, asked), "usual": _common_geometries(row),
+    }  # fmt: skip
+    return render(request, "manage/gpu_geometry.html", context, status=400 if form.errors else 200)
+
+
+def _chosen_geometry(request: HttpRequest, row: reads.GpuGeometry) -> str:
+    """Either as text, or as one count for each profile."""
+    if "geometry" in request.GET:
+        return str(request.GET["geometry"])[:300]
+    if "choose" not in request.GET:
+        return ""
+    counts = {name: request.GET.get(f"n-{name}", "").strip() for name in row.offers}
+    chosen = "+".join(f"{count}x{name}" for name, count in counts.items() if count not in ("", "0"))
+    return chosen[:300] or verbs.WHOLE_GPU_TEXT
+
+
+def _profile_counts(row: reads.GpuGeometry, asked: str) -> list[dict[str, Any]]:
+    """A field for each profile, as filled in last."""
+    try:
+        there = verbs.parse_geometry(asked) if asked else []
+    except ServiceError:
+        there = []
+    return [{"name": name, "offer": offer, "count": there.count(name) or ""} for name, offer in row.offers.items()]
+
+
+def _common_geometries(row: reads.GpuGeometry) -> list[str]:
+    """One whole GPU, and as many of one profile as fit, without what it is now."""
+    full = [f"{offer.profile.most}x{name}" for name, offer in row.offers.items() if offer.profile.most > 1]
+    return [each for each in [verbs.WHOLE_GPU_TEXT, *full] if each != (row.present or verbs.WHOLE_GPU_TEXT)]

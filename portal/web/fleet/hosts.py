@@ -1,0 +1,291 @@
+"""A host's page, adding one, and taking one out with its effect shown first."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from django import forms
+from django.contrib import messages
+from django.http import Http404, HttpRequest, HttpResponseBase
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.utils import timezone
+
+from portal import policy
+from portal.models import User
+from portal.reads.fleet import gpu_health, host_history
+from portal.reads.fleet import host_details as reads
+from portal.services.fleet import host_effects
+from portal.services.fleet import hosts as verbs
+from portal.web.page import live_refresh
+from portal.web.page.access import current_user, sign_in_required
+from portal.web.page.service_form import ServiceForm
+from portal.wording import host_texts
+from scheduler.models import Host, Pool
+from scheduler.state.states import AdminState, LeaseState
+
+DRIVER_MEMORY_MIB = 512  # of a slice: above it something else is there
+
+HOST_CHANGES: dict[str, dict[str, Any]] = {
+    "cordon": {
+        "verb": verbs.cordon_host,
+        "label": "Cordon",
+        "title": "Cordon {}?",
+        "from": {AdminState.IN_SERVICE},
+    },
+    "drain": {
+        "verb": verbs.drain_host,
+        "label": "Drain",
+        "title": "Drain {}?",
+        "from": {AdminState.IN_SERVICE, AdminState.CORDONED},
+    },
+    "return": {
+        "verb": verbs.return_host,
+        "label": "Return to service",
+        "title": "Return {} to service?",
+        "from": {AdminState.CORDONED, AdminState.DRAINING, AdminState.MAINTENANCE},
+    },
+    "off": {
+        "verb": verbs.attest_off,
+        "label": "I have seen it powered off",
+        "title": "Is {} powered off?",
+        "from": set(),
+        "leases": {LeaseState.SUSPECT, LeaseState.SILENT},
+    },
+    "revoke": {
+        "verb": verbs.revoke_host,
+        "label": "Revoke the credential",
+        "title": "Revoke the credential of {}?",
+        "from": set(),
+        "button": "on its page, beside the join token",
+    },
+}
+CHANGES_THAT_STOP_WORK = ("revoke", "off")
+
+
+class ReasonForm(ServiceForm):
+    why = forms.CharField(label="Reason, shown to everybody", required=False, max_length=1000)
+
+
+class MaintenanceForm(ServiceForm):
+    start = forms.DateTimeField(label="From", widget=forms.DateTimeInput(attrs={"type": "datetime-local"}))
+    end = forms.DateTimeField(label="To", widget=forms.DateTimeInput(attrs={"type": "datetime-local"}))
+    why = forms.CharField(label="Reason, shown to everybody", max_length=1000)
+
+
+class AddHostForm(ServiceForm):
+    pool = forms.ChoiceField(label="Pool")
+    name = forms.CharField(label="Host name", max_length=200, help_text="As the machine calls itself, such as gpu-01.")
+    labels = forms.CharField(
+        label="Labels", required=False, max_length=2000, help_text="Such as site=north rack=r1. Asks can require them."
+    )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.pools = {pool.slug: pool for pool in Pool.objects.order_by("name")}
+        fields: dict[str, Any] = self.fields
+        fields["pool"].choices = [(slug, pool.name) for slug, pool in self.pools.items()]
+
+    def clean_labels(self) -> dict[str, str]:
+        pairs = [part.partition("=") for part in self.cleaned_data["labels"].split()]
+        bad = next((f"{name}{sign}{value}" for name, sign, value in pairs if not (name and sign and value)), None)
+        if bad is not None:
+            raise forms.ValidationError(
+                f"labels contains {bad!a:.60}; allowed: name=value pairs with spaces between them."
+            )
+        return {name: value for name, _, value in pairs}
+
+
+@sign_in_required
+def host(request: HttpRequest, name: str) -> HttpResponseBase:
+    """Hardware, GPUs with their holders and readings, events, and what may be done."""
+    user, now = current_user(request), timezone.now()
+    row = _get_host_or_404(user, name)
+    may_change = policy.may(user, "host.change")
+    if request.method == "POST":
+        policy.require(user, "host.change")
+        return _render_join_command(request, row, verbs.new_join_token(actor=user, host=row, now=now))
+    revoked = host_history.credential_revocation(row)
+    context = {
+        "host": row,
+        "state_name": "revoked" if revoked else reads.host_state(row),
+        "units": _folded_slices(units := reads.host_units(user, row, now)),
+        "can_be_diagnosed": set() if revoked or row.lease_state == LeaseState.SILENT else _idle_gpus(units),
+        "events": [_event_row(entry) for entry in host_history.host_history(user, row)],
+        "revoked": revoked,
+        "revoked_by": host_history.actor_name(user, revoked) if revoked else "",
+        "models": reads.gpu_models_of_host(row),
+        "refused": reads.last_rejected_agent(row),
+        "lacks": reads.missing_isolation(row),
+        "reported": row.hardware.get("reported") or {},
+        "windows": gpu_health.maintenance_windows(row, now),
+        "health": (health := gpu_health.gpu_health_of_host(row)),
+        "missing": gpu_health.missing_gpus(row),
+        "ways": gpu_health.interconnects(health),
+        "topology": gpu_health.topology_rows(health),
+        "strays": gpu_health.stray_processes(user, row),
+        "sees_people": policy.sees_all_teams(user),
+        "may_change": may_change,
+        "closed": may_change and reads.is_closed_to_new_work(row),
+        "still_there": reads.remaining_workloads(row, now) if may_change and reads.is_closed_to_new_work(row) else [],
+        "changes": [
+            {"url": reverse(f"host-{verb}", args=[name]), "label": change["label"]}
+            for verb, change in HOST_CHANGES.items()
+            if "button" not in change and _applies(change, row)
+        ],
+    }
+    return live_refresh.render_live_page(request, "manage/host.html", "manage/host_part.html", context, topics=["hosts"], now=now)
+
+
+def _idle_gpus(units: list[dict[str, Any]]) -> set[int]:
+    """The GPUs of which nobody holds a part: on others a diagnostic is refused."""
+    return {row["gpu"].pk for row in units} - {row["gpu"].pk for row in units if row["held"]}
+
+
+def _folded_slices(units: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Quiet slices that nobody holds stand in one row for each GPU and profile, with their ``count``; others in their own."""
+    rows: list[dict[str, Any]] = []
+    for unit in units:
+        last = rows[-1] if rows else None
+        if last and _is_idle_slice(unit) and _is_idle_slice(last) and _slice_kind(unit) == _slice_kind(last):
+            last["count"] += 1
+        else:
+            rows.append({**unit, "count": 1})
+    return rows
+
+
+def _slice_kind(row: dict[str, Any]) -> tuple[int, str]:
+    return row["gpu"].pk, row["unit"].profile
+
+
+def _is_idle_slice(row: dict[str, Any]) -> bool:
+    """Nothing is on it; what the driver keeps of its memory for itself is not counted."""
+    reading = row["reading"]
+    if not row["unit"].profile or row["held"] or row["reservation"]:
+        return False
+    if reading is None:
+        return True
+    busy = reading.utilisation or reading.sm_active or reading.processes
+    return not busy and (reading.memory_used_mib or 0) < DRIVER_MEMORY_MIB
+
+
+def _event_row(entry: host_history.HostHistoryEntry) -> dict[str, Any]:
+    """With the words of what a person did; of the first row of a host, that it was made known."""
+    if entry.about == "deed":
+        return {"row": entry, "words": host_texts.host_action_text(entry.verb, entry.numbers)}
+    return {"row": entry, "words": "Made known" if entry.about == "host" and entry.reason == host_history.HOST_ADDED_REASON else ""}
+
+
+def _get_host_or_404(user: User, name: str) -> Host:
+    row = reads.visible_host(user, name)
+    if row is None:
+        raise Http404(f"There is no host {name}, or it is not yours to see.")
+    return row
+
+
+def _success_message(row: Host, verb: str, now: datetime) -> str:
+    """What is so now, and who is still on a host that takes nothing new."""
+    said = host_texts.HOST_VERBS[verb].done.format(row.name)
+    if verb not in ("cordon", "drain"):
+        return said
+    rows = reads.remaining_workloads(row, now)
+    told = [(each.workload.name, each.by) for each in rows if each.leaves]
+    return f"{said} {host_texts.remaining_work_sentence(told, [(each.workload.name, each.by) for each in rows if not each.leaves])}"
+
+
+def _closing_reasons(verb: str, row: Host) -> str:
+    """Before it is returned: all that it was closed for."""
+    return f" It was closed for: {row.state_reason}." if verb == "return" and row.state_reason else ""
+
+
+def _applies(change: dict[str, Any], row: Host) -> bool:
+    if row.lease_state in change.get("leases", ()):
+        return True
+    return row.admin_state in change["from"] or (change["label"] == "Return to service" and row.repair_state != "well")
+
+
+@sign_in_required
+def host_change(request: HttpRequest, name: str, verb: str) -> HttpResponseBase:
+    """Cordon, drain or return: what it touches first, then the deed."""
+    user, now = current_user(request), timezone.now()
+    policy.require(user, "host.change")
+    row, change = _get_host_or_404(user, name), HOST_CHANGES[verb]
+    form = ReasonForm(request.POST or None)
+    if request.method == "POST" and form.is_valid():
+        done = form.carry_out(change["verb"], actor=user, host=row, why=form.cleaned_data["why"], now=now)
+        if done is not None:
+            messages.success(request, _success_message(row, verb, now))
+            return redirect("host", name)
+    context = {
+        "host": row,
+        "title": change["title"].format(name),
+        "text": _alive_warning(row)
+        if verb == "off" and row.lease_state == LeaseState.ALIVE
+        else host_texts.HOST_VERBS[verb].text + _closing_reasons(verb, row),
+        "refused": verb == "off" and row.lease_state not in change["leases"],
+        "label": change["label"],
+        "effect": host_effects.host_verb_effect(row, verb, now),
+        "stops_work": verb in CHANGES_THAT_STOP_WORK,
+        "form": form,
+        "now": now,
+    }
+    return render(request, "manage/host_change.html", context, status=400 if form.errors else 200)
+
+
+def _alive_warning(row: Host) -> str:
+    return (
+        f"{row.name} is alive: its agent speaks, so it is not off, and this would be refused. Saying so of a machine that is off "
+        "counts what ran on it as lost and starts it elsewhere at once, before its lease is over. To empty one that runs, drain it."
+    )
+
+
+@sign_in_required
+def host_maintenance(request: HttpRequest, name: str) -> HttpResponseBase:
+    """Announce a window: nothing is planned into it."""
+    user, now = current_user(request), timezone.now()
+    policy.require(user, "host.change")
+    row = _get_host_or_404(user, name)
+    start = (timezone.localtime(now) + timedelta(days=1)).replace(hour=8, minute=0, second=0, microsecond=0)
+    initial = {"start": _datetime_input_value(start), "end": _datetime_input_value(start + timedelta(hours=4))}
+    form = MaintenanceForm(request.POST or None, initial=initial)
+    if request.method == "POST" and form.is_valid():
+        made = form.carry_out(verbs.set_maintenance, actor=user, host=row, now=now, **form.cleaned_data)
+        if made is not None:
+            messages.success(
+                request,
+                f"{name} is away from {timezone.localtime(made.start):%d %b %H:%M} on. Nothing is planned into it.",
+            )
+            return redirect("host", name)
+    work = reads.remaining_workloads(row, now)
+    context = {"host": row, "form": form, "last_end": work[-1].by if work else None, "now": now}
+    return render(request, "manage/host_maintenance.html", context, status=400 if form.errors else 200)
+
+
+@sign_in_required
+def host_add(request: HttpRequest) -> HttpResponseBase:
+    """Make a host known and show the one command that starts its agent."""
+    user = current_user(request)
+    policy.require(user, "host.change")
+    form = AddHostForm(request.POST or None)
+    if request.method == "POST" and form.is_valid():
+        given = form.cleaned_data
+        pool = form.pools[given["pool"]]
+        made = form.carry_out(
+            verbs.add_host, actor=user, pool=pool, name=given["name"], labels=given["labels"], now=timezone.now()
+        )
+        if made is not None:
+            return _render_join_command(request, *made)
+    return render(request, "manage/host_add.html", {"form": form}, status=400 if form.errors else 200)
+
+
+def _render_join_command(request: HttpRequest, row: Host, token: str) -> HttpResponseBase:
+    commands = verbs.join_commands(row, token)
+    context = {"host": row, "installed": commands.installed, "checkout": commands.checkout, "simulated_as": reads.simulation_options(row)}
+    response = render(request, "manage/host_command.html", context)
+    response["Cache-Control"] = "no-store"
+    return response
+
+
+def _datetime_input_value(moment: datetime) -> str:
+    return moment.strftime("%Y-%m-%dT%H:%M")

@@ -1,0 +1,91 @@
+"""Buttons of the host page about its GPUs and its maintenance windows, and the form of what a pool does by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django import forms
+from django.contrib import messages
+from django.http import Http404, HttpRequest, HttpResponseBase
+from django.shortcuts import redirect
+from django.utils import timezone
+from django.views.decorators.http import require_POST
+
+from portal import policy
+from portal.errors import ServiceError
+from portal.reads.fleet import gpu_health as reads
+from portal.reads.fleet import host_details as hosts_reads
+from portal.services.fleet import gpu_repairs as verbs
+from portal.services.fleet import mig_geometry
+from portal.web.page.access import current_user, sign_in_required
+from portal.web.page.duration_field import DurationInSecondsField
+from portal.web.page.service_form import ServiceForm
+from portal.wording import formatting
+from scheduler.models import Pool, StrayAction
+
+SuccessMessage = Callable[[Any], str]
+# What a button posts: the service, the argument it takes beside the host, and what is said when it is done.
+REPAIR_ACTIONS: dict[str, tuple[Callable[..., Any], str, SuccessMessage]] = {
+    "diagnose": (verbs.diagnose_gpu, "gpu", lambda made: f"GPU {made.gpu.index} is being looked at."),
+    "diagnose-all": (
+        verbs.diagnose_host,
+        "",
+        lambda made: f"Being looked at: {formatting.gpu_list([d.gpu.index for d in made])}.",
+    ),
+    "return": (verbs.return_gpu, "gpu", lambda gpu: f"GPU {gpu.index} is back in service."),
+    "out": (verbs.take_out_gpu, "gpu", lambda gpu: f"GPU {gpu.index} is out until it is returned."),
+    "forget": (verbs.forget_gpu, "gpu", lambda gpu: f"GPU {gpu.index} ({gpu.uuid}) is listed no more."),
+    "withdraw-geometry": (mig_geometry.withdraw_geometry, "gpu", lambda row: f"GPU {row.gpu.index} stays as it is."),
+    "cancel-window": (verbs.cancel_maintenance, "window", lambda row: "The maintenance window is taken back."),
+}
+
+
+class RepairPolicyForm(ServiceForm):
+    stray_action = forms.ChoiceField(
+        choices=StrayAction.choices,
+        label="Processes of no workload",
+        help_text="On a GPU that nobody holds, or beside its holder. Operators are told in any case.",
+    )
+    diagnostic_tool = forms.ChoiceField(
+        label="Diagnostic", help_text="What hosts name their own is allowed in their agents' options (--diagnostic)."
+    )
+    diagnostic_seconds = DurationInSecondsField(
+        label="Deadline of a diagnostic", help_text="For one GPU, such as 10 min; one that does not end by then has failed."
+    )
+    diagnose_every_hours = forms.IntegerField(
+        label="Idle GPUs every so many hours", help_text="They are given to work at once. 0: never."
+    )
+    diagnose_after_quarantine = forms.BooleanField(
+        required=False,
+        label="Diagnose by itself after a quarantine",
+        help_text="Once nothing holds the GPU: it comes back when it passes, and goes out when it fails.",
+    )
+
+    def __init__(self, *args: Any, pool: Pool, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        fields: dict[str, Any] = self.fields
+        fields["diagnostic_tool"].choices = reads.diagnostic_tools(pool)
+
+
+@sign_in_required
+@require_POST
+def host_repair(request: HttpRequest, name: str) -> HttpResponseBase:
+    """One of the buttons: ``verb`` says which, ``gpu`` or ``window`` of what."""
+    user = current_user(request)
+    policy.require(user, "host.change")
+    row = hosts_reads.visible_host(user, name)
+    if row is None:
+        raise Http404(f"There is no host {name}, or it is not yours to see.")
+    verb, argument, done = REPAIR_ACTIONS.get(request.POST.get("verb", ""), (None, "", None))
+    if verb is None or done is None:
+        messages.error(request, f"verb is {request.POST.get('verb', '')[:40]!r}; allowed: {', '.join(REPAIR_ACTIONS)}.")
+        return redirect("host", name)
+    more = {argument: request.POST.get(argument, "")} if argument else {}
+    try:
+        made = verb(actor=user, host=row, now=timezone.now(), why=request.POST.get("why", ""), **more)
+    except ServiceError as error:
+        messages.error(request, error.message)
+    else:
+        messages.success(request, done(made))
+    return redirect("host", name)

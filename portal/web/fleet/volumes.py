@@ -1,0 +1,153 @@
+"""Data volumes and images: people's homes and how large they are, shared data, and the environments that workloads run in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+from urllib.parse import urlencode
+
+from django import forms
+from django.db.models import F, Max, QuerySet, Sum
+from django.http import HttpRequest, HttpResponseBase
+from django.shortcuts import render
+from django.urls import reverse
+from django.utils import timezone
+
+from portal import policy
+from portal.models import Membership, User
+from portal.reads.fleet import volumes as reads
+from portal.templatetags.gpupool import data_size, grouped
+from portal.web.page.access import current_user, sign_in_required
+from portal.web.work.workload_lists import MAX_CSV_ROWS, csv_response, paginate
+from scheduler.models import Storage, Volume
+
+MAX_NAMED_HOSTS = 3  # the others are counted, and named on hovering
+LOW_FREE_SHARE = 0.1  # of a storage: less than this free is shown as a warning
+ISOLATION_LABELS = {"bubblewrap": "sandbox", "plain": "no sandbox"}
+# Word of the address: the column it sorts by.
+HOME_SORT_COLUMNS = {"name": "name", "size": "size_bytes", "files": "files", "changed": "changed_at", "measured": "measured_at"}
+
+
+class HomeFilterForm(forms.Form):
+    find = forms.CharField(required=False, max_length=100, label="Whose home")
+
+    def apply(self, rows: QuerySet[Volume]) -> QuerySet[Volume]:
+        """``rows`` that the filter lets through."""
+        self.is_valid()
+        words = self.cleaned_data.get("find")
+        return rows.filter(name__icontains=words) if words else rows
+
+
+@sign_in_required
+def volumes(request: HttpRequest) -> HttpResponseBase:
+    """``?find=`` and ``?sort=`` choose among the homes; ``format=csv`` downloads them."""
+    user, now = current_user(request), timezone.now()
+    visible = reads.visible_homes(user)
+    filters = HomeFilterForm(request.GET)
+    rows = _sort_homes(filters.apply(visible), request.GET.get("sort", ""))
+    if request.GET.get("format") == "csv":
+        return _homes_csv(user, rows, now)
+    page = paginate(request, rows)
+    hosts = list(reads.joined_hosts(user))
+    totals = visible.aggregate(size=Sum("size_bytes"), looked=Max("storage__listed_at"))
+    sees_others = policy.sees_all_teams(user) or policy.my_team_ids(user, Membership.Role.LEAD).exists()
+    context = {
+        "filters": filters,
+        "page": page,
+        "homes": [_home_row(home, user) for home in reads.home_details(user, list(page.object_list))],
+        "sees_others": sees_others,
+        "sees_all": policy.sees_all_teams(user),
+        "filtered": bool(request.GET.get("find")),
+        "looked": totals["looked"],
+        "total": totals["size"],
+        "storages": [_storage_row(each) for each in reads.home_storages(user)],
+        "environments": [_environment_row(each) for each in reads.environments_of_hosts(hosts)],
+        "shared": [{"path": each["path"], "hosts": _host_names(each["hosts"])} for each in reads.shared_paths(hosts)],
+        "may_change": policy.may(user, "host.change"),
+        "now": now,
+    }
+    return render(request, "work/volumes.html", context)
+
+
+def _sort_homes(rows: QuerySet[Volume], sort: str) -> QuerySet[Volume]:
+    """By a word of SORTS, ``-`` before it for downwards; what is not known comes last. Else by name."""
+    down, column = sort.startswith("-"), HOME_SORT_COLUMNS.get(sort.removeprefix("-"))
+    if column is None:
+        return rows
+    order = F(column).desc(nulls_last=True) if down else F(column).asc(nulls_last=True)
+    return rows.order_by(order, "name", "pk")
+
+
+def _home_row(home: reads.HomeVolume, user: User) -> dict[str, Any]:
+    volume = home.volume
+    find = urlencode({"show": "running", "find": volume.person})
+    return {
+        "volume": volume,
+        "mine": volume.person == user.get_username(),
+        "owner": home.owner,
+        "full_name": home.owner.get_full_name() if home.owner else "",
+        "teams": home.teams,
+        "hosts": _host_names(home.hosts),
+        "size": _lower_bound_text(volume, data_size(volume.size_bytes)),
+        "files": _lower_bound_text(volume, "unknown" if volume.files is None else grouped(volume.files)),
+        "workloads": home.workloads,
+        "workloads_url": f"{reverse('queue')}?{find}",
+    }
+
+
+def _lower_bound_text(volume: Volume, text: str) -> str:
+    return f"over {text}" if volume.size_bytes is not None and not volume.size_complete else text
+
+
+def _host_names(names: Sequence[str]) -> dict[str, Any]:
+    """The first few by name, how many more there are, and all of them."""
+    few = names if len(names) <= MAX_NAMED_HOSTS + 1 else names[:MAX_NAMED_HOSTS]
+    return {"names": ", ".join(few), "more": len(names) - len(few), "all": ", ".join(names)}
+
+
+def _storage_row(found: dict[str, Any]) -> dict[str, Any]:
+    storage: Storage = found["storage"]
+    known = storage.total_bytes is not None and storage.free_bytes is not None and storage.total_bytes > 0
+    total, free = storage.total_bytes or 0, storage.free_bytes or 0
+    return {
+        "hosts": _host_names(found["hosts"]),
+        "known": known,
+        "total": total,
+        "used": total - free,
+        "free": free,
+        "narrow": known and free < LOW_FREE_SHARE * total,
+        "left_out": storage.left_out,
+        "listed_at": storage.listed_at,
+    }
+
+
+def _environment_row(found: reads.HostEnvironment) -> dict[str, Any]:
+    packages = dict(found.packages)
+    lab = packages.pop("jupyterlab", "")
+    return {
+        "python": found.python,
+        "lab": lab,
+        "packages": [{"name": name, "version": version} for name, version in packages.items()],
+        "isolation": ISOLATION_LABELS.get(found.isolation, found.isolation or "unknown"),
+        "sandboxed": found.isolation != "plain",
+        "hosts": _host_names(found.hosts),
+    }
+
+
+def _homes_csv(user: User, rows: QuerySet[Volume], now: datetime) -> HttpResponseBase:
+    head = ["home", "hosts", "size_bytes", "size_complete", "files", "running_workloads", "changed", "measured"]
+    cells = (
+        [
+            home.volume.name,
+            " ".join(home.hosts),
+            home.volume.size_bytes,
+            home.volume.size_complete if home.volume.size_bytes is not None else None,
+            home.volume.files,
+            home.workloads,
+            home.volume.changed_at,
+            home.volume.measured_at,
+        ]
+        for home in reads.home_details(user, list(rows[:MAX_CSV_ROWS]))
+    )
+    return csv_response("volumes", head, cells, now)

@@ -1,0 +1,1 @@
+"""The first page and the search over everything."""

@@ -1,0 +1,1 @@
+"""Pages of utilisation, chargeback, prices and budgets."""

@@ -1,0 +1,190 @@
+"""Utilisation: where GPU-hours go, who uses them, how long people wait, what pooling saves. Each chart has its table and CSV."""
+
+from __future__ import annotations
+
+import csv
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import render
+from django.urls import reverse
+from django.utils import timezone
+
+from portal import policy
+from portal.models import User
+from portal.reads.fleet import utilisation as reads
+from portal.templatetags.gpupool import duration, grouped, money, percent
+from portal.web.money import utilisation_charts
+from portal.web.page.access import current_user, sign_in_required
+from portal.web.page.context_processors import current_currency
+from telemetry import reads as selectors
+from telemetry.money.billing_months import month_bounds, month_of, next_month
+from telemetry.money.statements import csv_safe_text
+
+PERIODS = (("24h", "24 hours"), ("7d", "7 days"), ("30d", "30 days"), ("month", "This month"), ("last", "Last month"))
+MAX_PERIOD_DAYS = 400
+
+
+@sign_in_required
+def utilisation(request: HttpRequest) -> HttpResponseBase:
+    """``period`` (or ``start`` and ``end``), ``pool``, ``team``, ``model`` and ``by`` are in the address."""
+    user, now = current_user(request), timezone.now()
+    question = _utilisation_query(request, user, now)
+    charts = {name: utilisation_charts.make_chart(name, question) for name in utilisation_charts.CHART_ORDER}
+    query = _query_string(request)
+    fall = question.waterfall
+    saving = question.saving
+    waits = question.waits_by_size
+    context = {
+        "charts": [
+            {
+                "chart": chart,
+                "csv": f"{reverse('utilisation-csv', args=[name])}{query}",
+                "name": name,
+                "height": chart.height,
+            }
+            for name, chart in charts.items()
+        ],
+        "figures": _figures(question, fall, saving, waits),
+        "start": question.filters.start,
+        "end": max(min(question.filters.end, now), question.filters.start),  # the hour that runs is not over
+        "coverage": fall.coverage,
+        "freshness": selectors.data_freshness(),
+        "periods": _choices(request, "period", PERIODS, request.GET.get("period", "7d")),
+        "pools": _choices(
+            request,
+            "pool",
+            (("", "All pools"), *((p.slug, p.name) for p in question.pools)),
+            request.GET.get("pool", ""),
+        ),
+        "teams": _choices(
+            request,
+            "team",
+            (("", "All teams"), *((t.slug, t.name) for t in question.teams)),
+            request.GET.get("team", ""),
+        ),
+        "models": _choices(
+            request, "model", (("", "All models"), *((m, m) for m in question.models)), request.GET.get("model", "")
+        ),
+        "dimensions": _choices(request, "by", utilisation_charts.DIMENSIONS, question.dimension),
+        "simulated": reads.has_simulated_use(question.filters),
+        "now": now,
+    }
+    return render(request, "manage/utilisation.html", context)
+
+
+@sign_in_required
+def utilisation_csv(request: HttpRequest, chart: str) -> HttpResponseBase:
+    """The figures behind one chart."""
+    if chart not in utilisation_charts.CHART_ORDER:
+        raise Http404(f"chart is {chart[:30]!a}; allowed: {', '.join(utilisation_charts.CHART_ORDER)}.")
+    made = utilisation_charts.make_chart(chart, _utilisation_query(request, current_user(request), timezone.now()))
+    response = HttpResponse(content_type="text/csv; charset=utf-8")
+    response["Content-Disposition"] = f'attachment; filename="{chart}.csv"'
+    writer = csv.writer(response)
+    writer.writerow(utilisation_charts.CSV_COLUMNS[chart])
+    writer.writerows([[csv_safe_text(cell) if isinstance(cell, str) else cell for cell in row] for row in made.raw])
+    return response
+
+
+def _utilisation_query(request: HttpRequest, user: User, now: datetime) -> utilisation_charts.UtilisationQuery:
+    start, end = _period(request, now)
+    pools = list(policy.visible_pools(user).order_by("name"))
+    teams = list(policy.visible_teams(user).order_by("name"))
+    models = reads.visible_gpu_models(user)
+    pool = next((p for p in pools if p.slug == request.GET.get("pool")), None)
+    team = next((t for t in teams if t.slug == request.GET.get("team")), None)
+    model = request.GET.get("model", "")
+    dimension = request.GET.get("by", "team")
+    if dimension not in dict(utilisation_charts.DIMENSIONS):
+        raise Http404(f"by is {dimension[:30]!a}; allowed: {', '.join(dict(utilisation_charts.DIMENSIONS))}.")
+    return utilisation_charts.UtilisationQuery(
+        filters=selectors.UsageFilters(
+            start=start,
+            end=end,
+            pool=pool.pk if pool else None,
+            team=team.pk if team else None,
+            model=model if model in models else "",
+        ),
+        mine=None if policy.sees_all_teams(user) or policy.sees_all_charges(user) else [t.pk for t in teams],
+        viewer=user,
+        dimension=dimension,
+        pools=pools,
+        teams=teams,
+        models=models,
+        now=now,
+        currency=current_currency(request),
+    )
+
+
+def _period(request: HttpRequest, now: datetime) -> tuple[datetime, datetime]:
+    """Whole hours in UTC; of a wrong address the page says what is allowed."""
+    hour = now.replace(minute=0, second=0, microsecond=0) + timedelta(hours=1)
+    if request.GET.get("start") or request.GET.get("end"):
+        return _custom_period(request.GET.get("start", ""), request.GET.get("end", ""))
+    name = request.GET.get("period", "7d")
+    if name == "month":
+        return month_bounds(month_of(now))[0], hour
+    if name == "last":
+        last = (month_of(now) - timedelta(days=1)).replace(day=1)
+        return month_bounds(last)[0], month_bounds(next_month(last))[0]
+    days = {"24h": 1, "7d": 7, "30d": 30}
+    if name not in days:
+        raise Http404(f"period is {name[:20]!a}; allowed: {', '.join(dict(PERIODS))}, or start and end.")
+    return hour - timedelta(days=days[name]), hour
+
+
+def _custom_period(first: str, last: str) -> tuple[datetime, datetime]:
+    try:
+        start, end = (datetime.fromisoformat(text).replace(tzinfo=UTC) for text in (first, last))
+    except ValueError:
+        raise Http404("start and end: allowed are dates such as 2026-03-01, both of them.") from None
+    if not start < end <= start + timedelta(days=MAX_PERIOD_DAYS) or start.year < 2000 or end.year > 2200:
+        raise Http404(f"end is {last[:20]!a}; allowed: after the start and within {MAX_PERIOD_DAYS} days of it.")
+    return start, end
+
+
+def _query_string(request: HttpRequest) -> str:
+    query = request.GET.copy()
+    return f"?{query.urlencode()}" if query else ""
+
+
+def _choices(request: HttpRequest, name: str, choices: Any, current: str) -> list[dict[str, Any]]:
+    rows = []
+    for value, label in choices:
+        query = request.GET.copy()
+        query[name] = value
+        if name == "period":
+            query.pop("start", None)
+            query.pop("end", None)
+        rows.append({"label": label, "url": f"?{query.urlencode()}", "current": value == current})
+    return rows
+
+
+def _figures(question: utilisation_charts.UtilisationQuery, fall: Any, saving: Any, waits: Any) -> list[dict[str, Any]]:
+    by_key = {step.key: step for step in fall.steps}
+    free = sum(by_key[key].share for key in ("unhealthy", "maintenance", "unallocated") if key in by_key)
+    unused = [by_key[key] for key in ("reserved_unused", "empty", "idle") if key in by_key]
+    half, most = utilisation_charts.overall_wait(waits)
+    return [
+        {"label": "Productive", "value": percent(fall.productive_share, 1), "small": "of capacity"},
+        {
+            "label": "Held or reserved",
+            "value": percent(1 - free if fall.gpu_hours else None, 1),
+            "small": "of capacity",
+        },
+        {
+            "label": "Held but not used",
+            "value": f"{grouped(sum(step.gpu_hours for step in unused))} h",
+            "small": money(sum((step.cost for step in unused), start=fall.cost * 0), question.currency)
+            if policy.sees_owner_cost(question.viewer)
+            else "",
+        },
+        {"label": "Typical wait", "value": duration(half), "small": f"1 in 20 longer than {duration(most)}" if most else ""},
+        {
+            "label": "Saved by pooling",
+            "value": f"{grouped(saving.gpus, 1)} GPUs",
+            "small": "" if saving.per_month is None else f"{money(saving.per_month, question.currency)} a month",
+        },
+    ]

@@ -1,0 +1,210 @@
+"""What the frame around every page shows, and in whose time zone the page speaks."""
+
+from __future__ import annotations
+
+import zoneinfo
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import unquote
+
+from django.conf import settings
+from django.db.models import Count, Q
+from django.http import HttpRequest, HttpResponseBase
+from django.urls import reverse
+from django.utils import timezone
+
+from portal import policy
+from portal.models import Membership, Organisation, Submission, SubmissionState, User
+from scheduler.models import WorkloadKind
+from scheduler.state.states import WorkloadState
+
+GetResponse = Callable[[HttpRequest], HttpResponseBase]
+THEMES = ("light", "dark")
+
+# Section: (label, name of the page, icon). What a person may not use is left out below.
+NAVIGATION: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
+    (
+        "Mine",
+        (
+            ("Home", "home", "home"),
+            ("Request GPUs", "ask", "plus"),
+            ("Notebooks", "notebooks", "notebook"),
+            ("Jobs", "jobs", "job"),
+            ("Data volumes", "volumes", "data"),
+        ),
+    ),
+    (
+        "Pool",
+        (
+            ("Calendar", "calendar", "calendar"),
+            ("Queue", "queue", "queue"),
+            ("Fleet", "fleet", "fleet"),
+            ("Utilisation", "utilisation", "utilisation"),
+        ),
+    ),
+    (
+        "Manage",
+        (
+            ("Approvals", "approvals", "approval"),
+            ("Chargeback", "chargeback", "money"),
+            ("Teams", "teams", "team"),
+            ("People", "people", "user"),
+            ("Templates", "templates", "copy"),
+            ("API tokens", "tokens", "key"),
+            ("Audit", "audit", "history"),
+            ("Settings", "settings", "settings"),
+        ),
+    ),
+)
+
+
+def viewer_settings_middleware(get_response: GetResponse) -> GetResponse:
+    """Middleware: pages speak in the person's own time zone, else the browser's (cookie ``tz``), else the organisation's;
+    a theme chosen in the preferences holds until this browser chooses another."""
+
+    def respond(request: HttpRequest) -> HttpResponseBase:
+        # The API speaks UTC.
+        if request.path.startswith(("/api/", settings.STATIC_URL, "/healthz", "/readyz")):
+            return get_response(request)
+        user = request.user
+        if isinstance(user, User) and user.theme in THEMES:
+            request.COOKIES.setdefault("theme", user.theme)
+        with timezone.override(_viewer_time_zone(request)):
+            return get_response(request)
+
+    return respond
+
+
+def current_organisation(request: HttpRequest) -> Organisation | None:
+    """The one organisation, read once per request; None before the first-run wizard."""
+    if not hasattr(request, "_organisation"):
+        request._organisation = Organisation.objects.first()  # type: ignore[attr-defined]
+    return request._organisation  # type: ignore[attr-defined, no-any-return]
+
+
+def current_currency(request: HttpRequest) -> str:
+    """The organisation's currency, three letters."""
+    organisation = current_organisation(request) or Organisation()
+    return organisation.currency
+
+
+def page_frame(request: HttpRequest) -> dict[str, Any]:
+    """Context of every page: navigation with its counts, search, notices, who one is, what is simulated."""
+    user = getattr(request, "user", None)
+    if not isinstance(user, User):
+        return {}
+    # A page that has a live part is rendered in two goes (portal/web/page/live_refresh.py): its frame is read once.
+    if not hasattr(request, "_frame"):
+        request._frame = _build_page_frame(request, user)  # type: ignore[attr-defined]
+    return request._frame  # type: ignore[attr-defined, no-any-return]
+
+
+def _build_page_frame(request: HttpRequest, user: User) -> dict[str, Any]:
+    organisation = current_organisation(request)
+    memberships = list(Membership.objects.filter(user=user).select_related("team").order_by("team__name"))
+    return {
+        "organisation": organisation,
+        "currency": current_currency(request),
+        "nav": _navigation_sections(request, user, memberships),
+        "search_url": reverse("search"),
+        "simulated_notice": _simulation_notice(user, organisation),
+        "viewer_line": _viewer_line(user, memberships),
+        "notices_url": reverse("notifications"),
+        "notices_count": policy.visible_notifications(user).filter(read_at=None).count(),
+        "edge_url": settings.GPUPOOL_EDGE_URL,
+    }
+
+
+def _viewer_time_zone(request: HttpRequest) -> zoneinfo.ZoneInfo:
+    organisation = current_organisation(request)
+    chosen = (
+        getattr(request.user, "time_zone", ""),
+        unquote(request.COOKIES.get("tz", "")),  # scripts write cookies percent-encoded
+        organisation.time_zone if organisation else "",
+    )
+    for name in chosen:
+        # A cookie is whatever a browser sends: only a known name is taken, so that none can be read as a path.
+        if name and name in zoneinfo.available_timezones():
+            return zoneinfo.ZoneInfo(name)
+    return zoneinfo.ZoneInfo(settings.TIME_ZONE)
+
+
+def _navigation_sections(request: HttpRequest, user: User, memberships: list[Membership]) -> list[dict[str, Any]]:
+    counts = _navigation_counts(user)
+    hidden = _hidden_entries(user, bool(memberships))
+    here = request.path
+    sections = []
+    for title, entries in NAVIGATION:
+        items = []
+        for label, name, icon in entries:
+            if name in hidden:
+                continue
+            url = reverse(name)
+            current = here == url or (url != "/" and here.startswith(url))
+            items.append({"label": label, "url": url, "icon": icon, "count": counts.get(name), "current": current})
+        if items:
+            sections.append({"title": title, "items": items})
+    return sections
+
+
+def _hidden_entries(user: User, in_a_team: bool) -> set[str]:
+    hidden = set()
+    if not in_a_team or user.auditor:
+        hidden.add("ask")
+    if not policy.may(user, "approval.see"):
+        hidden.add("approvals")
+    if not user.operator:
+        hidden |= {"settings", "templates"}
+    return hidden
+
+
+def _navigation_counts(user: User) -> dict[str, int]:
+    mine = Q(owner=user)
+    waiting = Q(state=WorkloadState.QUEUED)
+    found = (
+        policy.visible_workloads(user)
+        .exclude(state=WorkloadState.ENDED)
+        .aggregate(
+            notebooks=Count("pk", filter=mine & Q(kind=WorkloadKind.NOTEBOOK)),
+            jobs=Count("pk", filter=mine & Q(kind=WorkloadKind.JOB)),
+            queue=Count("pk", filter=waiting),
+        )
+    )
+    if policy.may(user, "approval.see"):
+        found["approvals"] = Submission.objects.filter(state=SubmissionState.WAITING).count()
+    return found
+
+
+def _viewer_line(user: User, memberships: list[Membership]) -> str:
+    roles = [
+        word
+        for flag, word in ((user.operator, "Operator"), (user.finance, "Finance"), (user.auditor, "Auditor"))
+        if flag
+    ]
+    teams = [f"{m.team.name}{', lead' if m.role == Membership.Role.LEAD else ''}" for m in memberships]
+    return " · ".join(roles + teams) or "In no team yet"
+
+
+def _simulation_notice(user: User, organisation: Organisation | None) -> str:
+    """What of the things shown is simulated, in sentences."""
+    parts = []
+    there = policy.visible_hosts(user).exclude(last_sync_at=None)
+    hosts = there.aggregate(all=Count("pk"), simulated=Count("pk", filter=Q(simulated=True)))
+    if hosts["simulated"]:
+        which = (
+            "All hosts are"
+            if hosts["simulated"] == hosts["all"]
+            else f"{hosts['simulated']} of {hosts['all']} hosts are"
+        )
+        parts.append(
+            f"{which} simulated: their GPU readings follow what the processes declare; the processes are real."
+        )
+    until = organisation.simulated_history_until if organisation else None
+    if until is not None:
+        local = timezone.localtime(until)
+        parts.append(f"What is older than {local.day} {local:%b %Y %H:%M} is simulated history.")
+    progress = organisation.history_progress if organisation else None
+    if isinstance(progress, dict) and progress.get("words"):
+        words = str(progress["words"])
+        parts.append(f"Loading it: {words}.")
+    return " ".join(parts)

@@ -1,0 +1,1 @@
+"""Pages of teams, accounts, tokens, notifications, the audit record and the organisation."""

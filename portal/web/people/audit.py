@@ -1,0 +1,96 @@
+"""Records: who changed what, when and why; and what the engine planned on."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from django import forms
+from django.core.paginator import Paginator
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.utils import timezone
+
+from portal import policy
+from portal.models import AuditEvent
+from portal.reads.people import organisation as reads
+from portal.reads.work import recordings as kept
+from portal.web.page.access import sign_in_required
+from telemetry.money.statements import csv_safe_text
+
+EVENTS_PER_PAGE = 50
+MAX_AUDIT_CSV_ROWS = 50_000
+
+
+class AuditFilterForm(forms.Form):
+    words = forms.CharField(
+        required=False, max_length=80, label="Find", widget=forms.TextInput(attrs={"placeholder": "Name, id or reason"})
+    )
+    verb = forms.CharField(
+        required=False, max_length=60, label="Verb", widget=forms.TextInput(attrs={"placeholder": "Any verb"})
+    )
+    actor = forms.CharField(
+        required=False, max_length=150, label="Who", widget=forms.TextInput(attrs={"placeholder": "Anybody"})
+    )
+
+
+@sign_in_required
+def audit(request: HttpRequest) -> HttpResponse:
+    """Visible changes, filtered by the address; ``format=csv`` downloads them."""
+    form = AuditFilterForm(request.GET)
+    filters = form.cleaned_data if form.is_valid() else {}
+    rows = reads.audit_events(request.user, **filters)
+    if request.GET.get("format") == "csv":
+        return _audit_csv(rows[:MAX_AUDIT_CSV_ROWS])
+    page = Paginator(rows, EVENTS_PER_PAGE).get_page(request.GET.get("page"))
+    shown = [{"event": event, "verb": event.verb.replace("_", " "), "changes": changed_fields(event)} for event in page]
+    return render(
+        request, "organisation/audit.html", {"page": page, "rows": shown, "form": form, "now": timezone.now()}
+    )
+
+
+@sign_in_required
+def recordings(request: HttpRequest) -> HttpResponse:
+    """Cycles whose decisions can be made again, the latest first."""
+    policy.require(request.user, "recording.see")
+    page = Paginator(kept.latest_recordings(), EVENTS_PER_PAGE).get_page(request.GET.get("page"))
+    return render(request, "organisation/recordings.html", {"page": page, "now": timezone.now()})
+
+
+@sign_in_required
+def recording(request: HttpRequest, pk: int) -> HttpResponse:
+    """One of them as a file for ``manage.py replay_snapshot``."""
+    policy.require(request.user, "recording.see")
+    return kept.as_download(pk)
+
+
+def changed_fields(event: AuditEvent) -> list[dict[str, Any]]:
+    """What changed, field by field: name, before, after; fields that stayed are left out."""
+    before, after = event.before or {}, event.after or {}
+    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    return [
+        {"name": name.replace("_", " "), "before": _value_text(before.get(name)), "after": _value_text(after.get(name))}
+        for name in names
+    ]
+
+
+def _value_text(value: Any) -> str:
+    if value is None or value == "":
+        return "nothing"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _audit_csv(rows: Iterable[AuditEvent]) -> HttpResponse:
+    response = HttpResponse(content_type="text/csv; charset=utf-8")
+    response["Content-Disposition"] = 'attachment; filename="audit.csv"'
+    writer = csv.writer(response)
+    writer.writerow(["at", "actor", "via", "verb", "target", "name", "team", "before", "after", "why"])
+    for event in rows:
+        team = event.team.slug if event.team else ""
+        values = [event.at.isoformat(), event.actor_name, event.via, event.verb, event.target, event.target_name, team]
+        writer.writerow(
+            [csv_safe_text(value) for value in (*values, json.dumps(event.before), json.dumps(event.after), event.why)]
+        )
+    return response

@@ -1,0 +1,133 @@
+"""Verbs on a workload, each from one button: stop, extend, keep, launch again."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime
+
+from django.contrib import messages
+from django.db.models import Q
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.utils import timezone
+from django.views.decorators.http import require_http_methods, require_POST
+
+from portal import policy
+from portal.reads.work.workload_details import RELATED, is_notebook
+from portal.services.work import workloads as verbs
+from portal.web.page.access import (
+    current_user,
+    get_visible_or_404,
+    return_url,
+    run_and_redirect,
+    sign_in_required,
+)
+from portal.web.work.workload_card import workload_url
+from scheduler.models import Dependency, Workload
+
+MAX_EXTENSION_HOURS = 24 * 366
+
+
+def add_start_warning(request: HttpRequest, workload: Workload, now: datetime) -> None:
+    """Tell a person who submitted it what it waits for that no end of other work brings."""
+    warning = verbs.submission_warning(workload, current_user(request), now)
+    if warning:
+        messages.warning(request, warning)
+
+
+def get_workload_or_404(request: HttpRequest, public_id: uuid.UUID) -> Workload:
+    """The workload of an address, if the viewer may see it."""
+    return get_visible_or_404(
+        policy.visible_workloads(current_user(request)).select_related(*RELATED), "notebook or job", public_id=public_id
+    )
+
+
+@sign_in_required
+@require_POST
+def cancel_workload(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase:
+    """Stop it or take it out of the queue; without JavaScript the question is a page of its own."""
+    workload = get_workload_or_404(request, public_id)
+    if not request.POST.get("confirmed"):
+        return _confirm_cancel(request, workload)
+    return run_and_redirect(
+        request,
+        lambda: verbs.cancel_workload(
+            actor=current_user(request), workload=workload, now=timezone.now(), why=request.POST.get("why", "")
+        ),
+        done=f"{workload.name} is being stopped."
+        if workload.started_at
+        else f"{workload.name} was taken out of the queue.",
+        to=workload_url(workload),
+    )
+
+
+@sign_in_required
+@require_POST
+def extend_workload(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase:
+    """Let it run some hours longer."""
+    workload = get_workload_or_404(request, public_id)
+    hours = _posted_hours(request)
+    if hours is None:
+        return redirect(return_url(request, workload_url(workload)))
+    return run_and_redirect(
+        request,
+        lambda: verbs.extend_workload(
+            actor=current_user(request), workload=workload, seconds=hours * 3600, now=timezone.now()
+        ),
+        done=f"{workload.name} may run {hours} h longer.",
+        to=workload_url(workload),
+    )
+
+
+@sign_in_required
+@require_POST
+def keep_notebook(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase:
+    """Don't stop a notebook for idleness for some hours."""
+    workload = get_workload_or_404(request, public_id)
+    hours = _posted_hours(request)
+    if hours is None:
+        return redirect(return_url(request, workload_url(workload)))
+    return run_and_redirect(
+        request,
+        lambda: verbs.keep_workload(actor=current_user(request), workload=workload, seconds=hours * 3600, now=timezone.now()),
+        done=f"{workload.name} is kept for {hours} h, idle or not.",
+        to=workload_url(workload),
+    )
+
+
+@sign_in_required
+@require_http_methods(["GET", "POST"])
+def relaunch_workload(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
+    """GET leads to the form, filled in from this workload, to change what has to change."""
+    workload = get_workload_or_404(request, public_id)
+    page = "notebook-launch" if is_notebook(workload) else "job-submit"
+    return redirect(f"{reverse(page)}?from={workload.public_id}")
+
+
+def _posted_hours(request: HttpRequest) -> int | None:
+    given = request.POST.get("hours", "")
+    if given.isascii() and given.isdigit() and 1 <= len(given) <= 4 and 1 <= int(given) <= MAX_EXTENSION_HOURS:
+        return int(given)
+    messages.error(request, f"hours is {ascii(given[:20])}; allowed: a whole number from 1 to {MAX_EXTENSION_HOURS:,}.")
+    return None
+
+
+def _confirm_cancel(request: HttpRequest, workload: Workload) -> HttpResponse:
+    loss = (
+        "The memory of its kernels is lost. Files saved in its home stay."
+        if is_notebook(workload)
+        else "What it did since its last checkpoint is lost. Its log and files stay."
+    )
+    waits_for_it = Q(on=workload) | (Q(on_array=workload.array_id) if workload.array_id else Q())
+    behind = Dependency.objects.filter(waits_for_it, settled_at=None, condition=Dependency.Condition.OK).count()
+    if behind:
+        ends = "1 job waits for it to finish and ends" if behind == 1 else f"{behind} jobs wait for it to finish and end"
+        loss = f"{loss} {ends} with it."
+    context = {
+        "title": f"Stop {workload.name}?",
+        "text": loss,
+        "label": "Stop it",
+        "back": return_url(request, workload_url(workload)),
+    }
+    return render(request, "work/question.html", context)

@@ -1,0 +1,100 @@
+"""When something likely starts, how good such words were so far, and what would start sooner."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from django.utils import timezone
+
+from portal.wording.formatting import PRIORITY_WORDS, Numbers, duration, model_name, time_of_day, window
+from scheduler.core.explain.start_ranges import MIN_OUTCOMES, EstimateAccuracy
+from scheduler.core.what_if.alternatives import Alternative, ChangedField
+from scheduler.cycle import snapshot
+from scheduler.models import Workload
+
+
+def expected_start_text(
+    expected: datetime | None, likely: tuple[datetime, datetime] | None, now: datetime, *, short: bool = False
+) -> str:
+    """``likely between 14:20 and 15:05`` (``short``: ``14:20 – 15:05``); without a range ``about 14:20``; ``not known``."""
+    if expected is None:
+        return "not known"
+    soon = expected <= now + timedelta(seconds=30)
+    if likely is None or likely[1] <= now + timedelta(minutes=2):
+        return "any moment" if soon else f"about {time_of_day(expected, now)}"
+    first, last = likely
+    until = time_of_day(last, now if timezone.localtime(first).date() == timezone.localtime(now).date() else first)
+    if soon:
+        return f"now – {until}" if short else f"any moment, likely by {until}"
+    begin = "now" if first <= now + timedelta(minutes=1) else time_of_day(first, now)
+    return f"{begin} – {until}" if short else f"likely between {begin} and {until}"
+
+
+
+def placement_score_terms(numbers: Numbers) -> list[tuple[str, str]]:
+    """Why these GPUs of all that fitted: the terms of the placement rule by name, in GPUs; empty where there are none."""
+    terms = [numbers.get(name) for name in ("waste_before", "waste_after", "model_price", "slot_price")]
+    if not all(isinstance(term, int) for term in terms):
+        return []
+    before, after, model, slot = (term / 1000 for term in terms if isinstance(term, int))
+    return [
+        ("Unusable remainder of its hosts before", f"{before:.3f} GPU"),
+        ("and after", f"{after:.3f} GPU"),
+        ("Price of taking this model from asks that can use no other", f"{model:.3f} GPU"),
+        ("Price of taking room that larger asks need", f"{slot:.3f} GPU"),
+        ("Gain: remainder saved less both prices; the highest wins", f"{before - after - model - slot:+.3f} GPU"),
+    ]
+
+
+
+def alternative_request_text(other: Alternative) -> str:
+    """What to ask for instead: ``2 × A100 40GB``, ``2 hosts × 8 H100 80GB, at most 4 h``."""
+    ask = other.ask
+    models = " or ".join(map(model_name, ask.models)) or "any GPU"
+    unit = f"{ask.profile} of {models}" if ask.profile else models
+    words = [f"{ask.hosts} hosts × {ask.units} {unit}" if ask.hosts > 1 else f"{ask.units} × {unit}"]
+    ways = {
+        ChangedField.RUNTIME: f"at most {duration(other.max_runtime_seconds)}",
+        ChangedField.PREEMPTIBLE: "if it may be preempted",
+        ChangedField.PRIORITY: f"with {PRIORITY_WORDS[int(other.priority)]} priority",
+    }
+    return ", ".join(words + [ways[changed] for changed in other.changed if changed in ways])
+
+
+
+def alternative_window_text(workload: Workload, start: datetime, end: datetime, needs_approval: bool) -> str:
+    """When what a workload asks for could be reserved, and what that needs."""
+    asked = alternative_request_text(Alternative(snapshot.ask_from_row(workload), False, None))
+    needs = "needs an operator's approval" if needs_approval else "is confirmed at once"
+    return f"{asked}, {window(start, end)}: {needs}"
+
+
+
+def forecast_accuracy_text(past: EstimateAccuracy) -> str:
+    """How good the expected starts of a pool were, and whether there is enough of a record to tell ranges from; and how much
+    of that a demo simulated."""
+    if past.simulated:
+        whose = "All" if past.simulated == past.counted else f"{past.simulated} of {past.counted}"
+        return f"{_past_starts(past)} {whose} of these waits are simulated: the demo's past, by this engine."
+    return _past_starts(past)
+
+
+
+def _past_starts(past: EstimateAccuracy) -> str:
+    if not past.counted:
+        return "Nothing has waited and started in this pool lately: there is no record to tell a range from."
+    off = f"half were off by more than {duration(past.median_error)}"
+    if past.counted == 1:
+        was = f"it was off by {duration(past.median_error)}"
+        return f"Only 1 waited and started in this pool lately: too few to tell a range from; {was}."
+    if not past.has_enough_outcomes:
+        return f"Only {past.counted} waited and started in this pool lately: too few to tell a range from; {off}."
+    if past.ranged < MIN_OUTCOMES:
+        return (
+            f"The range comes from the last {past.counted} that waited in this pool; {off}. "
+            "Too few were told a range yet to say how many kept to it. It is no guarantee."
+        )
+    return (
+        f"Of the last {past.ranged} that were told a range in this pool, {round(100 * past.in_time / past.ranged)} % "
+        f"started by its upper end; {off}. It is no guarantee."
+    )

@@ -1,0 +1,126 @@
+"""Small words that every sentence is made of: lengths of time, moments, windows, GPUs, counts, lists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from django.utils import timezone
+
+from scheduler.core.model.snapshot import SLOTS_PER_GPU, Priority
+
+Numbers = Mapping[str, Any]
+
+
+def duration(value: timedelta | float | int | None) -> str:
+    """As people say it: ``40 seconds``, ``26 minutes``, ``3 h 14 min``, ``2 days 4 h``. None is unknown."""
+    if value is None:
+        return "an unknown time"
+    seconds = int(value.total_seconds() if isinstance(value, timedelta) else value)
+    if seconds < 60:
+        return with_count(seconds, "second")
+    if seconds < 3600:
+        return with_count(seconds // 60, "minute")
+    if seconds < 48 * 3600:
+        minutes = seconds % 3600 // 60
+        return f"{seconds // 3600} h" + (f" {minutes:02d} min" if minutes else "")
+    hours = seconds % 86_400 // 3600
+    return f"{seconds // 86_400} days" + (f" {hours} h" if hours else "")
+
+
+
+def date_and_time(value: datetime | float | int | None) -> str:
+    """``20 Nov 2026 14:30`` in the current time zone; seconds since the epoch or a datetime. None is unknown."""
+    if value is None:
+        return "an unknown time"
+    at = value if isinstance(value, datetime) else datetime.fromtimestamp(value, UTC)
+    return f"{timezone.localtime(at):%-d %b %Y %H:%M}"
+
+
+
+def window(start: datetime | None, end: datetime | None) -> str:
+    """``Sat 21 Nov 09:00 to 17:00``; the day of the end is named where it is another one. The year where it is not the start's."""
+    if start is None or end is None:
+        return "an unknown time"
+    first, last = timezone.localtime(start), timezone.localtime(end)
+    if first.date() == last.date():
+        return f"{first:%a %-d %b %H:%M} to {last:%H:%M}"
+    year = "" if first.year == last.year else f" {last:%Y}"
+    return f"{first:%a %-d %b %H:%M} to {last:%a %-d %b}{year} {last:%H:%M}"
+
+
+
+def gpus(slots: float | int | None) -> str:
+    """Slots as GPUs: ``2 GPUs``, ``1 GPU``, ``0.14 GPU``."""
+    if slots is None:
+        return "an unknown number of GPUs"
+    count = round(slots / SLOTS_PER_GPU, 2)
+    return f"{count:g} GPU" if count <= 1 and count != 0 else f"{count:g} GPUs"
+
+
+
+def time_of_day(at: datetime, now: datetime) -> str:
+    """``14:20``; with its day where that is not ``now``'s."""
+    local = timezone.localtime(at)
+    return f"{local:%H:%M}" if local.date() == timezone.localtime(now).date() else f"{local:%a} {local.day} {local:%b %H:%M}"
+
+
+PRIORITY_WORDS = {int(priority): priority.name.lower() for priority in Priority}
+
+
+def joined_with_and(words: Sequence[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+
+def gpu_list(numbers: Sequence[int]) -> str:
+    """``GPU 3``, ``GPUs 0, 1 and 2``."""
+    if len(numbers) == 1:
+        return f"GPU {numbers[0]}"
+    return f"GPUs {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+
+
+
+def weekdays(days: Sequence[str]) -> str:
+    """``every weekday``, ``every day``, ``every Mon, Wed``; of ``mon`` to ``sun``."""
+    if len(days) == 7:
+        return "every day"
+    if list(days) == ["mon", "tue", "wed", "thu", "fri"]:
+        return "every weekday"
+    return f"every {', '.join(day.capitalize() for day in days)}"
+
+
+
+def model_name(model: str) -> str:
+    return model.replace("-", " ")
+
+
+
+def with_count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+
+def cores(milli: int) -> str:
+    """Thousandths of a core: ``1 CPU core``, ``2.5 CPU cores``."""
+    return f"{milli / 1000:,.10g} CPU core{'' if milli == 1000 else 's'}"
+
+
+def gibibytes(mib: int) -> str:
+    """``64 GiB of memory``; what is no whole GiB with a decimal, less than one in MiB."""
+    return f"{mib} MiB of memory" if mib < 1024 else f"{round(mib / 1024, 1):,.10g} GiB of memory"
+
+
+def host_size_range(least_cpu: int, most_cpu: int, least_memory: int, most_memory: int) -> str:
+    """``64 CPU cores and 512 GiB of memory``, or from the least to the most: ``32 to 64 CPU cores``."""
+    cpu = cores(most_cpu) if least_cpu == most_cpu else f"{least_cpu / 1000:,.10g} to {cores(most_cpu)}"
+    least, most = round(least_memory / 1024), round(most_memory / 1024)
+    return f"{cpu} and {most:,} GiB of memory" if least == most else f"{cpu} and {least:,} to {most:,} GiB of memory"
+
+
+def parsed_time(value: Any) -> datetime | None:
+    if isinstance(value, str):
+        return datetime.fromisoformat(value)
+    return value if isinstance(value, datetime) else None

@@ -1,0 +1,151 @@
+"""What people are told: one sentence per kind of Notification."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from portal import policy
+from portal.wording.formatting import Numbers, joined_with_and
+from portal.wording.reason_numbers import ReasonNumbers
+from portal.wording.reason_texts import reason_sentence
+
+# What was done about a hardware event by the table (telemetry.models.HealthRule, telemetry.health.rules).
+HARDWARE_ACTIONS = {
+    "warn": "Nothing was done; have a look.",
+    "cordon": "The host was cordoned, and work that can go leaves it.",
+    "drain": "The host is being drained.",
+    "quarantine_gpu": "The GPU was taken out; its work starts elsewhere.",
+    "held_back": "Too much of the pool was taken out lately to do what the table says: decide on the host's page.",
+}
+
+# How tasks of an array end: the name of the number and its words.
+ARRAY_ENDS = (("finished", "finished"), ("failed", "failed"), ("cancelled", "cancelled"))
+
+NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
+    "started": lambda f: f"{f.plain('', 'name')} started{f.plain(' on ', 'host')}.",
+    "resumed": lambda f: (
+        f"{f.plain('', 'name')} resumed{f.plain(' on ', 'host')}{f.plain(', attempt ', 'attempt')}"
+        f"{': another home folder, so it does not find its checkpoint and begins anew' if f.get('other_homes') else ''}."
+    ),
+    "ended": lambda f: f"{f.plain('', 'name')} ended. {reason_sentence(str(f.get('outcome') or ''), f.numbers, f.viewer)}",
+    "array_started": lambda f: (
+        f"{f.plain('', 'name')} started: the first of its {f.plain('', 'tasks')} tasks runs{f.plain(' on ', 'host')}."
+    ),
+    "array_fails": lambda f: (
+        f"{f.plain('', 'name')}: {f.plain('', 'failed')} of its {f.plain('', 'tasks')} tasks failed so far. {_last_failed_task(f)}"
+    ),
+    "array_ended": lambda f: (
+        f"{f.plain('', 'name')} ended. Of its {f.plain('', 'tasks')} tasks "
+        + (joined_with_and([f"{f.plain('', how)} {word}" for how, word in ARRAY_ENDS if f.get(how)]) or "none was left")
+        + f". {_last_failed_task(f) if f.get('failed') else ''}"
+    ),
+    "preemption_notice": lambda f: (
+        f"{f.plain('', 'name')} has to make room. {reason_sentence(str(f.get('code') or ''), f.numbers, f.viewer)}"
+    ),
+    "expected_start_moved": lambda f: (
+        f"{f.plain('', 'name')} is now expected to start{f.time(' at ', 'expected_start')}{f.time(', before that ', 'before')}."
+    ),
+    "reservation_soon": lambda f: f"Your reservation {f.plain('', 'name')} begins{f.time(' at ', 'start')}.",
+    "reservation_released": lambda f: f"Your reservation {f.plain('', 'name')} was released: nothing ran in it.",
+    "reservation_waits": lambda f: (
+        f"Reservation {f.plain('', 'name')}: {reason_sentence(str(f.get('code') or ''), f.numbers, f.viewer)}"
+    ),
+    "idle_warning": lambda f: (
+        f"{f.plain('', 'name')} is idle and will be stopped{f.time(' at ', 'stop_at')} unless you use it or keep it."
+    ),
+    "approval_wanted": lambda f: f"{f.plain('', 'author')} asks for {f.plain('', 'what')} for {f.plain('', 'team')}.",
+    "approved": lambda f: f"Approved{f.plain(' by ', 'by')}: {f.plain('', 'what')}.{f.plain(' ', 'comment')}",
+    "approved_changed": lambda f: (
+        f"Approved with changes{f.plain(' by ', 'by')}: {f.plain('', 'what')}.{f.plain(' ', 'comment')}"
+    ),
+    "declined": lambda f: f"Declined{f.plain(' by ', 'by')}: {f.plain('', 'what')}.{f.plain(' ', 'comment')}",
+    "host_trouble": lambda f: (
+        f"{f.plain('', 'host')} counts as off{f.time(' since ', 'off_since')} "
+        f"(by {f.plain('', 'by')}{f.plain(': ', 'why') if f.get('why') else ''})."
+        if f.get("off_since")
+        else f"{f.plain('', 'host')}: {f.plain('', 'trouble')}."
+    ),
+    "disk_is_full": lambda f: (
+        f"{f.plain('', 'host')} has started nothing new{f.time(' since ', 'since')}: its disk is full. Look what fills it; homes and "
+        "checkpoints belong on a disk of their own, or under a quota."
+    ),
+    "hardware_event": lambda f: (
+        f"{f.plain('', 'host')}{f.plain(', GPU ', 'gpu')}: {f.plain('', 'meaning')}"
+        f"{f.plain(' (' if f.get('meaning') else '', 'event', after=')' if f.get('meaning') else '') or 'a hardware event'}"
+        f"{f.plain(', ', 'detail') if f.get('detail') else ''}. "
+        f"{HARDWARE_ACTIONS.get(str(f.get('action')), '')}"
+    ),
+    "strays_found": lambda f: (
+        f"{f.plain('', 'host')}, {'; '.join(f.get('told') or ('a process that belongs to no workload',))}{f.plain('; and ', 'more', after=' more') if f.get('more') else ''}. "
+        + (
+            "By the pool's policy it is ended if it stays; the host's page says so, or why not."
+            if f.get("ends") and f.get("action") == "warn"
+            else HARDWARE_ACTIONS.get(str(f.get("action")), "")
+        )
+    ),
+    "diagnostic_failed": lambda f: (
+        f"GPU {f.plain('', 'gpu')} of {f.plain('', 'host')} failed its diagnostic{f.plain(': ', 'detail') if f.get('detail') else ''}."
+        + (
+            " It is out until you return it."
+            if f.get("out")
+            else " It is still in service, since many of the pool failed lately: decide on the host's page."
+        )
+    ),
+    "geometry_changed": lambda f: (
+        f"GPU {f.plain('', 'gpu')} of {f.plain('', 'host')} is {f.get('geometry') or 'one whole GPU'} now, and in service."
+    ),
+    "geometry_failed": lambda f: (
+        f"GPU {f.plain('', 'gpu')} of {f.plain('', 'host')} could not become {f.get('geometry') or 'one whole GPU'}"
+        f"{f.plain(': ', 'detail') if f.get('detail') else ''}."
+        + (" It is in service as it was." if f.get("in_service") else " It is not in service: decide on the host's page.")
+    ),
+    "gpu_is_back": lambda f: (
+        f"GPU {f.plain('', 'gpu')} of {f.plain('', 'host')} passed its diagnostic and is well again. "
+        "If the host is cordoned, it stays so until you return it."
+    ),
+    "stray_is_yours": lambda f: (
+        f"Your process {f.plain('', 'process')} (pid {f.plain('', 'pid')}) uses GPU {f.plain('', 'gpu')} of {f.plain('', 'host')} "
+        "outside the pool. End it, or ask for a GPU: others count on that one."
+    ),
+    "reservation_moves": lambda f: (
+        f"Reservation {f.plain('', 'name')} leaves {f.plain('', 'host')}, which can't be used at present. It gets other GPUs as soon "
+        "as there are any."
+    ),
+    "reservation_stuck": lambda f: (
+        f"{f.plain('', 'units')} of the {f.plain('', 'of')} GPUs of reservation {f.plain('', 'name')} can't be used at present "
+        f"({f.plain('', 'host')}). It gets others once nothing runs inside it: end "
+        f"{'what runs' if f.get('workloads') != 1 else 'the one workload'} there for that, or go on with the rest."
+    ),
+    "maintenance_announced": lambda f: (
+        f"{f.plain('', 'host')} is away{f.time(' from ', 'start')}{f.time(' to ', 'end')}{f.plain(': ', 'reason')}. "
+        + (
+            f"{f.plain('', 'name')} is moved off it before that unless it has ended."
+            if f.get("moves")
+            else f"Reservation {f.plain('', 'name')} gets other GPUs for that time."
+        )
+    ),
+    "maintenance_cancelled": lambda f: (
+        f"The maintenance of {f.plain('', 'host')}{f.time(' from ', 'start')} is taken back: {f.plain('', 'name')} stays where it is."
+    ),
+    "has_to_move": lambda f: (
+        f"{f.plain('', 'name')} leaves {f.plain('', 'host') or 'its host'}. "
+        f"{reason_sentence(str(f.get('code') or ''), f.numbers, f.viewer)} "
+        + ("It ends; files saved in its home stay." if f.get("ends") else "It is queued again with its place kept.")
+    ),
+    "budget_reached": lambda f: (
+        f"{f.plain('', 'name')} {'is on its way to' if f.get('forecast') else 'has used'} {f.plain('', 'percent')} % of its budget"
+        f"{' of GPU-hours' if f.get('measure') == 'gpu_hours' else ''}."
+    ),
+}
+
+
+def _last_failed_task(f: ReasonNumbers) -> str:
+    """The task of an array that failed last, and how."""
+    return f"The last, {f.plain('', 'task')}: {reason_sentence(str(f.get('outcome') or ''), f.numbers, f.viewer)}"
+
+
+
+def notice_sentence(kind: str, numbers: Numbers, viewer: policy.Viewer | None = None) -> str:
+    """The sentence of a Notification."""
+    sentence = NOTICE_SENTENCES.get(kind)
+    return sentence(ReasonNumbers(numbers, viewer)).strip() if sentence else kind.replace("_", " ").capitalize()

@@ -1,0 +1,51 @@
+"""How work ended or why it is told to go, in a sentence: the same on pages, in the API and on the command line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from portal import policy
+from portal.reads.work.manual_stops import ManualStop
+from portal.wording import reason_texts
+from scheduler.models import Workload
+from scheduler.state.states import TERMINATING_STATES, WorkloadState
+
+
+def cancelled_numbers(workload: Workload, stop: ManualStop | None, viewer: policy.Viewer | None) -> dict[str, Any]:
+    """Numbers of the reason ``cancelled``."""
+    ran = {"ran": workload.attempt > 0}
+    if stop is None:
+        return ran
+    oneself = viewer is not None and stop.user_id is not None and stop.user_id == viewer.pk
+    return {**ran, "by": "You" if oneself else stop.name, "why": stop.why}
+
+
+def outcome_sentence(workload: Workload, stop: ManualStop | None, viewer: policy.Viewer | None) -> str:
+    """In a sentence; empty while it has not ended."""
+    return reason_texts.reason_sentence(workload.outcome, current_reason_numbers(workload, stop, viewer), viewer) if _has_ended(workload) else ""
+
+
+def current_reason_code(workload: Workload) -> str:
+    """The reason code of what is so now: of its end, of why it is told to go, else of why it waits or started."""
+    if _has_ended(workload):
+        return workload.outcome
+    return workload.stop_requested if workload.state in TERMINATING_STATES and workload.stop_requested else workload.reason_code
+
+
+def current_reason_numbers(workload: Workload, stop: ManualStop | None, viewer: policy.Viewer | None) -> dict[str, Any]:
+    """The numbers of that code. A query for work that waits for other work only."""
+    if not _has_ended(workload) and current_reason_code(workload) == workload.reason_code:
+        return reason_texts.waiting_numbers(workload)
+    numbers = dict(workload.outcome_numbers) if _has_ended(workload) else {}
+    if current_reason_code(workload) == "cancelled":
+        numbers |= cancelled_numbers(workload, stop, viewer)
+    return numbers
+
+
+def current_reason_sentence(workload: Workload, stop: ManualStop | None, viewer: policy.Viewer | None) -> str:
+    """How it ended, why it is told to go, why it started, or why it waits: what is so now."""
+    return reason_texts.reason_sentence(current_reason_code(workload), current_reason_numbers(workload, stop, viewer), viewer)
+
+
+def _has_ended(workload: Workload) -> bool:
+    return workload.state == WorkloadState.ENDED

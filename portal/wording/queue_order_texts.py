@@ -1,0 +1,157 @@
+"""Why another one goes first, and what would be without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from portal.wording.formatting import (
+    PRIORITY_WORDS,
+    Numbers,
+    duration,
+    gpus,
+    model_name,
+    time_of_day,
+    with_count,
+)
+from portal.wording.reason_numbers import ReasonNumbers
+from portal.wording.state_labels import workload_state_label
+from scheduler.core.queue.turn_order import (
+    LARGE_JOB_UNITS,
+    LARGE_OLDEST_FIRST_AFTER_SECONDS,
+    MAX_RUNTIME_PENALTY_SECONDS,
+    OLDEST_FIRST_AFTER_SECONDS,
+    RUNTIME_WEIGHT,
+)
+from scheduler.models import Workload
+
+
+def not_comparable(mine: Workload, theirs: Workload) -> str:
+    """Why it can't be said why one goes before the other."""
+    if mine.state == "ended":
+        return f"{mine.name} has ended ({workload_state_label(mine)[1].lower()}), so it waits for nobody any more."
+    if mine.state != "queued":
+        return f"{mine.name} has its GPUs: nobody goes before it."
+    if mine.pk == theirs.pk:
+        return f"That is {mine.name} itself. Name another workload that waits or runs in {mine.pool.name}."
+    if theirs.state == "ended":
+        return f"{theirs.name} has ended ({workload_state_label(theirs)[1].lower()}), so it is not before {mine.name} any more."
+    return f"{theirs.name} is in {theirs.pool.name} and {mine.name} waits in {mine.pool.name}: they want different GPUs."
+
+
+# In a list: what puts it first (scheduler.core.queue.turn_order.TurnCriterion).
+EARLIER_BECAUSE: dict[str, str] = {
+    "reservation": "runs inside a reservation",
+    "room_is_made": "others already make room for it",
+    "within_guarantee": "within its team's guarantee",
+    "below_guarantee": "its team is below its guarantee",
+    "fair_share": "its team used less of its fair share",
+    "own_team": "your own team's turn went to other work",
+    "priority": "has a higher priority in your team",
+    "aged": "has waited too long already",
+    "submitted": "has waited longer",
+    "place": "asked earlier, or is shorter",  # which of the two: ``earlier_because``
+    "number": "was asked for first",
+}
+
+
+
+def earlier_because(part: str, earlier: bool, shorter: bool) -> str:
+    """What puts it first, in a few words; ``earlier``: it was asked for before the other, ``shorter``: it is expected to run less."""
+    if part != "place" or not (earlier or shorter):
+        return EARLIER_BECAUSE[part]
+    if earlier:
+        return "asked earlier, and is shorter" if shorter else "asked earlier"
+    return "is shorter, though asked for later"
+
+
+# Sentences with numbers; ``mine_`` and ``theirs_`` tell the two apart (portal.reads.work.queue.compare_in_queue).
+QUEUE_ORDER_RULES: dict[str, Callable[[ReasonNumbers], str]] = {
+    "there_first": lambda f: (
+        f"It has had its GPUs since {_time_text(f, 'theirs_started')}; yours was asked for at {_time_text(f, 'mine_submitted')}. What runs is "
+        "only stopped for a team's guarantee, for a higher priority in its own team, or for a reservation."
+    ),
+    "fit": lambda f: (
+        f"Its turn comes after yours, but it asks for {_request_text(f, 'theirs')}, and there is room for that which does "
+        f"not do for yours: {_request_text(f, 'mine')}. What goes past yours may not delay its expected start."
+    ),
+    "turned_away": lambda f: "Yours does not stand in line at present: its reason is told on its own page.",
+    "reservation": lambda f: "It runs inside a reservation, whose GPUs were promised to its project before.",
+    "room_is_made": lambda f: "Others were already told to make room for it; what is freed for it is kept for it.",
+    "within_guarantee": lambda f: (
+        f"All that it asks for is within what {f.plain('', 'theirs_team')} is guaranteed{_quota_text(f, 'theirs')}; "
+        f"what yours asks for is not within the guarantee of {f.plain('', 'mine_team')}{_quota_text(f, 'mine')}. "
+        "What is guaranteed comes before what is borrowed."
+    ),
+    "below_guarantee": lambda f: (
+        f"{f.plain('', 'theirs_team')} holds less than it is guaranteed{_quota_text(f, 'theirs')}; yours would only be "
+        f"borrowed by {f.plain('', 'mine_team')}{_quota_text(f, 'mine')}. Teams below their guarantee come before those that borrow."
+    ),
+    "fair_share": lambda f: (
+        f"Both would borrow, and who used less by its weight borrows first: {f.plain('', 'theirs_team')} "
+        f"{f.get('theirs_share') or 0:,.0f} GPU-hours, {f.plain('', 'mine_team')} {f.get('mine_share') or 0:,.0f}"
+        f"{', each halved every ' + duration(f.get('half_life')) if f.get('half_life') else ''}."
+    ),
+    "own_team": lambda f: (
+        f"Other work of {f.plain('', 'mine_team')} stands before yours; by the time its turn was over, this one's had come."
+    ),
+    "priority": lambda f: (
+        f"Both are of {f.plain('', 'mine_team')}; its priority is {PRIORITY_WORDS.get(f.get('theirs_priority'), '')}, yours "
+        f"{PRIORITY_WORDS.get(f.get('mine_priority'), '')}."
+    ),
+    "aged": lambda f: (
+        f"It has waited for {duration(f.get('theirs_waited'))}. A team's oldest job goes before others of equal standing after "
+        f"{duration(OLDEST_FIRST_AFTER_SECONDS)}, its oldest over {LARGE_JOB_UNITS} GPUs after {duration(LARGE_OLDEST_FIRST_AFTER_SECONDS)}."
+    ),
+    "submitted": lambda f: (
+        f"Both have waited so long that only this counts: it was asked for at {_time_text(f, 'theirs_submitted')}, yours at "
+        f"{_time_text(f, 'mine_submitted')}."
+    ),
+    "place": lambda f: (
+        f"A place in line is the time of asking plus {RUNTIME_WEIGHT} times the expected run time, at most {duration(MAX_RUNTIME_PENALTY_SECONDS)} more. "
+        f"It: asked {_time_text(f, 'theirs_submitted')}, expected to run {duration(f.get('theirs_predicted'))}, so "
+        f"{_time_text(f, 'theirs_place')}. Yours: asked {_time_text(f, 'mine_submitted')}, expected to run "
+        f"{duration(f.get('mine_predicted'))}, so {_time_text(f, 'mine_place')}. Expected run times come from similar jobs that finished."
+    ),
+    "number": lambda f: "They are equal in everything that counts; it was asked for first.",
+}
+
+
+def queue_order_sentence(rule: str, numbers: Numbers) -> str:
+    """The decisive rule between two workloads, in a sentence or two; ``rule`` is a key of ``QUEUE_ORDER_RULES``."""
+    return QUEUE_ORDER_RULES[rule](ReasonNumbers(numbers, None))
+
+
+
+def start_without_other(mine: str, theirs: str, why_not: str) -> str:
+    """What would be if the other one was not there; ``why_not`` is empty where this one would start."""
+    if not why_not:
+        return f"If {theirs} was not there, {mine} would start now."
+    return f"Even if {theirs} was not there, {mine} would not start now. {why_not}"
+
+
+
+def _request_text(f: ReasonNumbers, whose: str) -> str:
+    """``2 GPUs``, ``8 GPUs on each of 2 hosts``, ``1 × 1g.10gb``."""
+    units, profile = int(f.get(f"{whose}_units") or 0), f.get(f"{whose}_profile")
+    asked = f"{units} × {profile}" if profile else with_count(units, "GPU")
+    return f"{asked} on each of {f.get(f'{whose}_hosts')} hosts" if f.is_plural(f"{whose}_hosts") else asked
+
+
+
+def _quota_text(f: ReasonNumbers, whose: str) -> str:
+    """In brackets, by model: what a team is guaranteed and holds."""
+    lines = [
+        f"{model_name(name)}: {gpus(guaranteed)} guaranteed, holds {gpus(held)}"
+        for name, guaranteed, held in f.get(f"{whose}_quota") or ()
+    ]
+    return f" ({'; '.join(lines)})" if lines else " (none in this pool)"
+
+
+
+def _time_text(f: ReasonNumbers, name: str) -> str:
+    """``14:20``, with its day where that is not the ``now`` of the numbers."""
+    at, now = f.get(name), f.get("now")
+    if at is None or now is None:
+        return "an unknown time"
+    return time_of_day(datetime.fromtimestamp(at, UTC), datetime.fromtimestamp(now, UTC))

@@ -1,0 +1,83 @@
+"""The numbers of a reason or notice, said in words: what is missing is left out, and names only where the viewer may see them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from portal import policy
+from portal.wording.formatting import Numbers, date_and_time, gpus, model_name
+
+
+class ReasonNumbers:
+    """Numbers of a reason, said in words; what is missing is empty."""
+
+    def __init__(self, numbers: Numbers, viewer: policy.Viewer | None) -> None:
+        self.numbers = numbers
+        self.viewer = viewer
+
+    def get(self, *names: str) -> Any:
+        return next((self.numbers[name] for name in names if self.numbers.get(name) is not None), None)
+
+    def slots(self, before: str, *names: str) -> str:
+        value = self.get(*names)
+        return "" if value is None else f"{before}{gpus(value)}"
+
+    def time(self, before: str, *names: str) -> str:
+        value = self.get(*names)
+        return "" if value is None else f"{before}{date_and_time(value)}"
+
+    def plain(self, before: str, *names: str, after: str = "") -> str:
+        value = self.get(*names)
+        return (
+            ""
+            if value is None
+            else f"{before}{value:,}{after}"
+            if isinstance(value, int | float)
+            else f"{before}{value}{after}"
+        )
+
+    def model(self) -> str:
+        value = self.get("model", "models")
+        if not value:
+            return "GPUs"
+        return " or ".join(map(model_name, value)) if isinstance(value, list | tuple) else model_name(str(value))
+
+    def of_model_text(self) -> str:
+        """`` of H100 80GB``; empty where the numbers name no model."""
+        return f" of {self.model()}" if self.get("model", "models") else ""
+
+    def is_plural(self, name: str) -> bool:
+        """Whether the number is above 1."""
+        value = self.get(name)
+        return isinstance(value, int) and value > 1
+
+    def team(self, otherwise: str = "another team") -> str:
+        """The name of the team in the numbers where the viewer may know it."""
+        value = self.get("team", "for_team")
+        if not isinstance(value, int):
+            return otherwise
+        if self.viewer is None:
+            return otherwise
+        found = policy.named_teams(self.viewer).filter(pk=value).first()
+        return found.name if found else otherwise
+
+    def workload(self, otherwise: str = "another workload") -> str:
+        """The name of the workload in the numbers where the viewer may see it."""
+        value = self.get("workload", "for_workload")
+        if not isinstance(value, int) or self.viewer is None:
+            return otherwise
+        found = policy.visible_workloads(self.viewer).filter(pk=value).first()
+        return found.name if found else otherwise
+
+
+    def dependency_name(self) -> str:
+        """What work waits for: another one, or every task of an array; by name where the viewer may see it."""
+        value = self.get("array")
+        if not isinstance(value, int):
+            return self.workload("another workload")
+        found = None if self.viewer is None else policy.visible_arrays(self.viewer).filter(pk=value).first()
+        return f"every task of {found.name}" if found else "every task of an array"
+
+
+SentenceBuilder = Callable[[ReasonNumbers], str]

@@ -1,0 +1,465 @@
+"""Why something waits, starts, has to go or ended: one sentence per code of ``scheduler.core.reasons``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from portal import policy
+from portal.wording.formatting import Numbers, cores, duration, gibibytes, gpus, model_name, with_count
+from portal.wording.reason_numbers import ReasonNumbers, SentenceBuilder
+from scheduler.models import Workload
+
+# How a dependency has to have ended.
+DEPENDENCY_CONDITIONS = {"ok": "finish well", "any": "end", "not_ok": "end without finishing"}
+
+CONDITIONS = {"ok": "finished", "any": "ended", "not_ok": "ended without finishing"}
+
+REASONS: dict[str, SentenceBuilder] = {
+    # why it starts
+    "free_within_guarantee": lambda f: "It starts on free GPUs within its team's guarantee.",
+    "free_borrowed": lambda f: (
+        f"It starts on free GPUs{f.slots('; ', 'borrowed')}{' of them' if f.get('borrowed') else ''} beyond its team's guarantee, so it "
+        "may be asked to make room for a team whose guarantee they are."
+    ),
+    "inside_reservation": lambda f: "It starts inside its reservation.",
+    "reclaimed_guarantee": lambda f: (
+        "It starts on GPUs that its team is guaranteed and had lent; the borrower made room."
+    ),
+    "outranked_within_team": lambda f: "It starts in the place of its own team's work of lower priority.",
+    "own_static_pool": lambda f: "It starts in its team's own pool.",
+    # why it is told to go
+    "evicted_for_guarantee": lambda f: (
+        f"Its GPUs were borrowed, and {f.team('the team')}, to whom they are guaranteed, needs them for {f.workload('its work')}. "
+        "It is queued again with its place kept, and resumes from its checkpoint."
+    ),
+    "evicted_for_priority": lambda f: (
+        f"{f.workload('Work')} of its own team has a higher priority and needs its GPUs. "
+        "It is queued again with its place kept, and resumes from its checkpoint."
+    ),
+    "evicted_for_reservation": lambda f: (
+        f"Its GPUs are reserved{f.time(' from ', 'start')}. It is queued again with its place kept, and resumes from its checkpoint."
+    ),
+    # why it waits: for ever, unless something changes
+    "no_such_hardware": lambda f: (
+        f"This pool has no GPU that is what it asks for{_requested_properties(f)}. Ask for another model, less memory or whole GPUs."
+    ),
+    "too_big_for_any_host": lambda f: _too_big_for_any_host(f),
+    "not_your_pool": lambda f: "This pool belongs to another team. Choose a shared pool.",
+    "no_quota": lambda f: f"Its team has no quota for {f.model()} in this pool. A team lead can ask for one.",
+    "over_workload_cap": lambda f: (
+        f"It asks for {f.slots('', 'need') or 'more'}; one workload may have {f.slots('at most ', 'cap') or 'fewer'} in this pool. Ask for fewer."
+    ),
+    "over_runtime_cap": lambda f: (
+        f"It asks to run {duration(f.get('asked'))}; this pool allows {duration(f.get('longest'))} at most. Launch it again with less."
+    ),
+    # why it waits: until somebody or something changes
+    "over_quota": lambda f: (
+        _window_over_quota(f)
+        if f.get("at")
+        else _never_within_quota(f)
+        if _exceeds(f, "limit")
+        else f"Its team holds {f.slots('', 'held') or 'all it may'}{f.of_model_text()}"
+        f"{f.slots(' and may hold ', 'limit') or f.slots(' and is guaranteed ', 'guaranteed')}; this needs {f.slots('', 'need') or 'more'}. "
+        + (
+            "It starts when work of its team ends."
+            if f.get("may_borrow")
+            else "It is not preemptible, so it may not borrow: it starts when work of its team ends."
+        )
+    ),
+    "over_user_cap": lambda f: (
+        f"One person may hold {f.slots('at most ', 'cap')} in this pool; this needs {f.slots('', 'need')} beside "
+        f"{f.slots('', 'held') or 'nothing'} reserved{f.time(' at ', 'at')}. Ask for fewer; only an operator can allow more, when asked to."
+        if f.get("at")
+        else f"One person may hold {f.slots('at most ', 'cap')} in this pool, and this needs {f.slots('', 'need')}. Ask for fewer."
+        if _exceeds(f, "cap")
+        else f"Its owner holds {f.slots('', 'held') or 'as much as one person may'}{f.slots(' of at most ', 'cap')}; this needs {f.slots('', 'need') or 'more'}."
+    ),
+    "gpu_hours_used_up": lambda f: (
+        f"Its team has used the {f.plain('', 'gpu_hours', after=' ') or ''}GPU-hours of {f.model()} that its guarantee is worth"
+        f"{f.time('; they count anew from ', 'until')}. "
+        + ("Until then nothing new of it starts on them." if f.get("may_borrow") else "It may not borrow, so it waits for that.")
+    ),
+    "budget_closed": lambda f: (
+        f"The budget{' of GPU-hours' if f.get('measure') == 'gpu_hours' else ''} is used up{f.plain(': ', 'spent')}{f.plain(' of ', 'limit')}. Finance can raise it."
+    ),
+    "dependency": lambda f: (
+        f"It waits for {f.dependency_name()} to {_dependency_condition(f)}"
+        f"{', and for ' + with_count(int(f.get('workloads')) - 1, 'other') if f.is_plural('workloads') else ''}."
+    ),
+    "array_limit": lambda f: (
+        f"Its array lets {f.plain('', 'most_at_once') or 'so many'} of its tasks into the queue together; it is the turn of others."
+    ),
+    "backing_off": lambda f: f"Its last attempt failed; it tries again{f.time(' at ', 'until')}.",
+    "reservation_not_started": lambda f: f"Its reservation has not begun yet{f.time('; it begins at ', 'start')}.",
+    "reservation_over": lambda f: "Its reservation is over. Launch it again without one.",
+    "reservation_not_yours": lambda f: (
+        "Its reservation belongs to another project. Launch it again in its own project, or without one."
+    ),
+    "host_closed": lambda f: (
+        f"The hosts that could run it take no new work{f.plain(': ', 'hosts')}{_of_hosts(f.get('hosts'))} cordoned, draining, "
+        f"in maintenance, silent or unwell{f.plain(', ', 'too_weak', after=' keep workloads less apart than the pool demands')}."
+    ),
+    "isolation_too_weak": lambda f: "The host keeps workloads less apart than its pool demands, so nothing new starts on it.",
+    # why it waits: its turn comes
+    "waits_for_units": lambda f: (
+        f"Its reservation has {f.plain('', 'of')} such GPUs, and this needs {f.plain('', 'need')}. Ask for fewer, or launch it without one."
+        if f.get("reservation") and _exceeds(f, "of")
+        else f"It waits for its reservation's GPUs: it needs {f.plain('', 'need')}, {f.plain('', 'free')} of {f.plain('', 'of')} are free."
+        if f.get("reservation")
+        else f"It needs {_requested_gpus(f)}{_free_gpus(f)}.{_cpu_and_memory_shortage(f)}{_min_runtime_note(f)}"
+    ),
+    "waits_for_eviction": lambda f: (
+        f"Room is being made for it: {with_count(int(f.get('workloads') or 0), 'workload') if f.get('workloads') else 'borrowed work'} "
+        + (
+            f"of its own team, of lower priority, on {f.model()} was told to go."
+            if f.get("own") and f.get("own") == f.get("workloads")
+            else f"that borrowed {f.model()} was told to go."
+        )
+    ),
+    "held_for_reservation": lambda f: (
+        f"Its team's own reservation takes {f.slots('', 'slots') or 'a part'} of the {f.slots('', 'guaranteed') or 'GPUs'}{f.of_model_text()} that "
+        f"the team is guaranteed{f.time(' from ', 'start')}{f.time(' to ', 'end')}, and this would not be done by then. Launch it for "
+        "less time, inside the reservation, or as a preemptible job."
+        if f.get("own")
+        else f"{f.plain('', 'free') or 'What is free'} GPUs are free, but promised to a reservation{f.time(' from ', 'start')}; it would not be done by then."
+    ),
+    "held_for_maintenance": lambda f: (
+        f"The GPUs that could serve it go into maintenance{f.time(' at ', 'start')}{f.time(' until ', 'end')}."
+    ),
+    "behind_others": lambda f: (
+        f"{f.plain('', 'free') or 'Some'} GPUs are free, but kept for {with_count(int(f.get('ahead') or 0), 'workload') if f.get('ahead') else 'work'} ahead of it."
+    ),
+    "behind_own_team": lambda f: (
+        (
+            "The room left within what one person may hold is kept for work of its owner ahead of it"
+            if f.get("of") == "person"
+            else f"The room left within its team's limit{' on ' + f.model() if f.get('model') else ''} is kept for work of its team ahead of it"
+        )
+        + f"{f.time(', expected to start at ', 'start')}; it would not be done by then."
+    ),
+    "spare_capacity_kept": lambda f: (
+        f"What is free{f.slots(' (', 'free')}{')' if f.get('free') else ''} is kept for critical work."
+    ),
+    # why work is not taken into the queue
+    "too_many_waiting": lambda f: (
+        f"{'Its team' if f.get('of') == 'team' else 'Its owner'} has {f.plain('', 'waiting') or 'many'} notebooks and jobs waiting in "
+        f"this pool; with {f.plain('', 'more') or 'any'} more there would be more than {f.plain('the ', 'limit', after=' that ')}one "
+        f"{'team' if f.get('of') == 'team' else 'person'} may have. Submit it when some have started or are cancelled."
+    ),
+    # why a reservation does not fit
+    "window_full": lambda f: (
+        f"That window is full: {f.plain('', 'need') or 'what is'} asked, {f.plain('', 'free') or 'fewer'} of {f.plain('', 'total') or 'all'} could be promised for all of it."
+    ),
+    "reserved_units_missing": lambda f: (
+        f"It has begun and has no GPUs yet: it needs {f.plain('', 'need') or 'more'}"
+        f"{f.plain(' on ', 'hosts', after=' hosts') if f.is_plural('hosts') else ''}; "
+        f"{f.plain('', 'free') or 'fewer'} of {f.plain('', 'total') or 'all'} such GPUs could serve it until its end"
+        f"{f.plain(', ', 'closed', after=' are out of service') if f.get('closed') else ''}. It is tried again all the time."
+    ),
+    "reserved_units_in_use": lambda f: (
+        f"It has begun; {f.plain('', 'units') or 'some'} of its{f.plain(' ', 'need')} GPUs are still in use by "
+        f"{with_count(int(f.get('workloads') or 0), 'workload') if f.get('workloads') else 'others'}. It gets them as soon as they are free."
+    ),
+    "window_eats_guarantees": lambda f: (
+        f"That window would use {f.model()} that other teams are guaranteed: {f.slots('', 'need') or 'more'} asked, "
+        f"{f.slots('', 'left') or 'fewer'} left for this team. Only an operator can allow it, when asked to."
+    ),
+    "extension_blocked": lambda f: (
+        f"It can't keep its GPUs{f.time(' beyond ', 'end')}: {_reservation_blockers(f)}. Reserve the time after it beside it."
+    ),
+    "more_time_blocked": lambda f: (
+        f"It holds its GPUs until its limit, and {_promised_to(f)}{f.time(' from ', 'start')} on. "
+        + (
+            f"It can be extended{f.time(' until ', 'latest')} at most."
+            if f.get("latest") != f.get("limit")
+            else "It can't be extended at all; start it again later, or as a preemptible job."
+        )
+    ),
+    # how it ended
+    "finished": lambda f: "It finished.",
+    "failed": lambda f: f"It failed{f.plain(' with exit code ', 'exit_code')}.",
+    "checkpointed": lambda f: "It wrote its checkpoint and stopped when asked.",
+    "killed_at_grace": lambda f: "It did not stop when asked and was killed at the end of its grace.",
+    "out_of_memory": lambda f: "It used more memory than it may and was stopped.",
+    "disk_ran_low": lambda f: (
+        "The disk of its host ran low, and its temporary files had taken the most of it of late, so it was stopped there. "
+        "Its own retries stay as they were."
+    ),
+    "out_of_disk": lambda f: "Its temporary files took more of its host's disk than there is for it, so it was stopped.",
+    "gpu_error": lambda f: (
+        f"{_failed_gpu(f)}, and it ran on that GPU."
+        if f.get("host") and f.get("event")
+        else f"A GPU failed under it{f.plain(' (', 'xid', 'event', 'words', after=')')}."
+    ),
+    "host_lost": lambda f: "Its host fell silent.",
+    "lease_lost": lambda f: "Its host lost touch with the portal and stopped it.",
+    "cancelled": lambda f: (
+        f"{f.plain('', 'by')} {'stopped it' if f.get('ran') else 'took it out of the queue'}"
+        f"{f.plain(': ', 'why') if f.get('why') else ''}{'' if str(f.get('why') or '').endswith(('.', '!', '?')) else '.'}"
+        if f.get("by")
+        else "It was taken out of the queue."
+        if f.get("ran") is False
+        else "It was stopped."
+    ),
+    "time_limit": lambda f: "It reached its longest runtime.",
+    "idle": lambda f: "It was idle too long: no busy kernel, nobody at work in it and a quiet GPU.",
+    "start_failed": lambda f: "Its host could not start it.",
+    "gpu_unreadable": lambda f: (
+        "The driver of its host did not answer whether its GPU is clean. It is tried again, and none of its retries is used."
+    ),
+    "prolog_failed": lambda f: "The operator's preparation of its host failed. It is tried again, and none of its retries is used.",
+    "host_full": lambda f: (
+        f"{_full_disks(f.get('hosts'), f.get('full'))}. What could run it starts nothing new until there is room."
+        if isinstance(f.get("hosts"), list) and isinstance(f.get("full"), int)
+        else "The disk of its host is full. It is tried again, and none of its retries is used."
+    ),
+    "drained": lambda f: (
+        f"{_failed_gpu(f)}. By the table of hardware events the host takes nothing new, and work that can move leaves it."
+        if f.get("host") and f.get("event")
+        else f"Its host{f.plain(' ', 'host')} is taken out of service{f.plain(': ', 'words')}."
+    ),
+    "dependency_never_met": lambda f: (
+        f"It was to run once {f.dependency_name()} had "
+        f"{CONDITIONS.get(str(f.get('condition')), 'ended as it had to')}; that can't happen any more"
+        f"{', ' + ('one' if f.get('array') else 'it') + ' ended as ' + str(f.get('outcome')).replace('_', ' ') if f.get('outcome') else ''}."
+    ),
+}
+
+
+def _requested_gpus(f: ReasonNumbers) -> str:
+    """``4 H100 80GB``, ``8 GPUs of any model on each of 2 hosts``, ``2 × 1g.10gb of A100 80GB``. What was asked for, where the
+    numbers tell it; else the model that the engine names, which is the first of those that would do."""
+    hosts = f.get("hosts") if f.is_plural("hosts") else None
+    count, where = f.get("units" if hosts else "need"), f" on each of {hosts} hosts" if hosts else ""
+    profile, wanted = f.get("profile"), f.get("wanted")
+    models = f.model() if wanted is None else " or ".join(map(model_name, wanted)) or "any model"
+    if not isinstance(count, int):
+        return f"more {f.model()}"
+    if profile:
+        return f"{count} × {profile} of {models}{where}"
+    return f"{with_count(count, 'GPU')} of {models}{where}" if wanted == [] else f"{count} {models}{where}"
+
+
+
+def _free_gpus(f: ReasonNumbers) -> str:
+    """How many are free; where more than one model would do, of those that its team may have."""
+    free, wanted = f.get("free"), f.get("wanted")
+    if not isinstance(free, int):
+        return ""
+    which = "" if wanted is None or len(wanted) == 1 else " that it may have"
+    return f"; {free}{which} {'is' if free == 1 else 'are'} free now"
+
+
+
+def _min_runtime_note(f: ReasonNumbers) -> str:
+    """When those can be told to go who have not run for the pool's minimum."""
+    young = f.get("young")
+    if not young:
+        return ""
+    have = f"{with_count(int(young), 'workload')} {'has' if young == 1 else 'have'}"
+    return f" Room can be made for it{f.time(' from ', 'told_at')}, when {have} run for the pool's minimum and may be told to go."
+
+
+def _cpu_and_memory_shortage(f: ReasonNumbers) -> str:
+    """Free GPUs are of no use on a host whose CPU or memory others hold."""
+    cpu, memory = f.get("cpu_milli"), f.get("memory_mib")
+    words = " and ".join(filter(None, [cores(cpu) if cpu else "", gibibytes(memory) if memory else ""]))
+    return f" On the same host it needs {words} that nobody else has asked for." if words else ""
+
+
+def _exceeds(f: ReasonNumbers, name: str) -> bool:
+    """Whether it needs more than the number: then no end of anything makes room for it."""
+    need, most = f.get("need"), f.get(name)
+    return isinstance(need, int) and isinstance(most, int) and need > most
+
+
+
+def _never_within_quota(f: ReasonNumbers) -> str:
+    alone = "" if f.get("may_borrow") else ", since what is not preemptible may not borrow"
+    return (
+        f"Its team may hold {f.slots('', 'limit')}{f.of_model_text()} at most{alone}, and this needs {f.slots('', 'need')}: it does not start, "
+        "whatever ends, before its team may hold more. A team lead can ask for that; or ask for fewer."
+    )
+
+
+
+def _window_over_quota(f: ReasonNumbers) -> str:
+    """Of a reservation."""
+    return (
+        f"Its team would have {f.slots('', 'held') or 'none'}{f.of_model_text()} promised or in use{f.time(' at ', 'at')}, and may hold "
+        f"{f.slots('', 'limit') or 'none'}; this needs {f.slots('', 'need')} more. Only an operator can allow it, when asked to."
+    )
+
+
+def _dependency_condition(f: ReasonNumbers) -> str:
+    how = str(f.get("condition"))
+    return "end, not all of them well" if how == "not_ok" and f.get("array") else DEPENDENCY_CONDITIONS.get(how, "end")
+
+
+
+def _failed_gpu(f: ReasonNumbers) -> str:
+    """``GPU 3 of h3 failed (XID 79, GPU has fallen off the bus)``."""
+    kind, _, number = str(f.get("event")).partition(":")
+    said = f"{kind.upper()} {number}" if kind in ("xid", "ecc") and number else str(f.get("event"))
+    return f"{f.plain('GPU ', 'gpu') or 'A GPU'} of {f.get('host')} failed ({said}{f.plain(', ', 'meaning') if f.get('meaning') else ''})"
+
+
+
+def _reservation_blockers(f: ReasonNumbers) -> str:
+    """What keeps a reservation from keeping its units."""
+    others, serviced = int(f.get("reservations") or 0), int(f.get("maintenance") or 0)
+    words = [
+        f"{with_count(others, 'other reservation')} would lose what was promised" if others else "",
+        f"maintenance begins on {with_count(serviced, 'GPU')} of them" if serviced else "",
+    ]
+    return " and ".join(word for word in words if word) or "others are promised them"
+
+
+
+def _promised_to(f: ReasonNumbers) -> str:
+    """Who needs the GPUs of what would run for longer. Whose reservations they are is nobody else's business."""
+    promised, serviced = int(f.get("reservations") or 0), bool(f.get("maintenance"))
+    words = [
+        f"{with_count(promised, 'reservation')} {'counts' if promised == 1 else 'count'} on them" if promised else "",
+        "maintenance of its host is planned" if serviced else "",
+    ]
+    return " and ".join(filter(None, words)) or "others count on them"
+
+
+def _full_disks(hosts: list[str], full: int) -> str:
+    """ "h3: its disk is full", "h3, h4 and 2 others: their disks are full"."""
+    others = full - len(hosts)
+    named = ", ".join(hosts) + (f" and {with_count(others, 'other')}" if others > 0 else "")
+    return f"{named}: {'its disk is' if full == 1 else 'their disks are'} full"
+
+
+
+def _of_hosts(hosts: object) -> str:
+    """What goes on a number of hosts: `` of them is``, or `` are`` where it is not told."""
+    return " are" if not hosts else " of them is" if hosts == 1 else " of them are"
+
+
+
+def _too_big_for_any_host(f: ReasonNumbers) -> str:
+    """No host has what it asks for on one; or enough GPUs are there, and something beside them is not."""
+    units, largest = f.get("units"), f.get("largest")
+    if f.get("hosts_with_labels") == 0:
+        return "No host of this pool has the labels it asks for. Ask without them, or in another pool."
+    if isinstance(units, int) and isinstance(largest, int) and largest >= units and (beside := _insufficient_cpu_or_memory(f, units)):
+        return beside
+    if isinstance(units, int) and isinstance(largest, int) and largest >= units and not f.is_plural("hosts"):
+        return f"No host has the CPU, the memory or the NVLink that it asks for beside {with_count(units, 'GPU')}. Ask for less."
+    if isinstance(units, int) and isinstance(largest, int) and largest >= units:
+        return (
+            f"This pool has fewer than {f.plain('', 'hosts')} hosts that could give {with_count(units, 'GPU')} each as asked for. "
+            "Ask for fewer hosts, or for other GPUs."
+        )
+    subject = f"There are not {f.plain('', 'hosts')} hosts" if f.is_plural("hosts") else "No host is"
+    asked = with_count(units, "GPU") if isinstance(units, int) else "more GPUs"
+    return (
+        f"{subject} big enough: it asks for {asked} on one host, the largest has {f.plain('', 'largest') or 'fewer'}. "
+        "Ask for fewer on each host."
+    )
+
+
+
+def _insufficient_cpu_or_memory(f: ReasonNumbers, units: int) -> str:
+    """Of the CPU and the memory that it asks for beside its GPUs what no host has, with the most that there is. Empty: that is not it."""
+    words = {"cpu_milli": cores, "memory_mib": gibibytes}
+    asked = [(name, f.get(name), f.get(f"most_{name}")) for name in words if isinstance(f.get(f"most_{name}"), int)]
+    if not asked:
+        return ""
+    short = [(name, want, most) for name, want, most in asked if want > most]
+    wanted = " and ".join(words[name](want) for name, want, _ in short or asked)
+    beside = f"beside {with_count(units, 'GPU')}"
+    subject = f"There are not {f.plain('', 'hosts')} hosts that have" if f.is_plural("hosts") else "No host has"
+    if not short and len(asked) < 2:
+        return ""
+    if not short:
+        return f"{subject} {wanted} together {beside}. Ask for less of one of them."
+    most = " and ".join(words[name](most) for name, _, most in short)
+    hosts = f"the most that {f.plain('', 'hosts')} hosts have is" if f.is_plural("hosts") else "the most that one has is"
+    return f"{subject} {wanted} {beside}: {hosts} {most}. Ask for less."
+
+
+def _requested_properties(f: ReasonNumbers) -> str:
+    """The properties asked for, in brackets."""
+    words = [
+        f.model() if f.get("models") else "",
+        f.plain("", "profile"),
+        f.plain("at least ", "min_memory_mib", after=" MiB") if f.get("min_memory_mib") else "",
+        f"compute capability {f.get('min_compute_capability') / 10:.1f}" if f.get("min_compute_capability") else "",
+    ]
+    said = ", ".join(word for word in words if word)
+    return f" ({said})" if said else ""
+
+
+
+def reason_sentence(code: str, numbers: Numbers | None = None, viewer: policy.Viewer | None = None) -> str:
+    """One sentence for a reason code and its numbers. An empty code is an empty sentence."""
+    if not code:
+        return ""
+    sentence = REASONS.get(code)
+    said = sentence(ReasonNumbers(numbers or {}, viewer)) if sentence else f"{code.replace('_', ' ').capitalize()}."
+    hosts = (numbers or {}).get("failed_on_hosts")
+    return f"{said} It failed on {hosts} hosts, so it is not tried again." if isinstance(hosts, int) else said
+
+
+
+def waiting_sentence(workload: Workload, viewer: policy.Viewer | None = None) -> str:
+    """One sentence for why a workload waits; empty before the engine looked at it."""
+    return reason_sentence(workload.reason_code, waiting_numbers(workload), viewer)
+
+
+
+def waiting_numbers(workload: Workload) -> dict[str, Any]:
+    """The numbers of why it waits, with what was asked for; of a dependency also how that has to end. A query for such a one only."""
+    numbers = {**workload.reason_numbers, **requested_hardware(workload.reason_code, workload)}
+    if workload.reason_code == "dependency":
+        on = {"on_array" if "array" in numbers else "on": numbers.get("array", numbers.get("workload"))}
+        numbers["condition"] = workload.dependencies.filter(**on).values_list("condition", flat=True).first()
+    return numbers
+
+
+
+class RequestedHardware(Protocol):
+    """What of an ask is said beside a reason."""
+
+    @property
+    def models_wanted(self) -> Sequence[str]: ...
+    @property
+    def profile(self) -> str: ...
+    @property
+    def cpu_milli(self) -> int: ...
+    @property
+    def memory_mib(self) -> int: ...
+
+
+def requested_hardware(code: str, ask: RequestedHardware) -> dict[str, Any]:
+    """What stands beside the numbers of a code that names GPUs: the models that would do (none: any), the slice, and the CPU and
+    memory that each host has to have free beside them."""
+    if code != "waits_for_units":
+        return {}
+    beside = {name: getattr(ask, name) for name in ("cpu_milli", "memory_mib") if getattr(ask, name)}
+    return {"wanted": list(ask.models_wanted), "profile": ask.profile, **beside}
+
+
+
+def never_starts_sentence(code: str, numbers: Numbers, viewer: policy.Viewer | None = None) -> str:
+    """One sentence for why something would not start whatever ended."""
+    if code != "spare_capacity_kept":
+        return reason_sentence(code, numbers, viewer)
+    free, spare = numbers.get("free") or 0, numbers.get("spare") or 0
+    return (
+        f"{gpus(spare)} of this pool are kept for critical work, which leaves {gpus(free - spare)} for the rest; this needs "
+        f"{gpus(numbers.get('need'))}. Ask for fewer."
+    )
+
+
+
+def decision_sentence(kind: str, code: str, numbers: Numbers, viewer: policy.Viewer | None = None) -> str:
+    """One sentence for a decision: its reason, and where a gang ended for one of its members, which."""
+    if kind not in ("restarted", "ended"):
+        return reason_sentence(code, numbers, viewer)
+    return f"Its part {numbers.get('rank')} on {numbers.get('host')} was the first to end. {reason_sentence(code, numbers, viewer)}"

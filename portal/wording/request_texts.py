@@ -1,0 +1,147 @@
+"""What was asked for and what it means: submissions, guarantees, borrowing, wishes, a clock that is put forward or back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from zoneinfo import ZoneInfo
+
+from portal.wording.formatting import (
+    Numbers,
+    cores,
+    date_and_time,
+    duration,
+    gibibytes,
+    model_name,
+    parsed_time,
+    weekdays,
+    window,
+)
+from scheduler.models import Reservation, Workload
+from scheduler.services.recurrence import DstOccurrence
+
+MAX_HOSTS_NAMED = 5
+
+
+def clock_change(change: DstOccurrence, time_zone: str) -> str:
+    """What is different of an occurrence on whose day the clock is put forward or back."""
+    day = f"{change.day:%a %-d %b %Y}"
+    if change.window is None:
+        return f"{day}: the clock of {time_zone} is put forward over all of its hours; nothing is reserved on that day."
+    start, end = (at.astimezone(ZoneInfo(time_zone)) for at in change.window)
+    parts = [f"{at:%H:%M} does not exist" for at in change.missing]
+    parts += [f"{at:%H:%M} comes twice and the first counts" for at in change.doubled]
+    if change.longer:
+        parts.append(f"it lasts {duration(abs(change.longer))} {'longer' if change.longer > timedelta() else 'less'}")
+    return (
+        f"{day}: the clock of {time_zone} is put {'back' if _goes_back(change) else 'forward'}: {', '.join(parts)}."
+        f" It is from {start:%H:%M} to {end:%H:%M}."
+    )
+
+
+
+def _goes_back(change: DstOccurrence) -> bool:
+    return bool(change.doubled) or change.longer > timedelta()
+
+
+
+def guarantee_effect(
+    *, team: str, pool: str, model: str, asked: float, most: float, capacity: float, others: float, own: float
+) -> str:
+    """What a team's guarantee of ``asked`` GPUs of a model would leave, or why it is too much. ``most`` is what it can have,
+    ``others`` what other teams are guaranteed, ``own`` what it is guaranteed now; all in GPUs of the pool's ``capacity``."""
+    name = model_name(model)
+    if asked <= most:
+        left, before = capacity - others - asked, capacity - others - own
+        return f"{left:g} of {capacity:g} {name} stay without a guarantee (now {before:g})."
+    return (
+        f"{asked:g} × {name} is {asked - most:g} more than there is: {pool} has {capacity:g}, and other teams are guaranteed "
+        f"{others:g} of them. {team} can be guaranteed up to {most:g}."
+    )
+
+
+
+def borrowing_notice(team: str, model: str, held: float, guaranteed: float) -> str:
+    """What preemptible work of a team should know that holds more GPUs of a model than it is guaranteed."""
+    return (
+        f"{team} holds {held:g} × {model_name(model)}, {held - guaranteed:g} of them borrowed: it is guaranteed {guaranteed:g}. Whoever those "
+        "are guaranteed to may call them back; preemptible work like this then gets a notice, makes room and waits again."
+    )
+
+
+
+def late_warning(wanted_by: datetime | None, done: datetime | None) -> str:
+    """A warning when work is expected to be done later than it is wanted; empty otherwise, and where nothing is known."""
+    if wanted_by is None or done is None or done <= wanted_by:
+        return ""
+    return f"It is wanted by {date_and_time(wanted_by)} and expected to be done at {date_and_time(done)}, {duration(done - wanted_by)} later."
+
+
+
+def unreachable_hosts_warning(pool: str, hosts: Sequence[str], of: int) -> str:
+    """A warning for work on several hosts: the hosts of the pool, ``of`` in all, whose workloads no other host reaches."""
+    what = "let a job's hosts reach each other over the network (docs/gangs.md)"
+    then = "members that talk to each other, as torchrun and MPI do, will not find each other"
+    if len(hosts) == of:
+        return f"The hosts of {pool} that could run it do not {what}: {then}. Work that shares files only is well there."
+    named = ", ".join(hosts[:MAX_HOSTS_NAMED]) + (f" and {len(hosts) - MAX_HOSTS_NAMED} more" if len(hosts) > MAX_HOSTS_NAMED else "")
+    return (
+        f"{len(hosts)} of the {of} hosts of {pool} that could run it do not {what}: {named}. Where it gets one of them, {then};"
+        " a label that the others have keeps it to those."
+    )
+
+
+def placement_rows(row: Workload | Reservation) -> list[tuple[str, str]]:
+    """(label, words) of what an ask says beside its GPUs, for a page; what it leaves open is left out."""
+    words = _cpu_and_memory(row.cpu_milli, row.memory_mib)
+    capability = f"compute capability {row.min_compute_capability / 10:.1f} or higher" if row.min_compute_capability else ""
+    each = [
+        f"at least {gibibytes(row.min_memory_mib)}" if row.min_memory_mib else "",
+        capability,
+        "in one NVLink group" if row.nvlink else "",
+    ]
+    rather = [_labels(row.labels_preferred), "spread over hosts" if row.spread else ""]
+    found = [
+        ("CPU and memory", f"{words} on each host" if words and row.hosts > 1 else words),
+        ("Each GPU", ", ".join(filter(None, each))),
+        ("Only on hosts with", _labels(row.labels_required)),
+        ("Rather", ", ".join(filter(None, rather))),
+    ]
+    return [(label, said) for label, said in found if said]
+
+
+def _cpu_and_memory(cpu_milli: int, memory_mib: int) -> str:
+    return " and ".join(filter(None, [cores(cpu_milli) if cpu_milli else "", gibibytes(memory_mib) if memory_mib else ""]))
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in sorted(labels.items()))
+
+
+def submission_summary(kind: str, payload: Numbers) -> str:
+    """What was submitted, as a noun: for lists, notices and the approvals page."""
+    if kind == "quota_change":
+        limit = payload.get("borrow_limit_gpus")
+        lend = "any number" if limit is None else f"{limit}"
+        model = model_name(str(payload.get("model")))
+        worth = ""
+        if payload.get("gpu_hours") is not None:
+            then = "then only borrowing" if payload.get("when_used_up") != "refuse" else "then nothing new"
+            worth = f", worth {payload['gpu_hours']} GPU-hours a {payload.get('period')}, {then}"
+        return f"a guarantee of {payload.get('guaranteed_gpus')} × {model}, borrowing {lend} more{worth}"
+    if kind in ("reservation", "series", "window_change"):
+        models = " or ".join(map(model_name, payload.get("models") or [])) or "any GPU"
+        asked = f"{payload['profile']} of {models}" if payload.get("profile") else models
+        when = window(parsed_time(payload.get("start")), parsed_time(payload.get("end")))
+        size = f"{payload.get('units')} × {asked}"
+        if int(payload.get("hosts") or 1) > 1:
+            size = f"{payload['hosts']} hosts × {payload.get('units')} {asked}"
+        beside = _cpu_and_memory(payload.get("cpu_milli") or 0, payload.get("memory_mib") or 0)
+        what = f"{size}{f' on hosts with {beside}' if beside else ''}, {when}"
+        if kind == "series":
+            return f"{what}, {weekdays(payload.get('weekdays') or [])} until {payload.get('until')} ({payload.get('occurrences')} times)"
+        if kind == "window_change":
+            old = window(parsed_time(payload.get("start_now")), parsed_time(payload.get("end_now")))
+            return f"another window for {payload.get('name')}: {what} instead of {old}"
+        return what
+    return f"membership as {payload.get('role')}"

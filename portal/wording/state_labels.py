@@ -1,0 +1,99 @@
+"""States of workloads and arrays in a word, how work ended, and the steps until it runs."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from portal.wording.reason_texts import waiting_sentence
+from scheduler.models import Run, Workload
+
+# State: (shape in icons.svg, word, tone). Shape and word say it, the tone only helps.
+WORKLOAD_STATES: dict[str, tuple[str, str, str]] = {
+    "queued": ("queued", "Queued", "queued"),
+    "placed": ("starting", "Placed", "starting"),
+    "starting": ("starting", "Starting", "starting"),
+    "running": ("running", "Running", "running"),
+    "notice": ("ending", "Asked to stop", "ending"),
+    "stopping": ("ending", "Stopping", "ending"),
+}
+
+OUTCOMES: dict[str, tuple[str, str, str]] = {
+    "finished": ("ended", "Finished", "ended"),
+    "failed": ("failed", "Failed", "failed"),
+    "cancelled": ("cancelled", "Stopped", "ended"),
+    "time_limit": ("ended", "Time limit", "ended"),
+    "idle": ("idle", "Idle", "idle"),
+    "checkpointed": ("ended", "Checkpointed", "ended"),
+    "killed_at_grace": ("failed", "Killed", "failed"),
+    "out_of_memory": ("failed", "Out of memory", "failed"),
+    "out_of_disk": ("failed", "Out of disk", "failed"),
+    "disk_ran_low": ("failed", "Disk ran low", "failed"),
+    "gpu_error": ("failed", "GPU error", "failed"),
+    "host_lost": ("lost", "Host lost", "failed"),
+    "lease_lost": ("lost", "Host lost", "failed"),
+    "start_failed": ("failed", "Could not start", "failed"),
+    "prolog_failed": ("failed", "Could not start", "failed"),
+    "host_full": ("failed", "Could not start", "failed"),
+    "gpu_unreadable": ("failed", "Could not start", "failed"),
+    "drained": ("cancelled", "Drained", "ended"),
+    "reservation_over": ("ended", "Reservation over", "ended"),
+    "dependency_never_met": ("cancelled", "Never its turn", "ended"),
+}
+
+
+def is_waiting_to_resume(workload: Workload) -> bool:
+    """Whether it ran and waits again, whatever had ended it; what was placed and never ran is queued as before."""
+    return workload.state == "queued" and workload.started_at is not None
+
+
+def workload_state_label(workload: Workload, by: str = "") -> tuple[str, str, str]:
+    """(shape, word, tone) of a workload: its state, or once it has ended how it ended; ``by`` whom, where a person stopped it."""
+    if is_waiting_to_resume(workload):
+        return ("preempted", "Waits to resume", "queued")
+    if workload.state == "ended" and workload.outcome == "cancelled":
+        word = "Stopped" if workload.attempt else "Taken back"
+        return ("cancelled", f"{word} by {by}" if by else word, "ended")
+    if workload.state == "ended":
+        return OUTCOMES.get(workload.outcome, ("ended", "Ended", "ended"))
+    return WORKLOAD_STATES[workload.state]
+
+
+
+def array_state_label(array: Any) -> str:
+    """The word for a whole array, which came with its counts."""
+    if array.running or array.waiting:
+        return "Running" if array.running else "Waiting"
+    if array.failed:
+        return f"{array.failed} failed"
+    return "Finished" if array.finished else "Cancelled"
+
+
+
+def start_steps(workload: Workload, run: Run | None) -> list[dict[str, Any]]:
+    """The real steps to a running workload, in order.
+
+    Each: ``word``, ``at`` (datetime or None), ``state`` (done, now or ahead), ``detail`` (text, may be empty).
+    ``run`` is the first run of the present attempt, None while it waits.
+    """
+    notebook = workload.kind == "notebook"
+    where = f"on {run.host.name}" if run else ""
+    marks: list[tuple[str, datetime | None, str]] = [
+        ("Queued", workload.queued_at, waiting_sentence(workload) if run is None else ""),
+        ("Placed", run.placed_at if run else None, where),
+        ("Starting", run.starting_at if run else None, run.step if run else ""),
+        ("Running", run.running_at if run else None, ""),
+    ]
+    if notebook:
+        marks.append(("Ready", run.ready_at if run else None, ""))
+    last = max((index for index, (_, at, _) in enumerate(marks) if at is not None), default=0)
+    complete = last == len(marks) - 1
+    return [
+        {
+            "word": word,
+            "at": at,
+            "state": "done" if index < last or (index == last and complete) else "now" if index == last else "ahead",
+            "detail": detail,
+        }
+        for index, (word, at, detail) in enumerate(marks)
+    ]

@@ -1,0 +1,1 @@
+"""Locks, leases, leader election and the clock check that every writer goes through."""

@@ -1,0 +1,26 @@
+"""Which engine process may write. One row says who, and its epoch tells the writes of whoever was it before."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from django.db import transaction
+
+from scheduler.coordination import locks
+from scheduler.models import Leader
+
+LEADER_TIMEOUT_SECONDS = 5  # a leader that has not renewed for so long is dead or frozen
+
+
+@transaction.atomic
+def acquire_or_renew(holder: str, now: datetime) -> int | None:
+    """Renew or take the lead for ``holder``, a name that no other process ever has. The epoch, or None while another one leads."""
+    row = locks.leader()
+    if row.holder == holder:
+        Leader.objects.filter(pk=row.pk).update(renewed_at=now)
+        return row.epoch
+    if row.holder and row.renewed_at is not None and now - row.renewed_at < timedelta(seconds=LEADER_TIMEOUT_SECONDS):
+        return None
+    Leader.objects.filter(pk=row.pk).update(holder=holder, epoch=row.epoch + 1, renewed_at=now)
+    return row.epoch + 1
+

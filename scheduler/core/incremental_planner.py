@@ -1,0 +1,204 @@
+"""One snapshot kept warm: changed by deltas instead of read afresh, and planned on.
+
+    standing = Standing(snapshot)
+    standing.change(Delta(queued=(new,), running_gone=(17,)))
+    standing.plan(now) == plan(standing.snapshot(), now)  # byte for byte
+
+A delta names whole rows that are new or changed, and the keys of rows that are gone; giving the same one twice changes
+nothing more. Rows are keyed by id, quotas by (team, pool, model), decayed use by (team, pool), and maintenance, which
+has no id, by the whole window.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from scheduler.core.model.pool_snapshot import PoolSnapshot
+from scheduler.core.model.snapshot import (
+    DecayedUseInfo,
+    HostInfo,
+    MaintenanceInfo,
+    Plan,
+    PoolInfo,
+    QueuedWorkload,
+    QuotaInfo,
+    ReservationInfo,
+    RunningWorkload,
+    Snapshot,
+    TeamInfo,
+    UnitInfo,
+)
+from scheduler.core.planner import plan_pools
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotDelta:
+    """Rows that are new or changed, and the keys of those that are gone; the gone go first. Unknown keys are let be."""
+
+    epoch: int | None = None  # None: as it was
+    pools: tuple[PoolInfo, ...] = ()
+    pools_gone: tuple[int, ...] = ()
+    hosts: tuple[HostInfo, ...] = ()
+    hosts_gone: tuple[int, ...] = ()
+    units: tuple[UnitInfo, ...] = ()
+    units_gone: tuple[int, ...] = ()
+    teams: tuple[TeamInfo, ...] = ()
+    teams_gone: tuple[int, ...] = ()
+    quotas: tuple[QuotaInfo, ...] = ()
+    quotas_gone: tuple[tuple[int, int, str], ...] = ()  # (team, pool, model)
+    decayed_use: tuple[DecayedUseInfo, ...] = ()
+    decayed_use_gone: tuple[tuple[int, int], ...] = ()  # (team, pool)
+    queued: tuple[QueuedWorkload, ...] = ()
+    queued_gone: tuple[int, ...] = ()
+    running: tuple[RunningWorkload, ...] = ()
+    running_gone: tuple[int, ...] = ()
+    reservations: tuple[ReservationInfo, ...] = ()
+    reservations_gone: tuple[int, ...] = ()
+    maintenance: tuple[MaintenanceInfo, ...] = ()
+    maintenance_gone: tuple[MaintenanceInfo, ...] = ()
+
+
+def row_key(row: Any) -> Any:
+    """What a row is known by."""
+    if isinstance(row, QuotaInfo):
+        return row.team, row.pool, row.model
+    if isinstance(row, DecayedUseInfo):
+        return row.team, row.pool
+    if isinstance(row, MaintenanceInfo):
+        return row.host, row.start, row.end
+    return int(row.id)
+
+
+SNAPSHOT_TABLES = tuple(f.name for f in fields(Snapshot) if f.name != "epoch")
+REMOVED_KEYS_FIELD = {name: f"{name}_gone" for name in SNAPSHOT_TABLES}
+
+
+def sort_rows(snapshot: Snapshot) -> Snapshot:
+    """The same snapshot with every table's rows in the order of their keys, each key once (the last row counts)."""
+    rows = {name: {row_key(row): row for row in getattr(snapshot, name)} for name in SNAPSHOT_TABLES}
+    return Snapshot(snapshot.epoch, **{name: tuple(rows[name][key] for key in sorted(rows[name])) for name in SNAPSHOT_TABLES})
+
+
+def snapshot_difference(old: Snapshot, new: Snapshot) -> SnapshotDelta:
+    """The delta that makes ``new`` of ``old``; empty when they say the same."""
+    changes: dict[str, Any] = {} if old.epoch == new.epoch else {"epoch": new.epoch}
+    for name in SNAPSHOT_TABLES:
+        before = {row_key(row): row for row in getattr(old, name)}
+        after = {row_key(row): row for row in getattr(new, name)}
+        changes[name] = tuple(row for key, row in after.items() if before.get(key) != row)
+        gone = tuple(key for key in before if key not in after)
+        changes[f"{name}_gone"] = tuple(before[key] for key in gone) if name == "maintenance" else gone
+    return SnapshotDelta(**changes)
+
+
+class IncrementalPlanner:
+    """A snapshot that changes, with the facts of its pools kept arranged for planning.
+
+    A change costs what it names: only new hosts or units, or another policy, make a pool be arranged anew.
+    """
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.epoch = snapshot.epoch
+        self._rows: dict[str, dict[Any, Any]] = {
+            name: {row_key(row): row for row in getattr(snapshot, name)} for name in SNAPSHOT_TABLES
+        }
+        self._planned: dict[tuple[int, bool], Plan] = {}  # of what has not changed since
+        self._pools: dict[int, PoolSnapshot] = {}
+        self._unknown_pool: dict[int, QueuedWorkload] = {}
+        self._rebuild_pools()
+
+    def change(self, delta: SnapshotDelta) -> None:
+        """Take over what is new, changed and gone."""
+        self._planned.clear()
+        if delta.epoch is not None:
+            self.epoch = delta.epoch
+        changed = {name: self._change_rows(name, delta) for name in SNAPSHOT_TABLES}
+        if changed["pools"] and self._rows["pools"].keys() != self._pools.keys():
+            self._rebuild_pools()
+            return
+        for pool in changed["pools"]:
+            self._pools[pool].set_pool(self._rows["pools"][pool])
+        if changed["hosts"] or changed["units"]:
+            self._change_hardware(changed)
+        for name, set_rows in (
+            ("quotas", PoolSnapshot.set_quotas),
+            ("reservations", PoolSnapshot.set_reservations),
+            ("maintenance", PoolSnapshot.set_maintenance),
+        ):
+            if changed[name]:
+                for facts in self._pools.values():
+                    set_rows(facts, self._rows[name].values())
+        if changed["teams"] or changed["decayed_use"]:
+            for facts in self._pools.values():
+                facts.set_shares(self._rows["teams"].values(), self._rows["decayed_use"].values())
+        self._change_workloads("running", changed["running"], PoolSnapshot.change_running)
+        self._change_workloads("queued", changed["queued"], PoolSnapshot.change_queued)
+
+    def _change_rows(self, name: str, delta: SnapshotDelta) -> dict[Any, Any]:
+        """Change one table; what changed: the old row by key, None where there was none."""
+        rows, changed = self._rows[name], {}
+        for gone in getattr(delta, REMOVED_KEYS_FIELD[name]):
+            key = row_key(gone) if isinstance(gone, MaintenanceInfo) else gone
+            if key in rows:
+                changed[key] = rows.pop(key)
+        for row in getattr(delta, name):
+            key = row_key(row)
+            before = rows.get(key)
+            if before is not row and before != row:
+                changed.setdefault(key, before)
+                rows[key] = row
+        return changed
+
+    def _change_hardware(self, changed: dict[str, dict[Any, Any]]) -> None:
+        """Arrange the pools anew whose hosts or units changed."""
+        hosts = {*changed["hosts"]} | {unit.host for unit in changed["units"].values() if unit is not None}
+        hosts |= {self._rows["units"][unit].host for unit in changed["units"] if unit in self._rows["units"]}
+        rows = [*(row for row in changed["hosts"].values() if row is not None)]
+        rows += [self._rows["hosts"][host] for host in hosts if host in self._rows["hosts"]]
+        for pool in {row.pool for row in rows} & self._pools.keys():
+            facts = self._pools[pool]
+            facts.set_hardware(self._rows["hosts"].values(), self._rows["units"].values())
+            facts.set_maintenance(self._rows["maintenance"].values())
+
+    def _change_workloads(
+        self, name: str, changed: dict[Any, Any], change: Callable[[PoolSnapshot, list[int], list[Any]], None]
+    ) -> None:
+        """Tell each pool which of its running or waiting work is gone, new or changed."""
+        gone: dict[int, list[int]] = defaultdict(list)
+        new: dict[int, list[Any]] = defaultdict(list)
+        for key, before in changed.items():
+            row = self._rows[name].get(key)
+            if before is not None and (row is None or row.pool != before.pool):
+                gone[before.pool].append(key)
+            if row is not None:
+                new[row.pool].append(row)
+        for pool in {*gone, *new}:
+            if pool in self._pools:
+                change(self._pools[pool], gone[pool], new[pool])
+            elif name == "queued":
+                for key in gone[pool]:
+                    self._unknown_pool.pop(key, None)
+                self._unknown_pool.update((row.id, row) for row in new[pool])
+
+    def _rebuild_pools(self) -> None:
+        """Arrange everything anew."""
+        snapshot = self.snapshot()
+        self._pools = {pool.id: PoolSnapshot(snapshot, pool) for pool in snapshot.pools}
+        self._unknown_pool = {queued.id: queued for queued in snapshot.queued if queued.pool not in self._pools}
+
+    def snapshot(self) -> Snapshot:
+        """What a fresh reading would give, rows in the order of their keys."""
+        tables = {name: tuple(self._rows[name][key] for key in sorted(self._rows[name])) for name in SNAPSHOT_TABLES}
+        return Snapshot(self.epoch, **tables)
+
+    def plan(self, now: int, *, explain: bool = True) -> Plan:
+        """The same as ``plan(self.snapshot(), now, explain=explain)``, byte for byte."""
+        known = self._planned.get((now, explain))
+        if known is None:
+            pools = [self._pools[pool] for pool in sorted(self._pools)]
+            known = plan_pools(self.epoch, pools, list(self._unknown_pool.values()), now, explain)
+            self._planned = {(now, explain): known}
+        return known

@@ -1,0 +1,1 @@
+"""Order the waiting work: admission, turns by quota tier and fair share, runtime prediction."""

@@ -1,0 +1,1 @@
+"""One planning cycle, in order: lead, take a snapshot, plan, check, apply, record."""

@@ -1,0 +1,63 @@
+"""How long a job will probably run, said once at its submission (docs/scheduling.md, "Who is looked at
+first"): the rule of ``scheduler.core.queue.runtime_prediction`` over the finished jobs of the database."""
+
+from __future__ import annotations
+
+from django.db.models import F, QuerySet
+
+from scheduler.core.queue.runtime_prediction import (
+    MAX_SIMILAR_JOBS,
+    MIN_SIMILAR_JOBS,
+    predicted_seconds,
+    similar_limits,
+    size_class,
+)
+from scheduler.core.reasons import ReasonCode
+from scheduler.models import Pool, Team, Workload
+from scheduler.state.states import WorkloadState
+
+
+def predict_runtime_seconds(*, pool: Pool, team: Team, owner_id: int, total_units: int, max_runtime_seconds: int) -> int:
+    """Seconds, between 1 and ``max_runtime_seconds``: the median of similar finished jobs of the user, else of the team,
+    else the limit times the pool's median of runtime / limit, else the limit."""
+    similar = _similar(pool, team, total_units, max_runtime_seconds)
+    of_user = _runtimes(similar.filter(owner_id=owner_id))
+    if len(of_user) >= MIN_SIMILAR_JOBS:
+        return predicted_seconds(of_user, (), (), max_runtime_seconds)
+    of_team = _runtimes(similar)
+    ratios = _ratios(_finished(pool)) if len(of_team) < MIN_SIMILAR_JOBS else []
+    return predicted_seconds((), of_team, ratios, max_runtime_seconds)
+
+
+def _finished(pool: Pool) -> QuerySet[Workload]:
+    found = Workload.objects.filter(
+        pool=pool, state=WorkloadState.ENDED, outcome=ReasonCode.FINISHED, started_at__isnull=False
+    )
+    return found.order_by("-ended_at", "-pk")
+
+
+def _similar(pool: Pool, team: Team, total_units: int, limit: int) -> QuerySet[Workload]:
+    """Of the team, of the same size, with a similar limit."""
+    smallest, end = size_class(total_units)
+    least, greatest = similar_limits(limit)
+    return (
+        _finished(pool)
+        .alias(total=F("units") * F("hosts"))
+        .filter(
+            project__team=team,
+            total__gte=smallest,
+            total__lt=end,
+            max_runtime_seconds__gte=least,
+            max_runtime_seconds__lte=greatest,
+        )
+    )
+
+
+def _runtimes(jobs: QuerySet[Workload]) -> list[float]:
+    rows = jobs.values_list("started_at", "ended_at")[:MAX_SIMILAR_JOBS]
+    return [(ended - started).total_seconds() for started, ended in rows if started and ended]
+
+
+def _ratios(jobs: QuerySet[Workload]) -> list[float]:
+    rows = jobs.values_list("started_at", "ended_at", "max_runtime_seconds")[:MAX_SIMILAR_JOBS]
+    return [(ended - started).total_seconds() / limit for started, ended, limit in rows if started and ended and limit]

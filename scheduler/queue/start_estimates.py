@@ -1,0 +1,110 @@
+"""The record of expected starts: what each workload was told when it began to wait, and what came of it.
+
+One row per wait, written by ``apply`` when an expected start is first known and closed when the workload is placed. From the
+latest of them a pool's ranges are made (docs/scheduling.md, "Expected start"), and how good they were is shown beside them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from datetime import UTC, datetime
+
+from django.db.models import BooleanField, ExpressionWrapper, F, OuterRef, Q, Subquery, Window
+from django.db.models.functions import RowNumber
+
+from scheduler.core.explain.start_ranges import (
+    MAX_OUTCOMES,
+    EstimateAccuracy,
+    EstimateOutcome,
+    StartRange,
+    estimate_accuracy,
+)
+from scheduler.models import StartEstimate, Workload
+from scheduler.state.states import WorkloadState
+
+
+def past_starts_by_pool(pools: Collection[int], now: datetime) -> dict[int, EstimateAccuracy]:
+    """The record of each pool by its id, in one question: the latest ``MAX_OUTCOMES`` waits that are over, and as many of those
+    that last longer than was said."""
+    if not pools:
+        return {}
+    overdue = Q(over_at=None, expected_start__lt=now, workload__state=WorkloadState.QUEUED)
+    rows = (
+        StartEstimate.objects.filter(Q(over_at__isnull=False) | overdue, pool__in=pools)
+        .annotate(is_over=ExpressionWrapper(Q(over_at__isnull=False), BooleanField()))
+        .annotate(
+            place=Window(
+                RowNumber(),
+                partition_by=[F("pool"), F("is_over")],
+                order_by=[F("over_at").desc(), F("told_at").desc(), F("pk").desc()],
+            )
+        )
+        .filter(place__lte=MAX_OUTCOMES)
+        .values_list("pool_id", "told_at", "expected_start", "latest", "over_at", "started", "workload__simulated")
+    )
+    told: dict[int, list[EstimateOutcome]] = defaultdict(list)
+    for pool, told_at, expected, latest, over_at, started, simulated in rows:
+        told[pool].append(
+            EstimateOutcome(
+                int((expected - told_at).total_seconds()),
+                None if latest is None else int((latest - told_at).total_seconds()),
+                int(((over_at or now) - told_at).total_seconds()),
+                started,
+                simulated,
+            )
+        )
+    return {pool: estimate_accuracy(told[pool]) for pool in pools}
+
+
+def likely_range(past: EstimateAccuracy, expected_start: datetime | None, now: datetime) -> tuple[datetime, datetime] | None:
+    """From when and by when it likely starts; None where nothing is expected or the record is too short."""
+    if expected_start is None:
+        return None
+    found: StartRange | None = past.range(int(now.timestamp()), int(expected_start.timestamp()))
+    return None if found is None else (_moment(found.earliest), _moment(found.latest))
+
+
+def record_first_estimates(expected: Mapping[int, int], now: datetime) -> None:
+    """Workloads were given an expected start (seconds since the epoch). Only the first of each wait is kept."""
+    known = StartEstimate.objects.filter(workload__in=expected, attempt=F("workload__attempt")).values("workload")
+    rows = list(Workload.objects.filter(pk__in=expected).exclude(pk__in=known).values_list("pk", "pool_id", "attempt"))
+    if not rows:
+        return
+    past = past_starts_by_pool({pool for _, pool, _ in rows}, now)
+    estimates = []
+    for pk, pool, attempt in rows:
+        at = _moment(expected[pk])
+        likely = likely_range(past[pool], at, now)
+        estimates.append(
+            StartEstimate(
+                workload_id=pk,
+                pool_id=pool,
+                attempt=attempt,
+                told_at=now,
+                expected_start=at,
+                latest=likely[1] if likely else None,
+            )
+        )
+    StartEstimate.objects.bulk_create(estimates, batch_size=1000)
+
+
+def close_placed_estimates(workloads: Collection[int], now: datetime) -> None:
+    """Workloads got their units: their waits are over."""
+    StartEstimate.objects.filter(workload__in=workloads, over_at=None).update(over_at=now, started=True)
+
+
+def prune_estimates() -> None:
+    """Close the waits of those that left the queue without a start, and forget what no range is made from any more."""
+    left = StartEstimate.objects.filter(over_at=None, workload__state=WorkloadState.ENDED)
+    ended = Workload.objects.filter(pk=OuterRef("workload")).values("ended_at")
+    left.update(over_at=Subquery(ended))
+    over = StartEstimate.objects.filter(over_at__isnull=False).annotate(
+        place=Window(RowNumber(), partition_by=[F("pool")], order_by=[F("over_at").desc(), F("pk").desc()])
+    )
+    old = over.filter(place__gt=MAX_OUTCOMES).values_list("pk", flat=True)
+    StartEstimate.objects.filter(pk__in=list(old)).delete()
+
+
+def _moment(seconds: int) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)

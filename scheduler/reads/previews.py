@@ -1,0 +1,124 @@
+"""What would happen, without doing it: the same ``plan()`` over a moment with one workload more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from django.contrib.auth.base_user import AbstractBaseUser as Person
+
+from scheduler.core.model import snapshot as model
+from scheduler.core.reasons import ReasonCode
+from scheduler.core.what_if import alternatives, impossible
+from scheduler.cycle import request_snapshot_cache, snapshot
+from scheduler.models import Pool, Project, Reservation, Workload
+from scheduler.queue import start_estimates
+from scheduler.queue.dependencies import DependencySpecs, awaited_ids, dependency_states
+from scheduler.queue.queue_limits import queue_limit_exceeded
+from scheduler.queue.runtime_prediction import predict_runtime_seconds
+from scheduler.reads import capacity
+
+
+def preview_workload(
+    *, project: Project, pool: Pool, owner: Person, max_runtime_seconds: int, now: datetime, preemptible: bool = False,
+    priority: int = model.Priority.NORMAL, reservation: Reservation | None = None, after: DependencySpecs = (), **columns: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """What the next cycle would say to this workload if it were queued now.
+
+    ``starts_now`` (bool), ``code`` and ``numbers`` (why or why not), ``expected_start`` (datetime or None), ``likely`` (from
+    when and by when, or None), ``past_starts`` (the pool's record, None when it starts now), ``sooner``
+    (``alternatives.Alternative``), ``impossible`` (``ImpossibleStart`` or None), ``borrowed_slots``, ``predicted_seconds`` (how
+    long it would run), ``quota_effect`` (see ``capacity.quota_effect``). ``columns`` are those of ``queue_workload``; what
+    the plan does not ask for is ignored.
+    """
+    numbers = queue_limit_exceeded(pool, person=owner.pk, team=project.team_id, more=1)
+    if numbers is not None:
+        effect = capacity.quota_use(team=project.team_id, pool=pool.pk, now=now)
+        past = start_estimates.past_starts_by_pool([pool.pk], now)[pool.pk]
+        return {**_rejected_preview(ReasonCode.TOO_MANY_WAITING, numbers), "quota_effect": effect, "past_starts": past}
+    taken = request_snapshot_cache.take_cached_snapshot([pool.pk], now)
+    row = _unsaved_row(
+        pk=1 + max([q.id for q in taken.queued] + [r.id for r in taken.running], default=0),
+        project=project, pool=pool, owner=owner, max_runtime_seconds=max_runtime_seconds, now=now, preemptible=preemptible,
+        priority=priority, reservation=reservation, after=after, columns=columns,
+    )  # fmt: skip
+    row.predicted_seconds = predict_runtime_seconds(
+        pool=pool, team=project.team, owner_id=owner.pk, total_units=row.units * row.hosts,
+        max_runtime_seconds=max_runtime_seconds,
+    )  # fmt: skip
+    queued = snapshot.queued_from_row(row, now)
+    answer = alternatives.preview(taken, queued, snapshot.epoch_seconds(now))
+    effect = capacity.quota_use(team=project.team_id, pool=pool.pk, now=now)
+    said: dict[str, Any] = {"code": answer.code, "numbers": dict(answer.numbers), "quota_effect": effect}
+    said |= {"likely": None, "past_starts": None, "sooner": [], "never": None}
+    said["predicted_seconds"] = queued.predicted_seconds
+    if isinstance(answer, model.Placement):
+        return {**said, "starts_now": True, "expected_start": now, "borrowed_slots": answer.borrowed_slots}
+    expected = _moment(answer.expected_start)
+    said["past_starts"] = past = start_estimates.past_starts_by_pool([pool.pk], now)[pool.pk]
+    said["likely"] = start_estimates.likely_range(past, expected, now)
+    allowed = capacity.allowed_alternatives(columns.get("kind", ""), project, now)
+    said["sooner"] = alternatives.earlier_alternatives_for(taken, queued, snapshot.epoch_seconds(now), allowed, answer)
+    if expected is None:
+        said["never"] = _impossible_start(row, now)
+    return {**said, "starts_now": False, "expected_start": expected, "borrowed_slots": 0}
+
+
+@dataclass(frozen=True)
+class ImpossibleStart:
+    """Why something would not start whatever ended; ``may_be_granted``: unless its team is granted more."""
+
+    code: str
+    numbers: dict[str, Any]
+    may_be_granted: bool
+
+
+def impossible_start(
+    *, project: Project, pool: Pool, owner: Person, max_runtime_seconds: int, now: datetime, preemptible: bool = False,
+    priority: int = model.Priority.NORMAL, reservation: Reservation | None = None, **columns: Any,
+) -> ImpossibleStart | None:  # fmt: skip
+    """Why this workload would never start, if it were queued now; None where it can. ``columns``: see ``queue_workload``."""
+    row = _unsaved_row(
+        pk=1, project=project, pool=pool, owner=owner, max_runtime_seconds=max_runtime_seconds, now=now, preemptible=preemptible,
+        priority=priority, reservation=reservation, after=(), columns=columns,
+    )  # fmt: skip
+    row.predicted_seconds = max_runtime_seconds
+    return _impossible_start(row, now)
+
+
+def impossible_start_of(workload: Workload, now: datetime) -> ImpossibleStart | None:
+    """The same of one that waits."""
+    return _impossible_start(workload, now)
+
+
+def _impossible_start(row: Workload, now: datetime) -> ImpossibleStart | None:
+    empty = snapshot.take_empty_snapshot([row.pool_id], now)
+    said = impossible.impossible_reason(empty, snapshot.queued_from_row(row, now), snapshot.epoch_seconds(now))
+    return None if said is None else ImpossibleStart(said.code, dict(said.numbers), said.code in impossible.GRANTABLE_CODES)
+
+
+def _unsaved_row(
+    *, pk: int, project: Project, pool: Pool, owner: Person, max_runtime_seconds: int, now: datetime, preemptible: bool,
+    priority: int, reservation: Reservation | None, after: DependencySpecs, columns: dict[str, Any],
+) -> Workload:  # fmt: skip
+    """A workload that is not written."""
+    workloads, arrays = awaited_ids(dependency_states(after))
+    asked = {name: columns[name] for name in snapshot.ASK_COLUMNS if name in columns}
+    return Workload(
+        pk=pk, project=project, owner_id=owner.pk, pool=pool, reservation=reservation, submitted_at=now,
+        max_runtime_seconds=max_runtime_seconds, priority=int(priority), preemptible=preemptible,
+        waits_for=workloads, waits_for_arrays=arrays, **asked,
+    )  # fmt: skip
+
+
+def _rejected_preview(code: ReasonCode, numbers: model.ReasonNumbers) -> dict[str, Any]:
+    """It would not even be queued."""
+    return {
+        "code": str(code), "numbers": dict(numbers), "likely": None, "sooner": [], "never": None, "predicted_seconds": 0,
+        "starts_now": False, "expected_start": None, "borrowed_slots": 0,
+    }  # fmt: skip
+
+
+def _moment(at: int | None) -> datetime | None:
+    return None if at is None else datetime.fromtimestamp(at, UTC)

@@ -1,0 +1,291 @@
+"""How an agent proves which host it speaks for: a join token once, then a credential that is renewed.
+
+With the token the host registers the public half of a key pair that was made on it, and a new credential is given to whoever signs
+a challenge with the private half; a credential that somebody copied lives a day. Only hashes are kept. A renewed credential is
+derived from the present one's hash and the site's secret, so that renewing twice gives the same text and a lost frame costs
+nothing; it takes over when the agent first uses it. A database restored from a backup knows those that were given out since.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import secrets
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from django.conf import settings
+from django.db import transaction
+
+from scheduler.coordination import locks
+from scheduler.models import Command, Host, JoinToken
+from scheduler.services.hosts import record_host_change
+from scheduler.services.rejection import OperationRejected
+from scheduler.state import nudge
+from scheduler.state.states import LeaseState, change_state
+
+JOIN_TOKEN_TTL = timedelta(minutes=15)
+CREDENTIAL_TTL = timedelta(hours=24)
+CREDENTIAL_RENEW_AFTER = CREDENTIAL_TTL * 2 / 3
+CREDENTIAL_RENEWABLE_FOR = timedelta(days=30)  # after its end: a host that was off for so long comes back by itself
+MAX_CREDENTIAL_CHAIN = 64  # from one credential to the next, so far back may a restored backup lie: about 40 days
+CHALLENGE_STEP_SECONDS = 300
+CREDENTIAL_PREFIX = "gpa"
+CHALLENGE_PREFIX = "gpc"
+JOIN_TOKEN_PREFIX = "gpj_"  # so that no token begins with "-", which a command line would take for an option
+
+
+@dataclass(frozen=True, slots=True)
+class HostCredential:
+    text: str
+    expires_at: datetime
+
+
+@transaction.atomic
+def issue_join_token(host: Host, *, now: datetime) -> str:
+    """A token with which one agent joins as this host, once, within 15 minutes. Shown once; those not used yet stop working."""
+    JoinToken.objects.filter(host=host, used_at__isnull=True, expires_at__gt=now).update(expires_at=now)
+    text = f"{JOIN_TOKEN_PREFIX}{secrets.token_urlsafe(32)}"
+    JoinToken.objects.create(host=host, token_hash=_hash(text), created_at=now, expires_at=now + JOIN_TOKEN_TTL)
+    return text
+
+
+@transaction.atomic
+def redeem_join_token(
+    *, token: str, host_name: str, instance: str, boot_id: str, now: datetime, public_key: str = "", signature: str = ""
+) -> tuple[Host, HostCredential]:
+    """The host's agent from now on is ``instance``; whoever was it before is turned away. Whoever did not hear the answer may ask
+    again: a spent token still counts for the instance and the key that it made the host's, until they have spoken with the
+    credential; the one of the lost answer counts no more.
+
+    Raises OperationRejected ``join_token_unknown``, ``join_token_spent``, ``join_token_expired``, ``join_token_of_another_host`` or, when
+    the token was not signed with the private half of ``public_key``, ``join_key_not_proven``.
+    """
+    row = JoinToken.objects.select_related("host").filter(token_hash=_hash(token)).first()
+    if row is None:
+        raise OperationRejected("join_token_unknown")
+    if row.host.name != host_name:
+        raise OperationRejected("join_token_of_another_host", (("host", host_name),))
+    if row.expires_at <= now:
+        raise OperationRejected("join_token_expired", (("expired_at", row.expires_at.isoformat()),))
+    if public_key and not _is_signed(public_key, signature, f"gpupool join {host_name} {token}"):
+        raise OperationRejected("join_key_not_proven")
+    is_first = bool(JoinToken.objects.filter(pk=row.pk, used_at__isnull=True).update(used_at=now))
+    host = locks.hosts([row.host_id])[row.host_id]
+    if not is_first and not _join_answer_was_lost(host, instance, public_key):
+        raise OperationRejected("join_token_spent")
+    if instance != host.agent_instance:  # what the one before has begun is its own: nothing is wanted of this one for it
+        starts = Command.objects.filter(host=host, verb=Command.Verb.START, done_at__isnull=True)
+        starts.update(done_at=now)
+    credential = HostCredential(_credential_text(host.pk, secrets.token_urlsafe(32)), now + CREDENTIAL_TTL)
+    host.agent_instance, host.boot_id, host.refused_agent = instance, boot_id, None
+    host.credential_hash, host.credential_expires_at = _hash(credential.text), credential.expires_at
+    host.public_key, host.agent_start = public_key, ""
+    host.agent_before_heard_at = host.last_sync_at
+    host.save(
+        update_fields=[
+            "agent_before_heard_at", "agent_instance", "boot_id", "refused_agent", "credential_hash", "credential_expires_at",
+            "public_key", "agent_start",
+        ]
+    )  # fmt: skip
+    nudge.pages(nudge.HOSTS)
+    return host, credential
+
+
+def _join_answer_was_lost(host: Host, instance: str, public_key: str) -> bool:
+    """Did this agent, proven by its key, join as the host and has not been heard since?"""
+    joined = bool(public_key) and (host.agent_instance, host.public_key) == (instance, public_key)
+    return joined and host.last_sync_at == host.agent_before_heard_at
+
+
+def verify_credential(text: str, *, now: datetime) -> int | None:
+    """The host's id when this is its credential or one that follows from it, which then takes over.
+
+    None when it is neither, has expired or was revoked.
+    """
+    host = Host.objects.filter(pk=_host_id(text)).only("credential_hash", "credential_expires_at").first()
+    if (
+        host is None
+        or not host.credential_hash
+        or host.credential_expires_at is None
+        or host.credential_expires_at <= now
+    ):
+        return None
+    if hmac.compare_digest(_hash(text), host.credential_hash):
+        return int(host.pk)
+    if _is_in_chain(text, host):
+        same = Host.objects.filter(pk=host.pk, credential_hash=host.credential_hash)
+        same.update(credential_hash=_hash(text), credential_expires_at=now + CREDENTIAL_TTL)
+        return int(host.pk)
+    return None
+
+
+def _is_in_chain(text: str, host: Host) -> bool:
+    """Is this the host's next credential, or one after it? Each follows from the one before and the site's secret, so nobody has
+    one that was not given out; those further on were given out after the backup from which this database was restored."""
+    last = host.credential_hash
+    for _ in range(MAX_CREDENTIAL_CHAIN):
+        following = _credential_text_after(host.pk, last)
+        if hmac.compare_digest(text.encode(), following.encode()):
+            return True
+        last = _hash(following)
+    return False
+
+
+def renewed_credential(host: Host, *, now: datetime) -> HostCredential | None:
+    """For a host without a key: the next credential when two thirds of this one's life are over, else None. Asking again gives the
+    same one."""
+    if host.public_key or not _renewal_is_due(host, now):
+        return None
+    return HostCredential(_next_credential_text(host), now + CREDENTIAL_TTL)
+
+
+def due_challenge(host: Host, *, now: datetime) -> str:
+    """What a host with a key has to sign when two thirds of its credential's life are over, else ''."""
+    return _challenge(host, now) if host.public_key and _renewal_is_due(host, now) else ""
+
+
+def redeem_challenge(host: Host, *, challenge: str, signature: str, now: datetime) -> HostCredential:
+    """The next credential for a signed challenge; it takes over when the agent first uses it.
+
+    Raises OperationRejected ``challenge_unknown`` (of another host or credential, or too old) or ``challenge_not_signed``.
+    """
+    expires = challenge.split(".")[2] if challenge.count(".") == 3 else ""
+    is_time = expires.isascii() and expires.isdigit() and len(expires) < 16
+    known = bool(host.credential_hash) and is_time and int(expires) > now.timestamp()
+    if not known or not hmac.compare_digest(challenge.encode(), _challenge_text(host, int(expires)).encode()):
+        raise OperationRejected("challenge_unknown")
+    if not host.public_key or not _is_signed(host.public_key, signature, f"gpupool renew {challenge}"):
+        raise OperationRejected("challenge_not_signed")
+    return HostCredential(_next_credential_text(host), now + CREDENTIAL_TTL)
+
+
+def challenge_for_expired(text: str, *, now: datetime) -> str:
+    """What to sign for a new credential, for whoever has the host's last one, once it has run out, or the one before where nobody
+    has used the last one yet. '' for anybody else: while it is good only the host's open connection is asked to sign, so that a
+    copy of its state folder can't take its place meanwhile."""
+    host = _host_of_expired(text, now)
+    return _challenge(host, now) if host is not None else ""
+
+
+@transaction.atomic
+def renew_expired_credential(text: str, *, challenge: str, signature: str, now: datetime) -> HostCredential:
+    """A new credential in place of ``text``, for a signed challenge; it counts at once, and until the host has spoken with it,
+    asking again gives the same. Raises OperationRejected as ``redeem_challenge`` does."""
+    host = _host_of_expired(text, now)
+    if host is None:
+        raise OperationRejected("challenge_unknown")
+    redeem_challenge(host, challenge=challenge, signature=signature, now=now)
+    given = HostCredential(_credential_text_after(host.pk, _hash(text)), now + CREDENTIAL_TTL)
+    same = Host.objects.filter(pk=host.pk, credential_hash=host.credential_hash)
+    if not same.update(credential_hash=_hash(given.text), credential_expires_at=given.expires_at):
+        raise OperationRejected("challenge_unknown")
+    return given
+
+
+def _host_of_expired(text: str, now: datetime) -> Host | None:
+    host = Host.objects.filter(pk=_host_id(text)).exclude(credential_hash="").exclude(public_key="").first()
+    if host is None or host.credential_expires_at is None:
+        return None
+    ends = host.credential_expires_at
+    if hmac.compare_digest(_hash(text), host.credential_hash):
+        return host if ends <= now < ends + CREDENTIAL_RENEWABLE_FOR else None
+    is_next = hmac.compare_digest(_hash(_credential_text_after(host.pk, _hash(text))), host.credential_hash)
+    unused = host.last_sync_at is None or host.last_sync_at < ends - CREDENTIAL_TTL
+    # It was renewed and the answer was lost: nobody has spoken with the new one yet.
+    return host if is_next and unused and now < ends + CREDENTIAL_RENEWABLE_FOR else None
+
+
+def _renewal_is_due(host: Host, now: datetime) -> bool:
+    expires = host.credential_expires_at
+    return bool(host.credential_hash) and expires is not None and now >= expires - CREDENTIAL_TTL + CREDENTIAL_RENEW_AFTER
+
+
+def _challenge(host: Host, now: datetime) -> str:
+    """The same for some minutes, so that asking again does not ask for another signature."""
+    return _challenge_text(host, (int(now.timestamp()) // CHALLENGE_STEP_SECONDS + 2) * CHALLENGE_STEP_SECONDS)
+
+
+def _challenge_text(host: Host, expires: int) -> str:
+    said = f"challenge to host {host.pk} until {expires} after {host.credential_hash}".encode()
+    mac = hmac.new(settings.SECRET_KEY.encode(), said, hashlib.sha256).digest()
+    return f"{CHALLENGE_PREFIX}.{host.pk}.{expires}.{base64.urlsafe_b64encode(mac).decode().rstrip('=')}"
+
+
+def _is_signed(public_key: str, signature: str, text: str) -> bool:
+    try:
+        key = Ed25519PublicKey.from_public_bytes(base64.b64decode(public_key, validate=True))
+        key.verify(base64.b64decode(signature, validate=True), text.encode())
+    except (ValueError, binascii.Error, InvalidSignature):
+        return False
+    return True
+
+
+@transaction.atomic
+def revoke_credential(host: Host, *, now: datetime) -> bool:
+    """Its agent is turned away at once, also on the connection that is open, and may join again with a new token. Nothing new is
+    placed on the host from now on: it could only be lost with the lease.
+
+    False when it had no credential.
+    """
+    fresh = locks.hosts([host.pk])[host.pk]
+    JoinToken.objects.filter(host=host, used_at__isnull=True, expires_at__gt=now).update(expires_at=now)
+    revoked = (
+        Host.objects.filter(pk=host.pk)
+        .exclude(credential_hash="")
+        .update(credential_hash="", credential_expires_at=None, public_key="")
+    )
+    host.credential_hash, host.credential_expires_at, host.public_key = "", None, ""
+    if revoked and change_state(fresh, "lease_state", old=LeaseState.ALIVE, new=LeaseState.SUSPECT):
+        host.lease_state = LeaseState.SUSPECT
+        record_host_change(fresh, "its agent's credential was revoked", now)
+        nudge.engine()
+    nudge.hosts([host.pk])
+    nudge.pages(nudge.HOSTS)
+    return bool(revoked)
+
+
+@transaction.atomic
+def record_rejected_agent(
+    host_id: int, *, reason: str, code: str = "", instance: str = "", boot_id: str = "", now: datetime
+) -> None:
+    """Keep who was turned away last as this host and why, for its page. What is not known of the agent stays empty. ``code``:
+    ``agent_copy`` or ``agent_second`` where people have to choose between two agents."""
+    Host.objects.filter(pk=host_id).update(
+        refused_agent={
+            "instance": instance[:64],
+            "boot_id": boot_id[:64],
+            "reason": reason,
+            "code": code,
+            "at": now.isoformat(),
+        }
+    )
+    nudge.pages(nudge.HOSTS)
+
+
+def _next_credential_text(host: Host) -> str:
+    return _credential_text_after(host.pk, host.credential_hash)
+
+
+def _credential_text_after(host_id: int, credential_hash: str) -> str:
+    said = f"next credential of host {host_id} after {credential_hash}".encode()
+    mac = hmac.new(settings.SECRET_KEY.encode(), said, hashlib.sha256).digest()
+    return _credential_text(host_id, base64.urlsafe_b64encode(mac).decode().rstrip("="))
+
+
+def _credential_text(host_id: int, secret: str) -> str:
+    return f"{CREDENTIAL_PREFIX}.{host_id}.{secret}"
+
+
+def _host_id(text: str) -> int:
+    parts = text.split(".")
+    known = len(parts) == 3 and parts[0] == CREDENTIAL_PREFIX and parts[1].isascii() and parts[1].isdigit() and len(parts[1]) < 19
+    return int(parts[1]) if known else 0
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

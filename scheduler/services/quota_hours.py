@@ -1,0 +1,83 @@
+"""GPU-hours per period: what teams used of those that their guarantees are worth, counted from allocations.
+
+Counted every minute in one query, however many allocations there are, and written beside the quota. What the planner reads is
+only whether they are used up, so nothing has to be planned anew while they are not. A new period begins at midnight (UTC) of
+the day, of Monday, or of the first of the month.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from django.db import connection, transaction
+
+from scheduler.coordination import locks
+from scheduler.models import Quota
+from scheduler.state import nudge
+
+USED_HOURS_SQL = """
+SELECT quota.id, COALESCE(SUM(
+    (upper(allocation.slots) - lower(allocation.slots))
+    * EXTRACT(EPOCH FROM LEAST(COALESCE(upper(allocation.period), %(now)s), %(now)s)
+                         - GREATEST(lower(allocation.period), begun.at))
+), 0)
+FROM scheduler_quota AS quota
+CROSS JOIN LATERAL (
+    SELECT date_trunc(quota.hours_period, %(now)s AT TIME ZONE 'UTC') AT TIME ZONE 'UTC' AS at
+) AS begun
+LEFT JOIN (
+    scheduler_allocation AS allocation
+    JOIN scheduler_project AS project ON project.id = allocation.project_id
+    JOIN scheduler_unit AS unit ON unit.id = allocation.unit_id
+    JOIN scheduler_gpu AS gpu ON gpu.id = unit.gpu_id
+    JOIN scheduler_host AS host ON host.id = gpu.host_id
+) ON project.team_id = quota.team_id AND host.pool_id = quota.pool_id AND gpu.model = quota.model
+ AND allocation.period && tstzrange(begun.at, %(now)s)
+WHERE quota.hours_slot_seconds IS NOT NULL AND (%(only)s::bigint IS NULL OR quota.id = %(only)s)
+GROUP BY quota.id
+ORDER BY quota.id
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaPeriod:
+    start: datetime
+    end: datetime
+
+
+def quota_period_at(kind: str, now: datetime) -> QuotaPeriod:
+    """The day, week or month (UTC) that ``now`` is in."""
+    day = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    if kind == Quota.Period.DAY:
+        return QuotaPeriod(day, day + timedelta(days=1))
+    if kind == Quota.Period.WEEK:
+        monday = day - timedelta(days=day.weekday())
+        return QuotaPeriod(monday, monday + timedelta(days=7))
+    first = day.replace(day=1)
+    return QuotaPeriod(first, (first + timedelta(days=32)).replace(day=1))
+
+
+def count_quota_hours(now: datetime, only: Quota | None = None) -> int:
+    """Count what was used in each quota's period (or in one's), and note which are used up; how many of these changed."""
+    with connection.cursor() as cursor:
+        cursor.execute(USED_HOURS_SQL, {"now": now, "only": only.pk if only else None})
+        used = {pk: int(seconds) for pk, seconds in cursor.fetchall()}
+    return sum(_store_use(quota, used[quota.pk], now) for quota in Quota.objects.filter(pk__in=used).order_by("pk"))
+
+
+def _store_use(quota: Quota, used: int, now: datetime) -> bool:
+    """Write down one quota's use; True when it is now used up and was not, or the other way round."""
+    until = quota_period_at(quota.hours_period, now).end
+    used_up = used >= (quota.hours_slot_seconds or 0)
+    same_period = quota.hours_until == until
+    values = {"hours_used": used, "hours_counted_at": now}
+    if used_up == quota.hours_used_up and same_period:
+        Quota.objects.filter(pk=quota.pk).update(**values)
+        return False
+    with transaction.atomic():
+        locks.pools([quota.pool_id])
+        Quota.objects.filter(pk=quota.pk).update(**values, hours_used_up=used_up, hours_until=until)
+        nudge.engine()
+        nudge.pages(nudge.QUEUE)
+    return used_up != quota.hours_used_up

@@ -1,0 +1,1 @@
+"""State transitions, isolation levels, nudges and the change feed. Imports no models."""

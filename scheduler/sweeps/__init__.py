@@ -1,0 +1,1 @@
+"""Periodic, level-triggered work that the passing of time requires."""

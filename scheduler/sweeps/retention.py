@@ -1,0 +1,32 @@
+"""What is old enough is forgotten, a bounded part at a time: decisions about work that is over, recorded snapshots, logs."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from django.conf import settings
+
+from scheduler.cycle import recording
+from scheduler.models import Decision
+from scheduler.runs import logs
+from scheduler.state.states import WorkloadState
+
+MIB = 1024 * 1024
+MAX_ROWS_PER_CALL = 5_000  # rows of one kind per call; the next tick goes on
+
+
+def delete_expired_rows(now: datetime) -> tuple[int, int]:
+    """Forget what is older than the settings keep; how many decisions and recordings.
+
+    Decisions about work that has not ended stay, however old: they say why it waits or was told to go.
+    """
+    before = now - timedelta(days=settings.GPUPOOL_DECISION_DAYS)
+    old = Decision.objects.filter(at__lt=before, workload__state=WorkloadState.ENDED).order_by("at")
+    decisions, _ = Decision.objects.filter(pk__in=list(old.values_list("pk", flat=True)[:MAX_ROWS_PER_CALL])).delete()
+    recordings = recording.prune_recordings(now - timedelta(hours=settings.GPUPOOL_RECORDING_HOURS), MAX_ROWS_PER_CALL)
+    return decisions, recordings + recording.prune_recordings_to_size(settings.GPUPOOL_RECORDING_MIB * MIB)
+
+
+def delete_expired_logs(now: datetime) -> int:
+    """Forget what runs wrote that ended long ago; how many logs."""
+    return logs.delete_old_logs(now - timedelta(days=settings.GPUPOOL_LOG_DAYS), MAX_ROWS_PER_CALL)

@@ -1,0 +1,1 @@
+"""What hosts report and what they are told."""

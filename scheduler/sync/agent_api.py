@@ -1,0 +1,144 @@
+"""What the edge and the web process call for an agent, each in a thread of its own: plain blocking functions.
+
+The host is known from its credential and never from a message. ``AgentRejected`` is the clear no that goes back as a Refused frame.
+Samples and health go to ``telemetry.ingest.agent_api``, which also knows ``Desired.committed_sequence``.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Sequence
+from datetime import datetime
+
+from agent.protocol import (
+    VERSION,
+    Desired,
+    JoinAnswer,
+    JoinRequest,
+    LogChunk,
+    Observed,
+    Proof,
+    RenewAnswer,
+    RenewRequest,
+)
+from scheduler import services
+from scheduler.coordination.clock_check import ClockSample
+from scheduler.models import Host, Run
+from scheduler.runs import logs
+from scheduler.runs.workspace_secret import workspace_secret
+from scheduler.sync import heartbeat, reconcile
+from scheduler.sync.reconcile import AgentRejected
+
+__all__ = [
+    "AgentRejected", "authenticate", "desired", "join", "redeem_challenge", "record_rejected", "renew", "store_log", "sync",
+    "sync_unchanged", "workspace_secret",
+]  # fmt: skip
+
+JOIN_PROBLEMS = {
+    "join_token_unknown": "token: not known; make a new one on the host's page",
+    "join_token_spent": "token: used before; make a new one on the host's page",
+    "join_token_expired": "token: older than 15 minutes; make a new one on the host's page",
+    "join_token_of_another_host": "host: this token was made for another host; use the host's own token",
+    "join_key_not_proven": "signature: not one of the token made with the private half of public_key",
+}
+
+
+PROOF_PROBLEMS = {
+    "challenge_unknown": "challenge: not of this host's last credential, or too old; join again with a new token if this goes on",
+    "challenge_not_signed": "signature: not one made with the key that this host registered when it joined",
+}
+
+
+def join(request: JoinRequest, now: datetime) -> JoinAnswer:
+    """Spend a join token. Raises AgentRejected that names what is wrong with it."""
+    if request.version != VERSION:
+        raise AgentRejected(f"version: {request.version}; allowed: {VERSION}")
+    if not request.instance or len(request.instance) > 64 or len(request.boot_id) > 64:
+        raise AgentRejected("instance and boot_id: allowed are 1 to 64 characters")
+    if len(request.public_key) > 60 or len(request.signature) > 120:
+        raise AgentRejected("public_key and signature: allowed are those of Ed25519, in base64")
+    try:
+        host, credential = services.redeem_join_token(
+            token=request.token, host_name=request.host, instance=request.instance, boot_id=request.boot_id, now=now,
+            public_key=request.public_key, signature=request.signature,
+        )  # fmt: skip
+    except services.OperationRejected as refused:
+        raise AgentRejected(JOIN_PROBLEMS[refused.code]) from None
+    return JoinAnswer(
+        credential=credential.text, credential_expires_at=credential.expires_at.timestamp(), host=host.name
+    )
+
+
+def redeem_challenge(host_id: int, proof: Proof, now: datetime) -> tuple[str, float]:
+    """A signed challenge becomes the next credential, which counts from its first use: its text, and the end of its life in seconds
+    since the epoch. Raises AgentRejected."""
+    try:
+        given = services.redeem_challenge(_host(host_id), challenge=proof.challenge, signature=proof.signature, now=now)
+    except services.OperationRejected as refused:
+        raise AgentRejected(PROOF_PROBLEMS[refused.code], retry=True) from None
+    return given.text, given.expires_at.timestamp()
+
+
+def renew(credential: str, request: RenewRequest, now: datetime) -> RenewAnswer:
+    """A challenge for whoever has the last credential of a host; for its signature a new one. Raises AgentRejected."""
+    if request.version != VERSION:
+        raise AgentRejected(f"version: {request.version}; allowed: {VERSION}")
+    try:
+        if not request.challenge:
+            challenge = services.challenge_for_expired(credential, now=now)
+            if not challenge:
+                raise services.OperationRejected("challenge_unknown")
+            return RenewAnswer(challenge=challenge)
+        given = services.renew_expired_credential(credential, challenge=request.challenge, signature=request.signature, now=now)
+    except services.OperationRejected as refused:
+        raise AgentRejected(PROOF_PROBLEMS[refused.code]) from None
+    return RenewAnswer(credential=given.text, credential_expires_at=given.expires_at.timestamp())
+
+
+def authenticate(credential: str, now: datetime) -> int | None:
+    """The host's id, or None for a credential that is unknown, expired or revoked."""
+    return services.verify_credential(credential, now=now)
+
+
+def sync_unchanged(host_id: int, credentials: Sequence[str], observed: Observed, moment: ClockSample) -> Desired | None:
+    """The short way for a host without news, which also looks at its credential and at the clock: what should be so, or None when
+    ``wall_clock.look``, ``authenticate`` and ``sync`` have to be asked; then nothing was written."""
+    return heartbeat.sync_if_unchanged(host_id, credentials, observed, moment)
+
+
+def sync(host_id: int, observed: Observed, now: datetime, gpu_faults: Collection[str] = ()) -> Desired:
+    """Take in a report and answer what should be so. ``gpu_faults`` as for ``reconcile.observe``. Raises AgentRejected."""
+    host = _host(host_id)
+    reconcile.observe(host, observed, now, gpu_faults)
+    host.refresh_from_db()
+    return reconcile.desired(host, now)
+
+
+def desired(host_id: int, now: datetime) -> Desired:
+    """What should be so, when it changed without a report. Raises AgentRejected when the credential was revoked."""
+    return reconcile.desired(_host(host_id), now)
+
+
+def record_rejected(host_id: int, reason: str, now: datetime, code: str = "") -> None:
+    """An agent with this host's credential was turned away before it said anything: kept for the host's page. ``code``:
+    ``agent_second`` where it is another than the one that is connected."""
+    services.record_rejected_agent(host_id, reason=reason, code=code, now=now)
+
+
+def store_log(host_id: int, chunk: LogChunk) -> int:
+    """Append to a run's log. How many bytes of it are kept now; a chunk sent twice changes nothing. Raises AgentRejected for a run
+    that is not of this host."""
+    try:
+        public_id = uuid.UUID(chunk.run)
+    except ValueError:
+        raise AgentRejected(f"run: {chunk.run[:60]!r}; allowed: the id of a run of this host") from None
+    if not Run.objects.filter(public_id=public_id, host_id=host_id).exists():
+        raise AgentRejected(f"run: {public_id}; allowed: the id of a run of this host")
+    return logs.append_log(public_id, chunk.offset, chunk.text)
+
+
+def _host(host_id: int) -> Host:
+    host = Host.objects.filter(pk=host_id).first()
+    if host is None:
+        raise AgentRejected("this host is not known any more")
+    return host

@@ -1,0 +1,114 @@
+"""A host that says what it said before: one statement renews its lease, and no lock is held between statements.
+
+Hosts speak every few seconds and hardly ever have news. What is written here is exactly what ``scheduler.sync.reconcile`` would write
+for such a report: when it was heard, and that a suspect host is trusted again. Whether there is news is asked in the same statement
+that writes, so nothing can come between; at the least doubt nothing is written and the whole way is gone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from datetime import datetime
+
+from django.db import connection, transaction
+
+from agent.protocol import VERSION, Desired, Observed
+from scheduler.coordination import locks
+from scheduler.coordination.clock_check import CLOCK_STEP_THRESHOLD, ClockSample
+from scheduler.models import Host, Pool, Run
+from scheduler.state.states import LeaseState, RunState
+from scheduler.sync import host_inventory, reconcile
+
+# The host's row is locked by the UPDATE as by every other writer of it.
+RENEW_LEASE_SQL = """
+UPDATE scheduler_host AS h SET last_sync_at = %(now)s
+FROM scheduler_pool AS p
+WHERE h.id = %(host)s AND p.id = h.pool_id
+  AND h.credential_hash = ANY(%(credentials)s) AND h.credential_expires_at > %(now)s
+  AND h.agent_instance = %(instance)s AND h.boot_id = %(boot)s AND h.agent_start = %(start)s AND h.agent_version = %(version)s
+  AND h.lease_state IN ('alive', 'suspect')
+  AND h.hardware->>'digest' = %(digest)s AND h.hardware->'applied' = 'true'::jsonb
+  AND NOT EXISTS (
+    SELECT FROM scheduler_run AS r
+    WHERE r.host_id = h.id AND r.state <> 'ended'
+      AND r.public_id::text || ' ' || r.generation || ' ' || r.state <> ALL(%(runs)s)
+  )
+  AND NOT EXISTS (
+    SELECT FROM scheduler_clockreading AS c
+    WHERE c.machine = %(machine)s AND abs(extract(epoch FROM %(now)s - c.wall) - (%(uptime)s - c.uptime)) >= %(set)s
+  )
+RETURNING h.name, h.lease_state, h.credential_hash, h.credential_expires_at, h.public_key, p.id, p.stray_action, p.diagnostic_tool,
+  p.diagnostic_seconds,
+  EXISTS (SELECT FROM scheduler_command AS c WHERE c.host_id = h.id AND c.done_at IS NULL),
+  EXISTS (SELECT FROM scheduler_diagnostic AS d WHERE d.host_id = h.id AND d.state IN ('wanted', 'running')),
+  EXISTS (SELECT FROM scheduler_geometrychange AS g WHERE g.host_id = h.id AND g.state = 'changing')
+"""
+
+
+def sync_if_unchanged(host_id: int, credentials: Sequence[str], observed: Observed, moment: ClockSample) -> Desired | None:
+    """What should be so on a host that reports no news with one of its good credentials; None when there may be news, or anything
+    is not as it was (the clock too), and then nothing has been written. Strays are telemetry's."""
+    now = moment.wall
+    if not _has_no_news(observed):
+        return None
+    known = _unchanged_runs(host_id, observed, now)
+    if known is None:
+        return None
+    with connection.cursor() as cursor:
+        cursor.execute(
+            RENEW_LEASE_SQL,
+            {
+                "host": host_id, "now": now, "instance": observed.instance, "boot": observed.boot_id, "start": observed.start,
+                "version": observed.agent_version, "digest": host_inventory.inventory_digest(observed.inventory), "runs": known,
+                "machine": moment.machine, "uptime": moment.uptime, "set": CLOCK_STEP_THRESHOLD.total_seconds(),
+                "credentials": [hashlib.sha256(text.encode()).hexdigest() for text in credentials],
+            },
+        )  # fmt: skip
+        row = cursor.fetchone()
+    if row is None:
+        return None
+    name, lease_state, credential_hash, expires_at, public_key = row[:5]
+    pool_id, stray_action, tool, seconds, has_commands, has_diagnostics, has_geometries = row[5:]
+    if lease_state == LeaseState.SUSPECT:
+        _restore_suspect_host(host_id, now)
+    pool = Pool(pk=pool_id, stray_action=stray_action, diagnostic_tool=tool, diagnostic_seconds=seconds)
+    host = Host(
+        pk=host_id, pool=pool, name=name, credential_hash=credential_hash, credential_expires_at=expires_at,
+        public_key=public_key,
+    )  # fmt: skip
+    return reconcile.desired_for_host(
+        host, pool, now, has_commands=has_commands, has_diagnostics=has_diagnostics, has_geometries=has_geometries
+    )
+
+
+def _restore_suspect_host(host_id: int, now: datetime) -> None:
+    """It had been quiet for a little longer than it should. After a moment in which the servers were slow this is most hosts."""
+    with transaction.atomic():
+        host = locks.hosts([host_id])[host_id]
+        if host.lease_state == LeaseState.SUSPECT and host.credential_hash:  # not revoked meanwhile
+            reconcile.renew_lease(host, {}, now)
+
+
+def _has_no_news(observed: Observed) -> bool:
+    return (
+        observed.version == VERSION
+        and bool(observed.start)
+        and observed.homes is None
+        and not observed.diagnostics
+        and not observed.geometries
+    )
+
+
+def _unchanged_runs(host_id: int, observed: Observed, now: datetime) -> list[str] | None:
+    """What of the host's runs is told as it is known, as the statement names them; None when something is told that is not."""
+    if not observed.runs:
+        return []
+    told = {run.run: run for run in observed.runs}
+    known = []
+    for run in Run.objects.filter(host=host_id).exclude(state=RunState.ENDED):
+        one = told.get(str(run.public_id))
+        if one is None or one.generation != run.generation or reconcile.has_changes(run, one, now):
+            return None
+        known.append(f"{run.public_id} {run.generation} {run.state}")
+    return known

@@ -1,0 +1,106 @@
+"""The homes that a host reports, written into Storage and Volume rows. Several hosts report the same storage: the newest look
+counts."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from agent.protocol import LARGEST_SIZE, LONGEST_HOME_NAME, MOST_HOMES, HomeSeen, HomesSeen
+from scheduler.models import Host, Storage, Volume
+
+MEASURED_FIELDS = ("size_bytes", "size_complete", "files", "changed_at", "measured_at")
+MAX_TIMESTAMP_SECONDS = datetime(2100, 1, 1, tzinfo=UTC).timestamp()
+
+
+def has_other_storage(homes: int | None, host: Host) -> bool:
+    """Has a host surely other homes than those that a checkpoint lies in?"""
+    return homes is not None and host.storage_id is not None and host.storage_id != homes
+
+
+def homes_problem(seen: HomesSeen | None) -> str:
+    """Why this report can't be believed, naming the field, the value and what is allowed; empty when it can."""
+    if seen is None:
+        return ""
+    if not (1 <= len(seen.storage) <= 64 and seen.storage.isascii() and seen.storage.isalnum()):
+        return f"homes.storage: {seen.storage[:70]!r}; allowed: 1 to 64 letters and digits"
+    if len(seen.homes) > MOST_HOMES:
+        return f"homes.homes: {len(seen.homes)} entries; allowed: at most {MOST_HOMES}"
+    if not 0 <= seen.left_out < 2**31:
+        return f"homes.left_out: {seen.left_out}; allowed: 0 to {2**31 - 1}"
+    for name, size in (("total_bytes", seen.total_bytes), ("free_bytes", seen.free_bytes)):
+        if size is not None and not 0 <= size <= LARGEST_SIZE:
+            return f"homes.{name}: {size}; allowed: 0 to {LARGEST_SIZE} bytes, or nothing where it is not known"
+    if not 0 <= seen.listed_at <= MAX_TIMESTAMP_SECONDS:
+        return f"homes.listed_at: {seen.listed_at}; allowed: seconds since the epoch, up to {MAX_TIMESTAMP_SECONDS:.0f}"
+    if len({home.name for home in seen.homes}) < len(seen.homes):
+        return "homes.homes: the same name twice; allowed: each once"
+    return next(filter(None, map(_home_problem, seen.homes)), "")
+
+
+def _home_problem(home: HomeSeen) -> str:
+    if not home.name or len(home.name) > LONGEST_HOME_NAME or not home.name.isprintable() or "/" in home.name:
+        return (
+            f"homes.homes: name {home.name[:60]!r}; allowed: the name of a folder, 1 to {LONGEST_HOME_NAME} characters"
+        )
+    for name, count in (("bytes", home.bytes), ("files", home.files)):
+        if count is not None and not 0 <= count <= LARGEST_SIZE:
+            return (
+                f"homes.homes: {name} of {home.name[:60]!r} is {count}; "
+                f"allowed: 0 to {LARGEST_SIZE}, or nothing where it is not known"
+            )
+    for name, at in (("changed_at", home.changed_at), ("measured_at", home.measured_at)):
+        if at is not None and not at <= MAX_TIMESTAMP_SECONDS:
+            return f"homes.homes: {name} of {home.name[:60]!r} is {at}; allowed: seconds since the epoch, up to {MAX_TIMESTAMP_SECONDS:.0f}"
+    return ""
+
+
+def store_homes(host: Host, seen: HomesSeen, now: datetime) -> None:
+    """Bring the rows to what was seen; a look older than the last one only says which storage the host has."""
+    listed_at = min(_moment(seen.listed_at, now), now)
+    storage, made = Storage.objects.get_or_create(
+        key=seen.storage, defaults={"listed_at": listed_at, **_disk(seen), "left_out": seen.left_out}
+    )
+    Host.objects.filter(pk=host.pk).exclude(storage=storage).update(storage=storage)
+    newer = made or bool(
+        Storage.objects.filter(pk=storage.pk, listed_at__lt=listed_at).update(
+            listed_at=listed_at, left_out=seen.left_out, **_disk(seen)
+        )
+    )
+    if not newer:
+        return
+    _write_homes(storage, seen, now)
+    if not seen.left_out:  # else nobody knows whether a home that is not named is gone
+        storage.volumes.exclude(name__in=[home.name for home in seen.homes]).delete()
+
+
+def _write_homes(storage: Storage, seen: HomesSeen, now: datetime) -> None:
+    """Rows that changed, in order of name: two hosts that share the storage never wait for each other in a circle."""
+    known = {volume.name: volume for volume in storage.volumes.all()}
+    changed = []
+    for home in sorted(seen.homes, key=lambda each: each.name):
+        facts = _facts(home, now)
+        before = known.get(home.name)
+        if before is None or any(getattr(before, name) != value for name, value in facts.items()):
+            changed.append(Volume(storage=storage, name=home.name, **facts))
+    Volume.objects.bulk_create(
+        changed, update_conflicts=True, unique_fields=["storage", "name"], update_fields=MEASURED_FIELDS, batch_size=1000
+    )
+
+
+def _facts(home: HomeSeen, now: datetime) -> dict[str, object]:
+    return {
+        "size_bytes": home.bytes,
+        "size_complete": home.complete,
+        "files": home.files,
+        "changed_at": None if home.changed_at is None else _moment(home.changed_at, now),
+        "measured_at": None if home.measured_at is None else _moment(home.measured_at, now),
+    }
+
+
+def _moment(seconds: float, now: datetime) -> datetime:
+    """Never after now: the clocks of hosts differ, and files claim any time."""
+    return min(datetime.fromtimestamp(max(0.0, seconds), tz=UTC), now)
+
+
+def _disk(seen: HomesSeen) -> dict[str, int | None]:
+    return {"total_bytes": seen.total_bytes, "free_bytes": seen.free_bytes}

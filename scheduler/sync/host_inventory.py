@@ -1,0 +1,323 @@
+"""What a host reports of its GPUs, written into Gpu and Unit rows. A GPU's geometry changes only while nobody holds any of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from django.db import transaction
+from django.db.backends.postgresql.psycopg_any import NumericRange
+
+from agent.protocol import (
+    LONGEST_PATH,
+    MOST_EXPOSED,
+    MOST_PACKAGES,
+    EnvironmentSeen,
+    GpuSeen,
+    Inventory,
+    MigProfileSeen,
+    UnitSeen,
+)
+from scheduler.coordination import locks
+from scheduler.core.fit.mig_layout import COMPUTE_SLICES_PER_GPU
+from scheduler.core.model.snapshot import SLOTS_PER_GPU
+from scheduler.models import Allocation, Gpu, GpuStateChange, Host, Unit
+from scheduler.state import nudge
+from scheduler.state.isolation import isolation_level
+from scheduler.state.states import RepairState, change_state
+
+MAX_GPUS = 64
+MAX_PROFILES = 40  # of MIG, of one model
+MAX_MEMORY_SLICES = 16  # NVIDIA's boards have 8
+MAX_DIAGNOSTICS = 20
+DIAGNOSTIC_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{1,39}")
+ADDRESS = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,251}[A-Za-z0-9])?|")
+MAX_WORD_LENGTH = 60  # characters of a package's name or version
+CHANGED_WHILE_HELD = "its geometry changed while somebody held a part of it"
+NOT_REPORTED = "its host does not report it any more"
+REPORTED_AGAIN = "its host reports it again"
+UnitLayout = set[tuple[str, str, int, int]]  # profile, uuid, first slot within the GPU, slots
+
+
+def inventory_problem(host: Host, inventory: Inventory) -> str:
+    """Why this inventory can't be believed, naming the field, the value and what is allowed; empty when it can."""
+    if len(inventory.gpus) > MAX_GPUS:
+        return f"inventory.gpus: {len(inventory.gpus)} entries; allowed: at most {MAX_GPUS}"
+    indices, uuids = [g.index for g in inventory.gpus], [g.uuid for g in inventory.gpus]
+    if len(set(indices)) < len(indices) or len(set(uuids)) < len(uuids):
+        return "inventory.gpus: the same index or uuid twice; allowed: each once"
+    units = [unit.uuid for gpu in inventory.gpus for unit in gpu.units]
+    if len(set(units)) < len(units):
+        return "inventory.gpus: the same uuid of a unit twice; allowed: each once, for claims and samples name units by it"
+    for gpu in inventory.gpus:
+        found = _problem_of(gpu)
+        if found:
+            return found
+    found = _problem_of_profiles(inventory.mig_profiles)
+    if found:
+        return found
+    if len(inventory.diagnostics) > MAX_DIAGNOSTICS or not all(map(DIAGNOSTIC_NAME.fullmatch, inventory.diagnostics)):
+        return (
+            f"inventory.diagnostics: {len(inventory.diagnostics)} entries; allowed: at most {MAX_DIAGNOSTICS}, "
+            "names of 2 to 40 letters, digits, . _ and -"
+        )
+    if not ADDRESS.fullmatch(inventory.address):
+        return f"inventory.address: {inventory.address[:60]!r}; allowed: an IP address, a host name, or nothing"
+    if inventory.environment is not None and (found := _problem_of_environment(inventory.environment)):
+        return found
+    elsewhere = (
+        Gpu.objects.filter(uuid__in=uuids, retired_at__isnull=True).exclude(host=host).select_related("host").first()
+    )
+    if elsewhere is not None:
+        return f"inventory.gpus: {elsewhere.uuid} is a GPU of host {elsewhere.host.name}; allowed: GPUs of {host.name}"
+    return ""
+
+
+def _problem_of(gpu: GpuSeen) -> str:
+    where = f"inventory.gpus[{gpu.index}]"
+    if not 0 <= gpu.index < 1000 or not gpu.uuid or len(gpu.uuid) > 80:
+        return (
+            f"{where}: index {gpu.index}, uuid {gpu.uuid[:90]!r}; allowed: index 0 to 999, uuid of 1 to 80 characters"
+        )
+    if (
+        not gpu.model
+        or len(gpu.model) > 60
+        or not 0 <= gpu.memory_mib < 2**31
+        or not 0 <= gpu.compute_capability < 2**15
+    ):
+        return f"{where}: model {gpu.model[:70]!r}, memory_mib {gpu.memory_mib}, compute_capability {gpu.compute_capability}"
+    if any(n is not None and not 0 <= n < 2**15 for n in (gpu.nvlink_group, gpu.numa_node)) or len(gpu.pci_bus_id) > 32:
+        return (
+            f"{where}: nvlink_group {gpu.nvlink_group}, numa_node {gpu.numa_node}, pci_bus_id {gpu.pci_bus_id[:40]!r}"
+        )
+    if len(gpu.links) > MAX_GPUS or len(gpu.pcie) > MAX_WORD_LENGTH or any(len(way) > MAX_WORD_LENGTH for way in gpu.links.values()):
+        return f"{where}: {len(gpu.links)} links, pcie {gpu.pcie[:70]!r}; allowed: at most {MAX_GPUS}, words of {MAX_WORD_LENGTH}"
+    at = 0
+    for unit in sorted(gpu.units, key=lambda u: u.first_slot):
+        inside = at <= unit.first_slot and unit.slots > 0 and unit.first_slot + unit.slots <= SLOTS_PER_GPU
+        if (
+            not inside
+            or not unit.uuid
+            or len(unit.uuid) > 80
+            or len(unit.profile) > 30
+            or not 0 <= unit.memory_mib < 2**31
+        ):
+            return (
+                f"{where}.units: {unit.uuid[:90]!r} takes slots {unit.first_slot} to {unit.first_slot + unit.slots}; "
+                f"allowed: stretches within 0 to {SLOTS_PER_GPU} that do not overlap"
+            )
+        at = unit.first_slot + unit.slots
+    return ""
+
+
+def _problem_of_profiles(offered: Mapping[str, Sequence[MigProfileSeen]]) -> str:
+    if len(offered) > MAX_GPUS or any(len(profiles) > MAX_PROFILES for profiles in offered.values()):
+        return f"inventory.mig_profiles: allowed are {MAX_GPUS} models with at most {MAX_PROFILES} profiles each"
+    for model, profiles in offered.items():
+        for one in profiles:
+            fits = 1 <= one.slices <= COMPUTE_SLICES_PER_GPU and 1 <= one.most <= COMPUTE_SLICES_PER_GPU and 0 <= one.size <= MAX_MEMORY_SLICES
+            starts = len(one.starts) <= MAX_MEMORY_SLICES and all(0 <= start < MAX_MEMORY_SLICES for start in one.starts)
+            if not one.name or len(one.name) > 30 or not fits or not starts or not 0 <= one.memory_mib < 2**31:
+                return (
+                    f"inventory.mig_profiles.{model[:60]}: {one.name[:40]!r} with {one.slices} slices, {one.most} at most, size "
+                    f"{one.size}; allowed: 1 to {COMPUTE_SLICES_PER_GPU} slices, as many at most, size and starts within {MAX_MEMORY_SLICES}"
+                )
+    return ""
+
+
+def _problem_of_environment(seen: EnvironmentSeen) -> str:
+    where = "inventory.environment"
+    if len(seen.python) > MAX_WORD_LENGTH or not seen.python.isprintable():
+        return f"{where}.python: {seen.python[:60]!r}; allowed: a version of at most {MAX_WORD_LENGTH} characters"
+    if len(seen.packages) > MOST_PACKAGES or any(
+        len(word) > MAX_WORD_LENGTH or not word.isprintable() for pair in seen.packages.items() for word in pair
+    ):
+        return (
+            f"{where}.packages: {len(seen.packages)} entries; allowed: at most {MOST_PACKAGES}, "
+            f"names and versions of at most {MAX_WORD_LENGTH} printable characters"
+        )
+    for path in seen.exposed:
+        if not path.startswith("/") or len(path) > LONGEST_PATH or not path.isprintable():
+            return f"{where}.exposed: {path[:60]!r}; allowed: an absolute path of at most {LONGEST_PATH} characters"
+    if len(seen.exposed) > MOST_EXPOSED:
+        return f"{where}.exposed: {len(seen.exposed)} entries; allowed: at most {MOST_EXPOSED}"
+    return ""
+
+
+def inventory_digest(inventory: Inventory) -> str:
+    """Short for a whole report: kept beside it, so that a report like the last one is known without reading that."""
+    return hashlib.sha256(repr(inventory).encode("utf-8", "backslashreplace")).hexdigest()
+
+
+def store_inventory(host: Host, inventory: Inventory, now: datetime) -> bool:
+    """Bring the host's rows to what it reports. True when anything changed. The host is locked by the caller.
+
+    What is held stays as it is until it is free: then the next report is applied.
+    """
+    reported, short = dataclasses.asdict(inventory), inventory_digest(inventory)
+    before = host.hardware
+    if before.get("reported") == reported and before.get("applied") and before.get("digest") == short:
+        return False
+    known = {gpu.uuid: gpu for gpu in Gpu.objects.filter(host=host)}
+    known |= {g.uuid: g for g in Gpu.objects.filter(uuid__in=[s.uuid for s in inventory.gpus]).exclude(host=host)}
+    held = _held_gpus(known.values())
+    applied = _retire_missing(known, {gpu.uuid for gpu in inventory.gpus}, held, host, now)
+    for seen in inventory.gpus:
+        if seen.uuid in known:
+            gpu = _gpu(host, known[seen.uuid], seen, now)
+            applied = _units(gpu, seen, gpu.pk in held, now) and applied
+    _create_gpus(host, [seen for seen in inventory.gpus if seen.uuid not in known], now)
+    _store_host_hardware(host, inventory, {"reported": reported, "applied": applied, "digest": short}, now)
+    nudge.engine()
+    nudge.pages(nudge.HOSTS)
+    return True
+
+
+def _held_gpus(gpus: Iterable[Gpu]) -> set[int]:
+    held = Allocation.objects.filter(period__upper_inf=True, unit__gpu__in=[gpu.pk for gpu in gpus])
+    return set(held.values_list("unit__gpu_id", flat=True))
+
+
+def _retire_missing(known: dict[str, Gpu], seen: set[str], held: set[int], host: Host, now: datetime) -> bool:
+    """GPUs that are not reported any more go, and count as missing; one that is held is quarantined until it is free.
+
+    False when one had to stay.
+    """
+    applied = True
+    for gpu in known.values():
+        if gpu.uuid in seen or gpu.retired_at is not None or gpu.host_id != host.pk:
+            continue
+        if gpu.pk in held:
+            _quarantine(gpu, NOT_REPORTED, now)
+            applied = False
+        else:
+            Unit.objects.filter(gpu=gpu, retired_at__isnull=True).update(retired_at=now)
+            Gpu.objects.filter(pk=gpu.pk).update(retired_at=now)
+            if gpu.state_reason != NOT_REPORTED:  # else it was told when it went missing
+                GpuStateChange.objects.create(gpu=gpu, repair_state=gpu.repair_state, reason=NOT_REPORTED, at=now)
+        Gpu.objects.filter(pk=gpu.pk, missing_since__isnull=True).update(missing_since=now)
+    return applied
+
+
+@transaction.atomic
+def retire_missing_gpu(gpu: Gpu) -> bool:
+    """An operator knows that it is gone. False where it is not missing, or somebody still holds it."""
+    locks.hosts([gpu.host_id])
+    gone = Gpu.objects.filter(pk=gpu.pk, missing_since__isnull=False, retired_at__isnull=False)
+    forgotten = gone.update(missing_since=None) == 1
+    if forgotten:
+        nudge.pages(nudge.HOSTS)
+    return forgotten
+
+
+def _create_gpus(host: Host, new: list[GpuSeen], now: datetime) -> None:
+    """GPUs that were never seen, and their units, all at once: after an outage many hosts report for the first time."""
+    if not new:
+        return
+    for other in Gpu.objects.filter(host=host, index__in=[seen.index for seen in new], retired_at__isnull=True):
+        Gpu.objects.filter(pk=other.pk).update(index=_spare(host))  # one that is missing and held keeps its row, not its place
+    gpus = Gpu.objects.bulk_create(Gpu(uuid=seen.uuid, created_at=now, **_facts(host, seen)) for seen in new)
+    Unit.objects.bulk_create(
+        _unit_of(gpu, unit, now) for gpu, seen in zip(gpus, new, strict=True) for unit in _wanted_units(seen)
+    )
+
+
+def _facts(host: Host, seen: GpuSeen) -> dict[str, Any]:
+    return {
+        "host": host, "index": seen.index, "model": seen.model, "memory_mib": seen.memory_mib,
+        "compute_capability": seen.compute_capability, "nvlink_group": seen.nvlink_group, "numa_node": seen.numa_node,
+        "pci_bus_id": seen.pci_bus_id, "retired_at": None, "missing_since": None,
+    }  # fmt: skip
+
+
+def _gpu(host: Host, known: Gpu, seen: GpuSeen, now: datetime) -> Gpu:
+    # Two GPUs that swapped their indices would collide halfway: the other one gives its index up first.
+    Gpu.objects.filter(host=host, index=seen.index, retired_at__isnull=True).exclude(pk=known.pk).update(
+        index=_spare(host)
+    )
+    was_missing = known.missing_since is not None
+    Gpu.objects.filter(pk=known.pk).update(**_facts(host, seen))
+    known.refresh_from_db()
+    if known.repair_state == RepairState.QUARANTINED and known.state_reason == NOT_REPORTED:
+        _return(known, REPORTED_AGAIN, now)
+    elif was_missing:
+        GpuStateChange.objects.create(gpu=known, repair_state=known.repair_state, reason=REPORTED_AGAIN, at=now)
+    return known
+
+
+def _spare(host: Host) -> int:
+    used = set(Gpu.objects.filter(host=host, retired_at__isnull=True).values_list("index", flat=True))
+    return next(number for number in range(10_000, 20_000) if number not in used)
+
+
+def _units(gpu: Gpu, seen: GpuSeen, held: bool, now: datetime) -> bool:
+    """False when the geometry is another one and can't be taken over because somebody holds a part."""
+    rows = list(Unit.objects.filter(gpu=gpu, retired_at__isnull=True))
+    wanted = _wanted_units(seen)
+    new: UnitLayout = {(u.profile, u.uuid, u.first_slot, u.slots) for u in wanted}
+    old: UnitLayout = {_unit_layout(gpu, row) for row in rows}
+    if new != old:
+        if held:
+            _quarantine(gpu, CHANGED_WHILE_HELD, now)
+            return False
+        Unit.objects.filter(pk__in=[row.pk for row in rows if _unit_layout(gpu, row) not in new]).update(retired_at=now)
+        for unit in wanted:
+            if (unit.profile, unit.uuid, unit.first_slot, unit.slots) not in old:
+                _new_unit(gpu, unit, now)
+    if gpu.repair_state == RepairState.QUARANTINED and gpu.state_reason == CHANGED_WHILE_HELD:
+        _return(gpu, "its new geometry is taken over", now)
+    return True
+
+
+def _wanted_units(seen: GpuSeen) -> list[UnitSeen]:
+    whole = UnitSeen(uuid=seen.uuid, profile="", first_slot=0, slots=SLOTS_PER_GPU, memory_mib=seen.memory_mib)
+    return seen.units or [whole]
+
+
+def _unit_layout(gpu: Gpu, row: Unit) -> tuple[str, str, int, int]:
+    return (row.profile, row.uuid, row.slots.lower - gpu.first_slot, row.slots.upper - row.slots.lower)
+
+
+def _new_unit(gpu: Gpu, unit: UnitSeen, now: datetime) -> None:
+    """A unit as before comes back as the same row, so that its history goes on."""
+    made = _unit_of(gpu, unit, now)
+    before = Unit.objects.filter(gpu=gpu, profile=unit.profile, uuid=unit.uuid, slots=made.slots).first()
+    if before is not None:
+        Unit.objects.filter(pk=before.pk).update(retired_at=None, memory_mib=unit.memory_mib)
+        return
+    made.save(force_insert=True)
+
+
+def _unit_of(gpu: Gpu, unit: UnitSeen, now: datetime) -> Unit:
+    first = gpu.first_slot + unit.first_slot
+    slots = NumericRange(first, first + unit.slots)
+    return Unit(gpu=gpu, profile=unit.profile, uuid=unit.uuid, slots=slots, memory_mib=unit.memory_mib, created_at=now)
+
+
+def _quarantine(gpu: Gpu, reason: str, now: datetime) -> None:
+    if gpu.repair_state == RepairState.WELL and change_state(
+        gpu, "repair_state", old=RepairState.WELL, new=RepairState.QUARANTINED, state_reason=reason
+    ):
+        GpuStateChange.objects.create(gpu=gpu, repair_state=gpu.repair_state, reason=reason, at=now)
+
+
+def _return(gpu: Gpu, reason: str, now: datetime) -> None:
+    if change_state(gpu, "repair_state", old=RepairState.QUARANTINED, new=RepairState.WELL, state_reason=""):
+        GpuStateChange.objects.create(gpu=gpu, repair_state=gpu.repair_state, reason=reason, at=now)
+
+
+def _store_host_hardware(host: Host, inventory: Inventory, hardware: dict[str, Any], now: datetime) -> None:
+    host.hardware = hardware
+    host.cpu_milli, host.memory_mib = (
+        max(0, min(inventory.cpu_milli, 2**31 - 1)),
+        max(0, min(inventory.memory_mib, 2**31 - 1)),
+    )
+    host.isolation, host.simulated = inventory.isolation[:20], inventory.simulated
+    host.isolation_level, host.disk_full = isolation_level(hardware["reported"]), inventory.disk_full
+    host.disk_full_since = (host.disk_full_since or now) if inventory.disk_full else None
+    columns = ["hardware", "cpu_milli", "memory_mib", "isolation", "isolation_level", "simulated"]
+    host.save(update_fields=[*columns, "disk_full", "disk_full_since"])

@@ -1,0 +1,37 @@
+"""GPUs that their host stopped reporting: each is one event, so that nobody's pool gets smaller without a word."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from django.conf import settings
+
+from scheduler.models import Gpu
+from scheduler.state.states import RepairState
+from scheduler.sync.host_inventory import NOT_REPORTED
+from telemetry.models import HealthEvent
+
+MISSING_GPU_CODE = "gpu:missing"
+
+
+def record_missing_gpus(now: datetime) -> int:
+    """Note an event for each GPU that is missing; how many are new. Not as long ago as events are forgotten."""
+    since = now - timedelta(days=settings.GPUPOOL_HEALTH_EVENT_DAYS)
+    found = 0
+    for gpu in Gpu.objects.filter(missing_since__gt=since).order_by("pk"):
+        at = gpu.missing_since or now
+        _, created = HealthEvent.objects.get_or_create(
+            host_id=gpu.host_id,
+            event_id=f"missing:{gpu.pk}:{at.timestamp():.3f}",
+            defaults={
+                "gpu": gpu, "source": "gpupool", "code": MISSING_GPU_CODE, "detail": missing_gpu_detail(gpu)[:1000], "at": at, "received_at": now,
+            },
+        )  # fmt: skip
+        found += created
+    return found
+
+
+def missing_gpu_detail(gpu: Gpu) -> str:
+    """Which one it is, and what was known against it before it went."""
+    before = "" if gpu.repair_state == RepairState.WELL or gpu.state_reason == NOT_REPORTED else gpu.state_reason
+    return gpu.uuid + (f"; before that: {gpu.repair_state}, {before}" if before else "")

@@ -1,0 +1,113 @@
+"""Processes on a GPU that belong to no allocation: kept as their hosts tell them, each with one event when it is first seen.
+
+Of a host whose agent only counts them there is one event an hour per unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+
+from django.db import transaction
+from django.db.models import Exists, OuterRef
+
+from agent.protocol import StraySeen
+from scheduler.coordination import locks
+from scheduler.models import Gpu, Host, Unit
+from scheduler.state import nudge
+from telemetry.models import HealthEvent, Stray
+
+STRAY_CODE = "stray:process"
+MAX_STRAYS_PER_HOST = 500  # of one host
+INT4_MAX = 2**31 - 1
+COUNT_DEDUPLICATION_WINDOW = timedelta(minutes=2)  # a count that comes so soon after a name is of the same process
+
+
+@transaction.atomic
+def sync_stray_rows(host: Host, seen: Sequence[StraySeen], now: datetime) -> bool:
+    """Bring the host's rows to what it says; what it does not name is gone. Whether one is new. GPUs that it does not have are
+    not heard of."""
+    locks.hosts([host.pk])
+    gpus = {gpu.uuid: gpu for gpu in Gpu.objects.filter(host=host)}
+    there = {(row.gpu_id, row.pid, row.started): row for row in Stray.objects.filter(host=host, gone_at=None)}
+    fresh = False
+    for each in seen[:MAX_STRAYS_PER_HOST]:
+        gpu = gpus.get(each.gpu)
+        if gpu is None or not (0 < each.pid < INT4_MAX and 0 <= each.started < 2**62):
+            continue
+        row = there.pop((gpu.pk, each.pid, each.started), None)
+        facts = {
+            "user": each.user[:64],
+            "name": each.name[:64],
+            "memory_mib": each.memory_mib if each.memory_mib is not None and 0 <= each.memory_mib < INT4_MAX else None,
+            "run": each.run[:40],
+            "done": each.done[:200],
+            "last_seen": now,
+        }
+        if row is not None:
+            Stray.objects.filter(pk=row.pk).update(**facts)
+            continue
+        made = Stray.objects.create(host=host, gpu=gpu, pid=each.pid, started=each.started, first_seen=now, **facts)
+        HealthEvent.objects.get_or_create(
+            host=host,
+            event_id=stray_event_id(made),
+            defaults={
+                "gpu": gpu, "source": "agent", "code": STRAY_CODE, "detail": stray_detail(made), "at": now, "received_at": now,
+            },
+        )  # fmt: skip
+        fresh = True
+    Stray.objects.filter(pk__in=[row.pk for row in there.values()]).update(gone_at=now)
+    nudge.pages(nudge.HOSTS)
+    return fresh
+
+
+def stray_detail(stray: Stray) -> str:
+    """Who it is, for people."""
+    memory = "" if stray.memory_mib is None else f", {stray.memory_mib} MiB"
+    whose = "a workload that does not hold this GPU" if stray.run else "no workload"
+    return f"{stray.name or 'a process'} (pid {stray.pid}, user {stray.user or 'unknown'}{memory}) belongs to {whose}"
+
+
+def stray_event_id(stray: Stray) -> str:
+    """Of the event that says that it was first seen."""
+    return f"stray:{stray.pk}"
+
+
+def previously_reported(events: Sequence[HealthEvent]) -> set[int]:
+    """Which of these events (by id) are about a process of which an earlier report of its host had one: it has come back, or is on
+    another GPU too. One query."""
+    named = {event.event_id: event.pk for event in events}
+    earlier = Stray.objects.filter(
+        host=OuterRef("host"), pid=OuterRef("pid"), started=OuterRef("started"), first_seen__lt=OuterRef("first_seen")
+    )
+    pks = [int(pk) for pk in (name.removeprefix("stray:") for name in named) if pk.isdecimal()]
+    return {named[stray_event_id(row)] for row in Stray.objects.filter(Exists(earlier), pk__in=pks)}
+
+
+def record_stray_counts(seen: Mapping[tuple[int, int], tuple[float, int]], now: datetime) -> None:
+    """One event per (host, unit) and hour that has stray processes; ``seen`` gives the moment and their number."""
+    if not seen:
+        return
+    told = set(
+        Stray.objects.filter(host__in={host for host, _ in seen}, last_seen__gt=now - COUNT_DEDUPLICATION_WINDOW).values_list(
+            "host_id", flat=True
+        )
+    ) | set(Stray.objects.filter(host__in={host for host, _ in seen}, gone_at=None).values_list("host_id", flat=True))
+    seen = {key: count for key, count in seen.items() if key[0] not in told}
+    units = {unit.pk: unit for unit in Unit.objects.filter(pk__in={unit for _, unit in seen})}
+    events = []
+    for (host, unit), (moment, count) in sorted(seen.items()):
+        at = datetime.fromtimestamp(moment, UTC)
+        events.append(
+            HealthEvent(
+                host_id=host,
+                gpu_id=units[unit].gpu_id,
+                event_id=f"stray:{unit}:{at:%Y%m%d%H}",
+                source="agent",
+                code=STRAY_CODE,
+                detail=f"{count} process{'es' if count != 1 else ''} of no workload on {units[unit].uuid}",
+                at=at,
+                received_at=now,
+            )
+        )
+    HealthEvent.objects.bulk_create(events, ignore_conflicts=True)

@@ -1,0 +1,96 @@
+"""What was spent against budgets: alerts at thresholds, and the engine's gates closed and opened."""
+
+from __future__ import annotations
+
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+
+from django.db import transaction
+from django.db.models import Sum
+
+from scheduler.core.model.snapshot import SLOT_SECONDS_PER_GPU_HOUR
+from scheduler.models import BudgetGate, Project, Team
+from scheduler.services.budget_gates import close_budget_gate, open_budget_gate
+from telemetry.core.amounts import MICRO, ZERO, round_amount
+from telemetry.core.charging import CHARGED_BUCKETS
+from telemetry.models import Budget, BudgetAction, BudgetAlert, BudgetMeasure, Charge
+from telemetry.money.billing_months import month_bounds, month_of
+
+ALERT_PERCENTS = (50, 80, 100)
+USED_UP_PERCENT = 100
+FORECAST_MIN_ELAPSED = timedelta(days=3)  # the first days of a month say little about its end
+
+
+def check_budgets(now: datetime) -> int:
+    """Compare each budget of this month with what was spent; the number of new alerts. Gates follow the budgets' actions."""
+    month = month_of(now)
+    alerts = 0
+    wanted: set[tuple[int | None, int | None, str]] = set()
+    # Money first: where both measures are used up, one gate is closed, and says so of the money.
+    for budget in Budget.objects.filter(month=month).select_related("team", "project").order_by("-measure", "pk"):
+        spent = month_spend(month, budget.measure, team=budget.team_id, project=budget.project_id)
+        alerts += _record_alerts(budget, spent, now)
+        gate = (budget.team_id, budget.project_id, budget.action)
+        if budget.action != BudgetAction.NOTIFY and spent >= budget.amount and gate not in wanted:
+            wanted.add(gate)
+            close_budget_gate(
+                action=budget.action,
+                numbers={
+                    "limit": str(budget.amount),
+                    "spent": str(round_amount(spent)),
+                    "month": month.isoformat(),
+                    "measure": budget.measure,
+                },
+                until=month_bounds(month)[1],
+                now=now,
+                team=budget.team,
+                project=budget.project,
+            )
+    _open_unneeded_gates(wanted)
+    return alerts
+
+
+def month_spend(month: date, measure: str, *, team: int | None = None, project: int | None = None) -> Decimal:
+    """What a team or a project was charged on a month's statement so far: money, or the GPU-hours of the charged lines."""
+    lines = Charge.objects.filter(month=month, bucket__in=CHARGED_BUCKETS)
+    lines = lines.filter(team=team) if team is not None else lines.filter(project=project)
+    if measure == BudgetMeasure.GPU_HOURS:
+        return Decimal(lines.aggregate(total=Sum("slot_seconds"))["total"] or 0) / SLOT_SECONDS_PER_GPU_HOUR
+    return lines.aggregate(total=Sum("charged"))["total"] or ZERO
+
+
+def forecast_month_end(spent: Decimal, now: datetime) -> Decimal | None:
+    """What this month comes to when it goes on as it began; None in its first days."""
+    start, end = month_bounds(month_of(now))
+    gone = now - start
+    if gone < FORECAST_MIN_ELAPSED:
+        return None
+    return round_amount(spent * Decimal(int((end - start).total_seconds())) / Decimal(int(gone.total_seconds())))
+
+
+def _record_alerts(budget: Budget, spent: Decimal, now: datetime) -> int:
+    passed = [(step, False) for step in ALERT_PERCENTS if spent * 100 >= budget.amount * step and budget.amount > 0]
+    expected = forecast_month_end(spent, now)
+    if expected is not None and budget.amount > 0 and spent < budget.amount < expected:
+        passed.append((USED_UP_PERCENT, True))
+    new = [
+        BudgetAlert.objects.get_or_create(
+            budget=budget, percent=step, forecast=forecast, defaults={"spent": round_amount(spent, MICRO), "at": now}
+        )[1]
+        for step, forecast in passed
+    ]
+    reached = max((step for step, forecast in passed if not forecast), default=0)
+    Budget.objects.filter(pk=budget.pk).exclude(notified_percent=reached).update(notified_percent=reached)
+    return sum(new)
+
+
+@transaction.atomic
+def _open_unneeded_gates(wanted: set[tuple[int | None, int | None, str]]) -> None:
+    """Open the gates that no used-up budget keeps closed: the budget was raised, changed, or its month is over."""
+    gates = BudgetGate.objects.values_list("team", "project", "action")
+    for team, project, action in set(gates) - wanted:
+        open_budget_gate(
+            action=action,
+            team=Team.objects.filter(pk=team).first(),
+            project=Project.objects.filter(pk=project).first(),
+        )

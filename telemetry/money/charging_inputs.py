@@ -1,0 +1,210 @@
+"""What decides how GPUs' time is charged, read from rows into the core's values: a fixed number of queries for many GPUs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from psycopg.types.range import TimestamptzRange
+
+from scheduler.core.model.snapshot import PoolKind
+from scheduler.models import Allocation, BoundUnit, Gpu, GpuStateChange, HostStateChange, WorkloadKind
+from scheduler.state.states import AdminState, LeaseState, RepairState
+from telemetry.core.charging import (
+    SLOTS_PER_GPU,
+    GpuCondition,
+    GpuConditionChange,
+    GpuHold,
+    GpuTimeline,
+    Rate,
+    ReservedSlots,
+    lost_time,
+)
+from telemetry.models import Price
+
+HostState = tuple[str, str, str]  # lease, administrative, repair
+HEALTHY_HOST_STATE: HostState = (LeaseState.ALIVE, AdminState.IN_SERVICE, RepairState.WELL)
+
+
+@dataclass
+class GpuChargingInputs:
+    """One GPU with its pool and its time."""
+
+    id: int
+    model: str
+    pool: int
+    host: int
+    team: int | None  # owner of a static pool
+    created_at: datetime
+    retired_at: datetime | None
+    time: GpuTimeline = field(default_factory=GpuTimeline)
+
+
+def load_charging_inputs(gpu_ids: Collection[int], start: datetime, end: datetime) -> dict[int, GpuChargingInputs]:
+    """The facts of these GPUs that bear on ``[start, end)``, by GPU id."""
+    gpus = {
+        gpu.pk: GpuChargingInputs(
+            id=gpu.pk,
+            model=gpu.model,
+            pool=gpu.host.pool_id,
+            host=gpu.host_id,
+            team=gpu.host.pool.team_id if gpu.host.pool.kind == PoolKind.STATIC else None,
+            created_at=gpu.created_at,
+            retired_at=gpu.retired_at,
+        )
+        for gpu in Gpu.objects.filter(pk__in=gpu_ids).select_related("host__pool")
+    }
+    period = TimestamptzRange(start, end)
+    holds, bounds = _load_holds(gpus, period), _load_reserved_slots(gpus, period)
+    changes = _load_condition_changes(gpus, start, end)
+    rates = load_rates({(gpu.pool, gpu.model) for gpu in gpus.values()})
+    for gpu in gpus.values():
+        gpu.time = GpuTimeline(
+            holds=tuple(holds[gpu.id]),
+            bounds=tuple(bounds[gpu.id]),
+            changes=tuple(changes[gpu.id]),
+            rates=rates[gpu.pool, gpu.model],
+            owned=gpu.team is not None,
+        )
+    return gpus
+
+
+def _load_holds(gpus: Collection[int], period: TimestamptzRange) -> dict[int, list[GpuHold]]:
+    found: dict[int, list[GpuHold]] = defaultdict(list)
+    rows = Allocation.objects.filter(unit__gpu__in=gpus, period__overlap=period).values_list(
+        "id",
+        "unit__gpu_id",
+        "slots",
+        "period",
+        "reservation_id",
+        "end_code",
+        "run__checkpoint_at",
+        "workload__kind",
+    )
+    for allocation, gpu, slots, held, reservation, end_code, checkpoint, kind in rows.order_by("id"):
+        lost = None
+        if held.upper is not None:
+            lost = lost_time(
+                end_code=end_code,
+                started=held.lower,
+                ended=held.upper,
+                checkpoint=checkpoint,
+                keeps_state=kind == WorkloadKind.NOTEBOOK,
+            )
+        first = gpu * SLOTS_PER_GPU
+        found[gpu].append(
+            GpuHold(
+                allocation=allocation,
+                low=slots.lower - first,
+                high=slots.upper - first,
+                start=held.lower,
+                end=held.upper,
+                reservation=reservation,
+                lost_from=lost[0] if lost else None,
+                lost_bucket=lost[1] if lost else None,
+            )
+        )
+    return found
+
+
+def _load_reserved_slots(gpus: Collection[int], period: TimestamptzRange) -> dict[int, list[ReservedSlots]]:
+    found: dict[int, list[ReservedSlots]] = defaultdict(list)
+    rows = BoundUnit.objects.filter(unit__gpu__in=gpus, period__overlap=period).order_by("id")
+    for reservation, gpu, slots, bound in rows.values_list("reservation_id", "unit__gpu_id", "slots", "period"):
+        first = gpu * SLOTS_PER_GPU
+        found[gpu].append(ReservedSlots(reservation, slots.lower - first, slots.upper - first, bound.lower, bound.upper))
+    return found
+
+
+def _load_condition_changes(gpus: dict[int, GpuChargingInputs], start: datetime, end: datetime) -> dict[int, list[GpuConditionChange]]:
+    """Each GPU's conditions over time, of its host's states and its own."""
+    hosts = {gpu.host for gpu in gpus.values()}
+    host_changes: dict[int, list[tuple[datetime, HostState]]] = defaultdict(list)
+    last_before = (
+        HostStateChange.objects.filter(host__in=hosts, at__lte=start).order_by("host", "-at", "-id").distinct("host")
+    )
+    after = HostStateChange.objects.filter(host__in=hosts, at__gt=start, at__lt=end).order_by("host", "at", "id")
+    for row in (*last_before, *after):
+        host_changes[row.host_id].append((row.at, (row.lease_state, row.admin_state, row.repair_state)))
+    own: dict[int, list[tuple[datetime, str]]] = defaultdict(list)
+    seen_before = GpuStateChange.objects.filter(gpu__in=gpus, at__lte=start).order_by("gpu", "-at", "-id").distinct("gpu")
+    seen_after = GpuStateChange.objects.filter(gpu__in=gpus, at__gt=start, at__lt=end).order_by("gpu", "at", "id")
+    for seen in (*seen_before, *seen_after):
+        own[seen.gpu_id].append((seen.at, seen.repair_state))
+    return {gpu.id: _merge_condition_changes(host_changes[gpu.host], own[gpu.id]) for gpu in gpus.values()}
+
+
+def _merge_condition_changes(host: Iterable[tuple[datetime, HostState]], own: Iterable[tuple[datetime, str]]) -> list[GpuConditionChange]:
+    states, repair = HEALTHY_HOST_STATE, str(RepairState.WELL)
+    events = sorted([(at, 0, new) for at, new in host] + [(at, 1, new) for at, new in own], key=lambda event: event[:2])
+    changes: list[GpuConditionChange] = []
+    for at, _, new in events:
+        if isinstance(new, str):
+            repair = new
+        else:
+            states = new
+        changes.append(GpuConditionChange(at, gpu_condition(states, repair)))
+    return changes
+
+
+def gpu_condition(host: HostState, gpu_repair: str) -> GpuCondition:
+    lease, admin, repair = host
+    if admin == AdminState.MAINTENANCE:
+        return GpuCondition.MAINTENANCE
+    if lease == LeaseState.SILENT:
+        return GpuCondition.SILENT
+    if repair != RepairState.WELL or gpu_repair not in (RepairState.WELL, RepairState.RESHAPING):
+        return GpuCondition.UNHEALTHY
+    if admin != AdminState.IN_SERVICE or gpu_repair == RepairState.RESHAPING:
+        return GpuCondition.MAINTENANCE
+    return GpuCondition.WELL
+
+
+class RateCard:
+    """What GPUs cost and are charged from which moment on. A pool's own price stands before the one for every pool."""
+
+    def __init__(self, prices: Iterable[Price]) -> None:
+        """``prices`` in order of time."""
+        self._own: dict[tuple[int | None, str], list[Price]] = defaultdict(list)
+        for price in prices:
+            self._own[price.pool_id, price.model].append(price)
+
+    def rates(self, pool: int | None, model: str) -> tuple[Rate, ...]:
+        """The lines for a model of a pool (None: of pools without lines of their own), in order of time."""
+        general = self._own.get((None, model), [])
+        special = self._own.get((pool, model), []) if pool is not None else []
+        first_special = special[0].valid_from if special else None
+        before = [price for price in general if first_special is None or price.valid_from < first_special]
+        return tuple(
+            Rate(price.valid_from, price.cost_per_gpu_hour, price.price_per_gpu_hour, price.pk)
+            for price in (*before, *special)
+        )
+
+    def at(self, pool: int | None, model: str, now: datetime) -> Rate | None:
+        """The line in force at a moment; None before the first."""
+        return next((rate for rate in reversed(self.rates(pool, model)) if rate.since <= now), None)
+
+
+def load_rate_card(models: Collection[str] | None = None) -> RateCard:
+    """The rate card of these models (None: all), in one query."""
+    prices = Price.objects.order_by("valid_from", "id")
+    return RateCard(prices if models is None else prices.filter(model__in=models))
+
+
+def load_rates(wanted: Collection[tuple[int, str]]) -> dict[tuple[int, str], tuple[Rate, ...]]:
+    """The rate card of each (pool id, model), in order of time."""
+    card = load_rate_card({model for _, model in wanted})
+    return {(pool, model): card.rates(pool, model) for pool, model in wanted}
+
+
+def last_change_in(gpu: GpuChargingInputs, start: datetime, end: datetime) -> datetime | None:
+    """The last moment of ``(start, end]`` at which something began or ended on the GPU; None when nothing did."""
+    moments: list[datetime | None] = []
+    for hold in gpu.time.holds:
+        moments += [hold.start, hold.end]
+    for bound in gpu.time.bounds:
+        moments += [bound.start, bound.end]
+    moments += [change.at for change in gpu.time.changes]
+    return max((moment for moment in moments if moment is not None and start < moment <= end), default=None)

@@ -1,0 +1,68 @@
+"""What GPUs do now."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django.db import connection
+
+STALE_AFTER = timedelta(seconds=90)  # an older reading says nothing about now
+LIVE_FIELDS = (
+    "utilisation", "sm_active", "tensor_active", "memory_used_mib", "power_w", "temperature_c", "sm_clock_mhz",
+    "throttle_reasons", "processes", "stray_processes",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LiveUnitReading:
+    """The last reading of a unit. All readings are None where it is stale or none came: unknown."""
+
+    unit: int
+    gpu: int
+    host: int
+    host_name: str
+    gpu_index: int
+    model: str
+    profile: str
+    memory_mib: int
+    simulated: bool
+    allocation: int | None
+    workload: int | None
+    at: datetime | None
+    utilisation: float | None = None
+    sm_active: float | None = None
+    tensor_active: float | None = None
+    memory_used_mib: int | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    sm_clock_mhz: int | None = None
+    throttle_reasons: int | None = None
+    processes: int | None = None
+    stray_processes: int | None = None
+
+
+def live_unit_readings(now: datetime, *, pool: int | None = None, hosts: Collection[int] | None = None) -> list[LiveUnitReading]:
+    """Every unit in use with its last reading, by host and GPU; one query, each unit's newest sample by its index."""
+    where, values = "", []
+    if pool is not None:
+        where += " AND h.pool_id = %s"
+        values.append(pool)
+    if hosts is not None:
+        where += " AND h.id = ANY(%s)"
+        values.append(list(hosts))  # type: ignore[arg-type]
+    readings = ", ".join(f"s.{name}" for name in LIVE_FIELDS)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT u.id, g.id, h.id, h.name, g.index, g.model, u.profile, u.memory_mib, h.simulated, a.id, a.workload_id,"
+            f" s.ts, {readings}"
+            " FROM scheduler_unit u JOIN scheduler_gpu g ON g.id = u.gpu_id JOIN scheduler_host h ON h.id = g.host_id"
+            " LEFT JOIN scheduler_allocation a ON a.unit_id = u.id AND upper_inf(a.period)"
+            " LEFT JOIN LATERAL (SELECT * FROM telemetry_sample x WHERE x.unit_id = u.id AND x.ts > %s AND x.ts <= %s"
+            "   ORDER BY x.ts DESC LIMIT 1) s ON true"
+            f" WHERE u.retired_at IS NULL AND g.retired_at IS NULL{where}"
+            " ORDER BY h.name, g.index, lower(u.slots)",
+            [now - STALE_AFTER, now + STALE_AFTER, *values],
+        )
+        return [LiveUnitReading(*row) for row in cursor.fetchall()]

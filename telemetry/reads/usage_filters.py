@@ -1,0 +1,125 @@
+"""What a question is about: a period and filters, and how fresh the answer can be."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+from django.contrib.auth import get_user_model
+from django.db.models import Max, Min, Q, QuerySet
+
+from scheduler.core.model.snapshot import SLOT_SECONDS_PER_GPU_HOUR
+from telemetry.models import Charge, ChargedUntil, Rollup
+
+HELD_BUCKETS = ("used", "preempted", "hardware_lost")
+
+# dimension -> (column of the group's key in SQL, column of its name); aliases as in ROLLUP_FROM
+USAGE_DIMENSIONS: dict[str, tuple[str, str]] = {
+    "team": ("p.team_id", "t.name"),
+    "project": ("p.id", "p.name"),
+    "user": ("w.owner_id", "o.username"),
+    "type": ("w.type", "w.type"),
+    "model": ("g.model", "g.model"),
+    "pool": ("h.pool_id", "pool.name"),
+    "host": ("h.id", "h.name"),
+    "gpu": ("g.id", "h.name || ' GPU ' || g.index"),
+    "workload": ("w.id", "w.name"),
+}
+# Every row has its unit, host, project and so on; joined from the left, PostgreSQL leaves out those that an answer does not ask of.
+HARDWARE_JOINS_SQL = (
+    " JOIN scheduler_unit u ON u.id = {unit} LEFT JOIN scheduler_gpu g ON g.id = u.gpu_id"
+    " LEFT JOIN scheduler_host h ON h.id = g.host_id LEFT JOIN scheduler_pool pool ON pool.id = h.pool_id"
+)
+# Whatever model people are of, its table and the column of its names.
+_USER_META = get_user_model()._meta
+WORK_JOINS_SQL = (
+    " LEFT JOIN scheduler_workload w ON w.id = a.workload_id LEFT JOIN scheduler_project p ON p.id = a.project_id"
+    f" LEFT JOIN scheduler_team t ON t.id = p.team_id LEFT JOIN {_USER_META.db_table} o ON o.id = w.owner_id"
+)
+
+
+@dataclass(frozen=True)
+class UsageFilters:
+    """``[start, end)`` in UTC; every id that is given narrows the answer. ``teams`` and ``users`` are what the viewer may see:
+    None for everything, else what belongs to any of these teams or users."""
+
+    start: datetime
+    end: datetime
+    pool: int | None = None
+    team: int | None = None
+    project: int | None = None
+    user: int | None = None
+    model: str = ""
+    type: str = ""
+    teams: Collection[int] | None = None
+    users: Collection[int] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.start < self.end:
+            raise ValueError(f"end: {self.end} is not after start, {self.start}")
+
+    @property
+    def hours(self) -> float:
+        return (self.end - self.start) / timedelta(hours=1)
+
+    def charges(self) -> QuerySet[Charge]:
+        """Charge lines that overlap the period."""
+        lines = Charge.objects.filter(start__lt=self.end, end__gt=self.start)
+        # No line is longer than a day: this bound lets the index on start help.
+        lines = lines.filter(start__gte=self.start - timedelta(days=1))
+        plain = {
+            "pool": self.pool, "team": self.team, "project": self.project, "user": self.user,
+            "model": self.model or None, "workload_type": self.type or None,
+        }  # fmt: skip
+        lines = lines.filter(**{name: value for name, value in plain.items() if value is not None})
+        if self.teams is not None or self.users is not None:
+            lines = lines.filter(Q(team__in=self.teams or ()) | Q(user__in=self.users or ()))
+        return lines
+
+    def sql(self) -> tuple[str, list[Any]]:
+        """Conditions over the aliases of HARDWARE_FROM and WORK_FROM, to follow ``WHERE ... ``; with their parameters."""
+        clauses: list[str] = []
+        values: list[Any] = []
+        for column, value in (
+            ("h.pool_id", self.pool),
+            ("p.team_id", self.team),
+            ("p.id", self.project),
+            ("w.owner_id", self.user),
+            ("g.model", self.model or None),
+            ("w.type", self.type or None),
+        ):
+            if value is not None:
+                clauses.append(f" AND {column} = %s")
+                values.append(value)
+        if self.teams is not None or self.users is not None:
+            clauses.append(" AND (p.team_id = ANY(%s) OR w.owner_id = ANY(%s))")
+            values += [list(self.teams or ()), list(self.users or ())]
+        return "".join(clauses), values
+
+
+@dataclass(frozen=True)
+class DataFreshness:
+    """Up to when answers speak: the last rolled-up minute, and the moment up to which every GPU is charged. None: nothing yet."""
+
+    rolled_up_until: datetime | None
+    charged_until: datetime | None
+
+
+def data_freshness() -> DataFreshness:
+    """How fresh rollups and charges are."""
+    last = Rollup.objects.filter(resolution=Rollup.Resolution.MINUTE).aggregate(last=Max("bucket"))["last"]
+    charged = ChargedUntil.objects.filter(gpu__retired_at=None).aggregate(first=Min("until"))["first"]
+    return DataFreshness(last + timedelta(minutes=1) if last else None, charged)
+
+
+def to_gpu_hours(slot_seconds: float | Decimal | None) -> float:
+    """GPU-hours of slot-seconds."""
+    return float(slot_seconds or 0) / SLOT_SECONDS_PER_GPU_HOUR
+
+
+def rollup_resolution(filters: UsageFilters) -> int:
+    """The rollups to answer with: hours for up to two months, else days."""
+    return int(Rollup.Resolution.HOUR if filters.hours <= 62 * 24 else Rollup.Resolution.DAY)

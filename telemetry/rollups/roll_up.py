@@ -1,0 +1,184 @@
+"""Samples to rollups of a minute, an hour and a day, by unit and allocation.
+
+Sums, never averages; written again whole when a late sample marks their bucket. An hour is made of its minutes and a day of its
+hours. Marks are claimed by deleting them in the transaction that writes the rollups, so two runs at once share the work.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from django.db import connection, transaction
+from psycopg.types.range import TimestamptzRange
+
+from scheduler.models import Allocation, Unit
+from telemetry.core.rollup import (
+    SAMPLE_REACH_SECONDS,
+    UnitHold,
+    UsageReading,
+    UsageSums,
+    merge_usage,
+    roll_up_readings,
+)
+from telemetry.models import Rollup, RollupDue, Sample
+
+# A minute is rolled up this long after it ended, so that it is usually written once. Charges look back as far.
+ROLLUP_DELAY = timedelta(seconds=20)
+BUCKETS_PER_TRANSACTION = 400
+ROLLUP_MEASURES = (
+    "held_seconds",
+    "covered_seconds",
+    "samples",
+    "utilisation_seconds",
+    "utilisation_max",
+    "busy_seconds",
+    "inefficient_seconds",
+    "idle_seconds",
+    "empty_seconds",
+    "sm_active_seconds",
+    "tensor_active_seconds",
+    "memory_used_max_mib",
+    "energy_mj",
+)
+
+
+@dataclass
+class RollupResult:
+    """How many buckets were rolled up and how many rows they made."""
+
+    buckets: int = 0
+    rows: int = 0
+
+
+def roll_up_due_buckets(now: datetime, *, most: int = 4_000) -> RollupResult:
+    """Roll up what is marked: minutes that are over, then the hours and days above them."""
+    done = RollupResult()
+    for resolution in (Rollup.Resolution.MINUTE, Rollup.Resolution.HOUR, Rollup.Resolution.DAY):
+        while done.buckets < most:
+            due = _due_buckets(resolution, now)
+            if not due:
+                break
+            done.rows += _roll_up_buckets(resolution, due, now)
+            done.buckets += len(due)
+    return done
+
+
+def _due_buckets(resolution: int, now: datetime) -> list[RollupDue]:
+    over = now - ROLLUP_DELAY - timedelta(seconds=60)
+    waiting = RollupDue.objects.filter(resolution=resolution)
+    if resolution == Rollup.Resolution.MINUTE:
+        waiting = waiting.filter(bucket__lte=over)
+    return list(waiting.order_by("bucket", "host")[:BUCKETS_PER_TRANSACTION])
+
+
+def _roll_up_buckets(resolution: int, due: Sequence[RollupDue], now: datetime) -> int:
+    with transaction.atomic():
+        hosts_of: dict[datetime, list[int]] = defaultdict(list)
+        for bucket, host in _claim_due_marks(due):
+            hosts_of[bucket].append(host)
+        rows: list[Rollup] = []
+        for bucket, hosts in sorted(hosts_of.items()):
+            units = list(Unit.objects.filter(gpu__host__in=hosts).values_list("pk", flat=True))
+            Rollup.objects.filter(resolution=resolution, bucket=bucket, unit__in=units).delete()
+            if resolution == Rollup.Resolution.MINUTE:
+                rows += _minute_rollups(bucket, hosts)
+            else:
+                rows += _merge_finer_rollups(resolution, bucket, units)
+        Rollup.objects.bulk_create(rows, batch_size=2_000)
+        _mark_coarser_due(resolution, hosts_of, now)
+    return len(rows)
+
+
+def _claim_due_marks(due: Sequence[RollupDue]) -> list[tuple[datetime, int]]:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "DELETE FROM telemetry_rollupdue WHERE id = ANY(%s) RETURNING bucket, host_id", [[mark.pk for mark in due]]
+        )
+        return sorted(cursor.fetchall())
+
+
+def _mark_coarser_due(resolution: int, hosts_of: dict[datetime, list[int]], now: datetime) -> None:
+    if resolution == Rollup.Resolution.DAY:
+        return
+    above = Rollup.Resolution.HOUR if resolution == Rollup.Resolution.MINUTE else Rollup.Resolution.DAY
+    marks = {(host, bucket_start(bucket, above)) for bucket, hosts in hosts_of.items() for host in hosts}
+    with connection.cursor() as cursor:
+        cursor.executemany(
+            "INSERT INTO telemetry_rollupdue (resolution, bucket, host_id, marked_at) VALUES (%s, %s, %s, %s)"
+            " ON CONFLICT (resolution, bucket, host_id) DO UPDATE SET marked_at = excluded.marked_at",
+            [(int(above), bucket, host, now) for host, bucket in sorted(marks)],
+        )
+
+
+def bucket_start(moment: datetime, resolution: int) -> datetime:
+    """The start of the bucket of ``resolution`` seconds that ``moment`` lies in (UTC)."""
+    seconds = int(moment.timestamp())
+    return datetime.fromtimestamp(seconds - seconds % resolution, UTC)
+
+
+def _minute_rollups(bucket: datetime, hosts: Collection[int]) -> list[Rollup]:
+    end = bucket + timedelta(minutes=1)
+    readings = _load_readings(bucket, end, hosts)
+    if not readings:
+        return []
+    held = _load_holds(bucket, end, readings)
+    simulated = set(Unit.objects.filter(pk__in=readings, gpu__host__simulated=True).values_list("pk", flat=True))
+    rows = []
+    for unit, series in sorted(readings.items()):
+        uses = roll_up_readings(series, held[unit], bucket.timestamp(), end.timestamp())
+        rows += [_rollup_row(Rollup.Resolution.MINUTE, bucket, unit, who, use, unit in simulated) for who, use in uses.items()]
+    return rows
+
+
+def _load_readings(start: datetime, end: datetime, hosts: Collection[int]) -> dict[int, list[UsageReading]]:
+    """The samples that bear on ``[start, end)``, in order, by unit; a unit without any in it has no entry."""
+    reach = timedelta(seconds=SAMPLE_REACH_SECONDS)
+    units = Unit.objects.filter(gpu__host__in=hosts).values("pk")
+    samples = Sample.objects.filter(unit__in=units, ts__gte=start - reach, ts__lt=end + reach).order_by("unit", "ts")
+    found: dict[int, list[UsageReading]] = defaultdict(list)
+    rows = samples.values_list(
+        "unit_id", "ts", "utilisation", "sm_active", "tensor_active", "memory_used_mib", "energy_mj", "processes"
+    )
+    for unit, ts, utilisation, sm, tensor, memory, energy, processes in rows:
+        found[unit].append(UsageReading(ts.timestamp(), utilisation, sm, tensor, memory, energy, processes))
+    return found
+
+
+def _load_holds(start: datetime, end: datetime, units: Iterable[int]) -> dict[int, list[UnitHold]]:
+    found: dict[int, list[UnitHold]] = defaultdict(list)
+    rows = Allocation.objects.filter(unit__in=list(units), period__overlap=TimestamptzRange(start, end))
+    for unit, pk, period in rows.values_list("unit_id", "pk", "period"):
+        until = math.inf if period.upper is None else period.upper.timestamp()
+        found[unit].append(UnitHold(pk, period.lower.timestamp(), until))
+    for holds in found.values():
+        holds.sort(key=lambda hold: hold.start)
+    return found
+
+
+def _merge_finer_rollups(resolution: int, bucket: datetime, units: Collection[int]) -> list[Rollup]:
+    """An hour of its minutes, a day of its hours."""
+    finer = Rollup.Resolution.MINUTE if resolution == Rollup.Resolution.HOUR else Rollup.Resolution.HOUR
+    end = bucket + timedelta(seconds=resolution)
+    parts: dict[tuple[int, int | None], list[UsageSums]] = defaultdict(list)
+    simulated: set[tuple[int, int | None]] = set()
+    found = Rollup.objects.filter(resolution=finer, bucket__gte=bucket, bucket__lt=end, unit__in=units)
+    rows = found.values_list("unit_id", "allocation_id", "simulated", *ROLLUP_MEASURES)
+    for unit, allocation, is_simulated, *values in rows:
+        parts[unit, allocation].append(UsageSums(**dict(zip(ROLLUP_MEASURES, values, strict=True))))
+        if is_simulated:
+            simulated.add((unit, allocation))
+    return [
+        _rollup_row(resolution, bucket, unit, who, merge_usage(uses), (unit, who) in simulated)
+        for (unit, who), uses in sorted(parts.items(), key=lambda item: (item[0][0], item[0][1] or 0))
+    ]
+
+
+def _rollup_row(resolution: int, bucket: datetime, unit: int, allocation: int | None, use: UsageSums, simulated: bool) -> Rollup:
+    measures = {name: getattr(use, name) for name in ROLLUP_MEASURES}
+    return Rollup(
+        resolution=resolution, bucket=bucket, unit_id=unit, allocation_id=allocation, simulated=simulated, **measures
+    )
