@@ -90,7 +90,7 @@ def _cycle(now: datetime, placements: int) -> dict[str, Any]:
     """One cycle's parts, and how many questions the snapshot and the apply asked the database."""
     from django.db import connection
 
-    from scheduler.core.incremental_planner import sort_rows
+    from scheduler.core.model.snapshot_delta import sort_rows
     from scheduler.core.planner import plan
     from scheduler.cycle import snapshot
     from scheduler.cycle.apply import apply_plan

@@ -19,7 +19,8 @@ from benchmarks.philly import read, with_limits
 from benchmarks.traces.queue_baselines import percentile
 from benchmarks.traces.trace_replay import TraceReplay, check_jobs_fit, integer_argument, trace_file
 from scheduler.core.explain.start_ranges import EstimateHistory, StartRange, start_range
-from scheduler.core.model.snapshot import QueuedWorkload, Refusal
+from scheduler.core.model.plan import Refusal
+from scheduler.core.model.snapshot import QueuedWorkload
 
 SERVICES: tuple[str, ...] = ()
 

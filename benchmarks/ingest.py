@@ -84,7 +84,7 @@ def _fleet(gpus: int, now: datetime) -> list[tuple[int, list[str]]]:
     from django.contrib.auth import get_user_model
     from django.db.backends.postgresql.psycopg_any import DateTimeTZRange, NumericRange
 
-    from scheduler.core.model.snapshot import SLOTS_PER_GPU
+    from scheduler.core.model.slots import SLOTS_PER_GPU
     from scheduler.models import Allocation, Gpu, Host, Pool, Project, Run, Team, Unit, Workload
 
     pool = Pool.objects.create(slug="bench", name="Bench", kind="dynamic", created_at=now)

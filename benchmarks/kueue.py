@@ -20,12 +20,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.traces.trace_replay import FAR_FUTURE
-from scheduler.core.incremental_planner import IncrementalPlanner, SnapshotDelta
+from scheduler.core.incremental_planner import IncrementalPlanner
+from scheduler.core.model.plan import Plan
+from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.model.snapshot import (
-    SLOTS_PER_GPU,
     Ask,
     HostInfo,
-    Plan,
     PoolInfo,
     PoolKind,
     PoolPolicy,
@@ -36,6 +36,7 @@ from scheduler.core.model.snapshot import (
     TeamInfo,
     UnitInfo,
 )
+from scheduler.core.model.snapshot_delta import SnapshotDelta
 from scheduler.core.queue.runtime_prediction import RuntimeHistory
 from scheduler.core.what_if.simulation import (
     Simulation,

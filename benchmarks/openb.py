@@ -28,7 +28,7 @@ from benchmarks.traces.placement_policies import (
     PlacementPolicy,
     RandomPlacement,
 )
-from scheduler.core.scoring.expected_waste import ANY_CLASS, DemandMix, NodeDemand
+from scheduler.core.scoring.demand_mix import ANY_CLASS, DemandMix, NodeDemand
 
 SERVICES: tuple[str, ...] = ()
 

@@ -17,9 +17,9 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.plan_verifier import violations
-from scheduler.core.incremental_planner import IncrementalPlanner, SnapshotDelta
+from scheduler.core.incremental_planner import IncrementalPlanner
+from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.model.snapshot import (
-    SLOTS_PER_GPU,
     Ask,
     DecayedUseInfo,
     HostInfo,
@@ -36,6 +36,7 @@ from scheduler.core.model.snapshot import (
     TeamInfo,
     UnitInfo,
 )
+from scheduler.core.model.snapshot_delta import SnapshotDelta
 from scheduler.core.planner import plan
 from scheduler.core.what_if.simulation import run_simulation
 from scheduler.cycle.gc_pause import gc_paused

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.plan_verifier import violations
+from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.model.snapshot import (
-    SLOTS_PER_GPU,
     Ask,
     HostInfo,
     PoolInfo,

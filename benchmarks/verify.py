@@ -21,7 +21,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from benchmarks.plan_verifier import PROMISES, broken_promises
-from scheduler.core.model.snapshot import Plan, Snapshot
+from scheduler.core.model.plan import Plan
+from scheduler.core.model.snapshot import Snapshot
 from scheduler.core.planner import plan
 
 SERVICES: tuple[str, ...] = ()

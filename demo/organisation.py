@@ -20,7 +20,7 @@ from django.db import transaction
 from demo import job_scripts
 from portal.models import Membership, Organisation, Template, User
 from scheduler import services as scheduler
-from scheduler.core.model.snapshot import SLOTS_PER_GPU
+from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Host, Pool, Project, Quota, Team
 from telemetry.models import Budget, CostCentre, Price
 

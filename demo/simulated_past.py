@@ -20,6 +20,7 @@ from demo.organisation import first_of_last_month
 from demo.workload_demand import DemandedWork, generate_demand
 from portal.models import User
 from scheduler.core.explain import start_ranges
+from scheduler.core.model import plan
 from scheduler.core.model import snapshot as model
 from scheduler.core.reasons import ReasonCode
 from scheduler.core.what_if.simulation import (
@@ -269,7 +270,7 @@ class StartEstimateRecorder:
         self.pools, self.courses = pools, courses
         self.records: dict[int, start_ranges.EstimateHistory] = defaultdict(start_ranges.EstimateHistory)
 
-    def wait(self, now: int, refusal: model.Refusal) -> None:
+    def wait(self, now: int, refusal: plan.Refusal) -> None:
         """It was told, at the first plan of its wait."""
         if refusal.expected_start is None:
             return

@@ -10,7 +10,7 @@ from django.db.models import Exists, Max, OuterRef
 
 from portal.input_checks import InputChecks
 from portal.wording import request_texts
-from scheduler.core.model.snapshot import SLOTS_PER_GPU, WHOLE_GPU_PROFILE
+from scheduler.core.model.slots import SLOTS_PER_GPU, WHOLE_GPU_PROFILE
 from scheduler.core.reasons import ReasonCode
 from scheduler.models import Gpu, Host, Pool, Project, Team, Unit
 

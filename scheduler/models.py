@@ -14,7 +14,8 @@ from django.contrib.postgres.fields import ArrayField, BigIntegerRangeField, Dat
 from django.db import models
 from django.db.models import F, Q
 
-from scheduler.core.model.snapshot import SLOT_SECONDS_PER_GPU_HOUR, SLOTS_PER_GPU, PoolKind, Priority
+from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR, SLOTS_PER_GPU
+from scheduler.core.model.snapshot import PoolKind, Priority
 from scheduler.state import states
 from scheduler.state.isolation import Isolation
 

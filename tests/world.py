@@ -19,7 +19,7 @@ import pytest
 from django.db.backends.postgresql.psycopg_any import NumericRange
 
 from portal.models import Membership, Organisation, User
-from scheduler.core.model.snapshot import SLOTS_PER_GPU, WHOLE_GPU_PROFILE
+from scheduler.core.model.slots import SLOTS_PER_GPU, WHOLE_GPU_PROFILE
 from scheduler.models import Gpu, Host, HostStateChange, Leader, Pool, Project, Quota, Team, Unit
 from scheduler.state.states import LeaseState
 

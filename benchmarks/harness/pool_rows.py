@@ -15,7 +15,7 @@ from django.contrib.auth import get_user_model
 from django.db.backends.postgresql.psycopg_any import DateTimeTZRange, NumericRange
 
 from scheduler import services
-from scheduler.core.model.snapshot import SLOTS_PER_GPU
+from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import (
     Allocation,
     Command,

@@ -29,7 +29,8 @@ from benchmarks.plan_verifier import (
 )
 from benchmarks.plan_verifier.plan_lookups import PlanLookups
 from benchmarks.plan_verifier.reservation_checks import window_violations
-from scheduler.core.model.snapshot import Plan, Snapshot
+from scheduler.core.model.plan import Plan
+from scheduler.core.model.snapshot import Snapshot
 
 __all__ = ["PROMISES", "broken_promises", "violations", "window_violations"]
 

@@ -6,14 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from benchmarks.plan_verifier.plan_lookups import KindTuple, PlanLookups, TeamModel, kind_tuple, serves
-from scheduler.core.model.snapshot import (
-    Eviction,
-    Priority,
-    QueuedWorkload,
-    Refusal,
-    RunningWorkload,
-    UnitInfo,
-)
+from scheduler.core.model.plan import Eviction, Refusal
+from scheduler.core.model.snapshot import Priority, QueuedWorkload, RunningWorkload, UnitInfo
 from scheduler.core.reasons import ReasonCode
 
 GOINGS = {ReasonCode.EVICTED_FOR_GUARANTEE, ReasonCode.EVICTED_FOR_PRIORITY, ReasonCode.EVICTED_FOR_RESERVATION}

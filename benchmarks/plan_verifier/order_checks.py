@@ -10,7 +10,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 
 from benchmarks.plan_verifier.plan_lookups import PlanLookups, serves
-from scheduler.core.model.snapshot import Placement, QueuedWorkload
+from scheduler.core.model.plan import Placement
+from scheduler.core.model.snapshot import QueuedWorkload
 from scheduler.core.reasons import ReasonCode
 
 MAX_PAIRS_CHECKED = 40_000  # pairs of a started and a waiting workload: a large pool is looked at in part

@@ -6,7 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from benchmarks.plan_verifier.plan_lookups import PlanLookups, kind_tuple, serves
-from scheduler.core.model.snapshot import Placement, QueuedWorkload
+from scheduler.core.model.plan import Placement
+from scheduler.core.model.snapshot import QueuedWorkload
 from scheduler.core.reasons import ReasonCode
 
 START_CODES = {

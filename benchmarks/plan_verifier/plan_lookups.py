@@ -10,20 +10,17 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property
 
+from scheduler.core.model.plan import Eviction, Placement, Plan, Refusal
 from scheduler.core.model.snapshot import (
-    DISK_CLEANUP_SECONDS,
     Ask,
-    Eviction,
-    Placement,
-    Plan,
     PoolKind,
     QueuedWorkload,
-    Refusal,
     ReservationInfo,
     RunningWorkload,
     Snapshot,
     UnitInfo,
 )
+from scheduler.core.promises.promise_timeline import DISK_CLEANUP_SECONDS
 from scheduler.core.reasons import ReasonCode
 
 # Units that are the same to an ask: model, profile, memory, compute capability, slots.

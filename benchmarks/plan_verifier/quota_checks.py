@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from benchmarks.plan_verifier.placement_checks import known_placements
 from benchmarks.plan_verifier.plan_lookups import PlanLookups, TeamModel
-from scheduler.core.model.snapshot import Placement, Priority, QuotaInfo
+from scheduler.core.model.plan import Placement
+from scheduler.core.model.snapshot import Priority, QuotaInfo
 
 TeamModelRows = tuple[TeamModel, QuotaInfo | None, list[Placement]]
 

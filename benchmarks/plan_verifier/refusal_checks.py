@@ -7,7 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 
 from benchmarks.plan_verifier.plan_lookups import KindTuple, PlanLookups, serves
-from scheduler.core.model.snapshot import Ask, Priority, QueuedWorkload, Refusal
+from scheduler.core.model.plan import Refusal
+from scheduler.core.model.snapshot import Ask, Priority, QueuedWorkload
 from scheduler.core.reasons import ReasonCode
 
 NO_EXPECTED_START = {  # until somebody changes something: no start can be expected

@@ -7,15 +7,9 @@ from collections.abc import Iterator
 
 from benchmarks.plan_verifier.placement_checks import known_placements
 from benchmarks.plan_verifier.plan_lookups import PlanLookups, serves
-from scheduler.core.model.snapshot import (
-    Ask,
-    ReservationInfo,
-    RunningWorkload,
-    Snapshot,
-    UnitInfo,
-    WindowCheckResult,
-)
-from scheduler.core.model.snapshot import Plan as EmptyPlan
+from scheduler.core.model.plan import Plan as EmptyPlan
+from scheduler.core.model.snapshot import Ask, ReservationInfo, RunningWorkload, Snapshot, UnitInfo
+from scheduler.core.promises.reservation_windows import WindowCheckResult
 from scheduler.core.reasons import ReasonCode
 
 UNBOUND_CODES = {ReasonCode.RESERVED_UNITS_MISSING, ReasonCode.RESERVED_UNITS_IN_USE}

@@ -18,7 +18,8 @@ from portal.edge.agents import database_calls as edge
 from scheduler import services
 from scheduler.coordination import clock_correction, leadership
 from scheduler.coordination.clock_check import CLOCK_STEP_THRESHOLD, ClockSample, ClockStepped, decide_at
-from scheduler.core.model.snapshot import Plan, Priority, Snapshot
+from scheduler.core.model.plan import Plan
+from scheduler.core.model.snapshot import Priority, Snapshot
 from scheduler.core.planner import plan
 from scheduler.cycle import snapshot
 from scheduler.cycle.apply import StaleEpoch, apply_plan

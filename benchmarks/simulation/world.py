@@ -24,7 +24,7 @@ from benchmarks.simulation.invariants import InvariantChecker
 from benchmarks.simulation.simulated_host import JobHabits, SimulatedHost, simulated_machines
 from benchmarks.simulation.virtual_time import NetworkConditions, SimulatedNetwork, VirtualTimeline
 from scheduler import services
-from scheduler.core.model.snapshot import SLOTS_PER_GPU
+from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Host, Leader, Pool, Project, Quota, Team
 from scheduler.state.states import IllegalTransition
 

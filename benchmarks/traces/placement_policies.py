@@ -19,21 +19,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scheduler.core.scoring.expected_waste import (
-    BATCH_COUNT,
+from scheduler.core.arrays import Ints, Mask
+from scheduler.core.scoring.demand_mix import (
     MILLI_PER_GPU,
     UNLIMITED_AMOUNT,
     DemandMix,
-    ExpectedWaste,
-    Ints,
-    Mask,
     NodeDemand,
     nodes_with_capacity,
     round_weights,
 )
-from scheduler.core.scoring.scarcity_prices import SCORE_UNITS_PER_MILLI, ScarcityPrices
+from scheduler.core.scoring.expected_waste import BATCH_COUNT, ExpectedWaste
+from scheduler.core.scoring.scarcity_prices import PRICE_REFRESH_PLACEMENTS, SCORE_UNITS_PER_MILLI, ScarcityPrices
 
-PRICE_REFRESH_PLACEMENTS = 16  # asks between two looks at the prices
 INFEASIBLE_SCORE = -(1 << 60)
 
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.traces.queue_baselines import TraceJob
+from scheduler.core.model.plan import Refusal
 from scheduler.core.model.snapshot import (
     Ask,
     HostInfo,
@@ -23,7 +24,6 @@ from scheduler.core.model.snapshot import (
     PoolPolicy,
     QueuedWorkload,
     QuotaInfo,
-    Refusal,
     Snapshot,
     TeamInfo,
     UnitInfo,

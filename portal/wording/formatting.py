@@ -8,7 +8,8 @@ from typing import Any
 
 from django.utils import timezone
 
-from scheduler.core.model.snapshot import SLOTS_PER_GPU, Priority
+from scheduler.core.model.slots import SLOTS_PER_GPU
+from scheduler.core.model.snapshot import Priority
 
 Numbers = Mapping[str, Any]
 

@@ -16,12 +16,11 @@ from portal.wording.formatting import (
 )
 from portal.wording.reason_numbers import ReasonNumbers
 from portal.wording.state_labels import workload_state_label
-from scheduler.core.queue.turn_order import (
+from scheduler.core.model.waiting_queue import MAX_RUNTIME_PENALTY_SECONDS, RUNTIME_WEIGHT
+from scheduler.core.queue.team_queue import (
     LARGE_JOB_UNITS,
     LARGE_OLDEST_FIRST_AFTER_SECONDS,
-    MAX_RUNTIME_PENALTY_SECONDS,
     OLDEST_FIRST_AFTER_SECONDS,
-    RUNTIME_WEIGHT,
 )
 from scheduler.models import Workload
 
@@ -39,7 +38,7 @@ def not_comparable(mine: Workload, theirs: Workload) -> str:
     return f"{theirs.name} is in {theirs.pool.name} and {mine.name} waits in {mine.pool.name}: they want different GPUs."
 
 
-# In a list: what puts it first (scheduler.core.queue.turn_order.TurnCriterion).
+# In a list: what puts it first (scheduler.core.queue.turn.TurnCriterion).
 EARLIER_BECAUSE: dict[str, str] = {
     "reservation": "runs inside a reservation",
     "room_is_made": "others already make room for it",

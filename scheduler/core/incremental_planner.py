@@ -13,85 +13,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, fields
 from typing import Any
 
+from scheduler.core.model.plan import Plan
 from scheduler.core.model.pool_snapshot import PoolSnapshot
 from scheduler.core.model.snapshot import (
-    DecayedUseInfo,
-    HostInfo,
     MaintenanceInfo,
-    Plan,
-    PoolInfo,
     QueuedWorkload,
-    QuotaInfo,
-    ReservationInfo,
-    RunningWorkload,
     Snapshot,
-    TeamInfo,
-    UnitInfo,
 )
+from scheduler.core.model.snapshot_delta import REMOVED_KEYS_FIELD, SNAPSHOT_TABLES, SnapshotDelta, row_key
 from scheduler.core.planner import plan_pools
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotDelta:
-    """Rows that are new or changed, and the keys of those that are gone; the gone go first. Unknown keys are let be."""
-
-    epoch: int | None = None  # None: as it was
-    pools: tuple[PoolInfo, ...] = ()
-    pools_gone: tuple[int, ...] = ()
-    hosts: tuple[HostInfo, ...] = ()
-    hosts_gone: tuple[int, ...] = ()
-    units: tuple[UnitInfo, ...] = ()
-    units_gone: tuple[int, ...] = ()
-    teams: tuple[TeamInfo, ...] = ()
-    teams_gone: tuple[int, ...] = ()
-    quotas: tuple[QuotaInfo, ...] = ()
-    quotas_gone: tuple[tuple[int, int, str], ...] = ()  # (team, pool, model)
-    decayed_use: tuple[DecayedUseInfo, ...] = ()
-    decayed_use_gone: tuple[tuple[int, int], ...] = ()  # (team, pool)
-    queued: tuple[QueuedWorkload, ...] = ()
-    queued_gone: tuple[int, ...] = ()
-    running: tuple[RunningWorkload, ...] = ()
-    running_gone: tuple[int, ...] = ()
-    reservations: tuple[ReservationInfo, ...] = ()
-    reservations_gone: tuple[int, ...] = ()
-    maintenance: tuple[MaintenanceInfo, ...] = ()
-    maintenance_gone: tuple[MaintenanceInfo, ...] = ()
-
-
-def row_key(row: Any) -> Any:
-    """What a row is known by."""
-    if isinstance(row, QuotaInfo):
-        return row.team, row.pool, row.model
-    if isinstance(row, DecayedUseInfo):
-        return row.team, row.pool
-    if isinstance(row, MaintenanceInfo):
-        return row.host, row.start, row.end
-    return int(row.id)
-
-
-SNAPSHOT_TABLES = tuple(f.name for f in fields(Snapshot) if f.name != "epoch")
-REMOVED_KEYS_FIELD = {name: f"{name}_gone" for name in SNAPSHOT_TABLES}
-
-
-def sort_rows(snapshot: Snapshot) -> Snapshot:
-    """The same snapshot with every table's rows in the order of their keys, each key once (the last row counts)."""
-    rows = {name: {row_key(row): row for row in getattr(snapshot, name)} for name in SNAPSHOT_TABLES}
-    return Snapshot(snapshot.epoch, **{name: tuple(rows[name][key] for key in sorted(rows[name])) for name in SNAPSHOT_TABLES})
-
-
-def snapshot_difference(old: Snapshot, new: Snapshot) -> SnapshotDelta:
-    """The delta that makes ``new`` of ``old``; empty when they say the same."""
-    changes: dict[str, Any] = {} if old.epoch == new.epoch else {"epoch": new.epoch}
-    for name in SNAPSHOT_TABLES:
-        before = {row_key(row): row for row in getattr(old, name)}
-        after = {row_key(row): row for row in getattr(new, name)}
-        changes[name] = tuple(row for key, row in after.items() if before.get(key) != row)
-        gone = tuple(key for key in before if key not in after)
-        changes[f"{name}_gone"] = tuple(before[key] for key in gone) if name == "maintenance" else gone
-    return SnapshotDelta(**changes)
 
 
 class IncrementalPlanner:

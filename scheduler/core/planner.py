@@ -7,12 +7,14 @@ is made for it by eviction, or else it is refused with the reason, its place, an
 from __future__ import annotations
 
 from scheduler.core.explain.refusals import RefusalRecorder
+from scheduler.core.model.plan import Plan, Refusal
 from scheduler.core.model.pool_snapshot import PoolSnapshot
 from scheduler.core.model.pool_state import PoolState
-from scheduler.core.model.snapshot import Plan, QueuedWorkload, Refusal, Snapshot
+from scheduler.core.model.snapshot import QueuedWorkload, Snapshot
 from scheduler.core.promises.reservation_binding import bind_reservations
 from scheduler.core.queue.admission import admit
-from scheduler.core.queue.turn_order import QueueTurn, TurnOrder
+from scheduler.core.queue.turn import QueueTurn
+from scheduler.core.queue.turn_order import TurnOrder
 from scheduler.core.reasons import ReasonCode
 from scheduler.core.workload_turn import WorkloadTurn
 

@@ -4,6 +4,7 @@ sentence. ``docs/reasons.md`` explains each; a test holds the two together."""
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any
 
 
 class ReasonCode(StrEnum):
@@ -77,3 +78,14 @@ class ReasonCode(StrEnum):
     GPU_UNREADABLE = "gpu_unreadable"
     DRAINED = "drained"
     DEPENDENCY_NEVER_MET = "dependency_never_met"
+
+
+ReasonNumbers = tuple[tuple[str, Any], ...]  # sorted (name, JSON value) pairs: what a reason is made of
+
+
+Reason = tuple[str, ReasonNumbers]  # a reasons.Code value with its numbers
+
+
+def reason_numbers(**values: object) -> ReasonNumbers:
+    """What a reason is made of, sorted by name."""
+    return tuple(sorted(values.items()))

@@ -9,9 +9,10 @@ from collections.abc import Hashable
 
 import numpy as np
 
-from scheduler.core.evict import victim_search
+from scheduler.core.arrays import Mask, intersection
+from scheduler.core.evict import candidates, victim_search
 from scheduler.core.explain.refusals import RefusalRecorder
-from scheduler.core.fit import unit_selection
+from scheduler.core.fit import availability, unit_selection
 from scheduler.core.fit.preferences import preferred_unit_masks
 from scheduler.core.fit.quota_limits import (
     headroom_for,
@@ -20,12 +21,14 @@ from scheduler.core.fit.quota_limits import (
     may_use_spare,
     within_workload_cap,
 )
-from scheduler.core.model.pool_state import Mask, PoolState, intersection
+from scheduler.core.model.plan import Eviction, Placement
+from scheduler.core.model.pool_state import PoolState
 from scheduler.core.model.quota_ledger import UNLIMITED_SLOTS, Headroom
-from scheduler.core.model.snapshot import Ask, Eviction, Placement, PoolKind, QueuedWorkload
-from scheduler.core.promises.promise_timeline import reason_numbers
-from scheduler.core.queue.turn_order import SkipScope, TurnOrder, expected_seconds
-from scheduler.core.reasons import ReasonCode
+from scheduler.core.model.snapshot import Ask, PoolKind, QueuedWorkload
+from scheduler.core.model.waiting_queue import expected_seconds
+from scheduler.core.queue.team_queue import SkipScope
+from scheduler.core.queue.turn_order import TurnOrder
+from scheduler.core.reasons import ReasonCode, reason_numbers
 
 
 class WorkloadTurn:
@@ -84,14 +87,14 @@ class WorkloadTurn:
     def _free_units(self, queued: QueuedWorkload, kind: int) -> list[int] | None:
         board, ask = self.board, queued.ask
         if not board.can_use_shared_counts(queued):
-            return unit_selection.choose_units(board, ask, kind, unit_selection.available_units(board, queued))
-        number, bounds = board.ask_number(ask), unit_selection.time_class(board, queued)
+            return unit_selection.choose_units(board, ask, kind, availability.available_units(board, queued))
+        number, bounds = board.ask_number(ask), availability.time_class(board, queued)
         if (number, kind, bounds) in self._does_not_fit or (number, kind) in self._does_not_fit:
             return None
         counts = board.free_counts_within(kind, bounds)
         hosts = unit_selection.suitable_hosts(board, ask, counts).nonzero()[0]
         if len(hosts) >= ask.hosts:
-            units = unit_selection.choose_units_on_hosts(board, ask, kind, hosts, counts, unit_selection.available_units(board, queued))
+            units = unit_selection.choose_units_on_hosts(board, ask, kind, hosts, counts, availability.available_units(board, queued))
             if units is not None:
                 return units
         self._does_not_fit.add((number, kind, bounds))
@@ -105,14 +108,14 @@ class WorkloadTurn:
         """As ``_free_units``, of these units alone. What does not fit here may fit elsewhere."""
         board, number = self.board, self.board.ask_number(queued.ask)
         if board.can_use_shared_counts(queued) and (
-            (number, kind) in self._does_not_fit or (number, kind, unit_selection.time_class(board, queued)) in self._does_not_fit
+            (number, kind) in self._does_not_fit or (number, kind, availability.time_class(board, queued)) in self._does_not_fit
         ):
             return None
-        takeable = unit_selection.available_units(board, queued)
+        takeable = availability.available_units(board, queued)
         return unit_selection.choose_units(board, queued.ask, kind, intersection(board.free if takeable is None else takeable, among))
 
     def _units_kept_for(self, queued: QueuedWorkload, kind: int, among: Mask | None) -> list[int] | None:
-        board, takeable = self.board, unit_selection.available_units(self.board, queued)
+        board, takeable = self.board, availability.available_units(self.board, queued)
         if takeable is None:
             return None
         kept = intersection(takeable, ~board.free)
@@ -214,7 +217,7 @@ class WorkloadTurn:
         """Two asks with the same key find the same room, or none."""
         user = queued.user if self.board.policy.most_slots_per_user is not None else 0
         who = queued.team, user, queued.priority, queued.preemptible, queued.may_borrow, queued.reservation
-        return self.board.ask_number(queued.ask), kind, who, queued.evicted_by, unit_selection.time_class(self.board, queued)
+        return self.board.ask_number(queued.ask), kind, who, queued.evicted_by, availability.time_class(self.board, queued)
 
     def _eviction_is_in_progress(self, queued: QueuedWorkload) -> bool:
         """Those told to go for it hold enough: keep the units and wait."""
@@ -225,7 +228,7 @@ class WorkloadTurn:
         if not leaving:
             return False
         for kind in board.kinds_for(queued.ask):
-            units = victim_search.ObtainableUnits(board, queued, kind).units_after(leaving)
+            units = candidates.ObtainableUnits(board, queued, kind).units_after(leaving)
             if units is not None:
                 self.waiting.wait_for(queued, kind, units, leaving)
                 return True
@@ -238,17 +241,17 @@ class WorkloadTurn:
         if not leaving:
             return False
         number, alike = board.ask_number(queued.ask), board.can_use_shared_counts(queued)
-        bounds = unit_selection.time_class(board, queued)
+        bounds = availability.time_class(board, queued)
         for kind in board.kinds_for(queued.ask):
             if not headroom_for(board, queued, kind).allowed or (alike and (number, kind, bounds) in self._not_soon_free):
                 continue
-            if victim_search.ObtainableUnits(board, queued, kind).units_after(leaving) is not None:
+            if candidates.ObtainableUnits(board, queued, kind).units_after(leaving) is not None:
                 return True
             if alike:
                 self._not_soon_free.add((number, kind, bounds))
         return False
 
-    def _evict_for(self, queued: QueuedWorkload, kind: int, made: victim_search.EvictionChoice) -> None:
+    def _evict_for(self, queued: QueuedWorkload, kind: int, made: candidates.EvictionChoice) -> None:
         board = self.board
         for victim in made.victims:
             running = board.running[victim]

@@ -19,17 +19,9 @@ from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
 from django.db.models import F, Q
 
 from scheduler.coordination import locks
-from scheduler.core.model.snapshot import (
-    Eviction,
-    Placement,
-    Plan,
-    ReasonNumbers,
-    Refusal,
-    ReservationBinding,
-    RunningWorkload,
-    Snapshot,
-)
-from scheduler.core.reasons import ReasonCode
+from scheduler.core.model.plan import Eviction, Placement, Plan, Refusal, ReservationBinding
+from scheduler.core.model.snapshot import RunningWorkload, Snapshot
+from scheduler.core.reasons import ReasonCode, ReasonNumbers
 from scheduler.cycle import schedulable_hosts
 from scheduler.cycle.decayed_use import update_decayed_use
 from scheduler.cycle.plan_checks import PlanChecks

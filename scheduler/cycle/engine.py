@@ -13,7 +13,8 @@ from datetime import datetime
 from django.db import DatabaseError
 
 from scheduler.coordination import leadership
-from scheduler.core.model.snapshot import Plan, Snapshot
+from scheduler.core.model.plan import Plan
+from scheduler.core.model.snapshot import Snapshot
 from scheduler.cycle import snapshot
 from scheduler.cycle.apply import ApplyResult, StaleEpoch, apply_plan, may_change_rows
 from scheduler.cycle.gc_pause import gc_paused

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
+from scheduler.core.model.plan import Eviction, Placement, Plan
 from scheduler.core.model.quota_ledger import UNLIMITED_SLOTS
-from scheduler.core.model.snapshot import Eviction, Placement, Plan, QuotaInfo, RunningWorkload, Snapshot
+from scheduler.core.model.snapshot import QuotaInfo, RunningWorkload, Snapshot
 from scheduler.core.model.snapshot import ReservationInfo as Promise
 from scheduler.cycle import snapshot as reading
 from scheduler.models import Pool, Reservation, Unit, Workload

@@ -14,9 +14,10 @@ from typing import Any
 
 from django.db import connection, transaction
 
-from scheduler.core.incremental_planner import SNAPSHOT_TABLES
 from scheduler.core.model import serialization
-from scheduler.core.model.snapshot import Plan, Snapshot
+from scheduler.core.model.plan import Plan
+from scheduler.core.model.snapshot import Snapshot
+from scheduler.core.model.snapshot_delta import SNAPSHOT_TABLES
 from scheduler.models import Recording, RecordingPart
 
 ZLIB_LEVEL = 1  # zlib's level: the engine waits for it, and higher ones save little on such text

@@ -21,8 +21,10 @@ from django.db import connection, transaction
 from django.db.models import F, Min, QuerySet, Sum
 from django.db.models.expressions import Combinable, RawSQL
 
+from scheduler.core import reasons
 from scheduler.core.model import snapshot
 from scheduler.core.model.quota_ledger import decayed_use
+from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.reasons import ReasonCode
 from scheduler.cycle import schedulable_hosts
 from scheduler.cycle.gc_pause import gc_paused
@@ -93,7 +95,7 @@ class BudgetEffect:
     may borrow again; None where it may now."""
 
     gate: str = ""
-    gate_numbers: snapshot.ReasonNumbers = ()
+    gate_numbers: reasons.ReasonNumbers = ()
     borrows_again_from: int | None = None
 
     @property
@@ -560,8 +562,8 @@ def pool_from_row(pool: Pool) -> snapshot.PoolInfo:
         half_life_seconds=pool.half_life_seconds,
         spare_slots=pool.spare_slots,
         longest_runtime_seconds=pool.longest_runtime_seconds,
-        most_slots_per_user=None if per_user is None else per_user * snapshot.SLOTS_PER_GPU,
-        most_slots_per_workload=None if per_workload is None else per_workload * snapshot.SLOTS_PER_GPU,
+        most_slots_per_user=None if per_user is None else per_user * SLOTS_PER_GPU,
+        most_slots_per_workload=None if per_workload is None else per_workload * SLOTS_PER_GPU,
     )
     return snapshot.PoolInfo(pool.pk, pool.name, snapshot.PoolKind(pool.kind), pool.team_id, policy)
 
@@ -574,7 +576,7 @@ def _quota(
     if not used_up or worth is None or until is None:
         return snapshot.QuotaInfo(team, pool, name, guaranteed, borrow)
     limit = 0 if refuse == Quota.WhenUsedUp.REFUSE else borrow
-    hours = worth // (snapshot.SLOTS_PER_GPU * 3600)
+    hours = worth // (SLOTS_PER_GPU * 3600)
     return snapshot.QuotaInfo(
         team, pool, name, 0, limit, used_up_until=epoch_seconds(until), gpu_hours=hours, guaranteed_again=guaranteed,
         borrow_limit_again=borrow,
@@ -650,7 +652,7 @@ def _pairs(labels: Any) -> frozenset[tuple[str, str]]:
     return frozenset((str(name), str(value)) for name, value in items)
 
 
-def _numbers(values: dict[str, Any]) -> snapshot.ReasonNumbers:
+def _numbers(values: dict[str, Any]) -> reasons.ReasonNumbers:
     return tuple(sorted(values.items()))
 
 

@@ -15,14 +15,10 @@ from typing import Any
 
 from django.db import connection
 
-from scheduler.core.incremental_planner import (
-    SNAPSHOT_TABLES,
-    IncrementalPlanner,
-    SnapshotDelta,
-    row_key,
-    sort_rows,
-)
-from scheduler.core.model.snapshot import Refusal, Snapshot
+from scheduler.core.incremental_planner import IncrementalPlanner
+from scheduler.core.model.plan import Refusal
+from scheduler.core.model.snapshot import Snapshot
+from scheduler.core.model.snapshot_delta import SNAPSHOT_TABLES, SnapshotDelta, row_key, sort_rows
 from scheduler.cycle import snapshot as reading
 from scheduler.cycle.gc_pause import gc_paused
 from scheduler.models import Workload

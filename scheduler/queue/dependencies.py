@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from django.db.models import Count, Q
 
-from scheduler.core.model.snapshot import ReasonNumbers
-from scheduler.core.reasons import ReasonCode
+from scheduler.core.reasons import ReasonCode, ReasonNumbers
 from scheduler.models import Dependency, JobArray, Workload
 from scheduler.state.states import WorkloadState
 

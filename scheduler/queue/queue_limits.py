@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from django.db.models import Count, Q
 
 from scheduler.coordination import locks
-from scheduler.core.model.snapshot import ReasonNumbers
+from scheduler.core.reasons import ReasonNumbers
 from scheduler.models import Pool, Workload
 from scheduler.state.states import WorkloadState
 

@@ -10,11 +10,12 @@ from datetime import UTC, datetime, timedelta
 from django.contrib.auth.base_user import AbstractBaseUser as Person
 from django.db.models import Exists, F, OuterRef, Q, QuerySet, Sum
 
+from scheduler.core.model import plan
 from scheduler.core.model import snapshot as model
 from scheduler.core.promises import reservation_windows
 from scheduler.core.promises.promise_timeline import ReservationRequester
-from scheduler.core.queue.turn_order import QueueTurn, TurnCriterion
-from scheduler.core.what_if import alternatives
+from scheduler.core.queue.turn import QueueTurn, TurnCriterion
+from scheduler.core.what_if import alternatives, comparison, drain, fairness
 from scheduler.cycle import request_snapshot_cache, schedulable_hosts, snapshot
 from scheduler.models import Allocation, BoundUnit, Gpu, Host, Pool, Project, Quota, Unit, Workload, WorkloadKind
 from scheduler.state.states import RepairState, ReservationState
@@ -107,9 +108,9 @@ def quota_use(*, team: int, pool: int, now: datetime) -> list[QuotaUse]:
     ]
 
 
-def fairness_rows(pool: Pool, now: datetime) -> list[alternatives.FairnessRow]:
+def fairness_rows(pool: Pool, now: datetime) -> list[fairness.FairnessRow]:
     """Why does that team get more? One row per team of a pool."""
-    return alternatives.fairness_table(request_snapshot_cache.take_cached_snapshot([pool.pk], now), pool.pk, snapshot.epoch_seconds(now))
+    return fairness.fairness_table(request_snapshot_cache.take_cached_snapshot([pool.pk], now), pool.pk, snapshot.epoch_seconds(now))
 
 
 def sooner_alternatives(workload: Workload, now: datetime) -> list[alternatives.Alternative]:
@@ -120,13 +121,13 @@ def sooner_alternatives(workload: Workload, now: datetime) -> list[alternatives.
     return alternatives.earlier_alternatives(taken, workload.pk, snapshot.epoch_seconds(now), allowed, _last_refusal(workload))
 
 
-def _last_refusal(workload: Workload) -> model.Refusal | None:
+def _last_refusal(workload: Workload) -> plan.Refusal | None:
     """What the last cycle said to a waiting workload; None where none has looked at it yet."""
     if not workload.reason_code or workload.position is None:
         return None
     expected = workload.expected_start
     start = None if expected is None else snapshot.epoch_seconds(expected)
-    return model.Refusal(workload.pk, workload.reason_code, (), workload.position, start)
+    return plan.Refusal(workload.pk, workload.reason_code, (), workload.position, start)
 
 
 def reservable_windows(workload: Workload, *, owner: Person, length: timedelta, now: datetime) -> list[tuple[datetime, datetime]]:
@@ -155,28 +156,28 @@ def allowed_alternatives(kind: str, project: Project, now: datetime) -> alternat
 
 def turns_before(workload: Workload, now: datetime) -> list[tuple[QueueTurn, TurnCriterion]]:
     """Those whose turn comes before that of a waiting workload, in order, and what decides."""
-    return alternatives.turns_in_pool(request_snapshot_cache.take_cached_snapshot([workload.pool_id], now), workload.pool_id, snapshot.epoch_seconds(now)).before(
+    return comparison.turns_in_pool(request_snapshot_cache.take_cached_snapshot([workload.pool_id], now), workload.pool_id, snapshot.epoch_seconds(now)).before(
         workload.pk
     )
 
 
-def compare_turns(mine: Workload, other: Workload, now: datetime) -> alternatives.WorkloadComparison | None:
+def compare_turns(mine: Workload, other: Workload, now: datetime) -> comparison.WorkloadComparison | None:
     """Why ``other`` of the same pool and not ``mine``, which waits. None when either is not there any more."""
     submitted = snapshot.epoch_seconds(other.submitted_at)
     taken = request_snapshot_cache.take_cached_snapshot([mine.pool_id], now)
-    return alternatives.compare_workloads(taken, mine.pk, other.pk, snapshot.epoch_seconds(now), submitted)
+    return comparison.compare_workloads(taken, mine.pk, other.pk, snapshot.epoch_seconds(now), submitted)
 
 
-def drain_effect(host: Host, now: datetime) -> alternatives.DrainEffect:
+def drain_effect(host: Host, now: datetime) -> drain.DrainEffect:
     """Whom draining a host would move, and where to."""
-    return alternatives.drain_effect(request_snapshot_cache.take_cached_snapshot([host.pool_id], now), host.pk, snapshot.epoch_seconds(now))
+    return drain.drain_effect(request_snapshot_cache.take_cached_snapshot([host.pool_id], now), host.pk, snapshot.epoch_seconds(now))
 
 
 def reservations_broken_without(gpu: Gpu, now: datetime) -> tuple[int, ...]:
     """Reservations to come that can be kept now and could not be without a GPU as it is. Its host is loaded."""
     taken, pool = request_snapshot_cache.take_cached_snapshot([gpu.host.pool_id], now), gpu.host.pool_id
     mine = {unit.id for unit in taken.units if unit.gpu == gpu.pk}
-    return alternatives.reservations_broken_without(taken, pool, mine, snapshot.epoch_seconds(now))
+    return drain.reservations_broken_without(taken, pool, mine, snapshot.epoch_seconds(now))
 
 
 def promisable_units(

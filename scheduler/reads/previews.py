@@ -8,9 +8,11 @@ from typing import Any
 
 from django.contrib.auth.base_user import AbstractBaseUser as Person
 
+from scheduler.core import reasons
+from scheduler.core.model import plan
 from scheduler.core.model import snapshot as model
 from scheduler.core.reasons import ReasonCode
-from scheduler.core.what_if import alternatives, impossible
+from scheduler.core.what_if import alternatives, impossible, preview
 from scheduler.cycle import request_snapshot_cache, snapshot
 from scheduler.models import Pool, Project, Reservation, Workload
 from scheduler.queue import start_estimates
@@ -48,12 +50,12 @@ def preview_workload(
         max_runtime_seconds=max_runtime_seconds,
     )  # fmt: skip
     queued = snapshot.queued_from_row(row, now)
-    answer = alternatives.preview(taken, queued, snapshot.epoch_seconds(now))
+    answer = preview.preview(taken, queued, snapshot.epoch_seconds(now))
     effect = capacity.quota_use(team=project.team_id, pool=pool.pk, now=now)
     said: dict[str, Any] = {"code": answer.code, "numbers": dict(answer.numbers), "quota_effect": effect}
     said |= {"likely": None, "past_starts": None, "sooner": [], "never": None}
     said["predicted_seconds"] = queued.predicted_seconds
-    if isinstance(answer, model.Placement):
+    if isinstance(answer, plan.Placement):
         return {**said, "starts_now": True, "expected_start": now, "borrowed_slots": answer.borrowed_slots}
     expected = _moment(answer.expected_start)
     said["past_starts"] = past = start_estimates.past_starts_by_pool([pool.pk], now)[pool.pk]
@@ -112,7 +114,7 @@ def _unsaved_row(
     )  # fmt: skip
 
 
-def _rejected_preview(code: ReasonCode, numbers: model.ReasonNumbers) -> dict[str, Any]:
+def _rejected_preview(code: ReasonCode, numbers: reasons.ReasonNumbers) -> dict[str, Any]:
     """It would not even be queued."""
     return {
         "code": str(code), "numbers": dict(numbers), "likely": None, "sooner": [], "never": None, "predicted_seconds": 0,

@@ -9,7 +9,7 @@ from django.db import transaction
 from django.db.models import Sum
 
 from scheduler.coordination import locks
-from scheduler.core.model.snapshot import SLOT_SECONDS_PER_GPU_HOUR, SLOTS_PER_GPU
+from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR, SLOTS_PER_GPU
 from scheduler.models import Gpu, Pool, Quota, Team
 from scheduler.services import quota_hours
 from scheduler.state import nudge

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from scheduler.core.model.snapshot import ReasonNumbers, ReservationWindow
+from scheduler.core.promises.reservation_windows import ReservationWindow
+from scheduler.core.reasons import ReasonNumbers
 
 
 class OperationRejected(Exception):

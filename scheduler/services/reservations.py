@@ -12,11 +12,12 @@ from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
 
 from scheduler.coordination import locks
 from scheduler.core.model import snapshot as model
-from scheduler.core.model.snapshot import WHOLE_GPU_PROFILE, WindowCheckResult
+from scheduler.core.model.slots import WHOLE_GPU_PROFILE
 from scheduler.core.planner import plan
+from scheduler.core.promises.extensions import check_extension
 from scheduler.core.promises.promise_timeline import ReservationRequester
 from scheduler.core.promises.reservation_windows import (
-    check_extension,
+    WindowCheckResult,
     check_reservation_window,
     check_reservation_windows,
     free_windows,

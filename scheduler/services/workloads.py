@@ -12,8 +12,9 @@ from django.contrib.auth.base_user import AbstractBaseUser as Person
 from django.db import transaction
 
 from scheduler.coordination import locks
-from scheduler.core.model.snapshot import WHOLE_GPU_PROFILE, Priority
-from scheduler.core.promises import reservation_windows
+from scheduler.core.model.slots import WHOLE_GPU_PROFILE
+from scheduler.core.model.snapshot import Priority
+from scheduler.core.promises import extensions
 from scheduler.core.reasons import ReasonCode
 from scheduler.cycle import snapshot
 from scheduler.models import Dependency, IfMemberEnds, JobArray, Pool, Project, Reservation, Workload
@@ -278,7 +279,7 @@ def _reject_broken_promises(workload: Workload, seconds: int, now: datetime) -> 
     until = next((r.until for r in taken.running if r.id == workload.pk), None)
     if until is None:
         return
-    answer = reservation_windows.check_longer_runtime(taken, workload.pk, until + seconds, snapshot.epoch_seconds(now))
+    answer = extensions.check_longer_runtime(taken, workload.pk, until + seconds, snapshot.epoch_seconds(now))
     if not answer.fits:
         raise OperationRejected(answer.code, answer.numbers)
 

@@ -24,7 +24,7 @@ from agent.protocol import (
 )
 from scheduler.coordination import locks
 from scheduler.core.fit.mig_layout import COMPUTE_SLICES_PER_GPU
-from scheduler.core.model.snapshot import SLOTS_PER_GPU
+from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Allocation, Gpu, GpuStateChange, Host, Unit
 from scheduler.state import nudge
 from scheduler.state.isolation import isolation_level

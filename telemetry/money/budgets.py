@@ -8,7 +8,7 @@ from decimal import Decimal
 from django.db import transaction
 from django.db.models import Sum
 
-from scheduler.core.model.snapshot import SLOT_SECONDS_PER_GPU_HOUR
+from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
 from scheduler.models import BudgetGate, Project, Team
 from scheduler.services.budget_gates import close_budget_gate, open_budget_gate
 from telemetry.core.amounts import MICRO, ZERO, round_amount

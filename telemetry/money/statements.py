@@ -21,7 +21,7 @@ from typing import Any
 from django.db import transaction
 from django.db.models import Count, F, Q, Sum
 
-from scheduler.core.model.snapshot import SLOT_SECONDS_PER_GPU_HOUR as SLOT_SECONDS_OF_A_GPU_HOUR
+from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR as SLOT_SECONDS_OF_A_GPU_HOUR
 from scheduler.models import Gpu, Pool, Quota
 from telemetry.core.amounts import (
     CENT,

@@ -13,7 +13,7 @@ import numpy as np
 from django.db import connection
 from django.db.models import F, Sum
 
-from scheduler.core.model.snapshot import SLOT_SECONDS_PER_GPU_HOUR
+from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
 from scheduler.models import Quota
 from telemetry.core.amounts import CENT, MICRO, ZERO, round_amount, round_parts, split_amount
 from telemetry.core.charging import PREEMPTION_END_CODES, SLOTS_PER_GPU

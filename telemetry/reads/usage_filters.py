@@ -11,7 +11,7 @@ from typing import Any
 from django.contrib.auth import get_user_model
 from django.db.models import Max, Min, Q, QuerySet
 
-from scheduler.core.model.snapshot import SLOT_SECONDS_PER_GPU_HOUR
+from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
 from telemetry.models import Charge, ChargedUntil, Rollup
 
 HELD_BUCKETS = ("used", "preempted", "hardware_lost")

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from portal.models import AuditEvent
 from scheduler import services as engine
-from scheduler.core.model.snapshot import SLOTS_PER_GPU
+from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import BoundUnit, Diagnostic, Gpu, Host, JoinToken, MaintenanceWindow, Pool, Reservation, Unit
 from telemetry.models import HealthEvent
 from tests.cli.conftest import Gpupool

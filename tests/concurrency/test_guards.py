@@ -13,7 +13,8 @@ from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
 
 from scheduler import services
 from scheduler.coordination import leadership, locks
-from scheduler.core.model.snapshot import SLOTS_PER_GPU, Placement, Plan
+from scheduler.core.model.plan import Placement, Plan
+from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.planner import plan
 from scheduler.cycle import apply as applying
 from scheduler.cycle import engine, snapshot

@@ -14,13 +14,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+from scheduler.core.model.plan import Plan
+from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.model.snapshot import (
-    SLOTS_PER_GPU,
     Ask,
     DecayedUseInfo,
     HostInfo,
     MaintenanceInfo,
-    Plan,
     PoolInfo,
     PoolKind,
     PoolPolicy,

@@ -6,10 +6,10 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 
+from scheduler.core.model.plan import Plan
 from scheduler.core.model.snapshot import (
     DecayedUseInfo,
     MaintenanceInfo,
-    Plan,
     QueuedWorkload,
     ReservationInfo,
     RunningWorkload,

@@ -15,8 +15,8 @@ from typing import TypeVar
 
 from hypothesis import strategies as st
 
+from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.model.snapshot import (
-    SLOTS_PER_GPU,
     Ask,
     DecayedUseInfo,
     HostInfo,

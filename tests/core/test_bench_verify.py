@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from benchmarks import verify as bench
-from scheduler.core.model.snapshot import Plan, Snapshot
+from scheduler.core.model.plan import Plan
+from scheduler.core.model.snapshot import Snapshot
 from scheduler.core.planner import plan
 from tests.core.crowded import crowded
 

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.incremental_planner import SNAPSHOT_TABLES, sort_rows
 from scheduler.core.model import serialization
-from scheduler.core.model.snapshot import Plan, Snapshot
+from scheduler.core.model.plan import Plan
+from scheduler.core.model.snapshot import Snapshot
+from scheduler.core.model.snapshot_delta import SNAPSHOT_TABLES, sort_rows
 from scheduler.core.planner import plan
 from tests.core.strategies import NOW, snapshots
 

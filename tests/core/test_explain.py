@@ -7,18 +7,17 @@ from typing import Any
 
 import pytest
 
+from scheduler.core.model.plan import Placement, Refusal
+from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.model.snapshot import (
-    SLOTS_PER_GPU,
     Ask,
     DecayedUseInfo,
-    Placement,
     PoolInfo,
     PoolKind,
     PoolPolicy,
     Priority,
     QueuedWorkload,
     QuotaInfo,
-    Refusal,
     ReservationInfo,
     RunningWorkload,
     Snapshot,
@@ -29,21 +28,14 @@ from scheduler.core.model.snapshot import HostInfo as HostRow
 from scheduler.core.planner import plan
 from scheduler.core.promises.promise_timeline import ReservationRequester
 from scheduler.core.promises.reservation_windows import WINDOW_VALID_SECONDS, check_reservation_window
-from scheduler.core.queue.turn_order import TurnCriterion
+from scheduler.core.queue.turn import TurnCriterion
 from scheduler.core.reasons import ReasonCode
 from scheduler.core.what_if import alternatives
-from scheduler.core.what_if.alternatives import (
-    AllowedChanges,
-    ChangedField,
-    ComparisonBasis,
-    compare_workloads,
-    drain_effect,
-    earlier_alternatives,
-    fairness_table,
-    preview,
-    reservable_windows,
-    turns_in_pool,
-)
+from scheduler.core.what_if.alternatives import AllowedChanges, ChangedField, earlier_alternatives, reservable_windows
+from scheduler.core.what_if.comparison import ComparisonBasis, compare_workloads, turns_in_pool
+from scheduler.core.what_if.drain import drain_effect
+from scheduler.core.what_if.fairness import fairness_table
+from scheduler.core.what_if.preview import preview
 
 NOW, HOUR, GPU = 1_000_000, 3600, SLOTS_PER_GPU
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from scheduler.core.explain.refusals import FORECAST_DEPTH
+from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.model.snapshot import (
-    SLOTS_PER_GPU,
     Ask,
     HostInfo,
     PoolInfo,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.model.snapshot import (
-    SLOTS_PER_GPU,
     Ask,
     HostInfo,
     MaintenanceInfo,

@@ -10,8 +10,8 @@ import pytest
 
 from scheduler.core.explain.deep_queue_eta import FreeUnitsOverTime
 from scheduler.core.explain.refusals import FORECAST_DEPTH
+from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.model.snapshot import (
-    SLOTS_PER_GPU,
     Ask,
     HostInfo,
     PoolInfo,

@@ -11,16 +11,8 @@ import pytest
 
 from benchmarks import openb
 from benchmarks.traces.placement_policies import BatchFill, BestFit, Fgd, NodeChoice, NodeStates
-from scheduler.core.scoring.expected_waste import (
-    ANY_CLASS,
-    BATCH_SIZE,
-    MAX_DEMAND_TO_IDLE_RATIO,
-    MILLI_PER_GPU,
-    MIN_DEMANDS_PER_BATCH,
-    DemandMix,
-    ExpectedWaste,
-    NodeDemand,
-)
+from scheduler.core.scoring.demand_mix import ANY_CLASS, BATCH_SIZE, MILLI_PER_GPU, DemandMix, NodeDemand
+from scheduler.core.scoring.expected_waste import MAX_DEMAND_TO_IDLE_RATIO, MIN_DEMANDS_PER_BATCH, ExpectedWaste
 from scheduler.core.scoring.scarcity_prices import ScarcityPrices
 
 MIX = DemandMix.of(

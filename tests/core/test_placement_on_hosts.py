@@ -14,8 +14,8 @@ from scheduler.core.fit import host_ranking, unit_selection
 from scheduler.core.fit.host_ranking import RESOURCE_LEVELS, HostWasteTables
 from scheduler.core.fit.topology import order_by_proximity
 from scheduler.core.model.pool_state import PoolState
+from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.model.snapshot import (
-    SLOTS_PER_GPU,
     Ask,
     HostInfo,
     PoolInfo,
@@ -28,14 +28,8 @@ from scheduler.core.model.snapshot import (
     TeamInfo,
     UnitInfo,
 )
-from scheduler.core.scoring.expected_waste import (
-    MILLI_PER_GPU,
-    UNLIMITED_AMOUNT,
-    DemandMix,
-    ExpectedWaste,
-    NodeDemand,
-    round_weights,
-)
+from scheduler.core.scoring.demand_mix import MILLI_PER_GPU, UNLIMITED_AMOUNT, DemandMix, NodeDemand, round_weights
+from scheduler.core.scoring.expected_waste import ExpectedWaste
 
 NOW = 1_000_000
 HOUR = 3600

@@ -11,9 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.plan_verifier import violations, window_violations
-from scheduler.core.model.snapshot import Plan, Snapshot, WindowCheckResult
+from scheduler.core.model.plan import Plan
+from scheduler.core.model.snapshot import Snapshot
 from scheduler.core.planner import plan
-from scheduler.core.promises.reservation_windows import WINDOW_VALID_SECONDS, check_reservation_window
+from scheduler.core.promises.reservation_windows import (
+    WINDOW_VALID_SECONDS,
+    WindowCheckResult,
+    check_reservation_window,
+)
 from scheduler.core.reasons import ReasonCode
 from tests.core.crowded import crowded
 from tests.core.strategies import NOW, WindowAsked, snapshots, windows

@@ -8,8 +8,8 @@ from itertools import combinations
 import pytest
 
 from benchmarks.plan_verifier import violations
+from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.model.snapshot import (
-    SLOTS_PER_GPU,
     Ask,
     HostInfo,
     PoolInfo,

@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from benchmarks.plan_verifier import violations
 from portal.wording import reason_texts
-from scheduler.core.model.snapshot import Plan
+from scheduler.core.model.plan import Plan
 from scheduler.core.planner import plan
 from tests.core.scenario import FOLDER, NOW, Scenario
 

@@ -10,11 +10,11 @@ import pytest
 
 from benchmarks.plan_verifier import violations
 from scheduler.core.incremental_planner import IncrementalPlanner
+from scheduler.core.model.plan import Plan
+from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.model.snapshot import (
-    SLOTS_PER_GPU,
     Ask,
     HostInfo,
-    Plan,
     PoolInfo,
     PoolKind,
     PoolPolicy,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.model.snapshot import (
-    SLOTS_PER_GPU,
     Ask,
     HostInfo,
     PoolInfo,

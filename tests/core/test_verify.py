@@ -11,33 +11,27 @@ import pytest
 
 from benchmarks.plan_verifier import PROMISES, broken_promises, violations, window_violations
 from benchmarks.plan_verifier.refusal_checks import REASON_CHECKS
+from scheduler.core.model.plan import Eviction, Placement, Plan, Refusal, ReservationBinding, UnboundReservation
+from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.model.snapshot import (
-    SLOTS_PER_GPU,
     Ask,
     DecayedUseInfo,
-    Eviction,
     HostInfo,
     MaintenanceInfo,
-    Placement,
-    Plan,
     PoolInfo,
     PoolKind,
     PoolPolicy,
     Priority,
     QueuedWorkload,
     QuotaInfo,
-    Refusal,
-    ReservationBinding,
     ReservationInfo,
-    ReservationWindow,
     RunningWorkload,
     Snapshot,
     TeamInfo,
-    UnboundReservation,
     UnitInfo,
-    WindowCheckResult,
 )
 from scheduler.core.planner import plan
+from scheduler.core.promises.reservation_windows import ReservationWindow, WindowCheckResult
 from scheduler.core.reasons import ReasonCode
 from tests.core.scenario import FOLDER, Scenario
 from tests.core.scenario import NOW as SCENARIO_NOW

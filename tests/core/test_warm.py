@@ -11,13 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.plan_verifier import violations
-from scheduler.core.incremental_planner import (
-    IncrementalPlanner,
-    SnapshotDelta,
-    snapshot_difference,
-    sort_rows,
-)
+from scheduler.core.incremental_planner import IncrementalPlanner
 from scheduler.core.model.snapshot import MaintenanceInfo, Snapshot
+from scheduler.core.model.snapshot_delta import SnapshotDelta, snapshot_difference, sort_rows
 from scheduler.core.planner import plan
 from scheduler.core.reasons import ReasonCode
 from tests.core.crowded import crowded

@@ -9,9 +9,8 @@ import pytest
 
 from benchmarks.plan_verifier import window_violations
 from scheduler.core.model.pool_state import PoolState
+from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.model.snapshot import (
-    DISK_CLEANUP_SECONDS,
-    SLOTS_PER_GPU,
     Ask,
     HostInfo,
     MaintenanceInfo,
@@ -20,19 +19,18 @@ from scheduler.core.model.snapshot import (
     PoolPolicy,
     QuotaInfo,
     ReservationInfo,
-    ReservationWindow,
     RunningWorkload,
     Snapshot,
     TeamInfo,
     UnitInfo,
-    WindowCheckResult,
 )
 from scheduler.core.planner import plan
-from scheduler.core.promises.promise_timeline import PromiseTimeline, ReservationRequester
+from scheduler.core.promises.extensions import check_extension, check_longer_runtime
+from scheduler.core.promises.promise_timeline import DISK_CLEANUP_SECONDS, PromiseTimeline, ReservationRequester
 from scheduler.core.promises.reservation_windows import (
     WINDOW_VALID_SECONDS,
-    check_extension,
-    check_longer_runtime,
+    ReservationWindow,
+    WindowCheckResult,
     check_reservation_window,
     check_reservation_windows,
     free_units_by_time,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from scheduler.core.model.plan import Placement
+from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.model.snapshot import (
-    SLOTS_PER_GPU,
     Ask,
     HostInfo,
-    Placement,
     PoolInfo,
     PoolKind,
     PoolPolicy,

@@ -7,8 +7,10 @@ import os
 import pytest
 
 from scheduler.core.explain import refusals, start_ranges
-from scheduler.core.model.snapshot import DISK_CLEANUP_SECONDS, PoolPolicy
-from scheduler.core.queue import runtime_prediction, turn_order
+from scheduler.core.model import waiting_queue
+from scheduler.core.model.snapshot import PoolPolicy
+from scheduler.core.promises.promise_timeline import DISK_CLEANUP_SECONDS
+from scheduler.core.queue import runtime_prediction, team_queue
 from scheduler.core.what_if import alternatives
 from tests.core.worked_examples import BLOCK, PAGE, written_anew
 
@@ -33,9 +35,9 @@ def test_the_page_has_an_example_for_each_of_its_rules_and_lists_them_all() -> N
 
 HOUR = 3600
 SAID = [
-    f"never more than {turn_order.MAX_RUNTIME_PENALTY_SECONDS // HOUR} hours extra",
-    f"after {turn_order.OLDEST_FIRST_AFTER_SECONDS // HOUR} hours, its oldest over {turn_order.LARGE_JOB_UNITS} GPUs after "
-    f"{turn_order.LARGE_OLDEST_FIRST_AFTER_SECONDS // HOUR} hours",
+    f"never more than {waiting_queue.MAX_RUNTIME_PENALTY_SECONDS // HOUR} hours extra",
+    f"after {team_queue.OLDEST_FIRST_AFTER_SECONDS // HOUR} hours, its oldest over {team_queue.LARGE_JOB_UNITS} GPUs after "
+    f"{team_queue.LARGE_OLDEST_FIRST_AFTER_SECONDS // HOUR} hours",
     f"the median of the latest {runtime_prediction.MAX_SIMILAR_JOBS} jobs",
     f"a limit within a factor of {runtime_prediction.SIMILAR_LIMIT_FACTOR}",
     f"Below {runtime_prediction.MIN_SIMILAR_JOBS} of these the same of the team",

@@ -12,16 +12,9 @@ import re
 from pathlib import Path
 
 from benchmarks.plan_verifier import PROMISES
-from scheduler.core.model.snapshot import (
-    SLOTS_PER_GPU,
-    Ask,
-    Plan,
-    PoolKind,
-    PoolPolicy,
-    Priority,
-    QueuedWorkload,
-    RunningWorkload,
-)
+from scheduler.core.model.plan import Plan
+from scheduler.core.model.slots import SLOTS_PER_GPU
+from scheduler.core.model.snapshot import Ask, PoolKind, PoolPolicy, Priority, QueuedWorkload, RunningWorkload
 from scheduler.core.planner import plan
 from tests.core.scenario import FOLDER, NOW, Scenario
 

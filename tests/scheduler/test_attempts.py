@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from scheduler import services
-from scheduler.core.model.snapshot import SLOTS_PER_GPU
+from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.reasons import ReasonCode
 from scheduler.cycle import engine
 from scheduler.models import Allocation, Command, Quota, Run, Workload

@@ -13,7 +13,8 @@ from django.db.backends.postgresql.psycopg_any import NumericRange
 
 from portal.reads.fleet import gpu_overview, host_details
 from scheduler import services
-from scheduler.core.model.snapshot import SLOTS_PER_GPU, Placement
+from scheduler.core.model.plan import Placement
+from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.planner import plan
 from scheduler.cycle import engine, schedulable_hosts, snapshot
 from scheduler.cycle.apply import apply_plan

@@ -7,8 +7,7 @@ import datetime as dt
 import pytest
 
 from scheduler import services
-from scheduler.core.model.snapshot import WindowCheckResult
-from scheduler.core.promises.reservation_windows import WINDOW_VALID_SECONDS
+from scheduler.core.promises.reservation_windows import WINDOW_VALID_SECONDS, WindowCheckResult
 from scheduler.core.reasons import ReasonCode
 from scheduler.cycle import engine
 from scheduler.models import Allocation, BoundUnit, Reservation, Workload

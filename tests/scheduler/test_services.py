@@ -9,7 +9,7 @@ import pytest
 from django.db import IntegrityError, transaction
 
 from scheduler import services
-from scheduler.core.model.snapshot import SLOTS_PER_GPU
+from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.reasons import ReasonCode
 from scheduler.cycle import engine
 from scheduler.models import BudgetGate, Quota, Workload

@@ -12,7 +12,9 @@ import pytest
 
 from scheduler import services
 from scheduler.coordination import leadership
-from scheduler.core.model.snapshot import SLOTS_PER_GPU, Eviction, Placement, Plan, Snapshot
+from scheduler.core.model.plan import Eviction, Placement, Plan
+from scheduler.core.model.slots import SLOTS_PER_GPU
+from scheduler.core.model.snapshot import Snapshot
 from scheduler.core.planner import plan
 from scheduler.cycle import engine, plan_checks, snapshot
 from scheduler.cycle.apply import ApplyResult, StaleEpoch, apply_plan

@@ -34,7 +34,8 @@ from portal.models import Submission
 from portal.services.approvals import submissions
 from portal.services.calendar import reservations as portal_reservations
 from scheduler import services
-from scheduler.core.model.snapshot import SLOTS_PER_GPU, Priority
+from scheduler.core.model.slots import SLOTS_PER_GPU
+from scheduler.core.model.snapshot import Priority
 from scheduler.core.planner import plan
 from scheduler.core.reasons import ReasonCode
 from scheduler.cycle import engine, snapshot

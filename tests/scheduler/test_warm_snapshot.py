@@ -19,7 +19,7 @@ from django.utils import timezone
 
 from scheduler import services
 from scheduler.coordination import leadership
-from scheduler.core.incremental_planner import sort_rows
+from scheduler.core.model.snapshot_delta import sort_rows
 from scheduler.core.planner import plan
 from scheduler.cycle import engine, snapshot
 from scheduler.cycle.snapshot_cache import MAX_PLAN_AGE_SECONDS, SELF_CHECK_SECONDS, SnapshotCache

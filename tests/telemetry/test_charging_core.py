@@ -9,7 +9,7 @@ from decimal import Decimal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.model.snapshot import SLOTS_PER_GPU as SLOTS_OF_THE_ENGINE
+from scheduler.core.model.slots import SLOTS_PER_GPU as SLOTS_OF_THE_ENGINE
 from scheduler.core.reasons import ReasonCode
 from telemetry.core.charging import (
     HARDWARE_FAULT_END_CODES,

@@ -7,7 +7,7 @@ from typing import Any
 from rest_framework import serializers
 
 from portal.api.base.views import NumbersField
-from scheduler.core.model.snapshot import SLOTS_PER_GPU
+from scheduler.core.model.slots import SLOTS_PER_GPU
 
 MAX_INT = 2**31 - 1
 ResponseSerializer = serializers.Serializer[Any]

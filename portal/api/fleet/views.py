@@ -20,7 +20,7 @@ from portal.reads.fleet.free_capacity import free_slots_by_model
 from portal.services.fleet import host_effects, hosts
 from portal.services.fleet.pools import demand_isolation
 from portal.wording import host_texts
-from scheduler.core.model.snapshot import SLOTS_PER_GPU
+from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Host, Pool
 from scheduler.reads import capacity
 from scheduler.services import JOIN_TOKEN_TTL

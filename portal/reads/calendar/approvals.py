@@ -13,7 +13,7 @@ from portal import policy
 from portal.models import Submission, SubmissionState, User
 from portal.wording import request_texts
 from scheduler import services as engine
-from scheduler.core.model.snapshot import SLOTS_PER_GPU
+from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Gpu, Pool, Project, Quota, Team
 
 DECIDED_WINDOW_DAYS = 30

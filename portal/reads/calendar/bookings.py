@@ -16,7 +16,7 @@ from django.db.models import Count, Max, Min, Q, Sum
 from portal import policy
 from portal.hardware_request import profile_slots
 from portal.models import Submission, SubmissionState, User
-from scheduler.core.model.snapshot import SLOTS_PER_GPU, WHOLE_GPU_PROFILE
+from scheduler.core.model.slots import SLOTS_PER_GPU, WHOLE_GPU_PROFILE
 from scheduler.models import Allocation, BoundUnit, Gpu, MaintenanceWindow, Pool, Reservation, Team
 from scheduler.reads.capacity import SLOT_COUNT
 from scheduler.state.states import ReservationState

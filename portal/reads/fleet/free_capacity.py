@@ -11,7 +11,7 @@ from django.db.models import Count
 from portal import policy
 from portal.models import User
 from portal.reads.money import workload_usage
-from scheduler.core.model.snapshot import SLOTS_PER_GPU
+from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Pool, Unit
 from scheduler.reads import capacity as engine
 

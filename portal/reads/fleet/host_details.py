@@ -15,7 +15,7 @@ from django.db.models.functions import Coalesce
 from portal import policy
 from portal.models import User
 from scheduler.core.fit.mig_layout import layout_text
-from scheduler.core.model.snapshot import WHOLE_GPU_PROFILE
+from scheduler.core.model.slots import WHOLE_GPU_PROFILE
 from scheduler.cycle import schedulable_hosts
 from scheduler.models import Allocation, BoundUnit, Host, Unit, Workload
 from scheduler.runs.commands import LIVE_STATES

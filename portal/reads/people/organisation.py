@@ -8,7 +8,7 @@ from django.db.models import Count, F, Prefetch, Q, QuerySet
 
 from portal import policy
 from portal.models import ApiToken, AuditEvent, Membership, Notification, User
-from scheduler.core.model.snapshot import SLOTS_PER_GPU
+from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Pool, Project, Quota, Team, Workload
 from scheduler.state.states import WorkloadState
 

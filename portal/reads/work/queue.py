@@ -17,9 +17,14 @@ from portal.reads.work import expected_starts
 from portal.reads.work.expected_starts import StartRecords
 from portal.reads.work.workload_details import RELATED, HeldUnit, held_by, held_unit
 from portal.services.calendar.reservations import MIN_RESERVATION_WINDOW
-from scheduler.core.model.snapshot import SLOTS_PER_GPU, Placement, Snapshot
-from scheduler.core.queue.turn_order import QueueTurn, effective_submit_time
-from scheduler.core.what_if.alternatives import Alternative, ComparisonBasis, FairnessRow
+from scheduler.core.model.plan import Placement
+from scheduler.core.model.slots import SLOTS_PER_GPU
+from scheduler.core.model.snapshot import Snapshot
+from scheduler.core.model.waiting_queue import effective_submit_time
+from scheduler.core.queue.turn import QueueTurn
+from scheduler.core.what_if.alternatives import Alternative
+from scheduler.core.what_if.comparison import ComparisonBasis
+from scheduler.core.what_if.fairness import FairnessRow
 from scheduler.cycle import request_snapshot_cache
 from scheduler.models import Leader, Pool, Team, Workload
 from scheduler.reads import capacity as engine
@@ -100,7 +105,7 @@ class Blocker:
 
 @dataclass(frozen=True)
 class WorkloadAhead:
-    """A workload that waits, too, and has its turn first; ``part`` is what decides (``scheduler.core.queue.turn_order.TurnCriterion``). It was asked
+    """A workload that waits, too, and has its turn first; ``part`` is what decides (``scheduler.core.queue.turn.TurnCriterion``). It was asked
     for ``earlier``, is expected to be ``shorter``, or both."""
 
     workload: Workload

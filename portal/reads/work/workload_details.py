@@ -17,7 +17,8 @@ from portal.reads.work.expected_starts import StartRange
 from portal.reads.work.forced_moves import ForcedMove
 from portal.reads.work.manual_stops import ManualStop
 from scheduler.core.explain.start_ranges import EstimateAccuracy
-from scheduler.core.model.snapshot import SLOTS_PER_GPU, WHOLE_GPU_PROFILE, PoolKind
+from scheduler.core.model.slots import SLOTS_PER_GPU, WHOLE_GPU_PROFILE
+from scheduler.core.model.snapshot import PoolKind
 from scheduler.models import (
     Allocation,
     Decision,

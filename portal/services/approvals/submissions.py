@@ -18,7 +18,7 @@ from portal.services import audit
 from portal.services.calendar import recurring_reservations, reservations
 from portal.wording import formatting, reason_texts, request_texts
 from scheduler import services as engine
-from scheduler.core.model.snapshot import SLOTS_PER_GPU
+from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.cycle.request_snapshot_cache import share_snapshots
 from scheduler.models import Gpu, Pool, Project, Quota, Reservation, Team
 from scheduler.state.states import OPEN_RESERVATION_STATES

@@ -26,7 +26,7 @@ from portal.services.calendar.reservations import (
 from portal.services.money import rates_and_budgets
 from portal.wording import formatting, reason_texts, request_texts
 from scheduler import services as engine
-from scheduler.core.model.snapshot import WindowCheckResult
+from scheduler.core.promises.reservation_windows import WindowCheckResult
 from scheduler.models import Pool, Project, Series
 from scheduler.services.recurrence import DstOccurrence, Recurrence, dst_occurrences, occurrences
 from telemetry.core.amounts import round_amount

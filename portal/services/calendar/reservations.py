@@ -31,7 +31,7 @@ from portal.services import audit
 from portal.services.money import rates_and_budgets
 from portal.wording import formatting, reason_texts
 from scheduler import services as engine
-from scheduler.core.model.snapshot import WindowCheckResult
+from scheduler.core.promises.reservation_windows import WindowCheckResult
 from scheduler.models import Pool, Project, Reservation
 from scheduler.state.states import OPEN_RESERVATION_STATES, ReservationState
 from telemetry.core.amounts import round_amount

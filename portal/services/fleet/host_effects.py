@@ -20,7 +20,7 @@ from portal.services.fleet.hosts import (
 from portal.wording import host_texts
 from scheduler import services as engine
 from scheduler.coordination import leases
-from scheduler.core.what_if.alternatives import DrainedWorkload
+from scheduler.core.what_if.drain import DrainedWorkload
 from scheduler.models import Host, Reservation, Workload
 from scheduler.reads import capacity
 from scheduler.state.states import ReservationState

@@ -12,7 +12,8 @@ from portal.errors import Conflict
 from portal.input_checks import InputChecks, unique_slug
 from portal.models import Organisation, Template, User
 from portal.services import audit
-from scheduler.core.model.snapshot import SLOTS_PER_GPU, PoolKind
+from scheduler.core.model.slots import SLOTS_PER_GPU
+from scheduler.core.model.snapshot import PoolKind
 from scheduler.models import Pool, Team, WorkloadKind, WorkloadType
 from scheduler.state import nudge
 from scheduler.state.isolation import ISOLATION_LEVELS

@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from portal.reads.calendar.bookings import CalendarBooking, CalendarHostRow, CalendarModelGroup
 from portal.templatetags.gpupool import duration, gpu_model
-from scheduler.core.model.snapshot import WHOLE_GPU_PROFILE
+from scheduler.core.model.slots import WHOLE_GPU_PROFILE
 
 PROMISE_HEIGHT, MODEL_HEIGHT, FOLD_HEIGHT = 32, 40, 28
 PIXELS_PER_PROMISED_GPU = 4  # per GPU

@@ -22,7 +22,7 @@ from portal.web.work.queue import request_form_query
 from portal.web.work.workload_card import gpu_count_text
 from portal.wording import equivalent_commands as same_request
 from portal.wording import expected_start_texts, formatting, reason_texts
-from scheduler.core.model.snapshot import WHOLE_GPU_PROFILE
+from scheduler.core.model.slots import WHOLE_GPU_PROFILE
 from scheduler.core.what_if.alternatives import Alternative
 from scheduler.cycle.request_snapshot_cache import share_snapshots
 from scheduler.models import JobArray, Pool

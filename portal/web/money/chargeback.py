@@ -23,7 +23,7 @@ from portal.services.money import rates_and_budgets as verbs
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.context_processors import current_currency
 from portal.web.page.service_form import ServiceForm
-from scheduler.core.model.snapshot import SLOT_SECONDS_PER_GPU_HOUR, SLOTS_PER_GPU
+from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR, SLOTS_PER_GPU
 from telemetry import reads as selectors
 from telemetry.models import Charge
 from telemetry.money import statements

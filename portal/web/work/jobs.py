@@ -30,7 +30,7 @@ from portal.web.work import attempts, workload_card
 from portal.web.work.workload_actions import get_workload_or_404
 from portal.web.work.workload_lists import WorkloadFilterForm, paginate, sort_workloads, workloads_csv
 from portal.wording import expected_start_texts, reason_texts, request_texts, state_labels
-from scheduler.core.model.snapshot import SLOT_SECONDS_PER_GPU_HOUR, WHOLE_GPU_PROFILE
+from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR, WHOLE_GPU_PROFILE
 from scheduler.models import Run, Workload, WorkloadKind
 from scheduler.runs import logs
 from scheduler.state.states import WorkloadState

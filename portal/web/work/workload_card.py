@@ -21,7 +21,7 @@ from portal.wording import (
     request_texts,
     state_labels,
 )
-from scheduler.core.model.snapshot import WHOLE_GPU_PROFILE
+from scheduler.core.model.slots import WHOLE_GPU_PROFILE
 from scheduler.core.reasons import ReasonCode
 from scheduler.models import Reservation, Workload
 from scheduler.runs.attempts import LOST_CODES, WORKLOAD_FAILURE_CODES

@@ -16,251 +16,29 @@ found exactly. In the end every victim that proves unnecessary is let off, the d
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Sequence
 
 import numpy as np
 
+from scheduler.core.arrays import intersection
+from scheduler.core.evict.candidates import EvictionCandidates, EvictionChoice, ObtainableUnits, evictable_for
+from scheduler.core.evict.victim_set import VictimSet
 from scheduler.core.fit import unit_selection
 from scheduler.core.fit.quota_limits import headroom_for, may_use_spare
-from scheduler.core.model.pool_state import NO_HOLDER, Ints, Mask, PoolState, intersection
+from scheduler.core.model.pool_state import PoolState
 from scheduler.core.model.snapshot import QueuedWorkload
 
-MAX_READ_SINGLY = 64  # candidates that are sooner read one by one than as arrays
 GUARANTEED_SLOT_COST = 1 << 40  # what a guaranteed slot costs: more than any work lost, so that borrowed slots go first
 
 
-@dataclass(frozen=True, slots=True)
-class EvictionChoice:
-    """Indices of running work that has to go, and the units (free or freed) kept for the ask."""
-
-    victims: list[int]
-    units: list[int]
 
 
-class ObtainableUnits:
-    """What one workload could use of one kind of unit if nobody was on it."""
-
-    def __init__(self, board: PoolState, queued: QueuedWorkload, kind: int) -> None:
-        self.board, self.queued, self.kind, self.ask = board, queued, kind, queued.ask
-        self.units = self._units()
-        self.counts = (  # per host
-            board.free_counts_within(kind, unit_selection.time_class(board, queued))
-            if board.can_use_shared_counts(queued)
-            else unit_selection.host_counts(board, kind, self.free)
-        )
-
-    @cached_property
-    def free(self) -> Mask:
-        """Those that nobody is on; most searches end without."""
-        return intersection(self.units, self.board.holder == NO_HOLDER)
-
-    def _units(self) -> Mask:
-        board, queued = self.board, self.queued
-        if queued.reservation is not None:
-            return intersection(board.bound == queued.reservation, board.usable)
-        mask = intersection(board.assignable, board.kept == 0)
-        if queued.id in board.workloads_with_earmarks:
-            mask |= intersection(board.assignable, board.kept == queued.id)
-        if board.is_shared(queued.ask):
-            mask = intersection(mask, unit_selection.units_without_other_teams_shares(board, queued.team))
-        in_time = unit_selection.units_clear_of_promises(board, queued)
-        return mask if in_time is None else intersection(mask, in_time)
-
-    def units_after(self, victims: Iterable[int]) -> list[int] | None:
-        """The units the ask would get once these are gone."""
-        board, mask = self.board, self.free.copy()
-        cpu, memory = board.cpu_free.copy(), board.memory_free.copy()
-        for victim in victims:
-            units = board.units_of[victim]
-            mask[units] = self.units[units]
-            for host in {board.ground.host_list[u] for u in units}:
-                cpu[host] += board.running[victim].cpu_milli
-                memory[host] += board.running[victim].memory_mib
-        return unit_selection.choose_units(board, self.ask, self.kind, mask, unit_selection.HostResources(cpu, memory))
 
 
-class EvictionCandidates:
-    """Work that may be told to go for one workload, the cheapest first, and what each would free where."""
-
-    def __init__(self, place: ObtainableUnits, found: Ints) -> None:
-        """``found`` in the order in which they are tried."""
-        self.place, self.board, self.model = place, place.board, place.board.kinds[place.kind].model
-        if len(found) <= MAX_READ_SINGLY:
-            self._read_few(found.tolist())
-        else:
-            self._read_many(found)
-
-    def _read_few(self, found: list[int]) -> None:
-        """As below, without the cost of arrays: most searches have a handful of candidates."""
-        board, ground, kind = self.board, self.board.ground, self.place.kind
-        self.slots: dict[int, int] = {}
-        self.by_host: dict[int, list[tuple[int, int]]] | None = {}
-        self.victims = []
-        kinds, hosts, sizes, model_of = ground.kind_list, ground.host_list, ground.slots_list, ground.model_of_kind
-        usable = self.place.units.tobytes()  # single elements of arrays are slow to read
-        for victim in found:
-            count: dict[int, int] = {}
-            slots = 0
-            for unit in board.units_of[victim]:
-                if model_of[kinds[unit]] == model_of[kind]:
-                    slots += sizes[unit]
-                    if kinds[unit] == kind and usable[unit]:
-                        count[hosts[unit]] = count.get(hosts[unit], 0) + 1
-            self.slots[victim] = slots
-            for host, units in count.items():
-                self.by_host.setdefault(host, []).append((victim, units))
-            if count:
-                self.victims.append(victim)
-
-    def _read_many(self, found: Ints) -> None:
-        """Who would free how many units of which host, as arrays of equal length, by host and then by cost."""
-        board, place = self.board, self.place
-        self.by_host = None
-        units, owner = board.units_by_workload(found)
-        of_model = board.ground.model_of_unit[units] == board.ground.models.index(self.model)
-        slots = np.bincount(owner[of_model], weights=board.slots[units[of_model]], minlength=len(found))
-        self.slots = dict(zip(found.tolist(), slots.astype(int).tolist(), strict=True))
-        useful = place.units[units] & (board.kind[units] == place.kind)
-        pairs, self.count = np.unique(board.host_of[units[useful]] * len(found) + owner[useful], return_counts=True)
-        self.host, self.victim = pairs // len(found), found[pairs % len(found)]
-        self.victims = found[np.unique(owner[useful])].tolist()  # those that hold something of use
-
-    def on_host(self, host: int) -> list[tuple[int, int]]:
-        """(victim, units it would free there), the cheapest first."""
-        if self.by_host is not None:
-            return self.by_host.get(host, [])
-        first, last = self.host.searchsorted((host, host + 1)).tolist()
-        return list(zip(self.victim[first:last].tolist(), self.count[first:last].tolist(), strict=True))
 
 
-def evictable_for(board: PoolState, queued: QueuedWorkload, kind: int, reclaims: bool) -> Ints:
-    """The running work that may be told to go for a workload, the cheapest first."""
-    own = board.team_work_by_eviction_cost(queued.team)
-    own = own[board.evictable[own] & (board.run_priority[own] < queued.priority)]
-    found: Ints = own[board.run_reservation[own] == (queued.reservation or 0)]
-    if reclaims and kind in board.kinds_with_borrowed_work:
-        found = np.concatenate((found, board.evictable_borrowed_work(board.kinds[kind].model, queued.team)))
-        found = found[np.lexsort((board.run_id[found], board.cost[found]))]
-    if queued.evicted_by is not None:
-        found = found[board.run_id[found] != queued.evicted_by]
-    return found
 
 
-class VictimSet:
-    """A set of victims that grows: what is free on each host once they are gone, and what it costs their teams."""
-
-    def __init__(self, place: ObtainableUnits, candidates: EvictionCandidates, straddling: bool) -> None:
-        self.place, self.board, self.ask = place, place.board, place.ask
-        self.candidates, self.may_cross_guarantee = candidates, straddling
-        self.team = place.queued.team
-        self.victims: list[int] = []
-        self.gone: set[int] = set()
-        self.taken: dict[int, list[int]] = defaultdict(list)  # other teams -> slots of each victim
-        self.units: Ints = place.counts.copy()
-        self.cpu, self.memory = self.board.cpu_free.copy(), self.board.memory_free.copy()
-        self.labels = self.board.label_mask(self.ask.labels)
-        self.excess: dict[int, int] = {}
-        self.units_freed_cache: dict[int, list[tuple[int, int]]] = {}  # victim -> (host, units of use there)
-
-    def add(self, victims: Sequence[int]) -> list[int]:
-        """Take these; the hosts on which something comes free."""
-        hosts: dict[int, None] = {}
-        for victim in victims:
-            self.victims.append(victim)
-            self.gone.add(victim)
-            if self.board.running[victim].team != self.team:
-                self.taken[self.board.running[victim].team].append(self.candidates.slots[victim])
-            hosts |= dict.fromkeys(self._free(victim, 1))
-        return list(hosts)
-
-    def drop(self, victim: int) -> None:
-        """Let one off."""
-        self.victims.remove(victim)
-        self.gone.discard(victim)
-        if self.board.running[victim].team != self.team:
-            self.taken[self.board.running[victim].team].remove(self.candidates.slots[victim])
-        self._free(victim, -1)
-
-    def _free(self, victim: int, sign: int) -> list[int]:
-        running = self.board.running[victim]
-        for host, units in self.units_freed_by(victim):
-            self.units[host] += sign * units
-            self.cpu[host] += sign * running.cpu_milli
-            self.memory[host] += sign * running.memory_mib
-        return [host for host, _ in self.units_freed_by(victim)]
-
-    def units_freed_by(self, victim: int) -> list[tuple[int, int]]:
-        """(host, units of use to the ask) of every host a victim is on."""
-        known = self.units_freed_cache.get(victim)
-        if known is None:
-            ground, units = self.board.ground, self.board.units_of[victim]
-            count = dict.fromkeys((ground.host_list[u] for u in units), 0)
-            for unit in units:
-                if ground.kind_list[unit] == self.place.kind and self.place.units[unit]:
-                    count[ground.host_list[unit]] += 1
-            known = self.units_freed_cache[victim] = sorted(count.items())
-        return known
-
-    # -- is it allowed, is it enough --------------------------------------------------------------------------------
-
-    def over_guarantee(self, victim: int, more: Sequence[int]) -> int:
-        """How many slots that its team is guaranteed would go with a victim, after those taken and ``more``."""
-        team = self.board.running[victim].team
-        if team == self.team:
-            return 0
-        before = sum(self.taken[team]) + sum(self._slots_of(team, more))
-        more_than_borrowed: int = before + self.candidates.slots[victim] - max(before, self._excess(team))
-        return max(0, more_than_borrowed)
-
-    def _slots_of(self, team: int, victims: Sequence[int]) -> list[int]:
-        return [self.candidates.slots[v] for v in victims if self.board.running[v].team == team]
-
-    def _excess(self, team: int) -> int:
-        if team not in self.excess:
-            self.excess[team] = self.board.ledger.excess(team, self.candidates.model)
-        return self.excess[team]
-
-    def is_lawful(self, more: Sequence[int]) -> bool:
-        """May these go, too? Nothing guaranteed goes; when ``straddling``, each team still has something borrowed when the
-        last of its victims is taken."""
-        for team in {self.board.running[v].team for v in more} - {self.team}:
-            slots = [*self.taken[team], *self._slots_of(team, more)]
-            if sum(slots) - (max(slots) if self.may_cross_guarantee else 0) >= self._excess(team) + (not self.may_cross_guarantee):
-                return False
-        return True
-
-    def serves(self, host: int, more: Sequence[int] = ()) -> bool:
-        """Would a host do once those taken, and ``more``, are gone?"""
-        units, cpu, memory = int(self.units[host]), int(self.cpu[host]), int(self.memory[host])
-        for victim in more:
-            units += dict(self.units_freed_by(victim)).get(host, 0)
-            cpu += self.board.running[victim].cpu_milli
-            memory += self.board.running[victim].memory_mib
-        ask = self.ask
-        if units < ask.units or cpu < ask.cpu_milli or memory < ask.memory_mib or not self.labels[host]:
-            return False
-        return not ask.nvlink or self._has_island(host, more)
-
-    def count_sufficient_hosts(self) -> int:
-        """How many hosts would do once those taken are gone."""
-        ask = self.ask
-        enough = (self.units >= ask.units) & (self.cpu >= ask.cpu_milli) & (self.memory >= ask.memory_mib)
-        hosts = (enough & self.labels).nonzero()[0]
-        return sum(self.serves(host) for host in hosts.tolist()) if ask.nvlink else len(hosts)
-
-    def _has_island(self, host: int, more: Sequence[int]) -> bool:
-        board, place = self.board, self.place
-        first, last = int(board.first_unit[host]), int(board.first_unit[host + 1])
-        gone = self.gone | set(more)
-        free = [
-            u
-            for u in range(first, last)
-            if place.units[u] and board.kind[u] == place.kind and (place.free[u] or int(board.holder[u]) in gone)
-        ]
-        return unit_selection.pick_units(board, self.ask, free) is not None
 
 
 class VictimSearch:

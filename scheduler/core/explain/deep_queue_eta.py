@@ -17,8 +17,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from scheduler.core.arrays import Ints
 from scheduler.core.explain.forecast import Forecast
-from scheduler.core.model.pool_state import FAR_FUTURE, Ints, PoolState
+from scheduler.core.model.hardware import FAR_FUTURE
+from scheduler.core.model.pool_state import PoolState
 from scheduler.core.model.snapshot import QueuedWorkload
 
 MAX_COUNTED_SINGLY = 2_000  # of those behind the forecast; the rest by how fast these go

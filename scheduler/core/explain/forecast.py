@@ -9,9 +9,11 @@ from bisect import bisect_left, bisect_right
 
 import numpy as np
 
-from scheduler.core.model.pool_state import FAR_FUTURE, Ints, PoolState
+from scheduler.core.arrays import Ints
+from scheduler.core.model.hardware import FAR_FUTURE
+from scheduler.core.model.pool_state import PoolState, eviction_lead_seconds
 from scheduler.core.model.snapshot import Ask
-from scheduler.core.promises.promise_timeline import PromiseTimeline, eviction_lead_seconds
+from scheduler.core.promises.promise_timeline import PromiseTimeline
 
 MAX_FORECAST_TIME_POINTS = 96  # a forecast's grid: finer is slower, and predictions are no better than that
 

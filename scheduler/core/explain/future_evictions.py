@@ -11,12 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scheduler.core.evict import victim_search
+from scheduler.core.arrays import intersection
+from scheduler.core.evict import candidates, victim_search
 from scheduler.core.fit.quota_limits import kinds_within_limits
-from scheduler.core.model.pool_state import PoolState, intersection
+from scheduler.core.model.plan import Eviction
+from scheduler.core.model.pool_state import PoolState, eviction_lead_seconds
 from scheduler.core.model.running_work import PREEMPTIBLE, STARTED, STOPPING
-from scheduler.core.model.snapshot import Eviction, QueuedWorkload
-from scheduler.core.promises.promise_timeline import eviction_lead_seconds
+from scheduler.core.model.snapshot import QueuedWorkload
 from scheduler.core.reasons import ReasonCode
 
 
@@ -62,7 +63,7 @@ class FutureEvictions:
             tuple(sorted(then.running[victim].id for victim in room.victims)), told_at, told_at + eviction_lead_seconds(self.board)
         )
 
-    def _victims_at(self, queued: QueuedWorkload, kinds: list[int], at: int) -> tuple[int, victim_search.EvictionChoice] | None:
+    def _victims_at(self, queued: QueuedWorkload, kinds: list[int], at: int) -> tuple[int, candidates.EvictionChoice] | None:
         """The room that can be made by those who are old enough at a moment, and of which kind."""
         then, all_of_them = self._state_then(), self._state_then().evictable
         then.evictable = intersection(all_of_them, self.evictable_from <= at)

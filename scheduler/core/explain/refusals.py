@@ -12,24 +12,22 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from scheduler.core.evict import victim_search
+from scheduler.core.evict import candidates
 from scheduler.core.explain.deep_queue_eta import DeepQueueEta
 from scheduler.core.explain.forecast import Forecast
 from scheduler.core.explain.future_evictions import FutureEvictions, FutureRoom
 from scheduler.core.explain.wait_reasons import WaitReasons
-from scheduler.core.fit import unit_selection
+from scheduler.core.fit import availability
+from scheduler.core.fit.feasibility import fits_on_empty_hosts
 from scheduler.core.fit.quota_limits import headroom_for, kinds_within_limits, leaves_user_headroom
-from scheduler.core.model.pool_state import FAR_FUTURE, PoolState
+from scheduler.core.model.hardware import FAR_FUTURE
+from scheduler.core.model.plan import Refusal
+from scheduler.core.model.pool_state import PoolState, eviction_lead_seconds
 from scheduler.core.model.quota_ledger import ReservedHeadroom
-from scheduler.core.model.snapshot import QueuedWorkload, Refusal
-from scheduler.core.promises.promise_timeline import (
-    PromiseTimeline,
-    eviction_lead_seconds,
-    fits_on_empty_hosts,
-    reason_numbers,
-)
-from scheduler.core.queue.turn_order import expected_seconds
-from scheduler.core.reasons import ReasonCode
+from scheduler.core.model.snapshot import QueuedWorkload
+from scheduler.core.model.waiting_queue import expected_seconds
+from scheduler.core.promises.promise_timeline import PromiseTimeline
+from scheduler.core.reasons import ReasonCode, reason_numbers
 
 # So many of the first that don't fit get particular units set aside, of each kind: two while little waits, else one.
 MAX_HELD_PLACES_PER_KIND = 2
@@ -249,7 +247,7 @@ class RefusalRecorder:
         best: tuple[int, int, list[int]] | None = None
         for kind in allowed:
             after = max(not_before, board.now + 1)
-            gone_after = unit_selection.seconds_until_releasable(board, queued) if queued.preemptible else None
+            gone_after = availability.seconds_until_releasable(board, queued) if queued.preemptible else None
             found = self.forecast.earliest(queued.ask, kind, required_free_seconds(queued), after, gone_after)
             if found is not None and (best is None or found[0] < best[0]):
                 best = found[0], kind, found[1]
@@ -379,6 +377,6 @@ class RefusalRecorder:
             if end >= reservation.end:
                 break
             for kind in board.kinds_for(queued.ask):
-                if victim_search.ObtainableUnits(board, queued, kind).units_after(inside[:count]) is not None:
+                if candidates.ObtainableUnits(board, queued, kind).units_after(inside[:count]) is not None:
                     return end, tuple(sorted(board.running[i].id for i in inside[:count]))
         return None, ()

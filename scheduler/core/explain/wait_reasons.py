@@ -7,7 +7,9 @@ from functools import cached_property
 
 import numpy as np
 
-from scheduler.core.fit import unit_selection
+from scheduler.core.arrays import Mask, intersection
+from scheduler.core.fit import availability, unit_selection
+from scheduler.core.fit.feasibility import fits_on_empty_hosts
 from scheduler.core.fit.quota_limits import (
     conflicting_own_reservation,
     headroom_for,
@@ -16,19 +18,12 @@ from scheduler.core.fit.quota_limits import (
     leaves_user_headroom,
     within_caps,
 )
-from scheduler.core.model.pool_state import (
-    FAR_FUTURE,
-    MAINTENANCE,
-    NO_HOLDER,
-    QUEUE_HOLDS,
-    Mask,
-    PoolState,
-    intersection,
-)
+from scheduler.core.model.hardware import FAR_FUTURE
+from scheduler.core.model.pool_state import MAINTENANCE, QUEUE_HOLDS, PoolState
 from scheduler.core.model.quota_ledger import UNLIMITED_SLOTS
-from scheduler.core.model.snapshot import Priority, QueuedWorkload, Reason
-from scheduler.core.promises.promise_timeline import fits_on_empty_hosts, reason_numbers
-from scheduler.core.reasons import ReasonCode
+from scheduler.core.model.running_work import NO_HOLDER
+from scheduler.core.model.snapshot import Priority, QueuedWorkload
+from scheduler.core.reasons import Reason, ReasonCode, reason_numbers
 
 MAX_HOSTS_NAMED = 5  # hosts in the numbers of a reason
 
@@ -52,7 +47,7 @@ class WaitReasons:
         if code in (ReasonCode.WAITS_FOR_UNITS, ReasonCode.BEHIND_OTHERS):
             return code, (("ahead", ahead), *why)  # sorted by name as it is: nothing comes before "ahead"
         if code == ReasonCode.HELD_FOR_RESERVATION:
-            return code, reason_numbers(**dict(why), runs=unit_selection.seconds_until_releasable(self.board, queued))
+            return code, reason_numbers(**dict(why), runs=availability.seconds_until_releasable(self.board, queued))
         if code == ReasonCode.HELD_FOR_MAINTENANCE:
             return code, reason_numbers(**dict(why), runs=queued.max_runtime_seconds)
         return code, why
@@ -64,7 +59,7 @@ class WaitReasons:
         known = self._missing_units_cache.get(key)
         if known is not None:
             return known
-        timed = key, unit_selection.time_class(self.board, queued)
+        timed = key, availability.time_class(self.board, queued)
         if timed not in self._promised:
             lacking = self._missing_units(queued, allowed)
             if lacking is not None:
@@ -166,7 +161,7 @@ class WaitReasons:
             )
         if not any(fits_on_empty_hosts(board, ask, kind, board.usable) for kind in kinds):
             return self._closed(queued, kinds)
-        if self._fits_ignoring(queued, kinds, unit_selection.ALL_PROMISES):
+        if self._fits_ignoring(queued, kinds, availability.ALL_PROMISES):
             return None
         return ReasonCode.WAITS_FOR_UNITS, reason_numbers(
             free=sum(int(board.counts[kind].sum()) for kind in kinds),
@@ -207,10 +202,10 @@ class WaitReasons:
     def _promised_to_others(self, queued: QueuedWorkload, kinds: list[int]) -> Reason:
         """Enough is free, but spare, set aside, or promised: which of these, the first whose absence would help."""
         board, need = self.board, queued.ask.total_units
-        takeable = unit_selection.available_units(board, queued, unit_selection.ALL_PROMISES)  # with what is kept for it, when others left for it
+        takeable = availability.available_units(board, queued, availability.ALL_PROMISES)  # with what is kept for it, when others left for it
         concerned = intersection(board.free if takeable is None else takeable, board.of_kinds(kinds))
         free = int(concerned.sum())
-        if self._fits_ignoring(queued, kinds, unit_selection.NO_PROMISES):  # then it was the spare capacity
+        if self._fits_ignoring(queued, kinds, availability.NO_PROMISES):  # then it was the spare capacity
             spare = board.policy.spare_slots
             slots = board.slots_needed(queued.ask, kinds[0])
             return ReasonCode.SPARE_CAPACITY_KEPT, reason_numbers(free=board.free_slots, need=slots, spare=spare)
@@ -230,8 +225,8 @@ class WaitReasons:
     def _fits_ignoring(self, queued: QueuedWorkload, kinds: list[int], ignoring: frozenset[str]) -> bool:
         board, ask = self.board, queued.ask
         if board.can_use_shared_counts(queued) and not ask.nvlink:
-            bounds = unit_selection.time_class(board, queued, ignoring)
+            bounds = availability.time_class(board, queued, ignoring)
             counts = (board.free_counts_within(kind, bounds) for kind in kinds)
             return any(int(unit_selection.suitable_hosts(board, ask, free).sum()) >= ask.hosts for free in counts)
-        available = unit_selection.available_units(board, queued, ignoring)
+        available = availability.available_units(board, queued, ignoring)
         return any(unit_selection.choose_units(board, ask, kind, available) is not None for kind in kinds)

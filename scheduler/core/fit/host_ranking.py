@@ -12,18 +12,12 @@ from functools import lru_cache
 
 import numpy as np
 
-from benchmarks.traces.placement_policies import PRICE_REFRESH_PLACEMENTS
-from scheduler.core.model.pool_state import Ints, PoolState
+from scheduler.core.arrays import Ints
+from scheduler.core.model.pool_state import PoolState
 from scheduler.core.model.snapshot import Ask
-from scheduler.core.scoring.expected_waste import (
-    MILLI_PER_GPU,
-    UNLIMITED_AMOUNT,
-    DemandMix,
-    ExpectedWaste,
-    NodeDemand,
-    round_weights,
-)
-from scheduler.core.scoring.scarcity_prices import SCORE_UNITS_PER_MILLI, ScarcityPrices
+from scheduler.core.scoring.demand_mix import MILLI_PER_GPU, UNLIMITED_AMOUNT, DemandMix, NodeDemand, round_weights
+from scheduler.core.scoring.expected_waste import ExpectedWaste
+from scheduler.core.scoring.scarcity_prices import PRICE_REFRESH_PLACEMENTS, SCORE_UNITS_PER_MILLI, ScarcityPrices
 
 RESOURCE_LEVELS = 8
 # What a pool is thought to be asked for before it was asked for anything, in units on a host and how often. It stays in

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from scheduler.core.model.hardware import Ints, Mask, PoolHardware
+from scheduler.core.arrays import Ints, Mask
+from scheduler.core.model.hardware import PoolHardware
 from scheduler.core.model.snapshot import Ask, QueuedWorkload
 
 

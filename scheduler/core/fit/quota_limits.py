@@ -6,7 +6,7 @@ from scheduler.core.model.pool_state import PoolState
 from scheduler.core.model.quota_ledger import UNLIMITED_SLOTS, Headroom, TeamAndModel, UpcomingReservation
 from scheduler.core.model.running_work import PREEMPTIBLE, RESERVATION, UNTIL
 from scheduler.core.model.snapshot import Priority, QueuedWorkload
-from scheduler.core.queue.turn_order import expected_seconds
+from scheduler.core.model.waiting_queue import expected_seconds
 
 
 def headroom_for(board: PoolState, queued: QueuedWorkload, kind: int) -> Headroom:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scheduler.core.model.hardware import Ints, PoolHardware
-from scheduler.core.model.snapshot import WHOLE_GPU_PROFILE
+from scheduler.core.arrays import Ints
+from scheduler.core.model.hardware import PoolHardware
+from scheduler.core.model.slots import WHOLE_GPU_PROFILE
 
 PROXIMITY_LABELS = ("island", "rack")  # labels that say which hosts are near each other
 NO_PLACE = -1

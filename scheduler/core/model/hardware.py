@@ -12,13 +12,10 @@ from operator import attrgetter
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from scheduler.core.arrays import Ints, Mask
 from scheduler.core.model.snapshot import Ask, HostInfo, UnitInfo
-from scheduler.core.scoring.expected_waste import MILLI_PER_GPU, NodeDemand
-
-Ints = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
+from scheduler.core.scoring.demand_mix import MILLI_PER_GPU, NodeDemand
 
 FAR_FUTURE = 1 << 60  # later than every time the planner meets
 MAX_CACHED_ASKS = 50_000  # asks numbered before the numbering starts over, so that it does not grow for ever

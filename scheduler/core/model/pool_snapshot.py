@@ -25,7 +25,7 @@ from scheduler.core.model.snapshot import (
     UnitInfo,
 )
 from scheduler.core.model.snapshot import QuotaInfo as QuotaRow
-from scheduler.core.queue.turn_order import PoolQueue
+from scheduler.core.model.waiting_queue import PoolQueue
 
 
 class PoolSnapshot:

@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from scheduler.core.model.hardware import FAR_FUTURE, Ints, Mask, PoolHardware, UnitKind
+from scheduler.core.arrays import Ints, Mask, intersection
+from scheduler.core.model.hardware import FAR_FUTURE, PoolHardware
+from scheduler.core.model.plan import Eviction, Placement, Refusal, ReservationBinding, UnboundReservation
 from scheduler.core.model.pool_snapshot import PoolSnapshot
 from scheduler.core.model.quota_ledger import QuotaLedger
 from scheduler.core.model.running_work import (
@@ -32,27 +34,7 @@ from scheduler.core.model.running_work import (
     TEAM,
     UNTIL,
 )
-from scheduler.core.model.snapshot import (
-    Ask,
-    Eviction,
-    Placement,
-    PoolInfo,
-    QueuedWorkload,
-    Refusal,
-    ReservationBinding,
-    ReservationInfo,
-    Snapshot,
-    UnboundReservation,
-)
-
-__all__ = ["QUEUE_HOLDS", "MAINTENANCE", "FAR_FUTURE", "NO_HOLDER", "RESERVATIONS", "PoolState", "PoolHardware", "Ints", "UnitKind", "Mask", "intersection"]
-
-
-def intersection(one: Mask, other: Mask) -> Mask:
-    """The units (or hosts) that are in both masks."""
-    mask: Mask = one & other
-    return mask
-
+from scheduler.core.model.snapshot import Ask, PoolInfo, QueuedWorkload, ReservationInfo, Snapshot
 
 QUEUE_HOLDS, MAINTENANCE, RESERVATIONS = "holds", "maintenance", "reservations"  # what units can be promised to
 # Having been told to go once weighs like this much work lost, so that others take their turn.
@@ -480,3 +462,8 @@ class PoolState:
         """Set units aside for a waiting workload that is expected to start on them at ``start``."""
         self.queue_hold_from[units] = np.minimum(self.queue_hold_from[units], start)
         self._note_promise(QUEUE_HOLDS, start)
+
+
+def eviction_lead_seconds(board: PoolState) -> int:
+    """How long before a reservation's start those on its units are told: notice and grace."""
+    return board.policy.notice_seconds + board.policy.grace_seconds

@@ -12,7 +12,8 @@ from operator import attrgetter
 
 import numpy as np
 
-from scheduler.core.model.hardware import FAR_FUTURE, Ints, Mask, PoolHardware
+from scheduler.core.arrays import Ints, Mask
+from scheduler.core.model.hardware import FAR_FUTURE, PoolHardware
 from scheduler.core.model.quota_ledger import HeldSlots
 from scheduler.core.model.snapshot import RunningWorkload
 

@@ -17,7 +17,8 @@ from enum import Enum
 from operator import attrgetter
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from scheduler.core.model.snapshot import Plan, Snapshot
+from scheduler.core.model.plan import Plan
+from scheduler.core.model.snapshot import Snapshot
 
 RECORDING_FORMAT = 1
 

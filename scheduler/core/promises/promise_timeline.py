@@ -12,31 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scheduler.core.fit import unit_selection
-from scheduler.core.fit.preferences import rank_by_preferences, spread_over_racks
-from scheduler.core.fit.topology import nvlink_islands, order_by_proximity
-from scheduler.core.model.pool_state import FAR_FUTURE, NO_HOLDER, Ints, Mask, PoolState, intersection
-from scheduler.core.model.running_work import PREEMPTIBLE, STARTED, STOP_BY, STOPPING, UNTIL
-from scheduler.core.model.snapshot import (
-    DISK_CLEANUP_SECONDS,
-    WHOLE_GPU_PROFILE,
-    Ask,
-    PoolKind,
-    Reason,
-    ReasonNumbers,
-    ReservationInfo,
-)
-from scheduler.core.reasons import ReasonCode
-
-
-def reason_numbers(**values: object) -> ReasonNumbers:
-    """What a reason is made of, sorted by name."""
-    return tuple(sorted(values.items()))
-
-
-def eviction_lead_seconds(board: PoolState) -> int:
-    """How long before a reservation's start those on its units are told: notice and grace."""
-    return board.policy.notice_seconds + board.policy.grace_seconds
+from scheduler.core.arrays import Ints, Mask, intersection
+from scheduler.core.fit.cheapest_units import cheapest_units
+from scheduler.core.model.hardware import FAR_FUTURE
+from scheduler.core.model.pool_state import PoolState, eviction_lead_seconds
+from scheduler.core.model.running_work import NO_HOLDER, PREEMPTIBLE, STARTED, STOP_BY, STOPPING, UNTIL
+from scheduler.core.model.snapshot import PoolKind, ReservationInfo
+from scheduler.core.reasons import Reason, ReasonCode, reason_numbers
 
 
 def full_disks_cleared_at(board: PoolState) -> int:
@@ -279,84 +261,12 @@ class PromiseTimeline:
         return cost
 
 
-def fits_on_empty_hosts(board: PoolState, ask: Ask, kind: int, mask: Mask) -> bool:
-    """Would an ask fit if it had all these units to itself?"""
-    if ask.nvlink:
-        return cheapest_units(board, ask, kind, mask, np.zeros(len(board.units), dtype=np.int64)) is not None
-    return int(((board.count_units_in(kind, mask) >= ask.units) & board.ground.hosts_with_capacity(ask)).sum()) >= ask.hosts
 
 
-def cheapest_units(board: PoolState, ask: Ask, kind: int, mask: Mask, cost: Ints) -> list[int] | None:
-    """Like ``unit_selection.choose``, but by what taking each unit would cost, then by its wishes, then in one NVLink island, then tightest,
-    then the lower host; of hosts that cost the same those near each other."""
-    units = unit_selection.units_of_kind_in(board, kind, mask)
-    if ask.nvlink:
-        units = _cheapest_nvlink_groups(board, ask, units, cost)
-    hosts = board.host_of[units]
-    # One key and a stable sort: units come by host already, so there is little left to sort.
-    order = np.argsort(hosts * (int(cost.max(initial=0)) + 1) + cost[units], kind="stable")
-    units, hosts = units[order], hosts[order]
-    counts = np.bincount(hosts, minlength=len(board.hosts))
-    suitable = (counts >= ask.units) & board.ground.hosts_with_capacity(ask)
-    if int(suitable.sum()) < ask.hosts:
-        return None
-    place_on_host = np.arange(len(units)) - (np.cumsum(counts) - counts)[hosts]
-    taken = (place_on_host < ask.units) & suitable[hosts]
-    host_cost = np.bincount(hosts[taken], weights=cost[units[taken]], minlength=len(board.hosts))
-    candidates = np.flatnonzero(suitable)
-    tightest = candidates[np.lexsort((candidates, counts[candidates]))]
-    split = np.zeros(len(board.hosts), dtype=np.bool_)
-    if ask.units > 1 and ask.profile == WHOLE_GPU_PROFILE and nvlink_islands(board.ground).matter:
-        taken, split = _in_one_island(board, ask, units, cost, taken, host_cost)
-    places = np.arange(len(tightest)) + len(tightest) * split[tightest]
-    ranks = rank_by_preferences(board.ground, ask, tightest, counts[tightest], places)
-    by_cost = tightest[np.lexsort((ranks, host_cost[tightest]))]
-    if ask.hosts > 1:  # of hosts that cost the same; nobody goes for a wish
-        front = by_cost[host_cost[by_cost] <= host_cost[by_cost[ask.hosts - 1]]]
-        sorted_ = spread_over_racks(board.ground, by_cost) if ask.spread else order_by_proximity(board.ground, ask.hosts, front)
-        by_cost = sorted_[np.argsort(host_cost[sorted_], kind="stable")]
-    return sorted(int(u) for u in units[taken & np.isin(hosts, by_cost[: ask.hosts])])
 
 
-def _in_one_island(
-    board: PoolState, ask: Ask, units: Ints, cost: Ints, taken: Mask, host_cost: Ints
-) -> tuple[Mask, Mask]:
-    """Which of ``units`` to take, as ``taken`` says, but in one NVLink island of a host where that costs no more: the smallest
-    that will do. And the hosts on which they would be in several."""
-    within = nvlink_islands(board.ground)
-    of = within.of[units]
-    order = np.lexsort((np.arange(len(units)), cost[units], of))
-    order = order[of[order] >= 0]
-    members = np.bincount(of[order], minlength=len(within.host))
-    place = np.arange(len(order)) - (np.cumsum(members) - members)[of[order]]
-    first = order[place < ask.units]
-    price = np.bincount(of[first], weights=cost[units[first]], minlength=len(within.host))
-    will_do = np.flatnonzero((members >= ask.units) & (price <= host_cost[within.host]))
-    will_do = will_do[np.lexsort((will_do, members[will_do], within.host[will_do]))]
-    hosts, which = np.unique(within.host[will_do], return_index=True)
-    split = np.ones(len(board.hosts), dtype=np.bool_)
-    split[hosts] = False
-    chosen = np.zeros(len(within.host), dtype=np.bool_)
-    chosen[will_do[which]] = True
-    together = np.zeros(len(units), dtype=np.bool_)
-    together[first[chosen[of[first]]]] = True
-    return np.where(split[board.host_of[units]], taken, together), split
 
 
-def _cheapest_nvlink_groups(board: PoolState, ask: Ask, units: Ints, cost: Ints) -> Ints:
-    """Of each host's units only those of the one NVLink group that would serve an ask most cheaply."""
-    groups: dict[tuple[int, int], list[int]] = {}
-    for unit in (int(u) for u in units):
-        group = board.units[unit].nvlink_group
-        if group is not None:
-            groups.setdefault((int(board.host_of[unit]), group), []).append(unit)
-    best: dict[int, tuple[int, list[int]]] = {}
-    for (host, _), members in sorted(groups.items()):
-        if len(members) >= ask.units:
-            price = sum(sorted(int(cost[u]) for u in members)[: ask.units])
-            if host not in best or price < best[host][0]:
-                best[host] = price, members
-    return np.array(sorted(u for _, members in best.values() for u in members), dtype=np.int64)
 
 
 def quota_violation(promises: PromiseTimeline, whose: ReservationRequester, model: str, need: int, start: int, end: int) -> Reason:
@@ -401,41 +311,5 @@ def _of_model(board: PoolState, model: str) -> Mask:
     return mask
 
 
-def infeasible_reason(board: PoolState, ask: Ask, team: int) -> Reason | None:
-    """Why an ask could not be served even by an empty pool, or None."""
-    if board.pool.kind is PoolKind.STATIC and board.pool.team != team:
-        return ReasonCode.NOT_YOUR_POOL, reason_numbers(owner=board.pool.team, pool=board.pool.id)
-    kinds = board.kinds_for(ask)
-    if not kinds:
-        return ReasonCode.NO_SUCH_HARDWARE, reason_numbers(
-            min_compute_capability=ask.min_compute_capability,
-            min_memory_mib=ask.min_memory_mib,
-            models=list(ask.models),
-            profile=ask.profile,
-        )
-    everything = board.ground.everything
-    if not any(fits_on_empty_hosts(board, ask, kind, everything) for kind in kinds):
-        largest = max(int(unit_selection.host_counts(board, kind, everything).max(initial=0)) for kind in kinds)
-        hosts = int(board.label_mask(ask.labels).sum())
-        return ReasonCode.TOO_BIG_FOR_ANY_HOST, reason_numbers(
-            hosts=ask.hosts, hosts_with_labels=hosts, largest=largest, units=ask.units, **_largest_cpu_and_memory(board, ask, kinds)
-        )
-    return None
-
-
-def _largest_cpu_and_memory(board: PoolState, ask: Ask, kinds: list[int]) -> dict[str, int]:
-    """Where the CPU and the memory beside its units are what is missing: how much it asks for, and the most that as many hosts of
-    one kind have, with its labels and units. What a host does not say is not told."""
-    if not (ask.cpu_milli or ask.memory_mib):
-        return {}
-    most = {"cpu_milli": 0, "memory_mib": 0}
-    for kind in kinds:
-        there = (unit_selection.host_counts(board, kind, board.ground.everything) >= ask.units) & board.label_mask(ask.labels)
-        if int((there & board.ground.hosts_with_capacity(ask)).sum()) >= ask.hosts:
-            return {}
-        if int(there.sum()) >= ask.hosts:
-            for name, has in (("cpu_milli", board.cpu_whole), ("memory_mib", board.memory_whole)):
-                most[name] = max(most[name], int(np.sort(has[there])[-ask.hosts]))
-    asked = {"cpu_milli": ask.cpu_milli, "memory_mib": ask.memory_mib}
-    told = [name for name in most if asked[name] and 0 < most[name] < FAR_FUTURE]
-    return {name: asked[name] for name in told} | {f"most_{name}": most[name] for name in told}
+# A full disk is emptied in minutes: who it is promised to later than this, beyond notice and grace, need not fear it.
+DISK_CLEANUP_SECONDS = 3600

@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from scheduler.core.model.pool_state import NO_HOLDER, PoolState
+from scheduler.core.fit.cheapest_units import cheapest_units
+from scheduler.core.model.plan import Eviction, UnboundReservation
+from scheduler.core.model.pool_state import PoolState, eviction_lead_seconds
 from scheduler.core.model.quota_ledger import UpcomingReservation
-from scheduler.core.model.snapshot import Eviction, PoolKind, ReservationInfo, UnboundReservation
-from scheduler.core.promises.promise_timeline import (
-    PromiseTimeline,
-    cheapest_units,
-    eviction_lead_seconds,
-    reason_numbers,
-)
-from scheduler.core.reasons import ReasonCode
+from scheduler.core.model.running_work import NO_HOLDER
+from scheduler.core.model.snapshot import PoolKind, ReservationInfo
+from scheduler.core.promises.promise_timeline import PromiseTimeline
+from scheduler.core.reasons import ReasonCode, reason_numbers
 
 
 def bind_reservations(board: PoolState) -> PromiseTimeline:

@@ -3,11 +3,12 @@ not exist, caps and a missing quota. Such work takes no place in the queue."""
 
 from __future__ import annotations
 
+from scheduler.core.fit.feasibility import infeasible_reason
+from scheduler.core.model.plan import Refusal
 from scheduler.core.model.pool_state import PoolState
-from scheduler.core.model.snapshot import PoolKind, QueuedWorkload, QuotaInfo, Reason, ReasonNumbers, Refusal
-from scheduler.core.promises.promise_timeline import infeasible_reason, reason_numbers
-from scheduler.core.queue.turn_order import EquivalenceClass
-from scheduler.core.reasons import ReasonCode
+from scheduler.core.model.snapshot import PoolKind, QueuedWorkload, QuotaInfo
+from scheduler.core.model.waiting_queue import EquivalenceClass
+from scheduler.core.reasons import Reason, ReasonCode, ReasonNumbers, reason_numbers
 
 
 class AdmissionCheck:

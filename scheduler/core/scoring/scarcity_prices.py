@@ -9,7 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from scheduler.core.scoring.expected_waste import BATCH_COUNT, MILLI_PER_GPU, DemandMix, Ints
+from scheduler.core.arrays import Ints
+from scheduler.core.scoring.demand_mix import MILLI_PER_GPU, DemandMix
+from scheduler.core.scoring.expected_waste import BATCH_COUNT
 
 LOAD_BALANCING_SWEEPS = 6
 MAX_SCARCITY = 1.5
@@ -111,3 +113,6 @@ def _water_fill(amount: float, vessels: list[tuple[float, int]]) -> list[float]:
         if level <= following[0] / following[1]:
             break
     return [max(0.0, level * wide - held) for held, wide in vessels]
+
+
+PRICE_REFRESH_PLACEMENTS = 16  # asks between two looks at the prices

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from scheduler.core.model.snapshot import Placement, QueuedWorkload, Refusal, Snapshot
+from scheduler.core.model.plan import Placement, Refusal
+from scheduler.core.model.snapshot import QueuedWorkload, Snapshot
 from scheduler.core.reasons import ReasonCode
-from scheduler.core.what_if.alternatives import preview
+from scheduler.core.what_if.preview import preview
 
 # What somebody may grant: it is worth waiting for. Of the rest it has to ask for something else.
 GRANTABLE_CODES = frozenset({ReasonCode.NO_QUOTA, ReasonCode.OVER_QUOTA})

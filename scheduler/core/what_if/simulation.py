@@ -25,22 +25,13 @@ from enum import StrEnum
 from functools import partial
 from itertools import count
 
-from scheduler.core.incremental_planner import IncrementalPlanner, SnapshotDelta
+from scheduler.core.incremental_planner import IncrementalPlanner
+from scheduler.core.model.plan import Eviction, Placement, Plan, Refusal
 from scheduler.core.model.quota_ledger import decayed_use
-from scheduler.core.model.snapshot import (
-    DecayedUseInfo,
-    Eviction,
-    Placement,
-    Plan,
-    QueuedWorkload,
-    ReasonNumbers,
-    Refusal,
-    ReservationInfo,
-    RunningWorkload,
-    Snapshot,
-)
-from scheduler.core.reasons import ReasonCode
-from scheduler.core.what_if.alternatives import as_requeued
+from scheduler.core.model.snapshot import DecayedUseInfo, QueuedWorkload, ReservationInfo, RunningWorkload, Snapshot
+from scheduler.core.model.snapshot_delta import SnapshotDelta
+from scheduler.core.reasons import ReasonCode, ReasonNumbers
+from scheduler.core.what_if.requeue import as_requeued
 
 
 @dataclass(frozen=True, slots=True)

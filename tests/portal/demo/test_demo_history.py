@@ -13,7 +13,7 @@ from demo import organisation, simulated_past
 from demo.workload_demand import generate_demand
 from portal.wording import expected_start_texts
 from scheduler.core.explain.start_ranges import MIN_OUTCOMES
-from scheduler.core.model.snapshot import SLOTS_PER_GPU
+from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Allocation, BoundUnit, Decision, Gpu, Host, Pool, Run, StartEstimate, Unit, Workload
 from scheduler.queue import start_estimates
 

@@ -10,7 +10,7 @@ from django.urls import reverse
 
 from demo import organisation
 from portal.models import User
-from scheduler.core.model.snapshot import SLOTS_PER_GPU
+from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Host, Quota
 from telemetry.models import Price
 

@@ -17,7 +17,7 @@ from portal.services.approvals import submissions
 from portal.services.calendar import reservations
 from portal.services.people import accounts_and_teams
 from scheduler import services as engine
-from scheduler.core.model.snapshot import SLOTS_PER_GPU
+from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Quota, Reservation
 from tests.world import H100, MONDAY, World, build_world
 

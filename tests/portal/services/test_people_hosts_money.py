@@ -20,7 +20,7 @@ from portal.services.fleet import host_effects, hosts, pools
 from portal.services.money import rates_and_budgets
 from portal.services.people import accounts_and_teams
 from portal.services.work import workloads
-from scheduler.core.model.snapshot import SLOTS_PER_GPU
+from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Host, JoinToken, Workload
 from scheduler.state import nudge
 from telemetry.models import Budget, HealthRule, Price

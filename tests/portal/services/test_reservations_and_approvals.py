@@ -11,7 +11,7 @@ from portal.errors import Conflict, Invalid, NotAllowed
 from portal.models import Approval, AuditEvent, Membership, Submission
 from portal.services.approvals import submissions
 from portal.services.calendar import reservations
-from scheduler.core.model.snapshot import SLOTS_PER_GPU
+from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Quota, Reservation
 from tests.world import H100, World
 

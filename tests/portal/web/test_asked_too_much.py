@@ -15,7 +15,7 @@ from portal import planner_budget
 from portal.errors import PlannerBudgetExceeded
 from portal.reads.work import queue as reads
 from portal.services.people import accounts_and_teams
-from scheduler.core.what_if.alternatives import FairnessRow
+from scheduler.core.what_if.fairness import FairnessRow
 from scheduler.models import Pool
 from scheduler.reads import capacity as engine
 from tests.portal.web.test_another_time import MINUTE, waiting

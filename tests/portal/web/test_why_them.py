@@ -16,8 +16,8 @@ from portal.reads.work import queue as reads
 from portal.wording import expected_start_texts, queue_order_texts
 from scheduler import services
 from scheduler.core.explain.start_ranges import MIN_OUTCOMES, EstimateAccuracy
-from scheduler.core.queue.turn_order import TurnCriterion
-from scheduler.core.what_if.alternatives import ComparisonBasis
+from scheduler.core.queue.turn import TurnCriterion
+from scheduler.core.what_if.comparison import ComparisonBasis
 from scheduler.cycle import engine
 from scheduler.models import StartEstimate, Workload
 from tests.portal.web.work_samples import signed_in

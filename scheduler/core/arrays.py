@@ -1,0 +1,16 @@
+"""Types of the numpy arrays that the planner works on."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Ints32 = npt.NDArray[np.int32]
+Mask = npt.NDArray[np.bool_]
+
+
+def intersection(one: Mask, other: Mask) -> Mask:
+    """Return the elements that are set in both masks."""
+    mask: Mask = one & other
+    return mask
