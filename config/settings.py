@@ -56,6 +56,7 @@ INSTALLED_APPS = [
     "scheduler.apps.SchedulerConfig",
     "telemetry.apps.TelemetryConfig",
     "portal.apps.PortalConfig",
+    "demo.apps.DemoConfig",
 ]
 
 MIDDLEWARE = [

@@ -1,1 +1,1 @@
-"""The demo organisation, its initial work, and a simulated past made by the real engine and the real charging code."""
+"""The demo organisation: its people, hosts, demand and simulated past."""

@@ -37,7 +37,7 @@ class PlacementConstraints(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class HardwareRequest:
-    """A checked ask, ready for the columns of ``scheduler.models.AskColumns``."""
+    """A checked ask, ready for the columns of ``scheduler.models.HardwareColumns``."""
 
     units: int
     hosts: int = 1

@@ -23,7 +23,7 @@ _snapshot_cache = SnapshotCache()
 _recorder = CycleRecorder() if settings.GPUPOOL_RECORDING_HOURS else None
 
 
-@shared_task
+@shared_task(name="scheduler.tasks.run_cycle")
 def run_cycle() -> None:
     """Decide now. Sent by nudges, one at a time (scheduler.state.nudge)."""
     if clock_correction.with_steady_clock(_run_cycle) is None:
@@ -35,7 +35,7 @@ def _run_cycle(moment: ClockSample) -> ApplyResult | None:
     return engine.run_cycle(engine.leader_name(), moment.now(), moment.now, _snapshot_cache, _recorder)
 
 
-@shared_task
+@shared_task(name="scheduler.tasks.sweep")
 def sweep() -> None:
     """The safety net: the same work, whether or not any nudge arrived."""
     clock_correction.with_steady_clock(_stop_due_work)
@@ -49,7 +49,7 @@ def _stop_due_work(moment: ClockSample) -> None:
     time_limits.stop_unready_notebooks(moment.wall)
 
 
-@shared_task
+@shared_task(name="scheduler.tasks.watch_hosts")
 def watch_hosts() -> None:
     """Leases of hosts, and maintenance windows."""
     clock_correction.with_steady_clock(_watch_hosts)
@@ -61,31 +61,31 @@ def _watch_hosts(moment: ClockSample) -> None:
     time_limits.sweep_maintenance(moment.wall)
 
 
-@shared_task
+@shared_task(name="scheduler.tasks.keep_diagnostics")
 def keep_diagnostics() -> None:
     """Diagnostics of GPUs: those that are due, and those that nobody answers."""
     clock_correction.with_steady_clock(lambda moment: gpu_diagnostics.sweep_diagnostics(moment.wall))
 
 
-@shared_task
+@shared_task(name="scheduler.tasks.keep_geometries")
 def keep_geometries() -> None:
     """GPUs that are to be split otherwise: their hosts are told once nothing holds them."""
     clock_correction.with_steady_clock(lambda moment: geometry_changes.sweep_geometry_changes(moment.wall))
 
 
-@shared_task
+@shared_task(name="scheduler.tasks.count_quota_hours")
 def count_quota_hours() -> None:
     """What teams used of the GPU-hours that their guarantees are worth."""
     quota_hours.count_quota_hours(timezone.now())
 
 
-@shared_task
+@shared_task(name="scheduler.tasks.reservation_clock")
 def reservation_clock() -> None:
     """Reservations that begin, end or are not used."""
     clock_correction.with_steady_clock(lambda moment: time_limits.sweep_reservations(moment.wall))
 
 
-@shared_task
+@shared_task(name="scheduler.tasks.forget_old")
 def forget_old() -> None:
     """Decisions, recorded snapshots and logs whose time is over, expected starts that no range is made from any more."""
     retention.delete_expired_rows(timezone.now())

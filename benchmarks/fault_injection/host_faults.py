@@ -295,7 +295,7 @@ def copied_agent(broken: FaultContext, host: LocalHost, copy: Path | None = None
     with (broken.site.folder / f"{host.name}-copy.log").open("ab") as log:
         process = subprocess.Popen(
             host.inside(command), stdout=log, stderr=log, start_new_session=True, env=broken.site.agent_environment(host),
-            cwd=Path(__file__).resolve().parent.parent,
+            cwd=ROOT,
         )  # fmt: skip
     try:
         yield

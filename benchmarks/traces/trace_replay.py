@@ -146,7 +146,7 @@ def check_jobs_fit(jobs: Sequence[TraceJob], nodes: int) -> None:
 
 def trace_file(given: str | None, *usual: str) -> Path:
     """The file given, else the usual one under GPUPOOL_TRACES. SystemExit with a sentence when there is none."""
-    folder = Path(os.environ.get("GPUPOOL_TRACES", Path(__file__).resolve().parent.parent.parent / "shared" / "data"))
+    folder = Path(os.environ.get("GPUPOOL_TRACES", Path(__file__).resolve().parents[3] / "shared" / "data"))
     path = Path(given) if given else folder.joinpath(*usual)
     if not path.is_file():
         raise SystemExit(

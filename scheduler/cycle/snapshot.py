@@ -30,10 +30,10 @@ from scheduler.cycle import schedulable_hosts
 from scheduler.cycle.gc_pause import gc_paused
 from scheduler.models import (
     Allocation,
-    AskColumns,
     BoundUnit,
     BudgetGate,
     DecayedUse,
+    HardwareColumns,
     Host,
     Leader,
     MaintenanceWindow,
@@ -127,7 +127,7 @@ def budget_effect(gates: ClosedGates, team: int, project: int) -> BudgetEffect:
     return BudgetEffect(str(ReasonCode.BUDGET_CLOSED), _numbers(refused.numbers), again)
 
 
-def ask_from_row(row: AskColumns) -> snapshot.Ask:
+def ask_from_row(row: HardwareColumns) -> snapshot.Ask:
     """The ask in a workload's or a reservation's columns."""
     return _ask(*(getattr(row, name) for name in ASK_COLUMNS))
 

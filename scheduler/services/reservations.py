@@ -50,7 +50,7 @@ def check_window(
     """Would a reservation of this ask fit its window at present? Holds nothing; ``exclude`` is one that is being moved.
 
     ``owner`` is whose it would be: one person may hold so much. A budget that refuses new work refuses this, too.
-    ``ask`` are the columns of ``scheduler.models.AskColumns``; ``name`` is accepted so that one set of columns serves all verbs.
+    ``ask`` are the columns of ``scheduler.models.HardwareColumns``; ``name`` is accepted so that one set of columns serves all verbs.
     """
     taken, who = request_snapshot_cache.take_cached_snapshot([pool.pk], now), None if owner is None else owner.pk
     return _window_answer(taken, project, pool, start, end, now, may_exceed_guarantee, exclude, who, ask)

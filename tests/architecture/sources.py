@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-SERVER = ("config", "portal", "telemetry", "scheduler")
+SERVER = ("config", "demo", "portal", "telemetry", "scheduler")
 PRODUCT = (*SERVER, "agent", "cli", "benchmarks")
 
 

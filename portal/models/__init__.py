@@ -1,0 +1,26 @@
+"""Who asked, who agreed, and what people are told. Rows only."""
+
+from portal.models.accounts import ApiToken, Membership, Organisation, User
+from portal.models.audit import AuditEvent
+from portal.models.notices import NoticeMark, Notification, ToldStart
+from portal.models.submissions import SUBMISSION_TRANSITIONS, Approval, Submission, SubmissionState, Template
+from portal.models.workspaces import EntryCode, WorkspaceOrigin, WorkspaceSession
+
+__all__ = [
+    "ApiToken",
+    "Approval",
+    "AuditEvent",
+    "EntryCode",
+    "Membership",
+    "NoticeMark",
+    "Notification",
+    "Organisation",
+    "SUBMISSION_TRANSITIONS",
+    "Submission",
+    "SubmissionState",
+    "Template",
+    "ToldStart",
+    "User",
+    "WorkspaceOrigin",
+    "WorkspaceSession",
+]

@@ -1,0 +1,72 @@
+"""The organisation, its people, their memberships and API tokens."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from django.contrib.auth.models import AbstractUser
+from django.db import models
+from django.db.models import Q
+
+from scheduler.models import Team
+
+
+class Organisation(models.Model):
+    """One row: whose pool this is."""
+
+    id = models.PositiveSmallIntegerField(primary_key=True, default=1)
+    name = models.CharField(max_length=80)
+    time_zone = models.CharField(max_length=60, default="UTC")
+    currency = models.CharField(max_length=3, default="EUR")
+    simulated_history_until = models.DateTimeField(null=True, blank=True)
+    history_progress = models.JSONField(
+        null=True, blank=True, help_text="while the simulated history loads: done, total, words"
+    )
+
+    class Meta:
+        constraints = [models.CheckConstraint(condition=Q(id=1), name="there_is_one_organisation")]
+
+
+class User(AbstractUser):
+    """Roles of the whole organisation are flags here; roles in a team are Memberships."""
+
+    operator = models.BooleanField(default=False, help_text="runs hosts and pools, decides approvals")
+    finance = models.BooleanField(default=False, help_text="sees all charges, closes months")
+    auditor = models.BooleanField(default=False, help_text="sees everything, changes nothing")
+    time_zone = models.CharField(max_length=60, default="", blank=True, help_text="empty: the organisation's")
+    theme = models.CharField(
+        max_length=6, default="system", choices=[("system", "as the system"), ("light", "light"), ("dark", "dark")]
+    )
+
+
+class Membership(models.Model):
+    class Role(models.TextChoices):
+        MEMBER = "member"
+        LEAD = "lead"
+
+    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="memberships")
+    team = models.ForeignKey(Team, on_delete=models.CASCADE, related_name="memberships")
+    role = models.CharField(max_length=6, choices=Role.choices, default=Role.MEMBER)
+    created_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["user", "team"], name="one_membership_per_user_and_team")]
+
+
+
+
+class ApiToken(models.Model):
+    """Shown once when it is made; only its hash is kept."""
+
+    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="api_tokens")
+    name = models.CharField(max_length=80)
+    prefix = models.CharField(max_length=12, help_text="its first characters, to tell tokens apart")
+    token_hash = models.CharField(unique=True, max_length=64)
+    created_at = models.DateTimeField()
+    expires_at = models.DateTimeField(null=True, blank=True)
+    last_used_at = models.DateTimeField(null=True, blank=True)
+    revoked_at = models.DateTimeField(null=True, blank=True)
+
+    def is_in_force(self, now: datetime) -> bool:
+        """Is it neither revoked nor out of date, and its owner's account open?"""
+        return self.revoked_at is None and (self.expires_at is None or self.expires_at > now) and self.user.is_active

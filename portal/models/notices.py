@@ -1,0 +1,46 @@
+"""Notifications to people, and marks of what was already announced."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models import Q
+
+from portal.models.accounts import User
+from portal.models.submissions import Submission
+from scheduler.models import Reservation, Workload
+
+
+class Notification(models.Model):
+    """In-app notice. ``kind`` and ``numbers`` are facts; ``portal.wording.notice_texts`` makes the sentence."""
+
+    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="notifications")
+    kind = models.CharField(max_length=40)
+    numbers = models.JSONField(default=dict)
+    workload = models.ForeignKey(Workload, null=True, blank=True, on_delete=models.CASCADE, related_name="+")
+    reservation = models.ForeignKey(Reservation, null=True, blank=True, on_delete=models.CASCADE, related_name="+")
+    submission = models.ForeignKey(Submission, null=True, blank=True, on_delete=models.CASCADE, related_name="+")
+    source = models.CharField(max_length=80, help_text="what it was made from: the same fact is told once")
+    at = models.DateTimeField()
+    read_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["user", "source"], name="a_fact_is_told_once")]
+        indexes = [models.Index(fields=["user", "-at"])]
+
+
+class NoticeMark(models.Model):
+    """One row: facts up to this moment have been looked at for notices. Each look goes back a little before it."""
+
+    id = models.PositiveSmallIntegerField(primary_key=True, default=1)
+    looked_until = models.DateTimeField()
+
+    class Meta:
+        constraints = [models.CheckConstraint(condition=Q(id=1), name="there_is_one_notice_mark")]
+
+
+class ToldStart(models.Model):
+    """The expected start that a waiting workload's owner last knew, to tell when it moved a lot."""
+
+    workload = models.OneToOneField(Workload, primary_key=True, on_delete=models.CASCADE, related_name="told_start")
+    expected_start = models.DateTimeField()
+    at = models.DateTimeField()

@@ -1,0 +1,103 @@
+"""Requests that need an approval, their decisions, and workload templates."""
+
+from __future__ import annotations
+
+import uuid
+
+from django.db import models
+from django.db.models import Q
+from django.db.models.fields.json import KeyTextTransform
+
+from portal.models.accounts import User
+from scheduler.models import Pool, Reservation, Team, WorkloadType
+
+
+class SubmissionState(models.TextChoices):
+    WAITING = "waiting"
+    APPROVED = "approved"
+    DECLINED = "declined"
+    WITHDRAWN = "withdrawn"
+
+
+class Submission(models.Model):
+    """What a person submitted that somebody has to approve. It holds nothing while it waits."""
+
+    class Kind(models.TextChoices):
+        RESERVATION = "reservation"
+        SERIES = "series", "recurring reservation"
+        WINDOW_CHANGE = "window_change", "another window"
+        QUOTA_CHANGE = "quota_change"
+        MEMBERSHIP = "membership"
+
+    public_id = models.UUIDField(unique=True, default=uuid.uuid4, editable=False)
+    kind = models.CharField(max_length=16, choices=Kind.choices)
+    team = models.ForeignKey(Team, on_delete=models.PROTECT, related_name="submissions")
+    pool = models.ForeignKey(Pool, null=True, blank=True, on_delete=models.PROTECT, related_name="+")
+    author = models.ForeignKey(User, on_delete=models.PROTECT, related_name="submissions")
+    why = models.CharField(max_length=1000, default="", blank=True)
+    payload = models.JSONField(help_text="the verb's arguments, as validated")
+    state = models.CharField(max_length=10, choices=SubmissionState.choices, default=SubmissionState.WAITING)
+    reservation = models.ForeignKey(
+        Reservation, null=True, blank=True, on_delete=models.PROTECT, related_name="submissions"
+    )
+    created_at = models.DateTimeField()
+
+    class Meta:
+        indexes = [models.Index(fields=["state", "created_at"])]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["reservation"],
+                condition=Q(kind="window_change", state="waiting"),
+                name="one_change_of_a_reservation_waits",
+            ),
+            models.UniqueConstraint(
+                fields=["team", "author"],
+                condition=Q(kind="membership", state="waiting"),
+                name="one_wish_to_join_a_team_waits",
+            ),
+            models.UniqueConstraint(
+                models.F("team"),
+                models.F("pool"),
+                KeyTextTransform("model", "payload"),
+                condition=Q(kind="quota_change", state="waiting"),
+                name="one_change_of_a_quota_waits",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return str(self.get_kind_display())
+
+
+class Approval(models.Model):
+    """Who decided about a submission, what they changed and why."""
+
+    submission = models.OneToOneField(Submission, on_delete=models.PROTECT, related_name="approval")
+    decided_by = models.ForeignKey(User, on_delete=models.PROTECT, related_name="+")
+    approved = models.BooleanField()
+    changed_payload = models.JSONField(null=True, blank=True)
+    comment = models.CharField(max_length=1000, default="", blank=True)
+    decided_at = models.DateTimeField()
+
+
+class Template(models.Model):
+    """A notebook or job that people launch in two clicks."""
+
+    slug = models.SlugField(unique=True, max_length=40)
+    name = models.CharField(max_length=80)
+    description = models.CharField(max_length=300, default="", blank=True)
+    kind = models.CharField(max_length=10, choices=[("notebook", "notebook"), ("job", "job")])
+    type = models.CharField(max_length=12, choices=WorkloadType.choices)
+    units = models.PositiveIntegerField(default=1)
+    hosts = models.PositiveIntegerField(default=1, help_text="for a job only: so many units on each")
+    profile = models.CharField(max_length=30, default="", blank=True)
+    command = models.TextField(default="", blank=True)
+    max_runtime_seconds = models.PositiveIntegerField()
+    position = models.PositiveSmallIntegerField(default=0)
+
+
+SUBMISSION_TRANSITIONS: dict[str, frozenset[str]] = {
+    SubmissionState.WAITING: frozenset({SubmissionState.APPROVED, SubmissionState.DECLINED, SubmissionState.WITHDRAWN}),
+    SubmissionState.APPROVED: frozenset(),
+    SubmissionState.DECLINED: frozenset(),
+    SubmissionState.WITHDRAWN: frozenset(),
+}

@@ -1,0 +1,47 @@
+"""Origins, entry codes and sessions of notebooks."""
+
+from __future__ import annotations
+
+from django.db import models
+
+from portal.models.accounts import ApiToken, User
+from scheduler.models import Workload
+
+
+class WorkspaceOrigin(models.Model):
+    """The random name under which one notebook is reached; a new one for each workload."""
+
+    workload = models.OneToOneField(
+        Workload, primary_key=True, on_delete=models.CASCADE, related_name="workspace_origin"
+    )
+    label = models.CharField(unique=True, max_length=40)
+    created_at = models.DateTimeField()
+
+
+class EntryCode(models.Model):
+    """One-time code that opens a workspace: made by the portal for one user, spent by the edge within a minute."""
+
+    code_hash = models.CharField(unique=True, max_length=64)
+    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="+")
+    workload = models.ForeignKey(Workload, on_delete=models.CASCADE, related_name="+")
+    session_key_hash = models.CharField(max_length=64, default="", blank=True)
+    api_token = models.ForeignKey(ApiToken, null=True, blank=True, on_delete=models.CASCADE, related_name="+")
+    created_at = models.DateTimeField()
+    expires_at = models.DateTimeField()
+    used_at = models.DateTimeField(null=True, blank=True)
+
+
+class WorkspaceSession(models.Model):
+    """A browser that entered a workspace: what its ``__Host-`` cookie stands for. Ending it cuts its open sockets."""
+
+    token_hash = models.CharField(unique=True, max_length=64)
+    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="+")
+    workload = models.ForeignKey(Workload, on_delete=models.CASCADE, related_name="+")
+    session_key_hash = models.CharField(
+        max_length=64, default="", blank=True, help_text="of the portal session it came from"
+    )
+    api_token = models.ForeignKey(
+        ApiToken, null=True, blank=True, on_delete=models.CASCADE, related_name="+", help_text="it came from"
+    )
+    created_at = models.DateTimeField()
+    ended_at = models.DateTimeField(null=True, blank=True)

@@ -1,0 +1,56 @@
+"""What exists, who may hold it and who holds it. Rows only: no rule lives here."""
+
+from scheduler.models.commands import Command
+from scheduler.models.decisions import Decision, Recording, RecordingPart, StartEstimate
+from scheduler.models.hardware_columns import HardwareColumns
+from scheduler.models.hosts import Gpu, Host, JoinToken, Storage, Unit, Volume
+from scheduler.models.leader import ClockReading, Leader
+from scheduler.models.pools import DiagnosticTool, Pool, StrayAction
+from scheduler.models.quotas import BudgetGate, DecayedUse, Quota
+from scheduler.models.repairs import Diagnostic, GeometryChange, GpuStateChange, HostStateChange, MaintenanceWindow
+from scheduler.models.reservations import BoundUnit, Reservation, Series
+from scheduler.models.runs import Allocation, Run
+from scheduler.models.teams import PRIORITIES, Project, Team
+from scheduler.models.workloads import Dependency, IfMemberEnds, JobArray, Workload, WorkloadKind, WorkloadType
+
+__all__ = [
+    "Allocation",
+    "BoundUnit",
+    "BudgetGate",
+    "ClockReading",
+    "Command",
+    "DecayedUse",
+    "Decision",
+    "Dependency",
+    "Diagnostic",
+    "DiagnosticTool",
+    "GeometryChange",
+    "Gpu",
+    "GpuStateChange",
+    "HardwareColumns",
+    "Host",
+    "HostStateChange",
+    "IfMemberEnds",
+    "JobArray",
+    "JoinToken",
+    "Leader",
+    "MaintenanceWindow",
+    "PRIORITIES",
+    "Pool",
+    "Project",
+    "Quota",
+    "Recording",
+    "RecordingPart",
+    "Reservation",
+    "Run",
+    "Series",
+    "StartEstimate",
+    "Storage",
+    "StrayAction",
+    "Team",
+    "Unit",
+    "Volume",
+    "Workload",
+    "WorkloadKind",
+    "WorkloadType",
+]

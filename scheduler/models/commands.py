@@ -1,0 +1,30 @@
+"""Commands to agents."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models import Q
+
+from scheduler.models.hosts import Host
+from scheduler.models.runs import Run
+
+
+class Command(models.Model):
+    """What the engine wants of a host for one run; open until done. The agent's desired state is made of the open ones."""
+
+    class Verb(models.TextChoices):
+        START = "start"
+        NOTICE = "notice"
+        STOP = "stop"
+
+    host = models.ForeignKey(Host, on_delete=models.PROTECT, related_name="commands")
+    run = models.ForeignKey(Run, on_delete=models.PROTECT, related_name="commands")
+    verb = models.CharField(max_length=10, choices=Verb.choices)
+    code = models.CharField(max_length=40, default="", blank=True, help_text="reason code, told to the workload")
+    stop_at = models.DateTimeField(null=True, blank=True, help_text="notice: when the stop follows")
+    created_at = models.DateTimeField()
+    done_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["run", "verb"], name="one_command_per_run_and_verb")]
+        indexes = [models.Index(fields=["host"], condition=Q(done_at__isnull=True), name="open_commands_of_a_host")]

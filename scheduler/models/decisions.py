@@ -1,0 +1,75 @@
+"""Decisions of the engine, expected starts, and recorded snapshots."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models import Q
+
+from scheduler.models.pools import Pool
+from scheduler.models.reservations import Reservation
+from scheduler.models.workloads import Workload
+
+
+class Decision(models.Model):
+    """One thing the engine decided about one workload, kept when it differs from the last one."""
+
+    class Kind(models.TextChoices):
+        PLACED = "placed"
+        EVICTED = "evicted"
+        REFUSED = "refused"
+        RESTARTED = "restarted"  # a gang of which a member ended: all of it waits again
+        ENDED = "ended"  # a gang of which a member ended: all of it has ended
+
+    workload = models.ForeignKey(Workload, on_delete=models.CASCADE, related_name="decisions")
+    kind = models.CharField(max_length=10, choices=Kind.choices)
+    code = models.CharField(max_length=40)
+    numbers = models.JSONField(default=dict)
+    for_workload = models.ForeignKey(Workload, null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
+    for_reservation = models.ForeignKey(Reservation, null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
+    epoch = models.BigIntegerField()
+    at = models.DateTimeField()
+
+    class Meta:
+        indexes = [models.Index(fields=["workload", "-at"]), models.Index(fields=["-at"])]
+
+
+class StartEstimate(models.Model):
+    """The expected start that a workload was first told in one wait, and what came of it: ranges are made from these."""
+
+    workload = models.ForeignKey(Workload, on_delete=models.CASCADE, related_name="start_estimates")
+    pool = models.ForeignKey(Pool, on_delete=models.CASCADE, related_name="+")
+    attempt = models.PositiveIntegerField(help_text="how often it had been placed before this wait")
+    told_at = models.DateTimeField()
+    expected_start = models.DateTimeField()
+    latest = models.DateTimeField(null=True, blank=True, help_text="the upper end of its range, if it was told one")
+    over_at = models.DateTimeField(null=True, blank=True, help_text="when it was placed, or left the queue")
+    started = models.BooleanField(default=False, help_text="it was placed")
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["workload", "attempt"], name="one_estimate_per_wait")]
+        indexes = [
+            models.Index(fields=["pool", "-over_at"]),
+            models.Index(fields=["expected_start"], condition=Q(over_at=None), name="estimates_of_those_who_wait"),
+        ]
+
+
+class RecordingPart(models.Model):
+    """One table of recorded snapshots: its canonical text, compressed, under the text's own SHA-256."""
+
+    digest = models.CharField(primary_key=True, max_length=64)
+    body = models.BinaryField()
+    used_at = models.DateTimeField(db_index=True, help_text="about when a recording last named it")
+
+
+class Recording(models.Model):
+    """What one cycle that changed something planned on: enough to make its plan again (manage.py replay_snapshot)."""
+
+    at = models.DateTimeField(db_index=True)
+    planned_at = models.BigIntegerField(help_text="the plan's moment, in whole seconds since the epoch")
+    epoch = models.BigIntegerField()
+    parts = models.JSONField(help_text="the digest of each table's part")
+    plan_sha256 = models.CharField(max_length=64, help_text="of the plan's canonical text")
+    placed = models.PositiveIntegerField()
+    evicted = models.PositiveIntegerField()
+    refused = models.PositiveIntegerField()
+    size_bytes = models.PositiveBigIntegerField(default=0, help_text="of the parts that it was the first to name, compressed")

@@ -1,0 +1,28 @@
+"""Columns of requested hardware, shared by reservations and workloads."""
+
+from __future__ import annotations
+
+from django.contrib.postgres.fields import ArrayField
+from django.db import models
+
+
+class HardwareColumns(models.Model):
+    """The columns of an ask (scheduler.core.model.snapshot.Ask), shared by workloads and reservations."""
+
+    units = models.PositiveIntegerField()
+    hosts = models.PositiveIntegerField(default=1)
+    models_wanted = ArrayField(
+        models.CharField(max_length=60), default=list, blank=True, help_text="in order of preference"
+    )
+    profile = models.CharField(max_length=30, default="", blank=True)
+    min_memory_mib = models.PositiveIntegerField(default=0)
+    min_compute_capability = models.PositiveSmallIntegerField(default=0)
+    nvlink = models.BooleanField(default=False)
+    labels_required = models.JSONField(default=dict, blank=True)
+    cpu_milli = models.PositiveIntegerField(default=0)
+    memory_mib = models.PositiveIntegerField(default=0)
+    labels_preferred = models.JSONField(default=dict, blank=True, help_text="hosts with more of them come first")
+    spread = models.BooleanField(default=False, help_text="over hosts that share as little as can be")
+
+    class Meta:
+        abstract = True

@@ -1,0 +1,174 @@
+"""Hosts, their GPUs, the units that can be allocated, and storage for homes."""
+
+from __future__ import annotations
+
+from django.contrib.postgres.constraints import ExclusionConstraint
+from django.contrib.postgres.fields import BigIntegerRangeField, RangeOperators
+from django.db import models
+from django.db.models import Q
+
+from scheduler.core.model.slots import SLOTS_PER_GPU
+from scheduler.models.pools import Pool
+from scheduler.state import states
+from scheduler.state.isolation import Isolation
+
+
+class Storage(models.Model):
+    """A folder of homes. Hosts that share it report the same key."""
+
+    key = models.CharField(unique=True, max_length=64, help_text="random, made by the first agent that met the folder")
+    total_bytes = models.BigIntegerField(null=True, blank=True, help_text="of its file system")
+    free_bytes = models.BigIntegerField(null=True, blank=True)
+    left_out = models.PositiveIntegerField(default=0, help_text="homes beyond those that one report can name")
+    listed_at = models.DateTimeField(help_text="when the agents last looked which homes there are")
+
+    def __str__(self) -> str:
+        return self.key[:8]
+
+
+class Volume(models.Model):
+    """One home in a storage, as it was measured last. It is whose name it bears, as the workloads' owner is named to agents."""
+
+    storage = models.ForeignKey(Storage, on_delete=models.CASCADE, related_name="volumes")
+    name = models.CharField(max_length=150, db_index=True)
+    size_bytes = models.BigIntegerField(null=True, blank=True, help_text="on the disk; empty: unknown")
+    size_complete = models.BooleanField(default=True, help_text="not: there is at least so much")
+    files = models.BigIntegerField(null=True, blank=True)
+    changed_at = models.DateTimeField(null=True, blank=True, help_text="the newest change of anything in it")
+    measured_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["storage", "name"], name="a_home_is_once_in_a_storage")]
+
+    @property
+    def person(self) -> str:
+        """Whose it is: in a further team a person's home is called NAME~NUMBER of the team's user (docs/decisions/0005)."""
+        return str(self.name).partition("~")[0]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Host(models.Model):
+    pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="hosts")
+    name = models.CharField(unique=True, max_length=63)
+    labels = models.JSONField(default=dict, blank=True)
+    simulated = models.BooleanField(default=False, help_text="its NVML readings are simulated")
+    hardware = models.JSONField(default=dict, blank=True, help_text="what the agent last reported of the machine")
+    isolation = models.CharField(
+        max_length=20, default="", blank=True, help_text="bubblewrap or plain, as the agent reports"
+    )
+    isolation_level = models.CharField(
+        max_length=12, choices=Isolation.choices, default=Isolation.NONE, help_text="what it keeps apart, from its report"
+    )
+    cpu_milli = models.PositiveIntegerField(default=0)
+    memory_mib = models.PositiveIntegerField(default=0)
+    disk_full = models.BooleanField(default=False, help_text="as its agent says: it starts nothing new")
+    disk_full_since = models.DateTimeField(null=True, blank=True, help_text="since when its agent has said so")
+    agent_version = models.CharField(max_length=40, default="", blank=True)
+    boot_id = models.CharField(max_length=64, default="", blank=True)
+    agent_instance = models.CharField(
+        max_length=64, default="", blank=True, help_text="random per agent installation: tells a clone"
+    )
+    agent_start = models.CharField(
+        max_length=64, default="", blank=True, help_text="the start of the agent that spoke last: tells a copy of its folder"
+    )
+    public_key = models.CharField(
+        max_length=60, default="", blank=True, help_text="Ed25519, base64; made on the host, registered when it joined"
+    )
+    credential_hash = models.CharField(max_length=64, default="", blank=True)
+    credential_expires_at = models.DateTimeField(null=True, blank=True)
+    lease_state = models.CharField(
+        max_length=10, choices=states.state_choices(states.LeaseState), default=states.LeaseState.JOINING
+    )
+    admin_state = models.CharField(
+        max_length=12, choices=states.state_choices(states.AdminState), default=states.AdminState.IN_SERVICE
+    )
+    repair_state = models.CharField(
+        max_length=12, choices=states.state_choices(states.RepairState), default=states.RepairState.WELL
+    )
+    state_reason = models.CharField(max_length=300, default="", blank=True, help_text="why it is not simply in service")
+    refused_agent = models.JSONField(
+        null=True, blank=True, help_text="the last agent that was turned away here: instance, boot_id, reason, at"
+    )
+    storage = models.ForeignKey(
+        Storage, null=True, blank=True, on_delete=models.SET_NULL, related_name="hosts", help_text="of its homes"
+    )
+    tripped_at = models.DateTimeField(
+        null=True, blank=True, help_text="since when too many attempts of different workloads failed on it"
+    )
+    last_sync_at = models.DateTimeField(null=True, blank=True)
+    agent_before_heard_at = models.DateTimeField(
+        null=True, blank=True, help_text="last word of the agent that was here before the present one joined"
+    )
+    silent_since = models.DateTimeField(null=True, blank=True)
+    created_at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class JoinToken(models.Model):
+    """Lets one agent join as one named host, once, within 15 minutes. Only its hash is kept."""
+
+    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="join_tokens")
+    token_hash = models.CharField(unique=True, max_length=64)
+    created_at = models.DateTimeField()
+    expires_at = models.DateTimeField()
+    used_at = models.DateTimeField(null=True, blank=True)
+
+
+class Gpu(models.Model):
+    host = models.ForeignKey(Host, on_delete=models.PROTECT, related_name="gpus")
+    index = models.PositiveSmallIntegerField()
+    uuid = models.CharField(unique=True, max_length=80)
+    model = models.CharField(max_length=60)
+    memory_mib = models.PositiveIntegerField()
+    compute_capability = models.PositiveSmallIntegerField(default=0, help_text="90 for 9.0")
+    nvlink_group = models.PositiveSmallIntegerField(null=True, blank=True)
+    numa_node = models.PositiveSmallIntegerField(null=True, blank=True)
+    pci_bus_id = models.CharField(max_length=32, default="", blank=True)
+    repair_state = models.CharField(
+        max_length=12, choices=states.state_choices(states.RepairState), default=states.RepairState.WELL
+    )
+    state_reason = models.CharField(max_length=300, default="", blank=True)
+    retired_at = models.DateTimeField(null=True, blank=True, help_text="no longer reported by its host")
+    missing_since = models.DateTimeField(
+        null=True, blank=True, help_text="its host stopped reporting it; until it does again, or an operator knows that it is gone"
+    )
+    created_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["host", "index"], condition=Q(retired_at__isnull=True), name="one_gpu_per_host_and_index"
+            )
+        ]
+
+    @property
+    def first_slot(self) -> int:
+        return int(self.pk) * SLOTS_PER_GPU
+
+    def __str__(self) -> str:
+        return f"{self.host_id}/{self.index}"
+
+
+class Unit(models.Model):
+    """What can be held: a whole GPU, a MIG slice or a declared share. ``slots`` is in fleet-wide numbering."""
+
+    gpu = models.ForeignKey(Gpu, on_delete=models.PROTECT, related_name="units")
+    profile = models.CharField(max_length=30, default="", blank=True, help_text="empty: the whole GPU")
+    uuid = models.CharField(max_length=80, help_text="what CUDA_VISIBLE_DEVICES gets")
+    slots = BigIntegerRangeField()
+    memory_mib = models.PositiveIntegerField()
+    retired_at = models.DateTimeField(null=True, blank=True)
+    created_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [
+            ExclusionConstraint(
+                name="units_of_a_gpu_do_not_overlap",
+                expressions=[("slots", RangeOperators.OVERLAPS)],
+                condition=Q(retired_at__isnull=True),
+            )
+        ]

@@ -1,0 +1,33 @@
+"""The engine's leader row and the last clock reading."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models import Q
+
+
+class Leader(models.Model):
+    """One row. Every write of the engine checks that its epoch is still this one."""
+
+    id = models.PositiveSmallIntegerField(primary_key=True, default=1)
+    epoch = models.BigIntegerField(default=0)
+    holder = models.CharField(max_length=80, default="", blank=True)
+    renewed_at = models.DateTimeField(null=True, blank=True)
+    last_cycle_at = models.DateTimeField(null=True, blank=True)
+    last_cycle_seconds = models.FloatField(null=True, blank=True)
+
+    class Meta:
+        constraints = [models.CheckConstraint(condition=Q(id=1), name="there_is_one_leader_row")]
+
+
+class ClockReading(models.Model):
+    """One row: when the wall clock was last looked at beside one that nobody can set (scheduler.coordination.clock_correction)."""
+
+    id = models.PositiveSmallIntegerField(primary_key=True, default=1)
+    wall = models.DateTimeField()
+    machine = models.CharField(max_length=120)
+    uptime = models.FloatField(help_text="seconds on CLOCK_BOOTTIME of that machine")
+    set_at = models.DateTimeField(null=True, blank=True, help_text="when it was last found that the wall clock had been set")
+
+    class Meta:
+        constraints = [models.CheckConstraint(condition=Q(id=1), name="there_is_one_clock_reading")]

@@ -1,0 +1,93 @@
+"""Guarantees of teams, their past use, and the gates that budgets close."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models import Q
+
+from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
+from scheduler.models.pools import Pool
+from scheduler.models.teams import Project, Team
+
+
+class Quota(models.Model):
+    """A team's claim on one model of one pool: so many GPUs at once and, where that is said, so many GPU-hours a period."""
+
+    class Period(models.TextChoices):
+        DAY = "day"
+        WEEK = "week"
+        MONTH = "month"
+
+    class WhenUsedUp(models.TextChoices):
+        BORROW = "borrow", "it only borrows until the period is over"
+        REFUSE = "refuse", "nothing new starts until the period is over"
+
+    team = models.ForeignKey(Team, on_delete=models.PROTECT, related_name="quotas")
+    pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="quotas")
+    model = models.CharField(max_length=60)
+    guaranteed_slots = models.PositiveIntegerField(help_text="840 is one GPU")
+    borrow_limit_slots = models.PositiveIntegerField(
+        null=True, blank=True, help_text="above the guarantee; empty: no limit"
+    )
+    updated_at = models.DateTimeField()
+    hours_slot_seconds = models.BigIntegerField(
+        null=True, blank=True, help_text="worth of the guarantee in a period; empty: no end. 3,024,000 is one GPU-hour"
+    )
+    hours_period = models.CharField(max_length=5, choices=Period.choices, default=Period.MONTH)
+    when_used_up = models.CharField(max_length=6, choices=WhenUsedUp.choices, default=WhenUsedUp.BORROW)
+    hours_used = models.BigIntegerField(default=0, help_text="slot-seconds in the period, as counted last")
+    hours_used_up = models.BooleanField(default=False)
+    hours_until = models.DateTimeField(null=True, blank=True, help_text="the end of the period that was counted")
+    hours_counted_at = models.DateTimeField(null=True, blank=True)
+
+    @property
+    def gpu_hours(self) -> int | None:
+        """What the guarantee is worth in a period; None without end."""
+        return None if self.hours_slot_seconds is None else self.hours_slot_seconds // SLOT_SECONDS_PER_GPU_HOUR
+
+    @property
+    def gpu_hours_used(self) -> float:
+        """In the period that was counted last."""
+        return self.hours_used / SLOT_SECONDS_PER_GPU_HOUR
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["team", "pool", "model"], name="one_quota_per_team_pool_and_model")
+        ]
+
+
+class DecayedUse(models.Model):
+    """Slot-seconds with a half-life, brought forward at each cycle that changes something."""
+
+    team = models.ForeignKey(Team, on_delete=models.CASCADE)
+    pool = models.ForeignKey(Pool, on_delete=models.CASCADE)
+    slot_seconds = models.FloatField(default=0)
+    as_of = models.DateTimeField()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["team", "pool"], name="one_decayed_use_per_team_and_pool")]
+
+
+class BudgetGate(models.Model):
+    """Closed by telemetry when a budget is used up: the engine then refuses new work, or stops lending to it."""
+
+    class Action(models.TextChoices):
+        REFUSE_NEW = "refuse_new"
+        STOP_BORROWING = "stop_borrowing"
+
+    team = models.ForeignKey(Team, null=True, blank=True, on_delete=models.CASCADE)
+    project = models.ForeignKey(Project, null=True, blank=True, on_delete=models.CASCADE)
+    action = models.CharField(max_length=16, choices=Action.choices)
+    numbers = models.JSONField(default=dict, help_text="measure, limit and spent, as the reason says them")
+    closed_at = models.DateTimeField()
+    until = models.DateTimeField(help_text="the end of the budget's period")
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(team__isnull=True) ^ Q(project__isnull=True), name="a_gate_is_of_a_team_or_of_a_project"
+            ),
+            models.UniqueConstraint(
+                fields=["team", "project", "action"], name="a_gate_is_closed_once", nulls_distinct=False
+            ),
+        ]

@@ -1,0 +1,119 @@
+"""Maintenance windows, state changes, diagnostics and MIG geometry changes."""
+
+from __future__ import annotations
+
+import uuid
+
+from django.db import models
+from django.db.models import F, Q
+
+from scheduler.models.hosts import Gpu, Host
+from scheduler.state import states
+
+
+class MaintenanceWindow(models.Model):
+    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="maintenance_windows")
+    start = models.DateTimeField()
+    end = models.DateTimeField()
+    reason = models.CharField(max_length=300)
+    created_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [models.CheckConstraint(condition=Q(end__gt=F("start")), name="maintenance_ends_after_its_start")]
+
+
+class HostStateChange(models.Model):
+    """Kept so that every second of a host lands in the right bucket: unhealthy, maintenance or in use."""
+
+    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="state_changes")
+    lease_state = models.CharField(max_length=10)
+    admin_state = models.CharField(max_length=12)
+    repair_state = models.CharField(max_length=12)
+    reason = models.CharField(max_length=300, default="", blank=True)
+    at = models.DateTimeField()
+
+    class Meta:
+        indexes = [models.Index(fields=["host", "at"])]
+
+
+class GpuStateChange(models.Model):
+    """The same for one GPU that was taken out by itself while its host went on."""
+
+    gpu = models.ForeignKey(Gpu, on_delete=models.CASCADE, related_name="state_changes")
+    repair_state = models.CharField(max_length=12)
+    reason = models.CharField(max_length=300, default="", blank=True)
+    at = models.DateTimeField()
+
+    class Meta:
+        indexes = [models.Index(fields=["gpu", "at"])]
+
+
+class Diagnostic(models.Model):
+    """One GPU looked at by its host: memory, bandwidth and arithmetic. Passed, it comes back; failed, it goes out."""
+
+    class Why(models.TextChoices):
+        OPERATOR = "operator", "asked for"
+        QUARANTINED = "quarantined", "after its quarantine"
+        TRIPPED = "tripped", "after too many failed attempts on its host"
+        PERIODIC = "periodic", "its turn, while idle"
+
+    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="diagnostics")
+    gpu = models.ForeignKey(Gpu, on_delete=models.CASCADE, related_name="diagnostics")
+    public_id = models.UUIDField(unique=True, default=uuid.uuid4, editable=False)
+    why = models.CharField(max_length=12, choices=Why.choices)
+    state = models.CharField(
+        max_length=8, choices=states.state_choices(states.DiagnosticState), default=states.DiagnosticState.WANTED
+    )
+    tool = models.CharField(
+        max_length=40, default="", blank=True, help_text="what was run: dcgm, own, simulated or a name of the host's"
+    )
+    simulated = models.BooleanField(default=False, help_text="nothing was measured")
+    checks = models.JSONField(default=list, blank=True, help_text="name, passed and numbers of each check")
+    detail = models.CharField(max_length=300, default="", blank=True)
+    created_at = models.DateTimeField()
+    started_at = models.DateTimeField(null=True, blank=True)
+    ended_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["gpu"], condition=Q(state__in=("wanted", "running")), name="one_open_diagnostic_per_gpu"
+            )
+        ]
+        indexes = [
+            models.Index(fields=["gpu", "-created_at"]),
+            models.Index(fields=["host"], condition=Q(state__in=("wanted", "running")), name="open_diagnostics_of_a_host"),
+        ]
+
+
+class GeometryChange(models.Model):
+    """A GPU that is to be split otherwise: drained first, then its host is told. Kept, whatever came of it."""
+
+    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="geometry_changes")
+    gpu = models.ForeignKey(Gpu, on_delete=models.CASCADE, related_name="geometry_changes")
+    public_id = models.UUIDField(unique=True, default=uuid.uuid4, editable=False)
+    before = models.JSONField(default=list, blank=True, help_text="profiles of its units; empty: one whole GPU")
+    parts = models.JSONField(default=list, blank=True, help_text="profile and start of each; empty: one whole GPU")
+    state = models.CharField(
+        max_length=10, choices=states.state_choices(states.GeometryState), default=states.GeometryState.DRAINING
+    )
+    detail = models.CharField(max_length=300, default="", blank=True, help_text="what its host says of it")
+    created_at = models.DateTimeField()
+    told_at = models.DateTimeField(null=True, blank=True, help_text="when nothing held it any more and its host was told")
+    ended_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["gpu"], condition=Q(state__in=("draining", "changing")), name="one_open_change_of_geometry_per_gpu"
+            )
+        ]
+        indexes = [
+            models.Index(fields=["gpu", "-created_at"]),
+            models.Index(fields=["host"], condition=Q(state__in=("draining", "changing")), name="open_geometry_of_a_host"),
+        ]
+
+    @property
+    def profiles(self) -> list[str]:
+        """Of the units that it is to have; empty: one whole GPU."""
+        return [str(part["profile"]) for part in self.parts]

@@ -1,0 +1,87 @@
+"""Reservations, their series, and the units bound to them."""
+
+from __future__ import annotations
+
+import uuid
+
+from django.conf import settings
+from django.contrib.postgres.constraints import ExclusionConstraint
+from django.contrib.postgres.fields import ArrayField, BigIntegerRangeField, DateTimeRangeField, RangeOperators
+from django.db import models
+from django.db.models import F, Q
+
+from scheduler.models.hardware_columns import HardwareColumns
+from scheduler.models.hosts import Unit
+from scheduler.models.pools import Pool
+from scheduler.models.teams import Project
+from scheduler.state import states
+
+
+class Series(models.Model):
+    """A recurring reservation. Its occurrences are Reservations that name it; all were promised together or none."""
+
+    pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="+")
+    project = models.ForeignKey(Project, on_delete=models.PROTECT, related_name="+")
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="+")
+    public_id = models.UUIDField(unique=True, default=uuid.uuid4, editable=False)
+    name = models.CharField(max_length=80)
+    weekdays = ArrayField(models.PositiveSmallIntegerField(), help_text="0 is Monday")
+    starts_at = models.TimeField(help_text="by the clock of its time zone")
+    ends_at = models.TimeField(help_text="not after the start: on the next day")
+    time_zone = models.CharField(max_length=60)
+    first_day = models.DateField()
+    last_day = models.DateField()
+    created_at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Reservation(HardwareColumns):
+    pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="reservations")
+    project = models.ForeignKey(Project, on_delete=models.PROTECT, related_name="reservations")
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="reservations")
+    public_id = models.UUIDField(unique=True, default=uuid.uuid4, editable=False)
+    name = models.CharField(max_length=80)
+    series = models.ForeignKey(
+        Series, null=True, blank=True, on_delete=models.PROTECT, related_name="occurrences", help_text="it recurs"
+    )
+    start = models.DateTimeField()
+    end = models.DateTimeField()
+    state = models.CharField(
+        max_length=10, choices=states.state_choices(states.ReservationState), default=states.ReservationState.CONFIRMED
+    )
+    may_exceed_guarantee = models.BooleanField(default=False)
+    first_used_at = models.DateTimeField(null=True, blank=True)
+    ended_at = models.DateTimeField(null=True, blank=True, help_text="when it was over, released or cancelled")
+    reason_code = models.CharField(
+        max_length=40, default="", blank=True, help_text="why it has begun and has no units; empty when all is well"
+    )
+    reason_numbers = models.JSONField(default=dict, blank=True)
+    reason_at = models.DateTimeField(null=True, blank=True, help_text="since when that is its reason")
+    moved_at = models.DateTimeField(null=True, blank=True, help_text="when it last let go of GPUs that can't be used")
+    moved_from = models.CharField(max_length=200, default="", blank=True, help_text="the hosts of those")
+    created_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(condition=Q(end__gt=F("start")), name="a_reservation_ends_after_its_start")
+        ]
+        indexes = [models.Index(fields=["pool", "end"])]
+
+
+class BoundUnit(models.Model):
+    """A unit bound to a reservation while it is active. No two reservations bind the same slots at the same time."""
+
+    reservation = models.ForeignKey(Reservation, on_delete=models.PROTECT, related_name="bound_units")
+    unit = models.ForeignKey(Unit, on_delete=models.PROTECT)
+    slots = BigIntegerRangeField()
+    period = DateTimeRangeField()
+
+    class Meta:
+        constraints = [
+            ExclusionConstraint(
+                name="a_slot_is_bound_to_one_reservation",
+                expressions=[("slots", RangeOperators.OVERLAPS), ("period", RangeOperators.OVERLAPS)],
+            )
+        ]

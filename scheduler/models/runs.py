@@ -1,0 +1,89 @@
+"""Runs of workloads on hosts, and the GPU slots that they hold."""
+
+from __future__ import annotations
+
+import uuid
+
+from django.contrib.postgres.constraints import ExclusionConstraint
+from django.contrib.postgres.fields import BigIntegerRangeField, DateTimeRangeField, RangeOperators
+from django.db import models
+from django.db.models import Q
+
+from scheduler.models.hosts import Host, Unit
+from scheduler.models.reservations import Reservation
+from scheduler.models.teams import Project
+from scheduler.models.workloads import Workload
+from scheduler.state import states
+
+
+class Run(models.Model):
+    """One host's part of one attempt of a workload. ``generation`` grows with every claim: agents refuse a lower one."""
+
+    workload = models.ForeignKey(Workload, on_delete=models.PROTECT, related_name="runs")
+    attempt = models.PositiveIntegerField()
+    rank = models.PositiveSmallIntegerField(default=0)
+    host = models.ForeignKey(Host, on_delete=models.PROTECT, related_name="runs")
+    generation = models.BigIntegerField()
+    public_id = models.UUIDField(unique=True, default=uuid.uuid4, editable=False)
+    state = models.CharField(max_length=10, choices=states.state_choices(states.RunState), default=states.RunState.PLACED)
+    placed_at = models.DateTimeField()
+    prepared_at = models.DateTimeField(null=True, blank=True, help_text="of a gang: it could begin, and waits for the others")
+    starting_at = models.DateTimeField(null=True, blank=True)
+    running_at = models.DateTimeField(null=True, blank=True)
+    ready_at = models.DateTimeField(null=True, blank=True, help_text="a notebook answers")
+    ended_at = models.DateTimeField(null=True, blank=True)
+    outcome = models.CharField(max_length=30, default="", blank=True)
+    exit_code = models.IntegerField(null=True, blank=True)
+    gpu_events = models.JSONField(
+        default=list, blank=True, help_text="what its GPUs told in its last minutes and it failed of, like xid:79"
+    )
+    grace_seconds = models.PositiveIntegerField(
+        default=30, help_text="of its pool when it was placed, as its host was told: its shim keeps to that one"
+    )
+    checkpoint_at = models.DateTimeField(null=True, blank=True)
+    checkpoint_told = models.DateTimeField(null=True, blank=True, help_text="the same by its host's clock, to know a new one")
+    saved = models.BooleanField(default=False, help_text="it has acknowledged a checkpoint since its notice")
+    step = models.CharField(max_length=200, default="", blank=True, help_text="the last real step the agent reported")
+    missing_since = models.DateTimeField(
+        null=True, blank=True, help_text="since when its agent does not name it any more"
+    )
+    activity = models.JSONField(
+        default=dict, blank=True, help_text="notebook: busy kernels, connections, last activity"
+    )
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["workload", "attempt", "rank"], name="one_run_per_attempt_and_rank"),
+            models.UniqueConstraint(fields=["host", "generation"], name="a_generation_is_used_once_per_host"),
+        ]
+        indexes = [models.Index(fields=["host"], condition=~Q(state="ended"), name="runs_of_a_host_not_ended")]
+
+
+class Allocation(models.Model):
+    """Slots held now or in the past, ``[started, ended)``; open until the agent confirms the stop."""
+
+    run = models.ForeignKey(Run, on_delete=models.PROTECT, related_name="allocations")
+    workload = models.ForeignKey(Workload, on_delete=models.PROTECT, related_name="allocations")
+    project = models.ForeignKey(Project, on_delete=models.PROTECT, related_name="+")
+    unit = models.ForeignKey(Unit, on_delete=models.PROTECT, related_name="allocations")
+    reservation = models.ForeignKey(
+        Reservation, null=True, blank=True, on_delete=models.PROTECT, related_name="allocations"
+    )
+    slots = BigIntegerRangeField()
+    period = DateTimeRangeField()
+    borrowed = models.BooleanField(default=False)
+    end_code = models.CharField(
+        max_length=30, default="", blank=True, help_text="what its time is charged as: why it was stopped, or how it ended"
+    )
+
+    class Meta:
+        constraints = [
+            ExclusionConstraint(
+                name="a_slot_is_held_once_at_any_instant",
+                expressions=[("slots", RangeOperators.OVERLAPS), ("period", RangeOperators.OVERLAPS)],
+            )
+        ]
+        indexes = [
+            models.Index(fields=["workload"]),
+            models.Index(fields=["unit"], condition=Q(period__upper_inf=True), name="open_allocations_of_a_unit"),
+        ]

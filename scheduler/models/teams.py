@@ -1,0 +1,36 @@
+"""Teams and their projects."""
+
+from __future__ import annotations
+
+from django.db import models
+
+from scheduler.core.model.snapshot import Priority
+
+PRIORITIES = [(int(p), p.name.lower()) for p in Priority]
+
+
+class Team(models.Model):
+    slug = models.SlugField(unique=True, max_length=40)
+    name = models.CharField(unique=True, max_length=80)
+    tag = models.CharField(max_length=3, help_text="two or three letters beside its colour")
+    colour = models.PositiveSmallIntegerField(default=1, help_text="1 to 8, of the palette")
+    weight = models.PositiveIntegerField(default=1, help_text="its part in fair share")
+    highest_priority = models.PositiveSmallIntegerField(choices=PRIORITIES, default=int(Priority.HIGH))
+    created_at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Project(models.Model):
+    team = models.ForeignKey(Team, on_delete=models.PROTECT, related_name="projects")
+    slug = models.SlugField(max_length=40)
+    name = models.CharField(max_length=80)
+    active = models.BooleanField(default=True)
+    created_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["team", "slug"], name="project_slug_once_per_team")]
+
+    def __str__(self) -> str:
+        return self.name

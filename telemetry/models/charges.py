@@ -1,0 +1,106 @@
+"""Charge lines and the watermarks of charging."""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.db import models
+from django.db.models import F, Q
+
+from scheduler.models import Allocation, Gpu, HostStateChange, Pool, Project, Reservation, Team, Workload
+from telemetry.models.prices import Price
+
+
+class ChargeBucketChoices(models.TextChoices):
+    """Where a second of a GPU lands; the seven are a partition."""
+
+    USED = "used", "charged: held by a workload"
+    RESERVED_UNUSED = "reserved_unused", "charged: reserved but not used"
+    PREEMPTED = "preempted", "not charged: lost to a preemption"
+    HARDWARE_LOST = "hardware_lost", "not charged: lost to hardware"
+    UNALLOCATED = "unallocated", "free"
+    UNHEALTHY = "unhealthy", "host or GPU unwell"
+    MAINTENANCE = "maintenance", "in maintenance"
+
+
+class Charge(models.Model):
+    """One line: slots held (or not) over a stretch of one day, priced. Append-only.
+
+    A late fact never edits a line: a reversal takes it back whole (negative slot-seconds and amounts, ``corrects`` names it), and
+    new lines say what is so (``corrects`` names the first line they stand for). ``month`` is the statement they belong to: the
+    month of ``start``, or the open month where that one is closed. Every name is copied in, so that renaming a team never changes
+    the past.
+    """
+
+    pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="+")
+    month = models.DateField(help_text="first day of the month on whose statement it stands")
+    bucket = models.CharField(max_length=16, choices=ChargeBucketChoices.choices)
+    start = models.DateTimeField()
+    end = models.DateTimeField()
+    slots = models.IntegerField(help_text="840 is one GPU; negative in a reversal")
+    slot_seconds = models.BigIntegerField(help_text="slots x whole seconds; negative in a reversal")
+    used_slot_seconds = models.FloatField(null=True, help_text="utilisation x slots x seconds where samples speak")
+    covered_slot_seconds = models.FloatField(null=True)
+    gpu = models.ForeignKey(Gpu, on_delete=models.PROTECT, related_name="+")
+    model = models.CharField(max_length=60)
+    allocation = models.ForeignKey(Allocation, null=True, on_delete=models.PROTECT, related_name="charges")
+    reservation = models.ForeignKey(Reservation, null=True, on_delete=models.PROTECT, related_name="charges")
+    workload = models.ForeignKey(Workload, null=True, on_delete=models.PROTECT, related_name="charges")
+    team = models.ForeignKey(Team, null=True, on_delete=models.PROTECT, related_name="+")
+    project = models.ForeignKey(Project, null=True, on_delete=models.PROTECT, related_name="+")
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.PROTECT, related_name="+")
+    team_name = models.CharField(max_length=80, default="")
+    project_name = models.CharField(max_length=80, default="")
+    user_name = models.CharField(max_length=150, default="")
+    workload_name = models.CharField(max_length=80, default="")
+    workload_type = models.CharField(max_length=12, default="")
+    cost_centre = models.CharField(max_length=40, default="")
+    price = models.ForeignKey(Price, null=True, on_delete=models.PROTECT, related_name="+")
+    cost = models.DecimalField(max_digits=18, decimal_places=6, help_text="owner's cost of these slot-seconds")
+    charged = models.DecimalField(
+        max_digits=18, decimal_places=6, help_text="to the cost centre; 0 in uncharged buckets"
+    )
+    corrects = models.ForeignKey("self", null=True, on_delete=models.PROTECT, related_name="corrections")
+    reversal = models.BooleanField(default=False, help_text="takes back the line it corrects")
+    simulated = models.BooleanField(default=False)
+    created_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(condition=Q(end__gt=F("start")), name="a_charge_has_a_length"),
+            models.CheckConstraint(
+                condition=Q(reversal=False, slot_seconds__gt=0)
+                | Q(reversal=True, slot_seconds__lt=0, corrects__isnull=False),
+                name="only_a_reversal_is_negative_and_it_names_its_line",
+            ),
+            models.UniqueConstraint(
+                fields=["corrects"], condition=Q(reversal=True), name="a_charge_is_taken_back_once"
+            ),
+        ]
+        indexes = [
+            models.Index(fields=["month", "pool"]),
+            models.Index(fields=["gpu", "start"]),
+            models.Index(fields=["team", "start"]),
+            models.Index(fields=["allocation"]),
+        ]
+
+
+class ChargedUntil(models.Model):
+    """Per GPU: every second of ``[since, until)`` has its charge lines, in exactly one bucket."""
+
+    gpu = models.OneToOneField(Gpu, primary_key=True, on_delete=models.CASCADE, related_name="charged")
+    since = models.DateTimeField()
+    until = models.DateTimeField()
+
+
+class SettledAllocation(models.Model):
+    """An allocation that has ended and whose charges were compared with how it ended."""
+
+    allocation = models.OneToOneField(Allocation, primary_key=True, on_delete=models.CASCADE)
+    settled_at = models.DateTimeField()
+
+
+class SettledStateChange(models.Model):
+    """A host's change of state whose moment has been looked at by charging, also when it was written late."""
+
+    change = models.OneToOneField(HostStateChange, primary_key=True, on_delete=models.CASCADE)
+    settled_at = models.DateTimeField()

@@ -1,0 +1,106 @@
+"""Health rules, health events, and stray processes on GPUs."""
+
+from __future__ import annotations
+
+from django.db import models
+
+from scheduler.models import Gpu, Host
+
+
+class HealthRule(models.Model):
+    """What is done about a hardware event; operators edit it."""
+
+    class Action(models.TextChoices):
+        NOTE = "note"
+        WARN = "warn"
+        CORDON = "cordon"
+        DRAIN = "drain"
+        QUARANTINE_GPU = "quarantine_gpu"
+
+    class Counts(models.TextChoices):
+        EVENTS = "events", "events"
+        PEOPLE = "people", "people's work"
+
+    class Origin(models.TextChoices):
+        DEFAULT = "default", "as it began"
+        CHANGED = "changed", "changed"
+        ADDED = "added", "added"
+
+    code = models.CharField(max_length=40, unique=True, help_text="xid:79, ecc:uncorrectable")
+    meaning = models.CharField(max_length=200)
+    action = models.CharField(max_length=16, choices=Action.choices)
+    repeats = models.PositiveSmallIntegerField(default=1, help_text="acts at this many within the window")
+    window_seconds = models.PositiveIntegerField(default=3600)
+    counts = models.CharField(
+        max_length=6,
+        choices=Counts.choices,
+        default=Counts.EVENTS,
+        help_text="people: a program can bring it about, so those of one person's work count as one",
+    )
+    source = models.CharField(max_length=200, help_text="who recommends it")
+    elsewhere = models.CharField(
+        max_length=300, default="", blank=True, help_text="where others do something else, and their source"
+    )
+    # What it is put back to. An operator's own rule has nothing to go back to.
+    default_action = models.CharField(max_length=16, choices=Action.choices, default="", blank=True)
+    default_repeats = models.PositiveSmallIntegerField(null=True, blank=True)
+    default_window_seconds = models.PositiveIntegerField(null=True, blank=True)
+    default_counts = models.CharField(max_length=6, choices=Counts.choices, default="", blank=True)
+
+    def __str__(self) -> str:
+        return self.code
+
+    @property
+    def origin(self) -> str:
+        """One of Origin."""
+        if not self.default_action:
+            return self.Origin.ADDED
+        is_default = (self.action, self.repeats, self.window_seconds, self.counts) == self.default
+        return self.Origin.DEFAULT if is_default else self.Origin.CHANGED
+
+    @property
+    def default(self) -> tuple[str, int | None, int | None, str]:
+        """Action, repeats, window in seconds and what counts, as it began; empty and None of a rule that an operator added."""
+        return self.default_action, self.default_repeats, self.default_window_seconds, self.default_counts
+
+
+class HealthEvent(models.Model):
+    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="health_events")
+    gpu = models.ForeignKey(Gpu, null=True, on_delete=models.CASCADE, related_name="health_events")
+    event_id = models.CharField(max_length=80)
+    source = models.CharField(max_length=20)
+    code = models.CharField(max_length=40)
+    detail = models.CharField(max_length=1000, default="", blank=True)
+    at = models.DateTimeField()
+    received_at = models.DateTimeField()
+    action_taken = models.CharField(max_length=16, default="", blank=True)
+    handled_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["host", "event_id"], name="a_health_event_lands_once")]
+        indexes = [models.Index(fields=["-at"])]
+
+
+class Stray(models.Model):
+    """A process on a GPU that no allocation there accounts for, as its host saw it."""
+
+    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="strays")
+    gpu = models.ForeignKey(Gpu, on_delete=models.CASCADE, related_name="strays")
+    pid = models.PositiveIntegerField()
+    started = models.BigIntegerField(help_text="clock ticks after the boot: tells it from a later one with the same pid")
+    user = models.CharField(max_length=64, default="", blank=True)
+    name = models.CharField(max_length=64, default="", blank=True)
+    memory_mib = models.PositiveIntegerField(null=True, blank=True, help_text="on that GPU; empty: unknown")
+    run = models.CharField(max_length=40, default="", blank=True, help_text="of a workload that does not hold this GPU")
+    done = models.CharField(max_length=200, default="", blank=True, help_text="what its host did about it, or why nothing")
+    first_seen = models.DateTimeField()
+    last_seen = models.DateTimeField()
+    gone_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["host", "gpu", "pid", "started"], condition=models.Q(gone_at=None), name="a_stray_is_there_once"
+            )
+        ]
+        indexes = [models.Index(fields=["host", "-last_seen"])]

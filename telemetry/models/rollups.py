@@ -1,0 +1,60 @@
+"""Usage per unit and time bucket."""
+
+from __future__ import annotations
+
+from django.db import models
+
+from scheduler.models import Allocation, Host, Unit
+
+
+class Rollup(models.Model):
+    """Use of one unit by one allocation (or by nobody) in one bucket of time. Written once per (resolution, bucket, unit,
+    allocation) and written again whole when a late sample arrives. Averages are made from sums when asked."""
+
+    class Resolution(models.IntegerChoices):
+        MINUTE = 60
+        HOUR = 3600
+        DAY = 86400
+
+    resolution = models.PositiveIntegerField(choices=Resolution.choices)
+    bucket = models.DateTimeField(help_text="its start")
+    unit = models.ForeignKey(Unit, on_delete=models.PROTECT, related_name="+")
+    allocation = models.ForeignKey(Allocation, null=True, on_delete=models.PROTECT, related_name="+")
+    held_seconds = models.FloatField(help_text="how long the allocation held the unit within the bucket")
+    covered_seconds = models.FloatField(help_text="how much of that samples speak for")
+    samples = models.PositiveIntegerField()
+    utilisation_seconds = models.FloatField(null=True, help_text="sum of utilisation/100 x covered seconds")
+    utilisation_max = models.FloatField(null=True)
+    busy_seconds = models.FloatField(null=True, help_text="seconds with utilisation above zero")
+    inefficient_seconds = models.FloatField(
+        null=True, help_text="of the busy ones, with little SM activity; empty: not measured"
+    )
+    idle_seconds = models.FloatField(null=True, help_text="seconds with a process on it that did nothing")
+    empty_seconds = models.FloatField(null=True, help_text="seconds without any process on it")
+    sm_active_seconds = models.FloatField(null=True)
+    tensor_active_seconds = models.FloatField(null=True)
+    memory_used_max_mib = models.IntegerField(null=True)
+    energy_mj = models.BigIntegerField(null=True)
+    simulated = models.BooleanField(default=False)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["resolution", "bucket", "unit", "allocation"],
+                name="one_rollup_per_bucket_unit_and_allocation",
+                nulls_distinct=False,
+            )
+        ]
+        indexes = [models.Index(fields=["allocation", "resolution", "bucket"])]
+
+
+class RollupDue(models.Model):
+    """A bucket to be rolled up again: marked by ingest in the transaction that wrote the samples."""
+
+    resolution = models.PositiveIntegerField(choices=Rollup.Resolution.choices)
+    bucket = models.DateTimeField()
+    host = models.ForeignKey(Host, on_delete=models.CASCADE)
+    marked_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["resolution", "bucket", "host"], name="a_bucket_is_due_once")]

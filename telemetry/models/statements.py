@@ -1,0 +1,61 @@
+"""Monthly statements and their frozen lines."""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.db import models
+
+
+class StatementState(models.TextChoices):
+    OPEN = "open"
+    CLOSING = "closing", "closing: no charge comes in any more, checks run"
+    CLOSED = "closed"
+
+
+class IdlePayer(models.TextChoices):
+    OPERATOR = "operator", "the operator"
+    GUARANTEE = "guarantee", "teams, by their guarantee"
+    USE = "use", "teams, by their use"
+
+
+class Statement(models.Model):
+    """A month. Once closed a trigger refuses every change to it and to its lines."""
+
+    month = models.DateField(unique=True, help_text="first day")
+    state = models.CharField(max_length=8, choices=StatementState.choices, default=StatementState.OPEN)
+    idle_payer = models.CharField(max_length=10, choices=IdlePayer.choices, default=IdlePayer.OPERATOR)
+    currency = models.CharField(max_length=3, default="", blank=True, help_text="set when it closes")
+    checks = models.JSONField(default=list, help_text="each check of the close with its figures")
+    totals = models.JSONField(default=dict, help_text="the conservation line per pool, as decimal strings")
+    digest = models.CharField(max_length=64, default="", blank=True, help_text="SHA-256 of its lines as CSV")
+    closed_at = models.DateTimeField(null=True)
+    closed_by = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.PROTECT, related_name="+")
+
+
+class StatementLine(models.Model):
+    """A frozen line of a closed month: one cost centre, project, workload type, model and bucket."""
+
+    statement = models.ForeignKey(Statement, on_delete=models.PROTECT, related_name="lines")
+    pool_name = models.CharField(max_length=80)
+    cost_centre = models.CharField(max_length=40)
+    team_name = models.CharField(max_length=80)
+    project_name = models.CharField(max_length=80)
+    workload_type = models.CharField(max_length=12)
+    model = models.CharField(max_length=60)
+    bucket = models.CharField(max_length=16)
+    gpu_hours = models.DecimalField(max_digits=18, decimal_places=6)
+    covered_share = models.FloatField(
+        null=True, help_text="part of its time that samples speak for; empty: none was expected"
+    )
+    used_share = models.FloatField(null=True, help_text="mean utilisation where samples speak")
+    amount = models.DecimalField(
+        max_digits=14, decimal_places=2, help_text="rounded so that the lines sum to the total"
+    )
+    cost = models.DecimalField(max_digits=14, decimal_places=2)
+
+
+STATEMENT_TRANSITIONS: dict[str, frozenset[str]] = {
+    StatementState.OPEN: frozenset({StatementState.CLOSING}),
+    StatementState.CLOSING: frozenset({StatementState.CLOSED, StatementState.OPEN}),
+    StatementState.CLOSED: frozenset(),
+}
