@@ -1,0 +1,122 @@
+"""Plans recorded before names changed: the planner must still give the same plan for each recorded snapshot.
+
+``tests/fixtures/plans_format_1.jsonl.xz`` has one recording of format 1 in each line, with two keys of its own: ``plan`` is
+the whole plan, ``source`` says how the snapshot was made. ``canonical.read_recording`` reads the snapshot in present names.
+``PRESENT_NAMES`` maps the recorded plan to present names; add to it each table or column of a plan that gets another name.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import lzma
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduler.core import canonical
+from scheduler.core.planner import plan
+
+FILE = Path(__file__).resolve().parent.parent / "fixtures" / "plans_format_1.jsonl.xz"
+SHARDS = 8  # so that parallel workers share the recordings
+LEAST_RECORDINGS = 1_000
+MOST_DIFFERENCES_SHOWN = 20
+TABLES = ("placements", "evictions", "refusals", "bindings", "unbound")
+# Recorded table -> (present table, {recorded column: present column}). Names that are absent have not changed.
+PRESENT_NAMES: dict[str, tuple[str, dict[str, str]]] = {}
+# Recordings whose plan changed on purpose: {line number: reason}. The commit that changes a plan lists it here.
+CHANGED_ON_PURPOSE: dict[int, str] = {}
+
+Rows = dict[str, list[dict[str, Any]]]  # of each table: its rows, each by column
+
+
+@functools.cache
+def lines() -> list[str]:
+    """Return the recordings in the order of the file."""
+    with lzma.open(FILE, "rt", encoding="utf-8") as file:
+        return file.read().splitlines()
+
+
+def rows_by_column(tables: dict[str, Any]) -> Rows:
+    """Return a plan's tables with one dict per row, so that the order of columns has no meaning."""
+    return {
+        name: [dict(zip(table["fields"], row, strict=True)) for row in table["rows"]]
+        for name, table in tables.items()
+        if name != "epoch"
+    }
+
+
+def in_present_names(recorded: Rows) -> Rows:
+    """Return a recorded plan with the present names of its tables and columns."""
+    found: Rows = {}
+    for table, rows in recorded.items():
+        name, columns = PRESENT_NAMES.get(table, (table, {}))
+        found[name] = [{columns.get(column, column): value for column, value in row.items()} for row in rows]
+    return found
+
+
+def differences(expected: Rows, found: Rows) -> list[str]:
+    """Return one line for each row that is missing, new or different. A plan's row names its subject in its first column."""
+    said = []
+    for table in sorted({*expected, *found}):
+        before, after = _by_subject(expected.get(table, [])), _by_subject(found.get(table, []))
+        for subject in sorted({*before, *after}):
+            old, new = before.get(subject), after.get(subject)
+            if old is None or new is None:
+                said.append(
+                    f"{table} of {subject}: {'recorded' if new is None else 'now'} only: {json.dumps(old or new)}"
+                )
+            elif old != new:
+                columns = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+                changes = [f"{name} {json.dumps(old.get(name))} -> {json.dumps(new.get(name))}" for name in columns]
+                said.append(f"{table} of {subject}: {', '.join(changes)}")
+    return said
+
+
+def _by_subject(rows: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    return {next(iter(row.values())): row for row in rows}
+
+
+def replay(number: int) -> str:
+    """Plan on one recording. Return what differs from its plan, or an empty text."""
+    line = lines()[number]
+    recording, whole = canonical.read_recording(line), json.loads(line)
+    text = canonical.plan_text(plan(recording.snapshot, recording.now))
+    if canonical.digest(text) == recording.plan_sha256:
+        return ""
+    found = json.loads(text)
+    expected_rows, found_rows = in_present_names(rows_by_column(whole["plan"])), rows_by_column(found)
+    if expected_rows == found_rows and whole["plan"]["epoch"] == found["epoch"]:
+        return ""
+    different = differences(expected_rows, found_rows) or ["the epoch, or the order of rows"]
+    shown = "\n    ".join(different[:MOST_DIFFERENCES_SHOWN])
+    return f"recording {number} ({whole['source']}): {len(different)} differences\n    {shown}"
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_each_recorded_snapshot_gives_the_recorded_plan(shard: int) -> None:
+    different = [replay(number) for number in range(shard, len(lines()), SHARDS) if number not in CHANGED_ON_PURPOSE]
+    different = [said for said in different if said]
+    assert not different, f"{len(different)} plans differ:\n" + "\n".join(different[:5])
+
+
+def test_the_recordings_cover_what_a_plan_can_say() -> None:
+    assert len(lines()) >= LEAST_RECORDINGS
+    assert len(set(lines())) == len(lines())
+    assert all(number < len(lines()) for number in CHANGED_ON_PURPOSE)
+    seen = dict.fromkeys(TABLES, 0)
+    for line in lines()[::7]:
+        for table, rows in json.loads(line)["plan"].items():
+            seen[table] = seen.get(table, 0) + len(rows["rows"] if table != "epoch" else ())
+    assert all(seen[table] > 10 for table in TABLES), seen
+
+
+def test_a_difference_is_named_by_table_subject_and_column() -> None:
+    recorded = {"bindings": [{"reservation": 1, "units": [1, 2]}, {"reservation": 2, "units": [3]}]}
+    now = {"bindings": [{"reservation": 1, "units": [1, 4]}, {"reservation": 3, "units": [3]}]}
+    assert differences(recorded, now) == [
+        "bindings of 1: units [1, 2] -> [1, 4]",
+        'bindings of 2: recorded only: {"reservation": 2, "units": [3]}',
+        'bindings of 3: now only: {"reservation": 3, "units": [3]}',
+    ]
