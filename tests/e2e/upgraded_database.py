@@ -1,0 +1,66 @@
+"""Prints as JSON what the ORM finds in the database at DATABASE_URL, and what one cycle of the engine decides there.
+
+``tests/e2e/test_upgrade.py`` runs it in a process of its own: Django's settings name one database per process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from datetime import timedelta
+from typing import Any
+
+import django
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
+django.setup()
+
+from django.db.models import Sum  # noqa: E402
+
+from scheduler import engine, snapshot  # noqa: E402
+from scheduler.core.planner import plan  # noqa: E402
+from scheduler.core.verify import violations  # noqa: E402
+from scheduler.models import Allocation, BoundUnit, Leader, Quota, Reservation, Run, Workload  # noqa: E402
+from telemetry.models import Charge, Sample  # noqa: E402
+
+
+def found() -> dict[str, Any]:
+    """Return the facts that an upgrade must keep, with the names that the test's SQL gives them."""
+    return {
+        "workloads": Counter(Workload.objects.values_list("state", flat=True)),
+        "runs": Counter(Run.objects.values_list("state", flat=True)),
+        "units held": Allocation.objects.filter(period__upper_inf=True).count(),
+        "reservations": Counter(Reservation.objects.values_list("state", flat=True)),
+        "units bound": BoundUnit.objects.count(),
+        "guaranteed slots": Quota.objects.aggregate(total=Sum("guaranteed_slots"))["total"],
+        "charges": Charge.objects.count(),
+        "charged": str(Charge.objects.aggregate(total=Sum("charged"))["total"]),
+        "samples": Sample.objects.count(),
+    }
+
+
+def main() -> None:
+    facts = found()
+    leader = Leader.objects.get()
+    assert leader.last_cycle_at is not None
+    now = leader.last_cycle_at + timedelta(seconds=20)  # the old engine's lead is over by then
+    taken = snapshot.take(None, now)
+    planned = plan(taken, snapshot.seconds(now))
+    applied = engine.cycle("an engine after the upgrade", now)
+    print(
+        json.dumps(
+            {
+                "facts": facts,
+                "answered": len(planned.placements) + len(planned.refusals),
+                "violations": violations(taken, planned, snapshot.seconds(now)),
+                "led": applied is not None,
+                "rejected": [rejection.why for rejection in applied.rejected] if applied else [],
+                "after": found(),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
