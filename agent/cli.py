@@ -103,22 +103,42 @@ def _build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar=names, parser_class=_OneLineErrorParser)
 
     run = commands.add_parser("run", help="keep this host's part of the pool", allow_abbrev=False)
-    run.add_argument("--state", type=_folder_argument, required=True, help="folder for credential, runs and spool")
     run.add_argument(
-        "--edge", type=_edge_argument, default=None, help="the server's address, like http://127.0.0.1:8001; default: the one joined at"
-    )
-    run.add_argument("--join-token", default="", help="single-use token from Fleet, Add host; for the first start")
-    run.add_argument(
-        "--host", type=_host_argument, default=None, help="the name the token was made for (default: this machine's)"
+        "--state", type=_folder_argument, required=True, help="folder for credential, runs and spool"
     )
     run.add_argument(
-        "--homes", type=_folder_argument, default=None, help="folder of the users' homes (default: in the state folder)"
+        "--edge",
+        type=_edge_argument,
+        default=None,
+        help="the server's address, like http://127.0.0.1:8001; default: the one joined at",
     )
     run.add_argument(
-        "--locks", type=_folder_argument, default=None, help="folder of the GPU locks, one for all agents of a machine"
+        "--join-token", default="", help="single-use token from Fleet, Add host; for the first start"
     )
     run.add_argument(
-        "--expose", type=_existing_path_argument, action="append", default=[], help="a further path that workloads may read"
+        "--host",
+        type=_host_argument,
+        default=None,
+        help="the name the token was made for (default: this machine's)",
+    )
+    run.add_argument(
+        "--homes",
+        type=_folder_argument,
+        default=None,
+        help="folder of the users' homes (default: in the state folder)",
+    )
+    run.add_argument(
+        "--locks",
+        type=_folder_argument,
+        default=None,
+        help="folder of the GPU locks, one for all agents of a machine",
+    )
+    run.add_argument(
+        "--expose",
+        type=_existing_path_argument,
+        action="append",
+        default=[],
+        help="a further path that workloads may read",
     )
     run.add_argument("--launcher", choices=("auto", "bubblewrap", "plain"), default="auto")
     run.add_argument(
@@ -143,12 +163,18 @@ def _build_parser() -> argparse.ArgumentParser:
         help="where the agent is root: the user numbers that teams may have, or none",
     )
     run.add_argument(
-        "--most-processes", type=_integer_argument(16, 999_999), default=MAX_PROCESSES_PER_RUN, help="of one workload, 16 to 999999"
+        "--most-processes",
+        type=_integer_argument(16, 999_999),
+        default=MAX_PROCESSES_PER_RUN,
+        help="of one workload, 16 to 999999",
     )
     run.add_argument(
-        "--most-tmp", type=_integer_argument(16, 999_999), default=0, metavar="MIB",
+        "--most-tmp",
+        type=_integer_argument(16, 999_999),
+        default=0,
+        metavar="MIB",
         help="of one workload's temporary files, 16 to 999999: one that writes more is stopped; default: while the disk has room",
-    )  # fmt: skip
+    )
     run.add_argument(
         "--address",
         type=_address_argument,
@@ -156,21 +182,59 @@ def _build_parser() -> argparse.ArgumentParser:
         help="where workloads of other hosts reach those of this one; default: the address on the way to the edge",
     )
     run.add_argument("--sample-seconds", type=_seconds_argument, default=5.0, help="0.1 to 3600")
-    run.add_argument("--on-exit", choices=("keep", "stop"), default="keep", help="what happens to workloads on SIGTERM")
-    run.add_argument("--prolog", type=_hook_argument, default=None, metavar="PROGRAM", help="of the operator's, before each run starts")
-    run.add_argument("--epilog", type=_hook_argument, default=None, metavar="PROGRAM", help="of the operator's, after each run has ended")
     run.add_argument(
-        "--diagnostic", type=_diagnostic_argument, action="append", default=[], metavar="NAME=COMMAND",
+        "--on-exit", choices=("keep", "stop"), default="keep", help="what happens to workloads on SIGTERM"
+    )
+    run.add_argument(
+        "--prolog",
+        type=_hook_argument,
+        default=None,
+        metavar="PROGRAM",
+        help="of the operator's, before each run starts",
+    )
+    run.add_argument(
+        "--epilog",
+        type=_hook_argument,
+        default=None,
+        metavar="PROGRAM",
+        help="of the operator's, after each run has ended",
+    )
+    run.add_argument(
+        "--diagnostic",
+        type=_diagnostic_argument,
+        action="append",
+        default=[],
+        metavar="NAME=COMMAND",
         help="a diagnostic of the operator's that pools may choose by its name; may be given several times",
-    )  # fmt: skip
-    run.add_argument("--hook-seconds", type=_seconds_argument, default=DEFAULT_HOOK_TIMEOUT_SECONDS, help="how long each may take, 0.1 to 3600")
+    )
+    run.add_argument(
+        "--hook-seconds",
+        type=_seconds_argument,
+        default=DEFAULT_HOOK_TIMEOUT_SECONDS,
+        help="how long each may take, 0.1 to 3600",
+    )
     _add_simulation_arguments(run)
     run.set_defaults(run=_run_command)
 
     enter = commands.add_parser("join", help="join once, then let the service run", allow_abbrev=False)
-    enter.add_argument("--state", type=_folder_argument, default=DEFAULT_STATE_FOLDER, help=f"the agent's folder; default: {DEFAULT_STATE_FOLDER}")
-    enter.add_argument("--edge", type=_edge_argument, required=True, help="the server's address, like https://edge.example.org")
-    enter.add_argument("--host", type=_host_argument, default=None, help="the name the token was made for (default: this machine's)")
+    enter.add_argument(
+        "--state",
+        type=_folder_argument,
+        default=DEFAULT_STATE_FOLDER,
+        help=f"the agent's folder; default: {DEFAULT_STATE_FOLDER}",
+    )
+    enter.add_argument(
+        "--edge",
+        type=_edge_argument,
+        required=True,
+        help="the server's address, like https://edge.example.org",
+    )
+    enter.add_argument(
+        "--host",
+        type=_host_argument,
+        default=None,
+        help="the name the token was made for (default: this machine's)",
+    )
     enter.add_argument("--join-token", required=True, help="single-use token from Fleet, Add host")
     enter.set_defaults(run=_join_command)
 
@@ -179,8 +243,15 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_simulation_arguments(probe)
     probe.set_defaults(run=_probe_command)
 
-    event = commands.add_parser("plant-xid", help="make a simulated GPU report a hardware error", allow_abbrev=False)
-    event.add_argument("--state", type=_folder_argument, required=True, help="the agent's folder; of the demo: .gpupool/demo/agents/NAME")
+    event = commands.add_parser(
+        "plant-xid", help="make a simulated GPU report a hardware error", allow_abbrev=False
+    )
+    event.add_argument(
+        "--state",
+        type=_folder_argument,
+        required=True,
+        help="the agent's folder; of the demo: .gpupool/demo/agents/NAME",
+    )
     event.add_argument("--gpu", type=_integer_argument(0, 63), required=True, help="index of the GPU")
     event.add_argument("--code", type=_integer_argument(1, MAX_XID), required=True, help="XID, like 79")
     event.set_defaults(run=_plant_xid_command)
@@ -194,11 +265,15 @@ def _build_parser() -> argparse.ArgumentParser:
     stray.set_defaults(run=_plant_stray_command)
 
     fault = commands.add_parser(
-        "plant-fault", help="what diagnostics, or a change of geometry, of a simulated GPU meet from now on", allow_abbrev=False
+        "plant-fault",
+        help="what diagnostics, or a change of geometry, of a simulated GPU meet from now on",
+        allow_abbrev=False,
     )
     fault.add_argument("--state", type=_folder_argument, required=True, help="the agent's folder")
     fault.add_argument("--gpu", type=_integer_argument(0, 63), required=True, help="index of the GPU")
-    fault.add_argument("--fault", choices=("memory", "bandwidth", "arithmetic", *GEOMETRY_FAULTS, "none"), required=True)
+    fault.add_argument(
+        "--fault", choices=("memory", "bandwidth", "arithmetic", *GEOMETRY_FAULTS, "none"), required=True
+    )
     fault.set_defaults(run=_plant_fault_command)
     return parser
 
@@ -251,7 +326,9 @@ def _diagnostic_argument(value: str) -> tuple[str, list[str]]:
 
 
 def _none_argument(name: str) -> list[str]:
-    raise argparse.ArgumentTypeError(f"{name}: no command; give NAME=COMMAND, such as burn=/usr/local/bin/gpu-burn 60")
+    raise argparse.ArgumentTypeError(
+        f"{name}: no command; give NAME=COMMAND, such as burn=/usr/local/bin/gpu-burn 60"
+    )
 
 
 def _edge_argument(value: str) -> str:
@@ -260,7 +337,13 @@ def _edge_argument(value: str) -> str:
         port = parts.port
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{value!r}: {error}") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or port == 0:
+    if (
+        parts.scheme not in ("http", "https")
+        or not parts.hostname
+        or parts.query
+        or parts.fragment
+        or port == 0
+    ):
         raise argparse.ArgumentTypeError(
             f"{value!r} is not an address like http://127.0.0.1:8001 or https://edge.example.org"
         )
@@ -285,7 +368,9 @@ def _network_argument(value: str) -> str:
     try:
         return checked_private_network(value)
     except ValueError as problem:
-        raise argparse.ArgumentTypeError(f"{value[:40]!r} is not a network of IPv4 like 10.1.2.0/24: {problem}") from None
+        raise argparse.ArgumentTypeError(
+            f"{value[:40]!r} is not a network of IPv4 like 10.1.2.0/24: {problem}"
+        ) from None
 
 
 def _user_range_argument(value: str) -> UidRange | None:
@@ -293,7 +378,9 @@ def _user_range_argument(value: str) -> UidRange | None:
         return None
     found = re.fullmatch(r"(\d{1,10})-(\d{1,10})", value, re.ASCII)
     if not found or not MIN_UID <= int(found[1]) <= int(found[2]) <= MAX_UID:
-        raise argparse.ArgumentTypeError(f"{value[:40]!r} is not none or a range like 70000-99999 from {MIN_UID} to {MAX_UID}")
+        raise argparse.ArgumentTypeError(
+            f"{value[:40]!r} is not none or a range like 70000-99999 from {MIN_UID} to {MAX_UID}"
+        )
     return UidRange(int(found[1]), int(found[2]))
 
 
@@ -325,14 +412,20 @@ def _run_command(options: argparse.Namespace) -> int:
     state = StateFolder(options.state)
     host = options.host or state.identity.host or _machine_name()
     if not state.identity.credential and not options.join_token:
-        raise StateFolderError("--join-token: needed for the first start; make one at Fleet, Add host, or on the host's page")
+        raise StateFolderError(
+            "--join-token: needed for the first start; make one at Fleet, Add host, or on the host's page"
+        )
     if state.identity.host and options.host and options.host != state.identity.host:
-        raise StateFolderError(f"--host: {options.host} is not {state.identity.host}, as which {options.state} has joined")
+        raise StateFolderError(
+            f"--host: {options.host} is not {state.identity.host}, as which {options.state} has joined"
+        )
     if options.reach and options.network != "internet":
         raise StateFolderError("--reach: only with --network internet; allowed without it: none")
     options.edge = options.edge or _joined_edge(state)
     stop, own = options.on_exit == "stop", dict(options.diagnostic)
-    started = AgentOptions(options.edge, options.join_token, host, options.sample_seconds, stop, own, options.most_tmp)
+    started = AgentOptions(
+        options.edge, options.join_token, host, options.sample_seconds, stop, own, options.most_tmp
+    )
     run_and_exit(_run_agent(started, state, models, options), _exit_status)
 
 
@@ -349,7 +442,9 @@ def _join_command(options: argparse.Namespace) -> int:
     try:
         asyncio.run(ask())
     except (TimeoutError, aiohttp.ClientError) as error:
-        raise RuntimeError(f"--edge: {options.edge} does not answer: {error or type(error).__name__}") from None
+        raise RuntimeError(
+            f"--edge: {options.edge} does not answer: {error or type(error).__name__}"
+        ) from None
     state.save_edge(options.edge)
     _print_line(f"joined as {state.identity.host}; what it is to the server is in {options.state}")
     return 0
@@ -359,17 +454,23 @@ def _joined_edge(state: StateFolder) -> str:
     try:
         return _edge_argument(state.edge.read_text().strip())
     except FileNotFoundError:
-        raise StateFolderError(f"--edge: needed, since {state.folder} does not say where it has joined") from None
+        raise StateFolderError(
+            f"--edge: needed, since {state.folder} does not say where it has joined"
+        ) from None
     except argparse.ArgumentTypeError as error:
         raise StateFolderError(f"{state.edge}: {error}") from None
 
 
-async def _run_agent(started: AgentOptions, state: StateFolder, models: list[str], options: argparse.Namespace) -> None:
+async def _run_agent(
+    started: AgentOptions, state: StateFolder, models: list[str], options: argparse.Namespace
+) -> None:
     thread_pool.watch_children_without_threads()
     asyncio.get_running_loop().set_default_executor(thread_pool.started_pool())
     state.install_tools()
     numbers = options.team_users if os.geteuid() == 0 else None
-    chosen = choose_launcher(options.launcher, state.folder / "probe", options.network, numbers and numbers.last)
+    chosen = choose_launcher(
+        options.launcher, state.folder / "probe", options.network, numbers and numbers.last
+    )
     launcher = chosen.launcher
     closed = isolation_downgrade(state.folder / "launcher", options.launcher, launcher.name, chosen.notes)
     numbers = numbers if chosen.users else None
@@ -382,13 +483,28 @@ async def _run_agent(started: AgentOptions, state: StateFolder, models: list[str
     reachable = network.mode == "host" or (launcher.name == "plain" and network.mode == "private")
     address = (options.address or local_address_towards(options.edge)) if reachable else ""
     runs = RunManager(
-        state, launcher, hardware, homes=homes, locks_folder=locks_folder, exposed=options.expose, address=address,
-        numbers=numbers, cgroups=Cgroups(most_processes=options.max_processes), network=network,
-        hooks=Hooks(options.prolog, options.epilog, options.hook_seconds), closed=closed,
-    )  # fmt: skip
+        state,
+        launcher,
+        hardware,
+        homes=homes,
+        locks_folder=locks_folder,
+        exposed=options.expose,
+        address=address,
+        numbers=numbers,
+        cgroups=Cgroups(most_processes=options.max_processes),
+        network=network,
+        hooks=Hooks(options.prolog, options.epilog, options.hook_seconds),
+        closed=closed,
+    )
     network.watch()
     notes = [f"NOTHING STARTS HERE: {closed}."] if closed else []
-    notes += [*chosen.notes, *network.notes, *abstract_socket_note(launcher, network.mode), *socket_family_note(launcher), *runs.cgroups.notes]
+    notes += [
+        *chosen.notes,
+        *network.notes,
+        *abstract_socket_note(launcher, network.mode),
+        *socket_family_note(launcher),
+        *runs.cgroups.notes,
+    ]
     for note in notes:
         logging.getLogger("agent").warning(note)
     await Agent(started, state, launcher, meter, hardware, runs, notes).run()
@@ -406,9 +522,13 @@ async def _read_hardware(meter: GpuReader) -> GpuInventory:
     except GpuReadError as problem:
         known = meter.last_known(str(problem))
         if known is not None:  # there may be work on them, and nobody else renews its lease
-            logging.getLogger("agent").error("the GPUs can't be read, what was last known of them counts: %s", problem)
+            logging.getLogger("agent").error(
+                "the GPUs can't be read, what was last known of them counts: %s", problem
+            )
             return known
-        raise RuntimeError(f"no GPU can be read here: {problem}. Simulate some with --simulate 8xH100-80GB") from None
+        raise RuntimeError(
+            f"no GPU can be read here: {problem}. Simulate some with --simulate 8xH100-80GB"
+        ) from None
 
 
 def isolation_downgrade(kept: Path, wanted: str, found: str, notes: list[str]) -> str:
@@ -442,7 +562,9 @@ def default_locks_folder(shared: Path = Path("/run/lock")) -> Path:
         )
     own.mkdir(exist_ok=True, mode=0o700)
     if own.stat().st_uid != os.getuid() or own.is_symlink():
-        raise RuntimeError(f"--locks: {own} is not this user's: somebody else made it. Remove it, or name another folder")
+        raise RuntimeError(
+            f"--locks: {own} is not this user's: somebody else made it. Remove it, or name another folder"
+        )
     own.chmod(0o700)
     return own
 
@@ -500,7 +622,9 @@ def _plant_stray_command(options: argparse.Namespace) -> int:
 
 def _plant_fault_command(options: argparse.Namespace) -> int:
     plant_fault(options.state, options.gpu, "" if options.fault == "none" else options.fault)
-    _print_line(f"GPU {options.gpu} meets {'no fault' if options.fault == 'none' else f'the fault {options.fault}'} from now on")
+    _print_line(
+        f"GPU {options.gpu} meets {'no fault' if options.fault == 'none' else f'the fault {options.fault}'} from now on"
+    )
     return 0
 
 

@@ -84,16 +84,22 @@ class Agent:
         self.gpu_reader = meter
         self.poll_seconds = 5.0
         self._diagnostics = DiagnosticRunner(
-            state, hardware, runs.locks_folder, simulated=meter.simulated, conditions=meter.conditions,
+            state,
+            hardware,
+            runs.locks_folder,
+            simulated=meter.simulated,
+            conditions=meter.conditions,
             commands=options.diagnostics,
-        )  # fmt: skip
+        )
         self._geometries = GeometryChanges(state, meter, hardware, runs.locks_folder, self._take_over)
         self._isolation_notes = notes
         self._hardware = hardware
         offered = home_usage_reader.offered_environment(runs.exposed)
         here = build_inventory(hardware, launcher, meter, notes, offered, runs, options.diagnostics)
         self.news = ServerReporter(state, runs, here, self._diagnostics, self._geometries)
-        self._watch = HostMonitor(runs, meter, self.news, sample_seconds=options.sample_seconds, own=self._diagnostics.pids)
+        self._watch = HostMonitor(
+            runs, meter, self.news, sample_seconds=options.sample_seconds, own=self._diagnostics.pids
+        )
         self._disk_pressure = DiskPressure(runs, options.most_tmp_mib << 20)
         self._handover = HandoverCheck(state.folder / "units.json", boot_id())
         self._desired: Desired | None = None
@@ -160,14 +166,19 @@ class Agent:
 
     async def _drain_runs(self) -> None:
         """Notice, time to save, stop. The server hears at the next start that they were drained."""
-        mine = [run for run in self.runs.runs.values() if run.state in ("starting", "running") and not run.stop_ordered]
+        mine = [
+            run
+            for run in self.runs.runs.values()
+            if run.state in ("starting", "running") and not run.stop_ordered
+        ]
         saved_before = {run.id: run.checkpoint_at for run in mine}
         for run in mine:
             if not run.noticed:
                 self.runs.notice(run.id, "drained", time.time() + EXIT_NOTICE_SECONDS)
         jobs = [run for run in mine if not run.is_notebook]
         await self._wait(
-            EXIT_NOTICE_SECONDS, lambda: all(run.ended or run.checkpoint_at != saved_before[run.id] for run in jobs)
+            EXIT_NOTICE_SECONDS,
+            lambda: all(run.ended or run.checkpoint_at != saved_before[run.id] for run in jobs),
         )
         for run in mine:
             if not run.ended:
@@ -193,7 +204,9 @@ class Agent:
             again = None
         else:
             again = rejoin if options.join_token else None
-        self._streams = WorkspaceStreams(session, options.edge, lambda: self.state.identity.credential, self._door)
+        self._streams = WorkspaceStreams(
+            session, options.edge, lambda: self.state.identity.credential, self._door
+        )
         await SyncConnection(self, session, options.edge, again).keep()
 
     async def _join(self, session: aiohttp.ClientSession) -> None:
@@ -201,16 +214,22 @@ class Agent:
         is_said = False
         while True:
             try:
-                await join_pool(session, self.options.edge, self.state, self.options.join_token, self.options.host)
+                await join_pool(
+                    session, self.options.edge, self.state, self.options.join_token, self.options.host
+                )
                 break
             except (TimeoutError, aiohttp.ClientError, OSError) as error:
                 if not is_said:
                     why = error or type(error).__name__
-                    log.warning("the edge %s is away: %s; tried again until it answers", self.options.edge, why)
+                    log.warning(
+                        "the edge %s is away: %s; tried again until it answers", self.options.edge, why
+                    )
                     is_said = True
                 await asyncio.sleep(pause)
                 pause = min(MAX_RETRY_SECONDS, pause * 2)
-        with log_disk_errors("where this host has joined"):  # the next start needs --edge then, and nothing else
+        with log_disk_errors(
+            "where this host has joined"
+        ):  # the next start needs --edge then, and nothing else
             self.state.save_edge(self.options.edge)
 
     def _door(self, run_id: str) -> Path | None:
@@ -308,7 +327,11 @@ class Agent:
             while actions:
                 if self._desired is not desired:  # heard while a start took long: from here on that counts
                     desired = self._desired
-                    actions = [each for each in self._plan(desired) if not (isinstance(each, StartRun) and each.wanted.run in tried)]
+                    actions = [
+                        each
+                        for each in self._plan(desired)
+                        if not (isinstance(each, StartRun) and each.wanted.run in tried)
+                    ]
                     continue
                 action = actions.pop(0)
                 if isinstance(action, StartRun):
@@ -330,7 +353,13 @@ class Agent:
             known_units=self.runs.known_units,
             heard_at=self._heard_at,
         )
-        return sorted(actions, key=lambda action: (isinstance(action, StartRun), isinstance(action, (RefuseRun, ChangeTimeLimit))))
+        return sorted(
+            actions,
+            key=lambda action: (
+                isinstance(action, StartRun),
+                isinstance(action, (RefuseRun, ChangeTimeLimit)),
+            ),
+        )
 
     async def _do(self, action: object) -> None:
         match action:
@@ -375,7 +404,9 @@ class Agent:
         if await self.runs.start(wanted, self._lease_until):
             with log_disk_errors("what was on the GPUs before"):
                 self._handover.record_baseline(self.runs.exclusive_units(wanted), rows, found)
-            if is_new:  # one that only waits has no home yet: measured again and again, it would be news each time
+            if (
+                is_new
+            ):  # one that only waits has no home yet: measured again and again, it would be news each time
                 self._watch.home_created.set()
 
     # what happens here
@@ -386,13 +417,17 @@ class Agent:
             if self.runs.look():
                 self.news.note_change()
             self._raise_reconcile_error()
-            if self._reconcile_task is None and (self.runs.has_starts_awaiting_units or self._has_undesired_runs()):
+            if self._reconcile_task is None and (
+                self.runs.has_starts_awaiting_units or self._has_undesired_runs()
+            ):
                 self._start_reconciling()  # not waited for: while a start takes long, the ends of others are seen
 
     def _has_undesired_runs(self) -> bool:
         patience = 2 * self.poll_seconds
         return any(
-            run.unnamed_since is not None and self._heard_at - run.unnamed_since >= patience and not run.stop_ordered
+            run.unnamed_since is not None
+            and self._heard_at - run.unnamed_since >= patience
+            and not run.stop_ordered
             for run in self.runs.runs.values()
         )
 

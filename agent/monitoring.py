@@ -36,7 +36,13 @@ class HostMonitor:
     """Of one host; what it finds goes to ``news``. ``own``: pids of the agent's own programs, that are no strays."""
 
     def __init__(
-        self, runs: RunManager, meter: GpuReader, news: ServerReporter, *, sample_seconds: float, own: Callable[[], list[int]]
+        self,
+        runs: RunManager,
+        meter: GpuReader,
+        news: ServerReporter,
+        *,
+        sample_seconds: float,
+        own: Callable[[], list[int]],
     ) -> None:
         self.stray_action = "report"  # as the server last said it
         self.home_created = asyncio.Event()
@@ -66,7 +72,9 @@ class HostMonitor:
             uses = await asyncio.to_thread(self._uses, list(self._runs.holders().items()))
             self._unsaved += await self._meter.sample(uses, time.time())
             self._look_for_strays(uses)
-            if self._news.connected or len(self._unsaved) >= OFFLINE_SAMPLES_PER_BATCH * max(1, len(self._runs.known_units)):
+            if self._news.connected or len(self._unsaved) >= OFFLINE_SAMPLES_PER_BATCH * max(
+                1, len(self._runs.known_units)
+            ):
                 rows, self._unsaved = self._unsaved, []
                 with _log_lost_samples():
                     await self._news.spool.add_in_thread(rows)
@@ -87,11 +95,15 @@ class HostMonitor:
         # As it is now: what was started while the GPUs were read is none.
         holders = {unit: run.id for unit, run in self._runs.holders().items()}
         shims = {run.shim["pid"]: run.id for run in self._runs.runs.values() if "pid" in run.shim}
-        known = WorkloadContext(uses, holders, shims, self._own(), self._runs.team_users.numbers, self._runs.cgroups.all_run_pids)
+        known = WorkloadContext(
+            uses, holders, shims, self._own(), self._runs.team_users.numbers, self._runs.cgroups.all_run_pids
+        )
         if self._strays.look(self._meter.processes(), known, action=self.stray_action, now=time.monotonic()):
             self._news.note_strays(self._strays.seen)
         for gpu, told in ended_by_gpu(self._strays.ended).items():
-            self._news.note_event(HardwareEvent(uuid.uuid4().hex, gpu, "agent", STRAY_ENDED_CODE, time.time(), told))
+            self._news.note_event(
+                HardwareEvent(uuid.uuid4().hex, gpu, "agent", STRAY_ENDED_CODE, time.time(), told)
+            )
         for name, gpu in self._strays.runs_on_foreign_gpus.items():
             run = self._runs.runs.get(name)
             if run is not None and run.state in ("starting", "running"):
@@ -126,7 +138,10 @@ class HostMonitor:
             for run in self._runs.runs.values():
                 every = PROBE_READY_SECONDS if run.ready else PROBE_STARTING_SECONDS
                 due = (
-                    run.is_notebook and run.state == "running" and run.secret and now - asked.get(run.id, 0.0) >= every
+                    run.is_notebook
+                    and run.state == "running"
+                    and run.secret
+                    and now - asked.get(run.id, 0.0) >= every
                 )
                 if due and run.id not in asking:
                     asked[run.id] = now
@@ -139,8 +154,14 @@ class HostMonitor:
         before = (run.step, run.ready, run.activity)
         if activity is not None:
             with log_disk_errors("the end of a notebook's secret"):
-                (run.folder / "in" / "secret").unlink(missing_ok=True)  # the server has read it; nobody else needs to
-            run.ready, run.activity, run.step = True, {**activity, "last_background": run.background.last}, "ready"
+                (run.folder / "in" / "secret").unlink(
+                    missing_ok=True
+                )  # the server has read it; nobody else needs to
+            run.ready, run.activity, run.step = (
+                True,
+                {**activity, "last_background": run.background.last},
+                "ready",
+            )
         elif not run.ready:
             run.step = "starting JupyterLab"
         if (run.step, run.ready, run.activity) != before:

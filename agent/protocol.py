@@ -83,7 +83,9 @@ class GpuSeen:
     numa_node: int | None = None
     pci_bus_id: str = ""
     units: list[UnitSeen] = field(default_factory=list)
-    links: dict[str, str] = field(default_factory=dict)  # uuid of another GPU of the host: how it is reached, agent/gpu/nvml.py
+    links: dict[str, str] = field(
+        default_factory=dict
+    )  # uuid of another GPU of the host: how it is reached, agent/gpu/nvml.py
     pcie: str = ""  # "gen 5 x16, of gen 5 x16"
     nvlinks: int | None = None  # links that are up
 
@@ -109,12 +111,18 @@ class Inventory:
     environment: EnvironmentSeen | None = None  # None: an agent that does not tell
     cuda_version: str = ""  # the newest that the driver supports
     users_per_team: bool = False  # each team's work runs as a user of its own
-    limits: list[str] = field(default_factory=list)  # of cpu, memory, pids, devices: those that are set per run
+    limits: list[str] = field(
+        default_factory=list
+    )  # of cpu, memory, pids, devices: those that are set per run
     cgroups: str = ""  # v1, v2, hybrid or none
     network: str = ""  # of workloads: private, internet or host
     address: str = ""  # where workloads of other hosts reach those of this one; empty: nowhere, or not known
-    mig_profiles: dict[str, list[MigProfileSeen]] = field(default_factory=dict)  # by GpuSeen.model; absent: can't be split
-    diagnostics: list[str] = field(default_factory=list)  # names of the operator's own diagnostics on this host
+    mig_profiles: dict[str, list[MigProfileSeen]] = field(
+        default_factory=dict
+    )  # by GpuSeen.model; absent: can't be split
+    diagnostics: list[str] = field(
+        default_factory=list
+    )  # names of the operator's own diagnostics on this host
     disk_full: bool = False  # it starts nothing new before there is room again
 
 
@@ -133,13 +141,17 @@ class RunSeen:
     ended_at: float | None = None
     checkpoint_at: float | None = None  # last acknowledged checkpoint
     activity: dict[str, Any] = field(default_factory=dict)  # notebook: see agent/notebook/activity_probe.py
-    prolog_failed: bool = False  # with start_failed: the operator's own prolog, which is the host's matter and not the run's
+    prolog_failed: bool = (
+        False  # with start_failed: the operator's own prolog, which is the host's matter and not the run's
+    )
     # With start_failed: the host's disk takes nothing more, which is not the run's matter either. With out_of_disk: it was stopped
     # because that disk ran low and it had taken most of late, not because it went over what one run may take.
     host_full: bool = False
     saved: bool = False  # it has acknowledged a checkpoint since its notice
     prepared: bool = False  # a member of a gang that could begin here at once, and waits for the others
-    gpu_unreadable: bool = False  # with start_failed: its GPUs could not be asked whether they are clean: the host's matter, too
+    gpu_unreadable: bool = (
+        False  # with start_failed: its GPUs could not be asked whether they are clean: the host's matter, too
+    )
     # With an end that nobody ordered and that was not good: what its GPUs told in its last minutes, like "xid:79", each code once.
     gpu_events: list[str] = field(default_factory=list)
 
@@ -224,11 +236,15 @@ class Observed:
     spooled_batches: int = 0
     homes: HomesSeen | None = None  # said once after each measurement; None: nothing new
     start: str = ""  # random per start of the agent
-    starts_before: list[str] = field(default_factory=list)  # the last one that the server knows of, and those since
+    starts_before: list[str] = field(
+        default_factory=list
+    )  # the last one that the server knows of, and those since
     strays: list[StraySeen] | None = None  # said when they change; None: as before
     diagnostics: list[DiagnosticSeen] = field(default_factory=list)
     geometries: list[GeometrySeen] = field(default_factory=list)
-    binds_streams: bool = False  # it shows Desired.stream_key with each stream: one without it is not this agent's
+    binds_streams: bool = (
+        False  # it shows Desired.stream_key with each stream: one without it is not this agent's
+    )
     kind: str = "observed"
 
 
@@ -270,7 +286,9 @@ class RunWanted:
     team: str = ""
     team_id: str = ""  # never another team's, also after a restored backup
     team_user: int = 0  # number of the team's user on every host; 0: the server gives none
-    secret: str = ""  # notebook: what the edge sends in X-Gpupool-Secret; never put into the kernels' environment
+    secret: str = (
+        ""  # notebook: what the edge sends in X-Gpupool-Secret; never put into the kernels' environment
+    )
     attempt: int = 1
     cpu_milli: int = 0
     memory_mib: int = 0
@@ -322,7 +340,9 @@ class Desired:
     geometries: list[GeometryWanted] = field(default_factory=list)
     stray_action: str = "report"  # report, warn, end
     challenge: str = ""  # sign this and say so in a Proof: the credential is old
-    answers: int = 0  # Observed.sequence handled last: the lease runs from when that frame was sent; 0: not told
+    answers: int = (
+        0  # Observed.sequence handled last: the lease runs from when that frame was sent; 0: not told
+    )
     stream_key: str = ""  # of this connection: what its agent shows with the streams that it dials; "": nothing is asked for
     kind: str = "desired"
 
@@ -444,7 +464,13 @@ class RenewAnswer:
     credential_expires_at: float | None = None
 
 
-FRAMES_UP: dict[str, type] = {"observed": Observed, "samples": SampleBatch, "log": LogChunk, "health": Health, "proof": Proof}
+FRAMES_UP: dict[str, type] = {
+    "observed": Observed,
+    "samples": SampleBatch,
+    "log": LogChunk,
+    "health": Health,
+    "proof": Proof,
+}
 FRAMES_DOWN: dict[str, type] = {"desired": Desired, "refused": Refused, "stream_open": StreamOpen}
 
 
@@ -614,7 +640,12 @@ def _read_bool(value: Any) -> Any:
     return value
 
 
-SCALAR_READERS: dict[Any, ValueReader] = {Any: lambda value: value, float: _read_float, int: _read_int, bool: _read_bool}
+SCALAR_READERS: dict[Any, ValueReader] = {
+    Any: lambda value: value,
+    float: _read_float,
+    int: _read_int,
+    bool: _read_bool,
+}
 
 
 def _shortened(value: Any) -> str:

@@ -106,7 +106,13 @@ def _cycle(now: datetime, placements: int) -> dict[str, Any]:
     plan_seconds = time.perf_counter() - began
     recorder, ordered = CycleRecorder(), sort_rows(taken)
     # The first of a process keeps all hardware; what is measured is one of the many that follow.
-    _keep(recorder, dataclasses.replace(ordered, queued=ordered.queued[1:]), planned, snapshot.epoch_seconds(now), now)
+    _keep(
+        recorder,
+        dataclasses.replace(ordered, queued=ordered.queued[1:]),
+        planned,
+        snapshot.epoch_seconds(now),
+        now,
+    )
     began = time.perf_counter()
     prepared = recorder.prepare(ordered, planned, snapshot.epoch_seconds(now), now)
     preparing_seconds = time.perf_counter() - began
@@ -115,7 +121,9 @@ def _cycle(now: datetime, placements: int) -> dict[str, Any]:
         applied = apply_plan(planned, taken, now, keep=lambda: recorder.write(prepared, now))
     apply_seconds, cpu = time.perf_counter() - began, cpu + _cpu_seconds() - worked
     if len(applied.accepted) != placements:
-        raise SystemExit(f"gpupool: {len(applied.accepted)} of {placements} were placed: {applied.rejected[:3]}")
+        raise SystemExit(
+            f"gpupool: {len(applied.accepted)} of {placements} were placed: {applied.rejected[:3]}"
+        )
     return {
         "queries": asked.count,
         "seconds": round(snapshot_seconds + apply_seconds, 4),
@@ -123,7 +131,9 @@ def _cycle(now: datetime, placements: int) -> dict[str, Any]:
         "snapshot_seconds": round(snapshot_seconds, 4),
         "apply_seconds": round(apply_seconds, 4),
         "plan_seconds": round(plan_seconds, 4),
-        "recording_seconds": round(preparing_seconds, 4),  # before apply locks anything; what it writes is part of apply
+        "recording_seconds": round(
+            preparing_seconds, 4
+        ),  # before apply locks anything; what it writes is part of apply
         "placed": len(applied.accepted),
         "reasons_written": applied.reasons_written,
     }

@@ -32,7 +32,9 @@ def main(argv: list[str]) -> dict[str, Any]:
     options.add_argument("--nodes", type=integer_argument(1, 10_000), default=64)
     options.add_argument("--seed", type=integer_argument(0), default=42)
     options.add_argument("--first", type=integer_argument(1), metavar="N", help="the first N jobs only")
-    options.add_argument("--every", type=integer_argument(1), default=20, help="ask about one in so many jobs")
+    options.add_argument(
+        "--every", type=integer_argument(1), default=20, help="ask about one in so many jobs"
+    )
     given = options.parse_args(argv)
     began = time.perf_counter()
     jobs = with_limits(read(trace_file(given.jobs, "philly", "philly.csv"))[: given.first], given.seed)

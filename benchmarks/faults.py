@@ -37,9 +37,13 @@ def main(argv: list[str]) -> dict[str, Any]:
     """Break, and give the figures."""
     parser = argparse.ArgumentParser(prog="./run bench faults")
     parser.add_argument("--rounds", type=_count, default=3, help="of each fault, 1 to 1000")
-    parser.add_argument("--only", type=_names, default=list(FAULTS), help="names of faults, with commas between them")
+    parser.add_argument(
+        "--only", type=_names, default=list(FAULTS), help="names of faults, with commas between them"
+    )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--keep", type=Path, default=None, help="a folder for the installation, kept with its logs")
+    parser.add_argument(
+        "--keep", type=Path, default=None, help="a folder for the installation, kept with its logs"
+    )
     parser.add_argument(
         "--short",
         action="store_true",
@@ -49,7 +53,11 @@ def main(argv: list[str]) -> dict[str, Any]:
     if options.short:
         options.rounds, options.only = 1, [fault.name for fault in FAULTS.values() if fault.cheap]
     folder = options.keep.absolute() if options.keep else Path(tempfile.mkdtemp(prefix="gpupool-faults-"))
-    site = Installation(folder, hosts=3, lease_seconds=SHORT_LEASE_SECONDS) if options.short else Installation(folder)
+    site = (
+        Installation(folder, hosts=3, lease_seconds=SHORT_LEASE_SECONDS)
+        if options.short
+        else Installation(folder)
+    )
     try:
         site.start()
         figures = {
@@ -89,7 +97,11 @@ def break_it(fault: Fault, site: Installation, rounds: int, seed: int, timed: bo
         wrong.setdefault(number, []).extend(problems)
         print(f"  round {number}: {'; '.join(problems)}", flush=True)
     survived = sum(1 for number in range(1, rounds + 1) if not wrong[number])
-    return {"rounds": rounds, "survived": survived, "worst_recovery": None if worst is None else round(worst, 2)}
+    return {
+        "rounds": rounds,
+        "survived": survived,
+        "worst_recovery": None if worst is None else round(worst, 2),
+    }
 
 
 def _round(fault: Fault, broken: FaultContext, timed: bool) -> tuple[float | None, list[str]]:

@@ -54,7 +54,9 @@ def main(argv: list[str]) -> dict[str, Any]:
     parser.add_argument("--hosts", type=_between(1, 5_000), default=500, help="light agents")
     parser.add_argument("--seconds", type=_between(1, 3_600), default=60, help="that are measured")
     parser.add_argument("--jobs", type=float, default=2.0, help="submitted in a second")
-    parser.add_argument("--keep", type=Path, default=None, help="a folder for the installation, kept with its logs")
+    parser.add_argument(
+        "--keep", type=Path, default=None, help="a folder for the installation, kept with its logs"
+    )
     given = parser.parse_args(argv)
     folder = given.keep.absolute() if given.keep else Path(tempfile.mkdtemp(prefix="gpupool-fleet-"))
     fleet = FleetBenchmark(folder, given.hosts)
@@ -129,13 +131,19 @@ class FleetLoad:
 def submit(url: str, token: str, command: str, units: int = 1, **also: Any) -> str:
     """One job over the API; its id. Raises OSError."""
     body = {
-        "project": "fleet/fleet", "pool": "fleet", "name": "a job", "command": command, "units": units,
-        "max_runtime_seconds": 3_600, **also,
-    }  # fmt: skip
+        "project": "fleet/fleet",
+        "pool": "fleet",
+        "name": "a job",
+        "command": command,
+        "units": units,
+        "max_runtime_seconds": 3_600,
+        **also,
+    }
     request = urllib.request.Request(
-        f"{url}/api/v1/jobs/", data=json.dumps(body).encode(),
+        f"{url}/api/v1/jobs/",
+        data=json.dumps(body).encode(),
         headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
-    )  # fmt: skip
+    )
     with urllib.request.urlopen(request, timeout=30) as answer:
         return str(json.loads(answer.read())["id"])
 
@@ -175,12 +183,23 @@ class FleetBenchmark:
 
     def _start_servers(self) -> None:
         kept = {name: value for name, value in os.environ.items() if not name.endswith("_URL")}
-        command = [sys.executable, str(ROOT / "run"), "up", "--state", str(self.folder / "site"), "--port", str(self.port)]
+        command = [
+            sys.executable,
+            str(ROOT / "run"),
+            "up",
+            "--state",
+            str(self.folder / "site"),
+            "--port",
+            str(self.port),
+        ]
         with (self.folder / "up.out").open("wb") as out:
             self.supervisor = subprocess.Popen(
-                command, stdout=out, stderr=out, start_new_session=True,
+                command,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
                 env={**kept, "GPUPOOL_EDGE_METRICS_PORT": str(self.port + 2)},
-            )  # fmt: skip
+            )
         wait_until(self._is_ready, 180, "the installation is ready")
         os.environ |= json.loads((self.folder / "site" / "environment.json").read_text())
         os.environ["DJANGO_SETTINGS_MODULE"] = "config.settings"
@@ -206,7 +225,9 @@ class FleetBenchmark:
         Leader.objects.get_or_create(id=1)
         team = Team.objects.create(slug="fleet", name="Fleet", tag="F", created_at=now)
         Project.objects.create(team=team, slug="fleet", name="Fleet", created_at=now)
-        member, operator = (User.objects.create(username=n, operator=n == "operator") for n in ("member", "operator"))
+        member, operator = (
+            User.objects.create(username=n, operator=n == "operator") for n in ("member", "operator")
+        )
         Membership.objects.create(user=member, team=team, created_at=now)
         pool = Pool.objects.create(slug="fleet", name="Fleet", kind="dynamic", created_at=now)
         names = [*REAL, *self.names]
@@ -214,14 +235,17 @@ class FleetBenchmark:
         Quota.objects.create(team=team, pool=pool, model=MODEL, guaranteed_slots=slots, updated_at=now)
         _, self.token = accounts_and_teams.create_token(actor=member, name="fleet", now=now)
         return {
-            name: hosts.add_host(actor=operator, pool=pool, name=name, now=now, labels={"name": name})[1] for name in names
+            name: hosts.add_host(actor=operator, pool=pool, name=name, now=now, labels={"name": name})[1]
+            for name in names
         }
 
     def _start_real(self, name: str, token: str) -> None:
         given = {"name": name, "join_token": token, "simulate": f"{GPUS}x{MODEL}"}
         command = self.run.agent_command(self.folder, self.folder / "agents" / name, self.edge, given)
         with (self.folder / f"agent-{name}.log").open("wb") as log:
-            self.real[name] = subprocess.Popen(command, cwd=ROOT, env=self.run.agent_environment(), stdout=log, stderr=log)
+            self.real[name] = subprocess.Popen(
+                command, cwd=ROOT, env=self.run.agent_environment(), stdout=log, stderr=log
+            )
 
     def _start_light(self, tokens: dict[str, str]) -> None:
         hosts = [{"name": name, "token": token} for name, token in tokens.items()]
@@ -229,9 +253,13 @@ class FleetBenchmark:
         for number in range(count):
             with (self.folder / f"light-{number}.log").open("wb") as log:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "benchmarks.harness.light_agents"], cwd=ROOT, text=True, stderr=log,
-                    stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                )  # fmt: skip
+                    [sys.executable, "-m", "benchmarks.harness.light_agents"],
+                    cwd=ROOT,
+                    text=True,
+                    stderr=log,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                )
             self.light.append(process)
             assert process.stdin is not None
             orders = {"edge": self.edge, "gpus": GPUS, "model": MODEL, "hosts": hosts[number::count]}
@@ -239,7 +267,9 @@ class FleetBenchmark:
         for number, process in enumerate(self.light):
             assert process.stdout is not None
             if process.stdout.readline() != "joined\n":
-                raise SystemExit(f"gpupool: light agents:\n{(self.folder / f'light-{number}.log').read_text()[-2000:]}")
+                raise SystemExit(
+                    f"gpupool: light agents:\n{(self.folder / f'light-{number}.log').read_text()[-2000:]}"
+                )
 
     def stop(self) -> None:
         """End everything that this started."""
@@ -316,7 +346,9 @@ class FleetBenchmark:
         for number, process in enumerate(self.light):
             said, _ = process.communicate("stop\n", timeout=60)
             if process.returncode:
-                errors[f"light agents failed: {(self.folder / f'light-{number}.log').read_text()[-500:]}"] += 1
+                errors[
+                    f"light agents failed: {(self.folder / f'light-{number}.log').read_text()[-500:]}"
+                ] += 1
                 continue
             told = json.loads(said)
             arrivals |= told["arrivals"]
@@ -390,7 +422,10 @@ def _processes() -> tuple[dict[int, int], dict[int, int]]:
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
             except OSError:
                 continue
-            parents[int(entry.name)], times[int(entry.name)] = int(fields[1]), int(fields[11]) + int(fields[12])
+            parents[int(entry.name)], times[int(entry.name)] = (
+                int(fields[1]),
+                int(fields[11]) + int(fields[12]),
+            )
     return parents, times
 
 
@@ -404,7 +439,9 @@ def _bucket_counts(before: str, after: str) -> list[tuple[float, float]]:
     mark = 'gpupool_edge_sync_seconds_bucket{le="'
     counts: list[dict[float, float]] = []
     for metrics in (before, after):
-        lines = [line.removeprefix(mark).split('"} ') for line in metrics.splitlines() if line.startswith(mark)]
+        lines = [
+            line.removeprefix(mark).split('"} ') for line in metrics.splitlines() if line.startswith(mark)
+        ]
         counts.append({float(bound): float(count) for bound, count in lines})
     return sorted((bound, count - counts[0].get(bound, 0.0)) for bound, count in counts[1].items())
 

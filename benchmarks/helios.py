@@ -31,7 +31,16 @@ WAYS: tuple[tuple[str, QueueOrder | None], ...] = (
     ("easy_limits", QueueOrder.EASY),
     ("ours_limits", None),
 )
-COLUMNS = ("job_id", "user", "tenant", "submit_time", "num_chips", "num_nodes", "duration_s", "walltime_limit_s")
+COLUMNS = (
+    "job_id",
+    "user",
+    "tenant",
+    "submit_time",
+    "num_chips",
+    "num_nodes",
+    "duration_s",
+    "walltime_limit_s",
+)
 
 
 def main(argv: list[str]) -> dict[str, Any]:
@@ -48,10 +57,16 @@ def main(argv: list[str]) -> dict[str, Any]:
         for cluster, known in clusters.items():
             nodes = NODES[cluster]
             jobs = with_limits(known, SEED) if name.endswith("_limits") else known
-            mine = simulate_starts(jobs, nodes, order) if order is not None else TraceReplay(jobs, nodes).run()
+            mine = (
+                simulate_starts(jobs, nodes, order) if order is not None else TraceReplay(jobs, nodes).run()
+            )
             by_cluster[cluster] = wait_figures(jobs, mine)
             started |= mine
-        answer[name] = {**wait_figures(every, started), "p99_by_size": p99_by_size(every, started), "clusters": by_cluster}
+        answer[name] = {
+            **wait_figures(every, started),
+            "p99_by_size": p99_by_size(every, started),
+            "clusters": by_cluster,
+        }
     return answer
 
 
@@ -66,7 +81,9 @@ def read(path: Path) -> dict[str, list[TraceJob]]:
         users: dict[str, int] = {}
         for row in rows:
             if row["tenant"] not in NODES:
-                raise SystemExit(f"gpupool: {path}: tenant {row['tenant']!r} is unknown; known are {', '.join(NODES)}")
+                raise SystemExit(
+                    f"gpupool: {path}: tenant {row['tenant']!r} is unknown; known are {', '.join(NODES)}"
+                )
             nodes = int(row["num_nodes"])
             clusters[row["tenant"]].append(
                 TraceJob(

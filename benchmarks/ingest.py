@@ -65,7 +65,10 @@ def _measure(gpus: int, hours: float) -> dict[str, Any]:
             rows, rejected = rows + done.rows, rejected + done.rejected
         seconds += time.perf_counter() - began
         cpu += time.process_time() - used
-        print(f"{first + MINUTES_AT_ONCE} of {minutes} minutes, {rows} rows, {rows / seconds:.0f} a second", flush=True)
+        print(
+            f"{first + MINUTES_AT_ONCE} of {minutes} minutes, {rows} rows, {rows / seconds:.0f} a second",
+            flush=True,
+        )
     database = None if database_before is None else (_cpu_of_connection() or 0.0) - database_before
     return {
         "rows": rows,
@@ -121,13 +124,29 @@ def _fleet(gpus: int, now: datetime) -> list[tuple[int, list[str]]]:
         ]
     )
     work = Workload.objects.create(
-        kind="job", type="training", name="bench", pool=pool, project=project, owner=owner, units=1, attempt=1, state="running",
-        max_runtime_seconds=86_400, predicted_seconds=86_400, submitted_at=now, queued_at=now,
-    )  # fmt: skip
-    run = Run.objects.create(workload=work, attempt=1, host=hosts[0], generation=1, placed_at=now, state="running")
+        kind="job",
+        type="training",
+        name="bench",
+        pool=pool,
+        project=project,
+        owner=owner,
+        units=1,
+        attempt=1,
+        state="running",
+        max_runtime_seconds=86_400,
+        predicted_seconds=86_400,
+        submitted_at=now,
+        queued_at=now,
+    )
+    run = Run.objects.create(
+        workload=work, attempt=1, host=hosts[0], generation=1, placed_at=now, state="running"
+    )
     period = DateTimeTZRange(now - timedelta(hours=1), None)
     Allocation.objects.bulk_create(
-        [Allocation(run=run, workload=work, project=project, unit=u, slots=u.slots, period=period) for u in units[::2]],
+        [
+            Allocation(run=run, workload=work, project=project, unit=u, slots=u.slots, period=period)
+            for u in units[::2]
+        ],
         batch_size=2_000,
     )
     return [
@@ -136,7 +155,9 @@ def _fleet(gpus: int, now: datetime) -> list[tuple[int, list[str]]]:
     ]
 
 
-def _batches(fleet: list[tuple[int, list[str]]], start: datetime, first: int, last: int) -> Iterator[tuple[int, Any]]:
+def _batches(
+    fleet: list[tuple[int, list[str]]], start: datetime, first: int, last: int
+) -> Iterator[tuple[int, Any]]:
     """Minute after minute, each host's batch: (host id, SampleBatch)."""
     from agent.protocol import SampleBatch, SampleRow
 
@@ -145,20 +166,36 @@ def _batches(fleet: list[tuple[int, list[str]]], start: datetime, first: int, la
     for minute in range(first, last):
         for host, uuids in fleet:
             use = dice.uniform(20, 100)
-            yield host, SampleBatch(
-                sequence=minute + 1,
-                rows=[
-                    SampleRow(
-                        unit=uuid, ts=begin + minute * BATCH + tick * EVERY, utilisation=use, sm_active=use * 0.6,
-                        tensor_active=use * 0.3, memory_used_mib=40_000 + tick, memory_utilisation=use * 0.5, power_w=300 + use,
-                        energy_mj=minute * 30_000_000 + tick * 4_000_000, temperature_c=60.0, memory_temperature_c=70.0,
-                        sm_clock_mhz=1_755, throttle_reasons=0, pcie_rx_kib=1_000, pcie_tx_kib=900, nvlink_kib=50_000,
-                        processes=1, stray_processes=0,
-                    )
-                    for tick in range(BATCH // EVERY)
-                    for uuid in uuids
-                ],
-            )  # fmt: skip
+            yield (
+                host,
+                SampleBatch(
+                    sequence=minute + 1,
+                    rows=[
+                        SampleRow(
+                            unit=uuid,
+                            ts=begin + minute * BATCH + tick * EVERY,
+                            utilisation=use,
+                            sm_active=use * 0.6,
+                            tensor_active=use * 0.3,
+                            memory_used_mib=40_000 + tick,
+                            memory_utilisation=use * 0.5,
+                            power_w=300 + use,
+                            energy_mj=minute * 30_000_000 + tick * 4_000_000,
+                            temperature_c=60.0,
+                            memory_temperature_c=70.0,
+                            sm_clock_mhz=1_755,
+                            throttle_reasons=0,
+                            pcie_rx_kib=1_000,
+                            pcie_tx_kib=900,
+                            nvlink_kib=50_000,
+                            processes=1,
+                            stray_processes=0,
+                        )
+                        for tick in range(BATCH // EVERY)
+                        for uuid in uuids
+                    ],
+                ),
+            )
 
 
 def _bytes_of_samples() -> int:

@@ -66,9 +66,14 @@ class WorkloadClass:
 
 def classes(counts: tuple[int, int, int], runtimes: tuple[int, int, int]) -> tuple[WorkloadClass, ...]:
     """Small, medium and large; both tests differ in counts and runtimes only."""
-    shapes = (("small", 1, Priority.LOW, 100), ("medium", 5, Priority.NORMAL, 500), ("large", 20, Priority.HIGH, 1200))
+    shapes = (
+        ("small", 1, Priority.LOW, 100),
+        ("medium", 5, Priority.NORMAL, 500),
+        ("large", 20, Priority.HIGH, 1200),
+    )
     return tuple(
-        WorkloadClass(*shape, count, runtime) for shape, count, runtime in zip(shapes, counts, runtimes, strict=True)
+        WorkloadClass(*shape, count, runtime)
+        for shape, count, runtime in zip(shapes, counts, runtimes, strict=True)
     )
 
 
@@ -138,7 +143,17 @@ class KueueRun:
         workload = len(self.arrived) + 1
         self.arrived[workload] = kind.name, at
         queued = QueuedWorkload(
-            workload, team, team, team, pool, Ask(kind.units), at, LIMIT, LIMIT, kind.priority, preemptible=True
+            workload,
+            team,
+            team,
+            team,
+            pool,
+            Ask(kind.units),
+            at,
+            LIMIT,
+            LIMIT,
+            kind.priority,
+            preemptible=True,
         )
         self.simulation.submit(WorkloadArrival(at, queued, kind.runtime))
 
@@ -181,7 +196,9 @@ def organisation(cohorts: int, queues: int) -> Snapshot:
         ),
         teams=tuple(TeamInfo(team, f"queue-{team}") for team in range(1, cohorts * queues + 1)),
         quotas=tuple(
-            QuotaInfo(team, (team - 1) // queues + 1, MODEL, NOMINAL * SLOTS_PER_GPU, BORROWED * SLOTS_PER_GPU)
+            QuotaInfo(
+                team, (team - 1) // queues + 1, MODEL, NOMINAL * SLOTS_PER_GPU, BORROWED * SLOTS_PER_GPU
+            )
             for team in range(1, cohorts * queues + 1)
         ),
     )

@@ -43,7 +43,11 @@ def main(argv: list[str]) -> dict[str, Any]:
     folder = Path(tempfile.mkdtemp(prefix="gpupool-bench-notebook-"))
     try:
         seconds = measure_gpupool(folder, options.launches)
-        figures: dict[str, Any] = {"launches": len(seconds), "p50": _part(seconds, 0.5), "p95": _part(seconds, 0.95)}
+        figures: dict[str, Any] = {
+            "launches": len(seconds),
+            "p50": _part(seconds, 0.5),
+            "p95": _part(seconds, 0.95),
+        }
         if options.against:
             from benchmarks.harness import jupyterhub
 
@@ -90,7 +94,9 @@ def _organisation() -> dict[str, Any]:
     Leader.objects.get_or_create(id=1)
     team = Team.objects.create(slug="bench", name="Bench", tag="B", created_at=now)
     project = Project.objects.create(team=team, slug="bench", name="Bench", created_at=now)
-    member, operator = (User.objects.create(username=name, operator=name == "operator") for name in ("member", "operator"))
+    member, operator = (
+        User.objects.create(username=name, operator=name == "operator") for name in ("member", "operator")
+    )
     Membership.objects.create(user=member, team=team, created_at=now)
     pool = Pool.objects.create(slug="bench", name="Bench", kind="dynamic", created_at=now)
     Quota.objects.create(team=team, pool=pool, model=MODEL, guaranteed_slots=2 * 840, updated_at=now)
@@ -107,10 +113,22 @@ async def _launch_once(rows: Any, people: dict[str, Any], number: int) -> float:
     async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session:
         begin = time.monotonic()
         workload = await rows.run(
-            workloads.launch_notebook, actor=people["member"], project=people["project"], pool=people["pool"], now=_now(),
-            name=f"bench {number}", units=1, models=[MODEL], max_runtime_seconds=3600, type="interactive",
-        )  # fmt: skip
-        await _until(rows, lambda: Run.objects.filter(workload=workload, ready_at__isnull=False).exists(), "the notebook is ready")
+            workloads.launch_notebook,
+            actor=people["member"],
+            project=people["project"],
+            pool=people["pool"],
+            now=_now(),
+            name=f"bench {number}",
+            units=1,
+            models=[MODEL],
+            max_runtime_seconds=3600,
+            type="interactive",
+        )
+        await _until(
+            rows,
+            lambda: Run.objects.filter(workload=workload, ready_at__isnull=False).exists(),
+            "the notebook is ready",
+        )
         await rows.run(workload.refresh_from_db)
         url = await rows.run(
             workloads.open_workspace, actor=people["member"], workload=workload, session_key="", now=_now()
@@ -123,7 +141,9 @@ async def _launch_once(rows: Any, people: dict[str, Any], number: int) -> float:
         await first_output(jupyter)
         taken = time.monotonic() - begin
     await rows.run(workloads.cancel_workload, actor=people["member"], workload=workload, now=_now())
-    await _until(rows, lambda: not Allocation.objects.filter(period__upper_inf=True).exists(), "its GPU is free again")
+    await _until(
+        rows, lambda: not Allocation.objects.filter(period__upper_inf=True).exists(), "its GPU is free again"
+    )
     return taken
 
 

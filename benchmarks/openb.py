@@ -35,7 +35,9 @@ SERVICES: tuple[str, ...] = ()
 ASKED_UP_TO = 1.3  # times the cluster's GPU
 MEASURED_AT = 100  # percent of the cluster's GPU asked for
 FIRST_LOOK = 16  # pods after which a policy that learns first looks at what came
-IMAGINED = DemandMix.of((NodeDemand(gpus, 1000, 0, 0), weight) for gpus, weight in ((1, 8), (2, 2), (4, 2), (8, 1)))
+IMAGINED = DemandMix.of(
+    (NodeDemand(gpus, 1000, 0, 0), weight) for gpus, weight in ((1, 8), (2, 2), (4, 2), (8, 1))
+)
 POLICIES = ("random", "bestfit", "fgd", "ours")
 
 
@@ -67,7 +69,10 @@ class Trace:
 def main(argv: list[str]) -> dict[str, Any]:
     """Replay the list once per seed; the mean allocation ratio in percent at 100 % asked, and how fast it went."""
     options = argparse.ArgumentParser(prog="openb", description=__doc__)
-    folder = Path(os.environ.get("GPUPOOL_TRACES", Path(__file__).resolve().parents[2] / "shared" / "data")) / "openb"
+    folder = (
+        Path(os.environ.get("GPUPOOL_TRACES", Path(__file__).resolve().parents[2] / "shared" / "data"))
+        / "openb"
+    )
     options.add_argument("--nodes", type=Path, default=folder / "openb_node_list_gpu_node.csv")
     options.add_argument("--pods", type=Path, default=folder / "openb_pod_list_default.csv")
     options.add_argument("--policy", choices=POLICIES, default="ours")
@@ -81,7 +86,9 @@ def main(argv: list[str]) -> dict[str, Any]:
     given = options.parse_args(argv)
     for path in (given.nodes, given.pods):
         if not path.is_file():
-            options.error(f"{str(path)!r} is not a file: give the trace's path, or its folder as GPUPOOL_TRACES")
+            options.error(
+                f"{str(path)!r} is not a file: give the trace's path, or its folder as GPUPOOL_TRACES"
+            )
     trace = read(given.nodes, given.pods)
     ratios, pods, seconds = [], 0, 0.0
     for seed in given.seeds:

@@ -49,7 +49,9 @@ def main(argv: list[str]) -> dict[str, Any]:
         if way == "ours_limits":
             started = TraceReplay(jobs, given.nodes).run()
         else:
-            started = simulate_starts(jobs, given.nodes, QueueOrder(way.removesuffix("_limits")), GPUS_PER_NODE)
+            started = simulate_starts(
+                jobs, given.nodes, QueueOrder(way.removesuffix("_limits")), GPUS_PER_NODE
+            )
         answer[way] = {**wait_figures(jobs, started), "p99_by_size": p99_by_size(jobs, started)}
     return {**answer, "wall": round(time.perf_counter() - began, 1)}
 

@@ -104,7 +104,9 @@ def one_ask(snapshot: Snapshot, rounds: int, now: int = NOW, *, explain: bool = 
     standing, seconds = IncrementalPlanner(snapshot), []
     standing.plan(now)
     for number in range(1, rounds + 1):
-        new = QueuedWorkload(2_000_000 + number, 1, 1, 1, 1, Ask(1), now + number, HOUR, HOUR // 2, preemptible=True)
+        new = QueuedWorkload(
+            2_000_000 + number, 1, 1, 1, 1, Ask(1), now + number, HOUR, HOUR // 2, preemptible=True
+        )
         with gc_paused():
             began = time.perf_counter()
             standing.change(SnapshotDelta(queued=(new,), queued_gone=(new.id - 1,)))
@@ -143,7 +145,8 @@ def busy_pool(gpus: int, queued: int, seed: int) -> Snapshot:
         running=tuple(running),
         reservations=reservations,
         maintenance=tuple(
-            MaintenanceInfo(dice.choice(hosts).id, NOW + 6 * HOUR, NOW + 8 * HOUR) for _ in range(len(hosts) // 50)
+            MaintenanceInfo(dice.choice(hosts).id, NOW + 6 * HOUR, NOW + 8 * HOUR)
+            for _ in range(len(hosts) // 50)
         ),
     )
 
@@ -152,7 +155,9 @@ def _hardware(count: int) -> tuple[list[HostInfo], list[UnitInfo]]:
     hosts, units = [], []
     for number in range(1, count + 1):
         labels = frozenset({("rack", f"rack-{number // 8:04d}")})
-        hosts.append(HostInfo(number, f"gpu-{number:05d}", 1, labels, cpu_milli=128_000, memory_mib=1_000_000))
+        hosts.append(
+            HostInfo(number, f"gpu-{number:05d}", 1, labels, cpu_milli=128_000, memory_mib=1_000_000)
+        )
         cut = number % 10 == 0
         model = MODELS[0] if number % 3 else MODELS[1]
         for gpu in range(number * GPUS_PER_HOST, (number + 1) * GPUS_PER_HOST):
@@ -165,7 +170,8 @@ def _hardware(count: int) -> tuple[list[HostInfo], list[UnitInfo]]:
                         model=model,
                         profile=SLICE if cut else "",
                         slots=SLOTS_PER_GPU // (SLICES_PER_GPU if cut else 1),
-                        memory_mib=(81_920 if model == MODELS[0] else 40_960) // (SLICES_PER_GPU if cut else 1),
+                        memory_mib=(81_920 if model == MODELS[0] else 40_960)
+                        // (SLICES_PER_GPU if cut else 1),
                         compute_capability=90 if model == MODELS[0] else 80,
                         nvlink_group=None if cut else number,
                     )
@@ -211,7 +217,9 @@ def _running(dice: random.Random, units: list[UnitInfo]) -> list[RunningWorkload
 
 
 def _queued(dice: random.Random, workload: int, hosts: int) -> QueuedWorkload:
-    size, gang = dice.choices(((1, 1), (2, 1), (4, 1), (8, 1), (8, 2), (8, 8), (8, 64)), (55, 12, 10, 15, 5, 2, 1))[0]
+    size, gang = dice.choices(
+        ((1, 1), (2, 1), (4, 1), (8, 1), (8, 2), (8, 8), (8, 64)), (55, 12, 10, 15, 5, 2, 1)
+    )[0]
     slices = dice.random() < 0.1
     limit = dice.choice((HOUR, 4 * HOUR, 24 * HOUR, 72 * HOUR))
     preemptible = dice.random() < 0.6

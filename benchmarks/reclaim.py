@@ -86,7 +86,9 @@ def full_pool(hosts: int) -> Snapshot:
 def _borrowed(number: int, unit: UnitInfo) -> RunningWorkload:
     """Work on one GPU that started between one and about ten hours ago; ages are strewn, but the same each time."""
     started = NOW - HOUR - number * 7_919 % (9 * HOUR)
-    return RunningWorkload(number, 1, 1, 1, 1, (unit.id,), started, NOW + 24 * HOUR, NOW + 12 * HOUR, preemptible=True)
+    return RunningWorkload(
+        number, 1, 1, 1, 1, (unit.id,), started, NOW + 24 * HOUR, NOW + 12 * HOUR, preemptible=True
+    )
 
 
 def _between(low: int, high: int) -> Callable[[str], int]:

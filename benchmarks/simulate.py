@@ -108,6 +108,8 @@ def _databases(count: int) -> list[str]:
     with psycopg.connect(conninfo.make_conninfo(whole, dbname="postgres"), autocommit=True) as connection:
         for copy in copies:
             connection.execute(
-                sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(copy), sql.Identifier(str(name)))
+                sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(
+                    sql.Identifier(copy), sql.Identifier(str(name))
+                )
             )
     return [urlsplit(whole)._replace(path=f"/{copy}").geturl() for copy in copies]

@@ -37,7 +37,9 @@ class ExamineResult:
     """What one worker saw: how many examples of what, and which promises were broken."""
 
     examples: int = 0
-    with_any: Counter[str] = field(default_factory=Counter)  # examples whose plan starts, evicts, ... somebody
+    with_any: Counter[str] = field(
+        default_factory=Counter
+    )  # examples whose plan starts, evicts, ... somebody
     broken: Counter[str] = field(default_factory=Counter)
     shown: list[str] = field(default_factory=list)  # the first sentence of each promise, and its rows
 
@@ -48,7 +50,9 @@ def main(argv: list[str]) -> dict[str, Any]:
     options.add_argument("--examples", type=_between(1, 10_000_000), default=10_000)
     options.add_argument("--seed", type=_between(0, 2**31), default=42)
     options.add_argument("--workers", type=_between(1, 256), default=max(1, os.cpu_count() or 1))
-    options.add_argument("--reduce", action="store_true", help="print the rows it takes to break each promise")
+    options.add_argument(
+        "--reduce", action="store_true", help="print the rows it takes to break each promise"
+    )
     given = options.parse_args(argv)
     began = time.perf_counter()
     shares = _shares(given.examples, given.workers)

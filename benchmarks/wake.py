@@ -58,7 +58,9 @@ def _measure(gpus: int, waiting: int, requests: int) -> dict[str, Any]:
                 waits = Workload.objects.filter(pk=workload.pk, state="queued", reason_code="")
                 while waits.exists():
                     if time.perf_counter() - began > MAX_WAIT_SECONDS:
-                        raise SystemExit(f"gpupool: no decision in {MAX_WAIT_SECONDS:g} s:\n{pool.log('engine')[-2000:]}")
+                        raise SystemExit(
+                            f"gpupool: no decision in {MAX_WAIT_SECONDS:g} s:\n{pool.log('engine')[-2000:]}"
+                        )
                     time.sleep(LOOK_EVERY)
                 if number >= 0:
                     took.append(time.perf_counter() - began)

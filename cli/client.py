@@ -16,7 +16,9 @@ from cli.errors import EXIT_NOT_FOUND, EXIT_NOT_SIGNED_IN, EXIT_REFUSED, EXIT_UN
 
 TIMEOUT_SECONDS = 30.0
 PORTAL_IS_OLDER = "is older than this command"
-UNKNOWN_ADDRESS_MESSAGE = "There is no such address"  # so begins what a portal says of one that it does not have
+UNKNOWN_ADDRESS_MESSAGE = (
+    "There is no such address"  # so begins what a portal says of one that it does not have
+)
 Json = Any
 
 
@@ -24,7 +26,10 @@ class ApiObject(dict[str, Any]):
     """An object of an answer. What it should have and lacks, an older portal did not know."""
 
     def __missing__(self, name: str) -> Any:
-        raise CliError(f"The portal {PORTAL_IS_OLDER}: its answer lacks {name!r}. Update the portal, or use --json.", EXIT_UNREACHABLE)
+        raise CliError(
+            f"The portal {PORTAL_IS_OLDER}: its answer lacks {name!r}. Update the portal, or use --json.",
+            EXIT_UNREACHABLE,
+        )
 
 
 class NoRedirectHandler(urllib.request.HTTPRedirectHandler):
@@ -100,11 +105,19 @@ def _error_of_response(status: int, body: bytes) -> CliError:
     except (ValueError, KeyError, TypeError):
         messages, windows = [], []
     if status == 401:
-        return CliError("The token is not accepted. Make a new one in the portal, then: gpupool login", EXIT_NOT_SIGNED_IN)
+        return CliError(
+            "The token is not accepted. Make a new one in the portal, then: gpupool login", EXIT_NOT_SIGNED_IN
+        )
     if status == 405 or (status == 404 and not messages):
-        return CliError(f"The portal has no such call: it {PORTAL_IS_OLDER}, or its address is not that of a portal.", EXIT_UNREACHABLE)
+        return CliError(
+            f"The portal has no such call: it {PORTAL_IS_OLDER}, or its address is not that of a portal.",
+            EXIT_UNREACHABLE,
+        )
     if not messages or status >= 500:
-        return CliError(f"The portal answered {status} and no reason.", EXIT_UNREACHABLE if status >= 500 else EXIT_REFUSED)
+        return CliError(
+            f"The portal answered {status} and no reason.",
+            EXIT_UNREACHABLE if status >= 500 else EXIT_REFUSED,
+        )
     if status == 404 and messages[0].startswith(UNKNOWN_ADDRESS_MESSAGE):
         messages[0] += f" Or the portal {PORTAL_IS_OLDER}."
     said = [f"It would fit from {window['start']} to {window['end']}." for window in windows]

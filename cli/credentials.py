@@ -34,7 +34,10 @@ def normalised_portal_url(text: str) -> str:
     try:
         parts = urlsplit(text.strip())
         fine = (
-            parts.scheme in ("http", "https") and bool(parts.hostname) and parts.path in ("", "/") and parts.port != 0
+            parts.scheme in ("http", "https")
+            and bool(parts.hostname)
+            and parts.path in ("", "/")
+            and parts.port != 0
         )
     except ValueError:
         fine = False
@@ -63,13 +66,16 @@ def load_credentials(environment: Mapping[str, str] = os.environ) -> Credentials
             found = json.loads(place.read_text())
             kept = {name: str(found[name]) for name in ("url", "token")}
         except (ValueError, KeyError, TypeError, OSError):
-            raise CliError(f"{place} can't be read; sign in again: gpupool login", EXIT_NOT_SIGNED_IN) from None
+            raise CliError(
+                f"{place} can't be read; sign in again: gpupool login", EXIT_NOT_SIGNED_IN
+            ) from None
     url, token = (
         environment.get("GPUPOOL_URL") or kept.get("url"),
         environment.get("GPUPOOL_TOKEN") or kept.get("token"),
     )
     if not url or not token:
         raise CliError(
-            "You are not signed in. Make a token in the portal under API tokens, then: gpupool login", EXIT_NOT_SIGNED_IN
+            "You are not signed in. Make a token in the portal under API tokens, then: gpupool login",
+            EXIT_NOT_SIGNED_IN,
         )
     return Credentials(normalised_portal_url(url), token)

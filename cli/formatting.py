@@ -114,7 +114,10 @@ def expected_start_text(row: Mapping[str, Any], now: datetime) -> str:
     expected, first, last = row["expected_start"], row["likely_from"], row["likely_by"]
     if not expected or not last:
         return relative_time(expected, now)
-    ahead = [max(0, int((datetime.fromisoformat(at) - now.astimezone(UTC)).total_seconds())) for at in (first, last)]
+    ahead = [
+        max(0, int((datetime.fromisoformat(at) - now.astimezone(UTC)).total_seconds()))
+        for at in (first, last)
+    ]
     return f"likely in {format_duration(ahead[0])} to {format_duration(ahead[1])}"
 
 

@@ -20,7 +20,9 @@ def find_workload(session: CliSession, id_: str) -> Any:
     except CliError as problem:
         if problem.code != EXIT_NOT_FOUND or not _is_array(session.client, id_):
             raise
-        raise CliError(f"{id_} is an array; its tasks: gpupool job list --array {shlex.quote(id_)}", EXIT_NOT_FOUND) from None
+        raise CliError(
+            f"{id_} is an array; its tasks: gpupool job list --array {shlex.quote(id_)}", EXIT_NOT_FOUND
+        ) from None
 
 
 def _is_array(client: ApiClient, id_: str) -> bool:
@@ -41,7 +43,9 @@ def find_by_id_or_name(client: ApiClient, id_: str, path: str, noun: str) -> Any
         pass
     word = id_.strip()
     found = [
-        row for row in client.pages(path) if row["id"].startswith(word.lower()) or (word and row.get("name") == word)
+        row
+        for row in client.pages(path)
+        if row["id"].startswith(word.lower()) or (word and row.get("name") == word)
     ]
     still = [row for row in found if row.get("state") in (*OPEN_STATES, "confirmed", "active", "waiting")]
     found = still or found
@@ -49,4 +53,7 @@ def find_by_id_or_name(client: ApiClient, id_: str, path: str, noun: str) -> Any
         return found[0]
     if not found or not word:
         raise CliError(f"There is no {noun} {id_!r} that you may see.", EXIT_NOT_FOUND)
-    raise CliError(f"{id_!r} could be {', '.join(row['id'][:8] for row in found[:5])}; give more of the id.", EXIT_NOT_FOUND)
+    raise CliError(
+        f"{id_!r} could be {', '.join(row['id'][:8] for row in found[:5])}; give more of the id.",
+        EXIT_NOT_FOUND,
+    )

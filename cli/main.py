@@ -11,7 +11,16 @@ from cli.commands import account, fleet, health_rules, hosts, queue, quotas, res
 from cli.errors import EXIT_UNREACHABLE, EXIT_USAGE, CliError
 from cli.session import cli
 
-COMMAND_MODULES = (workloads, queue, reservations, quotas, fleet, hosts, health_rules, account)  # each has put its commands into ``cli``
+COMMAND_MODULES = (
+    workloads,
+    queue,
+    reservations,
+    quotas,
+    fleet,
+    hosts,
+    health_rules,
+    account,
+)  # each has put its commands into ``cli``
 
 
 def run(arguments: list[str] | None = None) -> int:
@@ -26,7 +35,9 @@ def run(arguments: list[str] | None = None) -> int:
     except click.Abort:
         return 130
     except click.UsageError as problem:
-        _print_error(problem.format_message(), *([f"See: {problem.ctx.command_path} --help"] if problem.ctx else []))
+        _print_error(
+            problem.format_message(), *([f"See: {problem.ctx.command_path} --help"] if problem.ctx else [])
+        )
         return problem.exit_code
     except click.ClickException as problem:
         _print_error(problem.format_message())

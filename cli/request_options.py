@@ -24,7 +24,9 @@ def gpu_options(function: CommandFunction) -> CommandFunction:
             click.option("--project", help="team/project; not needed when you have one only."),
             click.option("--pool", help="Not needed when there is one only."),
             click.option("--gpus", type=int, help="How many (on each host)."),
-            click.option("--model", "models", multiple=True, help="Such as H100-80GB; again for a second choice."),
+            click.option(
+                "--model", "models", multiple=True, help="Such as H100-80GB; again for a second choice."
+            ),
             click.option("--profile", help="A slice, such as 1g.10gb; whole GPUs unless given."),
         )
     ):
@@ -50,17 +52,39 @@ def requirement_options(function: CommandFunction) -> CommandFunction:
     """Options that say what it needs of its GPUs and of each host, and on which hosts."""
     for option in reversed(
         (
-            click.option("--cpus", "cpu_milli", type=CORES_TYPE, help="CPU cores on each host; not limited unless given."),
-            click.option("--memory", "memory_mib", type=MEMORY_TYPE, help="On each host, such as 64G; not limited unless given."),
-            click.option("--min-memory", "min_memory_mib", type=MEMORY_TYPE, help="Of each GPU, at least: such as 40G."),
             click.option(
-                "--min-compute-capability", type=COMPUTE_CAPABILITY_TYPE, help="Of each GPU, at least: such as 8.0 (A100) or 9.0 (H100)."
+                "--cpus",
+                "cpu_milli",
+                type=CORES_TYPE,
+                help="CPU cores on each host; not limited unless given.",
             ),
-            click.option("--nvlink", is_flag=True, default=None, help="All GPUs of a host in one NVLink group."),
             click.option(
-                "--label", "labels", multiple=True, metavar="NAME=VALUE", help="Only on hosts with this label."
+                "--memory",
+                "memory_mib",
+                type=MEMORY_TYPE,
+                help="On each host, such as 64G; not limited unless given.",
             ),
-            click.option("--prefer", multiple=True, metavar="NAME=VALUE", help="Rather on hosts with this label."),
+            click.option(
+                "--min-memory", "min_memory_mib", type=MEMORY_TYPE, help="Of each GPU, at least: such as 40G."
+            ),
+            click.option(
+                "--min-compute-capability",
+                type=COMPUTE_CAPABILITY_TYPE,
+                help="Of each GPU, at least: such as 8.0 (A100) or 9.0 (H100).",
+            ),
+            click.option(
+                "--nvlink", is_flag=True, default=None, help="All GPUs of a host in one NVLink group."
+            ),
+            click.option(
+                "--label",
+                "labels",
+                multiple=True,
+                metavar="NAME=VALUE",
+                help="Only on hosts with this label.",
+            ),
+            click.option(
+                "--prefer", multiple=True, metavar="NAME=VALUE", help="Rather on hosts with this label."
+            ),
         )
     ):
         function = option(function)
@@ -69,7 +93,9 @@ def requirement_options(function: CommandFunction) -> CommandFunction:
 
 def placement_options(function: CommandFunction) -> CommandFunction:
     """The same, and over how many hosts."""
-    function = click.option("--spread", is_flag=True, default=None, help="Over hosts that share as little as can be.")(function)
+    function = click.option(
+        "--spread", is_flag=True, default=None, help="Over hosts that share as little as can be."
+    )(function)
     return click.option("--hosts", type=int, help="Over so many hosts.")(requirement_options(function))
 
 
@@ -81,7 +107,9 @@ def request_body(session: CliSession, given: dict[str, Any]) -> dict[str, Any]:
     if "models" in body:
         body["models"] = list(body["models"])
     if "reservation" in body:
-        body["reservation"] = find_by_id_or_name(session.client, body["reservation"], "reservations/", "reservation")["id"]
+        body["reservation"] = find_by_id_or_name(
+            session.client, body["reservation"], "reservations/", "reservation"
+        )["id"]
     body.setdefault("project", None)
     body["project"] = body["project"] or only_project(session.client)
     body["pool"] = body.get("pool") or only_pool(session.client)
@@ -107,7 +135,9 @@ def only_project(client: ApiClient) -> str:
     mine = {each["team"] for each in client.get("me/")["teams"]}
     found = [row["path"] for row in client.pages("projects/") if row["active"] and row["team"] in mine]
     if len(found) != 1:
-        raise CliError(f"Name a project with --project: {', '.join(found) or 'you are in no team that has one'}.")
+        raise CliError(
+            f"Name a project with --project: {', '.join(found) or 'you are in no team that has one'}."
+        )
     return str(found[0])
 
 

@@ -29,7 +29,9 @@ class CliSession:
         return self._client
 
 
-def command(group: click.Group, name: str | None = None, **more: Any) -> Callable[[CommandFunction], click.Command]:
+def command(
+    group: click.Group, name: str | None = None, **more: Any
+) -> Callable[[CommandFunction], click.Command]:
     """A command of a group that has the session as its first argument, and --json."""
 
     def wrap(function: CommandFunction) -> click.Command:

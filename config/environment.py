@@ -180,7 +180,11 @@ def _redis_url(variables: Mapping[str, str]) -> str:
     def parse(url: str) -> str:
         parts = urlsplit(url)
         # Reading .port is what checks it.
-        if parts.scheme not in REDIS_SCHEMES or (parts.scheme != "unix" and not parts.hostname) or parts.port == 0:
+        if (
+            parts.scheme not in REDIS_SCHEMES
+            or (parts.scheme != "unix" and not parts.hostname)
+            or parts.port == 0
+        ):
             raise ValueError(url)
         if parts.scheme == "unix" and not parts.path.strip("/"):
             raise ValueError(url)
@@ -209,7 +213,9 @@ def _web_url(variables: Mapping[str, str], name: str, environment: str) -> str:
         if parts.path not in ("", "/") or parts.query or parts.fragment:
             raise ValueError(url)
         # It stands in headers, so nothing that is no name may pass; an IPv6 address was checked by urlsplit.
-        if not HOST_NAME_PATTERN.match(parts.netloc.lower()) and not IPV6_HOST_PATTERN.fullmatch(parts.netloc):
+        if not HOST_NAME_PATTERN.match(parts.netloc.lower()) and not IPV6_HOST_PATTERN.fullmatch(
+            parts.netloc
+        ):
             raise ValueError(url)
         return f"{parts.scheme}://{parts.netloc.lower()}"
 
@@ -218,7 +224,9 @@ def _web_url(variables: Mapping[str, str], name: str, environment: str) -> str:
 
 def _notebook_domain(variables: Mapping[str, str], edge_url: str) -> str:
     port = urlsplit(edge_url).port
-    value = variables.get("GPUPOOL_NOTEBOOK_DOMAIN", "").strip() or ("localhost" + (f":{port}" if port else ""))
+    value = variables.get("GPUPOOL_NOTEBOOK_DOMAIN", "").strip() or (
+        "localhost" + (f":{port}" if port else "")
+    )
     if not HOST_NAME_PATTERN.match(value) or not 0 < int(value.partition(":")[2] or 443) <= 65535:
         allowed = "a domain name in lower case, with :PORT where it is not 443"
         raise InvalidSettingError("GPUPOOL_NOTEBOOK_DOMAIN", value, allowed)
@@ -237,7 +245,9 @@ def _state_folder(variables: Mapping[str, str]) -> Path:
 def _time_zone(variables: Mapping[str, str]) -> str:
     value = variables.get("GPUPOOL_TIME_ZONE", "").strip() or "UTC"
     if value not in zoneinfo.available_timezones():
-        raise InvalidSettingError("GPUPOOL_TIME_ZONE", value, "a name of the time zone database, such as UTC or Europe/Berlin")
+        raise InvalidSettingError(
+            "GPUPOOL_TIME_ZONE", value, "a name of the time zone database, such as UTC or Europe/Berlin"
+        )
     return value
 
 
@@ -275,6 +285,8 @@ def _mail_from(variables: Mapping[str, str]) -> str:
     value = variables.get("GPUPOOL_MAIL_FROM", "").strip() or "gpupool@localhost"
     if not MAIL_FROM_PATTERN.fullmatch(value):
         raise InvalidSettingError(
-            "GPUPOOL_MAIL_FROM", value, "one mail address, such as gpupool@example.org or GPUs <gpus@example.org>"
+            "GPUPOOL_MAIL_FROM",
+            value,
+            "one mail address, such as gpupool@example.org or GPUs <gpus@example.org>",
         )
     return value

@@ -45,7 +45,17 @@ INITIAL_JOBS = (
 )
 # user, project, name, GPUs, model, days from today, from and to in local hours, why
 INITIAL_RESERVATIONS = (
-    ("imaging-lead", "mri-foundation", "fold-5 benchmark", 4, H100, 1, 19, 23, "Reproducible timing for the paper"),
+    (
+        "imaging-lead",
+        "mri-foundation",
+        "fold-5 benchmark",
+        4,
+        H100,
+        1,
+        19,
+        23,
+        "Reproducible timing for the paper",
+    ),
     ("folding-member", "binder", "workshop", 2, H100, 2, 10, 16, "Hands-on course, 12 people"),
     ("climate-lead", "era5", "season run", 6, H100, 3, 8, 20, "Yearly reanalysis, needs six at once"),
 )

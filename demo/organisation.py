@@ -41,7 +41,9 @@ class DemoHost:
 DEMO_HOSTS = (
     DemoHost("h1", "shared", f"8x{H100}", labels=(("rack", "r1"), ("site", "north"))),
     DemoHost("h2", "shared", f"8x{H100}", labels=(("rack", "r1"), ("site", "north"))),
-    DemoHost("h3", "shared", f"8x{A100}", "6:7x1g.10gb,7:7x1g.10gb", labels=(("rack", "r2"), ("site", "north"))),
+    DemoHost(
+        "h3", "shared", f"8x{A100}", "6:7x1g.10gb,7:7x1g.10gb", labels=(("rack", "r2"), ("site", "north"))
+    ),
     DemoHost("h4", "climate-lab", f"8x{A100}", labels=(("rack", "r9"), ("site", "south"))),
 )
 
@@ -105,7 +107,9 @@ def first_of_last_month(now: datetime) -> datetime:
     return datetime(year, month, 1, tzinfo=UTC)
 
 
-def create_organisation(now: datetime, this_machine: Sequence[str] = (), *, with_history: bool = True) -> dict[str, Any]:
+def create_organisation(
+    now: datetime, this_machine: Sequence[str] = (), *, with_history: bool = True
+) -> dict[str, Any]:
     """Make the organisation once; later calls only issue join tokens for hosts that have not joined.
 
     ``this_machine``: the models of the GPUs that this machine really has, one entry per GPU; with any, the first host of the
@@ -124,7 +128,10 @@ def create_organisation(now: datetime, this_machine: Sequence[str] = (), *, with
 
 def _create_rows(now: datetime, past_until: datetime | None) -> list[dict[str, str]]:
     Organisation.objects.create(
-        name="Northern Research Institute", time_zone=TIME_ZONE, currency="EUR", simulated_history_until=past_until
+        name="Northern Research Institute",
+        time_zone=TIME_ZONE,
+        currency="EUR",
+        simulated_history_until=past_until,
     )
     teams = _create_teams_and_projects(now)
     pools = _create_pools(teams, now)
@@ -137,7 +144,9 @@ def _create_rows(now: datetime, past_until: datetime | None) -> list[dict[str, s
 
 def _add_local_host(models: Sequence[str], now: datetime) -> None:
     shared = Pool.objects.get(slug="shared")
-    Host.objects.create(name=LOCAL_HOST_NAME, pool=shared, labels={"site": "here"}, simulated=False, created_at=now)
+    Host.objects.create(
+        name=LOCAL_HOST_NAME, pool=shared, labels={"site": "here"}, simulated=False, created_at=now
+    )
     teams = list(Team.objects.order_by("pk"))
     for model in sorted(set(models) - {H100, A100}):
         count = models.count(model)
@@ -168,7 +177,9 @@ def _create_teams_and_projects(now: datetime) -> dict[str, Team]:
     }
     for team, slug, name, code in PROJECTS:
         project = Project.objects.create(team=teams[team], slug=slug, name=name, created_at=now)
-        CostCentre.objects.create(project=project, code=code, valid_from=first_of_last_month(now), created_at=now)
+        CostCentre.objects.create(
+            project=project, code=code, valid_from=first_of_last_month(now), created_at=now
+        )
     return teams
 
 
@@ -176,7 +187,9 @@ def _create_pools(teams: dict[str, Team], now: datetime) -> dict[str, Pool]:
     # Short notice, grace and minimum runtime, so that a visitor sees a preemption happen within a minute.
     quick = {"notice_seconds": 15, "grace_seconds": 10, "minimum_runtime_seconds": 20, "created_at": now}
     shared = Pool.objects.create(slug="shared", name="Shared", kind="dynamic", approval_above_gpus=4, **quick)
-    lab = Pool.objects.create(slug="climate-lab", name="Climate lab", kind="static", team=teams["climate"], **quick)
+    lab = Pool.objects.create(
+        slug="climate-lab", name="Climate lab", kind="static", team=teams["climate"], **quick
+    )
     return {"shared": shared, "climate-lab": lab}
 
 
@@ -220,7 +233,16 @@ def _create_prices_and_budgets(teams: dict[str, Team], now: datetime) -> None:
 def _create_templates() -> None:
     hour = 3600
     rows: tuple[tuple[str, str, str, str, str, int, str, int], ...] = (
-        ("notebook-1", "Notebook, 1 GPU", "JupyterLab on one whole GPU.", "notebook", "interactive", 1, "", 4 * hour),
+        (
+            "notebook-1",
+            "Notebook, 1 GPU",
+            "JupyterLab on one whole GPU.",
+            "notebook",
+            "interactive",
+            1,
+            "",
+            4 * hour,
+        ),
         (
             "notebook-slice",
             "Notebook, GPU slice",
@@ -298,7 +320,10 @@ def _create_users(teams: dict[str, Team], now: datetime) -> list[dict[str, str]]
 def _agent_specs(now: datetime) -> list[dict[str, str]]:
     """What ``./run demo`` starts: one agent per host, with a join token where it has not joined yet."""
     here = DemoHost(LOCAL_HOST_NAME, "shared", simulate="")
-    hosts = {host.name: host for host in Host.objects.filter(name__in=[planned.name for planned in (here, *DEMO_HOSTS)])}
+    hosts = {
+        host.name: host
+        for host in Host.objects.filter(name__in=[planned.name for planned in (here, *DEMO_HOSTS)])
+    }
     return [
         {
             "name": planned.name,

@@ -218,7 +218,9 @@ def _past_reservations(
     """Reservations of the past, and the work that ran inside them (appended to ``wanted`` and ``arrivals``)."""
     bookings: dict[int, model.ReservationInfo] = {}
     inside: dict[int, int] = {}
-    for number, (project, owner, name, units, gpu, days, hour, hours, used) in enumerate(PAST_RESERVATIONS, start=1):
+    for number, (project, owner, name, units, gpu, days, hour, hours, used) in enumerate(
+        PAST_RESERVATIONS, start=1
+    ):
         begin = start + timedelta(days=days, hours=hour)
         until = begin + timedelta(hours=hours)
         if until >= end:
@@ -237,9 +239,13 @@ def _past_reservations(
         if used:
             seconds = (hours * 3600) * 4 // 5
             stream = next(
-                s for s in _distinct_streams(wanted.values()) if s.team == team.slug and s.model == gpu and s.kind == "job"
+                s
+                for s in _distinct_streams(wanted.values())
+                if s.team == team.slug and s.model == gpu and s.kind == "job"
             )
-            piece = DemandedWork(begin, stream, project, owner, name.replace(" ", "-"), units, seconds, hours * 3600, 88.0)
+            piece = DemandedWork(
+                begin, stream, project, owner, name.replace(" ", "-"), units, seconds, hours * 3600, 88.0
+            )
             key = max(wanted) + 1
             wanted[key], inside[key] = piece, number
             queued = model.QueuedWorkload(
@@ -290,7 +296,12 @@ class StartEstimateRecorder:
             waits[-1].over_at = now
 
 
-def _record_event(event: SimulationEvent, courses: dict[int, SimulatedCourse], bound: dict[int, tuple[int, ...]], told: StartEstimateRecorder) -> None:
+def _record_event(
+    event: SimulationEvent,
+    courses: dict[int, SimulatedCourse],
+    bound: dict[int, tuple[int, ...]],
+    told: StartEstimateRecorder,
+) -> None:
     if event.kind == SimulationEventKind.RESERVATION_BOUND and event.reservation is not None:
         bound[event.reservation] = event.units
     if event.workload is None:
@@ -298,7 +309,9 @@ def _record_event(event: SimulationEvent, courses: dict[int, SimulatedCourse], b
     course = courses[event.workload]
     if event.kind == SimulationEventKind.PLACED:
         told.started(event.workload, event.at)
-        course.attempts.append(SimulatedAttempt(event.at, event.units, event.borrowed_slots, event.code, dict(event.numbers)))
+        course.attempts.append(
+            SimulatedAttempt(event.at, event.units, event.borrowed_slots, event.code, dict(event.numbers))
+        )
     elif event.kind == SimulationEventKind.EVICTED:
         course.evictions.append(event)
     elif event.kind in (SimulationEventKind.STOPPED, SimulationEventKind.ENDED):
@@ -323,7 +336,9 @@ def write_past(past: SimulatedPast) -> None:
     _write_start_estimates(kept, workloads)
     _backdate_hosts(past)
     for use in past.decayed:
-        row, _ = DecayedUse.objects.get_or_create(team_id=use.team, pool_id=use.pool, defaults={"as_of": past.end})
+        row, _ = DecayedUse.objects.get_or_create(
+            team_id=use.team, pool_id=use.pool, defaults={"as_of": past.end}
+        )
         DecayedUse.objects.filter(pk=row.pk).update(slot_seconds=row.slot_seconds + use.slot_seconds)
 
 
@@ -391,14 +406,18 @@ def _write_reservations(past: SimulatedPast) -> dict[int, Reservation]:
             created_at=start - timedelta(days=3),
         )
         BoundUnit.objects.bulk_create(
-            BoundUnit(reservation=row, unit=units[pk], slots=units[pk].slots, period=DateTimeTZRange(start, end))
+            BoundUnit(
+                reservation=row, unit=units[pk], slots=units[pk].slots, period=DateTimeTZRange(start, end)
+            )
             for pk in past.bound[number]
         )
         rows[number] = row
     return rows
 
 
-def _write_workloads(past: SimulatedPast, kept: dict[int, SimulatedCourse], reservations: dict[int, Reservation]) -> dict[int, Workload]:
+def _write_workloads(
+    past: SimulatedPast, kept: dict[int, SimulatedCourse], reservations: dict[int, Reservation]
+) -> dict[int, Workload]:
     projects = {project.slug: project for project in Project.objects.all()}
     owners = {user.username: user for user in User.objects.all()}
     pools = {pool.slug: pool for pool in Pool.objects.all()}
@@ -437,11 +456,16 @@ def _write_workloads(past: SimulatedPast, kept: dict[int, SimulatedCourse], rese
 
 
 def _write_attempts(
-    past: SimulatedPast, kept: dict[int, SimulatedCourse], workloads: dict[int, Workload], reservations: dict[int, Reservation]
+    past: SimulatedPast,
+    kept: dict[int, SimulatedCourse],
+    workloads: dict[int, Workload],
+    reservations: dict[int, Reservation],
 ) -> None:
     units = {unit.pk: unit for unit in Unit.objects.select_related("gpu")}
     pieces = [
-        (number, index, attempt) for number, course in kept.items() for index, attempt in enumerate(course.attempts, 1)
+        (number, index, attempt)
+        for number, course in kept.items()
+        for index, attempt in enumerate(course.attempts, 1)
     ]
     runs = []
     for generation, (number, index, attempt) in enumerate(pieces, start=1):
@@ -517,7 +541,9 @@ def _write_start_estimates(kept: dict[int, SimulatedCourse], workloads: dict[int
     """What each was told and when it started, as far as ranges are made from it."""
     by_pool: dict[int, list[tuple[int, SimulatedWait]]] = defaultdict(list)
     for number, course in kept.items():
-        by_pool[workloads[number].pool_id] += [(number, wait) for wait in course.waits if wait.over_at is not None]
+        by_pool[workloads[number].pool_id] += [
+            (number, wait) for wait in course.waits if wait.over_at is not None
+        ]
     rows = []
     for pool, waits in by_pool.items():
         waits.sort(key=lambda each: (each[1].over_at or 0, each[0]))

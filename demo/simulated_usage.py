@@ -27,7 +27,9 @@ HOUR_SECONDS = 3600
 ALLOCATIONS_PER_TRANSACTION = 500
 RAW_SAMPLE_SPAN = timedelta(days=1)
 RAW_SAMPLE_SECONDS = 30  # seconds
-MINUTE_ROLLUP_SPAN = timedelta(hours=3)  # of the raw samples, the last hours are rolled up minute by minute, by the real code
+MINUTE_ROLLUP_SPAN = timedelta(
+    hours=3
+)  # of the raw samples, the last hours are rolled up minute by minute, by the real code
 SAMPLE_COVERAGE = 0.992
 IDLE_POWER_W, BUSY_POWER_W = 90.0, 560.0
 COPY_ROLLUPS_SQL = (
@@ -35,7 +37,19 @@ COPY_ROLLUPS_SQL = (
     " utilisation_seconds, utilisation_max, busy_seconds, inefficient_seconds, idle_seconds, empty_seconds,"
     " sm_active_seconds, tensor_active_seconds, memory_used_max_mib, energy_mj, simulated) FROM STDIN (FORMAT BINARY)"
 )
-ROLLUP_COLUMN_TYPES = ("int4", "timestamptz", "int8", "int8", "float8", "float8", "int4", *["float8"] * 8, "int4", "int8", "bool")
+ROLLUP_COLUMN_TYPES = (
+    "int4",
+    "timestamptz",
+    "int8",
+    "int8",
+    "float8",
+    "float8",
+    "int4",
+    *["float8"] * 8,
+    "int4",
+    "int8",
+    "bool",
+)
 DAY_ROLLUPS_SQL = """
 INSERT INTO telemetry_rollup (resolution, bucket, unit_id, allocation_id, held_seconds, covered_seconds, samples,
     utilisation_seconds, utilisation_max, busy_seconds, inefficient_seconds, idle_seconds, empty_seconds,
@@ -64,8 +78,12 @@ class _UsageProfile:
 
 USAGE_PROFILES = {
     WorkloadType.TRAINING: _UsageProfile(sm=0.72, tensor=0.55, noise=0.06, empty=0.1, night=1.0, memory=0.82),
-    WorkloadType.INFERENCE: _UsageProfile(sm=0.45, tensor=0.5, noise=0.12, empty=0.05, night=0.45, memory=0.6),
-    WorkloadType.INTERACTIVE: _UsageProfile(sm=0.3, tensor=0.25, noise=0.5, empty=0.45, night=0.08, memory=0.35),
+    WorkloadType.INFERENCE: _UsageProfile(
+        sm=0.45, tensor=0.5, noise=0.12, empty=0.05, night=0.45, memory=0.6
+    ),
+    WorkloadType.INTERACTIVE: _UsageProfile(
+        sm=0.3, tensor=0.25, noise=0.5, empty=0.45, night=0.08, memory=0.35
+    ),
     WorkloadType.OTHER: _UsageProfile(sm=0.4, tensor=0.3, noise=0.25, empty=0.3, night=0.8, memory=0.4),
 }
 
@@ -82,7 +100,12 @@ class _SimulatedHold:
 
 
 def load_simulated_usage(
-    utilisation: Mapping[int, float], *, start: datetime, end: datetime, now: datetime, progress: ProgressCallback | None = None
+    utilisation: Mapping[int, float],
+    *,
+    start: datetime,
+    end: datetime,
+    now: datetime,
+    progress: ProgressCallback | None = None,
 ) -> int:
     """Give the simulated allocations of ``[start, end)`` their use, and charge the time from ``start`` to where charges begin.
 
@@ -92,7 +115,10 @@ def load_simulated_usage(
     gpus = defer_charges(end)
     held = _simulated_holds(utilisation, start, end)
     days = max(1, math.ceil((end - start) / timedelta(days=1)))
-    batches = [held[first : first + ALLOCATIONS_PER_TRANSACTION] for first in range(0, len(held), ALLOCATIONS_PER_TRANSACTION)]
+    batches = [
+        held[first : first + ALLOCATIONS_PER_TRANSACTION]
+        for first in range(0, len(held), ALLOCATIONS_PER_TRANSACTION)
+    ]
     total = len(batches) + 2 + days
     tell = progress or _ignore_progress
     for number, batch in enumerate(batches):
@@ -101,7 +127,12 @@ def load_simulated_usage(
     with connection.cursor() as cursor:
         cursor.execute(DAY_ROLLUPS_SQL, [start, end])
     tell(len(batches), total, "simulated samples of the last day")
-    _write_samples([each for each in held if each.end > end - RAW_SAMPLE_SPAN], max(start, end - RAW_SAMPLE_SPAN), end, now)
+    _write_samples(
+        [each for each in held if each.end > end - RAW_SAMPLE_SPAN],
+        max(start, end - RAW_SAMPLE_SPAN),
+        end,
+        now,
+    )
     _mark_settled(held, end, now)
     done = len(batches) + 2
 
@@ -132,11 +163,23 @@ def defer_charges(end: datetime) -> list[int]:
     return gpus
 
 
-def _simulated_holds(utilisation: Mapping[int, float], start: datetime, end: datetime) -> list[_SimulatedHold]:
-    rows = Allocation.objects.filter(workload__simulated=True, period__overlap=TimestamptzRange(start, end)).order_by("pk")
+def _simulated_holds(
+    utilisation: Mapping[int, float], start: datetime, end: datetime
+) -> list[_SimulatedHold]:
+    rows = Allocation.objects.filter(
+        workload__simulated=True, period__overlap=TimestamptzRange(start, end)
+    ).order_by("pk")
     found = rows.values_list("pk", "unit_id", "unit__memory_mib", "workload_id", "workload__type", "period")
     return [
-        _SimulatedHold(pk, unit, memory, kind, utilisation.get(workload, 60.0) / 100, period.lower, min(period.upper or end, end))
+        _SimulatedHold(
+            pk,
+            unit,
+            memory,
+            kind,
+            utilisation.get(workload, 60.0) / 100,
+            period.lower,
+            min(period.upper or end, end),
+        )
         for pk, unit, memory, workload, kind, period in found
         if (period.upper or end) > period.lower
     ]
@@ -144,7 +187,9 @@ def _simulated_holds(utilisation: Mapping[int, float], start: datetime, end: dat
 
 @transaction.atomic
 def _write_rollups(batch: Sequence[_SimulatedHold], end: datetime) -> None:
-    done = Rollup.objects.filter(allocation__in=[each.id for each in batch], resolution=Rollup.Resolution.HOUR)
+    done = Rollup.objects.filter(
+        allocation__in=[each.id for each in batch], resolution=Rollup.Resolution.HOUR
+    )
     there = set(done.values_list("allocation_id", flat=True).distinct())
     with connection.cursor() as cursor, cursor.copy(COPY_ROLLUPS_SQL) as copy:
         copy.set_types(ROLLUP_COLUMN_TYPES)
@@ -165,7 +210,9 @@ def _hourly_rollups(each: _SimulatedHold) -> Iterator[tuple[object, ...]]:
     inefficient_job = random.random() < 0.18  # some programs keep a GPU busy and give it little to do
     sm_share = habit.sm * (0.2 if inefficient_job else random.uniform(0.85, 1.15))
     memory = int(each.memory_mib * min(0.97, habit.memory * random.uniform(0.6, 1.15)))
-    gap = random.integers(0, count) if count > 30 and random.random() < 0.15 else -1  # an hour in which its agent was away
+    gap = (
+        random.integers(0, count) if count > 30 and random.random() < 0.15 else -1
+    )  # an hour in which its agent was away
     for number in range(count):
         bucket = first + number * HOUR_SECONDS
         held = min(bucket + HOUR_SECONDS, finish) - max(bucket, begin)
@@ -200,7 +247,9 @@ def _hourly_rollups(each: _SimulatedHold) -> Iterator[tuple[object, ...]]:
         )
 
 
-def _hourly_busy_shares(each: _SimulatedHold, habit: _UsageProfile, first: int, count: int, random: np.random.Generator) -> np.ndarray:
+def _hourly_busy_shares(
+    each: _SimulatedHold, habit: _UsageProfile, first: int, count: int, random: np.random.Generator
+) -> np.ndarray:
     """How busy it is in each hour, 0 to 1: its mean, a rhythm of the day, noise."""
     hour_of_day = ((first // HOUR_SECONDS) + np.arange(count)) % 24
     day = (np.cos((hour_of_day - 14) / 24 * 2 * np.pi) + 1) / 2
@@ -229,7 +278,9 @@ def _write_samples(held: Sequence[_SimulatedHold], start: datetime, end: datetim
                     copy.write_row(row)
     recent = int(max(start, end - MINUTE_ROLLUP_SPAN).timestamp()) // HOUR_SECONDS * HOUR_SECONDS
     hosts = {units[each.unit] for each in held if each.end.timestamp() > recent}
-    mark_minutes_due({(host, minute) for host in hosts for minute in range(recent, int(end.timestamp()), 60)}, now)
+    mark_minutes_due(
+        {(host, minute) for host in hosts for minute in range(recent, int(end.timestamp()), 60)}, now
+    )
 
 
 def _raw_samples(each: _SimulatedHold, start: datetime, end: datetime) -> Iterator[tuple[object, ...]]:
@@ -251,16 +302,34 @@ def _raw_samples(each: _SimulatedHold, start: datetime, end: datetime) -> Iterat
         sm = use * habit.sm
         power = IDLE_POWER_W + (BUSY_POWER_W - IDLE_POWER_W) * use / 100
         yield (
-            each.unit, datetime.fromtimestamp(moment, UTC), each.id, use, sm, sm * habit.tensor,
-            memory if running else 450, use * 0.6, power, int(power * (moment - begin) * 1000), 38 + use * 0.32, 42 + use * 0.36,
-            1_755 if use > 0 else 345, 0, None, None, None, int(running), 0,
-        )  # fmt: skip
+            each.unit,
+            datetime.fromtimestamp(moment, UTC),
+            each.id,
+            use,
+            sm,
+            sm * habit.tensor,
+            memory if running else 450,
+            use * 0.6,
+            power,
+            int(power * (moment - begin) * 1000),
+            38 + use * 0.32,
+            42 + use * 0.36,
+            1_755 if use > 0 else 345,
+            0,
+            None,
+            None,
+            None,
+            int(running),
+            0,
+        )
 
 
 def _mark_settled(held: Sequence[_SimulatedHold], end: datetime, now: datetime) -> None:
     """What is charged in one go, knowing its end, needs no second look."""
     SettledAllocation.objects.bulk_create(
-        [SettledAllocation(allocation_id=each.id, settled_at=now) for each in held], ignore_conflicts=True, batch_size=2_000
+        [SettledAllocation(allocation_id=each.id, settled_at=now) for each in held],
+        ignore_conflicts=True,
+        batch_size=2_000,
     )
     changes = HostStateChange.objects.filter(settledstatechange=None, at__lt=end)
     SettledStateChange.objects.bulk_create(

@@ -26,7 +26,11 @@ READABLE = 0o644 << 16
 def version_of(source: Path) -> str:
     """AGENT_VERSION of the tree, read without importing it."""
     for node in ast.parse((source / "agent" / "__init__.py").read_text()).body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "AGENT_VERSION":
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Name)
+            and node.targets[0].id == "AGENT_VERSION"
+        ):
             return str(ast.literal_eval(node.value))
     raise SystemExit(f"{source / 'agent' / '__init__.py'} does not say AGENT_VERSION")
 
@@ -62,7 +66,9 @@ def build(source: Path, out: Path) -> Path:
     about = f"{NAME}-{version}.dist-info"
     files = {str(path.relative_to(source)): path.read_bytes() for path in _sources(source)}
     files[f"{about}/METADATA"] = metadata(source, version).encode()
-    files[f"{about}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: gpupool\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    files[f"{about}/WHEEL"] = (
+        b"Wheel-Version: 1.0\nGenerator: gpupool\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    )
     files[f"{about}/entry_points.txt"] = b"[console_scripts]\ngpupool-agent = agent.cli:main\n"
     record = f"{about}/RECORD"
     rows = [f"{name},sha256={_digest(data)},{len(data)}" for name, data in files.items()]
@@ -93,8 +99,12 @@ def _digest(data: bytes) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Build; gives the exit status."""
     parser = argparse.ArgumentParser(prog="run build-agent", allow_abbrev=False)
-    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder for what is built; default: dist")
-    parser.add_argument("--source", type=Path, default=ROOT, help="the checkout to build from; default: this one")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "dist", help="folder for what is built; default: dist"
+    )
+    parser.add_argument(
+        "--source", type=Path, default=ROOT, help="the checkout to build from; default: this one"
+    )
     options = parser.parse_args(arguments)
     if not (options.source / "agent" / "__init__.py").is_file():
         parser.error(f"--source: {options.source} is no checkout of gpupool")

@@ -17,7 +17,9 @@ STEPS = int(os.environ.get("STEPS", "100"))
 PAUSE = float(os.environ.get("PAUSE", "0"))
 
 if "MASTER_ADDR" not in os.environ:
-    raise SystemExit("The hosts of this job cannot reach each other: their agents need --network host (docs/gangs.md).")
+    raise SystemExit(
+        "The hosts of this job cannot reach each other: their agents need --network host (docs/gangs.md)."
+    )
 use_cuda = torch.cuda.is_available()
 distributed.init_process_group("nccl" if use_cuda else "gloo")
 rank, size = distributed.get_rank(), distributed.get_world_size()
@@ -58,7 +60,14 @@ def train() -> None:
         if leave:
             if rank == 0:
                 part = checkpoint.with_suffix(".part")
-                torch.save({"step": step + 1, "model": model.module.state_dict(), "optimiser": optimiser.state_dict()}, part)
+                torch.save(
+                    {
+                        "step": step + 1,
+                        "model": model.module.state_dict(),
+                        "optimiser": optimiser.state_dict(),
+                    },
+                    part,
+                )
                 part.replace(checkpoint)
             distributed.barrier()
             gpupool.checkpoint_done()

@@ -21,7 +21,9 @@ checkpoint = gpupool.checkpoint_dir() / "lightning.ckpt"
 class LeaveOnNotice(lightning.Callback):
     """After the step in which the notice is seen: save, say so, leave. On several hosts all of them leave after the same step."""
 
-    def on_train_batch_end(self, trainer: lightning.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: lightning.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         noticed = torch.tensor(gpupool.notice() is not None, device=module.device)
         if not trainer.strategy.reduce_boolean_decision(bool(noticed), all=False):
             return
@@ -54,10 +56,16 @@ data = torch.randn(4096, 16)
 # Without shuffling a fit that goes on in the middle of an epoch sees the batches that it has not seen yet.
 batches = DataLoader(TensorDataset(data, data.square().sum(dim=1, keepdim=True)), batch_size=64)
 trainer = lightning.Trainer(
-    max_steps=STEPS, max_epochs=-1, callbacks=[LeaveOnNotice()], accelerator="auto", logger=False,
-    enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    max_steps=STEPS,
+    max_epochs=-1,
+    callbacks=[LeaveOnNotice()],
+    accelerator="auto",
+    logger=False,
+    enable_checkpointing=False,
+    enable_progress_bar=False,
+    enable_model_summary=False,
     num_nodes=int(os.environ.get("GPUPOOL_HOST_COUNT", "1")),
-)  # fmt: skip
+)
 print("begun", flush=True)
 trainer.fit(Model(), batches, ckpt_path=checkpoint if checkpoint.exists() else None, weights_only=False)
 print("steps", trainer.global_step, flush=True)

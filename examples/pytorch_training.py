@@ -28,14 +28,19 @@ checkpoint = gpupool.checkpoint_dir() / "training.pt"
 
 def random_state() -> dict[str, torch.Tensor]:
     """The generators that a step draws from."""
-    return {"cpu": torch.get_rng_state(), **({"cuda": torch.cuda.get_rng_state()} if device.type == "cuda" else {})}
+    return {
+        "cpu": torch.get_rng_state(),
+        **({"cuda": torch.cuda.get_rng_state()} if device.type == "cuda" else {}),
+    }
 
 
 def save(step: int) -> None:
     """Write all of it beside the last checkpoint, then put it in its place: a kill at any moment leaves one that is whole."""
     part = checkpoint.with_suffix(".part")
     parts = {"model": model, "optimiser": optimiser, "schedule": schedule}
-    torch.save({"step": step, "random": random_state(), **{k: v.state_dict() for k, v in parts.items()}}, part)
+    torch.save(
+        {"step": step, "random": random_state(), **{k: v.state_dict() for k, v in parts.items()}}, part
+    )
     part.replace(checkpoint)
 
 

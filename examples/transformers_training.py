@@ -23,7 +23,9 @@ class LeaveOnNotice(TrainerCallback):
 
     leaves = False
 
-    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **more: Any) -> TrainerControl:
+    def on_step_end(
+        self, args: Any, state: TrainerState, control: TrainerControl, **more: Any
+    ) -> TrainerControl:
         time.sleep(PAUSE)
         if gpupool.notice():
             self.leaves = control.should_save = control.should_training_stop = True
@@ -54,12 +56,18 @@ callback = LeaveOnNotice()
 trainer = Trainer(
     model=Model(),
     args=TrainingArguments(
-        output_dir=str(folder), max_steps=STEPS, per_device_train_batch_size=64, seed=7, save_strategy="no",
-        report_to=[], disable_tqdm=True, logging_strategy="no",
+        output_dir=str(folder),
+        max_steps=STEPS,
+        per_device_train_batch_size=64,
+        seed=7,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        logging_strategy="no",
     ),
     train_dataset=rows,
     callbacks=[callback],
-)  # fmt: skip
+)
 print("begun", flush=True)
 trainer.train(resume_from_checkpoint=get_last_checkpoint(folder) if folder.is_dir() else None)
 if not callback.leaves:

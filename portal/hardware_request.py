@@ -60,16 +60,25 @@ class HardwareRequest:
     @property
     def placing(self) -> dict[str, Any]:
         """What of ``PlacementConstraints`` was asked for, as JSON."""
-        return {name: getattr(self, name) for name in PlacementConstraints.__optional_keys__ if getattr(self, name)}
+        return {
+            name: getattr(self, name)
+            for name in PlacementConstraints.__optional_keys__
+            if getattr(self, name)
+        }
 
 
 def profile_slots(wanted: Collection[tuple[int, str]]) -> dict[tuple[int, str], int]:
     """The size in slots of some profiles: by (pool's id, profile). No query where nothing is wanted."""
     if not wanted:
         return {}
-    rows = Unit.objects.filter(gpu__host__pool__in={pool for pool, _ in wanted}, profile__in={name for _, name in wanted})
+    rows = Unit.objects.filter(
+        gpu__host__pool__in={pool for pool, _ in wanted}, profile__in={name for _, name in wanted}
+    )
     columns = ("gpu__host__pool_id", "profile", "slots")
-    return {(pool, profile): slots.upper - slots.lower for pool, profile, slots in rows.values_list(*columns).distinct()}
+    return {
+        (pool, profile): slots.upper - slots.lower
+        for pool, profile, slots in rows.values_list(*columns).distinct()
+    }
 
 
 def placement_constraints_in(payload: Mapping[str, Any]) -> PlacementConstraints:
@@ -182,7 +191,9 @@ def field_to_change(code: str, numbers: Mapping[str, Any], otherwise: str = "uni
 def whole_gpus_of(pool: Pool, ask: HardwareRequest) -> float:
     """How much of whole GPUs an ask is: 2 slices of a seventh are 0.29."""
     slots = (
-        SLOTS_PER_GPU if ask.profile == WHOLE_GPU_PROFILE else profiles_of_pool(pool, ask.models_wanted).get(ask.profile, SLOTS_PER_GPU)
+        SLOTS_PER_GPU
+        if ask.profile == WHOLE_GPU_PROFILE
+        else profiles_of_pool(pool, ask.models_wanted).get(ask.profile, SLOTS_PER_GPU)
     )
     return ask.units * ask.hosts * slots / SLOTS_PER_GPU
 
@@ -210,12 +221,17 @@ def network_warnings(pool: Pool, ask: MultiHostRequest) -> list[str]:
     if ask.hosts < 2:
         return []
     units = Unit.objects.filter(
-        retired_at=None, gpu__retired_at=None, profile=ask.profile, memory_mib__gte=ask.min_memory_mib,
+        retired_at=None,
+        gpu__retired_at=None,
+        profile=ask.profile,
+        memory_mib__gte=ask.min_memory_mib,
         gpu__compute_capability__gte=ask.min_compute_capability,
-    )  # fmt: skip
+    )
     if ask.models_wanted:
         units = units.filter(gpu__model__in=ask.models_wanted)
-    joined = Host.objects.filter(Exists(units.filter(gpu__host=OuterRef("pk"))), pool=pool, hardware__has_key="reported")
+    joined = Host.objects.filter(
+        Exists(units.filter(gpu__host=OuterRef("pk"))), pool=pool, hardware__has_key="reported"
+    )
     hosts = joined.filter(labels__contains=ask.labels_required).order_by("name")
     found = list(hosts.values_list("name", "hardware__reported__address"))
     alone = [name for name, address in found if not address]

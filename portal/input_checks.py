@@ -45,14 +45,18 @@ class InputChecks:
         """Remember a problem of a field; the first one of a field stays."""
         if field not in self.problems:
             self.problems[field] = message
-            self.values[field] = value if value is None or isinstance(value, bool | int | str) else display_value(value)
+            self.values[field] = (
+                value if value is None or isinstance(value, bool | int | str) else display_value(value)
+            )
 
     def done(self) -> None:
         """Raise Invalid with everything noted, or return."""
         if self.problems:
             raise Invalid(self.problems, self.values)
 
-    def text(self, field: str, value: Any, *, least: int = 1, most: int = MAX_NAME_LENGTH, lines: bool = False) -> str:
+    def text(
+        self, field: str, value: Any, *, least: int = 1, most: int = MAX_NAME_LENGTH, lines: bool = False
+    ) -> str:
         """Text of ``least`` to ``most`` characters without control or direction-turning characters."""
         allowed = f"{least} to {most} characters without control or direction-changing characters"
         if not isinstance(value, str):
@@ -81,9 +85,7 @@ class InputChecks:
 
     def count(self, field: str, value: Any, low: int, high: int, unit: str = "") -> int:
         """A whole number from ``low`` to ``high``."""
-        words = (
-            f"{field} is {display_value(value)}; allowed: a whole number from {low:,} to {high:,}{' ' + unit if unit else ''}."
-        )
+        words = f"{field} is {display_value(value)}; allowed: a whole number from {low:,} to {high:,}{' ' + unit if unit else ''}."
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             self.note(field, value, words)
             return low
@@ -130,7 +132,9 @@ class InputChecks:
             )
             return datetime(2000, 1, 1, tzinfo=UTC)
         if not 2000 <= value.year <= MAX_YEAR:
-            self.note(field, value, f"{field} is in the year {value.year}; allowed: years from 2000 to {MAX_YEAR}.")
+            self.note(
+                field, value, f"{field} is in the year {value.year}; allowed: years from 2000 to {MAX_YEAR}."
+            )
             return datetime(2000, 1, 1, tzinfo=UTC)
         return value.astimezone(UTC)
 
@@ -143,7 +147,9 @@ class InputChecks:
             or value.day != 1
         ):
             self.note(
-                field, value, f"{field} is {display_value(value)}; allowed: the first day of a month, such as 2026-03-01."
+                field,
+                value,
+                f"{field} is {display_value(value)}; allowed: the first day of a month, such as 2026-03-01.",
             )
             return date(2000, 1, 1)
         return value
@@ -152,7 +158,11 @@ class InputChecks:
         """A finite amount from 0 to ``high`` with at most ``decimals`` decimals. Money is never a float."""
         allowed = f"an amount from 0 to {high:,} with at most {decimals} decimals"
         try:
-            amount = Decimal(value) if isinstance(value, str | int | Decimal) and not isinstance(value, bool) else None
+            amount = (
+                Decimal(value)
+                if isinstance(value, str | int | Decimal) and not isinstance(value, bool)
+                else None
+            )
         except InvalidOperation:
             amount = None
         exponent = amount.as_tuple().exponent if amount is not None else None
@@ -166,7 +176,9 @@ class InputChecks:
         allowed = "up to 20 pairs of words of 1 to 63 letters, digits, dots, dashes, underscores and slashes"
         fine = isinstance(value, dict) and len(value) <= 20
         if not fine or any(
-            not isinstance(part, str) or not LABEL_PATTERN.fullmatch(part) for pair in value.items() for part in pair
+            not isinstance(part, str) or not LABEL_PATTERN.fullmatch(part)
+            for pair in value.items()
+            for part in pair
         ):
             self.note(field, display_value(value), f"{field} is {display_value(value)}; allowed: {allowed}.")
             return {}
@@ -184,7 +196,9 @@ class InputChecks:
         for name, text in value.items():
             if not isinstance(name, str) or not VARIABLE_NAME_PATTERN.fullmatch(name):
                 self.note(
-                    field, display_value(name), f"{field} has the name {display_value(name)}; allowed: letters, digits and underscores."
+                    field,
+                    display_value(name),
+                    f"{field} has the name {display_value(name)}; allowed: letters, digits and underscores.",
                 )
             elif name.startswith(("GPUPOOL_", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "LD_")):
                 self.note(
@@ -192,7 +206,9 @@ class InputChecks:
                     name,
                     f"{field} sets {name}; allowed: any name the program does not set itself (GPUPOOL_*, LD_*, *_VISIBLE_DEVICES).",
                 )
-            elif not isinstance(text, str) or len(text) > 4096 or "\0" in text or not _is_utf8_encodable(text):
+            elif (
+                not isinstance(text, str) or len(text) > 4096 or "\0" in text or not _is_utf8_encodable(text)
+            ):
                 self.note(
                     field,
                     name,

@@ -24,8 +24,12 @@ from portal.models import User
 Answer = TypeVar("Answer")
 
 BUDGET_PERIOD_SECONDS = 60
-MAX_PLANNING_MS_PER_PERIOD = 15_000  # of planning for one person in a period: about 150 questions in a pool of a thousand GPUs
-ESTIMATED_MS_PER_QUESTION = 100  # what a question is counted as while it is being answered, so that many at once are not free
+MAX_PLANNING_MS_PER_PERIOD = (
+    15_000  # of planning for one person in a period: about 150 questions in a pool of a thousand GPUs
+)
+ESTIMATED_MS_PER_QUESTION = (
+    100  # what a question is counted as while it is being answered, so that many at once are not free
+)
 ANSWER_CACHE_SECONDS = 5
 
 _is_metered: ContextVar[bool] = ContextVar("a question is being answered", default=False)
@@ -41,7 +45,9 @@ def metered_planning(user: User, now: datetime) -> Iterator[None]:
     key = f"asked:{user.pk}:{int(now.timestamp()) // BUDGET_PERIOD_SECONDS}"
     if _add_planning_ms(key, ESTIMATED_MS_PER_QUESTION) > MAX_PLANNING_MS_PER_PERIOD:
         _add_planning_ms(key, -ESTIMATED_MS_PER_QUESTION)
-        raise PlannerBudgetExceeded(max(1, math.ceil(BUDGET_PERIOD_SECONDS - now.timestamp() % BUDGET_PERIOD_SECONDS)))
+        raise PlannerBudgetExceeded(
+            max(1, math.ceil(BUDGET_PERIOD_SECONDS - now.timestamp() % BUDGET_PERIOD_SECONDS))
+        )
     before, began = _is_metered.set(True), time.monotonic()
     try:
         yield

@@ -15,7 +15,19 @@ from django.db.models import CharField, F, Func, Q, QuerySet, Value
 
 from portal.errors import NotAllowed
 from portal.models import ApiToken, AuditEvent, Membership, Notification, Submission, User
-from scheduler.models import Gpu, Host, JobArray, Pool, Project, Quota, Reservation, Series, Team, Volume, Workload
+from scheduler.models import (
+    Gpu,
+    Host,
+    JobArray,
+    Pool,
+    Project,
+    Quota,
+    Reservation,
+    Series,
+    Team,
+    Volume,
+    Workload,
+)
 from telemetry.models import Budget, Charge, Statement
 
 Viewer = User | AnonymousUser
@@ -78,7 +90,11 @@ def _lead(user: Viewer, thing: Any = None) -> bool:
 
 
 def _owner(user: Viewer, thing: Any = None) -> bool:
-    owner = getattr(thing, "owner_id", None) or getattr(thing, "author_id", None) or getattr(thing, "user_id", None)
+    owner = (
+        getattr(thing, "owner_id", None)
+        or getattr(thing, "author_id", None)
+        or getattr(thing, "user_id", None)
+    )
     return owner is not None and owner == user.pk
 
 
@@ -102,14 +118,23 @@ decides_membership = rules.predicate(_decides_membership)
 # Action: (who, the sentence for everybody else). ``thing`` of the question stands in brackets.
 ACTIONS: dict[str, tuple[Any, str]] = {
     # [Project]
-    "workload.launch": (changes_things & is_member, "Only members of the project's team may start work in it."),
-    "reservation.request": (changes_things & is_member, "Only members of the project's team may reserve for it."),
+    "workload.launch": (
+        changes_things & is_member,
+        "Only members of the project's team may start work in it.",
+    ),
+    "reservation.request": (
+        changes_things & is_member,
+        "Only members of the project's team may reserve for it.",
+    ),
     # [Workload]
     "workload.change": (
         changes_things & ((is_owner & is_member) | is_lead | is_operator),
         "Only its owner, a lead of its team or an operator may change this workload.",
     ),
-    "workload.relaunch": (changes_things & is_member, "Only members of its team may launch this workload again."),
+    "workload.relaunch": (
+        changes_things & is_member,
+        "Only members of its team may launch this workload again.",
+    ),
     "workload.open": (changes_things & is_owner & is_member, "Only its owner may open this."),
     "workload.logs": (
         is_active & (is_member | is_operator | is_auditor),
@@ -125,10 +150,16 @@ ACTIONS: dict[str, tuple[Any, str]] = {
         changes_things & (is_lead | is_operator),
         "Only a lead of the team or an operator may ask for another quota.",
     ),
-    "team.change": (changes_things & (is_lead | is_operator), "Only a lead of the team or an operator may change it."),
+    "team.change": (
+        changes_things & (is_lead | is_operator),
+        "Only a lead of the team or an operator may change it.",
+    ),
     "team.join": (changes_things, "Only people with an active account may ask to join a team."),
     # [Submission]
-    "submission.decide": (changes_things & (is_operator | decides_membership), "Only an operator may decide this."),
+    "submission.decide": (
+        changes_things & (is_operator | decides_membership),
+        "Only an operator may decide this.",
+    ),
     "submission.withdraw": (
         changes_things & (is_owner | is_lead),
         "Only its author or a lead of the team may withdraw this.",
@@ -155,11 +186,20 @@ ACTIONS: dict[str, tuple[Any, str]] = {
     "budget.change": (changes_things & is_finance, "Only finance may change budgets."),
     "cost_centre.change": (changes_things & is_finance, "Only finance may change cost centres."),
     "statement.close": (changes_things & is_finance, "Only finance may close a month."),
-    "charges.see_all": (is_active & (is_finance | is_auditor), "Only finance and auditors see every team's charges."),
-    "audit.see_all": (is_active & (is_operator | is_auditor), "Only operators and auditors see every change."),
+    "charges.see_all": (
+        is_active & (is_finance | is_auditor),
+        "Only finance and auditors see every team's charges.",
+    ),
+    "audit.see_all": (
+        is_active & (is_operator | is_auditor),
+        "Only operators and auditors see every change.",
+    ),
     "own.change": (is_active, "Sign in first."),
     # [ApiToken]
-    "token.revoke": (is_active & (is_owner | is_operator), "Only its owner or an operator may revoke this token."),
+    "token.revoke": (
+        is_active & (is_owner | is_operator),
+        "Only its owner or an operator may revoke this token.",
+    ),
 }
 
 RULES = rules.RuleSet({name: rule for name, (rule, _) in ACTIONS.items()})
@@ -300,7 +340,9 @@ def visible_submissions(user: Viewer) -> QuerySet[Submission]:
         return Submission.objects.all()
     if not _active(user):
         return Submission.objects.none()
-    return Submission.objects.filter(Q(author_id=user.pk) | Q(team__in=my_team_ids(user, Membership.Role.LEAD)))
+    return Submission.objects.filter(
+        Q(author_id=user.pk) | Q(team__in=my_team_ids(user, Membership.Role.LEAD))
+    )
 
 
 def visible_users(user: Viewer) -> QuerySet[User]:
@@ -339,7 +381,9 @@ def visible_audit(user: Viewer) -> QuerySet[AuditEvent]:
         return AuditEvent.objects.all()
     if not _active(user):
         return AuditEvent.objects.none()
-    return AuditEvent.objects.filter(Q(actor_id=user.pk) | Q(team__in=my_team_ids(user, Membership.Role.LEAD)))
+    return AuditEvent.objects.filter(
+        Q(actor_id=user.pk) | Q(team__in=my_team_ids(user, Membership.Role.LEAD))
+    )
 
 
 def visible_tokens(user: Viewer) -> QuerySet[ApiToken]:

@@ -21,7 +21,9 @@ from psycopg import sql
 from pytest_django.plugin import DjangoDbBlocker
 
 PROGRAM_ROLE = "gpupool_app"
-MIGRATED: list[dict[str, object]] = []  # the rows that migrations write; Django writes its own tables' again by itself
+MIGRATED: list[
+    dict[str, object]
+] = []  # the rows that migrations write; Django writes its own tables' again by itself
 NOW = dt.datetime(2026, 3, 18, 10, 0, tzinfo=dt.UTC)  # a Wednesday morning, with no change of clocks near
 
 # A slow moment of the machine is no failure of the product: properties are judged by what holds, not by the clock.
@@ -41,7 +43,9 @@ EXAMPLES_NEED = {"torch": "torch", "lightning": "lightning", "transformers": "tr
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip, and count as skipped, what this system lacks a program for; in CI that is a failure."""
-    missing = {mark: label for mark, (label, programs) in NEEDS.items() if not any(map(shutil.which, programs))}
+    missing = {
+        mark: label for mark, (label, programs) in NEEDS.items() if not any(map(shutil.which, programs))
+    }
     if "sandbox" not in missing and not _sandbox_works():
         missing["sandbox"] = "bubblewrap that may make user namespaces"
     missing |= {
@@ -101,8 +105,14 @@ def django_db_setup(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -
     from config.roles import grant_program_role
 
     with django_db_blocker.unblock():
-        ours = [m for m in apps.get_models() if m._meta.app_label in ("portal", "scheduler", "telemetry") and m._meta.managed]
-        MIGRATED[:] = [row for model in ours for row in serializers.serialize("python", model._base_manager.all())]
+        ours = [
+            m
+            for m in apps.get_models()
+            if m._meta.app_label in ("portal", "scheduler", "telemetry") and m._meta.managed
+        ]
+        MIGRATED[:] = [
+            row for model in ours for row in serializers.serialize("python", model._base_manager.all())
+        ]
         as_owner = connection.settings_dict["OPTIONS"]["options"]
         with psycopg.connect(**_address(connection.settings_dict), autocommit=True) as owner:
             if owner.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [PROGRAM_ROLE]).fetchone() is None:

@@ -25,7 +25,9 @@ def inventory_of(host: Host) -> Inventory:
     gpus = []
     for gpu in Gpu.objects.filter(host=host, retired_at__isnull=True).order_by("index"):
         units = [
-            UnitSeen(u.uuid, u.profile, u.slots.lower - gpu.first_slot, u.slots.upper - u.slots.lower, u.memory_mib)
+            UnitSeen(
+                u.uuid, u.profile, u.slots.lower - gpu.first_slot, u.slots.upper - u.slots.lower, u.memory_mib
+            )
             for u in Unit.objects.filter(gpu=gpu, retired_at__isnull=True).order_by("slots")
         ]
         gpus.append(
@@ -82,7 +84,9 @@ class FakeAgent:
     def sync(self, now: dt.datetime, frame: Observed | None = None) -> Desired:
         """Send a frame (by default what is so) and take in the answer."""
         seen = protocol.decode(protocol.encode(frame or self.observed()), protocol.FRAMES_UP)
-        answer = agent_api.sync_unchanged(self.host.pk, [CREDENTIAL], seen, ClockSample(now, "test", now.timestamp()))
+        answer = agent_api.sync_unchanged(
+            self.host.pk, [CREDENTIAL], seen, ClockSample(now, "test", now.timestamp())
+        )
         self.heard_by_short_way += answer is not None
         if answer is None:
             answer = agent_api.sync(self.host.pk, seen, now)
@@ -102,10 +106,14 @@ class FakeAgent:
                 )
             elif known is None and wanted.generation > self.highest_generation:
                 self.highest_generation = wanted.generation
-                self.runs[wanted.run] = RunSeen(wanted.run, wanted.generation, "running", started_at=now.timestamp())
+                self.runs[wanted.run] = RunSeen(
+                    wanted.run, wanted.generation, "running", started_at=now.timestamp()
+                )
             elif known is not None and wanted.verb == "stop" and known.state != "ended":
                 self.end(wanted.run, now, outcome=self._outcome_of_stop(wanted, known))
-        for run in [run for run, seen in self.runs.items() if run not in self.wanted and seen.state == "ended"]:
+        for run in [
+            run for run, seen in self.runs.items() if run not in self.wanted and seen.state == "ended"
+        ]:
             del self.runs[run]
         for run in [run for run in self.runs if run not in self.wanted]:
             self.end(run, now, outcome="cancelled")
@@ -113,7 +121,9 @@ class FakeAgent:
     def _outcome_of_stop(self, wanted: RunWanted, seen: RunSeen) -> str:
         return "checkpointed" if seen.checkpoint_at is not None else "killed_at_grace"
 
-    def end(self, run: str, now: dt.datetime, outcome: str = "finished", exit_code: int | None = None) -> None:
+    def end(
+        self, run: str, now: dt.datetime, outcome: str = "finished", exit_code: int | None = None
+    ) -> None:
         """The run's processes are gone."""
         code = exit_code if exit_code is not None else (0 if outcome == "finished" else 1)
         self.runs[run] = replace(

@@ -129,7 +129,9 @@ def make_user(username: str, **flags: bool) -> User:
 def make_team(slug: str, tag: str, colour: int, now: dt.datetime) -> TeamOfWorld:
     """A team with one project, one lead and two members, named after it: vision-lead, vision-1, vision-2."""
     team = Team.objects.create(slug=slug, name=slug.title(), tag=tag, colour=colour, created_at=now)
-    project = Project.objects.create(team=team, slug=f"{slug}-main", name=f"{slug.title()} main", created_at=now)
+    project = Project.objects.create(
+        team=team, slug=f"{slug}-main", name=f"{slug.title()} main", created_at=now
+    )
     people = [make_user(f"{slug}-{who}") for who in ("lead", "1", "2")]
     for person in people:
         role = Membership.Role.LEAD if person is people[0] else Membership.Role.MEMBER
@@ -153,7 +155,12 @@ def give_quota(
 
 
 def make_host(
-    name: str, pool: Pool, models: Sequence[str], now: dt.datetime, cut: Sequence[int] = (), cpu_milli: int = 64_000
+    name: str,
+    pool: Pool,
+    models: Sequence[str],
+    now: dt.datetime,
+    cut: Sequence[int] = (),
+    cpu_milli: int = 64_000,
 ) -> Host:
     """A simulated host that is alive, with one GPU per entry of ``models``; those whose index is in ``cut`` have MIG slices."""
     host = Host.objects.create(
@@ -173,7 +180,11 @@ def make_host(
         created_at=now,
     )
     HostStateChange.objects.create(
-        host=host, lease_state=host.lease_state, admin_state=host.admin_state, repair_state=host.repair_state, at=now
+        host=host,
+        lease_state=host.lease_state,
+        admin_state=host.admin_state,
+        repair_state=host.repair_state,
+        at=now,
     )
     for index, model in enumerate(models):
         make_gpu(host, index, model, now, slices=MIG_SLICES if index in cut else 0)

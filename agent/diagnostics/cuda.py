@@ -105,7 +105,9 @@ class CudaDevice:
         """Run one of the programs over the whole GPU and wait until it is over."""
         if function not in self._functions:
             found = ctypes.c_void_p()
-            self._call("cuModuleGetFunction", ctypes.byref(found), self._module, ctypes.c_char_p(function.encode()))
+            self._call(
+                "cuModuleGetFunction", ctypes.byref(found), self._module, ctypes.c_char_p(function.encode())
+            )
             self._functions[function] = found
         given: Sequence[Any] = arguments
         places = (ctypes.c_void_p * len(given))(*(ctypes.addressof(one) for one in given))

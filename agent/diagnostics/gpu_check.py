@@ -110,7 +110,11 @@ def run_builtin_checks(look: CheckProgress) -> None:
     look.step("driver")
     gpu = CudaDevice(PTX_MODULE)
     look.found("driver", True, {"gpu": gpu.name()})
-    for name, check in (("memory", _check_memory), ("bandwidth", _check_bandwidth), ("arithmetic", _check_arithmetic)):
+    for name, check in (
+        ("memory", _check_memory),
+        ("bandwidth", _check_bandwidth),
+        ("arithmetic", _check_arithmetic),
+    ):
         look.step(name)
         check(gpu, look)
     gpu.close()
@@ -133,7 +137,10 @@ class MismatchCounters:
         words = (ctypes.c_uint64 * 3)()
         self._gpu.read(words, self.address, 24)
         count, first, both = (int(word) for word in words)
-        return count, f"word {first} is 0x{both >> 32:08x} and should be 0x{both & 0xFFFFFFFF:08x}" if count else ""
+        return (
+            count,
+            f"word {first} is 0x{both >> 32:08x} and should be 0x{both & 0xFFFFFFFF:08x}" if count else "",
+        )
 
 
 def _check_memory(gpu: CudaDevice, look: CheckProgress) -> None:
@@ -193,14 +200,20 @@ def _allocate_all(gpu: CudaDevice, wanted: int) -> list[tuple[int, int]]:
 def _write_pattern(gpu: CudaDevice, address: int, size: int, factor: int, offset: int) -> None:
     if factor:
         gpu.run(
-            "fill", ctypes.c_uint64(address), ctypes.c_uint64(size // 4), ctypes.c_uint(factor), ctypes.c_uint(offset)
+            "fill",
+            ctypes.c_uint64(address),
+            ctypes.c_uint64(size // 4),
+            ctypes.c_uint(factor),
+            ctypes.c_uint(offset),
         )
     else:
         gpu.set_words(address, offset, size // 4)
         gpu.wait()
 
 
-def _compare(gpu: CudaDevice, address: int, size: int, factor: int, offset: int, differ: MismatchCounters) -> None:
+def _compare(
+    gpu: CudaDevice, address: int, size: int, factor: int, offset: int, differ: MismatchCounters
+) -> None:
     words, out = ctypes.c_uint64(size // 4), ctypes.c_uint64(differ.address)
     gpu.run("check", ctypes.c_uint64(address), words, ctypes.c_uint(factor), ctypes.c_uint(offset), out)
 
@@ -210,11 +223,18 @@ def _check_bandwidth(gpu: CudaDevice, look: CheckProgress) -> None:
     source, target = gpu.take(size), gpu.take(size)
     gpu.copy(target, source, size)
     gpu.wait()
-    within = 2 * size * COPY_REPEATS / _time_repeats(gpu, COPY_REPEATS, look, lambda: gpu.copy(target, source, size))
+    within = (
+        2
+        * size
+        * COPY_REPEATS
+        / _time_repeats(gpu, COPY_REPEATS, look, lambda: gpu.copy(target, source, size))
+    )
     part = min(size, TRANSFER_BYTES)
     buffer = gpu.take_of_host(part)
     to = part * COPY_REPEATS / _time_repeats(gpu, COPY_REPEATS, look, lambda: gpu.write(target, buffer, part))
-    back = part * COPY_REPEATS / _time_repeats(gpu, COPY_REPEATS, look, lambda: gpu.read(buffer, target, part))
+    back = (
+        part * COPY_REPEATS / _time_repeats(gpu, COPY_REPEATS, look, lambda: gpu.read(buffer, target, part))
+    )
     gpu.give_back_of_host(buffer)
     for address in (source, target):
         gpu.give_back(address)
@@ -226,7 +246,11 @@ def _check_bandwidth(gpu: CudaDevice, look: CheckProgress) -> None:
     promised = 2 * clock * 1000 * width / 8
     numbers["promised_gb_s"] = _gb(promised)
     slow = within < MIN_BANDWIDTH_SHARE * promised
-    detail = f"{_gb(within)} GB/s is below {MIN_BANDWIDTH_SHARE:.0%} of the promised {_gb(promised)}" if slow else ""
+    detail = (
+        f"{_gb(within)} GB/s is below {MIN_BANDWIDTH_SHARE:.0%} of the promised {_gb(promised)}"
+        if slow
+        else ""
+    )
     look.found("bandwidth", not slow, numbers, detail)
 
 
@@ -246,7 +270,10 @@ def _gb(bytes_per_second: float) -> float:
 def _check_arithmetic(gpu: CudaDevice, look: CheckProgress) -> None:
     """Whole numbers so small that 32-bit floats sum them exactly in any order: a right GPU is right to the bit."""
     draw = random.Random(20_260_301)
-    left, right = (array.array("f", (draw.randint(0, MAX_MATRIX_ELEMENT) for _ in range(MATRIX_SIDE * MATRIX_SIDE))) for _ in range(2))
+    left, right = (
+        array.array("f", (draw.randint(0, MAX_MATRIX_ELEMENT) for _ in range(MATRIX_SIDE * MATRIX_SIDE)))
+        for _ in range(2)
+    )
     size = 4 * MATRIX_SIDE * MATRIX_SIDE
     a, b, c, again = (gpu.take(size) for _ in range(4))
     for address, values in ((a, left), (b, right)):
@@ -275,7 +302,9 @@ def _check_arithmetic(gpu: CudaDevice, look: CheckProgress) -> None:
         "wrong_repeats": count,
         "gflops": round(2 * MATRIX_SIDE**3 * MULTIPLY_REPEATS / took / 1e9, 1),
     }
-    detail = f"row {rows[0]} is not what the CPU finds" if rows else f"a repeat differs: {one}" if count else ""
+    detail = (
+        f"row {rows[0]} is not what the CPU finds" if rows else f"a repeat differs: {one}" if count else ""
+    )
     look.found("arithmetic", not rows and not count, numbers, detail)
 
 
@@ -293,7 +322,10 @@ def _wrong_rows(
 
 def _dot(matrix: array.array[float], row: int, vector: list[int]) -> int:
     try:
-        return sum(int(one) * other for one, other in zip(matrix[row * MATRIX_SIDE : (row + 1) * MATRIX_SIDE], vector, strict=True))
+        return sum(
+            int(one) * other
+            for one, other in zip(matrix[row * MATRIX_SIDE : (row + 1) * MATRIX_SIDE], vector, strict=True)
+        )
     except (ValueError, OverflowError):  # not a number, or no end of it: nothing that a sum of these can be
         return -1
 
@@ -357,7 +389,11 @@ def parse_dcgm_results(printed: str) -> Iterator[tuple[str, str, str]]:
         elif isinstance(one, dict):
             results = one.get("results")
             if isinstance(one.get("name"), str) and isinstance(results, list):
-                yield from ((one["name"], str(each["status"]), _result_detail(each)) for each in results if _has_status(each))
+                yield from (
+                    (one["name"], str(each["status"]), _result_detail(each))
+                    for each in results
+                    if _has_status(each)
+                )
             else:
                 waiting = list(one.values()) + waiting
 
@@ -378,10 +414,16 @@ def _result_detail(result: dict[str, Any]) -> str:
 def run_operator_program(look: CheckProgress, name: str, command: list[str], seconds: float) -> None:
     """The operator's own program: 0 is passed, anything else failed, with what it printed last."""
     look.step(name)
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # what it leaves behind comes to us
+    ctypes.CDLL(None, use_errno=True).prctl(
+        PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0
+    )  # what it leaves behind comes to us
     began = time.monotonic()
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
     )
     assert process.stdout is not None
     os.set_blocking(process.stdout.fileno(), False)
@@ -431,7 +473,10 @@ def run_simulated(look: CheckProgress, fault: str) -> None:
             look.raise_if_stopped()
         planted = name == fault
         look.found(
-            name, not planted, {}, "planted on a simulated GPU" if planted else "simulated: nothing was measured"
+            name,
+            not planted,
+            {},
+            "planted on a simulated GPU" if planted else "simulated: nothing was measured",
         )
 
 
@@ -477,7 +522,9 @@ def _run_tool(look: CheckProgress, options: argparse.Namespace) -> None:
         return run_simulated(look, options.fault)
     if options.tool == "operator":
         print_json({"tool": options.name})
-        return run_operator_program(look, options.name, options.command, options.deadline - DCGM_MARGIN_SECONDS)
+        return run_operator_program(
+            look, options.name, options.command, options.deadline - DCGM_MARGIN_SECONDS
+        )
     if options.tool in ("auto", "dcgm"):
         try:
             print_json({"tool": "dcgm"})

@@ -40,11 +40,15 @@ def read_nvidia_smi() -> str:
     if program is None:
         raise NvidiaSmiUnavailable("nvidia-smi is not installed")
     try:
-        done = subprocess.run([program, "-q", "-x"], capture_output=True, timeout=COMMAND_TIMEOUT_SECONDS, check=False)
+        done = subprocess.run(
+            [program, "-q", "-x"], capture_output=True, timeout=COMMAND_TIMEOUT_SECONDS, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NvidiaSmiUnavailable(f"nvidia-smi: {error}") from None
     if done.returncode:
-        raise NvidiaSmiUnavailable(f"nvidia-smi ended with {done.returncode}: {done.stderr.decode('utf-8', 'replace')[:200]}")
+        raise NvidiaSmiUnavailable(
+            f"nvidia-smi ended with {done.returncode}: {done.stderr.decode('utf-8', 'replace')[:200]}"
+        )
     return done.stdout[:MAX_XML_BYTES].decode("utf-8", "replace")
 
 
@@ -70,8 +74,15 @@ def compare_with_nvml(text: str, hardware: GpuInventory, rows: list[SampleRow]) 
 
 
 def _compare_gpu(gpu: GpuSeen, row: SampleRow | None, told: Tree.Element) -> Iterator[FactComparison]:
-    yield _compare_fact(gpu.uuid, "PCI address", _normalised_pci_address(gpu.pci_bus_id), _normalised_pci_address(_element_text(told, "pci/pci_bus_id")))
-    yield _compare_fact(gpu.uuid, "memory MiB", gpu.memory_mib, _element_number(told, "fb_memory_usage/total"), _within(1))
+    yield _compare_fact(
+        gpu.uuid,
+        "PCI address",
+        _normalised_pci_address(gpu.pci_bus_id),
+        _normalised_pci_address(_element_text(told, "pci/pci_bus_id")),
+    )
+    yield _compare_fact(
+        gpu.uuid, "memory MiB", gpu.memory_mib, _element_number(told, "fb_memory_usage/total"), _within(1)
+    )
     width = _element_text(told, "pci/pci_gpu_link_info/link_widths/max_link_width").removesuffix("x")
     yield _compare_fact(gpu.uuid, "PCIe lanes at most", _pcie_lanes(gpu.pcie), width)
     split = _element_text(told, "mig_mode/current_mig")
@@ -83,9 +94,27 @@ def _compare_gpu(gpu: GpuSeen, row: SampleRow | None, told: Tree.Element) -> Ite
     if row is None:
         return
     near_memory = _within(MEMORY_TOLERANCE_MIB)
-    yield _compare_fact(gpu.uuid, "memory in use MiB", row.memory_used_mib, _element_number(told, "fb_memory_usage/used"), near_memory)
-    yield _compare_fact(gpu.uuid, "busy %", row.utilisation, _element_number(told, "utilization/gpu_util"), _within(UTILISATION_TOLERANCE_PERCENT))
-    yield _compare_fact(gpu.uuid, "temperature °C", row.temperature_c, _element_number(told, "temperature/gpu_temp"), _within(TEMPERATURE_TOLERANCE_C))
+    yield _compare_fact(
+        gpu.uuid,
+        "memory in use MiB",
+        row.memory_used_mib,
+        _element_number(told, "fb_memory_usage/used"),
+        near_memory,
+    )
+    yield _compare_fact(
+        gpu.uuid,
+        "busy %",
+        row.utilisation,
+        _element_number(told, "utilization/gpu_util"),
+        _within(UTILISATION_TOLERANCE_PERCENT),
+    )
+    yield _compare_fact(
+        gpu.uuid,
+        "temperature °C",
+        row.temperature_c,
+        _element_number(told, "temperature/gpu_temp"),
+        _within(TEMPERATURE_TOLERANCE_C),
+    )
     yield _compare_fact(gpu.uuid, "power W", row.power_w, _power_draw(told), _within(POWER_TOLERANCE_WATTS))
     pids = [each for each in told.iterfind("processes/process_info") if "C" in _element_text(each, "type")]
     yield _compare_fact(gpu.uuid, "processes", row.processes, len(pids))
@@ -101,7 +130,9 @@ def _power_draw(told: Tree.Element) -> float | None:
     return None
 
 
-def _compare_fact(gpu: str, fact: str, ours: Any, theirs: Any, same: Callable[[Any, Any], bool] | None = None) -> FactComparison:
+def _compare_fact(
+    gpu: str, fact: str, ours: Any, theirs: Any, same: Callable[[Any, Any], bool] | None = None
+) -> FactComparison:
     unknown = (None, "", "N/A", "[N/A]")
     if ours in unknown or theirs in unknown:
         return FactComparison(gpu, fact, ours, theirs, None)

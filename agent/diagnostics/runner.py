@@ -57,7 +57,9 @@ class DiagnosticRunner:
         self._locks = locks_folder
         self._gpus = {gpu.uuid: gpu for gpu in hardware.gpus}
         self._simulated = simulated
-        self._commands = dict(commands or {})  # the operator's own, by name: the server only ever says the name
+        self._commands = dict(
+            commands or {}
+        )  # the operator's own, by name: the server only ever says the name
         self._conditions = conditions
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._running: dict[str, tuple[str, int]] = {}  # diagnostic: the GPU, the pid that looks at it
@@ -118,7 +120,9 @@ class DiagnosticRunner:
         if not task.cancelled() and task.exception() is not None:
             log.error("diagnostic %s: %r", name, task.exception())
             self._finish(
-                DiagnosticSeen(name, "stopped", detail="its agent could not carry it out", ended_at=time.time())
+                DiagnosticSeen(
+                    name, "stopped", detail="its agent could not carry it out", ended_at=time.time()
+                )
             )
 
     async def _carry_out(self, wanted: DiagnosticWanted) -> None:
@@ -132,7 +136,9 @@ class DiagnosticRunner:
             return
         gpu = self._gpus.get(wanted.gpu)
         if gpu is None or not gpu.units:
-            self._finish(DiagnosticSeen(wanted.diagnostic, "stopped", detail="this host does not have that GPU"))
+            self._finish(
+                DiagnosticSeen(wanted.diagnostic, "stopped", detail="this host does not have that GPU")
+            )
             return
         if wanted.tool not in (*BUILTIN_TOOLS, *self._commands):
             detail = f"this host has no diagnostic of the name {wanted.tool[:40]!r}"
@@ -164,7 +170,9 @@ class DiagnosticRunner:
             checks.append(CheckSeen("recovery", False, {}, asks))
             end = {"end": "failed", "detail": f"recovery: {asks}"}
         self._finish(
-            DiagnosticSeen(wanted.diagnostic, end["end"], tool, checks, end["detail"][:300], began, time.time())
+            DiagnosticSeen(
+                wanted.diagnostic, end["end"], tool, checks, end["detail"][:300], began, time.time()
+            )
         )
 
     async def _recovery_action_check(self, gpu: str) -> str:
@@ -188,7 +196,13 @@ class DiagnosticRunner:
         return None
 
     async def _look_at(
-        self, wanted: DiagnosticWanted, gpu: GpuSeen, unit: str, folder: Path, held: gpu_locks.HeldLocks, began: float
+        self,
+        wanted: DiagnosticWanted,
+        gpu: GpuSeen,
+        unit: str,
+        folder: Path,
+        held: gpu_locks.HeldLocks,
+        began: float,
     ) -> dict[str, Any]:
         """One process for one unit: its lines put together, with an end whatever became of it."""
         output = folder / "output"
@@ -199,9 +213,13 @@ class DiagnosticRunner:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 env={
-                    **os.environ, "CUDA_VISIBLE_DEVICES": unit, "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-                    "GPUPOOL_GPU": gpu.uuid, "GPUPOOL_UNIT": unit, "GPUPOOL_GPU_INDEX": str(gpu.index),
-                },  # fmt: skip
+                    **os.environ,
+                    "CUDA_VISIBLE_DEVICES": unit,
+                    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+                    "GPUPOOL_GPU": gpu.uuid,
+                    "GPUPOOL_UNIT": unit,
+                    "GPUPOOL_GPU_INDEX": str(gpu.index),
+                },
                 pass_fds=held.descriptors,
                 start_new_session=True,
             )
@@ -220,7 +238,13 @@ class DiagnosticRunner:
         return _parse_result(output, process.poll(), wanted.deadline_seconds)
 
     def _command(self, wanted: DiagnosticWanted, gpu: GpuSeen, unit: str) -> list[str]:
-        command = [sys.executable, "-m", "agent.diagnostics.gpu_check", "--deadline", f"{max(1.0, wanted.deadline_seconds):g}"]
+        command = [
+            sys.executable,
+            "-m",
+            "agent.diagnostics.gpu_check",
+            "--deadline",
+            f"{max(1.0, wanted.deadline_seconds):g}",
+        ]
         if wanted.tool in self._commands:
             return [*command, "--tool", "operator", "--name", wanted.tool, "--", *self._commands[wanted.tool]]
         if self._simulated:
@@ -270,7 +294,9 @@ def _parse_result(output: Path, status: int | None, deadline: float) -> dict[str
     if end is None and status == -signal.SIGTERM:  # it was told so before it could listen
         end = {"end": "stopped", "detail": "it gave way to work"}
     if end is None and (status is None or status in (-signal.SIGALRM, -signal.SIGKILL)):
-        detail = f"{step}: no answer within {deadline:g} s" + (", and it can't be ended" if status is None else "")
+        detail = f"{step}: no answer within {deadline:g} s" + (
+            ", and it can't be ended" if status is None else ""
+        )
         told["checks"].append({"name": str(step)[:40], "passed": False, "numbers": {}, "detail": detail})
         end = {"end": "failed", "detail": detail}
     if end is None:

@@ -31,7 +31,9 @@ THROTTLE_REASONS = {
 Condition = dict[str, Any]
 
 
-def worsened_conditions(gpu: str, before: Condition | None, after: Condition, *, boot: str, now: float) -> list[HardwareEvent]:
+def worsened_conditions(
+    gpu: str, before: Condition | None, after: Condition, *, boot: str, now: float
+) -> list[HardwareEvent]:
     """What became worse. Of counters nothing is told at the first look: that was before this agent."""
     found: list[tuple[str, str, object]] = []  # code, detail, what makes it this one
     first, earlier = before is None, before or {}
@@ -42,7 +44,13 @@ def worsened_conditions(gpu: str, before: Condition | None, after: Condition, *,
         return _hardware_events(gpu, found, boot, now)
     action = after.get("recovery")
     if action in RECOVERY_ACTIONS and action != earlier.get("recovery"):
-        found.append((f"recovery:{RECOVERY_ACTIONS[action]}", "the driver names this as what would put it right", action))
+        found.append(
+            (
+                f"recovery:{RECOVERY_ACTIONS[action]}",
+                "the driver names this as what would put it right",
+                action,
+            )
+        )
     for name, code in (("remap_pending", "remap:pending"), ("remap_failed", "remap:failed")):
         if after.get(name) and not earlier.get(name):
             found.append((code, "", after.get("remapped")))
@@ -67,13 +75,23 @@ def _throttle_events(before: int | None, after: int | None, now: float) -> list[
     return [(code, words, now) for code, words in specific or told]
 
 
-def _nvlink_events(before: dict[str, int], after: dict[str, int], now: float) -> list[tuple[str, str, object]]:
+def _nvlink_events(
+    before: dict[str, int], after: dict[str, int], now: float
+) -> list[tuple[str, str, object]]:
     down = sorted(int(link) for link, state in before.items() if state and after.get(link) == 0)
-    return [("nvlink:down", f"link{'s' if len(down) > 1 else ''} {', '.join(map(str, down))}", now)] if down else []
+    return (
+        [("nvlink:down", f"link{'s' if len(down) > 1 else ''} {', '.join(map(str, down))}", now)]
+        if down
+        else []
+    )
 
 
-def _hardware_events(gpu: str, found: list[tuple[str, str, object]], boot: str, now: float) -> list[HardwareEvent]:
+def _hardware_events(
+    gpu: str, found: list[tuple[str, str, object]], boot: str, now: float
+) -> list[HardwareEvent]:
     return [
-        HardwareEvent(uuid.uuid5(EVENT_ID_NAMESPACE, f"{boot}/{gpu}/{code}/{which}").hex, gpu, "nvml", code, now, detail)
+        HardwareEvent(
+            uuid.uuid5(EVENT_ID_NAMESPACE, f"{boot}/{gpu}/{code}/{which}").hex, gpu, "nvml", code, now, detail
+        )
         for code, detail, which in found
     ]

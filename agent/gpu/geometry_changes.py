@@ -30,7 +30,12 @@ class GeometryChanges:
     """The changes that are wanted of this host's GPUs. All on one event loop, one change at a time."""
 
     def __init__(
-        self, state: StateFolder, meter: GpuReader, hardware: GpuInventory, locks_folder: Path, take_over: Callable[[GpuInventory], None]
+        self,
+        state: StateFolder,
+        meter: GpuReader,
+        hardware: GpuInventory,
+        locks_folder: Path,
+        take_over: Callable[[GpuInventory], None],
     ) -> None:
         self._folder = state.folder / "geometries"
         self._folder.mkdir(exist_ok=True, mode=0o700)
@@ -156,7 +161,9 @@ class GeometryChanges:
         try:
             folder.mkdir(exist_ok=True, mode=0o700)
             write_json(folder / "result.json", asdict(seen))
-        except OSError as error:  # an agent that starts again before the server has heard it looks at the GPU once more
+        except (
+            OSError
+        ) as error:  # an agent that starts again before the server has heard it looks at the GPU once more
             log.error("geometry %s: how it ended could not be kept: %s", seen.change, error)
         log.info("geometry %s: %s %s", seen.change, seen.state, seen.detail)
         self._tell(seen)

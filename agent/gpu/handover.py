@@ -61,11 +61,17 @@ class HandoverCheck:
             if not all(map(is_system_service, new)):
                 return f"a process of an earlier workload is still on {unit}"  # whose it was is not for the next tenant
             most = before.get("memory_mib")
-            if isinstance(most, int) and row.memory_used_mib is not None and row.memory_used_mib > most + MEMORY_TOLERANCE_MIB:
+            if (
+                isinstance(most, int)
+                and row.memory_used_mib is not None
+                and row.memory_used_mib > most + MEMORY_TOLERANCE_MIB
+            ):
                 return f"{row.memory_used_mib - most} MiB of an earlier workload are still in use on {unit}"
         return ""
 
-    def record_baseline(self, units: Iterable[str], rows: Iterable[SampleRow], found: Iterable[GpuProcess]) -> None:
+    def record_baseline(
+        self, units: Iterable[str], rows: Iterable[SampleRow], found: Iterable[GpuProcess]
+    ) -> None:
         """Somebody starts on these units, which ``left`` has found clean: remember how they are now."""
         readings = {row.unit: row for row in rows}
         there = list(found)

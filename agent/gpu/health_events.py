@@ -58,7 +58,10 @@ class HealthEventStore:
         find the record."""
         return any(
             known.event_id == event.event_id
-            or ((known.gpu, known.code) == (event.gpu, event.code) and abs(known.ts - event.ts) < SAME_EVENT_SECONDS)
+            or (
+                (known.gpu, known.code) == (event.gpu, event.code)
+                and abs(known.ts - event.ts) < SAME_EVENT_SECONDS
+            )
             for known in self._kept
         )
 
@@ -85,7 +88,9 @@ class HealthEventStore:
 
     def codes_between(self, gpus: frozenset[str], since: float, until: float) -> list[str]:
         """What these GPUs told from ``since`` to ``until``, each code once, the first one first."""
-        return list(dict.fromkeys(each.code for each in self._kept if each.gpu in gpus and since <= each.ts <= until))
+        return list(
+            dict.fromkeys(each.code for each in self._kept if each.gpu in gpus and since <= each.ts <= until)
+        )
 
     def _forget(self, event: Health) -> None:
         self._kept.remove(event)
@@ -97,7 +102,9 @@ class HealthEventStore:
         for path in self._folder.glob("*.json"):
             try:
                 found.append(parse(Health, read_json(path)))
-            except ProtocolError:  # damaged, or of a newer agent that was taken back: it would be told wrongly or not at all
+            except (
+                ProtocolError
+            ):  # damaged, or of a newer agent that was taken back: it would be told wrongly or not at all
                 log.warning("a kept hardware event can't be read: %s", path.name)
                 path.unlink()
         return found

@@ -54,10 +54,18 @@ def parse_xids(records: Iterable[str], started: float) -> Iterable[XidRecord]:
     for record in records:
         head, sign, text = record.partition(";")
         fields = head.split(",")
-        match = _XID.match(text) if sign else None  # further on stand names of programs and files, which are anybody's to choose
+        match = (
+            _XID.match(text) if sign else None
+        )  # further on stand names of programs and files, which are anybody's to choose
         if match is None or len(fields) < 3 or not (fields[1].isdigit() and fields[2].isdigit()):
             continue
-        yield XidRecord(int(fields[1]), match["pci"], int(match["code"]), started + int(fields[2]) / 1e6, match["rest"][:200])
+        yield XidRecord(
+            int(fields[1]),
+            match["pci"],
+            int(match["code"]),
+            started + int(fields[2]) / 1e6,
+            match["rest"][:200],
+        )
 
 
 def same_device(pci: str, bus_id: str) -> bool:

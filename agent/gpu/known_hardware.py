@@ -41,7 +41,9 @@ class HardwareCache:
         return dataclasses.replace(self.hardware, notes=[note], unread=problem)
 
 
-def with_lost_gpus(read: GpuInventory, unread: Iterable[dict[str, Any]], known: GpuInventory | None) -> GpuInventory:
+def with_lost_gpus(
+    read: GpuInventory, unread: Iterable[dict[str, Any]], known: GpuInventory | None
+) -> GpuInventory:
     """``read`` and beside it the GPUs that the driver counts and can't read, as they were last ``known``.
 
     ``unread``: the index, PCI address ('' unknown) and what NVML says of each. One that was never known is a note and an index.
@@ -54,22 +56,30 @@ def with_lost_gpus(read: GpuInventory, unread: Iterable[dict[str, Any]], known: 
         gpu = _match_unread(each, missing)
         if gpu is None or known is None:
             never_known.append(each["index"])
-            notes.append(f"GPU {each['index']} can't be read ({each['why']}), and what it is was never known.")
+            notes.append(
+                f"GPU {each['index']} can't be read ({each['why']}), and what it is was never known."
+            )
             continue
         missing.remove(gpu)
         gpus.append(dataclasses.replace(gpu, index=each["index"]))
         lost[gpu.uuid] = each["why"]
-        notes.append(f"GPU {each['index']} can't be read ({each['why']}): what is said of it is what was last known.")
+        notes.append(
+            f"GPU {each['index']} can't be read ({each['why']}): what is said of it is what was last known."
+        )
         uuids = [gpu.uuid, *(unit.uuid for unit in gpu.units)]
         devices |= {uuid: known.devices[uuid] for uuid in uuids if uuid in known.devices}
     gpus.sort(key=lambda gpu: gpu.index)
-    return dataclasses.replace(read, gpus=gpus, lost=lost, notes=notes, devices=devices, unidentified_gpu_indices=never_known)
+    return dataclasses.replace(
+        read, gpus=gpus, lost=lost, notes=notes, devices=devices, unidentified_gpu_indices=never_known
+    )
 
 
 def _match_unread(unread: dict[str, Any], missing: list[GpuSeen]) -> GpuSeen | None:
     """By its place on the bus where that is known, else by its index."""
     if unread["pci"]:
-        return next((gpu for gpu in missing if gpu.pci_bus_id and same_device(unread["pci"], gpu.pci_bus_id)), None)
+        return next(
+            (gpu for gpu in missing if gpu.pci_bus_id and same_device(unread["pci"], gpu.pci_bus_id)), None
+        )
     return next((gpu for gpu in missing if gpu.index == unread["index"]), None)
 
 
@@ -88,6 +98,7 @@ def _parse_cache(kept: dict[str, Any]) -> GpuInventory:
         devices={str(unit): [str(node) for node in nodes] for unit, nodes in kept["devices"].items()},
         cuda_version=str(kept["cuda_version"]),
         mig_profiles={
-            str(model): [parse(MigProfileSeen, one) for one in profiles] for model, profiles in kept["mig_profiles"].items()
+            str(model): [parse(MigProfileSeen, one) for one in profiles]
+            for model, profiles in kept["mig_profiles"].items()
         },
     )

@@ -44,7 +44,9 @@ class ReshapeOutcome:
     detail: str = ""
 
 
-def reshape_gpu(board: MigGpu, wanted: Sequence[GeometryPart], before: Sequence[str] | None) -> ReshapeOutcome:
+def reshape_gpu(
+    board: MigGpu, wanted: Sequence[GeometryPart], before: Sequence[str] | None
+) -> ReshapeOutcome:
     """Split a board as wanted; ``before``: how it was, None for not split. No parts wanted: not split."""
     try:
         board.parts()
@@ -96,9 +98,13 @@ def request_from_json(question: dict[str, Any]) -> tuple[Path, str, list[Geometr
     return Path(question["locks"]), question["gpu"], parts, question["before"]
 
 
-def request_to_json(folder: Path, gpu: str, parts: Sequence[GeometryPart], before: Sequence[str] | None) -> dict[str, Any]:
+def request_to_json(
+    folder: Path, gpu: str, parts: Sequence[GeometryPart], before: Sequence[str] | None
+) -> dict[str, Any]:
     """The question for the NVML process."""
     return {
-        "locks": str(folder), "gpu": gpu, "parts": [[part.profile, part.start] for part in parts],
+        "locks": str(folder),
+        "gpu": gpu,
+        "parts": [[part.profile, part.start] for part in parts],
         "before": None if before is None else list(before),
-    }  # fmt: skip
+    }

@@ -30,10 +30,37 @@ from agent.protocol import GeometryPart
 SLOTS_OF_A_GPU = 840
 MAX_PLACEMENTS = 16  # of one profile on one GPU; NVML has 7 at most
 COMPUTE_SLICES = 7  # of every GPU that can be split into MIG instances
-GPM_METRICS = {"sm_active": pynvml.NVML_GPM_METRIC_SM_UTIL, "tensor_active": pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL}
+GPM_METRICS = {
+    "sm_active": pynvml.NVML_GPM_METRIC_SM_UTIL,
+    "tensor_active": pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL,
+}
 WATCHED_EVENT_TYPES = (pynvml.nvmlEventTypeXidCriticalError, pynvml.nvmlEventTypeDoubleBitEccError)
 MAX_EVENTS_PER_READ = 100
-MARKETED_MEMORY_GB = (4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 72, 80, 94, 96, 128, 141, 144, 180, 192, 288)
+MARKETED_MEMORY_GB = (
+    4,
+    6,
+    8,
+    10,
+    11,
+    12,
+    16,
+    20,
+    24,
+    32,
+    40,
+    48,
+    64,
+    72,
+    80,
+    94,
+    96,
+    128,
+    141,
+    144,
+    180,
+    192,
+    288,
+)
 # The NVIDIA driver tells which minor of /dev/nvidia-caps guards a MIG instance here.
 MIG_CAPABILITIES_FOLDER = Path("/proc/driver/nvidia/capabilities")
 # nvmlGpuTopologyLevel_t: the nearest that two GPUs have in common.
@@ -71,7 +98,9 @@ def as_text(value: Any) -> str:
 
 def model_name(name: str, memory_mib: int) -> str:
     """ "NVIDIA H100 80GB HBM3" with its memory as "H100-80GB": the family, and the size it is sold as."""
-    plain = re.sub(r"^(NVIDIA|Tesla|Quadro|GeForce)\s+", "", re.sub(r"^NVIDIA\s+", "", name)).replace("GeForce ", "")
+    plain = re.sub(r"^(NVIDIA|Tesla|Quadro|GeForce)\s+", "", re.sub(r"^NVIDIA\s+", "", name)).replace(
+        "GeForce ", ""
+    )
     family = re.match(r"(RTX (?:PRO )?\w+(?: Ti| SUPER| Ada)?|GTX \w+|[A-Z]{1,2}\d+[A-Za-z]*)", plain)
     size = min(MARKETED_MEMORY_GB, key=lambda sold: abs(sold - memory_mib / 1024))
     return f"{family[1].replace(' ', '-') if family else plain.replace(' ', '-')}-{size}GB"
@@ -260,18 +289,30 @@ class NvmlGpu:
         found = {self.uuid: [node] if node else []}
         for instance in self.instances:
             base = MIG_CAPABILITIES_FOLDER / f"gpu{self.minor}" / "mig" / f"gi{instance['gi']}"
-            guards = [_capability_device(base / "access"), _capability_device(base / f"ci{instance['ci']}" / "access")]
+            guards = [
+                _capability_device(base / "access"),
+                _capability_device(base / f"ci{instance['ci']}" / "access"),
+            ]
             found[instance["uuid"]] = [name for name in [node, *guards] if name]
         return found
 
     def samples(self) -> list[dict[str, Any]]:
         """One reading per unit, in the words of ``protocol.SampleRow``, with the pids of its compute processes."""
         if not self.is_split:
-            return [{"unit": self.uuid, **self._whole(), **self._gpm(self.uuid, None), **self._processes(self.handle)}]
+            return [
+                {
+                    "unit": self.uuid,
+                    **self._whole(),
+                    **self._gpm(self.uuid, None),
+                    **self._processes(self.handle),
+                }
+            ]
         return [
             {
                 "unit": instance["uuid"],
-                "memory_used_mib": _used_mib(value_or_none(pynvml.nvmlDeviceGetMemoryInfo, instance["handle"])),
+                "memory_used_mib": _used_mib(
+                    value_or_none(pynvml.nvmlDeviceGetMemoryInfo, instance["handle"])
+                ),
                 **self._gpm(instance["uuid"], instance["gi"]),
                 **self._processes(instance["handle"]),
             }
@@ -299,17 +340,25 @@ class NvmlGpu:
             "memory_used_mib": _used_mib(value_or_none(pynvml.nvmlDeviceGetMemoryInfo, self.handle)),
             "power_w": power / 1000 if power is not None else None,
             "energy_mj": value_or_none(pynvml.nvmlDeviceGetTotalEnergyConsumption, self.handle),
-            "temperature_c": value_or_none(pynvml.nvmlDeviceGetTemperature, self.handle, pynvml.NVML_TEMPERATURE_GPU),
+            "temperature_c": value_or_none(
+                pynvml.nvmlDeviceGetTemperature, self.handle, pynvml.NVML_TEMPERATURE_GPU
+            ),
             "memory_temperature_c": self._field(pynvml.NVML_FI_DEV_MEMORY_TEMP),
             "sm_clock_mhz": value_or_none(pynvml.nvmlDeviceGetClockInfo, self.handle, pynvml.NVML_CLOCK_SM),
             "throttle_reasons": value_or_none(pynvml.nvmlDeviceGetCurrentClocksEventReasons, self.handle),
-            "pcie_rx_kib": value_or_none(pynvml.nvmlDeviceGetPcieThroughput, self.handle, pynvml.NVML_PCIE_UTIL_RX_BYTES),
-            "pcie_tx_kib": value_or_none(pynvml.nvmlDeviceGetPcieThroughput, self.handle, pynvml.NVML_PCIE_UTIL_TX_BYTES),
+            "pcie_rx_kib": value_or_none(
+                pynvml.nvmlDeviceGetPcieThroughput, self.handle, pynvml.NVML_PCIE_UTIL_RX_BYTES
+            ),
+            "pcie_tx_kib": value_or_none(
+                pynvml.nvmlDeviceGetPcieThroughput, self.handle, pynvml.NVML_PCIE_UTIL_TX_BYTES
+            ),
             "nvlink_kib": self._link_kib(),
         }
 
     def _field(self, number: int) -> int | None:
-        return self._field_value(number) or None  # 0 degrees is how some boards say that they have no such sensor
+        return (
+            self._field_value(number) or None
+        )  # 0 degrees is how some boards say that they have no such sensor
 
     def _field_value(self, number: int, scope: int = 0) -> int | None:
         values = value_or_none(pynvml.nvmlDeviceGetFieldValues, self.handle, [(number, scope)])
@@ -323,7 +372,11 @@ class NvmlGpu:
 
     def _link_kib(self) -> int | None:
         """KiB a second over all its links since the last look; None where they are not counted, and at the first look."""
-        counts = [self._field_value(number, ALL_LINKS) for number in NVLINK_THROUGHPUT_FIELDS] if self.links else []
+        counts = (
+            [self._field_value(number, ALL_LINKS) for number in NVLINK_THROUGHPUT_FIELDS]
+            if self.links
+            else []
+        )
         known = [count for count in counts if count is not None]
         if not known or len(known) < len(counts):
             return None
@@ -367,14 +420,23 @@ class NvmlGpu:
 def _profile_info(handle: Any, number: int) -> Any:
     """With its name where the driver is new enough to tell it."""
     info = value_or_none(pynvml.nvmlDeviceGetGpuInstanceProfileInfo, handle, number)
-    return info if info is not None else value_or_none(pynvml.nvmlDeviceGetGpuInstanceProfileInfo, handle, number, 1)
+    return (
+        info
+        if info is not None
+        else value_or_none(pynvml.nvmlDeviceGetGpuInstanceProfileInfo, handle, number, 1)
+    )
 
 
 def _placements(handle: Any, profile: int) -> list[tuple[int, int]]:
     """(start, size) of each place where an instance may begin, on an empty GPU; none where the driver does not tell."""
     found = (pynvml.c_nvmlGpuInstancePlacement_t * MAX_PLACEMENTS)()
     count = ctypes.c_uint(MAX_PLACEMENTS)
-    if value_or_none(pynvml.nvmlDeviceGetGpuInstancePossiblePlacements, handle, profile, found, ctypes.byref(count)) is None:
+    if (
+        value_or_none(
+            pynvml.nvmlDeviceGetGpuInstancePossiblePlacements, handle, profile, found, ctypes.byref(count)
+        )
+        is None
+    ):
         return []
     return sorted((place.start, place.size) for place in found[: count.value])
 
@@ -456,7 +518,12 @@ def _compute_instances(gi: Any) -> list[Any]:
             continue
         handles = (pynvml.c_nvmlComputeInstance_t * MAX_PLACEMENTS)()
         count = ctypes.c_uint(MAX_PLACEMENTS)
-        if value_or_none(pynvml.nvmlGpuInstanceGetComputeInstances, gi, info.id, handles, ctypes.byref(count)) is not None:
+        if (
+            value_or_none(
+                pynvml.nvmlGpuInstanceGetComputeInstances, gi, info.id, handles, ctypes.byref(count)
+            )
+            is not None
+        ):
             found += handles[: count.value]
     return found
 
@@ -590,7 +657,10 @@ class NvmlSystem:
             "notes": notes,
             "devices": devices,
             "mig_profiles": self._offers(),
-            "unread": [{"index": index, "pci": _pci_bus_id(index), "why": why} for index, why in sorted(self.unread.items())],
+            "unread": [
+                {"index": index, "pci": _pci_bus_id(index), "why": why}
+                for index, why in sorted(self.unread.items())
+            ],
         }
 
     def _offers(self) -> dict[str, list[dict[str, Any]]]:
@@ -598,9 +668,9 @@ class NvmlSystem:
         offers: dict[str, list[dict[str, Any]]] = {}
         for gpu in self.gpus:
             found = [{key: value for key, value in one.items() if key != "id"} for one in gpu.mig_profiles()]
-            if sum(len(one["starts"]) for one in found) > sum(len(one["starts"]) for one in offers.get(gpu.model, [])) or (
-                found and gpu.model not in offers
-            ):
+            if sum(len(one["starts"]) for one in found) > sum(
+                len(one["starts"]) for one in offers.get(gpu.model, [])
+            ) or (found and gpu.model not in offers):
                 offers[gpu.model] = found
         return offers
 
@@ -616,7 +686,11 @@ class NvmlSystem:
                     continue
                 group = groups.get(gpu.index)
                 level = value_or_none(pynvml.nvmlDeviceGetTopologyCommonAncestor, gpu.handle, other.handle)
-                way = "NVLink" if group is not None and group == groups.get(other.index) else TOPOLOGY_LEVELS.get(level, "")
+                way = (
+                    "NVLink"
+                    if group is not None and group == groups.get(other.index)
+                    else TOPOLOGY_LEVELS.get(level, "")
+                )
                 if way:
                     told["links"][other.uuid] = way
         return seen
@@ -682,7 +756,9 @@ class NvmlSystem:
                 if event.eventType == pynvml.nvmlEventTypeXidCriticalError
                 else "ecc:double_bit"
             )
-            found.append({"gpu": as_text(value_or_none(pynvml.nvmlDeviceGetUUID, event.device)), "code": code})
+            found.append(
+                {"gpu": as_text(value_or_none(pynvml.nvmlDeviceGetUUID, event.device)), "code": code}
+            )
         return found
 
 
@@ -704,7 +780,10 @@ def main() -> int:
         question = json.loads(line)
         try:
             about = question.get("about")
-            answer = {"id": question["id"], "answer": reader.reshape(about) if about else asks[question["ask"]]()}
+            answer = {
+                "id": question["id"],
+                "answer": reader.reshape(about) if about else asks[question["ask"]](),
+            }
         except pynvml.NVMLError as error:
             answer = {"id": question["id"], "error": str(error)}
         print(json.dumps(answer), flush=True)

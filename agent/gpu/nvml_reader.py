@@ -26,7 +26,9 @@ log = logging.getLogger("agent.gpu.nvml")
 
 CALL_TIMEOUT_SECONDS = 10.0
 START_TIMEOUT_SECONDS = 60.0  # without the persistence daemon the driver loads at the first call
-KNOWN_HARDWARE_TIMEOUT_SECONDS = 5.0  # at the start, where the hardware is known: what runs waits for an agent that renews its lease
+KNOWN_HARDWARE_TIMEOUT_SECONDS = (
+    5.0  # at the start, where the hardware is known: what runs waits for an agent that renews its lease
+)
 UNREADABLE_AFTER_SECONDS = 20.0  # without any answer, though the driver does not hang: then it is an event
 MAX_ANSWER_BYTES = 1 << 22
 CLOSE_SECONDS = 2.0
@@ -52,7 +54,9 @@ class NvmlGpuReader:
         self._overdue = 0  # the question whose answer did not come
         self._asked = ""  # the last question
         self._asked_at = 0.0  # by the clock of time.monotonic
-        self._late_events: list[dict[str, Any]] = []  # of answers that came when nobody waited for them any more
+        self._late_events: list[
+            dict[str, Any]
+        ] = []  # of answers that came when nobody waited for them any more
         self._asking = asyncio.Lock()
         self._gpus: list[GpuSeen] = []
         self._gpu_of: dict[str, str] = {}  # by unit
@@ -76,7 +80,8 @@ class NvmlGpuReader:
         gpus = [parse(GpuSeen, gpu) for gpu in answer["gpus"]]
         versions = answer["driver_version"], answer["cuda_version"]
         offers = {
-            model: [parse(MigProfileSeen, one) for one in profiles] for model, profiles in answer["mig_profiles"].items()
+            model: [parse(MigProfileSeen, one) for one in profiles]
+            for model, profiles in answer["mig_profiles"].items()
         }
         read = GpuInventory(gpus, versions[0], answer["notes"], answer["devices"], versions[1], offers)
         found = with_lost_gpus(read, answer["unread"], known)
@@ -134,7 +139,9 @@ class NvmlGpuReader:
             gpu = self._gpu_at(xid.pci)
             if gpu is not None and xid.ts <= now:
                 self._matched.add(xid.number)
-                found.append(HardwareEvent(self._name(xid), gpu, "kernel log", f"xid:{xid.code}", xid.ts, xid.detail))
+                found.append(
+                    HardwareEvent(self._name(xid), gpu, "kernel log", f"xid:{xid.code}", xid.ts, xid.detail)
+                )
         return found
 
     def _gpu_at(self, pci: str) -> str | None:
@@ -200,7 +207,9 @@ class NvmlGpuReader:
         self._conditions_at = time.monotonic()
         found = []
         for gpu, condition in (await self.conditions()).items():
-            found += conditions.worsened_conditions(gpu, self._conditions.get(gpu), condition, boot=self._boot, now=now)
+            found += conditions.worsened_conditions(
+                gpu, self._conditions.get(gpu), condition, boot=self._boot, now=now
+            )
             self._conditions[gpu] = condition
         return found
 
@@ -211,7 +220,10 @@ class NvmlGpuReader:
             return []
         at = time.monotonic()
         if self._overdue:
-            code, due = "nvml:hung", self._asked_at + (self._deadline if self._has_answered else START_TIMEOUT_SECONDS)
+            code, due = (
+                "nvml:hung",
+                self._asked_at + (self._deadline if self._has_answered else START_TIMEOUT_SECONDS),
+            )
         else:
             code, due = "nvml:unreadable", silent_since + UNREADABLE_AFTER_SECONDS
         if at < due:
@@ -220,12 +232,19 @@ class NvmlGpuReader:
         return [HardwareEvent(uuid.uuid4().hex, "", "nvml", code, now, problem)]
 
     async def reshape(
-        self, gpu: str, parts: Sequence[GeometryPart], before: Sequence[str] | None, locks_folder: Path, deadline: float
+        self,
+        gpu: str,
+        parts: Sequence[GeometryPart],
+        before: Sequence[str] | None,
+        locks_folder: Path,
+        deadline: float,
     ) -> ReshapeOutcome | None:
         """In the NVML process, which holds the driver open: another one would find the GPU in use."""
         self._reshaping = True
         try:
-            answer = await self._ask("reshape", deadline, mig.request_to_json(locks_folder, gpu, parts, before))
+            answer = await self._ask(
+                "reshape", deadline, mig.request_to_json(locks_folder, gpu, parts, before)
+            )
         finally:
             self._reshaping = False
         return None if answer is None else ReshapeOutcome(**answer)
@@ -266,7 +285,9 @@ class NvmlGpuReader:
             self._number += 1
             self._asked, self._asked_at = what, time.monotonic()
             try:
-                self._process.stdin.write(json.dumps({"id": self._number, "ask": what, "about": about}).encode() + b"\n")
+                self._process.stdin.write(
+                    json.dumps({"id": self._number, "ask": what, "about": about}).encode() + b"\n"
+                )
                 self._process.stdin.flush()
             except OSError as error:
                 raise GpuReadError(f"the NVML process ended ({error})") from None
@@ -277,7 +298,10 @@ class NvmlGpuReader:
         self._has_answered = False
         self._started_at = time.monotonic()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "agent.gpu.nvml"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+            [sys.executable, "-m", "agent.gpu.nvml"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
         )
         answers = asyncio.StreamReader(limit=MAX_ANSWER_BYTES)
         protocol = asyncio.StreamReaderProtocol(answers)
@@ -295,7 +319,9 @@ class NvmlGpuReader:
                     except ValueError:
                         continue  # longer than any answer: what has come of it is passed over
                     if not line:
-                        raise GpuReadError("the NVML process ended")  # or hangs in the driver on its way out: nobody waits for it
+                        raise GpuReadError(
+                            "the NVML process ended"
+                        )  # or hangs in the driver on its way out: nobody waits for it
                     answer = _parse_answer(line)
                     if answer["id"] == 0:
                         raise GpuReadError(answer["error"])

@@ -20,10 +20,16 @@ class GpuInventory:
     notes: list[str] = field(default_factory=list)
     devices: dict[str, list[str]] = field(default_factory=dict)
     cuda_version: str = ""  # the newest that the driver supports
-    mig_profiles: dict[str, list[MigProfileSeen]] = field(default_factory=dict)  # by model: what it can be split into
-    lost: dict[str, str] = field(default_factory=dict)  # by uuid: why a GPU can't be read; it is here as it was last known
+    mig_profiles: dict[str, list[MigProfileSeen]] = field(
+        default_factory=dict
+    )  # by model: what it can be split into
+    lost: dict[str, str] = field(
+        default_factory=dict
+    )  # by uuid: why a GPU can't be read; it is here as it was last known
     unread: str = ""  # why none of it could be read: all of it is as it was last known
-    unidentified_gpu_indices: list[int] = field(default_factory=list)  # indices of GPUs that can't be read and never could be: only notes tell
+    unidentified_gpu_indices: list[int] = field(
+        default_factory=list
+    )  # indices of GPUs that can't be read and never could be: only notes tell
 
     @property
     def unreadable(self) -> frozenset[str | int]:
@@ -106,7 +112,12 @@ class GpuReader(Protocol):
         """What happened since the last call."""
 
     async def reshape(
-        self, gpu: str, parts: Sequence[GeometryPart], before: Sequence[str] | None, locks_folder: Path, deadline: float
+        self,
+        gpu: str,
+        parts: Sequence[GeometryPart],
+        before: Sequence[str] | None,
+        locks_folder: Path,
+        deadline: float,
     ) -> ReshapeOutcome | None:
         """Split a GPU otherwise (``agent.gpu.mig``). None: somebody holds a part of it. Raises GpuReadError; asked again it goes on."""
 

@@ -108,7 +108,9 @@ def parse_mig(text: str, models: list[str]) -> dict[int, list[str]]:
             raise SimulationError(f"--simulate-mig: {part!r} is not GPU:COUNTxPROFILE, like 0:7x1g.10gb")
         index = int(match[1])
         if index >= len(models):
-            raise SimulationError(f"--simulate-mig: GPU {index} in {part!r}; the host has 0 to {len(models) - 1}")
+            raise SimulationError(
+                f"--simulate-mig: GPU {index} in {part!r}; the host has 0 to {len(models) - 1}"
+            )
         if index in slices:
             raise SimulationError(f"--simulate-mig: GPU {index} is named twice")
         slices[index] = _parse_profiles(match[2], part, models[index])
@@ -120,7 +122,9 @@ def _parse_profiles(text: str, part: str, model: str) -> list[str]:
     for piece in text.split("+"):
         match = re.fullmatch(r"([1-7])x(([1-7])g\.(\d{1,3})gb)", piece.strip())
         if match is None:
-            raise SimulationError(f"--simulate-mig: {piece!r} in {part!r} is not COUNTxPROFILE, like 7x1g.10gb")
+            raise SimulationError(
+                f"--simulate-mig: {piece!r} in {part!r} is not COUNTxPROFILE, like 7x1g.10gb"
+            )
         profiles += [match[2]] * int(match[1])
     if SIMULATED_MODELS[model].compute_capability not in (80, 90):
         raise SimulationError(f"--simulate-mig: {model} in {part!r} has no MIG")
@@ -178,7 +182,9 @@ def _gpu(host: str, index: int, models: list[str], profiles: list[str]) -> GpuSe
     board = SIMULATED_MODELS[model]
     name = _gpu_name(host, index)
     linked = bool(board.nvlinks) and models.count(model) > 1
-    switched = [each for each in dict.fromkeys(models) if SIMULATED_MODELS[each].nvlinks and models.count(each) > 1]
+    switched = [
+        each for each in dict.fromkeys(models) if SIMULATED_MODELS[each].nvlinks and models.count(each) > 1
+    ]
     units = [UnitSeen(name, "", 0, SLOTS_OF_A_GPU, board.memory_mib)] if not profiles else []
     first = 0
     for number, profile in enumerate(profiles):
@@ -197,7 +203,11 @@ def _gpu(host: str, index: int, models: list[str], profiles: list[str]) -> GpuSe
         numa_node=_numa_node(index, count),
         pci_bus_id=f"00000000:{0x10 + index * 8:02X}:00.0",
         units=units,
-        links={_gpu_name(host, other): _topology_between(index, other, models) for other in range(count) if other != index},
+        links={
+            _gpu_name(host, other): _topology_between(index, other, models)
+            for other in range(count)
+            if other != index
+        },
         pcie=f"x16 of x16, up to generation {board.pcie_generation}",
         nvlinks=board.nvlinks if linked else None,
     )
@@ -270,7 +280,11 @@ class SimulatedGpuReader:
 
     async def hardware(self) -> GpuInventory:
         self._gpus = _gpus(self._host, self._models, self._present())
-        offered = {model: mig_profiles_of(model) for model in dict.fromkeys(self._models) if SIMULATED_MODELS[model].mig_gb}
+        offered = {
+            model: mig_profiles_of(model)
+            for model in dict.fromkeys(self._models)
+            if SIMULATED_MODELS[model].mig_gb
+        }
         return GpuInventory(gpus=self._gpus, driver_version="simulated", mig_profiles=offered)
 
     def last_known(self, problem: str) -> GpuInventory | None:
@@ -283,12 +297,18 @@ class SimulatedGpuReader:
         since = {
             names[name]: profiles or []
             for name, profiles in changed.items()
-            if name in names and {*(profiles or ())} <= {one.name for one in mig_profiles_of(self._models[names[name]])}
+            if name in names
+            and {*(profiles or ())} <= {one.name for one in mig_profiles_of(self._models[names[name]])}
         }
         return {**self._slices, **since}
 
     async def reshape(
-        self, gpu: str, parts: Sequence[GeometryPart], before: Sequence[str] | None, locks_folder: Path, deadline: float
+        self,
+        gpu: str,
+        parts: Sequence[GeometryPart],
+        before: Sequence[str] | None,
+        locks_folder: Path,
+        deadline: float,
     ) -> mig.ReshapeOutcome | None:
         index = next(each.index for each in self._gpus if each.uuid == gpu)
         fault = (read_json(self._faults) or {}).get(str(index), "")
@@ -300,7 +320,9 @@ class SimulatedGpuReader:
         return [self._row(gpu, unit, uses.get(unit.uuid), now) for gpu in self._gpus for unit in gpu.units]
 
     async def occupancy(self, now: float) -> tuple[list[SampleRow], list[GpuProcess]]:
-        return [self._row(gpu, unit, None, now) for gpu in self._gpus for unit in gpu.units], self._planted_strays()
+        return [
+            self._row(gpu, unit, None, now) for gpu in self._gpus for unit in gpu.units
+        ], self._planted_strays()
 
     def processes(self) -> list[GpuProcess]:
         return self._processes
@@ -363,7 +385,9 @@ class SimulatedGpuReader:
         if use is None:
             return 0.0
         if use.declared_utilisation_percent is not None:
-            load = use.declared_utilisation_percent + (self._noise.uniform(-2, 2) if 5 <= use.declared_utilisation_percent <= 95 else 0)
+            load = use.declared_utilisation_percent + (
+                self._noise.uniform(-2, 2) if 5 <= use.declared_utilisation_percent <= 95 else 0
+            )
         elif course.at is None or course_run != use.run or now <= course.at:
             load = 0.0
         else:
@@ -378,7 +402,9 @@ class SimulatedGpuReader:
             if data:
                 gpu = self._gpus[data["gpu"]].uuid
                 detail = "planted on a simulated GPU"
-                found.append(HardwareEvent(path.stem, gpu, "simulated", f"xid:{data['code']}", data["ts"], detail))
+                found.append(
+                    HardwareEvent(path.stem, gpu, "simulated", f"xid:{data['code']}", data["ts"], detail)
+                )
             path.unlink()
         return found
 
@@ -390,7 +416,9 @@ def _memory_used(unit: UnitSeen, use: UnitUse | None, load: float, processes: in
     if use is not None and use.declared_memory_mib is not None:
         return min(unit.memory_mib, max(0, use.declared_memory_mib))
     reserved = int(unit.memory_mib * 0.006)  # what the driver keeps for itself
-    return min(unit.memory_mib, reserved + processes * CONTEXT_MIB + int(unit.memory_mib * 0.7 * min(1.0, load / 60)))
+    return min(
+        unit.memory_mib, reserved + processes * CONTEXT_MIB + int(unit.memory_mib * 0.7 * min(1.0, load / 60))
+    )
 
 
 def _advance_sensors(course: _UnitHistory, power: float, board: SimulatedModel, now: float) -> None:
@@ -398,7 +426,9 @@ def _advance_sensors(course: _UnitHistory, power: float, board: SimulatedModel, 
     if course.at is not None and now > course.at:
         passed = now - course.at
         course.energy_mj += power * passed * 1000
-        course.temperature_c += (target - course.temperature_c) * (1 - math.exp(-passed / TEMPERATURE_LAG_SECONDS))
+        course.temperature_c += (target - course.temperature_c) * (
+            1 - math.exp(-passed / TEMPERATURE_LAG_SECONDS)
+        )
     elif course.at is None:
         course.temperature_c = target
     course.at = now

@@ -26,7 +26,10 @@ from agent.protocol import StraySeen
 
 log = logging.getLogger("agent.gpu.stray_processes")
 
-FIRST_PERSON_UID, NOBODY_UID = 1000, 65534  # services are below; above are subordinate users of people, which each may become
+FIRST_PERSON_UID, NOBODY_UID = (
+    1000,
+    65534,
+)  # services are below; above are subordinate users of people, which each may become
 TERM_GRACE_SECONDS = 10.0
 STRAY_ENDED_CODE = "stray:ended"  # the code of the event about those that the pool's policy ended
 MAX_NAMED_PROCESSES = 20  # in one such event; the log names every one
@@ -83,7 +86,9 @@ class StrayTracker:
 
     def __init__(self) -> None:
         self.seen: list[StraySeen] = []
-        self.runs_on_foreign_gpus: dict[str, str] = {}  # run -> the GPU that it uses and does not hold, where the pool ends that
+        self.runs_on_foreign_gpus: dict[
+            str, str
+        ] = {}  # run -> the GPU that it uses and does not hold, where the pool ends that
         self.ended: list[EndedStray] = []
         self._asked: dict[ProcessKey, float] = {}
         # Kept until it is gone, also where it has left the GPU and takes its time to end.
@@ -110,15 +115,26 @@ class StrayTracker:
             else:
                 done = self._handle_process(key, process, run, key in before, action, known, now)
             strays[key] = StraySeen(
-                each.gpu, each.pid, process.start_ticks, _user_name(each.pid), process.name[:64], each.memory_mib, run, done
+                each.gpu,
+                each.pid,
+                process.start_ticks,
+                _user_name(each.pid),
+                process.name[:64],
+                each.memory_mib,
+                run,
+                done,
             )
             self._note_signal(key, strays[key])
-        self.ended = [end for (_, pid, start), end in self._ending.items() if not processes.is_alive(pid, start)]
+        self.ended = [
+            end for (_, pid, start), end in self._ending.items() if not processes.is_alive(pid, start)
+        ]
         for end in self.ended:
             del self._ending[_key(end.stray)]
         self._asked = {key: since for key, since in self._asked.items() if key in strays}
         fresh = [strays[key] for key in sorted(strays)]
-        is_news = [_reported_fields(stray) for stray in fresh] != [_reported_fields(stray) for stray in self.seen]
+        is_news = [_reported_fields(stray) for stray in fresh] != [
+            _reported_fields(stray) for stray in self.seen
+        ]
         if is_news:
             self.seen = fresh
         return is_news
@@ -128,7 +144,10 @@ class StrayTracker:
         if signal_sent is not None and (before is None or before.signal != signal_sent):
             self._ending[key] = EndedStray(stray, signal_sent)
             log.warning(
-                "a process of no workload on %s is sent %s, as the pool says: %s", stray.gpu, signal_sent, describe_stray(stray)
+                "a process of no workload on %s is sent %s, as the pool says: %s",
+                stray.gpu,
+                signal_sent,
+                describe_stray(stray),
             )
 
     def _handle_run_process(self, key: ProcessKey, run: str, seen_before: bool, action: str) -> str:
@@ -140,7 +159,14 @@ class StrayTracker:
         return "its workload is stopped"
 
     def _handle_process(
-        self, key: ProcessKey, process: processes.Process, run: str, seen_before: bool, action: str, known: WorkloadContext, now: float
+        self,
+        key: ProcessKey,
+        process: processes.Process,
+        run: str,
+        seen_before: bool,
+        action: str,
+        known: WorkloadContext,
+        now: float,
     ) -> str:
         if action != "end":
             return ""
@@ -171,7 +197,8 @@ def ended_by_gpu(ended: Iterable[EndedStray]) -> dict[str, str]:
     for end in ended:
         by_gpu.setdefault(end.stray.gpu, []).append(str(end))
     return {
-        gpu: "; ".join(told[:MAX_NAMED_PROCESSES]) + (f"; and {len(told) - MAX_NAMED_PROCESSES} more" if len(told) > MAX_NAMED_PROCESSES else "")
+        gpu: "; ".join(told[:MAX_NAMED_PROCESSES])
+        + (f"; and {len(told) - MAX_NAMED_PROCESSES} more" if len(told) > MAX_NAMED_PROCESSES else "")
         for gpu, told in by_gpu.items()
     }
 
@@ -262,4 +289,9 @@ def _key(stray: StraySeen) -> ProcessKey:
 
 
 def _reported_fields(stray: StraySeen) -> tuple[object, ...]:
-    return _key(stray), stray.done, stray.run, None if stray.memory_mib is None else stray.memory_mib // MEMORY_CHANGE_MIB
+    return (
+        _key(stray),
+        stray.done,
+        stray.run,
+        None if stray.memory_mib is None else stray.memory_mib // MEMORY_CHANGE_MIB,
+    )

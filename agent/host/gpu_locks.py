@@ -33,7 +33,11 @@ class SlotClaim:
 
     def overlaps(self, other: SlotClaim) -> bool:
         """Can't both be held at once?"""
-        return self.gpu == other.gpu and self.first < other.first + other.slots and other.first < self.first + self.slots
+        return (
+            self.gpu == other.gpu
+            and self.first < other.first + other.slots
+            and other.first < self.first + self.slots
+        )
 
 
 class SlotsLocked(Exception):

@@ -26,7 +26,9 @@ def read_process(pid: int | str) -> Process | None:
         return None  # the last where /proc hides what is not ours (hidepid)
     name = text[text.index("(") + 1 : text.rindex(")")]
     fields = text[text.rindex(")") + 2 :].split()
-    if fields[0] in "ZX" and int(fields[17]) <= 1:  # else only its first thread has ended, and the others go on
+    if (
+        fields[0] in "ZX" and int(fields[17]) <= 1
+    ):  # else only its first thread has ended, and the others go on
         return None
     cpu = sum(int(field) for field in fields[11:15]) / TICKS_PER_SECOND
     return Process(int(pid), int(fields[1]), name, int(fields[19]), cpu)

@@ -15,7 +15,11 @@ log = logging.getLogger("agent")
 
 CANCEL_WAIT_SECONDS = 2.0  # so long a task has to end, and each of several that end one after the other
 FINAL_WRITE_SECONDS = 5.0  # so long threads have to write what they have begun
-STREAM_ERRORS = (AttributeError, OSError, ValueError)  # whoever read what we print has gone, or there never was anybody
+STREAM_ERRORS = (
+    AttributeError,
+    OSError,
+    ValueError,
+)  # whoever read what we print has gone, or there never was anybody
 
 
 async def cancel_tasks(tasks: Collection[asyncio.Task[Any]]) -> None:
@@ -26,10 +30,16 @@ async def cancel_tasks(tasks: Collection[asyncio.Task[Any]]) -> None:
         return
     ended, left = await asyncio.wait(tasks, timeout=CANCEL_WAIT_SECONDS)
     for task in left:
-        log.error("%s does not end and is left behind", getattr(task.get_coro(), "__qualname__", task.get_name()))
+        log.error(
+            "%s does not end and is left behind", getattr(task.get_coro(), "__qualname__", task.get_name())
+        )
     for task in ended:
         if not task.cancelled() and task.exception() is not None:
-            log.info("%s ended with %r", getattr(task.get_coro(), "__qualname__", task.get_name()), task.exception())
+            log.info(
+                "%s ended with %r",
+                getattr(task.get_coro(), "__qualname__", task.get_name()),
+                task.exception(),
+            )
 
 
 def run_and_exit(main: Coroutine[Any, Any, None], status_of: Callable[[BaseException], int]) -> NoReturn:
@@ -45,7 +55,9 @@ def run_and_exit(main: Coroutine[Any, Any, None], status_of: Callable[[BaseExcep
         fault = asyncio.CancelledError() if running.cancelled() else running.exception()
         with contextlib.suppress(*STREAM_ERRORS):
             status = 0 if fault is None else status_of(fault)
-        loop.run_until_complete(asyncio.wait([loop.create_task(loop.shutdown_default_executor())], timeout=FINAL_WRITE_SECONDS))
+        loop.run_until_complete(
+            asyncio.wait([loop.create_task(loop.shutdown_default_executor())], timeout=FINAL_WRITE_SECONDS)
+        )
     except KeyboardInterrupt:  # before it takes signals itself: it has begun nothing
         status = 128 + signal.SIGINT
     finally:

@@ -113,7 +113,9 @@ def read_json_or_raise(path: Path) -> Any:
     """Like ``read_json``, for what holds a fence: only a file that is not there may count as nothing. Raises StateFolderError."""
     value = read_json(path)
     if value is None and path.exists():
-        raise StateFolderError(f"{path} is damaged: what it kept is not known and must not count as nothing. Restore it from a copy")
+        raise StateFolderError(
+            f"{path} is damaged: what it kept is not known and must not count as nothing. Restore it from a copy"
+        )
     return value
 
 
@@ -157,7 +159,9 @@ class StateFolder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise StateFolderError(f"--state: another agent already uses {folder}") from None
-        self.missing_tools_reason = ""  # why this version's could not be laid out; those of an earlier one are left as they were
+        self.missing_tools_reason = (
+            ""  # why this version's could not be laid out; those of an earlier one are left as they were
+        )
         self.identity = self._load_identity()
         self.generations = Generations(folder / "generations.json")
         self.starts = AgentStarts(folder / "starts")
@@ -214,7 +218,9 @@ class StateFolder:
             for name, resource, mode in TOOL_FILES:
                 content = pkgutil.get_data("agent", resource)
                 if content is None:
-                    raise StateFolderError(f"this installation of the agent lacks {resource}: install it again")
+                    raise StateFolderError(
+                        f"this installation of the agent lacks {resource}: install it again"
+                    )
                 path = self.tools / name
                 if path.exists() and path.read_bytes() == content and path.stat().st_mode & 0o777 == mode:
                     continue  # nothing to write: the agent comes back also on a full disk
@@ -229,7 +235,10 @@ class StateFolder:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             self.missing_tools_reason = str(error.strerror)
-            log.error("the tools of this version can't be laid out, and nothing starts before they are: %s", error.strerror)
+            log.error(
+                "the tools of this version can't be laid out, and nothing starts before they are: %s",
+                error.strerror,
+            )
             return
         for new, path in written:
             os.replace(new, path)

@@ -53,12 +53,16 @@ class RunCgroups:
 class Cgroups:
     """The control groups of this host's runs. ``notes`` says which limits it can't set, ``layout`` which kind of groups it has."""
 
-    def __init__(self, mounts: Path = Path("/proc/mounts"), most_processes: int = MAX_PROCESSES_PER_RUN) -> None:
+    def __init__(
+        self, mounts: Path = Path("/proc/mounts"), most_processes: int = MAX_PROCESSES_PER_RUN
+    ) -> None:
         self.max_processes = most_processes
         self.layout, self._groups = _find_controllers(mounts)
         lacking = [name for name in CONTROLLERS if name not in self.available_controllers]
         self.notes = (
-            [f"No limits of {', '.join(lacking)} per workload: control groups can't be written."] if lacking else []
+            [f"No limits of {', '.join(lacking)} per workload: control groups can't be written."]
+            if lacking
+            else []
         )
         if DEVICES_CONTROLLER not in self.available_controllers:
             self.notes.append(
@@ -86,7 +90,9 @@ class Cgroups:
         for group in self._groups:
             folder = group.folder / name
             if not group.folder.is_dir():  # systemd removes what it finds empty, whoever made it
-                _ensure_directory(group.folder) if group.version == 1 else _enable_v2_controllers(group.folder.parent)
+                _ensure_directory(group.folder) if group.version == 1 else _enable_v2_controllers(
+                    group.folder.parent
+                )
             folder.mkdir(exist_ok=True)
             for setting, value in _limit_files(group, folder, limits):
                 (folder / setting).write_text(value)

@@ -25,11 +25,36 @@ PROBE_TIMEOUT_SECONDS = 20
 SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 # The parts of /etc that programs need; /etc/shadow, ssh keys and service passwords are not among them.
 ETC_FILES = (
-    "alternatives", "ca-certificates", "ca-certificates.conf", "fonts", "host.conf", "hosts", "ld.so.cache",
-    "ld.so.conf", "ld.so.conf.d", "ld.so.preload", "locale.alias", "locale.conf", "localtime", "magic", "mime.types",
-    "networks", "nsswitch.conf", "OpenCL", "os-release", "pki/tls/certs", "pki/ca-trust", "protocols", "resolv.conf",
-    "services", "ssl/certs", "ssl/openssl.cnf", "terminfo", "timezone", "vulkan",
-)  # fmt: skip
+    "alternatives",
+    "ca-certificates",
+    "ca-certificates.conf",
+    "fonts",
+    "host.conf",
+    "hosts",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "ld.so.preload",
+    "locale.alias",
+    "locale.conf",
+    "localtime",
+    "magic",
+    "mime.types",
+    "networks",
+    "nsswitch.conf",
+    "OpenCL",
+    "os-release",
+    "pki/tls/certs",
+    "pki/ca-trust",
+    "protocols",
+    "resolv.conf",
+    "services",
+    "ssl/certs",
+    "ssl/openssl.cnf",
+    "terminfo",
+    "timezone",
+    "vulkan",
+)
 PROC_READ_ONLY = (
     "/proc/sys",
     "/proc/sysrq-trigger",
@@ -82,7 +107,9 @@ class LaunchCommand:
 
     argv: list[str]
     cwd: str
-    stage: list[tuple[str, str]] = field(default_factory=list)  # (path of the host, where the run's user finds it)
+    stage: list[tuple[str, str]] = field(
+        default_factory=list
+    )  # (path of the host, where the run's user finds it)
     user: int | None = None
 
 
@@ -123,7 +150,14 @@ class PlainLauncher:
     def view(self, box: SandboxRequest) -> SandboxPaths:
         if box.user is None:
             return SandboxPaths(box.home, box.checkpoint, box.inbox, box.outbox, box.tmp, box.tools)
-        return SandboxPaths(STAGE_ROOT / "home", STAGE_ROOT / "checkpoint", STAGE_ROOT / "in", STAGE_ROOT / "out", STAGE_ROOT / "tmp", STAGE_ROOT / "tools")
+        return SandboxPaths(
+            STAGE_ROOT / "home",
+            STAGE_ROOT / "checkpoint",
+            STAGE_ROOT / "in",
+            STAGE_ROOT / "out",
+            STAGE_ROOT / "tmp",
+            STAGE_ROOT / "tools",
+        )
 
     def launch(self, box: SandboxRequest) -> LaunchCommand:
         view = self.view(box)
@@ -133,7 +167,9 @@ class PlainLauncher:
             (getattr(box, name), getattr(view, name))
             for name in ("home", "checkpoint", "inbox", "outbox", "tmp", "tools")
         )
-        return LaunchCommand(box.command, str(view.home), [(str(here), str(there)) for here, there in pairs], box.user)
+        return LaunchCommand(
+            box.command, str(view.home), [(str(here), str(there)) for here, there in pairs], box.user
+        )
 
 
 class BubblewrapLauncher:
@@ -148,7 +184,9 @@ class BubblewrapLauncher:
 
     def prepare(self, box: SandboxRequest) -> None:
         """The sandbox's only user has the owner's name."""
-        (box.inbox / "passwd").write_text(f"{box.owner}:x:{SANDBOX_UID}:{SANDBOX_UID}::/home/{box.owner}:/bin/bash\n")
+        (box.inbox / "passwd").write_text(
+            f"{box.owner}:x:{SANDBOX_UID}:{SANDBOX_UID}::/home/{box.owner}:/bin/bash\n"
+        )
         (box.inbox / "group").write_text(f"{box.owner}:x:{SANDBOX_UID}:\n")
         for name in ("passwd", "group"):
             (box.inbox / name).chmod(0o644)
@@ -172,7 +210,11 @@ class BubblewrapLauncher:
             *("--bind", stage.at(box.tmp), "/tmp", "--symlink", "../tmp", "/var/tmp"),
             *_interpreter_mounts(stage),  # after /tmp, below which it may lie
             *("--proc", "/proc", *_read_only_proc_mounts(), "--dev", "/dev"),
-            *(argument for node in gpu_device_nodes(box.devices) for argument in ("--dev-bind-try", node, node)),
+            *(
+                argument
+                for node in gpu_device_nodes(box.devices)
+                for argument in ("--dev-bind-try", node, node)
+            ),
             *_shared_memory_mounts(box.memory_mib),
             *(argument for path in box.exposed for argument in ("--ro-bind-try", stage.at(path), str(path))),
             *("--bind", stage.at(box.home), str(view.home)),
@@ -213,7 +255,14 @@ def _namespace_arguments(nested: bool, network: str) -> list[str]:
         *("--unshare-user", "--uid", str(SANDBOX_UID), "--gid", str(SANDBOX_UID)),
         *(() if nested else ("--disable-userns",)),
         *(("--unshare-net",) if network == "private" else ()),
-        *("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--hostname", "workload"),
+        *(
+            "--unshare-pid",
+            "--unshare-ipc",
+            "--unshare-uts",
+            "--unshare-cgroup-try",
+            "--hostname",
+            "workload",
+        ),
         *("--die-with-parent", "--new-session", "--cap-drop", "ALL"),
     ]
 
@@ -265,7 +314,9 @@ class LauncherChoice:
     notes: list[str]
 
 
-def choose_launcher(wanted: str, probe: Path, network: str = "private", user: int | None = None) -> LauncherChoice:
+def choose_launcher(
+    wanted: str, probe: Path, network: str = "private", user: int | None = None
+) -> LauncherChoice:
     """The launcher for this host, by trying. ``wanted``: auto, bubblewrap or plain. ``probe``: an empty folder. ``network``:
     private for a loopback of its own, else that of whoever starts it. ``user``: one that teams may have; None: no user per team.
 
@@ -274,7 +325,9 @@ def choose_launcher(wanted: str, probe: Path, network: str = "private", user: in
     if user is not None:
         STAGE_ROOT.mkdir(exist_ok=True, mode=0o755)
     if wanted == "plain":
-        return _choose_plain("No isolation: workloads run as plain processes, because this agent was started so.", probe, user)
+        return _choose_plain(
+            "No isolation: workloads run as plain processes, because this agent was started so.", probe, user
+        )
     program = shutil.which("bwrap")
     if program is None:
         return _fall_back_to_plain(wanted, "bwrap is not installed", probe, user)
@@ -282,12 +335,18 @@ def choose_launcher(wanted: str, probe: Path, network: str = "private", user: in
     for launcher, with_user in _bubblewrap_candidates(program, network, user):
         problem = _probe_failure(launcher, probe, with_user)
         if not problem:
-            return LauncherChoice(launcher, with_user is not None, _isolation_gaps(launcher, network, user, with_user, first_problem))
+            return LauncherChoice(
+                launcher,
+                with_user is not None,
+                _isolation_gaps(launcher, network, user, with_user, first_problem),
+            )
         first_problem = first_problem or problem
     return _fall_back_to_plain(wanted, first_problem, probe, user)
 
 
-def _bubblewrap_candidates(program: str, network: str, user: int | None) -> list[tuple[BubblewrapLauncher, int | None]]:
+def _bubblewrap_candidates(
+    program: str, network: str, user: int | None
+) -> list[tuple[BubblewrapLauncher, int | None]]:
     """Every way to use bubblewrap that is as tight as ``network`` allows, and then what is left where those don't run."""
     networks = ("private", "host") if network == "private" else ("host",)
     users = (None,) if user is None else (user, None)
@@ -299,7 +358,9 @@ def _bubblewrap_candidates(program: str, network: str, user: int | None) -> list
     ]
 
 
-def _isolation_gaps(launcher: BubblewrapLauncher, network: str, user: int | None, with_user: int | None, problem: str) -> list[str]:
+def _isolation_gaps(
+    launcher: BubblewrapLauncher, network: str, user: int | None, with_user: int | None, problem: str
+) -> list[str]:
     """What this sandbox does not keep apart. ``problem``: why the tightest one does not run here, or ''."""
     notes = _no_team_users_note(user, "" if with_user is not None else problem)
     if launcher.nested:
@@ -320,7 +381,9 @@ def _no_team_users_note(user: int | None, problem: str) -> list[str]:
     if user is None:
         return ["Every workload runs as the same user of the host: there is no user id per team."]
     if problem:
-        return [f"Every workload runs as the same user of the host: a user id per team does not work here ({problem})."]
+        return [
+            f"Every workload runs as the same user of the host: a user id per team does not work here ({problem})."
+        ]
     return []
 
 
@@ -333,7 +396,9 @@ def _fall_back_to_plain(wanted: str, problem: str, probe: Path, user: int | None
 
 def _choose_plain(note: str, probe: Path, user: int | None) -> LauncherChoice:
     problem = "" if user is None else _probe_failure(PlainLauncher(), probe, user)
-    return LauncherChoice(PlainLauncher(), user is not None and not problem, [note, *_no_team_users_note(user, problem)])
+    return LauncherChoice(
+        PlainLauncher(), user is not None and not problem, [note, *_no_team_users_note(user, problem)]
+    )
 
 
 def can_restrict_abstract_sockets(launcher: Launcher) -> bool:
@@ -410,7 +475,9 @@ def _probe_failure(launcher: Launcher, folder: Path, user: int | None) -> str:
             pass_fds=[given] if given >= 0 else [],
             preexec_fn=lambda: workload_entry.enter_workload(spec),
         )
-    except subprocess.SubprocessError as error:  # what went wrong between fork and exec comes without its reason
+    except (
+        subprocess.SubprocessError
+    ) as error:  # what went wrong between fork and exec comes without its reason
         return str(error)
     except OSError as error:
         return str(error)
@@ -419,7 +486,9 @@ def _probe_failure(launcher: Launcher, folder: Path, user: int | None) -> str:
             os.close(given)
         shutil.rmtree(folder, ignore_errors=True)
     return (
-        "" if done.stdout == "works\n" else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        ""
+        if done.stdout == "works\n"
+        else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
     )
 
 

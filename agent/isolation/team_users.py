@@ -31,7 +31,10 @@ DEFAULT_FIRST_UID, DEFAULT_LAST_UID = (
 MIN_UID, MAX_UID = 1_000, 2**31 - 2
 METADATA_FOLDER = ".volumes"
 TEAM_RECORD_FILE = "teams.json"
-INBOX_FILE_MODE, INBOX_FOLDER_MODE = 0o640, 0o2750  # of what a run's user reads and does not write; new files get its group
+INBOX_FILE_MODE, INBOX_FOLDER_MODE = (
+    0o640,
+    0o2750,
+)  # of what a run's user reads and does not write; new files get its group
 HOME_UID_SEPARATOR = "~"  # in no owner's name
 
 
@@ -80,14 +83,20 @@ class TeamUsers:
         if self.numbers is None or not number or not team:
             return None
         if number not in self.numbers:
-            raise TeamUserError(f"user {number} is not one of {self.numbers.first} to {self.numbers.last} (--team-users)")
+            raise TeamUserError(
+                f"user {number} is not one of {self.numbers.first} to {self.numbers.last} (--team-users)"
+            )
         with contextlib.suppress(KeyError):
             raise TeamUserError(f"user {number} is the account {pwd.getpwuid(number).pw_name} of this host")
         with self._record() as teams:
             owner = teams.setdefault(str(number), team)
-            before = next((int(other) for other, name in teams.items() if name == team and int(other) != number), None)
+            before = next(
+                (int(other) for other, name in teams.items() if name == team and int(other) != number), None
+            )
         if owner != team:
-            raise TeamUserError(f"user {number} was another team's on these homes: its files would be this team's")
+            raise TeamUserError(
+                f"user {number} was another team's on these homes: its files would be this team's"
+            )
         if before is not None:
             raise TeamUserError(f"the team was user {before} on these homes and can't be {number} now")
         return number
@@ -164,7 +173,9 @@ class TeamUsers:
             self._trouble[path] = str(error.strerror)
             return
         if left:
-            log.warning("%s: %d entries keep their owner: they have names elsewhere or are too deep", path, left)
+            log.warning(
+                "%s: %d entries keep their owner: they have names elsewhere or are too deep", path, left
+            )
 
 
 def chown_run_folders(run: Path, user: int | None) -> None:

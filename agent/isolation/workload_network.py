@@ -40,7 +40,15 @@ NETWORK_MODES = ("private", "internet", "host")
 METADATA_NETWORKS = ("169.254.0.0/16", "168.63.129.16", "100.100.100.200")
 METADATA_ADDRESSES_IPV6 = ("fd00:ec2::254", "fd00:ec2::23", "fd20:ce::254", "fe80::a9fe:a9fe")
 # Not of the internet: RFC 1918, RFC 6598 (providers' own), RFC 3927 (one link), RFC 5771 (multicast), RFC 1112 (reserved).
-PRIVATE_NETWORKS = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16", "224.0.0.0/4", "240.0.0.0/4")
+PRIVATE_NETWORKS = (
+    "10.0.0.0/8",
+    "172.16.0.0/12",
+    "192.168.0.0/16",
+    "100.64.0.0/10",
+    "169.254.0.0/16",
+    "224.0.0.0/4",
+    "240.0.0.0/4",
+)
 IP_FORWARD_FILE = Path("/proc/sys/net/ipv4/ip_forward")
 FORWARDING_RECORD = "forwarding.json"  # in the state folder: the boot of the host in which it did not forward before an agent came
 WORKLOAD_NETWORK_PREFIX = "10.213"  # of the pairs of interfaces, /30 each
@@ -158,7 +166,9 @@ class WorkloadNetwork:
         if f"table inet {self._table}" in _command_output("nft", "list", "tables").splitlines():
             return ""
         with self._changing:
-            problem = self._install(ports_to_close(self._users, list(listening_sockets())) if self.can_close_ports else set())
+            problem = self._install(
+                ports_to_close(self._users, list(listening_sockets())) if self.can_close_ports else set()
+            )
         if not problem:
             log.warning("somebody took away the rules of the workloads' network; they are set again")
         return problem
@@ -177,7 +187,9 @@ class WorkloadNetwork:
     def _install(self, closed: set[ListeningSocket]) -> str:
         """Replace the table as a whole, so that there is no moment without it; why that did not work, or ''."""
         table = f"inet {self._table}"
-        elements = [f"add element {table} {_nft_set_name(each)} {{ {_nft_element(each)} }}" for each in sorted(closed)]
+        elements = [
+            f"add element {table} {_nft_set_name(each)} {{ {_nft_element(each)} }}" for each in sorted(closed)
+        ]
         text = [f"table {table}", f"delete table {table}", f"table {table} {{\n{self._rules}\n}}", *elements]
         problem = _run_command("nft", "-f", "-", given="\n".join(text) + "\n")
         if not problem:
@@ -223,7 +235,9 @@ def network_key(folder: Path) -> str:
     return hashlib.sha256(str(folder).encode()).hexdigest()[:4]
 
 
-def open_network(wanted: str, folder: Path, numbers: UidRange | None, reach: Sequence[str] = ()) -> WorkloadNetwork:
+def open_network(
+    wanted: str, folder: Path, numbers: UidRange | None, reach: Sequence[str] = ()
+) -> WorkloadNetwork:
     """The network of the workloads of the agent whose state is in ``folder``, as far as this host can make it. ``reach``: private
     networks that those with a network of their own may reach, as ``checked_private_network`` gives them.
 
@@ -236,7 +250,9 @@ def open_network(wanted: str, folder: Path, numbers: UidRange | None, reach: Seq
     if wanted == "internet":
         problem = lacking or _enable_forwarding_rules(network, folder, reach)
         if problem:
-            raise RuntimeError(f"--network: internet needs root, ip and nft, and does not work here: {problem}")
+            raise RuntimeError(
+                f"--network: internet needs root, ip and nft, and does not work here: {problem}"
+            )
         network.notes.append(
             "Workloads reach the internet, but no service of this host, no other workload, no metadata address, and "
             f"{'of private networks ' + ', '.join(reach) + ' alone' if reach else 'no private network'}."
@@ -295,8 +311,14 @@ def _internet_rules(network: WorkloadNetwork, reach: Sequence[str], *, alone: bo
     """``alone``: nothing else of the host is forwarded."""
     ours, anybodys = f'"gpn{network.key}*"', '"gpn*"'
     names = [each for each in _name_servers() if ":" not in each]
-    ask = f"iifname {ours} ip daddr {{ {', '.join(names)} }} meta l4proto {{ tcp, udp }} th dport 53 accept" if names else ""
-    apart = [str(each) for each in ipaddress.collapse_addresses(map(ipaddress.IPv4Network, reach))]  # nft takes no overlaps
+    ask = (
+        f"iifname {ours} ip daddr {{ {', '.join(names)} }} meta l4proto {{ tcp, udp }} th dport 53 accept"
+        if names
+        else ""
+    )
+    apart = [
+        str(each) for each in ipaddress.collapse_addresses(map(ipaddress.IPv4Network, reach))
+    ]  # nft takes no overlaps
     named = f"iifname {ours} ip daddr {{ {', '.join(apart)} }} accept" if apart else ""
     rest = f"meta nfproto ipv4 iifname != {anybodys} oifname != {anybodys} drop" if alone else ""
     return f"""
@@ -427,17 +449,31 @@ def _run_command(*command: str, given: str = "") -> str:
     """Run a program of the system; what it complains of, or ''."""
     try:
         done = subprocess.run(
-            command, input=given, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_SECONDS, check=False,
+            command,
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_TIMEOUT_SECONDS,
+            check=False,
             env={"PATH": _search_path()},
-        )  # fmt: skip
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
-    return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[0]
+    return (
+        ""
+        if done.returncode == 0
+        else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[0]
+    )
 
 
 def _command_output(*command: str) -> str:
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_SECONDS, check=False, env={"PATH": _search_path()}
+        command,
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_TIMEOUT_SECONDS,
+        check=False,
+        env={"PATH": _search_path()},
     ).stdout
 
 

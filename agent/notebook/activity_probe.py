@@ -27,7 +27,9 @@ async def probe_activity(socket: Path, secret: str) -> dict[str, Any] | None:
             connector = aiohttp.UnixConnector(path)
             timeout = aiohttp.ClientTimeout(total=ANSWER_TIMEOUT_SECONDS)
             headers = {"X-Gpupool-Secret": secret}
-            async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers) as session:
+            async with aiohttp.ClientSession(
+                connector=connector, timeout=timeout, headers=headers
+            ) as session:
                 status = await _get_json(session, "status")
                 kernels = await _get_json(session, "kernels")
                 terminals = await _get_json(session, "terminals")
@@ -54,7 +56,9 @@ def _activity(status: Any, kernels: Any, terminals: Any) -> dict[str, Any] | Non
         "connections": sum(_count(kernel.get("connections")) for kernel in listed),
         "terminals": len(terminals),
         "last_activity": _seconds(status.get("last_activity")),
-        "last_message": max(filter(None, (_seconds(one.get("last_activity")) for one in [*listed, *shells])), default=None),
+        "last_message": max(
+            filter(None, (_seconds(one.get("last_activity")) for one in [*listed, *shells])), default=None
+        ),
     }
 
 

@@ -20,9 +20,13 @@ def declared_load(run: LocalRun, pids: Iterable[int]) -> tuple[float | None, int
     and little is read.
     """
     try:
-        descriptor = os.open(run.folder / "out" / "load", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(
+            run.folder / "out" / "load", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        )
     except OSError:
-        return max((_load_from_environment(pid) for pid in pids), default=None, key=lambda load: load or 0.0), None
+        return max(
+            (_load_from_environment(pid) for pid in pids), default=None, key=lambda load: load or 0.0
+        ), None
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return None, None
@@ -42,6 +46,10 @@ def _parse_declaration(text: str) -> tuple[float | None, int | None]:
         return None, None
     memory = value.get("memory_mib") if isinstance(value, dict) else None
     load = value.get("utilisation") if isinstance(value, dict) else value
-    load = float(load) if isinstance(load, (int, float)) and not isinstance(load, bool) and 0 <= load <= 100 else None
+    load = (
+        float(load)
+        if isinstance(load, (int, float)) and not isinstance(load, bool) and 0 <= load <= 100
+        else None
+    )
     whole = isinstance(memory, int) and not isinstance(memory, bool) and 0 <= memory < 1 << 24
     return load, memory if whole else None

@@ -35,17 +35,24 @@ OUT_OF_DISK = "out_of_disk"
 DISK_PRESSURE_MESSAGE = "the disk of the host was nearly full"
 DISK_CHECK_SECONDS = 0.5  # how often the disk's room is looked at
 LIMIT_CHECK_SECONDS = 10.0  # how often runs are measured for their limit while the disk has room
-GROWTH_WINDOW_SECONDS = 300.0  # how often it is kept what each has: "of late" is since between one and two of these
+GROWTH_WINDOW_SECONDS = (
+    300.0  # how often it is kept what each has: "of late" is since between one and two of these
+)
 MEASURE_TIMEOUT_SECONDS = 10.0  # for one run: what takes longer to count counts as the largest
 STOP_GRACE_SECONDS = 5.0  # until KILL: one that ignores TERM goes on writing
 SETTLE_SECONDS = 5.0  # after a stopped run has ended: what it wrote is removed in the background
 STUCK_RUN_SECONDS = 30.0  # after its grace: one that does not end keeps nobody else from being stopped
 PRESSURE_SHARE = 0.05  # of the disk: with less room, but not more than this, it runs low
 MAX_PRESSURE_BYTES, MAX_PRESSURE_FILES = 4 << 30, 20_000
-MIN_EVICTED_DIVISOR = 16  # who has less than this part of the room that is to stay is not to blame: its end would help nobody
+MIN_EVICTED_DIVISOR = (
+    16  # who has less than this part of the room that is to stay is not to blame: its end would help nobody
+)
 STAT_BLOCK_BYTES = 512  # bytes; what st_blocks counts in
 UNKNOWN_USAGE = 1 << 62
-KCMP_SYSCALL_NUMBERS, KCMP_FILES = {"x86_64": 312, "aarch64": 272}, 2  # of the system call, and what it is asked; kcmp(2)
+KCMP_SYSCALL_NUMBERS, KCMP_FILES = (
+    {"x86_64": 312, "aarch64": 272},
+    2,
+)  # of the system call, and what it is asked; kcmp(2)
 
 
 def pressure_threshold(total: int, *, least: int = MIN_FREE_BYTES, most: int = MAX_PRESSURE_BYTES) -> int:
@@ -66,13 +73,17 @@ def runs_over_limit(taken: dict[str, int], most: int) -> dict[str, str]:
 class DiskSnapshot:
     """What each run had at a moment, and the room that there was beside that."""
 
-    bytes: dict[str, int] = field(default_factory=dict)  # by run; one that is not in it began later and had nothing
+    bytes: dict[str, int] = field(
+        default_factory=dict
+    )  # by run; one that is not in it began later and had nothing
     files: dict[str, int] = field(default_factory=dict)
     free_bytes: int = 0
     free_files: int = 0
 
 
-def run_to_stop(taken: dict[str, int], before: dict[str, int], lacking: int, least: int, gone: int = 0) -> str:
+def run_to_stop(
+    taken: dict[str, int], before: dict[str, int], lacking: int, least: int, gone: int = 0
+) -> str:
     """Who has to go on a disk that runs low by ``lacking``: who took most since ``before``, while ``gone`` was taken in all.
     '' where all of them together have not taken what lacks since then, or nobody has taken ``least``: others filled it.
 
@@ -80,8 +91,14 @@ def run_to_stop(taken: dict[str, int], before: dict[str, int], lacking: int, lea
     those that are known have not even half of it."""
     if lacking <= 0:
         return ""
-    unknown = [run for run, took in taken.items() if UNKNOWN_USAGE in (took, before.get(run)) and took >= least]
-    grown = {run: took - before.get(run, 0) for run, took in taken.items() if UNKNOWN_USAGE not in (took, before.get(run))}
+    unknown = [
+        run for run, took in taken.items() if UNKNOWN_USAGE in (took, before.get(run)) and took >= least
+    ]
+    grown = {
+        run: took - before.get(run, 0)
+        for run, took in taken.items()
+        if UNKNOWN_USAGE not in (took, before.get(run))
+    }
     known = sum(grew for grew in grown.values() if grew > 0)
     name = max(grown, key=lambda run: grown[run], default="")
     if grown.get(name, 0) >= least and known >= lacking and (2 * known >= gone or not unknown):
@@ -109,7 +126,9 @@ class DiskPressure:
         self._kept = DiskSnapshot()  # what each had then
         self._before = DiskSnapshot()  # and what it had the time before
         self._stopped: dict[str, _StoppedRun] = {}  # by run
-        self._external_fill: tuple[float, int, int] | None = None  # when that was found, and the room there was: bytes, files
+        self._external_fill: tuple[float, int, int] | None = (
+            None  # when that was found, and the room there was: bytes, files
+        )
 
     async def watch(self) -> None:
         """For ever; ends no run but those that take too much."""
@@ -117,7 +136,11 @@ class DiskPressure:
             await asyncio.sleep(DISK_CHECK_SECONDS)
             try:
                 await self.look(time.monotonic())
-            except (OSError, RuntimeError, subprocess.SubprocessError) as problem:  # no process or thread is to be had, say
+            except (
+                OSError,
+                RuntimeError,
+                subprocess.SubprocessError,
+            ) as problem:  # no process or thread is to be had, say
                 log.error("what runs take of the disk can't be measured: %s", problem)
 
     async def look(self, now: float) -> None:
@@ -126,7 +149,10 @@ class DiskPressure:
             self._recover_stopped_runs(now)
         folder = self._runs.state.folder
         disk, inodes = shutil.disk_usage(folder), os.statvfs(folder)
-        room, room_for_files = pressure_threshold(disk.total), pressure_threshold(inodes.f_files, least=MIN_FREE_FILES, most=MAX_PRESSURE_FILES)
+        room, room_for_files = (
+            pressure_threshold(disk.total),
+            pressure_threshold(inodes.f_files, least=MIN_FREE_FILES, most=MAX_PRESSURE_FILES),
+        )
         lacking, files = room - disk.free, room_for_files - inodes.f_favail if inodes.f_files else 0
         least, least_files = room // MIN_EVICTED_DIVISOR, room_for_files // MIN_EVICTED_DIVISOR
         if self._kept_at is None or now - self._kept_at >= GROWTH_WINDOW_SECONDS:
@@ -134,10 +160,14 @@ class DiskPressure:
         as_before = self._unchanged_since_external_fill(now, disk.free + least, inodes.f_favail + least_files)
         if (lacking > 0 or files > 0) and not as_before and not self._is_waiting_for_space(now):
             gone, gone_files = self._before.free_bytes - disk.free, self._before.free_files - inodes.f_favail
-            name, took = await self._find_run_to_stop(measure_bytes, _count_bytes, self._before.bytes, lacking, least, gone)
+            name, took = await self._find_run_to_stop(
+                measure_bytes, _count_bytes, self._before.bytes, lacking, least, gone
+            )
             why = f"its temporary files took the most of it of late: {_format_mib(took)}"
             if not name:
-                name, took = await self._find_run_to_stop(measure_files, _count_files, self._before.files, files, least_files, gone_files)
+                name, took = await self._find_run_to_stop(
+                    measure_files, _count_files, self._before.files, files, least_files, gone_files
+                )
                 why = f"it made the most of the files on it of late: {_format_file_count(took)}"
             if name:
                 self._stop(name, f"{DISK_PRESSURE_MESSAGE}, and {why}", now, host_full=True)
@@ -145,13 +175,20 @@ class DiskPressure:
                 self._external_fill = (now, disk.free, inodes.f_favail)
         if self._most and now - self._measured_at >= LIMIT_CHECK_SECONDS:
             self._measured_at = now
-            for name, why in runs_over_limit(await asyncio.to_thread(measure_bytes, self._at_work()), self._most).items():
+            for name, why in runs_over_limit(
+                await asyncio.to_thread(measure_bytes, self._at_work()), self._most
+            ).items():
                 self._stop(name, why, now)
 
     async def _find_run_to_stop(
-        self, measured: Callable[[list[LocalRun]], dict[str, int]], counted: Callable[[list[Path]], int],
-        before: dict[str, int], lacking: int, least: int, gone: int,
-    ) -> tuple[str, int]:  # fmt: skip
+        self,
+        measured: Callable[[list[LocalRun]], dict[str, int]],
+        counted: Callable[[list[Path]], int],
+        before: dict[str, int],
+        lacking: int,
+        least: int,
+        gone: int,
+    ) -> tuple[str, int]:
         """Who is to blame, and how much it has. For what ended work has left, or what is being stopped has, that is nobody."""
         if lacking <= 0:
             return "", 0
@@ -168,7 +205,10 @@ class DiskPressure:
         """Keep what each run has. At an agent's start, those that were there before it have had that for long, unless the disk ran
         low meanwhile: then what the agent before this one kept counts."""
         there = self._at_work()
-        each, each_files = await asyncio.to_thread(measure_bytes, there), await asyncio.to_thread(measure_files, there)
+        each, each_files = (
+            await asyncio.to_thread(measure_bytes, there),
+            await asyncio.to_thread(measure_files, there),
+        )
         kept = DiskSnapshot(each, each_files, free_bytes, free_files)
         if self._kept_at is not None:
             self._before = self._kept
@@ -178,8 +218,10 @@ class DiskPressure:
             adopted = {run.id for run in there if run.adopted}
             self._before = DiskSnapshot(
                 {run: took for run, took in each.items() if run in adopted},
-                {run: count for run, count in each_files.items() if run in adopted}, free_bytes, free_files,
-            )  # fmt: skip
+                {run: count for run, count in each_files.items() if run in adopted},
+                free_bytes,
+                free_files,
+            )
         self._kept_at, self._kept = now, kept
         with log_disk_errors("what each run has of the disk"):
             await asyncio.to_thread(write_json, self._file, asdict(kept))
@@ -213,7 +255,9 @@ class DiskPressure:
         if run is not None and run.state in ("starting", "running"):
             log.warning("run %s is stopped: %s", name, why)
             self._stopped[name] = _StoppedRun(now + STOP_GRACE_SECONDS + STUCK_RUN_SECONDS)
-            self._runs.stop(StopRun(name, OUT_OF_DISK, STOP_GRACE_SECONDS, whatever=True, why=why, host_full=host_full))
+            self._runs.stop(
+                StopRun(name, OUT_OF_DISK, STOP_GRACE_SECONDS, whatever=True, why=why, host_full=host_full)
+            )
 
     def _is_waiting_for_space(self, now: float) -> bool:
         """Is one that was stopped still there, or what it wrote? Then nobody else is blamed yet, for a while."""
@@ -240,7 +284,9 @@ def _read_snapshot(path: Path) -> DiskSnapshot | None:
         kept: Any = read_json(path)
         if not kept:
             return None
-        each, each_files = ({str(run): int(has) for run, has in kept[name].items()} for name in ("bytes", "files"))
+        each, each_files = (
+            {str(run): int(has) for run, has in kept[name].items()} for name in ("bytes", "files")
+        )
         return DiskSnapshot(each, each_files, int(kept["free_bytes"]), int(kept["free_files"]))
     except (OSError, AttributeError, KeyError, TypeError, ValueError):
         return None
@@ -248,7 +294,13 @@ def _read_snapshot(path: Path) -> DiskSnapshot | None:
 
 def measure_bytes(runs: Iterable[LocalRun]) -> dict[str, int]:
     """Bytes on the disk, by run; without those that are gone meanwhile. Takes as long as the disk does: not for the event loop."""
-    return _measure_each(runs, _count_bytes, lambda nameless: sum(seen.st_blocks * STAT_BLOCK_BYTES for seen in nameless if stat.S_ISREG(seen.st_mode)))
+    return _measure_each(
+        runs,
+        _count_bytes,
+        lambda nameless: sum(
+            seen.st_blocks * STAT_BLOCK_BYTES for seen in nameless if stat.S_ISREG(seen.st_mode)
+        ),
+    )
 
 
 def measure_files(runs: Iterable[LocalRun]) -> dict[str, int]:
@@ -257,7 +309,9 @@ def measure_files(runs: Iterable[LocalRun]) -> dict[str, int]:
 
 
 def _measure_each(
-    runs: Iterable[LocalRun], named: Callable[[list[Path]], int], without_name: Callable[[list[os.stat_result]], int]
+    runs: Iterable[LocalRun],
+    named: Callable[[list[Path]], int],
+    without_name: Callable[[list[os.stat_result]], int],
 ) -> dict[str, int]:
     everything = processes.scan()
     found = {}
@@ -288,8 +342,11 @@ def _run_du(folders: Iterable[Path], unit: str) -> int:
     try:
         done = subprocess.run(
             ["du", "-s", "-x", "-c", unit, "--", *map(str, folders)],
-            capture_output=True, timeout=MEASURE_TIMEOUT_SECONDS, env={"PATH": SYSTEM_PATH, "LC_ALL": "C"}, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            timeout=MEASURE_TIMEOUT_SECONDS,
+            env={"PATH": SYSTEM_PATH, "LC_ALL": "C"},
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return UNKNOWN_USAGE
     if b"Permission denied" in done.stderr:  # closed by the run itself; root is let in
@@ -317,7 +374,9 @@ def _open_files(pid: int) -> Iterator[os.stat_result]:
         if any(_share_file_table(thread, other) for other in tables):
             continue
         tables.append(thread)
-        yield from _confirmed_deleted(f"/proc/{pid}/task/{thread}/fd", _list_folder(f"/proc/{pid}/task/{thread}/fd"))
+        yield from _confirmed_deleted(
+            f"/proc/{pid}/task/{thread}/fd", _list_folder(f"/proc/{pid}/task/{thread}/fd")
+        )
 
 
 def _mapped_files(pid: int) -> Iterator[os.stat_result]:

@@ -95,7 +95,9 @@ def hostfile_text(gang: GangWanted) -> str:
 def all_on_nvlink(units: Iterable[str], hardware: GpuInventory) -> bool:
     """Are these several whole GPUs of one NVLink group? False where the topology is not known."""
     wanted = set(units)
-    gpus = [gpu for gpu in hardware.gpus if any(unit.uuid in wanted and not unit.profile for unit in gpu.units)]
+    gpus = [
+        gpu for gpu in hardware.gpus if any(unit.uuid in wanted and not unit.profile for unit in gpu.units)
+    ]
     groups = {gpu.nvlink_group for gpu in gpus}
     return len(gpus) == len(wanted) > 1 and len(groups) == 1 and None not in groups
 

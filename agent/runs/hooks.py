@@ -29,8 +29,16 @@ class Hooks:
 
     def spec(self, wanted: RunWanted, box: SandboxRequest) -> dict[str, Any]:
         """What the shim needs to run them; kept with the run, so that later options of the agent change nothing for it."""
-        named = {name: str(path) for name, path in (("prolog", self.prolog), ("epilog", self.epilog)) if path is not None}
-        return {"hooks": {**named, "seconds": self.seconds, "env": hook_environment(wanted, box)}} if named else {}
+        named = {
+            name: str(path)
+            for name, path in (("prolog", self.prolog), ("epilog", self.epilog))
+            if path is not None
+        }
+        return (
+            {"hooks": {**named, "seconds": self.seconds, "env": hook_environment(wanted, box)}}
+            if named
+            else {}
+        )
 
 
 def hook_environment(wanted: RunWanted, box: SandboxRequest) -> dict[str, str]:
@@ -67,12 +75,18 @@ def checked_hook_program(value: str) -> Path:
     if not stat.S_ISREG(found.st_mode) or not os.access(path, os.X_OK):
         raise UnsafeHookError(f"{value!r} is not a program that can be executed")
     if _writable_by_others(found):
-        raise UnsafeHookError(f"{value!r} can be changed by others: it has to be root's or the agent's, and written by its owner alone")
+        raise UnsafeHookError(
+            f"{value!r} can be changed by others: it has to be root's or the agent's, and written by its owner alone"
+        )
     for folder in {*path.parents, *path.resolve().parents}:
         about = folder.stat()
         # Where a folder has the sticky bit (/tmp), others put files into it, but take none away.
-        if _writable_by_others(about) and not (about.st_mode & stat.S_ISVTX and about.st_uid in (0, os.getuid())):
-            raise UnsafeHookError(f"{value!r} can be replaced by others: {str(folder)!r} is theirs, or they may write there")
+        if _writable_by_others(about) and not (
+            about.st_mode & stat.S_ISVTX and about.st_uid in (0, os.getuid())
+        ):
+            raise UnsafeHookError(
+                f"{value!r} can be replaced by others: {str(folder)!r} is theirs, or they may write there"
+            )
     return path
 
 

@@ -37,7 +37,10 @@ def launch_spec(here: RunManager, run: LocalRun, wanted: RunWanted, place: RunPl
         "cgroup_procs": groups.procs,
         "memory_events": groups.memory_events,
         "env": _workload_environment(
-            wanted, view, run.about["mark"], gangs.distributed_environment(wanted, here.hardware, interface_of(here.address))
+            wanted,
+            view,
+            run.about["mark"],
+            gangs.distributed_environment(wanted, here.hardware, interface_of(here.address)),
         ),
         "checkpoint_dir": str(box.checkpoint),
         "signal_notice": wanted.kind == "job",
@@ -47,7 +50,9 @@ def launch_spec(here: RunManager, run: LocalRun, wanted: RunWanted, place: RunPl
     }
 
 
-def _sandbox_request(here: RunManager, run: LocalRun, wanted: RunWanted, place: RunPlacement) -> SandboxRequest:
+def _sandbox_request(
+    here: RunManager, run: LocalRun, wanted: RunWanted, place: RunPlacement
+) -> SandboxRequest:
     box = SandboxRequest(
         command=[],
         owner=wanted.owner,
@@ -73,7 +78,9 @@ def _sandbox_request(here: RunManager, run: LocalRun, wanted: RunWanted, place: 
     return box
 
 
-def _workload_environment(wanted: RunWanted, view: SandboxPaths, mark: str, usual: dict[str, str]) -> dict[str, str]:
+def _workload_environment(
+    wanted: RunWanted, view: SandboxPaths, mark: str, usual: dict[str, str]
+) -> dict[str, str]:
     """The workload's whole environment: nothing of the agent's own, and the contract last, so that nobody overrides it."""
     programs = os.path.dirname(sys.executable)
     asked = wanted.environment
@@ -87,7 +94,9 @@ def _workload_environment(wanted: RunWanted, view: SandboxPaths, mark: str, usua
         "HOME": str(view.home),
         "USER": wanted.owner,
         "LOGNAME": wanted.owner,
-        "PATH": ":".join(filter(None, (str(view.tools / "bin"), asked.get("PATH", ""), programs, SYSTEM_PATH))),
+        "PATH": ":".join(
+            filter(None, (str(view.tools / "bin"), asked.get("PATH", ""), programs, SYSTEM_PATH))
+        ),
         "PYTHONPATH": ":".join(filter(None, (asked.get("PYTHONPATH", ""), str(view.tools / "python")))),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": ",".join(wanted.unit_uuids),

@@ -22,7 +22,10 @@ from agent.runs import log_reader
 from agent.runs.reconcile import RunStatus
 
 ACKNOWLEDGEMENT_FILE = ".done"
-ORDER_FILE_BYTES, EXIT_FILE_BYTES = 1024, 4096  # of the room that is kept for a run's orders, and for how it ended
+ORDER_FILE_BYTES, EXIT_FILE_BYTES = (
+    1024,
+    4096,
+)  # of the room that is kept for a run's orders, and for how it ended
 LOG_MARK_BYTES = 40
 
 
@@ -58,7 +61,9 @@ class LocalRun:
     log_sent: int = 0
     exit_found_at: float | None = None  # CLOCK_BOOTTIME
     gpu_events: list[str] | None = None  # what its GPUs told in its last minutes; None: they were not asked
-    epilog_ordered_at: float | None = None  # CLOCK_BOOTTIME: its shim was killed, so another process was started for the epilog
+    epilog_ordered_at: float | None = (
+        None  # CLOCK_BOOTTIME: its shim was killed, so another process was started for the epilog
+    )
 
     @property
     def id(self) -> str:
@@ -105,9 +110,13 @@ class LocalRun:
     def held(self) -> RunStatus:
         """What ``reconcile`` needs of it."""
         told = self.reported_ended and log_reader.end_offset(self.folder / "log") <= self.log_sent
-        grace = self.about.get("grace_seconds", RunStatus.grace_seconds)  # an agent of an earlier version did not note it
+        grace = self.about.get(
+            "grace_seconds", RunStatus.grace_seconds
+        )  # an agent of an earlier version did not note it
         limit = self.about.get("max_runtime_seconds")
-        return RunStatus(self.id, self.state, self.noticed, self.stop_ordered, told, self.unnamed_since, grace, limit)
+        return RunStatus(
+            self.id, self.state, self.noticed, self.stop_ordered, told, self.unnamed_since, grace, limit
+        )
 
 
 @dataclass
@@ -120,7 +129,9 @@ class PendingStart:
     prepared: bool = False  # only the gang is waited for
     begun: bool = False  # it is written down: nothing else is waited for
     next_try_at: float = 0.0  # CLOCK_BOOTTIME: not looked at before
-    gpu_unreadable_since: float | None = None  # CLOCK_BOOTTIME: its GPUs can't be asked whether they are clean
+    gpu_unreadable_since: float | None = (
+        None  # CLOCK_BOOTTIME: its GPUs can't be asked whether they are clean
+    )
     lock_holder_text: str = ""  # who has the lock that no run of this host accounts for
     asked_at: float = 0.0  # CLOCK_BOOTTIME: when that was looked for last
 
@@ -138,7 +149,9 @@ def persisted_fields(wanted: RunWanted) -> dict[str, Any]:
         "unit_uuids": list(wanted.unit_uuids),
         "grace_seconds": max(0.0, wanted.grace_seconds),
         "max_runtime_seconds": max(0, wanted.max_runtime_seconds),
-        "mark": secrets.token_hex(8),  # in the environment of its processes: tells them from every other run's
+        "mark": secrets.token_hex(
+            8
+        ),  # in the environment of its processes: tells them from every other run's
     }
 
 

@@ -9,7 +9,9 @@ from pathlib import Path
 MAX_CHUNK_BYTES = 1 << 16
 
 
-def read_chunk(folder: Path, offset: int, *, ended: bool, limit: int = MAX_CHUNK_BYTES) -> tuple[int, str, int]:
+def read_chunk(
+    folder: Path, offset: int, *, ended: bool, limit: int = MAX_CHUNK_BYTES
+) -> tuple[int, str, int]:
     """(offset, text, next offset) of the next piece at or after ``offset``; no text when there is none yet.
 
     A byte that is no UTF-8 (and NUL, which the wire refuses) becomes one "?", so the text has as many bytes as the log. A
@@ -41,7 +43,11 @@ def _read_segment(path: Path, at: int, limit: int) -> tuple[bytes, bool]:
 
 def end_offset(folder: Path) -> int:
     """The offset after the last byte; 0 where there is no log."""
-    segments = sorted(((int(path.name), path) for path in folder.glob("[0-9]*")), reverse=True) if folder.is_dir() else []
+    segments = (
+        sorted(((int(path.name), path) for path in folder.glob("[0-9]*")), reverse=True)
+        if folder.is_dir()
+        else []
+    )
     for first, path in segments:
         with contextlib.suppress(FileNotFoundError):
             return first + path.stat().st_size

@@ -58,11 +58,19 @@ MAX_START_WAIT_SECONDS = 300.0
 XID_WAIT_SECONDS = 2.0  # that the GPUs of a run that failed may take to say what happened to them
 XID_LOOKBACK_SECONDS = 300.0  # of a run: what its GPUs told then may be what it failed of
 XID_LOOKAHEAD_SECONDS = 10.0  # the driver's word may be noted a little later than the end
-LOCK_HOLDER_CHECK_SECONDS = 5.0  # that a lock is waited for before somebody is looked for who has it without a run
+LOCK_HOLDER_CHECK_SECONDS = (
+    5.0  # that a lock is waited for before somebody is looked for who has it without a run
+)
 GPU_UNREADABLE_WAIT_SECONDS = 60.0  # that a start waits for a GPU that can't be asked whether it is clean
 HANDOVER_RECHECK_SECONDS = 1.0  # at GPUs that were not as clean as a start needs them
-HOMES_READ_TIMEOUT_SECONDS, HOMES_PREPARE_TIMEOUT_SECONDS = 0.2, 2.0  # that the homes' file system is waited for: for a look at a file, for a start
-MIN_FREE_BYTES, MIN_FREE_FILES = 64 << 20, 2000  # with less on the disk nothing new is started; what runs goes on
+HOMES_READ_TIMEOUT_SECONDS, HOMES_PREPARE_TIMEOUT_SECONDS = (
+    0.2,
+    2.0,
+)  # that the homes' file system is waited for: for a look at a file, for a start
+MIN_FREE_BYTES, MIN_FREE_FILES = (
+    64 << 20,
+    2000,
+)  # with less on the disk nothing new is started; what runs goes on
 DISK_FULL_MESSAGE = "could not be started: the disk of the host is full"
 
 
@@ -90,7 +98,9 @@ class RunManager:
         self.homes = homes
         self.locks_folder = locks_folder
         self.exposed = exposed
-        self.address = address  # where workloads of other hosts reach those of this one; '' nowhere, or unknown
+        self.address = (
+            address  # where workloads of other hosts reach those of this one; '' nowhere, or unknown
+        )
         self.cgroups = cgroups or Cgroups()
         self.team_users = team_users.TeamUsers(homes, numbers)
         self.network = network or WorkloadNetwork("private", "")
@@ -112,7 +122,9 @@ class RunManager:
         """What the host has: at the start, and when a GPU that nobody held was split otherwise."""
         self.hardware = hardware
         self._claims = {
-            unit.uuid: SlotClaim(gpu.uuid, unit.first_slot, unit.slots) for gpu in hardware.gpus for unit in gpu.units
+            unit.uuid: SlotClaim(gpu.uuid, unit.first_slot, unit.slots)
+            for gpu in hardware.gpus
+            for unit in gpu.units
         }
 
     @property
@@ -134,12 +146,17 @@ class RunManager:
                 shutil.rmtree(folder, ignore_errors=True)  # its start went no further than this
                 continue
             run = LocalRun(
-                folder, about, adopted=True, log_sent=(read_json(folder / "log_sent.json") or {}).get("offset", 0)
+                folder,
+                about,
+                adopted=True,
+                log_sent=(read_json(folder / "log_sent.json") or {}).get("offset", 0),
             )
             order = read_json(folder / "order.json") or {}
             run.noticed, run.stop_ordered = bool(order.get("notice")), bool(order.get("stop"))
             # An agent of an earlier version did not note it: then only a word that is newer than this start counts.
-            run.acknowledgement_before_notice = order["word"] if "word" in order else acknowledgement_identity(self._acknowledgement(run))
+            run.acknowledgement_before_notice = (
+                order["word"] if "word" in order else acknowledgement_identity(self._acknowledgement(run))
+            )
             self.runs[run.id] = run
             self._refresh_or_log(run)
             if run.shim and not run.ended:
@@ -163,7 +180,11 @@ class RunManager:
     def _look_at(self, run: LocalRun) -> None:
         word = self._acknowledgement(run)
         run.checkpoint_at = word.st_mtime if word else None
-        run.saved = run.noticed and word is not None and acknowledgement_identity(word) != run.acknowledgement_before_notice
+        run.saved = (
+            run.noticed
+            and word is not None
+            and acknowledgement_identity(word) != run.acknowledgement_before_notice
+        )
         ended = read_json(run.folder / "exit.json")
         if ended is not None:
             if not self._awaits_gpu_events(run, ended):
@@ -215,9 +236,15 @@ class RunManager:
     def runs_awaiting_gpu_events(self) -> list[LocalRun]:
         """Runs whose end is told as soon as their GPUs were asked: ``note_gpus``."""
         self.gpu_events_wanted.clear()
-        return [run for run in self.runs.values() if run.exit_found_at is not None and run.gpu_events is None and not run.ended]
+        return [
+            run
+            for run in self.runs.values()
+            if run.exit_found_at is not None and run.gpu_events is None and not run.ended
+        ]
 
-    def record_gpu_events(self, run: LocalRun, codes: Callable[[frozenset[str], float, float], list[str]]) -> None:
+    def record_gpu_events(
+        self, run: LocalRun, codes: Callable[[frozenset[str], float, float], list[str]]
+    ) -> None:
         """The GPUs were asked. ``codes``: what these GPUs (uuids) told from when to when (seconds since the epoch)."""
         ended_at = (read_json(run.folder / "exit.json") or {}).get("ended_at") or time.time()
         shim = run.shim if "started_at" in run.shim else read_json(run.folder / "shim.json") or {}
@@ -270,7 +297,9 @@ class RunManager:
     def exclusive_units(self, wanted: RunWanted) -> list[str]:
         """Those of its units that nobody else can be on: whole GPUs and MIG instances, which NVML tells apart."""
         claims = ((unit, self._claims.get(unit)) for unit in wanted.unit_uuids)
-        return [unit for unit, claim in claims if claim is not None and (claim.whole or unit.startswith("MIG-"))]
+        return [
+            unit for unit, claim in claims if claim is not None and (claim.whole or unit.startswith("MIG-"))
+        ]
 
     async def wait(self, wanted: RunWanted, step: str) -> None:
         """It can't start yet, and says why; after a long while it is given up."""
@@ -283,7 +312,11 @@ class RunManager:
     async def wait_for_readable_gpus(self, wanted: RunWanted, problem: str) -> None:
         """It can't start as long as its GPUs can't be asked whether they are clean: given up sooner, for it is not its matter."""
         before = self.waiting.get(wanted.run)
-        since = before.gpu_unreadable_since if before is not None and before.gpu_unreadable_since is not None else boottime()
+        since = (
+            before.gpu_unreadable_since
+            if before is not None and before.gpu_unreadable_since is not None
+            else boottime()
+        )
         step = f"waiting: the GPU can't be asked whether it is clean ({problem})"
         await self.wait(wanted, step)
         if (entry := self.waiting.get(wanted.run)) is None:
@@ -309,7 +342,10 @@ class RunManager:
 
     async def _wait_for(self, wanted: RunWanted, busy: gpu_locks.SlotsLocked) -> None:
         before = self.waiting.get(wanted.run)
-        await self.wait(wanted, f"waiting until {busy.claim.gpu} is free{before.lock_holder_text if before is not None else ''}")
+        await self.wait(
+            wanted,
+            f"waiting until {busy.claim.gpu} is free{before.lock_holder_text if before is not None else ''}",
+        )
         entry = self.waiting.get(wanted.run)
         if entry is None:
             return
@@ -336,7 +372,10 @@ class RunManager:
                 log.warning("run %s is %s", run.id, why)
                 self.stop(StopRun(run.id, "cancelled", run.held().grace_seconds, whatever=True, why=why))
             name = everything[pid].name if pid in everything else "gone meanwhile"
-            said = said or f": process {pid} ({name}){f' of run {run.id}' if run is not None else ''} holds its lock"
+            said = (
+                said
+                or f": process {pid} ({name}){f' of run {run.id}' if run is not None else ''} holds its lock"
+            )
         return said
 
     def _run_of_process(self, pid: int, everything: dict[int, processes.Process]) -> LocalRun | None:
@@ -364,7 +403,9 @@ class RunManager:
             return False
         if gangs.awaits_go(wanted):
             held.close()
-            self.waiting[wanted.run] = PendingStart(wanted, boottime(), "waiting for the other hosts", prepared=True)
+            self.waiting[wanted.run] = PendingStart(
+                wanted, boottime(), "waiting for the other hosts", prepared=True
+            )
             return False
         try:
             place = self.beside(lambda: self._place(wanted, lease_until), HOMES_PREPARE_TIMEOUT_SECONDS)
@@ -391,7 +432,9 @@ class RunManager:
             log.error("run %s: could not be started: %s", wanted.run, error)
             await self._clean_up_failed_start(wanted)
             why = f"could not be started: {getattr(error, 'strerror', None) or error}"
-            await self.refuse(wanted, "start_failed", why, host_full=getattr(error, "errno", 0) == errno.ENOSPC)
+            await self.refuse(
+                wanted, "start_failed", why, host_full=getattr(error, "errno", 0) == errno.ENOSPC
+            )
             return False
         finally:
             held.close()
@@ -408,7 +451,9 @@ class RunManager:
         that the run is here: removing a network may take long."""
         run = self.runs.pop(wanted.run, None)
         if run is not None:
-            self.waiting[wanted.run] = PendingStart(wanted, boottime(), "could not be started: being cleared away", begun=True)
+            self.waiting[wanted.run] = PendingStart(
+                wanted, boottime(), "could not be started: being cleared away", begun=True
+            )
             self.cgroups.remove(run.about["mark"])
             await self.through(lambda: self.network.leave(run.about["mark"]))
 
@@ -425,7 +470,9 @@ class RunManager:
             if self.waiting.get(wanted.run) is entry:
                 del self.waiting[wanted.run]
 
-    def _persist_start(self, wanted: RunWanted, lease_until: float, place: team_users.RunPlacement) -> LocalRun:
+    def _persist_start(
+        self, wanted: RunWanted, lease_until: float, place: team_users.RunPlacement
+    ) -> LocalRun:
         """That it was started once, before it is: first its generation, then its folder."""
         self.state.generations.use(wanted.generation, wanted.unit_uuids)
         return self._lay_out(wanted, lease_until, place)
@@ -442,7 +489,9 @@ class RunManager:
         """Whose user the run starts as, its home and its checkpoint folder. Raises like ``Tenants.home``."""
         user = self.team_users.user(wanted.team_id, wanted.team_user)
         home = self.team_users.home(wanted.owner, user)
-        place = team_users.RunPlacement(user, home, self.team_users.folder(self._checkpoint(wanted.workload), user))
+        place = team_users.RunPlacement(
+            user, home, self.team_users.folder(self._checkpoint(wanted.workload), user)
+        )
         if boottime() < lease_until:  # else this answer comes too late, and another host may have begun
             # An earlier attempt's word is not this one's. The folder is the workload's: what it made of that is no trouble of
             # the host.
@@ -455,13 +504,21 @@ class RunManager:
         for name in ("in", "out", "tmp", "log"):
             (folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
         team_users.chown_run_folders(folder, place.user)
-        run = LocalRun(folder, persisted_fields(wanted), spawned_at=boottime(), step="starting sandbox", secret=wanted.secret)
+        run = LocalRun(
+            folder,
+            persisted_fields(wanted),
+            spawned_at=boottime(),
+            step="starting sandbox",
+            secret=wanted.secret,
+        )
         write_lease(folder, lease_until)
         reserve_exit_space(folder)
         if wanted.secret:
             write_text(folder / "in" / "secret", wanted.secret, team_users.INBOX_FILE_MODE)
         if wanted.gang is not None:
-            write_text(folder / "in" / "hostfile", gangs.hostfile_text(wanted.gang), team_users.INBOX_FILE_MODE)
+            write_text(
+                folder / "in" / "hostfile", gangs.hostfile_text(wanted.gang), team_users.INBOX_FILE_MODE
+            )
         write_json(folder / "run.json", run.about)
         return run
 
@@ -474,11 +531,15 @@ class RunManager:
         there is room again above twice as much: what comes and goes at the mark is no news each time."""
         disk, files = shutil.disk_usage(self.state.folder), os.statvfs(self.state.folder)
         needed = _recovered_free_space(MIN_FREE_BYTES, disk.total) if self._was_full else MIN_FREE_BYTES
-        needed_files = _recovered_free_space(MIN_FREE_FILES, files.f_files) if self._was_full else MIN_FREE_FILES
+        needed_files = (
+            _recovered_free_space(MIN_FREE_FILES, files.f_files) if self._was_full else MIN_FREE_FILES
+        )
         self._was_full = self.free_bytes() < needed or (files.f_files > 0 and files.f_favail < needed_files)
         return self._was_full
 
-    async def _spawn(self, run: LocalRun, wanted: RunWanted, held: gpu_locks.HeldLocks, place: team_users.RunPlacement) -> None:
+    async def _spawn(
+        self, run: LocalRun, wanted: RunWanted, held: gpu_locks.HeldLocks, place: team_users.RunPlacement
+    ) -> None:
         alive = os.open(run.folder / "alive", os.O_RDONLY | os.O_CREAT, 0o600)
         try:
             fcntl.flock(alive, fcntl.LOCK_EX)
@@ -501,15 +562,31 @@ class RunManager:
         """One folder per workload, beside the homes: every host that shares them finds it again."""
         return (self.homes / ".checkpoints" / workload).resolve()
 
-    def _write_spec(self, run: LocalRun, wanted: RunWanted, place: team_users.RunPlacement, own: list[int]) -> None:
-        write_json(run.folder / "spec.json", {**launch_spec.launch_spec(self, run, wanted, place), "own_fds": own})
+    def _write_spec(
+        self, run: LocalRun, wanted: RunWanted, place: team_users.RunPlacement, own: list[int]
+    ) -> None:
+        write_json(
+            run.folder / "spec.json", {**launch_spec.launch_spec(self, run, wanted, place), "own_fds": own}
+        )
 
     async def refuse(
-        self, wanted: RunWanted, outcome: str, why: str, *, host_full: bool = False, gpu_unreadable: bool = False
+        self,
+        wanted: RunWanted,
+        outcome: str,
+        why: str,
+        *,
+        host_full: bool = False,
+        gpu_unreadable: bool = False,
     ) -> None:
         """Keep a run that never was, as ended, until the server has heard it. ``host_full``: for that, whosever files they are."""
         log.warning("run %s is not started: %s", wanted.run, why)
-        ended = {"outcome": outcome, "exit_code": None, "ended_at": time.time(), "error": why, "killed": False}
+        ended = {
+            "outcome": outcome,
+            "exit_code": None,
+            "ended_at": time.time(),
+            "error": why,
+            "killed": False,
+        }
         if host_full:
             ended["host_full"] = True
         if gpu_unreadable:
@@ -522,7 +599,9 @@ class RunManager:
         self.runs[wanted.run] = run
 
     def _write_refused(self, run: LocalRun, wanted: RunWanted) -> None:
-        self.state.generations.use(wanted.generation, [unit for unit in wanted.unit_uuids if unit in self._claims])
+        self.state.generations.use(
+            wanted.generation, [unit for unit in wanted.unit_uuids if unit in self._claims]
+        )
         run.folder.mkdir(exist_ok=True, mode=0o700)
         write_json(run.folder / "exit.json", run.ended)
         write_json(run.folder / "run.json", run.about)
@@ -551,7 +630,11 @@ class RunManager:
     def stop(self, order: StopRun) -> None:
         """TERM now, KILL after the grace, by the shim."""
         run = self.runs[order.run]
-        stop: dict[str, Any] = {"outcome": order.outcome, "grace_seconds": order.grace_seconds, "whatever": order.whatever}
+        stop: dict[str, Any] = {
+            "outcome": order.outcome,
+            "grace_seconds": order.grace_seconds,
+            "whatever": order.whatever,
+        }
         if order.why:
             stop["why"] = order.why
         if order.host_full:

@@ -33,7 +33,9 @@ class OrphanedRuns:
 
     def end(self, run: LocalRun) -> dict[str, Any] | None:
         """How it ended, as it is written down now; None while something of it is left. Raises OSError."""
-        ended: dict[str, Any] | None = read_json(run.folder / "exit.json")  # it may have ended between our two looks
+        ended: dict[str, Any] | None = read_json(
+            run.folder / "exit.json"
+        )  # it may have ended between our two looks
         if ended is None:
             if self._kill_rest(run) or not self._epilog_is_over(run):
                 return None  # not empty yet: look again
@@ -48,7 +50,10 @@ class OrphanedRuns:
             if "killed" in told:
                 return told
         if run.shim:
-            outcome, why = "host_lost", "the process that kept this workload was killed, or the host restarted"
+            outcome, why = (
+                "host_lost",
+                "the process that kept this workload was killed, or the host restarted",
+            )
         else:
             outcome, why = "start_failed", "the agent ended while it was starting this workload"
         return {"outcome": outcome, "exit_code": None, "ended_at": time.time(), "error": why, "killed": True}
@@ -63,11 +68,16 @@ class OrphanedRuns:
             if run.epilog_ordered_at is None:
                 run.epilog_ordered_at = now
                 self._spawn_epilog(run)
-            return now - run.epilog_ordered_at > SHIM_START_SECONDS  # it could not be started: the log says why
+            return (
+                now - run.epilog_ordered_at > SHIM_START_SECONDS
+            )  # it could not be started: the log says why
         if begun["boot_id"] != boot_id() or not processes.is_alive(begun["pid"], begun["start_ticks"]):
             return True
         if now > begun["until"] + EPILOG_MARGIN_SECONDS:
-            for pid in [begun["pid"], *(each.pid for each in processes.descendants(processes.scan(), begun["pid"]))]:
+            for pid in [
+                begun["pid"],
+                *(each.pid for each in processes.descendants(processes.scan(), begun["pid"])),
+            ]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         return False
@@ -77,9 +87,15 @@ class OrphanedRuns:
         try:
             with open(run.folder / "shim.err", "ab") as errors:
                 subprocess.run(
-                    command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, cwd="/",
-                    env={"PATH": SYSTEM_PATH}, timeout=SHIM_START_SECONDS, check=True,
-                )  # fmt: skip
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=errors,
+                    cwd="/",
+                    env={"PATH": SYSTEM_PATH},
+                    timeout=SHIM_START_SECONDS,
+                    check=True,
+                )
         except (OSError, subprocess.SubprocessError) as error:
             log.error("run %s: its epilog could not be started: %s", run.id, error)
 
@@ -92,7 +108,9 @@ class OrphanedRuns:
         guarded = _orphans_of_guard(run, everything)
         found = False
         for pid in everything:
-            if pid in guarded or mark in processes.environment_entries(pid) or pid in grouped:  # what can't be read is not ours to end
+            if (
+                pid in guarded or mark in processes.environment_entries(pid) or pid in grouped
+            ):  # what can't be read is not ours to end
                 found = True
                 try:
                     os.kill(pid, signal.SIGKILL)
@@ -104,8 +122,14 @@ class OrphanedRuns:
 def _orphans_of_guard(run: LocalRun, everything: dict[int, processes.Process]) -> set[int]:
     """Pids of what fell to the guard when the shim was killed, without the operator's epilog, which has a time of its own."""
     guard = run.shim.get("guard") or {}
-    if run.shim.get("boot_id") != boot_id() or not processes.is_alive(guard.get("pid", 0), guard.get("start_ticks", 0)):
+    if run.shim.get("boot_id") != boot_id() or not processes.is_alive(
+        guard.get("pid", 0), guard.get("start_ticks", 0)
+    ):
         return set()
     begun = read_json(run.folder / "epilog.json") or {}
-    spared = {begun["pid"], *(each.pid for each in processes.descendants(everything, begun["pid"]))} if begun else set()
+    spared = (
+        {begun["pid"], *(each.pid for each in processes.descendants(everything, begun["pid"]))}
+        if begun
+        else set()
+    )
     return {each.pid for each in processes.descendants(everything, guard["pid"])} - spared

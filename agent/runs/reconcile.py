@@ -113,10 +113,16 @@ def plan_actions(
     named = {wanted.run for wanted in desired.runs}
     for wanted in sorted(desired.runs, key=lambda wanted: wanted.generation):
         run = here.get(wanted.run)
-        action = _action_for_new_run(wanted, refusal, known_units) if run is None else _action_for_known_run(wanted, run)
+        action = (
+            _action_for_new_run(wanted, refusal, known_units)
+            if run is None
+            else _action_for_known_run(wanted, run)
+        )
         if action is not None:
             actions.append(action)
-            here.setdefault(wanted.run, RunStatus(wanted.run, "starting"))  # a frame that names a run twice starts it once
+            here.setdefault(
+                wanted.run, RunStatus(wanted.run, "starting")
+            )  # a frame that names a run twice starts it once
     patience = 2 * desired.poll_seconds
     for run in here.values():
         if run.run in named or run.unnamed_since is None or heard_at - run.unnamed_since < patience:
@@ -129,7 +135,9 @@ def plan_actions(
     return actions
 
 
-def _action_for_new_run(wanted: RunWanted, refusal: Callable[[int, list[str]], str], known: frozenset[str]) -> Action | None:
+def _action_for_new_run(
+    wanted: RunWanted, refusal: Callable[[int, list[str]], str], known: frozenset[str]
+) -> Action | None:
     """For a run this host has never had."""
     wrong = validation_error(wanted, known)
     if wrong:
@@ -148,7 +156,10 @@ def _action_for_known_run(wanted: RunWanted, run: RunStatus) -> Action | None:
         return None
     if wanted.verb == "stop":
         return StopRun(wanted.run, outcome_of_stop(wanted.code), max(0.0, wanted.grace_seconds))
-    if run.max_runtime_seconds not in (None, wanted.max_runtime_seconds) and 0 <= wanted.max_runtime_seconds < MAX_NUMBER:
+    if (
+        run.max_runtime_seconds not in (None, wanted.max_runtime_seconds)
+        and 0 <= wanted.max_runtime_seconds < MAX_NUMBER
+    ):
         return ChangeTimeLimit(wanted.run, wanted.max_runtime_seconds)
     if wanted.verb == "notice" and not run.noticed:
         return SendNotice(wanted)

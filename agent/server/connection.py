@@ -52,14 +52,18 @@ MAX_FRAME_BYTES = 16 << 20
 MAX_JOIN_ANSWER_BYTES = 1 << 16
 LOG_SEND_INTERVAL_SECONDS = 0.4  # how often running workloads' logs are looked at
 MIN_REPORT_INTERVAL_SECONDS = 0.05  # between two Observed frames
-UNANSWERED_POLLS = 2.0  # a report without news waits so long for the answer to the last one: well within the lease
+UNANSWERED_POLLS = (
+    2.0  # a report without news waits so long for the answer to the last one: well within the lease
+)
 
 
 class ServerRejectedError(Exception):
     """The server said no."""
 
 
-async def join_pool(session: aiohttp.ClientSession, edge: str, state: StateFolder, token: str, host: str) -> None:
+async def join_pool(
+    session: aiohttp.ClientSession, edge: str, state: StateFolder, token: str, host: str
+) -> None:
     """Trade a single-use token for this host's credential. Raises ServerRejectedError, or aiohttp.ClientError while the edge is away."""
     public_key, signature = await _proof_of_key(state, host, token)
     request = JoinRequest(VERSION, token, host, state.identity.instance, boot_id(), public_key, signature)
@@ -76,7 +80,9 @@ async def join_pool(session: aiohttp.ClientSession, edge: str, state: StateFolde
 async def _proof_of_key(state: StateFolder, host: str, token: str) -> tuple[str, str]:
     """The host's public key, and the proof that it holds the private one; both empty where there can be none."""
     try:
-        return await host_key.public_key(state.key), await host_key.sign(state.key, host_key.join_message(host, token))
+        return await host_key.public_key(state.key), await host_key.sign(
+            state.key, host_key.join_message(host, token)
+        )
     except host_key.HostKeyError as problem:
         log.warning("this host joins without a key of its own: %s", problem)
         return "", ""
@@ -92,12 +98,18 @@ async def renew_credential(session: aiohttp.ClientSession, edge: str, state: Sta
     headers = {"Authorization": f"Bearer {state.identity.credential}"}
     try:
         asked = await _post_json(session, edge + RENEW_PATH, RenewRequest(VERSION), RenewAnswer, headers)
-        proof = RenewRequest(VERSION, asked.challenge, await host_key.sign(state.key, host_key.renewal_message(asked.challenge)))
+        proof = RenewRequest(
+            VERSION,
+            asked.challenge,
+            await host_key.sign(state.key, host_key.renewal_message(asked.challenge)),
+        )
         given = await _post_json(session, edge + RENEW_PATH, proof, RenewAnswer, headers)
     except (_RequestRejectedError, ProtocolError, host_key.HostKeyError) as no:
         log.warning("the credential can't be renewed: %s", no)
         return False
-    state.remember(host=state.identity.host, credential=given.credential, expires_at=given.credential_expires_at)
+    state.remember(
+        host=state.identity.host, credential=given.credential, expires_at=given.credential_expires_at
+    )
     log.info("the credential had run out: it is renewed")
     return True
 
@@ -114,7 +126,11 @@ T = TypeVar("T")
 
 
 async def _post_json(
-    session: aiohttp.ClientSession, url: str, request: Any, kind: type[T], headers: dict[str, str] | None = None
+    session: aiohttp.ClientSession,
+    url: str,
+    request: Any,
+    kind: type[T],
+    headers: dict[str, str] | None = None,
 ) -> T:
     """Ask, and give the answer. Raises _SaidNo, ProtocolError, aiohttp.ClientError, and TimeoutError when there is none in time."""
     whole = aiohttp.ClientTimeout(total=CONNECT_SECONDS)
@@ -124,7 +140,9 @@ async def _post_json(
             raise aiohttp.ClientError(f"the edge answered {answer.status} to {url.rpartition('/')[2]}")
         if answer.status != 200:
             reason = _rejection_reason(body)
-            if answer.status == 404 or not reason:  # the portal, say: an edge has this path, and gives reasons
+            if (
+                answer.status == 404 or not reason
+            ):  # the portal, say: an edge has this path, and gives reasons
                 raise ProtocolError(f"it answered {answer.status} to {urlsplit(url).path}")
             raise _RequestRejectedError(answer.status, reason)
         try:
@@ -148,7 +166,11 @@ class SyncConnection:
     """Keeps one sync WebSocket for ever. What is to be said comes from the Agent; what is heard goes to it."""
 
     def __init__(
-        self, agent: Agent, session: aiohttp.ClientSession, edge: str, rejoin: Callable[[], Awaitable[None]] | None
+        self,
+        agent: Agent,
+        session: aiohttp.ClientSession,
+        edge: str,
+        rejoin: Callable[[], Awaitable[None]] | None,
     ) -> None:
         self._agent = agent
         self._session = session
@@ -156,7 +178,9 @@ class SyncConnection:
         self._rejoin = rejoin
         self._sequence = 0
         self._answered = 0  # the last Observed that the server has handled
-        self._sent_at: dict[int, float] = {}  # CLOCK_BOOTTIME at which each Observed of this connection went out
+        self._sent_at: dict[
+            int, float
+        ] = {}  # CLOCK_BOOTTIME at which each Observed of this connection went out
         self._is_up: bool | None = None  # as the log has it; None: it says nothing yet
 
     async def keep(self) -> None:
@@ -195,7 +219,10 @@ class SyncConnection:
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 socket = await self._session.ws_connect(
-                    self._edge + SYNC_PATH, headers=headers, heartbeat=HEARTBEAT_SECONDS, max_msg_size=MAX_FRAME_BYTES
+                    self._edge + SYNC_PATH,
+                    headers=headers,
+                    heartbeat=HEARTBEAT_SECONDS,
+                    max_msg_size=MAX_FRAME_BYTES,
                 )
         except aiohttp.WSServerHandshakeError as error:
             await self._handshake_rejection(error.status)
@@ -225,9 +252,13 @@ class SyncConnection:
                 rejoin, self._rejoin = self._rejoin, None  # a token counts once
                 await rejoin()
                 return
-            raise ServerRejectedError("the server does not accept this host's credential: make a new join token for it")
+            raise ServerRejectedError(
+                "the server does not accept this host's credential: make a new join token for it"
+            )
         said = f"it answered {status} to {SYNC_PATH}"
-        raise aiohttp.ClientError(f"this is not a gpupool edge: {said}" if status < 400 or status == 404 else said)
+        raise aiohttp.ClientError(
+            f"this is not a gpupool edge: {said}" if status < 400 or status == 404 else said
+        )
 
     async def _read(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         async for message in socket:
@@ -236,7 +267,9 @@ class SyncConnection:
             try:
                 frame = decode(message.data, FRAMES_DOWN)
             except UnsupportedVersionError as error:
-                raise ServerRejectedError(f"the server speaks another protocol: {error}; install the agent that belongs to it") from None
+                raise ServerRejectedError(
+                    f"the server speaks another protocol: {error}; install the agent that belongs to it"
+                ) from None
             except ProtocolError as error:
                 log.error("a frame of the edge is not of this protocol: %s", error)
                 continue
@@ -247,7 +280,9 @@ class SyncConnection:
             if isinstance(frame, Desired):
                 if frame.version != VERSION:
                     said = f"version: {frame.version}; allowed: {VERSION}"
-                    raise ServerRejectedError(f"the server speaks another protocol: {said}; install the agent that belongs to it")
+                    raise ServerRejectedError(
+                        f"the server speaks another protocol: {said}; install the agent that belongs to it"
+                    )
                 self._answered = frame.answers or self._sequence  # 0: a server that does not tell
                 self._note_up()
                 await self._agent.on_desired(frame, self._spoke_at(frame))
@@ -278,7 +313,9 @@ class SyncConnection:
             if not news.has_changed:
                 try:
                     # Not wait_for: up to Python 3.11 it loses a cancellation that comes with the news, and the agent never ends.
-                    pause = min(LOG_SEND_INTERVAL_SECONDS, max(0.01, self._next_observed(said_at) - time.monotonic()))
+                    pause = min(
+                        LOG_SEND_INTERVAL_SECONDS, max(0.01, self._next_observed(said_at) - time.monotonic())
+                    )
                     async with asyncio.timeout(pause):
                         await news.due.wait()
                 except TimeoutError:

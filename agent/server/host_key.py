@@ -61,7 +61,12 @@ async def _run_key_process(file: Path, text: bytes) -> str:
 def main(file: Path, text: bytes) -> str:
     """What this process prints."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+        PublicFormat,
+    )
 
     from agent.host.state import write_text
 

@@ -46,7 +46,12 @@ class ServerReporter:
     """Of one agent. What is heard takes some of it back: ``heard``."""
 
     def __init__(
-        self, state: StateFolder, runs: RunManager, inventory: Inventory, diagnostics: DiagnosticRunner, geometries: GeometryChanges
+        self,
+        state: StateFolder,
+        runs: RunManager,
+        inventory: Inventory,
+        diagnostics: DiagnosticRunner,
+        geometries: GeometryChanges,
     ) -> None:
         self.state = state
         self.due = asyncio.Event()  # something is to be sent now
@@ -95,9 +100,13 @@ class ServerReporter:
     def note_hardware(self, hardware: GpuInventory, notes: list[str]) -> None:
         """The GPUs are other ones than at the start. ``notes``: of the host, beside those of the hardware."""
         self._inventory = dataclasses.replace(
-            self._inventory, gpus=hardware.gpus, notes=[*notes, *hardware.notes], mig_profiles=hardware.mig_profiles,
-            driver_version=hardware.driver_version, cuda_version=hardware.cuda_version,
-        )  # fmt: skip
+            self._inventory,
+            gpus=hardware.gpus,
+            notes=[*notes, *hardware.notes],
+            mig_profiles=hardware.mig_profiles,
+            driver_version=hardware.driver_version,
+            cuda_version=hardware.cuda_version,
+        )
         self.note_change()
 
     def note_homes(self, homes: HomesSeen) -> None:
@@ -207,7 +216,9 @@ class ServerReporter:
         for run in [*there[turn:], *there[:turn]]:  # whoever is told next when this round is broken off
             self._log_of = run.id
             for _ in range(LOG_CHUNKS_PER_ROUND):
-                offset, text, following = log_reader.read_chunk(run.folder / "log", run.log_sent, ended=bool(run.ended))
+                offset, text, following = log_reader.read_chunk(
+                    run.folder / "log", run.log_sent, ended=bool(run.ended)
+                )
                 if not text:
                     break
                 run.log_sent = following
@@ -250,7 +261,8 @@ class ServerReporter:
     def _commit(self, desired: Desired) -> None:
         if desired.committed_sequence > self.spool.last:
             log.warning(
-                "the server has more batches than this spool: numbering goes on after %s", desired.committed_sequence
+                "the server has more batches than this spool: numbering goes on after %s",
+                desired.committed_sequence,
             )
             self._sent_batches = 0
         self.spool.commit(desired.committed_sequence)

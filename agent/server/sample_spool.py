@@ -51,7 +51,9 @@ class SampleSpool:
             number = self._begun = max(self.last, self.committed) + 1
             text = _batch_json(number, rows)
             try:
-                await asyncio.to_thread(write_text, self._path(number), text)  # cut short, it goes on: so the number stays taken
+                await asyncio.to_thread(
+                    write_text, self._path(number), text
+                )  # cut short, it goes on: so the number stays taken
             except OSError:
                 self._begun = 0
                 raise

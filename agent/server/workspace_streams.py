@@ -138,7 +138,10 @@ async def _relay(
     edge: aiohttp.ClientWebSocketResponse, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
     """Both ways until either side closes. Each direction waits for its slower end, so nothing piles up here."""
-    ways = [asyncio.create_task(_relay_to_run(edge, writer)), asyncio.create_task(_relay_to_edge(edge, reader))]
+    ways = [
+        asyncio.create_task(_relay_to_run(edge, writer)),
+        asyncio.create_task(_relay_to_edge(edge, reader)),
+    ]
     try:
         await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
     finally:

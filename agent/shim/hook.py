@@ -112,7 +112,9 @@ class HookRun:
         if self.status == 0:
             return ""
         code = 128 + os.WTERMSIG(self.status) if os.WIFSIGNALED(self.status) else os.WEXITSTATUS(self.status)
-        words = " ".join(self.said[-MAX_HOOK_OUTPUT_BYTES:].decode("utf-8", "replace").replace("\x00", "?").split())
+        words = " ".join(
+            self.said[-MAX_HOOK_OUTPUT_BYTES:].decode("utf-8", "replace").replace("\x00", "?").split()
+        )
         return f"the operator's {self.name} ended with {code}" + (f": {words}" if words else "")
 
     def listen(self) -> None:

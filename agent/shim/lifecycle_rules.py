@@ -38,7 +38,9 @@ def stop_cause(now: float, ends_at: float | None, lease_until: float) -> str:
     return "lease_lost" if now >= lease_until else ""
 
 
-def outcome_of_exit(code: int, cause: str, stop: tuple[str, bool], *, killed: bool, saved: bool, out_of_memory: bool) -> str:
+def outcome_of_exit(
+    code: int, cause: str, stop: tuple[str, bool], *, killed: bool, saved: bool, out_of_memory: bool
+) -> str:
     """Of a workload that has ended with ``code``. ``stop``: the outcome that whoever stopped it asked for, and whether it is that
     whatever happened; ``killed``: it had to be; ``saved``: it acknowledged a checkpoint after its notice."""
     if cause in ("lease_lost", "time_limit"):

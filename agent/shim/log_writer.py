@@ -41,7 +41,9 @@ class LogWriter:
 
     def write(self, data: bytes) -> None:
         """Never raises: a full disk costs output, not the workload. What it cost is said as soon as there is room."""
-        rest = (b"\n[%d bytes are missing here: they could not be written]\n" % self.lost if self.lost else b"") + data
+        rest = (
+            b"\n[%d bytes are missing here: they could not be written]\n" % self.lost if self.lost else b""
+        ) + data
         try:
             file = self.rotate() if self.file is None or self.written >= LOG_SEGMENT_BYTES else self.file
             while rest:

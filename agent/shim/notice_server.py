@@ -146,7 +146,9 @@ def listen_as(user: int | None) -> _socket.socket:
 
 def listen(port: int) -> _socket.socket:
     """A socket that listens on a loopback port."""
-    listener = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM | _socket.SOCK_NONBLOCK | _socket.SOCK_CLOEXEC)
+    listener = _socket.socket(
+        _socket.AF_INET, _socket.SOCK_STREAM | _socket.SOCK_NONBLOCK | _socket.SOCK_CLOEXEC
+    )
     listener.bind(("127.0.0.1", port))
     listener.listen(8)
     return listener

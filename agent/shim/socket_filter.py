@@ -14,12 +14,21 @@ AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
 # Of each way into the kernel (AUDIT_ARCH_ of linux/audit.h): the calls that make a socket of the family they are given, and the
 # call that makes one of what it finds in memory, where a filter can't look. From the kernel's tables of system calls.
 X86_64, I386, AARCH64, ARM = 0xC000003E, 0x40000003, 0xC00000B7, 0x40000028
-SOCKET_SYSCALLS = {X86_64: ((41, 53), None), I386: ((359, 360), 102), AARCH64: ((198, 199), None), ARM: ((281, 288), None)}
+SOCKET_SYSCALLS = {
+    X86_64: ((41, 53), None),
+    I386: ((359, 360), 102),
+    AARCH64: ((198, 199), None),
+    ARM: ((281, 288), None),
+}
 SOCKETCALL_NUMBERS = (1, 8)  # of the latter, linux/net.h: SYS_SOCKET and SYS_SOCKETPAIR
 X32_SYSCALL_BIT = 0x40000000  # set in the numbers of X86_64 by programs with pointers of 32 bits
 IO_URING_SETUP = 425  # everywhere; it makes sockets past every filter
 BPF_LOAD, BPF_AND, BPF_IF_EQUAL, BPF_RETURN = 0x20, 0x54, 0x15, 0x06  # linux/bpf_common.h
-AT_NUMBER, AT_ARCH, AT_FIRST_ARGUMENT = 0, 4, 16  # in struct seccomp_data, its lower half on little-endian machines
+AT_NUMBER, AT_ARCH, AT_FIRST_ARGUMENT = (
+    0,
+    4,
+    16,
+)  # in struct seccomp_data, its lower half on little-endian machines
 SECCOMP_ALLOW, SECCOMP_ERRNO = 0x7FFF0000, 0x00050000
 SECCOMP_NUMBERS = {"x86_64": 317, "aarch64": 277}  # of the system call; seccomp(2) for what it is asked
 SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_SPEC_ALLOW = 1, 4
@@ -47,7 +56,9 @@ def restrict_socket_families(libc: ctypes.CDLL) -> None:
 
 def socket_family_filter() -> array.array[int]:
     """The filter as the kernel takes it, one struct sock_filter in 64 bits: code, how far to jump if so and if not, value."""
-    steps: list[tuple[int, int, str]] = []  # code, value, and of a question the mark to go to where the answer is yes
+    steps: list[
+        tuple[int, int, str]
+    ] = []  # code, value, and of a question the mark to go to where the answer is yes
     marks: dict[str, int] = {}
 
     def ask(values: tuple[int, ...], to: str) -> None:
@@ -79,4 +90,6 @@ def socket_family_filter() -> array.array[int]:
     end("taken", SECCOMP_ALLOW)
     end("no such call", SECCOMP_ERRNO | errno.ENOSYS)
     jumps = [marks[to] - at - 1 if to else 0 for at, (_, _, to) in enumerate(steps)]
-    return array.array("Q", (code | yes << 16 | value << 32 for (code, value, _), yes in zip(steps, jumps, strict=True)))
+    return array.array(
+        "Q", (code | yes << 16 | value << 32 for (code, value, _), yes in zip(steps, jumps, strict=True))
+    )

@@ -57,7 +57,9 @@ class WorkloadSupervisor:
         self.killed = False
         self.prolog_failed = False  # by itself, and not because it was called off
         self.polls_after_kill = 0
-        self.notice_seen: tuple[int, ...] | None = None  # the acknowledgement as it stood when the notice came
+        self.notice_seen: tuple[int, ...] | None = (
+            None  # the acknowledgement as it stood when the notice came
+        )
         self.noticed = False
         self.notice: dict[str, Any] | None = None
         self.door: NoticeServer | None = None
@@ -82,9 +84,11 @@ class WorkloadSupervisor:
         me = process_stat(os.getpid())
         guard = process_stat(os.getppid())
         identity: dict[str, Any] = {
-            "pid": os.getpid(), "start_ticks": me[1] if me else 0, "boot_id": boot_id(),
+            "pid": os.getpid(),
+            "start_ticks": me[1] if me else 0,
+            "boot_id": boot_id(),
             "guard": {"pid": os.getppid(), "start_ticks": guard[1] if guard else 0},
-        }  # fmt: skip
+        }
         write_json(self.path("shim.json"), identity)
         if not self.prolog(identity):
             return
@@ -187,7 +191,9 @@ class WorkloadSupervisor:
         if self.door is not None and self.door.is_due:
             return NOTICE_SERVER_TICK_SECONDS
         now = boottime()
-        ends = [when for when in (self.kill_at, self.ends_at, self.lease()) if when is not None and when > now]
+        ends = [
+            when for when in (self.kill_at, self.ends_at, self.lease()) if when is not None and when > now
+        ]
         return min([TICK_SECONDS] + [when - now + 0.001 for when in ends])
 
     def serve_notice(self, readable: list[Any]) -> None:
@@ -308,7 +314,9 @@ class WorkloadSupervisor:
         self.cause = cause
         self.kill_at = boottime() + grace
         self.tell("stopping.json", {"cause": cause})
-        for pid in self.workload_processes() or [self.main]:  # a sandbox that is still being made has no workload yet
+        for pid in self.workload_processes() or [
+            self.main
+        ]:  # a sandbox that is still being made has no workload yet
             send_signal(pid, signal.SIGTERM)
             send_signal(pid, signal.SIGCONT)
 
@@ -338,7 +346,9 @@ class WorkloadSupervisor:
         code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
         stop = (self.stop_outcome, self.stop_whatever)
         saved, out_of_memory = self.acknowledged(), self.ran_out_of_memory(code)
-        return lifecycle_rules.outcome_of_exit(code, self.cause, stop, killed=self.killed, saved=saved, out_of_memory=out_of_memory), code
+        return lifecycle_rules.outcome_of_exit(
+            code, self.cause, stop, killed=self.killed, saved=saved, out_of_memory=out_of_memory
+        ), code
 
     def ran_out_of_memory(self, code: int) -> bool:
         own = out_of_memory_kills(self.spec["memory_events"]) if self.spec.get("memory_events") else None
@@ -388,7 +398,13 @@ class WorkloadSupervisor:
             log_error(f"epilog: {why}")
 
     def finish(self, outcome: str, code: int | None, error: str) -> None:
-        ended = {"outcome": outcome, "exit_code": code, "ended_at": time.time(), "error": error, "killed": self.killed}
+        ended = {
+            "outcome": outcome,
+            "exit_code": code,
+            "ended_at": time.time(),
+            "error": error,
+            "killed": self.killed,
+        }
         if self.prolog_failed:
             ended["prolog_failed"] = True
         trouble = self.epilog(ended)

@@ -23,7 +23,10 @@ CLONE_NEWNS = 0x20000
 MFD_NOEXEC_SEAL = 8
 MS_BIND, MS_REC, MS_SLAVE, MS_NOSUID, MS_NODEV = 0x1000, 0x4000, 0x80000, 0x2, 0x4
 KEYCTL_JOIN_SESSION_KEYRING = 1
-KEYCTL_NUMBERS = {"x86_64": 250, "aarch64": 219}  # of the system call, which the C library has no function for
+KEYCTL_NUMBERS = {
+    "x86_64": 250,
+    "aarch64": 219,
+}  # of the system call, which the C library has no function for
 
 
 def enter_workload(spec: dict[str, Any]) -> None:
@@ -85,7 +88,9 @@ def argv_with_environment(argv: list[str], env: dict[str, str]) -> tuple[list[st
 
 def landlock_version() -> int:
     """Of the kernel's landlock; 0 where there is none."""
-    found = ctypes.CDLL(None).syscall(LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), LANDLOCK_CREATE_RULESET_VERSION)
+    found = ctypes.CDLL(None).syscall(
+        LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), LANDLOCK_CREATE_RULESET_VERSION
+    )
     return max(0, int(found))
 
 
@@ -95,7 +100,9 @@ def restrict_abstract_sockets(libc: ctypes.CDLL) -> None:
     # struct landlock_ruleset_attr: handled_access_fs, handled_access_net, scoped; the first two are left as they are
     asked = array.array("Q", [0, 0, LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET])
     place, size = asked.buffer_info()
-    rules = libc.syscall(LANDLOCK_CREATE_RULESET, ctypes.c_void_p(place), ctypes.c_size_t(size * asked.itemsize), 0)
+    rules = libc.syscall(
+        LANDLOCK_CREATE_RULESET, ctypes.c_void_p(place), ctypes.c_size_t(size * asked.itemsize), 0
+    )
     raise_on_error(0 if rules >= 0 else rules, "abstract sockets")
     raise_on_error(libc.syscall(LANDLOCK_RESTRICT_SELF, rules, 0), "abstract sockets")
     os.close(rules)
@@ -105,7 +112,9 @@ def mount_stage(libc: ctypes.CDLL, place: str, mounts: list[list[str]]) -> None:
     """Mount each (path, place below ``place``) in a mount name space of this process's own; the host sees nothing of it."""
     raise_on_error(libc.unshare(CLONE_NEWNS), "mount name space")
     raise_on_error(libc.mount(b"none", b"/", None, MS_REC | MS_SLAVE, None), "mount name space")
-    sources = [os.open(path, os.O_PATH | os.O_CLOEXEC) for path, _ in mounts]  # before anything is put over them
+    sources = [
+        os.open(path, os.O_PATH | os.O_CLOEXEC) for path, _ in mounts
+    ]  # before anything is put over them
     flags = MS_NOSUID | MS_NODEV
     raise_on_error(libc.mount(b"gpupool", place.encode(), b"tmpfs", flags, b"mode=0755,size=1m"), place)
     for source, (_, target) in zip(sources, mounts, strict=True):

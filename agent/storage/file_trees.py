@@ -31,7 +31,9 @@ class _OwnershipChange:
     new: int
     device: int
     left: int = 0  # entries that keep their owner
-    names: Counter[int] = field(default_factory=Counter)  # per inode of a file with several names: those seen here
+    names: Counter[int] = field(
+        default_factory=Counter
+    )  # per inode of a file with several names: those seen here
 
 
 def chown_tree(folder: Path, *, old: int, new: int) -> int:
@@ -125,7 +127,9 @@ class Trash:
                 names = [str(self.folder / name) for name in os.listdir(self.folder)]
                 if names:
                     _remove_folders(names)
-            except OSError as error:  # no process is to be had, say; what is left goes with what is thrown away next
+            except (
+                OSError
+            ) as error:  # no process is to be had, say; what is left goes with what is thrown away next
                 log.warning("not everything could be removed: %s", error)
 
 

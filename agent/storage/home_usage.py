@@ -27,7 +27,9 @@ from agent.isolation.team_users import resolved_home
 from agent.protocol import LARGEST_SIZE, LONGEST_HOME_NAME, MOST_HOMES
 
 HOME_TIMEOUT_SECONDS = 60.0  # for one home: a larger one is known as "at least"
-ROUND_TIMEOUT_SECONDS = 600.0  # for all of them: those not reached keep what was found before, and go first the next time
+ROUND_TIMEOUT_SECONDS = (
+    600.0  # for all of them: those not reached keep what was found before, and go first the next time
+)
 MIN_PAUSE_SECONDS = 60.0
 MAX_PAUSE_SECONDS = 7200.0
 PAUSE_FACTOR = 20  # between two rounds: measuring takes at most a twentieth of one core's spare time
@@ -84,7 +86,9 @@ def measure_home(home: Path, out_of_time: Callable[[], bool], now: float) -> dic
     }
 
 
-def _count_folder(folder: int, device: int, depth: int, found: _UsageCount, out_of_time: Callable[[], bool]) -> None:
+def _count_folder(
+    folder: int, device: int, depth: int, found: _UsageCount, out_of_time: Callable[[], bool]
+) -> None:
     """Everything below the open folder. By descriptors, so that a folder swapped for a link leads nowhere."""
     below: list[str] = []
     try:
@@ -100,7 +104,9 @@ def _count_folder(folder: int, device: int, depth: int, found: _UsageCount, out_
         return
     for name in below:
         try:
-            descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+            descriptor = os.open(
+                name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder
+            )
         except FileNotFoundError:
             continue  # gone meanwhile
         except OSError:
@@ -148,7 +154,10 @@ def home_names(folder: Path) -> tuple[list[str], int]:
     names = sorted(
         entry.name
         for entry in os.scandir(folder)
-        if not entry.name.startswith(".") and _is_reportable_name(entry.name) and entry.is_dir() and resolved_home(folder / entry.name)
+        if not entry.name.startswith(".")
+        and _is_reportable_name(entry.name)
+        and entry.is_dir()
+        and resolved_home(folder / entry.name)
     )
     return names[:MOST_HOMES], max(0, len(names) - MOST_HOMES)
 
@@ -163,7 +172,9 @@ def pause_after(took_seconds: float) -> float:
     return min(MAX_PAUSE_SECONDS, max(MIN_PAUSE_SECONDS, PAUSE_FACTOR * took_seconds))
 
 
-def read_or_measure(folder: Path, now: Callable[[], float], clock: Callable[[], float]) -> dict[str, Any] | None:
+def read_or_measure(
+    folder: Path, now: Callable[[], float], clock: Callable[[], float]
+) -> dict[str, Any] | None:
     """What is known of the homes in ``folder``, measured now unless that was done lately; None while another one measures for the
     first time. ``clock`` counts seconds for the deadlines, ``now`` is seconds since the epoch. Raises OSError."""
     marks = folder / METADATA_FOLDER
@@ -239,7 +250,9 @@ def lower_priority() -> None:
     """Run only when nothing else wants the processor or the disk."""
     os.nice(19)
     try:
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # Linux takes the priority of reading from it too
+        os.sched_setscheduler(
+            0, os.SCHED_IDLE, os.sched_param(0)
+        )  # Linux takes the priority of reading from it too
     except OSError as error:
         print(f"measuring homes with an ordinary priority: {error}", file=sys.stderr)
 

@@ -22,9 +22,26 @@ MEASURE_TIMEOUT_SECONDS = home_usage.ROUND_TIMEOUT_SECONDS + 2 * home_usage.HOME
 RETRY_SECONDS = 5.0  # while another host measures the same homes for the first time
 # What people ask about before they choose where to run: looked up in the environment that notebooks run in.
 REPORTED_PACKAGES = (
-    "jupyterlab", "jupyter-server", "ipykernel", "ipywidgets", "numpy", "scipy", "pandas", "polars", "matplotlib",
-    "scikit-learn", "xgboost", "torch", "torchvision", "tensorflow", "jax", "cupy", "numba", "transformers", "accelerate",
-)  # fmt: skip
+    "jupyterlab",
+    "jupyter-server",
+    "ipykernel",
+    "ipywidgets",
+    "numpy",
+    "scipy",
+    "pandas",
+    "polars",
+    "matplotlib",
+    "scikit-learn",
+    "xgboost",
+    "torch",
+    "torchvision",
+    "tensorflow",
+    "jax",
+    "cupy",
+    "numba",
+    "transformers",
+    "accelerate",
+)
 
 
 def offered_environment(exposed: list[Path]) -> EnvironmentSeen:
@@ -39,19 +56,28 @@ def offered_environment(exposed: list[Path]) -> EnvironmentSeen:
     return EnvironmentSeen(python=platform.python_version(), packages=packages, exposed=paths[:MOST_EXPOSED])
 
 
-async def read_home_usage(folder: Path, deadline: float = MEASURE_TIMEOUT_SECONDS) -> tuple[HomesSeen | None, float]:
+async def read_home_usage(
+    folder: Path, deadline: float = MEASURE_TIMEOUT_SECONDS
+) -> tuple[HomesSeen | None, float]:
     """What is known of the homes in ``folder``, and in how many seconds to ask again. None: nothing new could be found out."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "agent.storage.home_usage", str(folder),
-        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+        sys.executable,
+        "-m",
+        "agent.storage.home_usage",
+        str(folder),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
     try:
         async with asyncio.timeout(deadline):
             output, said = await process.communicate()
     except TimeoutError:
         log.warning("homes are not measured: no answer within %g s", deadline)
         process.kill()
-        await process.wait()  # one that hangs in a file system goes when that answers; until then no other is started
+        await (
+            process.wait()
+        )  # one that hangs in a file system goes when that answers; until then no other is started
         return None, home_usage.MAX_PAUSE_SECONDS
     finally:
         if process.returncode is None:  # the agent ends
@@ -60,7 +86,9 @@ async def read_home_usage(folder: Path, deadline: float = MEASURE_TIMEOUT_SECOND
                 async with asyncio.timeout(KILL_WAIT_SECONDS):
                     await process.wait()
     if process.returncode != 0:
-        reason = said.decode("utf-8", "replace").strip().splitlines()[-1:] or [f"exit code {process.returncode}"]
+        reason = said.decode("utf-8", "replace").strip().splitlines()[-1:] or [
+            f"exit code {process.returncode}"
+        ]
         log.warning("homes are not measured: %s", reason[0])
         return None, home_usage.MIN_PAUSE_SECONDS
     return _parse_usage(output)

@@ -20,6 +20,7 @@ from benchmarks.fault_injection.process_faults import MAX_WAIT_SECONDS, FaultCon
 from benchmarks.harness.installation import (
     GRACE_SECONDS,
     LEASE_SECONDS,
+    ROOT,
     ConditionTimeout,
     LocalHost,
     new_boot,
@@ -31,7 +32,9 @@ from benchmarks.harness.installation import (
 
 STOP_LIMIT_SECONDS = LEASE_SECONDS + GRACE_SECONDS + 1.0
 BETWEEN_TICKS_SECONDS = 0.3  # they come every 2 s
-RESTART_ELSEWHERE_LIMIT_SECONDS = LEASE_SECONDS * 4 / 3 + GRACE_SECONDS + 2 + 4  # the server's count, its look every 2 s, and a start
+RESTART_ELSEWHERE_LIMIT_SECONDS = (
+    LEASE_SECONDS * 4 / 3 + GRACE_SECONDS + 2 + 4
+)  # the server's count, its look every 2 s, and a start
 
 
 def host_of(broken: FaultContext, run: str) -> LocalHost:
@@ -41,7 +44,9 @@ def host_of(broken: FaultContext, run: str) -> LocalHost:
     return next(host for host in broken.site.hosts if host.name == name)
 
 
-def beating_job(broken: FaultContext, host: LocalHost | None = None, also: str = "") -> tuple[str, LedgerEntry, LocalHost]:
+def beating_job(
+    broken: FaultContext, host: LocalHost | None = None, also: str = ""
+) -> tuple[str, LedgerEntry, LocalHost]:
     """A job that writes all the time, its first start, and where that is."""
     more: dict[str, Any] = {"labels_required": {"name": host.name}} if host else {}
     workload = broken.ledger.insist(heartbeat_job(also), MAX_WAIT_SECONDS, to_end_well=False, **more)
@@ -57,7 +62,9 @@ def last_beat(broken: FaultContext, run: str) -> float:
 def state_of(workload: str) -> tuple[str, str]:
     from scheduler.models import Workload
 
-    found = rows(lambda: Workload.objects.filter(public_id=workload).values_list("state", "reason_code").get())
+    found = rows(
+        lambda: Workload.objects.filter(public_id=workload).values_list("state", "reason_code").get()
+    )
     return str(found[0]), str(found[1])
 
 
@@ -72,7 +79,10 @@ def cut_off_1_s(broken: FaultContext) -> float:
     return _came_through(broken, workload, first, host)
 
 
-@fault("a host cut off for a lease and more: its work has stopped after lease + grace, and starts elsewhere after that", 20)
+@fault(
+    "a host cut off for a lease and more: its work has stopped after lease + grace, and starts elsewhere after that",
+    20,
+)
 def cut_off_10_s(broken: FaultContext) -> float:
     return _cut_off_for(broken, 10)
 
@@ -108,7 +118,9 @@ def check_survives(broken: FaultContext, workload: str, first: LedgerEntry, when
     try:
         wait_until(lambda: last_beat(broken, first.run) > since, 5, "it writes")
     except ConditionTimeout:
-        raise ConditionTimeout(f"its work goes on{when}: it is {state_of(workload)} and writes no more") from None
+        raise ConditionTimeout(
+            f"its work goes on{when}: it is {state_of(workload)} and writes no more"
+        ) from None
     if state_of(workload)[0] != "running":
         raise ConditionTimeout(f"its work goes on{when}: it is {state_of(workload)}")
 
@@ -117,7 +129,11 @@ def _cut_off_for(broken: FaultContext, seconds: float) -> float:
     workload, first, host = beating_job(broken)
     began, at = time.monotonic(), time.time()
     with cut_off(broken, [host]):
-        wait_until(lambda: first.run not in processes_of_runs(broken.site.folder).values(), MAX_WAIT_SECONDS, "its work stops")
+        wait_until(
+            lambda: first.run not in processes_of_runs(broken.site.folder).values(),
+            MAX_WAIT_SECONDS,
+            "its work stops",
+        )
         stopped = last_beat(broken, first.run) - at
         second = broken.ledger.wait_started(workload, MAX_WAIT_SECONDS, attempt=first.attempt + 1)
         took = time.monotonic() - began
@@ -125,8 +141,12 @@ def _cut_off_for(broken: FaultContext, seconds: float) -> float:
     if stopped > STOP_LIMIT_SECONDS:
         raise ConditionTimeout(f"its work stops within {STOP_LIMIT_SECONDS:g} s: it took {stopped:.2f}")
     if second.at < at + stopped:
-        raise ConditionTimeout(f"it starts elsewhere after that: it did {at + stopped - second.at:.2f} s before")
-    wait_until(lambda: broken.site.alive() == len(broken.site.hosts), MAX_WAIT_SECONDS, f"{host.name} comes back")
+        raise ConditionTimeout(
+            f"it starts elsewhere after that: it did {at + stopped - second.at:.2f} s before"
+        )
+    wait_until(
+        lambda: broken.site.alive() == len(broken.site.hosts), MAX_WAIT_SECONDS, f"{host.name} comes back"
+    )
     cancel(broken, workload)
     return took
 
@@ -141,14 +161,18 @@ def cut_off_most(broken: FaultContext) -> float:
     with cut_off(broken, away):
         time.sleep(LEASE_SECONDS * 3)
         silent = rows(lambda: Host.objects.filter(lease_state="silent").count())
-        lost = rows(lambda: Run.objects.filter(public_id__in=[f.run for _, f, _ in jobs], state="ended").count())
+        lost = rows(
+            lambda: Run.objects.filter(public_id__in=[f.run for _, f, _ in jobs], state="ended").count()
+        )
     began = time.monotonic()
     wait_until(lambda: broken.site.alive() == len(broken.site.hosts), MAX_WAIT_SECONDS, "all hosts come back")
     took = time.monotonic() - began
     for workload, _, _ in jobs:
         cancel(broken, workload)
     if silent or lost:
-        raise ConditionTimeout(f"nobody is evicted: {silent} hosts silent, {lost} runs ended while {names} were cut off")
+        raise ConditionTimeout(
+            f"nobody is evicted: {silent} hosts silent, {lost} runs ended while {names} were cut off"
+        )
     return took
 
 
@@ -162,7 +186,9 @@ def disturbed_messages(broken: FaultContext) -> float:
     began = time.monotonic()
     took = broken.ledger.probe(began, MAX_WAIT_SECONDS)
     wait_until(lambda: broken.site.alive() == len(broken.site.hosts), MAX_WAIT_SECONDS, "every host is alive")
-    print(f"    {gates.frames - before[0]} frames, {gates.disturbed - before[1]} of them disturbed", flush=True)
+    print(
+        f"    {gates.frames - before[0]} frames, {gates.disturbed - before[1]} of them disturbed", flush=True
+    )
     return took
 
 
@@ -177,7 +203,9 @@ def reboot(broken: FaultContext) -> float:
     with broken.site.agent_down(host):
         _end_all(broken, host)
         new_boot(host)
-    wait_until(lambda: broken.site.alive() == len(broken.site.hosts), MAX_WAIT_SECONDS, f"{host.name} comes back")
+    wait_until(
+        lambda: broken.site.alive() == len(broken.site.hosts), MAX_WAIT_SECONDS, f"{host.name} comes back"
+    )
     broken.ledger.wait_started(workload, MAX_WAIT_SECONDS, attempt=first.attempt + 1)
     took = time.monotonic() - began
     cancel(broken, workload)
@@ -233,19 +261,28 @@ def _with_pid(pid: int) -> subprocess.Popen[bytes]:
     raise ConditionTimeout(f"a program gets pid {pid}")
 
 
-@fault("a second agent with a copy of the state folder: turned away and shown, the first one's work goes on", 15)
+@fault(
+    "a second agent with a copy of the state folder: turned away and shown, the first one's work goes on", 15
+)
 def duplicate_agent(broken: FaultContext) -> float:
     workload, first, host = beating_job(broken)
     began, at = time.monotonic(), time.time()
     with copied_agent(broken, host):
-        wait_until(lambda: _turned_away(host, at, "agent_second", "agent_copy"), MAX_WAIT_SECONDS, "the copy is turned away and shown")
+        wait_until(
+            lambda: _turned_away(host, at, "agent_second", "agent_copy"),
+            MAX_WAIT_SECONDS,
+            "the copy is turned away and shown",
+        )
         took = time.monotonic() - began
         time.sleep(2)
     _came_through(broken, workload, first, host)
     return took
 
 
-@fault("a copy of a state folder that its owner has gone on with: turned away and shown, also while the owner is down", 15)
+@fault(
+    "a copy of a state folder that its owner has gone on with: turned away and shown, also while the owner is down",
+    15,
+)
 def cloned_host(broken: FaultContext) -> float:
     workload, first, host = beating_job(broken)
     copy = copied_state(host)
@@ -255,13 +292,21 @@ def cloned_host(broken: FaultContext) -> float:
     wait_until(lambda: _start_of(host) != before, MAX_WAIT_SECONDS, "the original was started again")
     began, at = time.monotonic(), time.time()
     with broken.site.agent_down(host), copied_agent(broken, host, copy):
-        wait_until(lambda: _turned_away(host, at, "agent_copy"), MAX_WAIT_SECONDS, "the clone is turned away and shown")
+        wait_until(
+            lambda: _turned_away(host, at, "agent_copy"),
+            MAX_WAIT_SECONDS,
+            "the clone is turned away and shown",
+        )
         took = time.monotonic() - began
     # Its agent was down for as long as that took: for more than a lease, perhaps. Then its work starts again.
     since = time.time()
-    wait_until(lambda: broken.site.alive() == len(broken.site.hosts), MAX_WAIT_SECONDS, f"{host.name} comes back")
     wait_until(
-        lambda: any(e.workload == workload and e.at > since for e in broken.ledger.entries()), MAX_WAIT_SECONDS, "its work goes on"
+        lambda: broken.site.alive() == len(broken.site.hosts), MAX_WAIT_SECONDS, f"{host.name} comes back"
+    )
+    wait_until(
+        lambda: any(e.workload == workload and e.at > since for e in broken.ledger.entries()),
+        MAX_WAIT_SECONDS,
+        "its work goes on",
     )
     cancel(broken, workload)
     return took
@@ -282,7 +327,12 @@ def _start_of(host: LocalHost) -> str:
 
 def copied_state(host: LocalHost) -> Path:
     copy = host.state.parent / f"{host.name}-copy-{time.monotonic_ns()}"
-    shutil.copytree(host.state, copy, symlinks=True, ignore=lambda folder, names: [n for n in names if n.endswith(".sock")])
+    shutil.copytree(
+        host.state,
+        copy,
+        symlinks=True,
+        ignore=lambda folder, names: [n for n in names if n.endswith(".sock")],
+    )
     return copy
 
 
@@ -294,9 +344,13 @@ def copied_agent(broken: FaultContext, host: LocalHost, copy: Path | None = None
     command[command.index("--state") + 1] = str(copy)
     with (broken.site.folder / f"{host.name}-copy.log").open("ab") as log:
         process = subprocess.Popen(
-            host.inside(command), stdout=log, stderr=log, start_new_session=True, env=broken.site.agent_environment(host),
+            host.inside(command),
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env=broken.site.agent_environment(host),
             cwd=ROOT,
-        )  # fmt: skip
+        )
     try:
         yield
     finally:
@@ -313,7 +367,10 @@ def _needs_namespaces(broken: FaultContext) -> None:
 # -- clocks --------------------------------------------------------------------------------------------------------------
 
 
-@fault("a host's clock jumps by an hour, to and fro: its work goes on, no lease is early or late, what is charged is right", 20)
+@fault(
+    "a host's clock jumps by an hour, to and fro: its work goes on, no lease is early or late, what is charged is right",
+    20,
+)
 def clock_of_a_host(broken: FaultContext) -> float:
     from scheduler.models import Allocation
 
@@ -376,12 +433,18 @@ def disk_full_on_a_host(broken: FaultContext) -> float:
     filler = host.state / "filler"
     _fill(filler)
     try:
-        wait_until(lambda: _notes_say(host, "disk is full"), MAX_WAIT_SECONDS, "the host says that its disk is full")
+        wait_until(
+            lambda: _notes_say(host, "disk is full"), MAX_WAIT_SECONDS, "the host says that its disk is full"
+        )
         with broken.site.agent_down(host):
             _end_one(broken, begun.run)
             _fill(filler)
         wait_until(lambda: _has_ended(begun.run), MAX_WAIT_SECONDS, "what was lost meanwhile is said to be")
-        wait_until(lambda: state_of(lost) == ("queued", "host_full"), MAX_WAIT_SECONDS, "nothing new is placed there, and what waits says why")
+        wait_until(
+            lambda: state_of(lost) == ("queued", "host_full"),
+            MAX_WAIT_SECONDS,
+            "nothing new is placed there, and what waits says why",
+        )
         cancel(broken, lost)
         time.sleep(LEASE_SECONDS + GRACE_SECONDS)
         check_survives(broken, workload, first)
@@ -391,7 +454,11 @@ def disk_full_on_a_host(broken: FaultContext) -> float:
     finally:
         filler.unlink()
     began = time.monotonic()
-    wait_until(lambda: not _notes_say(host, "disk is full"), MAX_WAIT_SECONDS, "the host says that there is room again")
+    wait_until(
+        lambda: not _notes_say(host, "disk is full"),
+        MAX_WAIT_SECONDS,
+        "the host says that there is room again",
+    )
     again, _, _ = beating_job(broken, host)
     took = time.monotonic() - began
     cancel(broken, again)

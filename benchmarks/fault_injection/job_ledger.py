@@ -60,7 +60,9 @@ class JobLedger:
 
     def __init__(self, site: Installation) -> None:
         self.site = site
-        self.acknowledged: dict[str, int] = {}  # id of a job that has to end well: the round in which it was submitted
+        self.acknowledged: dict[
+            str, int
+        ] = {}  # id of a job that has to end well: the round in which it was submitted
         self.others: set[str] = set()  # ids of jobs that somebody has to end
         self.refused = 0
         self.round = 0
@@ -74,15 +76,22 @@ class JobLedger:
         for line in place.read_text().splitlines():
             parts = line.split(" ")
             if len(parts) == 6:
-                found.append(LedgerEntry(parts[0], parts[1], int(parts[2]), parts[3], float(parts[4]), parts[5]))
+                found.append(
+                    LedgerEntry(parts[0], parts[1], int(parts[2]), parts[3], float(parts[4]), parts[5])
+                )
         return found
 
     def submit(self, command: str, units: int = 1, *, to_end_well: bool = True, **also: Any) -> str:
         """Submit a job over the API; its id. Raises OSError while the API is away."""
         body = {
-            "project": "faults/faults", "pool": "faults", "name": "a job", "command": command, "units": units,
-            "max_runtime_seconds": 600, **also,
-        }  # fmt: skip
+            "project": "faults/faults",
+            "pool": "faults",
+            "name": "a job",
+            "command": command,
+            "units": units,
+            "max_runtime_seconds": 600,
+            **also,
+        }
         made = str(self.site.ask("POST", "jobs/", body)["id"])
         if to_end_well:
             self.acknowledged[made] = self.round
@@ -104,7 +113,12 @@ class JobLedger:
     def started(self, workload: str, attempt: int = 0) -> LedgerEntry | None:
         """The first line of a job's start (of that attempt or a later one)."""
         return next(
-            (e for e in self.entries() if e.verb == "start" and e.workload == workload and e.attempt >= attempt), None
+            (
+                e
+                for e in self.entries()
+                if e.verb == "start" and e.workload == workload and e.attempt >= attempt
+            ),
+            None,
         )
 
     def wait_started(self, workload: str, seconds: float, attempt: int = 0) -> LedgerEntry:
@@ -153,7 +167,9 @@ class JobLedger:
         except ConditionTimeout as problem:
             wrong.setdefault(self.round, []).append(f"{problem}: {rows(lambda: _told(Workload))}")
         states = rows(
-            lambda: {str(w.public_id): (w.state, w.outcome) for w in Workload.objects.filter(public_id__in=ids)}
+            lambda: {
+                str(w.public_id): (w.state, w.outcome) for w in Workload.objects.filter(public_id__in=ids)
+            }
         )
         ended = {entry.workload for entry in self.entries() if entry.verb == "end"}
         for workload, number in self.acknowledged.items():
@@ -163,7 +179,9 @@ class JobLedger:
             elif state != ("ended", "finished"):
                 wrong.setdefault(number, []).append(f"job {workload} is {state}")
             elif workload not in ended:
-                wrong.setdefault(number, []).append(f"job {workload} counts as finished and never ran to its end")
+                wrong.setdefault(number, []).append(
+                    f"job {workload} counts as finished and never ran to its end"
+                )
         self.acknowledged.clear()
         left = rows(lambda: Allocation.objects.filter(period__upper_inf=True).count())
         if left:
@@ -171,7 +189,9 @@ class JobLedger:
         try:
             wait_until(lambda: not processes_of_runs(self.site.folder), 5, "no process is left", every=0.2)
         except ConditionTimeout:
-            wrong.setdefault(self.round, []).append(f"processes are left: {processes_of_runs(self.site.folder)}")
+            wrong.setdefault(self.round, []).append(
+                f"processes are left: {processes_of_runs(self.site.folder)}"
+            )
         return wrong
 
 
@@ -214,7 +234,9 @@ class BackgroundLoad:
     def _submit(self) -> None:
         while self._on.is_set():
             try:
-                self.ledger.submit(ledger_job(round(self.dice.uniform(0.2, 2.0), 1)), self.dice.choice([1, 1, 1, 2]))
+                self.ledger.submit(
+                    ledger_job(round(self.dice.uniform(0.2, 2.0), 1)), self.dice.choice([1, 1, 1, 2])
+                )
             except (OSError, urllib.error.URLError):
                 self.ledger.refused += 1
             time.sleep(self.dice.expovariate(self.per_second))

@@ -39,7 +39,9 @@ BATCH_SECONDS = 0.5
 BATCHES_WAITING = 40
 BATCHES_AT_ONCE = 4
 RESENT_SECONDS = 3.0  # a batch that is not committed after this is sent again
-UNANSWERED_SECONDS = 1.0  # the answer may be lost; until then an edge that is behind is not given more to read
+UNANSWERED_SECONDS = (
+    1.0  # the answer may be lost; until then an edge that is behind is not given more to read
+)
 JOBS_AT_ONCE = 30
 REMEMBERED = 200  # frames of each host and way that may be replayed
 POOL = "messages"
@@ -89,7 +91,9 @@ class MessageFaults:
 class FaultyWire:
     """A WebSocket as an agent sees it, with fates on it."""
 
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse, fates: MessageFaults, up: Direction, down: Direction) -> None:
+    def __init__(
+        self, socket: aiohttp.ClientWebSocketResponse, fates: MessageFaults, up: Direction, down: Direction
+    ) -> None:
         self.socket, self.fates, self.up, self.down = socket, fates, up, down
 
     async def send_str(self, text: str) -> None:
@@ -108,7 +112,9 @@ class FaultyWire:
 class MessageHost(LightAgent):
     """A light agent that decides as the real one does, on a disturbed line."""
 
-    def __init__(self, edge: str, name: str, token: str, fates: MessageFaults, tally: AgentTally, folder: Path) -> None:
+    def __init__(
+        self, edge: str, name: str, token: str, fates: MessageFaults, tally: AgentTally, folder: Path
+    ) -> None:
         super().__init__(edge, name, token, GPUS, MODEL, tally)
         self.fates = fates
         self.ways = Direction(), Direction()
@@ -153,7 +159,9 @@ class MessageHost(LightAgent):
         desired = Desired(VERSION, self.name, self.lease_seconds, told, poll_seconds=self.poll_seconds)
         held = [self._held(name, run) for name, run in self.runs.items()]
         units = frozenset(self.units)
-        for action in plan_actions(desired, held, refusal=self.generations.refusal, known_units=units, heard_at=self.heard_at):
+        for action in plan_actions(
+            desired, held, refusal=self.generations.refusal, known_units=units, heard_at=self.heard_at
+        ):
             if isinstance(action, StartRun):
                 self.generations.use(action.wanted.generation, action.wanted.unit_uuids)
                 self._begin(action.wanted.run, wanted[action.wanted.run], at)
@@ -167,7 +175,9 @@ class MessageHost(LightAgent):
                 del self.runs[action.run]
 
     def _patience(self) -> float:
-        return max(UNANSWERED_SECONDS, self.poll_seconds) if self.sequence in self.sent_at else self.poll_seconds
+        return (
+            max(UNANSWERED_SECONDS, self.poll_seconds) if self.sequence in self.sent_at else self.poll_seconds
+        )
 
     def _held(self, name: str, run: LightRun) -> RunStatus:
         said = run.seen.state == "ended" and self.sequence > self.end_said_after[name]
@@ -183,13 +193,22 @@ class MessageHost(LightAgent):
             if self.fates.dice is not None and len(self.waiting) < BATCHES_WAITING:
                 self.batches += 1
                 holders = {
-                    u: run.seen.run for run in self.runs.values() if run.seen.state == "running" for u in run.units
+                    u: run.seen.run
+                    for run in self.runs.values()
+                    if run.seen.state == "running"
+                    for u in run.units
                 }
-                batch = SampleBatch(self.batches, [sample_reading(u, time.time(), holders.get(u)) for u in self.units])
+                batch = SampleBatch(
+                    self.batches, [sample_reading(u, time.time(), holders.get(u)) for u in self.units]
+                )
                 self.waiting[batch.sequence] = batch
                 self.produced += len(batch.rows)
             now = time.monotonic()
-            due = [number for number in self.waiting if now - self.batch_sent_at.get(number, 0.0) > RESENT_SECONDS]
+            due = [
+                number
+                for number in self.waiting
+                if now - self.batch_sent_at.get(number, 0.0) > RESENT_SECONDS
+            ]
             for number in due[:BATCHES_AT_ONCE]:
                 self.batch_sent_at[number] = now
                 await socket.send_str(encode(self.waiting[number]))
@@ -206,7 +225,8 @@ class MessageHosts:
         threading.Thread(target=self._loop.run_forever, name="messages", daemon=True).start()
         place, edge = Path(self.folder.name), f"http://127.0.0.1:{site.port + 1}"
         self.all = [
-            MessageHost(edge, n, token, self.fates, self.tally, place) for n, token in rows(partial(_make_hosts, site))
+            MessageHost(edge, n, token, self.fates, self.tally, place)
+            for n, token in rows(partial(_make_hosts, site))
         ]
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self._run(self._begin())
@@ -239,7 +259,9 @@ class MessageHosts:
             gone, left = left[:few], left[few:]
             for name in gone:
                 self._loop.call_soon_threadsafe(self.tasks[name].cancel)
-            wait_until(partial(self._silent, HOSTS - len(left)), MAX_WAIT_SECONDS, "light hosts that went are silent")
+            wait_until(
+                partial(self._silent, HOSTS - len(left)), MAX_WAIT_SECONDS, "light hosts that went are silent"
+            )
         self._run(self.session.close())
         self.folder.cleanup()
 
@@ -253,7 +275,9 @@ class MessageHosts:
 
     def wrong(self) -> list[str]:
         """What the hosts themselves saw that may never be."""
-        found = [f"{times} times: {what}" for what, times in self.tally.errors.items() if what.startswith("run: ")]
+        found = [
+            f"{times} times: {what}" for what, times in self.tally.errors.items() if what.startswith("run: ")
+        ]
         dead = [name for name, task in self.tasks.items() if task.done()]
         produced, stored = sum(host.produced for host in self.all), rows(_samples)
         if produced != stored:
@@ -280,13 +304,17 @@ def _make_hosts(site: Installation) -> list[tuple[str, str]]:
     )
     operator = User.objects.get(username="operator")
     names = [f"light-{number}" for number in range(1, HOSTS + 1)]
-    return [(name, hosts.add_host(actor=operator, pool=pool, name=name, now=now, labels={})[1]) for name in names]
+    return [
+        (name, hosts.add_host(actor=operator, pool=pool, name=name, now=now, labels={})[1]) for name in names
+    ]
 
 
 def _samples() -> int:
     from telemetry.models import Sample
 
-    return int(Sample.objects.filter(unit__gpu__host__pool__slug=POOL).values("unit", "ts").distinct().count())
+    return int(
+        Sample.objects.filter(unit__gpu__host__pool__slug=POOL).values("unit", "ts").distinct().count()
+    )
 
 
 def end_hosts(broken: FaultContext) -> None:
@@ -298,8 +326,10 @@ def end_hosts(broken: FaultContext) -> None:
 
 @fault(
     f"{FRAMES} frames of {HOSTS} hosts, half of them lost, doubled, late, out of order or replayed: state converges",
-    30, under_load=False, after=end_hosts,
-)  # fmt: skip
+    30,
+    under_load=False,
+    after=end_hosts,
+)
 def many_messages(broken: FaultContext) -> float:
     hosts = broken.site.messages = broken.site.messages or MessageHosts(broken.site)
     fates = hosts.fates
@@ -309,11 +339,17 @@ def many_messages(broken: FaultContext) -> float:
     try:
         while fates.frames - before[0] < FRAMES:
             if time.monotonic() > ends:
-                raise ConditionTimeout(f"{FRAMES} frames: {fates.frames - before[0]} in {ROUND_SECONDS:.0f} s")
+                raise ConditionTimeout(
+                    f"{FRAMES} frames: {fates.frames - before[0]} in {ROUND_SECONDS:.0f} s"
+                )
             if len(jobs) < JOBS_AT_ONCE or rows(partial(_living, jobs)) < JOBS_AT_ONCE:
                 seconds = round(broken.dice.uniform(0.2, 3), 1)
                 units = broken.dice.choice([1, 1, 2])
-                jobs.append(broken.ledger.insist(f"sleep {seconds}", MAX_WAIT_SECONDS, units, to_end_well=False, pool=POOL))
+                jobs.append(
+                    broken.ledger.insist(
+                        f"sleep {seconds}", MAX_WAIT_SECONDS, units, to_end_well=False, pool=POOL
+                    )
+                )
             time.sleep(broken.dice.expovariate(4))
     finally:
         fates.dice = None
@@ -325,7 +361,11 @@ def many_messages(broken: FaultContext) -> float:
     except ConditionTimeout as problem:
         raise ConditionTimeout(f"{problem}: {hosts.unsettled()}") from None
     took = time.monotonic() - began
-    frames, disturbed, lines = fates.frames - before[0], fates.disturbed - before[1], fates.broken_lines - before[2]
+    frames, disturbed, lines = (
+        fates.frames - before[0],
+        fates.disturbed - before[1],
+        fates.broken_lines - before[2],
+    )
     print(
         f"    {frames} frames in {seconds_taken:.0f} s, {disturbed} of them disturbed, {lines} lines broken, {len(jobs)} jobs",
         flush=True,
@@ -346,4 +386,8 @@ def _ended_otherwise(jobs: list[str]) -> list[str]:
     from scheduler.models import Workload
 
     found = Workload.objects.filter(public_id__in=jobs).values_list("public_id", "outcome", "attempt")
-    return [f"job {job} is {outcome} at attempt {attempt}" for job, outcome, attempt in found if outcome != "finished"]
+    return [
+        f"job {job} is {outcome} at attempt {attempt}"
+        for job, outcome, attempt in found
+        if outcome != "finished"
+    ]

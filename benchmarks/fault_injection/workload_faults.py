@@ -45,7 +45,9 @@ FREEZER = Path("/sys/fs/cgroup/freezer")
 # -- the engine ----------------------------------------------------------------------------------------------------------
 
 
-@fault("SIGSTOP of the engine that leads for 10 s: another one takes over in 5 s, stale writes are refused", 5)
+@fault(
+    "SIGSTOP of the engine that leads for 10 s: another one takes over in 5 s, stale writes are refused", 5
+)
 def freeze_engine(broken: FaultContext) -> float:
     with second_engine(broken):
         led = _leader()
@@ -78,14 +80,29 @@ def second_engine(broken: FaultContext) -> Iterator[None]:
     """One more engine beside the one of the installation, ready to take over."""
     log = broken.site.folder / "engine2.log"
     log.unlink(missing_ok=True)
-    worker = ["-m", "celery", "-A", "config.celery", "worker", "--without-gossip", "--without-mingle", "-n", "engine2@%h"]
+    worker = [
+        "-m",
+        "celery",
+        "-A",
+        "config.celery",
+        "worker",
+        "--without-gossip",
+        "--without-mingle",
+        "-n",
+        "engine2@%h",
+    ]
     with log.open("wb") as out:
         process = subprocess.Popen(
             [sys.executable, *worker, "-Q", "engine", "-c", "1", "--prefetch-multiplier", "1", "-l", "info"],
-            cwd=ROOT, stdout=out, stderr=out, start_new_session=True,
-        )  # fmt: skip
+            cwd=ROOT,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
     try:
-        wait_until(lambda: " ready." in log.read_text(errors="replace"), MAX_WAIT_SECONDS, "a second engine is ready")
+        wait_until(
+            lambda: " ready." in log.read_text(errors="replace"), MAX_WAIT_SECONDS, "a second engine is ready"
+        )
         yield
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -103,7 +120,11 @@ def end_notebooks(broken: FaultContext) -> None:
     broken.site.notebooks = []
 
 
-@fault("agents killed beside two live notebooks: both are taken over, their processes are the same", 15, after=end_notebooks)
+@fault(
+    "agents killed beside two live notebooks: both are taken over, their processes are the same",
+    15,
+    after=end_notebooks,
+)
 def kill_agent_beside_notebooks(broken: FaultContext) -> float:
     names = broken.site.notebooks
     while len(names) < 2:
@@ -147,7 +168,13 @@ def _kill_agent(host: LocalHost) -> None:
 
 
 def _notebook(broken: FaultContext) -> str:
-    wish = {"project": "faults/faults", "pool": "faults", "name": "a notebook", "units": 1, "max_runtime_seconds": 7200}
+    wish = {
+        "project": "faults/faults",
+        "pool": "faults",
+        "name": "a notebook",
+        "units": 1,
+        "max_runtime_seconds": 7200,
+    }
     ends = time.monotonic() + MAX_WAIT_SECONDS
     while True:
         try:
@@ -167,7 +194,11 @@ def _ready_run(workload: str) -> str:
     return str(rows(lambda: found.get().public_id))
 
 
-@fault(f"{SOCKETS} live sockets of a notebook when its owner signs out: all cut in 250 ms", 0.25, under_load=False)
+@fault(
+    f"{SOCKETS} live sockets of a notebook when its owner signs out: all cut in 250 ms",
+    0.25,
+    under_load=False,
+)
 def revoke_sockets(broken: FaultContext) -> float:
     workload = _notebook(broken)
     _ready_run(workload)
@@ -191,7 +222,9 @@ async def _revoke(workload: str) -> float:
         store = SessionStore()
         store.create()
         row = Workload.objects.get(public_id=workload)
-        given = workloads.open_workspace(actor=row.owner, workload=row, session_key=str(store.session_key), now=_now())
+        given = workloads.open_workspace(
+            actor=row.owner, workload=row, session_key=str(store.session_key), now=_now()
+        )
         return store, given
 
     session, url = await asyncio.to_thread(rows, enter)
@@ -253,7 +286,10 @@ def ignores_term(broken: FaultContext) -> float:
     return _killed_at_grace(broken, "trap '' TERM")
 
 
-@fault("work that forks 200 processes that ignore TERM: all are gone at its grace, a second more or less", GRACE_SECONDS + 1)
+@fault(
+    "work that forks 200 processes that ignore TERM: all are gone at its grace, a second more or less",
+    GRACE_SECONDS + 1,
+)
 def many_processes(broken: FaultContext) -> float:
     return _killed_at_grace(broken, "trap '' TERM; for n in {1..200}; do sleep 300 & done")
 
@@ -275,12 +311,18 @@ def _killed_at_grace(broken: FaultContext, also: str) -> float:
     return took
 
 
-@fault("work that KILL does not end: its GPU is taken out of use, and back when it has gone after all", 40, under_load=False)
+@fault(
+    "work that KILL does not end: its GPU is taken out of use, and back when it has gone after all",
+    40,
+    under_load=False,
+)
 def unkillable(broken: FaultContext) -> float:
     from scheduler.models import Allocation, Gpu
 
     if not (FREEZER / "cgroup.procs").exists() or not os.access(FREEZER, os.W_OK):
-        raise ConditionTimeout("a process that KILL does not end is made: needs the freezer of control groups 1, and root")
+        raise ConditionTimeout(
+            "a process that KILL does not end is made: needs the freezer of control groups 1, and root"
+        )
     group = FREEZER / f"gpupool-faults-{os.getpid()}"
     group.mkdir(exist_ok=True)
     workload, first, _ = beating_job(broken)
@@ -292,9 +334,13 @@ def unkillable(broken: FaultContext) -> float:
         (group / "freezer.state").write_text("FROZEN")
         cancel(broken, workload)
         began = time.monotonic()
-        wait_until(lambda: _repair(Gpu, gpu) == "quarantined", MAX_WAIT_SECONDS, "its GPU is taken out of use")
+        wait_until(
+            lambda: _repair(Gpu, gpu) == "quarantined", MAX_WAIT_SECONDS, "its GPU is taken out of use"
+        )
         took = time.monotonic() - began
-        if not rows(lambda: Allocation.objects.filter(run__public_id=first.run, period__upper_inf=True).exists()):
+        if not rows(
+            lambda: Allocation.objects.filter(run__public_id=first.run, period__upper_inf=True).exists()
+        ):
             raise ConditionTimeout("its GPU stays held: it was given free")
     finally:
         (group / "freezer.state").write_text("THAWED")
@@ -310,6 +356,7 @@ def _repair(gpus: Any, gpu: int) -> str:
 
 # -- preemption ----------------------------------------------------------------------------------------------------------
 
+
 def _runs(workload: str) -> bool:
     return state_of(workload)[0] == "running"
 
@@ -324,7 +371,9 @@ PREEMPTION_COMMANDS = {
 }
 
 
-@fault("work that has to go: acknowledged, crashed, silent, acknowledged and ran on are four recorded ends", 30)
+@fault(
+    "work that has to go: acknowledged, crashed, silent, acknowledged and ran on are four recorded ends", 30
+)
 def preempted(broken: FaultContext) -> float:
     from scheduler.models import Host, Run
     from scheduler.services import drain_host, return_host
@@ -336,7 +385,10 @@ def preempted(broken: FaultContext) -> float:
         jobs = {}
         for name in names:
             made = broken.ledger.insist(
-                BEGIN_SCRIPT + PREEMPTION_COMMANDS[name], MAX_WAIT_SECONDS, to_end_well=False, labels_required={"name": host.name}
+                BEGIN_SCRIPT + PREEMPTION_COMMANDS[name],
+                MAX_WAIT_SECONDS,
+                to_end_well=False,
+                labels_required={"name": host.name},
             )
             jobs[name] = broken.ledger.wait_started(made, MAX_WAIT_SECONDS)
             wait_until(partial(_runs, made), MAX_WAIT_SECONDS, "the server knows that it runs")
@@ -364,7 +416,9 @@ def _checkpoint(place: Path) -> None:
 
     host = settings.DATABASES["default"]["HOST"]
     password = json.loads((place / "secrets.json").read_text())["postgres"]
-    with psycopg.connect(host=host, user="postgres", dbname="postgres", password=password, autocommit=True) as database:
+    with psycopg.connect(
+        host=host, user="postgres", dbname="postgres", password=password, autocommit=True
+    ) as database:
         database.execute("CHECKPOINT")
 
 
@@ -377,12 +431,17 @@ def _next_log_file() -> None:
             for _ in range(20):
                 cursor.execute("SELECT pg_logical_emit_message(false, 'faults', repeat('x', 1000000))")
     except OperationalError as problem:
-        raise ConditionTimeout(f"the database goes on in the files of its log that are ready: {problem}") from None
+        raise ConditionTimeout(
+            f"the database goes on in the files of its log that are ready: {problem}"
+        ) from None
     finally:
         connection.close()
 
 
-@fault("the database's disk is full for 3 s: new work is refused with 503, what runs goes on, all is well again after", 30)
+@fault(
+    "the database's disk is full for 3 s: new work is refused with 503, what runs goes on, all is well again after",
+    30,
+)
 def disk_full_of_the_database(broken: FaultContext) -> float:
     place = broken.site.folder / "site"
     if not os.path.ismount(place):

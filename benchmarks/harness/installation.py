@@ -102,11 +102,16 @@ class EdgeProxies:
         server = await asyncio.start_server(serve, address, 0)
         return int(server.sockets[0].getsockname()[1])
 
-    async def _serve(self, event: asyncio.Event, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(
+        self, event: asyncio.Event, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         await event.wait()
         down_reader, down_writer = await asyncio.open_connection("127.0.0.1", self.edge_port)
         # The edge answers to its own name only, as behind any proxy.
-        given, own = ("Host: {}:{}".format(*writer.get_extra_info("sockname")), f"Host: 127.0.0.1:{self.edge_port}")
+        given, own = (
+            "Host: {}:{}".format(*writer.get_extra_info("sockname")),
+            f"Host: 127.0.0.1:{self.edge_port}",
+        )
         up = asyncio.create_task(self._pass_on(event, reader, down_writer, given.encode(), own.encode()))
         down = asyncio.create_task(self._pass_on(event, down_reader, writer, b"", b""))
         try:
@@ -118,7 +123,12 @@ class EdgeProxies:
             down_writer.close()
 
     async def _pass_on(
-        self, event: asyncio.Event, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: bytes, own: bytes
+        self,
+        event: asyncio.Event,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        name: bytes,
+        own: bytes,
     ) -> None:
         while True:
             head = await reader.readuntil(b"\r\n\r\n")  # of a request or an answer; then its body, or frames
@@ -131,7 +141,9 @@ class EdgeProxies:
             if b"upgrade: websocket" in lowered:
                 await self._pass_frames(event, reader, writer)
 
-    async def _pass_frames(self, event: asyncio.Event, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pass_frames(
+        self, event: asyncio.Event, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         held: list[bytes] = []
         while True:
             frame, is_text = await read_frame(reader)
@@ -186,7 +198,9 @@ class LocalHost:
     cut: bool = field(default=False)
     command: list[str] = field(default_factory=list)  # of its agent, without what is put before it
 
-    reboots: bool = False  # it reads its boot id from a file; bubblewrap does not run where anything lies over /proc
+    reboots: bool = (
+        False  # it reads its boot id from a file; bubblewrap does not run where anything lies over /proc
+    )
 
     @property
     def boot(self) -> Path:
@@ -219,7 +233,9 @@ class Installation:
         self.port = self._free_pair()
         self.url = f"http://127.0.0.1:{self.port}"
         self.launcher = launcher
-        self.hosts = [LocalHost(f"host-{n}", n, "", folder / "agents" / f"host-{n}") for n in range(1, hosts + 1)]
+        self.hosts = [
+            LocalHost(f"host-{n}", n, "", folder / "agents" / f"host-{n}") for n in range(1, hosts + 1)
+        ]
         self.hosts[-1].reboots = True
         self.supervisor: subprocess.Popen[bytes] | None = None
         self.gates = EdgeProxies(self.port + 1)
@@ -258,10 +274,20 @@ class Installation:
         settings = {"GPUPOOL_LEASE_SECONDS": str(self.lease_seconds), "GPUPOOL_RECORDING_HOURS": "0"}
         with (self.folder / "up.out").open("wb") as out:
             self.supervisor = subprocess.Popen(
-                [sys.executable, str(ROOT / "run"), "up", "--state", str(self.folder / "site"), "--port", str(self.port)],
-                stdout=out, stderr=out, start_new_session=True,
+                [
+                    sys.executable,
+                    str(ROOT / "run"),
+                    "up",
+                    "--state",
+                    str(self.folder / "site"),
+                    "--port",
+                    str(self.port),
+                ],
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
                 env={**kept, **self.clocks.environment("servers"), **settings},
-            )  # fmt: skip
+            )
         wait_until(lambda: self._said("is ready"), 120, "the installation is ready")
         self.environment = json.loads((self.folder / "site" / "environment.json").read_text())
         for name, value in self.environment.items():
@@ -297,17 +323,26 @@ class Installation:
         Leader.objects.get_or_create(id=1)
         team = Team.objects.create(slug="faults", name="Faults", tag="F", created_at=now)
         Project.objects.create(team=team, slug="faults", name="Faults", created_at=now)
-        member, operator = (User.objects.create(username=n, operator=n == "operator") for n in ("member", "operator"))
+        member, operator = (
+            User.objects.create(username=n, operator=n == "operator") for n in ("member", "operator")
+        )
         Membership.objects.create(user=member, team=team, created_at=now)
         pool = Pool.objects.create(
-            slug="faults", name="Faults", kind="dynamic", created_at=now, notice_seconds=NOTICE_SECONDS,
-            grace_seconds=GRACE_SECONDS, minimum_runtime_seconds=0,
-        )  # fmt: skip
+            slug="faults",
+            name="Faults",
+            kind="dynamic",
+            created_at=now,
+            notice_seconds=NOTICE_SECONDS,
+            grace_seconds=GRACE_SECONDS,
+            minimum_runtime_seconds=0,
+        )
         slots = len(self.hosts) * GPUS * 840
         Quota.objects.create(team=team, pool=pool, model=MODEL, guaranteed_slots=slots, updated_at=now)
         _, self.token = accounts_and_teams.create_token(actor=member, name="faults", now=now)
         for host in self.hosts:
-            _, host.token = hosts.add_host(actor=operator, pool=pool, name=host.name, now=now, labels={"name": host.name})
+            _, host.token = hosts.add_host(
+                actor=operator, pool=pool, name=host.name, now=now, labels={"name": host.name}
+            )
 
     def _keep(self) -> None:
         """Start the agents and start them again when they end, as `./run` does. They die with this thread."""
@@ -337,11 +372,18 @@ class Installation:
         host.command = command
         new_boot(host)
         if host.namespace and host.number == 1:
-            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK},mode=755", "tmpfs", str(host.state)], check=True)
+            subprocess.run(
+                ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK},mode=755", "tmpfs", str(host.state)],
+                check=True,
+            )
         host.service = self.run.Service(
-            f"agent-{host.name}", host.inside(command), env=self.agent_environment(host), log=self.folder / f"{host.name}.log",
-            keeps_children=True, stop_seconds=10,
-        )  # fmt: skip
+            f"agent-{host.name}",
+            host.inside(command),
+            env=self.agent_environment(host),
+            log=self.folder / f"{host.name}.log",
+            keeps_children=True,
+            stop_seconds=10,
+        )
         host.service.start()
 
     def agent_environment(self, host: LocalHost) -> dict[str, str]:
@@ -351,7 +393,10 @@ class Installation:
     def _lay_cable(self, host: LocalHost) -> None:
         """A namespace of its own, with one cable to this one."""
         name = f"gpf{os.getpid()}-{host.number}"
-        outside, inside = f"gf{os.getpid() % 100_000}o{host.number}", f"gf{os.getpid() % 100_000}i{host.number}"
+        outside, inside = (
+            f"gf{os.getpid() % 100_000}o{host.number}",
+            f"gf{os.getpid() % 100_000}i{host.number}",
+        )
         net = f"10.{200 + os.getpid() // 250 % 50}.{os.getpid() % 250}"
         first = 4 * host.number
         for command in (
@@ -446,9 +491,11 @@ class Installation:
     def ask(self, method: str, path: str, body: Any = None, seconds: float = 5.0) -> Any:
         """One request of the member to the API. Raises OSError while it does not answer."""
         request = urllib.request.Request(
-            f"{self.url}/api/v1/{path}", method=method, data=json.dumps(body).encode() if body is not None else None,
+            f"{self.url}/api/v1/{path}",
+            method=method,
+            data=json.dumps(body).encode() if body is not None else None,
             headers={"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"},
-        )  # fmt: skip
+        )
         with urllib.request.urlopen(request, timeout=seconds) as answer:
             return json.loads(answer.read())
 
@@ -514,7 +561,16 @@ time_t time(time_t *at) {
         compiler = shutil.which("cc") or shutil.which("gcc")
         if compiler:
             (self.folder / "clock.c").write_text(self.SOURCE)
-            command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(self.library), str(self.folder / "clock.c"), "-ldl"]
+            command = [
+                compiler,
+                "-shared",
+                "-fPIC",
+                "-O1",
+                "-o",
+                str(self.library),
+                str(self.folder / "clock.c"),
+                "-ldl",
+            ]
             subprocess.run(command, check=True, capture_output=True)
 
     def environment(self, name: str) -> dict[str, str]:

@@ -36,7 +36,11 @@ class JupyterClient:
         """Status and text of an answer. Redirects are not followed."""
         data = None if body is None else json.dumps(body)
         asking = self.session.request(
-            method, URL(self.url + path, encoded=True), data=data, headers=self._headers(**more), allow_redirects=False
+            method,
+            URL(self.url + path, encoded=True),
+            data=data,
+            headers=self._headers(**more),
+            allow_redirects=False,
         )
         async with asking as answer:
             self.cookies.update({name: morsel.value for name, morsel in answer.cookies.items()})
@@ -51,7 +55,9 @@ class JupyterClient:
 
     async def socket(self, path: str) -> aiohttp.ClientWebSocketResponse:
         """A WebSocket of this server."""
-        connecting = self.session.ws_connect(URL(self.url + path, encoded=True), headers=self._headers(), max_msg_size=1 << 26)
+        connecting = self.session.ws_connect(
+            URL(self.url + path, encoded=True), headers=self._headers(), max_msg_size=1 << 26
+        )
         return await connecting
 
     async def run(self, kernel: str, code: str, seconds: float = 60) -> str:
@@ -83,11 +89,25 @@ class JupyterClient:
 
 async def _execute(socket: aiohttp.ClientWebSocketResponse, code: str) -> str:
     asked = uuid.uuid4().hex
-    header = {"msg_id": asked, "msg_type": "execute_request", "username": "", "session": asked, "version": "5.3",
-              "date": dt.datetime.now(dt.UTC).isoformat()}  # fmt: skip
-    content = {"code": code, "silent": False, "store_history": False, "user_expressions": {}, "allow_stdin": False}
+    header = {
+        "msg_id": asked,
+        "msg_type": "execute_request",
+        "username": "",
+        "session": asked,
+        "version": "5.3",
+        "date": dt.datetime.now(dt.UTC).isoformat(),
+    }
+    content = {
+        "code": code,
+        "silent": False,
+        "store_history": False,
+        "user_expressions": {},
+        "allow_stdin": False,
+    }
     await socket.send_str(
-        json.dumps({"header": header, "parent_header": {}, "metadata": {}, "content": content, "channel": "shell"})
+        json.dumps(
+            {"header": header, "parent_header": {}, "metadata": {}, "content": content, "channel": "shell"}
+        )
     )
     printed, replied, idle = "", False, False
     while not (replied and idle):

@@ -33,8 +33,12 @@ def measure(folder: Path, launches: int) -> list[float]:
     with (place / "hub.log").open("wb") as log:
         hub = subprocess.Popen(
             [str(python.parent / "jupyterhub"), "-f", str(place / "config.py")],
-            cwd=place, stdout=log, stderr=log, start_new_session=True, env=_environment(python),
-        )  # fmt: skip
+            cwd=place,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env=_environment(python),
+        )
     try:
         return asyncio.run(_measure(place, hub, f"http://127.0.0.1:{proxy_port}", token, launches))
     finally:
@@ -50,7 +54,9 @@ def _install(place: Path) -> tuple[Path, Path]:
     """The environment's Python, and the proxy's program."""
     npm, uv = shutil.which("npm"), shutil.which("uv")
     if npm is None or shutil.which("node") is None:
-        raise JupyterHubUnavailable("JupyterHub's proxy needs node and npm, which are not here: apt-get install -y nodejs npm")
+        raise JupyterHubUnavailable(
+            "JupyterHub's proxy needs node and npm, which are not here: apt-get install -y nodejs npm"
+        )
     python = place / "venv" / "bin" / "python"
     print("  installing JupyterHub in a throw-away environment", flush=True)
     if uv:
@@ -59,7 +65,18 @@ def _install(place: Path) -> tuple[Path, Path]:
     else:
         _run([sys.executable, "-m", "venv", str(place / "venv")])
         _run([str(python), "-m", "pip", "install", "--quiet", "jupyterhub", "jupyterlab"])
-    _run([npm, "install", "--silent", "--no-fund", "--no-audit", "--prefix", str(place), "configurable-http-proxy"])
+    _run(
+        [
+            npm,
+            "install",
+            "--silent",
+            "--no-fund",
+            "--no-audit",
+            "--prefix",
+            str(place),
+            "configurable-http-proxy",
+        ]
+    )
     return python, place / "node_modules" / ".bin" / "configurable-http-proxy"
 
 
@@ -99,7 +116,9 @@ c.JupyterHub.load_roles = [{{"name": "bench", "scopes": {scopes!r}, "services": 
 """
 
 
-async def _measure(place: Path, hub: subprocess.Popen[bytes], url: str, token: str, launches: int) -> list[float]:
+async def _measure(
+    place: Path, hub: subprocess.Popen[bytes], url: str, token: str, launches: int
+) -> list[float]:
     import aiohttp
 
     from benchmarks.harness.jupyter_client import JupyterClient
@@ -115,9 +134,13 @@ async def _measure(place: Path, hub: subprocess.Popen[bytes], url: str, token: s
             begin = time.monotonic()
             status, text = await api.ask("POST", f"/users/{USER}/server")
             if status not in (201, 202):
-                raise JupyterHubUnavailable(f"JupyterHub did not start a server: {status} {text[:500]}\n{_log(place)}")
+                raise JupyterHubUnavailable(
+                    f"JupyterHub did not start a server: {status} {text[:500]}\n{_log(place)}"
+                )
             await _until_server(api, True, place)
-            await first_output(JupyterClient(session, f"{url}/user/{USER}", {**headers, "Accept": "text/html"}))
+            await first_output(
+                JupyterClient(session, f"{url}/user/{USER}", {**headers, "Accept": "text/html"})
+            )
             seconds.append(time.monotonic() - begin)
             print(f"  JupyterHub launch {number + 1}: {seconds[-1]:.2f} s", flush=True)
             await api.ask("DELETE", f"/users/{USER}/server")
@@ -150,7 +173,9 @@ async def _until_server(api: object, wanted: bool, place: Path) -> None:
         if ready if wanted else not any(server["ready"] or server["pending"] for server in servers.values()):
             return
         if time.monotonic() > deadline:
-            raise JupyterHubUnavailable(f"JupyterHub's server is not {'ready' if wanted else 'stopped'}:\n{_log(place)}")
+            raise JupyterHubUnavailable(
+                f"JupyterHub's server is not {'ready' if wanted else 'stopped'}:\n{_log(place)}"
+            )
         await asyncio.sleep(0.05)
 
 

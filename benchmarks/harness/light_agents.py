@@ -99,9 +99,17 @@ class LightAgent:
         self.proofs: list[Proof] = []
         self.challenge = ""
         said = Observed(
-            VERSION, AGENT_VERSION, self.boot, self.instance, 0, _inventory(self.units, model), [], start=self.start,
-            starts_before=[self.start], strays=[],
-        )  # fmt: skip
+            VERSION,
+            AGENT_VERSION,
+            self.boot,
+            self.instance,
+            0,
+            _inventory(self.units, model),
+            [],
+            start=self.start,
+            starts_before=[self.start],
+            strays=[],
+        )
         self.said = asdict(said)
         self.inventory = json.dumps(self.said.pop("inventory"), separators=(",", ":"))
 
@@ -136,7 +144,9 @@ class LightAgent:
     async def _talk(self, session: aiohttp.ClientSession) -> None:
         headers = {"Authorization": f"Bearer {self.credential}"}
         address = self.edge + SYNC_PATH
-        async with session.ws_connect(address, headers=headers, heartbeat=15.0, max_msg_size=16 << 20) as socket:
+        async with session.ws_connect(
+            address, headers=headers, heartbeat=15.0, max_msg_size=16 << 20
+        ) as socket:
             self.sent_at.clear()
             self.said["strays"] = []  # said once on each connection
             parts = [asyncio.create_task(part(socket)) for part in (self._read, self._send, self._sample)]
@@ -163,10 +173,14 @@ class LightAgent:
             while self.proofs:
                 await socket.send_str(encode(self.proofs.pop()))
             said = asyncio.get_running_loop().time()
-            while not self.due.is_set() and (now := asyncio.get_running_loop().time()) < said + self._patience():
+            while (
+                not self.due.is_set() and (now := asyncio.get_running_loop().time()) < said + self._patience()
+            ):
                 self._move_runs()
                 ends = said + self.poll_seconds if now < said + self.poll_seconds else now + LOOK_SECONDS
-                soonest = min([ends, *(run.ends_at for run in self.runs.values() if run.seen.state != "ended")])
+                soonest = min(
+                    [ends, *(run.ends_at for run in self.runs.values() if run.seen.state != "ended")]
+                )
                 wait = max(0.01, soonest - asyncio.get_running_loop().time())
                 try:
                     async with asyncio.timeout(wait):
@@ -249,18 +263,30 @@ class LightAgent:
 
     def _end(self, run: LightRun, outcome: str, exit_code: int | None) -> None:
         run.seen = RunSeen(
-            run.seen.run, run.seen.generation, "ended", outcome=outcome, exit_code=exit_code, started_at=run.seen.started_at,
+            run.seen.run,
+            run.seen.generation,
+            "ended",
+            outcome=outcome,
+            exit_code=exit_code,
+            started_at=run.seen.started_at,
             ended_at=time.time(),
-        )  # fmt: skip
+        )
         self.due.set()
 
     async def _sample(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         await asyncio.sleep(random.uniform(0, SAMPLE_SECONDS))
         while True:
-            holders = {u: run.seen.run for run in self.runs.values() if run.seen.state == "running" for u in run.units}
+            holders = {
+                u: run.seen.run
+                for run in self.runs.values()
+                if run.seen.state == "running"
+                for u in run.units
+            }
             now = time.time()
             self.batches += 1
-            batch = SampleBatch(self.batches, [sample_reading(unit, now, holders.get(unit)) for unit in self.units])
+            batch = SampleBatch(
+                self.batches, [sample_reading(unit, now, holders.get(unit)) for unit in self.units]
+            )
             self.waiting[batch.sequence] = batch
             if len(self.waiting) > BATCHES_AHEAD:
                 self.tally.errors["samples: a hundred batches are not committed"] += 1
@@ -272,25 +298,62 @@ class LightAgent:
 def _inventory(units: list[str], model: str) -> Inventory:
     gpus = [
         GpuSeen(
-            index, name, model, MEMORY_MIB, 90, 0, index // (len(units) // 2 or 1), f"00000000:{index + 1:02X}:00.0",
-            [UnitSeen(name, "", 0, 840, MEMORY_MIB)], {other: "NV18" for other in units if other != name},
-            "gen 5 x16, of gen 5 x16", 18,
+            index,
+            name,
+            model,
+            MEMORY_MIB,
+            90,
+            0,
+            index // (len(units) // 2 or 1),
+            f"00000000:{index + 1:02X}:00.0",
+            [UnitSeen(name, "", 0, 840, MEMORY_MIB)],
+            {other: "NV18" for other in units if other != name},
+            "gen 5 x16, of gen 5 x16",
+            18,
         )
         for index, name in enumerate(units)
-    ]  # fmt: skip
+    ]
     packages = {"torch": "2.9.0", "numpy": "2.3.4", "jupyterlab": "4.5.0"}
     return Inventory(
-        gpus, 128_000, 1_048_576, "bubblewrap", True, "580.95", ["its workloads are made up"],
-        EnvironmentSeen("3.11.2", packages, ["/data"]), "13.0", True, ["cpu", "memory", "pids"], "v2", "private",
-    )  # fmt: skip
+        gpus,
+        128_000,
+        1_048_576,
+        "bubblewrap",
+        True,
+        "580.95",
+        ["its workloads are made up"],
+        EnvironmentSeen("3.11.2", packages, ["/data"]),
+        "13.0",
+        True,
+        ["cpu", "memory", "pids"],
+        "v2",
+        "private",
+    )
 
 
 def sample_reading(unit: str, at: float, run: str | None) -> SampleRow:
     use = random.uniform(40, 100) if run else 0.0
     return SampleRow(
-        unit, at, run, use, use * 0.6, use * 0.3, 40_000 if run else 0, use * 0.5, 70 + 6 * use, int(at * 100_000), 30 + use / 2,
-        40 + use / 2, 1_755, 0, 1_000, 900, 50_000, int(run is not None), 0,
-    )  # fmt: skip
+        unit,
+        at,
+        run,
+        use,
+        use * 0.6,
+        use * 0.3,
+        40_000 if run else 0,
+        use * 0.5,
+        70 + 6 * use,
+        int(at * 100_000),
+        30 + use / 2,
+        40 + use / 2,
+        1_755,
+        0,
+        1_000,
+        900,
+        50_000,
+        int(run is not None),
+        0,
+    )
 
 
 def _listen(tally: AgentTally) -> None:
@@ -308,7 +371,9 @@ async def main(orders: dict[str, Any]) -> dict[str, Any]:
         for host in orders["hosts"]
     ]
     connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as session:
+    async with aiohttp.ClientSession(
+        connector=connector, timeout=aiohttp.ClientTimeout(total=None)
+    ) as session:
         few = asyncio.Semaphore(AT_ONCE)
 
         async def join(agent: LightAgent) -> None:
@@ -318,7 +383,8 @@ async def main(orders: dict[str, Any]) -> dict[str, Any]:
         await asyncio.gather(*(join(agent) for agent in agents))
         print("joined", flush=True)
         tasks = [
-            asyncio.create_task(agent.keep(session, number / CONNECTS_PER_SECOND)) for number, agent in enumerate(agents)
+            asyncio.create_task(agent.keep(session, number / CONNECTS_PER_SECOND))
+            for number, agent in enumerate(agents)
         ]
         word = asyncio.create_task(asyncio.to_thread(_listen, tally))
         await asyncio.wait([word, *tasks], return_when=asyncio.FIRST_COMPLETED)

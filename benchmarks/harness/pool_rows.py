@@ -55,10 +55,18 @@ class PoolRows:
         """One job of one GPU by the real service, of one team after the other."""
         which = number % len(self.projects)
         given: dict[str, Any] = {
-            "kind": "job", "type": "training", "name": f"job {number}", "pool": self.pool, "project": self.projects[which],
-            "owner": self.owners[which], "units": 1, "models_wanted": [MODELS[number % 2]], "max_runtime_seconds": 14_400,
-            "preemptible": True, "command": "true",
-        }  # fmt: skip
+            "kind": "job",
+            "type": "training",
+            "name": f"job {number}",
+            "pool": self.pool,
+            "project": self.projects[which],
+            "owner": self.owners[which],
+            "units": 1,
+            "models_wanted": [MODELS[number % 2]],
+            "max_runtime_seconds": 14_400,
+            "preemptible": True,
+            "command": "true",
+        }
         return services.queue_workload(now=now, **{**given, **also})
 
 
@@ -79,7 +87,9 @@ def make_pool_rows(gpus: int, waiting: int, now: datetime, seed: int = 42) -> Po
     _running(fleet, free, gpus // 2, dice, now)
     _waiting(fleet, waiting, dice, now)
     MaintenanceWindow.objects.bulk_create(
-        MaintenanceWindow(host=host, start=now + 6 * HOUR, end=now + 8 * HOUR, reason="firmware", created_at=now)
+        MaintenanceWindow(
+            host=host, start=now + 6 * HOUR, end=now + 8 * HOUR, reason="firmware", created_at=now
+        )
         for host in fleet.hosts[::50]
     )
     return fleet
@@ -89,31 +99,47 @@ def _hardware(pool: Pool, count: int, now: datetime) -> tuple[list[Host], dict[H
     hosts = Host.objects.bulk_create(
         [
             Host(
-                pool=pool, name=f"bench-{n:05d}", labels={"rack": f"r{n // 8:04d}"}, simulated=True, lease_state="alive",
-                cpu_milli=128_000, memory_mib=1_000_000, last_sync_at=now, created_at=now,
+                pool=pool,
+                name=f"bench-{n:05d}",
+                labels={"rack": f"r{n // 8:04d}"},
+                simulated=True,
+                lease_state="alive",
+                cpu_milli=128_000,
+                memory_mib=1_000_000,
+                last_sync_at=now,
+                created_at=now,
             )
             for n in range(count)
         ],
         batch_size=BATCH,
-    )  # fmt: skip
+    )
     model_of = {host: MODELS[0] if n % 3 else MODELS[1] for n, host in enumerate(hosts)}
     cut = set(hosts[::10])
     gpus = Gpu.objects.bulk_create(
         [
             Gpu(
-                host=host, index=index, uuid=f"GPU-{host.name}-{index}", model=model_of[host],
-                memory_mib=MEMORY_MIB[model_of[host]], compute_capability=90, nvlink_group=0, created_at=now,
+                host=host,
+                index=index,
+                uuid=f"GPU-{host.name}-{index}",
+                model=model_of[host],
+                memory_mib=MEMORY_MIB[model_of[host]],
+                compute_capability=90,
+                nvlink_group=0,
+                created_at=now,
             )
             for host in hosts
             for index in range(GPUS_PER_HOST)
         ],
         batch_size=BATCH,
-    )  # fmt: skip
+    )
     units = Unit.objects.bulk_create(
-        [_unit(gpu, part, SLICES_PER_GPU if gpu.host in cut else 1, now)
-         for gpu in gpus for part in range(SLICES_PER_GPU if gpu.host in cut else 1)],
+        [
+            _unit(gpu, part, SLICES_PER_GPU if gpu.host in cut else 1, now)
+            for gpu in gpus
+            for part in range(SLICES_PER_GPU if gpu.host in cut else 1)
+        ],
         batch_size=BATCH,
-    )  # fmt: skip
+    )
     free: dict[Host, list[Unit]] = {}
     for unit in units:
         if not unit.profile:
@@ -125,9 +151,13 @@ def _unit(gpu: Gpu, part: int, parts: int, now: datetime) -> Unit:
     size = SLOTS_PER_GPU // parts
     first = gpu.first_slot + part * size
     return Unit(
-        gpu=gpu, profile=SLICE if parts > 1 else "", uuid=f"{gpu.uuid}-{part}", slots=NumericRange(first, first + size),
-        memory_mib=gpu.memory_mib // parts, created_at=now,
-    )  # fmt: skip
+        gpu=gpu,
+        profile=SLICE if parts > 1 else "",
+        uuid=f"{gpu.uuid}-{part}",
+        slots=NumericRange(first, first + size),
+        memory_mib=gpu.memory_mib // parts,
+        created_at=now,
+    )
 
 
 def _quotas(fleet: PoolRows, gpus: int, now: datetime) -> None:
@@ -140,7 +170,9 @@ def _quotas(fleet: PoolRows, gpus: int, now: datetime) -> None:
     )
 
 
-def _running(fleet: PoolRows, free: dict[Host, list[Unit]], wanted: int, dice: random.Random, now: datetime) -> None:
+def _running(
+    fleet: PoolRows, free: dict[Host, list[Unit]], wanted: int, dice: random.Random, now: datetime
+) -> None:
     """Work of 1, 2, 4 or 8 whole GPUs, each on one host, until so many are held."""
     places: list[tuple[Host, list[Unit]]] = []
     hosts, held = list(free), 0
@@ -153,10 +185,12 @@ def _running(fleet: PoolRows, free: dict[Host, list[Unit]], wanted: int, dice: r
             held += size
     since = [now - timedelta(seconds=dice.randint(600, 20 * 3600)) for _ in places]
     work = Workload.objects.bulk_create(
-        [_row(fleet, n, now, dice, units=len(units), state="running", attempt=1, started_at=at)
-         for n, ((_, units), at) in enumerate(zip(places, since, strict=True))],
+        [
+            _row(fleet, n, now, dice, units=len(units), state="running", attempt=1, started_at=at)
+            for n, ((_, units), at) in enumerate(zip(places, since, strict=True))
+        ],
         batch_size=1_000,
-    )  # fmt: skip
+    )
     runs = Run.objects.bulk_create(
         [
             Run(workload=w, attempt=1, host=host, generation=n, placed_at=at, running_at=at, state="running")
@@ -180,27 +214,41 @@ def _running(fleet: PoolRows, free: dict[Host, list[Unit]], wanted: int, dice: r
         batch_size=BATCH,
     )
     Command.objects.bulk_create(
-        [Command(host_id=run.host_id, run=run, verb="start", created_at=now) for run in runs], batch_size=BATCH
+        [Command(host_id=run.host_id, run=run, verb="start", created_at=now) for run in runs],
+        batch_size=BATCH,
     )
 
 
 def _waiting(fleet: PoolRows, count: int, dice: random.Random, now: datetime) -> None:
     Workload.objects.bulk_create(
-        [_row(fleet, n, now, dice, units=dice.choice((1, 2, 4, 8)), project=fleet.beggars, state="queued")
-         for n in range(count)],
+        [
+            _row(fleet, n, now, dice, units=dice.choice((1, 2, 4, 8)), project=fleet.beggars, state="queued")
+            for n in range(count)
+        ],
         batch_size=1_000,
-    )  # fmt: skip
+    )
 
 
 def _row(fleet: PoolRows, number: int, now: datetime, dice: random.Random, **also: Any) -> Workload:
     which = number % TEAMS
     limit = dice.choice((1, 4, 24, 72)) * 3600
     return Workload(
-        kind="job", type="training", name=f"work {number}", pool=fleet.pool, owner=fleet.owners[which], command="true",
-        **{"project": fleet.projects[which], **also}, models_wanted=[MODELS[number % 2]], max_runtime_seconds=limit,
-        predicted_seconds=dice.randint(limit // 10, limit), preemptible=dice.random() < 0.7, cpu_milli=4_000,
-        memory_mib=32_000, submitted_at=now - timedelta(seconds=dice.randint(0, 30 * 3600)), queued_at=now,
-    )  # fmt: skip
+        kind="job",
+        type="training",
+        name=f"work {number}",
+        pool=fleet.pool,
+        owner=fleet.owners[which],
+        command="true",
+        **{"project": fleet.projects[which], **also},
+        models_wanted=[MODELS[number % 2]],
+        max_runtime_seconds=limit,
+        predicted_seconds=dice.randint(limit // 10, limit),
+        preemptible=dice.random() < 0.7,
+        cpu_milli=4_000,
+        memory_mib=32_000,
+        submitted_at=now - timedelta(seconds=dice.randint(0, 30 * 3600)),
+        queued_at=now,
+    )
 
 
 def numbered(fleet: PoolRows, count: int, now: datetime, first: int = 0) -> list[Workload]:

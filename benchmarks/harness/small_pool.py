@@ -47,19 +47,43 @@ class SmallPool:
 
     def start_engine(self) -> None:
         """The engine, as ./run starts it."""
-        worker = ("celery", "-A", "config.celery", "worker", "--without-gossip", "--without-mingle", "-l", "info")
+        worker = (
+            "celery",
+            "-A",
+            "config.celery",
+            "worker",
+            "--without-gossip",
+            "--without-mingle",
+            "-l",
+            "info",
+        )
         self.start("engine", *worker, "-n", f"engine-{os.getpid()}@%h", "-Q", "engine", "-c", "1")
         self.wait("engine", lambda: " ready." in self.log("engine"))
 
     def start_agent(self, host: str, token: str, simulate: str) -> None:
         """An agent of ``host`` with simulated GPUs. It gets none of the server's settings."""
-        kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG", "TMPDIR")}
+        kept = {
+            name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG", "TMPDIR")
+        }
         path = f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', os.defpath)}"
         self.start(
-            f"agent-{host}", "agent", "run", "--state", str(self.folder / host), "--host", host, "--join-token", token,
-            "--edge", self.environment["GPUPOOL_EDGE_URL"], "--simulate", simulate, "--on-exit", "stop",
+            f"agent-{host}",
+            "agent",
+            "run",
+            "--state",
+            str(self.folder / host),
+            "--host",
+            host,
+            "--join-token",
+            token,
+            "--edge",
+            self.environment["GPUPOOL_EDGE_URL"],
+            "--simulate",
+            simulate,
+            "--on-exit",
+            "stop",
             environment={**kept, "PATH": path, "PYTHONUNBUFFERED": "1"},
-        )  # fmt: skip
+        )
 
     def log(self, name: str) -> str:
         """All that a process has said."""

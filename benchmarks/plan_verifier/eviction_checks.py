@@ -10,7 +10,11 @@ from scheduler.core.model.plan import Eviction, Refusal
 from scheduler.core.model.snapshot import Priority, QueuedWorkload, RunningWorkload, UnitInfo
 from scheduler.core.reasons import ReasonCode
 
-GOINGS = {ReasonCode.EVICTED_FOR_GUARANTEE, ReasonCode.EVICTED_FOR_PRIORITY, ReasonCode.EVICTED_FOR_RESERVATION}
+GOINGS = {
+    ReasonCode.EVICTED_FOR_GUARANTEE,
+    ReasonCode.EVICTED_FOR_PRIORITY,
+    ReasonCode.EVICTED_FOR_RESERVATION,
+}
 
 
 def _each(facts: PlanLookups) -> Iterator[tuple[Eviction, RunningWorkload, str]]:
@@ -68,7 +72,11 @@ def evictions_have_a_true_reason(facts: PlanLookups) -> Iterator[str]:
         queued = facts.queued.get(eviction.for_workload or 0)
         true = ReasonCode.EVICTED_FOR_RESERVATION
         if queued is not None:
-            true = ReasonCode.EVICTED_FOR_PRIORITY if queued.team == victim.team else ReasonCode.EVICTED_FOR_GUARANTEE
+            true = (
+                ReasonCode.EVICTED_FOR_PRIORITY
+                if queued.team == victim.team
+                else ReasonCode.EVICTED_FOR_GUARANTEE
+            )
         if eviction.code not in GOINGS or eviction.code != true:
             yield f"{who} with code {eviction.code!r}, true is {true}"
         if not eviction.numbers:
@@ -172,10 +180,14 @@ class RoomAfterEvictions:
         self.facts, self.queued = facts, queued
         self.victims = [v.id for v, q, _ in _for_workloads(facts) if q.id == queued.id]
         self.leaving = [
-            r.id for r in facts.snapshot.running if r.stopping and r.evicted_for_workload == queued.id and r.units
+            r.id
+            for r in facts.snapshot.running
+            if r.stopping and r.evicted_for_workload == queued.id and r.units
         ]
         own = [facts.units[u] for u in queued.earmarked_units if u in facts.units and u not in facts.holder]
-        self.own = [u for u in own if facts.is_usable(u) and u.id not in facts.placed_on and u.id not in facts.bound]
+        self.own = [
+            u for u in own if facts.is_usable(u) and u.id not in facts.placed_on and u.id not in facts.bound
+        ]
 
     def freed(self, workloads: list[int]) -> list[UnitInfo]:
         """Units of these that the workload may have once they are gone."""
@@ -183,7 +195,9 @@ class RoomAfterEvictions:
         for workload in workloads:
             for unit in facts.running[workload].units:
                 if unit in facts.units and facts.is_usable(facts.units[unit]):
-                    theirs = facts.bound.get(unit) == self.queued.reservation  # both None outside reservations
+                    theirs = (
+                        facts.bound.get(unit) == self.queued.reservation
+                    )  # both None outside reservations
                     if theirs and facts.earmark.get(unit, self.queued.id) == self.queued.id:
                         found.append(facts.units[unit])
         return found
@@ -251,7 +265,11 @@ def every_eviction_is_needed(facts: PlanLookups) -> Iterator[str]:
 
 
 def _waits_for_evictions(facts: PlanLookups) -> list[Refusal]:
-    return [r for r in facts.plan.refusals if r.code == ReasonCode.WAITS_FOR_EVICTION and r.workload in facts.queued]
+    return [
+        r
+        for r in facts.plan.refusals
+        if r.code == ReasonCode.WAITS_FOR_EVICTION and r.workload in facts.queued
+    ]
 
 
 def _has_no_promises(facts: PlanLookups, pool: int) -> bool:

@@ -61,7 +61,9 @@ def priority_orders_within_a_team(facts: PlanLookups) -> Iterator[str]:
 def guarantees_come_before_borrowing(facts: PlanLookups) -> Iterator[str]:
     """A borrower does not take the units that work of a team wholly within its guarantee waits for."""
     for waiting, started, model in _overtaken_pairs(facts):
-        borrows = facts.held((started.pool, started.team, model)) >= facts.guarantee((started.pool, started.team, model))
+        borrows = facts.held((started.pool, started.team, model)) >= facts.guarantee(
+            (started.pool, started.team, model)
+        )
         if waiting.team != started.team and borrows and _is_guaranteed_all(facts, waiting):
             yield f"workload {started.id} borrows what workload {waiting.id} waits for within its team's guarantee"
 
@@ -87,17 +89,23 @@ def _is_guaranteed_all(facts: PlanLookups, queued: QueuedWorkload) -> bool:
     """Every model that would do is guaranteed to its team, together with all else it asks for; and so are those for the work of its
     team whose turn may come before its own: what competes with it for a model, be it by others in between. Its turn never comes
     as a borrower's then."""
-    team = [q for q in facts.snapshot.queued if q.team == queued.team and q.pool == queued.pool and not q.gate]
+    team = [
+        q for q in facts.snapshot.queued if q.team == queued.team and q.pool == queued.pool and not q.gate
+    ]
     sure: set[str] = set()
     for model in {k[0] for k in facts.kinds_by_pool.get(queued.pool, {})}:
         key = (queued.pool, queued.team, model)
         if facts.held(key) + sum(facts.most_needed(q).get(model, 0) for q in team) <= facts.guarantee(key):
             sure.add(model)
     one_line = facts.pools[queued.pool].policy.most_slots_per_user is not None
-    return all(facts.most_needed(q).keys() <= sure for q in team if one_line or _competes(facts, queued, q, team))
+    return all(
+        facts.most_needed(q).keys() <= sure for q in team if one_line or _competes(facts, queued, q, team)
+    )
 
 
-def _competes(facts: PlanLookups, first: QueuedWorkload, second: QueuedWorkload, team: list[QueuedWorkload]) -> bool:
+def _competes(
+    facts: PlanLookups, first: QueuedWorkload, second: QueuedWorkload, team: list[QueuedWorkload]
+) -> bool:
     """Do two of a team want a model both, or through others that want several?"""
     models = set(facts.most_needed(first))
     before = 0
@@ -155,7 +163,11 @@ def a_better_place_comes_first(facts: PlanLookups) -> Iterator[str]:
             continue
         on = {facts.units[unit].host for unit in placement.units}
         avoided = set(queued.avoids) if facts.now < queued.avoids_until else set()
-        near = {host.id for host in facts.hosts.values() if queued.homes is not None and host.homes == queued.homes}
+        near = {
+            host.id
+            for host in facts.hosts.values()
+            if queued.homes is not None and host.homes == queued.homes
+        }
         if avoided & on and _fits_on_left(facts, queued, facts.hosts.keys() - avoided):
             yield f"workload {queued.id} is put where it could not start, while it fits elsewhere"
         elif near and on - near and _fits_on_left(facts, queued, near - avoided):
@@ -171,11 +183,18 @@ def _shows_what_it_left(facts: PlanLookups, queued: QueuedWorkload) -> bool:
     """Do the units that are free once the plan is carried out tell what was free to this workload when it was placed?"""
     pool = queued.pool
     hidden = (
-        facts.pools[pool].policy.spare_slots or facts.unbound(pool) or facts.set_aside or facts.snapshot.maintenance
-        or pool in facts.pools_with_room_being_made or pool in facts.pools_with_earmarks_given_up
-        or queued.ask.profile.startswith("share") or facts.is_static(pool) or queued.id in facts.waited_for
-        or (pool, queued.team) in facts.teams_at_their_limit or queued.reservation is not None
-    )  # fmt: skip
+        facts.pools[pool].policy.spare_slots
+        or facts.unbound(pool)
+        or facts.set_aside
+        or facts.snapshot.maintenance
+        or pool in facts.pools_with_room_being_made
+        or pool in facts.pools_with_earmarks_given_up
+        or queued.ask.profile.startswith("share")
+        or facts.is_static(pool)
+        or queued.id in facts.waited_for
+        or (pool, queued.team) in facts.teams_at_their_limit
+        or queued.reservation is not None
+    )
     return not hidden
 
 
@@ -204,7 +223,11 @@ def _delays(facts: PlanLookups, waiting: QueuedWorkload, held: set[int], start: 
         queued = facts.queued[placement.workload]
         if not held & set(placement.units) or queued.reservation is not None:
             continue
-        first = queued.id in facts.waited_for or queued.team != waiting.team or queued.priority >= waiting.priority
+        first = (
+            queued.id in facts.waited_for
+            or queued.team != waiting.team
+            or queued.priority >= waiting.priority
+        )
         expected = queued.predicted_seconds if first else 2 * queued.predicted_seconds
         if facts.now + min(queued.max_runtime_seconds, expected) > start:
             yield f"workload {queued.id} delays workload {waiting.id}, for which its units are set aside"
@@ -230,7 +253,9 @@ def plan_rows_are_in_id_order(facts: PlanLookups) -> Iterator[str]:
     for name, ids in rows.items():
         if ids != sorted(ids):
             yield f"{name} are not sorted"
-    units_of = [(p.workload, p.units) for p in plan.placements] + [(b.reservation, b.units) for b in plan.bindings]
+    units_of = [(p.workload, p.units) for p in plan.placements] + [
+        (b.reservation, b.units) for b in plan.bindings
+    ]
     for who, units in units_of:
         if units != tuple(sorted(units)):
             yield f"units of {who} are not sorted"

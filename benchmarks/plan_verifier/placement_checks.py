@@ -163,7 +163,10 @@ def slices_fill_used_gpus(facts: PlanLookups) -> Iterator[str]:
     for placement, queued, who in known_placements(facts):
         if not queued.ask.profile or queued.ask.profile.startswith("share") or queued.reservation is not None:
             continue
-        if queued.id in facts.waited_for or queued.pool in facts.pools_with_earmarks_given_up | facts.pools_with_room_being_made:
+        if (
+            queued.id in facts.waited_for
+            or queued.pool in facts.pools_with_earmarks_given_up | facts.pools_with_room_being_made
+        ):
             continue  # a free slice of the GPU in use may be kept for somebody
         if queued.ask.nvlink or facts.unbound(queued.pool) or facts.set_aside:
             continue
@@ -180,7 +183,9 @@ def placements_have_a_true_reason(facts: PlanLookups) -> Iterator[str]:
             continue
         if not placement.numbers:
             yield f"{who} starts without numbers"
-        expected = {ReasonCode.FREE_BORROWED} if placement.borrowed_slots else {ReasonCode.FREE_WITHIN_GUARANTEE}
+        expected = (
+            {ReasonCode.FREE_BORROWED} if placement.borrowed_slots else {ReasonCode.FREE_WITHIN_GUARANTEE}
+        )
         if queued.reservation is not None:
             expected = {ReasonCode.INSIDE_RESERVATION}
         elif facts.is_static(queued.pool):

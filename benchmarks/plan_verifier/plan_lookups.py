@@ -86,7 +86,9 @@ class PlanLookups:
         self.placed = {p.workload: p for p in self.placements}
         self.placed_on = {unit: p.workload for p in self.placements for unit in p.units}
         self.evictions: list[Eviction] = [e for e in plan.evictions if e.workload in self.running]
-        self.overtaken: list[tuple[QueuedWorkload, QueuedWorkload, str]] | None = None  # worked out once, by ``order``
+        self.overtaken: list[tuple[QueuedWorkload, QueuedWorkload, str]] | None = (
+            None  # worked out once, by ``order``
+        )
         self._read_promised_units()
 
     def _read_promised_units(self) -> None:
@@ -153,7 +155,9 @@ class PlanLookups:
     def free_before_plan(self) -> dict[int, list[UnitInfo]]:
         """By pool: usable units that nobody holds when the plan begins, bound to no reservation."""
         return {
-            pool: [u for u in units if self.is_usable(u) and u.id not in self.holder and u.id not in self.bound]
+            pool: [
+                u for u in units if self.is_usable(u) and u.id not in self.holder and u.id not in self.bound
+            ]
             for pool, units in self.units_by_pool.items()
         }
 
@@ -161,7 +165,9 @@ class PlanLookups:
     def left(self) -> dict[int, list[UnitInfo]]:
         """By pool: usable units that nobody holds and nobody is promised once the plan is carried out."""
         taken = self.placed_on.keys() | self.earmark.keys() | self.given_up_units
-        return {pool: [u for u in units if u.id not in taken] for pool, units in self.free_before_plan.items()}
+        return {
+            pool: [u for u in units if u.id not in taken] for pool, units in self.free_before_plan.items()
+        }
 
     def slots(self, units: Iterable[int]) -> int:
         return sum(self.units[u].slots for u in units if u in self.units)
@@ -239,7 +245,9 @@ class PlanLookups:
                 return {u.id for h in hosts[: ask.hosts] for u in _units_in_one_island(ask, by_host[h])}
         return None
 
-    def _host_serves(self, ask: Ask, host: int, units: list[UnitInfo], gone: Collection[int], whole: bool) -> bool:
+    def _host_serves(
+        self, ask: Ask, host: int, units: list[UnitInfo], gone: Collection[int], whole: bool
+    ) -> bool:
         if len(units) < ask.units or not ask.labels <= self.hosts[host].labels:
             return False
         if ask.nvlink:
@@ -248,7 +256,9 @@ class PlanLookups:
                 return False
         return self._has_beside(ask, host, gone, whole)
 
-    def fits(self, ask: Ask, units: Iterable[UnitInfo], gone: Collection[int] = (), whole: bool = False) -> bool:
+    def fits(
+        self, ask: Ask, units: Iterable[UnitInfo], gone: Collection[int] = (), whole: bool = False
+    ) -> bool:
         return next(self.kinds_that_fit(ask, units, gone, whole), None) is not None
 
     def need(self, ask: Ask, kind: KindTuple) -> int:
@@ -288,7 +298,11 @@ class PlanLookups:
                     found[queued.pool, queued.team, model] += slots
         for refusal in self.plan.refusals:
             waiting = self.queued.get(refusal.workload)
-            if waiting is not None and refusal.code == ReasonCode.WAITS_FOR_EVICTION and waiting.reservation is None:
+            if (
+                waiting is not None
+                and refusal.code == ReasonCode.WAITS_FOR_EVICTION
+                and waiting.reservation is None
+            ):
                 for model, slots in self.most_needed(waiting).items():
                     found[waiting.pool, waiting.team, model] += slots
         return found

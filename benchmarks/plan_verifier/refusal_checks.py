@@ -37,9 +37,18 @@ EXPECTED_START_CODES = {
     ReasonCode.SPARE_CAPACITY_KEPT,
 }
 WAIT_CODES = (
-    NO_EXPECTED_START | END_IS_KNOWN | EXPECTED_START_CODES
-    | {ReasonCode.OVER_QUOTA, ReasonCode.OVER_USER_CAP, ReasonCode.BUDGET_CLOSED, ReasonCode.DEPENDENCY, ReasonCode.HOST_CLOSED, ReasonCode.HOST_FULL}
-)  # fmt: skip
+    NO_EXPECTED_START
+    | END_IS_KNOWN
+    | EXPECTED_START_CODES
+    | {
+        ReasonCode.OVER_QUOTA,
+        ReasonCode.OVER_USER_CAP,
+        ReasonCode.BUDGET_CLOSED,
+        ReasonCode.DEPENDENCY,
+        ReasonCode.HOST_CLOSED,
+        ReasonCode.HOST_FULL,
+    }
+)
 
 
 def _each(facts: PlanLookups) -> Iterator[tuple[Refusal, QueuedWorkload, str]]:
@@ -188,11 +197,19 @@ def _over_quota(facts: PlanLookups, queued: QueuedWorkload, numbers: dict[str, o
     if not (isinstance(held, int) and isinstance(need, int) and isinstance(limit, int)):
         return False
     key = (queued.pool, queued.team, str(numbers.get("model")))
-    return held + need > limit and numbers.get("guaranteed") == facts.guarantee(key) and held <= facts.held_after[key]
+    return (
+        held + need > limit
+        and numbers.get("guaranteed") == facts.guarantee(key)
+        and held <= facts.held_after[key]
+    )
 
 
 def _over_user_cap(facts: PlanLookups, queued: QueuedWorkload, numbers: dict[str, object]) -> bool:
-    held, need, cap = numbers.get("held"), numbers.get("need"), facts.pools[queued.pool].policy.most_slots_per_user
+    held, need, cap = (
+        numbers.get("held"),
+        numbers.get("need"),
+        facts.pools[queued.pool].policy.most_slots_per_user,
+    )
     return cap is not None and isinstance(held, int) and isinstance(need, int) and held + need > cap
 
 
@@ -201,20 +218,32 @@ def _gpu_hours_used_up(facts: PlanLookups, queued: QueuedWorkload, numbers: dict
     keys = [(queued.pool, queued.team, model) for model in facts.most_needed(queued)]
     mine = [facts.quotas[key] for key in keys if key in facts.quotas]
     lends = queued.preemptible and queued.may_borrow
-    return bool(mine) and all(q.used_up_until is not None and not (lends and q.borrow_limit != 0) for q in mine)
+    return bool(mine) and all(
+        q.used_up_until is not None and not (lends and q.borrow_limit != 0) for q in mine
+    )
 
 
 def _host_closed(facts: PlanLookups, queued: QueuedWorkload, _: dict[str, object]) -> bool:
     open_ = [u for u in facts.units_by_pool.get(queued.pool, ()) if facts.is_usable(u)]
-    return not any(facts.limits_allow(queued, kind) for kind in facts.kinds_that_fit(queued.ask, open_, whole=True))
+    return not any(
+        facts.limits_allow(queued, kind) for kind in facts.kinds_that_fit(queued.ask, open_, whole=True)
+    )
 
 
 def _host_full(facts: PlanLookups, queued: QueuedWorkload, numbers: dict[str, object]) -> bool:
     """It fits on no host that takes work, and would with those whose disk is full; some of these are named."""
     units = facts.units_by_pool.get(queued.pool, ())
-    full = {h.id: h.name for h in facts.hosts.values() if h.pool == queued.pool and h.closed_code == ReasonCode.HOST_FULL}
+    full = {
+        h.id: h.name
+        for h in facts.hosts.values()
+        if h.pool == queued.pool and h.closed_code == ReasonCode.HOST_FULL
+    }
     named = numbers.get("hosts")
-    if not isinstance(named, list) or not set(named) <= set(full.values()) or numbers.get("full") != len(full):
+    if (
+        not isinstance(named, list)
+        or not set(named) <= set(full.values())
+        or numbers.get("full") != len(full)
+    ):
         return False
     or_full = [u for u in units if u.well and (facts.hosts[u.host].accepts or u.host in full)]
     return facts.fits(queued.ask, or_full, whole=True) and _host_closed(facts, queued, numbers)
@@ -222,7 +251,12 @@ def _host_full(facts: PlanLookups, queued: QueuedWorkload, numbers: dict[str, ob
 
 def _held_for_reservation(facts: PlanLookups, queued: QueuedWorkload, numbers: dict[str, object]) -> bool:
     row = facts.reservations.get(int(str(numbers.get("reservation", 0))))
-    return row is not None and row.pool == queued.pool and row.end > facts.now and numbers.get("start") == row.start
+    return (
+        row is not None
+        and row.pool == queued.pool
+        and row.end > facts.now
+        and numbers.get("start") == row.start
+    )
 
 
 def _held_for_maintenance(facts: PlanLookups, queued: QueuedWorkload, numbers: dict[str, object]) -> bool:
@@ -279,7 +313,10 @@ REASON_CHECKS: dict[str, ReasonCheck] = {
     ReasonCode.BEHIND_OWN_TEAM: _behind_own_team,
     ReasonCode.SPARE_CAPACITY_KEPT: _spare_kept,
 }
-REASONS_OF_THE_ASK = {ReasonCode.NO_SUCH_HARDWARE, ReasonCode.TOO_BIG_FOR_ANY_HOST}  # the same for equal asks of a pool
+REASONS_OF_THE_ASK = {
+    ReasonCode.NO_SUCH_HARDWARE,
+    ReasonCode.TOO_BIG_FOR_ANY_HOST,
+}  # the same for equal asks of a pool
 
 
 def nothing_waits_for_units_that_lie_free(facts: PlanLookups) -> Iterator[str]:

@@ -60,7 +60,9 @@ def promises_stay_possible(facts: PlanLookups) -> Iterator[str]:
             rivals = [r for r in promised if r.start <= reservation.start < r.end]
             if not _can_keep(facts, reservation, after):
                 yield f"reservation {reservation.id} could be kept before the plan and can't after it"
-            elif _enough(facts, reservation, rivals, before) and not _enough(facts, reservation, rivals, after):
+            elif _enough(facts, reservation, rivals, before) and not _enough(
+                facts, reservation, rivals, after
+            ):
                 yield f"reservations {[r.id for r in rivals]} can't all be kept after the plan"
 
 
@@ -89,7 +91,9 @@ def _all_kept(facts: PlanLookups, promised: list[ReservationInfo], stays: dict[i
     """Found by giving each in turn the first units that serve it: a no may be wrong, a yes is not."""
     given: list[tuple[ReservationInfo, set[int]]] = []
     for reservation in promised:
-        taken = {u for r, units in given if r.start < reservation.end and reservation.start < r.end for u in units}
+        taken = {
+            u for r, units in given if r.start < reservation.end and reservation.start < r.end for u in units
+        }
         units = facts.some_units_that_fit(
             reservation.ask, [u for u in _open_for(facts, reservation, stays) if u.id not in taken]
         )
@@ -99,7 +103,9 @@ def _all_kept(facts: PlanLookups, promised: list[ReservationInfo], stays: dict[i
     return True
 
 
-def _enough(facts: PlanLookups, reservation: ReservationInfo, rivals: list[ReservationInfo], stays: dict[int, int]) -> bool:
+def _enough(
+    facts: PlanLookups, reservation: ReservationInfo, rivals: list[ReservationInfo], stays: dict[int, int]
+) -> bool:
     """Are there as many units as the rivals need together, of all that serve one of them?"""
     units = [u for u in _open_for(facts, reservation, stays) if any(serves(u, r.ask) for r in rivals)]
     return len(units) >= sum(r.ask.total_units for r in rivals)
@@ -136,7 +142,9 @@ def bindings_are_right(facts: PlanLookups) -> Iterator[str]:
                 yield f"unit {unit} is bound to two reservations"
 
 
-def _each_bound_unit(facts: PlanLookups, reservation: ReservationInfo, units: list[UnitInfo], who: str) -> Iterator[str]:
+def _each_bound_unit(
+    facts: PlanLookups, reservation: ReservationInfo, units: list[UnitInfo], who: str
+) -> Iterator[str]:
     for unit in units:
         if facts.pool_of(unit) != reservation.pool:
             yield f"{who} is bound to unit {unit.id} of another pool"
@@ -151,7 +159,11 @@ def bindings_leave_others_their_guarantee(facts: PlanLookups) -> Iterator[str]:
         row = facts.reservations.get(binding.reservation)
         if row is None or row.may_exceed_guarantee or facts.is_static(row.pool) or not binding.units:
             continue
-        own = [r for r in facts.snapshot.reservations if r.id != row.id and (r.pool, r.team) == (row.pool, row.team)]
+        own = [
+            r
+            for r in facts.snapshot.reservations
+            if r.id != row.id and (r.pool, r.team) == (row.pool, row.team)
+        ]
         needs, start = _needs(facts, row.ask, row.pool), min(facts.now + facts.lead(row.pool), row.end - 1)
         model = facts.units[binding.units[0]].model if binding.units[0] in facts.units else ""
         if model not in needs or any(r.end > facts.now and r.start < row.end for r in own):
@@ -160,7 +172,8 @@ def bindings_leave_others_their_guarantee(facts: PlanLookups) -> Iterator[str]:
             name
             for name, need in sorted(needs.items())
             if name != model
-            and facts.held((row.pool, row.team, name)) + need <= facts.guarantee_at((row.pool, row.team, name), start)
+            and facts.held((row.pool, row.team, name)) + need
+            <= facts.guarantee_at((row.pool, row.team, name), start)
         ]
         if better and _eaten_at(facts, model, needs[model], row.team, row.pool, (start, row.end)) is not None:
             yield f"reservation {row.id} is bound to {model}, which others are guaranteed, and not to its team's {better[0]}"
@@ -186,7 +199,12 @@ def unbound_reservations_have_a_reason(facts: PlanLookups) -> Iterator[str]:
 def firm_work_leaves_room_for_its_teams_reservation(facts: PlanLookups) -> Iterator[str]:
     """Once a reservation has its units its team holds no more than it is guaranteed by that and by what nobody can tell to go, if
     that was so before the plan."""
-    stays = {unit: facts.stays_until(r) for r in facts.snapshot.running if r.reservation is None for unit in r.units}
+    stays = {
+        unit: facts.stays_until(r)
+        for r in facts.snapshot.running
+        if r.reservation is None
+        for unit in r.units
+    }
     for row in _only_claimants(facts):
         if row.may_exceed_guarantee or facts.is_static(row.pool) or not _can_keep(facts, row, stays):
             continue
@@ -194,16 +212,24 @@ def firm_work_leaves_room_for_its_teams_reservation(facts: PlanLookups) -> Itera
         before = sum(
             facts.slots_by_model(r.units)[model]
             for r in facts.snapshot.running
-            if (r.pool, r.team) == (row.pool, row.team) and r.reservation is None and not r.preemptible and r.until > at
+            if (r.pool, r.team) == (row.pool, row.team)
+            and r.reservation is None
+            and not r.preemptible
+            and r.until > at
         )
-        bound = [r for r in facts.snapshot.reservations if (r.pool, r.team) == (row.pool, row.team) and r.end > at]
+        bound = [
+            r for r in facts.snapshot.reservations if (r.pool, r.team) == (row.pool, row.team) and r.end > at
+        ]
         before += need + sum(facts.slots_by_model(r.units)[model] for r in bound)
         started = [
             (who, facts.slots_by_model(placement.units)[model])
             for placement, queued, who in known_placements(facts)
-            if (queued.pool, queued.team) == (row.pool, row.team) and queued.reservation is None and not queued.preemptible
-            and queued.id not in facts.waited_for and facts.now + queued.max_runtime_seconds > at
-        ]  # fmt: skip
+            if (queued.pool, queued.team) == (row.pool, row.team)
+            and queued.reservation is None
+            and not queued.preemptible
+            and queued.id not in facts.waited_for
+            and facts.now + queued.max_runtime_seconds > at
+        ]
         guaranteed = facts.guarantee_at((row.pool, row.team, model), at)
         if before <= guaranteed < before + sum(slots for _, slots in started):
             yield f"{started[-1][0]} and reservation {row.id} are together more than team {row.team} is guaranteed"
@@ -226,7 +252,9 @@ def reservations_with_free_units_are_bound(facts: PlanLookups) -> Iterator[str]:
             for u in facts.left.get(reservation.pool, ())
             if not facts.under_maintenance(u.host, facts.now, reservation.end)
         ]
-        rivals = any(r.units and r.end > facts.now for r in facts.snapshot.reservations if r.pool == reservation.pool)
+        rivals = any(
+            r.units and r.end > facts.now for r in facts.snapshot.reservations if r.pool == reservation.pool
+        )
         if reservation.start <= facts.now and not rivals and facts.fits(reservation.ask, free, whole=True):
             yield f"reservation {reservation.id} has begun and is not bound, and units lie free for it"
 
@@ -249,7 +277,9 @@ def borrowers_get_notice_in_time(facts: PlanLookups) -> Iterator[str]:
                 open_.append(unit)
                 if holder is None or holder.id in going or holder.stopping or holder.until <= soonest:
                     told.append(unit)
-        if facts.fits(reservation.ask, open_, whole=True) and not facts.fits(reservation.ask, told, whole=True):
+        if facts.fits(reservation.ask, open_, whole=True) and not facts.fits(
+            reservation.ask, told, whole=True
+        ):
             yield f"reservation {reservation.id} starts at {reservation.start} and nobody is told to leave its units"
 
 
@@ -266,7 +296,13 @@ def no_evictions_for_satisfied_reservations(facts: PlanLookups) -> Iterator[str]
             and not facts.under_maintenance(u.host, facts.now, reservation.end)
         ]
         for victim in going:
-            freed = [facts.units[u] for v in going if v != victim for u in facts.running[v].units if u in facts.units]
+            freed = [
+                facts.units[u]
+                for v in going
+                if v != victim
+                for u in facts.running[v].units
+                if u in facts.units
+            ]
             if facts.fits(reservation.ask, [*free, *(u for u in freed if u.well)], whole=True):
                 yield f"eviction of workload {victim}: reservation {reservation.id} has enough units without it"
 
@@ -320,9 +356,16 @@ def _wrong_acceptance(facts: PlanLookups, ask: Ask, pool: int, start: int, end: 
     if not facts.fits(ask, open_, whole=True):
         yield "a yes, and no units are there for all of the window"
     promised = [
-        r for r in facts.unbound(pool) if r.start < end and r.end > start and _serves_alike(facts, r, ask, pool)
+        r
+        for r in facts.unbound(pool)
+        if r.start < end and r.end > start and _serves_alike(facts, r, ask, pool)
     ]
-    stays = {unit: facts.stays_until(r) for r in facts.snapshot.running if r.reservation is None for unit in r.units}
+    stays = {
+        unit: facts.stays_until(r)
+        for r in facts.snapshot.running
+        if r.reservation is None
+        for unit in r.units
+    }
     if not _all_kept(facts, sorted(facts.unbound(pool), key=lambda r: (-r.ask.total_units, r.id)), stays):
         return  # one that can't be kept anyway takes nothing from others
     fitting = [u for u in open_ if serves(u, ask)]
@@ -343,10 +386,17 @@ def _is_held_in(facts: PlanLookups, unit: UnitInfo, start: int, end: int) -> boo
     if rival is not None and rival.end > start:
         return True
     holder: RunningWorkload | None = facts.running.get(facts.holder.get(unit.id, 0))
-    return holder is not None and holder.reservation is None and facts.stays_until(holder) > start and end > facts.now
+    return (
+        holder is not None
+        and holder.reservation is None
+        and facts.stays_until(holder) > start
+        and end > facts.now
+    )
 
 
-def _eaten_guarantees(facts: PlanLookups, ask: Ask, team: int, pool: int, start: int, end: int) -> Iterator[str]:
+def _eaten_guarantees(
+    facts: PlanLookups, ask: Ask, team: int, pool: int, start: int, end: int
+) -> Iterator[str]:
     """Of one model at least that it accepts: at every moment others could still have what they are guaranteed."""
     eaten = []
     for model, need in sorted(_needs(facts, ask, pool).items()):
@@ -381,16 +431,28 @@ def _needs(facts: PlanLookups, ask: Ask, pool: int) -> dict[str, int]:
     return found
 
 
-def _eaten_at(facts: PlanLookups, model: str, need: int, team: int, pool: int, window: tuple[int, int]) -> int | None:
+def _eaten_at(
+    facts: PlanLookups, model: str, need: int, team: int, pool: int, window: tuple[int, int]
+) -> int | None:
     """The first moment at which ``need`` more slots of a model leave others less than they are guaranteed, if only what is
     bound now were promised."""
     start, end = window
     capacity = sum(
-        u.slots for u in facts.units_by_pool[pool] if u.model == model and u.well and facts.is_open_from(u.host, start)
+        u.slots
+        for u in facts.units_by_pool[pool]
+        if u.model == model and u.well and facts.is_open_from(u.host, start)
     )
-    bound = [r for r in facts.snapshot.reservations if r.pool == pool and r.units and r.start < end and r.end > start]
+    bound = [
+        r
+        for r in facts.snapshot.reservations
+        if r.pool == pool and r.units and r.start < end and r.end > start
+    ]
     others = {t for (p, t, m) in facts.quotas if p == pool and m == model and t != team}
-    returns = {q.used_up_until for (p, _, m), q in facts.quotas.items() if (p, m) == (pool, model) and q.used_up_until}
+    returns = {
+        q.used_up_until
+        for (p, _, m), q in facts.quotas.items()
+        if (p, m) == (pool, model) and q.used_up_until
+    }
     for moment in sorted({start, *(at for at in {r.start for r in bound} | returns if start < at < end)}):
         promised: Counter[int] = Counter()
         for reservation in bound:

@@ -75,7 +75,9 @@ class SimulatedEngine:
         if life != self.lives:
             return  # it was killed meanwhile
         if timeline.now < self.frozen_until:
-            timeline.after(self.frozen_until - timeline.now, lambda: self._commit(planned, taken, moment, life))
+            timeline.after(
+                self.frozen_until - timeline.now, lambda: self._commit(planned, taken, moment, life)
+            )
             return
         self.busy = False
         at = moment.wall + timedelta(seconds=timeline.now - moment.uptime)
@@ -90,7 +92,9 @@ class SimulatedEngine:
             self.wake()
             return
         if applied is not None and (applied.accepted or applied.rejected):
-            timeline.tell(f"engine {self.number}: {len(applied.accepted)} accepted, {len(applied.rejected)} not")
+            timeline.tell(
+                f"engine {self.number}: {len(applied.accepted)} accepted, {len(applied.rejected)} not"
+            )
 
     def kill(self) -> None:
         """What it planned is gone; another process takes its place."""
@@ -147,11 +151,17 @@ class ControlPlane:
 
     def thinking(self) -> float:
         """How long an engine takes from its snapshot to its commit."""
-        return self.world.dice.uniform(0.5, 7) if self.world.unlucky(0.05) else self.world.dice.uniform(0.01, 0.2)
+        return (
+            self.world.dice.uniform(0.5, 7)
+            if self.world.unlucky(0.05)
+            else self.world.dice.uniform(0.01, 0.2)
+        )
 
     def tick(self) -> None:
         """What time alone brings about: each task of `scheduler/tasks.py`."""
-        self._task(time_limits.stop_after_notice, time_limits.stop_at_time_limits, time_limits.requeue_late_starts)
+        self._task(
+            time_limits.stop_after_notice, time_limits.stop_at_time_limits, time_limits.requeue_late_starts
+        )
         self._task(time_limits.sweep_silent_hosts)
         self._task(time_limits.sweep_reservations)
 
@@ -259,18 +269,28 @@ class ControlPlane:
         )
         hosts = 2 if dice.random() < 0.2 else 1
         columns: dict[str, Any] = {
-            "units": dice.choice((1, 1, 2, 4)), "hosts": hosts, "preemptible": dice.random() < 0.7,
-            "priority": dice.choice((Priority.NORMAL, Priority.NORMAL, Priority.HIGH)), "most_retries": dice.choice((0, 1)),
+            "units": dice.choice((1, 1, 2, 4)),
+            "hosts": hosts,
+            "preemptible": dice.random() < 0.7,
+            "priority": dice.choice((Priority.NORMAL, Priority.NORMAL, Priority.HIGH)),
+            "most_retries": dice.choice((0, 1)),
             "max_runtime_seconds": dice.choice((30, 60, 600)),
-        }  # fmt: skip
+        }
         whose = dice.randrange(len(self.world.projects))
         workload = self.commit(
             lambda: services.queue_workload(
-                kind="job", type="training", name=words, command=words, pool=self.world.pool, now=self.now(),
-                project=self.world.projects[whose], owner=self.world.owners[whose], models_wanted=[self.world.model],
+                kind="job",
+                type="training",
+                name=words,
+                command=words,
+                pool=self.world.pool,
+                now=self.now(),
+                project=self.world.projects[whose],
+                owner=self.world.owners[whose],
+                models_wanted=[self.world.model],
                 **columns,
             )
-        )  # fmt: skip
+        )
         if workload is not None:
             self.world.promises.accepted.append(workload.pk)
         self.world.timeline.tell(f"{words}: {hosts} x {columns['units']}")
@@ -290,10 +310,17 @@ class ControlPlane:
         whose = dice.randrange(len(world.projects))
         answer = self.commit(
             lambda: services.confirm_reservation(
-                owner=world.owners[whose], project=world.projects[whose], pool=world.pool, name="a window", start=start,
-                end=start + timedelta(seconds=40), now=self.now(), units=dice.choice((1, 4)), models_wanted=[world.model],
+                owner=world.owners[whose],
+                project=world.projects[whose],
+                pool=world.pool,
+                name="a window",
+                start=start,
+                end=start + timedelta(seconds=40),
+                now=self.now(),
+                units=dice.choice((1, 4)),
+                models_wanted=[world.model],
             )
-        )  # fmt: skip
+        )
         if answer is not None and answer[0] is not None:
             world.timeline.tell("a reservation is promised")
 

@@ -13,9 +13,7 @@ if TYPE_CHECKING:
     from benchmarks.simulation.simulated_host import SimulatedShim
     from benchmarks.simulation.world import SimulatedWorld
 
-LOST_LIMIT_SECONDS = (
-    36.0  # a stop is heard, or the lease is over, and then the grace: twice, where its agent dies on hearing it
-)
+LOST_LIMIT_SECONDS = 36.0  # a stop is heard, or the lease is over, and then the grace: twice, where its agent dies on hearing it
 LEASE_OVERRUN_SECONDS = 1.0  # a lease may be overrun by so much: a shim looks four times a second
 
 
@@ -85,11 +83,17 @@ class InvariantChecker:
         for public_id in told.values_list("run__public_id", flat=True).order_by("pk"):
             shim = kept[str(public_id)]
             if now - self.told_to_stop.setdefault(shim.run.id, now) > LOST_LIMIT_SECONDS:
-                self.broken(f"{shim.wanted.command} lives on {shim.machine.name} long after its stop: it was lost")
+                self.broken(
+                    f"{shim.wanted.command} lives on {shim.machine.name} long after its stop: it was lost"
+                )
 
     def _leases(self, living: list[SimulatedShim]) -> None:
         for shim in living:
-            if shim.kept and shim.kill_at is not None and shim.machine.boottime() > shim.kill_at + LEASE_OVERRUN_SECONDS:
+            if (
+                shim.kept
+                and shim.kill_at is not None
+                and shim.machine.boottime() > shim.kill_at + LEASE_OVERRUN_SECONDS
+            ):
                 self.broken(f"{shim.wanted.command} lives after its grace")
 
     def check_final(self) -> None:
@@ -113,7 +117,9 @@ class InvariantChecker:
             "runs have not ended": Run.objects.exclude(state=RunState.ENDED).count(),
             "allocations are open": Allocation.objects.filter(period__upper_inf=True).count(),
             "commands are open": Command.objects.filter(done_at__isnull=True).count(),
-            "units are bound to reservations": BoundUnit.objects.filter(period__contains=self.world.site.now()).count(),
+            "units are bound to reservations": BoundUnit.objects.filter(
+                period__contains=self.world.site.now()
+            ).count(),
             "workloads have units kept for them": Workload.objects.exclude(earmarked_units=[]).count(),
             "hosts are not trusted": Host.objects.exclude(lease_state=LeaseState.ALIVE).count(),
         }

@@ -113,7 +113,9 @@ class SimulatedShim:
         self._save(now)
         if not self.cause:
             limit = order.get("max_runtime_seconds", self.wanted.max_runtime_seconds)
-            cause = lifecycle_rules.stop_cause(now, lifecycle_rules.time_limit_deadline(self.started, limit), self.lease_until)
+            cause = lifecycle_rules.stop_cause(
+                now, lifecycle_rules.time_limit_deadline(self.started, limit), self.lease_until
+            )
             if cause:
                 self._stop(cause, self.wanted.grace_seconds)
         self._leave(now)
@@ -151,7 +153,12 @@ class SimulatedShim:
         """The last process is gone, and the shim says how it was."""
         code = self.habits.exit_code if by_itself else 137 if self.killed else 143
         stop, saved = (self.stop_outcome, self.stop_whatever), self.noticed_at is not None and self.saved
-        self._tell_end(lifecycle_rules.outcome_of_exit(code, self.cause, stop, killed=self.killed, saved=saved, out_of_memory=False), code)
+        self._tell_end(
+            lifecycle_rules.outcome_of_exit(
+                code, self.cause, stop, killed=self.killed, saved=saved, out_of_memory=False
+            ),
+            code,
+        )
 
     def _tell_end(self, outcome: str, code: int | None) -> None:
         ended = {"exit_code": code, "ended_at": self.machine.wall(), "error": "", "killed": self.killed}
@@ -196,10 +203,14 @@ class SimulatedRuns(RunManager):
         self.machine.spawn(run, wanted, [os.dup(each) for each in held.descriptors], alive)
 
     def _order(self, run: LocalRun, **said: Any) -> None:
-        agent.host.state.write_json(run.folder / "order.json", {**(read_json(run.folder / "order.json") or {}), **said})
+        agent.host.state.write_json(
+            run.folder / "order.json", {**(read_json(run.folder / "order.json") or {}), **said}
+        )
 
     def beside(self, ask: Callable[[], T], seconds: float = 0.0) -> T:
-        return ask()  # its file system always answers, and a thread of its own would have no place in virtual time
+        return (
+            ask()
+        )  # its file system always answers, and a thread of its own would have no place in virtual time
 
     async def through(self, call: Callable[[], T]) -> T:
         return call()
@@ -211,7 +222,9 @@ class SimulatedLost(OrphanedRuns):
     machine: SimulatedHost
 
     def _kill_rest(self, run: LocalRun) -> bool:
-        found = [shim for shim in self.machine.shims if shim.run.about["mark"] == run.about["mark"] and shim.lives]
+        found = [
+            shim for shim in self.machine.shims if shim.run.about["mark"] == run.about["mark"] and shim.lives
+        ]
         for shim in found:
             shim.vanish()
         return bool(found)
@@ -282,9 +295,14 @@ class SimulatedHost:
         meter = SimulatedGpuReader(self.name, self.models, self.slices, self.folder)
         hardware = self.world.wait(meter.hardware())
         runs = SimulatedRuns(
-            state, PlainLauncher(), hardware, homes=self.world.homes, locks_folder=self.folder / "locks", exposed=[],
+            state,
+            PlainLauncher(),
+            hardware,
+            homes=self.world.homes,
+            locks_folder=self.folder / "locks",
+            exposed=[],
             cgroups=Cgroups(Path(os.devnull)),
-        )  # fmt: skip
+        )
         runs.machine = self
         runs.lost = lost = SimulatedLost(state.tools, runs.cgroups)
         lost.machine = self
@@ -462,7 +480,9 @@ def simulated_machines(world: SimulatedWorld) -> Iterator[None]:
 
     clock = types.SimpleNamespace(time=lambda: here().wall(), monotonic=lambda: here().boottime())
     tree = types.SimpleNamespace(
-        is_alive=lambda pid, ticks: here().is_alive(pid, ticks), scan=dict, environment_value=lambda pid, name: None
+        is_alive=lambda pid, ticks: here().is_alive(pid, ticks),
+        scan=dict,
+        environment_value=lambda pid, name: None,
     )
     nothing = EnvironmentSeen(python="3")
     with contextlib.ExitStack() as stack:
@@ -489,5 +509,7 @@ def simulated_machines(world: SimulatedWorld) -> Iterator[None]:
         stack.enter_context(
             mock.patch.object(Trash, "throw", lambda trash, path: shutil.rmtree(path, ignore_errors=True))
         )
-        stack.enter_context(mock.patch.object(agent.storage.home_usage_reader, "offered_environment", lambda exposed: nothing))
+        stack.enter_context(
+            mock.patch.object(agent.storage.home_usage_reader, "offered_environment", lambda exposed: nothing)
+        )
         yield

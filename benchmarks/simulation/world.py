@@ -37,9 +37,17 @@ CALM_SECONDS = 40.0  # more than a lease, the grace and the margin, a reboot, an
 EMPTY_SECONDS = 25.0
 # What a program of the server or of a host falls over with: that too is found, and not only what it leaves behind.
 PROGRAM_ERRORS = (
-    ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError, DatabaseError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    DatabaseError,
     IllegalTransition,
-)  # fmt: skip
+)
 
 
 class StopSimulation(Exception):
@@ -109,21 +117,35 @@ class SimulatedWorld:
                 for machine in self.machines:
                     machine.switch_off()
         timeline = self.timeline
-        return SimulationResult(self.seed, timeline.steps, timeline.digest, self.promises.found, timeline.story)
+        return SimulationResult(
+            self.seed, timeline.steps, timeline.digest, self.promises.found, timeline.story
+        )
 
     def _settle_in(self) -> None:
         Leader.objects.get_or_create(pk=1)
         self.pool = Pool.objects.create(
-            slug="simulated", name="Simulated", kind="dynamic", created_at=START, notice_seconds=5, grace_seconds=4,
-            minimum_runtime_seconds=0, no_show_seconds=20,
-        )  # fmt: skip
+            slug="simulated",
+            name="Simulated",
+            kind="dynamic",
+            created_at=START,
+            notice_seconds=5,
+            grace_seconds=4,
+            minimum_runtime_seconds=0,
+            no_show_seconds=20,
+        )
         self.projects, self.owners = [], []
         for number in range(TEAMS):
-            team = Team.objects.create(slug=f"v{number}", name=f"Virtual {number}", tag=f"V{number}", created_at=START)
-            self.projects.append(Project.objects.create(team=team, slug="main", name="Main", created_at=START))
+            team = Team.objects.create(
+                slug=f"v{number}", name=f"Virtual {number}", tag=f"V{number}", created_at=START
+            )
+            self.projects.append(
+                Project.objects.create(team=team, slug="main", name="Main", created_at=START)
+            )
             self.owners.append(get_user_model().objects.create(username=f"virtual-{number}"))
             guaranteed = (6, 4, 2)[number] * SLOTS_PER_GPU
-            Quota.objects.create(team=team, pool=self.pool, model=MODEL, guaranteed_slots=guaranteed, updated_at=START)
+            Quota.objects.create(
+                team=team, pool=self.pool, model=MODEL, guaranteed_slots=guaranteed, updated_at=START
+            )
         for machine in self.machines:
             host = services.add_host(pool=self.pool, name=machine.name, now=START)
             machine.host = host.pk
@@ -132,9 +154,11 @@ class SimulatedWorld:
             with machine.inside():
                 instance = machine.agent.state.identity.instance
             Host.objects.filter(pk=host.pk).update(
-                credential_hash=hashlib.sha256(machine.credential.encode()).hexdigest(), agent_instance=instance,
-                boot_id=machine.boot_id, credential_expires_at=START + timedelta(days=30),
-            )  # fmt: skip
+                credential_hash=hashlib.sha256(machine.credential.encode()).hexdigest(),
+                agent_instance=instance,
+                boot_id=machine.boot_id,
+                credential_expires_at=START + timedelta(days=30),
+            )
         self.site.begin()
 
     def _course(self) -> None:
@@ -146,7 +170,9 @@ class SimulatedWorld:
         timeline.run(timeline.now + CALM_SECONDS, self._look)
         self.site.give_everything_back()
         over = timeline.now + EMPTY_SECONDS
-        while timeline.now < over and any(self.promises.left()):  # once nothing is left, nothing can come any more
+        while timeline.now < over and any(
+            self.promises.left()
+        ):  # once nothing is left, nothing can come any more
             timeline.run(timeline.now + 1.0, self._look)
         self.promises.check_final()
 
@@ -173,10 +199,20 @@ class SimulatedWorld:
 
     def _plan_trouble(self) -> None:
         troubles = (
-            self.cut_a_host, self.cut_most_hosts, self.kill_an_agent, self.kill_an_agent, self.kill_a_shim, self.reboot,
-            self.kill_an_engine, self.freeze_an_engine, self.change_a_hosts_clock, self.lose_hints, self.lose_the_edge,
-            self.fill_a_disk, self.change_the_servers_clock,
-        )  # fmt: skip
+            self.cut_a_host,
+            self.cut_most_hosts,
+            self.kill_an_agent,
+            self.kill_an_agent,
+            self.kill_a_shim,
+            self.reboot,
+            self.kill_an_engine,
+            self.freeze_an_engine,
+            self.change_a_hosts_clock,
+            self.lose_hints,
+            self.lose_the_edge,
+            self.fill_a_disk,
+            self.change_the_servers_clock,
+        )
         for _ in range(self.dice.randrange(2, 9)):
             self._sometime(self.dice.choice(troubles))
 
@@ -295,7 +331,9 @@ class SimulatedWorld:
 @contextlib.contextmanager
 def _rolled_back() -> Iterator[None]:
     with transaction.atomic():
-        with connection.cursor() as cursor:  # all of it is one transaction, and a busy machine may let it wait
+        with (
+            connection.cursor() as cursor
+        ):  # all of it is one transaction, and a busy machine may let it wait
             cursor.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
         yield
         transaction.set_rollback(True)

@@ -29,7 +29,11 @@ from scheduler.core.scoring.demand_mix import (
     round_weights,
 )
 from scheduler.core.scoring.expected_waste import BATCH_COUNT, ExpectedWaste
-from scheduler.core.scoring.scarcity_prices import PRICE_REFRESH_PLACEMENTS, SCORE_UNITS_PER_MILLI, ScarcityPrices
+from scheduler.core.scoring.scarcity_prices import (
+    PRICE_REFRESH_PLACEMENTS,
+    SCORE_UNITS_PER_MILLI,
+    ScarcityPrices,
+)
 
 INFEASIBLE_SCORE = -(1 << 60)
 
@@ -37,7 +41,9 @@ INFEASIBLE_SCORE = -(1 << 60)
 class NodeStates:
     """The present state of some nodes. ``gpu`` has a column per GPU; a node with fewer has 0 in the others."""
 
-    def __init__(self, cpu: Sequence[int], memory: Sequence[int], gpus: Sequence[int], klass: Sequence[int]) -> None:
+    def __init__(
+        self, cpu: Sequence[int], memory: Sequence[int], gpus: Sequence[int], klass: Sequence[int]
+    ) -> None:
         self.cpu: Ints = np.array(cpu, dtype=np.int64)
         self.memory: Ints = np.array(memory, dtype=np.int64)
         self.klass: Ints = np.array(klass, dtype=np.int64)
@@ -53,7 +59,10 @@ class NodeStates:
 
     def fits(self, need: NodeDemand) -> Ints:
         """The nodes that can take an ask now, in order."""
-        return np.flatnonzero(nodes_with_capacity(need, self.cpu, self.memory, self.whole, self.largest) & self.serving(need.classes))
+        return np.flatnonzero(
+            nodes_with_capacity(need, self.cpu, self.memory, self.whole, self.largest)
+            & self.serving(need.classes)
+        )
 
     def serving(self, classes: int) -> Mask:
         """The nodes of these classes."""
@@ -391,7 +400,9 @@ class BatchFill(PlacementPolicy):
         for sort, which in ((0, (gpus >= need.milli) & (gpus < MILLI_PER_GPU)), (1, gpus == MILLI_PER_GPU)):
             able = np.flatnonzero(which.any(axis=1))
             rows = gpus[able]
-            rows[np.arange(len(able)), np.where(which[able], rows, UNLIMITED_AMOUNT).argmin(axis=1)] -= need.milli
+            rows[np.arange(len(able)), np.where(which[able], rows, UNLIMITED_AMOUNT).argmin(axis=1)] -= (
+                need.milli
+            )
             sorts.append(np.full(len(able), sort, dtype=np.int64))
             states.append(able)
             after.append(rows)

@@ -69,7 +69,9 @@ def simulate_starts(jobs: Sequence[TraceJob], nodes: int, order: QueueOrder, siz
     """When each job starts (s). Every job must fit on the empty nodes; jobs that end at a moment leave before others start."""
     too_big = [job.id for job in jobs if job.per_node > size or job.nodes > nodes]
     if too_big:
-        raise ValueError(f"{len(too_big)} jobs do not fit on {nodes} nodes of {size} GPUs, the first is {too_big[0]}")
+        raise ValueError(
+            f"{len(too_big)} jobs do not fit on {nodes} nodes of {size} GPUs, the first is {too_big[0]}"
+        )
     return _BaselineRun(jobs, nodes, order, size).starts()
 
 
@@ -78,7 +80,9 @@ class _BaselineRun:
         self.nodes, self.order = NodePool(nodes, size), order
         self.arrivals = sorted(jobs, key=lambda job: (job.submitted, job.id))
         self.ends: list[tuple[int, int]] = []
-        self.places: dict[int, tuple[TraceJob, list[int], int]] = {}  # running: job, its nodes, its end by its limit
+        self.places: dict[
+            int, tuple[TraceJob, list[int], int]
+        ] = {}  # running: job, its nodes, its end by its limit
         self.by_limit: list[tuple[int, int]] = []  # (end by limit, job) of those who run, sorted
         self.queue: list[tuple[int, int, int, TraceJob]] = []
         self.started: dict[int, int] = {}
@@ -181,7 +185,11 @@ SIZE_CLASSES: tuple[tuple[str, Callable[[int], bool]], ...] = (
 def percentile(values: Sequence[float], share: float) -> float:
     """The value that ``share`` of the others do not exceed (nearest rank); of nothing, 0."""
     ranked = sorted(values)
-    return ranked[min(len(ranked) - 1, max(0, -(-int(share * 1000) * len(ranked) // 1000) - 1))] if ranked else 0.0
+    return (
+        ranked[min(len(ranked) - 1, max(0, -(-int(share * 1000) * len(ranked) // 1000) - 1))]
+        if ranked
+        else 0.0
+    )
 
 
 def wait_figures(jobs: Sequence[TraceJob], started: dict[int, int]) -> dict[str, float]:
@@ -197,5 +205,7 @@ def wait_figures(jobs: Sequence[TraceJob], started: dict[int, int]) -> dict[str,
 
 def p99_by_size(jobs: Sequence[TraceJob], started: dict[int, int]) -> dict[str, float]:
     """The 99th percentile of the wait, per class of size; classes without jobs are left out."""
-    by_class = {name: [started[j.id] - j.submitted for j in jobs if among(j.gpus)] for name, among in SIZE_CLASSES}
+    by_class = {
+        name: [started[j.id] - j.submitted for j in jobs if among(j.gpus)] for name, among in SIZE_CLASSES
+    }
     return {name: percentile(waits, 0.99) for name, waits in by_class.items() if waits}

@@ -46,9 +46,21 @@ def trace_snapshot(nodes: int, teams: Sequence[int], size: int = 8) -> Snapshot:
     """One dynamic pool of ``nodes`` hosts of ``size`` GPUs whose teams policy ranks equal."""
     return Snapshot(
         1,
-        pools=(PoolInfo(1, "trace", PoolKind.DYNAMIC, None, PoolPolicy(half_life_seconds=0, longest_runtime_seconds=FAR_FUTURE)),),
+        pools=(
+            PoolInfo(
+                1,
+                "trace",
+                PoolKind.DYNAMIC,
+                None,
+                PoolPolicy(half_life_seconds=0, longest_runtime_seconds=FAR_FUTURE),
+            ),
+        ),
         hosts=tuple(HostInfo(n + 1, f"node-{n + 1:04d}", 1) for n in range(nodes)),
-        units=tuple(UnitInfo(n * size + g + 1, n + 1, n * size + g + 1, MODEL) for n in range(nodes) for g in range(size)),
+        units=tuple(
+            UnitInfo(n * size + g + 1, n + 1, n * size + g + 1, MODEL)
+            for n in range(nodes)
+            for g in range(size)
+        ),
         teams=tuple(TeamInfo(team, f"team-{team}") for team in sorted(set(teams))),
         quotas=tuple(QuotaInfo(team, 1, MODEL, 0) for team in sorted(set(teams))),
     )
@@ -141,7 +153,9 @@ def check_jobs_fit(jobs: Sequence[TraceJob], nodes: int) -> None:
     """SystemExit with a sentence when a job would wait for ever, or there is none."""
     largest = max((job.nodes for job in jobs), default=0)
     if not jobs or largest > nodes:
-        raise SystemExit(f"gpupool: {len(jobs)} jobs, the largest on {largest} nodes, do not fit on {nodes} nodes")
+        raise SystemExit(
+            f"gpupool: {len(jobs)} jobs, the largest on {largest} nodes, do not fit on {nodes} nodes"
+        )
 
 
 def trace_file(given: str | None, *usual: str) -> Path:

@@ -43,7 +43,9 @@ def status(session: CliSession) -> None:
         for pool in pools
         for each in pool["models"]
     ]
-    return output.print_table(("pool", "kind", "model", "in all", "held", "free", "free in slices"), rows, "No pool has GPUs yet.")
+    return output.print_table(
+        ("pool", "kind", "model", "in all", "held", "free", "free in slices"), rows, "No pool has GPUs yet."
+    )
 
 
 @command(cli, "hosts")
@@ -102,7 +104,10 @@ def pool_isolation(session: CliSession, slug: str, level: str | None, reason: st
     output.print_line(f"Hosts of {slug} need at least: {found['isolation']}.")
     return output.print_table(
         ("host", "isolation", "level", "lacks"),
-        ((row["name"], row["isolation"], row["isolation_level"], ", ".join(row["isolation_lacking"])) for row in rows),
+        (
+            (row["name"], row["isolation"], row["isolation_level"], ", ".join(row["isolation_lacking"]))
+            for row in rows
+        ),
         "No hosts yet.",
     )
 

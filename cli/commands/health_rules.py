@@ -17,7 +17,9 @@ REASON_OPTION = click.option("--why", default="", help="Kept in the record.")
 ACTION_HELP = "note: nothing; warn: operators are told; quarantine_gpu: the GPU is taken out; cordon, drain: the host is closed."
 REPEATS_OPTION = click.option("--repeats", type=int, help="Only once it came so often within --within.")
 WINDOW_OPTION = click.option("--within", "window_seconds", type=DurationType(), help="Such as 24h.")
-COUNTS_OPTION = click.option("--counts", type=COUNT_TYPE, help="people: all events of one person's work on a GPU count as one.")
+COUNTS_OPTION = click.option(
+    "--counts", type=COUNT_TYPE, help="people: all events of one person's work on a GPU count as one."
+)
 ORIGIN_TEXTS = {"default": "as it began", "changed": "changed", "added": "added"}
 
 
@@ -53,7 +55,9 @@ def list_rules(session: CliSession, words: tuple[str, ...], changed: bool, actio
             )
             for row in rows
         ),
-        "No rule is changed or added." if changed and not words else "No rule is found so; an event without a rule is noted.",
+        "No rule is changed or added."
+        if changed and not words
+        else "No rule is found so; an event without a rule is noted.",
     )
     return output.print_line("All of one, with sources: gpupool health-rule show CODE") if rows else None
 
@@ -96,7 +100,9 @@ def set_rule(session: CliSession, code: str, why: str, **given: Any) -> None:
         return output.print_json(row)
     output.print_line(f"{row['code']} ({row['meaning']}): {_action_text(row)}.")
     if row["origin"] == "changed":
-        output.print_line(f"It began as {_action_text(row['default'])}; back to that: gpupool health-rule reset {row['code']}")
+        output.print_line(
+            f"It began as {_action_text(row['default'])}; back to that: gpupool health-rule reset {row['code']}"
+        )
     return None
 
 
@@ -106,7 +112,9 @@ def set_rule(session: CliSession, code: str, why: str, **given: Any) -> None:
 def reset(session: CliSession, code: str, why: str) -> None:
     """Put a changed rule back to what it began with. For operators."""
     row = session.client.post(f"{_rule_path(code)}reset/", {"why": why})
-    output.print_json(row) if session.json else output.print_line(f"{row['code']} is as it began: {_action_text(row)}.")
+    output.print_json(row) if session.json else output.print_line(
+        f"{row['code']} is as it began: {_action_text(row)}."
+    )
 
 
 @command(health_rule, "add")
@@ -122,7 +130,9 @@ def add(session: CliSession, code: str, why: str, **given: Any) -> None:
     """A rule for a code that has none; until then its events are noted. For operators."""
     body = {name: value for name, value in given.items() if value is not None}
     row = session.client.post("health-rules/", {"code": _normalised_code(code), **body, "why": why})
-    output.print_json(row) if session.json else output.print_line(f"{row['code']} ({row['meaning']}): {_action_text(row)}.")
+    output.print_json(row) if session.json else output.print_line(
+        f"{row['code']} ({row['meaning']}): {_action_text(row)}."
+    )
 
 
 @command(health_rule, "remove")
@@ -131,7 +141,9 @@ def add(session: CliSession, code: str, why: str, **given: Any) -> None:
 def remove(session: CliSession, code: str, why: str) -> None:
     """Take a rule out that was added; its events are noted again. For operators."""
     row = session.client.post(f"{_rule_path(code)}remove/", {"why": why})
-    output.print_json(row) if session.json else output.print_line(f"{row['code']} has no rule any more: its events are noted.")
+    output.print_json(row) if session.json else output.print_line(
+        f"{row['code']} has no rule any more: its events are noted."
+    )
 
 
 def _normalised_code(text: str) -> str:

@@ -23,7 +23,11 @@ from cli.request_options import parse_pairs
 from cli.session import CliSession, cli, command
 
 REASON_OPTION = click.option("--why", default="", help="Shown to everybody, and kept in the record.")
-NETWORK_TEXTS = {"private": "only themselves", "internet": "the internet, nothing of the host", "host": "the host's"}
+NETWORK_TEXTS = {
+    "private": "only themselves",
+    "internet": "the internet, nothing of the host",
+    "host": "the host's",
+}
 RETURN_SYNONYMS = ("uncordon", "undrain", "resume")  # words of others for our return
 PREVIEW_OPTION = click.option("--preview", is_flag=True, help="Only show whom it touches, and until when.")
 
@@ -31,7 +35,9 @@ PREVIEW_OPTION = click.option("--preview", is_flag=True, help="Only show whom it
 class _HostGroup(click.Group):
     """Says which verb brings a host back to whom another scheduler has taught another word for it."""
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] in RETURN_SYNONYMS:
             raise click.UsageError(f"There is no {args[0]}: a host comes back with 'return'.", ctx)
         return super().resolve_command(ctx, args)
@@ -60,7 +66,9 @@ def show(session: CliSession, name: str) -> None:
     refused = row.get("refused_agent")
     if refused:
         boot = f" (boot {refused['boot_id']})" if refused["boot_id"] else ""
-        output.print_line(f"Another agent was turned away {relative_time(refused['at'], now)}{boot}: {refused['reason']}")
+        output.print_line(
+            f"Another agent was turned away {relative_time(refused['at'], now)}{boot}: {refused['reason']}"
+        )
         if refused["quarantined"]:
             output.print_line(
                 "It is given no work and hears no orders. Find the machine that it runs on and end it there; or, if that is the one"
@@ -73,9 +81,16 @@ def _host_facts(row: dict[str, Any], now: datetime) -> list[tuple[str, Any]]:
     """What an older portal does not say is left out."""
     agent: dict[str, Any] = row.get("agent", {})
     counts = Counter(row["gpus"])
-    sizes = [format_cores(row["cpu_milli"]) if row.get("cpu_milli") else "", format_gibibytes(row["memory_mib"]) if row.get("memory_mib") else ""]
+    sizes = [
+        format_cores(row["cpu_milli"]) if row.get("cpu_milli") else "",
+        format_gibibytes(row["memory_mib"]) if row.get("memory_mib") else "",
+    ]
     driver, cuda = agent.get("driver_version"), agent.get("cuda_version")
-    apart = [row["isolation"], "a user id per team" if agent.get("users_per_team") else "", *_limits_text(agent)]
+    apart = [
+        row["isolation"],
+        "a user id per team" if agent.get("users_per_team") else "",
+        *_limits_text(agent),
+    ]
     full = row.get("disk_full_since")
     return [
         ("name", row["name"]),
@@ -83,7 +98,10 @@ def _host_facts(row: dict[str, Any], now: datetime) -> list[tuple[str, Any]]:
         ("GPUs", ", ".join(f"{count} x {model}" for model, count in sorted(counts.items()))),
         ("readings", "simulated" if row["simulated"] else "measured"),
         *((f"between GPUs, {each['way']}", each["gpus"]) for each in row.get("between_gpus", ())),
-        *((f"GPU {each['gpus']}" if each["gpus"] else "each GPU", each["words"]) for each in row.get("of_gpus", ())),
+        *(
+            (f"GPU {each['gpus']}" if each["gpus"] else "each GPU", each["words"])
+            for each in row.get("of_gpus", ())
+        ),
         ("CPU and memory", ", ".join(filter(None, sizes))),
         ("driver", f"{driver}{f', CUDA up to {cuda}' if cuda else ''}" if driver else ""),
         ("isolation", ", ".join(filter(None, apart))),
@@ -126,10 +144,20 @@ def diagnostics(session: CliSession, name: str, gpu: int | None) -> None:
 def _diagnostic_rows(row: dict[str, Any], now: datetime) -> list[tuple[Any, ...]]:
     """One line for each check; what it found as a whole on the first."""
     tool = f"{row['tool']}{' (simulated)' if row['simulated'] and row['tool'] != 'simulated' else ''}"
-    head = (row["gpu"], relative_time(row["ended_at"] or row["created_at"], now), row["why"].replace("_", " "), tool, row["state"])
+    head = (
+        row["gpu"],
+        relative_time(row["ended_at"] or row["created_at"], now),
+        row["why"].replace("_", " "),
+        tool,
+        row["state"],
+    )
     said = {True: "passed", False: "failed", None: "measured"}
     checks = [
-        (each["name"], " ".join(filter(None, [said[each["passed"]], each["detail"]])), _format_numbers(each["numbers"]))
+        (
+            each["name"],
+            " ".join(filter(None, [said[each["passed"]], each["detail"]])),
+            _format_numbers(each["numbers"]),
+        )
         for each in row["checks"]
     ]
     if row["detail"] or not checks:
@@ -139,8 +167,12 @@ def _diagnostic_rows(row: dict[str, Any], now: datetime) -> list[tuple[Any, ...]
 
 
 def _format_numbers(numbers: dict[str, Any]) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {value:,.6g}" if isinstance(value, float) else f"{name.replace('_', ' ')} {value}"
-                     for name, value in numbers.items())  # fmt: skip
+    return ", ".join(
+        f"{name.replace('_', ' ')} {value:,.6g}"
+        if isinstance(value, float)
+        else f"{name.replace('_', ' ')} {value}"
+        for name, value in numbers.items()
+    )
 
 
 @command(host, "events")
@@ -157,7 +189,14 @@ def _print_events(rows: list[dict[str, Any]], now: datetime) -> None:
     output.print_table(
         ("when", "GPU", "event", "meaning", "detail", "done"),
         (
-            (relative_time(e["at"], now), "" if e["gpu"] is None else e["gpu"], e["code"], e["meaning"], e["detail"], e["action"])
+            (
+                relative_time(e["at"], now),
+                "" if e["gpu"] is None else e["gpu"],
+                e["code"],
+                e["meaning"],
+                e["detail"],
+                e["action"],
+            )
             for e in rows
         ),
         "No hardware event.",
@@ -174,15 +213,22 @@ def health(session: CliSession, name: str) -> None:
     now = datetime.now().astimezone()
     output.print_table(
         ("GPU", "model", "repair", "why", "last diagnostic", "when", "found"),
-        ((row["gpu"], row["model"], row["repair_state"], row["reason"], *_last_diagnostic(row, now)) for row in found["gpus"]),
+        (
+            (row["gpu"], row["model"], row["repair_state"], row["reason"], *_last_diagnostic(row, now))
+            for row in found["gpus"]
+        ),
         "No GPU reported.",
     )
     for gone in found.get("missing_gpus", ()):
         before = f"; before that {gone['repair_state']}: {gone['reason']}" if gone["reason"] else ""
-        output.print_line(f"GPU {gone['gpu']} ({gone['uuid']}) is missing since {format_local_time(gone['missing_since'])}{before}")
+        output.print_line(
+            f"GPU {gone['gpu']} ({gone['uuid']}) is missing since {format_local_time(gone['missing_since'])}{before}"
+        )
     if found.get("revoked_at"):
         why = f" ({found['revoked_why']})" if found["revoked_why"] else ""
-        output.print_line(f"Its credential was revoked {relative_time(found['revoked_at'], now)}{why}; to join again: gpupool host join {name}")
+        output.print_line(
+            f"Its credential was revoked {relative_time(found['revoked_at'], now)}{why}; to join again: gpupool host join {name}"
+        )
     if found["state_reason"]:
         output.print_line(f"Not simply in service: {found['state_reason']}")
     _print_events(found["events"], now)
@@ -216,7 +262,11 @@ def _last_diagnostic(row: dict[str, Any], now: datetime) -> tuple[str, str, str]
     if last is None:
         return "none yet", "", ""
     simulated = " (simulated)" if last["simulated"] else ""
-    return f"{last['state']}{simulated}", relative_time(last["ended_at"] or last["created_at"], now), last["detail"]
+    return (
+        f"{last['state']}{simulated}",
+        relative_time(last["ended_at"] or last["created_at"], now),
+        last["detail"],
+    )
 
 
 @command(host, "diagnose")
@@ -269,21 +319,35 @@ def change_geometry(session: CliSession, name: str, gpu: int, wanted: str, previ
         found = session.client.post(_host_path(name, "geometry/preview"), body)
         if session.json:
             return output.print_json(found)
-        output.print_line(f"GPU {gpu} of {name}: {found['before'] or 'whole'} becomes {found['after'] or 'whole'}.")
+        output.print_line(
+            f"GPU {gpu} of {name}: {found['before'] or 'whole'} becomes {found['after'] or 'whole'}."
+        )
         output.print_table(
             ("workload", "team", "owner", "what happens", "gone at the latest"),
             (
-                (w["name"], w["team"], w["owner"], "leaves" if w["leaves"] else "runs to its end", format_local_time(w["by"]))
+                (
+                    w["name"],
+                    w["team"],
+                    w["owner"],
+                    "leaves" if w["leaves"] else "runs to its end",
+                    format_local_time(w["by"]),
+                )
                 for w in found["work"]
             ),
             "Nothing runs on it.",
         )
         begins = "at once" if found["free_by"] is None else f"by {format_local_time(found['free_by'])}"
         unkept = f" Could not be kept without it: {', '.join(found['unkept'])}." if found["unkept"] else ""
-        return output.print_line(f"Reservations bound to it: {found['reservations']}.{unkept} Its host begins {begins}.")
+        return output.print_line(
+            f"Reservations bound to it: {found['reservations']}.{unkept} Its host begins {begins}."
+        )
     row = session.client.post(_host_path(name, "geometry"), {**body, "why": why})
     said = f"GPU {gpu} of {name} takes nothing new and becomes {row['after']} once nothing holds it."
-    return output.print_json(row) if session.json else output.print_line(f"{said} See: gpupool host geometry {name}")
+    return (
+        output.print_json(row)
+        if session.json
+        else output.print_line(f"{said} See: gpupool host geometry {name}")
+    )
 
 
 @command(host, "withdraw-geometry")
@@ -293,7 +357,9 @@ def change_geometry(session: CliSession, name: str, gpu: int, wanted: str, previ
 def withdraw_geometry(session: CliSession, name: str, gpu: int, why: str) -> None:
     """Leave a GPU as it is, while its host was not told yet."""
     row = session.client.post(_host_path(name, "geometry/withdraw"), {"gpu": gpu, "why": why})
-    output.print_json(row) if session.json else output.print_line(f"GPU {gpu} of {name} stays {row['before']}.")
+    output.print_json(row) if session.json else output.print_line(
+        f"GPU {gpu} of {name} stays {row['before']}."
+    )
 
 
 @command(host, "return-gpu")
@@ -321,12 +387,16 @@ def take_out_gpu(session: CliSession, name: str, gpu: int, why: str) -> None:
 def forget_gpu(session: CliSession, name: str, uuid: str, why: str) -> None:
     """A GPU that is missing is gone for good: it is listed no more."""
     row = session.client.post(_host_path(name, "forget-gpu"), {"gpu": uuid, "why": why})
-    output.print_json(row) if session.json else output.print_line(f"GPU {row['gpu']} of {name} ({row['uuid']}) is listed no more.")
+    output.print_json(row) if session.json else output.print_line(
+        f"GPU {row['gpu']} of {name} ({row['uuid']}) is listed no more."
+    )
 
 
 def _post_gpu_verb(session: CliSession, name: str, verb: str, gpu: int, why: str) -> None:
     row = session.client.post(_host_path(name, verb), {"gpu": gpu, "why": why})
-    output.print_json(row) if session.json else output.print_line(f"GPU {gpu} of {name} is {row['repair_state']}.")
+    output.print_json(row) if session.json else output.print_line(
+        f"GPU {gpu} of {name} is {row['repair_state']}."
+    )
 
 
 @command(host, "cordon")
@@ -378,14 +448,24 @@ def host_is_off(session: CliSession, name: str, why: str, preview: bool) -> None
 @command(host, "join")
 @click.argument("name")
 @click.option("--pool", help="Of a host that is new.")
-@click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Of a host that is new; asks can require them.")
+@click.option(
+    "--label",
+    "labels",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Of a host that is new; asks can require them.",
+)
 def join(session: CliSession, name: str, pool: str | None, labels: tuple[str, ...]) -> None:
     """The one command with which a machine joins as this host; with --pool a new host is made known first."""
     known = _ensure_host(session, name)
     if known is None and pool is None:
-        raise CliError(f"There is no host {name}; give --pool to make it known, or see: gpupool hosts", EXIT_NOT_FOUND)
+        raise CliError(
+            f"There is no host {name}; give --pool to make it known, or see: gpupool hosts", EXIT_NOT_FOUND
+        )
     if known is not None and pool not in (None, known["pool"]):
-        raise CliError(f"{name} is a host of the pool {known['pool']} already; leave --pool out for another token.")
+        raise CliError(
+            f"{name} is a host of the pool {known['pool']} already; leave --pool out for another token."
+        )
     if known is not None and labels:
         raise click.UsageError(f"{name} is known already; --label is for one that is new.")
     if known is None:
@@ -394,15 +474,23 @@ def join(session: CliSession, name: str, pool: str | None, labels: tuple[str, ..
         made = session.client.post(_host_path(name, "join-token"))
     if session.json:
         return output.print_json(made)
-    begun = f"{name} is known in the pool {pool}." if known is None else f"Tokens of {name} not used so far stopped working."
+    begun = (
+        f"{name} is known in the pool {pool}."
+        if known is None
+        else f"Tokens of {name} not used so far stopped working."
+    )
     output.print_line(f"{begun} Run this on the machine, once, by {format_local_time(made['good_until'])}:")
     output.print_line(f"\n  {made['command']}\n")
     output.print_line("Or, in a checkout of gpupool, to try it:")
     output.print_line(f"\n  {made['checkout_command']}\n")
     if made.get("simulated_as"):
-        output.print_line(f"Its GPUs were simulated: add {made['simulated_as']} to that, and it has the same again.")
+        output.print_line(
+            f"Its GPUs were simulated: add {made['simulated_as']} to that, and it has the same again."
+        )
     elif known is None or not known["gpus"]:
-        output.print_line("Without a GPU, add --simulate 8xH100-80GB to that: the host is then marked as simulated everywhere.")
+        output.print_line(
+            "Without a GPU, add --simulate 8xH100-80GB to that: the host is then marked as simulated everywhere."
+        )
     output.print_line(
         "Checkpoints and homes lie in the agent's state folder unless --homes names a folder that all hosts of the pool share."
         " Without one, work that is moved to or from this host does not find its last checkpoint."
@@ -441,8 +529,14 @@ def _post_host_verb(session: CliSession, name: str, verb: str, why: str, preview
     if session.json:
         return output.print_json(row)
     # An older portal does it as well, and says less.
-    output.print_line(row.get("said") or f"{row['name']} is {row['admin_state'].replace('_', ' ')}, {row['repair_state']}.")
-    return _print_affected_workloads(row["still_there"]) if verb in DISRUPTIVE_VERBS and "still_there" in row else None
+    output.print_line(
+        row.get("said") or f"{row['name']} is {row['admin_state'].replace('_', ' ')}, {row['repair_state']}."
+    )
+    return (
+        _print_affected_workloads(row["still_there"])
+        if verb in DISRUPTIVE_VERBS and "still_there" in row
+        else None
+    )
 
 
 def _print_preview(session: CliSession, name: str, body: dict[str, Any]) -> None:
@@ -463,17 +557,30 @@ def _print_preview(session: CliSession, name: str, body: dict[str, Any]) -> None
 def _print_affected_workloads(rows: list[dict[str, Any]]) -> None:
     output.print_table(
         ("workload", "team", "owner", "what happens", "at the latest"),
-        ((w["name"], w["team"], w["owner"], w["words"], format_local_time(w["by"]) if w["by"] else "at once") for w in rows),
+        (
+            (
+                w["name"],
+                w["team"],
+                w["owner"],
+                w["words"],
+                format_local_time(w["by"]) if w["by"] else "at once",
+            )
+            for w in rows
+        ),
         "Nothing runs on it.",
     )
 
 
 def _print_affected_reservations(found: dict[str, Any]) -> None:
     if found["reservations"]:
-        listed = ", ".join(f"{r['name']} ({r['team']}, until {format_local_time(r['end'])})" for r in found["reservations"])
+        listed = ", ".join(
+            f"{r['name']} ({r['team']}, until {format_local_time(r['end'])})" for r in found["reservations"]
+        )
         output.print_line(f"Reservations on its GPUs, which get others: {listed}.")
     if found.get("unkept"):
-        listed = ", ".join(f"{r['name']} ({r['team']}, from {format_local_time(r['start'])})" for r in found["unkept"])
+        listed = ", ".join(
+            f"{r['name']} ({r['team']}, from {format_local_time(r['start'])})" for r in found["unkept"]
+        )
         output.print_line(f"Coming reservations that could not be kept: {listed}.")
     elif found.get("unkept") is not None:
         output.print_line("Every coming reservation can be kept without it.")
@@ -488,7 +595,11 @@ def _require_reason(why: str, preview: bool) -> None:
 @click.argument("name")
 @click.option("--start", type=TimestampType(), required=True, help="Such as 'tomorrow 08:00'.")
 @click.option("--end", type=TimestampType(), required=True)
-@click.option("--why", default="", help="Shown to everybody; owners of what it touches are told. Needed, but for --preview.")
+@click.option(
+    "--why",
+    default="",
+    help="Shown to everybody; owners of what it touches are told. Needed, but for --preview.",
+)
 @PREVIEW_OPTION
 def maintenance(session: CliSession, name: str, start: str, end: str, why: str, preview: bool) -> None:
     """Announce a window in which it is away: nothing is planned into it."""
@@ -498,7 +609,9 @@ def maintenance(session: CliSession, name: str, start: str, end: str, why: str, 
     row = session.client.post(_host_path(name, "maintenance"), {"start": start, "end": end, "why": why})
     if session.json:
         return output.print_json(row)
-    output.print_line(f"{name} is away from {format_local_time(row['start'])} to {format_local_time(row['end'])}: nothing is planned into it.")
+    output.print_line(
+        f"{name} is away from {format_local_time(row['start'])} to {format_local_time(row['end'])}: nothing is planned into it."
+    )
     if "work" in row:  # an older portal does not say
         _print_affected_workloads(row["work"])
         _print_affected_reservations({**row, "verb": "maintenance"})
@@ -513,13 +626,19 @@ def maintenance(session: CliSession, name: str, start: str, end: str, why: str, 
 def cancel_maintenance(session: CliSession, name: str, window: int, why: str) -> None:
     """Take an announced window back; its number is in: gpupool host health NAME"""
     row = session.client.post(_host_path(name, "maintenance/cancel"), {"window": window, "why": why})
-    output.print_json(row) if session.json else output.print_line(f"The window from {format_local_time(row['start'])} is taken back.")
+    output.print_json(row) if session.json else output.print_line(
+        f"The window from {format_local_time(row['start'])} is taken back."
+    )
 
 
 @command(cli, "repair-policy")
 @click.argument("pool")
 @click.option("--strays", "stray_action", type=click.Choice(["report", "warn", "end"]))
-@click.option("--tool", "diagnostic_tool", help="auto, own, dcgm, or a name that its hosts have for their operator's own.")
+@click.option(
+    "--tool",
+    "diagnostic_tool",
+    help="auto, own, dcgm, or a name that its hosts have for their operator's own.",
+)
 @click.option("--deadline", "diagnostic_seconds", type=DurationType(), help="For one GPU, such as 10m.")
 @click.option("--idle-every", "diagnose_every_hours", type=int, help="Hours; 0: never.")
 @click.option("--after-quarantine/--not-after-quarantine", "diagnose_after_quarantine", default=None)

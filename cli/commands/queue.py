@@ -16,7 +16,9 @@ from cli.session import CliSession, cli, command
 
 @command(cli, "queue")
 @click.option("--pool", help="Of one pool.")
-@click.option("--fairness", is_flag=True, help="Who gets how much instead: each team's guarantee, use and share.")
+@click.option(
+    "--fairness", is_flag=True, help="Who gets how much instead: each team's guarantee, use and share."
+)
 def queue(session: CliSession, pool: str | None, fairness: bool) -> None:
     """What waits, in the order in which it is looked at, and why."""
     if fairness:
@@ -48,7 +50,10 @@ def queue(session: CliSession, pool: str | None, fairness: bool) -> None:
 def _print_fairness(session: CliSession, pool: str | None) -> None:
     """Why does that team get more? By pool."""
     pools = [pool] if pool else [row["slug"] for row in session.client.get("pools/")]
-    found = {slug: session.client.get(f"pools/{quote(slug, safe='', errors='replace')}/fairness/") for slug in pools}
+    found = {
+        slug: session.client.get(f"pools/{quote(slug, safe='', errors='replace')}/fairness/")
+        for slug in pools
+    }
     if session.json:
         return output.print_json(found)
     for slug, rows in found.items():
@@ -75,9 +80,13 @@ def _print_fairness(session: CliSession, pool: str | None) -> None:
 
 @command(cli, "why")
 @click.argument("id_", metavar="ID")
-@click.option("--them", metavar="ID", help="Why this other one, not mine: the rule that decides between the two.")
 @click.option(
-    "--sooner", is_flag=True, help="Also what would start sooner, and when it could be reserved; each is planned for."
+    "--them", metavar="ID", help="Why this other one, not mine: the rule that decides between the two."
+)
+@click.option(
+    "--sooner",
+    is_flag=True,
+    help="Also what would start sooner, and when it could be reserved; each is planned for.",
 )
 def why(session: CliSession, id_: str, them: str | None, sooner: bool) -> None:
     """Why it waits, or why it started or had to go."""
@@ -108,12 +117,16 @@ def why(session: CliSession, id_: str, them: str | None, sooner: bool) -> None:
     for row in answer["ahead"]:
         output.print_line(f"goes first: {row['name']} of {row['owner']} ({row['id'][:8]}): {row['because']}")
     for way in answer.get("sooner", []):
-        output.print_line(f"sooner: {way['words']}: {'now' if way['starts_now'] else relative_time(way['expected_start'], now)}")
+        output.print_line(
+            f"sooner: {way['words']}: {'now' if way['starts_now'] else relative_time(way['expected_start'], now)}"
+        )
     if sooner and not answer["sooner"]:
         output.print_line("Nothing that was tried would start sooner.")
     for window in answer.get("windows", []):
         needs = " (needs approval)" if window["needs_approval"] else ""
-        output.print_line(f"could be reserved: {format_local_time(window['start'])} to {format_local_time(window['end'])}{needs}")
+        output.print_line(
+            f"could be reserved: {format_local_time(window['start'])} to {format_local_time(window['end'])}{needs}"
+        )
     for row in answer["decisions"]:
         output.print_line(f"{format_local_time(row['at'])}  {row['kind']:<8}  {row['sentence']}")
     return None
@@ -124,7 +137,11 @@ def _hidden_ahead_text(answer: dict[str, Any]) -> str:
     rest = answer["ahead_more"]
     if not rest:
         return ""
-    return f"{rest} more, further ahead or not yours to see" if answer["ahead"] else f"{rest} that you may not see"
+    return (
+        f"{rest} more, further ahead or not yours to see"
+        if answer["ahead"]
+        else f"{rest} that you may not see"
+    )
 
 
 def _print_comparison(session: CliSession, mine: dict[str, Any], theirs: dict[str, Any]) -> None:

@@ -37,7 +37,9 @@ def list_quotas(session: CliSession) -> None:
                 row["model"],
                 f"{row['guaranteed_gpus']:.4g}",
                 "any" if row["borrow_limit_gpus"] is None else f"{row['borrow_limit_gpus']:g}",
-                f"{row['gpu_hours_used']:,.0f} of {row['gpu_hours']:,} a {row['period']}" if row["gpu_hours"] else "",
+                f"{row['gpu_hours_used']:,.0f} of {row['gpu_hours']:,} a {row['period']}"
+                if row["gpu_hours"]
+                else "",
             )
             for row in rows
         ),
@@ -51,9 +53,13 @@ def list_quotas(session: CliSession) -> None:
 @click.option("--model", required=True)
 @click.option("--guaranteed-gpus", type=int, required=True)
 @click.option("--borrow-limit-gpus", type=int, help="Any number unless given.")
-@click.option("--gpu-hours", type=int, help="What the guarantee is worth in a period; without end unless given.")
+@click.option(
+    "--gpu-hours", type=int, help="What the guarantee is worth in a period; without end unless given."
+)
 @click.option("--period", type=click.Choice(["day", "week", "month"]))
-@click.option("--when-used-up", type=click.Choice(["borrow", "refuse"]), help="Only borrow then, or start nothing new.")
+@click.option(
+    "--when-used-up", type=click.Choice(["borrow", "refuse"]), help="Only borrow then, or start nothing new."
+)
 @click.option("--why", "reason", default="", help="For the one who approves.")
 def request_quota(session: CliSession, reason: str, pool: str | None, **given: Any) -> None:
     """Ask for another guarantee."""
@@ -61,7 +67,9 @@ def request_quota(session: CliSession, reason: str, pool: str | None, **given: A
     answer = session.client.post(
         "quotas/requests/", {**wanted, "pool": pool or only_pool(session.client), "why": reason}
     )
-    output.print_json(answer) if session.json else output.print_line(f"Waits for approval ({answer['id']}): {answer['what']}.")
+    output.print_json(answer) if session.json else output.print_line(
+        f"Waits for approval ({answer['id']}): {answer['what']}."
+    )
 
 
 @command(approval, "list")

@@ -27,14 +27,22 @@ def reservation() -> None:
 @gpu_options
 @placement_options
 @click.option("--name", default="Reservation")
-@click.option("--start", type=TIMESTAMP_TYPE, required=True, help="Such as 'tomorrow 09:00' or 2026-03-02T09:00.")
+@click.option(
+    "--start", type=TIMESTAMP_TYPE, required=True, help="Such as 'tomorrow 09:00' or 2026-03-02T09:00."
+)
 @click.option("--end", type=TIMESTAMP_TYPE, help="The same way.")
 @click.option("--for", "length_", type=DURATION_TYPE, help="Instead of --end: such as 8h.")
-@click.option("--may-exceed-guarantee", is_flag=True, default=None, help="Ask to use what other teams are guaranteed.")
+@click.option(
+    "--may-exceed-guarantee", is_flag=True, default=None, help="Ask to use what other teams are guaranteed."
+)
 @click.option("--why", "reason", help="For the one who approves.")
-@click.option("--on", "weekdays", multiple=True, type=WEEKDAY_TYPE, help="It recurs on this weekday; again for others.")
+@click.option(
+    "--on", "weekdays", multiple=True, type=WEEKDAY_TYPE, help="It recurs on this weekday; again for others."
+)
 @click.option("--every", type=click.Choice(["day", "weekday"]), help="Instead of --on.")
-@click.option("--until", type=click.DateTime(["%Y-%m-%d"]), help="The last day, when it recurs, such as 2026-03-31.")
+@click.option(
+    "--until", type=click.DateTime(["%Y-%m-%d"]), help="The last day, when it recurs, such as 2026-03-31."
+)
 @click.option("--weeks", type=click.IntRange(1, 104), help="Instead of --until: for so many weeks.")
 @click.option("--time-zone", help="Whose clock a recurring one goes by; this machine's unless given.")
 @click.option("--dry-run", is_flag=True, help="Only say whether it fits.")
@@ -56,7 +64,9 @@ def create_reservation(
     """Reserve GPUs for a window; above the pool's threshold it waits for approval."""
     days = {"day": WEEKDAY_NAMES, "weekday": WEEKDAY_NAMES[:5]}[every] if every else list(weekdays)
     if bool(days) != bool(until or weeks) or (every and weekdays) or (until and weeks):
-        raise click.UsageError("A recurring one needs --every or --on, one of the two, and --until or --weeks.")
+        raise click.UsageError(
+            "A recurring one needs --every or --on, one of the two, and --until or --weeks."
+        )
     if (end is None) == (length_ is None):
         raise click.UsageError("Give --end or --for, one of the two.")
     if length_ is not None:
@@ -78,7 +88,9 @@ def create_reservation(
         for said in (*answer.get("clock_changes", ()), *answer.get("warnings", ())):
             output.print_line(said)
         for window in answer["windows"] if not answer["fits"] else []:
-            output.print_line(f"It would fit from {format_local_time(window['start'])} to {format_local_time(window['end'])}.")
+            output.print_line(
+                f"It would fit from {format_local_time(window['start'])} to {format_local_time(window['end'])}."
+            )
         return None
     body |= {"name": name} | ({"why": reason} if reason else {})
     answer = session.client.post(path, body)
@@ -96,8 +108,12 @@ def create_reservation(
         return None
     if answer.get("reservation"):
         made = answer["reservation"]
-        return output.print_line(f"Confirmed: {made['name']} ({made['id']}), {format_local_time(made['start'])} to {format_local_time(made['end'])}.")
-    return output.print_line(f"Waits for approval ({answer['submission']['id']}): {answer['submission']['what']}.")
+        return output.print_line(
+            f"Confirmed: {made['name']} ({made['id']}), {format_local_time(made['start'])} to {format_local_time(made['end'])}."
+        )
+    return output.print_line(
+        f"Waits for approval ({answer['submission']['id']}): {answer['submission']['what']}."
+    )
 
 
 @command(reservation, "list")
@@ -150,19 +166,28 @@ def cancel_series(session: CliSession, id_: str, reason: str) -> None:
     if not found:
         raise CliError(f"{id_} does not recur; give it up with: gpupool reservation cancel {id_}")
     answer = session.client.post(f"series/{found}/cancel/", {"why": reason})
-    output.print_json(answer) if session.json else output.print_line(f"{answer['given_up']} occurrences are cancelled.")
+    output.print_json(answer) if session.json else output.print_line(
+        f"{answer['given_up']} occurrences are cancelled."
+    )
 
 
 @command(reservation, "move")
 @click.argument("id_", metavar="ID")
 @click.option(
-    "--start", type=TIMESTAMP_TYPE, required=True, help="Its new start; as long as before unless --for says otherwise."
+    "--start",
+    type=TIMESTAMP_TYPE,
+    required=True,
+    help="Its new start; as long as before unless --for says otherwise.",
 )
 @click.option("--for", "length_", type=DURATION_TYPE, help="Its new length.")
 @click.option("--why", "reason", help="For the one who approves.")
-def move_reservation(session: CliSession, id_: str, start: str, length_: int | None, reason: str | None) -> None:
+def move_reservation(
+    session: CliSession, id_: str, start: str, length_: int | None, reason: str | None
+) -> None:
     """Give a reservation that has not begun another start."""
-    end = None if length_ is None else (datetime.fromisoformat(start) + timedelta(seconds=length_)).isoformat()
+    end = (
+        None if length_ is None else (datetime.fromisoformat(start) + timedelta(seconds=length_)).isoformat()
+    )
     _post_change(session, id_, {"start": start, "end": end, "why": reason})
 
 
@@ -171,7 +196,9 @@ def move_reservation(session: CliSession, id_: str, start: str, length_: int | N
 @click.option("--by", type=DURATION_TYPE, help="Such as 2h.")
 @click.option("--end", type=TIMESTAMP_TYPE, help="Its new end, instead of --by.")
 @click.option("--why", "reason", help="For the one who approves.")
-def extend_reservation(session: CliSession, id_: str, by: int | None, end: str | None, reason: str | None) -> None:
+def extend_reservation(
+    session: CliSession, id_: str, by: int | None, end: str | None, reason: str | None
+) -> None:
     """Let a reservation end later, where the calendar has room; one that has begun keeps its GPUs."""
     _change_end(session, id_, by, end, reason)
 
@@ -202,5 +229,9 @@ def _post_change(session: CliSession, id_: str, wanted: dict[str, Any]) -> None:
         return output.print_json(answer)
     if answer["reservation"]:
         made = answer["reservation"]
-        return output.print_line(f"{made['name']} is now {format_local_time(made['start'])} to {format_local_time(made['end'])}.")
-    return output.print_line(f"Waits for approval ({answer['submission']['id']}): {answer['submission']['what']}.")
+        return output.print_line(
+            f"{made['name']} is now {format_local_time(made['start'])} to {format_local_time(made['end'])}."
+        )
+    return output.print_line(
+        f"Waits for approval ({answer['submission']['id']}): {answer['submission']['what']}."
+    )

@@ -55,7 +55,9 @@ def job() -> None:
 @click.option("--template", help="What is not given comes from it.")
 @click.option("--open", "open_it", is_flag=True, help="Wait until it is ready and open it in the browser.")
 @click.option("--wait", is_flag=True, help="Wait until it is ready.")
-def launch_notebook(session: CliSession, open_it: bool, wait: bool, template: str | None, **given: Any) -> None:
+def launch_notebook(
+    session: CliSession, open_it: bool, wait: bool, template: str | None, **given: Any
+) -> None:
     """Launch a JupyterLab."""
     body = request_body(session, given) | ({"template": template} if template else {})
     made = session.client.post("notebooks/", body)
@@ -93,15 +95,26 @@ def list_notebooks(session: CliSession, everything: bool) -> None:
 @run_options
 @placement_options
 @click.option("--priority", type=PRIORITY_TYPE)
-@click.option("--preemptible/--no-preemptible", default=None, help="Whether it may borrow and be asked to go.")
+@click.option(
+    "--preemptible/--no-preemptible", default=None, help="Whether it may borrow and be asked to go."
+)
 @click.option("--most-retries", type=int, help="Tries again so often after a failure.")
 @click.option(
-    "--if-member-ends", type=click.Choice(["restart", "end"]), help="On several hosts, once it ends on one of them."
+    "--if-member-ends",
+    type=click.Choice(["restart", "end"]),
+    help="On several hosts, once it ends on one of them.",
 )
 @click.option("--env", "environment", multiple=True, metavar="NAME=VALUE", help="An environment variable.")
-@click.option("--wanted-by", type=TIMESTAMP_TYPE, help="When it should be done: a wish; you are told when it looks later.")
 @click.option(
-    "--after", multiple=True, metavar="HOW:ID", help="Only once a job or a whole array has ended: ok, any, not_ok."
+    "--wanted-by",
+    type=TIMESTAMP_TYPE,
+    help="When it should be done: a wish; you are told when it looks later.",
+)
+@click.option(
+    "--after",
+    multiple=True,
+    metavar="HOW:ID",
+    help="Only once a job or a whole array has ended: ok, any, not_ok.",
 )
 @click.option("--array", help="One task for each index: 0-9, 1,3,5-9:2; %4 after it: at most 4 at once.")
 @click.option("--follow", "-f", is_flag=True, help="Wait for it and print what it writes.")
@@ -155,7 +168,11 @@ def _start_preview_text(answer: Any) -> str:
         return "It would start now."
     if answer["never_starts"]:
         return f"It {'would be queued and not start' if answer['may_be_granted'] else 'is not taken'}."
-    at = f"start {expected_start_text(answer, datetime.now().astimezone())}" if answer["expected_start"] else "wait"
+    at = (
+        f"start {expected_start_text(answer, datetime.now().astimezone())}"
+        if answer["expected_start"]
+        else "wait"
+    )
     return f"It would {at}."
 
 
@@ -169,7 +186,10 @@ def _parse_dependency(session: CliSession, text: str) -> dict[str, str]:
         if no_workload.code != EXIT_NOT_FOUND:
             raise
         try:
-            return {"condition": condition, "array": find_by_id_or_name(session.client, id_, "arrays/", "array")["id"]}
+            return {
+                "condition": condition,
+                "array": find_by_id_or_name(session.client, id_, "arrays/", "array")["id"],
+            }
         except CliError:
             raise no_workload from None
 
@@ -201,14 +221,18 @@ def cancel_array(session: CliSession, id_: str, reason: str) -> None:
     """Cancel every task of an array that has not ended."""
     found = find_by_id_or_name(session.client, id_, "arrays/", "array")
     answer = session.client.post(f"arrays/{found['id']}/cancel/", {"why": reason})
-    output.print_json(answer) if session.json else output.print_line(f"{answer['cancelled']} tasks are cancelled.")
+    output.print_json(answer) if session.json else output.print_line(
+        f"{answer['cancelled']} tasks are cancelled."
+    )
 
 
 @command(job, "logs")
 @click.argument("id_", metavar="ID")
 @click.option("--follow", "-f", is_flag=True, help="Go on until it has ended.")
 @click.option("--attempt", type=int, help="The last one unless given.")
-@click.option("--rank", type=click.IntRange(0), default=0, help="Of a job on several hosts: which of them, from 0.")
+@click.option(
+    "--rank", type=click.IntRange(0), default=0, help="Of a job on several hosts: which of them, from 0."
+)
 def read_logs(session: CliSession, id_: str, follow: bool, attempt: int | None, rank: int) -> None:
     """What a job wrote."""
     found = find_workload(session, id_)
@@ -219,7 +243,9 @@ def read_logs(session: CliSession, id_: str, follow: bool, attempt: int | None, 
         return _follow_log(session, found["id"], attempt, rank)
     offset, text = 0, []
     while True:
-        piece = session.client.get(f"workloads/{found['id']}/logs/", offset=offset, attempt=attempt, rank=rank)
+        piece = session.client.get(
+            f"workloads/{found['id']}/logs/", offset=offset, attempt=attempt, rank=rank
+        )
         if not piece["text"]:
             break
         text.append(piece["text"])
@@ -245,7 +271,12 @@ def list_jobs(session: CliSession, everything: bool, array: str | None) -> None:
     """Your jobs."""
     if array is None:
         return _list_workloads(session, "jobs/", everything)
-    return _list_workloads(session, "jobs/", everything=True, array=find_by_id_or_name(session.client, array, "arrays/", "array")["id"])
+    return _list_workloads(
+        session,
+        "jobs/",
+        everything=True,
+        array=find_by_id_or_name(session.client, array, "arrays/", "array")["id"],
+    )
 
 
 @command(cli, "show")
@@ -255,7 +286,9 @@ def show(session: CliSession, id_: str) -> None:
     answer = session.client.get(f"workloads/{find_workload(session, id_)['id']}/")
     if session.json:
         return output.print_json(answer)
-    attempt = _runs_of_last_attempt(answer["runs"]) if answer["state"] != "queued" else []  # what waits holds nothing
+    attempt = (
+        _runs_of_last_attempt(answer["runs"]) if answer["state"] != "queued" else []
+    )  # what waits holds nothing
     now = datetime.now().astimezone()
     output.print_facts(
         [
@@ -269,7 +302,10 @@ def show(session: CliSession, id_: str) -> None:
             ("GPUs", gpu_request_text(answer)),
             ("needs", _requirements_text(answer)),
             ("host", ", ".join(dict.fromkeys(run["host"] for run in attempt))),
-            ("held" if answer["state"] == "ended" else "holds", "; ".join(filter(None, map(_held_gpus_text, attempt)))),
+            (
+                "held" if answer["state"] == "ended" else "holds",
+                "; ".join(filter(None, map(_held_gpus_text, attempt))),
+            ),
             ("attempt", answer["attempt"]),
             ("submitted", relative_time(answer["submitted_at"], now)),
             ("started", relative_time(answer["started_at"], now) if answer["started_at"] else ""),
@@ -328,19 +364,29 @@ def cancel(session: CliSession, id_: str, reason: str) -> None:
 @click.option("--by", "--seconds", "seconds", type=DURATION_TYPE, required=True, help="Such as 2h.")
 def extend(session: CliSession, id_: str, seconds: int) -> None:
     """Let it run longer."""
-    answer = session.client.post(f"workloads/{find_workload(session, id_)['id']}/extend/", {"seconds": seconds})
+    answer = session.client.post(
+        f"workloads/{find_workload(session, id_)['id']}/extend/", {"seconds": seconds}
+    )
     if session.json:
         return output.print_json(answer)
-    return output.print_line(f"{answer['name']} may now run {format_duration(answer['max_runtime_seconds'])}.")
+    return output.print_line(
+        f"{answer['name']} may now run {format_duration(answer['max_runtime_seconds'])}."
+    )
 
 
 def print_created(session: CliSession, made: Any) -> None:
     if session.json:
         return output.print_json(made)
-    output.print_line(f"{made['name']} ({made['id']}) is {made['state']}: {gpu_request_text(made)} in {made['pool']}.")
+    output.print_line(
+        f"{made['name']} ({made['id']}) is {made['state']}: {gpu_request_text(made)} in {made['pool']}."
+    )
     if made.get("warning"):
         output.print_line(made["warning"])
-    return output.print_line(f"See why it waits: gpupool why {made['id'][:8]}") if made["state"] == "queued" else None
+    return (
+        output.print_line(f"See why it waits: gpupool why {made['id'][:8]}")
+        if made["state"] == "queued"
+        else None
+    )
 
 
 def gpu_request_text(row: Any) -> str:
@@ -351,7 +397,9 @@ def gpu_request_text(row: Any) -> str:
 def _requirements_text(row: Any) -> str:
     """What it asks for beside its GPUs, of a portal that says so."""
     cpu, memory, capability = map(row.get, ("cpu_milli", "memory_mib", "min_compute_capability"))
-    words = " and ".join(filter(None, [format_cores(cpu) if cpu else "", format_gibibytes(memory) if memory else ""]))
+    words = " and ".join(
+        filter(None, [format_cores(cpu) if cpu else "", format_gibibytes(memory) if memory else ""])
+    )
     said = [
         f"{words} on each host" if words and row["hosts"] > 1 else words,
         f"GPUs of at least {format_gibibytes(row['min_memory_mib'])}" if row.get("min_memory_mib") else "",
@@ -391,7 +439,9 @@ def _cancel_workload(session: CliSession, id_: str, reason: str) -> None:
     answer = session.client.post(f"workloads/{find_workload(session, id_)['id']}/cancel/", {"why": reason})
     if session.json:
         return output.print_json(answer)
-    return output.print_line(f"{answer['name']} is {'cancelled' if answer['state'] == 'ended' else 'stopping'}.")
+    return output.print_line(
+        f"{answer['name']} is {'cancelled' if answer['state'] == 'ended' else 'stopping'}."
+    )
 
 
 def _wait_until_ready(session: CliSession, id_: str) -> Any:
@@ -400,7 +450,9 @@ def _wait_until_ready(session: CliSession, id_: str) -> Any:
         answer = session.client.get(f"workloads/{id_}/")
         run_ = answer["runs"][0] if answer["runs"] else {}
         if answer["state"] == "ended":
-            raise CliError(f"{answer['name']} ended before it was ready: {answer['outcome'].replace('_', ' ')}.")
+            raise CliError(
+                f"{answer['name']} ended before it was ready: {answer['outcome'].replace('_', ' ')}."
+            )
         if run_.get("ready_at") and answer["state"] in ("running", "notice"):
             return answer
         words = f"{answer['state']}: {run_.get('step') or answer['reason']}".rstrip(": ")

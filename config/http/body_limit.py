@@ -19,7 +19,9 @@ AsgiReceive = Callable[[], Awaitable[AsgiMessage]]
 AsgiSend = Callable[[AsgiMessage], Awaitable[None]]
 AsgiApplication = Callable[[Any, Any, Any], Awaitable[None]]
 
-DISCARD_LIMIT_FACTOR = 4  # so many times the limit is read and thrown away, so that who sends a little too much hears the answer
+DISCARD_LIMIT_FACTOR = (
+    4  # so many times the limit is read and thrown away, so that who sends a little too much hears the answer
+)
 CONTENT_LENGTH_MAX_DIGITS = 19  # of a length: so many say more than any limit
 DISCARD_SECONDS = 5.0  # and no longer than this
 
@@ -84,12 +86,18 @@ class BodyLimitMiddleware:
             if not answered:
                 await self._refuse(scope, receive, send, read, 408, TOO_SLOW_MESSAGE)
 
-    async def _refuse(self, scope: AsgiMessage, receive: AsgiReceive, send: AsgiSend, read: int, status: int, said: str) -> None:
+    async def _refuse(
+        self, scope: AsgiMessage, receive: AsgiReceive, send: AsgiSend, read: int, status: int, said: str
+    ) -> None:
         """The answer at once; then some of what is still being sent is thrown away, or a reset would overtake the answer."""
         is_api = str(scope.get("path", "")).startswith("/api/")
         body = json.dumps({"errors": [{"field": "", "value": None, "message": said}]}) if is_api else said
         kind = b"application/json" if is_api else b"text/plain; charset=utf-8"
-        headers = [(b"content-type", kind), (b"content-length", str(len(body.encode())).encode()), (b"connection", b"close")]
+        headers = [
+            (b"content-type", kind),
+            (b"content-length", str(len(body.encode())).encode()),
+            (b"connection", b"close"),
+        ]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body.encode(), "more_body": True})
         with contextlib.suppress(TimeoutError):
@@ -109,5 +117,7 @@ def _content_length(scope: AsgiMessage) -> int | None:
     """The length that the request names; None when it comes in pieces."""
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit():
-            return int(value.lstrip(b"0")[:CONTENT_LENGTH_MAX_DIGITS] or 0)  # Python reads no number of thousands of digits
+            return int(
+                value.lstrip(b"0")[:CONTENT_LENGTH_MAX_DIGITS] or 0
+            )  # Python reads no number of thousands of digits
     return None

@@ -19,7 +19,9 @@ STORE_UNAVAILABLE_ERRORS = (
 )  # the supervisor starts either store again within seconds
 RETRY_AFTER_SECONDS = 5
 SERVER_ERROR_MESSAGE = "Something broke on our side; nothing is left half-written. Try again; if it stays, tell an operator the time."
-STORE_UNAVAILABLE_MESSAGE = "The portal's database is away for a moment; nothing is left half-written. Try again in some seconds."
+STORE_UNAVAILABLE_MESSAGE = (
+    "The portal's database is away for a moment; nothing is left half-written. Try again in some seconds."
+)
 
 
 NOT_FOUND_MESSAGE = "There is no such address, or what it names can not exist."
@@ -28,7 +30,9 @@ NOT_FOUND_MESSAGE = "There is no such address, or what it names can not exist."
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
     """The answer where no page or no address of the API is. For the API in its own shape, since programs read it."""
     if request.path.startswith("/api/"):
-        return JsonResponse({"errors": [{"field": "", "value": None, "message": NOT_FOUND_MESSAGE}]}, status=404)
+        return JsonResponse(
+            {"errors": [{"field": "", "value": None, "message": NOT_FOUND_MESSAGE}]}, status=404
+        )
     return page_not_found(request, exception)
 
 

@@ -28,7 +28,9 @@ def readyz(request: HttpRequest) -> JsonResponse:
     """
     found = {"postgres": _postgres(), "valkey": _valkey()}
     ready = set(found.values()) == {"ok"}
-    return JsonResponse({**found, "engine": engine_status() if ready else "unknown"}, status=200 if ready else 503)
+    return JsonResponse(
+        {**found, "engine": engine_status() if ready else "unknown"}, status=200 if ready else 503
+    )
 
 
 def _postgres() -> str:
@@ -41,7 +43,9 @@ def _postgres() -> str:
 
 
 def _valkey() -> str:
-    client = redis.Redis.from_url(settings.REDIS_URL, socket_timeout=PROBE_TIMEOUT_SECONDS, socket_connect_timeout=PROBE_TIMEOUT_SECONDS)
+    client = redis.Redis.from_url(
+        settings.REDIS_URL, socket_timeout=PROBE_TIMEOUT_SECONDS, socket_connect_timeout=PROBE_TIMEOUT_SECONDS
+    )
     try:
         client.ping()
     except (redis.RedisError, OSError) as problem:

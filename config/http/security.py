@@ -62,7 +62,9 @@ def reject_nul_characters(get_response: GetResponse) -> GetResponse:
         if "\0" in request.path or "%00" in query or "\0" in query:
             message = "The address contains the character NUL (%00); allowed: any text without it."
             if request.path.startswith("/api/"):
-                return JsonResponse({"errors": [{"field": "", "value": None, "message": message}]}, status=400)
+                return JsonResponse(
+                    {"errors": [{"field": "", "value": None, "message": message}]}, status=400
+                )
             return HttpResponse(message, status=400, content_type="text/plain; charset=utf-8")
         return get_response(request)
 

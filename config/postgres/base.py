@@ -11,7 +11,9 @@ from django.db.backends.postgresql import base
 
 from config.postgres.pool import FastReconnectPool
 
-pools_of_parent_process: list[FastReconnectPool] = []  # of the process that this one was forked from: kept, so that nothing of them is closed here
+pools_of_parent_process: list[
+    FastReconnectPool
+] = []  # of the process that this one was forked from: kept, so that nothing of them is closed here
 
 
 class DatabaseWrapper(base.DatabaseWrapper):
@@ -34,6 +36,7 @@ class DatabaseWrapper(base.DatabaseWrapper):
             kwargs = {**self.get_connection_params(), "autocommit": True}
             # Two threads may each make one: the first counts, and neither is open yet.
             pools.setdefault(
-                self.alias, FastReconnectPool(kwargs=kwargs, open=False, configure=self._configure_connection, **options)
+                self.alias,
+                FastReconnectPool(kwargs=kwargs, open=False, configure=self._configure_connection, **options),
             )
         return pools[self.alias]

@@ -32,7 +32,9 @@ class FastReconnectPool(ConnectionPool[psycopg.Connection[Any]]):
 
     def schedule_task(self, task: Any, delay: float) -> None:
         """As psycopg does, but for the pause before it connects again."""
-        super().schedule_task(task, min(delay, RECONNECT_SECONDS) if isinstance(task, AddConnection) else delay)
+        super().schedule_task(
+            task, min(delay, RECONNECT_SECONDS) if isinstance(task, AddConnection) else delay
+        )
 
     def getconn(self, timeout: float | None = None) -> psycopg.Connection[Any]:
         """A connection that nobody has ended. Each broken one is replaced, and the next one looked at without a pause."""
@@ -50,7 +52,9 @@ class FastReconnectPool(ConnectionPool[psycopg.Connection[Any]]):
                 self.putconn(connection)
                 raise
             broken += 1
-            if broken > self.max_size:  # these are new ones: a server that takes connections and drops them at once
+            if (
+                broken > self.max_size
+            ):  # these are new ones: a server that takes connections and drops them at once
                 time.sleep(RECONNECT_SECONDS)
 
 

@@ -22,17 +22,26 @@ def main(arguments: list[str] | None = None) -> int:
     from django.conf import settings
 
     public_port = urlsplit(settings.GPUPOOL_EDGE_URL).port
-    parser = argparse.ArgumentParser(prog="python -m portal.edge", description="Agents, workspaces and live events.")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; TLS is the business of a proxy before it")
+    parser = argparse.ArgumentParser(
+        prog="python -m portal.edge", description="Agents, workspaces and live events."
+    )
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on; TLS is the business of a proxy before it"
+    )
     parser.add_argument("--port", type=port_number, default=public_port or DEFAULT_PORT)
     parser.add_argument(
-        "--metrics-port", type=port_number, default=settings.GPUPOOL_EDGE_METRICS_PORT, help="serve /metrics on loopback there"
+        "--metrics-port",
+        type=port_number,
+        default=settings.GPUPOOL_EDGE_METRICS_PORT,
+        help="serve /metrics on loopback there",
     )
     options = parser.parse_args(arguments)
     try:
         asyncio.run(serve(options.host, options.port, options.metrics_port))
     except OSError as error:
-        print(f"gpupool edge: cannot listen on {options.host}:{options.port}: {error.strerror}", file=sys.stderr)
+        print(
+            f"gpupool edge: cannot listen on {options.host}:{options.port}: {error.strerror}", file=sys.stderr
+        )
         return 1
     return 0
 

@@ -32,7 +32,9 @@ from scheduler.models import Run, Workload
 
 MAX_TOPICS = 30
 MAX_PAGES_PER_USER = 40  # pages open at once
-SHARED_TOPIC_PATTERN = re.compile(r"^[a-z][a-z_]{0,30}$")  # topics that tell nothing of anybody: queue, hosts, calendar, ...
+SHARED_TOPIC_PATTERN = re.compile(
+    r"^[a-z][a-z_]{0,30}$"
+)  # topics that tell nothing of anybody: queue, hosts, calendar, ...
 HEARTBEAT_INTERVAL_SECONDS = 15.0
 EVENT_DEBOUNCE_SECONDS = 0.1
 MAX_CONNECTION_SECONDS = 300.0  # then the browser connects anew, and its rights are looked at anew
@@ -85,10 +87,14 @@ class PageEvents:
         origins = request.headers.getall(hdrs.ORIGIN, [])
         if origins:
             if origins != [settings.GPUPOOL_PORTAL_URL]:
-                return web.json_response({"detail": "only the portal's pages may listen"}, status=403, headers=headers)
+                return web.json_response(
+                    {"detail": "only the portal's pages may listen"}, status=403, headers=headers
+                )
             headers |= {"Access-Control-Allow-Origin": origins[0], "Access-Control-Allow-Credentials": "true"}
         elif request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
-            return web.json_response({"detail": "only the portal's pages may listen"}, status=403, headers=headers)
+            return web.json_response(
+                {"detail": "only the portal's pages may listen"}, status=403, headers=headers
+            )
         key = request.cookies.get(settings.SESSION_COOKIE_NAME, "")
         try:
             wanted = parse_topics(request.query.getall("topics", []))
@@ -96,17 +102,25 @@ class PageEvents:
         except SubscriptionRefused as error:
             return web.json_response({"detail": str(error)}, status=error.status, headers=headers)
         except DatabaseError:
-            return web.json_response({"detail": "the database is away for a moment"}, status=503, headers=headers)
+            return web.json_response(
+                {"detail": "the database is away for a moment"}, status=503, headers=headers
+            )
         if len(self._by_user[user]) >= MAX_PAGES_PER_USER:
-            return web.json_response({"detail": f"{MAX_PAGES_PER_USER} pages listen already"}, status=429, headers=headers)
+            return web.json_response(
+                {"detail": f"{MAX_PAGES_PER_USER} pages listen already"}, status=429, headers=headers
+            )
         return await self._serve(request, PageListener(user, session_hash(key), topics), headers)
 
-    async def _serve(self, request: web.Request, listener: PageListener, headers: dict[str, str]) -> web.StreamResponse:
+    async def _serve(
+        self, request: web.Request, listener: PageListener, headers: dict[str, str]
+    ) -> web.StreamResponse:
         response = web.StreamResponse(headers={**headers, "Content-Type": "text/event-stream; charset=utf-8"})
         with self._listening(listener):
             await response.prepare(request)
             with contextlib.suppress(ConnectionError, TimeoutError):
-                await _send(response, f"retry: {RECONNECT_AFTER_MS}\n: listening to {len(listener.topics)} topics\n\n")
+                await _send(
+                    response, f"retry: {RECONNECT_AFTER_MS}\n: listening to {len(listener.topics)} topics\n\n"
+                )
                 await self._stream(response, listener)
         return response
 
@@ -119,7 +133,9 @@ class PageEvents:
             await asyncio.sleep(EVENT_DEBOUNCE_SECONDS if listener.due.is_set() and not listener.over else 0)
             listener.due.clear()
             changed, listener.changed = listener.changed, set()
-            text = "".join(f"event: {topic.partition(':')[0]}\ndata: {topic}\n\n" for topic in sorted(changed))
+            text = "".join(
+                f"event: {topic.partition(':')[0]}\ndata: {topic}\n\n" for topic in sorted(changed)
+            )
             await _send(response, text or ": still here\n\n")
 
     @contextlib.contextmanager
@@ -176,7 +192,9 @@ def _discard(table: dict[Any, set[PageListener]], key: Any, listener: PageListen
 
 def parse_topics(given: list[str]) -> list[str]:
     """The topics of a query: commas or several ``topics``. Raises SubscriptionRefused."""
-    topics = list(dict.fromkeys(topic.strip() for text in given for topic in text.split(",") if topic.strip()))
+    topics = list(
+        dict.fromkeys(topic.strip() for text in given for topic in text.split(",") if topic.strip())
+    )
     if not 1 <= len(topics) <= MAX_TOPICS:
         raise SubscriptionRefused(400, f"topics: {len(topics)} given; allowed: 1 to {MAX_TOPICS}")
     return topics

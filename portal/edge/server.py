@@ -125,9 +125,12 @@ async def running_server(host: str, port: int, metrics_port: int = 0) -> AsyncIt
     """A running edge on this address. ``metrics_port`` 0: no metrics."""
     edge = EdgeServer()
     runner = web.AppRunner(
-        application(edge, port), handler_cancellation=True, access_log=None, shutdown_timeout=3.0,
+        application(edge, port),
+        handler_cancellation=True,
+        access_log=None,
+        shutdown_timeout=3.0,
         keepalive_timeout=KEEPALIVE_SECONDS,
-    )  # fmt: skip
+    )
     await runner.setup()
     counters: web.AppRunner | None = None
     try:

@@ -8,147 +8,292 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
-    dependencies = [
-    ]
+    dependencies = []
 
     operations = [
         migrations.CreateModel(
-            name='User',
+            name="User",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('password', models.CharField(max_length=128, verbose_name='password')),
-                ('last_login', models.DateTimeField(blank=True, null=True, verbose_name='last login')),
-                ('is_superuser', models.BooleanField(default=False, help_text='Designates that this user has all permissions without explicitly assigning them.', verbose_name='superuser status')),
-                ('username', models.CharField(error_messages={'unique': 'A user with that username already exists.'}, help_text='Required. 150 characters or fewer. Letters, digits and @/./+/-/_ only.', max_length=150, unique=True, validators=[django.contrib.auth.validators.UnicodeUsernameValidator()], verbose_name='username')),
-                ('first_name', models.CharField(blank=True, max_length=150, verbose_name='first name')),
-                ('last_name', models.CharField(blank=True, max_length=150, verbose_name='last name')),
-                ('email', models.EmailField(blank=True, max_length=254, verbose_name='email address')),
-                ('is_staff', models.BooleanField(default=False, help_text='Designates whether the user can log into this admin site.', verbose_name='staff status')),
-                ('is_active', models.BooleanField(default=True, help_text='Designates whether this user should be treated as active. Unselect this instead of deleting accounts.', verbose_name='active')),
-                ('date_joined', models.DateTimeField(default=django.utils.timezone.now, verbose_name='date joined')),
-                ('operator', models.BooleanField(default=False, help_text='runs hosts and pools, decides approvals')),
-                ('finance', models.BooleanField(default=False, help_text='sees all charges, closes months')),
-                ('auditor', models.BooleanField(default=False, help_text='sees everything, changes nothing')),
-                ('time_zone', models.CharField(blank=True, default='', help_text="empty: the organisation's", max_length=60)),
-                ('theme', models.CharField(choices=[('system', 'as the system'), ('light', 'light'), ('dark', 'dark')], default='system', max_length=6)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("password", models.CharField(max_length=128, verbose_name="password")),
+                ("last_login", models.DateTimeField(blank=True, null=True, verbose_name="last login")),
+                (
+                    "is_superuser",
+                    models.BooleanField(
+                        default=False,
+                        help_text="Designates that this user has all permissions without explicitly assigning them.",
+                        verbose_name="superuser status",
+                    ),
+                ),
+                (
+                    "username",
+                    models.CharField(
+                        error_messages={"unique": "A user with that username already exists."},
+                        help_text="Required. 150 characters or fewer. Letters, digits and @/./+/-/_ only.",
+                        max_length=150,
+                        unique=True,
+                        validators=[django.contrib.auth.validators.UnicodeUsernameValidator()],
+                        verbose_name="username",
+                    ),
+                ),
+                ("first_name", models.CharField(blank=True, max_length=150, verbose_name="first name")),
+                ("last_name", models.CharField(blank=True, max_length=150, verbose_name="last name")),
+                ("email", models.EmailField(blank=True, max_length=254, verbose_name="email address")),
+                (
+                    "is_staff",
+                    models.BooleanField(
+                        default=False,
+                        help_text="Designates whether the user can log into this admin site.",
+                        verbose_name="staff status",
+                    ),
+                ),
+                (
+                    "is_active",
+                    models.BooleanField(
+                        default=True,
+                        help_text="Designates whether this user should be treated as active. Unselect this instead of deleting accounts.",
+                        verbose_name="active",
+                    ),
+                ),
+                (
+                    "date_joined",
+                    models.DateTimeField(default=django.utils.timezone.now, verbose_name="date joined"),
+                ),
+                (
+                    "operator",
+                    models.BooleanField(default=False, help_text="runs hosts and pools, decides approvals"),
+                ),
+                ("finance", models.BooleanField(default=False, help_text="sees all charges, closes months")),
+                ("auditor", models.BooleanField(default=False, help_text="sees everything, changes nothing")),
+                (
+                    "time_zone",
+                    models.CharField(
+                        blank=True, default="", help_text="empty: the organisation's", max_length=60
+                    ),
+                ),
+                (
+                    "theme",
+                    models.CharField(
+                        choices=[("system", "as the system"), ("light", "light"), ("dark", "dark")],
+                        default="system",
+                        max_length=6,
+                    ),
+                ),
             ],
             options={
-                'verbose_name': 'user',
-                'verbose_name_plural': 'users',
-                'abstract': False,
+                "verbose_name": "user",
+                "verbose_name_plural": "users",
+                "abstract": False,
             },
             managers=[
-                ('objects', django.contrib.auth.models.UserManager()),
+                ("objects", django.contrib.auth.models.UserManager()),
             ],
         ),
         migrations.CreateModel(
-            name='ApiToken',
+            name="ApiToken",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('name', models.CharField(max_length=80)),
-                ('prefix', models.CharField(help_text='its first characters, to tell tokens apart', max_length=12)),
-                ('token_hash', models.CharField(max_length=64, unique=True)),
-                ('created_at', models.DateTimeField()),
-                ('expires_at', models.DateTimeField(blank=True, null=True)),
-                ('last_used_at', models.DateTimeField(blank=True, null=True)),
-                ('revoked_at', models.DateTimeField(blank=True, null=True)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("name", models.CharField(max_length=80)),
+                (
+                    "prefix",
+                    models.CharField(help_text="its first characters, to tell tokens apart", max_length=12),
+                ),
+                ("token_hash", models.CharField(max_length=64, unique=True)),
+                ("created_at", models.DateTimeField()),
+                ("expires_at", models.DateTimeField(blank=True, null=True)),
+                ("last_used_at", models.DateTimeField(blank=True, null=True)),
+                ("revoked_at", models.DateTimeField(blank=True, null=True)),
             ],
         ),
         migrations.CreateModel(
-            name='Approval',
+            name="Approval",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('approved', models.BooleanField()),
-                ('changed_payload', models.JSONField(blank=True, null=True)),
-                ('comment', models.CharField(blank=True, default='', max_length=1000)),
-                ('decided_at', models.DateTimeField()),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("approved", models.BooleanField()),
+                ("changed_payload", models.JSONField(blank=True, null=True)),
+                ("comment", models.CharField(blank=True, default="", max_length=1000)),
+                ("decided_at", models.DateTimeField()),
             ],
         ),
         migrations.CreateModel(
-            name='AuditEvent',
+            name="AuditEvent",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('at', models.DateTimeField()),
-                ('actor_name', models.CharField(max_length=150)),
-                ('verb', models.CharField(help_text="the service's name", max_length=60)),
-                ('target', models.CharField(help_text='kind and id', max_length=120)),
-                ('target_name', models.CharField(default='', max_length=120)),
-                ('before', models.JSONField(null=True)),
-                ('after', models.JSONField(null=True)),
-                ('why', models.CharField(blank=True, default='', max_length=1000)),
-                ('via', models.CharField(default='web', help_text='web, api, cli, program', max_length=10)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("at", models.DateTimeField()),
+                ("actor_name", models.CharField(max_length=150)),
+                ("verb", models.CharField(help_text="the service's name", max_length=60)),
+                ("target", models.CharField(help_text="kind and id", max_length=120)),
+                ("target_name", models.CharField(default="", max_length=120)),
+                ("before", models.JSONField(null=True)),
+                ("after", models.JSONField(null=True)),
+                ("why", models.CharField(blank=True, default="", max_length=1000)),
+                ("via", models.CharField(default="web", help_text="web, api, cli, program", max_length=10)),
             ],
         ),
         migrations.CreateModel(
-            name='EntryCode',
+            name="EntryCode",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('code_hash', models.CharField(max_length=64, unique=True)),
-                ('session_key_hash', models.CharField(blank=True, default='', max_length=64)),
-                ('created_at', models.DateTimeField()),
-                ('expires_at', models.DateTimeField()),
-                ('used_at', models.DateTimeField(blank=True, null=True)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("code_hash", models.CharField(max_length=64, unique=True)),
+                ("session_key_hash", models.CharField(blank=True, default="", max_length=64)),
+                ("created_at", models.DateTimeField()),
+                ("expires_at", models.DateTimeField()),
+                ("used_at", models.DateTimeField(blank=True, null=True)),
             ],
         ),
         migrations.CreateModel(
-            name='Membership',
+            name="Membership",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('role', models.CharField(choices=[('member', 'Member'), ('lead', 'Lead')], default='member', max_length=6)),
-                ('created_at', models.DateTimeField()),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                (
+                    "role",
+                    models.CharField(
+                        choices=[("member", "Member"), ("lead", "Lead")], default="member", max_length=6
+                    ),
+                ),
+                ("created_at", models.DateTimeField()),
             ],
         ),
         migrations.CreateModel(
-            name='Notification',
+            name="Notification",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('kind', models.CharField(max_length=40)),
-                ('numbers', models.JSONField(default=dict)),
-                ('source', models.CharField(help_text='what it was made from: the same fact is told once', max_length=80)),
-                ('at', models.DateTimeField()),
-                ('read_at', models.DateTimeField(blank=True, null=True)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("kind", models.CharField(max_length=40)),
+                ("numbers", models.JSONField(default=dict)),
+                (
+                    "source",
+                    models.CharField(
+                        help_text="what it was made from: the same fact is told once", max_length=80
+                    ),
+                ),
+                ("at", models.DateTimeField()),
+                ("read_at", models.DateTimeField(blank=True, null=True)),
             ],
         ),
         migrations.CreateModel(
-            name='Organisation',
+            name="Organisation",
             fields=[
-                ('id', models.PositiveSmallIntegerField(default=1, primary_key=True, serialize=False)),
-                ('name', models.CharField(max_length=80)),
-                ('time_zone', models.CharField(default='UTC', max_length=60)),
-                ('currency', models.CharField(default='EUR', max_length=3)),
-                ('simulated_history_until', models.DateTimeField(blank=True, null=True)),
-                ('history_progress', models.JSONField(blank=True, help_text='while the simulated history loads: done, total, words', null=True)),
+                ("id", models.PositiveSmallIntegerField(default=1, primary_key=True, serialize=False)),
+                ("name", models.CharField(max_length=80)),
+                ("time_zone", models.CharField(default="UTC", max_length=60)),
+                ("currency", models.CharField(default="EUR", max_length=3)),
+                ("simulated_history_until", models.DateTimeField(blank=True, null=True)),
+                (
+                    "history_progress",
+                    models.JSONField(
+                        blank=True,
+                        help_text="while the simulated history loads: done, total, words",
+                        null=True,
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='Submission',
+            name="Submission",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('public_id', models.UUIDField(default=uuid.uuid4, editable=False, unique=True)),
-                ('kind', models.CharField(choices=[('reservation', 'Reservation'), ('quota_change', 'Quota Change'), ('membership', 'Membership')], max_length=16)),
-                ('why', models.CharField(blank=True, default='', max_length=1000)),
-                ('payload', models.JSONField(help_text="the verb's arguments, as validated")),
-                ('state', models.CharField(choices=[('waiting', 'Waiting'), ('approved', 'Approved'), ('declined', 'Declined'), ('withdrawn', 'Withdrawn')], default='waiting', max_length=10)),
-                ('created_at', models.DateTimeField()),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("public_id", models.UUIDField(default=uuid.uuid4, editable=False, unique=True)),
+                (
+                    "kind",
+                    models.CharField(
+                        choices=[
+                            ("reservation", "Reservation"),
+                            ("quota_change", "Quota Change"),
+                            ("membership", "Membership"),
+                        ],
+                        max_length=16,
+                    ),
+                ),
+                ("why", models.CharField(blank=True, default="", max_length=1000)),
+                ("payload", models.JSONField(help_text="the verb's arguments, as validated")),
+                (
+                    "state",
+                    models.CharField(
+                        choices=[
+                            ("waiting", "Waiting"),
+                            ("approved", "Approved"),
+                            ("declined", "Declined"),
+                            ("withdrawn", "Withdrawn"),
+                        ],
+                        default="waiting",
+                        max_length=10,
+                    ),
+                ),
+                ("created_at", models.DateTimeField()),
             ],
         ),
         migrations.CreateModel(
-            name='Template',
+            name="Template",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('slug', models.SlugField(max_length=40, unique=True)),
-                ('name', models.CharField(max_length=80)),
-                ('description', models.CharField(blank=True, default='', max_length=300)),
-                ('kind', models.CharField(choices=[('notebook', 'notebook'), ('job', 'job')], max_length=10)),
-                ('type', models.CharField(choices=[('training', 'Training'), ('inference', 'Inference'), ('interactive', 'Interactive'), ('other', 'Other')], max_length=12)),
-                ('units', models.PositiveIntegerField(default=1)),
-                ('profile', models.CharField(blank=True, default='', max_length=30)),
-                ('command', models.TextField(blank=True, default='')),
-                ('max_runtime_seconds', models.PositiveIntegerField()),
-                ('position', models.PositiveSmallIntegerField(default=0)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("slug", models.SlugField(max_length=40, unique=True)),
+                ("name", models.CharField(max_length=80)),
+                ("description", models.CharField(blank=True, default="", max_length=300)),
+                ("kind", models.CharField(choices=[("notebook", "notebook"), ("job", "job")], max_length=10)),
+                (
+                    "type",
+                    models.CharField(
+                        choices=[
+                            ("training", "Training"),
+                            ("inference", "Inference"),
+                            ("interactive", "Interactive"),
+                            ("other", "Other"),
+                        ],
+                        max_length=12,
+                    ),
+                ),
+                ("units", models.PositiveIntegerField(default=1)),
+                ("profile", models.CharField(blank=True, default="", max_length=30)),
+                ("command", models.TextField(blank=True, default="")),
+                ("max_runtime_seconds", models.PositiveIntegerField()),
+                ("position", models.PositiveSmallIntegerField(default=0)),
             ],
         ),
     ]

@@ -6,165 +6,271 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
     dependencies = [
-        ('auth', '0012_alter_user_first_name_max_length'),
-        ('portal', '0001_initial'),
-        ('scheduler', '0001_initial'),
+        ("auth", "0012_alter_user_first_name_max_length"),
+        ("portal", "0001_initial"),
+        ("scheduler", "0001_initial"),
     ]
 
     operations = [
         migrations.CreateModel(
-            name='WorkspaceOrigin',
+            name="WorkspaceOrigin",
             fields=[
-                ('workload', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='workspace_origin', serialize=False, to='scheduler.workload')),
-                ('label', models.CharField(max_length=40, unique=True)),
-                ('created_at', models.DateTimeField()),
+                (
+                    "workload",
+                    models.OneToOneField(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        primary_key=True,
+                        related_name="workspace_origin",
+                        serialize=False,
+                        to="scheduler.workload",
+                    ),
+                ),
+                ("label", models.CharField(max_length=40, unique=True)),
+                ("created_at", models.DateTimeField()),
             ],
         ),
         migrations.CreateModel(
-            name='WorkspaceSession',
+            name="WorkspaceSession",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('token_hash', models.CharField(max_length=64, unique=True)),
-                ('session_key_hash', models.CharField(blank=True, default='', help_text='of the portal session it came from', max_length=64)),
-                ('created_at', models.DateTimeField()),
-                ('ended_at', models.DateTimeField(blank=True, null=True)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("token_hash", models.CharField(max_length=64, unique=True)),
+                (
+                    "session_key_hash",
+                    models.CharField(
+                        blank=True, default="", help_text="of the portal session it came from", max_length=64
+                    ),
+                ),
+                ("created_at", models.DateTimeField()),
+                ("ended_at", models.DateTimeField(blank=True, null=True)),
             ],
         ),
         migrations.AddField(
-            model_name='user',
-            name='groups',
-            field=models.ManyToManyField(blank=True, help_text='The groups this user belongs to. A user will get all permissions granted to each of their groups.', related_name='user_set', related_query_name='user', to='auth.group', verbose_name='groups'),
+            model_name="user",
+            name="groups",
+            field=models.ManyToManyField(
+                blank=True,
+                help_text="The groups this user belongs to. A user will get all permissions granted to each of their groups.",
+                related_name="user_set",
+                related_query_name="user",
+                to="auth.group",
+                verbose_name="groups",
+            ),
         ),
         migrations.AddField(
-            model_name='user',
-            name='user_permissions',
-            field=models.ManyToManyField(blank=True, help_text='Specific permissions for this user.', related_name='user_set', related_query_name='user', to='auth.permission', verbose_name='user permissions'),
+            model_name="user",
+            name="user_permissions",
+            field=models.ManyToManyField(
+                blank=True,
+                help_text="Specific permissions for this user.",
+                related_name="user_set",
+                related_query_name="user",
+                to="auth.permission",
+                verbose_name="user permissions",
+            ),
         ),
         migrations.AddField(
-            model_name='apitoken',
-            name='user',
-            field=models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='api_tokens', to=settings.AUTH_USER_MODEL),
+            model_name="apitoken",
+            name="user",
+            field=models.ForeignKey(
+                on_delete=django.db.models.deletion.CASCADE,
+                related_name="api_tokens",
+                to=settings.AUTH_USER_MODEL,
+            ),
         ),
         migrations.AddField(
-            model_name='approval',
-            name='decided_by',
-            field=models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to=settings.AUTH_USER_MODEL),
+            model_name="approval",
+            name="decided_by",
+            field=models.ForeignKey(
+                on_delete=django.db.models.deletion.PROTECT, related_name="+", to=settings.AUTH_USER_MODEL
+            ),
         ),
         migrations.AddField(
-            model_name='auditevent',
-            name='actor',
-            field=models.ForeignKey(help_text='empty: the program itself', null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to=settings.AUTH_USER_MODEL),
+            model_name="auditevent",
+            name="actor",
+            field=models.ForeignKey(
+                help_text="empty: the program itself",
+                null=True,
+                on_delete=django.db.models.deletion.PROTECT,
+                related_name="+",
+                to=settings.AUTH_USER_MODEL,
+            ),
         ),
         migrations.AddField(
-            model_name='auditevent',
-            name='team',
-            field=models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='scheduler.team'),
+            model_name="auditevent",
+            name="team",
+            field=models.ForeignKey(
+                null=True, on_delete=django.db.models.deletion.PROTECT, related_name="+", to="scheduler.team"
+            ),
         ),
         migrations.AddField(
-            model_name='entrycode',
-            name='user',
-            field=models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to=settings.AUTH_USER_MODEL),
+            model_name="entrycode",
+            name="user",
+            field=models.ForeignKey(
+                on_delete=django.db.models.deletion.CASCADE, related_name="+", to=settings.AUTH_USER_MODEL
+            ),
         ),
         migrations.AddField(
-            model_name='entrycode',
-            name='workload',
-            field=models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to='scheduler.workload'),
+            model_name="entrycode",
+            name="workload",
+            field=models.ForeignKey(
+                on_delete=django.db.models.deletion.CASCADE, related_name="+", to="scheduler.workload"
+            ),
         ),
         migrations.AddField(
-            model_name='membership',
-            name='team',
-            field=models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='memberships', to='scheduler.team'),
+            model_name="membership",
+            name="team",
+            field=models.ForeignKey(
+                on_delete=django.db.models.deletion.CASCADE, related_name="memberships", to="scheduler.team"
+            ),
         ),
         migrations.AddField(
-            model_name='membership',
-            name='user',
-            field=models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='memberships', to=settings.AUTH_USER_MODEL),
+            model_name="membership",
+            name="user",
+            field=models.ForeignKey(
+                on_delete=django.db.models.deletion.CASCADE,
+                related_name="memberships",
+                to=settings.AUTH_USER_MODEL,
+            ),
         ),
         migrations.AddField(
-            model_name='notification',
-            name='reservation',
-            field=models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.CASCADE, related_name='+', to='scheduler.reservation'),
+            model_name="notification",
+            name="reservation",
+            field=models.ForeignKey(
+                blank=True,
+                null=True,
+                on_delete=django.db.models.deletion.CASCADE,
+                related_name="+",
+                to="scheduler.reservation",
+            ),
         ),
         migrations.AddField(
-            model_name='notification',
-            name='user',
-            field=models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='notifications', to=settings.AUTH_USER_MODEL),
+            model_name="notification",
+            name="user",
+            field=models.ForeignKey(
+                on_delete=django.db.models.deletion.CASCADE,
+                related_name="notifications",
+                to=settings.AUTH_USER_MODEL,
+            ),
         ),
         migrations.AddField(
-            model_name='notification',
-            name='workload',
-            field=models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.CASCADE, related_name='+', to='scheduler.workload'),
+            model_name="notification",
+            name="workload",
+            field=models.ForeignKey(
+                blank=True,
+                null=True,
+                on_delete=django.db.models.deletion.CASCADE,
+                related_name="+",
+                to="scheduler.workload",
+            ),
         ),
         migrations.AddConstraint(
-            model_name='organisation',
-            constraint=models.CheckConstraint(condition=models.Q(('id', 1)), name='there_is_one_organisation'),
+            model_name="organisation",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("id", 1)), name="there_is_one_organisation"
+            ),
         ),
         migrations.AddField(
-            model_name='submission',
-            name='author',
-            field=models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='submissions', to=settings.AUTH_USER_MODEL),
+            model_name="submission",
+            name="author",
+            field=models.ForeignKey(
+                on_delete=django.db.models.deletion.PROTECT,
+                related_name="submissions",
+                to=settings.AUTH_USER_MODEL,
+            ),
         ),
         migrations.AddField(
-            model_name='submission',
-            name='pool',
-            field=models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='scheduler.pool'),
+            model_name="submission",
+            name="pool",
+            field=models.ForeignKey(
+                blank=True,
+                null=True,
+                on_delete=django.db.models.deletion.PROTECT,
+                related_name="+",
+                to="scheduler.pool",
+            ),
         ),
         migrations.AddField(
-            model_name='submission',
-            name='reservation',
-            field=models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.PROTECT, related_name='submissions', to='scheduler.reservation'),
+            model_name="submission",
+            name="reservation",
+            field=models.ForeignKey(
+                blank=True,
+                null=True,
+                on_delete=django.db.models.deletion.PROTECT,
+                related_name="submissions",
+                to="scheduler.reservation",
+            ),
         ),
         migrations.AddField(
-            model_name='submission',
-            name='team',
-            field=models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='submissions', to='scheduler.team'),
+            model_name="submission",
+            name="team",
+            field=models.ForeignKey(
+                on_delete=django.db.models.deletion.PROTECT, related_name="submissions", to="scheduler.team"
+            ),
         ),
         migrations.AddField(
-            model_name='notification',
-            name='submission',
-            field=models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.CASCADE, related_name='+', to='portal.submission'),
+            model_name="notification",
+            name="submission",
+            field=models.ForeignKey(
+                blank=True,
+                null=True,
+                on_delete=django.db.models.deletion.CASCADE,
+                related_name="+",
+                to="portal.submission",
+            ),
         ),
         migrations.AddField(
-            model_name='approval',
-            name='submission',
-            field=models.OneToOneField(on_delete=django.db.models.deletion.PROTECT, related_name='approval', to='portal.submission'),
+            model_name="approval",
+            name="submission",
+            field=models.OneToOneField(
+                on_delete=django.db.models.deletion.PROTECT, related_name="approval", to="portal.submission"
+            ),
         ),
         migrations.AddField(
-            model_name='workspacesession',
-            name='user',
-            field=models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to=settings.AUTH_USER_MODEL),
+            model_name="workspacesession",
+            name="user",
+            field=models.ForeignKey(
+                on_delete=django.db.models.deletion.CASCADE, related_name="+", to=settings.AUTH_USER_MODEL
+            ),
         ),
         migrations.AddField(
-            model_name='workspacesession',
-            name='workload',
-            field=models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to='scheduler.workload'),
+            model_name="workspacesession",
+            name="workload",
+            field=models.ForeignKey(
+                on_delete=django.db.models.deletion.CASCADE, related_name="+", to="scheduler.workload"
+            ),
         ),
         migrations.AddIndex(
-            model_name='auditevent',
-            index=models.Index(fields=['-at'], name='portal_audi_at_c81230_idx'),
+            model_name="auditevent",
+            index=models.Index(fields=["-at"], name="portal_audi_at_c81230_idx"),
         ),
         migrations.AddIndex(
-            model_name='auditevent',
-            index=models.Index(fields=['target'], name='portal_audi_target_68d5ba_idx'),
+            model_name="auditevent",
+            index=models.Index(fields=["target"], name="portal_audi_target_68d5ba_idx"),
         ),
         migrations.AddConstraint(
-            model_name='membership',
-            constraint=models.UniqueConstraint(fields=('user', 'team'), name='one_membership_per_user_and_team'),
+            model_name="membership",
+            constraint=models.UniqueConstraint(
+                fields=("user", "team"), name="one_membership_per_user_and_team"
+            ),
         ),
         migrations.AddIndex(
-            model_name='submission',
-            index=models.Index(fields=['state', 'created_at'], name='portal_subm_state_73b3cb_idx'),
+            model_name="submission",
+            index=models.Index(fields=["state", "created_at"], name="portal_subm_state_73b3cb_idx"),
         ),
         migrations.AddIndex(
-            model_name='notification',
-            index=models.Index(fields=['user', '-at'], name='portal_noti_user_id_88f86d_idx'),
+            model_name="notification",
+            index=models.Index(fields=["user", "-at"], name="portal_noti_user_id_88f86d_idx"),
         ),
         migrations.AddConstraint(
-            model_name='notification',
-            constraint=models.UniqueConstraint(fields=('user', 'source'), name='a_fact_is_told_once'),
+            model_name="notification",
+            constraint=models.UniqueConstraint(fields=("user", "source"), name="a_fact_is_told_once"),
         ),
     ]

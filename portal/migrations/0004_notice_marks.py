@@ -5,29 +5,39 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('portal', '0003_audit_is_append_only'),
-        ('scheduler', '0002_guards'),
+        ("portal", "0003_audit_is_append_only"),
+        ("scheduler", "0002_guards"),
     ]
 
     operations = [
         migrations.CreateModel(
-            name='ToldStart',
+            name="ToldStart",
             fields=[
-                ('workload', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='told_start', serialize=False, to='scheduler.workload')),
-                ('expected_start', models.DateTimeField()),
-                ('at', models.DateTimeField()),
+                (
+                    "workload",
+                    models.OneToOneField(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        primary_key=True,
+                        related_name="told_start",
+                        serialize=False,
+                        to="scheduler.workload",
+                    ),
+                ),
+                ("expected_start", models.DateTimeField()),
+                ("at", models.DateTimeField()),
             ],
         ),
         migrations.CreateModel(
-            name='NoticeMark',
+            name="NoticeMark",
             fields=[
-                ('id', models.PositiveSmallIntegerField(default=1, primary_key=True, serialize=False)),
-                ('looked_until', models.DateTimeField()),
+                ("id", models.PositiveSmallIntegerField(default=1, primary_key=True, serialize=False)),
+                ("looked_until", models.DateTimeField()),
             ],
             options={
-                'constraints': [models.CheckConstraint(condition=models.Q(('id', 1)), name='there_is_one_notice_mark')],
+                "constraints": [
+                    models.CheckConstraint(condition=models.Q(("id", 1)), name="there_is_one_notice_mark")
+                ],
             },
         ),
     ]

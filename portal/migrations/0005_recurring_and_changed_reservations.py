@@ -4,15 +4,23 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('portal', '0004_notice_marks'),
+        ("portal", "0004_notice_marks"),
     ]
 
     operations = [
         migrations.AlterField(
-            model_name='submission',
-            name='kind',
-            field=models.CharField(choices=[('reservation', 'Reservation'), ('series', 'recurring reservation'), ('window_change', 'another window'), ('quota_change', 'Quota Change'), ('membership', 'Membership')], max_length=16),
+            model_name="submission",
+            name="kind",
+            field=models.CharField(
+                choices=[
+                    ("reservation", "Reservation"),
+                    ("series", "recurring reservation"),
+                    ("window_change", "another window"),
+                    ("quota_change", "Quota Change"),
+                    ("membership", "Membership"),
+                ],
+                max_length=16,
+            ),
         ),
     ]

@@ -4,15 +4,14 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('portal', '0006_one_of_a_kind_waits'),
+        ("portal", "0006_one_of_a_kind_waits"),
     ]
 
     operations = [
         migrations.AddField(
-            model_name='template',
-            name='hosts',
-            field=models.PositiveIntegerField(default=1, help_text='for a job only: so many units on each'),
+            model_name="template",
+            name="hosts",
+            field=models.PositiveIntegerField(default=1, help_text="for a job only: so many units on each"),
         ),
     ]

@@ -11,7 +11,6 @@ def end_those_of_unknown_tokens(apps, schema_editor):
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
         ("portal", "0007_hosts_of_a_template"),
     ]
@@ -21,15 +20,23 @@ class Migration(migrations.Migration):
             model_name="entrycode",
             name="api_token",
             field=models.ForeignKey(
-                blank=True, null=True, on_delete=django.db.models.deletion.CASCADE, related_name="+", to="portal.apitoken"
+                blank=True,
+                null=True,
+                on_delete=django.db.models.deletion.CASCADE,
+                related_name="+",
+                to="portal.apitoken",
             ),
         ),
         migrations.AddField(
             model_name="workspacesession",
             name="api_token",
             field=models.ForeignKey(
-                blank=True, help_text="it came from", null=True, on_delete=django.db.models.deletion.CASCADE,
-                related_name="+", to="portal.apitoken",
+                blank=True,
+                help_text="it came from",
+                null=True,
+                on_delete=django.db.models.deletion.CASCADE,
+                related_name="+",
+                to="portal.apitoken",
             ),
         ),
         migrations.RunPython(end_those_of_unknown_tokens, migrations.RunPython.noop),

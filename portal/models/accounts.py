@@ -35,7 +35,9 @@ class User(AbstractUser):
     auditor = models.BooleanField(default=False, help_text="sees everything, changes nothing")
     time_zone = models.CharField(max_length=60, default="", blank=True, help_text="empty: the organisation's")
     theme = models.CharField(
-        max_length=6, default="system", choices=[("system", "as the system"), ("light", "light"), ("dark", "dark")]
+        max_length=6,
+        default="system",
+        choices=[("system", "as the system"), ("light", "light"), ("dark", "dark")],
     )
 
 
@@ -50,9 +52,9 @@ class Membership(models.Model):
     created_at = models.DateTimeField()
 
     class Meta:
-        constraints = [models.UniqueConstraint(fields=["user", "team"], name="one_membership_per_user_and_team")]
-
-
+        constraints = [
+            models.UniqueConstraint(fields=["user", "team"], name="one_membership_per_user_and_team")
+        ]
 
 
 class ApiToken(models.Model):
@@ -69,4 +71,8 @@ class ApiToken(models.Model):
 
     def is_in_force(self, now: datetime) -> bool:
         """Is it neither revoked nor out of date, and its owner's account open?"""
-        return self.revoked_at is None and (self.expires_at is None or self.expires_at > now) and self.user.is_active
+        return (
+            self.revoked_at is None
+            and (self.expires_at is None or self.expires_at > now)
+            and self.user.is_active
+        )

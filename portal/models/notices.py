@@ -17,8 +17,12 @@ class Notification(models.Model):
     kind = models.CharField(max_length=40)
     numbers = models.JSONField(default=dict)
     workload = models.ForeignKey(Workload, null=True, blank=True, on_delete=models.CASCADE, related_name="+")
-    reservation = models.ForeignKey(Reservation, null=True, blank=True, on_delete=models.CASCADE, related_name="+")
-    submission = models.ForeignKey(Submission, null=True, blank=True, on_delete=models.CASCADE, related_name="+")
+    reservation = models.ForeignKey(
+        Reservation, null=True, blank=True, on_delete=models.CASCADE, related_name="+"
+    )
+    submission = models.ForeignKey(
+        Submission, null=True, blank=True, on_delete=models.CASCADE, related_name="+"
+    )
     source = models.CharField(max_length=80, help_text="what it was made from: the same fact is told once")
     at = models.DateTimeField()
     read_at = models.DateTimeField(null=True, blank=True)
@@ -41,6 +45,8 @@ class NoticeMark(models.Model):
 class ToldStart(models.Model):
     """The expected start that a waiting workload's owner last knew, to tell when it moved a lot."""
 
-    workload = models.OneToOneField(Workload, primary_key=True, on_delete=models.CASCADE, related_name="told_start")
+    workload = models.OneToOneField(
+        Workload, primary_key=True, on_delete=models.CASCADE, related_name="told_start"
+    )
     expected_start = models.DateTimeField()
     at = models.DateTimeField()

@@ -96,7 +96,9 @@ class Template(models.Model):
 
 
 SUBMISSION_TRANSITIONS: dict[str, frozenset[str]] = {
-    SubmissionState.WAITING: frozenset({SubmissionState.APPROVED, SubmissionState.DECLINED, SubmissionState.WITHDRAWN}),
+    SubmissionState.WAITING: frozenset(
+        {SubmissionState.APPROVED, SubmissionState.DECLINED, SubmissionState.WITHDRAWN}
+    ),
     SubmissionState.APPROVED: frozenset(),
     SubmissionState.DECLINED: frozenset(),
     SubmissionState.WITHDRAWN: frozenset(),

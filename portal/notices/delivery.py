@@ -99,9 +99,15 @@ def write_notices(now: datetime) -> int:
         for fact in (fact for source in NOTICE_SOURCES for fact in source(since, now)):
             for user in fact.users:
                 told = Notification(
-                    user_id=user, kind=fact.kind, numbers=fact.numbers, workload_id=fact.workload,
-                    reservation_id=fact.reservation, submission_id=fact.submission, source=fact.source, at=now,
-                )  # fmt: skip
+                    user_id=user,
+                    kind=fact.kind,
+                    numbers=fact.numbers,
+                    workload_id=fact.workload,
+                    reservation_id=fact.reservation,
+                    submission_id=fact.submission,
+                    source=fact.source,
+                    at=now,
+                )
                 rows.setdefault((user, fact.source), told)
         sources = {source for _, source in rows}
         known = set(Notification.objects.filter(source__in=sources).values_list("user_id", "source"))
@@ -141,7 +147,12 @@ def _started_workloads(since: datetime, now: datetime) -> Iterator[PendingNotice
             "started" if run.attempt <= 1 else "resumed",
             f"started:{run.pk}",
             (run.workload.owner_id,),
-            {"name": run.workload.name, "host": run.host.name, "attempt": run.attempt, **_checkpoint_location(run)},
+            {
+                "name": run.workload.name,
+                "host": run.host.name,
+                "attempt": run.attempt,
+                **_checkpoint_location(run),
+            },
             workload=run.workload_id,
         )
 
@@ -164,14 +175,18 @@ def _ended_workloads(since: datetime, now: datetime) -> Iterator[PendingNotice]:
             numbers["ran"] = workload.attempt > 0
         if workload.pk in by_hand:
             numbers |= {"by": by_hand[workload.pk].name, "why": by_hand[workload.pk].why}
-        yield PendingNotice("ended", f"ended:{workload.pk}", (workload.owner_id,), numbers, workload=workload.pk)
+        yield PendingNotice(
+            "ended", f"ended:{workload.pk}", (workload.owner_id,), numbers, workload=workload.pk
+        )
 
 
 def _started_arrays(since: datetime, now: datetime) -> Iterator[PendingNotice]:
     """One notice for a whole array, when the first of its tasks runs."""
     for array, run in job_arrays.arrays_started_between(since, now):
         numbers = {"name": array.name, "tasks": array.tasks_all, "host": run.host.name}
-        yield PendingNotice("array_started", f"array started:{array.pk}", (array.owner_id,), numbers, workload=run.workload_id)
+        yield PendingNotice(
+            "array_started", f"array started:{array.pk}", (array.owner_id,), numbers, workload=run.workload_id
+        )
 
 
 def _ended_arrays(since: datetime, now: datetime) -> Iterator[PendingNotice]:
@@ -198,7 +213,9 @@ def _evicted_workloads(since: datetime, now: datetime) -> Iterator[PendingNotice
     for decision in decisions.select_related("workload__array").order_by("pk"):
         name, source = _grouped_by_array(decision.workload, f"evicted:{decision.pk}", decision.at)
         numbers = {**decision.numbers, "name": name, "code": decision.code}
-        yield PendingNotice("preemption_notice", source, (decision.workload.owner_id,), numbers, workload=decision.workload_id)
+        yield PendingNotice(
+            "preemption_notice", source, (decision.workload.owner_id,), numbers, workload=decision.workload_id
+        )
 
 
 def _grouped_by_array(workload: Workload, source: str, at: datetime) -> tuple[str, str]:
@@ -224,7 +241,9 @@ def _idle_warnings(since: datetime, now: datetime) -> Iterator[PendingNotice]:
 
 def _shifted_expected_starts(since: datetime, now: datetime) -> Iterator[PendingNotice]:
     """A start that was told and moved by more than half an hour and a quarter of the wait. Keeps what was told last."""
-    waiting = Workload.objects.filter(state=WorkloadState.QUEUED, expected_start__isnull=False, simulated=False)
+    waiting = Workload.objects.filter(
+        state=WorkloadState.QUEUED, expected_start__isnull=False, simulated=False
+    )
     # Of an array its first task speaks for all; that the others start later is what an array is.
     waiting = waiting.exclude(Exists(Workload.objects.filter(array=OuterRef("array"), pk__lt=OuterRef("pk"))))
     untold = waiting.filter(told_start=None).only("pk", "expected_start")
@@ -249,7 +268,9 @@ def _shifted_expected_starts(since: datetime, now: datetime) -> Iterator[Pending
         }
         ToldStart.objects.filter(pk=told.pk).update(expected_start=expected, at=now)
         source = f"moved:{workload.pk}:{expected.timestamp():.0f}"
-        yield PendingNotice("expected_start_moved", source, (workload.owner_id,), numbers, workload=workload.pk)
+        yield PendingNotice(
+            "expected_start_moved", source, (workload.owner_id,), numbers, workload=workload.pk
+        )
 
 
 def _upcoming_reservations(since: datetime, now: datetime) -> Iterator[PendingNotice]:
@@ -259,7 +280,9 @@ def _upcoming_reservations(since: datetime, now: datetime) -> Iterator[PendingNo
         start = reservation.start.timestamp()
         numbers = {"name": reservation.name, "start": start}
         source = f"soon:{reservation.pk}:{start:.0f}"
-        yield PendingNotice("reservation_soon", source, (reservation.owner_id,), numbers, reservation=reservation.pk)
+        yield PendingNotice(
+            "reservation_soon", source, (reservation.owner_id,), numbers, reservation=reservation.pk
+        )
 
 
 def _released_reservations(since: datetime, now: datetime) -> Iterator[PendingNotice]:
@@ -268,23 +291,31 @@ def _released_reservations(since: datetime, now: datetime) -> Iterator[PendingNo
     ):
         numbers = {"name": reservation.name}
         owner = (reservation.owner_id,)
-        yield PendingNotice("reservation_released", f"released:{reservation.pk}", owner, numbers, reservation=reservation.pk)
+        yield PendingNotice(
+            "reservation_released", f"released:{reservation.pk}", owner, numbers, reservation=reservation.pk
+        )
 
 
 def _reservations_without_units(since: datetime, now: datetime) -> Iterator[PendingNotice]:
     """To the owner and to operators, who may be able to return a host: one that has begun and can't be served at present."""
     waiting = Reservation.objects.filter(
-        reason_code=ReasonCode.RESERVED_UNITS_MISSING, reason_at__gt=since, reason_at__lte=now,
+        reason_code=ReasonCode.RESERVED_UNITS_MISSING,
+        reason_at__gt=since,
+        reason_at__lte=now,
         state__in=OPEN_RESERVATION_STATES,
-    )  # fmt: skip
+    )
     for row in waiting:
         numbers = {**row.reason_numbers, "name": row.name, "code": row.reason_code}
         source = f"waits:{row.pk}:{row.reason_at:%Y%m%d%H%M%S}"
-        yield PendingNotice("reservation_waits", source, (row.owner_id, *_operator_ids()), numbers, reservation=row.pk)
+        yield PendingNotice(
+            "reservation_waits", source, (row.owner_id, *_operator_ids()), numbers, reservation=row.pk
+        )
 
 
 def _submissions_to_approve(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    waiting = Submission.objects.filter(state=SubmissionState.WAITING, created_at__gt=since, created_at__lte=now)
+    waiting = Submission.objects.filter(
+        state=SubmissionState.WAITING, created_at__gt=since, created_at__lte=now
+    )
     operators: tuple[int, ...] | None = None
     for submission in waiting.select_related("team", "author"):
         if operators is None:
@@ -298,7 +329,9 @@ def _submissions_to_approve(since: datetime, now: datetime) -> Iterator[PendingN
             "team": submission.team.name,
         }
         users = tuple(sorted(deciders - {submission.author_id}))
-        yield PendingNotice("approval_wanted", f"wanted:{submission.pk}", users, numbers, submission=submission.pk)
+        yield PendingNotice(
+            "approval_wanted", f"wanted:{submission.pk}", users, numbers, submission=submission.pk
+        )
 
 
 def _decided_submissions(since: datetime, now: datetime) -> Iterator[PendingNotice]:
@@ -312,7 +345,9 @@ def _decided_submissions(since: datetime, now: datetime) -> Iterator[PendingNoti
             "comment": approval.comment,
         }
         kind = "declined" if not approval.approved else "approved_changed" if changed else "approved"
-        yield PendingNotice(kind, f"decided:{approval.pk}", (submission.author_id,), numbers, submission=submission.pk)
+        yield PendingNotice(
+            kind, f"decided:{approval.pk}", (submission.author_id,), numbers, submission=submission.pk
+        )
 
 
 def _host_failures(since: datetime, now: datetime) -> Iterator[PendingNotice]:
@@ -323,7 +358,9 @@ def _host_failures(since: datetime, now: datetime) -> Iterator[PendingNotice]:
         off = parse_powered_off(change.reason)
         if before is not None and not off and _same_health(change, before):
             continue  # something else about it changed
-        owners = Run.objects.filter(host=change.host, ended_at=None).values_list("workload__owner_id", flat=True)
+        owners = Run.objects.filter(host=change.host, ended_at=None).values_list(
+            "workload__owner_id", flat=True
+        )
         trouble = (
             "it fell silent"
             if change.lease_state == LeaseState.SILENT
@@ -339,9 +376,13 @@ def _host_failures(since: datetime, now: datetime) -> Iterator[PendingNotice]:
         # As on the host's page: who it was is for those who see everybody's work.
         told = User.objects.filter(pk__in=(*_operator_ids(), *owners))
         knows = tuple(user.pk for user in told if policy.sees_all_teams(user))
-        yield PendingNotice("host_trouble", f"host:{change.pk}", knows, {**numbers, "by": _display_name(name)})
+        yield PendingNotice(
+            "host_trouble", f"host:{change.pk}", knows, {**numbers, "by": _display_name(name)}
+        )
         others = tuple(user.pk for user in told if user.pk not in knows)
-        yield PendingNotice("host_trouble", f"host:{change.pk}", others, {**numbers, "by": ANONYMOUS_OPERATOR})
+        yield PendingNotice(
+            "host_trouble", f"host:{change.pk}", others, {**numbers, "by": ANONYMOUS_OPERATOR}
+        )
 
 
 def _display_name(username: str) -> str:
@@ -358,11 +399,18 @@ def _full_disks(since: datetime, now: datetime) -> Iterator[PendingNotice]:
     """To operators: a host that has been closed by its full disk for so long that nobody seems to be emptying it. Once, until it
     had room and filled again."""
     full = Host.objects.filter(
-        disk_full=True, disk_full_since__gt=since - DISK_FULL_NOTICE_AFTER, disk_full_since__lte=now - DISK_FULL_NOTICE_AFTER
+        disk_full=True,
+        disk_full_since__gt=since - DISK_FULL_NOTICE_AFTER,
+        disk_full_since__lte=now - DISK_FULL_NOTICE_AFTER,
     )
     for host in full.order_by("pk"):
         begun = host.disk_full_since.timestamp() if host.disk_full_since else 0
-        yield PendingNotice("disk_is_full", f"full:{host.pk}:{begun:.0f}", _operator_ids(), {"host": host.name, "since": begun})
+        yield PendingNotice(
+            "disk_is_full",
+            f"full:{host.pk}:{begun:.0f}",
+            _operator_ids(),
+            {"host": host.name, "since": begun},
+        )
 
 
 def _hardware_events(since: datetime, now: datetime) -> Iterator[PendingNotice]:
@@ -391,7 +439,9 @@ def _stray_digests(since: datetime, now: datetime) -> Iterator[PendingNotice]:
     """To operators: each process of no workload once, at once, those that were looked at together in one notice. Where they keep
     coming to a host, what comes after the first notices of a clock hour is told every ten minutes."""
     hour = (since - STRAY_DIGEST_INTERVAL).replace(minute=0, second=0, microsecond=0)
-    found = HealthEvent.objects.filter(code=stray_processes.STRAY_CODE, handled_at__gte=hour, handled_at__lte=now)
+    found = HealthEvent.objects.filter(
+        code=stray_processes.STRAY_CODE, handled_at__gte=hour, handled_at__lte=now
+    )
     found = found.exclude(action_taken__in=("", HealthRule.Action.NOTE)).select_related("host__pool", "gpu")
     events = list(found.order_by("handled_at", "pk"))
     before = stray_processes.previously_reported(events) if events else set()
@@ -410,11 +460,16 @@ def _stray_digests(since: datetime, now: datetime) -> Iterator[PendingNotice]:
         together[source, due].append(event)
     for (source, due), those in together.items():
         if since < due <= now:
-            told = [f"GPU {event.gpu.index}: {event.detail}" if event.gpu else event.detail for event in those]
+            told = [
+                f"GPU {event.gpu.index}: {event.detail}" if event.gpu else event.detail for event in those
+            ]
             numbers = {
-                "host": those[0].host.name, "told": told[:MAX_STRAYS_NAMED], "more": max(0, len(told) - MAX_STRAYS_NAMED),
-                "action": those[0].action_taken, "ends": those[0].host.pool.stray_action == StrayAction.END,
-            }  # fmt: skip
+                "host": those[0].host.name,
+                "told": told[:MAX_STRAYS_NAMED],
+                "more": max(0, len(told) - MAX_STRAYS_NAMED),
+                "action": those[0].action_taken,
+                "ends": those[0].host.pool.stray_action == StrayAction.END,
+            }
             yield PendingNotice("strays_found", source, _operator_ids(), numbers)
 
 
@@ -441,9 +496,12 @@ def _finished_geometry_changes(since: datetime, now: datetime) -> Iterator[Pendi
     )
     for row in ended.select_related("host", "gpu").order_by("pk"):
         numbers = {
-            "host": row.host.name, "gpu": row.gpu.index, "geometry": layout_text(row.profiles), "detail": row.detail,
+            "host": row.host.name,
+            "gpu": row.gpu.index,
+            "geometry": layout_text(row.profiles),
+            "detail": row.detail,
             "in_service": row.gpu.repair_state in (RepairState.WELL, RepairState.RESHAPING),
-        }  # fmt: skip
+        }
         kind = "geometry_changed" if row.state == GeometryState.DONE else "geometry_failed"
         yield PendingNotice(kind, f"geometry:{row.pk}", _operator_ids(), numbers)
 
@@ -455,7 +513,12 @@ def _strays_of_users(since: datetime, now: datetime) -> Iterator[PendingNotice]:
     )
     for stray in seen.select_related("host", "gpu").order_by("pk"):
         users = tuple(User.objects.filter(username=stray.user, is_active=True).values_list("pk", flat=True))
-        numbers = {"process": stray.name or "?", "pid": stray.pid, "gpu": stray.gpu.index, "host": stray.host.name}
+        numbers = {
+            "process": stray.name or "?",
+            "pid": stray.pid,
+            "gpu": stray.gpu.index,
+            "host": stray.host.name,
+        }
         yield PendingNotice("stray_is_yours", f"stray:{stray.pk}", users, numbers)
 
 
@@ -464,39 +527,54 @@ def _rebound_reservations(since: datetime, now: datetime) -> Iterator[PendingNot
     for row in Reservation.objects.filter(moved_at__gt=since, moved_at__lte=now):
         moved = row.moved_at.timestamp() if row.moved_at else 0
         numbers = {"name": row.name, "host": row.moved_from}
-        yield PendingNotice("reservation_moves", f"moved:{row.pk}:{moved:.0f}", (row.owner_id,), numbers, reservation=row.pk)
+        yield PendingNotice(
+            "reservation_moves", f"moved:{row.pk}:{moved:.0f}", (row.owner_id,), numbers, reservation=row.pk
+        )
 
 
 def _reservations_with_unusable_units(since: datetime, now: datetime) -> Iterator[PendingNotice]:
     """To the owner: GPUs of it can't be used, and it keeps them while work runs inside it. Once for the same hosts and GPUs."""
     inside = Allocation.objects.filter(reservation=OuterRef("reservation"), period__upper_inf=True)
     found: dict[int, list[BoundUnit]] = defaultdict(list)
-    rows = time_limits.unusable_bound_units(now).filter(Exists(inside)).select_related("reservation", "unit__gpu__host")
+    rows = (
+        time_limits.unusable_bound_units(now)
+        .filter(Exists(inside))
+        .select_related("reservation", "unit__gpu__host")
+    )
     for bound in rows.order_by("reservation_id", "pk"):
         found[bound.reservation_id].append(bound)
     for pk, units in found.items():
         reservation = units[0].reservation
         hosts = sorted({bound.unit.gpu.host.name for bound in units})
         numbers = {
-            "name": reservation.name, "host": ", ".join(hosts), "units": len(units), "of": reservation.units * reservation.hosts,
+            "name": reservation.name,
+            "host": ", ".join(hosts),
+            "units": len(units),
+            "of": reservation.units * reservation.hosts,
             "workloads": Workload.objects.filter(reservation=pk, state__in=LIVE_STATES).count(),
-        }  # fmt: skip
+        }
         source = f"stuck:{pk}:{units[0].pk}:{len(units)}"
         yield PendingNotice("reservation_stuck", source, (reservation.owner_id,), numbers, reservation=pk)
 
 
 def _maintenance_windows(since: datetime, now: datetime) -> Iterator[PendingNotice]:
     """To the owners of what a window touches: when it is announced, and when it is taken back."""
-    for window in MaintenanceWindow.objects.filter(created_at__gt=since, created_at__lte=now).select_related("host"):
+    for window in MaintenanceWindow.objects.filter(created_at__gt=since, created_at__lte=now).select_related(
+        "host"
+    ):
         told = {"host": window.host.name, "end": window.end.timestamp(), "reason": window.reason}
-        yield from _affected_by_window("maintenance_announced", f"window:{window.pk}", window.host, window.start, window.end, told)
+        yield from _affected_by_window(
+            "maintenance_announced", f"window:{window.pk}", window.host, window.start, window.end, told
+        )
     taken_back = AuditEvent.objects.filter(verb="cancel_maintenance", at__gt=since, at__lte=now)
     for event in taken_back.order_by("pk"):
         host = Host.objects.filter(name=event.target_name).first()
         before = event.before or {}
         if host is not None and "start" in before and "end" in before:
             start, end = datetime.fromisoformat(before["start"]), datetime.fromisoformat(before["end"])
-            yield from _affected_by_window("maintenance_cancelled", f"no window:{event.pk}", host, start, end, {"host": host.name})
+            yield from _affected_by_window(
+                "maintenance_cancelled", f"no window:{event.pk}", host, start, end, {"host": host.name}
+            )
 
 
 def _affected_by_window(
@@ -508,7 +586,11 @@ def _affected_by_window(
     for workload in running.exclude(state=WorkloadState.ENDED).select_related("array"):
         if (workload.started_at or start) + timedelta(seconds=workload.max_runtime_seconds) > start:
             of = f"a{workload.array_id}" if workload.array else workload.pk
-            numbers = {**told, "name": workload.array.name if workload.array else workload.name, "moves": True}
+            numbers = {
+                **told,
+                "name": workload.array.name if workload.array else workload.name,
+                "moves": True,
+            }
             yield PendingNotice(kind, f"{source}:{of}", (workload.owner_id,), numbers, workload=workload.pk)
     bound = Reservation.objects.filter(
         state=ReservationState.ACTIVE, end__gt=start, start__lt=end, bound_units__unit__gpu__host=host
@@ -522,9 +604,11 @@ def _affected_by_window(
 def _forced_moves(since: datetime, now: datetime) -> Iterator[PendingNotice]:
     """To the owner of work that has to go elsewhere because its host or its GPU is taken out."""
     told = Command.objects.filter(
-        verb__in=(Command.Verb.NOTICE, Command.Verb.STOP), code__in=(ReasonCode.DRAINED, ReasonCode.GPU_ERROR),
-        created_at__gt=since, created_at__lte=now,
-    )  # fmt: skip
+        verb__in=(Command.Verb.NOTICE, Command.Verb.STOP),
+        code__in=(ReasonCode.DRAINED, ReasonCode.GPU_ERROR),
+        created_at__gt=since,
+        created_at__lte=now,
+    )
     commands = list(told.select_related("run__workload__array", "host").order_by("pk"))
     behind = forced_moves.forced_moves_of_commands(commands)
     told_together: dict[tuple[int, int], list[Command]] = defaultdict(list)

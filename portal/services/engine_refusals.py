@@ -11,7 +11,9 @@ from scheduler.services import OperationRejected
 Result = TypeVar("Result")
 
 
-def conflict_on_refusal(deed: Callable[[], Result], sentences: Mapping[str, Callable[[Mapping[str, Any]], str]]) -> Result:
+def conflict_on_refusal(
+    deed: Callable[[], Result], sentences: Mapping[str, Callable[[Mapping[str, Any]], str]]
+) -> Result:
     """What the deed gives. Where the engine refuses it: Conflict with the code, its numbers and the sentence of that code."""
     try:
         return deed()

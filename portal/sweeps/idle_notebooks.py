@@ -50,7 +50,12 @@ class NotebookActivity:
 
 
 def idle_verdict(
-    activity: NotebookActivity, *, limit: timedelta, warned_at: datetime | None, keep_until: datetime | None, now: datetime
+    activity: NotebookActivity,
+    *,
+    limit: timedelta,
+    warned_at: datetime | None,
+    keep_until: datetime | None,
+    now: datetime,
 ) -> IdleVerdict:
     """Warn once it has been idle for the limit less the notice; stop when the notice is over and nothing has changed."""
     if activity.busy_kernels or activity.last is None or activity.gpu_idle_since is None:
@@ -69,17 +74,25 @@ def idle_verdict(
 def stop_idle_notebooks(now: datetime) -> dict[str, int]:
     """Warn or stop every notebook that is idle; how many of each verdict. Idempotent."""
     counts = dict.fromkeys((verdict.value for verdict in IdleVerdict), 0)
-    clock_set_at = clock_correction.last_clock_step_at()  # readings keep their times, so idleness is counted anew from there
+    clock_set_at = (
+        clock_correction.last_clock_step_at()
+    )  # readings keep their times, so idleness is counted anew from there
     running = Run.objects.filter(
-        state=RunState.RUNNING, rank=0, ready_at__isnull=False, workload__kind=WorkloadKind.NOTEBOOK,
-        workload__state=WorkloadState.RUNNING, workload__simulated=False,
-    )  # fmt: skip
+        state=RunState.RUNNING,
+        rank=0,
+        ready_at__isnull=False,
+        workload__kind=WorkloadKind.NOTEBOOK,
+        workload__state=WorkloadState.RUNNING,
+        workload__simulated=False,
+    )
     for run in running.select_related("workload__pool"):
         workload = run.workload
         limit = timedelta(seconds=workload.pool.idle_limit_seconds)
         activity = notebook_activity(run, now, limit)
         kept_until = max((at for at in (workload.keep_until, clock_set_at) if at is not None), default=None)
-        verdict = idle_verdict(activity, limit=limit, warned_at=workload.idle_warned_at, keep_until=kept_until, now=now)
+        verdict = idle_verdict(
+            activity, limit=limit, warned_at=workload.idle_warned_at, keep_until=kept_until, now=now
+        )
         _apply_verdict(workload, verdict, now)
         counts[verdict] += 1
     return counts
@@ -100,7 +113,9 @@ def notebook_activity(run: Run, now: datetime, limit: timedelta) -> NotebookActi
     """Put together what the agent, the edge and the GPU say about a notebook's run."""
     said = run.activity or {}
     return NotebookActivity(
-        busy_kernels=_number(said.get("busy")), last=_last_activity(run, said, now), gpu_idle_since=_gpu_idle_since(run, now, limit)
+        busy_kernels=_number(said.get("busy")),
+        last=_last_activity(run, said, now),
+        gpu_idle_since=_gpu_idle_since(run, now, limit),
     )
 
 
@@ -126,7 +141,9 @@ def _gpu_idle_since(run: Run, now: datetime, limit: timedelta) -> datetime | Non
     since = max(now - limit, run.placed_at)
     blind = Q(utilisation=None, sm_active=None)
     active = Q(utilisation__gt=IDLE_GPU_PERCENT) | Q(utilisation=None, sm_active__gt=IDLE_GPU_PERCENT)
-    measured = Sample.objects.filter(unit_id__in=units, ts__gt=since, ts__lte=now).exclude(blind, processes=None)
+    measured = Sample.objects.filter(unit_id__in=units, ts__gt=since, ts__lte=now).exclude(
+        blind, processes=None
+    )
     found = {
         row["unit_id"]: row
         for row in measured.values("unit_id").annotate(

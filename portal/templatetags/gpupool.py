@@ -12,7 +12,15 @@ from decimal import Decimal
 from typing import Any
 
 from django import template
-from django.forms import BoundField, CheckboxInput, CheckboxSelectMultiple, FileInput, RadioSelect, Select, Textarea
+from django.forms import (
+    BoundField,
+    CheckboxInput,
+    CheckboxSelectMultiple,
+    FileInput,
+    RadioSelect,
+    Select,
+    Textarea,
+)
 from django.template import Context
 from django.templatetags.static import static
 from django.utils import timezone
@@ -191,7 +199,9 @@ def _time_text(local: datetime, style: str, local_now: datetime | None) -> str:
         return f"{_day_name(local.date(), local_now)} {local:%H:%M}"
     if style == "full":
         return f"{local.day} {local:%b %Y %H:%M}"
-    raise template.TemplateSyntaxError(f"when: style {style!r}; allowed are auto, clock, seconds, day, date, full")
+    raise template.TemplateSyntaxError(
+        f"when: style {style!r}; allowed are auto, clock, seconds, day, date, full"
+    )
 
 
 def _day_name(day: date, local_now: datetime | None) -> str:
@@ -205,7 +215,9 @@ def _day_name(day: date, local_now: datetime | None) -> str:
 
 def _time_element(moment: datetime, text: str, *, style: str = "", relative: bool = False) -> SafeString:
     utc = moment.astimezone(UTC)
-    mark = mark_safe(" data-relative") if relative else format_html(' data-style="{}"', style) if style else ""
+    mark = (
+        mark_safe(" data-relative") if relative else format_html(' data-style="{}"', style) if style else ""
+    )
     return format_html(
         '<time datetime="{}" title="{} UTC"{}>{}</time>',
         f"{utc:%Y-%m-%dT%H:%M:%SZ}",
@@ -235,7 +247,9 @@ def window(start: datetime, end: datetime | None, now: datetime | None = None) -
         return format_html("since {}", opening)
     last = timezone.localtime(end)
     style = "clock" if last.date() == first.date() else "day"
-    return format_html("{} to {}", opening, _time_element(end, _time_text(last, style, local_now), style=style))
+    return format_html(
+        "{} to {}", opening, _time_element(end, _time_text(last, style, local_now), style=style)
+    )
 
 
 def _relative_time_text(moment: datetime, now: datetime) -> str:
@@ -248,11 +262,17 @@ def _relative_time_text(moment: datetime, now: datetime) -> str:
 @register.simple_tag
 def ago(moment: datetime | None, now: datetime) -> str:
     """``4 s ago`` or ``in 3 h 14 min``, kept up to date in the browser. None is shown as unknown."""
-    return UNKNOWN_TEXT if moment is None else _time_element(moment, _relative_time_text(moment, now), relative=True)
+    return (
+        UNKNOWN_TEXT
+        if moment is None
+        else _time_element(moment, _relative_time_text(moment, now), relative=True)
+    )
 
 
 @register.simple_tag
-def freshness(moment: datetime | None, now: datetime, stale_after: int = 30, word: str = "Live") -> SafeString:
+def freshness(
+    moment: datetime | None, now: datetime, stale_after: int = 30, word: str = "Live"
+) -> SafeString:
     """How fresh what is shown is: ``Live, 4 s ago``; once older than ``stale_after`` seconds it says so, by itself."""
     if moment is None:
         return mark_safe('<span class="live stale">No news yet</span>')
@@ -290,7 +310,10 @@ def state(name: str, label: str = "", detail: str = "") -> SafeString:
     word, shape, colour = STATE_DISPLAY.get(name, (name.replace("_", " ").capitalize(), "queued", "queued"))
     text = f"{label or word} {detail}".strip()
     return format_html(
-        '<span class="state {}"><svg aria-hidden="true">{}</svg>{}</span>', colour, _svg_use(f"state-{shape}"), text
+        '<span class="state {}"><svg aria-hidden="true">{}</svg>{}</span>',
+        colour,
+        _svg_use(f"state-{shape}"),
+        text,
     )
 
 
@@ -299,7 +322,9 @@ def team_mark(team: Any, url: str = "", short: bool = False) -> SafeString:
     """A team's swatch and its name (or its few letters). ``team`` has ``name``, ``tag`` and ``colour`` (1 to 8)."""
     colour = (int(_attribute(team, "colour") or 1) - 1) % 8 + 1
     name = _attribute(team, "tag") if short else _attribute(team, "name")
-    swatch = format_html('<svg aria-hidden="true"><rect class="team-{}" width="8" height="12" rx="1"/></svg>', colour)
+    swatch = format_html(
+        '<svg aria-hidden="true"><rect class="team-{}" width="8" height="12" rx="1"/></svg>', colour
+    )
     if url:
         return format_html('<a class="team" href="{}">{}{}</a>', url, swatch, name)
     return format_html('<span class="team">{}{}</span>', swatch, name)
@@ -372,13 +397,19 @@ def bar(
         if width > 0:
             drawn.append(
                 format_html(
-                    '<rect class="{}" x="{}%" width="{}%" height="{}"/>', name, f"{left:.2f}", f"{width:.2f}", height
+                    '<rect class="{}" x="{}%" width="{}%" height="{}"/>',
+                    name,
+                    f"{left:.2f}",
+                    f"{width:.2f}",
+                    height,
                 )
             )
             left += width
     if mark is not None:
         at = min(99.5, max(0.0, float(mark) / whole * 100))
-        drawn.append(format_html('<rect class="tick" x="{}%" width="2" y="-2" height="{}"/>', f"{at:.2f}", height + 4))
+        drawn.append(
+            format_html('<rect class="tick" x="{}%" width="2" y="-2" height="{}"/>', f"{at:.2f}", height + 4)
+        )
     voice = format_html('role="img" aria-label="{}"', label) if label else mark_safe('aria-hidden="true"')
     return format_html(
         '<svg class="bar {}" {}><rect class="track" width="100%" height="{}"/>{}</svg>',
@@ -431,7 +462,9 @@ def note(content: str, kind: str = "info", action: str = "", action_url: str = "
 
 
 @register.simple_block_tag(takes_context=True)
-def panel(context: Context, content: str, title: str, hint: str = "", csv: str = "", name: str = "") -> SafeString:
+def panel(
+    context: Context, content: str, title: str, hint: str = "", csv: str = "", name: str = ""
+) -> SafeString:
     """A panel with a head: title, a hint or a CSV link at its right end. ``name`` is its id, for links to it."""
     mark = format_html(' id="{}"', name) if name else ""
     side = format_html("<p>{}</p>", hint) if hint else ""
@@ -503,7 +536,8 @@ def field(bound: BoundField, span: int = 12, shape: str = "", hint: str = "", **
         if kind == "group"
         else [],
         "described": described,
-        "optional": not bound.field.required and not isinstance(bound.field.widget, Select | FileInput | CheckboxInput),
+        "optional": not bound.field.required
+        and not isinstance(bound.field.widget, Select | FileInput | CheckboxInput),
     }
 
 
@@ -524,5 +558,11 @@ def table_cell(cell: Any, columns: Sequence[Mapping[str, Any]], index: int) -> S
     classes = ["num"] if columns[index].get("numeric") else []
     if given.get("indent"):
         classes.append(f"indent-{given['indent']}")
-    shown = format_html('<a href="{}">{}</a>', given["url"], text) if given.get("url") else conditional_escape(text)
-    return format_html("<td{}>{}</td>", format_html(' class="{}"', " ".join(classes)) if classes else "", shown)
+    shown = (
+        format_html('<a href="{}">{}</a>', given["url"], text)
+        if given.get("url")
+        else conditional_escape(text)
+    )
+    return format_html(
+        "<td{}>{}</td>", format_html(' class="{}"', " ".join(classes)) if classes else "", shown
+    )

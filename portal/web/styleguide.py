@@ -92,7 +92,9 @@ def _sample(now: datetime) -> dict[str, Any]:
         "shares": [None, 0.05, 0.2, 0.35, 0.5, 0.65, 0.8, 0.95],
         "icons": _icon_names(),
         "workload_states": ["queued", "placed", "starting", "running", "notice", "stopping", "ended"],
-        "other_states": [name for name in STATE_DISPLAY if name not in {"idle", "waits_to_resume", "failed"}][7:],
+        "other_states": [name for name in STATE_DISPLAY if name not in {"idle", "waits_to_resume", "failed"}][
+            7:
+        ],
         "zooms": [
             {"label": "Day", "url": "#"},
             {"label": "Week", "url": "#", "current": True},
@@ -138,7 +140,14 @@ def _figures_in_words() -> dict[str, Any]:
         ],
         "quotas": [
             {"label": "H100 80GB", "text": "4 of 8", "scale": 12, "used": 4, "mark": 8},
-            {"label": "A100 80GB", "text": "22 of 16, 6 borrowed", "scale": 32, "used": 16, "borrowed": 6, "mark": 16},
+            {
+                "label": "A100 80GB",
+                "text": "22 of 16, 6 borrowed",
+                "scale": 32,
+                "used": 16,
+                "borrowed": 6,
+                "mark": 16,
+            },
             {
                 "label": "Budget",
                 "text": "forecast over by €12,900",
@@ -151,7 +160,10 @@ def _figures_in_words() -> dict[str, Any]:
             },
         ],
         "words": [
-            {"label": "duration", "value": ", ".join(duration(seconds) for seconds in (40, 1560, 11640, 187200, None))},
+            {
+                "label": "duration",
+                "value": ", ".join(duration(seconds) for seconds in (40, 1560, 11640, 187200, None)),
+            },
             {
                 "label": "money",
                 "value": ", ".join(
@@ -248,14 +260,20 @@ def _cards() -> dict[str, Any]:
             "expected": "14:20–14:50",
             "why_url": "#",
             "why": "Needs 8 free H100 on one host. Next to empty is h7, where fold-md may run until 14:31.",
-            "say": {"text": "Would start sooner:", "actions": [{"label": "4 × H100 now", "url": "#", "small": True}]},
+            "say": {
+                "text": "Would start sooner:",
+                "actions": [{"label": "4 × H100 now", "url": "#", "small": True}],
+            },
         },
     }
 
 
 def _tables_and_charts(now: datetime) -> dict[str, Any]:
     hours = [(now - timedelta(hours=back)).strftime("%Y-%m-%dT%H:00") for back in range(48, 0, -1)]
-    use = [[round(20 + 8 * team + 9 * math.sin(place / (3 + team)), 1) for place in range(48)] for team in range(3)]
+    use = [
+        [round(20 + 8 * team + 9 * math.sin(place / (3 + team)), 1) for place in range(48)]
+        for team in range(3)
+    ]
     columns = [{"label": "Hour"}, *({"label": TEAMS[team]["name"], "numeric": True} for team in range(3))]
     return {
         "table": {
@@ -301,7 +319,10 @@ def _tables_and_charts(now: datetime) -> dict[str, Any]:
                     "y": ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"],
                     "zmin": 0,
                     "zmax": 1,
-                    "z": [[round(0.5 + 0.4 * math.sin(hour / 4 + day), 2) for hour in range(24)] for day in range(7)],
+                    "z": [
+                        [round(0.5 + 0.4 * math.sin(hour / 4 + day), 2) for hour in range(24)]
+                        for day in range(7)
+                    ],
                 }
             ],
             "layout": {"yaxis": {"autorange": "reversed"}, "hovermode": "closest"},

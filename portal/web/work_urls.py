@@ -31,7 +31,9 @@ urlpatterns = [
     path("workloads/<uuid:public_id>/cancel/", workload_actions.cancel_workload, name="workload-cancel"),
     path("workloads/<uuid:public_id>/extend/", workload_actions.extend_workload, name="workload-extend"),
     path("workloads/<uuid:public_id>/keep/", workload_actions.keep_notebook, name="workload-keep"),
-    path("workloads/<uuid:public_id>/relaunch/", workload_actions.relaunch_workload, name="workload-relaunch"),
+    path(
+        "workloads/<uuid:public_id>/relaunch/", workload_actions.relaunch_workload, name="workload-relaunch"
+    ),
     path("workloads/<uuid:public_id>/why/", explanation.explain_workload, name="why"),
     path("workloads/<uuid:public_id>/why/<uuid:other>/", queue.compare_turns, name="why-them"),
     path("workloads/<uuid:public_id>/sooner/", queue.faster_alternatives, name="sooner"),

@@ -23,12 +23,13 @@ def expected_start_text(
     if likely is None or likely[1] <= now + timedelta(minutes=2):
         return "any moment" if soon else f"about {time_of_day(expected, now)}"
     first, last = likely
-    until = time_of_day(last, now if timezone.localtime(first).date() == timezone.localtime(now).date() else first)
+    until = time_of_day(
+        last, now if timezone.localtime(first).date() == timezone.localtime(now).date() else first
+    )
     if soon:
         return f"now – {until}" if short else f"any moment, likely by {until}"
     begin = "now" if first <= now + timedelta(minutes=1) else time_of_day(first, now)
     return f"{begin} – {until}" if short else f"likely between {begin} and {until}"
-
 
 
 def placement_score_terms(numbers: Numbers) -> list[tuple[str, str]]:
@@ -42,9 +43,11 @@ def placement_score_terms(numbers: Numbers) -> list[tuple[str, str]]:
         ("and after", f"{after:.3f} GPU"),
         ("Price of taking this model from asks that can use no other", f"{model:.3f} GPU"),
         ("Price of taking room that larger asks need", f"{slot:.3f} GPU"),
-        ("Gain: remainder saved less both prices; the highest wins", f"{before - after - model - slot:+.3f} GPU"),
+        (
+            "Gain: remainder saved less both prices; the highest wins",
+            f"{before - after - model - slot:+.3f} GPU",
+        ),
     ]
-
 
 
 def alternative_request_text(other: Alternative) -> str:
@@ -61,13 +64,11 @@ def alternative_request_text(other: Alternative) -> str:
     return ", ".join(words + [ways[changed] for changed in other.changed if changed in ways])
 
 
-
 def alternative_window_text(workload: Workload, start: datetime, end: datetime, needs_approval: bool) -> str:
     """When what a workload asks for could be reserved, and what that needs."""
     asked = alternative_request_text(Alternative(snapshot.ask_from_row(workload), False, None))
     needs = "needs an operator's approval" if needs_approval else "is confirmed at once"
     return f"{asked}, {window(start, end)}: {needs}"
-
 
 
 def forecast_accuracy_text(past: EstimateAccuracy) -> str:
@@ -77,7 +78,6 @@ def forecast_accuracy_text(past: EstimateAccuracy) -> str:
         whose = "All" if past.simulated == past.counted else f"{past.simulated} of {past.counted}"
         return f"{_past_starts(past)} {whose} of these waits are simulated: the demo's past, by this engine."
     return _past_starts(past)
-
 
 
 def _past_starts(past: EstimateAccuracy) -> str:

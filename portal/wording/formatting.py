@@ -30,14 +30,12 @@ def duration(value: timedelta | float | int | None) -> str:
     return f"{seconds // 86_400} days" + (f" {hours} h" if hours else "")
 
 
-
 def date_and_time(value: datetime | float | int | None) -> str:
     """``20 Nov 2026 14:30`` in the current time zone; seconds since the epoch or a datetime. None is unknown."""
     if value is None:
         return "an unknown time"
     at = value if isinstance(value, datetime) else datetime.fromtimestamp(value, UTC)
     return f"{timezone.localtime(at):%-d %b %Y %H:%M}"
-
 
 
 def window(start: datetime | None, end: datetime | None) -> str:
@@ -51,7 +49,6 @@ def window(start: datetime | None, end: datetime | None) -> str:
     return f"{first:%a %-d %b %H:%M} to {last:%a %-d %b}{year} {last:%H:%M}"
 
 
-
 def gpus(slots: float | int | None) -> str:
     """Slots as GPUs: ``2 GPUs``, ``1 GPU``, ``0.14 GPU``."""
     if slots is None:
@@ -60,11 +57,14 @@ def gpus(slots: float | int | None) -> str:
     return f"{count:g} GPU" if count <= 1 and count != 0 else f"{count:g} GPUs"
 
 
-
 def time_of_day(at: datetime, now: datetime) -> str:
     """``14:20``; with its day where that is not ``now``'s."""
     local = timezone.localtime(at)
-    return f"{local:%H:%M}" if local.date() == timezone.localtime(now).date() else f"{local:%a} {local.day} {local:%b %H:%M}"
+    return (
+        f"{local:%H:%M}"
+        if local.date() == timezone.localtime(now).date()
+        else f"{local:%a} {local.day} {local:%b %H:%M}"
+    )
 
 
 PRIORITY_WORDS = {int(priority): priority.name.lower() for priority in Priority}
@@ -75,13 +75,11 @@ def joined_with_and(words: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
-
 def gpu_list(numbers: Sequence[int]) -> str:
     """``GPU 3``, ``GPUs 0, 1 and 2``."""
     if len(numbers) == 1:
         return f"GPU {numbers[0]}"
     return f"GPUs {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
-
 
 
 def weekdays(days: Sequence[str]) -> str:
@@ -93,15 +91,12 @@ def weekdays(days: Sequence[str]) -> str:
     return f"every {', '.join(day.capitalize() for day in days)}"
 
 
-
 def model_name(model: str) -> str:
     return model.replace("-", " ")
 
 
-
 def with_count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
-
 
 
 def cores(milli: int) -> str:
@@ -118,7 +113,11 @@ def host_size_range(least_cpu: int, most_cpu: int, least_memory: int, most_memor
     """``64 CPU cores and 512 GiB of memory``, or from the least to the most: ``32 to 64 CPU cores``."""
     cpu = cores(most_cpu) if least_cpu == most_cpu else f"{least_cpu / 1000:,.10g} to {cores(most_cpu)}"
     least, most = round(least_memory / 1024), round(most_memory / 1024)
-    return f"{cpu} and {most:,} GiB of memory" if least == most else f"{cpu} and {least:,} to {most:,} GiB of memory"
+    return (
+        f"{cpu} and {most:,} GiB of memory"
+        if least == most
+        else f"{cpu} and {least:,} to {most:,} GiB of memory"
+    )
 
 
 def parsed_time(value: Any) -> datetime | None:

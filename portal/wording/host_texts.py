@@ -76,13 +76,19 @@ HOST_ACTIONS: dict[str, Callable[[ReasonNumbers], str]] = {
     "new_join_token": lambda f: "A join token was made; those not used before stopped working",
     "revoke_host": lambda f: "Its agent's credential was revoked",
     "attest_host_off": lambda f: "It counts as powered off",
-    "set_maintenance": lambda f: f"Maintenance announced: {window(parsed_time(f.get('start')), parsed_time(f.get('end')))}",
-    "cancel_maintenance": lambda f: f"Maintenance taken back: {window(parsed_time(f.get('start')), parsed_time(f.get('end')))}",
+    "set_maintenance": lambda f: (
+        f"Maintenance announced: {window(parsed_time(f.get('start')), parsed_time(f.get('end')))}"
+    ),
+    "cancel_maintenance": lambda f: (
+        f"Maintenance taken back: {window(parsed_time(f.get('start')), parsed_time(f.get('end')))}"
+    ),
     "diagnose_gpu": lambda f: f"GPU {f.plain('', 'gpu')} is to be looked at",
     "diagnose_host": lambda f: f"To be looked at: {gpu_list(f.get('gpus') or [])}",
     "forget_gpu": lambda f: f"GPU {f.plain('', 'gpu')} ({f.plain('', 'uuid')}) is gone for good",
     "change_geometry": lambda f: f"GPU {f.plain('', 'gpu')} is to become {f.plain('', 'geometry')}",
-    "withdraw_geometry": lambda f: f"GPU {f.plain('', 'gpu')} stays as it is: {f.plain('', 'geometry')} was taken back",
+    "withdraw_geometry": lambda f: (
+        f"GPU {f.plain('', 'gpu')} stays as it is: {f.plain('', 'geometry')} was taken back"
+    ),
 }
 
 
@@ -92,14 +98,15 @@ def host_action_text(verb: str, numbers: Numbers) -> str:
     return words(ReasonNumbers(numbers, None)) if words else verb.replace("_", " ").capitalize()
 
 
-
 def maintenance_windows_text(host: str, windows: Sequence[tuple[str, datetime, datetime]]) -> str:
     """Which maintenance windows a host has: the number of each, its start and its end."""
     listed = ", ".join(f"{number} ({window(start, end)})" for number, start, end in windows)
     return f"announced for {host}: {listed}." if listed else f"{host} has no maintenance window announced."
 
 
-def remaining_work_sentence(leaving: Sequence[tuple[str, datetime]], staying: Sequence[tuple[str, datetime]]) -> str:
+def remaining_work_sentence(
+    leaving: Sequence[tuple[str, datetime]], staying: Sequence[tuple[str, datetime]]
+) -> str:
     """What has not left a host that takes nothing new: (name, gone by then at the latest) of what was told to go, and of what
     runs to its own end. Each soonest first."""
     if not leaving and not staying:
@@ -111,7 +118,6 @@ def remaining_work_sentence(leaving: Sequence[tuple[str, datetime]], staying: Se
         verb = "runs to its end" if len(staying) == 1 else "run to their ends"
         said.append(f"{_named(staying)} {verb}, by {date_and_time(staying[-1][1])} at the latest.")
     return " ".join(said)
-
 
 
 def _named(rows: Sequence[tuple[str, datetime]], most: int = 4) -> str:
@@ -127,7 +133,9 @@ GEOMETRY_MISFITS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "unknown": lambda n: f"{n['profile']} is no profile of it; allowed: {', '.join(n['offered'])}.",
     "most": lambda n: f"{n['asked']} times {n['profile']} is asked for, and {n['allowed']} of it fit.",
     "slices": lambda n: f"together they take {n['asked']} compute slices, and it has {n['allowed']}.",
-    "places": lambda n: "there is no place for all of them beside each other: together they need too much memory.",
+    "places": lambda n: (
+        "there is no place for all of them beside each other: together they need too much memory."
+    ),
 }
 GEOMETRY_REFUSED: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "gpu_is_not_reported": lambda n: f"GPU {n['gpu']} is not reported by {n['host']} any more.",
@@ -137,13 +145,25 @@ GEOMETRY_REFUSED: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "pool_is_static": lambda n: (
         f"{n['pool']} is a static pool: its GPUs belong to one team as they are, and their geometry is not changed."
     ),
-    "geometry_does_not_fit": lambda n: f"GPU {n['gpu']} of {n['host']} can't be split like this: {GEOMETRY_MISFITS[n['why']](n)}",
-    "geometry_is_the_same": lambda n: f"GPU {n['gpu']} of {n['host']} is {n['geometry'] or 'one whole GPU'} already.",
-    "geometry_is_changing": lambda n: f"The geometry of GPU {n['gpu']} of {n['host']} is being changed already.",
-    "gpu_is_not_well": lambda n: f"GPU {n['gpu']} of {n['host']} is {n['repair_state']}: return it to service first.",
-    "diagnostic_is_open": lambda n: f"GPU {n['gpu']} of {n['host']} is being diagnosed: wait until that is over.",
+    "geometry_does_not_fit": lambda n: (
+        f"GPU {n['gpu']} of {n['host']} can't be split like this: {GEOMETRY_MISFITS[n['why']](n)}"
+    ),
+    "geometry_is_the_same": lambda n: (
+        f"GPU {n['gpu']} of {n['host']} is {n['geometry'] or 'one whole GPU'} already."
+    ),
+    "geometry_is_changing": lambda n: (
+        f"The geometry of GPU {n['gpu']} of {n['host']} is being changed already."
+    ),
+    "gpu_is_not_well": lambda n: (
+        f"GPU {n['gpu']} of {n['host']} is {n['repair_state']}: return it to service first."
+    ),
+    "diagnostic_is_open": lambda n: (
+        f"GPU {n['gpu']} of {n['host']} is being diagnosed: wait until that is over."
+    ),
     "host_does_not_answer": lambda n: f"{n['host']} does not answer: its agent has to change the geometry.",
-    "geometry_is_not_changing": lambda n: f"The geometry of GPU {n['gpu']} of {n['host']} is not being changed.",
+    "geometry_is_not_changing": lambda n: (
+        f"The geometry of GPU {n['gpu']} of {n['host']} is not being changed."
+    ),
     "geometry_is_with_its_host": lambda n: (
         f"{n['host']} is changing GPU {n['gpu']} just now: it can't be taken back any more. Wait, and change it again."
     ),

@@ -27,7 +27,9 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
         f"{f.plain('', 'name')} resumed{f.plain(' on ', 'host')}{f.plain(', attempt ', 'attempt')}"
         f"{': another home folder, so it does not find its checkpoint and begins anew' if f.get('other_homes') else ''}."
     ),
-    "ended": lambda f: f"{f.plain('', 'name')} ended. {reason_sentence(str(f.get('outcome') or ''), f.numbers, f.viewer)}",
+    "ended": lambda f: (
+        f"{f.plain('', 'name')} ended. {reason_sentence(str(f.get('outcome') or ''), f.numbers, f.viewer)}"
+    ),
     "array_started": lambda f: (
         f"{f.plain('', 'name')} started: the first of its {f.plain('', 'tasks')} tasks runs{f.plain(' on ', 'host')}."
     ),
@@ -36,7 +38,10 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
     ),
     "array_ended": lambda f: (
         f"{f.plain('', 'name')} ended. Of its {f.plain('', 'tasks')} tasks "
-        + (joined_with_and([f"{f.plain('', how)} {word}" for how, word in ARRAY_ENDS if f.get(how)]) or "none was left")
+        + (
+            joined_with_and([f"{f.plain('', how)} {word}" for how, word in ARRAY_ENDS if f.get(how)])
+            or "none was left"
+        )
         + f". {_last_failed_task(f) if f.get('failed') else ''}"
     ),
     "preemption_notice": lambda f: (
@@ -46,14 +51,18 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
         f"{f.plain('', 'name')} is now expected to start{f.time(' at ', 'expected_start')}{f.time(', before that ', 'before')}."
     ),
     "reservation_soon": lambda f: f"Your reservation {f.plain('', 'name')} begins{f.time(' at ', 'start')}.",
-    "reservation_released": lambda f: f"Your reservation {f.plain('', 'name')} was released: nothing ran in it.",
+    "reservation_released": lambda f: (
+        f"Your reservation {f.plain('', 'name')} was released: nothing ran in it."
+    ),
     "reservation_waits": lambda f: (
         f"Reservation {f.plain('', 'name')}: {reason_sentence(str(f.get('code') or ''), f.numbers, f.viewer)}"
     ),
     "idle_warning": lambda f: (
         f"{f.plain('', 'name')} is idle and will be stopped{f.time(' at ', 'stop_at')} unless you use it or keep it."
     ),
-    "approval_wanted": lambda f: f"{f.plain('', 'author')} asks for {f.plain('', 'what')} for {f.plain('', 'team')}.",
+    "approval_wanted": lambda f: (
+        f"{f.plain('', 'author')} asks for {f.plain('', 'what')} for {f.plain('', 'team')}."
+    ),
     "approved": lambda f: f"Approved{f.plain(' by ', 'by')}: {f.plain('', 'what')}.{f.plain(' ', 'comment')}",
     "approved_changed": lambda f: (
         f"Approved with changes{f.plain(' by ', 'by')}: {f.plain('', 'what')}.{f.plain(' ', 'comment')}"
@@ -97,7 +106,11 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
     "geometry_failed": lambda f: (
         f"GPU {f.plain('', 'gpu')} of {f.plain('', 'host')} could not become {f.get('geometry') or 'one whole GPU'}"
         f"{f.plain(': ', 'detail') if f.get('detail') else ''}."
-        + (" It is in service as it was." if f.get("in_service") else " It is not in service: decide on the host's page.")
+        + (
+            " It is in service as it was."
+            if f.get("in_service")
+            else " It is not in service: decide on the host's page."
+        )
     ),
     "gpu_is_back": lambda f: (
         f"GPU {f.plain('', 'gpu')} of {f.plain('', 'host')} passed its diagnostic and is well again. "
@@ -130,7 +143,11 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
     "has_to_move": lambda f: (
         f"{f.plain('', 'name')} leaves {f.plain('', 'host') or 'its host'}. "
         f"{reason_sentence(str(f.get('code') or ''), f.numbers, f.viewer)} "
-        + ("It ends; files saved in its home stay." if f.get("ends") else "It is queued again with its place kept.")
+        + (
+            "It ends; files saved in its home stay."
+            if f.get("ends")
+            else "It is queued again with its place kept."
+        )
     ),
     "budget_reached": lambda f: (
         f"{f.plain('', 'name')} {'is on its way to' if f.get('forecast') else 'has used'} {f.plain('', 'percent')} % of its budget"
@@ -144,8 +161,9 @@ def _last_failed_task(f: ReasonNumbers) -> str:
     return f"The last, {f.plain('', 'task')}: {reason_sentence(str(f.get('outcome') or ''), f.numbers, f.viewer)}"
 
 
-
 def notice_sentence(kind: str, numbers: Numbers, viewer: policy.Viewer | None = None) -> str:
     """The sentence of a Notification."""
     sentence = NOTICE_SENTENCES.get(kind)
-    return sentence(ReasonNumbers(numbers, viewer)).strip() if sentence else kind.replace("_", " ").capitalize()
+    return (
+        sentence(ReasonNumbers(numbers, viewer)).strip() if sentence else kind.replace("_", " ").capitalize()
+    )

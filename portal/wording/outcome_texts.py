@@ -11,7 +11,9 @@ from scheduler.models import Workload
 from scheduler.state.states import TERMINATING_STATES, WorkloadState
 
 
-def cancelled_numbers(workload: Workload, stop: ManualStop | None, viewer: policy.Viewer | None) -> dict[str, Any]:
+def cancelled_numbers(
+    workload: Workload, stop: ManualStop | None, viewer: policy.Viewer | None
+) -> dict[str, Any]:
     """Numbers of the reason ``cancelled``."""
     ran = {"ran": workload.attempt > 0}
     if stop is None:
@@ -22,17 +24,27 @@ def cancelled_numbers(workload: Workload, stop: ManualStop | None, viewer: polic
 
 def outcome_sentence(workload: Workload, stop: ManualStop | None, viewer: policy.Viewer | None) -> str:
     """In a sentence; empty while it has not ended."""
-    return reason_texts.reason_sentence(workload.outcome, current_reason_numbers(workload, stop, viewer), viewer) if _has_ended(workload) else ""
+    return (
+        reason_texts.reason_sentence(workload.outcome, current_reason_numbers(workload, stop, viewer), viewer)
+        if _has_ended(workload)
+        else ""
+    )
 
 
 def current_reason_code(workload: Workload) -> str:
     """The reason code of what is so now: of its end, of why it is told to go, else of why it waits or started."""
     if _has_ended(workload):
         return workload.outcome
-    return workload.stop_requested if workload.state in TERMINATING_STATES and workload.stop_requested else workload.reason_code
+    return (
+        workload.stop_requested
+        if workload.state in TERMINATING_STATES and workload.stop_requested
+        else workload.reason_code
+    )
 
 
-def current_reason_numbers(workload: Workload, stop: ManualStop | None, viewer: policy.Viewer | None) -> dict[str, Any]:
+def current_reason_numbers(
+    workload: Workload, stop: ManualStop | None, viewer: policy.Viewer | None
+) -> dict[str, Any]:
     """The numbers of that code. A query for work that waits for other work only."""
     if not _has_ended(workload) and current_reason_code(workload) == workload.reason_code:
         return reason_texts.waiting_numbers(workload)
@@ -44,7 +56,9 @@ def current_reason_numbers(workload: Workload, stop: ManualStop | None, viewer: 
 
 def current_reason_sentence(workload: Workload, stop: ManualStop | None, viewer: policy.Viewer | None) -> str:
     """How it ended, why it is told to go, why it started, or why it waits: what is so now."""
-    return reason_texts.reason_sentence(current_reason_code(workload), current_reason_numbers(workload, stop, viewer), viewer)
+    return reason_texts.reason_sentence(
+        current_reason_code(workload), current_reason_numbers(workload, stop, viewer), viewer
+    )
 
 
 def _has_ended(workload: Workload) -> bool:

@@ -54,7 +54,6 @@ EARLIER_BECAUSE: dict[str, str] = {
 }
 
 
-
 def earlier_because(part: str, earlier: bool, shorter: bool) -> str:
     """What puts it first, in a few words; ``earlier``: it was asked for before the other, ``shorter``: it is expected to run less."""
     if part != "place" or not (earlier or shorter):
@@ -76,7 +75,9 @@ QUEUE_ORDER_RULES: dict[str, Callable[[ReasonNumbers], str]] = {
     ),
     "turned_away": lambda f: "Yours does not stand in line at present: its reason is told on its own page.",
     "reservation": lambda f: "It runs inside a reservation, whose GPUs were promised to its project before.",
-    "room_is_made": lambda f: "Others were already told to make room for it; what is freed for it is kept for it.",
+    "room_is_made": lambda f: (
+        "Others were already told to make room for it; what is freed for it is kept for it."
+    ),
     "within_guarantee": lambda f: (
         f"All that it asks for is within what {f.plain('', 'theirs_team')} is guaranteed{_quota_text(f, 'theirs')}; "
         f"what yours asks for is not within the guarantee of {f.plain('', 'mine_team')}{_quota_text(f, 'mine')}. "
@@ -121,13 +122,11 @@ def queue_order_sentence(rule: str, numbers: Numbers) -> str:
     return QUEUE_ORDER_RULES[rule](ReasonNumbers(numbers, None))
 
 
-
 def start_without_other(mine: str, theirs: str, why_not: str) -> str:
     """What would be if the other one was not there; ``why_not`` is empty where this one would start."""
     if not why_not:
         return f"If {theirs} was not there, {mine} would start now."
     return f"Even if {theirs} was not there, {mine} would not start now. {why_not}"
-
 
 
 def _request_text(f: ReasonNumbers, whose: str) -> str:
@@ -137,7 +136,6 @@ def _request_text(f: ReasonNumbers, whose: str) -> str:
     return f"{asked} on each of {f.get(f'{whose}_hosts')} hosts" if f.is_plural(f"{whose}_hosts") else asked
 
 
-
 def _quota_text(f: ReasonNumbers, whose: str) -> str:
     """In brackets, by model: what a team is guaranteed and holds."""
     lines = [
@@ -145,7 +143,6 @@ def _quota_text(f: ReasonNumbers, whose: str) -> str:
         for name, guaranteed, held in f.get(f"{whose}_quota") or ()
     ]
     return f" ({'; '.join(lines)})" if lines else " (none in this pool)"
-
 
 
 def _time_text(f: ReasonNumbers, name: str) -> str:

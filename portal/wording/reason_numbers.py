@@ -41,7 +41,9 @@ class ReasonNumbers:
         value = self.get("model", "models")
         if not value:
             return "GPUs"
-        return " or ".join(map(model_name, value)) if isinstance(value, list | tuple) else model_name(str(value))
+        return (
+            " or ".join(map(model_name, value)) if isinstance(value, list | tuple) else model_name(str(value))
+        )
 
     def of_model_text(self) -> str:
         """`` of H100 80GB``; empty where the numbers name no model."""
@@ -69,7 +71,6 @@ class ReasonNumbers:
             return otherwise
         found = policy.visible_workloads(self.viewer).filter(pk=value).first()
         return found.name if found else otherwise
-
 
     def dependency_name(self) -> str:
         """What work waits for: another one, or every task of an array; by name where the viewer may see it."""

@@ -78,7 +78,11 @@ REASONS: dict[str, SentenceBuilder] = {
     "gpu_hours_used_up": lambda f: (
         f"Its team has used the {f.plain('', 'gpu_hours', after=' ') or ''}GPU-hours of {f.model()} that its guarantee is worth"
         f"{f.time('; they count anew from ', 'until')}. "
-        + ("Until then nothing new of it starts on them." if f.get("may_borrow") else "It may not borrow, so it waits for that.")
+        + (
+            "Until then nothing new of it starts on them."
+            if f.get("may_borrow")
+            else "It may not borrow, so it waits for that."
+        )
     ),
     "budget_closed": lambda f: (
         f"The budget{' of GPU-hours' if f.get('measure') == 'gpu_hours' else ''} is used up{f.plain(': ', 'spent')}{f.plain(' of ', 'limit')}. Finance can raise it."
@@ -91,7 +95,9 @@ REASONS: dict[str, SentenceBuilder] = {
         f"Its array lets {f.plain('', 'most_at_once') or 'so many'} of its tasks into the queue together; it is the turn of others."
     ),
     "backing_off": lambda f: f"Its last attempt failed; it tries again{f.time(' at ', 'until')}.",
-    "reservation_not_started": lambda f: f"Its reservation has not begun yet{f.time('; it begins at ', 'start')}.",
+    "reservation_not_started": lambda f: (
+        f"Its reservation has not begun yet{f.time('; it begins at ', 'start')}."
+    ),
     "reservation_over": lambda f: "Its reservation is over. Launch it again without one.",
     "reservation_not_yours": lambda f: (
         "Its reservation belongs to another project. Launch it again in its own project, or without one."
@@ -100,7 +106,9 @@ REASONS: dict[str, SentenceBuilder] = {
         f"The hosts that could run it take no new work{f.plain(': ', 'hosts')}{_of_hosts(f.get('hosts'))} cordoned, draining, "
         f"in maintenance, silent or unwell{f.plain(', ', 'too_weak', after=' keep workloads less apart than the pool demands')}."
     ),
-    "isolation_too_weak": lambda f: "The host keeps workloads less apart than its pool demands, so nothing new starts on it.",
+    "isolation_too_weak": lambda f: (
+        "The host keeps workloads less apart than its pool demands, so nothing new starts on it."
+    ),
     # why it waits: its turn comes
     "waits_for_units": lambda f: (
         f"Its reservation has {f.plain('', 'of')} such GPUs, and this needs {f.plain('', 'need')}. Ask for fewer, or launch it without one."
@@ -186,7 +194,9 @@ REASONS: dict[str, SentenceBuilder] = {
         "The disk of its host ran low, and its temporary files had taken the most of it of late, so it was stopped there. "
         "Its own retries stay as they were."
     ),
-    "out_of_disk": lambda f: "Its temporary files took more of its host's disk than there is for it, so it was stopped.",
+    "out_of_disk": lambda f: (
+        "Its temporary files took more of its host's disk than there is for it, so it was stopped."
+    ),
     "gpu_error": lambda f: (
         f"{_failed_gpu(f)}, and it ran on that GPU."
         if f.get("host") and f.get("event")
@@ -208,7 +218,9 @@ REASONS: dict[str, SentenceBuilder] = {
     "gpu_unreadable": lambda f: (
         "The driver of its host did not answer whether its GPU is clean. It is tried again, and none of its retries is used."
     ),
-    "prolog_failed": lambda f: "The operator's preparation of its host failed. It is tried again, and none of its retries is used.",
+    "prolog_failed": lambda f: (
+        "The operator's preparation of its host failed. It is tried again, and none of its retries is used."
+    ),
     "host_full": lambda f: (
         f"{_full_disks(f.get('hosts'), f.get('full'))}. What could run it starts nothing new until there is room."
         if isinstance(f.get("hosts"), list) and isinstance(f.get("full"), int)
@@ -241,7 +253,6 @@ def _requested_gpus(f: ReasonNumbers) -> str:
     return f"{with_count(count, 'GPU')} of {models}{where}" if wanted == [] else f"{count} {models}{where}"
 
 
-
 def _free_gpus(f: ReasonNumbers) -> str:
     """How many are free; where more than one model would do, of those that its team may have."""
     free, wanted = f.get("free"), f.get("wanted")
@@ -249,7 +260,6 @@ def _free_gpus(f: ReasonNumbers) -> str:
         return ""
     which = "" if wanted is None or len(wanted) == 1 else " that it may have"
     return f"; {free}{which} {'is' if free == 1 else 'are'} free now"
-
 
 
 def _min_runtime_note(f: ReasonNumbers) -> str:
@@ -274,14 +284,12 @@ def _exceeds(f: ReasonNumbers, name: str) -> bool:
     return isinstance(need, int) and isinstance(most, int) and need > most
 
 
-
 def _never_within_quota(f: ReasonNumbers) -> str:
     alone = "" if f.get("may_borrow") else ", since what is not preemptible may not borrow"
     return (
         f"Its team may hold {f.slots('', 'limit')}{f.of_model_text()} at most{alone}, and this needs {f.slots('', 'need')}: it does not start, "
         "whatever ends, before its team may hold more. A team lead can ask for that; or ask for fewer."
     )
-
 
 
 def _window_over_quota(f: ReasonNumbers) -> str:
@@ -294,8 +302,11 @@ def _window_over_quota(f: ReasonNumbers) -> str:
 
 def _dependency_condition(f: ReasonNumbers) -> str:
     how = str(f.get("condition"))
-    return "end, not all of them well" if how == "not_ok" and f.get("array") else DEPENDENCY_CONDITIONS.get(how, "end")
-
+    return (
+        "end, not all of them well"
+        if how == "not_ok" and f.get("array")
+        else DEPENDENCY_CONDITIONS.get(how, "end")
+    )
 
 
 def _failed_gpu(f: ReasonNumbers) -> str:
@@ -303,7 +314,6 @@ def _failed_gpu(f: ReasonNumbers) -> str:
     kind, _, number = str(f.get("event")).partition(":")
     said = f"{kind.upper()} {number}" if kind in ("xid", "ecc") and number else str(f.get("event"))
     return f"{f.plain('GPU ', 'gpu') or 'A GPU'} of {f.get('host')} failed ({said}{f.plain(', ', 'meaning') if f.get('meaning') else ''})"
-
 
 
 def _reservation_blockers(f: ReasonNumbers) -> str:
@@ -316,12 +326,13 @@ def _reservation_blockers(f: ReasonNumbers) -> str:
     return " and ".join(word for word in words if word) or "others are promised them"
 
 
-
 def _promised_to(f: ReasonNumbers) -> str:
     """Who needs the GPUs of what would run for longer. Whose reservations they are is nobody else's business."""
     promised, serviced = int(f.get("reservations") or 0), bool(f.get("maintenance"))
     words = [
-        f"{with_count(promised, 'reservation')} {'counts' if promised == 1 else 'count'} on them" if promised else "",
+        f"{with_count(promised, 'reservation')} {'counts' if promised == 1 else 'count'} on them"
+        if promised
+        else "",
         "maintenance of its host is planned" if serviced else "",
     ]
     return " and ".join(filter(None, words)) or "others count on them"
@@ -334,11 +345,9 @@ def _full_disks(hosts: list[str], full: int) -> str:
     return f"{named}: {'its disk is' if full == 1 else 'their disks are'} full"
 
 
-
 def _of_hosts(hosts: object) -> str:
     """What goes on a number of hosts: `` of them is``, or `` are`` where it is not told."""
     return " are" if not hosts else " of them is" if hosts == 1 else " of them are"
-
 
 
 def _too_big_for_any_host(f: ReasonNumbers) -> str:
@@ -346,7 +355,12 @@ def _too_big_for_any_host(f: ReasonNumbers) -> str:
     units, largest = f.get("units"), f.get("largest")
     if f.get("hosts_with_labels") == 0:
         return "No host of this pool has the labels it asks for. Ask without them, or in another pool."
-    if isinstance(units, int) and isinstance(largest, int) and largest >= units and (beside := _insufficient_cpu_or_memory(f, units)):
+    if (
+        isinstance(units, int)
+        and isinstance(largest, int)
+        and largest >= units
+        and (beside := _insufficient_cpu_or_memory(f, units))
+    ):
         return beside
     if isinstance(units, int) and isinstance(largest, int) and largest >= units and not f.is_plural("hosts"):
         return f"No host has the CPU, the memory or the NVLink that it asks for beside {with_count(units, 'GPU')}. Ask for less."
@@ -363,23 +377,30 @@ def _too_big_for_any_host(f: ReasonNumbers) -> str:
     )
 
 
-
 def _insufficient_cpu_or_memory(f: ReasonNumbers, units: int) -> str:
     """Of the CPU and the memory that it asks for beside its GPUs what no host has, with the most that there is. Empty: that is not it."""
     words = {"cpu_milli": cores, "memory_mib": gibibytes}
-    asked = [(name, f.get(name), f.get(f"most_{name}")) for name in words if isinstance(f.get(f"most_{name}"), int)]
+    asked = [
+        (name, f.get(name), f.get(f"most_{name}")) for name in words if isinstance(f.get(f"most_{name}"), int)
+    ]
     if not asked:
         return ""
     short = [(name, want, most) for name, want, most in asked if want > most]
     wanted = " and ".join(words[name](want) for name, want, _ in short or asked)
     beside = f"beside {with_count(units, 'GPU')}"
-    subject = f"There are not {f.plain('', 'hosts')} hosts that have" if f.is_plural("hosts") else "No host has"
+    subject = (
+        f"There are not {f.plain('', 'hosts')} hosts that have" if f.is_plural("hosts") else "No host has"
+    )
     if not short and len(asked) < 2:
         return ""
     if not short:
         return f"{subject} {wanted} together {beside}. Ask for less of one of them."
     most = " and ".join(words[name](most) for name, _, most in short)
-    hosts = f"the most that {f.plain('', 'hosts')} hosts have is" if f.is_plural("hosts") else "the most that one has is"
+    hosts = (
+        f"the most that {f.plain('', 'hosts')} hosts have is"
+        if f.is_plural("hosts")
+        else "the most that one has is"
+    )
     return f"{subject} {wanted} {beside}: {hosts} {most}. Ask for less."
 
 
@@ -389,11 +410,12 @@ def _requested_properties(f: ReasonNumbers) -> str:
         f.model() if f.get("models") else "",
         f.plain("", "profile"),
         f.plain("at least ", "min_memory_mib", after=" MiB") if f.get("min_memory_mib") else "",
-        f"compute capability {f.get('min_compute_capability') / 10:.1f}" if f.get("min_compute_capability") else "",
+        f"compute capability {f.get('min_compute_capability') / 10:.1f}"
+        if f.get("min_compute_capability")
+        else "",
     ]
     said = ", ".join(word for word in words if word)
     return f" ({said})" if said else ""
-
 
 
 def reason_sentence(code: str, numbers: Numbers | None = None, viewer: policy.Viewer | None = None) -> str:
@@ -401,16 +423,18 @@ def reason_sentence(code: str, numbers: Numbers | None = None, viewer: policy.Vi
     if not code:
         return ""
     sentence = REASONS.get(code)
-    said = sentence(ReasonNumbers(numbers or {}, viewer)) if sentence else f"{code.replace('_', ' ').capitalize()}."
+    said = (
+        sentence(ReasonNumbers(numbers or {}, viewer))
+        if sentence
+        else f"{code.replace('_', ' ').capitalize()}."
+    )
     hosts = (numbers or {}).get("failed_on_hosts")
     return f"{said} It failed on {hosts} hosts, so it is not tried again." if isinstance(hosts, int) else said
-
 
 
 def waiting_sentence(workload: Workload, viewer: policy.Viewer | None = None) -> str:
     """One sentence for why a workload waits; empty before the engine looked at it."""
     return reason_sentence(workload.reason_code, waiting_numbers(workload), viewer)
-
 
 
 def waiting_numbers(workload: Workload) -> dict[str, Any]:
@@ -420,7 +444,6 @@ def waiting_numbers(workload: Workload) -> dict[str, Any]:
         on = {"on_array" if "array" in numbers else "on": numbers.get("array", numbers.get("workload"))}
         numbers["condition"] = workload.dependencies.filter(**on).values_list("condition", flat=True).first()
     return numbers
-
 
 
 class RequestedHardware(Protocol):
@@ -445,7 +468,6 @@ def requested_hardware(code: str, ask: RequestedHardware) -> dict[str, Any]:
     return {"wanted": list(ask.models_wanted), "profile": ask.profile, **beside}
 
 
-
 def never_starts_sentence(code: str, numbers: Numbers, viewer: policy.Viewer | None = None) -> str:
     """One sentence for why something would not start whatever ended."""
     if code != "spare_capacity_kept":
@@ -455,7 +477,6 @@ def never_starts_sentence(code: str, numbers: Numbers, viewer: policy.Viewer | N
         f"{gpus(spare)} of this pool are kept for critical work, which leaves {gpus(free - spare)} for the rest; this needs "
         f"{gpus(numbers.get('need'))}. Ask for fewer."
     )
-
 
 
 def decision_sentence(kind: str, code: str, numbers: Numbers, viewer: policy.Viewer | None = None) -> str:

@@ -32,17 +32,17 @@ def clock_change(change: DstOccurrence, time_zone: str) -> str:
     parts = [f"{at:%H:%M} does not exist" for at in change.missing]
     parts += [f"{at:%H:%M} comes twice and the first counts" for at in change.doubled]
     if change.longer:
-        parts.append(f"it lasts {duration(abs(change.longer))} {'longer' if change.longer > timedelta() else 'less'}")
+        parts.append(
+            f"it lasts {duration(abs(change.longer))} {'longer' if change.longer > timedelta() else 'less'}"
+        )
     return (
         f"{day}: the clock of {time_zone} is put {'back' if _goes_back(change) else 'forward'}: {', '.join(parts)}."
         f" It is from {start:%H:%M} to {end:%H:%M}."
     )
 
 
-
 def _goes_back(change: DstOccurrence) -> bool:
     return bool(change.doubled) or change.longer > timedelta()
-
 
 
 def guarantee_effect(
@@ -60,14 +60,12 @@ def guarantee_effect(
     )
 
 
-
 def borrowing_notice(team: str, model: str, held: float, guaranteed: float) -> str:
     """What preemptible work of a team should know that holds more GPUs of a model than it is guaranteed."""
     return (
         f"{team} holds {held:g} × {model_name(model)}, {held - guaranteed:g} of them borrowed: it is guaranteed {guaranteed:g}. Whoever those "
         "are guaranteed to may call them back; preemptible work like this then gets a notice, makes room and waits again."
     )
-
 
 
 def late_warning(wanted_by: datetime | None, done: datetime | None) -> str:
@@ -77,14 +75,15 @@ def late_warning(wanted_by: datetime | None, done: datetime | None) -> str:
     return f"It is wanted by {date_and_time(wanted_by)} and expected to be done at {date_and_time(done)}, {duration(done - wanted_by)} later."
 
 
-
 def unreachable_hosts_warning(pool: str, hosts: Sequence[str], of: int) -> str:
     """A warning for work on several hosts: the hosts of the pool, ``of`` in all, whose workloads no other host reaches."""
     what = "let a job's hosts reach each other over the network (docs/gangs.md)"
     then = "members that talk to each other, as torchrun and MPI do, will not find each other"
     if len(hosts) == of:
         return f"The hosts of {pool} that could run it do not {what}: {then}. Work that shares files only is well there."
-    named = ", ".join(hosts[:MAX_HOSTS_NAMED]) + (f" and {len(hosts) - MAX_HOSTS_NAMED} more" if len(hosts) > MAX_HOSTS_NAMED else "")
+    named = ", ".join(hosts[:MAX_HOSTS_NAMED]) + (
+        f" and {len(hosts) - MAX_HOSTS_NAMED} more" if len(hosts) > MAX_HOSTS_NAMED else ""
+    )
     return (
         f"{len(hosts)} of the {of} hosts of {pool} that could run it do not {what}: {named}. Where it gets one of them, {then};"
         " a label that the others have keeps it to those."
@@ -94,7 +93,11 @@ def unreachable_hosts_warning(pool: str, hosts: Sequence[str], of: int) -> str:
 def placement_rows(row: Workload | Reservation) -> list[tuple[str, str]]:
     """(label, words) of what an ask says beside its GPUs, for a page; what it leaves open is left out."""
     words = _cpu_and_memory(row.cpu_milli, row.memory_mib)
-    capability = f"compute capability {row.min_compute_capability / 10:.1f} or higher" if row.min_compute_capability else ""
+    capability = (
+        f"compute capability {row.min_compute_capability / 10:.1f} or higher"
+        if row.min_compute_capability
+        else ""
+    )
     each = [
         f"at least {gibibytes(row.min_memory_mib)}" if row.min_memory_mib else "",
         capability,
@@ -111,7 +114,9 @@ def placement_rows(row: Workload | Reservation) -> list[tuple[str, str]]:
 
 
 def _cpu_and_memory(cpu_milli: int, memory_mib: int) -> str:
-    return " and ".join(filter(None, [cores(cpu_milli) if cpu_milli else "", gibibytes(memory_mib) if memory_mib else ""]))
+    return " and ".join(
+        filter(None, [cores(cpu_milli) if cpu_milli else "", gibibytes(memory_mib) if memory_mib else ""])
+    )
 
 
 def _labels(labels: Mapping[str, str]) -> str:

@@ -59,7 +59,6 @@ def workload_state_label(workload: Workload, by: str = "") -> tuple[str, str, st
     return WORKLOAD_STATES[workload.state]
 
 
-
 def array_state_label(array: Any) -> str:
     """The word for a whole array, which came with its counts."""
     if array.running or array.waiting:
@@ -67,7 +66,6 @@ def array_state_label(array: Any) -> str:
     if array.failed:
         return f"{array.failed} failed"
     return "Finished" if array.finished else "Cancelled"
-
 
 
 def start_steps(workload: Workload, run: Run | None) -> list[dict[str, Any]]:
@@ -92,7 +90,11 @@ def start_steps(workload: Workload, run: Run | None) -> list[dict[str, Any]]:
         {
             "word": word,
             "at": at,
-            "state": "done" if index < last or (index == last and complete) else "now" if index == last else "ahead",
+            "state": "done"
+            if index < last or (index == last and complete)
+            else "now"
+            if index == last
+            else "ahead",
             "detail": detail,
         }
         for index, (word, at, detail) in enumerate(marks)

@@ -18,7 +18,9 @@ from pathlib import Path
 from scheduler.models import ClockReading
 
 CLOCK_STEP_THRESHOLD = timedelta(seconds=1)  # less is how clocks are kept right
-MAX_READ_SECONDS = 0.05  # seconds in which both clocks are read, or once more: what lies between two readings is no setting
+MAX_READ_SECONDS = (
+    0.05  # seconds in which both clocks are read, or once more: what lies between two readings is no setting
+)
 
 
 class ClockStepped(Exception):

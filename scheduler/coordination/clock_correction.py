@@ -39,7 +39,9 @@ log = logging.getLogger(__name__)
 MAX_TRIES = 5
 
 
-def with_steady_clock(act: Callable[[ClockSample], T], read: ClockSource = read_clocks, *, looks: bool = True) -> T:
+def with_steady_clock(
+    act: Callable[[ClockSample], T], read: ClockSource = read_clocks, *, looks: bool = True
+) -> T:
     """``act`` with a time that the rows share, and again with a new one where the clock was set before it was done: for what may
     be done twice. Whatever it locks is of that time, or ClockWasSet ends it (``scheduler.coordination.locks``). ``looks``: first of all; else
     ``act`` does where it writes. Raises ClockStepped when the clock is set all the time."""
@@ -66,7 +68,10 @@ def correct_clock_step(moment: ClockSample) -> timedelta:
         if last.machine == moment.machine:
             if last.uptime > moment.uptime:
                 return timedelta()  # somebody has looked since
-            if abs(set_by) < CLOCK_STEP_THRESHOLD and moment.uptime - last.uptime < CLOCK_STEP_THRESHOLD.total_seconds():
+            if (
+                abs(set_by) < CLOCK_STEP_THRESHOLD
+                and moment.uptime - last.uptime < CLOCK_STEP_THRESHOLD.total_seconds()
+            ):
                 return timedelta()  # a reading is kept for a second: small corrections don't add up
         if _replace_sample(last, moment, set_by):
             return set_by if abs(set_by) >= CLOCK_STEP_THRESHOLD else timedelta()
@@ -85,7 +90,10 @@ def _replace_sample(last: ClockSample, moment: ClockSample, set_by: timedelta) -
     if not seen.update(wall=moment.wall, machine=moment.machine, uptime=moment.uptime):
         return False
     if abs(set_by) >= CLOCK_STEP_THRESHOLD:
-        log.warning("the clock was set by %.1f s: leases and limits go on as if it had not been", set_by.total_seconds())
+        log.warning(
+            "the clock was set by %.1f s: leases and limits go on as if it had not been",
+            set_by.total_seconds(),
+        )
         ClockReading.objects.filter(pk=1).update(set_at=moment.wall)
         _shift_deadlines(set_by)
         release_expired_bindings(moment.wall)
@@ -99,7 +107,10 @@ def _shift_deadlines(by: timedelta) -> None:
     locks.workload_states(Workload.objects.exclude(state=WorkloadState.ENDED).values_list("pk", flat=True))
     for rows, fields in (
         (Leader.objects.all(), ("renewed_at",)),
-        (Host.objects.all(), ("last_sync_at", "agent_before_heard_at", "credential_expires_at", "disk_full_since")),
+        (
+            Host.objects.all(),
+            ("last_sync_at", "agent_before_heard_at", "credential_expires_at", "disk_full_since"),
+        ),
         # Not placed_at: what it held begins there, and is charged from there on.
         (
             Run.objects.exclude(state=RunState.ENDED),

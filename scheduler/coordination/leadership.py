@@ -19,8 +19,11 @@ def acquire_or_renew(holder: str, now: datetime) -> int | None:
     if row.holder == holder:
         Leader.objects.filter(pk=row.pk).update(renewed_at=now)
         return row.epoch
-    if row.holder and row.renewed_at is not None and now - row.renewed_at < timedelta(seconds=LEADER_TIMEOUT_SECONDS):
+    if (
+        row.holder
+        and row.renewed_at is not None
+        and now - row.renewed_at < timedelta(seconds=LEADER_TIMEOUT_SECONDS)
+    ):
         return None
     Leader.objects.filter(pk=row.pk).update(holder=holder, epoch=row.epoch + 1, renewed_at=now)
     return row.epoch + 1
-

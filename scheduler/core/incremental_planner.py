@@ -119,11 +119,15 @@ class IncrementalPlanner:
         """Arrange everything anew."""
         snapshot = self.snapshot()
         self._pools = {pool.id: PoolSnapshot(snapshot, pool) for pool in snapshot.pools}
-        self._unknown_pool = {queued.id: queued for queued in snapshot.queued if queued.pool not in self._pools}
+        self._unknown_pool = {
+            queued.id: queued for queued in snapshot.queued if queued.pool not in self._pools
+        }
 
     def snapshot(self) -> Snapshot:
         """What a fresh reading would give, rows in the order of their keys."""
-        tables = {name: tuple(self._rows[name][key] for key in sorted(self._rows[name])) for name in SNAPSHOT_TABLES}
+        tables = {
+            name: tuple(self._rows[name][key] for key in sorted(self._rows[name])) for name in SNAPSHOT_TABLES
+        }
         return Snapshot(self.epoch, **tables)
 
     def plan(self, now: int, *, explain: bool = True) -> Plan:

@@ -30,10 +30,16 @@ def plan(snapshot: Snapshot, now: int, *, explain: bool = True) -> Plan:
     return plan_pools(snapshot.epoch, list(pools.values()), homeless, now, explain)
 
 
-def plan_pools(epoch: int, pools: list[PoolSnapshot], homeless: list[QueuedWorkload], now: int, explain: bool) -> Plan:
+def plan_pools(
+    epoch: int, pools: list[PoolSnapshot], homeless: list[QueuedWorkload], now: int, explain: bool
+) -> Plan:
     """The same, from the facts of each pool; ``homeless`` is what waits in none of them."""
     boards = [plan_pool(facts, now, explain) for facts in pools]
-    nowhere = [Refusal(queued.id, ReasonCode.NOT_YOUR_POOL, (("pool", queued.pool),)) for queued in homeless if explain]
+    nowhere = [
+        Refusal(queued.id, ReasonCode.NOT_YOUR_POOL, (("pool", queued.pool),))
+        for queued in homeless
+        if explain
+    ]
     return Plan(
         epoch,
         placements=tuple(sorted((p for b in boards for p in b.placements), key=lambda p: p.workload)),
@@ -45,7 +51,11 @@ def plan_pools(epoch: int, pools: list[PoolSnapshot], homeless: list[QueuedWorkl
 
 
 def plan_pool(
-    facts: PoolSnapshot, now: int, explain: bool, turns: dict[int, QueueTurn] | None = None, until: int | None = None
+    facts: PoolSnapshot,
+    now: int,
+    explain: bool,
+    turns: dict[int, QueueTurn] | None = None,
+    until: int | None = None,
 ) -> PoolState:
     """One pool's part of the plan, on its board. ``turns`` is filled with what each workload's turn was decided by;
     after the turn of the workload ``until``, who asks about that one alone need not know more."""

@@ -40,7 +40,9 @@ class WorkloadTurn:
         self._does_not_fit: set[tuple[int, int] | tuple[int, int, tuple[int, ...]]] = set()
         self._fits_nowhere: set[int] = set()  # the numbers of asks that fit on no kind, whatever their times
         self._no_victims: set[Hashable] = set()
-        self._not_soon_free: set[tuple[int, int, tuple[int, ...]]] = set()  # what will not do when others have left, either
+        self._not_soon_free: set[tuple[int, int, tuple[int, ...]]] = (
+            set()
+        )  # what will not do when others have left, either
         self._may_evict = False  # might the one whose turn it is have evicted somebody?
 
     # -- a start on free units --------------------------------------------------------------------------------------
@@ -48,7 +50,9 @@ class WorkloadTurn:
     def start_on_free_units(self, queued: QueuedWorkload) -> bool:
         """Place a workload if it fits on units that are free now, where it had better go first. There the first kind in its order
         of preference wins."""
-        if self.board.ask_number(queued.ask) in self._fits_nowhere and self.board.can_use_shared_counts(queued):
+        if self.board.ask_number(queued.ask) in self._fits_nowhere and self.board.can_use_shared_counts(
+            queued
+        ):
             return False  # nearly all of a full pool's queue: one look-up each
         granted = kinds_within_limits(self.board, queued)
         if not granted:
@@ -66,8 +70,14 @@ class WorkloadTurn:
         for kind in unit_selection.kinds_in_order(self.board, queued.ask):
             if kind not in granted or not leaves_headroom(self.board, queued, kind):
                 continue
-            units = self._free_units(queued, kind) if among is None else self._free_units_in(queued, kind, among)
-            if units is not None and not self._leaves_spare(queued, units) and queued.id in self.board.workloads_with_earmarks:
+            units = (
+                self._free_units(queued, kind) if among is None else self._free_units_in(queued, kind, among)
+            )
+            if (
+                units is not None
+                and not self._leaves_spare(queued, units)
+                and queued.id in self.board.workloads_with_earmarks
+            ):
                 units = self._units_kept_for(queued, kind, among)  # no spare capacity is touched on these
             if units is not None and self._leaves_spare(queued, units):
                 if not self.line.may_take_kind_now(queued, kind):
@@ -94,7 +104,9 @@ class WorkloadTurn:
         counts = board.free_counts_within(kind, bounds)
         hosts = unit_selection.suitable_hosts(board, ask, counts).nonzero()[0]
         if len(hosts) >= ask.hosts:
-            units = unit_selection.choose_units_on_hosts(board, ask, kind, hosts, counts, availability.available_units(board, queued))
+            units = unit_selection.choose_units_on_hosts(
+                board, ask, kind, hosts, counts, availability.available_units(board, queued)
+            )
             if units is not None:
                 return units
         self._does_not_fit.add((number, kind, bounds))
@@ -108,18 +120,23 @@ class WorkloadTurn:
         """As ``_free_units``, of these units alone. What does not fit here may fit elsewhere."""
         board, number = self.board, self.board.ask_number(queued.ask)
         if board.can_use_shared_counts(queued) and (
-            (number, kind) in self._does_not_fit or (number, kind, availability.time_class(board, queued)) in self._does_not_fit
+            (number, kind) in self._does_not_fit
+            or (number, kind, availability.time_class(board, queued)) in self._does_not_fit
         ):
             return None
         takeable = availability.available_units(board, queued)
-        return unit_selection.choose_units(board, queued.ask, kind, intersection(board.free if takeable is None else takeable, among))
+        return unit_selection.choose_units(
+            board, queued.ask, kind, intersection(board.free if takeable is None else takeable, among)
+        )
 
     def _units_kept_for(self, queued: QueuedWorkload, kind: int, among: Mask | None) -> list[int] | None:
         board, takeable = self.board, availability.available_units(self.board, queued)
         if takeable is None:
             return None
         kept = intersection(takeable, ~board.free)
-        return unit_selection.choose_units(board, queued.ask, kind, kept if among is None else intersection(kept, among))
+        return unit_selection.choose_units(
+            board, queued.ask, kind, kept if among is None else intersection(kept, among)
+        )
 
     def _start(self, queued: QueuedWorkload, kind: int, units: list[int], room: Headroom) -> None:
         board = self.board
@@ -176,7 +193,10 @@ class WorkloadTurn:
         if may_evict:
             return SkipScope.AS_LONG
         number = board.ask_number(queued.ask)
-        fits = any((number, kind) not in self._does_not_fit and enough_free_hosts(board, queued.ask, kind) for kind in allowed)
+        fits = any(
+            (number, kind) not in self._does_not_fit and enough_free_hosts(board, queued.ask, kind)
+            for kind in allowed
+        )
         return SkipScope.AS_LONG if fits else SkipScope.ALL
 
     # -- room made by eviction --------------------------------------------------------------------------------------
@@ -217,7 +237,13 @@ class WorkloadTurn:
         """Two asks with the same key find the same room, or none."""
         user = queued.user if self.board.policy.most_slots_per_user is not None else 0
         who = queued.team, user, queued.priority, queued.preemptible, queued.may_borrow, queued.reservation
-        return self.board.ask_number(queued.ask), kind, who, queued.evicted_by, availability.time_class(self.board, queued)
+        return (
+            self.board.ask_number(queued.ask),
+            kind,
+            who,
+            queued.evicted_by,
+            availability.time_class(self.board, queued),
+        )
 
     def _eviction_is_in_progress(self, queued: QueuedWorkload) -> bool:
         """Those told to go for it hold enough: keep the units and wait."""
@@ -243,7 +269,9 @@ class WorkloadTurn:
         number, alike = board.ask_number(queued.ask), board.can_use_shared_counts(queued)
         bounds = availability.time_class(board, queued)
         for kind in board.kinds_for(queued.ask):
-            if not headroom_for(board, queued, kind).allowed or (alike and (number, kind, bounds) in self._not_soon_free):
+            if not headroom_for(board, queued, kind).allowed or (
+                alike and (number, kind, bounds) in self._not_soon_free
+            ):
                 continue
             if candidates.ObtainableUnits(board, queued, kind).units_after(leaving) is not None:
                 return True

@@ -80,9 +80,12 @@ class ApplyResult:
 
 
 def apply_plan(
-    plan: Plan, snapshot: Snapshot, now: datetime, told: Mapping[int, Refusal] | None = None,
+    plan: Plan,
+    snapshot: Snapshot,
+    now: datetime,
+    told: Mapping[int, Refusal] | None = None,
     keep: Callable[[], object] | None = None,
-) -> ApplyResult:  # fmt: skip
+) -> ApplyResult:
     """Commit what still holds of ``plan``, in one transaction. Raises StaleEpoch when the leader's epoch is not the plan's.
 
     ``told`` is what rows that have not changed since are known to say: those refusals are not compared with them again.
@@ -132,10 +135,14 @@ class _PlanApplication:
         self.states = locks.workload_states(touched.union(self.news))
         self.workloads = {row.pk: row for row in Workload.objects.filter(pk__in=touched)} if touched else {}
         self.pool_of = {pool.id: pool for pool in snapshot.pools}
-        self.facts = PlanChecks(plan, snapshot, self.pools, self.units, self.workloads, now) if acting else None
+        self.facts = (
+            PlanChecks(plan, snapshot, self.pools, self.units, self.workloads, now) if acting else None
+        )
 
     def _units(self) -> dict[int, Unit]:
-        wanted = {u for p in self.plan.placements for u in p.units} | {u for b in self.plan.bindings for u in b.units}
+        wanted = {u for p in self.plan.placements for u in p.units} | {
+            u for b in self.plan.bindings for u in b.units
+        }
         return {u.pk: u for u in Unit.objects.select_related("gpu").filter(pk__in=wanted)} if wanted else {}
 
     def _news(self, told: Mapping[int, Refusal]) -> dict[int, _ChangedRefusal]:
@@ -148,7 +155,9 @@ class _PlanApplication:
         for pk, public_id, *said in rows.values_list("pk", "public_id", *REASON_FIELDS):
             row = dict(zip(REASON_FIELDS, said, strict=True))
             if _row_differs(row, open_[pk]):
-                news[pk] = _ChangedRefusal(open_[pk], public_id, row["reason_code"], row["expected_start"] is None)
+                news[pk] = _ChangedRefusal(
+                    open_[pk], public_id, row["reason_code"], row["expected_start"] is None
+                )
             else:
                 moment = row["expected_start"]
                 known = None if moment is None else int(moment.timestamp())
@@ -178,7 +187,9 @@ class _PlanApplication:
         try:
             with transaction.atomic():
                 BoundUnit.objects.bulk_create(
-                    BoundUnit(reservation=reservation, unit=self.units[u], slots=self.units[u].slots, period=period)
+                    BoundUnit(
+                        reservation=reservation, unit=self.units[u], slots=self.units[u].slots, period=period
+                    )
                     for u in binding.units
                 )
         except IntegrityError as error:
@@ -219,7 +230,9 @@ class _PlanApplication:
             elif self.facts is not None:
                 whys[eviction.workload] = self.facts.eviction_problem(eviction)
         spoilt = {
-            e.for_workload for e in self.plan.evictions if e.for_workload and whys[e.workload] not in ("", ALREADY_STOPPING)
+            e.for_workload
+            for e in self.plan.evictions
+            if e.for_workload and whys[e.workload] not in ("", ALREADY_STOPPING)
         }
         lawful = []
         for eviction in self.plan.evictions:
@@ -228,7 +241,8 @@ class _PlanApplication:
                 self._reject(eviction, why)
             elif eviction.for_workload in spoilt:
                 self._reject(
-                    eviction, "others who were to make room for the same workload may not be told to go any more"
+                    eviction,
+                    "others who were to make room for the same workload may not be told to go any more",
                 )
             else:
                 lawful.append(eviction)
@@ -243,10 +257,17 @@ class _PlanApplication:
         }
         if workload.state == WorkloadState.RUNNING:
             return commands.give_notice(
-                workload, code=eviction.code, stop_at=stop_at, grace_seconds=grace, now=self.now, **beneficiary
+                workload,
+                code=eviction.code,
+                stop_at=stop_at,
+                grace_seconds=grace,
+                now=self.now,
+                **beneficiary,
             )
         if workload.state in (WorkloadState.PLACED, WorkloadState.STARTING):  # has nothing to save yet
-            return commands.order_stop(workload, code=eviction.code, grace_seconds=grace, now=self.now, **beneficiary)
+            return commands.order_stop(
+                workload, code=eviction.code, grace_seconds=grace, now=self.now, **beneficiary
+            )
         return False
 
     # -- work that starts ------------------------------------------------------------------------------------------------
@@ -287,7 +308,9 @@ class _PlanApplication:
         slots = Q()
         for pk in placement.units:
             slots |= Q(slots__overlap=self.units[pk].slots)
-        there = Allocation.objects.filter(slots).filter(Q(period__upper_inf=True) | Q(period__endswith__gt=self.now))
+        there = Allocation.objects.filter(slots).filter(
+            Q(period__upper_inf=True) | Q(period__endswith__gt=self.now)
+        )
         ends = list(there.values_list("period__endswith", flat=True))
         if not ends or None in ends:
             return []
@@ -313,7 +336,9 @@ class _PlanApplication:
                 return f"GPU {unit.gpu_id} is {unit.gpu.repair_state}"
             host = unit.gpu.host
             pool = self.pools.get(host.pool_id)
-            closed = schedulable_hosts.host_unschedulable_code(host, pool.isolation if pool else Isolation.NONE)
+            closed = schedulable_hosts.host_unschedulable_code(
+                host, pool.isolation if pool else Isolation.NONE
+            )
             if closed:
                 return CLOSED_HOST_MESSAGES.get(closed, "host {} takes no new work").format(host.name)
         return ""
@@ -328,10 +353,14 @@ class _PlanApplication:
             workload = self.workloads[placement.workload]
             for rank, (host, units) in enumerate(self._by_host(placement)):
                 run = Run(
-                    workload=workload, attempt=workload.attempt + 1, rank=rank, host_id=host,
-                    generation=next(generations), placed_at=at,
+                    workload=workload,
+                    attempt=workload.attempt + 1,
+                    rank=rank,
+                    host_id=host,
+                    generation=next(generations),
+                    placed_at=at,
                     grace_seconds=self.pools[workload.pool_id].grace_seconds,
-                )  # fmt: skip
+                )
                 runs.append(run)
                 places.append((placement, run, units))
         Run.objects.bulk_create(runs)
@@ -344,7 +373,9 @@ class _PlanApplication:
             hosts[self.units[pk].gpu.host_id].append(self.units[pk])
         return sorted(hosts.items())
 
-    def _allocations(self, places: Sequence[tuple[Placement, Run, list[Unit]]], at: datetime) -> list[Allocation]:
+    def _allocations(
+        self, places: Sequence[tuple[Placement, Run, list[Unit]]], at: datetime
+    ) -> list[Allocation]:
         period = DateTimeTZRange(at, None)
         found: list[Allocation] = []
         left = {placement.workload: placement.borrowed_slots for placement, _, _ in places}
@@ -355,18 +386,32 @@ class _PlanApplication:
                 left[placement.workload] -= unit.slots.upper - unit.slots.lower
                 found.append(
                     Allocation(
-                        run=run, workload=workload, project_id=workload.project_id, unit=unit, slots=unit.slots,
-                        reservation_id=workload.reservation_id, period=period, borrowed=borrowed,
+                        run=run,
+                        workload=workload,
+                        project_id=workload.project_id,
+                        unit=unit,
+                        slots=unit.slots,
+                        reservation_id=workload.reservation_id,
+                        period=period,
+                        borrowed=borrowed,
                     )
-                )  # fmt: skip
+                )
         return found
 
     def _accept(self, placements: Sequence[Placement], runs: Sequence[Run]) -> None:
         commands.order_start(runs, self.now)
         changed = change_states(
-            [self.workloads[p.workload] for p in placements], "state", old=WorkloadState.QUEUED, new=WorkloadState.PLACED,
-            attempt=F("attempt") + 1, position=None, expected_start=None, blockers=[], earmarked_units=[], not_before=None,
-        )  # fmt: skip
+            [self.workloads[p.workload] for p in placements],
+            "state",
+            old=WorkloadState.QUEUED,
+            new=WorkloadState.PLACED,
+            attempt=F("attempt") + 1,
+            position=None,
+            expected_start=None,
+            blockers=[],
+            earmarked_units=[],
+            not_before=None,
+        )
         assert changed == len(placements), "each was queued under this transaction's lock"
         _write_placement_reasons(placements)
         start_estimates.close_placed_estimates([p.workload for p in placements], self.now)
@@ -379,7 +424,9 @@ class _PlanApplication:
             self._invalidate_page(nudge.workload_topic(workload.public_id))
         inside = {w.reservation_id for p in placements if (w := self.workloads[p.workload]).reservation_id}
         if inside:
-            Reservation.objects.filter(pk__in=inside, first_used_at__isnull=True).update(first_used_at=self.now)
+            Reservation.objects.filter(pk__in=inside, first_used_at__isnull=True).update(
+                first_used_at=self.now
+            )
         self._invalidate_page(nudge.QUEUE)
 
     # -- what is said to everybody else ----------------------------------------------------------------------------------
@@ -425,13 +472,23 @@ class _PlanApplication:
             self._invalidate_page(nudge.CALENDAR, f"reservation:{row.public_id}")
 
     def _add_decision(
-        self, workload: int, kind: Decision.Kind, code: str, numbers: ReasonNumbers, eviction: Eviction | None = None
+        self,
+        workload: int,
+        kind: Decision.Kind,
+        code: str,
+        numbers: ReasonNumbers,
+        eviction: Eviction | None = None,
     ) -> None:
         decision = Decision(
-            workload_id=workload, kind=kind, code=str(code), numbers=dict(numbers), epoch=self.plan.epoch, at=self.now,
+            workload_id=workload,
+            kind=kind,
+            code=str(code),
+            numbers=dict(numbers),
+            epoch=self.plan.epoch,
+            at=self.now,
             for_workload_id=eviction.for_workload if eviction else None,
             for_reservation_id=eviction.for_reservation if eviction else None,
-        )  # fmt: skip
+        )
         self.decisions.append(decision)
 
     def _invalidate_page(self, *topics: str) -> None:

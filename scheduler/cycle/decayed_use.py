@@ -18,9 +18,11 @@ FROM unnest(%s::bigint[], %s::float[]) AS said(id, slot_seconds) WHERE use.id = 
 
 
 def update_decayed_use(
-    half_lives: Mapping[int, float], held: Callable[[], Mapping[tuple[int, int], int]], newcomers: Set[tuple[int, int]],
+    half_lives: Mapping[int, float],
+    held: Callable[[], Mapping[tuple[int, int], int]],
+    newcomers: Set[tuple[int, int]],
     now: datetime,
-) -> None:  # fmt: skip
+) -> None:
     """Write decayed use of these pools (their half-lives in seconds) as of ``now``, where it is due.
 
     ``held`` answers slots by (team, pool) since the rows were written last; it is asked only when a row is due. Each of
@@ -40,5 +42,6 @@ def update_decayed_use(
     missing = newcomers - {(row.team_id, row.pool_id) for row in rows}
     if missing:
         DecayedUse.objects.bulk_create(
-            [DecayedUse(team_id=team, pool_id=pool, as_of=now) for team, pool in sorted(missing)], ignore_conflicts=True
+            [DecayedUse(team_id=team, pool_id=pool, as_of=now) for team, pool in sorted(missing)],
+            ignore_conflicts=True,
         )

@@ -37,9 +37,12 @@ def leader_name() -> str:
 
 
 def run_cycle(
-    name: str, now: datetime, clock: Callable[[], datetime] | None = None, warm: SnapshotCache | None = None,
+    name: str,
+    now: datetime,
+    clock: Callable[[], datetime] | None = None,
+    warm: SnapshotCache | None = None,
     recorder: CycleRecorder | None = None,
-) -> ApplyResult | None:  # fmt: skip
+) -> ApplyResult | None:
     """Decide about everything that waits. None when another engine leads, or has taken over meanwhile.
 
     ``clock`` is asked again before the plan is applied: a unit given back after ``now`` and before the snapshot must not be
@@ -61,14 +64,20 @@ def run_cycle(
         raise
     if applied is None:
         return None
-    Leader.objects.filter(pk=1, epoch=epoch).update(last_cycle_at=now, last_cycle_seconds=time.monotonic() - began)
+    Leader.objects.filter(pk=1, epoch=epoch).update(
+        last_cycle_at=now, last_cycle_seconds=time.monotonic() - began
+    )
     for rejection in applied.rejected:
         log.info("not applied: %s: %s", rejection.item, rejection.why)
     return applied
 
 
 def _plan_and_apply(
-    epoch: int, now: datetime, clock: Callable[[], datetime] | None, warm: SnapshotCache, recorder: CycleRecorder | None
+    epoch: int,
+    now: datetime,
+    clock: Callable[[], datetime] | None,
+    warm: SnapshotCache,
+    recorder: CycleRecorder | None,
 ) -> ApplyResult | None:
     warm.refresh(epoch, now)
     if not warm.plan_is_due(now):

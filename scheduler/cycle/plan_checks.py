@@ -27,9 +27,14 @@ class PlanChecks:
     """
 
     def __init__(
-        self, plan: Plan, snapshot: Snapshot, pools: Mapping[int, Pool], units: Mapping[int, Unit],
-        workloads: Mapping[int, Workload], now: datetime,
-    ) -> None:  # fmt: skip
+        self,
+        plan: Plan,
+        snapshot: Snapshot,
+        pools: Mapping[int, Pool],
+        units: Mapping[int, Unit],
+        workloads: Mapping[int, Workload],
+        now: datetime,
+    ) -> None:
         self.now, self.units, self.workloads = now, units, workloads
         self.snapshot_queued = {q.id: q for q in snapshot.queued if q.id in workloads}
         self.snapshot_running = {r.id: r for r in snapshot.running}
@@ -47,7 +52,9 @@ class PlanChecks:
         self.quotas = _quotas_by_key(reader.quotas())
         promises = reading.open_reservations(reader.promised(), reader.bound(), self.now)
         self.promises = {promise.id: promise for promise in promises}
-        self.changed_reservations = [p for p in promises if not _same_window(p, self.snapshot_reservations.get(p.id))]
+        self.changed_reservations = [
+            p for p in promises if not _same_window(p, self.snapshot_reservations.get(p.id))
+        ]
         windows = reading.open_maintenance(reader.maintenance(), self.now)
         self.announced = [window for window in windows if window not in self.snapshot_maintenance]
         self._read_holders(pools)
@@ -88,7 +95,13 @@ class PlanChecks:
             return f"the rules of pool {workload.pool_id} have changed"
         kept = (then.pool, then.project, then.reservation, then.preemptible, then.ask)
         asks = reading.ask_from_row(workload)
-        if kept != (workload.pool_id, workload.project_id, workload.reservation_id, workload.preemptible, asks):
+        if kept != (
+            workload.pool_id,
+            workload.project_id,
+            workload.reservation_id,
+            workload.preemptible,
+            asks,
+        ):
             return "what it asks has changed"
         if workload.max_runtime_seconds > then.max_runtime_seconds:
             return "it may run longer than was planned"
@@ -103,7 +116,14 @@ class PlanChecks:
             return ""
         if then.user in self.grown_users or then.team in self.grown_teams:
             return "its team or its owner holds more than the plan knew"
-        return next((why for model in sorted(set(models)) if (why := self._quota_problem(then.team, then.pool, model))), "")
+        return next(
+            (
+                why
+                for model in sorted(set(models))
+                if (why := self._quota_problem(then.team, then.pool, model))
+            ),
+            "",
+        )
 
     def _quota_problem(self, team: int, pool: int, model: str) -> str:
         before, now = self.snapshot_quotas.get((team, pool, model)), self.quotas.get((team, pool, model))
@@ -173,7 +193,9 @@ class PlanChecks:
         if victim.team in self.shrunk_teams:
             return f"team {victim.team} holds less than the plan knew: it may not borrow any more"
         for model in models:
-            before, now = (q.get((victim.team, victim.pool, model)) for q in (self.snapshot_quotas, self.quotas))
+            before, now = (
+                q.get((victim.team, victim.pool, model)) for q in (self.snapshot_quotas, self.quotas)
+            )
             if (now.guaranteed if now else 0) > (before.guaranteed if before else 0):
                 return f"the guarantee of team {victim.team} for {model} was raised"
         return ""
@@ -182,7 +204,11 @@ class PlanChecks:
 
     def binding_problem(self, reservation: Reservation | None) -> str:
         """Why a reservation gets no units now."""
-        if reservation is None or reservation.state not in OPEN_RESERVATION_STATES or reservation.end <= self.now:
+        if (
+            reservation is None
+            or reservation.state not in OPEN_RESERVATION_STATES
+            or reservation.end <= self.now
+        ):
             return "the reservation is not open any more"
         if reservation.start > self.now:
             return "the reservation was moved to a later time"
@@ -198,7 +224,12 @@ class PlanChecks:
 def _same_window(promise: Promise, then: Promise | None) -> bool:
     if then is None:
         return False
-    return (promise.start, promise.end, promise.ask, promise.pool) == (then.start, then.end, then.ask, then.pool)
+    return (promise.start, promise.end, promise.ask, promise.pool) == (
+        then.start,
+        then.end,
+        then.ask,
+        then.pool,
+    )
 
 
 def _quotas_by_key(quotas: Iterable[QuotaInfo]) -> dict[tuple[int, int, str], QuotaInfo]:

@@ -56,34 +56,50 @@ class CycleRecorder:
 
         Raises TypeError or ValueError for what has no canonical text.
         """
-        if snapshot.epoch != self._epoch:  # others led meanwhile, and what only this process named may be forgotten
+        if (
+            snapshot.epoch != self._epoch
+        ):  # others led meanwhile, and what only this process named may be forgotten
             self._epoch, self._kept = snapshot.epoch, {}
         texts: dict[str, str] = {}
         parts = {name: self._digest(name, getattr(snapshot, name), texts) for name in SNAPSHOT_TABLES}
-        due = {d for d in parts.values() if d in texts or d not in self._kept or now - self._kept[d] >= PART_TOUCH_INTERVAL}
+        due = {
+            d
+            for d in parts.values()
+            if d in texts or d not in self._kept or now - self._kept[d] >= PART_TOUCH_INTERVAL
+        }
         for table, digest in parts.items():
             if digest in due and digest not in texts:
                 texts[digest] = serialization.table_text(getattr(snapshot, table))
         bodies = {digest: zlib.compress(texts[digest].encode(), ZLIB_LEVEL) for digest in sorted(due)}
         return PreparedRecording(
-            parts, bodies, sum(len(body) for digest, body in bodies.items() if digest not in self._kept),
+            parts,
+            bodies,
+            sum(len(body) for digest, body in bodies.items() if digest not in self._kept),
             {
-                "planned_at": planned_at, "epoch": snapshot.epoch, "placed": len(plan.placements),
-                "evicted": len(plan.evictions), "refused": len(plan.refusals),
+                "planned_at": planned_at,
+                "epoch": snapshot.epoch,
+                "placed": len(plan.placements),
+                "evicted": len(plan.evictions),
+                "refused": len(plan.refusals),
                 "plan_sha256": serialization.sha256_hex(serialization.plan_text(plan)),
             },
-        )  # fmt: skip
+        )
 
     @transaction.atomic
     def write(self, prepared: PreparedRecording, now: datetime) -> Recording:
         """Keep it: two statements. Inside the transaction that writes the decisions."""
-        fresh = [RecordingPart(digest=digest, body=body, used_at=now) for digest, body in prepared.bodies.items()]
+        fresh = [
+            RecordingPart(digest=digest, body=body, used_at=now) for digest, body in prepared.bodies.items()
+        ]
         if fresh:
             RecordingPart.objects.bulk_create(
                 fresh, update_conflicts=True, unique_fields=["digest"], update_fields=["used_at"]
             )
         return Recording.objects.create(
-            at=now, parts=prepared.parts, size_bytes=prepared.new_bytes + ROW_OVERHEAD_BYTES, **prepared.columns
+            at=now,
+            parts=prepared.parts,
+            size_bytes=prepared.new_bytes + ROW_OVERHEAD_BYTES,
+            **prepared.columns,
         )
 
     def committed(self, prepared: PreparedRecording, now: datetime) -> None:
@@ -140,7 +156,9 @@ def prune_recordings_to_size(most_bytes: int) -> int:
     with transaction.atomic():
         forgotten, _ = Recording.objects.filter(pk__lte=first_too_many).delete()
         with connection.cursor() as cursor:
-            cursor.execute(DELETE_UNUSED_PARTS_SQL, [Recording.objects.order_by("pk").values_list("at", flat=True)[0]])
+            cursor.execute(
+                DELETE_UNUSED_PARTS_SQL, [Recording.objects.order_by("pk").values_list("at", flat=True)[0]]
+            )
     return forgotten
 
 

@@ -13,13 +13,24 @@ from scheduler.models import Host
 from scheduler.state.isolation import is_weaker_isolation, meets_pool_isolation
 from scheduler.state.states import AdminState, LeaseState, RepairState, accepts_work
 
-SCHEDULABLE_COLUMNS = ("lease_state", "admin_state", "repair_state", "isolation_level", "disk_full", "pool__isolation")  # of a host
+SCHEDULABLE_COLUMNS = (
+    "lease_state",
+    "admin_state",
+    "repair_state",
+    "isolation_level",
+    "disk_full",
+    "pool__isolation",
+)  # of a host
 
 
-def unschedulable_code(lease: str, admin: str, repair: str, isolation: str, disk_full: bool, demanded: str) -> str:
+def unschedulable_code(
+    lease: str, admin: str, repair: str, isolation: str, disk_full: bool, demanded: str
+) -> str:
     """Why a host with these ``SCHEDULABLE_COLUMNS`` takes nothing new: a reason code, empty when it takes new work."""
     if not accepts_work(lease, admin, repair):
-        return str(ReasonCode.HELD_FOR_MAINTENANCE if admin == AdminState.MAINTENANCE else ReasonCode.HOST_CLOSED)
+        return str(
+            ReasonCode.HELD_FOR_MAINTENANCE if admin == AdminState.MAINTENANCE else ReasonCode.HOST_CLOSED
+        )
     if is_weaker_isolation(isolation, demanded):
         return str(ReasonCode.ISOLATION_TOO_WEAK)
     return str(ReasonCode.HOST_FULL) if disk_full else ""
@@ -38,6 +49,10 @@ def is_schedulable(host: Host) -> bool:
 
 def schedulable_filter(path: str) -> Q:
     """Of rows that refer to a host by this path: their host takes new work."""
-    states = {"lease_state": LeaseState.ALIVE, "admin_state": AdminState.IN_SERVICE, "repair_state": RepairState.WELL}
+    states = {
+        "lease_state": LeaseState.ALIVE,
+        "admin_state": AdminState.IN_SERVICE,
+        "repair_state": RepairState.WELL,
+    }
     asked = {**states, "disk_full": False}
     return Q(**{f"{path}__{name}": value for name, value in asked.items()}) & meets_pool_isolation(path)

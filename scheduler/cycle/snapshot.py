@@ -119,7 +119,9 @@ def _by_owner(gates: Iterable[BudgetGate]) -> ClosedGates:
 def budget_effect(gates: ClosedGates, team: int, project: int) -> BudgetEffect:
     """What the gates of a team and of its project say together."""
     both = gates.get(("team", team), {}), gates.get(("project", project), {})
-    stopped = [of[BudgetGate.Action.STOP_BORROWING].until for of in both if BudgetGate.Action.STOP_BORROWING in of]
+    stopped = [
+        of[BudgetGate.Action.STOP_BORROWING].until for of in both if BudgetGate.Action.STOP_BORROWING in of
+    ]
     again = epoch_seconds(max(stopped)) if stopped else None
     refused = {**both[0], **both[1]}.get(BudgetGate.Action.REFUSE_NEW)
     if refused is None:
@@ -134,7 +136,9 @@ def ask_from_row(row: HardwareColumns) -> snapshot.Ask:
 
 def queued_from_row(row: Workload, now: datetime) -> snapshot.QueuedWorkload:
     """What a workload that is not written yet, with its id, would be to the planner if it waited at ``now``. One query."""
-    return TimeEffects(closed_budget_gates(now), {}).queued({name: _column_value(row, name) for name in QUEUED_COLUMNS})
+    return TimeEffects(closed_budget_gates(now), {}).queued(
+        {name: _column_value(row, name) for name in QUEUED_COLUMNS}
+    )
 
 
 def _column_value(row: Any, name: str) -> Any:
@@ -185,7 +189,9 @@ class SnapshotRows:
     used: list[tuple[int, int, float, datetime]]  # team, pool, slot-seconds, as of
     hosts: dict[int, snapshot.HostInfo] = field(default_factory=dict)
     units: dict[int, snapshot.UnitInfo] = field(default_factory=dict)
-    retired: set[int] = field(default_factory=set)  # of these units, those that are only here while they are held
+    retired: set[int] = field(
+        default_factory=set
+    )  # of these units, those that are only here while they are held
     held: dict[int, HeldUnits] = field(default_factory=dict)
     running: dict[int, Columns] = field(default_factory=dict)
     queued: dict[int, Columns] = field(default_factory=dict)
@@ -203,7 +209,10 @@ class SnapshotReader:
         rows = SnapshotRows(
             epoch=Leader.objects.filter(pk=1).values_list("epoch", flat=True).first() or 0,
             pools={pool.pk: pool_from_row(pool) for pool in self._within(Pool.objects.order_by("pk"), "pk")},
-            teams={row[0]: snapshot.TeamInfo(*row) for row in Team.objects.order_by("pk").values_list("pk", "name", "weight")},
+            teams={
+                row[0]: snapshot.TeamInfo(*row)
+                for row in Team.objects.order_by("pk").values_list("pk", "name", "weight")
+            },
             quotas=self.quotas(),
             gates=self.gates(),
             promised=self.promised(),
@@ -224,7 +233,10 @@ class SnapshotReader:
         return SnapshotRows(
             epoch=0,
             pools={pool.pk: pool_from_row(pool) for pool in self._within(Pool.objects.order_by("pk"), "pk")},
-            teams={row[0]: snapshot.TeamInfo(*row) for row in Team.objects.order_by("pk").values_list("pk", "name", "weight")},
+            teams={
+                row[0]: snapshot.TeamInfo(*row)
+                for row in Team.objects.order_by("pk").values_list("pk", "name", "weight")
+            },
             quotas=self.quotas(unused=True),
             gates=[],
             promised=self.promised(),
@@ -275,10 +287,15 @@ class SnapshotReader:
             self._within(rows, "unit__gpu__host__pool")
             .order_by()
             .values("workload_id")
-            .annotate(all_units=ArrayAgg("unit_id"), since=Min("period__startswith"), size=Sum(_size("slots")))
+            .annotate(
+                all_units=ArrayAgg("unit_id"), since=Min("period__startswith"), size=Sum(_size("slots"))
+            )
             .values_list("workload_id", "all_units", "since", "size")
         )
-        return {w: HeldUnits(tuple(sorted(units)), epoch_seconds(since), int(slots)) for w, units, since, slots in sums}
+        return {
+            w: HeldUnits(tuple(sorted(units)), epoch_seconds(since), int(slots))
+            for w, units, since, slots in sums
+        }
 
     def running(self, held: Collection[int]) -> dict[int, Columns]:
         """The rows of those who hold something."""
@@ -291,7 +308,11 @@ class SnapshotReader:
         return {row[0]: dict(zip(QUEUED_COLUMNS, row, strict=True)) for row in found}
 
     def promised(self) -> list[Reservation]:
-        rows = Reservation.objects.filter(state__in=OPEN_RESERVATION_STATES, end__gt=self.now).select_related("project").order_by("pk")
+        rows = (
+            Reservation.objects.filter(state__in=OPEN_RESERVATION_STATES, end__gt=self.now)
+            .select_related("project")
+            .order_by("pk")
+        )
         return list(self._within(rows, "pool"))
 
     def bound(self) -> list[tuple[int, int, datetime, datetime]]:
@@ -337,7 +358,9 @@ class TimeEffects:
         return self._to_workloads() == other._to_workloads()
 
     def _to_workloads(self) -> tuple[object, object]:
-        gates = {whose: {action: gate.numbers for action, gate in of.items()} for whose, of in self.gates.items()}
+        gates = {
+            whose: {action: gate.numbers for action, gate in of.items()} for whose, of in self.gates.items()
+        }
         return gates, {promise.id: promise.end for promise in self.reservations.values()}
 
     def queued(self, row: Columns) -> snapshot.QueuedWorkload:
@@ -346,7 +369,10 @@ class TimeEffects:
         if row["reservation__state"] is not None and row["reservation__state"] not in OPEN_RESERVATION_STATES:
             code, numbers = str(ReasonCode.RESERVATION_OVER), ()
         elif row["waits_for"] or row["waits_for_arrays"]:
-            code, numbers = str(ReasonCode.DEPENDENCY), dependencies.dependency_numbers(row["waits_for"], row["waits_for_arrays"])
+            code, numbers = (
+                str(ReasonCode.DEPENDENCY),
+                dependencies.dependency_numbers(row["waits_for"], row["waits_for_arrays"]),
+            )
         elif row["held_back"]:
             code, numbers = str(ReasonCode.ARRAY_LIMIT), (("most_at_once", row["array__most_at_once"]),)
         return snapshot.QueuedWorkload(
@@ -426,12 +452,18 @@ def open_reservations(
     return [_reservation(row, units[row.pk]) for row in promised if row.end > now]
 
 
-def open_maintenance(windows: Iterable[tuple[int, datetime, datetime]], now: datetime) -> tuple[snapshot.MaintenanceInfo, ...]:
+def open_maintenance(
+    windows: Iterable[tuple[int, datetime, datetime]], now: datetime
+) -> tuple[snapshot.MaintenanceInfo, ...]:
     """The windows that are not over."""
-    return tuple(snapshot.MaintenanceInfo(h, epoch_seconds(s), epoch_seconds(e)) for h, s, e in windows if e > now)
+    return tuple(
+        snapshot.MaintenanceInfo(h, epoch_seconds(s), epoch_seconds(e)) for h, s, e in windows if e > now
+    )
 
 
-def decayed_use_at(rows: SnapshotRows, slots: Mapping[tuple[int, int], int], now: datetime) -> tuple[snapshot.DecayedUseInfo, ...]:
+def decayed_use_at(
+    rows: SnapshotRows, slots: Mapping[tuple[int, int], int], now: datetime
+) -> tuple[snapshot.DecayedUseInfo, ...]:
     """Decayed use as of ``now``; ``slots`` is what each (team, pool) holds."""
     return tuple(
         snapshot.DecayedUseInfo(
@@ -569,22 +601,43 @@ def pool_from_row(pool: Pool) -> snapshot.PoolInfo:
 
 
 def _quota(
-    team: int, pool: int, name: str, guaranteed: int, borrow: int | None, worth: int | None, used_up: bool, refuse: str,
+    team: int,
+    pool: int,
+    name: str,
+    guaranteed: int,
+    borrow: int | None,
+    worth: int | None,
+    used_up: bool,
+    refuse: str,
     until: datetime | None,
-) -> snapshot.QuotaInfo:  # fmt: skip
+) -> snapshot.QuotaInfo:
     """A quota as it holds: one whose GPU-hours are used up guarantees nothing until its period is over."""
     if not used_up or worth is None or until is None:
         return snapshot.QuotaInfo(team, pool, name, guaranteed, borrow)
     limit = 0 if refuse == Quota.WhenUsedUp.REFUSE else borrow
     hours = worth // (SLOTS_PER_GPU * 3600)
     return snapshot.QuotaInfo(
-        team, pool, name, 0, limit, used_up_until=epoch_seconds(until), gpu_hours=hours, guaranteed_again=guaranteed,
+        team,
+        pool,
+        name,
+        0,
+        limit,
+        used_up_until=epoch_seconds(until),
+        gpu_hours=hours,
+        guaranteed_again=guaranteed,
         borrow_limit_again=borrow,
-    )  # fmt: skip
+    )
 
 
 def _host(
-    pk: int, name: str, pool: int, labels: dict[str, Any], cpu: int, memory: int, storage: int | None, *states: Any
+    pk: int,
+    name: str,
+    pool: int,
+    labels: dict[str, Any],
+    cpu: int,
+    memory: int,
+    storage: int | None,
+    *states: Any,
 ) -> snapshot.HostInfo:
     closed = schedulable_hosts.unschedulable_code(*states)
     return snapshot.HostInfo(pk, name, pool, _pairs(labels), cpu, memory, not closed, closed, storage)

@@ -28,7 +28,9 @@ log = logging.getLogger(__name__)
 
 SELF_CHECK_SECONDS = 60
 MAX_INCREMENTAL_CHANGES = 5_000  # rows; more are read sooner all together
-MAX_PLAN_AGE_SECONDS = 10  # without any change, a plan is made anew after so long: estimates and shares move with time
+MAX_PLAN_AGE_SECONDS = (
+    10  # without any change, a plan is made anew after so long: estimates and shares move with time
+)
 
 TableRows = dict[Any, Any]
 
@@ -117,7 +119,9 @@ class SnapshotCache:
         rows, reader = self._kept(), reading.SnapshotReader(None, now)
         workloads = set(changed.get("workload", ()))
         if "reservation" in changed:
-            inside = Workload.objects.filter(reservation__in=changed["reservation"]).values_list("pk", flat=True)
+            inside = Workload.objects.filter(reservation__in=changed["reservation"]).values_list(
+                "pk", flat=True
+            )
             workloads |= {pk for pk in inside if pk in rows.queued or pk in rows.running}
         units = self._read_workloads(workloads, reader) if workloads else set()
         hosts = changed.get("host", set())
@@ -158,7 +162,9 @@ class SnapshotCache:
         for pk in ids:
             self.told.pop(pk, None)
         after = {unit for each in held.values() for unit in each.units}
-        return {unit for unit in before if unit in rows.retired} | {unit for unit in after if unit not in rows.units}
+        return {unit for unit in before if unit in rows.retired} | {
+            unit for unit in after if unit not in rows.units
+        }
 
     def _kept(self) -> reading.SnapshotRows:
         assert self._rows is not None, "nothing was read yet"
@@ -166,7 +172,9 @@ class SnapshotCache:
 
     # -- from rows to the standing snapshot --------------------------------------------------------------------------------
 
-    def _update_standing(self, touched: Mapping[str, set[Any]], changed: Collection[str], now: datetime) -> None:
+    def _update_standing(
+        self, touched: Mapping[str, set[Any]], changed: Collection[str], now: datetime
+    ) -> None:
         """What the rows now say, as of ``now``, into the standing snapshot."""
         rows, before = self._kept(), self._moment
         moment = self._moment = reading.time_effects(rows, now)
@@ -180,7 +188,9 @@ class SnapshotCache:
         self._collect_changes(found, "units", touched["units"], rows.units)
         waiting = {pk: moment.queued(rows.queued[pk]) for pk in workloads if pk in rows.queued}
         self._collect_changes(found, "queued", workloads, waiting)
-        holding = {pk: moment.running(rows.running[pk], rows.held[pk]) for pk in workloads if pk in rows.running}
+        holding = {
+            pk: moment.running(rows.running[pk], rows.held[pk]) for pk in workloads if pk in rows.running
+        }
         self._collect_changes(found, "running", workloads, holding)
         self._collect_table_changes(found, "quotas", rows.quotas)
         self._collect_table_changes(found, "reservations", moment.reservations.values())
@@ -206,7 +216,9 @@ class SnapshotCache:
         if gone:
             found[f"{name}_gone"] = gone
 
-    def _collect_table_changes(self, found: dict[str, tuple[Any, ...]], name: str, rows: Iterable[Any]) -> None:
+    def _collect_table_changes(
+        self, found: dict[str, tuple[Any, ...]], name: str, rows: Iterable[Any]
+    ) -> None:
         """The same for a small table of which all rows are at hand."""
         table, now = self._tables[name], {row_key(row): row for row in rows}
         gone = [row for key, row in table.items() if key not in now]
@@ -223,7 +235,9 @@ class SnapshotCache:
         wrong = [name for name in SNAPSHOT_TABLES if getattr(expected, name) != getattr(mine, name)]
         self._checked_at = now
         if wrong:
-            log.error("the warm snapshot was not what the database says, in %s: read afresh", ", ".join(wrong))
+            log.error(
+                "the warm snapshot was not what the database says, in %s: read afresh", ", ".join(wrong)
+            )
             self._take_over(epoch, now, fresh, self._seen)
 
     def _next_time_change(self, now: datetime) -> datetime:
@@ -234,13 +248,18 @@ class SnapshotCache:
         moments += [reservation.start for reservation in taken["reservations"].values()]
         moments += [window.start for window in taken["maintenance"].values()]
         if taken["queued"]:
-            moments += [r.started + minimum.get(r.pool, 0) for r in taken["running"].values() if r.preemptible]
+            moments += [
+                r.started + minimum.get(r.pool, 0) for r in taken["running"].values() if r.preemptible
+            ]
         ahead = min((moment for moment in moments if moment > at), default=None)
         return now + timedelta(seconds=MAX_PLAN_AGE_SECONDS if ahead is None else ahead - at)
 
 
 def _needs_full_read(changed: Mapping[str, set[int]]) -> bool:
-    return change_feed.WHOLE_TABLE in changed or sum(len(ids) for ids in changed.values()) > MAX_INCREMENTAL_CHANGES
+    return (
+        change_feed.WHOLE_TABLE in changed
+        or sum(len(ids) for ids in changed.values()) > MAX_INCREMENTAL_CHANGES
+    )
 
 
 def _replace(table: dict[int, Any], ids: Iterable[int], found: Mapping[int, Any]) -> None:

@@ -11,7 +11,6 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
     dependencies = [
@@ -20,487 +19,1186 @@ class Migration(migrations.Migration):
 
     operations = [
         migrations.CreateModel(
-            name='Host',
+            name="Host",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('name', models.CharField(max_length=63, unique=True)),
-                ('labels', models.JSONField(blank=True, default=dict)),
-                ('simulated', models.BooleanField(default=False, help_text='its NVML readings are simulated')),
-                ('hardware', models.JSONField(blank=True, default=dict, help_text='what the agent last reported of the machine')),
-                ('isolation', models.CharField(blank=True, default='', help_text='bubblewrap or plain, as the agent reports', max_length=20)),
-                ('cpu_milli', models.PositiveIntegerField(default=0)),
-                ('memory_mib', models.PositiveIntegerField(default=0)),
-                ('agent_version', models.CharField(blank=True, default='', max_length=40)),
-                ('boot_id', models.CharField(blank=True, default='', max_length=64)),
-                ('agent_instance', models.CharField(blank=True, default='', help_text='random per agent installation: tells a clone', max_length=64)),
-                ('credential_hash', models.CharField(blank=True, default='', max_length=64)),
-                ('credential_expires_at', models.DateTimeField(blank=True, null=True)),
-                ('lease_state', models.CharField(choices=[('joining', 'joining'), ('alive', 'alive'), ('suspect', 'suspect'), ('silent', 'silent')], default=scheduler.state.states.LeaseState['JOINING'], max_length=10)),
-                ('admin_state', models.CharField(choices=[('in_service', 'in service'), ('cordoned', 'cordoned'), ('draining', 'draining'), ('maintenance', 'maintenance')], default=scheduler.state.states.AdminState['IN_SERVICE'], max_length=12)),
-                ('repair_state', models.CharField(choices=[('well', 'well'), ('quarantined', 'quarantined'), ('diagnosing', 'diagnosing'), ('out', 'out')], default=scheduler.state.states.RepairState['WELL'], max_length=12)),
-                ('state_reason', models.CharField(blank=True, default='', help_text='why it is not simply in service', max_length=300)),
-                ('refused_agent', models.JSONField(blank=True, help_text='the last agent that was turned away here: instance, boot_id, reason, at', null=True)),
-                ('last_sync_at', models.DateTimeField(blank=True, null=True)),
-                ('silent_since', models.DateTimeField(blank=True, null=True)),
-                ('created_at', models.DateTimeField()),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("name", models.CharField(max_length=63, unique=True)),
+                ("labels", models.JSONField(blank=True, default=dict)),
+                (
+                    "simulated",
+                    models.BooleanField(default=False, help_text="its NVML readings are simulated"),
+                ),
+                (
+                    "hardware",
+                    models.JSONField(
+                        blank=True, default=dict, help_text="what the agent last reported of the machine"
+                    ),
+                ),
+                (
+                    "isolation",
+                    models.CharField(
+                        blank=True,
+                        default="",
+                        help_text="bubblewrap or plain, as the agent reports",
+                        max_length=20,
+                    ),
+                ),
+                ("cpu_milli", models.PositiveIntegerField(default=0)),
+                ("memory_mib", models.PositiveIntegerField(default=0)),
+                ("agent_version", models.CharField(blank=True, default="", max_length=40)),
+                ("boot_id", models.CharField(blank=True, default="", max_length=64)),
+                (
+                    "agent_instance",
+                    models.CharField(
+                        blank=True,
+                        default="",
+                        help_text="random per agent installation: tells a clone",
+                        max_length=64,
+                    ),
+                ),
+                ("credential_hash", models.CharField(blank=True, default="", max_length=64)),
+                ("credential_expires_at", models.DateTimeField(blank=True, null=True)),
+                (
+                    "lease_state",
+                    models.CharField(
+                        choices=[
+                            ("joining", "joining"),
+                            ("alive", "alive"),
+                            ("suspect", "suspect"),
+                            ("silent", "silent"),
+                        ],
+                        default=scheduler.state.states.LeaseState["JOINING"],
+                        max_length=10,
+                    ),
+                ),
+                (
+                    "admin_state",
+                    models.CharField(
+                        choices=[
+                            ("in_service", "in service"),
+                            ("cordoned", "cordoned"),
+                            ("draining", "draining"),
+                            ("maintenance", "maintenance"),
+                        ],
+                        default=scheduler.state.states.AdminState["IN_SERVICE"],
+                        max_length=12,
+                    ),
+                ),
+                (
+                    "repair_state",
+                    models.CharField(
+                        choices=[
+                            ("well", "well"),
+                            ("quarantined", "quarantined"),
+                            ("diagnosing", "diagnosing"),
+                            ("out", "out"),
+                        ],
+                        default=scheduler.state.states.RepairState["WELL"],
+                        max_length=12,
+                    ),
+                ),
+                (
+                    "state_reason",
+                    models.CharField(
+                        blank=True, default="", help_text="why it is not simply in service", max_length=300
+                    ),
+                ),
+                (
+                    "refused_agent",
+                    models.JSONField(
+                        blank=True,
+                        help_text="the last agent that was turned away here: instance, boot_id, reason, at",
+                        null=True,
+                    ),
+                ),
+                ("last_sync_at", models.DateTimeField(blank=True, null=True)),
+                ("silent_since", models.DateTimeField(blank=True, null=True)),
+                ("created_at", models.DateTimeField()),
             ],
         ),
         migrations.CreateModel(
-            name='Pool',
+            name="Pool",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('slug', models.SlugField(max_length=40, unique=True)),
-                ('name', models.CharField(max_length=80, unique=True)),
-                ('kind', models.CharField(choices=[('static', 'static'), ('dynamic', 'dynamic')], max_length=10)),
-                ('notice_seconds', models.PositiveIntegerField(default=30)),
-                ('grace_seconds', models.PositiveIntegerField(default=30)),
-                ('minimum_runtime_seconds', models.PositiveIntegerField(default=300)),
-                ('half_life_seconds', models.PositiveIntegerField(default=604800)),
-                ('spare_slots', models.PositiveIntegerField(default=0)),
-                ('longest_runtime_seconds', models.PositiveIntegerField(default=604800)),
-                ('most_gpus_per_user', models.PositiveIntegerField(blank=True, null=True)),
-                ('most_gpus_per_workload', models.PositiveIntegerField(blank=True, null=True)),
-                ('approval_above_gpus', models.PositiveIntegerField(default=4, help_text='reservations above this wait for approval')),
-                ('longest_reservation_seconds', models.PositiveIntegerField(default=1209600)),
-                ('reservation_horizon_seconds', models.PositiveIntegerField(default=7776000)),
-                ('no_show_seconds', models.PositiveIntegerField(default=1800)),
-                ('idle_limit_seconds', models.PositiveIntegerField(default=3600)),
-                ('created_at', models.DateTimeField()),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("slug", models.SlugField(max_length=40, unique=True)),
+                ("name", models.CharField(max_length=80, unique=True)),
+                (
+                    "kind",
+                    models.CharField(choices=[("static", "static"), ("dynamic", "dynamic")], max_length=10),
+                ),
+                ("notice_seconds", models.PositiveIntegerField(default=30)),
+                ("grace_seconds", models.PositiveIntegerField(default=30)),
+                ("minimum_runtime_seconds", models.PositiveIntegerField(default=300)),
+                ("half_life_seconds", models.PositiveIntegerField(default=604800)),
+                ("spare_slots", models.PositiveIntegerField(default=0)),
+                ("longest_runtime_seconds", models.PositiveIntegerField(default=604800)),
+                ("most_gpus_per_user", models.PositiveIntegerField(blank=True, null=True)),
+                ("most_gpus_per_workload", models.PositiveIntegerField(blank=True, null=True)),
+                (
+                    "approval_above_gpus",
+                    models.PositiveIntegerField(
+                        default=4, help_text="reservations above this wait for approval"
+                    ),
+                ),
+                ("longest_reservation_seconds", models.PositiveIntegerField(default=1209600)),
+                ("reservation_horizon_seconds", models.PositiveIntegerField(default=7776000)),
+                ("no_show_seconds", models.PositiveIntegerField(default=1800)),
+                ("idle_limit_seconds", models.PositiveIntegerField(default=3600)),
+                ("created_at", models.DateTimeField()),
             ],
         ),
         migrations.CreateModel(
-            name='Project',
+            name="Project",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('slug', models.SlugField(max_length=40)),
-                ('name', models.CharField(max_length=80)),
-                ('active', models.BooleanField(default=True)),
-                ('created_at', models.DateTimeField()),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("slug", models.SlugField(max_length=40)),
+                ("name", models.CharField(max_length=80)),
+                ("active", models.BooleanField(default=True)),
+                ("created_at", models.DateTimeField()),
             ],
         ),
         migrations.CreateModel(
-            name='Team',
+            name="Team",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('slug', models.SlugField(max_length=40, unique=True)),
-                ('name', models.CharField(max_length=80, unique=True)),
-                ('tag', models.CharField(help_text='two or three letters beside its colour', max_length=3)),
-                ('colour', models.PositiveSmallIntegerField(default=1, help_text='1 to 8, of the palette')),
-                ('weight', models.PositiveIntegerField(default=1, help_text='its part in fair share')),
-                ('highest_priority', models.PositiveSmallIntegerField(choices=[(0, 'low'), (1, 'normal'), (2, 'high'), (3, 'critical')], default=2)),
-                ('created_at', models.DateTimeField()),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("slug", models.SlugField(max_length=40, unique=True)),
+                ("name", models.CharField(max_length=80, unique=True)),
+                ("tag", models.CharField(help_text="two or three letters beside its colour", max_length=3)),
+                ("colour", models.PositiveSmallIntegerField(default=1, help_text="1 to 8, of the palette")),
+                ("weight", models.PositiveIntegerField(default=1, help_text="its part in fair share")),
+                (
+                    "highest_priority",
+                    models.PositiveSmallIntegerField(
+                        choices=[(0, "low"), (1, "normal"), (2, "high"), (3, "critical")], default=2
+                    ),
+                ),
+                ("created_at", models.DateTimeField()),
             ],
         ),
         migrations.CreateModel(
-            name='Gpu',
+            name="Gpu",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('index', models.PositiveSmallIntegerField()),
-                ('uuid', models.CharField(max_length=80, unique=True)),
-                ('model', models.CharField(max_length=60)),
-                ('memory_mib', models.PositiveIntegerField()),
-                ('compute_capability', models.PositiveSmallIntegerField(default=0, help_text='90 for 9.0')),
-                ('nvlink_group', models.PositiveSmallIntegerField(blank=True, null=True)),
-                ('numa_node', models.PositiveSmallIntegerField(blank=True, null=True)),
-                ('pci_bus_id', models.CharField(blank=True, default='', max_length=32)),
-                ('repair_state', models.CharField(choices=[('well', 'well'), ('quarantined', 'quarantined'), ('diagnosing', 'diagnosing'), ('out', 'out')], default=scheduler.state.states.RepairState['WELL'], max_length=12)),
-                ('state_reason', models.CharField(blank=True, default='', max_length=300)),
-                ('retired_at', models.DateTimeField(blank=True, help_text='no longer reported by its host', null=True)),
-                ('created_at', models.DateTimeField()),
-                ('host', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='gpus', to='scheduler.host')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("index", models.PositiveSmallIntegerField()),
+                ("uuid", models.CharField(max_length=80, unique=True)),
+                ("model", models.CharField(max_length=60)),
+                ("memory_mib", models.PositiveIntegerField()),
+                ("compute_capability", models.PositiveSmallIntegerField(default=0, help_text="90 for 9.0")),
+                ("nvlink_group", models.PositiveSmallIntegerField(blank=True, null=True)),
+                ("numa_node", models.PositiveSmallIntegerField(blank=True, null=True)),
+                ("pci_bus_id", models.CharField(blank=True, default="", max_length=32)),
+                (
+                    "repair_state",
+                    models.CharField(
+                        choices=[
+                            ("well", "well"),
+                            ("quarantined", "quarantined"),
+                            ("diagnosing", "diagnosing"),
+                            ("out", "out"),
+                        ],
+                        default=scheduler.state.states.RepairState["WELL"],
+                        max_length=12,
+                    ),
+                ),
+                ("state_reason", models.CharField(blank=True, default="", max_length=300)),
+                (
+                    "retired_at",
+                    models.DateTimeField(blank=True, help_text="no longer reported by its host", null=True),
+                ),
+                ("created_at", models.DateTimeField()),
+                (
+                    "host",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT, related_name="gpus", to="scheduler.host"
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='HostStateChange',
+            name="HostStateChange",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('lease_state', models.CharField(max_length=10)),
-                ('admin_state', models.CharField(max_length=12)),
-                ('repair_state', models.CharField(max_length=12)),
-                ('reason', models.CharField(blank=True, default='', max_length=300)),
-                ('at', models.DateTimeField()),
-                ('host', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='state_changes', to='scheduler.host')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("lease_state", models.CharField(max_length=10)),
+                ("admin_state", models.CharField(max_length=12)),
+                ("repair_state", models.CharField(max_length=12)),
+                ("reason", models.CharField(blank=True, default="", max_length=300)),
+                ("at", models.DateTimeField()),
+                (
+                    "host",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="state_changes",
+                        to="scheduler.host",
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='JoinToken',
+            name="JoinToken",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('token_hash', models.CharField(max_length=64, unique=True)),
-                ('created_at', models.DateTimeField()),
-                ('expires_at', models.DateTimeField()),
-                ('used_at', models.DateTimeField(blank=True, null=True)),
-                ('host', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='join_tokens', to='scheduler.host')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("token_hash", models.CharField(max_length=64, unique=True)),
+                ("created_at", models.DateTimeField()),
+                ("expires_at", models.DateTimeField()),
+                ("used_at", models.DateTimeField(blank=True, null=True)),
+                (
+                    "host",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="join_tokens",
+                        to="scheduler.host",
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='Leader',
+            name="Leader",
             fields=[
-                ('id', models.PositiveSmallIntegerField(default=1, primary_key=True, serialize=False)),
-                ('epoch', models.BigIntegerField(default=0)),
-                ('holder', models.CharField(blank=True, default='', max_length=80)),
-                ('renewed_at', models.DateTimeField(blank=True, null=True)),
-                ('last_cycle_at', models.DateTimeField(blank=True, null=True)),
-                ('last_cycle_seconds', models.FloatField(blank=True, null=True)),
+                ("id", models.PositiveSmallIntegerField(default=1, primary_key=True, serialize=False)),
+                ("epoch", models.BigIntegerField(default=0)),
+                ("holder", models.CharField(blank=True, default="", max_length=80)),
+                ("renewed_at", models.DateTimeField(blank=True, null=True)),
+                ("last_cycle_at", models.DateTimeField(blank=True, null=True)),
+                ("last_cycle_seconds", models.FloatField(blank=True, null=True)),
             ],
             options={
-                'constraints': [models.CheckConstraint(condition=models.Q(('id', 1)), name='there_is_one_leader_row')],
+                "constraints": [
+                    models.CheckConstraint(condition=models.Q(("id", 1)), name="there_is_one_leader_row")
+                ],
             },
         ),
         migrations.CreateModel(
-            name='MaintenanceWindow',
+            name="MaintenanceWindow",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('start', models.DateTimeField()),
-                ('end', models.DateTimeField()),
-                ('reason', models.CharField(max_length=300)),
-                ('created_at', models.DateTimeField()),
-                ('host', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='maintenance_windows', to='scheduler.host')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("start", models.DateTimeField()),
+                ("end", models.DateTimeField()),
+                ("reason", models.CharField(max_length=300)),
+                ("created_at", models.DateTimeField()),
+                (
+                    "host",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="maintenance_windows",
+                        to="scheduler.host",
+                    ),
+                ),
             ],
         ),
         migrations.AddField(
-            model_name='host',
-            name='pool',
-            field=models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='hosts', to='scheduler.pool'),
+            model_name="host",
+            name="pool",
+            field=models.ForeignKey(
+                on_delete=django.db.models.deletion.PROTECT, related_name="hosts", to="scheduler.pool"
+            ),
         ),
         migrations.CreateModel(
-            name='Reservation',
+            name="Reservation",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('units', models.PositiveIntegerField()),
-                ('hosts', models.PositiveIntegerField(default=1)),
-                ('models_wanted', django.contrib.postgres.fields.ArrayField(base_field=models.CharField(max_length=60), blank=True, default=list, help_text='in order of preference', size=None)),
-                ('profile', models.CharField(blank=True, default='', max_length=30)),
-                ('min_memory_mib', models.PositiveIntegerField(default=0)),
-                ('min_compute_capability', models.PositiveSmallIntegerField(default=0)),
-                ('nvlink', models.BooleanField(default=False)),
-                ('labels_required', models.JSONField(blank=True, default=dict)),
-                ('cpu_milli', models.PositiveIntegerField(default=0)),
-                ('memory_mib', models.PositiveIntegerField(default=0)),
-                ('public_id', models.UUIDField(default=uuid.uuid4, editable=False, unique=True)),
-                ('name', models.CharField(max_length=80)),
-                ('start', models.DateTimeField()),
-                ('end', models.DateTimeField()),
-                ('state', models.CharField(choices=[('confirmed', 'confirmed'), ('active', 'active'), ('over', 'over'), ('released', 'released'), ('cancelled', 'cancelled')], default=scheduler.state.states.ReservationState['CONFIRMED'], max_length=10)),
-                ('may_exceed_guarantee', models.BooleanField(default=False)),
-                ('first_used_at', models.DateTimeField(blank=True, null=True)),
-                ('ended_at', models.DateTimeField(blank=True, help_text='when it was over, released or cancelled', null=True)),
-                ('created_at', models.DateTimeField()),
-                ('owner', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='reservations', to=settings.AUTH_USER_MODEL)),
-                ('pool', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='reservations', to='scheduler.pool')),
-                ('project', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='reservations', to='scheduler.project')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("units", models.PositiveIntegerField()),
+                ("hosts", models.PositiveIntegerField(default=1)),
+                (
+                    "models_wanted",
+                    django.contrib.postgres.fields.ArrayField(
+                        base_field=models.CharField(max_length=60),
+                        blank=True,
+                        default=list,
+                        help_text="in order of preference",
+                        size=None,
+                    ),
+                ),
+                ("profile", models.CharField(blank=True, default="", max_length=30)),
+                ("min_memory_mib", models.PositiveIntegerField(default=0)),
+                ("min_compute_capability", models.PositiveSmallIntegerField(default=0)),
+                ("nvlink", models.BooleanField(default=False)),
+                ("labels_required", models.JSONField(blank=True, default=dict)),
+                ("cpu_milli", models.PositiveIntegerField(default=0)),
+                ("memory_mib", models.PositiveIntegerField(default=0)),
+                ("public_id", models.UUIDField(default=uuid.uuid4, editable=False, unique=True)),
+                ("name", models.CharField(max_length=80)),
+                ("start", models.DateTimeField()),
+                ("end", models.DateTimeField()),
+                (
+                    "state",
+                    models.CharField(
+                        choices=[
+                            ("confirmed", "confirmed"),
+                            ("active", "active"),
+                            ("over", "over"),
+                            ("released", "released"),
+                            ("cancelled", "cancelled"),
+                        ],
+                        default=scheduler.state.states.ReservationState["CONFIRMED"],
+                        max_length=10,
+                    ),
+                ),
+                ("may_exceed_guarantee", models.BooleanField(default=False)),
+                ("first_used_at", models.DateTimeField(blank=True, null=True)),
+                (
+                    "ended_at",
+                    models.DateTimeField(
+                        blank=True, help_text="when it was over, released or cancelled", null=True
+                    ),
+                ),
+                ("created_at", models.DateTimeField()),
+                (
+                    "owner",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="reservations",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+                (
+                    "pool",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="reservations",
+                        to="scheduler.pool",
+                    ),
+                ),
+                (
+                    "project",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="reservations",
+                        to="scheduler.project",
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='Run',
+            name="Run",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('attempt', models.PositiveIntegerField()),
-                ('rank', models.PositiveSmallIntegerField(default=0)),
-                ('generation', models.BigIntegerField()),
-                ('public_id', models.UUIDField(default=uuid.uuid4, editable=False, unique=True)),
-                ('state', models.CharField(choices=[('placed', 'placed'), ('starting', 'starting'), ('running', 'running'), ('stopping', 'stopping'), ('ended', 'ended')], default=scheduler.state.states.RunState['PLACED'], max_length=10)),
-                ('placed_at', models.DateTimeField()),
-                ('starting_at', models.DateTimeField(blank=True, null=True)),
-                ('running_at', models.DateTimeField(blank=True, null=True)),
-                ('ready_at', models.DateTimeField(blank=True, help_text='a notebook answers', null=True)),
-                ('ended_at', models.DateTimeField(blank=True, null=True)),
-                ('outcome', models.CharField(blank=True, default='', max_length=30)),
-                ('exit_code', models.IntegerField(blank=True, null=True)),
-                ('checkpoint_at', models.DateTimeField(blank=True, null=True)),
-                ('step', models.CharField(blank=True, default='', help_text='the last real step the agent reported', max_length=200)),
-                ('missing_since', models.DateTimeField(blank=True, help_text='since when its agent does not name it any more', null=True)),
-                ('activity', models.JSONField(blank=True, default=dict, help_text='notebook: busy kernels, connections, last activity')),
-                ('host', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='runs', to='scheduler.host')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("attempt", models.PositiveIntegerField()),
+                ("rank", models.PositiveSmallIntegerField(default=0)),
+                ("generation", models.BigIntegerField()),
+                ("public_id", models.UUIDField(default=uuid.uuid4, editable=False, unique=True)),
+                (
+                    "state",
+                    models.CharField(
+                        choices=[
+                            ("placed", "placed"),
+                            ("starting", "starting"),
+                            ("running", "running"),
+                            ("stopping", "stopping"),
+                            ("ended", "ended"),
+                        ],
+                        default=scheduler.state.states.RunState["PLACED"],
+                        max_length=10,
+                    ),
+                ),
+                ("placed_at", models.DateTimeField()),
+                ("starting_at", models.DateTimeField(blank=True, null=True)),
+                ("running_at", models.DateTimeField(blank=True, null=True)),
+                ("ready_at", models.DateTimeField(blank=True, help_text="a notebook answers", null=True)),
+                ("ended_at", models.DateTimeField(blank=True, null=True)),
+                ("outcome", models.CharField(blank=True, default="", max_length=30)),
+                ("exit_code", models.IntegerField(blank=True, null=True)),
+                ("checkpoint_at", models.DateTimeField(blank=True, null=True)),
+                (
+                    "step",
+                    models.CharField(
+                        blank=True,
+                        default="",
+                        help_text="the last real step the agent reported",
+                        max_length=200,
+                    ),
+                ),
+                (
+                    "missing_since",
+                    models.DateTimeField(
+                        blank=True, help_text="since when its agent does not name it any more", null=True
+                    ),
+                ),
+                (
+                    "activity",
+                    models.JSONField(
+                        blank=True,
+                        default=dict,
+                        help_text="notebook: busy kernels, connections, last activity",
+                    ),
+                ),
+                (
+                    "host",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT, related_name="runs", to="scheduler.host"
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='Command',
+            name="Command",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('verb', models.CharField(choices=[('start', 'Start'), ('notice', 'Notice'), ('stop', 'Stop')], max_length=10)),
-                ('code', models.CharField(blank=True, default='', help_text='reason code, told to the workload', max_length=40)),
-                ('stop_at', models.DateTimeField(blank=True, help_text='notice: when the stop follows', null=True)),
-                ('created_at', models.DateTimeField()),
-                ('done_at', models.DateTimeField(blank=True, null=True)),
-                ('host', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='commands', to='scheduler.host')),
-                ('run', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='commands', to='scheduler.run')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                (
+                    "verb",
+                    models.CharField(
+                        choices=[("start", "Start"), ("notice", "Notice"), ("stop", "Stop")], max_length=10
+                    ),
+                ),
+                (
+                    "code",
+                    models.CharField(
+                        blank=True, default="", help_text="reason code, told to the workload", max_length=40
+                    ),
+                ),
+                (
+                    "stop_at",
+                    models.DateTimeField(blank=True, help_text="notice: when the stop follows", null=True),
+                ),
+                ("created_at", models.DateTimeField()),
+                ("done_at", models.DateTimeField(blank=True, null=True)),
+                (
+                    "host",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="commands",
+                        to="scheduler.host",
+                    ),
+                ),
+                (
+                    "run",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="commands",
+                        to="scheduler.run",
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='Quota',
+            name="Quota",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('model', models.CharField(max_length=60)),
-                ('guaranteed_slots', models.PositiveIntegerField(help_text='840 is one GPU')),
-                ('borrow_limit_slots', models.PositiveIntegerField(blank=True, help_text='above the guarantee; empty: no limit', null=True)),
-                ('updated_at', models.DateTimeField()),
-                ('pool', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='quotas', to='scheduler.pool')),
-                ('team', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='quotas', to='scheduler.team')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("model", models.CharField(max_length=60)),
+                ("guaranteed_slots", models.PositiveIntegerField(help_text="840 is one GPU")),
+                (
+                    "borrow_limit_slots",
+                    models.PositiveIntegerField(
+                        blank=True, help_text="above the guarantee; empty: no limit", null=True
+                    ),
+                ),
+                ("updated_at", models.DateTimeField()),
+                (
+                    "pool",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="quotas",
+                        to="scheduler.pool",
+                    ),
+                ),
+                (
+                    "team",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="quotas",
+                        to="scheduler.team",
+                    ),
+                ),
             ],
         ),
         migrations.AddField(
-            model_name='project',
-            name='team',
-            field=models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='projects', to='scheduler.team'),
+            model_name="project",
+            name="team",
+            field=models.ForeignKey(
+                on_delete=django.db.models.deletion.PROTECT, related_name="projects", to="scheduler.team"
+            ),
         ),
         migrations.AddField(
-            model_name='pool',
-            name='team',
-            field=models.ForeignKey(blank=True, help_text='owner of a static pool', null=True, on_delete=django.db.models.deletion.PROTECT, to='scheduler.team'),
+            model_name="pool",
+            name="team",
+            field=models.ForeignKey(
+                blank=True,
+                help_text="owner of a static pool",
+                null=True,
+                on_delete=django.db.models.deletion.PROTECT,
+                to="scheduler.team",
+            ),
         ),
         migrations.CreateModel(
-            name='DecayedUse',
+            name="DecayedUse",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('slot_seconds', models.FloatField(default=0)),
-                ('as_of', models.DateTimeField()),
-                ('pool', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, to='scheduler.pool')),
-                ('team', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, to='scheduler.team')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("slot_seconds", models.FloatField(default=0)),
+                ("as_of", models.DateTimeField()),
+                ("pool", models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, to="scheduler.pool")),
+                ("team", models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, to="scheduler.team")),
             ],
         ),
         migrations.CreateModel(
-            name='BudgetGate',
+            name="BudgetGate",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('action', models.CharField(choices=[('refuse_new', 'Refuse New'), ('stop_borrowing', 'Stop Borrowing')], max_length=16)),
-                ('numbers', models.JSONField(default=dict, help_text='limit, spent, currency')),
-                ('closed_at', models.DateTimeField()),
-                ('until', models.DateTimeField(help_text="the end of the budget's period")),
-                ('project', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.CASCADE, to='scheduler.project')),
-                ('team', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.CASCADE, to='scheduler.team')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                (
+                    "action",
+                    models.CharField(
+                        choices=[("refuse_new", "Refuse New"), ("stop_borrowing", "Stop Borrowing")],
+                        max_length=16,
+                    ),
+                ),
+                ("numbers", models.JSONField(default=dict, help_text="limit, spent, currency")),
+                ("closed_at", models.DateTimeField()),
+                ("until", models.DateTimeField(help_text="the end of the budget's period")),
+                (
+                    "project",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        to="scheduler.project",
+                    ),
+                ),
+                (
+                    "team",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        to="scheduler.team",
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='Unit',
+            name="Unit",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('profile', models.CharField(blank=True, default='', help_text='empty: the whole GPU', max_length=30)),
-                ('uuid', models.CharField(help_text='what CUDA_VISIBLE_DEVICES gets', max_length=80)),
-                ('slots', django.contrib.postgres.fields.ranges.BigIntegerRangeField()),
-                ('memory_mib', models.PositiveIntegerField()),
-                ('retired_at', models.DateTimeField(blank=True, null=True)),
-                ('created_at', models.DateTimeField()),
-                ('gpu', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='units', to='scheduler.gpu')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                (
+                    "profile",
+                    models.CharField(blank=True, default="", help_text="empty: the whole GPU", max_length=30),
+                ),
+                ("uuid", models.CharField(help_text="what CUDA_VISIBLE_DEVICES gets", max_length=80)),
+                ("slots", django.contrib.postgres.fields.ranges.BigIntegerRangeField()),
+                ("memory_mib", models.PositiveIntegerField()),
+                ("retired_at", models.DateTimeField(blank=True, null=True)),
+                ("created_at", models.DateTimeField()),
+                (
+                    "gpu",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT, related_name="units", to="scheduler.gpu"
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='BoundUnit',
+            name="BoundUnit",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('slots', django.contrib.postgres.fields.ranges.BigIntegerRangeField()),
-                ('period', django.contrib.postgres.fields.ranges.DateTimeRangeField()),
-                ('reservation', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='bound_units', to='scheduler.reservation')),
-                ('unit', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, to='scheduler.unit')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("slots", django.contrib.postgres.fields.ranges.BigIntegerRangeField()),
+                ("period", django.contrib.postgres.fields.ranges.DateTimeRangeField()),
+                (
+                    "reservation",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="bound_units",
+                        to="scheduler.reservation",
+                    ),
+                ),
+                ("unit", models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, to="scheduler.unit")),
             ],
         ),
         migrations.CreateModel(
-            name='Workload',
+            name="Workload",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('units', models.PositiveIntegerField()),
-                ('hosts', models.PositiveIntegerField(default=1)),
-                ('models_wanted', django.contrib.postgres.fields.ArrayField(base_field=models.CharField(max_length=60), blank=True, default=list, help_text='in order of preference', size=None)),
-                ('profile', models.CharField(blank=True, default='', max_length=30)),
-                ('min_memory_mib', models.PositiveIntegerField(default=0)),
-                ('min_compute_capability', models.PositiveSmallIntegerField(default=0)),
-                ('nvlink', models.BooleanField(default=False)),
-                ('labels_required', models.JSONField(blank=True, default=dict)),
-                ('cpu_milli', models.PositiveIntegerField(default=0)),
-                ('memory_mib', models.PositiveIntegerField(default=0)),
-                ('public_id', models.UUIDField(default=uuid.uuid4, editable=False, unique=True)),
-                ('kind', models.CharField(choices=[('notebook', 'Notebook'), ('job', 'Job')], max_length=10)),
-                ('type', models.CharField(choices=[('training', 'Training'), ('inference', 'Inference'), ('interactive', 'Interactive'), ('other', 'Other')], max_length=12)),
-                ('name', models.CharField(max_length=80)),
-                ('command', models.TextField(blank=True, default='', help_text="a job's shell command; empty for a notebook")),
-                ('environment', models.JSONField(blank=True, default=dict)),
-                ('priority', models.PositiveSmallIntegerField(choices=[(0, 'low'), (1, 'normal'), (2, 'high'), (3, 'critical')], default=1)),
-                ('preemptible', models.BooleanField(default=False)),
-                ('max_runtime_seconds', models.PositiveIntegerField()),
-                ('predicted_seconds', models.PositiveIntegerField(help_text='fixed at submission, never above max_runtime_seconds')),
-                ('most_retries', models.PositiveSmallIntegerField(default=0)),
-                ('state', models.CharField(choices=[('queued', 'queued'), ('placed', 'placed'), ('starting', 'starting'), ('running', 'running'), ('notice', 'notice'), ('stopping', 'stopping'), ('ended', 'ended')], default=scheduler.state.states.WorkloadState['QUEUED'], max_length=10)),
-                ('attempt', models.PositiveIntegerField(default=0, help_text='how often it has been placed')),
-                ('submitted_at', models.DateTimeField()),
-                ('queued_at', models.DateTimeField(help_text='last time it began to wait')),
-                ('not_before', models.DateTimeField(blank=True, null=True)),
-                ('started_at', models.DateTimeField(blank=True, help_text='first time it ran', null=True)),
-                ('ended_at', models.DateTimeField(blank=True, null=True)),
-                ('outcome', models.CharField(blank=True, default='', help_text='a reason code once it has ended', max_length=30)),
-                ('outcome_numbers', models.JSONField(blank=True, default=dict)),
-                ('reason_code', models.CharField(blank=True, default='', help_text='why it waits, or why it started', max_length=40)),
-                ('reason_numbers', models.JSONField(blank=True, default=dict)),
-                ('position', models.PositiveIntegerField(blank=True, null=True)),
-                ('expected_start', models.DateTimeField(blank=True, null=True)),
-                ('blockers', django.contrib.postgres.fields.ArrayField(base_field=models.BigIntegerField(), blank=True, default=list, size=None)),
-                ('borrowed_slots', models.PositiveIntegerField(default=0)),
-                ('earmarked_units', django.contrib.postgres.fields.ArrayField(base_field=models.BigIntegerField(), blank=True, default=list, help_text='units that others were told to leave for it', size=None)),
-                ('checkpoint_at', models.DateTimeField(blank=True, null=True)),
-                ('stop_requested', models.CharField(blank=True, default='', help_text='reason code of a wanted stop', max_length=30)),
-                ('gone_by', models.DateTimeField(blank=True, help_text='when one that was told to go is gone at the latest', null=True)),
-                ('failures', models.PositiveSmallIntegerField(default=0, help_text='attempts that failed by themselves')),
-                ('lost_attempts', models.PositiveSmallIntegerField(default=0, help_text='attempts that a host, a GPU or a start failed')),
-                ('idle_warned_at', models.DateTimeField(blank=True, null=True)),
-                ('keep_until', models.DateTimeField(blank=True, help_text='its owner asked not to stop it for idleness before this', null=True)),
-                ('simulated', models.BooleanField(default=False, help_text='part of the simulated history, never ran')),
-                ('evicted_by', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to='scheduler.workload')),
-                ('evicted_for_reservation', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to='scheduler.reservation')),
-                ('evicted_for_workload', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to='scheduler.workload')),
-                ('owner', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='workloads', to=settings.AUTH_USER_MODEL)),
-                ('pool', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='workloads', to='scheduler.pool')),
-                ('project', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='workloads', to='scheduler.project')),
-                ('reservation', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.PROTECT, related_name='workloads', to='scheduler.reservation')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("units", models.PositiveIntegerField()),
+                ("hosts", models.PositiveIntegerField(default=1)),
+                (
+                    "models_wanted",
+                    django.contrib.postgres.fields.ArrayField(
+                        base_field=models.CharField(max_length=60),
+                        blank=True,
+                        default=list,
+                        help_text="in order of preference",
+                        size=None,
+                    ),
+                ),
+                ("profile", models.CharField(blank=True, default="", max_length=30)),
+                ("min_memory_mib", models.PositiveIntegerField(default=0)),
+                ("min_compute_capability", models.PositiveSmallIntegerField(default=0)),
+                ("nvlink", models.BooleanField(default=False)),
+                ("labels_required", models.JSONField(blank=True, default=dict)),
+                ("cpu_milli", models.PositiveIntegerField(default=0)),
+                ("memory_mib", models.PositiveIntegerField(default=0)),
+                ("public_id", models.UUIDField(default=uuid.uuid4, editable=False, unique=True)),
+                ("kind", models.CharField(choices=[("notebook", "Notebook"), ("job", "Job")], max_length=10)),
+                (
+                    "type",
+                    models.CharField(
+                        choices=[
+                            ("training", "Training"),
+                            ("inference", "Inference"),
+                            ("interactive", "Interactive"),
+                            ("other", "Other"),
+                        ],
+                        max_length=12,
+                    ),
+                ),
+                ("name", models.CharField(max_length=80)),
+                (
+                    "command",
+                    models.TextField(
+                        blank=True, default="", help_text="a job's shell command; empty for a notebook"
+                    ),
+                ),
+                ("environment", models.JSONField(blank=True, default=dict)),
+                (
+                    "priority",
+                    models.PositiveSmallIntegerField(
+                        choices=[(0, "low"), (1, "normal"), (2, "high"), (3, "critical")], default=1
+                    ),
+                ),
+                ("preemptible", models.BooleanField(default=False)),
+                ("max_runtime_seconds", models.PositiveIntegerField()),
+                (
+                    "predicted_seconds",
+                    models.PositiveIntegerField(
+                        help_text="fixed at submission, never above max_runtime_seconds"
+                    ),
+                ),
+                ("most_retries", models.PositiveSmallIntegerField(default=0)),
+                (
+                    "state",
+                    models.CharField(
+                        choices=[
+                            ("queued", "queued"),
+                            ("placed", "placed"),
+                            ("starting", "starting"),
+                            ("running", "running"),
+                            ("notice", "notice"),
+                            ("stopping", "stopping"),
+                            ("ended", "ended"),
+                        ],
+                        default=scheduler.state.states.WorkloadState["QUEUED"],
+                        max_length=10,
+                    ),
+                ),
+                ("attempt", models.PositiveIntegerField(default=0, help_text="how often it has been placed")),
+                ("submitted_at", models.DateTimeField()),
+                ("queued_at", models.DateTimeField(help_text="last time it began to wait")),
+                ("not_before", models.DateTimeField(blank=True, null=True)),
+                ("started_at", models.DateTimeField(blank=True, help_text="first time it ran", null=True)),
+                ("ended_at", models.DateTimeField(blank=True, null=True)),
+                (
+                    "outcome",
+                    models.CharField(
+                        blank=True, default="", help_text="a reason code once it has ended", max_length=30
+                    ),
+                ),
+                ("outcome_numbers", models.JSONField(blank=True, default=dict)),
+                (
+                    "reason_code",
+                    models.CharField(
+                        blank=True, default="", help_text="why it waits, or why it started", max_length=40
+                    ),
+                ),
+                ("reason_numbers", models.JSONField(blank=True, default=dict)),
+                ("position", models.PositiveIntegerField(blank=True, null=True)),
+                ("expected_start", models.DateTimeField(blank=True, null=True)),
+                (
+                    "blockers",
+                    django.contrib.postgres.fields.ArrayField(
+                        base_field=models.BigIntegerField(), blank=True, default=list, size=None
+                    ),
+                ),
+                ("borrowed_slots", models.PositiveIntegerField(default=0)),
+                (
+                    "earmarked_units",
+                    django.contrib.postgres.fields.ArrayField(
+                        base_field=models.BigIntegerField(),
+                        blank=True,
+                        default=list,
+                        help_text="units that others were told to leave for it",
+                        size=None,
+                    ),
+                ),
+                ("checkpoint_at", models.DateTimeField(blank=True, null=True)),
+                (
+                    "stop_requested",
+                    models.CharField(
+                        blank=True, default="", help_text="reason code of a wanted stop", max_length=30
+                    ),
+                ),
+                (
+                    "gone_by",
+                    models.DateTimeField(
+                        blank=True, help_text="when one that was told to go is gone at the latest", null=True
+                    ),
+                ),
+                (
+                    "failures",
+                    models.PositiveSmallIntegerField(
+                        default=0, help_text="attempts that failed by themselves"
+                    ),
+                ),
+                (
+                    "lost_attempts",
+                    models.PositiveSmallIntegerField(
+                        default=0, help_text="attempts that a host, a GPU or a start failed"
+                    ),
+                ),
+                ("idle_warned_at", models.DateTimeField(blank=True, null=True)),
+                (
+                    "keep_until",
+                    models.DateTimeField(
+                        blank=True,
+                        help_text="its owner asked not to stop it for idleness before this",
+                        null=True,
+                    ),
+                ),
+                (
+                    "simulated",
+                    models.BooleanField(default=False, help_text="part of the simulated history, never ran"),
+                ),
+                (
+                    "evicted_by",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to="scheduler.workload",
+                    ),
+                ),
+                (
+                    "evicted_for_reservation",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to="scheduler.reservation",
+                    ),
+                ),
+                (
+                    "evicted_for_workload",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to="scheduler.workload",
+                    ),
+                ),
+                (
+                    "owner",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="workloads",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+                (
+                    "pool",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="workloads",
+                        to="scheduler.pool",
+                    ),
+                ),
+                (
+                    "project",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="workloads",
+                        to="scheduler.project",
+                    ),
+                ),
+                (
+                    "reservation",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="workloads",
+                        to="scheduler.reservation",
+                    ),
+                ),
             ],
         ),
         migrations.AddField(
-            model_name='run',
-            name='workload',
-            field=models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='runs', to='scheduler.workload'),
+            model_name="run",
+            name="workload",
+            field=models.ForeignKey(
+                on_delete=django.db.models.deletion.PROTECT, related_name="runs", to="scheduler.workload"
+            ),
         ),
         migrations.CreateModel(
-            name='Decision',
+            name="Decision",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('kind', models.CharField(choices=[('placed', 'Placed'), ('evicted', 'Evicted'), ('refused', 'Refused')], max_length=10)),
-                ('code', models.CharField(max_length=40)),
-                ('numbers', models.JSONField(default=dict)),
-                ('epoch', models.BigIntegerField()),
-                ('at', models.DateTimeField()),
-                ('for_reservation', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to='scheduler.reservation')),
-                ('for_workload', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to='scheduler.workload')),
-                ('workload', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='decisions', to='scheduler.workload')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                (
+                    "kind",
+                    models.CharField(
+                        choices=[("placed", "Placed"), ("evicted", "Evicted"), ("refused", "Refused")],
+                        max_length=10,
+                    ),
+                ),
+                ("code", models.CharField(max_length=40)),
+                ("numbers", models.JSONField(default=dict)),
+                ("epoch", models.BigIntegerField()),
+                ("at", models.DateTimeField()),
+                (
+                    "for_reservation",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to="scheduler.reservation",
+                    ),
+                ),
+                (
+                    "for_workload",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to="scheduler.workload",
+                    ),
+                ),
+                (
+                    "workload",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="decisions",
+                        to="scheduler.workload",
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='Allocation',
+            name="Allocation",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('slots', django.contrib.postgres.fields.ranges.BigIntegerRangeField()),
-                ('period', django.contrib.postgres.fields.ranges.DateTimeRangeField()),
-                ('borrowed', models.BooleanField(default=False)),
-                ('end_code', models.CharField(blank=True, default='', help_text="what its time is charged as: why it was stopped, or how it ended", max_length=30)),
-                ('project', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='scheduler.project')),
-                ('reservation', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.PROTECT, related_name='allocations', to='scheduler.reservation')),
-                ('run', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='allocations', to='scheduler.run')),
-                ('unit', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='allocations', to='scheduler.unit')),
-                ('workload', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='allocations', to='scheduler.workload')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("slots", django.contrib.postgres.fields.ranges.BigIntegerRangeField()),
+                ("period", django.contrib.postgres.fields.ranges.DateTimeRangeField()),
+                ("borrowed", models.BooleanField(default=False)),
+                (
+                    "end_code",
+                    models.CharField(
+                        blank=True,
+                        default="",
+                        help_text="what its time is charged as: why it was stopped, or how it ended",
+                        max_length=30,
+                    ),
+                ),
+                (
+                    "project",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT, related_name="+", to="scheduler.project"
+                    ),
+                ),
+                (
+                    "reservation",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="allocations",
+                        to="scheduler.reservation",
+                    ),
+                ),
+                (
+                    "run",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="allocations",
+                        to="scheduler.run",
+                    ),
+                ),
+                (
+                    "unit",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="allocations",
+                        to="scheduler.unit",
+                    ),
+                ),
+                (
+                    "workload",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="allocations",
+                        to="scheduler.workload",
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='GpuStateChange',
+            name="GpuStateChange",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('repair_state', models.CharField(max_length=12)),
-                ('reason', models.CharField(blank=True, default='', max_length=300)),
-                ('at', models.DateTimeField()),
-                ('gpu', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='state_changes', to='scheduler.gpu')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("repair_state", models.CharField(max_length=12)),
+                ("reason", models.CharField(blank=True, default="", max_length=300)),
+                ("at", models.DateTimeField()),
+                (
+                    "gpu",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="state_changes",
+                        to="scheduler.gpu",
+                    ),
+                ),
             ],
             options={
-                'indexes': [models.Index(fields=['gpu', 'at'], name='scheduler_g_gpu_id_d7ab3b_idx')],
+                "indexes": [models.Index(fields=["gpu", "at"], name="scheduler_g_gpu_id_d7ab3b_idx")],
             },
         ),
         migrations.AddConstraint(
-            model_name='gpu',
-            constraint=models.UniqueConstraint(condition=models.Q(('retired_at__isnull', True)), fields=('host', 'index'), name='one_gpu_per_host_and_index'),
+            model_name="gpu",
+            constraint=models.UniqueConstraint(
+                condition=models.Q(("retired_at__isnull", True)),
+                fields=("host", "index"),
+                name="one_gpu_per_host_and_index",
+            ),
         ),
         migrations.AddIndex(
-            model_name='hoststatechange',
-            index=models.Index(fields=['host', 'at'], name='scheduler_h_host_id_872f02_idx'),
+            model_name="hoststatechange",
+            index=models.Index(fields=["host", "at"], name="scheduler_h_host_id_872f02_idx"),
         ),
         migrations.AddConstraint(
-            model_name='maintenancewindow',
-            constraint=models.CheckConstraint(condition=models.Q(('end__gt', models.F('start'))), name='maintenance_ends_after_its_start'),
+            model_name="maintenancewindow",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("end__gt", models.F("start"))), name="maintenance_ends_after_its_start"
+            ),
         ),
         migrations.AddIndex(
-            model_name='reservation',
-            index=models.Index(fields=['pool', 'end'], name='scheduler_r_pool_id_8afb0f_idx'),
+            model_name="reservation",
+            index=models.Index(fields=["pool", "end"], name="scheduler_r_pool_id_8afb0f_idx"),
         ),
         migrations.AddConstraint(
-            model_name='reservation',
-            constraint=models.CheckConstraint(condition=models.Q(('end__gt', models.F('start'))), name='a_reservation_ends_after_its_start'),
+            model_name="reservation",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("end__gt", models.F("start"))), name="a_reservation_ends_after_its_start"
+            ),
         ),
         migrations.AddIndex(
-            model_name='command',
-            index=models.Index(condition=models.Q(('done_at__isnull', True)), fields=['host'], name='open_commands_of_a_host'),
+            model_name="command",
+            index=models.Index(
+                condition=models.Q(("done_at__isnull", True)), fields=["host"], name="open_commands_of_a_host"
+            ),
         ),
         migrations.AddConstraint(
-            model_name='command',
-            constraint=models.UniqueConstraint(fields=('run', 'verb'), name='one_command_per_run_and_verb'),
+            model_name="command",
+            constraint=models.UniqueConstraint(fields=("run", "verb"), name="one_command_per_run_and_verb"),
         ),
         migrations.AddConstraint(
-            model_name='quota',
-            constraint=models.UniqueConstraint(fields=('team', 'pool', 'model'), name='one_quota_per_team_pool_and_model'),
+            model_name="quota",
+            constraint=models.UniqueConstraint(
+                fields=("team", "pool", "model"), name="one_quota_per_team_pool_and_model"
+            ),
         ),
         migrations.AddConstraint(
-            model_name='project',
-            constraint=models.UniqueConstraint(fields=('team', 'slug'), name='project_slug_once_per_team'),
+            model_name="project",
+            constraint=models.UniqueConstraint(fields=("team", "slug"), name="project_slug_once_per_team"),
         ),
         migrations.AddConstraint(
-            model_name='pool',
-            constraint=models.CheckConstraint(condition=models.Q(models.Q(('kind', 'dynamic'), ('team__isnull', True)), models.Q(('kind', 'static'), ('team__isnull', False)), _connector='OR'), name='a_static_pool_has_an_owner_a_dynamic_one_has_none'),
+            model_name="pool",
+            constraint=models.CheckConstraint(
+                condition=models.Q(
+                    models.Q(("kind", "dynamic"), ("team__isnull", True)),
+                    models.Q(("kind", "static"), ("team__isnull", False)),
+                    _connector="OR",
+                ),
+                name="a_static_pool_has_an_owner_a_dynamic_one_has_none",
+            ),
         ),
         migrations.AddConstraint(
-            model_name='decayeduse',
-            constraint=models.UniqueConstraint(fields=('team', 'pool'), name='one_decayed_use_per_team_and_pool'),
+            model_name="decayeduse",
+            constraint=models.UniqueConstraint(
+                fields=("team", "pool"), name="one_decayed_use_per_team_and_pool"
+            ),
         ),
         migrations.AddConstraint(
-            model_name='budgetgate',
-            constraint=models.CheckConstraint(condition=models.Q(('team__isnull', True), ('project__isnull', True), _connector='XOR'), name='a_gate_is_of_a_team_or_of_a_project'),
+            model_name="budgetgate",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("team__isnull", True), ("project__isnull", True), _connector="XOR"),
+                name="a_gate_is_of_a_team_or_of_a_project",
+            ),
         ),
         migrations.AddConstraint(
-            model_name='unit',
-            constraint=django.contrib.postgres.constraints.ExclusionConstraint(condition=models.Q(('retired_at__isnull', True)), expressions=[('slots', '&&')], name='units_of_a_gpu_do_not_overlap'),
+            model_name="unit",
+            constraint=django.contrib.postgres.constraints.ExclusionConstraint(
+                condition=models.Q(("retired_at__isnull", True)),
+                expressions=[("slots", "&&")],
+                name="units_of_a_gpu_do_not_overlap",
+            ),
         ),
         migrations.AddConstraint(
-            model_name='boundunit',
-            constraint=django.contrib.postgres.constraints.ExclusionConstraint(expressions=[('slots', '&&'), ('period', '&&')], name='a_slot_is_bound_to_one_reservation'),
+            model_name="boundunit",
+            constraint=django.contrib.postgres.constraints.ExclusionConstraint(
+                expressions=[("slots", "&&"), ("period", "&&")], name="a_slot_is_bound_to_one_reservation"
+            ),
         ),
         migrations.AddIndex(
-            model_name='workload',
-            index=models.Index(fields=['pool', 'state'], name='scheduler_w_pool_id_f4b672_idx'),
+            model_name="workload",
+            index=models.Index(fields=["pool", "state"], name="scheduler_w_pool_id_f4b672_idx"),
         ),
         migrations.AddIndex(
-            model_name='workload',
-            index=models.Index(condition=models.Q(('state', 'ended'), _negated=True), fields=['state'], name='workloads_not_ended'),
+            model_name="workload",
+            index=models.Index(
+                condition=models.Q(("state", "ended"), _negated=True),
+                fields=["state"],
+                name="workloads_not_ended",
+            ),
         ),
         migrations.AddIndex(
-            model_name='workload',
-            index=models.Index(fields=['owner', '-submitted_at'], name='scheduler_w_owner_i_d19f30_idx'),
+            model_name="workload",
+            index=models.Index(fields=["owner", "-submitted_at"], name="scheduler_w_owner_i_d19f30_idx"),
         ),
         migrations.AddIndex(
-            model_name='workload',
-            index=models.Index(fields=['project', '-submitted_at'], name='scheduler_w_project_06168d_idx'),
+            model_name="workload",
+            index=models.Index(fields=["project", "-submitted_at"], name="scheduler_w_project_06168d_idx"),
         ),
         migrations.AddIndex(
-            model_name='run',
-            index=models.Index(condition=models.Q(('state', 'ended'), _negated=True), fields=['host'], name='runs_of_a_host_not_ended'),
+            model_name="run",
+            index=models.Index(
+                condition=models.Q(("state", "ended"), _negated=True),
+                fields=["host"],
+                name="runs_of_a_host_not_ended",
+            ),
         ),
         migrations.AddConstraint(
-            model_name='run',
-            constraint=models.UniqueConstraint(fields=('workload', 'attempt', 'rank'), name='one_run_per_attempt_and_rank'),
+            model_name="run",
+            constraint=models.UniqueConstraint(
+                fields=("workload", "attempt", "rank"), name="one_run_per_attempt_and_rank"
+            ),
         ),
         migrations.AddConstraint(
-            model_name='run',
-            constraint=models.UniqueConstraint(fields=('host', 'generation'), name='a_generation_is_used_once_per_host'),
+            model_name="run",
+            constraint=models.UniqueConstraint(
+                fields=("host", "generation"), name="a_generation_is_used_once_per_host"
+            ),
         ),
         migrations.AddIndex(
-            model_name='decision',
-            index=models.Index(fields=['workload', '-at'], name='scheduler_d_workloa_0084c6_idx'),
+            model_name="decision",
+            index=models.Index(fields=["workload", "-at"], name="scheduler_d_workloa_0084c6_idx"),
         ),
         migrations.AddIndex(
-            model_name='decision',
-            index=models.Index(fields=['-at'], name='scheduler_d_at_ecef68_idx'),
+            model_name="decision",
+            index=models.Index(fields=["-at"], name="scheduler_d_at_ecef68_idx"),
         ),
         migrations.AddIndex(
-            model_name='allocation',
-            index=models.Index(fields=['workload'], name='scheduler_a_workloa_12f5a0_idx'),
+            model_name="allocation",
+            index=models.Index(fields=["workload"], name="scheduler_a_workloa_12f5a0_idx"),
         ),
         migrations.AddIndex(
-            model_name='allocation',
-            index=models.Index(condition=models.Q(('period__upper_inf', True)), fields=['unit'], name='open_allocations_of_a_unit'),
+            model_name="allocation",
+            index=models.Index(
+                condition=models.Q(("period__upper_inf", True)),
+                fields=["unit"],
+                name="open_allocations_of_a_unit",
+            ),
         ),
         migrations.AddConstraint(
-            model_name='allocation',
-            constraint=django.contrib.postgres.constraints.ExclusionConstraint(expressions=[('slots', '&&'), ('period', '&&')], name='a_slot_is_held_once_at_any_instant'),
+            model_name="allocation",
+            constraint=django.contrib.postgres.constraints.ExclusionConstraint(
+                expressions=[("slots", "&&"), ("period", "&&")], name="a_slot_is_held_once_at_any_instant"
+            ),
         ),
     ]

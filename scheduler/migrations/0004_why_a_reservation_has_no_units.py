@@ -4,25 +4,29 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('scheduler', '0003_a_gate_is_closed_once'),
+        ("scheduler", "0003_a_gate_is_closed_once"),
     ]
 
     operations = [
         migrations.AddField(
-            model_name='reservation',
-            name='reason_at',
-            field=models.DateTimeField(blank=True, help_text='since when that is its reason', null=True),
+            model_name="reservation",
+            name="reason_at",
+            field=models.DateTimeField(blank=True, help_text="since when that is its reason", null=True),
         ),
         migrations.AddField(
-            model_name='reservation',
-            name='reason_code',
-            field=models.CharField(blank=True, default='', help_text='why it has begun and has no units; empty when all is well', max_length=40),
+            model_name="reservation",
+            name="reason_code",
+            field=models.CharField(
+                blank=True,
+                default="",
+                help_text="why it has begun and has no units; empty when all is well",
+                max_length=40,
+            ),
         ),
         migrations.AddField(
-            model_name='reservation',
-            name='reason_numbers',
+            model_name="reservation",
+            name="reason_numbers",
             field=models.JSONField(blank=True, default=dict),
         ),
     ]

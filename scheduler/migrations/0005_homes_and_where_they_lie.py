@@ -5,42 +5,96 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('scheduler', '0004_why_a_reservation_has_no_units'),
+        ("scheduler", "0004_why_a_reservation_has_no_units"),
     ]
 
     operations = [
         migrations.CreateModel(
-            name='Storage',
+            name="Storage",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('key', models.CharField(help_text='random, made by the first agent that met the folder', max_length=64, unique=True)),
-                ('total_bytes', models.BigIntegerField(blank=True, help_text='of its file system', null=True)),
-                ('free_bytes', models.BigIntegerField(blank=True, null=True)),
-                ('left_out', models.PositiveIntegerField(default=0, help_text='homes beyond those that one report can name')),
-                ('listed_at', models.DateTimeField(help_text='when the agents last looked which homes there are')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                (
+                    "key",
+                    models.CharField(
+                        help_text="random, made by the first agent that met the folder",
+                        max_length=64,
+                        unique=True,
+                    ),
+                ),
+                (
+                    "total_bytes",
+                    models.BigIntegerField(blank=True, help_text="of its file system", null=True),
+                ),
+                ("free_bytes", models.BigIntegerField(blank=True, null=True)),
+                (
+                    "left_out",
+                    models.PositiveIntegerField(
+                        default=0, help_text="homes beyond those that one report can name"
+                    ),
+                ),
+                (
+                    "listed_at",
+                    models.DateTimeField(help_text="when the agents last looked which homes there are"),
+                ),
             ],
         ),
         migrations.AddField(
-            model_name='host',
-            name='storage',
-            field=models.ForeignKey(blank=True, help_text='of its homes', null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='hosts', to='scheduler.storage'),
+            model_name="host",
+            name="storage",
+            field=models.ForeignKey(
+                blank=True,
+                help_text="of its homes",
+                null=True,
+                on_delete=django.db.models.deletion.SET_NULL,
+                related_name="hosts",
+                to="scheduler.storage",
+            ),
         ),
         migrations.CreateModel(
-            name='Volume',
+            name="Volume",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('name', models.CharField(db_index=True, max_length=150)),
-                ('size_bytes', models.BigIntegerField(blank=True, help_text='on the disk; empty: unknown', null=True)),
-                ('size_complete', models.BooleanField(default=True, help_text='not: there is at least so much')),
-                ('files', models.BigIntegerField(blank=True, null=True)),
-                ('changed_at', models.DateTimeField(blank=True, help_text='the newest change of anything in it', null=True)),
-                ('measured_at', models.DateTimeField(blank=True, null=True)),
-                ('storage', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='volumes', to='scheduler.storage')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("name", models.CharField(db_index=True, max_length=150)),
+                (
+                    "size_bytes",
+                    models.BigIntegerField(blank=True, help_text="on the disk; empty: unknown", null=True),
+                ),
+                (
+                    "size_complete",
+                    models.BooleanField(default=True, help_text="not: there is at least so much"),
+                ),
+                ("files", models.BigIntegerField(blank=True, null=True)),
+                (
+                    "changed_at",
+                    models.DateTimeField(
+                        blank=True, help_text="the newest change of anything in it", null=True
+                    ),
+                ),
+                ("measured_at", models.DateTimeField(blank=True, null=True)),
+                (
+                    "storage",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="volumes",
+                        to="scheduler.storage",
+                    ),
+                ),
             ],
             options={
-                'constraints': [models.UniqueConstraint(fields=('storage', 'name'), name='a_home_is_once_in_a_storage')],
+                "constraints": [
+                    models.UniqueConstraint(fields=("storage", "name"), name="a_home_is_once_in_a_storage")
+                ],
             },
         ),
     ]

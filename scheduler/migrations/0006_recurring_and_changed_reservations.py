@@ -8,34 +8,67 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('scheduler', '0005_homes_and_where_they_lie'),
+        ("scheduler", "0005_homes_and_where_they_lie"),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
     operations = [
         migrations.CreateModel(
-            name='Series',
+            name="Series",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('public_id', models.UUIDField(default=uuid.uuid4, editable=False, unique=True)),
-                ('name', models.CharField(max_length=80)),
-                ('weekdays', django.contrib.postgres.fields.ArrayField(base_field=models.PositiveSmallIntegerField(), help_text='0 is Monday', size=None)),
-                ('starts_at', models.TimeField(help_text='by the clock of its time zone')),
-                ('ends_at', models.TimeField(help_text='not after the start: on the next day')),
-                ('time_zone', models.CharField(max_length=60)),
-                ('first_day', models.DateField()),
-                ('last_day', models.DateField()),
-                ('created_at', models.DateTimeField()),
-                ('owner', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to=settings.AUTH_USER_MODEL)),
-                ('pool', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='scheduler.pool')),
-                ('project', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='scheduler.project')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("public_id", models.UUIDField(default=uuid.uuid4, editable=False, unique=True)),
+                ("name", models.CharField(max_length=80)),
+                (
+                    "weekdays",
+                    django.contrib.postgres.fields.ArrayField(
+                        base_field=models.PositiveSmallIntegerField(), help_text="0 is Monday", size=None
+                    ),
+                ),
+                ("starts_at", models.TimeField(help_text="by the clock of its time zone")),
+                ("ends_at", models.TimeField(help_text="not after the start: on the next day")),
+                ("time_zone", models.CharField(max_length=60)),
+                ("first_day", models.DateField()),
+                ("last_day", models.DateField()),
+                ("created_at", models.DateTimeField()),
+                (
+                    "owner",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+                (
+                    "pool",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT, related_name="+", to="scheduler.pool"
+                    ),
+                ),
+                (
+                    "project",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT, related_name="+", to="scheduler.project"
+                    ),
+                ),
             ],
         ),
         migrations.AddField(
-            model_name='reservation',
-            name='series',
-            field=models.ForeignKey(blank=True, help_text='it recurs', null=True, on_delete=django.db.models.deletion.PROTECT, related_name='occurrences', to='scheduler.series'),
+            model_name="reservation",
+            name="series",
+            field=models.ForeignKey(
+                blank=True,
+                help_text="it recurs",
+                null=True,
+                on_delete=django.db.models.deletion.PROTECT,
+                related_name="occurrences",
+                to="scheduler.series",
+            ),
         ),
     ]

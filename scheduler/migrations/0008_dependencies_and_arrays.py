@@ -10,15 +10,46 @@ from scheduler.state import change_feed
 
 
 ASK = (
-    "units", "hosts", "models_wanted", "profile", "min_memory_mib", "min_compute_capability", "nvlink", "labels_required",
-    "cpu_milli", "memory_mib", "labels_preferred", "spread",
-)  # fmt: skip
+    "units",
+    "hosts",
+    "models_wanted",
+    "profile",
+    "min_memory_mib",
+    "min_compute_capability",
+    "nvlink",
+    "labels_required",
+    "cpu_milli",
+    "memory_mib",
+    "labels_preferred",
+    "spread",
+)
 WORKLOAD = (
-    *ASK, "state", "pool_id", "project_id", "owner_id", "reservation_id", "priority", "preemptible", "max_runtime_seconds",
-    "predicted_seconds", "submitted_at", "not_before", "attempt", "failures", "lost_attempts", "borrowed_slots",
-    "evicted_by_id", "evicted_for_workload_id", "evicted_for_reservation_id", "earmarked_units", "checkpoint_at", "gone_by",
-    "waits_for", "held_back", "array_id",
-)  # fmt: skip
+    *ASK,
+    "state",
+    "pool_id",
+    "project_id",
+    "owner_id",
+    "reservation_id",
+    "priority",
+    "preemptible",
+    "max_runtime_seconds",
+    "predicted_seconds",
+    "submitted_at",
+    "not_before",
+    "attempt",
+    "failures",
+    "lost_attempts",
+    "borrowed_slots",
+    "evicted_by_id",
+    "evicted_for_workload_id",
+    "evicted_for_reservation_id",
+    "earmarked_units",
+    "checkpoint_at",
+    "gone_by",
+    "waits_for",
+    "held_back",
+    "array_id",
+)
 RESERVATION = (*ASK, "state", "pool_id", "project_id", "start", '"end"', "may_exceed_guarantee")
 WATCHED = "\n".join(
     (
@@ -53,7 +84,9 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name="workload",
             name="held_back",
-            field=models.BooleanField(default=False, help_text="a task whose array lets no more start at present"),
+            field=models.BooleanField(
+                default=False, help_text="a task whose array lets no more start at present"
+            ),
         ),
         migrations.AddField(
             model_name="workload",
@@ -86,7 +119,12 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Dependency",
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
                 (
                     "condition",
                     models.CharField(
@@ -104,7 +142,9 @@ class Migration(migrations.Migration):
                 (
                     "on",
                     models.ForeignKey(
-                        on_delete=django.db.models.deletion.CASCADE, related_name="dependents", to="scheduler.workload"
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="dependents",
+                        to="scheduler.workload",
                     ),
                 ),
                 (
@@ -120,22 +160,33 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="JobArray",
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
                 ("public_id", models.UUIDField(default=uuid.uuid4, editable=False, unique=True)),
                 ("name", models.CharField(max_length=80)),
                 (
                     "indices",
-                    models.CharField(help_text="as they were asked for, such as 0-9 or 1,3,5-9:2", max_length=200),
+                    models.CharField(
+                        help_text="as they were asked for, such as 0-9 or 1,3,5-9:2", max_length=200
+                    ),
                 ),
                 (
                     "most_at_once",
-                    models.PositiveIntegerField(blank=True, help_text="tasks released together; empty: all", null=True),
+                    models.PositiveIntegerField(
+                        blank=True, help_text="tasks released together; empty: all", null=True
+                    ),
                 ),
                 ("created_at", models.DateTimeField()),
                 (
                     "owner",
                     models.ForeignKey(
-                        on_delete=django.db.models.deletion.PROTECT, related_name="+", to=settings.AUTH_USER_MODEL
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
                     ),
                 ),
                 (
@@ -166,7 +217,9 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name="workload",
-            index=models.Index(condition=models.Q(("held_back", True)), fields=["array"], name="tasks_held_back"),
+            index=models.Index(
+                condition=models.Q(("held_back", True)), fields=["array"], name="tasks_held_back"
+            ),
         ),
         migrations.AddIndex(
             model_name="dependency",
@@ -176,7 +229,9 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name="dependency",
-            constraint=models.UniqueConstraint(fields=("workload", "on"), name="a_workload_waits_for_another_once"),
+            constraint=models.UniqueConstraint(
+                fields=("workload", "on"), name="a_workload_waits_for_another_once"
+            ),
         ),
         migrations.AddConstraint(
             model_name="dependency",

@@ -5,28 +5,66 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('scheduler', '0009_recordings'),
+        ("scheduler", "0009_recordings"),
     ]
 
     operations = [
         migrations.CreateModel(
-            name='StartEstimate',
+            name="StartEstimate",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('attempt', models.PositiveIntegerField(help_text='how often it had been placed before this wait')),
-                ('told_at', models.DateTimeField()),
-                ('expected_start', models.DateTimeField()),
-                ('latest', models.DateTimeField(blank=True, help_text='the upper end of its range, if it was told one', null=True)),
-                ('over_at', models.DateTimeField(blank=True, help_text='when it was placed, or left the queue', null=True)),
-                ('started', models.BooleanField(default=False, help_text='it was placed')),
-                ('pool', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to='scheduler.pool')),
-                ('workload', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='start_estimates', to='scheduler.workload')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                (
+                    "attempt",
+                    models.PositiveIntegerField(help_text="how often it had been placed before this wait"),
+                ),
+                ("told_at", models.DateTimeField()),
+                ("expected_start", models.DateTimeField()),
+                (
+                    "latest",
+                    models.DateTimeField(
+                        blank=True, help_text="the upper end of its range, if it was told one", null=True
+                    ),
+                ),
+                (
+                    "over_at",
+                    models.DateTimeField(
+                        blank=True, help_text="when it was placed, or left the queue", null=True
+                    ),
+                ),
+                ("started", models.BooleanField(default=False, help_text="it was placed")),
+                (
+                    "pool",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="+", to="scheduler.pool"
+                    ),
+                ),
+                (
+                    "workload",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="start_estimates",
+                        to="scheduler.workload",
+                    ),
+                ),
             ],
             options={
-                'indexes': [models.Index(fields=['pool', '-over_at'], name='scheduler_s_pool_id_fbe862_idx'), models.Index(condition=models.Q(('over_at', None)), fields=['expected_start'], name='estimates_of_those_who_wait')],
-                'constraints': [models.UniqueConstraint(fields=('workload', 'attempt'), name='one_estimate_per_wait')],
+                "indexes": [
+                    models.Index(fields=["pool", "-over_at"], name="scheduler_s_pool_id_fbe862_idx"),
+                    models.Index(
+                        condition=models.Q(("over_at", None)),
+                        fields=["expected_start"],
+                        name="estimates_of_those_who_wait",
+                    ),
+                ],
+                "constraints": [
+                    models.UniqueConstraint(fields=("workload", "attempt"), name="one_estimate_per_wait")
+                ],
             },
         ),
     ]

@@ -6,52 +6,75 @@ from scheduler.state import change_feed
 
 
 QUOTA = (
-    "team_id", "pool_id", "model", "guaranteed_slots", "borrow_limit_slots", "hours_slot_seconds", "hours_used_up",
-    "when_used_up", "hours_until",
-)  # fmt: skip
+    "team_id",
+    "pool_id",
+    "model",
+    "guaranteed_slots",
+    "borrow_limit_slots",
+    "hours_slot_seconds",
+    "hours_used_up",
+    "when_used_up",
+    "hours_until",
+)
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('scheduler', '0010_expected_starts'),
+        ("scheduler", "0010_expected_starts"),
     ]
 
     operations = [
         migrations.AddField(
-            model_name='quota',
-            name='hours_counted_at',
+            model_name="quota",
+            name="hours_counted_at",
             field=models.DateTimeField(blank=True, null=True),
         ),
         migrations.AddField(
-            model_name='quota',
-            name='hours_period',
-            field=models.CharField(choices=[('day', 'Day'), ('week', 'Week'), ('month', 'Month')], default='month', max_length=5),
+            model_name="quota",
+            name="hours_period",
+            field=models.CharField(
+                choices=[("day", "Day"), ("week", "Week"), ("month", "Month")], default="month", max_length=5
+            ),
         ),
         migrations.AddField(
-            model_name='quota',
-            name='hours_slot_seconds',
-            field=models.BigIntegerField(blank=True, help_text='worth of the guarantee in a period; empty: no end. 3,024,000 is one GPU-hour', null=True),
+            model_name="quota",
+            name="hours_slot_seconds",
+            field=models.BigIntegerField(
+                blank=True,
+                help_text="worth of the guarantee in a period; empty: no end. 3,024,000 is one GPU-hour",
+                null=True,
+            ),
         ),
         migrations.AddField(
-            model_name='quota',
-            name='hours_until',
-            field=models.DateTimeField(blank=True, help_text='the end of the period that was counted', null=True),
+            model_name="quota",
+            name="hours_until",
+            field=models.DateTimeField(
+                blank=True, help_text="the end of the period that was counted", null=True
+            ),
         ),
         migrations.AddField(
-            model_name='quota',
-            name='hours_used',
-            field=models.BigIntegerField(default=0, help_text='slot-seconds in the period, as counted last'),
+            model_name="quota",
+            name="hours_used",
+            field=models.BigIntegerField(default=0, help_text="slot-seconds in the period, as counted last"),
         ),
         migrations.AddField(
-            model_name='quota',
-            name='hours_used_up',
+            model_name="quota",
+            name="hours_used_up",
             field=models.BooleanField(default=False),
         ),
         migrations.AddField(
-            model_name='quota',
-            name='when_used_up',
-            field=models.CharField(choices=[('borrow', 'it only borrows until the period is over'), ('refuse', 'nothing new starts until the period is over')], default='borrow', max_length=6),
+            model_name="quota",
+            name="when_used_up",
+            field=models.CharField(
+                choices=[
+                    ("borrow", "it only borrows until the period is over"),
+                    ("refuse", "nothing new starts until the period is over"),
+                ],
+                default="borrow",
+                max_length=6,
+            ),
         ),
-        migrations.RunSQL(change_feed.watch_table_sql("scheduler_quota", "quota", QUOTA), migrations.RunSQL.noop),
+        migrations.RunSQL(
+            change_feed.watch_table_sql("scheduler_quota", "quota", QUOTA), migrations.RunSQL.noop
+        ),
     ]

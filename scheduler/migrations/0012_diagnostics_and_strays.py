@@ -7,62 +7,156 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('scheduler', '0011_gpu_hours_of_a_quota'),
+        ("scheduler", "0011_gpu_hours_of_a_quota"),
     ]
 
     operations = [
         migrations.AddField(
-            model_name='host',
-            name='tripped_at',
-            field=models.DateTimeField(blank=True, help_text='since when too many attempts of different workloads failed on it', null=True),
+            model_name="host",
+            name="tripped_at",
+            field=models.DateTimeField(
+                blank=True,
+                help_text="since when too many attempts of different workloads failed on it",
+                null=True,
+            ),
         ),
         migrations.AddField(
-            model_name='pool',
-            name='diagnose_after_quarantine',
-            field=models.BooleanField(default=True, help_text='a quarantined GPU is diagnosed once nothing holds it: it comes back, or goes out'),
+            model_name="pool",
+            name="diagnose_after_quarantine",
+            field=models.BooleanField(
+                default=True,
+                help_text="a quarantined GPU is diagnosed once nothing holds it: it comes back, or goes out",
+            ),
         ),
         migrations.AddField(
-            model_name='pool',
-            name='diagnose_every_hours',
-            field=models.PositiveIntegerField(default=0, help_text='GPUs that are idle; 0: never'),
+            model_name="pool",
+            name="diagnose_every_hours",
+            field=models.PositiveIntegerField(default=0, help_text="GPUs that are idle; 0: never"),
         ),
         migrations.AddField(
-            model_name='pool',
-            name='diagnostic_seconds',
-            field=models.PositiveIntegerField(default=600, help_text='how long a diagnostic of one GPU may take'),
+            model_name="pool",
+            name="diagnostic_seconds",
+            field=models.PositiveIntegerField(
+                default=600, help_text="how long a diagnostic of one GPU may take"
+            ),
         ),
         migrations.AddField(
-            model_name='pool',
-            name='diagnostic_tool',
-            field=models.CharField(choices=[('auto', 'DCGM where the host has it, else our own'), ('own', 'our own'), ('dcgm', 'DCGM')], default='auto', max_length=4),
+            model_name="pool",
+            name="diagnostic_tool",
+            field=models.CharField(
+                choices=[
+                    ("auto", "DCGM where the host has it, else our own"),
+                    ("own", "our own"),
+                    ("dcgm", "DCGM"),
+                ],
+                default="auto",
+                max_length=4,
+            ),
         ),
         migrations.AddField(
-            model_name='pool',
-            name='stray_action',
-            field=models.CharField(choices=[('report', 'show it'), ('warn', 'show it, and tell the person it belongs to'), ('end', "show it, and end it when it is surely neither ours nor the system's")], default='report', help_text='for processes of no workload', max_length=6),
+            model_name="pool",
+            name="stray_action",
+            field=models.CharField(
+                choices=[
+                    ("report", "show it"),
+                    ("warn", "show it, and tell the person it belongs to"),
+                    ("end", "show it, and end it when it is surely neither ours nor the system's"),
+                ],
+                default="report",
+                help_text="for processes of no workload",
+                max_length=6,
+            ),
         ),
         migrations.CreateModel(
-            name='Diagnostic',
+            name="Diagnostic",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('public_id', models.UUIDField(default=uuid.uuid4, editable=False, unique=True)),
-                ('why', models.CharField(choices=[('operator', 'asked for'), ('quarantined', 'after its quarantine'), ('tripped', 'after too many failed attempts on its host'), ('periodic', 'its turn, while idle')], max_length=12)),
-                ('state', models.CharField(choices=[('wanted', 'wanted'), ('running', 'running'), ('passed', 'passed'), ('failed', 'failed'), ('stopped', 'stopped')], default=scheduler.state.states.DiagnosticState['WANTED'], max_length=8)),
-                ('tool', models.CharField(blank=True, default='', help_text='what was run: dcgm, own or simulated', max_length=12)),
-                ('simulated', models.BooleanField(default=False, help_text='nothing was measured')),
-                ('checks', models.JSONField(blank=True, default=list, help_text='name, passed and numbers of each check')),
-                ('detail', models.CharField(blank=True, default='', max_length=300)),
-                ('created_at', models.DateTimeField()),
-                ('started_at', models.DateTimeField(blank=True, null=True)),
-                ('ended_at', models.DateTimeField(blank=True, null=True)),
-                ('gpu', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='diagnostics', to='scheduler.gpu')),
-                ('host', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='diagnostics', to='scheduler.host')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("public_id", models.UUIDField(default=uuid.uuid4, editable=False, unique=True)),
+                (
+                    "why",
+                    models.CharField(
+                        choices=[
+                            ("operator", "asked for"),
+                            ("quarantined", "after its quarantine"),
+                            ("tripped", "after too many failed attempts on its host"),
+                            ("periodic", "its turn, while idle"),
+                        ],
+                        max_length=12,
+                    ),
+                ),
+                (
+                    "state",
+                    models.CharField(
+                        choices=[
+                            ("wanted", "wanted"),
+                            ("running", "running"),
+                            ("passed", "passed"),
+                            ("failed", "failed"),
+                            ("stopped", "stopped"),
+                        ],
+                        default=scheduler.state.states.DiagnosticState["WANTED"],
+                        max_length=8,
+                    ),
+                ),
+                (
+                    "tool",
+                    models.CharField(
+                        blank=True,
+                        default="",
+                        help_text="what was run: dcgm, own or simulated",
+                        max_length=12,
+                    ),
+                ),
+                ("simulated", models.BooleanField(default=False, help_text="nothing was measured")),
+                (
+                    "checks",
+                    models.JSONField(
+                        blank=True, default=list, help_text="name, passed and numbers of each check"
+                    ),
+                ),
+                ("detail", models.CharField(blank=True, default="", max_length=300)),
+                ("created_at", models.DateTimeField()),
+                ("started_at", models.DateTimeField(blank=True, null=True)),
+                ("ended_at", models.DateTimeField(blank=True, null=True)),
+                (
+                    "gpu",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="diagnostics",
+                        to="scheduler.gpu",
+                    ),
+                ),
+                (
+                    "host",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="diagnostics",
+                        to="scheduler.host",
+                    ),
+                ),
             ],
             options={
-                'indexes': [models.Index(fields=['gpu', '-created_at'], name='scheduler_d_gpu_id_3c3f13_idx'), models.Index(condition=models.Q(('state__in', ('wanted', 'running'))), fields=['host'], name='open_diagnostics_of_a_host')],
-                'constraints': [models.UniqueConstraint(condition=models.Q(('state__in', ('wanted', 'running'))), fields=('gpu',), name='one_open_diagnostic_per_gpu')],
+                "indexes": [
+                    models.Index(fields=["gpu", "-created_at"], name="scheduler_d_gpu_id_3c3f13_idx"),
+                    models.Index(
+                        condition=models.Q(("state__in", ("wanted", "running"))),
+                        fields=["host"],
+                        name="open_diagnostics_of_a_host",
+                    ),
+                ],
+                "constraints": [
+                    models.UniqueConstraint(
+                        condition=models.Q(("state__in", ("wanted", "running"))),
+                        fields=("gpu",),
+                        name="one_open_diagnostic_per_gpu",
+                    )
+                ],
             },
         ),
     ]

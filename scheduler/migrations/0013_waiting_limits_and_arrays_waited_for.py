@@ -7,64 +7,127 @@ from django.db import migrations, models
 from scheduler.state import change_feed
 
 WORKLOAD = (
-    "units", "hosts", "models_wanted", "profile", "min_memory_mib", "min_compute_capability", "nvlink", "labels_required",
-    "cpu_milli", "memory_mib", "labels_preferred", "spread", "state", "pool_id", "project_id", "owner_id", "reservation_id",
-    "priority", "preemptible", "max_runtime_seconds", "predicted_seconds", "submitted_at", "not_before", "attempt", "failures",
-    "lost_attempts", "borrowed_slots", "evicted_by_id", "evicted_for_workload_id", "evicted_for_reservation_id",
-    "earmarked_units", "checkpoint_at", "gone_by", "waits_for", "waits_for_arrays", "held_back", "array_id",
-)  # fmt: skip
+    "units",
+    "hosts",
+    "models_wanted",
+    "profile",
+    "min_memory_mib",
+    "min_compute_capability",
+    "nvlink",
+    "labels_required",
+    "cpu_milli",
+    "memory_mib",
+    "labels_preferred",
+    "spread",
+    "state",
+    "pool_id",
+    "project_id",
+    "owner_id",
+    "reservation_id",
+    "priority",
+    "preemptible",
+    "max_runtime_seconds",
+    "predicted_seconds",
+    "submitted_at",
+    "not_before",
+    "attempt",
+    "failures",
+    "lost_attempts",
+    "borrowed_slots",
+    "evicted_by_id",
+    "evicted_for_workload_id",
+    "evicted_for_reservation_id",
+    "earmarked_units",
+    "checkpoint_at",
+    "gone_by",
+    "waits_for",
+    "waits_for_arrays",
+    "held_back",
+    "array_id",
+)
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('scheduler', '0012_diagnostics_and_strays'),
+        ("scheduler", "0012_diagnostics_and_strays"),
     ]
 
     operations = [
         migrations.AddField(
-            model_name='dependency',
-            name='on_array',
-            field=models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.CASCADE, related_name='dependents', to='scheduler.jobarray'),
+            model_name="dependency",
+            name="on_array",
+            field=models.ForeignKey(
+                blank=True,
+                null=True,
+                on_delete=django.db.models.deletion.CASCADE,
+                related_name="dependents",
+                to="scheduler.jobarray",
+            ),
         ),
         migrations.AddField(
-            model_name='pool',
-            name='most_waiting_per_team',
-            field=models.PositiveIntegerField(default=10000, help_text='notebooks and jobs of one team in the queue'),
+            model_name="pool",
+            name="most_waiting_per_team",
+            field=models.PositiveIntegerField(
+                default=10000, help_text="notebooks and jobs of one team in the queue"
+            ),
         ),
         migrations.AddField(
-            model_name='pool',
-            name='most_waiting_per_user',
-            field=models.PositiveIntegerField(default=5000, help_text='notebooks and jobs of one person in the queue'),
+            model_name="pool",
+            name="most_waiting_per_user",
+            field=models.PositiveIntegerField(
+                default=5000, help_text="notebooks and jobs of one person in the queue"
+            ),
         ),
         migrations.AddField(
-            model_name='recording',
-            name='size_bytes',
-            field=models.PositiveBigIntegerField(default=0, help_text='of the parts that it was the first to name, compressed'),
+            model_name="recording",
+            name="size_bytes",
+            field=models.PositiveBigIntegerField(
+                default=0, help_text="of the parts that it was the first to name, compressed"
+            ),
         ),
         migrations.AddField(
-            model_name='workload',
-            name='waits_for_arrays',
-            field=django.contrib.postgres.fields.ArrayField(base_field=models.BigIntegerField(), blank=True, default=list, help_text="arrays whose last task's end it still waits for", size=None),
+            model_name="workload",
+            name="waits_for_arrays",
+            field=django.contrib.postgres.fields.ArrayField(
+                base_field=models.BigIntegerField(),
+                blank=True,
+                default=list,
+                help_text="arrays whose last task's end it still waits for",
+                size=None,
+            ),
         ),
         migrations.AlterField(
-            model_name='dependency',
-            name='on',
-            field=models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.CASCADE, related_name='dependents', to='scheduler.workload'),
+            model_name="dependency",
+            name="on",
+            field=models.ForeignKey(
+                blank=True,
+                null=True,
+                on_delete=django.db.models.deletion.CASCADE,
+                related_name="dependents",
+                to="scheduler.workload",
+            ),
         ),
         migrations.AddIndex(
-            model_name='dependency',
-            index=models.Index(condition=models.Q(('settled_at', None)), fields=['on_array'], name='waiting_for_arrays'),
+            model_name="dependency",
+            index=models.Index(
+                condition=models.Q(("settled_at", None)), fields=["on_array"], name="waiting_for_arrays"
+            ),
         ),
         migrations.AddConstraint(
-            model_name='dependency',
-            constraint=models.UniqueConstraint(fields=('workload', 'on_array'), name='a_workload_waits_for_an_array_once'),
+            model_name="dependency",
+            constraint=models.UniqueConstraint(
+                fields=("workload", "on_array"), name="a_workload_waits_for_an_array_once"
+            ),
         ),
         migrations.AddConstraint(
-            model_name='dependency',
-            constraint=models.CheckConstraint(condition=models.Q(('on__isnull', True), ('on_array__isnull', True), _connector='XOR'), name='a_dependency_is_on_a_workload_or_on_an_array'),
+            model_name="dependency",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("on__isnull", True), ("on_array__isnull", True), _connector="XOR"),
+                name="a_dependency_is_on_a_workload_or_on_an_array",
+            ),
         ),
         migrations.RunSQL(
-            change_feed.watch_table_sql("scheduler_workload", "workload", WORKLOAD, alive="state <> 'ended'"), migrations.RunSQL.noop
+            change_feed.watch_table_sql("scheduler_workload", "workload", WORKLOAD, alive="state <> 'ended'"),
+            migrations.RunSQL.noop,
         ),
     ]

@@ -4,25 +4,43 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('scheduler', '0013_waiting_limits_and_arrays_waited_for'),
+        ("scheduler", "0013_waiting_limits_and_arrays_waited_for"),
     ]
 
     operations = [
         migrations.AddField(
-            model_name='run',
-            name='prepared_at',
-            field=models.DateTimeField(blank=True, help_text='of a gang: it could begin, and waits for the others', null=True),
+            model_name="run",
+            name="prepared_at",
+            field=models.DateTimeField(
+                blank=True, help_text="of a gang: it could begin, and waits for the others", null=True
+            ),
         ),
         migrations.AddField(
-            model_name='workload',
-            name='if_member_ends',
-            field=models.CharField(choices=[('restart', 'all of it starts again, as often as it may be retried'), ('end', 'all of it ends')], default='restart', help_text='of a job on several hosts', max_length=7),
+            model_name="workload",
+            name="if_member_ends",
+            field=models.CharField(
+                choices=[
+                    ("restart", "all of it starts again, as often as it may be retried"),
+                    ("end", "all of it ends"),
+                ],
+                default="restart",
+                help_text="of a job on several hosts",
+                max_length=7,
+            ),
         ),
         migrations.AlterField(
-            model_name='decision',
-            name='kind',
-            field=models.CharField(choices=[('placed', 'Placed'), ('evicted', 'Evicted'), ('refused', 'Refused'), ('restarted', 'Restarted'), ('ended', 'Ended')], max_length=10),
+            model_name="decision",
+            name="kind",
+            field=models.CharField(
+                choices=[
+                    ("placed", "Placed"),
+                    ("evicted", "Evicted"),
+                    ("refused", "Refused"),
+                    ("restarted", "Restarted"),
+                    ("ended", "Ended"),
+                ],
+                max_length=10,
+            ),
         ),
     ]

@@ -11,7 +11,9 @@ class Migration(migrations.Migration):
             model_name="host",
             name="agent_start",
             field=models.CharField(
-                blank=True, default="", max_length=64,
+                blank=True,
+                default="",
+                max_length=64,
                 help_text="the start of the agent that spoke last: tells a copy of its folder",
             ),
         ),
@@ -19,7 +21,9 @@ class Migration(migrations.Migration):
             model_name="host",
             name="public_key",
             field=models.CharField(
-                blank=True, default="", max_length=60,
+                blank=True,
+                default="",
+                max_length=60,
                 help_text="Ed25519, base64; made on the host, registered when it joined",
             ),
         ),

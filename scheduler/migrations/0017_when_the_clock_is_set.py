@@ -16,7 +16,9 @@ class Migration(migrations.Migration):
             ],
             options={
                 "constraints": [
-                    models.CheckConstraint(condition=django.db.models.Q(id=1), name="there_is_one_clock_reading")
+                    models.CheckConstraint(
+                        condition=django.db.models.Q(id=1), name="there_is_one_clock_reading"
+                    )
                 ]
             },
         ),

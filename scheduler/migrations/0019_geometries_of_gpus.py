@@ -7,50 +7,141 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('scheduler', '0018_reservations_that_moved'),
+        ("scheduler", "0018_reservations_that_moved"),
     ]
 
     operations = [
         migrations.AlterField(
-            model_name='diagnostic',
-            name='tool',
-            field=models.CharField(blank=True, default='', help_text="what was run: dcgm, own, simulated or a name of the host's", max_length=40),
+            model_name="diagnostic",
+            name="tool",
+            field=models.CharField(
+                blank=True,
+                default="",
+                help_text="what was run: dcgm, own, simulated or a name of the host's",
+                max_length=40,
+            ),
         ),
         migrations.AlterField(
-            model_name='gpu',
-            name='repair_state',
-            field=models.CharField(choices=[('well', 'well'), ('quarantined', 'quarantined'), ('diagnosing', 'diagnosing'), ('out', 'out'), ('reshaping', 'reshaping')], default=scheduler.state.states.RepairState['WELL'], max_length=12),
+            model_name="gpu",
+            name="repair_state",
+            field=models.CharField(
+                choices=[
+                    ("well", "well"),
+                    ("quarantined", "quarantined"),
+                    ("diagnosing", "diagnosing"),
+                    ("out", "out"),
+                    ("reshaping", "reshaping"),
+                ],
+                default=scheduler.state.states.RepairState["WELL"],
+                max_length=12,
+            ),
         ),
         migrations.AlterField(
-            model_name='host',
-            name='repair_state',
-            field=models.CharField(choices=[('well', 'well'), ('quarantined', 'quarantined'), ('diagnosing', 'diagnosing'), ('out', 'out'), ('reshaping', 'reshaping')], default=scheduler.state.states.RepairState['WELL'], max_length=12),
+            model_name="host",
+            name="repair_state",
+            field=models.CharField(
+                choices=[
+                    ("well", "well"),
+                    ("quarantined", "quarantined"),
+                    ("diagnosing", "diagnosing"),
+                    ("out", "out"),
+                    ("reshaping", "reshaping"),
+                ],
+                default=scheduler.state.states.RepairState["WELL"],
+                max_length=12,
+            ),
         ),
         migrations.AlterField(
-            model_name='pool',
-            name='diagnostic_tool',
-            field=models.CharField(default='auto', help_text='a DiagnosticTool, or a name that its hosts report', max_length=40),
+            model_name="pool",
+            name="diagnostic_tool",
+            field=models.CharField(
+                default="auto", help_text="a DiagnosticTool, or a name that its hosts report", max_length=40
+            ),
         ),
         migrations.CreateModel(
-            name='GeometryChange',
+            name="GeometryChange",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('public_id', models.UUIDField(default=uuid.uuid4, editable=False, unique=True)),
-                ('before', models.JSONField(blank=True, default=list, help_text='profiles of its units; empty: one whole GPU')),
-                ('parts', models.JSONField(blank=True, default=list, help_text='profile and start of each; empty: one whole GPU')),
-                ('state', models.CharField(choices=[('draining', 'draining'), ('changing', 'changing'), ('done', 'done'), ('failed', 'failed'), ('withdrawn', 'withdrawn')], default=scheduler.state.states.GeometryState['DRAINING'], max_length=10)),
-                ('detail', models.CharField(blank=True, default='', help_text='what its host says of it', max_length=300)),
-                ('created_at', models.DateTimeField()),
-                ('told_at', models.DateTimeField(blank=True, help_text='when nothing held it any more and its host was told', null=True)),
-                ('ended_at', models.DateTimeField(blank=True, null=True)),
-                ('gpu', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='geometry_changes', to='scheduler.gpu')),
-                ('host', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='geometry_changes', to='scheduler.host')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("public_id", models.UUIDField(default=uuid.uuid4, editable=False, unique=True)),
+                (
+                    "before",
+                    models.JSONField(
+                        blank=True, default=list, help_text="profiles of its units; empty: one whole GPU"
+                    ),
+                ),
+                (
+                    "parts",
+                    models.JSONField(
+                        blank=True, default=list, help_text="profile and start of each; empty: one whole GPU"
+                    ),
+                ),
+                (
+                    "state",
+                    models.CharField(
+                        choices=[
+                            ("draining", "draining"),
+                            ("changing", "changing"),
+                            ("done", "done"),
+                            ("failed", "failed"),
+                            ("withdrawn", "withdrawn"),
+                        ],
+                        default=scheduler.state.states.GeometryState["DRAINING"],
+                        max_length=10,
+                    ),
+                ),
+                (
+                    "detail",
+                    models.CharField(
+                        blank=True, default="", help_text="what its host says of it", max_length=300
+                    ),
+                ),
+                ("created_at", models.DateTimeField()),
+                (
+                    "told_at",
+                    models.DateTimeField(
+                        blank=True, help_text="when nothing held it any more and its host was told", null=True
+                    ),
+                ),
+                ("ended_at", models.DateTimeField(blank=True, null=True)),
+                (
+                    "gpu",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="geometry_changes",
+                        to="scheduler.gpu",
+                    ),
+                ),
+                (
+                    "host",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="geometry_changes",
+                        to="scheduler.host",
+                    ),
+                ),
             ],
             options={
-                'indexes': [models.Index(fields=['gpu', '-created_at'], name='scheduler_g_gpu_id_f64f71_idx'), models.Index(condition=models.Q(('state__in', ('draining', 'changing'))), fields=['host'], name='open_geometry_of_a_host')],
-                'constraints': [models.UniqueConstraint(condition=models.Q(('state__in', ('draining', 'changing'))), fields=('gpu',), name='one_open_change_of_geometry_per_gpu')],
+                "indexes": [
+                    models.Index(fields=["gpu", "-created_at"], name="scheduler_g_gpu_id_f64f71_idx"),
+                    models.Index(
+                        condition=models.Q(("state__in", ("draining", "changing"))),
+                        fields=["host"],
+                        name="open_geometry_of_a_host",
+                    ),
+                ],
+                "constraints": [
+                    models.UniqueConstraint(
+                        condition=models.Q(("state__in", ("draining", "changing"))),
+                        fields=("gpu",),
+                        name="one_open_change_of_geometry_per_gpu",
+                    )
+                ],
             },
         ),
     ]

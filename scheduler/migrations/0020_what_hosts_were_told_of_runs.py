@@ -18,7 +18,8 @@ class Migration(migrations.Migration):
             model_name="run",
             name="grace_seconds",
             field=models.PositiveIntegerField(
-                default=30, help_text="of its pool when it was placed, as its host was told: its shim keeps to that one"
+                default=30,
+                help_text="of its pool when it was placed, as its host was told: its shim keeps to that one",
             ),
         ),
         migrations.AddField(
@@ -31,7 +32,9 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name="run",
             name="saved",
-            field=models.BooleanField(default=False, help_text="it has acknowledged a checkpoint since its notice"),
+            field=models.BooleanField(
+                default=False, help_text="it has acknowledged a checkpoint since its notice"
+            ),
         ),
         migrations.RunSQL(FILL, migrations.RunSQL.noop),
     ]

@@ -4,15 +4,18 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('scheduler', '0020_what_hosts_were_told_of_runs'),
+        ("scheduler", "0020_what_hosts_were_told_of_runs"),
     ]
 
     operations = [
         migrations.AddField(
-            model_name='host',
-            name='agent_before_heard_at',
-            field=models.DateTimeField(blank=True, help_text='last word of the agent that was here before the present one joined', null=True),
+            model_name="host",
+            name="agent_before_heard_at",
+            field=models.DateTimeField(
+                blank=True,
+                help_text="last word of the agent that was here before the present one joined",
+                null=True,
+            ),
         ),
     ]

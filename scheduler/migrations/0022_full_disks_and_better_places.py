@@ -7,17 +7,60 @@ from django.db import migrations, models
 from scheduler.state import change_feed
 
 HOST = (
-    "pool_id", "name", "labels", "cpu_milli", "memory_mib", "lease_state", "admin_state", "repair_state", "isolation_level",
-    "disk_full", "storage_id",
-)  # fmt: skip
+    "pool_id",
+    "name",
+    "labels",
+    "cpu_milli",
+    "memory_mib",
+    "lease_state",
+    "admin_state",
+    "repair_state",
+    "isolation_level",
+    "disk_full",
+    "storage_id",
+)
 WORKLOAD = (
-    "units", "hosts", "models_wanted", "profile", "min_memory_mib", "min_compute_capability", "nvlink", "labels_required",
-    "cpu_milli", "memory_mib", "labels_preferred", "spread", "state", "pool_id", "project_id", "owner_id", "reservation_id",
-    "priority", "preemptible", "max_runtime_seconds", "predicted_seconds", "submitted_at", "not_before", "attempt", "failures",
-    "lost_attempts", "borrowed_slots", "evicted_by_id", "evicted_for_workload_id", "evicted_for_reservation_id",
-    "earmarked_units", "checkpoint_at", "gone_by", "waits_for", "waits_for_arrays", "held_back", "array_id", "avoids",
-    "avoids_until", "homes_id",
-)  # fmt: skip
+    "units",
+    "hosts",
+    "models_wanted",
+    "profile",
+    "min_memory_mib",
+    "min_compute_capability",
+    "nvlink",
+    "labels_required",
+    "cpu_milli",
+    "memory_mib",
+    "labels_preferred",
+    "spread",
+    "state",
+    "pool_id",
+    "project_id",
+    "owner_id",
+    "reservation_id",
+    "priority",
+    "preemptible",
+    "max_runtime_seconds",
+    "predicted_seconds",
+    "submitted_at",
+    "not_before",
+    "attempt",
+    "failures",
+    "lost_attempts",
+    "borrowed_slots",
+    "evicted_by_id",
+    "evicted_for_workload_id",
+    "evicted_for_reservation_id",
+    "earmarked_units",
+    "checkpoint_at",
+    "gone_by",
+    "waits_for",
+    "waits_for_arrays",
+    "held_back",
+    "array_id",
+    "avoids",
+    "avoids_until",
+    "homes_id",
+)
 
 
 class Migration(migrations.Migration):
@@ -56,7 +99,10 @@ class Migration(migrations.Migration):
             ),
         ),
         migrations.RunSQL(
-            change_feed.watch_table_sql("scheduler_workload", "workload", WORKLOAD, alive="state <> 'ended'"), migrations.RunSQL.noop
+            change_feed.watch_table_sql("scheduler_workload", "workload", WORKLOAD, alive="state <> 'ended'"),
+            migrations.RunSQL.noop,
         ),
-        migrations.RunSQL(change_feed.watch_table_sql("scheduler_host", "host", HOST), migrations.RunSQL.noop),
+        migrations.RunSQL(
+            change_feed.watch_table_sql("scheduler_host", "host", HOST), migrations.RunSQL.noop
+        ),
     ]

@@ -6,7 +6,9 @@ from django.utils import timezone
 
 def begin_now(apps, schema_editor):
     """A disk that is full already is no news of its agent any more: nobody would ever be told."""
-    apps.get_model("scheduler", "Host").objects.filter(disk_full=True, disk_full_since=None).update(disk_full_since=timezone.now())
+    apps.get_model("scheduler", "Host").objects.filter(disk_full=True, disk_full_since=None).update(
+        disk_full_since=timezone.now()
+    )
 
 
 class Migration(migrations.Migration):

@@ -4,15 +4,16 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('scheduler', '0025_what_gpus_told_before_an_end'),
+        ("scheduler", "0025_what_gpus_told_before_an_end"),
     ]
 
     operations = [
         migrations.AlterField(
-            model_name='budgetgate',
-            name='numbers',
-            field=models.JSONField(default=dict, help_text='measure, limit and spent, as the reason says them'),
+            model_name="budgetgate",
+            name="numbers",
+            field=models.JSONField(
+                default=dict, help_text="measure, limit and spent, as the reason says them"
+            ),
         ),
     ]

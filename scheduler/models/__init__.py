@@ -7,11 +7,24 @@ from scheduler.models.hosts import Gpu, Host, JoinToken, Storage, Unit, Volume
 from scheduler.models.leader import ClockReading, Leader
 from scheduler.models.pools import DiagnosticTool, Pool, StrayAction
 from scheduler.models.quotas import BudgetGate, DecayedUse, Quota
-from scheduler.models.repairs import Diagnostic, GeometryChange, GpuStateChange, HostStateChange, MaintenanceWindow
+from scheduler.models.repairs import (
+    Diagnostic,
+    GeometryChange,
+    GpuStateChange,
+    HostStateChange,
+    MaintenanceWindow,
+)
 from scheduler.models.reservations import BoundUnit, Reservation, Series
 from scheduler.models.runs import Allocation, Run
 from scheduler.models.teams import PRIORITIES, Project, Team
-from scheduler.models.workloads import Dependency, IfMemberEnds, JobArray, Workload, WorkloadKind, WorkloadType
+from scheduler.models.workloads import (
+    Dependency,
+    IfMemberEnds,
+    JobArray,
+    Workload,
+    WorkloadKind,
+    WorkloadType,
+)
 
 __all__ = [
     "Allocation",

@@ -20,11 +20,15 @@ class Command(models.Model):
     host = models.ForeignKey(Host, on_delete=models.PROTECT, related_name="commands")
     run = models.ForeignKey(Run, on_delete=models.PROTECT, related_name="commands")
     verb = models.CharField(max_length=10, choices=Verb.choices)
-    code = models.CharField(max_length=40, default="", blank=True, help_text="reason code, told to the workload")
+    code = models.CharField(
+        max_length=40, default="", blank=True, help_text="reason code, told to the workload"
+    )
     stop_at = models.DateTimeField(null=True, blank=True, help_text="notice: when the stop follows")
     created_at = models.DateTimeField()
     done_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["run", "verb"], name="one_command_per_run_and_verb")]
-        indexes = [models.Index(fields=["host"], condition=Q(done_at__isnull=True), name="open_commands_of_a_host")]
+        indexes = [
+            models.Index(fields=["host"], condition=Q(done_at__isnull=True), name="open_commands_of_a_host")
+        ]

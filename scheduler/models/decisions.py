@@ -24,8 +24,12 @@ class Decision(models.Model):
     kind = models.CharField(max_length=10, choices=Kind.choices)
     code = models.CharField(max_length=40)
     numbers = models.JSONField(default=dict)
-    for_workload = models.ForeignKey(Workload, null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
-    for_reservation = models.ForeignKey(Reservation, null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
+    for_workload = models.ForeignKey(
+        Workload, null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
+    )
+    for_reservation = models.ForeignKey(
+        Reservation, null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
+    )
     epoch = models.BigIntegerField()
     at = models.DateTimeField()
 
@@ -41,7 +45,9 @@ class StartEstimate(models.Model):
     attempt = models.PositiveIntegerField(help_text="how often it had been placed before this wait")
     told_at = models.DateTimeField()
     expected_start = models.DateTimeField()
-    latest = models.DateTimeField(null=True, blank=True, help_text="the upper end of its range, if it was told one")
+    latest = models.DateTimeField(
+        null=True, blank=True, help_text="the upper end of its range, if it was told one"
+    )
     over_at = models.DateTimeField(null=True, blank=True, help_text="when it was placed, or left the queue")
     started = models.BooleanField(default=False, help_text="it was placed")
 
@@ -49,7 +55,9 @@ class StartEstimate(models.Model):
         constraints = [models.UniqueConstraint(fields=["workload", "attempt"], name="one_estimate_per_wait")]
         indexes = [
             models.Index(fields=["pool", "-over_at"]),
-            models.Index(fields=["expected_start"], condition=Q(over_at=None), name="estimates_of_those_who_wait"),
+            models.Index(
+                fields=["expected_start"], condition=Q(over_at=None), name="estimates_of_those_who_wait"
+            ),
         ]
 
 
@@ -72,4 +80,6 @@ class Recording(models.Model):
     placed = models.PositiveIntegerField()
     evicted = models.PositiveIntegerField()
     refused = models.PositiveIntegerField()
-    size_bytes = models.PositiveBigIntegerField(default=0, help_text="of the parts that it was the first to name, compressed")
+    size_bytes = models.PositiveBigIntegerField(
+        default=0, help_text="of the parts that it was the first to name, compressed"
+    )

@@ -21,7 +21,9 @@ class HardwareColumns(models.Model):
     labels_required = models.JSONField(default=dict, blank=True)
     cpu_milli = models.PositiveIntegerField(default=0)
     memory_mib = models.PositiveIntegerField(default=0)
-    labels_preferred = models.JSONField(default=dict, blank=True, help_text="hosts with more of them come first")
+    labels_preferred = models.JSONField(
+        default=dict, blank=True, help_text="hosts with more of them come first"
+    )
     spread = models.BooleanField(default=False, help_text="over hosts that share as little as can be")
 
     class Meta:

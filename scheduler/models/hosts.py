@@ -16,7 +16,9 @@ from scheduler.state.isolation import Isolation
 class Storage(models.Model):
     """A folder of homes. Hosts that share it report the same key."""
 
-    key = models.CharField(unique=True, max_length=64, help_text="random, made by the first agent that met the folder")
+    key = models.CharField(
+        unique=True, max_length=64, help_text="random, made by the first agent that met the folder"
+    )
     total_bytes = models.BigIntegerField(null=True, blank=True, help_text="of its file system")
     free_bytes = models.BigIntegerField(null=True, blank=True)
     left_out = models.PositiveIntegerField(default=0, help_text="homes beyond those that one report can name")
@@ -38,7 +40,9 @@ class Volume(models.Model):
     measured_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:
-        constraints = [models.UniqueConstraint(fields=["storage", "name"], name="a_home_is_once_in_a_storage")]
+        constraints = [
+            models.UniqueConstraint(fields=["storage", "name"], name="a_home_is_once_in_a_storage")
+        ]
 
     @property
     def person(self) -> str:
@@ -54,27 +58,40 @@ class Host(models.Model):
     name = models.CharField(unique=True, max_length=63)
     labels = models.JSONField(default=dict, blank=True)
     simulated = models.BooleanField(default=False, help_text="its NVML readings are simulated")
-    hardware = models.JSONField(default=dict, blank=True, help_text="what the agent last reported of the machine")
+    hardware = models.JSONField(
+        default=dict, blank=True, help_text="what the agent last reported of the machine"
+    )
     isolation = models.CharField(
         max_length=20, default="", blank=True, help_text="bubblewrap or plain, as the agent reports"
     )
     isolation_level = models.CharField(
-        max_length=12, choices=Isolation.choices, default=Isolation.NONE, help_text="what it keeps apart, from its report"
+        max_length=12,
+        choices=Isolation.choices,
+        default=Isolation.NONE,
+        help_text="what it keeps apart, from its report",
     )
     cpu_milli = models.PositiveIntegerField(default=0)
     memory_mib = models.PositiveIntegerField(default=0)
     disk_full = models.BooleanField(default=False, help_text="as its agent says: it starts nothing new")
-    disk_full_since = models.DateTimeField(null=True, blank=True, help_text="since when its agent has said so")
+    disk_full_since = models.DateTimeField(
+        null=True, blank=True, help_text="since when its agent has said so"
+    )
     agent_version = models.CharField(max_length=40, default="", blank=True)
     boot_id = models.CharField(max_length=64, default="", blank=True)
     agent_instance = models.CharField(
         max_length=64, default="", blank=True, help_text="random per agent installation: tells a clone"
     )
     agent_start = models.CharField(
-        max_length=64, default="", blank=True, help_text="the start of the agent that spoke last: tells a copy of its folder"
+        max_length=64,
+        default="",
+        blank=True,
+        help_text="the start of the agent that spoke last: tells a copy of its folder",
     )
     public_key = models.CharField(
-        max_length=60, default="", blank=True, help_text="Ed25519, base64; made on the host, registered when it joined"
+        max_length=60,
+        default="",
+        blank=True,
+        help_text="Ed25519, base64; made on the host, registered when it joined",
     )
     credential_hash = models.CharField(max_length=64, default="", blank=True)
     credential_expires_at = models.DateTimeField(null=True, blank=True)
@@ -87,12 +104,21 @@ class Host(models.Model):
     repair_state = models.CharField(
         max_length=12, choices=states.state_choices(states.RepairState), default=states.RepairState.WELL
     )
-    state_reason = models.CharField(max_length=300, default="", blank=True, help_text="why it is not simply in service")
+    state_reason = models.CharField(
+        max_length=300, default="", blank=True, help_text="why it is not simply in service"
+    )
     refused_agent = models.JSONField(
-        null=True, blank=True, help_text="the last agent that was turned away here: instance, boot_id, reason, at"
+        null=True,
+        blank=True,
+        help_text="the last agent that was turned away here: instance, boot_id, reason, at",
     )
     storage = models.ForeignKey(
-        Storage, null=True, blank=True, on_delete=models.SET_NULL, related_name="hosts", help_text="of its homes"
+        Storage,
+        null=True,
+        blank=True,
+        on_delete=models.SET_NULL,
+        related_name="hosts",
+        help_text="of its homes",
     )
     tripped_at = models.DateTimeField(
         null=True, blank=True, help_text="since when too many attempts of different workloads failed on it"
@@ -134,14 +160,18 @@ class Gpu(models.Model):
     state_reason = models.CharField(max_length=300, default="", blank=True)
     retired_at = models.DateTimeField(null=True, blank=True, help_text="no longer reported by its host")
     missing_since = models.DateTimeField(
-        null=True, blank=True, help_text="its host stopped reporting it; until it does again, or an operator knows that it is gone"
+        null=True,
+        blank=True,
+        help_text="its host stopped reporting it; until it does again, or an operator knows that it is gone",
     )
     created_at = models.DateTimeField()
 
     class Meta:
         constraints = [
             models.UniqueConstraint(
-                fields=["host", "index"], condition=Q(retired_at__isnull=True), name="one_gpu_per_host_and_index"
+                fields=["host", "index"],
+                condition=Q(retired_at__isnull=True),
+                name="one_gpu_per_host_and_index",
             )
         ]
 

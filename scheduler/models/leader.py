@@ -27,7 +27,9 @@ class ClockReading(models.Model):
     wall = models.DateTimeField()
     machine = models.CharField(max_length=120)
     uptime = models.FloatField(help_text="seconds on CLOCK_BOOTTIME of that machine")
-    set_at = models.DateTimeField(null=True, blank=True, help_text="when it was last found that the wall clock had been set")
+    set_at = models.DateTimeField(
+        null=True, blank=True, help_text="when it was last found that the wall clock had been set"
+    )
 
     class Meta:
         constraints = [models.CheckConstraint(condition=Q(id=1), name="there_is_one_clock_reading")]

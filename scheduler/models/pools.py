@@ -31,7 +31,9 @@ class Pool(models.Model):
     slug = models.SlugField(unique=True, max_length=40)
     name = models.CharField(unique=True, max_length=80)
     kind = models.CharField(max_length=10, choices=[(k.value, k.value) for k in PoolKind])
-    team = models.ForeignKey(Team, null=True, blank=True, on_delete=models.PROTECT, help_text="owner of a static pool")
+    team = models.ForeignKey(
+        Team, null=True, blank=True, on_delete=models.PROTECT, help_text="owner of a static pool"
+    )
     notice_seconds = models.PositiveIntegerField(default=30)
     grace_seconds = models.PositiveIntegerField(default=30)
     minimum_runtime_seconds = models.PositiveIntegerField(default=300)
@@ -41,25 +43,42 @@ class Pool(models.Model):
     most_gpus_per_user = models.PositiveIntegerField(null=True, blank=True)
     most_gpus_per_workload = models.PositiveIntegerField(null=True, blank=True)
     # Five of the largest arrays; and as many as a cycle is measured with (docs/benchmarks.md), so that no team alone makes it slow.
-    most_waiting_per_user = models.PositiveIntegerField(default=5_000, help_text="notebooks and jobs of one person in the queue")
-    most_waiting_per_team = models.PositiveIntegerField(default=10_000, help_text="notebooks and jobs of one team in the queue")
-    approval_above_gpus = models.PositiveIntegerField(default=4, help_text="reservations above this wait for approval")
+    most_waiting_per_user = models.PositiveIntegerField(
+        default=5_000, help_text="notebooks and jobs of one person in the queue"
+    )
+    most_waiting_per_team = models.PositiveIntegerField(
+        default=10_000, help_text="notebooks and jobs of one team in the queue"
+    )
+    approval_above_gpus = models.PositiveIntegerField(
+        default=4, help_text="reservations above this wait for approval"
+    )
     longest_reservation_seconds = models.PositiveIntegerField(default=14 * 86_400)
     reservation_horizon_seconds = models.PositiveIntegerField(default=90 * 86_400)
     no_show_seconds = models.PositiveIntegerField(default=30 * 60)
     idle_limit_seconds = models.PositiveIntegerField(default=60 * 60)
     isolation = models.CharField(
-        max_length=12, choices=Isolation.choices, default=Isolation.NONE, help_text="hosts that have less take no new work"
+        max_length=12,
+        choices=Isolation.choices,
+        default=Isolation.NONE,
+        help_text="hosts that have less take no new work",
     )
     stray_action = models.CharField(
-        max_length=6, choices=StrayAction.choices, default=StrayAction.REPORT, help_text="for processes of no workload"
+        max_length=6,
+        choices=StrayAction.choices,
+        default=StrayAction.REPORT,
+        help_text="for processes of no workload",
     )
     diagnostic_tool = models.CharField(
-        max_length=40, default=DiagnosticTool.AUTO, help_text="a DiagnosticTool, or a name that its hosts report"
+        max_length=40,
+        default=DiagnosticTool.AUTO,
+        help_text="a DiagnosticTool, or a name that its hosts report",
     )
-    diagnostic_seconds = models.PositiveIntegerField(default=600, help_text="how long a diagnostic of one GPU may take")
+    diagnostic_seconds = models.PositiveIntegerField(
+        default=600, help_text="how long a diagnostic of one GPU may take"
+    )
     diagnose_after_quarantine = models.BooleanField(
-        default=True, help_text="a quarantined GPU is diagnosed once nothing holds it: it comes back, or goes out"
+        default=True,
+        help_text="a quarantined GPU is diagnosed once nothing holds it: it comes back, or goes out",
     )
     diagnose_every_hours = models.PositiveIntegerField(default=0, help_text="GPUs that are idle; 0: never")
     created_at = models.DateTimeField()

@@ -31,19 +31,25 @@ class Quota(models.Model):
     )
     updated_at = models.DateTimeField()
     hours_slot_seconds = models.BigIntegerField(
-        null=True, blank=True, help_text="worth of the guarantee in a period; empty: no end. 3,024,000 is one GPU-hour"
+        null=True,
+        blank=True,
+        help_text="worth of the guarantee in a period; empty: no end. 3,024,000 is one GPU-hour",
     )
     hours_period = models.CharField(max_length=5, choices=Period.choices, default=Period.MONTH)
     when_used_up = models.CharField(max_length=6, choices=WhenUsedUp.choices, default=WhenUsedUp.BORROW)
     hours_used = models.BigIntegerField(default=0, help_text="slot-seconds in the period, as counted last")
     hours_used_up = models.BooleanField(default=False)
-    hours_until = models.DateTimeField(null=True, blank=True, help_text="the end of the period that was counted")
+    hours_until = models.DateTimeField(
+        null=True, blank=True, help_text="the end of the period that was counted"
+    )
     hours_counted_at = models.DateTimeField(null=True, blank=True)
 
     @property
     def gpu_hours(self) -> int | None:
         """What the guarantee is worth in a period; None without end."""
-        return None if self.hours_slot_seconds is None else self.hours_slot_seconds // SLOT_SECONDS_PER_GPU_HOUR
+        return (
+            None if self.hours_slot_seconds is None else self.hours_slot_seconds // SLOT_SECONDS_PER_GPU_HOUR
+        )
 
     @property
     def gpu_hours_used(self) -> float:
@@ -52,7 +58,9 @@ class Quota(models.Model):
 
     class Meta:
         constraints = [
-            models.UniqueConstraint(fields=["team", "pool", "model"], name="one_quota_per_team_pool_and_model")
+            models.UniqueConstraint(
+                fields=["team", "pool", "model"], name="one_quota_per_team_pool_and_model"
+            )
         ]
 
 
@@ -65,7 +73,9 @@ class DecayedUse(models.Model):
     as_of = models.DateTimeField()
 
     class Meta:
-        constraints = [models.UniqueConstraint(fields=["team", "pool"], name="one_decayed_use_per_team_and_pool")]
+        constraints = [
+            models.UniqueConstraint(fields=["team", "pool"], name="one_decayed_use_per_team_and_pool")
+        ]
 
 
 class BudgetGate(models.Model):
@@ -85,7 +95,8 @@ class BudgetGate(models.Model):
     class Meta:
         constraints = [
             models.CheckConstraint(
-                condition=Q(team__isnull=True) ^ Q(project__isnull=True), name="a_gate_is_of_a_team_or_of_a_project"
+                condition=Q(team__isnull=True) ^ Q(project__isnull=True),
+                name="a_gate_is_of_a_team_or_of_a_project",
             ),
             models.UniqueConstraint(
                 fields=["team", "project", "action"], name="a_gate_is_closed_once", nulls_distinct=False

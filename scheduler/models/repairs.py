@@ -19,7 +19,9 @@ class MaintenanceWindow(models.Model):
     created_at = models.DateTimeField()
 
     class Meta:
-        constraints = [models.CheckConstraint(condition=Q(end__gt=F("start")), name="maintenance_ends_after_its_start")]
+        constraints = [
+            models.CheckConstraint(condition=Q(end__gt=F("start")), name="maintenance_ends_after_its_start")
+        ]
 
 
 class HostStateChange(models.Model):
@@ -62,10 +64,15 @@ class Diagnostic(models.Model):
     public_id = models.UUIDField(unique=True, default=uuid.uuid4, editable=False)
     why = models.CharField(max_length=12, choices=Why.choices)
     state = models.CharField(
-        max_length=8, choices=states.state_choices(states.DiagnosticState), default=states.DiagnosticState.WANTED
+        max_length=8,
+        choices=states.state_choices(states.DiagnosticState),
+        default=states.DiagnosticState.WANTED,
     )
     tool = models.CharField(
-        max_length=40, default="", blank=True, help_text="what was run: dcgm, own, simulated or a name of the host's"
+        max_length=40,
+        default="",
+        blank=True,
+        help_text="what was run: dcgm, own, simulated or a name of the host's",
     )
     simulated = models.BooleanField(default=False, help_text="nothing was measured")
     checks = models.JSONField(default=list, blank=True, help_text="name, passed and numbers of each check")
@@ -77,12 +84,18 @@ class Diagnostic(models.Model):
     class Meta:
         constraints = [
             models.UniqueConstraint(
-                fields=["gpu"], condition=Q(state__in=("wanted", "running")), name="one_open_diagnostic_per_gpu"
+                fields=["gpu"],
+                condition=Q(state__in=("wanted", "running")),
+                name="one_open_diagnostic_per_gpu",
             )
         ]
         indexes = [
             models.Index(fields=["gpu", "-created_at"]),
-            models.Index(fields=["host"], condition=Q(state__in=("wanted", "running")), name="open_diagnostics_of_a_host"),
+            models.Index(
+                fields=["host"],
+                condition=Q(state__in=("wanted", "running")),
+                name="open_diagnostics_of_a_host",
+            ),
         ]
 
 
@@ -92,25 +105,39 @@ class GeometryChange(models.Model):
     host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="geometry_changes")
     gpu = models.ForeignKey(Gpu, on_delete=models.CASCADE, related_name="geometry_changes")
     public_id = models.UUIDField(unique=True, default=uuid.uuid4, editable=False)
-    before = models.JSONField(default=list, blank=True, help_text="profiles of its units; empty: one whole GPU")
-    parts = models.JSONField(default=list, blank=True, help_text="profile and start of each; empty: one whole GPU")
+    before = models.JSONField(
+        default=list, blank=True, help_text="profiles of its units; empty: one whole GPU"
+    )
+    parts = models.JSONField(
+        default=list, blank=True, help_text="profile and start of each; empty: one whole GPU"
+    )
     state = models.CharField(
-        max_length=10, choices=states.state_choices(states.GeometryState), default=states.GeometryState.DRAINING
+        max_length=10,
+        choices=states.state_choices(states.GeometryState),
+        default=states.GeometryState.DRAINING,
     )
     detail = models.CharField(max_length=300, default="", blank=True, help_text="what its host says of it")
     created_at = models.DateTimeField()
-    told_at = models.DateTimeField(null=True, blank=True, help_text="when nothing held it any more and its host was told")
+    told_at = models.DateTimeField(
+        null=True, blank=True, help_text="when nothing held it any more and its host was told"
+    )
     ended_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:
         constraints = [
             models.UniqueConstraint(
-                fields=["gpu"], condition=Q(state__in=("draining", "changing")), name="one_open_change_of_geometry_per_gpu"
+                fields=["gpu"],
+                condition=Q(state__in=("draining", "changing")),
+                name="one_open_change_of_geometry_per_gpu",
             )
         ]
         indexes = [
             models.Index(fields=["gpu", "-created_at"]),
-            models.Index(fields=["host"], condition=Q(state__in=("draining", "changing")), name="open_geometry_of_a_host"),
+            models.Index(
+                fields=["host"],
+                condition=Q(state__in=("draining", "changing")),
+                name="open_geometry_of_a_host",
+            ),
         ]
 
     @property

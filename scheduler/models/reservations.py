@@ -6,7 +6,12 @@ import uuid
 
 from django.conf import settings
 from django.contrib.postgres.constraints import ExclusionConstraint
-from django.contrib.postgres.fields import ArrayField, BigIntegerRangeField, DateTimeRangeField, RangeOperators
+from django.contrib.postgres.fields import (
+    ArrayField,
+    BigIntegerRangeField,
+    DateTimeRangeField,
+    RangeOperators,
+)
 from django.db import models
 from django.db.models import F, Q
 
@@ -44,22 +49,36 @@ class Reservation(HardwareColumns):
     public_id = models.UUIDField(unique=True, default=uuid.uuid4, editable=False)
     name = models.CharField(max_length=80)
     series = models.ForeignKey(
-        Series, null=True, blank=True, on_delete=models.PROTECT, related_name="occurrences", help_text="it recurs"
+        Series,
+        null=True,
+        blank=True,
+        on_delete=models.PROTECT,
+        related_name="occurrences",
+        help_text="it recurs",
     )
     start = models.DateTimeField()
     end = models.DateTimeField()
     state = models.CharField(
-        max_length=10, choices=states.state_choices(states.ReservationState), default=states.ReservationState.CONFIRMED
+        max_length=10,
+        choices=states.state_choices(states.ReservationState),
+        default=states.ReservationState.CONFIRMED,
     )
     may_exceed_guarantee = models.BooleanField(default=False)
     first_used_at = models.DateTimeField(null=True, blank=True)
-    ended_at = models.DateTimeField(null=True, blank=True, help_text="when it was over, released or cancelled")
+    ended_at = models.DateTimeField(
+        null=True, blank=True, help_text="when it was over, released or cancelled"
+    )
     reason_code = models.CharField(
-        max_length=40, default="", blank=True, help_text="why it has begun and has no units; empty when all is well"
+        max_length=40,
+        default="",
+        blank=True,
+        help_text="why it has begun and has no units; empty when all is well",
     )
     reason_numbers = models.JSONField(default=dict, blank=True)
     reason_at = models.DateTimeField(null=True, blank=True, help_text="since when that is its reason")
-    moved_at = models.DateTimeField(null=True, blank=True, help_text="when it last let go of GPUs that can't be used")
+    moved_at = models.DateTimeField(
+        null=True, blank=True, help_text="when it last let go of GPUs that can't be used"
+    )
     moved_from = models.CharField(max_length=200, default="", blank=True, help_text="the hosts of those")
     created_at = models.DateTimeField()
 

@@ -25,9 +25,13 @@ class Run(models.Model):
     host = models.ForeignKey(Host, on_delete=models.PROTECT, related_name="runs")
     generation = models.BigIntegerField()
     public_id = models.UUIDField(unique=True, default=uuid.uuid4, editable=False)
-    state = models.CharField(max_length=10, choices=states.state_choices(states.RunState), default=states.RunState.PLACED)
+    state = models.CharField(
+        max_length=10, choices=states.state_choices(states.RunState), default=states.RunState.PLACED
+    )
     placed_at = models.DateTimeField()
-    prepared_at = models.DateTimeField(null=True, blank=True, help_text="of a gang: it could begin, and waits for the others")
+    prepared_at = models.DateTimeField(
+        null=True, blank=True, help_text="of a gang: it could begin, and waits for the others"
+    )
     starting_at = models.DateTimeField(null=True, blank=True)
     running_at = models.DateTimeField(null=True, blank=True)
     ready_at = models.DateTimeField(null=True, blank=True, help_text="a notebook answers")
@@ -35,15 +39,22 @@ class Run(models.Model):
     outcome = models.CharField(max_length=30, default="", blank=True)
     exit_code = models.IntegerField(null=True, blank=True)
     gpu_events = models.JSONField(
-        default=list, blank=True, help_text="what its GPUs told in its last minutes and it failed of, like xid:79"
+        default=list,
+        blank=True,
+        help_text="what its GPUs told in its last minutes and it failed of, like xid:79",
     )
     grace_seconds = models.PositiveIntegerField(
-        default=30, help_text="of its pool when it was placed, as its host was told: its shim keeps to that one"
+        default=30,
+        help_text="of its pool when it was placed, as its host was told: its shim keeps to that one",
     )
     checkpoint_at = models.DateTimeField(null=True, blank=True)
-    checkpoint_told = models.DateTimeField(null=True, blank=True, help_text="the same by its host's clock, to know a new one")
+    checkpoint_told = models.DateTimeField(
+        null=True, blank=True, help_text="the same by its host's clock, to know a new one"
+    )
     saved = models.BooleanField(default=False, help_text="it has acknowledged a checkpoint since its notice")
-    step = models.CharField(max_length=200, default="", blank=True, help_text="the last real step the agent reported")
+    step = models.CharField(
+        max_length=200, default="", blank=True, help_text="the last real step the agent reported"
+    )
     missing_since = models.DateTimeField(
         null=True, blank=True, help_text="since when its agent does not name it any more"
     )
@@ -53,10 +64,14 @@ class Run(models.Model):
 
     class Meta:
         constraints = [
-            models.UniqueConstraint(fields=["workload", "attempt", "rank"], name="one_run_per_attempt_and_rank"),
+            models.UniqueConstraint(
+                fields=["workload", "attempt", "rank"], name="one_run_per_attempt_and_rank"
+            ),
             models.UniqueConstraint(fields=["host", "generation"], name="a_generation_is_used_once_per_host"),
         ]
-        indexes = [models.Index(fields=["host"], condition=~Q(state="ended"), name="runs_of_a_host_not_ended")]
+        indexes = [
+            models.Index(fields=["host"], condition=~Q(state="ended"), name="runs_of_a_host_not_ended")
+        ]
 
 
 class Allocation(models.Model):
@@ -73,7 +88,10 @@ class Allocation(models.Model):
     period = DateTimeRangeField()
     borrowed = models.BooleanField(default=False)
     end_code = models.CharField(
-        max_length=30, default="", blank=True, help_text="what its time is charged as: why it was stopped, or how it ended"
+        max_length=30,
+        default="",
+        blank=True,
+        help_text="what its time is charged as: why it was stopped, or how it ended",
     )
 
     class Meta:
@@ -85,5 +103,7 @@ class Allocation(models.Model):
         ]
         indexes = [
             models.Index(fields=["workload"]),
-            models.Index(fields=["unit"], condition=Q(period__upper_inf=True), name="open_allocations_of_a_unit"),
+            models.Index(
+                fields=["unit"], condition=Q(period__upper_inf=True), name="open_allocations_of_a_unit"
+            ),
         ]

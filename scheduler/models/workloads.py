@@ -46,7 +46,9 @@ class JobArray(models.Model):
     public_id = models.UUIDField(unique=True, default=uuid.uuid4, editable=False)
     name = models.CharField(max_length=80)
     indices = models.CharField(max_length=200, help_text="as they were asked for, such as 0-9 or 1,3,5-9:2")
-    most_at_once = models.PositiveIntegerField(null=True, blank=True, help_text="tasks released together; empty: all")
+    most_at_once = models.PositiveIntegerField(
+        null=True, blank=True, help_text="tasks released together; empty: all"
+    )
     created_at = models.DateTimeField()
 
     def __str__(self) -> str:
@@ -65,26 +67,45 @@ class Workload(HardwareColumns):
         Reservation, null=True, blank=True, on_delete=models.PROTECT, related_name="workloads"
     )
     array = models.ForeignKey(
-        JobArray, null=True, blank=True, on_delete=models.PROTECT, related_name="tasks", help_text="it is a task of this"
+        JobArray,
+        null=True,
+        blank=True,
+        on_delete=models.PROTECT,
+        related_name="tasks",
+        help_text="it is a task of this",
     )
     array_index = models.PositiveIntegerField(null=True, blank=True)
-    held_back = models.BooleanField(default=False, help_text="a task whose array lets no more start at present")
+    held_back = models.BooleanField(
+        default=False, help_text="a task whose array lets no more start at present"
+    )
     waits_for = ArrayField(
         models.BigIntegerField(), default=list, blank=True, help_text="workloads whose end it still waits for"
     )
     waits_for_arrays = ArrayField(
-        models.BigIntegerField(), default=list, blank=True, help_text="arrays whose last task's end it still waits for"
+        models.BigIntegerField(),
+        default=list,
+        blank=True,
+        help_text="arrays whose last task's end it still waits for",
     )
-    wanted_by = models.DateTimeField(null=True, blank=True, help_text="when it should be done: a wish, nothing holds it to it")
-    command = models.TextField(default="", blank=True, help_text="a job's shell command; empty for a notebook")
+    wanted_by = models.DateTimeField(
+        null=True, blank=True, help_text="when it should be done: a wish, nothing holds it to it"
+    )
+    command = models.TextField(
+        default="", blank=True, help_text="a job's shell command; empty for a notebook"
+    )
     environment = models.JSONField(default=dict, blank=True)
     priority = models.PositiveSmallIntegerField(choices=PRIORITIES, default=int(Priority.NORMAL))
     preemptible = models.BooleanField(default=False)
     max_runtime_seconds = models.PositiveIntegerField()
-    predicted_seconds = models.PositiveIntegerField(help_text="fixed at submission, never above max_runtime_seconds")
+    predicted_seconds = models.PositiveIntegerField(
+        help_text="fixed at submission, never above max_runtime_seconds"
+    )
     most_retries = models.PositiveSmallIntegerField(default=0)
     if_member_ends = models.CharField(
-        max_length=7, choices=IfMemberEnds.choices, default=IfMemberEnds.RESTART, help_text="of a job on several hosts"
+        max_length=7,
+        choices=IfMemberEnds.choices,
+        default=IfMemberEnds.RESTART,
+        help_text="of a job on several hosts",
     )
     state = models.CharField(
         max_length=10, choices=states.state_choices(states.WorkloadState), default=states.WorkloadState.QUEUED
@@ -95,31 +116,50 @@ class Workload(HardwareColumns):
     not_before = models.DateTimeField(null=True, blank=True)
     started_at = models.DateTimeField(null=True, blank=True, help_text="first time it ran")
     ended_at = models.DateTimeField(null=True, blank=True)
-    outcome = models.CharField(max_length=30, default="", blank=True, help_text="a reason code once it has ended")
+    outcome = models.CharField(
+        max_length=30, default="", blank=True, help_text="a reason code once it has ended"
+    )
     outcome_numbers = models.JSONField(default=dict, blank=True)
-    reason_code = models.CharField(max_length=40, default="", blank=True, help_text="why it waits, or why it started")
+    reason_code = models.CharField(
+        max_length=40, default="", blank=True, help_text="why it waits, or why it started"
+    )
     reason_numbers = models.JSONField(default=dict, blank=True)
     position = models.PositiveIntegerField(null=True, blank=True)
     expected_start = models.DateTimeField(null=True, blank=True)
     blockers = ArrayField(models.BigIntegerField(), default=list, blank=True)
     borrowed_slots = models.PositiveIntegerField(default=0)
     evicted_by = models.ForeignKey("self", null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
-    evicted_for_workload = models.ForeignKey("self", null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
+    evicted_for_workload = models.ForeignKey(
+        "self", null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
+    )
     evicted_for_reservation = models.ForeignKey(
         Reservation, null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
     )
     earmarked_units = ArrayField(
-        models.BigIntegerField(), default=list, blank=True, help_text="units that others were told to leave for it"
+        models.BigIntegerField(),
+        default=list,
+        blank=True,
+        help_text="units that others were told to leave for it",
     )
     checkpoint_at = models.DateTimeField(null=True, blank=True)
     homes = models.ForeignKey(
-        Storage, null=True, blank=True, on_delete=models.SET_NULL, related_name="+", help_text="its last checkpoint lies there"
+        Storage,
+        null=True,
+        blank=True,
+        on_delete=models.SET_NULL,
+        related_name="+",
+        help_text="its last checkpoint lies there",
     )
     avoids = ArrayField(
-        models.BigIntegerField(), default=list, blank=True, help_text="hosts on which it could not start: others come first"
+        models.BigIntegerField(),
+        default=list,
+        blank=True,
+        help_text="hosts on which it could not start: others come first",
     )
     avoids_until = models.DateTimeField(null=True, blank=True)
-    stop_requested = models.CharField(max_length=30, default="", blank=True, help_text="reason code of a wanted stop")
+    stop_requested = models.CharField(
+        max_length=30, default="", blank=True, help_text="reason code of a wanted stop"
+    )
     gone_by = models.DateTimeField(
         null=True, blank=True, help_text="when one that was told to go is gone at the latest"
     )
@@ -156,18 +196,29 @@ class Dependency(models.Model):
         NOT_OK = "not_ok", "ended otherwise"
 
     workload = models.ForeignKey(Workload, on_delete=models.CASCADE, related_name="dependencies")
-    on = models.ForeignKey(Workload, null=True, blank=True, on_delete=models.CASCADE, related_name="dependents")
-    on_array = models.ForeignKey(JobArray, null=True, blank=True, on_delete=models.CASCADE, related_name="dependents")
+    on = models.ForeignKey(
+        Workload, null=True, blank=True, on_delete=models.CASCADE, related_name="dependents"
+    )
+    on_array = models.ForeignKey(
+        JobArray, null=True, blank=True, on_delete=models.CASCADE, related_name="dependents"
+    )
     condition = models.CharField(max_length=6, choices=Condition.choices, default=Condition.OK)
-    settled_at = models.DateTimeField(null=True, blank=True, help_text="when it was met, or could not be met any more")
+    settled_at = models.DateTimeField(
+        null=True, blank=True, help_text="when it was met, or could not be met any more"
+    )
 
     class Meta:
         constraints = [
             models.UniqueConstraint(fields=["workload", "on"], name="a_workload_waits_for_another_once"),
-            models.UniqueConstraint(fields=["workload", "on_array"], name="a_workload_waits_for_an_array_once"),
-            models.CheckConstraint(condition=Q(workload__gt=F("on")), name="a_workload_waits_for_earlier_ones"),
+            models.UniqueConstraint(
+                fields=["workload", "on_array"], name="a_workload_waits_for_an_array_once"
+            ),
             models.CheckConstraint(
-                condition=Q(on__isnull=True) ^ Q(on_array__isnull=True), name="a_dependency_is_on_a_workload_or_on_an_array"
+                condition=Q(workload__gt=F("on")), name="a_workload_waits_for_earlier_ones"
+            ),
+            models.CheckConstraint(
+                condition=Q(on__isnull=True) ^ Q(on_array__isnull=True),
+                name="a_dependency_is_on_a_workload_or_on_an_array",
             ),
         ]
         indexes = [

@@ -11,7 +11,9 @@ from scheduler.core.reasons import ReasonCode, ReasonNumbers
 from scheduler.models import Dependency, JobArray, Workload
 from scheduler.state.states import WorkloadState
 
-DependencySpecs = Iterable[tuple[str, Workload | JobArray]]  # condition (``Dependency.Condition``), and what it is about
+DependencySpecs = Iterable[
+    tuple[str, Workload | JobArray]
+]  # condition (``Dependency.Condition``), and what it is about
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,10 @@ def array_progress(arrays: Collection[int]) -> dict[int, ArrayProgress]:
     counts = (
         Workload.objects.filter(array__in=arrays)
         .values_list("array_id")
-        .annotate(open=Count("pk", filter=~ended), otherwise=Count("pk", filter=ended & ~Q(outcome=str(ReasonCode.FINISHED))))
+        .annotate(
+            open=Count("pk", filter=~ended),
+            otherwise=Count("pk", filter=ended & ~Q(outcome=str(ReasonCode.FINISHED))),
+        )
     )
     return {array: ArrayProgress(open_, otherwise) for array, open_, otherwise in counts}
 

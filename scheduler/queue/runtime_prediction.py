@@ -17,7 +17,9 @@ from scheduler.models import Pool, Team, Workload
 from scheduler.state.states import WorkloadState
 
 
-def predict_runtime_seconds(*, pool: Pool, team: Team, owner_id: int, total_units: int, max_runtime_seconds: int) -> int:
+def predict_runtime_seconds(
+    *, pool: Pool, team: Team, owner_id: int, total_units: int, max_runtime_seconds: int
+) -> int:
     """Seconds, between 1 and ``max_runtime_seconds``: the median of similar finished jobs of the user, else of the team,
     else the limit times the pool's median of runtime / limit, else the limit."""
     similar = _similar(pool, team, total_units, max_runtime_seconds)
@@ -60,4 +62,8 @@ def _runtimes(jobs: QuerySet[Workload]) -> list[float]:
 
 def _ratios(jobs: QuerySet[Workload]) -> list[float]:
     rows = jobs.values_list("started_at", "ended_at", "max_runtime_seconds")[:MAX_SIMILAR_JOBS]
-    return [(ended - started).total_seconds() / limit for started, ended, limit in rows if started and ended and limit]
+    return [
+        (ended - started).total_seconds() / limit
+        for started, ended, limit in rows
+        if started and ended and limit
+    ]

@@ -41,7 +41,9 @@ def past_starts_by_pool(pools: Collection[int], now: datetime) -> dict[int, Esti
             )
         )
         .filter(place__lte=MAX_OUTCOMES)
-        .values_list("pool_id", "told_at", "expected_start", "latest", "over_at", "started", "workload__simulated")
+        .values_list(
+            "pool_id", "told_at", "expected_start", "latest", "over_at", "started", "workload__simulated"
+        )
     )
     told: dict[int, list[EstimateOutcome]] = defaultdict(list)
     for pool, told_at, expected, latest, over_at, started, simulated in rows:
@@ -57,7 +59,9 @@ def past_starts_by_pool(pools: Collection[int], now: datetime) -> dict[int, Esti
     return {pool: estimate_accuracy(told[pool]) for pool in pools}
 
 
-def likely_range(past: EstimateAccuracy, expected_start: datetime | None, now: datetime) -> tuple[datetime, datetime] | None:
+def likely_range(
+    past: EstimateAccuracy, expected_start: datetime | None, now: datetime
+) -> tuple[datetime, datetime] | None:
     """From when and by when it likely starts; None where nothing is expected or the record is too short."""
     if expected_start is None:
         return None
@@ -67,8 +71,12 @@ def likely_range(past: EstimateAccuracy, expected_start: datetime | None, now: d
 
 def record_first_estimates(expected: Mapping[int, int], now: datetime) -> None:
     """Workloads were given an expected start (seconds since the epoch). Only the first of each wait is kept."""
-    known = StartEstimate.objects.filter(workload__in=expected, attempt=F("workload__attempt")).values("workload")
-    rows = list(Workload.objects.filter(pk__in=expected).exclude(pk__in=known).values_list("pk", "pool_id", "attempt"))
+    known = StartEstimate.objects.filter(workload__in=expected, attempt=F("workload__attempt")).values(
+        "workload"
+    )
+    rows = list(
+        Workload.objects.filter(pk__in=expected).exclude(pk__in=known).values_list("pk", "pool_id", "attempt")
+    )
     if not rows:
         return
     past = past_starts_by_pool({pool for _, pool, _ in rows}, now)

@@ -17,7 +17,18 @@ from scheduler.core.promises.promise_timeline import ReservationRequester
 from scheduler.core.queue.turn import QueueTurn, TurnCriterion
 from scheduler.core.what_if import alternatives, comparison, drain, fairness
 from scheduler.cycle import request_snapshot_cache, schedulable_hosts, snapshot
-from scheduler.models import Allocation, BoundUnit, Gpu, Host, Pool, Project, Quota, Unit, Workload, WorkloadKind
+from scheduler.models import (
+    Allocation,
+    BoundUnit,
+    Gpu,
+    Host,
+    Pool,
+    Project,
+    Quota,
+    Unit,
+    Workload,
+    WorkloadKind,
+)
 from scheduler.state.states import RepairState, ReservationState
 
 SLOT_COUNT = F("slots__endswith") - F("slots__startswith")
@@ -28,7 +39,12 @@ def free_unit_filter(now: datetime) -> Q:
     reservation."""
     held = Allocation.objects.filter(unit=OuterRef("pk"), period__upper_inf=True)
     bound = BoundUnit.objects.filter(unit=OuterRef("pk"), period__contains=now)
-    return ~Exists(held) & ~Exists(bound) & Q(gpu__repair_state=RepairState.WELL) & schedulable_hosts.schedulable_filter("gpu__host")
+    return (
+        ~Exists(held)
+        & ~Exists(bound)
+        & Q(gpu__repair_state=RepairState.WELL)
+        & schedulable_hosts.schedulable_filter("gpu__host")
+    )
 
 
 def free_units(pool: Pool, now: datetime) -> QuerySet[Unit]:
@@ -104,13 +120,16 @@ def quota_use(*, team: int, pool: int, now: datetime) -> list[QuotaUse]:
     held = held_by_team([team], now)
     mine = Quota.objects.filter(team=team, pool=pool).order_by("model")
     return [
-        QuotaUse(q.model, q.guaranteed_slots, held.get((team, pool, q.model), 0), q.borrow_limit_slots) for q in mine
+        QuotaUse(q.model, q.guaranteed_slots, held.get((team, pool, q.model), 0), q.borrow_limit_slots)
+        for q in mine
     ]
 
 
 def fairness_rows(pool: Pool, now: datetime) -> list[fairness.FairnessRow]:
     """Why does that team get more? One row per team of a pool."""
-    return fairness.fairness_table(request_snapshot_cache.take_cached_snapshot([pool.pk], now), pool.pk, snapshot.epoch_seconds(now))
+    return fairness.fairness_table(
+        request_snapshot_cache.take_cached_snapshot([pool.pk], now), pool.pk, snapshot.epoch_seconds(now)
+    )
 
 
 def sooner_alternatives(workload: Workload, now: datetime) -> list[alternatives.Alternative]:
@@ -118,7 +137,9 @@ def sooner_alternatives(workload: Workload, now: datetime) -> list[alternatives.
     that its team may use. Its project and team are loaded."""
     allowed = allowed_alternatives(workload.kind, workload.project, now)
     taken = request_snapshot_cache.take_cached_snapshot([workload.pool_id], now)
-    return alternatives.earlier_alternatives(taken, workload.pk, snapshot.epoch_seconds(now), allowed, _last_refusal(workload))
+    return alternatives.earlier_alternatives(
+        taken, workload.pk, snapshot.epoch_seconds(now), allowed, _last_refusal(workload)
+    )
 
 
 def _last_refusal(workload: Workload) -> plan.Refusal | None:
@@ -130,7 +151,9 @@ def _last_refusal(workload: Workload) -> plan.Refusal | None:
     return plan.Refusal(workload.pk, workload.reason_code, (), workload.position, start)
 
 
-def reservable_windows(workload: Workload, *, owner: Person, length: timedelta, now: datetime) -> list[tuple[datetime, datetime]]:
+def reservable_windows(
+    workload: Workload, *, owner: Person, length: timedelta, now: datetime
+) -> list[tuple[datetime, datetime]]:
     """Another time: the first windows in which ``owner`` could reserve what a waiting workload asks for, by the rule of
     ``services.check_window``. None for what waits for something else than GPUs, such as a budget that refuses new
     work, or inside a reservation. Its pool is loaded."""
@@ -156,9 +179,11 @@ def allowed_alternatives(kind: str, project: Project, now: datetime) -> alternat
 
 def turns_before(workload: Workload, now: datetime) -> list[tuple[QueueTurn, TurnCriterion]]:
     """Those whose turn comes before that of a waiting workload, in order, and what decides."""
-    return comparison.turns_in_pool(request_snapshot_cache.take_cached_snapshot([workload.pool_id], now), workload.pool_id, snapshot.epoch_seconds(now)).before(
-        workload.pk
-    )
+    return comparison.turns_in_pool(
+        request_snapshot_cache.take_cached_snapshot([workload.pool_id], now),
+        workload.pool_id,
+        snapshot.epoch_seconds(now),
+    ).before(workload.pk)
 
 
 def compare_turns(mine: Workload, other: Workload, now: datetime) -> comparison.WorkloadComparison | None:
@@ -170,7 +195,9 @@ def compare_turns(mine: Workload, other: Workload, now: datetime) -> comparison.
 
 def drain_effect(host: Host, now: datetime) -> drain.DrainEffect:
     """Whom draining a host would move, and where to."""
-    return drain.drain_effect(request_snapshot_cache.take_cached_snapshot([host.pool_id], now), host.pk, snapshot.epoch_seconds(now))
+    return drain.drain_effect(
+        request_snapshot_cache.take_cached_snapshot([host.pool_id], now), host.pk, snapshot.epoch_seconds(now)
+    )
 
 
 def reservations_broken_without(gpu: Gpu, now: datetime) -> tuple[int, ...]:
@@ -185,5 +212,10 @@ def promisable_units(
 ) -> list[tuple[int, int]]:
     """For the calendar: (seconds since the epoch, units that could still be promised for all of that step)."""
     taken = request_snapshot_cache.take_cached_snapshot([pool.pk], now)
-    window = (snapshot.epoch_seconds(start), snapshot.epoch_seconds(end), step_seconds, snapshot.epoch_seconds(now))
+    window = (
+        snapshot.epoch_seconds(start),
+        snapshot.epoch_seconds(end),
+        step_seconds,
+        snapshot.epoch_seconds(now),
+    )
     return reservation_windows.free_units_by_time(taken, pool.pk, model, profile, *window)

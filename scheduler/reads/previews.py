@@ -23,9 +23,18 @@ from scheduler.reads import capacity
 
 
 def preview_workload(
-    *, project: Project, pool: Pool, owner: Person, max_runtime_seconds: int, now: datetime, preemptible: bool = False,
-    priority: int = model.Priority.NORMAL, reservation: Reservation | None = None, after: DependencySpecs = (), **columns: Any,
-) -> dict[str, Any]:  # fmt: skip
+    *,
+    project: Project,
+    pool: Pool,
+    owner: Person,
+    max_runtime_seconds: int,
+    now: datetime,
+    preemptible: bool = False,
+    priority: int = model.Priority.NORMAL,
+    reservation: Reservation | None = None,
+    after: DependencySpecs = (),
+    **columns: Any,
+) -> dict[str, Any]:
     """What the next cycle would say to this workload if it were queued now.
 
     ``starts_now`` (bool), ``code`` and ``numbers`` (why or why not), ``expected_start`` (datetime or None), ``likely`` (from
@@ -38,17 +47,32 @@ def preview_workload(
     if numbers is not None:
         effect = capacity.quota_use(team=project.team_id, pool=pool.pk, now=now)
         past = start_estimates.past_starts_by_pool([pool.pk], now)[pool.pk]
-        return {**_rejected_preview(ReasonCode.TOO_MANY_WAITING, numbers), "quota_effect": effect, "past_starts": past}
+        return {
+            **_rejected_preview(ReasonCode.TOO_MANY_WAITING, numbers),
+            "quota_effect": effect,
+            "past_starts": past,
+        }
     taken = request_snapshot_cache.take_cached_snapshot([pool.pk], now)
     row = _unsaved_row(
         pk=1 + max([q.id for q in taken.queued] + [r.id for r in taken.running], default=0),
-        project=project, pool=pool, owner=owner, max_runtime_seconds=max_runtime_seconds, now=now, preemptible=preemptible,
-        priority=priority, reservation=reservation, after=after, columns=columns,
-    )  # fmt: skip
-    row.predicted_seconds = predict_runtime_seconds(
-        pool=pool, team=project.team, owner_id=owner.pk, total_units=row.units * row.hosts,
+        project=project,
+        pool=pool,
+        owner=owner,
         max_runtime_seconds=max_runtime_seconds,
-    )  # fmt: skip
+        now=now,
+        preemptible=preemptible,
+        priority=priority,
+        reservation=reservation,
+        after=after,
+        columns=columns,
+    )
+    row.predicted_seconds = predict_runtime_seconds(
+        pool=pool,
+        team=project.team,
+        owner_id=owner.pk,
+        total_units=row.units * row.hosts,
+        max_runtime_seconds=max_runtime_seconds,
+    )
     queued = snapshot.queued_from_row(row, now)
     answer = preview.preview(taken, queued, snapshot.epoch_seconds(now))
     effect = capacity.quota_use(team=project.team_id, pool=pool.pk, now=now)
@@ -61,7 +85,9 @@ def preview_workload(
     said["past_starts"] = past = start_estimates.past_starts_by_pool([pool.pk], now)[pool.pk]
     said["likely"] = start_estimates.likely_range(past, expected, now)
     allowed = capacity.allowed_alternatives(columns.get("kind", ""), project, now)
-    said["sooner"] = alternatives.earlier_alternatives_for(taken, queued, snapshot.epoch_seconds(now), allowed, answer)
+    said["sooner"] = alternatives.earlier_alternatives_for(
+        taken, queued, snapshot.epoch_seconds(now), allowed, answer
+    )
     if expected is None:
         said["never"] = _impossible_start(row, now)
     return {**said, "starts_now": False, "expected_start": expected, "borrowed_slots": 0}
@@ -77,14 +103,31 @@ class ImpossibleStart:
 
 
 def impossible_start(
-    *, project: Project, pool: Pool, owner: Person, max_runtime_seconds: int, now: datetime, preemptible: bool = False,
-    priority: int = model.Priority.NORMAL, reservation: Reservation | None = None, **columns: Any,
-) -> ImpossibleStart | None:  # fmt: skip
+    *,
+    project: Project,
+    pool: Pool,
+    owner: Person,
+    max_runtime_seconds: int,
+    now: datetime,
+    preemptible: bool = False,
+    priority: int = model.Priority.NORMAL,
+    reservation: Reservation | None = None,
+    **columns: Any,
+) -> ImpossibleStart | None:
     """Why this workload would never start, if it were queued now; None where it can. ``columns``: see ``queue_workload``."""
     row = _unsaved_row(
-        pk=1, project=project, pool=pool, owner=owner, max_runtime_seconds=max_runtime_seconds, now=now, preemptible=preemptible,
-        priority=priority, reservation=reservation, after=(), columns=columns,
-    )  # fmt: skip
+        pk=1,
+        project=project,
+        pool=pool,
+        owner=owner,
+        max_runtime_seconds=max_runtime_seconds,
+        now=now,
+        preemptible=preemptible,
+        priority=priority,
+        reservation=reservation,
+        after=(),
+        columns=columns,
+    )
     row.predicted_seconds = max_runtime_seconds
     return _impossible_start(row, now)
 
@@ -96,30 +139,62 @@ def impossible_start_of(workload: Workload, now: datetime) -> ImpossibleStart | 
 
 def _impossible_start(row: Workload, now: datetime) -> ImpossibleStart | None:
     empty = snapshot.take_empty_snapshot([row.pool_id], now)
-    said = impossible.impossible_reason(empty, snapshot.queued_from_row(row, now), snapshot.epoch_seconds(now))
-    return None if said is None else ImpossibleStart(said.code, dict(said.numbers), said.code in impossible.GRANTABLE_CODES)
+    said = impossible.impossible_reason(
+        empty, snapshot.queued_from_row(row, now), snapshot.epoch_seconds(now)
+    )
+    return (
+        None
+        if said is None
+        else ImpossibleStart(said.code, dict(said.numbers), said.code in impossible.GRANTABLE_CODES)
+    )
 
 
 def _unsaved_row(
-    *, pk: int, project: Project, pool: Pool, owner: Person, max_runtime_seconds: int, now: datetime, preemptible: bool,
-    priority: int, reservation: Reservation | None, after: DependencySpecs, columns: dict[str, Any],
-) -> Workload:  # fmt: skip
+    *,
+    pk: int,
+    project: Project,
+    pool: Pool,
+    owner: Person,
+    max_runtime_seconds: int,
+    now: datetime,
+    preemptible: bool,
+    priority: int,
+    reservation: Reservation | None,
+    after: DependencySpecs,
+    columns: dict[str, Any],
+) -> Workload:
     """A workload that is not written."""
     workloads, arrays = awaited_ids(dependency_states(after))
     asked = {name: columns[name] for name in snapshot.ASK_COLUMNS if name in columns}
     return Workload(
-        pk=pk, project=project, owner_id=owner.pk, pool=pool, reservation=reservation, submitted_at=now,
-        max_runtime_seconds=max_runtime_seconds, priority=int(priority), preemptible=preemptible,
-        waits_for=workloads, waits_for_arrays=arrays, **asked,
-    )  # fmt: skip
+        pk=pk,
+        project=project,
+        owner_id=owner.pk,
+        pool=pool,
+        reservation=reservation,
+        submitted_at=now,
+        max_runtime_seconds=max_runtime_seconds,
+        priority=int(priority),
+        preemptible=preemptible,
+        waits_for=workloads,
+        waits_for_arrays=arrays,
+        **asked,
+    )
 
 
 def _rejected_preview(code: ReasonCode, numbers: reasons.ReasonNumbers) -> dict[str, Any]:
     """It would not even be queued."""
     return {
-        "code": str(code), "numbers": dict(numbers), "likely": None, "sooner": [], "never": None, "predicted_seconds": 0,
-        "starts_now": False, "expected_start": None, "borrowed_slots": 0,
-    }  # fmt: skip
+        "code": str(code),
+        "numbers": dict(numbers),
+        "likely": None,
+        "sooner": [],
+        "never": None,
+        "predicted_seconds": 0,
+        "starts_now": False,
+        "expected_start": None,
+        "borrowed_slots": 0,
+    }
 
 
 def _moment(at: int | None) -> datetime | None:

@@ -16,18 +16,38 @@ from scheduler.state import nudge
 from scheduler.state.states import OPEN_RESERVATION_STATES, RunState, WorkloadState, change_state
 
 RUN_STATE_RANK = {state: number for number, state in enumerate(RunState)}  # a run only goes forward
-REQUEUE_CODES = (ReasonCode.EVICTED_FOR_GUARANTEE, ReasonCode.EVICTED_FOR_PRIORITY, ReasonCode.EVICTED_FOR_RESERVATION, ReasonCode.DRAINED)
-LOST_CODES = (ReasonCode.HOST_LOST, ReasonCode.LEASE_LOST, ReasonCode.GPU_ERROR, ReasonCode.START_FAILED, ReasonCode.DISK_RAN_LOW)
+REQUEUE_CODES = (
+    ReasonCode.EVICTED_FOR_GUARANTEE,
+    ReasonCode.EVICTED_FOR_PRIORITY,
+    ReasonCode.EVICTED_FOR_RESERVATION,
+    ReasonCode.DRAINED,
+)
+LOST_CODES = (
+    ReasonCode.HOST_LOST,
+    ReasonCode.LEASE_LOST,
+    ReasonCode.GPU_ERROR,
+    ReasonCode.START_FAILED,
+    ReasonCode.DISK_RAN_LOW,
+)
 # Of the operator's program, of the disk, of the driver: costs the workload nothing but time.
 HOST_SETUP_CODES = (ReasonCode.PROLOG_FAILED, ReasonCode.HOST_FULL, ReasonCode.GPU_UNREADABLE)
 HOST_SETUP_RETRY_SECONDS = 60  # until its host is closed by the breaker, or put right
-WORKLOAD_FAILURE_CODES = (ReasonCode.FAILED, ReasonCode.OUT_OF_MEMORY, ReasonCode.OUT_OF_DISK, ReasonCode.KILLED_AT_GRACE)
+WORKLOAD_FAILURE_CODES = (
+    ReasonCode.FAILED,
+    ReasonCode.OUT_OF_MEMORY,
+    ReasonCode.OUT_OF_DISK,
+    ReasonCode.KILLED_AT_GRACE,
+)
 MAX_LOST_ATTEMPTS = 5
 MAX_FAILED_HOSTS = 3  # a workload that fails on so many is not the hosts' fault: it is not tried again
 AVOID_HOST_CODES = (ReasonCode.START_FAILED, ReasonCode.DISK_RAN_LOW, *HOST_SETUP_CODES)
-HOST_AVOIDANCE_PERIOD = timedelta(minutes=10)  # so long other hosts come first, after a start that failed or a disk that ran low
+HOST_AVOIDANCE_PERIOD = timedelta(
+    minutes=10
+)  # so long other hosts come first, after a start that failed or a disk that ran low
 MAX_AVOIDED_HOSTS = 16
-IMMEDIATE_FAILURE_PERIOD = timedelta(seconds=60)  # a program that fails so soon after its start did not get to do its work
+IMMEDIATE_FAILURE_PERIOD = timedelta(
+    seconds=60
+)  # a program that fails so soon after its start did not get to do its work
 BACKOFF_INITIAL_SECONDS = 15
 BACKOFF_MAX_SECONDS = 30 * 60
 MIN_ALLOCATION_PERIOD = timedelta(microseconds=1)  # an empty range would not be kept by PostgreSQL
@@ -46,7 +66,13 @@ def advance_run(run: Run, new: RunState, at: datetime) -> bool:
 
 
 def end_run(
-    run: Run, *, outcome: str, exit_code: int | None, at: datetime, now: datetime, gpu_events: Sequence[str] = ()
+    run: Run,
+    *,
+    outcome: str,
+    exit_code: int | None,
+    at: datetime,
+    now: datetime,
+    gpu_events: Sequence[str] = (),
 ) -> bool:
     """The host has confirmed that nothing of this run is left, as of ``at``: its slots are free. False when it had ended.
 
@@ -55,9 +81,16 @@ def end_run(
     at = min(max(at, run.placed_at + MIN_ALLOCATION_PERIOD), max(now, run.placed_at + MIN_ALLOCATION_PERIOD))
     outcome = outcome if gpu_events else _own_outcome(run, outcome)
     if run.state == RunState.ENDED or not change_state(
-        run, "state", old=RunState(run.state), new=RunState.ENDED, ended_at=at, outcome=outcome, exit_code=exit_code,
-        missing_since=None, gpu_events=list(gpu_events),
-    ):  # fmt: skip
+        run,
+        "state",
+        old=RunState(run.state),
+        new=RunState.ENDED,
+        ended_at=at,
+        outcome=outcome,
+        exit_code=exit_code,
+        missing_since=None,
+        gpu_events=list(gpu_events),
+    ):
         return False
     still_open = Allocation.objects.filter(run=run, period__upper_inf=True)
     still_open.update(period=DateTimeTZRange(run.placed_at, at), end_code=_charge_code(run, outcome))
@@ -68,7 +101,9 @@ def end_run(
 
 def _own_outcome(run: Run, outcome: str) -> str:
     """A member of a gang that was stopped because a GPU failed elsewhere ends as stopped: it has lost none of its own."""
-    followed = outcome == ReasonCode.GPU_ERROR and gangs.is_gang(run.workload) and commands.runs_told_to_stop([run])
+    followed = (
+        outcome == ReasonCode.GPU_ERROR and gangs.is_gang(run.workload) and commands.runs_told_to_stop([run])
+    )
     return str(ReasonCode.CANCELLED) if followed and not gangs.runs_that_lost_a_gpu([run]) else outcome
 
 
@@ -95,7 +130,10 @@ def settle_workload(workload: Workload, now: datetime) -> None:
         return
     _note_progress(workload, runs, now)
     # Who has saved after the notice and gone has done what was asked: the others have their notice to its end.
-    well = (ReasonCode.FINISHED, *((ReasonCode.CHECKPOINTED,) if workload.state == WorkloadState.NOTICE else ()))
+    well = (
+        ReasonCode.FINISHED,
+        *((ReasonCode.CHECKPOINTED,) if workload.state == WorkloadState.NOTICE else ()),
+    )
     failed = [run for run in runs if run.state == RunState.ENDED and run.outcome not in well]
     if failed:
         # One of a gang is gone: the others end with it, also where it had said before that it was going.
@@ -105,13 +143,17 @@ def settle_workload(workload: Workload, now: datetime) -> None:
 
 def _note_progress(workload: Workload, runs: Sequence[Run], now: datetime) -> None:
     lowest = min((RunState(run.state) for run in runs), key=RUN_STATE_RANK.__getitem__)
-    highest = max((RunState(run.state) for run in runs if run.state != RunState.ENDED), key=RUN_STATE_RANK.__getitem__)
+    highest = max(
+        (RunState(run.state) for run in runs if run.state != RunState.ENDED), key=RUN_STATE_RANK.__getitem__
+    )
     if highest == RunState.STOPPING:
         _advance_workload(workload, WorkloadState.STOPPING, **_set_stop_deadline(workload, runs, now))
     elif RUN_STATE_RANK[lowest] >= RUN_STATE_RANK[RunState.RUNNING]:
         # Nobody may have noted when: such a row must not keep its host from reporting.
         first = min((run.running_at for run in runs if run.running_at), default=now)
-        _advance_workload(workload, WorkloadState.RUNNING, **({} if workload.started_at else {"started_at": first}))
+        _advance_workload(
+            workload, WorkloadState.RUNNING, **({} if workload.started_at else {"started_at": first})
+        )
     elif RUN_STATE_RANK[highest] >= RUN_STATE_RANK[RunState.STARTING]:
         _advance_workload(workload, WorkloadState.STARTING)
 
@@ -128,7 +170,9 @@ WORKLOAD_STATE_RANK = {state: number for number, state in enumerate(commands.LIV
 
 def _advance_workload(workload: Workload, new: WorkloadState, **also: object) -> None:
     old = WorkloadState(workload.state)
-    if WORKLOAD_STATE_RANK[new] > WORKLOAD_STATE_RANK[old] and change_state(workload, "state", old=old, new=new, **also):
+    if WORKLOAD_STATE_RANK[new] > WORKLOAD_STATE_RANK[old] and change_state(
+        workload, "state", old=old, new=new, **also
+    ):
         nudge.pages(nudge.workload_topic(workload.public_id), nudge.QUEUE)
 
 
@@ -148,7 +192,9 @@ def decide_retry(workload: Workload, outcome: str) -> RetryDecision:
     lost comes back a few times, jobs only; what a host's prolog refused as often as that happens, after a wait; what failed by
     itself as often as its owner said, with a growing wait. A gang whose owner wants it to end with its first member comes back only
     where it could not start."""
-    wanted = workload.stop_requested or (ReasonCode.DRAINED if outcome == ReasonCode.DRAINED else "")  # its agent may drain by itself
+    wanted = workload.stop_requested or (
+        ReasonCode.DRAINED if outcome == ReasonCode.DRAINED else ""
+    )  # its agent may drain by itself
     if outcome == ReasonCode.FINISHED and wanted in (*REQUEUE_CODES, *LOST_CODES):
         return RetryDecision(outcome)  # it was done before the word reached it
     if wanted in REQUEUE_CODES:
@@ -162,10 +208,16 @@ def decide_retry(workload: Workload, outcome: str) -> RetryDecision:
     if outcome in LOST_CODES or wanted in LOST_CODES:
         code = outcome if outcome in LOST_CODES else wanted
         again = workload.kind == WorkloadKind.JOB and workload.lost_attempts < MAX_LOST_ATTEMPTS
-        wait = _backoff_seconds(workload.lost_attempts) if code in (ReasonCode.START_FAILED, ReasonCode.DISK_RAN_LOW) else 0
+        wait = (
+            _backoff_seconds(workload.lost_attempts)
+            if code in (ReasonCode.START_FAILED, ReasonCode.DISK_RAN_LOW)
+            else 0
+        )
         return RetryDecision(code, requeues=again, lost=1, wait_seconds=wait)
     if outcome in WORKLOAD_FAILURE_CODES and workload.failures < workload.most_retries:
-        return RetryDecision(outcome, requeues=True, failures=1, wait_seconds=_backoff_seconds(workload.failures))
+        return RetryDecision(
+            outcome, requeues=True, failures=1, wait_seconds=_backoff_seconds(workload.failures)
+        )
     return RetryDecision(outcome)
 
 
@@ -186,10 +238,18 @@ def _attempt_ended(workload: Workload, runs: Sequence[Run], now: datetime) -> No
     comes_back = decided.requeues and not _reservation_is_over(workload, now)
     hosts = _failed_host_count(workload) if comes_back and decided.failures + decided.lost else 0
     comes_back = comes_back and hosts < MAX_FAILED_HOSTS
-    if bad and gangs.is_gang(workload) and decided.code in (*LOST_CODES, *HOST_SETUP_CODES, *WORKLOAD_FAILURE_CODES):
+    if (
+        bad
+        and gangs.is_gang(workload)
+        and decided.code in (*LOST_CODES, *HOST_SETUP_CODES, *WORKLOAD_FAILURE_CODES)
+    ):
         gangs.record_gang_end(workload, told, decided.code, restarts=comes_back, now=now)
     if comes_back:
-        where = {**_avoided_hosts(workload, runs, now), **_checkpoint_storage(workload), "reason_numbers": _gpu_event_numbers(told)}
+        where = {
+            **_avoided_hosts(workload, runs, now),
+            **_checkpoint_storage(workload),
+            "reason_numbers": _gpu_event_numbers(told),
+        }
         _requeue(workload, decided, {**where, **_evicted_by(workload, runs)}, now)
     else:
         _end_workload(workload, decided, told, ended_at, hosts)
@@ -201,8 +261,12 @@ def attempt_outcomes(attempts: Collection[Sequence[Run]]) -> list[tuple[Run, str
     """Of each attempt, by its ended runs: the one that says why, and the outcome of all of it. That is the run's own; of a gang's
     member that lost a GPU while it was going for another's failure, that. What becomes of a workload goes by this, and its pages
     say this. Three queries at most, none for work on one host, beside the workload of runs that are loaded without it."""
-    told = gangs.first_failures([[run for run in runs if run.outcome != ReasonCode.FINISHED] or runs for runs in attempts])
-    lost = gangs.runs_that_lost_a_gpu([run for run in told if run.outcome not in LOST_CODES and gangs.is_gang(run.workload)])
+    told = gangs.first_failures(
+        [[run for run in runs if run.outcome != ReasonCode.FINISHED] or runs for runs in attempts]
+    )
+    lost = gangs.runs_that_lost_a_gpu(
+        [run for run in told if run.outcome not in LOST_CODES and gangs.is_gang(run.workload)]
+    )
     return [(run, str(ReasonCode.GPU_ERROR) if run.pk in lost else run.outcome) for run in told]
 
 
@@ -228,7 +292,9 @@ def _checkpoint_storage(workload: Workload) -> dict[str, object]:
     """The homes that its last checkpoint lies in, where that is known: hosts that share them come first."""
     if workload.checkpoint_at is None:
         return {}
-    saved = Run.objects.filter(workload=workload, checkpoint_at__isnull=False).order_by("-checkpoint_at", "-pk")
+    saved = Run.objects.filter(workload=workload, checkpoint_at__isnull=False).order_by(
+        "-checkpoint_at", "-pk"
+    )
     return {"homes_id": saved.values_list("host__storage_id", flat=True).first()}
 
 
@@ -246,13 +312,24 @@ def _evicted_by(workload: Workload, runs: Sequence[Run]) -> dict[str, object]:
 def _requeue(workload: Workload, decided: RetryDecision, where: Mapping[str, object], now: datetime) -> None:
     """It keeps its place: its submission time is what the queue is ordered by. ``where``: what the next placement goes by."""
     change_state(
-        workload, "state", old=WorkloadState(workload.state), new=WorkloadState.QUEUED, queued_at=now,
+        workload,
+        "state",
+        old=WorkloadState(workload.state),
+        new=WorkloadState.QUEUED,
+        queued_at=now,
         not_before=now + timedelta(seconds=decided.wait_seconds) if decided.wait_seconds else None,
-        failures=workload.failures + decided.failures, lost_attempts=workload.lost_attempts + decided.lost,
-        evicted_for_workload=None, evicted_for_reservation=None,
-        stop_requested="", gone_by=None, borrowed_slots=0, idle_warned_at=None, reason_code=str(decided.code),
-        blockers=[], **where,
-    )  # fmt: skip
+        failures=workload.failures + decided.failures,
+        lost_attempts=workload.lost_attempts + decided.lost,
+        evicted_for_workload=None,
+        evicted_for_reservation=None,
+        stop_requested="",
+        gone_by=None,
+        borrowed_slots=0,
+        idle_warned_at=None,
+        reason_code=str(decided.code),
+        blockers=[],
+        **where,
+    )
 
 
 def _gpu_event_numbers(told: Run) -> dict[str, object]:
@@ -276,10 +353,15 @@ def _failed_host_count(workload: Workload) -> int:
 
 def failed_immediately(run: Run) -> bool:
     """Whether it ended so soon after its start that it points at where it ran rather than at what it did."""
-    return run.ended_at is not None and run.ended_at - (run.running_at or run.placed_at) <= IMMEDIATE_FAILURE_PERIOD
+    return (
+        run.ended_at is not None
+        and run.ended_at - (run.running_at or run.placed_at) <= IMMEDIATE_FAILURE_PERIOD
+    )
 
 
-def _end_workload(workload: Workload, decided: RetryDecision, told: Run, ended_at: datetime, hosts: int) -> None:
+def _end_workload(
+    workload: Workload, decided: RetryDecision, told: Run, ended_at: datetime, hosts: int
+) -> None:
     numbers: dict[str, object] = {"attempt": workload.attempt}
     if hosts >= MAX_FAILED_HOSTS:
         numbers["failed_on_hosts"] = hosts
@@ -289,6 +371,14 @@ def _end_workload(workload: Workload, decided: RetryDecision, told: Run, ended_a
     if told.outcome != decided.code:
         numbers["run_outcome"] = told.outcome
     change_state(
-        workload, "state", old=WorkloadState(workload.state), new=WorkloadState.ENDED, ended_at=ended_at,
-        outcome=str(decided.code), outcome_numbers=numbers, gone_by=None, position=None, expected_start=None,
-    )  # fmt: skip
+        workload,
+        "state",
+        old=WorkloadState(workload.state),
+        new=WorkloadState.ENDED,
+        ended_at=ended_at,
+        outcome=str(decided.code),
+        outcome_numbers=numbers,
+        gone_by=None,
+        position=None,
+        expected_start=None,
+    )

@@ -42,8 +42,15 @@ def give_notice(
     """
     runs = live_runs(workload)
     gone_by = stop_at + longest_grace(runs, grace_seconds)
-    if not change_state(workload, "state", old=WorkloadState.RUNNING, new=WorkloadState.NOTICE, stop_requested=code,
-                        gone_by=gone_by, **also):  # fmt: skip
+    if not change_state(
+        workload,
+        "state",
+        old=WorkloadState.RUNNING,
+        new=WorkloadState.NOTICE,
+        stop_requested=code,
+        gone_by=gone_by,
+        **also,
+    ):
         return False
     if any(run.saved for run in runs):  # since an earlier notice, which was withdrawn
         Run.objects.filter(pk__in=[run.pk for run in runs]).update(saved=False)
@@ -98,9 +105,14 @@ def longest_grace(runs: Sequence[Run], of_pool: int) -> timedelta:
     return timedelta(seconds=max([of_pool, *(run.grace_seconds for run in runs)]))
 
 
-def _create_commands(runs: Sequence[Run], verb: Command.Verb, code: str, stop_at: datetime | None, now: datetime) -> None:
+def _create_commands(
+    runs: Sequence[Run], verb: Command.Verb, code: str, stop_at: datetime | None, now: datetime
+) -> None:
     Command.objects.bulk_create(
-        (Command(host_id=r.host_id, run=r, verb=verb, code=code, stop_at=stop_at, created_at=now) for r in runs),
+        (
+            Command(host_id=r.host_id, run=r, verb=verb, code=code, stop_at=stop_at, created_at=now)
+            for r in runs
+        ),
         ignore_conflicts=True,  # told before: once is enough
     )
     nudge.hosts(run.host_id for run in runs)

@@ -77,19 +77,28 @@ def first_failures(attempts: Collection[Sequence[Run]]) -> list[Run]:
 
     def order(run: Run) -> tuple[bool, bool, bool, datetime, int]:
         by_loss = run.pk in lost or run.outcome in LOSS_CODES
-        return not by_loss, run.outcome == ReasonCode.CHECKPOINTED, run.pk in told, run.ended_at or last, run.rank
+        return (
+            not by_loss,
+            run.outcome == ReasonCode.CHECKPOINTED,
+            run.pk in told,
+            run.ended_at or last,
+            run.rank,
+        )
 
     return [min(runs, key=order) for runs in attempts]
 
 
 def runs_that_lost_a_gpu(runs: Sequence[Run]) -> set[int]:
     """Those of which a GPU was taken out while they held it, or as they ended. One query where there are any."""
-    held = Q(run__ended_at__isnull=True) | Q(unit__gpu__state_changes__at__lte=F("run__ended_at") + GPU_FAULT_WINDOW)
+    held = Q(run__ended_at__isnull=True) | Q(
+        unit__gpu__state_changes__at__lte=F("run__ended_at") + GPU_FAULT_WINDOW
+    )
     out = Allocation.objects.filter(
-        held, run__in=runs,
+        held,
+        run__in=runs,
         unit__gpu__state_changes__repair_state__in=(RepairState.QUARANTINED, RepairState.OUT),
         unit__gpu__state_changes__at__gte=F("run__placed_at"),
-    )  # fmt: skip
+    )
     return set(out.values_list("run_id", flat=True))
 
 

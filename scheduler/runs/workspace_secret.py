@@ -11,4 +11,6 @@ from django.conf import settings
 
 def workspace_secret(run: uuid.UUID) -> str:
     """The secret of one run of a notebook, from ``Run.public_id``: 64 hexadecimal digits."""
-    return hmac.new(settings.SECRET_KEY.encode(), f"workspace of run {run}".encode(), hashlib.sha256).hexdigest()
+    return hmac.new(
+        settings.SECRET_KEY.encode(), f"workspace of run {run}".encode(), hashlib.sha256
+    ).hexdigest()

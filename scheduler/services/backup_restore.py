@@ -11,7 +11,9 @@ from django.db.models import Max
 from scheduler.models import Host
 from scheduler.services.host_credentials import CREDENTIAL_TTL
 
-GENERATION_JUMP = 1 << 32  # more claims than are made after a backup; a bigint has room for two thousand million such steps
+GENERATION_JUMP = (
+    1 << 32
+)  # more claims than are made after a backup; a bigint has room for two thousand million such steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +34,15 @@ def recover_after_restore(*, now: datetime) -> RestoreResult:
     when the backup was made are good for another day: those that were given out since follow from them (``verify_credential``).
     """
     with connection.cursor() as cursor:
-        cursor.execute("SELECT setval('scheduler_generation', nextval('scheduler_generation') + %s)", [GENERATION_JUMP])
+        cursor.execute(
+            "SELECT setval('scheduler_generation', nextval('scheduler_generation') + %s)", [GENERATION_JUMP]
+        )
         row = cursor.fetchone()
     joined = Host.objects.exclude(credential_hash="")
     made_at = joined.aggregate(last=Max("last_sync_at"))["last"]
     good = joined.filter(credential_expires_at__gt=made_at) if made_at is not None else joined.none()
-    credentials = good.filter(credential_expires_at__lt=now + CREDENTIAL_TTL).update(credential_expires_at=now + CREDENTIAL_TTL)
+    credentials = good.filter(credential_expires_at__lt=now + CREDENTIAL_TTL).update(
+        credential_expires_at=now + CREDENTIAL_TTL
+    )
     hosts = Host.objects.exclude(agent_start="").update(agent_start="")
     return RestoreResult(generation=int(row[0]) if row else 0, hosts=hosts, credentials=credentials)

@@ -15,9 +15,14 @@ from scheduler.state import nudge
 
 @transaction.atomic
 def close_budget_gate(
-    *, action: str, numbers: Mapping[str, Any], until: datetime, now: datetime, team: Team | None = None,
+    *,
+    action: str,
+    numbers: Mapping[str, Any],
+    until: datetime,
+    now: datetime,
+    team: Team | None = None,
     project: Project | None = None,
-) -> BudgetGate:  # fmt: skip
+) -> BudgetGate:
     """Refuse new work of a team or project, or stop lending to it, until ``until``.
 
     A gate that is closed already stays, with the new numbers. Once this returns nothing starts that it keeps out: it waits for a

@@ -31,8 +31,12 @@ from scheduler.state.states import LeaseState, change_state
 JOIN_TOKEN_TTL = timedelta(minutes=15)
 CREDENTIAL_TTL = timedelta(hours=24)
 CREDENTIAL_RENEW_AFTER = CREDENTIAL_TTL * 2 / 3
-CREDENTIAL_RENEWABLE_FOR = timedelta(days=30)  # after its end: a host that was off for so long comes back by itself
-MAX_CREDENTIAL_CHAIN = 64  # from one credential to the next, so far back may a restored backup lie: about 40 days
+CREDENTIAL_RENEWABLE_FOR = timedelta(
+    days=30
+)  # after its end: a host that was off for so long comes back by itself
+MAX_CREDENTIAL_CHAIN = (
+    64  # from one credential to the next, so far back may a restored backup lie: about 40 days
+)
 CHALLENGE_STEP_SECONDS = 300
 CREDENTIAL_PREFIX = "gpa"
 CHALLENGE_PREFIX = "gpc"
@@ -50,13 +54,22 @@ def issue_join_token(host: Host, *, now: datetime) -> str:
     """A token with which one agent joins as this host, once, within 15 minutes. Shown once; those not used yet stop working."""
     JoinToken.objects.filter(host=host, used_at__isnull=True, expires_at__gt=now).update(expires_at=now)
     text = f"{JOIN_TOKEN_PREFIX}{secrets.token_urlsafe(32)}"
-    JoinToken.objects.create(host=host, token_hash=_hash(text), created_at=now, expires_at=now + JOIN_TOKEN_TTL)
+    JoinToken.objects.create(
+        host=host, token_hash=_hash(text), created_at=now, expires_at=now + JOIN_TOKEN_TTL
+    )
     return text
 
 
 @transaction.atomic
 def redeem_join_token(
-    *, token: str, host_name: str, instance: str, boot_id: str, now: datetime, public_key: str = "", signature: str = ""
+    *,
+    token: str,
+    host_name: str,
+    instance: str,
+    boot_id: str,
+    now: datetime,
+    public_key: str = "",
+    signature: str = "",
 ) -> tuple[Host, HostCredential]:
     """The host's agent from now on is ``instance``; whoever was it before is turned away. Whoever did not hear the answer may ask
     again: a spent token still counts for the instance and the key that it made the host's, until they have spoken with the
@@ -78,7 +91,9 @@ def redeem_join_token(
     host = locks.hosts([row.host_id])[row.host_id]
     if not is_first and not _join_answer_was_lost(host, instance, public_key):
         raise OperationRejected("join_token_spent")
-    if instance != host.agent_instance:  # what the one before has begun is its own: nothing is wanted of this one for it
+    if (
+        instance != host.agent_instance
+    ):  # what the one before has begun is its own: nothing is wanted of this one for it
         starts = Command.objects.filter(host=host, verb=Command.Verb.START, done_at__isnull=True)
         starts.update(done_at=now)
     credential = HostCredential(_credential_text(host.pk, secrets.token_urlsafe(32)), now + CREDENTIAL_TTL)
@@ -88,10 +103,16 @@ def redeem_join_token(
     host.agent_before_heard_at = host.last_sync_at
     host.save(
         update_fields=[
-            "agent_before_heard_at", "agent_instance", "boot_id", "refused_agent", "credential_hash", "credential_expires_at",
-            "public_key", "agent_start",
+            "agent_before_heard_at",
+            "agent_instance",
+            "boot_id",
+            "refused_agent",
+            "credential_hash",
+            "credential_expires_at",
+            "public_key",
+            "agent_start",
         ]
-    )  # fmt: skip
+    )
     nudge.pages(nudge.HOSTS)
     return host, credential
 
@@ -202,12 +223,18 @@ def _host_of_expired(text: str, now: datetime) -> Host | None:
 
 def _renewal_is_due(host: Host, now: datetime) -> bool:
     expires = host.credential_expires_at
-    return bool(host.credential_hash) and expires is not None and now >= expires - CREDENTIAL_TTL + CREDENTIAL_RENEW_AFTER
+    return (
+        bool(host.credential_hash)
+        and expires is not None
+        and now >= expires - CREDENTIAL_TTL + CREDENTIAL_RENEW_AFTER
+    )
 
 
 def _challenge(host: Host, now: datetime) -> str:
     """The same for some minutes, so that asking again does not ask for another signature."""
-    return _challenge_text(host, (int(now.timestamp()) // CHALLENGE_STEP_SECONDS + 2) * CHALLENGE_STEP_SECONDS)
+    return _challenge_text(
+        host, (int(now.timestamp()) // CHALLENGE_STEP_SECONDS + 2) * CHALLENGE_STEP_SECONDS
+    )
 
 
 def _challenge_text(host: Host, expires: int) -> str:
@@ -283,7 +310,13 @@ def _credential_text(host_id: int, secret: str) -> str:
 
 def _host_id(text: str) -> int:
     parts = text.split(".")
-    known = len(parts) == 3 and parts[0] == CREDENTIAL_PREFIX and parts[1].isascii() and parts[1].isdigit() and len(parts[1]) < 19
+    known = (
+        len(parts) == 3
+        and parts[0] == CREDENTIAL_PREFIX
+        and parts[1].isascii()
+        and parts[1].isdigit()
+        and len(parts[1]) < 19
+    )
     return int(parts[1]) if known else 0
 
 

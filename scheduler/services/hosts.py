@@ -127,14 +127,22 @@ def trip_host(host: Host, *, reason: str, now: datetime) -> bool:
 def check_maintenance(host: Host, *, start: datetime, end: datetime) -> None:
     """Raise Refused ("windows_overlap", with the host and the id, start, end and reason of the other window) where one of this host
     has a part of that time."""
-    other = MaintenanceWindow.objects.filter(host=host, start__lt=end, end__gt=start).order_by("start", "pk").first()
+    other = (
+        MaintenanceWindow.objects.filter(host=host, start__lt=end, end__gt=start)
+        .order_by("start", "pk")
+        .first()
+    )
     if other is not None:
         times = (("start", other.start.isoformat()), ("end", other.end.isoformat()))
-        raise OperationRejected("windows_overlap", (("host", host.name), *times, ("reason", other.reason), ("window", other.pk)))
+        raise OperationRejected(
+            "windows_overlap", (("host", host.name), *times, ("reason", other.reason), ("window", other.pk))
+        )
 
 
 @transaction.atomic
-def set_maintenance(host: Host, *, start: datetime, end: datetime, reason: str, now: datetime) -> MaintenanceWindow:
+def set_maintenance(
+    host: Host, *, start: datetime, end: datetime, reason: str, now: datetime
+) -> MaintenanceWindow:
     """Announce a window: nothing is placed that would run into it, and the host's work is moved off in time for its start.
 
     Raises OperationRejected as ``check_maintenance``.
@@ -236,7 +244,9 @@ def take_out_gpu(gpu: Gpu, *, reason: str, now: datetime) -> bool:
 def _stop_gpu_holders(gpu: Gpu, now: datetime) -> None:
     holders = Workload.objects.filter(allocations__unit__gpu=gpu, allocations__period__upper_inf=True)
     for workload in locks.workloads(holders.values_list("pk", flat=True)).values():
-        commands.order_stop(workload, code=ReasonCode.GPU_ERROR, grace_seconds=workload.pool.grace_seconds, now=now)
+        commands.order_stop(
+            workload, code=ReasonCode.GPU_ERROR, grace_seconds=workload.pool.grace_seconds, now=now
+        )
 
 
 @transaction.atomic
@@ -261,7 +271,10 @@ def drain_workloads(host: Host, *, now: datetime, also_unpreemptible: bool) -> N
 def drain_gpu_workloads(gpu: Gpu, *, now: datetime) -> None:
     """The same for preemptible holders of a part of one GPU; the rest runs to its end. Its host is locked by the caller."""
     holders = Workload.objects.filter(
-        allocations__unit__gpu=gpu, allocations__period__upper_inf=True, state__in=commands.LIVE_STATES, preemptible=True
+        allocations__unit__gpu=gpu,
+        allocations__period__upper_inf=True,
+        state__in=commands.LIVE_STATES,
+        preemptible=True,
     )
     _evict(holders, gpu.host.pool, now)
 
@@ -273,7 +286,9 @@ def _evict(live: QuerySet[Workload], pool: Pool, now: datetime) -> None:
             commands.give_notice(
                 workload, code=ReasonCode.DRAINED, stop_at=stop_at, grace_seconds=pool.grace_seconds, now=now
             )
-        elif workload.state != WorkloadState.NOTICE:  # asked again at each tick: a notice once given runs out by itself
+        elif (
+            workload.state != WorkloadState.NOTICE
+        ):  # asked again at each tick: a notice once given runs out by itself
             commands.order_stop(workload, code=ReasonCode.DRAINED, grace_seconds=pool.grace_seconds, now=now)
 
 

@@ -13,7 +13,9 @@ from scheduler.state import nudge
 from scheduler.state.states import LeaseState, change_state
 from scheduler.sync import reconcile
 
-POWERED_OFF_PREFIX = "seen powered off by "  # how the reason of such a change begins; then the name, a colon and why
+POWERED_OFF_PREFIX = (
+    "seen powered off by "  # how the reason of such a change begins; then the name, a colon and why
+)
 
 
 def parse_powered_off(reason: str) -> tuple[str, str] | None:

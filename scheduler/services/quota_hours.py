@@ -63,7 +63,9 @@ def count_quota_hours(now: datetime, only: Quota | None = None) -> int:
     with connection.cursor() as cursor:
         cursor.execute(USED_HOURS_SQL, {"now": now, "only": only.pk if only else None})
         used = {pk: int(seconds) for pk, seconds in cursor.fetchall()}
-    return sum(_store_use(quota, used[quota.pk], now) for quota in Quota.objects.filter(pk__in=used).order_by("pk"))
+    return sum(
+        _store_use(quota, used[quota.pk], now) for quota in Quota.objects.filter(pk__in=used).order_by("pk")
+    )
 
 
 def _store_use(quota: Quota, used: int, now: datetime) -> bool:

@@ -12,7 +12,9 @@ class OperationRejected(Exception):
     """The world does not allow it now. ``code`` is a reasons.Code value or, for what is no engine reason, a word of its own;
     ``numbers`` are its facts; ``first_windows`` are windows that would fit instead (reservations only)."""
 
-    def __init__(self, code: str, numbers: ReasonNumbers = (), first_windows: tuple[ReservationWindow, ...] = ()) -> None:
+    def __init__(
+        self, code: str, numbers: ReasonNumbers = (), first_windows: tuple[ReservationWindow, ...] = ()
+    ) -> None:
         super().__init__(f"{code} {dict(numbers)}")
         self.code = str(code)
         self.numbers: dict[str, Any] = dict(numbers)

@@ -52,7 +52,10 @@ def check_window(
     ``owner`` is whose it would be: one person may hold so much. A budget that refuses new work refuses this, too.
     ``ask`` are the columns of ``scheduler.models.HardwareColumns``; ``name`` is accepted so that one set of columns serves all verbs.
     """
-    taken, who = request_snapshot_cache.take_cached_snapshot([pool.pk], now), None if owner is None else owner.pk
+    taken, who = (
+        request_snapshot_cache.take_cached_snapshot([pool.pk], now),
+        None if owner is None else owner.pk,
+    )
     return _window_answer(taken, project, pool, start, end, now, may_exceed_guarantee, exclude, who, ask)
 
 
@@ -70,9 +73,15 @@ def first_windows(
     taken, budget = request_snapshot_cache.take_cached_snapshot([pool.pk], now), _BudgetLimits(project, now)
     whose = ReservationRequester(project.team_id, owner.pk, may_exceed_guarantee, budget.borrows_again_from)
     found = free_windows(
-        taken, _ask(**ask), whose, pool.pk, int(length.total_seconds()), snapshot.epoch_seconds(now),
-        snapshot.epoch_seconds(budget.earliest(length, None, now)), pool.reservation_horizon_seconds,
-    )  # fmt: skip
+        taken,
+        _ask(**ask),
+        whose,
+        pool.pk,
+        int(length.total_seconds()),
+        snapshot.epoch_seconds(now),
+        snapshot.epoch_seconds(budget.earliest(length, None, now)),
+        pool.reservation_horizon_seconds,
+    )
     return [(datetime.fromtimestamp(w.start, UTC), datetime.fromtimestamp(w.end, UTC)) for w in found]
 
 
@@ -115,8 +124,12 @@ class _BudgetLimits:
     def __init__(self, project: Project, now: datetime) -> None:
         gates = snapshot.closed_budget_gates(now)
         whose = (("team", project.team_id), ("project", project.pk))
-        self.borrows_again_from = snapshot.budget_effect(gates, project.team_id, project.pk).borrows_again_from
-        self.closed = [g for w in whose if (g := gates.get(w, {}).get(BudgetGate.Action.REFUSE_NEW)) is not None]
+        self.borrows_again_from = snapshot.budget_effect(
+            gates, project.team_id, project.pk
+        ).borrows_again_from
+        self.closed = [
+            g for w in whose if (g := gates.get(w, {}).get(BudgetGate.Action.REFUSE_NEW)) is not None
+        ]
 
     def refuses(self, window: Window, before: Window | None = None) -> WindowCheckResult | None:
         """The answer to who would reserve more of the time until a gate opens than ``before``; None where it is no more."""
@@ -128,7 +141,9 @@ class _BudgetLimits:
 
     def earliest(self, length: timedelta, before: Window | None, now: datetime) -> datetime:
         """From when on no gate refuses a window of a length instead of ``before``."""
-        return max([now, *(at for gate in self.closed if (at := _earliest_start(gate, length, before)) is not None)])
+        return max(
+            [now, *(at for gate in self.closed if (at := _earliest_start(gate, length, before)) is not None)]
+        )
 
 
 def _earliest_start(gate: BudgetGate, length: timedelta, before: Window | None) -> datetime | None:
@@ -162,9 +177,16 @@ def confirm_reservation(
     if not answer.fits:
         return None, answer
     reservation = Reservation.objects.create(
-        pool=pool, project=project, owner_id=owner.pk, name=name, start=start, end=end,
-        may_exceed_guarantee=may_exceed_guarantee, created_at=now, **_ask_columns(**ask),
-    )  # fmt: skip
+        pool=pool,
+        project=project,
+        owner_id=owner.pk,
+        name=name,
+        start=start,
+        end=end,
+        may_exceed_guarantee=may_exceed_guarantee,
+        created_at=now,
+        **_ask_columns(**ask),
+    )
     _notify(reservation)
     return reservation, answer
 
@@ -189,22 +211,44 @@ def confirm_series(
     """
     locks.pools([pool.pk])
     answers = check_windows(
-        project=project, pool=pool, windows=windows, now=now, may_exceed_guarantee=may_exceed_guarantee, owner=owner, **ask
+        project=project,
+        pool=pool,
+        windows=windows,
+        now=now,
+        may_exceed_guarantee=may_exceed_guarantee,
+        owner=owner,
+        **ask,
     )
     if not all(answer.fits for answer in answers):
         return None, answers
     series = Series.objects.create(
-        pool=pool, project=project, owner_id=owner.pk, name=name, weekdays=sorted(recurrence.weekdays),
-        starts_at=recurrence.starts_at, ends_at=recurrence.ends_at, time_zone=recurrence.time_zone,
-        first_day=recurrence.first_day, last_day=recurrence.last_day, created_at=now,
-    )  # fmt: skip
+        pool=pool,
+        project=project,
+        owner_id=owner.pk,
+        name=name,
+        weekdays=sorted(recurrence.weekdays),
+        starts_at=recurrence.starts_at,
+        ends_at=recurrence.ends_at,
+        time_zone=recurrence.time_zone,
+        first_day=recurrence.first_day,
+        last_day=recurrence.last_day,
+        created_at=now,
+    )
     Reservation.objects.bulk_create(
         Reservation(
-            pool=pool, project=project, owner_id=owner.pk, name=name, series=series, start=start, end=end,
-            may_exceed_guarantee=may_exceed_guarantee, created_at=now, **_ask_columns(**ask),
+            pool=pool,
+            project=project,
+            owner_id=owner.pk,
+            name=name,
+            series=series,
+            start=start,
+            end=end,
+            may_exceed_guarantee=may_exceed_guarantee,
+            created_at=now,
+            **_ask_columns(**ask),
         )
         for start, end in windows
-    )  # fmt: skip
+    )
     nudge.engine()
     nudge.pages(nudge.CALENDAR)
     return series, answers
@@ -223,7 +267,10 @@ def check_windows(
 ) -> list[WindowCheckResult]:
     """``check_window`` for windows that don't overlap one another and are wanted together. One reading of the pool."""
     bounds = [(snapshot.epoch_seconds(start), snapshot.epoch_seconds(end)) for start, end in windows]
-    budget, longest = _BudgetLimits(project, now), max((end - start for start, end in windows), default=timedelta(0))
+    budget, longest = (
+        _BudgetLimits(project, now),
+        max((end - start for start, end in windows), default=timedelta(0)),
+    )
     answers = check_reservation_windows(
         snapshot.take_snapshot([pool.pk], now),
         _ask(**ask),
@@ -247,7 +294,9 @@ def cancel_series(series: Series, *, now: datetime) -> int:
     open_ = series.occurrences.filter(state__in=OPEN_RESERVATION_STATES).values_list("pk", flat=True)
     rows = locks.reservations(open_)
     return sum(
-        close_reservation(row, ReservationState.CANCELLED, now) for row in rows.values() if row.state in OPEN_RESERVATION_STATES
+        close_reservation(row, ReservationState.CANCELLED, now)
+        for row in rows.values()
+        if row.state in OPEN_RESERVATION_STATES
     )
 
 
@@ -289,17 +338,31 @@ def check_change(
         if (no := budget.refuses((first, last), (reservation.start, reservation.end))) is not None:
             return no
         return check_extension(
-            snapshot.take_snapshot([pool.pk], now), reservation.pk, snapshot.epoch_seconds(last), snapshot.epoch_seconds(now),
-            horizon=pool.reservation_horizon_seconds, borrows_again_from=budget.borrows_again_from,
-        )  # fmt: skip
+            snapshot.take_snapshot([pool.pk], now),
+            reservation.pk,
+            snapshot.epoch_seconds(last),
+            snapshot.epoch_seconds(now),
+            horizon=pool.reservation_horizon_seconds,
+            borrows_again_from=budget.borrows_again_from,
+        )
     ask = {field: getattr(reservation, field) for field in snapshot.ASK_COLUMNS}
     return _window_answer(
-        snapshot.take_snapshot([pool.pk], now), reservation.project, pool, max(first, now), last, now,
-        reservation.may_exceed_guarantee, reservation, reservation.owner_id, ask,
-    )  # fmt: skip
+        snapshot.take_snapshot([pool.pk], now),
+        reservation.project,
+        pool,
+        max(first, now),
+        last,
+        now,
+        reservation.may_exceed_guarantee,
+        reservation,
+        reservation.owner_id,
+        ask,
+    )
 
 
-def _new_window(reservation: Reservation, start: datetime | None, end: datetime | None) -> tuple[datetime, datetime]:
+def _new_window(
+    reservation: Reservation, start: datetime | None, end: datetime | None
+) -> tuple[datetime, datetime]:
     """What was given instead of what is; a start that has passed can't be moved."""
     moves = start is not None and reservation.state == ReservationState.CONFIRMED
     return (start if moves and start is not None else reservation.start), end or reservation.end
@@ -330,7 +393,9 @@ def cancel_reservation(reservation: Reservation, *, now: datetime) -> bool:
 
 def close_reservation(reservation: Reservation, state: ReservationState, now: datetime) -> bool:
     """It is over, released or cancelled: its units are anybody's again, and its work ends. Inside a transaction."""
-    if not change_state(reservation, "state", old=ReservationState(reservation.state), new=state, ended_at=now):
+    if not change_state(
+        reservation, "state", old=ReservationState(reservation.state), new=state, ended_at=now
+    ):
         return False
     _unbind(reservation, now)
     inside = Workload.objects.filter(reservation=reservation).exclude(state=WorkloadState.ENDED)
@@ -338,7 +403,12 @@ def close_reservation(reservation: Reservation, state: ReservationState, now: da
         if workload.state == WorkloadState.QUEUED:
             end_queued_workload(workload, code=ReasonCode.RESERVATION_OVER, now=now)
         else:
-            commands.order_stop(workload, code=ReasonCode.RESERVATION_OVER, grace_seconds=reservation.pool.grace_seconds, now=now)
+            commands.order_stop(
+                workload,
+                code=ReasonCode.RESERVATION_OVER,
+                grace_seconds=reservation.pool.grace_seconds,
+                now=now,
+            )
     _notify(reservation)
     return True
 
@@ -369,38 +439,72 @@ def _end_binding(bound: BoundUnit, now: datetime) -> None:
 
 def release_expired_bindings(now: datetime) -> None:
     """Where the clock was ahead as reservations ended, and was set back, they would keep units until that time comes again."""
-    for bound in BoundUnit.objects.filter(period__endswith__gt=now).exclude(reservation__state__in=OPEN_RESERVATION_STATES):
+    for bound in BoundUnit.objects.filter(period__endswith__gt=now).exclude(
+        reservation__state__in=OPEN_RESERVATION_STATES
+    ):
         _end_binding(bound, now)
 
 
 def evicted_by_reservation(
-    *, project: Project, pool: Pool, start: datetime, end: datetime, now: datetime, name: str = "",
-    may_exceed_guarantee: bool = False, **ask: Any,
-) -> list[Workload]:  # fmt: skip
+    *,
+    project: Project,
+    pool: Pool,
+    start: datetime,
+    end: datetime,
+    now: datetime,
+    name: str = "",
+    may_exceed_guarantee: bool = False,
+    **ask: Any,
+) -> list[Workload]:
     """Which work would be told to go if this reservation began now: for the one who approves it. The same ``plan()`` says so."""
     taken = request_snapshot_cache.take_cached_snapshot([pool.pk], now)
     at = snapshot.epoch_seconds(now)
     hypothetical = model.ReservationInfo(
-        id=1 + max((r.id for r in taken.reservations), default=0), team=project.team_id, project=project.pk, pool=pool.pk,
-        ask=_ask(**ask), start=at, end=at + snapshot.epoch_seconds(end) - snapshot.epoch_seconds(start),
+        id=1 + max((r.id for r in taken.reservations), default=0),
+        team=project.team_id,
+        project=project.pk,
+        pool=pool.pk,
+        ask=_ask(**ask),
+        start=at,
+        end=at + snapshot.epoch_seconds(end) - snapshot.epoch_seconds(start),
         may_exceed_guarantee=may_exceed_guarantee,
-    )  # fmt: skip
+    )
     answer = plan(snapshot.with_reservation(taken, hypothetical), at)
     victims = [e.workload for e in answer.evictions if e.for_reservation == hypothetical.id]
-    return list(Workload.objects.filter(pk__in=victims).select_related("project__team", "owner").order_by("pk"))
+    return list(
+        Workload.objects.filter(pk__in=victims).select_related("project__team", "owner").order_by("pk")
+    )
 
 
 def _ask_columns(
-    *, units: int, hosts: int = 1, models_wanted: Sequence[str] = (), profile: str = WHOLE_GPU_PROFILE, min_memory_mib: int = 0,
-    min_compute_capability: int = 0, nvlink: bool = False, labels_required: Mapping[str, str] | None = None,
-    cpu_milli: int = 0, memory_mib: int = 0, labels_preferred: Mapping[str, str] | None = None, spread: bool = False,
-) -> dict[str, object]:  # fmt: skip
+    *,
+    units: int,
+    hosts: int = 1,
+    models_wanted: Sequence[str] = (),
+    profile: str = WHOLE_GPU_PROFILE,
+    min_memory_mib: int = 0,
+    min_compute_capability: int = 0,
+    nvlink: bool = False,
+    labels_required: Mapping[str, str] | None = None,
+    cpu_milli: int = 0,
+    memory_mib: int = 0,
+    labels_preferred: Mapping[str, str] | None = None,
+    spread: bool = False,
+) -> dict[str, object]:
     return {
-        "units": units, "hosts": hosts, "models_wanted": list(models_wanted), "profile": profile,
-        "min_memory_mib": min_memory_mib, "min_compute_capability": min_compute_capability, "nvlink": nvlink,
-        "labels_required": dict(labels_required or {}), "cpu_milli": cpu_milli, "memory_mib": memory_mib,
-        "labels_preferred": dict(labels_preferred or {}), "spread": spread,
-    }  # fmt: skip
+        "units": units,
+        "hosts": hosts,
+        "models_wanted": list(models_wanted),
+        "profile": profile,
+        "min_memory_mib": min_memory_mib,
+        "min_compute_capability": min_compute_capability,
+        "nvlink": nvlink,
+        "labels_required": dict(labels_required or {}),
+        "cpu_milli": cpu_milli,
+        "memory_mib": memory_mib,
+        "labels_preferred": dict(labels_preferred or {}),
+        "spread": spread,
+    }
 
 
 def _ask(**ask: Any) -> model.Ask:

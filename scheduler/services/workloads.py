@@ -53,9 +53,18 @@ def queue_workload(*, now: datetime, after: DependencySpecs = (), **columns: Any
 
 @transaction.atomic
 def queue_array(
-    *, indices: Sequence[int], words: str, most_at_once: int | None, name: str, pool: Pool, project: Project, owner: Person,
-    now: datetime, after: DependencySpecs = (), **columns: Any,
-) -> JobArray:  # fmt: skip
+    *,
+    indices: Sequence[int],
+    words: str,
+    most_at_once: int | None,
+    name: str,
+    pool: Pool,
+    project: Project,
+    owner: Person,
+    now: datetime,
+    after: DependencySpecs = (),
+    **columns: Any,
+) -> JobArray:
     """Queue one job for each of ``indices``, named NAME[INDEX]; ``most_at_once`` of them are in the queue or run together.
 
     ``words`` is how the indices were written. ``columns``: see ``_unsaved_workload``. Raises OperationRejected ``too_many_waiting``: then none is.
@@ -71,7 +80,9 @@ def queue_array(
         most_at_once=most_at_once,
         created_at=now,
     )
-    first = _unsaved_workload(name=name, pool=pool, project=project, owner=owner, now=now, after=linked, **columns)
+    first = _unsaved_workload(
+        name=name, pool=pool, project=project, owner=owner, now=now, after=linked, **columns
+    )
     tasks = []
     for place, index in enumerate(indices):
         task = copy.copy(first)
@@ -100,9 +111,17 @@ def cancel_array(array: JobArray, *, now: datetime) -> int:
     rows = locks.workloads(left).values()
     locked = [row for row in rows if row.state == WorkloadState.QUEUED]
     done = change_states(
-        locked, "state", old=WorkloadState.QUEUED, new=WorkloadState.ENDED, ended_at=now, outcome=str(ReasonCode.CANCELLED),
-        earmarked_units=[], position=None, expected_start=None, held_back=False,
-    )  # fmt: skip
+        locked,
+        "state",
+        old=WorkloadState.QUEUED,
+        new=WorkloadState.ENDED,
+        ended_at=now,
+        outcome=str(ReasonCode.CANCELLED),
+        earmarked_units=[],
+        position=None,
+        expected_start=None,
+        held_back=False,
+    )
     live = [row for row in rows if row.state not in (WorkloadState.QUEUED, WorkloadState.ENDED)]
     done += sum(request_stop(task, code=ReasonCode.CANCELLED, now=now) for task in live)
     nudge.engine()
@@ -110,7 +129,9 @@ def cancel_array(array: JobArray, *, now: datetime) -> int:
     return done
 
 
-def _create_dependencies(workloads: Sequence[Workload], after: Sequence[DependencyState], now: datetime) -> None:
+def _create_dependencies(
+    workloads: Sequence[Workload], after: Sequence[DependencyState], now: datetime
+) -> None:
     """What is not met any more is left for the engine to settle: then the workload ends with its reason."""
     Dependency.objects.bulk_create(
         Dependency(
@@ -226,11 +247,23 @@ def request_stop(workload: Workload, *, code: str, now: datetime) -> bool:
     return done
 
 
-def end_queued_workload(workload: Workload, *, code: str, now: datetime, numbers: Mapping[str, Any] | None = None) -> bool:
+def end_queued_workload(
+    workload: Workload, *, code: str, now: datetime, numbers: Mapping[str, Any] | None = None
+) -> bool:
     """A workload that waits ends without having run (again). Inside a transaction."""
-    if not change_state(workload, "state", old=WorkloadState.QUEUED, new=WorkloadState.ENDED, ended_at=now, outcome=str(code),
-                        outcome_numbers=dict(numbers or {}), held_back=False, earmarked_units=[], position=None,
-                        expected_start=None):  # fmt: skip
+    if not change_state(
+        workload,
+        "state",
+        old=WorkloadState.QUEUED,
+        new=WorkloadState.ENDED,
+        ended_at=now,
+        outcome=str(code),
+        outcome_numbers=dict(numbers or {}),
+        held_back=False,
+        earmarked_units=[],
+        position=None,
+        expected_start=None,
+    ):
         return False
     nudge.engine()
     nudge.pages(nudge.QUEUE, nudge.workload_topic(workload.public_id))
@@ -240,7 +273,9 @@ def end_queued_workload(workload: Workload, *, code: str, now: datetime, numbers
 def _cancel_requeue(workload: Workload, code: str) -> bool:
     """What is stopped because a part of its gang has ended has no request of its own; it may come back like the others."""
     may_come_back = ("", *REQUEUE_CODES, *LOST_CODES)
-    changed = Workload.objects.filter(pk=workload.pk, stop_requested__in=may_come_back).update(stop_requested=str(code))
+    changed = Workload.objects.filter(pk=workload.pk, stop_requested__in=may_come_back).update(
+        stop_requested=str(code)
+    )
     if changed:
         workload.stop_requested = str(code)
     return bool(changed)

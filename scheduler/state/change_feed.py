@@ -72,7 +72,9 @@ def prune_changes(seen: str) -> int:
 # -- for migrations --------------------------------------------------------------------------------------------------------
 
 
-def watch_table_sql(table: str, kind: str, columns: Sequence[str], *, row_id: str = "id", alive: str = "true") -> str:
+def watch_table_sql(
+    table: str, kind: str, columns: Sequence[str], *, row_id: str = "id", alive: str = "true"
+) -> str:
     """SQL that makes changes of a table known: rows that come and go, and updates that change one of ``columns``.
 
     ``row_id`` is what is noted of a row; only rows of which ``alive`` is true are noted when they come. The triggers go by
@@ -95,7 +97,9 @@ def watch_table_sql(table: str, kind: str, columns: Sequence[str], *, row_id: st
     parts = []
     for event, (body, tables) in bodies.items():
         parts.append(_trigger_sql(f"{name}_{event}", table, event, body, f"REFERENCING {tables}"))
-    parts.append(_trigger_sql(f"{name}_truncate", table, "truncate", f"{note.replace(kind, WHOLE_TABLE)} 0", ""))
+    parts.append(
+        _trigger_sql(f"{name}_truncate", table, "truncate", f"{note.replace(kind, WHOLE_TABLE)} 0", "")
+    )
     return "\n".join(parts)
 
 

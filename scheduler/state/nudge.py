@@ -79,7 +79,10 @@ def redis_connection() -> redis.Redis:
     """This process's pool of Redis connections."""
     never_again = Retry(NoBackoff(), 0)  # who asked for something waits for this answer
     return redis.Redis.from_url(
-        settings.REDIS_URL, socket_timeout=REDIS_TIMEOUT_SECONDS, socket_connect_timeout=REDIS_TIMEOUT_SECONDS, retry=never_again
+        settings.REDIS_URL,
+        socket_timeout=REDIS_TIMEOUT_SECONDS,
+        socket_connect_timeout=REDIS_TIMEOUT_SECONDS,
+        retry=never_again,
     )
 
 
@@ -110,7 +113,9 @@ def _ignore_redis_errors(send: Callable[[], object]) -> None:
         send()
     except (redis.RedisError, OperationalError) as error:
         _outage.until = time.monotonic() + REDIS_RETRY_SECONDS
-        log.warning("hints are dropped for %g s, the sweep will do their work: %s", REDIS_RETRY_SECONDS, error)
+        log.warning(
+            "hints are dropped for %g s, the sweep will do their work: %s", REDIS_RETRY_SECONDS, error
+        )
 
 
 @dataclass

@@ -178,7 +178,9 @@ def change_state(row: models.Model, field: str, *, old: StrEnum, new: StrEnum, *
     return bool(changed)
 
 
-def change_states(rows: Sequence[models.Model], field: str, *, old: StrEnum, new: StrEnum, **also: Any) -> int:
+def change_states(
+    rows: Sequence[models.Model], field: str, *, old: StrEnum, new: StrEnum, **also: Any
+) -> int:
     """The same for many rows of one table in one UPDATE: how many it changed. ``also`` is the same for all of them.
 
     The instances stay as they are. Who has locked the rows and seen the old state in each knows that all are changed.

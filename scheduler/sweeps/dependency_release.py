@@ -53,13 +53,20 @@ def _settle_dependencies(now: datetime) -> int:
 def _settle_one(workload: Workload, now: datetime) -> None:
     """Of one locked workload: what has ended is waited for no more; when it ended otherwise than it had to, so does this one."""
     unsettled = list(
-        Dependency.objects.filter(workload=workload, settled_at=None).select_related("on", "on_array").order_by("pk")
+        Dependency.objects.filter(workload=workload, settled_at=None)
+        .select_related("on", "on_array")
+        .order_by("pk")
     )
-    standing = {each.pk: link for each, link in zip(unsettled, dependency_states(_dependency_specs(unsettled)), strict=True)}
+    standing = {
+        each.pk: link
+        for each, link in zip(unsettled, dependency_states(_dependency_specs(unsettled)), strict=True)
+    }
     settled = [each for each in unsettled if standing[each.pk].met is not None]
     unmet = next((each for each in settled if not standing[each.pk].met), None)
     if unmet is not None and workload.state == WorkloadState.QUEUED:
-        end_queued_workload(workload, code=ReasonCode.DEPENDENCY_NEVER_MET, now=now, numbers=_never_met_numbers(unmet))
+        end_queued_workload(
+            workload, code=ReasonCode.DEPENDENCY_NEVER_MET, now=now, numbers=_never_met_numbers(unmet)
+        )
     gone, gone_arrays = {each.on_id for each in settled}, {each.on_array_id for each in settled}
     Workload.objects.filter(pk=workload.pk).update(
         waits_for=[pk for pk in workload.waits_for if pk not in gone],
@@ -84,9 +91,15 @@ def _never_met_numbers(unmet: Dependency) -> dict[str, Any]:
     """What it waited for and how that ended; of an array's tasks the first that did not finish, where one did not."""
     if unmet.on is not None:
         return {"workload": unmet.on_id, "condition": unmet.condition, "outcome": unmet.on.outcome}
-    tasks = Workload.objects.filter(array=unmet.on_array_id, state=WorkloadState.ENDED).order_by("array_index", "pk")
+    tasks = Workload.objects.filter(array=unmet.on_array_id, state=WorkloadState.ENDED).order_by(
+        "array_index", "pk"
+    )
     otherwise = tasks.exclude(outcome=str(ReasonCode.FINISHED)).values_list("outcome", flat=True).first()
-    return {"array": unmet.on_array_id, "condition": unmet.condition, "outcome": otherwise or str(ReasonCode.FINISHED)}
+    return {
+        "array": unmet.on_array_id,
+        "condition": unmet.condition,
+        "outcome": otherwise or str(ReasonCode.FINISHED),
+    }
 
 
 def _release_tasks() -> int:
@@ -94,7 +107,9 @@ def _release_tasks() -> int:
     holding = Workload.objects.filter(held_back=True).values("array")
     released = Count("tasks", filter=~Q(tasks__state=WorkloadState.ENDED) & Q(tasks__held_back=False))
     arrays = JobArray.objects.filter(pk__in=holding).annotate(out=released)
-    with_room = arrays.filter(Q(most_at_once=None) | Q(out__lt=F("most_at_once"))).values_list("pk", flat=True)
+    with_room = arrays.filter(Q(most_at_once=None) | Q(out__lt=F("most_at_once"))).values_list(
+        "pk", flat=True
+    )
     return sum(_release_tasks_of(pk) for pk in with_room)
 
 

@@ -22,8 +22,12 @@ def delete_expired_rows(now: datetime) -> tuple[int, int]:
     """
     before = now - timedelta(days=settings.GPUPOOL_DECISION_DAYS)
     old = Decision.objects.filter(at__lt=before, workload__state=WorkloadState.ENDED).order_by("at")
-    decisions, _ = Decision.objects.filter(pk__in=list(old.values_list("pk", flat=True)[:MAX_ROWS_PER_CALL])).delete()
-    recordings = recording.prune_recordings(now - timedelta(hours=settings.GPUPOOL_RECORDING_HOURS), MAX_ROWS_PER_CALL)
+    decisions, _ = Decision.objects.filter(
+        pk__in=list(old.values_list("pk", flat=True)[:MAX_ROWS_PER_CALL])
+    ).delete()
+    recordings = recording.prune_recordings(
+        now - timedelta(hours=settings.GPUPOOL_RECORDING_HOURS), MAX_ROWS_PER_CALL
+    )
     return decisions, recordings + recording.prune_recordings_to_size(settings.GPUPOOL_RECORDING_MIB * MIB)
 
 

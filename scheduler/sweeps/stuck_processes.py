@@ -22,11 +22,15 @@ def sweep_stuck_processes(now: datetime) -> None:
     """Quarantine the GPUs of what should have gone a lease ago and is still there on a living host; free those of what has gone."""
     late = now - timedelta(seconds=leases.lease_rules().lease_seconds)
     stuck = Run.objects.filter(
-        state=RunState.STOPPING, host__lease_state=LeaseState.ALIVE,
-        workload__state=WorkloadState.STOPPING, workload__gone_by__lte=late,
-    )  # fmt: skip
+        state=RunState.STOPPING,
+        host__lease_state=LeaseState.ALIVE,
+        workload__state=WorkloadState.STOPPING,
+        workload__gone_by__lte=late,
+    )
     held = Allocation.objects.filter(run__in=stuck, period__upper_inf=True)
-    for gpu in Gpu.objects.filter(pk__in=held.values("unit__gpu"), repair_state=RepairState.WELL).order_by("pk"):
+    for gpu in Gpu.objects.filter(pk__in=held.values("unit__gpu"), repair_state=RepairState.WELL).order_by(
+        "pk"
+    ):
         _change(gpu, RepairState.WELL, RepairState.QUARANTINED, STUCK_REASON, now)
     # Of a host that does not speak nobody knows that it has gone.
     out = Gpu.objects.filter(

@@ -14,7 +14,16 @@ from django.db.models.functions import Coalesce
 
 from scheduler.coordination import clock_correction, leases, locks
 from scheduler.core.reasons import ReasonCode
-from scheduler.models import BoundUnit, Command, Host, MaintenanceWindow, Reservation, Run, Workload, WorkloadKind
+from scheduler.models import (
+    BoundUnit,
+    Command,
+    Host,
+    MaintenanceWindow,
+    Reservation,
+    Run,
+    Workload,
+    WorkloadKind,
+)
 from scheduler.runs import commands
 from scheduler.services.hosts import drain_workloads, enter_maintenance, leave_maintenance, record_host_change
 from scheduler.services.reservations import close_reservation, rebind_reservation
@@ -44,7 +53,9 @@ def stop_after_notice(now: datetime) -> None:
     """Work whose notice is over is told to stop."""
     due = Command.objects.filter(verb=Command.Verb.NOTICE, done_at__isnull=True, stop_at__lte=now)
     for pk in (
-        due.filter(run__workload__state=WorkloadState.NOTICE).values_list("run__workload_id", flat=True).distinct()
+        due.filter(run__workload__state=WorkloadState.NOTICE)
+        .values_list("run__workload_id", flat=True)
+        .distinct()
     ):
         with transaction.atomic():
             workload = locks.workloads([pk])[pk]
@@ -70,9 +81,12 @@ def requeue_late_starts(now: datetime) -> None:
     other hosts have begun: they wait for this one."""
     beginning = (WorkloadState.PLACED, WorkloadState.STARTING)
     late = Command.objects.filter(
-        verb=Command.Verb.START, done_at__isnull=True, created_at__lte=now - START_TIMEOUT,
-        run__state=RunState.PLACED, host__lease_state=LeaseState.ALIVE,
-    )  # fmt: skip
+        verb=Command.Verb.START,
+        done_at__isnull=True,
+        created_at__lte=now - START_TIMEOUT,
+        run__state=RunState.PLACED,
+        host__lease_state=LeaseState.ALIVE,
+    )
     mute = late.filter(run__workload__state__in=beginning)
     for pk in mute.values_list("run__workload_id", flat=True).distinct():
         with transaction.atomic():
@@ -85,9 +99,12 @@ def requeue_late_starts(now: datetime) -> None:
 def stop_unready_notebooks(now: datetime) -> None:
     """A notebook that runs and has not answered for too long is stopped: nobody can use it, and nothing else would end it."""
     mute = Run.objects.filter(
-        state=RunState.RUNNING, running_at__lte=now - NOTEBOOK_READY_TIMEOUT, ready_at__isnull=True,
-        workload__kind=WorkloadKind.NOTEBOOK, workload__state=WorkloadState.RUNNING,
-    )  # fmt: skip
+        state=RunState.RUNNING,
+        running_at__lte=now - NOTEBOOK_READY_TIMEOUT,
+        ready_at__isnull=True,
+        workload__kind=WorkloadKind.NOTEBOOK,
+        workload__state=WorkloadState.RUNNING,
+    )
     for workload in Workload.objects.filter(pk__in=mute.values("workload_id")).order_by("pk"):
         request_stop(workload, code=ReasonCode.START_FAILED, now=now)
 
@@ -131,7 +148,9 @@ def _rebind_unusable(now: datetime) -> None:
 
 
 def _close_reservations_due(now: datetime) -> None:
-    over = Reservation.objects.filter(state__in=OPEN_RESERVATION_STATES, end__lte=now).values_list("pk", "pool_id")
+    over = Reservation.objects.filter(state__in=OPEN_RESERVATION_STATES, end__lte=now).values_list(
+        "pk", "pool_id"
+    )
     for pk, pool in list(over):
         with transaction.atomic():
             locks.pools([pool])
@@ -150,7 +169,9 @@ def _no_shows(now: datetime) -> QuerySet[Reservation]:
     """Those that have had their units for as long as their pool waits, and that nothing has used: without units nobody could."""
     limit = ExpressionWrapper(F("pool__no_show_seconds") * Value(SECOND), output_field=DurationField())
     here = Q(bound_units__period__contains=now)
-    unused = Reservation.objects.filter(state=ReservationState.ACTIVE, first_used_at__isnull=True, end__gt=now)
+    unused = Reservation.objects.filter(
+        state=ReservationState.ACTIVE, first_used_at__isnull=True, end__gt=now
+    )
     had = unused.annotate(limit=limit, since=Max(F("bound_units__period__startswith"), filter=here))
     if (steady_since := clock_correction.last_clock_step_at()) is not None:
         had = had.filter(limit__lte=now - steady_since)
@@ -170,7 +191,11 @@ def _warn_before_reservations_end(now: datetime) -> None:
         with transaction.atomic():
             fresh = locks.workloads([workload.pk])[workload.pk]
             commands.give_notice(
-                fresh, code=ReasonCode.RESERVATION_OVER, stop_at=stop_at, grace_seconds=pool.grace_seconds, now=now
+                fresh,
+                code=ReasonCode.RESERVATION_OVER,
+                stop_at=stop_at,
+                grace_seconds=pool.grace_seconds,
+                now=now,
             )
 
 
@@ -211,7 +236,9 @@ def _overdue_hosts(now: datetime) -> list[Host]:
     """Those of them that are quiet for too long."""
     spoke = Coalesce("last_sync_at", "created_at")
     late = now - timedelta(seconds=leases.lease_rules().suspect_seconds)
-    return list(_reporting_hosts().annotate(spoke=spoke).filter(spoke__lt=late).select_related("pool").order_by("pk"))
+    return list(
+        _reporting_hosts().annotate(spoke=spoke).filter(spoke__lt=late).select_related("pool").order_by("pk")
+    )
 
 
 def sweep_silent_hosts(now: datetime) -> None:
@@ -236,9 +263,14 @@ def _silent_seconds(host: Host, now: datetime) -> float:
 def _suspect(host: Host, now: datetime) -> None:
     with transaction.atomic():
         fresh = locks.hosts([host.pk])[host.pk]
-        if _silent_seconds(fresh, now) > leases.lease_rules().suspect_seconds and fresh.lease_state == LeaseState.ALIVE:
+        if (
+            _silent_seconds(fresh, now) > leases.lease_rules().suspect_seconds
+            and fresh.lease_state == LeaseState.ALIVE
+        ):
             change_state(fresh, "lease_state", old=LeaseState.ALIVE, new=LeaseState.SUSPECT)
-            record_host_change(fresh, f"its agent has not spoken for {_silent_seconds(fresh, now):.0f} s", now)
+            record_host_change(
+                fresh, f"its agent has not spoken for {_silent_seconds(fresh, now):.0f} s", now
+            )
 
 
 def _declare_silent(host: Host, now: datetime) -> None:

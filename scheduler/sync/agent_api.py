@@ -30,9 +30,18 @@ from scheduler.sync import heartbeat, reconcile
 from scheduler.sync.reconcile import AgentRejected
 
 __all__ = [
-    "AgentRejected", "authenticate", "desired", "join", "redeem_challenge", "record_rejected", "renew", "store_log", "sync",
-    "sync_unchanged", "workspace_secret",
-]  # fmt: skip
+    "AgentRejected",
+    "authenticate",
+    "desired",
+    "join",
+    "redeem_challenge",
+    "record_rejected",
+    "renew",
+    "store_log",
+    "sync",
+    "sync_unchanged",
+    "workspace_secret",
+]
 
 JOIN_PROBLEMS = {
     "join_token_unknown": "token: not known; make a new one on the host's page",
@@ -59,9 +68,14 @@ def join(request: JoinRequest, now: datetime) -> JoinAnswer:
         raise AgentRejected("public_key and signature: allowed are those of Ed25519, in base64")
     try:
         host, credential = services.redeem_join_token(
-            token=request.token, host_name=request.host, instance=request.instance, boot_id=request.boot_id, now=now,
-            public_key=request.public_key, signature=request.signature,
-        )  # fmt: skip
+            token=request.token,
+            host_name=request.host,
+            instance=request.instance,
+            boot_id=request.boot_id,
+            now=now,
+            public_key=request.public_key,
+            signature=request.signature,
+        )
     except services.OperationRejected as refused:
         raise AgentRejected(JOIN_PROBLEMS[refused.code]) from None
     return JoinAnswer(
@@ -73,7 +87,9 @@ def redeem_challenge(host_id: int, proof: Proof, now: datetime) -> tuple[str, fl
     """A signed challenge becomes the next credential, which counts from its first use: its text, and the end of its life in seconds
     since the epoch. Raises AgentRejected."""
     try:
-        given = services.redeem_challenge(_host(host_id), challenge=proof.challenge, signature=proof.signature, now=now)
+        given = services.redeem_challenge(
+            _host(host_id), challenge=proof.challenge, signature=proof.signature, now=now
+        )
     except services.OperationRejected as refused:
         raise AgentRejected(PROOF_PROBLEMS[refused.code], retry=True) from None
     return given.text, given.expires_at.timestamp()
@@ -89,7 +105,9 @@ def renew(credential: str, request: RenewRequest, now: datetime) -> RenewAnswer:
             if not challenge:
                 raise services.OperationRejected("challenge_unknown")
             return RenewAnswer(challenge=challenge)
-        given = services.renew_expired_credential(credential, challenge=request.challenge, signature=request.signature, now=now)
+        given = services.renew_expired_credential(
+            credential, challenge=request.challenge, signature=request.signature, now=now
+        )
     except services.OperationRejected as refused:
         raise AgentRejected(PROOF_PROBLEMS[refused.code]) from None
     return RenewAnswer(credential=given.text, credential_expires_at=given.expires_at.timestamp())
@@ -100,7 +118,9 @@ def authenticate(credential: str, now: datetime) -> int | None:
     return services.verify_credential(credential, now=now)
 
 
-def sync_unchanged(host_id: int, credentials: Sequence[str], observed: Observed, moment: ClockSample) -> Desired | None:
+def sync_unchanged(
+    host_id: int, credentials: Sequence[str], observed: Observed, moment: ClockSample
+) -> Desired | None:
     """The short way for a host without news, which also looks at its credential and at the clock: what should be so, or None when
     ``wall_clock.look``, ``authenticate`` and ``sync`` have to be asked; then nothing was written."""
     return heartbeat.sync_if_unchanged(host_id, credentials, observed, moment)

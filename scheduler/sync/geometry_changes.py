@@ -29,7 +29,9 @@ from scheduler.sync.wire_values import parse_public_id
 
 OPEN_GEOMETRY_STATES = (GeometryState.DRAINING, GeometryState.CHANGING)
 GEOMETRY_TIMEOUT_SECONDS = 120.0  # for the driver: switching MIG on may reset the GPU
-GEOMETRY_ANSWER_MARGIN = timedelta(seconds=120)  # beyond it, for a host that waits for the GPU's lock or was away
+GEOMETRY_ANSWER_MARGIN = timedelta(
+    seconds=120
+)  # beyond it, for a host that waits for the GPU's lock or was away
 MAX_DETAIL_LENGTH = 300
 
 
@@ -46,7 +48,8 @@ def offered_profiles(host: Host, gpu: Gpu) -> dict[str, OfferedProfile]:
     told = ((host.hardware.get("reported") or {}).get("mig_profiles") or {}).get(gpu.model) or []
     return {
         one["name"]: OfferedProfile(
-            rule.MigProfileSpec(one["name"], one["slices"], one["most"], one["size"], tuple(one["starts"])), one["memory_mib"]
+            rule.MigProfileSpec(one["name"], one["slices"], one["most"], one["size"], tuple(one["starts"])),
+            one["memory_mib"],
         )
         for one in told
     }
@@ -80,7 +83,12 @@ def planned_layout(host: Host, gpu: Gpu, profiles: Sequence[str]) -> tuple[rule.
         raise OperationRejected("gpu_has_no_mig", (*named, ("model", gpu.model)))
     found = rule.place_instances(profiles, {name: offer.profile for name, offer in offered.items()})
     if isinstance(found, rule.MigLayoutProblem):
-        told = (("why", found.why), ("profile", found.profile), ("asked", found.asked), ("allowed", found.allowed))
+        told = (
+            ("why", found.why),
+            ("profile", found.profile),
+            ("asked", found.asked),
+            ("allowed", found.allowed),
+        )
         raise OperationRejected("geometry_does_not_fit", (*named, *told, ("offered", sorted(offered))))
     now_there = current_profiles(host, gpu)
     if now_there is not None and sorted(now_there) == sorted(profiles):
@@ -107,11 +115,16 @@ def request_geometry(gpu: Gpu, profiles: Sequence[str], *, now: datetime) -> Geo
         raise OperationRejected("diagnostic_is_open", named)
     if fresh.repair_state != RepairState.WELL:
         raise OperationRejected("gpu_is_not_well", (*named, ("repair_state", fresh.repair_state)))
-    change_gpu_repair(fresh, RepairState.RESHAPING, f"becomes {rule.layout_text(profiles) or 'one whole GPU'}", now)
+    change_gpu_repair(
+        fresh, RepairState.RESHAPING, f"becomes {rule.layout_text(profiles) or 'one whole GPU'}", now
+    )
     made = GeometryChange.objects.create(
-        host=host, gpu=fresh, before=current_profiles(host, fresh) or [],
-        parts=[{"profile": part.profile, "start": part.start} for part in parts], created_at=now,
-    )  # fmt: skip
+        host=host,
+        gpu=fresh,
+        before=current_profiles(host, fresh) or [],
+        parts=[{"profile": part.profile, "start": part.start} for part in parts],
+        created_at=now,
+    )
     drain_gpu_workloads(fresh, now=now)
     gpu.repair_state, gpu.state_reason = fresh.repair_state, fresh.state_reason
     nudge.pages(nudge.HOSTS)
@@ -137,10 +150,17 @@ def withdraw_geometry(gpu: Gpu, *, now: datetime) -> GeometryChange:
 
 def desired_geometries(host: Host) -> list[GeometryWanted]:
     """What a host is told: changes of GPUs that nothing holds any more."""
-    rows = GeometryChange.objects.filter(host=host, state=GeometryState.CHANGING).select_related("gpu").order_by("pk")
+    rows = (
+        GeometryChange.objects.filter(host=host, state=GeometryState.CHANGING)
+        .select_related("gpu")
+        .order_by("pk")
+    )
     return [
         GeometryWanted(
-            str(row.public_id), row.gpu.uuid, [GeometryPart(p["profile"], p["start"]) for p in row.parts], GEOMETRY_TIMEOUT_SECONDS
+            str(row.public_id),
+            row.gpu.uuid,
+            [GeometryPart(p["profile"], p["start"]) for p in row.parts],
+            GEOMETRY_TIMEOUT_SECONDS,
         )
         for row in rows
     ]
@@ -191,7 +211,11 @@ def _end(
 
 def sweep_geometry_changes(now: datetime) -> None:
     """Tell the hosts of GPUs that nothing holds any more, and give up those that nobody answers. Twice does it once."""
-    for pk, host_id in GeometryChange.objects.filter(state__in=OPEN_GEOMETRY_STATES).order_by("pk").values_list("pk", "host_id"):
+    for pk, host_id in (
+        GeometryChange.objects.filter(state__in=OPEN_GEOMETRY_STATES)
+        .order_by("pk")
+        .values_list("pk", "host_id")
+    ):
         with transaction.atomic():
             host = locks.hosts([host_id])[host_id]
             row = GeometryChange.objects.select_related("gpu").get(pk=pk)
@@ -220,12 +244,17 @@ def is_in_use(gpu: Gpu, now: datetime) -> bool:
 
 
 def _is_diagnosed(gpu: Gpu) -> bool:
-    return Diagnostic.objects.filter(gpu=gpu, state__in=(DiagnosticState.WANTED, DiagnosticState.RUNNING)).exists()
+    return Diagnostic.objects.filter(
+        gpu=gpu, state__in=(DiagnosticState.WANTED, DiagnosticState.RUNNING)
+    ).exists()
 
 
 def _end_overdue(row: GeometryChange, host: Host, now: datetime) -> None:
     """A host that speaks and does not say how it went. One that is silent goes on when it is back."""
-    late = row.told_at is not None and now - row.told_at > timedelta(seconds=GEOMETRY_TIMEOUT_SECONDS) + GEOMETRY_ANSWER_MARGIN
+    late = (
+        row.told_at is not None
+        and now - row.told_at > timedelta(seconds=GEOMETRY_TIMEOUT_SECONDS) + GEOMETRY_ANSWER_MARGIN
+    )
     if late and host.lease_state == LeaseState.ALIVE:
         why = "no answer came from its host"
         reason = f"its geometry was to be changed, and {why}"

@@ -37,12 +37,16 @@ from scheduler.sync.host_inventory import NOT_REPORTED
 from scheduler.sync.wire_values import parse_public_id, parse_timestamp
 
 OPEN_DIAGNOSTIC_STATES = (DiagnosticState.WANTED, DiagnosticState.RUNNING)
-DIAGNOSTIC_ANSWER_MARGIN = timedelta(seconds=120)  # beyond the deadline, for a host that waits for the lock or was away
+DIAGNOSTIC_ANSWER_MARGIN = timedelta(
+    seconds=120
+)  # beyond the deadline, for a host that waits for the lock or was away
 DIAGNOSTIC_RETRY_AFTER = timedelta(minutes=10)  # one that was stopped is tried again
 MAX_DIAGNOSTIC_TRIES = 3  # per quarantine; then a person has to look
 PERIODIC_SHARE = 8  # of so many GPUs of a pool one may be looked at at once, and always one
 TAKE_OUT_WINDOW = timedelta(hours=1)
-TAKE_OUT_SHARE = 8  # of so many GPUs in service one may be taken out by diagnostics within the window; one always may
+TAKE_OUT_SHARE = (
+    8  # of so many GPUs in service one may be taken out by diagnostics within the window; one always may
+)
 MAX_CHECKS = 50
 
 
@@ -64,7 +68,9 @@ def request_diagnostic(gpu: Gpu, *, why: Diagnostic.Why, now: datetime) -> Diagn
     holders = Allocation.objects.filter(unit__gpu=fresh, period__upper_inf=True)
     holder = holders.values_list("workload__name", flat=True).first()
     if holder is not None:
-        raise OperationRejected("gpu_is_held", (("gpu", fresh.index), ("host", host.name), ("workload", holder)))
+        raise OperationRejected(
+            "gpu_is_held", (("gpu", fresh.index), ("host", host.name), ("workload", holder))
+        )
     if Diagnostic.objects.filter(gpu=fresh, state__in=OPEN_DIAGNOSTIC_STATES).exists():
         raise OperationRejected("diagnostic_is_open", (("gpu", fresh.index), ("host", host.name)))
     if fresh.repair_state in (RepairState.QUARANTINED, RepairState.OUT):
@@ -107,9 +113,15 @@ def operator_diagnostics(pool: Pool) -> dict[str, int]:
 
 def desired_diagnostics(host: Host, pool: Pool) -> list[DiagnosticWanted]:
     """What a host is told: its open diagnostics."""
-    rows = Diagnostic.objects.filter(host=host, state__in=OPEN_DIAGNOSTIC_STATES).select_related("gpu").order_by("pk")
+    rows = (
+        Diagnostic.objects.filter(host=host, state__in=OPEN_DIAGNOSTIC_STATES)
+        .select_related("gpu")
+        .order_by("pk")
+    )
     return [
-        DiagnosticWanted(str(row.public_id), row.gpu.uuid, pool.diagnostic_tool, float(pool.diagnostic_seconds))
+        DiagnosticWanted(
+            str(row.public_id), row.gpu.uuid, pool.diagnostic_tool, float(pool.diagnostic_seconds)
+        )
         for row in rows
     ]
 
@@ -119,8 +131,17 @@ def desired_diagnostics(host: Host, pool: Pool) -> list[DiagnosticWanted]:
 
 def may_take_gpu_out(host: Host, seen: Iterable[DiagnosticSeen]) -> bool:
     """Whether taking this in may take a GPU in service out: then its pool is to be locked before its host."""
-    failed = [key for one in seen if one.state == DiagnosticState.FAILED and (key := parse_public_id(one.diagnostic)) is not None]
-    return bool(failed) and Diagnostic.objects.filter(host=host, public_id__in=failed, state__in=OPEN_DIAGNOSTIC_STATES).exists()
+    failed = [
+        key
+        for one in seen
+        if one.state == DiagnosticState.FAILED and (key := parse_public_id(one.diagnostic)) is not None
+    ]
+    return (
+        bool(failed)
+        and Diagnostic.objects.filter(
+            host=host, public_id__in=failed, state__in=OPEN_DIAGNOSTIC_STATES
+        ).exists()
+    )
 
 
 def store_diagnostics(host: Host, seen: Iterable[DiagnosticSeen], now: datetime) -> None:
@@ -129,7 +150,9 @@ def store_diagnostics(host: Host, seen: Iterable[DiagnosticSeen], now: datetime)
     told = {key: one for one in seen if (key := parse_public_id(one.diagnostic)) is not None}
     if not told:
         return
-    rows = Diagnostic.objects.filter(host=host, public_id__in=list(told), state__in=OPEN_DIAGNOSTIC_STATES).select_related("gpu")
+    rows = Diagnostic.objects.filter(
+        host=host, public_id__in=list(told), state__in=OPEN_DIAGNOSTIC_STATES
+    ).select_related("gpu")
     for row in rows.order_by("pk"):
         one = told[row.public_id]
         facts = {
@@ -171,7 +194,9 @@ def _end(row: Diagnostic, new: DiagnosticState, now: datetime, **facts: object) 
     if new == DiagnosticState.PASSED:
         if gpu.repair_state == RepairState.DIAGNOSING:
             return_gpu(gpu, reason="its diagnostic passed", now=now)
-    elif new == DiagnosticState.FAILED and (gpu.repair_state != RepairState.WELL or _may_take_out_unattended(gpu, row, now)):
+    elif new == DiagnosticState.FAILED and (
+        gpu.repair_state != RepairState.WELL or _may_take_out_unattended(gpu, row, now)
+    ):
         take_out_gpu(gpu, reason=f"its diagnostic failed: {row.detail}"[:300], now=now)
     elif gpu.repair_state == RepairState.DIAGNOSING:
         change_gpu_repair(gpu, RepairState.QUARANTINED, gpu.state_reason, now)
@@ -182,9 +207,14 @@ def _end(row: Diagnostic, new: DiagnosticState, now: datetime, **facts: object) 
 def _may_take_out_unattended(gpu: Gpu, row: Diagnostic, now: datetime) -> bool:
     """Whether a GPU in service goes out without a person. Many that fail at once have something else in common than being broken: a
     new driver, or a mistake of ours."""
-    pool = row.host.pool_id  # locked by who takes the answer in: of two hosts that answer at once one is counted by the other
+    pool = (
+        row.host.pool_id
+    )  # locked by who takes the answer in: of two hosts that answer at once one is counted by the other
     failed = Diagnostic.objects.filter(
-        host__pool=pool, state=DiagnosticState.FAILED, ended_at__gt=now - TAKE_OUT_WINDOW, gpu__repair_state=RepairState.OUT
+        host__pool=pool,
+        state=DiagnosticState.FAILED,
+        ended_at__gt=now - TAKE_OUT_WINDOW,
+        gpu__repair_state=RepairState.OUT,
     ).exclude(gpu=gpu)
     gpus = Gpu.objects.filter(host__pool=pool, retired_at=None).count()
     return failed.values("gpu").distinct().count() < max(1, gpus // TAKE_OUT_SHARE)
@@ -205,7 +235,9 @@ def _finish_host_diagnosis(host_id: int, now: datetime) -> None:
             change_host_repair(host, RepairState.QUARANTINED, host.state_reason, now)
     if host.tripped_at is None or host.admin_state != AdminState.CORDONED or states != {RepairState.WELL}:
         return
-    passed = Diagnostic.objects.filter(host=host, state=DiagnosticState.PASSED, created_at__gte=host.tripped_at)
+    passed = Diagnostic.objects.filter(
+        host=host, state=DiagnosticState.PASSED, created_at__gte=host.tripped_at
+    )
     if set(passed.values_list("gpu_id", flat=True)) >= set(
         host.gpus.filter(retired_at=None).values_list("pk", flat=True)
     ):
@@ -258,7 +290,9 @@ def _idle_gpus(gpus: QuerySet[Gpu]) -> QuerySet[Gpu]:
 
 
 def _due_after_quarantine(now: datetime) -> list[Gpu]:
-    quarantined = Gpu.objects.filter(repair_state=RepairState.QUARANTINED, host__pool__diagnose_after_quarantine=True)
+    quarantined = Gpu.objects.filter(
+        repair_state=RepairState.QUARANTINED, host__pool__diagnose_after_quarantine=True
+    )
     due = []
     for gpu in _idle_gpus(quarantined).exclude(state_reason=NOT_REPORTED):
         # A diagnostic that was stopped brings the GPU back into quarantine: that is no new one.
@@ -270,7 +304,9 @@ def _due_after_quarantine(now: datetime) -> list[Gpu]:
         tried = Diagnostic.objects.filter(gpu=gpu, created_at__gt=since) if since else gpu.diagnostics.all()
         last = tried.order_by("-created_at").first()
         if last is None or (
-            tried.count() < MAX_DIAGNOSTIC_TRIES and last.ended_at is not None and now - last.ended_at >= DIAGNOSTIC_RETRY_AFTER
+            tried.count() < MAX_DIAGNOSTIC_TRIES
+            and last.ended_at is not None
+            and now - last.ended_at >= DIAGNOSTIC_RETRY_AFTER
         ):
             due.append(gpu)
     return due
@@ -278,9 +314,11 @@ def _due_after_quarantine(now: datetime) -> list[Gpu]:
 
 def _due_after_trip(now: datetime) -> list[Gpu]:
     tripped = Gpu.objects.filter(
-        host__tripped_at__isnull=False, host__admin_state=AdminState.CORDONED, repair_state=RepairState.WELL,
+        host__tripped_at__isnull=False,
+        host__admin_state=AdminState.CORDONED,
+        repair_state=RepairState.WELL,
         host__pool__diagnose_after_quarantine=True,
-    )  # fmt: skip
+    )
     due = []
     for gpu in _idle_gpus(tripped):
         since = gpu.diagnostics.filter(created_at__gte=gpu.host.tripped_at).order_by("-created_at")
@@ -299,16 +337,21 @@ def _due_periodically(pool: Pool, now: datetime) -> list[Gpu]:
     """GPUs in service and idle that were not looked at for long enough, those that wait longest first; a few at once."""
     period = timedelta(hours=pool.diagnose_every_hours)
     counted = Gpu.objects.filter(host__pool=pool, retired_at=None).aggregate(
-        all=Count("pk"), now=Count("pk", filter=Q(diagnostics__state__in=OPEN_DIAGNOSTIC_STATES), distinct=True)
+        all=Count("pk"),
+        now=Count("pk", filter=Q(diagnostics__state__in=OPEN_DIAGNOSTIC_STATES), distinct=True),
     )
     room = max(1, counted["all"] // PERIODIC_SHARE) - counted["now"]
     if room <= 0:
         return []
     bound = BoundUnit.objects.filter(unit__gpu=OuterRef("pk"), period__contains=now)
     answered = Diagnostic.objects.filter(
-        gpu=OuterRef("pk"), state__in=(DiagnosticState.PASSED, DiagnosticState.FAILED), ended_at__gt=now - period
+        gpu=OuterRef("pk"),
+        state__in=(DiagnosticState.PASSED, DiagnosticState.FAILED),
+        ended_at__gt=now - period,
     )
-    tried = Diagnostic.objects.filter(gpu=OuterRef("pk"), created_at__gt=now - min(period, timedelta(hours=1)))
+    tried = Diagnostic.objects.filter(
+        gpu=OuterRef("pk"), created_at__gt=now - min(period, timedelta(hours=1))
+    )
     idle = _idle_gpus(Gpu.objects.filter(host__pool=pool, repair_state=RepairState.WELL))
     due = [
         gpu

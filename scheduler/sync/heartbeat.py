@@ -46,7 +46,9 @@ RETURNING h.name, h.lease_state, h.credential_hash, h.credential_expires_at, h.p
 """
 
 
-def sync_if_unchanged(host_id: int, credentials: Sequence[str], observed: Observed, moment: ClockSample) -> Desired | None:
+def sync_if_unchanged(
+    host_id: int, credentials: Sequence[str], observed: Observed, moment: ClockSample
+) -> Desired | None:
     """What should be so on a host that reports no news with one of its good credentials; None when there may be news, or anything
     is not as it was (the clock too), and then nothing has been written. Strays are telemetry's."""
     now = moment.wall
@@ -59,12 +61,20 @@ def sync_if_unchanged(host_id: int, credentials: Sequence[str], observed: Observ
         cursor.execute(
             RENEW_LEASE_SQL,
             {
-                "host": host_id, "now": now, "instance": observed.instance, "boot": observed.boot_id, "start": observed.start,
-                "version": observed.agent_version, "digest": host_inventory.inventory_digest(observed.inventory), "runs": known,
-                "machine": moment.machine, "uptime": moment.uptime, "set": CLOCK_STEP_THRESHOLD.total_seconds(),
+                "host": host_id,
+                "now": now,
+                "instance": observed.instance,
+                "boot": observed.boot_id,
+                "start": observed.start,
+                "version": observed.agent_version,
+                "digest": host_inventory.inventory_digest(observed.inventory),
+                "runs": known,
+                "machine": moment.machine,
+                "uptime": moment.uptime,
+                "set": CLOCK_STEP_THRESHOLD.total_seconds(),
                 "credentials": [hashlib.sha256(text.encode()).hexdigest() for text in credentials],
             },
-        )  # fmt: skip
+        )
         row = cursor.fetchone()
     if row is None:
         return None
@@ -74,11 +84,20 @@ def sync_if_unchanged(host_id: int, credentials: Sequence[str], observed: Observ
         _restore_suspect_host(host_id, now)
     pool = Pool(pk=pool_id, stray_action=stray_action, diagnostic_tool=tool, diagnostic_seconds=seconds)
     host = Host(
-        pk=host_id, pool=pool, name=name, credential_hash=credential_hash, credential_expires_at=expires_at,
+        pk=host_id,
+        pool=pool,
+        name=name,
+        credential_hash=credential_hash,
+        credential_expires_at=expires_at,
         public_key=public_key,
-    )  # fmt: skip
+    )
     return reconcile.desired_for_host(
-        host, pool, now, has_commands=has_commands, has_diagnostics=has_diagnostics, has_geometries=has_geometries
+        host,
+        pool,
+        now,
+        has_commands=has_commands,
+        has_diagnostics=has_diagnostics,
+        has_geometries=has_geometries,
     )
 
 

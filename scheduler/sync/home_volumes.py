@@ -29,7 +29,9 @@ def homes_problem(seen: HomesSeen | None) -> str:
         return f"homes.left_out: {seen.left_out}; allowed: 0 to {2**31 - 1}"
     for name, size in (("total_bytes", seen.total_bytes), ("free_bytes", seen.free_bytes)):
         if size is not None and not 0 <= size <= LARGEST_SIZE:
-            return f"homes.{name}: {size}; allowed: 0 to {LARGEST_SIZE} bytes, or nothing where it is not known"
+            return (
+                f"homes.{name}: {size}; allowed: 0 to {LARGEST_SIZE} bytes, or nothing where it is not known"
+            )
     if not 0 <= seen.listed_at <= MAX_TIMESTAMP_SECONDS:
         return f"homes.listed_at: {seen.listed_at}; allowed: seconds since the epoch, up to {MAX_TIMESTAMP_SECONDS:.0f}"
     if len({home.name for home in seen.homes}) < len(seen.homes):
@@ -39,9 +41,7 @@ def homes_problem(seen: HomesSeen | None) -> str:
 
 def _home_problem(home: HomeSeen) -> str:
     if not home.name or len(home.name) > LONGEST_HOME_NAME or not home.name.isprintable() or "/" in home.name:
-        return (
-            f"homes.homes: name {home.name[:60]!r}; allowed: the name of a folder, 1 to {LONGEST_HOME_NAME} characters"
-        )
+        return f"homes.homes: name {home.name[:60]!r}; allowed: the name of a folder, 1 to {LONGEST_HOME_NAME} characters"
     for name, count in (("bytes", home.bytes), ("files", home.files)):
         if count is not None and not 0 <= count <= LARGEST_SIZE:
             return (
@@ -83,7 +83,11 @@ def _write_homes(storage: Storage, seen: HomesSeen, now: datetime) -> None:
         if before is None or any(getattr(before, name) != value for name, value in facts.items()):
             changed.append(Volume(storage=storage, name=home.name, **facts))
     Volume.objects.bulk_create(
-        changed, update_conflicts=True, unique_fields=["storage", "name"], update_fields=MEASURED_FIELDS, batch_size=1000
+        changed,
+        update_conflicts=True,
+        unique_fields=["storage", "name"],
+        update_fields=MEASURED_FIELDS,
+        batch_size=1000,
     )
 
 

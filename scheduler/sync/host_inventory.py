@@ -60,17 +60,24 @@ def inventory_problem(host: Host, inventory: Inventory) -> str:
     found = _problem_of_profiles(inventory.mig_profiles)
     if found:
         return found
-    if len(inventory.diagnostics) > MAX_DIAGNOSTICS or not all(map(DIAGNOSTIC_NAME.fullmatch, inventory.diagnostics)):
+    if len(inventory.diagnostics) > MAX_DIAGNOSTICS or not all(
+        map(DIAGNOSTIC_NAME.fullmatch, inventory.diagnostics)
+    ):
         return (
             f"inventory.diagnostics: {len(inventory.diagnostics)} entries; allowed: at most {MAX_DIAGNOSTICS}, "
             "names of 2 to 40 letters, digits, . _ and -"
         )
     if not ADDRESS.fullmatch(inventory.address):
-        return f"inventory.address: {inventory.address[:60]!r}; allowed: an IP address, a host name, or nothing"
+        return (
+            f"inventory.address: {inventory.address[:60]!r}; allowed: an IP address, a host name, or nothing"
+        )
     if inventory.environment is not None and (found := _problem_of_environment(inventory.environment)):
         return found
     elsewhere = (
-        Gpu.objects.filter(uuid__in=uuids, retired_at__isnull=True).exclude(host=host).select_related("host").first()
+        Gpu.objects.filter(uuid__in=uuids, retired_at__isnull=True)
+        .exclude(host=host)
+        .select_related("host")
+        .first()
     )
     if elsewhere is not None:
         return f"inventory.gpus: {elsewhere.uuid} is a GPU of host {elsewhere.host.name}; allowed: GPUs of {host.name}"
@@ -80,9 +87,7 @@ def inventory_problem(host: Host, inventory: Inventory) -> str:
 def _problem_of(gpu: GpuSeen) -> str:
     where = f"inventory.gpus[{gpu.index}]"
     if not 0 <= gpu.index < 1000 or not gpu.uuid or len(gpu.uuid) > 80:
-        return (
-            f"{where}: index {gpu.index}, uuid {gpu.uuid[:90]!r}; allowed: index 0 to 999, uuid of 1 to 80 characters"
-        )
+        return f"{where}: index {gpu.index}, uuid {gpu.uuid[:90]!r}; allowed: index 0 to 999, uuid of 1 to 80 characters"
     if (
         not gpu.model
         or len(gpu.model) > 60
@@ -90,11 +95,16 @@ def _problem_of(gpu: GpuSeen) -> str:
         or not 0 <= gpu.compute_capability < 2**15
     ):
         return f"{where}: model {gpu.model[:70]!r}, memory_mib {gpu.memory_mib}, compute_capability {gpu.compute_capability}"
-    if any(n is not None and not 0 <= n < 2**15 for n in (gpu.nvlink_group, gpu.numa_node)) or len(gpu.pci_bus_id) > 32:
-        return (
-            f"{where}: nvlink_group {gpu.nvlink_group}, numa_node {gpu.numa_node}, pci_bus_id {gpu.pci_bus_id[:40]!r}"
-        )
-    if len(gpu.links) > MAX_GPUS or len(gpu.pcie) > MAX_WORD_LENGTH or any(len(way) > MAX_WORD_LENGTH for way in gpu.links.values()):
+    if (
+        any(n is not None and not 0 <= n < 2**15 for n in (gpu.nvlink_group, gpu.numa_node))
+        or len(gpu.pci_bus_id) > 32
+    ):
+        return f"{where}: nvlink_group {gpu.nvlink_group}, numa_node {gpu.numa_node}, pci_bus_id {gpu.pci_bus_id[:40]!r}"
+    if (
+        len(gpu.links) > MAX_GPUS
+        or len(gpu.pcie) > MAX_WORD_LENGTH
+        or any(len(way) > MAX_WORD_LENGTH for way in gpu.links.values())
+    ):
         return f"{where}: {len(gpu.links)} links, pcie {gpu.pcie[:70]!r}; allowed: at most {MAX_GPUS}, words of {MAX_WORD_LENGTH}"
     at = 0
     for unit in sorted(gpu.units, key=lambda u: u.first_slot):
@@ -116,12 +126,26 @@ def _problem_of(gpu: GpuSeen) -> str:
 
 def _problem_of_profiles(offered: Mapping[str, Sequence[MigProfileSeen]]) -> str:
     if len(offered) > MAX_GPUS or any(len(profiles) > MAX_PROFILES for profiles in offered.values()):
-        return f"inventory.mig_profiles: allowed are {MAX_GPUS} models with at most {MAX_PROFILES} profiles each"
+        return (
+            f"inventory.mig_profiles: allowed are {MAX_GPUS} models with at most {MAX_PROFILES} profiles each"
+        )
     for model, profiles in offered.items():
         for one in profiles:
-            fits = 1 <= one.slices <= COMPUTE_SLICES_PER_GPU and 1 <= one.most <= COMPUTE_SLICES_PER_GPU and 0 <= one.size <= MAX_MEMORY_SLICES
-            starts = len(one.starts) <= MAX_MEMORY_SLICES and all(0 <= start < MAX_MEMORY_SLICES for start in one.starts)
-            if not one.name or len(one.name) > 30 or not fits or not starts or not 0 <= one.memory_mib < 2**31:
+            fits = (
+                1 <= one.slices <= COMPUTE_SLICES_PER_GPU
+                and 1 <= one.most <= COMPUTE_SLICES_PER_GPU
+                and 0 <= one.size <= MAX_MEMORY_SLICES
+            )
+            starts = len(one.starts) <= MAX_MEMORY_SLICES and all(
+                0 <= start < MAX_MEMORY_SLICES for start in one.starts
+            )
+            if (
+                not one.name
+                or len(one.name) > 30
+                or not fits
+                or not starts
+                or not 0 <= one.memory_mib < 2**31
+            ):
                 return (
                     f"inventory.mig_profiles.{model[:60]}: {one.name[:40]!r} with {one.slices} slices, {one.most} at most, size "
                     f"{one.size}; allowed: 1 to {COMPUTE_SLICES_PER_GPU} slices, as many at most, size and starts within {MAX_MEMORY_SLICES}"
@@ -134,7 +158,9 @@ def _problem_of_environment(seen: EnvironmentSeen) -> str:
     if len(seen.python) > MAX_WORD_LENGTH or not seen.python.isprintable():
         return f"{where}.python: {seen.python[:60]!r}; allowed: a version of at most {MAX_WORD_LENGTH} characters"
     if len(seen.packages) > MOST_PACKAGES or any(
-        len(word) > MAX_WORD_LENGTH or not word.isprintable() for pair in seen.packages.items() for word in pair
+        len(word) > MAX_WORD_LENGTH or not word.isprintable()
+        for pair in seen.packages.items()
+        for word in pair
     ):
         return (
             f"{where}.packages: {len(seen.packages)} entries; allowed: at most {MOST_PACKAGES}, "
@@ -163,7 +189,9 @@ def store_inventory(host: Host, inventory: Inventory, now: datetime) -> bool:
     if before.get("reported") == reported and before.get("applied") and before.get("digest") == short:
         return False
     known = {gpu.uuid: gpu for gpu in Gpu.objects.filter(host=host)}
-    known |= {g.uuid: g for g in Gpu.objects.filter(uuid__in=[s.uuid for s in inventory.gpus]).exclude(host=host)}
+    known |= {
+        g.uuid: g for g in Gpu.objects.filter(uuid__in=[s.uuid for s in inventory.gpus]).exclude(host=host)
+    }
     held = _held_gpus(known.values())
     applied = _retire_missing(known, {gpu.uuid for gpu in inventory.gpus}, held, host, now)
     for seen in inventory.gpus:
@@ -198,7 +226,9 @@ def _retire_missing(known: dict[str, Gpu], seen: set[str], held: set[int], host:
             Unit.objects.filter(gpu=gpu, retired_at__isnull=True).update(retired_at=now)
             Gpu.objects.filter(pk=gpu.pk).update(retired_at=now)
             if gpu.state_reason != NOT_REPORTED:  # else it was told when it went missing
-                GpuStateChange.objects.create(gpu=gpu, repair_state=gpu.repair_state, reason=NOT_REPORTED, at=now)
+                GpuStateChange.objects.create(
+                    gpu=gpu, repair_state=gpu.repair_state, reason=NOT_REPORTED, at=now
+                )
         Gpu.objects.filter(pk=gpu.pk, missing_since__isnull=True).update(missing_since=now)
     return applied
 
@@ -218,8 +248,12 @@ def _create_gpus(host: Host, new: list[GpuSeen], now: datetime) -> None:
     """GPUs that were never seen, and their units, all at once: after an outage many hosts report for the first time."""
     if not new:
         return
-    for other in Gpu.objects.filter(host=host, index__in=[seen.index for seen in new], retired_at__isnull=True):
-        Gpu.objects.filter(pk=other.pk).update(index=_spare(host))  # one that is missing and held keeps its row, not its place
+    for other in Gpu.objects.filter(
+        host=host, index__in=[seen.index for seen in new], retired_at__isnull=True
+    ):
+        Gpu.objects.filter(pk=other.pk).update(
+            index=_spare(host)
+        )  # one that is missing and held keeps its row, not its place
     gpus = Gpu.objects.bulk_create(Gpu(uuid=seen.uuid, created_at=now, **_facts(host, seen)) for seen in new)
     Unit.objects.bulk_create(
         _unit_of(gpu, unit, now) for gpu, seen in zip(gpus, new, strict=True) for unit in _wanted_units(seen)
@@ -228,10 +262,17 @@ def _create_gpus(host: Host, new: list[GpuSeen], now: datetime) -> None:
 
 def _facts(host: Host, seen: GpuSeen) -> dict[str, Any]:
     return {
-        "host": host, "index": seen.index, "model": seen.model, "memory_mib": seen.memory_mib,
-        "compute_capability": seen.compute_capability, "nvlink_group": seen.nvlink_group, "numa_node": seen.numa_node,
-        "pci_bus_id": seen.pci_bus_id, "retired_at": None, "missing_since": None,
-    }  # fmt: skip
+        "host": host,
+        "index": seen.index,
+        "model": seen.model,
+        "memory_mib": seen.memory_mib,
+        "compute_capability": seen.compute_capability,
+        "nvlink_group": seen.nvlink_group,
+        "numa_node": seen.numa_node,
+        "pci_bus_id": seen.pci_bus_id,
+        "retired_at": None,
+        "missing_since": None,
+    }
 
 
 def _gpu(host: Host, known: Gpu, seen: GpuSeen, now: datetime) -> Gpu:
@@ -245,7 +286,9 @@ def _gpu(host: Host, known: Gpu, seen: GpuSeen, now: datetime) -> Gpu:
     if known.repair_state == RepairState.QUARANTINED and known.state_reason == NOT_REPORTED:
         _return(known, REPORTED_AGAIN, now)
     elif was_missing:
-        GpuStateChange.objects.create(gpu=known, repair_state=known.repair_state, reason=REPORTED_AGAIN, at=now)
+        GpuStateChange.objects.create(
+            gpu=known, repair_state=known.repair_state, reason=REPORTED_AGAIN, at=now
+        )
     return known
 
 
@@ -264,7 +307,9 @@ def _units(gpu: Gpu, seen: GpuSeen, held: bool, now: datetime) -> bool:
         if held:
             _quarantine(gpu, CHANGED_WHILE_HELD, now)
             return False
-        Unit.objects.filter(pk__in=[row.pk for row in rows if _unit_layout(gpu, row) not in new]).update(retired_at=now)
+        Unit.objects.filter(pk__in=[row.pk for row in rows if _unit_layout(gpu, row) not in new]).update(
+            retired_at=now
+        )
         for unit in wanted:
             if (unit.profile, unit.uuid, unit.first_slot, unit.slots) not in old:
                 _new_unit(gpu, unit, now)
@@ -274,7 +319,9 @@ def _units(gpu: Gpu, seen: GpuSeen, held: bool, now: datetime) -> bool:
 
 
 def _wanted_units(seen: GpuSeen) -> list[UnitSeen]:
-    whole = UnitSeen(uuid=seen.uuid, profile="", first_slot=0, slots=SLOTS_PER_GPU, memory_mib=seen.memory_mib)
+    whole = UnitSeen(
+        uuid=seen.uuid, profile="", first_slot=0, slots=SLOTS_PER_GPU, memory_mib=seen.memory_mib
+    )
     return seen.units or [whole]
 
 
@@ -295,7 +342,9 @@ def _new_unit(gpu: Gpu, unit: UnitSeen, now: datetime) -> None:
 def _unit_of(gpu: Gpu, unit: UnitSeen, now: datetime) -> Unit:
     first = gpu.first_slot + unit.first_slot
     slots = NumericRange(first, first + unit.slots)
-    return Unit(gpu=gpu, profile=unit.profile, uuid=unit.uuid, slots=slots, memory_mib=unit.memory_mib, created_at=now)
+    return Unit(
+        gpu=gpu, profile=unit.profile, uuid=unit.uuid, slots=slots, memory_mib=unit.memory_mib, created_at=now
+    )
 
 
 def _quarantine(gpu: Gpu, reason: str, now: datetime) -> None:

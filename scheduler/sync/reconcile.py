@@ -55,9 +55,13 @@ def observe(host: Host, observed: Observed, now: datetime, gpu_faults: Collectio
             _observe(fresh, observed, now, gpu_faults)
         else:
             record_rejected_agent(
-                fresh.pk, reason=refusal.reason, code=refusal.code, instance=observed.instance, boot_id=observed.boot_id,
+                fresh.pk,
+                reason=refusal.reason,
+                code=refusal.code,
+                instance=observed.instance,
+                boot_id=observed.boot_id,
                 now=now,
-            )  # fmt: skip
+            )
     if refusal is not None:
         raise refusal
 
@@ -69,26 +73,35 @@ def _rejection(host: Host, observed: Observed, now: datetime) -> AgentRejected |
         return AgentRejected("the credential of this host was revoked: join again with a new token")
     if observed.instance != host.agent_instance:
         return AgentRejected(
-            f"another agent has joined as {host.name}: join again with a new token to replace it", code="agent_second"
+            f"another agent has joined as {host.name}: join again with a new token to replace it",
+            code="agent_second",
         )
     if len(observed.start) > MAX_START_LENGTH or len(observed.starts_before) > MAX_STARTS:
-        return AgentRejected(f"start, starts_before: allowed are {MAX_START_LENGTH} characters and {MAX_STARTS} entries")
+        return AgentRejected(
+            f"start, starts_before: allowed are {MAX_START_LENGTH} characters and {MAX_STARTS} entries"
+        )
     if host.agent_start not in ("", observed.start, *observed.starts_before):
         return AgentRejected(
-            f"this is a copy of the state folder of {host.name}: another agent has gone on with it since", code="agent_copy"
+            f"this is a copy of the state folder of {host.name}: another agent has gone on with it since",
+            code="agent_copy",
         )
     if observed.boot_id != host.boot_id and _may_still_run(host, host.last_sync_at, now):
         return AgentRejected(
-            f"an agent with the same identity runs on another boot of {host.name}: is this a clone?", retry=True,
+            f"an agent with the same identity runs on another boot of {host.name}: is this a clone?",
+            retry=True,
             code="agent_copy",
-        )  # fmt: skip
-    problem = host_inventory.inventory_problem(host, observed.inventory) or home_volumes.homes_problem(observed.homes)
+        )
+    problem = host_inventory.inventory_problem(host, observed.inventory) or home_volumes.homes_problem(
+        observed.homes
+    )
     return AgentRejected(problem, retry=True) if problem else None
 
 
 def _may_still_run(host: Host, heard_at: datetime | None, now: datetime) -> bool:
     """May shims of an agent that was last heard at ``heard_at`` still keep work of this host?"""
-    return heard_at is not None and now - heard_at < timedelta(seconds=leases.silence_limits_seconds([host])[host.pk])
+    return heard_at is not None and now - heard_at < timedelta(
+        seconds=leases.silence_limits_seconds([host])[host.pk]
+    )
 
 
 def _observe(host: Host, observed: Observed, now: datetime, gpu_faults: Collection[str]) -> None:
@@ -102,9 +115,11 @@ def _observe(host: Host, observed: Observed, now: datetime, gpu_faults: Collecti
     if rebooted:
         _clear_reboot_rejection(host, observed)
     Host.objects.filter(pk=host.pk).update(
-        last_sync_at=now, boot_id=observed.boot_id[:64], agent_version=observed.agent_version[:40],
+        last_sync_at=now,
+        boot_id=observed.boot_id[:64],
+        agent_version=observed.agent_version[:40],
         agent_start=observed.start or host.agent_start,
-    )  # fmt: skip
+    )
     renew_lease(host, seen, now)
     if observed.homes is not None:
         home_volumes.store_homes(host, observed.homes, now)
@@ -119,10 +134,16 @@ def _clear_reboot_rejection(host: Host, observed: Observed) -> None:
 
 
 def _store_runs(
-    host: Host, seen: dict[uuid.UUID, RunSeen], heard_before: datetime | None, rebooted: bool, now: datetime,
+    host: Host,
+    seen: dict[uuid.UUID, RunSeen],
+    heard_before: datetime | None,
+    rebooted: bool,
+    now: datetime,
     gpu_faults: Collection[str],
-) -> None:  # fmt: skip
-    rows = Run.objects.filter(host=host).exclude(state=RunState.ENDED).select_related("workload").order_by("pk")
+) -> None:
+    rows = (
+        Run.objects.filter(host=host).exclude(state=RunState.ENDED).select_related("workload").order_by("pk")
+    )
     left = _runs_of_previous_agent(host)
     pairs = [(run, None if run.pk in left else _reported_run(seen, run)) for run in rows]
     # Locked before anything is written, and all at once: two hosts of a gang report at the same time.
@@ -242,10 +263,14 @@ def _stop_when_saved(workload: Workload, now: datetime) -> None:
     """One that was given notice has nothing to wait for once all its runs have acknowledged a checkpoint since. Their hosts say so:
     no two clocks are compared."""
     if workload.state == WorkloadState.NOTICE and all(run.saved for run in commands.live_runs(workload)):
-        commands.order_stop(workload, code=workload.stop_requested, grace_seconds=workload.pool.grace_seconds, now=now)
+        commands.order_stop(
+            workload, code=workload.stop_requested, grace_seconds=workload.pool.grace_seconds, now=now
+        )
 
 
-def _store_missing_run(run: Run, heard_before: datetime | None, rebooted: bool, now: datetime, *, is_left: bool) -> None:
+def _store_missing_run(
+    run: Run, heard_before: datetime | None, rebooted: bool, now: datetime, *, is_left: bool
+) -> None:
     """The agent does not name a run of its host. One that was only placed may be on its way to it, unless it was to another."""
     was_begun = run.state != RunState.PLACED or is_left
     if not was_begun and not run.commands.filter(verb=Command.Verb.STOP).exists():
@@ -278,7 +303,9 @@ def _has_ended_runs(host: Host, seen: dict[uuid.UUID, RunSeen]) -> bool:
 
 def _outcome(run: Run, told: RunSeen) -> str:
     if told.outcome == ReasonCode.START_FAILED and told.started_at is None and run.running_at is not None:
-        return str(ReasonCode.HOST_LOST)  # it did start: its host knows no more of it, since this database was restored
+        return str(
+            ReasonCode.HOST_LOST
+        )  # it did start: its host knows no more of it, since this database was restored
     if told.prolog_failed and told.outcome == ReasonCode.START_FAILED:
         return str(ReasonCode.PROLOG_FAILED)
     if told.host_full and told.outcome == ReasonCode.START_FAILED:
@@ -322,7 +349,12 @@ def desired(host: Host, now: datetime) -> Desired:
 
 
 def desired_for_host(
-    host: Host, pool: Pool, now: datetime, *, has_commands: bool = True, has_diagnostics: bool = True,
+    host: Host,
+    pool: Pool,
+    now: datetime,
+    *,
+    has_commands: bool = True,
+    has_diagnostics: bool = True,
     has_geometries: bool = True,
 ) -> Desired:
     """``desired`` of a host whose credential is good and whose pool is known, where it may be known too that nothing is open."""
@@ -335,7 +367,9 @@ def desired_for_host(
         version=VERSION,
         host=host.name,
         lease_seconds=rules.lease_seconds,
-        runs=[_run_wanted(command, uuids[run], places.get(run)) for run, command in sorted(strongest.items())],
+        runs=[
+            _run_wanted(command, uuids[run], places.get(run)) for run, command in sorted(strongest.items())
+        ],
         credential=renewed.text if renewed else "",
         credential_expires_at=renewed.expires_at.timestamp() if renewed else None,
         challenge=due_challenge(host, now=now),

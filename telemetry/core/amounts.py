@@ -48,7 +48,9 @@ def split_amount(total: Decimal, weights: Sequence[int | Decimal], step: Decimal
     that is no multiple of ``step``.
     """
     if not weights or any(weight < 0 for weight in weights):
-        raise ValueError(f"weights: {list(weights)!r} is not a list of at least one weight, none of them negative")
+        raise ValueError(
+            f"weights: {list(weights)!r} is not a list of at least one weight, none of them negative"
+        )
     steps = _EXACT.divide(abs(total), step)
     if steps != steps.to_integral_value():
         raise ValueError(f"total: {total} is no multiple of {step}")
@@ -96,4 +98,6 @@ def round_parts_to_total(amounts: Sequence[Decimal], total: Decimal, step: Decim
 
 
 def _floor(amount: Decimal, step: Decimal) -> Decimal:
-    return _EXACT.multiply(_EXACT.divide(amount, step).to_integral_value(rounding="ROUND_FLOOR"), step).quantize(step)
+    return _EXACT.multiply(
+        _EXACT.divide(amount, step).to_integral_value(rounding="ROUND_FLOOR"), step
+    ).quantize(step)

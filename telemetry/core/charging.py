@@ -28,7 +28,9 @@ PREEMPTION_END_CODES = frozenset(
         "evicted_for_reservation",
     }
 )
-HARDWARE_FAULT_END_CODES = frozenset({"gpu_error", "host_lost", "lease_lost", "prolog_failed", "host_full", "gpu_unreadable"})
+HARDWARE_FAULT_END_CODES = frozenset(
+    {"gpu_error", "host_lost", "lease_lost", "prolog_failed", "host_full", "gpu_unreadable"}
+)
 
 
 class ChargeBucket(StrEnum):
@@ -202,7 +204,9 @@ def charge_pieces(gpu: GpuTimeline, start: datetime, end: datetime) -> list[Char
     return sorted(done, key=lambda piece: (piece.start, piece.owner, piece.end))
 
 
-def price_pieces(parts: Sequence[ChargePiece], totals: Sequence[tuple[datetime, datetime, Decimal]] | None = None) -> list[ChargePiece]:
+def price_pieces(
+    parts: Sequence[ChargePiece], totals: Sequence[tuple[datetime, datetime, Decimal]] | None = None
+) -> list[ChargePiece]:
     """``parts`` with cost and charged amount, in their order. They cover each of their spans (a day, a price) with all slots.
 
     The whole GPU's value over a span is split by slot-seconds, so costs sum to the asset's cost exactly. ``totals`` gives the
@@ -269,7 +273,9 @@ class ChargeCorrection:
     instead: tuple[ChargePiece, ...] = field(default=())
 
 
-def find_corrections(gpu: GpuTimeline, standing: Sequence[LedgerLine], start: datetime, end: datetime) -> list[ChargeCorrection]:
+def find_corrections(
+    gpu: GpuTimeline, standing: Sequence[LedgerLine], start: datetime, end: datetime
+) -> list[ChargeCorrection]:
     """What has to be corrected in ``[start, end)``, day by day, so that the ledger says what is so. [] when it does.
 
     ``standing`` holds every standing line that overlaps the days of ``[start, end)``.
@@ -285,7 +291,9 @@ def find_corrections(gpu: GpuTimeline, standing: Sequence[LedgerLine], start: da
     return found
 
 
-def _find_day_correction(gpu: GpuTimeline, standing: Sequence[LedgerLine], start: datetime, end: datetime) -> ChargeCorrection | None:
+def _find_day_correction(
+    gpu: GpuTimeline, standing: Sequence[LedgerLine], start: datetime, end: datetime
+) -> ChargeCorrection | None:
     lines = [line for line in standing if line.start < end and line.end > start]
     if not lines:
         return None
@@ -295,7 +303,8 @@ def _find_day_correction(gpu: GpuTimeline, standing: Sequence[LedgerLine], start
         return None
     low, high = _widen_to_line_edges(hull, lines)
     back = sorted(
-        (line for line in lines if line.start < high and line.end > low), key=lambda line: (line.start, line.id)
+        (line for line in lines if line.start < high and line.end > low),
+        key=lambda line: (line.start, line.id),
     )
     wanted = charge_pieces(gpu, low, high)
     edges = sorted({low, high, *(rate.since for rate in gpu.rates if low < rate.since < high)})
@@ -328,7 +337,9 @@ def _difference_interval(
     return None if low is None or high is None else (low, high)
 
 
-def _widen_to_line_edges(hull: tuple[datetime, datetime], lines: Sequence[LedgerLine]) -> tuple[datetime, datetime]:
+def _widen_to_line_edges(
+    hull: tuple[datetime, datetime], lines: Sequence[LedgerLine]
+) -> tuple[datetime, datetime]:
     """The hull, widened until no line lies across one of its ends."""
     low, high = hull
     while True:
@@ -339,7 +350,9 @@ def _widen_to_line_edges(hull: tuple[datetime, datetime], lines: Sequence[Ledger
         low, high = wider
 
 
-def _pricing_span(piece: ChargePiece, totals: Sequence[tuple[datetime, datetime, Decimal]] | None) -> int | None:
+def _pricing_span(
+    piece: ChargePiece, totals: Sequence[tuple[datetime, datetime, Decimal]] | None
+) -> int | None:
     if totals is None:
         # Without given totals a span is a day: value_between makes days of one rate add up.
         return piece.start.toordinal()
@@ -353,7 +366,8 @@ def _floor_timeline(gpu: GpuTimeline) -> GpuTimeline:
     return replace(
         gpu,
         holds=tuple(
-            replace(h, start=floor_to_second(h.start), end=back(h.end), lost_from=back(h.lost_from)) for h in gpu.holds
+            replace(h, start=floor_to_second(h.start), end=back(h.end), lost_from=back(h.lost_from))
+            for h in gpu.holds
         ),
         bounds=tuple(replace(b, start=floor_to_second(b.start), end=back(b.end)) for b in gpu.bounds),
         changes=tuple(replace(c, at=floor_to_second(c.at)) for c in gpu.changes),
@@ -420,7 +434,13 @@ def _slots_by_charge_key(gpu: GpuTimeline, moment: datetime) -> dict[ChargeKey, 
     return owners
 
 
-def _charge_key(gpu: GpuTimeline, hold: GpuHold | None, bound: ReservedSlots | None, condition: GpuCondition, moment: datetime) -> ChargeKey:
+def _charge_key(
+    gpu: GpuTimeline,
+    hold: GpuHold | None,
+    bound: ReservedSlots | None,
+    condition: GpuCondition,
+    moment: datetime,
+) -> ChargeKey:
     if hold is not None:
         return ChargeKey(_bucket_of_hold(hold, condition, moment), hold.allocation, hold.reservation or 0)
     if condition is GpuCondition.MAINTENANCE:

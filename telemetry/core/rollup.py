@@ -60,7 +60,9 @@ MAX_FIELDS = ("utilisation_max", "memory_used_max_mib")
 SUM_FIELDS = tuple(entry.name for entry in fields(UsageSums) if entry.name not in MAX_FIELDS)
 
 
-def roll_up_readings(readings: Sequence[UsageReading], held: Sequence[UnitHold], start: float, end: float) -> dict[int | None, UsageSums]:
+def roll_up_readings(
+    readings: Sequence[UsageReading], held: Sequence[UnitHold], start: float, end: float
+) -> dict[int | None, UsageSums]:
     """Use in the bucket ``[start, end)`` by allocation; None is nobody.
 
     ``readings`` in order of ts, from REACH before the bucket to REACH after it: a reading just after the end speaks for the
@@ -71,7 +73,11 @@ def roll_up_readings(readings: Sequence[UsageReading], held: Sequence[UnitHold],
         uses.setdefault(owner, UsageSums()).held_seconds += high - low
     before: UsageReading | None = None
     for reading in readings:
-        since = reading.ts - SAMPLE_REACH_SECONDS if before is None else max(before.ts, reading.ts - SAMPLE_REACH_SECONDS)
+        since = (
+            reading.ts - SAMPLE_REACH_SECONDS
+            if before is None
+            else max(before.ts, reading.ts - SAMPLE_REACH_SECONDS)
+        )
         low, high = max(since, start), min(reading.ts, end)
         if low < high:
             for owner, first, last in _split_by_holder(held, low, high):
@@ -102,7 +108,9 @@ def energy_between(before: int | None, after: int | None) -> int | None:
     return after - before if after >= before else after
 
 
-def _split_by_holder(held: Sequence[UnitHold], start: float, end: float) -> list[tuple[int | None, float, float]]:
+def _split_by_holder(
+    held: Sequence[UnitHold], start: float, end: float
+) -> list[tuple[int | None, float, float]]:
     """``[start, end)`` cut by who held it; the gaps belong to nobody."""
     parts: list[tuple[int | None, float, float]] = []
     at = start
@@ -150,7 +158,9 @@ def _add_reading(use: UsageSums, reading: UsageReading, seconds: float) -> None:
         use.memory_used_max_mib = max(use.memory_used_max_mib or 0, reading.memory_used_mib)
 
 
-def _add_energy(use: UsageSums, reading: UsageReading, before: UsageReading | None, seconds: float, since: float) -> None:
+def _add_energy(
+    use: UsageSums, reading: UsageReading, before: UsageReading | None, seconds: float, since: float
+) -> None:
     used = energy_between(before.energy_mj if before else None, reading.energy_mj)
     if used is None or before is None or reading.ts - before.ts > SAMPLE_REACH_SECONDS:
         return

@@ -50,7 +50,9 @@ def _recent_failed_runs(since: datetime) -> list[Run]:
     rows = Run.objects.filter(
         ended_at__gt=since, outcome__in=(*HOST_FAULT_OUTCOMES, ReasonCode.FAILED), workload__simulated=False
     ).select_related("workload")
-    return [run for run in rows.order_by("pk") if run.outcome in HOST_FAULT_OUTCOMES or failed_immediately(run)]
+    return [
+        run for run in rows.order_by("pk") if run.outcome in HOST_FAULT_OUTCOMES or failed_immediately(run)
+    ]
 
 
 def _failing_on_several_hosts(failed: Iterable[Run]) -> set[int]:
@@ -102,7 +104,9 @@ def _last_return_to_service(host: Host, since: datetime) -> datetime | None:
     return None if back is None or back.at < since else back.at
 
 
-def _record_breaker_event(host: Host, runs: list[Run], different: int, rule: HealthRule, now: datetime) -> bool:
+def _record_breaker_event(
+    host: Host, runs: list[Run], different: int, rule: HealthRule, now: datetime
+) -> bool:
     counts = Counter(run.outcome for run in runs)
     told = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
     _, created = HealthEvent.objects.get_or_create(

@@ -13,9 +13,13 @@ from datetime import datetime, timedelta
 from scheduler.models import Allocation
 from telemetry.models import HealthEvent
 
-TIMESTAMP_TOLERANCE = timedelta(minutes=2)  # how far a host's clock may be off, and the driver's word behind the deed
+TIMESTAMP_TOLERANCE = timedelta(
+    minutes=2
+)  # how far a host's clock may be off, and the driver's word behind the deed
 MAX_EVENTS = 50  # events; the newest
-MAX_EXACT_OWNERS = 3  # people: whether so many could have done it all is tried out; of more only how many at the least
+MAX_EXACT_OWNERS = (
+    3  # people: whether so many could have done it all is tried out; of more only how many at the least
+)
 
 OwnerIds = frozenset[int]
 
@@ -25,7 +29,9 @@ def count_distinct_causes(events: Sequence[HealthEvent], enough: int) -> int:
     looked_at = sorted(events, key=lambda event: (event.at, event.pk))[-max(MAX_EVENTS, enough) :]
     people = _owners_of_events(looked_at)
     alone = sum(not those for those in people)
-    return min(enough, alone + minimum_hitting_set_size((those for those in people if those), max(0, enough - alone)))
+    return min(
+        enough, alone + minimum_hitting_set_size((those for those in people if those), max(0, enough - alone))
+    )
 
 
 def _owners_of_events(events: Sequence[HealthEvent]) -> list[OwnerIds]:
@@ -41,7 +47,11 @@ def _owners_of_events(events: Sequence[HealthEvent]) -> list[OwnerIds]:
     for owner, period in held.values_list("workload__owner_id", "period"):
         owners.setdefault(owner, []).append((period.lower, period.upper))
     return [
-        frozenset(owner for owner, periods in owners.items() if any(_overlaps(*period, begin, end) for period in periods))
+        frozenset(
+            owner
+            for owner, periods in owners.items()
+            if any(_overlaps(*period, begin, end) for period in periods)
+        )
         for begin, end in times
     ]
 
@@ -86,4 +96,7 @@ def _has_hitting_set(groups: Sequence[OwnerIds], count: int) -> bool:
         return False
     if not groups:
         return True
-    return any(_has_hitting_set([those for those in groups if person not in those], count - 1) for person in sorted(groups[0]))
+    return any(
+        _has_hitting_set([those for those in groups if person not in those], count - 1)
+        for person in sorted(groups[0])
+    )

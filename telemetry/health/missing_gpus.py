@@ -24,14 +24,21 @@ def record_missing_gpus(now: datetime) -> int:
             host_id=gpu.host_id,
             event_id=f"missing:{gpu.pk}:{at.timestamp():.3f}",
             defaults={
-                "gpu": gpu, "source": "gpupool", "code": MISSING_GPU_CODE, "detail": missing_gpu_detail(gpu)[:1000], "at": at, "received_at": now,
+                "gpu": gpu,
+                "source": "gpupool",
+                "code": MISSING_GPU_CODE,
+                "detail": missing_gpu_detail(gpu)[:1000],
+                "at": at,
+                "received_at": now,
             },
-        )  # fmt: skip
+        )
         found += created
     return found
 
 
 def missing_gpu_detail(gpu: Gpu) -> str:
     """Which one it is, and what was known against it before it went."""
-    before = "" if gpu.repair_state == RepairState.WELL or gpu.state_reason == NOT_REPORTED else gpu.state_reason
+    before = (
+        "" if gpu.repair_state == RepairState.WELL or gpu.state_reason == NOT_REPORTED else gpu.state_reason
+    )
     return gpu.uuid + (f"; before that: {gpu.repair_state}, {before}" if before else "")

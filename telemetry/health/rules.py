@@ -33,7 +33,9 @@ def apply_rules_to_events(now: datetime) -> int:
     """Act on the events that nobody has looked at; how many were acted on. Each is claimed, so two runs act once."""
     rules = {rule.code: rule for rule in HealthRule.objects.all()}
     acted = 0
-    waiting = HealthEvent.objects.filter(handled_at=None).select_related("host__pool", "gpu").order_by("at", "pk")
+    waiting = (
+        HealthEvent.objects.filter(handled_at=None).select_related("host__pool", "gpu").order_by("at", "pk")
+    )
     for event in waiting[:EVENTS_PER_RUN]:
         with transaction.atomic():
             action = _action_by_rule(event, rules.get(event.code))
@@ -51,7 +53,11 @@ def apply_rules_to_events(now: datetime) -> int:
 def purge_old_events(now: datetime) -> int:
     """Forget handled events that are older than the setting keeps, a bounded part at a time; how many."""
     before = now - timedelta(days=settings.GPUPOOL_HEALTH_EVENT_DAYS)
-    old = HealthEvent.objects.filter(at__lt=before, handled_at__isnull=False).order_by("at").values_list("pk", flat=True)
+    old = (
+        HealthEvent.objects.filter(at__lt=before, handled_at__isnull=False)
+        .order_by("at")
+        .values_list("pk", flat=True)
+    )
     return HealthEvent.objects.filter(pk__in=list(old[:PURGE_BATCH_SIZE])).delete()[0]
 
 
@@ -68,7 +74,11 @@ def _action_by_rule(event: HealthEvent, rule: HealthRule | None) -> str:
     if same.count() < rule.repeats:
         return Action.NOTE
     if rule.counts == HealthRule.Counts.PEOPLE and rule.action in CLOSING_ACTIONS:
-        return rule.action if distinct_owners.count_distinct_causes(list(same), rule.repeats) >= rule.repeats else Action.NOTE
+        return (
+            rule.action
+            if distinct_owners.count_distinct_causes(list(same), rule.repeats) >= rule.repeats
+            else Action.NOTE
+        )
     return rule.action
 
 
@@ -79,10 +89,14 @@ def _within_closure_limit(event: HealthEvent, action: str, now: datetime) -> boo
     recent = HealthEvent.objects.filter(host__pool=event.host.pool_id, handled_at__gt=now - CLOSURE_WINDOW)
     recent = recent.filter(code__in=cheap) if event.code in cheap else recent.exclude(code__in=cheap)
     if action in HOST_CLOSING_ACTIONS:
-        closed = set(recent.filter(action_taken__in=HOST_CLOSING_ACTIONS).values_list("host", flat=True)) - {event.host_id}
+        closed = set(recent.filter(action_taken__in=HOST_CLOSING_ACTIONS).values_list("host", flat=True)) - {
+            event.host_id
+        }
         hosts = Host.objects.filter(pool=event.host.pool_id).count()
         return len(closed) < max(1, hosts // HOSTS_PER_CLOSURE)
-    out = set(recent.filter(action_taken=Action.QUARANTINE_GPU).values_list("gpu", flat=True)) - {event.gpu_id}
+    out = set(recent.filter(action_taken=Action.QUARANTINE_GPU).values_list("gpu", flat=True)) - {
+        event.gpu_id
+    }
     gpus = Gpu.objects.filter(host__pool=event.host.pool_id, retired_at=None).count()
     return len(out) < max(1, gpus // GPUS_PER_QUARANTINE)
 

@@ -20,7 +20,9 @@ from telemetry.models import HealthEvent, Stray
 STRAY_CODE = "stray:process"
 MAX_STRAYS_PER_HOST = 500  # of one host
 INT4_MAX = 2**31 - 1
-COUNT_DEDUPLICATION_WINDOW = timedelta(minutes=2)  # a count that comes so soon after a name is of the same process
+COUNT_DEDUPLICATION_WINDOW = timedelta(
+    minutes=2
+)  # a count that comes so soon after a name is of the same process
 
 
 @transaction.atomic
@@ -39,7 +41,9 @@ def sync_stray_rows(host: Host, seen: Sequence[StraySeen], now: datetime) -> boo
         facts = {
             "user": each.user[:64],
             "name": each.name[:64],
-            "memory_mib": each.memory_mib if each.memory_mib is not None and 0 <= each.memory_mib < INT4_MAX else None,
+            "memory_mib": each.memory_mib
+            if each.memory_mib is not None and 0 <= each.memory_mib < INT4_MAX
+            else None,
             "run": each.run[:40],
             "done": each.done[:200],
             "last_seen": now,
@@ -47,14 +51,21 @@ def sync_stray_rows(host: Host, seen: Sequence[StraySeen], now: datetime) -> boo
         if row is not None:
             Stray.objects.filter(pk=row.pk).update(**facts)
             continue
-        made = Stray.objects.create(host=host, gpu=gpu, pid=each.pid, started=each.started, first_seen=now, **facts)
+        made = Stray.objects.create(
+            host=host, gpu=gpu, pid=each.pid, started=each.started, first_seen=now, **facts
+        )
         HealthEvent.objects.get_or_create(
             host=host,
             event_id=stray_event_id(made),
             defaults={
-                "gpu": gpu, "source": "agent", "code": STRAY_CODE, "detail": stray_detail(made), "at": now, "received_at": now,
+                "gpu": gpu,
+                "source": "agent",
+                "code": STRAY_CODE,
+                "detail": stray_detail(made),
+                "at": now,
+                "received_at": now,
             },
-        )  # fmt: skip
+        )
         fresh = True
     Stray.objects.filter(pk__in=[row.pk for row in there.values()]).update(gone_at=now)
     nudge.pages(nudge.HOSTS)
@@ -78,7 +89,10 @@ def previously_reported(events: Sequence[HealthEvent]) -> set[int]:
     another GPU too. One query."""
     named = {event.event_id: event.pk for event in events}
     earlier = Stray.objects.filter(
-        host=OuterRef("host"), pid=OuterRef("pid"), started=OuterRef("started"), first_seen__lt=OuterRef("first_seen")
+        host=OuterRef("host"),
+        pid=OuterRef("pid"),
+        started=OuterRef("started"),
+        first_seen__lt=OuterRef("first_seen"),
     )
     pks = [int(pk) for pk in (name.removeprefix("stray:") for name in named) if pk.isdecimal()]
     return {named[stray_event_id(row)] for row in Stray.objects.filter(Exists(earlier), pk__in=pks)}
@@ -89,10 +103,14 @@ def record_stray_counts(seen: Mapping[tuple[int, int], tuple[float, int]], now: 
     if not seen:
         return
     told = set(
-        Stray.objects.filter(host__in={host for host, _ in seen}, last_seen__gt=now - COUNT_DEDUPLICATION_WINDOW).values_list(
+        Stray.objects.filter(
+            host__in={host for host, _ in seen}, last_seen__gt=now - COUNT_DEDUPLICATION_WINDOW
+        ).values_list("host_id", flat=True)
+    ) | set(
+        Stray.objects.filter(host__in={host for host, _ in seen}, gone_at=None).values_list(
             "host_id", flat=True
         )
-    ) | set(Stray.objects.filter(host__in={host for host, _ in seen}, gone_at=None).values_list("host_id", flat=True))
+    )
     seen = {key: count for key, count in seen.items() if key[0] not in told}
     units = {unit.pk: unit for unit in Unit.objects.filter(pk__in={unit for _, unit in seen})}
     events = []

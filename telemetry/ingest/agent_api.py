@@ -22,7 +22,9 @@ from telemetry.models import HealthEvent, HealthRule
 
 log = logging.getLogger(__name__)
 
-STREAM_MAX_BATCHES = 20_000  # batches; what falls out is sent again by its agent, because it was not acknowledged
+STREAM_MAX_BATCHES = (
+    20_000  # batches; what falls out is sent again by its agent, because it was not acknowledged
+)
 MAX_CODES_PER_RUN = 50  # of one run
 HEALTH_TASK = "telemetry.tasks.health"
 
@@ -43,7 +45,9 @@ def enqueue_batch(host_id: int, batch: SampleBatch, now: datetime) -> None:
 
     Raises redis.RedisError when Redis is away: the agent keeps the batch and sends it again.
     """
-    redis_client().xadd(SAMPLE_STREAM_KEY, encode_batch(host_id, batch, now), maxlen=STREAM_MAX_BATCHES, approximate=True)  # type: ignore[arg-type]
+    redis_client().xadd(
+        SAMPLE_STREAM_KEY, encode_batch(host_id, batch, now), maxlen=STREAM_MAX_BATCHES, approximate=True
+    )  # type: ignore[arg-type]
 
 
 def committed_sequence(host_id: int) -> int:
@@ -84,7 +88,9 @@ def gpu_fault_codes(runs: Iterable[RunSeen]) -> frozenset[str]:
     codes = {code for run in runs for code in run.gpu_events[:MAX_CODES_PER_RUN] if code.isprintable()}
     if not codes:
         return frozenset()
-    rules = HealthRule.objects.filter(code__in=codes, action__in=CLOSING_ACTIONS).exclude(counts=HealthRule.Counts.PEOPLE)
+    rules = HealthRule.objects.filter(code__in=codes, action__in=CLOSING_ACTIONS).exclude(
+        counts=HealthRule.Counts.PEOPLE
+    )
     return frozenset(rules.values_list("code", flat=True))
 
 

@@ -17,12 +17,18 @@ def maintain_partitions(now: datetime) -> tuple[int, int]:
     retention = Retention.objects.filter(pk=1).first() or Retention()
     today = now.astimezone(UTC).date()
     with connection.cursor() as cursor:
-        cursor.execute("SELECT telemetry_make_partitions(%s, %s)", [today - timedelta(days=1), PARTITION_DAYS_AHEAD + 2])
+        cursor.execute(
+            "SELECT telemetry_make_partitions(%s, %s)", [today - timedelta(days=1), PARTITION_DAYS_AHEAD + 2]
+        )
         made = int(cursor.fetchone()[0])
-        cursor.execute("SELECT telemetry_drop_samples_before(%s)", [_oldest_kept_day(now, retention.sample_days).date()])
+        cursor.execute(
+            "SELECT telemetry_drop_samples_before(%s)", [_oldest_kept_day(now, retention.sample_days).date()]
+        )
         dropped = int(cursor.fetchone()[0])
     oldest_minute = now - timedelta(days=retention.minute_days)
-    Rollup.objects.filter(resolution=Rollup.Resolution.MINUTE, bucket__lt=oldest_minute)._raw_delete(using="default")
+    Rollup.objects.filter(resolution=Rollup.Resolution.MINUTE, bucket__lt=oldest_minute)._raw_delete(
+        using="default"
+    )
     prune_batches(now)
     return made, dropped
 

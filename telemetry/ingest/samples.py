@@ -33,7 +33,9 @@ log = logging.getLogger(__name__)
 SAMPLE_STREAM_KEY = "gpupool:samples"
 BATCHES_PER_TRANSACTION = 500
 CLOCK_SKEW_TOLERANCE = timedelta(seconds=120)  # clocks may differ by this much
-MISSING_BATCH_TIMEOUT = timedelta(minutes=10)  # a batch that is missing this long will not come: its agent's spool was full
+MISSING_BATCH_TIMEOUT = timedelta(
+    minutes=10
+)  # a batch that is missing this long will not come: its agent's spool was full
 
 INT4, INT8, FLOAT8, PERCENT = "int4", "int8", "float8", "per cent"
 # The readings of a row on the stream, after its ts; agent.protocol.SampleRow says what they mean.
@@ -69,7 +71,9 @@ _POSTGRES_EPOCH_SECONDS = 946_684_800  # 2000-01-01 in seconds since 1970
 _BINARY_FORMATS = {"int4": (">i4", 4), "int8": (">i8", 8), "float8": (">f8", 8)}
 _COPY_SIGNATURE = b"PGCOPY\n\xff\r\n\x00" + bytes(8)
 MAX_SAMPLE_AGE = timedelta(days=180)  # no sample is taken in that is older, whatever the retention
-_TIMESTAMP_BITS = 44  # microseconds of 203 days, so that a unit's place and a moment fit into one sortable integer
+_TIMESTAMP_BITS = (
+    44  # microseconds of 203 days, so that a unit's place and a moment fit into one sortable integer
+)
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -126,10 +130,14 @@ def drain_stream(stream: redis.Redis, now: datetime, *, most: int = 3_000) -> In
     done = IngestResult()
     taken = 0
     while taken < most:
-        entries: list[tuple[bytes, dict[bytes, bytes]]] = stream.xrange(SAMPLE_STREAM_KEY, count=BATCHES_PER_TRANSACTION)  # type: ignore[assignment]
+        entries: list[tuple[bytes, dict[bytes, bytes]]] = stream.xrange(
+            SAMPLE_STREAM_KEY, count=BATCHES_PER_TRANSACTION
+        )  # type: ignore[assignment]
         if not entries:
             break
-        _commit_batches([batch for _, fields in entries if (batch := _decode_batch(fields)) is not None], now, done)
+        _commit_batches(
+            [batch for _, fields in entries if (batch := _decode_batch(fields)) is not None], now, done
+        )
         stream.xdel(SAMPLE_STREAM_KEY, *[name for name, _ in entries])
         taken += len(entries)
     return done
@@ -157,7 +165,9 @@ def _commit_batches(batches: Sequence[_DecodedBatch], now: datetime, done: Inges
     oldest = now - min(MAX_SAMPLE_AGE, timedelta(days=_sample_retention_days()))
     units = _unit_ids_by_host(known)
     for batch in batches:
-        _drop_invalid_rows(batch, units[batch.host], oldest.timestamp(), (now + CLOCK_SKEW_TOLERANCE).timestamp())
+        _drop_invalid_rows(
+            batch, units[batch.host], oldest.timestamp(), (now + CLOCK_SKEW_TOLERANCE).timestamp()
+        )
     with transaction.atomic():
         fresh = _insert_new_batches(batches)
         done.doubled += len(batches) - len(fresh)
@@ -178,7 +188,11 @@ def _sample_retention_days() -> int:
 def _unit_ids_by_host(hosts: Iterable[int]) -> dict[int, dict[str, int]]:
     """Unit ids by uuid for each host; of units that had the same uuid, the present one."""
     found: dict[int, dict[str, int]] = defaultdict(dict)
-    rows = Unit.objects.filter(gpu__host__in=hosts).order_by("pk").values_list("gpu__host_id", "uuid", "pk", "retired_at")
+    rows = (
+        Unit.objects.filter(gpu__host__in=hosts)
+        .order_by("pk")
+        .values_list("gpu__host_id", "uuid", "pk", "retired_at")
+    )
     for host, uuid, pk, retired in rows:
         if retired is None or uuid not in found[host]:
             found[host][uuid] = pk
@@ -237,10 +251,15 @@ def _copy_samples(batches: Sequence[_DecodedBatch]) -> None:
 def _allocations_at(units: Ints, moments: Floats) -> Ints:
     """The allocation that held each unit at each moment, 0 for nobody; from the rows of Allocation, in one search."""
     base = math.floor(float(moments.min()))
-    low, high = datetime.fromtimestamp(base, UTC), datetime.fromtimestamp(math.ceil(float(moments.max())), UTC)
+    low, high = (
+        datetime.fromtimestamp(base, UTC),
+        datetime.fromtimestamp(math.ceil(float(moments.max())), UTC),
+    )
     distinct, places = np.unique(units, return_inverse=True)
     place_of = {unit: place for place, unit in enumerate(distinct.tolist())}
-    rows = Allocation.objects.filter(unit__in=list(place_of), period__overlap=TimestamptzRange(low, high, "[]"))
+    rows = Allocation.objects.filter(
+        unit__in=list(place_of), period__overlap=TimestamptzRange(low, high, "[]")
+    )
     last = (1 << _TIMESTAMP_BITS) - 1
     holds = sorted(
         (
@@ -312,7 +331,12 @@ def mark_minutes_due(due: Iterable[tuple[int, int]], now: datetime) -> None:
             "INSERT INTO telemetry_rollupdue (resolution, bucket, host_id, marked_at)"
             " SELECT %s, to_timestamp(v.minute), v.host, %s FROM unnest(%s::bigint[], %s::bigint[]) AS v (host, minute)"
             " ON CONFLICT (resolution, bucket, host_id) DO UPDATE SET marked_at = excluded.marked_at",
-            [int(Rollup.Resolution.MINUTE), now, [host for host, _ in ordered], [minute for _, minute in ordered]],
+            [
+                int(Rollup.Resolution.MINUTE),
+                now,
+                [host for host, _ in ordered],
+                [minute for _, minute in ordered],
+            ],
         )
 
 
@@ -331,7 +355,9 @@ def _stray_counts(batches: Sequence[_DecodedBatch]) -> dict[tuple[int, int], tup
 def _advance_watermarks(hosts: set[int], now: datetime) -> None:
     """Each host's watermark goes up to the first batch that is missing, and past one that has been missing too long."""
     ordered = sorted(hosts)
-    SampleWatermark.objects.bulk_create([SampleWatermark(host_id=host) for host in ordered], ignore_conflicts=True)
+    SampleWatermark.objects.bulk_create(
+        [SampleWatermark(host_id=host) for host in ordered], ignore_conflicts=True
+    )
     with connection.cursor() as cursor:
         # The row locks of this UPDATE make two drains of one host count one after the other.
         cursor.execute(

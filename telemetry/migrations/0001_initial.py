@@ -6,345 +6,815 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
     dependencies = [
-        ('scheduler', '0002_guards'),
+        ("scheduler", "0002_guards"),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
     operations = [
         migrations.CreateModel(
-            name='Sample',
+            name="Sample",
             fields=[
-                ('pk', models.CompositePrimaryKey('unit', 'ts', blank=True, editable=False, primary_key=True, serialize=False)),
-                ('ts', models.DateTimeField()),
-                ('allocation_id', models.BigIntegerField(null=True)),
-                ('utilisation', models.FloatField(null=True)),
-                ('sm_active', models.FloatField(null=True)),
-                ('tensor_active', models.FloatField(null=True)),
-                ('memory_used_mib', models.IntegerField(null=True)),
-                ('memory_utilisation', models.FloatField(null=True)),
-                ('power_w', models.FloatField(null=True)),
-                ('energy_mj', models.BigIntegerField(null=True)),
-                ('temperature_c', models.FloatField(null=True)),
-                ('memory_temperature_c', models.FloatField(null=True)),
-                ('sm_clock_mhz', models.IntegerField(null=True)),
-                ('throttle_reasons', models.BigIntegerField(null=True)),
-                ('pcie_rx_kib', models.BigIntegerField(null=True)),
-                ('pcie_tx_kib', models.BigIntegerField(null=True)),
-                ('nvlink_kib', models.BigIntegerField(null=True)),
-                ('processes', models.IntegerField(null=True)),
-                ('stray_processes', models.IntegerField(null=True)),
+                (
+                    "pk",
+                    models.CompositePrimaryKey(
+                        "unit", "ts", blank=True, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
+                ("ts", models.DateTimeField()),
+                ("allocation_id", models.BigIntegerField(null=True)),
+                ("utilisation", models.FloatField(null=True)),
+                ("sm_active", models.FloatField(null=True)),
+                ("tensor_active", models.FloatField(null=True)),
+                ("memory_used_mib", models.IntegerField(null=True)),
+                ("memory_utilisation", models.FloatField(null=True)),
+                ("power_w", models.FloatField(null=True)),
+                ("energy_mj", models.BigIntegerField(null=True)),
+                ("temperature_c", models.FloatField(null=True)),
+                ("memory_temperature_c", models.FloatField(null=True)),
+                ("sm_clock_mhz", models.IntegerField(null=True)),
+                ("throttle_reasons", models.BigIntegerField(null=True)),
+                ("pcie_rx_kib", models.BigIntegerField(null=True)),
+                ("pcie_tx_kib", models.BigIntegerField(null=True)),
+                ("nvlink_kib", models.BigIntegerField(null=True)),
+                ("processes", models.IntegerField(null=True)),
+                ("stray_processes", models.IntegerField(null=True)),
             ],
             options={
-                'db_table': 'telemetry_sample',
-                'managed': False,
+                "db_table": "telemetry_sample",
+                "managed": False,
             },
         ),
         migrations.CreateModel(
-            name='ChargedUntil',
+            name="ChargedUntil",
             fields=[
-                ('gpu', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='charged', serialize=False, to='scheduler.gpu')),
-                ('since', models.DateTimeField()),
-                ('until', models.DateTimeField()),
+                (
+                    "gpu",
+                    models.OneToOneField(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        primary_key=True,
+                        related_name="charged",
+                        serialize=False,
+                        to="scheduler.gpu",
+                    ),
+                ),
+                ("since", models.DateTimeField()),
+                ("until", models.DateTimeField()),
             ],
         ),
         migrations.CreateModel(
-            name='HealthRule',
+            name="HealthRule",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('code', models.CharField(help_text='xid:79, ecc:uncorrectable', max_length=40, unique=True)),
-                ('meaning', models.CharField(max_length=200)),
-                ('action', models.CharField(choices=[('note', 'Note'), ('warn', 'Warn'), ('cordon', 'Cordon'), ('drain', 'Drain'), ('quarantine_gpu', 'Quarantine Gpu')], max_length=16)),
-                ('repeats', models.PositiveSmallIntegerField(default=1, help_text='acts at this many within the window')),
-                ('window_seconds', models.PositiveIntegerField(default=3600)),
-                ('source', models.CharField(help_text='who recommends it', max_length=200)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("code", models.CharField(help_text="xid:79, ecc:uncorrectable", max_length=40, unique=True)),
+                ("meaning", models.CharField(max_length=200)),
+                (
+                    "action",
+                    models.CharField(
+                        choices=[
+                            ("note", "Note"),
+                            ("warn", "Warn"),
+                            ("cordon", "Cordon"),
+                            ("drain", "Drain"),
+                            ("quarantine_gpu", "Quarantine Gpu"),
+                        ],
+                        max_length=16,
+                    ),
+                ),
+                (
+                    "repeats",
+                    models.PositiveSmallIntegerField(
+                        default=1, help_text="acts at this many within the window"
+                    ),
+                ),
+                ("window_seconds", models.PositiveIntegerField(default=3600)),
+                ("source", models.CharField(help_text="who recommends it", max_length=200)),
             ],
         ),
         migrations.CreateModel(
-            name='SampleWatermark',
+            name="SampleWatermark",
             fields=[
-                ('host', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, serialize=False, to='scheduler.host')),
-                ('sequence', models.BigIntegerField(default=0)),
+                (
+                    "host",
+                    models.OneToOneField(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        primary_key=True,
+                        serialize=False,
+                        to="scheduler.host",
+                    ),
+                ),
+                ("sequence", models.BigIntegerField(default=0)),
             ],
         ),
         migrations.CreateModel(
-            name='SettledAllocation',
+            name="SettledAllocation",
             fields=[
-                ('allocation', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, serialize=False, to='scheduler.allocation')),
-                ('settled_at', models.DateTimeField()),
+                (
+                    "allocation",
+                    models.OneToOneField(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        primary_key=True,
+                        serialize=False,
+                        to="scheduler.allocation",
+                    ),
+                ),
+                ("settled_at", models.DateTimeField()),
             ],
         ),
         migrations.CreateModel(
-            name='SettledStateChange',
+            name="SettledStateChange",
             fields=[
-                ('change', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, serialize=False, to='scheduler.hoststatechange')),
-                ('settled_at', models.DateTimeField()),
+                (
+                    "change",
+                    models.OneToOneField(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        primary_key=True,
+                        serialize=False,
+                        to="scheduler.hoststatechange",
+                    ),
+                ),
+                ("settled_at", models.DateTimeField()),
             ],
         ),
         migrations.CreateModel(
-            name='Budget',
+            name="Budget",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('month', models.DateField(help_text='first day')),
-                ('amount', models.DecimalField(decimal_places=2, max_digits=14)),
-                ('action', models.CharField(choices=[('notify', 'Notify'), ('refuse_new', 'refuse new work'), ('stop_borrowing', 'stop borrowing')], default='notify', max_length=16)),
-                ('notified_percent', models.PositiveSmallIntegerField(default=0)),
-                ('project', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.CASCADE, related_name='budgets', to='scheduler.project')),
-                ('team', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.CASCADE, related_name='budgets', to='scheduler.team')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("month", models.DateField(help_text="first day")),
+                ("amount", models.DecimalField(decimal_places=2, max_digits=14)),
+                (
+                    "action",
+                    models.CharField(
+                        choices=[
+                            ("notify", "Notify"),
+                            ("refuse_new", "refuse new work"),
+                            ("stop_borrowing", "stop borrowing"),
+                        ],
+                        default="notify",
+                        max_length=16,
+                    ),
+                ),
+                ("notified_percent", models.PositiveSmallIntegerField(default=0)),
+                (
+                    "project",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="budgets",
+                        to="scheduler.project",
+                    ),
+                ),
+                (
+                    "team",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="budgets",
+                        to="scheduler.team",
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='BudgetAlert',
+            name="BudgetAlert",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('percent', models.PositiveSmallIntegerField(help_text='the threshold: 50, 80 or 100')),
-                ('spent', models.DecimalField(decimal_places=6, max_digits=18)),
-                ('forecast', models.BooleanField(default=False, help_text='not spent yet: the month is on its way there')),
-                ('at', models.DateTimeField()),
-                ('budget', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='alerts', to='telemetry.budget')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("percent", models.PositiveSmallIntegerField(help_text="the threshold: 50, 80 or 100")),
+                ("spent", models.DecimalField(decimal_places=6, max_digits=18)),
+                (
+                    "forecast",
+                    models.BooleanField(
+                        default=False, help_text="not spent yet: the month is on its way there"
+                    ),
+                ),
+                ("at", models.DateTimeField()),
+                (
+                    "budget",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="alerts",
+                        to="telemetry.budget",
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='CostCentre',
+            name="CostCentre",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('code', models.CharField(max_length=40)),
-                ('valid_from', models.DateTimeField()),
-                ('created_at', models.DateTimeField()),
-                ('project', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='cost_centres', to='scheduler.project')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("code", models.CharField(max_length=40)),
+                ("valid_from", models.DateTimeField()),
+                ("created_at", models.DateTimeField()),
+                (
+                    "project",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="cost_centres",
+                        to="scheduler.project",
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='HealthEvent',
+            name="HealthEvent",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('event_id', models.CharField(max_length=80)),
-                ('source', models.CharField(max_length=20)),
-                ('code', models.CharField(max_length=40)),
-                ('detail', models.CharField(blank=True, default='', max_length=1000)),
-                ('at', models.DateTimeField()),
-                ('received_at', models.DateTimeField()),
-                ('action_taken', models.CharField(blank=True, default='', max_length=16)),
-                ('handled_at', models.DateTimeField(null=True)),
-                ('gpu', models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, related_name='health_events', to='scheduler.gpu')),
-                ('host', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='health_events', to='scheduler.host')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("event_id", models.CharField(max_length=80)),
+                ("source", models.CharField(max_length=20)),
+                ("code", models.CharField(max_length=40)),
+                ("detail", models.CharField(blank=True, default="", max_length=1000)),
+                ("at", models.DateTimeField()),
+                ("received_at", models.DateTimeField()),
+                ("action_taken", models.CharField(blank=True, default="", max_length=16)),
+                ("handled_at", models.DateTimeField(null=True)),
+                (
+                    "gpu",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="health_events",
+                        to="scheduler.gpu",
+                    ),
+                ),
+                (
+                    "host",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="health_events",
+                        to="scheduler.host",
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='Price',
+            name="Price",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('model', models.CharField(max_length=60)),
-                ('cost_per_gpu_hour', models.DecimalField(decimal_places=6, help_text="the owner's cost", max_digits=12)),
-                ('price_per_gpu_hour', models.DecimalField(decimal_places=6, help_text='what teams are charged', max_digits=12)),
-                ('valid_from', models.DateTimeField()),
-                ('note', models.CharField(blank=True, default='', help_text='how the cost was worked out', max_length=300)),
-                ('created_at', models.DateTimeField()),
-                ('pool', models.ForeignKey(blank=True, help_text='empty: every pool', null=True, on_delete=django.db.models.deletion.PROTECT, to='scheduler.pool')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("model", models.CharField(max_length=60)),
+                (
+                    "cost_per_gpu_hour",
+                    models.DecimalField(decimal_places=6, help_text="the owner's cost", max_digits=12),
+                ),
+                (
+                    "price_per_gpu_hour",
+                    models.DecimalField(decimal_places=6, help_text="what teams are charged", max_digits=12),
+                ),
+                ("valid_from", models.DateTimeField()),
+                (
+                    "note",
+                    models.CharField(
+                        blank=True, default="", help_text="how the cost was worked out", max_length=300
+                    ),
+                ),
+                ("created_at", models.DateTimeField()),
+                (
+                    "pool",
+                    models.ForeignKey(
+                        blank=True,
+                        help_text="empty: every pool",
+                        null=True,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        to="scheduler.pool",
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='Charge',
+            name="Charge",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('month', models.DateField(help_text='first day of the month on whose statement it stands')),
-                ('bucket', models.CharField(choices=[('used', 'charged: held by a workload'), ('reserved_unused', 'charged: reserved but not used'), ('preempted', 'not charged: lost to a preemption'), ('hardware_lost', 'not charged: lost to hardware'), ('unallocated', 'free'), ('unhealthy', 'host or GPU unwell'), ('maintenance', 'in maintenance')], max_length=16)),
-                ('start', models.DateTimeField()),
-                ('end', models.DateTimeField()),
-                ('slots', models.IntegerField(help_text='840 is one GPU; negative in a reversal')),
-                ('slot_seconds', models.BigIntegerField(help_text='slots x whole seconds; negative in a reversal')),
-                ('used_slot_seconds', models.FloatField(help_text='utilisation x slots x seconds where samples speak', null=True)),
-                ('covered_slot_seconds', models.FloatField(null=True)),
-                ('model', models.CharField(max_length=60)),
-                ('team_name', models.CharField(default='', max_length=80)),
-                ('project_name', models.CharField(default='', max_length=80)),
-                ('user_name', models.CharField(default='', max_length=150)),
-                ('workload_name', models.CharField(default='', max_length=80)),
-                ('workload_type', models.CharField(default='', max_length=12)),
-                ('cost_centre', models.CharField(default='', max_length=40)),
-                ('cost', models.DecimalField(decimal_places=6, help_text="owner's cost of these slot-seconds", max_digits=18)),
-                ('charged', models.DecimalField(decimal_places=6, help_text='to the cost centre; 0 in uncharged buckets', max_digits=18)),
-                ('reversal', models.BooleanField(default=False, help_text='takes back the line it corrects')),
-                ('simulated', models.BooleanField(default=False)),
-                ('created_at', models.DateTimeField()),
-                ('allocation', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='charges', to='scheduler.allocation')),
-                ('corrects', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='corrections', to='telemetry.charge')),
-                ('gpu', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='scheduler.gpu')),
-                ('pool', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='scheduler.pool')),
-                ('project', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='scheduler.project')),
-                ('reservation', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='charges', to='scheduler.reservation')),
-                ('team', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='scheduler.team')),
-                ('user', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to=settings.AUTH_USER_MODEL)),
-                ('workload', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='charges', to='scheduler.workload')),
-                ('price', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='telemetry.price')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("month", models.DateField(help_text="first day of the month on whose statement it stands")),
+                (
+                    "bucket",
+                    models.CharField(
+                        choices=[
+                            ("used", "charged: held by a workload"),
+                            ("reserved_unused", "charged: reserved but not used"),
+                            ("preempted", "not charged: lost to a preemption"),
+                            ("hardware_lost", "not charged: lost to hardware"),
+                            ("unallocated", "free"),
+                            ("unhealthy", "host or GPU unwell"),
+                            ("maintenance", "in maintenance"),
+                        ],
+                        max_length=16,
+                    ),
+                ),
+                ("start", models.DateTimeField()),
+                ("end", models.DateTimeField()),
+                ("slots", models.IntegerField(help_text="840 is one GPU; negative in a reversal")),
+                (
+                    "slot_seconds",
+                    models.BigIntegerField(help_text="slots x whole seconds; negative in a reversal"),
+                ),
+                (
+                    "used_slot_seconds",
+                    models.FloatField(
+                        help_text="utilisation x slots x seconds where samples speak", null=True
+                    ),
+                ),
+                ("covered_slot_seconds", models.FloatField(null=True)),
+                ("model", models.CharField(max_length=60)),
+                ("team_name", models.CharField(default="", max_length=80)),
+                ("project_name", models.CharField(default="", max_length=80)),
+                ("user_name", models.CharField(default="", max_length=150)),
+                ("workload_name", models.CharField(default="", max_length=80)),
+                ("workload_type", models.CharField(default="", max_length=12)),
+                ("cost_centre", models.CharField(default="", max_length=40)),
+                (
+                    "cost",
+                    models.DecimalField(
+                        decimal_places=6, help_text="owner's cost of these slot-seconds", max_digits=18
+                    ),
+                ),
+                (
+                    "charged",
+                    models.DecimalField(
+                        decimal_places=6,
+                        help_text="to the cost centre; 0 in uncharged buckets",
+                        max_digits=18,
+                    ),
+                ),
+                ("reversal", models.BooleanField(default=False, help_text="takes back the line it corrects")),
+                ("simulated", models.BooleanField(default=False)),
+                ("created_at", models.DateTimeField()),
+                (
+                    "allocation",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="charges",
+                        to="scheduler.allocation",
+                    ),
+                ),
+                (
+                    "corrects",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="corrections",
+                        to="telemetry.charge",
+                    ),
+                ),
+                (
+                    "gpu",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT, related_name="+", to="scheduler.gpu"
+                    ),
+                ),
+                (
+                    "pool",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT, related_name="+", to="scheduler.pool"
+                    ),
+                ),
+                (
+                    "project",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="+",
+                        to="scheduler.project",
+                    ),
+                ),
+                (
+                    "reservation",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="charges",
+                        to="scheduler.reservation",
+                    ),
+                ),
+                (
+                    "team",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="+",
+                        to="scheduler.team",
+                    ),
+                ),
+                (
+                    "user",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+                (
+                    "workload",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="charges",
+                        to="scheduler.workload",
+                    ),
+                ),
+                (
+                    "price",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="+",
+                        to="telemetry.price",
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='Retention',
+            name="Retention",
             fields=[
-                ('id', models.PositiveSmallIntegerField(default=1, primary_key=True, serialize=False)),
-                ('sample_days', models.PositiveSmallIntegerField(default=14, help_text='raw samples')),
-                ('minute_days', models.PositiveSmallIntegerField(default=30, help_text='rollups of a minute; hours and days are kept')),
+                ("id", models.PositiveSmallIntegerField(default=1, primary_key=True, serialize=False)),
+                ("sample_days", models.PositiveSmallIntegerField(default=14, help_text="raw samples")),
+                (
+                    "minute_days",
+                    models.PositiveSmallIntegerField(
+                        default=30, help_text="rollups of a minute; hours and days are kept"
+                    ),
+                ),
             ],
             options={
-                'constraints': [models.CheckConstraint(condition=models.Q(('id', 1)), name='there_is_one_retention_row'), models.CheckConstraint(condition=models.Q(('sample_days__gte', 2), ('minute_days__gte', 2)), name='at_least_two_days_are_kept')],
+                "constraints": [
+                    models.CheckConstraint(condition=models.Q(("id", 1)), name="there_is_one_retention_row"),
+                    models.CheckConstraint(
+                        condition=models.Q(("sample_days__gte", 2), ("minute_days__gte", 2)),
+                        name="at_least_two_days_are_kept",
+                    ),
+                ],
             },
         ),
         migrations.CreateModel(
-            name='Rollup',
+            name="Rollup",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('resolution', models.PositiveIntegerField(choices=[(60, 'Minute'), (3600, 'Hour'), (86400, 'Day')])),
-                ('bucket', models.DateTimeField(help_text='its start')),
-                ('held_seconds', models.FloatField(help_text='how long the allocation held the unit within the bucket')),
-                ('covered_seconds', models.FloatField(help_text='how much of that samples speak for')),
-                ('samples', models.PositiveIntegerField()),
-                ('utilisation_seconds', models.FloatField(help_text='sum of utilisation/100 x covered seconds', null=True)),
-                ('utilisation_max', models.FloatField(null=True)),
-                ('busy_seconds', models.FloatField(help_text='seconds with utilisation above zero', null=True)),
-                ('inefficient_seconds', models.FloatField(help_text='of the busy ones, with little SM activity; empty: not measured', null=True)),
-                ('idle_seconds', models.FloatField(help_text='seconds with a process on it that did nothing', null=True)),
-                ('empty_seconds', models.FloatField(help_text='seconds without any process on it', null=True)),
-                ('sm_active_seconds', models.FloatField(null=True)),
-                ('tensor_active_seconds', models.FloatField(null=True)),
-                ('memory_used_max_mib', models.IntegerField(null=True)),
-                ('energy_mj', models.BigIntegerField(null=True)),
-                ('simulated', models.BooleanField(default=False)),
-                ('allocation', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='scheduler.allocation')),
-                ('unit', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='scheduler.unit')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                (
+                    "resolution",
+                    models.PositiveIntegerField(choices=[(60, "Minute"), (3600, "Hour"), (86400, "Day")]),
+                ),
+                ("bucket", models.DateTimeField(help_text="its start")),
+                (
+                    "held_seconds",
+                    models.FloatField(help_text="how long the allocation held the unit within the bucket"),
+                ),
+                ("covered_seconds", models.FloatField(help_text="how much of that samples speak for")),
+                ("samples", models.PositiveIntegerField()),
+                (
+                    "utilisation_seconds",
+                    models.FloatField(help_text="sum of utilisation/100 x covered seconds", null=True),
+                ),
+                ("utilisation_max", models.FloatField(null=True)),
+                (
+                    "busy_seconds",
+                    models.FloatField(help_text="seconds with utilisation above zero", null=True),
+                ),
+                (
+                    "inefficient_seconds",
+                    models.FloatField(
+                        help_text="of the busy ones, with little SM activity; empty: not measured", null=True
+                    ),
+                ),
+                (
+                    "idle_seconds",
+                    models.FloatField(help_text="seconds with a process on it that did nothing", null=True),
+                ),
+                (
+                    "empty_seconds",
+                    models.FloatField(help_text="seconds without any process on it", null=True),
+                ),
+                ("sm_active_seconds", models.FloatField(null=True)),
+                ("tensor_active_seconds", models.FloatField(null=True)),
+                ("memory_used_max_mib", models.IntegerField(null=True)),
+                ("energy_mj", models.BigIntegerField(null=True)),
+                ("simulated", models.BooleanField(default=False)),
+                (
+                    "allocation",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="+",
+                        to="scheduler.allocation",
+                    ),
+                ),
+                (
+                    "unit",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT, related_name="+", to="scheduler.unit"
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='RollupDue',
+            name="RollupDue",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('resolution', models.PositiveIntegerField(choices=[(60, 'Minute'), (3600, 'Hour'), (86400, 'Day')])),
-                ('bucket', models.DateTimeField()),
-                ('marked_at', models.DateTimeField()),
-                ('host', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, to='scheduler.host')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                (
+                    "resolution",
+                    models.PositiveIntegerField(choices=[(60, "Minute"), (3600, "Hour"), (86400, "Day")]),
+                ),
+                ("bucket", models.DateTimeField()),
+                ("marked_at", models.DateTimeField()),
+                ("host", models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, to="scheduler.host")),
             ],
         ),
         migrations.CreateModel(
-            name='Statement',
+            name="Statement",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('month', models.DateField(help_text='first day', unique=True)),
-                ('state', models.CharField(choices=[('open', 'Open'), ('closing', 'closing: no charge comes in any more, checks run'), ('closed', 'Closed')], default='open', max_length=8)),
-                ('idle_payer', models.CharField(choices=[('operator', 'the operator'), ('guarantee', 'teams, by their guarantee'), ('use', 'teams, by their use')], default='operator', max_length=10)),
-                ('currency', models.CharField(blank=True, default='', help_text='set when it closes', max_length=3)),
-                ('checks', models.JSONField(default=list, help_text='each check of the close with its figures')),
-                ('totals', models.JSONField(default=dict, help_text='the conservation line per pool, as decimal strings')),
-                ('digest', models.CharField(blank=True, default='', help_text='SHA-256 of its lines as CSV', max_length=64)),
-                ('closed_at', models.DateTimeField(null=True)),
-                ('closed_by', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to=settings.AUTH_USER_MODEL)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("month", models.DateField(help_text="first day", unique=True)),
+                (
+                    "state",
+                    models.CharField(
+                        choices=[
+                            ("open", "Open"),
+                            ("closing", "closing: no charge comes in any more, checks run"),
+                            ("closed", "Closed"),
+                        ],
+                        default="open",
+                        max_length=8,
+                    ),
+                ),
+                (
+                    "idle_payer",
+                    models.CharField(
+                        choices=[
+                            ("operator", "the operator"),
+                            ("guarantee", "teams, by their guarantee"),
+                            ("use", "teams, by their use"),
+                        ],
+                        default="operator",
+                        max_length=10,
+                    ),
+                ),
+                (
+                    "currency",
+                    models.CharField(blank=True, default="", help_text="set when it closes", max_length=3),
+                ),
+                (
+                    "checks",
+                    models.JSONField(default=list, help_text="each check of the close with its figures"),
+                ),
+                (
+                    "totals",
+                    models.JSONField(
+                        default=dict, help_text="the conservation line per pool, as decimal strings"
+                    ),
+                ),
+                (
+                    "digest",
+                    models.CharField(
+                        blank=True, default="", help_text="SHA-256 of its lines as CSV", max_length=64
+                    ),
+                ),
+                ("closed_at", models.DateTimeField(null=True)),
+                (
+                    "closed_by",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='StatementLine',
+            name="StatementLine",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('pool_name', models.CharField(max_length=80)),
-                ('cost_centre', models.CharField(max_length=40)),
-                ('team_name', models.CharField(max_length=80)),
-                ('project_name', models.CharField(max_length=80)),
-                ('workload_type', models.CharField(max_length=12)),
-                ('model', models.CharField(max_length=60)),
-                ('bucket', models.CharField(max_length=16)),
-                ('gpu_hours', models.DecimalField(decimal_places=6, max_digits=18)),
-                ('covered_share', models.FloatField(help_text='part of its time that samples speak for; empty: none was expected', null=True)),
-                ('used_share', models.FloatField(help_text='mean utilisation where samples speak', null=True)),
-                ('amount', models.DecimalField(decimal_places=2, help_text='rounded so that the lines sum to the total', max_digits=14)),
-                ('cost', models.DecimalField(decimal_places=2, max_digits=14)),
-                ('statement', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='lines', to='telemetry.statement')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("pool_name", models.CharField(max_length=80)),
+                ("cost_centre", models.CharField(max_length=40)),
+                ("team_name", models.CharField(max_length=80)),
+                ("project_name", models.CharField(max_length=80)),
+                ("workload_type", models.CharField(max_length=12)),
+                ("model", models.CharField(max_length=60)),
+                ("bucket", models.CharField(max_length=16)),
+                ("gpu_hours", models.DecimalField(decimal_places=6, max_digits=18)),
+                (
+                    "covered_share",
+                    models.FloatField(
+                        help_text="part of its time that samples speak for; empty: none was expected",
+                        null=True,
+                    ),
+                ),
+                (
+                    "used_share",
+                    models.FloatField(help_text="mean utilisation where samples speak", null=True),
+                ),
+                (
+                    "amount",
+                    models.DecimalField(
+                        decimal_places=2,
+                        help_text="rounded so that the lines sum to the total",
+                        max_digits=14,
+                    ),
+                ),
+                ("cost", models.DecimalField(decimal_places=2, max_digits=14)),
+                (
+                    "statement",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="lines",
+                        to="telemetry.statement",
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='Batch',
+            name="Batch",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('sequence', models.BigIntegerField()),
-                ('rows', models.PositiveIntegerField()),
-                ('rejected_rows', models.PositiveIntegerField(default=0)),
-                ('received_at', models.DateTimeField()),
-                ('host', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='batches', to='scheduler.host')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("sequence", models.BigIntegerField()),
+                ("rows", models.PositiveIntegerField()),
+                ("rejected_rows", models.PositiveIntegerField(default=0)),
+                ("received_at", models.DateTimeField()),
+                (
+                    "host",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="batches",
+                        to="scheduler.host",
+                    ),
+                ),
             ],
             options={
-                'constraints': [models.UniqueConstraint(fields=('host', 'sequence'), name='a_batch_lands_once')],
+                "constraints": [
+                    models.UniqueConstraint(fields=("host", "sequence"), name="a_batch_lands_once")
+                ],
             },
         ),
         migrations.AddConstraint(
-            model_name='budget',
-            constraint=models.UniqueConstraint(fields=('team', 'project', 'month'), name='one_budget_per_month', nulls_distinct=False),
+            model_name="budget",
+            constraint=models.UniqueConstraint(
+                fields=("team", "project", "month"), name="one_budget_per_month", nulls_distinct=False
+            ),
         ),
         migrations.AddConstraint(
-            model_name='budget',
-            constraint=models.CheckConstraint(condition=models.Q(('team__isnull', True), ('project__isnull', True), _connector='XOR'), name='a_budget_is_of_a_team_or_of_a_project'),
+            model_name="budget",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("team__isnull", True), ("project__isnull", True), _connector="XOR"),
+                name="a_budget_is_of_a_team_or_of_a_project",
+            ),
         ),
         migrations.AddConstraint(
-            model_name='budgetalert',
-            constraint=models.UniqueConstraint(fields=('budget', 'percent', 'forecast'), name='a_threshold_is_passed_once'),
+            model_name="budgetalert",
+            constraint=models.UniqueConstraint(
+                fields=("budget", "percent", "forecast"), name="a_threshold_is_passed_once"
+            ),
         ),
         migrations.AddConstraint(
-            model_name='costcentre',
-            constraint=models.UniqueConstraint(fields=('project', 'valid_from'), name='one_cost_centre_per_project_and_date'),
+            model_name="costcentre",
+            constraint=models.UniqueConstraint(
+                fields=("project", "valid_from"), name="one_cost_centre_per_project_and_date"
+            ),
         ),
         migrations.AddIndex(
-            model_name='healthevent',
-            index=models.Index(fields=['-at'], name='telemetry_h_at_7c1c8c_idx'),
+            model_name="healthevent",
+            index=models.Index(fields=["-at"], name="telemetry_h_at_7c1c8c_idx"),
         ),
         migrations.AddConstraint(
-            model_name='healthevent',
-            constraint=models.UniqueConstraint(fields=('host', 'event_id'), name='a_health_event_lands_once'),
+            model_name="healthevent",
+            constraint=models.UniqueConstraint(fields=("host", "event_id"), name="a_health_event_lands_once"),
         ),
         migrations.AddConstraint(
-            model_name='price',
-            constraint=models.UniqueConstraint(fields=('pool', 'model', 'valid_from'), name='one_price_per_model_and_date', nulls_distinct=False),
+            model_name="price",
+            constraint=models.UniqueConstraint(
+                fields=("pool", "model", "valid_from"),
+                name="one_price_per_model_and_date",
+                nulls_distinct=False,
+            ),
         ),
         migrations.AddConstraint(
-            model_name='price',
-            constraint=models.CheckConstraint(condition=models.Q(('cost_per_gpu_hour__gte', 0), ('price_per_gpu_hour__gte', 0)), name='prices_are_not_negative'),
+            model_name="price",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("cost_per_gpu_hour__gte", 0), ("price_per_gpu_hour__gte", 0)),
+                name="prices_are_not_negative",
+            ),
         ),
         migrations.AddIndex(
-            model_name='charge',
-            index=models.Index(fields=['month', 'pool'], name='telemetry_c_month_7e9b73_idx'),
+            model_name="charge",
+            index=models.Index(fields=["month", "pool"], name="telemetry_c_month_7e9b73_idx"),
         ),
         migrations.AddIndex(
-            model_name='charge',
-            index=models.Index(fields=['gpu', 'start'], name='telemetry_c_gpu_id_09c1a7_idx'),
+            model_name="charge",
+            index=models.Index(fields=["gpu", "start"], name="telemetry_c_gpu_id_09c1a7_idx"),
         ),
         migrations.AddIndex(
-            model_name='charge',
-            index=models.Index(fields=['team', 'start'], name='telemetry_c_team_id_69739a_idx'),
+            model_name="charge",
+            index=models.Index(fields=["team", "start"], name="telemetry_c_team_id_69739a_idx"),
         ),
         migrations.AddIndex(
-            model_name='charge',
-            index=models.Index(fields=['allocation'], name='telemetry_c_allocat_d336ae_idx'),
+            model_name="charge",
+            index=models.Index(fields=["allocation"], name="telemetry_c_allocat_d336ae_idx"),
         ),
         migrations.AddConstraint(
-            model_name='charge',
-            constraint=models.CheckConstraint(condition=models.Q(('end__gt', models.F('start'))), name='a_charge_has_a_length'),
+            model_name="charge",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("end__gt", models.F("start"))), name="a_charge_has_a_length"
+            ),
         ),
         migrations.AddConstraint(
-            model_name='charge',
-            constraint=models.CheckConstraint(condition=models.Q(models.Q(('reversal', False), ('slot_seconds__gt', 0)), models.Q(('corrects__isnull', False), ('reversal', True), ('slot_seconds__lt', 0)), _connector='OR'), name='only_a_reversal_is_negative_and_it_names_its_line'),
+            model_name="charge",
+            constraint=models.CheckConstraint(
+                condition=models.Q(
+                    models.Q(("reversal", False), ("slot_seconds__gt", 0)),
+                    models.Q(("corrects__isnull", False), ("reversal", True), ("slot_seconds__lt", 0)),
+                    _connector="OR",
+                ),
+                name="only_a_reversal_is_negative_and_it_names_its_line",
+            ),
         ),
         migrations.AddConstraint(
-            model_name='charge',
-            constraint=models.UniqueConstraint(condition=models.Q(('reversal', True)), fields=('corrects',), name='a_charge_is_taken_back_once'),
+            model_name="charge",
+            constraint=models.UniqueConstraint(
+                condition=models.Q(("reversal", True)),
+                fields=("corrects",),
+                name="a_charge_is_taken_back_once",
+            ),
         ),
         migrations.AddIndex(
-            model_name='rollup',
-            index=models.Index(fields=['allocation', 'resolution', 'bucket'], name='telemetry_r_allocat_bb5243_idx'),
+            model_name="rollup",
+            index=models.Index(
+                fields=["allocation", "resolution", "bucket"], name="telemetry_r_allocat_bb5243_idx"
+            ),
         ),
         migrations.AddConstraint(
-            model_name='rollup',
-            constraint=models.UniqueConstraint(fields=('resolution', 'bucket', 'unit', 'allocation'), name='one_rollup_per_bucket_unit_and_allocation', nulls_distinct=False),
+            model_name="rollup",
+            constraint=models.UniqueConstraint(
+                fields=("resolution", "bucket", "unit", "allocation"),
+                name="one_rollup_per_bucket_unit_and_allocation",
+                nulls_distinct=False,
+            ),
         ),
         migrations.AddConstraint(
-            model_name='rollupdue',
-            constraint=models.UniqueConstraint(fields=('resolution', 'bucket', 'host'), name='a_bucket_is_due_once'),
+            model_name="rollupdue",
+            constraint=models.UniqueConstraint(
+                fields=("resolution", "bucket", "host"), name="a_bucket_is_due_once"
+            ),
         ),
     ]

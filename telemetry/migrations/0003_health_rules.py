@@ -70,21 +70,47 @@ def rules() -> list[tuple[str, str, str, int, int, str]]:
         (LOOK_INTO, "warn", 1, 3600),
         (IGNORE, "note", 1, 3600),
     ):
-        found += [(f"xid:{code}", meaning, action, repeats, window, CATALOGUE) for code, meaning in sorted(codes.items())]
+        found += [
+            (f"xid:{code}", meaning, action, repeats, window, CATALOGUE)
+            for code, meaning in sorted(codes.items())
+        ]
     # The vendor's workflow for these two ends in a reset once they repeat.
     found = [
-        (code, meaning, "quarantine_gpu", 3, 86_400, source) if code in ("xid:48", "xid:74") else (code, meaning, *rest, source)
+        (code, meaning, "quarantine_gpu", 3, 86_400, source)
+        if code in ("xid:48", "xid:74")
+        else (code, meaning, *rest, source)
         for code, meaning, *rest, source in found
     ]
     return [
         *found,
         ("recovery:gpu_reset", "the driver asks for a reset of the GPU", "quarantine_gpu", 1, 3600, RECOVERY),
-        ("recovery:drain_and_reset", "the driver asks to drain and reset the GPU", "quarantine_gpu", 1, 3600, RECOVERY),
+        (
+            "recovery:drain_and_reset",
+            "the driver asks to drain and reset the GPU",
+            "quarantine_gpu",
+            1,
+            3600,
+            RECOVERY,
+        ),
         ("recovery:drain_p2p", "the driver asks to drain work that uses peers", "warn", 1, 3600, RECOVERY),
         ("recovery:bus_reset", "the driver asks for a reset of the bus", "cordon", 1, 3600, RECOVERY),
         ("recovery:node_reboot", "the driver asks for a restart of the host", "cordon", 1, 3600, RECOVERY),
-        ("recovery:system_reboot", "the driver asks for a restart of the system", "cordon", 1, 3600, RECOVERY),
-        ("recovery:recover_imex_domain", "the driver asks to recover its IMEX domain", "warn", 1, 3600, RECOVERY),
+        (
+            "recovery:system_reboot",
+            "the driver asks for a restart of the system",
+            "cordon",
+            1,
+            3600,
+            RECOVERY,
+        ),
+        (
+            "recovery:recover_imex_domain",
+            "the driver asks to recover its IMEX domain",
+            "warn",
+            1,
+            3600,
+            RECOVERY,
+        ),
         ("ecc:uncorrectable", "an uncorrectable memory error was counted", "warn", 1, 86_400, OWN),
         ("nvml:hung", "the driver does not answer", "cordon", 1, 3600, OWN),
         ("nvml:lost", "a GPU is no longer reported", "quarantine_gpu", 1, 3600, OWN),
@@ -96,7 +122,14 @@ def add_rules(apps, schema_editor):
     rule = apps.get_model("telemetry", "HealthRule")
     rule.objects.bulk_create(
         [
-            rule(code=code, meaning=meaning, action=action, repeats=repeats, window_seconds=window, source=source)
+            rule(
+                code=code,
+                meaning=meaning,
+                action=action,
+                repeats=repeats,
+                window_seconds=window,
+                source=source,
+            )
             for code, meaning, action, repeats, window, source in rules()
         ],
         ignore_conflicts=True,

@@ -49,9 +49,30 @@ IGNORE = {
 }
 OTHERS = [
     ("ecc:double_bit", "the driver counted an uncorrectable memory error", "warn", 1, 86_400, MEMORY),
-    ("remap:pending", "a memory row is replaced at the next reset of the GPU; work may go on until then", "warn", 1, 86_400, MEMORY),
-    ("remap:failed", "no spare row is left for a faulty one: the vendor replaces such a GPU", "quarantine_gpu", 1, 86_400, MEMORY),
-    ("remap:uncorrectable", "a memory row was replaced after an uncorrectable error", "note", 1, 86_400, MEMORY),
+    (
+        "remap:pending",
+        "a memory row is replaced at the next reset of the GPU; work may go on until then",
+        "warn",
+        1,
+        86_400,
+        MEMORY,
+    ),
+    (
+        "remap:failed",
+        "no spare row is left for a faulty one: the vendor replaces such a GPU",
+        "quarantine_gpu",
+        1,
+        86_400,
+        MEMORY,
+    ),
+    (
+        "remap:uncorrectable",
+        "a memory row was replaced after an uncorrectable error",
+        "note",
+        1,
+        86_400,
+        MEMORY,
+    ),
     ("throttle:thermal", "slowed down because it is too hot", "warn", 3, 3600, CLOCKS),
     ("throttle:power_brake", "slowed down by the power brake of its server", "warn", 3, 3600, CLOCKS),
     ("throttle:hardware", "slowed down by the hardware, for heat or power", "warn", 3, 3600, CLOCKS),
@@ -92,7 +113,14 @@ def add_rules(apps, schema_editor):
     rule = apps.get_model("telemetry", "HealthRule")
     rule.objects.bulk_create(
         [
-            rule(code=code, meaning=meaning, action=action, repeats=repeats, window_seconds=window, source=source)
+            rule(
+                code=code,
+                meaning=meaning,
+                action=action,
+                repeats=repeats,
+                window_seconds=window,
+                source=source,
+            )
             for code, meaning, action, repeats, window, source in rules()
         ],
         ignore_conflicts=True,
@@ -102,38 +130,93 @@ def add_rules(apps, schema_editor):
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('scheduler', '0012_diagnostics_and_strays'),
-        ('telemetry', '0004_search_path'),
+        ("scheduler", "0012_diagnostics_and_strays"),
+        ("telemetry", "0004_search_path"),
     ]
 
     operations = [
         migrations.AddField(
-            model_name='healthrule',
-            name='elsewhere',
-            field=models.CharField(blank=True, default='', help_text='where others do something else, and their source', max_length=300),
+            model_name="healthrule",
+            name="elsewhere",
+            field=models.CharField(
+                blank=True,
+                default="",
+                help_text="where others do something else, and their source",
+                max_length=300,
+            ),
         ),
         migrations.CreateModel(
-            name='Stray',
+            name="Stray",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('pid', models.PositiveIntegerField()),
-                ('started', models.BigIntegerField(help_text='clock ticks after the boot: tells it from a later one with the same pid')),
-                ('user', models.CharField(blank=True, default='', max_length=64)),
-                ('name', models.CharField(blank=True, default='', max_length=64)),
-                ('memory_mib', models.PositiveIntegerField(blank=True, help_text='on that GPU; empty: unknown', null=True)),
-                ('run', models.CharField(blank=True, default='', help_text='of a workload that does not hold this GPU', max_length=40)),
-                ('done', models.CharField(blank=True, default='', help_text='what its host did about it, or why nothing', max_length=200)),
-                ('first_seen', models.DateTimeField()),
-                ('last_seen', models.DateTimeField()),
-                ('gone_at', models.DateTimeField(blank=True, null=True)),
-                ('gpu', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='strays', to='scheduler.gpu')),
-                ('host', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='strays', to='scheduler.host')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("pid", models.PositiveIntegerField()),
+                (
+                    "started",
+                    models.BigIntegerField(
+                        help_text="clock ticks after the boot: tells it from a later one with the same pid"
+                    ),
+                ),
+                ("user", models.CharField(blank=True, default="", max_length=64)),
+                ("name", models.CharField(blank=True, default="", max_length=64)),
+                (
+                    "memory_mib",
+                    models.PositiveIntegerField(
+                        blank=True, help_text="on that GPU; empty: unknown", null=True
+                    ),
+                ),
+                (
+                    "run",
+                    models.CharField(
+                        blank=True,
+                        default="",
+                        help_text="of a workload that does not hold this GPU",
+                        max_length=40,
+                    ),
+                ),
+                (
+                    "done",
+                    models.CharField(
+                        blank=True,
+                        default="",
+                        help_text="what its host did about it, or why nothing",
+                        max_length=200,
+                    ),
+                ),
+                ("first_seen", models.DateTimeField()),
+                ("last_seen", models.DateTimeField()),
+                ("gone_at", models.DateTimeField(blank=True, null=True)),
+                (
+                    "gpu",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="strays", to="scheduler.gpu"
+                    ),
+                ),
+                (
+                    "host",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="strays",
+                        to="scheduler.host",
+                    ),
+                ),
             ],
             options={
-                'indexes': [models.Index(fields=['host', '-last_seen'], name='telemetry_s_host_id_3c9650_idx')],
-                'constraints': [models.UniqueConstraint(condition=models.Q(('gone_at', None)), fields=('host', 'gpu', 'pid', 'started'), name='a_stray_is_there_once')],
+                "indexes": [
+                    models.Index(fields=["host", "-last_seen"], name="telemetry_s_host_id_3c9650_idx")
+                ],
+                "constraints": [
+                    models.UniqueConstraint(
+                        condition=models.Q(("gone_at", None)),
+                        fields=("host", "gpu", "pid", "started"),
+                        name="a_stray_is_there_once",
+                    )
+                ],
             },
         ),
         migrations.RunPython(add_rules, migrations.RunPython.noop),

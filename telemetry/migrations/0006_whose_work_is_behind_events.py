@@ -10,7 +10,9 @@ def count_people(apps, schema_editor):
     """What an operator has changed of what is done stays as it is."""
     rules = apps.get_model("telemetry", "HealthRule").objects
     rules.filter(code__in=OF_PROGRAMS).update(counts="people")
-    rules.filter(code="xid:109", action="quarantine_gpu", repeats=1, window_seconds=3600).update(repeats=3, window_seconds=86_400)
+    rules.filter(code="xid:109", action="quarantine_gpu", repeats=1, window_seconds=3600).update(
+        repeats=3, window_seconds=86_400
+    )
 
 
 class Migration(migrations.Migration):

@@ -8,7 +8,11 @@ FIRST = import_module("telemetry.migrations.0003_health_rules")
 MORE = import_module("telemetry.migrations.0005_strays_and_more_rules")
 PEOPLE = import_module("telemetry.migrations.0006_whose_work_is_behind_events")
 ACTIONS = [
-    ("note", "Note"), ("warn", "Warn"), ("cordon", "Cordon"), ("drain", "Drain"), ("quarantine_gpu", "Quarantine Gpu"),
+    ("note", "Note"),
+    ("warn", "Warn"),
+    ("cordon", "Cordon"),
+    ("drain", "Drain"),
+    ("quarantine_gpu", "Quarantine Gpu"),
 ]
 COUNTS = [("events", "events"), ("people", "people's work")]
 
@@ -18,10 +22,15 @@ def keep_defaults(apps, schema_editor):
     rules = apps.get_model("telemetry", "HealthRule").objects
     for code, _meaning, action, repeats, window, _source in [*FIRST.rules(), *MORE.rules()]:
         rules.filter(code=code, default_action="").update(
-            default_action=action, default_repeats=repeats, default_window_seconds=window, default_counts="events"
+            default_action=action,
+            default_repeats=repeats,
+            default_window_seconds=window,
+            default_counts="events",
         )
     rules.filter(code__in=PEOPLE.OF_PROGRAMS).exclude(default_action="").update(default_counts="people")
-    rules.filter(code="xid:109").exclude(default_action="").update(default_repeats=3, default_window_seconds=86_400)
+    rules.filter(code="xid:109").exclude(default_action="").update(
+        default_repeats=3, default_window_seconds=86_400
+    )
 
 
 class Migration(migrations.Migration):
@@ -34,10 +43,14 @@ class Migration(migrations.Migration):
             field=models.CharField(blank=True, choices=ACTIONS, default="", max_length=16),
         ),
         migrations.AddField(
-            model_name="healthrule", name="default_repeats", field=models.PositiveSmallIntegerField(blank=True, null=True)
+            model_name="healthrule",
+            name="default_repeats",
+            field=models.PositiveSmallIntegerField(blank=True, null=True),
         ),
         migrations.AddField(
-            model_name="healthrule", name="default_window_seconds", field=models.PositiveIntegerField(blank=True, null=True)
+            model_name="healthrule",
+            name="default_window_seconds",
+            field=models.PositiveIntegerField(blank=True, null=True),
         ),
         migrations.AddField(
             model_name="healthrule",

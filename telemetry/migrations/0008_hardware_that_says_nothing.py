@@ -16,10 +16,17 @@ def add_rules(apps, schema_editor):
         rule.objects.get_or_create(
             code=code,
             defaults={
-                "meaning": meaning, "action": action, "repeats": repeats, "window_seconds": window, "source": source,
-                "default_action": action, "default_repeats": repeats, "default_window_seconds": window, "default_counts": "events",
+                "meaning": meaning,
+                "action": action,
+                "repeats": repeats,
+                "window_seconds": window,
+                "source": source,
+                "default_action": action,
+                "default_repeats": repeats,
+                "default_window_seconds": window,
+                "default_counts": "events",
             },
-        )  # fmt: skip
+        )
 
 
 class Migration(migrations.Migration):

@@ -4,29 +4,34 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('scheduler', '0025_what_gpus_told_before_an_end'),
-        ('telemetry', '0008_hardware_that_says_nothing'),
+        ("scheduler", "0025_what_gpus_told_before_an_end"),
+        ("telemetry", "0008_hardware_that_says_nothing"),
     ]
 
     operations = [
         migrations.RemoveConstraint(
-            model_name='budget',
-            name='one_budget_per_month',
+            model_name="budget",
+            name="one_budget_per_month",
         ),
         migrations.AddField(
-            model_name='budget',
-            name='measure',
-            field=models.CharField(choices=[('money', 'Money'), ('gpu_hours', 'GPU-hours')], default='money', max_length=10),
+            model_name="budget",
+            name="measure",
+            field=models.CharField(
+                choices=[("money", "Money"), ("gpu_hours", "GPU-hours")], default="money", max_length=10
+            ),
         ),
         migrations.AlterField(
-            model_name='budget',
-            name='amount',
-            field=models.DecimalField(decimal_places=2, help_text='in the measure', max_digits=14),
+            model_name="budget",
+            name="amount",
+            field=models.DecimalField(decimal_places=2, help_text="in the measure", max_digits=14),
         ),
         migrations.AddConstraint(
-            model_name='budget',
-            constraint=models.UniqueConstraint(fields=('team', 'project', 'month', 'measure'), name='one_budget_per_month', nulls_distinct=False),
+            model_name="budget",
+            constraint=models.UniqueConstraint(
+                fields=("team", "project", "month", "measure"),
+                name="one_budget_per_month",
+                nulls_distinct=False,
+            ),
         ),
     ]

@@ -2,7 +2,14 @@
 
 from django.db import migrations
 
-RULE = ("stray:ended", "a process that belongs to no workload was ended, as the pool says", "note", 1, 3600, "gpupool")
+RULE = (
+    "stray:ended",
+    "a process that belongs to no workload was ended, as the pool says",
+    "note",
+    1,
+    3600,
+    "gpupool",
+)
 
 
 def add_rule(apps, schema_editor):
@@ -11,10 +18,18 @@ def add_rule(apps, schema_editor):
     apps.get_model("telemetry", "HealthRule").objects.get_or_create(
         code=code,
         defaults={
-            "meaning": meaning, "action": action, "repeats": repeats, "window_seconds": window, "source": source, "counts": "people",
-            "default_action": action, "default_repeats": repeats, "default_window_seconds": window, "default_counts": "people",
+            "meaning": meaning,
+            "action": action,
+            "repeats": repeats,
+            "window_seconds": window,
+            "source": source,
+            "counts": "people",
+            "default_action": action,
+            "default_repeats": repeats,
+            "default_window_seconds": window,
+            "default_counts": "people",
         },
-    )  # fmt: skip
+    )
 
 
 class Migration(migrations.Migration):

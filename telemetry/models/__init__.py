@@ -1,12 +1,24 @@
 """What was used, and what it costs. Rows only; samples live in daily partitions (see migrations)."""
 
 from telemetry.models.budgets import Budget, BudgetAction, BudgetAlert, BudgetMeasure
-from telemetry.models.charges import Charge, ChargeBucketChoices, ChargedUntil, SettledAllocation, SettledStateChange
+from telemetry.models.charges import (
+    Charge,
+    ChargeBucketChoices,
+    ChargedUntil,
+    SettledAllocation,
+    SettledStateChange,
+)
 from telemetry.models.health import HealthEvent, HealthRule, Stray
 from telemetry.models.prices import CostCentre, Price
 from telemetry.models.rollups import Rollup, RollupDue
 from telemetry.models.samples import Batch, Retention, Sample, SampleWatermark
-from telemetry.models.statements import STATEMENT_TRANSITIONS, IdlePayer, Statement, StatementLine, StatementState
+from telemetry.models.statements import (
+    STATEMENT_TRANSITIONS,
+    IdlePayer,
+    Statement,
+    StatementLine,
+    StatementState,
+)
 
 __all__ = [
     "Batch",

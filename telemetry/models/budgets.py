@@ -23,7 +23,9 @@ class Budget(models.Model):
     """What a team or a project may be charged in a month: money, or GPU-hours, whichever GPUs they are of."""
 
     team = models.ForeignKey(Team, null=True, blank=True, on_delete=models.CASCADE, related_name="budgets")
-    project = models.ForeignKey(Project, null=True, blank=True, on_delete=models.CASCADE, related_name="budgets")
+    project = models.ForeignKey(
+        Project, null=True, blank=True, on_delete=models.CASCADE, related_name="budgets"
+    )
     month = models.DateField(help_text="first day")
     measure = models.CharField(max_length=10, choices=BudgetMeasure.choices, default=BudgetMeasure.MONEY)
     amount = models.DecimalField(max_digits=14, decimal_places=2, help_text="in the measure")
@@ -33,10 +35,13 @@ class Budget(models.Model):
     class Meta:
         constraints = [
             models.UniqueConstraint(
-                fields=["team", "project", "month", "measure"], name="one_budget_per_month", nulls_distinct=False
+                fields=["team", "project", "month", "measure"],
+                name="one_budget_per_month",
+                nulls_distinct=False,
             ),
             models.CheckConstraint(
-                condition=Q(team__isnull=True) ^ Q(project__isnull=True), name="a_budget_is_of_a_team_or_of_a_project"
+                condition=Q(team__isnull=True) ^ Q(project__isnull=True),
+                name="a_budget_is_of_a_team_or_of_a_project",
             ),
         ]
 
@@ -52,5 +57,7 @@ class BudgetAlert(models.Model):
 
     class Meta:
         constraints = [
-            models.UniqueConstraint(fields=["budget", "percent", "forecast"], name="a_threshold_is_passed_once")
+            models.UniqueConstraint(
+                fields=["budget", "percent", "forecast"], name="a_threshold_is_passed_once"
+            )
         ]

@@ -38,7 +38,9 @@ class Charge(models.Model):
     end = models.DateTimeField()
     slots = models.IntegerField(help_text="840 is one GPU; negative in a reversal")
     slot_seconds = models.BigIntegerField(help_text="slots x whole seconds; negative in a reversal")
-    used_slot_seconds = models.FloatField(null=True, help_text="utilisation x slots x seconds where samples speak")
+    used_slot_seconds = models.FloatField(
+        null=True, help_text="utilisation x slots x seconds where samples speak"
+    )
     covered_slot_seconds = models.FloatField(null=True)
     gpu = models.ForeignKey(Gpu, on_delete=models.PROTECT, related_name="+")
     model = models.CharField(max_length=60)
@@ -55,7 +57,9 @@ class Charge(models.Model):
     workload_type = models.CharField(max_length=12, default="")
     cost_centre = models.CharField(max_length=40, default="")
     price = models.ForeignKey(Price, null=True, on_delete=models.PROTECT, related_name="+")
-    cost = models.DecimalField(max_digits=18, decimal_places=6, help_text="owner's cost of these slot-seconds")
+    cost = models.DecimalField(
+        max_digits=18, decimal_places=6, help_text="owner's cost of these slot-seconds"
+    )
     charged = models.DecimalField(
         max_digits=18, decimal_places=6, help_text="to the cost centre; 0 in uncharged buckets"
     )

@@ -87,12 +87,18 @@ class Stray(models.Model):
     host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="strays")
     gpu = models.ForeignKey(Gpu, on_delete=models.CASCADE, related_name="strays")
     pid = models.PositiveIntegerField()
-    started = models.BigIntegerField(help_text="clock ticks after the boot: tells it from a later one with the same pid")
+    started = models.BigIntegerField(
+        help_text="clock ticks after the boot: tells it from a later one with the same pid"
+    )
     user = models.CharField(max_length=64, default="", blank=True)
     name = models.CharField(max_length=64, default="", blank=True)
     memory_mib = models.PositiveIntegerField(null=True, blank=True, help_text="on that GPU; empty: unknown")
-    run = models.CharField(max_length=40, default="", blank=True, help_text="of a workload that does not hold this GPU")
-    done = models.CharField(max_length=200, default="", blank=True, help_text="what its host did about it, or why nothing")
+    run = models.CharField(
+        max_length=40, default="", blank=True, help_text="of a workload that does not hold this GPU"
+    )
+    done = models.CharField(
+        max_length=200, default="", blank=True, help_text="what its host did about it, or why nothing"
+    )
     first_seen = models.DateTimeField()
     last_seen = models.DateTimeField()
     gone_at = models.DateTimeField(null=True, blank=True)
@@ -100,7 +106,9 @@ class Stray(models.Model):
     class Meta:
         constraints = [
             models.UniqueConstraint(
-                fields=["host", "gpu", "pid", "started"], condition=models.Q(gone_at=None), name="a_stray_is_there_once"
+                fields=["host", "gpu", "pid", "started"],
+                condition=models.Q(gone_at=None),
+                name="a_stray_is_there_once",
             )
         ]
         indexes = [models.Index(fields=["host", "-last_seen"])]

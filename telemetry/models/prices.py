@@ -12,10 +12,14 @@ class Price(models.Model):
     """Rate card: what one GPU-hour of a model costs from a date on, and what is charged for it. Append-only: a change is a
     new row with a later date. A slice costs its part of the slots."""
 
-    pool = models.ForeignKey(Pool, null=True, blank=True, on_delete=models.PROTECT, help_text="empty: every pool")
+    pool = models.ForeignKey(
+        Pool, null=True, blank=True, on_delete=models.PROTECT, help_text="empty: every pool"
+    )
     model = models.CharField(max_length=60)
     cost_per_gpu_hour = models.DecimalField(max_digits=12, decimal_places=6, help_text="the owner's cost")
-    price_per_gpu_hour = models.DecimalField(max_digits=12, decimal_places=6, help_text="what teams are charged")
+    price_per_gpu_hour = models.DecimalField(
+        max_digits=12, decimal_places=6, help_text="what teams are charged"
+    )
     valid_from = models.DateTimeField()
     note = models.CharField(max_length=300, default="", blank=True, help_text="how the cost was worked out")
     created_at = models.DateTimeField()
@@ -23,10 +27,13 @@ class Price(models.Model):
     class Meta:
         constraints = [
             models.UniqueConstraint(
-                fields=["pool", "model", "valid_from"], name="one_price_per_model_and_date", nulls_distinct=False
+                fields=["pool", "model", "valid_from"],
+                name="one_price_per_model_and_date",
+                nulls_distinct=False,
             ),
             models.CheckConstraint(
-                condition=Q(cost_per_gpu_hour__gte=0) & Q(price_per_gpu_hour__gte=0), name="prices_are_not_negative"
+                condition=Q(cost_per_gpu_hour__gte=0) & Q(price_per_gpu_hour__gte=0),
+                name="prices_are_not_negative",
             ),
         ]
 
@@ -41,5 +48,7 @@ class CostCentre(models.Model):
 
     class Meta:
         constraints = [
-            models.UniqueConstraint(fields=["project", "valid_from"], name="one_cost_centre_per_project_and_date")
+            models.UniqueConstraint(
+                fields=["project", "valid_from"], name="one_cost_centre_per_project_and_date"
+            )
         ]

@@ -57,4 +57,6 @@ class RollupDue(models.Model):
     marked_at = models.DateTimeField()
 
     class Meta:
-        constraints = [models.UniqueConstraint(fields=["resolution", "bucket", "host"], name="a_bucket_is_due_once")]
+        constraints = [
+            models.UniqueConstraint(fields=["resolution", "bucket", "host"], name="a_bucket_is_due_once")
+        ]

@@ -65,7 +65,9 @@ class Retention(models.Model):
 
     id = models.PositiveSmallIntegerField(primary_key=True, default=1)
     sample_days = models.PositiveSmallIntegerField(default=14, help_text="raw samples")
-    minute_days = models.PositiveSmallIntegerField(default=30, help_text="rollups of a minute; hours and days are kept")
+    minute_days = models.PositiveSmallIntegerField(
+        default=30, help_text="rollups of a minute; hours and days are kept"
+    )
 
     class Meta:
         constraints = [
@@ -74,5 +76,3 @@ class Retention(models.Model):
                 condition=Q(sample_days__gte=2) & Q(minute_days__gte=2), name="at_least_two_days_are_kept"
             ),
         ]
-
-

@@ -29,7 +29,9 @@ class Statement(models.Model):
     totals = models.JSONField(default=dict, help_text="the conservation line per pool, as decimal strings")
     digest = models.CharField(max_length=64, default="", blank=True, help_text="SHA-256 of its lines as CSV")
     closed_at = models.DateTimeField(null=True)
-    closed_by = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.PROTECT, related_name="+")
+    closed_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, on_delete=models.PROTECT, related_name="+"
+    )
 
 
 class StatementLine(models.Model):

@@ -27,7 +27,9 @@ def check_budgets(now: datetime) -> int:
     alerts = 0
     wanted: set[tuple[int | None, int | None, str]] = set()
     # Money first: where both measures are used up, one gate is closed, and says so of the money.
-    for budget in Budget.objects.filter(month=month).select_related("team", "project").order_by("-measure", "pk"):
+    for budget in (
+        Budget.objects.filter(month=month).select_related("team", "project").order_by("-measure", "pk")
+    ):
         spent = month_spend(month, budget.measure, team=budget.team_id, project=budget.project_id)
         alerts += _record_alerts(budget, spent, now)
         gate = (budget.team_id, budget.project_id, budget.action)
@@ -65,17 +67,24 @@ def forecast_month_end(spent: Decimal, now: datetime) -> Decimal | None:
     gone = now - start
     if gone < FORECAST_MIN_ELAPSED:
         return None
-    return round_amount(spent * Decimal(int((end - start).total_seconds())) / Decimal(int(gone.total_seconds())))
+    return round_amount(
+        spent * Decimal(int((end - start).total_seconds())) / Decimal(int(gone.total_seconds()))
+    )
 
 
 def _record_alerts(budget: Budget, spent: Decimal, now: datetime) -> int:
-    passed = [(step, False) for step in ALERT_PERCENTS if spent * 100 >= budget.amount * step and budget.amount > 0]
+    passed = [
+        (step, False) for step in ALERT_PERCENTS if spent * 100 >= budget.amount * step and budget.amount > 0
+    ]
     expected = forecast_month_end(spent, now)
     if expected is not None and budget.amount > 0 and spent < budget.amount < expected:
         passed.append((USED_UP_PERCENT, True))
     new = [
         BudgetAlert.objects.get_or_create(
-            budget=budget, percent=step, forecast=forecast, defaults={"spent": round_amount(spent, MICRO), "at": now}
+            budget=budget,
+            percent=step,
+            forecast=forecast,
+            defaults={"spent": round_amount(spent, MICRO), "at": now},
         )[1]
         for step, forecast in passed
     ]

@@ -100,7 +100,9 @@ def statement_month_of(moment: datetime) -> date:
 
 def _start_charging_new_gpus(limit: datetime) -> None:
     """GPUs that were never charged are charged from when they came. Thousands may have come at once."""
-    new = Gpu.objects.filter(charged=None, created_at__lt=limit).values_list("pk", "created_at").order_by("pk")
+    new = (
+        Gpu.objects.filter(charged=None, created_at__lt=limit).values_list("pk", "created_at").order_by("pk")
+    )
     begins = ((pk, floor_to_second(created)) for pk, created in new)
     rows = [ChargedUntil(gpu_id=pk, since=begin, until=begin) for pk, begin in begins]
     ChargedUntil.objects.bulk_create(rows, ignore_conflicts=True, batch_size=2000)
@@ -146,7 +148,11 @@ def _claim_spans(stretches: Sequence[tuple[int, datetime, datetime]]) -> list[in
 
 
 def _charge_backward(
-    ids: Sequence[int], since: datetime, until: datetime, now: datetime, on_day: Callable[[datetime], None] | None
+    ids: Sequence[int],
+    since: datetime,
+    until: datetime,
+    now: datetime,
+    on_day: Callable[[datetime], None] | None,
 ) -> int:
     """One transaction per day, from the newest back, so that what is charged is always one stretch up to ``until``."""
     written = 0
@@ -155,8 +161,12 @@ def _charge_backward(
         start = max(since, next_midnight(end - timedelta(seconds=1)) - timedelta(days=1))
         facts = load_charging_inputs(ids, start, end)
         with transaction.atomic():
-            won = [gpu for gpu in ids if ChargedUntil.objects.filter(gpu=gpu, since=end).update(since=start) == 1]
-            written += len(_write_charges([line for gpu in won for line in _draft_charges(facts[gpu], start, end)], now))
+            won = [
+                gpu for gpu in ids if ChargedUntil.objects.filter(gpu=gpu, since=end).update(since=start) == 1
+            ]
+            written += len(
+                _write_charges([line for gpu in won for line in _draft_charges(facts[gpu], start, end)], now)
+            )
         if on_day is not None:
             on_day(start)
         end = start
@@ -225,16 +235,22 @@ class _ChargeNames:
         allocations = {line.piece.owner.allocation for line in lines} - {0}
         self.allocations = {
             row.pk: row
-            for row in Allocation.objects.filter(pk__in=allocations).select_related("workload__owner", "project__team")
+            for row in Allocation.objects.filter(pk__in=allocations).select_related(
+                "workload__owner", "project__team"
+            )
         }
         reservations = {line.piece.owner.reservation for line in lines} - {0}
         self.reservations = {
             row.pk: row
-            for row in Reservation.objects.filter(pk__in=reservations).select_related("owner", "project__team")
+            for row in Reservation.objects.filter(pk__in=reservations).select_related(
+                "owner", "project__team"
+            )
         }
         teams = {line.gpu.team for line in lines if line.gpu.team is not None}
         self.first_projects: dict[int, Project] = {}
-        for project in Project.objects.filter(team__in=teams).select_related("team").order_by("-created_at", "-pk"):
+        for project in (
+            Project.objects.filter(team__in=teams).select_related("team").order_by("-created_at", "-pk")
+        ):
             self.first_projects[project.team_id] = project
         projects = {allocation.project_id for allocation in self.allocations.values()}
         projects |= {reservation.project_id for reservation in self.reservations.values()}
@@ -258,7 +274,11 @@ class _ChargeNames:
             row.reservation = reservation
             if project is None:
                 project, row.user = reservation.project, reservation.owner
-        if project is None and owner.bucket == ChargeBucketChoices.RESERVED_UNUSED and line.gpu.team is not None:
+        if (
+            project is None
+            and owner.bucket == ChargeBucketChoices.RESERVED_UNUSED
+            and line.gpu.team is not None
+        ):
             # A static pool's team pays for what nobody holds, through its oldest project's cost centre.
             project = self.first_projects.get(line.gpu.team)
             row.team_id = line.gpu.team
@@ -293,7 +313,9 @@ def _measured_use_by_line(lines: Sequence[_ChargeDraft]) -> dict[int, tuple[floa
         bucket__lt=end,
         held_seconds__gt=0,
     )
-    rows: dict[tuple[int, int, int], list[tuple[datetime, float, float, float | None, int]]] = defaultdict(list)
+    rows: dict[tuple[int, int, int], list[tuple[datetime, float, float, float | None, int]]] = defaultdict(
+        list
+    )
     for allocation, gpu, resolution, bucket, seconds, covered, used, slots in rollups.values_list(
         "allocation_id",
         "unit__gpu_id",
@@ -309,7 +331,9 @@ def _measured_use_by_line(lines: Sequence[_ChargeDraft]) -> dict[int, tuple[floa
     for index, line in held.items():
         key = (line.piece.owner.allocation, line.gpu.id)
         minutes = rows.get((*key, int(Rollup.Resolution.MINUTE)))
-        chosen, length = (minutes, 60) if minutes else (rows.get((*key, int(Rollup.Resolution.HOUR)), []), 3600)
+        chosen, length = (
+            (minutes, 60) if minutes else (rows.get((*key, int(Rollup.Resolution.HOUR)), []), 3600)
+        )
         result[index] = _measured_use(line.piece, chosen, length)
     return result
 
@@ -333,12 +357,18 @@ def _measured_use(
 
 def settle_state_changes(now: datetime) -> int:
     """Look at host state changes for the first time; one that was written after its moment had been charged is corrected."""
-    waiting = list(HostStateChange.objects.filter(settledstatechange=None).order_by("pk")[:SETTLEMENTS_PER_RUN])
-    charged: dict[int, list[tuple[int, datetime]]] = defaultdict(list)  # by host: its GPUs and how far they are charged
+    waiting = list(
+        HostStateChange.objects.filter(settledstatechange=None).order_by("pk")[:SETTLEMENTS_PER_RUN]
+    )
+    charged: dict[int, list[tuple[int, datetime]]] = defaultdict(
+        list
+    )  # by host: its GPUs and how far they are charged
     untils = ChargedUntil.objects.filter(gpu__host__in={change.host_id for change in waiting})
     for host, gpu, until in untils.order_by("gpu").values_list("gpu__host_id", "gpu_id", "until"):
         charged[host].append((gpu, until))
-    late = {change.pk: [entry for entry in charged[change.host_id] if entry[1] > change.at] for change in waiting}
+    late = {
+        change.pk: [entry for entry in charged[change.host_id] if entry[1] > change.at] for change in waiting
+    }
     # When many hosts come or go at once there are hundreds, and hardly one of them is late.
     _mark_settled([change for change in waiting if not late[change.pk]], now)
     corrected = 0
@@ -372,16 +402,21 @@ def settle_allocations(now: datetime) -> int:
         if not _matches_final_state(allocation, slot_seconds):
             until = max(allocation.period.upper, last or allocation.period.upper)
             begin = ChargedUntil.objects.get(gpu=allocation.unit.gpu_id).since
-            corrected += correct_gpu_charges(allocation.unit.gpu_id, max(begin, allocation.period.lower), until, now)
+            corrected += correct_gpu_charges(
+                allocation.unit.gpu_id, max(begin, allocation.period.lower), until, now
+            )
     SettledAllocation.objects.bulk_create(
-        [SettledAllocation(allocation=allocation, settled_at=now) for allocation in waiting], ignore_conflicts=True
+        [SettledAllocation(allocation=allocation, settled_at=now) for allocation in waiting],
+        ignore_conflicts=True,
     )
     return corrected
 
 
 def _charged_totals(allocations: Sequence[int]) -> dict[int, tuple[int, datetime | None]]:
     """Net charged slot-seconds and the last end of the lines of each allocation."""
-    rows = Charge.objects.filter(allocation__in=allocations, bucket=ChargeBucketChoices.USED).values("allocation")
+    rows = Charge.objects.filter(allocation__in=allocations, bucket=ChargeBucketChoices.USED).values(
+        "allocation"
+    )
     lasts: dict[int, datetime] = {}
     for allocation, end in Charge.objects.filter(allocation__in=allocations, reversal=False).values_list(
         "allocation", "end"
@@ -414,7 +449,8 @@ def correct_gpu_charges(gpu_id: int, start: datetime, end: datetime, now: dateti
     gpu = load_charging_inputs([gpu_id], day_start, day_end)[gpu_id]
     lines = {line.pk: line for line in _standing_lines(gpu_id, day_start, day_end)}
     standing = [
-        LedgerLine(line.pk, line.start, line.end, line.slots, _charge_key_of(line), line.cost) for line in lines.values()
+        LedgerLine(line.pk, line.start, line.end, line.slots, _charge_key_of(line), line.cost)
+        for line in lines.values()
     ]
     found = find_corrections(gpu.time, standing, start, end)
     taken_back = 0
@@ -438,11 +474,15 @@ def _charge_key_of(line: Charge) -> ChargeKey:
     return ChargeKey(line.bucket, line.allocation_id or 0, line.reservation_id or 0)
 
 
-def _write_correction(gpu: GpuChargingInputs, correction: ChargeCorrection, lines: dict[int, Charge], now: datetime) -> None:
+def _write_correction(
+    gpu: GpuChargingInputs, correction: ChargeCorrection, lines: dict[int, Charge], now: datetime
+) -> None:
     originals = [lines[pk] for pk in correction.reversed_line_ids]
     closed = _months_not_open({line.month for line in originals})
     Charge.objects.bulk_create([_reversal_of(line, closed, now) for line in originals])
-    instead = [_ChargeDraft(gpu, piece, _first_overlapping_line(piece, originals).pk) for piece in correction.instead]
+    instead = [
+        _ChargeDraft(gpu, piece, _first_overlapping_line(piece, originals).pk) for piece in correction.instead
+    ]
     _write_charges(instead, now)
 
 

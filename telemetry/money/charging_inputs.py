@@ -42,7 +42,9 @@ class GpuChargingInputs:
     time: GpuTimeline = field(default_factory=GpuTimeline)
 
 
-def load_charging_inputs(gpu_ids: Collection[int], start: datetime, end: datetime) -> dict[int, GpuChargingInputs]:
+def load_charging_inputs(
+    gpu_ids: Collection[int], start: datetime, end: datetime
+) -> dict[int, GpuChargingInputs]:
     """The facts of these GPUs that bear on ``[start, end)``, by GPU id."""
     gpus = {
         gpu.pk: GpuChargingInputs(
@@ -112,33 +114,53 @@ def _load_holds(gpus: Collection[int], period: TimestamptzRange) -> dict[int, li
 def _load_reserved_slots(gpus: Collection[int], period: TimestamptzRange) -> dict[int, list[ReservedSlots]]:
     found: dict[int, list[ReservedSlots]] = defaultdict(list)
     rows = BoundUnit.objects.filter(unit__gpu__in=gpus, period__overlap=period).order_by("id")
-    for reservation, gpu, slots, bound in rows.values_list("reservation_id", "unit__gpu_id", "slots", "period"):
+    for reservation, gpu, slots, bound in rows.values_list(
+        "reservation_id", "unit__gpu_id", "slots", "period"
+    ):
         first = gpu * SLOTS_PER_GPU
-        found[gpu].append(ReservedSlots(reservation, slots.lower - first, slots.upper - first, bound.lower, bound.upper))
+        found[gpu].append(
+            ReservedSlots(reservation, slots.lower - first, slots.upper - first, bound.lower, bound.upper)
+        )
     return found
 
 
-def _load_condition_changes(gpus: dict[int, GpuChargingInputs], start: datetime, end: datetime) -> dict[int, list[GpuConditionChange]]:
+def _load_condition_changes(
+    gpus: dict[int, GpuChargingInputs], start: datetime, end: datetime
+) -> dict[int, list[GpuConditionChange]]:
     """Each GPU's conditions over time, of its host's states and its own."""
     hosts = {gpu.host for gpu in gpus.values()}
     host_changes: dict[int, list[tuple[datetime, HostState]]] = defaultdict(list)
     last_before = (
-        HostStateChange.objects.filter(host__in=hosts, at__lte=start).order_by("host", "-at", "-id").distinct("host")
+        HostStateChange.objects.filter(host__in=hosts, at__lte=start)
+        .order_by("host", "-at", "-id")
+        .distinct("host")
     )
-    after = HostStateChange.objects.filter(host__in=hosts, at__gt=start, at__lt=end).order_by("host", "at", "id")
+    after = HostStateChange.objects.filter(host__in=hosts, at__gt=start, at__lt=end).order_by(
+        "host", "at", "id"
+    )
     for row in (*last_before, *after):
         host_changes[row.host_id].append((row.at, (row.lease_state, row.admin_state, row.repair_state)))
     own: dict[int, list[tuple[datetime, str]]] = defaultdict(list)
-    seen_before = GpuStateChange.objects.filter(gpu__in=gpus, at__lte=start).order_by("gpu", "-at", "-id").distinct("gpu")
-    seen_after = GpuStateChange.objects.filter(gpu__in=gpus, at__gt=start, at__lt=end).order_by("gpu", "at", "id")
+    seen_before = (
+        GpuStateChange.objects.filter(gpu__in=gpus, at__lte=start)
+        .order_by("gpu", "-at", "-id")
+        .distinct("gpu")
+    )
+    seen_after = GpuStateChange.objects.filter(gpu__in=gpus, at__gt=start, at__lt=end).order_by(
+        "gpu", "at", "id"
+    )
     for seen in (*seen_before, *seen_after):
         own[seen.gpu_id].append((seen.at, seen.repair_state))
     return {gpu.id: _merge_condition_changes(host_changes[gpu.host], own[gpu.id]) for gpu in gpus.values()}
 
 
-def _merge_condition_changes(host: Iterable[tuple[datetime, HostState]], own: Iterable[tuple[datetime, str]]) -> list[GpuConditionChange]:
+def _merge_condition_changes(
+    host: Iterable[tuple[datetime, HostState]], own: Iterable[tuple[datetime, str]]
+) -> list[GpuConditionChange]:
     states, repair = HEALTHY_HOST_STATE, str(RepairState.WELL)
-    events = sorted([(at, 0, new) for at, new in host] + [(at, 1, new) for at, new in own], key=lambda event: event[:2])
+    events = sorted(
+        [(at, 0, new) for at, new in host] + [(at, 1, new) for at, new in own], key=lambda event: event[:2]
+    )
     changes: list[GpuConditionChange] = []
     for at, _, new in events:
         if isinstance(new, str):

@@ -52,9 +52,21 @@ IDLE_BUCKETS = (ChargeBucketChoices.UNALLOCATED,)
 OVERHEAD_BUCKETS = (ChargeBucketChoices.UNHEALTHY, ChargeBucketChoices.MAINTENANCE)
 SLOT_SECONDS_PER_GPU_HOUR = Decimal(SLOT_SECONDS_OF_A_GPU_HOUR)
 CSV_COLUMNS = (
-    "month", "pool", "cost_centre", "team", "project", "workload_type", "model", "bucket",
-    "gpu_hours", "covered_share", "used_share", "amount", "cost", "currency",
-)  # fmt: skip
+    "month",
+    "pool",
+    "cost_centre",
+    "team",
+    "project",
+    "workload_type",
+    "model",
+    "bucket",
+    "gpu_hours",
+    "covered_share",
+    "used_share",
+    "amount",
+    "cost",
+    "currency",
+)
 
 
 class MonthCloseError(Exception):
@@ -102,7 +114,9 @@ def _imbalance_in_cents(pool: CostReconciliation) -> Decimal:
     return ZERO if pool.holds else max(CENT, round_amount(by)) if by > 0 else min(-CENT, round_amount(by))
 
 
-def _reconciliation_line_in_cents(pool: CostReconciliation, charged: Decimal, cost: Decimal) -> dict[str, str]:
+def _reconciliation_line_in_cents(
+    pool: CostReconciliation, charged: Decimal, cost: Decimal
+) -> dict[str, str]:
     parts = [-pool.margin, pool.uncharged, pool.idle, pool.overhead]
     rest = round_parts_to_total(parts, cost - charged + _imbalance_in_cents(pool))
     return {
@@ -137,7 +151,9 @@ class StatementEntry:
 def reconcile_costs(month: date) -> list[CostReconciliation]:
     """The line of each pool that has GPUs or charges in the month, by pool name."""
     sums: dict[int, dict[str, tuple[Decimal, Decimal]]] = defaultdict(dict)
-    rows = Charge.objects.filter(month=month).values("pool", "bucket").annotate(c=Sum("cost"), p=Sum("charged"))
+    rows = (
+        Charge.objects.filter(month=month).values("pool", "bucket").annotate(c=Sum("cost"), p=Sum("charged"))
+    )
     for row in rows:
         sums[row["pool"]][row["bucket"]] = (row["c"], row["p"])
     costs = asset_cost_by_pool(month)
@@ -145,7 +161,9 @@ def reconcile_costs(month: date) -> list[CostReconciliation]:
     return [_reconcile_pool(pool, sums[pool.pk], costs.get(pool.pk, ZERO)) for pool in pools]
 
 
-def _reconcile_pool(pool: Pool, by_bucket: dict[str, tuple[Decimal, Decimal]], cost: Decimal) -> CostReconciliation:
+def _reconcile_pool(
+    pool: Pool, by_bucket: dict[str, tuple[Decimal, Decimal]], cost: Decimal
+) -> CostReconciliation:
     def cost_of(buckets: Iterable[str]) -> Decimal:
         return sum((by_bucket.get(bucket, (ZERO, ZERO))[0] for bucket in buckets), ZERO)
 
@@ -221,7 +239,10 @@ def _open_month_lines(month: date, idle_payer: str) -> list[StatementEntry]:
     )
     amounts = round_parts([group["charged_sum"] for group in groups])
     costs = round_parts([group["cost_sum"] for group in groups])
-    made = [_entry_of_group(group, amount, cost) for group, amount, cost in zip(groups, amounts, costs, strict=True)]
+    made = [
+        _entry_of_group(group, amount, cost)
+        for group, amount, cost in zip(groups, amounts, costs, strict=True)
+    ]
     return [shared for line in made for shared in _allocate_idle_cost(line, made, idle_payer)]
 
 
@@ -243,11 +264,15 @@ def _entry_of_group(group: dict[str, Any], amount: Decimal, cost: Decimal) -> St
     )
 
 
-def _allocate_idle_cost(line: StatementEntry, all_lines: Sequence[StatementEntry], idle_payer: str) -> list[StatementEntry]:
+def _allocate_idle_cost(
+    line: StatementEntry, all_lines: Sequence[StatementEntry], idle_payer: str
+) -> list[StatementEntry]:
     """An idle line in the teams' parts where they pay for it; else as it is."""
     if line.bucket not in IDLE_BUCKETS or idle_payer == IdlePayer.OPERATOR:
         return [line]
-    weights = _guarantee_weights(line) if idle_payer == IdlePayer.GUARANTEE else _usage_weights(line, all_lines)
+    weights = (
+        _guarantee_weights(line) if idle_payer == IdlePayer.GUARANTEE else _usage_weights(line, all_lines)
+    )
     if not any(weights.values()):
         return [line]
     teams = sorted(weights)
@@ -255,20 +280,40 @@ def _allocate_idle_cost(line: StatementEntry, all_lines: Sequence[StatementEntry
     hours = split_amount(line.gpu_hours, [weights[team] for team in teams], MICRO)
     centres = _main_cost_centre_by_team(all_lines)
     return [
-        StatementEntry(line.pool, centres.get(team, ""), team, "", "", line.model, line.bucket, part, None, None, amount, amount)
+        StatementEntry(
+            line.pool,
+            centres.get(team, ""),
+            team,
+            "",
+            "",
+            line.model,
+            line.bucket,
+            part,
+            None,
+            None,
+            amount,
+            amount,
+        )
         for team, amount, part in zip(teams, amounts, hours, strict=True)
     ]
 
 
 def _guarantee_weights(line: StatementEntry) -> dict[str, Decimal]:
-    rows = Quota.objects.filter(pool__name=line.pool, model=line.model).values_list("team__name", "guaranteed_slots")
+    rows = Quota.objects.filter(pool__name=line.pool, model=line.model).values_list(
+        "team__name", "guaranteed_slots"
+    )
     return {team: Decimal(slots) for team, slots in rows}
 
 
 def _usage_weights(line: StatementEntry, all_lines: Sequence[StatementEntry]) -> dict[str, Decimal]:
     weights: dict[str, Decimal] = defaultdict(Decimal)
     for other in all_lines:
-        if other.pool == line.pool and other.model == line.model and other.bucket in CHARGED_BUCKETS and other.gpu_hours > 0:
+        if (
+            other.pool == line.pool
+            and other.model == line.model
+            and other.bucket in CHARGED_BUCKETS
+            and other.gpu_hours > 0
+        ):
             weights[other.team] += other.gpu_hours
     return dict(weights)
 
@@ -311,7 +356,8 @@ def _open_month_totals(month: date) -> dict[str, Any]:
         "charged": str(round_amount(sum((pool.charged for pool in pools), ZERO))),
         "cost": str(round_amount(sum((pool.cost for pool in pools), ZERO))),
         "gpu_hours": {
-            row["bucket"]: str(round_amount(Decimal(row["slot_sum"]) / SLOT_SECONDS_PER_GPU_HOUR, MICRO)) for row in hours.order_by("bucket")
+            row["bucket"]: str(round_amount(Decimal(row["slot_sum"]) / SLOT_SECONDS_PER_GPU_HOUR, MICRO))
+            for row in hours.order_by("bucket")
         },
         "pools": reconciliation_in_cents(pools),
         "exact": [
@@ -339,22 +385,39 @@ def close_checks(month: date) -> list[dict[str, Any]]:
     no_centre = month_lines.filter(bucket__in=CHARGED_BUCKETS, cost_centre="", reversal=False)
     return [
         _check_result("something was charged in the month", month_lines.exists(), {}),
-        _check_result("every GPU is charged to the end of the month", not behind.exists() and not never.exists(), {
-            "behind": behind.count(), "never": never.count(),
-        }),
+        _check_result(
+            "every GPU is charged to the end of the month",
+            not behind.exists() and not never.exists(),
+            {
+                "behind": behind.count(),
+                "never": never.count(),
+            },
+        ),
         _check_result("every GPU is charged from when it came", not late.exists(), {"later": late.count()}),
-        _check_result("every line has a price", not unpriced.exists(), {"models": [row["model"] for row in unpriced]}),
-        _check_result("every charged line has a cost centre", not no_centre.exists(), {
-            "projects": sorted(set(no_centre.values_list("project_name", flat=True)))[:20],
-        }),
-        _check_result("every second of every GPU is in exactly one bucket", not seconds, {"gpus": seconds[:20]}),
+        _check_result(
+            "every line has a price", not unpriced.exists(), {"models": [row["model"] for row in unpriced]}
+        ),
+        _check_result(
+            "every charged line has a cost centre",
+            not no_centre.exists(),
+            {
+                "projects": sorted(set(no_centre.values_list("project_name", flat=True)))[:20],
+            },
+        ),
+        _check_result(
+            "every second of every GPU is in exactly one bucket", not seconds, {"gpus": seconds[:20]}
+        ),
         _check_result(
             "charged - margin + uncharged and idle + overhead = cost of the GPUs, in each pool",
             all(pool.holds for pool in left),
-            {"pools": [{"pool": pool.pool_name, "left": str(pool.total), "cost": str(pool.cost)} for pool in left]},
+            {
+                "pools": [
+                    {"pool": pool.pool_name, "left": str(pool.total), "cost": str(pool.cost)} for pool in left
+                ]
+            },
         ),
         _check_result("every sample of the month is rolled up", due == 0, {"due": due}),
-    ]  # fmt: skip
+    ]
 
 
 def _check_result(words: str, ok: bool, figures: dict[str, Any]) -> dict[str, Any]:
@@ -364,7 +427,10 @@ def _check_result(words: str, ok: bool, figures: dict[str, Any]) -> dict[str, An
 def _gpus_with_wrong_seconds(month: date, start: datetime, end: datetime) -> list[dict[str, Any]]:
     """GPUs whose lines do not cover their time once. Corrections of older months sum to nothing, so they do not disturb."""
     written = dict(
-        Charge.objects.filter(month=month).values_list("gpu").annotate(slot_sum=Sum("slot_seconds")).order_by("gpu")
+        Charge.objects.filter(month=month)
+        .values_list("gpu")
+        .annotate(slot_sum=Sum("slot_seconds"))
+        .order_by("gpu")
     )
     wrong = []
     for gpu, since, until in ChargedUntil.objects.filter(since__lt=end, until__gt=start).values_list(
@@ -394,11 +460,14 @@ def close_month(*, month: date, closed_by: Any, now: datetime, currency: str = "
     failed = [check for check in found if not check["ok"]]
     if failed:
         raise MonthCloseError(
-            f"{month:%Y-%m} cannot be closed: it is not so that {failed[0]['check']} ({failed[0]['figures']}).", found
+            f"{month:%Y-%m} cannot be closed: it is not so that {failed[0]['check']} ({failed[0]['figures']}).",
+            found,
         )
     statement = Statement.objects.get(month=month)
     frozen = _open_month_lines(month, statement.idle_payer)
-    StatementLine.objects.bulk_create([_statement_line_row(statement, line) for line in frozen], batch_size=2_000)
+    StatementLine.objects.bulk_create(
+        [_statement_line_row(statement, line) for line in frozen], batch_size=2_000
+    )
     text = _entries_to_csv(month, frozen, currency)
     closed = _transition(
         month,

@@ -88,7 +88,12 @@ def charge_lines(month: date, lines: QuerySet[Charge] | None = None, **where: An
 
 
 def charges_by(
-    dimension: str, month: date, lines: QuerySet[Charge] | None = None, *, charged_only: bool = True, **where: Any
+    dimension: str,
+    month: date,
+    lines: QuerySet[Charge] | None = None,
+    *,
+    charged_only: bool = True,
+    **where: Any,
 ) -> ChargeTable:
     """A month's charges by one dimension. ``lines``: what the viewer may see (all when None); ``where``: the way down so far.
 
@@ -146,7 +151,9 @@ def _parent_row_amounts(
     """The money of the row that the way down led through last, as its own table rounds it; None at the top."""
     above: RoundedAmounts | None = None
     for step, dimension in enumerate(where):
-        rows = _group_amounts(_filtered_lines(month, lines, charged_only, dict(list(where.items())[:step])), dimension)
+        rows = _group_amounts(
+            _filtered_lines(month, lines, charged_only, dict(list(where.items())[:step])), dimension
+        )
         cents = _round_columns(rows, above)
         mine = [index for index, row in enumerate(rows) if str(row["group_key"]) == str(where[dimension])]
         # One key may stand in several rows, when it was renamed meanwhile.
@@ -154,9 +161,12 @@ def _parent_row_amounts(
     return above
 
 
-def _round_columns(rows: Sequence[Mapping[str, Any]], above: RoundedAmounts | None) -> dict[str, list[Decimal]]:
+def _round_columns(
+    rows: Sequence[Mapping[str, Any]], above: RoundedAmounts | None
+) -> dict[str, list[Decimal]]:
     return {
-        column: round_parts([row[column] for row in rows], total=above[column] if above else None) for column in MONEY_SUMS
+        column: round_parts([row[column] for row in rows], total=above[column] if above else None)
+        for column in MONEY_SUMS
     }
 
 
@@ -240,7 +250,12 @@ def load_current_prices(now: datetime) -> CurrentPrices:
 
 
 def find_budget_status(
-    month: date, now: datetime, *, team: int | None = None, project: int | None = None, measure: str = BudgetMeasure.MONEY
+    month: date,
+    now: datetime,
+    *,
+    team: int | None = None,
+    project: int | None = None,
+    measure: str = BudgetMeasure.MONEY,
 ) -> BudgetStatus | None:
     """The budget of a team or a project for a month and where it stands; None when it has none in that measure."""
     budget = Budget.objects.filter(month=month, team=team, project=project, measure=measure).first()
@@ -261,7 +276,9 @@ def budget_status(budget: Budget, now: datetime) -> BudgetStatus:
     )
 
 
-def forecast_spend(month: date, now: datetime, *, team: int | None = None, project: int | None = None) -> Decimal | None:
+def forecast_spend(
+    month: date, now: datetime, *, team: int | None = None, project: int | None = None
+) -> Decimal | None:
     """What the month comes to when it goes on as it began; None in its first three days and for a month that is not this one."""
     if month != month_of(now):
         return None

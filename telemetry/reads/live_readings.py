@@ -10,9 +10,17 @@ from django.db import connection
 
 STALE_AFTER = timedelta(seconds=90)  # an older reading says nothing about now
 LIVE_FIELDS = (
-    "utilisation", "sm_active", "tensor_active", "memory_used_mib", "power_w", "temperature_c", "sm_clock_mhz",
-    "throttle_reasons", "processes", "stray_processes",
-)  # fmt: skip
+    "utilisation",
+    "sm_active",
+    "tensor_active",
+    "memory_used_mib",
+    "power_w",
+    "temperature_c",
+    "sm_clock_mhz",
+    "throttle_reasons",
+    "processes",
+    "stray_processes",
+)
 
 
 @dataclass(frozen=True)
@@ -43,7 +51,9 @@ class LiveUnitReading:
     stray_processes: int | None = None
 
 
-def live_unit_readings(now: datetime, *, pool: int | None = None, hosts: Collection[int] | None = None) -> list[LiveUnitReading]:
+def live_unit_readings(
+    now: datetime, *, pool: int | None = None, hosts: Collection[int] | None = None
+) -> list[LiveUnitReading]:
     """Every unit in use with its last reading, by host and GPU; one query, each unit's newest sample by its index."""
     where, values = "", []
     if pool is not None:

@@ -52,7 +52,11 @@ class UsageWaterfall:
     @property
     def productive_share(self) -> float | None:
         """The productive part of the capacity; None when there was none."""
-        return next((step.share for step in self.steps if step.key == "productive"), None) if self.gpu_hours else None
+        return (
+            next((step.share for step in self.steps if step.key == "productive"), None)
+            if self.gpu_hours
+            else None
+        )
 
 
 @dataclass(frozen=True)
@@ -152,9 +156,13 @@ def usage_waterfall(filters: UsageFilters, reads: UsageRows | None = None) -> Us
     covered = held_measured = 0.0
     for model in sorted({model for _, model in sums}):
         for bucket, key in (
-            ("unhealthy", "unhealthy"), ("maintenance", "maintenance"), ("unallocated", "unallocated"),
-            ("reserved_unused", "reserved_unused"), ("preempted", "lost"), ("hardware_lost", "lost"),
-        ):  # fmt: skip
+            ("unhealthy", "unhealthy"),
+            ("maintenance", "maintenance"),
+            ("unallocated", "unallocated"),
+            ("reserved_unused", "reserved_unused"),
+            ("preempted", "lost"),
+            ("hardware_lost", "lost"),
+        ):
             seconds, cost = sums.get((bucket, model), (0.0, ZERO))
             parts[key].append(seconds)
             costs[key].append(cost)
@@ -162,7 +170,9 @@ def usage_waterfall(filters: UsageFilters, reads: UsageRows | None = None) -> Us
         row = use.get(model)
         pieces = _split_used_time(seconds, row)
         weights = [int(piece) for piece in pieces.values()]
-        for key, piece, part in zip(pieces, pieces.values(), split_amount(round_amount(cost, MICRO), weights, MICRO), strict=True):
+        for key, piece, part in zip(
+            pieces, pieces.values(), split_amount(round_amount(cost, MICRO), weights, MICRO), strict=True
+        ):
             parts[key].append(piece)
             costs[key].append(part)
         if row:
@@ -184,9 +194,17 @@ def usage_waterfall(filters: UsageFilters, reads: UsageRows | None = None) -> Us
 
 
 WATERFALL_ORDER = (
-    "unhealthy", "maintenance", "unallocated", "reserved_unused", "lost", "unmeasured", "empty", "idle", "inefficient",
+    "unhealthy",
+    "maintenance",
+    "unallocated",
+    "reserved_unused",
+    "lost",
+    "unmeasured",
+    "empty",
+    "idle",
+    "inefficient",
     "productive",
-)  # fmt: skip
+)
 
 
 def _split_used_time(seconds: float, row: dict[str, float | None] | None) -> dict[str, float]:
@@ -220,7 +238,10 @@ def _bucket_sums(filters: UsageFilters) -> dict[tuple[str, str], tuple[float, De
     for line in lines.exclude(start__gte=filters.start, end__lte=filters.end):
         part = _overlap_share(line, filters)
         seconds, cost = sums.get((line.bucket, line.model), (0.0, ZERO))
-        sums[line.bucket, line.model] = (seconds + line.slot_seconds * part, cost + line.cost * Decimal(str(part)))
+        sums[line.bucket, line.model] = (
+            seconds + line.slot_seconds * part,
+            cost + line.cost * Decimal(str(part)),
+        )
     return sums
 
 
@@ -249,7 +270,10 @@ def usage_by(dimension: str, filters: UsageFilters, reads: UsageRows | None = No
         row = measured.get(key, {})
         seconds = held.get(key, 0.0)
         mix_held, covered = row.get("held_seconds") or 0.0, row.get("covered_seconds")
-        hours = {measure: None if row.get(measure) is None else row[measure] / SLOT_SECONDS_PER_GPU_HOUR for measure in USAGE_MEASURES}
+        hours = {
+            measure: None if row.get(measure) is None else row[measure] / SLOT_SECONDS_PER_GPU_HOUR
+            for measure in USAGE_MEASURES
+        }
         groups.append(
             GroupUsage(
                 key=key,
@@ -265,7 +289,9 @@ def usage_by(dimension: str, filters: UsageFilters, reads: UsageRows | None = No
                 borrowed=to_gpu_hours(borrowed.get(key)),
                 lost=to_gpu_hours(lost.get(key)),
                 guarantee=guarantees[key][1] if key in guarantees else None,
-                coverage=min(1.0, covered / max(seconds, mix_held)) if covered is not None and seconds else None,
+                coverage=min(1.0, covered / max(seconds, mix_held))
+                if covered is not None and seconds
+                else None,
                 energy_kwh=None if row.get("energy_mj") is None else float(row["energy_mj"]) / 3.6e9,
                 charged=charges.get(key, ZERO),
             )
@@ -290,9 +316,16 @@ def _held_slot_seconds(holds: Iterable[HeldInterval]) -> tuple[dict[Any, float],
 
 
 CHARGE_COLUMNS = {
-    "team": "team", "project": "project", "user": "user", "type": "workload_type", "model": "model", "pool": "pool",
-    "host": "gpu__host", "gpu": "gpu", "workload": "workload",
-}  # fmt: skip
+    "team": "team",
+    "project": "project",
+    "user": "user",
+    "type": "workload_type",
+    "model": "model",
+    "pool": "pool",
+    "host": "gpu__host",
+    "gpu": "gpu",
+    "workload": "workload",
+}
 
 
 def _charged_and_lost(dimension: str, filters: UsageFilters) -> tuple[dict[Any, Decimal], dict[Any, float]]:
@@ -302,11 +335,15 @@ def _charged_and_lost(dimension: str, filters: UsageFilters) -> tuple[dict[Any, 
     column = CHARGE_COLUMNS[dimension]
     lines = filters.charges()
     inside = lines.filter(start__gte=filters.start, end__lte=filters.end)
-    grouped = inside.values_list(column, "bucket").annotate(amount=Sum("charged"), seconds=Sum("slot_seconds"))
+    grouped = inside.values_list(column, "bucket").annotate(
+        amount=Sum("charged"), seconds=Sum("slot_seconds")
+    )
     rows = [(key, bucket, amount, float(seconds)) for key, bucket, amount, seconds in grouped]
     for line in lines.exclude(start__gte=filters.start, end__lte=filters.end).annotate(group_key=F(column)):
         part = _overlap_share(line, filters)
-        rows.append((line.group_key, line.bucket, line.charged * Decimal(str(part)), line.slot_seconds * part))
+        rows.append(
+            (line.group_key, line.bucket, line.charged * Decimal(str(part)), line.slot_seconds * part)
+        )
     for key, bucket, amount, seconds in rows:
         charged[key] += amount
         if bucket in ("preempted", "hardware_lost"):
@@ -332,7 +369,11 @@ def _guaranteed_gpus(filters: UsageFilters) -> dict[int, tuple[str, float]]:
 
 
 def usage_over_time(
-    filters: UsageFilters, *, step: timedelta | None = None, dimension: str | None = None, reads: UsageRows | None = None
+    filters: UsageFilters,
+    *,
+    step: timedelta | None = None,
+    dimension: str | None = None,
+    reads: UsageRows | None = None,
 ) -> list[UsageSeries]:
     """Mean held and busy GPUs per ``step`` (a whole number of hours; a suitable one when None), by ``dimension`` or all in one."""
     step = step or _default_step(filters)
@@ -354,7 +395,9 @@ def usage_over_time(
     return series
 
 
-def _held_over_time(reads: UsageRows, edges: Sequence[float], dimension: str | None) -> list[tuple[Any, str, list[float]]]:
+def _held_over_time(
+    reads: UsageRows, edges: Sequence[float], dimension: str | None
+) -> list[tuple[Any, str, list[float]]]:
     """(group, name, mean GPUs held between each two edges), by name; one group of all without a dimension."""
     holds: dict[Any, list[HeldInterval]] = defaultdict(list)
     for hold in reads.holds(dimension or "pool"):
@@ -397,7 +440,9 @@ def _slot_seconds_per_step(holds: Sequence[HeldInterval], edges: Sequence[float]
     return [float(value) for value in np.diff(at_edges)]
 
 
-def _busy_over_time(reads: UsageRows, edges: Sequence[float], dimension: str | None) -> dict[Any, dict[int, float]]:
+def _busy_over_time(
+    reads: UsageRows, edges: Sequence[float], dimension: str | None
+) -> dict[Any, dict[int, float]]:
     """Group to step number to utilisation-weighted slot-seconds."""
     first, length = edges[0], edges[1] - edges[0]
     found: dict[Any, dict[int, float]] = defaultdict(lambda: defaultdict(float))
@@ -414,7 +459,11 @@ def pooling_savings(filters: UsageFilters, reads: UsageRows | None = None) -> Po
     together = [sum(values) for values in zip(*(held for _, _, held in teams), strict=True)]
     dedicated, pooled = sum(demand for _, _, demand in by_team), _percentile(together, 95)
     price = _mean_gpu_hour_price(filters)
-    saved = None if price is None else round_amount(price * HOURS_PER_MONTH * Decimal(str(round(dedicated - pooled, 6))), CENT)
+    saved = (
+        None
+        if price is None
+        else round_amount(price * HOURS_PER_MONTH * Decimal(str(round(dedicated - pooled, 6))), CENT)
+    )
     return PoolingSavings(by_team, dedicated, pooled, _owned_gpus(filters), saved)
 
 
@@ -424,7 +473,9 @@ def _percentile(values: Sequence[float], percent: float) -> float:
 
 def _mean_gpu_hour_price(filters: UsageFilters) -> Decimal | None:
     """The price of a GPU-hour, weighted by what was held; of the rate card's newest when nothing was charged yet."""
-    sums = filters.charges().filter(bucket="used").aggregate(amount=Sum("charged"), seconds=Sum("slot_seconds"))
+    sums = (
+        filters.charges().filter(bucket="used").aggregate(amount=Sum("charged"), seconds=Sum("slot_seconds"))
+    )
     if sums["seconds"]:
         return Decimal(sums["amount"]) * SLOT_SECONDS_PER_GPU_HOUR / Decimal(sums["seconds"])
     return None

@@ -71,9 +71,13 @@ class UsageFilters:
         # No line is longer than a day: this bound lets the index on start help.
         lines = lines.filter(start__gte=self.start - timedelta(days=1))
         plain = {
-            "pool": self.pool, "team": self.team, "project": self.project, "user": self.user,
-            "model": self.model or None, "workload_type": self.type or None,
-        }  # fmt: skip
+            "pool": self.pool,
+            "team": self.team,
+            "project": self.project,
+            "user": self.user,
+            "model": self.model or None,
+            "workload_type": self.type or None,
+        }
         lines = lines.filter(**{name: value for name, value in plain.items() if value is not None})
         if self.teams is not None or self.users is not None:
             lines = lines.filter(Q(team__in=self.teams or ()) | Q(user__in=self.users or ()))

@@ -19,20 +19,30 @@ from telemetry.reads.usage_filters import (
 
 SLOTS_SQL = "(upper(u.slots) - lower(u.slots))"
 USAGE_MEASURES = (
-    "held_seconds", "covered_seconds", "utilisation_seconds", "busy_seconds", "inefficient_seconds", "idle_seconds",
-    "empty_seconds", "sm_active_seconds", "tensor_active_seconds",
-)  # fmt: skip
+    "held_seconds",
+    "covered_seconds",
+    "utilisation_seconds",
+    "busy_seconds",
+    "inefficient_seconds",
+    "idle_seconds",
+    "empty_seconds",
+    "sm_active_seconds",
+    "tensor_active_seconds",
+)
 USAGE_SUMS = (*USAGE_MEASURES, "energy_mj")
 # Summed by allocation before anything is joined: there are many times more rollups than allocations.
 ROLLUPS_SQL = (
-    "SELECT g.model, {key}, {name}, " + ", ".join(f"sum(r.{measure} * {SLOTS_SQL})" for measure in USAGE_MEASURES) + ", sum(r.energy_mj)"
-    " FROM (SELECT allocation_id, unit_id, " + ", ".join(f"sum({name}) AS {name}" for name in USAGE_SUMS)
+    "SELECT g.model, {key}, {name}, "
+    + ", ".join(f"sum(r.{measure} * {SLOTS_SQL})" for measure in USAGE_MEASURES)
+    + ", sum(r.energy_mj)"
+    " FROM (SELECT allocation_id, unit_id, "
+    + ", ".join(f"sum({name}) AS {name}" for name in USAGE_SUMS)
     + " FROM telemetry_rollup WHERE resolution = %s AND bucket >= %s AND bucket < %s GROUP BY 1, 2) r"
     " JOIN scheduler_allocation a ON a.id = r.allocation_id"
     + HARDWARE_JOINS_SQL.format(unit="r.unit_id")
     + WORK_JOINS_SQL
     + " WHERE true{where} GROUP BY 1, 2, 3"
-)  # fmt: skip
+)
 HOURS_SQL = (
     f"SELECT {{key}}, extract(epoch FROM r.bucket)::bigint, sum(r.utilisation_seconds * {SLOTS_SQL}), sum(r.covered_seconds * {SLOTS_SQL})"
     " FROM telemetry_rollup r JOIN scheduler_allocation a ON a.id = r.allocation_id"
@@ -88,7 +98,8 @@ class UsageRows:
             period = [rollup_resolution(self.filters), self.filters.start, self.filters.end]
             rows = self._run(ROLLUPS_SQL, key, name, period)
             self._rollups[dimension] = [
-                (row[0], row[1], {"name": row[2], **dict(zip(USAGE_SUMS, row[3:], strict=True))}) for row in rows
+                (row[0], row[1], {"name": row[2], **dict(zip(USAGE_SUMS, row[3:], strict=True))})
+                for row in rows
             ]
         return self._rollups[dimension]
 
@@ -104,7 +115,9 @@ class UsageRows:
     def hours(self, dimension: str) -> list[HourlyUsage]:
         """What was done in each hour, by group."""
         if dimension not in self._hours:
-            rows = self._run(HOURS_SQL, USAGE_DIMENSIONS[dimension][0], "", [self.filters.start, self.filters.end])
+            rows = self._run(
+                HOURS_SQL, USAGE_DIMENSIONS[dimension][0], "", [self.filters.start, self.filters.end]
+            )
             self._hours[dimension] = [HourlyUsage(*row) for row in rows]
         return self._hours[dimension]
 
@@ -118,7 +131,9 @@ class UsageRows:
             low, high = self.filters.start.timestamp(), self.filters.end.timestamp()
             rows = self._run(HOLDS_SQL, *USAGE_DIMENSIONS[dimension], [self.filters.start, self.filters.end])
             self._holds[dimension] = [
-                HeldInterval(group, label, max(start, low), high if end is None else min(end, high), slots, borrowed)
+                HeldInterval(
+                    group, label, max(start, low), high if end is None else min(end, high), slots, borrowed
+                )
                 for group, label, start, end, slots, borrowed in rows
             ]
         return self._holds[dimension]
@@ -136,7 +151,10 @@ def _sum_by_group(rows: Iterable[tuple[Any, dict[str, Any]]]) -> dict[Any, dict[
     for group, sums in rows:
         parts[group].append(sums)
     return {
-        group: {"name": some[0]["name"], **{name: _sum_known(part[name] for part in some) for name in USAGE_SUMS}}
+        group: {
+            "name": some[0]["name"],
+            **{name: _sum_known(part[name] for part in some) for name in USAGE_SUMS},
+        }
         for group, some in parts.items()
     }
 

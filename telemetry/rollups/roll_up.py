@@ -96,7 +96,8 @@ def _roll_up_buckets(resolution: int, due: Sequence[RollupDue], now: datetime) -
 def _claim_due_marks(due: Sequence[RollupDue]) -> list[tuple[datetime, int]]:
     with connection.cursor() as cursor:
         cursor.execute(
-            "DELETE FROM telemetry_rollupdue WHERE id = ANY(%s) RETURNING bucket, host_id", [[mark.pk for mark in due]]
+            "DELETE FROM telemetry_rollupdue WHERE id = ANY(%s) RETURNING bucket, host_id",
+            [[mark.pk for mark in due]],
         )
         return sorted(cursor.fetchall())
 
@@ -126,11 +127,16 @@ def _minute_rollups(bucket: datetime, hosts: Collection[int]) -> list[Rollup]:
     if not readings:
         return []
     held = _load_holds(bucket, end, readings)
-    simulated = set(Unit.objects.filter(pk__in=readings, gpu__host__simulated=True).values_list("pk", flat=True))
+    simulated = set(
+        Unit.objects.filter(pk__in=readings, gpu__host__simulated=True).values_list("pk", flat=True)
+    )
     rows = []
     for unit, series in sorted(readings.items()):
         uses = roll_up_readings(series, held[unit], bucket.timestamp(), end.timestamp())
-        rows += [_rollup_row(Rollup.Resolution.MINUTE, bucket, unit, who, use, unit in simulated) for who, use in uses.items()]
+        rows += [
+            _rollup_row(Rollup.Resolution.MINUTE, bucket, unit, who, use, unit in simulated)
+            for who, use in uses.items()
+        ]
     return rows
 
 
@@ -138,10 +144,19 @@ def _load_readings(start: datetime, end: datetime, hosts: Collection[int]) -> di
     """The samples that bear on ``[start, end)``, in order, by unit; a unit without any in it has no entry."""
     reach = timedelta(seconds=SAMPLE_REACH_SECONDS)
     units = Unit.objects.filter(gpu__host__in=hosts).values("pk")
-    samples = Sample.objects.filter(unit__in=units, ts__gte=start - reach, ts__lt=end + reach).order_by("unit", "ts")
+    samples = Sample.objects.filter(unit__in=units, ts__gte=start - reach, ts__lt=end + reach).order_by(
+        "unit", "ts"
+    )
     found: dict[int, list[UsageReading]] = defaultdict(list)
     rows = samples.values_list(
-        "unit_id", "ts", "utilisation", "sm_active", "tensor_active", "memory_used_mib", "energy_mj", "processes"
+        "unit_id",
+        "ts",
+        "utilisation",
+        "sm_active",
+        "tensor_active",
+        "memory_used_mib",
+        "energy_mj",
+        "processes",
     )
     for unit, ts, utilisation, sm, tensor, memory, energy, processes in rows:
         found[unit].append(UsageReading(ts.timestamp(), utilisation, sm, tensor, memory, energy, processes))
@@ -177,8 +192,15 @@ def _merge_finer_rollups(resolution: int, bucket: datetime, units: Collection[in
     ]
 
 
-def _rollup_row(resolution: int, bucket: datetime, unit: int, allocation: int | None, use: UsageSums, simulated: bool) -> Rollup:
+def _rollup_row(
+    resolution: int, bucket: datetime, unit: int, allocation: int | None, use: UsageSums, simulated: bool
+) -> Rollup:
     measures = {name: getattr(use, name) for name in ROLLUP_MEASURES}
     return Rollup(
-        resolution=resolution, bucket=bucket, unit_id=unit, allocation_id=allocation, simulated=simulated, **measures
+        resolution=resolution,
+        bucket=bucket,
+        unit_id=unit,
+        allocation_id=allocation,
+        simulated=simulated,
+        **measures,
     )

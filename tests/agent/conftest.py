@@ -41,7 +41,16 @@ class AgentProcess:
         heard = len(self.edge.observed)
         self.process = await asyncio.create_subprocess_exec(
             *(*self.program, "run", "--state", str(self.state), "--edge", self.edge.url),
-            *("--join-token", TOKEN, "--host", "h1", "--simulate", "2xH100-80GB", "--simulate-mig", "1:2x3g.40gb"),
+            *(
+                "--join-token",
+                TOKEN,
+                "--host",
+                "h1",
+                "--simulate",
+                "2xH100-80GB",
+                "--simulate-mig",
+                "1:2x3g.40gb",
+            ),
             # The machine's own folder of locks would be that of every test at once.
             *("--locks", str(self.state / "locks")),
             *("--launcher", self.launcher, "--sample-seconds", "0.3", *self.more),
@@ -131,7 +140,9 @@ async def make_agent(edge: FakeEdge, tmp_path: Path) -> AsyncIterator[MakeAgent]
     """Start agents; whatever they started is gone after the test."""
     made: list[AgentProcess] = []
 
-    async def make(*more: str, launcher: str = "plain", state: str = "state", joined: bool = True) -> AgentProcess:
+    async def make(
+        *more: str, launcher: str = "plain", state: str = "state", joined: bool = True
+    ) -> AgentProcess:
         agent = AgentProcess(edge, tmp_path / state, launcher, list(more))
         made.append(agent)
         await agent.start(joined=joined)

@@ -145,7 +145,11 @@ class FakeEdge:
 
     def seen(self, run: str) -> RunSeen | None:
         """The run as the newest frame has it."""
-        return next((seen for seen in self.observed[-1].runs if seen.run == run), None) if self.observed else None
+        return (
+            next((seen for seen in self.observed[-1].runs if seen.run == run), None)
+            if self.observed
+            else None
+        )
 
     def log(self, run: str) -> str:
         """The run's whole log so far."""

@@ -107,7 +107,11 @@ def wrong(kept: Table, kind: str, value: Any, where: str) -> list[str]:
         return []
     if kind in PLAIN:
         fits = isinstance(value, PLAIN[kind]) or (kind == "float" and isinstance(value, int))
-        return [] if fits and (kind == "bool" or not isinstance(value, bool)) else [f"{where}: {value!r} is not {kind}"]
+        return (
+            []
+            if fits and (kind == "bool" or not isinstance(value, bool))
+            else [f"{where}: {value!r} is not {kind}"]
+        )
     if kind.startswith(("list[", "dict[")):
         shape = list if kind.startswith("list[") else dict
         if not isinstance(value, shape):
@@ -119,7 +123,9 @@ def wrong(kept: Table, kind: str, value: Any, where: str) -> list[str]:
     found: list[str] = []
     for name, about in kept[kind].items():
         found += (
-            wrong(kept, about["type"], value[name], f"{where}.{name}") if name in value else [f"{where}.{name}: not said"]
+            wrong(kept, about["type"], value[name], f"{where}.{name}")
+            if name in value
+            else [f"{where}.{name}: not said"]
         )
     return found
 
@@ -143,10 +149,17 @@ def differences(before: Any, now: Any, where: str) -> list[str]:
     if isinstance(before, dict) and isinstance(now, dict):
         found = [f"{where}.{name}: gone" for name in before if name not in now]
         return found + [
-            each for name in before if name in now for each in differences(before[name], now[name], f"{where}.{name}")
+            each
+            for name in before
+            if name in now
+            for each in differences(before[name], now[name], f"{where}.{name}")
         ]
     if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
-        return [each for one, other in zip(before, now, strict=True) for each in differences(one, other, f"{where}[]")]
+        return [
+            each
+            for one, other in zip(before, now, strict=True)
+            for each in differences(one, other, f"{where}[]")
+        ]
     same = type(before) is type(now) and before == now
     return [] if same else [f"{where}: {before!r} became {now!r}"]
 
@@ -185,7 +198,9 @@ class Kept:
         ]
         for direction in ("up", "down"):
             there = getattr(protocol, f"FRAMES_{direction.upper()}")
-            found += [f"{kind}: not a frame {direction}" for kind in self.about[direction] if kind not in there]
+            found += [
+                f"{kind}: not a frame {direction}" for kind in self.about[direction] if kind not in there
+            ]
         for name, kind in self.names.items():
             try:
                 found += self._reads(protocol, name, kind) + self._writes(protocol, name, kind)
@@ -204,7 +219,9 @@ class Kept:
         said = json.loads(self.text(name))
         found = differences(said, dataclasses.asdict(self._read(protocol, name, said)), name)
         short = least(self.fields, kind, said)
-        return found + differences(short, dataclasses.asdict(self._read(protocol, name, short)), f"{name} (least)")
+        return found + differences(
+            short, dataclasses.asdict(self._read(protocol, name, short)), f"{name} (least)"
+        )
 
     def _unsaid(self, protocol: Any) -> list[str]:
         """What is left out still means what it meant."""
@@ -239,7 +256,11 @@ class Kept:
 
     def add(self, protocol: Any) -> None:
         """Keep what is new: fields and types are added to the table, their examples to the texts."""
-        kept = self.about if (self.folder / "fields.json").exists() else {"types": {}, "frames": {}, "up": [], "down": []}
+        kept = (
+            self.about
+            if (self.folder / "fields.json").exists()
+            else {"types": {}, "frames": {}, "up": [], "down": []}
+        )
         self.folder.mkdir(parents=True, exist_ok=True)
         now = table(protocol)
         for kind, entries in now.items():
@@ -262,7 +283,11 @@ def _with_new(before: Any, example: Any) -> Any:
     if isinstance(before, dict) and isinstance(example, dict) and before:
         whole = {name: _with_new(value, example.get(name)) for name, value in before.items()}
         # A dictionary whose keys are data is left as it is: its example has other keys each time.
-        return whole if not set(before) & set(example) else {**whole, **{n: v for n, v in example.items() if n not in whole}}
+        return (
+            whole
+            if not set(before) & set(example)
+            else {**whole, **{n: v for n, v in example.items() if n not in whole}}
+        )
     if isinstance(before, list) and isinstance(example, list) and before and example:
         return [_with_new(each, example[0]) for each in before]
     return example if before in ({}, None) else before

@@ -18,8 +18,12 @@ from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 
 REAL = Cgroups()
-lacks_none = pytest.mark.skipif(not REAL.complete, reason="the control groups of this machine can't be written")
-lacks_devices = pytest.mark.skipif("devices" not in REAL.available_controllers, reason="no devices controller of version 1 here")
+lacks_none = pytest.mark.skipif(
+    not REAL.complete, reason="the control groups of this machine can't be written"
+)
+lacks_devices = pytest.mark.skipif(
+    "devices" not in REAL.available_controllers, reason="no devices controller of version 1 here"
+)
 
 
 def mounts(tmp_path: Path, *lines: str) -> Path:
@@ -54,7 +58,11 @@ def test_on_version_1_each_limit_goes_to_its_own_hierarchy(tmp_path: Path) -> No
         first(tmp_path, "devices"),
     ]
     found = Cgroups(mounts(tmp_path, *lines))
-    assert (found.layout, found.available_controllers, found.notes) == ("v1", ["cpu", "memory", "pids", "devices"], [])
+    assert (found.layout, found.available_controllers, found.notes) == (
+        "v1",
+        ["cpu", "memory", "pids", "devices"],
+        [],
+    )
     made = found.make("run", LIMITS)
     assert (tmp_path / "cpu-cpuacct/gpupool/run/cpu.cfs_quota_us").read_text() == "150000"
     assert (tmp_path / "memory/gpupool/run/memory.limit_in_bytes").read_text() == str(64 << 20)
@@ -71,12 +79,18 @@ def test_a_group_above_the_runs_that_somebody_removed_is_made_again(tmp_path: Pa
     found.make("run", LIMITS)
     assert (tmp_path / "pids/gpupool/run/pids.max").read_text() == "100"
     assert (tmp_path / "unified/gpupool/run/cpu.max").read_text() == "150000 100000"
-    assert (tmp_path / "unified/gpupool/cgroup.subtree_control").exists(), "its controllers are lent to the runs again"
+    assert (tmp_path / "unified/gpupool/cgroup.subtree_control").exists(), (
+        "its controllers are lent to the runs again"
+    )
 
 
 def test_on_version_2_one_group_has_all_limits_and_devices_are_said_to_be_missing(tmp_path: Path) -> None:
     found = Cgroups(mounts(tmp_path, second(tmp_path, "cpuset cpu io memory pids\n")))
-    assert (found.layout, found.available_controllers, found.complete) == ("v2", ["cpu", "memory", "pids"], True)
+    assert (found.layout, found.available_controllers, found.complete) == (
+        "v2",
+        ["cpu", "memory", "pids"],
+        True,
+    )
     assert [note for note in found.notes if "device nodes" in note]
     made = found.make("run", LIMITS)
     group = tmp_path / "unified/gpupool/run"
@@ -121,7 +135,9 @@ def test_where_no_group_can_be_written_nothing_is_limited_and_the_host_says_so(t
         ("oom_kill_disable 0\nunder_oom 0\n", None),  # a kernel before 4.13 does not tell
     ],
 )
-def test_how_many_were_killed_for_memory_is_read_in_both_versions(tmp_path: Path, text: str, kills: int | None) -> None:
+def test_how_many_were_killed_for_memory_is_read_in_both_versions(
+    tmp_path: Path, text: str, kills: int | None
+) -> None:
     (tmp_path / "events").write_text(text)
     assert process_tree.out_of_memory_kills(str(tmp_path / "events")) == kills
 
@@ -130,13 +146,18 @@ def test_how_many_were_killed_for_memory_is_read_in_both_versions(tmp_path: Path
 
 
 def test_this_machine_has_the_layout_that_its_mounts_say() -> None:
-    kinds = {line.split()[2] for line in Path("/proc/mounts").read_text().splitlines()} & {"cgroup", "cgroup2"}
+    kinds = {line.split()[2] for line in Path("/proc/mounts").read_text().splitlines()} & {
+        "cgroup",
+        "cgroup2",
+    }
     words = {("cgroup",): "v1", ("cgroup2",): "v2", ("cgroup", "cgroup2"): "hybrid", (): "none"}
     assert REAL.layout == words[tuple(sorted(kinds))]
 
 
 @lacks_none
-async def test_a_fork_bomb_stays_within_its_number_of_processes(edge: FakeEdge, make_agent: MakeAgent) -> None:
+async def test_a_fork_bomb_stays_within_its_number_of_processes(
+    edge: FakeEdge, make_agent: MakeAgent
+) -> None:
     agent = await make_agent("--most-processes", "40", launcher="bubblewrap")
     bomb = "for i in $(seq 200); do sleep 30 & done 2>/dev/null; echo still here"
     await edge.want(job(bomb, generation=1))
@@ -230,8 +251,10 @@ def test_the_nodes_of_a_run_stay_open_to_it() -> None:
     for name, devices in (("with", ["/dev/kmsg"]), ("without", [])):
         made = groups.make(f"test-{os.getpid()}-{name}", CgroupLimits(devices=devices))
         done = subprocess.run(
-            ["head", "-c1", "/dev/kmsg"], capture_output=True, preexec_fn=lambda: workload_entry.enter_workload({"cgroup_procs": made.procs}),  # noqa: B023
-        )  # fmt: skip
+            ["head", "-c1", "/dev/kmsg"],
+            capture_output=True,
+            preexec_fn=lambda: workload_entry.enter_workload({"cgroup_procs": made.procs}),  # noqa: B023
+        )
         opened[name] = b"not permitted" not in done.stderr
         groups.remove(f"test-{os.getpid()}-{name}")
     assert opened == {"with": True, "without": False}

@@ -40,7 +40,17 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
             pytest.fail("a C compiler is missing, and in CI nothing may be skipped", pytrace=False)
         pytest.skip("needs a C compiler")
     folder = tmp_path_factory.mktemp("cuda")
-    command = [compiler, "-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Werror", "-o", str(folder / "libcuda.so.1")]
+    command = [
+        compiler,
+        "-shared",
+        "-fPIC",
+        "-O2",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-o",
+        str(folder / "libcuda.so.1"),
+    ]
     subprocess.run([*command, str(SOURCE)], check=True)
     return folder
 
@@ -60,7 +70,10 @@ async def make(tmp_path: Path) -> AsyncIterator[Callable[..., DiagnosticRunner]]
     made: list[DiagnosticRunner] = []
 
     def one(
-        gpu: GpuSeen = WHOLE, *, simulated: bool = False, condition: Condition | None = None,
+        gpu: GpuSeen = WHOLE,
+        *,
+        simulated: bool = False,
+        condition: Condition | None = None,
         commands: dict[str, list[str]] | None = None,
     ) -> DiagnosticRunner:
         async def conditions() -> dict[str, Condition]:
@@ -68,7 +81,11 @@ async def make(tmp_path: Path) -> AsyncIterator[Callable[..., DiagnosticRunner]]
 
         state, hardware = StateFolder(tmp_path / "state"), GpuInventory([gpu])
         folder = tmp_path / "locks"
-        made.append(DiagnosticRunner(state, hardware, folder, simulated=simulated, conditions=conditions, commands=commands))
+        made.append(
+            DiagnosticRunner(
+                state, hardware, folder, simulated=simulated, conditions=conditions, commands=commands
+            )
+        )
         return made[-1]
 
     yield one
@@ -99,7 +116,9 @@ async def running(diagnostics: DiagnosticRunner) -> None:
     raise AssertionError("it did not begin")
 
 
-async def test_a_well_gpu_passes_and_its_figures_are_kept(make: Callable[..., DiagnosticRunner], says: Path) -> None:
+async def test_a_well_gpu_passes_and_its_figures_are_kept(
+    make: Callable[..., DiagnosticRunner], says: Path
+) -> None:
     diagnostics = make()
     diagnostics.want([wanted()])
     seen = await end_of(diagnostics)
@@ -116,7 +135,11 @@ async def test_a_well_gpu_passes_and_its_figures_are_kept(make: Callable[..., Di
 @pytest.mark.parametrize(
     ("words", "check", "detail"),
     [
-        ("flip", "memory", "5 words differ; pattern zeros, piece 0: word 777 is 0x00000020 and should be 0x00000000"),
+        (
+            "flip",
+            "memory",
+            "5 words differ; pattern zeros, piece 0: word 777 is 0x00000020 and should be 0x00000000",
+        ),
         ("wrong", "arithmetic", "row 5 is not what the CPU finds"),
         ("unsteady", "arithmetic", "a repeat differs: word 7 is"),
         ("slow", "bandwidth", "GB/s is below 40% of the promised 32000.0"),
@@ -148,10 +171,14 @@ async def test_a_gpu_that_hangs_is_given_up_at_the_deadline(
     seen = await end_of(diagnostics, within=10)
     assert time.monotonic() - began < 8
     assert seen.state == "failed" and "no answer within 2 s" in seen.detail
-    gpu_locks.lock_slots(tmp_path / "locks", [SlotClaim("GPU-0", 0, 840)]).close()  # and its lock is free again
+    gpu_locks.lock_slots(
+        tmp_path / "locks", [SlotClaim("GPU-0", 0, 840)]
+    ).close()  # and its lock is free again
 
 
-async def test_a_driver_that_does_not_fit_is_no_fault_of_the_gpu(make: Callable[..., DiagnosticRunner], says: Path) -> None:
+async def test_a_driver_that_does_not_fit_is_no_fault_of_the_gpu(
+    make: Callable[..., DiagnosticRunner], says: Path
+) -> None:
     says.write_text("fail init 803")
     diagnostics = make()
     diagnostics.want([wanted()])
@@ -169,7 +196,9 @@ async def test_memory_that_somebody_else_holds_leaves_the_answer_open(
     assert (seen.state, seen.detail) == ("stopped", "most of its memory is in use by somebody else")
 
 
-async def test_a_gpu_whose_driver_asks_for_a_reset_does_not_pass(make: Callable[..., DiagnosticRunner], says: Path) -> None:
+async def test_a_gpu_whose_driver_asks_for_a_reset_does_not_pass(
+    make: Callable[..., DiagnosticRunner], says: Path
+) -> None:
     diagnostics = make(condition={"recovery": 1, "lost": False})
     diagnostics.want([wanted()])
     seen = await end_of(diagnostics)
@@ -207,7 +236,9 @@ async def test_it_waits_for_a_workload_and_never_runs_beside_it(
     assert (await end_of(diagnostics)).state == "passed"
 
 
-async def test_each_instance_of_a_split_gpu_is_looked_at(make: Callable[..., DiagnosticRunner], says: Path) -> None:
+async def test_each_instance_of_a_split_gpu_is_looked_at(
+    make: Callable[..., DiagnosticRunner], says: Path
+) -> None:
     halves = [UnitSeen("MIG-a", "3g.40gb", 0, 360, 40000), UnitSeen("MIG-b", "3g.40gb", 360, 360, 40000)]
     diagnostics = make(GpuSeen(0, "GPU-0", "H100-80GB", 81559, units=halves))
     diagnostics.want([wanted(tool="auto")])
@@ -294,7 +325,12 @@ DCGM = {
 def test_results_of_dcgm_are_found_wherever_they_lie() -> None:
     found = list(parse_dcgm_results("a line before\n" + json.dumps(DCGM)))
     assert found == [("software", "Pass", ""), ("memory", "Fail", "Row 7"), ("pcie", "Skip", "not run")]
-    assert list(parse_dcgm_results("no JSON")) == list(parse_dcgm_results('{"half":')) == list(parse_dcgm_results("[]")) == []
+    assert (
+        list(parse_dcgm_results("no JSON"))
+        == list(parse_dcgm_results('{"half":'))
+        == list(parse_dcgm_results("[]"))
+        == []
+    )
 
 
 @pytest.fixture
@@ -371,7 +407,9 @@ async def test_an_agent_carries_it_out_and_a_start_comes_first(edge: FakeEdge, m
     assert edge.observed[-1].diagnostics[0].tool == "simulated"
 
 
-@pytest.mark.skipif(shutil.which("ptxas") is None, reason="needs ptxas, NVIDIA's assembler: what the driver would do")
+@pytest.mark.skipif(
+    shutil.which("ptxas") is None, reason="needs ptxas, NVIDIA's assembler: what the driver would do"
+)
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90"])
 def test_the_programs_are_ptx_that_nvidias_assembler_takes(tmp_path: Path, architecture: str) -> None:
     source = tmp_path / "kernels.ptx"
@@ -392,7 +430,11 @@ def program(tmp_path: Path, lines: str) -> list[str]:
 @pytest.mark.parametrize(
     ("lines", "state", "detail"),
     [
-        ('[ "$1" = "an argument" ] && [ "$CUDA_VISIBLE_DEVICES" = GPU-0 ] && [ "$GPUPOOL_GPU_INDEX" = 0 ]', "passed", ""),
+        (
+            '[ "$1" = "an argument" ] && [ "$CUDA_VISIBLE_DEVICES" = GPU-0 ] && [ "$GPUPOOL_GPU_INDEX" = 0 ]',
+            "passed",
+            "",
+        ),
         ("echo too hot; exit 3", "failed", "burn: too hot"),
         ("kill -SEGV $$", "failed", "burn"),
     ],
@@ -428,7 +470,16 @@ async def test_a_name_that_the_host_does_not_know_runs_nothing(make: Callable[..
 def test_which_commands_may_be_diagnostics(tmp_path: Path) -> None:
     good = program(tmp_path, "true")[0]
     assert cli._diagnostic_argument(f"burn={good} 60 'two words'") == ("burn", [good, "60", "two words"])
-    for bad in ("burn", "burn=", f"auto={good}", f"9={good}", "burn=relative", "burn=/nowhere", f"burn={good} 'open", f"={good}"):
+    for bad in (
+        "burn",
+        "burn=",
+        f"auto={good}",
+        f"9={good}",
+        "burn=relative",
+        "burn=/nowhere",
+        f"burn={good} 'open",
+        f"={good}",
+    ):
         with pytest.raises(argparse.ArgumentTypeError):
             cli._diagnostic_argument(bad)
     os.chmod(good, 0o777)

@@ -75,8 +75,12 @@ def an_agent(edge: FakeEdge, tmp_path: Path, program: str) -> AgentProcess:
     return AgentProcess(edge, tmp_path / "state", "plain", program=[sys.executable, "-c", program])
 
 
-@pytest.mark.parametrize("program", [SLOW_DISK, STUBBORN_LOOP], ids=["a thread at a slow disk", "a loop that swallows its end"])
-async def test_an_agent_ends_in_seconds_though_something_of_it_hangs(edge: FakeEdge, tmp_path: Path, program: str) -> None:
+@pytest.mark.parametrize(
+    "program", [SLOW_DISK, STUBBORN_LOOP], ids=["a thread at a slow disk", "a loop that swallows its end"]
+)
+async def test_an_agent_ends_in_seconds_though_something_of_it_hangs(
+    edge: FakeEdge, tmp_path: Path, program: str
+) -> None:
     agent = an_agent(edge, tmp_path, program)
     try:
         await agent.start()
@@ -88,7 +92,9 @@ async def test_an_agent_ends_in_seconds_though_something_of_it_hangs(edge: FakeE
         agent.clean_up()
 
 
-@pytest.mark.parametrize("fault", ["RuntimeError('a loop broke')", "ValueError('a fault of ours')", "asyncio.CancelledError"])
+@pytest.mark.parametrize(
+    "fault", ["RuntimeError('a loop broke')", "ValueError('a fault of ours')", "asyncio.CancelledError"]
+)
 async def test_an_agent_whose_loop_broke_ends_with_its_fault_though_a_thread_hangs(
     edge: FakeEdge, tmp_path: Path, fault: str
 ) -> None:
@@ -103,13 +109,26 @@ async def test_an_agent_whose_loop_broke_ends_with_its_fault_though_a_thread_han
         agent.clean_up()
 
 
-async def test_what_an_agent_has_begun_to_write_is_written_before_it_ends(edge: FakeEdge, tmp_path: Path) -> None:
+async def test_what_an_agent_has_begun_to_write_is_written_before_it_ends(
+    edge: FakeEdge, tmp_path: Path
+) -> None:
     """Two events of its GPUs, one behind the other at a slow disk."""
     agent = an_agent(edge, tmp_path, SLOW_WRITES)
     try:
         await agent.start()
         for gpu in ("0", "1"):
-            command = [sys.executable, "-m", "agent", "plant-xid", "--state", str(agent.state), "--gpu", gpu, "--code", "79"]
+            command = [
+                sys.executable,
+                "-m",
+                "agent",
+                "plant-xid",
+                "--state",
+                str(agent.state),
+                "--gpu",
+                gpu,
+                "--code",
+                "79",
+            ]
             assert await (await asyncio.create_subprocess_exec(*command, cwd=ROOT)).wait() == 0
         await edge.until(lambda: len(edge.health) >= 2)
         assert not list((agent.state / "health").glob("*.json"))
@@ -120,9 +139,14 @@ async def test_what_an_agent_has_begun_to_write_is_written_before_it_ends(edge: 
 
 
 @pytest.mark.parametrize("streams", [">&-", "2>&-", ">&- 2>&-"])
-async def test_an_agent_without_anybody_to_tell_ends_well(edge: FakeEdge, tmp_path: Path, streams: str) -> None:
+async def test_an_agent_without_anybody_to_tell_ends_well(
+    edge: FakeEdge, tmp_path: Path, streams: str
+) -> None:
     agent = AgentProcess(
-        edge, tmp_path / "state", "plain", program=["sh", "-c", f'exec "$0" -m agent "$@" {streams}', sys.executable]
+        edge,
+        tmp_path / "state",
+        "plain",
+        program=["sh", "-c", f'exec "$0" -m agent "$@" {streams}', sys.executable],
     )
     try:
         await agent.start()
@@ -131,7 +155,9 @@ async def test_an_agent_without_anybody_to_tell_ends_well(edge: FakeEdge, tmp_pa
         agent.clean_up()
 
 
-async def test_an_interrupt_just_before_an_agent_takes_signals_itself_ends_it(edge: FakeEdge, tmp_path: Path) -> None:
+async def test_an_interrupt_just_before_an_agent_takes_signals_itself_ends_it(
+    edge: FakeEdge, tmp_path: Path
+) -> None:
     agent = an_agent(edge, tmp_path, INTERRUPTED)
     await agent.start(joined=False)
     assert agent.process is not None
@@ -140,7 +166,9 @@ async def test_an_interrupt_just_before_an_agent_takes_signals_itself_ends_it(ed
     agent.clean_up()
 
 
-async def test_an_interrupt_as_it_comes_up_leaves_no_agent_that_never_ends(edge: FakeEdge, tmp_path: Path) -> None:
+async def test_an_interrupt_as_it_comes_up_leaves_no_agent_that_never_ends(
+    edge: FakeEdge, tmp_path: Path
+) -> None:
     """Before it takes signals itself, and just when. Python may lose an interrupt while it imports: the agent then comes up, and
     ends when it is told again."""
     for hundredths in range(0, 120, 12):
@@ -157,7 +185,9 @@ async def test_an_interrupt_as_it_comes_up_leaves_no_agent_that_never_ends(edge:
     agent.clean_up()
 
 
-async def test_what_does_not_end_is_told_by_name(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_does_not_end_is_told_by_name(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     async def stubborn() -> None:
         for _ in range(2):
             try:

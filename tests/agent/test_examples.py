@@ -19,7 +19,12 @@ PYTHON = EXAMPLES / "bin" / "python"
 BEFORE_NOTICE_SECONDS = 0.4
 SLOW = "0.1"  # seconds that a step takes longer
 # One thread: how many add up a sum decides its last bits, on any framework.
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "DO_NOT_TRACK": "1",
+}
 
 
 SHOWN = {
@@ -40,7 +45,9 @@ def documented(name: str) -> str:
     return found[1]
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.glob("*") if path.suffix in (".py", ".sh")))
+@pytest.mark.parametrize(
+    "name", sorted(path.name for path in FOLDER.glob("*") if path.suffix in (".py", ".sh"))
+)
 def test_the_documentation_shows_the_examples_as_they_are_run(name: str) -> None:
     assert documented(name) == (FOLDER / name).read_text()
 
@@ -54,7 +61,9 @@ def command(python: str, name: str) -> str:
     return f"{python} -c {shlex.quote((FOLDER / name).read_text())}"
 
 
-async def preempted(edge: FakeEdge, agent: AgentProcess, line: str, steps: dict[str, str], begun: str, times: int = 2) -> list[str]:
+async def preempted(
+    edge: FakeEdge, agent: AgentProcess, line: str, steps: dict[str, str], begun: str, times: int = 2
+) -> list[str]:
     """Run it, send it away ``times`` times once it has said ``begun``, let it end. What each attempt wrote.
 
     Those that are sent away are made slow: they must not have ended before the word reaches them."""
@@ -63,9 +72,13 @@ async def preempted(edge: FakeEdge, agent: AgentProcess, line: str, steps: dict[
         run = f"run-{attempt}"
         pace = {"PAUSE": SLOW} if attempt <= times else {}
         wanted = job(
-            line, generation=attempt, workload="preempted", attempt=attempt, environment={**ENVIRONMENT, **steps, **pace},
+            line,
+            generation=attempt,
+            workload="preempted",
+            attempt=attempt,
+            environment={**ENVIRONMENT, **steps, **pace},
             units=[agent.units[0]],
-        )  # fmt: skip
+        )
         await edge.want(wanted)
         if attempt <= times:
             await edge.until(lambda run=run: begun in edge.log(run) or _ended(edge, run), 90)  # type: ignore[misc]
@@ -82,7 +95,9 @@ def _ended(edge: FakeEdge, run: str) -> bool:
 
 
 @pytest.mark.parametrize("launcher", ["plain", pytest.param("bubblewrap", marks=pytest.mark.sandbox)])
-async def test_plain_python_ends_with_the_same_sum(edge: FakeEdge, make_agent: MakeAgent, launcher: str) -> None:
+async def test_plain_python_ends_with_the_same_sum(
+    edge: FakeEdge, make_agent: MakeAgent, launcher: str
+) -> None:
     agent = await make_agent(launcher=launcher)
     said = await preempted(edge, agent, f"echo begun; {command('python', 'plain_python.py')}", {}, "begun")
     assert said[-1] == f"begun\nsum {sum(range(100))}\n"
@@ -114,11 +129,11 @@ async def test_pytorch_ends_with_the_same_weights_bit_for_bit(edge: FakeEdge, ma
 )
 @pytest.mark.timeout(240)
 @pytest.mark.xdist_group("torch")
-async def test_trainers_leave_on_notice_and_go_on_where_they_were(edge: FakeEdge, make_agent: MakeAgent, name: str) -> None:
+async def test_trainers_leave_on_notice_and_go_on_where_they_were(
+    edge: FakeEdge, make_agent: MakeAgent, name: str
+) -> None:
     agent = await make_agent()
-    first, last = await preempted(
-        edge, agent, command(str(PYTHON), name), {"STEPS": "200"}, "begun", times=1
-    )
+    first, last = await preempted(edge, agent, command(str(PYTHON), name), {"STEPS": "200"}, "begun", times=1)
     saved = int(re.search(r"saved after step (\d+)", first)[1])  # type: ignore[index]
     assert 0 < saved < 200
     assert last.splitlines()[-1] == "steps 200"

@@ -34,7 +34,9 @@ def test_a_stale_generation_is_refused_and_only_the_record_of_generations_sees_t
         known = frozenset({"GPU-1"})
         (held,) = plan_actions(wanted, [], refusal=generations.refusal, known_units=known, heard_at=0)
         assert isinstance(held, RefuseRun)
-        (lost,) = plan_actions(wanted, [], refusal=lambda generation, units: "", known_units=known, heard_at=0)
+        (lost,) = plan_actions(
+            wanted, [], refusal=lambda generation, units: "", known_units=known, heard_at=0
+        )
         assert isinstance(lost, StartRun)
 
 
@@ -57,7 +59,9 @@ async def test_work_of_a_host_that_hears_nothing_stops_by_itself_and_only_its_le
 ) -> None:
     edge.lease_seconds = 2.0
     for number in (1, 2):
-        await edge.want(job("sleep 60", generation=number, units=[agent.units[number - 1]], grace_seconds=1.0))
+        await edge.want(
+            job("sleep 60", generation=number, units=[agent.units[number - 1]], grace_seconds=1.0)
+        )
         await edge.until_state(f"run-{number}", "running")
     await agent.kill()
     (agent.state / "runs" / "run-2" / "lease").write_text(f"{9e9:020.3f}")
@@ -80,7 +84,9 @@ def test_what_a_tenant_leaves_is_seen_and_what_was_there_before_it_is_not_its(tm
     unit = HandoverCheck(tmp_path / "units.json", "a boot")
     assert unit.left(["GPU-1"], rows(600), on_it(5)) == "", "nothing is known of before"
     unit.record_baseline(["GPU-1"], rows(600), on_it(5))
-    again = HandoverCheck(tmp_path / "units.json", "a boot")  # an agent that was started again knows it as well
+    again = HandoverCheck(
+        tmp_path / "units.json", "a boot"
+    )  # an agent that was started again knows it as well
     assert again.left(["GPU-1"], rows(600 + handover.MEMORY_TOLERANCE_MIB), on_it(5)) == ""
     left = again.left(["GPU-1"], rows(600), on_it(5, 6))
     assert "process of an earlier workload" in left and "6" not in left
@@ -90,7 +96,9 @@ def test_what_a_tenant_leaves_is_seen_and_what_was_there_before_it_is_not_its(tm
     with pytest.raises(GpuReadError):
         again.left(["GPU-2"], rows(30_600), on_it())
     booted = HandoverCheck(tmp_path / "units.json", "another boot")
-    assert booted.left(["GPU-1"], rows(30_600), on_it(6)) == "", "nothing of an earlier tenant outlives the host"
+    assert booted.left(["GPU-1"], rows(30_600), on_it(6)) == "", (
+        "nothing of an earlier tenant outlives the host"
+    )
 
 
 def test_a_service_that_was_started_again_on_a_gpu_keeps_nobody_waiting(
@@ -112,7 +120,9 @@ async def test_the_next_workload_waits_until_the_gpu_says_that_the_last_one_has_
     left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     plant_stray(agent.state, 0, left.pid)
     await edge.want(job("true", generation=2, units=[unit]))
-    await edge.until(lambda: (seen := edge.seen("run-2")) and "a process of an earlier workload" in seen.step, 10)
+    await edge.until(
+        lambda: (seen := edge.seen("run-2")) and "a process of an earlier workload" in seen.step, 10
+    )
     seen = edge.seen("run-2")
     assert seen is not None and seen.state == "starting"
     os.kill(left.pid, signal.SIGKILL)

@@ -53,10 +53,19 @@ def test_every_frame_and_body_is_frozen_with_every_field_said() -> None:
 BREAKING: dict[str, tuple[list[tuple[str, str]], str]] = {
     "a field removed": ([("    spooled_batches: int = 0\n", "")], "observed.spooled_batches: gone"),
     "a nested field removed": ([("    numa_node: int | None = None\n", "")], "numa_node: gone"),
-    "a field renamed": ([("    max_runtime_seconds: int = 0\n", "    longest: int = 0\n")], "max_runtime_seconds: gone"),
+    "a field renamed": (
+        [("    max_runtime_seconds: int = 0\n", "    longest: int = 0\n")],
+        "max_runtime_seconds: gone",
+    ),
     "a number that becomes text": ([("    streams: int = 0", '    streams: str = "0"')], "streams: "),
-    "text that becomes a number": ([("    signature: str  # Ed25519, base64\n", "    signature: int\n")], "signature"),
-    "a whole number that may be broken": ([("    exit_code: int | None", "    exit_code: float | None")], "exit_code"),
+    "text that becomes a number": (
+        [("    signature: str  # Ed25519, base64\n", "    signature: int\n")],
+        "signature",
+    ),
+    "a whole number that may be broken": (
+        [("    exit_code: int | None", "    exit_code: float | None")],
+        "exit_code",
+    ),
     "a value that becomes a list": (
         [("    throttle_reasons: int | None", "    throttle_reasons: list[int] | None")],
         "throttle_reasons",
@@ -72,7 +81,10 @@ BREAKING: dict[str, tuple[list[tuple[str, str]], str]] = {
         [("    instance: str  # random,", "    mood: str\n    instance: str  # random,")],
         "mood: missing",
     ),
-    "another default": ([("    poll_seconds: float = 5.0", "    poll_seconds: float = 7.0")], "5.0 became 7.0"),
+    "another default": (
+        [("    poll_seconds: float = 5.0", "    poll_seconds: float = 7.0")],
+        "5.0 became 7.0",
+    ),
     "another nested default": ([("_seconds: float = 600.0", "_seconds: float = 60.0")], "600.0 became 60.0"),
     "a frame that is no more": ([(', "proof": Proof}', "}")], "proof: not a frame up"),
     "another address": ([('SYNC_PATH = "/agent/v1/sync"', 'SYNC_PATH = "/agent/sync"')], "SYNC_PATH"),
@@ -108,7 +120,9 @@ def test_freezing_what_was_added_leaves_what_was_frozen(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", [0, 2, "1", None])
 @pytest.mark.parametrize("name", ["observed", "desired", "JoinRequest"])
-def test_another_version_is_refused_in_words_also_where_nothing_else_of_it_can_be_read(name: str, version: object) -> None:
+def test_another_version_is_refused_in_words_also_where_nothing_else_of_it_can_be_read(
+    name: str, version: object
+) -> None:
     with pytest.raises(protocol.UnsupportedVersionError, match="version: .*; allowed: 1"):
         kind = frames(protocol)[name]
         protocol.parse(kind, {"version": version, "kind": name, "all": "else is new"})
@@ -123,7 +137,11 @@ async def test_an_agent_keeps_its_work_and_takes_no_orders_from_a_server_of_anot
     await edge.until_state("run-1", "running")
     edge.silent = True
     heard = len(edge.observed)
-    text = protocol.encode(edge.desired()).replace('"version":1', '"version":2', 1).replace('"verb":"start"', '"verb":"stop"')
+    text = (
+        protocol.encode(edge.desired())
+        .replace('"version":1', '"version":2', 1)
+        .replace('"verb":"start"', '"verb":"stop"')
+    )
     for socket in list(edge.sync_sockets):
         await socket.send_str(text)
     await edge.until(lambda: not edge.sync_sockets)  # it hangs up, and tries again much later

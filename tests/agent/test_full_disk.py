@@ -68,7 +68,9 @@ def fill(disk: Path) -> Path:
 
 def is_full(edge: FakeEdge) -> bool:
     seen = edge.observed[-1].inventory
-    assert seen.disk_full == any("disk is full" in note for note in seen.notes), "the engine reads the one, people the other"
+    assert seen.disk_full == any("disk is full" in note for note in seen.notes), (
+        "the engine reads the one, people the other"
+    )
     return seen.disk_full
 
 
@@ -136,13 +138,17 @@ async def test_a_workload_is_stopped_and_its_gpu_free_while_the_disk_is_full(
     fill(disk)
     await edge.change(run, verb="stop", code="cancelled")
     assert (await edge.until_state(run, "ended")).outcome == "cancelled"
-    assert not processes.is_alive(agent.shim(run)["pid"], agent.shim(run)["start_ticks"]), "it would hold the GPU"
+    assert not processes.is_alive(agent.shim(run)["pid"], agent.shim(run)["start_ticks"]), (
+        "it would hold the GPU"
+    )
 
 
 async def test_a_notice_reaches_a_workload_while_the_disk_is_full_and_can_be_taken_back(
     edge: FakeEdge, agent: AgentProcess, disk: Path
 ) -> None:
-    run = await running(edge, f"trap 'mkdir {disk.parent}/told' USR1; echo begun; while :; do sleep 0.1; done")
+    run = await running(
+        edge, f"trap 'mkdir {disk.parent}/told' USR1; echo begun; while :; do sleep 0.1; done"
+    )
     fill(disk)
     await edge.change(run, verb="notice", code="evicted_for_reservation", stop_at=2e9)
     await edge.until(lambda: (disk.parent / "told").exists())
@@ -190,7 +196,10 @@ def of_its_own():
     fill()
     time.sleep(300)
 """
-MAPPED = HIDES + "fill(); libc.mmap(None, ctypes.c_size_t(4096), 1, 1, file, ctypes.c_long(0)); os.close(file); time.sleep(300)"
+MAPPED = (
+    HIDES
+    + "fill(); libc.mmap(None, ctypes.c_size_t(4096), 1, 1, file, ctypes.c_long(0)); os.close(file); time.sleep(300)"
+)
 THREAD = HIDES + "threading.Thread(target=of_its_own).start(); time.sleep(300)"
 FIRST_ENDED = HIDES + "threading.Thread(target=of_its_own).start(); libc.pthread_exit(None)"
 
@@ -213,10 +222,14 @@ FILLERS = {
 async def test_a_workload_that_fills_the_disk_is_stopped_and_leaves_room_and_its_neighbour_goes_on(
     edge: FakeEdge, agent: AgentProcess, filler: str
 ) -> None:
-    neighbour = await running(edge, "echo begun; dd if=/dev/zero of=$TMPDIR/small bs=1k count=64; sleep 300", generation=2)
+    neighbour = await running(
+        edge, "echo begun; dd if=/dev/zero of=$TMPDIR/small bs=1k count=64; sleep 300", generation=2
+    )
     run = await running(edge, f"echo begun; cd $TMPDIR; {filler}", generation=3)
     ended = await edge.until_state(run, "ended", 30.0)
-    assert ended.outcome == "out_of_disk" and "its temporary files took the most of it of late: " in ended.step, ended
+    assert (
+        ended.outcome == "out_of_disk" and "its temporary files took the most of it of late: " in ended.step
+    ), ended
     assert ended.host_full, "who is stopped because the disk ran low is told from who went over a limit"
     await edge.until(lambda: not is_full(edge))
     await asyncio.sleep(2.0)
@@ -228,9 +241,13 @@ async def test_a_workload_that_fills_the_disk_is_stopped_and_leaves_room_and_its
 async def test_a_workload_with_few_files_is_not_stopped_for_what_others_write(
     edge: FakeEdge, agent: AgentProcess, disk: Path
 ) -> None:
-    run = await running(edge, "dd if=/dev/zero of=$TMPDIR/small bs=1M count=2; echo begun; sleep 300", generation=2)
+    run = await running(
+        edge, "dd if=/dev/zero of=$TMPDIR/small bs=1M count=2; echo begun; sleep 300", generation=2
+    )
     with (disk / "log of something else").open("ab", buffering=0) as file:
-        while shutil.disk_usage(disk).free > pressure_threshold(80 << 20) - (1 << 20):  # it holds what lacks, and is none the more to blame
+        while shutil.disk_usage(disk).free > pressure_threshold(80 << 20) - (
+            1 << 20
+        ):  # it holds what lacks, and is none the more to blame
             file.write(bytes(1 << 16))
     await edge.until(lambda: is_full(edge))
     await asyncio.sleep(4.0)
@@ -246,8 +263,12 @@ async def test_nobody_is_stopped_for_what_ended_work_has_left_while_that_is_remo
     slow.chmod(0o755)
     monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
     await make_agent(state="disk/state")
-    neighbour = await running(edge, "dd if=/dev/zero of=$TMPDIR/small bs=1M count=6; echo begun; sleep 300", generation=2)
-    run = await running(edge, "echo begun; dd if=/dev/zero of=$TMPDIR/fill bs=1M count=12; sleep 300", generation=3)
+    neighbour = await running(
+        edge, "dd if=/dev/zero of=$TMPDIR/small bs=1M count=6; echo begun; sleep 300", generation=2
+    )
+    run = await running(
+        edge, "echo begun; dd if=/dev/zero of=$TMPDIR/fill bs=1M count=12; sleep 300", generation=3
+    )
     assert (await edge.until_state(run, "ended", 30.0)).outcome == "out_of_disk"
     await asyncio.sleep(9.0)
     assert list((disk / "state" / "trash").rglob("fill")), "it is still there, or this shows nothing"
@@ -259,16 +280,25 @@ async def test_a_workload_whose_temporary_files_go_over_the_operators_limit_is_s
     edge: FakeEdge, make_agent: MakeAgent, tmp_path: Path
 ) -> None:
     agent = await make_agent("--most-tmp", "16")
-    neighbour = await running(edge, "echo begun; dd if=/dev/zero of=$TMPDIR/small bs=1M count=8; sleep 300", generation=2)
-    run = await running(edge, "echo begun; dd if=/dev/zero of=$TMPDIR/large bs=1M count=24; sleep 300", generation=3)
+    neighbour = await running(
+        edge, "echo begun; dd if=/dev/zero of=$TMPDIR/small bs=1M count=8; sleep 300", generation=2
+    )
+    run = await running(
+        edge, "echo begun; dd if=/dev/zero of=$TMPDIR/large bs=1M count=24; sleep 300", generation=3
+    )
     ended = await edge.until_state(run, "ended", 30.0)
-    assert (ended.outcome, ended.step) == ("out_of_disk", "its temporary files took 24 MiB; allowed on this host: 16 MiB")
+    assert (ended.outcome, ended.step) == (
+        "out_of_disk",
+        "its temporary files took 24 MiB; allowed on this host: 16 MiB",
+    )
     assert not ended.host_full, "that is its own fault"
     assert (await edge.until_state(neighbour, "running")).outcome == ""
     await agent.kill()
     heard = len(edge.observed)
     await agent.start()
-    assert [seen.step for seen in edge.observed[heard].runs if seen.run == run] == [ended.step], "the next agent knows why, too"
+    assert [seen.step for seen in edge.observed[heard].runs if seen.run == run] == [ended.step], (
+        "the next agent knows why, too"
+    )
 
 
 @pytest.mark.parametrize(
@@ -297,7 +327,11 @@ def test_who_has_to_go_when_a_disk_runs_low(taken: dict[str, int], lacking: int,
         ({"idle": 50}, {"idle": 50, "filler": 9}, "filler"),  # it has begun since
         ({"idle": 50}, {"idle": 50}, ""),  # what grew is none of them
         ({"idle": 50, "filler": 45}, {"idle": 51, "filler": 44}, ""),
-        ({"idle": 50, "tidy": 90}, {"idle": 53, "tidy": 10}, "idle"),  # what one has removed is no excuse for another
+        (
+            {"idle": 50, "tidy": 90},
+            {"idle": 53, "tidy": 10},
+            "idle",
+        ),  # what one has removed is no excuse for another
     ],
 )
 def test_who_has_had_much_for_long_does_not_go_for_who_grew(
@@ -312,7 +346,9 @@ def test_who_could_not_be_counted_goes_for_what_those_who_could_did_not_take() -
     assert run_to_stop(taken, {}, 3, 2, gone=50) == "hidden", "nobody else can have taken it"
     assert run_to_stop({"honest": 3}, {}, 3, 2, gone=50) == "honest"
     before = {"slow": UNKNOWN_USAGE, "filler": 1}
-    assert run_to_stop({"slow": 900, "filler": 9}, before, 3, 2, gone=9) == "filler", "how much it had is not known, nor that it grew"
+    assert run_to_stop({"slow": 900, "filler": 9}, before, 3, 2, gone=9) == "filler", (
+        "how much it had is not known, nor that it grew"
+    )
     assert run_to_stop({"slow": UNKNOWN_USAGE, "filler": UNKNOWN_USAGE}, before, 3, 2, gone=9) == "filler"
 
 
@@ -328,7 +364,9 @@ async def test_who_was_there_before_the_agent_does_not_go_for_who_grew_since(
     await agent.kill()
     await agent.start()
     await edge.until(lambda: last_kept(agent).get(idle, 0) >= 8 << 20)
-    run = await running(edge, "echo begun; dd if=/dev/zero of=$TMPDIR/fill bs=1M count=7; sleep 300", generation=3)
+    run = await running(
+        edge, "echo begun; dd if=/dev/zero of=$TMPDIR/fill bs=1M count=7; sleep 300", generation=3
+    )
     (disk / "log of something else").write_bytes(bytes(2 << 20))
     assert (await edge.until_state(run, "ended", 30.0)).outcome == "out_of_disk"
     assert (await edge.until_state(idle, "running")).outcome == ""
@@ -404,7 +442,13 @@ async def test_one_that_was_stopped_has_its_grace_and_a_while_before_the_next_is
 
 @pytest.mark.parametrize(
     "damaged",
-    ["", "[]", "{}", '{"bytes": null, "files": {}, "free_bytes": 1, "free_files": 1}', '{"bytes": {"run-1": "much"}, "files": {}}'],
+    [
+        "",
+        "[]",
+        "{}",
+        '{"bytes": null, "files": {}, "free_bytes": 1, "free_files": 1}',
+        '{"bytes": {"run-1": "much"}, "files": {}}',
+    ],
 )
 def test_of_what_an_agent_before_kept_only_what_is_whole_counts(tmp_path: Path, damaged: str) -> None:
     kept = tmp_path / "scratch.json"
@@ -429,7 +473,9 @@ def watching(
     disk: Path, stopped: list[str], monkeypatch: pytest.MonkeyPatch, has: dict[str, int]
 ) -> tuple[disk_pressure.DiskPressure, dict[str, int]]:
     """A watch over runs that have so many bytes; one that is stopped goes on for ever."""
-    runs = {name: LocalRun(disk / name, {"run": name, "kind": "job"}, shim={"started_at": 1.0}) for name in has}
+    runs = {
+        name: LocalRun(disk / name, {"run": name, "kind": "job"}, shim={"started_at": 1.0}) for name in has
+    }
 
     def stop(order: StopRun) -> None:
         stopped.append(order.run)
@@ -441,7 +487,9 @@ def watching(
     return disk_pressure.DiskPressure(here, 0), has  # type: ignore[arg-type]
 
 
-def test_only_files_without_a_name_are_asked_of_their_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_files_without_a_name_are_asked_of_their_file_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One that hangs, that of the homes say, would hold up who asks for ever."""
     asked: list[str] = []
     stat = os.stat
@@ -461,12 +509,16 @@ def test_only_files_without_a_name_are_asked_of_their_file_system(tmp_path: Path
 
 async def test_what_each_had_is_kept_for_a_while(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     has = {"idle": 30 << 20, "filler": 1 << 20}
-    runs = {name: LocalRun(disk / name, {"run": name, "kind": "job"}, shim={"started_at": 1.0}) for name in has}
+    runs = {
+        name: LocalRun(disk / name, {"run": name, "kind": "job"}, shim={"started_at": 1.0}) for name in has
+    }
     stopped: list[str] = []
     here = SimpleNamespace(
-        state=SimpleNamespace(folder=disk), runs=runs, trash=SimpleNamespace(is_emptied=False),
+        state=SimpleNamespace(folder=disk),
+        runs=runs,
+        trash=SimpleNamespace(is_emptied=False),
         stop=lambda stop: stopped.append(stop.run),
-    )  # fmt: skip
+    )
     monkeypatch.setattr(disk_pressure, "measure_bytes", lambda there: dict(has))
     watch = disk_pressure.DiskPressure(here, 0)  # type: ignore[arg-type]
     for now in (1.0, 302.0):
@@ -497,7 +549,9 @@ async def test_on_a_disk_that_others_keep_low_files_are_not_counted_all_the_time
         for now in (0.5, 1.0, 9.0, 10.6, 11.0):
             await watch.look(now)
         assert counted == [0.5, 0.5, 10.6], "what each has is kept first"
-        file.write(bytes(pressure_threshold(80 << 20) // disk_pressure.MIN_EVICTED_DIVISOR))  # so much could be a run's
+        file.write(
+            bytes(pressure_threshold(80 << 20) // disk_pressure.MIN_EVICTED_DIVISOR)
+        )  # so much could be a run's
         now = 11.5
         await watch.look(now)
         assert counted == [0.5, 0.5, 10.6, 11.5]
@@ -523,7 +577,10 @@ while True:
 
 @pytest.mark.parametrize(
     "command",
-    ["for i in $(seq 3000); do echo; done | split -l 1 -a 4; sleep 300", f"exec {sys.executable} -c {shlex.quote(NAMELESS)}"],
+    [
+        "for i in $(seq 3000); do echo; done | split -l 1 -a 4; sleep 300",
+        f"exec {sys.executable} -c {shlex.quote(NAMELESS)}",
+    ],
     ids=["with names", "without"],
 )
 async def test_a_workload_that_makes_files_without_end_is_stopped_before_there_is_room_for_none(
@@ -533,7 +590,9 @@ async def test_a_workload_that_makes_files_without_end_is_stopped_before_there_i
     neighbour = await running(edge, "echo begun; touch $TMPDIR/f; sleep 300", generation=2)
     run = await running(edge, f"echo begun; cd $TMPDIR; {command}", generation=3)
     ended = await edge.until_state(run, "ended", 30.0)
-    assert ended.outcome == "out_of_disk" and "it made the most of the files on it of late: " in ended.step, ended
+    assert ended.outcome == "out_of_disk" and "it made the most of the files on it of late: " in ended.step, (
+        ended
+    )
     await edge.until(lambda: not is_full(edge))
     assert (await edge.until_state(neighbour, "running")).outcome == ""
 
@@ -558,7 +617,9 @@ async def test_an_agent_comes_back_on_a_full_disk_and_says_what_was_lost(
 ) -> None:
     run = await running(edge, "echo begun; sleep 300")
     lost = await running(edge, "echo begun; sleep 300", generation=2)
-    (agent.state / "runs" / lost / "exit.room").unlink()  # nothing is kept for its end: as an earlier version left it
+    (
+        agent.state / "runs" / lost / "exit.room"
+    ).unlink()  # nothing is kept for its end: as an earlier version left it
     await agent.kill()
     shim = agent.shim(lost)
     for pid in [shim["pid"], *(each.pid for each in processes.descendants(processes.scan(), shim["pid"]))]:
@@ -584,7 +645,9 @@ async def test_an_agent_of_another_version_comes_up_on_a_full_disk_and_starts_no
     fill(disk)
     await agent.start()
     assert {path: path.read_bytes() for path in before} == before, "all of them, or none"
-    await edge.until(lambda: any("tools could not be laid out" in note for note in edge.observed[-1].inventory.notes))
+    await edge.until(
+        lambda: any("tools could not be laid out" in note for note in edge.observed[-1].inventory.notes)
+    )
     assert (await edge.until_state(run, "running")).outcome == ""
     (disk / "fill").unlink()
     await edge.until(lambda: not is_full(edge))
@@ -602,12 +665,16 @@ async def test_a_gpu_is_not_thought_ill_nor_a_diagnostic_lost_because_the_disk_i
     await edge.until(lambda: is_full(edge))
     fill(disk)
     gpu, other = edge.observed[-1].inventory.gpus[:2]
-    edge.geometries = [GeometryWanted("split", gpu.uuid, [GeometryPart("3g.40gb", 0), GeometryPart("3g.40gb", 4)], 30.0)]
+    edge.geometries = [
+        GeometryWanted("split", gpu.uuid, [GeometryPart("3g.40gb", 0), GeometryPart("3g.40gb", 4)], 30.0)
+    ]
     edge.diagnostics = [DiagnosticWanted("look", other.uuid)]
     await edge.push()
     await edge.until(lambda: [one.state for one in edge.observed[-1].geometries] == ["failed"])
     assert edge.observed[-1].geometries[0].detail == "nothing was changed: No space left on device"
-    await edge.until(lambda: [one.state for one in edge.observed[-1].diagnostics] in (["stopped"], ["passed"]))
+    await edge.until(
+        lambda: [one.state for one in edge.observed[-1].diagnostics] in (["stopped"], ["passed"])
+    )
 
 
 def test_a_credential_that_comes_while_the_disk_is_full_is_found_again(disk: Path) -> None:
@@ -630,7 +697,9 @@ async def test_a_run_whose_shim_was_killed_ends_while_the_disk_is_full(
     assert (await edge.until_state(run, "ended")).outcome == "host_lost"
 
 
-async def test_a_disk_without_room_for_more_files_is_full_too(edge: FakeEdge, agent: AgentProcess, disk: Path) -> None:
+async def test_a_disk_without_room_for_more_files_is_full_too(
+    edge: FakeEdge, agent: AgentProcess, disk: Path
+) -> None:
     await _run("mount", "-o", "remount,nr_inodes=1500", str(disk))
     await edge.until(lambda: is_full(edge))
     await edge.want(job("exit 0"))

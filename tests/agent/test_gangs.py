@@ -23,7 +23,9 @@ def member(**changes: Any) -> GangWanted:
     return dataclasses.replace(GangWanted(0, MEMBERS, 20_002), **changes)
 
 
-async def test_a_member_says_that_it_could_begin_and_waits_for_the_word(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_a_member_says_that_it_could_begin_and_waits_for_the_word(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
     await edge.want(job("echo begun", units=[agent.units[0]], gang=member()))
     await edge.until(lambda: (seen := edge.seen("run-1")) is not None and seen.prepared)
     seen = edge.seen("run-1")
@@ -49,7 +51,9 @@ async def test_a_member_whose_unit_is_held_is_not_prepared(edge: FakeEdge, agent
     await edge.until(lambda: (seen := edge.seen("run-2")) is not None and seen.prepared)
 
 
-async def test_a_member_that_waits_is_told_to_stop_and_has_never_begun(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_a_member_that_waits_is_told_to_stop_and_has_never_begun(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
     await edge.want(job("touch $HOME/begun", units=[agent.units[0]], gang=member()))
     await edge.until(lambda: (seen := edge.seen("run-1")) is not None and seen.prepared)
     await edge.change("run-1", verb="stop", code="cancelled")
@@ -75,13 +79,22 @@ def test_a_gang_that_cannot_be_is_refused(gang: GangWanted) -> None:
 
 def hardware(*groups: int | None, profile: str = "") -> GpuInventory:
     gpus = [
-        GpuSeen(i, f"g{i}", "H100-80GB", 81559, nvlink_group=group, units=[UnitSeen(f"u{i}", profile, 0, 840, 81559)])
+        GpuSeen(
+            i,
+            f"g{i}",
+            "H100-80GB",
+            81559,
+            nvlink_group=group,
+            units=[UnitSeen(f"u{i}", profile, 0, 840, 81559)],
+        )
         for i, group in enumerate(groups)
     ]
     return GpuInventory(gpus=gpus, driver_version="", devices={}, notes=[])
 
 
-def usual(units: list[str], of: GpuInventory, gang: GangWanted | None = None, interface: str = "") -> dict[str, str]:
+def usual(
+    units: list[str], of: GpuInventory, gang: GangWanted | None = None, interface: str = ""
+) -> dict[str, str]:
     return gangs.distributed_environment(job("true", units=units, gang=gang or member()), of, interface)
 
 
@@ -96,7 +109,9 @@ def usual(units: list[str], of: GpuInventory, gang: GangWanted | None = None, in
     ],
     ids=["one group", "two groups", "unknown", "one GPU", "slices"],
 )
-def test_nccl_is_told_of_nvlink_only_where_the_topology_is_known(of: GpuInventory, units: list[str], said: str | None) -> None:
+def test_nccl_is_told_of_nvlink_only_where_the_topology_is_known(
+    of: GpuInventory, units: list[str], said: str | None
+) -> None:
     assert usual(units, of).get("NCCL_P2P_LEVEL") == said
 
 
@@ -107,7 +122,11 @@ def test_without_every_address_there_is_no_rendezvous_and_hosts_go_by_name() -> 
     assert gangs.contract_environment(wanted, "/x")["GPUPOOL_HOSTS"] == "127.0.0.1,h2"
     assert gangs.hostfile_text(unknown) == "127.0.0.1 slots=1\nh2 slots=1\n"
     alone = dataclasses.replace(wanted, gang=None)
-    assert gangs.distributed_environment(alone, hardware(), "eth0") == gangs.contract_environment(alone, "/x") == {}
+    assert (
+        gangs.distributed_environment(alone, hardware(), "eth0")
+        == gangs.contract_environment(alone, "/x")
+        == {}
+    )
 
 
 def test_the_interface_is_named_where_it_has_the_address() -> None:
@@ -125,7 +144,9 @@ def test_a_host_has_the_address_that_leads_to_the_edge() -> None:
 
 
 @pytest.mark.sandbox
-async def test_a_host_whose_workloads_nobody_reaches_reports_no_address(edge: FakeEdge, make_agent: MakeAgent) -> None:
+async def test_a_host_whose_workloads_nobody_reaches_reports_no_address(
+    edge: FakeEdge, make_agent: MakeAgent
+) -> None:
     await make_agent("--address", "10.1.2.3", launcher="bubblewrap")
     assert edge.observed[-1].inventory.address == ""
 
@@ -133,7 +154,10 @@ async def test_a_host_whose_workloads_nobody_reaches_reports_no_address(edge: Fa
 async def test_an_address_can_be_told(edge: FakeEdge, make_agent: MakeAgent) -> None:
     await make_agent("--address", "gpu-07.example.org")
     assert edge.observed[-1].inventory.address == "gpu-07.example.org"
-    wanted = job("cat $GPUPOOL_HOSTFILE; echo $MASTER_ADDR $GPUPOOL_HOST_RANK of $GPUPOOL_HOST_COUNT", gang=member(go=True))
+    wanted = job(
+        "cat $GPUPOOL_HOSTFILE; echo $MASTER_ADDR $GPUPOOL_HOST_RANK of $GPUPOOL_HOST_COUNT",
+        gang=member(go=True),
+    )
     await edge.want(wanted)
     await edge.until_state("run-1", "ended")
     await edge.until(lambda: "of 2" in edge.log("run-1"))

@@ -46,13 +46,17 @@ async def split(edge: FakeEdge, name: str, index: int, parts: list[GeometryPart]
     await edge.push()
 
 
-async def test_a_gpu_is_split_and_put_together_again_and_its_new_units_take_work(agent: AgentProcess, edge: FakeEdge) -> None:
+async def test_a_gpu_is_split_and_put_together_again_and_its_new_units_take_work(
+    agent: AgentProcess, edge: FakeEdge
+) -> None:
     offered = edge.observed[-1].inventory.mig_profiles["H100-80GB"]
     assert [one.name for one in offered] == ["1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"]
     await split(edge, "c1", 0, SEVENTHS)
     assert (await told(edge, "c1", "done")).detail == ""
     units = edge.observed[-1].inventory.gpus[0].units
-    assert [(unit.profile, unit.first_slot, unit.slots) for unit in units] == [("1g.10gb", 120 * n, 120) for n in range(7)]
+    assert [(unit.profile, unit.first_slot, unit.slots) for unit in units] == [
+        ("1g.10gb", 120 * n, 120) for n in range(7)
+    ]
     edge.geometries = []
     await edge.want(job("sleep 60", run="on-a-slice", generation=9, units=[units[3].uuid]))
     await edge.until(lambda: state(edge, "on-a-slice") == "running")
@@ -60,10 +64,14 @@ async def test_a_gpu_is_split_and_put_together_again_and_its_new_units_take_work
     await edge.until(lambda: state(edge, "on-a-slice") == "ended")
     await split(edge, "c2", 0, [])
     await told(edge, "c2", "done")
-    assert profiles(edge, 0) == [""] and profiles(edge, 1) == ["3g.40gb", "3g.40gb"], "the other GPU stays as it was"
+    assert profiles(edge, 0) == [""] and profiles(edge, 1) == ["3g.40gb", "3g.40gb"], (
+        "the other GPU stays as it was"
+    )
 
 
-async def test_what_is_there_already_is_done_and_an_end_is_told_until_it_is_heard(agent: AgentProcess, edge: FakeEdge) -> None:
+async def test_what_is_there_already_is_done_and_an_end_is_told_until_it_is_heard(
+    agent: AgentProcess, edge: FakeEdge
+) -> None:
     before = [unit.uuid for unit in edge.observed[-1].inventory.gpus[1].units]
     await split(edge, "same", 1, HALVES)
     await told(edge, "same", "done")
@@ -107,7 +115,9 @@ async def test_what_the_driver_refuses_is_said_and_can_be_tried_again(
     await told(edge, "again", "done")
 
 
-async def test_a_gpu_that_somebody_holds_is_not_touched(make_agent: MakeAgent, edge: FakeEdge, tmp_path: Path) -> None:
+async def test_a_gpu_that_somebody_holds_is_not_touched(
+    make_agent: MakeAgent, edge: FakeEdge, tmp_path: Path
+) -> None:
     await make_agent("--locks", str(tmp_path / "locks"))
     gpu = edge.observed[-1].inventory.gpus[1]
     held = gpu_locks.lock_slots(tmp_path / "locks", [SlotClaim(gpu.uuid, 0, 360)])
@@ -118,7 +128,9 @@ async def test_a_gpu_that_somebody_holds_is_not_touched(make_agent: MakeAgent, e
     held.close()
 
 
-async def test_a_gpu_that_is_not_there_and_one_that_is_wanted_no_more(agent: AgentProcess, edge: FakeEdge) -> None:
+async def test_a_gpu_that_is_not_there_and_one_that_is_wanted_no_more(
+    agent: AgentProcess, edge: FakeEdge
+) -> None:
     edge.geometries = [GeometryWanted("nowhere", "GPU-of-another-host", HALVES)]
     await edge.push()
     assert (await told(edge, "nowhere", "failed")).detail == "this host does not have that GPU"
@@ -176,5 +188,6 @@ def test_every_step_is_on_disk_before_the_next(tmp_path: Path) -> None:
 def test_only_boards_with_mig_offer_profiles() -> None:
     assert mig_profiles_of("L40S-48GB") == [] and len(mig_profiles_of("A100-40GB")) == 6
     assert [(one.name, one.most, one.starts) for one in mig_profiles_of("A100-40GB")][:2] == [
-        ("1g.5gb", 7, [0, 1, 2, 3, 4, 5, 6]), ("1g.10gb", 4, [0, 2, 4, 6]),
-    ]  # fmt: skip
+        ("1g.5gb", 7, [0, 1, 2, 3, 4, 5, 6]),
+        ("1g.10gb", 4, [0, 2, 4, 6]),
+    ]

@@ -28,7 +28,9 @@ HIDES = (
 
 def is_free(agent: AgentProcess) -> bool:
     try:
-        gpu_locks.lock_slots(agent.state / "locks", [SlotClaim(agent.edge.observed[0].inventory.gpus[0].uuid, 0, 840)]).close()
+        gpu_locks.lock_slots(
+            agent.state / "locks", [SlotClaim(agent.edge.observed[0].inventory.gpus[0].uuid, 0, 840)]
+        ).close()
     except SlotsLocked:
         return False
     return True
@@ -42,7 +44,9 @@ async def hiding(edge: FakeEdge, agent: AgentProcess) -> processes.Process:
 
     def there() -> bool:
         below = processes.descendants(processes.scan(), agent.shim("run-1")["pid"])
-        found[:] = [each for each in below if Path(f"/proc/{each.pid}/cmdline").read_bytes() == b"sleep\x00304\x00"]
+        found[:] = [
+            each for each in below if Path(f"/proc/{each.pid}/cmdline").read_bytes() == b"sleep\x00304\x00"
+        ]
         return bool(found)
 
     await edge.until(there)
@@ -65,7 +69,9 @@ async def test_a_gpu_stays_locked_until_the_last_process_is_gone_when_shim_and_a
         for each in tree:
             if each.pid != last.pid:
                 end(each)
-        await edge.until(lambda: not any(processes.is_alive(e.pid, e.start_ticks) for e in tree if e.pid != last.pid))
+        await edge.until(
+            lambda: not any(processes.is_alive(e.pid, e.start_ticks) for e in tree if e.pid != last.pid)
+        )
         assert not is_free(agent)
     finally:
         end(last)
@@ -79,7 +85,9 @@ class NoGroups(Cgroups):
         return set()
 
 
-async def test_what_hides_from_the_mark_is_ended_too_when_its_shim_was_killed(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_what_hides_from_the_mark_is_ended_too_when_its_shim_was_killed(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
     last = await hiding(edge, agent)
     folder = agent.state / "runs" / "run-1"
     run = LocalRun(folder, read_json(folder / "run.json"), shim=read_json(folder / "shim.json"))
@@ -94,11 +102,15 @@ async def test_what_hides_from_the_mark_is_ended_too_when_its_shim_was_killed(ed
     await edge.until(lambda: is_free(agent))
 
 
-async def test_a_guard_goes_with_its_shim_and_without_one_the_shim_goes_on(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_a_guard_goes_with_its_shim_and_without_one_the_shim_goes_on(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
     for generation in (1, 2):
         await edge.want(job("sleep 300", generation=generation, units=[agent.units[generation - 1]]))
         await edge.until_state(f"run-{generation}", "running")
-    first, second = (read_json(agent.state / "runs" / name / "shim.json")["guard"] for name in ("run-1", "run-2"))
+    first, second = (
+        read_json(agent.state / "runs" / name / "shim.json")["guard"] for name in ("run-1", "run-2")
+    )
     os.kill(second["pid"], signal.SIGKILL)
     for generation in (1, 2):
         await edge.change(f"run-{generation}", verb="stop", code="cancelled")
@@ -114,7 +126,9 @@ async def test_a_plain_run_that_takes_the_lock_of_a_gpu_it_does_not_hold_is_stop
     await edge.want(job("true", generation=1, units=[agent.units[0]]))
     await edge.until_state("run-1", "ended")
     (lock,) = (agent.state / "locks").iterdir()
-    await edge.want(job(f"exec 9<{lock}; flock -x 9 && echo taken; sleep 300", generation=2, units=[agent.units[1]]))
+    await edge.want(
+        job(f"exec 9<{lock}; flock -x 9 && echo taken; sleep 300", generation=2, units=[agent.units[1]])
+    )
     await edge.until(lambda: edge.log("run-2") == "taken\n")
     await edge.want(job("true", generation=3, units=[agent.units[0]]))
     assert (await edge.until_state("run-3", "ended")).outcome == "finished"
@@ -130,7 +144,11 @@ async def test_who_else_holds_a_gpu_is_named_and_left_alone(edge: FakeEdge, agen
     try:
         await edge.until(lambda: not is_free(agent))
         await edge.want(job("true", generation=2, units=[agent.units[0]]))
-        await edge.until(lambda: (seen := edge.seen("run-2")) and f"process {other.pid} (flock) holds its lock" in seen.step)
+        await edge.until(
+            lambda: (
+                (seen := edge.seen("run-2")) and f"process {other.pid} (flock) holds its lock" in seen.step
+            )
+        )
         assert other.poll() is None
     finally:
         for each in [*processes.descendants(processes.scan(), other.pid), processes.read_process(other.pid)]:
@@ -140,7 +158,9 @@ async def test_who_else_holds_a_gpu_is_named_and_left_alone(edge: FakeEdge, agen
     assert (await edge.until_state("run-2", "ended")).outcome == "finished"
 
 
-async def test_who_holds_a_slice_is_named_and_not_the_run_on_the_next_one(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_who_holds_a_slice_is_named_and_not_the_run_on_the_next_one(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
     _, first, second = agent.units
     await edge.want(job("sleep 300", generation=1, units=[first]))
     await edge.want(job("true", generation=2, units=[second]))

@@ -253,14 +253,23 @@ async def test_an_agent_says_which_homes_there_are_and_what_its_environment_offe
     await edge.want(job("true", units=[agent.units[0]], owner="bob"))
     await edge.until(lambda: sum(1 for seen in edge.observed if seen.homes) == 2, seconds=20)
     again = next(seen.homes for seen in reversed(edge.observed) if seen.homes)
-    assert [(each.name, each.measured_at is not None) for each in again.homes] == [("ada", True), ("bob", True)]
+    assert [(each.name, each.measured_at is not None) for each in again.homes] == [
+        ("ada", True),
+        ("bob", True),
+    ]
 
 
 def test_frames_of_agents_that_do_not_tell_of_homes_are_read_as_before() -> None:
     old = {
-        "version": 1, "agent_version": "0.0.9", "boot_id": "b", "instance": "i", "sequence": 1, "runs": [], "kind": "observed",
+        "version": 1,
+        "agent_version": "0.0.9",
+        "boot_id": "b",
+        "instance": "i",
+        "sequence": 1,
+        "runs": [],
+        "kind": "observed",
         "inventory": {"gpus": [], "cpu_milli": 1, "memory_mib": 1, "isolation": "plain", "simulated": True},
-    }  # fmt: skip
+    }
     frame: Observed = decode(json.dumps(old), FRAMES_UP)
     assert frame.homes is None and frame.inventory.environment is None
     home = HomeSeen(name="ada")

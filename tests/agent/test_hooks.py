@@ -59,7 +59,9 @@ SAY = 'echo "$GPUPOOL_HOOK $GPUPOOL_RUN $GPUPOOL_OUTCOME $GPUPOOL_EXIT_CODE" >> 
 async def test_hooks_run_before_and_after_the_work_and_know_what_it_is(
     edge: FakeEdge, hooked: MakeHooked, told: Told
 ) -> None:
-    agent = await hooked(prolog="env | sort >> $TOLD; echo - >> $TOLD", epilog="env | sort >> $TOLD; echo - >> $TOLD")
+    agent = await hooked(
+        prolog="env | sort >> $TOLD; echo - >> $TOLD", epilog="env | sort >> $TOLD; echo - >> $TOLD"
+    )
     unit = agent.units[0]
     await edge.want(
         job(f"echo the work >> {told.path}; exit 3", units=[unit], attempt=2, cpu_milli=500, memory_mib=512)
@@ -69,14 +71,25 @@ async def test_hooks_run_before_and_after_the_work_and_know_what_it_is(
     before, work, after = "\n".join(told.lines).split("-\n")[0], "the work", told.lines
     assert after.index(work) > len(before.splitlines())
     expected = {
-        "GPUPOOL_RUN=run-1", "GPUPOOL_WORKLOAD=workload-1", "GPUPOOL_ATTEMPT=2", "GPUPOOL_KIND=job", "GPUPOOL_OWNER=ada",
-        "GPUPOOL_TEAM=blue", f"GPUPOOL_GPUS={unit}", f"GPUPOOL_USER={os.getuid()}", "GPUPOOL_CPU_MILLI=500",
-        "GPUPOOL_MEMORY_MIB=512", f"GPUPOOL_HOME={agent.state / 'homes' / 'ada'}",
-    }  # fmt: skip
+        "GPUPOOL_RUN=run-1",
+        "GPUPOOL_WORKLOAD=workload-1",
+        "GPUPOOL_ATTEMPT=2",
+        "GPUPOOL_KIND=job",
+        "GPUPOOL_OWNER=ada",
+        "GPUPOOL_TEAM=blue",
+        f"GPUPOOL_GPUS={unit}",
+        f"GPUPOOL_USER={os.getuid()}",
+        "GPUPOOL_CPU_MILLI=500",
+        "GPUPOOL_MEMORY_MIB=512",
+        f"GPUPOOL_HOME={agent.state / 'homes' / 'ada'}",
+    }
     prolog = set(before.splitlines())
     epilog = set(told.lines[told.lines.index(work) :])
     assert expected <= prolog and expected <= epilog
-    assert "GPUPOOL_HOOK=prolog" in prolog and {"GPUPOOL_HOOK=epilog", "GPUPOOL_OUTCOME=failed", "GPUPOOL_EXIT_CODE=3"} <= epilog
+    assert (
+        "GPUPOOL_HOOK=prolog" in prolog
+        and {"GPUPOOL_HOOK=epilog", "GPUPOOL_OUTCOME=failed", "GPUPOOL_EXIT_CODE=3"} <= epilog
+    )
     assert not any("credential" in line.lower() or "token" in line.lower() for line in prolog | epilog)
 
 
@@ -106,12 +119,16 @@ async def test_a_prolog_that_fails_keeps_the_work_from_starting_and_says_why(
     assert (ended.outcome, ended.exit_code, ended.started_at) == ("start_failed", None, None)
     assert ended.step == "the operator's prolog ended with 4: the scratch disk is not mounted"
     assert ended.prolog_failed, "which is the host's matter"
-    assert told.lines == ["epilog run-1 start_failed "], "what the prolog began is put in order, the work never ran"
+    assert told.lines == ["epilog run-1 start_failed "], (
+        "what the prolog began is put in order, the work never ran"
+    )
     await edge.want(job("echo begun", generation=2, units=agent.units[:1]))
     assert (await edge.until_state("run-2", "ended")).outcome == "start_failed", "the GPU was free again"
 
 
-async def test_a_prolog_that_hangs_is_killed_with_all_it_started(edge: FakeEdge, hooked: MakeHooked, told: Told) -> None:
+async def test_a_prolog_that_hangs_is_killed_with_all_it_started(
+    edge: FakeEdge, hooked: MakeHooked, told: Told
+) -> None:
     agent = await hooked(prolog="setsid sleep 301 & sleep 302 & echo $! >> $TOLD; wait", seconds=1.0)
     await edge.want(job("echo begun", units=agent.units[:1]))
     ended = await edge.until_state("run-1", "ended")
@@ -120,7 +137,9 @@ async def test_a_prolog_that_hangs_is_killed_with_all_it_started(edge: FakeEdge,
     assert processes.read_process(int(told.lines[0])) is None
 
 
-async def test_a_prolog_that_never_stops_talking_is_killed_all_the_same(edge: FakeEdge, hooked: MakeHooked) -> None:
+async def test_a_prolog_that_never_stops_talking_is_killed_all_the_same(
+    edge: FakeEdge, hooked: MakeHooked
+) -> None:
     agent = await hooked(prolog="yes", seconds=1.0)
     await edge.want(job("echo begun", units=agent.units[:1]))
     assert "did not end in 1 seconds" in (await edge.until_state("run-1", "ended")).step
@@ -148,7 +167,9 @@ async def test_the_lease_counts_while_the_prolog_runs(edge: FakeEdge, hooked: Ma
     assert told.lines == ["epilog run-1 lease_lost "]
 
 
-async def test_a_gpu_is_not_given_on_before_the_epilog_is_over(edge: FakeEdge, hooked: MakeHooked, told: Told) -> None:
+async def test_a_gpu_is_not_given_on_before_the_epilog_is_over(
+    edge: FakeEdge, hooked: MakeHooked, told: Told
+) -> None:
     agent = await hooked(epilog="while [ ! -e $TOLD.go ]; do sleep 0.05; done; " + SAY)
     units = agent.units[:1]
     await edge.want(job("true", units=units))
@@ -165,12 +186,16 @@ async def test_a_gpu_is_not_given_on_before_the_epilog_is_over(edge: FakeEdge, h
     Path(f"{told.path}.go").touch()
     ended = await edge.until_state("run-1", "ended")
     assert ended.outcome == "finished"
-    assert ended.ended_at is not None and ended.ended_at < work_ended + 0.5, "its owner does not pay for the epilog"
+    assert ended.ended_at is not None and ended.ended_at < work_ended + 0.5, (
+        "its owner does not pay for the epilog"
+    )
     await edge.until_state("run-2", "ended")
     assert told.lines[:2] == ["epilog run-1 finished 0", "next"]
 
 
-async def test_an_epilog_that_fails_changes_no_outcome_and_is_told(edge: FakeEdge, hooked: MakeHooked) -> None:
+async def test_an_epilog_that_fails_changes_no_outcome_and_is_told(
+    edge: FakeEdge, hooked: MakeHooked
+) -> None:
     agent = await hooked(epilog="echo the disk can not be wiped; exit 1")
     await edge.want(job("true", units=agent.units[:1]))
     ended = await edge.until_state("run-1", "ended")
@@ -178,7 +203,9 @@ async def test_an_epilog_that_fails_changes_no_outcome_and_is_told(edge: FakeEdg
     assert ended.step == "the operator's epilog ended with 1: the disk can not be wiped"
 
 
-async def test_an_epilog_that_hangs_is_killed_and_the_run_ends(edge: FakeEdge, hooked: MakeHooked, told: Told) -> None:
+async def test_an_epilog_that_hangs_is_killed_and_the_run_ends(
+    edge: FakeEdge, hooked: MakeHooked, told: Told
+) -> None:
     agent = await hooked(epilog="echo $$ >> $TOLD; sleep 300", seconds=1.0)
     await edge.want(job("exit 2", units=agent.units[:1]))
     ended = await edge.until_state("run-1", "ended")
@@ -187,9 +214,13 @@ async def test_an_epilog_that_hangs_is_killed_and_the_run_ends(edge: FakeEdge, h
     assert processes.read_process(int(told.lines[0])) is None
 
 
-async def test_the_epilog_runs_once_after_a_job_that_had_to_be_killed(edge: FakeEdge, hooked: MakeHooked, told: Told) -> None:
+async def test_the_epilog_runs_once_after_a_job_that_had_to_be_killed(
+    edge: FakeEdge, hooked: MakeHooked, told: Told
+) -> None:
     agent = await hooked(epilog=SAY)
-    await edge.want(job("trap '' TERM; echo begun; while :; do sleep 1; done", units=agent.units[:1], grace_seconds=0.5))
+    await edge.want(
+        job("trap '' TERM; echo begun; while :; do sleep 1; done", units=agent.units[:1], grace_seconds=0.5)
+    )
     await edge.until(lambda: "begun" in edge.log("run-1"))
     await edge.change("run-1", verb="stop", code="cancelled", grace_seconds=0.5)
     assert (await edge.until_state("run-1", "ended")).outcome == "killed_at_grace"
@@ -200,7 +231,9 @@ async def test_the_epilog_runs_once_although_the_agent_is_away_when_the_work_end
     edge: FakeEdge, hooked: MakeHooked, told: Told
 ) -> None:
     agent = await hooked(epilog=SAY)
-    await edge.want(job(f"echo begun; while [ ! -e {told.path}.go ]; do sleep 0.05; done", units=agent.units[:1]))
+    await edge.want(
+        job(f"echo begun; while [ ! -e {told.path}.go ]; do sleep 0.05; done", units=agent.units[:1])
+    )
     await edge.until(lambda: "begun" in edge.log("run-1"))
     await agent.kill()
     agent.more = []  # what an agent of today is told changes nothing for what runs
@@ -250,7 +283,9 @@ async def test_a_shim_that_is_killed_in_the_epilog_loses_neither_the_outcome_nor
 async def test_a_prolog_whose_shim_is_killed_is_ended_before_the_epilog(
     edge: FakeEdge, hooked: MakeHooked, told: Told
 ) -> None:
-    still_there = "readlink /proc/$(head -1 $TOLD)/exe >> $TOLD; "  # nothing of one that is dead, reaped or not
+    still_there = (
+        "readlink /proc/$(head -1 $TOLD)/exe >> $TOLD; "  # nothing of one that is dead, reaped or not
+    )
     agent = await hooked(prolog="echo $$ >> $TOLD; sleep 300", epilog=still_there + SAY)
     await edge.want(job("true", units=agent.units[:1]))
     await edge.until(lambda: told.lines)
@@ -270,7 +305,9 @@ async def test_what_never_was_started_has_no_hooks(edge: FakeEdge, hooked: MakeH
 async def test_hooks_have_the_agents_user_and_the_host_also_where_the_work_has_a_sandbox(
     edge: FakeEdge, hooked: MakeHooked, told: Told
 ) -> None:
-    agent = await hooked(prolog="id -u >> $TOLD; ls $GPUPOOL_HOME/.. >/dev/null && echo host >> $TOLD", launcher="auto")
+    agent = await hooked(
+        prolog="id -u >> $TOLD; ls $GPUPOOL_HOME/.. >/dev/null && echo host >> $TOLD", launcher="auto"
+    )
     await edge.want(job("true", units=agent.units[:1], team="blue", team_id="7", team_user=70001))
     assert (await edge.until_state("run-1", "ended")).outcome == "finished"
     assert told.lines == [str(os.getuid()), "host"]
@@ -279,14 +316,23 @@ async def test_hooks_have_the_agents_user_and_the_host_also_where_the_work_has_a
 
 def test_a_hook_has_to_be_a_program_that_nobody_else_can_change(tmp_path: Path) -> None:
     program = tmp_path / "hook"
-    for mode, words in ((0o600, "not a program"), (0o720, "can be changed by others"), (0o702, "can be changed by others")):
+    for mode, words in (
+        (0o600, "not a program"),
+        (0o720, "can be changed by others"),
+        (0o702, "can be changed by others"),
+    ):
         program.write_text("#!/bin/sh\n")
         program.chmod(mode)
         with pytest.raises(UnsafeHookError, match=words):
             checked_hook_program(str(program))
     program.chmod(0o755)
     assert checked_hook_program(str(program)) == program
-    for value, words in (("hook", "absolute"), ("", "absolute"), (str(tmp_path), "not a program"), (f"{program}x", "No such")):
+    for value, words in (
+        ("hook", "absolute"),
+        ("", "absolute"),
+        (str(tmp_path), "not a program"),
+        (f"{program}x", "No such"),
+    ):
         with pytest.raises(UnsafeHookError, match=words):
             checked_hook_program(value)
 

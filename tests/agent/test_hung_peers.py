@@ -90,7 +90,9 @@ async def test_a_dial_that_hangs_does_not_count_as_ready_for_ever(
 async def meter_with(program: str) -> NvmlGpuReader:
     """A meter whose process is this program."""
     meter = NvmlGpuReader(0.5)
-    meter._process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    meter._process = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     meter._has_answered = True
     meter._answers = asyncio.StreamReader()
     protocol = asyncio.StreamReaderProtocol(meter._answers)
@@ -168,7 +170,14 @@ def runs(tmp_path: Path) -> RunManager:
     state = StateFolder(tmp_path / "state")
     state.install_tools()
     hardware = GpuInventory([], devices={})
-    return RunManager(state, PlainLauncher(), hardware, homes=tmp_path / "homes", locks_folder=tmp_path / "locks", exposed=[])
+    return RunManager(
+        state,
+        PlainLauncher(),
+        hardware,
+        homes=tmp_path / "homes",
+        locks_folder=tmp_path / "locks",
+        exposed=[],
+    )
 
 
 async def test_a_start_says_its_step_from_the_moment_it_is_taken_on(runs: RunManager) -> None:
@@ -244,7 +253,11 @@ def test_a_host_that_holds_the_record_of_teams_holds_up_no_other(tmp_path: Path)
     assert tenants.user("7.1", 70_007) == 70_007
     lock = tmp_path / ".volumes" / "teams.json.lock"
     holder = subprocess.Popen(
-        [sys.executable, "-c", f"import fcntl; f = open({str(lock)!r}); fcntl.flock(f, 2); print(flush=True); input()"],
+        [
+            sys.executable,
+            "-c",
+            f"import fcntl; f = open({str(lock)!r}); fcntl.flock(f, 2); print(flush=True); input()",
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )

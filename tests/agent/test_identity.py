@@ -22,7 +22,9 @@ def is_signed(public_key: str, signature: str, text: bytes) -> bool:
     return True
 
 
-async def test_a_host_makes_its_own_key_and_only_the_public_half_leaves_it(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_a_host_makes_its_own_key_and_only_the_public_half_leaves_it(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
     (asked,) = edge.joins
     assert is_signed(asked.public_key, asked.signature, host_key.join_message("h1", TOKEN))
     file = agent.state / "host.key"
@@ -31,7 +33,9 @@ async def test_a_host_makes_its_own_key_and_only_the_public_half_leaves_it(edge:
     assert file.read_text() not in str(read_json(agent.state / "identity.json"))
 
 
-async def test_a_credential_is_renewed_by_signing_what_the_server_asks_once(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_a_credential_is_renewed_by_signing_what_the_server_asks_once(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
     edge.challenge = "gpc.1.2.something"
     await edge.push()
     await edge.until(lambda: edge.proofs)
@@ -40,7 +44,9 @@ async def test_a_credential_is_renewed_by_signing_what_the_server_asks_once(edge
     (proof,) = edge.proofs
     assert proof.challenge == edge.challenge
     assert is_signed(edge.joins[0].public_key, proof.signature, host_key.renewal_message(edge.challenge))
-    await edge.send(dataclasses.replace(edge.desired(), credential="next", credential_expires_at=time.time() + 9))
+    await edge.send(
+        dataclasses.replace(edge.desired(), credential="next", credential_expires_at=time.time() + 9)
+    )
     await edge.until(lambda: (read_json(agent.state / "identity.json") or {})["credential"] == "next")
 
 
@@ -96,7 +102,9 @@ def test_starts_that_never_reached_the_server_do_not_push_out_the_one_that_did(t
     assert AgentStarts(tmp_path / "starts").before == [last.now]
 
 
-async def test_streams_are_dialled_with_the_key_that_came_over_the_line_last(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_streams_are_dialled_with_the_key_that_came_over_the_line_last(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
     assert edge.observed[-1].binds_streams
     edge.streams_wanted, edge.stream_key = 2, "first"
     await edge.push()

@@ -38,7 +38,9 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Pat
 
 
 def _python(programs: Path, code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([programs / "python", "-c", code], cwd="/", capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [programs / "python", "-c", code], cwd="/", capture_output=True, text=True, check=False
+    )
 
 
 def _is(agent: AgentProcess, programs: Path) -> None:
@@ -49,7 +51,12 @@ def _is(agent: AgentProcess, programs: Path) -> None:
 def test_the_wheel_holds_the_agent_and_nothing_of_the_server(tmp_path: Path) -> None:
     wheel = build(tmp_path)
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"agent/shim/supervisor.py", "agent/workload/gpupool.sh", "agent/workload/contract.py", "agent/notebook/jupyterlab.py"} <= set(names)
+    assert {
+        "agent/shim/supervisor.py",
+        "agent/workload/gpupool.sh",
+        "agent/workload/contract.py",
+        "agent/notebook/jupyterlab.py",
+    } <= set(names)
     assert {name.partition("/")[0] for name in names} == {"agent", f"gpupool_agent-{AGENT_VERSION}.dist-info"}
     assert not [name for name in names if name.endswith(".pyc")]
     assert {path.name for path in tmp_path.iterdir()} == {wheel.name, "agent.txt", "notebooks.txt", UNIT.name}
@@ -61,11 +68,15 @@ def test_the_wheel_holds_the_agent_and_nothing_of_the_server(tmp_path: Path) -> 
 def test_a_host_gets_the_versions_that_the_tests_ran_with(name: str) -> None:
     ours = locked(ROOT / "requirements" / "base.txt")
     pins = locked(ROOT / "requirements" / f"{name}.txt")
-    assert pins and {package: version for package, version in pins.items() if ours.get(package) != version} == {}
+    assert (
+        pins and {package: version for package, version in pins.items() if ours.get(package) != version} == {}
+    )
     assert "django" not in {package.lower() for package in pins}
 
 
-def test_the_installed_agent_runs_where_nothing_of_the_server_can_be_imported(programs: dict[str, Path]) -> None:
+def test_the_installed_agent_runs_where_nothing_of_the_server_can_be_imported(
+    programs: dict[str, Path],
+) -> None:
     installed = programs[AGENT_VERSION]
     for package in ("django", "celery", "scheduler", "portal", "config"):
         assert "No module named" in _python(installed, f"import {package}").stderr
@@ -82,7 +93,9 @@ async def test_the_installed_agent_joins_once_and_runs_a_job_from_then_on(
     installed, state = programs[AGENT_VERSION], tmp_path / "state"
     program = str(installed / "gpupool-agent")
     join = [program, "join", "--state", str(state), "--edge", edge.url, "--host", "h1", "--join-token", TOKEN]
-    process = await asyncio.create_subprocess_exec(*join, cwd="/", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = await asyncio.create_subprocess_exec(
+        *join, cwd="/", stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     out, err = await process.communicate()
     assert process.returncode == 0 and out.decode().startswith("joined as h1"), err
     assert len(edge.joins) == 1 and edge.joins[0].public_key
@@ -92,7 +105,12 @@ async def test_the_installed_agent_joins_once_and_runs_a_job_from_then_on(
     agent = AgentProcess(edge, state, launcher, process=await asyncio.create_subprocess_exec(*run, cwd="/"))
     try:
         await edge.until(lambda: edge.observed)
-        await edge.want(job("echo it runs; python3 -c 'import gpupool_contract' && gpupool checkpoint done", units=agent.units))
+        await edge.want(
+            job(
+                "echo it runs; python3 -c 'import gpupool_contract' && gpupool checkpoint done",
+                units=agent.units,
+            )
+        )
         ended = await edge.until_state("run-1", "ended")
         assert ended.outcome == "finished"
         await edge.until(lambda: "it runs" in edge.log("run-1"))
@@ -105,13 +123,27 @@ async def test_the_installed_agent_joins_once_and_runs_a_job_from_then_on(
 
 @pytest.mark.parametrize(
     ("token", "edge_url", "words"),
-    [("another", "", "--join-token: the server refused it"), (TOKEN, "http://127.0.0.1:9", "does not answer")],
+    [
+        ("another", "", "--join-token: the server refused it"),
+        (TOKEN, "http://127.0.0.1:9", "does not answer"),
+    ],
 )
 async def test_a_join_that_fails_says_why_and_leaves_nothing_to_run_with(
     edge: FakeEdge, programs: dict[str, Path], tmp_path: Path, token: str, edge_url: str, words: str
 ) -> None:
     program, state = str(programs[AGENT_VERSION] / "gpupool-agent"), str(tmp_path / "state")
-    join = [program, "join", "--state", state, "--edge", edge_url or edge.url, "--host", "h1", "--join-token", token]
+    join = [
+        program,
+        "join",
+        "--state",
+        state,
+        "--edge",
+        edge_url or edge.url,
+        "--host",
+        "h1",
+        "--join-token",
+        token,
+    ]
     process = await asyncio.create_subprocess_exec(*join, cwd="/", stderr=subprocess.PIPE)
     _, err = await process.communicate()
     assert process.returncode == 1 and words in err.decode() and err.count(b"\n") == 1
@@ -170,7 +202,9 @@ def test_the_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:
         pytest.skip("systemd-analyze is not here")
     copy = tmp_path / UNIT.name
     copy.write_text(UNIT.read_text().replace("/opt/gpupool-agent/current/bin/gpupool-agent", sys.executable))
-    checked = subprocess.run([program, "verify", "--man=no", str(copy)], capture_output=True, text=True, check=False)
+    checked = subprocess.run(
+        [program, "verify", "--man=no", str(copy)], capture_output=True, text=True, check=False
+    )
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
@@ -191,14 +225,29 @@ def test_the_unit_lets_work_outlive_the_agent_and_keeps_no_workload_from_its_gpu
     assert {name: service.get(name) for name in promised} == promised
     assert unit["Unit"]["StartLimitIntervalSec"] == "0", "it is started again for ever"
     # Workloads inherit what closes in the service.
-    inherited = ("Private", "Protect", "Restrict", "SystemCall", "Device", "ReadOnly", "Inaccessible", "NoNewPrivileges", "Memory")
+    inherited = (
+        "Private",
+        "Protect",
+        "Restrict",
+        "SystemCall",
+        "Device",
+        "ReadOnly",
+        "Inaccessible",
+        "NoNewPrivileges",
+        "Memory",
+    )
     assert not [name for name in service if name.startswith(inherited)]
     assert service["ExecStart"].split()[:4] == [
-        "/opt/gpupool-agent/current/bin/gpupool-agent", "run", "--state", "/var/lib/gpupool-agent",
-    ]  # fmt: skip
+        "/opt/gpupool-agent/current/bin/gpupool-agent",
+        "run",
+        "--state",
+        "/var/lib/gpupool-agent",
+    ]
 
 
-def test_the_documented_installation_names_what_is_built_and_where_the_unit_expects_it(tmp_path: Path) -> None:
+def test_the_documented_installation_names_what_is_built_and_where_the_unit_expects_it(
+    tmp_path: Path,
+) -> None:
     documented = (ROOT / "docs" / "agent.md").read_text()
     wheel = build(tmp_path)
     for path in tmp_path.iterdir():
@@ -216,5 +265,7 @@ def test_the_sandbox_works_with_the_powers_that_the_unit_leaves() -> None:
         pytest.skip("setpriv is not here")
     sandbox = "bwrap --unshare-user --uid 1000 --gid 1000 --unshare-net --unshare-pid --ro-bind / / --proc /proc --dev /dev true"
     names = ",".join(f"-{name.removeprefix('cap_')}" for name in dropped)
-    done = subprocess.run(["setpriv", "--bounding-set", names, *sandbox.split()], capture_output=True, check=False)
+    done = subprocess.run(
+        ["setpriv", "--bounding-set", names, *sandbox.split()], capture_output=True, check=False
+    )
     assert done.returncode == 0, done.stderr

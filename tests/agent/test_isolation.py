@@ -114,7 +114,9 @@ async def test_only_its_own_folders_can_be_written(edge: FakeEdge, agent: AgentP
     tries = "\n".join(f"touch {place}/x 2>/dev/null && echo {place}" for place in places)
     assert await output(edge, tries) == ""
     assert (
-        await output(edge, "touch ~/x /tmp/x $GPUPOOL_CHECKPOINT_DIR/x /run/gpupool/out/x && echo all", generation=2)
+        await output(
+            edge, "touch ~/x /tmp/x $GPUPOOL_CHECKPOINT_DIR/x /run/gpupool/out/x && echo all", generation=2
+        )
         == "all\n"
     )
 
@@ -150,14 +152,19 @@ async def listening(edge: FakeEdge) -> int:
     return int(edge.log("run-1").split()[-1])
 
 
-async def test_what_another_workload_listens_on_can_not_be_reached(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_what_another_workload_listens_on_can_not_be_reached(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
     found = await output(edge, CONNECT.format(port=await listening(edge)), generation=2, owner="ada")
     assert found == "Connection refused\nConnection refused\n"
 
 
-async def test_the_agent_and_the_machine_it_runs_on_can_not_be_reached(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_the_agent_and_the_machine_it_runs_on_can_not_be_reached(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
     assert (
-        await output(edge, "tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' '; tail -n +2 /proc/net/route") == "lo\n"
+        await output(edge, "tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' '; tail -n +2 /proc/net/route")
+        == "lo\n"
     )
 
 
@@ -166,14 +173,21 @@ async def test_the_hosts_network_is_there_where_the_operator_says_so_and_the_hos
 ) -> None:
     await make_agent("--network", "host", launcher="bubblewrap")
     found = await output(edge, CONNECT.format(port=await listening(edge)), generation=2, owner="ada")
-    scoped = workload_entry.landlock_version() >= workload_entry.SCOPES_SINCE_ABI  # ports are open in it, sockets without a port are not
+    scoped = (
+        workload_entry.landlock_version() >= workload_entry.SCOPES_SINCE_ABI
+    )  # ports are open in it, sockets without a port are not
     assert (found.count("reached"), found.count("not permitted")) == ((1, 1) if scoped else (2, 0))
     assert scoped is not any("abstract sockets" in note for note in edge.observed[-1].inventory.notes)
-    await edge.until(lambda: any("use the host's network" in note for note in edge.observed[-1].inventory.notes))
+    await edge.until(
+        lambda: any("use the host's network" in note for note in edge.observed[-1].inventory.notes)
+    )
 
 
 async def test_secrets_of_the_host_are_not_there(edge: FakeEdge, agent: AgentProcess) -> None:
-    assert await output(edge, "cat /etc/shadow /etc/sudoers 2>/dev/null; ls /root/.ssh /etc/ssh 2>/dev/null") == ""
+    assert (
+        await output(edge, "cat /etc/shadow /etc/sudoers 2>/dev/null; ls /root/.ssh /etc/ssh 2>/dev/null")
+        == ""
+    )
 
 
 async def test_nothing_of_the_agents_environment_reaches_the_workload(
@@ -184,10 +198,14 @@ async def test_nothing_of_the_agents_environment_reaches_the_workload(
     assert "hush" not in await output(edge, "env; cat /proc/1/environ | tr '\\0' '\\n'")
 
 
-async def test_the_contract_can_not_be_overridden_by_the_asked_environment(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_the_contract_can_not_be_overridden_by_the_asked_environment(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
     wrong = {"CUDA_VISIBLE_DEVICES": "GPU-somebody-elses", "GPUPOOL_WORKLOAD": "other"}
     unit = agent.units[0]
-    found = await output(edge, "echo $CUDA_VISIBLE_DEVICES $GPUPOOL_WORKLOAD", environment=wrong, units=[unit])
+    found = await output(
+        edge, "echo $CUDA_VISIBLE_DEVICES $GPUPOOL_WORKLOAD", environment=wrong, units=[unit]
+    )
     assert found == f"{unit} workload-1\n"
 
 
@@ -204,7 +222,9 @@ async def test_an_exposed_path_can_be_read_and_not_written(
     )
 
 
-async def test_links_in_the_workloads_folders_lead_the_agent_nowhere(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_links_in_the_workloads_folders_lead_the_agent_nowhere(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
     target = agent.state / "identity.json"
     before = target.read_text()
     await output(
@@ -219,7 +239,9 @@ async def test_links_in_the_workloads_folders_lead_the_agent_nowhere(edge: FakeE
     assert target.read_text() == before
 
 
-@pytest.mark.parametrize("left", ["mkdir -p $GPUPOOL_CHECKPOINT_DIR/.done/x", "chmod 500 $GPUPOOL_CHECKPOINT_DIR"])
+@pytest.mark.parametrize(
+    "left", ["mkdir -p $GPUPOOL_CHECKPOINT_DIR/.done/x", "chmod 500 $GPUPOOL_CHECKPOINT_DIR"]
+)
 async def test_what_a_workload_leaves_for_its_acknowledgement_is_no_failed_start_of_the_host(
     edge: FakeEdge, agent: AgentProcess, left: str
 ) -> None:
@@ -240,7 +262,9 @@ async def test_the_sandbox_is_gone_with_a_killed_shim(edge: FakeEdge, agent: Age
     tree = processes.descendants(processes.scan(), shim["pid"])
     os.kill(shim["pid"], 9)
     assert (await edge.until_state("run-1", "ended")).outcome == "host_lost"
-    await edge.until(lambda: not any(processes.is_alive(process.pid, process.start_ticks) for process in tree), 5)
+    await edge.until(
+        lambda: not any(processes.is_alive(process.pid, process.start_ticks) for process in tree), 5
+    )
 
 
 async def test_jobs_in_the_sandbox_are_stopped_with_term_first_and_hear_notices(

@@ -62,12 +62,21 @@ async def test_no_device_but_the_harmless_ones_opens_or_can_be_made(
 
 
 @pytest.mark.parametrize("who", WHO)
-async def test_nothing_of_the_kernel_can_be_set(edge: FakeEdge, agent: AgentProcess, who: dict[str, object]) -> None:
+async def test_nothing_of_the_kernel_can_be_set(
+    edge: FakeEdge, agent: AgentProcess, who: dict[str, object]
+) -> None:
     files = (
-        "/proc/sysrq-trigger", "/proc/sys/kernel/core_pattern", "/proc/sys/kernel/modprobe", "/proc/sys/vm/drop_caches",
-        "/sys/kernel/uevent_helper", "/sys/power/state", "/proc/sys/fs/binfmt_misc/register",
-        "/proc/1/oom_score_adj_", "/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/cgroup.procs",
-    )  # fmt: skip
+        "/proc/sysrq-trigger",
+        "/proc/sys/kernel/core_pattern",
+        "/proc/sys/kernel/modprobe",
+        "/proc/sys/vm/drop_caches",
+        "/sys/kernel/uevent_helper",
+        "/sys/power/state",
+        "/proc/sys/fs/binfmt_misc/register",
+        "/proc/1/oom_score_adj_",
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/cgroup.procs",
+    )
     tries = "\n".join(f"(echo h > {name}) 2>/dev/null && echo wrote {name}" for name in files)
     before = Path("/proc/sys/kernel/core_pattern").read_text()
     try:
@@ -208,7 +217,9 @@ async def test_what_a_workload_hands_to_another_of_its_owner_keeps_no_gpu_locked
     edge: FakeEdge, make_agent: MakeAgent, who: dict[str, object], launcher: str
 ) -> None:
     if launcher == "plain" and not who:
-        pytest.skip("a plain process of the agent's own user can do to the agent what it likes, and the host says so")
+        pytest.skip(
+            "a plain process of the agent's own user can do to the agent what it likes, and the host says so"
+        )
     agent = await make_agent(launcher=launcher)
     await edge.want(job(f"rm -f ~/to; exec python3 -S -c '{KEEP_ALL}'", units=[agent.units[1]], **who))
     await edge.until_state("run-1", "running")
@@ -235,11 +246,16 @@ async def test_services_without_a_file_are_not_reached(
     name = f"gpupool-host-service-{os.getpid()}"
     program = f"import socket; socket.socket(socket.AF_UNIX).connect('\\\\0{name}')"
     with abstract_socket(name):
-        assert subprocess.run(["python3", "-c", program.replace("\\\\", "\\")], capture_output=True).returncode == 0
+        assert (
+            subprocess.run(["python3", "-c", program.replace("\\\\", "\\")], capture_output=True).returncode
+            == 0
+        )
         assert "refused" in await output(edge, f'python3 -S -c "{program}" 2>&1', **who)
 
 
-needs_scopes = pytest.mark.skipif(workload_entry.landlock_version() < workload_entry.SCOPES_SINCE_ABI, reason="needs landlock of Linux 6.12")
+needs_scopes = pytest.mark.skipif(
+    workload_entry.landlock_version() < workload_entry.SCOPES_SINCE_ABI, reason="needs landlock of Linux 6.12"
+)
 
 
 @needs_scopes
@@ -257,28 +273,42 @@ async def test_in_the_hosts_network_services_without_a_file_are_not_reached_but_
         f"p = os.fork(); p or socket.socket(socket.AF_UNIX).connect('\\0{name}-own'); p and os.wait(); p and print('reached own')"
     )
     with abstract_socket(name):
-        found = await output(edge, f'python3 -S -c "{reach}" 2>&1 && echo reached; python3 -S -c "{offer}" 2>&1', **who)
+        found = await output(
+            edge, f'python3 -S -c "{reach}" 2>&1 && echo reached; python3 -S -c "{offer}" 2>&1', **who
+        )
     assert "not permitted" in found and found.splitlines()[-1] == "reached own" and "reached\n" not in found
 
 
-def test_where_sockets_without_a_file_stay_open_the_host_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_where_sockets_without_a_file_stay_open_the_host_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     program = tmp_path / "bwrap"
     program.touch(mode=0o755)
-    bubblewrap, open_bubblewrap = BubblewrapLauncher(str(program)), BubblewrapLauncher(str(program), network="host")
+    bubblewrap, open_bubblewrap = (
+        BubblewrapLauncher(str(program)),
+        BubblewrapLauncher(str(program), network="host"),
+    )
     monkeypatch.setattr(workload_entry, "landlock_version", lambda: 5)
     for launcher, network, says in (
-        (bubblewrap, "private", False), (open_bubblewrap, "private", True), (open_bubblewrap, "host", True),
-        (PlainLauncher(), "private", True), (open_bubblewrap, "internet", False),
-    ):  # fmt: skip
+        (bubblewrap, "private", False),
+        (open_bubblewrap, "private", True),
+        (open_bubblewrap, "host", True),
+        (PlainLauncher(), "private", True),
+        (open_bubblewrap, "internet", False),
+    ):
         assert bool(abstract_socket_note(launcher, network)) is says, (launcher, network)
         assert shim_entry_spec(launcher, launcher.launch(box(tmp_path)))["own_sockets"] is False
     monkeypatch.setattr(workload_entry, "landlock_version", lambda: 6)
-    assert abstract_socket_note(open_bubblewrap, "host") == abstract_socket_note(PlainLauncher(), "host") == []
+    assert (
+        abstract_socket_note(open_bubblewrap, "host") == abstract_socket_note(PlainLauncher(), "host") == []
+    )
     program.chmod(0o4755)
     assert "can't close them" in abstract_socket_note(open_bubblewrap, "host")[0]
 
 
-needs_filters = pytest.mark.skipif(not socket_filter.supports_seccomp_filters(), reason="needs seccomp, and x86-64 or aarch64")
+needs_filters = pytest.mark.skipif(
+    not socket_filter.supports_seccomp_filters(), reason="needs seccomp, and x86-64 or aarch64"
+)
 SOCKETS = """
 cat > $TMPDIR/sockets.py <<'END'
 import ctypes, errno, socket
@@ -309,11 +339,18 @@ async def test_no_socket_is_made_that_no_network_confines(
     """Vsock reaches the hypervisor, or other virtual machines, out of every network name space."""
     await make_agent(launcher=launcher)
     assert not any("AF_VSOCK" in note for note in edge.observed[-1].inventory.notes)
-    here = subprocess.run(["/bin/sh", "-c", SOCKETS], env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True)
+    here = subprocess.run(
+        ["/bin/sh", "-c", SOCKETS],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
     assert here.stdout.count("made") >= 4, here.stderr  # how many more depends on the kernel
     assert (await output(edge, SOCKETS, **who)).splitlines() == [
-        "made made made made", "EAFNOSUPPORT EAFNOSUPPORT EAFNOSUPPORT EAFNOSUPPORT", "EAFNOSUPPORT ENOSYS",
-    ]  # fmt: skip
+        "made made made made",
+        "EAFNOSUPPORT EAFNOSUPPORT EAFNOSUPPORT EAFNOSUPPORT",
+        "EAFNOSUPPORT ENOSYS",
+    ]
 
 
 # A program of 64 bits enters the kernel as one of 32 bits does (int 0x80), and with the numbers of x32.
@@ -345,14 +382,22 @@ python3 -S $TMPDIR/old.py
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="has no such ways into the kernel")
 async def test_nor_through_the_old_ways_into_the_kernel(edge: FakeEdge, agent: AgentProcess) -> None:
     found = (await output(edge, f"{OLD_WAYS} 2>/dev/null")).split()
-    assert found in (["made", *["EAFNOSUPPORT"] * 4], [])  # none: a kernel without them ends a program that tries
+    assert found in (
+        ["made", *["EAFNOSUPPORT"] * 4],
+        [],
+    )  # none: a kernel without them ends a program that tries
 
 
 def answer(way: int, number: int, first: int = 0) -> int:
     """What the filter says of a call, read as the kernel reads such programs."""
     at, held, steps = 0, 0, socket_filter.socket_family_filter()
     while True:
-        code, yes, no, value = steps[at] & 0xFFFF, steps[at] >> 16 & 0xFF, steps[at] >> 24 & 0xFF, steps[at] >> 32
+        code, yes, no, value = (
+            steps[at] & 0xFFFF,
+            steps[at] >> 16 & 0xFF,
+            steps[at] >> 24 & 0xFF,
+            steps[at] >> 32,
+        )
         at += 1
         if code == socket_filter.BPF_LOAD:
             held = {0: number, 4: way, 16: first & 0xFFFFFFFF}[value]
@@ -367,14 +412,24 @@ def answer(way: int, number: int, first: int = 0) -> int:
 
 @pytest.mark.parametrize(
     ("way", "calls"),
-    [(0xC000003E, (41, 53, 0x40000029)), (0x40000003, (359, 360)), (0xC00000B7, (198, 199)), (0x40000028, (281, 288))],
+    [
+        (0xC000003E, (41, 53, 0x40000029)),
+        (0x40000003, (359, 360)),
+        (0xC00000B7, (198, 199)),
+        (0x40000028, (281, 288)),
+    ],
     ids=["x86-64 and x32", "i386", "aarch64", "arm"],
 )
-def test_the_filter_closes_the_same_families_on_every_way_into_the_kernel(way: int, calls: tuple[int, ...]) -> None:
+def test_the_filter_closes_the_same_families_on_every_way_into_the_kernel(
+    way: int, calls: tuple[int, ...]
+) -> None:
     taken, refused, no_such_call = 0x7FFF0000, 0x50000 | 97, 0x50000 | 38
     for call in calls:
         for family in range(64):
-            assert answer(way, call, family) == (taken if family in (1, 2, 10, 16) else refused), (call, family)
+            assert answer(way, call, family) == (taken if family in (1, 2, 10, 16) else refused), (
+                call,
+                family,
+            )
     assert answer(way, 425) == no_such_call
     assert answer(way, 3, 40) == answer(way, 64, 40) == taken
     assert answer(way, 102, 1) == answer(way, 102, 8) == (refused if way == 0x40000003 else taken)
@@ -382,7 +437,9 @@ def test_the_filter_closes_the_same_families_on_every_way_into_the_kernel(way: i
     assert answer(0xC0000015, 3) == no_such_call  # powerpc's: no way into these kernels
 
 
-def test_where_sockets_of_every_family_stay_open_the_host_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_where_sockets_of_every_family_stay_open_the_host_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     program = tmp_path / "bwrap"
     program.touch(mode=0o755)
     launcher = BubblewrapLauncher(str(program))
@@ -417,7 +474,9 @@ async def test_what_an_environment_says_to_the_loader_is_heard_inside_of_the_san
         assert not list(Path(outside).iterdir())
 
 
-async def test_an_environment_is_not_shown_to_other_people_of_the_host(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_an_environment_is_not_shown_to_other_people_of_the_host(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
     await edge.want(job("echo $TOKEN; sleep 300", environment={"TOKEN": "a-token-of-ada"}))
     await edge.until(lambda: edge.log("run-1") == "a-token-of-ada\n")
     tree = processes.descendants(processes.scan(), agent.shim("run-1")["pid"])
@@ -472,12 +531,18 @@ async def test_links_of_a_workload_lead_neither_agent_nor_shim_anywhere(
 async def test_files_of_the_system_can_not_be_linked_into_a_home(
     edge: FakeEdge, agent: AgentProcess, who: dict[str, object]
 ) -> None:
-    tries = "ln /etc/passwd ~/stolen 2>/dev/null && echo linked; ln /usr/bin/su ~/su 2>/dev/null && echo linked"
-    assert await output(edge, f"{tries}; ln /run/gpupool/in/passwd ~/in 2>/dev/null && echo linked", **who) == ""
+    tries = (
+        "ln /etc/passwd ~/stolen 2>/dev/null && echo linked; ln /usr/bin/su ~/su 2>/dev/null && echo linked"
+    )
+    assert (
+        await output(edge, f"{tries}; ln /run/gpupool/in/passwd ~/in 2>/dev/null && echo linked", **who) == ""
+    )
 
 
 @pytest.mark.parametrize("who", WHO)
-async def test_memory_of_the_sandbox_has_an_end(edge: FakeEdge, agent: AgentProcess, who: dict[str, object]) -> None:
+async def test_memory_of_the_sandbox_has_an_end(
+    edge: FakeEdge, agent: AgentProcess, who: dict[str, object]
+) -> None:
     """Whatever is kept in memory: /dev/shm has a size, and nothing else of /dev, /run or / can be written."""
     found = await output(
         edge,
@@ -497,7 +562,9 @@ async def test_a_notice_is_not_written_through_a_link_that_a_plain_workload_made
     victim = tmp_path / "victim"
     victim.write_text("kept")
     folder = agent.state / "runs" / "run-1" / "in"
-    await edge.want(job(f"ln -s {victim} {folder}/notice.new; ln -s {victim} {folder}/notice; echo linked; sleep 300"))
+    await edge.want(
+        job(f"ln -s {victim} {folder}/notice.new; ln -s {victim} {folder}/notice; echo linked; sleep 300")
+    )
     await edge.until(lambda: "linked" in edge.log("run-1"))
     await edge.change("run-1", verb="notice", code="drained")
     await edge.until(lambda: "notice" in (agent.state / "runs/run-1/order.json").read_text())

@@ -35,7 +35,10 @@ from tests.agent.test_isolation import output
 from tests.agent.test_isolation_users import OF_BLUE, OF_RED
 
 LICENCES = "192.168.77.7"  # a server of the organisation's own network
-METADATA, ANYBODY = "169.254.169.254", "198.51.100.7"  # the second is of a range for documentation: nobody has it
+METADATA, ANYBODY = (
+    "169.254.169.254",
+    "198.51.100.7",
+)  # the second is of a range for documentation: nobody has it
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 needs_tools = pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("nft", path=PATH) or not shutil.which("ip", path=PATH),
@@ -108,9 +111,23 @@ def outside() -> Iterator[Outside]:
             ip("-n", found.name, "addr", "add", f"{address}/32", "dev", "lo")
             ip("route", "replace", f"{address}/32", "via", "10.214.0.2")
         server = subprocess.Popen(
-            ["ip", "netns", "exec", found.name, sys.executable, "-S", "-c", SERVE, METADATA, ANYBODY, LICENCES],
-            stdout=subprocess.PIPE, text=True, env={"PATH": PATH},
-        )  # fmt: skip
+            [
+                "ip",
+                "netns",
+                "exec",
+                found.name,
+                sys.executable,
+                "-S",
+                "-c",
+                SERVE,
+                METADATA,
+                ANYBODY,
+                LICENCES,
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={"PATH": PATH},
+        )
         assert server.stdout is not None and server.stdout.readline() == "ready\n"
         yield found
     finally:
@@ -179,7 +196,9 @@ async def test_with_the_internet_a_run_goes_out_and_reaches_nothing_of_the_host(
     with listening("0.0.0.0") as port:
         route = 'bytes.fromhex(open("/proc/net/route").read().split()[13])[::-1]'
         gateway = f"$(python3 -S -c 'import socket; print(socket.inet_ntoa({route}))')"
-        tries = TRY.format(f"{ANYBODY}:80 {METADATA}:80 {outside.here}:{port} 127.0.0.1:{port} {gateway}:{port}")
+        tries = TRY.format(
+            f"{ANYBODY}:80 {METADATA}:80 {outside.here}:{port} 127.0.0.1:{port} {gateway}:{port}"
+        )
         found = await output(edge, tries, **OF_BLUE)
     assert reached(found) == {f"{ANYBODY}:80"}
     assert "closed 10.213." in found
@@ -240,7 +259,9 @@ async def test_a_host_that_forwarded_nothing_forwards_nothing_for_others_after_i
         assert reached(await output(edge, TRY.format(f"{ANYBODY}:80"), **OF_BLUE)) == {f"{ANYBODY}:80"}
 
 
-def test_name_servers_of_private_networks_may_be_asked_and_nothing_else_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_name_servers_of_private_networks_may_be_asked_and_nothing_else_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("agent.isolation.workload_network._name_servers", lambda: ["10.0.0.2", "fd00::1"])
     rules = _internet_rules(WorkloadNetwork("internet", "abcd"), ["10.1.0.0/16", "10.1.2.0/24"], alone=True)
     lines = [line.strip() for line in rules.splitlines()]
@@ -278,7 +299,11 @@ async def test_in_the_hosts_network_metadata_and_what_others_listen_on_are_close
 ) -> None:
     await make_agent("--network", "host", launcher="bubblewrap")
     assert any("are closed to them" in note for note in edge.observed[-1].inventory.notes)
-    with listening("127.0.0.1") as own, listening("0.0.0.0") as everywhere, listening("127.0.0.1", 70_002) as reds:
+    with (
+        listening("127.0.0.1") as own,
+        listening("0.0.0.0") as everywhere,
+        listening("127.0.0.1", 70_002) as reds,
+    ):
         tries = TRY.format(
             f"{ANYBODY}:80 {METADATA}:80 127.0.0.1:{own} {outside.here}:{everywhere} 127.0.0.1:{reds} "
             f"127.0.0.1:{port_of(edge)}"
@@ -316,7 +341,9 @@ async def rule_comes(agent: AgentProcess, port: int) -> float:
 
 async def waits_for_an_address(edge: FakeEdge, agent: AgentProcess) -> Callable[[str], Awaitable[str]]:
     """A run of team blue that tries the address it is given; gives how to give it one: 'reached' or 'closed' comes back."""
-    await edge.want(job(f"until [ -e ~/go ]; do sleep 0.1; done\n{TRY.format('$(cat ~/go)')}echo end", **OF_BLUE))
+    await edge.want(
+        job(f"until [ -e ~/go ]; do sleep 0.1; done\n{TRY.format('$(cat ~/go)')}echo end", **OF_BLUE)
+    )
     await edge.until_state("run-1", "running")
 
     async def tries(address: str) -> str:
@@ -362,7 +389,9 @@ async def test_rules_come_back_too_for_workloads_with_a_network_of_their_own(
     agent = await make_agent("--network", "internet", launcher="bubblewrap")
     subprocess.run(["nft", "delete", "table", "inet", table_of(agent)], check=True, env={"PATH": PATH})
     assert await rule_comes(agent, 127) < 5, "of 127.0.0.0/8, which they do not reach"
-    assert reached(await output(edge, TRY.format(f"{ANYBODY}:80 {METADATA}:80"), **OF_BLUE)) == {f"{ANYBODY}:80"}
+    assert reached(await output(edge, TRY.format(f"{ANYBODY}:80 {METADATA}:80"), **OF_BLUE)) == {
+        f"{ANYBODY}:80"
+    }
 
 
 @needs_tools
@@ -380,7 +409,9 @@ async def test_ports_stay_closed_to_a_workload_while_its_agent_starts_again(
 
 
 @needs_tools
-def test_nothing_starts_whose_ports_can_not_be_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_starts_whose_ports_can_not_be_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     network = open_network("host", tmp_path, UidRange())
     try:
         with listening("127.0.0.1"):
@@ -405,8 +436,11 @@ async def test_a_port_is_not_opened_by_listening_on_it_at_another_address(
 
 def test_a_port_that_a_team_listens_on_too_stays_open_to_it_at_its_own_address() -> None:
     found = [
-        (0, "tcp", "127.0.0.1", 22), (70_001, "tcp", "127.0.0.1", 9), (70_002, "tcp", "127.0.0.2", 9), (70_002, "udp", "::1", 53),
-    ]  # fmt: skip
+        (0, "tcp", "127.0.0.1", 22),
+        (70_001, "tcp", "127.0.0.1", 9),
+        (70_002, "tcp", "127.0.0.2", 9),
+        (70_002, "udp", "::1", 53),
+    ]
     assert ports_to_close([70_001, 70_002], found) == {
         (70_001, "tcp", "127.0.0.1", 22),
         (70_002, "tcp", "127.0.0.1", 22),
@@ -422,7 +456,9 @@ def test_who_listens_everywhere_is_closed_to_others_but_does_not_close_their_own
     own = (70_001, "tcp", "127.0.0.1", 9)  # so the other has IPv6 alone
     assert ports_to_close([70_001], [everywhere, own]) == {(70_001, "tcp", "::", 9)}
     of_the_host = (0, "tcp", "0.0.0.0", 9)
-    assert ports_to_close([70_001], [of_the_host, (70_001, "tcp", "::1", 9)]) == {(70_001, "tcp", "0.0.0.0", 9)}
+    assert ports_to_close([70_001], [of_the_host, (70_001, "tcp", "::1", 9)]) == {
+        (70_001, "tcp", "0.0.0.0", 9)
+    }
 
 
 def test_what_listens_here_is_found() -> None:
@@ -440,5 +476,7 @@ def test_what_can_not_be_closed_is_said(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("agent.isolation.workload_network._search_path", lambda: str(tmp_path))
     with pytest.raises(RuntimeError, match="internet needs root, ip and nft"):
         open_network("internet", tmp_path, UidRange())
-    assert "They also reach the cloud's metadata address" in open_network("host", tmp_path, UidRange()).notes[0]
+    assert (
+        "They also reach the cloud's metadata address" in open_network("host", tmp_path, UidRange()).notes[0]
+    )
     assert WorkloadNetwork("private", "").enter("mark") == ""

@@ -50,12 +50,16 @@ async def agent(make_agent: MakeAgent) -> AgentProcess:
 # in the sandbox
 
 
-async def test_a_workload_runs_as_the_user_of_its_team_with_no_other_group(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_a_workload_runs_as_the_user_of_its_team_with_no_other_group(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
     await edge.want(of_blue(command="sleep 300"))
     await edge.until_state("run-1", "running")
     below = await until_there(agent, b"sleep")
     status = dict(
-        line.split(":\t", 1) for line in Path(f"/proc/{below}/status").read_text().splitlines() if ":\t" in line
+        line.split(":\t", 1)
+        for line in Path(f"/proc/{below}/status").read_text().splitlines()
+        if ":\t" in line
     )
     assert status["Uid"].split() == [str(BLUE)] * 4
     assert status["Gid"].split() == [str(BLUE)] * 4
@@ -73,7 +77,9 @@ async def until_there(agent: AgentProcess, name: bytes) -> int:
     raise AssertionError(f"{name!r} was never there")
 
 
-async def test_home_checkpoints_and_what_a_run_writes_belong_to_the_team(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_home_checkpoints_and_what_a_run_writes_belong_to_the_team(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
     command = "echo 1 > ~/f; echo 1 > $GPUPOOL_CHECKPOINT_DIR/f; cat $GPUPOOL_NOTICE; id -un"
     assert "ada" in await output(edge, command, **OF_BLUE)
     homes = agent.state / "homes"
@@ -85,7 +91,9 @@ async def test_home_checkpoints_and_what_a_run_writes_belong_to_the_team(edge: F
     assert (agent.state / "runs" / "run-2" / "out" / "f").stat().st_uid == BLUE
 
 
-async def test_a_run_reads_what_the_agent_tells_it_and_can_not_write_there(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_a_run_reads_what_the_agent_tells_it_and_can_not_write_there(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
     """The shim is root and writes into that folder: a link of the workload's would lead it anywhere."""
     command = (
         "touch /run/gpupool/in/x && echo written; trap 'cat $GPUPOOL_NOTICE; exit 0' USR1; echo begun;"
@@ -108,7 +116,9 @@ async def test_a_team_finds_nothing_of_another_one_in_the_home_of_a_person_who_i
     assert (agent.state / "homes" / f"ada~{RED}" / "file").stat().st_uid == RED
 
 
-async def test_a_home_of_before_is_given_to_the_team_that_uses_it_first(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_a_home_of_before_is_given_to_the_team_that_uses_it_first(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
     await output(edge, "mkdir -p ~/a/b; echo kept > ~/a/b/file; chmod 700 ~/a; ln -s /etc/shadow ~/link")
     shadow = os.stat("/etc/shadow")
     assert (
@@ -175,13 +185,20 @@ def place(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["rm", "-rf", str(folder)], check=True)
 
 
-def start(command: str, user: int | None, folder: Path, stage: list[list[str]] | None = None) -> subprocess.Popen[str]:
+def start(
+    command: str, user: int | None, folder: Path, stage: list[list[str]] | None = None
+) -> subprocess.Popen[str]:
     """A plain process as the shim starts one."""
     spec = {"user": user, "launcher": "plain", "stage": stage or [], "stage_at": "/run/gpupool"}
     return subprocess.Popen(
-        ["/bin/bash", "-c", command], cwd="/", text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        preexec_fn=lambda: workload_entry.enter_workload(spec), env={"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "SECRET": "hush"},
-    )  # fmt: skip
+        ["/bin/bash", "-c", command],
+        cwd="/",
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        preexec_fn=lambda: workload_entry.enter_workload(spec),
+        env={"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "SECRET": "hush"},
+    )
 
 
 def said(command: str, user: int | None, folder: Path, stage: list[list[str]] | None = None) -> str:
@@ -217,7 +234,9 @@ def test_a_program_that_is_set_to_run_as_root_does_not_for_a_workload(place: Pat
 def test_a_workload_leaves_the_agents_groups_and_its_powers(place: Path) -> None:
     os.setgroups([0, 4])
     try:
-        found = said("id -G; grep -E 'Cap(Eff|Prm)' /proc/self/status; chown 0 /tmp; mount -t tmpfs x /mnt", RED, place)
+        found = said(
+            "id -G; grep -E 'Cap(Eff|Prm)' /proc/self/status; chown 0 /tmp; mount -t tmpfs x /mnt", RED, place
+        )
     finally:
         os.setgroups([])
     assert found.splitlines()[0] == str(RED)
@@ -237,8 +256,14 @@ def test_the_keys_of_the_agents_session_are_not_the_workloads(place: Path) -> No
     looks = f"{setup} import subprocess, sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r}); "
     looks += "from agent.shim import entry; "
     run = "print(subprocess.run(['python3', '-S', '-c', {!r}], capture_output=True, text=True{}).stdout.strip().split()[1])"
-    looks += run.format(read, "") + ";" + run.format(read, ", preexec_fn=lambda: entry.enter({'launcher': 'plain'})")
-    found = subprocess.run(["python3", "-c", looks], capture_output=True, text=True, check=True).stdout.split()
+    looks += (
+        run.format(read, "")
+        + ";"
+        + run.format(read, ", preexec_fn=lambda: entry.enter({'launcher': 'plain'})")
+    )
+    found = subprocess.run(
+        ["python3", "-c", looks], capture_output=True, text=True, check=True
+    ).stdout.split()
     assert int(found[0]) > 0  # without the guard the key is found
     assert found[1] == "-1"
 
@@ -250,7 +275,10 @@ def test_folders_that_nobody_else_may_enter_are_shown_to_the_runs_user_alone(pla
     os.chown(locked / "home", RED, RED)
     Path("/run/gpupool").mkdir(exist_ok=True)
     stage = [[str(locked / "home"), "/run/gpupool/home"]]
-    assert said("echo mine > /run/gpupool/home/file && cat /run/gpupool/home/file", RED, place, stage) == "mine\n"
+    assert (
+        said("echo mine > /run/gpupool/home/file && cat /run/gpupool/home/file", RED, place, stage)
+        == "mine\n"
+    )
     assert (locked / "home" / "file").stat().st_uid == RED
     assert "denied" in said(f"ls {locked}/home", RED, place, stage)
     assert not list(Path("/run/gpupool").iterdir())  # the host does not see it
@@ -260,7 +288,9 @@ def test_plain_shows_a_run_its_folders_where_its_user_can_go() -> None:
     from agent.isolation.launchers import SandboxRequest
 
     here = Path("/var/lib/agent")
-    box = SandboxRequest(["true"], "ada", *(here / name for name in ("home", "check", "in", "out", "tmp", "tools")), user=BLUE)
+    box = SandboxRequest(
+        ["true"], "ada", *(here / name for name in ("home", "check", "in", "out", "tmp", "tools")), user=BLUE
+    )
     launch = PlainLauncher().launch(box)
     assert launch.user == BLUE
     assert dict(launch.stage)[str(here / "home")] == str(PlainLauncher().view(box).home) == launch.cwd
@@ -284,10 +314,17 @@ def test_giving_a_home_away_changes_nothing_outside_of_it(tmp_path: Path) -> Non
     os.chown(home / "third", 12345, 12345)
     assert file_trees.chown_tree(home, old=0, new=BLUE) == 1
     assert {entry.name: entry.lstat().st_uid for entry in home.iterdir()} == {
-        "own": BLUE, "twice": BLUE, "again": BLUE, "stolen": 0, "way-out": BLUE, "third": 12345,
-    }  # fmt: skip
+        "own": BLUE,
+        "twice": BLUE,
+        "again": BLUE,
+        "stolen": 0,
+        "way-out": BLUE,
+        "third": 12345,
+    }
     assert home.stat().st_uid == BLUE
-    assert outside.stat().st_uid == (outside / "secret").stat().st_uid == (outside / "linked").stat().st_uid == 0
+    assert (
+        outside.stat().st_uid == (outside / "secret").stat().st_uid == (outside / "linked").stat().st_uid == 0
+    )
 
 
 def test_a_home_that_became_a_link_is_not_followed_unless_root_made_it(tmp_path: Path) -> None:

@@ -55,8 +55,13 @@ def make_run(tmp_path: Path) -> Iterator[MakeRun]:
     for folder in made:
         who = read_json(folder / "shim.json") or {}
         if who and processes.is_alive(who["pid"], who["start_ticks"]):
-            for pid in [who["pid"], *(each.pid for each in processes.descendants(processes.scan(), who["pid"]))]:
-                with contextlib.suppress(ProcessLookupError):  # it may be about to end, and its guard waits for it
+            for pid in [
+                who["pid"],
+                *(each.pid for each in processes.descendants(processes.scan(), who["pid"])),
+            ]:
+                with contextlib.suppress(
+                    ProcessLookupError
+                ):  # it may be about to end, and its guard waits for it
                     os.kill(pid, signal.SIGKILL)
 
 

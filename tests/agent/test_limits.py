@@ -33,7 +33,9 @@ async def test_a_run_that_is_extended_lasts_longer_also_when_its_agent_starts_ag
     assert (await edge.until_state("run-1", "ended")).outcome == "time_limit"
 
 
-async def test_a_run_that_may_last_for_ever_is_limited_while_it_runs(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_a_run_that_may_last_for_ever_is_limited_while_it_runs(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
     wanted = job("sleep 300")
     await edge.want(wanted)
     await edge.until_state("run-1", "running")
@@ -41,7 +43,9 @@ async def test_a_run_that_may_last_for_ever_is_limited_while_it_runs(edge: FakeE
     assert (await edge.until_state("run-1", "ended")).outcome == "time_limit"
 
 
-async def test_what_had_ended_before_it_was_told_to_stop_has_finished(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_what_had_ended_before_it_was_told_to_stop_has_finished(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
     await edge.want(wanted := job("until [ -e ~/go ]; do sleep 0.05; done"))
     await edge.until_state("run-1", "running")
     shim = agent.shim("run-1")["pid"]

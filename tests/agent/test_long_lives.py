@@ -39,7 +39,14 @@ def runs(tmp_path: Path) -> RunManager:
     state = StateFolder(tmp_path / "state")
     state.install_tools()
     hardware = GpuInventory([], devices={})
-    return RunManager(state, PlainLauncher(), hardware, homes=tmp_path / "homes", locks_folder=tmp_path / "locks", exposed=[])
+    return RunManager(
+        state,
+        PlainLauncher(),
+        hardware,
+        homes=tmp_path / "homes",
+        locks_folder=tmp_path / "locks",
+        exposed=[],
+    )
 
 
 async def until_all_ended(runs: RunManager) -> None:
@@ -59,7 +66,9 @@ async def test_starts_leave_no_file_open_in_the_agent(runs: RunManager) -> None:
     assert {run.ended["outcome"] for run in runs.runs.values()} == {"finished"}
 
 
-def test_a_log_that_is_rotated_while_it_is_read_is_read_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_is_rotated_while_it_is_read_is_read_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A loud workload does that several times a minute; the line to the edge must not break for it."""
     for first, text in ((0, "aaa"), (3, "bbb"), (6, "ccc")):
         (tmp_path / f"{first:015d}").write_text(text)
@@ -205,13 +214,17 @@ async def test_the_agent_goes_on_while_the_disk_writes_a_start_through(
     refusing = None
     while not starting.done() or refusing is None or not refusing.done():
         if starting.done() and refusing is None:
-            refusing = asyncio.create_task(runs.refuse(job("true", generation=2), "start_failed", "for a test"))
+            refusing = asyncio.create_task(
+                runs.refuse(job("true", generation=2), "start_failed", "for a test")
+            )
         await asyncio.sleep(0.01)
         states |= {(seen.run, seen.state) for seen in runs.seen()}
     assert in_the_loop and not any(in_the_loop)
     assert starting.result() and {("run-1", "starting"), ("run-2", "starting"), ("run-2", "ended")} <= states
     assert read_json(runs.state.folder / "generations.json")["used"] == [1, 2]
-    assert float((runs.runs["run-1"].folder / "lease").read_text()) == pytest.approx(until, abs=0.01), "heard meanwhile"
+    assert float((runs.runs["run-1"].folder / "lease").read_text()) == pytest.approx(until, abs=0.01), (
+        "heard meanwhile"
+    )
     await until_all_ended(runs)
 
 
@@ -223,7 +236,9 @@ async def test_nothing_starts_before_it_is_written_down_that_it_did(runs: RunMan
     assert not (runs.state.folder / "began").exists()
 
 
-async def test_nobody_waits_until_the_network_of_an_ended_run_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nobody_waits_until_the_network_of_an_ended_run_is_removed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     network, left, may_end = WorkloadNetwork("internet", "r4ts"), [], threading.Event()
 
     def slowly(_: WorkloadNetwork, mark: str) -> None:

@@ -53,7 +53,9 @@ class Tap:
 async def launch(edge: FakeEdge, agent: AgentProcess) -> RunSeen:
     edge.streams_wanted = 3
     await edge.want(job("", kind="notebook", secret=SECRET, units=[agent.units[0]]))
-    await edge.until(lambda: (seen := edge.seen("run-1")) is not None and (seen.ready or seen.state == "ended"), 90)
+    await edge.until(
+        lambda: (seen := edge.seen("run-1")) is not None and (seen.ready or seen.state == "ended"), 90
+    )
     seen = edge.seen("run-1")
     assert seen is not None and seen.ready, (seen, edge.log("run-1"))
     return seen
@@ -72,7 +74,13 @@ async def execute(session: aiohttp.ClientSession, url: str, kernel: str, code: s
             "version": "5.3",
             "date": "",
         }
-        content = {"code": code, "silent": False, "store_history": False, "user_expressions": {}, "allow_stdin": False}
+        content = {
+            "code": code,
+            "silent": False,
+            "store_history": False,
+            "user_expressions": {},
+            "allow_stdin": False,
+        }
         message = {
             "header": header,
             "parent_header": {},
@@ -106,8 +114,12 @@ async def test_a_notebook_starts_and_its_kernel_computes_on_its_gpu(
     await launch(edge, agent)
     steps = [seen.step for frame in edge.observed for seen in frame.runs if seen.step]
     every = ["being written down", "starting sandbox", "starting JupyterLab", "ready"]
-    assert list(dict.fromkeys(steps)) == [step for step in every if step in steps], "in this order, and nothing else"
-    assert {"starting JupyterLab", "ready"} <= set(steps), "those before it may be over before a report tells of them"
+    assert list(dict.fromkeys(steps)) == [step for step in every if step in steps], (
+        "in this order, and nothing else"
+    )
+    assert {"starting JupyterLab", "ready"} <= set(steps), (
+        "those before it may be over before a report tells of them"
+    )
     own = {"X-Gpupool-Secret": SECRET, "Host": HOST}
     jar = aiohttp.CookieJar(unsafe=True)
     async with Tap(edge, "run-1") as url, aiohttp.ClientSession(headers=own, cookie_jar=jar) as session:
@@ -121,13 +133,17 @@ async def test_a_notebook_starts_and_its_kernel_computes_on_its_gpu(
             assert answer.status == 201, await answer.text()
             kernel = (await answer.json())["id"]
         assert (await execute(session, url, kernel, "print(6*7)")).strip() == "42"
-        code = "import os, gpupool_contract; print(os.environ['CUDA_VISIBLE_DEVICES']); print(dict(os.environ))"
+        code = (
+            "import os, gpupool_contract; print(os.environ['CUDA_VISIBLE_DEVICES']); print(dict(os.environ))"
+        )
         printed = await execute(session, url, kernel, code)
         assert printed.splitlines()[0] == agent.units[0]
         assert SECRET not in printed
         if launcher == "bubblewrap":
             code = "from ipykernel.connect import get_connection_info as about; print(about(unpack=True)['transport'])"
-            assert (await execute(session, url, kernel, code)).strip() == "ipc", "a port would show what it prints"
+            assert (await execute(session, url, kernel, code)).strip() == "ipc", (
+                "a port would show what it prints"
+            )
         await _another_origin_is_refused(session, url, kernel)
         await _a_terminal_answers(session, url, token)
         await edge.until(lambda: (edge.seen("run-1").activity or {}).get("kernels") == 1)  # type: ignore[union-attr]
@@ -152,7 +168,9 @@ async def _nobody_else_gets_in(url: str) -> None:
 
 async def _another_origin_is_refused(session: aiohttp.ClientSession, url: str, kernel: str) -> None:
     with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
-        await session.ws_connect(f"{url}/api/kernels/{kernel}/channels", headers={"Origin": "http://w2.localhost:8001"})
+        await session.ws_connect(
+            f"{url}/api/kernels/{kernel}/channels", headers={"Origin": "http://w2.localhost:8001"}
+        )
     assert refused.value.status == 403
 
 
@@ -160,7 +178,9 @@ async def _a_terminal_answers(session: aiohttp.ClientSession, url: str, token: s
     async with session.post(f"{url}/api/terminals", headers={"X-XSRFToken": token}) as answer:
         assert answer.status == 200, await answer.text()
         name = (await answer.json())["name"]
-    async with session.ws_connect(f"{url}/terminals/websocket/{name}", headers={"Origin": f"http://{HOST}"}) as socket:
+    async with session.ws_connect(
+        f"{url}/terminals/websocket/{name}", headers={"Origin": f"http://{HOST}"}
+    ) as socket:
         await socket.send_str(json.dumps(["stdin", "echo $((6*7))-$CUDA_VISIBLE_DEVICES\r"]))
         shown = ""
         async for message in socket:
@@ -193,7 +213,9 @@ async def test_activity_tells_a_busy_kernel_from_an_idle_one_and_looking_is_no_a
         assert edge.seen("run-1").activity["last_activity"] > began  # type: ignore[union-attr]
 
 
-async def test_an_open_page_is_no_message_and_a_program_left_behind_is_seen(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_an_open_page_is_no_message_and_a_program_left_behind_is_seen(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
     def said(what: str) -> float | None:
         seen = edge.seen("run-1")
         assert seen is not None
@@ -224,13 +246,18 @@ async def test_an_open_page_is_no_message_and_a_program_left_behind_is_seen(edge
         assert said("last_message") == quiet, "the kernel itself counts as idle meanwhile"
 
 
-async def test_a_notebook_outlives_its_agent_and_answers_the_next_one(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_a_notebook_outlives_its_agent_and_answers_the_next_one(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
     await launch(edge, agent)
     await agent.kill()
     edge.idle_streams.clear()
     await agent.start()
     await edge.until(lambda: (seen := edge.seen("run-1")) is not None and seen.ready)
-    async with Tap(edge, "run-1") as url, aiohttp.ClientSession(headers={"X-Gpupool-Secret": SECRET}) as session:
+    async with (
+        Tap(edge, "run-1") as url,
+        aiohttp.ClientSession(headers={"X-Gpupool-Secret": SECRET}) as session,
+    ):
         answer = await session.get(f"{url}/api/status")
         assert answer.status == 200
 
@@ -248,7 +275,9 @@ async def test_a_stream_to_a_job_that_serves_nothing_is_closed_with_a_reason(
     await edge.until(lambda: len(edge.idle_streams) >= 2)  # a used stream is replaced
 
 
-async def test_a_revoked_agent_does_not_knock_for_workspace_connections(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_a_revoked_agent_does_not_knock_for_workspace_connections(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
     edge.streams_wanted = 3
     await edge.push()
     await edge.until(lambda: len(edge.idle_streams) == 3)

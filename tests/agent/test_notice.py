@@ -59,13 +59,17 @@ async def test_a_notice_is_told_over_http(edge: FakeEdge, agent: AgentProcess) -
 
 @pytest.mark.sandbox
 @pytest.mark.parametrize("network", ["private", "host"])
-async def test_a_notice_is_told_over_http_inside_a_sandbox(edge: FakeEdge, make_agent: MakeAgent, network: str) -> None:
+async def test_a_notice_is_told_over_http_inside_a_sandbox(
+    edge: FakeEdge, make_agent: MakeAgent, network: str
+) -> None:
     await make_agent("--network", network, launcher="bubblewrap")
     first, second = await asyncio.gather(heard(edge, 1), heard(edge, 2))
     assert [line.strip() for line in first] == [line.strip() for line in second] == TOLD
 
 
-async def test_callers_that_say_nothing_hold_up_nobody_and_the_shim_stays_small(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_callers_that_say_nothing_hold_up_nobody_and_the_shim_stays_small(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
     silent = (
         "import os, socket, time\n"
         "from urllib.parse import urlsplit\n"
@@ -120,6 +124,10 @@ async def test_a_question_is_heard_out_however_many_packets_it_comes_in_but_not_
     assert (await edge.until_state("run-1", "ended")).exit_code == 0
     told = "HTTP/1.1 204 No Content"
     assert [line.strip() for line in (await agent.printed("run-1")).splitlines()] == [
-        *[f"in two {told}"] * 3, f"bytes {told}", "elsewhere HTTP/1.1 404 Not Found", "too long HTTP/1.1 400 Bad Request",
-        "half HTTP/1.1 400 Bad Request", "slow hung up True",
-    ]  # fmt: skip
+        *[f"in two {told}"] * 3,
+        f"bytes {told}",
+        "elsewhere HTTP/1.1 404 Not Found",
+        "too long HTTP/1.1 400 Bad Request",
+        "half HTTP/1.1 400 Bad Request",
+        "slow hung up True",
+    ]

@@ -36,7 +36,16 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
             pytest.fail("a C compiler is missing, and in CI nothing may be skipped", pytrace=False)
         pytest.skip("needs a C compiler")
     folder = tmp_path_factory.mktemp("nvml")
-    command = [compiler, "-shared", "-fPIC", "-Wall", "-Werror", "-o", str(folder / "libnvidia-ml.so.1"), str(SOURCE)]
+    command = [
+        compiler,
+        "-shared",
+        "-fPIC",
+        "-Wall",
+        "-Werror",
+        "-o",
+        str(folder / "libnvidia-ml.so.1"),
+        str(SOURCE),
+    ]
     subprocess.run(command, check=True)
     return folder
 
@@ -72,7 +81,9 @@ async def test_the_inventory_and_a_sample_are_read_and_what_is_not_supported_is_
     assert later.nvlink_kib is not None and later.nvlink_kib > 0, "a rate, once there are two looks"
     between, processes = await meter.occupancy(2.0)
     assert between[0].memory_used_mib == later.memory_used_mib and processes == meter.processes()
-    assert between[0].nvlink_kib is None, "a start that looks at a GPU takes nothing of what its samples measure"
+    assert between[0].nvlink_kib is None, (
+        "a start that looks at a GPU takes nothing of what its samples measure"
+    )
     await meter.close()
 
 
@@ -90,7 +101,10 @@ async def test_mig_instances_are_units_with_slots_and_no_board_figures(says: Pat
     says.write_text("mig")
     meter = NvmlGpuReader()
     hardware = await meter.hardware()
-    units = [(unit.uuid, unit.profile, unit.first_slot, unit.slots, unit.memory_mib) for unit in hardware.gpus[1].units]
+    units = [
+        (unit.uuid, unit.profile, unit.first_slot, unit.slots, unit.memory_mib)
+        for unit in hardware.gpus[1].units
+    ]
     assert units == [("MIG-fake-1-0", "3g.40gb", 0, 360, 40448), ("MIG-fake-1-1", "3g.40gb", 360, 360, 40448)]
     rows = {row.unit: row for row in await meter.sample({}, 100.0)}
     assert set(rows) == {"GPU-fake-0", "MIG-fake-1-0", "MIG-fake-1-1"}
@@ -103,7 +117,9 @@ HALVES = [GeometryPart("3g.40gb", 0), GeometryPart("3g.40gb", 4)]
 SEVENTHS = [GeometryPart("1g.10gb", start) for start in range(7)]
 
 
-async def reshaped(meter: NvmlGpuReader, tmp_path: Path, parts: list[GeometryPart], before: list[str] | None = None) -> ReshapeOutcome:
+async def reshaped(
+    meter: NvmlGpuReader, tmp_path: Path, parts: list[GeometryPart], before: list[str] | None = None
+) -> ReshapeOutcome:
     outcome = await meter.reshape("GPU-fake-1", parts, before, tmp_path / "locks", 20.0)
     assert outcome is not None
     return outcome
@@ -118,13 +134,21 @@ async def test_a_gpu_is_split_into_instances_and_put_together_again(says: Path, 
     meter = NvmlGpuReader()
     offered = (await meter.hardware()).mig_profiles["H100-80GB"]
     assert [(one.name, one.slices, one.most, one.memory_mib) for one in offered] == [
-        ("1g.10gb", 1, 7, 9856), ("2g.20gb", 2, 3, 19968), ("3g.40gb", 3, 2, 40448),
-    ]  # fmt: skip
-    assert [one.starts for one in offered] == [[], [], []], "while MIG is off the driver does not say where they may begin"
+        ("1g.10gb", 1, 7, 9856),
+        ("2g.20gb", 2, 3, 19968),
+        ("3g.40gb", 3, 2, 40448),
+    ]
+    assert [one.starts for one in offered] == [[], [], []], (
+        "while MIG is off the driver does not say where they may begin"
+    )
     assert (await reshaped(meter, tmp_path, HALVES)).state == "done"
     assert await units(meter) == [("3g.40gb", 0, 360), ("3g.40gb", 360, 360)]
     assert [one.starts for one in (await meter.hardware()).mig_profiles["H100-80GB"]][2] == [0, 4]
-    assert {row.unit for row in await meter.sample({}, 100.0)} == {"GPU-fake-0", "MIG-fake-1-0", "MIG-fake-1-1"}
+    assert {row.unit for row in await meter.sample({}, 100.0)} == {
+        "GPU-fake-0",
+        "MIG-fake-1-0",
+        "MIG-fake-1-1",
+    }
     assert (await reshaped(meter, tmp_path, SEVENTHS, ["3g.40gb"] * 2)).state == "done"
     assert [slots for _, _, slots in await units(meter)] == [120] * 7
     # Without places the driver chooses them, the largest first.
@@ -145,7 +169,9 @@ async def test_a_gpu_is_split_into_instances_and_put_together_again(says: Path, 
         ("room for 1", "making 3g.40gb: it does not fit on the GPU"),
     ],
 )
-async def test_what_the_driver_refuses_leaves_the_gpu_as_it_was(says: Path, tmp_path: Path, words: str, said: str) -> None:
+async def test_what_the_driver_refuses_leaves_the_gpu_as_it_was(
+    says: Path, tmp_path: Path, words: str, said: str
+) -> None:
     meter = NvmlGpuReader()
     await meter.hardware()
     says.write_text(words)
@@ -155,7 +181,9 @@ async def test_what_the_driver_refuses_leaves_the_gpu_as_it_was(says: Path, tmp_
     await meter.close()
 
 
-async def test_the_old_instances_are_made_again_when_the_new_ones_do_not_fit(says: Path, tmp_path: Path) -> None:
+async def test_the_old_instances_are_made_again_when_the_new_ones_do_not_fit(
+    says: Path, tmp_path: Path
+) -> None:
     says.write_text("mig")
     meter = NvmlGpuReader()
     await meter.hardware()
@@ -182,7 +210,9 @@ async def test_a_gpu_that_can_not_be_read_after_it_was_split_is_lost_and_its_old
     again = await reshaped(meter, tmp_path, HALVES)
     assert (again.state, again.detail) == ("unsure", "it can't be read (GPU 1: GPU is lost)")
     says.unlink()
-    assert (await reshaped(meter, tmp_path, HALVES)).state == "done", "it is looked at before it is called unread"
+    assert (await reshaped(meter, tmp_path, HALVES)).state == "done", (
+        "it is looked at before it is called unread"
+    )
     assert await units(meter) == [("3g.40gb", 0, 360), ("3g.40gb", 360, 360)]
     assert (await meter.hardware()).notes == notes, "its events are asked for once"
     await meter.close()
@@ -207,7 +237,9 @@ async def test_a_gpu_that_is_held_is_not_split(says: Path, tmp_path: Path) -> No
     await meter.close()
 
 
-async def test_a_driver_that_hangs_while_a_gpu_is_split_holds_up_nobody_and_goes_on(says: Path, tmp_path: Path) -> None:
+async def test_a_driver_that_hangs_while_a_gpu_is_split_holds_up_nobody_and_goes_on(
+    says: Path, tmp_path: Path
+) -> None:
     meter = NvmlGpuReader()
     await meter.hardware()
     says.write_text("reshape hangs")
@@ -308,7 +340,9 @@ async def test_an_xid_of_an_answer_that_came_too_late_is_told_once(says: Path, n
     await meter.close()
 
 
-async def test_an_xid_is_told_also_where_the_gpu_answers_nothing_more_after_it(says: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_xid_is_told_also_where_the_gpu_answers_nothing_more_after_it(
+    says: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     meter = NvmlGpuReader(deadline_seconds=0.5)
     await meter.hardware()
     await meter.events(100.0)
@@ -364,7 +398,9 @@ async def test_what_gets_worse_is_one_event_and_what_stays_bad_is_none(
     await meter.close()
 
 
-async def test_a_condition_keeps_its_event_when_the_nvml_process_is_started_again(says: Path, every_look: None) -> None:
+async def test_a_condition_keeps_its_event_when_the_nvml_process_is_started_again(
+    says: Path, every_look: None
+) -> None:
     says.write_text("recovery 1")
     names = []
     for _ in range(2):
@@ -430,7 +466,9 @@ async def test_xids_of_before_the_agent_are_read_from_the_kernels_log(
     later = NvmlGpuReader()
     await later.hardware()
     read = await later.earlier(2000.0)
-    assert [event.event_id for event in read] == [events[0].event_id, told.event_id], "the next agent sees that it was told"
+    assert [event.event_id for event in read] == [events[0].event_id, told.event_id], (
+        "the next agent sees that it was told"
+    )
     assert unmatched.event_id not in {event.event_id for event in read}
     await later.close()
     await meter.close()
@@ -465,7 +503,9 @@ def test_probe_prints_what_it_reads_and_says_when_there_is_nothing(says: Path) -
     assert not printed["simulated"] and printed["hardware"]["gpus"][0]["model"] == "H100-80GB"
     nothing = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
     if subprocess.run(
-        [sys.executable, "-c", "import ctypes; ctypes.CDLL('libnvidia-ml.so.1')"], env=nothing, capture_output=True
+        [sys.executable, "-c", "import ctypes; ctypes.CDLL('libnvidia-ml.so.1')"],
+        env=nothing,
+        capture_output=True,
     ).returncode:
         refused = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=nothing)
         assert refused.returncode == 1 and "no GPU can be read here" in refused.stderr
@@ -554,5 +594,7 @@ def test_probe_says_when_there_is_nothing_to_compare_with(
         ("NVIDIA RTX 6000 Ada Generation", 49140, "RTX-6000-Ada-48GB"),
     ],
 )
-def test_boards_are_named_by_family_and_the_memory_they_are_sold_with(name: str, memory_mib: int, model: str) -> None:
+def test_boards_are_named_by_family_and_the_memory_they_are_sold_with(
+    name: str, memory_mib: int, model: str
+) -> None:
     assert model_name(name, memory_mib) == model

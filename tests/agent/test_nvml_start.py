@@ -68,13 +68,17 @@ async def test_a_gpu_that_is_lost_keeps_no_agent_from_its_other_gpus(
     await agent.start()
     await goes_on(edge, agent, shim)
     assert "GPU 1 can't be read" in notes(edge)
-    await edge.until(lambda: any((event.gpu, event.code) == ("GPU-fake-1", "nvml:lost") for event in edge.health))
+    await edge.until(
+        lambda: any((event.gpu, event.code) == ("GPU-fake-1", "nvml:lost") for event in edge.health)
+    )
     await edge.change("run-1", verb="stop")
     await edge.change("run-2", verb="stop")
     await edge.want(job("exec sleep 300", units=["GPU-fake-1"], generation=3))
     await edge.want(job("exec sleep 300", units=["GPU-fake-0"], generation=4))
     await edge.until_state("run-4", "running")
-    await edge.until(lambda: (seen := edge.seen("run-3")) is not None and "can't be asked whether it is clean" in seen.step)
+    await edge.until(
+        lambda: (seen := edge.seen("run-3")) is not None and "can't be asked whether it is clean" in seen.step
+    )
     says.unlink()
     await edge.until_state("run-3", "running", 120.0)
     assert "GPU 1 can't be read" not in notes(edge), "what was read again is said again"
@@ -94,7 +98,9 @@ async def test_an_agent_whose_nvml_does_not_answer_keeps_what_runs_and_starts_no
     await edge.want(job("exec sleep 300", generation=4))
     await edge.until_state("run-4", "running")
     await edge.until_state("run-1", "ended")
-    await edge.until(lambda: (seen := edge.seen("run-3")) is not None and "can't be asked whether it is clean" in seen.step)
+    await edge.until(
+        lambda: (seen := edge.seen("run-3")) is not None and "can't be asked whether it is clean" in seen.step
+    )
     says.unlink()
     await edge.until_state("run-3", "running", 120.0)
     assert "NOTHING STARTS" not in notes(edge)
@@ -149,7 +155,9 @@ async def test_an_nvml_that_can_not_be_started_is_one_event_each_time(
         await asyncio.sleep(0.05)
     says.write_text("init fails")
     await meter.close()
-    assert [event.code for event in await meter.events(104.0)] == ["nvml:unreadable"], "again, after it had been well"
+    assert [event.code for event in await meter.events(104.0)] == ["nvml:unreadable"], (
+        "again, after it had been well"
+    )
     with pytest.raises(GpuReadError):
         await meter.occupancy(105.0)
 
@@ -179,7 +187,14 @@ async def test_a_start_whose_gpu_can_not_be_asked_is_given_up_as_the_hosts_matte
 ) -> None:
     state = StateFolder(tmp_path / "state")
     hardware = GpuInventory([gpu(0, "GPU-a")])
-    runs = RunManager(state, PlainLauncher(), hardware, homes=tmp_path / "homes", locks_folder=tmp_path / "locks", exposed=[])
+    runs = RunManager(
+        state,
+        PlainLauncher(),
+        hardware,
+        homes=tmp_path / "homes",
+        locks_folder=tmp_path / "locks",
+        exposed=[],
+    )
     wanted = job("true", units=["GPU-a"])
     await runs.wait_for_readable_gpus(wanted, "no driver")
     (seen,) = runs.seen()
@@ -200,17 +215,29 @@ def unread(index: int, pci: str = "") -> dict[str, Any]:
 
 
 def test_a_lost_gpu_is_known_by_its_place_on_the_bus_or_else_by_its_index() -> None:
-    known = GpuInventory([gpu(0, "A", "00000000:1A:00.0"), gpu(1, "B", "00000000:3B:00.0")], devices={"A": ["/dev/nvidia0"]})
-    by_bus = with_lost_gpus(GpuInventory([gpu(0, "B", "00000000:3B:00.0")]), [unread(1, "00000000:1A:00.0")], known)
-    assert [(each.index, each.uuid) for each in by_bus.gpus] == [(0, "B"), (1, "A")] and set(by_bus.lost) == {"A"}
+    known = GpuInventory(
+        [gpu(0, "A", "00000000:1A:00.0"), gpu(1, "B", "00000000:3B:00.0")], devices={"A": ["/dev/nvidia0"]}
+    )
+    by_bus = with_lost_gpus(
+        GpuInventory([gpu(0, "B", "00000000:3B:00.0")]), [unread(1, "00000000:1A:00.0")], known
+    )
+    assert [(each.index, each.uuid) for each in by_bus.gpus] == [(0, "B"), (1, "A")] and set(by_bus.lost) == {
+        "A"
+    }
     assert by_bus.devices == {"A": ["/dev/nvidia0"]}
     by_index = with_lost_gpus(GpuInventory([gpu(1, "B")]), [unread(0)], known)
     assert [each.uuid for each in by_index.gpus] == ["A", "B"] and set(by_index.lost) == {"A"}
     strange = with_lost_gpus(GpuInventory([gpu(0, "A")]), [unread(1, "00000000:FF:00.0")], known)
-    assert [each.uuid for each in strange.gpus] == ["A"] and strange.lost == {} and "never known" in strange.notes[0]
+    assert (
+        [each.uuid for each in strange.gpus] == ["A"]
+        and strange.lost == {}
+        and "never known" in strange.notes[0]
+    )
     assert strange.unidentified_gpu_indices == [1] and by_bus.unidentified_gpu_indices == []
     gone = with_lost_gpus(GpuInventory([gpu(0, "A")]), [], known)
-    assert [each.uuid for each in gone.gpus] == ["A"], "one that the driver does not count is not here any more"
+    assert [each.uuid for each in gone.gpus] == ["A"], (
+        "one that the driver does not count is not here any more"
+    )
 
 
 def test_a_gpu_is_read_again_when_it_could_not_be_read_and_can_now() -> None:
@@ -242,7 +269,9 @@ def row(memory: int | None, processes: int | None) -> SampleRow:
     return SampleRow("GPU-a", 1.0, memory_used_mib=memory, processes=processes)
 
 
-def test_a_gpu_that_told_its_figures_before_its_last_tenant_and_does_not_now_is_not_clean(tmp_path: Path) -> None:
+def test_a_gpu_that_told_its_figures_before_its_last_tenant_and_does_not_now_is_not_clean(
+    tmp_path: Path,
+) -> None:
     clean = HandoverCheck(tmp_path / "units.json", "a boot")
     with pytest.raises(GpuReadError, match="does not tell of GPU-a"):
         clean.left(["GPU-a"], [], [])

@@ -34,8 +34,23 @@ class Host:
         state = StateFolder(folder / "state")
         meter = SimulatedGpuReader("h1", ["A100-40GB"], {}, folder / "state")
         hardware = asyncio.run(meter.hardware())
-        runs = RunManager(state, PlainLauncher(), hardware, homes=folder / "homes", locks_folder=folder / "locks", exposed=[])
-        self.agent = Agent(AgentOptions("http://edge", "", "h1", 5.0, False), state, PlainLauncher(), meter, hardware, runs, [])
+        runs = RunManager(
+            state,
+            PlainLauncher(),
+            hardware,
+            homes=folder / "homes",
+            locks_folder=folder / "locks",
+            exposed=[],
+        )
+        self.agent = Agent(
+            AgentOptions("http://edge", "", "h1", 5.0, False),
+            state,
+            PlainLauncher(),
+            meter,
+            hardware,
+            runs,
+            [],
+        )
         self.wanted: RunWanted = job("sleep 1000")
         self.folder = state.runs / self.wanted.run
         self.folder.mkdir()
@@ -51,7 +66,9 @@ class Host:
     def hear(self, *runs: RunWanted, at: float, said_at: float | None = None) -> None:
         """A frame that answers what was said at ``said_at``: just before, unless it is an old one."""
         self.now = at
-        frame = Desired(version=VERSION, host="h1", lease_seconds=12.0, runs=list(runs), poll_seconds=POLL_SECONDS)
+        frame = Desired(
+            version=VERSION, host="h1", lease_seconds=12.0, runs=list(runs), poll_seconds=POLL_SECONDS
+        )
         asyncio.run(self.agent.on_desired(frame, at if said_at is None else said_at))
 
     def wait(self, until: float) -> None:
@@ -94,7 +111,11 @@ def test_two_frames_of_now_that_do_not_name_it_stop_it_within_its_own_grace(host
     host.hear(at=1001.0 + POLL_SECONDS)
     assert host.stop is None
     host.hear(at=1001.0 + 2 * POLL_SECONDS)
-    assert host.stop == {"outcome": "cancelled", "grace_seconds": host.wanted.grace_seconds, "whatever": False}
+    assert host.stop == {
+        "outcome": "cancelled",
+        "grace_seconds": host.wanted.grace_seconds,
+        "whatever": False,
+    }
 
 
 def test_what_is_heard_while_a_start_takes_long_counts_before_the_next_start(
@@ -111,10 +132,14 @@ def test_what_is_heard_while_a_start_takes_long_counts_before_the_next_start(
     first, taken_back, later = (job("true", generation=number) for number in (2, 3, 4))
 
     def frame(*runs: RunWanted) -> Desired:
-        return Desired(version=VERSION, host="h1", lease_seconds=12.0, runs=list(runs), poll_seconds=POLL_SECONDS)
+        return Desired(
+            version=VERSION, host="h1", lease_seconds=12.0, runs=list(runs), poll_seconds=POLL_SECONDS
+        )
 
     async def hear() -> None:
-        hearing = asyncio.create_task(host.agent.on_desired(frame(host.wanted, first, taken_back, later), 1000.0))
+        hearing = asyncio.create_task(
+            host.agent.on_desired(frame(host.wanted, first, taken_back, later), 1000.0)
+        )
         await asyncio.sleep(0.1)
         assert began == ["run-2"] and host.stop is None
         stopping = dataclasses.replace(host.wanted, verb="stop", code="cancelled")
@@ -125,7 +150,9 @@ def test_what_is_heard_while_a_start_takes_long_counts_before_the_next_start(
     assert began[:2] == ["run-2", "run-4"] and "run-3" not in began, "which nobody wants any more"
 
 
-def test_a_stop_does_not_wait_for_what_has_to_be_written_of_others(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_does_not_wait_for_what_has_to_be_written_of_others(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stopped: list[bool] = []
     refuse = host.agent.runs.refuse
 
@@ -137,12 +164,20 @@ def test_a_stop_does_not_wait_for_what_has_to_be_written_of_others(host: Host, m
     never_began = dataclasses.replace(job("true", generation=0), verb="stop", code="cancelled")
     stopping = dataclasses.replace(host.wanted, verb="stop", code="cancelled")
     assert never_began.generation < stopping.generation, "it is the first that is looked at"
-    frame = Desired(version=VERSION, host="h1", lease_seconds=12.0, runs=[never_began, stopping], poll_seconds=POLL_SECONDS)
+    frame = Desired(
+        version=VERSION,
+        host="h1",
+        lease_seconds=12.0,
+        runs=[never_began, stopping],
+        poll_seconds=POLL_SECONDS,
+    )
     asyncio.run(host.agent.on_desired(frame, 1000.0))
     assert stopped == [True]
 
 
-def test_the_ends_of_others_are_seen_while_a_start_takes_long(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ends_of_others_are_seen_while_a_start_takes_long(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
     live_agent, run, waits = host.agent, host.agent.runs.runs[host.wanted.run], job("true", generation=2)
 
     async def live() -> None:
@@ -154,7 +189,9 @@ def test_the_ends_of_others_are_seen_while_a_start_takes_long(host: Host, monkey
 
         monkeypatch.setattr(live_agent, "_start", start)
         live_agent.runs.waiting[waits.run] = PendingStart(waits, host.now, "waiting until GPU-1 is free")
-        live_agent._desired = Desired(version=VERSION, host="h1", lease_seconds=12.0, runs=[host.wanted, waits])
+        live_agent._desired = Desired(
+            version=VERSION, host="h1", lease_seconds=12.0, runs=[host.wanted, waits]
+        )
         looking = asyncio.create_task(live_agent._look())
         async with asyncio.timeout(20):
             await starting.wait()

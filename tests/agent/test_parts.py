@@ -96,7 +96,9 @@ def test_what_was_started_and_can_not_be_read_any_more_does_not_count_as_nothing
     (tmp_path / "g.json").write_text((tmp_path / "g.json").read_text()[:-3])
     assert "g.json is damaged" in Generations(tmp_path / "g.json").refusal(8, ["GPU-b"])
     (tmp_path / "before.json").write_text('{"units": ')
-    assert "before.json is damaged" in HandoverCheck(tmp_path / "before.json", "this boot").left(["GPU-a"], [], [])
+    assert "before.json is damaged" in HandoverCheck(tmp_path / "before.json", "this boot").left(
+        ["GPU-a"], [], []
+    )
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "identity.json").write_text("")
     with pytest.raises(StateFolderError, match=r"identity\.json is damaged"):
@@ -111,7 +113,9 @@ def test_what_was_started_and_can_not_be_read_any_more_does_not_count_as_nothing
     assert "team-9" not in teams.read_text()
 
 
-def test_a_persons_agent_does_not_take_gpus_beside_roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_persons_agent_does_not_take_gpus_beside_roots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert default_locks_folder(tmp_path) == tmp_path / f"gpupool-{os.getuid()}"
     (tmp_path / "gpupool-0").mkdir(exist_ok=True)
     if os.getuid() == 0:
@@ -127,7 +131,9 @@ def test_a_folder_of_locks_that_somebody_else_made_is_not_used(tmp_path: Path) -
         default_locks_folder(tmp_path)
 
 
-def test_nothing_starts_without_a_sandbox_where_there_was_one_and_nobody_asked_for_less(tmp_path: Path) -> None:
+def test_nothing_starts_without_a_sandbox_where_there_was_one_and_nobody_asked_for_less(
+    tmp_path: Path,
+) -> None:
     kept = tmp_path / "launcher"
     assert isolation_downgrade(kept, "auto", "plain", []) == ""
     assert isolation_downgrade(kept, "auto", "bubblewrap", []) == ""
@@ -137,7 +143,9 @@ def test_nothing_starts_without_a_sandbox_where_there_was_one_and_nobody_asked_f
     assert isolation_downgrade(kept, "auto", "plain", []) == "", "it was asked for"
 
 
-@pytest.mark.parametrize("problem", [BlockingIOError(11, "no more processes"), RuntimeError("can't start new thread")])
+@pytest.mark.parametrize(
+    "problem", [BlockingIOError(11, "no more processes"), RuntimeError("can't start new thread")]
+)
 def test_the_trash_is_emptied_again_after_no_process_was_to_be_had(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: Exception
 ) -> None:
@@ -166,7 +174,9 @@ def test_the_trash_is_emptied_again_after_no_process_was_to_be_had(
     assert os.listdir(trash.folder) == []
 
 
-def test_one_worker_empties_the_trash_however_many_ends_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_worker_empties_the_trash_however_many_ends_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     at_work, removed = threading.Semaphore(0), file_trees._remove_folders
     seen: list[int] = []
 
@@ -379,7 +389,8 @@ def test_the_same_host_has_the_same_gpus_after_a_restart_and_another_host_has_ot
 
 
 @pytest.mark.parametrize(
-    "text", ["", "8", "x", "8xB2", "0xH100-80GB", "65xH100-80GB", "9999xH100-80GB", "-1xH100-80GB", "1xH100-80GB,"]
+    "text",
+    ["", "8", "x", "8xB2", "0xH100-80GB", "65xH100-80GB", "9999xH100-80GB", "-1xH100-80GB", "1xH100-80GB,"],
 )
 def test_impossible_hosts_are_refused(text: str) -> None:
     with pytest.raises(SimulationError, match="--simulate: "):
@@ -388,7 +399,15 @@ def test_impossible_hosts_are_refused(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["7x1g.10gb", "1:7x1g.10gb", "0:8x1g.10gb", "0:2x4g.40gb", "0:3x3g.40gb", "0:1x9g.10gb", "0:7x1g.10gb,0:1x1g.10gb"],
+    [
+        "7x1g.10gb",
+        "1:7x1g.10gb",
+        "0:8x1g.10gb",
+        "0:2x4g.40gb",
+        "0:3x3g.40gb",
+        "0:1x9g.10gb",
+        "0:7x1g.10gb,0:1x1g.10gb",
+    ],
 )
 def test_impossible_slices_are_refused(text: str) -> None:
     with pytest.raises(SimulationError, match="--simulate-mig: "):
@@ -415,7 +434,17 @@ def test_a_link_in_place_of_a_socket_is_no_door(tmp_path: Path) -> None:
 
 # arguments
 
-GOOD = ["run", "--state", "S", "--edge", "http://127.0.0.1:1", "--join-token", "t", "--simulate", "1xH100-80GB"]
+GOOD = [
+    "run",
+    "--state",
+    "S",
+    "--edge",
+    "http://127.0.0.1:1",
+    "--join-token",
+    "t",
+    "--simulate",
+    "1xH100-80GB",
+]
 
 
 @pytest.mark.parametrize(
@@ -474,13 +503,16 @@ def test_probe_prints_the_hardware(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_probe_ends_quietly_when_nobody_reads_on() -> None:
-    command = f"set -o pipefail; {shlex.quote(sys.executable)} -m agent probe --simulate 8xH100-80GB | head -n 1"
+    command = (
+        f"set -o pipefail; {shlex.quote(sys.executable)} -m agent probe --simulate 8xH100-80GB | head -n 1"
+    )
     ended = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "{\n", "")
 
 
 @pytest.mark.parametrize(
-    "words", [["plant-xid", "--code", "79"], ["plant-stray", "--pid", "1"], ["plant-fault", "--fault", "memory"]]
+    "words",
+    [["plant-xid", "--code", "79"], ["plant-stray", "--pid", "1"], ["plant-fault", "--fault", "memory"]],
 )
 def test_what_is_planted_names_a_gpu_that_is_there(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -494,7 +526,9 @@ def test_what_is_planted_names_a_gpu_that_is_there(
     assert capsys.readouterr().out.count("\n") == 1
 
 
-@pytest.mark.parametrize(("started_as", "named"), [("/opt/x/bin/gpupool-agent", "gpupool-agent"), ("agent/__main__.py", "agent")])
+@pytest.mark.parametrize(
+    ("started_as", "named"), [("/opt/x/bin/gpupool-agent", "gpupool-agent"), ("agent/__main__.py", "agent")]
+)
 def test_help_names_the_program_as_it_was_called(
     started_as: str, named: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -511,7 +545,11 @@ def test_the_agent_imports_nothing_of_the_server() -> None:
         "print([name for name in sys.modules if name.split('.')[0] in server])"
     )
     found = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
     )
     assert found.stdout.strip() == "[]"
 
@@ -519,10 +557,14 @@ def test_the_agent_imports_nothing_of_the_server() -> None:
 def test_the_shim_needs_only_the_standard_library_without_site_packages(tmp_path: Path) -> None:
     StateFolder(tmp_path).install_tools()
     look = f"import sys; sys.path.insert(0, {str(tmp_path / 'tools' / 'shim')!r}); import agent.shim.supervisor; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-I", "-S", "-c", look], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", look], capture_output=True, text=True, check=True
+    )
     ours = {name for name in done.stdout.split() if name.split(".")[0] == "agent"}
     modules = {path.stem for path in (Path(__file__).parents[2] / "agent" / "shim").glob("[!_]*.py")}
-    assert ours == {"agent", "agent.shim", *(f"agent.shim.{name}" for name in modules)}, "all of it is read at its start"
+    assert ours == {"agent", "agent.shim", *(f"agent.shim.{name}" for name in modules)}, (
+        "all of it is read at its start"
+    )
     big = {"typing", "socket", "dataclasses", "asyncio", "subprocess", "pathlib"}
     assert not big & set(done.stdout.split())
 

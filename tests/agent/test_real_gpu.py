@@ -16,7 +16,8 @@ from tests.agent.conftest import ROOT
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        not Path("/dev/nvidiactl").exists(), reason="not run: this machine has no NVIDIA GPU (docs/hardware/README.md)"
+        not Path("/dev/nvidiactl").exists(),
+        reason="not run: this machine has no NVIDIA GPU (docs/hardware/README.md)",
     ),
 ]
 
@@ -75,8 +76,13 @@ def test_memory_of_one_tenant_is_not_read_by_the_next() -> None:
     writer.kill()
     writer.wait()
     read = subprocess.run(
-        as_somebody_else([sys.executable, "-c", READER]), stdout=subprocess.PIPE, text=True, env=environment(), cwd=ROOT, check=True
-    )  # fmt: skip
+        as_somebody_else([sys.executable, "-c", READER]),
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        cwd=ROOT,
+        check=True,
+    )
     looked, found = (int(word) for word in read.stdout.split())
     assert looked > 0.8 * written, "it has to look at the same memory"
     assert found == 0

@@ -34,7 +34,11 @@ def new(generation: int, units: list[str]) -> str:
 
 
 def do(
-    desired: Desired, held: list[RunStatus], *, now: float = 100.0, refusal: Callable[[int, list[str]], str] = new
+    desired: Desired,
+    held: list[RunStatus],
+    *,
+    now: float = 100.0,
+    refusal: Callable[[int, list[str]], str] = new,
 ) -> list[object]:
     return list(plan_actions(desired, held, refusal=refusal, known_units=UNITS, heard_at=now))
 
@@ -57,7 +61,9 @@ def test_a_doubled_start_changes_nothing(state: str) -> None:
 
 def test_a_stale_generation_is_refused_with_its_reason() -> None:
     wanted = job("x", units=["GPU-a"])
-    [action] = do(frame(wanted), [], refusal=lambda generation, units: f"generation {generation} was used before")
+    [action] = do(
+        frame(wanted), [], refusal=lambda generation, units: f"generation {generation} was used before"
+    )
     assert isinstance(action, RefuseRun)
     assert (action.outcome, action.why) == ("start_failed", "refused: generation 1 was used before")
 
@@ -77,14 +83,25 @@ def test_a_notice_is_given_once_and_withdrawn_when_the_server_wants_it_to_run_on
 
 def test_a_run_that_may_last_longer_or_shorter_than_its_shim_was_told_is_limited_anew() -> None:
     wanted = dataclasses.replace(job("x"), max_runtime_seconds=7200)
-    assert do(frame(wanted), [RunStatus(wanted.run, "running", max_runtime_seconds=3600)]) == [ChangeTimeLimit(wanted.run, 7200)]
+    assert do(frame(wanted), [RunStatus(wanted.run, "running", max_runtime_seconds=3600)]) == [
+        ChangeTimeLimit(wanted.run, 7200)
+    ]
     assert do(frame(wanted), [RunStatus(wanted.run, "running", max_runtime_seconds=7200)]) == []
-    assert do(frame(wanted), [RunStatus(wanted.run, "running")]) == [], "started by an agent that did not note it"
+    assert do(frame(wanted), [RunStatus(wanted.run, "running")]) == [], (
+        "started by an agent that did not note it"
+    )
     endless = dataclasses.replace(wanted, max_runtime_seconds=0)
-    assert do(frame(endless), [RunStatus(wanted.run, "running", max_runtime_seconds=7200)]) == [ChangeTimeLimit(wanted.run, 0)]
-    assert do(frame(endless), [RunStatus(wanted.run, "stopping", stop_ordered=True, max_runtime_seconds=7200)]) == []
+    assert do(frame(endless), [RunStatus(wanted.run, "running", max_runtime_seconds=7200)]) == [
+        ChangeTimeLimit(wanted.run, 0)
+    ]
+    assert (
+        do(frame(endless), [RunStatus(wanted.run, "stopping", stop_ordered=True, max_runtime_seconds=7200)])
+        == []
+    )
     stopped = dataclasses.replace(wanted, verb="stop", code="cancelled")
-    assert isinstance(do(frame(stopped), [RunStatus(wanted.run, "running", max_runtime_seconds=3600)])[0], StopRun)
+    assert isinstance(
+        do(frame(stopped), [RunStatus(wanted.run, "running", max_runtime_seconds=3600)])[0], StopRun
+    )
 
 
 def test_nothing_takes_a_stop_back() -> None:
@@ -119,7 +136,9 @@ def test_an_unnamed_run_has_the_grace_of_its_own_pool() -> None:
 
 def test_an_ended_run_is_kept_until_the_server_has_heard_of_it() -> None:
     assert do(frame(), [RunStatus("run-1", "ended", unnamed_since=0.0)]) == []
-    assert do(frame(), [RunStatus("run-1", "ended", unnamed_since=0.0, reported_ended=True)]) == [ForgetRun("run-1")]
+    assert do(frame(), [RunStatus("run-1", "ended", unnamed_since=0.0, reported_ended=True)]) == [
+        ForgetRun("run-1")
+    ]
     assert do(frame(job("x")), [RunStatus("run-1", "ended", unnamed_since=0.0, reported_ended=True)]) == []
 
 
@@ -142,8 +161,12 @@ class Host:
         self.now += 1.0
         named = {wanted.run for wanted in desired.runs}
         for name, held in self.held.items():
-            since = None if name in named else held.unnamed_since if held.unnamed_since is not None else self.now
-            self.held[name] = dataclasses.replace(held, unnamed_since=since, reported_ended=held.state == "ended")
+            since = (
+                None if name in named else held.unnamed_since if held.unnamed_since is not None else self.now
+            )
+            self.held[name] = dataclasses.replace(
+                held, unnamed_since=since, reported_ended=held.state == "ended"
+            )
         for action in do(desired, list(self.held.values()), now=self.now, refusal=self.refusal):
             self.obey(action)
 
@@ -155,7 +178,9 @@ class Host:
                     self.highest[unit] = max(wanted.generation, self.highest.get(unit, 0))
                 if isinstance(action, StartRun):
                     self.started.append(wanted.run)
-                self.held[wanted.run] = RunStatus(wanted.run, "running" if isinstance(action, StartRun) else "ended")
+                self.held[wanted.run] = RunStatus(
+                    wanted.run, "running" if isinstance(action, StartRun) else "ended"
+                )
             case StopRun(run):
                 self.held[run] = dataclasses.replace(self.held[run], state="ended", stop_ordered=True)
             case SendNotice(wanted):

@@ -36,7 +36,11 @@ async def running(edge: FakeEdge, agent: AgentProcess, command: str, **fields: o
 async def test_a_job_runs_with_its_gpu_and_ends_as_finished(edge: FakeEdge, agent: AgentProcess) -> None:
     unit = agent.units[0]
     await edge.want(
-        job('echo "$CUDA_VISIBLE_DEVICES $GPUPOOL_ATTEMPT $MINE"; pwd', units=[unit], environment={"MINE": "yes"})
+        job(
+            'echo "$CUDA_VISIBLE_DEVICES $GPUPOOL_ATTEMPT $MINE"; pwd',
+            units=[unit],
+            environment={"MINE": "yes"},
+        )
     )
     ended = await edge.until_state("run-1", "ended")
     assert (ended.outcome, ended.exit_code) == ("finished", 0)
@@ -51,7 +55,9 @@ async def test_a_task_of_an_array_knows_its_number(edge: FakeEdge, agent: AgentP
     await edge.until(lambda: "task 3" in edge.log("run-1"))
 
 
-async def test_a_job_inherits_nothing_that_is_open_but_its_output(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_a_job_inherits_nothing_that_is_open_but_its_output(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
     await edge.want(job(f"{OPEN_FILES}\necho all", units=[agent.units[0]]))
     assert (await agent.printed("run-1")).splitlines() == ["0 /dev/null", "1 pipe", "2 pipe", "all"]
 
@@ -68,7 +74,9 @@ async def test_a_job_killed_by_a_signal_of_its_own_has_failed(edge: FakeEdge, ag
     assert (ended.outcome, ended.exit_code) == ("failed", 128 + signal.SIGSEGV)
 
 
-async def test_a_cancelled_job_gets_term_and_is_gone_with_its_children(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_a_cancelled_job_gets_term_and_is_gone_with_its_children(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
     run = await running(edge, agent, "setsid sleep 301 & sleep 302 & echo begun; wait")
     tree = processes.descendants(processes.scan(), agent.shim(run)["pid"])
     assert len(tree) >= 3
@@ -95,9 +103,13 @@ async def test_a_process_whose_first_thread_has_ended_is_gone_with_its_job(
     agent = await make_agent(launcher=launcher)
     run = await running(edge, agent, f"{sys.executable} -c {shlex.quote(HEADLESS)} & exec sleep 301")
     shim = agent.shim(run)["pid"]
-    headless = [each for each in processes.descendants(processes.scan(), shim) if each.name not in ("bwrap", "sleep")]
+    headless = [
+        each for each in processes.descendants(processes.scan(), shim) if each.name not in ("bwrap", "sleep")
+    ]
     assert len(headless) == 1, "it still runs"
-    assert processes.environment_value(headless[0].pid, "GPUPOOL_RUN") == run, "by which it is found without control groups"
+    assert processes.environment_value(headless[0].pid, "GPUPOOL_RUN") == run, (
+        "by which it is found without control groups"
+    )
     if shim_dies:
         os.kill(shim, signal.SIGKILL)
     else:
@@ -134,11 +146,15 @@ async def test_a_notice_comes_as_signal_and_file_and_an_acknowledged_checkpoint_
     assert notice == {"code": "evicted_for_reservation", "stop_at": 2e9}
 
 
-async def test_a_later_attempt_finds_the_checkpoint_and_not_the_old_word(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_a_later_attempt_finds_the_checkpoint_and_not_the_old_word(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
     await edge.want(job("echo 41 > $GPUPOOL_CHECKPOINT_DIR/step; gpupool checkpoint done", workload="same"))
     first = await edge.until_state("run-1", "ended")
     assert first.outcome == "finished" and first.checkpoint_at is not None
-    await edge.want(job("cat $GPUPOOL_CHECKPOINT_DIR/step; echo begun; sleep 300", generation=2, workload="same"))
+    await edge.want(
+        job("cat $GPUPOOL_CHECKPOINT_DIR/step; echo begun; sleep 300", generation=2, workload="same")
+    )
     await edge.until(lambda: "begun" in edge.log("run-2"))
     assert edge.log("run-2").splitlines()[0] == "41"
     seen = edge.seen("run-2")
@@ -155,7 +171,9 @@ async def test_only_a_word_after_the_notice_says_that_it_is_saved_whatever_the_c
     await edge.until(lambda: (agent.state / "runs" / run / "in" / "notice").exists())
     await agent.kill()
     await agent.start()  # the next one knows it too
-    await edge.until(lambda: (seen := edge.seen(run)) is not None and (seen.checkpoint_at or 0) > time.time() + 3000)
+    await edge.until(
+        lambda: (seen := edge.seen(run)) is not None and (seen.checkpoint_at or 0) > time.time() + 3000
+    )
     seen = edge.seen(run)
     assert seen is not None and not seen.saved
     word.unlink()
@@ -167,7 +185,11 @@ async def test_only_a_word_after_the_notice_says_that_it_is_saved_whatever_the_c
 @pytest.mark.parametrize(
     ("command", "outcome", "acknowledged"),
     [
-        ("trap 'gpupool checkpoint done; exit 0' USR1; echo begun; while :; do sleep 0.1; done", "checkpointed", True),
+        (
+            "trap 'gpupool checkpoint done; exit 0' USR1; echo begun; while :; do sleep 0.1; done",
+            "checkpointed",
+            True,
+        ),
         ("trap 'exit 3' USR1; echo begun; while :; do sleep 0.1; done", "failed", False),
         ("trap '' TERM; trap : USR1; echo begun; while :; do sleep 0.1; done", "killed_at_grace", False),
         (
@@ -185,7 +207,9 @@ async def test_four_ways_to_answer_a_notice_are_told_apart(
     await edge.change(run, verb="notice", code="evicted_for_guarantee")
     if outcome == "killed_at_grace":
         told = agent.state / "runs" / run / "in" / "notice"
-        await edge.until(lambda: told.exists() and (seen := edge.seen(run)) is not None and seen.saved == acknowledged)
+        await edge.until(
+            lambda: told.exists() and (seen := edge.seen(run)) is not None and seen.saved == acknowledged
+        )
         await edge.change(run, verb="stop", grace_seconds=0.5)
     ended = await edge.until_state(run, "ended")
     assert (ended.outcome, ended.checkpoint_at is not None) == (outcome, acknowledged)
@@ -194,7 +218,9 @@ async def test_four_ways_to_answer_a_notice_are_told_apart(
 async def test_a_notice_does_not_hurt_a_job_without_a_handler_and_can_be_withdrawn(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
-    run = await running(edge, agent, "echo begun; while :; do [ -e $GPUPOOL_NOTICE ] && echo told; sleep 0.05; done")
+    run = await running(
+        edge, agent, "echo begun; while :; do [ -e $GPUPOOL_NOTICE ] && echo told; sleep 0.05; done"
+    )
     await edge.change(run, verb="notice", code="evicted_for_guarantee")
     await edge.until(lambda: "told" in edge.log(run))
     await edge.change(run, verb="start")
@@ -219,7 +245,9 @@ async def test_a_job_over_its_memory_is_ended_as_out_of_memory_or_the_host_says_
     if not Cgroups().limits_memory:
         assert "No limits of" in notes and "memory" in notes
         return
-    await edge.want(job("""python -c 'x = bytearray(400 << 20); x[::4096] = bytes(len(x) // 4096)'""", memory_mib=100))
+    await edge.want(
+        job("""python -c 'x = bytearray(400 << 20); x[::4096] = bytes(len(x) // 4096)'""", memory_mib=100)
+    )
     ended = await edge.until_state("run-1", "ended")
     assert (ended.outcome, ended.exit_code) == ("out_of_memory", 137)
 
@@ -241,7 +269,9 @@ async def test_jobs_outlive_a_killed_agent_and_are_adopted(edge: FakeEdge, agent
     assert lines == ["begun", *(str(number) for number in range(1, len(lines)))], "no byte is lost or doubled"
 
 
-async def test_an_end_while_the_agent_is_away_is_reported_when_it_is_back(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_an_end_while_the_agent_is_away_is_reported_when_it_is_back(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
     run = await running(edge, agent, "echo begun; sleep 1; exit 4")
     await agent.kill()
     await asyncio.sleep(1.5)
@@ -250,7 +280,9 @@ async def test_an_end_while_the_agent_is_away_is_reported_when_it_is_back(edge: 
     assert (ended.outcome, ended.exit_code) == ("failed", 4)
 
 
-async def test_a_job_whose_agent_is_gone_is_stopped_when_its_lease_ends(edge: FakeEdge, make_agent: MakeAgent) -> None:
+async def test_a_job_whose_agent_is_gone_is_stopped_when_its_lease_ends(
+    edge: FakeEdge, make_agent: MakeAgent
+) -> None:
     edge.lease_seconds = 2.0
     agent = await make_agent()
     run = await running(edge, agent, SLEEP)
@@ -291,7 +323,9 @@ async def test_old_frames_renew_no_lease(edge: FakeEdge, make_agent: MakeAgent) 
     assert (await edge.until_state(run, "ended", 1.0)).outcome == "lease_lost"
 
 
-async def test_a_job_whose_shim_is_killed_is_ended_and_said_to_be_lost(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_a_job_whose_shim_is_killed_is_ended_and_said_to_be_lost(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
     run = await running(edge, agent, "sleep 303 & echo begun; wait", units=[agent.units[0]])
     tree = processes.descendants(processes.scan(), agent.shim(run)["pid"])
     os.kill(agent.shim(run)["pid"], signal.SIGKILL)
@@ -309,14 +343,18 @@ async def test_a_run_of_another_boot_is_not_adopted(edge: FakeEdge, agent: Agent
     other = await asyncio.create_subprocess_exec("sleep", "300")
     seen = processes.read_process(other.pid)
     assert seen is not None
-    path.write_text(json.dumps({**shim, "pid": other.pid, "start_ticks": seen.start_ticks, "boot_id": "another"}))
+    path.write_text(
+        json.dumps({**shim, "pid": other.pid, "start_ticks": seen.start_ticks, "boot_id": "another"})
+    )
     await agent.start()
     assert (await edge.until_state(run, "ended")).outcome == "host_lost"
     other.kill()  # it was still alive: the agent ends nothing that is not its own
     assert await other.wait() == -signal.SIGKILL
 
 
-async def test_a_pid_that_was_given_to_another_process_is_not_adopted(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_a_pid_that_was_given_to_another_process_is_not_adopted(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
     run = await running(edge, agent, SLEEP)
     await agent.kill()
     path = agent.state / "runs" / run / "shim.json"
@@ -352,7 +390,9 @@ async def test_a_lower_generation_of_a_unit_is_refused(edge: FakeEdge, agent: Ag
     assert refused.outcome == "start_failed" and "not above 7" in refused.step
 
 
-async def test_a_stop_that_overtakes_its_start_leaves_nothing_to_start(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_a_stop_that_overtakes_its_start_leaves_nothing_to_start(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
     await edge.want(job("touch ~/started", verb="stop", code="cancelled"))
     assert (await edge.until_state("run-1", "ended")).outcome == "cancelled"
     await edge.change("run-1", verb="start")
@@ -361,7 +401,9 @@ async def test_a_stop_that_overtakes_its_start_leaves_nothing_to_start(edge: Fak
     assert not (agent.state / "homes" / "ada" / "started").exists()
 
 
-async def test_a_start_waits_until_the_last_holder_of_its_unit_is_gone(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_a_start_waits_until_the_last_holder_of_its_unit_is_gone(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
     unit = agent.units[0]
     stubborn = "trap 'sleep 1; echo gone; exit 0' TERM; echo begun; while :; do sleep 0.1; done"
     run = await running(edge, agent, stubborn, units=[unit])
@@ -372,7 +414,11 @@ async def test_a_start_waits_until_the_last_holder_of_its_unit_is_gone(edge: Fak
     ended = await edge.until_state("run-2", "ended")
     first = edge.seen(run)
     assert first is not None and first.ended_at is not None
-    assert ended.outcome == "finished" and ended.started_at is not None and ended.started_at >= first.ended_at - 0.2
+    assert (
+        ended.outcome == "finished"
+        and ended.started_at is not None
+        and ended.started_at >= first.ended_at - 0.2
+    )
 
 
 async def test_slices_of_one_gpu_run_side_by_side(edge: FakeEdge, agent: AgentProcess) -> None:
@@ -416,7 +462,9 @@ async def test_a_run_that_is_not_named_any_more_stops_but_not_for_one_stale_fram
     assert not (agent.state / "runs" / run).exists()
 
 
-async def test_a_lost_connection_stops_nothing_and_the_agent_comes_back(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_a_lost_connection_stops_nothing_and_the_agent_comes_back(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
     run = await running(edge, agent, "echo begun; sleep 1; echo later; sleep 300")
     port = int(edge.url.rsplit(":", 1)[1])
     await edge.stop()
@@ -457,7 +505,9 @@ async def test_a_command_that_can_not_be_started_says_why(edge: FakeEdge, agent:
     assert refused.outcome == "start_failed" and "could not be started" in refused.step
 
 
-async def test_on_exit_stop_lets_workloads_save_and_ends_them_as_drained(edge: FakeEdge, make_agent: MakeAgent) -> None:
+async def test_on_exit_stop_lets_workloads_save_and_ends_them_as_drained(
+    edge: FakeEdge, make_agent: MakeAgent
+) -> None:
     agent = await make_agent("--on-exit", "stop")
     saving = "trap 'gpupool checkpoint done' USR1; echo begun; while :; do sleep 0.1; done"
     run = await running(edge, agent, saving)
@@ -478,7 +528,9 @@ async def test_a_host_without_bubblewrap_says_loudly_that_nothing_is_isolated(
     await make_agent(launcher="auto")
     inventory = edge.observed[-1].inventory
     assert inventory.isolation == "plain"
-    assert any(note.startswith("NO ISOLATION: ") and "bwrap is not installed" in note for note in inventory.notes)
+    assert any(
+        note.startswith("NO ISOLATION: ") and "bwrap is not installed" in note for note in inventory.notes
+    )
     refused = await make_agent(launcher="bubblewrap", state="other", joined=False)
     assert refused.process is not None and await refused.process.wait() == 1
 
@@ -492,7 +544,9 @@ async def test_a_loud_job_keeps_a_bounded_log(edge: FakeEdge, agent: AgentProces
     await edge.until(lambda: edge.log("run-1").endswith("last\n"))
 
 
-async def test_a_run_is_not_forgotten_before_its_whole_log_is_sent(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_a_run_is_not_forgotten_before_its_whole_log_is_sent(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
     await edge.want(job("head -c 4000000 /dev/zero | tr '\\0' 'x'; echo; echo last"))
     await edge.until_state("run-1", "ended")
     await edge.drop("run-1")
@@ -500,7 +554,9 @@ async def test_a_run_is_not_forgotten_before_its_whole_log_is_sent(edge: FakeEdg
     assert len(edge.log("run-1")) == 4_000_006 and edge.log("run-1").endswith("last\n")
 
 
-async def test_output_that_is_no_text_arrives_as_text_of_the_same_length(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_output_that_is_no_text_arrives_as_text_of_the_same_length(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
     await edge.want(job(r"printf 'a\377\0\303\244'"))
     await edge.until_state("run-1", "ended")
     await edge.until(lambda: edge.log("run-1"))

@@ -36,10 +36,16 @@ def start() -> Iterator[Starts]:
     """Starts a process that waits, whose parent is gone; gives its pid. Gone after the test."""
     made: list[int] = []
 
-    def one(*, user: int = os.getuid(), deaf: bool = False, waits: str = "exec sleep 60", **environment: str) -> int:
+    def one(
+        *, user: int = os.getuid(), deaf: bool = False, waits: str = "exec sleep 60", **environment: str
+    ) -> int:
         change = ["setpriv", "--reuid", str(user), "--clear-groups"] if user != os.getuid() else []
         # It is waited for until it has closed its output, and so is deaf, or has its own name.
-        waits = "trap '' TERM; exec 2>/dev/null; while :; do sleep 0.2; done" if deaf else f"exec 2>/dev/null; {waits}"
+        waits = (
+            "trap '' TERM; exec 2>/dev/null; while :; do sleep 0.2; done"
+            if deaf
+            else f"exec 2>/dev/null; {waits}"
+        )
         made_by = subprocess.run(
             [*change, "/bin/sh", "-c", f'sh -c "{waits}" >/dev/null & echo $!'],
             capture_output=True,
@@ -110,8 +116,12 @@ def test_what_the_holder_started_since_the_look_began_is_none(start: Starts) -> 
         assert shim.stdout is not None
         pid = int(shim.stdout.readline())
         found, kept = StrayTracker(), {shim.pid: "run-1"}
-        assert not found.look([on_gpu(pid)], WorkloadContext(holders={"GPU-1": "run-1"}, shims=kept), action="end", now=1.0)
-        assert found.look([on_gpu(pid)], WorkloadContext(holders={"GPU-1": "run-2"}, shims=kept), action="end", now=2.0)
+        assert not found.look(
+            [on_gpu(pid)], WorkloadContext(holders={"GPU-1": "run-1"}, shims=kept), action="end", now=1.0
+        )
+        assert found.look(
+            [on_gpu(pid)], WorkloadContext(holders={"GPU-1": "run-2"}, shims=kept), action="end", now=2.0
+        )
         assert found.seen[0].run == "run-1"
         os.kill(pid, signal.SIGKILL)
     finally:
@@ -130,7 +140,10 @@ def test_a_workload_on_a_gpu_that_it_does_not_hold_is_shown_with_its_run_which_i
             found.look([on_gpu(pid)], WorkloadContext({"GPU-2": use}), action=action, now=now)
         assert (found.seen[0].run, found.seen[0].done, found.runs_on_foreign_gpus) == ("run-1", "", {})
     found = StrayTracker()
-    looks = ((1.0, "its workload is stopped if it stays", {}), (2.0, "its workload is stopped", {"run-1": "GPU-1"}))
+    looks = (
+        (1.0, "its workload is stopped if it stays", {}),
+        (2.0, "its workload is stopped", {"run-1": "GPU-1"}),
+    )
     for now, said, stopped in looks:
         found.look([on_gpu(pid)], WorkloadContext({"GPU-2": use}), action="end", now=now)
         assert (found.seen[0].run, found.seen[0].done, found.runs_on_foreign_gpus) == ("run-1", said, stopped)
@@ -143,7 +156,12 @@ def test_where_several_runs_take_turns_on_a_gpu_nobody_is_stopped_for_it(start: 
     pid = start()
     found, use = StrayTracker(), UnitUse("run-1", frozenset({pid}), 0.0, 1)
     for now in (1.0, 2.0):
-        found.look([on_gpu(pid, "share-1-of-GPU-1")], WorkloadContext({"share-2-of-GPU-1": use}), action="end", now=now)
+        found.look(
+            [on_gpu(pid, "share-1-of-GPU-1")],
+            WorkloadContext({"share-2-of-GPU-1": use}),
+            action="end",
+            now=now,
+        )
     assert (found.seen[0].done, found.runs_on_foreign_gpus) == ("left alone: it belongs to a workload", {})
 
 
@@ -218,10 +236,14 @@ def test_one_that_ends_by_itself_was_not_ended_by_the_pool(start: Starts) -> Non
         assert found.ended == []
 
 
-def test_those_that_ended_at_one_look_are_one_event_of_their_gpu_and_what_they_call_themselves_stays_in_its_line() -> None:
+def test_those_that_ended_at_one_look_are_one_event_of_their_gpu_and_what_they_call_themselves_stays_in_its_line() -> (
+    None
+):
     many = [EndedStray(StraySeen("GPU-1", pid, 7, "ada", "a\nb"), "TERM") for pid in range(1, 24)]
     told = ended_by_gpu([*many, EndedStray(StraySeen("GPU-2", 99, 7), "KILL")])
-    assert told["GPU-1"].startswith("pid=1, a?b of user ada, by TERM; pid=2, ") and told["GPU-1"].endswith("; and 3 more")
+    assert told["GPU-1"].startswith("pid=1, a?b of user ada, by TERM; pid=2, ") and told["GPU-1"].endswith(
+        "; and 3 more"
+    )
     assert told["GPU-2"] == "pid=99, unknown of user unknown, by KILL"
 
 
@@ -240,7 +262,9 @@ def test_one_that_does_not_listen_is_killed_after_a_while(start: Starts) -> None
 def test_what_a_process_says_of_itself_spares_it_nothing(start: Starts) -> None:
     """A name of the system's, a mark in its environment, and files in /proc that are root's."""
     program = "import ctypes, time; c = ctypes.CDLL(None); c.prctl(15, b'systemd'); c.prctl(4, 0, 0, 0, 0); time.sleep(60)"
-    pid = start(user=PERSON, waits=f'exec /usr/bin/python3 -S -c \\"{program}\\"', GPUPOOL_MARK="0123456789abcdef")
+    pid = start(
+        user=PERSON, waits=f'exec /usr/bin/python3 -S -c \\"{program}\\"', GPUPOOL_MARK="0123456789abcdef"
+    )
     deadline = time.monotonic() + 20
     while os.stat(f"/proc/{pid}/status").st_uid != 0 or look_at(pid).name != "systemd":
         assert time.monotonic() < deadline, "it did not hide"

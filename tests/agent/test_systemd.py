@@ -24,7 +24,12 @@ SYSTEMD = Path("/lib/systemd/systemd")
 UNIT = ROOT / "deploy" / "systemd" / "gpupool-agent.service"
 NAME = UNIT.name
 COUNT = "n=0; while true; do n=$((n+1)); echo line $n; sleep 0.1; done"
-SYS_BOOT, SYS_TIME, MAC_OVERRIDE, MAC_ADMIN = 22, 25, 32, 33  # capabilities, by their bits (linux/capability.h)
+SYS_BOOT, SYS_TIME, MAC_OVERRIDE, MAC_ADMIN = (
+    22,
+    25,
+    32,
+    33,
+)  # capabilities, by their bits (linux/capability.h)
 NEWER = "0.2.0.dev1"
 # The first process of the machine goes into its control groups before the name spaces are made, which begin where it is.
 ENTER = """
@@ -47,7 +52,9 @@ exec env -i container=test PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/syste
 """
 
 pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0 or not SYSTEMD.exists() or not os.access("/sys/fs/cgroup/systemd/cgroup.procs", os.W_OK),
+    os.geteuid() != 0
+    or not SYSTEMD.exists()
+    or not os.access("/sys/fs/cgroup/systemd/cgroup.procs", os.W_OK),
     reason="needs root, systemd and its control groups of version 1 to write to",
 )
 
@@ -61,7 +68,9 @@ class Machine:
         for name in ("units", "opt/gpupool-agent", "lib"):
             (folder / name).mkdir(parents=True)
         units = folder / "units"
-        (units / "test.target").write_text("[Unit]\nDescription=nothing\nAllowIsolate=yes\nDefaultDependencies=no\n")
+        (units / "test.target").write_text(
+            "[Unit]\nDescription=nothing\nAllowIsolate=yes\nDefaultDependencies=no\n"
+        )
         shutil.copy(UNIT, units)
         # The one thing that differs from a host: the rest of the machine is not booted, and its GPUs are simulated.
         (units / f"{NAME}.d").mkdir()
@@ -71,9 +80,33 @@ class Machine:
         )
         self.log = (folder / "log").open("wb")
         self.groups = [make_group(place / f"test-machine-{os.getpid()}") for place in hierarchies()]
-        spaces = ["unshare", "--pid", "--mount", "--uts", "--ipc", "--cgroup", "--fork", "--kill-child", "--mount-proc"]
+        spaces = [
+            "unshare",
+            "--pid",
+            "--mount",
+            "--uts",
+            "--ipc",
+            "--cgroup",
+            "--fork",
+            "--kill-child",
+            "--mount-proc",
+        ]
         self.process = subprocess.Popen(
-            ["sh", "-c", ENTER, "sh", *self.groups, "--", *spaces, "sh", "-c", BEGIN, "sh", folder, *self.groups],
+            [
+                "sh",
+                "-c",
+                ENTER,
+                "sh",
+                *self.groups,
+                "--",
+                *spaces,
+                "sh",
+                "-c",
+                BEGIN,
+                "sh",
+                folder,
+                *self.groups,
+            ],
             stdout=self.log,
             stderr=subprocess.STDOUT,
         )
@@ -85,12 +118,26 @@ class Machine:
 
     def switch(self, installed: Path) -> None:
         """Make a version the current one, by the line of docs/agent.md."""
-        subprocess.run(["ln", "-sfn", installed, self.folder / "opt" / "gpupool-agent" / "current"], check=True)
+        subprocess.run(
+            ["ln", "-sfn", installed, self.folder / "opt" / "gpupool-agent" / "current"], check=True
+        )
 
     async def command(self, *words: str) -> str:
         """What ``words`` print in it."""
-        inside = ["nsenter", "--target", str(self.first), "--pid", "--mount", "--uts", "--ipc", "--cgroup", *words]
-        process = await asyncio.create_subprocess_exec(*inside, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        inside = [
+            "nsenter",
+            "--target",
+            str(self.first),
+            "--pid",
+            "--mount",
+            "--uts",
+            "--ipc",
+            "--cgroup",
+            *words,
+        ]
+        process = await asyncio.create_subprocess_exec(
+            *inside, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
         out, err = await process.communicate()
         assert process.returncode == 0, (words, err.decode(), (self.folder / "log").read_text()[-2000:])
         return out.decode()
@@ -187,7 +234,9 @@ async def test_work_goes_on_under_systemd_through_restart_upgrade_kill_and_stop(
         await machine.command("systemctl", "restart", NAME)
         await goes_on(NEWER)
 
-        await machine.command("systemctl", "kill", "--kill-who=main", f"--signal={signal.SIGKILL.value}", NAME)
+        await machine.command(
+            "systemctl", "kill", "--kill-who=main", f"--signal={signal.SIGKILL.value}", NAME
+        )
         await goes_on(NEWER)
         assert int(await machine.asked("NRestarts")) == 1
 
@@ -198,7 +247,10 @@ async def test_work_goes_on_under_systemd_through_restart_upgrade_kill_and_stop(
         await machine.command("systemctl", "start", NAME)
         await goes_on(NEWER)
 
-        for pid in (await machine.asked("MainPID"), *(await machine.command("pgrep", "--full", "line [$]n")).split()):
+        for pid in (
+            await machine.asked("MainPID"),
+            *(await machine.command("pgrep", "--full", "line [$]n")).split(),
+        ):
             status = await machine.command("cat", f"/proc/{pid}/status")
             bound = int(status.split("CapBnd:", 1)[1].split()[0], 16)
             assert not [bit for bit in (SYS_BOOT, SYS_TIME, MAC_OVERRIDE, MAC_ADMIN) if bound >> bit & 1]

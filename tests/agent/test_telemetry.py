@@ -28,22 +28,33 @@ async def test_samples_name_the_run_that_holds_the_unit_and_follow_its_declared_
     await edge.want(job("echo 75 > $GPUPOOL_SIMULATED_LOAD; sleep 300", units=[unit]))
 
     def busy() -> bool:
-        last = [row for batch in edge.batches[-3:] for row in batch.rows if row.unit == unit and row.run == "run-1"]
+        last = [
+            row
+            for batch in edge.batches[-3:]
+            for row in batch.rows
+            if row.unit == unit and row.run == "run-1"
+        ]
         return bool(last) and last[-1].utilisation is not None and 70 < last[-1].utilisation < 80
 
     await edge.until(busy)
     idle = [row for row in edge.batches[-1].rows if row.unit != unit]
-    assert idle and all(row.run is None and row.utilisation is None for row in idle), "the slices: unknown, not zero"
+    assert idle and all(row.run is None and row.utilisation is None for row in idle), (
+        "the slices: unknown, not zero"
+    )
 
 
 @pytest.mark.parametrize("command", ["sleep 300", "export GPUPOOL_SIMULATED_UTILISATION=40; sleep 300; true"])
-async def test_a_load_declared_in_the_environment_counts_too(edge: FakeEdge, agent: AgentProcess, command: str) -> None:
+async def test_a_load_declared_in_the_environment_counts_too(
+    edge: FakeEdge, agent: AgentProcess, command: str
+) -> None:
     unit = agent.units[0]
     asked = {"GPUPOOL_SIMULATED_UTILISATION": "40"} if command == "sleep 300" else {}
     await edge.want(job(command, units=[unit], environment=asked))
     await edge.until(
         lambda: any(
-            row.unit == unit and 35 < (row.utilisation or 0) < 45 for batch in edge.batches[-2:] for row in batch.rows
+            row.unit == unit and 35 < (row.utilisation or 0) < 45
+            for batch in edge.batches[-2:]
+            for row in batch.rows
         )
     )
 
@@ -60,7 +71,9 @@ async def test_uncommitted_samples_are_sent_again_and_deleted_only_when_committe
     await agent.start()
     await edge.until(lambda: len(edge.batches) >= len(first_time) - already + 1)
     again = [batch.sequence for batch in edge.batches]
-    assert again == list(range(already + 1, already + 1 + len(again))), "from the watermark on, in order, without gaps"
+    assert again == list(range(already + 1, already + 1 + len(again))), (
+        "from the watermark on, in order, without gaps"
+    )
     assert all(batch == first_time[batch.sequence] for batch in edge.batches if batch.sequence in first_time)
     edge.commits = True
     edge.committed = max(again)
@@ -68,12 +81,16 @@ async def test_uncommitted_samples_are_sent_again_and_deleted_only_when_committe
     await edge.until(lambda: len(list(spool.glob("*.json"))) <= 3)
 
 
-async def test_a_server_that_was_set_back_still_gets_what_is_kept(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_a_server_that_was_set_back_still_gets_what_is_kept(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
     await edge.until(lambda: edge.batches)
     await agent.kill()
     spool = agent.state / "spool"
     newest = max(spool.glob("*.json"))
-    newest.rename(spool / "000000005000.json")  # as after long service; what came before was committed and deleted
+    newest.rename(
+        spool / "000000005000.json"
+    )  # as after long service; what came before was committed and deleted
     edge.committed, edge.commits = 0, False
     edge.batches.clear()
     await agent.start()
@@ -97,8 +114,21 @@ async def test_samples_taken_while_the_edge_is_away_arrive_later(edge: FakeEdge,
 async def test_a_planted_xid_is_reported_once_per_event_and_by_the_next_agent_again(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
-    command = [sys.executable, "-m", "agent", "plant-xid", "--state", str(agent.state), "--gpu", "1", "--code", "79"]
-    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=True, cwd=ROOT)
+    command = [
+        sys.executable,
+        "-m",
+        "agent",
+        "plant-xid",
+        "--state",
+        str(agent.state),
+        "--gpu",
+        "1",
+        "--code",
+        "79",
+    ]
+    done = await asyncio.to_thread(
+        subprocess.run, command, capture_output=True, text=True, check=True, cwd=ROOT
+    )
     await edge.until(lambda: edge.health)
     event = edge.health[0]
     assert (event.code, event.source, event.event_id) == ("xid:79", "simulated", done.stdout.strip())
@@ -152,7 +182,9 @@ async def test_a_refused_token_ends_the_agent_with_one_line(edge: FakeEdge, tmp_
     )
 
 
-async def test_an_agent_that_joined_by_run_is_started_again_without_the_edge(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_an_agent_that_joined_by_run_is_started_again_without_the_edge(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
     assert await agent.end() == 0
     heard = len(edge.observed)
     agent.process = await asyncio.create_subprocess_exec(
@@ -177,7 +209,9 @@ async def portal() -> AsyncIterator[str]:
     """The address of a server that is no edge: it answers everything as the portal does what it does not know, with a page."""
 
     async def unknown(request: web.Request) -> web.Response:
-        return web.Response(status=404, text="<!doctype html> <html lang=en>There is nothing here", content_type="text/html")
+        return web.Response(
+            status=404, text="<!doctype html> <html lang=en>There is nothing here", content_type="text/html"
+        )
 
     app = web.Application()
     app.add_routes([web.route("*", "/{path:.*}", unknown)])
@@ -189,7 +223,9 @@ async def portal() -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize("verb", ["join", "run"])
-async def test_an_address_that_is_no_edge_is_named_in_one_sentence(portal: str, tmp_path: Path, verb: str) -> None:
+async def test_an_address_that_is_no_edge_is_named_in_one_sentence(
+    portal: str, tmp_path: Path, verb: str
+) -> None:
     more = ["--simulate", "1xH100-80GB", "--launcher", "plain"] if verb == "run" else []
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "agent", verb, "--state", str(tmp_path / "state"), "--edge", portal),
@@ -237,7 +273,12 @@ class Lines:
 async def _log_of(agent: AgentProcess, path: Path, *, joined: bool = True) -> Lines:
     """Start the agent, its log in this file."""
     path.touch()
-    agent.program = ["sh", "-c", f"exec {shlex.quote(sys.executable)} -m agent \"$@\" 2>{shlex.quote(str(path))}", "agent"]
+    agent.program = [
+        "sh",
+        "-c",
+        f'exec {shlex.quote(sys.executable)} -m agent "$@" 2>{shlex.quote(str(path))}',
+        "agent",
+    ]
     await agent.start(joined=joined)
     return Lines(path)
 
@@ -279,7 +320,9 @@ async def test_an_edge_that_is_away_when_a_host_joins_is_told_of_once(edge: Fake
         await agent.process.wait()
 
 
-async def test_a_server_that_forgot_the_host_is_joined_again_with_a_token(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_a_server_that_forgot_the_host_is_joined_again_with_a_token(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
     await agent.kill()
     edge.credentials.clear()
     edge.keys_count = False
@@ -292,7 +335,12 @@ async def test_a_refusal_with_retry_brings_the_agent_back_and_a_garbled_frame_do
 ) -> None:
     await edge.want(job("sleep 300"))
     await edge.until_state("run-1", "running")
-    for garbage in ("not json", "[]", json.dumps({"kind": "dance"}), json.dumps({"kind": "desired", "runs": 5})):
+    for garbage in (
+        "not json",
+        "[]",
+        json.dumps({"kind": "dance"}),
+        json.dumps({"kind": "desired", "runs": 5}),
+    ):
         for socket in list(edge.sync_sockets):
             await socket.send_str(garbage)
     await edge.refuse("the database is away", retry=True)

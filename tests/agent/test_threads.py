@@ -36,7 +36,9 @@ def group(tmp_path: Path) -> Iterator[Path]:
     made.rmdir()
 
 
-async def test_an_agent_goes_on_where_no_thread_is_to_be_had(edge: FakeEdge, make_agent: MakeAgent, group: Path) -> None:
+async def test_an_agent_goes_on_where_no_thread_is_to_be_had(
+    edge: FakeEdge, make_agent: MakeAgent, group: Path
+) -> None:
     edge.lease_seconds = 4.0
     agent = await make_agent()
     await edge.want(job("echo begun; sleep 300", run="first"))

@@ -40,7 +40,11 @@ def test_a_workload_begins_with_a_lease_and_without_a_stop() -> None:
     stop = {"stop": {"outcome": "cancelled"}}
     assert lifecycle_rules.start_blocker({}, 10.0, 10.1) == ""
     assert lifecycle_rules.start_blocker({}, 10.0, 10.0) == "lease_lost"
-    assert lifecycle_rules.start_blocker(stop, 10.0, 9.0) == lifecycle_rules.start_blocker(stop, 10.0, 11.0) == "stop"
+    assert (
+        lifecycle_rules.start_blocker(stop, 10.0, 9.0)
+        == lifecycle_rules.start_blocker(stop, 10.0, 11.0)
+        == "stop"
+    )
     told = [lifecycle_rules.outcome_of_unstarted(cause, "cancelled") for cause in ("stop", "lease_lost", "")]
     assert told == ["cancelled", "lease_lost", "start_failed"]
 
@@ -54,9 +58,16 @@ def test_the_first_stop_counts_and_none_after_the_end() -> None:
 
 
 def test_the_time_limit_comes_before_the_lease_and_no_limit_never_does() -> None:
-    assert lifecycle_rules.time_limit_deadline(100.0, 0) is None and lifecycle_rules.time_limit_deadline(100.0, 30) == 130.0
+    assert (
+        lifecycle_rules.time_limit_deadline(100.0, 0) is None
+        and lifecycle_rules.time_limit_deadline(100.0, 30) == 130.0
+    )
     assert lifecycle_rules.stop_cause(130.0, 130.0, 120.0) == "time_limit"
-    assert lifecycle_rules.stop_cause(125.0, 130.0, 120.0) == lifecycle_rules.stop_cause(125.0, None, 125.0) == "lease_lost"
+    assert (
+        lifecycle_rules.stop_cause(125.0, 130.0, 120.0)
+        == lifecycle_rules.stop_cause(125.0, None, 125.0)
+        == "lease_lost"
+    )
     assert lifecycle_rules.stop_cause(125.0, None, 126.0) == ""
 
 
@@ -68,7 +79,9 @@ def test_out_of_memory_is_what_its_own_group_says_and_else_a_kill_while_the_host
     assert not lifecycle_rules.ran_out_of_memory(137, own=None, before=None, after=2)
 
 
-def test_the_shim_is_laid_out_for_the_agents_user_alone_in_place_of_an_earlier_versions_one_file(tmp_path: Path) -> None:
+def test_the_shim_is_laid_out_for_the_agents_user_alone_in_place_of_an_earlier_versions_one_file(
+    tmp_path: Path,
+) -> None:
     state = StateFolder(tmp_path)
     state.tools.mkdir()
     (state.tools / "shim.py").write_text("print('the shim of an earlier version')")

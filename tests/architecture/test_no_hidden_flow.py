@@ -12,7 +12,12 @@ import pytest
 
 from tests.architecture.sources import PRODUCT, SERVER, imported_names, modules
 
-SIGNALS = ("django.db.models.signals", "django.dispatch", "django.core.signals", "django.contrib.auth.signals")
+SIGNALS = (
+    "django.db.models.signals",
+    "django.dispatch",
+    "django.core.signals",
+    "django.contrib.auth.signals",
+)
 
 
 def test_nothing_imports_signals() -> None:
@@ -30,7 +35,15 @@ def test_no_signal_has_a_receiver_of_ours() -> None:
 
     ours = [
         receiver
-        for name in ("pre_save", "post_save", "pre_delete", "post_delete", "m2m_changed", "pre_init", "post_init")
+        for name in (
+            "pre_save",
+            "post_save",
+            "pre_delete",
+            "post_delete",
+            "m2m_changed",
+            "pre_init",
+            "post_init",
+        )
         for entry in getattr(signals, name).receivers
         for receiver in (entry[1], entry[1]() if isinstance(entry[1], weakref.ReferenceType) else None)
         if getattr(receiver, "__module__", "").split(".")[0] in SERVER
@@ -74,13 +87,17 @@ def _locking(node: ast.AST) -> list[str]:
 
 
 def test_nvml_is_touched_in_one_file_only() -> None:
-    files = {path for path, tree in modules() for _, name in imported_names(tree) if name.split(".")[0] == "pynvml"}
+    files = {
+        path for path, tree in modules() for _, name in imported_names(tree) if name.split(".")[0] == "pynvml"
+    }
     assert len(files) <= 1, files
 
 
 def test_no_module_is_a_drawer_for_anything() -> None:
     drawers = {"utils", "helpers", "common", "misc", "util", "helper"}
-    found = [path for path, _ in modules() if drawers & {part.removesuffix(".py") for part in Path(path).parts}]
+    found = [
+        path for path, _ in modules() if drawers & {part.removesuffix(".py") for part in Path(path).parts}
+    ]
     assert not found
 
 
@@ -92,7 +109,11 @@ def test_nothing_waits_in_a_way_that_loses_its_end() -> None:
 
 @pytest.mark.parametrize(
     "source",
-    ["import asyncio\nasyncio.wait_for(x, 1)", "import asyncio as aio\naio.wait_for(x, 1)", "from asyncio import wait_for as w"],
+    [
+        "import asyncio\nasyncio.wait_for(x, 1)",
+        "import asyncio as aio\naio.wait_for(x, 1)",
+        "from asyncio import wait_for as w",
+    ],
 )
 def test_such_a_wait_is_seen_however_it_is_imported(source: str) -> None:
     assert _waits_by_wait_for(ast.parse(source))
@@ -104,7 +125,9 @@ def _waits_by_wait_for(tree: ast.Module) -> list[int]:
     by_attribute = [
         node.lineno
         for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and node.attr == "wait_for" and getattr(node.value, "id", "") in called
+        if isinstance(node, ast.Attribute)
+        and node.attr == "wait_for"
+        and getattr(node.value, "id", "") in called
     ]
     return by_attribute + [line for line, name in imported_names(tree) if name == "asyncio.wait_for"]
 
@@ -147,4 +170,6 @@ sys.exit({forbidden!r} in sys.modules)
 
 
 def test_the_scheduler_package_itself_is_empty(root: Path) -> None:
-    assert (root / "scheduler" / "__init__.py").read_text().strip() == "", "importing the core would load Django"
+    assert (root / "scheduler" / "__init__.py").read_text().strip() == "", (
+        "importing the core would load Django"
+    )

@@ -54,7 +54,18 @@ def test_rows_are_born_in_one_place(model: str) -> None:
     assert not found, f"{model} is made outside {WRITERS[model]}: {found}"
 
 
-FORBIDDEN_IN_CORES = ("time", "random", "secrets", "os", "io", "pathlib", "socket", "subprocess", "threading", "logging")
+FORBIDDEN_IN_CORES = (
+    "time",
+    "random",
+    "secrets",
+    "os",
+    "io",
+    "pathlib",
+    "socket",
+    "subprocess",
+    "threading",
+    "logging",
+)
 
 
 def test_cores_have_no_clock_no_io_and_no_randomness() -> None:
@@ -70,6 +81,8 @@ def test_cores_have_no_clock_no_io_and_no_randomness() -> None:
         for path, tree in modules("scheduler", "telemetry")
         if "/core/" in path
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("open", "print", "input")
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in ("open", "print", "input")
     ]
     assert not found

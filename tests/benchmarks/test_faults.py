@@ -17,9 +17,11 @@ import pytest
 def test_engine_edge_agent_shim_and_valkey_may_be_killed_under_load(root: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(root / "run"), "bench", "faults", "--short", "--json"],
-        capture_output=True, text=True, timeout=580,
+        capture_output=True,
+        text=True,
+        timeout=580,
         env={name: value for name, value in os.environ.items() if not name.endswith("_URL")},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     figures = json.loads(done.stdout.splitlines()[-1])
     assert set(figures["faults"]) == {"kill_engine", "kill_edge", "kill_agent", "kill_shim", "kill_valkey"}

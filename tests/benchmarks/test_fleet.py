@@ -17,9 +17,11 @@ import pytest
 def test_three_light_hosts_are_heard_and_given_work_without_an_error(root: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(root / "run"), "bench", "fleet", "--hosts", "3", "--seconds", "5", "--json"],
-        capture_output=True, text=True, timeout=280,
+        capture_output=True,
+        text=True,
+        timeout=280,
         env={name: value for name, value in os.environ.items() if not name.endswith("_URL")},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     figures = json.loads(done.stdout.splitlines()[-1])
     assert figures["errors"] == 0, done.stderr[-3000:]

@@ -82,7 +82,12 @@ def test_a_job_that_fits_no_empty_pool_is_refused() -> None:
 
 def test_figures_are_means_over_all_jobs() -> None:
     started = simulate_starts(BLOCKED, 2, QueueOrder.FIFO, 4)
-    assert wait_figures(BLOCKED, started) == {"mean_jct": 191.0, "mean_queue": 98.5, "p99_queue": 148, "max_queue": 148}
+    assert wait_figures(BLOCKED, started) == {
+        "mean_jct": 191.0,
+        "mean_queue": 98.5,
+        "p99_queue": 148,
+        "max_queue": 148,
+    }
     assert p99_by_size(BLOCKED, started) == {"2-8": 148}
 
 

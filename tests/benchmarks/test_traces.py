@@ -54,7 +54,11 @@ def test_helios_plans_each_cluster_alone(tmp_path: Path) -> None:
     }
     assert answer["sjf"]["clusters"]["vcvlY"]["max_queue"] == 99
     assert answer["ours"]["clusters"]["vcvlY"]["max_queue"] == 99
-    assert answer["fifo"]["clusters"]["vcvGl"]["mean_queue"] == answer["ours"]["clusters"]["vcvGl"]["mean_queue"] == 0
+    assert (
+        answer["fifo"]["clusters"]["vcvGl"]["mean_queue"]
+        == answer["ours"]["clusters"]["vcvGl"]["mean_queue"]
+        == 0
+    )
 
 
 def test_helios_names_what_is_missing(tmp_path: Path) -> None:
@@ -98,7 +102,9 @@ def test_limits_are_one_to_ten_times_the_runtime_and_the_same_for_a_seed() -> No
     jobs = [TraceJob(n, 0, 1, 1, 1000, 1000) for n in range(200)]
     limits = [job.limit for job in philly.with_limits(jobs, 42)]
     assert min(limits) >= 1000 and max(limits) <= 10_000
-    assert sorted(limits)[100] == pytest.approx(1000 * 10**0.5, rel=0.25)  # log-uniform: the middle is its root
+    assert sorted(limits)[100] == pytest.approx(
+        1000 * 10**0.5, rel=0.25
+    )  # log-uniform: the middle is its root
     assert limits == [job.limit for job in philly.with_limits(jobs, 42)]
     assert limits != [job.limit for job in philly.with_limits(jobs, 43)]
 

@@ -14,15 +14,36 @@ from config.http.error_responses import NOT_FOUND_MESSAGE
 from tests.cli.conftest import Answer
 
 HOST = {
-    "name": "h3", "pool": "shared", "gpus": ["H100-80GB"], "lease_state": "silent", "admin_state": "draining",
-    "repair_state": "well", "last_sync_at": None, "state_reason": "", "simulated": False,
-}  # fmt: skip
+    "name": "h3",
+    "pool": "shared",
+    "gpus": ["H100-80GB"],
+    "lease_state": "silent",
+    "admin_state": "draining",
+    "repair_state": "well",
+    "last_sync_at": None,
+    "state_reason": "",
+    "simulated": False,
+}
 WORK = {
-    "id": "00000000-0000-4000-8000-000000000001", "name": "storm", "kind": "job", "state": "running", "outcome": "", "reason": "",
-    "project": "vision/main", "pool": "shared", "units": 2, "hosts": 1, "models": [], "profile": "", "attempt": 1,
-    "submitted_at": "2026-03-02T09:00:00Z", "started_at": None, "max_runtime_seconds": 60, "command": "true",
+    "id": "00000000-0000-4000-8000-000000000001",
+    "name": "storm",
+    "kind": "job",
+    "state": "running",
+    "outcome": "",
+    "reason": "",
+    "project": "vision/main",
+    "pool": "shared",
+    "units": 2,
+    "hosts": 1,
+    "models": [],
+    "profile": "",
+    "attempt": 1,
+    "submitted_at": "2026-03-02T09:00:00Z",
+    "started_at": None,
+    "max_runtime_seconds": 60,
+    "command": "true",
     "runs": [{"attempt": 1, "host": "h3", "gpus": ["GPU-a", "GPU-b"]}],
-}  # fmt: skip
+}
 # What a portal of before had: neither previews nor rules' origins, nor what is free in slices.
 MODEL = {"model": "H100", "gpus": 8, "held_gpus": 0, "free_gpus": 8}
 OLD: dict[str, Any] = {
@@ -30,7 +51,10 @@ OLD: dict[str, Any] = {
     "/api/v1/hosts/": {"count": 1, "results": [HOST]},
     "/api/v1/hosts/h3/drain/": HOST,
     "/api/v1/hosts/h3/health/": {"gpus": [], "strays": 0, "stray_processes": [], "maintenance": []},
-    "/api/v1/health-rules/": {"count": 1, "results": [{"code": "xid:79", "meaning": "gone", "action": "cordon", "repeats": 1}]},
+    "/api/v1/health-rules/": {
+        "count": 1,
+        "results": [{"code": "xid:79", "meaning": "gone", "action": "cordon", "repeats": 1}],
+    },
     f"/api/v1/workloads/{WORK['id']}/": WORK,
 }
 
@@ -55,14 +79,18 @@ class Old(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
-        self.answer(405, refused('Method "POST" not allowed.')) if self.path == "/api/v1/health-rules/" else self.do_GET()
+        self.answer(
+            405, refused('Method "POST" not allowed.')
+        ) if self.path == "/api/v1/health-rules/" else self.do_GET()
 
     def log_message(self, *args: Any) -> None:
         """Says nothing."""
 
 
 @pytest.fixture
-def old_portal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[[str], Answer]]:
+def old_portal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Callable[[str], Answer]]:
     """Runs one command line against it."""
     from cli.main import run
 
@@ -82,9 +110,12 @@ def old_portal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize(
-    ("line", "lacks"), [("status", "free_in_parts_gpus"), ("host health h3", "state_reason"), ("health-rule list", "origin")]
+    ("line", "lacks"),
+    [("status", "free_in_parts_gpus"), ("host health h3", "state_reason"), ("health-rule list", "origin")],
 )
-def test_an_answer_without_a_field_is_told_in_a_sentence(old_portal: Callable[[str], Answer], line: str, lacks: str) -> None:
+def test_an_answer_without_a_field_is_told_in_a_sentence(
+    old_portal: Callable[[str], Answer], line: str, lacks: str
+) -> None:
     answer = old_portal(line)
     assert answer.code == 5
     assert answer.err == (
@@ -97,12 +128,17 @@ def test_a_call_that_it_does_not_know_is_told_in_a_sentence(old_portal: Callable
     for line in ("host drain h3 --preview", "health-rule show 79"):
         answer = old_portal(line)
         assert answer.code == 4, line
-        assert "There is no such address" in answer.err and "Or the portal is older than this command." in answer.err, line
+        assert (
+            "There is no such address" in answer.err
+            and "Or the portal is older than this command." in answer.err
+        ), line
     answer = old_portal("health-rule add 201 --meaning odd --action note")
     assert answer.code == 5 and "The portal has no such call: it is older than this command" in answer.err
 
 
-def test_who_answers_no_call_at_all_is_no_portal(old_portal: Callable[[str], Answer], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_answers_no_call_at_all_is_no_portal(
+    old_portal: Callable[[str], Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def say_nothing(handler: Old) -> None:
         handler.send_response(404)
         handler.send_header("Content-Length", "0")

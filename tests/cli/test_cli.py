@@ -43,7 +43,9 @@ def _explained(gpupool: Gpupool, short: str, world: World) -> None:
     """Ways to start sooner, the range of its start, why another one, who gets how much."""
     soon = gpupool("why", short, "--sooner")
     assert soon.code == 0 and ("sooner:" in soon.out or "Nothing that was tried" in soon.out)
-    made = gpupool("job", "run", "--gpus", "1", "--model", H100, "--pool", "shared", "--name", "other", "--", "true")
+    made = gpupool(
+        "job", "run", "--gpus", "1", "--model", H100, "--pool", "shared", "--name", "other", "--", "true"
+    )
     assert made.code == 0, made.err
     other = Workload.objects.get(name="other")
     said = gpupool("why", short, "--them", "other")
@@ -68,7 +70,9 @@ def test_a_wrong_token_or_address_is_not_kept(gpupool: Gpupool, live_server: Any
     assert not credentials.credentials_path().exists()
 
 
-def test_a_job_is_run_explained_extended_and_cancelled(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
+def test_a_job_is_run_explained_extended_and_cancelled(
+    gpupool: Gpupool, sign_in: SignIn, served_world: World
+) -> None:
     sign_in(served_world.vision.member)
     made = gpupool(
         "job",
@@ -88,7 +92,11 @@ def test_a_job_is_run_explained_extended_and_cancelled(gpupool: Gpupool, sign_in
     )
     assert made.code == 0, made.err
     workload = Workload.objects.get()
-    assert (workload.name, workload.command, workload.environment) == ("python", "python train.py 'a b'", {"A": "b c"})
+    assert (workload.name, workload.command, workload.environment) == (
+        "python",
+        "python train.py 'a b'",
+        {"A": "b c"},
+    )
     assert AuditEvent.objects.get(verb="submit_job").via == "cli"
     short = str(workload.public_id)[:8]
     assert "python" in gpupool("queue").out
@@ -117,7 +125,9 @@ def test_what_a_job_wrote_is_printed_and_its_end_is_the_exit_code(
         state="ended",
     )
     logs.append_log(run.public_id, 0, "line one\nline two\n")
-    Workload.objects.filter(pk=workload.pk, state="queued").update(state="ended", outcome="finished", attempt=1)
+    Workload.objects.filter(pk=workload.pk, state="queued").update(
+        state="ended", outcome="finished", attempt=1
+    )
     assert gpupool("job", "logs", "train").out == "line one\nline two\n"
     followed = gpupool("job", "logs", "train", "-f")
     assert (followed.code, followed.out) == (0, "line one\nline two\n")
@@ -125,7 +135,9 @@ def test_what_a_job_wrote_is_printed_and_its_end_is_the_exit_code(
     assert gpupool("job", "logs", "train", "-f").code == 1
 
 
-def test_a_running_notebook_is_opened_by_an_address(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
+def test_a_running_notebook_is_opened_by_an_address(
+    gpupool: Gpupool, sign_in: SignIn, served_world: World
+) -> None:
     sign_in(served_world.vision.member)
     assert gpupool("notebook", "launch", "--pool", "shared", "--name", "nb").code == 0
     waiting = gpupool("notebook", "open", "nb", "--print")
@@ -134,7 +146,9 @@ def test_a_running_notebook_is_opened_by_an_address(gpupool: Gpupool, sign_in: S
     assert ".gpupool/enter?code=" in gpupool("notebook", "open", "nb", "--print").out
 
 
-def test_a_reservation_is_tried_made_and_given_up(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
+def test_a_reservation_is_tried_made_and_given_up(
+    gpupool: Gpupool, sign_in: SignIn, served_world: World
+) -> None:
     sign_in(served_world.vision.member)
     wish = [
         "reservation",
@@ -157,7 +171,9 @@ def test_a_reservation_is_tried_made_and_given_up(gpupool: Gpupool, sign_in: Sig
     assert Reservation.objects.get().state == "cancelled"
     for wrong in (["--for", "1s"], ["--for", "400d"], []):
         assert gpupool(*wish, *wrong).code in (1, 2)
-    full = gpupool("reservation", "create", "--pool", "shared", "--gpus", "9999999999", "--start", "now", "--for", "1h")
+    full = gpupool(
+        "reservation", "create", "--pool", "shared", "--gpus", "9999999999", "--start", "now", "--for", "1h"
+    )
     assert full.code == 1 and "allowed" in full.err.lower() or "less than" in full.err.lower()
 
 
@@ -172,17 +188,25 @@ def test_show_names_the_attempts_and_which_did_not_find_its_checkpoint(
         homes = Storage.objects.create(key=name, listed_at=saved)
         Host.objects.filter(name=name).update(storage=homes)
         Run.objects.create(
-            workload=workload, attempt=number, host=served_world.hosts[name], generation=number, placed_at=saved,
-            state="ended", outcome="checkpointed", ended_at=saved, checkpoint_at=saved,
-        )  # fmt: skip
+            workload=workload,
+            attempt=number,
+            host=served_world.hosts[name],
+            generation=number,
+            placed_at=saved,
+            state="ended",
+            outcome="checkpointed",
+            ended_at=saved,
+            checkpoint_at=saved,
+        )
     Workload.objects.filter(pk=workload.pk).update(attempt=2)
     second, first = (line for line in gpupool("show", "moved").out.splitlines() if "checkpointed" in line)
     assert "beta" in second and second.rstrip().endswith("begins anew: another home folder")
     assert "alpha" in first and "anew" not in first
     told = json.loads(gpupool("show", "moved", "--json").out)["runs"]
     assert [(run["attempt"], run["begins_anew"], bool(run["checkpoint_at"])) for run in told] == [
-        (2, True, True), (1, False, True),
-    ]  # fmt: skip
+        (2, True, True),
+        (1, False, True),
+    ]
 
 
 def test_another_tenants_work_does_not_exist(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
@@ -190,7 +214,13 @@ def test_another_tenants_work_does_not_exist(gpupool: Gpupool, sign_in: SignIn, 
     gpupool("job", "run", "--pool", "shared", "--name", "secret", "--", "true")
     name = str(Workload.objects.get().public_id)
     sign_in(served_world.language.member)
-    for words in (["why", name], ["cancel", name], ["job", "logs", name], ["why", "secret"], ["show", name[:8]]):
+    for words in (
+        ["why", name],
+        ["cancel", name],
+        ["job", "logs", name],
+        ["why", "secret"],
+        ["show", name[:8]],
+    ):
         answer = gpupool(*words)
         assert (answer.code, answer.out) == (4, ""), words
     assert "secret" not in gpupool("queue").out
@@ -208,7 +238,9 @@ WRONG_LINES = [
 ]
 
 
-def test_a_wrong_command_line_is_told_in_a_line_or_two(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
+def test_a_wrong_command_line_is_told_in_a_line_or_two(
+    gpupool: Gpupool, sign_in: SignIn, served_world: World
+) -> None:
     sign_in(served_world.vision.member)
     for words in WRONG_LINES:
         answer = gpupool(*words)
@@ -263,10 +295,22 @@ def test_every_list_has_json(gpupool: Gpupool, sign_in: SignIn, served_world: Wo
         assert gpupool(*words.split()).code == 0
 
 
-def test_an_operator_approves_what_a_lead_asked_for(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
+def test_an_operator_approves_what_a_lead_asked_for(
+    gpupool: Gpupool, sign_in: SignIn, served_world: World
+) -> None:
     sign_in(served_world.vision.lead)
     asked = gpupool(
-        "quota", "request", "--team", "vision", "--pool", "shared", "--model", H100, "--guaranteed-gpus", "9", "--json"
+        "quota",
+        "request",
+        "--team",
+        "vision",
+        "--pool",
+        "shared",
+        "--model",
+        H100,
+        "--guaranteed-gpus",
+        "9",
+        "--json",
     )
     id_ = json.loads(asked.out)["id"]
     assert gpupool("approval", "approve", id_).code == 1
@@ -313,7 +357,9 @@ def examples() -> list[str]:
     return [line.removeprefix("$ gpupool ") for block in blocks for line in block.splitlines()]
 
 
-def test_every_example_of_the_documentation_runs(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
+def test_every_example_of_the_documentation_runs(
+    gpupool: Gpupool, sign_in: SignIn, served_world: World
+) -> None:
     lead = served_world.vision.lead
     User.objects.filter(pk=lead.pk).update(operator=True)
     type(served_world.static).objects.filter(pk=served_world.static.pk).update(slug="vision-only")
@@ -321,7 +367,9 @@ def test_every_example_of_the_documentation_runs(gpupool: Gpupool, sign_in: Sign
     gpus = [{"uuid": gpu.uuid, "units": [{"profile": ""}]} for gpu in served_world.hosts["alpha"].gpus.all()]
     reported = {"mig_profiles": offered, "gpus": gpus}
     Host.objects.filter(name="alpha").update(name="h3", hardware={"reported": reported})
-    Host.objects.filter(name="delta").update(name="gpu-07", last_sync_at=served_world.now - timedelta(hours=1))
+    Host.objects.filter(name="delta").update(
+        name="gpu-07", last_sync_at=served_world.now - timedelta(hours=1)
+    )
     sign_in(lead)
     found = examples()
     assert len(found) > 20
@@ -347,8 +395,17 @@ def test_every_command_is_documented() -> None:
 
 def test_durations_and_times_are_read_as_people_write_them() -> None:
     read = DurationType().convert
-    assert [read(text, None, None) for text in ("90m", "8h", "1d12h", "3600")] == [5400, 28_800, 129_600, 3600]
-    assert format_duration(93_600) == "26 h" and format_duration(45) == "45 s" and format_duration(200_000) == "2 d 7 h"
+    assert [read(text, None, None) for text in ("90m", "8h", "1d12h", "3600")] == [
+        5400,
+        28_800,
+        129_600,
+        3600,
+    ]
+    assert (
+        format_duration(93_600) == "26 h"
+        and format_duration(45) == "45 s"
+        and format_duration(200_000) == "2 d 7 h"
+    )
     now = datetime.fromisoformat("2026-03-02T12:00:00").astimezone()
     assert parse_timestamp("tomorrow 09:00", now).isoformat().startswith("2026-03-03T09:00:00")
     assert parse_timestamp("2026-03-02T09:00:00+00:00", now).isoformat() == "2026-03-02T09:00:00+00:00"
@@ -362,7 +419,9 @@ def test_homes_are_listed_with_their_size_and_what_is_not_known_is_said(
     assert "No home yet" in gpupool("volume", "list").out
     storage = Storage.objects.create(key="store1", listed_at=served_world.now)
     Host.objects.filter(name__in=["alpha", "beta"]).update(storage=storage)
-    Volume.objects.create(storage=storage, name=member.username, size_bytes=4_200_000_000, size_complete=False)
+    Volume.objects.create(
+        storage=storage, name=member.username, size_bytes=4_200_000_000, size_complete=False
+    )
     said = gpupool("volume", "list").out
     assert "over 4.2 GB" in said and "alpha, beta" in said and "not yet" in said
     assert json.loads(gpupool("volume", "list", "--json").out)[0]["files"] is None
@@ -374,10 +433,16 @@ def test_who_follows_a_job_reads_lines_that_come_after_its_end(
     sign_in(served_world.vision.member)
     gpupool("job", "run", "--pool", "shared", "--name", "train", "--", "true")
     run = Run.objects.create(
-        workload=Workload.objects.get(), attempt=1, host=served_world.hosts["alpha"], generation=1,
-        placed_at=served_world.now, state="ended",
-    )  # fmt: skip
+        workload=Workload.objects.get(),
+        attempt=1,
+        host=served_world.hosts["alpha"],
+        generation=1,
+        placed_at=served_world.now,
+        state="ended",
+    )
     logs.append_log(run.public_id, 0, "first\n")
     Workload.objects.filter(state="queued").update(state="ended", outcome="finished", attempt=1)
-    monkeypatch.setattr("cli.commands.workloads.time.sleep", lambda _: logs.append_log(run.public_id, 6, "last\n"))
+    monkeypatch.setattr(
+        "cli.commands.workloads.time.sleep", lambda _: logs.append_log(run.public_id, 6, "last\n")
+    )
     assert gpupool("job", "logs", "train", "-f").out == "first\nlast\n"

@@ -29,7 +29,11 @@ def test_rules_are_read_by_anybody_with_their_sources_and_where_others_differ(
     assert "NVIDIA, Xid catalogue" in row and "ignored as a mistake of the program" in row
     assert "at the first" in line_of(told, "xid:79")
     shown = done(gpupool, "health-rule show 109")
-    assert "docs.nvidia.com" in shown and "github.com/NVIDIA/k8s-device-plugin" in shown and "began as" not in shown
+    assert (
+        "docs.nvidia.com" in shown
+        and "github.com/NVIDIA/k8s-device-plugin" in shown
+        and "began as" not in shown
+    )
     assert line_of(done(gpupool, "health-rule list 79"), "xid:79")
     found = done(gpupool, "health-rule list nvlink --action warn")
     assert "nvlink:down" in found and "xid:79" not in found
@@ -39,9 +43,14 @@ def test_rules_are_read_by_anybody_with_their_sources_and_where_others_differ(
     assert (rule["origin"], rule["default"]["action"]) == ("default", "cordon")
 
 
-def test_a_rule_is_changed_listed_as_changed_and_put_back(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
+def test_a_rule_is_changed_listed_as_changed_and_put_back(
+    gpupool: Gpupool, sign_in: SignIn, served_world: World
+) -> None:
     sign_in(served_world.people["operator"])
-    told = done(gpupool, "health-rule set xid:109 --action warn --repeats 5 --within 12h --counts events --why 'a library'")
+    told = done(
+        gpupool,
+        "health-rule set xid:109 --action warn --repeats 5 --within 12h --counts events --why 'a library'",
+    )
     assert "xid:109 (switching between contexts took too long): warn, at 5 within 12 h." in told
     assert "It began as quarantine_gpu, at 3 people's work within 24 h;" in told
     rule = HealthRule.objects.get(code="xid:109")
@@ -61,7 +70,10 @@ def test_a_rule_is_changed_listed_as_changed_and_put_back(gpupool: Gpupool, sign
 
 def test_a_rule_is_added_and_removed(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
     sign_in(served_world.people["operator"])
-    told = done(gpupool, "health-rule add 999 --meaning 'seen before a board died' --action quarantine_gpu --repeats 2")
+    told = done(
+        gpupool,
+        "health-rule add 999 --meaning 'seen before a board died' --action quarantine_gpu --repeats 2",
+    )
     assert told == "xid:999 (seen before a board died): quarantine_gpu, at 2 within 1 h.\n"
     row = line_of(done(gpupool, "health-rule list --changed"), "xid:999")
     assert "added" in row and "this organisation" in row
@@ -72,15 +84,18 @@ def test_a_rule_is_added_and_removed(gpupool: Gpupool, sign_in: SignIn, served_w
     assert kept.code == 1 and "came with the table" in kept.err
 
 
-def test_what_is_wrong_is_named_with_what_is_allowed(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
+def test_what_is_wrong_is_named_with_what_is_allowed(
+    gpupool: Gpupool, sign_in: SignIn, served_world: World
+) -> None:
     sign_in(served_world.people["operator"])
     for verb in (["show"], ["set", "--action", "note"], ["reset"], ["remove"]):
         answer = gpupool("health-rule", verb[0], "xid:9999", *verb[1:])
         assert answer.code == 4 and "code is 'xid:9999'; allowed: a code that has a rule" in answer.err, verb
     assert "--action, --repeats, --within or --counts" in gpupool("health-rule", "set", "79").err
-    assert "repeats is 2000; allowed: a whole number from 1 to 1,000" in gpupool(
-        "health-rule", "set", "79", "--repeats", "2000"
-    ).err
+    assert (
+        "repeats is 2000; allowed: a whole number from 1 to 1,000"
+        in gpupool("health-rule", "set", "79", "--repeats", "2000").err
+    )
     wrong = gpupool("health-rule", "add", "XID79", "--meaning", "x", "--action", "note").err
     assert "code is 'XID79'; allowed: xid: and a number" in wrong
     assert gpupool("health-rule", "set", "79", "--action", "explode").code == 2

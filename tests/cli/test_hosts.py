@@ -13,7 +13,17 @@ from django.utils import timezone
 from portal.models import AuditEvent
 from scheduler import services as engine
 from scheduler.core.model.slots import SLOTS_PER_GPU
-from scheduler.models import BoundUnit, Diagnostic, Gpu, Host, JoinToken, MaintenanceWindow, Pool, Reservation, Unit
+from scheduler.models import (
+    BoundUnit,
+    Diagnostic,
+    Gpu,
+    Host,
+    JoinToken,
+    MaintenanceWindow,
+    Pool,
+    Reservation,
+    Unit,
+)
 from telemetry.models import HealthEvent
 from tests.cli.conftest import Gpupool
 from tests.cli.test_cli import SignIn
@@ -27,7 +37,9 @@ def done(gpupool: Gpupool, line: str) -> str:
     return answer.out
 
 
-def test_a_gpu_is_diagnosed_taken_out_and_returned(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
+def test_a_gpu_is_diagnosed_taken_out_and_returned(
+    gpupool: Gpupool, sign_in: SignIn, served_world: World
+) -> None:
     sign_in(served_world.people["operator"])
     assert "Being looked at: GPU 1" in done(gpupool, "host diagnose alpha --gpu 1 --why noise")
     assert Diagnostic.objects.get().why == "operator"
@@ -38,9 +50,16 @@ def test_a_gpu_is_diagnosed_taken_out_and_returned(gpupool: Gpupool, sign_in: Si
     told = done(gpupool, "host health alpha")
     assert "out" in told and "wanted" in told and "No hardware event." in told
     HealthEvent.objects.create(
-        host=Host.objects.get(name="alpha"), gpu=Gpu.objects.get(host__name="alpha", index=1), event_id="1", source="nvml",
-        code="xid:48", detail="row 7, pid=4711, name=train", at=timezone.now(), received_at=timezone.now(), action_taken="warn",
-    )  # fmt: skip
+        host=Host.objects.get(name="alpha"),
+        gpu=Gpu.objects.get(host__name="alpha", index=1),
+        event_id="1",
+        source="nvml",
+        code="xid:48",
+        detail="row 7, pid=4711, name=train",
+        at=timezone.now(),
+        received_at=timezone.now(),
+        action_taken="warn",
+    )
     told = done(gpupool, "host health alpha")
     assert "xid:48" in told and "an uncorrectable memory error" in told and "row 7, pid=4711" in told
     assert json.loads(done(gpupool, "host health alpha --json"))["gpus"][1]["repair_state"] == "out"
@@ -58,7 +77,9 @@ def test_a_missing_gpu_is_named_and_forgotten(gpupool: Gpupool, sign_in: SignIn,
     (missing,) = json.loads(done(gpupool, "host health alpha --json"))["missing_gpus"]
     assert (missing["uuid"], missing["repair_state"], missing["reason"]) == (gpu.uuid, "out", "row 7")
     assert "gpu is 'GPU-x'; allowed:" in gpupool("host", "forget-gpu", "alpha", "GPU-x").err
-    assert "is listed no more" in done(gpupool, f"host forget-gpu alpha {gpu.uuid} --why 'went to the vendor'")
+    assert "is listed no more" in done(
+        gpupool, f"host forget-gpu alpha {gpu.uuid} --why 'went to the vendor'"
+    )
     assert json.loads(done(gpupool, "host health alpha --json"))["missing_gpus"] == []
 
 
@@ -81,12 +102,21 @@ def test_a_host_is_closed_and_opened_and_its_maintenance_announced_and_taken_bac
     assert f"(window {window.pk})" in done(gpupool, "host health alpha")
     assert "taken back" in done(gpupool, f"host cancel-maintenance alpha {window.pk}")
     gone = gpupool("host", "cancel-maintenance", "alpha", str(window.pk))
-    assert (gone.code, f"window is '{window.pk}'; alpha has no maintenance window announced." in gone.err) == (1, True)
+    assert (
+        gone.code,
+        f"window is '{window.pk}'; alpha has no maintenance window announced." in gone.err,
+    ) == (1, True)
     done(gpupool, f"{line} --why fans")
     other = MaintenanceWindow.objects.get()
     refused = gpupool("host", "cancel-maintenance", "alpha", str(window.pk)).err
-    assert f"window is '{window.pk}'; announced for alpha: {other.pk} (" in refused and " 08:00 to 12:00)." in refused
-    assert "a host comes back with 'return'" in (unknown := gpupool("host", "uncordon", "alpha")).err and unknown.code == 2
+    assert (
+        f"window is '{window.pk}'; announced for alpha: {other.pk} (" in refused
+        and " 08:00 to 12:00)." in refused
+    )
+    assert (
+        "a host comes back with 'return'" in (unknown := gpupool("host", "uncordon", "alpha")).err
+        and unknown.code == 2
+    )
 
 
 def test_a_preview_says_whom_a_verb_touches_and_changes_nothing_and_the_deed_says_who_is_left(
@@ -98,19 +128,30 @@ def test_a_preview_says_whom_a_verb_touches_and_changes_nothing_and_the_deed_say
     before = Host.objects.values().get(name="alpha"), AuditEvent.objects.count()
     told = done(gpupool, "host drain alpha --preview")
     assert "Drain alpha: Nothing new starts on it." in told
-    storm, desk = (next(line for line in told.splitlines() if line.startswith(name)) for name in ("storm", "desk"))
-    assert "vision" in storm and served_world.vision.member.username in storm and "starts elsewhere at once" in storm
+    storm, desk = (
+        next(line for line in told.splitlines() if line.startswith(name)) for name in ("storm", "desk")
+    )
+    assert (
+        "vision" in storm
+        and served_world.vision.member.username in storm
+        and "starts elsewhere at once" in storm
+    )
     assert "language" in desk and "runs to its end: it can't be preempted" in desk
     assert "GPUs that leave the pool: 8." in told and "Nothing is changed" in told
     assert "Every coming reservation can be kept without it." in told
     assert "runs on" in done(gpupool, "host cordon alpha --preview")
     lease = done(gpupool, "host revoke alpha --preview")
     assert lease.count("stops when its lease ends") >= 2 and "joins again with a new join token" in lease
-    assert json.loads(done(gpupool, "host drain alpha --preview --json"))["work"][0]["name"] in ("storm", "desk")
+    assert json.loads(done(gpupool, "host drain alpha --preview --json"))["work"][0]["name"] in (
+        "storm",
+        "desk",
+    )
     refused = gpupool("host", "return", "alpha", "--preview")
     assert refused.code == 1 and "alpha is in service already." in refused.err
     assert "is not off" in gpupool("host-is-off", "alpha", "--preview").err
-    assert before == (Host.objects.values().get(name="alpha"), AuditEvent.objects.count()), "nothing is changed"
+    assert before == (Host.objects.values().get(name="alpha"), AuditEvent.objects.count()), (
+        "nothing is changed"
+    )
     told = done(gpupool, "host drain alpha --why fans")
     assert told.startswith("alpha is draining: nothing new starts on it.\n")
     assert "leaves" in next(line for line in told.splitlines() if line.startswith("storm"))
@@ -123,7 +164,9 @@ def test_a_preview_names_reservations(gpupool: Gpupool, sign_in: SignIn, served_
     held = reserve(served_world, served_world.vision, "review", hours=-1, length=3)
     Reservation.objects.filter(pk=held.pk).update(state="active")
     unit = Unit.objects.filter(gpu__host__name="alpha", retired_at=None).earliest("pk")
-    BoundUnit.objects.create(reservation=held, unit=unit, slots=unit.slots, period=DateTimeTZRange(held.start, held.end))
+    BoundUnit.objects.create(
+        reservation=held, unit=unit, slots=unit.slots, period=DateTimeTZRange(held.start, held.end)
+    )
     sign_in(served_world.people["operator"])
     for verb in ("drain", "cordon", "revoke"):
         told = done(gpupool, f"host {verb} alpha --preview")
@@ -137,7 +180,10 @@ def test_a_host_is_joined_by_the_command_that_is_printed_and_revoked(
     unknown = gpupool("host", "join", "h9")
     assert unknown.code == 4 and "There is no host h9; give --pool" in unknown.err
     told = done(gpupool, "host join h9 --pool shared --label rack=r4")
-    assert "Without a GPU, add --simulate 8xH100-80GB to that" in told and "does not find its last checkpoint" in told
+    assert (
+        "Without a GPU, add --simulate 8xH100-80GB to that" in told
+        and "does not find its last checkpoint" in told
+    )
     host = Host.objects.get(name="h9")
     assert (host.pool.slug, host.labels) == ("shared", {"rack": "r4"})
     [token] = set(re.findall(r"--join-token (\S+)", told))
@@ -149,14 +195,18 @@ def test_a_host_is_joined_by_the_command_that_is_printed_and_revoked(
     with pytest.raises(engine.OperationRejected, match="join_token_expired"):
         joins(token)
     joins(again["token"])
-    assert gpupool("host", "join", "h9", "--pool", "vision-only").err.startswith("gpupool: h9 is a host of the pool shared")
+    assert gpupool("host", "join", "h9", "--pool", "vision-only").err.startswith(
+        "gpupool: h9 is a host of the pool shared"
+    )
     assert gpupool("host", "join", "h9", "--label", "rack=r5").code == 2
     assert "lease" in done(gpupool, "hosts") and "revoked" not in done(gpupool, "hosts")
     told = done(gpupool, "host revoke h9 --why 'its disk left the house'")
     assert told.startswith("h9 is cut off: its credential is revoked. It joins again with a new token.")
     assert Host.objects.get(name="h9").credential_hash == ""
     told = done(gpupool, "host health h9")
-    assert re.search(r"was revoked \d+ s ago \(its disk left the house\); to join again: gpupool host join h9", told)
+    assert re.search(
+        r"was revoked \d+ s ago \(its disk left the house\); to join again: gpupool host join h9", told
+    )
     line = next(line for line in done(gpupool, "hosts").splitlines() if line.startswith("h9"))
     assert " revoked " in line
     assert "its credential was revoked (its disk left the house); to join again: gpupool host join h9" in line
@@ -191,7 +241,9 @@ def test_a_host_that_is_not_there_is_named_with_those_that_are(
     answer = gpupool("host", verb, "h9")
     assert (answer.code, answer.err) == (4, "gpupool: host is 'h9'; allowed: alpha, beta, delta, gamma.\n")
     sign_in(served_world.language.member)
-    assert gpupool("host", verb, "delta").err == "gpupool: host is 'delta'; allowed: alpha, beta, gamma.\n", "delta is vision's"
+    assert gpupool("host", verb, "delta").err == "gpupool: host is 'delta'; allowed: alpha, beta, gamma.\n", (
+        "delta is vision's"
+    )
 
 
 def test_show_names_gpus_by_host_and_index(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
@@ -212,7 +264,11 @@ def test_what_a_pool_does_by_itself_is_shown_and_changed(
     assert "report" in done(gpupool, "repair-policy shared")
     done(gpupool, "repair-policy shared --strays end --idle-every 24 --not-after-quarantine")
     pool = Pool.objects.get(slug="shared")
-    assert (pool.stray_action, pool.diagnose_every_hours, pool.diagnose_after_quarantine) == ("end", 24, False)
+    assert (pool.stray_action, pool.diagnose_every_hours, pool.diagnose_after_quarantine) == (
+        "end",
+        24,
+        False,
+    )
     refused = gpupool("repair-policy", "shared", "--deadline", "1")
     assert refused.code != 0 and "30 to 14,400 seconds" in refused.err
 
@@ -238,7 +294,9 @@ def test_hosts_and_status_say_what_is_so_now(gpupool: Gpupool, sign_in: SignIn, 
     assert "free in slices" in (told := done(gpupool, "status")) and re.search(r"\b0\.14\b", told)
 
 
-def test_why_says_how_many_are_not_yours_to_see(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
+def test_why_says_how_many_are_not_yours_to_see(
+    gpupool: Gpupool, sign_in: SignIn, served_world: World
+) -> None:
     other = run_job(served_world, served_world.language, "secret-llm", host="alpha", gpus=[0, 1])
     mine = make_waiting(served_world, served_world.vision, "mri", blockers=[other.pk])
     sign_in(served_world.vision.member)
@@ -255,23 +313,52 @@ def test_a_host_is_shown_with_what_its_agent_says_and_who_was_turned_away(
     assert "never joined" in bare and "8 x H100-80GB" in bare and "turned away" not in bare
     uuids = [gpu.uuid for gpu in served_world.hosts["alpha"].gpus.order_by("index")]
     reported = {
-        "network": "private", "address": "", "driver_version": "550.54", "cuda_version": "12.4", "users_per_team": True,
-        "limits": ["cpu", "memory"], "notes": ["Workloads reach the metadata address of the cloud."], "diagnostics": ["burn"],
-        "gpus": [{"uuid": uuid, "pcie": "5.0 x16", "links": dict.fromkeys(uuids, "NVLink")} for uuid in uuids],
-    }  # fmt: skip
+        "network": "private",
+        "address": "",
+        "driver_version": "550.54",
+        "cuda_version": "12.4",
+        "users_per_team": True,
+        "limits": ["cpu", "memory"],
+        "notes": ["Workloads reach the metadata address of the cloud."],
+        "diagnostics": ["burn"],
+        "gpus": [
+            {"uuid": uuid, "pcie": "5.0 x16", "links": dict.fromkeys(uuids, "NVLink")} for uuid in uuids
+        ],
+    }
     Host.objects.filter(name="alpha").update(
-        hardware={"reported": reported}, agent_version="1.2", boot_id="boot-1", isolation="bubblewrap", cpu_milli=64_000,
-        memory_mib=512 * 1024, simulated=False, disk_full=True, disk_full_since=timezone.now(), labels={"rack": "r1"},
-    )  # fmt: skip
+        hardware={"reported": reported},
+        agent_version="1.2",
+        boot_id="boot-1",
+        isolation="bubblewrap",
+        cpu_milli=64_000,
+        memory_mib=512 * 1024,
+        simulated=False,
+        disk_full=True,
+        disk_full_since=timezone.now(),
+        labels={"rack": "r1"},
+    )
     engine.record_rejected_agent(
-        served_world.hosts["alpha"].pk, reason="a copy of its disk", code="agent_copy", boot_id="boot-2", now=timezone.now()
+        served_world.hosts["alpha"].pk,
+        reason="a copy of its disk",
+        code="agent_copy",
+        boot_id="boot-2",
+        now=timezone.now(),
     )
     told = done(gpupool, "host show alpha")
     for words in (
-        "64 cores, 512 GiB", "550.54, CUDA up to 12.4", "bubblewrap, a user id per team, limits of cpu, memory", "only themselves",
-        "PCIe 5.0 x16", "between GPUs, NVLink", "burn", "rack=r1", "full since", "Can't: Workloads reach the metadata address",
-        "(boot boot-2): a copy of its disk", "gpupool host join alpha",
-    ):  # fmt: skip
+        "64 cores, 512 GiB",
+        "550.54, CUDA up to 12.4",
+        "bubblewrap, a user id per team, limits of cpu, memory",
+        "only themselves",
+        "PCIe 5.0 x16",
+        "between GPUs, NVLink",
+        "burn",
+        "rack=r1",
+        "full since",
+        "Can't: Workloads reach the metadata address",
+        "(boot boot-2): a copy of its disk",
+        "gpupool host join alpha",
+    ):
         assert words in told, words
     assert "boot-1" not in told, "an operator's"
     sign_in(served_world.operator)
@@ -280,33 +367,63 @@ def test_a_host_is_shown_with_what_its_agent_says_and_who_was_turned_away(
     assert gpupool("host", "show", "nowhere").code == 4
 
 
-def test_diagnostics_are_listed_with_their_checks_and_numbers(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
+def test_diagnostics_are_listed_with_their_checks_and_numbers(
+    gpupool: Gpupool, sign_in: SignIn, served_world: World
+) -> None:
     sign_in(served_world.vision.member)
     assert "No diagnostic yet" in done(gpupool, "host diagnostics alpha")
     gpus, now = list(served_world.hosts["alpha"].gpus.order_by("index")), timezone.now()
     checks = [
         {"name": "memory", "passed": True, "numbers": {"tested_mib": 70_000}, "detail": ""},
-        {"name": "bandwidth", "passed": False, "numbers": {"gigabytes_a_second": 11.25}, "detail": "too slow"},
+        {
+            "name": "bandwidth",
+            "passed": False,
+            "numbers": {"gigabytes_a_second": 11.25},
+            "detail": "too slow",
+        },
         {"name": "power", "passed": None, "numbers": {}, "detail": ""},
     ]
-    for gpu, state, found, detail in ((gpus[0], "failed", checks, ""), (gpus[1], "failed", [], "no tool for it")):
+    for gpu, state, found, detail in (
+        (gpus[0], "failed", checks, ""),
+        (gpus[1], "failed", [], "no tool for it"),
+    ):
         Diagnostic.objects.create(
-            host=served_world.hosts["alpha"], gpu=gpu, why="periodic", state=state, tool="own", checks=found, detail=detail,
-            created_at=now, ended_at=now,
-        )  # fmt: skip
+            host=served_world.hosts["alpha"],
+            gpu=gpu,
+            why="periodic",
+            state=state,
+            tool="own",
+            checks=found,
+            detail=detail,
+            created_at=now,
+            ended_at=now,
+        )
     told = done(gpupool, "host diagnostics alpha")
-    for words in ("tested mib 70000", "gigabytes a second 11.25", "failed too slow", "measured", "no tool for it"):
+    for words in (
+        "tested mib 70000",
+        "gigabytes a second 11.25",
+        "failed too slow",
+        "measured",
+        "no tool for it",
+    ):
         assert words in told, words
     assert "too slow" not in done(gpupool, "host diagnostics alpha --gpu 1")
 
 
-def test_every_hardware_event_is_listed_not_the_last_twenty(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
+def test_every_hardware_event_is_listed_not_the_last_twenty(
+    gpupool: Gpupool, sign_in: SignIn, served_world: World
+) -> None:
     sign_in(served_world.vision.member)
     for number in range(23):
         HealthEvent.objects.create(
-            host=served_world.hosts["alpha"], event_id=str(number), source="nvml", code=f"xid:{100 + number}",
-            detail=f"row {number}, pid=4711, name=train", at=timezone.now(), received_at=timezone.now(),
-        )  # fmt: skip
+            host=served_world.hosts["alpha"],
+            event_id=str(number),
+            source="nvml",
+            code=f"xid:{100 + number}",
+            detail=f"row {number}, pid=4711, name=train",
+            at=timezone.now(),
+            received_at=timezone.now(),
+        )
     told = done(gpupool, "host events alpha")
     assert all(f"xid:{100 + number}" in told for number in range(23)) and "4711" not in told
     assert "xid:100" not in done(gpupool, "host health alpha")

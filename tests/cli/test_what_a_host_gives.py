@@ -22,14 +22,30 @@ NEEDS = "--cpus 2.5 --memory 64G --min-memory 40 --min-compute-capability 9.0 --
 @pytest.mark.parametrize(
     ("kind", "text", "value"),
     [
-        (CoresType(), "8", 8000), (CoresType(), "2.5", 2500), (CoresType(), "0", None), (CoresType(), "-1", None), (CoresType(), "1e9", None),
-        (CoresType(), "many", None), (MemoryType(), "64", 64 * GIB), (MemoryType(), "64G", 64 * GIB), (MemoryType(), "64GiB", 64 * GIB),
-        (MemoryType(), "512m", 512), (MemoryType(), "1.5T", 1536 * GIB), (MemoryType(), "0", None), (MemoryType(), "64 bananas", None),
-        (MemoryType(), "9" * 40, None), (ComputeCapabilityType(), "8.0", 80), (ComputeCapabilityType(), "9", 90), (ComputeCapabilityType(), "8.9", 89),
-        (ComputeCapabilityType(), "sm_80", None), (ComputeCapabilityType(), "8.99", None),
+        (CoresType(), "8", 8000),
+        (CoresType(), "2.5", 2500),
+        (CoresType(), "0", None),
+        (CoresType(), "-1", None),
+        (CoresType(), "1e9", None),
+        (CoresType(), "many", None),
+        (MemoryType(), "64", 64 * GIB),
+        (MemoryType(), "64G", 64 * GIB),
+        (MemoryType(), "64GiB", 64 * GIB),
+        (MemoryType(), "512m", 512),
+        (MemoryType(), "1.5T", 1536 * GIB),
+        (MemoryType(), "0", None),
+        (MemoryType(), "64 bananas", None),
+        (MemoryType(), "9" * 40, None),
+        (ComputeCapabilityType(), "8.0", 80),
+        (ComputeCapabilityType(), "9", 90),
+        (ComputeCapabilityType(), "8.9", 89),
+        (ComputeCapabilityType(), "sm_80", None),
+        (ComputeCapabilityType(), "8.99", None),
     ],
-)  # fmt: skip
-def test_sizes_are_read_as_people_write_them(kind: click.ParamType[int], text: str, value: int | None) -> None:
+)
+def test_sizes_are_read_as_people_write_them(
+    kind: click.ParamType[int], text: str, value: int | None
+) -> None:
     if value is not None:
         assert kind.convert(text, None, None) == value
         return
@@ -37,13 +53,18 @@ def test_sizes_are_read_as_people_write_them(kind: click.ParamType[int], text: s
         kind.convert(text, None, None)
 
 
-def test_notebooks_jobs_and_reservations_say_what_they_need(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
+def test_notebooks_jobs_and_reservations_say_what_they_need(
+    gpupool: Gpupool, sign_in: SignIn, served_world: World
+) -> None:
     sign_in(served_world.vision.member)
     Host.objects.filter(name="alpha").update(labels={"rack": "r1"}, cpu_milli=64_000, memory_mib=512 * GIB)
     Host.objects.exclude(name="alpha").update(cpu_milli=32_000, memory_mib=512 * GIB)
     done(gpupool, f"job run --pool shared --gpus 2 {NEEDS} --name job -- true")
     done(gpupool, f"notebook launch --pool shared --gpus 2 {NEEDS} --name notebook")
-    done(gpupool, f"reservation create --pool shared --gpus 2 {NEEDS} --name window --start 'tomorrow 09:00' --for 2h")
+    done(
+        gpupool,
+        f"reservation create --pool shared --gpus 2 {NEEDS} --name window --start 'tomorrow 09:00' --for 2h",
+    )
     rows: list[Workload | Reservation] = [*Workload.objects.all(), Reservation.objects.get()]
     assert len(rows) == 3
     for row in rows:
@@ -51,9 +72,15 @@ def test_notebooks_jobs_and_reservations_say_what_they_need(gpupool: Gpupool, si
         assert (row.min_compute_capability, row.nvlink) == (90, True)
         assert (row.labels_required, row.labels_preferred) == ({"rack": "r1"}, {"site": "north"})
     shown = done(gpupool, "show job")
-    assert "2.5 cores and 64 GiB, GPUs of at least 40 GiB, compute capability 9.0 or higher, one NVLink group, rack=r1" in shown
+    assert (
+        "2.5 cores and 64 GiB, GPUs of at least 40 GiB, compute capability 9.0 or higher, one NVLink group, rack=r1"
+        in shown
+    )
     refused = gpupool(*shlex.split("job run --pool shared --gpus 2 --cpus 96 --name big -- true"))
-    assert refused.code == 1 and "No host has 96 CPU cores beside 2 GPUs: the most that one has is 64 CPU cores" in refused.err
+    assert (
+        refused.code == 1
+        and "No host has 96 CPU cores beside 2 GPUs: the most that one has is 64 CPU cores" in refused.err
+    )
     late = "job run --pool shared --gpus 1 --wanted-by 'tomorrow 00:00' --max-runtime 7d --dry-run -- true"
     assert "It is wanted by" in done(gpupool, late)
 
@@ -64,9 +91,14 @@ def test_each_member_of_a_gang_has_a_log(gpupool: Gpupool, sign_in: SignIn, serv
     gang = Workload.objects.get()
     for rank, name in enumerate(("alpha", "beta")):
         run = Run.objects.create(
-            workload=gang, attempt=1, rank=rank, host=served_world.hosts[name], generation=1, placed_at=served_world.now,
+            workload=gang,
+            attempt=1,
+            rank=rank,
+            host=served_world.hosts[name],
+            generation=1,
+            placed_at=served_world.now,
             state="ended",
-        )  # fmt: skip
+        )
         logs.append_log(run.public_id, 0, f"I am {rank}\n")
     Workload.objects.filter(pk=gang.pk).update(state="ended", outcome="finished", attempt=1)
     assert done(gpupool, "job logs gang") == "I am 0\n"

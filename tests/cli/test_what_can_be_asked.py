@@ -17,7 +17,9 @@ def done(gpupool: Gpupool, line: str) -> str:
     return answer.out
 
 
-def test_a_reservation_is_moved_extended_and_shortened(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
+def test_a_reservation_is_moved_extended_and_shortened(
+    gpupool: Gpupool, sign_in: SignIn, served_world: World
+) -> None:
     sign_in(served_world.vision.member)
     made = "reservation create --pool shared --gpus 2 --model H100-80GB --name review --start"
     done(gpupool, f"{made} 'tomorrow 09:00' --for 8h")
@@ -46,12 +48,18 @@ def test_a_recurring_reservation_is_made_and_given_up_as_one(
     assert gpupool(*shlex.split(f"{line} --every weekday")).code == 2
 
 
-def test_jobs_wait_for_others_and_come_as_arrays(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
+def test_jobs_wait_for_others_and_come_as_arrays(
+    gpupool: Gpupool, sign_in: SignIn, served_world: World
+) -> None:
     sign_in(served_world.vision.member)
     run = "job run --pool shared --gpus 1"
     done(gpupool, f"{run} --model {H100} --model A100-40GB --prefer rack=r1 --spread --name train -- true")
     train = Workload.objects.get()
-    assert train.models_wanted == [H100, "A100-40GB"] and train.labels_preferred == {"rack": "r1"} and train.spread
+    assert (
+        train.models_wanted == [H100, "A100-40GB"]
+        and train.labels_preferred == {"rack": "r1"}
+        and train.spread
+    )
     done(gpupool, f"{run} --after ok:train --wanted-by 'tomorrow 18:00' --name evaluate -- true")
     assert Workload.objects.get(name="evaluate").waits_for == [train.pk]
     assert "allowed: ok:ID" in gpupool(*shlex.split(f"{run} --after train -- true")).err
@@ -63,17 +71,24 @@ def test_jobs_wait_for_others_and_come_as_arrays(gpupool: Gpupool, sign_in: Sign
     done(gpupool, f"{run} --after not_ok:sweep --after any:train --name collect -- true")
     collect = Workload.objects.get(name="collect")
     assert (collect.waits_for, collect.waits_for_arrays) == ([train.pk], [JobArray.objects.get().pk])
-    assert "There is no notebook or job 'swoop'" in gpupool(*shlex.split(f"{run} --after ok:swoop -- true")).err
+    assert (
+        "There is no notebook or job 'swoop'" in gpupool(*shlex.split(f"{run} --after ok:swoop -- true")).err
+    )
     by_prefix = str(JobArray.objects.get().public_id)[:8]
     refused = gpupool("show", by_prefix)
-    assert refused.code == 4 and f"{by_prefix} is an array; its tasks: gpupool job list --array {by_prefix}" in refused.err
+    assert (
+        refused.code == 4
+        and f"{by_prefix} is an array; its tasks: gpupool job list --array {by_prefix}" in refused.err
+    )
     assert "10 tasks are cancelled" in done(gpupool, "job cancel-array sweep")
     ended = done(gpupool, "job list --array sweep")
     assert ended.count("cancelled") == 10 and "train" not in ended
     assert "There is no array 'swoop'" in gpupool("job", "list", "--array", "swoop").err
 
 
-def test_a_guarantee_is_asked_for_with_gpu_hours(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
+def test_a_guarantee_is_asked_for_with_gpu_hours(
+    gpupool: Gpupool, sign_in: SignIn, served_world: World
+) -> None:
     sign_in(served_world.vision.lead)
     asked = f"quota request --team vision --pool shared --model {H100} --guaranteed-gpus 8"
     assert "worth 500 GPU-hours a month" in done(gpupool, f"{asked} --gpu-hours 500 --period month")

@@ -32,10 +32,20 @@ SECOND = dt.timedelta(seconds=1)
 
 def job(world: World, units: int = 1, **also: Any) -> Workload:
     given: dict[str, Any] = {
-        "kind": "job", "type": "training", "name": "a job", "pool": world.shared, "project": world.vision.project,
-        "owner": world.vision.member, "units": units, "models_wanted": [H100], "max_runtime_seconds": 3600,
-        "preemptible": True, "command": "true", "now": world.now, **also,
-    }  # fmt: skip
+        "kind": "job",
+        "type": "training",
+        "name": "a job",
+        "pool": world.shared,
+        "project": world.vision.project,
+        "owner": world.vision.member,
+        "units": units,
+        "models_wanted": [H100],
+        "max_runtime_seconds": 3600,
+        "preemptible": True,
+        "command": "true",
+        "now": world.now,
+        **also,
+    }
     return services.queue_workload(**given)
 
 
@@ -54,9 +64,13 @@ def hold(world: World, workload: Workload, generation: int) -> Allocation:
         workload=workload, attempt=1, host=world.hosts["alpha"], generation=generation, placed_at=world.now
     )
     return Allocation.objects.create(
-        run=run, workload=workload, project=workload.project, unit=unit, slots=unit.slots,
+        run=run,
+        workload=workload,
+        project=workload.project,
+        unit=unit,
+        slots=unit.slots,
         period=DateTimeTZRange(world.now, None),
-    )  # fmt: skip
+    )
 
 
 def test_two_cannot_hold_one_slot_and_only_the_constraint_keeps_them_apart(world: World) -> None:
@@ -71,7 +85,9 @@ def test_two_cannot_hold_one_slot_and_only_the_constraint_keeps_them_apart(world
         transaction.set_rollback(True)
 
 
-def test_two_engines_with_one_epoch_start_nothing_twice(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_engines_with_one_epoch_start_nothing_twice(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Even if the fence failed, the checks under lock and the constraint would hold."""
     for _ in range(6):
         job(world, units=4)
@@ -100,7 +116,10 @@ def test_a_gang_of_which_one_gpu_was_taken_meanwhile_starts_nowhere(world: World
     assert len(applied.rejected) == 1
     gang.refresh_from_db()
     assert gang.state == "queued"
-    assert not Run.objects.filter(workload=gang).exists() and not Allocation.objects.filter(workload=gang).exists()
+    assert (
+        not Run.objects.filter(workload=gang).exists()
+        and not Allocation.objects.filter(workload=gang).exists()
+    )
 
 
 def test_a_plan_is_accepted_in_part(world: World) -> None:
@@ -109,7 +128,9 @@ def test_a_plan_is_accepted_in_part(world: World) -> None:
     services.cancel_workload(taken_meanwhile, now=world.now)
     applied = apply_plan(answer, taken, world.now)
     assert [p.workload for p in applied.accepted if isinstance(p, Placement)] == [fine.pk]
-    assert [r.item.workload for r in applied.rejected if isinstance(r.item, Placement)] == [taken_meanwhile.pk]
+    assert [r.item.workload for r in applied.rejected if isinstance(r.item, Placement)] == [
+        taken_meanwhile.pk
+    ]
 
 
 def test_a_placement_on_a_host_cordoned_meanwhile_is_refused_and_only_by_the_check_under_lock(
@@ -152,7 +173,9 @@ def test_a_plan_of_an_earlier_epoch_writes_nothing_and_only_because_of_the_fence
 
 
 def test_of_two_that_take_the_lead_at_once_one_gets_it(world: World) -> None:
-    answers = race([lambda name=f"engine {n}": leadership.acquire_or_renew(name, world.now) for n in range(4)])  # type: ignore[misc]
+    answers = race(
+        [lambda name=f"engine {n}": leadership.acquire_or_renew(name, world.now) for n in range(4)]
+    )  # type: ignore[misc]
     assert sorted(a is not None for a in answers) == [False, False, False, True]
 
 
@@ -162,10 +185,18 @@ def test_of_two_that_take_the_lead_at_once_one_gets_it(world: World) -> None:
 def all_of_the_h100s(world: World) -> Callable[[], Any]:
     def confirm() -> Any:
         return services.confirm_reservation(
-            owner=world.vision.lead, project=world.vision.project, pool=world.shared, name="all of it", units=8, hosts=2,
-            models_wanted=[H100], start=world.now + 24 * HOUR, end=world.now + 32 * HOUR, may_exceed_guarantee=True,
+            owner=world.vision.lead,
+            project=world.vision.project,
+            pool=world.shared,
+            name="all of it",
+            units=8,
+            hosts=2,
+            models_wanted=[H100],
+            start=world.now + 24 * HOUR,
+            end=world.now + 32 * HOUR,
+            may_exceed_guarantee=True,
             now=world.now,
-        )  # fmt: skip
+        )
 
     return confirm
 
@@ -202,9 +233,13 @@ def test_guarantees_never_exceed_the_pool_and_only_the_pools_lock_sees_to_it(
     def raise_to_nine(team: Any) -> Callable[[], bool]:
         def change() -> bool:
             return services.change_quota(
-                team=team, pool=world.shared, model=H100, guaranteed_slots=9 * SLOTS_PER_GPU, borrow_limit_slots=None,
+                team=team,
+                pool=world.shared,
+                model=H100,
+                guaranteed_slots=9 * SLOTS_PER_GPU,
+                borrow_limit_slots=None,
                 now=world.now,
-            )  # fmt: skip
+            )
 
         return change
 
@@ -229,7 +264,9 @@ def test_of_many_that_change_one_state_exactly_one_does(world: World) -> None:
 
     def end() -> bool:
         mine = Workload.objects.get(pk=workload.pk)
-        return change_state(mine, "state", old=WorkloadState.QUEUED, new=WorkloadState.ENDED, outcome="cancelled")
+        return change_state(
+            mine, "state", old=WorkloadState.QUEUED, new=WorkloadState.ENDED, outcome="cancelled"
+        )
 
     assert sorted(race([end] * 6)) == [False] * 5 + [True]  # type: ignore[type-var]
     with pytest.raises(IllegalTransition):
@@ -240,8 +277,9 @@ def test_a_cancel_and_a_start_at_once_leave_no_unit_behind(world: World) -> None
     for _ in range(5):
         workload = job(world)
         both: list[Callable[[], Any]] = [
-            partial(services.cancel_workload, workload, now=world.now), partial(engine.run_cycle, "e", world.now)
-        ]  # fmt: skip
+            partial(services.cancel_workload, workload, now=world.now),
+            partial(engine.run_cycle, "e", world.now),
+        ]
         race(both)
         workload.refresh_from_db()
         assert workload.state in ("ended", "stopping")
@@ -292,7 +330,10 @@ def test_no_stranger_gets_bound_slots_and_only_the_trigger_sees_to_it(world: Wor
     unit = units_of(world.hosts["alpha"])[0]
     stranger = job(world, project=world.language.project, owner=world.language.member)
     BoundUnit.objects.create(
-        reservation=reservation, unit=unit, slots=unit.slots, period=DateTimeTZRange(world.now, world.now + HOUR)
+        reservation=reservation,
+        unit=unit,
+        slots=unit.slots,
+        period=DateTimeTZRange(world.now, world.now + HOUR),
     )
     with pytest.raises(IntegrityError, match="bound to another reservation"), transaction.atomic():
         hold(world, stranger, 1)

@@ -43,9 +43,16 @@ def meet_after(monkeypatch: pytest.MonkeyPatch, name: str, patience: float) -> N
 
 def all_of_it(world: World) -> dict[str, Any]:
     return {
-        "owner": world.vision.lead, "project": world.vision.project, "pool": world.shared, "name": "all of it", "units": 8,
-        "hosts": 2, "models_wanted": [H100], "may_exceed_guarantee": True, "now": world.now,
-    }  # fmt: skip
+        "owner": world.vision.lead,
+        "project": world.vision.project,
+        "pool": world.shared,
+        "name": "all of it",
+        "units": 8,
+        "hosts": 2,
+        "models_wanted": [H100],
+        "may_exceed_guarantee": True,
+        "now": world.now,
+    }
 
 
 def test_recurring_windows_are_promised_once_and_only_the_pools_lock_sees_to_it(
@@ -98,9 +105,19 @@ def test_a_window_is_changed_into_free_time_once_and_only_the_pools_lock_sees_to
 
 def test_however_many_let_tasks_in_no_more_than_its_limit_are(world: World) -> None:
     services.queue_array(
-        indices=range(40), words="0-39", most_at_once=4, kind="job", type="training", name="sweep", pool=world.shared,
-        project=world.vision.project, owner=world.vision.lead, units=1, max_runtime_seconds=600, now=world.now,
-    )  # fmt: skip
+        indices=range(40),
+        words="0-39",
+        most_at_once=4,
+        kind="job",
+        type="training",
+        name="sweep",
+        pool=world.shared,
+        project=world.vision.project,
+        owner=world.vision.lead,
+        units=1,
+        max_runtime_seconds=600,
+        now=world.now,
+    )
     tasks = JobArray.objects.get().tasks
     for _ in range(5):
         for task in tasks.filter(held_back=False, state="queued").order_by("array_index")[:3]:
@@ -117,9 +134,19 @@ def test_no_more_waits_than_may_however_many_submit_at_once_and_only_the_lock_se
 
     def array_of(owner: User) -> Callable[[], Any]:
         return lambda: services.queue_array(
-            indices=range(30), words="0-29", most_at_once=None, kind="job", type="training", name="sweep", pool=world.shared,
-            project=world.vision.project, owner=owner, units=1, max_runtime_seconds=600, now=world.now,
-        )  # fmt: skip
+            indices=range(30),
+            words="0-29",
+            most_at_once=None,
+            kind="job",
+            type="training",
+            name="sweep",
+            pool=world.shared,
+            project=world.vision.project,
+            owner=owner,
+            units=1,
+            max_runtime_seconds=600,
+            now=world.now,
+        )
 
     def count_then_meet(patience: float) -> None:
         meeting = Meeting(2, patience)
@@ -159,9 +186,16 @@ def test_who_submits_does_not_wait_for_the_engine(world: World) -> None:
         with connection.cursor() as cursor:
             cursor.execute("SET lock_timeout = '2s'")
         return services.queue_workload(
-            kind="job", type="training", name="a job", pool=world.shared, project=world.vision.project,
-            owner=world.vision.member, units=1, max_runtime_seconds=600, now=world.now,
-        )  # fmt: skip
+            kind="job",
+            type="training",
+            name="a job",
+            pool=world.shared,
+            project=world.vision.project,
+            owner=world.vision.member,
+            units=1,
+            max_runtime_seconds=600,
+            now=world.now,
+        )
 
     with transaction.atomic():
         locks.leader()
@@ -176,9 +210,17 @@ def test_once_a_budget_is_closed_nothing_starts_and_only_the_leaders_lock_sees_t
 ) -> None:
     """The plan has been checked against the gates, and is not committed yet, when somebody closes one."""
     made = services.queue_workload(
-        kind="job", type="training", name="a job", pool=world.shared, project=world.vision.project,
-        owner=world.vision.member, units=1, models_wanted=[H100], max_runtime_seconds=600, now=world.now,
-    )  # fmt: skip
+        kind="job",
+        type="training",
+        name="a job",
+        pool=world.shared,
+        project=world.vision.project,
+        owner=world.vision.member,
+        units=1,
+        models_wanted=[H100],
+        max_runtime_seconds=600,
+        now=world.now,
+    )
     meeting, real = Meeting(2, GUARDED if guarded else UNGUARDED), plan_checks.PlanChecks.placement_problem
     closed = threading.Event()
     if not guarded:
@@ -202,4 +244,6 @@ def test_once_a_budget_is_closed_nothing_starts_and_only_the_leaders_lock_sees_t
 
     _, then = race([lambda: engine.run_cycle("test", world.now), close])
     assert Workload.objects.get(pk=made.pk).state == "placed"
-    assert then == ("placed" if guarded else "queued"), "without the lock it starts after the budget was closed"
+    assert then == ("placed" if guarded else "queued"), (
+        "without the lock it starts after the budget was closed"
+    )

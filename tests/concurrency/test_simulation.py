@@ -47,7 +47,9 @@ def test_whatever_goes_wrong_nothing_is_held_twice_lost_or_left() -> None:
 
 
 def test_a_seed_is_lived_through_again_exactly() -> None:
-    first, again = (run_simulation(2, lambda course: course.timeline.now > 40.0) for _ in range(2))  # most of its troubles
+    first, again = (
+        run_simulation(2, lambda course: course.timeline.now > 40.0) for _ in range(2)
+    )  # most of its troubles
     assert first.story == again.story
     assert (first.digest, first.steps) == (again.digest, again.steps)
     begun = [run_simulation(seed, lambda course: course.timeline.now > 5.0).digest for seed in (2, 3)]

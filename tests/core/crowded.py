@@ -39,7 +39,15 @@ def crowded(seed: int, now: int, hosts: int = 5, waiting: int = 15) -> Snapshot:
     )
     pool = PoolInfo(1, "crowded", PoolKind.DYNAMIC, None, policy)
     rows = [
-        HostInfo(h, f"h{h}", 1, frozenset({("rack", f"r{h % 2}")}), dice.choice((0, 64_000)), 0, dice.random() > 0.05)
+        HostInfo(
+            h,
+            f"h{h}",
+            1,
+            frozenset({("rack", f"r{h % 2}")}),
+            dice.choice((0, 64_000)),
+            0,
+            dice.random() > 0.05,
+        )
         for h in range(1, hosts + 1)
     ]
     units: list[UnitInfo] = []
@@ -51,7 +59,9 @@ def crowded(seed: int, now: int, hosts: int = 5, waiting: int = 15) -> Snapshot:
                 unit = host.id * 1000 + gpu * 10 + part
                 group = gpu // 4 if not cut else None
                 size = SLOTS_PER_GPU // PARTS[cut]
-                units.append(UnitInfo(unit, host.id, host.id * 100 + gpu, model, cut, size, 80_000, 90, group))
+                units.append(
+                    UnitInfo(unit, host.id, host.id * 100 + gpu, model, cut, size, 80_000, 90, group)
+                )
     shares = random.Random(-seed)  # dice of their own, so that the rest is as it was without
     rows = [replace(host, homes=shares.choice((None, 1, 2))) for host in rows]
     dice.shuffle(units)
@@ -64,7 +74,9 @@ def crowded(seed: int, now: int, hosts: int = 5, waiting: int = 15) -> Snapshot:
         bound = tuple(free[:4]) if start < 0 and free else ()
         busy |= set(bound)
         ask = Ask(dice.choice((1, 2, 4, 8)), dice.choice((1, 1, 2)))
-        reservations.append(ReservationInfo(number + 1, dice.randint(1, 4), 1, 1, ask, start, start + 6 * HOUR, bound))
+        reservations.append(
+            ReservationInfo(number + 1, dice.randint(1, 4), 1, 1, ask, start, start + 6 * HOUR, bound)
+        )
     quotas = []
     for model in ("A100", "H100"):
         left = sum(u.slots for u in units if u.model == model)
@@ -72,7 +84,11 @@ def crowded(seed: int, now: int, hosts: int = 5, waiting: int = 15) -> Snapshot:
             guaranteed = min(left, dice.choice((0, 2, 4, 8, 16)) * SLOTS_PER_GPU)
             left -= guaranteed
             quotas.append(QuotaInfo(team, 1, model, guaranteed, dice.choice((None, None, 4 * SLOTS_PER_GPU))))
-    closing = [MaintenanceInfo(dice.randint(1, hosts), now + 2 * HOUR, now + 4 * HOUR)] if dice.random() < 0.2 else []
+    closing = (
+        [MaintenanceInfo(dice.randint(1, hosts), now + 2 * HOUR, now + 4 * HOUR)]
+        if dice.random() < 0.2
+        else []
+    )
     return Snapshot(
         epoch=seed,
         pools=(pool,),
@@ -81,7 +97,9 @@ def crowded(seed: int, now: int, hosts: int = 5, waiting: int = 15) -> Snapshot:
         teams=tuple(TeamInfo(t, f"t{t}", t) for t in (1, 2, 3, 4)),
         quotas=tuple(quotas),
         decayed_use=tuple(DecayedUseInfo(t, 1, float(dice.randint(0, 10**9))) for t in (1, 2, 3, 4)),
-        queued=tuple(_sent_on(shares, _queued(dice, number, now), hosts, now) for number in range(1, waiting + 1)),
+        queued=tuple(
+            _sent_on(shares, _queued(dice, number, now), hosts, now) for number in range(1, waiting + 1)
+        ),
         running=tuple(running),
         reservations=tuple(reservations),
         maintenance=tuple(closing),

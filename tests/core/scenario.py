@@ -90,7 +90,9 @@ class Scenario:
             pools=(pool,),
             hosts=tuple(hosts),
             units=tuple(units),
-            teams=tuple(TeamInfo(self.teams[name], name, row.get("weight", 1)) for name, row in teams.items()),
+            teams=tuple(
+                TeamInfo(self.teams[name], name, row.get("weight", 1)) for name, row in teams.items()
+            ),
             quotas=tuple(q for name, row in teams.items() for q in self._quotas(name, row, models)),
             decayed_use=tuple(
                 DecayedUseInfo(self.teams[name], 1, row.get("used", 0) * 3600.0 * SLOTS_PER_GPU)
@@ -98,7 +100,9 @@ class Scenario:
             ),
             queued=tuple(self._queued(int(key), row) for key, row in data.pop("queued", {}).items()),
             running=tuple(self._running(int(key), row) for key, row in data.pop("running", {}).items()),
-            reservations=tuple(self._reservation(int(key), row) for key, row in data.pop("reservations", {}).items()),
+            reservations=tuple(
+                self._reservation(int(key), row) for key, row in data.pop("reservations", {}).items()
+            ),
             maintenance=tuple(
                 MaintenanceInfo(next(h.id for h in hosts if h.name == name), at(row["start"]), at(row["end"]))
                 for name, row in data.pop("maintenance", {}).items()
@@ -155,8 +159,15 @@ class Scenario:
         used_up = None if until is None else at(until)
         return [
             QuotaInfo(
-                self.teams[name], 1, model, n * SLOTS_PER_GPU if used_up is None else 0, slots, used_up, hours,
-                guaranteed_again=n * SLOTS_PER_GPU, borrow_limit_again=slots,
+                self.teams[name],
+                1,
+                model,
+                n * SLOTS_PER_GPU if used_up is None else 0,
+                slots,
+                used_up,
+                hours,
+                guaranteed_again=n * SLOTS_PER_GPU,
+                borrow_limit_again=slots,
             )
             for model, n in guaranteed.items()
         ]
@@ -282,7 +293,9 @@ class Scenario:
                 }
                 for r in planned.refusals
             },
-            "unbound": {str(u.reservation): {"code": str(u.code), "numbers": dict(u.numbers)} for u in planned.unbound},
+            "unbound": {
+                str(u.reservation): {"code": str(u.code), "numbers": dict(u.numbers)} for u in planned.unbound
+            },
             "bound": {str(b.reservation): {"on": self._names(b.units)} for b in planned.bindings},
         }
         return {part: _only(said[part], self.expected.get(part, {})) for part in said}

@@ -40,7 +40,9 @@ def carried_out(snapshot: Snapshot, planned: Plan, now: int) -> Snapshot:
         for r in snapshot.running
     ]
     reservations = tuple(replace(r, units=bound[r.id]) if r.id in bound else r for r in snapshot.reservations)
-    return replace(snapshot, queued=tuple(waiting.values()), running=(*running, *started), reservations=reservations)
+    return replace(
+        snapshot, queued=tuple(waiting.values()), running=(*running, *started), reservations=reservations
+    )
 
 
 def _started(queued: QueuedWorkload, units: tuple[int, ...], until: int, now: int) -> RunningWorkload:
@@ -78,14 +80,36 @@ def story(seed: int, now: int, moments: int, planned: bool = True) -> Iterator[t
 
 
 def _something_happens(dice: random.Random, snapshot: Snapshot, now: int, fresh: Iterator[int]) -> Snapshot:
-    what = dice.choice(("ends", "ends", "arrives", "arrives", "arrives", "saves", "host", "unit", "use", "quota", "cancel",
-                        "reserve", "over", "maintenance", "policy", "weight", "gate", "grows"))  # fmt: skip
+    what = dice.choice(
+        (
+            "ends",
+            "ends",
+            "arrives",
+            "arrives",
+            "arrives",
+            "saves",
+            "host",
+            "unit",
+            "use",
+            "quota",
+            "cancel",
+            "reserve",
+            "over",
+            "maintenance",
+            "policy",
+            "weight",
+            "gate",
+            "grows",
+        )
+    )
     running, queued = list(snapshot.running), list(snapshot.queued)
     if what == "ends" and running:
         gone = running.pop(dice.randrange(len(running)))
         kept = gone.evicted_for_workload
         queued = [
-            replace(q, earmarked_units=tuple(sorted({*q.earmarked_units, *gone.units}))) if q.id == kept else q
+            replace(q, earmarked_units=tuple(sorted({*q.earmarked_units, *gone.units})))
+            if q.id == kept
+            else q
             for q in queued
         ]
     elif what == "arrives":
@@ -116,14 +140,19 @@ def _something_happens(dice: random.Random, snapshot: Snapshot, now: int, fresh:
         )
         return replace(snapshot, hosts=(*snapshot.hosts, host), units=(*snapshot.units, *units))
     elif what == "use":
-        use = tuple(DecayedUseInfo(u.team, u.pool, u.slot_seconds * dice.random()) for u in snapshot.decayed_use)
+        use = tuple(
+            DecayedUseInfo(u.team, u.pool, u.slot_seconds * dice.random()) for u in snapshot.decayed_use
+        )
         return replace(snapshot, decayed_use=use)
     elif what == "quota" and snapshot.quotas:
         at = dice.randrange(len(snapshot.quotas))
         less = replace(snapshot.quotas[at], guaranteed=snapshot.quotas[at].guaranteed // 2)
         return replace(snapshot, quotas=(*snapshot.quotas[:at], less, *snapshot.quotas[at + 1 :]))
     elif what == "reserve":
-        ask, start = replace(dice.choice(crowded(1, now).queued).ask, profile=""), now + dice.choice((0, 60, HOUR))
+        ask, start = (
+            replace(dice.choice(crowded(1, now).queued).ask, profile=""),
+            now + dice.choice((0, 60, HOUR)),
+        )
         new = ReservationInfo(next(fresh), dice.randint(1, 4), 1, 1, ask, start, start + 2 * HOUR)
         return replace(snapshot, reservations=(*snapshot.reservations, new))
     elif what == "over" and snapshot.reservations:

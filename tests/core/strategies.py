@@ -71,7 +71,9 @@ class Chooser:
 def snapshots(draw: st.DrawFn) -> Snapshot:
     """One or two pools with everything in them, at ``NOW``."""
     choose = Chooser(draw)
-    whole = Snapshot(epoch=choose.between(1, 9), teams=tuple(TeamInfo(t, f"team-{t}", choose.between(1, 3)) for t in TEAMS))
+    whole = Snapshot(
+        epoch=choose.between(1, 9), teams=tuple(TeamInfo(t, f"team-{t}", choose.between(1, 3)) for t in TEAMS)
+    )
     for pool in range(1, choose.one_of(1, 1, 2) + 1):
         whole = PoolMaker(choose, pool).added_to(whole)
     if choose.rarely(30):  # waits in a pool that is gone
@@ -313,7 +315,9 @@ class PoolMaker:
                 continue
             workload, reservation = None, None
             if choose.rarely(2):
-                workload = choose.of([*(q.id for q in self.queued if q.reservation == running.reservation), 88_888])
+                workload = choose.of(
+                    [*(q.id for q in self.queued if q.reservation == running.reservation), 88_888]
+                )
             elif self.reservations and choose.rarely(2):
                 reservation = choose.of(self.reservations).id
             self.running[number] = replace(
@@ -382,7 +386,11 @@ class PoolMaker:
             left = sum(u.slots for u in self.units if u.model == model)
             for team in TEAMS:
                 held = sum(
-                    size[u].slots for r in self.running if r.team == team for u in r.units if size[u].model == model
+                    size[u].slots
+                    for r in self.running
+                    if r.team == team
+                    for u in r.units
+                    if size[u].model == model
                 )
                 whole = -(-held // SLOTS_PER_GPU) + choose.one_of(0, 1, 4, -2, 8, -8)
                 guaranteed = min(left, max(0, whole) * SLOTS_PER_GPU)
@@ -391,7 +399,9 @@ class PoolMaker:
                 left -= guaranteed
                 limit = choose.one_of(None, None, None, 0, 2 * SLOTS_PER_GPU)
                 if choose.rarely(12):  # its GPU-hours of the period are used up
-                    found.append(QuotaInfo(team, self.pool, model, 0, choose.one_of(limit, 0), NOW + HOUR, 500))
+                    found.append(
+                        QuotaInfo(team, self.pool, model, 0, choose.one_of(limit, 0), NOW + HOUR, 500)
+                    )
                 else:
                     found.append(QuotaInfo(team, self.pool, model, guaranteed, limit))
         return found

@@ -39,7 +39,9 @@ def pool(**rows: tuple[object, ...]) -> Snapshot:
         1,
         pools=(PoolInfo(1, "pool", PoolKind.DYNAMIC, None, PoolPolicy(half_life_seconds=0)),),
         hosts=tuple(HostInfo(h, f"h{h}", 1) for h in range(1, HOSTS + 1)),
-        units=tuple(UnitInfo(h * 10 + g, h, h * 10 + g, "H100") for h in range(1, HOSTS + 1) for g in range(GPUS)),
+        units=tuple(
+            UnitInfo(h * 10 + g, h, h * 10 + g, "H100") for h in range(1, HOSTS + 1) for g in range(GPUS)
+        ),
         teams=(TeamInfo(1, "red"), TeamInfo(2, "blue")),
         quotas=(QuotaInfo(1, 1, "H100", 0), QuotaInfo(2, 1, "H100", 0)),
         **rows,  # type: ignore[arg-type]
@@ -51,12 +53,16 @@ def wanted(dice: random.Random, workload: int, submitted: int) -> QueuedWorkload
     ask = Ask(dice.choice((1, 1, 2, 3, 4)), dice.choice((1, 1, 1, 2, 3)))
     seconds = dice.randint(10, 60) * MINUTE
     limit = round(seconds * dice.uniform(1, 3))
-    return QueuedWorkload(workload, dice.randint(1, 2), 1, workload, 1, ask, submitted, limit, seconds, preemptible=True)
+    return QueuedWorkload(
+        workload, dice.randint(1, 2), 1, workload, 1, ask, submitted, limit, seconds, preemptible=True
+    )
 
 
 def at_work(queued: QueuedWorkload, units: tuple[int, ...], now: int) -> RunningWorkload:
     until, predicted = now + queued.max_runtime_seconds, now + queued.predicted_seconds
-    return RunningWorkload(queued.id, queued.team, 1, queued.user, 1, units, now, until, predicted, preemptible=True)
+    return RunningWorkload(
+        queued.id, queued.team, 1, queued.user, 1, units, now, until, predicted, preemptible=True
+    )
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -66,14 +72,17 @@ def test_what_is_started_leaves_the_expected_start_of_who_units_are_held_for(see
     busy = plan(pool(queued=tuple(wanted(dice, n, NOW - 5000) for n in range(1, 9))), NOW - 3000)
     asked = {q.id: q for q in (wanted(dice, n, NOW - dice.randint(0, 4000)) for n in range(101, 121))}
     running = tuple(
-        at_work(wanted(dice, p.workload, NOW - 5000), p.units, NOW - dice.randint(0, 1200)) for p in busy.placements
+        at_work(wanted(dice, p.workload, NOW - 5000), p.units, NOW - dice.randint(0, 1200))
+        for p in busy.placements
     )
     before = pool(queued=tuple(asked.values()), running=running)
     first = plan(before, NOW)
     started = tuple(at_work(asked[p.workload], p.units, NOW) for p in first.placements)
     left = tuple(q for q in asked.values() if q.id not in {p.workload for p in first.placements})
     second = plan(replace(before, queued=left, running=running + started), NOW)
-    again = {p.workload: NOW for p in second.placements} | {r.workload: r.expected_start for r in second.refusals}
+    again = {p.workload: NOW for p in second.placements} | {
+        r.workload: r.expected_start for r in second.refusals
+    }
     for refusal in first.refusals:
         if refusal.held_units:
             assert refusal.expected_start is not None
@@ -115,28 +124,47 @@ def test_when_predictions_are_right_the_first_in_line_starts_when_it_was_told(se
 def in_use_until(ends: dict[int, int]) -> tuple[RunningWorkload, ...]:
     """All GPUs of these hosts are in use until then."""
     return tuple(
-        RunningWorkload(900 + h, 1, 1, 1, 1, tuple(h * 10 + g for g in range(GPUS)), NOW - MINUTE, end, end, preemptible=True)
+        RunningWorkload(
+            900 + h,
+            1,
+            1,
+            1,
+            1,
+            tuple(h * 10 + g for g in range(GPUS)),
+            NOW - MINUTE,
+            end,
+            end,
+            preemptible=True,
+        )
         for h, end in ends.items()
     )
 
 
 @pytest.mark.parametrize(("hours", "places"), [(1, 2), (120, 1)])
-def test_units_are_set_aside_for_two_while_little_waits_and_for_one_where_much_does(hours: int, places: int) -> None:
+def test_units_are_set_aside_for_two_while_little_waits_and_for_one_where_much_does(
+    hours: int, places: int
+) -> None:
     running = in_use_until({h: NOW + h * 60 * MINUTE for h in range(1, HOSTS + 1)})
     seconds = hours * 60 * MINUTE
     queued = tuple(
-        QueuedWorkload(n, 1, 1, n, 1, Ask(GPUS), NOW - 100 + n, seconds, seconds, preemptible=True) for n in range(1, 5)
+        QueuedWorkload(n, 1, 1, n, 1, Ask(GPUS), NOW - 100 + n, seconds, seconds, preemptible=True)
+        for n in range(1, 5)
     )
     refusals = plan(pool(queued=queued, running=running), NOW).refusals
     assert [bool(r.held_units) for r in refusals] == [n <= places for n in range(1, 5)]
     quiet = plan(pool(queued=queued, running=running), NOW, explain=False).refusals
-    assert {r.workload: r.held_units for r in quiet} == {r.workload: r.held_units for r in refusals if r.held_units}
+    assert {r.workload: r.held_units for r in quiet} == {
+        r.workload: r.held_units for r in refusals if r.held_units
+    }
 
 
 def test_what_can_never_start_does_not_make_the_queue_a_long_one() -> None:
     """Nobody waits longer because somebody asks for what there is not."""
     running = in_use_until({h: NOW + h * 60 * MINUTE for h in range(1, HOSTS + 1)})
-    queued = tuple(QueuedWorkload(n, 1, 1, n, 1, Ask(GPUS), NOW - 100 + n, 3600, 3600, preemptible=True) for n in (1, 2, 3))
+    queued = tuple(
+        QueuedWorkload(n, 1, 1, n, 1, Ask(GPUS), NOW - 100 + n, 3600, 3600, preemptible=True)
+        for n in (1, 2, 3)
+    )
     never = QueuedWorkload(9, 1, 1, 9, 1, Ask(GPUS, hosts=1000), NOW - 200, 86_400, 86_400, preemptible=True)
     for rows in (queued, (*queued, never)):
         refusals = plan(pool(queued=rows, running=running), NOW).refusals
@@ -155,7 +183,16 @@ def test_units_of_each_model_are_set_aside_for_the_first_that_wait_for_it(ahead:
         quotas=(*snapshot.quotas, QuotaInfo(1, 1, "A100", 0), QuotaInfo(2, 1, "A100", 0)),
         queued=tuple(
             QueuedWorkload(
-                n, 1, 1, n, 1, Ask(GPUS, models=(model,)), NOW - 100 + n, 7200 * MINUTE, 7200 * MINUTE, preemptible=True
+                n,
+                1,
+                1,
+                n,
+                1,
+                Ask(GPUS, models=(model,)),
+                NOW - 100 + n,
+                7200 * MINUTE,
+                7200 * MINUTE,
+                preemptible=True,
             )
             for n, model in enumerate((*["H100"] * ahead, "A100"), 1)
         ),

@@ -30,7 +30,9 @@ def test_a_wrong_number_of_examples_is_refused(argument: str, capsys: pytest.Cap
 
 def test_a_plan_that_depends_on_the_order_of_rows_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     def careless(snapshot: Snapshot, now: int) -> Plan:
-        return replace(plan(snapshot, now), placements=plan(snapshot, now).placements[: snapshot.queued[0].id % 2])
+        return replace(
+            plan(snapshot, now), placements=plan(snapshot, now).placements[: snapshot.queued[0].id % 2]
+        )
 
     monkeypatch.setattr(bench, "plan", careless)
     examples = (crowded(seed, NOW) for seed in range(3, 20))
@@ -45,7 +47,9 @@ def test_an_example_is_reduced_to_the_rows_that_it_takes(monkeypatch: pytest.Mon
         planned = plan(snapshot, now)
         last = max((q.id for q in snapshot.queued), default=0)
         kept: Any = tuple(r for r in planned.refusals if r.workload != last)
-        return replace(planned, refusals=kept, placements=tuple(p for p in planned.placements if p.workload != last))
+        return replace(
+            planned, refusals=kept, placements=tuple(p for p in planned.placements if p.workload != last)
+        )
 
     monkeypatch.setattr(bench, "plan", forgetful)
     small = bench.reduced(crowded(3, NOW), "every waiting workload gets exactly one answer", NOW, 1)

@@ -28,7 +28,12 @@ def text_of(snapshot: Snapshot, planned: Plan) -> str:
 def shuffled(snapshot: Snapshot, seed: int) -> Snapshot:
     dice = random.Random(seed)
     return replace(
-        snapshot, **{name: tuple(dice.sample(rows, len(rows))) for name in SNAPSHOT_TABLES for rows in [getattr(snapshot, name)]}
+        snapshot,
+        **{
+            name: tuple(dice.sample(rows, len(rows)))
+            for name in SNAPSHOT_TABLES
+            for rows in [getattr(snapshot, name)]
+        },
     )
 
 
@@ -58,7 +63,10 @@ def test_a_file_says_its_own_columns_so_that_an_older_one_is_still_read() -> Non
         ("[]", "format: 'list'; allowed: 1"),
         ('{"format":7}', "format: 7; allowed: 1"),
         ('{"format":1,"now":5,"plan_sha256":""}', "snapshot"),
-        ('{"format":1,"now":5,"plan_sha256":"","snapshot":{"epoch":1,"moons":{"fields":[],"rows":[]}}}', "moons"),
+        (
+            '{"format":1,"now":5,"plan_sha256":"","snapshot":{"epoch":1,"moons":{"fields":[],"rows":[]}}}',
+            "moons",
+        ),
         (
             '{"format":1,"now":5,"plan_sha256":"","snapshot":{"epoch":1,"teams":{"fields":["id","moon"],"rows":[[1,2]]}}}',
             "Team has no moon here",

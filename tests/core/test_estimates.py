@@ -19,7 +19,9 @@ HOUR = 3600
 
 
 def test_what_a_demo_simulated_is_counted_apart() -> None:
-    told = [EstimateOutcome(600, None, 1200, started=True, simulated=True)] * 3 + [EstimateOutcome(600, None, 600, started=True)]
+    told = [EstimateOutcome(600, None, 1200, started=True, simulated=True)] * 3 + [
+        EstimateOutcome(600, None, 600, started=True)
+    ]
     assert (estimate_accuracy(told).counted, estimate_accuracy(told).simulated) == (4, 3)
 
 
@@ -73,7 +75,9 @@ def test_what_was_told_and_what_came_of_it_makes_the_record() -> None:
             EstimateOutcome(600, 1200, 900, started=True),  # 5 min late, in its range
             EstimateOutcome(600, 1200, 3000, started=True),  # 40 min late, later than its range
             EstimateOutcome(600, None, 600, started=True),  # told without a range
-            EstimateOutcome(600, 1200, 700, started=False),  # left, or waits: over its time, its range is open
+            EstimateOutcome(
+                600, 1200, 700, started=False
+            ),  # left, or waits: over its time, its range is open
             EstimateOutcome(600, 1200, 5000, started=False),  # out of its range whatever comes
             EstimateOutcome(600, 1200, 100, started=False),  # left before its time: proves nothing
         ]
@@ -95,5 +99,10 @@ def test_waits_told_about_as_long_are_wrong_alike() -> None:
     assert ratios_of_similar_waits([*short, *long], 1200) == [5.0] * MIN_OUTCOMES
     assert ratios_of_similar_waits([*short, *long], 200) == [5.0] * MIN_OUTCOMES
     assert ratios_of_similar_waits([*short, *long], 60 * HOUR) == [1.1] * MIN_OUTCOMES
-    assert ratios_of_similar_waits([*short, *long], 3 * HOUR) == [5.0] * MIN_OUTCOMES + [1.1] * MIN_OUTCOMES  # nobody was told that
-    assert ratios_of_similar_waits([*short[:-1], *long], 1200) == [5.0] * (MIN_OUTCOMES - 1) + [1.1] * MIN_OUTCOMES  # too few
+    assert (
+        ratios_of_similar_waits([*short, *long], 3 * HOUR) == [5.0] * MIN_OUTCOMES + [1.1] * MIN_OUTCOMES
+    )  # nobody was told that
+    assert (
+        ratios_of_similar_waits([*short[:-1], *long], 1200)
+        == [5.0] * (MIN_OUTCOMES - 1) + [1.1] * MIN_OUTCOMES
+    )  # too few

@@ -32,7 +32,11 @@ def pool_in_use(seed: int) -> Snapshot:
     enough, to be moved to the front. All run times are known, and the team is guaranteed just the whole pool."""
     dice = random.Random(seed)
     hosts = tuple(HostInfo(h, f"host-{h}", 1) for h in range(1, dice.choice((3, 4)) + 1))
-    units = tuple(UnitInfo(h.id * 10 + g, h.id, h.id * 10 + g, "H100", memory_mib=80_000) for h in hosts for g in range(8))
+    units = tuple(
+        UnitInfo(h.id * 10 + g, h.id, h.id * 10 + g, "H100", memory_mib=80_000)
+        for h in hosts
+        for g in range(8)
+    )
     running, free = [], {h.id: [u.id for u in units if u.host == h.id] for h in hosts}
     while sum(map(len, free.values())) > len(units) // 3:
         host = dice.choice([h for h, left in free.items() if left])
@@ -44,7 +48,9 @@ def pool_in_use(seed: int) -> Snapshot:
     for number in range(1, 11):
         seconds = dice.choice((600, HOUR, 3 * HOUR, 6 * HOUR))
         ask = Ask(*dice.choice(((1, 1), (2, 1), (4, 1), (8, 1), (8, 1), (4, 2), (2, 3))))
-        queued.append(QueuedWorkload(number, 1, 1, 1, 1, ask, NOW - dice.randint(0, 3 * HOUR), seconds, seconds))
+        queued.append(
+            QueuedWorkload(number, 1, 1, 1, 1, ask, NOW - dice.randint(0, 3 * HOUR), seconds, seconds)
+        )
     quota = QuotaInfo(1, 1, "H100", len(units) * SLOTS_PER_GPU)
     return Snapshot(
         1,

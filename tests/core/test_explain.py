@@ -31,7 +31,12 @@ from scheduler.core.promises.reservation_windows import WINDOW_VALID_SECONDS, ch
 from scheduler.core.queue.turn import TurnCriterion
 from scheduler.core.reasons import ReasonCode
 from scheduler.core.what_if import alternatives
-from scheduler.core.what_if.alternatives import AllowedChanges, ChangedField, earlier_alternatives, reservable_windows
+from scheduler.core.what_if.alternatives import (
+    AllowedChanges,
+    ChangedField,
+    earlier_alternatives,
+    reservable_windows,
+)
 from scheduler.core.what_if.comparison import ComparisonBasis, compare_workloads, turns_in_pool
 from scheduler.core.what_if.drain import drain_effect
 from scheduler.core.what_if.fairness import fairness_table
@@ -46,11 +51,20 @@ def two_models(**rows: Any) -> Snapshot:
         epoch=1,
         pools=(PoolInfo(1, "pool", PoolKind.DYNAMIC, None, PoolPolicy()),),
         hosts=(HostRow(1, "h1", 1), HostRow(2, "h2", 1)),
-        units=(*(UnitInfo(10 + g, 1, 10 + g, "H100") for g in range(8)), *(UnitInfo(20 + g, 2, 20 + g, "A100") for g in range(4))),
+        units=(
+            *(UnitInfo(10 + g, 1, 10 + g, "H100") for g in range(8)),
+            *(UnitInfo(20 + g, 2, 20 + g, "A100") for g in range(4)),
+        ),
         teams=(TeamInfo(1, "red", 3), TeamInfo(2, "blue")),
-        quotas=(QuotaInfo(1, 1, "H100", 8 * GPU), QuotaInfo(1, 1, "A100", 4 * GPU), QuotaInfo(2, 1, "H100", 0)),
-        running=(RunningWorkload(50, 1, 1, 1, 1, tuple(range(10, 16)), NOW - HOUR, NOW + 5 * HOUR, NOW + 5 * HOUR),),
-    )  # fmt: skip
+        quotas=(
+            QuotaInfo(1, 1, "H100", 8 * GPU),
+            QuotaInfo(1, 1, "A100", 4 * GPU),
+            QuotaInfo(2, 1, "H100", 0),
+        ),
+        running=(
+            RunningWorkload(50, 1, 1, 1, 1, tuple(range(10, 16)), NOW - HOUR, NOW + 5 * HOUR, NOW + 5 * HOUR),
+        ),
+    )
     return replace(base, **rows)
 
 
@@ -85,7 +99,9 @@ def test_nothing_is_sooner_than_now_and_nothing_is_known_of_strangers() -> None:
 def test_alternatives_that_start_later_come_with_their_start() -> None:
     """All H100 are in use: for five hours six of them, for three hours two."""
     short = RunningWorkload(51, 1, 1, 1, 1, (16, 17), NOW - HOUR, NOW + 3 * HOUR, NOW + 3 * HOUR)
-    snapshot = two_models(queued=(waits(1, Ask(4, models=("H100",))),), quotas=(QuotaInfo(1, 1, "H100", 8 * GPU),))
+    snapshot = two_models(
+        queued=(waits(1, Ask(4, models=("H100",))),), quotas=(QuotaInfo(1, 1, "H100", 8 * GPU),)
+    )
     found = earlier_alternatives(replace(snapshot, running=(*snapshot.running, short)), 1, NOW)
     assert [(a.ask.units, a.expected_start) for a in found] == [(2, NOW + 3 * HOUR), (1, NOW + 3 * HOUR)]
 
@@ -98,12 +114,21 @@ def test_less_time_before_a_reservation_and_a_higher_priority_are_tried_too() ->
     long = replace(waits(1, Ask(2, models=("H100",))), max_runtime_seconds=4 * HOUR, predicted_seconds=HOUR)
     snapshot = two_models(queued=(long,), reservations=(reserved,), running=())
     found = {way.changed: way for way in earlier_alternatives(snapshot, 1, NOW)}
-    assert found[ChangedField.RUNTIME,].max_runtime_seconds == 2 * HOUR and found[ChangedField.RUNTIME,].starts_now
-    low = RunningWorkload(51, 1, 1, 1, 1, (16, 17), NOW - HOUR, NOW + 9 * HOUR, NOW + 9 * HOUR, preemptible=True)
-    snapshot = two_models(queued=(replace(waits(1, Ask(2, models=("H100",)))),), quotas=(QuotaInfo(1, 1, "H100", 8 * GPU),))
+    assert (
+        found[ChangedField.RUNTIME,].max_runtime_seconds == 2 * HOUR
+        and found[ChangedField.RUNTIME,].starts_now
+    )
+    low = RunningWorkload(
+        51, 1, 1, 1, 1, (16, 17), NOW - HOUR, NOW + 9 * HOUR, NOW + 9 * HOUR, preemptible=True
+    )
+    snapshot = two_models(
+        queued=(replace(waits(1, Ask(2, models=("H100",)))),), quotas=(QuotaInfo(1, 1, "H100", 8 * GPU),)
+    )
     snapshot = replace(snapshot, running=(*snapshot.running, low))
     assert [
-        way.priority for way in earlier_alternatives(snapshot, 1, NOW, AllowedChanges(Priority.HIGH)) if ChangedField.PRIORITY in way.changed
+        way.priority
+        for way in earlier_alternatives(snapshot, 1, NOW, AllowedChanges(Priority.HIGH))
+        if ChangedField.PRIORITY in way.changed
     ] == [2]
     assert not [
         way for way in earlier_alternatives(snapshot, 1, NOW) if ChangedField.PRIORITY in way.changed
@@ -115,11 +140,15 @@ def test_in_a_very_full_pool_fewer_ways_are_tried(monkeypatch: pytest.MonkeyPatc
     few = len(earlier_alternatives(snapshot, 1, NOW))
     monkeypatch.setattr(alternatives, "MAX_TURNS_EVALUATED", 1)
     monkeypatch.setattr(alternatives, "MIN_CHANGES_TRIED", 1)
-    assert [way.ask for way in earlier_alternatives(snapshot, 1, NOW)] == [Ask(4, models=("A100",))] and few > 1
+    assert [way.ask for way in earlier_alternatives(snapshot, 1, NOW)] == [
+        Ask(4, models=("A100",))
+    ] and few > 1
 
 
 def test_a_plan_up_to_a_turn_says_the_same_as_a_whole_one() -> None:
-    others = tuple(waits(n, Ask(1 + n % 5, models=("H100",) if n % 3 else ()), team=1 + n % 2) for n in range(1, 30))
+    others = tuple(
+        waits(n, Ask(1 + n % 5, models=("H100",) if n % 3 else ()), team=1 + n % 2) for n in range(1, 30)
+    )
     snapshot = two_models(queued=others, quotas=(*two_models().quotas, QuotaInfo(2, 1, "A100", 2 * GPU)))
     planned = plan(snapshot, NOW)
     whole = {answer.workload: answer for answer in (*planned.placements, *planned.refusals)}
@@ -135,14 +164,23 @@ def test_another_time_is_a_window_that_a_reservation_gets() -> None:
     """Of eight H100 six are in use for five hours, and two are reserved until the end of the seventh."""
     taken = ReservationInfo(8, 1, 1, 1, Ask(2, models=("H100",)), NOW, NOW + 7 * HOUR, (16, 17))
     snapshot = two_models(queued=(waits(1, Ask(8, models=("H100",))),), reservations=(taken,))
-    found = reservable_windows(snapshot, snapshot.queued[0], ReservationRequester(1), NOW, 2 * HOUR, 24 * HOUR)
+    found = reservable_windows(
+        snapshot, snapshot.queued[0], ReservationRequester(1), NOW, 2 * HOUR, 24 * HOUR
+    )
     assert found and found[0].start >= NOW + 7 * HOUR and found[0].start - NOW - 7 * HOUR < 60
     for window in found:
-        assert check_reservation_window(snapshot, snapshot.queued[0].ask, 1, 1, window.start, window.end, NOW).fits
+        assert check_reservation_window(
+            snapshot, snapshot.queued[0].ask, 1, 1, window.start, window.end, NOW
+        ).fits
     idle = two_models(queued=(waits(1, Ask(2, models=("H100",))),))
     free = reservable_windows(idle, waits(1, Ask(2)), ReservationRequester(1), NOW, HOUR, HOUR)
     assert 0 <= free[0].start - NOW - WINDOW_VALID_SECONDS < 60, "not sooner than it can be asked for"
-    assert reservable_windows(snapshot, waits(2, Ask(9, models=("H100",))), ReservationRequester(1), NOW, HOUR, 24 * HOUR) == ()
+    assert (
+        reservable_windows(
+            snapshot, waits(2, Ask(9, models=("H100",))), ReservationRequester(1), NOW, HOUR, 24 * HOUR
+        )
+        == ()
+    )
     without_quota = waits(2, Ask(1, models=("A100",)), team=2)
     assert reservable_windows(snapshot, without_quota, ReservationRequester(2), NOW, HOUR, 24 * HOUR) == ()
 
@@ -151,18 +189,35 @@ def test_another_time_is_one_that_this_person_would_be_given() -> None:
     """By the same rule as the window that is then asked for: what one person may hold, and from when on the team borrows again."""
     capped = (PoolInfo(1, "pool", PoolKind.DYNAMIC, None, PoolPolicy(most_slots_per_user=4 * GPU)),)
     mine = ReservationInfo(8, 1, 1, 1, Ask(2, models=("H100",)), NOW, NOW + 7 * HOUR, (10, 11), user=5)
-    snapshot = two_models(pools=capped, queued=(waits(1, Ask(3, models=("H100",))),), reservations=(mine,), running=())
+    snapshot = two_models(
+        pools=capped, queued=(waits(1, Ask(3, models=("H100",))),), reservations=(mine,), running=()
+    )
     quotas = (QuotaInfo(1, 1, "H100", 2 * GPU), QuotaInfo(2, 1, "H100", 0))
-    for quota, whose in ((snapshot.quotas, ReservationRequester(1, user=5)), (quotas, ReservationRequester(1, borrows_again_from=NOW + 8 * HOUR))):
+    for quota, whose in (
+        (snapshot.quotas, ReservationRequester(1, user=5)),
+        (quotas, ReservationRequester(1, borrows_again_from=NOW + 8 * HOUR)),
+    ):
         taken = replace(snapshot, quotas=quota)
         found = reservable_windows(taken, taken.queued[0], whose, NOW, 2 * HOUR, 24 * HOUR)
         assert found and found[0].start >= NOW + 7 * HOUR
-        assert reservable_windows(taken, taken.queued[0], ReservationRequester(1), NOW, 2 * HOUR, 24 * HOUR)[0].start < NOW + WINDOW_VALID_SECONDS + 60
+        assert (
+            reservable_windows(taken, taken.queued[0], ReservationRequester(1), NOW, 2 * HOUR, 24 * HOUR)[
+                0
+            ].start
+            < NOW + WINDOW_VALID_SECONDS + 60
+        )
         for at in found:
             assert check_reservation_window(
-                taken, taken.queued[0].ask, 1, 1, at.start, at.end, NOW, user=whose.user,
+                taken,
+                taken.queued[0].ask,
+                1,
+                1,
+                at.start,
+                at.end,
+                NOW,
+                user=whose.user,
                 borrows_again_from=whose.borrows_again_from,
-            ).fits  # fmt: skip
+            ).fits
 
 
 def deciding(mine: QueuedWorkload, theirs: QueuedWorkload, **rows: Any) -> TurnCriterion:
@@ -178,7 +233,10 @@ def test_the_part_of_the_order_that_decides_is_named() -> None:
     assert deciding(waits(1, ask, team=2), waits(2, many), quotas=quotas) is TurnCriterion.BELOW_GUARANTEE
     none = (QuotaInfo(1, 1, "H100", 0), QuotaInfo(2, 1, "H100", 0))
     used = (DecayedUseInfo(1, 1, 300.0), DecayedUseInfo(2, 1, 900.0))
-    assert deciding(waits(1, ask, team=2), waits(2, ask), quotas=none, decayed_use=used) is TurnCriterion.FAIR_SHARE
+    assert (
+        deciding(waits(1, ask, team=2), waits(2, ask), quotas=none, decayed_use=used)
+        is TurnCriterion.FAIR_SHARE
+    )
     assert deciding(waits(1, ask), waits(2, ask, priority=Priority.HIGH)) is TurnCriterion.PRIORITY
     old = replace(waits(2, ask), submitted=NOW - 30 * HOUR)
     assert deciding(waits(1, ask), old) is TurnCriterion.AGED
@@ -196,16 +254,26 @@ def test_who_stood_behind_its_own_team_is_told_so() -> None:
     none = (QuotaInfo(1, 1, "H100", 0), QuotaInfo(2, 1, "H100", 0))
     mate = replace(waits(3, ask, team=2, priority=Priority.HIGH), submitted=NOW + 5)
     mine = replace(waits(1, ask, team=2), submitted=NOW - 3 * HOUR)
-    before = turns_in_pool(two_models(queued=(mine, waits(2, ask), mate), quotas=none, running=()), 1, NOW).before(1)
-    assert [(turn.queued.id, part) for turn, part in before] == [(2, TurnCriterion.OWN_TEAM), (3, TurnCriterion.PRIORITY)]
+    before = turns_in_pool(
+        two_models(queued=(mine, waits(2, ask), mate), quotas=none, running=()), 1, NOW
+    ).before(1)
+    assert [(turn.queued.id, part) for turn, part in before] == [
+        (2, TurnCriterion.OWN_TEAM),
+        (3, TurnCriterion.PRIORITY),
+    ]
 
 
 def test_what_runs_is_compared_as_if_it_waited_again() -> None:
     mine = replace(waits(1, Ask(4, models=("H100",)), team=2), submitted=NOW - 2 * HOUR)
     quotas = (QuotaInfo(1, 1, "H100", 8 * GPU), QuotaInfo(2, 1, "H100", 0))
     said = compare_workloads(two_models(queued=(mine,), quotas=quotas), 1, 50, NOW, NOW - 2 * HOUR)
-    assert said is not None and (said.basis, said.part) == (ComparisonBasis.ORDER, TurnCriterion.WITHIN_GUARANTEE)
-    early = compare_workloads(two_models(queued=(replace(mine, submitted=NOW),), quotas=quotas), 1, 50, NOW, NOW - 2 * HOUR)
+    assert said is not None and (said.basis, said.part) == (
+        ComparisonBasis.ORDER,
+        TurnCriterion.WITHIN_GUARANTEE,
+    )
+    early = compare_workloads(
+        two_models(queued=(replace(mine, submitted=NOW),), quotas=quotas), 1, 50, NOW, NOW - 2 * HOUR
+    )
     assert early is not None and early.basis is ComparisonBasis.THERE_FIRST
     assert compare_workloads(two_models(), 1, 50, NOW, NOW) is None  # it does not wait
     assert compare_workloads(two_models(queued=(mine,)), 1, 77, NOW, NOW) is None
@@ -218,12 +286,18 @@ def test_without_the_other_it_would_start_or_still_not() -> None:
     assert said is not None and isinstance(said.without, Placement)
     never = waits(1, Ask(9, models=("H100",)))
     said = compare_workloads(two_models(queued=(never,), quotas=quotas), 1, 50, NOW, NOW)
-    assert said is not None and isinstance(said.without, Refusal) and said.without.code == ReasonCode.TOO_BIG_FOR_ANY_HOST
+    assert (
+        said is not None
+        and isinstance(said.without, Refusal)
+        and said.without.code == ReasonCode.TOO_BIG_FOR_ANY_HOST
+    )
 
 
 def test_a_smaller_one_may_go_first_because_it_fits() -> None:
     big, small = waits(1, Ask(8, models=("H100",))), waits(2, Ask(1, models=("H100",)), priority=Priority.LOW)
-    said = compare_workloads(two_models(queued=(big, small), quotas=(QuotaInfo(1, 1, "H100", 8 * GPU),)), 1, 2, NOW, NOW)
+    said = compare_workloads(
+        two_models(queued=(big, small), quotas=(QuotaInfo(1, 1, "H100", 8 * GPU),)), 1, 2, NOW, NOW
+    )
     assert said is not None and (said.basis, said.part) == (ComparisonBasis.FIT, None)
 
 
@@ -231,7 +305,9 @@ def test_the_fairness_table_adds_up() -> None:
     snapshot = two_models(
         decayed_use=(DecayedUseInfo(1, 1, 300.0), DecayedUseInfo(2, 1, 100.0)),
         queued=(waits(1, Ask(2), team=2), waits(2, Ask(1, profile="none"), team=2)),
-        running=(RunningWorkload(50, 2, 1, 1, 1, (10, 11), NOW - HOUR, NOW + HOUR, NOW + HOUR, preemptible=True),),
+        running=(
+            RunningWorkload(50, 2, 1, 1, 1, (10, 11), NOW - HOUR, NOW + HOUR, NOW + HOUR, preemptible=True),
+        ),
     )
     red, blue = fairness_table(snapshot, 1, NOW)
     assert (red.name, red.guaranteed, red.held, red.borrowed, red.weight) == ("red", 12 * GPU, 0, 0, 3)
@@ -246,7 +322,9 @@ def test_a_drain_shows_who_has_to_move_and_where_they_would_fit() -> None:
         units=(*two_models().units, *(UnitInfo(30 + g, 3, 30 + g, "H100") for g in range(8))),
         running=(
             *two_models().running,
-            RunningWorkload(51, 1, 1, 1, 1, (16, 17), NOW - HOUR, NOW + 9 * HOUR, NOW + HOUR, preemptible=True),
+            RunningWorkload(
+                51, 1, 1, 1, 1, (16, 17), NOW - HOUR, NOW + 9 * HOUR, NOW + HOUR, preemptible=True
+            ),
             RunningWorkload(52, 1, 1, 1, 1, (20,), NOW - HOUR, NOW + 9 * HOUR, NOW + HOUR),
             RunningWorkload(53, 1, 1, 1, 1, (30, 31), NOW - HOUR, NOW + 9 * HOUR, NOW + HOUR),
         ),
@@ -255,7 +333,7 @@ def test_a_drain_shows_who_has_to_move_and_where_they_would_fit() -> None:
             ReservationInfo(7, 1, 1, 1, Ask(1, models=("H100",)), NOW - HOUR, NOW + HOUR, units=(17,)),
             ReservationInfo(8, 1, 1, 1, Ask(8, models=("H100",)), NOW + 2 * HOUR, NOW + 3 * HOUR),
         ),
-    )  # fmt: skip
+    )
     before = plan(snapshot, NOW)
     effect = drain_effect(snapshot, 1, NOW)
     assert [moved.workload for moved in effect.moved] == [50, 51]
@@ -280,9 +358,17 @@ def test_a_drain_moves_work_to_where_its_checkpoint_will_lie_and_says_where_it_b
     homes: tuple[int | None, ...], to: int, anew: bool
 ) -> None:
     snapshot = two_models(
-        hosts=tuple(HostRow(number, f"h{number}", 1, homes=there) for number, there in enumerate(homes, start=1)),
-        units=tuple(UnitInfo(10 * host + g, host, 10 * host + g, "H100") for host in (1, 2, 3) for g in range(2)),
-        running=(RunningWorkload(51, 1, 1, 1, 1, (10, 11), NOW - HOUR, NOW + 9 * HOUR, NOW + HOUR, preemptible=True),),
+        hosts=tuple(
+            HostRow(number, f"h{number}", 1, homes=there) for number, there in enumerate(homes, start=1)
+        ),
+        units=tuple(
+            UnitInfo(10 * host + g, host, 10 * host + g, "H100") for host in (1, 2, 3) for g in range(2)
+        ),
+        running=(
+            RunningWorkload(
+                51, 1, 1, 1, 1, (10, 11), NOW - HOUR, NOW + 9 * HOUR, NOW + HOUR, preemptible=True
+            ),
+        ),
         quotas=(QuotaInfo(1, 1, "H100", 16 * GPU),),
     )
     (moved,) = drain_effect(snapshot, 1, NOW).moved
@@ -299,8 +385,16 @@ def test_a_drain_moves_work_to_where_all_that_it_asked_for_is() -> None:
             HostRow(2, "h2", 1),
             HostRow(3, "h3", 1, labels=frozenset({("rack", "r1")})),
         ),
-        units=tuple(UnitInfo(10 * h + g, h, 10 * h + g, "A100" if h == 3 else "H100") for h in (1, 2, 3) for g in range(2)),
-        running=(RunningWorkload(51, 1, 1, 1, 1, (10, 11), NOW - HOUR, NOW + 9 * HOUR, NOW + HOUR, preemptible=True, ask=asked),),
+        units=tuple(
+            UnitInfo(10 * h + g, h, 10 * h + g, "A100" if h == 3 else "H100")
+            for h in (1, 2, 3)
+            for g in range(2)
+        ),
+        running=(
+            RunningWorkload(
+                51, 1, 1, 1, 1, (10, 11), NOW - HOUR, NOW + 9 * HOUR, NOW + HOUR, preemptible=True, ask=asked
+            ),
+        ),
         quotas=(QuotaInfo(1, 1, "H100", 16 * GPU), QuotaInfo(1, 1, "A100", 16 * GPU)),
     )
     (moved,) = drain_effect(snapshot, 1, NOW).moved
@@ -312,10 +406,15 @@ def test_work_that_waits_after_a_drain_begins_anew_where_nobody_else_has_its_hom
     homes: tuple[int | None, ...], anew: bool
 ) -> None:
     snapshot = two_models(
-        hosts=tuple(HostRow(number, f"h{number}", 1, homes=there) for number, there in enumerate(homes, start=1)),
-        units=tuple(UnitInfo(10 * host + g, host, 10 * host + g, "H100") for host in (1, 2, 3) for g in range(1)),
+        hosts=tuple(
+            HostRow(number, f"h{number}", 1, homes=there) for number, there in enumerate(homes, start=1)
+        ),
+        units=tuple(
+            UnitInfo(10 * host + g, host, 10 * host + g, "H100") for host in (1, 2, 3) for g in range(1)
+        ),
         running=tuple(
-            RunningWorkload(50 + host, 1, 1, 1, 1, (10 * host,), NOW - HOUR, NOW + 9 * HOUR, NOW + HOUR) for host in (1, 2, 3)
+            RunningWorkload(50 + host, 1, 1, 1, 1, (10 * host,), NOW - HOUR, NOW + 9 * HOUR, NOW + HOUR)
+            for host in (1, 2, 3)
         ),
         quotas=(QuotaInfo(1, 1, "H100", 16 * GPU),),
     )
@@ -324,6 +423,8 @@ def test_work_that_waits_after_a_drain_begins_anew_where_nobody_else_has_its_hom
 
 
 def test_a_drain_names_the_reservations_that_it_would_break() -> None:
-    snapshot = two_models(running=(), reservations=(ReservationInfo(8, 1, 1, 1, Ask(8), NOW + 2 * HOUR, NOW + 3 * HOUR),))
+    snapshot = two_models(
+        running=(), reservations=(ReservationInfo(8, 1, 1, 1, Ask(8), NOW + 2 * HOUR, NOW + 3 * HOUR),)
+    )
     assert drain_effect(snapshot, 1, NOW).unkept == (8,)
     assert drain_effect(snapshot, 2, NOW).unkept == ()

@@ -54,7 +54,10 @@ def test_what_fits_has_places_beside_each_other(wanted: list[str], starts: list[
         (["5g.60gb"], MigLayoutProblem("unknown", "5g.60gb")),
         (["3g.40gb"] * 3, MigLayoutProblem("most", "3g.40gb", 3, 2)),
         (["4g.40gb", "3g.40gb", "1g.10gb"], MigLayoutProblem("slices", "", 8, 7)),
-        (["3g.40gb", "3g.40gb", "1g.10gb"], MigLayoutProblem("places")),  # 7 compute slices, and no memory left
+        (
+            ["3g.40gb", "3g.40gb", "1g.10gb"],
+            MigLayoutProblem("places"),
+        ),  # 7 compute slices, and no memory left
         (["2g.20gb", "2g.20gb", "2g.20gb", "1g.20gb"], None),
         (["7g.80gb", "1g.10gb"], MigLayoutProblem("slices", "", 8, 7)),
     ],
@@ -71,7 +74,13 @@ def test_the_search_finds_a_place_exactly_when_there_is_one() -> None:
             if isinstance(found := place_instances(wanted, H100), MigLayoutProblem) and found.why != "places":
                 continue
             possible = any(
-                len({n for name, at in zip(wanted, starts, strict=True) for n in range(at, at + H100[name].size)})
+                len(
+                    {
+                        n
+                        for name, at in zip(wanted, starts, strict=True)
+                        for n in range(at, at + H100[name].size)
+                    }
+                )
                 == sum(H100[name].size for name in wanted)
                 for starts in itertools.product(*(H100[name].starts for name in wanted))
             )
@@ -80,7 +89,10 @@ def test_the_search_finds_a_place_exactly_when_there_is_one() -> None:
 
 def test_where_the_driver_tells_no_places_it_chooses_them_the_largest_first() -> None:
     offered = {name: MigProfileSpec(name, one.slices, one.most) for name, one in H100.items()}
-    assert place_instances(["1g.10gb", "3g.40gb"], offered) == (MigInstancePlacement("3g.40gb", None), MigInstancePlacement("1g.10gb", None))
+    assert place_instances(["1g.10gb", "3g.40gb"], offered) == (
+        MigInstancePlacement("3g.40gb", None),
+        MigInstancePlacement("1g.10gb", None),
+    )
 
 
 def test_a_geometry_is_named_shortly() -> None:

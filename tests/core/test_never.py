@@ -40,7 +40,9 @@ def full_pool(policy: PoolPolicy = NO_CAPS, **rows: Any) -> Snapshot:
             HostInfo(2, "h2", 1, accepts=False, closed_code=ReasonCode.HOST_CLOSED),
         ),
         units=tuple(
-            UnitInfo(10 * h + g, h, 10 * h + g, "H100", well=h == 1, nvlink_group=g // 4) for h in (1, 2) for g in range(8)
+            UnitInfo(10 * h + g, h, 10 * h + g, "H100", well=h == 1, nvlink_group=g // 4)
+            for h in (1, 2)
+            for g in range(8)
         ),
         teams=(TeamInfo(1, "red"), TeamInfo(2, "blue")),
         quotas=(QuotaInfo(1, 1, "H100", 8 * GPU, 4 * GPU), QuotaInfo(2, 1, "H100", 8 * GPU)),
@@ -65,14 +67,20 @@ def test_what_others_use_or_keep_away_is_no_reason_to_give_up() -> None:
     [
         (Ask(9, models=("H100",)), ReasonCode.TOO_BIG_FOR_ANY_HOST, {"units": 9, "largest": 8}),
         (Ask(1, hosts=3), ReasonCode.TOO_BIG_FOR_ANY_HOST, {"hosts": 3}),
-        (Ask(1, labels=frozenset({("rack", "z")})), ReasonCode.TOO_BIG_FOR_ANY_HOST, {"hosts_with_labels": 0}),
+        (
+            Ask(1, labels=frozenset({("rack", "z")})),
+            ReasonCode.TOO_BIG_FOR_ANY_HOST,
+            {"hosts_with_labels": 0},
+        ),
         (Ask(5, nvlink=True), ReasonCode.TOO_BIG_FOR_ANY_HOST, {"units": 5}),
         (Ask(1, models=("B200",)), ReasonCode.NO_SUCH_HARDWARE, {"models": ["B200"]}),
         (Ask(1, min_compute_capability=99), ReasonCode.NO_SUCH_HARDWARE, {"min_compute_capability": 99}),
         (Ask(8, hosts=2), ReasonCode.OVER_QUOTA, {"need": 16 * GPU, "limit": 12 * GPU, "held": 0}),
     ],
-)  # fmt: skip
-def test_what_no_end_of_anything_mends_is_found_with_its_numbers(ask: Ask, code: ReasonCode, numbers: dict[str, Any]) -> None:
+)
+def test_what_no_end_of_anything_mends_is_found_with_its_numbers(
+    ask: Ask, code: ReasonCode, numbers: dict[str, Any]
+) -> None:
     refusal = impossible_reason(full_pool(), wants(ask), NOW)
     assert refusal is not None and refusal.code == code
     assert {name: dict(refusal.numbers)[name] for name in numbers} == numbers
@@ -106,4 +114,9 @@ def test_inside_a_reservation_its_own_units_count() -> None:
     assert impossible_reason(pool, wants(Ask(4), reservation=7), NOW) is None
     refusal = impossible_reason(pool, wants(Ask(5), reservation=7), NOW)
     assert refusal is not None and refusal.code == ReasonCode.WAITS_FOR_UNITS
-    assert impossible_reason(full_pool(reservations=(replace(own, units=()),)), wants(Ask(5), reservation=7), NOW) is None
+    assert (
+        impossible_reason(
+            full_pool(reservations=(replace(own, units=()),)), wants(Ask(5), reservation=7), NOW
+        )
+        is None
+    )

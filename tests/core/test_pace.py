@@ -33,7 +33,9 @@ HOSTS = 4
 
 def room(*profile: tuple[int, ...]) -> FreeUnitsOverTime:
     """Free units of some hosts now and after each further hour."""
-    return FreeUnitsOverTime(np.array([NOW + at * HOUR for at in range(len(profile))]), np.array(profile), NOW)
+    return FreeUnitsOverTime(
+        np.array([NOW + at * HOUR for at in range(len(profile))]), np.array(profile), NOW
+    )
 
 
 def pool(queued: list[QueuedWorkload], running: tuple[RunningWorkload, ...] = ()) -> Snapshot:
@@ -56,7 +58,9 @@ def busy(hours: int) -> tuple[RunningWorkload, ...]:
     found = []
     for number, unit in enumerate(h * 10 + g for h in range(1, HOSTS + 1) for g in range(8)):
         end = NOW + hours * HOUR * (number % 4 + 1) // 4
-        found.append(RunningWorkload(900 + number, 1, 1, 1, 1, (unit,), NOW - HOUR, end, end, preemptible=True))
+        found.append(
+            RunningWorkload(900 + number, 1, 1, 1, 1, (unit,), NOW - HOUR, end, end, preemptible=True)
+        )
     return tuple(found)
 
 
@@ -138,11 +142,15 @@ def test_what_runs_beyond_all_that_is_known_is_in_nobodys_way_for_ever() -> None
         hosts.take(1, 1, start, start + HOUR)
 
 
-def test_what_may_be_told_to_go_for_a_reservation_is_not_told_a_start_that_those_ahead_would_not_let_it_have() -> None:
+def test_what_may_be_told_to_go_for_a_reservation_is_not_told_a_start_that_those_ahead_would_not_let_it_have() -> (
+    None
+):
     """A gang needs all four hosts when the last is free; nobody leaves for it, whatever was reserved for next week."""
     ends = {host: NOW + host * HOUR for host in range(1, HOSTS + 1)}
     running = tuple(
-        RunningWorkload(900 + h, 1, 1, 1, 1, tuple(h * 10 + g for g in range(8)), NOW - HOUR, end, end, preemptible=True)
+        RunningWorkload(
+            900 + h, 1, 1, 1, 1, tuple(h * 10 + g for g in range(8)), NOW - HOUR, end, end, preemptible=True
+        )
         for h, end in ends.items()
     )
     queued = [waits(1, Ask(8, HOSTS), 24 * HOUR), waits(2, Ask(8), 20 * HOUR), waits(3, Ask(8), HOUR)]
@@ -154,7 +162,9 @@ def test_what_may_be_told_to_go_for_a_reservation_is_not_told_a_start_that_those
         assert starts[1] == NOW + HOSTS * HOUR
         assert starts[2] == NOW + (HOSTS + 24) * HOUR, "it would be in the way of the gang"
         assert starts[3] == NOW + HOUR, "it is over before the gang can start"
-    starts = {r.workload: r.expected_start for r in plan(replace(snapshot, reservations=(soon,)), NOW).refusals}
+    starts = {
+        r.workload: r.expected_start for r in plan(replace(snapshot, reservations=(soon,)), NOW).refusals
+    }
     assert starts[1] == NOW + HOSTS * HOUR, "what is reserved for later may be used until then"
 
 

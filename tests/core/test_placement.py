@@ -12,7 +12,11 @@ import pytest
 from benchmarks import openb
 from benchmarks.traces.placement_policies import BatchFill, BestFit, Fgd, NodeChoice, NodeStates
 from scheduler.core.scoring.demand_mix import ANY_CLASS, BATCH_SIZE, MILLI_PER_GPU, DemandMix, NodeDemand
-from scheduler.core.scoring.expected_waste import MAX_DEMAND_TO_IDLE_RATIO, MIN_DEMANDS_PER_BATCH, ExpectedWaste
+from scheduler.core.scoring.expected_waste import (
+    MAX_DEMAND_TO_IDLE_RATIO,
+    MIN_DEMANDS_PER_BATCH,
+    ExpectedWaste,
+)
 from scheduler.core.scoring.scarcity_prices import ScarcityPrices
 
 MIX = DemandMix.of(
@@ -29,7 +33,9 @@ MIX = DemandMix.of(
 )
 
 
-def plain_waste(waste: ExpectedWaste, mix: DemandMix, klass: int, cpu: int, memory: int, gpus: list[int]) -> int:
+def plain_waste(
+    waste: ExpectedWaste, mix: DemandMix, klass: int, cpu: int, memory: int, gpus: list[int]
+) -> int:
     """The definition, read aloud: one batch after another, one ask after another."""
     total, idle = 0, sum(gpus)
     for batch in mix.batches(waste.batches):
@@ -69,7 +75,9 @@ def test_a_state_is_worked_out_once_in_whatever_order_its_gpus_stand() -> None:
     waste = ExpectedWaste(MIX, classes=2, batches=4)
     one = waste.of(np.array([0]), np.array([64_000]), np.array([10**6]), np.array([[0, 400, MILLI_PER_GPU]]))
     worked_out = waste.states_computed
-    other = waste.of(np.array([0]), np.array([64_000]), np.array([10**6]), np.array([[MILLI_PER_GPU, 0, 400]]))
+    other = waste.of(
+        np.array([0]), np.array([64_000]), np.array([10**6]), np.array([[MILLI_PER_GPU, 0, 400]])
+    )
     assert one.tolist() == other.tolist()
     assert waste.states_computed == worked_out
 
@@ -91,7 +99,13 @@ def test_a_model_that_some_asks_cannot_do_without_has_a_price_and_the_others_hav
 
 
 def test_constrained_demand_spreads_over_the_models_it_may_use_until_they_are_equally_scarce() -> None:
-    mix = DemandMix.of([(NodeDemand(1, MILLI_PER_GPU, 0, 0, 0b11), 1), (NodeDemand(1, MILLI_PER_GPU, 0, 0, 0b01), 1), (NodeDemand(1, MILLI_PER_GPU, 0, 0), 2)])
+    mix = DemandMix.of(
+        [
+            (NodeDemand(1, MILLI_PER_GPU, 0, 0, 0b11), 1),
+            (NodeDemand(1, MILLI_PER_GPU, 0, 0, 0b01), 1),
+            (NodeDemand(1, MILLI_PER_GPU, 0, 0), 2),
+        ]
+    )
     prices = ScarcityPrices(mix, classes=3)
     free = [1_000, 3_000, 4_000]
     assert prices._loads(free, sum(free)) == pytest.approx([2_000.0, 2_000.0, 0.0])
@@ -134,7 +148,13 @@ def test_no_policy_finds_a_place_where_there_is_none() -> None:
 
 
 def test_fgd_counts_what_each_common_ask_cannot_use() -> None:
-    mix = DemandMix.of([(NodeDemand(0, 0, 1_000, 0), 1), (NodeDemand(1, 500, 1_000, 0), 2), (NodeDemand(2, MILLI_PER_GPU, 9_000, 0), 1)])
+    mix = DemandMix.of(
+        [
+            (NodeDemand(0, 0, 1_000, 0), 1),
+            (NodeDemand(1, 500, 1_000, 0), 2),
+            (NodeDemand(2, MILLI_PER_GPU, 9_000, 0), 1),
+        ]
+    )
     fgd = Fgd(NodeStates([64_000], [10**6], [2], [0]), mix)
     # On 8 CPUs with 1,000 and 300 free: CPU work uses no GPU, two can't use the 300, the last can't use any.
     found = fgd.fragments(np.array([0]), np.array([8_000]), np.array([[MILLI_PER_GPU, 300]]))
@@ -168,18 +188,28 @@ def variant(tmp_path_factory: pytest.TempPathFactory) -> openb.Trace:
     dice = random.Random(11)
     folder = tmp_path_factory.mktemp("openb")
     machines = (
-        [("H100", 8, 128_000, 1_000_000)] * 56 + [("L40", 4, 64_000, 256_000)] * 48 + [("T4", 2, 48_000, 192_000)] * 80
+        [("H100", 8, 128_000, 1_000_000)] * 56
+        + [("L40", 4, 64_000, 256_000)] * 48
+        + [("T4", 2, 48_000, 192_000)] * 80
     )
     with (folder / "nodes.csv").open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(("sn", "cpu_milli", "memory_mib", "gpu", "model"))
         rows.writerows(
-            (f"node-{n:03d}", cpu, memory, gpus, model) for n, (model, gpus, cpu, memory) in enumerate(machines)
+            (f"node-{n:03d}", cpu, memory, gpus, model)
+            for n, (model, gpus, cpu, memory) in enumerate(machines)
         )
     sorts = [
-        (0, 0, 16_000, 18), (1, 330, 4_000, 20), (1, 500, 6_000, 12), (1, 720, 10_000, 8), (1, 1000, 8_000, 26),
-        (1, 1000, 15_000, 6), (2, 1000, 16_000, 6), (4, 1000, 40_000, 3), (8, 1000, 96_000, 1),
-    ]  # fmt: skip
+        (0, 0, 16_000, 18),
+        (1, 330, 4_000, 20),
+        (1, 500, 6_000, 12),
+        (1, 720, 10_000, 8),
+        (1, 1000, 8_000, 26),
+        (1, 1000, 15_000, 6),
+        (2, 1000, 16_000, 6),
+        (4, 1000, 40_000, 3),
+        (8, 1000, 96_000, 1),
+    ]
     with (folder / "pods.csv").open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "gpu_spec"))
@@ -187,7 +217,14 @@ def variant(tmp_path_factory: pytest.TempPathFactory) -> openb.Trace:
             gpus, milli, cpu, _ = dice.choices(sorts, [weight for *_, weight in sorts])[0]
             tied = gpus == 1 and dice.random() < 0.15
             rows.writerow(
-                (f"pod-{n:04d}", cpu, cpu * 3, gpus, milli, dice.choice(("H100", "L40", "L40|T4")) if tied else "")
+                (
+                    f"pod-{n:04d}",
+                    cpu,
+                    cpu * 3,
+                    gpus,
+                    milli,
+                    dice.choice(("H100", "L40", "L40|T4")) if tied else "",
+                )
             )
     return openb.read(folder / "nodes.csv", folder / "pods.csv")
 
@@ -205,15 +242,23 @@ def test_on_a_variant_of_its_own_the_rule_wastes_less_than_its_rivals_and_they_l
     assert found["bestfit"] > found["random"], found
 
 
-def test_a_mix_learned_from_what_came_so_far_does_nearly_as_well_as_one_known_beforehand(variant: openb.Trace) -> None:
+def test_a_mix_learned_from_what_came_so_far_does_nearly_as_well_as_one_known_beforehand(
+    variant: openb.Trace,
+) -> None:
     learned = (
-        sum(openb.replay(variant, openb.arrival_order(variant, seed), "ours", seed, learn=True) for seed in (1, 2)) / 2
+        sum(
+            openb.replay(variant, openb.arrival_order(variant, seed), "ours", seed, learn=True)
+            for seed in (1, 2)
+        )
+        / 2
     )
     assert learned > mean_ratio(variant, "ours") - 1.0
     assert learned > mean_ratio(variant, "bestfit")
 
 
-def test_every_arrival_order_has_the_whole_list_first_and_stops_short_of_the_limit(variant: openb.Trace) -> None:
+def test_every_arrival_order_has_the_whole_list_first_and_stops_short_of_the_limit(
+    variant: openb.Trace,
+) -> None:
     order = openb.arrival_order(variant, 42)
     asked = sum(variant.needs[i].total for i in order)
     assert sorted(order[: len(variant.needs)]) == list(range(len(variant.needs)))
@@ -222,20 +267,28 @@ def test_every_arrival_order_has_the_whole_list_first_and_stops_short_of_the_lim
 
 
 def test_a_pod_list_without_models_and_with_columns_missing_is_read(tmp_path: Path) -> None:
-    (tmp_path / "nodes.csv").write_text("sn,cpu_milli,memory_mib,gpu,model\nb,2000,20,1,T4\na,1000,10,2,P100\n")
+    (tmp_path / "nodes.csv").write_text(
+        "sn,cpu_milli,memory_mib,gpu,model\nb,2000,20,1,T4\na,1000,10,2,P100\n"
+    )
     (tmp_path / "pods.csv").write_text(
         "name,cpu_milli,memory_mib,num_gpu,gpu_milli\np,100,5,1,460\nq,100,5,2,1000\nr,1,1,0,0\n"
     )
     trace = openb.read(tmp_path / "nodes.csv", tmp_path / "pods.csv")
     assert trace.gpus == (2, 1)
-    assert trace.needs == (NodeDemand(1, 460, 100, 5, ANY_CLASS), NodeDemand(2, MILLI_PER_GPU, 100, 5, ANY_CLASS), NodeDemand(0, 0, 1, 1, ANY_CLASS))
+    assert trace.needs == (
+        NodeDemand(1, 460, 100, 5, ANY_CLASS),
+        NodeDemand(2, MILLI_PER_GPU, 100, 5, ANY_CLASS),
+        NodeDemand(0, 0, 1, 1, ANY_CLASS),
+    )
 
 
 def test_the_benchmark_says_what_it_measured(
     variant: openb.Trace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "nodes.csv").write_text("sn,cpu_milli,memory_mib,gpu,model\na,96000,1000,4,T4\n")
-    (tmp_path / "pods.csv").write_text("name,cpu_milli,memory_mib,num_gpu,gpu_milli\np,100,5,1,500\nq,100,5,1,1000\n")
+    (tmp_path / "pods.csv").write_text(
+        "name,cpu_milli,memory_mib,num_gpu,gpu_milli\np,100,5,1,500\nq,100,5,1,1000\n"
+    )
     files = ["--nodes", str(tmp_path / "nodes.csv"), "--pods", str(tmp_path / "pods.csv")]
     figures = openb.main([*files, "--policy", "bestfit", "--seeds", "1-2,5"])
     assert figures["policy"] == "bestfit"

@@ -28,7 +28,13 @@ from scheduler.core.model.snapshot import (
     TeamInfo,
     UnitInfo,
 )
-from scheduler.core.scoring.demand_mix import MILLI_PER_GPU, UNLIMITED_AMOUNT, DemandMix, NodeDemand, round_weights
+from scheduler.core.scoring.demand_mix import (
+    MILLI_PER_GPU,
+    UNLIMITED_AMOUNT,
+    DemandMix,
+    NodeDemand,
+    round_weights,
+)
 from scheduler.core.scoring.expected_waste import ExpectedWaste
 
 NOW = 1_000_000
@@ -64,7 +70,9 @@ def runs(number: int, *units: int, cpu: int = 0) -> RunningWorkload:
     return RunningWorkload(number, 1, 1, 1, 1, units, NOW - HOUR, NOW + HOUR, NOW + HOUR, cpu_milli=cpu)
 
 
-def pool(hosts: list[HostInfo], units: list[UnitInfo], queued: list[QueuedWorkload], running: list[RunningWorkload]) -> Snapshot:
+def pool(
+    hosts: list[HostInfo], units: list[UnitInfo], queued: list[QueuedWorkload], running: list[RunningWorkload]
+) -> Snapshot:
     quotas = tuple(QuotaInfo(1, 1, model, 1000 * SLOTS_PER_GPU) for model in sorted({u.model for u in units}))
     return Snapshot(
         epoch=1,
@@ -94,7 +102,12 @@ def test_the_short_way_for_alike_units_gives_the_same_waste_as_the_long_one() ->
     )
     waste = ExpectedWaste(mix, classes=2, batches=16)
     for klass in (0, 1):
-        for cpu, memory in ((UNLIMITED_AMOUNT, UNLIMITED_AMOUNT), (20_000, UNLIMITED_AMOUNT), (UNLIMITED_AMOUNT, 130_000), (17_000, 90_000)):
+        for cpu, memory in (
+            (UNLIMITED_AMOUNT, UNLIMITED_AMOUNT),
+            (20_000, UNLIMITED_AMOUNT),
+            (UNLIMITED_AMOUNT, 130_000),
+            (17_000, 90_000),
+        ):
             alike, _, _ = waste.of_whole_gpu_nodes(klass, 8, cpu, memory)
             rows = np.array([[MILLI_PER_GPU] * k + [0] * (8 - k) for k in range(9)])
             whole = waste.of(np.full(9, klass), np.full(9, cpu), np.full(9, memory), rows)
@@ -102,7 +115,11 @@ def test_the_short_way_for_alike_units_gives_the_same_waste_as_the_long_one() ->
 
 
 def test_one_ask_more_leaves_the_evened_out_mix_as_it_was() -> None:
-    asked = [(NodeDemand(1, MILLI_PER_GPU, 0, 0), 500), (NodeDemand(2, MILLI_PER_GPU, 0, 0), 210), (NodeDemand(8, MILLI_PER_GPU, 0, 0), 40)]
+    asked = [
+        (NodeDemand(1, MILLI_PER_GPU, 0, 0), 500),
+        (NodeDemand(2, MILLI_PER_GPU, 0, 0), 210),
+        (NodeDemand(8, MILLI_PER_GPU, 0, 0), 40),
+    ]
     mix = round_weights(DemandMix.of(asked))
     assert round_weights(DemandMix.of([*asked, (NodeDemand(1, MILLI_PER_GPU, 0, 0), 1)])) == mix
     assert round_weights(DemandMix.of([*asked, (NodeDemand(8, MILLI_PER_GPU, 0, 0), 60)])) != mix
@@ -136,8 +153,12 @@ def test_several_gpus_come_from_a_host_that_has_them_in_one_island() -> None:
 
 def test_a_gang_takes_one_island_before_one_rack_and_one_rack_before_several() -> None:
     hosts = [
-        host(1, rack="a"), host(2, rack="a"), host(3, rack="b", island="i"), host(4, rack="c", island="i"), host(5, rack="c"),
-    ]  # fmt: skip
+        host(1, rack="a"),
+        host(2, rack="a"),
+        host(3, rack="b", island="i"),
+        host(4, rack="c", island="i"),
+        host(5, rack="c"),
+    ]
     units = [unit for h in hosts for unit in gpus(h.id, 4)]
     assert hosts_of(pool(hosts, units, [waits(9, Ask(4, hosts=2))], []), 9) == [3, 4]
     without = [replace(h, labels=frozenset(x for x in h.labels if x[0] == "rack")) for h in hosts]
@@ -172,7 +193,10 @@ def test_the_terms_of_a_place_say_why_it_was_chosen() -> None:
     )
     board = PoolState(snapshot, snapshot.pools[0], NOW)
     h100, t4 = (next(i for i, kind in enumerate(board.kinds) if kind.model == model) for model in (GPU, "T4"))
-    untouched, broken_up = unit_selection.placement_terms(board, Ask(1), h100, [0]), unit_selection.placement_terms(board, Ask(1), h100, [11])
+    untouched, broken_up = (
+        unit_selection.placement_terms(board, Ask(1), h100, [0]),
+        unit_selection.placement_terms(board, Ask(1), h100, [11]),
+    )
     assert broken_up.gain > untouched.gain
     assert untouched.slot_price > broken_up.slot_price == 0
     few = unit_selection.placement_terms(board, Ask(5), h100, [11, 12, 13, 14, 15])
@@ -181,10 +205,15 @@ def test_the_terms_of_a_place_say_why_it_was_chosen() -> None:
     placed = {p.workload: p for p in planner.plan(snapshot, NOW).placements}[9]
     numbers = dict(placed.numbers)
     assert hosts_of(snapshot, 9) == [2]
-    assert (numbers["waste_before"], numbers["waste_after"]) == (broken_up.waste_before, broken_up.waste_after)
+    assert (numbers["waste_before"], numbers["waste_after"]) == (
+        broken_up.waste_before,
+        broken_up.waste_after,
+    )
     assert (numbers["model_price"], numbers["slot_price"]) == (broken_up.model_price, broken_up.slot_price)
     gang = unit_selection.placement_terms(board, Ask(2, hosts=2), h100, [0, 1, 11, 12])
-    assert gang == unit_selection.placement_terms(board, Ask(2), h100, [0, 1]) + unit_selection.placement_terms(board, Ask(2), h100, [11, 12])
+    assert gang == unit_selection.placement_terms(
+        board, Ask(2), h100, [0, 1]
+    ) + unit_selection.placement_terms(board, Ask(2), h100, [11, 12])
 
 
 def test_the_ranks_of_roomy_hosts_are_the_same_by_the_short_table_and_by_the_full_one() -> None:
@@ -206,18 +235,28 @@ def test_what_was_worked_out_for_other_pools_changes_no_plan() -> None:
     dice = random.Random(5)
     hosts = [host(n, cpu=dice.choice((32_000, 64_000))) for n in range(1, 9)]
     units = [unit for h in hosts for unit in gpus(h.id, 8)]
-    queued = [waits(n, Ask(dice.choice((1, 1, 2, 4)), cpu_milli=dice.choice((2_000, 9_000)))) for n in range(20, 60)]
+    queued = [
+        waits(n, Ask(dice.choice((1, 1, 2, 4)), cpu_milli=dice.choice((2_000, 9_000)))) for n in range(20, 60)
+    ]
     snapshot = pool(hosts, units, queued, [])
     host_ranking.host_waste_tables.cache_clear()
     fresh = planner.plan(snapshot, NOW)
     planner.plan(pool(hosts, units, queued[:7], []), NOW)
     assert planner.plan(snapshot, NOW) == fresh
-    assert planner.plan(replace(snapshot, queued=tuple(reversed(queued)), hosts=tuple(reversed(hosts))), NOW) == fresh
+    assert (
+        planner.plan(replace(snapshot, queued=tuple(reversed(queued)), hosts=tuple(reversed(hosts))), NOW)
+        == fresh
+    )
 
 
 @pytest.mark.parametrize("level", [0, 3, RESOURCE_LEVELS])
 def test_a_level_of_cpu_never_promises_more_than_there_is(level: int) -> None:
-    waste = HostWasteTables(DemandMix.of([(NodeDemand(1, MILLI_PER_GPU, 4_000, 0), 3), (NodeDemand(2, MILLI_PER_GPU, 10_000, 0), 1)]), (8,))
+    waste = HostWasteTables(
+        DemandMix.of(
+            [(NodeDemand(1, MILLI_PER_GPU, 4_000, 0), 3), (NodeDemand(2, MILLI_PER_GPU, 10_000, 0), 1)]
+        ),
+        (8,),
+    )
     scarce = waste.table(0, {(level, RESOURCE_LEVELS)})[level, RESOURCE_LEVELS]
     ample = waste.table(0, set())[RESOURCE_LEVELS, RESOURCE_LEVELS]
     assert (scarce >= ample).all()
@@ -233,12 +272,21 @@ def test_the_planner_and_the_policy_that_is_measured_choose_the_same_hosts() -> 
     queued = [waits(n, ask, submitted=NOW - 1000 + n) for n, ask in enumerate(asks, start=1)]
     snapshot = pool(hosts, units, queued, [])
     board = PoolState(snapshot, snapshot.pools[0], NOW)
-    nodes = NodeStates([UNLIMITED_AMOUNT] * len(sizes), [UNLIMITED_AMOUNT] * len(sizes), sizes, [("A100", GPU).index(model) for model in model_of])
+    nodes = NodeStates(
+        [UNLIMITED_AMOUNT] * len(sizes),
+        [UNLIMITED_AMOUNT] * len(sizes),
+        sizes,
+        [("A100", GPU).index(model) for model in model_of],
+    )
     measured = BatchFill(nodes, unit_selection.ranking_for_profile(board, "").mix)
     on = {unit.id: unit.host for unit in units}
-    planned = {p.workload: sorted({on[unit] for unit in p.units}) for p in planner.plan(snapshot, NOW).placements}
+    planned = {
+        p.workload: sorted({on[unit] for unit in p.units}) for p in planner.plan(snapshot, NOW).placements
+    }
     for number, ask in enumerate(asks, start=1):
-        place = measured.choose(NodeDemand(ask.units, MILLI_PER_GPU, 0, 0, 1 << ("A100", GPU).index(ask.models[0])))
+        place = measured.choose(
+            NodeDemand(ask.units, MILLI_PER_GPU, 0, 0, 1 << ("A100", GPU).index(ask.models[0]))
+        )
         assert place is not None
         assert planned[number] == [place.node + 1], ask
         nodes.take(place.node, NodeDemand(ask.units, MILLI_PER_GPU, 0, 0), 0)
@@ -252,6 +300,8 @@ def test_of_equally_capable_models_the_one_that_others_cannot_do_without_is_spar
     other = [waits(n, Ask(1, models=("A100-SXM",)), not_before=NOW + HOUR) for n in range(20, 60)]
     assert hosts_of(pool(hosts, units, [waits(9, Ask(1)), *other], []), 9) == [1]
     # A wish is a wish, and the least capable comes first whatever it is worth.
-    assert hosts_of(pool(hosts, units, [waits(9, Ask(1, models=("A100-PCIE", "A100-SXM"))), *tied], []), 9) == [1]
+    assert hosts_of(
+        pool(hosts, units, [waits(9, Ask(1, models=("A100-PCIE", "A100-SXM"))), *tied], []), 9
+    ) == [1]
     stronger = [replace(unit, memory_mib=160_000) if unit.host == 2 else unit for unit in units]
     assert hosts_of(pool(hosts, stronger, [waits(9, Ask(1)), *tied], []), 9) == [1]

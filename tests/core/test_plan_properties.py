@@ -61,7 +61,15 @@ def test_a_window_that_is_said_to_fit_keeps_every_promise(data: st.DataObject) -
     answer = answered(snapshot, asked)
     assert (
         window_violations(
-            snapshot, asked.ask, asked.team, asked.pool, asked.start, asked.end, answer, NOW, asked.may_exceed_guarantee
+            snapshot,
+            asked.ask,
+            asked.team,
+            asked.pool,
+            asked.start,
+            asked.end,
+            answer,
+            NOW,
+            asked.may_exceed_guarantee,
         )
         == []
     )
@@ -95,7 +103,11 @@ def test_a_plan_without_explanations_decides_the_same() -> None:
     for seed in range(60):
         snapshot = crowded(seed, NOW)
         short, full = plan(snapshot, NOW, explain=False), plan(snapshot, NOW)
-        assert (short.placements, short.evictions, short.bindings) == (full.placements, full.evictions, full.bindings)
+        assert (short.placements, short.evictions, short.bindings) == (
+            full.placements,
+            full.evictions,
+            full.bindings,
+        )
         assert short.unbound == full.unbound
 
 

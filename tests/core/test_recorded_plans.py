@@ -1,7 +1,7 @@
 """Plans recorded before names changed: the planner must still give the same plan for each recorded snapshot.
 
 ``tests/fixtures/plans_format_1.jsonl.xz`` has one recording of format 1 in each line, with two keys of its own: ``plan`` is
-the whole plan, ``source`` says how the snapshot was made. ``canonical.read_recording`` reads the snapshot in present names.
+the whole plan, ``source`` says how the snapshot was made. ``serialization.read_recording`` reads the snapshot in present names.
 ``PRESENT_NAMES`` maps the recorded plan to present names; add to it each table or column of a plan that gets another name.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.core import canonical
+from scheduler.core.model import serialization
 from scheduler.core.planner import plan
 
 FILE = Path(__file__).resolve().parent.parent / "fixtures" / "plans_format_1.jsonl.xz"
@@ -69,7 +69,9 @@ def differences(expected: Rows, found: Rows) -> list[str]:
                 )
             elif old != new:
                 columns = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-                changes = [f"{name} {json.dumps(old.get(name))} -> {json.dumps(new.get(name))}" for name in columns]
+                changes = [
+                    f"{name} {json.dumps(old.get(name))} -> {json.dumps(new.get(name))}" for name in columns
+                ]
                 said.append(f"{table} of {subject}: {', '.join(changes)}")
     return said
 
@@ -81,9 +83,9 @@ def _by_subject(rows: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
 def replay(number: int) -> str:
     """Plan on one recording. Return what differs from its plan, or an empty text."""
     line = lines()[number]
-    recording, whole = canonical.read_recording(line), json.loads(line)
-    text = canonical.plan_text(plan(recording.snapshot, recording.now))
-    if canonical.digest(text) == recording.plan_sha256:
+    recording, whole = serialization.read_recording(line), json.loads(line)
+    text = serialization.plan_text(plan(recording.snapshot, recording.now))
+    if serialization.sha256_hex(text) == recording.plan_sha256:
         return ""
     found = json.loads(text)
     expected_rows, found_rows = in_present_names(rows_by_column(whole["plan"])), rows_by_column(found)
@@ -96,7 +98,9 @@ def replay(number: int) -> str:
 
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_each_recorded_snapshot_gives_the_recorded_plan(shard: int) -> None:
-    different = [replay(number) for number in range(shard, len(lines()), SHARDS) if number not in CHANGED_ON_PURPOSE]
+    different = [
+        replay(number) for number in range(shard, len(lines()), SHARDS) if number not in CHANGED_ON_PURPOSE
+    ]
     different = [said for said in different if said]
     assert not different, f"{len(different)} plans differ:\n" + "\n".join(different[:5])
 

@@ -32,7 +32,9 @@ SLICE = "1g.10gb"
 
 
 def running(number: int, units: tuple[int, ...], saved_ago: int = HOUR, **more: object) -> RunningWorkload:
-    row = RunningWorkload(number, 1, 1, 1, 1, units, NOW - 10 * HOUR, NOW + HOUR, NOW + HOUR, Priority.LOW, preemptible=True)
+    row = RunningWorkload(
+        number, 1, 1, 1, 1, units, NOW - 10 * HOUR, NOW + HOUR, NOW + HOUR, Priority.LOW, preemptible=True
+    )
     return replace(row, checkpoint_at=NOW - saved_ago, **more)  # type: ignore[arg-type]
 
 
@@ -40,7 +42,9 @@ def queued(number: int, ask: Ask, priority: Priority = Priority.NORMAL) -> Queue
     return QueuedWorkload(number, 1, 1, 1, 1, ask, NOW, HOUR, HOUR // 2, priority)
 
 
-def one_team(hosts: dict[int, list[UnitInfo]], work: list[RunningWorkload], waiting: list[QueuedWorkload], cpu: int = 0) -> Snapshot:
+def one_team(
+    hosts: dict[int, list[UnitInfo]], work: list[RunningWorkload], waiting: list[QueuedWorkload], cpu: int = 0
+) -> Snapshot:
     units = [unit for here in hosts.values() for unit in here]
     return Snapshot(
         1,
@@ -60,7 +64,10 @@ def gpus(host: int, count: int) -> list[UnitInfo]:
 
 def test_cpu_is_kept_beside_units_that_others_leave() -> None:
     slices = [UnitInfo(200 + n, 1, 200, "H100", SLICE, SLOTS_PER_GPU // 7) for n in range(7)]
-    waiting = [queued(1, Ask(2, cpu_milli=32_000), Priority.HIGH), queued(2, Ask(1, profile=SLICE, cpu_milli=16_000))]
+    waiting = [
+        queued(1, Ask(2, cpu_milli=32_000), Priority.HIGH),
+        queued(2, Ask(1, profile=SLICE, cpu_milli=16_000)),
+    ]
     snapshot = one_team({1: [*gpus(1, 2), *slices]}, [running(50, (100,))], waiting, cpu=40_000)
     planned = plan(snapshot, NOW)
     assert [(e.workload, e.for_workload) for e in planned.evictions] == [(50, 1)]
@@ -84,7 +91,9 @@ def test_on_one_host_the_cheapest_set_of_victims_goes(need: int) -> None:
     size = {row.id: len(row.units) for row in work}
     snapshot = one_team({1: gpus(1, 8)}, work, [queued(1, Ask(need), Priority.HIGH)])
     victims = {e.workload for e in plan(snapshot, NOW).evictions}
-    sets = [set(some) for n in range(1, 6) for some in combinations(cost, n) if sum(size[v] for v in some) >= need]
+    sets = [
+        set(some) for n in range(1, 6) for some in combinations(cost, n) if sum(size[v] for v in some) >= need
+    ]
     assert sum(cost[v] for v in victims) == min(sum(cost[v] for v in some) for some in sets)
     assert violations(snapshot, plan(snapshot, NOW), NOW) == []
 

@@ -52,14 +52,20 @@ def organisation(**rows: Any) -> Snapshot:
     return Snapshot(1, **(values | rows))
 
 
-def arrival(workload: int, at: int, team: int = 1, units: int = 1, runtime: int = HOUR, **more: Any) -> WorkloadArrival:
+def arrival(
+    workload: int, at: int, team: int = 1, units: int = 1, runtime: int = HOUR, **more: Any
+) -> WorkloadArrival:
     checkpoint = more.pop("checkpoint_seconds", None)
     limit = more.pop("limit", 2 * runtime)
-    queued = QueuedWorkload(workload, team, 1, workload, 1, Ask(units), at, limit, min(runtime, limit), **more)
+    queued = QueuedWorkload(
+        workload, team, 1, workload, 1, Ask(units), at, limit, min(runtime, limit), **more
+    )
     return WorkloadArrival(at, queued, runtime, checkpoint)
 
 
-def told(snapshot: Snapshot, arrivals: list[WorkloadArrival], until: int = DAY, **more: Any) -> list[SimulationEvent]:
+def told(
+    snapshot: Snapshot, arrivals: list[WorkloadArrival], until: int = DAY, **more: Any
+) -> list[SimulationEvent]:
     events: list[SimulationEvent] = []
     run_simulation(snapshot, arrivals, until, start=0, on_event=events.append, **more)
     return events
@@ -70,12 +76,18 @@ def of(events: list[SimulationEvent], workload: int) -> list[tuple[int, str]]:
 
 
 def test_a_workload_is_queued_placed_and_ended() -> None:
-    assert of(told(organisation(), [arrival(1, 100)]), 1) == [(100, "queued"), (100, "placed"), (3700, "ended")]
+    assert of(told(organisation(), [arrival(1, 100)]), 1) == [
+        (100, "queued"),
+        (100, "placed"),
+        (3700, "ended"),
+    ]
 
 
 def test_the_longest_runtime_ends_what_takes_longer() -> None:
     events = told(organisation(), [arrival(1, 0, runtime=5 * HOUR, limit=HOUR)])
-    assert [(e.at, e.code) for e in events if e.kind is SimulationEventKind.ENDED] == [(HOUR, ReasonCode.TIME_LIMIT)]
+    assert [(e.at, e.code) for e in events if e.kind is SimulationEventKind.ENDED] == [
+        (HOUR, ReasonCode.TIME_LIMIT)
+    ]
 
 
 def test_what_is_evicted_gets_its_notice_and_goes_on_from_its_checkpoint() -> None:
@@ -90,7 +102,11 @@ def test_what_is_evicted_gets_its_notice_and_goes_on_from_its_checkpoint() -> No
     assert (stopped.at, stopped.code) == (HOUR + 40, ReasonCode.CHECKPOINTED)
     assert of(events, 3) == [(HOUR, "queued"), (HOUR + 40, "placed"), (2 * HOUR + 40, "ended")]
     again = [e for e in events if e.workload == evicted.workload and e.attempt == 2]
-    assert [e.kind for e in again] == [SimulationEventKind.QUEUED, SimulationEventKind.PLACED, SimulationEventKind.ENDED]
+    assert [e.kind for e in again] == [
+        SimulationEventKind.QUEUED,
+        SimulationEventKind.PLACED,
+        SimulationEventKind.ENDED,
+    ]
     assert evicted.workload == 1
     assert again[2].at - again[1].at == 2 * HOUR - (HOUR + 30)
 
@@ -98,7 +114,8 @@ def test_what_is_evicted_gets_its_notice_and_goes_on_from_its_checkpoint() -> No
 def test_a_small_job_that_saves_often_does_not_make_room_every_time() -> None:
     """Blue takes a GPU back every hour. One of red's eight jobs always loses least, and yet the others take their turn."""
     red = [
-        arrival(n, 0, runtime=3 * DAY, preemptible=True, checkpoint_seconds=60 if n == 1 else 1800) for n in range(1, 9)
+        arrival(n, 0, runtime=3 * DAY, preemptible=True, checkpoint_seconds=60 if n == 1 else 1800)
+        for n in range(1, 9)
     ]
     blue = [arrival(100 + n, n * HOUR + 900, team=2, runtime=1800) for n in range(1, 24)]
     events = told(organisation(), [*red, *blue])
@@ -110,7 +127,11 @@ def test_a_small_job_that_saves_often_does_not_make_room_every_time() -> None:
 def test_what_can_not_checkpoint_starts_over() -> None:
     red = [arrival(n, 0, units=4, runtime=4 * HOUR, preemptible=True) for n in (1, 2)]
     events = told(organisation(), [*red, arrival(3, HOUR, team=2, units=4)])
-    victim = next(e.workload for e in events if e.kind is SimulationEventKind.STOPPED and e.code == ReasonCode.KILLED_AT_GRACE)
+    victim = next(
+        e.workload
+        for e in events
+        if e.kind is SimulationEventKind.STOPPED and e.code == ReasonCode.KILLED_AT_GRACE
+    )
     second = [e.at for e in events if e.workload == victim and e.attempt == 2]
     assert second[2] - second[1] == 4 * HOUR
 
@@ -160,7 +181,8 @@ def test_a_busy_week_breaks_no_promise_and_loses_no_work(seed: int, monkeypatch:
     monkeypatch.setattr(IncrementalPlanner, "plan", checked)
     arrivals = a_week(seed)
     bookings = [
-        ReservationArrival(d * DAY, ReservationInfo(d, 2, 1, 1, Ask(3), d * DAY + HOUR, d * DAY + 5 * HOUR)) for d in range(1, 6)
+        ReservationArrival(d * DAY, ReservationInfo(d, 2, 1, 1, Ask(3), d * DAY + HOUR, d * DAY + 5 * HOUR))
+        for d in range(1, 6)
     ]
     events = told(organisation(), arrivals, 60 * DAY, reservations=bookings)
     assert_units_are_held_once(events)
@@ -168,7 +190,9 @@ def test_a_busy_week_breaks_no_promise_and_loses_no_work(seed: int, monkeypatch:
     work: dict[int, int] = defaultdict(int)
     for workload, start, end, code in attempts(events):
         work[workload] += end - start if code != ReasonCode.KILLED_AT_GRACE else 0
-    for one in arrivals:  # nothing is left waiting when there is time enough, and nobody worked less than it takes
+    for (
+        one
+    ) in arrivals:  # nothing is left waiting when there is time enough, and nobody worked less than it takes
         assert work[one.queued.id] >= one.runtime_seconds
 
 

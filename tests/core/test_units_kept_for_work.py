@@ -22,7 +22,9 @@ def test_spare_capacity_does_not_keep_work_off_the_units_kept_for_it() -> None:
     """The best place would be on spare capacity: the last free unit of another host. The unit kept for it is no part of that."""
     hosts = tuple(HostInfo(n, f"host-{n}", 1) for n in (1, 2))
     units = tuple(
-        UnitInfo(host * 10 + n, host, host * 10 + n, "A100-40GB") for host, size in ((1, 1), (2, 4)) for n in range(size)
+        UnitInfo(host * 10 + n, host, host * 10 + n, "A100-40GB")
+        for host, size in ((1, 1), (2, 4))
+        for n in range(size)
     )
     waiting = QueuedWorkload(1, 1, 1, 1, 1, Ask(1), NOW, 600, 600, earmarked_units=(20,))
     pool = PoolInfo(1, "pool", PoolKind.STATIC, 1, PoolPolicy(spare_slots=4 * SLOTS_PER_GPU))

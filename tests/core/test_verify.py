@@ -11,7 +11,14 @@ import pytest
 
 from benchmarks.plan_verifier import PROMISES, broken_promises, violations, window_violations
 from benchmarks.plan_verifier.refusal_checks import REASON_CHECKS
-from scheduler.core.model.plan import Eviction, Placement, Plan, Refusal, ReservationBinding, UnboundReservation
+from scheduler.core.model.plan import (
+    Eviction,
+    Placement,
+    Plan,
+    Refusal,
+    ReservationBinding,
+    UnboundReservation,
+)
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.model.snapshot import (
     Ask,
@@ -68,7 +75,8 @@ def running(workload: int, team: int, units: tuple[int, ...], **more: Any) -> Ru
 def units_of(host: int, pool_gpus: int = 8, **more: Any) -> tuple[UnitInfo, ...]:
     values: dict[str, Any] = {"model": "H100", "memory_mib": 80_000, "compute_capability": 90}
     return tuple(
-        UnitInfo(host * 100 + g, host, host * 100 + g, nvlink_group=g // 4, **(values | more)) for g in range(pool_gpus)
+        UnitInfo(host * 100 + g, host, host * 100 + g, nvlink_group=g // 4, **(values | more))
+        for g in range(pool_gpus)
     )
 
 
@@ -76,7 +84,10 @@ def world() -> Snapshot:
     """Two hosts of 8 GPUs: team 2 borrows all of the second; a reservation binds two units of the first now."""
     return Snapshot(
         epoch=7,
-        pools=(PoolInfo(1, "shared", PoolKind.DYNAMIC, None, PoolPolicy()), PoolInfo(2, "own", PoolKind.STATIC, 3, PoolPolicy())),
+        pools=(
+            PoolInfo(1, "shared", PoolKind.DYNAMIC, None, PoolPolicy()),
+            PoolInfo(2, "own", PoolKind.STATIC, 3, PoolPolicy()),
+        ),
         hosts=(
             HostInfo(1, "one", 1, frozenset({("site", "north")}), cpu_milli=64_000, memory_mib=512_000),
             HostInfo(2, "two", 1),
@@ -126,7 +137,9 @@ def extra(placement: Placement, **change: Any) -> Bug:
     """Start a workload that the good plan refuses; ``change`` is made to its row first."""
 
     def bug(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
-        changed, _ = row("queued", placement.workload, **change)(snapshot, planned) if change else (snapshot, planned)
+        changed, _ = (
+            row("queued", placement.workload, **change)(snapshot, planned) if change else (snapshot, planned)
+        )
         refusals = tuple(r for r in planned.refusals if r.workload != placement.workload)
         placements = tuple(p for p in planned.placements if p.workload != placement.workload)
         return changed, replace(planned, placements=(*placements, placement), refusals=refusals)
@@ -212,12 +225,17 @@ def bound_early(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
 
 
 def maintenance(start: int, end: int) -> Bug:
-    return lambda snapshot, planned: (replace(snapshot, maintenance=(MaintenanceInfo(1, start, end),)), planned)
+    return lambda snapshot, planned: (
+        replace(snapshot, maintenance=(MaintenanceInfo(1, start, end),)),
+        planned,
+    )
 
 
 def promised_later(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
     """Five of the first host's units are promised in ten minutes, and the plan gives too many of them away."""
-    promise = ReservationInfo(11, 1, 1, 1, Ask(5, labels=frozenset({("site", "north")})), NOW + 600, NOW + HOUR)
+    promise = ReservationInfo(
+        11, 1, 1, 1, Ask(5, labels=frozenset({("site", "north")})), NOW + 600, NOW + HOUR
+    )
     return replace(snapshot, reservations=(*snapshot.reservations, promise)), planned
 
 
@@ -227,9 +245,14 @@ def promised_tomorrow(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan
     tomorrow = ReservationInfo(11, 1, 1, 1, Ask(8, hosts=2), NOW + 24 * HOUR, NOW + 30 * HOUR)
     stays = queued(1, units=2, max_runtime_seconds=48 * HOUR)
     alone = replace(
-        snapshot, hosts=(snapshot.hosts[0], full), queued=(stays,), running=(), reservations=(tomorrow,),
-        units=(*units_of(1), *units_of(2)), pools=snapshot.pools[:1],
-    )  # fmt: skip
+        snapshot,
+        hosts=(snapshot.hosts[0], full),
+        queued=(stays,),
+        running=(),
+        reservations=(tomorrow,),
+        units=(*units_of(1), *units_of(2)),
+        pools=snapshot.pools[:1],
+    )
     return alone, Plan(7, placements=(started(1, 100, 101, until=NOW + 48 * HOUR),))
 
 
@@ -260,14 +283,23 @@ def not_bound(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
 
 def two_models() -> Snapshot:
     """A host of H100, all of them guaranteed to team 1, and a host of A100, all of them guaranteed to team 2."""
-    guaranteed = (QuotaInfo(1, 1, "H100", 8 * GPU), QuotaInfo(1, 1, "A100", 0), QuotaInfo(2, 1, "H100", 0), QuotaInfo(2, 1, "A100", 8 * GPU))
+    guaranteed = (
+        QuotaInfo(1, 1, "H100", 8 * GPU),
+        QuotaInfo(1, 1, "A100", 0),
+        QuotaInfo(2, 1, "H100", 0),
+        QuotaInfo(2, 1, "A100", 8 * GPU),
+    )
     alone = replace(world(), queued=(), running=(), reservations=(), quotas=guaranteed)
-    return replace(alone, units=(*units_of(1), *units_of(2, model="A100")), pools=alone.pools[:1], hosts=alone.hosts[:2])
+    return replace(
+        alone, units=(*units_of(1), *units_of(2, model="A100")), pools=alone.pools[:1], hosts=alone.hosts[:2]
+    )
 
 
 def bound_to_what_others_are_guaranteed(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
     either = ReservationInfo(9, 2, 1, 1, Ask(8, models=("H100", "A100")), NOW, NOW + HOUR)
-    return replace(two_models(), reservations=(either,)), Plan(7, bindings=(ReservationBinding(9, ALL_OF_ONE),))
+    return replace(two_models(), reservations=(either,)), Plan(
+        7, bindings=(ReservationBinding(9, ALL_OF_ONE),)
+    )
 
 
 def more_than_is_guaranteed_once_it_begins(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
@@ -275,7 +307,13 @@ def more_than_is_guaranteed_once_it_begins(snapshot: Snapshot, planned: Plan) ->
     guaranteed = (QuotaInfo(1, 1, "H100", 8 * GPU), QuotaInfo(2, 1, "H100", 8 * GPU))
     soon = (ReservationInfo(9, 1, 1, 1, Ask(8), NOW + HOUR, NOW + 2 * HOUR),)
     stays = queued(1, units=8, max_runtime_seconds=5 * HOUR)
-    alone = replace(two_models(), quotas=guaranteed, reservations=soon, queued=(stays,), units=(*units_of(1), *units_of(2)))
+    alone = replace(
+        two_models(),
+        quotas=guaranteed,
+        reservations=soon,
+        queued=(stays,),
+        units=(*units_of(1), *units_of(2)),
+    )
     return alone, Plan(7, placements=(started(1, *ALL_OF_ONE, until=NOW + 5 * HOUR),))
 
 
@@ -324,17 +362,26 @@ BUGS: dict[str, tuple[Bug, str]] = {
     "a plan of another epoch": (lambda s, p: (s, replace(p, epoch=6)), "epoch"),
     "a workload without an answer": (without_answer, "0 answers"),
     "a workload with two answers": (
-        lambda s, p: (s, replace(p, refusals=(*p.refusals, Refusal(1, ReasonCode.WAITS_FOR_UNITS, (("x", 1),))))),
+        lambda s, p: (
+            s,
+            replace(p, refusals=(*p.refusals, Refusal(1, ReasonCode.WAITS_FOR_UNITS, (("x", 1),)))),
+        ),
         "2 answers",
     ),
     "an answer for nobody": (
-        lambda s, p: (s, replace(p, refusals=(*p.refusals, Refusal(99, ReasonCode.WAITS_FOR_UNITS, (("x", 1),))))),
+        lambda s, p: (
+            s,
+            replace(p, refusals=(*p.refusals, Refusal(99, ReasonCode.WAITS_FOR_UNITS, (("x", 1),)))),
+        ),
         "does not wait",
     ),
     "a unit that does not exist": (place(1, units=(100, 999)), "does not exist"),
     "a unit given twice": (extra(started(3, 102, 103, 104, 105)), "given to 2"),
     "a unit that is held": (place(1, units=(200, 201)), "still held"),
-    "a unit kept for another": (row("queued", 2, earmarked_units=tuple(range(100, 108))), "kept for workload 2"),
+    "a unit kept for another": (
+        row("queued", 2, earmarked_units=tuple(range(100, 108))),
+        "kept for workload 2",
+    ),
     "a part of a gang": (place(1, units=(102,)), "asked for 1 x 2"),
     "the wrong profile": (row("queued", 1, ask=Ask(2, profile="1g.10gb")), "did not ask for"),
     "the wrong model": (row("queued", 1, ask=Ask(2, models=("A100",))), "did not ask for"),
@@ -370,8 +417,14 @@ BUGS: dict[str, tuple[Bug, str]] = {
         "time-sliced between teams",
     ),
     "no quota": (quotas(QuotaInfo(2, 1, "H100", 2 * GPU, 8 * GPU)), "has no quota"),
-    "above the borrow limit": (quotas(QuotaInfo(1, 1, "H100", 0, GPU), QuotaInfo(2, 1, "H100", 0)), "above guarantee"),
-    "borrowing for firm work": (quotas(QuotaInfo(1, 1, "H100", GPU), QuotaInfo(2, 1, "H100", 0)), "is not preemptible"),
+    "above the borrow limit": (
+        quotas(QuotaInfo(1, 1, "H100", 0, GPU), QuotaInfo(2, 1, "H100", 0)),
+        "above guarantee",
+    ),
+    "borrowing for firm work": (
+        quotas(QuotaInfo(1, 1, "H100", GPU), QuotaInfo(2, 1, "H100", 0)),
+        "is not preemptible",
+    ),
     "borrowing against the rule": (
         both(
             quotas(QuotaInfo(1, 1, "H100", GPU), QuotaInfo(2, 1, "H100", 0)),
@@ -392,7 +445,10 @@ BUGS: dict[str, tuple[Bug, str]] = {
     "above the user cap": (policy(most_slots_per_user=GPU), "user 1 holds"),
     "spare capacity used": (spare_gone, "its spare is"),
     "a reservation made impossible": (promised_later, "could be kept before"),
-    "a reservation made impossible that counts on a disk being emptied": (promised_tomorrow, "could be kept before"),
+    "a reservation made impossible that counts on a disk being emptied": (
+        promised_tomorrow,
+        "could be kept before",
+    ),
     "set-aside units taken": (delayed_hold, "delays workload 2"),
     "a binding on held units": (bound_elsewhere, "still holds"),
     "a short binding": (bound_short, "units per host"),
@@ -402,28 +458,48 @@ BUGS: dict[str, tuple[Bug, str]] = {
         row("reservations", 9, ask=Ask(2, models=("A100",))),
         "bound to units it did not ask for",
     ),
-    "a reservation that waits in silence": (lambda s, p: (s, replace(p, bindings=())), "has begun without units"),
+    "a reservation that waits in silence": (
+        lambda s, p: (s, replace(p, bindings=())),
+        "has begun without units",
+    ),
     "a reason for a reservation that does not wait": (
-        lambda s, p: (s, replace(p, unbound=(UnboundReservation(9, ReasonCode.RESERVED_UNITS_MISSING, (("need", 2),)),))),
+        lambda s, p: (
+            s,
+            replace(p, unbound=(UnboundReservation(9, ReasonCode.RESERVED_UNITS_MISSING, (("need", 2),)),)),
+        ),
         "does not wait for units",
     ),
     "a reservation that waits with a reason of workloads": (
-        lambda s, p: (s, replace(p, bindings=(), unbound=(UnboundReservation(9, ReasonCode.WAITS_FOR_UNITS, (("need", 2),)),))),
+        lambda s, p: (
+            s,
+            replace(
+                p, bindings=(), unbound=(UnboundReservation(9, ReasonCode.WAITS_FOR_UNITS, (("need", 2),)),)
+            ),
+        ),
         "waits with code",
     ),
     "an eviction of what does not run": (eviction(workload=1234), "does not run"),
     "an eviction without notice": (eviction(stop_at=NOW), "whole notice"),
     "an eviction of what must stay": (row("running", 50, preemptible=False), "not preemptible"),
     "an eviction too early": (row("running", 50, started=NOW - 10), "minimum runtime"),
-    "an eviction twice": (lambda s, p: (s, replace(p, evictions=(*p.evictions, *p.evictions))), "planned twice"),
+    "an eviction twice": (
+        lambda s, p: (s, replace(p, evictions=(*p.evictions, *p.evictions))),
+        "planned twice",
+    ),
     "an eviction of what is leaving": (row("running", 50, stopping=True), "told already"),
     "an eviction for nobody": (eviction(for_workload=None), "exactly one beneficiary"),
     "an eviction for two": (eviction(for_reservation=9), "exactly one beneficiary"),
     "an eviction with a wrong code": (eviction(code=ReasonCode.WAITS_FOR_UNITS), "with code"),
     "an eviction for what does not wait": (eviction(for_workload=4321), "does not wait in its pool"),
-    "an eviction for what does not wait for it": (refusal(2, code=ReasonCode.WAITS_FOR_UNITS), "does not wait for it"),
+    "an eviction for what does not wait for it": (
+        refusal(2, code=ReasonCode.WAITS_FOR_UNITS),
+        "does not wait for it",
+    ),
     "an eviction back": (row("queued", 2, evicted_by=50), "evicts it back"),
-    "an eviction that frees nothing of use": (row("queued", 2, ask=Ask(8, models=("B200",))), "frees nothing"),
+    "an eviction that frees nothing of use": (
+        row("queued", 2, ask=Ask(8, models=("B200",))),
+        "frees nothing",
+    ),
     "an eviction of an equal": (evict_for_priority, "priority is not lower"),
     "an eviction from a reservation": (row("running", 50, reservation=9), "inside a reservation of another"),
     "an eviction by a borrower": (
@@ -454,18 +530,33 @@ BUGS: dict[str, tuple[Bug, str]] = {
         eviction(code=ReasonCode.EVICTED_FOR_PRIORITY),
         "true is evicted_for_guarantee",
     ),
-    "an eviction of somebody the beneficiary does not name": (refusal(2, blockers=(51,)), "told to wait for others"),
+    "an eviction of somebody the beneficiary does not name": (
+        refusal(2, blockers=(51,)),
+        "told to wait for others",
+    ),
     "a reservation that waits while its units lie free": (not_bound, "units lie free for it"),
-    "a binding to the model that others are guaranteed": (bound_to_what_others_are_guaranteed, "not to its team's A100"),
-    "firm work beside its own team's reservation": (more_than_is_guaranteed_once_it_begins, "together more than team 1 is"),
+    "a binding to the model that others are guaranteed": (
+        bound_to_what_others_are_guaranteed,
+        "not to its team's A100",
+    ),
+    "firm work beside its own team's reservation": (
+        more_than_is_guaranteed_once_it_begins,
+        "together more than team 1 is",
+    ),
     "borrowers whom nobody tells": (nobody_told, "nobody is told to leave its units"),
-    "a borrower told to go for a reservation that has enough": (told_for_nothing, "has enough units without it"),
+    "a borrower told to go for a reservation that has enough": (
+        told_for_nothing,
+        "has enough units without it",
+    ),
     "a binding to a closed host": (row("hosts", 1, accepts=False), "which is not in service"),
     "a binding without NVLink": (
         both(row("reservations", 9, ask=Ask(2, nvlink=True)), row("units", 101, nvlink_group=5)),
         "without NVLink",
     ),
-    "a binding of units kept for a workload": (row("queued", 2, earmarked_units=(100,)), "not for a reservation"),
+    "a binding of units kept for a workload": (
+        row("queued", 2, earmarked_units=(100,)),
+        "not for a reservation",
+    ),
     "low priority served before high": (
         story(
             queued(1, units=8, priority=Priority.HIGH),
@@ -542,7 +633,10 @@ BUGS: dict[str, tuple[Bug, str]] = {
         "which was whole",
     ),
     "a start without numbers": (place(1, numbers=()), "starts without numbers"),
-    "a borrowed start that says it is guaranteed": (place(5, code=ReasonCode.FREE_WITHIN_GUARANTEE), "true is free_borrowed"),
+    "a borrowed start that says it is guaranteed": (
+        place(5, code=ReasonCode.FREE_WITHIN_GUARANTEE),
+        "true is free_borrowed",
+    ),
     "a start in a pool that is gone": (row("queued", 1, pool=77), "a pool that is not known"),
     "numbers that are no JSON": (refusal(3, numbers=(("need", float("nan")),)), "JSON can't carry"),
     "rows out of order": (
@@ -556,13 +650,18 @@ BUGS: dict[str, tuple[Bug, str]] = {
     ),
     "a place in line for who has none": (refusal(4, position=3), "has place 3 in the line"),
     "a wait for a workload that does not run": (refusal(3, blockers=(1234,)), "does not run in its pool"),
-    "units set aside that do not serve": (refusal(3, held_units=(300,), expected_start=NOW + 60), "does not serve"),
+    "units set aside that do not serve": (
+        refusal(3, held_units=(300,), expected_start=NOW + 60),
+        "does not serve",
+    ),
     "work started on units set aside, beyond the start": (
         refusal(3, held_units=(102,), expected_start=NOW + 60),
         "delays workload 3",
     ),
     "work expected to run on units set aside, beyond the start": (
-        both(refusal(3, held_units=(200,), expected_start=NOW + 60), lambda s, p: (s, replace(p, evictions=()))),
+        both(
+            refusal(3, held_units=(200,), expected_start=NOW + 60), lambda s, p: (s, replace(p, evictions=()))
+        ),
         "is expected on units set aside",
     ),
     "a refusal with a code for starts": (refusal(3, code=ReasonCode.FREE_BORROWED), "with code"),
@@ -613,7 +712,9 @@ def test_a_borrower_served_first_is_caught_whatever_else_it_or_the_other_team_as
     others = tuple(r for r in right.refusals if r.workload != borrower)
     wrong = replace(
         right,
-        placements=(replace(placed, workload=borrower, borrowed_slots=4 * GPU, code=ReasonCode.FREE_BORROWED),),
+        placements=(
+            replace(placed, workload=borrower, borrowed_slots=4 * GPU, code=ReasonCode.FREE_BORROWED),
+        ),
         refusals=tuple(sorted((*others, replace(refused, workload=guaranteed)), key=lambda r: r.workload)),
     )
     promise = "guarantees come before borrowing"
@@ -642,7 +743,12 @@ YES, NO = WindowCheckResult(True), WindowCheckResult(False, ReasonCode.WINDOW_FU
 STAYS = tuple(replace(r, preemptible=False) for r in world().running)
 LATER = NOW + HOUR, NOW + 2 * HOUR
 WRONG_ANSWERS: dict[str, tuple[Snapshot, int, WindowCheckResult, str]] = {
-    "a yes where work must stay": (replace(world(), running=STAYS, reservations=()), 9, YES, "no units are there"),
+    "a yes where work must stay": (
+        replace(world(), running=STAYS, reservations=()),
+        9,
+        YES,
+        "no units are there",
+    ),
     "a yes for what is promised already": (
         replace(world(), running=(), reservations=(ReservationInfo(10, 1, 1, 1, Ask(8), *LATER),)),
         9,
@@ -653,7 +759,10 @@ WRONG_ANSWERS: dict[str, tuple[Snapshot, int, WindowCheckResult, str]] = {
         replace(
             world(),
             running=(),
-            reservations=(ReservationInfo(10, 1, 1, 1, Ask(7), *LATER), ReservationInfo(11, 1, 1, 1, Ask(7), *LATER)),
+            reservations=(
+                ReservationInfo(10, 1, 1, 1, Ask(7), *LATER),
+                ReservationInfo(11, 1, 1, 1, Ask(7), *LATER),
+            ),
         ),
         8,
         YES,
@@ -662,7 +771,9 @@ WRONG_ANSWERS: dict[str, tuple[Snapshot, int, WindowCheckResult, str]] = {
     "a yes on a full disk that may not be emptied by then": (
         replace(
             world(),
-            hosts=tuple(replace(host, accepts=False, closed_code=ReasonCode.HOST_FULL) for host in world().hosts),
+            hosts=tuple(
+                replace(host, accepts=False, closed_code=ReasonCode.HOST_FULL) for host in world().hosts
+            ),
             running=(),
             reservations=(),
         ),
@@ -677,15 +788,27 @@ WRONG_ANSWERS: dict[str, tuple[Snapshot, int, WindowCheckResult, str]] = {
         "less than they are guaranteed",
     ),
     "a yes that eats what others are guaranteed of either model": (
-        replace(two_models(), quotas=(QuotaInfo(1, 1, "H100", 8 * GPU), QuotaInfo(1, 1, "A100", 8 * GPU), QuotaInfo(2, 1, "H100", 0))),
+        replace(
+            two_models(),
+            quotas=(
+                QuotaInfo(1, 1, "H100", 8 * GPU),
+                QuotaInfo(1, 1, "A100", 8 * GPU),
+                QuotaInfo(2, 1, "H100", 0),
+            ),
+        ),
         8,
         YES,
         "less than they are guaranteed: A100 at",
     ),
     "a yes that eats what others are guaranteed again by then": (
         replace(
-            world(), running=(), reservations=(),
-            quotas=(QuotaInfo(1, 1, "H100", 0, None, LATER[0] - 60, 100, guaranteed_again=12 * GPU), QuotaInfo(2, 1, "H100", 2 * GPU)),
+            world(),
+            running=(),
+            reservations=(),
+            quotas=(
+                QuotaInfo(1, 1, "H100", 0, None, LATER[0] - 60, 100, guaranteed_again=12 * GPU),
+                QuotaInfo(2, 1, "H100", 2 * GPU),
+            ),
         ),
         8,
         YES,
@@ -723,7 +846,8 @@ def test_the_verifier_catches_a_wrong_answer(name: str) -> None:
 
 def test_free_slices_kept_for_whom_others_leave_do_not_count_as_left_beside_those_in_use() -> None:
     sliced = tuple(
-        UnitInfo(unit, 1, unit // 10, "H100", "1g.10gb", GPU // 7, 10_000, 90) for unit in (1000, 1001, 1002, *range(1010, 1015))
+        UnitInfo(unit, 1, unit // 10, "H100", "1g.10gb", GPU // 7, 10_000, 90)
+        for unit in (1000, 1001, 1002, *range(1010, 1015))
     )
     four = Ask(4, profile="1g.10gb")
     snapshot = replace(
@@ -732,7 +856,10 @@ def test_free_slices_kept_for_whom_others_leave_do_not_count_as_left_beside_thos
         hosts=(HostInfo(1, "one", 1),),
         units=sliced,
         quotas=(QuotaInfo(1, 1, "H100", GPU), QuotaInfo(2, 1, "H100", 0, borrow_limit=0)),
-        queued=(queued(1, team=2, ask=four, preemptible=True, earmarked_units=(1000, 1001)), queued(2, ask=four)),
+        queued=(
+            queued(1, team=2, ask=four, preemptible=True, earmarked_units=(1000, 1001)),
+            queued(2, ask=four),
+        ),
         running=(running(50, 2, (1000, 1001), stopping=True, stop_by=NOW + 30, evicted_for_workload=1),),
         reservations=(),
     )

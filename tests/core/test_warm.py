@@ -44,9 +44,13 @@ def test_the_order_in_which_a_delta_names_rows_does_not_matter(snapshot: Snapsho
     rows: Any = {}
     for table in fields(snapshot):
         value = getattr(snapshot, table.name)
-        rows[table.name] = random.Random(seed).sample(value, len(value)) if isinstance(value, tuple) else value
+        rows[table.name] = (
+            random.Random(seed).sample(value, len(value)) if isinstance(value, tuple) else value
+        )
     standing = IncrementalPlanner(Snapshot(epoch=0))
-    arguments: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in rows.items()}
+    arguments: Any = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in rows.items()
+    }
     standing.change(SnapshotDelta(**arguments))
     assert standing.snapshot() == sort_rows(snapshot)
     assert repr(standing.plan(NOW)) == repr(plan(snapshot, NOW))
@@ -96,18 +100,26 @@ def test_with_nobody_asking_why_the_same_is_decided_and_held(seed: int) -> None:
     """A long queue, so that equals of what got nothing are passed over."""
     snapshot = crowded(seed, NOW, hosts=4, waiting=80)
     quiet, full = plan(snapshot, NOW, explain=False), plan(snapshot, NOW)
-    assert (quiet.placements, quiet.evictions, quiet.bindings) == (full.placements, full.evictions, full.bindings)
+    assert (quiet.placements, quiet.evictions, quiet.bindings) == (
+        full.placements,
+        full.evictions,
+        full.bindings,
+    )
     held = [(r.workload, r.expected_start, r.held_units) for r in full.refusals if r.held_units]
     assert [(r.workload, r.expected_start, r.held_units) for r in quiet.refusals if r.held_units] == held
     kept = [(r.workload, r.blockers) for r in full.refusals if r.code == ReasonCode.WAITS_FOR_EVICTION]
-    assert [(r.workload, r.blockers) for r in quiet.refusals if r.code == ReasonCode.WAITS_FOR_EVICTION] == kept
+    assert [
+        (r.workload, r.blockers) for r in quiet.refusals if r.code == ReasonCode.WAITS_FOR_EVICTION
+    ] == kept
     assert violations(snapshot, full, NOW) == []
 
 
 def test_what_has_not_changed_is_not_planned_again(monkeypatch: pytest.MonkeyPatch) -> None:
     standing = IncrementalPlanner(crowded(4, NOW))
     first = standing.plan(NOW)
-    monkeypatch.setattr("scheduler.core.incremental_planner.plan_pools", lambda *_: pytest.fail("planned again"))
+    monkeypatch.setattr(
+        "scheduler.core.incremental_planner.plan_pools", lambda *_: pytest.fail("planned again")
+    )
     assert standing.plan(NOW) == first
 
 

@@ -26,7 +26,11 @@ from scheduler.core.model.snapshot import (
 )
 from scheduler.core.planner import plan
 from scheduler.core.promises.extensions import check_extension, check_longer_runtime
-from scheduler.core.promises.promise_timeline import DISK_CLEANUP_SECONDS, PromiseTimeline, ReservationRequester
+from scheduler.core.promises.promise_timeline import (
+    DISK_CLEANUP_SECONDS,
+    PromiseTimeline,
+    ReservationRequester,
+)
 from scheduler.core.promises.reservation_windows import (
     WINDOW_VALID_SECONDS,
     ReservationWindow,
@@ -63,7 +67,12 @@ def pool_of(count: int = 2, **rows: Any) -> Snapshot:
 
 
 def asked(
-    snapshot: Snapshot, ask: Ask, start: int = NOW + HOUR, end: int = NOW + 3 * HOUR, team: int = RED, **more: Any
+    snapshot: Snapshot,
+    ask: Ask,
+    start: int = NOW + HOUR,
+    end: int = NOW + 3 * HOUR,
+    team: int = RED,
+    **more: Any,
 ) -> WindowCheckResult:
     return check_reservation_window(snapshot, ask, team, 1, start, end, NOW, **more)
 
@@ -86,7 +95,9 @@ def test_a_window_that_another_reservation_fills_is_refused_with_the_first_that_
     )
     answer = asked(taken, Ask(4))
     assert (answer.fits, answer.code) == (False, ReasonCode.WINDOW_FULL)
-    assert answer.first_windows == tuple(ReservationWindow(NOW + n * HOUR, NOW + (n + 2) * HOUR) for n in (2, 4))
+    assert answer.first_windows == tuple(
+        ReservationWindow(NOW + n * HOUR, NOW + (n + 2) * HOUR) for n in (2, 4)
+    )
 
 
 def test_the_first_window_is_found_to_the_minute() -> None:
@@ -101,11 +112,14 @@ def test_a_window_that_is_named_is_still_had_by_whoever_takes_a_moment_to_ask_fo
     busy = pool_of(1, running=(borrower,))
     answer = asked(busy, Ask(4), NOW, NOW + HOUR)
     assert (answer.code, answer.first_windows) == (
-        ReasonCode.WINDOW_FULL, (ReservationWindow(SOONEST + 60, SOONEST + 60 + HOUR),),
-    )  # fmt: skip
+        ReasonCode.WINDOW_FULL,
+        (ReservationWindow(SOONEST + 60, SOONEST + 60 + HOUR),),
+    )
     named = answer.first_windows[0]
     for seconds in range(WINDOW_VALID_SECONDS + 1):
-        assert check_reservation_window(busy, Ask(4), RED, 1, named.start, named.end, NOW + seconds).fits, seconds
+        assert check_reservation_window(busy, Ask(4), RED, 1, named.start, named.end, NOW + seconds).fits, (
+            seconds
+        )
 
 
 def test_no_window_is_named_that_only_a_moment_of_asking_takes_away() -> None:
@@ -114,11 +128,15 @@ def test_no_window_is_named_that_only_a_moment_of_asking_takes_away() -> None:
     until = NOW + 60 + HOUR
     busy = pool_of(1, running=(borrower,), maintenance=(MaintenanceInfo(1, until, NOW + 5 * HOUR),))
     assert asked(busy, Ask(4), NOW + 60, until).fits
-    assert asked(busy, Ask(4), NOW, NOW + HOUR).first_windows == (ReservationWindow(NOW + 5 * HOUR, NOW + 6 * HOUR),)
+    assert asked(busy, Ask(4), NOW, NOW + HOUR).first_windows == (
+        ReservationWindow(NOW + 5 * HOUR, NOW + 6 * HOUR),
+    )
 
 
 def test_windows_that_only_touch_do_not_overlap() -> None:
-    taken = pool_of(1, reservations=(booked(1, 8, NOW, NOW + HOUR), booked(2, 8, NOW + 3 * HOUR, NOW + 4 * HOUR)))
+    taken = pool_of(
+        1, reservations=(booked(1, 8, NOW, NOW + HOUR), booked(2, 8, NOW + 3 * HOUR, NOW + 4 * HOUR))
+    )
     assert asked(taken, Ask(4)).fits
 
 
@@ -139,7 +157,10 @@ def test_preemptible_work_is_not_in_the_way_once_it_can_be_gone() -> None:
     borrower = firm(1, tuple(range(10, 18)), NOW + 99 * HOUR, preemptible=True)
     assert asked(pool_of(1, running=(borrower,)), Ask(4)).fits
     just_started = replace(borrower, started=NOW)
-    assert asked(pool_of(1, running=(just_started,)), Ask(4), NOW + 359, NOW + HOUR).code == ReasonCode.WINDOW_FULL
+    assert (
+        asked(pool_of(1, running=(just_started,)), Ask(4), NOW + 359, NOW + HOUR).code
+        == ReasonCode.WINDOW_FULL
+    )
     assert asked(pool_of(1, running=(just_started,)), Ask(4), NOW + 360, NOW + HOUR).fits
 
 
@@ -163,7 +184,9 @@ def test_a_full_disk_of_today_is_in_the_way_of_what_begins_soon_and_of_nothing_l
         assert answer.fits is fits, start - NOW
         assert window_violations(full, Ask(4), RED, 1, start, start + HOUR, answer, NOW) == []
     to_the_minute = -(-(EMPTIED + WINDOW_VALID_SECONDS) // 60) * 60
-    assert asked(full, Ask(4), NOW, NOW + HOUR).first_windows == (ReservationWindow(to_the_minute, to_the_minute + HOUR),)
+    assert asked(full, Ask(4), NOW, NOW + HOUR).first_windows == (
+        ReservationWindow(to_the_minute, to_the_minute + HOUR),
+    )
 
 
 def test_what_is_guaranteed_on_full_disks_counts_once_they_may_be_emptied() -> None:
@@ -178,7 +201,10 @@ def test_what_is_guaranteed_on_full_disks_counts_once_they_may_be_emptied() -> N
 def test_the_calendar_shows_full_disks_as_free_again() -> None:
     full = pool_of(2, hosts=(FULL, HostInfo(2, "h2", 1)))
     day = 24 * HOUR
-    assert free_units_by_time(full, 1, "H100", "", NOW, NOW + 2 * day, day, NOW) == [(NOW, 8), (NOW + day, 16)]
+    assert free_units_by_time(full, 1, "H100", "", NOW, NOW + 2 * day, day, NOW) == [
+        (NOW, 8),
+        (NOW + day, 16),
+    ]
 
 
 def test_a_reservation_is_kept_possible_on_a_full_disk_until_it_comes_near() -> None:
@@ -230,12 +256,18 @@ def test_a_reservation_that_has_its_units_is_in_the_way_on_these() -> None:
     ("change", "team", "code"),
     [
         ({}, 3, ReasonCode.NO_QUOTA),
-        ({"pools": (PoolInfo(1, "own", PoolKind.STATIC, BLUE, PoolPolicy()),)}, RED, ReasonCode.NOT_YOUR_POOL),
+        (
+            {"pools": (PoolInfo(1, "own", PoolKind.STATIC, BLUE, PoolPolicy()),)},
+            RED,
+            ReasonCode.NOT_YOUR_POOL,
+        ),
         ({"pools": ()}, RED, ReasonCode.NOT_YOUR_POOL),
         ({"units": ()}, RED, ReasonCode.NO_SUCH_HARDWARE),
     ],
 )
-def test_what_can_never_fit_says_why_and_names_no_windows(change: dict[str, Any], team: int, code: ReasonCode) -> None:
+def test_what_can_never_fit_says_why_and_names_no_windows(
+    change: dict[str, Any], team: int, code: ReasonCode
+) -> None:
     answer = asked(pool_of(1, **change), Ask(1), team=team)
     assert (answer.fits, answer.code, answer.first_windows) == (False, code, ())
     assert answer.numbers
@@ -248,7 +280,9 @@ def test_an_ask_larger_than_any_host_says_so() -> None:
 def test_the_search_for_windows_ends_at_the_horizon() -> None:
     full = pool_of(1, reservations=(booked(1, 8, NOW, NOW + 50 * HOUR),))
     assert asked(full, Ask(4), horizon=49 * HOUR).first_windows == ()
-    assert asked(full, Ask(4), horizon=50 * HOUR).first_windows == (ReservationWindow(NOW + 50 * HOUR, NOW + 52 * HOUR),)
+    assert asked(full, Ask(4), horizon=50 * HOUR).first_windows == (
+        ReservationWindow(NOW + 50 * HOUR, NOW + 52 * HOUR),
+    )
 
 
 def test_the_calendar_counts_what_can_still_be_promised() -> None:
@@ -301,7 +335,8 @@ def test_a_running_reservation_is_not_extended_into_maintenance_or_the_guarantee
 def test_of_several_windows_each_is_judged_and_the_first_that_does_not_fit_names_others() -> None:
     day = 24 * HOUR
     taken = pool_of(
-        1, reservations=(booked(1, 8, NOW + day, NOW + day + HOUR), booked(2, 8, NOW + 2 * day, NOW + 3 * day))
+        1,
+        reservations=(booked(1, 8, NOW + day, NOW + day + HOUR), booked(2, 8, NOW + 2 * day, NOW + 3 * day)),
     )
     windows = [(NOW + n * day, NOW + n * day + 2 * HOUR) for n in range(3)]
     answers = check_reservation_windows(taken, Ask(4), RED, 1, windows, NOW)
@@ -317,7 +352,9 @@ def may_stay(snapshot: Snapshot, until: int, workload: int = 5) -> WindowCheckRe
     return check_longer_runtime(snapshot, workload, until, NOW)
 
 
-def staying(preemptible: bool = False, units: tuple[int, ...] = (10, 11), until: int = NOW + HOUR) -> RunningWorkload:
+def staying(
+    preemptible: bool = False, units: tuple[int, ...] = (10, 11), until: int = NOW + HOUR
+) -> RunningWorkload:
     return RunningWorkload(5, RED, 1, 1, 1, units, NOW - HOUR, until, until, preemptible=preemptible)
 
 
@@ -338,16 +375,26 @@ def test_what_nobody_can_tell_to_go_stays_as_long_as_every_promise_is_kept() -> 
     answer = may_stay(whole, NOW + 9 * HOUR)
     assert (answer.fits, answer.code) == (False, ReasonCode.MORE_TIME_BLOCKED)
     assert dict(answer.numbers) == {
-        "latest": NOW + 4 * HOUR, "limit": NOW + HOUR, "maintenance": 0, "reservations": 2, "start": NOW + 4 * HOUR,
+        "latest": NOW + 4 * HOUR,
+        "limit": NOW + HOUR,
+        "maintenance": 0,
+        "reservations": 2,
+        "start": NOW + 4 * HOUR,
         "until": NOW + 9 * HOUR,
-    }  # fmt: skip
+    }
 
 
 def test_what_nobody_can_tell_to_go_stays_until_the_maintenance_of_its_host_and_no_longer() -> None:
-    serviced = pool_of(2, running=(staying(),), maintenance=(MaintenanceInfo(1, NOW + 3 * HOUR, NOW + 4 * HOUR),))
+    serviced = pool_of(
+        2, running=(staying(),), maintenance=(MaintenanceInfo(1, NOW + 3 * HOUR, NOW + 4 * HOUR),)
+    )
     assert may_stay(serviced, NOW + 3 * HOUR).fits
     numbers = dict(may_stay(serviced, NOW + 5 * HOUR).numbers)
-    assert (numbers["latest"], numbers["maintenance"], numbers["start"]) == (NOW + 3 * HOUR, 1, NOW + 3 * HOUR)
+    assert (numbers["latest"], numbers["maintenance"], numbers["start"]) == (
+        NOW + 3 * HOUR,
+        1,
+        NOW + 3 * HOUR,
+    )
     elsewhere = replace(serviced, maintenance=(MaintenanceInfo(2, NOW + 3 * HOUR, NOW + 4 * HOUR),))
     assert may_stay(elsewhere, NOW + 5 * HOUR).fits
 
@@ -359,7 +406,9 @@ def test_what_a_reservation_waits_for_since_it_has_begun_is_not_extended() -> No
 
 
 def test_what_can_be_told_to_go_lends_the_promised_units_however_long_it_may_run() -> None:
-    lent = pool_of(1, running=(staying(preemptible=True),), reservations=(booked(1, 8, NOW + 2 * HOUR, NOW + 3 * HOUR),))
+    lent = pool_of(
+        1, running=(staying(preemptible=True),), reservations=(booked(1, 8, NOW + 2 * HOUR, NOW + 3 * HOUR),)
+    )
     assert may_stay(lent, NOW + 9 * HOUR).fits
     longer_now = replace(lent, running=(staying(preemptible=True, until=NOW + 9 * HOUR),))
     assert 1 in PromiseTimeline(PoolState(longer_now, longer_now.pools[0], NOW)).tentative_units
@@ -374,8 +423,14 @@ def two_models(**rows: Any) -> Snapshot:
     """Four H100, guaranteed to blue, and four A100, guaranteed to red."""
     return replace(
         pool_of(2),
-        units=tuple(UnitInfo(h * 10 + g, h, h * 10 + g, m) for h, m in ((1, "H100"), (2, "A100")) for g in range(4)),
-        quotas=(QuotaInfo(RED, 1, "H100", 0), QuotaInfo(RED, 1, "A100", 4 * GPU), QuotaInfo(BLUE, 1, "H100", 4 * GPU)),
+        units=tuple(
+            UnitInfo(h * 10 + g, h, h * 10 + g, m) for h, m in ((1, "H100"), (2, "A100")) for g in range(4)
+        ),
+        quotas=(
+            QuotaInfo(RED, 1, "H100", 0),
+            QuotaInfo(RED, 1, "A100", 4 * GPU),
+            QuotaInfo(BLUE, 1, "H100", 4 * GPU),
+        ),
         **rows,
     )
 
@@ -385,7 +440,9 @@ EITHER = Ask(4, models=("H100", "A100"))
 
 def witness_of(snapshot: Snapshot, now: int = NOW) -> dict[int, list[int]]:
     board = PoolState(snapshot, snapshot.pools[0], now)
-    return {r: [board.units[u].id for u in units] for r, units in PromiseTimeline(board).tentative_units.items()}
+    return {
+        r: [board.units[u].id for u in units] for r, units in PromiseTimeline(board).tentative_units.items()
+    }
 
 
 def test_a_reservation_of_several_models_counts_on_the_one_that_its_check_allowed() -> None:
@@ -393,12 +450,18 @@ def test_a_reservation_of_several_models_counts_on_the_one_that_its_check_allowe
     assert asked(two_models(), Ask(4, models=("H100",))).code == ReasonCode.WINDOW_EATS_GUARANTEES
     mine = ReservationInfo(1, RED, 1, 1, EITHER, NOW + HOUR, NOW + 2 * HOUR)
     assert witness_of(two_models(reservations=(mine,))) == {1: [20, 21, 22, 23]}
-    assert witness_of(two_models(reservations=(replace(mine, may_exceed_guarantee=True),))) == {1: [10, 11, 12, 13]}
+    assert witness_of(two_models(reservations=(replace(mine, may_exceed_guarantee=True),))) == {
+        1: [10, 11, 12, 13]
+    }
 
 
 def test_a_promise_of_several_models_is_kept_when_the_guarantees_have_changed_since() -> None:
     mine = ReservationInfo(1, RED, 1, 1, EITHER, NOW + HOUR, NOW + 2 * HOUR)
-    all_blue = (QuotaInfo(BLUE, 1, "H100", 4 * GPU), QuotaInfo(BLUE, 1, "A100", 4 * GPU), QuotaInfo(RED, 1, "A100", 0))
+    all_blue = (
+        QuotaInfo(BLUE, 1, "H100", 4 * GPU),
+        QuotaInfo(BLUE, 1, "A100", 4 * GPU),
+        QuotaInfo(RED, 1, "A100", 0),
+    )
     assert witness_of(replace(two_models(reservations=(mine,)), quotas=all_blue)) == {1: [10, 11, 12, 13]}
 
 
@@ -409,7 +472,9 @@ def used_up(team: int, until: int, again: int) -> QuotaInfo:
 def test_a_guarantee_whose_hours_are_used_up_holds_again_in_the_next_period() -> None:
     tomorrow = {"start": NOW + 24 * HOUR, "end": NOW + 30 * HOUR}
     blues = replace(pool_of(1), quotas=(QuotaInfo(RED, 1, "H100", 0), used_up(BLUE, NOW + 2 * HOUR, 8)))
-    assert asked(blues, Ask(8)).code == ReasonCode.WINDOW_EATS_GUARANTEES, "it comes back while that window lasts"
+    assert asked(blues, Ask(8)).code == ReasonCode.WINDOW_EATS_GUARANTEES, (
+        "it comes back while that window lasts"
+    )
     assert asked(blues, Ask(8), end=NOW + 2 * HOUR).fits
     assert asked(blues, Ask(8), **tomorrow).code == ReasonCode.WINDOW_EATS_GUARANTEES
     own = replace(pool_of(1), quotas=(used_up(RED, NOW + 2 * HOUR, 4), QuotaInfo(BLUE, 1, "H100", 4 * GPU)))
@@ -422,10 +487,16 @@ def test_a_guarantee_whose_hours_are_used_up_holds_again_in_the_next_period() ->
 
 
 def test_a_reservation_borrows_no_more_than_its_team_may() -> None:
-    limited = replace(pool_of(2), quotas=(QuotaInfo(RED, 1, "H100", 2 * GPU, 2 * GPU), QuotaInfo(BLUE, 1, "H100", 4 * GPU)))
+    limited = replace(
+        pool_of(2), quotas=(QuotaInfo(RED, 1, "H100", 2 * GPU, 2 * GPU), QuotaInfo(BLUE, 1, "H100", 4 * GPU))
+    )
     assert asked(limited, Ask(4)).fits
     answer = asked(limited, Ask(5))
-    assert (answer.code, dict(answer.numbers)["limit"], dict(answer.numbers)["held"]) == (ReasonCode.OVER_QUOTA, 4 * GPU, 0)
+    assert (answer.code, dict(answer.numbers)["limit"], dict(answer.numbers)["held"]) == (
+        ReasonCode.OVER_QUOTA,
+        4 * GPU,
+        0,
+    )
     others = replace(limited, reservations=(booked(1, 1, SOONEST + 2 * HOUR, NOW + 4 * HOUR, team=RED),))
     answer = asked(others, Ask(4))
     assert (dict(answer.numbers)["at"], dict(answer.numbers)["held"]) == (SOONEST + 2 * HOUR, GPU)
@@ -440,12 +511,20 @@ def test_a_team_borrows_again_from_when_its_budget_opens() -> None:
     opens = NOW + 3 * HOUR
     two = pool_of(2)
     answer = asked(two, Ask(5), borrows_again_from=opens)
-    assert (answer.code, dict(answer.numbers)["may_borrow"], dict(answer.numbers)["limit"]) == (ReasonCode.OVER_QUOTA, False, 4 * GPU)
+    assert (answer.code, dict(answer.numbers)["may_borrow"], dict(answer.numbers)["limit"]) == (
+        ReasonCode.OVER_QUOTA,
+        False,
+        4 * GPU,
+    )
     assert answer.first_windows == (ReservationWindow(opens, opens + 2 * HOUR),)
-    assert asked(two, Ask(5), opens - 60, opens + HOUR, borrows_again_from=opens).code == ReasonCode.OVER_QUOTA
+    assert (
+        asked(two, Ask(5), opens - 60, opens + HOUR, borrows_again_from=opens).code == ReasonCode.OVER_QUOTA
+    )
     assert asked(two, Ask(5), opens, opens + HOUR, borrows_again_from=opens).fits
     claimant = ReservationRequester(RED, borrows_again_from=opens)
-    assert free_windows(two, Ask(5), claimant, 1, HOUR, NOW, NOW, 9 * HOUR) == (ReservationWindow(opens, opens + HOUR),)
+    assert free_windows(two, Ask(5), claimant, 1, HOUR, NOW, NOW, 9 * HOUR) == (
+        ReservationWindow(opens, opens + HOUR),
+    )
     assert free_windows(two, Ask(5), claimant, 1, HOUR, NOW, NOW, 2 * HOUR) == ()
 
 
@@ -461,22 +540,35 @@ def test_a_window_across_the_opening_of_a_budget_borrows_only_after_it() -> None
 def test_a_limit_on_borrowing_stays_when_the_budget_opens() -> None:
     quotas = (QuotaInfo(RED, 1, "H100", 2 * GPU, 2 * GPU), QuotaInfo(BLUE, 1, "H100", 4 * GPU))
     answer = asked(replace(pool_of(2), quotas=quotas), Ask(5), borrows_again_from=NOW)
-    assert (answer.code, dict(answer.numbers)["limit"], dict(answer.numbers)["may_borrow"]) == (ReasonCode.OVER_QUOTA, 4 * GPU, True)
+    assert (answer.code, dict(answer.numbers)["limit"], dict(answer.numbers)["may_borrow"]) == (
+        ReasonCode.OVER_QUOTA,
+        4 * GPU,
+        True,
+    )
 
 
 def test_who_would_stay_longer_is_told_from_when_on_its_team_borrows_again() -> None:
     opens = NOW + 5 * HOUR
     above = replace(begun(), quotas=(QuotaInfo(RED, 1, "H100", 2 * GPU), QuotaInfo(BLUE, 1, "H100", 4 * GPU)))
     answer = check_extension(above, 1, NOW + 4 * HOUR, NOW, borrows_again_from=opens)
-    assert (answer.code, answer.first_windows) == (ReasonCode.OVER_QUOTA, (ReservationWindow(opens, opens + 2 * HOUR),))
+    assert (answer.code, answer.first_windows) == (
+        ReasonCode.OVER_QUOTA,
+        (ReservationWindow(opens, opens + 2 * HOUR),),
+    )
     assert check_extension(above, 1, NOW + 4 * HOUR, NOW, borrows_again_from=NOW + 2 * HOUR).fits
 
 
 def test_the_windows_that_are_named_begin_no_sooner_than_asked_for() -> None:
     full = pool_of(1, reservations=(booked(1, 8, NOW + HOUR, NOW + 2 * HOUR),))
-    assert asked(full, Ask(4), end=NOW + 2 * HOUR, earliest=NOW + 5 * HOUR).first_windows[0].start == NOW + 5 * HOUR
+    assert (
+        asked(full, Ask(4), end=NOW + 2 * HOUR, earliest=NOW + 5 * HOUR).first_windows[0].start
+        == NOW + 5 * HOUR
+    )
     windows = [(NOW + HOUR, NOW + 2 * HOUR), (NOW + 3 * HOUR, NOW + 4 * HOUR)]
-    assert check_reservation_windows(full, Ask(4), RED, 1, windows, NOW, earliest=NOW)[0].first_windows[0].start == NOW + 2 * HOUR
+    assert (
+        check_reservation_windows(full, Ask(4), RED, 1, windows, NOW, earliest=NOW)[0].first_windows[0].start
+        == NOW + 2 * HOUR
+    )
 
 
 def test_a_model_without_a_quota_is_not_reserved() -> None:
@@ -492,22 +584,38 @@ def test_what_a_team_may_borrow_again_in_the_next_period_counts_from_then_on() -
 
 def test_a_window_is_found_at_the_moment_from_which_the_teams_gpu_hours_count_anew() -> None:
     """Nothing that is promised ends then, or at all."""
-    own = replace(pool_of(1), quotas=(replace(used_up(RED, NOW + 2 * HOUR, 4), borrow_limit=0), QuotaInfo(BLUE, 1, "H100", 0)))
+    own = replace(
+        pool_of(1),
+        quotas=(replace(used_up(RED, NOW + 2 * HOUR, 4), borrow_limit=0), QuotaInfo(BLUE, 1, "H100", 0)),
+    )
     answer = asked(own, Ask(4))
-    assert (answer.code, answer.first_windows) == (ReasonCode.OVER_QUOTA, (ReservationWindow(NOW + 2 * HOUR, NOW + 4 * HOUR),))
-    assert free_windows(own, Ask(4), ReservationRequester(RED), 1, HOUR, NOW, NOW, 9 * HOUR) == (ReservationWindow(NOW + 2 * HOUR, NOW + 3 * HOUR),)
-    assert free_windows(own, Ask(4), ReservationRequester(RED), 1, HOUR, NOW, NOW, HOUR) == (), "not within the horizon"
+    assert (answer.code, answer.first_windows) == (
+        ReasonCode.OVER_QUOTA,
+        (ReservationWindow(NOW + 2 * HOUR, NOW + 4 * HOUR),),
+    )
+    assert free_windows(own, Ask(4), ReservationRequester(RED), 1, HOUR, NOW, NOW, 9 * HOUR) == (
+        ReservationWindow(NOW + 2 * HOUR, NOW + 3 * HOUR),
+    )
+    assert free_windows(own, Ask(4), ReservationRequester(RED), 1, HOUR, NOW, NOW, HOUR) == (), (
+        "not within the horizon"
+    )
 
 
 def test_who_would_stay_longer_is_told_from_when_on_its_teams_gpu_hours_count_anew() -> None:
     until = NOW + 5 * HOUR
     none_left = (replace(used_up(RED, until, 4), borrow_limit=0), QuotaInfo(BLUE, 1, "H100", 0))
     answer = longer(replace(begun(), quotas=none_left))
-    assert (answer.code, answer.first_windows) == (ReasonCode.OVER_QUOTA, (ReservationWindow(until, until + 2 * HOUR),))
+    assert (answer.code, answer.first_windows) == (
+        ReasonCode.OVER_QUOTA,
+        (ReservationWindow(until, until + 2 * HOUR),),
+    )
 
 
 def test_one_persons_reservations_are_no_more_than_one_person_may_hold() -> None:
-    capped = replace(pool_of(2), pools=(PoolInfo(1, "pool", PoolKind.DYNAMIC, None, PoolPolicy(most_slots_per_user=4 * GPU)),))
+    capped = replace(
+        pool_of(2),
+        pools=(PoolInfo(1, "pool", PoolKind.DYNAMIC, None, PoolPolicy(most_slots_per_user=4 * GPU)),),
+    )
     assert asked(capped, Ask(4), user=7).fits
     assert asked(capped, Ask(5), user=7).code == ReasonCode.OVER_USER_CAP
     assert asked(capped, Ask(5), user=7, may_exceed_guarantee=True).fits
@@ -522,8 +630,13 @@ def test_a_window_is_found_after_a_reservation_of_the_same_person_that_can_not_b
     """It has no units, and counts against what one person may hold all the same."""
     serviced = (MaintenanceInfo(1, NOW + HOUR, NOW + 90 * 60),)
     unkept = pool_of(
-        1, pools=(PoolInfo(1, "pool", PoolKind.DYNAMIC, None, PoolPolicy(most_slots_per_user=4 * GPU)),), maintenance=serviced,
+        1,
+        pools=(PoolInfo(1, "pool", PoolKind.DYNAMIC, None, PoolPolicy(most_slots_per_user=4 * GPU)),),
+        maintenance=serviced,
         reservations=(booked(1, 4, NOW + HOUR, NOW + 4 * HOUR, team=RED, user=7),),
-    )  # fmt: skip
+    )
     answer = asked(unkept, Ask(4), NOW + 2 * HOUR, NOW + 4 * HOUR, user=7)
-    assert (answer.code, answer.first_windows) == (ReasonCode.OVER_USER_CAP, (ReservationWindow(NOW + 4 * HOUR, NOW + 6 * HOUR),))
+    assert (answer.code, answer.first_windows) == (
+        ReasonCode.OVER_USER_CAP,
+        (ReservationWindow(NOW + 4 * HOUR, NOW + 6 * HOUR),),
+    )

@@ -30,8 +30,12 @@ def placed(ask: Ask, *running: RunningWorkload, **host_labels: dict[str, str]) -
     snapshot = Snapshot(
         epoch=1,
         pools=(PoolInfo(1, "pool", PoolKind.DYNAMIC, None, PoolPolicy()),),
-        hosts=tuple(HostInfo(n, name, 1, frozenset(host_labels[name].items())) for n, name in enumerate(names, 1)),
-        units=tuple(UnitInfo(n * 10 + g, n, n * 10 + g, "H100") for n in range(1, len(names) + 1) for g in range(4)),
+        hosts=tuple(
+            HostInfo(n, name, 1, frozenset(host_labels[name].items())) for n, name in enumerate(names, 1)
+        ),
+        units=tuple(
+            UnitInfo(n * 10 + g, n, n * 10 + g, "H100") for n in range(1, len(names) + 1) for g in range(4)
+        ),
         teams=(TeamInfo(1, "red"),),
         quotas=(QuotaInfo(1, 1, "H100", 99 * SLOTS_PER_GPU),),
         queued=(QueuedWorkload(900, 1, 1, 1, 1, ask, NOW, 3600, 3600),),
@@ -53,7 +57,9 @@ def test_a_host_with_the_preferred_label_comes_first_and_another_one_does() -> N
     hosts = {"a": {"rack": "r1"}, "b": {"rack": "r2"}}
     assert placed(Ask(1, **labels(rack="r2")), **hosts) == ["b"]
     assert placed(Ask(1, **labels(rack="r3")), **hosts) == placed(Ask(1), **hosts)
-    assert placed(Ask(1, **labels(rack="r2")), busy(1, 20, 21, 22, 23), **hosts) == ["a"], "a wish keeps nothing waiting"
+    assert placed(Ask(1, **labels(rack="r2")), busy(1, 20, 21, 22, 23), **hosts) == ["a"], (
+        "a wish keeps nothing waiting"
+    )
 
 
 def test_of_several_preferred_labels_most_count() -> None:

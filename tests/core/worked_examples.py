@@ -127,7 +127,9 @@ class Example:
         words += [f"for {_time(NOW - row.started)} so far"]
         words += [f"saved {_time(NOW - row.checkpoint_at)} ago"] if row.checkpoint_at else []
         words += (
-            [f"told to go {'once' if row.evictions == 1 else f'{row.evictions} times'} before"] if row.evictions else []
+            [f"told to go {'once' if row.evictions == 1 else f'{row.evictions} times'} before"]
+            if row.evictions
+            else []
         )
         words += ["on its way out"] if row.stopping else [f"{_time(row.until - NOW)} more at most"]
         return ", ".join(words)
@@ -146,7 +148,9 @@ class Example:
     def _reservation(self, reservation: int) -> tuple[str, str]:
         row = next(r for r in self.scenario.snapshot.reservations if r.id == reservation)
         begins = f"from {_time(row.start - NOW)} from now" if row.start > NOW else "from now"
-        what = f"{self.team[row.team]} has reserved {_asked(row.ask)} {begins} for {_time(row.end - row.start)}"
+        what = (
+            f"{self.team[row.team]} has reserved {_asked(row.ask)} {begins} for {_time(row.end - row.start)}"
+        )
         bound = next((b.units for b in self.planned.bindings if b.reservation == reservation), row.units)
         if bound:
             return what, f"has {self._names(bound)}"
@@ -159,17 +163,25 @@ class Example:
         if eviction is None:
             return "goes" if row.stopping else "goes on"
         whom = (
-            f"workload {eviction.for_workload}" if eviction.for_workload else f"reservation {eviction.for_reservation}"
+            f"workload {eviction.for_workload}"
+            if eviction.for_workload
+            else f"reservation {eviction.for_reservation}"
         )
         lost = dict(eviction.numbers).get("lost")
         words = [f"is told to go for {whom}", f"stops in {_time(eviction.stop_at - NOW)}"]
-        words += [f"{lost / 3600 / SLOTS_PER_GPU:.2g} GPU hours lost"] if isinstance(lost, int) and lost else []
+        words += (
+            [f"{lost / 3600 / SLOTS_PER_GPU:.2g} GPU hours lost"] if isinstance(lost, int) and lost else []
+        )
         return ", ".join(words)
 
     def _about_queued(self, row: QueuedWorkload) -> str:
         for placement in self.planned.placements:
             if placement.workload == row.id:
-                borrowed = f", {_number(placement.borrowed_slots)} of them borrowed" if placement.borrowed_slots else ""
+                borrowed = (
+                    f", {_number(placement.borrowed_slots)} of them borrowed"
+                    if placement.borrowed_slots
+                    else ""
+                )
                 return f"starts on {self._names(placement.units)}{borrowed}"
         refusal = next(r for r in self.planned.refusals if r.workload == row.id)
         words = ["waits" if refusal.position is None else f"waits at place {refusal.position}"]
@@ -205,7 +217,9 @@ def _asked(ask: Ask) -> str:
     words = [f"{ask.hosts} hosts x {ask.units} {kind}" if ask.hosts > 1 else f"{ask.units} {kind}"]
     words += [f"of {' or else '.join(ask.models)}"] if ask.models else []
     words += [f"with at least {ask.min_memory_mib // 1024} GiB"] if ask.min_memory_mib else []
-    words += [f"of compute capability {ask.min_compute_capability / 10:g}"] if ask.min_compute_capability else []
+    words += (
+        [f"of compute capability {ask.min_compute_capability / 10:g}"] if ask.min_compute_capability else []
+    )
     words += ["in one NVLink island"] if ask.nvlink else []
     words += [f"with {name} {value}" for name, value in sorted(ask.labels)]
     return " ".join(words)

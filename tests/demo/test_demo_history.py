@@ -14,7 +14,18 @@ from demo.workload_demand import generate_demand
 from portal.wording import expected_start_texts
 from scheduler.core.explain.start_ranges import MIN_OUTCOMES
 from scheduler.core.model.slots import SLOTS_PER_GPU
-from scheduler.models import Allocation, BoundUnit, Decision, Gpu, Host, Pool, Run, StartEstimate, Unit, Workload
+from scheduler.models import (
+    Allocation,
+    BoundUnit,
+    Decision,
+    Gpu,
+    Host,
+    Pool,
+    Run,
+    StartEstimate,
+    Unit,
+    Workload,
+)
 from scheduler.queue import start_estimates
 
 NOW = datetime(2026, 11, 1, 2, 30, tzinfo=UTC)  # the shortest past: one month and a little
@@ -64,8 +75,12 @@ def test_the_past_is_written_once_by_the_real_engine_and_marked_as_simulated(dem
     with CaptureQueriesContext(connection) as asked:
         simulated_past.write_past(past)
     told = [query["sql"] for query in asked]
-    hosts_locked = next(number for number, sql in enumerate(told) if sql.startswith('UPDATE "scheduler_host"'))
-    rows_written = [number for number, sql in enumerate(told) if sql.startswith('INSERT INTO "scheduler_decision"')]
+    hosts_locked = next(
+        number for number, sql in enumerate(told) if sql.startswith('UPDATE "scheduler_host"')
+    )
+    rows_written = [
+        number for number, sql in enumerate(told) if sql.startswith('INSERT INTO "scheduler_decision"')
+    ]
     assert rows_written and max(rows_written) < hosts_locked, (
         "agents can't renew their leases while the past is written"
     )
@@ -92,7 +107,10 @@ def what_was_told_is_a_record_from_the_start() -> None:
         placed = Run.objects.get(workload=row.workload, attempt=row.attempt + 1).placed_at
         assert row.over_at == placed > row.told_at and row.expected_start > row.told_at
         assert row.latest is None or row.latest >= row.expected_start
-    assert any(row.latest is not None for row in rows) and len({row.expected_start != row.over_at for row in rows}) == 2
+    assert (
+        any(row.latest is not None for row in rows)
+        and len({row.expected_start != row.over_at for row in rows}) == 2
+    )
     shared = Pool.objects.get(slug="shared")
     record = start_estimates.past_starts_by_pool([shared.pk], NOW)[shared.pk]
     assert record.has_enough_outcomes and record.counted == record.simulated

@@ -47,7 +47,10 @@ def test_gpus_like_the_simulated_ones_leave_the_guarantees_as_they_are() -> None
 
 
 def test_made_again_it_only_gives_new_join_tokens() -> None:
-    first, second = organisation.create_organisation(NOW, ["H200-141GB"]), organisation.create_organisation(NOW)
+    first, second = (
+        organisation.create_organisation(NOW, ["H200-141GB"]),
+        organisation.create_organisation(NOW),
+    )
     assert len(second["sign_ins"]) == 0
     assert [agent["name"] for agent in first["agents"]] == [agent["name"] for agent in second["agents"]]
     assert first["agents"][0]["join_token"] != second["agents"][0]["join_token"]

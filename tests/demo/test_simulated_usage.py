@@ -32,7 +32,9 @@ def past(rates: World) -> World:
             type=("training", "interactive", "inference", "other")[number % 4],
         )
         start = START + dt.timedelta(hours=number * 2.5)
-        hold(work, units[number % 8], start, start + dt.timedelta(hours=5, minutes=number), end_code="finished")
+        hold(
+            work, units[number % 8], start, start + dt.timedelta(hours=5, minutes=number), end_code="finished"
+        )
     return rates
 
 
@@ -49,7 +51,9 @@ def test_history_is_charged_and_adds_up_and_tells_how_far_it_is(past: World) -> 
     assert all(pool.holds for pool in statements.reconcile_costs(dt.date(2026, 3, 1)))
     used = Charge.objects.filter(bucket="used")
     assert used.count() > 50
-    assert all(line.simulated and line.covered_slot_seconds and line.used_slot_seconds is not None for line in used)
+    assert all(
+        line.simulated and line.covered_slot_seconds and line.used_slot_seconds is not None for line in used
+    )
 
 
 def test_history_has_hours_and_days_that_agree_and_samples_of_the_last_day_only(past: World) -> None:

@@ -66,7 +66,9 @@ class Cables:
 @pytest.fixture
 def cables() -> Iterator[Cables]:
     own = os.getpid() % 10_000
-    made = Cables(f"10.{100 + own % 90}.{own // 90}", f"gpb{own}", {name: f"gpe{own}-{name}" for name in NAMES})
+    made = Cables(
+        f"10.{100 + own % 90}.{own // 90}", f"gpb{own}", {name: f"gpe{own}-{name}" for name in NAMES}
+    )
     try:
         ip("link", "add", made.bridge, "type", "bridge")
         ip("addr", "add", f"{made.edge}/24", "dev", made.bridge)
@@ -95,9 +97,18 @@ class TwoHosts:
     def submit(self, command: str, units: int = 1, **wish: Any) -> Workload:
         team = self.world.vision
         return workloads.submit_job(
-            actor=team.member, project=team.project, pool=self.world.shared, name="gang", command=command, units=units,
-            hosts=2, models=[H100], max_runtime_seconds=3600, now=timezone.now(), **wish,
-        )  # fmt: skip
+            actor=team.member,
+            project=team.project,
+            pool=self.world.shared,
+            name="gang",
+            command=command,
+            units=units,
+            hosts=2,
+            models=[H100],
+            max_runtime_seconds=3600,
+            now=timezone.now(),
+            **wish,
+        )
 
     def until(self, true: Callable[[], Any], seconds: float = 90) -> None:
         deadline = time.monotonic() + seconds
@@ -148,7 +159,9 @@ def two_hosts(
             _, token = hosts.add_host(actor=world.operator, pool=world.shared, name=name, now=timezone.now())
             _start_agent(pool, name, token, cables, launcher)
         for name in NAMES:
-            pool.wait(f"agent-{name}", lambda name=name: Host.objects.get(name=name).lease_state == LeaseState.ALIVE)
+            pool.wait(
+                f"agent-{name}", lambda name=name: Host.objects.get(name=name).lease_state == LeaseState.ALIVE
+            )
         yield TwoHosts(world, pool)
     finally:
         pool.stop()
@@ -157,16 +170,36 @@ def two_hosts(
 def _start_agent(pool: SmallPool, name: str, token: str, cables: Cables, launcher: str) -> None:
     command = [
         *("ip", "netns", "exec", cables.spaces[name], sys.executable, "-m", "agent", "run"),
-        *("--state", str(pool.folder / name), "--homes", str(pool.folder / "homes"), "--host", name, "--join-token", token),
+        *(
+            "--state",
+            str(pool.folder / name),
+            "--homes",
+            str(pool.folder / "homes"),
+            "--host",
+            name,
+            "--join-token",
+            token,
+        ),
         *("--edge", pool.environment["GPUPOOL_EDGE_URL"], "--simulate", f"2x{H100}", "--launcher", launcher),
         *("--network", "host", "--on-exit", "stop", "--sample-seconds", "5"),
         # The examples' Python may lie where only its owner reads: users of teams have tests of their own.
-        *("--team-users", "none", "--expose", sys.base_prefix, *(["--expose", str(EXAMPLES)] if EXAMPLES.exists() else [])),
+        *(
+            "--team-users",
+            "none",
+            "--expose",
+            sys.base_prefix,
+            *(["--expose", str(EXAMPLES)] if EXAMPLES.exists() else []),
+        ),
     ]
     kept = {key: value for key, value in os.environ.items() if key in ("PATH", "HOME", "LANG", "TMPDIR")}
     with (pool.folder / f"agent-{name}.log").open("ab") as log:
         pool.processes[f"agent-{name}"] = subprocess.Popen(
-            command, cwd=ROOT, env={**kept, "PYTHONUNBUFFERED": "1"}, stdout=log, stderr=log, start_new_session=True
+            command,
+            cwd=ROOT,
+            env={**kept, "PYTHONUNBUFFERED": "1"},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
 
 
@@ -177,10 +210,14 @@ def example(name: str) -> str:
 @pytest.mark.torch
 @pytest.mark.sandbox
 @pytest.mark.parametrize("launcher", ["bubblewrap"], indirect=True)
-def test_ddp_over_two_hosts_adds_up_and_a_gang_starts_again_when_a_member_is_killed(two_hosts: TwoHosts, cables: Cables) -> None:
+def test_ddp_over_two_hosts_adds_up_and_a_gang_starts_again_when_a_member_is_killed(
+    two_hosts: TwoHosts, cables: Cables
+) -> None:
     # The second member of the first attempt kills itself in the middle of its training.
     dies = f'if [ "$GPUPOOL_ATTEMPT$RANK" = 11 ]; then (sleep 5; kill -KILL $$) & fi; exec {example("ddp_training.py")}'
-    workload = two_hosts.submit(dies, most_retries=1, environment={"STEPS": "80", "PAUSE": "0.1", "OMP_NUM_THREADS": "1"})
+    workload = two_hosts.submit(
+        dies, most_retries=1, environment={"STEPS": "80", "PAUSE": "0.1", "OMP_NUM_THREADS": "1"}
+    )
     two_hosts.until(lambda: Decision.objects.filter(workload=workload, kind="restarted").exists())
     assert {host.hardware["reported"]["address"] for host in Host.objects.filter(name__in=NAMES)} == {
         cables.address(name) for name in NAMES
@@ -193,15 +230,21 @@ def test_ddp_over_two_hosts_adds_up_and_a_gang_starts_again_when_a_member_is_kil
     for rank, said in enumerate(two_hosts.logs(attempt=2)):
         assert f"rank {rank} of 2: the ranks, counted from 1, add up to 3\n" in said
         assert f"rank {rank}: done with loss" in said
-    assert all(run.prepared_at and run.running_at and run.prepared_at <= run.running_at for run in Run.objects.all())
+    assert all(
+        run.prepared_at and run.running_at and run.prepared_at <= run.running_at for run in Run.objects.all()
+    )
 
 
-def test_members_find_what_launchers_look_for_and_all_of_it_ends_with_one(two_hosts: TwoHosts, cables: Cables) -> None:
+def test_members_find_what_launchers_look_for_and_all_of_it_ends_with_one(
+    two_hosts: TwoHosts, cables: Cables
+) -> None:
     shows = (
         "env | grep -E '^(MASTER|WORLD|RANK|PET_|GPUPOOL_HOST|TF_CONFIG|NCCL|GLOO|MINE)' | sort; cat $GPUPOOL_HOSTFILE;"
         ' if [ "$RANK" = 1 ]; then sleep 1; kill -KILL $$; fi; sleep 300'
     )
-    workload = two_hosts.submit(shows, units=2, if_member_ends="end", most_retries=3, environment={"WORLD_SIZE": "9"})
+    workload = two_hosts.submit(
+        shows, units=2, if_member_ends="end", most_retries=3, environment={"WORLD_SIZE": "9"}
+    )
     done = two_hosts.ended(workload)
     assert (done.outcome, done.attempt, done.outcome_numbers["exit_code"]) == ("failed", 1, 137)
     assert Decision.objects.get(workload=workload, kind="ended").numbers["rank"] == 1
@@ -211,7 +254,11 @@ def test_members_find_what_launchers_look_for_and_all_of_it_ends_with_one(two_ho
     for rank, said in enumerate(two_hosts.logs()):
         found = dict(line.split("=", 1) for line in said.splitlines() if "=" in line and "slots" not in line)
         port = found["MASTER_PORT"]
-        assert (found["MASTER_ADDR"], found["RANK"], found["PET_NODE_RANK"]) == (addresses[0], str(rank), str(rank))
+        assert (found["MASTER_ADDR"], found["RANK"], found["PET_NODE_RANK"]) == (
+            addresses[0],
+            str(rank),
+            str(rank),
+        )
         assert (found["PET_NNODES"], found["PET_NPROC_PER_NODE"]) == ("2", "2")
         assert found["WORLD_SIZE"] == "9", "its owner may set what launchers look for otherwise"
         assert found["GPUPOOL_HOSTS"] == ",".join(addresses)
@@ -234,14 +281,21 @@ print("sees", int(ray.cluster_resources()["GPU"]), *sorted(ray.get([sees.remote(
 
 @pytest.mark.ray
 @pytest.mark.timeout(400)
-def test_a_ray_cluster_over_two_hosts_takes_a_job_through_the_edge_that_sees_its_gpus(two_hosts: TwoHosts) -> None:
+def test_a_ray_cluster_over_two_hosts_takes_a_job_through_the_edge_that_sees_its_gpus(
+    two_hosts: TwoHosts,
+) -> None:
     command = f"bash -c {shlex.quote((ROOT / 'examples' / 'ray_cluster.sh').read_text())} ray_cluster.sh"
     path = f"{EXAMPLES / 'bin'}{os.pathsep}{os.environ['PATH']}"
     workload = two_hosts.submit(command, units=2, environment={"PATH": path, "OMP_NUM_THREADS": "1"})
-    two_hosts.until(lambda: Run.objects.filter(workload=workload, rank=0, ready_at__isnull=False).exists(), 150)
+    two_hosts.until(
+        lambda: Run.objects.filter(workload=workload, rank=0, ready_at__isnull=False).exists(), 150
+    )
     link = urlsplit(
         workloads.open_workspace(
-            actor=workload.owner, workload=Workload.objects.get(pk=workload.pk), session_key="", now=timezone.now()
+            actor=workload.owner,
+            workload=Workload.objects.get(pk=workload.pk),
+            session_key="",
+            now=timezone.now(),
         )
     )
     door = Door(link.netloc, two_hosts.pool.environment["GPUPOOL_EDGE_URL"])
@@ -252,11 +306,15 @@ def test_a_ray_cluster_over_two_hosts_takes_a_job_through_the_edge_that_sees_its
     status, said = door.ask("POST", "/api/jobs/", {"entrypoint": f"{PYTHON} -c {shlex.quote(SEES)}"})
     assert status == 200, said
     job = json.loads(said)["submission_id"]
-    two_hosts.until(lambda: json.loads(door.ask("GET", f"/api/jobs/{job}")[1])["status"] in ("SUCCEEDED", "FAILED"), 90)
+    two_hosts.until(
+        lambda: json.loads(door.ask("GET", f"/api/jobs/{job}")[1])["status"] in ("SUCCEEDED", "FAILED"), 90
+    )
     written = json.loads(door.ask("GET", f"/api/jobs/{job}/logs")[1])["logs"]
     held = sorted(Allocation.objects.filter(workload=workload).values_list("unit__uuid", flat=True))
     assert f"sees 4 {' '.join(held)}" in written, written
-    workloads.cancel_workload(actor=workload.owner, workload=Workload.objects.get(pk=workload.pk), now=timezone.now())
+    workloads.cancel_workload(
+        actor=workload.owner, workload=Workload.objects.get(pk=workload.pk), now=timezone.now()
+    )
     assert two_hosts.ended(workload).outcome == "cancelled"
 
 

@@ -15,7 +15,12 @@ from playwright.sync_api import Page, expect, sync_playwright
 from tests.e2e.test_main_job import FLAGS, Person, eventually, state_of, where_runs
 from tests.running_demo import Demo, free_pair
 
-pytestmark = [pytest.mark.browser, pytest.mark.site, pytest.mark.timeout(420), pytest.mark.xdist_group("site")]
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.site,
+    pytest.mark.timeout(420),
+    pytest.mark.xdist_group("site"),
+]
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
@@ -52,19 +57,25 @@ def change(operator: Person, index: int, wanted: str) -> Page:
 
 
 def ended(operator: Person, index: int, state: str) -> dict[str, Any]:
-    eventually(lambda: geometry(operator, index)["last_change"]["state"] in ("done", "failed"), 120, "it is over")
+    eventually(
+        lambda: geometry(operator, index)["last_change"]["state"] in ("done", "failed"), 120, "it is over"
+    )
     row = geometry(operator, index)
     assert row["last_change"]["state"] == state, row
     return row
 
 
 def test_a_gpu_is_drained_split_fails_and_is_put_together_again(operator: Person) -> None:
-    eventually(lambda: where_runs(operator.page, operator.demo, "mri-pretrain") == "h1", 90, "work holds all of h1")
+    eventually(
+        lambda: where_runs(operator.page, operator.demo, "mri-pretrain") == "h1", 90, "work holds all of h1"
+    )
     page = operator.go("/hosts/h1/gpus/1/geometry/?geometry=7x1g.10gb")
     expect(page.get_by_role("row", name="mri-pretrain")).to_contain_text("gets its notice")
     change(operator, 1, "1x3g.40gb+4x1g.10gb")
     assert ended(operator, 1, "done")["geometry"] == "1x3g.40gb+4x1g.10gb"
-    assert state_of(operator.page, operator.demo, "mri-pretrain")["checkpoint_at"] is not None, "its work saved itself"
+    assert state_of(operator.page, operator.demo, "mri-pretrain")["checkpoint_at"] is not None, (
+        "its work saved itself"
+    )
     page = operator.go("/hosts/h1/")
     expect(page.get_by_role("cell", name="1 3g.40gb")).to_be_visible()
     operator.check()
@@ -72,7 +83,18 @@ def test_a_gpu_is_drained_split_fails_and_is_put_together_again(operator: Person
     state = str(operator.demo.folder / "agents" / "h1")
 
     def plant(fault: str) -> None:
-        words = [sys.executable, "-m", "agent", "plant-fault", "--state", state, "--gpu", "1", "--fault", fault]
+        words = [
+            sys.executable,
+            "-m",
+            "agent",
+            "plant-fault",
+            "--state",
+            state,
+            "--gpu",
+            "1",
+            "--fault",
+            fault,
+        ]
         subprocess.run(words, cwd=ROOT, check=True)
 
     plant("geometry-in-use")

@@ -24,12 +24,25 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import APIRequest, Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
+from playwright.sync_api import (
+    APIRequest,
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Page,
+    expect,
+    sync_playwright,
+)
 from playwright.sync_api import Error as PlaywrightError
 
 from tests.running_demo import Demo, free_pair
 
-pytestmark = [pytest.mark.browser, pytest.mark.site, pytest.mark.timeout(420), pytest.mark.xdist_group("main-job")]
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.site,
+    pytest.mark.timeout(420),
+    pytest.mark.xdist_group("main-job"),
+]
 ROOT = Path(__file__).resolve().parent.parent.parent
 FLAGS = [
     "--no-sandbox",
@@ -161,7 +174,9 @@ def test_1_a_researcher_launches_a_notebook_and_computes_42_on_the_gpu_the_porta
     lab.wait_for_url("**/lab**", timeout=60_000)
     address = urlsplit(lab.url)
     assert (
-        address.hostname is not None and address.hostname.endswith(".localhost") and address.port == story.demo.port + 1
+        address.hostname is not None
+        and address.hostname.endswith(".localhost")
+        and address.port == story.demo.port + 1
     )
     assert run_cell(lab, "print(6*7)") == "42"
     visible = run_cell(lab, "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])")
@@ -177,7 +192,9 @@ def test_1_a_researcher_launches_a_notebook_and_computes_42_on_the_gpu_the_porta
     started = page.locator("ol.steps li")
     expect(started.first).to_have_class("done")
     assert {item.get_attribute("class") for item in started.all()} == {"done"}
-    assert all(re.search(r"\d\d:\d\d:\d\d", item.inner_text()) for item in started.all()), started.all_inner_texts()
+    assert all(re.search(r"\d\d:\d\d:\d\d", item.inner_text()) for item in started.all()), (
+        started.all_inner_texts()
+    )
     me.check()
 
 
@@ -195,7 +212,12 @@ def launch(page: Page, name: str, type: str, hours: str) -> None:
 def fact(page: Page, label: str | re.Pattern[str]) -> str:
     """The value beside a label, in the list of what a thing is."""
     exact = re.compile(f"^{re.escape(label)}$") if isinstance(label, str) else label
-    return page.locator("dl.facts dt").filter(has_text=exact).locator("xpath=following-sibling::dd[1]").inner_text()
+    return (
+        page.locator("dl.facts dt")
+        .filter(has_text=exact)
+        .locator("xpath=following-sibling::dd[1]")
+        .inner_text()
+    )
 
 
 def steps_under_way(page: Page) -> list[str]:
@@ -431,7 +453,10 @@ def test_3_lent_gpus_come_back_the_borrower_checkpoints_waits_and_resumes(story:
     me.check()
     page.get_by_role("link", name=re.compile(f"^Attempt {before['attempt']}, ")).click()
     expect(page.locator("#parts")).to_contain_text(f"Attempt {before['attempt']} on h")
-    written = [int(step) for step in re.findall(r"checkpoint written at step (\d+)", page.locator("#log").inner_text())]
+    written = [
+        int(step)
+        for step in re.findall(r"checkpoint written at step (\d+)", page.locator("#log").inner_text())
+    ]
     assert at > 0 and at == written[-1]
     me.go(f"/jobs/{before['id']}/?tab=attempts")
     first = page.locator("#parts tbody tr").filter(has_text="It wrote its checkpoint and stopped when asked.")
@@ -442,7 +467,9 @@ def test_3_lent_gpus_come_back_the_borrower_checkpoints_waits_and_resumes(story:
 # -- 4 a quota change --------------------------------------------------------------------------------------------------
 
 
-def test_4_a_quota_change_is_requested_approved_changed_and_the_sum_cannot_exceed_the_pool(story: Story) -> None:
+def test_4_a_quota_change_is_requested_approved_changed_and_the_sum_cannot_exceed_the_pool(
+    story: Story,
+) -> None:
     lead, operator = story["lead"], story["operator"]
     page = lead.go("/teams/folding/quota/")
     lead.check()
@@ -497,7 +524,9 @@ def test_5_utilisation_shows_live_and_past_use_with_a_table_and_a_csv_behind_eac
             urljoin(page.url, str(panel.get_by_role("link", name="CSV", exact=True).get_attribute("href")))
         )
         lines = answer.text().splitlines()
-        assert answer.status == 200 and answer.headers["content-type"].startswith("text/csv") and len(lines) > 1, title
+        assert (
+            answer.status == 200 and answer.headers["content-type"].startswith("text/csv") and len(lines) > 1
+        ), title
         panel.get_by_text("Table", exact=True).click()
         expect(panel.get_by_role("table")).to_be_visible()
         expect(panel.get_by_role("row")).not_to_have_count(1)
@@ -614,14 +643,18 @@ def test_7_a_host_is_drained_with_its_effect_shown_and_a_planted_xid_cordons_its
     change_host(operator, "h4", "cordon", "Cordon", "New fans")
     assert where_runs(operator.page, story.demo, "storm-1km") == "h4"
     page = operator.go("/hosts/h4/drain/")
-    expect(page.get_by_role("row", name=re.compile("storm-1km"))).to_contain_text("checkpoints, then waits for room")
+    expect(page.get_by_role("row", name=re.compile("storm-1km"))).to_contain_text(
+        "checkpoints, then waits for room"
+    )
     page = change_host(operator, "h4", "drain", "Drain", "New fans")
     expect(page.get_by_text(re.compile("Still leaving: storm-1km, by "))).to_be_visible()
 
     eventually(lambda: where_runs(operator.page, story.demo, "storm-1km") is None, 60, "storm-1km left h4")
     assert state_of(operator.page, story.demo, "storm-1km")["checkpoint_at"] is not None
     change_host(operator, "h4", "return", "Return to service")
-    eventually(lambda: where_runs(operator.page, story.demo, "storm-1km") == "h4", 60, "storm-1km is back on h4")
+    eventually(
+        lambda: where_runs(operator.page, story.demo, "storm-1km") == "h4", 60, "storm-1km is back on h4"
+    )
 
     # A GPU falls off the bus under work that may run on any model: its host is cordoned, and the work goes elsewhere.
     job_form(lead.go("/jobs/submit/"), "roaming", "2", "^Any whole GPU", "echo on $(hostname); sleep 600")
@@ -643,13 +676,19 @@ def test_7_a_host_is_drained_with_its_effect_shown_and_a_planted_xid_cordons_its
     expect(page.locator("main")).to_contain_text(f"xid:79 on GPU {index}")
     expect(page.locator("main")).to_contain_text("The host is cordoned.")
     operator.check()
-    eventually(lambda: where_runs(lead.page, story.demo, "roaming") not in (None, sick), 90, "its work runs elsewhere")
+    eventually(
+        lambda: where_runs(lead.page, story.demo, "roaming") not in (None, sick),
+        90,
+        "its work runs elsewhere",
+    )
     page = lead.go(f"/jobs/{state_of(lead.page, story.demo, 'roaming')['id']}/?tab=attempts")
     expect(page.locator("#parts tbody tr")).to_have_count(2)
     lead.check()
     change_host(operator, sick, "return", "Return to service")  # the GPU that failed stays out
     eventually(
-        lambda: where_runs(operator.page, story.demo, "nowcast-eval") == sick, 60, "what waited for h3 runs there"
+        lambda: where_runs(operator.page, story.demo, "nowcast-eval") == sick,
+        60,
+        "what waited for h3 runs there",
     )
 
 
@@ -699,30 +738,51 @@ def test_8_the_same_verbs_by_api_and_command_line_with_a_token_made_in_the_brows
     )
     assert state_of(page, story.demo, "by-line")["state"] == "running"
     job = json.loads(
-        cli("job", "run", *where, "--gpus", "8", "--model", "H100-80GB", "--name", "large", "--", "sleep", "9")
+        cli(
+            "job", "run", *where, "--gpus", "8", "--model", "H100-80GB", "--name", "large", "--", "sleep", "9"
+        )
     )
     assert "large" in cli("queue")
     assert "8" in cli("why", job["id"])
     held = json.loads(
-        cli("reservation", "create", *where, "--gpus", "1", "--model", "A100-80GB", "--name", "by-line", "--start",
-            tomorrow(18), "--end", tomorrow(20))
-    )  # fmt: skip
+        cli(
+            "reservation",
+            "create",
+            *where,
+            "--gpus",
+            "1",
+            "--model",
+            "A100-80GB",
+            "--name",
+            "by-line",
+            "--start",
+            tomorrow(18),
+            "--end",
+            tomorrow(20),
+        )
+    )
     assert held["reservation"]["state"] == "confirmed"
     calendar = me.go(f"/reservations/{held['reservation']['id']}/")
     expect(calendar.get_by_role("heading", level=1)).to_have_text("by-line")
     cli("cancel", job["id"])
     assert state_of(page, story.demo, "large")["state"] == "ended"
     cli("cancel", notebook["id"])
-    eventually(lambda: state_of(page, story.demo, "by-line")["state"] == "ended", 60, "stopped by the command line")
+    eventually(
+        lambda: state_of(page, story.demo, "by-line")["state"] == "ended", 60, "stopped by the command line"
+    )
 
     # By the API, as any program: the token alone, no cookie.
-    api = story.requests.new_context(base_url=story.demo.url, extra_http_headers={"Authorization": f"Bearer {token}"})
+    api = story.requests.new_context(
+        base_url=story.demo.url, extra_http_headers={"Authorization": f"Bearer {token}"}
+    )
     body = {"project": "vessel-seg", "pool": "shared", "name": "by-api", "units": 8, "models": ["H100-80GB"]}
     made = api.post("/api/v1/jobs/", data={**body, "command": "sleep 9", "max_runtime_seconds": 600})
     assert made.status == 201, made.text()
     mine = made.json()["id"]
     assert mine in [row["id"] for row in api.get("/api/v1/queue/").json()["results"]]
-    eventually(lambda: api.get(f"/api/v1/workloads/{mine}/why/").json()["sentence"] != "", 10, "it says why it waits")
+    eventually(
+        lambda: api.get(f"/api/v1/workloads/{mine}/why/").json()["sentence"] != "", 10, "it says why it waits"
+    )
     assert api.post(f"/api/v1/workloads/{mine}/cancel/", data={}).status == 200
     assert api.get(f"/api/v1/workloads/{mine}/").json()["state"] == "ended"
     schema = api.get("/api/schema/?format=json")

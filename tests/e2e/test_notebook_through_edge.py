@@ -47,7 +47,9 @@ def pool(live_world: World, tmp_path: Path, settings: Any) -> Iterator[SmallPool
     port = free_port()
     settings.GPUPOOL_EDGE_URL = f"http://127.0.0.1:{port}"
     settings.GPUPOOL_NOTEBOOK_DOMAIN = f"localhost:{port}"
-    _, token = hosts.add_host(actor=live_world.operator, pool=live_world.shared, name="e2e", now=timezone.now())
+    _, token = hosts.add_host(
+        actor=live_world.operator, pool=live_world.shared, name="e2e", now=timezone.now()
+    )
     environment = {
         "DATABASE_URL": database_url(),
         "GPUPOOL_EDGE_URL": settings.GPUPOOL_EDGE_URL,
@@ -72,16 +74,27 @@ async def launch(world: World, pool: SmallPool) -> Run:
     """A notebook of a member of team vision that answers."""
     member = world.vision
     workload = await rows(
-        workloads.launch_notebook, actor=member.member, project=member.project, pool=world.shared, now=timezone.now(),
-        name="first light", units=1, models=[H100], max_runtime_seconds=3600, type="interactive",
-    )  # fmt: skip
+        workloads.launch_notebook,
+        actor=member.member,
+        project=member.project,
+        pool=world.shared,
+        now=timezone.now(),
+        name="first light",
+        units=1,
+        models=[H100],
+        max_runtime_seconds=3600,
+        type="interactive",
+    )
     await until(lambda: Run.objects.filter(workload=workload, ready_at__isnull=False).exists(), pool, 90)
     return await rows(Run.objects.select_related("workload").get, workload=workload)
 
 
 def opened(run: Run) -> str:
     return workloads.open_workspace(
-        actor=run.workload.owner, workload=Workload.objects.get(pk=run.workload_id), session_key="", now=timezone.now()
+        actor=run.workload.owner,
+        workload=Workload.objects.get(pk=run.workload_id),
+        session_key="",
+        now=timezone.now(),
     )
 
 
@@ -100,7 +113,9 @@ async def enter(session: aiohttp.ClientSession, run: Run) -> JupyterClient:
 
 
 def stop(run: Run) -> None:
-    workloads.cancel_workload(actor=run.workload.owner, workload=Workload.objects.get(pk=run.workload_id), now=timezone.now())
+    workloads.cancel_workload(
+        actor=run.workload.owner, workload=Workload.objects.get(pk=run.workload_id), now=timezone.now()
+    )
 
 
 async def test_a_notebook_runs_is_used_stops_and_keeps_its_files(live_world: World, pool: SmallPool) -> None:
@@ -111,8 +126,12 @@ async def test_a_notebook_runs_is_used_stops_and_keeps_its_files(live_world: Wor
         assert await jupyter.run(kernel, "print(6*7)") == "42\n"
 
         held = await rows(lambda: Allocation.objects.select_related("unit").get(run=run).unit.uuid)
-        assert await jupyter.run(kernel, "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])") == held + "\n"
-        environment = json.loads(await jupyter.run(kernel, "import json; print(json.dumps(dict(os.environ)))"))
+        assert (
+            await jupyter.run(kernel, "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])") == held + "\n"
+        )
+        environment = json.loads(
+            await jupyter.run(kernel, "import json; print(json.dumps(dict(os.environ)))")
+        )
         from scheduler.sync.agent_api import workspace_secret
 
         secret = workspace_secret(run.public_id)
@@ -124,7 +143,9 @@ async def test_a_notebook_runs_is_used_stops_and_keeps_its_files(live_world: Wor
         # without the edge's session, and without the page's XSRF token, nothing is done
         bare = JupyterClient(session, jupyter.url, jupyter.headers)
         assert (await bare.ask("GET", "/api/kernels"))[0] == 403
-        without_xsrf = JupyterClient(session, jupyter.url, jupyter.headers, {"__Host-gpupool": jupyter.cookies["__Host-gpupool"]})
+        without_xsrf = JupyterClient(
+            session, jupyter.url, jupyter.headers, {"__Host-gpupool": jupyter.cookies["__Host-gpupool"]}
+        )
         assert (await without_xsrf.ask("POST", "/api/kernels", {"name": "python3"}))[0] == 403
 
         socket = await jupyter.socket(f"/api/kernels/{kernel}/channels")
@@ -140,13 +161,18 @@ async def test_a_notebook_runs_is_used_stops_and_keeps_its_files(live_world: Wor
 
         second = await launch(live_world, pool)
         again = await enter(session, second)
-        assert await again.run(await again.start_kernel(), "print(open('kept.txt').read())") == "from the first notebook\n"
+        assert (
+            await again.run(await again.start_kernel(), "print(open('kept.txt').read())")
+            == "from the first notebook\n"
+        )
         with pytest.raises(JupyterTimeout):  # the first one's cookie opens nothing of the second
             await JupyterClient(session, again.url, again.headers, dict(jupyter.cookies)).start_kernel()
 
 
 @pytest.mark.browser
-async def test_a_browser_takes_the_cookie_over_http_and_jupyterlab_works_in_it(live_world: World, pool: SmallPool) -> None:
+async def test_a_browser_takes_the_cookie_over_http_and_jupyterlab_works_in_it(
+    live_world: World, pool: SmallPool
+) -> None:
     from playwright.async_api import async_playwright
 
     run = await launch(live_world, pool)
@@ -161,7 +187,10 @@ async def test_a_browser_takes_the_cookie_over_http_and_jupyterlab_works_in_it(l
         asked: list[str] = []
         page.on("request", lambda request: asked.append(urlsplit(request.url).path))
         refused: list[str] = []
-        page.on("response", lambda answer: refused.append(answer.url) if answer.status in (401, 403, 502) else None)
+        page.on(
+            "response",
+            lambda answer: refused.append(answer.url) if answer.status in (401, 403, 502) else None,
+        )
         await page.goto(link)
         await page.wait_for_url("**/lab**")
         cookie = next(cookie for cookie in await context.cookies() if cookie["name"] == "__Host-gpupool")
@@ -187,6 +216,9 @@ async def test_a_browser_takes_the_cookie_over_http_and_jupyterlab_works_in_it(l
 
 
 def chromium() -> str:
-    found = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
+    found = next(
+        (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))),
+        None,
+    )
     assert found is not None
     return found

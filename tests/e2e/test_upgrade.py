@@ -22,7 +22,7 @@ import psycopg
 import pytest
 from psycopg import conninfo, sql
 
-from agent import processes
+from agent.host import processes
 from tests.agent.conftest import ROOT, AgentProcess, job
 from tests.agent.fake_edge import FakeEdge
 from tests.agent.test_notebook import HOST, SECRET, Tap
@@ -84,7 +84,7 @@ class UpgradedHost:
     def workload_processes(self, run: str) -> set[tuple[int, int]]:
         """(pid, start) of the run's shim and of all processes below it that last."""
         shim = self.old.shim(run)
-        below = processes.below(processes.scan(), shim["pid"])
+        below = processes.descendants(processes.scan(), shim["pid"])
         return {(shim["pid"], shim["start_ticks"])} | {
             (each.pid, each.start_ticks) for each in below if each.name != "sleep"
         }
@@ -121,9 +121,13 @@ async def test_work_of_an_old_agent_goes_on_under_the_present_one_and_ends_right
     finishes = await host.running(1, COUNT.format(file="go-1"), units=[whole])
     fails = await host.running(2, COUNT.format(file="go-2") + "; exit 7", units=slices[:1])
     ends_meanwhile = await host.running(3, COUNT.format(file="go-3"))
-    is_stopped = await host.running(4, "trap 'echo stopping; exit 0' TERM; echo begun; while :; do sleep 0.1; done")
+    is_stopped = await host.running(
+        4, "trap 'echo stopping; exit 0' TERM; echo begun; while :; do sleep 0.1; done"
+    )
     is_evicted = await host.running(
-        5, "trap 'gpupool checkpoint done; exit 0' USR1; echo begun; while :; do sleep 0.1; done", units=slices[1:]
+        5,
+        "trap 'gpupool checkpoint done; exit 0' USR1; echo begun; while :; do sleep 0.1; done",
+        units=slices[1:],
     )
     is_limited = await host.running(6, "echo begun; sleep 300", max_runtime_seconds=3600)
     runs = {finishes, fails, ends_meanwhile, is_stopped, is_evicted, is_limited}
@@ -248,12 +252,16 @@ def old_database() -> Iterator[str]:
 def output_of(database: str, *command: str) -> str:
     """Run a Python module or script on that database. Return what it prints."""
     environment = {**os.environ, "DATABASE_URL": database, "DJANGO_SETTINGS_MODULE": "config.settings"}
-    done = subprocess.run([sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-def test_a_database_of_version_0_0_is_migrated_with_its_running_work_and_planned_on(old_database: str) -> None:
+def test_a_database_of_version_0_0_is_migrated_with_its_running_work_and_planned_on(
+    old_database: str,
+) -> None:
     with psycopg.connect(old_database) as connection:
         before = kept(connection)
     assert before["runs"]["running"] >= 5 and before["workloads"]["queued"] >= 2

@@ -121,7 +121,9 @@ def test_a_password_is_never_shown() -> None:
 )
 def test_every_process_stops_with_one_line(command: list[str], root: Path) -> None:
     env = {**os.environ, **GOOD, "REDIS_URL": "valkey://localhost"}
-    done = subprocess.run([sys.executable, *command], cwd=root, env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, *command], cwd=root, env=env, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode != 0
     lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
     assert len(lines) == 1, lines

@@ -19,16 +19,24 @@ MIB = 1024 * 1024
 class Server:
     """`uvicorn config.asgi:application`, as it is run, on a port of loopback."""
 
-    def __init__(self, root: Path, program: str = "config.asgi:application", heads: str = "config.http.slow_header_guard:Heads") -> None:
+    def __init__(
+        self,
+        root: Path,
+        program: str = "config.asgi:application",
+        heads: str = "config.http.slow_header_guard:Heads",
+    ) -> None:
         with socket.socket() as listening:
             listening.bind(("127.0.0.1", 0))
             listening.listen(16)
             self.port = listening.getsockname()[1]
             command = [sys.executable, "-m", "uvicorn", program, "--http", heads, "--no-access-log"]
             self.process = subprocess.Popen(
-                [*command, "--fd", str(listening.fileno())], cwd=root, pass_fds=[listening.fileno()],
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            )  # fmt: skip
+                [*command, "--fd", str(listening.fileno())],
+                cwd=root,
+                pass_fds=[listening.fileno()],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
 
     def wait_ready(self) -> None:
         until = time.monotonic() + 60
@@ -41,7 +49,11 @@ class Server:
         raise AssertionError("the server did not start")
 
     def ask(
-        self, method: str, path: str, body: bytes | Iterator[bytes] | None = None, kind: str = "application/json"
+        self,
+        method: str,
+        path: str,
+        body: bytes | Iterator[bytes] | None = None,
+        kind: str = "application/json",
     ) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         try:
@@ -83,7 +95,9 @@ def test_json_that_is_too_long_is_refused_in_the_shape_of_every_refusal(server: 
 
 
 def test_a_form_that_is_too_long_is_refused_in_words(server: Server) -> None:
-    status, said = server.ask("POST", "/accounts/login/", b"a=" + b"x" * 3 * MIB, "application/x-www-form-urlencoded")
+    status, said = server.ask(
+        "POST", "/accounts/login/", b"a=" + b"x" * 3 * MIB, "application/x-www-form-urlencoded"
+    )
     assert (status, said) == (413, b"The body is too large; allowed: up to 2,048 KiB.")
 
 
@@ -99,14 +113,21 @@ def test_a_body_without_an_announced_length_is_counted_as_it_comes(server: Serve
 
 def test_the_answer_does_not_wait_for_the_body(server: Server) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=3) as connection:
-        connection.sendall(b"POST /api/v1/jobs/ HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10000000000\r\n\r\n[")
+        connection.sendall(
+            b"POST /api/v1/jobs/ HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10000000000\r\n\r\n["
+        )
         assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
 
 
 def test_a_length_of_thousands_of_digits_is_a_number_like_any_other(server: Server) -> None:
-    for digits, answer in ((b"0" * 5000 + b"2", b"HTTP/1.1 401 "), (b"0" * 5000 + b"9" * 15, b"HTTP/1.1 413 ")):
+    for digits, answer in (
+        (b"0" * 5000 + b"2", b"HTTP/1.1 401 "),
+        (b"0" * 5000 + b"9" * 15, b"HTTP/1.1 413 "),
+    ):
         with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
-            connection.sendall(b"POST /api/v1/jobs/ HTTP/1.1\r\nHost: localhost\r\nContent-Length: " + digits + b"\r\n\r\n{}")
+            connection.sendall(
+                b"POST /api/v1/jobs/ HTTP/1.1\r\nHost: localhost\r\nContent-Length: " + digits + b"\r\n\r\n{}"
+            )
             assert connection.recv(65536).startswith(answer)
 
 

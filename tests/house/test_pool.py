@@ -58,7 +58,9 @@ def test_celery_does_not_make_it_anew_for_each_task() -> None:
     assert "pool" not in settings.DATABASES["default"]["OPTIONS"]
 
 
-def test_when_all_kept_connections_are_broken_the_next_one_asked_for_is_there_without_a_pause(pool: FastReconnectPool) -> None:
+def test_when_all_kept_connections_are_broken_the_next_one_asked_for_is_there_without_a_pause(
+    pool: FastReconnectPool,
+) -> None:
     held = [pool.getconn() for _ in range(8)]
     for one in held:
         with socket.socket(fileno=os.dup(one.fileno())) as line:
@@ -98,7 +100,9 @@ def test_one_that_the_server_ended_while_it_was_idle_is_not_given_and_one_that_i
         pool.putconn(one)
 
 
-def test_a_database_that_comes_back_is_found_at_once_however_long_it_was_away(address: dict[str, Any]) -> None:
+def test_a_database_that_comes_back_is_found_at_once_however_long_it_was_away(
+    address: dict[str, Any],
+) -> None:
     away = {**address, "host": "127.0.0.1", "port": 1}
     now: dict[str, Any] = dict(away)
     pool = FastReconnectPool(kwargs=lambda: dict(now), min_size=1, max_size=2, open=True, timeout=10)
@@ -120,7 +124,9 @@ def test_a_database_that_comes_back_is_found_at_once_however_long_it_was_away(ad
 
 
 def test_one_that_stays_away_is_an_error_after_the_time_that_was_given(address: dict[str, Any]) -> None:
-    pool = FastReconnectPool(kwargs={**address, "host": "127.0.0.1", "port": 1}, min_size=1, max_size=2, open=True)
+    pool = FastReconnectPool(
+        kwargs={**address, "host": "127.0.0.1", "port": 1}, min_size=1, max_size=2, open=True
+    )
     began = time.monotonic()
     with pytest.raises(psycopg.OperationalError):
         pool.getconn(timeout=0.5)

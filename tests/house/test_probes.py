@@ -18,7 +18,10 @@ def test_a_living_process_says_so_without_the_database() -> None:
 @pytest.mark.django_db
 def test_a_process_that_reaches_its_stores_is_ready() -> None:
     answer = Client().get("/readyz")
-    assert (answer.status_code, answer.json()) == (200, {"postgres": "ok", "valkey": "ok", "engine": "no cycle yet"})
+    assert (answer.status_code, answer.json()) == (
+        200,
+        {"postgres": "ok", "valkey": "ok", "engine": "no cycle yet"},
+    )
 
 
 @pytest.mark.django_db

@@ -27,7 +27,9 @@ def test_every_tick_names_a_task_that_exists_and_a_queue_that_a_worker_reads() -
     for name, entry in app.conf.beat_schedule.items():
         assert entry["task"] in app.tasks, name
         assert entry["options"]["queue"] in {queue.name for queue in app.conf.task_queues}, name
-        assert entry["options"]["expires"] >= entry["schedule"], "a tick may not pile up behind a worker that was away"
+        assert entry["options"]["expires"] >= entry["schedule"], (
+            "a tick may not pile up behind a worker that was away"
+        )
 
 
 def test_no_task_may_run_as_long_as_the_broker_waits_before_it_starts_it_again() -> None:

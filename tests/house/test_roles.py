@@ -17,10 +17,17 @@ def test_tests_run_as_the_program_and_not_as_the_owner() -> None:
 @pytest.mark.django_db
 @pytest.mark.parametrize(
     "statement",
-    ["CREATE TABLE mine (id int)", "DROP TABLE portal_user", "ALTER TABLE portal_auditevent DISABLE TRIGGER ALL"],
+    [
+        "CREATE TABLE mine (id int)",
+        "DROP TABLE portal_user",
+        "ALTER TABLE portal_auditevent DISABLE TRIGGER ALL",
+    ],
 )
 def test_the_program_may_not_change_the_schema(statement: str) -> None:
-    with connection.cursor() as cursor, pytest.raises(ProgrammingError, match="permission denied|must be owner"):
+    with (
+        connection.cursor() as cursor,
+        pytest.raises(ProgrammingError, match="permission denied|must be owner"),
+    ):
         cursor.execute(statement)
 
 
@@ -28,7 +35,9 @@ def test_the_program_may_not_change_the_schema(statement: str) -> None:
 def test_functions_with_the_owners_rights_look_for_tables_in_the_schema_only() -> None:
     """A temporary table of the caller's must not stand in for one of ours."""
     with connection.cursor() as cursor:
-        cursor.execute("SELECT proname, proconfig FROM pg_proc WHERE prosecdef AND pronamespace = 'public'::regnamespace")
+        cursor.execute(
+            "SELECT proname, proconfig FROM pg_proc WHERE prosecdef AND pronamespace = 'public'::regnamespace"
+        )
         found = dict(cursor.fetchall())
     assert len(found) >= 2
     assert {tuple(settings or ()) for settings in found.values()} == {("search_path=public, pg_temp",)}, found

@@ -72,7 +72,8 @@ def test_a_state_folder_that_can_not_be_made_is_named(root: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "wrong", [("--gpus", "-1"), ("--gpus", "99999999999"), ("--queued", "x"), ("--rounds", "0"), ("--seed", "-5")]
+    "wrong",
+    [("--gpus", "-1"), ("--gpus", "99999999999"), ("--queued", "x"), ("--rounds", "0"), ("--seed", "-5")],
 )
 def test_a_wrong_size_of_a_benchmark_is_refused_by_name(wrong: tuple[str, str]) -> None:
     with pytest.raises(SystemExit) as caught:
@@ -126,7 +127,9 @@ def test_logs_of_an_unknown_service_names_those_there_are(root: Path, tmp_path: 
     assert "web" in done.stderr
 
 
-def test_logs_without_a_name_are_the_names_and_the_hint_names_the_folder(root: Path, tmp_path: Path, house: ModuleType) -> None:
+def test_logs_without_a_name_are_the_names_and_the_hint_names_the_folder(
+    root: Path, tmp_path: Path, house: ModuleType
+) -> None:
     (tmp_path / "logs").mkdir()
     for name in ("web", "edge"):
         (tmp_path / "logs" / f"{name}.log").write_text("x")
@@ -147,7 +150,9 @@ def test_an_unknown_benchmark_is_answered_with_those_there_are(root: Path) -> No
     assert "'speed' is no benchmark" in done.stderr
 
 
-def test_a_service_killed_with_sigkill_is_started_again(house: ModuleType, supervisor: Any, tmp_path: Path) -> None:
+def test_a_service_killed_with_sigkill_is_started_again(
+    house: ModuleType, supervisor: Any, tmp_path: Path
+) -> None:
     sleeper = supervisor.add(service(house, tmp_path, "sleeper", "sleep", "600"))
     first = sleeper.process.pid
     os.kill(first, signal.SIGKILL)
@@ -174,7 +179,9 @@ def test_what_a_killed_service_left_behind_is_ended_before_it_starts_again(
     wait_for(lambda: house.process_start(child) is None)
 
 
-def test_a_service_that_cannot_start_is_tried_ever_slower(house: ModuleType, supervisor: Any, tmp_path: Path) -> None:
+def test_a_service_that_cannot_start_is_tried_ever_slower(
+    house: ModuleType, supervisor: Any, tmp_path: Path
+) -> None:
     broken = supervisor.add(service(house, tmp_path, "broken", "false"))
     pauses = []
 
@@ -207,7 +214,9 @@ def test_a_one_off_is_done_when_it_succeeds(house: ModuleType, supervisor: Any, 
     assert mark.exists()
 
 
-def test_leftovers_of_a_killed_supervisor_are_ended_and_strangers_are_not(house: ModuleType, tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_supervisor_are_ended_and_strangers_are_not(
+    house: ModuleType, tmp_path: Path
+) -> None:
     ours, stranger = (subprocess.Popen(["sleep", "600"]) for _ in range(2))
     try:
         entries = {
@@ -225,10 +234,14 @@ def test_leftovers_of_a_killed_supervisor_are_ended_and_strangers_are_not(house:
             process.wait()
 
 
-def test_an_agent_learns_none_of_the_servers_secrets(house: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_learns_none_of_the_servers_secrets(
+    house: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
     env = house.agent_environment()
-    assert not [name for name in env if name.startswith("GPUPOOL_") or "SECRET" in name or name.endswith("_URL")]
+    assert not [
+        name for name in env if name.startswith("GPUPOOL_") or "SECRET" in name or name.endswith("_URL")
+    ]
 
 
 def test_throw_away_services_of_a_killed_owner_are_swept(

@@ -50,7 +50,9 @@ def test_its_status_names_every_service(demo: Demo) -> None:
 
 def test_a_second_one_says_that_the_first_runs(demo: Demo) -> None:
     done = subprocess.run(
-        [sys.executable, str(demo.root / "run"), "demo", "--state", str(demo.folder)], capture_output=True, text=True
+        [sys.executable, str(demo.root / "run"), "demo", "--state", str(demo.folder)],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 1
     assert f"already runs: {demo.url}" in done.stdout

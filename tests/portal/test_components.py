@@ -57,23 +57,33 @@ def test_a_duration_is_said_as_people_say_it(seconds: Any, words: str) -> None:
         (None, "EUR", "unknown"),
     ],
 )
-def test_money_shows_its_currency_and_loses_no_decimal(amount: Decimal | None, currency: str, words: str) -> None:
+def test_money_shows_its_currency_and_loses_no_decimal(
+    amount: Decimal | None, currency: str, words: str
+) -> None:
     assert gpupool.money(amount, currency) == words
 
 
 def test_what_is_not_known_is_never_shown_as_zero() -> None:
-    assert {gpupool.percent(None), gpupool.grouped(None), gpupool.data_size(None), gpupool.gpus(None)} == {"unknown"}
+    assert {gpupool.percent(None), gpupool.grouped(None), gpupool.data_size(None), gpupool.gpus(None)} == {
+        "unknown"
+    }
     assert gpupool.use_step(None) == "gpu-unknown"
     assert drawn("{% when None %} {% ago None now %}", now=NOW) == "unknown unknown"
 
 
-@pytest.mark.parametrize(("size", "words"), [(0, "0 B"), (999, "999 B"), (4_200_000_000, "4.2 GB"), (5e18, "5000 PB")])
+@pytest.mark.parametrize(
+    ("size", "words"), [(0, "0 B"), (999, "999 B"), (4_200_000_000, "4.2 GB"), (5e18, "5000 PB")]
+)
 def test_sizes_of_data_come_in_powers_of_a_thousand(size: float, words: str) -> None:
     assert gpupool.data_size(size) == words
 
 
 def test_gpus_are_counted_with_their_model() -> None:
-    assert (gpupool.gpus(2, "H100-80GB"), gpupool.gpus(1), gpupool.gpus(3)) == ("2 × H100 80GB", "1 GPU", "3 GPUs")
+    assert (gpupool.gpus(2, "H100-80GB"), gpupool.gpus(1), gpupool.gpus(3)) == (
+        "2 × H100 80GB",
+        "1 GPU",
+        "3 GPUs",
+    )
 
 
 def test_a_time_is_shown_in_the_viewers_zone_with_utc_on_hover() -> None:
@@ -88,8 +98,12 @@ def test_a_time_of_another_day_names_the_day_in_the_viewers_zone() -> None:
     assert ">23:30<" in drawn("{% when moment now %}", aware_datetime=late, now=NOW)
     with timezone.override("Europe/Berlin"):
         assert ">tomorrow 00:30<" in drawn("{% when moment now %}", aware_datetime=late, now=NOW)
-    assert ">Mon 30 Nov 13:45<" in drawn("{% when moment now %}", aware_datetime=NOW + timedelta(days=10), now=NOW)
-    assert ">20 Nov 2025 13:45<" in drawn("{% when moment now %}", aware_datetime=NOW.replace(year=2025), now=NOW)
+    assert ">Mon 30 Nov 13:45<" in drawn(
+        "{% when moment now %}", aware_datetime=NOW + timedelta(days=10), now=NOW
+    )
+    assert ">20 Nov 2025 13:45<" in drawn(
+        "{% when moment now %}", aware_datetime=NOW.replace(year=2025), now=NOW
+    )
 
 
 def test_a_window_repeats_the_day_only_when_it_is_another() -> None:

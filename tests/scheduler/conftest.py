@@ -27,7 +27,14 @@ __all__ = ["World", "world"]
 ROOT = Path(__file__).resolve().parents[2]
 
 
-LOCK_ORDER = [Leader, Pool, Reservation, Host, JobArray, Workload]  # as scheduler/coordination/locks.py says it
+LOCK_ORDER = [
+    Leader,
+    Pool,
+    Reservation,
+    Host,
+    JobArray,
+    Workload,
+]  # as scheduler/coordination/locks.py says it
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +50,9 @@ def one_order_of_locks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         if kind in LOCK_ORDER and connection.savepoint_ids:  # the test itself is the transaction around
             mine = held.setdefault(connection.savepoint_ids[0], set())
             new = {(kind, pk) for pk in wanted} - mine
-            later = {held_kind for held_kind, _ in mine if LOCK_ORDER.index(held_kind) > LOCK_ORDER.index(kind)}
+            later = {
+                held_kind for held_kind, _ in mine if LOCK_ORDER.index(held_kind) > LOCK_ORDER.index(kind)
+            }
             if new and later:
                 wrong.append(f"{kind.__name__} after {', '.join(sorted(each.__name__ for each in later))}")
             mine |= new
@@ -65,9 +74,33 @@ def test_database_url() -> str:
 @contextmanager
 def engine_process(log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """An engine worker as `./run` starts it, ready to take tasks."""
-    command = [sys.executable, "-m", "celery", "-A", "config.celery", "worker", "--without-gossip", "--without-mingle"]
-    options = ["-n", f"engine-{log.stem}@%h", "-Q", "engine", "-c", "1", "--prefetch-multiplier", "1", "-l", "info"]
-    environment = {**os.environ, "DATABASE_URL": test_database_url(), "DJANGO_SETTINGS_MODULE": "config.settings"}
+    command = [
+        sys.executable,
+        "-m",
+        "celery",
+        "-A",
+        "config.celery",
+        "worker",
+        "--without-gossip",
+        "--without-mingle",
+    ]
+    options = [
+        "-n",
+        f"engine-{log.stem}@%h",
+        "-Q",
+        "engine",
+        "-c",
+        "1",
+        "--prefetch-multiplier",
+        "1",
+        "-l",
+        "info",
+    ]
+    environment = {
+        **os.environ,
+        "DATABASE_URL": test_database_url(),
+        "DJANGO_SETTINGS_MODULE": "config.settings",
+    }
     with log.open("wb") as out:
         process = subprocess.Popen(
             command + options, cwd=ROOT, env=environment, stdout=out, stderr=out, start_new_session=True

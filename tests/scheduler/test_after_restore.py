@@ -50,7 +50,9 @@ def test_a_host_that_has_gone_on_takes_starts_again(world: World, tmp_path: Path
     assert Run.objects.get().generation == after + 1
 
 
-def test_an_agent_that_was_started_since_the_backup_is_known_anew_and_a_copy_is_still_told(world: World) -> None:
+def test_an_agent_that_was_started_since_the_backup_is_known_anew_and_a_copy_is_still_told(
+    world: World,
+) -> None:
     agent, copy = FakeAgent.of(world.hosts["alpha"]), FakeAgent.of(world.hosts["alpha"])
     agent.start, copy.start = "since the backup", "of a copy"
     Host.objects.filter(name="alpha").update(agent_start="at the backup")
@@ -67,7 +69,9 @@ def renewed(key: Key, at: dt.datetime) -> str:
     """The next credential, as an open connection gets it."""
     host = Host.objects.get(name="alpha")
     challenge = services.due_challenge(host, now=at)
-    given = services.redeem_challenge(host, challenge=challenge, signature=key.sign(host_key.renewal_message(challenge)), now=at)
+    given = services.redeem_challenge(
+        host, challenge=challenge, signature=key.sign(host_key.renewal_message(challenge)), now=at
+    )
     assert services.verify_credential(given.text, now=at) == host.pk
     return given.text
 
@@ -86,7 +90,10 @@ def test_credentials_that_were_given_out_since_the_backup_are_known(world: World
     host = world.hosts["alpha"].pk
     assert services.verify_credential(f"gpa.{host}.nonsense", now=at) is None
     assert services.verify_credential(last, now=at) == host
-    assert services.verify_credential(renewed(key, at + CREDENTIAL_RENEW_AFTER), now=at + CREDENTIAL_RENEW_AFTER) == host
+    assert (
+        services.verify_credential(renewed(key, at + CREDENTIAL_RENEW_AFTER), now=at + CREDENTIAL_RENEW_AFTER)
+        == host
+    )
 
 
 def test_a_chain_of_credentials_is_followed_so_far_and_never_back(world: World) -> None:
@@ -111,7 +118,9 @@ def test_neither_a_revoked_credential_nor_one_that_was_over_at_the_backup_comes_
     assert Host.objects.get(pk=revoked.pk).credential_hash == ""
 
 
-def test_a_run_that_its_host_has_told_and_forgotten_is_lost_and_runs_again_and_is_no_fault_of_the_host(world: World) -> None:
+def test_a_run_that_its_host_has_told_and_forgotten_is_lost_and_runs_again_and_is_no_fault_of_the_host(
+    world: World,
+) -> None:
     workload = job(world, world.vision, 1, world.now)
     engine.run_cycle("test", world.now)
     run = Run.objects.get()
@@ -127,13 +136,19 @@ def test_a_run_that_its_host_has_told_and_forgotten_is_lost_and_runs_again_and_i
     assert Workload.objects.get(pk=workload.pk).state == "queued"
 
 
-def test_the_command_does_it_records_it_and_says_what_follows(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_does_it_records_it_and_says_what_follows(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = next_generation()
     Host.objects.filter(name="alpha").update(agent_start="at the backup")
     call_command("after_restore")
     said = capsys.readouterr().out
     record = AuditEvent.objects.get(verb="after_restore")
-    assert record.after["generation"] > before + (1 << 31) and record.after["hosts"] == 1 and record.actor is None
+    assert (
+        record.after["generation"] > before + (1 << 31)
+        and record.after["hosts"] == 1
+        and record.actor is None
+    )
     assert str(record.after["generation"] + 1) in said and "revoke it again" in said
     assert not Host.objects.exclude(agent_start="").exists()
 

@@ -124,7 +124,9 @@ def test_nothing_new_is_placed_on_a_host_from_the_moment_its_credential_is_revok
     Host.objects.filter(pk=host.pk).update(credential_hash="known")
 
     def takes_work() -> bool:
-        return next(each for each in snapshot.take_snapshot(None, world.now).hosts if each.name == "alpha").accepts
+        return next(
+            each for each in snapshot.take_snapshot(None, world.now).hosts if each.name == "alpha"
+        ).accepts
 
     assert takes_work()
     services.revoke_credential(host, now=world.now)
@@ -153,7 +155,9 @@ def test_a_clone_is_refused_while_the_original_speaks_and_a_reboot_is_not(world:
     assert Host.objects.get(pk=agent.host.pk).refused_agent["code"] == "agent_copy"
     clone.sync(world.now + 90 * SECOND)
     host = Host.objects.get(pk=agent.host.pk)
-    assert (host.boot_id, host.refused_agent) == ("another boot", None), "it was a reboot: nobody has to choose"
+    assert (host.boot_id, host.refused_agent) == ("another boot", None), (
+        "it was a reboot: nobody has to choose"
+    )
     with pytest.raises(AgentRejected, match="clone"):
         agent.sync(world.now + 91 * SECOND)
     clone.sync(world.now + 92 * SECOND)
@@ -219,10 +223,14 @@ class Key:
     def sign(self, text: bytes) -> str:
         return base64.b64encode(self.private.sign(text)).decode()
 
-    def join(self, world: World, at: dt.datetime, signs: Key | None = None, token: str = "", instance: str = "i") -> str:
+    def join(
+        self, world: World, at: dt.datetime, signs: Key | None = None, token: str = "", instance: str = "i"
+    ) -> str:
         token = token or services.issue_join_token(world.hosts["alpha"], now=at)
         signature = (signs or self).sign(host_key.join_message("alpha", token))
-        return agent_api.join(JoinRequest(1, token, "alpha", instance, "boot", self.public, signature), at).credential
+        return agent_api.join(
+            JoinRequest(1, token, "alpha", instance, "boot", self.public, signature), at
+        ).credential
 
 
 def test_a_key_is_registered_only_by_who_holds_it(world: World) -> None:
@@ -235,7 +243,9 @@ def test_a_key_is_registered_only_by_who_holds_it(world: World) -> None:
 
 
 @pytest.mark.parametrize("was_there", [False, True], ids=["new host", "host that spoke before"])
-def test_whoever_did_not_hear_that_it_joined_joins_with_the_same_token_again(world: World, was_there: bool) -> None:
+def test_whoever_did_not_hear_that_it_joined_joins_with_the_same_token_again(
+    world: World, was_there: bool
+) -> None:
     if not was_there:
         Host.objects.filter(name="alpha").update(last_sync_at=None)
     agent = FakeAgent.of(world.hosts["alpha"])
@@ -256,7 +266,9 @@ def test_whoever_did_not_hear_that_it_joined_joins_with_the_same_token_again(wor
     assert agent_api.authenticate(credential, world.now + 2 * MINUTE) == world.hosts["alpha"].pk
 
 
-def test_a_lost_answer_is_not_asked_for_again_without_a_key_nor_late_nor_after_a_revocation(world: World) -> None:
+def test_a_lost_answer_is_not_asked_for_again_without_a_key_nor_late_nor_after_a_revocation(
+    world: World,
+) -> None:
     host, key = world.hosts["alpha"], Key()
     token = services.issue_join_token(host, now=world.now)
     join(world, token, world.now)
@@ -281,7 +293,10 @@ def test_a_host_with_a_key_gets_a_new_credential_only_for_a_signed_challenge(wor
     assert agent_api.desired(host.pk, later + SECOND).challenge == asked.challenge, "one signature is enough"
     right = Proof(asked.challenge, key.sign(host_key.renewal_message(asked.challenge)))
     for wrong, said in (
-        (Proof(asked.challenge, Key().sign(host_key.renewal_message(asked.challenge))), "not one made with the key"),
+        (
+            Proof(asked.challenge, Key().sign(host_key.renewal_message(asked.challenge))),
+            "not one made with the key",
+        ),
         (Proof(asked.challenge, "no base64"), "not one made with the key"),
         (Proof(asked.challenge.replace("gpc.", "gpc.1"), right.signature), "not of this host's"),
         (Proof("gpc.1.²³.x", right.signature), "not of this host's"),
@@ -296,7 +311,9 @@ def test_a_host_with_a_key_gets_a_new_credential_only_for_a_signed_challenge(wor
     assert expires == (later + CREDENTIAL_TTL).timestamp()
     assert agent_api.authenticate(new, later) == host.pk and agent_api.authenticate(old, later) is None
     with pytest.raises(AgentRejected, match="not of this host's"):
-        agent_api.redeem_challenge(host.pk, right, later)  # said again: the challenge was to the credential before
+        agent_api.redeem_challenge(
+            host.pk, right, later
+        )  # said again: the challenge was to the credential before
 
 
 def test_a_host_that_was_off_for_days_renews_with_its_key_and_a_revoked_one_does_not(world: World) -> None:
@@ -311,8 +328,10 @@ def test_a_host_that_was_off_for_days_renews_with_its_key_and_a_revoked_one_does
         return agent_api.renew(credential, signed, at).credential
 
     for late_or_strange in (
-        lambda: renew(late, old + "x"), lambda: renew(late, signs=Key()), lambda: renew(world.now + dt.timedelta(days=40)),
-    ):  # fmt: skip
+        lambda: renew(late, old + "x"),
+        lambda: renew(late, signs=Key()),
+        lambda: renew(world.now + dt.timedelta(days=40)),
+    ):
         with pytest.raises(AgentRejected):
             late_or_strange()
     new = renew(late)
@@ -390,10 +409,16 @@ def test_a_run_that_its_agent_no_longer_names_is_lost_after_a_while_and_not_at_o
     agent_api.sync(agent.host.pk, without, world.now + 5 * SECOND)
     assert Workload.objects.get(pk=workload.pk).state == "running"
     agent_api.sync(agent.host.pk, without, world.now + 12 * SECOND)
-    assert Workload.objects.get(pk=workload.pk).state == "running", "two frames so far apart are what a clock can do that is set"
+    assert Workload.objects.get(pk=workload.pk).state == "running", (
+        "two frames so far apart are what a clock can do that is set"
+    )
     agent_api.sync(agent.host.pk, without, world.now + 13 * SECOND)
     workload.refresh_from_db()
-    assert (workload.state, workload.reason_code, workload.lost_attempts) == ("queued", ReasonCode.HOST_LOST, 1)
+    assert (workload.state, workload.reason_code, workload.lost_attempts) == (
+        "queued",
+        ReasonCode.HOST_LOST,
+        1,
+    )
 
 
 def test_a_reboot_ends_what_ran_before_it(world: World) -> None:
@@ -439,7 +464,9 @@ def test_a_failed_job_is_tried_again_with_growing_waits_as_often_as_asked(world:
 def test_frames_lost_doubled_and_reordered_converge_to_the_same_end(world: World) -> None:
     dice = random.Random(7)
     agents = agents_of(world, "alpha", "beta")
-    workloads = [job(world, dice.choice(world.teams), dice.choice([1, 2, 4, 8]), world.now) for _ in range(15)]
+    workloads = [
+        job(world, dice.choice(world.teams), dice.choice([1, 2, 4, 8]), world.now) for _ in range(15)
+    ]
     at, late = world.now, []
     for step in range(400):
         at += 2 * SECOND
@@ -460,7 +487,10 @@ def test_frames_lost_doubled_and_reordered_converge_to_the_same_end(world: World
             agent, frame = late.pop(dice.randrange(len(late)))
             agent_api.sync(agent.host.pk, frame, at)
         taken = snapshot.take_snapshot(None, at)
-        assert step % 4 or violations(taken, plan(taken, snapshot.epoch_seconds(at)), snapshot.epoch_seconds(at)) == []
+        assert (
+            step % 4
+            or violations(taken, plan(taken, snapshot.epoch_seconds(at)), snapshot.epoch_seconds(at)) == []
+        )
         engine.run_cycle("test", at)
         if step == 20:
             services.cancel_workload(workloads[-1], now=at)
@@ -512,10 +542,15 @@ def test_a_gpu_that_is_gone_is_retired_and_comes_back_as_itself(world: World) ->
     assert len(units_of(world.hosts["delta"])) == 3
     agent.inventory = all_gpus
     agent.sync(world.now + SECOND)
-    assert len(units_of(world.hosts["delta"])) == 4 and Gpu.objects.filter(host=world.hosts["delta"]).count() == 4
+    assert (
+        len(units_of(world.hosts["delta"])) == 4
+        and Gpu.objects.filter(host=world.hosts["delta"]).count() == 4
+    )
 
 
-def test_a_gpu_that_is_gone_counts_as_missing_with_what_was_known_of_it_until_it_is_back_or_forgotten(world: World) -> None:
+def test_a_gpu_that_is_gone_counts_as_missing_with_what_was_known_of_it_until_it_is_back_or_forgotten(
+    world: World,
+) -> None:
     (agent,) = agents_of(world, "delta")
     all_gpus = agent.inventory
     gpu = Gpu.objects.get(uuid=all_gpus.gpus[3].uuid)
@@ -525,7 +560,9 @@ def test_a_gpu_that_is_gone_counts_as_missing_with_what_was_known_of_it_until_it
     agent.sync(world.now + 2 * SECOND)
     gpu.refresh_from_db()
     assert (gpu.missing_since, gpu.retired_at) == (world.now + SECOND, world.now + SECOND)
-    assert (gpu.repair_state, gpu.state_reason) == ("quarantined", "fell off the bus"), "it comes back as what it was"
+    assert (gpu.repair_state, gpu.state_reason) == ("quarantined", "fell off the bus"), (
+        "it comes back as what it was"
+    )
     last = GpuStateChange.objects.filter(gpu=gpu).order_by("pk")
     assert [row.reason for row in last] == ["fell off the bus", "its host does not report it any more"]
     agent.inventory = all_gpus
@@ -542,7 +579,9 @@ def test_a_gpu_that_is_gone_counts_as_missing_with_what_was_known_of_it_until_it
     assert gpu.missing_since is None and gpu.retired_at == world.now + 4 * SECOND
 
 
-def test_a_gpu_that_is_gone_while_it_is_held_is_missing_at_once_and_can_not_be_forgotten(world: World) -> None:
+def test_a_gpu_that_is_gone_while_it_is_held_is_missing_at_once_and_can_not_be_forgotten(
+    world: World,
+) -> None:
     (agent,) = agents_of(world, "delta")
     job(world, world.vision, 4, world.now, pool=world.static, models_wanted=[])
     start(world, [agent], world.now)
@@ -573,12 +612,17 @@ def test_a_gpu_that_is_gone_while_it_is_held_is_missing_at_once_and_can_not_be_f
         ({"index": 1}, "same index or uuid twice"),
         ({"units": [UnitSeen("a", "x", 0, 800, 1), UnitSeen("b", "x", 799, 41, 1)]}, "do not overlap"),
         ({"units": [UnitSeen("a", "x", 0, 841, 1)]}, "within 0 to 840"),
-        ({"units": [UnitSeen("a", "x", 0, 100, 1), UnitSeen("a", "x", 100, 100, 1)]}, "same uuid of a unit twice"),
+        (
+            {"units": [UnitSeen("a", "x", 0, 100, 1), UnitSeen("a", "x", 100, 100, 1)]},
+            "same uuid of a unit twice",
+        ),
         ({"model": ""}, "model ''"),
         ({"memory_mib": -1}, "memory_mib -1"),
     ],
 )
-def test_an_inventory_that_cannot_be_is_refused_in_words(world: World, change: dict[str, object], said: str) -> None:
+def test_an_inventory_that_cannot_be_is_refused_in_words(
+    world: World, change: dict[str, object], said: str
+) -> None:
     (agent,) = agents_of(world, "delta")
     first, *rest = agent.inventory.gpus
     agent.inventory = replace(agent.inventory, gpus=[replace(first, **change), *rest])  # type: ignore[arg-type]
@@ -620,7 +664,9 @@ def test_a_host_falls_silent_and_its_work_starts_elsewhere_and_its_gpus_wait_for
     lost.take_in(answer, world.now + 80 * SECOND)
     lost.sync(world.now + 81 * SECOND)
     assert Host.objects.get(pk=lost.host.pk).lease_state == "alive"
-    states = list(HostStateChange.objects.filter(host=lost.host).order_by("pk").values_list("lease_state", flat=True))
+    states = list(
+        HostStateChange.objects.filter(host=lost.host).order_by("pk").values_list("lease_state", flat=True)
+    )
     assert states == ["alive", "suspect", "silent", "alive"]
 
 
@@ -639,7 +685,9 @@ def test_when_most_hosts_are_quiet_nobody_is_evicted(world: World) -> None:
     assert Host.objects.filter(lease_state="alive").count() == 4
 
 
-def test_only_the_rule_of_mass_silence_keeps_work_where_it_is(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_rule_of_mass_silence_keeps_work_where_it_is(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     agents = agents_of(world, "alpha", "beta", "gamma", "delta")
     workload = job(world, world.vision, 8, world.now)
     start(world, agents, world.now)
@@ -651,7 +699,9 @@ def test_only_the_rule_of_mass_silence_keeps_work_where_it_is(world: World, monk
     assert Workload.objects.get(pk=workload.pk).state == "queued"
 
 
-@pytest.mark.parametrize(("quiet", "hosts", "is_mass"), [(2, 2, False), (3, 5, True), (5, 10, False), (6, 10, True)])
+@pytest.mark.parametrize(
+    ("quiet", "hosts", "is_mass"), [(2, 2, False), (3, 5, True), (5, 10, False), (6, 10, True)]
+)
 def test_more_than_55_percent_and_at_least_three_are_a_mass(quiet: int, hosts: int, is_mass: bool) -> None:
     assert leases.is_mass_silence(quiet, hosts) is is_mass
 
@@ -662,7 +712,9 @@ def test_what_a_silent_host_held_starts_elsewhere_at_once_on_an_operators_word(w
     start(world, agents, world.now)
     lost = next(a for a in agents if a.running)
     others = [a for a in agents if a is not lost]
-    assert not attest_powered_off(lost.host, reason="seen off", now=world.now + 5 * SECOND), "its agent speaks"
+    assert not attest_powered_off(lost.host, reason="seen off", now=world.now + 5 * SECOND), (
+        "its agent speaks"
+    )
     at = world.now + 20 * SECOND  # lease 30, grace 30 and margin 10 are not over
     for agent in others:
         agent.sync(at)
@@ -693,7 +745,9 @@ def test_gpus_of_a_host_seen_off_may_turn_up_in_another_machine_and_not_before(w
     assert Gpu.objects.get(uuid=moved.uuid).host == gamma.host
 
 
-def test_units_used_while_the_servers_clock_was_ahead_are_not_blocked_until_it_catches_up(world: World) -> None:
+def test_units_used_while_the_servers_clock_was_ahead_are_not_blocked_until_it_catches_up(
+    world: World,
+) -> None:
     agents = agents_of(world, "alpha", "beta", "gamma", "delta")
     ahead = world.now + 60 * MINUTE
     for at in (ahead, ahead + MINUTE):
@@ -789,7 +843,9 @@ def test_a_maintenance_window_clears_its_host_in_time_and_gives_it_back(world: W
     time_limits.sweep_maintenance(begin - 60 * SECOND)
     assert Workload.objects.get(pk=workload.pk).state == "notice"
     time_limits.sweep_maintenance(begin - 58 * SECOND)
-    assert Workload.objects.get(pk=workload.pk).state == "notice", "it has the whole notice to write its checkpoint"
+    assert Workload.objects.get(pk=workload.pk).state == "notice", (
+        "it has the whole notice to write its checkpoint"
+    )
     time_limits.sweep_maintenance(begin)
     assert Host.objects.get(pk=host.pk).admin_state == "maintenance"
     time_limits.sweep_maintenance(begin + 61 * MINUTE)

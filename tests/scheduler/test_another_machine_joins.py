@@ -21,7 +21,9 @@ from tests.world import World
 SECOND = dt.timedelta(seconds=1)
 
 
-def test_a_join_frees_nothing_before_lease_grace_and_margin_of_the_agent_before_are_over(world: World) -> None:
+def test_a_join_frees_nothing_before_lease_grace_and_margin_of_the_agent_before_are_over(
+    world: World,
+) -> None:
     agents = agents_of(world, "alpha", "beta")
     workload = job(world, world.vision, 8, world.now)
     start(world, agents, world.now)
@@ -66,7 +68,9 @@ def test_what_the_agent_before_was_told_is_neither_begun_nor_ended_by_the_one_th
     agent_api.join(JoinRequest(1, token, old.host.name, "another instance", "another boot"), at + SECOND)
     new = FakeAgent.of(Host.objects.get(pk=run.host_id))
     new.inventory, new.start = old.inventory, "another start"
-    assert agent_api.sync(old.host.pk, new.observed(), at + 2 * SECOND).runs == [], "it would begin a second time"
+    assert agent_api.sync(old.host.pk, new.observed(), at + 2 * SECOND).runs == [], (
+        "it would begin a second time"
+    )
     workload.refresh_from_db()
     commands.order_stop(workload, code="cancelled", grace_seconds=1, now=at + 3 * SECOND)
     assert agent_api.sync(old.host.pk, new.observed(), at + 4 * SECOND).runs == [], (
@@ -99,7 +103,9 @@ def test_an_agent_that_joins_once_more_goes_on_with_what_it_has(world: World) ->
     agent.sync(world.now + 100 * SECOND)
     host = Host.objects.get(pk=run.host_id)
     token = services.issue_join_token(host, now=world.now + 100 * SECOND)
-    agent_api.join(JoinRequest(1, token, host.name, host.agent_instance, host.boot_id), world.now + 101 * SECOND)
+    agent_api.join(
+        JoinRequest(1, token, host.name, host.agent_instance, host.boot_id), world.now + 101 * SECOND
+    )
     heard = agent.sync(world.now + 102 * SECOND)
     assert [wanted.run for wanted in heard.runs] == [str(run.public_id)]
     run.refresh_from_db()

@@ -44,7 +44,12 @@ SECOND = dt.timedelta(seconds=1)
         (ReasonCode.CANCELLED, ReasonCode.DISK_RAN_LOW, ReasonCode.CANCELLED, False),
         (ReasonCode.EVICTED_FOR_GUARANTEE, ReasonCode.CHECKPOINTED, ReasonCode.EVICTED_FOR_GUARANTEE, True),
         (ReasonCode.EVICTED_FOR_GUARANTEE, ReasonCode.FAILED, ReasonCode.EVICTED_FOR_GUARANTEE, True),
-        (ReasonCode.EVICTED_FOR_GUARANTEE, ReasonCode.KILLED_AT_GRACE, ReasonCode.EVICTED_FOR_GUARANTEE, True),
+        (
+            ReasonCode.EVICTED_FOR_GUARANTEE,
+            ReasonCode.KILLED_AT_GRACE,
+            ReasonCode.EVICTED_FOR_GUARANTEE,
+            True,
+        ),
         (ReasonCode.EVICTED_FOR_GUARANTEE, ReasonCode.FINISHED, ReasonCode.FINISHED, False),
         (ReasonCode.DRAINED, ReasonCode.KILLED_AT_GRACE, ReasonCode.DRAINED, True),
         (ReasonCode.CANCELLED, ReasonCode.FAILED, ReasonCode.CANCELLED, False),
@@ -65,7 +70,11 @@ def _documented() -> list[tuple[str, str, str, str, str]]:
     """(told, outcome, who comes back, at most, waits) of each case in docs/states.md."""
     text = (Path(__file__).resolve().parents[2] / "docs" / "states.md").read_text()
     part = text.partition("### How an attempt ends")[2].partition("## Reservation")[0]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in part.splitlines() if line.startswith("| ")]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in part.splitlines()
+        if line.startswith("| ")
+    ]
     return [
         (told, outcome, who, most, waits)
         for told_cell, outcome_cell, who, most, waits in rows[1:]
@@ -75,7 +84,9 @@ def _documented() -> list[tuple[str, str, str, str, str]]:
 
 
 @pytest.mark.parametrize(("told", "outcome", "who", "most", "waits"), _documented())
-def test_the_documented_table_of_retries_is_what_happens(told: str, outcome: str, who: str, most: str, waits: str) -> None:
+def test_the_documented_table_of_retries_is_what_happens(
+    told: str, outcome: str, who: str, most: str, waits: str
+) -> None:
     limits = {"its own retries": (7, 0), "5": (0, 5)}
     own, lost = limits.get(most, (0, 0))
     for kind in ("job", "notebook"):
@@ -85,19 +96,30 @@ def test_the_documented_table_of_retries_is_what_happens(told: str, outcome: str
             continue
         assert (answer.failures, answer.lost) == (1 if own else 0, 1 if lost else 0)
         for before in range(own or lost or 40):
-            again = Workload(kind=kind, stop_requested=told, most_retries=own, failures=before, lost_attempts=before)
+            again = Workload(
+                kind=kind, stop_requested=told, most_retries=own, failures=before, lost_attempts=before
+            )
             doubled, fixed = waits.startswith("15 s, doubled"), {"60 s": 60}.get(waits, 0)
             expected = min(15 * 2**before, 1800) if doubled else fixed
-            assert decide_retry(again, outcome).requeues and decide_retry(again, outcome).wait_seconds == expected
+            assert (
+                decide_retry(again, outcome).requeues
+                and decide_retry(again, outcome).wait_seconds == expected
+            )
         if own or lost:
-            used = Workload(kind=kind, stop_requested=told, most_retries=own, failures=own, lost_attempts=lost)
+            used = Workload(
+                kind=kind, stop_requested=told, most_retries=own, failures=own, lost_attempts=lost
+            )
             assert not decide_retry(used, outcome).requeues
 
 
 def test_every_outcome_is_in_the_documented_table() -> None:
     contract = (Path(__file__).resolve().parents[2] / "docs" / "workload-contract.md").read_text()
     table = contract.partition("What the attempt is recorded as")[2].partition("Exit codes")[0]
-    known = {code for line in table.splitlines() for code in re.findall("`([a-z_]+)`", line.split("|")[1] if "|" in line else "")}
+    known = {
+        code
+        for line in table.splitlines()
+        for code in re.findall("`([a-z_]+)`", line.split("|")[1] if "|" in line else "")
+    }
     assert len(known) == 18 and known == {outcome for _, outcome, *_ in _documented()}
 
 
@@ -105,9 +127,13 @@ def test_making_room_costs_no_retry_and_losing_a_host_is_counted_by_itself() -> 
     workload = Workload(kind="job", most_retries=1, failures=1)
     assert decide_retry(workload, ReasonCode.FAILED) == RetryDecision(ReasonCode.FAILED)
     workload.stop_requested = ReasonCode.EVICTED_FOR_PRIORITY
-    assert decide_retry(workload, ReasonCode.FAILED) == RetryDecision(ReasonCode.EVICTED_FOR_PRIORITY, requeues=True)
+    assert decide_retry(workload, ReasonCode.FAILED) == RetryDecision(
+        ReasonCode.EVICTED_FOR_PRIORITY, requeues=True
+    )
     workload.stop_requested = ""
-    assert decide_retry(workload, ReasonCode.HOST_LOST) == RetryDecision(ReasonCode.HOST_LOST, requeues=True, lost=1)
+    assert decide_retry(workload, ReasonCode.HOST_LOST) == RetryDecision(
+        ReasonCode.HOST_LOST, requeues=True, lost=1
+    )
     workload.lost_attempts = attempts.MAX_LOST_ATTEMPTS
     assert not decide_retry(workload, ReasonCode.HOST_LOST).requeues
 
@@ -115,7 +141,9 @@ def test_making_room_costs_no_retry_and_losing_a_host_is_counted_by_itself() -> 
 def test_who_is_stopped_because_the_disk_ran_low_keeps_its_own_retries_but_is_not_tried_for_ever() -> None:
     workload = Workload(kind="job", most_retries=0)
     assert decide_retry(workload, ReasonCode.OUT_OF_DISK) == RetryDecision(ReasonCode.OUT_OF_DISK)
-    assert decide_retry(workload, ReasonCode.DISK_RAN_LOW) == RetryDecision(ReasonCode.DISK_RAN_LOW, requeues=True, lost=1, wait_seconds=15)
+    assert decide_retry(workload, ReasonCode.DISK_RAN_LOW) == RetryDecision(
+        ReasonCode.DISK_RAN_LOW, requeues=True, lost=1, wait_seconds=15
+    )
     workload.lost_attempts = attempts.MAX_LOST_ATTEMPTS
     assert not decide_retry(workload, ReasonCode.DISK_RAN_LOW).requeues
 
@@ -171,7 +199,11 @@ def test_a_gang_that_loses_a_host_is_queued_again_as_a_whole(world: World) -> No
     for agent in others * 2:
         agent.sync(later + SECOND)
     workload.refresh_from_db()
-    assert (workload.state, workload.reason_code, workload.lost_attempts) == ("queued", ReasonCode.HOST_LOST, 1)
+    assert (workload.state, workload.reason_code, workload.lost_attempts) == (
+        "queued",
+        ReasonCode.HOST_LOST,
+        1,
+    )
     assert lost.host.runs.get().outcome == ReasonCode.HOST_LOST
 
 

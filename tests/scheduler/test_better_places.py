@@ -47,7 +47,11 @@ def host_of(work: Workload) -> str:
 
 
 def free_hosts(world: World) -> set[str]:
-    return set(capacity.free_units(world.shared, world.now).filter(gpu__model=H100).values_list("gpu__host__name", flat=True))
+    return set(
+        capacity.free_units(world.shared, world.now)
+        .filter(gpu__model=H100)
+        .values_list("gpu__host__name", flat=True)
+    )
 
 
 # -- full disks ----------------------------------------------------------------------------------------------------------
@@ -63,14 +67,18 @@ def test_nothing_new_goes_to_a_host_whose_agent_says_that_its_disk_is_full(world
     assert {host_of(each) for each in made[:2]} == {"beta"}
 
 
-def test_work_that_only_full_hosts_could_run_is_told_which_and_starts_as_soon_as_there_is_room(world: World) -> None:
+def test_work_that_only_full_hosts_could_run_is_told_which_and_starts_as_soon_as_there_is_room(
+    world: World,
+) -> None:
     agents = agents_of(world)
     say(agents.values(), world.now, full=True)
     waiting = job(world, world.vision, 1, world.now)
     engine.run_cycle("test", world.now)
     row = Workload.objects.get(pk=waiting.pk)
     assert (row.state, row.reason_code, row.expected_start) == ("queued", "host_full", None)
-    assert row.reason_numbers["full"] == len(row.reason_numbers["hosts"]) > 0 and row.reason_numbers["need"] == 1
+    assert (
+        row.reason_numbers["full"] == len(row.reason_numbers["hosts"]) > 0 and row.reason_numbers["need"] == 1
+    )
     assert set(row.reason_numbers["hosts"]) <= set(world.hosts)
     words = reason_texts.reason_sentence(row.reason_code, row.reason_numbers)
     assert all(name in words for name in row.reason_numbers["hosts"]) and "full" in words
@@ -114,7 +122,9 @@ def test_a_frame_that_says_that_the_disk_is_full_is_news(world: World) -> None:
 # -- a start that failed -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("outcome", ["start_failed", "prolog_failed", "host_full", "gpu_unreadable", "disk_ran_low"])
+@pytest.mark.parametrize(
+    "outcome", ["start_failed", "prolog_failed", "host_full", "gpu_unreadable", "disk_ran_low"]
+)
 def test_work_that_a_host_could_not_start_goes_elsewhere_next_time(world: World, outcome: str) -> None:
     agents = agents_of(world)
     work = job(world, world.vision, 1, world.now)
@@ -125,7 +135,10 @@ def test_work_that_a_host_could_not_start_goes_elsewhere_next_time(world: World,
     agents[first].end(run, world.now + SECOND, outcome=outcome)
     agents[first].sync(world.now + SECOND)
     row = Workload.objects.get(pk=work.pk)
-    assert row.avoids == [world.hosts[first].pk] and row.avoids_until == world.now + SECOND + HOST_AVOIDANCE_PERIOD
+    assert (
+        row.avoids == [world.hosts[first].pk]
+        and row.avoids_until == world.now + SECOND + HOST_AVOIDANCE_PERIOD
+    )
     engine.run_cycle("test", world.now + 2 * MINUTE)
     assert host_of(work) != first
 

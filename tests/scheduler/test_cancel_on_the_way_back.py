@@ -80,10 +80,15 @@ def test_when_a_part_of_its_gang_goes_by_itself(world: World) -> None:
         for agent in agents:
             agent.sync(world.now + step * SECOND)
     going = agents[0].running[0]
-    agents[0].runs[going] = replace(agents[0].runs[going], state="stopping")  # an epilog that takes its time, say
+    agents[0].runs[going] = replace(
+        agents[0].runs[going], state="stopping"
+    )  # an epilog that takes its time, say
     agents[0].sync(world.now + 3 * SECOND)
     workload.refresh_from_db()
     assert workload.state == "stopping"
     assert services.cancel_workload(workload, now=world.now + 4 * SECOND)
-    told = {host: run.verb for host, run in ((a.host.name, a.sync(world.now + 5 * SECOND).runs[0]) for a in agents)}
+    told = {
+        host: run.verb
+        for host, run in ((a.host.name, a.sync(world.now + 5 * SECOND).runs[0]) for a in agents)
+    }
     assert set(told.values()) == {"stop"}, told

@@ -26,7 +26,9 @@ def gpu_of(world: World, index: int = 0, host: str = "alpha") -> Gpu:
 
 
 def answer(row: Diagnostic, state: str, *, detail: str = "", minute: int = 10) -> None:
-    seen = DiagnosticSeen(str(row.public_id), state, "own", [CheckSeen("memory", state == "passed", {"gib": 79})], detail)
+    seen = DiagnosticSeen(
+        str(row.public_id), state, "own", [CheckSeen("memory", state == "passed", {"gib": 79})], detail
+    )
     gpu_diagnostics.store_diagnostics(row.host, [seen], at(10, minute))
     row.refresh_from_db()
 
@@ -49,8 +51,15 @@ def test_a_quarantined_gpu_is_diagnosed_by_itself_and_comes_back_when_it_passes(
     assert row.state == "running"
     answer(row, "passed")
     gpu.refresh_from_db()
-    assert (row.state, row.tool, row.checks[0]["numbers"], gpu.repair_state) == ("passed", "own", {"gib": 79}, "well")
-    states = list(GpuStateChange.objects.filter(gpu=gpu).order_by("pk").values_list("repair_state", flat=True))
+    assert (row.state, row.tool, row.checks[0]["numbers"], gpu.repair_state) == (
+        "passed",
+        "own",
+        {"gib": 79},
+        "well",
+    )
+    states = list(
+        GpuStateChange.objects.filter(gpu=gpu).order_by("pk").values_list("repair_state", flat=True)
+    )
     assert states == ["quarantined", "diagnosing", "well"]
     gpu_diagnostics.sweep_diagnostics(at(10, 30))
     assert Diagnostic.objects.count() == 1
@@ -61,7 +70,10 @@ def test_a_gpu_whose_diagnostic_fails_is_out_with_the_reason(world: World) -> No
     gpu_diagnostics.sweep_diagnostics(at(9, 1))
     answer(Diagnostic.objects.get(), "failed", detail="memory: 1 word of 79 GiB differs")
     gpu.refresh_from_db()
-    assert (gpu.repair_state, gpu.state_reason) == ("out", "its diagnostic failed: memory: 1 word of 79 GiB differs")
+    assert (gpu.repair_state, gpu.state_reason) == (
+        "out",
+        "its diagnostic failed: memory: 1 word of 79 GiB differs",
+    )
     gpu_diagnostics.sweep_diagnostics(at(11))
     assert Diagnostic.objects.count() == 1, "nobody tries again what has failed"
 
@@ -115,8 +127,12 @@ def test_an_answer_of_another_host_or_of_yesterday_changes_nothing(world: World)
     quarantined(world)
     gpu_diagnostics.sweep_diagnostics(at(9, 1))
     row = Diagnostic.objects.get()
-    gpu_diagnostics.store_diagnostics(world.hosts["beta"], [DiagnosticSeen(str(row.public_id), "passed")], at(9, 2))
-    gpu_diagnostics.store_diagnostics(row.host, [DiagnosticSeen("no uuid", "passed"), DiagnosticSeen(str(row.public_id), "odd")], at(9, 2))
+    gpu_diagnostics.store_diagnostics(
+        world.hosts["beta"], [DiagnosticSeen(str(row.public_id), "passed")], at(9, 2)
+    )
+    gpu_diagnostics.store_diagnostics(
+        row.host, [DiagnosticSeen("no uuid", "passed"), DiagnosticSeen(str(row.public_id), "odd")], at(9, 2)
+    )
     row.refresh_from_db()
     assert row.state == "wanted"
     answer(row, "passed")
@@ -190,7 +206,10 @@ def test_a_quarantined_host_is_diagnosed_as_a_whole(world: World) -> None:
 
 
 def test_many_gpus_in_service_that_fail_at_once_are_left_to_a_person(world: World) -> None:
-    rows = [gpu_diagnostics.request_diagnostic(gpu_of(world, index), why=Diagnostic.Why.OPERATOR, now=at(9)) for index in range(4)]
+    rows = [
+        gpu_diagnostics.request_diagnostic(gpu_of(world, index), why=Diagnostic.Why.OPERATOR, now=at(9))
+        for index in range(4)
+    ]
     gpus = Gpu.objects.filter(host__pool=rows[0].host.pool_id).count()
     for row in rows:
         answer(row, "failed", detail="arithmetic")
@@ -208,7 +227,12 @@ def test_a_host_hears_of_it_with_its_desired_state_and_answers_with_what_it_obse
     gpu_diagnostics.sweep_diagnostics(world.now)
     desired = agent_api.sync(agent.host.pk, agent.observed(), world.now)
     (told,) = desired.diagnostics
-    assert (told.gpu, told.tool, told.deadline_seconds, desired.stray_action) == (gpu.uuid, "own", 90.0, "warn")
+    assert (told.gpu, told.tool, told.deadline_seconds, desired.stray_action) == (
+        gpu.uuid,
+        "own",
+        90.0,
+        "warn",
+    )
     answered = replace(agent.observed(), diagnostics=[DiagnosticSeen(told.diagnostic, "passed", "own")])
     assert agent_api.sync(agent.host.pk, answered, world.now + timedelta(seconds=5)).diagnostics == []
     gpu.refresh_from_db()
@@ -222,6 +246,8 @@ def test_an_answer_that_takes_a_gpu_out_of_service_locks_its_pool_before_its_hos
     failed = DiagnosticSeen(str(row.public_id), "failed", "own", [], "memory")
     with CaptureQueriesContext(connection) as seen:
         agent_api.sync(agent.host.pk, replace(agent.observed(), diagnostics=[failed]), at(9, 1))
-    locked = [query["sql"].split('FROM "')[1].split('"')[0] for query in seen if "FOR NO KEY UPDATE" in query["sql"]]
+    locked = [
+        query["sql"].split('FROM "')[1].split('"')[0] for query in seen if "FOR NO KEY UPDATE" in query["sql"]
+    ]
     assert Gpu.objects.get(pk=row.gpu_id).repair_state == "out"
     assert locked[:2] == ["scheduler_pool", "scheduler_host"] and "scheduler_pool" not in locked[2:]

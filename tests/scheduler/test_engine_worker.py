@@ -35,10 +35,19 @@ def live_world(transactional_db: None) -> World:
 
 def queue(world: World, team: TeamOfWorld, units: int = 1, **also: object) -> Workload:
     given: dict[str, object] = {
-        "kind": "job", "type": "training", "name": "a job", "pool": world.shared, "project": team.project,
-        "owner": team.member, "units": units, "models_wanted": [H100], "max_runtime_seconds": 3600,
-        "preemptible": True, "command": "true", **also,
-    }  # fmt: skip
+        "kind": "job",
+        "type": "training",
+        "name": "a job",
+        "pool": world.shared,
+        "project": team.project,
+        "owner": team.member,
+        "units": units,
+        "models_wanted": [H100],
+        "max_runtime_seconds": 3600,
+        "preemptible": True,
+        "command": "true",
+        **also,
+    }
     return services.queue_workload(now=timezone.now(), **given)  # type: ignore[arg-type]
 
 
@@ -108,16 +117,25 @@ def test_at_a_thousand_gpus_a_request_an_end_a_host_and_an_approval_are_decided_
         took["host"].append(decided(closed_out))
         end_what_runs()
         promise, _ = services.confirm_reservation(  # what an approval commits
-            owner=fleet.owners[0], project=fleet.projects[0], pool=fleet.pool, name="now", units=1, models_wanted=[A100],
-            start=timezone.now(), end=timezone.now() + dt.timedelta(hours=1), now=timezone.now(),
-        )  # fmt: skip
+            owner=fleet.owners[0],
+            project=fleet.projects[0],
+            pool=fleet.pool,
+            name="now",
+            units=1,
+            models_wanted=[A100],
+            start=timezone.now(),
+            end=timezone.now() + dt.timedelta(hours=1),
+            now=timezone.now(),
+        )
         assert promise is not None
         took["approval"].append(wait_for(lambda: promise.bound_units.exists(), 5))  # noqa: B023
     # The quickest is what the engine needs; the rest is what else this machine does meanwhile (./run bench wake has the median).
     assert {what: min(times) < 0.3 for what, times in took.items()} == dict.fromkeys(took, True), took
 
 
-def test_what_cannot_start_has_its_reason_as_fast(engine_worker: subprocess.Popen[bytes], live_world: World) -> None:
+def test_what_cannot_start_has_its_reason_as_fast(
+    engine_worker: subprocess.Popen[bytes], live_world: World
+) -> None:
     first = queue(live_world, live_world.vision)
     wait_for(lambda: state_of(first) != "queued", 15)
     workload = queue(live_world, live_world.vision, units=9)
@@ -126,7 +144,9 @@ def test_what_cannot_start_has_its_reason_as_fast(engine_worker: subprocess.Pope
     assert seconds < 1.0
 
 
-def test_the_sweep_decides_when_every_hint_is_lost(engine_worker: subprocess.Popen[bytes], live_world: World) -> None:
+def test_the_sweep_decides_when_every_hint_is_lost(
+    engine_worker: subprocess.Popen[bytes], live_world: World
+) -> None:
     workload = queue(live_world, live_world.vision)
     wait_for(lambda: state_of(workload) != "queued", 15)
     nudge.redis_connection().set(nudge.ENGINE_KEY, "1", px=60_000)  # no nudge is sent any more
@@ -193,7 +213,9 @@ def test_an_engine_killed_in_the_middle_starts_nothing_twice_and_loses_nothing(
     assert Allocation.objects.filter(period__upper_inf=True).values("unit").distinct().count() == 13
 
 
-def test_an_emptied_valkey_is_right_again_by_itself(engine_worker: subprocess.Popen[bytes], live_world: World) -> None:
+def test_an_emptied_valkey_is_right_again_by_itself(
+    engine_worker: subprocess.Popen[bytes], live_world: World
+) -> None:
     warm_up = queue(live_world, live_world.vision)
     wait_for(lambda: state_of(warm_up) != "queued", 15)
     nudge.redis_connection().flushdb()

@@ -27,9 +27,15 @@ def past(
         over = world.now - number * MINUTE
         begun = over - waited
         StartEstimate.objects.create(
-            workload=made, pool=world.shared, attempt=0, told_at=begun, expected_start=begun + told,
-            latest=begun + latest if latest else None, over_at=over, started=True,
-        )  # fmt: skip
+            workload=made,
+            pool=world.shared,
+            attempt=0,
+            told_at=begun,
+            expected_start=begun + told,
+            latest=begun + latest if latest else None,
+            over_at=over,
+            started=True,
+        )
     Workload.objects.update(state="ended", ended_at=world.now)
 
 
@@ -48,7 +54,11 @@ def crowded(world: World) -> Workload:
 def test_the_first_expected_start_of_a_wait_is_kept_with_what_came_of_it(world: World) -> None:
     waiting = crowded(world)
     told = StartEstimate.objects.get(workload=waiting)
-    assert (told.told_at, told.expected_start, told.latest) == (world.now + SECOND, waiting.expected_start, None)
+    assert (told.told_at, told.expected_start, told.latest) == (
+        world.now + SECOND,
+        waiting.expected_start,
+        None,
+    )
     engine.run_cycle("test", world.now + HOUR)  # another estimate: the first one stays
     for runs in Workload.objects.filter(state="placed"):
         services.cancel_workload(runs, now=world.now + HOUR)
@@ -64,8 +74,13 @@ def test_a_start_ends_the_wait(world: World) -> None:
     told = StartEstimate.objects.get()
     assert told.started and told.over_at == world.now + 3 * HOUR
     Workload.objects.filter(pk=waiting.pk).update(attempt=1)
-    start_estimates.record_first_estimates({waiting.pk: int((world.now + 9 * HOUR).timestamp())}, world.now + 4 * HOUR)
-    assert [row.attempt for row in StartEstimate.objects.order_by("pk")] == [0, 1]  # it waits again: another wait
+    start_estimates.record_first_estimates(
+        {waiting.pk: int((world.now + 9 * HOUR).timestamp())}, world.now + 4 * HOUR
+    )
+    assert [row.attempt for row in StartEstimate.objects.order_by("pk")] == [
+        0,
+        1,
+    ]  # it waits again: another wait
 
 
 def test_what_starts_at_once_was_told_nothing(world: World) -> None:
@@ -81,7 +96,10 @@ def test_a_range_comes_from_the_pools_own_record_or_there_is_none(world: World) 
     assert start_estimates.likely_range(few, expected, world.now) is None
     past(world, 1, HOUR, 2 * HOUR)
     enough = start_estimates.past_starts_by_pool([world.shared.pk], world.now)[world.shared.pk]
-    assert start_estimates.likely_range(enough, expected, world.now) == (expected, world.now + 2 * HOUR + SECOND)
+    assert start_estimates.likely_range(enough, expected, world.now) == (
+        expected,
+        world.now + 2 * HOUR + SECOND,
+    )
     assert enough.median_error == 3600
     own = Pool.objects.exclude(pk=world.shared.pk).get().pk
     other = start_estimates.past_starts_by_pool([own], world.now)[own]
@@ -107,7 +125,9 @@ def test_the_record_is_bounded_and_those_who_left_are_closed(world: World) -> No
     start_estimates.prune_estimates()
     left = StartEstimate.objects.get(workload=waiting)
     assert left.over_at == world.now + MINUTE and not left.started
-    assert start_estimates.past_starts_by_pool([world.shared.pk], world.now + HOUR)[world.shared.pk].errors == ()  # it proves nothing
+    assert (
+        start_estimates.past_starts_by_pool([world.shared.pk], world.now + HOUR)[world.shared.pk].errors == ()
+    )  # it proves nothing
     past(world, MAX_OUTCOMES + 5, HOUR, HOUR)
     start_estimates.prune_estimates()
     assert StartEstimate.objects.count() == MAX_OUTCOMES

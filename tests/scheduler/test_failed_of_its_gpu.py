@@ -25,14 +25,21 @@ from tests.world import World
 SECOND = dt.timedelta(seconds=1)
 
 
-def ends(agent: FakeAgent, at: dt.datetime, events: list[str], outcome: str = "failed", exit_code: int = 139) -> Run:
+def ends(
+    agent: FakeAgent, at: dt.datetime, events: list[str], outcome: str = "failed", exit_code: int = 139
+) -> Run:
     """The agent's one run ends so, and its GPUs told this; as the edge takes it in."""
     (key,) = agent.running
     agent.end(key, at, outcome=outcome, exit_code=exit_code)
     agent.runs[key] = replace(agent.runs[key], gpu_events=events)
     own = f"{CREDENTIAL_PREFIX}.{agent.host.pk}.secret"
     Host.objects.filter(pk=agent.host.pk).update(credential_hash=hashlib.sha256(own.encode()).hexdigest())
-    edge.sync(edge.AuthenticatedHost(agent.host.pk, agent.host.name), [own], agent.observed(), lambda: ClockSample(at, "test", at.timestamp()))
+    edge.sync(
+        edge.AuthenticatedHost(agent.host.pk, agent.host.name),
+        [own],
+        agent.observed(),
+        lambda: ClockSample(at, "test", at.timestamp()),
+    )
     return Run.objects.get(public_id=key)
 
 
@@ -49,19 +56,33 @@ def test_who_fails_as_its_gpu_does_comes_back_and_is_not_charged(world: World, e
     run = ends(agent, world.now + 60 * SECOND, events)
     workload.refresh_from_db()
     assert (run.outcome, run.exit_code, run.gpu_events) == ("gpu_error", 139, events[-1:])
-    assert (workload.state, workload.reason_code, workload.lost_attempts, workload.failures) == ("queued", "gpu_error", 1, 0)
+    assert (workload.state, workload.reason_code, workload.lost_attempts, workload.failures) == (
+        "queued",
+        "gpu_error",
+        1,
+        0,
+    )
     assert workload.reason_numbers == {"event": events[-1]}
     assert Allocation.objects.get(workload=workload).end_code in HARDWARE_FAULT_END_CODES
     row = pages.attempt_rows(WorkloadDetails(workload), world.vision.member)[0]
     assert events[-1] in row["why"] and "exit code" not in row["why"]
 
 
-@pytest.mark.parametrize("events", [[], ["xid:13"], ["xid:31", "xid:43"], ["xid:109"], ["xid:99999"], ["a\x00b", "\ud800"]])
-def test_what_a_program_may_bring_about_and_what_no_rule_knows_excuses_nobody(world: World, events: list[str]) -> None:
+@pytest.mark.parametrize(
+    "events", [[], ["xid:13"], ["xid:31", "xid:43"], ["xid:109"], ["xid:99999"], ["a\x00b", "\ud800"]]
+)
+def test_what_a_program_may_bring_about_and_what_no_rule_knows_excuses_nobody(
+    world: World, events: list[str]
+) -> None:
     workload, agent = running(world)
     run = ends(agent, world.now + 60 * SECOND, events)
     workload.refresh_from_db()
-    assert (run.outcome, run.gpu_events, workload.state, workload.outcome) == ("failed", [], "ended", "failed")
+    assert (run.outcome, run.gpu_events, workload.state, workload.outcome) == (
+        "failed",
+        [],
+        "ended",
+        "failed",
+    )
     assert workload.outcome_numbers == {"attempt": 1, "exit_code": 139}
 
 

@@ -65,7 +65,9 @@ def test_an_agent_says_beside_a_failed_start_whose_matter_it_is(world: World, sa
     assert Workload.objects.get(pk=work.pk).lost_attempts == (0 if said else 1)
 
 
-@pytest.mark.parametrize(("because_it_ran_low", "outcome", "lost"), [(True, "disk_ran_low", 1), (False, "out_of_disk", 0)])
+@pytest.mark.parametrize(
+    ("because_it_ran_low", "outcome", "lost"), [(True, "disk_ran_low", 1), (False, "out_of_disk", 0)]
+)
 def test_an_agent_says_whether_it_stopped_work_because_the_disk_ran_low(
     world: World, because_it_ran_low: bool, outcome: str, lost: int
 ) -> None:
@@ -118,5 +120,7 @@ def test_whom_it_had_to_make_room_for_is_known_until_it_has_run_for_the_minimum_
     work = fail(work, world, "beta", 15, "drained", seconds=whole)
     assert (work.state, work.evicted_by) == ("queued", None)
     Workload.objects.filter(pk=work.pk).update(evicted_by=winner, evicted_for_workload=other)
-    work = fail(Workload.objects.get(pk=work.pk), world, "beta", 25, "checkpointed", told="evicted_for_priority")
+    work = fail(
+        Workload.objects.get(pk=work.pk), world, "beta", 25, "checkpointed", told="evicted_for_priority"
+    )
     assert (work.state, work.evicted_by) == ("queued", other), "the last one"

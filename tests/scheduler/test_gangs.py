@@ -56,7 +56,9 @@ def test_nobody_begins_before_everybody_could(world: World) -> None:
     assert workload.state == "starting"
 
 
-def test_the_last_one_that_is_prepared_has_the_others_told_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_one_that_is_prepared_has_the_others_told_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, (first, second) = placed(world)
     told: list[int] = []
     monkeypatch.setattr("scheduler.state.nudge.hosts", lambda hosts: told.extend(hosts))
@@ -76,7 +78,9 @@ def test_members_know_each_other_and_one_place_to_meet(world: World) -> None:
     assert [member.units for member in told[0].members] == [4, 4]
     assert [member.host for member in told[0].members] == [agent.host.name for agent in agents]
     assert told[0].port == told[1].port == found[0].port
-    assert gangs.RENDEZVOUS_FIRST_PORT <= told[0].port < gangs.RENDEZVOUS_FIRST_PORT + 2 * gangs.RENDEZVOUS_PORTS
+    assert (
+        gangs.RENDEZVOUS_FIRST_PORT <= told[0].port < gangs.RENDEZVOUS_FIRST_PORT + 2 * gangs.RENDEZVOUS_PORTS
+    )
 
 
 def test_an_agent_that_knows_nothing_of_gangs_holds_up_nobody(world: World) -> None:
@@ -131,7 +135,9 @@ def test_a_gang_goes_as_its_owner_said_when_a_member_ends(
     workload.refresh_from_db()
     assert workload.state == state
     assert workload.outcome == (outcome if state == "ended" else "")
-    assert not Run.objects.filter(workload=workload).exclude(state="ended").exists(), "all of it ended together"
+    assert not Run.objects.filter(workload=workload).exclude(state="ended").exists(), (
+        "all of it ended together"
+    )
     kept = Decision.objects.get(workload=workload, kind=kind)
     assert (kept.code, kept.numbers["rank"], kept.numbers["host"]) == (outcome, 1, agents[1].host.name)
     assert kept.numbers["exit_code"] == 137
@@ -158,7 +164,9 @@ def test_the_others_are_told_also_where_the_first_to_go_had_said_so_before_it_wa
         for agent in agents:
             agent.sync(world.now + step * SECOND)
     going = agents[1].running[0]
-    agents[1].runs[going] = replace(agents[1].runs[going], state="stopping")  # its lease was over for a moment, say
+    agents[1].runs[going] = replace(
+        agents[1].runs[going], state="stopping"
+    )  # its lease was over for a moment, say
     agents[1].sync(world.now + 3 * SECOND)
     agents[1].end(going, world.now + 4 * SECOND, outcome="lease_lost", exit_code=143)
     agents[1].sync(world.now + 4 * SECOND)
@@ -250,13 +258,21 @@ def all_go(workload: Workload, agents: list[FakeAgent], at: dt.datetime) -> None
 
 
 @pytest.mark.parametrize("hosts", [3, 4])
-def test_a_gang_on_many_hosts_comes_back_after_a_gpu_error_and_only_that_host_is_to_blame(world: World, hosts: int) -> None:
+def test_a_gang_on_many_hosts_comes_back_after_a_gpu_error_and_only_that_host_is_to_blame(
+    world: World, hosts: int
+) -> None:
     workload, agents = running_gang(world, hosts)
     ill = agents[2].host
     now = world.now + 10 * SECOND
-    assert services.quarantine_gpu(Gpu.objects.get(host=ill, index=3), reason="fell off the bus (xid:79)", now=now)
+    assert services.quarantine_gpu(
+        Gpu.objects.get(host=ill, index=3), reason="fell off the bus (xid:79)", now=now
+    )
     all_go(workload, agents, now)
-    assert (workload.state, workload.reason_code, workload.lost_attempts) == ("queued", ReasonCode.GPU_ERROR, 1)
+    assert (workload.state, workload.reason_code, workload.lost_attempts) == (
+        "queued",
+        ReasonCode.GPU_ERROR,
+        1,
+    )
     ended = {run.host_id: run.outcome for run in workload.runs.all()}
     assert {host for host, outcome in ended.items() if outcome == ReasonCode.GPU_ERROR} == {ill.pk}
     kept = Decision.objects.get(workload=workload, kind="restarted")
@@ -281,7 +297,12 @@ def test_a_gang_is_tried_until_its_gpus_failed_on_three_hosts(world: World) -> N
 
 
 def again(
-    workload: Workload, world: World, agents: list[FakeAgent], everywhere: dict[int, FakeAgent], number: int, at: dt.datetime
+    workload: Workload,
+    world: World,
+    agents: list[FakeAgent],
+    everywhere: dict[int, FakeAgent],
+    number: int,
+    at: dt.datetime,
 ) -> list[FakeAgent]:
     """On another host in the ill one's place."""
     fresh = make_host(f"fresh-{number}", world.shared, [H100] * 8, at)
@@ -293,7 +314,9 @@ def again(
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_who_failed_because_another_lost_its_host_or_gpu_is_not_why_the_gang_ended(world: World, order: int) -> None:
+def test_who_failed_because_another_lost_its_host_or_gpu_is_not_why_the_gang_ended(
+    world: World, order: int
+) -> None:
     workload, agents = running_gang(world, 3)
     ill, *others = agents
     now = world.now + 10 * SECOND
@@ -302,14 +325,20 @@ def test_who_failed_because_another_lost_its_host_or_gpu_is_not_why_the_gang_end
         agent.sync(now)
     assert services.quarantine_gpu(Gpu.objects.get(host=ill.host, index=0), reason="xid:79", now=now + SECOND)
     all_go(workload, agents, now + SECOND)
-    assert (workload.state, workload.reason_code, workload.lost_attempts) == ("queued", ReasonCode.GPU_ERROR, 1)
+    assert (workload.state, workload.reason_code, workload.lost_attempts) == (
+        "queued",
+        ReasonCode.GPU_ERROR,
+        1,
+    )
     assert Decision.objects.get(workload=workload, kind="restarted").numbers["host"] == ill.host.name
 
 
 def test_members_that_fail_before_their_host_is_known_to_be_lost_use_no_retry(world: World) -> None:
     workload, agents = running_gang(world, 3)
     lost, *others = agents
-    idle = [PromptAgent.of(h) for h in world.shared.hosts.all() if h.pk not in {agent.host.pk for agent in agents}]
+    idle = [
+        PromptAgent.of(h) for h in world.shared.hosts.all() if h.pk not in {agent.host.pk for agent in agents}
+    ]
     for agent in others:
         agent.end(agent.running[0], world.now + 10 * SECOND, outcome="failed", exit_code=1)
     for seconds in (10, 100):
@@ -322,13 +351,14 @@ def test_members_that_fail_before_their_host_is_known_to_be_lost_use_no_retry(wo
 
 
 @pytest.mark.parametrize("outcome", ["failed", "start_failed"])
-def test_one_attempt_of_a_gang_is_one_host_however_many_of_its_members_fail(world: World, outcome: str) -> None:
+def test_one_attempt_of_a_gang_is_one_host_however_many_of_its_members_fail(
+    world: World, outcome: str
+) -> None:
     workload, agents = running_gang(world, 4, most_retries=2)
     for agent in agents:
         agent.end(agent.running[0], world.now + 10 * SECOND, outcome=outcome, exit_code=1)
     all_go(workload, agents, world.now + 10 * SECOND)
     assert workload.state == "queued"
-
 
 
 def noticed_gang(world: World, hosts: int = 2) -> tuple[Workload, list[FakeAgent]]:
@@ -389,7 +419,12 @@ def test_a_gang_has_saved_when_all_its_members_have(world: World, others: str, w
     workload, agents = running_gang(world, 3)
     for seconds, agent in enumerate(agents):
         (run,) = agent.running
-        agent.end(run, world.now + (60 + seconds) * SECOND, outcome="checkpointed" if seconds < 2 else others, exit_code=0)
+        agent.end(
+            run,
+            world.now + (60 + seconds) * SECOND,
+            outcome="checkpointed" if seconds < 2 else others,
+            exit_code=0,
+        )
         agent.sync(world.now + (60 + seconds) * SECOND)
     (told,) = gangs.first_failures([list(workload.runs.order_by("rank"))])
     assert told.rank == why
@@ -408,12 +443,18 @@ def test_a_host_whose_clock_is_behind_is_not_taken_for_the_first_that_went(world
     assert (workload.state, workload.outcome, workload.outcome_numbers["exit_code"]) == ("ended", "failed", 3)
 
 
-@pytest.mark.parametrize(("seconds", "lost"), [(-5, False), (5, True), (100, True), (130, True), (200, False)])
-def test_a_gpu_counts_as_lost_by_who_held_it_when_it_was_taken_out(world: World, seconds: int, lost: bool) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "lost"), [(-5, False), (5, True), (100, True), (130, True), (200, False)]
+)
+def test_a_gpu_counts_as_lost_by_who_held_it_when_it_was_taken_out(
+    world: World, seconds: int, lost: bool
+) -> None:
     workload, agents = running_gang(world, 2)
     run = workload.runs.get(rank=1)
     GpuStateChange.objects.create(
-        gpu=Gpu.objects.get(host=run.host, index=0), repair_state="quarantined", at=world.now + seconds * SECOND
+        gpu=Gpu.objects.get(host=run.host, index=0),
+        repair_state="quarantined",
+        at=world.now + seconds * SECOND,
     )
     if seconds > 5:
         agents[1].end(agents[1].running[0], world.now + 100 * SECOND, outcome="failed")

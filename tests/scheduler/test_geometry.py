@@ -43,7 +43,9 @@ class Speaker:
     def has(self, index: int, profiles: list[str]) -> None:
         """Its GPU is split like this from now on; none: one whole GPU."""
         gpu = self.inventory.gpus[index]
-        units = [UnitSeen(f"{gpu.uuid}-{n}", profile, 360 * n, 360, 40448) for n, profile in enumerate(profiles)]
+        units = [
+            UnitSeen(f"{gpu.uuid}-{n}", profile, 360 * n, 360, 40448) for n, profile in enumerate(profiles)
+        ]
         whole = [UnitSeen(gpu.uuid, "", 0, 840, gpu.memory_mib)]
         gpus = [replace(one, units=units or whole) if one is gpu else one for one in self.inventory.gpus]
         self.inventory = replace(self.inventory, gpus=gpus)
@@ -74,7 +76,10 @@ def test_a_gpu_that_nobody_holds_is_split_and_goes_back_into_service(world: Worl
     assert alpha.say(at(10)).geometries == []
     geometry_changes.sweep_geometry_changes(at(10, 1))
     (wanted,) = alpha.say(at(10, 1)).geometries
-    assert (wanted.gpu, [(p.profile, p.start) for p in wanted.parts]) == (gpu.uuid, [("3g.40gb", 0), ("3g.40gb", 4)])
+    assert (wanted.gpu, [(p.profile, p.start) for p in wanted.parts]) == (
+        gpu.uuid,
+        [("3g.40gb", 0), ("3g.40gb", 4)],
+    )
     assert alpha.say(at(10, 1), GeometrySeen(wanted.change, "changing")).geometries
     alpha.has(0, HALVES)
     assert alpha.say(at(10, 2), GeometrySeen(wanted.change, "done")).geometries == []
@@ -83,9 +88,12 @@ def test_a_gpu_that_nobody_holds_is_split_and_goes_back_into_service(world: Worl
     assert (row.state, gpu.repair_state) == ("done", "well")
     units = Unit.objects.filter(gpu=gpu, retired_at=None).order_by("slots")
     assert [(u.profile, u.slots.lower - gpu.first_slot, u.slots.upper - gpu.first_slot) for u in units] == [
-        ("3g.40gb", 0, 360), ("3g.40gb", 360, 720),
-    ]  # fmt: skip
-    states = list(GpuStateChange.objects.filter(gpu=gpu).order_by("pk").values_list("repair_state", flat=True))
+        ("3g.40gb", 0, 360),
+        ("3g.40gb", 360, 720),
+    ]
+    states = list(
+        GpuStateChange.objects.filter(gpu=gpu).order_by("pk").values_list("repair_state", flat=True)
+    )
     assert states == ["reshaping", "well"]
 
 
@@ -142,12 +150,20 @@ def test_what_fails_leaves_the_old_geometry_or_quarantines_the_gpu(
     alpha.has(0, has)
     alpha.say(at(10, 2), GeometrySeen(str(row.public_id), state, "a process still uses the GPU"))
     row.refresh_from_db()
-    assert (row.state, row.detail, gpu_of(world).repair_state) == ("failed", "a process still uses the GPU", repair)
+    assert (row.state, row.detail, gpu_of(world).repair_state) == (
+        "failed",
+        "a process still uses the GPU",
+        repair,
+    )
     if repair == "well":
-        assert geometry_changes.request_geometry(gpu_of(world), HALVES, now=at(11)).state == "draining", "and it can be tried again"
+        assert geometry_changes.request_geometry(gpu_of(world), HALVES, now=at(11)).state == "draining", (
+            "and it can be tried again"
+        )
 
 
-def test_a_host_that_does_not_say_how_it_went_is_given_up_and_one_that_is_silent_goes_on(world: World, alpha: Speaker) -> None:
+def test_a_host_that_does_not_say_how_it_went_is_given_up_and_one_that_is_silent_goes_on(
+    world: World, alpha: Speaker
+) -> None:
     geometry_changes.request_geometry(gpu_of(world), HALVES, now=at(10))
     geometry_changes.sweep_geometry_changes(at(10, 1))
     Host.objects.filter(name="alpha").update(lease_state="silent")
@@ -156,7 +172,11 @@ def test_a_host_that_does_not_say_how_it_went_is_given_up_and_one_that_is_silent
     Host.objects.filter(name="alpha").update(lease_state="alive")
     geometry_changes.sweep_geometry_changes(at(10, 31))
     row = GeometryChange.objects.get()
-    assert (row.state, row.detail, gpu_of(world).repair_state) == ("failed", "no answer came from its host", "quarantined")
+    assert (row.state, row.detail, gpu_of(world).repair_state) == (
+        "failed",
+        "no answer came from its host",
+        "quarantined",
+    )
 
 
 def test_it_is_taken_back_until_its_host_is_told(world: World, alpha: Speaker) -> None:
@@ -172,7 +192,9 @@ def test_it_is_taken_back_until_its_host_is_told(world: World, alpha: Speaker) -
         geometry_changes.withdraw_geometry(gpu, now=at(10, 5))
 
 
-def test_a_gpu_that_is_quarantined_meanwhile_stays_so_and_nothing_is_changed(world: World, alpha: Speaker) -> None:
+def test_a_gpu_that_is_quarantined_meanwhile_stays_so_and_nothing_is_changed(
+    world: World, alpha: Speaker
+) -> None:
     gpu = gpu_of(world)
     geometry_changes.request_geometry(gpu, HALVES, now=at(10))
     quarantine_gpu(gpu, reason="xid:79", now=at(10, 1))

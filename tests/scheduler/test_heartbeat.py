@@ -35,8 +35,12 @@ def agent(world: World) -> FakeAgent:
     return agent
 
 
-def short_way(agent: FakeAgent, now: dt.datetime, frame: Observed | None = None, credential: str = CREDENTIAL) -> Any:
-    return agent_api.sync_unchanged(agent.host.pk, [credential], frame or agent.observed(), ClockSample(now, "test", now.timestamp()))
+def short_way(
+    agent: FakeAgent, now: dt.datetime, frame: Observed | None = None, credential: str = CREDENTIAL
+) -> Any:
+    return agent_api.sync_unchanged(
+        agent.host.pk, [credential], frame or agent.observed(), ClockSample(now, "test", now.timestamp())
+    )
 
 
 def heard_at(agent: FakeAgent) -> dt.datetime | None:
@@ -55,7 +59,9 @@ def test_a_host_without_work_and_news_is_heard_by_one_query(
     assert heard_at(agent) == world.now + LATER
 
 
-def test_a_host_that_reports_its_work_as_before_is_answered_as_by_the_whole_way(world: World, agent: FakeAgent) -> None:
+def test_a_host_that_reports_its_work_as_before_is_answered_as_by_the_whole_way(
+    world: World, agent: FakeAgent
+) -> None:
     answer = short_way(agent, world.now + LATER)
     assert answer == agent_api.desired(agent.host.pk, world.now + LATER)
     assert [run.run for run in answer.runs] == agent.running
@@ -74,10 +80,14 @@ def test_a_host_s_first_report_takes_as_many_queries_whatever_it_has(
     assert Unit.objects.filter(gpu__host=agent.host, retired_at=None).count() == gpus
 
 
-def test_a_new_gpu_takes_the_place_of_a_held_one_that_is_not_reported_any_more(world: World, agent: FakeAgent) -> None:
+def test_a_new_gpu_takes_the_place_of_a_held_one_that_is_not_reported_any_more(
+    world: World, agent: FakeAgent
+) -> None:
     held = Gpu.objects.get(units__allocations__run__host=agent.host)
     kept = [gpu for gpu in agent.inventory.gpus if gpu.uuid != held.uuid]
-    agent.inventory = replace(agent.inventory, gpus=[*kept, GpuSeen(held.index, "GPU-instead", held.model, 81_559)])
+    agent.inventory = replace(
+        agent.inventory, gpus=[*kept, GpuSeen(held.index, "GPU-instead", held.model, 81_559)]
+    )
     agent.sync(world.now + LATER)
     assert Gpu.objects.get(uuid="GPU-instead").index == held.index
     held.refresh_from_db()
@@ -114,13 +124,20 @@ def test_news_of_any_kind_goes_the_whole_way(world: World, agent: FakeAgent, new
 @pytest.mark.parametrize(
     "doubt",
     [
-        {"lease_state": "joining"}, {"lease_state": "silent"}, {"agent_start": "another"}, {"agent_instance": "another"},
-        {"boot_id": "another"}, {"credential_expires_at": dt.datetime(2001, 1, 1, tzinfo=dt.UTC)}, {"credential_hash": ""},
+        {"lease_state": "joining"},
+        {"lease_state": "silent"},
+        {"agent_start": "another"},
+        {"agent_instance": "another"},
+        {"boot_id": "another"},
+        {"credential_expires_at": dt.datetime(2001, 1, 1, tzinfo=dt.UTC)},
+        {"credential_hash": ""},
         {"hardware": {}},
     ],
     ids=str,
-)  # fmt: skip
-def test_a_row_that_is_not_as_it_was_goes_the_whole_way(world: World, agent: FakeAgent, doubt: dict[str, Any]) -> None:
+)
+def test_a_row_that_is_not_as_it_was_goes_the_whole_way(
+    world: World, agent: FakeAgent, doubt: dict[str, Any]
+) -> None:
     Host.objects.filter(pk=agent.host.pk).update(**doubt)
     assert short_way(agent, world.now + LATER) is None
     assert heard_at(agent) == world.now

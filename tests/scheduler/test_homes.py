@@ -124,7 +124,9 @@ def test_a_home_that_can_not_be_is_refused_in_words_and_nothing_is_kept(
         ({"homes": [HomeSeen(f"u{n}") for n in range(MOST_HOMES + 1)]}, f"allowed: at most {MOST_HOMES}"),
     ],
 )
-def test_a_report_that_can_not_be_is_refused_in_words(world: World, change: dict[str, Any], said: str) -> None:
+def test_a_report_that_can_not_be_is_refused_in_words(
+    world: World, change: dict[str, Any], said: str
+) -> None:
     agent = FakeAgent.of(world.hosts["alpha"])
     with pytest.raises(AgentRejected, match=said):
         say(agent, replace(homes_at(world.now), **change), world.now)
@@ -136,7 +138,10 @@ def test_a_report_that_can_not_be_is_refused_in_words(world: World, change: dict
     [
         (EnvironmentSeen(python="3" * 61), "environment.python"),
         (EnvironmentSeen(python="3", packages={"torch": "2\n"}), "environment.packages"),
-        (EnvironmentSeen(python="3", packages={f"p{n}": "1" for n in range(51)}), "51 entries; allowed: at most 50"),
+        (
+            EnvironmentSeen(python="3", packages={f"p{n}": "1" for n in range(51)}),
+            "51 entries; allowed: at most 50",
+        ),
         (EnvironmentSeen(python="3", exposed=["data"]), "'data'; allowed: an absolute path"),
         (EnvironmentSeen(python="3", exposed=[f"/data/{n}" for n in range(51)]), "exposed: 51 entries"),
     ],

@@ -44,7 +44,9 @@ SECOND = dt.timedelta(seconds=1)
 def test_each_level_includes_those_before_it(reported: dict[str, Any], level: str) -> None:
     assert isolation.isolation_level(reported) == level
     for demanded in isolation.ISOLATION_LEVELS:
-        assert isolation.is_weaker_isolation(level, demanded) == bool(isolation.missing_levels(reported, demanded))
+        assert isolation.is_weaker_isolation(level, demanded) == bool(
+            isolation.missing_levels(reported, demanded)
+        )
 
 
 def test_an_unknown_level_is_the_least() -> None:
@@ -101,7 +103,9 @@ def test_work_that_no_host_is_good_enough_for_waits_and_is_told_why_with_numbers
     assert row.reason_code == "host_closed"
     assert row.reason_numbers["codes"] == ["isolation_too_weak"]
     assert row.reason_numbers["too_weak"] == 3 and row.expected_start is None
-    assert "3 keep workloads less apart than the pool demands" in reason_texts.reason_sentence(row.reason_code, row.reason_numbers)
+    assert "3 keep workloads less apart than the pool demands" in reason_texts.reason_sentence(
+        row.reason_code, row.reason_numbers
+    )
 
 
 def test_what_the_pool_demands_counts_from_the_next_cycle_on_and_what_runs_goes_on(world: World) -> None:

@@ -58,7 +58,9 @@ def test_a_job_is_placed_started_and_ended(world: World) -> None:
     workload.refresh_from_db()
     assert (workload.state, workload.outcome, workload.ended_at) == ("ended", "finished", now + 100 * SECOND)
     held = Allocation.objects.filter(workload=workload)
-    assert {(a.period.lower, a.period.upper, a.end_code) for a in held} == {(now, now + 100 * SECOND, "finished")}
+    assert {(a.period.lower, a.period.upper, a.end_code) for a in held} == {
+        (now, now + 100 * SECOND, "finished")
+    }
     assert not Command.objects.filter(done_at__isnull=True).exists()
     assert agent.sync(now + 102 * SECOND).runs == [] and agent.runs == {}
 

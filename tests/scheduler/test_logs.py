@@ -45,10 +45,15 @@ def test_a_log_longer_than_is_kept_has_its_beginning_and_its_end() -> None:
     assert sum(path.stat().st_size for path in logs.log_folder(run).iterdir()) <= logs.MAX_SEGMENTS * SEGMENT
     assert logs.read_log(run, -20, 20) == (written[-20:], 30_000)
     kept = everything(run, 256)
-    assert kept.startswith(written[:SEGMENT] + "\n[gpupool: 22,000 bytes are not kept here]\n" + written[23_000:23_050])
+    assert kept.startswith(
+        written[:SEGMENT] + "\n[gpupool: 22,000 bytes are not kept here]\n" + written[23_000:23_050]
+    )
     assert kept.endswith(written[-500:])
     assert (logs.read_whole_log(run) or b"").decode() == kept
-    assert logs.read_log(run, 5000, 20) == ("\n[gpupool: 18,000 bytes are not kept here]\n" + written[23_000:23_020], 23_020)
+    assert logs.read_log(run, 5000, 20) == (
+        "\n[gpupool: 18,000 bytes are not kept here]\n" + written[23_000:23_020],
+        23_020,
+    )
     logs.append_log(run, 5000, "too late")
     assert everything(run, 1000) == kept, "what comes after its place is gone takes no place"
 
@@ -64,7 +69,11 @@ def test_a_chunk_that_was_lost_comes_later_and_one_that_never_comes_is_skipped()
     run, written = uuid.uuid4(), lines(300)
     logs.append_log(run, 0, written[:500])
     logs.append_log(run, 2500, written[2500:])
-    assert everything(run, 400).replace("\n[gpupool: 1,500 bytes are not kept here]\n", "").startswith(written[:500])
+    assert (
+        everything(run, 400)
+        .replace("\n[gpupool: 1,500 bytes are not kept here]\n", "")
+        .startswith(written[:500])
+    )
     assert logs.read_log(run, -10, 10)[0] == written[-10:]
     logs.append_log(run, 500, written[500:2500])
     assert everything(run, 400) == written
@@ -76,13 +85,20 @@ def test_there_is_no_log_before_the_first_line() -> None:
     assert logs.append_log(run, -1, "x") == 0 and logs.read_whole_log(run) is None
 
 
-def test_logs_go_a_while_after_the_end_and_never_while_their_run_lasts(world: World, settings: object) -> None:
+def test_logs_go_a_while_after_the_end_and_never_while_their_run_lasts(
+    world: World, settings: object
+) -> None:
     settings.GPUPOOL_LOG_DAYS = 30  # type: ignore[attr-defined]
     workload: Workload = job(world, world.vision, 1, world.now)
     ended: dict[str, object] = {"state": "ended", "ended_at": world.now}
     made = [
         Run.objects.create(
-            workload=workload, attempt=attempt, host=world.hosts["alpha"], generation=attempt, placed_at=world.now, **how
+            workload=workload,
+            attempt=attempt,
+            host=world.hosts["alpha"],
+            generation=attempt,
+            placed_at=world.now,
+            **how,
         )
         for attempt, how in enumerate(({}, ended, ended), 1)
     ]

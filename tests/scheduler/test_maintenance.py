@@ -48,14 +48,20 @@ def test_a_host_that_was_closed_before_a_window_is_closed_after_it(world: World)
 
 def test_what_happens_to_a_host_within_a_window_outlasts_it(world: World) -> None:
     host = world.hosts["alpha"]
-    services.set_maintenance(host, start=world.now, end=world.now + 60 * MINUTE, reason="new fans", now=world.now)
+    services.set_maintenance(
+        host, start=world.now, end=world.now + 60 * MINUTE, reason="new fans", now=world.now
+    )
     time_limits.sweep_maintenance(world.now)
     services.quarantine_host(host, reason="XID 79", now=world.now + MINUTE)
     services.cordon_host(host, reason="wait for me", now=world.now + 2 * MINUTE)
     time_limits.sweep_maintenance(world.now + 3 * MINUTE)
     time_limits.sweep_maintenance(world.now + 61 * MINUTE)
     host.refresh_from_db()
-    assert (host.admin_state, host.repair_state, host.state_reason) == ("cordoned", "quarantined", "wait for me")
+    assert (host.admin_state, host.repair_state, host.state_reason) == (
+        "cordoned",
+        "quarantined",
+        "wait for me",
+    )
 
 
 def test_a_window_that_is_taken_back_after_its_start_is_over(world: World) -> None:
@@ -66,14 +72,18 @@ def test_a_window_that_is_taken_back_after_its_start_is_over(world: World) -> No
     time_limits.sweep_maintenance(world.now)
     assert services.cancel_maintenance(window, now=world.now + MINUTE)
     host.refresh_from_db()
-    assert (host.admin_state, host.state_reason) == ("in_service", "its maintenance window was taken back"), "at once"
+    assert (host.admin_state, host.state_reason) == ("in_service", "its maintenance window was taken back"), (
+        "at once"
+    )
     assert not services.cancel_maintenance(window, now=world.now + MINUTE)
 
 
 def test_a_host_that_was_closed_before_is_so_when_its_window_is_taken_back(world: World) -> None:
     host = world.hosts["alpha"]
     services.cordon_host(host, reason="do not use", now=world.now)
-    window = services.set_maintenance(host, start=world.now, end=world.now + 60 * MINUTE, reason="new fans", now=world.now)
+    window = services.set_maintenance(
+        host, start=world.now, end=world.now + 60 * MINUTE, reason="new fans", now=world.now
+    )
     time_limits.sweep_maintenance(world.now)
     later = services.set_maintenance(
         host, start=world.now + 60 * MINUTE, end=world.now + 90 * MINUTE, reason="and again", now=world.now
@@ -86,14 +96,21 @@ def test_a_host_that_was_closed_before_is_so_when_its_window_is_taken_back(world
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, 60), (-30, 1), (59, 90), (10, 20), (-10, 90)])
-def test_a_window_over_another_one_of_the_host_is_refused_in_words_that_name_it(world: World, start: int, end: int) -> None:
+def test_a_window_over_another_one_of_the_host_is_refused_in_words_that_name_it(
+    world: World, start: int, end: int
+) -> None:
     host, noon = world.hosts["alpha"], world.now + 180 * MINUTE
-    first = services.set_maintenance(host, start=noon, end=noon + 60 * MINUTE, reason="new fans", now=world.now)
+    first = services.set_maintenance(
+        host, start=noon, end=noon + 60 * MINUTE, reason="new fans", now=world.now
+    )
     given: dict[str, Any] = {"actor": world.operator, "why": "firmware", "now": world.now}
     times = {"start": noon + start * MINUTE, "end": noon + end * MINUTE}
     with pytest.raises(Conflict) as refused:
         hosts.set_maintenance(host=host, **times, **given)
-    assert f"alpha is away already Mon 2 Mar 12:00 to 13:00 (new fans, window {first.pk})" in refused.value.message
+    assert (
+        f"alpha is away already Mon 2 Mar 12:00 to 13:00 (new fans, window {first.pk})"
+        in refused.value.message
+    )
     told = refused.value.numbers
     assert (refused.value.code, refused.value.field) == ("windows_overlap", "start")
     assert (told["host"], told["window"], told["start"]) == ("alpha", first.pk, noon.isoformat())

@@ -33,9 +33,15 @@ def test_within_one_answer_a_moment_of_the_same_pools_is_read_once(world: World)
 def test_a_promise_is_judged_on_rows_as_they_are_even_within_an_answer(world: World) -> None:
     now = timezone.now()
     wish = {
-        "project": world.vision.project, "pool": world.shared, "start": now + timedelta(hours=1),
-        "end": now + timedelta(hours=2), "now": now, "units": 8, "hosts": 1, "models_wanted": [H100],
-    }  # fmt: skip
+        "project": world.vision.project,
+        "pool": world.shared,
+        "start": now + timedelta(hours=1),
+        "end": now + timedelta(hours=2),
+        "now": now,
+        "units": 8,
+        "hosts": 1,
+        "models_wanted": [H100],
+    }
     with share_snapshots():
         assert services.check_window(**wish).fits
         row, _ = services.confirm_reservation(owner=world.vision.member, name="first", **wish)

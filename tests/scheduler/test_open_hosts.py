@@ -52,7 +52,10 @@ def revoked(world: World, host: Host) -> None:
 CLOSED: dict[str, tuple[Callable[[World, Host], object], str]] = {
     "cordoned": (lambda world, host: services.cordon_host(host, reason="fan", now=world.now), "host_closed"),
     "draining": (lambda world, host: services.drain_host(host, reason="fan", now=world.now), "host_closed"),
-    "quarantined": (lambda world, host: services.quarantine_host(host, reason="fan", now=world.now), "host_closed"),
+    "quarantined": (
+        lambda world, host: services.quarantine_host(host, reason="fan", now=world.now),
+        "host_closed",
+    ),
     "being diagnosed": (set_(repair_state=RepairState.DIAGNOSING), "host_closed"),
     "out": (set_(repair_state=RepairState.OUT), "host_closed"),
     "tripped": (lambda world, host: services.trip_host(host, reason="fan", now=world.now), "host_closed"),
@@ -63,7 +66,10 @@ CLOSED: dict[str, tuple[Callable[[World, Host], object], str]] = {
     "counted as off": (off, "host_closed"),
     "revoked": (revoked, "host_closed"),
     "with a full disk": (set_(disk_full=True), "host_full"),
-    "too weak": (lambda world, host: Pool.objects.filter(pk=host.pool_id).update(isolation="sandbox"), "isolation_too_weak"),
+    "too weak": (
+        lambda world, host: Pool.objects.filter(pk=host.pool_id).update(isolation="sandbox"),
+        "isolation_too_weak",
+    ),
 }
 
 
@@ -72,7 +78,12 @@ def answers(world: World, host: Host) -> dict[str, bool]:
     fresh = Host.objects.select_related("pool").get(pk=host.pk)
     row = next(row for row in snapshot.take_snapshot(None, world.now).hosts if row.id == host.pk)
     assert row.accepts == (not row.closed_code)
-    cells = [cell for group in gpu_overview.fleet_overview(world.operator, world.now) for each in group.hosts for cell in each.cells]
+    cells = [
+        cell
+        for group in gpu_overview.fleet_overview(world.operator, world.now)
+        for each in group.hosts
+        for cell in each.cells
+    ]
     mine = [cell for cell in cells if cell.gpu.host_id == host.pk]
     return {
         "snapshot": row.accepts,
@@ -104,44 +115,80 @@ def test_of_a_host_that_is_open_everybody_says_so(world: World) -> None:
 
 
 @pytest.mark.parametrize("state", CLOSED)
-def test_of_a_host_that_is_closed_everybody_says_so_and_nothing_is_placed_there(world: World, state: str) -> None:
+def test_of_a_host_that_is_closed_everybody_says_so_and_nothing_is_placed_there(
+    world: World, state: str
+) -> None:
     close, code = CLOSED[state]
     host = world.hosts["beta"]
     assert not is_placed_on(world, host, close)
     assert set(answers(world, host).values()) == {False}
-    assert next(row for row in snapshot.take_snapshot(None, world.now).hosts if row.id == host.pk).closed_code == code
+    assert (
+        next(row for row in snapshot.take_snapshot(None, world.now).hosts if row.id == host.pk).closed_code
+        == code
+    )
 
 
 def test_all_that_a_host_can_be_is_answered_alike(world: World) -> None:
     """Every combination of what is asked of a host, also those that no way leads to."""
     now = world.now
     pools = {
-        level: Pool.objects.create(slug=f"p-{level}", name=level, kind="dynamic", isolation=level, created_at=now)
+        level: Pool.objects.create(
+            slug=f"p-{level}", name=level, kind="dynamic", isolation=level, created_at=now
+        )
         for level in ISOLATION_LEVELS
     }
-    states = itertools.product(LeaseState, AdminState, RepairState, ISOLATION_LEVELS, (False, True), ISOLATION_LEVELS)
+    states = itertools.product(
+        LeaseState, AdminState, RepairState, ISOLATION_LEVELS, (False, True), ISOLATION_LEVELS
+    )
     made = Host.objects.bulk_create(
         Host(
-            pool=pools[demanded], name=f"h{number}", lease_state=lease, admin_state=admin, repair_state=repair,
-            isolation_level=level, disk_full=full, created_at=now,
+            pool=pools[demanded],
+            name=f"h{number}",
+            lease_state=lease,
+            admin_state=admin,
+            repair_state=repair,
+            isolation_level=level,
+            disk_full=full,
+            created_at=now,
         )
         for number, (lease, admin, repair, level, full, demanded) in enumerate(states)
-    )  # fmt: skip
+    )
     gpus = Gpu.objects.bulk_create(
-        Gpu(host=host, index=0, uuid=f"GPU-{host.name}", model=H100, memory_mib=81_559, compute_capability=90, created_at=now)
+        Gpu(
+            host=host,
+            index=0,
+            uuid=f"GPU-{host.name}",
+            model=H100,
+            memory_mib=81_559,
+            compute_capability=90,
+            created_at=now,
+        )
         for host in made
     )
     Unit.objects.bulk_create(
         Unit(
-            gpu=gpu, slots=NumericRange(gpu.first_slot, gpu.first_slot + SLOTS_PER_GPU), uuid=gpu.uuid, memory_mib=81_559,
+            gpu=gpu,
+            slots=NumericRange(gpu.first_slot, gpu.first_slot + SLOTS_PER_GPU),
+            uuid=gpu.uuid,
+            memory_mib=81_559,
             created_at=now,
         )
         for gpu in gpus
-    )  # fmt: skip
-    with connection.cursor() as cursor:  # the database does not know yet how many rows there are, and would compare each with each
+    )
+    with (
+        connection.cursor() as cursor
+    ):  # the database does not know yet how many rows there are, and would compare each with each
         cursor.execute("SET LOCAL enable_nestloop = off")
-    free = Unit.objects.filter(capacity.free_unit_filter(now), gpu__host__in=made).values_list("gpu__host", flat=True)
-    planned_on = {row.id for row in snapshot.take_snapshot([pool.pk for pool in pools.values()], now).hosts if row.accepts}
+    free = Unit.objects.filter(capacity.free_unit_filter(now), gpu__host__in=made).values_list(
+        "gpu__host", flat=True
+    )
+    planned_on = {
+        row.id
+        for row in snapshot.take_snapshot([pool.pk for pool in pools.values()], now).hosts
+        if row.accepts
+    }
     by_row = {host.pk for host in made if schedulable_hosts.is_schedulable(host)}
     assert set(free) == planned_on == by_row
-    assert len(by_row) == 4 + 3 + 2 + 1, "of all these only those that are well, in service, alive and keep apart enough"
+    assert len(by_row) == 4 + 3 + 2 + 1, (
+        "of all these only those that are well, in service, alive and keep apart enough"
+    )

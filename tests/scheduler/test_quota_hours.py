@@ -26,9 +26,16 @@ HOUR = dt.timedelta(hours=1)
 
 def worth(world: World, gpu_hours: int | None, **changes: Any) -> Quota:
     """Vision's guarantee of eight H100, worth so many GPU-hours a week."""
-    given: dict[str, Any] = {"guaranteed_slots": 8 * 840, "borrow_limit_slots": None, "period": "week", "now": world.now}
+    given: dict[str, Any] = {
+        "guaranteed_slots": 8 * 840,
+        "borrow_limit_slots": None,
+        "period": "week",
+        "now": world.now,
+    }
     team = world.vision.team
-    assert services.change_quota(team=team, pool=world.shared, model=H100, gpu_hours=gpu_hours, **(given | changes))
+    assert services.change_quota(
+        team=team, pool=world.shared, model=H100, gpu_hours=gpu_hours, **(given | changes)
+    )
     return quota(world)
 
 
@@ -41,14 +48,22 @@ def held(world: World, start: dt.datetime, end: dt.datetime | None, gpus: int = 
     workload = job(world, world.vision, gpus, world.now)
     Workload.objects.filter(pk=workload.pk).update(state="ended" if end else "running", attempt=1)
     run = Run.objects.create(
-        workload=workload, attempt=1, host=world.hosts["alpha"], generation=workload.pk, placed_at=start,
+        workload=workload,
+        attempt=1,
+        host=world.hosts["alpha"],
+        generation=workload.pk,
+        placed_at=start,
         state="ended" if end else "running",
-    )  # fmt: skip
+    )
     for unit in units_of(world.hosts["alpha"])[:gpus]:
         Allocation.objects.create(
-            run=run, workload=workload, project=world.vision.project, unit=unit, slots=unit.slots,
+            run=run,
+            workload=workload,
+            project=world.vision.project,
+            unit=unit,
+            slots=unit.slots,
             period=DateTimeTZRange(start, end),
-        )  # fmt: skip
+        )
 
 
 def test_what_was_held_in_the_period_is_counted_and_nothing_else(world: World) -> None:
@@ -63,7 +78,9 @@ def test_what_was_held_in_the_period_is_counted_and_nothing_else(world: World) -
     assert {each.hours_counted_at for each in others} == {None}, "a guarantee without end is not counted"
 
 
-def test_counting_asks_two_queries_however_much_there_is(world: World, django_assert_num_queries: Any) -> None:
+def test_counting_asks_two_queries_however_much_there_is(
+    world: World, django_assert_num_queries: Any
+) -> None:
     worth(world, 100)
     quota_hours.count_quota_hours(world.now)
     held(world, world.now - 2 * HOUR, world.now - HOUR, gpus=4)
@@ -94,9 +111,14 @@ def test_once_they_are_used_the_team_only_borrows(world: World) -> None:
     next_week = world.now.replace(hour=0) + dt.timedelta(days=7)
     assert firm.expected_start == next_week
     assert firm.reason_numbers == {
-        "gpu_hours": 4, "may_borrow": False, "model": H100, "until": int(next_week.timestamp())
-    }  # fmt: skip
-    assert "used the 4 GPU-hours of H100 80GB" in reason_texts.reason_sentence(firm.reason_code, firm.reason_numbers)
+        "gpu_hours": 4,
+        "may_borrow": False,
+        "model": H100,
+        "until": int(next_week.timestamp()),
+    }
+    assert "used the 4 GPU-hours of H100 80GB" in reason_texts.reason_sentence(
+        firm.reason_code, firm.reason_numbers
+    )
 
 
 def test_or_nothing_new_starts_where_that_was_chosen(world: World) -> None:
@@ -128,24 +150,46 @@ def test_in_the_next_period_they_count_anew(world: World) -> None:
         ("month", dt.date(2026, 12, 1), dt.date(2027, 1, 1)),
     ],
 )
-def test_periods_begin_at_midnight_on_mondays_and_on_the_first(kind: str, start: dt.date, end: dt.date) -> None:
+def test_periods_begin_at_midnight_on_mondays_and_on_the_first(
+    kind: str, start: dt.date, end: dt.date
+) -> None:
     found = quota_hours.quota_period_at(kind, dt.datetime(2026, 12, 31, 23, 59, tzinfo=dt.UTC))
     assert (found.start.date(), found.end.date()) == (start, end)
 
 
 def test_an_operator_approves_gpu_hours_with_the_guarantee(world: World) -> None:
     asked = submissions.request_quota_change(
-        actor=world.vision.lead, team=world.vision.team, pool=world.shared, model=H100, guaranteed_gpus=8, gpu_hours=500,
-        period="month", when_used_up="refuse", now=world.now,
-    )  # fmt: skip
-    assert "worth 500 GPU-hours a month, then nothing new" in request_texts.submission_summary(asked.kind, asked.payload)
-    submissions.approve_submission(actor=world.operator, submission=asked, now=world.now, changes={"gpu_hours": 400})
+        actor=world.vision.lead,
+        team=world.vision.team,
+        pool=world.shared,
+        model=H100,
+        guaranteed_gpus=8,
+        gpu_hours=500,
+        period="month",
+        when_used_up="refuse",
+        now=world.now,
+    )
+    assert "worth 500 GPU-hours a month, then nothing new" in request_texts.submission_summary(
+        asked.kind, asked.payload
+    )
+    submissions.approve_submission(
+        actor=world.operator, submission=asked, now=world.now, changes={"gpu_hours": 400}
+    )
     row = quota(world)
     assert (row.gpu_hours, row.hours_period, row.when_used_up) == (400, "month", "refuse")
-    for wrong, field in (({"gpu_hours": 0}, "gpu_hours"), ({"period": "year"}, "period"), ({"when_used_up": "x"}, "when_used_up")):
+    for wrong, field in (
+        ({"gpu_hours": 0}, "gpu_hours"),
+        ({"period": "year"}, "period"),
+        ({"when_used_up": "x"}, "when_used_up"),
+    ):
         with pytest.raises(Invalid) as refused:
             submissions.request_quota_change(
-                actor=world.vision.lead, team=world.vision.team, pool=world.shared, model="A100-40GB", guaranteed_gpus=1,
-                now=world.now, **wrong,  # type: ignore[arg-type]
-            )  # fmt: skip
+                actor=world.vision.lead,
+                team=world.vision.team,
+                pool=world.shared,
+                model="A100-40GB",
+                guaranteed_gpus=1,
+                now=world.now,
+                **wrong,  # type: ignore[arg-type]
+            )
         assert list(refused.value.fields) == [field]

@@ -100,7 +100,9 @@ def test_decisions_go_on_when_the_database_refuses_a_recording(
     assert "could not be recorded" in caplog.text
     job(world, world.vision, 1, world.now)
     decide(world, recorder, world.now + SECOND)
-    assert serialization.read_recording(exported(Recording.objects.get().pk)).snapshot.units, "its parts were written again"
+    assert serialization.read_recording(exported(Recording.objects.get().pk)).snapshot.units, (
+        "its parts were written again"
+    )
 
 
 @pytest.mark.django_db(transaction=True)
@@ -127,7 +129,9 @@ def test_an_engine_that_dies_leaves_a_decision_with_its_recording_or_neither(
     decide(world, recorder, world.now + SECOND)
     made.refresh_from_db()
     assert made.state == "placed"
-    assert serialization.read_recording(exported(Recording.objects.get().pk)).snapshot.units, "nothing rolled back was taken as kept"
+    assert serialization.read_recording(exported(Recording.objects.get().pk)).snapshot.units, (
+        "nothing rolled back was taken as kept"
+    )
 
 
 def test_every_decision_is_in_a_recording_of_its_moment(world: World) -> None:
@@ -136,7 +140,9 @@ def test_every_decision_is_in_a_recording_of_its_moment(world: World) -> None:
         at = world.now + second * SECOND
         job(world, world.vision, 4, at)
         decide(world, recorder, at)
-    assert set(Decision.objects.values_list("at", flat=True)) <= set(Recording.objects.values_list("at", flat=True))
+    assert set(Decision.objects.values_list("at", flat=True)) <= set(
+        Recording.objects.values_list("at", flat=True)
+    )
 
 
 def test_recordings_never_take_more_room_than_they_may_and_the_latest_stays(world: World) -> None:
@@ -157,7 +163,9 @@ def test_recordings_never_take_more_room_than_they_may_and_the_latest_stays(worl
     job(world, world.vision, 1, world.now + 9 * SECOND)
     decide(world, recorder, world.now + 9 * SECOND)
     for pk in Recording.objects.values_list("pk", flat=True):
-        assert serialization.read_recording(exported(pk)).snapshot.units, "what the recorder does not write again is still there"
+        assert serialization.read_recording(exported(pk)).snapshot.units, (
+            "what the recorder does not write again is still there"
+        )
 
 
 def test_what_another_leader_outlived_is_written_again(world: World) -> None:
@@ -224,18 +232,25 @@ def test_recordings_are_listed_by_workload(world: World) -> None:
         assert out.getvalue().splitlines() == [
             f"{Recording.objects.order_by('pk')[0].pk}  2026-03-02T09:00:00.000+00:00  started 1, told to go 0, waiting 0"
         ]
-    for said, wrong in (("allowed: the id of a workload", str(first.pk)), ("there is no such workload", str(uuid.uuid4()))):
+    for said, wrong in (
+        ("allowed: the id of a workload", str(first.pk)),
+        ("there is no such workload", str(uuid.uuid4())),
+    ):
         with pytest.raises(CommandError, match=said):
             call_command("export_snapshot", f"--workload={wrong}", stdout=io.StringIO())
     second = Workload.objects.exclude(pk=first.pk).get()
-    Workload.objects.filter(pk=second.pk).update(public_id=f"{str(first.public_id)[:-1]}{int(str(first.public_id)[-1], 16) ^ 1:x}")
+    Workload.objects.filter(pk=second.pk).update(
+        public_id=f"{str(first.public_id)[:-1]}{int(str(first.public_id)[-1], 16) ^ 1:x}"
+    )
     with pytest.raises(CommandError, match="several begin so"):
         call_command("export_snapshot", f"--workload={str(first.public_id)[:8]}", stdout=io.StringIO())
     with pytest.raises(CommandError, match="number: 999999; there is no such recording"):
         exported(999_999)
 
 
-def test_what_is_old_is_forgotten_and_what_still_names_its_parts_is_whole(world: World, settings: Settings) -> None:
+def test_what_is_old_is_forgotten_and_what_still_names_its_parts_is_whole(
+    world: World, settings: Settings
+) -> None:
     settings.GPUPOOL_RECORDING_HOURS = 24
     recorder = CycleRecorder()
     for hours in (0, 20, 30):
@@ -263,7 +278,9 @@ def test_a_part_in_use_is_marked_again_so_that_it_outlives_what_is_forgotten(wor
         assert serialization.read_recording(exported(pk)).snapshot.units
 
 
-def test_old_decisions_go_and_those_about_work_that_is_not_over_stay(world: World, settings: Settings) -> None:
+def test_old_decisions_go_and_those_about_work_that_is_not_over_stay(
+    world: World, settings: Settings
+) -> None:
     settings.GPUPOOL_DECISION_DAYS = 30
     over, runs = job(world, world.vision, 1, world.now), job(world, world.vision, 1, world.now)
     engine.run_cycle("test", world.now)

@@ -28,13 +28,22 @@ def agents(world: World) -> list[FakeAgent]:
 
 def ask(world: World, units: int, start: dt.datetime, end: dt.datetime, **also: object) -> dict[str, object]:
     return {
-        "project": world.vision.project, "pool": world.shared, "name": "course", "units": units, "models_wanted": [H100],
-        "start": start, "end": end, "now": world.now, **also,
-    }  # fmt: skip
+        "project": world.vision.project,
+        "pool": world.shared,
+        "name": "course",
+        "units": units,
+        "models_wanted": [H100],
+        "start": start,
+        "end": end,
+        "now": world.now,
+        **also,
+    }
 
 
 def confirm(world: World, units: int, start: dt.datetime, end: dt.datetime, **also: object) -> Reservation:
-    made, answer = services.confirm_reservation(owner=world.vision.lead, **ask(world, units, start, end, **also))  # type: ignore[arg-type]
+    made, answer = services.confirm_reservation(
+        owner=world.vision.lead, **ask(world, units, start, end, **also)
+    )  # type: ignore[arg-type]
     assert made is not None, answer
     return made
 
@@ -69,7 +78,9 @@ def test_one_that_can_not_be_bound_says_why_until_it_can(world: World, agents: l
     assert (reservation.state, reservation.reason_code, reservation.reason_at) == ("active", "", None)
 
 
-def test_borrowers_are_gone_by_the_start_and_work_inside_by_the_end(world: World, agents: list[FakeAgent]) -> None:
+def test_borrowers_are_gone_by_the_start_and_work_inside_by_the_end(
+    world: World, agents: list[FakeAgent]
+) -> None:
     start, end = world.now + HOUR, world.now + 3 * HOUR
     reservation = confirm(world, 8, start, end)
     borrowers = [job(world, world.robotics, 8, world.now) for _ in range(2)]
@@ -159,7 +170,9 @@ def test_who_got_other_units_has_the_whole_time_to_come(world: World, agents: li
     assert state_of(reservation) == "released"
 
 
-def test_who_has_no_units_any_more_is_not_said_to_have_stayed_away(world: World, agents: list[FakeAgent]) -> None:
+def test_who_has_no_units_any_more_is_not_said_to_have_stayed_away(
+    world: World, agents: list[FakeAgent]
+) -> None:
     reservation = confirm(world, 8, world.now, world.now + 3 * HOUR)
     tick(agents, world.now)
     for name in ("alpha", "beta"):
@@ -191,14 +204,20 @@ def test_the_guarantees_of_others_are_not_eaten_unless_the_approver_says_so(worl
     assert services.check_window(**wish, may_exceed_guarantee=True).fits  # type: ignore[arg-type]
 
 
-def test_it_is_shortened_extended_and_moved_when_the_timeline_allows(world: World, agents: list[FakeAgent]) -> None:
+def test_it_is_shortened_extended_and_moved_when_the_timeline_allows(
+    world: World, agents: list[FakeAgent]
+) -> None:
     start, end = world.now, world.now + 4 * HOUR
     reservation = confirm(world, 8, start, end)
     tick(agents, world.now)
     assert services.shorten_reservation(reservation, end=end - HOUR, now=world.now + HOUR)
     assert {b.period.upper for b in reservation.bound_units.all()} == {end - HOUR}
-    assert not services.shorten_reservation(reservation, end=end, now=world.now + HOUR), "longer is no shortening"
-    assert not services.shorten_reservation(reservation, end=world.now, now=world.now + HOUR), "nor is the past"
+    assert not services.shorten_reservation(reservation, end=end, now=world.now + HOUR), (
+        "longer is no shortening"
+    )
+    assert not services.shorten_reservation(reservation, end=world.now, now=world.now + HOUR), (
+        "nor is the past"
+    )
     assert services.change_reservation(reservation, end=end + HOUR, now=world.now + HOUR).fits
     reservation.refresh_from_db()
     assert reservation.end == end + HOUR
@@ -287,9 +306,17 @@ def test_a_recurring_reservation_borrows_where_the_budget_is_open_again(world: W
     opens = world.now + 2 * DAY
     close(world, "stop_borrowing", opens)
     windows = [(opens + days * DAY, opens + days * DAY + HOUR) for days in (-1, 0, 1)]
-    wish = {name: what for name, what in ask(world, 5, *windows[0], hosts=2).items() if name not in ("start", "end")}
+    wish = {
+        name: what
+        for name, what in ask(world, 5, *windows[0], hosts=2).items()
+        if name not in ("start", "end")
+    }
     answers = services.check_windows(**wish, windows=windows)  # type: ignore[arg-type]
-    assert [(answer.code, starts(answer)[:1]) for answer in answers] == [(ReasonCode.OVER_QUOTA, [opens]), ("", []), ("", [])]
+    assert [(answer.code, starts(answer)[:1]) for answer in answers] == [
+        (ReasonCode.OVER_QUOTA, [opens]),
+        ("", []),
+        ("", []),
+    ]
 
 
 def test_a_running_reservation_is_extended_above_the_guarantee_once_the_budget_is_open(
@@ -318,9 +345,15 @@ def test_no_window_is_named_that_a_closed_budget_would_refuse(world: World) -> N
         assert (answer.code, starts(answer)) == (ReasonCode.WINDOW_FULL, [opens, everything.end])
     assert services.check_window(**{**wish, "start": opens, "end": opens + HOUR}).fits  # type: ignore[arg-type]
     # Moved as it is it takes no more of the time until then, wherever it goes; twice as long it may take an hour of it.
-    for length, soonest in ((HOUR, world.now + dt.timedelta(seconds=WINDOW_VALID_SECONDS)), (2 * HOUR, opens - HOUR)):
+    for length, soonest in (
+        (HOUR, world.now + dt.timedelta(seconds=WINDOW_VALID_SECONDS)),
+        (2 * HOUR, opens - HOUR),
+    ):
         answer = services.check_change(mine, start=full, end=full + length, now=world.now)
         assert (answer.code, starts(answer)) == (ReasonCode.WINDOW_FULL, [soonest, everything.end])
         assert services.check_change(mine, start=soonest, end=soonest + length, now=world.now).fits
     sooner = opens - HOUR - MINUTE
-    assert services.check_change(mine, start=sooner, end=sooner + 2 * HOUR, now=world.now).code == ReasonCode.BUDGET_CLOSED
+    assert (
+        services.check_change(mine, start=sooner, end=sooner + 2 * HOUR, now=world.now).code
+        == ReasonCode.BUDGET_CLOSED
+    )

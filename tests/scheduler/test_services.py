@@ -95,7 +95,11 @@ def test_a_start_that_never_begins_is_taken_back_and_tried_again(world: World) -
         for agent, frame in zip(agents, silent_about_it, strict=True):
             agent_api.sync(agent.host.pk, frame, world.now + seconds * SECOND)
     workload.refresh_from_db()
-    assert (workload.state, workload.reason_code, workload.lost_attempts) == ("queued", ReasonCode.START_FAILED, 1)
+    assert (workload.state, workload.reason_code, workload.lost_attempts) == (
+        "queued",
+        ReasonCode.START_FAILED,
+        1,
+    )
     assert workload.not_before is not None
 
 
@@ -121,7 +125,9 @@ def test_a_notebook_that_never_answers_gives_its_gpu_back(world: World) -> None:
 def test_an_idleness_warning_is_given_and_taken_back(world: World) -> None:
     workload = job(world, world.vision, 1, world.now, kind="notebook", command="")
     run(world, workload, world.now)
-    assert services.record_idle_warning(workload, at=world.now) and not services.record_idle_warning(workload, at=world.now)
+    assert services.record_idle_warning(workload, at=world.now) and not services.record_idle_warning(
+        workload, at=world.now
+    )
     assert services.postpone_idle_stop(workload, until=world.now + HOUR)
     workload.refresh_from_db()
     assert (workload.idle_warned_at, workload.keep_until) == (None, world.now + HOUR)
@@ -130,29 +136,39 @@ def test_an_idleness_warning_is_given_and_taken_back(world: World) -> None:
 def test_guarantees_may_fill_the_pool_and_not_exceed_it(world: World) -> None:
     def change(gpus: int) -> bool:
         return services.change_quota(
-            team=world.robotics.team, pool=world.shared, model=H100, guaranteed_slots=gpus * SLOTS_PER_GPU,
-            borrow_limit_slots=None, now=world.now,
-        )  # fmt: skip
+            team=world.robotics.team,
+            pool=world.shared,
+            model=H100,
+            guaranteed_slots=gpus * SLOTS_PER_GPU,
+            borrow_limit_slots=None,
+            now=world.now,
+        )
 
     room = services.guarantee_capacity(pool=world.shared, model=H100, team=world.robotics.team)
     assert (room.capacity, room.others, room.most) == tuple(n * SLOTS_PER_GPU for n in (16, 12, 4))
     assert not change(5)
     assert (
-        Quota.objects.get(team=world.robotics.team, pool=world.shared, model=H100).guaranteed_slots == 2 * SLOTS_PER_GPU
+        Quota.objects.get(team=world.robotics.team, pool=world.shared, model=H100).guaranteed_slots
+        == 2 * SLOTS_PER_GPU
     )
     assert change(4)
 
 
 def test_a_changed_quota_is_used_by_the_next_cycle(world: World) -> None:
     notebooks = [
-        job(world, world.robotics, 1, world.now, kind="notebook", preemptible=False, command="") for _ in range(3)
+        job(world, world.robotics, 1, world.now, kind="notebook", preemptible=False, command="")
+        for _ in range(3)
     ]
     engine.run_cycle("test", world.now)
     assert [Workload.objects.get(pk=w.pk).state for w in notebooks].count("queued") == 1
     services.change_quota(
-        team=world.robotics.team, pool=world.shared, model=H100, guaranteed_slots=3 * SLOTS_PER_GPU,
-        borrow_limit_slots=None, now=world.now,
-    )  # fmt: skip
+        team=world.robotics.team,
+        pool=world.shared,
+        model=H100,
+        guaranteed_slots=3 * SLOTS_PER_GPU,
+        borrow_limit_slots=None,
+        now=world.now,
+    )
     engine.run_cycle("test", world.now + SECOND)
     assert {Workload.objects.get(pk=w.pk).state for w in notebooks} == {"placed"}
 
@@ -172,39 +188,76 @@ def test_hosts_go_only_the_ways_that_the_table_has(world: World) -> None:
 
 def test_a_preview_says_what_the_next_cycle_would_and_changes_nothing(world: World) -> None:
     wish: dict[str, Any] = {
-        "kind": "job", "type": "training", "name": "what if", "project": world.vision.project, "pool": world.shared,
-        "owner": world.vision.member, "models_wanted": [H100], "max_runtime_seconds": 3600, "preemptible": True,
+        "kind": "job",
+        "type": "training",
+        "name": "what if",
+        "project": world.vision.project,
+        "pool": world.shared,
+        "owner": world.vision.member,
+        "models_wanted": [H100],
+        "max_runtime_seconds": 3600,
+        "preemptible": True,
         "now": world.now,
-    }  # fmt: skip
+    }
     fits = services.preview_workload(**wish, units=8)
-    assert fits["starts_now"] and fits["code"] == ReasonCode.FREE_WITHIN_GUARANTEE and fits["borrowed_slots"] == 0
+    assert (
+        fits["starts_now"]
+        and fits["code"] == ReasonCode.FREE_WITHIN_GUARANTEE
+        and fits["borrowed_slots"] == 0
+    )
     assert [(q.model, q.guaranteed, q.held) for q in fits["quota_effect"]][1] == (H100, 8 * SLOTS_PER_GPU, 0)
     never = services.preview_workload(**wish, units=9)
-    assert not never["starts_now"] and never["code"] == ReasonCode.TOO_BIG_FOR_ANY_HOST and never["expected_start"] is None
+    assert (
+        not never["starts_now"]
+        and never["code"] == ReasonCode.TOO_BIG_FOR_ANY_HOST
+        and never["expected_start"] is None
+    )
     assert not Workload.objects.exists()
 
 
 def test_a_preview_hears_of_closed_budgets(world: World) -> None:
     wish: dict[str, Any] = {
-        "project": world.robotics.project, "pool": world.shared, "owner": world.robotics.member, "models_wanted": [H100],
-        "max_runtime_seconds": 3600, "preemptible": True, "now": world.now, "units": 4,
-    }  # fmt: skip
+        "project": world.robotics.project,
+        "pool": world.shared,
+        "owner": world.robotics.member,
+        "models_wanted": [H100],
+        "max_runtime_seconds": 3600,
+        "preemptible": True,
+        "now": world.now,
+        "units": 4,
+    }
     gate: dict[str, Any] = {"numbers": {"spent": "9"}, "until": world.now + HOUR, "now": world.now}
     assert services.preview_workload(**wish)["borrowed_slots"] == 2 * SLOTS_PER_GPU
     services.close_budget_gate(action="stop_borrowing", project=world.robotics.project, **gate)
     assert services.preview_workload(**wish)["code"] == ReasonCode.OVER_QUOTA
     services.close_budget_gate(action="refuse_new", team=world.robotics.team, **gate)
     said = services.preview_workload(**wish)
-    assert (said["starts_now"], said["code"], said["numbers"]) == (False, ReasonCode.BUDGET_CLOSED, {"spent": "9"})
+    assert (said["starts_now"], said["code"], said["numbers"]) == (
+        False,
+        ReasonCode.BUDGET_CLOSED,
+        {"spent": "9"},
+    )
 
 
 def test_a_preview_names_the_same_gate_as_the_next_cycle_where_there_are_several(world: World) -> None:
     wish: dict[str, Any] = {
-        "kind": "job", "type": "training", "name": "later", "project": world.vision.project, "pool": world.shared,
-        "owner": world.vision.member, "models_wanted": [H100], "max_runtime_seconds": 3600, "now": world.now, "units": 1,
-    }  # fmt: skip
+        "kind": "job",
+        "type": "training",
+        "name": "later",
+        "project": world.vision.project,
+        "pool": world.shared,
+        "owner": world.vision.member,
+        "models_wanted": [H100],
+        "max_runtime_seconds": 3600,
+        "now": world.now,
+        "units": 1,
+    }
     services.close_budget_gate(
-        action="refuse_new", team=world.vision.team, numbers={"spent": "9"}, until=world.now + HOUR, now=world.now
+        action="refuse_new",
+        team=world.vision.team,
+        numbers={"spent": "9"},
+        until=world.now + HOUR,
+        now=world.now,
     )
     first = services.queue_workload(**wish)
     said = services.preview_workload(**wish, after=[("ok", first)])
@@ -239,7 +292,11 @@ def test_nobody_extends_beyond_the_pools_longest_runtime(world: World) -> None:
         ([600, 700, 800], 3600, 3600),
         ([600, 700, 800, 900, 1000], 3600, 800),
         ([600, 700, 800, 900, 1000], 500, 500),
-        ([600, 700, 800, 900, 1000], 36_000, 8000),  # too far from these limits: its limit times the pool's ratio
+        (
+            [600, 700, 800, 900, 1000],
+            36_000,
+            8000,
+        ),  # too far from these limits: its limit times the pool's ratio
     ],
 )
 def test_a_runtime_is_predicted_from_similar_jobs_and_never_above_the_limit(
@@ -251,7 +308,10 @@ def test_a_runtime_is_predicted_from_similar_jobs_and_never_above_the_limit(
             state="ended", outcome="finished", started_at=world.now, ended_at=world.now + seconds * SECOND
         )
     predicted = runtime_prediction.predict_runtime_seconds(
-        pool=world.shared, team=world.vision.team, owner_id=world.vision.member.pk, total_units=3,
+        pool=world.shared,
+        team=world.vision.team,
+        owner_id=world.vision.member.pk,
+        total_units=3,
         max_runtime_seconds=limit,
-    )  # fmt: skip
+    )
     assert predicted == expected

@@ -22,9 +22,16 @@ HOUR = dt.timedelta(hours=1)
 
 def reserve(world: World, units: int, start: dt.datetime, hours: int = 4) -> object:
     made, answer = services.confirm_reservation(
-        owner=world.vision.lead, project=world.vision.project, pool=world.shared, name="course", units=units,
-        models_wanted=[H100], start=start, end=start + hours * HOUR, now=world.now,
-    )  # fmt: skip
+        owner=world.vision.lead,
+        project=world.vision.project,
+        pool=world.shared,
+        name="course",
+        units=units,
+        models_wanted=[H100],
+        start=start,
+        end=start + hours * HOUR,
+        now=world.now,
+    )
     assert made is not None, answer
     return made
 
@@ -84,13 +91,19 @@ def test_the_same_rows_give_the_same_plan(world: World) -> None:
     for number in range(20):
         job(world, random.Random(number).choice(world.teams), 1 + number % 4, world.now)
     at = snapshot.epoch_seconds(world.now)
-    assert plan(snapshot.take_snapshot(None, world.now), at) == plan(snapshot.take_snapshot(None, world.now), at)
+    assert plan(snapshot.take_snapshot(None, world.now), at) == plan(
+        snapshot.take_snapshot(None, world.now), at
+    )
 
 
 def test_a_closed_budget_keeps_new_work_waiting_and_an_open_one_lets_it_start(world: World) -> None:
     workload = job(world, world.vision, 1, world.now)
     services.close_budget_gate(
-        action="refuse_new", numbers={"limit": "100"}, until=world.now + HOUR, now=world.now, team=world.vision.team
+        action="refuse_new",
+        numbers={"limit": "100"},
+        until=world.now + HOUR,
+        now=world.now,
+        team=world.vision.team,
     )
     engine.run_cycle("test", world.now)
     workload.refresh_from_db()
@@ -107,7 +120,11 @@ def test_a_closed_budget_keeps_new_work_waiting_and_an_open_one_lets_it_start(wo
 
 def test_a_budget_that_stops_borrowing_leaves_the_guarantee(world: World) -> None:
     services.close_budget_gate(
-        action="stop_borrowing", numbers={}, until=world.now + HOUR, now=world.now, project=world.robotics.project
+        action="stop_borrowing",
+        numbers={},
+        until=world.now + HOUR,
+        now=world.now,
+        project=world.robotics.project,
     )
     within, above = job(world, world.robotics, 2, world.now), job(world, world.robotics, 1, world.now)
     engine.run_cycle("test", world.now)

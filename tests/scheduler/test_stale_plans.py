@@ -27,18 +27,36 @@ SECOND, HOUR = dt.timedelta(seconds=1), dt.timedelta(hours=1)
 
 def job(world: World, **also: Any) -> Workload:
     given: dict[str, Any] = {
-        "kind": "job", "type": "training", "name": "a job", "pool": world.shared, "project": world.vision.project,
-        "owner": world.vision.member, "units": 1, "models_wanted": [H100], "max_runtime_seconds": 3600, "preemptible": True,
-        "command": "true", "now": world.now, **also,
-    }  # fmt: skip
+        "kind": "job",
+        "type": "training",
+        "name": "a job",
+        "pool": world.shared,
+        "project": world.vision.project,
+        "owner": world.vision.member,
+        "units": 1,
+        "models_wanted": [H100],
+        "max_runtime_seconds": 3600,
+        "preemptible": True,
+        "command": "true",
+        "now": world.now,
+        **also,
+    }
     return services.queue_workload(**given)
 
 
 def reserve(world: World, start: dt.datetime, **also: Any) -> Reservation:
     given: dict[str, Any] = {
-        "owner": world.vision.lead, "project": world.vision.project, "pool": world.shared, "name": "course", "units": 2,
-        "models_wanted": [H100], "start": start, "end": start + 4 * HOUR, "now": world.now, **also,
-    }  # fmt: skip
+        "owner": world.vision.lead,
+        "project": world.vision.project,
+        "pool": world.shared,
+        "name": "course",
+        "units": 2,
+        "models_wanted": [H100],
+        "start": start,
+        "end": start + 4 * HOUR,
+        "now": world.now,
+        **also,
+    }
     made, answer = services.confirm_reservation(**given)
     assert made is not None, answer
     return made
@@ -58,7 +76,12 @@ def refusals(applied: ApplyResult, kind: type) -> list[str]:
 
 def cut_guarantee(world: World, workload: Workload) -> None:
     services.change_quota(
-        team=world.vision.team, pool=world.shared, model=H100, guaranteed_slots=0, borrow_limit_slots=0, now=world.now
+        team=world.vision.team,
+        pool=world.shared,
+        model=H100,
+        guaranteed_slots=0,
+        borrow_limit_slots=0,
+        now=world.now,
     )
 
 
@@ -108,7 +131,9 @@ def back_off(world: World, workload: Workload) -> None:
 def start_another_of_the_team(world: World, workload: Workload) -> None:
     other = job(world)
     unit = units_of(world.hosts["beta"])[7]
-    run = Run.objects.create(workload=other, attempt=1, host=world.hosts["beta"], generation=99, placed_at=world.now)
+    run = Run.objects.create(
+        workload=other, attempt=1, host=world.hosts["beta"], generation=99, placed_at=world.now
+    )
     Allocation.objects.create(
         run=run, workload=other, project=other.project, unit=unit, slots=unit.slots, period=(world.now, None)
     )
@@ -131,11 +156,21 @@ def move_hosts_to_another_pool(world: World, workload: Workload) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        cut_guarantee, cut_borrowing, take_quota_away, use_up_the_hours, close_gate, close_gate_of_project, change_pool,
-        ask_for_more_time, ask_for_something_else, back_off, start_another_of_the_team, announce_maintenance,
+        cut_guarantee,
+        cut_borrowing,
+        take_quota_away,
+        use_up_the_hours,
+        close_gate,
+        close_gate_of_project,
+        change_pool,
+        ask_for_more_time,
+        ask_for_something_else,
+        back_off,
+        start_another_of_the_team,
+        announce_maintenance,
         move_hosts_to_another_pool,
     ],
-)  # fmt: skip
+)
 def test_a_start_that_no_longer_may_be_is_refused_and_only_by_the_second_look(
     world: World, change: Callable[[World, Workload], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,14 +212,19 @@ def test_a_team_that_may_not_borrow_any_more_gets_its_guarantee_all_the_same(wor
 def test_what_would_run_into_a_reservation_promised_meanwhile_does_not_start_unless_it_can_make_room(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stays, goes = job(world, preemptible=False, max_runtime_seconds=14_400), job(world, max_runtime_seconds=14_400)
+    stays, goes = (
+        job(world, preemptible=False, max_runtime_seconds=14_400),
+        job(world, max_runtime_seconds=14_400),
+    )
     answer, taken = planned(world)
     reserve(world, world.now + HOUR, project=world.language.project, owner=world.language.lead)
     applied = apply_plan(answer, taken, world.now)
     assert [p.workload for p in applied.accepted if isinstance(p, Placement)] == [goes.pk]
     assert "promised meanwhile" in refusals(applied, Placement)[0]
     monkeypatch.setattr(plan_checks.PlanChecks, "placement_problem", lambda self, placement: "")
-    assert [p.workload for p in apply_plan(answer, taken, world.now).accepted if isinstance(p, Placement)] == [stays.pk]
+    assert [
+        p.workload for p in apply_plan(answer, taken, world.now).accepted if isinstance(p, Placement)
+    ] == [stays.pk]
 
 
 def test_work_inside_a_reservation_that_was_given_up_does_not_start_on_its_units(
@@ -203,7 +243,9 @@ def test_work_inside_a_reservation_that_was_given_up_does_not_start_on_its_units
     assert len(apply_plan(answer, taken, at).accepted) == 1
 
 
-def test_a_reservation_that_was_moved_meanwhile_is_not_bound(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reservation_that_was_moved_meanwhile_is_not_bound(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reservation = reserve(world, world.now + SECOND)
     at = world.now + 2 * SECOND
     answer, taken = planned(world, at)
@@ -264,7 +306,9 @@ def raise_the_victims_guarantee(world: World, crowd: Crowd) -> None:
 
 
 def let_other_work_of_the_victims_team_end(world: World, crowd: Crowd) -> None:
-    others = Workload.objects.filter(project=world.robotics.project, state="running").exclude(pk=crowd.victim.pk)
+    others = Workload.objects.filter(project=world.robotics.project, state="running").exclude(
+        pk=crowd.victim.pk
+    )
     services.cancel_workload(others.get(), now=crowd.at)
 
 
@@ -279,10 +323,15 @@ def change_the_pools_rules(world: World, crowd: Crowd) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        withdraw_the_claim, close_the_claimants_budget, cut_the_claimants_guarantee, raise_the_victims_guarantee,
-        let_other_work_of_the_victims_team_end, protect_the_victim, change_the_pools_rules,
+        withdraw_the_claim,
+        close_the_claimants_budget,
+        cut_the_claimants_guarantee,
+        raise_the_victims_guarantee,
+        let_other_work_of_the_victims_team_end,
+        protect_the_victim,
+        change_the_pools_rules,
     ],
-)  # fmt: skip
+)
 def test_nobody_is_told_to_go_for_a_reason_that_is_gone_and_only_by_the_second_look(
     world: World, crowd: Crowd, change: Callable[[World, Crowd], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,7 +346,11 @@ def test_nobody_is_told_to_go_for_a_reason_that_is_gone_and_only_by_the_second_l
 
 def test_of_those_who_make_room_for_one_workload_all_go_or_none(world: World) -> None:
     Pool.objects.filter(pk=world.shared.pk).update(minimum_runtime_seconds=0)
-    robotics = {"project": world.robotics.project, "owner": world.robotics.member, "max_runtime_seconds": 24 * 3600}
+    robotics = {
+        "project": world.robotics.project,
+        "owner": world.robotics.member,
+        "max_runtime_seconds": 24 * 3600,
+    }
     borrowers = [job(world, units=4, **robotics) for _ in range(4)]
     engine.run_cycle("test", world.now)
     for name in ("alpha", "beta"):
@@ -315,7 +368,9 @@ def test_of_those_who_make_room_for_one_workload_all_go_or_none(world: World) ->
     assert Workload.objects.filter(pk=second, state="running").exists()
 
     Workload.objects.filter(pk=first).update(preemptible=True)
-    services.cancel_workload(Workload.objects.get(pk=first), now=at)  # it goes by itself: the other is still needed
+    services.cancel_workload(
+        Workload.objects.get(pk=first), now=at
+    )  # it goes by itself: the other is still needed
     again = apply_plan(Plan(answer.epoch, evictions=answer.evictions), taken, at)
     assert "goes already" in refusals(again, Eviction)[0]
 

@@ -221,26 +221,43 @@ class Walk(RuleBasedStateMachine):
     def _queue_job(self, job: Job) -> None:
         whose = getattr(self.world, job.team)
         self._queue(
-            project=whose.project, owner=whose.member, units=job.units, hosts=job.hosts, priority=job.priority,
-            models_wanted=[A100 if job.model == MIG else job.model], profile=MIG if job.model == MIG else "",
-            preemptible=job.preemptible, max_runtime_seconds=job.limit, most_retries=job.retries,
-        )  # fmt: skip
+            project=whose.project,
+            owner=whose.member,
+            units=job.units,
+            hosts=job.hosts,
+            priority=job.priority,
+            models_wanted=[A100 if job.model == MIG else job.model],
+            profile=MIG if job.model == MIG else "",
+            preemptible=job.preemptible,
+            max_runtime_seconds=job.limit,
+            most_retries=job.retries,
+        )
 
     @precondition(lambda self: self.promised())
     @rule(which=WHICH, units=st.sampled_from((1, 4)))
     def submit_inside_a_reservation(self, which: int, units: int) -> None:
         reservation = pick(self.promised(), which)
         self._queue(
-            project=reservation.project, owner=reservation.owner, units=units, models_wanted=[H100],
-            reservation=reservation, preemptible=False, max_runtime_seconds=3600,
-        )  # fmt: skip
+            project=reservation.project,
+            owner=reservation.owner,
+            units=units,
+            models_wanted=[H100],
+            reservation=reservation,
+            preemptible=False,
+            max_runtime_seconds=3600,
+        )
         self.wake()
 
     def _queue(self, **columns: Any) -> None:
         workload = services.queue_workload(
-            kind="job", type="training", name=f"job {len(self.mine)}", pool=self.world.shared, command="train",
-            now=self.now, **columns,
-        )  # fmt: skip
+            kind="job",
+            type="training",
+            name=f"job {len(self.mine)}",
+            pool=self.world.shared,
+            command="train",
+            now=self.now,
+            **columns,
+        )
         self.mine.append(workload.pk)
         self.submitted[workload.pk] = workload.submitted_at
 
@@ -264,10 +281,18 @@ class Walk(RuleBasedStateMachine):
         start = (self.now + starts_in * SECOND).replace(microsecond=0)
         try:
             portal_reservations.request_reservation(
-                actor=whose.lead, project=whose.project, pool=self.world.shared, name="a window", units=units,
-                models=[H100], start=start, end=start + lasts * SECOND, why="for the walk", may_exceed_guarantee=beyond,
+                actor=whose.lead,
+                project=whose.project,
+                pool=self.world.shared,
+                name="a window",
+                units=units,
+                models=[H100],
+                start=start,
+                end=start + lasts * SECOND,
+                why="for the walk",
+                may_exceed_guarantee=beyond,
                 now=self.now,
-            )  # fmt: skip
+            )
         except errors.Conflict as no:
             assert str(no)
         self.wake()
@@ -302,9 +327,13 @@ class Walk(RuleBasedStateMachine):
     )
     def change_a_quota(self, team: str, gpus: int, limited: bool) -> None:
         services.change_quota(
-            team=getattr(self.world, team).team, pool=self.world.shared, model=H100,
-            guaranteed_slots=gpus * SLOTS_PER_GPU, borrow_limit_slots=4 * SLOTS_PER_GPU if limited else None, now=self.now,
-        )  # fmt: skip
+            team=getattr(self.world, team).team,
+            pool=self.world.shared,
+            model=H100,
+            guaranteed_slots=gpus * SLOTS_PER_GPU,
+            borrow_limit_slots=4 * SLOTS_PER_GPU if limited else None,
+            now=self.now,
+        )
         self.wake()
 
     # -- what machines do --------------------------------------------------------------------------------------------------
@@ -344,7 +373,11 @@ class Walk(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(("alpha", "beta")), how=st.sampled_from(("cordon", "drain", "quarantine")))
     def close_a_host(self, name: str, how: str) -> None:
-        verbs = {"cordon": services.cordon_host, "drain": services.drain_host, "quarantine": services.quarantine_host}
+        verbs = {
+            "cordon": services.cordon_host,
+            "drain": services.drain_host,
+            "quarantine": services.quarantine_host,
+        }
         verbs[how](Host.objects.get(name=name), reason="a fan", now=self.now)
         self.wake()
 
@@ -387,7 +420,9 @@ class Walk(RuleBasedStateMachine):
         taken = snapshot.take_snapshot(None, self.now)
         planned = plan(taken, snapshot.epoch_seconds(self.now))
         assert violations(taken, planned, snapshot.epoch_seconds(self.now)) == []
-        open_ = {h.pk for h in Host.objects.all() if accepts_work(h.lease_state, h.admin_state, h.repair_state)}
+        open_ = {
+            h.pk for h in Host.objects.all() if accepts_work(h.lease_state, h.admin_state, h.repair_state)
+        }
         before = set(Run.objects.values_list("pk", flat=True))
         waiting = set(Workload.objects.filter(state=WorkloadState.QUEUED).values_list("pk", flat=True))
         applied = engine.run_cycle("walk", self.now)
@@ -411,10 +446,19 @@ class Walk(RuleBasedStateMachine):
         return list(Workload.objects.exclude(state=WorkloadState.ENDED).order_by("pk"))
 
     def promised(self) -> list[Reservation]:
-        return list(Reservation.objects.filter(state__in=snapshot.OPEN_RESERVATION_STATES, end__gt=self.now).order_by("pk"))
+        return list(
+            Reservation.objects.filter(state__in=snapshot.OPEN_RESERVATION_STATES, end__gt=self.now).order_by(
+                "pk"
+            )
+        )
 
     def running_runs(self) -> list[tuple[str, str]]:
-        return [(name, run) for name, agent in self.agents.items() if name not in self.mute for run in agent.running]
+        return [
+            (name, run)
+            for name, agent in self.agents.items()
+            if name not in self.mute
+            for run in agent.running
+        ]
 
     # -- what always holds ---------------------------------------------------------------------------------------------------
 
@@ -446,9 +490,17 @@ class Walk(RuleBasedStateMachine):
                 continue  # it has ended, or came back since
             assert workload.reason_code in CODES, pk
             assert workload.reason_numbers or workload.reason_code == ReasonCode.RESERVATION_OVER
-            if workload.reason_code in (ReasonCode.WAITS_FOR_EVICTION, ReasonCode.BACKING_OFF, ReasonCode.RESERVATION_NOT_STARTED):
+            if workload.reason_code in (
+                ReasonCode.WAITS_FOR_EVICTION,
+                ReasonCode.BACKING_OFF,
+                ReasonCode.RESERVATION_NOT_STARTED,
+            ):
                 assert workload.expected_start is not None and workload.expected_start > self.decided_at
-            if workload.reason_code in (ReasonCode.WAITS_FOR_UNITS, ReasonCode.WAITS_FOR_EVICTION, ReasonCode.BEHIND_OTHERS):
+            if workload.reason_code in (
+                ReasonCode.WAITS_FOR_UNITS,
+                ReasonCode.WAITS_FOR_EVICTION,
+                ReasonCode.BEHIND_OTHERS,
+            ):
                 assert workload.position is not None
 
     # -- and in the end --------------------------------------------------------------------------------------------------------
@@ -466,7 +518,9 @@ class Walk(RuleBasedStateMachine):
         self.asleep = False
         self.time_passes(400)
         for submission in Submission.objects.filter(state="waiting"):
-            submissions.decline_submission(actor=self.world.operator, submission=submission, comment="over", now=self.now)
+            submissions.decline_submission(
+                actor=self.world.operator, submission=submission, comment="over", now=self.now
+            )
         for reservation in self.promised():
             services.cancel_reservation(reservation, now=self.now)
         for workload in self.open_work():

@@ -117,7 +117,11 @@ def test_a_diagnostic_and_a_change_of_geometry_have_all_of_their_time(world: Wor
     looked_at, split = Gpu.objects.filter(host=world.hosts["alpha"]).order_by("index")[:2]
     diagnostic = gpu_diagnostics.request_diagnostic(looked_at, why=Diagnostic.Why.OPERATOR, now=world.now)
     change = GeometryChange.objects.create(
-        host=world.hosts["alpha"], gpu=split, state=GeometryState.CHANGING, created_at=world.now, told_at=world.now
+        host=world.hosts["alpha"],
+        gpu=split,
+        state=GeometryState.CHANGING,
+        created_at=world.now,
+        told_at=world.now,
     )
     later = world.now + HOUR + 2 * SECOND
     _look(later, 102.0)
@@ -152,7 +156,9 @@ def test_this_machine_has_an_uptime_that_goes_on() -> None:
 
 
 @pytest.mark.parametrize("step", [HOUR, -HOUR])
-def test_a_report_between_two_settings_that_no_tick_saw_costs_nobody_a_lease(world: World, step: dt.timedelta) -> None:
+def test_a_report_between_two_settings_that_no_tick_saw_costs_nobody_a_lease(
+    world: World, step: dt.timedelta
+) -> None:
     agents = [FakeAgent.of(host) for host in world.hosts.values()]
     for agent in agents:
         agent.sync(world.now)
@@ -180,7 +186,9 @@ def test_a_look_is_one_query_where_nobody_set_the_clock(
 
 
 def test_what_was_written_while_the_clock_was_set_is_written_once_more(world: World) -> None:
-    clocks = iter([(0.0, 1), (3600.5, 1.5), (3601.0, 2), (3602.0, 3)])  # the wall clock's seconds, and those since the boot
+    clocks = iter(
+        [(0.0, 1), (3600.5, 1.5), (3601.0, 2), (3602.0, 3)]
+    )  # the wall clock's seconds, and those since the boot
 
     def both() -> ClockSample:
         wall, uptime = next(clocks)
@@ -195,7 +203,8 @@ def test_a_clock_that_is_kept_right_bit_by_bit_writes_once(world: World) -> None
     clocks = iter([(0.0, 1), (0.9, 1)])
     written: list[dt.datetime] = []
     clock_correction.with_steady_clock(
-        lambda moment: written.append(moment.wall), lambda: ClockSample(world.now + next(clocks)[0] * SECOND, "this boot", 1.0)
+        lambda moment: written.append(moment.wall),
+        lambda: ClockSample(world.now + next(clocks)[0] * SECOND, "this boot", 1.0),
     )
     assert len(written) == 1
 
@@ -205,7 +214,10 @@ def test_who_decides_by_a_time_from_before_a_look_decides_again(world: World, st
     for host in world.hosts.values():
         FakeAgent.of(host).sync(world.now)
     _look(world.now, 100.0)
-    moments = [ClockSample(world.now, "this boot", 100.0), *[ClockSample(world.now + step + SECOND, "this boot", 101.0)] * 3]
+    moments = [
+        ClockSample(world.now, "this boot", 100.0),
+        *[ClockSample(world.now + step + SECOND, "this boot", 101.0)] * 3,
+    ]
     times = []
 
     def watch(moment: ClockSample) -> None:
@@ -224,7 +236,11 @@ def test_what_is_locked_after_a_look_has_another_time(world: World) -> None:
     with decide_at(before), transaction.atomic():
         locks.hosts([world.hosts["alpha"].pk])
         _look(world.now + HOUR, 100.5)
-        for lock in (locks.leader, lambda: locks.hosts([world.hosts["alpha"].pk]), lambda: locks.workload_states([])):
+        for lock in (
+            locks.leader,
+            lambda: locks.hosts([world.hosts["alpha"].pk]),
+            lambda: locks.workload_states([]),
+        ):
             with pytest.raises(ClockStepped):
                 lock()
         _look(world.now + SECOND, 101.0)
@@ -235,7 +251,9 @@ def test_a_clock_that_is_set_all_the_time_is_said_to_be(world: World) -> None:
     hours = iter(range(1000))
     tries: list[ClockSample] = []
     with pytest.raises(ClockStepped):
-        clock_correction.with_steady_clock(tries.append, lambda: ClockSample(world.now + next(hours) * HOUR, "this boot", 1.0))
+        clock_correction.with_steady_clock(
+            tries.append, lambda: ClockSample(world.now + next(hours) * HOUR, "this boot", 1.0)
+        )
     assert len(tries) == clock_correction.MAX_TRIES
 
 
@@ -262,8 +280,12 @@ def test_the_edge_looks_before_it_takes_a_report_in(world: World) -> None:
         agent.sync(before)
     reporting = agents["alpha"]
     credential = f"gpa.{reporting.host.pk}.x"
-    Host.objects.filter(pk=reporting.host.pk).update(credential_hash=hashlib.sha256(credential.encode()).hexdigest())
-    database_calls.sync(database_calls.AuthenticatedHost(reporting.host.pk, "alpha"), [credential], reporting.observed())
+    Host.objects.filter(pk=reporting.host.pk).update(
+        credential_hash=hashlib.sha256(credential.encode()).hexdigest()
+    )
+    database_calls.sync(
+        database_calls.AuthenticatedHost(reporting.host.pk, "alpha"), [credential], reporting.observed()
+    )
     now = read_clocks().wall
     heard = [h.last_sync_at for h in Host.objects.all() if h.last_sync_at]
     assert len(heard) == len(agents)
@@ -272,7 +294,11 @@ def test_the_edge_looks_before_it_takes_a_report_in(world: World) -> None:
 
 @pytest.mark.parametrize(
     ("method", "headers", "moves"),
-    [("post", {"Authorization": "Bearer x"}, True), ("get", {"Authorization": "Bearer x"}, False), ("post", {}, False)],
+    [
+        ("post", {"Authorization": "Bearer x"}, True),
+        ("get", {"Authorization": "Bearer x"}, False),
+        ("post", {}, False),
+    ],
 )
 def test_a_request_that_may_write_looks_before_it_does(
     world: World, client: Client, method: str, headers: dict[str, str], moves: bool
@@ -286,10 +312,16 @@ def test_a_request_that_may_write_looks_before_it_does(
 @pytest.mark.parametrize(
     "task",
     [
-        tasks.run_cycle, tasks.sweep, tasks.watch_hosts, tasks.keep_diagnostics, tasks.keep_geometries,
-        tasks.reservation_clock, portal_tasks.idle_cull, telemetry_tasks.act_on_health,
+        tasks.run_cycle,
+        tasks.sweep,
+        tasks.watch_hosts,
+        tasks.keep_diagnostics,
+        tasks.keep_geometries,
+        tasks.reservation_clock,
+        portal_tasks.idle_cull,
+        telemetry_tasks.act_on_health,
     ],
-)  # fmt: skip
+)
 def test_every_tick_that_decides_by_the_time_looks_first(world: World, task: Callable[[], object]) -> None:
     before = _hour_ago_the_clock_was_right()
     _silence(world, "alpha", before)
@@ -302,11 +334,15 @@ def test_what_a_host_is_told_is_of_a_time_that_the_rows_share(world: World) -> N
     FakeAgent.of(world.hosts["alpha"])
     _silence(world, "alpha", before)
     with pytest.raises(database_calls.AgentConnectionRefused):
-        database_calls.desired_state(database_calls.AuthenticatedHost(world.hosts["alpha"].pk, "alpha"), ["another's"])
+        database_calls.desired_state(
+            database_calls.AuthenticatedHost(world.hosts["alpha"].pk, "alpha"), ["another's"]
+        )
     assert _moved_by("alpha", before) == HOUR
 
 
-def test_who_was_warned_of_idling_and_who_asked_to_be_kept_wait_no_longer_and_no_shorter(world: World) -> None:
+def test_who_was_warned_of_idling_and_who_asked_to_be_kept_wait_no_longer_and_no_shorter(
+    world: World,
+) -> None:
     workload = job(world, world.vision, 8, world.now)
     times = ("idle_warned_at", "keep_until", "avoids_until")
     Workload.objects.filter(pk=workload.pk).update(**dict.fromkeys(times, world.now + SECOND))
@@ -322,7 +358,10 @@ def test_to_and_fro_leaves_every_time_that_is_counted_as_it_was(world: World) ->
     agent.sync(world.now + SECOND)
     agent.sync(world.now + SECOND)
     counted = ("prepared_at", "starting_at", "running_at", "ready_at", "missing_since")
-    before = Run.objects.values(*counted).get(), Host.objects.values("last_sync_at", "credential_expires_at").get(name="alpha")
+    before = (
+        Run.objects.values(*counted).get(),
+        Host.objects.values("last_sync_at", "credential_expires_at").get(name="alpha"),
+    )
     assert before[0]["running_at"] is not None
     later = world.now + dt.timedelta(minutes=3)
     for number, ahead in enumerate((0, -60, 0, 3600, 0, -3600, 3600, 0)):
@@ -366,7 +405,9 @@ def test_a_reservation_that_had_just_begun_is_not_released_by_a_step(world: Worl
     assert reservation.state == ReservationState.RELEASED
 
 
-def test_what_a_reservation_had_when_it_was_closed_in_a_time_to_come_is_free_after_the_step_back(world: World) -> None:
+def test_what_a_reservation_had_when_it_was_closed_in_a_time_to_come_is_free_after_the_step_back(
+    world: World,
+) -> None:
     reservation, start = active_reservation(world)
     _look(start + SECOND, 100.0)
     ahead = start + HOUR + SECOND
@@ -398,9 +439,18 @@ def test_idleness_is_counted_anew_from_a_step(world: World, monkeypatch: pytest.
     engine.run_cycle("test", world.now)
     Run.objects.filter(workload=workload).update(state="running", ready_at=long_ago)
     Workload.objects.filter(pk=workload.pk).update(state="running", kind="notebook")
-    monkeypatch.setattr(idle_notebooks, "notebook_activity", lambda run, now, limit: idle_notebooks.NotebookActivity(0, long_ago, long_ago))
+    monkeypatch.setattr(
+        idle_notebooks,
+        "notebook_activity",
+        lambda run, now, limit: idle_notebooks.NotebookActivity(0, long_ago, long_ago),
+    )
     _look(world.now, 100.0)
     _look(world.now + HOUR, 100.0)
     at = world.now + HOUR + SECOND
     assert idle_notebooks.stop_idle_notebooks(at)["busy"] == 1
-    assert idle_notebooks.stop_idle_notebooks(at + dt.timedelta(seconds=workload.pool.idle_limit_seconds))["warn"] == 1
+    assert (
+        idle_notebooks.stop_idle_notebooks(at + dt.timedelta(seconds=workload.pool.idle_limit_seconds))[
+            "warn"
+        ]
+        == 1
+    )

@@ -52,10 +52,20 @@ def world(transactional_db: None) -> World:
 
 def job(world: World, now: dt.datetime, **also: Any) -> Workload:
     given: dict[str, Any] = {
-        "kind": "job", "type": "training", "name": "a job", "pool": world.shared, "project": world.vision.project,
-        "owner": world.vision.member, "units": 1, "models_wanted": [H100], "max_runtime_seconds": 3600, "preemptible": True,
-        "command": "true", "now": now, **also,
-    }  # fmt: skip
+        "kind": "job",
+        "type": "training",
+        "name": "a job",
+        "pool": world.shared,
+        "project": world.vision.project,
+        "owner": world.vision.member,
+        "units": 1,
+        "models_wanted": [H100],
+        "max_runtime_seconds": 3600,
+        "preemptible": True,
+        "command": "true",
+        "now": now,
+        **also,
+    }
     return services.queue_workload(**given)
 
 
@@ -88,10 +98,28 @@ class Life:
 
     def step(self) -> str:
         """One thing happens, some time passes."""
-        verb: Callable[[], None] = self.dice.choice([
-            self.queue, self.queue, self.queue, self.cycle, self.cycle, self.sync, self.sync, self.cancel, self.reserve,
-            self.give_up, self.gate, self.quota, self.host, self.maintenance, self.extend, self.end, self.hardware, self.pool,
-        ])  # fmt: skip
+        verb: Callable[[], None] = self.dice.choice(
+            [
+                self.queue,
+                self.queue,
+                self.queue,
+                self.cycle,
+                self.cycle,
+                self.sync,
+                self.sync,
+                self.cancel,
+                self.reserve,
+                self.give_up,
+                self.gate,
+                self.quota,
+                self.host,
+                self.maintenance,
+                self.extend,
+                self.end,
+                self.hardware,
+                self.pool,
+            ]
+        )
         verb()
         self.now += self.dice.choice((1, 1, 5, 30, 200, 2_000)) * SECOND
         return verb.__name__
@@ -102,15 +130,24 @@ class Life:
     def queue(self) -> None:
         team = self.team()
         inside = (
-            Reservation.objects.filter(project=team.project, state__in=("confirmed", "active")).order_by("?").first()
+            Reservation.objects.filter(project=team.project, state__in=("confirmed", "active"))
+            .order_by("?")
+            .first()
         )
         job(
-            self.world, self.now, project=team.project, owner=self.dice.choice(team.members),
-            units=self.dice.choice((1, 1, 2, 4, 8)), hosts=self.dice.choice((1, 1, 1, 2)),
-            models_wanted=self.dice.choice(([H100], [A100], [])), priority=self.dice.choice((0, 1, 2)),
-            max_runtime_seconds=self.dice.choice((600, 3600)), preemptible=self.dice.random() < 0.7,
-            reservation=inside if self.dice.random() < 0.3 else None, most_retries=1,
-        )  # fmt: skip
+            self.world,
+            self.now,
+            project=team.project,
+            owner=self.dice.choice(team.members),
+            units=self.dice.choice((1, 1, 2, 4, 8)),
+            hosts=self.dice.choice((1, 1, 1, 2)),
+            models_wanted=self.dice.choice(([H100], [A100], [])),
+            priority=self.dice.choice((0, 1, 2)),
+            max_runtime_seconds=self.dice.choice((600, 3600)),
+            preemptible=self.dice.random() < 0.7,
+            reservation=inside if self.dice.random() < 0.3 else None,
+            most_retries=1,
+        )
 
     def cycle(self) -> None:
         self.epoch = leadership.acquire_or_renew("life", self.now) or 0
@@ -142,9 +179,16 @@ class Life:
     def reserve(self) -> None:
         team, start = self.team(), self.now + self.dice.choice((0, 60, 4000)) * SECOND
         services.confirm_reservation(
-            owner=team.lead, project=team.project, pool=self.world.shared, name="r", units=self.dice.choice((1, 2)),
-            models_wanted=[H100], start=start, end=start + self.dice.choice((300, 3600)) * SECOND, now=self.now,
-        )  # fmt: skip
+            owner=team.lead,
+            project=team.project,
+            pool=self.world.shared,
+            name="r",
+            units=self.dice.choice((1, 2)),
+            models_wanted=[H100],
+            start=start,
+            end=start + self.dice.choice((300, 3600)) * SECOND,
+            now=self.now,
+        )
 
     def give_up(self) -> None:
         reservation = Reservation.objects.filter(state__in=("confirmed", "active")).order_by("?").first()
@@ -152,19 +196,28 @@ class Life:
             services.cancel_reservation(reservation, now=self.now)
 
     def gate(self) -> None:
-        whose: dict[str, Any] = self.dice.choice(({"team": self.team().team}, {"project": self.team().project}))
+        whose: dict[str, Any] = self.dice.choice(
+            ({"team": self.team().team}, {"project": self.team().project})
+        )
         action = self.dice.choice(("refuse_new", "stop_borrowing"))
         if self.dice.random() < 0.6:
-            numbers, until = {"limit": str(self.dice.randint(1, 9))}, self.now + self.dice.choice((60, 3600)) * SECOND
+            numbers, until = (
+                {"limit": str(self.dice.randint(1, 9))},
+                self.now + self.dice.choice((60, 3600)) * SECOND,
+            )
             services.close_budget_gate(action=action, numbers=numbers, until=until, now=self.now, **whose)
         else:
             services.open_budget_gate(action=action, **whose)
 
     def quota(self) -> None:
         services.change_quota(
-            team=self.team().team, pool=self.world.shared, model=self.dice.choice((H100, A100)),
-            guaranteed_slots=840 * self.dice.randint(0, 4), borrow_limit_slots=self.dice.choice((None, 0, 1680)), now=self.now,
-        )  # fmt: skip
+            team=self.team().team,
+            pool=self.world.shared,
+            model=self.dice.choice((H100, A100)),
+            guaranteed_slots=840 * self.dice.randint(0, 4),
+            borrow_limit_slots=self.dice.choice((None, 0, 1680)),
+            now=self.now,
+        )
 
     def host(self) -> None:
         host = self.dice.choice(list(self.world.hosts.values()))
@@ -183,19 +236,25 @@ class Life:
                 self.now + self.dice.choice((10, 600)) * SECOND,
             )
             with contextlib.suppress(services.OperationRejected):  # it is away already for a part of that
-                services.set_maintenance(host, start=start, end=start + 600 * SECOND, reason="fan", now=self.now)
+                services.set_maintenance(
+                    host, start=start, end=start + 600 * SECOND, reason="fan", now=self.now
+                )
 
     def hardware(self) -> None:
         unit, gpu = Unit.objects.order_by("?")[0], Gpu.objects.order_by("?")[0]
-        self.dice.choice((
-            lambda: Unit.objects.filter(pk=unit.pk).update(retired_at=None if unit.retired_at else self.now),
-            lambda: services.quarantine_gpu(gpu, reason="xid", now=self.now),
-            lambda: services.return_gpu(gpu, now=self.now),
-            lambda: Gpu.objects.filter(pk=gpu.pk).update(retired_at=None if gpu.retired_at else self.now),
-            lambda: make_gpu(self.world.hosts["delta"], 100 + Gpu.objects.count(), H100, self.now),
-            lambda: make_host(f"extra-{Host.objects.count()}", self.world.shared, [H100], self.now),
-            lambda: Host.objects.filter(pk=gpu.host_id).update(disk_full=not gpu.host.disk_full),
-        ))()  # fmt: skip
+        self.dice.choice(
+            (
+                lambda: Unit.objects.filter(pk=unit.pk).update(
+                    retired_at=None if unit.retired_at else self.now
+                ),
+                lambda: services.quarantine_gpu(gpu, reason="xid", now=self.now),
+                lambda: services.return_gpu(gpu, now=self.now),
+                lambda: Gpu.objects.filter(pk=gpu.pk).update(retired_at=None if gpu.retired_at else self.now),
+                lambda: make_gpu(self.world.hosts["delta"], 100 + Gpu.objects.count(), H100, self.now),
+                lambda: make_host(f"extra-{Host.objects.count()}", self.world.shared, [H100], self.now),
+                lambda: Host.objects.filter(pk=gpu.host_id).update(disk_full=not gpu.host.disk_full),
+            )
+        )()
 
     def pool(self) -> None:
         Pool.objects.filter(pk=self.world.shared.pk).update(spare_slots=self.dice.choice((0, 840)))
@@ -235,7 +294,9 @@ def test_what_commits_late_with_an_older_transaction_is_not_missed(world: World)
     other.start()
     assert began.wait(10)
     # Of another team: what one team or person submits is counted one after the other.
-    quick = job(world, world.now, name="committed first", project=world.language.project, owner=world.language.member)
+    quick = job(
+        world, world.now, name="committed first", project=world.language.project, owner=world.language.member
+    )
     must_equal_a_fresh_one(warm, epoch, world.now)
     assert [q.id for q in warm.standing.snapshot().queued] == [quick.pk]
     go_on.set()
@@ -283,7 +344,9 @@ def test_engines_that_take_the_lead_from_each_other_start_everything_once(world:
         name = ("one", "two", "three", "one", "three")[turn % 5]
         job(world, now, project=world.teams[turn % 3].project, owner=world.teams[turn % 3].member)
         for other, warm in engines.items():
-            assert (engine.run_cycle(other, now, warm=warm) is not None) == (Leader.objects.get(pk=1).holder == other)
+            assert (engine.run_cycle(other, now, warm=warm) is not None) == (
+                Leader.objects.get(pk=1).holder == other
+            )
         now += 6 * SECOND
         assert engine.run_cycle(name, now, warm=engines[name]) is not None
         epoch = Leader.objects.get(pk=1).epoch
@@ -335,9 +398,16 @@ def test_a_cycle_in_which_nothing_changed_asks_a_handful_of_questions_and_plans_
 def test_what_time_alone_changes_is_decided_in_time_by_quiet_cycles(world: World) -> None:
     warm = SnapshotCache()
     made, _ = services.confirm_reservation(
-        owner=world.vision.lead, project=world.vision.project, pool=world.shared, name="r", units=2, models_wanted=[H100],
-        start=world.now + 5 * SECOND, end=world.now + HOUR, now=world.now,
-    )  # fmt: skip
+        owner=world.vision.lead,
+        project=world.vision.project,
+        pool=world.shared,
+        name="r",
+        units=2,
+        models_wanted=[H100],
+        start=world.now + 5 * SECOND,
+        end=world.now + HOUR,
+        now=world.now,
+    )
     assert made is not None
     waits = job(world, world.now, project=world.language.project, owner=world.language.member)
     Workload.objects.filter(pk=waits.pk).update(not_before=world.now + 7 * SECOND)
@@ -357,7 +427,9 @@ def test_a_refused_part_is_planned_again_at_once(world: World, monkeypatch: pyte
     engine.run_cycle("test", world.now, warm=warm)
     workload = job(world, world.now)
     with monkeypatch.context() as patch:
-        patch.setattr("scheduler.cycle.plan_checks.PlanChecks.why_not_place", lambda self, placement: "a test says no")
+        patch.setattr(
+            "scheduler.cycle.plan_checks.PlanChecks.why_not_place", lambda self, placement: "a test says no"
+        )
         applied = engine.run_cycle("test", world.now + SECOND, warm=warm)
         assert applied is not None and applied.rejected
     engine.run_cycle("test", world.now + 2 * SECOND, warm=warm)
@@ -371,7 +443,9 @@ def test_reasons_that_are_known_to_stand_in_the_rows_are_not_looked_up_again(wor
     for step in range(3):
         engine.run_cycle("test", world.now + step * SECOND, warm=warm)
     workload = Workload.objects.filter(state="queued").latest("pk")
-    Workload.objects.filter(pk=workload.pk).update(reason_code="", not_before=world.now)  # as when it is queued again
+    Workload.objects.filter(pk=workload.pk).update(
+        reason_code="", not_before=world.now
+    )  # as when it is queued again
     engine.run_cycle("test", world.now + 4 * SECOND, warm=warm)
     workload.refresh_from_db()
     assert workload.reason_code != ""
@@ -394,7 +468,9 @@ def test_rows_of_the_feed_that_came_with_a_backup_of_another_server_do_not_stay(
     epoch = leadership.acquire_or_renew("test", world.now) or 0
     warm.refresh(epoch, world.now)
     with connection.cursor() as cursor:
-        cursor.execute("INSERT INTO scheduler_change VALUES ('9000000000000000000', 'everything', 0), ('1', 'host', 1)")
+        cursor.execute(
+            "INSERT INTO scheduler_change VALUES ('9000000000000000000', 'everything', 0), ('1', 'host', 1)"
+        )
     for _ in range(3):
         warm.refresh(epoch, world.now)
     assert _feed_rows() == 0 and warm.full_reads == 2
@@ -454,4 +530,6 @@ def test_every_column_that_the_snapshot_reads_is_watched(table: str) -> None:
         source = cursor.fetchone()[0]
     watched = {name.strip('"') for name in re.findall(r'after\.("?\w+"?)', source)}
     missing = READ_BY_NAME[table] - watched
-    assert not missing, f"a migration has to call scheduler.state.change_feed.watch_table_sql for {table} again, with {sorted(missing)}"
+    assert not missing, (
+        f"a migration has to call scheduler.state.change_feed.watch_table_sql for {table} again, with {sorted(missing)}"
+    )

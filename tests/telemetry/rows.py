@@ -10,7 +10,17 @@ from typing import Any
 from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
 
 from agent.protocol import SampleBatch, SampleRow
-from scheduler.models import Allocation, BoundUnit, Host, HostStateChange, Pool, Reservation, Run, Unit, Workload
+from scheduler.models import (
+    Allocation,
+    BoundUnit,
+    Host,
+    HostStateChange,
+    Pool,
+    Reservation,
+    Run,
+    Unit,
+    Workload,
+)
 from telemetry.models import CostCentre, Price
 from tests.world import TeamOfWorld, World
 
@@ -22,7 +32,9 @@ def at(hour: int, minute: int = 0, second: int = 0, *, day: int = 2) -> dt.datet
     return dt.datetime(2026, 3, day, hour, minute, second, tzinfo=dt.UTC)
 
 
-def price(model: str, cost: str, list_price: str | None = None, *, since: dt.datetime, pool: Pool | None = None) -> Price:
+def price(
+    model: str, cost: str, list_price: str | None = None, *, since: dt.datetime, pool: Pool | None = None
+) -> Price:
     """A line of the rate card; without a list price the cost is charged."""
     return Price.objects.create(
         pool=pool,
@@ -39,7 +51,9 @@ def cost_centre(each: TeamOfWorld, code: str, since: dt.datetime) -> CostCentre:
     return CostCentre.objects.create(project=each.project, code=code, valid_from=since, created_at=since)
 
 
-def workload(world: World, each: TeamOfWorld, *, kind: str = "job", pool: Pool | None = None, **fields: Any) -> Workload:
+def workload(
+    world: World, each: TeamOfWorld, *, kind: str = "job", pool: Pool | None = None, **fields: Any
+) -> Workload:
     """A workload of a team's first member; its state is not what these tests are about."""
     values: dict[str, Any] = {
         "kind": kind,
@@ -95,7 +109,9 @@ def hold(
     )
 
 
-def end_hold(allocation: Allocation, end: dt.datetime, end_code: str, checkpoint: dt.datetime | None = None) -> None:
+def end_hold(
+    allocation: Allocation, end: dt.datetime, end_code: str, checkpoint: dt.datetime | None = None
+) -> None:
     """The agent confirmed the stop."""
     Run.objects.filter(pk=allocation.run_id).update(
         ended_at=end, outcome=end_code, checkpoint_at=checkpoint, state="ended"
@@ -120,19 +136,30 @@ def reservation(
         created_at=world.now,
     )
     for unit in units:
-        BoundUnit.objects.create(reservation=made, unit=unit, slots=unit.slots, period=DateTimeTZRange(start, end))
+        BoundUnit.objects.create(
+            reservation=made, unit=unit, slots=unit.slots, period=DateTimeTZRange(start, end)
+        )
     return made
 
 
-def host_state(host: Host, moment: dt.datetime, *, lease: str = "alive", admin: str = "in_service", repair: str = "well") -> None:
+def host_state(
+    host: Host, moment: dt.datetime, *, lease: str = "alive", admin: str = "in_service", repair: str = "well"
+) -> None:
     """The host's states from ``moment`` on."""
-    HostStateChange.objects.create(host=host, lease_state=lease, admin_state=admin, repair_state=repair, at=moment)
+    HostStateChange.objects.create(
+        host=host, lease_state=lease, admin_state=admin, repair_state=repair, at=moment
+    )
 
 
-def batch(sequence: int, unit: Unit, start: dt.datetime, count: int, *, every: float = 10, **reading: Any) -> SampleBatch:
+def batch(
+    sequence: int, unit: Unit, start: dt.datetime, count: int, *, every: float = 10, **reading: Any
+) -> SampleBatch:
     """``count`` samples of one unit, ``every`` seconds from ``start``."""
     values: dict[str, Any] = {"utilisation": 50.0, "memory_used_mib": 1000, "processes": 1} | reading
     return SampleBatch(
         sequence=sequence,
-        rows=[SampleRow(unit=unit.uuid, ts=start.timestamp() + number * every, **values) for number in range(count)],
+        rows=[
+            SampleRow(unit=unit.uuid, ts=start.timestamp() + number * every, **values)
+            for number in range(count)
+        ],
     )

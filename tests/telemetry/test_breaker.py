@@ -17,7 +17,13 @@ pytestmark = pytest.mark.django_db
 
 
 def fails(
-    world: World, team: TeamOfWorld, outcome: str, *, host: str = "alpha", minute: int = 0, work: Any = None,
+    world: World,
+    team: TeamOfWorld,
+    outcome: str,
+    *,
+    host: str = "alpha",
+    minute: int = 0,
+    work: Any = None,
     who: int = 0,
 ) -> Any:
     """An attempt that began at 9 and ended ``minute`` minutes later. ``who``: which of its people."""
@@ -94,7 +100,9 @@ def test_what_one_person_broke_for_all_their_work_closes_no_host(world: World) -
 
 
 @pytest.mark.parametrize("elsewhere", ["finished", "failed"])
-def test_starts_of_one_person_that_fail_here_and_go_well_elsewhere_close_the_host(world: World, elsewhere: str) -> None:
+def test_starts_of_one_person_that_fail_here_and_go_well_elsewhere_close_the_host(
+    world: World, elsewhere: str
+) -> None:
     for minute in (0, 1, 2):
         work = fails(world, world.vision, "start_failed", minute=minute)
         fails(world, world.vision, elsewhere, host="beta", minute=minute + 5, work=work)  # after 20 seconds

@@ -20,7 +20,9 @@ MARCH = dt.date(2026, 3, 1)
 
 def spend_24(world: World) -> None:
     """Ten hours of one H100 at 2.40."""
-    hold(workload(world, world.language), units_of(world.hosts["alpha"])[0], at(9), at(19), end_code="finished")
+    hold(
+        workload(world, world.language), units_of(world.hosts["alpha"])[0], at(9), at(19), end_code="finished"
+    )
     charge_all_gpus(at(20, 5))
 
 
@@ -40,7 +42,11 @@ def test_a_used_up_budget_closes_the_gate_and_a_raised_one_opens_it(rates: World
     spend_24(rates)
     check_budgets(at(20, 6))
     gate = BudgetGate.objects.get()
-    assert (gate.team, gate.action, gate.until) == (rates.language.team, "refuse_new", dt.datetime(2026, 4, 1, tzinfo=dt.UTC))
+    assert (gate.team, gate.action, gate.until) == (
+        rates.language.team,
+        "refuse_new",
+        dt.datetime(2026, 4, 1, tzinfo=dt.UTC),
+    )
     assert gate.numbers == {"limit": "20.00", "spent": "24.00", "month": "2026-03-01", "measure": "money"}
     Budget.objects.filter(pk=budget.pk).update(amount="100.00")
     check_budgets(at(20, 7))
@@ -48,11 +54,19 @@ def test_a_used_up_budget_closes_the_gate_and_a_raised_one_opens_it(rates: World
 
 
 def test_a_budget_of_gpu_hours_counts_what_is_charged_and_not_its_price(rates: World) -> None:
-    Budget.objects.create(team=rates.language.team, month=MARCH, measure="gpu_hours", amount="12.00", action="refuse_new")
+    Budget.objects.create(
+        team=rates.language.team, month=MARCH, measure="gpu_hours", amount="12.00", action="refuse_new"
+    )
     spend_24(rates)
     assert check_budgets(at(20, 6)) == 2, "ten of twelve: half, and eighty percent"
     assert not BudgetGate.objects.exists()
-    evicted = hold(workload(rates, rates.language), units_of(rates.hosts["alpha"])[1], at(9), at(19), end_code="checkpointed")
+    evicted = hold(
+        workload(rates, rates.language),
+        units_of(rates.hosts["alpha"])[1],
+        at(9),
+        at(19),
+        end_code="checkpointed",
+    )
     charge_all_gpus(at(20, 7))
     assert Charge.objects.filter(allocation=evicted, bucket="preempted").exists()
     used = find_budget_status(MARCH, at(20, 8), team=rates.language.team.pk, measure="gpu_hours")
@@ -61,12 +75,18 @@ def test_a_budget_of_gpu_hours_counts_what_is_charged_and_not_its_price(rates: W
     Budget.objects.update(amount="10.00")
     check_budgets(at(20, 9))
     gate = BudgetGate.objects.get()
-    assert (gate.action, gate.numbers["limit"], gate.numbers["measure"]) == ("refuse_new", "10.00", "gpu_hours")
+    assert (gate.action, gate.numbers["limit"], gate.numbers["measure"]) == (
+        "refuse_new",
+        "10.00",
+        "gpu_hours",
+    )
 
 
 def test_where_money_and_gpu_hours_are_used_up_one_gate_speaks_of_the_money(rates: World) -> None:
     for measure in ("gpu_hours", "money"):
-        Budget.objects.create(team=rates.language.team, month=MARCH, measure=measure, amount="5.00", action="refuse_new")
+        Budget.objects.create(
+            team=rates.language.team, month=MARCH, measure=measure, amount="5.00", action="refuse_new"
+        )
     spend_24(rates)
     check_budgets(at(20, 6))
     assert BudgetGate.objects.get().numbers["measure"] == "money"
@@ -76,7 +96,9 @@ def test_where_money_and_gpu_hours_are_used_up_one_gate_speaks_of_the_money(rate
 
 
 def test_the_gate_opens_with_the_next_month(rates: World) -> None:
-    Budget.objects.create(project=rates.language.project, month=MARCH, amount="20.00", action="stop_borrowing")
+    Budget.objects.create(
+        project=rates.language.project, month=MARCH, amount="20.00", action="stop_borrowing"
+    )
     spend_24(rates)
     check_budgets(at(20, 6))
     assert BudgetGate.objects.get().project == rates.language.project

@@ -55,13 +55,22 @@ def test_a_job_is_charged_for_the_time_it_held_and_the_rest_of_the_gpu_is_free(r
     line = lines.first()
     assert line is not None
     assert (line.team_name, line.cost_centre, line.user_name, line.workload_type) == (
-        "Vision", "CC-100", "vision-1", "training",
+        "Vision",
+        "CC-100",
+        "vision-1",
+        "training",
     )
     assert_conserved()
 
 
 def test_charging_again_adds_nothing(rates: World) -> None:
-    hold(workload(rates, rates.vision), units_of(rates.hosts["alpha"])[0], at(9, 10), at(10, 40), end_code="finished")
+    hold(
+        workload(rates, rates.vision),
+        units_of(rates.hosts["alpha"])[0],
+        at(9, 10),
+        at(10, 40),
+        end_code="finished",
+    )
     charge_all_gpus(at(12, 5))
     before = Charge.objects.count()
     charge_all_gpus(at(12, 6))
@@ -128,7 +137,9 @@ def test_a_state_of_a_host_that_is_written_late_moves_the_time_it_is_about(rates
     assert_conserved()
 
 
-def test_a_quarantined_gpu_is_unhealthy_until_it_is_returned_and_the_others_of_its_host_are_well(rates: World) -> None:
+def test_a_quarantined_gpu_is_unhealthy_until_it_is_returned_and_the_others_of_its_host_are_well(
+    rates: World,
+) -> None:
     gpu, other = (unit.gpu for unit in units_of(rates.hosts["alpha"])[:2])
     quarantine_gpu(gpu, reason="xid:48", now=at(10, 30))
     return_gpu(gpu, reason="reset", now=at(12, 0))
@@ -144,14 +155,19 @@ def test_a_reservation_is_charged_for_its_window_whether_used_or_not(rates: Worl
     hold(work, units[0], at(10, 0), at(11, 0), end_code="finished", reservation=booked)
     charge_all_gpus(at(13, 5))
     assert hours(reservation=booked) == {"reserved_unused": 5.0, "used": 1.0}
-    assert net("charged", reservation=booked) == {"reserved_unused": Decimal("12.00"), "used": Decimal("2.40")}
+    assert net("charged", reservation=booked) == {
+        "reserved_unused": Decimal("12.00"),
+        "used": Decimal("2.40"),
+    }
     assert set(Charge.objects.filter(reservation=booked).values_list("cost_centre", flat=True)) == {"CC-300"}
 
 
 def test_the_owner_of_a_static_pool_pays_for_it_also_while_it_is_empty(rates: World) -> None:
     charge_all_gpus(at(10, 5))
     lines = Charge.objects.filter(pool=rates.static)
-    assert {(line.bucket, line.team_name, line.cost_centre) for line in lines} == {("reserved_unused", "Vision", "CC-100")}
+    assert {(line.bucket, line.team_name, line.cost_centre) for line in lines} == {
+        ("reserved_unused", "Vision", "CC-100")
+    }
     assert sum(line.charged for line in lines) == Decimal("4.40")
 
 
@@ -172,13 +188,20 @@ def test_a_change_of_price_starts_a_new_line_and_leaves_the_old_time_alone(rates
     allocation = hold(workload(rates, rates.vision), unit, at(10, 0), at(11, 0), end_code="finished")
     charge_all_gpus(at(12, 5))
     lines = Charge.objects.filter(allocation=allocation).order_by("start")
-    assert [(line.start, line.charged) for line in lines] == [(at(10, 0), Decimal("1.20")), (at(10, 30), Decimal("2.40"))]
+    assert [(line.start, line.charged) for line in lines] == [
+        (at(10, 0), Decimal("1.20")),
+        (at(10, 30), Decimal("2.40")),
+    ]
     assert_conserved()
 
 
-def test_a_pools_own_price_stands_before_the_general_one_and_a_list_price_makes_a_margin(rates: World) -> None:
+def test_a_pools_own_price_stands_before_the_general_one_and_a_list_price_makes_a_margin(
+    rates: World,
+) -> None:
     price(H100, "2.00", "3.00", since=at(0, day=1), pool=rates.shared)
-    allocation = hold(workload(rates, rates.vision), units_of(rates.hosts["alpha"])[0], at(9), at(10), end_code="finished")
+    allocation = hold(
+        workload(rates, rates.vision), units_of(rates.hosts["alpha"])[0], at(9), at(10), end_code="finished"
+    )
     charge_all_gpus(at(10, 5))
     line = Charge.objects.get(allocation=allocation)
     assert (line.cost, line.charged) == (Decimal("2.00"), Decimal("3.00"))
@@ -192,7 +215,9 @@ def test_a_price_cannot_reach_into_time_that_is_charged(rates: World) -> None:
 
 
 @pytest.mark.parametrize("model", [Charge, Price])
-def test_the_ledger_and_the_rate_card_refuse_every_edit(rates: World, model: type[Charge] | type[Price]) -> None:
+def test_the_ledger_and_the_rate_card_refuse_every_edit(
+    rates: World, model: type[Charge] | type[Price]
+) -> None:
     charge_all_gpus(at(10, 5))
     with pytest.raises(DatabaseError, match="only ever added"), transaction.atomic():
         model.objects.update(model="forged")

@@ -62,13 +62,28 @@ def gpu_times(draw: st.DrawFn) -> GpuTimeline:
             at = draw(st.integers(low, high))
             lost_from = minute(at) if lost else None
             holds.append(
-                GpuHold(100 * part + number + 1, part * size, (part + 1) * size, minute(low), minute(high), None, lost_from, lost)
+                GpuHold(
+                    100 * part + number + 1,
+                    part * size,
+                    (part + 1) * size,
+                    minute(low),
+                    minute(high),
+                    None,
+                    lost_from,
+                    lost,
+                )
             )
         edges = sorted(set(draw(st.lists(st.integers(-100, 900), max_size=4))))
         for number, (low, high) in enumerate(zip(edges[::2], edges[1::2], strict=False)):
-            bounds.append(ReservedSlots(10 * part + number + 1, part * size, (part + 1) * size, minute(low), minute(high)))
+            bounds.append(
+                ReservedSlots(
+                    10 * part + number + 1, part * size, (part + 1) * size, minute(low), minute(high)
+                )
+            )
     moments = sorted(draw(st.lists(st.integers(-50, 800), max_size=5)))
-    changes = tuple(GpuConditionChange(minute(at), draw(st.sampled_from(list(GpuCondition)))) for at in moments)
+    changes = tuple(
+        GpuConditionChange(minute(at), draw(st.sampled_from(list(GpuCondition)))) for at in moments
+    )
     later = sorted(set(draw(st.lists(st.integers(1, 700), max_size=2))))
     rates = (RATE, *(Rate(minute(at), Decimal(at) / 1000, Decimal("2.5"), at) for at in later))
     return GpuTimeline(tuple(holds), tuple(bounds), changes, rates, draw(st.booleans()))
@@ -92,7 +107,10 @@ def test_every_second_of_every_slot_is_in_exactly_one_piece(gpu: GpuTimeline) ->
 @given(gpu_times(), st.integers(1, 719))
 def test_pieces_cost_what_the_gpu_costs_also_when_charged_in_two_goes(gpu: GpuTimeline, cut: int) -> None:
     whole = price_pieces(charge_pieces(gpu, START, END))
-    first, second = price_pieces(charge_pieces(gpu, START, minute(cut))), price_pieces(charge_pieces(gpu, minute(cut), END))
+    first, second = (
+        price_pieces(charge_pieces(gpu, START, minute(cut))),
+        price_pieces(charge_pieces(gpu, minute(cut), END)),
+    )
     cost = asset_cost(gpu.rates, START, END)
     assert sum(piece.cost for piece in whole) == cost
     assert sum(piece.cost for piece in (*first, *second)) == cost
@@ -108,11 +126,15 @@ def test_no_piece_lies_across_a_day_or_a_price(gpu: GpuTimeline) -> None:
 @given(gpu_times())
 def test_only_held_and_reserved_time_is_charged(gpu: GpuTimeline) -> None:
     for piece in price_pieces(charge_pieces(gpu, START, END)):
-        assert (piece.charged > 0) <= (piece.owner.bucket in (ChargeBucket.USED, ChargeBucket.RESERVED_UNUSED))
+        assert (piece.charged > 0) <= (
+            piece.owner.bucket in (ChargeBucket.USED, ChargeBucket.RESERVED_UNUSED)
+        )
 
 
 @given(gpu_times(), gpu_times())
-def test_corrections_bring_the_ledger_to_what_is_so_and_keep_the_cost(before: GpuTimeline, after: GpuTimeline) -> None:
+def test_corrections_bring_the_ledger_to_what_is_so_and_keep_the_cost(
+    before: GpuTimeline, after: GpuTimeline
+) -> None:
     after = GpuTimeline(after.holds, after.bounds, after.changes, before.rates, before.owned)
     ledger = {
         number: LedgerLine(number, p.start, p.end, p.slots, p.owner, p.cost)
@@ -170,7 +192,11 @@ def test_a_slice_is_charged_its_part_of_the_gpu_and_the_rest_is_free() -> None:
 
 
 def test_work_on_a_silent_host_is_lost_to_hardware_and_work_on_a_quarantined_one_is_not() -> None:
-    changes = (GpuConditionChange(minute(10), GpuCondition.UNHEALTHY), GpuConditionChange(minute(20), GpuCondition.SILENT), GpuConditionChange(minute(30), GpuCondition.WELL))
+    changes = (
+        GpuConditionChange(minute(10), GpuCondition.UNHEALTHY),
+        GpuConditionChange(minute(20), GpuCondition.SILENT),
+        GpuConditionChange(minute(30), GpuCondition.WELL),
+    )
     gpu = GpuTimeline(holds=(GpuHold(1, 0, 840, minute(0), minute(40)),), changes=changes, rates=(RATE,))
     assert total_of(charge_pieces(gpu, minute(0), minute(40))) == {
         ChargeBucket.USED: 30 * 60 * 840,
@@ -179,7 +205,10 @@ def test_work_on_a_silent_host_is_lost_to_hardware_and_work_on_a_quarantined_one
 
 
 def test_free_time_is_unhealthy_in_maintenance_or_unallocated_by_the_state_of_the_gpu() -> None:
-    changes = (GpuConditionChange(minute(10), GpuCondition.MAINTENANCE), GpuConditionChange(minute(30), GpuCondition.UNHEALTHY))
+    changes = (
+        GpuConditionChange(minute(10), GpuCondition.MAINTENANCE),
+        GpuConditionChange(minute(30), GpuCondition.UNHEALTHY),
+    )
     sums = total_of(charge_pieces(GpuTimeline(changes=changes), minute(0), minute(60)))
     assert sums == {
         ChargeBucket.UNALLOCATED: 10 * 60 * 840,
@@ -195,7 +224,11 @@ def test_the_team_of_a_static_pool_pays_for_what_it_leaves_empty() -> None:
 
 def test_preempted_work_is_not_charged_from_its_last_checkpoint_on() -> None:
     lost = lost_time(
-        end_code="killed_at_grace", started=minute(0), ended=minute(60), checkpoint=minute(45), keeps_state=False
+        end_code="killed_at_grace",
+        started=minute(0),
+        ended=minute(60),
+        checkpoint=minute(45),
+        keeps_state=False,
     )
     assert lost == (minute(45), ChargeBucket.PREEMPTED)
     gpu = GpuTimeline(holds=(GpuHold(1, 0, 840, minute(0), minute(60), None, *lost),), rates=(RATE,))
@@ -206,16 +239,23 @@ def test_preempted_work_is_not_charged_from_its_last_checkpoint_on() -> None:
 
 
 def test_without_a_checkpoint_all_of_a_lost_attempt_is_uncharged() -> None:
-    lost = lost_time(end_code="host_lost", started=minute(0), ended=minute(60), checkpoint=None, keeps_state=False)
+    lost = lost_time(
+        end_code="host_lost", started=minute(0), ended=minute(60), checkpoint=None, keeps_state=False
+    )
     assert lost == (minute(0), ChargeBucket.HARDWARE_LOST)
 
 
 def test_a_notebook_keeps_its_files_so_its_time_is_charged_however_it_ended() -> None:
-    assert lost_time(end_code="host_lost", started=minute(0), ended=minute(9), checkpoint=None, keeps_state=True) is None
+    assert (
+        lost_time(end_code="host_lost", started=minute(0), ended=minute(9), checkpoint=None, keeps_state=True)
+        is None
+    )
 
 
 def test_the_codes_that_make_time_lost_are_reasons_of_the_engine() -> None:
-    assert {ReasonCode(code).value for code in PREEMPTION_END_CODES | HARDWARE_FAULT_END_CODES} == PREEMPTION_END_CODES | HARDWARE_FAULT_END_CODES
+    assert {
+        ReasonCode(code).value for code in PREEMPTION_END_CODES | HARDWARE_FAULT_END_CODES
+    } == PREEMPTION_END_CODES | HARDWARE_FAULT_END_CODES
 
 
 def test_the_core_and_the_rows_mean_the_same() -> None:
@@ -226,7 +266,8 @@ def test_the_core_and_the_rows_mean_the_same() -> None:
 def test_boundaries_within_a_second_fall_to_its_beginning_and_nothing_is_lost_between_two_holds() -> None:
     half = dt.timedelta(milliseconds=500)
     gpu = GpuTimeline(
-        holds=(GpuHold(1, 0, 840, minute(0), minute(1) + half), GpuHold(2, 0, 840, minute(1) + half, None)), rates=(RATE,)
+        holds=(GpuHold(1, 0, 840, minute(0), minute(1) + half), GpuHold(2, 0, 840, minute(1) + half, None)),
+        rates=(RATE,),
     )
     parts = charge_pieces(gpu, minute(0), minute(2))
     assert [(p.owner.allocation, p.seconds) for p in parts] == [(1, 60), (2, 60)]

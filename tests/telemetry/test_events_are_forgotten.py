@@ -19,9 +19,14 @@ def test_old_events_go_once_they_are_handled(world: World, settings: Settings) -
     for number, (age, handled) in enumerate(((40, True), (40, False), (5, True))):
         at = world.now - age * DAY
         HealthEvent.objects.create(
-            host=world.hosts["alpha"], event_id=str(number), source="agent", code="xid:79", at=at, received_at=at,
+            host=world.hosts["alpha"],
+            event_id=str(number),
+            source="agent",
+            code="xid:79",
+            at=at,
+            received_at=at,
             handled_at=at if handled else None,
-        )  # fmt: skip
+        )
     assert rules.purge_old_events(world.now) == 1
     assert sorted(HealthEvent.objects.values_list("event_id", flat=True)) == ["1", "2"]
     assert rules.purge_old_events(world.now) == 0

@@ -62,14 +62,21 @@ def test_a_gpu_that_fell_off_the_bus_cordons_its_host_and_its_work_is_told_to_go
         ("xid:79", "planted", "planted"),
     ],
 )
-def test_the_reason_that_everybody_sees_names_nobodys_process(world: World, code: str, detail: str, told: str) -> None:
+def test_the_reason_that_everybody_sees_names_nobodys_process(
+    world: World, code: str, detail: str, told: str
+) -> None:
     HealthRule.objects.filter(code=code).update(action="cordon", repeats=1)
     gpu = units_of(world.hosts["alpha"])[0].gpu
-    record_health_event(world.hosts["alpha"].pk, Health("one", gpu.uuid, "agent", code, at(9).timestamp(), detail), at(10))
+    record_health_event(
+        world.hosts["alpha"].pk, Health("one", gpu.uuid, "agent", code, at(9).timestamp(), detail), at(10)
+    )
     apply_rules_to_events(at(10))
     gpu.refresh_from_db()
     reasons = {gpu.state_reason, Host.objects.get(name="alpha").state_reason}
-    reasons |= {*HostStateChange.objects.values_list("reason", flat=True), *GpuStateChange.objects.values_list("reason", flat=True)}
+    reasons |= {
+        *HostStateChange.objects.values_list("reason", flat=True),
+        *GpuStateChange.objects.values_list("reason", flat=True),
+    }
     what = f"{HealthRule.objects.get(code=code).meaning} ({code})"
     assert reasons - {""} == {f"{what}: {told}" if told else what}
 
@@ -141,12 +148,17 @@ def timeout_of_contexts(
     work = workload(world, each, owner=each.members[member])
     hold(work, units_of(world.hosts[host])[0], at(9, number), at(9, number + 1))
     uuid = units_of(world.hosts[host])[0].gpu.uuid
-    event = Health(f"{host} {number}", uuid, "simulated", "xid:109", at(9, number).timestamp() + 60 * ahead, "")
+    event = Health(
+        f"{host} {number}", uuid, "simulated", "xid:109", at(9, number).timestamp() + 60 * ahead, ""
+    )
     record_health_event(world.hosts[host].pk, event, at(9, number, 5))
 
 
 def out(world: World) -> set[str]:
-    return {f"{gpu.host.name}/{gpu.index}" for gpu in Gpu.objects.filter(repair_state="quarantined").select_related("host")}
+    return {
+        f"{gpu.host.name}/{gpu.index}"
+        for gpu in Gpu.objects.filter(repair_state="quarantined").select_related("host")
+    }
 
 
 def test_one_person_takes_no_gpu_from_the_others_however_often_a_program_does_not_yield(world: World) -> None:
@@ -180,14 +192,23 @@ def test_where_nobody_was_on_the_gpu_each_event_counts(world: World) -> None:
 
 
 def test_of_several_people_on_a_gpu_the_fewest_count_that_could_have_done_it_all(world: World) -> None:
-    first, second = (unit for unit in Unit.objects.filter(gpu__host__name="gamma").exclude(profile="").order_by("pk")[:2])
+    first, second = (
+        unit for unit in Unit.objects.filter(gpu__host__name="gamma").exclude(profile="").order_by("pk")[:2]
+    )
     assert first.gpu_id == second.gpu_id
     hold(workload(world, world.vision), first, at(9))
     for number, each in enumerate((world.language, world.robotics, world.language)):
         hold(workload(world, each), second, at(9, 10 * number), at(9, 10 * number + 6))
     index = first.gpu.index
     for minute in (1, 12, 23):
-        event = Health(f"shared {minute}", first.gpu.uuid, "simulated", "xid:109", at(9, minute).timestamp(), f"GPU {index}")
+        event = Health(
+            f"shared {minute}",
+            first.gpu.uuid,
+            "simulated",
+            "xid:109",
+            at(9, minute).timestamp(),
+            f"GPU {index}",
+        )
         record_health_event(world.hosts["gamma"].pk, event, at(9, minute, 1))
     assert apply_rules_to_events(at(10)) == 0, "one of them was there each time"
 
@@ -222,11 +243,16 @@ def test_how_many_people_it_took_is_known_at_once_however_many_there_were() -> N
 
 
 @given(
-    events=st.lists(st.frozensets(st.integers(0, 6), min_size=1, max_size=4), max_size=7), enough=st.integers(0, MAX_EXACT_OWNERS + 1)
+    events=st.lists(st.frozensets(st.integers(0, 6), min_size=1, max_size=4), max_size=7),
+    enough=st.integers(0, MAX_EXACT_OWNERS + 1),
 )
-def test_of_a_few_people_the_fewest_are_found_by_whom_it_can_be_explained(events: list[frozenset[int]], enough: int) -> None:
+def test_of_a_few_people_the_fewest_are_found_by_whom_it_can_be_explained(
+    events: list[frozenset[int]], enough: int
+) -> None:
     ways = (set(some) for count in range(8) for some in combinations(range(7), count))
-    assert minimum_hitting_set_size(events, enough) == min(enough, len(next(some for some in ways if all(those & some for those in events))))
+    assert minimum_hitting_set_size(events, enough) == min(
+        enough, len(next(some for some in ways if all(those & some for those in events)))
+    )
 
 
 def test_a_rule_of_many_events_acts_when_so_many_came_and_asks_once_for_all_of_them(world: World) -> None:
@@ -252,7 +278,9 @@ def test_what_a_program_can_bring_about_leaves_the_limit_to_real_faults(world: W
 
 
 @pytest.mark.parametrize("code", [13, 31, 43, 45, 68, 69, 109])
-def test_events_of_programs_count_by_people_and_no_other_rule_does_that_closes_at_the_first(code: int) -> None:
+def test_events_of_programs_count_by_people_and_no_other_rule_does_that_closes_at_the_first(
+    code: int,
+) -> None:
     assert HealthRule.objects.get(code=f"xid:{code}").counts == "people"
     for hardware in (48, 79, 94, 95, 119):
         assert HealthRule.objects.get(code=f"xid:{hardware}").counts == "events"
@@ -260,7 +288,11 @@ def test_events_of_programs_count_by_people_and_no_other_rule_does_that_closes_a
 
 def test_a_process_that_was_ended_is_noted_and_is_never_what_a_program_failed_of(world: World) -> None:
     gpu = units_of(world.hosts["alpha"])[0].gpu
-    record_health_event(world.hosts["alpha"].pk, Health("one", gpu.uuid, "agent", "stray:ended", at(9).timestamp(), "pid=7, x"), at(9))
+    record_health_event(
+        world.hosts["alpha"].pk,
+        Health("one", gpu.uuid, "agent", "stray:ended", at(9).timestamp(), "pid=7, x"),
+        at(9),
+    )
     assert apply_rules_to_events(at(9)) == 0
     assert HealthEvent.objects.get().action_taken == "note"
     HealthRule.objects.filter(code="stray:ended").update(action="quarantine_gpu")
@@ -282,7 +314,10 @@ def test_a_fault_of_a_host_that_is_closed_by_hand_stands_beside_its_reason(world
     host = Host.objects.get(name="alpha")
     assert host.state_reason == "looking at fans; the GPU has fallen off the bus (xid:79): planted"
     assert host.admin_state == before
-    assert HostStateChange.objects.filter(host=host).latest("pk").reason == "the GPU has fallen off the bus (xid:79): planted"
+    assert (
+        HostStateChange.objects.filter(host=host).latest("pk").reason
+        == "the GPU has fallen off the bus (xid:79): planted"
+    )
     assert Gpu.objects.get(pk=units[0].gpu_id).repair_state == "quarantined"
     assert Command.objects.filter(run=beside.run, verb="notice", code="drained").exists()
     report(world, "alpha", "xid:79", name="again")
@@ -304,4 +339,6 @@ def test_a_drain_by_the_table_keeps_why_a_person_cordoned_the_host(world: World)
     report(world, "alpha", "xid:79")
     apply_rules_to_events(at(10))
     host = Host.objects.get(name="alpha")
-    assert host.admin_state == "draining" and host.state_reason.startswith("looking at fans; the GPU has fallen")
+    assert host.admin_state == "draining" and host.state_reason.startswith(
+        "looking at fans; the GPU has fallen"
+    )

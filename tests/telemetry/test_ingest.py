@@ -156,7 +156,11 @@ def test_rolling_up_again_changes_nothing(world: World) -> None:
 
 def test_a_stray_process_is_reported_once_an_hour(world: World) -> None:
     unit = units_of(world.hosts["alpha"])[0]
-    land(world, batch(1, unit, at(9, 50), 3, stray_processes=2), batch(2, unit, at(9, 55), 3, stray_processes=2))
+    land(
+        world,
+        batch(1, unit, at(9, 50), 3, stray_processes=2),
+        batch(2, unit, at(9, 55), 3, stray_processes=2),
+    )
     event = HealthEvent.objects.get()
     assert (event.code, event.gpu_id) == ("stray:process", unit.gpu_id)
 
@@ -179,6 +183,8 @@ def test_partitions_are_made_ahead_take_in_what_came_early_and_go_when_they_are_
         assert cursor.fetchone() == (4,)
         cursor.execute("SELECT count(*) FROM telemetry_sample_20260302")
         assert cursor.fetchone() == (6,)
-        cursor.execute("SELECT telemetry_make_partitions('2026-03-01', 4), telemetry_drop_samples_before('2026-03-03')")
+        cursor.execute(
+            "SELECT telemetry_make_partitions('2026-03-01', 4), telemetry_drop_samples_before('2026-03-03')"
+        )
         assert cursor.fetchone() == (0, 2)
     assert Sample.objects.count() == 0

@@ -41,7 +41,11 @@ def test_what_is_missing_for_longer_than_events_are_kept_is_not_told_anew(world:
 
 def test_a_host_whose_driver_can_not_be_asked_is_closed_like_one_whose_driver_hangs(world: World) -> None:
     for name, code in (("alpha", "nvml:unreadable"), ("delta", "nvml:hung")):
-        record_health_event(world.hosts[name].pk, Health(code, "", "nvml", code, at(9).timestamp(), "version mismatch"), at(10))
+        record_health_event(
+            world.hosts[name].pk,
+            Health(code, "", "nvml", code, at(9).timestamp(), "version mismatch"),
+            at(10),
+        )
     rules.apply_rules_to_events(at(10))
     states = {host.name: host.admin_state for host in Host.objects.filter(name__in=("alpha", "delta"))}
     assert states == {"alpha": "cordoned", "delta": "cordoned"}
@@ -51,4 +55,9 @@ def test_a_host_whose_driver_can_not_be_asked_is_closed_like_one_whose_driver_ha
 def test_the_new_rules_can_be_put_back_to_what_they_began_with(world: World) -> None:
     for code, action in (("nvml:unreadable", "cordon"), ("gpu:missing", "warn")):
         rule = HealthRule.objects.get(code=code)
-        assert (rule.action, rule.default_action, rule.default_repeats, rule.default_counts) == (action, action, 1, "events")
+        assert (rule.action, rule.default_action, rule.default_repeats, rule.default_counts) == (
+            action,
+            action,
+            1,
+            "events",
+        )

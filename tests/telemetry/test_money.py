@@ -19,7 +19,9 @@ rates = st.decimals(min_value=0, max_value=1000, places=6, allow_nan=False)
 SINCE = dt.datetime(2025, 1, 1, tzinfo=dt.UTC)
 
 
-@pytest.mark.parametrize(("amount", "expected"), [("1.005", "1.00"), ("1.015", "1.02"), ("-1.005", "-1.00"), ("2.675", "2.68")])
+@pytest.mark.parametrize(
+    ("amount", "expected"), [("1.005", "1.00"), ("1.015", "1.02"), ("-1.005", "-1.00"), ("2.675", "2.68")]
+)
 def test_halves_are_rounded_to_the_even_cent(amount: str, expected: str) -> None:
     assert round_amount(Decimal(amount)) == Decimal(expected)
 
@@ -70,7 +72,9 @@ def test_parts_of_parts_sum_to_the_part_above(groups: list[list[Decimal]]) -> No
 
 
 @given(rates, st.lists(st.integers(0, 10**8), min_size=2, max_size=10).map(sorted))
-def test_the_value_of_pieces_of_time_sums_to_the_value_of_the_whole(rate: Decimal, seconds: list[int]) -> None:
+def test_the_value_of_pieces_of_time_sums_to_the_value_of_the_whole(
+    rate: Decimal, seconds: list[int]
+) -> None:
     moments = [SINCE + dt.timedelta(seconds=second) for second in seconds]
     parts = [value_between(a, b, rate, SINCE) for a, b in zip(moments, moments[1:], strict=False)]
     assert sum(parts, Decimal(0)) == value_between(moments[0], moments[-1], rate, SINCE)
@@ -78,7 +82,9 @@ def test_the_value_of_pieces_of_time_sums_to_the_value_of_the_whole(rate: Decima
 
 
 def test_an_hour_is_worth_its_price() -> None:
-    assert value_between(SINCE, SINCE + dt.timedelta(hours=1), Decimal("2.345678"), SINCE) == Decimal("2.345678")
+    assert value_between(SINCE, SINCE + dt.timedelta(hours=1), Decimal("2.345678"), SINCE) == Decimal(
+        "2.345678"
+    )
 
 
 def test_money_is_rounded_in_one_module(root: Path) -> None:

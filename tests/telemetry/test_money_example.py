@@ -21,7 +21,14 @@ def example(world: World) -> list[Charge]:
     price(H100, "2.10", "2.40", since=at(0, day=1))
     unit = units_of(world.hosts["alpha"])[0]
     hold(workload(world, world.vision), unit, at(9), at(11, 30), end_code="finished")
-    hold(workload(world, world.language), unit, at(12), at(14), end_code="killed_at_grace", checkpoint=at(13, 15))
+    hold(
+        workload(world, world.language),
+        unit,
+        at(12),
+        at(14),
+        end_code="killed_at_grace",
+        checkpoint=at(13, 15),
+    )
     booked = reservation(world, world.robotics, [unit], at(14), at(16))
     inside = workload(world, world.robotics, reservation=booked)
     hold(inside, unit, at(14, 30), at(15, 30), end_code="finished", reservation=booked)
@@ -55,7 +62,13 @@ def test_the_sum_of_the_documentation_is_the_sum_of_the_lines(world: World, root
         return sum((line.cost for line in lines if line.bucket in buckets), ZERO)
 
     charged = sum((line.charged for line in lines), ZERO)
-    figures = [charged, charged - cost(CHARGED_BUCKETS), cost(UNCHARGED_BUCKETS), cost(IDLE_BUCKETS), cost(OVERHEAD_BUCKETS)]
+    figures = [
+        charged,
+        charged - cost(CHARGED_BUCKETS),
+        cost(UNCHARGED_BUCKETS),
+        cost(IDLE_BUCKETS),
+        cost(OVERHEAD_BUCKETS),
+    ]
     total = charged - figures[1] + sum(figures[2:], ZERO)
     words = "charged {} - margin {} + uncharged {} + idle {} + overhead {} = {}".format(
         *map(amount, figures), amount(total)

@@ -55,10 +55,14 @@ def most_slot_seconds_of_a_gpu() -> int:
     return int(max(total for _, total in sums))
 
 
-def test_two_ticks_of_charging_at_once_charge_each_second_once(rates: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_ticks_of_charging_at_once_charge_each_second_once(
+    rates: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hold(workload(rates, rates.vision), units_of(rates.hosts["alpha"])[0], at(9), at(11), end_code="finished")
     meeting_in(monkeypatch, charges, "load_facts")
-    assert [each for each in race([lambda: charge_all_gpus(at(12, 5))] * 2) if isinstance(each, Exception)] == []
+    assert [
+        each for each in race([lambda: charge_all_gpus(at(12, 5))] * 2) if isinstance(each, Exception)
+    ] == []
     assert most_slot_seconds_of_a_gpu() == 840 * 3 * 3600
     assert ChargedUntil.objects.filter(until=at(12)).count() == 28
 

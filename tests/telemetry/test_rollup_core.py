@@ -18,8 +18,13 @@ from telemetry.core.rollup import (
 )
 
 
-def series(count: int, *, every: float = 10, first: float = 10, **reading: float | None) -> list[UsageReading]:
-    return [UsageReading(first + number * every, **({"utilisation": 50.0, "processes": 1} | reading)) for number in range(count)]  # type: ignore[arg-type]
+def series(
+    count: int, *, every: float = 10, first: float = 10, **reading: float | None
+) -> list[UsageReading]:
+    return [
+        UsageReading(first + number * every, **({"utilisation": 50.0, "processes": 1} | reading))
+        for number in range(count)
+    ]  # type: ignore[arg-type]
 
 
 @st.composite
@@ -35,12 +40,17 @@ def any_hour(draw: st.DrawFn) -> tuple[list[UsageReading], list[UnitHold]]:
         for ts in times
     ]
     edges = sorted(set(draw(st.lists(st.integers(-100, 500), max_size=8))))
-    held = [UnitHold(number + 1, low, high) for number, (low, high) in enumerate(zip(edges[::2], edges[1::2], strict=False))]
+    held = [
+        UnitHold(number + 1, low, high)
+        for number, (low, high) in enumerate(zip(edges[::2], edges[1::2], strict=False))
+    ]
     return readings, held
 
 
 @given(any_hour())
-def test_covered_time_is_never_more_than_held_time_and_falls_into_one_kind_at_most(case: tuple[list[UsageReading], list[UnitHold]]) -> None:
+def test_covered_time_is_never_more_than_held_time_and_falls_into_one_kind_at_most(
+    case: tuple[list[UsageReading], list[UnitHold]],
+) -> None:
     readings, held = case
     uses = roll_up_readings(readings, held, 0, 300)
     assert math.isclose(sum(use.held_seconds for use in uses.values()), 300)
@@ -74,7 +84,12 @@ def test_a_gap_in_the_readings_is_not_covered_rather_than_idle() -> None:
 
 def test_without_any_reading_nothing_is_known() -> None:
     use = roll_up_readings([], [UnitHold(1, 0, 60)], 0, 60)[1]
-    assert (use.held_seconds, use.covered_seconds, use.busy_seconds, use.utilisation_seconds) == (60, 0, None, None)
+    assert (use.held_seconds, use.covered_seconds, use.busy_seconds, use.utilisation_seconds) == (
+        60,
+        0,
+        None,
+        None,
+    )
 
 
 def test_a_slice_without_utilisation_is_busy_by_its_sm_activity_and_its_utilisation_stays_unknown() -> None:
@@ -83,13 +98,22 @@ def test_a_slice_without_utilisation_is_busy_by_its_sm_activity_and_its_utilisat
 
 
 def test_held_without_a_process_is_empty_and_with_a_sleeping_one_idle() -> None:
-    assert roll_up_readings(series(6, utilisation=0.0, processes=0), [UnitHold(1, 0, 60)], 0, 60)[1].empty_seconds == 60
+    assert (
+        roll_up_readings(series(6, utilisation=0.0, processes=0), [UnitHold(1, 0, 60)], 0, 60)[
+            1
+        ].empty_seconds
+        == 60
+    )
     assert roll_up_readings(series(6, utilisation=0.0), [UnitHold(1, 0, 60)], 0, 60)[1].idle_seconds == 60
 
 
 def test_busy_time_with_little_sm_activity_is_inefficient_and_unknown_where_it_is_not_measured() -> None:
-    assert roll_up_readings(series(6, sm_active=5.0), [UnitHold(1, 0, 60)], 0, 60)[1].inefficient_seconds == 60
-    assert roll_up_readings(series(6, sm_active=60.0), [UnitHold(1, 0, 60)], 0, 60)[1].inefficient_seconds == 0
+    assert (
+        roll_up_readings(series(6, sm_active=5.0), [UnitHold(1, 0, 60)], 0, 60)[1].inefficient_seconds == 60
+    )
+    assert (
+        roll_up_readings(series(6, sm_active=60.0), [UnitHold(1, 0, 60)], 0, 60)[1].inefficient_seconds == 0
+    )
     assert roll_up_readings(series(6), [UnitHold(1, 0, 60)], 0, 60)[1].inefficient_seconds is None
 
 

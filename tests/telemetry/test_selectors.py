@@ -37,9 +37,14 @@ def used(allocation: Allocation, hour: int, *, held: float = 3600, **measures: f
         "empty_seconds": held * 0.2,
     }
     Rollup.objects.create(
-        resolution=3600, bucket=at(hour), unit=allocation.unit, allocation=allocation, held_seconds=held, samples=360,
+        resolution=3600,
+        bucket=at(hour),
+        unit=allocation.unit,
+        allocation=allocation,
+        held_seconds=held,
+        samples=360,
         **(values | measures),
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture
@@ -62,7 +67,9 @@ def test_the_waterfall_accounts_for_every_gpu_hour_and_every_cent(morning: World
     steps = {step.key: round(step.gpu_hours, 6) for step in fall.steps}
     assert fall.gpu_hours == pytest.approx(24 * 4)
     assert sum(step.gpu_hours for step in fall.steps) == pytest.approx(fall.gpu_hours)
-    assert sum(step.cost for step in fall.steps) == fall.cost == Decimal("188.80")  # 16 x 4 x 2.40 + 8 x 4 x 1.10
+    assert (
+        sum(step.cost for step in fall.steps) == fall.cost == Decimal("188.80")
+    )  # 16 x 4 x 2.40 + 8 x 4 x 1.10
     assert steps["maintenance"] == 16
     assert steps["reserved_unused"] == 3
     assert steps["lost"] == 1
@@ -74,7 +81,9 @@ def test_the_waterfall_accounts_for_every_gpu_hour_and_every_cent(morning: World
 
 def test_a_teams_waterfall_begins_with_what_it_held_or_reserved(morning: World) -> None:
     fall = reads.usage_waterfall(UsageFilters(at(9), at(13), team=morning.robotics.team.pk))
-    assert {step.key: step.gpu_hours for step in fall.steps if step.gpu_hours} == {"reserved_unused": pytest.approx(3)}
+    assert {step.key: step.gpu_hours for step in fall.steps if step.gpu_hours} == {
+        "reserved_unused": pytest.approx(3)
+    }
     assert fall.coverage is None
 
 
@@ -155,7 +164,9 @@ def test_waits_count_from_submission_to_the_first_gpu(rates: World) -> None:
     assert (row.name, row.started, row.p50, row.longest) == ("Vision", 3, 120.0, 180.0)
     assert (row.still_waiting, row.preemptions) == (1, 3)
     for by in ("size", "model", "project", "type"):
-        assert sum(each.started for each in reads.wait_times(by, UsageFilters(at(9), at(13), model=H100))) == 3
+        assert (
+            sum(each.started for each in reads.wait_times(by, UsageFilters(at(9), at(13), model=H100))) == 3
+        )
 
 
 def test_live_shows_the_last_reading_and_nothing_where_it_is_stale(world: World) -> None:
@@ -165,7 +176,8 @@ def test_live_shows_the_last_reading_and_nothing_where_it_is_stale(world: World)
     with connection.cursor() as cursor:
         for unit, moment, reading in rows:
             cursor.execute(
-                "INSERT INTO telemetry_sample (unit_id, ts, utilisation) VALUES (%s, %s, %s)", [unit.pk, moment, reading]
+                "INSERT INTO telemetry_sample (unit_id, ts, utilisation) VALUES (%s, %s, %s)",
+                [unit.pk, moment, reading],
             )
     seen = reads.live_readings(at(10), pool=world.shared.pk)
     by_unit = {each.unit: each for each in seen}
@@ -195,12 +207,28 @@ def test_the_way_down_keeps_the_cent_that_a_row_was_given(morning: World) -> Non
     gpu = units_of(morning.hosts["alpha"])[0].gpu
     for code in ("A", "B", "C"):
         Charge.objects.create(
-            pool=morning.shared, month=MARCH, bucket="used", start=at(1), end=at(2), slots=1, slot_seconds=3600, gpu=gpu,
-            model=H100, team_name="T", cost_centre=code, cost="0.004", charged="0.004", created_at=at(3),
-        )  # fmt: skip
+            pool=morning.shared,
+            month=MARCH,
+            bucket="used",
+            start=at(1),
+            end=at(2),
+            slots=1,
+            slot_seconds=3600,
+            gpu=gpu,
+            model=H100,
+            team_name="T",
+            cost_centre=code,
+            cost="0.004",
+            charged="0.004",
+            created_at=at(3),
+        )
     lines = Charge.objects.filter(team_name="T")
     above = reads.charges_by("cost_centre", MARCH, lines)
-    assert sorted(group.charged for group in above.groups) == [Decimal("0.00"), Decimal("0.00"), Decimal("0.01")]
+    assert sorted(group.charged for group in above.groups) == [
+        Decimal("0.00"),
+        Decimal("0.00"),
+        Decimal("0.01"),
+    ]
     for row in above.groups:
         below = reads.charges_by("team", MARCH, lines, cost_centre=row.key)
         assert (below.total.charged, below.total.cost) == (row.charged, row.cost)
@@ -241,10 +269,18 @@ def test_the_price_that_is_told_is_the_one_that_is_charged(world: World) -> None
     shared, static = world.shared, world.static
     for pool, hour, price in ((None, 8, 1), (shared, 10, 2), (None, 12, 3), (shared, 14, 4)):
         Price.objects.create(
-            pool=pool, model=H100, cost_per_gpu_hour=1, price_per_gpu_hour=price, valid_from=at(hour), created_at=at(1)
+            pool=pool,
+            model=H100,
+            cost_per_gpu_hour=1,
+            price_per_gpu_hour=price,
+            valid_from=at(hour),
+            created_at=at(1),
         )
     told = {
-        hour: (reads.load_current_prices(at(hour)).of(shared.pk, H100), reads.load_current_prices(at(hour)).of(static.pk, H100))
+        hour: (
+            reads.load_current_prices(at(hour)).of(shared.pk, H100),
+            reads.load_current_prices(at(hour)).of(static.pk, H100),
+        )
         for hour in (7, 8, 11, 13, 15)
     }
     assert told == {7: (None, None), 8: (1, 1), 11: (2, 1), 13: (2, 3), 15: (4, 3)}

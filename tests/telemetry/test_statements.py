@@ -22,7 +22,17 @@ from telemetry.models import Charge, ChargedUntil, HealthRule, Statement, Statem
 from telemetry.money import statements
 from telemetry.money.charges import charge_all_gpus
 from telemetry.rollups.roll_up import roll_up_due_buckets
-from tests.telemetry.rows import at, batch, cost_centre, end_hold, hold, host_state, price, reservation, workload
+from tests.telemetry.rows import (
+    at,
+    batch,
+    cost_centre,
+    end_hold,
+    hold,
+    host_state,
+    price,
+    reservation,
+    workload,
+)
 from tests.world import A100, H100, World, units_of
 
 pytestmark = pytest.mark.django_db
@@ -39,12 +49,30 @@ def busy_march(rates: World) -> World:
     alpha, gamma = units_of(world.hosts["alpha"]), units_of(world.hosts["gamma"], "1g.5gb")
     hold(workload(world, world.vision), alpha[0], at(9, 7, 13), at(23, 11, 59, day=20), end_code="finished")
     hold(
-        workload(world, world.language), alpha[1], at(9), at(15, 3, 7, day=3), end_code="killed_at_grace", checkpoint=at(12, day=3)
+        workload(world, world.language),
+        alpha[1],
+        at(9),
+        at(15, 3, 7, day=3),
+        end_code="killed_at_grace",
+        checkpoint=at(12, day=3),
     )
     hold(workload(world, world.robotics), alpha[2], at(9), at(17, 33, day=5), end_code="gpu_error")
-    hold(workload(world, world.robotics, kind="notebook"), gamma[0], at(9), at(17, 33, 1, day=15), end_code="idle")
+    hold(
+        workload(world, world.robotics, kind="notebook"),
+        gamma[0],
+        at(9),
+        at(17, 33, 1, day=15),
+        end_code="idle",
+    )
     booked = reservation(world, world.language, alpha[3:5], at(9, day=6), at(17, day=9))
-    hold(workload(world, world.language), alpha[3], at(12, day=6), at(17, day=7), end_code="finished", reservation=booked)
+    hold(
+        workload(world, world.language),
+        alpha[3],
+        at(12, day=6),
+        at(17, day=7),
+        end_code="finished",
+        reservation=booked,
+    )
     host_state(world.hosts["beta"], at(3, day=8), lease="silent")
     host_state(world.hosts["beta"], at(9, 30, 30, day=8), admin="maintenance")
     host_state(world.hosts["beta"], at(12, day=8))
@@ -57,22 +85,34 @@ def test_what_is_shown_of_pools_adds_up_in_rows_and_over_the_pools_within_three_
     figures: list[tuple[Decimal, ...]],
 ) -> None:
     pools = [
-        statements.CostReconciliation(n, f"p{n}", *parts, cost=parts[0] - parts[1] + parts[2] + parts[3] + parts[4])
+        statements.CostReconciliation(
+            n, f"p{n}", *parts, cost=parts[0] - parts[1] + parts[2] + parts[3] + parts[4]
+        )
         for n, parts in enumerate(figures)
     ]
     rows = statements.reconciliation_in_cents(pools)
     shown = [{name: Decimal(row[name]) for name in FIGURES} for row in rows]
     for name in ("charged", "cost"):
-        assert sum((row[name] for row in shown), Decimal(0)) == round_amount(sum((getattr(pool, name) for pool in pools), Decimal(0)))
+        assert sum((row[name] for row in shown), Decimal(0)) == round_amount(
+            sum((getattr(pool, name) for pool in pools), Decimal(0))
+        )
     for pool, row in zip(pools, shown, strict=True):
-        assert row["charged"] - row["margin"] + row["uncharged"] + row["idle"] + row["overhead"] == row["cost"]
+        assert (
+            row["charged"] - row["margin"] + row["uncharged"] + row["idle"] + row["overhead"] == row["cost"]
+        )
         assert all(abs(row[name] - getattr(pool, name)) < 3 * CENT for name in FIGURES)
         assert all(row[name] == round_amount(row[name]) for name in FIGURES)
 
 
 def test_a_pool_whose_sides_differ_shows_by_how_much() -> None:
     one = Decimal("10.00")
-    [row] = statements.reconciliation_in_cents([statements.CostReconciliation(1, "p", one, Decimal(0), Decimal(0), one, Decimal(0), Decimal("20.05"))])
+    [row] = statements.reconciliation_in_cents(
+        [
+            statements.CostReconciliation(
+                1, "p", one, Decimal(0), Decimal(0), one, Decimal(0), Decimal("20.05")
+            )
+        ]
+    )
     assert (row["charged"], row["idle"], row["cost"]) == ("10.00", "10.00", "20.05")
 
 
@@ -92,7 +132,9 @@ def test_a_difference_is_seen_whatever_rounding_does_to_the_figures(by: str) -> 
             assert left - shown["cost"] == (0 if pool.holds else Decimal(seen))
 
 
-def test_what_is_charged_is_one_figure_in_the_line_in_the_tables_and_in_the_statement(busy_march: World) -> None:
+def test_what_is_charged_is_one_figure_in_the_line_in_the_tables_and_in_the_statement(
+    busy_march: World,
+) -> None:
     totals = statements.statement_totals(MARCH)
     for name in ("charged", "cost"):
         assert sum(Decimal(pool[name]) for pool in totals["pools"]) == Decimal(totals[name])
@@ -119,14 +161,23 @@ def test_the_lines_sum_to_the_total_to_the_cent(busy_march: World) -> None:
     assert sum(line.cost for line in lines) == Decimal(totals["cost"])
     for pool in totals["pools"]:
         left = (
-            Decimal(pool["charged"]) - Decimal(pool["margin"]) + Decimal(pool["uncharged"]) + Decimal(pool["idle"])
+            Decimal(pool["charged"])
+            - Decimal(pool["margin"])
+            + Decimal(pool["uncharged"])
+            + Decimal(pool["idle"])
             + Decimal(pool["overhead"])
-        )  # fmt: skip
+        )
         assert left == Decimal(pool["cost"])
 
 
 def test_prices_at_cost_make_no_margin(rates: World) -> None:
-    hold(workload(rates, rates.vision), units_of(rates.hosts["gamma"], "1g.5gb")[0], at(9, 0, 1), at(9, 7, 7), end_code="failed")
+    hold(
+        workload(rates, rates.vision),
+        units_of(rates.hosts["gamma"], "1g.5gb")[0],
+        at(9, 0, 1),
+        at(9, 7, 7),
+        end_code="failed",
+    )
     charge_all_gpus(at(12, 5))
     assert {pool.margin for pool in statements.reconcile_costs(MARCH)} == {Decimal(0)}
 

@@ -26,7 +26,13 @@ def test_one_is_kept_told_once_and_gone_when_it_is_not_named(world: World, one: 
     record_stray_processes(host.pk, [one], at(9))
     record_stray_processes(host.pk, [replace(one, memory_mib=3000, done="asked to end")], at(9, 1))
     row = Stray.objects.get()
-    assert (row.user, row.name, row.pid, row.memory_mib, row.done) == ("ada", "python", 4242, 3000, "asked to end")
+    assert (row.user, row.name, row.pid, row.memory_mib, row.done) == (
+        "ada",
+        "python",
+        4242,
+        3000,
+        "asked to end",
+    )
     assert (row.first_seen, row.last_seen, row.gone_at) == (at(9), at(9, 1), None)
     event = HealthEvent.objects.get()
     assert event.detail == "python (pid 4242, user ada, 1500 MiB) belongs to no workload"
@@ -45,7 +51,12 @@ def test_a_later_process_with_the_same_pid_is_another_one(world: World, one: Str
 
 def test_what_can_not_be_is_not_kept(world: World, one: StraySeen) -> None:
     host = world.hosts["alpha"]
-    strange = [replace(one, gpu="GPU-elsewhere"), replace(one, pid=0), replace(one, pid=2**40), replace(one, started=-1)]
+    strange = [
+        replace(one, gpu="GPU-elsewhere"),
+        replace(one, pid=0),
+        replace(one, pid=2**40),
+        replace(one, started=-1),
+    ]
     record_stray_processes(host.pk, strange, at(9))
     assert not Stray.objects.exists()
     record_stray_processes(host.pk, [replace(one, memory_mib=2**50, name="n" * 500)], at(9))

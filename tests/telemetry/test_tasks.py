@@ -31,16 +31,24 @@ def living(db: None) -> Iterator[World]:
 
 def partitions() -> set[str]:
     with connection.cursor() as cursor:
-        cursor.execute("SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'telemetry_sample'::regclass")
+        cursor.execute(
+            "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'telemetry_sample'::regclass"
+        )
         return {name for (name,) in cursor.fetchall()} - {"telemetry_sample_default"}
 
 
 def test_every_scheduled_tick_of_telemetry_is_a_task_and_the_other_way_round() -> None:
-    scheduled = {entry["task"] for entry in app.conf.beat_schedule.values() if entry["task"].startswith("telemetry.")}
+    scheduled = {
+        entry["task"] for entry in app.conf.beat_schedule.values() if entry["task"].startswith("telemetry.")
+    }
     assert scheduled == {
-        "telemetry.tasks.ingest_stream", "telemetry.tasks.roll_up", "telemetry.tasks.charge", "telemetry.tasks.partitions",
-        "telemetry.tasks.health", "telemetry.tasks.budgets",
-    }  # fmt: skip
+        "telemetry.tasks.ingest_stream",
+        "telemetry.tasks.roll_up",
+        "telemetry.tasks.charge",
+        "telemetry.tasks.partitions",
+        "telemetry.tasks.health",
+        "telemetry.tasks.budgets",
+    }
     assert scheduled <= set(app.tasks)
 
 

@@ -28,7 +28,13 @@ class Command(BaseCommand):
         if not Workload.objects.filter(simulated=True).exists():
             _save_progress(5, 100, "writing the past's workloads")
             simulated_past.write_past(past)
-        load_simulated_usage(simulated_past.utilisation_by_workload(past), start=past.start, end=end, now=timezone.now(), progress=_save_progress)
+        load_simulated_usage(
+            simulated_past.utilisation_by_workload(past),
+            start=past.start,
+            end=end,
+            now=timezone.now(),
+            progress=_save_progress,
+        )
         Organisation.objects.update(history_progress=None)
         self.stdout.write("history is complete")
 

@@ -17,11 +17,15 @@ class Command(BaseCommand):
     help = "Make the demo organisation (once) and write its sign-ins and agents as JSON."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--out", required=True, type=Path, help="file to write, readable by its owner alone")
+        parser.add_argument(
+            "--out", required=True, type=Path, help="file to write, readable by its owner alone"
+        )
         parser.add_argument(
             "--this-machine", default="", help="models of this machine's real GPUs, commas between: one each"
         )
-        parser.add_argument("--no-history", action="store_true", help="it gets no simulated past, and says of none")
+        parser.add_argument(
+            "--no-history", action="store_true", help="it gets no simulated past, and says of none"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         here = [model for model in options["this_machine"].split(",") if model]

@@ -13,7 +13,9 @@ from demo import initial_work
 
 
 class Command(BaseCommand):
-    help = "Submit the demo's first jobs and reservations, once, as soon as its hosts have reported their GPUs."
+    help = (
+        "Submit the demo's first jobs and reservations, once, as soon as its hosts have reported their GPUs."
+    )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--wait", type=float, default=60.0, help="seconds to wait for the hosts")
@@ -22,7 +24,9 @@ class Command(BaseCommand):
         deadline = time.monotonic() + options["wait"]
         while not initial_work.all_hosts_reported():
             if time.monotonic() > deadline:
-                raise CommandError(f"the demo's hosts did not report their GPUs within {options['wait']:.0f} s")
+                raise CommandError(
+                    f"the demo's hosts did not report their GPUs within {options['wait']:.0f} s"
+                )
             time.sleep(0.3)
         count = initial_work.submit_initial_work(now=timezone.now())
         self.stdout.write(f"{count} submitted")

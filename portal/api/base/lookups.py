@@ -27,9 +27,17 @@ def visible_host(user: User, name: str, rows: QuerySet[Host] | None = None) -> H
     visible = policy.visible_hosts(user) if rows is None else rows
     host = visible.filter(name=name).first()
     if host is None:
-        names = list(policy.visible_hosts(user).order_by("name").values_list("name", flat=True)[: MAX_NAMES_IN_ERROR + 1])
+        names = list(
+            policy.visible_hosts(user)
+            .order_by("name")
+            .values_list("name", flat=True)[: MAX_NAMES_IN_ERROR + 1]
+        )
         more = ", and others in the list of hosts" if len(names) > MAX_NAMES_IN_ERROR else ""
-        known = f"{', '.join(names[:MAX_NAMES_IN_ERROR])}{more}" if names else "none: there is no host that you may see"
+        known = (
+            f"{', '.join(names[:MAX_NAMES_IN_ERROR])}{more}"
+            if names
+            else "none: there is no host that you may see"
+        )
         raise ObjectNotFound("host", name, known)
     return host
 
@@ -45,9 +53,13 @@ def visible_project(user: User, path: str) -> Project:
     rows = policy.visible_projects(user).select_related("team")
     found = list(rows.filter(team__slug=team, slug=slug)[:2] if slash else rows.filter(slug=path)[:2])
     if len(found) != 1:
-        known = [f"{p.team.slug}/{p.slug}" for p in policy.launchable_projects(user).select_related("team")[:10]]
+        known = [
+            f"{p.team.slug}/{p.slug}" for p in policy.launchable_projects(user).select_related("team")[:10]
+        ]
         allowed = ", ".join(known) or "none: you are in no team"
-        raise Invalid({"project": f"project is {display_value(path)}; allowed: {allowed}."}, {"project": path})
+        raise Invalid(
+            {"project": f"project is {display_value(path)}; allowed: {allowed}."}, {"project": path}
+        )
     return found[0]
 
 
@@ -69,13 +81,17 @@ def _dependency(user: User, each: dict[str, Any]) -> Workload | JobArray:
         rows = policy.visible_arrays(user)
         return get_named_row(rows, "after", str(each["array"]), "the id of an array", public_id=each["array"])
     work = policy.visible_workloads(user)
-    return get_named_row(work, "after", str(each["workload"]), "the id of a workload", public_id=each["workload"])
+    return get_named_row(
+        work, "after", str(each["workload"]), "the id of a workload", public_id=each["workload"]
+    )
 
 
 def template_by_slug(slug: str | None) -> Template | None:
     """A template by its slug; None stays None. Raises Invalid."""
     return (
-        None if slug is None else get_named_row(Template.objects.all(), "template", slug, "the slug of a template", slug=slug)
+        None
+        if slug is None
+        else get_named_row(Template.objects.all(), "template", slug, "the slug of a template", slug=slug)
     )
 
 

@@ -52,9 +52,15 @@ class TokenAuthentication(BaseAuthentication):
         if not parts or parts[0].lower() != b"bearer":
             return None
         text = parts[1].decode("ascii", "replace") if len(parts) == 2 else ""
-        token = accounts_and_teams.token_in_force(text, timezone.now()) if text.startswith(accounts_and_teams.TOKEN_PREFIX) else None
+        token = (
+            accounts_and_teams.token_in_force(text, timezone.now())
+            if text.startswith(accounts_and_teams.TOKEN_PREFIX)
+            else None
+        )
         if token is None:
-            raise AuthenticationFailed("The token is unknown, revoked or out of date; make a new one under API tokens.")
+            raise AuthenticationFailed(
+                "The token is unknown, revoked or out of date; make a new one under API tokens."
+            )
         return token.user, token
 
     def authenticate_header(self, request: Request) -> str:
@@ -70,7 +76,11 @@ class TokenAuthenticationScheme(OpenApiAuthenticationExtension):  # type: ignore
 
     def get_security_definition(self, auto_schema: AutoSchema) -> dict[str, str]:
         """An HTTP bearer scheme."""
-        return {"type": "http", "scheme": "bearer", "description": "A token made in the browser; it begins with gpp_."}
+        return {
+            "type": "http",
+            "scheme": "bearer",
+            "description": "A token made in the browser; it begins with gpp_.",
+        }
 
 
 class _UserThrottle(SimpleRateThrottle):
@@ -124,10 +134,27 @@ class WindowSerializer(serializers.Serializer[Any]):
 # What stands for a row wherever the engine, a verb or a record says it by a number.
 ROW_REFERENCES = frozenset(
     {
-        "team", "for_team", "owner", "user", "author", "project", "pool", "workload", "for_workload", "evicted_by", "blockers",
-        "reservation", "for_reservation", "series", "submission", "array", "host", "run", "template",
+        "team",
+        "for_team",
+        "owner",
+        "user",
+        "author",
+        "project",
+        "pool",
+        "workload",
+        "for_workload",
+        "evicted_by",
+        "blockers",
+        "reservation",
+        "for_reservation",
+        "series",
+        "submission",
+        "array",
+        "host",
+        "run",
+        "template",
     }
-)  # fmt: skip
+)
 
 
 def public_numbers(numbers: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,7 +191,9 @@ class ErrorsSerializer(serializers.Serializer[Any]):
 
     errors = ErrorSerializer(many=True)  # type: ignore[assignment]
     code = serializers.CharField(required=False, help_text="The engine's reason code, where it gave one.")
-    numbers = serializers.DictField(child=serializers.JSONField(), required=False, help_text="The reason's numbers.")
+    numbers = serializers.DictField(
+        child=serializers.JSONField(), required=False, help_text="The reason's numbers."
+    )
     windows = WindowSerializer(many=True, required=False, help_text="Windows that would fit instead.")
 
 
@@ -184,7 +213,9 @@ def api_exception_handler(problem: Exception, context: Mapping[str, Any]) -> Res
         again = {"Retry-After": str(problem.wait)} if isinstance(problem, PlannerBudgetExceeded) else None
         return Response(_service_error_body(problem), status=problem.status, headers=again)
     if isinstance(problem, Http404):
-        return Response({"errors": [error_entry("There is no such thing, or it is not yours to see.")]}, status=404)
+        return Response(
+            {"errors": [error_entry("There is no such thing, or it is not yours to see.")]}, status=404
+        )
     if isinstance(problem, RequestDataTooBig):
         return api_exception_handler(BodyTooLargeError(), context)
     if isinstance(problem, PermissionDenied):
@@ -199,13 +230,20 @@ def api_exception_handler(problem: Exception, context: Mapping[str, Any]) -> Res
             headers["WWW-Authenticate"] = problem.auth_header  # type: ignore[attr-defined]
         if getattr(problem, "wait", None):
             headers["Retry-After"] = f"{problem.wait:.0f}"  # type: ignore[attr-defined]
-        return Response({"errors": [error_entry(str(problem.detail))]}, status=problem.status_code, headers=headers)
+        return Response(
+            {"errors": [error_entry(str(problem.detail))]}, status=problem.status_code, headers=headers
+        )
     return None
 
 
 def _service_error_body(problem: ServiceError) -> JsonObject:
     if isinstance(problem, Invalid):
-        return {"errors": [error_entry(message, name, problem.values.get(name)) for name, message in problem.fields.items()]}
+        return {
+            "errors": [
+                error_entry(message, name, problem.values.get(name))
+                for name, message in problem.fields.items()
+            ]
+        }
     if isinstance(problem, ObjectNotFound):
         return {"errors": [error_entry(problem.message, problem.field, problem.value)]}
     body: JsonObject = {"errors": [error_entry(problem.message)]}
@@ -228,14 +266,22 @@ def _flatten_errors(detail: Any, given: Any, name: str = "") -> Iterable[JsonObj
         for key, inner in detail.items():
             field = "" if key == "non_field_errors" else str(key)
             value = given.get(key) if isinstance(given, Mapping) else None
-            yield from _flatten_errors(inner, value if field else given, ".".join(filter(None, (name, field))))
+            yield from _flatten_errors(
+                inner, value if field else given, ".".join(filter(None, (name, field)))
+            )
     elif isinstance(detail, list):
         for inner in detail:
             yield from _flatten_errors(inner, given, name)
     else:
         text = str(detail)
         rest = f"; {text}" if text.startswith(ALLOWED_PREFIX) else f": {text}"
-        said = f"{name} is {display_value(given)}{rest}" if name and given is not None else f"{name}{rest}" if name else text
+        said = (
+            f"{name} is {display_value(given)}{rest}"
+            if name and given is not None
+            else f"{name}{rest}"
+            if name
+            else text
+        )
         yield error_entry(said, name, given if isinstance(given, bool | int | None) else display_value(given))
 
 
@@ -246,13 +292,17 @@ class BodyTooLargeError(APIException):
     default_code = "too_large"
 
     def __init__(self) -> None:
-        super().__init__(f"The body is too large; allowed: up to {settings.DATA_UPLOAD_MAX_MEMORY_SIZE // 1024:,} KiB.")
+        super().__init__(
+            f"The body is too large; allowed: up to {settings.DATA_UPLOAD_MAX_MEMORY_SIZE // 1024:,} KiB."
+        )
 
 
 class LimitedJsonParser(JSONParser):
     """JSON, as long as a form may be. What is nested deeper than Python follows is refused like any other wrong body."""
 
-    def parse(self, stream: Any, media_type: str | None = None, parser_context: Mapping[str, Any] | None = None) -> Any:
+    def parse(
+        self, stream: Any, media_type: str | None = None, parser_context: Mapping[str, Any] | None = None
+    ) -> Any:
         """As DRF. Raises ParseError, TooLarge."""
         most = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
         body = stream.read(most + 1)
@@ -261,7 +311,9 @@ class LimitedJsonParser(JSONParser):
         try:
             return super().parse(BytesIO(body), media_type, parser_context)
         except RecursionError:
-            raise ParseError("The body is JSON nested too deeply; allowed: the fields of this call.") from None
+            raise ParseError(
+                "The body is JSON nested too deeply; allowed: the fields of this call."
+            ) from None
 
 
 # -- views -------------------------------------------------------------------------------------------------------------
@@ -322,21 +374,30 @@ class ApiView(APIView):
         return dict(found.validated_data)
 
     def page(
-        self, rows: QuerySet[Row], serializer: type[serializers.Serializer[Any]], query: JsonObject,
+        self,
+        rows: QuerySet[Row],
+        serializer: type[serializers.Serializer[Any]],
+        query: JsonObject,
         told: Callable[[Iterable[Row]], Sequence[Any]] = tuple,
-    ) -> Response:  # fmt: skip
+    ) -> Response:
         """One page of a list: ``count``, ``page``, ``page_size``, ``results``. ``told`` makes of its rows what is shown."""
         number, size = query.get("page", 1), query.get("page_size", 50)
         start = (number - 1) * size
-        found = serializer(told(rows[start : start + size]), many=True, context={"user": self.actor, "now": self.now})
+        found = serializer(
+            told(rows[start : start + size]), many=True, context={"user": self.actor, "now": self.now}
+        )
         return Response({"count": rows.count(), "page": number, "page_size": size, "results": found.data})
 
-    def one(self, row: Any, serializer: type[serializers.Serializer[Any]], code: int = status.HTTP_200_OK) -> Response:
+    def one(
+        self, row: Any, serializer: type[serializers.Serializer[Any]], code: int = status.HTTP_200_OK
+    ) -> Response:
         """One thing."""
         return Response(serializer(row, context={"user": self.actor, "now": self.now}).data, status=code)
 
 
-def paginate_list(rows: Sequence[Any], serializer: type[serializers.Serializer[Any]], query: JsonObject) -> Response:
+def paginate_list(
+    rows: Sequence[Any], serializer: type[serializers.Serializer[Any]], query: JsonObject
+) -> Response:
     """One page of what is no query, as ``ApiView.page`` gives it."""
     number, size = query["page"], query["page_size"]
     found = serializer(rows[(number - 1) * size : number * size], many=True)
@@ -352,7 +413,9 @@ class StrictSerializer(serializers.Serializer[Any]):
         fields = super().get_fields()
         for field in fields.values():
             if isinstance(field, serializers.ChoiceField):
-                field.error_messages["invalid_choice"] = f"{ALLOWED_PREFIX}{', '.join(map(str, field.choices))}."
+                field.error_messages["invalid_choice"] = (
+                    f"{ALLOWED_PREFIX}{', '.join(map(str, field.choices))}."
+                )
         return fields
 
     def to_internal_value(self, data: Any) -> Any:
@@ -360,12 +423,18 @@ class StrictSerializer(serializers.Serializer[Any]):
         if isinstance(data, Mapping):
             unknown = [str(name) for name in data if name not in self.fields]
             if unknown:
-                allowed = ", ".join(sorted(name for name, field in self.fields.items() if not field.read_only)) or "none"
-                raise ValidationError({display_value(name)[1:-1]: f"is no field here; allowed: {allowed}." for name in unknown})
+                allowed = (
+                    ", ".join(sorted(name for name, field in self.fields.items() if not field.read_only))
+                    or "none"
+                )
+                raise ValidationError(
+                    {display_value(name)[1:-1]: f"is no field here; allowed: {allowed}." for name in unknown}
+                )
             numbers = [
-                name for name, field in self.fields.items()
+                name
+                for name, field in self.fields.items()
                 if isinstance(field, serializers.CharField) and isinstance(data.get(name), int | float)
-            ]  # fmt: skip
+            ]
             if numbers:  # DRF would take 0 as the text "0"
                 raise ValidationError(dict.fromkeys(numbers, f"a number; {ALLOWED_PREFIX}text."))
         return super().to_internal_value(data)
@@ -398,5 +467,7 @@ def get_named_row(rows: QuerySet[Row], field: str, value: str, noun: str, **by: 
     """The row that a field of the body names, out of those that may be seen. Raises Invalid."""
     row = rows.filter(**by).first()
     if row is None:
-        raise Invalid({field: f"{field} is {display_value(value)}; allowed: {noun} that you may see."}, {field: value})
+        raise Invalid(
+            {field: f"{field} is {display_value(value)}; allowed: {noun} that you may see."}, {field: value}
+        )
     return row

@@ -49,11 +49,17 @@ class FairnessShape(ResponseSerializer):
     held_gpus = serializers.FloatField(source="held")
     borrowed_gpus = serializers.FloatField(source="borrowed")
     waiting_gpus = serializers.FloatField(source="waiting")
-    past_gpu_hours = serializers.FloatField(source="gpu_hours", help_text="each halved every half-life of the pool")
+    past_gpu_hours = serializers.FloatField(
+        source="gpu_hours", help_text="each halved every half-life of the pool"
+    )
     weight = serializers.IntegerField()
     share_of_use = serializers.FloatField(source="share", help_text="its part of all past use, 0 to 1")
-    fair_part = serializers.FloatField(source="fair_share", help_text="the part that its weight stands for, 0 to 1")
-    ratio = serializers.FloatField(allow_null=True, help_text="share of use by fair part; the lowest borrows next")
+    fair_part = serializers.FloatField(
+        source="fair_share", help_text="the part that its weight stands for, 0 to 1"
+    )
+    ratio = serializers.FloatField(
+        allow_null=True, help_text="share of use by fair part; the lowest borrows next"
+    )
 
 
 class DecisionShape(ResponseSerializer):
@@ -74,11 +80,16 @@ class WhyShape(ResponseSerializer):
     sentence = serializers.CharField()
     position = serializers.IntegerField(allow_null=True)
     expected_start = serializers.DateTimeField(allow_null=True)
-    likely_from = serializers.DateTimeField(allow_null=True, help_text="null while too little is known of past starts")
-    likely_by = serializers.DateTimeField(allow_null=True, help_text="the upper end of the range; never a guarantee")
+    likely_from = serializers.DateTimeField(
+        allow_null=True, help_text="null while too little is known of past starts"
+    )
+    likely_by = serializers.DateTimeField(
+        allow_null=True, help_text="the upper end of the range; never a guarantee"
+    )
     past_starts = PastStartsShape(help_text="how good the expected starts of its pool were")
     ahead = AheadShape(
-        many=True, help_text="those that wait, too, have their turn first and that you may see; the nearest 10"
+        many=True,
+        help_text="those that wait, too, have their turn first and that you may see; the nearest 10",
     )
     ahead_more = serializers.IntegerField(help_text="how many others have their turn first")
     blockers = BlockerShape(many=True, help_text="those that you may see")
@@ -102,10 +113,15 @@ def reservation_window_body(other: AlternativeWindow) -> dict[str, Any]:
         "pool": workload.pool.slug,
         "name": workload.name,
         "models": workload.models_wanted,
-        **{name: getattr(workload, name) for name in ("units", "hosts", "profile", *PlacementConstraints.__optional_keys__)},
+        **{
+            name: getattr(workload, name)
+            for name in ("units", "hosts", "profile", *PlacementConstraints.__optional_keys__)
+        },
         "start": other.start,
         "end": other.end,
     }
-    words = expected_start_texts.alternative_window_text(workload, other.start, other.end, other.needs_approval)
+    words = expected_start_texts.alternative_window_text(
+        workload, other.start, other.end, other.needs_approval
+    )
     window = {"start": other.start, "end": other.end}
     return {**window, "words": words, "needs_approval": other.needs_approval, "request": request}

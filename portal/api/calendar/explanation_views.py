@@ -31,10 +31,15 @@ class WorkloadExplanationView(ApiView):
         """Why it waits, or why it started or was told to go: in words, and what is before it."""
         workload, now = _get_workload_or_404(self, id), self.now
         visible = policy.visible_workloads(self.actor).select_related("owner")
-        blockers = list(visible.filter(pk__in=workload.blockers).exclude(state=WorkloadState.ENDED).order_by("pk"))
+        blockers = list(
+            visible.filter(pk__in=workload.blockers).exclude(state=WorkloadState.ENDED).order_by("pk")
+        )
         open_ = Workload.objects.filter(pk__in=workload.blockers).exclude(state=WorkloadState.ENDED).count()
         stop = manual_stops.manual_stops_of([workload]).get(workload.pk)
-        code, numbers = outcome_texts.current_reason_code(workload), outcome_texts.current_reason_numbers(workload, stop, self.actor)
+        code, numbers = (
+            outcome_texts.current_reason_code(workload),
+            outcome_texts.current_reason_numbers(workload, stop, self.actor),
+        )
         with metered_planning(self.actor, now):
             ahead, more = queue.workloads_ahead(workload, self.actor, now)
         told = expected_starts.start_records_of_pools([workload.pool_id], now)
@@ -67,7 +72,9 @@ class CompareTurnsView(ApiView):
         with metered_planning(self.actor, now):
             found = queue.compare_in_queue(mine, theirs, now)
         if found is None:
-            raise Invalid({"other": queue_order_texts.not_comparable(mine, theirs)}, {"other": str(theirs.public_id)})
+            raise Invalid(
+                {"other": queue_order_texts.not_comparable(mine, theirs)}, {"other": str(theirs.public_id)}
+            )
         answer = {
             "rule": found.rule,
             "numbers": found.numbers,
@@ -76,7 +83,9 @@ class CompareTurnsView(ApiView):
                 "starts_now": found.without_starts,
                 "code": found.without_code,
                 "numbers": found.without_numbers,
-                "sentence": reason_texts.reason_sentence(found.without_code, found.without_numbers, self.actor),
+                "sentence": reason_texts.reason_sentence(
+                    found.without_code, found.without_numbers, self.actor
+                ),
             },
         }
         return self.one(answer, shapes.WhyThemShape)
@@ -99,7 +108,11 @@ class ReservationWindowsView(ApiView):
         now = self.now
         with metered_planning(self.actor, now):
             found = queue.alternative_windows(_get_workload_or_404(self, id), self.actor, now)
-        return Response(shapes.AnotherTimeShape([shapes.reservation_window_body(other) for other in found], many=True).data)
+        return Response(
+            shapes.AnotherTimeShape(
+                [shapes.reservation_window_body(other) for other in found], many=True
+            ).data
+        )
 
 
 class FairShareView(ApiView):

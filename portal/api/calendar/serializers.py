@@ -46,7 +46,10 @@ class ReservationShape(ResponseSerializer):
     end = serializers.DateTimeField()
     state = serializers.ChoiceField(choices=[s.value for s in ReservationState])
     series = serializers.UUIDField(
-        source="series.public_id", allow_null=True, default=None, help_text="the recurring one it is an occurrence of"
+        source="series.public_id",
+        allow_null=True,
+        default=None,
+        help_text="the recurring one it is an occurrence of",
     )
     reason_code = serializers.CharField(help_text="why it has begun and has no GPUs; empty when all is well")
     reason = serializers.SerializerMethodField(help_text="the same in words")
@@ -58,7 +61,11 @@ class ReservationShape(ResponseSerializer):
 
     def get_reason(self, reservation: Reservation) -> str:
         """In words; empty when all is well."""
-        return reason_texts.reason_sentence(reservation.reason_code, reservation.reason_numbers) if reservation.reason_code else ""
+        return (
+            reason_texts.reason_sentence(reservation.reason_code, reservation.reason_numbers)
+            if reservation.reason_code
+            else ""
+        )
 
 
 class ReservationQuery(PageQuery):
@@ -181,7 +188,9 @@ class SeriesShape(ResponseSerializer):
     @extend_schema_field(ReservationShape(many=True))
     def get_occurrences(self, series: Series) -> Any:
         """In order."""
-        rows = series.occurrences.select_related("pool", "project__team", "owner", "series").order_by("start", "pk")
+        rows = series.occurrences.select_related("pool", "project__team", "owner", "series").order_by(
+            "start", "pk"
+        )
         return ReservationShape(rows, many=True).data
 
 
@@ -196,7 +205,9 @@ class SeriesPreview(ResponseSerializer):
     needs_approval = serializers.BooleanField()
     gpus = serializers.FloatField(help_text="of each occurrence")
     price_per_hour = serializers.DecimalField(max_digits=20, decimal_places=2, allow_null=True)
-    price = serializers.DecimalField(max_digits=20, decimal_places=2, allow_null=True, help_text="of all occurrences")
+    price = serializers.DecimalField(
+        max_digits=20, decimal_places=2, allow_null=True, help_text="of all occurrences"
+    )
     currency = serializers.CharField()
 
     @extend_schema_field(WindowShape(many=True))
@@ -315,10 +326,14 @@ class QuotaShape(ResponseSerializer):
     model = serializers.CharField()
     guaranteed_gpus = serializers.SerializerMethodField()
     borrow_limit_gpus = serializers.SerializerMethodField(help_text="above the guarantee; null: no limit")
-    gpu_hours = serializers.IntegerField(allow_null=True, help_text="worth of the guarantee in a period; null: no end")
+    gpu_hours = serializers.IntegerField(
+        allow_null=True, help_text="worth of the guarantee in a period; null: no end"
+    )
     period = serializers.ChoiceField(choices=Quota.Period.values, source="hours_period")
     when_used_up = serializers.ChoiceField(choices=Quota.WhenUsedUp.choices)
-    gpu_hours_used = serializers.FloatField(help_text="in the period, counted every minute; 0 without gpu_hours")
+    gpu_hours_used = serializers.FloatField(
+        help_text="in the period, counted every minute; 0 without gpu_hours"
+    )
     used_up = serializers.BooleanField(source="hours_used_up")
     updated_at = serializers.DateTimeField()
 
@@ -343,7 +358,9 @@ class QuotaWish(StrictSerializer):
     model = serializers.CharField(max_length=60)
     guaranteed_gpus = count_field(0)
     borrow_limit_gpus = count_field(0, required=False, allow_null=True)
-    gpu_hours = count_field(1, required=False, allow_null=True, help_text="worth of the guarantee in a period")
+    gpu_hours = count_field(
+        1, required=False, allow_null=True, help_text="worth of the guarantee in a period"
+    )
     period = serializers.ChoiceField(choices=Quota.Period.values, required=False)
     when_used_up = serializers.ChoiceField(choices=Quota.WhenUsedUp.choices, required=False)
     why = serializers.CharField(max_length=1000, required=False, allow_blank=True)

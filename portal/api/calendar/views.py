@@ -75,7 +75,9 @@ class ReservationListView(ApiView):
 
 
 class ReservationPreviewView(ApiView):
-    @extend_schema(operation_id="reservations_preview", request=shapes.WindowWish, responses=shapes.ReservationPreview)
+    @extend_schema(
+        operation_id="reservations_preview", request=shapes.WindowWish, responses=shapes.ReservationPreview
+    )
     def post(self, request: Request) -> Response:
         """Whether a window can be had, and the first ones that can. Changes nothing."""
         given = lookups.workload_arguments(self.actor, self.given(shapes.WindowWish))
@@ -88,7 +90,9 @@ class ReservationDetailView(ApiView):
     @extend_schema(operation_id="reservations_read", responses=shapes.ReservationShape)
     def get(self, request: Request, id: UUID) -> Response:
         """One reservation."""
-        return self.one(get_visible_or_404(_visible_reservations(self), public_id=id), shapes.ReservationShape)
+        return self.one(
+            get_visible_or_404(_visible_reservations(self), public_id=id), shapes.ReservationShape
+        )
 
 
 class CancelReservationView(ApiView):
@@ -98,18 +102,22 @@ class CancelReservationView(ApiView):
         reservation = get_visible_or_404(_visible_reservations(self), public_id=id)
         given = self.given(Why)
         return self.one(
-            reservations.cancel_reservation(**self.by, reservation=reservation, **given), shapes.ReservationShape
+            reservations.cancel_reservation(**self.by, reservation=reservation, **given),
+            shapes.ReservationShape,
         )
 
 
 class ShortenReservationView(ApiView):
-    @extend_schema(operation_id="reservations_shorten", request=shapes.EndWish, responses=shapes.ReservationShape)
+    @extend_schema(
+        operation_id="reservations_shorten", request=shapes.EndWish, responses=shapes.ReservationShape
+    )
     def post(self, request: Request, id: UUID) -> Response:
         """Let it end earlier."""
         reservation = get_visible_or_404(_visible_reservations(self), public_id=id)
         given = self.given(shapes.EndWish)
         return self.one(
-            reservations.shorten_reservation(**self.by, reservation=reservation, **given), shapes.ReservationShape
+            reservations.shorten_reservation(**self.by, reservation=reservation, **given),
+            shapes.ReservationShape,
         )
 
 
@@ -122,14 +130,18 @@ class ChangeReservationView(ApiView):
     def post(self, request: Request, id: UUID) -> Response:
         """Move, shorten or extend it: 200 done, or 202 waiting for approval where a new one like it would."""
         reservation = get_visible_or_404(_visible_reservations(self), public_id=id)
-        made = reservations.change_reservation(**self.by, reservation=reservation, **self.given(shapes.ChangeWish))
+        made = reservations.change_reservation(
+            **self.by, reservation=reservation, **self.given(shapes.ChangeWish)
+        )
         if isinstance(made, Reservation):
             return self.one({"reservation": made, "submission": None}, shapes.ReservationAnswer)
         return self.one({"reservation": None, "submission": made}, shapes.ReservationAnswer, 202)
 
 
 class SeriesListView(ApiView):
-    @extend_schema(operation_id="series_list", parameters=[PageQuery], responses=page_schema(shapes.SeriesShape))
+    @extend_schema(
+        operation_id="series_list", parameters=[PageQuery], responses=page_schema(shapes.SeriesShape)
+    )
     def get(self, request: Request) -> Response:
         """Recurring reservations that you may see, newest first, with their occurrences."""
         query = self.query(PageQuery)
@@ -175,12 +187,16 @@ class CancelSeriesView(ApiView):
 
 class SubmissionListView(ApiView):
     @extend_schema(
-        operation_id="approvals_list", parameters=[shapes.SubmissionQuery], responses=page_schema(shapes.SubmissionShape)
+        operation_id="approvals_list",
+        parameters=[shapes.SubmissionQuery],
+        responses=page_schema(shapes.SubmissionShape),
     )
     def get(self, request: Request) -> Response:
         """What was submitted for approval, of what you may see, newest first."""
         query = self.query(shapes.SubmissionQuery)
-        rows = _visible_submissions(self).filter(**{name: query[name] for name in ("state", "kind") if query.get(name)})
+        rows = _visible_submissions(self).filter(
+            **{name: query[name] for name in ("state", "kind") if query.get(name)}
+        )
         return self.page(rows.order_by("-created_at", "-pk"), shapes.SubmissionShape, query)
 
 
@@ -201,7 +217,9 @@ class ApprovalEffectView(ApiView):
 
 
 class ApproveSubmissionView(ApiView):
-    @extend_schema(operation_id="approvals_approve", request=shapes.ApproveWish, responses=shapes.SubmissionShape)
+    @extend_schema(
+        operation_id="approvals_approve", request=shapes.ApproveWish, responses=shapes.SubmissionShape
+    )
     def post(self, request: Request, id: UUID) -> Response:
         """Approve it, as it is or changed; it is checked again and done."""
         submission = get_visible_or_404(_visible_submissions(self), public_id=id)
@@ -211,7 +229,9 @@ class ApproveSubmissionView(ApiView):
 
 
 class DeclineSubmissionView(ApiView):
-    @extend_schema(operation_id="approvals_decline", request=shapes.DeclineWish, responses=shapes.SubmissionShape)
+    @extend_schema(
+        operation_id="approvals_decline", request=shapes.DeclineWish, responses=shapes.SubmissionShape
+    )
     def post(self, request: Request, id: UUID) -> Response:
         """Decline it, with a reason."""
         submission = get_visible_or_404(_visible_submissions(self), public_id=id)
@@ -226,11 +246,15 @@ class WithdrawSubmissionView(ApiView):
         """Take back what you submitted."""
         submission = get_visible_or_404(_visible_submissions(self), public_id=id)
         self.given(EmptyBody)
-        return self.one(submissions.withdraw_submission(**self.by, submission=submission), shapes.SubmissionShape)
+        return self.one(
+            submissions.withdraw_submission(**self.by, submission=submission), shapes.SubmissionShape
+        )
 
 
 class QuotaListView(ApiView):
-    @extend_schema(operation_id="quotas_list", parameters=[shapes.QuotaQuery], responses=page_schema(shapes.QuotaShape))
+    @extend_schema(
+        operation_id="quotas_list", parameters=[shapes.QuotaQuery], responses=page_schema(shapes.QuotaShape)
+    )
     def get(self, request: Request) -> Response:
         """Guarantees of the teams that you may see."""
         query = self.query(shapes.QuotaQuery)
@@ -242,9 +266,14 @@ class QuotaListView(ApiView):
 
 
 class QuotaRequestView(ApiView):
-    @extend_schema(operation_id="quotas_request", request=shapes.QuotaWish, responses={202: shapes.SubmissionShape})
+    @extend_schema(
+        operation_id="quotas_request", request=shapes.QuotaWish, responses={202: shapes.SubmissionShape}
+    )
     def post(self, request: Request) -> Response:
         """Ask for another guarantee; an operator decides."""
         given: dict[str, Any] = self.given(shapes.QuotaWish)
-        given |= {"team": lookups.visible_team(self.actor, given["team"]), "pool": lookups.visible_pool(self.actor, given["pool"])}
+        given |= {
+            "team": lookups.visible_team(self.actor, given["team"]),
+            "pool": lookups.visible_pool(self.actor, given["pool"]),
+        }
         return self.one(submissions.request_quota_change(**self.by, **given), shapes.SubmissionShape, 202)

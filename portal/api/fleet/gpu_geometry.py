@@ -28,7 +28,9 @@ class GeometryChangeShape(serializers.Serializer[GeometryChange]):
     state = serializers.ChoiceField(choices=[s.value for s in GeometryState])
     detail = serializers.CharField(help_text="what its host says of it")
     created_at = serializers.DateTimeField()
-    told_at = serializers.DateTimeField(allow_null=True, help_text="when nothing held it any more and its host was told")
+    told_at = serializers.DateTimeField(
+        allow_null=True, help_text="when nothing held it any more and its host was told"
+    )
     ended_at = serializers.DateTimeField(allow_null=True)
 
     def get_before(self, row: GeometryChange) -> str:
@@ -49,7 +51,9 @@ class ProfileShape(serializers.Serializer[Any]):
 
 class GpuGeometryShape(serializers.Serializer[Any]):
     gpu = serializers.IntegerField(source="gpu.index")
-    geometry = serializers.SerializerMethodField(help_text=f"{GEOMETRY_EXAMPLE}; null: split, without instances")
+    geometry = serializers.SerializerMethodField(
+        help_text=f"{GEOMETRY_EXAMPLE}; null: split, without instances"
+    )
     profiles = serializers.SerializerMethodField(help_text="what it can be split into; empty: it can't be")
     last_change = GeometryChangeShape(source="last", allow_null=True)
 
@@ -94,7 +98,9 @@ class GeometryEffectShape(serializers.Serializer[Any]):
     after = serializers.CharField()
     work = LeavingShape(many=True)
     reservations = serializers.IntegerField(source="bound", help_text="active ones that are bound to it")
-    unkept = serializers.SerializerMethodField(help_text="reservations to come that could not be kept without it")
+    unkept = serializers.SerializerMethodField(
+        help_text="reservations to come that could not be kept without it"
+    )
     free_by = serializers.DateTimeField(allow_null=True, help_text="null: nothing holds it now")
 
     def get_unkept(self, effect: Any) -> list[str]:
@@ -107,7 +113,9 @@ class HostGeometryView(ApiView):
         """How its GPUs are split into MIG instances, and what they can be."""
         return Response(GpuGeometryShape(reads.host_geometries(_visible_host(self, name)), many=True).data)
 
-    @extend_schema(operation_id="hosts_change_geometry", request=GeometryWish, responses={202: GeometryChangeShape})
+    @extend_schema(
+        operation_id="hosts_change_geometry", request=GeometryWish, responses={202: GeometryChangeShape}
+    )
     def post(self, request: Request, name: str) -> Response:
         """Split a GPU otherwise: it takes nothing new, its work leaves, then its host does it. For operators."""
         host = _visible_host(self, name)
@@ -120,7 +128,10 @@ class GeometryPreviewView(ApiView):
     def post(self, request: Request, name: str) -> Response:
         """Whose work would leave, and when. For operators."""
         host, given = _visible_host(self, name), self.given(GeometryTry)
-        return self.one(verbs.preview_geometry_change(actor=self.actor, host=host, now=self.now, **given), GeometryEffectShape)
+        return self.one(
+            verbs.preview_geometry_change(actor=self.actor, host=host, now=self.now, **given),
+            GeometryEffectShape,
+        )
 
 
 class WithdrawGeometryView(ApiView):

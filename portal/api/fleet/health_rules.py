@@ -17,7 +17,9 @@ from telemetry.models import HealthRule
 
 class HealthRuleListView(ApiView):
     @extend_schema(
-        operation_id="health_rules_list", parameters=[shapes.HealthRuleQuery], responses=page_schema(shapes.HealthRuleShape)
+        operation_id="health_rules_list",
+        parameters=[shapes.HealthRuleQuery],
+        responses=page_schema(shapes.HealthRuleShape),
     )
     def get(self, request: Request) -> Response:
         """What is done about which hardware event, by whose advice, where others do something else, and what was changed."""
@@ -26,11 +28,17 @@ class HealthRuleListView(ApiView):
         return paginate_list(reads.health_rules(**given), shapes.HealthRuleShape, query)
 
     @extend_schema(
-        operation_id="health_rules_add", request=shapes.NewHealthRuleWish, responses={201: shapes.HealthRuleShape}
+        operation_id="health_rules_add",
+        request=shapes.NewHealthRuleWish,
+        responses={201: shapes.HealthRuleShape},
     )
     def post(self, request: Request) -> Response:
         """A rule for a code that has none: until then its events are noted. For operators."""
-        return self.one(verbs.add_health_rule(**self.by, **self.given(shapes.NewHealthRuleWish)), shapes.HealthRuleShape, 201)
+        return self.one(
+            verbs.add_health_rule(**self.by, **self.given(shapes.NewHealthRuleWish)),
+            shapes.HealthRuleShape,
+            201,
+        )
 
 
 class HealthRuleDetailView(ApiView):
@@ -39,7 +47,9 @@ class HealthRuleDetailView(ApiView):
         """One rule."""
         return self.one(_get_rule_or_404(code), shapes.HealthRuleShape)
 
-    @extend_schema(operation_id="health_rules_set", request=shapes.HealthRuleWish, responses=shapes.HealthRuleShape)
+    @extend_schema(
+        operation_id="health_rules_set", request=shapes.HealthRuleWish, responses=shapes.HealthRuleShape
+    )
     def put(self, request: Request, code: str) -> Response:
         """Change what is done; what is not given stays. For operators."""
         rule = _get_rule_or_404(code)
@@ -48,7 +58,9 @@ class HealthRuleDetailView(ApiView):
 
 
 class ResetHealthRuleView(ApiView):
-    @extend_schema(operation_id="health_rules_reset", request=shapes.ReasonWish, responses=shapes.HealthRuleShape)
+    @extend_schema(
+        operation_id="health_rules_reset", request=shapes.ReasonWish, responses=shapes.HealthRuleShape
+    )
     def post(self, request: Request, code: str) -> Response:
         """Put it back to what it began with. 409 where it is so, or was added by an operator. For operators."""
         rule = _get_rule_or_404(code)
@@ -57,7 +69,9 @@ class ResetHealthRuleView(ApiView):
 
 
 class RemoveHealthRuleView(ApiView):
-    @extend_schema(operation_id="health_rules_remove", request=shapes.ReasonWish, responses=shapes.HealthRuleShape)
+    @extend_schema(
+        operation_id="health_rules_remove", request=shapes.ReasonWish, responses=shapes.HealthRuleShape
+    )
     def post(self, request: Request, code: str) -> Response:
         """Take a rule out that an operator added: its events are noted again. The answer is the rule as it was. For operators."""
         rule = _get_rule_or_404(code)

@@ -18,7 +18,9 @@ from portal.reads.work import recordings
 
 
 class RecordingQuery(PageQuery):
-    workload = serializers.UUIDField(required=False, help_text="those in which something was decided about it")
+    workload = serializers.UUIDField(
+        required=False, help_text="those in which something was decided about it"
+    )
 
 
 class RecordingShape(serializers.Serializer[Any]):
@@ -31,7 +33,9 @@ class RecordingShape(serializers.Serializer[Any]):
 
 
 class RecordingListView(ApiView):
-    @extend_schema(operation_id="recordings_list", parameters=[RecordingQuery], responses=page_schema(RecordingShape))
+    @extend_schema(
+        operation_id="recordings_list", parameters=[RecordingQuery], responses=page_schema(RecordingShape)
+    )
     def get(self, request: Request) -> Response:
         """What the engine planned on in each cycle that changed something, the latest first. For operators and auditors."""
         policy.require(self.actor, "recording.see")
@@ -40,7 +44,9 @@ class RecordingListView(ApiView):
         if "workload" in query:
             given = query["workload"]
             rows = policy.visible_workloads(self.actor)
-            about = get_named_row(rows, "workload", str(given), "the id of a notebook or job", public_id=given)
+            about = get_named_row(
+                rows, "workload", str(given), "the id of a notebook or job", public_id=given
+            )
         return self.page(recordings.latest_recordings(about), RecordingShape, query)
 
 

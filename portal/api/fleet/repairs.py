@@ -26,7 +26,9 @@ DIAGNOSTIC_TOOLS_HELP = "auto, own, dcgm, or a name that hosts of the pool repor
 
 class CheckShape(serializers.Serializer[Any]):
     name = serializers.CharField()
-    passed = serializers.BooleanField(allow_null=True, help_text="null: it only measures, or could not be made")
+    passed = serializers.BooleanField(
+        allow_null=True, help_text="null: it only measures, or could not be made"
+    )
     numbers = serializers.DictField()
     detail = serializers.CharField()
 
@@ -55,11 +57,15 @@ class GpuHealthShape(serializers.Serializer[Any]):
 
 
 class MissingGpuShape(serializers.Serializer[Any]):
-    gpu = serializers.IntegerField(source="index", help_text="its index when it was reported last; another GPU may have it now")
+    gpu = serializers.IntegerField(
+        source="index", help_text="its index when it was reported last; another GPU may have it now"
+    )
     uuid = serializers.CharField()
     model = serializers.CharField()
     missing_since = serializers.DateTimeField(allow_null=True, help_text="null: it is not missing any more")
-    repair_state = serializers.ChoiceField(choices=[s.value for s in RepairState], help_text="as it was when it went")
+    repair_state = serializers.ChoiceField(
+        choices=[s.value for s in RepairState], help_text="as it was when it went"
+    )
     reason = serializers.CharField(source="state_reason")
 
 
@@ -80,15 +86,21 @@ class HardwareEventShape(serializers.Serializer[Any]):
     code = serializers.CharField(help_text="xid:79")
     meaning = serializers.CharField(help_text="empty: the table does not know the code")
     detail = serializers.CharField(help_text="which process it was, of whom, only for operators and auditors")
-    action = serializers.CharField(help_text="what was done by the table, or held_back; empty: nobody has looked yet")
+    action = serializers.CharField(
+        help_text="what was done by the table, or held_back; empty: nobody has looked yet"
+    )
 
 
 class HostHealthShape(serializers.Serializer[Any]):
     state_reason = serializers.CharField(help_text="why it is not simply in service")
-    revoked_at = serializers.DateTimeField(allow_null=True, help_text="its credential; null: it was not, or has joined since")
+    revoked_at = serializers.DateTimeField(
+        allow_null=True, help_text="its credential; null: it was not, or has joined since"
+    )
     revoked_why = serializers.CharField()
     gpus = GpuHealthShape(many=True)
-    missing_gpus = MissingGpuShape(many=True, help_text="that the host stopped reporting, and nobody has said that they are gone")
+    missing_gpus = MissingGpuShape(
+        many=True, help_text="that the host stopped reporting, and nobody has said that they are gone"
+    )
     events = HardwareEventShape(many=True, help_text="hardware events, the newest first")
     strays = serializers.IntegerField(help_text="processes on its GPUs that belong to no workload")
     stray_processes = StrayShape(many=True, help_text="for operators and auditors; empty for others")
@@ -116,15 +128,24 @@ class HostHealthView(ApiView):
 
 
 class HostEventListView(ApiView):
-    @extend_schema(operation_id="hosts_events", parameters=[PageQuery], responses=page_schema(HardwareEventShape))
+    @extend_schema(
+        operation_id="hosts_events", parameters=[PageQuery], responses=page_schema(HardwareEventShape)
+    )
     def get(self, request: Request, name: str) -> Response:
         """Every hardware event of a host, the newest first; ``health`` has the last 20."""
         rows = reads.all_hardware_events(_visible_host(self, name))
-        return self.page(rows, HardwareEventShape, self.query(PageQuery), told=partial(reads.visible_hardware_events, self.actor))
+        return self.page(
+            rows,
+            HardwareEventShape,
+            self.query(PageQuery),
+            told=partial(reads.visible_hardware_events, self.actor),
+        )
 
 
 class DiagnosticListView(ApiView):
-    @extend_schema(operation_id="hosts_diagnostics", parameters=[PageQuery], responses=page_schema(DiagnosticShape))
+    @extend_schema(
+        operation_id="hosts_diagnostics", parameters=[PageQuery], responses=page_schema(DiagnosticShape)
+    )
     def get(self, request: Request, name: str) -> Response:
         """What diagnostics of its GPUs found, the newest first."""
         rows = _visible_host(self, name).diagnostics.select_related("gpu").order_by("-created_at", "-pk")
@@ -139,7 +160,9 @@ class DiagnoseWish(StrictSerializer):
 
 
 class DiagnoseGpuView(ApiView):
-    @extend_schema(operation_id="hosts_diagnose", request=DiagnoseWish, responses={202: DiagnosticShape(many=True)})
+    @extend_schema(
+        operation_id="hosts_diagnose", request=DiagnoseWish, responses={202: DiagnosticShape(many=True)}
+    )
     def post(self, request: Request, name: str) -> Response:
         """Have the host look at one of its GPUs, or at all that nobody holds. For operators."""
         host = _visible_host(self, name)
@@ -189,13 +212,16 @@ class CancelledWindowWish(StrictSerializer):
 
 class CancelMaintenanceView(ApiView):
     @extend_schema(
-        operation_id="hosts_cancel_maintenance", request=CancelledWindowWish, responses=shapes.MaintenanceShape
+        operation_id="hosts_cancel_maintenance",
+        request=CancelledWindowWish,
+        responses=shapes.MaintenanceShape,
     )
     def post(self, request: Request, name: str) -> Response:
         """Take an announced window back. For operators."""
         host = _visible_host(self, name)
         return self.one(
-            verbs.cancel_maintenance(**self.by, host=host, **self.given(CancelledWindowWish)), shapes.MaintenanceShape
+            verbs.cancel_maintenance(**self.by, host=host, **self.given(CancelledWindowWish)),
+            shapes.MaintenanceShape,
         )
 
 
@@ -221,12 +247,15 @@ class RepairPolicyView(ApiView):
         """What the pool does by itself about processes of no workload and GPUs that are not to be trusted."""
         return self.one(get_visible_or_404(policy.visible_pools(self.actor), slug=slug), RepairPolicyShape)
 
-    @extend_schema(operation_id="pools_change_repair_policy", request=RepairPolicyWish, responses=RepairPolicyShape)
+    @extend_schema(
+        operation_id="pools_change_repair_policy", request=RepairPolicyWish, responses=RepairPolicyShape
+    )
     def put(self, request: Request, slug: str) -> Response:
         """Change it; what is not given stays. For operators."""
         pool = get_visible_or_404(policy.visible_pools(self.actor), slug=slug)
         return self.one(
-            verbs.change_repair_policy(**self.by, pool=pool, **self.given(RepairPolicyWish)), RepairPolicyShape
+            verbs.change_repair_policy(**self.by, pool=pool, **self.given(RepairPolicyWish)),
+            RepairPolicyShape,
         )
 
 
@@ -237,4 +266,6 @@ def _visible_host(view: ApiView, name: str) -> Host:
 def _change_response(view: ApiView, name: str, verb: Any) -> Response:
     host = _visible_host(view, name)
     gpu = verb(**view.by, host=host, **view.given(GpuWish))
-    return view.one(next(each for each in reads.gpu_health_of_host(host) if each.gpu.pk == gpu.pk), GpuHealthShape)
+    return view.one(
+        next(each for each in reads.gpu_health_of_host(host) if each.gpu.pk == gpu.pk), GpuHealthShape
+    )

@@ -20,7 +20,9 @@ from scheduler.state.isolation import ISOLATION_LEVELS, missing_levels
 from scheduler.state.states import AdminState, LeaseState, RepairState
 from telemetry.models import HealthRule
 
-HOST_STATES = sorted({"ready", "revoked", *LeaseState, *AdminState, *RepairState} - {"alive", "in_service", "well"})
+HOST_STATES = sorted(
+    {"ready", "revoked", *LeaseState, *AdminState, *RepairState} - {"alive", "in_service", "well"}
+)
 
 
 class ModelShape(ResponseSerializer):
@@ -29,14 +31,18 @@ class ModelShape(ResponseSerializer):
     in_service_gpus = serializers.FloatField(help_text="of these on hosts that take work")
     held_gpus = serializers.FloatField(help_text="held now, in parts of GPUs")
     free_gpus = serializers.FloatField(help_text="in service and held by nobody")
-    free_in_parts_gpus = serializers.FloatField(help_text="of these in MIG slices or shares: no whole GPU can be made of them")
+    free_in_parts_gpus = serializers.FloatField(
+        help_text="of these in MIG slices or shares: no whole GPU can be made of them"
+    )
 
 
 class PoolShape(ResponseSerializer):
     slug = serializers.CharField()
     name = serializers.CharField()
     kind = serializers.ChoiceField(choices=["static", "dynamic"])
-    team = serializers.CharField(source="team.slug", allow_null=True, default=None, help_text="owner of a static pool")
+    team = serializers.CharField(
+        source="team.slug", allow_null=True, default=None, help_text="owner of a static pool"
+    )
     notice_seconds = serializers.IntegerField()
     grace_seconds = serializers.IntegerField()
     minimum_runtime_seconds = serializers.IntegerField()
@@ -48,7 +54,9 @@ class PoolShape(ResponseSerializer):
     isolation = serializers.ChoiceField(
         choices=ISOLATION_LEVELS, help_text="hosts that keep workloads less apart take no new work"
     )
-    most_waiting_per_user = serializers.IntegerField(help_text="notebooks and jobs of one person in the queue")
+    most_waiting_per_user = serializers.IntegerField(
+        help_text="notebooks and jobs of one person in the queue"
+    )
     most_waiting_per_team = serializers.IntegerField(help_text="notebooks and jobs of one team in the queue")
     models = ModelShape(many=True, source="model_counts")
 
@@ -59,7 +67,9 @@ class HostShape(ResponseSerializer):
     labels = serializers.DictField(child=serializers.CharField())
     simulated = serializers.BooleanField(help_text="its NVML readings are simulated")
     isolation = serializers.CharField()
-    isolation_level = serializers.ChoiceField(choices=ISOLATION_LEVELS, help_text="how well it keeps workloads apart")
+    isolation_level = serializers.ChoiceField(
+        choices=ISOLATION_LEVELS, help_text="how well it keeps workloads apart"
+    )
     isolation_lacking = serializers.SerializerMethodField(
         help_text="levels that its pool demands and it does not reach"
     )
@@ -68,13 +78,17 @@ class HostShape(ResponseSerializer):
     repair_state = serializers.ChoiceField(choices=[s.value for s in RepairState])
     state_reason = serializers.CharField()
     state = serializers.SerializerMethodField(help_text="the one of all of these that matters most now")
-    revoked_at = serializers.SerializerMethodField(help_text="when its agent's credential was revoked; null: it was not")
+    revoked_at = serializers.SerializerMethodField(
+        help_text="when its agent's credential was revoked; null: it was not"
+    )
     revoked_why = serializers.SerializerMethodField()
     last_sync_at = serializers.DateTimeField(allow_null=True)
     gpus = serializers.SerializerMethodField()
     cpu_milli = serializers.IntegerField(help_text="thousandths of a core; 0: not known")
     memory_mib = serializers.IntegerField(help_text="0: not known")
-    disk_full_since = serializers.DateTimeField(allow_null=True, help_text="it starts nothing new meanwhile; null: it has room")
+    disk_full_since = serializers.DateTimeField(
+        allow_null=True, help_text="it starts nothing new meanwhile; null: it has room"
+    )
 
     @extend_schema_field(serializers.ChoiceField(choices=HOST_STATES))
     def get_state(self, host: Host) -> str:
@@ -110,14 +124,18 @@ class HostShape(ResponseSerializer):
     @extend_schema_field(serializers.ListField(child=serializers.CharField()))
     def get_gpus(self, host: Host) -> list[str]:
         """The models of its GPUs, by index."""
-        return [gpu.model for gpu in sorted(host.gpus.all(), key=lambda gpu: gpu.index) if gpu.retired_at is None]
+        return [
+            gpu.model for gpu in sorted(host.gpus.all(), key=lambda gpu: gpu.index) if gpu.retired_at is None
+        ]
 
 
 class RefusedAgentShape(ResponseSerializer):
     at = serializers.DateTimeField()
     reason = serializers.CharField()
     boot_id = serializers.CharField(help_text="of the machine that it runs on; empty: not known")
-    quarantined = serializers.SerializerMethodField(help_text="two agents speak as this host: a person has to end one of them")
+    quarantined = serializers.SerializerMethodField(
+        help_text="two agents speak as this host: a person has to end one of them"
+    )
 
     def get_quarantined(self, kept: dict[str, Any]) -> bool:
         """It is given no work and hears no orders."""
@@ -139,17 +157,25 @@ class AgentShape(ResponseSerializer):
     boot_id = serializers.CharField(help_text="for operators; empty for others")
     notes = serializers.ListField(child=serializers.CharField(), help_text="what the host can't do, in words")
     network = serializers.CharField(help_text="of workloads: private, internet or host; empty: not known")
-    address = serializers.CharField(help_text="where workloads of other hosts reach those of this one; empty: nowhere known")
+    address = serializers.CharField(
+        help_text="where workloads of other hosts reach those of this one; empty: nowhere known"
+    )
     driver_version = serializers.CharField(help_text="empty where it is simulated, too")
     cuda_version = serializers.CharField(help_text="the newest that the driver supports")
     users_per_team = serializers.BooleanField(help_text="each team's work runs as a user of its own")
-    limits = serializers.ListField(child=serializers.CharField(), help_text="that it sets per workload: cpu, memory, pids, devices")
-    diagnostics = serializers.ListField(child=serializers.CharField(), help_text="names of the operator's own")
+    limits = serializers.ListField(
+        child=serializers.CharField(), help_text="that it sets per workload: cpu, memory, pids, devices"
+    )
+    diagnostics = serializers.ListField(
+        child=serializers.CharField(), help_text="names of the operator's own"
+    )
 
 
 class HostDetail(HostShape):
     agent = serializers.SerializerMethodField(help_text="what it says of the host")
-    refused_agent = serializers.SerializerMethodField(help_text="the last that was turned away as this host since it joined")
+    refused_agent = serializers.SerializerMethodField(
+        help_text="the last that was turned away as this host since it joined"
+    )
     between_gpus = serializers.SerializerMethodField(help_text="how they reach each other")
     of_gpus = serializers.SerializerMethodField(help_text="what each has")
 
@@ -185,7 +211,9 @@ class HostDetail(HostShape):
     @extend_schema_field(OfGpusShape(many=True))
     def get_of_gpus(self, host: Host) -> Any:
         """What all have alike first."""
-        return [{"gpus": gpus, "words": words} for gpus, words in gpu_health.topology_rows(self._health(host))]
+        return [
+            {"gpus": gpus, "words": words} for gpus, words in gpu_health.topology_rows(self._health(host))
+        ]
 
     def _health(self, host: Host) -> list[gpu_health.GpuHealth]:
         """Asked once per answer."""
@@ -215,9 +243,13 @@ class JoinShape(ResponseSerializer):
     host = serializers.CharField()
     token = serializers.CharField(help_text="Shown this once; good for one agent.")
     good_until = serializers.DateTimeField()
-    command = serializers.CharField(help_text="to paste on the machine, where the agent is installed as a service")
+    command = serializers.CharField(
+        help_text="to paste on the machine, where the agent is installed as a service"
+    )
     checkout_command = serializers.CharField(help_text="the same in a checkout of gpupool, to try it")
-    simulated_as = serializers.CharField(help_text="added to that one: its GPUs simulated again; empty: none are")
+    simulated_as = serializers.CharField(
+        help_text="added to that one: its GPUs simulated again; empty: none are"
+    )
 
 
 class ReasonWish(StrictSerializer):
@@ -250,9 +282,13 @@ class TouchedShape(ResponseSerializer):
     team = serializers.CharField(source="workload.project.team.slug")
     owner = serializers.CharField(source="workload.owner.username")
     happens = serializers.ChoiceField(choices=list(WORKLOAD_EFFECTS.items()))
-    begins_anew = serializers.BooleanField(help_text="where it goes are other homes: it does not find its checkpoint")
+    begins_anew = serializers.BooleanField(
+        help_text="where it goes are other homes: it does not find its checkpoint"
+    )
     words = serializers.CharField(help_text="what happens to it")
-    by = serializers.DateTimeField(allow_null=True, help_text="gone or over by then at the latest; null: at once")
+    by = serializers.DateTimeField(
+        allow_null=True, help_text="gone or over by then at the latest; null: at once"
+    )
 
 
 class TouchedReservationShape(ResponseSerializer):
@@ -266,13 +302,19 @@ class TouchedReservationShape(ResponseSerializer):
 class HostEffectShape(ResponseSerializer):
     verb = serializers.ChoiceField(choices=list(HOST_VERBS))
     text = serializers.CharField(help_text="what the verb does")
-    gpus = serializers.IntegerField(allow_null=True, help_text="leave the pool, or come back; null: none does")
+    gpus = serializers.IntegerField(
+        allow_null=True, help_text="leave the pool, or come back; null: none does"
+    )
     work = TouchedShape(many=True, help_text="on it now, the soonest gone first")
     reservations = TouchedReservationShape(many=True, help_text="active ones on its GPUs: they get others")
     unkept = TouchedReservationShape(
-        many=True, allow_null=True, help_text="to come, could not be kept without it; null: the verb does not say"
+        many=True,
+        allow_null=True,
+        help_text="to come, could not be kept without it; null: the verb does not say",
     )
-    last_end = serializers.DateTimeField(allow_null=True, help_text="when nothing of now runs there any more at the latest")
+    last_end = serializers.DateTimeField(
+        allow_null=True, help_text="when nothing of now runs there any more at the latest"
+    )
 
 
 class ChangedHostShape(HostShape):
@@ -286,7 +328,9 @@ class MadeMaintenanceShape(ResponseSerializer):
     end = serializers.DateTimeField(source="window.end")
     reason = serializers.CharField(source="window.reason")
     work = TouchedShape(many=True, help_text="on it now, and what the window does to it")
-    reservations = TouchedReservationShape(many=True, help_text="active ones on its GPUs in that time: they get others")
+    reservations = TouchedReservationShape(
+        many=True, help_text="active ones on its GPUs in that time: they get others"
+    )
 
 
 class RuleDoesShape(ResponseSerializer):
@@ -311,7 +355,9 @@ class HealthRuleShape(ResponseSerializer):
     origin = serializers.ChoiceField(
         choices=HealthRule.Origin.choices, help_text="default: as it began; changed, or added, by an operator"
     )
-    default = serializers.SerializerMethodField(help_text="what it is put back to; null: an operator added it")
+    default = serializers.SerializerMethodField(
+        help_text="what it is put back to; null: an operator added it"
+    )
 
     @extend_schema_field(RuleDoesShape(allow_null=True))
     def get_default(self, rule: HealthRule) -> dict[str, object] | None:
@@ -324,7 +370,9 @@ class HealthRuleShape(ResponseSerializer):
 class HealthRuleQuery(PageQuery):
     find = serializers.CharField(max_length=80, required=False, help_text="words of its code or meaning")
     action = serializers.ChoiceField(choices=HealthRule.Action.choices, required=False)
-    changed = serializers.BooleanField(required=False, default=False, help_text="only what operators changed or added")
+    changed = serializers.BooleanField(
+        required=False, default=False, help_text="only what operators changed or added"
+    )
 
 
 class HealthRuleWish(StrictSerializer):
@@ -341,7 +389,9 @@ class NewHealthRuleWish(StrictSerializer):
     action = serializers.ChoiceField(choices=HealthRule.Action.choices)
     repeats = count_field(1, required=False, help_text="1 unless given")
     window_seconds = count_field(1, required=False, help_text="an hour unless given")
-    counts = serializers.ChoiceField(choices=HealthRule.Counts.choices, required=False, help_text="events unless given")
+    counts = serializers.ChoiceField(
+        choices=HealthRule.Counts.choices, required=False, help_text="events unless given"
+    )
     source = serializers.CharField(  # type: ignore[assignment]
         max_length=200, required=False, allow_blank=True, help_text="who recommends it"
     )

@@ -64,7 +64,9 @@ class PoolDetailView(ApiView):
 
 
 class PoolIsolationView(ApiView):
-    @extend_schema(operation_id="pools_demand_isolation", request=shapes.IsolationWish, responses=shapes.PoolShape)
+    @extend_schema(
+        operation_id="pools_demand_isolation", request=shapes.IsolationWish, responses=shapes.PoolShape
+    )
     def put(self, request: Request, slug: str) -> Response:
         """How well its hosts have to keep workloads apart: none, sandbox, team_users or limits. For operators."""
         pool = get_visible_or_404(policy.visible_pools(self.actor).select_related("team"), slug=slug)
@@ -73,7 +75,9 @@ class PoolIsolationView(ApiView):
 
 
 class HostListView(ApiView):
-    @extend_schema(operation_id="hosts_list", parameters=[shapes.HostQuery], responses=page_schema(shapes.HostShape))
+    @extend_schema(
+        operation_id="hosts_list", parameters=[shapes.HostQuery], responses=page_schema(shapes.HostShape)
+    )
     def get(self, request: Request) -> Response:
         """Hosts of the pools that you may see."""
         query = self.query(shapes.HostQuery)
@@ -104,7 +108,9 @@ class HostChangePreviewView(ApiView):
     def post(self, request: Request, name: str) -> Response:
         """What a verb would touch: work, until when, reservations, GPUs. Changes nothing; refused as the verb. For operators."""
         given = self.given(shapes.HostVerbTry)
-        found = host_effects.preview_host_verb(actor=self.actor, host=_visible_host(self, name), now=self.now, **given)
+        found = host_effects.preview_host_verb(
+            actor=self.actor, host=_visible_host(self, name), now=self.now, **given
+        )
         return self.one(found, shapes.HostEffectShape)
 
 
@@ -130,7 +136,9 @@ class ReturnHostView(ApiView):
 
 
 class AttestHostOffView(ApiView):
-    @extend_schema(operation_id="hosts_attest_off", request=shapes.ReasonWish, responses=shapes.ChangedHostShape)
+    @extend_schema(
+        operation_id="hosts_attest_off", request=shapes.ReasonWish, responses=shapes.ChangedHostShape
+    )
     def post(self, request: Request, name: str) -> Response:
         """You have seen it powered off: its work starts elsewhere at once. 409 while its agent speaks. For operators."""
         return _change_response(self, name, "off", hosts.attest_off)
@@ -154,7 +162,9 @@ class HostJoinTokenView(ApiView):
 
 class HostMaintenanceView(ApiView):
     @extend_schema(
-        operation_id="hosts_maintenance", request=shapes.MaintenanceWish, responses={201: shapes.MadeMaintenanceShape}
+        operation_id="hosts_maintenance",
+        request=shapes.MaintenanceWish,
+        responses={201: shapes.MadeMaintenanceShape},
     )
     def post(self, request: Request, name: str) -> Response:
         """Announce a window in which it is away; the answer has what it touches. For operators."""

@@ -17,21 +17,28 @@ from scheduler.models import Host
 
 class VolumeShape(serializers.Serializer[Any]):
     name = serializers.CharField(source="volume.name", help_text="whose home it is")
-    hosts = serializers.ListField(child=serializers.CharField(), help_text="those that have it and that you may see")
+    hosts = serializers.ListField(
+        child=serializers.CharField(), help_text="those that have it and that you may see"
+    )
     size_bytes = serializers.IntegerField(
         source="volume.size_bytes", allow_null=True, help_text="on the disk; null: unknown"
     )
     size_complete = serializers.BooleanField(
-        source="volume.size_complete", help_text="false: there is at least so much, not all of it could be counted"
+        source="volume.size_complete",
+        help_text="false: there is at least so much, not all of it could be counted",
     )
     files = serializers.IntegerField(source="volume.files", allow_null=True, help_text="null: unknown")
     running_workloads = serializers.IntegerField(
         source="workloads", help_text="how many that you may see are using it now"
     )
     changed_at = serializers.DateTimeField(
-        source="volume.changed_at", allow_null=True, help_text="the newest change of anything in it; null: unknown"
+        source="volume.changed_at",
+        allow_null=True,
+        help_text="the newest change of anything in it; null: unknown",
     )
-    measured_at = serializers.DateTimeField(source="volume.measured_at", allow_null=True, help_text="null: not yet")
+    measured_at = serializers.DateTimeField(
+        source="volume.measured_at", allow_null=True, help_text="null: not yet"
+    )
 
 
 class EnvironmentShape(serializers.Serializer[Any]):
@@ -77,7 +84,9 @@ class VolumeListView(ApiView):
 
 
 class EnvironmentListView(ApiView):
-    @extend_schema(operation_id="environments_list", parameters=[PageQuery], responses=page_schema(EnvironmentShape))
+    @extend_schema(
+        operation_id="environments_list", parameters=[PageQuery], responses=page_schema(EnvironmentShape)
+    )
     def get(self, request: Request) -> Response:
         """What notebooks and jobs find on each host that you may see, as its agent reports."""
         return self.page(reads.joined_hosts(self.actor), EnvironmentShape, self.query(PageQuery))

@@ -25,7 +25,9 @@ class UsageLine(ResponseSerializer):
     used_gpu_hours = serializers.FloatField(
         allow_null=True, help_text="utilisation x held where samples speak; null: unknown"
     )
-    coverage = serializers.FloatField(allow_null=True, help_text="part of the held time that samples speak for, 0 to 1")
+    coverage = serializers.FloatField(
+        allow_null=True, help_text="part of the held time that samples speak for, 0 to 1"
+    )
 
 
 class UsageShape(ResponseSerializer):
@@ -36,7 +38,9 @@ class UsageShape(ResponseSerializer):
 
 
 class ChargeQuery(PageQuery):
-    month = serializers.RegexField(r"^20[0-9]{2}-(0[1-9]|1[0-2])$", required=False, help_text="such as 2026-03")
+    month = serializers.RegexField(
+        r"^20[0-9]{2}-(0[1-9]|1[0-2])$", required=False, help_text="such as 2026-03"
+    )
     team = slug_field(required=False)
     bucket = serializers.ChoiceField(choices=ChargeBucketChoices.values, required=False)
 
@@ -79,10 +83,14 @@ class StatementShape(ResponseSerializer):
 class PriceShape(ResponseSerializer):
     pool = serializers.CharField(source="pool.slug", allow_null=True, default=None)
     model = serializers.CharField()
-    cost = serializers.SerializerMethodField(help_text="the owner's cost; null for those who don't see all charges")
+    cost = serializers.SerializerMethodField(
+        help_text="the owner's cost; null for those who don't see all charges"
+    )
     price = serializers.DecimalField(max_digits=12, decimal_places=6, source="price_per_gpu_hour")
     valid_from = serializers.DateTimeField()
-    note = serializers.SerializerMethodField(help_text="how the cost was worked out; empty where that is not shown")
+    note = serializers.SerializerMethodField(
+        help_text="how the cost was worked out; empty where that is not shown"
+    )
 
     def get_note(self, price: Price) -> str:
         """Beside the cost only."""
@@ -116,6 +124,10 @@ class BudgetWish(StrictSerializer):
     team = slug_field(required=False, allow_null=True)
     project = slug_field(required=False, allow_null=True)
     month = serializers.DateField(help_text="its first day")
-    measure = serializers.ChoiceField(choices=list(BUDGET_MEASURES), required=False, help_text="money unless it says gpu_hours")
-    amount = serializers.DecimalField(max_digits=14, decimal_places=2, min_value=0, help_text="in the measure")
+    measure = serializers.ChoiceField(
+        choices=list(BUDGET_MEASURES), required=False, help_text="money unless it says gpu_hours"
+    )
+    amount = serializers.DecimalField(
+        max_digits=14, decimal_places=2, min_value=0, help_text="in the measure"
+    )
     action = serializers.ChoiceField(choices=list(BUDGET_ACTIONS), required=False)

@@ -41,7 +41,9 @@ class UsageView(ApiView):
         query = self.query(shapes.UsageQuery)
         checks = InputChecks()
         end = checks.aware_datetime("end", query.get("end", self.now))
-        start = checks.aware_datetime("start", query["start"]) if "start" in query else end - timedelta(days=7)
+        start = (
+            checks.aware_datetime("start", query["start"]) if "start" in query else end - timedelta(days=7)
+        )
         checks.done()
         if not start < end <= start + MAX_USAGE_PERIOD:
             raise Invalid(
@@ -54,14 +56,23 @@ class UsageView(ApiView):
         teams = None if everything else list(policy.visible_teams(self.actor).values_list("pk", flat=True))
         table = reads.usage_by(query["by"], reads.UsageFilters(start=start, end=end, teams=teams))
         lines = [
-            {"name": group.name, "gpu_hours": group.held, "used_gpu_hours": group.used, "coverage": group.coverage}
+            {
+                "name": group.name,
+                "gpu_hours": group.held,
+                "used_gpu_hours": group.used,
+                "coverage": group.coverage,
+            }
             for group in table.groups
         ]
         return self.one({"start": start, "end": end, "by": query["by"], "lines": lines}, shapes.UsageShape)
 
 
 class ChargeListView(ApiView):
-    @extend_schema(operation_id="charges_list", parameters=[shapes.ChargeQuery], responses=page_schema(shapes.ChargeShape))
+    @extend_schema(
+        operation_id="charges_list",
+        parameters=[shapes.ChargeQuery],
+        responses=page_schema(shapes.ChargeShape),
+    )
     def get(self, request: Request) -> Response:
         """Charge lines that you may see, newest first."""
         query = self.query(shapes.ChargeQuery)
@@ -80,18 +91,24 @@ def _visible_statements(view: ApiView) -> QuerySet[Statement]:
 
 
 class StatementListView(ApiView):
-    @extend_schema(operation_id="statements_list", parameters=[PageQuery], responses=page_schema(shapes.StatementShape))
+    @extend_schema(
+        operation_id="statements_list", parameters=[PageQuery], responses=page_schema(shapes.StatementShape)
+    )
     def get(self, request: Request) -> Response:
         """Months, newest first. For finance and auditors."""
         policy.require(self.actor, "charges.see_all")
-        return self.page(_visible_statements(self).order_by("-month"), shapes.StatementShape, self.query(PageQuery))
+        return self.page(
+            _visible_statements(self).order_by("-month"), shapes.StatementShape, self.query(PageQuery)
+        )
 
 
 class StatementDetailView(ApiView):
     @extend_schema(operation_id="statements_read", responses=shapes.StatementShape)
     def get(self, request: Request, month: str) -> Response:
         """One month."""
-        return self.one(get_visible_or_404(_visible_statements(self), month=month_or_404(month)), shapes.StatementShape)
+        return self.one(
+            get_visible_or_404(_visible_statements(self), month=month_or_404(month)), shapes.StatementShape
+        )
 
 
 class CloseStatementView(ApiView):
@@ -99,11 +116,16 @@ class CloseStatementView(ApiView):
     def post(self, request: Request, month: str) -> Response:
         """Freeze a month that is over: its checks run, nothing changes it afterwards."""
         given = self.given(Why)
-        return self.one(rates_and_budgets.close_month(**self.by, month=month_or_404(month), **given), shapes.StatementShape)
+        return self.one(
+            rates_and_budgets.close_month(**self.by, month=month_or_404(month), **given),
+            shapes.StatementShape,
+        )
 
 
 class PriceListView(ApiView):
-    @extend_schema(operation_id="prices_list", parameters=[PageQuery], responses=page_schema(shapes.PriceShape))
+    @extend_schema(
+        operation_id="prices_list", parameters=[PageQuery], responses=page_schema(shapes.PriceShape)
+    )
     def get(self, request: Request) -> Response:
         """The rate card, newest first."""
         rows = Price.objects.select_related("pool").order_by("-valid_from", "-pk")
@@ -118,7 +140,9 @@ class PriceListView(ApiView):
 
 
 class BudgetListView(ApiView):
-    @extend_schema(operation_id="budgets_list", parameters=[PageQuery], responses=page_schema(shapes.BudgetShape))
+    @extend_schema(
+        operation_id="budgets_list", parameters=[PageQuery], responses=page_schema(shapes.BudgetShape)
+    )
     def get(self, request: Request) -> Response:
         """Budgets of the teams and projects that you may see."""
         rows = policy.visible_budgets(self.actor).select_related("team", "project").order_by("-month", "pk")
@@ -129,5 +153,7 @@ class BudgetListView(ApiView):
         """What a team or a project may be charged in a month, in money or GPU-hours."""
         given = self.given(shapes.BudgetWish)
         given["team"] = lookups.visible_team(self.actor, given["team"]) if given.get("team") else None
-        given["project"] = lookups.visible_project(self.actor, given["project"]) if given.get("project") else None
+        given["project"] = (
+            lookups.visible_project(self.actor, given["project"]) if given.get("project") else None
+        )
         return self.one(rates_and_budgets.set_budget(**self.by, **given), shapes.BudgetShape, 201)

@@ -84,7 +84,9 @@ class NotificationShape(ResponseSerializer):
 
 
 class ReadWish(StrictSerializer):
-    ids = serializers.ListField(child=count_field(1), required=False, max_length=1000, help_text="Empty: all of them.")
+    ids = serializers.ListField(
+        child=count_field(1), required=False, max_length=1000, help_text="Empty: all of them."
+    )
 
 
 class ReadAnswer(ResponseSerializer):

@@ -36,11 +36,15 @@ class TeamListView(ApiView):
     @extend_schema(operation_id="teams_list", parameters=[PageQuery], responses=page_schema(shapes.TeamShape))
     def get(self, request: Request) -> Response:
         """Teams that you may see."""
-        return self.page(policy.visible_teams(self.actor).order_by("slug"), shapes.TeamShape, self.query(PageQuery))
+        return self.page(
+            policy.visible_teams(self.actor).order_by("slug"), shapes.TeamShape, self.query(PageQuery)
+        )
 
 
 class ProjectListView(ApiView):
-    @extend_schema(operation_id="projects_list", parameters=[PageQuery], responses=page_schema(shapes.ProjectShape))
+    @extend_schema(
+        operation_id="projects_list", parameters=[PageQuery], responses=page_schema(shapes.ProjectShape)
+    )
     def get(self, request: Request) -> Response:
         """Projects that you may see; ``path`` is how requests name them."""
         rows = policy.visible_projects(self.actor).select_related("team").order_by("team__slug", "slug")
@@ -48,14 +52,20 @@ class ProjectListView(ApiView):
 
 
 class TemplateListView(ApiView):
-    @extend_schema(operation_id="templates_list", parameters=[PageQuery], responses=page_schema(shapes.TemplateShape))
+    @extend_schema(
+        operation_id="templates_list", parameters=[PageQuery], responses=page_schema(shapes.TemplateShape)
+    )
     def get(self, request: Request) -> Response:
         """Templates to launch notebooks and jobs from."""
-        return self.page(Template.objects.order_by("position", "slug"), shapes.TemplateShape, self.query(PageQuery))
+        return self.page(
+            Template.objects.order_by("position", "slug"), shapes.TemplateShape, self.query(PageQuery)
+        )
 
 
 class TokenListView(ApiView):
-    @extend_schema(operation_id="tokens_list", parameters=[PageQuery], responses=page_schema(shapes.TokenShape))
+    @extend_schema(
+        operation_id="tokens_list", parameters=[PageQuery], responses=page_schema(shapes.TokenShape)
+    )
     def get(self, request: Request) -> Response:
         """Your tokens, newest first; their text is never shown again."""
         rows = policy.visible_tokens(self.actor).order_by("-created_at", "-pk")
@@ -79,7 +89,9 @@ class RevokeTokenView(ApiView):
 
 class NotificationListView(ApiView):
     @extend_schema(
-        operation_id="notifications_list", parameters=[PageQuery], responses=page_schema(shapes.NotificationShape)
+        operation_id="notifications_list",
+        parameters=[PageQuery],
+        responses=page_schema(shapes.NotificationShape),
     )
     def get(self, request: Request) -> Response:
         """Your notices, newest first."""
@@ -92,12 +104,15 @@ class MarkNotificationsReadView(ApiView):
     def post(self, request: Request) -> Response:
         """Mark notices as read."""
         return self.one(
-            {"read": accounts_and_teams.read_notifications(**self.by, **self.given(shapes.ReadWish))}, shapes.ReadAnswer
+            {"read": accounts_and_teams.read_notifications(**self.by, **self.given(shapes.ReadWish))},
+            shapes.ReadAnswer,
         )
 
 
 class AuditEventListView(ApiView):
-    @extend_schema(operation_id="audit_list", parameters=[shapes.AuditQuery], responses=page_schema(shapes.AuditShape))
+    @extend_schema(
+        operation_id="audit_list", parameters=[shapes.AuditQuery], responses=page_schema(shapes.AuditShape)
+    )
     def get(self, request: Request) -> Response:
         """Who did what to what, newest first, of what you may see."""
         query = self.query(shapes.AuditQuery)

@@ -95,8 +95,12 @@ class WorkloadShape(ResponseSerializer):
         context = cast(dict[str, Any], self.context)  # the answer's own
         if "stops" not in context:
             rows = self.instance if self.parent is None else self.parent.instance
-            context["stops"] = manual_stops.manual_stops_of([rows] if isinstance(rows, Workload) else cast(Any, rows) or ())
-        return outcome_texts.current_reason_sentence(workload, context["stops"].get(workload.pk), self.context.get("user"))
+            context["stops"] = manual_stops.manual_stops_of(
+                [rows] if isinstance(rows, Workload) else cast(Any, rows) or ()
+            )
+        return outcome_texts.current_reason_sentence(
+            workload, context["stops"].get(workload.pk), self.context.get("user")
+        )
 
     @extend_schema_field(serializers.DateTimeField(allow_null=True))
     def get_likely_from(self, workload: Workload) -> datetime | None:
@@ -112,11 +116,17 @@ class WorkloadShape(ResponseSerializer):
 
     def _likely(self, workload: Workload) -> StartRange | None:
         """Asks once per answer for the records of every pool, and not at all where nothing waits."""
-        if workload.state != WorkloadState.QUEUED or workload.expected_start is None or "now" not in self.context:
+        if (
+            workload.state != WorkloadState.QUEUED
+            or workload.expected_start is None
+            or "now" not in self.context
+        ):
             return None
         context = cast(dict[str, Any], self.context)  # the answer's own
         if "starts" not in context:
-            context["starts"] = expected_starts.start_records_of_pools(Pool.objects.values_list("pk", flat=True), context["now"])
+            context["starts"] = expected_starts.start_records_of_pools(
+                Pool.objects.values_list("pk", flat=True), context["now"]
+            )
         told: StartRecords = context["starts"]
         return told.likely(workload)
 
@@ -145,7 +155,9 @@ class RunShape(ResponseSerializer):
     ended_at = serializers.DateTimeField(allow_null=True)
     outcome = serializers.CharField()
     exit_code = serializers.IntegerField(allow_null=True)
-    checkpoint_at = serializers.DateTimeField(allow_null=True, help_text="when it last said that it had saved")
+    checkpoint_at = serializers.DateTimeField(
+        allow_null=True, help_text="when it last said that it had saved"
+    )
     begins_anew = serializers.SerializerMethodField(
         help_text="its host has other homes than its last checkpoint lies in: it did not find that"
     )
@@ -164,9 +176,12 @@ class RunShape(ResponseSerializer):
     @extend_schema_field(HeldShape(many=True))
     def get_units(self, run: Any) -> list[dict[str, Any]]:
         """By index."""
-        held = sorted((each.unit for each in run.allocations.all()), key=lambda unit: (unit.gpu.index, unit.uuid))
+        held = sorted(
+            (each.unit for each in run.allocations.all()), key=lambda unit: (unit.gpu.index, unit.uuid)
+        )
         return [
-            {"host": run.host.name, "gpu": unit.gpu.index, "uuid": unit.uuid, "profile": unit.profile} for unit in held
+            {"host": run.host.name, "gpu": unit.gpu.index, "uuid": unit.uuid, "profile": unit.profile}
+            for unit in held
         ]
 
 
@@ -188,7 +203,9 @@ class WorkloadDetail(WorkloadShape):
         """In the order of their submission."""
         seen = policy.visible_workloads(self.context["user"])
         arrays = policy.visible_arrays(self.context["user"])
-        rows = workload.dependencies.filter(Q(on__in=seen) | Q(on_array__in=arrays)).select_related("on", "on_array")
+        rows = workload.dependencies.filter(Q(on__in=seen) | Q(on_array__in=arrays)).select_related(
+            "on", "on_array"
+        )
         rows = rows.order_by("on_id", "on_array_id")
         return AfterShape(rows, many=True).data
 
@@ -200,7 +217,9 @@ class WorkloadDetail(WorkloadShape):
             .prefetch_related("allocations__unit__gpu")
             .order_by("-attempt", "rank")[:100]
         )
-        return RunShape(rows, many=True, context={**self.context, "begun_anew": attempts_without_checkpoint(rows)}).data
+        return RunShape(
+            rows, many=True, context={**self.context, "begun_anew": attempts_without_checkpoint(rows)}
+        ).data
 
 
 class WorkloadQuery(PageQuery):
@@ -234,7 +253,9 @@ class _GpuRequestFields(StrictSerializer):
         max_length=10,
         help_text="in order of preference; empty: any",
     )
-    profile = serializers.CharField(max_length=30, required=False, allow_blank=True, help_text="empty: whole GPUs")
+    profile = serializers.CharField(
+        max_length=30, required=False, allow_blank=True, help_text="empty: whole GPUs"
+    )
 
 
 class AfterWish(StrictSerializer):
@@ -264,13 +285,19 @@ class PlacedWish(_GpuRequestFields):
     nvlink = serializers.BooleanField(required=False, help_text="all units of a host in one NVLink group")
     labels_required = serializers.DictField(child=serializers.CharField(max_length=63), required=False)
     labels_preferred = serializers.DictField(
-        child=serializers.CharField(max_length=63), required=False, help_text="hosts with more of them come first"
+        child=serializers.CharField(max_length=63),
+        required=False,
+        help_text="hosts with more of them come first",
     )
     spread = serializers.BooleanField(required=False, help_text="over hosts that share as little as can be")
     cpu_milli = count_field(
-        0, required=False, help_text="thousandths of a core beside the units of each host; 0: not limited and not counted"
+        0,
+        required=False,
+        help_text="thousandths of a core beside the units of each host; 0: not limited and not counted",
     )
-    memory_mib = count_field(0, required=False, help_text="beside the units of each host; 0: not limited and not counted")
+    memory_mib = count_field(
+        0, required=False, help_text="beside the units of each host; 0: not limited and not counted"
+    )
 
 
 class NotebookWish(PlacedWish):
@@ -298,8 +325,12 @@ class JobWish(PlacedWish):
         help_text="on several hosts: what becomes of it when one of its members ends",
     )
     reservation = serializers.UUIDField(required=False, allow_null=True)
-    environment = serializers.DictField(child=serializers.CharField(max_length=4096, allow_blank=True), required=False)
-    wanted_by = serializers.DateTimeField(required=False, allow_null=True, help_text="a wish; nothing holds it to it")
+    environment = serializers.DictField(
+        child=serializers.CharField(max_length=4096, allow_blank=True), required=False
+    )
+    wanted_by = serializers.DateTimeField(
+        required=False, allow_null=True, help_text="a wish; nothing holds it to it"
+    )
     after = AfterWish(  # type: ignore[call-arg]  # with many=True the arguments are those of a list, which stubs do not know
         many=True,
         required=False,
@@ -311,7 +342,9 @@ class JobWish(PlacedWish):
 class ArrayWish(JobWish):
     """A job for each index, with GPUPOOL_ARRAY_INDEX in its environment."""
 
-    array = serializers.CharField(max_length=200, help_text="such as 0-9, 1,3,5-9:2 or 0-99%4 (at most 4 at once)")
+    array = serializers.CharField(
+        max_length=200, help_text="such as 0-9, 1,3,5-9:2 or 0-99%4 (at most 4 at once)"
+    )
 
 
 class ArrayShape(ResponseSerializer):
@@ -336,7 +369,9 @@ class ArrayShape(ResponseSerializer):
 
 
 class SubmittedArray(ArrayShape):
-    warning = serializers.SerializerMethodField(help_text="as of a job that was submitted; of each of its tasks")
+    warning = serializers.SerializerMethodField(
+        help_text="as of a job that was submitted; of each of its tasks"
+    )
 
     def get_warning(self, array: JobArray) -> str:
         """In words."""
@@ -385,7 +420,9 @@ def alternative_body(other: Alternative) -> dict[str, Any]:
         "profile": other.ask.profile,
         "max_runtime_seconds": other.max_runtime_seconds,
         "preemptible": other.preemptible,
-        "priority": next(name for name, number in PRIORITY_NAMES.items() if int(number) == int(other.priority)),
+        "priority": next(
+            name for name, number in PRIORITY_NAMES.items() if int(number) == int(other.priority)
+        ),
     }
 
 
@@ -423,14 +460,20 @@ class PreviewShape(ResponseSerializer):
     likely_from = serializers.SerializerMethodField(help_text="null while too little is known of past starts")
     likely_by = serializers.SerializerMethodField(help_text="the upper end of the range; never a guarantee")
     sooner = serializers.SerializerMethodField(help_text="other ways to ask that would start sooner")
-    never_starts = serializers.SerializerMethodField(help_text="whatever ends; submitting it is refused unless more may be granted")
-    may_be_granted = serializers.SerializerMethodField(help_text="it never starts unless its team is granted more")
+    never_starts = serializers.SerializerMethodField(
+        help_text="whatever ends; submitting it is refused unless more may be granted"
+    )
+    may_be_granted = serializers.SerializerMethodField(
+        help_text="it never starts unless its team is granted more"
+    )
     gpus = serializers.FloatField()
     price_per_hour = serializers.DecimalField(max_digits=20, decimal_places=2, allow_null=True)
     longest_cost = serializers.DecimalField(max_digits=20, decimal_places=2, allow_null=True)
     currency = serializers.CharField()
     wish = serializers.CharField(help_text="a warning when it would be done later than wanted_by; else empty")
-    warnings = serializers.ListField(child=serializers.CharField(), help_text="what is worth a second look and blocks nothing")
+    warnings = serializers.ListField(
+        child=serializers.CharField(), help_text="what is worth a second look and blocks nothing"
+    )
 
     @extend_schema_field(serializers.DateTimeField(allow_null=True))
     def get_likely_from(self, answer: dict[str, Any]) -> datetime | None:

@@ -57,7 +57,9 @@ class WorkloadListView(ApiView):
     """Notebooks and jobs together."""
 
     @extend_schema(
-        operation_id="workloads_list", parameters=[shapes.WorkloadQuery], responses=page_schema(shapes.WorkloadShape)
+        operation_id="workloads_list",
+        parameters=[shapes.WorkloadQuery],
+        responses=page_schema(shapes.WorkloadShape),
     )
     def get(self, request: Request) -> Response:
         """Work that you may see, newest first."""
@@ -67,14 +69,20 @@ class WorkloadListView(ApiView):
 
 class NotebookListView(ApiView):
     @extend_schema(
-        operation_id="notebooks_list", parameters=[shapes.KindQuery], responses=page_schema(shapes.WorkloadShape)
+        operation_id="notebooks_list",
+        parameters=[shapes.KindQuery],
+        responses=page_schema(shapes.WorkloadShape),
     )
     def get(self, request: Request) -> Response:
         """Notebooks that you may see, newest first."""
         query = self.query(shapes.KindQuery)
-        return self.page(_filtered_workloads(self, {**query, "kind": WorkloadKind.NOTEBOOK}), shapes.WorkloadShape, query)
+        return self.page(
+            _filtered_workloads(self, {**query, "kind": WorkloadKind.NOTEBOOK}), shapes.WorkloadShape, query
+        )
 
-    @extend_schema(operation_id="notebooks_launch", request=shapes.NotebookWish, responses={201: shapes.Submitted})
+    @extend_schema(
+        operation_id="notebooks_launch", request=shapes.NotebookWish, responses={201: shapes.Submitted}
+    )
     def post(self, request: Request) -> Response:
         """Launch a notebook; what is not given comes from the template."""
         given = lookups.workload_arguments(self.actor, self.given(shapes.NotebookWish))
@@ -82,11 +90,15 @@ class NotebookListView(ApiView):
 
 
 class JobListView(ApiView):
-    @extend_schema(operation_id="jobs_list", parameters=[shapes.JobQuery], responses=page_schema(shapes.WorkloadShape))
+    @extend_schema(
+        operation_id="jobs_list", parameters=[shapes.JobQuery], responses=page_schema(shapes.WorkloadShape)
+    )
     def get(self, request: Request) -> Response:
         """Jobs that you may see, newest first; tasks of an array by their index."""
         query = self.query(shapes.JobQuery)
-        return self.page(_filtered_workloads(self, {**query, "kind": WorkloadKind.JOB}), shapes.WorkloadShape, query)
+        return self.page(
+            _filtered_workloads(self, {**query, "kind": WorkloadKind.JOB}), shapes.WorkloadShape, query
+        )
 
     @extend_schema(operation_id="jobs_submit", request=shapes.JobWish, responses={201: shapes.Submitted})
     def post(self, request: Request) -> Response:
@@ -96,16 +108,22 @@ class JobListView(ApiView):
 
 
 class ArrayListView(ApiView):
-    @extend_schema(operation_id="arrays_list", parameters=[PageQuery], responses=page_schema(shapes.ArrayShape))
+    @extend_schema(
+        operation_id="arrays_list", parameters=[PageQuery], responses=page_schema(shapes.ArrayShape)
+    )
     def get(self, request: Request) -> Response:
         """Arrays of jobs that you may see, newest first, with how many tasks wait, run and ended."""
         query = self.query(PageQuery)
         return self.page(_visible_arrays(self), shapes.ArrayShape, query)
 
-    @extend_schema(operation_id="arrays_submit", request=shapes.ArrayWish, responses={201: shapes.SubmittedArray})
+    @extend_schema(
+        operation_id="arrays_submit", request=shapes.ArrayWish, responses={201: shapes.SubmittedArray}
+    )
     def post(self, request: Request) -> Response:
         """Submit a job for each index, in one request."""
-        made = workloads.submit_array(**self.by, **lookups.workload_arguments(self.actor, self.given(shapes.ArrayWish)))
+        made = workloads.submit_array(
+            **self.by, **lookups.workload_arguments(self.actor, self.given(shapes.ArrayWish))
+        )
         return self.one(_visible_arrays(self).get(pk=made.pk), shapes.SubmittedArray, 201)
 
 
@@ -126,17 +144,23 @@ class CancelArrayView(ApiView):
 
 
 class NotebookPreviewView(ApiView):
-    @extend_schema(operation_id="notebooks_preview", request=shapes.NotebookWish, responses=shapes.PreviewShape)
+    @extend_schema(
+        operation_id="notebooks_preview", request=shapes.NotebookWish, responses=shapes.PreviewShape
+    )
     def post(self, request: Request) -> Response:
         """What would happen to a notebook if you launched it now. Changes nothing."""
-        return _preview_response(self, lookups.workload_arguments(self.actor, self.given(shapes.NotebookWish)), "notebook")
+        return _preview_response(
+            self, lookups.workload_arguments(self.actor, self.given(shapes.NotebookWish)), "notebook"
+        )
 
 
 class JobPreviewView(ApiView):
     @extend_schema(operation_id="jobs_preview", request=shapes.JobWish, responses=shapes.PreviewShape)
     def post(self, request: Request) -> Response:
         """What would happen to a job if you submitted it now. Changes nothing."""
-        return _preview_response(self, lookups.workload_arguments(self.actor, self.given(shapes.JobWish)), "job")
+        return _preview_response(
+            self, lookups.workload_arguments(self.actor, self.given(shapes.JobWish)), "job"
+        )
 
 
 def _preview_response(view: ApiView, given: dict[str, Any], kind: str) -> Response:
@@ -166,8 +190,13 @@ class WorkloadLogView(ApiView):
         query = self.query(shapes.LogQuery)
         if query["rank"] >= workload.hosts:
             allowed = f"0 to {workload.hosts - 1}" if workload.hosts > 1 else "0: it runs on one host"
-            raise Invalid({"rank": f"rank is {query['rank']}; allowed for {workload.name}: {allowed}."}, {"rank": query["rank"]})
-        rows = Run.objects.filter(workload=workload, rank=query["rank"], attempt=query.get("attempt", workload.attempt))
+            raise Invalid(
+                {"rank": f"rank is {query['rank']}; allowed for {workload.name}: {allowed}."},
+                {"rank": query["rank"]},
+            )
+        rows = Run.objects.filter(
+            workload=workload, rank=query["rank"], attempt=query.get("attempt", workload.attempt)
+        )
         run = rows.first()
         if run is None:
             ended = workload.state == WorkloadState.ENDED
@@ -188,12 +217,16 @@ class CancelWorkloadView(ApiView):
 
 
 class ExtendWorkloadView(ApiView):
-    @extend_schema(operation_id="workloads_extend", request=shapes.SecondsWish, responses=shapes.WorkloadShape)
+    @extend_schema(
+        operation_id="workloads_extend", request=shapes.SecondsWish, responses=shapes.WorkloadShape
+    )
     def post(self, request: Request, id: UUID) -> Response:
         """Let it run longer, within the pool's longest runtime; what may not be evicted, while its GPUs are promised to nobody."""
         workload = get_visible_or_404(_visible_workloads(self), public_id=id)
         given = self.given(shapes.SecondsWish)
-        return self.one(workloads.extend_workload(**self.by, workload=workload, **given), shapes.WorkloadShape)
+        return self.one(
+            workloads.extend_workload(**self.by, workload=workload, **given), shapes.WorkloadShape
+        )
 
 
 class KeepWorkloadView(ApiView):
@@ -213,7 +246,9 @@ class RelaunchWorkloadView(ApiView):
         """Queue a copy of it, with changes."""
         workload = get_visible_or_404(_visible_workloads(self), public_id=id)
         given = self.given(shapes.RelaunchWish)
-        return self.one(workloads.relaunch_workload(**self.by, workload=workload, **given), shapes.Submitted, 201)
+        return self.one(
+            workloads.relaunch_workload(**self.by, workload=workload, **given), shapes.Submitted, 201
+        )
 
 
 class OpenWorkloadView(ApiView):
@@ -230,11 +265,15 @@ class OpenWorkloadView(ApiView):
 
 
 class QueueView(ApiView):
-    @extend_schema(operation_id="queue_list", parameters=[shapes.QueueQuery], responses=page_schema(shapes.WorkloadShape))
+    @extend_schema(
+        operation_id="queue_list", parameters=[shapes.QueueQuery], responses=page_schema(shapes.WorkloadShape)
+    )
     def get(self, request: Request) -> Response:
         """What waits, of what you may see, in the order the engine last judged it."""
         query = self.query(shapes.QueueQuery)
         rows = _visible_workloads(self).filter(state=WorkloadState.QUEUED)
         if query.get("pool"):
             rows = rows.filter(pool__slug=query["pool"])
-        return self.page(rows.order_by("pool__slug", "position", "submitted_at", "pk"), shapes.WorkloadShape, query)
+        return self.page(
+            rows.order_by("pool__slug", "position", "submitted_at", "pk"), shapes.WorkloadShape, query
+        )

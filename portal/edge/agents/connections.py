@@ -83,10 +83,16 @@ class AgentConnection:
     frame_allowance: float = FRAME_BURST
     allowance_at: float = field(default_factory=time.monotonic)
     run_states: dict[str, tuple[str, bool]] = field(default_factory=dict)
-    reported: bool = False  # a report was taken in: it is the host's agent, not only somebody who has its credential
-    stream_key: str = field(default_factory=lambda: secrets.token_hex(16))  # shown by who is at the other end of this connection
+    reported: bool = (
+        False  # a report was taken in: it is the host's agent, not only somebody who has its credential
+    )
+    stream_key: str = field(
+        default_factory=lambda: secrets.token_hex(16)
+    )  # shown by who is at the other end of this connection
     binds_streams: bool = False  # its agent knows of that
-    answered: int = 0  # sequence of the Observed handled last: the agent's lease runs from when it sent that one
+    answered: int = (
+        0  # sequence of the Observed handled last: the agent's lease runs from when it sent that one
+    )
 
     async def refuse(self, reason: str, *, retry: bool, code: int = CLOSE_REFUSED) -> None:
         """Say no in words, then close."""
@@ -107,7 +113,9 @@ class AgentConnection:
     async def pace(self) -> None:
         """Wait when frames come faster than FRAMES_PER_SECOND; the agent's own socket fills up meanwhile."""
         clock = time.monotonic()
-        self.frame_allowance = min(FRAME_BURST, self.frame_allowance + (clock - self.allowance_at) * FRAMES_PER_SECOND)
+        self.frame_allowance = min(
+            FRAME_BURST, self.frame_allowance + (clock - self.allowance_at) * FRAMES_PER_SECOND
+        )
         self.allowance_at = clock
         self.frame_allowance -= 1
         if self.frame_allowance < 0:
@@ -207,17 +215,27 @@ class AgentConnections:
         host, reason = connection.host, "only the agent that is connected lends connections for workspaces"
         agent = self._connections.get(host.id)
         if agent is not None and agent.reported:
-            await self._record_second_agent(host, f"somebody else than the agent of {host.name} dialled a connection for workspaces")
+            await self._record_second_agent(
+                host, f"somebody else than the agent of {host.name} dialled a connection for workspaces"
+            )
         await connection.refuse(reason, retry=True)
 
     async def _authenticated_socket(
-        self, request: web.Request, largest: int, autoping: bool, serve: Callable[[AgentConnection], Awaitable[None]]
+        self,
+        request: web.Request,
+        largest: int,
+        autoping: bool,
+        serve: Callable[[AgentConnection], Awaitable[None]],
     ) -> web.StreamResponse:
         credential = _bearer_token(request)
         if credential is None:
             return _refusal(401, "send the host's credential as Authorization: Bearer ...")
         socket = web.WebSocketResponse(
-            max_msg_size=largest, autoping=autoping, heartbeat=20.0 if autoping else None, compress=False, timeout=2.0
+            max_msg_size=largest,
+            autoping=autoping,
+            heartbeat=20.0 if autoping else None,
+            compress=False,
+            timeout=2.0,
         )
         if not socket.can_prepare(request).ok:
             return _refusal(400, "this address speaks WebSocket only")
@@ -289,7 +307,9 @@ class AgentConnections:
                 if not await self._handle(connection, message.data):
                     return
             elif message.type is WSMsgType.BINARY:
-                await connection.refuse("frames are JSON text, this one is binary", retry=False, code=CLOSE_BAD_FRAME)
+                await connection.refuse(
+                    "frames are JSON text, this one is binary", retry=False, code=CLOSE_BAD_FRAME
+                )
                 return
         if isinstance(error := connection.socket.exception(), Exception):
             log.info("agent's connection ended", host=connection.host.name, error=str(error))
@@ -297,7 +317,9 @@ class AgentConnections:
     async def _credential_arrived(self, connection: AgentConnection) -> None:
         """The agent has read past the frame that brought its new credential: from now on that one counts."""
         connection.credentials = connection.credentials[-1:]
-        with contextlib.suppress(AgentConnectionRefused, DatabaseError):  # the next sync says no, or comes again
+        with contextlib.suppress(
+            AgentConnectionRefused, DatabaseError
+        ):  # the next sync says no, or comes again
             await self._threads.ask(database_calls.authenticate, connection.credentials[0], timezone.now())
 
     async def _handle(self, connection: AgentConnection, text: str) -> bool:
@@ -307,9 +329,13 @@ class AgentConnections:
             metrics.FRAMES.labels(frame.kind).inc()
             await self._accept(connection, frame)
         except ProtocolError as error:
-            if isinstance(error, UnsupportedVersionError):  # nothing of it can be read, so only this tells its operator
+            if isinstance(
+                error, UnsupportedVersionError
+            ):  # nothing of it can be read, so only this tells its operator
                 with contextlib.suppress(DatabaseError):
-                    await self._threads.ask(database_calls.record_unreadable_agent, connection.host, str(error), timezone.now())
+                    await self._threads.ask(
+                        database_calls.record_unreadable_agent, connection.host, str(error), timezone.now()
+                    )
             await connection.refuse(str(error), retry=False, code=CLOSE_BAD_FRAME)
             return False
         except RecursionError:
@@ -323,7 +349,11 @@ class AgentConnections:
             await self._reject_frame(connection, error)
             return False
         except RedisError as error:
-            log.warning("samples not passed on, the agent sends them again", host=connection.host.name, error=str(error))
+            log.warning(
+                "samples not passed on, the agent sends them again",
+                host=connection.host.name,
+                error=str(error),
+            )
         except (DatabaseError, OSError) as error:
             # The agent keeps what it has and says it again; level-triggered frames lose nothing.
             log.warning("a store is away", host=connection.host.name, error=str(error))
@@ -353,7 +383,12 @@ class AgentConnections:
             # It has a credential; only its report tells whether it is the host's agent, and no copy that may say what it likes.
             raise ProtocolError(f"kind: {frame.kind} comes before the first report; allowed: observed")
         elif isinstance(frame, Proof):
-            self._offer(connection, await self._threads.ask(database_calls.accept_proof, host, connection.credentials, frame, now))
+            self._offer(
+                connection,
+                await self._threads.ask(
+                    database_calls.accept_proof, host, connection.credentials, frame, now
+                ),
+            )
         elif isinstance(frame, SampleBatch):
             await self._threads.run(database_calls.accept_samples, host, frame, now)
         elif isinstance(frame, LogChunk):
@@ -370,7 +405,9 @@ class AgentConnections:
             metrics.LOGS_NOT_KEPT.inc()
             if time.monotonic() - self._log_trouble_at >= LOG_LOSS_REPORT_INTERVAL_SECONDS:
                 self._log_trouble_at = time.monotonic()
-                log.error("logs are not kept: is the disk of GPUPOOL_STATE full?", host=host.name, error=str(error))
+                log.error(
+                    "logs are not kept: is the disk of GPUPOOL_STATE full?", host=host.name, error=str(error)
+                )
                 await self._bus.keep(log_loss.LOG_LOSS_KEY, "1", log_loss.LOG_LOSS_TTL_SECONDS)
                 await self._bus.publish_to_pages(HOSTS)
             return
@@ -412,7 +449,9 @@ class AgentConnections:
         desired, connection.desired = connection.desired, None
         if desired is None:  # nudged
             try:
-                desired = await self._threads.ask(database_calls.desired_state, connection.host, connection.credentials)
+                desired = await self._threads.ask(
+                    database_calls.desired_state, connection.host, connection.credentials
+                )
             except (DatabaseError, OSError) as error:
                 log.warning("desired state not read", host=connection.host.name, error=str(error))
                 return  # the next sync brings it
@@ -505,7 +544,11 @@ async def _read_json_body(request: web.Request) -> Any:
 def _bearer_token(request: web.Request) -> str | None:
     scheme, _, credential = request.headers.get("Authorization", "").partition(" ")
     credential = credential.strip()
-    return credential if scheme.lower() == "bearer" and credential.isascii() and 0 < len(credential) <= 512 else None
+    return (
+        credential
+        if scheme.lower() == "bearer" and credential.isascii() and 0 < len(credential) <= 512
+        else None
+    )
 
 
 def _first_line(error: Exception) -> str:

@@ -57,16 +57,25 @@ def authenticate(credential: str, now: dt.datetime) -> AuthenticatedHost:
     host_id = scheduler_api.authenticate(credential, now)
     host = Host.objects.filter(pk=host_id).first() if host_id is not None else None
     if host is None:
-        raise AgentConnectionRefused("this credential is unknown, expired or revoked; join again with a new token")
+        raise AgentConnectionRefused(
+            "this credential is unknown, expired or revoked; join again with a new token"
+        )
     return AuthenticatedHost(host.pk, host.name)
 
 
-def sync(host: AuthenticatedHost, credentials: Sequence[str], observed: Observed, read: ClockSource = clock_check.read_clocks) -> Desired:
+def sync(
+    host: AuthenticatedHost,
+    credentials: Sequence[str],
+    observed: Observed,
+    read: ClockSource = clock_check.read_clocks,
+) -> Desired:
     """Take in what an agent sees; answer what should be. Raises AgentConnectionRefused."""
     return _with_clock_check(lambda at: _sync(host, credentials, observed, at), read, looks=False)
 
 
-def _sync(host: AuthenticatedHost, credentials: Sequence[str], observed: Observed, at: ClockSample) -> Desired:
+def _sync(
+    host: AuthenticatedHost, credentials: Sequence[str], observed: Observed, at: ClockSample
+) -> Desired:
     now = at.wall
     wanted = scheduler_api.sync_unchanged(host.id, credentials, observed, at)
     if wanted is None:
@@ -79,7 +88,9 @@ def _sync(host: AuthenticatedHost, credentials: Sequence[str], observed: Observe
     return _with_sample_watermark(host, wanted)
 
 
-def desired_state(host: AuthenticatedHost, credentials: Sequence[str], read: ClockSource = clock_check.read_clocks) -> Desired:
+def desired_state(
+    host: AuthenticatedHost, credentials: Sequence[str], read: ClockSource = clock_check.read_clocks
+) -> Desired:
     """What should be on a host now. Raises AgentConnectionRefused: a revoked host hears it at the next nudge."""
     return _with_clock_check(lambda at: _desired_state(host, credentials, at.wall), read, looks=True)
 
@@ -90,7 +101,9 @@ def _desired_state(host: AuthenticatedHost, credentials: Sequence[str], now: dt.
         return _with_sample_watermark(host, scheduler_api.desired(host.id, now))
 
 
-def accept_proof(host: AuthenticatedHost, credentials: Sequence[str], proof: Proof, now: dt.datetime) -> Desired:
+def accept_proof(
+    host: AuthenticatedHost, credentials: Sequence[str], proof: Proof, now: dt.datetime
+) -> Desired:
     """What should be, with the credential that a signed challenge brings. Raises AgentConnectionRefused."""
     _check_credential(host, credentials, now)
     with _rejections():
@@ -152,7 +165,9 @@ def _check_credential(host: AuthenticatedHost, credentials: Sequence[str], now: 
     for credential in credentials:
         if scheduler_api.authenticate(credential, now) == host.id:
             return
-    raise AgentConnectionRefused("this host's credential has expired or was revoked; join again with a new token")
+    raise AgentConnectionRefused(
+        "this host's credential has expired or was revoked; join again with a new token"
+    )
 
 
 @contextlib.contextmanager

@@ -74,7 +74,9 @@ class AgentStream(asyncio.Transport):
     async def _receive(self) -> None:
         async for message in self._socket:
             if message.type is not WSMsgType.BINARY or self._protocol is None:
-                await self._socket.close(code=WSCloseCode.PROTOCOL_ERROR, message=b"only bytes, and only when asked")
+                await self._socket.close(
+                    code=WSCloseCode.PROTOCOL_ERROR, message=b"only bytes, and only when asked"
+                )
                 return
             if self._told_lost:
                 return
@@ -193,10 +195,16 @@ class AgentStreamPool:
         for stream in list(self._all.get(host, ())):
             stream.cut()
 
-    async def serve(self, host: int, socket: web.WebSocketResponse, transport: asyncio.Transport | None = None) -> None:
+    async def serve(
+        self, host: int, socket: web.WebSocketResponse, transport: asyncio.Transport | None = None
+    ) -> None:
         """Keep one connection of an agent until it ends; ``transport`` is what it runs over."""
         if len(self._idle[host]) >= MAX_IDLE_STREAMS_PER_HOST:
-            await socket.send_str(encode(Refused(f"{MAX_IDLE_STREAMS_PER_HOST} idle streams of this host are enough", retry=True)))
+            await socket.send_str(
+                encode(
+                    Refused(f"{MAX_IDLE_STREAMS_PER_HOST} idle streams of this host are enough", retry=True)
+                )
+            )
             await socket.close(code=WSCloseCode.TRY_AGAIN_LATER)
             return
         stream = AgentStream(socket, transport)
@@ -243,7 +251,9 @@ class AgentStreamPool:
             async with asyncio.timeout(OPEN_TIMEOUT_SECONDS):
                 return await self._come(host, future)
         except TimeoutError:
-            raise StreamUnavailable(f"the host gave no connection within {OPEN_TIMEOUT_SECONDS:.0f} s") from None
+            raise StreamUnavailable(
+                f"the host gave no connection within {OPEN_TIMEOUT_SECONDS:.0f} s"
+            ) from None
         finally:
             with contextlib.suppress(ValueError):
                 self._waiting[host].remove(future)
@@ -264,7 +274,9 @@ class AgentConnector(BaseConnector):
         super().__init__(limit=0, limit_per_host=0, keepalive_timeout=20)
         self._pool = pool
 
-    async def _create_connection(self, req: ClientRequest, traces: list[Any], timeout: Any) -> ResponseHandler:
+    async def _create_connection(
+        self, req: ClientRequest, traces: list[Any], timeout: Any
+    ) -> ResponseHandler:
         run, _, host = (req.url.raw_host or "").partition(".")
         try:
             stream = await self._pool.take(int(host), run)

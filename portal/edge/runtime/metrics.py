@@ -5,7 +5,33 @@ from __future__ import annotations
 from prometheus_client import Counter, Gauge, Histogram
 
 # Close together around the 0.2 s that a sync may take.
-MILLISECONDS = (1, 2, 4, 7, 10, 15, 20, 30, 40, 60, 80, 100, 120, 150, 180, 200, 250, 300, 400, 500, 750, 1e3, 2e3, 5e3, 1e4)
+MILLISECONDS = (
+    1,
+    2,
+    4,
+    7,
+    10,
+    15,
+    20,
+    30,
+    40,
+    60,
+    80,
+    100,
+    120,
+    150,
+    180,
+    200,
+    250,
+    300,
+    400,
+    500,
+    750,
+    1e3,
+    2e3,
+    5e3,
+    1e4,
+)
 SYNC_BUCKETS = tuple(bound / 1000 for bound in MILLISECONDS)
 
 AGENTS = Gauge("gpupool_edge_agents", "Agents connected now")
@@ -16,5 +42,7 @@ SYNC_SECONDS = Histogram("gpupool_edge_sync_seconds", "Server time of one sync",
 REQUESTS = Counter("gpupool_edge_workspace_requests", "Requests to workspaces", ["outcome"])
 SOCKETS = Gauge("gpupool_edge_workspace_sockets", "WebSockets of workspaces open now")
 LOGS_NOT_KEPT = Counter("gpupool_edge_logs_not_kept", "Pieces of logs that could not be written to disk")
-CUT = Counter("gpupool_edge_workspace_sockets_cut", "WebSockets closed because the session or the workload ended")
+CUT = Counter(
+    "gpupool_edge_workspace_sockets_cut", "WebSockets closed because the session or the workload ended"
+)
 LISTENERS = Gauge("gpupool_edge_event_listeners", "Pages that listen to live events now")

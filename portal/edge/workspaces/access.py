@@ -67,12 +67,16 @@ def redeem_entry_code(label: str, code: str, now: dt.datetime) -> WorkspaceEntry
     """
     with transaction.atomic():
         found = (
-            EntryCode.objects.filter(code_hash=hash_secret(code), workload__workspace_origin__label=label, used_at__isnull=True)
+            EntryCode.objects.filter(
+                code_hash=hash_secret(code), workload__workspace_origin__label=label, used_at__isnull=True
+            )
             .filter(expires_at__gt=now)
             .select_related("user", "workload__project", "api_token__user")
             .first()
         )
-        if found is None or not EntryCode.objects.filter(pk=found.pk, used_at__isnull=True).update(used_at=now):
+        if found is None or not EntryCode.objects.filter(pk=found.pk, used_at__isnull=True).update(
+            used_at=now
+        ):
             return AccessDenied(AccessRefusal.CODE)
         if found.api_token is not None and not found.api_token.is_in_force(now):
             return AccessDenied(AccessRefusal.CODE)
@@ -95,7 +99,9 @@ def landing_path(workload: Workload) -> str:
     return "/lab" if workload.kind == WorkloadKind.NOTEBOOK else "/"
 
 
-def grants_by_token_hash(token_hashes: Iterable[str], now: dt.datetime) -> dict[str, WorkspaceGrant | AccessDenied]:
+def grants_by_token_hash(
+    token_hashes: Iterable[str], now: dt.datetime
+) -> dict[str, WorkspaceGrant | AccessDenied]:
     """What each workspace cookie is good for now. A fixed number of queries but for the policy's own."""
     wanted = set(token_hashes)
     oldest = now - dt.timedelta(seconds=settings.SESSION_COOKIE_AGE)
@@ -107,7 +113,9 @@ def grants_by_token_hash(token_hashes: Iterable[str], now: dt.datetime) -> dict[
     rows = list(sessions)
     alive = _portal_sessions_alive({row.session_key_hash for row in rows if row.session_key_hash}, now)
     runs = _newest_runs({row.workload_id for row in rows})
-    answers: dict[str, WorkspaceGrant | AccessDenied] = dict.fromkeys(wanted, AccessDenied(AccessRefusal.ENTER))
+    answers: dict[str, WorkspaceGrant | AccessDenied] = dict.fromkeys(
+        wanted, AccessDenied(AccessRefusal.ENTER)
+    )
     for row in rows:
         if row.session_key_hash and row.session_key_hash not in alive:
             continue
@@ -139,7 +147,11 @@ def _grant_or_refusal(session: WorkspaceSession, run: Run | None) -> WorkspaceGr
 
 
 def _newest_runs(workloads: set[int]) -> dict[int, Run]:
-    found = Run.objects.filter(workload__in=workloads, rank=0).order_by("workload_id", "-attempt").distinct("workload_id")
+    found = (
+        Run.objects.filter(workload__in=workloads, rank=0)
+        .order_by("workload_id", "-attempt")
+        .distinct("workload_id")
+    )
     return {run.workload_id: run for run in found}
 
 

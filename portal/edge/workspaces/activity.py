@@ -79,6 +79,10 @@ class WorkspaceActivity:
         changed, self._changed = self._changed, set()
         for run, use in list(self._uses.items()):
             if run in changed or use.sockets:
-                await self._bus.keep(WORKSPACE_KEY_PREFIX + run, json.dumps(asdict(use)), OPEN_TTL_SECONDS if use.sockets else CLOSED_TTL_SECONDS)
+                await self._bus.keep(
+                    WORKSPACE_KEY_PREFIX + run,
+                    json.dumps(asdict(use)),
+                    OPEN_TTL_SECONDS if use.sockets else CLOSED_TTL_SECONDS,
+                )
             elif use.last_request is not None and time.time() - use.last_request > CLOSED_TTL_SECONDS:
                 del self._uses[run]

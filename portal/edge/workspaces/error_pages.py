@@ -32,8 +32,16 @@ ACCESS_REFUSAL_PAGES: dict[AccessRefusal, tuple[int, str, str]] = {
         "A link works once and for one minute. Open the notebook again from its page in the portal.",
     ),
     AccessRefusal.NOT_ALLOWED: (403, "This is not your notebook", "Only its owner can open it."),
-    AccessRefusal.STARTING: (503, "This notebook is starting", "It opens as soon as it answers; its page in the portal shows each step."),
-    AccessRefusal.ENDED: (410, "This notebook has ended", "Its files are kept in your home and will be there in your next notebook."),
+    AccessRefusal.STARTING: (
+        503,
+        "This notebook is starting",
+        "It opens as soon as it answers; its page in the portal shows each step.",
+    ),
+    AccessRefusal.ENDED: (
+        410,
+        "This notebook has ended",
+        "Its files are kept in your home and will be there in your next notebook.",
+    ),
 }
 
 PAGE_TEMPLATE = """<!doctype html>
@@ -51,7 +59,9 @@ def refusal_response(request: web.Request, no: AccessRefusal, workload: str = ""
     return error_response(request, status, title, sentence, workload)
 
 
-def error_response(request: web.Request, status: int, title: str, sentence: str, workload: str = "") -> web.Response:
+def error_response(
+    request: web.Request, status: int, title: str, sentence: str, workload: str = ""
+) -> web.Response:
     """A page for a person, JSON for a program."""
     headers = {**SECURITY_HEADERS, **({"Retry-After": "2"} if status == 503 else {})}
     if "text/html" not in request.headers.get("Accept", ""):

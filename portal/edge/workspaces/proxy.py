@@ -58,13 +58,35 @@ CLOSE_SIGNED_OUT = 4401  # WebSocket close code of our own
 
 # Headers that speak of one connection, not of the message (RFC 9110, section 7.6.1), and those that only a proxy may say.
 HOP_BY_HOP_HEADERS = frozenset(
-    ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
-     "transfer-encoding", "upgrade")
-)  # fmt: skip
-DROPPED_REQUEST_HEADERS = HOP_BY_HOP_HEADERS | frozenset(
-    ("host", "cookie", "authorization", "expect", "forwarded", "via", "x-real-ip", "content-length", "origin", "referer")
+    (
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    )
 )
-DROPPED_RESPONSE_HEADERS = HOP_BY_HOP_HEADERS | frozenset(("set-cookie", "content-length", "server", "date", "strict-transport-security", "alt-svc"))
+DROPPED_REQUEST_HEADERS = HOP_BY_HOP_HEADERS | frozenset(
+    (
+        "host",
+        "cookie",
+        "authorization",
+        "expect",
+        "forwarded",
+        "via",
+        "x-real-ip",
+        "content-length",
+        "origin",
+        "referer",
+    )
+)
+DROPPED_RESPONSE_HEADERS = HOP_BY_HOP_HEADERS | frozenset(
+    ("set-cookie", "content-length", "server", "date", "strict-transport-security", "alt-svc")
+)
 
 
 class AmbiguousTarget(ValueError):
@@ -92,7 +114,13 @@ class ProxiedRequest:
 class WorkspaceProxy:
     """Passes browsers through to runs."""
 
-    def __init__(self, threads: DatabaseThreads, doors: WorkspaceAccessCache, streams: AgentStreamPool, activity: WorkspaceActivity) -> None:
+    def __init__(
+        self,
+        threads: DatabaseThreads,
+        doors: WorkspaceAccessCache,
+        streams: AgentStreamPool,
+        activity: WorkspaceActivity,
+    ) -> None:
         self._threads = threads
         self._doors = doors
         self._activity = activity
@@ -118,7 +146,12 @@ class WorkspaceProxy:
             return await self._answer(visit)
         except (DatabaseError, TimeoutError) as error:
             log.warning("a workspace could not be decided about", error=str(error))
-            return error_pages.error_response(request, 503, "One moment", "The portal's database is away for a moment. Nothing is lost; try again.")
+            return error_pages.error_response(
+                request,
+                503,
+                "One moment",
+                "The portal's database is away for a moment. Nothing is lost; try again.",
+            )
 
     async def _answer(self, visit: ProxiedRequest) -> web.StreamResponse:
         request = visit.request
@@ -126,10 +159,14 @@ class WorkspaceProxy:
         if path == ENTER_PATH:
             return await self._enter(visit)
         if unquote_to_bytes(path).decode("utf-8", "replace").startswith(RESERVED_PATH_PREFIX):
-            return error_pages.error_response(request, 404, "Nothing is here", "This part of the address belongs to the portal.")
+            return error_pages.error_response(
+                request, 404, "Nothing is here", "This part of the address belongs to the portal."
+            )
         if not is_same_origin(visit):
             metrics.REQUESTS.labels("foreign").inc()
-            return error_pages.error_response(request, 403, "Refused", "Another site tried to reach into this notebook.")
+            return error_pages.error_response(
+                request, 403, "Refused", "Another site tried to reach into this notebook."
+            )
         decision = await self._doors.decide(visit.token) if visit.token else AccessDenied(AccessRefusal.ENTER)
         if isinstance(decision, WorkspaceGrant) and decision.label != visit.label:
             decision = AccessDenied(AccessRefusal.ENTER)  # the cookie of another workspace opens nothing here
@@ -149,9 +186,13 @@ class WorkspaceProxy:
     async def _enter(self, visit: ProxiedRequest) -> web.StreamResponse:
         request = visit.request
         if request.method != "GET":
-            return error_pages.error_response(request, 405, "Refused", "A notebook is entered by its link: GET only.")
+            return error_pages.error_response(
+                request, 405, "Refused", "A notebook is entered by its link: GET only."
+            )
         if "prefetch" in (request.headers.get("Sec-Purpose", "") + request.headers.get("Purpose", "")):
-            return error_pages.error_response(request, 503, "One moment", "This link works once, so it is not fetched ahead.")
+            return error_pages.error_response(
+                request, 503, "One moment", "This link works once, so it is not fetched ahead."
+            )
         codes = request.query.getall("code", [])
         entered: WorkspaceEntry | AccessDenied = AccessDenied(AccessRefusal.CODE)
         if len(codes) == 1 and 0 < len(codes[0]) <= 200:
@@ -165,7 +206,9 @@ class WorkspaceProxy:
             page = already.first_page
         response = web.Response(status=303, headers={**error_pages.SECURITY_HEADERS, "Location": page})
         if isinstance(entered, WorkspaceEntry):
-            response.set_cookie(WORKSPACE_COOKIE, entered.token, path="/", secure=True, httponly=True, samesite="Lax")
+            response.set_cookie(
+                WORKSPACE_COOKIE, entered.token, path="/", secure=True, httponly=True, samesite="Lax"
+            )
         return response
 
     # -- HTTP ----------------------------------------------------------------------------------------------------------
@@ -183,7 +226,11 @@ class WorkspaceProxy:
             response: web.StreamResponse | None = None
             try:
                 asked = self._client.request(
-                    request.method, stream_address(visit, to), headers=headers, data=body, allow_redirects=False
+                    request.method,
+                    stream_address(visit, to),
+                    headers=headers,
+                    data=body,
+                    allow_redirects=False,
                 )
                 async with asked as upstream:
                     response = forwarded_response(request, upstream)
@@ -201,7 +248,9 @@ class WorkspaceProxy:
 
     async def _pass_socket(self, visit: ProxiedRequest, to: WorkspaceGrant) -> web.StreamResponse:
         request = visit.request
-        protocols = [p.strip() for p in request.headers.get(hdrs.SEC_WEBSOCKET_PROTOCOL, "").split(",") if p.strip()]
+        protocols = [
+            p.strip() for p in request.headers.get(hdrs.SEC_WEBSOCKET_PROTOCOL, "").split(",") if p.strip()
+        ]
         try:
             upstream = await self._client.ws_connect(
                 stream_address(visit, to),
@@ -213,7 +262,9 @@ class WorkspaceProxy:
             )
         except WSServerHandshakeError as error:
             status = error.status if 400 <= error.status < 500 else 502
-            return error_pages.error_response(request, status, "Refused", "The notebook refused this connection.")
+            return error_pages.error_response(
+                request, status, "Refused", "The notebook refused this connection."
+            )
         except (ClientError, ConnectionError) as error:
             return _upstream_failed(request, None, to, error)
         async with upstream:
@@ -222,14 +273,20 @@ class WorkspaceProxy:
                 protocols=chosen, max_msg_size=MAX_MESSAGE_BYTES, heartbeat=30.0, compress=False, timeout=1.0
             )
             if not socket.can_prepare(request).ok:
-                return error_pages.error_response(request, 400, "Refused", "This is not a WebSocket handshake.")
+                return error_pages.error_response(
+                    request, 400, "Refused", "This is not a WebSocket handshake."
+                )
             await socket.prepare(request)
             with self._activity.socket(to.run):
                 await self._forward_request(visit, to, socket, upstream)
         return socket
 
     async def _forward_request(
-        self, visit: ProxiedRequest, to: WorkspaceGrant, socket: web.WebSocketResponse, upstream: ClientWebSocketResponse
+        self,
+        visit: ProxiedRequest,
+        to: WorkspaceGrant,
+        socket: web.WebSocketResponse,
+        upstream: ClientWebSocketResponse,
     ) -> None:
         cut = asyncio.Event()
         up = asyncio.create_task(self._forward_messages_to_run(to, socket, upstream))
@@ -250,7 +307,9 @@ class WorkspaceProxy:
         else:
             await _close_both(socket, upstream)
 
-    async def _forward_messages_to_run(self, to: WorkspaceGrant, socket: web.WebSocketResponse, upstream: ClientWebSocketResponse) -> None:
+    async def _forward_messages_to_run(
+        self, to: WorkspaceGrant, socket: web.WebSocketResponse, upstream: ClientWebSocketResponse
+    ) -> None:
         async for message in socket:
             self._activity.input(to.run)
             if message.type is WSMsgType.TEXT:
@@ -259,7 +318,9 @@ class WorkspaceProxy:
                 await upstream.send_bytes(message.data)
 
 
-async def _forward_messages_to_browser(upstream: ClientWebSocketResponse, socket: web.WebSocketResponse) -> None:
+async def _forward_messages_to_browser(
+    upstream: ClientWebSocketResponse, socket: web.WebSocketResponse
+) -> None:
     async for message in upstream:
         if message.type is WSMsgType.TEXT:
             await socket.send_str(message.data)
@@ -318,7 +379,13 @@ async def _guarded_body(request: web.Request, pace: SlowBodyGuard) -> AsyncItera
 
 def _slow_body_response(request: web.Request, to: WorkspaceGrant) -> web.Response:
     metrics.REQUESTS.labels("slow").inc()
-    said = error_pages.error_response(request, 408, "This came too slowly", "What was being sent is no longer waited for. Try again.", to.workload)
+    said = error_pages.error_response(
+        request,
+        408,
+        "This came too slowly",
+        "What was being sent is no longer waited for. Try again.",
+        to.workload,
+    )
     said.force_close()
     return said
 

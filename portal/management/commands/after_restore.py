@@ -29,4 +29,6 @@ class Command(BaseCommand):
             done = after_restore.after_restore(now=timezone.now())
         except Conflict as refusal:
             raise CommandError(refusal.message) from None
-        self.stdout.write(SAID.format(generation=done.generation + 1, hosts=done.hosts, credentials=done.credentials))
+        self.stdout.write(
+            SAID.format(generation=done.generation + 1, hosts=done.hosts, credentials=done.credentials)
+        )

@@ -87,14 +87,18 @@ def calendar_window(
 
 
 class _CalendarReader:
-    def __init__(self, user: User, pools: list[Pool], start: datetime, end: datetime, now: datetime, team: str) -> None:
+    def __init__(
+        self, user: User, pools: list[Pool], start: datetime, end: datetime, now: datetime, team: str
+    ) -> None:
         self.user, self.pools, self.start, self.end, self.now, self.team = user, pools, start, end, now, team
         self.by_key: dict[tuple[int, str], CalendarModelGroup] = {}
         self.rows: dict[tuple[str, str], CalendarHostRow] = {}
         self.teams = {team.pk: team for team in Team.objects.all()}
         self.cut_off = False
         self.seen = (
-            set(policy.visible_teams(user).values_list("pk", flat=True)) if not policy.sees_all_teams(user) else None
+            set(policy.visible_teams(user).values_list("pk", flat=True))
+            if not policy.sees_all_teams(user)
+            else None
         )
         if self.seen is not None and policy.sees_all_charges(user):
             # Finance sees every team's name, and no team's work.
@@ -109,7 +113,9 @@ class _CalendarReader:
         self._maintenance()
 
     def groups(self) -> list[CalendarModelGroup]:
-        found = sorted(self.by_key.values(), key=lambda g: (g.pool.team_id is not None, g.pool.name, -g.gpus, g.model))
+        found = sorted(
+            self.by_key.values(), key=lambda g: (g.pool.team_id is not None, g.pool.name, -g.gpus, g.model)
+        )
         for group in found:
             group.promises.sort(key=lambda b: (b.start, b.end, b.name))
             for host in group.hosts:
@@ -130,11 +136,20 @@ class _CalendarReader:
     def _held(self) -> None:
         """Allocations outside reservations, one booking per run, host and model; the newest when there are too many to draw."""
         inside = DateTimeTZRange(self.start, self.end)
-        rows = Allocation.objects.filter(period__overlap=inside, unit__gpu__host__pool__in=self.pools, reservation=None)
+        rows = Allocation.objects.filter(
+            period__overlap=inside, unit__gpu__host__pool__in=self.pools, reservation=None
+        )
         columns = (
-            "run_id", "unit__gpu__host__name", "unit__gpu__model", "project__team_id", "workload__kind", "workload__name",
-            "workload__public_id", "workload__max_runtime_seconds", "workload__profile",
-        )  # fmt: skip
+            "run_id",
+            "unit__gpu__host__name",
+            "unit__gpu__model",
+            "project__team_id",
+            "workload__kind",
+            "workload__name",
+            "workload__public_id",
+            "workload__max_runtime_seconds",
+            "workload__profile",
+        )
         grouped = (
             self._of_team(rows, "project__team__slug")
             .values_list(*columns)
@@ -152,17 +167,45 @@ class _CalendarReader:
         self._put(self._booking(*row[1:]) for row in found[:MAX_BOOKINGS])
 
     def _booking(
-        self, host: str, model: str, team: int, kind: str, name: str, public_id: Any, limit: int, profile: str,
-        units: int, slots: int, since: datetime, until: datetime | None, going_on: int,
-    ) -> CalendarBooking:  # fmt: skip
+        self,
+        host: str,
+        model: str,
+        team: int,
+        kind: str,
+        name: str,
+        public_id: Any,
+        limit: int,
+        profile: str,
+        units: int,
+        slots: int,
+        since: datetime,
+        until: datetime | None,
+        going_on: int,
+    ) -> CalendarBooking:
         end = (
-            until if not going_on and until else max(since + timedelta(seconds=limit), self.now + timedelta(minutes=1))
+            until
+            if not going_on and until
+            else max(since + timedelta(seconds=limit), self.now + timedelta(minutes=1))
         )
-        names = {"named": True, "name": name, "public_id": str(public_id)} if self._knows(team) else {"named": False}
+        names = (
+            {"named": True, "name": name, "public_id": str(public_id)}
+            if self._knows(team)
+            else {"named": False}
+        )
         return CalendarBooking(
-            kind=kind, state="running" if going_on else "past", team=self.teams[team], model=model, host=host,
-            gpus=slots / SLOTS_PER_GPU, start=since, end=end, open_end=bool(going_on), profile=profile, units=units, **names,
-        )  # fmt: skip
+            kind=kind,
+            state="running" if going_on else "past",
+            team=self.teams[team],
+            model=model,
+            host=host,
+            gpus=slots / SLOTS_PER_GPU,
+            start=since,
+            end=end,
+            open_end=bool(going_on),
+            profile=profile,
+            units=units,
+            **names,
+        )
 
     def _bound(self) -> None:
         """Units that a reservation has or had."""
@@ -213,7 +256,9 @@ class _CalendarReader:
                     team=reservation.project.team,
                     model=group.model,
                     host=None,
-                    gpus=units * slots.get((reservation.pool_id, reservation.profile), SLOTS_PER_GPU) / SLOTS_PER_GPU,
+                    gpus=units
+                    * slots.get((reservation.pool_id, reservation.profile), SLOTS_PER_GPU)
+                    / SLOTS_PER_GPU,
                     start=reservation.start,
                     end=reservation.end,
                     profile=reservation.profile,
@@ -229,7 +274,9 @@ class _CalendarReader:
             state=SubmissionState.WAITING,
             pool__in=self.pools,
         )
-        for submission in self._of_team(rows, "team__slug").select_related("team").order_by("created_at", "pk"):
+        for submission in (
+            self._of_team(rows, "team__slug").select_related("team").order_by("created_at", "pk")
+        ):
             payload = submission.payload
             start, end = datetime.fromisoformat(payload["start"]), datetime.fromisoformat(payload["end"])
             group = self._group_for(submission.pool_id, payload.get("models") or [])
@@ -254,7 +301,9 @@ class _CalendarReader:
             )
 
     def _maintenance(self) -> None:
-        windows = MaintenanceWindow.objects.filter(host__pool__in=self.pools, start__lt=self.end, end__gt=self.start)
+        windows = MaintenanceWindow.objects.filter(
+            host__pool__in=self.pools, start__lt=self.end, end__gt=self.start
+        )
         for host, start, end, reason in windows.values_list("host__name", "start", "end", "reason"):
             for (name, _), row in self.rows.items():
                 if name == host:
@@ -286,7 +335,9 @@ class _CalendarReader:
 
 def calendar_feed(user: User, now: datetime) -> list[Reservation]:
     """What goes into a person's calendar feed: reservations of own teams, from a month back."""
-    mine = Reservation.objects.filter(project__team__in=policy.my_team_ids(user), end__gt=now - timedelta(days=31))
+    mine = Reservation.objects.filter(
+        project__team__in=policy.my_team_ids(user), end__gt=now - timedelta(days=31)
+    )
     return list(mine.select_related("project__team", "pool", "owner").order_by("start", "pk")[:1000])
 
 

@@ -44,7 +44,9 @@ def free_capacity(user: User, now: datetime, card: workload_usage.Prices | None 
     by_host: dict[tuple[int, str, str], dict[int, int]] = {}
     for pool, model, profile, host, memory, slots, total, free in rows:
         key = (pool, model, profile)
-        line = sums.setdefault(key, {"total": 0, "free": 0, "slots": slots.upper - slots.lower, "memory": memory})
+        line = sums.setdefault(
+            key, {"total": 0, "free": 0, "slots": slots.upper - slots.lower, "memory": memory}
+        )
         line["total"] += total
         line["free"] += free
         hosts = by_host.setdefault(key, {})

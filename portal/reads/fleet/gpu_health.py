@@ -70,7 +70,9 @@ def all_hardware_events(host: Host) -> QuerySet[HealthEvent]:
 def visible_hardware_events(viewer: User, rows: Iterable[HealthEvent]) -> list[dict[str, Any]]:
     """Hardware events of a host that the viewer sees, as they may be read by them. One query beside theirs."""
     rows = list(rows)
-    meanings = dict(HealthRule.objects.filter(code__in={row.code for row in rows}).values_list("code", "meaning"))
+    meanings = dict(
+        HealthRule.objects.filter(code__in={row.code for row in rows}).values_list("code", "meaning")
+    )
     return [
         {
             "at": row.at,
@@ -117,7 +119,9 @@ def topology_rows(health: list[GpuHealth]) -> list[tuple[str, str]]:
     """(GPUs, words) of what each has: its links, its PCIe lanes, its NUMA node. What all have alike comes first, without GPUs; then
     equal ones together."""
     told = [_parts_of(each) for each in health]
-    alike = [same[0] if len(set(same)) == 1 else "" for same in zip(*told, strict=True)] if len(told) > 1 else []
+    alike = (
+        [same[0] if len(set(same)) == 1 else "" for same in zip(*told, strict=True)] if len(told) > 1 else []
+    )
     found: dict[str, list[int]] = {}
     for each, parts in zip(health, told, strict=True):
         if words := ", ".join(part for part in parts if part and part not in alike):
@@ -157,7 +161,9 @@ class StrayProcesses:
 
 def stray_processes(viewer: User, host: Host) -> StrayProcesses:
     """Those that are there now. Their users and names are of people who may have nothing to do with the pool."""
-    rows = list(Stray.objects.filter(host=host, gone_at=None).select_related("gpu").order_by("gpu__index", "pid"))
+    rows = list(
+        Stray.objects.filter(host=host, gone_at=None).select_related("gpu").order_by("gpu__index", "pid")
+    )
     return StrayProcesses(len(rows), rows[:MAX_STRAYS_SHOWN] if policy.sees_all_teams(viewer) else [])
 
 

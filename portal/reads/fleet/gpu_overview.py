@@ -132,7 +132,9 @@ def fleet_overview(viewer: User, now: datetime, pool_slug: str = "") -> list[Fle
 
 def _cell(gpu: Gpu, host: Host) -> GpuCell:
     away = not schedulable_hosts.is_schedulable(host)
-    return GpuCell(gpu, away=away, unwell=gpu.repair_state != RepairState.WELL or host.repair_state != RepairState.WELL)
+    return GpuCell(
+        gpu, away=away, unwell=gpu.repair_state != RepairState.WELL or host.repair_state != RepairState.WELL
+    )
 
 
 def _count_units(cells: dict[int, GpuCell], units: dict[int, int]) -> None:
@@ -162,7 +164,9 @@ def _fill_holders(cells: dict[int, GpuCell], units: dict[int, int], now: datetim
 
 def _fill_readings(cells: dict[int, GpuCell], units: dict[int, int], now: datetime) -> None:
     rows = (
-        Sample.objects.filter(unit__in=units, ts__gt=now - RECENT_SAMPLE_WINDOW, ts__lte=now).order_by("unit", "-ts").distinct("unit")
+        Sample.objects.filter(unit__in=units, ts__gt=now - RECENT_SAMPLE_WINDOW, ts__lte=now)
+        .order_by("unit", "-ts")
+        .distinct("unit")
     )
     for unit, utilisation, temperature in rows.values_list("unit_id", "utilisation", "temperature_c"):
         cell = cells[units[unit]]
@@ -212,9 +216,13 @@ def attention_list(viewer: User, groups: list[FleetModelGroup], now: datetime) -
         found.append({"host": name, "kind": "bad", "words": words})
     for row in hosts.values():
         if row.host.disk_full:
-            found.append({"host": row.host.name, "kind": "bad", "words": "its disk is full: nothing new starts there"})
+            found.append(
+                {"host": row.host.name, "kind": "bad", "words": "its disk is full: nothing new starts there"}
+            )
         if row.state not in ("ready", "maintenance"):
-            quiet = {"suspect": "one renewal late", "silent": "silent"}.get(row.state)  # not what its reason is of
+            quiet = {"suspect": "one renewal late", "silent": "silent"}.get(
+                row.state
+            )  # not what its reason is of
             words = quiet or row.state + (f": {row.host.state_reason}" if row.host.state_reason else "")
             found.append(
                 {
@@ -226,17 +234,32 @@ def attention_list(viewer: User, groups: list[FleetModelGroup], now: datetime) -
         unseen = sum(1 for cell in row.cells if not cell.seen)
         if unseen and row.host.lease_state == LeaseState.ALIVE:
             found.append(
-                {"host": row.host.name, "kind": "warn", "words": f"no telemetry from {unseen} of {len(row.cells)} GPUs"}
+                {
+                    "host": row.host.name,
+                    "kind": "warn",
+                    "words": f"no telemetry from {unseen} of {len(row.cells)} GPUs",
+                }
             )
         idle = sum(1 for cell in row.cells if cell.idle)
         if idle:
             found.append(
-                {"host": row.host.name, "kind": "warn", "words": f"{idle} GPU{'s' if idle > 1 else ''} held and idle"}
+                {
+                    "host": row.host.name,
+                    "kind": "warn",
+                    "words": f"{idle} GPU{'s' if idle > 1 else ''} held and idle",
+                }
             )
-    windows = MaintenanceWindow.objects.filter(Q(start__lte=now + ATTENTION_WINDOW) & Q(end__gt=now), host__in=hosts)
+    windows = MaintenanceWindow.objects.filter(
+        Q(start__lte=now + ATTENTION_WINDOW) & Q(end__gt=now), host__in=hosts
+    )
     for window in windows.select_related("host").order_by("start"):
         found.append(
-            {"host": window.host.name, "kind": "info", "words": f"maintenance: {window.reason}", "at": window.start}
+            {
+                "host": window.host.name,
+                "kind": "info",
+                "words": f"maintenance: {window.reason}",
+                "at": window.start,
+            }
         )
     if policy.may(viewer, "host.change"):
         waited_for = policy.visible_hosts(viewer).filter(last_sync_at=None, gpus=None)

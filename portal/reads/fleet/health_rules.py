@@ -14,7 +14,9 @@ IS_DEFAULT = Q(
 )
 
 
-def health_rules(*, find: str = "", action: str = "", changed: bool = False, also: str = "") -> list[HealthRule]:
+def health_rules(
+    *, find: str = "", action: str = "", changed: bool = False, also: str = ""
+) -> list[HealthRule]:
     """Rules by kind and number: those whose code or meaning has every word of ``find``, that do ``action``, and with ``changed``
     only what operators changed or added. What is empty asks for nothing; the rule with the code ``also`` is there in any case."""
     wanted = Q()

@@ -51,14 +51,21 @@ def host_units(viewer: User, host: Host, now: datetime) -> list[dict[str, Any]]:
         .select_related("gpu")
         .order_by("gpu__index", "slots")
     )
-    seen = set(policy.visible_workloads(viewer).filter(allocations__unit__in=rows).values_list("pk", flat=True))
+    seen = set(
+        policy.visible_workloads(viewer).filter(allocations__unit__in=rows).values_list("pk", flat=True)
+    )
     open_ = Allocation.objects.filter(unit__in=rows, period__upper_inf=True)
     holders = {a.unit_id: a for a in open_.select_related("workload__project__team", "workload__owner")}
-    bound = BoundUnit.objects.filter(unit__in=rows, period__contains=now).select_related("reservation__project__team")
+    bound = BoundUnit.objects.filter(unit__in=rows, period__contains=now).select_related(
+        "reservation__project__team"
+    )
     reserved = {b.unit_id: b.reservation for b in bound}
     readings = latest_samples([row.pk for row in rows], now)
     is_open = schedulable_hosts.is_schedulable(host)
-    return [_unit(row, holders.get(row.pk), reserved.get(row.pk), readings.get(row.pk), seen, is_open) for row in rows]
+    return [
+        _unit(row, holders.get(row.pk), reserved.get(row.pk), readings.get(row.pk), seen, is_open)
+        for row in rows
+    ]
 
 
 def _unit(
@@ -103,7 +110,10 @@ ISOLATION_REQUIREMENTS = {
 
 def missing_isolation(host: Host) -> list[str]:
     """What its pool demands to keep workloads apart and it does not have, in words; empty: nothing. Its pool is loaded."""
-    return [ISOLATION_REQUIREMENTS[level] for level in missing_levels(host.hardware.get("reported") or {}, host.pool.isolation)]
+    return [
+        ISOLATION_REQUIREMENTS[level]
+        for level in missing_levels(host.hardware.get("reported") or {}, host.pool.isolation)
+    ]
 
 
 def is_closed_to_new_work(host: Host) -> bool:
@@ -126,12 +136,16 @@ class RemainingWorkload:
 
 def remaining_workloads(host: Host, now: datetime) -> list[RemainingWorkload]:
     """What has not left it, soonest gone first. One query."""
-    found = Workload.objects.filter(runs__host=host, runs__ended_at=None, state__in=LIVE_STATES).annotate(begun_at=ATTEMPT_STARTED_AT)
+    found = Workload.objects.filter(runs__host=host, runs__ended_at=None, state__in=LIVE_STATES).annotate(
+        begun_at=ATTEMPT_STARTED_AT
+    )
     rows = []
     for workload in found.select_related("project__team", "owner"):
         leaves = workload.state in TERMINATING_STATES
         limit = workload.begun_at + timedelta(seconds=workload.max_runtime_seconds)
-        rows.append(RemainingWorkload(workload, leaves, workload.gone_by if leaves and workload.gone_by else limit))
+        rows.append(
+            RemainingWorkload(workload, leaves, workload.gone_by if leaves and workload.gone_by else limit)
+        )
     return sorted(rows, key=lambda row: (row.by, row.workload.pk))
 
 
@@ -142,7 +156,11 @@ def simulation_options(host: Host) -> str:
         return ""
     boards = ",".join(f"{len(list(alike))}x{model}" for model, alike in groupby(gpu.model for gpu in gpus))
     slices: dict[int, list[str]] = defaultdict(list)
-    rows = Unit.objects.filter(gpu__in=gpus, retired_at=None).exclude(profile=WHOLE_GPU_PROFILE).order_by("gpu__index", "slots")
+    rows = (
+        Unit.objects.filter(gpu__in=gpus, retired_at=None)
+        .exclude(profile=WHOLE_GPU_PROFILE)
+        .order_by("gpu__index", "slots")
+    )
     for index, profile in rows.values_list("gpu__index", "profile"):
         slices[index].append(profile)
     split = ",".join(f"{index}:{layout_text(profiles)}" for index, profiles in slices.items())

@@ -71,10 +71,21 @@ def host_history(viewer: User, host: Host) -> list[HostHistoryEntry]:
     by_moment = {deed.at: deed for deed in reversed(deeds)}
     handled = {event.handled_at for event in hardware if event.handled_at}
     names = _ActorNames(policy.sees_all_teams(viewer), by_moment, handled)
-    found = [*_hardware_entries(viewer, hardware), *_host_state_entries(host, names), *_gpu_state_entries(host, names)]
+    found = [
+        *_hardware_entries(viewer, hardware),
+        *_host_state_entries(host, names),
+        *_gpu_state_entries(host, names),
+    ]
     told = {row.at for row in found if row.about in ("host", "gpu")}
     found += [
-        HostHistoryEntry(deed.at, "deed", who=names.of(deed), reason=deed.why, verb=deed.verb, numbers=_action_numbers(deed))
+        HostHistoryEntry(
+            deed.at,
+            "deed",
+            who=names.of(deed),
+            reason=deed.why,
+            verb=deed.verb,
+            numbers=_action_numbers(deed),
+        )
         for deed in deeds
         if deed.verb not in STATE_CHANGING_VERBS or deed.at not in told
     ]
@@ -137,7 +148,9 @@ class _ActorNames:
         if deed is not None and deed.why:
             return deed.why
         off = parse_powered_off(kept)  # of long ago: the deed is not among those that were read
-        return kept if off is None or self.are_known else f"seen powered off by {ANONYMOUS_OPERATOR}: {off[1]}"
+        return (
+            kept if off is None or self.are_known else f"seen powered off by {ANONYMOUS_OPERATOR}: {off[1]}"
+        )
 
 
 def _hardware_entries(viewer: User, rows: list[HealthEvent]) -> Iterable[HostHistoryEntry]:
@@ -173,13 +186,19 @@ def _host_state_entries(host: Host, names: _ActorNames) -> Iterable[HostHistoryE
 
 
 def _gpu_state_entries(host: Host, names: _ActorNames) -> Iterable[HostHistoryEntry]:
-    rows = list(GpuStateChange.objects.filter(gpu__host=host).select_related("gpu").order_by("-at", "-pk")[: 2 * MAX_ENTRIES])
+    rows = list(
+        GpuStateChange.objects.filter(gpu__host=host)
+        .select_related("gpu")
+        .order_by("-at", "-pk")[: 2 * MAX_ENTRIES]
+    )
     for at, row in enumerate(rows[:MAX_ENTRIES]):
         before = next((older.repair_state for older in rows[at + 1 :] if older.gpu_id == row.gpu_id), "")
         yield HostHistoryEntry(
             row.at,
             "gpu",
-            [StateChange("", before, row.repair_state)] if before != row.repair_state else [],  # else it went missing, or came back
+            [StateChange("", before, row.repair_state)]
+            if before != row.repair_state
+            else [],  # else it went missing, or came back
             names.at(row.at),
             names.reason(row.at, row.reason),
             gpu=row.gpu.index,

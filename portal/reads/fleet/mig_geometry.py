@@ -53,10 +53,14 @@ def host_geometries(host: Host) -> list[GpuGeometry]:
 
 def gpu_geometry(host: Host, gpu: Gpu) -> GpuGeometry:
     """One of them."""
-    return _geometry_of(host, gpu, GeometryChange.objects.filter(gpu=gpu).order_by("-created_at", "-pk").first())
+    return _geometry_of(
+        host, gpu, GeometryChange.objects.filter(gpu=gpu).order_by("-created_at", "-pk").first()
+    )
 
 
 def _geometry_of(host: Host, gpu: Gpu, last: GeometryChange | None) -> GpuGeometry:
     there = geometry_changes.current_profiles(host, gpu)
     present = None if there is None else layout_text(there)
-    return GpuGeometry(gpu, present, geometry_changes.offered_profiles(host, gpu), last, host.pool.kind == PoolKind.STATIC)
+    return GpuGeometry(
+        gpu, present, geometry_changes.offered_profiles(host, gpu), last, host.pool.kind == PoolKind.STATIC
+    )

@@ -15,5 +15,7 @@ def visible_gpu_models(viewer: User) -> list[str]:
 
 def has_simulated_use(filters: UsageFilters) -> bool:
     """Whether part of the period is simulated history."""
-    rows = Rollup.objects.filter(resolution=Rollup.Resolution.HOUR, bucket__gte=filters.start, bucket__lt=filters.end)
+    rows = Rollup.objects.filter(
+        resolution=Rollup.Resolution.HOUR, bucket__gte=filters.start, bucket__lt=filters.end
+    )
     return rows.filter(simulated=True).exists()

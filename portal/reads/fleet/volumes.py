@@ -14,7 +14,11 @@ from portal.models import Membership, User
 from scheduler.models import Host, Run, Storage, Team, Volume
 from scheduler.state.states import RunState
 
-VOLUME_USING_STATES = (RunState.STARTING, RunState.RUNNING, RunState.STOPPING)  # a run whose processes may have the home open
+VOLUME_USING_STATES = (
+    RunState.STARTING,
+    RunState.RUNNING,
+    RunState.STOPPING,
+)  # a run whose processes may have the home open
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,13 @@ def home_details(viewer: User, volumes: Sequence[Volume]) -> list[HomeVolume]:
         owner = owners.get(volume.person)
         teams = [membership.team for membership in owner.memberships.all()] if owner else []
         found.append(
-            HomeVolume(volume, hosts[volume.storage_id], used.get((volume.person, volume.storage_id), 0), owner, teams)
+            HomeVolume(
+                volume,
+                hosts[volume.storage_id],
+                used.get((volume.person, volume.storage_id), 0),
+                owner,
+                teams,
+            )
         )
     return found
 
@@ -81,16 +91,23 @@ def _used(viewer: User, volumes: Sequence[Volume]) -> dict[tuple[str, int], int]
 
 def _owners(viewer: User, names: set[str]) -> dict[str, User]:
     memberships = (
-        Membership.objects.filter(team__in=policy.visible_teams(viewer)).select_related("team").order_by("team__name")
+        Membership.objects.filter(team__in=policy.visible_teams(viewer))
+        .select_related("team")
+        .order_by("team__name")
     )
-    rows = User.objects.filter(username__in=names).prefetch_related(Prefetch("memberships", queryset=memberships))
+    rows = User.objects.filter(username__in=names).prefetch_related(
+        Prefetch("memberships", queryset=memberships)
+    )
     return {user.username: user for user in rows}
 
 
 def home_storages(viewer: User) -> list[dict[str, Any]]:
     """Where the homes of visible hosts lie, those with most hosts first: storage, hosts."""
     hosts = (
-        policy.visible_hosts(viewer).filter(storage__isnull=False).order_by("name").values_list("storage_id", "name")
+        policy.visible_hosts(viewer)
+        .filter(storage__isnull=False)
+        .order_by("name")
+        .values_list("storage_id", "name")
     )
     names: dict[int, list[str]] = defaultdict(list)
     for storage, name in hosts:

@@ -16,7 +16,12 @@ from telemetry.models import Budget, BudgetMeasure, Charge, Price, Statement
 from telemetry.money import statements
 from telemetry.money.billing_months import month_of, next_month
 
-DIMENSION_NAME_FIELDS = {"team": "team_name", "project": "project_name", "workload": "workload_name", "user": "user_name"}
+DIMENSION_NAME_FIELDS = {
+    "team": "team_name",
+    "project": "project_name",
+    "workload": "workload_name",
+    "user": "user_name",
+}
 
 
 def charged_months(now: datetime) -> list[date]:
@@ -89,7 +94,9 @@ def dimension_name(dimension: str, key: Any, month: date, lines: QuerySet[Charge
     column = "pk" if key is None else f"{dimension}_id"
     if key is None:
         return "none"
-    return lines.filter(month=month, **{column: key}).values_list(DIMENSION_NAME_FIELDS[dimension], flat=True).first() or str(key)
+    return lines.filter(month=month, **{column: key}).values_list(
+        DIMENSION_NAME_FIELDS[dimension], flat=True
+    ).first() or str(key)
 
 
 def charged_workload(viewer: User, pk: int | None) -> Workload | None:

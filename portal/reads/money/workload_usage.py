@@ -43,7 +43,9 @@ def rounded_sum(amounts: Iterable[Decimal | None]) -> Decimal | None:
     return round_amount(total)
 
 
-def workload_costs(ids: Collection[int], now: datetime, card: Prices, *, of: str = "workload") -> dict[int, Decimal]:
+def workload_costs(
+    ids: Collection[int], now: datetime, card: Prices, *, of: str = "workload"
+) -> dict[int, Decimal]:
     """What each has cost so far: its charges, and what it held since they were last written, at today's price. ``ids`` are
     those of workloads, or of whole arrays (``of="workload__array"``).
 
@@ -78,7 +80,9 @@ def workload_costs(ids: Collection[int], now: datetime, card: Prices, *, of: str
     return {pk: round_amount(amount) for pk, amount in sums.items() if pk not in unknown}
 
 
-def utilisation_of(workloads: Collection[int], hosts: Collection[int], now: datetime) -> dict[int, WorkloadUtilisation]:
+def utilisation_of(
+    workloads: Collection[int], hosts: Collection[int], now: datetime
+) -> dict[int, WorkloadUtilisation]:
     """Utilisation of each in the last two hours, from rollups of a minute, and last readings of their ``hosts``: two queries."""
     if not workloads:
         return {}
@@ -96,7 +100,10 @@ def utilisation_of(workloads: Collection[int], hosts: Collection[int], now: date
     for workload, minute, used, covered in rows:
         gathered.setdefault(workload, []).append((minute, used, covered or 0.0))
     readings = latest_utilisation(workloads, hosts, now)
-    return {pk: WorkloadUtilisation(_values(gathered.get(pk, []), since), *readings.get(pk, (None, None))) for pk in workloads}
+    return {
+        pk: WorkloadUtilisation(_values(gathered.get(pk, []), since), *readings.get(pk, (None, None)))
+        for pk in workloads
+    }
 
 
 def latest_utilisation(
@@ -144,12 +151,16 @@ def utilisation_history(workload: int, now: datetime) -> list[tuple[datetime, fl
     """
     first = Allocation.objects.filter(workload=workload).aggregate(first=Min("period__startswith"))["first"]
     resolution = (
-        Rollup.Resolution.MINUTE if first is None or now - first < timedelta(hours=6) else Rollup.Resolution.HOUR
+        Rollup.Resolution.MINUTE
+        if first is None or now - first < timedelta(hours=6)
+        else Rollup.Resolution.HOUR
     )
     rows = (
         Rollup.objects.filter(resolution=resolution, allocation__workload=workload)
         .values_list("bucket")
-        .annotate(used=Sum("utilisation_seconds"), covered=Sum("covered_seconds"), memory=Max("memory_used_max_mib"))
+        .annotate(
+            used=Sum("utilisation_seconds"), covered=Sum("covered_seconds"), memory=Max("memory_used_max_mib")
+        )
         .order_by("-bucket")[:1500]
     )
     found = [
@@ -161,7 +172,9 @@ def utilisation_history(workload: int, now: datetime) -> list[tuple[datetime, fl
 
 def team_spending(teams: Iterable[Team], month: date) -> dict[int, Decimal]:
     """What each team was charged in a month so far."""
-    rows = Charge.objects.filter(team__in=teams, month=month).values_list("team_id").annotate(sum=Sum("charged"))
+    rows = (
+        Charge.objects.filter(team__in=teams, month=month).values_list("team_id").annotate(sum=Sum("charged"))
+    )
     return {team: round_amount(Decimal(amount)) for team, amount in rows}
 
 

@@ -67,14 +67,18 @@ def team_page(viewer: policy.Viewer, slug: str) -> dict[str, Any] | None:
                 "pool": quota.pool,
                 "model": quota.model,
                 "guaranteed": quota.guaranteed_slots / SLOTS_PER_GPU,
-                "borrow": None if quota.borrow_limit_slots is None else quota.borrow_limit_slots / SLOTS_PER_GPU,
+                "borrow": None
+                if quota.borrow_limit_slots is None
+                else quota.borrow_limit_slots / SLOTS_PER_GPU,
                 "hours": quota.gpu_hours,
                 "hours_used": quota.gpu_hours_used,
                 "period": quota.hours_period,
                 "used_up": quota.hours_used_up,
                 "when_used_up": quota.get_when_used_up_display(),
             }
-            for quota in Quota.objects.filter(team=team).select_related("pool").order_by("pool__name", "model")
+            for quota in Quota.objects.filter(team=team)
+            .select_related("pool")
+            .order_by("pool__name", "model")
         ],
     }
 
@@ -103,11 +107,15 @@ def own_tokens(viewer: policy.Viewer) -> QuerySet[ApiToken]:
     return policy.visible_tokens(viewer).order_by(F("revoked_at").asc(nulls_first=True), "-created_at")
 
 
-def audit_events(viewer: policy.Viewer, *, words: str = "", verb: str = "", actor: str = "") -> QuerySet[AuditEvent]:
+def audit_events(
+    viewer: policy.Viewer, *, words: str = "", verb: str = "", actor: str = ""
+) -> QuerySet[AuditEvent]:
     """Visible audit records, newest first; ``words`` are sought in the target's name, ``verb`` and ``actor`` match whole."""
     rows = policy.visible_audit(viewer).select_related("team")
     if words:
-        rows = rows.filter(Q(target_name__icontains=words) | Q(target__icontains=words) | Q(why__icontains=words))
+        rows = rows.filter(
+            Q(target_name__icontains=words) | Q(target__icontains=words) | Q(why__icontains=words)
+        )
     if verb:
         rows = rows.filter(verb=verb)
     if actor:
@@ -117,7 +125,12 @@ def audit_events(viewer: policy.Viewer, *, words: str = "", verb: str = "", acto
 
 def pools(viewer: policy.Viewer) -> QuerySet[Pool]:
     """Visible pools with their count of hosts."""
-    return policy.visible_pools(viewer).select_related("team").annotate(host_count=Count("hosts")).order_by("name")
+    return (
+        policy.visible_pools(viewer)
+        .select_related("team")
+        .annotate(host_count=Count("hosts"))
+        .order_by("name")
+    )
 
 
 def all_teams() -> QuerySet[Team]:

@@ -44,11 +44,17 @@ def operations_dashboard(user: User, now: datetime) -> OperationsDashboard | Non
     fine = Q(lease_state=LeaseState.ALIVE, admin_state=AdminState.IN_SERVICE, repair_state=RepairState.WELL)
     waiting = policy.visible_workloads(user).filter(state=WorkloadState.QUEUED)
     return OperationsDashboard(
-        submissions=list(submissions.select_related("team", "author").order_by("created_at", "pk")[:MAX_DASHBOARD_ROWS]),
+        submissions=list(
+            submissions.select_related("team", "author").order_by("created_at", "pk")[:MAX_DASHBOARD_ROWS]
+        ),
         submissions_waiting=submissions.count(),
         hosts=hosts.count(),
         troubled=list(hosts.exclude(fine).select_related("pool").order_by("name")[: 2 * MAX_DASHBOARD_ROWS]),
-        waiting=list(waiting.select_related("project__team", "pool").order_by(F("queued_at"), "pk")[:MAX_DASHBOARD_ROWS]),
+        waiting=list(
+            waiting.select_related("project__team", "pool").order_by(F("queued_at"), "pk")[
+                :MAX_DASHBOARD_ROWS
+            ]
+        ),
         waiting_count=waiting.count(),
         unserved=list(
             policy.visible_reservations(user)
@@ -88,7 +94,11 @@ def money_dashboard(user: User, now: datetime) -> MoneyDashboard | None:
     month = month_of(now)
     teams = list(Team.objects.order_by("name"))
     spent = workload_usage.team_spending(teams, month)
-    budgets = dict(Budget.objects.filter(team__in=teams, month=month, measure=BudgetMeasure.MONEY).values_list("team_id", "amount"))
+    budgets = dict(
+        Budget.objects.filter(team__in=teams, month=month, measure=BudgetMeasure.MONEY).values_list(
+            "team_id", "amount"
+        )
+    )
     lines = [
         TeamMonthCost(
             team,

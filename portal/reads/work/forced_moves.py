@@ -27,7 +27,9 @@ class ForcedMove:
 def forced_moves_of_runs(runs: Iterable[int]) -> dict[int, ForcedMove]:
     """By run, those that were told to leave. One query where there are none, at most five."""
     told = list(
-        Command.objects.filter(run__in=list(runs), code__in=FORCED_MOVE_CODES, verb__in=(Command.Verb.NOTICE, Command.Verb.STOP))
+        Command.objects.filter(
+            run__in=list(runs), code__in=FORCED_MOVE_CODES, verb__in=(Command.Verb.NOTICE, Command.Verb.STOP)
+        )
         .select_related("host")
         .order_by("run_id", "pk")
     )
@@ -49,13 +51,20 @@ def workload_history(workload: Workload, most: int) -> list[WorkloadHistoryEntry
     rows = workload.decisions.order_by("-at", "-pk")[:most]
     found = [WorkloadHistoryEntry(row.at, row.kind, row.code, row.numbers) for row in rows]
     told = list(
-        Command.objects.filter(run__workload=workload, code__in=FORCED_MOVE_CODES, verb__in=(Command.Verb.NOTICE, Command.Verb.STOP))
+        Command.objects.filter(
+            run__workload=workload,
+            code__in=FORCED_MOVE_CODES,
+            verb__in=(Command.Verb.NOTICE, Command.Verb.STOP),
+        )
         .select_related("host")
         .order_by("run_id", "pk")
     )
     moved = forced_moves_of_commands(told)
     first = {command.run_id: command for command in reversed(told)}
-    found += [WorkloadHistoryEntry(first[run].created_at, "moved", move.code, move.numbers) for run, move in moved.items()]
+    found += [
+        WorkloadHistoryEntry(first[run].created_at, "moved", move.code, move.numbers)
+        for run, move in moved.items()
+    ]
     return sorted(found, key=lambda one: one.at, reverse=True)[:most]
 
 
@@ -67,10 +76,16 @@ def forced_moves_of_commands(told: Iterable[Command]) -> dict[int, ForcedMove]:
     if not first:
         return {}
     hosts, moments = {c.host_id for c in first.values()}, {c.created_at for c in first.values()}
-    events = HealthEvent.objects.filter(host__in=hosts, handled_at__in=moments, action_taken__in=HOST_REMOVING_ACTIONS)
+    events = HealthEvent.objects.filter(
+        host__in=hosts, handled_at__in=moments, action_taken__in=HOST_REMOVING_ACTIONS
+    )
     by_event = {(e.host_id, e.handled_at): e for e in events.select_related("gpu").order_by("-at", "-pk")}
     meanings = (
-        dict(HealthRule.objects.filter(code__in={e.code for e in by_event.values()}).values_list("code", "meaning"))
+        dict(
+            HealthRule.objects.filter(code__in={e.code for e in by_event.values()}).values_list(
+                "code", "meaning"
+            )
+        )
         if by_event
         else {}
     )
@@ -81,14 +96,20 @@ def forced_moves_of_commands(told: Iterable[Command]) -> dict[int, ForcedMove]:
     taken_out = GpuStateChange.objects.filter(gpu__host__in=hosts, at__in=moments).exclude(reason="")
     for host, at, reason in taken_out.values_list("gpu__host_id", "at", "reason"):
         words.setdefault((host, at), reason)
-    return {run: _forced_move(c, by_event.get(key), meanings, words.get(key, "")) for run, c in first.items() if (key := _key(c))}
+    return {
+        run: _forced_move(c, by_event.get(key), meanings, words.get(key, ""))
+        for run, c in first.items()
+        if (key := _key(c))
+    }
 
 
 def _key(command: Command) -> tuple[int, Any]:
     return command.host_id, command.created_at
 
 
-def _forced_move(command: Command, event: HealthEvent | None, meanings: dict[str, str], words: str) -> ForcedMove:
+def _forced_move(
+    command: Command, event: HealthEvent | None, meanings: dict[str, str], words: str
+) -> ForcedMove:
     numbers: dict[str, Any] = {"host": command.host.name}
     if event is None:
         return ForcedMove(command.code, numbers | ({"words": words} if words else {}))

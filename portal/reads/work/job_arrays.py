@@ -114,7 +114,9 @@ def _latest_usage(ids: Collection[int], now: datetime) -> dict[int, float]:
     )
     array_of = {workload: array for workload, array, _ in places}
     shares: dict[int, list[float]] = {}
-    for workload, (share, _) in workload_usage.latest_utilisation(list(array_of), {host for _, _, host in places}, now).items():
+    for workload, (share, _) in workload_usage.latest_utilisation(
+        list(array_of), {host for _, _, host in places}, now
+    ).items():
         if share is not None:
             shares.setdefault(array_of[workload], []).append(share)
     return {array: sum(some) / len(some) for array, some in shares.items()}
@@ -138,12 +140,18 @@ def arrays_started_between(since: datetime, until: datetime) -> list[tuple[Any, 
 def arrays_ended_between(since: datetime, until: datetime) -> list[tuple[Any, Workload]]:
     """Arrays of which a task ended in this time, with their counts, and the task that ended last: of those that failed, if any."""
     tasks = Workload.objects.filter(
-        array__isnull=False, simulated=False, state=WorkloadState.ENDED, ended_at__gt=since, ended_at__lte=until
+        array__isnull=False,
+        simulated=False,
+        state=WorkloadState.ENDED,
+        ended_at__gt=since,
+        ended_at__lte=until,
     )
     lasts: dict[int, Workload] = {}
     well = Q(outcome__in=(ReasonCode.FINISHED, ReasonCode.CANCELLED, ReasonCode.DEPENDENCY_NEVER_MET))
     for some in (tasks.filter(well), tasks.exclude(well)):
-        lasts |= {task.array_id or 0: task for task in some.order_by("array", "-ended_at", "-pk").distinct("array")}
+        lasts |= {
+            task.array_id or 0: task for task in some.order_by("array", "-ended_at", "-pk").distinct("array")
+        }
     rows = with_task_counts(JobArray.objects.filter(pk__in=lasts)).order_by("pk") if lasts else []
     return [(row, lasts[row.pk]) for row in rows]
 

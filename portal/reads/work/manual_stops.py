@@ -26,8 +26,12 @@ def is_manual_stop(workload: Workload) -> bool:
 
 def manual_stops_of(workloads: Iterable[Workload]) -> dict[int, ManualStop]:
     """By workload, those that were stopped by hand. No query where none was, else one."""
-    by_target = {f"workload:{workload.public_id}": workload.pk for workload in workloads if is_manual_stop(workload)}
+    by_target = {
+        f"workload:{workload.public_id}": workload.pk for workload in workloads if is_manual_stop(workload)
+    }
     if not by_target:
         return {}
     events = AuditEvent.objects.filter(verb="cancel_workload", target__in=by_target).order_by("at", "pk")
-    return {by_target[event.target]: ManualStop(event.actor_id, event.actor_name, event.why) for event in events}
+    return {
+        by_target[event.target]: ManualStop(event.actor_id, event.actor_name, event.why) for event in events
+    }

@@ -168,17 +168,26 @@ def workloads_ahead(workload: Workload, user: User, now: datetime) -> tuple[list
     if workload.state != WorkloadState.QUEUED:
         return [], 0
     before = cached_answer(("first", workload.pk), now, lambda: _planned_ahead(workload, now))
-    rows = policy.visible_workloads(user).filter(pk__in=[first[0] for first in before]).select_related(*RELATED)
+    rows = (
+        policy.visible_workloads(user).filter(pk__in=[first[0] for first in before]).select_related(*RELATED)
+    )
     seen = {row.pk: row for row in rows}
     # The nearest ones say most about one's own place.
-    shown = [WorkloadAhead(seen[pk], part, earlier, shorter) for pk, part, earlier, shorter in before if pk in seen][-MAX_WORKLOADS_AHEAD:]
+    shown = [
+        WorkloadAhead(seen[pk], part, earlier, shorter) for pk, part, earlier, shorter in before if pk in seen
+    ][-MAX_WORKLOADS_AHEAD:]
     return shown, len(before) - len(shown)
 
 
 def _planned_ahead(workload: Workload, now: datetime) -> list[tuple[int, str, bool, bool]]:
     submitted, predicted = int(workload.submitted_at.timestamp()), workload.predicted_seconds
     return [
-        (turn.queued.id, str(part), turn.queued.submitted < submitted, turn.queued.predicted_seconds < predicted)
+        (
+            turn.queued.id,
+            str(part),
+            turn.queued.submitted < submitted,
+            turn.queued.predicted_seconds < predicted,
+        )
         for turn, part in engine.turns_before(workload, now)
     ]
 
@@ -214,14 +223,18 @@ def compare_in_queue(mine: Workload, theirs: Workload, now: datetime) -> QueueCo
         rule = "turned_away"
     numbers: dict[str, Any] = {"now": int(now.timestamp()), "half_life": mine.pool.half_life_seconds}
     for name, workload, turn in (("mine", mine, found.mine), ("theirs", theirs, found.theirs)):
-        numbers |= {f"{name}_{key}": value for key, value in _comparison_facts(workload, turn, taken, now).items()}
+        numbers |= {
+            f"{name}_{key}": value for key, value in _comparison_facts(workload, turn, taken, now).items()
+        }
     without = found.without
     return QueueComparison(
         mine, theirs, rule, numbers, isinstance(without, Placement), str(without.code), dict(without.numbers)
     )
 
 
-def _comparison_facts(workload: Workload, turn: QueueTurn | None, taken: Snapshot, now: datetime) -> dict[str, Any]:
+def _comparison_facts(
+    workload: Workload, turn: QueueTurn | None, taken: Snapshot, now: datetime
+) -> dict[str, Any]:
     """What the rules look at in one workload; times in seconds since the epoch, shares in GPU-hours by weight."""
     running = next((row for row in taken.running if row.id == workload.pk), None)
     quotas = engine.quota_use(team=workload.project.team_id, pool=workload.pool_id, now=now)
@@ -310,7 +323,9 @@ def alternative_windows(workload: Workload, user: User, now: datetime) -> list[A
 def fair_share_rows(pool: Pool, mine: Collection[int] | int, now: datetime) -> list[dict[str, Any]]:
     """One row per team of the pool, in GPUs and GPU-hours, the least used first; ``mine``: ids of the viewer's teams, or of
     the one that is looked at. Those who share a pool may know its sums."""
-    rows: list[FairnessRow] = cached_answer(("fairness", pool.pk), now, lambda: engine.fairness_rows(pool, now))
+    rows: list[FairnessRow] = cached_answer(
+        ("fairness", pool.pk), now, lambda: engine.fairness_rows(pool, now)
+    )
     own = {mine} if isinstance(mine, int) else set(mine)
     teams = {team.pk: team for team in Team.objects.filter(pk__in=[row.team for row in rows])}
     drawn = [

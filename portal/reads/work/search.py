@@ -30,11 +30,15 @@ def search(user: User, words: str) -> SearchResults:
         return SearchResults([], [], [], [])
     workloads = filter_by_text(policy.visible_workloads(user), words).select_related("project__team", "pool")
     hosts = policy.visible_hosts(user).select_related("pool")
-    alive = Case(When(state=WorkloadState.ENDED, then=Value(1)), default=Value(0), output_field=IntegerField())
+    alive = Case(
+        When(state=WorkloadState.ENDED, then=Value(1)), default=Value(0), output_field=IntegerField()
+    )
     return SearchResults(
         workloads=list(workloads.order_by(alive, "-submitted_at", "-pk")[:MAX_RESULTS_PER_KIND]),
         reservations=list(
-            policy.visible_reservations(user).filter(name__icontains=words).order_by("-start", "-pk")[:MAX_RESULTS_PER_KIND]
+            policy.visible_reservations(user)
+            .filter(name__icontains=words)
+            .order_by("-start", "-pk")[:MAX_RESULTS_PER_KIND]
         ),
         hosts=list(hosts.filter(name__icontains=words).order_by("name")[:MAX_RESULTS_PER_KIND]),
         teams=list(

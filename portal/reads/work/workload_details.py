@@ -70,12 +70,20 @@ class WorkloadDetails:
     use: workload_usage.WorkloadUtilisation = field(default_factory=workload_usage.WorkloadUtilisation)
     cost: Decimal | None = None
     price_per_hour: Decimal | None = None
-    eviction: Decision | None = None  # the last time it was told to make room, if it goes now or waits again for that
+    eviction: Decision | None = (
+        None  # the last time it was told to make room, if it goes now or waits again for that
+    )
     stop: ManualStop | None = None  # who stopped it, or is stopping it, by hand
-    past: EstimateAccuracy = field(default_factory=EstimateAccuracy)  # how good expected starts were in its pool, while it waits
+    past: EstimateAccuracy = field(
+        default_factory=EstimateAccuracy
+    )  # how good expected starts were in its pool, while it waits
     likely: StartRange | None = None  # from when and by when it likely starts, while it waits
-    move: ForcedMove | None = None  # why its present (or last) attempt had to leave its host, where that was taken out
-    borrows: QuotaUsage | None = None  # its team's, where that holds more of its model than is guaranteed, and it may be told to go
+    move: ForcedMove | None = (
+        None  # why its present (or last) attempt had to leave its host, where that was taken out
+    )
+    borrows: QuotaUsage | None = (
+        None  # its team's, where that holds more of its model than is guaranteed, and it may be told to go
+    )
 
     @property
     def simulated(self) -> bool:
@@ -92,12 +100,16 @@ class WorkloadDetails:
         return min(end, self.workload.reservation.end) if self.workload.reservation else end
 
 
-def workload_details(workloads: Iterable[Workload], now: datetime, *, with_use: bool = True) -> list[WorkloadDetails]:
+def workload_details(
+    workloads: Iterable[Workload], now: datetime, *, with_use: bool = True
+) -> list[WorkloadDetails]:
     """Everything shown of these workloads, in their order. The number of queries does not depend on how many they are."""
     found = {workload.pk: WorkloadDetails(workload) for workload in workloads}
     if not found:
         return []
-    for run in Run.objects.filter(workload__in=found, attempt=F("workload__attempt"), rank=0).select_related("host"):
+    for run in Run.objects.filter(workload__in=found, attempt=F("workload__attempt"), rank=0).select_related(
+        "host"
+    ):
         found[run.workload_id].run = run
     for allocation in _held_or_had(found):
         piece = found[allocation.workload_id]
@@ -108,7 +120,11 @@ def workload_details(workloads: Iterable[Workload], now: datetime, *, with_use: 
         found[decision.workload_id].eviction = decision
     for pk, stop in manual_stops.manual_stops_of(piece.workload for piece in found.values()).items():
         found[pk].stop = stop
-    gone = {piece.run.pk: piece for piece in found.values() if piece.run is not None and _is_being_evicted(piece.workload)}
+    gone = {
+        piece.run.pk: piece
+        for piece in found.values()
+        if piece.run is not None and _is_being_evicted(piece.workload)
+    }
     if gone:
         for run_id, move in forced_moves.forced_moves_of_runs(gone).items():
             gone[run_id].move = move
@@ -144,7 +160,10 @@ def _note_borrowing(pieces: list[WorkloadDetails], now: datetime) -> None:
     teams = {piece.workload.project.team_id for piece in pieces}
     quotas = Quota.objects.filter(team__in=teams, pool__in={piece.workload.pool_id for piece in pieces})
     held = engine.held_by_team(teams, now)
-    lines = {(quota.team_id, quota.pool_id, quota.model): _quota_usage(quota, held) for quota in quotas.select_related("pool")}
+    lines = {
+        (quota.team_id, quota.pool_id, quota.model): _quota_usage(quota, held)
+        for quota in quotas.select_related("pool")
+    }
     for piece in pieces:
         line = lines.get((piece.workload.project.team_id, piece.workload.pool_id, piece.held[0].model))
         piece.borrows = line if line is not None and line.borrowed else None
@@ -152,7 +171,9 @@ def _note_borrowing(pieces: list[WorkloadDetails], now: datetime) -> None:
 
 def _was_told_to_make_room(workload: Workload) -> bool:
     """Whether it goes because it was told to make room, or waits again after that."""
-    return workload.state in TERMINATING_STATES or (workload.state == WorkloadState.QUEUED and workload.attempt > 0)
+    return workload.state in TERMINATING_STATES or (
+        workload.state == WorkloadState.QUEUED and workload.attempt > 0
+    )
 
 
 def _is_being_evicted(workload: Workload) -> bool:
@@ -171,7 +192,9 @@ def _run_seconds(pieces: Iterable[WorkloadDetails]) -> dict[int, timedelta]:
     several = [piece.workload.pk for piece in ended if piece.workload.attempt > 1 or piece.workload.hosts > 1]
     if several:
         runs = Run.objects.filter(workload__in=several, running_at__isnull=False, ended_at__isnull=False)
-        each = runs.values_list("workload_id", "attempt").annotate(first=Min("running_at"), last=Max("ended_at"))
+        each = runs.values_list("workload_id", "attempt").annotate(
+            first=Min("running_at"), last=Max("ended_at")
+        )
         ran |= dict.fromkeys({workload for workload, *_ in each}, timedelta(0))
         for workload, _, first, last in each:
             ran[workload] += last - first
@@ -181,11 +204,15 @@ def _run_seconds(pieces: Iterable[WorkloadDetails]) -> dict[int, timedelta]:
 def _held_or_had(workloads: Iterable[int]) -> QuerySet[Allocation]:
     """Open allocations of these workloads, and of those that have ended what their last attempt held; by host and GPU."""
     last = Q(workload__state=WorkloadState.ENDED, run__attempt=F("workload__attempt"))
-    return _by_host_and_gpu(Allocation.objects.filter(Q(period__upper_inf=True) | last, workload__in=list(workloads)))
+    return _by_host_and_gpu(
+        Allocation.objects.filter(Q(period__upper_inf=True) | last, workload__in=list(workloads))
+    )
 
 
 def _by_host_and_gpu(allocations: QuerySet[Allocation]) -> QuerySet[Allocation]:
-    return allocations.select_related("unit__gpu__host").order_by("unit__gpu__host__name", "unit__gpu__index", "slots")
+    return allocations.select_related("unit__gpu__host").order_by(
+        "unit__gpu__host__name", "unit__gpu__index", "slots"
+    )
 
 
 def held_by(workloads: Iterable[int]) -> QuerySet[Allocation]:
@@ -250,7 +277,11 @@ def attempts_without_checkpoint(runs: Iterable[Run]) -> set[int]:
     """The attempts on a host with other homes than those that the last checkpoint before them lies in."""
     found, saved = set(), None
     for run in sorted(runs, key=lambda run: (run.attempt, run.rank)):
-        if saved is not None and saved.attempt < run.attempt and has_other_storage(saved.host.storage_id, run.host):
+        if (
+            saved is not None
+            and saved.attempt < run.attempt
+            and has_other_storage(saved.host.storage_id, run.host)
+        ):
             found.add(run.attempt)
         if run.checkpoint_at is not None:
             saved = run
@@ -300,7 +331,9 @@ def team_summaries(user: User, now: datetime) -> list[TeamSummary]:
     spent = workload_usage.team_spending(teams, month)
     panels = []
     for team in teams:
-        money, hours = (budgets.get((team.pk, measure)) for measure in (BudgetMeasure.MONEY, BudgetMeasure.GPU_HOURS))
+        money, hours = (
+            budgets.get((team.pk, measure)) for measure in (BudgetMeasure.MONEY, BudgetMeasure.GPU_HOURS)
+        )
         so_far = spent.get(team.pk, Decimal(0))
         panels.append(
             TeamSummary(
@@ -367,7 +400,11 @@ def upcoming_maintenance(user: User, now: datetime, most: int = 4) -> list[Maint
 def open_reservations(user: User, now: datetime) -> QuerySet[Reservation]:
     """Reservations of the person's teams in which work can be launched."""
     mine = policy.visible_reservations(user).filter(project__in=policy.launchable_projects(user))
-    return mine.filter(state__in=OPEN_RESERVATION_STATES, end__gt=now).select_related("project", "pool").order_by("start", "pk")
+    return (
+        mine.filter(state__in=OPEN_RESERVATION_STATES, end__gt=now)
+        .select_related("project", "pool")
+        .order_by("start", "pk")
+    )
 
 
 def is_notebook(workload: Workload) -> bool:
@@ -395,7 +432,9 @@ def _price_per_hour(piece: WorkloadDetails, prices: workload_usage.Prices) -> De
     """Of what it holds, or, while it waits, of what it asks for when that is whole GPUs of named models."""
     workload = piece.workload
     if piece.held:
-        return workload_usage.rounded_sum(prices.of(workload.pool_id, unit.model, unit.slots) for unit in piece.held)
+        return workload_usage.rounded_sum(
+            prices.of(workload.pool_id, unit.model, unit.slots) for unit in piece.held
+        )
     if workload.profile != WHOLE_GPU_PROFILE or not workload.models_wanted:
         return None
     dearest = [prices.of(workload.pool_id, model, SLOTS_PER_GPU) for model in workload.models_wanted]

@@ -89,13 +89,21 @@ def request_quota_change(
             created_at=now,
         )
         audit.record(
-            actor=actor, via=via, now=now, verb="request_quota_change", target=submission, after=payload, why=why,
+            actor=actor,
+            via=via,
+            now=now,
+            verb="request_quota_change",
+            target=submission,
+            after=payload,
+            why=why,
             before=_quota_fields(Quota.objects.filter(team=team, pool=pool, model=model).first()),
-        )  # fmt: skip
+        )
     return submission
 
 
-def request_membership(*, actor: User, team: Team, now: datetime, why: str = "", via: str = "web") -> Submission:
+def request_membership(
+    *, actor: User, team: Team, now: datetime, why: str = "", via: str = "web"
+) -> Submission:
     """Ask to join a team as a member. Raises Conflict when one already is, or already asked; Invalid, NotAllowed."""
     policy.require(actor, "team.join", team)
     checks = InputChecks()
@@ -107,10 +115,21 @@ def request_membership(*, actor: User, team: Team, now: datetime, why: str = "",
         payload = {"user": actor.pk, "role": Membership.Role.MEMBER.value}
         submission = _unique_submission(
             Conflict(f"You already asked to join {team.name}."),
-            kind=Submission.Kind.MEMBERSHIP, team=team, author=actor, why=why, payload=payload, created_at=now,
-        )  # fmt: skip
+            kind=Submission.Kind.MEMBERSHIP,
+            team=team,
+            author=actor,
+            why=why,
+            payload=payload,
+            created_at=now,
+        )
         audit.record(
-            actor=actor, via=via, now=now, verb="request_membership", target=submission, after=payload, why=why
+            actor=actor,
+            via=via,
+            now=now,
+            verb="request_membership",
+            target=submission,
+            after=payload,
+            why=why,
         )
     return submission
 
@@ -124,7 +143,9 @@ def _unique_submission(otherwise: Conflict, **columns: Any) -> Submission:
         raise otherwise from None
 
 
-def approval_effect(submission: Submission, now: datetime, changes: dict[str, Any] | None = None) -> dict[str, Any]:
+def approval_effect(
+    submission: Submission, now: datetime, changes: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """What approving it (with ``changes``) would do to others. Reads only.
 
     Always: ``fits`` (bool), ``code`` and ``numbers`` (the engine's reason where it gave one), ``sentence`` (for people).
@@ -192,9 +213,15 @@ def approve_submission(
             decided_at=now,
         )
         audit.record(
-            actor=actor, via=via, now=now, verb="approve_submission", target=submission,
-            before=submission.payload, after=_json(payload), why=comment,
-        )  # fmt: skip
+            actor=actor,
+            via=via,
+            now=now,
+            verb="approve_submission",
+            target=submission,
+            before=submission.payload,
+            after=_json(payload),
+            why=comment,
+        )
     return submission
 
 
@@ -223,13 +250,20 @@ def decline_submission(
     return submission
 
 
-def withdraw_submission(*, actor: User, submission: Submission, now: datetime, via: str = "web") -> Submission:
+def withdraw_submission(
+    *, actor: User, submission: Submission, now: datetime, via: str = "web"
+) -> Submission:
     """Take back what waits. Raises Conflict when it is decided, NotAllowed."""
     policy.require(actor, "submission.withdraw", submission)
     with transaction.atomic():
         _decide(submission, SubmissionState.WITHDRAWN)
         audit.record(
-            actor=actor, via=via, now=now, verb="withdraw_submission", target=submission, before=submission.payload
+            actor=actor,
+            via=via,
+            now=now,
+            verb="withdraw_submission",
+            target=submission,
+            before=submission.payload,
         )
     return submission
 
@@ -295,14 +329,18 @@ def _confirm_reservation(submission: Submission, payload: dict[str, Any], now: d
 
 
 def _confirm_series(submission: Submission, payload: dict[str, Any], now: datetime) -> None:
-    made = recurring_reservations.confirm_series(submission.author, _series_request_of(submission, payload, now), now)
+    made = recurring_reservations.confirm_series(
+        submission.author, _series_request_of(submission, payload, now), now
+    )
     first = made.occurrences.order_by("start", "pk").first()
     Submission.objects.filter(pk=submission.pk).update(reservation=first)
     submission.reservation = first
 
 
 def _changed_reservation(submission: Submission) -> Reservation:
-    return Reservation.objects.select_related("project__team", "pool").get(pk=submission.payload["reservation"])
+    return Reservation.objects.select_related("project__team", "pool").get(
+        pk=submission.payload["reservation"]
+    )
 
 
 def _add_member(submission: Submission, payload: dict[str, Any], now: datetime) -> None:
@@ -324,9 +362,14 @@ def _effect_on_guarantees(submission: Submission, payload: dict[str, Any]) -> di
     pool, model = _pool_of(submission), payload["model"]
     room = engine.guarantee_capacity(pool=pool, model=model, team=submission.team)
     capacity, others = room.capacity // SLOTS_PER_GPU, room.others / SLOTS_PER_GPU
-    own = sum(
-        Quota.objects.filter(pool=pool, model=model, team=submission.team).values_list("guaranteed_slots", flat=True)
-    ) / SLOTS_PER_GPU  # fmt: skip
+    own = (
+        sum(
+            Quota.objects.filter(pool=pool, model=model, team=submission.team).values_list(
+                "guaranteed_slots", flat=True
+            )
+        )
+        / SLOTS_PER_GPU
+    )
     before, after = others + own, others + payload["guaranteed_gpus"]
     fits = payload["guaranteed_gpus"] * SLOTS_PER_GPU <= room.most
     effect: dict[str, Any] = {
@@ -383,14 +426,14 @@ def _effect_of_series(submission: Submission, payload: dict[str, Any], now: date
     answers = engine.check_windows(now=now, owner=submission.author, **wish.columns)
     place = recurring_reservations.first_unavailable_occurrence(answers)
     worst = answers[place or 0]
-    fits = (
-        f"All {len(answers)} occurrences fit: {wish.first.gpus:g} GPUs, the first {formatting.window(*wish.windows[0])}."
-    )
+    fits = f"All {len(answers)} occurrences fit: {wish.first.gpus:g} GPUs, the first {formatting.window(*wish.windows[0])}."
     return {
         "fits": place is None,
         "code": worst.code,
         "numbers": dict(worst.numbers),
-        "sentence": fits if place is None else recurring_reservations.unavailable_occurrences_sentence(wish, answers),
+        "sentence": fits
+        if place is None
+        else recurring_reservations.unavailable_occurrences_sentence(wish, answers),
         "windows": reservations.alternative_windows_of(worst),
         "gpus": wish.first.gpus,
         "capacity_gpus": _capacity(wish.first.pool, payload.get("models") or []),
@@ -422,8 +465,14 @@ def _effect_of_change(submission: Submission, payload: dict[str, Any], now: date
 
 def _no_effect(sentence: str) -> dict[str, Any]:
     return {
-        "fits": False, "code": "", "numbers": {}, "sentence": sentence, "windows": [], "evicted": [], "overlapping": [],
-    }  # fmt: skip
+        "fits": False,
+        "code": "",
+        "numbers": {},
+        "sentence": sentence,
+        "windows": [],
+        "evicted": [],
+        "overlapping": [],
+    }
 
 
 def _capacity(pool: Pool, models: list[str]) -> int:
@@ -432,21 +481,38 @@ def _capacity(pool: Pool, models: list[str]) -> int:
 
 
 def _overlapping(pool: Pool, start: datetime, end: datetime) -> QuerySet[Reservation]:
-    rows = Reservation.objects.filter(pool=pool, start__lt=end, end__gt=start, state__in=OPEN_RESERVATION_STATES)
+    rows = Reservation.objects.filter(
+        pool=pool, start__lt=end, end__gt=start, state__in=OPEN_RESERVATION_STATES
+    )
     return rows.select_related("project__team").order_by("start", "pk")
 
 
-def _series_request_of(submission: Submission, payload: dict[str, Any], now: datetime) -> recurring_reservations.SeriesRequest:
+def _series_request_of(
+    submission: Submission, payload: dict[str, Any], now: datetime
+) -> recurring_reservations.SeriesRequest:
     project = Project.objects.select_related("team").get(pk=payload["project"])
     return recurring_reservations.checked_series_request(
-        project, _pool_of(submission), payload["name"], payload["units"], payload["models"], payload["profile"],
-        _datetime_of(payload["start"]), _datetime_of(payload["end"]), payload["weekdays"], date.fromisoformat(payload["until"]),
-        payload["time_zone"], now, hosts=payload.get("hosts", 1),
-        may_exceed_guarantee=payload.get("may_exceed_guarantee", False), **placement_constraints_in(payload),
-    )  # fmt: skip
+        project,
+        _pool_of(submission),
+        payload["name"],
+        payload["units"],
+        payload["models"],
+        payload["profile"],
+        _datetime_of(payload["start"]),
+        _datetime_of(payload["end"]),
+        payload["weekdays"],
+        date.fromisoformat(payload["until"]),
+        payload["time_zone"],
+        now,
+        hosts=payload.get("hosts", 1),
+        may_exceed_guarantee=payload.get("may_exceed_guarantee", False),
+        **placement_constraints_in(payload),
+    )
 
 
-def _reservation_request_of(submission: Submission, payload: dict[str, Any], now: datetime) -> reservations.ReservationRequest:
+def _reservation_request_of(
+    submission: Submission, payload: dict[str, Any], now: datetime
+) -> reservations.ReservationRequest:
     project = Project.objects.select_related("team").get(pk=payload["project"])
     return reservations.checked_reservation_request(
         project,
@@ -510,4 +576,6 @@ def _datetime_of(value: Any) -> Any:
 def _json(payload: dict[str, Any] | None) -> dict[str, Any] | None:
     if payload is None:
         return None
-    return {name: value.isoformat() if isinstance(value, datetime) else value for name, value in payload.items()}
+    return {
+        name: value.isoformat() if isinstance(value, datetime) else value for name, value in payload.items()
+    }

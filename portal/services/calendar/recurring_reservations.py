@@ -65,11 +65,26 @@ class SeriesRequest:
 
 
 def request_series(
-    *, actor: User, project: Project, pool: Pool, name: str, units: int, start: datetime, end: datetime,
-    weekdays: list[str], until: date, now: datetime, time_zone: str = "UTC", hosts: int = 1,
-    models: list[str] | None = None, profile: str = "", why: str = "", may_exceed_guarantee: bool = False, via: str = "web",
+    *,
+    actor: User,
+    project: Project,
+    pool: Pool,
+    name: str,
+    units: int,
+    start: datetime,
+    end: datetime,
+    weekdays: list[str],
+    until: date,
+    now: datetime,
+    time_zone: str = "UTC",
+    hosts: int = 1,
+    models: list[str] | None = None,
+    profile: str = "",
+    why: str = "",
+    may_exceed_guarantee: bool = False,
+    via: str = "web",
     **placing: Unpack[PlacementConstraints],
-) -> Submission | Series:  # fmt: skip
+) -> Submission | Series:
     """Reserve the same hours on some ``weekdays`` (mon to sun) from ``start``'s day to ``until``, as one thing.
 
     ``start`` and ``end`` give the hours by the clock of ``time_zone``; an occurrence is at most a day long. All of them fit
@@ -78,9 +93,23 @@ def request_series(
     """
     policy.require(actor, "reservation.request", project)
     wish = checked_series_request(
-        project, pool, name, units, models, profile, start, end, weekdays, until, time_zone, now, hosts=hosts, why=why,
-        may_exceed_guarantee=may_exceed_guarantee, **placing,
-    )  # fmt: skip
+        project,
+        pool,
+        name,
+        units,
+        models,
+        profile,
+        start,
+        end,
+        weekdays,
+        until,
+        time_zone,
+        now,
+        hosts=hosts,
+        why=why,
+        may_exceed_guarantee=may_exceed_guarantee,
+        **placing,
+    )
     why = why.strip()
     if wish.first.needs_approval:
         refuse_unless_all_fit(engine.check_windows(now=now, owner=actor, **wish.columns), wish)
@@ -100,24 +129,53 @@ def request_series(
 
 
 def preview_series(
-    *, actor: User, project: Project, pool: Pool, units: int, start: datetime, end: datetime, weekdays: list[str],
-    until: date, now: datetime, time_zone: str = "UTC", hosts: int = 1, models: list[str] | None = None,
-    profile: str = "", may_exceed_guarantee: bool = False, name: str = "preview", via: str = "web",
+    *,
+    actor: User,
+    project: Project,
+    pool: Pool,
+    units: int,
+    start: datetime,
+    end: datetime,
+    weekdays: list[str],
+    until: date,
+    now: datetime,
+    time_zone: str = "UTC",
+    hosts: int = 1,
+    models: list[str] | None = None,
+    profile: str = "",
+    may_exceed_guarantee: bool = False,
+    name: str = "preview",
+    via: str = "web",
     **placing: Unpack[PlacementConstraints],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Whether every occurrence can be had, without asking: ``occurrences`` (int), ``fits``, ``sentence`` (which does not),
     ``windows`` (the first that would do instead of that one), ``dst_occurrences`` (what is different where the clock is put
     forward or back: sentences), ``needs_approval``, ``gpus`` of each, ``price`` of all of them
     (None: no price), ``price_per_hour``, ``currency``. Raises Invalid, NotAllowed."""
     policy.require(actor, "reservation.request", project)
     wish = checked_series_request(
-        project, pool, name, units, models, profile, start, end, weekdays, until, time_zone, now, hosts=hosts,
-        may_exceed_guarantee=may_exceed_guarantee, **placing,
-    )  # fmt: skip
+        project,
+        pool,
+        name,
+        units,
+        models,
+        profile,
+        start,
+        end,
+        weekdays,
+        until,
+        time_zone,
+        now,
+        hosts=hosts,
+        may_exceed_guarantee=may_exceed_guarantee,
+        **placing,
+    )
     with metered_planning(actor, now):
         answers = engine.check_windows(now=now, owner=actor, **wish.columns)
     worst = first_unavailable_occurrence(answers)
-    price = rates_and_budgets.gpu_hour_price(pool=pool, models=wish.first.ask.models_wanted or gpu_models_of_pool(pool), now=now)
+    price = rates_and_budgets.gpu_hour_price(
+        pool=pool, models=wish.first.ask.models_wanted or gpu_models_of_pool(pool), now=now
+    )
     per_hour = None if price is None else price * Decimal(str(wish.first.gpus))
     hours = Decimal(int(sum((end - start).total_seconds() for start, end in wish.windows))) / 3600
     return {
@@ -128,7 +186,9 @@ def preview_series(
         "fits": worst is None,
         "sentence": "" if worst is None else unavailable_occurrences_sentence(wish, answers),
         "windows": [] if worst is None else alternative_windows_of(answers[worst]),
-        "clock_changes": [request_texts.clock_change(change, wish.recurrence.time_zone) for change in wish.clock_changes],
+        "clock_changes": [
+            request_texts.clock_change(change, wish.recurrence.time_zone) for change in wish.clock_changes
+        ],
         "needs_approval": wish.first.needs_approval,
         "gpus": wish.first.gpus,
     }
@@ -143,9 +203,17 @@ def cancel_series(*, actor: User, series: Series, now: datetime, why: str = "", 
     with transaction.atomic():
         given_up = engine.cancel_series(series, now=now)
         if not given_up:
-            raise Conflict(f"Every occurrence of {series.name} is over or cancelled; there is nothing to cancel.")
+            raise Conflict(
+                f"Every occurrence of {series.name} is over or cancelled; there is nothing to cancel."
+            )
         audit.record(
-            actor=actor, via=via, now=now, verb="cancel_series", target=series, why=why, after={"given_up": given_up}
+            actor=actor,
+            via=via,
+            now=now,
+            verb="cancel_series",
+            target=series,
+            why=why,
+            after={"given_up": given_up},
         )
     return given_up
 
@@ -153,7 +221,12 @@ def cancel_series(*, actor: User, series: Series, now: datetime, why: str = "", 
 def clock_changes_of(series: Series) -> list[str]:
     """What is different where the clock is put forward or back, of a series that was promised."""
     recurrence = Recurrence(
-        frozenset(series.weekdays), series.starts_at, series.ends_at, series.time_zone, series.first_day, series.last_day
+        frozenset(series.weekdays),
+        series.starts_at,
+        series.ends_at,
+        series.time_zone,
+        series.first_day,
+        series.last_day,
     )
     changes = dst_occurrences(recurrence, series.created_at)
     return [request_texts.clock_change(change, series.time_zone) for change in changes]
@@ -163,15 +236,39 @@ def clock_changes_of(series: Series) -> list[str]:
 
 
 def checked_series_request(
-    project: Project, pool: Pool, name: Any, units: Any, models: Any, profile: Any, start: Any, end: Any, weekdays: Any,
-    until: Any, time_zone: Any, now: datetime, hosts: Any = 1, why: Any = "", may_exceed_guarantee: Any = False,
+    project: Project,
+    pool: Pool,
+    name: Any,
+    units: Any,
+    models: Any,
+    profile: Any,
+    start: Any,
+    end: Any,
+    weekdays: Any,
+    until: Any,
+    time_zone: Any,
+    now: datetime,
+    hosts: Any = 1,
+    why: Any = "",
+    may_exceed_guarantee: Any = False,
     **placing: Unpack[PlacementConstraints],
-) -> SeriesRequest:  # fmt: skip
+) -> SeriesRequest:
     """Check every field, or raise Invalid with all the problems."""
     first = checked_reservation_request(
-        project, pool, name, units, models, profile, start, end, now, hosts=hosts, why=why,
-        may_exceed_guarantee=may_exceed_guarantee, **placing,
-    )  # fmt: skip
+        project,
+        pool,
+        name,
+        units,
+        models,
+        profile,
+        start,
+        end,
+        now,
+        hosts=hosts,
+        why=why,
+        may_exceed_guarantee=may_exceed_guarantee,
+        **placing,
+    )
     checks = InputChecks()
     days = checks.choices("weekdays", weekdays, WEEKDAYS)
     if not days and "weekdays" not in checks.problems:
@@ -180,7 +277,9 @@ def checked_series_request(
     local, local_end = (at.astimezone(ZoneInfo(zone)) for at in (first.start, first.end))
     if local_end.replace(tzinfo=None) - local.replace(tzinfo=None) > MAX_OCCURRENCE_LENGTH:  # by the clock
         checks.note(
-            "end", first.end.isoformat(), "end is more than a day after start; allowed for one that recurs: 24 hours."
+            "end",
+            first.end.isoformat(),
+            "end is more than a day after start; allowed for one that recurs: 24 hours.",
         )
     if isinstance(until, datetime) or not isinstance(until, date):
         checks.note("until", until, "until is no day; allowed: a date such as 2026-03-31.")
@@ -191,15 +290,24 @@ def checked_series_request(
         checks.note("until", until.isoformat(), words)
     checks.done()
     recurrence = Recurrence(
-        frozenset(WEEKDAYS.index(day) for day in days), _time_of_day(local), _time_of_day(local_end), zone, local.date(), until,
-    )  # fmt: skip
+        frozenset(WEEKDAYS.index(day) for day in days),
+        _time_of_day(local),
+        _time_of_day(local_end),
+        zone,
+        local.date(),
+        until,
+    )
     this_minute = now.replace(second=0, microsecond=0)
     windows = occurrences(recurrence, this_minute, MAX_OCCURRENCES)
     if not windows:
-        checks.note("until", until.isoformat(), f"until is {until:%Y-%m-%d}; none of those weekdays lies before it.")
+        checks.note(
+            "until", until.isoformat(), f"until is {until:%Y-%m-%d}; none of those weekdays lies before it."
+        )
     elif len(windows) > MAX_OCCURRENCES:
         last = windows[MAX_OCCURRENCES - 1][0]
-        words = f"until is {until:%Y-%m-%d}; allowed: {MAX_OCCURRENCES} occurrences, so up to {last:%Y-%m-%d}."
+        words = (
+            f"until is {until:%Y-%m-%d}; allowed: {MAX_OCCURRENCES} occurrences, so up to {last:%Y-%m-%d}."
+        )
         checks.note("until", until.isoformat(), words)
     checks.done()
     return SeriesRequest(first, recurrence, windows, dst_occurrences(recurrence, this_minute))
@@ -243,7 +351,11 @@ def refuse_unless_all_fit(answers: list[WindowCheckResult], wish: SeriesRequest)
         numbers = {**dict(answer.numbers), "occurrence": place + 1, "occurrences": len(answers)}
         field = field_to_change(answer.code, numbers, "start")
         raise Conflict(
-            unavailable_occurrences_sentence(wish, answers), field=field, code=answer.code, numbers=numbers, windows=alternative_windows_of(answer)
+            unavailable_occurrences_sentence(wish, answers),
+            field=field,
+            code=answer.code,
+            numbers=numbers,
+            windows=alternative_windows_of(answer),
         )
 
 

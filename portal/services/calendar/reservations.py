@@ -37,7 +37,16 @@ from scheduler.state.states import OPEN_RESERVATION_STATES, ReservationState
 from telemetry.core.amounts import round_amount
 
 MIN_RESERVATION_WINDOW = timedelta(minutes=5)
-AUDITED_FIELDS = ("name", "units", "models_wanted", "profile", "start", "end", "state", "may_exceed_guarantee")
+AUDITED_FIELDS = (
+    "name",
+    "units",
+    "models_wanted",
+    "profile",
+    "start",
+    "end",
+    "state",
+    "may_exceed_guarantee",
+)
 
 
 @dataclass(frozen=True)
@@ -121,9 +130,20 @@ def request_reservation(
     """
     policy.require(actor, "reservation.request", project)
     wish = checked_reservation_request(
-        project, pool, name, units, models, profile, start, end, now, hosts=hosts, why=why,
-        may_exceed_guarantee=may_exceed_guarantee, **placing,
-    )  # fmt: skip
+        project,
+        pool,
+        name,
+        units,
+        models,
+        profile,
+        start,
+        end,
+        now,
+        hosts=hosts,
+        why=why,
+        may_exceed_guarantee=may_exceed_guarantee,
+        **placing,
+    )
     why = why.strip()
     if wish.needs_approval:
         refuse_unless_reservation_fits(engine.check_window(now=now, owner=actor, **wish.columns), wish)
@@ -131,9 +151,14 @@ def request_reservation(
     with transaction.atomic():
         reservation = confirm_reservation(actor, wish, now)
         audit.record(
-            actor=actor, via=via, now=now, verb="request_reservation", target=reservation, why=why,
+            actor=actor,
+            via=via,
+            now=now,
+            verb="request_reservation",
+            target=reservation,
+            why=why,
             after=audit.audited_fields(reservation, *AUDITED_FIELDS),
-        )  # fmt: skip
+        )
     return reservation
 
 
@@ -177,7 +202,9 @@ def preview_reservation(
     )
     with metered_planning(actor, now):
         answer = engine.check_window(now=now, owner=actor, **wish.columns)
-    price = rates_and_budgets.gpu_hour_price(pool=pool, models=wish.ask.models_wanted or gpu_models_of_pool(pool), now=now)
+    price = rates_and_budgets.gpu_hour_price(
+        pool=pool, models=wish.ask.models_wanted or gpu_models_of_pool(pool), now=now
+    )
     hours = Decimal(int((wish.end - wish.start).total_seconds())) / 3600
     per_hour = None if price is None else round_amount(price * Decimal(str(wish.gpus)))
     return {
@@ -211,9 +238,19 @@ def first_fitting_windows(
     """The first windows of a length that fit, for who has named no start that could be. Raises Invalid, NotAllowed."""
     policy.require(actor, "reservation.request", project)
     wish = checked_reservation_request(
-        project, pool, "preview", units, models, profile, now, now + length, now, hosts=hosts,
-        may_exceed_guarantee=may_exceed_guarantee, **placing,
-    )  # fmt: skip
+        project,
+        pool,
+        "preview",
+        units,
+        models,
+        profile,
+        now,
+        now + length,
+        now,
+        hosts=hosts,
+        may_exceed_guarantee=may_exceed_guarantee,
+        **placing,
+    )
     asked = {name: value for name, value in wish.columns.items() if name not in ("name", "start", "end")}
     with metered_planning(actor, now):
         return engine.first_windows(length=length, owner=actor, now=now, **asked)
@@ -233,9 +270,15 @@ def cancel_reservation(
             raise Conflict(f"{reservation.name} is already {reservation.state}; there is nothing to cancel.")
         reservation.refresh_from_db()
         audit.record(
-            actor=actor, via=via, now=now, verb="cancel_reservation", target=reservation, why=why,
-            before=before, after=audit.audited_fields(reservation, "state"),
-        )  # fmt: skip
+            actor=actor,
+            via=via,
+            now=now,
+            verb="cancel_reservation",
+            target=reservation,
+            why=why,
+            before=before,
+            after=audit.audited_fields(reservation, "state"),
+        )
     return reservation
 
 
@@ -249,9 +292,7 @@ def shorten_reservation(
     checks.done()
     earliest = max(reservation.start, now)
     if not earliest < end < reservation.end:
-        words = (
-            f"end is {_local_time_text(end)}; allowed: after {_local_time_text(earliest)} and before its end now, {_local_time_text(reservation.end)}."
-        )
+        words = f"end is {_local_time_text(end)}; allowed: after {_local_time_text(earliest)} and before its end now, {_local_time_text(reservation.end)}."
         checks.note("end", end.isoformat(), words)
     checks.done()
     with transaction.atomic():
@@ -260,9 +301,14 @@ def shorten_reservation(
             raise Conflict(f"{reservation.name} is {reservation.state}; it can't be shortened.")
         reservation.refresh_from_db()
         audit.record(
-            actor=actor, via=via, now=now, verb="shorten_reservation", target=reservation,
-            before=before, after=audit.audited_fields(reservation, "end"),
-        )  # fmt: skip
+            actor=actor,
+            via=via,
+            now=now,
+            verb="shorten_reservation",
+            target=reservation,
+            before=before,
+            after=audit.audited_fields(reservation, "end"),
+        )
     return reservation
 
 
@@ -293,9 +339,15 @@ def change_reservation(
         before = audit.audited_fields(reservation, "start", "end")
         change_window(reservation, first, last, now)
         audit.record(
-            actor=actor, via=via, now=now, verb="change_reservation", target=reservation, why=why,
-            before=before, after=audit.audited_fields(reservation, "start", "end"),
-        )  # fmt: skip
+            actor=actor,
+            via=via,
+            now=now,
+            verb="change_reservation",
+            target=reservation,
+            why=why,
+            before=before,
+            after=audit.audited_fields(reservation, "start", "end"),
+        )
     return reservation
 
 
@@ -304,7 +356,10 @@ def change_window(reservation: Reservation, start: datetime, end: datetime, now:
     windows that fit."""
     refuse_unless_change_fits(engine.change_reservation(reservation, start=start, end=end, now=now))
     reservation.refresh_from_db()
-    if (reservation.start, reservation.end) != (start, end):  # the engine has begun it meanwhile: its start stays
+    if (reservation.start, reservation.end) != (
+        start,
+        end,
+    ):  # the engine has begun it meanwhile: its start stays
         raise Conflict(
             f"{reservation.name} has begun meanwhile, at {_local_time_text(reservation.start)}: only its end can change.",
             field="start",
@@ -318,13 +373,17 @@ def apply_submitted_change(reservation: Reservation, payload: Mapping[str, Any],
     change_window(reservation, *submitted_window(fresh, payload, now), now)
 
 
-def submitted_window(reservation: Reservation, payload: Mapping[str, Any], now: datetime) -> tuple[datetime, datetime]:
+def submitted_window(
+    reservation: Reservation, payload: Mapping[str, Any], now: datetime
+) -> tuple[datetime, datetime]:
     """The window that a Submission asks for, checked again: by now it may have begun, or the window may be past.
 
     Raises Conflict when somebody has moved it since, or an old start would come back with a new end; Invalid.
     """
     start, end = (datetime.fromisoformat(payload[name]) for name in ("start", "end"))
-    _refuse_if_moved(reservation, *(datetime.fromisoformat(payload[name]) for name in ("start_now", "end_now")))
+    _refuse_if_moved(
+        reservation, *(datetime.fromisoformat(payload[name]) for name in ("start_now", "end_now"))
+    )
     return checked_window_change(reservation, None if start == reservation.start else start, end, "", now)
 
 
@@ -338,7 +397,9 @@ def _refuse_if_moved(reservation: Reservation, start: datetime, end: datetime) -
 def change_needs_approval(reservation: Reservation, start: datetime, end: datetime) -> bool:
     """A new one of its size would wait for approval, and the change takes time that it does not have yet."""
     within = reservation.start <= start and end <= reservation.end
-    ask = HardwareRequest(**{name: getattr(reservation, name) for name in HardwareRequest.__dataclass_fields__})
+    ask = HardwareRequest(
+        **{name: getattr(reservation, name) for name in HardwareRequest.__dataclass_fields__}
+    )
     large = whole_gpus_of(reservation.pool, ask) > reservation.pool.approval_above_gpus
     return not within and (large or reservation.may_exceed_guarantee)
 
@@ -371,7 +432,9 @@ def checked_reservation_request(
     checks = InputChecks()
     check_project(checks, project)
     check_pool(checks, pool, project.team)
-    ask = check_hardware_request(checks, pool=pool, units=units, hosts=hosts, models=models, profile=profile, **placing)
+    ask = check_hardware_request(
+        checks, pool=pool, units=units, hosts=hosts, models=models, profile=profile, **placing
+    )
     name = checks.text("name", name)
     checks.text("why", why, least=0, most=1000, lines=True)
     exceed = checks.flag("may_exceed_guarantee", may_exceed_guarantee)
@@ -379,7 +442,9 @@ def checked_reservation_request(
     if not {"start", "end"} & checks.problems.keys():
         _check_window(checks, pool, first, last, now)
     checks.done()
-    return ReservationRequest(project, pool, name, ask, first.replace(microsecond=0), last.replace(microsecond=0), exceed)
+    return ReservationRequest(
+        project, pool, name, ask, first.replace(microsecond=0), last.replace(microsecond=0), exceed
+    )
 
 
 def checked_window_change(
@@ -390,7 +455,9 @@ def checked_window_change(
     checks.text("why", why, least=0, most=1000, lines=True)
     if reservation.state not in OPEN_RESERVATION_STATES:
         raise Conflict(f"{reservation.name} is {reservation.state}; it can't be changed.")
-    first = reservation.start if start is None else checks.aware_datetime("start", start).replace(microsecond=0)
+    first = (
+        reservation.start if start is None else checks.aware_datetime("start", start).replace(microsecond=0)
+    )
     if end is not None:
         last = checks.aware_datetime("end", end).replace(microsecond=0)
     else:
@@ -403,9 +470,15 @@ def checked_window_change(
         words = f"start is {_local_time_text(first)}; it has begun at {_local_time_text(reservation.start)}: only its end can change."
         checks.note("start", first.isoformat(), words)
     elif last <= now:
-        checks.note("end", last.isoformat(), f"end is {_local_time_text(last)}, which is past; allowed: after {_local_time_text(now)}.")
+        checks.note(
+            "end",
+            last.isoformat(),
+            f"end is {_local_time_text(last)}, which is past; allowed: after {_local_time_text(now)}.",
+        )
     else:
-        _check_window(checks, reservation.pool, first, last, min(now, first) if first == reservation.start else now)
+        _check_window(
+            checks, reservation.pool, first, last, min(now, first) if first == reservation.start else now
+        )
     checks.done()
     return first, last
 
@@ -428,7 +501,11 @@ def refuse_unless_reservation_fits(answer: WindowCheckResult, wish: ReservationR
 def _window_conflict(answer: WindowCheckResult) -> NoReturn:
     windows = alternative_windows_of(answer)
     numbers = dict(answer.numbers)
-    first = f" The first window of that length that fits starts {_local_time_text(windows[0][0])}." if windows else ""
+    first = (
+        f" The first window of that length that fits starts {_local_time_text(windows[0][0])}."
+        if windows
+        else ""
+    )
     raise Conflict(
         f"{reason_texts.reason_sentence(answer.code, numbers)}{first}",
         field=field_to_change(answer.code, numbers, "start"),
@@ -440,7 +517,10 @@ def _window_conflict(answer: WindowCheckResult) -> NoReturn:
 
 def alternative_windows_of(answer: WindowCheckResult) -> list[tuple[datetime, datetime]]:
     """The windows that would fit, as datetimes."""
-    return [(datetime.fromtimestamp(w.start, UTC), datetime.fromtimestamp(w.end, UTC)) for w in answer.first_windows]
+    return [
+        (datetime.fromtimestamp(w.start, UTC), datetime.fromtimestamp(w.end, UTC))
+        for w in answer.first_windows
+    ]
 
 
 def reservation_warnings(wish: ReservationRequest) -> list[str]:
@@ -458,17 +538,27 @@ def _check_window(checks: InputChecks, pool: Pool, start: datetime, end: datetim
     longest = timedelta(seconds=pool.longest_reservation_seconds)
     if start < now.replace(second=0, microsecond=0):
         checks.note(
-            "start", start.isoformat(), f"start is {_local_time_text(start)}, which is past; allowed: from {_local_time_text(now)} on."
+            "start",
+            start.isoformat(),
+            f"start is {_local_time_text(start)}, which is past; allowed: from {_local_time_text(now)} on.",
         )
     elif start > horizon:
         checks.note(
-            "start", start.isoformat(), f"start is {_local_time_text(start)}; allowed in {pool.name}: up to {_local_time_text(horizon)}."
+            "start",
+            start.isoformat(),
+            f"start is {_local_time_text(start)}; allowed in {pool.name}: up to {_local_time_text(horizon)}.",
         )
     if end <= start:
-        checks.note("end", end.isoformat(), f"end is {_local_time_text(end)}; allowed: after the start, {_local_time_text(start)}.")
+        checks.note(
+            "end",
+            end.isoformat(),
+            f"end is {_local_time_text(end)}; allowed: after the start, {_local_time_text(start)}.",
+        )
     elif end - start < MIN_RESERVATION_WINDOW:
         checks.note(
-            "end", end.isoformat(), f"end is {_local_time_text(end)}; allowed: at least 5 minutes after the start, {_local_time_text(start)}."
+            "end",
+            end.isoformat(),
+            f"end is {_local_time_text(end)}; allowed: at least 5 minutes after the start, {_local_time_text(start)}.",
         )
     elif end - start > longest:
         checks.note(
@@ -486,8 +576,12 @@ def _submit_change(
         kind=Submission.Kind.WINDOW_CHANGE, state=SubmissionState.WAITING, reservation=reservation
     )
     if waiting.exists():
-        raise Conflict(f"A change of {reservation.name} already waits for approval; withdraw it first.", field="end")
-    ask = HardwareRequest(**{name: getattr(reservation, name) for name in HardwareRequest.__dataclass_fields__})
+        raise Conflict(
+            f"A change of {reservation.name} already waits for approval; withdraw it first.", field="end"
+        )
+    ask = HardwareRequest(
+        **{name: getattr(reservation, name) for name in HardwareRequest.__dataclass_fields__}
+    )
     payload = {
         "reservation": reservation.pk,
         "project": reservation.project_id,
@@ -503,13 +597,26 @@ def _submit_change(
         "end_now": reservation.end.isoformat(),
     }
     submission = Submission.objects.create(
-        kind=Submission.Kind.WINDOW_CHANGE, team=reservation.project.team, pool=reservation.pool, author=actor, why=why,
-        payload=payload, state=SubmissionState.WAITING, reservation=reservation, created_at=now,
-    )  # fmt: skip
+        kind=Submission.Kind.WINDOW_CHANGE,
+        team=reservation.project.team,
+        pool=reservation.pool,
+        author=actor,
+        why=why,
+        payload=payload,
+        state=SubmissionState.WAITING,
+        reservation=reservation,
+        created_at=now,
+    )
     audit.record(
-        actor=actor, via=via, now=now, verb="change_reservation", target=submission,
-        team_id=reservation.project.team_id, after=payload, why=why,
-    )  # fmt: skip
+        actor=actor,
+        via=via,
+        now=now,
+        verb="change_reservation",
+        target=submission,
+        team_id=reservation.project.team_id,
+        after=payload,
+        why=why,
+    )
     return submission
 
 
@@ -519,16 +626,34 @@ def _local_time_text(moment: datetime) -> str:
 
 
 def submit_for_approval(
-    actor: User, kind: str, wish: ReservationRequest, payload: dict[str, Any], why: str, now: datetime, via: str
+    actor: User,
+    kind: str,
+    wish: ReservationRequest,
+    payload: dict[str, Any],
+    why: str,
+    now: datetime,
+    via: str,
 ) -> Submission:
     """Have ``payload``, which ``wish`` is or begins, wait for approval."""
     with transaction.atomic():
         submission = Submission.objects.create(
-            kind=kind, team=wish.project.team, pool=wish.pool, author=actor, why=why, payload=payload,
-            state=SubmissionState.WAITING, created_at=now,
-        )  # fmt: skip
+            kind=kind,
+            team=wish.project.team,
+            pool=wish.pool,
+            author=actor,
+            why=why,
+            payload=payload,
+            state=SubmissionState.WAITING,
+            created_at=now,
+        )
         audit.record(
-            actor=actor, via=via, now=now, verb=f"request_{kind}", target=submission, team_id=wish.project.team_id,
-            after=payload, why=why,
-        )  # fmt: skip
+            actor=actor,
+            via=via,
+            now=now,
+            verb=f"request_{kind}",
+            target=submission,
+            team_id=wish.project.team_id,
+            after=payload,
+            why=why,
+        )
     return submission

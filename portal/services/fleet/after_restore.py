@@ -21,7 +21,11 @@ def after_restore(*, now: datetime, via: str = "program") -> engine.RestoreResul
             raise Conflict("There is no organisation in this database: restore the backup first.")
         done = engine.recover_after_restore(now=now)
         audit.record(
-            actor=None, via=via, now=now, verb="after_restore", target=organisation,
+            actor=None,
+            via=via,
+            now=now,
+            verb="after_restore",
+            target=organisation,
             after={"generation": done.generation, "hosts": done.hosts, "credentials": done.credentials},
-        )  # fmt: skip
+        )
     return done

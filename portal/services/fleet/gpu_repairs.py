@@ -20,7 +20,13 @@ from scheduler.state import nudge
 from scheduler.state.states import RepairState
 from scheduler.sync import gpu_diagnostics, host_inventory
 
-REPAIR_POLICY_FIELDS = ("stray_action", "diagnostic_tool", "diagnostic_seconds", "diagnose_after_quarantine", "diagnose_every_hours")
+REPAIR_POLICY_FIELDS = (
+    "stray_action",
+    "diagnostic_tool",
+    "diagnostic_seconds",
+    "diagnose_after_quarantine",
+    "diagnose_every_hours",
+)
 MIN_DIAGNOSTIC_SECONDS, MAX_DIAGNOSTIC_SECONDS = 30, 4 * 3600
 MAX_DIAGNOSTIC_INTERVAL_HOURS = 24 * 365
 
@@ -34,7 +40,9 @@ def gpu_by_index(host: Host, index: Any) -> Gpu:
     return there[name]
 
 
-def diagnose_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str = "", via: str = "web") -> Diagnostic:
+def diagnose_gpu(
+    *, actor: User, host: Host, gpu: Any, now: datetime, why: str = "", via: str = "web"
+) -> Diagnostic:
     """Have a host look at one of its GPUs, which nobody holds. One in service stays in service and is given to work at once.
 
     Raises Invalid, NotAllowed, Conflict.
@@ -43,19 +51,25 @@ def diagnose_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str =
     row, why = gpu_by_index(host, gpu), checked_reason(why)
     with transaction.atomic():
         made: Diagnostic = engine_refusals.conflict_on_refusal(
-            lambda: gpu_diagnostics.request_diagnostic(row, why=Diagnostic.Why.OPERATOR, now=now), host_texts.REPAIR_REFUSED
+            lambda: gpu_diagnostics.request_diagnostic(row, why=Diagnostic.Why.OPERATOR, now=now),
+            host_texts.REPAIR_REFUSED,
         )
-        audit.record(actor=actor, via=via, now=now, verb="diagnose_gpu", target=host, after={"gpu": row.index}, why=why)
+        audit.record(
+            actor=actor, via=via, now=now, verb="diagnose_gpu", target=host, after={"gpu": row.index}, why=why
+        )
     return made
 
 
-def diagnose_host(*, actor: User, host: Host, now: datetime, why: str = "", via: str = "web") -> list[Diagnostic]:
+def diagnose_host(
+    *, actor: User, host: Host, now: datetime, why: str = "", via: str = "web"
+) -> list[Diagnostic]:
     """The same for each GPU of the host that nobody holds. Raises NotAllowed, and Conflict when there is none."""
     policy.require(actor, "host.change")
     why = checked_reason(why)
     with transaction.atomic():
         made: list[Diagnostic] = engine_refusals.conflict_on_refusal(
-            lambda: gpu_diagnostics.request_host_diagnostics(host, why=Diagnostic.Why.OPERATOR, now=now), host_texts.REPAIR_REFUSED
+            lambda: gpu_diagnostics.request_host_diagnostics(host, why=Diagnostic.Why.OPERATOR, now=now),
+            host_texts.REPAIR_REFUSED,
         )
         told = {"gpus": [row.gpu.index for row in made]}
         audit.record(actor=actor, via=via, now=now, verb="diagnose_host", target=host, after=told, why=why)
@@ -67,7 +81,9 @@ def return_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str = "
     policy.require(actor, "host.change")
     row = gpu_by_index(host, gpu)
     if row.repair_state == RepairState.RESHAPING:
-        raise Conflict(f"The geometry of GPU {row.index} of {host.name} is being changed; take that back instead.")
+        raise Conflict(
+            f"The geometry of GPU {row.index} of {host.name} is being changed; take that back instead."
+        )
     return _change_gpu(actor, host, gpu, why, now, via, "return_gpu", engine.return_gpu)
 
 
@@ -105,14 +121,20 @@ def cancel_maintenance(
     name = str(window)
     if name not in there:
         announced = [(number, each.start, each.end) for number, each in there.items()]
-        checks.note("window", window, f"window is {display_value(name)}; {host_texts.maintenance_windows_text(host.name, announced)}")
+        checks.note(
+            "window",
+            window,
+            f"window is {display_value(name)}; {host_texts.maintenance_windows_text(host.name, announced)}",
+        )
     checks.done()
     row, why = there[name], checked_reason(why)
     with transaction.atomic():
         before = audit.audited_fields(row, "start", "end", "reason")
         if not engine.cancel_maintenance(row, now=now):
             raise Conflict("The window was taken back already.")
-        audit.record(actor=actor, via=via, now=now, verb="cancel_maintenance", target=host, before=before, why=why)
+        audit.record(
+            actor=actor, via=via, now=now, verb="cancel_maintenance", target=host, before=before, why=why
+        )
     row.pk = int(name)
     return row
 
@@ -133,7 +155,9 @@ def change_repair_policy(*, actor: User, pool: Pool, now: datetime, via: str = "
             # A name that no host has any more may stay: its hosts say so, and nothing else is run in its place.
             clean[field] = value if value == pool.diagnostic_tool else checks.choice(field, value, names)
         elif field == "diagnostic_seconds":
-            clean[field] = checks.count(field, value, MIN_DIAGNOSTIC_SECONDS, MAX_DIAGNOSTIC_SECONDS, "seconds")
+            clean[field] = checks.count(
+                field, value, MIN_DIAGNOSTIC_SECONDS, MAX_DIAGNOSTIC_SECONDS, "seconds"
+            )
         elif field == "diagnose_every_hours":
             clean[field] = checks.count(field, value, 0, MAX_DIAGNOSTIC_INTERVAL_HOURS, "hours")
         elif field == "diagnose_after_quarantine":
@@ -148,7 +172,13 @@ def change_repair_policy(*, actor: User, pool: Pool, now: datetime, via: str = "
         after = audit.audited_fields(pool, *clean)
         if before != after:
             audit.record(
-                actor=actor, via=via, now=now, verb="change_repair_policy", target=pool, before=before, after=after
+                actor=actor,
+                via=via,
+                now=now,
+                verb="change_repair_policy",
+                target=pool,
+                before=before,
+                after=after,
             )
         nudge.hosts(pool.hosts.values_list("pk", flat=True))
     return pool
@@ -164,5 +194,7 @@ def _change_gpu(
         if not deed(row, reason=why, now=now):
             raise Conflict(f"GPU {row.index} of {host.name} is {row.repair_state} already.")
         after = audit.audited_fields(row, "index", "repair_state", "state_reason")
-        audit.record(actor=actor, via=via, now=now, verb=verb, target=host, before=before, after=after, why=why)
+        audit.record(
+            actor=actor, via=via, now=now, verb=verb, target=host, before=before, after=after, why=why
+        )
     return row

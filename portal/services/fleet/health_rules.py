@@ -19,7 +19,9 @@ MAX_REPEATS = 1000
 MAX_WINDOW_SECONDS = 30 * 86_400
 DEFAULT_WINDOW_SECONDS = 3600
 EVENT_KINDS = ("xid", "ecc", "remap", "throttle", "nvlink", "recovery", "nvml")  # what agents report
-EVENT_CODE_PATTERN = re.compile(rf"^(xid:(0|[1-9][0-9]{{0,3}})|({'|'.join(EVENT_KINDS[1:])}):[a-z0-9_]{{1,30}})$")
+EVENT_CODE_PATTERN = re.compile(
+    rf"^(xid:(0|[1-9][0-9]{{0,3}})|({'|'.join(EVENT_KINDS[1:])}):[a-z0-9_]{{1,30}})$"
+)
 EVENT_CODE_HELP = f"xid: and a number, such as xid:201, or {', '.join(EVENT_KINDS[1:])} with a word of small letters, such as nvlink:down"
 ANY_EVENT_CODE_PATTERN = re.compile(r"[a-z]+:[a-z0-9_]+", re.ASCII)
 KNOWN_CODE_HELP = "a code that has a rule; an event without one is noted, and a rule can be added"
@@ -28,71 +30,113 @@ RULE_FIELDS = ("action", "repeats", "window_seconds", "counts")
 
 
 def set_health_rule(
-    *, actor: User, code: str, now: datetime, action: str | None = None, repeats: int | None = None,
-    window_seconds: int | None = None, counts: str | None = None, why: str = "", via: str = "web",
+    *,
+    actor: User,
+    code: str,
+    now: datetime,
+    action: str | None = None,
+    repeats: int | None = None,
+    window_seconds: int | None = None,
+    counts: str | None = None,
+    why: str = "",
+    via: str = "web",
 ) -> HealthRule:
     """Change what is done when an event of a code comes ``repeats`` times within the window, each event counting or those of one
     person's work as one (``counts``). What is not given, or empty, stays.
 
     Raises Invalid, NotAllowed.
-    """  # fmt: skip
+    """
     policy.require(actor, "health_rule.change")
     checks = InputChecks()
     given = {"action": action, "repeats": repeats, "window_seconds": window_seconds, "counts": counts}
-    clean = _checked_rule_fields(checks, {name: value for name, value in given.items() if value not in (None, "")})
+    clean = _checked_rule_fields(
+        checks, {name: value for name, value in given.items() if value not in (None, "")}
+    )
     why = checked_reason(why)
     if not clean and not checks.problems:
-        checks.note("action", None, f"nothing to change is given; allowed: one or more of {', '.join(RULE_FIELDS)}.")
+        checks.note(
+            "action", None, f"nothing to change is given; allowed: one or more of {', '.join(RULE_FIELDS)}."
+        )
     checks.done()
     with transaction.atomic():
         rule = _locked_rule(code)
         return _change_rule(rule, clean, actor=actor, via=via, now=now, verb="set_health_rule", why=why)
 
 
-def reset_health_rule(*, actor: User, code: str, now: datetime, why: str = "", via: str = "web") -> HealthRule:
+def reset_health_rule(
+    *, actor: User, code: str, now: datetime, why: str = "", via: str = "web"
+) -> HealthRule:
     """Put a rule back to what it began with. Raises Invalid, NotAllowed, and Conflict where it is so or an operator added it."""
     policy.require(actor, "health_rule.change")
     why = checked_reason(why)
     with transaction.atomic():
         rule = _locked_rule(code)
         if rule.origin == HealthRule.Origin.ADDED:
-            raise Conflict(f"{rule.code} was added here and has nothing to go back to: change it, or remove it.", field="code")
+            raise Conflict(
+                f"{rule.code} was added here and has nothing to go back to: change it, or remove it.",
+                field="code",
+            )
         if rule.origin == HealthRule.Origin.DEFAULT:
             raise Conflict(f"{rule.code} is as it began.", field="code")
         return _change_rule(
-            rule, dict(zip(RULE_FIELDS, rule.default, strict=True)), actor=actor, via=via, now=now, verb="reset_health_rule", why=why
+            rule,
+            dict(zip(RULE_FIELDS, rule.default, strict=True)),
+            actor=actor,
+            via=via,
+            now=now,
+            verb="reset_health_rule",
+            why=why,
         )
 
 
 def add_health_rule(
-    *, actor: User, code: str, meaning: str, action: str, now: datetime, repeats: int = 1, window_seconds: int = DEFAULT_WINDOW_SECONDS,
-    counts: str = HealthRule.Counts.EVENTS, source: str = "", why: str = "", via: str = "web",
+    *,
+    actor: User,
+    code: str,
+    meaning: str,
+    action: str,
+    now: datetime,
+    repeats: int = 1,
+    window_seconds: int = DEFAULT_WINDOW_SECONDS,
+    counts: str = HealthRule.Counts.EVENTS,
+    source: str = "",
+    why: str = "",
+    via: str = "web",
 ) -> HealthRule:
     """A rule for a code that has none: until then such an event is noted. ``source``: who recommends it; empty: this organisation.
 
     Raises Invalid, NotAllowed, Conflict where the code has one.
-    """  # fmt: skip
+    """
     policy.require(actor, "health_rule.change")
     checks = InputChecks()
     code = checks.pattern("code", code, EVENT_CODE_PATTERN, EVENT_CODE_HELP)
     meaning = checks.text("meaning", meaning, most=200)
     source = checks.text("source", source or LOCAL_RULE_SOURCE, most=200)
-    clean = _checked_rule_fields(checks, {"action": action, "repeats": repeats, "window_seconds": window_seconds, "counts": counts})
+    clean = _checked_rule_fields(
+        checks, {"action": action, "repeats": repeats, "window_seconds": window_seconds, "counts": counts}
+    )
     why = checked_reason(why)
     checks.done()
     try:
         with transaction.atomic():
             rule = HealthRule.objects.create(code=code, meaning=meaning, source=source, **clean)
             audit.record(
-                actor=actor, via=via, now=now, verb="add_health_rule", target=rule, why=why,
+                actor=actor,
+                via=via,
+                now=now,
+                verb="add_health_rule",
+                target=rule,
+                why=why,
                 after=audit.audited_fields(rule, "meaning", *RULE_FIELDS, "source"),
-            )  # fmt: skip
+            )
     except IntegrityError:
         raise Conflict(f"code is {code}; it has a rule already: change that one.", field="code") from None
     return rule
 
 
-def remove_health_rule(*, actor: User, code: str, now: datetime, why: str = "", via: str = "web") -> HealthRule:
+def remove_health_rule(
+    *, actor: User, code: str, now: datetime, why: str = "", via: str = "web"
+) -> HealthRule:
     """Take a rule out that an operator added: events of its code are noted again. Raises Invalid, NotAllowed, and Conflict of one
     that came with the table."""
     policy.require(actor, "health_rule.change")
@@ -101,10 +145,13 @@ def remove_health_rule(*, actor: User, code: str, now: datetime, why: str = "", 
         rule = _locked_rule(code)
         if rule.origin != HealthRule.Origin.ADDED:
             raise Conflict(
-                f"{rule.code} came with the table and stays in it: to do nothing about it, change its action to note.", field="code"
+                f"{rule.code} came with the table and stays in it: to do nothing about it, change its action to note.",
+                field="code",
             )
         before = audit.audited_fields(rule, "meaning", *RULE_FIELDS, "source")
-        audit.record(actor=actor, via=via, now=now, verb="remove_health_rule", target=rule, why=why, before=before)
+        audit.record(
+            actor=actor, via=via, now=now, verb="remove_health_rule", target=rule, why=why, before=before
+        )
         HealthRule.objects.filter(pk=rule.pk).delete()
     return rule
 
@@ -125,7 +172,11 @@ def _checked_rule_fields(checks: InputChecks, given: dict[str, Any]) -> dict[str
 
 
 def _locked_rule(code: str) -> HealthRule:
-    rule = locks.lock_health_rule(code) if isinstance(code, str) and ANY_EVENT_CODE_PATTERN.fullmatch(code) else None
+    rule = (
+        locks.lock_health_rule(code)
+        if isinstance(code, str) and ANY_EVENT_CODE_PATTERN.fullmatch(code)
+        else None
+    )
     if rule is None:
         told = f"code is {display_value(code)}; allowed: {KNOWN_CODE_HELP}."
         raise Invalid({"code": told}, {"code": code if isinstance(code, str) else display_value(code)})
@@ -139,6 +190,13 @@ def _change_rule(
     HealthRule.objects.filter(pk=rule.pk).update(**values)
     rule.refresh_from_db()
     audit.record(
-        actor=actor, via=via, now=now, verb=verb, target=rule, why=why, before=before, after=audit.audited_fields(rule, *RULE_FIELDS)
+        actor=actor,
+        via=via,
+        now=now,
+        verb=verb,
+        target=rule,
+        why=why,
+        before=before,
+        after=audit.audited_fields(rule, *RULE_FIELDS),
     )
     return rule

@@ -25,7 +25,11 @@ from scheduler.models import Host, Reservation, Workload
 from scheduler.reads import capacity
 from scheduler.state.states import ReservationState
 
-PLANNED_VERBS = ("cordon", "drain", "revoke")  # what takes the host from the planner: it says what could not be kept
+PLANNED_VERBS = (
+    "cordon",
+    "drain",
+    "revoke",
+)  # what takes the host from the planner: it says what could not be kept
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,13 @@ class HostEffect:
 
 
 def preview_host_verb(
-    *, actor: User, host: Host, verb: Any, now: datetime, start: datetime | None = None, end: datetime | None = None
+    *,
+    actor: User,
+    host: Host,
+    verb: Any,
+    now: datetime,
+    start: datetime | None = None,
+    end: datetime | None = None,
 ) -> HostEffect:
     """What a verb would touch, where it would be done. ``start`` and ``end`` are of a maintenance window.
 
@@ -96,7 +106,9 @@ def host_verb_effect(
     """What a verb (one of ``host_texts.VERBS``) touches, whether it would be refused or not. Its pool is loaded."""
     gpus = None if verb == "off" else host.gpus.filter(retired_at=None).count()
     if verb == "maintenance" and start is not None and end is not None:
-        return HostEffect(verb, host, gpus, _effect_of_maintenance(host, start, now), _bound_reservations(host, start, end))
+        return HostEffect(
+            verb, host, gpus, _effect_of_maintenance(host, start, now), _bound_reservations(host, start, end)
+        )
     if verb in PLANNED_VERBS:
         found = capacity.drain_effect(host, now)
         rows = Reservation.objects.select_related("project__team")
@@ -107,7 +119,9 @@ def host_verb_effect(
     return HostEffect(verb, host, gpus, affected_workloads(host, verb, now))
 
 
-def affected_workloads(host: Host, verb: str, now: datetime, moved: Mapping[int, DrainedWorkload] | None = None) -> list[AffectedWorkload]:
+def affected_workloads(
+    host: Host, verb: str, now: datetime, moved: Mapping[int, DrainedWorkload] | None = None
+) -> list[AffectedWorkload]:
     """The work on a host and what a verb does, or did, to each: the soonest gone first. ``moved``: what the planner says of it."""
     rows = reads.remaining_workloads(host, now)
     if verb == "drain":
@@ -117,27 +131,38 @@ def affected_workloads(host: Host, verb: str, now: datetime, moved: Mapping[int,
         return _soonest_first([AffectedWorkload(row.workload, "lease", ends) for row in rows])
     if verb == "off":
         return _soonest_first([AffectedWorkload(row.workload, "lost", None) for row in rows])
-    return _soonest_first([AffectedWorkload(row.workload, "leaves" if row.leaves else "runs_on", row.by) for row in rows])
+    return _soonest_first(
+        [AffectedWorkload(row.workload, "leaves" if row.leaves else "runs_on", row.by) for row in rows]
+    )
 
 
 def _soonest_first(rows: list[AffectedWorkload]) -> list[AffectedWorkload]:
     return sorted(rows, key=lambda row: (row.by.timestamp() if row.by else 0.0, row.workload.pk))
 
 
-def _effect_of_drain(host: Host, row: reads.RemainingWorkload, now: datetime, moved: Mapping[int, DrainedWorkload]) -> AffectedWorkload:
+def _effect_of_drain(
+    host: Host, row: reads.RemainingWorkload, now: datetime, moved: Mapping[int, DrainedWorkload]
+) -> AffectedWorkload:
     if not row.workload.preemptible and not row.leaves:
         return AffectedWorkload(row.workload, "runs_to_end", row.by)
     plan = moved.get(row.workload.pk)
     notice = now + timedelta(seconds=host.pool.notice_seconds + host.pool.grace_seconds)
     happens = "leaves" if plan is None else "moves" if plan.placement else "moves_and_waits"
-    return AffectedWorkload(row.workload, happens, row.by if row.leaves else min(row.by, notice), plan is not None and plan.begins_anew)
+    return AffectedWorkload(
+        row.workload,
+        happens,
+        row.by if row.leaves else min(row.by, notice),
+        plan is not None and plan.begins_anew,
+    )
 
 
 def _effect_of_maintenance(host: Host, start: datetime, now: datetime) -> list[AffectedWorkload]:
     """All that still runs there when the window is near gets its notice in time for its start."""
     return _soonest_first(
         [
-            AffectedWorkload(row.workload, "before" if row.by <= start else "moved_before", min(row.by, max(start, now)))
+            AffectedWorkload(
+                row.workload, "before" if row.by <= start else "moved_before", min(row.by, max(start, now))
+            )
             for row in reads.remaining_workloads(host, now)
         ]
     )

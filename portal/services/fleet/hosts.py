@@ -26,7 +26,13 @@ ADMIN_STATES = {"cordon": AdminState.CORDONED, "drain": AdminState.DRAINING, "re
 
 
 def add_host(
-    *, actor: User, pool: Pool, name: str, now: datetime, labels: dict[str, str] | None = None, via: str = "web"
+    *,
+    actor: User,
+    pool: Pool,
+    name: str,
+    now: datetime,
+    labels: dict[str, str] | None = None,
+    via: str = "web",
 ) -> tuple[Host, str]:
     """Make a host known and give the token with which its agent joins: once, within 15 minutes; only its hash is kept.
 
@@ -34,7 +40,9 @@ def add_host(
     """
     policy.require(actor, "host.change")
     checks = InputChecks()
-    name = checks.pattern("name", name, HOST_NAME_PATTERN, "1 to 63 small letters, digits, dots and dashes, such as gpu-01")
+    name = checks.pattern(
+        "name", name, HOST_NAME_PATTERN, "1 to 63 small letters, digits, dots and dashes, such as gpu-01"
+    )
     clean = checks.labels("labels", labels or {})
     checks.done()
     try:
@@ -98,8 +106,14 @@ def host_change_refusal(host: Host, verb: str, now: datetime) -> str:
     if verb in ADMIN_STATES:
         new, old = ADMIN_STATES[verb], AdminState(host.admin_state)
         is_ill = verb == "return" and host.repair_state != RepairState.WELL
-        return "" if str(new) in TRANSITIONS[AdminState][str(old)] or is_ill else _unchanged_state_refusal(host, new)
-    return _powered_on_refusal(host) if verb == "off" and not powered_off.may_be_powered_off(host, now) else ""
+        return (
+            ""
+            if str(new) in TRANSITIONS[AdminState][str(old)] or is_ill
+            else _unchanged_state_refusal(host, new)
+        )
+    return (
+        _powered_on_refusal(host) if verb == "off" and not powered_off.may_be_powered_off(host, now) else ""
+    )
 
 
 def cordon_host(*, actor: User, host: Host, why: str, now: datetime, via: str = "web") -> Host:
@@ -127,12 +141,20 @@ def attest_off(*, actor: User, host: Host, why: str, now: datetime, via: str = "
     told = ("lease_state", "last_sync_at")
     with transaction.atomic():
         before = audit.audited_fields(host, *told)
-        if not powered_off.attest_powered_off(host, reason=f"{powered_off.POWERED_OFF_PREFIX}{actor.get_username()}: {why}"[:300], now=now):
+        if not powered_off.attest_powered_off(
+            host, reason=f"{powered_off.POWERED_OFF_PREFIX}{actor.get_username()}: {why}"[:300], now=now
+        ):
             raise Conflict(_powered_on_refusal(host))
         audit.record(
-            actor=actor, via=via, now=now, verb="attest_host_off", target=host, why=why, before=before,
+            actor=actor,
+            via=via,
+            now=now,
+            verb="attest_host_off",
+            target=host,
+            why=why,
+            before=before,
             after=audit.audited_fields(host, *told),
-        )  # fmt: skip
+        )
     return host
 
 
@@ -151,9 +173,14 @@ def set_maintenance(
         except engine.OperationRejected as refused:
             raise overlapping_maintenance_conflict(refused.numbers) from None
         audit.record(
-            actor=actor, via=via, now=now, verb="set_maintenance", target=host, why=why,
+            actor=actor,
+            via=via,
+            now=now,
+            verb="set_maintenance",
+            target=host,
+            why=why,
             after={"start": first.isoformat(), "end": last.isoformat()},
-        )  # fmt: skip
+        )
     return window
 
 
@@ -163,7 +190,9 @@ def overlapping_maintenance_conflict(other: Mapping[str, Any]) -> Conflict:
     return Conflict(host_texts.MAINTENANCE_REFUSED[code](other), field="start", code=code, numbers=other)
 
 
-def checked_maintenance_window(start: Any, end: Any, now: datetime, checks: InputChecks | None = None) -> tuple[datetime, datetime]:
+def checked_maintenance_window(
+    start: Any, end: Any, now: datetime, checks: InputChecks | None = None
+) -> tuple[datetime, datetime]:
     """The start and the end of a maintenance window; ``checks``: what was found wrong beside it. Raises Invalid."""
     checks = checks or InputChecks()
     first, last = checks.aware_datetime("start", start), checks.aware_datetime("end", end)
@@ -178,7 +207,9 @@ def checked_maintenance_window(start: Any, end: Any, now: datetime, checks: Inpu
     return first, last
 
 
-def _change_admin_state(actor: User, host: Host, new: AdminState, why: str, now: datetime, via: str, verb: str) -> Host:
+def _change_admin_state(
+    actor: User, host: Host, new: AdminState, why: str, now: datetime, via: str, verb: str
+) -> Host:
     policy.require(actor, "host.change")
     why = checked_reason(why)
     verbs: dict[AdminState, Callable[..., bool]] = {
@@ -208,7 +239,11 @@ def _change_admin_state(actor: User, host: Host, new: AdminState, why: str, now:
 
 def _unchanged_state_refusal(host: Host, new: AdminState) -> str:
     is_now = f"{host.name} is {host.admin_state.replace('_', ' ')}"
-    return f"{is_now} already." if host.admin_state == new else f"{is_now}; it can't become {new.value.replace('_', ' ')}."
+    return (
+        f"{is_now} already."
+        if host.admin_state == new
+        else f"{is_now}; it can't become {new.value.replace('_', ' ')}."
+    )
 
 
 def _powered_on_refusal(host: Host) -> str:

@@ -33,7 +33,9 @@ def parse_geometry(value: Any) -> list[str]:
     """ "2x3g.40gb+1x1g.10gb" as one name per instance; "whole" as none. Raises Invalid."""
     checks = InputChecks()
     found: list[tuple[int, str]] = []
-    allowed = f"{WHOLE_GPU_TEXT}, or COUNTxPROFILE with + between them, such as 2x3g.40gb or 1x3g.40gb+4x1g.10gb"
+    allowed = (
+        f"{WHOLE_GPU_TEXT}, or COUNTxPROFILE with + between them, such as 2x3g.40gb or 1x3g.40gb+4x1g.10gb"
+    )
     text = value.strip() if isinstance(value, str) else ""
     for piece in text.split("+") if text and text != WHOLE_GPU_TEXT else []:
         # A profile may itself end in "+me": what does not begin with a count belongs to the one before.
@@ -80,19 +82,29 @@ class GeometryChangeEffect:
         return len(self.reservations)
 
 
-def preview_geometry_change(*, actor: User, host: Host, gpu: Any, geometry: Any, now: datetime) -> GeometryChangeEffect:
+def preview_geometry_change(
+    *, actor: User, host: Host, gpu: Any, geometry: Any, now: datetime
+) -> GeometryChangeEffect:
     """What it would touch, when it may be done. Reads only. Raises Invalid, NotAllowed, Conflict."""
     policy.require(actor, "host.change")
     row, profiles = gpu_by_index(host, gpu), parse_geometry(geometry)
-    engine_refusals.conflict_on_refusal(lambda: engine.planned_layout(host, row, profiles), host_texts.GEOMETRY_REFUSED)
+    engine_refusals.conflict_on_refusal(
+        lambda: engine.planned_layout(host, row, profiles), host_texts.GEOMETRY_REFUSED
+    )
     work = gpu_occupants(row, now)
     bound = BoundUnit.objects.filter(unit__gpu=row, period__contains=now).values("reservation")
-    booked = list(Reservation.objects.filter(pk__in=bound).select_related("project__team").order_by("end", "pk"))
+    booked = list(
+        Reservation.objects.filter(pk__in=bound).select_related("project__team").order_by("end", "pk")
+    )
     ends = [*(each.by for each in work), *(each.end for each in booked)]
     before = layout_text(engine.current_profiles(host, row) or [])
-    unkept = Reservation.objects.filter(pk__in=capacity.reservations_broken_without(row, now)).select_related("project__team")
+    unkept = Reservation.objects.filter(pk__in=capacity.reservations_broken_without(row, now)).select_related(
+        "project__team"
+    )
     coming = list(unkept.order_by("start", "pk"))
-    return GeometryChangeEffect(row, before, layout_text(profiles), profiles, work, booked, coming, max(ends, default=None))
+    return GeometryChangeEffect(
+        row, before, layout_text(profiles), profiles, work, booked, coming, max(ends, default=None)
+    )
 
 
 def gpu_occupants(gpu: Gpu, now: datetime) -> list[GpuOccupant]:
@@ -120,12 +132,23 @@ def change_geometry(
     policy.require(actor, "host.change")
     row, profiles, why = gpu_by_index(host, gpu), parse_geometry(geometry), checked_reason(why)
     with transaction.atomic():
-        made: GeometryChange = engine_refusals.conflict_on_refusal(lambda: engine.request_geometry(row, profiles, now=now), host_texts.GEOMETRY_REFUSED)
-        before, after = layout_text(made.before) or WHOLE_GPU_TEXT, layout_text(made.profiles) or WHOLE_GPU_TEXT
+        made: GeometryChange = engine_refusals.conflict_on_refusal(
+            lambda: engine.request_geometry(row, profiles, now=now), host_texts.GEOMETRY_REFUSED
+        )
+        before, after = (
+            layout_text(made.before) or WHOLE_GPU_TEXT,
+            layout_text(made.profiles) or WHOLE_GPU_TEXT,
+        )
         audit.record(
-            actor=actor, via=via, now=now, verb="change_geometry", target=host, why=why,
-            before={"gpu": row.index, "geometry": before}, after={"gpu": row.index, "geometry": after},
-        )  # fmt: skip
+            actor=actor,
+            via=via,
+            now=now,
+            verb="change_geometry",
+            target=host,
+            why=why,
+            before={"gpu": row.index, "geometry": before},
+            after={"gpu": row.index, "geometry": after},
+        )
     return made
 
 
@@ -136,9 +159,13 @@ def withdraw_geometry(
     policy.require(actor, "host.change")
     row, why = gpu_by_index(host, gpu), checked_reason(why)
     with transaction.atomic():
-        taken: GeometryChange = engine_refusals.conflict_on_refusal(lambda: engine.withdraw_geometry(row, now=now), host_texts.GEOMETRY_REFUSED)
+        taken: GeometryChange = engine_refusals.conflict_on_refusal(
+            lambda: engine.withdraw_geometry(row, now=now), host_texts.GEOMETRY_REFUSED
+        )
         told = {"gpu": row.index, "geometry": layout_text(taken.profiles) or WHOLE_GPU_TEXT}
-        audit.record(actor=actor, via=via, now=now, verb="withdraw_geometry", target=host, before=told, why=why)
+        audit.record(
+            actor=actor, via=via, now=now, verb="withdraw_geometry", target=host, before=told, why=why
+        )
     return taken
 
 

@@ -65,7 +65,9 @@ def create_pool(
     if kind == PoolKind.STATIC and team is None:
         checks.note("team", None, "team is empty; allowed: the team that owns a static pool.")
     if kind == PoolKind.DYNAMIC and team is not None:
-        checks.note("team", team.slug, f"team is {team.name}; allowed: nothing, since a dynamic pool is shared.")
+        checks.note(
+            "team", team.slug, f"team is {team.name}; allowed: nothing, since a dynamic pool is shared."
+        )
     clean = _checked_limits(checks, limits)
     checks.done()
     try:
@@ -103,12 +105,16 @@ def change_pool(*, actor: User, pool: Pool, now: datetime, via: str = "web", **l
         pool.refresh_from_db()
         after = audit.audited_fields(pool, *clean)
         if before != after:
-            audit.record(actor=actor, via=via, now=now, verb="change_pool", target=pool, before=before, after=after)
+            audit.record(
+                actor=actor, via=via, now=now, verb="change_pool", target=pool, before=before, after=after
+            )
         nudge.engine()
     return pool
 
 
-def demand_isolation(*, actor: User, pool: Pool, isolation: str, now: datetime, why: str = "", via: str = "web") -> Pool:
+def demand_isolation(
+    *, actor: User, pool: Pool, isolation: str, now: datetime, why: str = "", via: str = "web"
+) -> Pool:
     """How well hosts of this pool have to keep workloads apart; those that have less take no new work from the next cycle on.
 
     What runs on them goes on. Raises Invalid, NotAllowed.
@@ -125,7 +131,14 @@ def demand_isolation(*, actor: User, pool: Pool, isolation: str, now: datetime, 
         after = audit.audited_fields(pool, "isolation")
         if before != after:
             audit.record(
-                actor=actor, via=via, now=now, verb="demand_isolation", target=pool, before=before, after=after, why=why
+                actor=actor,
+                via=via,
+                now=now,
+                verb="demand_isolation",
+                target=pool,
+                before=before,
+                after=after,
+                why=why,
             )
         nudge.engine()
         nudge.pages(nudge.HOSTS)
@@ -196,7 +209,9 @@ def save_template(
         "command": checks.text(
             "command", command, least=1 if kind == WorkloadKind.JOB else 0, most=100_000, lines=True
         ),
-        "max_runtime_seconds": checks.count("max_runtime_seconds", max_runtime_seconds, 60, 365 * SECONDS_PER_DAY, "seconds"),
+        "max_runtime_seconds": checks.count(
+            "max_runtime_seconds", max_runtime_seconds, 60, 365 * SECONDS_PER_DAY, "seconds"
+        ),
     }
     checks.done()
     with transaction.atomic():
@@ -243,7 +258,9 @@ def _checked_limits(checks: InputChecks, limits: dict[str, int | None]) -> dict[
             continue
         low, high, unit = POOL_LIMITS[field]
         if field in LIMITS_STORED_IN_SLOTS:
-            clean[LIMITS_STORED_IN_SLOTS[field]] = 0 if value is None else checks.count(field, value, low, high, unit) * SLOTS_PER_GPU
+            clean[LIMITS_STORED_IN_SLOTS[field]] = (
+                0 if value is None else checks.count(field, value, low, high, unit) * SLOTS_PER_GPU
+            )
         elif value is None and field in NULLABLE_LIMITS:
             clean[field] = None
         else:

@@ -63,14 +63,20 @@ def set_price(
     try:
         with transaction.atomic():
             row = Price.objects.create(
-                pool=pool, model=model, cost_per_gpu_hour=amounts["cost"], price_per_gpu_hour=amounts["price"],
-                valid_from=valid_from, note=note, created_at=now,
-            )  # fmt: skip
+                pool=pool,
+                model=model,
+                cost_per_gpu_hour=amounts["cost"],
+                price_per_gpu_hour=amounts["price"],
+                valid_from=valid_from,
+                note=note,
+                created_at=now,
+            )
             told = audit.audited_fields(row, "model", "cost_per_gpu_hour", "price_per_gpu_hour", "valid_from")
             audit.record(actor=actor, via=via, now=now, verb="set_price", target=row, after=told, why=note)
     except IntegrityError:
         raise Conflict(
-            f"valid_from is {valid_from.isoformat()}; {model} has a price from that moment already.", field="valid_from"
+            f"valid_from is {valid_from.isoformat()}; {model} has a price from that moment already.",
+            field="valid_from",
         ) from None
     return row
 
@@ -100,19 +106,30 @@ def set_budget(
     measure = checks.choice("measure", measure, BUDGET_MEASURES)
     action = checks.choice("action", action, BUDGET_ACTIONS)
     if "month" not in checks.problems and month < month_of(now):
-        checks.note("month", month.isoformat(), f"month is {month:%Y-%m}; allowed: this month or a later one.")
+        checks.note(
+            "month", month.isoformat(), f"month is {month:%Y-%m}; allowed: this month or a later one."
+        )
     checks.done()
     with transaction.atomic():
         old = Budget.objects.filter(team=team, project=project, month=month, measure=measure).first()
         before = audit.audited_fields(old, "amount", "action") if old else None
         budget, _ = Budget.objects.update_or_create(
-            team=team, project=project, month=month, measure=measure, defaults={"amount": clean, "action": action}
+            team=team,
+            project=project,
+            month=month,
+            measure=measure,
+            defaults={"amount": clean, "action": action},
         )
         audit.record(
-            actor=actor, via=via, now=now, verb="set_budget", target=budget, before=before,
+            actor=actor,
+            via=via,
+            now=now,
+            verb="set_budget",
+            target=budget,
+            before=before,
             team_id=team.pk if team else project.team_id if project else None,
             after=audit.audited_fields(budget, "month", "measure", "amount", "action"),
-        )  # fmt: skip
+        )
     return budget
 
 
@@ -126,16 +143,23 @@ def set_cost_centre(
     valid_from = checks.aware_datetime("valid_from", valid_from)
     if "valid_from" not in checks.problems and valid_from < now.replace(minute=0, second=0, microsecond=0):
         checks.note(
-            "valid_from", valid_from.isoformat(), f"valid_from is {valid_from.isoformat()}; allowed: from this hour on."
+            "valid_from",
+            valid_from.isoformat(),
+            f"valid_from is {valid_from.isoformat()}; allowed: from this hour on.",
         )
     checks.done()
     try:
         with transaction.atomic():
             row = CostCentre.objects.create(project=project, code=code, valid_from=valid_from, created_at=now)
             audit.record(
-                actor=actor, via=via, now=now, verb="set_cost_centre", target=row, team_id=project.team_id,
+                actor=actor,
+                via=via,
+                now=now,
+                verb="set_cost_centre",
+                target=row,
+                team_id=project.team_id,
                 after={"project": project.slug, **audit.audited_fields(row, "code", "valid_from")},
-            )  # fmt: skip
+            )
     except IntegrityError:
         words = f"valid_from is {valid_from.isoformat()}; {project.name} has a cost centre from that moment already."
         raise Conflict(words, field="valid_from") from None
@@ -154,13 +178,20 @@ def close_month(*, actor: User, month: date, now: datetime, why: str = "", via: 
     checks.done()
     with transaction.atomic():
         try:
-            statement = statements.close_month(month=month, closed_by=actor, now=now, currency=organisation_currency())
+            statement = statements.close_month(
+                month=month, closed_by=actor, now=now, currency=organisation_currency()
+            )
         except statements.MonthCloseError as problem:
             raise Conflict(str(problem), field="month") from None
         audit.record(
-            actor=actor, via=via, now=now, verb="close_month", target=statement, why=why,
+            actor=actor,
+            via=via,
+            now=now,
+            verb="close_month",
+            target=statement,
+            why=why,
             after=audit.audited_fields(statement, "month", "state", "digest", "totals"),
-        )  # fmt: skip
+        )
     return statement
 
 
@@ -178,9 +209,14 @@ def set_idle_payer(*, actor: User, month: date, payer: str, now: datetime, via: 
             raise Conflict(f"{month:%B %Y} is closed; who pays its idle time stays as it is.", field="month")
         statement.refresh_from_db()
         audit.record(
-            actor=actor, via=via, now=now, verb="set_idle_payer", target=statement,
-            before=before, after=audit.audited_fields(statement, "idle_payer"),
-        )  # fmt: skip
+            actor=actor,
+            via=via,
+            now=now,
+            verb="set_idle_payer",
+            target=statement,
+            before=before,
+            after=audit.audited_fields(statement, "idle_payer"),
+        )
     return statement
 
 

@@ -47,7 +47,12 @@ def create_team(
     checks = InputChecks()
     name = checks.text("name", name)
     tag = checks.text("tag", tag or "".join(c for c in name if c.isalnum())[:2].upper() or "T", most=3)
-    colour = checks.count("colour", Team.objects.count() % TEAM_COLOUR_COUNT + 1 if colour is None else colour, 1, TEAM_COLOUR_COUNT)
+    colour = checks.count(
+        "colour",
+        Team.objects.count() % TEAM_COLOUR_COUNT + 1 if colour is None else colour,
+        1,
+        TEAM_COLOUR_COUNT,
+    )
     weight = checks.count("weight", weight, 1, MAX_TEAM_WEIGHT)
     highest = checks.count("highest_priority", highest_priority, 0, int(Priority.CRITICAL))
     checks.done()
@@ -55,7 +60,13 @@ def create_team(
     try:
         with transaction.atomic():
             team = Team.objects.create(
-                slug=slug, name=name, tag=tag, colour=colour, weight=weight, highest_priority=highest, created_at=now
+                slug=slug,
+                name=name,
+                tag=tag,
+                colour=colour,
+                weight=weight,
+                highest_priority=highest,
+                created_at=now,
             )
             audit.record(
                 actor=actor,
@@ -116,11 +127,15 @@ def create_project(*, actor: User, team: Team, name: str, now: datetime, via: st
                 after=audit.audited_fields(project, "name", "slug"),
             )
     except IntegrityError:
-        raise Conflict(f"name is {name}; {team.name} has a project of that name already.", field="name") from None
+        raise Conflict(
+            f"name is {name}; {team.name} has a project of that name already.", field="name"
+        ) from None
     return project
 
 
-def set_project_active(*, actor: User, project: Project, active: bool, now: datetime, via: str = "web") -> Project:
+def set_project_active(
+    *, actor: User, project: Project, active: bool, now: datetime, via: str = "web"
+) -> Project:
     """Put a project away (it takes no new work) or take it out again. Raises Invalid, NotAllowed."""
     policy.require(actor, "team.change", project.team)
     checks = InputChecks()
@@ -234,7 +249,9 @@ def change_user(
     policy.require(actor, "user.change")
     checks = InputChecks()
     given = {"operator": operator, "finance": finance, "auditor": auditor}
-    flags = _checked_roles(checks, {name: getattr(user, name) if flag is None else flag for name, flag in given.items()})
+    flags = _checked_roles(
+        checks, {name: getattr(user, name) if flag is None else flag for name, flag in given.items()}
+    )
     open_ = user.is_active if active is None else checks.flag("active", active)
     checks.done()
     others = User.objects.filter(operator=True, is_active=True, auditor=False).exclude(pk=user.pk)
@@ -242,7 +259,9 @@ def change_user(
         # Of two operators who step down at once the second has to see that the first is gone.
         locks.lock_organisation()
         if not (flags["operator"] and open_) and not others.exists():
-            raise Conflict(f"{user.username} is the last operator; make somebody else one first.", field="operator")
+            raise Conflict(
+                f"{user.username} is the last operator; make somebody else one first.", field="operator"
+            )
         before = audit.audited_fields(user, "is_active", *ROLES)
         User.objects.filter(pk=user.pk).update(is_active=open_, **flags)
         if not open_:
@@ -291,16 +310,27 @@ def first_run(
     checks = InputChecks()
     organisation = checks.text("organisation", organisation)
     time_zone = checks.time_zone("time_zone", time_zone)
-    if not isinstance(currency, str) or len(currency) != 3 or not currency.isascii() or not currency.isalpha():
-        checks.note("currency", currency, f"currency is {currency!a:.60}; allowed: three letters, such as EUR.")
+    if (
+        not isinstance(currency, str)
+        or len(currency) != 3
+        or not currency.isascii()
+        or not currency.isalpha()
+    ):
+        checks.note(
+            "currency", currency, f"currency is {currency!a:.60}; allowed: three letters, such as EUR."
+        )
     with transaction.atomic():
         # A row to lock: of two first runs at once the second finds the account of the first.
         Organisation.objects.get_or_create(pk=1, defaults={"name": organisation or "gpupool"})
         row = locks.lock_organisation()
         if row is None or User.objects.exists():
             raise Conflict("This portal has accounts already; sign in instead.")
-        user = _create_user(checks, username, email, password, "", {"operator": True, "finance": False, "auditor": False})
-        Organisation.objects.filter(pk=1).update(name=organisation, time_zone=time_zone, currency=currency.upper())
+        user = _create_user(
+            checks, username, email, password, "", {"operator": True, "finance": False, "auditor": False}
+        )
+        Organisation.objects.filter(pk=1).update(
+            name=organisation, time_zone=time_zone, currency=currency.upper()
+        )
         row.refresh_from_db()
         audit.record(
             actor=user,
@@ -328,13 +358,20 @@ def create_token(
         if "expires_at" not in checks.problems and not now < expires_at <= now + MAX_TOKEN_LIFETIME:
             allowed = f"after now and up to {now + MAX_TOKEN_LIFETIME:%Y-%m-%d}, or nothing"
             checks.note(
-                "expires_at", expires_at.isoformat(), f"expires_at is {expires_at.isoformat()}; allowed: {allowed}."
+                "expires_at",
+                expires_at.isoformat(),
+                f"expires_at is {expires_at.isoformat()}; allowed: {allowed}.",
             )
     checks.done()
     text = f"{TOKEN_PREFIX}{secrets.token_urlsafe(32)}"
     with transaction.atomic():
         token = ApiToken.objects.create(
-            user=actor, name=name, prefix=text[:12], token_hash=hash_token(text), created_at=now, expires_at=expires_at
+            user=actor,
+            name=name,
+            prefix=text[:12],
+            token_hash=hash_token(text),
+            created_at=now,
+            expires_at=expires_at,
         )
         audit.record(
             actor=actor,
@@ -390,7 +427,13 @@ def set_preferences(
             User.objects.filter(pk=actor.pk).update(**changes)
             actor.refresh_from_db(fields=list(changes))
             audit.record(
-                actor=actor, via=via, now=now, verb="set_preferences", target=actor, before=before, after=changes
+                actor=actor,
+                via=via,
+                now=now,
+                verb="set_preferences",
+                target=actor,
+                before=before,
+                after=changes,
             )
     return actor
 
@@ -413,14 +456,21 @@ def _checked_roles(checks: InputChecks, given: dict[str, Any]) -> dict[str, bool
     flags = {name: checks.flag(name, value) for name, value in given.items()}
     if flags["auditor"] and (flags["operator"] or flags["finance"]):
         checks.note(
-            "auditor", True, "auditor is true beside another role; allowed: an auditor is neither operator nor finance."
+            "auditor",
+            True,
+            "auditor is true beside another role; allowed: an auditor is neither operator nor finance.",
         )
     return flags
 
 
-def _create_user(checks: InputChecks, username: Any, email: Any, password: Any, full_name: Any, flags: dict[str, bool]) -> User:
+def _create_user(
+    checks: InputChecks, username: Any, email: Any, password: Any, full_name: Any, flags: dict[str, bool]
+) -> User:
     username = checks.pattern(
-        "username", username, USER_NAME_PATTERN, "1 to 150 letters, digits and @ . + - _, beginning with a letter or digit"
+        "username",
+        username,
+        USER_NAME_PATTERN,
+        "1 to 150 letters, digits and @ . + - _, beginning with a letter or digit",
     )
     email = checks.pattern("email", email, EMAIL_PATTERN, "an address such as ada@example.org")
     full_name = checks.text("full_name", full_name, least=0, most=150)
@@ -435,12 +485,15 @@ def _create_user(checks: InputChecks, username: Any, email: Any, password: Any, 
     checks.done()
     if User.objects.filter(username__iexact=username).exists():
         raise Invalid(
-            {"username": f"username is {username}; an account of that name exists already."}, {"username": username}
+            {"username": f"username is {username}; an account of that name exists already."},
+            {"username": username},
         )
     user.set_password(password)
     try:
         with transaction.atomic():
             user.save(force_insert=True)
     except IntegrityError:
-        raise Conflict(f"username is {username}; an account of that name exists already.", field="username") from None
+        raise Conflict(
+            f"username is {username}; an account of that name exists already.", field="username"
+        ) from None
     return user

@@ -61,7 +61,9 @@ MAX_DEPENDENCIES = 20
 MAX_ARRAY_TASKS = 1_000
 MAX_ARRAY_INDEX = 1_000_000
 INDEX_RANGE_REGEX = r"[0-9]{1,7}(-[0-9]{1,7}(:[0-9]{1,7})?)?"
-ARRAY_PATTERN = re.compile(rf"(?P<parts>{INDEX_RANGE_REGEX}(,{INDEX_RANGE_REGEX})*)(%(?P<at_once>[0-9]{{1,4}}))?")
+ARRAY_PATTERN = re.compile(
+    rf"(?P<parts>{INDEX_RANGE_REGEX}(,{INDEX_RANGE_REGEX})*)(%(?P<at_once>[0-9]{{1,4}}))?"
+)
 MAX_KEEP_SECONDS = 24 * 3600
 ENTRY_CODE_LIFETIME = timedelta(seconds=60)
 PRIORITY_NAMES = {priority.name.lower(): priority for priority in Priority}
@@ -125,7 +127,19 @@ def launch_notebook(
     """
     policy.require(actor, "workload.launch", project)
     wish = _notebook_request(
-        actor, project, pool, now, template, name, units, models, profile, type, max_runtime_seconds, reservation, placing
+        actor,
+        project,
+        pool,
+        now,
+        template,
+        name,
+        units,
+        models,
+        profile,
+        type,
+        max_runtime_seconds,
+        reservation,
+        placing,
     )
     return _submit(actor=actor, via=via, now=now, wish=wish, verb="launch_notebook")
 
@@ -164,16 +178,39 @@ def submit_job(
     """
     policy.require(actor, "workload.launch", project)
     wish = _job_request(
-        project, pool, now, name=name, command=command, units=units, hosts=hosts, models=models, profile=profile,
-        type=type, priority=priority, preemptible=preemptible, max_runtime_seconds=max_runtime_seconds,
-        most_retries=most_retries, if_member_ends=if_member_ends, reservation=reservation, environment=environment, after=after,
-        wanted_by=wanted_by, placing=placing,
-    )  # fmt: skip
+        project,
+        pool,
+        now,
+        name=name,
+        command=command,
+        units=units,
+        hosts=hosts,
+        models=models,
+        profile=profile,
+        type=type,
+        priority=priority,
+        preemptible=preemptible,
+        max_runtime_seconds=max_runtime_seconds,
+        most_retries=most_retries,
+        if_member_ends=if_member_ends,
+        reservation=reservation,
+        environment=environment,
+        after=after,
+        wanted_by=wanted_by,
+        placing=placing,
+    )
     return _submit(actor=actor, via=via, now=now, wish=wish, verb="submit_job")
 
 
 def submit_array(
-    *, actor: User, project: Project, pool: Pool, now: datetime, array: str, via: str = "web", **arguments: Any
+    *,
+    actor: User,
+    project: Project,
+    pool: Pool,
+    now: datetime,
+    array: str,
+    via: str = "web",
+    **arguments: Any,
 ) -> JobArray:
     """Queue one job for each index of ``array`` (see ``parse_array_indices``), each with GPUPOOL_ARRAY_INDEX in its environment.
 
@@ -189,9 +226,17 @@ def submit_array(
     with transaction.atomic():
         with _conflict_on_full_queue():
             made = engine.queue_array(
-                owner=actor, now=now, indices=indices, words=array.strip(), most_at_once=most_at_once, **_workload_columns(wish)
+                owner=actor,
+                now=now,
+                indices=indices,
+                words=array.strip(),
+                most_at_once=most_at_once,
+                **_workload_columns(wish),
             )
-        told = {**{name: getattr(wish, name) for name in ("name", "priority", "max_runtime_seconds")}, "array": array}
+        told = {
+            **{name: getattr(wish, name) for name in ("name", "priority", "max_runtime_seconds")},
+            "array": array,
+        }
         audit.record(actor=actor, via=via, now=now, verb="submit_array", target=made, after=told)
     return made
 
@@ -205,14 +250,24 @@ def cancel_array(*, actor: User, array: JobArray, now: datetime, why: str = "", 
     with transaction.atomic():
         cancelled = engine.cancel_array(array, now=now)
         if not cancelled:
-            raise Conflict(f"Every task of {array.name} has ended or is stopping; there is nothing to cancel.")
+            raise Conflict(
+                f"Every task of {array.name} has ended or is stopping; there is nothing to cancel."
+            )
         audit.record(
-            actor=actor, via=via, now=now, verb="cancel_array", target=array, why=why, after={"tasks": cancelled}
+            actor=actor,
+            via=via,
+            now=now,
+            verb="cancel_array",
+            target=array,
+            why=why,
+            after={"tasks": cancelled},
         )
     return cancelled
 
 
-def relaunch_workload(*, actor: User, workload: Workload, now: datetime, via: str = "web", **changes: Any) -> Workload:
+def relaunch_workload(
+    *, actor: User, workload: Workload, now: datetime, via: str = "web", **changes: Any
+) -> Workload:
     """Queue a copy of a workload, with ``changes`` to any argument of the verb that made it. Values of its environment may be
     secrets: they go over to its owner only, anybody else gives their own. Raises Invalid, NotAllowed."""
     policy.require(actor, "workload.relaunch", workload)
@@ -245,7 +300,9 @@ def relaunch_workload(*, actor: User, workload: Workload, now: datetime, via: st
     return submit_job(actor=actor, now=now, via=via, **(given | changes))
 
 
-def cancel_workload(*, actor: User, workload: Workload, now: datetime, why: str = "", via: str = "web") -> Workload:
+def cancel_workload(
+    *, actor: User, workload: Workload, now: datetime, why: str = "", via: str = "web"
+) -> Workload:
     """Stop it, or take it out of the queue. Raises Conflict when it has ended, NotAllowed, Invalid."""
     policy.require(actor, "workload.change", workload)
     checks = InputChecks()
@@ -257,19 +314,29 @@ def cancel_workload(*, actor: User, workload: Workload, now: datetime, why: str 
             raise Conflict(f"{workload.name} has already ended; there is nothing to cancel.")
         workload.refresh_from_db()
         audit.record(
-            actor=actor, via=via, now=now, verb="cancel_workload", target=workload, why=why,
-            before=before, after=audit.audited_fields(workload, "state", "stop_requested"),
-        )  # fmt: skip
+            actor=actor,
+            via=via,
+            now=now,
+            verb="cancel_workload",
+            target=workload,
+            why=why,
+            before=before,
+            after=audit.audited_fields(workload, "state", "stop_requested"),
+        )
     return workload
 
 
-def extend_workload(*, actor: User, workload: Workload, seconds: int, now: datetime, via: str = "web") -> Workload:
+def extend_workload(
+    *, actor: User, workload: Workload, seconds: int, now: datetime, via: str = "web"
+) -> Workload:
     """Let it run ``seconds`` longer, within the pool's longest runtime. Raises Invalid, Conflict, NotAllowed."""
     policy.require(actor, "workload.change", workload)
     longest = workload.pool.longest_runtime_seconds
     room = longest - workload.max_runtime_seconds
     if room < MIN_RUNTIME_SECONDS:
-        raise Conflict(f"{workload.name} already has the longest runtime of {workload.pool.name}, {longest:,} seconds.")
+        raise Conflict(
+            f"{workload.name} already has the longest runtime of {workload.pool.name}, {longest:,} seconds."
+        )
     checks = InputChecks()
     seconds = checks.count("seconds", seconds, MIN_RUNTIME_SECONDS, room, "seconds")
     checks.done()
@@ -284,16 +351,25 @@ def extend_workload(*, actor: User, workload: Workload, seconds: int, now: datet
             words = f"{workload.name} {what}. {reason_texts.reason_sentence(refused.code, refused.numbers)}"
             raise Conflict(words, field="seconds", code=refused.code, numbers=refused.numbers) from None
         if not extended:
-            raise Conflict(f"{workload.name} is ending or has ended; it can't be extended. Launch it again instead.")
+            raise Conflict(
+                f"{workload.name} is ending or has ended; it can't be extended. Launch it again instead."
+            )
         workload.refresh_from_db()
         audit.record(
-            actor=actor, via=via, now=now, verb="extend_workload", target=workload,
-            before=before, after=audit.audited_fields(workload, "max_runtime_seconds"),
-        )  # fmt: skip
+            actor=actor,
+            via=via,
+            now=now,
+            verb="extend_workload",
+            target=workload,
+            before=before,
+            after=audit.audited_fields(workload, "max_runtime_seconds"),
+        )
     return workload
 
 
-def keep_workload(*, actor: User, workload: Workload, seconds: int, now: datetime, via: str = "web") -> Workload:
+def keep_workload(
+    *, actor: User, workload: Workload, seconds: int, now: datetime, via: str = "web"
+) -> Workload:
     """Don't stop a notebook for idleness in the next ``seconds``. Raises Invalid, Conflict, NotAllowed."""
     policy.require(actor, "workload.change", workload)
     checks = InputChecks()
@@ -307,14 +383,25 @@ def keep_workload(*, actor: User, workload: Workload, seconds: int, now: datetim
             raise Conflict(f"{workload.name} is ending or has ended; it can't be kept.")
         workload.refresh_from_db()
         audit.record(
-            actor=actor, via=via, now=now, verb="keep_workload", target=workload,
-            before=before, after=audit.audited_fields(workload, "keep_until"),
-        )  # fmt: skip
+            actor=actor,
+            via=via,
+            now=now,
+            verb="keep_workload",
+            target=workload,
+            before=before,
+            after=audit.audited_fields(workload, "keep_until"),
+        )
     return workload
 
 
 def open_workspace(
-    *, actor: User, workload: Workload, session_key: str, now: datetime, token: ApiToken | None = None, via: str = "web"
+    *,
+    actor: User,
+    workload: Workload,
+    session_key: str,
+    now: datetime,
+    token: ApiToken | None = None,
+    via: str = "web",
 ) -> str:
     """The URL that opens what a running notebook or job serves, on its own origin, with a one-time code that is good for a minute.
 
@@ -326,14 +413,21 @@ def open_workspace(
     if workload.state not in (WorkloadState.RUNNING, WorkloadState.NOTICE):
         raise Conflict(f"{workload.name} is {workload.state}; it can be opened while it runs.")
     if workload.kind != WorkloadKind.NOTEBOOK and not _serves_http(workload):
-        raise Conflict(f"{workload.name} is a job that serves nothing; one that listens on $GPUPOOL_DOOR can be opened.")
+        raise Conflict(
+            f"{workload.name} is a job that serves nothing; one that listens on $GPUPOOL_DOOR can be opened."
+        )
     code = secrets.token_urlsafe(32)
     with transaction.atomic():
         origin = workspace_origin(workload, now)
         EntryCode.objects.create(
-            code_hash=_hash_secret(code), user=actor, workload=workload, session_key_hash=session_hash(session_key) if session_key else "",
-            api_token=token, created_at=now, expires_at=now + ENTRY_CODE_LIFETIME,
-        )  # fmt: skip
+            code_hash=_hash_secret(code),
+            user=actor,
+            workload=workload,
+            session_key_hash=session_hash(session_key) if session_key else "",
+            api_token=token,
+            created_at=now,
+            expires_at=now + ENTRY_CODE_LIFETIME,
+        )
         audit.record(actor=actor, via=via, now=now, verb="open_workspace", target=workload)
     scheme = urlsplit(settings.GPUPOOL_EDGE_URL).scheme
     return f"{scheme}://{origin.label}.{settings.GPUPOOL_NOTEBOOK_DOMAIN}/.gpupool/enter?code={code}"
@@ -351,7 +445,14 @@ def workspace_origin(workload: Workload, now: datetime) -> WorkspaceOrigin:
 
 
 def preview_workload(
-    *, actor: User, project: Project, pool: Pool, now: datetime, kind: str = "job", via: str = "web", **arguments: Any
+    *,
+    actor: User,
+    project: Project,
+    pool: Pool,
+    now: datetime,
+    kind: str = "job",
+    via: str = "web",
+    **arguments: Any,
 ) -> dict[str, Any]:
     """What would happen, without doing it. ``arguments`` are those of submit_job or launch_notebook (``kind`` says which).
 
@@ -382,11 +483,28 @@ def _notebook_defaults(given: dict[str, Any]) -> dict[str, Any]:
 
 def _job_defaults(given: dict[str, Any]) -> dict[str, Any]:
     defaults: dict[str, Any] = {
-        "name": "", "command": "", "units": 1, "hosts": 1, "models": None, "profile": "", "type": "training",
-        "priority": "normal", "preemptible": True, "max_runtime_seconds": 24 * 3600, "most_retries": 0,
-        "if_member_ends": "restart", "reservation": None, "environment": None, "after": None, "wanted_by": None,
-    }  # fmt: skip
-    return defaults | {name: value for name, value in given.items() if name in defaults} | {"placing": placement_constraints_in(given)}
+        "name": "",
+        "command": "",
+        "units": 1,
+        "hosts": 1,
+        "models": None,
+        "profile": "",
+        "type": "training",
+        "priority": "normal",
+        "preemptible": True,
+        "max_runtime_seconds": 24 * 3600,
+        "most_retries": 0,
+        "if_member_ends": "restart",
+        "reservation": None,
+        "environment": None,
+        "after": None,
+        "wanted_by": None,
+    }
+    return (
+        defaults
+        | {name: value for name, value in given.items() if name in defaults}
+        | {"placing": placement_constraints_in(given)}
+    )
 
 
 def _notebook_request(
@@ -430,7 +548,9 @@ def _notebook_request(
         pool=pool,
         name=checks.text("name", name or words),
         type=checks.choice(
-            "type", type if type is not None else template.type if template else "interactive", WorkloadType.values
+            "type",
+            type if type is not None else template.type if template else "interactive",
+            WorkloadType.values,
         ),
         ask=ask,
         command="",
@@ -472,7 +592,9 @@ def _job_request(
     wanted_by: Any = None,
 ) -> WorkloadRequest:
     checks = InputChecks()
-    ask = _checked_common(checks, project, pool, units=units, hosts=hosts, models=models, profile=profile, **placing)
+    ask = _checked_common(
+        checks, project, pool, units=units, hosts=hosts, models=models, profile=profile, **placing
+    )
     wish = WorkloadRequest(
         kind=WorkloadKind.JOB,
         project=project,
@@ -485,7 +607,11 @@ def _job_request(
         priority=_checked_priority(checks, priority, project),
         preemptible=checks.flag("preemptible", preemptible),
         max_runtime_seconds=checks.count(
-            "max_runtime_seconds", max_runtime_seconds, MIN_RUNTIME_SECONDS, pool.longest_runtime_seconds, "seconds"
+            "max_runtime_seconds",
+            max_runtime_seconds,
+            MIN_RUNTIME_SECONDS,
+            pool.longest_runtime_seconds,
+            "seconds",
         ),
         most_retries=checks.count("most_retries", most_retries, 0, MAX_RETRIES),
         if_member_ends=checks.choice("if_member_ends", if_member_ends, IfMemberEnds.values),
@@ -509,13 +635,17 @@ def _checked_priority(checks: InputChecks, value: Any, project: Project) -> int:
     number = PRIORITY_NAMES[value] if isinstance(value, str) and value in PRIORITY_NAMES else value
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= highest:
         checks.note(
-            "priority", value, f"priority is {value!a:.60}; allowed for {project.team.name}: {', '.join(allowed)}."
+            "priority",
+            value,
+            f"priority is {value!a:.60}; allowed for {project.team.name}: {', '.join(allowed)}.",
         )
         return int(Priority.NORMAL)
     return int(number)
 
 
-def _checked_dependencies(checks: InputChecks, after: Iterable[tuple[str, Workload | JobArray]]) -> tuple[tuple[str, Workload | JobArray], ...]:
+def _checked_dependencies(
+    checks: InputChecks, after: Iterable[tuple[str, Workload | JobArray]]
+) -> tuple[tuple[str, Workload | JobArray], ...]:
     """What it waits for: earlier work and arrays that may still end as they have to."""
     found = {(type(on), on.pk): (condition, on) for condition, on in after}
     if len(found) > MAX_DEPENDENCIES:
@@ -526,8 +656,14 @@ def _checked_dependencies(checks: InputChecks, after: Iterable[tuple[str, Worklo
     if "after" not in checks.problems:
         late = engine.first_never_met(found.values())
         if late is not None:
-            ended = "in which not all ended" if isinstance(late, JobArray) else f"which ended as {late.outcome.replace('_', ' ')}"
-            words = f"after names {late.name}, {ended}{' as they had to' if isinstance(late, JobArray) else ''}"
+            ended = (
+                "in which not all ended"
+                if isinstance(late, JobArray)
+                else f"which ended as {late.outcome.replace('_', ' ')}"
+            )
+            words = (
+                f"after names {late.name}, {ended}{' as they had to' if isinstance(late, JobArray) else ''}"
+            )
             checks.note("after", late.name, f"{words}; allowed: work that can still end as it has to.")
     return tuple(found.values())
 
@@ -538,7 +674,9 @@ def _checked_wanted_by(checks: InputChecks, wanted_by: Any, now: datetime) -> da
         return None
     at = checks.aware_datetime("wanted_by", wanted_by)
     if "wanted_by" not in checks.problems and at <= now:
-        words = f"wanted_by is {at:%Y-%m-%d %H:%M} UTC, which is past; allowed: after {now:%Y-%m-%d %H:%M} UTC."
+        words = (
+            f"wanted_by is {at:%Y-%m-%d %H:%M} UTC, which is past; allowed: after {now:%Y-%m-%d %H:%M} UTC."
+        )
         checks.note("wanted_by", at.isoformat(), words)
     return at
 
@@ -555,13 +693,20 @@ def parse_array_indices(checks: InputChecks, text: Any) -> tuple[list[int], int 
         span, _, step = part.partition(":")
         first, _, last = span.partition("-")
         low, high = int(first), int(last or first)
-        if high < low or high > MAX_ARRAY_INDEX or int(step or 1) < 1 or (high - low) // int(step or 1) >= MAX_ARRAY_TASKS:
+        if (
+            high < low
+            or high > MAX_ARRAY_INDEX
+            or int(step or 1) < 1
+            or (high - low) // int(step or 1) >= MAX_ARRAY_TASKS
+        ):
             checks.note("array", text, f"array has the part {part}; allowed: {allowed}.")
             return [], None
         found.update(range(low, high + 1, int(step or 1)))
     at_once = int(matched["at_once"]) if matched["at_once"] else None
     if len(found) > MAX_ARRAY_TASKS or at_once == 0:
-        checks.note("array", text, f"array is {display_value(text)}, {len(found):,} tasks; allowed: {allowed}.")
+        checks.note(
+            "array", text, f"array is {display_value(text)}, {len(found):,} tasks; allowed: {allowed}."
+        )
     return sorted(found), at_once
 
 
@@ -573,9 +718,10 @@ def _checked_reservation(
     fits = reservation.project_id == project.pk and reservation.pool_id == pool.pk
     if not fits or reservation.state not in OPEN_RESERVATION_STATES or reservation.end <= now:
         checks.note(
-            "reservation", str(reservation.public_id),
+            "reservation",
+            str(reservation.public_id),
             f"reservation is {reservation.name}; allowed: a reservation of {project.name} in {pool.name} that is not over.",
-        )  # fmt: skip
+        )
     return reservation
 
 
@@ -589,7 +735,14 @@ def _submit(*, actor: User, via: str, now: datetime, wish: WorkloadRequest, verb
             workload = engine.queue_workload(owner=actor, now=now, **_workload_columns(wish))
         if wish.kind == WorkloadKind.NOTEBOOK:
             workspace_origin(workload, now)
-        audit.record(actor=actor, via=via, now=now, verb=verb, target=workload, after=audit.audited_fields(workload, *AUDITED_FIELDS))
+        audit.record(
+            actor=actor,
+            via=via,
+            now=now,
+            verb=verb,
+            target=workload,
+            after=audit.audited_fields(workload, *AUDITED_FIELDS),
+        )
     return workload
 
 
@@ -599,23 +752,35 @@ def _refuse_if_never_starts(actor: User, wish: WorkloadRequest, now: datetime) -
     if never is not None and not never.may_be_granted:
         field = field_to_change(never.code, never.numbers)
         value = wish.ask.columns["models_wanted" if field == "models" else field]
-        raise Invalid({field: reason_texts.never_starts_sentence(never.code, never.numbers, actor)}, {field: display_value(value)})
+        raise Invalid(
+            {field: reason_texts.never_starts_sentence(never.code, never.numbers, actor)},
+            {field: display_value(value)},
+        )
 
 
 def submission_warning(workload: Workload, viewer: User, now: datetime) -> str:
     """What a person should know who submitted this just now: that it does not start before its team is granted more, that its hosts
     would not reach each other. Else empty."""
     names = ("project", "pool", "owner", "preemptible", "priority", "max_runtime_seconds", "reservation")
-    never = _cached_never_starts(now, **{name: getattr(workload, name) for name in (*names, *HardwareRequest.__dataclass_fields__)})
+    never = _cached_never_starts(
+        now, **{name: getattr(workload, name) for name in (*names, *HardwareRequest.__dataclass_fields__)}
+    )
     said = [] if never is None else [reason_texts.never_starts_sentence(never.code, never.numbers, viewer)]
     return " ".join([*said, *network_warnings(workload.pool, workload)])
 
 
 def _cached_never_starts(now: datetime, **columns: Any) -> engine.ImpossibleStart | None:
     """Planned for; what was asked a moment ago is not planned for again, so that many alike are submitted fast."""
-    asked = {name: str(value) for name, value in columns.items() if name in HardwareRequest.__dataclass_fields__}
+    asked = {
+        name: str(value) for name, value in columns.items() if name in HardwareRequest.__dataclass_fields__
+    }
     rows = [getattr(columns[name], "pk", None) for name in ("pool", "project", "owner", "reservation")]
-    facts = [columns["preemptible"], columns["priority"], columns["max_runtime_seconds"], *sorted(asked.items())]
+    facts = [
+        columns["preemptible"],
+        columns["priority"],
+        columns["max_runtime_seconds"],
+        *sorted(asked.items()),
+    ]
     question = hashlib.sha256(repr((rows, facts)).encode()).hexdigest()
     return cached_answer(("never", question), now, lambda: engine.impossible_start(now=now, **columns))
 
@@ -627,7 +792,9 @@ def _conflict_on_full_queue() -> Iterator[None]:
         yield
     except engine.OperationRejected as refused:
         numbers = dict(refused.numbers)
-        raise Conflict(reason_texts.reason_sentence(refused.code, numbers), code=refused.code, numbers=numbers) from None
+        raise Conflict(
+            reason_texts.reason_sentence(refused.code, numbers), code=refused.code, numbers=numbers
+        ) from None
 
 
 def _workload_columns(wish: WorkloadRequest) -> dict[str, Any]:
@@ -655,9 +822,15 @@ def _preview(actor: User, wish: WorkloadRequest, now: datetime) -> dict[str, Any
     with metered_planning(actor, now):
         answer = engine.preview_workload(owner=actor, now=now, **_workload_columns(wish))
     gpus = whole_gpus_of(wish.pool, wish.ask)
-    price = rates_and_budgets.gpu_hour_price(pool=wish.pool, models=wish.ask.models_wanted or gpu_models_of_pool(wish.pool), now=now)
+    price = rates_and_budgets.gpu_hour_price(
+        pool=wish.pool, models=wish.ask.models_wanted or gpu_models_of_pool(wish.pool), now=now
+    )
     per_hour = None if price is None else round_amount(price * Decimal(str(gpus)))
-    longest = None if price is None else round_amount(price * Decimal(str(gpus)) * Decimal(wish.max_runtime_seconds) / 3600)
+    longest = (
+        None
+        if price is None
+        else round_amount(price * Decimal(str(gpus)) * Decimal(wish.max_runtime_seconds) / 3600)
+    )
     answer["numbers"] |= reason_texts.requested_hardware(answer["code"], wish.ask)
     if answer["code"] == ReasonCode.DEPENDENCY and wish.after:
         answer["numbers"]["condition"] = _condition_of_dependency(wish, answer["numbers"])

@@ -74,7 +74,10 @@ class DecisionForm(ServiceForm):
                 help_text="Change it to approve another number.",
             )
             self.fields["borrow_limit_gpus"] = forms.IntegerField(
-                label="May borrow", initial=payload["borrow_limit_gpus"], required=False, help_text="Empty: no limit."
+                label="May borrow",
+                initial=payload["borrow_limit_gpus"],
+                required=False,
+                help_text="Empty: no limit.",
             )
             self.fields |= _gpu_hours_fields(payload)
         elif submission.kind == Submission.Kind.RESERVATION:
@@ -90,18 +93,24 @@ class DecisionForm(ServiceForm):
         given = {name: value for name, value in self.cleaned_data.items() if name != "comment"}
         absent: dict[str, Any] = {"may_exceed_guarantee": False, "period": "month", "when_used_up": "borrow"}
         return {
-            name: value for name, value in given.items() if value != "" and value != payload.get(name, absent.get(name))
+            name: value
+            for name, value in given.items()
+            if value != "" and value != payload.get(name, absent.get(name))
         }
 
 
 class QuotaRequestForm(ServiceForm):
     pool = forms.ChoiceField(label="Pool")
     model = forms.ChoiceField(label="GPU model")
-    guaranteed_gpus = forms.IntegerField(label="Guaranteed GPUs", help_text="Yours whenever you ask for them.")
+    guaranteed_gpus = forms.IntegerField(
+        label="Guaranteed GPUs", help_text="Yours whenever you ask for them."
+    )
     borrow_limit_gpus = forms.IntegerField(
         label="May borrow", required=False, help_text="On top, of what others leave free. Empty: no limit."
     )
-    why = forms.CharField(label="Why", max_length=2000, widget=forms.Textarea(attrs={"rows": 3}), required=False)
+    why = forms.CharField(
+        label="Why", max_length=2000, widget=forms.Textarea(attrs={"rows": 3}), required=False
+    )
 
     def __init__(self, *args: Any, pools: dict[str, Pool], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -110,7 +119,9 @@ class QuotaRequestForm(ServiceForm):
         models = sorted({model for pool in pools.values() for model in gpu_models_of_pool(pool)})
         fields["model"].choices = [(model, gpu_model(model)) for model in models]
         self.fields |= _gpu_hours_fields({})
-        self.order_fields(["pool", "model", "guaranteed_gpus", "borrow_limit_gpus", "gpu_hours", "period", "when_used_up"])
+        self.order_fields(
+            ["pool", "model", "guaranteed_gpus", "borrow_limit_gpus", "gpu_hours", "period", "when_used_up"]
+        )
 
     def clean(self) -> dict[str, Any]:
         data = super().clean() or self.cleaned_data
@@ -125,14 +136,18 @@ def approvals(request: HttpRequest) -> HttpResponseBase:
     user, now = current_user(request), timezone.now()
     if request.GET.get("decided"):
         return render(
-            request, "manage/approvals_decided.html", {"rows": _submission_rows(reads.decided_submissions(user, now), now), "now": now}
+            request,
+            "manage/approvals_decided.html",
+            {"rows": _submission_rows(reads.decided_submissions(user, now), now), "now": now},
         )
     rows = list(reads.waiting_submissions(user))
     kind = request.GET.get("kind", "")
     known = kind in dict(KIND_CHOICES)
     if not known:
         allowed = ", ".join(value for value, _ in KIND_CHOICES if value)
-        messages.error(request, f"kind is {shown_value(kind)}; allowed: {allowed}, or nothing for all. All are shown.")
+        messages.error(
+            request, f"kind is {shown_value(kind)}; allowed: {allowed}, or nothing for all. All are shown."
+        )
     shown = [row for row in rows if not kind or not known or row.kind == kind]
     context = _approvals_context(request, user, rows, shown, shown[0] if shown else None, now)
     return render(request, "manage/approvals.html", context, status=200 if known else 400)
@@ -165,7 +180,11 @@ def _approvals_context(
         "waiting": len(rows),
         "oldest": rows[0].created_at if rows else None,
         "kinds": [
-            {"label": f"{label} {counts[value]}", "url": f"?kind={value}" if value else "?", "current": value == kind}
+            {
+                "label": f"{label} {counts[value]}",
+                "url": f"?kind={value}" if value else "?",
+                "current": value == kind,
+            }
             for value, label in KIND_CHOICES
         ],
         "chosen": chosen,
@@ -191,9 +210,14 @@ def _approvals_context(
 def _effect(chosen: Submission, user: User, now: datetime) -> dict[str, Any]:
     """What approving it would do; who asked for it learns of others' work and reservations only what is theirs to see."""
     effect = verbs.approval_effect(chosen, now)
-    for name, visible in (("evicted", policy.visible_workloads), ("overlapping", policy.visible_reservations)):
+    for name, visible in (
+        ("evicted", policy.visible_workloads),
+        ("overlapping", policy.visible_reservations),
+    ):
         if effect.get(name):
-            seen = set(visible(user).filter(pk__in=[row.pk for row in effect[name]]).values_list("pk", flat=True))
+            seen = set(
+                visible(user).filter(pk__in=[row.pk for row in effect[name]]).values_list("pk", flat=True)
+            )
             effect[name] = [row for row in effect[name] if row.pk in seen]
     effect["too_many_gpus"] = max(0, -effect.get("free_after_gpus", 0))
     return effect
@@ -231,12 +255,21 @@ def decide(request: HttpRequest, public_id: uuid.UUID, verb: str) -> HttpRespons
         )
     else:
         done = form.carry_out(
-            verbs.decline_submission, actor=user, submission=row, comment=form.cleaned_data["comment"], now=now
+            verbs.decline_submission,
+            actor=user,
+            submission=row,
+            comment=form.cleaned_data["comment"],
+            now=now,
         )
     if done is None:
         row.refresh_from_db()
         rows = list(reads.waiting_submissions(user))
-        return render(request, "manage/approvals.html", _approvals_context(request, user, rows, rows, row, now, form), status=400)
+        return render(
+            request,
+            "manage/approvals.html",
+            _approvals_context(request, user, rows, rows, row, now, form),
+            status=400,
+        )
     words = {"approve": "Approved", "decline": "Declined", "withdraw": "Withdrawn"}[verb]
     agreed = {**row.payload, **form.changes(row.payload)} if verb == "approve" else row.payload
     what = request_texts.submission_summary(row.kind, agreed)
@@ -262,10 +295,14 @@ def decide_several(request: HttpRequest) -> HttpResponseBase:
             if verb == "approve":
                 verbs.approve_submission(actor=user, submission=row, now=now)
             else:
-                verbs.decline_submission(actor=user, submission=row, comment=request.POST.get("comment", ""), now=now)
+                verbs.decline_submission(
+                    actor=user, submission=row, comment=request.POST.get("comment", ""), now=now
+                )
             done += 1
         except ServiceError as refusal:
-            messages.error(request, f"{reads.submission_title(row)} for {row.team.name} still waits. {refusal.message}")
+            messages.error(
+                request, f"{reads.submission_title(row)} for {row.team.name} still waits. {refusal.message}"
+            )
     if done:
         messages.success(request, f"{done} {'approved' if verb == 'approve' else 'declined'}.")
     return redirect("approvals")
@@ -298,22 +335,34 @@ def request_quota(request: HttpRequest, slug: str) -> HttpResponseBase:
         made = None
         if not too_much or request.POST.get("anyway"):
             now = timezone.now()
-            made = form.carry_out(verbs.request_quota_change, actor=user, team=team, pool=pool, now=now, **given)
+            made = form.carry_out(
+                verbs.request_quota_change, actor=user, team=team, pool=pool, now=now, **given
+            )
         if made is not None:
             messages.success(request, "Your request waits for an operator. You are told when it is decided.")
             return redirect("submission", made.public_id)
     context = {"team": team, "form": form, "lines": lines, "too_much": "" if form.errors else too_much}
-    response: HttpResponse = render(request, "manage/quota_change.html", context, status=400 if form.errors else 200)
+    response: HttpResponse = render(
+        request, "manage/quota_change.html", context, status=400 if form.errors else 200
+    )
     return response
 
 
-def _over_capacity_sentence(team: Team, lines: list[reads.GuaranteeLine], pool: Pool, given: dict[str, Any]) -> str:
+def _over_capacity_sentence(
+    team: Team, lines: list[reads.GuaranteeLine], pool: Pool, given: dict[str, Any]
+) -> str:
     """Why no operator can approve it as it is, in a sentence; empty when one can."""
     line = next((line for line in lines if (line.pool, line.model) == (pool, given["model"])), None)
     asked = given["guaranteed_gpus"]
     if line is None or asked <= line.most:
         return ""
     return request_texts.guarantee_effect(
-        team=team.name, pool=pool.name, model=line.model, asked=asked, most=line.most, capacity=line.capacity,
-        others=line.others, own=line.own,
-    )  # fmt: skip
+        team=team.name,
+        pool=pool.name,
+        model=line.model,
+        asked=asked,
+        most=line.most,
+        capacity=line.capacity,
+        others=line.others,
+        own=line.own,
+    )

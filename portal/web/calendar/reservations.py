@@ -30,7 +30,9 @@ from scheduler.models import Reservation
 from scheduler.state.states import OPEN_RESERVATION_STATES, ReservationState
 
 MAX_OCCURRENCES_SHOWN = 10
-SERIES_CANCEL_WARNING = "Every occurrence that is not over is given up at once, and what runs inside one is told to go."
+SERIES_CANCEL_WARNING = (
+    "Every occurrence that is not over is given up at once, and what runs inside one is told to go."
+)
 
 
 def _datetime_field(label: str) -> forms.DateTimeField:
@@ -48,7 +50,9 @@ class ReservationChangeForm(ServiceForm):
 
     start = _datetime_field("Start")
     end = _datetime_field("End")
-    why = forms.CharField(label="Why", required=False, max_length=1000, help_text="Whoever approves it reads this.")
+    why = forms.CharField(
+        label="Why", required=False, max_length=1000, help_text="Whoever approves it reads this."
+    )
 
     def __init__(self, *args: Any, row: Reservation, **kwargs: Any) -> None:
         kwargs["initial"] = {"start": timezone.localtime(row.start), "end": timezone.localtime(row.end)}
@@ -77,9 +81,14 @@ def reservation(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
     if request.method == "POST" and form.is_valid():
         wanted = form.wanted()
         done = form.carry_out(
-            verbs.change_reservation, actor=user, reservation=row, why=form.cleaned_data["why"], now=now,
-            start=wanted.get("start"), end=wanted.get("end") or (row.end if "start" in wanted else None),
-        )  # fmt: skip
+            verbs.change_reservation,
+            actor=user,
+            reservation=row,
+            why=form.cleaned_data["why"],
+            now=now,
+            start=wanted.get("start"),
+            end=wanted.get("end") or (row.end if "start" in wanted else None),
+        )
         if isinstance(done, Submission):
             messages.info(request, f"It fits and waits for approval. Until then {row.name} stays as it is.")
         elif done is not None:
@@ -90,7 +99,12 @@ def reservation(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
     if form.errors:
         return render(request, "work/reservation_change.html", {**context, "now": now}, status=400)
     return live_refresh.render_live_page(
-        request, "work/reservation.html", "work/reservation_part.html", context, topics=["calendar", "queue"], now=now
+        request,
+        "work/reservation.html",
+        "work/reservation_part.html",
+        context,
+        topics=["calendar", "queue"],
+        now=now,
     )
 
 
@@ -102,7 +116,12 @@ def cancel_reservation(request: HttpRequest, public_id: uuid.UUID) -> HttpRespon
     row = _get_reservation_or_404(user, public_id)
     address = reverse("reservation", args=[public_id])
     if not request.POST.get("confirmed"):
-        context = {"title": f"Cancel {row.name}?", "text": _cancel_warning(row), "label": "Cancel it", "back": address}
+        context = {
+            "title": f"Cancel {row.name}?",
+            "text": _cancel_warning(row),
+            "label": "Cancel it",
+            "back": address,
+        }
         return render(request, "work/question.html", context)
     return run_and_redirect(
         request,
@@ -118,12 +137,19 @@ def cancel_series(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBas
     """Give up every occurrence that is not over; without JavaScript the question is a page of its own."""
     user = current_user(request)
     row = get_visible_or_404(
-        policy.visible_series(user).select_related("project__team"), "recurring reservation", public_id=public_id
+        policy.visible_series(user).select_related("project__team"),
+        "recurring reservation",
+        public_id=public_id,
     )
     last = row.occurrences.order_by("-start").first()
     address = reverse("reservation", args=[last.public_id]) if last else reverse("calendar")
     if not request.POST.get("confirmed"):
-        context = {"title": f"Cancel all of {row.name}?", "text": SERIES_CANCEL_WARNING, "label": "Cancel all", "back": address}
+        context = {
+            "title": f"Cancel all of {row.name}?",
+            "text": SERIES_CANCEL_WARNING,
+            "label": "Cancel all",
+            "back": address,
+        }
         return render(request, "work/question.html", context)
     return run_and_redirect(
         request,
@@ -146,14 +172,20 @@ def _cancel_warning(row: Reservation) -> str:
 
 def _reservation_context(request: HttpRequest, row: Reservation, user: User, now: datetime) -> dict[str, Any]:
     inside = row.workloads.select_related(*workload_details.RELATED).order_by("-submitted_at", "-pk")[:50]
-    bound = row.bound_units.select_related("unit__gpu__host").order_by("unit__gpu__host__name", "unit__gpu__index")
+    bound = row.bound_units.select_related("unit__gpu__host").order_by(
+        "unit__gpu__host__name", "unit__gpu__index"
+    )
     may_change = row.state in OPEN_RESERVATION_STATES and policy.may(user, "reservation.change", row)
     return {
         "reservation": row,
         "asked": workload_card.requested_units_text(row),
-        "reason": reason_texts.reason_sentence(row.reason_code, row.reason_numbers, user) if row.reason_code else "",
+        "reason": reason_texts.reason_sentence(row.reason_code, row.reason_numbers, user)
+        if row.reason_code
+        else "",
         "facts": _reservation_facts(row),
-        "rows": jobs.list_rows(workload_details.workload_details(inside, now), user, current_currency(request), now),
+        "rows": jobs.list_rows(
+            workload_details.workload_details(inside, now), user, current_currency(request), now
+        ),
         "units": [
             {"host": b.unit.gpu.host.name, "gpu": b.unit.gpu.index, "uuid": b.unit.uuid}
             for b in bound
@@ -174,7 +206,9 @@ def _series_context(row: Reservation, now: datetime) -> dict[str, Any]:
     whole = row.series
     if whole is None:
         return {}
-    left = list(whole.occurrences.filter(state__in=OPEN_RESERVATION_STATES, end__gt=now).order_by("start", "pk"))
+    left = list(
+        whole.occurrences.filter(state__in=OPEN_RESERVATION_STATES, end__gt=now).order_by("start", "pk")
+    )
     days = formatting.weekdays([series_verbs.WEEKDAYS[day] for day in whole.weekdays])
     return {
         "words": f"{days.capitalize()} {whole.starts_at:%H:%M} to {whole.ends_at:%H:%M} ({whole.time_zone}) until {whole.last_day}",

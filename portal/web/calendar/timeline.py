@@ -78,7 +78,9 @@ def timeline_window(zoom: TimelineZoom, at: datetime, now: datetime) -> Timeline
 
 def _midnight(moment: datetime) -> datetime:
     """The wall clock's midnight of that day, also where the clocks change between."""
-    return moment.replace(hour=0, minute=0, second=0, microsecond=0, tzinfo=timezone.get_current_timezone(), fold=0)
+    return moment.replace(
+        hour=0, minute=0, second=0, microsecond=0, tzinfo=timezone.get_current_timezone(), fold=0
+    )
 
 
 def _grid_lines(made: TimelineWindow) -> list[datetime]:
@@ -156,7 +158,9 @@ def time_axis(made: TimelineWindow) -> list[dict[str, Any]]:
     return words
 
 
-def timeline_rows(groups: list[CalendarModelGroup], made: TimelineWindow, opened: set[str], address: Any) -> list[dict[str, Any]]:
+def timeline_rows(
+    groups: list[CalendarModelGroup], made: TimelineWindow, opened: set[str], address: Any
+) -> list[dict[str, Any]]:
     """Every row to draw. ``opened`` are the keys of unfolded models; ``address(key)`` is the link that folds or unfolds one."""
     drawn: list[dict[str, Any]] = []
     pools = {group.pool.pk for group in groups}
@@ -169,7 +173,11 @@ def timeline_rows(groups: list[CalendarModelGroup], made: TimelineWindow, opened
             continue
         drawn += _reservation_rows(group, made)
         whole = f"{group.key}|all"
-        shown = group.hosts if whole in opened or len(group.hosts) <= MAX_HOST_ROWS + 1 else group.hosts[:MAX_HOST_ROWS]
+        shown = (
+            group.hosts
+            if whole in opened or len(group.hosts) <= MAX_HOST_ROWS + 1
+            else group.hosts[:MAX_HOST_ROWS]
+        )
         drawn += [_host_row(group, host, made, height) for host in shown]
         rest = group.hosts[len(shown) :]
         if rest:
@@ -177,7 +185,9 @@ def timeline_rows(groups: list[CalendarModelGroup], made: TimelineWindow, opened
     return drawn
 
 
-def _model_row(group: CalendarModelGroup, made: TimelineWindow, is_open: bool, url: str, with_pool: bool) -> dict[str, Any]:
+def _model_row(
+    group: CalendarModelGroup, made: TimelineWindow, is_open: bool, url: str, with_pool: bool
+) -> dict[str, Any]:
     return {
         "kind": "model",
         "title": group.model.replace("-", " "),
@@ -208,7 +218,9 @@ def _folded_row(hosts: list[CalendarHostRow], made: TimelineWindow, url: str) ->
     }
 
 
-def _usage_bars(bookings: list[CalendarBooking], gpus: int, made: TimelineWindow, base: int, top: int) -> list[dict[str, Any]]:
+def _usage_bars(
+    bookings: list[CalendarBooking], gpus: int, made: TimelineWindow, base: int, top: int
+) -> list[dict[str, Any]]:
     """GPUs taken on average in each step: what is or was held below what is promised."""
     steps = max(1, round(made.span / made.zoom.step))
     held, promised = [0.0] * steps, [0.0] * steps
@@ -257,7 +269,10 @@ def _reservation_rows(group: CalendarModelGroup, made: TimelineWindow) -> list[d
             "title": "Promised" if place == 0 else "",
             "height": PROMISE_HEIGHT,
             "bookings": [
-                _booking_rectangle(b, made, 0.5, min(PROMISE_HEIGHT - 1, max(14, b.gpus * PIXELS_PER_PROMISED_GPU - 1))) for b in bookings
+                _booking_rectangle(
+                    b, made, 0.5, min(PROMISE_HEIGHT - 1, max(14, b.gpus * PIXELS_PER_PROMISED_GPU - 1))
+                )
+                for b in bookings
             ],
             "target": f"{group.pool.slug}|{group.model}|",
             "most": group.gpus,
@@ -266,7 +281,9 @@ def _reservation_rows(group: CalendarModelGroup, made: TimelineWindow) -> list[d
     ]
 
 
-def _host_row(group: CalendarModelGroup, host: CalendarHostRow, made: TimelineWindow, height: int) -> dict[str, Any]:
+def _host_row(
+    group: CalendarModelGroup, host: CalendarHostRow, made: TimelineWindow, height: int
+) -> dict[str, Any]:
     """Bookings stacked by what each takes; one as high as its GPUs are many."""
     per_gpu = height / max(1, host.gpus)
     placed: list[tuple[CalendarBooking, float]] = []
@@ -287,7 +304,9 @@ def _host_row(group: CalendarModelGroup, host: CalendarHostRow, made: TimelineWi
             for b, y in placed
             if b.end > made.start and b.start < made.end
         ],
-        "maintenance": [_maintenance_rectangle(start, end, reason, made) for start, end, reason in host.maintenance],
+        "maintenance": [
+            _maintenance_rectangle(start, end, reason, made) for start, end, reason in host.maintenance
+        ],
         "target": f"{group.pool.slug}|{group.model}|",
         "most": host.gpus,
     }
@@ -302,7 +321,9 @@ def _first_free_offset(taken: list[tuple[float, float]], height: float, room: fl
     return min(y, max(0.0, room - height))
 
 
-def _booking_rectangle(booking: CalendarBooking, made: TimelineWindow, y: float, height: float) -> dict[str, Any]:
+def _booking_rectangle(
+    booking: CalendarBooking, made: TimelineWindow, y: float, height: float
+) -> dict[str, Any]:
     left, right = made.share(booking.start), made.share(booking.end)
     width = max(right - left, 0.002)
     words = booking.name if booking.named else booking.team.name
@@ -334,12 +355,16 @@ def booking_title(booking: CalendarBooking) -> str:
     states = {"past": "ended", "running": "running", "reserved": "reserved", "pending": "waits for approval"}
     until = "at the latest " if booking.open_end else ""
     gpus = f"{booking.gpus:g} GPU{'s' if booking.gpus != 1 else ''}"
-    size = (booking_size(booking) if booking.profile else gpus) + (f" on {booking.host}" if booking.host else "")
+    size = (booking_size(booking) if booking.profile else gpus) + (
+        f" on {booking.host}" if booking.host else ""
+    )
     when = f"{start:%a %d %b %H:%M} to {until}{end:%a %d %b %H:%M}"
     return f"{booking.team.name}: {what}, {size}, {when}, {states[booking.state]}"
 
 
-def _maintenance_rectangle(start: datetime, end: datetime, reason: str, made: TimelineWindow) -> dict[str, str]:
+def _maintenance_rectangle(
+    start: datetime, end: datetime, reason: str, made: TimelineWindow
+) -> dict[str, str]:
     left, right = made.share(start), made.share(end)
     return {
         "x": f"{left * 100:.3f}",

@@ -53,11 +53,15 @@ def calendar(request: HttpRequest) -> HttpResponse:
     filters = CalendarFilterForm(request.GET, pools=pools, teams=teams)
     filters.is_valid()
     chosen = [pool for pool in pools if pool.slug == filters.cleaned_data.get("pool")] or pools
-    groups, cut_off = reads.calendar_window(user, chosen, made.start, made.end, now, filters.cleaned_data.get("team", ""))
+    groups, cut_off = reads.calendar_window(
+        user, chosen, made.start, made.end, now, filters.cleaned_data.get("team", "")
+    )
     context = {
         "frame": made,
         "filters": filters,
-        "rows": drawing.timeline_rows(groups, made, _unfolded_models(request, groups), lambda key: _fold_url(request, groups, key)),
+        "rows": drawing.timeline_rows(
+            groups, made, _unfolded_models(request, groups), lambda key: _fold_url(request, groups, key)
+        ),
         "axis": drawing.time_axis(made),
         "teams": [team for team in teams if any(b.team.pk == team.pk for g in groups for b in g.bookings)],
         "agenda": _agenda(groups, made, now),
@@ -67,7 +71,8 @@ def calendar(request: HttpRequest) -> HttpResponse:
         "cut_off": cut_off,
         "most": reads.MAX_BOOKINGS,
         "zooms": [
-            {"label": z.label, "url": _url_with(request, zoom=z.name), "current": z is zoom} for z in drawing.ZOOMS.values()
+            {"label": z.label, "url": _url_with(request, zoom=z.name), "current": z is zoom}
+            for z in drawing.ZOOMS.values()
         ],
         "earlier": _url_with(request, at=f"{_adjacent_window(made, -1):%Y-%m-%dT%H:%M}"),
         "later": _url_with(request, at=f"{_adjacent_window(made, 1):%Y-%m-%dT%H:%M}"),
@@ -77,7 +82,12 @@ def calendar(request: HttpRequest) -> HttpResponse:
         "request_links": _request_links(groups, made, now),
     }
     return live_refresh.render_live_page(
-        request, "work/calendar.html", "work/calendar_part.html", context, topics=["calendar", "queue"], now=now
+        request,
+        "work/calendar.html",
+        "work/calendar_part.html",
+        context,
+        topics=["calendar", "queue"],
+        now=now,
     )
 
 
@@ -100,7 +110,9 @@ def ical_feed(request: HttpRequest, token: str) -> HttpResponse:
 
 def ical_feed_token(user: User) -> str:
     """The secret of a person's feed. It changes with the password, so changing that shuts old addresses."""
-    return signing.dumps({"user": user.pk, "key": _password_fingerprint(user)}, salt=ICAL_FEED_SALT, compress=False)
+    return signing.dumps(
+        {"user": user.pk, "key": _password_fingerprint(user)}, salt=ICAL_FEED_SALT, compress=False
+    )
 
 
 def _user_of_token(token: str) -> User | None:
@@ -124,7 +136,8 @@ def _ical_event(reservation: Reservation, now: datetime) -> icalendar.Event:
     event.add("dtend", reservation.end)
     event.add("summary", f"{reservation.name}: {requested_units_text(reservation)}")
     event.add(
-        "description", f"{reservation.project.team.name}, {reservation.project.name}. State: {reservation.state}."
+        "description",
+        f"{reservation.project.team.name}, {reservation.project.name}. State: {reservation.state}.",
     )
     event.add("location", reservation.pool.name)
     event.add("url", f"{settings.GPUPOOL_PORTAL_URL}{reverse('reservation', args=[reservation.public_id])}")
@@ -211,12 +224,20 @@ def _agenda(groups: list[CalendarModelGroup], made: drawing.TimelineWindow, now:
     found = [b for group in groups for b in group.bookings if b.end > local and b.start < end]
     found.sort(key=lambda b: (b.end <= now, b.state == "running" and b.start <= now, b.start))
     now_free = [
-        {"model": group.model, "pool": group.pool.name, "taken": _gpus_in_use(group.bookings, now), "gpus": group.gpus}
+        {
+            "model": group.model,
+            "pool": group.pool.name,
+            "taken": _gpus_in_use(group.bookings, now),
+            "gpus": group.gpus,
+        }
         for group in groups
     ]
     return {
         "day": local,
-        "bookings": [{"booking": b, "url": booking_url(b), "size": drawing.booking_size(b, b.model)} for b in found[:60]],
+        "bookings": [
+            {"booking": b, "url": booking_url(b), "size": drawing.booking_size(b, b.model)}
+            for b in found[:60]
+        ],
         "more": max(0, len(found) - 60),
         "before": local - timedelta(days=1),
         "after": end,
@@ -236,7 +257,9 @@ def booking_url(booking: CalendarBooking) -> str:
     return reverse(booking.kind, args=[booking.public_id])
 
 
-def _request_links(groups: list[CalendarModelGroup], made: drawing.TimelineWindow, now: datetime) -> list[dict[str, str]]:
+def _request_links(
+    groups: list[CalendarModelGroup], made: drawing.TimelineWindow, now: datetime
+) -> list[dict[str, str]]:
     """One link per model to the request form at this window's start: the way without a pointer."""
     start = max(made.start, (now + timedelta(hours=1)).replace(minute=0, second=0, microsecond=0))
     local = timezone.localtime(start)

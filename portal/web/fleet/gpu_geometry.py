@@ -41,9 +41,18 @@ def gpu_geometry(request: HttpRequest, name: str, index: int) -> HttpResponseBas
     asked = request.POST.get("geometry", "") if request.method == "POST" else _chosen_geometry(request, row)
     if request.method == "POST" and form.is_valid():
         why = form.cleaned_data["why"]
-        given: dict[str, Any] = {"actor": user, "host": host, "gpu": index, "geometry": asked, "why": why, "now": now}
+        given: dict[str, Any] = {
+            "actor": user,
+            "host": host,
+            "gpu": index,
+            "geometry": asked,
+            "why": why,
+            "now": now,
+        }
         if form.carry_out(verbs.change_geometry, **given) is not None:
-            messages.success(request, f"GPU {index} of {name} takes nothing new. It is changed once nothing holds it.")
+            messages.success(
+                request, f"GPU {index} of {name} takes nothing new. It is changed once nothing holds it."
+            )
             return redirect("host", name)
     effect, no = None, ""
     if asked:
@@ -54,9 +63,17 @@ def gpu_geometry(request: HttpRequest, name: str, index: int) -> HttpResponseBas
         except ServiceError as error:
             no = error.message
     context = {
-        "host": host, "row": row, "gpu": gpu, "form": form, "asked": asked, "effect": effect, "no": no, "now": now,
-        "counts": _profile_counts(row, asked), "usual": _common_geometries(row),
-    }  # fmt: skip
+        "host": host,
+        "row": row,
+        "gpu": gpu,
+        "form": form,
+        "asked": asked,
+        "effect": effect,
+        "no": no,
+        "now": now,
+        "counts": _profile_counts(row, asked),
+        "usual": _common_geometries(row),
+    }
     return render(request, "manage/gpu_geometry.html", context, status=400 if form.errors else 200)
 
 
@@ -77,7 +94,9 @@ def _profile_counts(row: reads.GpuGeometry, asked: str) -> list[dict[str, Any]]:
         there = verbs.parse_geometry(asked) if asked else []
     except ServiceError:
         there = []
-    return [{"name": name, "offer": offer, "count": there.count(name) or ""} for name, offer in row.offers.items()]
+    return [
+        {"name": name, "offer": offer, "count": there.count(name) or ""} for name, offer in row.offers.items()
+    ]
 
 
 def _common_geometries(row: reads.GpuGeometry) -> list[str]:

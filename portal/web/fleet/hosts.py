@@ -76,9 +76,14 @@ class MaintenanceForm(ServiceForm):
 
 class AddHostForm(ServiceForm):
     pool = forms.ChoiceField(label="Pool")
-    name = forms.CharField(label="Host name", max_length=200, help_text="As the machine calls itself, such as gpu-01.")
+    name = forms.CharField(
+        label="Host name", max_length=200, help_text="As the machine calls itself, such as gpu-01."
+    )
     labels = forms.CharField(
-        label="Labels", required=False, max_length=2000, help_text="Such as site=north rack=r1. Asks can require them."
+        label="Labels",
+        required=False,
+        max_length=2000,
+        help_text="Such as site=north rack=r1. Asks can require them.",
     )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -89,7 +94,9 @@ class AddHostForm(ServiceForm):
 
     def clean_labels(self) -> dict[str, str]:
         pairs = [part.partition("=") for part in self.cleaned_data["labels"].split()]
-        bad = next((f"{name}{sign}{value}" for name, sign, value in pairs if not (name and sign and value)), None)
+        bad = next(
+            (f"{name}{sign}{value}" for name, sign, value in pairs if not (name and sign and value)), None
+        )
         if bad is not None:
             raise forms.ValidationError(
                 f"labels contains {bad!a:.60}; allowed: name=value pairs with spaces between them."
@@ -128,14 +135,18 @@ def host(request: HttpRequest, name: str) -> HttpResponseBase:
         "sees_people": policy.sees_all_teams(user),
         "may_change": may_change,
         "closed": may_change and reads.is_closed_to_new_work(row),
-        "still_there": reads.remaining_workloads(row, now) if may_change and reads.is_closed_to_new_work(row) else [],
+        "still_there": reads.remaining_workloads(row, now)
+        if may_change and reads.is_closed_to_new_work(row)
+        else [],
         "changes": [
             {"url": reverse(f"host-{verb}", args=[name]), "label": change["label"]}
             for verb, change in HOST_CHANGES.items()
             if "button" not in change and _applies(change, row)
         ],
     }
-    return live_refresh.render_live_page(request, "manage/host.html", "manage/host_part.html", context, topics=["hosts"], now=now)
+    return live_refresh.render_live_page(
+        request, "manage/host.html", "manage/host_part.html", context, topics=["hosts"], now=now
+    )
 
 
 def _idle_gpus(units: list[dict[str, Any]]) -> set[int]:
@@ -174,7 +185,12 @@ def _event_row(entry: host_history.HostHistoryEntry) -> dict[str, Any]:
     """With the words of what a person did; of the first row of a host, that it was made known."""
     if entry.about == "deed":
         return {"row": entry, "words": host_texts.host_action_text(entry.verb, entry.numbers)}
-    return {"row": entry, "words": "Made known" if entry.about == "host" and entry.reason == host_history.HOST_ADDED_REASON else ""}
+    return {
+        "row": entry,
+        "words": "Made known"
+        if entry.about == "host" and entry.reason == host_history.HOST_ADDED_REASON
+        else "",
+    }
 
 
 def _get_host_or_404(user: User, name: str) -> Host:
@@ -202,7 +218,9 @@ def _closing_reasons(verb: str, row: Host) -> str:
 def _applies(change: dict[str, Any], row: Host) -> bool:
     if row.lease_state in change.get("leases", ()):
         return True
-    return row.admin_state in change["from"] or (change["label"] == "Return to service" and row.repair_state != "well")
+    return row.admin_state in change["from"] or (
+        change["label"] == "Return to service" and row.repair_state != "well"
+    )
 
 
 @sign_in_required
@@ -247,7 +265,10 @@ def host_maintenance(request: HttpRequest, name: str) -> HttpResponseBase:
     policy.require(user, "host.change")
     row = _get_host_or_404(user, name)
     start = (timezone.localtime(now) + timedelta(days=1)).replace(hour=8, minute=0, second=0, microsecond=0)
-    initial = {"start": _datetime_input_value(start), "end": _datetime_input_value(start + timedelta(hours=4))}
+    initial = {
+        "start": _datetime_input_value(start),
+        "end": _datetime_input_value(start + timedelta(hours=4)),
+    }
     form = MaintenanceForm(request.POST or None, initial=initial)
     if request.method == "POST" and form.is_valid():
         made = form.carry_out(verbs.set_maintenance, actor=user, host=row, now=now, **form.cleaned_data)
@@ -272,7 +293,12 @@ def host_add(request: HttpRequest) -> HttpResponseBase:
         given = form.cleaned_data
         pool = form.pools[given["pool"]]
         made = form.carry_out(
-            verbs.add_host, actor=user, pool=pool, name=given["name"], labels=given["labels"], now=timezone.now()
+            verbs.add_host,
+            actor=user,
+            pool=pool,
+            name=given["name"],
+            labels=given["labels"],
+            now=timezone.now(),
         )
         if made is not None:
             return _render_join_command(request, *made)
@@ -281,7 +307,12 @@ def host_add(request: HttpRequest) -> HttpResponseBase:
 
 def _render_join_command(request: HttpRequest, row: Host, token: str) -> HttpResponseBase:
     commands = verbs.join_commands(row, token)
-    context = {"host": row, "installed": commands.installed, "checkout": commands.checkout, "simulated_as": reads.simulation_options(row)}
+    context = {
+        "host": row,
+        "installed": commands.installed,
+        "checkout": commands.checkout,
+        "simulated_as": reads.simulation_options(row),
+    }
     response = render(request, "manage/host_command.html", context)
     response["Cache-Control"] = "no-store"
     return response

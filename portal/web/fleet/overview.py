@@ -19,7 +19,9 @@ COLOURS = (("use", "Utilisation"), ("temperature", "Temperature"), ("owner", "Ow
 LAYOUTS = (("cells", "Cells"), ("table", "Table"))
 CELL_PITCH_PIXELS = 16  # a cell is 14 px wide and 2 px apart
 TEMPERATURE_SCALE_MIN, TEMPERATURE_SCALE_MAX = 30.0, 90.0  # degrees at the ends of the temperature scale
-FOLD_ABOVE_HOSTS = 160  # hosts of one model: more are folded to those that need a look, with the rest behind a link
+FOLD_ABOVE_HOSTS = (
+    160  # hosts of one model: more are folded to those that need a look, with the rest behind a link
+)
 
 
 @sign_in_required
@@ -43,7 +45,10 @@ def fleet(request: HttpRequest) -> HttpResponseBase:
         "colours": _choices(request, "colour", COLOURS, colour),
         "shapes": _choices(request, "show", LAYOUTS, shape),
         "pools": _choices(
-            request, "pool", (("", "All pools"), *((row.slug, row.name) for row in pools)), pool.slug if pool else ""
+            request,
+            "pool",
+            (("", "All pools"), *((row.slug, row.name) for row in pools)),
+            pool.slug if pool else "",
         ),
         "may_change": (may_change := policy.may(user, "host.change")),
         "logs_lost": may_change and log_loss.is_log_loss_reported(),
@@ -74,7 +79,9 @@ def _model_group(group: reads.FleetModelGroup, colour: str, unfolded: str) -> di
     rows = group.hosts
     folded = 0
     if len(rows) > FOLD_ABOVE_HOSTS and unfolded != group.model:
-        kept = [row for row in rows if row.state != "ready" or row.free or any(cell.idle for cell in row.cells)]
+        kept = [
+            row for row in rows if row.state != "ready" or row.free or any(cell.idle for cell in row.cells)
+        ]
         rows, folded = kept[:FOLD_ABOVE_HOSTS], len(rows) - len(kept[:FOLD_ABOVE_HOSTS])
     return {
         "model": group.model,
@@ -123,7 +130,11 @@ def _cell_drawing(cell: reads.GpuCell, index: int, colour: str) -> dict[str, Any
     if mark == "slices":
         wide = 10 / cell.units
         slices = [
-            {"x": round(x + 2 + part * wide, 2), "width": round(max(1.0, wide - 0.6), 2), "held": part < cell.held}
+            {
+                "x": round(x + 2 + part * wide, 2),
+                "width": round(max(1.0, wide - 0.6), 2),
+                "held": part < cell.held,
+            }
             for part in range(cell.units)
         ]
     return {
@@ -148,7 +159,16 @@ def _cell_style(cell: reads.GpuCell, colour: str) -> tuple[str, str]:
     if colour == "temperature":
         if cell.temperature is None:
             return "gpu-unknown", ""
-        return use_step(min(1.0, max(0.0, (cell.temperature - TEMPERATURE_SCALE_MIN) / (TEMPERATURE_SCALE_MAX - TEMPERATURE_SCALE_MIN)))), ""
+        return use_step(
+            min(
+                1.0,
+                max(
+                    0.0,
+                    (cell.temperature - TEMPERATURE_SCALE_MIN)
+                    / (TEMPERATURE_SCALE_MAX - TEMPERATURE_SCALE_MIN),
+                ),
+            )
+        ), ""
     if cell.sliced:
         return "gpu-mig", "slices"
     if colour == "owner":

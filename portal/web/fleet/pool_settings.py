@@ -32,9 +32,15 @@ from scheduler.state.isolation import Isolation
 from telemetry.models import HealthRule
 
 LIMIT_LABELS = {
-    "notice_seconds": ("Notice", "Between the warning and the stop signal, in which a checkpoint is written."),
+    "notice_seconds": (
+        "Notice",
+        "Between the warning and the stop signal, in which a checkpoint is written.",
+    ),
     "grace_seconds": ("Grace", "Between the stop signal and the kill."),
-    "minimum_runtime_seconds": ("Shortest undisturbed run", "How long a workload runs before it may be preempted."),
+    "minimum_runtime_seconds": (
+        "Shortest undisturbed run",
+        "How long a workload runs before it may be preempted.",
+    ),
     "half_life_seconds": ("Half-life of use", "After which past use counts half in fair share."),
     "spare_gpus": ("Kept free", "GPUs that only work of critical priority may use. Empty: none."),
     "longest_runtime_seconds": ("Longest runtime", "That a workload may ask for."),
@@ -42,7 +48,10 @@ LIMIT_LABELS = {
     "longest_reservation_seconds": ("Longest reservation", "From its start to its end."),
     "reservation_horizon_seconds": ("How far ahead", "From now, until which reservations may end."),
     "no_show_seconds": ("No-show limit", "After which an unused reservation is released."),
-    "idle_limit_seconds": ("Idle limit", "Without work, after which a notebook is stopped, a warning before."),
+    "idle_limit_seconds": (
+        "Idle limit",
+        "Without work, after which a notebook is stopped, a warning before.",
+    ),
     "most_gpus_per_user": ("Most GPUs per person", "Empty: no limit."),
     "most_gpus_per_workload": ("Most GPUs per workload", "Empty: no limit."),
     "most_waiting_per_user": (
@@ -56,7 +65,9 @@ LIMIT_LABELS = {
 class OrganisationForm(ServiceForm):
     name = forms.CharField(max_length=200, label="Name")
     time_zone = forms.CharField(max_length=60, label="Time zone")
-    currency = forms.CharField(max_length=10, label="Currency", help_text="Three letters. Sums are never converted.")
+    currency = forms.CharField(
+        max_length=10, label="Currency", help_text="Three letters. Sums are never converted."
+    )
 
 
 DURATION_EXAMPLES = "Such as 90 s, 15 min or 2 h."
@@ -67,7 +78,9 @@ class PoolLimitsForm(ServiceForm):
         super().__init__(*args, **kwargs)
         for name, (label, words) in LIMIT_LABELS.items():
             if verbs.POOL_LIMITS[name][2] == "seconds":
-                self.fields[name] = DurationInSecondsField(label=label, help_text=f"{words} {DURATION_EXAMPLES}")
+                self.fields[name] = DurationInSecondsField(
+                    label=label, help_text=f"{words} {DURATION_EXAMPLES}"
+                )
                 continue
             self.fields[name] = forms.IntegerField(
                 label=label, help_text=words, required=name not in verbs.NULLABLE_LIMITS
@@ -76,7 +89,9 @@ class PoolLimitsForm(ServiceForm):
 
 class PoolIsolationForm(ServiceForm):
     isolation = forms.ChoiceField(
-        choices=Isolation.choices, label="Hosts need at least", help_text="Those that have less take no new work."
+        choices=Isolation.choices,
+        label="Hosts need at least",
+        help_text="Those that have less take no new work.",
     )
 
 
@@ -100,11 +115,18 @@ class WorkloadTemplateForm(ServiceForm):
     kind = forms.ChoiceField(choices=WorkloadKind.choices, label="Kind")
     type = forms.ChoiceField(choices=WorkloadType.choices, label="Workload type")
     units = forms.IntegerField(initial=1, label="GPUs or slices")
-    hosts = forms.IntegerField(initial=1, label="Hosts, each with so many", help_text="More than one for a job only.")
-    profile = forms.CharField(
-        max_length=60, required=False, label="Slice profile", help_text="Empty: whole GPUs. For instance 1g.10gb."
+    hosts = forms.IntegerField(
+        initial=1, label="Hosts, each with so many", help_text="More than one for a job only."
     )
-    max_runtime_seconds = DurationInSecondsField(initial=4 * 3600, label="Longest life", help_text=DURATION_EXAMPLES)
+    profile = forms.CharField(
+        max_length=60,
+        required=False,
+        label="Slice profile",
+        help_text="Empty: whole GPUs. For instance 1g.10gb.",
+    )
+    max_runtime_seconds = DurationInSecondsField(
+        initial=4 * 3600, label="Longest life", help_text=DURATION_EXAMPLES
+    )
     command = forms.CharField(
         required=False, widget=forms.Textarea, label="Command", help_text="Shell text; for a job only."
     )
@@ -119,12 +141,18 @@ class HealthRuleForm(ServiceForm):
 
 
 class NewHealthRuleForm(ServiceForm):
-    code = forms.CharField(max_length=40, label="Code", widget=forms.TextInput(attrs={"placeholder": "xid:201"}))
+    code = forms.CharField(
+        max_length=40, label="Code", widget=forms.TextInput(attrs={"placeholder": "xid:201"})
+    )
     meaning = forms.CharField(max_length=200, label="What it is")
     action = forms.ChoiceField(label="Action")
     repeats = forms.IntegerField(initial=1, label="At how many")
     window_seconds = DurationInSecondsField(
-        initial=health_verbs.DEFAULT_WINDOW_SECONDS, label="Within", least=1, most=health_verbs.MAX_WINDOW_SECONDS, help_text="Such as 24 h."
+        initial=health_verbs.DEFAULT_WINDOW_SECONDS,
+        label="Within",
+        least=1,
+        most=health_verbs.MAX_WINDOW_SECONDS,
+        help_text="Such as 24 h.",
     )
     counts = forms.ChoiceField(label="Counted", choices=HealthRule.Counts.choices)
     source = forms.CharField(
@@ -146,10 +174,17 @@ RULE_ACTION_CHOICES = [(value, label.replace("Gpu", "GPU")) for value, label in 
 
 class HealthRuleFilterForm(forms.Form):
     find = forms.CharField(
-        required=False, max_length=80, label="Find", widget=forms.TextInput(attrs={"placeholder": "Code or meaning"})
+        required=False,
+        max_length=80,
+        label="Find",
+        widget=forms.TextInput(attrs={"placeholder": "Code or meaning"}),
     )
-    does = forms.ChoiceField(required=False, label="Action", choices=[("", "Any action"), *RULE_ACTION_CHOICES])
-    only = forms.ChoiceField(required=False, label="Changed", choices=[("", "All rules"), ("changed", "Changed or added")])
+    does = forms.ChoiceField(
+        required=False, label="Action", choices=[("", "Any action"), *RULE_ACTION_CHOICES]
+    )
+    only = forms.ChoiceField(
+        required=False, label="Changed", choices=[("", "All rules"), ("changed", "Changed or added")]
+    )
 
     def apply(self, also: str) -> list[HealthRule]:
         """The rules that the filters let through, and the one with the code ``also``; a filter that makes no sense is shown as an
@@ -157,7 +192,9 @@ class HealthRuleFilterForm(forms.Form):
         self.is_valid()
         given = self.cleaned_data
         changed = given.get("only") == "changed"
-        return rule_reads.health_rules(find=given.get("find", ""), action=given.get("does", ""), changed=changed, also=also)
+        return rule_reads.health_rules(
+            find=given.get("find", ""), action=given.get("does", ""), changed=changed, also=also
+        )
 
     def address(self) -> dict[str, str]:
         """What is chosen, as the address holds it."""
@@ -169,10 +206,16 @@ def organisation_settings(request: HttpRequest) -> HttpResponse:
     """The organisation and its pools."""
     organisation = Organisation.objects.first() or Organisation(name="")
     may_change = policy.may(request.user, "pool.change")
-    initial = {"name": organisation.name, "time_zone": organisation.time_zone, "currency": organisation.currency}
+    initial = {
+        "name": organisation.name,
+        "time_zone": organisation.time_zone,
+        "currency": organisation.currency,
+    }
     form = OrganisationForm(request.POST or None, initial=initial)
     if request.method == "POST" and form.is_valid():
-        done = form.carry_out(verbs.change_organisation, actor=current_user(request), now=timezone.now(), **form.cleaned_data)
+        done = form.carry_out(
+            verbs.change_organisation, actor=current_user(request), now=timezone.now(), **form.cleaned_data
+        )
         if done is not None:
             messages.success(request, "Saved.")
             return redirect("settings")
@@ -199,7 +242,13 @@ def pool_settings(request: HttpRequest, slug: str) -> HttpResponse:
         request.method == "POST"
         and form.is_valid()
         and (
-            form.carry_out(verbs.change_pool, actor=current_user(request), pool=row, now=timezone.now(), **form.cleaned_data)
+            form.carry_out(
+                verbs.change_pool,
+                actor=current_user(request),
+                pool=row,
+                now=timezone.now(),
+                **form.cleaned_data,
+            )
             is not None
         )
     ):
@@ -212,19 +261,29 @@ def _change_isolation(request: HttpRequest, row: Pool) -> HttpResponse:
     form = PoolIsolationForm(request.POST)
     if form.is_valid():
         done = form.carry_out(
-            verbs.demand_isolation, actor=current_user(request), pool=row, now=timezone.now(), **form.cleaned_data
+            verbs.demand_isolation,
+            actor=current_user(request),
+            pool=row,
+            now=timezone.now(),
+            **form.cleaned_data,
         )
         if done is not None:
             messages.success(request, "Saved. The engine uses it from its next cycle on; what runs goes on.")
             return redirect("pool", row.slug)
-    return _pool_page(request, row, PoolLimitsForm(initial={name: getattr(row, name) for name in LIMIT_LABELS}), form)
+    return _pool_page(
+        request, row, PoolLimitsForm(initial={name: getattr(row, name) for name in LIMIT_LABELS}), form
+    )
 
 
 def _change_repair_policy(request: HttpRequest, row: Pool) -> HttpResponse:
     form = RepairPolicyForm(request.POST, pool=row)
     if form.is_valid():
         done = form.carry_out(
-            change_repair_policy, actor=current_user(request), pool=row, now=timezone.now(), **form.cleaned_data
+            change_repair_policy,
+            actor=current_user(request),
+            pool=row,
+            now=timezone.now(),
+            **form.cleaned_data,
         )
         if done is not None:
             messages.success(request, "Saved. Its hosts are told at once.")
@@ -234,9 +293,15 @@ def _change_repair_policy(request: HttpRequest, row: Pool) -> HttpResponse:
 
 
 def _pool_page(
-    request: HttpRequest, row: Pool, form: PoolLimitsForm, isolation: PoolIsolationForm, repair: RepairPolicyForm | None = None
+    request: HttpRequest,
+    row: Pool,
+    form: PoolLimitsForm,
+    isolation: PoolIsolationForm,
+    repair: RepairPolicyForm | None = None,
 ) -> HttpResponse:
-    repair = repair or RepairPolicyForm(pool=row, initial={name: getattr(row, name) for name in REPAIR_POLICY})
+    repair = repair or RepairPolicyForm(
+        pool=row, initial={name: getattr(row, name) for name in REPAIR_POLICY}
+    )
     context = {
         "repair": repair,
         "diagnostic_tool": repair_reads.diagnostic_tool(row),
@@ -245,7 +310,11 @@ def _pool_page(
         "isolation": isolation,
         "waiting": reads.queue_leaders(row) if policy.sees_all_teams(request.user) else None,
         "hosts": [
-            {"name": host.name, "has": host.get_isolation_level_display(), "lacks": host_reads.missing_isolation(host)}
+            {
+                "name": host.name,
+                "has": host.get_isolation_level_display(),
+                "lacks": host_reads.missing_isolation(host),
+            }
             for host in row.hosts.select_related("pool").order_by("name")
         ],
         "may_change": policy.may(request.user, "pool.change"),
@@ -260,9 +329,13 @@ def pool_new(request: HttpRequest) -> HttpResponse:
     policy.require(request.user, "pool.change")
     form = NewPoolForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
-        made = form.carry_out(verbs.create_pool, actor=current_user(request), now=timezone.now(), **form.cleaned_data)
+        made = form.carry_out(
+            verbs.create_pool, actor=current_user(request), now=timezone.now(), **form.cleaned_data
+        )
         if isinstance(made, Pool):
-            messages.success(request, f"{made.name} is there. Its limits have their defaults; next, add a host.")
+            messages.success(
+                request, f"{made.name} is there. Its limits have their defaults; next, add a host."
+            )
             return redirect("pool", made.slug)
     return render(request, "organisation/pool_new.html", {"form": form}, status=400 if form.errors else 200)
 
@@ -294,7 +367,11 @@ def edit_workload_template(request: HttpRequest, slug: str = "") -> HttpResponse
         and form.is_valid()
         and (
             form.carry_out(
-                verbs.save_template, actor=current_user(request), template=row, now=timezone.now(), **form.cleaned_data
+                verbs.save_template,
+                actor=current_user(request),
+                template=row,
+                now=timezone.now(),
+                **form.cleaned_data,
             )
             is not None
         )
@@ -302,7 +379,10 @@ def edit_workload_template(request: HttpRequest, slug: str = "") -> HttpResponse
         messages.success(request, "Saved.")
         return redirect("templates")
     return render(
-        request, "organisation/template.html", {"form": form, "template": row}, status=400 if form.errors else 200
+        request,
+        "organisation/template.html",
+        {"form": form, "template": row},
+        status=400 if form.errors else 200,
     )
 
 
@@ -327,7 +407,11 @@ def health_rules(request: HttpRequest) -> HttpResponse:
     if request.method == "POST":
         made_of, deed = HEALTH_RULE_ACTIONS.get(verb, HEALTH_RULE_ACTIONS["set"])
         form = new if verb == "add" else made_of(request.POST)
-        done = form.carry_out(deed, actor=current_user(request), now=timezone.now(), **form.cleaned_data) if form.is_valid() else None
+        done = (
+            form.carry_out(deed, actor=current_user(request), now=timezone.now(), **form.cleaned_data)
+            if form.is_valid()
+            else None
+        )
         if done is not None:
             if verb == "remove":
                 messages.success(request, f"{done.code} has no rule any more: its events are noted.")
@@ -345,7 +429,10 @@ def health_rules(request: HttpRequest) -> HttpResponse:
         "most_repeats": health_verbs.MAX_REPEATS,
         "limits": f"1 to {health_verbs.MAX_REPEATS:,} events, within 1 s to {format_seconds(health_verbs.MAX_WINDOW_SECONDS)}",
         "rows": [
-            _rule_as_posted(rule, request.POST) if rule.code == typed else (rule, format_seconds(rule.window_seconds)) for rule in rules
+            _rule_as_posted(rule, request.POST)
+            if rule.code == typed
+            else (rule, format_seconds(rule.window_seconds))
+            for rule in rules
         ],
         "filters": filters,
         "new": new,

@@ -36,8 +36,16 @@ REPAIR_ACTIONS: dict[str, tuple[Callable[..., Any], str, SuccessMessage]] = {
     "return": (verbs.return_gpu, "gpu", lambda gpu: f"GPU {gpu.index} is back in service."),
     "out": (verbs.take_out_gpu, "gpu", lambda gpu: f"GPU {gpu.index} is out until it is returned."),
     "forget": (verbs.forget_gpu, "gpu", lambda gpu: f"GPU {gpu.index} ({gpu.uuid}) is listed no more."),
-    "withdraw-geometry": (mig_geometry.withdraw_geometry, "gpu", lambda row: f"GPU {row.gpu.index} stays as it is."),
-    "cancel-window": (verbs.cancel_maintenance, "window", lambda row: "The maintenance window is taken back."),
+    "withdraw-geometry": (
+        mig_geometry.withdraw_geometry,
+        "gpu",
+        lambda row: f"GPU {row.gpu.index} stays as it is.",
+    ),
+    "cancel-window": (
+        verbs.cancel_maintenance,
+        "window",
+        lambda row: "The maintenance window is taken back.",
+    ),
 }
 
 
@@ -48,10 +56,12 @@ class RepairPolicyForm(ServiceForm):
         help_text="On a GPU that nobody holds, or beside its holder. Operators are told in any case.",
     )
     diagnostic_tool = forms.ChoiceField(
-        label="Diagnostic", help_text="What hosts name their own is allowed in their agents' options (--diagnostic)."
+        label="Diagnostic",
+        help_text="What hosts name their own is allowed in their agents' options (--diagnostic).",
     )
     diagnostic_seconds = DurationInSecondsField(
-        label="Deadline of a diagnostic", help_text="For one GPU, such as 10 min; one that does not end by then has failed."
+        label="Deadline of a diagnostic",
+        help_text="For one GPU, such as 10 min; one that does not end by then has failed.",
     )
     diagnose_every_hours = forms.IntegerField(
         label="Idle GPUs every so many hours", help_text="They are given to work at once. 0: never."
@@ -79,7 +89,9 @@ def host_repair(request: HttpRequest, name: str) -> HttpResponseBase:
         raise Http404(f"There is no host {name}, or it is not yours to see.")
     verb, argument, done = REPAIR_ACTIONS.get(request.POST.get("verb", ""), (None, "", None))
     if verb is None or done is None:
-        messages.error(request, f"verb is {request.POST.get('verb', '')[:40]!r}; allowed: {', '.join(REPAIR_ACTIONS)}.")
+        messages.error(
+            request, f"verb is {request.POST.get('verb', '')[:40]!r}; allowed: {', '.join(REPAIR_ACTIONS)}."
+        )
         return redirect("host", name)
     more = {argument: request.POST.get(argument, "")} if argument else {}
     try:

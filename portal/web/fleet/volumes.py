@@ -26,7 +26,13 @@ MAX_NAMED_HOSTS = 3  # the others are counted, and named on hovering
 LOW_FREE_SHARE = 0.1  # of a storage: less than this free is shown as a warning
 ISOLATION_LABELS = {"bubblewrap": "sandbox", "plain": "no sandbox"}
 # Word of the address: the column it sorts by.
-HOME_SORT_COLUMNS = {"name": "name", "size": "size_bytes", "files": "files", "changed": "changed_at", "measured": "measured_at"}
+HOME_SORT_COLUMNS = {
+    "name": "name",
+    "size": "size_bytes",
+    "files": "files",
+    "changed": "changed_at",
+    "measured": "measured_at",
+}
 
 
 class HomeFilterForm(forms.Form):
@@ -63,7 +69,9 @@ def volumes(request: HttpRequest) -> HttpResponseBase:
         "total": totals["size"],
         "storages": [_storage_row(each) for each in reads.home_storages(user)],
         "environments": [_environment_row(each) for each in reads.environments_of_hosts(hosts)],
-        "shared": [{"path": each["path"], "hosts": _host_names(each["hosts"])} for each in reads.shared_paths(hosts)],
+        "shared": [
+            {"path": each["path"], "hosts": _host_names(each["hosts"])} for each in reads.shared_paths(hosts)
+        ],
         "may_change": policy.may(user, "host.change"),
         "now": now,
     }
@@ -136,7 +144,16 @@ def _environment_row(found: reads.HostEnvironment) -> dict[str, Any]:
 
 
 def _homes_csv(user: User, rows: QuerySet[Volume], now: datetime) -> HttpResponseBase:
-    head = ["home", "hosts", "size_bytes", "size_complete", "files", "running_workloads", "changed", "measured"]
+    head = [
+        "home",
+        "hosts",
+        "size_bytes",
+        "size_complete",
+        "files",
+        "running_workloads",
+        "changed",
+        "measured",
+    ]
     cells = (
         [
             home.volume.name,

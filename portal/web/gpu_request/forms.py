@@ -29,8 +29,18 @@ from scheduler.models import JobArray, Pool, Project, Reservation, Workload, Wor
 
 REQUEST_KINDS = [("notebook", "Notebook"), ("job", "Job"), ("reservation", "Reservation")]
 GPU_COUNT_CHOICES = [("1", "1"), ("2", "2"), ("4", "4"), ("8", "8"), ("other", "Other")]
-REPEAT_CHOICES = [("", "Once"), ("weekdays", "Every weekday"), ("daily", "Every day"), ("weekly", "Every week on that day")]
-DEPENDENCY_CHOICES = [("", "Any time"), ("ok", "Once it has finished"), ("any", "Once it has ended"), ("not_ok", "Only if it fails")]
+REPEAT_CHOICES = [
+    ("", "Once"),
+    ("weekdays", "Every weekday"),
+    ("daily", "Every day"),
+    ("weekly", "Every week on that day"),
+]
+DEPENDENCY_CHOICES = [
+    ("", "Any time"),
+    ("ok", "Once it has finished"),
+    ("any", "Once it has ended"),
+    ("not_ok", "Only if it fails"),
+]
 LENGTH_UNIT_CHOICES = [("hours", "hours"), ("minutes", "minutes"), ("days", "days")]
 SECONDS_PER_LENGTH_UNIT = {"minutes": 60, "hours": 3600, "days": 86_400}
 MAX_DEPENDENCY_CHOICES = 50
@@ -64,7 +74,9 @@ def _size_field(label: str, example: str) -> forms.DecimalField:
         label=label,
         required=False,
         error_messages={"invalid": f"{label} is not a number; allowed: such as {example}, or nothing."},
-        widget=forms.NumberInput(attrs={"class": "input number", "step": "any", "min": "0", "placeholder": "any"}),
+        widget=forms.NumberInput(
+            attrs={"class": "input number", "step": "any", "min": "0", "placeholder": "any"}
+        ),
     )
 
 
@@ -99,7 +111,9 @@ class GpuRequestForm(ServiceForm):
 
     argument_fields = FIELD_FOR_ARGUMENT
 
-    kind = forms.ChoiceField(label="Kind", choices=REQUEST_KINDS, widget=forms.RadioSelect, initial="reservation")
+    kind = forms.ChoiceField(
+        label="Kind", choices=REQUEST_KINDS, widget=forms.RadioSelect, initial="reservation"
+    )
     name = forms.CharField(label="Name", required=False, max_length=200)
     project = forms.ChoiceField(label="Project")
     target = forms.ChoiceField(label="GPU", widget=forms.RadioSelect)
@@ -107,7 +121,9 @@ class GpuRequestForm(ServiceForm):
     third = forms.ChoiceField(label="Or else", required=False)
     count = forms.ChoiceField(label="GPUs", choices=GPU_COUNT_CHOICES, widget=forms.RadioSelect, initial="1")
     units_other = forms.IntegerField(label="How many", required=False)
-    hosts = forms.IntegerField(label="Hosts", required=False, initial=1, help_text="As many GPUs on each of them.")
+    hosts = forms.IntegerField(
+        label="Hosts", required=False, initial=1, help_text="As many GPUs on each of them."
+    )
     nvlink = forms.BooleanField(label="Within one NVLink group", required=False)
     start = forms.DateTimeField(
         label="Start",
@@ -123,7 +139,9 @@ class GpuRequestForm(ServiceForm):
         label="For",
         initial=4,
         required=False,
-        error_messages={"invalid": f"For is not a number; allowed: more than 0, up to {MAX_LENGTH_IN_UNITS:,}."},
+        error_messages={
+            "invalid": f"For is not a number; allowed: more than 0, up to {MAX_LENGTH_IN_UNITS:,}."
+        },
         widget=forms.NumberInput(attrs={"class": "input number", "step": "any"}),
     )
     length_unit = forms.ChoiceField(
@@ -151,7 +169,9 @@ class GpuRequestForm(ServiceForm):
         error_messages={"invalid": "This is not a date; allowed: such as 2026-03-31."},
     )
     reservation = forms.ChoiceField(label="Inside a reservation", required=False)
-    type = forms.ChoiceField(label="Workload type", choices=WorkloadType.choices, required=False, initial="training")
+    type = forms.ChoiceField(
+        label="Workload type", choices=WorkloadType.choices, required=False, initial="training"
+    )
     command = forms.CharField(
         label="Command",
         required=False,
@@ -166,7 +186,9 @@ class GpuRequestForm(ServiceForm):
         initial="normal",
     )
     preemptible = forms.BooleanField(
-        label="May be preempted: it can borrow GPUs, and resumes from its checkpoint", required=False, initial=True
+        label="May be preempted: it can borrow GPUs, and resumes from its checkpoint",
+        required=False,
+        initial=True,
     )
     most_retries = forms.IntegerField(label="Retries after a failure", required=False, initial=0)
     if_member_ends = forms.ChoiceField(
@@ -176,10 +198,16 @@ class GpuRequestForm(ServiceForm):
         help_text="On several hosts. It starts again as often as it may be retried; after a lost host by itself.",
     )
     labels = forms.CharField(
-        label="Only on hosts with", required=False, max_length=300, help_text="Labels such as site=north, with commas."
+        label="Only on hosts with",
+        required=False,
+        max_length=300,
+        help_text="Labels such as site=north, with commas.",
     )
     prefer = forms.CharField(
-        label="Rather on hosts with", required=False, max_length=300, help_text="Labels such as rack=r1, with commas."
+        label="Rather on hosts with",
+        required=False,
+        max_length=300,
+        help_text="Labels such as rack=r1, with commas.",
     )
     spread = forms.BooleanField(label="Spread over hosts that share as little as can be", required=False)
     cpus = _size_field("CPU cores on each host", "64")
@@ -195,7 +223,9 @@ class GpuRequestForm(ServiceForm):
         error_messages={"invalid": "This is not a date and time; allowed: such as 2026-03-02 09:00."},
     )
     after = forms.ChoiceField(label="After another one", required=False)
-    after_how = forms.ChoiceField(label="Starts", choices=DEPENDENCY_CHOICES[1:], required=False, initial="ok")
+    after_how = forms.ChoiceField(
+        label="Starts", choices=DEPENDENCY_CHOICES[1:], required=False, initial="ok"
+    )
     array = forms.CharField(
         label="Array",
         required=False,
@@ -222,7 +252,10 @@ class GpuRequestForm(ServiceForm):
             fields[name].choices = [("", "Nothing else"), *((model, gpu_model(model)) for model in models)]
         self.earlier = options.earlier
         self.beside = options.beside
-        fields["after"].choices = [("", "No"), *((key, _dependency_label(row)) for key, row in self.earlier.items())]
+        fields["after"].choices = [
+            ("", "No"),
+            *((key, _dependency_label(row)) for key, row in self.earlier.items()),
+        ]
         fields["reservation"].choices = [
             ("", "No"),
             *((k, f"{r.name}, {r.project.name}") for k, r in self.reservations.items()),
@@ -260,7 +293,10 @@ class GpuRequestForm(ServiceForm):
         size = int(value * factor + Decimal("0.5")) if 0 < value <= most else 0
         if not 0 < size <= most:
             label = self.fields[name].label
-            self.add_error(name, f"{label} is {_number_text(value)}; allowed: more than 0, up to {most // factor:,}, or nothing.")
+            self.add_error(
+                name,
+                f"{label} is {_number_text(value)}; allowed: more than 0, up to {most // factor:,}, or nothing.",
+            )
             return 0
         return size
 
@@ -277,7 +313,9 @@ class GpuRequestForm(ServiceForm):
             return None
         if length is None or not 0 < length <= MAX_LENGTH_IN_UNITS:
             given = "empty" if length is None else _number_text(length)
-            self.add_error("length", f"For is {given}; allowed: more than 0, up to {MAX_LENGTH_IN_UNITS:,} {unit}.")
+            self.add_error(
+                "length", f"For is {given}; allowed: more than 0, up to {MAX_LENGTH_IN_UNITS:,} {unit}."
+            )
             return None
         return int(length * SECONDS_PER_LENGTH_UNIT[unit])
 
@@ -286,7 +324,9 @@ class GpuRequestForm(ServiceForm):
         for part in filter(None, (part.strip() for part in (data.get(field) or "").split(","))):
             name, equals, value = part.partition("=")
             if not equals:
-                self.add_error(field, f"{ascii(part)[:40]} is no label; allowed: name=value, with commas between.")
+                self.add_error(
+                    field, f"{ascii(part)[:40]} is no label; allowed: name=value, with commas between."
+                )
                 return {}
             pairs[name.strip()] = value.strip()
         return pairs
@@ -338,7 +378,13 @@ class GpuRequestForm(ServiceForm):
         start = self.cleaned_data["start"]
         # So many hours, also over a change of the clock; zoned datetimes add by the clock.
         end = _end_or_latest(start.astimezone(UTC), timedelta(seconds=self.cleaned_data["seconds"]))
-        return {**self.common(), **self.window_search_arguments(), "start": start, "end": end, "why": self.cleaned_data["why"]}
+        return {
+            **self.common(),
+            **self.window_search_arguments(),
+            "start": start,
+            "end": end,
+            "why": self.cleaned_data["why"],
+        }
 
     def window_search_arguments(self) -> dict[str, Any]:
         """What is asked for, without its name and its window; also of a form whose start is not good."""
@@ -400,8 +446,16 @@ class GpuRequestForm(ServiceForm):
             self.cleaned_data["repeat"]
         ]
         zone = timezone.get_current_timezone_name()
-        end = _end_or_latest(local, timedelta(seconds=self.cleaned_data["seconds"]))  # by the clock, as on the other days
-        return {**self.for_reservation(), "end": end, "weekdays": days, "until": self.cleaned_data["until"], "time_zone": zone}
+        end = _end_or_latest(
+            local, timedelta(seconds=self.cleaned_data["seconds"])
+        )  # by the clock, as on the other days
+        return {
+            **self.for_reservation(),
+            "end": end,
+            "weekdays": days,
+            "until": self.cleaned_data["until"],
+            "time_zone": zone,
+        }
 
     def for_notebook(self) -> dict[str, Any]:
         data = self.cleaned_data
@@ -439,7 +493,10 @@ def _number_text(number: Decimal) -> str:
 
 def _own_open_work(user: User) -> list[Workload | JobArray]:
     """Jobs and arrays of one's own that have not ended."""
-    return [*workload_details.own_open_workloads(user).filter(array=None)[:MAX_DEPENDENCY_CHOICES], *job_arrays.own_open_arrays(user)[:MAX_DEPENDENCY_CHOICES]]
+    return [
+        *workload_details.own_open_workloads(user).filter(array=None)[:MAX_DEPENDENCY_CHOICES],
+        *job_arrays.own_open_arrays(user)[:MAX_DEPENDENCY_CHOICES],
+    ]
 
 
 def _dependency_label(row: Workload | JobArray) -> str:
@@ -459,7 +516,9 @@ def _host_capacity_text(pools: Mapping[int, Pool]) -> str:
     found = host_details.host_sizes_by_pool(pools)
     subject = "Hosts of {}" if len(pools) > 1 else "The hosts"
     return " ".join(
-        f"{subject.format(pool.name)} have {formatting.host_size_range(*found[pk])}." for pk, pool in pools.items() if pk in found
+        f"{subject.format(pool.name)} have {formatting.host_size_range(*found[pk])}."
+        for pk, pool in pools.items()
+        if pk in found
     )
 
 
@@ -470,7 +529,9 @@ def default_name(kind: str, user: User, now: datetime) -> str:
 
 def default_values(now: datetime, lines: list[FreeCapacity]) -> dict[str, Any]:
     """A form that could be sent as it is: tomorrow at nine, or now, for four hours."""
-    tomorrow = (timezone.localtime(now) + timedelta(days=1)).replace(hour=9, minute=0, second=0, microsecond=0)
+    tomorrow = (timezone.localtime(now) + timedelta(days=1)).replace(
+        hour=9, minute=0, second=0, microsecond=0
+    )
     best = next((line for line in lines if line.free and not line.profile), lines[0] if lines else None)
     return {
         "start": tomorrow,
@@ -512,9 +573,13 @@ def values_of_workload(workload: Workload, user: User) -> dict[str, Any]:
         "labels": labels_text(workload.labels_required),
         "prefer": labels_text(workload.labels_preferred),
         "spread": workload.spread,
-        **{name: size_text(name, getattr(workload, argument)) for name, (argument, _, _) in SIZE_FIELDS.items()},
+        **{
+            name: size_text(name, getattr(workload, argument))
+            for name, (argument, _, _) in SIZE_FIELDS.items()
+        },
         "environment": "\n".join(
-            f"{name}={value if workload.owner_id == user.pk else ''}" for name, value in workload.environment.items()
+            f"{name}={value if workload.owner_id == user.pk else ''}"
+            for name, value in workload.environment.items()
         ),
     }
 
@@ -573,7 +638,9 @@ def _target_choices(lines: list[FreeCapacity], currency: str) -> list[tuple[str,
         name = gpu_model(line.model) if not line.profile else f"{line.profile} of {gpu_model(line.model)}"
         where = f", {line.pool.name}" if several else ""
         price = f"{money(line.price, currency)}/h" if line.price is not None else "no price"
-        choices.append((_target_value(line), _target_label(name, where, f"{line.free} of {line.total} free now", price)))
+        choices.append(
+            (_target_value(line), _target_label(name, where, f"{line.free} of {line.total} free now", price))
+        )
     for slug, name in {line.pool.slug: line.pool.name for line in lines}.items():
         label = f"Any whole GPU of {name}" if several else "Any whole GPU"
         choices.append((f"{slug}||", _target_label(label, "", "", "")))

@@ -34,7 +34,12 @@ from telemetry.money.billing_months import month_of
 WORKING_HOURS = range(8, 20)
 CHART_SPANS = (timedelta(hours=48), timedelta(days=7), timedelta(days=28))
 CHART_STEPS = 48
-PLACEMENT_ARGUMENTS = ("nvlink", "labels_required", "labels_preferred", *(argument for argument, _, _ in SIZE_FIELDS.values()))
+PLACEMENT_ARGUMENTS = (
+    "nvlink",
+    "labels_required",
+    "labels_preferred",
+    *(argument for argument, _, _ in SIZE_FIELDS.values()),
+)
 JOB_PLACEMENT_ARGUMENTS = ("hosts", *PLACEMENT_ARGUMENTS, "spread")
 CHART_HEIGHT, CHART_TOP, CHART_BASE = 148, 24, 128
 
@@ -49,7 +54,13 @@ def preview_context(form: GpuRequestForm, user: User, now: datetime) -> dict[str
 
 
 def _preview(form: GpuRequestForm, user: User, now: datetime) -> dict[str, Any]:
-    context: dict[str, Any] = {"now": now, "kind": form.selected_kind, "blocks": [], "warnings": [], "windows": []}
+    context: dict[str, Any] = {
+        "now": now,
+        "kind": form.selected_kind,
+        "blocks": [],
+        "warnings": [],
+        "windows": [],
+    }
     if not form.is_valid():
         return context | _blocked_preview(form, user, now, _form_errors(form), set(form.errors))
     pool, model, profile = form.cleaned_data["target"]
@@ -74,7 +85,9 @@ def _preview(form: GpuRequestForm, user: User, now: datetime) -> dict[str, Any]:
 # -- what is refused as it stands --------------------------------------------------------------------------------------
 
 
-def _blocked_preview(form: GpuRequestForm, user: User, now: datetime, problems: list[str], fields: set[str]) -> dict[str, Any]:
+def _blocked_preview(
+    form: GpuRequestForm, user: User, now: datetime, problems: list[str], fields: set[str]
+) -> dict[str, Any]:
     """Why, and all the same what is free of the model it names; where the start is wrong, the first that would do."""
     windows = _windows_from_now(form, user, now) if "start" in fields else []
     blocks: list[dict[str, Any]] = [{"text": text} for text in problems]
@@ -92,7 +105,9 @@ def _blocked_preview(form: GpuRequestForm, user: User, now: datetime, problems: 
 def _windows_from_now(form: GpuRequestForm, user: User, now: datetime) -> list[dict[str, Any]]:
     """The first windows that fit what it asks for, whatever is wrong with its start; none where more than that is wrong."""
     data = form.cleaned_data
-    if form.selected_kind != "reservation" or None in map(data.get, ("target", "project", "units", "seconds")):
+    if form.selected_kind != "reservation" or None in map(
+        data.get, ("target", "project", "units", "seconds")
+    ):
         return []
     try:
         found = reservations.first_fitting_windows(
@@ -107,7 +122,9 @@ def _free_now_note(form: GpuRequestForm, start: datetime | None, now: datetime) 
     """Why a window can be had although fewer GPUs are free right now; empty where that is no question."""
     pool, model, profile = form.cleaned_data["target"]
     asked = form.cleaned_data.get("units") or 0
-    line = next((line for line in form.lines if (line.pool, line.model, line.profile) == (pool, model, profile)), None)
+    line = next(
+        (line for line in form.lines if (line.pool, line.model, line.profile) == (pool, model, profile)), None
+    )
     if line is None or start is None or line.free >= asked:
         return ""
     free = "none is" if line.free == 0 else "1 is" if line.free == 1 else f"{line.free} are"
@@ -130,7 +147,10 @@ def _reservation_preview(form: GpuRequestForm, user: User, now: datetime) -> dic
     context: dict[str, Any] = {
         "fits": answer["fits"],
         "needs_approval": answer["needs_approval"] and answer["fits"],
-        "warnings": [{"text": text} for text in [*answer["warnings"], *_working_hours_warnings(start, end, arguments["pool"])]],
+        "warnings": [
+            {"text": text}
+            for text in [*answer["warnings"], *_working_hours_warnings(start, end, arguments["pool"])]
+        ],
         "windows": [_window(first, last) for first, last in answer["windows"]],
         "price": _price_lines(
             form,
@@ -145,7 +165,9 @@ def _reservation_preview(form: GpuRequestForm, user: User, now: datetime) -> dic
     fix = context["windows"][0] if context["windows"] else None
     context["room"] = _free_now_note(form, start if answer["fits"] else fix and fix["start"], now)
     if not answer["fits"]:
-        context["blocks"] = [{"text": reason_texts.reason_sentence(answer["code"], answer["numbers"], user), "fix": fix}]
+        context["blocks"] = [
+            {"text": reason_texts.reason_sentence(answer["code"], answer["numbers"], user), "fix": fix}
+        ]
     return context
 
 
@@ -206,7 +228,9 @@ def _workload_preview(form: GpuRequestForm, user: User, now: datetime) -> dict[s
         "starts_now": answer["starts_now"],
         "expected_start": answer["expected_start"],
         "likely": expected_start_texts.expected_start_text(answer["expected_start"], answer["likely"], now),
-        "record": expected_start_texts.forecast_accuracy_text(answer["past_starts"]) if answer["past_starts"] else "",
+        "record": expected_start_texts.forecast_accuracy_text(answer["past_starts"])
+        if answer["past_starts"]
+        else "",
         "sooner": [_alternative_choice(other, arguments["pool"], now) for other in answer["sooner"]],
         "reason": reason_texts.reason_sentence(answer["code"], answer["numbers"], user),
         "price": _price_lines(form, answer, answer["longest_cost"], text, timedelta(seconds=seconds), now),
@@ -215,8 +239,12 @@ def _workload_preview(form: GpuRequestForm, user: User, now: datetime) -> dict[s
     also = [{"text": text} for text in filter(None, [answer["wish"], *answer["warnings"]])]
     context["warnings"] = also
     if answer["never"]:
-        block = {"text": reason_texts.never_starts_sentence(answer["never"].code, answer["never"].numbers, user)}
-        return context | ({"warnings": [block, *also]} if answer["never"].may_be_granted else {"blocks": [block]})
+        block = {
+            "text": reason_texts.never_starts_sentence(answer["never"].code, answer["never"].numbers, user)
+        }
+        return context | (
+            {"warnings": [block, *also]} if answer["never"].may_be_granted else {"blocks": [block]}
+        )
     if not answer["starts_now"] and answer["expected_start"] is None:
         text = f"It would wait, and nothing known now would start it. {context['reason']}"
         context["warnings"] = [{"text": text}, *also]
@@ -227,7 +255,12 @@ def _alternative_choice(other: Alternative, pool: Pool, now: datetime) -> dict[s
     start = None if other.expected_start is None else datetime.fromtimestamp(other.expected_start, UTC)
     starts = expected_start_texts.expected_start_text(start, None, now)
     value = request_form_query(other, pool.slug)
-    return {"label": expected_start_texts.alternative_request_text(other), "now": other.starts_now, "starts": starts, "value": value}
+    return {
+        "label": expected_start_texts.alternative_request_text(other),
+        "now": other.starts_now,
+        "starts": starts,
+        "value": value,
+    }
 
 
 # -- shared ------------------------------------------------------------------------------------------------------------
@@ -248,7 +281,12 @@ def _chart_range(form: GpuRequestForm, now: datetime) -> tuple[datetime, datetim
 
 
 def _price_lines(
-    form: GpuRequestForm, answer: dict[str, Any], total: Decimal | None, how: str, length: timedelta, now: datetime
+    form: GpuRequestForm,
+    answer: dict[str, Any],
+    total: Decimal | None,
+    how: str,
+    length: timedelta,
+    now: datetime,
 ) -> dict[str, Any]:
     """What it costs, and what that leaves of the team's budgets of this month; no line for a budget that nobody set."""
     known = answer["price_per_hour"] is not None
@@ -260,7 +298,9 @@ def _price_lines(
     hours_left = None if hours is None else float(hours.left) - answer["gpus"] * length.total_seconds() / 3600
     return {
         "total": money(total, answer["currency"]),
-        "how": f"{gpus} GPU{'s' if gpus != '1' else ''}, {how}" if known else "No price is set for this model.",
+        "how": f"{gpus} GPU{'s' if gpus != '1' else ''}, {how}"
+        if known
+        else "No price is set for this model.",
         "known": known,
         "left": None if left is None else money(left, answer["currency"]),
         "over": left is not None and left < 0,
@@ -337,10 +377,16 @@ def equivalent_commands(form: GpuRequestForm) -> EquivalentCommands:
     }
     if kind == "reservation":
         whole = form.for_reservation()
-        arguments |= {"start": whole["start"].astimezone(UTC), "end": whole["end"].astimezone(UTC), "why": data["why"]}
+        arguments |= {
+            "start": whole["start"].astimezone(UTC),
+            "end": whole["end"].astimezone(UTC),
+            "why": data["why"],
+        }
         arguments |= _non_default_arguments(whole, ("may_exceed_guarantee", *JOB_PLACEMENT_ARGUMENTS))
     elif kind == "notebook":
-        arguments |= {"type": data["type"], "max_runtime_seconds": data["seconds"]} | _non_default_arguments(form.placing(), PLACEMENT_ARGUMENTS)
+        arguments |= {"type": data["type"], "max_runtime_seconds": data["seconds"]} | _non_default_arguments(
+            form.placing(), PLACEMENT_ARGUMENTS
+        )
     else:
         whole = form.for_job()
         names = (
@@ -358,7 +404,8 @@ def equivalent_commands(form: GpuRequestForm) -> EquivalentCommands:
         arguments |= _non_default_arguments(whole, names)
         arguments["array"] = data["array"].strip()
         arguments["after"] = [
-            {"condition": how, "array" if isinstance(on, JobArray) else "workload": str(on.public_id)} for how, on in whole["after"]
+            {"condition": how, "array" if isinstance(on, JobArray) else "workload": str(on.public_id)}
+            for how, on in whole["after"]
         ]
     if form.recurs:
         arguments |= {name: form.for_series()[name] for name in ("weekdays", "until", "time_zone")}
@@ -371,12 +418,19 @@ def equivalent_commands(form: GpuRequestForm) -> EquivalentCommands:
     given = {name: value for name, value in arguments.items() if value not in ("", [], {}, None)}
     in_words = given
     if "after" in given:
-        in_words = given | {"after": [f"{each['condition']}:{each.get('array') or each['workload']}" for each in given["after"]]}
+        in_words = given | {
+            "after": [
+                f"{each['condition']}:{each.get('array') or each['workload']}" for each in given["after"]
+            ]
+        }
     if "max_runtime_seconds" in given:
         in_words = in_words | {"max_runtime_seconds": _cli_duration(given["max_runtime_seconds"])}
     sizes = {argument: name for name, (argument, _, _) in SIZE_FIELDS.items() if argument in given}
     in_words = in_words | {argument: size_text(name, given[argument]) for argument, name in sizes.items()}
-    return EquivalentCommands(same_request.cli_command(verb, in_words), same_request.curl_command(verb, given, base=settings.GPUPOOL_PORTAL_URL))
+    return EquivalentCommands(
+        same_request.cli_command(verb, in_words),
+        same_request.curl_command(verb, given, base=settings.GPUPOOL_PORTAL_URL),
+    )
 
 
 def _non_default_arguments(arguments: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
@@ -487,7 +541,12 @@ def _bars(
 def _bar_label(bar: dict[str, Any]) -> dict[str, Any]:
     """The number over a bar that is wide enough for it."""
     middle = (bar["place"] + bar["steps"] / 2) * 100 / CHART_STEPS
-    return {"x": f"{middle:.3f}", "y": max(20, bar["y"] - 4), "text": bar["count"], "bad": bar["kind"] == "free-short"}
+    return {
+        "x": f"{middle:.3f}",
+        "y": max(20, bar["y"] - 4),
+        "text": bar["count"],
+        "bad": bar["kind"] == "free-short",
+    }
 
 
 def _nights(first: datetime, span: timedelta) -> list[dict[str, str]]:
@@ -526,7 +585,11 @@ def _ticks(first: datetime, span: timedelta) -> list[dict[str, Any]]:
 def _range_mark(first: datetime, span: timedelta, start: datetime, end: datetime) -> dict[str, str]:
     left = min(1.0, max(0.0, (start - first) / span))
     right = min(1.0, max(left, (end - first) / span))
-    return {"x": f"{left * 100:.3f}", "width": f"{(right - left) * 100:.3f}", "text": f"Your {duration(end - start)}"}
+    return {
+        "x": f"{left * 100:.3f}",
+        "width": f"{(right - left) * 100:.3f}",
+        "text": f"Your {duration(end - start)}",
+    }
 
 
 def _span_text(span: timedelta) -> str:

@@ -122,7 +122,8 @@ def _redirect_after(
 ) -> HttpResponse:
     if isinstance(made, Submission):
         messages.info(
-            request, f"{made.payload['name']} fits and waits for approval. It holds nothing until then; you are told."
+            request,
+            f"{made.payload['name']} fits and waits for approval. It holds nothing until then; you are told.",
         )
         return redirect(f"{reverse('calendar')}?{_calendar_query(made)}")
     if isinstance(made, Series):
@@ -159,7 +160,12 @@ def _form_options(request: HttpRequest, user: User, now: datetime) -> GpuRequest
 
 
 def _render_form(
-    request: HttpRequest, form: GpuRequestForm, options: GpuRequestOptions, user: User, now: datetime, status: int = 200
+    request: HttpRequest,
+    form: GpuRequestForm,
+    options: GpuRequestOptions,
+    user: User,
+    now: datetime,
+    status: int = 200,
 ) -> HttpResponse:
     # The preview judges what was asked by itself: beside a refusal of the service stand the windows that would fit.
     checked = GpuRequestForm(form.data if form.is_bound else _initial_as_posted(form), options=options)
@@ -180,7 +186,9 @@ def _initial_kind(request: HttpRequest) -> str:
     return given if given in dict(REQUEST_KINDS) else "reservation"
 
 
-def _initial_values(request: HttpRequest, user: User, now: datetime, kind: str, options: GpuRequestOptions) -> dict[str, Any]:
+def _initial_values(
+    request: HttpRequest, user: User, now: datetime, kind: str, options: GpuRequestOptions
+) -> dict[str, Any]:
     """From general defaults over the last request to what the address says."""
     initial = default_values(now, options.lines)
     remembered = dict(request.session.get(LAST_REQUEST_SESSION_KEY, {}))
@@ -215,7 +223,11 @@ def _values_from_workload(request: HttpRequest, user: User) -> dict[str, Any]:
 def _values_from_template(request: HttpRequest, target: str) -> dict[str, Any]:
     """A template for jobs; its profile takes the place of the one in ``target``, POOL|MODEL|PROFILE."""
     slug = request.GET.get("template", "")
-    template = Template.objects.filter(slug=slug, kind=WorkloadKind.JOB).first() if TEMPLATE_SLUG.fullmatch(slug) else None
+    template = (
+        Template.objects.filter(slug=slug, kind=WorkloadKind.JOB).first()
+        if TEMPLATE_SLUG.fullmatch(slug)
+        else None
+    )
     if template is None:
         return {}
     pool, _, rest = target.partition("|")

@@ -54,7 +54,12 @@ def _result_groups(found: reads.SearchResults) -> list[dict[str, Any]]:
         {
             "title": "Hosts",
             "items": [
-                {"label": h.name, "url": reverse("host", args=[h.name]), "icon": "host", "detail": h.pool.name}
+                {
+                    "label": h.name,
+                    "url": reverse("host", args=[h.name]),
+                    "icon": "host",
+                    "detail": h.pool.name,
+                }
                 for h in found.hosts
             ],
         },

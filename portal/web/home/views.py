@@ -47,7 +47,12 @@ def _home(request: HttpRequest) -> HttpResponse:
     user, now = current_user(request), timezone.now()
     context = _home_context(user, current_currency(request), now)
     return live_refresh.render_live_page(
-        request, "work/home.html", "work/home_part.html", context, topics=[f"user:{user.pk}", "queue"], now=now
+        request,
+        "work/home.html",
+        "work/home_part.html",
+        context,
+        topics=[f"user:{user.pk}", "queue"],
+        now=now,
     )
 
 
@@ -56,7 +61,13 @@ def _home_context(user: User, currency: str, now: datetime) -> dict[str, Any]:
     pieces = workload_details.workload_details(found[:MAX_CARDS], now)
     pieces.sort(key=_card_order)
     midnight = timezone.localtime(now).replace(hour=0, minute=0, second=0, microsecond=0)
-    ended = workload_details.workload_details(job_arrays.first_ended_task_only(workload_details.own_ended_workloads(user, midnight))[:MAX_ENDED_ROWS], now, with_use=False)
+    ended = workload_details.workload_details(
+        job_arrays.first_ended_task_only(workload_details.own_ended_workloads(user, midnight))[
+            :MAX_ENDED_ROWS
+        ],
+        now,
+        with_use=False,
+    )
     wholes = job_arrays.array_totals((piece.workload for piece in (*pieces, *ended)), now)
     panels = workload_details.team_summaries(user, now)
     lines = free_capacity.free_capacity(user, now)
@@ -64,12 +75,17 @@ def _home_context(user: User, currency: str, now: datetime) -> dict[str, Any]:
         "counts": _counts_sentence(pieces, len(found) > MAX_CARDS) if panels or pieces else "",
         "heading": "My work" if panels or pieces else "Today",
         "cards": [
-            {**workload_card.build_card(piece, user, currency, now), **_alternatives_of_card(piece, now), **_array_card(piece, wholes, currency)}
+            {
+                **workload_card.build_card(piece, user, currency, now),
+                **_alternatives_of_card(piece, now),
+                **_array_card(piece, wholes, currency),
+            }
             for piece in pieces
         ],
         "more": len(found) > MAX_CARDS,
         "ended": [
-            _ended_row(piece, user, currency) | _ended_array_row(wholes.get(piece.workload.array_id or 0), currency)
+            _ended_row(piece, user, currency)
+            | _ended_array_row(wholes.get(piece.workload.array_id or 0), currency)
             for piece in ended
         ],
         "panels": [_team_panel(panel, currency, now) for panel in panels],
@@ -83,7 +99,9 @@ def _home_context(user: User, currency: str, now: datetime) -> dict[str, Any]:
     }
 
 
-def _array_card(piece: WorkloadDetails, wholes: dict[int, job_arrays.JobArrayTotals], currency: str) -> dict[str, Any]:
+def _array_card(
+    piece: WorkloadDetails, wholes: dict[int, job_arrays.JobArrayTotals], currency: str
+) -> dict[str, Any]:
     """A task's card stands for its whole array."""
     whole = wholes.get(piece.workload.array_id or 0)
     if whole is None:
@@ -94,7 +112,12 @@ def _array_card(piece: WorkloadDetails, wholes: dict[int, job_arrays.JobArrayTot
         words += f" They hold {held}"
         words += f" and cost {money(whole.cost, currency)} so far." if whole.cost is not None else "."
     words += " Below its first task that has not ended."
-    return {"title": whole.row.name, "url": reverse("array", args=[whole.row.public_id]), "what": words, "actions": []}
+    return {
+        "title": whole.row.name,
+        "url": reverse("array", args=[whole.row.public_id]),
+        "what": words,
+        "actions": [],
+    }
 
 
 def _ended_array_row(whole: job_arrays.JobArrayTotals | None, currency: str) -> dict[str, Any]:
@@ -133,7 +156,9 @@ def _counts_sentence(pieces: list[WorkloadDetails], more: bool) -> str:
     running = sum(state in workload_card.RUNNING_STATES for state in states)
     starting = sum(state in workload_card.STARTING_STATES for state in states)
     waiting = sum(state == WorkloadState.QUEUED for state in states)
-    words = [f"{n} {word}" for n, word in ((running, "running"), (starting, "starting"), (waiting, "waiting")) if n]
+    words = [
+        f"{n} {word}" for n, word in ((running, "running"), (starting, "starting"), (waiting, "waiting")) if n
+    ]
     if not words:
         return "Nothing of yours runs or waits."
     return f"{', '.join(words)}{' and more' if more else ''}."
@@ -183,13 +208,21 @@ def _team_panel(panel: TeamSummary, currency: str, now: datetime) -> dict[str, A
         )
     borrows = any(line.borrowed for line in panel.lines)
     sliced = any(round(line.held, 2) % 1 for line in panel.lines)
-    return {"team": panel.team, "quotas": quotas, "borrowed": borrows, "sliced": sliced, "budgets": _budgets(panel, currency, now)}
+    return {
+        "team": panel.team,
+        "quotas": quotas,
+        "borrowed": borrows,
+        "sliced": sliced,
+        "budgets": _budgets(panel, currency, now),
+    }
 
 
 def _budgets(panel: TeamSummary, currency: str, now: datetime) -> list[dict[str, Any]]:
     """A team's budgets of this month: of money, of GPU-hours, of both, or none."""
 
-    def bar(label: str, spent: Decimal, budget: Decimal, forecast: Decimal | None, written: FormatAmount) -> dict[str, Any]:
+    def bar(
+        label: str, spent: Decimal, budget: Decimal, forecast: Decimal | None, written: FormatAmount
+    ) -> dict[str, Any]:
         words = f"{written(spent)} spent."
         if forecast is not None:
             words += f" At this pace {written(forecast)} by the end of the month."
@@ -197,7 +230,15 @@ def _budgets(panel: TeamSummary, currency: str, now: datetime) -> list[dict[str,
 
     found = []
     if panel.budget is not None and panel.spent is not None:
-        found.append(bar(f"Budget, {now:%b}", panel.spent, panel.budget, panel.forecast, _whole_currency_units(currency)))
+        found.append(
+            bar(
+                f"Budget, {now:%b}",
+                panel.spent,
+                panel.budget,
+                panel.forecast,
+                _whole_currency_units(currency),
+            )
+        )
     if panel.hours is not None:
         hours = panel.hours
         found.append(bar(f"GPU-hours, {now:%b}", hours.spent, hours.amount, hours.forecast, _gpu_hours_text))
@@ -276,7 +317,12 @@ def _spending(user: User, currency: str, now: datetime) -> dict[str, Any] | None
     return {
         "month": found.month,
         "spent": money(found.spent, currency),
-        "teams": [_budget_bar(line.team.name, line.spent, line.budget, line.forecast, _whole_currency_units(currency)) for line in found.teams],
+        "teams": [
+            _budget_bar(
+                line.team.name, line.spent, line.budget, line.forecast, _whole_currency_units(currency)
+            )
+            for line in found.teams
+        ],
     }
 
 
@@ -292,7 +338,9 @@ def _gpu_hours_text(amount: Decimal) -> str:
 
 def _upcoming(user: User, now: datetime) -> list[dict[str, Any]]:
     """Reservations, what waits for approval, and maintenance, by their start."""
-    rows: list[dict[str, Any]] = [_upcoming_reservation(r) for r in workload_details.upcoming_reservations(user, now)]
+    rows: list[dict[str, Any]] = [
+        _upcoming_reservation(r) for r in workload_details.upcoming_reservations(user, now)
+    ]
     rows += [row for row in map(_upcoming_submission, workload_details.own_submissions(user)) if row]
     rows += [_upcoming_maintenance(window) for window in workload_details.upcoming_maintenance(user, now)]
     return sorted(rows, key=lambda row: row["start"])

@@ -60,7 +60,9 @@ def chargeback(request: HttpRequest) -> HttpResponseBase:
     dimension = _dimension(request, where)
     if request.GET.get("format") == "statement":
         policy.require(user, "charges.see_all")
-        return _csv_file(statements.statement_csv(month, current_currency(request)), f"statement-{month:%Y-%m}.csv")
+        return _csv_file(
+            statements.statement_csv(month, current_currency(request)), f"statement-{month:%Y-%m}.csv"
+        )
     if dimension is None:
         return _workload_charge_lines(request, month, lines, where, now)
     table = selectors.charges_by(dimension, month, lines, **where)
@@ -187,7 +189,9 @@ def _group_choices(request: HttpRequest, current: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _breadcrumbs(request: HttpRequest, month: date, lines: QuerySet[Charge], where: dict[str, Any]) -> list[dict[str, Any]]:
+def _breadcrumbs(
+    request: HttpRequest, month: date, lines: QuerySet[Charge], where: dict[str, Any]
+) -> list[dict[str, Any]]:
     """The way down so far, each step with the address of its level."""
     steps: list[dict[str, Any]] = []
     query = request.GET.copy()
@@ -217,7 +221,17 @@ def _groups_csv(table: selectors.ChargeTable, dimension: str, month: date, with_
     writer = csv.writer(response)
     cost = ["cost"] if with_cost else []
     writer.writerow(
-        [dimension, "gpu_hours", "used", "idle", "unmeasured", "reserved_unused", "charged", *cost, "coverage"]
+        [
+            dimension,
+            "gpu_hours",
+            "used",
+            "idle",
+            "unmeasured",
+            "reserved_unused",
+            "charged",
+            *cost,
+            "coverage",
+        ]
     )
     for group in (*table.groups, table.total):
         name = "total" if group is table.total else csv_safe_text(group.name or "none")
@@ -234,14 +248,39 @@ def _lines_csv(rows: Iterable[Charge], month: date, with_cost: bool) -> HttpResp
     writer = csv.writer(response)
     cost = ["cost"] if with_cost else []
     writer.writerow(
-        ["id", "start", "end", "bucket", "model", "gpu_seconds", "price_per_gpu_hour", "charged", *cost, "cost_centre", "team",
-         "project", "user", "workload", "allocation", "corrects", "simulated"]
-    )  # fmt: skip
+        [
+            "id",
+            "start",
+            "end",
+            "bucket",
+            "model",
+            "gpu_seconds",
+            "price_per_gpu_hour",
+            "charged",
+            *cost,
+            "cost_centre",
+            "team",
+            "project",
+            "user",
+            "workload",
+            "allocation",
+            "corrects",
+            "simulated",
+        ]
+    )
     for line in rows.select_related("price") if isinstance(rows, QuerySet) else rows:
         names = (line.cost_centre, line.team_name, line.project_name, line.user_name, line.workload_name)
         price = line.price.price_per_gpu_hour if line.price else ""
         seconds = Decimal(line.slot_seconds) / SLOTS_PER_GPU
-        facts = [line.pk, line.start.isoformat(), line.end.isoformat(), line.bucket, line.model, seconds, price]
+        facts = [
+            line.pk,
+            line.start.isoformat(),
+            line.end.isoformat(),
+            line.bucket,
+            line.model,
+            seconds,
+            price,
+        ]
         facts += [line.charged, *([line.cost] if with_cost else []), *(csv_safe_text(name) for name in names)]
         writer.writerow([*facts, line.allocation_id or "", line.corrects_id or "", line.simulated])
     return response
@@ -258,10 +297,13 @@ def month_close(request: HttpRequest, month: str) -> HttpResponseBase:
     found = _month_or_404(month, now)
     form = CloseMonthForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
-        done = form.carry_out(verbs.close_month, actor=user, month=found, why=form.cleaned_data["why"], now=now)
+        done = form.carry_out(
+            verbs.close_month, actor=user, month=found, why=form.cleaned_data["why"], now=now
+        )
         if done is not None:
             messages.success(
-                request, f"{found:%B %Y} is closed. Nothing changes it from here on; late facts become corrections."
+                request,
+                f"{found:%B %Y} is closed. Nothing changes it from here on; late facts become corrections.",
             )
             return redirect(f"/chargeback/?month={found:%Y-%m}")
     statement = reads.statement_of(found)
@@ -284,15 +326,22 @@ class PriceForm(ServiceForm):
     pool = forms.ChoiceField(label="Pool", required=False)
     model = forms.ChoiceField(label="GPU model")
     cost = forms.CharField(label="Owner's cost, per GPU-hour", max_length=30)
-    price = forms.CharField(label="Price, per GPU-hour", max_length=30, help_text="The same as the cost: no margin.")
-    valid_from = forms.DateTimeField(label="From", widget=forms.DateTimeInput(attrs={"type": "datetime-local"}))
+    price = forms.CharField(
+        label="Price, per GPU-hour", max_length=30, help_text="The same as the cost: no margin."
+    )
+    valid_from = forms.DateTimeField(
+        label="From", widget=forms.DateTimeInput(attrs={"type": "datetime-local"})
+    )
     note = forms.CharField(label="How the cost was worked out", required=False, max_length=1000)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.pools = {pool.slug: pool for pool in reads.pools()}
         fields: dict[str, Any] = self.fields
-        fields["pool"].choices = [("", "Every pool"), *((slug, pool.name) for slug, pool in self.pools.items())]
+        fields["pool"].choices = [
+            ("", "Every pool"),
+            *((slug, pool.name) for slug, pool in self.pools.items()),
+        ]
         fields["model"].choices = [(model, model) for model in reads.models()]
 
 
@@ -320,11 +369,17 @@ def rate_card(request: HttpRequest) -> HttpResponseBase:
 class BudgetForm(ServiceForm):
     team = forms.ChoiceField(label="Team")
     month = forms.CharField(label="Month", max_length=7, widget=forms.TextInput(attrs={"type": "month"}))
-    measure = forms.ChoiceField(label="Of what", choices=[("money", "Money"), ("gpu_hours", "GPU-hours")], initial="money")
+    measure = forms.ChoiceField(
+        label="Of what", choices=[("money", "Money"), ("gpu_hours", "GPU-hours")], initial="money"
+    )
     amount = forms.CharField(label="Amount", max_length=30)
     action = forms.ChoiceField(
         label="When it is used up",
-        choices=[("notify", "Tell people"), ("refuse_new", "Refuse new work"), ("stop_borrowing", "Stop borrowing")],
+        choices=[
+            ("notify", "Tell people"),
+            ("refuse_new", "Refuse new work"),
+            ("stop_borrowing", "Stop borrowing"),
+        ],
     )
 
     def __init__(self, *args: Any, user: User, **kwargs: Any) -> None:
@@ -338,18 +393,23 @@ class BudgetForm(ServiceForm):
         try:
             return datetime.strptime(text, "%Y-%m").replace(tzinfo=UTC).date()
         except ValueError:
-            raise forms.ValidationError(f"month is {text!a}; allowed: a year and a month, such as 2026-03.") from None
+            raise forms.ValidationError(
+                f"month is {text!a}; allowed: a year and a month, such as 2026-03."
+            ) from None
 
 
 class CostCentreForm(ServiceForm):
     project = forms.ChoiceField(label="Project")
     code = forms.CharField(label="Cost centre", max_length=80)
-    valid_from = forms.DateTimeField(label="From", widget=forms.DateTimeInput(attrs={"type": "datetime-local"}))
+    valid_from = forms.DateTimeField(
+        label="From", widget=forms.DateTimeInput(attrs={"type": "datetime-local"})
+    )
 
     def __init__(self, *args: Any, user: User, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.projects = {
-            str(p.pk): p for p in policy.visible_projects(user).select_related("team").order_by("team__name", "name")
+            str(p.pk): p
+            for p in policy.visible_projects(user).select_related("team").order_by("team__name", "name")
         }
         fields: dict[str, Any] = self.fields
         fields["project"].choices = [(key, f"{p.name}, {p.team.name}") for key, p in self.projects.items()]
@@ -371,7 +431,10 @@ def budgets(request: HttpRequest) -> HttpResponseBase:
     if verb == "cost_centre" and centre_form.is_valid():
         given = dict(centre_form.cleaned_data)
         project = centre_form.projects[given.pop("project")]
-        if centre_form.carry_out(verbs.set_cost_centre, actor=user, project=project, now=now, **given) is not None:
+        if (
+            centre_form.carry_out(verbs.set_cost_centre, actor=user, project=project, now=now, **given)
+            is not None
+        ):
             messages.success(request, f"{project.name} is paid by {given['code']} from then on.")
             return redirect("budgets")
     context = {

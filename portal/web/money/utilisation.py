@@ -22,7 +22,13 @@ from telemetry import reads as selectors
 from telemetry.money.billing_months import month_bounds, month_of, next_month
 from telemetry.money.statements import csv_safe_text
 
-PERIODS = (("24h", "24 hours"), ("7d", "7 days"), ("30d", "30 days"), ("month", "This month"), ("last", "Last month"))
+PERIODS = (
+    ("24h", "24 hours"),
+    ("7d", "7 days"),
+    ("30d", "30 days"),
+    ("month", "This month"),
+    ("last", "Last month"),
+)
 MAX_PERIOD_DAYS = 400
 
 
@@ -65,7 +71,10 @@ def utilisation(request: HttpRequest) -> HttpResponseBase:
             request.GET.get("team", ""),
         ),
         "models": _choices(
-            request, "model", (("", "All models"), *((m, m) for m in question.models)), request.GET.get("model", "")
+            request,
+            "model",
+            (("", "All models"), *((m, m) for m in question.models)),
+            request.GET.get("model", ""),
         ),
         "dimensions": _choices(request, "by", utilisation_charts.DIMENSIONS, question.dimension),
         "simulated": reads.has_simulated_use(question.filters),
@@ -79,16 +88,22 @@ def utilisation_csv(request: HttpRequest, chart: str) -> HttpResponseBase:
     """The figures behind one chart."""
     if chart not in utilisation_charts.CHART_ORDER:
         raise Http404(f"chart is {chart[:30]!a}; allowed: {', '.join(utilisation_charts.CHART_ORDER)}.")
-    made = utilisation_charts.make_chart(chart, _utilisation_query(request, current_user(request), timezone.now()))
+    made = utilisation_charts.make_chart(
+        chart, _utilisation_query(request, current_user(request), timezone.now())
+    )
     response = HttpResponse(content_type="text/csv; charset=utf-8")
     response["Content-Disposition"] = f'attachment; filename="{chart}.csv"'
     writer = csv.writer(response)
     writer.writerow(utilisation_charts.CSV_COLUMNS[chart])
-    writer.writerows([[csv_safe_text(cell) if isinstance(cell, str) else cell for cell in row] for row in made.raw])
+    writer.writerows(
+        [[csv_safe_text(cell) if isinstance(cell, str) else cell for cell in row] for row in made.raw]
+    )
     return response
 
 
-def _utilisation_query(request: HttpRequest, user: User, now: datetime) -> utilisation_charts.UtilisationQuery:
+def _utilisation_query(
+    request: HttpRequest, user: User, now: datetime
+) -> utilisation_charts.UtilisationQuery:
     start, end = _period(request, now)
     pools = list(policy.visible_pools(user).order_by("name"))
     teams = list(policy.visible_teams(user).order_by("name"))
@@ -141,7 +156,9 @@ def _custom_period(first: str, last: str) -> tuple[datetime, datetime]:
     except ValueError:
         raise Http404("start and end: allowed are dates such as 2026-03-01, both of them.") from None
     if not start < end <= start + timedelta(days=MAX_PERIOD_DAYS) or start.year < 2000 or end.year > 2200:
-        raise Http404(f"end is {last[:20]!a}; allowed: after the start and within {MAX_PERIOD_DAYS} days of it.")
+        raise Http404(
+            f"end is {last[:20]!a}; allowed: after the start and within {MAX_PERIOD_DAYS} days of it."
+        )
     return start, end
 
 
@@ -162,7 +179,9 @@ def _choices(request: HttpRequest, name: str, choices: Any, current: str) -> lis
     return rows
 
 
-def _figures(question: utilisation_charts.UtilisationQuery, fall: Any, saving: Any, waits: Any) -> list[dict[str, Any]]:
+def _figures(
+    question: utilisation_charts.UtilisationQuery, fall: Any, saving: Any, waits: Any
+) -> list[dict[str, Any]]:
     by_key = {step.key: step for step in fall.steps}
     free = sum(by_key[key].share for key in ("unhealthy", "maintenance", "unallocated") if key in by_key)
     unused = [by_key[key] for key in ("reserved_unused", "empty", "idle") if key in by_key]
@@ -181,10 +200,16 @@ def _figures(question: utilisation_charts.UtilisationQuery, fall: Any, saving: A
             if policy.sees_owner_cost(question.viewer)
             else "",
         },
-        {"label": "Typical wait", "value": duration(half), "small": f"1 in 20 longer than {duration(most)}" if most else ""},
+        {
+            "label": "Typical wait",
+            "value": duration(half),
+            "small": f"1 in 20 longer than {duration(most)}" if most else "",
+        },
         {
             "label": "Saved by pooling",
             "value": f"{grouped(saving.gpus, 1)} GPUs",
-            "small": "" if saving.per_month is None else f"{money(saving.per_month, question.currency)} a month",
+            "small": ""
+            if saving.per_month is None
+            else f"{money(saving.per_month, question.currency)} a month",
         },
     ]

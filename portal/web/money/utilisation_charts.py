@@ -25,7 +25,13 @@ DIMENSIONS = (
     ("host", "Host"),
     ("gpu", "GPU"),
 )
-ANONYMOUS_DIMENSIONS = {"model", "host", "gpu", "type", "team"}  # sums that are no secret among those who share a pool
+ANONYMOUS_DIMENSIONS = {
+    "model",
+    "host",
+    "gpu",
+    "type",
+    "team",
+}  # sums that are no secret among those who share a pool
 WATERFALL_BUCKETS = {
     "unhealthy": ("Unhealthy", "host or GPU out of service", "bad"),
     "maintenance": ("Maintenance", "announced windows", "rest"),
@@ -146,9 +152,19 @@ def _waterfall_chart(question: UtilisationQuery) -> UtilisationChart:
     raw = [["capacity", fall.gpu_hours, 1.0 if fall.gpu_hours else None, fall.cost if with_cost else None]]
     raw += [[step.key, step.gpu_hours, step.share, step.cost if with_cost else None] for step in fall.steps]
     rows = [
-        ["Capacity", grouped(fall.gpu_hours, 1), percent(1.0 if fall.gpu_hours else None, 1), cost(fall.cost)],
+        [
+            "Capacity",
+            grouped(fall.gpu_hours, 1),
+            percent(1.0 if fall.gpu_hours else None, 1),
+            cost(fall.cost),
+        ],
         *(
-            [f"{WATERFALL_BUCKETS[s.key][0]}: {WATERFALL_BUCKETS[s.key][1]}", grouped(s.gpu_hours, 1), percent(s.share, 1), cost(s.cost)]
+            [
+                f"{WATERFALL_BUCKETS[s.key][0]}: {WATERFALL_BUCKETS[s.key][1]}",
+                grouped(s.gpu_hours, 1),
+                percent(s.share, 1),
+                cost(s.cost),
+            ]
             for s in fall.steps
         ),
     ]
@@ -170,7 +186,9 @@ def _waterfall_chart(question: UtilisationQuery) -> UtilisationChart:
 def _use_over_time_chart(question: UtilisationQuery) -> UtilisationChart:
     dimension = "team"
     series = reads.usage_over_time(question.filters, dimension=dimension, reads=question.usage_rows)
-    colours = {team.pk: f"team-{team.colour}" for team in Team.objects.filter(pk__in=[line.key for line in series])}
+    colours = {
+        team.pk: f"team-{team.colour}" for team in Team.objects.filter(pk__in=[line.key for line in series])
+    }
     figure = {
         "data": [
             {
@@ -186,7 +204,10 @@ def _use_over_time_chart(question: UtilisationQuery) -> UtilisationChart:
             }
             for line in series
         ],
-        "layout": {"yaxis": {"title": {"text": "GPUs held"}, "rangemode": "tozero"}, "hovermode": "x unified"},
+        "layout": {
+            "yaxis": {"title": {"text": "GPUs held"}, "rangemode": "tozero"},
+            "hovermode": "x unified",
+        },
     }
     raw = [
         [start.isoformat(), line.name, held, busy]
@@ -202,7 +223,12 @@ def _use_over_time_chart(question: UtilisationQuery) -> UtilisationChart:
         for line in series
     ]
     return UtilisationChart(
-        "Use over time", "mean GPUs held by team, UTC", figure, _columns("Team", "Mean GPUs", "Highest"), totals, raw
+        "Use over time",
+        "mean GPUs held by team, UTC",
+        figure,
+        _columns("Team", "Mean GPUs", "Highest"),
+        totals,
+        raw,
     )
 
 
@@ -285,14 +311,30 @@ def _use_by_chart(question: UtilisationQuery) -> UtilisationChart:
     ]
     labels = ("Mean GPUs", "Guarantee", "Borrowed", "Busy", "GPU-hours", "Coverage", "Charged")
     return UtilisationChart(
-        f"Use by {words.lower()}", "mean GPUs over the period", figure, _columns(words, *labels), rows, raw, 360
+        f"Use by {words.lower()}",
+        "mean GPUs over the period",
+        figure,
+        _columns(words, *labels),
+        rows,
+        raw,
+        360,
     )
 
 
 USE_BY_CSV_COLUMNS = (
-    "mean_gpus", "guarantee", "borrowed_hours", "utilisation", "held_hours", "used_hours", "busy_hours", "idle_hours",
-    "empty_hours", "coverage", "energy_kwh", "charged",
-)  # fmt: skip
+    "mean_gpus",
+    "guarantee",
+    "borrowed_hours",
+    "utilisation",
+    "held_hours",
+    "used_hours",
+    "busy_hours",
+    "idle_hours",
+    "empty_hours",
+    "coverage",
+    "energy_kwh",
+    "charged",
+)
 
 
 def _current_use_chart(question: UtilisationQuery) -> UtilisationChart:
@@ -386,10 +428,20 @@ def _weekday_hour_chart(question: UtilisationQuery) -> UtilisationChart:
         [day, *(percent(share) if share is not None else "–" for share in line[::3])]
         for day, line in zip(WEEKDAY_LABELS, grid, strict=True)
     ]
-    raw = [[day, hour, share] for day, line in zip(WEEKDAY_LABELS, grid, strict=True) for hour, share in enumerate(line)]
+    raw = [
+        [day, hour, share]
+        for day, line in zip(WEEKDAY_LABELS, grid, strict=True)
+        for hour, share in enumerate(line)
+    ]
     columns = _columns("Day", *(f"{hour:02d}" for hour in range(0, 24, 3)))
     return UtilisationChart(
-        "When GPUs work", "mean busy share of held GPUs, by weekday and hour in UTC", figure, columns, rows, raw, 220
+        "When GPUs work",
+        "mean busy share of held GPUs, by weekday and hour in UTC",
+        figure,
+        columns,
+        rows,
+        raw,
+        220,
     )
 
 
@@ -432,7 +484,10 @@ def _pooling_saving_chart(question: UtilisationQuery) -> UtilisationChart:
     return UtilisationChart("Pooled or dedicated", hint, figure, _columns("Who", "GPUs"), rows, raw)
 
 
-MEDIAN_WAIT_LABEL, P95_WAIT_LABEL = "Half wait at most", "19 of 20 wait at most"  # the 50th and the 95th percentile
+MEDIAN_WAIT_LABEL, P95_WAIT_LABEL = (
+    "Half wait at most",
+    "19 of 20 wait at most",
+)  # the 50th and the 95th percentile
 
 
 def _waiting_time_chart(question: UtilisationQuery) -> UtilisationChart:
@@ -465,7 +520,10 @@ def _waiting_time_chart(question: UtilisationQuery) -> UtilisationChart:
         ]
         for row in rows
     ]
-    raw = [[row.name, row.started, row.p50, row.p95, row.longest, row.still_waiting, row.preemptions] for row in rows]
+    raw = [
+        [row.name, row.started, row.p50, row.p95, row.longest, row.still_waiting, row.preemptions]
+        for row in rows
+    ]
     labels = ("Started", MEDIAN_WAIT_LABEL, P95_WAIT_LABEL, "Longest", "Still wait", "Preemptions")
     return UtilisationChart(
         "How long people wait",
@@ -501,10 +559,28 @@ CSV_COLUMNS: dict[str, tuple[str, ...]] = {
     "waterfall": ("bucket", "gpu_hours", "share", "cost"),
     "use-over-time": ("start", "team", "held_gpus", "busy_gpus"),
     "use-by": ("name", *USE_BY_CSV_COLUMNS),
-    "now": ("host", "gpu", "profile", "at", "utilisation", "sm_active", "memory_used_mib", "power_w", "simulated"),
+    "now": (
+        "host",
+        "gpu",
+        "profile",
+        "at",
+        "utilisation",
+        "sm_active",
+        "memory_used_mib",
+        "power_w",
+        "simulated",
+    ),
     "rhythm": ("day", "hour_utc", "busy_share"),
     "saving": ("who", "gpus"),
-    "waits": ("gpus", "started", "p50_seconds", "p95_seconds", "longest_seconds", "still_waiting", "preemptions"),
+    "waits": (
+        "gpus",
+        "started",
+        "p50_seconds",
+        "p95_seconds",
+        "longest_seconds",
+        "still_waiting",
+        "preemptions",
+    ),
 }
 
 

@@ -70,7 +70,9 @@ def get_visible_or_404(rows: QuerySet[Row], what: str, **keys: Any) -> Row:
     return row
 
 
-def run_and_redirect(request: HttpRequest, verb: Callable[[], Any], *, done: str, to: str) -> HttpResponseBase:
+def run_and_redirect(
+    request: HttpRequest, verb: Callable[[], Any], *, done: str, to: str
+) -> HttpResponseBase:
     """Call a verb and go back to where the person was (or ``to``): its success or its refusal is said there."""
     try:
         verb()
@@ -84,7 +86,9 @@ def run_and_redirect(request: HttpRequest, verb: Callable[[], Any], *, done: str
 def return_url(request: HttpRequest, otherwise: str) -> str:
     """The page the form was on when it is one of ours, else ``otherwise``."""
     given = request.POST.get("next") or request.headers.get("Referer", "")
-    if given and url_has_allowed_host_and_scheme(given, {request.get_host()}, require_https=request.is_secure()):
+    if given and url_has_allowed_host_and_scheme(
+        given, {request.get_host()}, require_https=request.is_secure()
+    ):
         parts = urlsplit(given)
         if parts.path != request.path:
             return f"{parts.path}?{parts.query}" if parts.query else parts.path

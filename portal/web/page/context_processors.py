@@ -129,7 +129,9 @@ def _viewer_time_zone(request: HttpRequest) -> zoneinfo.ZoneInfo:
     return zoneinfo.ZoneInfo(settings.TIME_ZONE)
 
 
-def _navigation_sections(request: HttpRequest, user: User, memberships: list[Membership]) -> list[dict[str, Any]]:
+def _navigation_sections(
+    request: HttpRequest, user: User, memberships: list[Membership]
+) -> list[dict[str, Any]]:
     counts = _navigation_counts(user)
     hidden = _hidden_entries(user, bool(memberships))
     here = request.path
@@ -141,7 +143,9 @@ def _navigation_sections(request: HttpRequest, user: User, memberships: list[Mem
                 continue
             url = reverse(name)
             current = here == url or (url != "/" and here.startswith(url))
-            items.append({"label": label, "url": url, "icon": icon, "count": counts.get(name), "current": current})
+            items.append(
+                {"label": label, "url": url, "icon": icon, "count": counts.get(name), "current": current}
+            )
         if items:
             sections.append({"title": title, "items": items})
     return sections

@@ -56,7 +56,9 @@ def events_url(topics: Sequence[str]) -> str:
     return f"{settings.GPUPOOL_EDGE_URL}/events?{urlencode({'topics': ','.join(topics)})}"
 
 
-def _live_context(request: HttpRequest, body: SafeString, topics: Sequence[str], stage: str) -> dict[str, Any]:
+def _live_context(
+    request: HttpRequest, body: SafeString, topics: Sequence[str], stage: str
+) -> dict[str, Any]:
     words = CSRF_TOKEN_VALUE.sub(r"\1", body)
     version = hashlib.sha256(f"{stage} {words}".encode()).hexdigest()[:16]
     query = request.GET.copy()

@@ -15,7 +15,9 @@ Result = TypeVar("Result")
 class ServiceForm(forms.Form):
     """The rules are the service's; the form only knows how its fields look."""
 
-    argument_fields: ClassVar[Mapping[str, str]] = {}  # argument of the service: the field that shows what is wrong with it
+    argument_fields: ClassVar[
+        Mapping[str, str]
+    ] = {}  # argument of the service: the field that shows what is wrong with it
 
     def field_for_argument(self, argument: str) -> str | None:
         """The field beside which a problem of a verb's argument is told; None where no field is that."""

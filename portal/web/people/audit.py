@@ -26,7 +26,10 @@ MAX_AUDIT_CSV_ROWS = 50_000
 
 class AuditFilterForm(forms.Form):
     words = forms.CharField(
-        required=False, max_length=80, label="Find", widget=forms.TextInput(attrs={"placeholder": "Name, id or reason"})
+        required=False,
+        max_length=80,
+        label="Find",
+        widget=forms.TextInput(attrs={"placeholder": "Name, id or reason"}),
     )
     verb = forms.CharField(
         required=False, max_length=60, label="Verb", widget=forms.TextInput(attrs={"placeholder": "Any verb"})
@@ -45,7 +48,10 @@ def audit(request: HttpRequest) -> HttpResponse:
     if request.GET.get("format") == "csv":
         return _audit_csv(rows[:MAX_AUDIT_CSV_ROWS])
     page = Paginator(rows, EVENTS_PER_PAGE).get_page(request.GET.get("page"))
-    shown = [{"event": event, "verb": event.verb.replace("_", " "), "changes": changed_fields(event)} for event in page]
+    shown = [
+        {"event": event, "verb": event.verb.replace("_", " "), "changes": changed_fields(event)}
+        for event in page
+    ]
     return render(
         request, "organisation/audit.html", {"page": page, "rows": shown, "form": form, "now": timezone.now()}
     )
@@ -71,7 +77,11 @@ def changed_fields(event: AuditEvent) -> list[dict[str, Any]]:
     before, after = event.before or {}, event.after or {}
     names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     return [
-        {"name": name.replace("_", " "), "before": _value_text(before.get(name)), "after": _value_text(after.get(name))}
+        {
+            "name": name.replace("_", " "),
+            "before": _value_text(before.get(name)),
+            "after": _value_text(after.get(name)),
+        }
         for name in names
     ]
 
@@ -89,8 +99,19 @@ def _audit_csv(rows: Iterable[AuditEvent]) -> HttpResponse:
     writer.writerow(["at", "actor", "via", "verb", "target", "name", "team", "before", "after", "why"])
     for event in rows:
         team = event.team.slug if event.team else ""
-        values = [event.at.isoformat(), event.actor_name, event.via, event.verb, event.target, event.target_name, team]
+        values = [
+            event.at.isoformat(),
+            event.actor_name,
+            event.via,
+            event.verb,
+            event.target,
+            event.target_name,
+            team,
+        ]
         writer.writerow(
-            [csv_safe_text(value) for value in (*values, json.dumps(event.before), json.dumps(event.after), event.why)]
+            [
+                csv_safe_text(value)
+                for value in (*values, json.dumps(event.before), json.dumps(event.after), event.why)
+            ]
         )
     return response

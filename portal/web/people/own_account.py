@@ -22,8 +22,14 @@ from portal.wording import notice_texts
 TOKEN_LIFETIMES = [("30", "30 days"), ("90", "90 days"), ("365", "a year"), ("", "no end")]
 NOTIFICATIONS_PER_PAGE = 50
 HOST_NOTIFICATION_KINDS = {
-    "host_trouble", "hardware_event", "strays_found", "diagnostic_failed", "gpu_is_back", "geometry_changed", "geometry_failed",
-}  # fmt: skip
+    "host_trouble",
+    "hardware_event",
+    "strays_found",
+    "diagnostic_failed",
+    "gpu_is_back",
+    "geometry_changed",
+    "geometry_failed",
+}
 
 
 class TokenForm(ServiceForm):
@@ -55,7 +61,11 @@ def tokens(request: HttpRequest) -> HttpResponse:
         days = form.cleaned_data["days"]
         expires_at = now + timedelta(days=int(days)) if days else None
         made = form.carry_out(
-            verbs.create_token, actor=current_user(request), name=form.cleaned_data["name"], expires_at=expires_at, now=now
+            verbs.create_token,
+            actor=current_user(request),
+            name=form.cleaned_data["name"],
+            expires_at=expires_at,
+            now=now,
         )
         if made is not None:
             text, form = made[1], TokenForm()
@@ -78,9 +88,15 @@ def notifications(request: HttpRequest) -> HttpResponse:
     if request.method == "POST":
         verbs.read_notifications(actor=current_user(request), now=now)
         return redirect("notifications")
-    page = Paginator(reads.own_notices(request.user), NOTIFICATIONS_PER_PAGE).get_page(request.GET.get("page"))
+    page = Paginator(reads.own_notices(request.user), NOTIFICATIONS_PER_PAGE).get_page(
+        request.GET.get("page")
+    )
     rows = [
-        {"notice": notice, "text": notice_texts.notice_sentence(notice.kind, notice.numbers, request.user), "url": _notification_url(notice)}
+        {
+            "notice": notice,
+            "text": notice_texts.notice_sentence(notice.kind, notice.numbers, request.user),
+            "url": _notification_url(notice),
+        }
         for notice in page
     ]
     return render(request, "organisation/notifications.html", {"page": page, "rows": rows, "now": now})
@@ -91,7 +107,9 @@ def _notification_url(notice: Notification) -> str:
     if notice.workload is not None and notice.kind.startswith("array_") and notice.workload.array is not None:
         return reverse("array", args=[notice.workload.array.public_id])
     if notice.workload is not None:
-        return reverse("notebook" if notice.workload.kind == "notebook" else "job", args=[notice.workload.public_id])
+        return reverse(
+            "notebook" if notice.workload.kind == "notebook" else "job", args=[notice.workload.public_id]
+        )
     if notice.reservation is not None:
         return reverse("reservation", args=[notice.reservation.public_id])
     if notice.submission is not None:
@@ -109,13 +127,16 @@ def preferences(request: HttpRequest) -> HttpResponse:
     if (
         request.method == "POST"
         and form.is_valid()
-        and form.carry_out(verbs.set_preferences, actor=user, now=timezone.now(), **form.cleaned_data) is not None
+        and form.carry_out(verbs.set_preferences, actor=user, now=timezone.now(), **form.cleaned_data)
+        is not None
     ):
         messages.success(request, "Saved.")
         response = redirect("preferences")
         response.set_cookie("theme", form.cleaned_data["theme"], max_age=365 * 86_400, samesite="Lax")
         return response
-    return render(request, "organisation/preferences.html", {"form": form}, status=400 if form.errors else 200)
+    return render(
+        request, "organisation/preferences.html", {"form": form}, status=400 if form.errors else 200
+    )
 
 
 def _id_or_404(text: str | None) -> int:

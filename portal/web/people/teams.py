@@ -29,7 +29,9 @@ class TeamForm(ServiceForm):
     tag = forms.CharField(
         max_length=10, required=False, label="Tag", help_text="Two or three letters, shown beside its colour."
     )
-    weight = forms.IntegerField(initial=1, label="Weight", help_text="Its part in fair share among teams that borrow.")
+    weight = forms.IntegerField(
+        initial=1, label="Weight", help_text="Its part in fair share among teams that borrow."
+    )
 
 
 class ProjectForm(ServiceForm):
@@ -49,8 +51,12 @@ class PersonForm(ServiceForm):
     operator = forms.BooleanField(
         required=False, label="Operator", help_text="Runs hosts and pools, decides approvals."
     )
-    finance = forms.BooleanField(required=False, label="Finance", help_text="Sees all charges, closes months.")
-    auditor = forms.BooleanField(required=False, label="Auditor", help_text="Sees everything, changes nothing.")
+    finance = forms.BooleanField(
+        required=False, label="Finance", help_text="Sees all charges, closes months."
+    )
+    auditor = forms.BooleanField(
+        required=False, label="Auditor", help_text="Sees everything, changes nothing."
+    )
 
 
 class RolesForm(ServiceForm):
@@ -63,12 +69,17 @@ class RolesForm(ServiceForm):
 class FirstRunForm(ServiceForm):
     organisation = forms.CharField(max_length=200, label="Organisation")
     time_zone = forms.CharField(
-        max_length=60, initial="UTC", label="Time zone", help_text="For people who chose none, such as Europe/Berlin."
+        max_length=60,
+        initial="UTC",
+        label="Time zone",
+        help_text="For people who chose none, such as Europe/Berlin.",
     )
     currency = forms.CharField(
         max_length=10, initial="EUR", label="Currency", help_text="Three letters. Sums are never converted."
     )
-    username = forms.CharField(max_length=200, label="Your user name", help_text="You will be its first operator.")
+    username = forms.CharField(
+        max_length=200, label="Your user name", help_text="You will be its first operator."
+    )
     email = forms.CharField(max_length=300, label="E-mail")
     password = forms.CharField(widget=forms.PasswordInput, label="Password")
 
@@ -78,11 +89,17 @@ def teams(request: HttpRequest) -> HttpResponse:
     """Every team the viewer may see; operators add one."""
     form = TeamForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
-        made = form.carry_out(verbs.create_team, actor=current_user(request), now=timezone.now(), **form.cleaned_data)
+        made = form.carry_out(
+            verbs.create_team, actor=current_user(request), now=timezone.now(), **form.cleaned_data
+        )
         if made is not None:
             messages.success(request, f"{made.name} is there. Next: its people, its projects and its quota.")
             return redirect("team", made.slug)
-    context = {"rows": reads.teams(request.user), "form": form, "may_create": policy.may(request.user, "team.create")}
+    context = {
+        "rows": reads.teams(request.user),
+        "form": form,
+        "may_create": policy.may(request.user, "team.create"),
+    }
     return render(request, "organisation/teams.html", context, status=400 if form.errors else 200)
 
 
@@ -132,7 +149,8 @@ def _change_team(request: HttpRequest, team: Team, verb: str, shown: dict[str, A
         form = shown["project_form"]
         return (
             form.is_valid()
-            and form.carry_out(verbs.create_project, team=team, name=form.cleaned_data["name"], **given) is not None
+            and form.carry_out(verbs.create_project, team=team, name=form.cleaned_data["name"], **given)
+            is not None
         )
     form = ServiceForm(request.POST)
     form.is_valid()
@@ -147,7 +165,9 @@ def _change_team(request: HttpRequest, team: Team, verb: str, shown: dict[str, A
         project = Project.objects.filter(team=team, slug=posted_key(request, "project")).first()
         if project is None:
             raise Http404
-        form.carry_out(verbs.set_project_active, project=project, active=request.POST.get("active") == "1", **given)
+        form.carry_out(
+            verbs.set_project_active, project=project, active=request.POST.get("active") == "1", **given
+        )
     for error in form.non_field_errors():
         messages.error(request, str(error))
     return True
@@ -160,14 +180,20 @@ def people(request: HttpRequest) -> HttpResponse:
     form = PersonForm(request.POST if verb == "create" else None)
     if request.method == "POST":
         if verb == "create" and form.is_valid():
-            made = form.carry_out(verbs.create_user, actor=current_user(request), now=timezone.now(), **form.cleaned_data)
+            made = form.carry_out(
+                verbs.create_user, actor=current_user(request), now=timezone.now(), **form.cleaned_data
+            )
             if made is not None:
                 messages.success(request, f"{made.username} can sign in now. Put them into a team next.")
                 return redirect("people")
         elif verb == "roles":
             _change_roles(request)
             return redirect("people")
-    context = {"rows": reads.people(request.user), "form": form, "may_change": policy.may(request.user, "user.change")}
+    context = {
+        "rows": reads.people(request.user),
+        "form": form,
+        "may_change": policy.may(request.user, "user.change"),
+    }
     return render(request, "organisation/people.html", context, status=400 if form.errors else 200)
 
 
@@ -177,7 +203,13 @@ def _change_roles(request: HttpRequest) -> None:
     if person is None or not form.is_valid():
         raise Http404
     if (
-        form.carry_out(verbs.change_user, actor=current_user(request), user=person, now=timezone.now(), **form.cleaned_data)
+        form.carry_out(
+            verbs.change_user,
+            actor=current_user(request),
+            user=person,
+            now=timezone.now(),
+            **form.cleaned_data,
+        )
         is not None
     ):
         messages.success(request, f"{person.username} is changed.")
@@ -205,7 +237,9 @@ def first_run_wizard(request: HttpRequest) -> HttpResponse:
     if not policy.may(request.user, "host.change"):
         raise PermissionDenied("The first steps are an operator's.")
     return render(
-        request, "organisation/first_run.html", {"organisation": Organisation.objects.first(), "steps": setup_steps()}
+        request,
+        "organisation/first_run.html",
+        {"organisation": Organisation.objects.first(), "steps": setup_steps()},
     )
 
 
@@ -213,14 +247,39 @@ def setup_steps() -> list[dict[str, Any]]:
     """What a new installation needs, in order, each with whether it is done."""
     joined = Host.objects.exclude(credential_hash="").exists()
     return [
-        {"title": "Make a pool", "done": Pool.objects.exists(), "url": "pool-new", "action": "Make a pool",
-         "text": "Hosts whose GPUs are shared by one set of rules. One for everybody is enough to begin with."},
-        {"title": "Add a host", "done": joined, "url": "host-add", "action": "Add a host",
-         "text": "One command, copied to the machine, starts its agent. Its GPUs appear here by themselves."},
-        {"title": "Create a team", "done": Team.objects.exists(), "url": "teams", "action": "Create a team",
-         "text": "People ask for GPUs as members of a team, for one of its projects."},
-        {"title": "Give it a quota", "done": Quota.objects.exists(), "url": "teams", "action": "Choose a team",
-         "text": "What a team is guaranteed, and how much it may borrow of what others leave free."},
-        {"title": "Launch a notebook", "done": Workload.objects.exists(), "url": "notebooks", "action": "Launch a notebook",
-         "text": "JupyterLab on a GPU of the pool, in two clicks."},
-    ]  # fmt: skip
+        {
+            "title": "Make a pool",
+            "done": Pool.objects.exists(),
+            "url": "pool-new",
+            "action": "Make a pool",
+            "text": "Hosts whose GPUs are shared by one set of rules. One for everybody is enough to begin with.",
+        },
+        {
+            "title": "Add a host",
+            "done": joined,
+            "url": "host-add",
+            "action": "Add a host",
+            "text": "One command, copied to the machine, starts its agent. Its GPUs appear here by themselves.",
+        },
+        {
+            "title": "Create a team",
+            "done": Team.objects.exists(),
+            "url": "teams",
+            "action": "Create a team",
+            "text": "People ask for GPUs as members of a team, for one of its projects.",
+        },
+        {
+            "title": "Give it a quota",
+            "done": Quota.objects.exists(),
+            "url": "teams",
+            "action": "Choose a team",
+            "text": "What a team is guaranteed, and how much it may borrow of what others leave free.",
+        },
+        {
+            "title": "Launch a notebook",
+            "done": Workload.objects.exists(),
+            "url": "notebooks",
+            "action": "Launch a notebook",
+            "text": "JupyterLab on a GPU of the pool, in two clicks.",
+        },
+    ]

@@ -19,7 +19,10 @@ from scheduler.runs.attempts import attempt_outcomes
 def attempt_rows(piece: WorkloadDetails, user: User) -> list[dict[str, Any]]:
     """Each attempt, the latest first: where, when, how it ended and why it was told to leave."""
     attempts: list[dict[str, Any]] = workload_details.attempts_of(piece.workload)
-    ended = {found["number"]: [run for run in found["runs"] if run.outcome and run.ended_at is not None] for found in attempts}
+    ended = {
+        found["number"]: [run for run in found["runs"] if run.outcome and run.ended_at is not None]
+        for found in attempts
+    }
     some = {number: runs for number, runs in ended.items() if runs}
     how = dict(zip(some, attempt_outcomes(some.values()), strict=True))
     return [_attempt_row(found, how.get(found["number"]), piece, user) for found in attempts]
@@ -41,13 +44,17 @@ def decision_rows(workload: Workload, user: User) -> list[dict[str, Any]]:
             "word": words[decision.kind],
             "text": reason_texts.decision_sentence(decision.kind, decision.code, decision.numbers, user),
             "code": decision.code,
-            "place": expected_start_texts.placement_score_terms(decision.numbers) if policy.sees_all_teams(user) else [],
+            "place": expected_start_texts.placement_score_terms(decision.numbers)
+            if policy.sees_all_teams(user)
+            else [],
         }
         for decision in forced_moves.workload_history(workload, 100)
     ]
 
 
-def _attempt_row(found: dict[str, Any], how: tuple[Run, str] | None, piece: WorkloadDetails, user: User) -> dict[str, Any]:
+def _attempt_row(
+    found: dict[str, Any], how: tuple[Run, str] | None, piece: WorkloadDetails, user: User
+) -> dict[str, Any]:
     """``how`` it ended; None before any of it has."""
     runs: list[Run] = found["runs"]
     first = runs[0]

@@ -65,7 +65,9 @@ def _waiting_context(workload: Workload, user: User, now: datetime) -> dict[str,
     found = reads.explain_wait(workload, user, now)
     return {
         "expected": _expected_start_text(workload, found, now),
-        "record": expected_start_texts.forecast_accuracy_text(found.starts.past(workload.pool_id)) if workload.expected_start else "",
+        "record": expected_start_texts.forecast_accuracy_text(found.starts.past(workload.pool_id))
+        if workload.expected_start
+        else "",
         "reason": reason_texts.never_starts_sentence(found.never.code, found.never.numbers, user)
         if found.never
         else reason_texts.waiting_sentence(workload, user),
@@ -84,7 +86,8 @@ def _history(workload: Workload, user: User, now: datetime) -> dict[str, Any]:
         "waited": _waiting_time(workload, tried),
         "answer": _state_sentence(piece, user),
         "attempts": tried,
-        "runs_at_once": len(tried) == 1 and workload.state in LIVE_STATES,  # its first attempt, and that still runs
+        "runs_at_once": len(tried) == 1
+        and workload.state in LIVE_STATES,  # its first attempt, and that still runs
         "has_moved": len(tried) > 1 or workload.state == WorkloadState.QUEUED,
         "decisions": attempts.decision_rows(workload, user),
     }
@@ -108,5 +111,7 @@ def _state_sentence(piece: WorkloadDetails, user: User) -> str:
 
 def _expected_start_text(workload: Workload, found: reads.WaitExplanation, now: datetime) -> str:
     if found.never is None:
-        return expected_start_texts.expected_start_text(workload.expected_start, found.starts.likely(workload), now)
+        return expected_start_texts.expected_start_text(
+            workload.expected_start, found.starts.likely(workload), now
+        )
     return "when its team may hold more" if found.never.may_be_granted else "never, as it is asked for"

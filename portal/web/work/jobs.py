@@ -44,7 +44,13 @@ LOG_TAIL_BYTES = 64 * 1024
 LOG_CHUNK_BYTES = 128 * 1024
 LOG_DRAIN_PERIOD = timedelta(seconds=30)  # after the end, in which the rest of a log still comes
 PART_TEMPLATES = {"tab": "work/workload_tabs.html", "side": "work/workload_side.html"}
-TABS = (("log", "Log"), ("attempts", "Attempts"), ("use", "Use"), ("cost", "Cost"), ("decisions", "Decisions"))
+TABS = (
+    ("log", "Log"),
+    ("attempts", "Attempts"),
+    ("use", "Use"),
+    ("cost", "Cost"),
+    ("decisions", "Decisions"),
+)
 BUCKET_LABELS = {
     "used": "Held by this workload",
     "reserved_unused": "Reserved, not used",
@@ -62,8 +68,16 @@ def jobs(request: HttpRequest) -> HttpResponseBase:
     rows = sort_workloads(chosen, request.GET.get("sort", ""))
     if request.GET.get("format") == "csv":
         return workloads_csv("jobs", rows, now)
-    page = paginate(request, sort_workloads(job_arrays.first_open_task_only(chosen), request.GET.get("sort", "")))
-    drawn = list_rows(workload_details.workload_details(page.object_list, now), user, current_currency(request), now, in_one_line=True)
+    page = paginate(
+        request, sort_workloads(job_arrays.first_open_task_only(chosen), request.GET.get("sort", ""))
+    )
+    drawn = list_rows(
+        workload_details.workload_details(page.object_list, now),
+        user,
+        current_currency(request),
+        now,
+        in_one_line=True,
+    )
     context = {
         "filters": filters,
         "page": page,
@@ -73,7 +87,12 @@ def jobs(request: HttpRequest) -> HttpResponseBase:
         "may_launch": policy.launchable_projects(user).exists(),
     }
     return live_refresh.render_live_page(
-        request, "work/jobs.html", "work/workload_rows.html", context, topics=[f"user:{user.pk}", "queue"], now=now
+        request,
+        "work/jobs.html",
+        "work/workload_rows.html",
+        context,
+        topics=[f"user:{user.pk}", "queue"],
+        now=now,
     )
 
 
@@ -81,12 +100,16 @@ def jobs(request: HttpRequest) -> HttpResponseBase:
 def array(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase:
     """An array of jobs: its counts and its tasks."""
     user, now = current_user(request), timezone.now()
-    shown = job_arrays.with_task_counts(policy.visible_arrays(user)).select_related("project__team", "pool", "owner")
+    shown = job_arrays.with_task_counts(policy.visible_arrays(user)).select_related(
+        "project__team", "pool", "owner"
+    )
     row = get_visible_or_404(shown, "array of jobs", public_id=public_id)
     filters = WorkloadFilterForm(request.GET)
     tasks = filters.apply(workload_details.visible_of_kind(user, WorkloadKind.JOB).filter(array=row), user)
     page = paginate(request, tasks.order_by("array_index", "pk"))
-    drawn = list_rows(workload_details.workload_details(page.object_list, now), user, current_currency(request), now)
+    drawn = list_rows(
+        workload_details.workload_details(page.object_list, now), user, current_currency(request), now
+    )
     context = {
         "array": row,
         "counts": job_arrays.array_summary(row),
@@ -99,7 +122,9 @@ def array(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase:
         "may_cancel": row.waiting + row.running > 0 and policy.may(user, "workload.change", row),
         "loss": ARRAY_CANCEL_WARNING,
     }
-    return live_refresh.render_live_page(request, "work/array.html", "work/array_part.html", context, topics=["queue"], now=now)
+    return live_refresh.render_live_page(
+        request, "work/array.html", "work/array_part.html", context, topics=["queue"], now=now
+    )
 
 
 @sign_in_required
@@ -107,10 +132,17 @@ def array(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase:
 def cancel_array(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase:
     """Cancel every task that has not ended; without JavaScript the question is a page of its own."""
     user = current_user(request)
-    row = get_visible_or_404(policy.visible_arrays(user).select_related("project__team"), "array of jobs", public_id=public_id)
+    row = get_visible_or_404(
+        policy.visible_arrays(user).select_related("project__team"), "array of jobs", public_id=public_id
+    )
     address = reverse("array", args=[public_id])
     if not request.POST.get("confirmed"):
-        context = {"title": f"Cancel all of {row.name}?", "text": ARRAY_CANCEL_WARNING, "label": "Cancel all", "back": address}
+        context = {
+            "title": f"Cancel all of {row.name}?",
+            "text": ARRAY_CANCEL_WARNING,
+            "label": "Cancel all",
+            "back": address,
+        }
         return render(request, "work/question.html", context)
     return run_and_redirect(
         request,
@@ -132,7 +164,9 @@ def job(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
     context = {
         "workload": workload,
         "card": workload_card.build_page_card(piece, user, currency, now),
-        "steps": workload_card.startup_steps(piece) if workload.state in workload_card.STARTING_STATES else None,
+        "steps": workload_card.startup_steps(piece)
+        if workload.state in workload_card.STARTING_STATES
+        else None,
         "facts": workload_facts(piece, user, now),
         "ended": workload_card.outcome_sentence(piece, user),
         "relaunch_url": reverse("workload-relaunch", args=[workload.public_id]),
@@ -143,15 +177,25 @@ def job(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
 
 
 def render_workload_page(
-    request: HttpRequest, template: str, part: str, context: Mapping[str, Any], workload: Workload, now: datetime
+    request: HttpRequest,
+    template: str,
+    part: str,
+    context: Mapping[str, Any],
+    workload: Workload,
+    now: datetime,
 ) -> HttpResponse:
     """A workload's page, or the ``?part=`` of it that is asked for: its tabs and its side are when it is placed, runs or ends."""
     beside = PART_TEMPLATES.get(request.GET.get("part", ""))
     if beside is not None:
         return render(request, beside, {**context, "now": now})
-    topics = [f"workload:{workload.public_id}", *(["queue"] if workload.kind == WorkloadKind.NOTEBOOK else [])]
+    topics = [
+        f"workload:{workload.public_id}",
+        *(["queue"] if workload.kind == WorkloadKind.NOTEBOOK else []),
+    ]
     stage = f"{workload.state} {workload.attempt}"
-    return live_refresh.render_live_page(request, template, part, context, topics=topics, now=now, stage=stage)
+    return live_refresh.render_live_page(
+        request, template, part, context, topics=topics, now=now, stage=stage
+    )
 
 
 # -- the log -----------------------------------------------------------------------------------------------------------
@@ -180,7 +224,9 @@ def _download_log(workload: Workload, run: Run) -> HttpResponseBase:
     if written is None:
         raise Http404("This run has written nothing.")
     name = f"{workload.public_id}-attempt-{run.attempt}-rank-{run.rank}.log"
-    return FileResponse(BytesIO(written), as_attachment=True, filename=name, content_type="text/plain; charset=utf-8")
+    return FileResponse(
+        BytesIO(written), as_attachment=True, filename=name, content_type="text/plain; charset=utf-8"
+    )
 
 
 def _requested_run(request: HttpRequest, workload: Workload) -> Run | None:
@@ -213,7 +259,9 @@ def _parse_offset(given: str | None) -> int:
 # -- the tabs ----------------------------------------------------------------------------------------------------------
 
 
-def tab_links(request: HttpRequest, workload: Workload, piece: WorkloadDetails, now: datetime) -> list[dict[str, Any]]:
+def tab_links(
+    request: HttpRequest, workload: Workload, piece: WorkloadDetails, now: datetime
+) -> list[dict[str, Any]]:
     """The tabs of a workload's page; each is an address."""
     current = _current_tab(request)
     return [
@@ -321,8 +369,11 @@ def _use_tab(workload: Workload, now: datetime) -> dict[str, Any]:
         else "A chart is drawn from the second reading on."
     )
     return {
-        "is_chart": measured > 1, "figure": figure, "use_table": table if readings else None, "no_chart": no_chart,
-    }  # fmt: skip
+        "is_chart": measured > 1,
+        "figure": figure,
+        "use_table": table if readings else None,
+        "no_chart": no_chart,
+    }
 
 
 def _cost_tab(workload: Workload, piece: WorkloadDetails, currency: str) -> dict[str, Any]:
@@ -353,7 +404,10 @@ def _cost_tab(workload: Workload, piece: WorkloadDetails, currency: str) -> dict
         "empty": "No charge has been written yet; the hour that runs is charged when it is over.",
     }
     readings = [
-        {"label": "In all" if workload.state == WorkloadState.ENDED else "So far", "value": money(so_far, currency)},
+        {
+            "label": "In all" if workload.state == WorkloadState.ENDED else "So far",
+            "value": money(so_far, currency),
+        },
         {"label": "Of it charged", "value": money(round_amount(written), currency)},
     ]
     return {"cost_table": table, "cost_readings": readings + _price_readings(workload, piece, currency)}
@@ -366,7 +420,10 @@ def _price_readings(workload: Workload, piece: WorkloadDetails, currency: str) -
         return []
     most = money(round_amount(piece.price_per_hour * workload.max_runtime_seconds / 3600), currency)
     return [
-        {"label": "Per hour now" if piece.held else "Per hour, once it runs", "value": money(piece.price_per_hour, currency)},
+        {
+            "label": "Per hour now" if piece.held else "Per hour, once it runs",
+            "value": money(piece.price_per_hour, currency),
+        },
         {"label": "At most", "value": most, "small": f"for {duration(workload.max_runtime_seconds)}"},
     ]
 
@@ -397,7 +454,11 @@ def workload_facts(piece: WorkloadDetails, user: User, now: datetime) -> list[di
     ]
     if workload.reservation:
         facts.append(
-            ("Reservation", workload.reservation.name, reverse("reservation", args=[workload.reservation.public_id]))
+            (
+                "Reservation",
+                workload.reservation.name,
+                reverse("reservation", args=[workload.reservation.public_id]),
+            )
         )
     facts += [(label, said, "") for label, said in request_texts.placement_rows(workload)]
     if workload.wanted_by is not None:
@@ -431,7 +492,9 @@ def _dependency_facts(workload: Workload, user: User) -> list[tuple[str, Any, st
         elif each.on_array is not None:
             words = f"every task of {each.on_array.name} has {'ended, not all finished' if each.condition == 'not_ok' else how}"
             facts.append(("After", words, reverse("array", args=[each.on_array.public_id])))
-    return facts + [("Waited for by", each.workload.name, workload_card.workload_url(each.workload)) for each in behind]
+    return facts + [
+        ("Waited for by", each.workload.name, workload_card.workload_url(each.workload)) for each in behind
+    ]
 
 
 def list_rows(
@@ -442,7 +505,11 @@ def list_rows(
     rows = []
     for piece in pieces:
         whole = wholes.get(piece.workload.array_id or 0)
-        rows.append(_workload_row(piece, user, currency, now) if whole is None else _array_row(whole, piece, currency, now))
+        rows.append(
+            _workload_row(piece, user, currency, now)
+            if whole is None
+            else _array_row(whole, piece, currency, now)
+        )
     return rows
 
 
@@ -459,18 +526,23 @@ def _workload_row(piece: WorkloadDetails, user: User, currency: str, now: dateti
         "url": workload_card.workload_url(workload),
         "state": state,
         "word": workload_card.state_label(piece, user) if state != "idle" else "Idle",
-        "what": workload_card.held_units_text(piece.held or piece.had) or workload_card.requested_units_text(workload),
+        "what": workload_card.held_units_text(piece.held or piece.had)
+        or workload_card.requested_units_text(workload),
         "where": workload_card.location_text(piece.held),
         "borrowed": workload_card.borrowing_notice(piece),
         "simulated": piece.simulated,
         "use_text": percent(piece.use.latest) if piece.held else "",
         "time": _time_text(piece, now),
         "cost": _cost_text(piece, currency),
-        "actions": workload_card.workload_buttons(piece, user, small=True) if _offers_buttons(workload, user) else [],
+        "actions": workload_card.workload_buttons(piece, user, small=True)
+        if _offers_buttons(workload, user)
+        else [],
     }
 
 
-def _array_row(whole: job_arrays.JobArrayTotals, piece: WorkloadDetails, currency: str, now: datetime) -> dict[str, Any]:
+def _array_row(
+    whole: job_arrays.JobArrayTotals, piece: WorkloadDetails, currency: str, now: datetime
+) -> dict[str, Any]:
     """The line of an array: what its tasks hold, how long it takes and what it costs, all of them together."""
     row = whole.row
     held = workload_card.units_text(whole.held)

@@ -43,19 +43,29 @@ def notebooks(request: HttpRequest) -> HttpResponseBase:
     """Every notebook the person may see, with filters, order, pages and CSV."""
     user, now = current_user(request), timezone.now()
     filters = WorkloadFilterForm(request.GET)
-    rows = sort_workloads(filters.apply(workload_details.visible_of_kind(user, WorkloadKind.NOTEBOOK), user), request.GET.get("sort", ""))
+    rows = sort_workloads(
+        filters.apply(workload_details.visible_of_kind(user, WorkloadKind.NOTEBOOK), user),
+        request.GET.get("sort", ""),
+    )
     if request.GET.get("format") == "csv":
         return workloads_csv("notebooks", rows, now)
     page = paginate(request, rows)
     context = {
         "filters": filters,
         "page": page,
-        "rows": jobs.list_rows(workload_details.workload_details(page.object_list, now), user, current_currency(request), now),
+        "rows": jobs.list_rows(
+            workload_details.workload_details(page.object_list, now), user, current_currency(request), now
+        ),
         "kind": "notebook",
         "may_launch": policy.launchable_projects(user).exists(),
     }
     return live_refresh.render_live_page(
-        request, "work/notebooks.html", "work/workload_rows.html", context, topics=[f"user:{user.pk}", "queue"], now=now
+        request,
+        "work/notebooks.html",
+        "work/workload_rows.html",
+        context,
+        topics=[f"user:{user.pk}", "queue"],
+        now=now,
     )
 
 
@@ -94,13 +104,18 @@ class NotebookLaunchForm(ServiceForm):
     ):
         super().__init__(*args, **kwargs)
         self.templates = {
-            t.slug: t for t in Template.objects.filter(kind=WorkloadKind.NOTEBOOK).order_by("position", "name")
+            t.slug: t
+            for t in Template.objects.filter(kind=WorkloadKind.NOTEBOOK).order_by("position", "name")
         }
-        self.projects = {str(p.pk): p for p in policy.launchable_projects(user).select_related("team").order_by("name")}
+        self.projects = {
+            str(p.pk): p for p in policy.launchable_projects(user).select_related("team").order_by("name")
+        }
         self.pools = {line.pool.slug: line.pool for line in lines}
         self.reservations = {str(r.public_id): r for r in reservations}
         fields: dict[str, Any] = self.fields
-        fields["template"].choices = [(t.slug, _template_label(t, lines, currency)) for t in self.templates.values()]
+        fields["template"].choices = [
+            (t.slug, _template_label(t, lines, currency)) for t in self.templates.values()
+        ]
         fields["project"].choices = [(key, f"{p.name}, {p.team.name}") for key, p in self.projects.items()]
         fields["pool"].choices = [(pool.slug, pool.name) for pool in self.pools.values()]
         models = sorted({line.model for line in lines}, reverse=True)
@@ -155,7 +170,12 @@ def launch_notebook(request: HttpRequest) -> HttpResponse:
             return redirect(f"{reverse('notebook', args=[workload.public_id])}?open=1")
     else:
         form = NotebookLaunchForm(initial=_initial_values(request, user), **made)
-    context = {"form": form, "now": now, "in_a_team": bool(form.projects), "has_templates": bool(form.templates)}
+    context = {
+        "form": form,
+        "now": now,
+        "in_a_team": bool(form.projects),
+        "has_templates": bool(form.templates),
+    }
     return render(request, "work/notebook_launch.html", context, status=400 if form.errors else 200)
 
 
@@ -190,7 +210,9 @@ def _values_of_earlier(user: User, source: str) -> dict[str, Any]:
     )
     if workload is None:
         return {}
-    match = Template.objects.filter(kind=WorkloadKind.NOTEBOOK, units=workload.units, profile=workload.profile).first()
+    match = Template.objects.filter(
+        kind=WorkloadKind.NOTEBOOK, units=workload.units, profile=workload.profile
+    ).first()
     hours = workload.max_runtime_seconds // 3600
     return {
         "project": str(workload.project_id),
@@ -207,7 +229,10 @@ def _template_label(template: Template, lines: list[free_capacity.FreeCapacity],
     fitting = [line for line in lines if line.profile == template.profile]
     pools = [line.pool.name for line in fitting if line.free_on_one_host >= template.units]
     prices = [line.price * template.units for line in fitting if line.price is not None]
-    words = [template.description.rstrip(".") or template.name, f"at most {duration(template.max_runtime_seconds)}"]
+    words = [
+        template.description.rstrip(".") or template.name,
+        f"at most {duration(template.max_runtime_seconds)}",
+    ]
     if prices:
         words.append(f"from {money(round_amount(min(prices)), currency)}/h")
     words.append(f"free now in {' and '.join(dict.fromkeys(pools))}" if pools else "would wait")
@@ -244,7 +269,9 @@ def notebook(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
         "tabs": jobs.tab_links(request, workload, piece, now),
         **jobs.workload_tab_context(request, workload, piece, user, currency, now),
     }
-    return jobs.render_workload_page(request, "work/notebook.html", "work/notebook_part.html", context, workload, now)
+    return jobs.render_workload_page(
+        request, "work/notebook.html", "work/notebook_part.html", context, workload, now
+    )
 
 
 @sign_in_required
@@ -254,7 +281,10 @@ def open_notebook(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
     workload = get_workload_or_404(request, public_id)
     try:
         url = verbs.open_workspace(
-            actor=current_user(request), workload=workload, session_key=request.session.session_key or "", now=timezone.now()
+            actor=current_user(request),
+            workload=workload,
+            session_key=request.session.session_key or "",
+            now=timezone.now(),
         )
     except Conflict as refusal:
         messages.error(request, refusal.message)

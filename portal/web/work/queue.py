@@ -92,7 +92,9 @@ def queue(request: HttpRequest) -> HttpResponseBase:
     user, now = current_user(request), timezone.now()
     shows_running = request.GET.get("show") == "running"
     filters = QueueFilterForm(request.GET, user=user)
-    rows = filters.apply(reads.running_workloads(user) if shows_running else reads.waiting_workloads(user), user)
+    rows = filters.apply(
+        reads.running_workloads(user) if shows_running else reads.waiting_workloads(user), user
+    )
     if request.GET.get("format") == "csv":
         return _queue_csv(rows, user, now)
     page = paginate(request, rows)
@@ -101,7 +103,10 @@ def queue(request: HttpRequest) -> HttpResponseBase:
     sees_all = policy.sees_all_teams(user)
     opened = parse_uuid(request.GET.get("open", ""))
     told = expected_starts.start_records_for(page.object_list, now)
-    drawn = [_queue_row(request, workload, user, now, told, workload.public_id == opened) for workload in page.object_list]
+    drawn = [
+        _queue_row(request, workload, user, now, told, workload.public_id == opened)
+        for workload in page.object_list
+    ]
     context = {
         "filters": filters,
         "page": page,
@@ -131,7 +136,9 @@ def queue(request: HttpRequest) -> HttpResponseBase:
         ],
         "filtered": any(request.GET.get(name) for name in ("model", "kind", "reason", "find", "whose")),
     }
-    return live_refresh.render_live_page(request, "work/queue.html", "work/queue_part.html", context, topics=["queue"], now=now)
+    return live_refresh.render_live_page(
+        request, "work/queue.html", "work/queue_part.html", context, topics=["queue"], now=now
+    )
 
 
 @sign_in_required
@@ -163,7 +170,9 @@ def compare_turns(request: HttpRequest, public_id: uuid.UUID, other: uuid.UUID) 
         "without": queue_order_texts.start_without_other(
             mine.name,
             theirs.name,
-            "" if found.without_starts else reason_texts.reason_sentence(found.without_code, found.without_numbers, user),
+            ""
+            if found.without_starts
+            else reason_texts.reason_sentence(found.without_code, found.without_numbers, user),
         )
         if found
         else "",
@@ -180,10 +189,14 @@ def fair_share_page(request: HttpRequest, slug: str) -> HttpResponse:
     with metered_planning(user, now):
         rows = reads.fair_share_rows(pool, mine, now)
     context = {"pool": pool, "rows": fair_share_rows(rows), "half_life": duration(pool.half_life_seconds)}
-    return live_refresh.render_live_page(request, "work/fairness.html", "work/fairness_part.html", context, topics=["queue"], now=now)
+    return live_refresh.render_live_page(
+        request, "work/fairness.html", "work/fairness_part.html", context, topics=["queue"], now=now
+    )
 
 
-def explanation_columns(workload: Workload, found: reads.WaitExplanation, user: User, now: datetime) -> dict[str, Any]:
+def explanation_columns(
+    workload: Workload, found: reads.WaitExplanation, user: User, now: datetime
+) -> dict[str, Any]:
     """The three columns below a row: blockers and who goes first, what would start sooner, fairness."""
     return {
         "blockers": [_blocker_row(workload, blocker, user, now) for blocker in found.blockers],
@@ -251,22 +264,33 @@ def alternative_rows(workload: Workload, found: list[Alternative], now: datetime
 
 
 def _queue_row(
-    request: HttpRequest, workload: Workload, user: User, now: datetime, told: expected_starts.StartRecords, is_open: bool
+    request: HttpRequest,
+    workload: Workload,
+    user: User,
+    now: datetime,
+    told: expected_starts.StartRecords,
+    is_open: bool,
 ) -> dict[str, Any]:
     return {
         "workload": workload,
         "url": workload_card.workload_url(workload),
-        "toggle": _url_with(request, open=None if is_open else str(workload.public_id), page=request.GET.get("page"))
+        "toggle": _url_with(
+            request, open=None if is_open else str(workload.public_id), page=request.GET.get("page")
+        )
         + f"#row-{workload.public_id}",
         "is_open": is_open,
         "mine": workload.owner_id == user.pk,
         "asked": workload_card.requested_units_text(workload),
-        "expected": expected_start_texts.expected_start_text(workload.expected_start, told.likely(workload), now, short=True),
+        "expected": expected_start_texts.expected_start_text(
+            workload.expected_start, told.likely(workload), now, short=True
+        ),
         "unknown": workload.expected_start is None,
         "waits": duration(now - workload.queued_at),
         "reason": reason_texts.waiting_sentence(workload, user) or "Not looked at yet.",
         "state": workload_card.displayed_state(workload),
-        "detail": _unfolded_row(workload, user, now) if is_open and workload.state == WorkloadState.QUEUED else None,
+        "detail": _unfolded_row(workload, user, now)
+        if is_open and workload.state == WorkloadState.QUEUED
+        else None,
     }
 
 
@@ -282,11 +306,17 @@ def _blocker_row(waiting: Workload, blocker: reads.Blocker, user: User, now: dat
     workload = blocker.workload
     until = ""
     if blocker.state == WorkloadState.QUEUED:
-        until = f"goes before, at position {workload.position}" if workload and workload.position else "goes before"
+        until = (
+            f"goes before, at position {workload.position}"
+            if workload and workload.position
+            else "goes before"
+        )
     elif blocker.ends_at is not None:
         local = timezone.localtime(blocker.ends_at)
         today = local.date() == timezone.localtime(now).date()
-        until = f"runs until {local:%H:%M}" if today else f"runs until {local:%a} {local.day} {local:%b %H:%M}"
+        until = (
+            f"runs until {local:%H:%M}" if today else f"runs until {local:%a} {local.day} {local:%b %H:%M}"
+        )
         until += " at the latest"
     return {
         "name": workload.name if workload else "Work of another team",
@@ -297,7 +327,10 @@ def _blocker_row(waiting: Workload, blocker: reads.Blocker, user: User, now: dat
         "team": blocker.team,
         "where": ", ".join(
             part
-            for part in (workload_card.held_units_text(blocker.held), workload_card.location_text(blocker.held) if workload else "")
+            for part in (
+                workload_card.held_units_text(blocker.held),
+                workload_card.location_text(blocker.held) if workload else "",
+            )
             if part
         ),
         "until": until,
@@ -308,7 +341,9 @@ def _alternative_row(workload: Workload, other: Alternative, now: datetime) -> d
     label = expected_start_texts.alternative_request_text(other)
     starts = "now"
     if not other.starts_now and other.expected_start is not None:
-        local = timezone.localtime(datetime.fromtimestamp(other.expected_start, tz=timezone.get_current_timezone()))
+        local = timezone.localtime(
+            datetime.fromtimestamp(other.expected_start, tz=timezone.get_current_timezone())
+        )
         starts = (
             f"{local:%H:%M}"
             if local.date() == timezone.localtime(now).date()
@@ -321,7 +356,12 @@ def _alternative_row(workload: Workload, other: Alternative, now: datetime) -> d
 def _window_row(other: reads.AlternativeWindow) -> dict[str, Any]:
     """A window and, where the form can say what is asked for, the form filled in with it."""
     start, end = timezone.localtime(other.start), timezone.localtime(other.end)
-    given = {"kind": "reservation", "from": other.workload.public_id, "start": start.isoformat(), "end": end.isoformat()}
+    given = {
+        "kind": "reservation",
+        "from": other.workload.public_id,
+        "start": start.isoformat(),
+        "end": end.isoformat(),
+    }
     url = f"{reverse('ask')}?{urlencode(given)}" if other.in_form else ""
     return {"words": formatting.window(other.start, other.end), "url": url}
 
@@ -362,9 +402,14 @@ def _totals_text(totals: reads.QueueTotals, seen: int | None) -> str:
 
 def _owner_choices(request: HttpRequest, counts: dict[str, int]) -> list[dict[str, Any]]:
     current = request.GET.get("whose", "")
-    choices = (("", f"All {counts['all']}"), ("team", f"My teams {counts['team']}"), ("mine", f"Mine {counts['mine']}"))
+    choices = (
+        ("", f"All {counts['all']}"),
+        ("team", f"My teams {counts['team']}"),
+        ("mine", f"Mine {counts['mine']}"),
+    )
     return [
-        {"label": label, "url": _url_with(request, whose=key or None), "current": current == key} for key, label in choices
+        {"label": label, "url": _url_with(request, whose=key or None), "current": current == key}
+        for key, label in choices
     ]
 
 
@@ -402,10 +447,22 @@ def _queue_csv(rows: Any, user: User, now: datetime) -> HttpResponseBase:
     ]
     cells = (
         [
-            w.public_id, w.position, w.name, w.kind, w.project.team.name, w.owner.get_username(), w.pool.name, workload_card.requested_units_text(w),
-            w.state, w.queued_at, w.expected_start, w.reason_code,
-            reason_texts.reason_sentence(w.reason_code, w.reason_numbers | reason_texts.requested_hardware(w.reason_code, w), None),
+            w.public_id,
+            w.position,
+            w.name,
+            w.kind,
+            w.project.team.name,
+            w.owner.get_username(),
+            w.pool.name,
+            workload_card.requested_units_text(w),
+            w.state,
+            w.queued_at,
+            w.expected_start,
+            w.reason_code,
+            reason_texts.reason_sentence(
+                w.reason_code, w.reason_numbers | reason_texts.requested_hardware(w.reason_code, w), None
+            ),
         ]
         for w in rows[:50_000].iterator(chunk_size=1000)
-    )  # fmt: skip
+    )
     return csv_response("queue", head, cells, now)

@@ -39,7 +39,9 @@ def add_start_warning(request: HttpRequest, workload: Workload, now: datetime) -
 def get_workload_or_404(request: HttpRequest, public_id: uuid.UUID) -> Workload:
     """The workload of an address, if the viewer may see it."""
     return get_visible_or_404(
-        policy.visible_workloads(current_user(request)).select_related(*RELATED), "notebook or job", public_id=public_id
+        policy.visible_workloads(current_user(request)).select_related(*RELATED),
+        "notebook or job",
+        public_id=public_id,
     )
 
 
@@ -53,7 +55,10 @@ def cancel_workload(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseB
     return run_and_redirect(
         request,
         lambda: verbs.cancel_workload(
-            actor=current_user(request), workload=workload, now=timezone.now(), why=request.POST.get("why", "")
+            actor=current_user(request),
+            workload=workload,
+            now=timezone.now(),
+            why=request.POST.get("why", ""),
         ),
         done=f"{workload.name} is being stopped."
         if workload.started_at
@@ -90,7 +95,9 @@ def keep_notebook(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBas
         return redirect(return_url(request, workload_url(workload)))
     return run_and_redirect(
         request,
-        lambda: verbs.keep_workload(actor=current_user(request), workload=workload, seconds=hours * 3600, now=timezone.now()),
+        lambda: verbs.keep_workload(
+            actor=current_user(request), workload=workload, seconds=hours * 3600, now=timezone.now()
+        ),
         done=f"{workload.name} is kept for {hours} h, idle or not.",
         to=workload_url(workload),
     )
@@ -107,9 +114,16 @@ def relaunch_workload(request: HttpRequest, public_id: uuid.UUID) -> HttpRespons
 
 def _posted_hours(request: HttpRequest) -> int | None:
     given = request.POST.get("hours", "")
-    if given.isascii() and given.isdigit() and 1 <= len(given) <= 4 and 1 <= int(given) <= MAX_EXTENSION_HOURS:
+    if (
+        given.isascii()
+        and given.isdigit()
+        and 1 <= len(given) <= 4
+        and 1 <= int(given) <= MAX_EXTENSION_HOURS
+    ):
         return int(given)
-    messages.error(request, f"hours is {ascii(given[:20])}; allowed: a whole number from 1 to {MAX_EXTENSION_HOURS:,}.")
+    messages.error(
+        request, f"hours is {ascii(given[:20])}; allowed: a whole number from 1 to {MAX_EXTENSION_HOURS:,}."
+    )
     return None
 
 
@@ -120,9 +134,15 @@ def _confirm_cancel(request: HttpRequest, workload: Workload) -> HttpResponse:
         else "What it did since its last checkpoint is lost. Its log and files stay."
     )
     waits_for_it = Q(on=workload) | (Q(on_array=workload.array_id) if workload.array_id else Q())
-    behind = Dependency.objects.filter(waits_for_it, settled_at=None, condition=Dependency.Condition.OK).count()
+    behind = Dependency.objects.filter(
+        waits_for_it, settled_at=None, condition=Dependency.Condition.OK
+    ).count()
     if behind:
-        ends = "1 job waits for it to finish and ends" if behind == 1 else f"{behind} jobs wait for it to finish and end"
+        ends = (
+            "1 job waits for it to finish and ends"
+            if behind == 1
+            else f"{behind} jobs wait for it to finish and end"
+        )
         loss = f"{loss} {ends} with it."
     context = {
         "title": f"Stop {workload.name}?",

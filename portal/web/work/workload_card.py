@@ -88,7 +88,11 @@ def run_time_text(piece: WorkloadDetails) -> str:
     before it was seen running ran for a moment."""
     if piece.ran is not None:
         return duration(piece.ran)
-    return "for a moment" if piece.workload.outcome in (ReasonCode.FINISHED, *WORKLOAD_FAILURE_CODES) else "did not run"
+    return (
+        "for a moment"
+        if piece.workload.outcome in (ReasonCode.FINISHED, *WORKLOAD_FAILURE_CODES)
+        else "did not run"
+    )
 
 
 def final_cost_text(piece: WorkloadDetails, currency: str) -> str:
@@ -169,7 +173,13 @@ def startup_steps(piece: WorkloadDetails) -> list[dict[str, Any]]:
         if step["word"] == "Placed" and piece.held:
             detail = location_text(piece.held)
         state = "todo" if step["state"] == "ahead" else step["state"]
-        line.append({"name": step["word"], "detail": " · ".join(part for part in (at, detail) if part), "state": state})
+        line.append(
+            {
+                "name": step["word"],
+                "detail": " · ".join(part for part in (at, detail) if part),
+                "state": state,
+            }
+        )
         if piece.workload.stop_requested and state == "now":
             line[-1]["state"] = "failed"
     return line
@@ -256,7 +266,9 @@ def outcome_sentence(piece: WorkloadDetails, user: User) -> str:
     if workload.state != WorkloadState.ENDED:
         return ""
     if piece.stop is None and piece.move is not None and piece.move.code == workload.outcome:
-        return reason_texts.reason_sentence(workload.outcome, {**workload.outcome_numbers, **piece.move.numbers}, user)
+        return reason_texts.reason_sentence(
+            workload.outcome, {**workload.outcome_numbers, **piece.move.numbers}, user
+        )
     return outcome_texts.outcome_sentence(workload, piece.stop, user)
 
 
@@ -295,7 +307,10 @@ def _running_fields(piece: WorkloadDetails, currency: str, now: datetime) -> dic
 
 def _final_readings(piece: WorkloadDetails, currency: str) -> list[dict[str, str]]:
     """What became of it: nothing of it is left, and nothing is being read any more."""
-    return [{"label": "Ran", "value": run_time_text(piece)}, {"label": "Cost", "value": final_cost_text(piece, currency)}]
+    return [
+        {"label": "Ran", "value": run_time_text(piece)},
+        {"label": "Cost", "value": final_cost_text(piece, currency)},
+    ]
 
 
 def _time_left(piece: WorkloadDetails, now: datetime) -> dict[str, str]:
@@ -313,8 +328,14 @@ def _time_left(piece: WorkloadDetails, now: datetime) -> dict[str, str]:
 
 
 def _cost(piece: WorkloadDetails, currency: str) -> dict[str, str]:
-    so_far = piece.cost if piece.cost is not None else (Decimal("0.00") if piece.price_per_hour is not None else None)
-    hourly = f"{money(piece.price_per_hour, currency)}/h" if piece.price_per_hour is not None else "no price set"
+    so_far = (
+        piece.cost
+        if piece.cost is not None
+        else (Decimal("0.00") if piece.price_per_hour is not None else None)
+    )
+    hourly = (
+        f"{money(piece.price_per_hour, currency)}/h" if piece.price_per_hour is not None else "no price set"
+    )
     return {"label": "Cost so far", "value": money(so_far, currency), "small": hourly}
 
 
@@ -330,7 +351,9 @@ def _notice_line(piece: WorkloadDetails, user: User, now: datetime) -> dict[str,
     if workload.state == WorkloadState.STOPPING or workload.stop_requested:
         if piece.stop is not None:
             by = "you" if piece.stop.user_id == user.pk else piece.stop.name
-            return {"text": f"It is being stopped by {by}{': ' if piece.stop.why else ''}{piece.stop.why.rstrip('.')}."}
+            return {
+                "text": f"It is being stopped by {by}{': ' if piece.stop.why else ''}{piece.stop.why.rstrip('.')}."
+            }
         return {"text": f"It is being stopped. {stop_reason(piece, user)}".strip()}
     if workload.state == WorkloadState.RUNNING and (quiet := _silent_host_notice(piece, now)):
         return {"warn": True, "text": quiet}
@@ -357,7 +380,11 @@ def _notice_line(piece: WorkloadDetails, user: User, now: datetime) -> dict[str,
         )
         return {"text": f"{stop_reason(piece, user)} {resumes}".strip()}
     end = piece.ends_at
-    if workload.state == WorkloadState.RUNNING and end is not None and timedelta(0) < end - now < timedelta(minutes=15):
+    if (
+        workload.state == WorkloadState.RUNNING
+        and end is not None
+        and timedelta(0) < end - now < timedelta(minutes=15)
+    ):
         return {
             "warn": True,
             "text": f"It reaches its longest runtime in {duration(end - now)}; save your work or extend it.",
@@ -372,7 +399,9 @@ def borrowing_notice(piece: WorkloadDetails) -> str:
     line = piece.borrows
     if line is None:
         return ""
-    return request_texts.borrowing_notice(piece.workload.project.team.name, line.model, round(line.held, 2), round(line.guaranteed, 2))
+    return request_texts.borrowing_notice(
+        piece.workload.project.team.name, line.model, round(line.held, 2), round(line.guaranteed, 2)
+    )
 
 
 def _silent_host_notice(piece: WorkloadDetails, now: datetime) -> str:
@@ -393,7 +422,11 @@ def stop_reason(piece: WorkloadDetails, user: User) -> str:
     if piece.eviction is not None:
         numbers = {**piece.eviction.numbers, "for_workload": piece.eviction.for_workload_id}
         return reason_texts.reason_sentence(piece.eviction.code, numbers, user)
-    if state_labels.is_waiting_to_resume(piece.workload) and piece.run is not None and piece.run.outcome in LOST_CODES:
+    if (
+        state_labels.is_waiting_to_resume(piece.workload)
+        and piece.run is not None
+        and piece.run.outcome in LOST_CODES
+    ):
         return reason_texts.reason_sentence(piece.run.outcome, {}, user)
     return reason_texts.reason_sentence(piece.workload.stop_requested, stop_numbers(piece, user), user)
 

@@ -52,7 +52,9 @@ STATE_FILTERS: dict[str, tuple[str, dict[str, Any]]] = {
 class WorkloadFilterForm(forms.Form):
     find = forms.CharField(required=False, max_length=100, label="Name, person, project or team")
     state = forms.ChoiceField(
-        required=False, label="State", choices=[("", "Any state"), *((k, v[0]) for k, v in STATE_FILTERS.items())]
+        required=False,
+        label="State",
+        choices=[("", "Any state"), *((k, v[0]) for k, v in STATE_FILTERS.items())],
     )
     mine = forms.ChoiceField(required=False, label="Whose", choices=[("", "Everybody's"), ("1", "Mine")])
 
@@ -79,12 +81,16 @@ def sort_workloads(rows: QuerySet[Workload], sort: str) -> QuerySet[Workload]:
     return rows.order_by(*turned, "-pk" if down else "pk")
 
 
-def paginate(request: HttpRequest, rows: QuerySet[Row] | Sequence[Any], per_page: int = ROWS_PER_PAGE) -> Page[Any]:
+def paginate(
+    request: HttpRequest, rows: QuerySet[Row] | Sequence[Any], per_page: int = ROWS_PER_PAGE
+) -> Page[Any]:
     """The page that ``?page=`` names; a number that is none, or beyond the end, is brought into range."""
     return Paginator(rows, per_page).get_page(request.GET.get("page"))
 
 
-def csv_response(name: str, head: Sequence[str], rows: Iterable[Sequence[Any]], now: datetime) -> StreamingHttpResponse:
+def csv_response(
+    name: str, head: Sequence[str], rows: Iterable[Sequence[Any]], now: datetime
+) -> StreamingHttpResponse:
     """A CSV file, sent as it is made. A cell that a spreadsheet would take for a formula is quoted with an apostrophe."""
     writer = csv.writer(_PassThroughFile())
 
@@ -138,5 +144,7 @@ CSV_COLUMNS: Mapping[str, Callable[[Workload], Any]] = {
 
 def workloads_csv(name: str, rows: QuerySet[Workload], now: datetime) -> StreamingHttpResponse:
     """The list as CSV, every row of it up to 50,000."""
-    cells = ([read(w) for read in CSV_COLUMNS.values()] for w in rows[:MAX_CSV_ROWS].iterator(chunk_size=1000))
+    cells = (
+        [read(w) for read in CSV_COLUMNS.values()] for w in rows[:MAX_CSV_ROWS].iterator(chunk_size=1000)
+    )
     return csv_response(name, list(CSV_COLUMNS), cells, now)

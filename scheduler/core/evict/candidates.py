@@ -62,7 +62,9 @@ class ObtainableUnits:
             for host in {board.ground.host_list[u] for u in units}:
                 cpu[host] += board.running[victim].cpu_milli
                 memory[host] += board.running[victim].memory_mib
-        return unit_selection.choose_units(board, self.ask, self.kind, mask, unit_selection.HostResources(cpu, memory))
+        return unit_selection.choose_units(
+            board, self.ask, self.kind, mask, unit_selection.HostResources(cpu, memory)
+        )
 
 
 class EvictionCandidates:
@@ -82,7 +84,12 @@ class EvictionCandidates:
         self.slots: dict[int, int] = {}
         self.by_host: dict[int, list[tuple[int, int]]] | None = {}
         self.victims = []
-        kinds, hosts, sizes, model_of = ground.kind_list, ground.host_list, ground.slots_list, ground.model_of_kind
+        kinds, hosts, sizes, model_of = (
+            ground.kind_list,
+            ground.host_list,
+            ground.slots_list,
+            ground.model_of_kind,
+        )
         usable = self.place.units.tobytes()  # single elements of arrays are slow to read
         for victim in found:
             count: dict[int, int] = {}
@@ -107,7 +114,9 @@ class EvictionCandidates:
         slots = np.bincount(owner[of_model], weights=board.slots[units[of_model]], minlength=len(found))
         self.slots = dict(zip(found.tolist(), slots.astype(int).tolist(), strict=True))
         useful = place.units[units] & (board.kind[units] == place.kind)
-        pairs, self.count = np.unique(board.host_of[units[useful]] * len(found) + owner[useful], return_counts=True)
+        pairs, self.count = np.unique(
+            board.host_of[units[useful]] * len(found) + owner[useful], return_counts=True
+        )
         self.host, self.victim = pairs // len(found), found[pairs % len(found)]
         self.victims = found[np.unique(owner[useful])].tolist()  # those that hold something of use
 

@@ -28,17 +28,9 @@ from scheduler.core.fit.quota_limits import headroom_for, may_use_spare
 from scheduler.core.model.pool_state import PoolState
 from scheduler.core.model.snapshot import QueuedWorkload
 
-GUARANTEED_SLOT_COST = 1 << 40  # what a guaranteed slot costs: more than any work lost, so that borrowed slots go first
-
-
-
-
-
-
-
-
-
-
+GUARANTEED_SLOT_COST = (
+    1 << 40
+)  # what a guaranteed slot costs: more than any work lost, so that borrowed slots go first
 
 
 class VictimSearch:
@@ -52,7 +44,9 @@ class VictimSearch:
         self.over_user_cap = max(0, self.need - board.ledger.user_cap_left(queued.user))
         self.hopeless = room.firm  # what fills its team's guarantee may not be evicted
         outside = queued.reservation is None
-        self.may_reclaim_borrowed = outside and board.ledger.is_within_guarantee(queued.team, model, self.need)
+        self.may_reclaim_borrowed = outside and board.ledger.is_within_guarantee(
+            queued.team, model, self.need
+        )
 
     def run(self) -> EvictionChoice | None:
         """The cheapest lawful set found, or None when no set would do."""
@@ -86,7 +80,9 @@ class VictimSearch:
         if found.by_host is not None:
             return self._bounds_of_few(found.by_host)
         free = self.place.counts
-        most = free + np.bincount(found.host, weights=found.count, minlength=len(board.hosts)).astype(np.int64)
+        most = free + np.bincount(found.host, weights=found.count, minlength=len(board.hosts)).astype(
+            np.int64
+        )
         roomy = intersection(board.cpu_free >= ask.cpu_milli, board.memory_free >= ask.memory_mib)
         roomy[found.host] = True  # CPU and memory may come free there, too
         possible = (most >= ask.units) & board.label_mask(ask.labels) & roomy
@@ -122,7 +118,9 @@ class VictimSearch:
 
     def _take_hosts(self, taking: VictimSet, bounds: list[tuple[int, int]]) -> bool:
         """Take victims host by host until there are enough hosts; False when there are not."""
-        heap: list[tuple[int, int, int, int, list[int]]] = [(least, 0, host, -1, []) for least, host in bounds]
+        heap: list[tuple[int, int, int, int, list[int]]] = [
+            (least, 0, host, -1, []) for least, host in bounds
+        ]
         heapq.heapify(heap)
         left, done, version = self.ask.hosts, set[int](), 0
         while left and heap:
@@ -145,13 +143,17 @@ class VictimSearch:
 
     def _choice_is_still_valid(self, taking: VictimSet, host: int, chosen: list[int]) -> bool:
         """Was this host's choice made with nothing of it gone since, and may they still go?"""
-        return not taking.gone.intersection(chosen) and taking.is_lawful(chosen) and taking.serves(host, chosen)
+        return (
+            not taking.gone.intersection(chosen) and taking.is_lawful(chosen) and taking.serves(host, chosen)
+        )
 
     def _cheapest_on(self, taking: VictimSet, host: int) -> tuple[int, list[int]] | None:
         """(cost, victims) that would free enough of one host, or None."""
         if taking.serves(host):
             return 0, []
-        here = [(victim, count) for victim, count in self.candidates.on_host(host) if victim not in taking.gone]
+        here = [
+            (victim, count) for victim, count in self.candidates.on_host(host) if victim not in taking.gone
+        ]
         chosen = self._cheapest_exact(taking, host, here)
         if chosen is None or not taking.is_lawful(chosen) or not taking.serves(host, chosen):
             chosen = self._cheapest_greedy(taking, host, here)
@@ -191,7 +193,9 @@ class VictimSearch:
         lost = sum([costs[v] for v in victims])
         if not taking.may_cross_guarantee:
             return lost
-        return lost + GUARANTEED_SLOT_COST * sum(taking.over_guarantee(v, victims[:i]) for i, v in enumerate(victims))
+        return lost + GUARANTEED_SLOT_COST * sum(
+            taking.over_guarantee(v, victims[:i]) for i, v in enumerate(victims)
+        )
 
     def _take_enough(self, taking: VictimSet) -> bool:
         """Quota, cap or spare may need more to go than the units themselves do."""
@@ -205,9 +209,15 @@ class VictimSearch:
     def _is_enough(self, victims: Sequence[int]) -> bool:
         """Quota, user cap and the pool's spare capacity once these are gone."""
         board, slots = self.board, self.candidates.slots
-        own = sum(slots[v] for v in victims if board.running[v].team == self.queued.team) if self.over_limit else 0
+        own = (
+            sum(slots[v] for v in victims if board.running[v].team == self.queued.team)
+            if self.over_limit
+            else 0
+        )
         same_user = (
-            sum(slots[v] for v in victims if board.running[v].user == self.queued.user) if self.over_user_cap else 0
+            sum(slots[v] for v in victims if board.running[v].user == self.queued.user)
+            if self.over_user_cap
+            else 0
         )
         return own >= self.over_limit and same_user >= self.over_user_cap and self._leaves_spare(victims)
 
@@ -245,7 +255,10 @@ def kinds_to_try_eviction_on(board: PoolState, queued: QueuedWorkload) -> list[i
         kind
         for kind in ask.kinds
         if board.has_evictable_work(queued.team, kind, queued.priority)
-        or (kind in borrowed and ledger.is_within_guarantee(queued.team, board.kinds[kind].model, ask.slots[kind]))
+        or (
+            kind in borrowed
+            and ledger.is_within_guarantee(queued.team, board.kinds[kind].model, ask.slots[kind])
+        )
     ]
 
 

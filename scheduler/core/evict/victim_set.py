@@ -87,7 +87,9 @@ class VictimSet:
         last of its victims is taken."""
         for team in {self.board.running[v].team for v in more} - {self.team}:
             slots = [*self.taken[team], *self._slots_of(team, more)]
-            if sum(slots) - (max(slots) if self.may_cross_guarantee else 0) >= self._excess(team) + (not self.may_cross_guarantee):
+            if sum(slots) - (max(slots) if self.may_cross_guarantee else 0) >= self._excess(team) + (
+                not self.may_cross_guarantee
+            ):
                 return False
         return True
 
@@ -117,6 +119,8 @@ class VictimSet:
         free = [
             u
             for u in range(first, last)
-            if place.units[u] and board.kind[u] == place.kind and (place.free[u] or int(board.holder[u]) in gone)
+            if place.units[u]
+            and board.kind[u] == place.kind
+            and (place.free[u] or int(board.holder[u]) in gone)
         ]
         return unit_selection.pick_units(board, self.ask, free) is not None

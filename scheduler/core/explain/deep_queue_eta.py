@@ -24,7 +24,9 @@ from scheduler.core.model.pool_state import PoolState
 from scheduler.core.model.snapshot import QueuedWorkload
 
 MAX_COUNTED_SINGLY = 2_000  # of those behind the forecast; the rest by how fast these go
-MAX_TIME_POINTS = 256  # at which room is counted; finer is slower. Beyond the last known one there are always more.
+MAX_TIME_POINTS = (
+    256  # at which room is counted; finer is slower. Beyond the last known one there are always more.
+)
 
 
 class DeepQueueEta:
@@ -35,7 +37,9 @@ class DeepQueueEta:
         self.counted = 0
         self._capacity = int(board.slots[board.usable].sum())
         self._behind = 0  # slot-seconds behind the last that was counted singly
-        self._room: dict[int, tuple[FreeUnitsOverTime, FreeUnitsOverTime]] = {}  # by kind: for work that has to stay, and that may be told to go
+        self._room: dict[
+            int, tuple[FreeUnitsOverTime, FreeUnitsOverTime]
+        ] = {}  # by kind: for work that has to stay, and that may be told to go
 
     def expected_start(self, queued: QueuedWorkload, kinds: Sequence[int], seconds: int) -> int | None:
         """When a workload may start that may have units of these kinds and needs them for so long; it is then counted in.
@@ -103,11 +107,15 @@ class FreeUnitsOverTime:
         sizes = np.arange(self.largest + 1)
         levels = np.arange(len(moments))[:, None] * len(sizes) + free
         hosts = np.bincount(levels.ravel(), minlength=len(moments) * len(sizes)).reshape(len(moments), -1)
-        pieces = sizes[:, None] // sizes[1:] * sizes[1:]  # of so many free, those in whole pieces of each size
+        pieces = (
+            sizes[:, None] // sizes[1:] * sizes[1:]
+        )  # of so many free, those in whole pieces of each size
         whole = (hosts @ pieces).T
         # Wider than the moments known so far: to put one in is then to move those after it, which is ten times sooner done
         # than to make the tables anew.
-        self.whole: Ints = np.zeros((self.largest, max(MAX_TIME_POINTS, 2 * len(moments))), dtype=np.int64)  # [size - 1, moment]
+        self.whole: Ints = np.zeros(
+            (self.largest, max(MAX_TIME_POINTS, 2 * len(moments))), dtype=np.int64
+        )  # [size - 1, moment]
         self.whole[:, : len(moments)] = whole
         self.leftover_units: Ints = self.whole[0] - self.whole
         self._reached: dict[tuple[int, int, int], int] = {}  # where the search for one like it ended

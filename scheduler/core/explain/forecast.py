@@ -27,13 +27,23 @@ class Forecast:
     def __init__(self, board: PoolState, promises: PromiseTimeline) -> None:
         self.board, self.promises = board, promises
         self.free_at = self._free_at()
-        promised = [moment for s in promises.promised_intervals for moment in (s.start, s.end) if moment > board.now]
-        moments = np.unique(np.array([board.now, *promised, *self.free_at[self.free_at < FAR_FUTURE].tolist()]))
+        promised = [
+            moment for s in promises.promised_intervals for moment in (s.start, s.end) if moment > board.now
+        ]
+        moments = np.unique(
+            np.array([board.now, *promised, *self.free_at[self.free_at < FAR_FUTURE].tolist()])
+        )
         if len(moments) > MAX_FORECAST_TIME_POINTS:
-            moments = moments[np.arange(MAX_FORECAST_TIME_POINTS) * (len(moments) - 1) // (MAX_FORECAST_TIME_POINTS - 1)]
-        self.moments: list[int] = moments.tolist()  # a list: where a time belongs is asked for thousands of times
+            moments = moments[
+                np.arange(MAX_FORECAST_TIME_POINTS) * (len(moments) - 1) // (MAX_FORECAST_TIME_POINTS - 1)
+            ]
+        self.moments: list[int] = (
+            moments.tolist()
+        )  # a list: where a time belongs is asked for thousands of times
         self.profiles: dict[int, Ints] = {}
-        self.reserved: dict[int, Ints] = {}  # as ``profiles``: units that reservations to come take of them, if any do
+        self.reserved: dict[
+            int, Ints
+        ] = {}  # as ``profiles``: units that reservations to come take of them, if any do
 
     def _free_at(self) -> Ints:
         """When each unit is expected to be given back by who holds it now."""
@@ -99,7 +109,9 @@ class Forecast:
         """Have ``time`` in the grid if there is room, and in any case if it is later than all of the grid: units taken for
         good would be expected back by nobody."""
         place = self._at_or_after(time)
-        if place < len(self.moments) and (self.moments[place] == time or len(self.moments) >= MAX_FORECAST_TIME_POINTS):
+        if place < len(self.moments) and (
+            self.moments[place] == time or len(self.moments) >= MAX_FORECAST_TIME_POINTS
+        ):
             return
         self.moments.insert(place, time)
         for known in (self.profiles, self.reserved):
@@ -111,7 +123,9 @@ class Forecast:
         for unit in units:
             kind = int(self.board.kind[unit])
             if kind in self.profiles and self.free_at[unit] < FAR_FUTURE:
-                self._take(self.profiles[kind], int(self.board.host_of[unit]), 1, int(self.free_at[unit]), FAR_FUTURE)
+                self._take(
+                    self.profiles[kind], int(self.board.host_of[unit]), 1, int(self.free_at[unit]), FAR_FUTURE
+                )
 
     def unreserved(self, kind: int) -> Ints:
         """As ``profile``, without what reservations to come take: what there is for who may be told to go for them."""

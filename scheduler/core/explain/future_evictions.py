@@ -36,7 +36,9 @@ class FutureEvictions:
     def __init__(self, board: PoolState) -> None:
         self.board = board
         self.evictable_from = board.table[STARTED] + board.policy.minimum_runtime_seconds
-        young = (board.table[PREEMPTIBLE] == 1) & (board.table[STOPPING] == 0) & (self.evictable_from > board.now)
+        young = (
+            (board.table[PREEMPTIBLE] == 1) & (board.table[STOPPING] == 0) & (self.evictable_from > board.now)
+        )
         self.has_protected_work = bool(young.any())
         self._future_state: PoolState | None = None
 
@@ -45,25 +47,43 @@ class FutureEvictions:
         if not self.has_protected_work or queued.reservation is not None:
             return None
         then = self._state_then()
-        kinds = [kind for kind in victim_search.kinds_to_try_eviction_on(then, queued) if kind in kinds_within_limits(self.board, queued)]
-        ages = np.unique(self.evictable_from[then.evictable & (self.evictable_from > self.board.now)]).tolist()
+        kinds = [
+            kind
+            for kind in victim_search.kinds_to_try_eviction_on(then, queued)
+            if kind in kinds_within_limits(self.board, queued)
+        ]
+        ages = np.unique(
+            self.evictable_from[then.evictable & (self.evictable_from > self.board.now)]
+        ).tolist()
         if not ages or self._victims_at(queued, kinds, ages[-1]) is None:
             return None
         # Room that can be made at one moment can be made later, too: so the first moment is found by halves.
-        told_at = ages[bisect_left(ages, True, hi=len(ages) - 1, key=lambda age: self._victims_at(queued, kinds, age) is not None)]
+        told_at = ages[
+            bisect_left(
+                ages, True, hi=len(ages) - 1, key=lambda age: self._victims_at(queued, kinds, age) is not None
+            )
+        ]
         found = self._victims_at(queued, kinds, told_at)
         assert found is not None
         kind, room = found
         for victim in room.victims:
             running = then.running[victim]
-            then.evict(victim, Eviction(running.id, queued.id, None, ReasonCode.EVICTED_FOR_GUARANTEE, told_at, ()))
+            then.evict(
+                victim, Eviction(running.id, queued.id, None, ReasonCode.EVICTED_FOR_GUARANTEE, told_at, ())
+            )
         then.keep(queued, room.units, room.victims)
-        then.ledger.add_held_slots(queued.team, then.kinds[kind].model, then.slots_needed(queued.ask, kind), queued.preemptible)
+        then.ledger.add_held_slots(
+            queued.team, then.kinds[kind].model, then.slots_needed(queued.ask, kind), queued.preemptible
+        )
         return FutureRoom(
-            tuple(sorted(then.running[victim].id for victim in room.victims)), told_at, told_at + eviction_lead_seconds(self.board)
+            tuple(sorted(then.running[victim].id for victim in room.victims)),
+            told_at,
+            told_at + eviction_lead_seconds(self.board),
         )
 
-    def _victims_at(self, queued: QueuedWorkload, kinds: list[int], at: int) -> tuple[int, candidates.EvictionChoice] | None:
+    def _victims_at(
+        self, queued: QueuedWorkload, kinds: list[int], at: int
+    ) -> tuple[int, candidates.EvictionChoice] | None:
         """The room that can be made by those who are old enough at a moment, and of which kind."""
         then, all_of_them = self._state_then(), self._state_then().evictable
         then.evictable = intersection(all_of_them, self.evictable_from <= at)
@@ -76,7 +96,9 @@ class FutureEvictions:
     def _state_then(self) -> PoolState:
         """The board when all that runs now is old enough, less what was given or kept in this cycle."""
         if self._future_state is None:
-            self._future_state = PoolState(self.board.facts, self.board.pool, self.board.now + self.board.policy.minimum_runtime_seconds)
+            self._future_state = PoolState(
+                self.board.facts, self.board.pool, self.board.now + self.board.policy.minimum_runtime_seconds
+            )
             self._future_state.copy_promises_from(self.board)
         gone = self._future_state.free & ~self.board.free
         self._future_state.mark_taken(np.flatnonzero(gone).tolist(), self.board)

@@ -65,7 +65,9 @@ class RefusalRecorder:
         self.reclaim: FutureEvictions | None = None
         self.pace: DeepQueueEta | None = None  # for those behind the last that the forecast places
         self._by_end: dict[int, list[int]] = {}
-        self._started: dict[int, list[tuple[int, QueuedWorkload, list[int]]]] = defaultdict(list)  # (expected end, ...) by team
+        self._started: dict[int, list[tuple[int, QueuedWorkload, list[int]]]] = defaultdict(
+            list
+        )  # (expected end, ...) by team
 
     def note_placed(self, queued: QueuedWorkload, units: list[int]) -> None:
         """A workload was started: the forecast has to know, and who waits for room that it takes."""
@@ -92,7 +94,9 @@ class RefusalRecorder:
         if self.forecast is not None:
             self.forecast.note_kept(units)
         known_stops = [board.running[v].stop_by or 0 for v in leaving if board.running[v].stopping]
-        start = max([board.now + 1, *known_stops]) if known_stops else board.now + eviction_lead_seconds(board)
+        start = (
+            max([board.now + 1, *known_stops]) if known_stops else board.now + eviction_lead_seconds(board)
+        )
         self.position += 1
         board.refusals.append(
             Refusal(
@@ -132,7 +136,9 @@ class RefusalRecorder:
             start, blockers = self._start_behind_own_team(queued)
         elif code in (ReasonCode.HOST_CLOSED, ReasonCode.HOST_FULL):
             start = None
-        elif code == ReasonCode.HELD_FOR_RESERVATION and dict(why).get("own"):  # its own team's, which takes up the guarantee until then
+        elif code == ReasonCode.HELD_FOR_RESERVATION and dict(why).get(
+            "own"
+        ):  # its own team's, which takes up the guarantee until then
             start = max(int(dict(why)["end"]), self.board.now + 1)
         else:
             start, blockers, held = self._start_on_units(queued, allowed)
@@ -147,7 +153,9 @@ class RefusalRecorder:
         only where nothing is set aside of any of them yet: else large work would starve behind many that wait for other kinds."""
         if self.forecasts < FORECAST_DEPTH:
             return any(self.held[kind] < self.places for kind in kinds)
-        return any(self.tries[kind] < MAX_DEEP_TRIES_PER_KIND for kind in kinds) and not any(self.held[kind] for kind in kinds)
+        return any(self.tries[kind] < MAX_DEEP_TRIES_PER_KIND for kind in kinds) and not any(
+            self.held[kind] for kind in kinds
+        )
 
     def affects_holds(self, kinds: Sequence[int]) -> bool:
         """Does the forecast of one that is refused matter to what is set aside, for it or for those behind it?"""
@@ -164,11 +172,15 @@ class RefusalRecorder:
         allowed = self.obstacles.allowed_kinds(queued)
         if kept is not None:
             start, held = self._start_in_reserved_headroom(queued, kept)
-        elif any(fits_on_empty_hosts(self.board, queued.ask, kind, self.board.in_service) for kind in allowed):
+        elif any(
+            fits_on_empty_hosts(self.board, queued.ask, kind, self.board.in_service) for kind in allowed
+        ):
             start, _, held = self._start_on_units(queued, allowed)
         if held:
             waits = reason_numbers(need=queued.ask.total_units)
-            self.board.refusals.append(Refusal(queued.id, ReasonCode.WAITS_FOR_UNITS, waits, self.position, start, (), held))
+            self.board.refusals.append(
+                Refusal(queued.id, ReasonCode.WAITS_FOR_UNITS, waits, self.position, start, (), held)
+            )
 
     def _reserve_headroom(self, queued: QueuedWorkload) -> ReservedHeadroom | None:
         """The first of a team that its guarantee or its limit keeps waiting gets the room kept, as units are set aside: work
@@ -176,7 +188,11 @@ class RefusalRecorder:
         limit. None for all others."""
         board, kinds = self.board, self.board.kinds_for(queued.ask)
         key = queued.team, board.kinds[kinds[0]].model
-        if queued.reservation is not None or key in board.ledger.reserved_headroom or kinds_within_limits(board, queued):
+        if (
+            queued.reservation is not None
+            or key in board.ledger.reserved_headroom
+            or kinds_within_limits(board, queued)
+        ):
             return None
         room = headroom_for(board, queued, kinds[0])
         if room.allowed:
@@ -201,10 +217,14 @@ class RefusalRecorder:
         found = self._end_of_own_work(queued, kinds[0], ReasonCode.OVER_USER_CAP)
         if found is None:
             return None
-        kept = board.ledger.reserved_user_headroom[queued.user] = ReservedHeadroom(queued.id, *found, firm=False)
+        kept = board.ledger.reserved_user_headroom[queued.user] = ReservedHeadroom(
+            queued.id, *found, firm=False
+        )
         return kept
 
-    def _start_in_reserved_headroom(self, queued: QueuedWorkload, kept: ReservedHeadroom) -> tuple[int, tuple[int, ...]]:
+    def _start_in_reserved_headroom(
+        self, queued: QueuedWorkload, kept: ReservedHeadroom
+    ) -> tuple[int, tuple[int, ...]]:
         """For whom room is kept: when units will be there as well, and those that are set aside. Without them, others would be
         on them when there is room at last."""
         held: tuple[int, ...] = ()
@@ -311,7 +331,9 @@ class RefusalRecorder:
         options = [(end, blockers) for end, blockers, _ in (found for found in ends if found is not None)]
         return min(options, default=(None, ()), key=lambda option: option[0] or 0)
 
-    def _end_of_own_work(self, queued: QueuedWorkload, kind: int, code: str) -> tuple[int, tuple[int, ...], int] | None:
+    def _end_of_own_work(
+        self, queued: QueuedWorkload, kind: int, code: str
+    ) -> tuple[int, tuple[int, ...], int] | None:
         """When enough of its team's (or user's) work will have ended for units of one kind, which work, and the slots by
         which it is then more than enough."""
         board = self.board
@@ -331,7 +353,9 @@ class RefusalRecorder:
             ]
         else:
             over = need - board.ledger.user_cap_left(queued.user)
-            own = sorted((i for i, r in enumerate(board.running) if r.user == queued.user), key=self._end_and_id)
+            own = sorted(
+                (i for i, r in enumerate(board.running) if r.user == queued.user), key=self._end_and_id
+            )
             started = (one for team in self._started.values() for one in team)
             begun = [(end, q.id, units) for end, q, units in started if q.user == queued.user]
         rows: Iterable[tuple[int, int, list[int]]] = ((*self._end_and_id(i), board.units_of[i]) for i in own)
@@ -342,7 +366,9 @@ class RefusalRecorder:
         for ends, workload, units in rows:
             if over <= 0:
                 break
-            freed = sum([slots[u] for u in units if code != ReasonCode.OVER_QUOTA or all_units[u].model == model])
+            freed = sum(
+                [slots[u] for u in units if code != ReasonCode.OVER_QUOTA or all_units[u].model == model]
+            )
             if freed:
                 over -= freed
                 end = ends

@@ -16,7 +16,9 @@ UPPER_PERCENTILE, LOWER_PERCENTILE = 85, 15  # percentiles of actual / expected 
 MAX_OUTCOMES = 400  # of the latest records
 SIMILAR_WAIT_FACTOR = 3  # waits told within this factor of each other are wrong alike
 MIN_OUTCOMES = 20
-MIN_WAIT_SECONDS = 60  # seconds: a shorter wait counts as that long, or a moment too late would weigh like days
+MIN_WAIT_SECONDS = (
+    60  # seconds: a shorter wait counts as that long, or a moment too late would weigh like days
+)
 DEFAULT_UPPER_RATIO, DEFAULT_LOWER_RATIO = 3.0, 0.25  # while there are too few records
 
 
@@ -42,7 +44,9 @@ def start_range(now: int, expected_start: int, past_errors: Sequence[float]) -> 
         lower, upper = _percentile(ranked, LOWER_PERCENTILE), _percentile(ranked, UPPER_PERCENTILE)
     wait = max(MIN_WAIT_SECONDS, expected_start - now)
     earliest = now + int(wait * min(1.0, lower))
-    return StartRange(min(earliest, expected_start), expected_start, max(expected_start, now + int(wait * upper) + 1))
+    return StartRange(
+        min(earliest, expected_start), expected_start, max(expected_start, now + int(wait * upper) + 1)
+    )
 
 
 def ratios_of_similar_waits(past: Sequence[tuple[int, float]], expected_wait: int) -> list[float]:
@@ -52,7 +56,9 @@ def ratios_of_similar_waits(past: Sequence[tuple[int, float]], expected_wait: in
     alike = [
         ratio
         for expected, ratio in past
-        if wait <= SIMILAR_WAIT_FACTOR * max(MIN_WAIT_SECONDS, expected) <= SIMILAR_WAIT_FACTOR * SIMILAR_WAIT_FACTOR * wait
+        if wait
+        <= SIMILAR_WAIT_FACTOR * max(MIN_WAIT_SECONDS, expected)
+        <= SIMILAR_WAIT_FACTOR * SIMILAR_WAIT_FACTOR * wait
     ]
     return alike if len(alike) >= MIN_OUTCOMES else [ratio for _, ratio in past]
 
@@ -106,7 +112,9 @@ class EstimateAccuracy:
         """The range of a start; None while there are too few records to tell one from."""
         if not self.has_enough_outcomes:
             return None
-        return start_range(now, expected_start, ratios_of_similar_waits(self.past, expected_start - now) or self.errors)
+        return start_range(
+            now, expected_start, ratios_of_similar_waits(self.past, expected_start - now) or self.errors
+        )
 
 
 def estimate_accuracy(told: Iterable[EstimateOutcome]) -> EstimateAccuracy:

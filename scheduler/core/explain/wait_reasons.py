@@ -47,7 +47,9 @@ class WaitReasons:
         if code in (ReasonCode.WAITS_FOR_UNITS, ReasonCode.BEHIND_OTHERS):
             return code, (("ahead", ahead), *why)  # sorted by name as it is: nothing comes before "ahead"
         if code == ReasonCode.HELD_FOR_RESERVATION:
-            return code, reason_numbers(**dict(why), runs=availability.seconds_until_releasable(self.board, queued))
+            return code, reason_numbers(
+                **dict(why), runs=availability.seconds_until_releasable(self.board, queued)
+            )
         if code == ReasonCode.HELD_FOR_MAINTENANCE:
             return code, reason_numbers(**dict(why), runs=queued.max_runtime_seconds)
         return code, why
@@ -105,17 +107,31 @@ class WaitReasons:
                 if leaves_headroom(board, queued, kind):
                     return None
                 if not leaves_user_headroom(board, queued, kind):
-                    kept, need = board.ledger.reserved_user_headroom[queued.user], board.slots_needed(queued.ask, kind)
+                    kept, need = (
+                        board.ledger.reserved_user_headroom[queued.user],
+                        board.slots_needed(queued.ask, kind),
+                    )
                     return ReasonCode.BEHIND_OWN_TEAM, reason_numbers(
-                        left=max(0, kept.left), need=need, of="person", start=kept.start, workload=kept.workload
+                        left=max(0, kept.left),
+                        need=need,
+                        of="person",
+                        start=kept.start,
+                        workload=kept.workload,
                     )
                 model, need = board.kinds[kind].model, board.slots_needed(queued.ask, kind)
                 coming = conflicting_own_reservation(board, queued, kind)
                 if coming is not None:
                     return ReasonCode.HELD_FOR_RESERVATION, reason_numbers(
-                        end=coming.end, guaranteed=board.ledger.guarantee(queued.team, model), model=model, need=need, own=True,
-                        reservation=coming.reservation, runs=queued.max_runtime_seconds, slots=coming.slots, start=coming.start,
-                    )  # fmt: skip
+                        end=coming.end,
+                        guaranteed=board.ledger.guarantee(queued.team, model),
+                        model=model,
+                        need=need,
+                        own=True,
+                        reservation=coming.reservation,
+                        runs=queued.max_runtime_seconds,
+                        slots=coming.slots,
+                        start=coming.start,
+                    )
                 kept = board.ledger.reserved_headroom[queued.team, model]
                 return ReasonCode.BEHIND_OWN_TEAM, reason_numbers(
                     left=max(0, kept.left), model=model, need=need, start=kept.start, workload=kept.workload
@@ -144,7 +160,10 @@ class WaitReasons:
                 )
             else:
                 held = board.ledger.held_by_user[queued.user]
-                why = ReasonCode.OVER_USER_CAP, reason_numbers(cap=board.policy.most_slots_per_user, held=held, need=need)
+                why = (
+                    ReasonCode.OVER_USER_CAP,
+                    reason_numbers(cap=board.policy.most_slots_per_user, held=held, need=need),
+                )
             found = found or why
         return found
 
@@ -178,11 +197,17 @@ class WaitReasons:
             if fits_on_empty_hosts(board, queued.ask, kind, board.in_service):
                 now_on = [(start, end) for _, start, end in board.maintenance if start <= board.now < end]
                 ends = min(end for _, end in now_on)
-                return ReasonCode.HELD_FOR_MAINTENANCE, reason_numbers(end=ends, start=min(start for start, _ in now_on))
+                return ReasonCode.HELD_FOR_MAINTENANCE, reason_numbers(
+                    end=ends, start=min(start for start, _ in now_on)
+                )
         full = [host for host in board.hosts if host.closed_code == ReasonCode.HOST_FULL]
-        if full and any(fits_on_empty_hosts(board, queued.ask, kind, self._healthy_or_disk_full) for kind in kinds):
+        if full and any(
+            fits_on_empty_hosts(board, queued.ask, kind, self._healthy_or_disk_full) for kind in kinds
+        ):
             named = [host.name for host in full[:MAX_HOSTS_NAMED]]
-            return ReasonCode.HOST_FULL, reason_numbers(full=len(full), hosts=named, need=queued.ask.total_units)
+            return ReasonCode.HOST_FULL, reason_numbers(
+                full=len(full), hosts=named, need=queued.ask.total_units
+            )
         codes = sorted({h.closed_code for h in board.hosts if not h.accepts and h.closed_code})
         closed = sum(not h.accepts for h in board.hosts)
         unwell = sum(not u.well for u in board.units)
@@ -196,19 +221,25 @@ class WaitReasons:
     def _healthy_or_disk_full(self) -> Mask:
         """The units that would take work if the disks of their hosts had room."""
         board = self.board
-        open_ = np.array([h.accepts or h.closed_code == ReasonCode.HOST_FULL for h in board.hosts], dtype=np.bool_)
+        open_ = np.array(
+            [h.accepts or h.closed_code == ReasonCode.HOST_FULL for h in board.hosts], dtype=np.bool_
+        )
         return intersection(board.ground.well, open_[board.host_of])
 
     def _promised_to_others(self, queued: QueuedWorkload, kinds: list[int]) -> Reason:
         """Enough is free, but spare, set aside, or promised: which of these, the first whose absence would help."""
         board, need = self.board, queued.ask.total_units
-        takeable = availability.available_units(board, queued, availability.ALL_PROMISES)  # with what is kept for it, when others left for it
+        takeable = availability.available_units(
+            board, queued, availability.ALL_PROMISES
+        )  # with what is kept for it, when others left for it
         concerned = intersection(board.free if takeable is None else takeable, board.of_kinds(kinds))
         free = int(concerned.sum())
         if self._fits_ignoring(queued, kinds, availability.NO_PROMISES):  # then it was the spare capacity
             spare = board.policy.spare_slots
             slots = board.slots_needed(queued.ask, kinds[0])
-            return ReasonCode.SPARE_CAPACITY_KEPT, reason_numbers(free=board.free_slots, need=slots, spare=spare)
+            return ReasonCode.SPARE_CAPACITY_KEPT, reason_numbers(
+                free=board.free_slots, need=slots, spare=spare
+            )
         if self._fits_ignoring(queued, kinds, frozenset({QUEUE_HOLDS})):
             return ReasonCode.BEHIND_OTHERS, reason_numbers(free=free, need=need)
         if self._fits_ignoring(queued, kinds, frozenset({QUEUE_HOLDS, MAINTENANCE})):
@@ -227,6 +258,8 @@ class WaitReasons:
         if board.can_use_shared_counts(queued) and not ask.nvlink:
             bounds = availability.time_class(board, queued, ignoring)
             counts = (board.free_counts_within(kind, bounds) for kind in kinds)
-            return any(int(unit_selection.suitable_hosts(board, ask, free).sum()) >= ask.hosts for free in counts)
+            return any(
+                int(unit_selection.suitable_hosts(board, ask, free).sum()) >= ask.hosts for free in counts
+            )
         available = availability.available_units(board, queued, ignoring)
         return any(unit_selection.choose_units(board, ask, kind, available) is not None for kind in kinds)

@@ -20,11 +20,14 @@ def seconds_until_releasable(board: PoolState, queued: QueuedWorkload) -> int:
     if not queued.preemptible:
         return queued.max_runtime_seconds
     return min(
-        queued.max_runtime_seconds, policy.minimum_runtime_seconds + policy.notice_seconds + policy.grace_seconds
+        queued.max_runtime_seconds,
+        policy.minimum_runtime_seconds + policy.notice_seconds + policy.grace_seconds,
     )
 
 
-def time_class(board: PoolState, queued: QueuedWorkload, ignoring: frozenset[str] = NO_PROMISES) -> tuple[int, ...]:
+def time_class(
+    board: PoolState, queued: QueuedWorkload, ignoring: frozenset[str] = NO_PROMISES
+) -> tuple[int, ...]:
     """Which promises a workload's times would run into: workloads of one class may take the same units.
 
     ``ignoring`` leaves out HOLDS, MAINTENANCE or RESERVATIONS, to find out which of them is in the way.
@@ -38,22 +41,31 @@ def time_class(board: PoolState, queued: QueuedWorkload, ignoring: frozenset[str
         )
     if not ignoring:
         return known
-    return tuple(0 if sort in ignoring else bound for sort, bound in zip(board.first_promise_by_kind, known, strict=True))
+    return tuple(
+        0 if sort in ignoring else bound
+        for sort, bound in zip(board.first_promise_by_kind, known, strict=True)
+    )
 
 
-def units_clear_of_promises(board: PoolState, queued: QueuedWorkload, ignoring: frozenset[str] = NO_PROMISES) -> Mask | None:
+def units_clear_of_promises(
+    board: PoolState, queued: QueuedWorkload, ignoring: frozenset[str] = NO_PROMISES
+) -> Mask | None:
     """The units a workload would be off before they are promised to others; None when that is all of them."""
     return board.units_clear_of(time_class(board, queued, ignoring))
 
 
-def available_units(board: PoolState, queued: QueuedWorkload, ignoring: frozenset[str] = NO_PROMISES) -> Mask | None:
+def available_units(
+    board: PoolState, queued: QueuedWorkload, ignoring: frozenset[str] = NO_PROMISES
+) -> Mask | None:
     """The units a workload may take now; None stands for every free unit (the common case, which is then cheap)."""
     if queued.reservation is not None:
         return intersection((board.bound == queued.reservation) & (board.holder == NO_HOLDER), board.usable)
     mask = units_clear_of_promises(board, queued, ignoring)
     free = board.free
     if queued.id in board.workloads_with_earmarks:
-        free = free | ((board.kept == queued.id) & (board.holder == NO_HOLDER) & board.usable & (board.bound == 0))
+        free = free | (
+            (board.kept == queued.id) & (board.holder == NO_HOLDER) & board.usable & (board.bound == 0)
+        )
     elif mask is None and not board.is_shared(queued.ask):
         return None
     if board.is_shared(queued.ask):
@@ -71,7 +83,9 @@ def host_counts(board: PoolState, kind: int, available: Mask | None) -> Ints:
     """How many takeable units of a kind each host has."""
     if available is None:
         return board.counts[kind]
-    return np.bincount(board.host_of[units_of_kind_in(board, kind, available)], minlength=len(board.hosts)).astype(np.int64)
+    return np.bincount(
+        board.host_of[units_of_kind_in(board, kind, available)], minlength=len(board.hosts)
+    ).astype(np.int64)
 
 
 def units_of_kind_in(board: PoolState, kind: int, mask: Mask) -> Ints:

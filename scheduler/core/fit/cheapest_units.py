@@ -38,7 +38,11 @@ def cheapest_units(board: PoolState, ask: Ask, kind: int, mask: Mask, cost: Ints
     by_cost = tightest[np.lexsort((ranks, host_cost[tightest]))]
     if ask.hosts > 1:  # of hosts that cost the same; nobody goes for a wish
         front = by_cost[host_cost[by_cost] <= host_cost[by_cost[ask.hosts - 1]]]
-        sorted_ = spread_over_racks(board.ground, by_cost) if ask.spread else order_by_proximity(board.ground, ask.hosts, front)
+        sorted_ = (
+            spread_over_racks(board.ground, by_cost)
+            if ask.spread
+            else order_by_proximity(board.ground, ask.hosts, front)
+        )
         by_cost = sorted_[np.argsort(host_cost[sorted_], kind="stable")]
     return sorted(int(u) for u in units[taken & np.isin(hosts, by_cost[: ask.hosts])])
 

@@ -15,7 +15,10 @@ def fits_on_empty_hosts(board: PoolState, ask: Ask, kind: int, mask: Mask) -> bo
     """Would an ask fit if it had all these units to itself?"""
     if ask.nvlink:
         return cheapest_units(board, ask, kind, mask, np.zeros(len(board.units), dtype=np.int64)) is not None
-    return int(((board.count_units_in(kind, mask) >= ask.units) & board.ground.hosts_with_capacity(ask)).sum()) >= ask.hosts
+    return (
+        int(((board.count_units_in(kind, mask) >= ask.units) & board.ground.hosts_with_capacity(ask)).sum())
+        >= ask.hosts
+    )
 
 
 def infeasible_reason(board: PoolState, ask: Ask, team: int) -> Reason | None:
@@ -35,7 +38,11 @@ def infeasible_reason(board: PoolState, ask: Ask, team: int) -> Reason | None:
         largest = max(int(availability.host_counts(board, kind, everything).max(initial=0)) for kind in kinds)
         hosts = int(board.label_mask(ask.labels).sum())
         return ReasonCode.TOO_BIG_FOR_ANY_HOST, reason_numbers(
-            hosts=ask.hosts, hosts_with_labels=hosts, largest=largest, units=ask.units, **_largest_cpu_and_memory(board, ask, kinds)
+            hosts=ask.hosts,
+            hosts_with_labels=hosts,
+            largest=largest,
+            units=ask.units,
+            **_largest_cpu_and_memory(board, ask, kinds),
         )
     return None
 
@@ -47,7 +54,9 @@ def _largest_cpu_and_memory(board: PoolState, ask: Ask, kinds: list[int]) -> dic
         return {}
     most = {"cpu_milli": 0, "memory_mib": 0}
     for kind in kinds:
-        there = (availability.host_counts(board, kind, board.ground.everything) >= ask.units) & board.label_mask(ask.labels)
+        there = (
+            availability.host_counts(board, kind, board.ground.everything) >= ask.units
+        ) & board.label_mask(ask.labels)
         if int((there & board.ground.hosts_with_capacity(ask)).sum()) >= ask.hosts:
             return {}
         if int(there.sum()) >= ask.hosts:

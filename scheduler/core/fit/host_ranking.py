@@ -15,9 +15,19 @@ import numpy as np
 from scheduler.core.arrays import Ints
 from scheduler.core.model.pool_state import PoolState
 from scheduler.core.model.snapshot import Ask
-from scheduler.core.scoring.demand_mix import MILLI_PER_GPU, UNLIMITED_AMOUNT, DemandMix, NodeDemand, round_weights
+from scheduler.core.scoring.demand_mix import (
+    MILLI_PER_GPU,
+    UNLIMITED_AMOUNT,
+    DemandMix,
+    NodeDemand,
+    round_weights,
+)
 from scheduler.core.scoring.expected_waste import ExpectedWaste
-from scheduler.core.scoring.scarcity_prices import PRICE_REFRESH_PLACEMENTS, SCORE_UNITS_PER_MILLI, ScarcityPrices
+from scheduler.core.scoring.scarcity_prices import (
+    PRICE_REFRESH_PLACEMENTS,
+    SCORE_UNITS_PER_MILLI,
+    ScarcityPrices,
+)
 
 RESOURCE_LEVELS = 8
 # What a pool is thought to be asked for before it was asked for anything, in units on a host and how often. It stays in
@@ -60,7 +70,9 @@ class HostWasteTables:
         self._filled = [np.zeros((RESOURCE_LEVELS + 1, RESOURCE_LEVELS + 1), dtype=np.bool_) for _ in most]
         for klass, units in enumerate(most):
             table = np.zeros((RESOURCE_LEVELS + 1, RESOURCE_LEVELS + 1, units + 1), dtype=np.int64)
-            table[RESOURCE_LEVELS, RESOURCE_LEVELS], cpu, memory = self.waste.of_whole_gpu_nodes(klass, units, UNLIMITED_AMOUNT, UNLIMITED_AMOUNT)
+            table[RESOURCE_LEVELS, RESOURCE_LEVELS], cpu, memory = self.waste.of_whole_gpu_nodes(
+                klass, units, UNLIMITED_AMOUNT, UNLIMITED_AMOUNT
+            )
             self._filled[klass][RESOURCE_LEVELS, RESOURCE_LEVELS] = True
             self.tables.append(table)
             self.cpu_step.append(-(-cpu // RESOURCE_LEVELS))
@@ -104,12 +116,15 @@ class HostRanking:
         self.class_of = {kind: klass for klass, kind in enumerate(self.kinds)}
         size = len(board.hosts)
         most = [
-            int(np.bincount(board.host_of[board.kind == kind], minlength=size).max(initial=0)) for kind in self.kinds
+            int(np.bincount(board.host_of[board.kind == kind], minlength=size).max(initial=0))
+            for kind in self.kinds
         ]
         self.mix = round_weights(self._asked(profile))
         self.waste_tables = host_waste_tables(self.mix, tuple(most))
         self.prices = ScarcityPrices(self.mix, len(self.kinds), self.waste_tables.waste.batches)
-        self.slot_values: list[Ints] = []  # class: what the slots of a host are worth by (level of CPU, free units)
+        self.slot_values: list[
+            Ints
+        ] = []  # class: what the slots of a host are worth by (level of CPU, free units)
         self._slots = [self._slots_by_state(klass) for klass in range(len(self.kinds))]
         self._roomy: dict[tuple[int, int], Ints] = {}
         self._terms: dict[tuple[int, int, int, tuple[int, int], tuple[int, int]], PlacementTerms] = {}
@@ -120,9 +135,18 @@ class HostRanking:
         board, every = self.board, (1 << len(self.kinds)) - 1
         asked = [(NodeDemand(units, MILLI_PER_GPU, 0, 0, every), weight) for units, weight in PRIOR_DEMAND]
         for ask, count in board.facts.queue.asks():
-            classes = sum(1 << self.class_of[kind] for kind in board.kinds_for(ask)) if ask.profile == profile else 0
+            classes = (
+                sum(1 << self.class_of[kind] for kind in board.kinds_for(ask))
+                if ask.profile == profile
+                else 0
+            )
             if classes:
-                asked.append((NodeDemand(ask.units, MILLI_PER_GPU, ask.cpu_milli, ask.memory_mib, classes), ask.hosts * count))
+                asked.append(
+                    (
+                        NodeDemand(ask.units, MILLI_PER_GPU, ask.cpu_milli, ask.memory_mib, classes),
+                        ask.hosts * count,
+                    )
+                )
         for (kind, units, cpu, memory), count in board.facts.occupancy.shapes.items():
             if kind in self.class_of:
                 asked.append((NodeDemand(units, MILLI_PER_GPU, cpu, memory, every), count))
@@ -132,7 +156,10 @@ class HostRanking:
         """The rank of hosts with so many units, CPU and memory free for an ask that fits them all; lower is better."""
         self._look_at_prices()
         klass = self.class_of[kind]
-        ample = self.waste_tables.cpu_step[klass] * RESOURCE_LEVELS, self.waste_tables.memory_step[klass] * RESOURCE_LEVELS
+        ample = (
+            self.waste_tables.cpu_step[klass] * RESOURCE_LEVELS,
+            self.waste_tables.memory_step[klass] * RESOURCE_LEVELS,
+        )
         if cpu.min() >= ample[0] + ask.cpu_milli and memory.min() >= ample[1] + ask.memory_mib:
             return self._roomy_ranks(klass, ask.units)[counts]
         cpu_before, memory_before = self._levels(klass, cpu, memory)
@@ -154,7 +181,11 @@ class HostRanking:
         key = klass, ask.units, count, before, after
         known = self._terms.get(key)
         if known is None:
-            waste, worth, left = self.waste_tables.table(klass, {before, after}), self.slot_values[klass], count - ask.units
+            waste, worth, left = (
+                self.waste_tables.table(klass, {before, after}),
+                self.slot_values[klass],
+                count - ask.units,
+            )
             batches, unit = self.waste_tables.waste.batches, self.prices.unit
             known = self._terms[key] = PlacementTerms(
                 waste_before=int(waste[before][count]) // batches,
@@ -173,10 +204,15 @@ class HostRanking:
         """By free units, where CPU and memory are ample."""
         ranks = self._roomy.get((klass, units))
         if ranks is None:
-            waste, worth = self.waste_tables.tables[klass][RESOURCE_LEVELS, RESOURCE_LEVELS], self.slot_values[klass][RESOURCE_LEVELS]
+            waste, worth = (
+                self.waste_tables.tables[klass][RESOURCE_LEVELS, RESOURCE_LEVELS],
+                self.slot_values[klass][RESOURCE_LEVELS],
+            )
             ranks = np.zeros(len(waste), dtype=np.int64)
             ranks[units:] = (
-                SCORE_UNITS_PER_MILLI * (waste[: len(waste) - units] - waste[units:]) + worth[units:] - worth[: len(waste) - units]
+                SCORE_UNITS_PER_MILLI * (waste[: len(waste) - units] - waste[units:])
+                + worth[units:]
+                - worth[: len(waste) - units]
             )
             self._roomy[klass, units] = ranks
         return ranks
@@ -185,7 +221,9 @@ class HostRanking:
         """Less than nothing may be left where who asks for neither is put: it is as if nothing was."""
         return (
             np.minimum(np.maximum(cpu // max(1, self.waste_tables.cpu_step[klass]), 0), RESOURCE_LEVELS),
-            np.minimum(np.maximum(memory // max(1, self.waste_tables.memory_step[klass]), 0), RESOURCE_LEVELS),
+            np.minimum(
+                np.maximum(memory // max(1, self.waste_tables.memory_step[klass]), 0), RESOURCE_LEVELS
+            ),
         )
 
     def _level(self, klass: int, cpu: int, memory: int) -> tuple[int, int]:
@@ -197,7 +235,9 @@ class HostRanking:
     def _slots_by_state(self, klass: int) -> Ints:
         """Slots of each sort of room by (level of CPU, free units)."""
         step, units = self.waste_tables.cpu_step[klass], self.waste_tables.most[klass] + 1
-        cpu = np.array([level * step for level in range(RESOURCE_LEVELS)] + [UNLIMITED_AMOUNT], dtype=np.int64)
+        cpu = np.array(
+            [level * step for level in range(RESOURCE_LEVELS)] + [UNLIMITED_AMOUNT], dtype=np.int64
+        )
         whole = np.tile(np.arange(units), RESOURCE_LEVELS + 1)
         slots = self.prices.slots(np.full(len(whole), klass), np.repeat(cpu, units), whole)
         return slots.reshape(RESOURCE_LEVELS + 1, units, len(self.prices.room_sizes))
@@ -214,7 +254,9 @@ class HostRanking:
             free.append(int(counts.sum()) * MILLI_PER_GPU)
             levels = np.minimum(board.cpu_free // max(1, self.waste_tables.cpu_step[klass]), RESOURCE_LEVELS)
             units = self.waste_tables.most[klass] + 1
-            states = np.bincount(np.maximum(levels, 0) * units + counts, minlength=(RESOURCE_LEVELS + 1) * units)
+            states = np.bincount(
+                np.maximum(levels, 0) * units + counts, minlength=(RESOURCE_LEVELS + 1) * units
+            )
             slots += (self._slots[klass].reshape(len(states), -1) * states[:, None]).sum(axis=0)
         self.prices.refresh(free, slots.tolist())
         self.slot_values = [(table * self.prices.slot_price).sum(axis=2) for table in self._slots]

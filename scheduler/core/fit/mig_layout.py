@@ -43,7 +43,9 @@ class MigLayoutProblem:
     allowed: int = 0
 
 
-def place_instances(wanted: Sequence[str], offered: Mapping[str, MigProfileSpec]) -> tuple[MigInstancePlacement, ...] | MigLayoutProblem:
+def place_instances(
+    wanted: Sequence[str], offered: Mapping[str, MigProfileSpec]
+) -> tuple[MigInstancePlacement, ...] | MigLayoutProblem:
     """Places for ``wanted``, in order of their starts; for none wanted (a whole GPU) none."""
     problem = _count_problem(Counter(wanted), offered)
     if problem is not None:
@@ -66,15 +68,26 @@ def _count_problem(counts: Counter[str], offered: Mapping[str, MigProfileSpec]) 
         if counts[name] > offered[name].most:
             return MigLayoutProblem("most", name, counts[name], offered[name].most)
     slices = sum(offered[name].slices * count for name, count in counts.items())
-    return MigLayoutProblem("slices", "", slices, COMPUTE_SLICES_PER_GPU) if slices > COMPUTE_SLICES_PER_GPU else None
+    return (
+        MigLayoutProblem("slices", "", slices, COMPUTE_SLICES_PER_GPU)
+        if slices > COMPUTE_SLICES_PER_GPU
+        else None
+    )
 
 
-def _place_rest(rest: Sequence[MigProfileSpec], taken: frozenset[int], before: MigInstancePlacement | None) -> tuple[MigInstancePlacement, ...] | None:
+def _place_rest(
+    rest: Sequence[MigProfileSpec], taken: frozenset[int], before: MigInstancePlacement | None
+) -> tuple[MigInstancePlacement, ...] | None:
     if not rest:
         return ()
     first = rest[0]
     for start in sorted(first.starts):
-        if before is not None and before.profile == first.name and before.start is not None and start <= before.start:
+        if (
+            before is not None
+            and before.profile == first.name
+            and before.start is not None
+            and start <= before.start
+        ):
             continue
         stretch = frozenset(range(start, start + first.size))
         if stretch & taken:

@@ -40,7 +40,11 @@ def preferred_unit_masks(ground: PoolHardware, queued: QueuedWorkload, now: int)
     """The units that a workload is tried on first, then those it is tried on where it does not fit there, and so on; None, the
     last, stands for all of them. Away from hosts on which it could not start comes first: there no checkpoint is of use to it;
     then hosts with the homes that its checkpoint lies in."""
-    avoided = [ground.host_index[host] for host in queued.avoids if host in ground.host_index] if now < queued.avoids_until else []
+    avoided = (
+        [ground.host_index[host] for host in queued.avoids if host in ground.host_index]
+        if now < queued.avoids_until
+        else []
+    )
     near = None if queued.homes is None else ground.units_sharing_home_storage(queued.homes)
     found: list[Mask | None] = []
     if near is not None and near.any() and not near.all():

@@ -37,10 +37,15 @@ def kinds_within_limits(board: PoolState, queued: QueuedWorkload) -> list[int]:
     same."""
     ask = board.wanted(queued.ask)
     alike = queued.reservation is None and board.policy.most_slots_per_user is None
-    known, key = board.ledger.kinds_within_limits_cache[queued.team], (ask.number, queued.preemptible, queued.may_borrow)
+    known, key = (
+        board.ledger.kinds_within_limits_cache[queued.team],
+        (ask.number, queued.preemptible, queued.may_borrow),
+    )
     kinds = known.get(key) if alike else None
     if kinds is None:
-        kinds = [k for k in ask.kinds if headroom_for(board, queued, k).allowed and within_caps(board, queued, k)]
+        kinds = [
+            k for k in ask.kinds if headroom_for(board, queued, k).allowed and within_caps(board, queued, k)
+        ]
         if alike:
             known[key] = kinds
     return kinds
@@ -51,19 +56,29 @@ def leaves_headroom(board: PoolState, queued: QueuedWorkload, kind: int) -> bool
     ledger, model = board.ledger, board.kinds[kind].model
     if ledger.reserved_user_headroom and not leaves_user_headroom(board, queued, kind):
         return False
-    if not queued.preemptible and ledger.coming and conflicting_own_reservation(board, queued, kind) is not None:
+    if (
+        not queued.preemptible
+        and ledger.coming
+        and conflicting_own_reservation(board, queued, kind) is not None
+    ):
         return False
     if (queued.team, model) not in ledger.reserved_headroom:
         return True
     if queued.reservation is not None or queued.id in board.workloads_with_earmarks:
         return True
     end = board.now + expected_seconds(queued)
-    return ledger.leaves_headroom(queued.team, model, board.slots_needed(queued.ask, kind), end, queued.preemptible)
+    return ledger.leaves_headroom(
+        queued.team, model, board.slots_needed(queued.ask, kind), end, queued.preemptible
+    )
 
 
 def leaves_user_headroom(board: PoolState, queued: QueuedWorkload, kind: int) -> bool:
     """The part of it that is about its owner's cap."""
-    if not board.ledger.reserved_user_headroom or queued.reservation is not None or queued.id in board.workloads_with_earmarks:
+    if (
+        not board.ledger.reserved_user_headroom
+        or queued.reservation is not None
+        or queued.id in board.workloads_with_earmarks
+    ):
         return True
     end = board.now + expected_seconds(queued)
     return board.ledger.leaves_user_headroom(queued.user, board.slots_needed(queued.ask, kind), end)
@@ -74,14 +89,26 @@ def may_use_spare(queued: QueuedWorkload) -> bool:
     return queued.priority is Priority.CRITICAL or queued.reservation is not None
 
 
-def conflicting_own_reservation(board: PoolState, queued: QueuedWorkload, kind: int) -> UpcomingReservation | None:
+def conflicting_own_reservation(
+    board: PoolState, queued: QueuedWorkload, kind: int
+) -> UpcomingReservation | None:
     """The first of its team's reservations to come that would be above the guarantee together with it, if it stayed until its
     limit and could not be told to go: others would then be short of what they are guaranteed, and nobody there to make room."""
     ledger, claim = board.ledger, (queued.team, board.kinds[kind].model)
-    if claim not in ledger.coming or queued.preemptible or queued.reservation is not None or queued.id in board.workloads_with_earmarks:
+    if (
+        claim not in ledger.coming
+        or queued.preemptible
+        or queued.reservation is not None
+        or queued.id in board.workloads_with_earmarks
+    ):
         return None
-    limit, firm = board.now + queued.max_runtime_seconds, ledger.firm[claim] + board.slots_needed(queued.ask, kind)
-    return next((row for row, most in _max_firm_slots_beside(board, claim) if row.start < limit and firm > most), None)
+    limit, firm = (
+        board.now + queued.max_runtime_seconds,
+        ledger.firm[claim] + board.slots_needed(queued.ask, kind),
+    )
+    return next(
+        (row for row, most in _max_firm_slots_beside(board, claim) if row.start < limit and firm > most), None
+    )
 
 
 def _max_firm_slots_beside(board: PoolState, claim: TeamAndModel) -> list[tuple[UpcomingReservation, int]]:
@@ -93,7 +120,14 @@ def _max_firm_slots_beside(board: PoolState, claim: TeamAndModel) -> list[tuple[
         for row in rows:
             at = max(row.start, board.now)
             promised = sum(other.slots for other in rows if other.start <= at < other.end)
-            known.append((row, board.ledger.guarantee_at(*claim, at) - promised + _firm_slots_released_by(board, claim, at)))
+            known.append(
+                (
+                    row,
+                    board.ledger.guarantee_at(*claim, at)
+                    - promised
+                    + _firm_slots_released_by(board, claim, at),
+                )
+            )
         board.ledger.max_firm_beside_cache[claim] = known
     return known
 
@@ -102,8 +136,12 @@ def _firm_slots_released_by(board: PoolState, claim: TeamAndModel, at: int) -> i
     """The slots that a team holds now, and not at a time to come, by what nobody can tell to go and by bound reservations."""
     team, model = claim
     table, mine = board.table, board.team_array(team)
-    over = mine[(table[PREEMPTIBLE][mine] == 0) & (table[RESERVATION][mine] == 0) & (table[UNTIL][mine] <= at)]
-    gone = sum(int(board.run_slots[i]) for i in over.tolist() if board.model_of(board.units_of[i][0]) == model)
+    over = mine[
+        (table[PREEMPTIBLE][mine] == 0) & (table[RESERVATION][mine] == 0) & (table[UNTIL][mine] <= at)
+    ]
+    gone = sum(
+        int(board.run_slots[i]) for i in over.tolist() if board.model_of(board.units_of[i][0]) == model
+    )
     for row in board.reservations:
         if row.team == team and row.end <= at:
             units = [board.unit_index[u] for u in row.units if u in board.unit_index]

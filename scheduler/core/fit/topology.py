@@ -39,7 +39,10 @@ def nvlink_islands(ground: PoolHardware) -> NvlinkIslands:
         for unit, host in zip(ground.units, ground.host_of.tolist(), strict=True)
     ]
     hosts = np.array([host for host, _ in numbers], dtype=np.int64)
-    alone = any(island == NO_PLACE and unit.profile == WHOLE_GPU_PROFILE for island, unit in zip(of, ground.units, strict=True))
+    alone = any(
+        island == NO_PLACE and unit.profile == WHOLE_GPU_PROFILE
+        for island, unit in zip(of, ground.units, strict=True)
+    )
     several = len(numbers) > len(set(hosts.tolist()))
     found = NvlinkIslands(np.array(of, dtype=np.int64), hosts, bool(numbers) and (alone or several))
     ground.derived["islands"] = found

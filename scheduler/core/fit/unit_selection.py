@@ -25,20 +25,6 @@ from scheduler.core.scoring.demand_mix import nodes_with_capacity
 AFFINITY_WEIGHT = 1 << 40  # outweighs every difference the placement rule can make
 
 
-
-
-
-
-
-
-
-
-
-
-
-
-
-
 @dataclass(frozen=True, slots=True)
 class HostResources:
     """CPU (thousandths) and memory (MiB) that each host has to give beside its GPUs."""
@@ -66,7 +52,11 @@ def choose_units(
     """
     counts = host_counts(board, kind, available)
     hosts = suitable_hosts(board, ask, counts, beside).nonzero()[0]
-    return choose_units_on_hosts(board, ask, kind, hosts, counts, available, beside) if len(hosts) >= ask.hosts else None
+    return (
+        choose_units_on_hosts(board, ask, kind, hosts, counts, available, beside)
+        if len(hosts) >= ask.hosts
+        else None
+    )
 
 
 def choose_units_on_hosts(
@@ -87,7 +77,11 @@ def choose_units_on_hosts(
     chosen: list[int] = []
     found = 0
     best_first = hosts[keys.argsort(kind="stable")]
-    for host in spread_over_racks(board.ground, best_first) if ask.spread else order_by_proximity(board.ground, ask.hosts, best_first):
+    for host in (
+        spread_over_racks(board.ground, best_first)
+        if ask.spread
+        else order_by_proximity(board.ground, ask.hosts, best_first)
+    ):
         units = pick_units_on_host(board, ask, kind, int(host), free)
         if units is not None:
             chosen += units
@@ -121,7 +115,13 @@ def has_equally_capable_models(ground: PoolHardware) -> bool:
 
 
 def rank_hosts(
-    board: PoolState, ask: Ask, kind: int, counts: Ints, hosts: Ints, free: Mask, beside: HostResources | None = None
+    board: PoolState,
+    ask: Ask,
+    kind: int,
+    counts: Ints,
+    hosts: Ints,
+    free: Mask,
+    beside: HostResources | None = None,
 ) -> Ints:
     """The rank of each candidate host, lower is better; equal ranks fall to the lower host.
 

@@ -53,12 +53,16 @@ class PoolHardware:
     def __init__(self, hosts: Iterable[HostInfo], units: Iterable[UnitInfo]) -> None:
         self.hosts: list[HostInfo] = sorted(hosts, key=attrgetter("id"))
         self.host_index = {host.id: i for i, host in enumerate(self.hosts)}
-        self.units: list[UnitInfo] = sorted((u for u in units if u.host in self.host_index), key=_hardware_order)
+        self.units: list[UnitInfo] = sorted(
+            (u for u in units if u.host in self.host_index), key=_hardware_order
+        )
         self.unit_index = {unit.id: i for i, unit in enumerate(self.units)}
         self._read_units()
         self._read_hosts()
         self.everything: Mask = np.ones(len(self.units), dtype=np.bool_)
-        self.derived: dict[Any, Any] = {}  # what else follows from the hardware alone; whoever puts it there names the key
+        self.derived: dict[
+            Any, Any
+        ] = {}  # what else follows from the hardware alone; whoever puts it there names the key
         self._roomy: dict[tuple[frozenset[tuple[str, str]], int, int], Mask] = {}
         self._label_masks: dict[frozenset[tuple[str, str]], Mask] = {}
         self._of_kinds: dict[tuple[int, ...], Mask] = {}
@@ -101,7 +105,9 @@ class PoolHardware:
         """Which hosts carry every one of these labels."""
         known = self._label_masks.get(labels)
         if known is None:
-            known = self._label_masks[labels] = np.array([labels <= h.labels for h in self.hosts], dtype=np.bool_)
+            known = self._label_masks[labels] = np.array(
+                [labels <= h.labels for h in self.hosts], dtype=np.bool_
+            )
         return known
 
     def units_sharing_home_storage(self, homes: int) -> Mask:

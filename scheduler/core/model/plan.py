@@ -12,7 +12,9 @@ class Placement:
     borrowed_slots: int  # above the team's guarantee; 0 for guaranteed work
     code: str  # reasons.Code: why it could start now
     numbers: ReasonNumbers = ()
-    until: int = 0  # when it has to be over: now + its longest runtime, or its reservation's end if that is earlier
+    until: int = (
+        0  # when it has to be over: now + its longest runtime, or its reservation's end if that is earlier
+    )
 
 
 @dataclass(frozen=True, slots=True)

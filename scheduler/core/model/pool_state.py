@@ -36,7 +36,11 @@ from scheduler.core.model.running_work import (
 )
 from scheduler.core.model.snapshot import Ask, PoolInfo, QueuedWorkload, ReservationInfo, Snapshot
 
-QUEUE_HOLDS, MAINTENANCE, RESERVATIONS = "holds", "maintenance", "reservations"  # what units can be promised to
+QUEUE_HOLDS, MAINTENANCE, RESERVATIONS = (
+    "holds",
+    "maintenance",
+    "reservations",
+)  # what units can be promised to
 # Having been told to go once weighs like this much work lost, so that others take their turn.
 COST_PER_PAST_EVICTION_SECONDS = 30 * 60
 
@@ -137,13 +141,15 @@ class PoolState:
         self.queue_hold_from: Ints = np.full(len(self.units), FAR_FUTURE, dtype=np.int64)
         for reservation in self.reservations:
             if reservation.units:
-                self._mark_bound(reservation, [self.unit_index[u] for u in reservation.units if u in self.unit_index])
+                self._mark_bound(
+                    reservation, [self.unit_index[u] for u in reservation.units if u in self.unit_index]
+                )
         waiting, earmarked = self.facts.queue.by_id, self.facts.queue.earmarked
         self.workloads_with_earmarks: set[int] = set(earmarked)  # for whom there is anything in ``kept``
         for workload in sorted(earmarked):
-            self.kept[[self.unit_index[u] for u in earmarked[workload].earmarked_units if u in self.unit_index]] = (
-                workload
-            )
+            self.kept[
+                [self.unit_index[u] for u in earmarked[workload].earmarked_units if u in self.unit_index]
+            ] = workload
         self.evicting_for: dict[int, list[int]] = {}
         self.stopping_unclaimed: list[int] = []  # told to go, for nobody who still waits
         for i in np.flatnonzero(self.table[STOPPING]).tolist():
@@ -227,7 +233,11 @@ class PoolState:
     def evictable_borrowed_work(self, model: str, team: int) -> Ints:
         """Evictable work outside reservations, of teams other than this that hold more of a model than their guarantee."""
         teams = [other for other in self.of_team if other != team and self.ledger.excess(other, model) > 0]
-        found: Ints = np.concatenate([self.team_array(other) for other in teams]) if teams else self.team_array(NO_HOLDER)
+        found: Ints = (
+            np.concatenate([self.team_array(other) for other in teams])
+            if teams
+            else self.team_array(NO_HOLDER)
+        )
         mine: Ints = found[self.evictable[found] & (self.run_reservation[found] == 0)]
         return mine
 
@@ -259,16 +269,22 @@ class PoolState:
         """How many workloads of each priority could be told to go, by (team, kind). ``evict`` counts down."""
         held = np.flatnonzero(self.facts.occupancy.holder >= 0)
         holder = self.facts.occupancy.holder[held]
-        pairs = np.unique(holder[self.evictable[holder]] * len(self.kinds) + self.kind[held][self.evictable[holder]])
+        pairs = np.unique(
+            holder[self.evictable[holder]] * len(self.kinds) + self.kind[held][self.evictable[holder]]
+        )
         found: dict[tuple[int, int], Counter[int]] = defaultdict(Counter)
-        for running, kind in zip((pairs // len(self.kinds)).tolist(), (pairs % len(self.kinds)).tolist(), strict=True):
+        for running, kind in zip(
+            (pairs // len(self.kinds)).tolist(), (pairs % len(self.kinds)).tolist(), strict=True
+        ):
             found[int(self.run_team[running]), kind][int(self.run_priority[running])] += 1
         return found
 
     @cached_property
     def _lowest_to_go(self) -> dict[tuple[int, int], int]:
         """The lowest priority of those, by (team, kind)."""
-        return {claim: min(priority for priority, count in known.items()) for claim, known in self._can_go.items()}
+        return {
+            claim: min(priority for priority, count in known.items()) for claim, known in self._can_go.items()
+        }
 
     def has_evictable_work(self, team: int, kind: int, below: int) -> bool:
         """Is there work of a team on units of a kind, of a priority below this, that could be told to go?"""
@@ -327,7 +343,11 @@ class PoolState:
 
     def can_use_shared_counts(self, queued: QueuedWorkload) -> bool:
         """Do ``open_counts`` hold for a workload? Not for what has units of its own, or shares GPUs with its team only."""
-        return queued.reservation is None and queued.id not in self.workloads_with_earmarks and not self.is_shared(queued.ask)
+        return (
+            queued.reservation is None
+            and queued.id not in self.workloads_with_earmarks
+            and not self.is_shared(queued.ask)
+        )
 
     def free_counts_within(self, kind: int, bounds: tuple[int, ...]) -> Ints:
         """Free units of a kind on each host that are clear of the bounds; see ``clear_of``. Kept and counted down: counting
@@ -347,7 +367,9 @@ class PoolState:
         """Units of a kind on each host that are in a mask that stays the same all cycle; counted once for it."""
         known = self._counts_in.get((kind, id(mask)))
         if known is None:
-            counts = np.bincount(self.host_of[mask & (self.kind == kind)], minlength=len(self.hosts)).astype(np.int64)
+            counts = np.bincount(self.host_of[mask & (self.kind == kind)], minlength=len(self.hosts)).astype(
+                np.int64
+            )
             known = self._counts_in[kind, id(mask)] = counts, mask  # kept, so that no other mask gets its id
         return known[0]
 
@@ -419,20 +441,28 @@ class PoolState:
     def mark_taken(self, units: list[int], other: PoolState) -> None:
         """Units that are free here and not on another board of the same pool: who has them there has them here."""
         self._remove_from_free(units)
-        self.holder[units], self.kept[units], self.bound[units] = other.holder[units], other.kept[units], other.bound[units]
+        self.holder[units], self.kept[units], self.bound[units] = (
+            other.holder[units],
+            other.kept[units],
+            other.bound[units],
+        )
         self.workloads_with_earmarks |= other.workloads_with_earmarks
 
     def bind(self, reservation: ReservationInfo, units: list[int]) -> None:
         """Give a reservation that starts its units."""
         self._remove_from_free(units)
         self._mark_bound(reservation, units)
-        self.bindings.append(ReservationBinding(reservation.id, tuple(sorted(self.units[u].id for u in units))))
+        self.bindings.append(
+            ReservationBinding(reservation.id, tuple(sorted(self.units[u].id for u in units)))
+        )
 
     def keep(self, queued: QueuedWorkload, units: list[int], leaving: list[int]) -> None:
         """Earmark units, and CPU and memory beside them, for a workload that others leave for."""
         self._remove_from_free(units)
         for host in {int(self.host_of[u]) for u in units}:
-            here = [self.running[v] for v in leaving if any(self.host_of[u] == host for u in self.units_of[v])]
+            here = [
+                self.running[v] for v in leaving if any(self.host_of[u] == host for u in self.units_of[v])
+            ]
             self.cpu_free[host] -= max(0, queued.ask.cpu_milli - sum(v.cpu_milli for v in here))
             self.memory_free[host] -= max(0, queued.ask.memory_mib - sum(v.memory_mib for v in here))
         self.kept[units] = queued.id
@@ -443,7 +473,9 @@ class PoolState:
 
     def release(self, queued: QueuedWorkload) -> None:
         """Nobody is leaving for it any more and it can't start all the same: what was kept for it is anybody's."""
-        units = np.flatnonzero((self.kept == queued.id) & (self.holder == NO_HOLDER) & (self.bound == 0) & self.usable)
+        units = np.flatnonzero(
+            (self.kept == queued.id) & (self.holder == NO_HOLDER) & (self.bound == 0) & self.usable
+        )
         self.kept[units] = 0
         self.free[units] = True
         self.free_slots += int(self.slots[units].sum())

@@ -17,10 +17,16 @@ from scheduler.core.model.snapshot import PoolInfo, PoolKind, QuotaInfo, Running
 UNLIMITED_SLOTS = 1 << 60
 
 TeamAndModel = tuple[int, str]  # (team, model)
-QUOTA_TIERS = WITHIN_GUARANTEE, BELOW_GUARANTEE, BORROWING = 0, 1, 2  # what a start would be to its team's guarantee, in the order in which they go first
+QUOTA_TIERS = WITHIN_GUARANTEE, BELOW_GUARANTEE, BORROWING = (
+    0,
+    1,
+    2,
+)  # what a start would be to its team's guarantee, in the order in which they go first
 
 
-def decayed_use(slot_seconds: float, held_slots: int, elapsed_seconds: float, half_life_seconds: float) -> float:
+def decayed_use(
+    slot_seconds: float, held_slots: int, elapsed_seconds: float, half_life_seconds: float
+) -> float:
     """Decayed use after ``elapsed_seconds`` in which ``held_slots`` were held throughout."""
     kept: float = 0.5 ** (elapsed_seconds / half_life_seconds)
     return slot_seconds * kept + held_slots * half_life_seconds / math.log(2) * (1 - kept)
@@ -69,7 +75,9 @@ class PoolQuotas:
             if quota.pool == pool.id:
                 key = (quota.team, quota.model)
                 self.guaranteed[key] = quota.guaranteed
-                self.limit[key] = UNLIMITED_SLOTS if quota.borrow_limit is None else quota.guaranteed + quota.borrow_limit
+                self.limit[key] = (
+                    UNLIMITED_SLOTS if quota.borrow_limit is None else quota.guaranteed + quota.borrow_limit
+                )
                 if quota.used_up_until is not None:
                     self.used_up[key] = quota
         self.teams = {team for team, _ in self.guaranteed}
@@ -109,12 +117,20 @@ class QuotaLedger:
         self.leaving = held.leaving.copy()
         self.held_by_user = held.by_user.copy()
         self.version: dict[int, int] = defaultdict(int)  # of what a team holds: it counts the changes
-        self._rooms: dict[int, dict[tuple[str, int, bool, bool], Headroom]] = defaultdict(dict)  # by team, while it is so
-        self.kinds_within_limits_cache: dict[int, dict[Hashable, list[int]]] = defaultdict(dict)  # likewise, of who asks for what
+        self._rooms: dict[int, dict[tuple[str, int, bool, bool], Headroom]] = defaultdict(
+            dict
+        )  # by team, while it is so
+        self.kinds_within_limits_cache: dict[int, dict[Hashable, list[int]]] = defaultdict(
+            dict
+        )  # likewise, of who asks for what
         self.coming: dict[TeamAndModel, list[UpcomingReservation]] = {}  # few teams have any
-        self.max_firm_beside_cache: dict[TeamAndModel, list[tuple[UpcomingReservation, int]]] = {}  # see ``limits``
+        self.max_firm_beside_cache: dict[
+            TeamAndModel, list[tuple[UpcomingReservation, int]]
+        ] = {}  # see ``limits``
         self.reserved_headroom: dict[TeamAndModel, ReservedHeadroom] = {}
-        self.reserved_user_headroom: dict[int, ReservedHeadroom] = {}  # the same within what one person may hold
+        self.reserved_user_headroom: dict[
+            int, ReservedHeadroom
+        ] = {}  # the same within what one person may hold
 
     def add_held_slots(self, team: int, model: str, slots: int, preemptible: bool) -> None:
         """A team gets slots, or is promised them."""
@@ -166,14 +182,22 @@ class QuotaLedger:
 
     def max_slots(self, team: int, model: str) -> int:
         """Slots the team may hold at most: its guarantee, and what it may borrow above that."""
-        return self.guarantee(team, model) if self.pool.kind is PoolKind.STATIC else self.limit.get((team, model), 0)
+        return (
+            self.guarantee(team, model)
+            if self.pool.kind is PoolKind.STATIC
+            else self.limit.get((team, model), 0)
+        )
 
     def max_slots_at(self, team: int, model: str, moment: int) -> int:
         """The same at a time to come."""
         quota = self.used_up.get((team, model))
         if quota is None or quota.used_up_until is None or moment < quota.used_up_until:
             return self.max_slots(team, model)
-        return UNLIMITED_SLOTS if quota.borrow_limit_again is None else quota.guaranteed_again + quota.borrow_limit_again
+        return (
+            UNLIMITED_SLOTS
+            if quota.borrow_limit_again is None
+            else quota.guaranteed_again + quota.borrow_limit_again
+        )
 
     def room(self, team: int, model: str, need: int, preemptible: bool, may_borrow: bool) -> Headroom:
         """May ``need`` slots be added? Work that is not preemptible has to fit the guarantee together with what else of
@@ -194,7 +218,9 @@ class QuotaLedger:
         if preemptible and not may_borrow:
             limit = guaranteed
         borrowed = min(need, max(0, held + need - guaranteed)) if preemptible else 0
-        return Headroom(held + need <= limit, borrowed, held, guaranteed, limit, max(0, held + need - limit), False)
+        return Headroom(
+            held + need <= limit, borrowed, held, guaranteed, limit, max(0, held + need - limit), False
+        )
 
     def is_within_guarantee(self, team: int, model: str, need: int) -> bool:
         """Would the team, with ``need`` slots more, still hold no more than it is guaranteed?"""

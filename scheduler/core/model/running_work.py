@@ -110,7 +110,9 @@ class RunningWork:
             self.running, self.units_of = [row for row, _ in both], [mine for _, mine in both]
         at_now = places + np.arange(len(new))
         taken = [u for mine in units for u in mine]
-        self.contested = self.contested or len(set(taken)) < len(taken) or bool((self.holder[taken] != NO_HOLDER).any())
+        self.contested = (
+            self.contested or len(set(taken)) < len(taken) or bool((self.holder[taken] != NO_HOLDER).any())
+        )
         self.holder[taken] = np.repeat(at_now, [len(mine) for mine in units])
         self.table[SLOTS, at_now] = [sum(self.ground.slots_list[u] for u in mine) for mine in units]
         self._count(at_now.tolist(), 1)

@@ -52,7 +52,9 @@ def recording_text(epoch: int, now: int, plan_sha256: str, tables: Mapping[str, 
     """One file: a snapshot, when it was planned on, and what the plan's digest was."""
     parts = [f'"{name}":{tables[name]}' for name in sorted(tables)]
     snapshot = f'{{"epoch":{epoch},{",".join(parts)}}}'
-    return f'{{"format":{RECORDING_FORMAT},"now":{now},"plan_sha256":"{plan_sha256}","snapshot":{snapshot}}}\n'
+    return (
+        f'{{"format":{RECORDING_FORMAT},"now":{now},"plan_sha256":"{plan_sha256}","snapshot":{snapshot}}}\n'
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,9 +76,13 @@ def read_recording(text: str) -> RecordedSnapshot:
         given = found.get("format") if isinstance(found, dict) else type(found).__name__
         raise RecordingFormatError(f"format: {given!r}; allowed: {RECORDING_FORMAT}")
     try:
-        return RecordedSnapshot(read_snapshot(found["snapshot"]), int(found["now"]), str(found["plan_sha256"]))
+        return RecordedSnapshot(
+            read_snapshot(found["snapshot"]), int(found["now"]), str(found["plan_sha256"])
+        )
     except (KeyError, TypeError, ValueError) as error:
-        raise RecordingFormatError(f"no snapshot of format {RECORDING_FORMAT}: {type(error).__name__}: {error}") from None
+        raise RecordingFormatError(
+            f"no snapshot of format {RECORDING_FORMAT}: {type(error).__name__}: {error}"
+        ) from None
 
 
 def read_snapshot(found: Mapping[str, Any]) -> Snapshot:
@@ -133,7 +139,9 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
 
 
 def _text(value: Any) -> str:
-    return json.dumps(value, default=_to_json, ensure_ascii=False, separators=(",", ":"), sort_keys=True, allow_nan=False)
+    return json.dumps(
+        value, default=_to_json, ensure_ascii=False, separators=(",", ":"), sort_keys=True, allow_nan=False
+    )
 
 
 def _to_json(value: Any) -> Any:

@@ -232,21 +232,3 @@ class Snapshot:
     running: tuple[RunningWorkload, ...] = ()
     reservations: tuple[ReservationInfo, ...] = ()
     maintenance: tuple[MaintenanceInfo, ...] = ()
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-

@@ -65,7 +65,10 @@ REMOVED_KEYS_FIELD = {name: f"{name}_gone" for name in SNAPSHOT_TABLES}
 def sort_rows(snapshot: Snapshot) -> Snapshot:
     """The same snapshot with every table's rows in the order of their keys, each key once (the last row counts)."""
     rows = {name: {row_key(row): row for row in getattr(snapshot, name)} for name in SNAPSHOT_TABLES}
-    return Snapshot(snapshot.epoch, **{name: tuple(rows[name][key] for key in sorted(rows[name])) for name in SNAPSHOT_TABLES})
+    return Snapshot(
+        snapshot.epoch,
+        **{name: tuple(rows[name][key] for key in sorted(rows[name])) for name in SNAPSHOT_TABLES},
+    )
 
 
 def snapshot_difference(old: Snapshot, new: Snapshot) -> SnapshotDelta:

@@ -127,10 +127,16 @@ class PoolQueue:
         too_long = queued.max_runtime_seconds > self.policy.longest_runtime_seconds
         return bool(queued.gate) or queued.not_before > 0 or queued.reservation is not None or too_long
 
-    def workloads_in(self, groups: list[EquivalenceClass], workloads: AbstractSet[int]) -> list[QueuedWorkload]:
+    def workloads_in(
+        self, groups: list[EquivalenceClass], workloads: AbstractSet[int]
+    ) -> list[QueuedWorkload]:
         """Of these workloads, those that stand in one of the groups."""
         standing = {id(group) for group in groups}
-        rows = [self.by_id[workload] for workload in sorted(workloads) if workload not in self.individually_checked]
+        rows = [
+            self.by_id[workload]
+            for workload in sorted(workloads)
+            if workload not in self.individually_checked
+        ]
         return [row for row in rows if id(self.groups[self._key(row)]) in standing]
 
     def asks(self) -> list[tuple[Ask, int]]:
@@ -138,7 +144,9 @@ class PoolQueue:
         found: dict[int, list[EquivalenceClass]] = defaultdict(list)
         for (number, _), group in self.groups.items():
             found[number].append(group)
-        alike = [(groups[0].first.ask, sum(len(group.members) for group in groups)) for groups in found.values()]
+        alike = [
+            (groups[0].first.ask, sum(len(group.members) for group in groups)) for groups in found.values()
+        ]
         return [*alike, *((queued.ask, 1) for queued in self.individually_checked.values())]
 
     def rows(self) -> list[QueuedWorkload]:
@@ -148,6 +156,8 @@ class PoolQueue:
     def _key(self, queued: QueuedWorkload) -> tuple[int, Hashable]:
         user = 0 if self.policy.most_slots_per_user is None else queued.user
         number = self.ground.ask_number(queued.ask)
-        evicted = queued.evicted_by is not None  # by whom matters only to who may evict, and those are looked at singly
+        evicted = (
+            queued.evicted_by is not None
+        )  # by whom matters only to who may evict, and those are looked at singly
         who = queued.team, user, queued.priority, queued.preemptible, queued.may_borrow, evicted
         return number, who

@@ -16,7 +16,12 @@ from scheduler.core.reasons import Reason, ReasonCode, reason_numbers
 
 
 def check_extension(
-    snapshot: Snapshot, reservation: int, end: int, now: int, horizon: int = SEARCH_HORIZON_SECONDS, borrows_again_from: int | None = None
+    snapshot: Snapshot,
+    reservation: int,
+    end: int,
+    now: int,
+    horizon: int = SEARCH_HORIZON_SECONDS,
+    borrows_again_from: int | None = None,
 ) -> WindowCheckResult:
     """May a reservation that has its units keep them until ``end``, which is later than its end now?
 
@@ -27,30 +32,41 @@ def check_extension(
     row = next(r for r in snapshot.reservations if r.id == reservation)
     board, impossible = _pool_state_for(snapshot, row.ask, row.team, row.pool, now)
     if board is None or impossible is not None:
-        return WindowCheckResult(False, *(impossible or (ReasonCode.NOT_YOUR_POOL, reason_numbers(pool=row.pool))))
-    before, whose = PromiseTimeline(board), ReservationRequester(row.team, row.user, row.may_exceed_guarantee, borrows_again_from)
+        return WindowCheckResult(
+            False, *(impossible or (ReasonCode.NOT_YOUR_POOL, reason_numbers(pool=row.pool)))
+        )
+    before, whose = (
+        PromiseTimeline(board),
+        ReservationRequester(row.team, row.user, row.may_exceed_guarantee, borrows_again_from),
+    )
     longer = tuple(replace(r, end=end) if r.id == reservation else r for r in snapshot.reservations)
     after = PromiseTimeline(PoolState(replace(snapshot, reservations=longer), board.pool, now))
     displaced = sorted(before.tentative_units.keys() - after.tentative_units.keys())
     mine = {board.unit_index[u] for u in row.units if u in board.unit_index}
-    serviced = {s.unit for s in before.promised_intervals if s.team is None and s.unit in mine and s.start < end and s.end > now}
+    serviced = {
+        s.unit
+        for s in before.promised_intervals
+        if s.team is None and s.unit in mine and s.start < end and s.end > now
+    }
     code, why = "", reason_numbers()
     if displaced or serviced:
         code, why = (
             ReasonCode.EXTENSION_BLOCKED,
-            reason_numbers(end=row.end, maintenance=len(serviced), need=len(row.units), reservations=len(displaced)),
+            reason_numbers(
+                end=row.end, maintenance=len(serviced), need=len(row.units), reservations=len(displaced)
+            ),
         )
     elif not whose.may_exceed:
         code, why = _extension_quota_violation(before, row, mine, whose, end)
     if not code:
         return WindowCheckResult(True)
     limits = (max(now, row.end), now + horizon)
-    return WindowCheckResult(
-        False, code, why, first_windows(before, row.ask, whose, end - row.end, limits)
-    )
+    return WindowCheckResult(False, code, why, first_windows(before, row.ask, whose, end - row.end, limits))
 
 
-def _extension_quota_violation(before: PromiseTimeline, row: ReservationInfo, mine: set[int], whose: ReservationRequester, end: int) -> Reason:
+def _extension_quota_violation(
+    before: PromiseTimeline, row: ReservationInfo, mine: set[int], whose: ReservationRequester, end: int
+) -> Reason:
     """What keeps its team and its owner from having its units in the time that is added."""
     board = before.board
     used: dict[str, int] = {}
@@ -82,15 +98,21 @@ def check_longer_runtime(snapshot: Snapshot, workload: int, until: int, now: int
     def broken(limit: int) -> list[ReservationInfo]:
         """The promises that would not be kept if it stayed until then."""
         running = (*rest, replace(row, until=limit))
-        kept = PromiseTimeline(PoolState(replace(snapshot, running=running), pool, now)).tentative_units.keys()
+        kept = PromiseTimeline(
+            PoolState(replace(snapshot, running=running), pool, now)
+        ).tentative_units.keys()
         lost = (board.reservation_by_id[r] for r in sorted(gone.tentative_units.keys() - kept))
-        return sorted((r for r in lost if r.end > row.until and r.start < limit), key=lambda r: (r.start, r.id))
+        return sorted(
+            (r for r in lost if r.end > row.until and r.start < limit), key=lambda r: (r.start, r.id)
+        )
 
     displaced, in_service_until = broken(until), min([until, *serviced])
     if not displaced and in_service_until == until:
         return WindowCheckResult(True)
     # What stays longer keeps no more promises, and the next is broken only by who stays beyond its start.
-    moments = sorted({r.start for r in board.reservations if row.until < r.start < until} | {in_service_until})
+    moments = sorted(
+        {r.start for r in board.reservations if row.until < r.start < until} | {in_service_until}
+    )
     fitting = [moment for moment in moments if row.until < moment <= in_service_until]
     low, high = 0, len(fitting)
     while low < high:
@@ -98,7 +120,11 @@ def check_longer_runtime(snapshot: Snapshot, workload: int, until: int, now: int
         low, high = (middle + 1, high) if not broken(fitting[middle]) else (low, middle)
     latest = fitting[low - 1] if low else row.until
     why = reason_numbers(
-        latest=latest, limit=row.until, maintenance=sum(start < until for start in serviced), reservations=len(displaced),
-        start=min([r.start for r in displaced] + [start for start in serviced if start < until]), until=until,
-    )  # fmt: skip
+        latest=latest,
+        limit=row.until,
+        maintenance=sum(start < until for start in serviced),
+        reservations=len(displaced),
+        start=min([r.start for r in displaced] + [start for start in serviced if start < until]),
+        until=until,
+    )
     return WindowCheckResult(False, ReasonCode.MORE_TIME_BLOCKED, why)

@@ -34,7 +34,9 @@ def units_in_service(board: PoolState, start: int) -> Mask:
         return board.in_service
     ground = board.ground
     if "open but for full disks" not in ground.derived:
-        open_ = np.array([h.accepts or h.closed_code == ReasonCode.HOST_FULL for h in ground.hosts], dtype=np.bool_)
+        open_ = np.array(
+            [h.accepts or h.closed_code == ReasonCode.HOST_FULL for h in ground.hosts], dtype=np.bool_
+        )
         ground.derived["open but for full disks"] = intersection(ground.well, open_[ground.host_of])
     mask: Mask = ground.derived["open but for full disks"]
     return mask
@@ -53,7 +55,9 @@ def earliest_release_times(board: PoolState) -> Ints:
     gone."""
     table, now = board.table, board.now
     limit = np.maximum(table[UNTIL], now + 1)
-    soonest = np.maximum(now, table[STARTED] + board.policy.minimum_runtime_seconds) + eviction_lead_seconds(board)
+    soonest = np.maximum(now, table[STARTED] + board.policy.minimum_runtime_seconds) + eviction_lead_seconds(
+        board
+    )
     stays = np.where(table[PREEMPTIBLE] == 1, np.minimum(limit, soonest), limit)
     told = np.where(table[STOP_BY] < FAR_FUTURE, table[STOP_BY], now + board.policy.grace_seconds)
     until: Ints = np.where(table[STOPPING] == 1, told, stays)
@@ -91,9 +95,13 @@ class PromiseTimeline:
 
     def __init__(self, board: PoolState, exclude: int | None = None) -> None:
         self.board, self.exclude = board, exclude
-        self.promised_intervals: list[PromisedInterval] = []  # maintenance and reservations; running work is in ``held_until``
+        self.promised_intervals: list[
+            PromisedInterval
+        ] = []  # maintenance and reservations; running work is in ``held_until``
         self.held_until = self._held_until(exclude)
-        self.tentative_units: dict[int, list[int]] = {}  # reservation -> units; absent when it can't be kept at present
+        self.tentative_units: dict[
+            int, list[int]
+        ] = {}  # reservation -> units; absent when it can't be kept at present
         self._tentative_slots: dict[tuple[int, str], int] = {}  # slots of a model among these
         self._promised_slots_cache: dict[tuple[str, int], dict[int, int]] = {}
         self._add_maintenance()
@@ -124,7 +132,9 @@ class PromiseTimeline:
         teams = board.run_team[board.holder[held]]
         return self.promised_intervals + [
             PromisedInterval(unit, 0, end, team, None)
-            for unit, end, team in zip(held.tolist(), self.held_until[held].tolist(), teams.tolist(), strict=True)
+            for unit, end, team in zip(
+                held.tolist(), self.held_until[held].tolist(), teams.tolist(), strict=True
+            )
         ]
 
     def _add_reservations(self, exclude: int | None) -> None:
@@ -132,13 +142,19 @@ class PromiseTimeline:
         mine = [r for r in self.board.reservations if r.id != exclude]
         for reservation in mine:
             if reservation.units:
-                for unit in (self.board.unit_index[u] for u in reservation.units if u in self.board.unit_index):
+                for unit in (
+                    self.board.unit_index[u] for u in reservation.units if u in self.board.unit_index
+                ):
                     start = min(reservation.start, self.board.now)
-                    self.promised_intervals.append(PromisedInterval(unit, start, reservation.end, reservation.team, reservation.id))
+                    self.promised_intervals.append(
+                        PromisedInterval(unit, start, reservation.end, reservation.team, reservation.id)
+                    )
         self._unit = np.array([s.unit for s in self.promised_intervals], dtype=np.int64)
         self._start = np.array([s.start for s in self.promised_intervals], dtype=np.int64)
         self._end = np.array([s.end for s in self.promised_intervals], dtype=np.int64)
-        self._team = np.array([NO_HOLDER if s.team is None else s.team for s in self.promised_intervals], dtype=np.int64)
+        self._team = np.array(
+            [NO_HOLDER if s.team is None else s.team for s in self.promised_intervals], dtype=np.int64
+        )
         unbound = [r for r in mine if not r.units]
         best: dict[int, list[int]] | None = None
         for order in (
@@ -154,7 +170,11 @@ class PromiseTimeline:
         self.tentative_units, self._tentative_slots = best or {}, {}
         for reservation in unbound:
             for unit in self.tentative_units.get(reservation.id, ()):
-                self.promised_intervals.append(PromisedInterval(unit, reservation.start, reservation.end, reservation.team, reservation.id))
+                self.promised_intervals.append(
+                    PromisedInterval(
+                        unit, reservation.start, reservation.end, reservation.team, reservation.id
+                    )
+                )
 
     def _assign(self, order: list[ReservationInfo]) -> None:
         """Give each reservation its witness units in turn, as far as there are any."""
@@ -200,7 +220,9 @@ class PromiseTimeline:
         passing, own = False, []
         for kind in kinds:
             model, need = board.kinds[kind].model, board.slots_needed(reservation.ask, kind)
-            if not quota_violation(self, ReservationRequester(reservation.team), model, need, start, reservation.end)[0]:
+            if not quota_violation(
+                self, ReservationRequester(reservation.team), model, need, start, reservation.end
+            )[0]:
                 passing = True
                 yield kind
             if need <= board.ledger.guarantee_at(reservation.team, model, start):
@@ -216,7 +238,9 @@ class PromiseTimeline:
             row = self.board.reservation_by_id[promise]
             if row.start <= moment < row.end:
                 if (promise, model) not in self._tentative_slots:
-                    self._tentative_slots[promise, model] = int(self.board.slots[[u for u in units if which[u]]].sum())
+                    self._tentative_slots[promise, model] = int(
+                        self.board.slots[[u for u in units if which[u]]].sum()
+                    )
                 taken[row.team] = taken.get(row.team, 0) + self._tentative_slots[promise, model]
         return taken
 
@@ -231,7 +255,9 @@ class PromiseTimeline:
             slots = board.slots[np.concatenate((held, self._unit[bound]))]
             holders, places = np.unique(teams, return_inverse=True)
             sums = np.bincount(places, weights=slots, minlength=len(holders))
-            self._promised_slots_cache[model, moment] = {int(team): int(sum_) for team, sum_ in zip(holders, sums, strict=True)}
+            self._promised_slots_cache[model, moment] = {
+                int(team): int(sum_) for team, sum_ in zip(holders, sums, strict=True)
+            }
         return self._promised_slots_cache[model, moment]
 
     def promise_starts_within(self, start: int, end: int) -> set[int]:
@@ -254,22 +280,18 @@ class PromiseTimeline:
         mine = board.reservation_by_id.get(reservation or 0)
         for i in np.flatnonzero(table[STOPPING]).tolist():
             if mine is not None and board.running[i].evicted_for_reservation == mine.id:
-                price[i] = int(mine.start <= board.now)  # once it has begun, what is free need not be waited for
+                price[i] = int(
+                    mine.start <= board.now
+                )  # once it has begun, what is free need not be waited for
         held = np.flatnonzero(board.holder >= 0)
         cost[held] = price[board.holder[held]]
         cost[board.kept != 0] += 1
         return cost
 
 
-
-
-
-
-
-
-
-
-def quota_violation(promises: PromiseTimeline, whose: ReservationRequester, model: str, need: int, start: int, end: int) -> Reason:
+def quota_violation(
+    promises: PromiseTimeline, whose: ReservationRequester, model: str, need: int, start: int, end: int
+) -> Reason:
     """Why a team may not be promised ``need`` slots of a model for a window without touching what others are guaranteed, or
     beyond what it may borrow; an empty code when it may.
 
@@ -283,7 +305,9 @@ def quota_violation(promises: PromiseTimeline, whose: ReservationRequester, mode
     capacity = int(board.slots[units_in_service(board, start) & _of_model(board, model)].sum())
     returns = (quota.used_up_until or 0 for (_, m), quota in ledger.used_up.items() if m == model)
     teams = {t for (t, m) in ledger.guaranteed if m == model}
-    for moment in sorted({start, *promises.promise_starts_within(start, end), *(at for at in returns if start < at < end)}):
+    for moment in sorted(
+        {start, *promises.promise_starts_within(start, end), *(at for at in returns if start < at < end)}
+    ):
         promised = promises.promised(model, moment)
         guaranteed, mine = ledger.guarantee_at(team, model, moment), promised.get(team, 0)
         others = (teams | promised.keys()) - {team}
@@ -291,15 +315,27 @@ def quota_violation(promises: PromiseTimeline, whose: ReservationRequester, mode
         if mine + need > guaranteed and mine + need + rest > capacity:
             left = max(0, guaranteed - mine, capacity - rest - mine)
             return ReasonCode.WINDOW_EATS_GUARANTEES, reason_numbers(
-                at=moment, capacity=capacity, guaranteed=guaranteed, left=left, model=model, need=need, others=rest
+                at=moment,
+                capacity=capacity,
+                guaranteed=guaranteed,
+                left=left,
+                model=model,
+                need=need,
+                others=rest,
             )
         may_borrow = whose.may_borrow_at(moment)
         limit = ledger.max_slots_at(team, model, moment) if may_borrow else guaranteed
         if mine + need > limit:
             return ReasonCode.OVER_QUOTA, reason_numbers(
-                at=moment, guaranteed=guaranteed, held=mine, limit=limit, may_borrow=may_borrow, model=model, need=need,
+                at=moment,
+                guaranteed=guaranteed,
+                held=mine,
+                limit=limit,
+                may_borrow=may_borrow,
+                model=model,
+                need=need,
                 preemptible=False,
-            )  # fmt: skip
+            )
     return "", ()
 
 

@@ -24,11 +24,15 @@ def bind_reservations(board: PoolState) -> PromiseTimeline:
             if reservation.start <= board.now and not reservation.units:
                 board.unbound.append(units_missing(board, promises, reservation))
             continue
-        if reservation.start <= board.now and all(board.holder[u] == NO_HOLDER and board.kept[u] == 0 for u in units):
+        if reservation.start <= board.now and all(
+            board.holder[u] == NO_HOLDER and board.kept[u] == 0 for u in units
+        ):
             board.bind(reservation, units)
             continue
         if reservation.start - eviction_lead_seconds(board) <= board.now:
-            units = promises.tentative_units[reservation.id] = choose_units_with_fewer_evictions(board, promises, reservation, units)
+            units = promises.tentative_units[reservation.id] = choose_units_with_fewer_evictions(
+                board, promises, reservation, units
+            )
             evict_holders(board, reservation, units)
         board.promise(reservation, units)
         note_upcoming_reservation(board, reservation, units)
@@ -50,7 +54,9 @@ def note_upcoming_reservation(board: PoolState, reservation: ReservationInfo, un
         board.ledger.coming.setdefault((reservation.team, model), []).append(row)
 
 
-def units_missing(board: PoolState, promises: PromiseTimeline, reservation: ReservationInfo) -> UnboundReservation:
+def units_missing(
+    board: PoolState, promises: PromiseTimeline, reservation: ReservationInfo
+) -> UnboundReservation:
     """No choice of units would do until its end: some failed or were closed, or are held by work that must stay."""
     fitting = board.fitting(reservation.ask)
     free = promises.open_units(board.now, reservation.end) & fitting
@@ -85,14 +91,18 @@ def preemptible_holders(board: PoolState, reservation: ReservationInfo, units: l
     return found
 
 
-def choose_units_with_fewer_evictions(board: PoolState, promises: PromiseTimeline, reservation: ReservationInfo, units: list[int]) -> list[int]:
+def choose_units_with_fewer_evictions(
+    board: PoolState, promises: PromiseTimeline, reservation: ReservationInfo, units: list[int]
+) -> list[int]:
     """Other units for a reservation, for which not all that are in its way need to go: what one leaves whole may be
     more than the reservation takes of it. Tried for the dearest first."""
     going = preemptible_holders(board, reservation, units)
     for victim in sorted(going, key=lambda v: (-int(board.cost[v]), v)):
         rest = [v for v in going if v != victim]
         stays = {int(board.holder[u]) for u in units} - set(going)
-        mask = promises.open_units(max(reservation.start, board.now + eviction_lead_seconds(board)), reservation.end)
+        mask = promises.open_units(
+            max(reservation.start, board.now + eviction_lead_seconds(board)), reservation.end
+        )
         mask &= np.isin(board.holder, [NO_HOLDER, *rest]) & (board.kept == 0)
         mask[units] = [int(board.holder[u]) in stays | {*rest, NO_HOLDER} for u in units]
         kind = int(board.kind[units[0]])

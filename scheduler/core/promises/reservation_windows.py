@@ -26,10 +26,14 @@ from scheduler.core.reasons import Reason, ReasonCode, ReasonNumbers, reason_num
 WINDOW_GRID_SECONDS = 60  # reservations begin and end on whole minutes
 SEARCH_HORIZON_SECONDS = 14 * 86_400
 MAX_WINDOWS_SHOWN = 3
-WINDOW_VALID_SECONDS = 300  # seconds for which a window that is named can be asked for, if nothing changes but the time
+WINDOW_VALID_SECONDS = (
+    300  # seconds for which a window that is named can be asked for, if nothing changes but the time
+)
 
 
-def user_cap_violation(promises: PromiseTimeline, whose: ReservationRequester, need: int, start: int, end: int) -> Reason:
+def user_cap_violation(
+    promises: PromiseTimeline, whose: ReservationRequester, need: int, start: int, end: int
+) -> Reason:
     """Why one person's reservations would be more than one person may hold in the pool, or an empty code."""
     board, cap = promises.board, promises.board.policy.most_slots_per_user
     if cap is None or whose.user is None:
@@ -47,13 +51,19 @@ def user_cap_violation(promises: PromiseTimeline, whose: ReservationRequester, n
 def _slots_promised(promises: PromiseTimeline, reservation: ReservationInfo) -> int:
     """Of the units that it has or counts on; of the smallest that would do where there are none at present."""
     board = promises.board
-    units = [board.unit_index[u] for u in reservation.units if u in board.unit_index] or promises.tentative_units.get(reservation.id)
+    units = [
+        board.unit_index[u] for u in reservation.units if u in board.unit_index
+    ] or promises.tentative_units.get(reservation.id)
     if units:
         return int(board.slots[units].sum())
-    return min((board.slots_needed(reservation.ask, kind) for kind in board.kinds_for(reservation.ask)), default=0)
+    return min(
+        (board.slots_needed(reservation.ask, kind) for kind in board.kinds_for(reservation.ask)), default=0
+    )
 
 
-def _window_violation(promises: PromiseTimeline, ask: Ask, whose: ReservationRequester, start: int, end: int) -> Reason:
+def _window_violation(
+    promises: PromiseTimeline, ask: Ask, whose: ReservationRequester, start: int, end: int
+) -> Reason:
     """The code and numbers of why a window does not fit; an empty code when it does."""
     board = promises.board
     mask = promises.open_units(start, end)
@@ -74,7 +84,9 @@ def _window_violation(promises: PromiseTimeline, ask: Ask, whose: ReservationReq
     )
 
 
-def _quota_or_cap_violation(promises: PromiseTimeline, ask: Ask, kind: int, whose: ReservationRequester, start: int, end: int) -> Reason:
+def _quota_or_cap_violation(
+    promises: PromiseTimeline, ask: Ask, kind: int, whose: ReservationRequester, start: int, end: int
+) -> Reason:
     board = promises.board
     if whose.may_exceed:
         return "", ()
@@ -109,9 +121,19 @@ def check_reservation_window(
     ``now + horizon``, on whole minutes. ``exclude_reservation`` is one that is being moved.
     """
     return check_reservation_windows(
-        snapshot, ask, team, pool, [(start, end)], now, exclude_reservation, may_exceed_guarantee, horizon, earliest, user,
+        snapshot,
+        ask,
+        team,
+        pool,
+        [(start, end)],
+        now,
+        exclude_reservation,
+        may_exceed_guarantee,
+        horizon,
+        earliest,
+        user,
         borrows_again_from,
-    )[0]  # fmt: skip
+    )[0]
 
 
 def check_reservation_windows(
@@ -132,7 +154,9 @@ def check_reservation_windows(
     that does not fit names the windows that would, from its own start on; those after it only why."""
     board, impossible = _pool_state_for(snapshot, ask, team, pool, now)
     if board is None or impossible is not None:
-        return [WindowCheckResult(False, *(impossible or (ReasonCode.NOT_YOUR_POOL, reason_numbers(pool=pool))))] * len(windows)
+        return [
+            WindowCheckResult(False, *(impossible or (ReasonCode.NOT_YOUR_POOL, reason_numbers(pool=pool))))
+        ] * len(windows)
     promises = PromiseTimeline(board, exclude_reservation)
     whose = ReservationRequester(team, user, may_exceed_guarantee, borrows_again_from)
     answers: list[WindowCheckResult] = []
@@ -173,12 +197,16 @@ def first_windows(
     not fit may begin to: so the first minute is found.
     """
     board = promises.board
-    later = PromiseTimeline(PoolState(board.facts, board.pool, board.now + WINDOW_VALID_SECONDS), promises.exclude)
+    later = PromiseTimeline(
+        PoolState(board.facts, board.pool, board.now + WINDOW_VALID_SECONDS), promises.exclude
+    )
     first, last = max(limits[0], later.board.now), limits[1]
     begins = _times_that_may_fit(promises, whose) | _times_that_may_fit(later, whose)
     moments = {at for at in begins if first < at <= last}
     found: list[ReservationWindow] = []
-    for at in sorted({-(-moment // WINDOW_GRID_SECONDS) * WINDOW_GRID_SECONDS for moment in {first, *moments}}):
+    for at in sorted(
+        {-(-moment // WINDOW_GRID_SECONDS) * WINDOW_GRID_SECONDS for moment in {first, *moments}}
+    ):
         if at > last or len(found) == MAX_WINDOWS_SHOWN:
             break
         if not any(_window_violation(asked, ask, whose, at, at + length)[0] for asked in (later, promises)):
@@ -192,7 +220,9 @@ def _times_that_may_fit(promises: PromiseTimeline, whose: ReservationRequester) 
     to come."""
     board = promises.board
     moments = {stretch.end for stretch in promises.all_promised_intervals()}
-    if whose.user is not None:  # one that can't be kept has no stretch, and counts against what its owner may hold
+    if (
+        whose.user is not None
+    ):  # one that can't be kept has no stretch, and counts against what its owner may hold
         moments |= {r.end for r in board.reservations if r.user == whose.user and r.id != promises.exclude}
     if has_full_disks(board):
         moments.add(full_disks_cleared_at(board))
@@ -203,7 +233,14 @@ def _times_that_may_fit(promises: PromiseTimeline, whose: ReservationRequester) 
 
 
 def free_windows(
-    snapshot: Snapshot, ask: Ask, whose: ReservationRequester, pool: int, length: int, now: int, earliest: int, horizon: int
+    snapshot: Snapshot,
+    ask: Ask,
+    whose: ReservationRequester,
+    pool: int,
+    length: int,
+    now: int,
+    earliest: int,
+    horizon: int,
 ) -> tuple[ReservationWindow, ...]:
     """The first windows of a length in which a reservation of ``ask`` would fit for whoever asks within ``WINDOW_VALID_SECONDS``, from
     ``earliest`` to ``now + horizon``; empty where there is none, and where it could never be had."""
@@ -211,12 +248,6 @@ def free_windows(
     if board is None or impossible is not None:
         return ()
     return first_windows(PromiseTimeline(board), ask, whose, length, (max(now, earliest), now + horizon))
-
-
-
-
-
-
 
 
 def free_units_by_time(

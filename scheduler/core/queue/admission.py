@@ -48,7 +48,9 @@ class AdmissionCheck:
             why = reason_numbers(reservation=reservation.id, start=reservation.start)
             return ReasonCode.RESERVATION_NOT_STARTED, why, reservation.start
         if reservation.team != queued.team or reservation.project != queued.project:
-            why = reason_numbers(project=reservation.project, reservation=reservation.id, team=reservation.team)
+            why = reason_numbers(
+                project=reservation.project, reservation=reservation.id, team=reservation.team
+            )
             return ReasonCode.RESERVATION_NOT_YOURS, why, None
         return None
 
@@ -69,7 +71,11 @@ class AdmissionCheck:
     def _over_workload_cap(self, queued: QueuedWorkload) -> Reason | None:
         cap = self.board.policy.most_slots_per_workload
         need = min(self.board.slots_needed(queued.ask, kind) for kind in self.board.kinds_for(queued.ask))
-        return None if cap is None or need <= cap else (ReasonCode.OVER_WORKLOAD_CAP, reason_numbers(cap=cap, need=need))
+        return (
+            None
+            if cap is None or need <= cap
+            else (ReasonCode.OVER_WORKLOAD_CAP, reason_numbers(cap=cap, need=need))
+        )
 
     def _no_quota(self, queued: QueuedWorkload) -> Reason | None:
         board = self.board

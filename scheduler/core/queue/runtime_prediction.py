@@ -17,7 +17,9 @@ from scheduler.core.model.snapshot import QueuedWorkload
 MAX_SIMILAR_JOBS = 200  # finished jobs
 MIN_SIMILAR_JOBS = 5
 SIMILAR_LIMIT_FACTOR = 3
-MAX_REMEMBERED_JOBS = 2000  # finished jobs per team and size, among which a simulation looks for similar limits
+MAX_REMEMBERED_JOBS = (
+    2000  # finished jobs per team and size, among which a simulation looks for similar limits
+)
 
 
 def size_class(total_units: int) -> tuple[int, int]:
@@ -31,13 +33,17 @@ def similar_limits(limit: int) -> tuple[float, float]:
     return limit / SIMILAR_LIMIT_FACTOR, float(limit * SIMILAR_LIMIT_FACTOR)
 
 
-def predicted_seconds(of_user: Sequence[float], of_team: Sequence[float], ratios: Sequence[float], limit: int) -> int:
+def predicted_seconds(
+    of_user: Sequence[float], of_team: Sequence[float], ratios: Sequence[float], limit: int
+) -> int:
     """Seconds between 1 and ``limit``, from the runtimes (s) of the user's and the team's similar jobs and the pool's
     runtime / limit, each the latest ``MAX_SIMILAR_JOBS``."""
     for runtimes in (of_user, of_team):
         if len(runtimes) >= MIN_SIMILAR_JOBS:
             return _clamp_to_limit(statistics.median(runtimes), limit)
-    return _clamp_to_limit(limit * (statistics.median(ratios) if len(ratios) >= MIN_SIMILAR_JOBS else 1.0), limit)
+    return _clamp_to_limit(
+        limit * (statistics.median(ratios) if len(ratios) >= MIN_SIMILAR_JOBS else 1.0), limit
+    )
 
 
 def _clamp_to_limit(seconds: float, limit: int) -> int:
@@ -48,7 +54,9 @@ class RuntimeHistory:
     """What finished so far in a simulation, and the prediction made from it."""
 
     def __init__(self) -> None:
-        self._runs: dict[tuple[str, int, int], deque[tuple[int, int]]] = defaultdict(lambda: deque(maxlen=MAX_REMEMBERED_JOBS))
+        self._runs: dict[tuple[str, int, int], deque[tuple[int, int]]] = defaultdict(
+            lambda: deque(maxlen=MAX_REMEMBERED_JOBS)
+        )
         self._ratios: deque[float] = deque()
         self._sorted_ratios: list[float] = []
 
@@ -69,7 +77,9 @@ class RuntimeHistory:
         size = size_class(queued.ask.total_units)[0]
         limit = queued.max_runtime_seconds
         of_user = self._similar(("user", queued.user, size), limit)
-        of_team = self._similar(("team", queued.team, size), limit) if len(of_user) < MIN_SIMILAR_JOBS else of_user
+        of_team = (
+            self._similar(("team", queued.team, size), limit) if len(of_user) < MIN_SIMILAR_JOBS else of_user
+        )
         return predicted_seconds(of_user, of_team, self._sorted_ratios, limit)
 
     def _similar(self, key: tuple[str, int, int], limit: int) -> list[int]:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from scheduler.core.model.pool_state import PoolState
 
 
-
 OLDEST_FIRST_AFTER_SECONDS = 24 * 3600
 
 
@@ -32,12 +31,20 @@ def is_large_job(queued: QueuedWorkload) -> bool:
 class TeamQueue:
     """One team's queue in one lane: priority first, then what waited too long, then the place in line."""
 
-    def __init__(self, groups: list[EquivalenceClass], now: int, elsewhere: AbstractSet[int], hopeless: UnschedulableClasses) -> None:
+    def __init__(
+        self,
+        groups: list[EquivalenceClass],
+        now: int,
+        elsewhere: AbstractSet[int],
+        hopeless: UnschedulableClasses,
+    ) -> None:
         self.now, self.elsewhere, self.hopeless = now, elsewhere, hopeless
         self.by_priority: dict[int, list[EquivalenceClass]] = defaultdict(list)
         for group in groups:
             self.by_priority[group.first.priority].append(group)
-        self.last_skipped: dict[int, QueuedWorkload] = {}  # group -> the last of it that was passed over since the last turn
+        self.last_skipped: dict[
+            int, QueuedWorkload
+        ] = {}  # group -> the last of it that was passed over since the last turn
         self._turns = self._iterate()
 
     def next(self) -> tuple[QueuedWorkload, EquivalenceClass, bool, list[QueuedWorkload]] | None:
@@ -71,7 +78,9 @@ class TeamQueue:
                     found[since] = queued, group
         return [found[since] for since in sorted(found)]
 
-    def _by_submit_time(self, groups: list[EquivalenceClass], elsewhere: AbstractSet[int]) -> Iterator[tuple[QueuedWorkload, EquivalenceClass]]:
+    def _by_submit_time(
+        self, groups: list[EquivalenceClass], elsewhere: AbstractSet[int]
+    ) -> Iterator[tuple[QueuedWorkload, EquivalenceClass]]:
         """The groups merged, those left out that are known to get nothing: for a long queue that is nearly all of it."""
         heap = [(*group.members[0][:2], number, 0) for number, group in enumerate(groups)]
         heapq.heapify(heap)
@@ -100,7 +109,13 @@ class TeamQueue:
         for other, reached in given_up.items():
             self._skip(groups[other], reached, None, elsewhere)
 
-    def _skip(self, group: EquivalenceClass, reached: int, before: tuple[int, int] | None, elsewhere: AbstractSet[int]) -> int:
+    def _skip(
+        self,
+        group: EquivalenceClass,
+        reached: int,
+        before: tuple[int, int] | None,
+        elsewhere: AbstractSet[int],
+    ) -> int:
         """Pass over a given-up group's members as far as ``before``."""
         to = len(group.members) if before is None else bisect_left(group.members, before)
         for at in range(to - 1, reached - 1, -1):
@@ -127,7 +142,9 @@ class UnschedulableClasses:
     def __init__(self, board: PoolState) -> None:
         self.board = board
         self.whole: set[int] = set()
-        self.partly: dict[int, list[tuple[int, int]]] = {}  # group -> (expected, longest) run times, in seconds
+        self.partly: dict[
+            int, list[tuple[int, int]]
+        ] = {}  # group -> (expected, longest) run times, in seconds
 
     def note(self, group: EquivalenceClass, queued: QueuedWorkload, alike: SkipScope) -> None:
         """A member got nothing, and so will those alike."""

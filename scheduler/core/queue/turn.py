@@ -6,7 +6,11 @@ from enum import StrEnum
 from scheduler.core.model.quota_ledger import BORROWING, QUOTA_TIERS
 from scheduler.core.model.snapshot import QueuedWorkload
 
-LANES = INSIDE_RESERVATION, EVICTION_IN_PROGRESS, ORDINARY = 0, 1, 2  # inside a reservation, with room being made, everybody else
+LANES = INSIDE_RESERVATION, EVICTION_IN_PROGRESS, ORDINARY = (
+    0,
+    1,
+    2,
+)  # inside a reservation, with room being made, everybody else
 
 
 BORROWER_TIER = ORDINARY * len(QUOTA_TIERS) + BORROWING  # the first part of a borrower's key
@@ -67,10 +71,14 @@ def deciding_criterion(first: QueueTurn, second: QueueTurn) -> TurnCriterion:
         if first.queued.priority != second.queued.priority:
             return TurnCriterion.PRIORITY
     elif first.key > second.key:
-        return TurnCriterion.OWN_TEAM  # its key says otherwise, but it was not yet at the head of its team's line
+        return (
+            TurnCriterion.OWN_TEAM
+        )  # its key says otherwise, but it was not yet at the head of its team's line
     elif first.key[0] != second.key[0]:
         lanes = {0: TurnCriterion.RESERVATION, 1: TurnCriterion.ROOM_IS_MADE}
-        return lanes.get(first.turn_lane) or (TurnCriterion.BELOW_GUARANTEE if first.claim else TurnCriterion.WITHIN_GUARANTEE)
+        return lanes.get(first.turn_lane) or (
+            TurnCriterion.BELOW_GUARANTEE if first.claim else TurnCriterion.WITHIN_GUARANTEE
+        )
     elif first.share != second.share:
         return TurnCriterion.FAIR_SHARE
     if first.aged != second.aged:

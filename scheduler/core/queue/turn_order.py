@@ -44,17 +44,6 @@ if TYPE_CHECKING:
     from scheduler.core.model.pool_state import PoolState
 
 
-
-
-
-
-
-
-
-
-
-
-
 def expected_slot_seconds(board: PoolState, queued: QueuedWorkload) -> int:
     """What a start adds to its team's use as fair share sees it, so that one team does not take a whole cycle."""
     kinds = board.kinds_for(queued.ask)
@@ -62,30 +51,18 @@ def expected_slot_seconds(board: PoolState, queued: QueuedWorkload) -> int:
     return slots * min(queued.predicted_seconds, board.policy.half_life_seconds)
 
 
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
 class TurnOrder:
     """The queue of one pool, handed out one by one; a team's turn depends on what it was given so far."""
 
-    def __init__(self, board: PoolState, groups: list[EquivalenceClass], singles: list[QueuedWorkload]) -> None:
+    def __init__(
+        self, board: PoolState, groups: list[EquivalenceClass], singles: list[QueuedWorkload]
+    ) -> None:
         """``groups`` and ``singles`` (what stands apart) are those who may stand in line; the rest was turned away."""
         self.board, self.shares, self.weights = board, dict(board.facts.shares), board.facts.weights
         self.hopeless = UnschedulableClasses(board)
-        self.unit_seconds = sum(group.unit_seconds for group in groups)  # what may stand in line is expected to take
+        self.unit_seconds = sum(
+            group.unit_seconds for group in groups
+        )  # what may stand in line is expected to take
         self.group: EquivalenceClass | None = None  # that of whose turn it is
         self.turns: dict[int, QueueTurn] | None = None  # by workload; kept only for who wants to be told why
         self.requeued = False  # has the one whose turn it is another turn later?
@@ -117,7 +94,9 @@ class TurnOrder:
         for mask in sorted(set(models)):
             joined = [part for part in parts if part & mask]
             parts = [part for part in parts if not part & mask]
-            parts.append(mask | sum(joined))  # parts have no model in common, so that their sum is their union
+            parts.append(
+                mask | sum(joined)
+            )  # parts have no model in common, so that their sum is their union
         if len(parts) == 1:
             return [groups]
         found: list[list[EquivalenceClass]] = [[] for _ in parts]
@@ -145,7 +124,9 @@ class TurnOrder:
                     self._push_next(heap, line)
             while heap:
                 key, line, queued, group = heapq.heappop(heap)
-                if key[0] == BORROWER_TIER and key[1] < self.shares.get(queued.team, 0.0):  # another line of its team was served
+                if key[0] == BORROWER_TIER and key[1] < self.shares.get(
+                    queued.team, 0.0
+                ):  # another line of its team was served
                     heapq.heappush(heap, ((key[0], self.shares[queued.team], *key[2:]), line, queued, group))
                     continue
                 self.group, self.requeued, self._turn_key = group, False, key
@@ -158,7 +139,9 @@ class TurnOrder:
                 else:
                     self._push_next(heap, line)
 
-    def _push_next(self, heap: list[tuple[TurnKey, TeamQueueKey, QueuedWorkload, EquivalenceClass]], line: TeamQueueKey) -> None:
+    def _push_next(
+        self, heap: list[tuple[TurnKey, TeamQueueKey, QueuedWorkload, EquivalenceClass]], line: TeamQueueKey
+    ) -> None:
         found = self.lines[line].next()
         if found is not None:
             queued, group, aged, skipped = found
@@ -186,7 +169,9 @@ class TurnOrder:
 
     def _claim_on(self, queued: QueuedWorkload, kind: int) -> int:
         board = self.board
-        return board.ledger.quota_tier_of(queued.team, board.kinds[kind].model, board.slots_needed(queued.ask, kind))
+        return board.ledger.quota_tier_of(
+            queued.team, board.kinds[kind].model, board.slots_needed(queued.ask, kind)
+        )
 
     def may_take_kind_now(self, queued: QueuedWorkload, kind: int) -> bool:
         """Has it the turn for units of this kind? Who is guaranteed one model, and had rather have another that is beyond its

@@ -77,7 +77,9 @@ class DemandMix:
     def batches(self, count: int) -> Ints:
         """``count`` batches of BATCH asks each, as indices into ``needs``; the same for the same mix, always."""
         steps = np.cumsum(np.array(self.weights, dtype=np.int64))
-        points = np.array([drawn * int(steps[-1]) >> 64 for drawn in _quasi_random(count * BATCH_SIZE)], dtype=np.int64)
+        points = np.array(
+            [drawn * int(steps[-1]) >> 64 for drawn in _quasi_random(count * BATCH_SIZE)], dtype=np.int64
+        )
         return np.searchsorted(steps, points, side="right").reshape(count, BATCH_SIZE).astype(np.int64)
 
 
@@ -87,7 +89,9 @@ def round_weights(mix: DemandMix) -> DemandMix:
     One ask more or less then seldom changes the mix, and what was worked out for it stays of use. The rounding (at most
     6 %) costs nothing that could be measured; rounding to powers of two cost one percent of a cluster where CPU is scarce.
     """
-    kept = sorted(zip(mix.weights, mix.needs, strict=True), key=lambda pair: (-pair[0], pair[1]))[:MAX_DEMANDS_IN_MIX]
+    kept = sorted(zip(mix.weights, mix.needs, strict=True), key=lambda pair: (-pair[0], pair[1]))[
+        :MAX_DEMANDS_IN_MIX
+    ]
     return DemandMix.of((need, _round_weight(weight)) for weight, need in kept)
 
 

@@ -14,19 +14,10 @@ from scheduler.core.arrays import Ints, Ints32, Mask
 from scheduler.core.scoring.demand_mix import BATCH_SIZE, MILLI_PER_GPU, UNLIMITED_AMOUNT, DemandMix
 
 BATCH_COUNT = 32
-MIN_DEMANDS_PER_BATCH, MAX_DEMAND_TO_IDLE_RATIO = 16, 4  # a batch ends after so many asks and so many times the node's idle GPU
-
-
-
-
-
-
-
-
-
-
-
-
+MIN_DEMANDS_PER_BATCH, MAX_DEMAND_TO_IDLE_RATIO = (
+    16,
+    4,
+)  # a batch ends after so many asks and so many times the node's idle GPU
 
 
 class ExpectedWaste:
@@ -95,7 +86,11 @@ class ExpectedWaste:
         waits &= self.total <= _largest_ask(gpus)[:, None, None]
         waits = waits.reshape(count * batches, BATCH_SIZE)
         row = np.arange(count * batches)
-        batch, cpu, memory = np.tile(np.arange(batches), count), np.repeat(cpu, batches), np.repeat(memory, batches)
+        batch, cpu, memory = (
+            np.tile(np.arange(batches), count),
+            np.repeat(cpu, batches),
+            np.repeat(memory, batches),
+        )
         gpu, left = np.repeat(gpus, batches, axis=0), np.repeat(idle, batches)
         used = np.zeros(count * batches, dtype=np.int64)
         while len(row):
@@ -137,7 +132,10 @@ class ExpectedWaste:
             self.offered_before[klass][batch] >= (MAX_DEMAND_TO_IDLE_RATIO * MILLI_PER_GPU * free)[:, None]
         )
         waits = self.serves[klass][batch] & ~over
-        left_cpu, left_memory = np.full(len(free), cpu, dtype=np.int64), np.full(len(free), memory, dtype=np.int64)
+        left_cpu, left_memory = (
+            np.full(len(free), cpu, dtype=np.int64),
+            np.full(len(free), memory, dtype=np.int64),
+        )
         for place in range(BATCH_SIZE):
             whole, needs_cpu = self.whole[batch, place], self.cpu[batch, place]
             needs_memory = self.memory[batch, place]

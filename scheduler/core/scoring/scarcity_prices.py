@@ -16,7 +16,9 @@ from scheduler.core.scoring.expected_waste import BATCH_COUNT
 LOAD_BALANCING_SWEEPS = 6
 MAX_SCARCITY = 1.5
 SLOT_WEIGHT = 0.05
-SCORE_UNITS_PER_MILLI = 64  # the grain of a score: so many parts of a thousandth of GPU, times the number of batches
+SCORE_UNITS_PER_MILLI = (
+    64  # the grain of a score: so many parts of a thousandth of GPU, times the number of batches
+)
 
 
 class ScarcityPrices:
@@ -77,7 +79,9 @@ class ScarcityPrices:
         """Larger asks need this room too, each as many slots of it as its GPUs make."""
         gpus, cpu, allowed = self.room_sizes[i]
         demand = 0.0
-        for frequency, (other_gpus, other_cpu, other_allowed) in zip(self.frequency, self.room_sizes, strict=True):
+        for frequency, (other_gpus, other_cpu, other_allowed) in zip(
+            self.frequency, self.room_sizes, strict=True
+        ):
             if other_gpus >= gpus and other_cpu >= cpu and other_allowed & allowed:
                 demand += frequency * asks * (other_gpus // gpus)
         scarcity = min(demand / available, MAX_SCARCITY) if available else 0.0

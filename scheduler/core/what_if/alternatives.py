@@ -19,10 +19,6 @@ MAX_CHANGES_TRIED, MIN_CHANGES_TRIED = 24, 2  # ways to ask that are planned for
 MAX_TURNS_EVALUATED = 1_600  # turns gone through in all of them
 
 
-
-
-
-
 class ChangedField(StrEnum):
     """What an alternative asks for otherwise."""
 
@@ -90,7 +86,11 @@ class PoolWhatIf:
 
 
 def earlier_alternatives(
-    snapshot: Snapshot, workload: int, now: int, allowed: AllowedChanges = AllowedChanges(), said: Refusal | None = None
+    snapshot: Snapshot,
+    workload: int,
+    now: int,
+    allowed: AllowedChanges = AllowedChanges(),
+    said: Refusal | None = None,
 ) -> list[Alternative]:
     """What a waiting workload could ask for instead to start sooner: another model, fewer GPUs or hosts, less time, and as
     far as it is ``allowed`` to be preemptible and a higher priority.
@@ -116,8 +116,12 @@ def earlier_alternatives_for(
     if isinstance(answer, Placement):
         return []
     found: list[tuple[int, int, Alternative]] = []
-    for tried, (rank, other, changed) in enumerate(_promising_changes(what_if, snapshot, queued, allowed, answer)):
-        if len(found) == MAX_ALTERNATIVES or (tried >= MIN_CHANGES_TRIED and what_if.work >= MAX_TURNS_EVALUATED):
+    for tried, (rank, other, changed) in enumerate(
+        _promising_changes(what_if, snapshot, queued, allowed, answer)
+    ):
+        if len(found) == MAX_ALTERNATIVES or (
+            tried >= MIN_CHANGES_TRIED and what_if.work >= MAX_TURNS_EVALUATED
+        ):
             break
         if changed in MINIMAL_CHANGES and any(way.changed == changed and at <= now for at, _, way in found):
             continue  # the lesser change starts now
@@ -158,25 +162,38 @@ def _drop_larger_changes(ways: list[Alternative]) -> list[Alternative]:
     return kept
 
 
-def _alternative(other: QueuedWorkload, changed: tuple[ChangedField, ...], start: int, starts_now: bool) -> Alternative:
+def _alternative(
+    other: QueuedWorkload, changed: tuple[ChangedField, ...], start: int, starts_now: bool
+) -> Alternative:
     runtime, preemptible, priority = other.max_runtime_seconds, other.preemptible, other.priority
     return Alternative(other.ask, starts_now, start, changed, runtime, preemptible, priority)
 
 
 def reservable_windows(
-    snapshot: Snapshot, queued: QueuedWorkload, whose: ReservationRequester, now: int, length: int, horizon: int
+    snapshot: Snapshot,
+    queued: QueuedWorkload,
+    whose: ReservationRequester,
+    now: int,
+    length: int,
+    horizon: int,
 ) -> tuple[ReservationWindow, ...]:
     """Another time: the first windows of ``length`` seconds in which a reservation of what a workload asks for would fit if
     ``whose`` it would be asked for it: by the rule of ``reservation_windows.window_answer``. They begin up to ``horizon`` seconds from
     ``now``, on whole minutes. Empty where there is none."""
-    return reservation_windows.free_windows(snapshot, queued.ask, whose, queued.pool, length, now, now, horizon)
+    return reservation_windows.free_windows(
+        snapshot, queued.ask, whose, queued.pool, length, now, now, horizon
+    )
 
 
-def _changed_requests(snapshot: Snapshot, queued: QueuedWorkload, allowed: AllowedChanges) -> list[tuple[QueuedWorkload, tuple[ChangedField, ...]]]:
+def _changed_requests(
+    snapshot: Snapshot, queued: QueuedWorkload, allowed: AllowedChanges
+) -> list[tuple[QueuedWorkload, tuple[ChangedField, ...]]]:
     """Workloads like this one, the least different first: one thing changed, then model and size together."""
     ask = queued.ask
     hosts = {host.id for host in snapshot.hosts if host.pool == queued.pool}
-    models = sorted({unit.model for unit in snapshot.units if unit.host in hosts and unit.profile == ask.profile})
+    models = sorted(
+        {unit.model for unit in snapshot.units if unit.host in hosts and unit.profile == ask.profile}
+    )
     wanted = set(ask.models) or set(models)
     others = [(model,) for model in models if model not in wanted]
     units = [replace(ask, units=count) for count in _halves(ask.units)]
@@ -185,13 +202,17 @@ def _changed_requests(snapshot: Snapshot, queued: QueuedWorkload, allowed: Allow
     ways += [(replace(queued, ask=replace(ask, models=model)), (ChangedField.MODEL,)) for model in others]
     ways += [(replace(queued, ask=less), (ChangedField.UNITS,)) for less in units]
     ways += [(replace(queued, ask=less), (ChangedField.HOSTS,)) for less in fewer]
-    ways += [(_with_shorter_runtime(queued, seconds), (ChangedField.RUNTIME,)) for seconds in _runtimes(queued)]
+    ways += [
+        (_with_shorter_runtime(queued, seconds), (ChangedField.RUNTIME,)) for seconds in _runtimes(queued)
+    ]
     if allowed.preemptible and not queued.preemptible:
         ways.append((replace(queued, preemptible=True, may_borrow=True), (ChangedField.PREEMPTIBLE,)))
     higher = [p for p in Priority if queued.priority < p <= allowed.priority]
     ways += [(replace(queued, priority=priority), (ChangedField.PRIORITY,)) for priority in higher]
     for less, size in [*((a, ChangedField.UNITS) for a in units), *((a, ChangedField.HOSTS) for a in fewer)]:
-        ways += [(replace(queued, ask=replace(less, models=model)), (size, ChangedField.MODEL)) for model in others]
+        ways += [
+            (replace(queued, ask=replace(less, models=model)), (size, ChangedField.MODEL)) for model in others
+        ]
     return ways
 
 
@@ -211,41 +232,9 @@ def _runtimes(queued: QueuedWorkload) -> list[int]:
 
 
 def _with_shorter_runtime(queued: QueuedWorkload, seconds: int) -> QueuedWorkload:
-    return replace(queued, max_runtime_seconds=seconds, predicted_seconds=min(queued.predicted_seconds, seconds))
+    return replace(
+        queued, max_runtime_seconds=seconds, predicted_seconds=min(queued.predicted_seconds, seconds)
+    )
 
 
 # -- why them, not me ------------------------------------------------------------------------------------------------
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-

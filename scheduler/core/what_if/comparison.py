@@ -56,7 +56,9 @@ def turns_in_pool(snapshot: Snapshot, pool: int, now: int) -> PoolTurns:
     return PoolTurns(turns)
 
 
-def compare_workloads(snapshot: Snapshot, mine: int, other: int, now: int, other_submitted: int) -> WorkloadComparison | None:
+def compare_workloads(
+    snapshot: Snapshot, mine: int, other: int, now: int, other_submitted: int
+) -> WorkloadComparison | None:
     """Why ``other``, which waits or runs in the same pool, and not ``mine``, which waits. ``other_submitted`` is when that
     was asked for (s). None when either is not there."""
     queued = next((q for q in snapshot.queued if q.id == mine), None)

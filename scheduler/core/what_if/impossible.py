@@ -30,6 +30,8 @@ def impossible_reason(snapshot: Snapshot, queued: QueuedWorkload, now: int) -> R
         maintenance=(),
     )
     # A budget that allows no borrowing is closed for a time only.
-    free = replace(queued, gate="", gate_numbers=(), not_before=0, may_borrow=queued.preemptible, earmarked_units=())
+    free = replace(
+        queued, gate="", gate_numbers=(), not_before=0, may_borrow=queued.preemptible, earmarked_units=()
+    )
     said = preview(alone, free, now)
     return None if isinstance(said, Placement) or said.expected_start is not None else said

@@ -28,7 +28,13 @@ from itertools import count
 from scheduler.core.incremental_planner import IncrementalPlanner
 from scheduler.core.model.plan import Eviction, Placement, Plan, Refusal
 from scheduler.core.model.quota_ledger import decayed_use
-from scheduler.core.model.snapshot import DecayedUseInfo, QueuedWorkload, ReservationInfo, RunningWorkload, Snapshot
+from scheduler.core.model.snapshot import (
+    DecayedUseInfo,
+    QueuedWorkload,
+    ReservationInfo,
+    RunningWorkload,
+    Snapshot,
+)
 from scheduler.core.model.snapshot_delta import SnapshotDelta
 from scheduler.core.reasons import ReasonCode, ReasonNumbers
 from scheduler.core.what_if.requeue import as_requeued
@@ -109,7 +115,9 @@ class Simulation:
         self.on_refusal = on_refusal  # told (now, refusal) of those in ``curious`` at the next plan
         self.curious: set[int] = set()
         self.report_all_refusals = False  # everybody, at the first plan of each wait
-        self.standing = IncrementalPlanner(replace(snapshot, queued=(), running=(), reservations=(), decayed_use=()))
+        self.standing = IncrementalPlanner(
+            replace(snapshot, queued=(), running=(), reservations=(), decayed_use=())
+        )
         self.plans = 0
         self.held: dict[tuple[int, int], int] = defaultdict(int)  # (team, pool) -> slots in use
         # What the standing snapshot was not told yet, and whose rows change by themselves as time goes by.
@@ -135,7 +143,9 @@ class Simulation:
         for running in snapshot.running:
             self._take_over(running)
         for queued in snapshot.queued:
-            self.queued[queued.id] = SimulatedJob(WorkloadArrival(start, queued, queued.predicted_seconds), queued)
+            self.queued[queued.id] = SimulatedJob(
+                WorkloadArrival(start, queued, queued.predicted_seconds), queued
+            )
             self.stale_queued.add(queued.id)
             self._note_priority(queued.pool, queued.priority)
         for reservation in snapshot.reservations:
@@ -203,7 +213,9 @@ class Simulation:
         self._holds(running, 1)
         self._note_priority(running.pool, running.priority)
         self.running[running.id] = job
-        leaves = running.stop_by if running.stopping and running.stop_by is not None else running.predicted_until
+        leaves = (
+            running.stop_by if running.stopping and running.stop_by is not None else running.predicted_until
+        )
         job.ends = max(self.now, min(leaves, running.until))
         self.at(job.ends, lambda: self._end(job, running))
 
@@ -224,7 +236,11 @@ class Simulation:
         gone = self.reservations.pop(reservation)
         self.stale_reservations.add(reservation)
         self.changed = True
-        self.tell(SimulationEvent(self.now, SimulationEventKind.RESERVATION_OVER, reservation=reservation, units=gone.units))
+        self.tell(
+            SimulationEvent(
+                self.now, SimulationEventKind.RESERVATION_OVER, reservation=reservation, units=gone.units
+            )
+        )
 
     def _request_replan(self) -> None:
         self.changed = True
@@ -258,7 +274,9 @@ class Simulation:
             running_gone=tuple(r for r in sorted(running) if r not in self.running),
             reservations=tuple(self.reservations[r] for r in sorted(reservations) if r in self.reservations),
             reservations_gone=tuple(r for r in sorted(reservations) if r not in self.reservations),
-            decayed_use=tuple(DecayedUseInfo(team, pool, amount) for (team, pool), amount in sorted(self.use.items())),
+            decayed_use=tuple(
+                DecayedUseInfo(team, pool, amount) for (team, pool), amount in sorted(self.use.items())
+            ),
         )
 
     def _holds(self, running: RunningWorkload, sign: int) -> None:
@@ -272,7 +290,11 @@ class Simulation:
             self.reservations[bound.id] = bound
             self.stale_reservations.add(bound.id)
             self.at(self.now, self._request_replan)  # its own work may start inside it now
-            self.tell(SimulationEvent(self.now, SimulationEventKind.RESERVATION_BOUND, reservation=bound.id, units=binding.units))
+            self.tell(
+                SimulationEvent(
+                    self.now, SimulationEventKind.RESERVATION_BOUND, reservation=bound.id, units=binding.units
+                )
+            )
         for placement in planned.placements:
             self.stale_queued.add(placement.workload)
             self._place(self.queued.pop(placement.workload), placement)
@@ -332,7 +354,16 @@ class Simulation:
         done = attempt.started + job.arrival.runtime_seconds - job.saved_seconds <= self.now
         code = ReasonCode.FINISHED if done else ReasonCode.TIME_LIMIT
         self.changed = True
-        self.tell(SimulationEvent(self.now, SimulationEventKind.ENDED, job.queued.id, attempt=job.attempt, units=attempt.units, code=code))
+        self.tell(
+            SimulationEvent(
+                self.now,
+                SimulationEventKind.ENDED,
+                job.queued.id,
+                attempt=job.attempt,
+                units=attempt.units,
+                code=code,
+            )
+        )
 
     def _leave(self, job: SimulatedJob, attempt: RunningWorkload) -> None:
         """A workload gives its units back."""
@@ -347,7 +378,9 @@ class Simulation:
         policy = self.policies[running.pool]
         job.eviction = eviction
         self.stale_running.add(running.id)
-        quick = job.arrival.checkpoint_seconds is not None  # what can checkpoint leaves well before it would be killed
+        quick = (
+            job.arrival.checkpoint_seconds is not None
+        )  # what can checkpoint leaves well before it would be killed
         gone = eviction.stop_at + (policy.grace_seconds // 3 if quick else policy.grace_seconds)
         self.at(gone, lambda: self._stopped(job, running, eviction))
         self.tell(
@@ -392,7 +425,9 @@ class Simulation:
             self.stale_queued.add(beneficiary.queued.id)
         left = max(60, job.arrival.queued.predicted_seconds - job.saved_seconds)
         job.attempt += 1
-        job.queued = replace(job.queued, predicted_seconds=left, evicted_by=eviction.for_workload, earmarked_units=())
+        job.queued = replace(
+            job.queued, predicted_seconds=left, evicted_by=eviction.for_workload, earmarked_units=()
+        )
         self.queued[job.queued.id] = job
         self._queue_event(job)
 
@@ -406,7 +441,9 @@ class Simulation:
             rounds = (self.now - running.started) // every
             checkpoint = running.started + rounds * every if rounds else checkpoint
         if job.eviction is None:
-            return replace(running, checkpoint_at=checkpoint) if checkpoint != running.checkpoint_at else running
+            return (
+                replace(running, checkpoint_at=checkpoint) if checkpoint != running.checkpoint_at else running
+            )
         return replace(
             running,
             checkpoint_at=checkpoint,

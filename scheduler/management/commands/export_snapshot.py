@@ -29,9 +29,13 @@ class Command(BaseCommand):
     requires_system_checks: list[str] = []
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("number", nargs="?", type=int, help="of the recording; without it the latest are listed")
         parser.add_argument(
-            "--workload", type=_id, help="list those in which something was decided about the workload of this id"
+            "number", nargs="?", type=int, help="of the recording; without it the latest are listed"
+        )
+        parser.add_argument(
+            "--workload",
+            type=_id,
+            help="list those in which something was decided about the workload of this id",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -50,9 +54,13 @@ class Command(BaseCommand):
         if workload is not None:
             meant = list(Workload.objects.filter(public_id__startswith=workload).order_by("pk")[:2])
             if len(meant) != 1:
-                raise CommandError(f"workload: {workload}; {'several begin so' if meant else 'there is no such workload'}")
+                raise CommandError(
+                    f"workload: {workload}; {'several begin so' if meant else 'there is no such workload'}"
+                )
             # A decision and its recording carry the moment of the same apply.
             found = found.filter(at__in=Decision.objects.filter(workload=meant[0]).values("at"))
         for row in reversed(found[:LISTED]):
             at = row.at.isoformat(timespec="milliseconds")
-            self.stdout.write(f"{row.pk}  {at}  started {row.placed}, told to go {row.evicted}, waiting {row.refused}")
+            self.stdout.write(
+                f"{row.pk}  {at}  started {row.placed}, told to go {row.evicted}, waiting {row.refused}"
+            )

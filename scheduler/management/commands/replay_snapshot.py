@@ -20,7 +20,9 @@ class Command(BaseCommand):
     requires_system_checks: list[str] = []
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("file", help="as export_snapshot wrote it, plain or gzipped; - for the standard input")
+        parser.add_argument(
+            "file", help="as export_snapshot wrote it, plain or gzipped; - for the standard input"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         recorded = _read(options["file"])

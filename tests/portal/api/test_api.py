@@ -18,9 +18,14 @@ from tests.portal.web.work_samples import reserve
 from tests.world import H100, World
 
 JOB = {
-    "project": "vision/vision-main", "pool": "shared", "name": "train", "command": "python train.py", "units": 2,
-    "models": [H100], "max_runtime_seconds": 3600,
-}  # fmt: skip
+    "project": "vision/vision-main",
+    "pool": "shared",
+    "name": "train",
+    "command": "python train.py",
+    "units": 2,
+    "models": [H100],
+    "max_runtime_seconds": 3600,
+}
 
 
 def submit(client: APIClient, **changes: Any) -> Any:
@@ -43,7 +48,9 @@ def test_a_wrong_token_is_refused(today_world: World, header: str) -> None:
     assert client.get("/api/v1/me/").status_code == 401
 
 
-def test_a_job_is_submitted_read_explained_extended_and_cancelled(today_world: World, client_of: Client) -> None:
+def test_a_job_is_submitted_read_explained_extended_and_cancelled(
+    today_world: World, client_of: Client
+) -> None:
     client = client_of(today_world.vision.member)
     made = submit(client)
     assert made.status_code == 201, made.json()
@@ -70,19 +77,34 @@ def test_numbers_of_a_reason_name_no_rows(today_world: World, client_of: Client)
     """Ids of rows tell nothing to a client, and may be of another team's work; the sentence names what one may know."""
     client = client_of(today_world.vision.member)
     made = submit(client).json()
-    numbers = {"need": 2, "workloads": 3, "workload": 9_000_001, "team": 9_000_002, "reservation": 9_000_003, "model": H100}
-    Workload.objects.filter(public_id=made["id"]).update(reason_code="waits_for_units", reason_numbers=numbers)
+    numbers = {
+        "need": 2,
+        "workloads": 3,
+        "workload": 9_000_001,
+        "team": 9_000_002,
+        "reservation": 9_000_003,
+        "model": H100,
+    }
+    Workload.objects.filter(public_id=made["id"]).update(
+        reason_code="waits_for_units", reason_numbers=numbers
+    )
     told = client.get(f"/api/v1/workloads/{made['id']}/why/").json()
     assert told["numbers"] == {"need": 2, "workloads": 3, "model": H100, "wanted": [H100], "profile": ""}
     Decision.objects.create(
-        workload=Workload.objects.get(public_id=made["id"]), kind="evicted", code="evicted_for_guarantee",
-        numbers=numbers | {"for_workload": 9_000_004, "lost": 7}, at=today_world.now, epoch=1,
-    )  # fmt: skip
+        workload=Workload.objects.get(public_id=made["id"]),
+        kind="evicted",
+        code="evicted_for_guarantee",
+        numbers=numbers | {"for_workload": 9_000_004, "lost": 7},
+        at=today_world.now,
+        epoch=1,
+    )
     for path in ("why/", ""):
         assert "900000" not in client.get(f"/api/v1/workloads/{made['id']}/{path}").content.decode()
 
 
-def test_what_has_ended_or_is_told_to_go_says_why_and_no_longer_why_it_started(today_world: World, client_of: Client) -> None:
+def test_what_has_ended_or_is_told_to_go_says_why_and_no_longer_why_it_started(
+    today_world: World, client_of: Client
+) -> None:
     client = client_of(today_world.vision.member)
     made = submit(client).json()
     rows = Workload.objects.filter(public_id=made["id"])
@@ -90,13 +112,20 @@ def test_what_has_ended_or_is_told_to_go_says_why_and_no_longer_why_it_started(t
     place = f"/api/v1/workloads/{made['id']}/"
     for answer in (client.get(place), client.get("/api/v1/workloads/")):
         told = answer.json()
-        assert (told if "reason" in told else told["results"][0])["reason"] == "It reached its longest runtime."
+        assert (told if "reason" in told else told["results"][0])[
+            "reason"
+        ] == "It reached its longest runtime."
     assert client.get(f"{place}why/").json()["sentence"] == "It reached its longest runtime."
     rows.update(state="queued", stop_requested="", attempt=0, borrowed_slots=840)
     ended = client.post(f"{place}cancel/", {"why": "wrong data"}).json()
     assert (ended["reason"], ended["borrowed_gpus"]) == ("You took it out of the queue: wrong data.", 0.0)
     lead = today_world.vision.lead
-    assert client_of(lead).get(f"{place}why/").json()["sentence"].endswith(" took it out of the queue: wrong data.")
+    assert (
+        client_of(lead)
+        .get(f"{place}why/")
+        .json()["sentence"]
+        .endswith(" took it out of the queue: wrong data.")
+    )
 
 
 def test_a_number_is_no_text(today_world: World, client_of: Client) -> None:
@@ -107,7 +136,9 @@ def test_a_number_is_no_text(today_world: World, client_of: Client) -> None:
 
 def test_a_job_waits_for_a_whole_array_and_says_so(today_world: World, client_of: Client) -> None:
     client = client_of(today_world.vision.member)
-    sweep = client.post("/api/v1/arrays/", json.dumps(JOB | {"array": "0-3"}), content_type="application/json").json()
+    sweep = client.post(
+        "/api/v1/arrays/", json.dumps(JOB | {"array": "0-3"}), content_type="application/json"
+    ).json()
     made = submit(client, after=[{"array": sweep["id"], "condition": "ok"}])
     assert made.status_code == 201
     told = client.get(f"/api/v1/workloads/{made.json()['id']}/").json()["after"]
@@ -116,21 +147,32 @@ def test_a_job_waits_for_a_whole_array_and_says_so(today_world: World, client_of
         refused = submit(client, after=[{**wrong, "condition": "ok"}])
         assert refused.status_code == 400 and "allowed" in refused.json()["errors"][0]["message"]
     other = client_of(today_world.language.member)
-    foreign = submit(other, project="language/language-main", after=[{"array": sweep["id"], "condition": "ok"}])
-    assert foreign.status_code == 400 and "allowed: the id of an array" in foreign.json()["errors"][0]["message"]
+    foreign = submit(
+        other, project="language/language-main", after=[{"array": sweep["id"], "condition": "ok"}]
+    )
+    assert (
+        foreign.status_code == 400 and "allowed: the id of an array" in foreign.json()["errors"][0]["message"]
+    )
 
 
 def test_too_much_that_waits_is_refused_with_its_numbers(today_world: World, client_of: Client) -> None:
     Pool.objects.update(most_waiting_per_user=2)
     client = client_of(today_world.vision.member)
-    refused = client.post("/api/v1/arrays/", json.dumps(JOB | {"array": "0-2"}), content_type="application/json")
+    refused = client.post(
+        "/api/v1/arrays/", json.dumps(JOB | {"array": "0-2"}), content_type="application/json"
+    )
     assert refused.status_code == 409 and not Workload.objects.exists()
     body = refused.json()
-    assert (body["code"], body["numbers"]) == ("too_many_waiting", {"of": "person", "waiting": 0, "more": 3, "limit": 2})
+    assert (body["code"], body["numbers"]) == (
+        "too_many_waiting",
+        {"of": "person", "waiting": 0, "more": 3, "limit": 2},
+    )
     assert "more than the 2 that one person may have" in body["errors"][0]["message"]
 
 
-def test_a_notebook_is_launched_and_can_not_be_opened_before_it_runs(today_world: World, client_of: Client) -> None:
+def test_a_notebook_is_launched_and_can_not_be_opened_before_it_runs(
+    today_world: World, client_of: Client
+) -> None:
     client = client_of(today_world.vision.member)
     made = client.post("/api/v1/notebooks/", {"project": "vision-main", "pool": "shared"})
     assert made.status_code == 201
@@ -148,13 +190,18 @@ def test_what_one_may_not_see_is_not_found(today_world: World, client_of: Client
     for path in ("", "why/", "logs/"):
         assert client.get(place + path).status_code == 404
     for path in ("cancel/", "extend/", "keep/", "relaunch/", "open/"):
-        assert client.post(place + path, {"seconds": 60} if path in ("extend/", "keep/") else {}).status_code == 404
+        assert (
+            client.post(place + path, {"seconds": 60} if path in ("extend/", "keep/") else {}).status_code
+            == 404
+        )
     assert client.get("/api/v1/workloads/").json()["count"] == 0
     assert Workload.objects.get().state == "queued"
 
 
 @pytest.mark.parametrize("who", ["team mate", "auditor"])
-def test_what_one_may_see_but_not_change_is_forbidden(today_world: World, client_of: Client, who: str) -> None:
+def test_what_one_may_see_but_not_change_is_forbidden(
+    today_world: World, client_of: Client, who: str
+) -> None:
     made = submit(client_of(today_world.vision.member)).json()
     answer = client_of(today_world.people[who]).post(f"/api/v1/workloads/{made['id']}/cancel/", {})
     assert answer.status_code == 403
@@ -236,7 +283,9 @@ def test_more_dependencies_than_allowed_are_refused_before_any_is_looked_up(
 )
 def test_a_body_that_is_no_object_is_refused(today_world: World, client_of: Client, body: str) -> None:
     client = client_of(today_world.vision.member)
-    answer = client.post("/api/v1/jobs/", body.encode("utf-8", "surrogatepass"), content_type="application/json")
+    answer = client.post(
+        "/api/v1/jobs/", body.encode("utf-8", "surrogatepass"), content_type="application/json"
+    )
     assert answer.status_code == 400
     assert answer.json()["errors"]
 
@@ -246,7 +295,9 @@ def test_a_body_that_is_too_long_is_refused_also_without_the_server_in_front(
 ) -> None:
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 4096
     body = json.dumps({**JOB, "command": "x" * 4096})
-    answer = client_of(today_world.vision.member).post("/api/v1/jobs/", data=body, content_type="application/json")
+    answer = client_of(today_world.vision.member).post(
+        "/api/v1/jobs/", data=body, content_type="application/json"
+    )
     assert answer.status_code == 413
     assert answer.json()["errors"][0]["message"] == "The body is too large; allowed: up to 4 KiB."
     assert not Workload.objects.exists()
@@ -277,14 +328,23 @@ def test_a_wrong_query_is_refused(today_world: World, client_of: Client, query: 
     assert answer.status_code == (200 if query.startswith("pool=") else 400)
 
 
-def test_a_small_reservation_is_confirmed_and_a_large_one_waits(today_world: World, client_of: Client) -> None:
+def test_a_small_reservation_is_confirmed_and_a_large_one_waits(
+    today_world: World, client_of: Client
+) -> None:
     client = client_of(today_world.vision.member)
     start = datetime.now(UTC) + timedelta(days=1)
     wish = {
-        "project": "vision/vision-main", "pool": "shared", "name": "Review", "units": 2, "models": [H100],
-        "start": start.isoformat(), "end": (start + timedelta(hours=8)).isoformat(),
-    }  # fmt: skip
-    preview = client.post("/api/v1/reservations/preview/", {k: v for k, v in wish.items() if k != "name"}).json()
+        "project": "vision/vision-main",
+        "pool": "shared",
+        "name": "Review",
+        "units": 2,
+        "models": [H100],
+        "start": start.isoformat(),
+        "end": (start + timedelta(hours=8)).isoformat(),
+    }
+    preview = client.post(
+        "/api/v1/reservations/preview/", {k: v for k, v in wish.items() if k != "name"}
+    ).json()
     assert (preview["fits"], preview["needs_approval"]) == (True, False)
     made = client.post("/api/v1/reservations/", wish)
     assert made.status_code == 201 and made.json()["reservation"]["state"] == "confirmed"
@@ -305,11 +365,17 @@ def test_a_small_reservation_is_confirmed_and_a_large_one_waits(today_world: Wor
     assert client.post(f"{place}cancel/", {}).json()["state"] == "cancelled"
 
 
-def test_the_next_reservation_is_listed_first_and_those_that_are_over_last(today_world: World, client_of: Client) -> None:
+def test_the_next_reservation_is_listed_first_and_those_that_are_over_last(
+    today_world: World, client_of: Client
+) -> None:
     for name, hours, state in (
-        ("long ago", -50, "ended"), ("far", 90, "confirmed"), ("next", 3, "confirmed"), ("given up", 1, "cancelled"),
-        ("yesterday", -20, "ended"), ("soon", 20, "confirmed"),
-    ):  # fmt: skip
+        ("long ago", -50, "ended"),
+        ("far", 90, "confirmed"),
+        ("next", 3, "confirmed"),
+        ("given up", 1, "cancelled"),
+        ("yesterday", -20, "ended"),
+        ("soon", 20, "confirmed"),
+    ):
         row = reserve(today_world, today_world.vision, name, hours=hours, length=2)
         Reservation.objects.filter(pk=row.pk).update(state=state)
     found = client_of(today_world.vision.member).get("/api/v1/reservations/").json()["results"]
@@ -328,7 +394,14 @@ def test_the_next_reservation_is_listed_first_and_those_that_are_over_last(today
     ],
 )
 def test_impossible_times_are_refused(today_world: World, client_of: Client, start: Any, end: Any) -> None:
-    wish = {"project": "vision/vision-main", "pool": "shared", "name": "x", "units": 1, "start": start, "end": end}
+    wish = {
+        "project": "vision/vision-main",
+        "pool": "shared",
+        "name": "x",
+        "units": 1,
+        "start": start,
+        "end": end,
+    }
     answer = client_of(today_world.vision.member).post("/api/v1/reservations/", wish)
     assert answer.status_code == 400, answer.content
     assert not Reservation.objects.exists() and not Submission.objects.exists()
@@ -435,11 +508,17 @@ def test_logs_are_read_in_pieces(today_world: World, client_of: Client) -> None:
     assert client.get(f"{place}?offset=6").json() == {"text": "world\n", "next_offset": 12, "ended": False}
     assert client.get(f"{place}?offset=-1").status_code == 400
     beyond = client.get(f"{place}?rank=1")
-    assert beyond.status_code == 400 and "allowed for train: 0: it runs on one host" in beyond.json()["errors"][0]["message"]
+    assert (
+        beyond.status_code == 400
+        and "allowed for train: 0: it runs on one host" in beyond.json()["errors"][0]["message"]
+    )
     Workload.objects.update(hosts=3)
     assert client.get(f"{place}?rank=2").status_code == 200
     beyond = client.get(f"{place}?rank=3")
-    assert beyond.json()["errors"][0]["field"] == "rank" and "allowed for train: 0 to 2." in beyond.json()["errors"][0]["message"]
+    assert (
+        beyond.json()["errors"][0]["field"] == "rank"
+        and "allowed for train: 0 to 2." in beyond.json()["errors"][0]["message"]
+    )
 
 
 def test_oneself_and_ones_notices(today_world: World, client_of: Client) -> None:

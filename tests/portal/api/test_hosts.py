@@ -35,9 +35,15 @@ def happens(answer: Any) -> dict[str, str]:
     return {row["name"]: row["happens"] for row in answer.json()["work"]}
 
 
-def test_a_preview_says_what_each_verb_does_to_each_workload_and_by_when(busy: World, client_of: Client) -> None:
+def test_a_preview_says_what_each_verb_does_to_each_workload_and_by_when(
+    busy: World, client_of: Client
+) -> None:
     operator = client_of(busy.operator)
-    limits = {w.name: w.started_at + timedelta(seconds=w.max_runtime_seconds) for w in Workload.objects.all() if w.started_at}
+    limits = {
+        w.name: w.started_at + timedelta(seconds=w.max_runtime_seconds)
+        for w in Workload.objects.all()
+        if w.started_at
+    }
 
     def by(answer: Any) -> dict[str, Any]:
         return {row["name"]: row["by"] and parse_datetime(row["by"]) for row in answer.json()["work"]}
@@ -58,9 +64,13 @@ def test_a_preview_says_what_each_verb_does_to_each_workload_and_by_when(busy: W
     assert happens(revoke) == {"storm": "lease", "desk": "lease"} and set(by(revoke).values()) == {ends}
     start, end = busy.now + timedelta(hours=1), busy.now + timedelta(hours=2)
     Workload.objects.filter(name="storm").update(max_runtime_seconds=3600)
-    window = operator.post(PREVIEW, {"verb": "maintenance", "start": start.isoformat(), "end": end.isoformat()})
+    window = operator.post(
+        PREVIEW, {"verb": "maintenance", "start": start.isoformat(), "end": end.isoformat()}
+    )
     assert happens(window) == {"storm": "before", "desk": "moved_before"} and by(window)["desk"] == start
-    Host.objects.filter(name="alpha").update(last_sync_at=busy.now - timedelta(hours=1), lease_state="suspect")
+    Host.objects.filter(name="alpha").update(
+        last_sync_at=busy.now - timedelta(hours=1), lease_state="suspect"
+    )
     off = operator.post(PREVIEW, {"verb": "off"})
     assert happens(off) == {"storm": "lost", "desk": "lost"} and set(by(off).values()) == {None}
     assert off.json()["gpus"] is None and drain.json()["gpus"] == 8
@@ -82,7 +92,10 @@ def test_a_preview_changes_nothing(busy: World, client_of: Client) -> None:
     told = AuditEvent.objects.count()
     for verb in ("cordon", "drain", "revoke"):
         assert operator.post(PREVIEW, {"verb": verb}).status_code == 200
-    assert before == (list(Host.objects.order_by("pk").values()), list(Workload.objects.order_by("pk").values()))
+    assert before == (
+        list(Host.objects.order_by("pk").values()),
+        list(Workload.objects.order_by("pk").values()),
+    )
     assert AuditEvent.objects.count() == told
 
 
@@ -98,12 +111,21 @@ def test_a_preview_is_refused_where_the_verb_is_in_the_same_words(busy: World, c
     operator = client_of(busy.operator)
     for verb, path in (("return", "return"), ("off", "attest-off")):
         Host.objects.filter(name="alpha").update(last_sync_at=busy.now)
-        tried, done = operator.post(PREVIEW, {"verb": verb}), operator.post(f"{HOSTS}alpha/{path}/", {"why": "x"})
+        tried, done = (
+            operator.post(PREVIEW, {"verb": verb}),
+            operator.post(f"{HOSTS}alpha/{path}/", {"why": "x"}),
+        )
         assert (tried.status_code, tried.json()) == (409, done.json())
-    window = {"start": (busy.now + timedelta(hours=1)).isoformat(), "end": (busy.now + timedelta(hours=2)).isoformat()}
+    window = {
+        "start": (busy.now + timedelta(hours=1)).isoformat(),
+        "end": (busy.now + timedelta(hours=2)).isoformat(),
+    }
     assert operator.post(f"{HOSTS}alpha/maintenance/", {**window, "why": "x"}).status_code == 201
     tried = operator.post(PREVIEW, {"verb": "maintenance", **window})
-    assert (tried.status_code, tried.json()) == (409, operator.post(f"{HOSTS}alpha/maintenance/", {**window, "why": "x"}).json())
+    assert (tried.status_code, tried.json()) == (
+        409,
+        operator.post(f"{HOSTS}alpha/maintenance/", {**window, "why": "x"}).json(),
+    )
     for wrong in ({}, {"start": window["end"], "end": window["start"]}, {"start": window["start"]}):
         answer = operator.post(PREVIEW, {"verb": "maintenance", **wrong})
         assert answer.status_code == 400 and "allowed" in answer.json()["errors"][0]["message"], wrong
@@ -111,11 +133,18 @@ def test_a_preview_is_refused_where_the_verb_is_in_the_same_words(busy: World, c
     assert operator.post(PREVIEW, {}).status_code == 400
 
 
-def test_after_a_verb_the_answer_says_what_is_so_and_who_is_still_there(busy: World, client_of: Client) -> None:
+def test_after_a_verb_the_answer_says_what_is_so_and_who_is_still_there(
+    busy: World, client_of: Client
+) -> None:
     operator = client_of(busy.operator)
     done = operator.post(f"{HOSTS}alpha/drain/", {"why": "fans"}).json()
-    assert done["said"] == "alpha is draining: nothing new starts on it." and done["admin_state"] == "draining"
-    assert [(row["name"], row["happens"]) for row in done["still_there"]] == [("storm", "leaves"), ("desk", "runs_to_end")]
+    assert (
+        done["said"] == "alpha is draining: nothing new starts on it." and done["admin_state"] == "draining"
+    )
+    assert [(row["name"], row["happens"]) for row in done["still_there"]] == [
+        ("storm", "leaves"),
+        ("desk", "runs_to_end"),
+    ]
     gone_by = Workload.objects.get(name="storm").gone_by
     assert gone_by and parse_datetime(done["still_there"][0]["by"]) == gone_by
     Run.objects.update(ended_at=busy.now)
@@ -124,9 +153,14 @@ def test_after_a_verb_the_answer_says_what_is_so_and_who_is_still_there(busy: Wo
     assert back["said"] == "alpha is back in service."
 
 
-def test_an_announced_window_comes_with_its_number_and_what_it_touches(busy: World, client_of: Client) -> None:
+def test_an_announced_window_comes_with_its_number_and_what_it_touches(
+    busy: World, client_of: Client
+) -> None:
     operator = client_of(busy.operator)
-    window = {"start": (busy.now + timedelta(days=1)).isoformat(), "end": (busy.now + timedelta(days=2)).isoformat()}
+    window = {
+        "start": (busy.now + timedelta(days=1)).isoformat(),
+        "end": (busy.now + timedelta(days=2)).isoformat(),
+    }
     made = operator.post(f"{HOSTS}alpha/maintenance/", {**window, "why": "fans"}).json()
     assert made["id"] == MaintenanceWindow.objects.get().pk
     assert happens_of(made["work"]) == {"storm": "before", "desk": "before"}
@@ -151,11 +185,18 @@ def test_a_join_token_comes_with_the_command_and_its_end(today_world: World, cli
     again = operator.post(f"{HOSTS}gpu-9/join-token/", {}).json()
     for answer in (made, again):
         assert f"--host gpu-9 --join-token {answer['token']} && sudo systemctl enable" in answer["command"]
-        assert answer["checkout_command"].startswith("./run agent run ") and answer["token"] in answer["checkout_command"]
+        assert (
+            answer["checkout_command"].startswith("./run agent run ")
+            and answer["token"] in answer["checkout_command"]
+        )
     assert parse_datetime(again["good_until"]) == JoinToken.objects.latest("pk").expires_at
     assert "systemctl stop" not in again["command"]
     Host.objects.filter(name="gpu-9").update(agent_version="1")
-    assert operator.post(f"{HOSTS}gpu-9/join-token/", {}).json()["command"].startswith("sudo systemctl stop gpupool-agent && ")
+    assert (
+        operator.post(f"{HOSTS}gpu-9/join-token/", {})
+        .json()["command"]
+        .startswith("sudo systemctl stop gpupool-agent && ")
+    )
 
 
 def test_a_revoked_host_is_called_so_until_it_has_joined_again(today_world: World, client_of: Client) -> None:
@@ -175,7 +216,9 @@ def test_a_revoked_host_is_called_so_until_it_has_joined_again(today_world: Worl
     assert member.get(f"{HOSTS}alpha/").json()["state"] == "silent"
 
 
-def test_lists_ask_as_many_queries_however_many_hosts_are_revoked(today_world: World, client_of: Client) -> None:
+def test_lists_ask_as_many_queries_however_many_hosts_are_revoked(
+    today_world: World, client_of: Client
+) -> None:
     client = client_of(today_world.operator)
 
     def asked() -> int:
@@ -206,11 +249,24 @@ def test_a_preview_asks_as_many_queries_however_much_runs_there(busy: World, cli
     assert asked() == few
 
 
-def test_a_host_that_is_not_there_is_named_with_those_one_may_see(today_world: World, client_of: Client) -> None:
-    for who, seen in ((today_world.operator, "alpha, beta, delta, gamma"), (today_world.language.member, "alpha, beta, gamma")):
+def test_a_host_that_is_not_there_is_named_with_those_one_may_see(
+    today_world: World, client_of: Client
+) -> None:
+    for who, seen in (
+        (today_world.operator, "alpha, beta, delta, gamma"),
+        (today_world.language.member, "alpha, beta, gamma"),
+    ):
         client = client_of(who)
-        for method, path in (("get", ""), ("post", "drain/"), ("get", "health/"), ("get", "geometry/"), ("post", "preview/")):
-            answer = getattr(client, method)(f"{HOSTS}h9/{path}", {"verb": "drain"} if path == "preview/" else {})
+        for method, path in (
+            ("get", ""),
+            ("post", "drain/"),
+            ("get", "health/"),
+            ("get", "geometry/"),
+            ("post", "preview/"),
+        ):
+            answer = getattr(client, method)(
+                f"{HOSTS}h9/{path}", {"verb": "drain"} if path == "preview/" else {}
+            )
             assert answer.status_code == 404
             assert answer.json()["errors"] == [
                 {"field": "host", "value": "h9", "message": f"host is 'h9'; allowed: {seen}."}
@@ -225,7 +281,9 @@ def test_the_page_and_the_api_say_the_same_of_a_drain(busy: World, client_of: Cl
     """One function finds it, one table has its words."""
     found = host_effects.host_verb_effect(busy.hosts["alpha"], "drain", busy.now)
     told = client_of(busy.operator).post(PREVIEW, {"verb": "drain"}).json()
-    assert [(row.workload.name, row.words) for row in found.work] == [(row["name"], row["words"]) for row in told["work"]]
+    assert [(row.workload.name, row.words) for row in found.work] == [
+        (row["name"], row["words"]) for row in told["work"]
+    ]
 
 
 def test_rules_are_found_in_order_and_by_page(today_world: World, client_of: Client) -> None:
@@ -239,10 +297,16 @@ def test_rules_are_found_in_order_and_by_page(today_world: World, client_of: Cli
     assert member.get(f"{rules}?changed=true").json()["results"] == []
     assert member.get(f"{rules}?action=explode").status_code == 400
     assert member.get(f"{rules}xid:79/").json()["default"] == {
-        "action": "cordon", "repeats": 1, "window_seconds": 3600, "counts": "events",
-    }  # fmt: skip
+        "action": "cordon",
+        "repeats": 1,
+        "window_seconds": 3600,
+        "counts": "events",
+    }
     unknown = member.get(f"{rules}xid:9999/")
-    assert unknown.status_code == 404 and "code is 'xid:9999'; allowed: a code that has a rule" in unknown.content.decode()
+    assert (
+        unknown.status_code == 404
+        and "code is 'xid:9999'; allowed: a code that has a rule" in unknown.content.decode()
+    )
 
 
 def test_a_rule_is_changed_in_part_put_back_added_and_removed(today_world: World, client_of: Client) -> None:
@@ -259,10 +323,14 @@ def test_a_rule_is_changed_in_part_put_back_added_and_removed(today_world: World
     assert operator.post(rules, {"code": "nonsense", "meaning": "x", "action": "warn"}).status_code == 400
     assert operator.post(f"{rules}xid:999/remove/", {}).json()["code"] == "xid:999"
     assert operator.get(f"{rules}xid:999/").status_code == 404
-    assert set(AuditEvent.objects.filter(verb__contains="health_rule").values_list("via", flat=True)) == {"api"}
+    assert set(AuditEvent.objects.filter(verb__contains="health_rule").values_list("via", flat=True)) == {
+        "api"
+    }
 
 
-def test_a_word_that_is_no_choice_is_answered_with_those_that_are(today_world: World, client_of: Client) -> None:
+def test_a_word_that_is_no_choice_is_answered_with_those_that_are(
+    today_world: World, client_of: Client
+) -> None:
     operator = client_of(today_world.operator)
 
     def said(answer: Any) -> list[dict[str, Any]]:
@@ -283,34 +351,65 @@ def test_one_host_says_what_its_page_says(today_world: World, client_of: Client)
     client = client_of(today_world.vision.member)
     bare = client.get(f"{HOSTS}alpha/").json()
     assert bare["refused_agent"] is None and bare["disk_full_since"] is None and bare["agent"]["notes"] == []
-    reported = {"driver_version": "550.54", "network": "host", "address": "10.0.0.1", "notes": ["No limits of cpu."], "gpus": []}
+    reported = {
+        "driver_version": "550.54",
+        "network": "host",
+        "address": "10.0.0.1",
+        "notes": ["No limits of cpu."],
+        "gpus": [],
+    }
     Host.objects.filter(name="alpha").update(
-        hardware={"reported": reported}, agent_version="1.2", boot_id="boot-1", simulated=False,
-        disk_full=True, disk_full_since=today_world.now,
-        refused_agent={"reason": "somebody else", "at": today_world.now.isoformat(), "code": "", "instance": "", "boot_id": ""},
-    )  # fmt: skip
+        hardware={"reported": reported},
+        agent_version="1.2",
+        boot_id="boot-1",
+        simulated=False,
+        disk_full=True,
+        disk_full_since=today_world.now,
+        refused_agent={
+            "reason": "somebody else",
+            "at": today_world.now.isoformat(),
+            "code": "",
+            "instance": "",
+            "boot_id": "",
+        },
+    )
     told = client.get(f"{HOSTS}alpha/").json()
     assert told["agent"]["driver_version"] == "550.54" and told["agent"]["notes"] == ["No limits of cpu."]
-    assert (told["agent"]["network"], told["agent"]["address"], told["agent"]["boot_id"]) == ("host", "10.0.0.1", "")
-    assert told["refused_agent"]["reason"] == "somebody else" and told["refused_agent"]["quarantined"] is False
+    assert (told["agent"]["network"], told["agent"]["address"], told["agent"]["boot_id"]) == (
+        "host",
+        "10.0.0.1",
+        "",
+    )
+    assert (
+        told["refused_agent"]["reason"] == "somebody else" and told["refused_agent"]["quarantined"] is False
+    )
     assert parse_datetime(told["disk_full_since"]) == today_world.now
     assert client_of(today_world.operator).get(f"{HOSTS}alpha/").json()["agent"]["boot_id"] == "boot-1"
     Host.objects.filter(name="alpha").update(simulated=True)
-    assert client.get(f"{HOSTS}alpha/").json()["agent"]["driver_version"] == "", "of a driver that is not asked"
+    assert client.get(f"{HOSTS}alpha/").json()["agent"]["driver_version"] == "", (
+        "of a driver that is not asked"
+    )
 
 
 def test_hardware_events_come_in_pages(today_world: World, client_of: Client) -> None:
     for number in range(3):
         HealthEvent.objects.create(
-            host=today_world.hosts["alpha"], event_id=str(number), source="nvml", code=f"xid:{100 + number}",
-            detail="row 7, pid=4711, name=train", at=today_world.now + timedelta(seconds=number), received_at=today_world.now,
-        )  # fmt: skip
+            host=today_world.hosts["alpha"],
+            event_id=str(number),
+            source="nvml",
+            code=f"xid:{100 + number}",
+            detail="row 7, pid=4711, name=train",
+            at=today_world.now + timedelta(seconds=number),
+            received_at=today_world.now,
+        )
     client = client_of(today_world.vision.member)
     with CaptureQueriesContext(connection) as asked:
         page = client.get(f"{HOSTS}alpha/events/?page_size=2").json()
     assert page["count"] == 3 and [row["code"] for row in page["results"]] == ["xid:102", "xid:101"]
     assert "4711" not in str(page)
-    assert [row["code"] for row in client.get(f"{HOSTS}alpha/events/?page_size=2&page=2").json()["results"]] == ["xid:100"]
+    assert [
+        row["code"] for row in client.get(f"{HOSTS}alpha/events/?page_size=2&page=2").json()["results"]
+    ] == ["xid:100"]
     with CaptureQueriesContext(connection) as all_of_them:
         client.get(f"{HOSTS}alpha/events/")
     assert len(all_of_them) == len(asked)
@@ -324,9 +423,14 @@ def test_whose_process_an_event_is_about_is_told_to_operators_and_auditors_alone
     ended = "pid=4242, miner of user ada, 900 MiB, by TERM"
     for code, detail in (("stray:process", who), ("stray:ended", ended)):
         HealthEvent.objects.create(
-            host=today_world.hosts["alpha"], event_id=code, source="agent", code=code, detail=detail, at=today_world.now,
+            host=today_world.hosts["alpha"],
+            event_id=code,
+            source="agent",
+            code=code,
+            detail=detail,
+            at=today_world.now,
             received_at=today_world.now,
-        )  # fmt: skip
+        )
 
     def told(user: User) -> dict[str, str]:
         found = client_of(user).get(f"{HOSTS}alpha/{part}/").json()
@@ -335,4 +439,7 @@ def test_whose_process_an_event_is_about_is_told_to_operators_and_auditors_alone
     for name in ("operator", "auditor"):
         assert told(today_world.people[name]) == {"stray:process": who, "stray:ended": ended}
     for name in ("member", "lead", "finance"):
-        assert told(today_world.people[name]) == {"stray:process": "a process on it belongs to no workload", "stray:ended": ""}
+        assert told(today_world.people[name]) == {
+            "stray:process": "a process on it belongs to no workload",
+            "stray:ended": "",
+        }

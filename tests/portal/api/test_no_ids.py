@@ -44,9 +44,16 @@ def world(db: None) -> Iterator[World]:
 
 def submitted(world: World, team: Any, name: str, **also: Any) -> Workload:
     given: dict[str, Any] = {
-        "actor": team.member, "project": team.project, "pool": world.shared, "name": name, "command": "true", "units": 1,
-        "models": [H100], "max_runtime_seconds": 3600, "now": world.now,
-    }  # fmt: skip
+        "actor": team.member,
+        "project": team.project,
+        "pool": world.shared,
+        "name": name,
+        "command": "true",
+        "units": 1,
+        "models": [H100],
+        "max_runtime_seconds": 3600,
+        "now": world.now,
+    }
     return workloads.submit_job(**(given | also))
 
 
@@ -59,17 +66,38 @@ def everything_happens(world: World) -> None:
     needs = submitted(world, vision, "needs its own", units=8, preemptible=False)
     submitted(world, vision, "behind", units=8, hosts=2, after=[("any", needs)])
     sweep = workloads.submit_array(
-        actor=language.member, project=language.project, pool=world.shared, name="sweep", command="true", units=4, now=world.now,
-        models=[H100], array="0-3%2",
-    )  # fmt: skip
+        actor=language.member,
+        project=language.project,
+        pool=world.shared,
+        name="sweep",
+        command="true",
+        units=4,
+        now=world.now,
+        models=[H100],
+        array="0-3%2",
+    )
     submitted(world, language, "collects", after=[("ok", sweep)])
-    window: dict[str, Any] = {"start": world.now + timedelta(days=3), "end": world.now + timedelta(days=3, hours=4)}
-    wish: dict[str, Any] = {"actor": vision.member, "project": vision.project, "pool": world.shared, "now": world.now}
+    window: dict[str, Any] = {
+        "start": world.now + timedelta(days=3),
+        "end": world.now + timedelta(days=3, hours=4),
+    }
+    wish: dict[str, Any] = {
+        "actor": vision.member,
+        "project": vision.project,
+        "pool": world.shared,
+        "now": world.now,
+    }
     small = reservations.request_reservation(**wish, name="small", units=2, models=[H100], **window)
     assert isinstance(small, Reservation)
     reservations.request_reservation(**wish, name="large", units=8, models=[H100], **window)
     recurring_reservations.request_series(
-        **wish, name="course", units=1, models=[H100], weekdays=["mon"], until=(world.now + timedelta(days=14)).date(), **window
+        **wish,
+        name="course",
+        units=1,
+        models=[H100],
+        weekdays=["mon"],
+        until=(world.now + timedelta(days=14)).date(),
+        **window,
     )
     submissions.request_quota_change(
         actor=vision.lead, team=vision.team, pool=world.shared, model=H100, guaranteed_gpus=9, now=world.now
@@ -95,11 +123,17 @@ def test_no_answer_shows_any_role_the_number_of_a_row(world: World, monkeypatch:
     everything_happens(world)
     assert Decision.objects.filter(kind="evicted").exists(), "the story does what it is for"
     asked = [template for (method, template), _ in TABLE.items() if method == "GET" and "{" not in template]
-    work = [f"workloads/{row.public_id}/{part}" for row in Workload.objects.order_by("pk") for part in ("", "why/", "sooner/")]
+    work = [
+        f"workloads/{row.public_id}/{part}"
+        for row in Workload.objects.order_by("pk")
+        for part in ("", "why/", "sooner/")
+    ]
     previews: list[tuple[str, dict[str, Any]]] = [
-        ("jobs/preview/", {**JOB, "models": [H100], "units": 8, "hosts": 2}), ("notebooks/preview/", {**WORK, "units": 8}),
-        ("reservations/preview/", {**WORK, **WINDOW, "units": 8, "hosts": 2}), ("series/preview/", {**WORK, **SEVERAL, "units": 8}),
-    ]  # fmt: skip
+        ("jobs/preview/", {**JOB, "models": [H100], "units": 8, "hosts": 2}),
+        ("notebooks/preview/", {**WORK, "units": 8}),
+        ("reservations/preview/", {**WORK, **WINDOW, "units": 8, "hosts": 2}),
+        ("series/preview/", {**WORK, **SEVERAL, "units": 8}),
+    ]
     found: list[str] = []
     answered = 0
     for role in ROLES:

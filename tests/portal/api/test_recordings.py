@@ -24,9 +24,15 @@ from tests.world import H100, World
 
 def decided(world: World, name: str, **also: Any) -> Any:
     made = workloads.submit_job(
-        actor=world.vision.member, project=world.vision.project, pool=world.shared, name=name, command="true",
-        models=[H100], now=world.now, **{"units": 1, **also},
-    )  # fmt: skip
+        actor=world.vision.member,
+        project=world.vision.project,
+        pool=world.shared,
+        name=name,
+        command="true",
+        models=[H100],
+        now=world.now,
+        **{"units": 1, **also},
+    )
     engine.run_cycle("test", world.now, recorder=CycleRecorder())
     return made
 
@@ -49,7 +55,9 @@ def test_a_downloaded_recording_gives_the_same_plan_byte_for_byte(
     assert answer["Content-Disposition"] == f'attachment; filename="recording-{row.pk}.json"'
     exported = io.StringIO()
     call_command("export_snapshot", str(row.pk), stdout=exported)
-    assert answer.content.decode() == exported.getvalue(), "the file of the command and of the page are the same"
+    assert answer.content.decode() == exported.getvalue(), (
+        "the file of the command and of the page are the same"
+    )
     path = tmp_path / "downloaded.json"
     path.write_bytes(answer.content)
     first, again = io.StringIO(), io.StringIO()
@@ -75,14 +83,23 @@ def test_recordings_are_listed_latest_first_and_by_workload(today_world: World, 
 def test_the_settings_of_a_pool_show_who_has_how_much_waiting(today_world: World) -> None:
     for number in range(3):
         workloads.submit_job(
-            actor=today_world.vision.member, project=today_world.vision.project, pool=today_world.shared, name=f"x {number}",
-            command="true", units=1, now=today_world.now,
-        )  # fmt: skip
+            actor=today_world.vision.member,
+            project=today_world.vision.project,
+            pool=today_world.shared,
+            name=f"x {number}",
+            command="true",
+            units=1,
+            now=today_world.now,
+        )
     browser = Browser()
     browser.force_login(today_world.operator)
     page = browser.get(reverse("pool", args=["shared"]))
     (line,) = page.context["waiting"]
-    assert (line["waiting"], line["most_of_one"], line["person"]) == (3, 3, today_world.vision.member.username)
+    assert (line["waiting"], line["most_of_one"], line["person"]) == (
+        3,
+        3,
+        today_world.vision.member.username,
+    )
     assert "10,000" in page.content.decode() and "5,000" in page.content.decode()
     browser.force_login(today_world.language.member)
     assert browser.get(reverse("pool", args=["shared"])).context["waiting"] is None

@@ -70,7 +70,10 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("POST", "hosts/{name}/cordon/"): ({}, (403, 403, 403, 404, 404, 200, 403, 403)),
     ("POST", "hosts/{name}/drain/"): ({}, (403, 403, 403, 404, 404, 200, 403, 403)),
     ("POST", "hosts/{name}/return/"): ({}, (403, 403, 403, 404, 404, 409, 403, 403)),
-    ("POST", "hosts/{name}/attest-off/"): ({"why": "x"}, (403, 403, 403, 404, 404, 409, 403, 403)),  # it speaks
+    ("POST", "hosts/{name}/attest-off/"): (
+        {"why": "x"},
+        (403, 403, 403, 404, 404, 409, 403, 403),
+    ),  # it speaks
     ("POST", "hosts/{name}/revoke/"): ({}, (403, 403, 403, 404, 404, 200, 403, 403)),
     ("POST", "hosts/{name}/join-token/"): ({}, (403, 403, 403, 404, 404, 201, 403, 403)),
     ("POST", "hosts/{name}/maintenance/"): ({**WINDOW, "why": "x"}, (403, 403, 403, 404, 404, 201, 403, 403)),
@@ -85,21 +88,36 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("POST", "hosts/{name}/geometry/withdraw/"): ({"gpu": 0}, (403, 403, 403, 404, 404, 409, 403, 403)),
     ("POST", "hosts/{name}/return-gpu/"): ({"gpu": 0}, (403, 403, 403, 404, 404, 409, 403, 403)),
     ("POST", "hosts/{name}/take-out-gpu/"): ({"gpu": 0}, (403, 403, 403, 404, 404, 200, 403, 403)),
-    ("POST", "hosts/{name}/forget-gpu/"): ({"gpu": "GPU-x"}, (403, 403, 403, 404, 404, 400, 403, 403)),  # it is not missing
+    ("POST", "hosts/{name}/forget-gpu/"): (
+        {"gpu": "GPU-x"},
+        (403, 403, 403, 404, 404, 400, 403, 403),
+    ),  # it is not missing
     ("GET", "pools/{slug}/repair-policy/"): ({}, (200, 200, 200, 404, 404, 200, 200, 200)),
-    ("PUT", "pools/{slug}/repair-policy/"): ({"stray_action": "end"}, (403, 403, 403, 404, 404, 200, 403, 403)),
+    ("PUT", "pools/{slug}/repair-policy/"): (
+        {"stray_action": "end"},
+        (403, 403, 403, 404, 404, 200, 403, 403),
+    ),
     ("GET", "health-rules/"): ({}, ALL),
     ("POST", "health-rules/"): ({"code": "xid:999", "meaning": "x", "action": "note"}, OPERATORS_MAKE),
     ("GET", "health-rules/{code}/"): ({}, ALL),
-    ("POST", "health-rules/{code}/reset/"): ({}, (403, 403, 403, 403, 403, 409, 403, 403)),  # it is as it began
-    ("POST", "health-rules/{code}/remove/"): ({}, (403, 403, 403, 403, 403, 409, 403, 403)),  # it came with the table
+    ("POST", "health-rules/{code}/reset/"): (
+        {},
+        (403, 403, 403, 403, 403, 409, 403, 403),
+    ),  # it is as it began
+    ("POST", "health-rules/{code}/remove/"): (
+        {},
+        (403, 403, 403, 403, 403, 409, 403, 403),
+    ),  # it came with the table
     ("PUT", "health-rules/{code}/"): ({"action": "note", "repeats": 1, "window_seconds": 60}, OPERATORS),
     ("GET", "volumes/"): ({}, ALL),
     ("GET", "environments/"): ({}, ALL),
     ("GET", "workloads/"): ({}, ALL),
     ("GET", "workloads/{id}/"): ({}, OWN_TEAM),
     ("GET", "workloads/{id}/why/"): ({}, OWN_TEAM),
-    ("GET", "workloads/{id}/why/{other}/"): ({}, (400, 400, 400, 404, 404, 400, 404, 400)),  # it does not wait
+    ("GET", "workloads/{id}/why/{other}/"): (
+        {},
+        (400, 400, 400, 404, 404, 400, 404, 400),
+    ),  # it does not wait
     ("GET", "workloads/{id}/sooner/"): ({}, OWN_TEAM),
     ("GET", "workloads/{id}/windows/"): ({}, OWN_TEAM),
     ("GET", "workloads/{id}/logs/"): ({}, OWN_TEAM),
@@ -168,8 +186,14 @@ def named(today_world: World) -> dict[str, str]:
     array = workloads.submit_array(**given, name="secret sweep", command="x", units=1, array="0-2%1")
     window: dict[str, Any] = {"start": SOON, "end": LATER}
     held = reservations.request_reservation(**given, name="secret window", units=1, models=[H100], **window)
-    several: dict[str, Any] = {"weekdays": ["mon", "wed"], "until": (LATER + timedelta(days=14)).date(), **window}
-    recurring = recurring_reservations.request_series(**given, name="secret course", units=1, models=[H100], **several)
+    several: dict[str, Any] = {
+        "weekdays": ["mon", "wed"],
+        "until": (LATER + timedelta(days=14)).date(),
+        **window,
+    }
+    recurring = recurring_reservations.request_series(
+        **given, name="secret course", units=1, models=[H100], **several
+    )
     asked = submissions.request_quota_change(
         actor=world.vision.lead,
         team=world.vision.team,
@@ -215,8 +239,12 @@ def ask(today_world: World, monkeypatch: pytest.MonkeyPatch) -> Callable[..., An
         client = APIClient()
         client.force_authenticate(today_world.people[role])
         with transaction.atomic():
-            Host.objects.filter(name="delta").update(last_sync_at=datetime.now(UTC))  # it speaks, however long the table takes
-            answer = client.generic(method, f"/api/v1/{address}", data=_json(body), content_type="application/json")
+            Host.objects.filter(name="delta").update(
+                last_sync_at=datetime.now(UTC)
+            )  # it speaks, however long the table takes
+            answer = client.generic(
+                method, f"/api/v1/{address}", data=_json(body), content_type="application/json"
+            )
             transaction.set_rollback(True)
         return answer
 

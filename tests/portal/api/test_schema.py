@@ -49,7 +49,10 @@ def operations(schema: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
     """(method, path, operation) of everything the schema has."""
     verbs = ("get", "post", "put", "patch", "delete")
     return [
-        (verb.upper(), path, entry[verb]) for path, entry in schema["paths"].items() for verb in verbs if verb in entry
+        (verb.upper(), path, entry[verb])
+        for path, entry in schema["paths"].items()
+        for verb in verbs
+        if verb in entry
     ]
 
 
@@ -67,7 +70,10 @@ def test_every_operation_says_its_refusals(schema: dict[str, Any]) -> None:
 def test_the_documentation_names_every_endpoint_and_no_other(schema: dict[str, Any]) -> None:
     text = (Path(__file__).resolve().parents[3] / "docs" / "api.md").read_text()
     told = set(re.findall(r"^\| (GET|POST|PUT|PATCH|DELETE) \| `([^`]+)` \| (.+?) \|$", text, re.MULTILINE))
-    real = {(method, path, operation["description"].splitlines()[0]) for method, path, operation in operations(schema)}
+    real = {
+        (method, path, operation["description"].splitlines()[0])
+        for method, path, operation in operations(schema)
+    }
     assert told == real, f"missing: {sorted(real - told)}; gone: {sorted(told - real)}"
 
 
@@ -90,7 +96,9 @@ def crowded(today_world: World) -> dict[str, str]:
     HealthRule.objects.get_or_create(
         code="xid:79", defaults={"meaning": "gone", "action": "cordon", "source": "vendor"}
     )
-    Price.objects.create(model=H100, cost_per_gpu_hour="1.5", price_per_gpu_hour="2", valid_from=now, created_at=now)
+    Price.objects.create(
+        model=H100, cost_per_gpu_hour="1.5", price_per_gpu_hour="2", valid_from=now, created_at=now
+    )
     given: dict[str, Any] = {
         "actor": world.vision.member,
         "project": world.vision.project,
@@ -101,10 +109,21 @@ def crowded(today_world: World) -> dict[str, str]:
     window: dict[str, Any] = {"start": now + timedelta(days=1), "end": now + timedelta(days=2)}
     held = reservations.request_reservation(**given, name="held", units=1, models=[H100], **window)
     array = workloads.submit_array(**given, name="sweep", command="x", units=1, array="0-2%1")
-    several: dict[str, Any] = {"weekdays": ["mon", "wed"], "until": (now + timedelta(days=14)).date(), **window}
-    recurring = recurring_reservations.request_series(**given, name="course", units=1, models=[H100], **several)
+    several: dict[str, Any] = {
+        "weekdays": ["mon", "wed"],
+        "until": (now + timedelta(days=14)).date(),
+        **window,
+    }
+    recurring = recurring_reservations.request_series(
+        **given, name="course", units=1, models=[H100], **several
+    )
     asked = submissions.request_quota_change(
-        actor=world.vision.lead, team=world.vision.team, pool=world.shared, model=H100, guaranteed_gpus=9, now=now
+        actor=world.vision.lead,
+        team=world.vision.team,
+        pool=world.shared,
+        model=H100,
+        guaranteed_gpus=9,
+        now=now,
     )
     return {
         "workloads": str(job.public_id),
@@ -177,7 +196,9 @@ def test_requests_made_from_the_schema_get_what_it_says_in_every_role(
                     case.path_parameters["id"] = ApiToken.objects.get(user_id=user_id).pk
                 with transaction.atomic():
                     case.call_and_validate(
-                        headers={"Authorization": f"Bearer {token}"}, checks=CHECKED, base_url="http://testserver"
+                        headers={"Authorization": f"Bearer {token}"},
+                        checks=CHECKED,
+                        base_url="http://testserver",
                     )
                     transaction.set_rollback(True)
 

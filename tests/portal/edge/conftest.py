@@ -100,14 +100,18 @@ def give_credential(host: Host) -> str:
 
 
 def observed(sequence: int = 1, host: str = "alpha", **changes: Any) -> protocol.Observed:
-    inventory = protocol.Inventory(gpus=[], cpu_milli=1000, memory_mib=1000, isolation="plain", simulated=True)
+    inventory = protocol.Inventory(
+        gpus=[], cpu_milli=1000, memory_mib=1000, isolation="plain", simulated=True
+    )
     values: dict[str, Any] = {
         "boot_id": f"boot-of-{host}",
         "instance": f"instance-of-{host}",
         "runs": [],
         "inventory": inventory,
     }
-    return protocol.Observed(version=protocol.VERSION, agent_version="1", sequence=sequence, **{**values, **changes})
+    return protocol.Observed(
+        version=protocol.VERSION, agent_version="1", sequence=sequence, **{**values, **changes}
+    )
 
 
 @dataclass
@@ -176,7 +180,9 @@ class SmallAgent:
     async def _stream(self) -> None:
         async with await self._dialled() as edge:
             message = await edge.receive()
-            self.offer_streams(1)  # as real agents do: as many as before, also when the edge did not want this one
+            self.offer_streams(
+                1
+            )  # as real agents do: as many as before, also when the edge did not want this one
             if message.type is not aiohttp.WSMsgType.TEXT:
                 return
             opened = protocol.decode(message.data, protocol.FRAMES_DOWN)
@@ -196,7 +202,9 @@ class SmallAgent:
         while True:
             headers = {**self.headers, protocol.STREAM_KEY_HEADER: self.stream_key}
             try:
-                return await self.place.session.ws_connect(self.place.url + protocol.STREAM_PATH, headers=headers)
+                return await self.place.session.ws_connect(
+                    self.place.url + protocol.STREAM_PATH, headers=headers
+                )
             except aiohttp.WSServerHandshakeError as error:
                 if error.status != 503:
                     raise
@@ -233,16 +241,33 @@ def running_notebook(world: World, owner: User, host: Host, name: str = "probe")
     """The rows of a notebook that answers."""
     now = timezone.now()
     workload = Workload.objects.create(
-        kind="notebook", type="interactive", name=name, pool=world.shared, project=world.vision.project, owner=owner,
-        units=1, max_runtime_seconds=3600, predicted_seconds=3600, state=WorkloadState.RUNNING, attempt=1,
-        submitted_at=now, queued_at=now, started_at=now,
-    )  # fmt: skip
+        kind="notebook",
+        type="interactive",
+        name=name,
+        pool=world.shared,
+        project=world.vision.project,
+        owner=owner,
+        units=1,
+        max_runtime_seconds=3600,
+        predicted_seconds=3600,
+        state=WorkloadState.RUNNING,
+        attempt=1,
+        submitted_at=now,
+        queued_at=now,
+        started_at=now,
+    )
     WorkspaceOrigin.objects.create(workload=workload, label=f"w{secrets.token_hex(12)}", created_at=now)
     generation = 1 + Run.objects.filter(host=host).count()
     return Run.objects.create(
-        workload=workload, attempt=1, host=host, generation=generation, state=RunState.RUNNING, placed_at=now, running_at=now,
+        workload=workload,
+        attempt=1,
+        host=host,
+        generation=generation,
+        state=RunState.RUNNING,
+        placed_at=now,
+        running_at=now,
         ready_at=now,
-    )  # fmt: skip
+    )
 
 
 def entry_code(run: Run, user: User, session_key: str = "", seconds: float = 60) -> str:
@@ -286,7 +311,11 @@ class Notebook:
         """A browser's request: to loopback, with the workspace's Host."""
         from yarl import URL
 
-        sent = {"Host": self.name, **({"Cookie": f"__Host-gpupool={cookie}"} if cookie else {}), **(headers or {})}
+        sent = {
+            "Host": self.name,
+            **({"Cookie": f"__Host-gpupool={cookie}"} if cookie else {}),
+            **(headers or {}),
+        }
         url = URL(self.place.url + path, encoded=True)
         return await self.place.session.request(method, url, headers=sent, allow_redirects=False, **more)
 
@@ -299,7 +328,9 @@ class Notebook:
 
     async def socket(self, cookie: str, path: str = "/echo", **more: Any) -> aiohttp.ClientWebSocketResponse:
         sent = {"Host": self.name, "Origin": self.origin, "Cookie": f"__Host-gpupool={cookie}"}
-        return await self.place.session.ws_connect(self.place.url + path, headers=sent, max_msg_size=1 << 27, **more)
+        return await self.place.session.ws_connect(
+            self.place.url + path, headers=sent, max_msg_size=1 << 27, **more
+        )
 
 
 @pytest.fixture

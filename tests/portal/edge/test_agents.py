@@ -72,9 +72,14 @@ async def test_a_connection_without_a_credential_is_told_so(place: Place) -> Non
     for headers in ({}, {"Authorization": "Basic abc"}, {"Authorization": "Bearer wrong"}):
         answer = await place.session.get(
             place.url + protocol.SYNC_PATH,
-            headers={**headers, "Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13",
-                     "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA=="},
-        )  # fmt: skip
+            headers={
+                **headers,
+                "Upgrade": "websocket",
+                "Connection": "Upgrade",
+                "Sec-WebSocket-Version": "13",
+                "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
+            },
+        )
         assert answer.status == 401
         assert (await answer.json())["kind"] == "refused"
 
@@ -106,7 +111,9 @@ async def test_a_revoked_agent_is_cut_within_a_quarter_of_a_second(agent: SmallA
     assert sorted(taken)[2] < 0.25, taken
 
 
-async def test_a_host_with_a_key_signs_for_its_next_credential_on_the_open_connection(agent: SmallAgent) -> None:
+async def test_a_host_with_a_key_signs_for_its_next_credential_on_the_open_connection(
+    agent: SmallAgent,
+) -> None:
     key = Ed25519PrivateKey.generate()
     public = base64.b64encode(key.public_key().public_bytes_raw()).decode()
     soon = timezone.now() + services.host_credentials.CREDENTIAL_LIFE / 10
@@ -129,14 +136,20 @@ async def test_a_host_with_a_key_signs_for_its_next_credential_on_the_open_conne
     await later.close()
 
 
-async def test_a_host_whose_credential_ran_out_signs_for_a_new_one_over_http(place: Place, agent: SmallAgent) -> None:
+async def test_a_host_whose_credential_ran_out_signs_for_a_new_one_over_http(
+    place: Place, agent: SmallAgent
+) -> None:
     key = Ed25519PrivateKey.generate()
     public = base64.b64encode(key.public_key().public_bytes_raw()).decode()
-    await rows(Host.objects.filter(pk=agent.host.pk).update, credential_expires_at=timezone.now(), public_key=public)
+    await rows(
+        Host.objects.filter(pk=agent.host.pk).update, credential_expires_at=timezone.now(), public_key=public
+    )
     url, headers = place.url + protocol.RENEW_PATH, {"Authorization": f"Bearer {agent.credential}"}
     assert (await place.session.post(url, json={"version": 1})).status == 401
     assert (await place.session.post(url, headers=headers, data="no JSON")).status == 400
-    assert (await place.session.post(url, headers={"Authorization": "Bearer x"}, json={"version": 1})).status == 403
+    assert (
+        await place.session.post(url, headers={"Authorization": "Bearer x"}, json={"version": 1})
+    ).status == 403
     asked = await (await place.session.post(url, headers=headers, json={"version": 1})).json()
     signature = base64.b64encode(key.sign(f"gpupool renew {asked['challenge']}".encode())).decode()
     said = {"version": 1, "challenge": asked["challenge"], "signature": signature}
@@ -172,7 +185,9 @@ async def test_a_renewed_credential_counts_once_the_agent_has_read_it(agent: Sma
     await agent.say(observed())
     desired = await agent.hear()
     assert desired.credential not in ("", agent.credential)
-    listening = asyncio.create_task(agent.hear(seconds=30))  # reads on, and so answers the ping behind the frame
+    listening = asyncio.create_task(
+        agent.hear(seconds=30)
+    )  # reads on, and so answers the ping behind the frame
     async with asyncio.timeout(3):
         while await rows(lambda: Host.objects.get(pk=agent.host.pk).credential_hash) == before:
             await asyncio.sleep(0.02)
@@ -219,7 +234,9 @@ async def test_a_second_agent_of_the_same_host_is_refused_while_the_first_lives(
     assert isinstance(await listening, protocol.Desired)
 
 
-async def test_a_credential_without_a_report_keeps_the_hosts_agent_out_of_nothing(place: Place, agent: SmallAgent) -> None:
+async def test_a_credential_without_a_report_keeps_the_hosts_agent_out_of_nothing(
+    place: Place, agent: SmallAgent
+) -> None:
     silent = SmallAgent(place, agent.host, agent.credential)
     await silent.connect()
     answers_pings = asyncio.create_task(silent.hear(seconds=30))
@@ -283,7 +300,9 @@ async def test_a_copy_lends_no_connection_for_workspaces_while_the_agent_is_away
     assert place.edge.agents.streams.idle_of(agent.host.pk) == 0
 
 
-async def test_an_agent_that_knows_no_key_of_streams_lends_them_as_before(place: Place, agent: SmallAgent) -> None:
+async def test_an_agent_that_knows_no_key_of_streams_lends_them_as_before(
+    place: Place, agent: SmallAgent
+) -> None:
     await agent.connect()
     await agent.say(observed())
     assert isinstance(await agent.hear(), protocol.Desired)
@@ -301,7 +320,9 @@ async def test_an_agent_that_knows_no_key_of_streams_lends_them_as_before(place:
     ],
     ids=lambda frame: frame.kind,
 )
-async def test_whoever_has_not_reported_as_the_hosts_agent_says_nothing_else(agent: SmallAgent, frame: Any) -> None:
+async def test_whoever_has_not_reported_as_the_hosts_agent_says_nothing_else(
+    agent: SmallAgent, frame: Any
+) -> None:
     await agent.connect()
     await agent.say(frame)
     assert "before the first report" in (await agent.hear_refusal()).reason
@@ -345,7 +366,9 @@ async def test_malformed_frames_are_refused_with_the_field_and_what_is_allowed(a
         await agent.close()
 
 
-async def test_an_agent_of_another_version_is_refused_in_words_that_its_hosts_page_keeps(agent: SmallAgent) -> None:
+async def test_an_agent_of_another_version_is_refused_in_words_that_its_hosts_page_keeps(
+    agent: SmallAgent,
+) -> None:
     await agent.connect()
     await agent.say('{"kind": "observed", "version": 2, "everything": "else is new"}')
     assert (await agent.hear_refusal()).reason == "version: 2; allowed: 1"
@@ -353,14 +376,21 @@ async def test_an_agent_of_another_version_is_refused_in_words_that_its_hosts_pa
     assert host.refused_agent["reason"] == "version: 2; allowed: 1" and host.refused_agent["code"] == ""
 
 
-async def test_values_that_cannot_be_stored_are_refused_by_name_and_nothing_is_written(agent: SmallAgent) -> None:
+async def test_values_that_cannot_be_stored_are_refused_by_name_and_nothing_is_written(
+    agent: SmallAgent,
+) -> None:
     run = await rows(running_notebook, agent.place.world, agent.place.world.vision.member, agent.host)
     before = await rows(Run.objects.values().get, pk=run.pk)
     seen = {"run": str(run.public_id), "generation": run.generation, "state": "running"}
     for change in (
-        {"step": "\ud800"}, {"exit_code": 2**62, "state": "ended", "outcome": "failed"}, {"activity": {"busy": float("nan")}},
-        {"activity": {"x": "\x00"}}, {"outcome": "x" * 9000, "state": "ended"}, {"started_at": 1e17}, {"state": "no such"},
-    ):  # fmt: skip
+        {"step": "\ud800"},
+        {"exit_code": 2**62, "state": "ended", "outcome": "failed"},
+        {"activity": {"busy": float("nan")}},
+        {"activity": {"x": "\x00"}},
+        {"outcome": "x" * 9000, "state": "ended"},
+        {"started_at": 1e17},
+        {"state": "no such"},
+    ):
         await agent.connect()
         frame = json.loads(protocol.encode(observed()))
         frame["runs"] = [{**seen, **change}]
@@ -377,10 +407,17 @@ async def test_values_that_cannot_be_stored_are_refused_by_name_and_nothing_is_w
 async def test_a_join_that_is_no_join_is_told_what_is_wrong(place: Place) -> None:
     good = {"version": 1, "token": "x", "host": "alpha", "instance": "i", "boot_id": "b"}
     cases: list[tuple[str, int]] = [
-        ("nonsense", 400), ("[]", 400), ("{}", 400), ("[" * 50_000, 400), (json.dumps({**good, "version": 9}), 403),
-        (json.dumps({**good, "token": "\x00"}), 400), (json.dumps({**good, "token": "\ud800"}), 400),
-        (json.dumps(good), 403), (json.dumps({**good, "host": 7}), 400), ("x" * 70_000, 413),
-    ]  # fmt: skip
+        ("nonsense", 400),
+        ("[]", 400),
+        ("{}", 400),
+        ("[" * 50_000, 400),
+        (json.dumps({**good, "version": 9}), 403),
+        (json.dumps({**good, "token": "\x00"}), 400),
+        (json.dumps({**good, "token": "\ud800"}), 400),
+        (json.dumps(good), 403),
+        (json.dumps({**good, "host": 7}), 400),
+        ("x" * 70_000, 413),
+    ]
     for body, status in cases:
         answer = await place.session.post(place.url + protocol.JOIN_PATH, data=body)
         assert answer.status == status, (body[:80], await answer.text())
@@ -398,9 +435,13 @@ async def test_a_binary_or_an_oversized_frame_ends_the_connection(agent: SmallAg
     assert message.data == aiohttp.WSCloseCode.MESSAGE_TOO_BIG
 
 
-async def test_an_agent_that_floods_is_slowed_and_others_are_not(place: Place, agent: SmallAgent, monkeypatch) -> None:
+async def test_an_agent_that_floods_is_slowed_and_others_are_not(
+    place: Place, agent: SmallAgent, monkeypatch
+) -> None:
     monkeypatch.setattr(connections, "FRAME_BURST", 5.0)
-    other = SmallAgent(place, place.world.hosts["beta"], await rows(give_credential, place.world.hosts["beta"]))
+    other = SmallAgent(
+        place, place.world.hosts["beta"], await rows(give_credential, place.world.hosts["beta"])
+    )
     await agent.connect()
     await other.connect()
     text = protocol.encode(protocol.SampleBatch(sequence=1, rows=[]))
@@ -420,15 +461,27 @@ async def test_an_agent_that_floods_is_slowed_and_others_are_not(place: Place, a
     await other.close()
 
 
-async def test_an_agent_that_does_not_read_holds_up_nobody(place: Place, agent: SmallAgent, monkeypatch) -> None:
+async def test_an_agent_that_does_not_read_holds_up_nobody(
+    place: Place, agent: SmallAgent, monkeypatch
+) -> None:
     monkeypatch.setattr(connections, "SEND_TIMEOUT_SECONDS", 0.5)
-    big = protocol.Desired(version=1, host="alpha", lease_seconds=1, runs=[
-        protocol.RunWanted(run=str(n), workload="w", generation=1, verb="start", command="x" * 9000) for n in range(300)
-    ])  # fmt: skip
-    monkeypatch.setattr(
-        connections.hosts, "sync", lambda host, *_: big if host.name == "alpha" else protocol.Desired(1, "beta", 1, [])
+    big = protocol.Desired(
+        version=1,
+        host="alpha",
+        lease_seconds=1,
+        runs=[
+            protocol.RunWanted(run=str(n), workload="w", generation=1, verb="start", command="x" * 9000)
+            for n in range(300)
+        ],
     )
-    other = SmallAgent(place, place.world.hosts["beta"], await rows(give_credential, place.world.hosts["beta"]))
+    monkeypatch.setattr(
+        connections.hosts,
+        "sync",
+        lambda host, *_: big if host.name == "alpha" else protocol.Desired(1, "beta", 1, []),
+    )
+    other = SmallAgent(
+        place, place.world.hosts["beta"], await rows(give_credential, place.world.hosts["beta"])
+    )
     await agent.connect()
     for number in range(20):  # and never reads: 50 MB fill every buffer on the way
         await agent.say(observed(number))

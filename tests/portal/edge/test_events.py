@@ -36,7 +36,11 @@ def sign_in(user: User) -> str:
 
 
 async def listen(place: Place, key: str, topics: str, **headers: str) -> aiohttp.ClientResponse:
-    sent = {"Cookie": f"{settings.SESSION_COOKIE_NAME}={key}", "Origin": settings.GPUPOOL_PORTAL_URL, **headers}
+    sent = {
+        "Cookie": f"{settings.SESSION_COOKIE_NAME}={key}",
+        "Origin": settings.GPUPOOL_PORTAL_URL,
+        **headers,
+    }
     return await place.session.get(f"{place.url}/events", params={"topics": topics}, headers=sent)
 
 
@@ -81,8 +85,16 @@ async def test_nobody_hears_of_what_they_may_not_see(place: Place) -> None:
     world = place.world
     run = await rows(running_notebook, world, world.vision.member, world.hosts["alpha"])
     workload, log = f"workload:{run.workload.public_id}", f"log:{run.public_id}"
-    allowed = {"member": 200, "lead": 200, "team mate": 200, "operator": 200, "auditor": 200,
-               "other team": 404, "stranger": 404, "finance": 404}  # fmt: skip
+    allowed = {
+        "member": 200,
+        "lead": 200,
+        "team mate": 200,
+        "operator": 200,
+        "auditor": 200,
+        "other team": 404,
+        "stranger": 404,
+        "finance": 404,
+    }
     for person, status in allowed.items():
         key = await rows(sign_in, world.people[person])
         for topic in (workload, log):
@@ -104,7 +116,9 @@ async def test_nobody_hears_of_what_they_may_not_see(place: Place) -> None:
     assert (await listen(place, key, ",".join(f"t{n}" for n in range(40)))).status == 400
 
 
-async def test_what_a_run_writes_is_kept_and_heard_of_by_the_pages_that_show_it(place: Place, agent: SmallAgent) -> None:
+async def test_what_a_run_writes_is_kept_and_heard_of_by_the_pages_that_show_it(
+    place: Place, agent: SmallAgent
+) -> None:
     member = place.world.vision.member
     run = await rows(running_notebook, place.world, member, agent.host)
     topic = f"log:{run.public_id}"
@@ -174,7 +188,13 @@ async def test_who_leaves_a_team_hears_nothing_of_its_work_any_more(place: Place
     stays = await listen(place, keys[owner.pk], topic)
     shared = await listen(place, keys[mate.pk], "queue")
     assert (about_it.status, stays.status) == (200, 200)
-    await rows(accounts_and_teams.remove_member, actor=world.operator, team=world.vision.team, user=mate, now=timezone.now())
+    await rows(
+        accounts_and_teams.remove_member,
+        actor=world.operator,
+        team=world.vision.team,
+        user=mate,
+        now=timezone.now(),
+    )
     for answer in (about_it, stays):  # asked anew: who still may is let in again
         with pytest.raises(EOFError):
             await next_event(answer)
@@ -196,7 +216,9 @@ async def test_many_changes_before_a_page_takes_one_are_one(place: Place) -> Non
     answer.close()
 
 
-async def test_a_page_is_told_that_the_line_stands_and_is_ended_after_a_while(place: Place, monkeypatch) -> None:
+async def test_a_page_is_told_that_the_line_stands_and_is_ended_after_a_while(
+    place: Place, monkeypatch
+) -> None:
     monkeypatch.setattr(page_events, "HEARTBEAT_INTERVAL_SECONDS", 0.05)
     monkeypatch.setattr(page_events, "MAX_CONNECTION_SECONDS", 0.3)
     answer = await listen(place, await rows(sign_in, place.world.vision.member), "queue")

@@ -23,7 +23,12 @@ from scheduler.sync import agent_api
 from tests.portal.edge.conftest import Notebook, SmallAgent, observed, rows, until
 from tests.portal.edge.test_agents import revoke
 
-ENDED = (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSING, aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.ERROR)
+ENDED = (
+    aiohttp.WSMsgType.CLOSE,
+    aiohttp.WSMsgType.CLOSING,
+    aiohttp.WSMsgType.CLOSED,
+    aiohttp.WSMsgType.ERROR,
+)
 
 
 async def echoes(socket: aiohttp.ClientWebSocketResponse) -> bool:
@@ -52,7 +57,9 @@ async def test_a_revoked_agent_gets_nothing_of_people_any_more(
 ) -> None:
     monkeypatch.setattr(streams, "OPEN_TIMEOUT_SECONDS", 0.2)
     cookie = await notebook.enter()
-    assert (await notebook.get("/lab", cookie)).status == 200, "over a stream that is kept for the next request"
+    assert (await notebook.get("/lab", cookie)).status == 200, (
+        "over a stream that is kept for the next request"
+    )
     in_use = await notebook.socket(cookie)
     assert await echoes(in_use)
     await rows(revoke, agent.host)
@@ -98,7 +105,9 @@ async def test_a_log_that_can_not_be_kept_is_no_reason_to_cut_its_agent(
     (tmp_path / "logs").write_text("as on a full or broken disk: no folder can be made here")
     run = str(notebook.run.public_id)
     await agent.say(protocol.LogChunk(run, 0, "lost\n"))
-    await agent.say(observed(sequence=2, runs=[protocol.RunSeen(run, notebook.run.generation, "running", ready=True)]))
+    await agent.say(
+        observed(sequence=2, runs=[protocol.RunSeen(run, notebook.run.generation, "running", ready=True)])
+    )
     frame = await agent.hear()
     assert isinstance(frame, protocol.Desired) and frame.answers == 2
     assert await rows(log_loss.is_log_loss_reported)

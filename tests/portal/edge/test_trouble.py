@@ -37,7 +37,9 @@ def cut_database_connections(url: str) -> int:
     return int(found[0])
 
 
-async def test_connections_to_the_database_that_break_are_made_again(notebook: Notebook, agent: SmallAgent) -> None:
+async def test_connections_to_the_database_that_break_are_made_again(
+    notebook: Notebook, agent: SmallAgent
+) -> None:
     cookie = await notebook.enter()
     seen = protocol.RunSeen(str(notebook.run.public_id), notebook.run.generation, "running", ready=True)
     for number in range(2, 5):
@@ -63,7 +65,9 @@ async def test_a_report_whose_database_connection_is_cut_under_way_is_answered_a
     real = scheduler_api.sync
     cut: list[int] = []
 
-    def cut_once(host_id: int, frame: protocol.Observed, now: dt.datetime, faults: frozenset[str]) -> protocol.Desired:
+    def cut_once(
+        host_id: int, frame: protocol.Observed, now: dt.datetime, faults: frozenset[str]
+    ) -> protocol.Desired:
         """The server ends the connection when the report is taken in and its answer is not read yet."""
         answer = real(host_id, frame, now, faults)
         if not cut:
@@ -86,7 +90,9 @@ async def test_only_a_broken_connection_is_asked_again_and_only_once(state: str 
 
     def broken() -> None:
         calls.append(1)
-        raise OperationalError("over") from (errors.lookup(state)("over") if state else psycopg.OperationalError("over"))
+        raise OperationalError("over") from (
+            errors.lookup(state)("over") if state else psycopg.OperationalError("over")
+        )
 
     threads = DatabaseThreads(1, "asking")
     try:
@@ -132,7 +138,9 @@ async def test_while_the_database_is_away_people_and_agents_are_told_to_come_bac
     assert (await notebook.get("/lab", cookie)).status == 200
 
 
-async def test_after_a_gap_in_redis_every_agent_hears_again_what_should_be(place: Place, agent: SmallAgent) -> None:
+async def test_after_a_gap_in_redis_every_agent_hears_again_what_should_be(
+    place: Place, agent: SmallAgent
+) -> None:
     await agent.connect()
     await agent.say(observed())
     await agent.hear()
@@ -146,17 +154,26 @@ async def test_after_a_gap_in_redis_every_agent_hears_again_what_should_be(place
     await until(lambda: place.edge.bus.connected)
 
 
-async def test_the_process_says_what_is_wrong_serves_and_ends_in_time(transactional_db: None, tmp_path: Path) -> None:
+async def test_the_process_says_what_is_wrong_serves_and_ends_in_time(
+    transactional_db: None, tmp_path: Path
+) -> None:
     port, figures = free_port(), free_port()
     environment = {
-        "PATH": "/usr/bin:/bin", "DATABASE_URL": await rows(database_url), "REDIS_URL": settings.REDIS_URL,
-        "GPUPOOL_ENVIRONMENT": "test", "GPUPOOL_SECRET_KEY": settings.SECRET_KEY, "GPUPOOL_STATE": str(tmp_path),
-        "GPUPOOL_PORTAL_URL": settings.GPUPOOL_PORTAL_URL, "GPUPOOL_EDGE_URL": f"http://127.0.0.1:{port}",
-    }  # fmt: skip
+        "PATH": "/usr/bin:/bin",
+        "DATABASE_URL": await rows(database_url),
+        "REDIS_URL": settings.REDIS_URL,
+        "GPUPOOL_ENVIRONMENT": "test",
+        "GPUPOOL_SECRET_KEY": settings.SECRET_KEY,
+        "GPUPOOL_STATE": str(tmp_path),
+        "GPUPOOL_PORTAL_URL": settings.GPUPOOL_PORTAL_URL,
+        "GPUPOOL_EDGE_URL": f"http://127.0.0.1:{port}",
+    }
 
     def start(*more: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "portal.edge", *more]
-        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        return subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
 
     process = start("--metrics-port", str(figures))
     try:

@@ -71,7 +71,12 @@ async def test_a_code_opens_the_notebook_once(notebook: Notebook) -> None:
     assert first.headers["Location"] == "/lab"
     cookie = first.headers["Set-Cookie"]
     assert cookie.startswith("__Host-gpupool=")
-    assert {part.strip() for part in cookie.split(";")[1:]} >= {"HttpOnly", "Secure", "Path=/", "SameSite=Lax"}
+    assert {part.strip() for part in cookie.split(";")[1:]} >= {
+        "HttpOnly",
+        "Secure",
+        "Path=/",
+        "SameSite=Lax",
+    }
     assert "Domain" not in cookie
     second = await notebook.get(f"/.gpupool/enter?code={code}", Accept="text/html")
     assert second.status == 403
@@ -87,11 +92,21 @@ async def test_of_twenty_browsers_with_the_same_code_one_enters(notebook: Notebo
     assert await rows(WorkspaceSession.objects.count) == 1
 
 
-async def test_an_old_a_wrong_or_another_notebooks_code_opens_nothing(notebook: Notebook, agent: SmallAgent) -> None:
+async def test_an_old_a_wrong_or_another_notebooks_code_opens_nothing(
+    notebook: Notebook, agent: SmallAgent
+) -> None:
     other = await rows(running_notebook, notebook.place.world, notebook.owner, agent.host, "other")
     old = await rows(entry_code, notebook.run, notebook.owner, "", -1)
     foreign = await rows(entry_code, other, notebook.owner)
-    for query in (f"code={old}", f"code={foreign}", "code=", "", "code=a&code=b", "code=" + "x" * 5000, "code=%00"):
+    for query in (
+        f"code={old}",
+        f"code={foreign}",
+        "code=",
+        "",
+        "code=a&code=b",
+        "code=" + "x" * 5000,
+        "code=%00",
+    ):
         answer = await notebook.get(f"/.gpupool/enter?{query}")
         assert answer.status in (400, 403), query
         assert "Set-Cookie" not in answer.headers
@@ -99,7 +114,11 @@ async def test_an_old_a_wrong_or_another_notebooks_code_opens_nothing(notebook: 
 
 
 async def test_a_code_of_somebody_who_may_not_open_it_opens_nothing(notebook: Notebook) -> None:
-    for person in (notebook.place.world.operator, notebook.place.world.vision.lead, notebook.place.world.stranger):
+    for person in (
+        notebook.place.world.operator,
+        notebook.place.world.vision.lead,
+        notebook.place.world.stranger,
+    ):
         code = await rows(entry_code, notebook.run, person)
         assert (await notebook.get(f"/.gpupool/enter?code={code}")).status == 403
     assert await rows(WorkspaceSession.objects.count) == 0
@@ -124,7 +143,9 @@ async def test_requests_reach_the_run_as_they_were_sent(notebook: Notebook) -> N
     assert value(seen, "Host") == notebook.name
     assert value(seen, "X-XSRFToken") == "t"
     for method in ("POST", "PUT", "PATCH", "DELETE"):
-        seen = await reached(await notebook.ask(method, "/api/x", cookie, {"Origin": notebook.origin}, data=b"abc"))
+        seen = await reached(
+            await notebook.ask(method, "/api/x", cookie, {"Origin": notebook.origin}, data=b"abc")
+        )
         assert (seen["method"], seen["length"]) == (method, 3)
 
 
@@ -148,7 +169,9 @@ async def test_a_browser_that_reads_slowly_holds_little_memory_and_nobody_else(n
     answer = await notebook.get("/large?pieces=3000&name=slow", cookie)
     await answer.content.read(1)
     await asyncio.sleep(0.7)
-    assert PIECES_WRITTEN["slow"] * PIECE < 100_000_000  # what the sockets between the two hold, not all 200 MB in the edge
+    assert (
+        PIECES_WRITTEN["slow"] * PIECE < 100_000_000
+    )  # what the sockets between the two hold, not all 200 MB in the edge
     async with asyncio.timeout(5):
         await reached(await notebook.get("/quick", cookie))
     answer.close()
@@ -187,15 +210,36 @@ async def test_websockets_pass_text_bytes_protocol_and_close_code(notebook: Note
 async def test_headers_that_only_the_edge_may_set_are_not_believed(notebook: Notebook) -> None:
     cookie = await notebook.enter()
     spoofed = {
-        "X-Gpupool-Secret": "guess", "x-gpupool-user": "root", "X_Gpupool_Secret": "guess", "X-Gpupool-": "x",
-        "X-Forwarded-For": "1.2.3.4", "X-Forwarded-Host": "evil", "Forwarded": "for=1.2.3.4", "X-Real-IP": "1.2.3.4",
-        "Authorization": "Bearer portal-token", "Connection": "x-hop, keep-alive", "X-Hop": "1", "TE": "trailers",
-        "Proxy-Authorization": "Basic x", "Keep-Alive": "timeout=5",
-    }  # fmt: skip
+        "X-Gpupool-Secret": "guess",
+        "x-gpupool-user": "root",
+        "X_Gpupool_Secret": "guess",
+        "X-Gpupool-": "x",
+        "X-Forwarded-For": "1.2.3.4",
+        "X-Forwarded-Host": "evil",
+        "Forwarded": "for=1.2.3.4",
+        "X-Real-IP": "1.2.3.4",
+        "Authorization": "Bearer portal-token",
+        "Connection": "x-hop, keep-alive",
+        "X-Hop": "1",
+        "TE": "trailers",
+        "Proxy-Authorization": "Basic x",
+        "Keep-Alive": "timeout=5",
+    }
     seen = await reached(await notebook.get("/", cookie, **spoofed))
     assert [text for name, text in seen["headers"] if "gpupool" in name.lower()] == [notebook.secret]
-    assert names(seen).isdisjoint({"x-forwarded-for", "x-forwarded-host", "forwarded", "x-real-ip", "authorization", "x-hop",
-                                   "te", "proxy-authorization", "keep-alive"})  # fmt: skip
+    assert names(seen).isdisjoint(
+        {
+            "x-forwarded-for",
+            "x-forwarded-host",
+            "forwarded",
+            "x-real-ip",
+            "authorization",
+            "x-hop",
+            "te",
+            "proxy-authorization",
+            "keep-alive",
+        }
+    )
 
 
 async def test_cookies_of_the_portal_and_of_the_edge_never_reach_the_run(notebook: Notebook) -> None:
@@ -213,7 +257,9 @@ async def test_the_cookie_of_one_notebook_opens_no_other(notebook: Notebook, age
     mine = await notebook.enter()
     other_owner = notebook.place.world.vision.members[1]
     run = await rows(running_notebook, notebook.place.world, other_owner, agent.host, "other")
-    other = Notebook(notebook.place, run, other_owner, await rows(lambda: run.workload.workspace_origin.label), "")
+    other = Notebook(
+        notebook.place, run, other_owner, await rows(lambda: run.workload.workspace_origin.label), ""
+    )
     assert (await other.get("/lab", mine)).status == 403
     with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
         await other.socket(mine)
@@ -228,9 +274,19 @@ async def test_a_websocket_from_another_origin_is_refused(notebook: Notebook) ->
     origin, name, port = notebook.origin, notebook.name, notebook.place.port
     headers = {"Host": name, "Cookie": f"__Host-gpupool={cookie}"}
     for other in (
-        None, "", "null", "http://evil.example", f"{origin}.evil.example", f"{origin}/", f"http://{notebook.label}.localhost",
-        f"https://{name}", f"http://other.localhost:{port}", origin.upper(), settings.GPUPOOL_PORTAL_URL, f"{origin} {origin}",
-    ):  # fmt: skip
+        None,
+        "",
+        "null",
+        "http://evil.example",
+        f"{origin}.evil.example",
+        f"{origin}/",
+        f"http://{notebook.label}.localhost",
+        f"https://{name}",
+        f"http://other.localhost:{port}",
+        origin.upper(),
+        settings.GPUPOOL_PORTAL_URL,
+        f"{origin} {origin}",
+    ):
         sent = headers if other is None else {**headers, "Origin": other}
         with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
             await notebook.place.session.ws_connect(notebook.place.url + "/echo", headers=sent)
@@ -249,8 +305,21 @@ async def test_a_neighbour_cannot_change_or_embed_anything(notebook: Notebook) -
     assert (await notebook.get("/lab", cookie, **linked)).status == 200
 
 
-AMBIGUOUS = ("/../x", "/a/../../x", "/%2e%2e/x", "/a/.%2E/x", "/a/./b", "/..%2fx", "/a\\b", "/%5c..%5cx", "/%00", "/a%0d%0aX: 1",
-             "//evil.example/x", "/%2e%2e%2f.gpupool/enter", "/a#b")  # fmt: skip
+AMBIGUOUS = (
+    "/../x",
+    "/a/../../x",
+    "/%2e%2e/x",
+    "/a/.%2E/x",
+    "/a/./b",
+    "/..%2fx",
+    "/a\\b",
+    "/%5c..%5cx",
+    "/%00",
+    "/a%0d%0aX: 1",
+    "//evil.example/x",
+    "/%2e%2e%2f.gpupool/enter",
+    "/a#b",
+)
 
 
 async def test_an_address_that_could_mean_two_things_is_refused(notebook: Notebook) -> None:
@@ -378,7 +447,9 @@ async def seconds_until_all_are_cut(notebook: Notebook, count: int) -> float:
     return taken
 
 
-async def test_without_any_hint_the_sockets_of_an_ended_session_are_cut_all_the_same(notebook: Notebook) -> None:
+async def test_without_any_hint_the_sockets_of_an_ended_session_are_cut_all_the_same(
+    notebook: Notebook,
+) -> None:
     key = key_of(await rows(signed_in, notebook.owner))
     socket = await notebook.socket(await notebook.enter(session_key=key))
     await rows(SessionStore(key).delete)
@@ -402,16 +473,24 @@ def opened_with(text: str, run: Run) -> str:
 async def test_a_workspace_that_was_opened_with_a_token_ends_at_once_with_the_token(
     notebook: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(access_cache, "DECISION_TTL_SECONDS", 600.0)  # only a hint has the rows looked at again
+    monkeypatch.setattr(
+        access_cache, "DECISION_TTL_SECONDS", 600.0
+    )  # only a hint has the rows looked at again
     token, text = await rows(token_of, notebook.owner)
     cookies = []
     for opens in (await rows(opened_with, text, notebook.run), await rows(opened_with, text, notebook.run)):
         cookies.append((await notebook.get(opens)).cookies["__Host-gpupool"].value)
     socket = await notebook.socket(cookies[0])
-    others = await notebook.socket(await notebook.enter(session_key=key_of(await rows(signed_in, notebook.owner))))
+    others = await notebook.socket(
+        await notebook.enter(session_key=key_of(await rows(signed_in, notebook.owner)))
+    )
     assert (await notebook.get("/lab", cookies[1])).status == 200
     unused = await rows(opened_with, text, notebook.run)
-    await rows(functools.partial(accounts_and_teams.revoke_token, actor=notebook.owner, token=token, now=timezone.now()))
+    await rows(
+        functools.partial(
+            accounts_and_teams.revoke_token, actor=notebook.owner, token=token, now=timezone.now()
+        )
+    )
     assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
     assert socket.close_code == 4401
     for cookie in cookies:
@@ -422,7 +501,9 @@ async def test_a_workspace_that_was_opened_with_a_token_ends_at_once_with_the_to
 
 
 @pytest.mark.parametrize("how", ["revoked_at", "expires_at"])
-async def test_without_any_hint_the_sockets_of_a_token_that_is_over_are_cut_all_the_same(notebook: Notebook, how: str) -> None:
+async def test_without_any_hint_the_sockets_of_a_token_that_is_over_are_cut_all_the_same(
+    notebook: Notebook, how: str
+) -> None:
     token, text = await rows(token_of, notebook.owner)
     entered = await notebook.get(await rows(opened_with, text, notebook.run))
     socket = await notebook.socket(entered.cookies["__Host-gpupool"].value)
@@ -443,7 +524,9 @@ async def test_a_notebook_that_ends_closes_its_sockets_and_says_so(notebook: Not
     slow = await notebook.get("/slow", cookie)
     await slow.content.readline()
     await rows(set_state, notebook.run, WorkloadState.STOPPING)
-    await asyncio.to_thread(hint, PAGE_CHANNEL, json.dumps({"topic": f"workload:{notebook.run.workload.public_id}"}))
+    await asyncio.to_thread(
+        hint, PAGE_CHANNEL, json.dumps({"topic": f"workload:{notebook.run.workload.public_id}"})
+    )
     async with asyncio.timeout(access_cache.DECISION_TTL_SECONDS / 2):
         assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
     with pytest.raises(aiohttp.ClientError):
@@ -452,7 +535,9 @@ async def test_a_notebook_that_ends_closes_its_sockets_and_says_so(notebook: Not
     assert answer.status == 410
     text = await answer.text()
     assert "This notebook has ended" in text
-    assert f"{settings.GPUPOOL_PORTAL_URL}{reverse('notebook', args=[notebook.run.workload.public_id])}" in text
+    assert (
+        f"{settings.GPUPOOL_PORTAL_URL}{reverse('notebook', args=[notebook.run.workload.public_id])}" in text
+    )
 
 
 async def test_who_leaves_the_team_or_loses_the_account_loses_the_notebook(notebook: Notebook) -> None:
@@ -514,7 +599,9 @@ async def test_a_body_that_comes_a_byte_at_a_time_holds_no_way_to_the_run(
         f"PUT /api/contents/a HTTP/1.1\nHost: {notebook.name}\nOrigin: {notebook.origin}\nCookie: __Host-gpupool={cookie}\n"
         "Content-Length: 100000\n\n"
     )
-    slow = [asyncio.create_task(dribble(notebook.place, head)) for _ in range(12)]  # more than there are streams kept ready
+    slow = [
+        asyncio.create_task(dribble(notebook.place, head)) for _ in range(12)
+    ]  # more than there are streams kept ready
     await asyncio.sleep(0.3)
     assert (await notebook.get("/lab", cookie)).status == 200, "nobody else waits"
     for took, said in await asyncio.gather(*slow):
@@ -536,7 +623,9 @@ def little_time_for_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "KEEPALIVE_SECONDS", 1.0)
 
 
-async def test_a_head_that_comes_a_byte_at_a_time_is_not_waited_for(little_time_for_heads: None, place: Place) -> None:
+async def test_a_head_that_comes_a_byte_at_a_time_is_not_waited_for(
+    little_time_for_heads: None, place: Place
+) -> None:
     took, said = await dribble(place, f"GET /healthz HTTP/1.1\nHost: 127.0.0.1:{place.port}\nX-Slow: ")
     assert said == "" and took < 5
 

@@ -17,7 +17,9 @@ from tests.world import H100, World, units_of
 pytestmark = pytest.mark.django_db
 
 
-def test_a_reservation_counts_as_what_is_bound_to_it_and_what_runs_inside_is_not_counted_again(world: World) -> None:
+def test_a_reservation_counts_as_what_is_bound_to_it_and_what_runs_inside_is_not_counted_again(
+    world: World,
+) -> None:
     now = timezone.now()
     run_job(world, world.vision, "outside", host="alpha", gpus=[0, 1])
     inside = run_job(world, world.vision, "inside", host="alpha", gpus=[2])
@@ -27,7 +29,10 @@ def test_a_reservation_counts_as_what_is_bound_to_it_and_what_runs_inside_is_not
     Allocation.objects.filter(workload=inside).update(reservation=promise)
     for unit in units_of(world.hosts["alpha"])[2:5]:
         BoundUnit.objects.create(
-            reservation=promise, unit=unit, slots=unit.slots, period=DateTimeTZRange(promise.start, promise.end)
+            reservation=promise,
+            unit=unit,
+            slots=unit.slots,
+            period=DateTimeTZRange(promise.start, promise.end),
         )
     vision, language = world.vision.team.pk, world.language.team.pk
     assert held_by_team([vision, language], now) == {
@@ -38,4 +43,6 @@ def test_a_reservation_counts_as_what_is_bound_to_it_and_what_runs_inside_is_not
     lines = {line.model: line for line in quota_usages(uses, world.shared)}
     assert (lines[H100].held, lines[H100].guaranteed) == (5, 8)
     (panel,) = team_summaries(world.vision.member, now)
-    assert {line.model: line.held for line in panel.lines} == {model: line.held for model, line in lines.items()}
+    assert {line.model: line.held for line in panel.lines} == {
+        model: line.held for model, line in lines.items()
+    }

@@ -18,7 +18,9 @@ def test_the_cost_so_far_is_what_was_charged_and_what_was_held_since(world: Worl
     hold(work, units_of(world.hosts["alpha"])[0], at(9))
     charge_all_gpus(at(10, 5))
     moment = at(10, 30)
-    assert workload_usage.workload_costs([work.pk], moment, workload_usage.prices(moment)) == {work.pk: Decimal("3.60")}
+    assert workload_usage.workload_costs([work.pk], moment, workload_usage.prices(moment)) == {
+        work.pk: Decimal("3.60")
+    }
 
 
 def test_what_has_no_price_costs_an_unknown_amount_and_not_nothing(world: World) -> None:
@@ -28,4 +30,6 @@ def test_what_has_no_price_costs_an_unknown_amount_and_not_nothing(world: World)
     hold(over, units[1], at(9), at(9, 30), end_code="finished")
     assert workload_usage.workload_costs([running.pk, over.pk], at(10), workload_usage.prices(at(10))) == {}
     charge_all_gpus(at(11))
-    assert workload_usage.workload_costs([running.pk, over.pk], at(12), workload_usage.prices(at(12))) == {}, "its lines have no price either"
+    assert (
+        workload_usage.workload_costs([running.pk, over.pk], at(12), workload_usage.prices(at(12))) == {}
+    ), "its lines have no price either"

@@ -85,7 +85,9 @@ def test_two_quotas_approved_at_once_do_not_exceed_the_pool(committed: World) ->
         )
     )
     assert sum(problem is None for problem in raised) == 1
-    total = sum(Quota.objects.filter(pool=committed.shared, model=H100).values_list("guaranteed_slots", flat=True))
+    total = sum(
+        Quota.objects.filter(pool=committed.shared, model=H100).values_list("guaranteed_slots", flat=True)
+    )
     assert total == 16 * SLOTS_PER_GPU
     assert Submission.objects.filter(state="waiting").count() == 1
 
@@ -118,9 +120,16 @@ def changeable(world: World, **changes: Any) -> Reservation:
     """A reservation of vision's, large enough that time beyond its window waits for approval."""
     start = world.now + timedelta(days=1)
     given: dict[str, Any] = {
-        "owner": world.vision.member, "project": world.vision.project, "pool": world.shared, "name": "course", "units": 8,
-        "models_wanted": [H100], "start": start, "end": start + timedelta(hours=4), "now": world.now,
-    }  # fmt: skip
+        "owner": world.vision.member,
+        "project": world.vision.project,
+        "pool": world.shared,
+        "name": "course",
+        "units": 8,
+        "models_wanted": [H100],
+        "start": start,
+        "end": start + timedelta(hours=4),
+        "now": world.now,
+    }
     row, answer = engine.confirm_reservation(**(given | changes))
     assert row is not None, answer
     return row
@@ -129,7 +138,9 @@ def changeable(world: World, **changes: Any) -> Reservation:
 def changing(world: World, row: Reservation, **window: Any) -> Callable[[], Any]:
     """A change asked for by somebody who sees the reservation as it is now."""
     seen = Reservation.objects.select_related("pool", "project__team").get(pk=row.pk)
-    return lambda: reservations.change_reservation(actor=world.vision.member, reservation=seen, now=world.now, **window)
+    return lambda: reservations.change_reservation(
+        actor=world.vision.member, reservation=seen, now=world.now, **window
+    )
 
 
 def test_one_change_of_a_reservation_waits_however_many_ask_at_once(committed: World) -> None:
@@ -145,7 +156,12 @@ def test_a_second_change_of_a_reservation_is_refused_by_the_database_as_well(com
     first = changing(committed, row, end=row.end + timedelta(hours=1))()
     with pytest.raises(IntegrityError, match="one_change_of_a_reservation_waits"), transaction.atomic():
         Submission.objects.create(
-            kind="window_change", team=first.team, author=first.author, payload={}, reservation=row, created_at=committed.now
+            kind="window_change",
+            team=first.team,
+            author=first.author,
+            payload={},
+            reservation=row,
+            created_at=committed.now,
         )
     submissions.withdraw_submission(actor=committed.vision.member, submission=first, now=committed.now)
     assert isinstance(changing(committed, row, end=row.end + timedelta(hours=1))(), Submission)
@@ -155,7 +171,9 @@ def test_a_new_end_never_brings_back_the_start_from_before_a_move(committed: Wor
     row = changeable(committed, units=1)
     longer = changing(committed, row, end=row.end + timedelta(hours=1))
     changing(committed, row, start=row.start + timedelta(hours=2))()
-    with pytest.raises(Conflict, match="course was changed meanwhile: 2026-03-03 11:00 UTC to 2026-03-03 15:00 UTC"):
+    with pytest.raises(
+        Conflict, match="course was changed meanwhile: 2026-03-03 11:00 UTC to 2026-03-03 15:00 UTC"
+    ):
         longer()
     fresh = Reservation.objects.get(pk=row.pk)
     assert (fresh.start, fresh.end) == (row.start + timedelta(hours=2), row.end + timedelta(hours=2))
@@ -176,7 +194,9 @@ def test_a_new_end_never_brings_back_the_start_from_before_a_move(committed: Wor
 def test_a_change_that_waited_does_not_undo_what_was_changed_meanwhile(committed: World) -> None:
     row = changeable(committed)
     waiting = changing(committed, row, end=row.end + timedelta(hours=2))()
-    engine.change_reservation(row, start=row.start + timedelta(hours=3), end=row.end + timedelta(hours=3), now=committed.now)
+    engine.change_reservation(
+        row, start=row.start + timedelta(hours=3), end=row.end + timedelta(hours=3), now=committed.now
+    )
     window = (row.start, row.end)
     effect = submissions.approval_effect(waiting, committed.now)
     assert not effect["fits"] and "was changed meanwhile" in effect["sentence"]
@@ -204,7 +224,9 @@ def test_the_last_two_operators_do_not_both_step_down(committed: World) -> None:
     people_at_once = [(committed.operator, other), (other, committed.operator)]
     all_at_once(
         *(
-            functools.partial(accounts_and_teams.change_user, actor=actor, user=user, operator=False, now=committed.now)
+            functools.partial(
+                accounts_and_teams.change_user, actor=actor, user=user, operator=False, now=committed.now
+            )
             for actor, user in people_at_once
         )
     )

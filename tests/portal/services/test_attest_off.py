@@ -27,4 +27,7 @@ def test_only_an_operator_attests_and_only_of_a_host_that_is_quiet(world: World)
     assert kept.why == "the fuse" and kept.actor == world.operator
     host.refresh_from_db()
     assert host.lease_state == "silent"
-    assert f"seen powered off by {world.operator.get_username()}: the fuse" in host.state_changes.latest("pk").reason
+    assert (
+        f"seen powered off by {world.operator.get_username()}: the fuse"
+        in host.state_changes.latest("pk").reason
+    )

@@ -33,15 +33,24 @@ def sized(world: World) -> World:
     """alpha has 64 cores and 512 GiB, beta 32 and 1 TiB, gamma 16 and 128 GiB."""
     sizes = {"alpha": (64, 512), "beta": (32, 1024), "gamma": (16, 128), "delta": (8, 64)}
     for name, (cores, memory) in sizes.items():
-        Host.objects.filter(name=name).update(cpu_milli=cores * 1000, memory_mib=memory * GIB, credential_hash="x")
+        Host.objects.filter(name=name).update(
+            cpu_milli=cores * 1000, memory_mib=memory * GIB, credential_hash="x"
+        )
     return world
 
 
 def submit(world: World, **changes: Any) -> Workload:
     given: dict[str, Any] = {
-        "actor": world.vision.member, "project": world.vision.project, "pool": world.shared, "name": "train",
-        "command": "true", "units": 1, "models": [H100], "max_runtime_seconds": 3600, "now": world.now,
-    }  # fmt: skip
+        "actor": world.vision.member,
+        "project": world.vision.project,
+        "pool": world.shared,
+        "name": "train",
+        "command": "true",
+        "units": 1,
+        "models": [H100],
+        "max_runtime_seconds": 3600,
+        "now": world.now,
+    }
     return workloads.submit_job(**(given | changes))
 
 
@@ -58,43 +67,65 @@ def test_what_is_asked_for_is_kept_by_the_planner_and_told_to_the_agent(sized: W
 
 
 def test_notebooks_and_copies_have_it_too(sized: World) -> None:
-    given: dict[str, Any] = {"cpu_milli": 4_000, "memory_mib": 32 * GIB, "min_compute_capability": 90, "nvlink": True}
+    given: dict[str, Any] = {
+        "cpu_milli": 4_000,
+        "memory_mib": 32 * GIB,
+        "min_compute_capability": 90,
+        "nvlink": True,
+    }
     made = workloads.launch_notebook(
         actor=sized.vision.member, project=sized.vision.project, pool=sized.shared, now=sized.now, **given
     )
     copy = workloads.relaunch_workload(actor=sized.vision.member, workload=made, now=sized.now)
-    for each in (made, copy, workloads.relaunch_workload(
-        actor=sized.vision.member, workload=submit(sized, **given), now=sized.now)):  # fmt: skip
+    for each in (
+        made,
+        copy,
+        workloads.relaunch_workload(
+            actor=sized.vision.member, workload=submit(sized, **given), now=sized.now
+        ),
+    ):
         assert {name: getattr(each, name) for name in given} == given
 
 
 @pytest.mark.parametrize(
     ("asked", "field", "words"),
     [
-        ({"cpu_milli": 96_000}, "cpu_milli", "No host has 96 CPU cores beside 1 GPU: the most that one has is 64 CPU cores."),
         (
-            {"memory_mib": 2048 * GIB, "units": 2}, "memory_mib",
+            {"cpu_milli": 96_000},
+            "cpu_milli",
+            "No host has 96 CPU cores beside 1 GPU: the most that one has is 64 CPU cores.",
+        ),
+        (
+            {"memory_mib": 2048 * GIB, "units": 2},
+            "memory_mib",
             "No host has 2,048 GiB of memory beside 2 GPUs: the most that one has is 1,024 GiB of memory.",
         ),
         (
-            {"cpu_milli": 96_500, "memory_mib": 2048 * GIB}, "cpu_milli",
+            {"cpu_milli": 96_500, "memory_mib": 2048 * GIB},
+            "cpu_milli",
             "No host has 96.5 CPU cores and 2,048 GiB of memory beside 1 GPU: the most that one has is 64 CPU cores and 1,024 GiB",
         ),
         (
-            {"cpu_milli": 64_000, "memory_mib": 1024 * GIB}, "memory_mib",
+            {"cpu_milli": 64_000, "memory_mib": 1024 * GIB},
+            "memory_mib",
             "No host has 64 CPU cores and 1,024 GiB of memory together beside 1 GPU. Ask for less of one of them.",
         ),
         (
-            {"cpu_milli": 64_000, "hosts": 2}, "cpu_milli",
+            {"cpu_milli": 64_000, "hosts": 2},
+            "cpu_milli",
             "There are not 2 hosts that have 64 CPU cores beside 1 GPU: the most that 2 hosts have is 32 CPU cores.",
         ),
         ({"cpu_milli": 32_000, "models": [A100]}, "cpu_milli", "the most that one has is 16 CPU cores"),
         ({"units": 9, "cpu_milli": 96_000}, "units", "it asks for 9 GPUs on one host, the largest has 8"),
-        ({"cpu_milli": -1}, "cpu_milli", "cpu_milli is -1; allowed: a whole number from 0 to 10,000,000 thousandths of a core"),
+        (
+            {"cpu_milli": -1},
+            "cpu_milli",
+            "cpu_milli is -1; allowed: a whole number from 0 to 10,000,000 thousandths of a core",
+        ),
         ({"memory_mib": 10**9}, "memory_mib", "allowed: a whole number from 0 to 10,000,000 MiB"),
         ({"memory_mib": True}, "memory_mib", "memory_mib is True"),
     ],
-)  # fmt: skip
+)
 def test_too_much_is_refused_beside_its_field_with_what_there_is(
     sized: World, asked: dict[str, Any], field: str, words: str
 ) -> None:
@@ -121,16 +152,28 @@ def test_cpu_is_not_blamed_for_what_else_is_missing(sized: World) -> None:
 
 
 def test_the_reason_is_a_sentence_also_without_numbers_of_the_most() -> None:
-    said = reason_texts.reason_sentence("too_big_for_any_host", {"units": 1, "largest": 8, "hosts": 1, "hosts_with_labels": 2})
-    assert said == "No host has the CPU, the memory or the NVLink that it asks for beside 1 GPU. Ask for less."
+    said = reason_texts.reason_sentence(
+        "too_big_for_any_host", {"units": 1, "largest": 8, "hosts": 1, "hosts_with_labels": 2}
+    )
+    assert (
+        said == "No host has the CPU, the memory or the NVLink that it asks for beside 1 GPU. Ask for less."
+    )
 
 
 def test_a_reservation_is_on_hosts_that_have_as_much(sized: World) -> None:
     start = sized.now + timedelta(hours=1)
     given: dict[str, Any] = {
-        "actor": sized.vision.member, "project": sized.vision.project, "pool": sized.shared, "name": "fed", "units": 1,
-        "models": [H100], "start": start, "end": start + timedelta(hours=1), "now": sized.now, "memory_mib": 600 * GIB,
-    }  # fmt: skip
+        "actor": sized.vision.member,
+        "project": sized.vision.project,
+        "pool": sized.shared,
+        "name": "fed",
+        "units": 1,
+        "models": [H100],
+        "start": start,
+        "end": start + timedelta(hours=1),
+        "now": sized.now,
+        "memory_mib": 600 * GIB,
+    }
     with pytest.raises(Conflict) as refused:
         reservations.request_reservation(**given, cpu_milli=33_000)
     assert refused.value.field == "memory_mib" and "together beside 1 GPU" in refused.value.message
@@ -145,11 +188,23 @@ def test_what_was_approved_is_what_was_asked_for(sized: World) -> None:
     sized.shared.refresh_from_db()
     start = sized.now + timedelta(hours=1)
     asked = reservations.request_reservation(
-        actor=sized.vision.member, project=sized.vision.project, pool=sized.shared, name="fed", units=1, models=[H100],
-        start=start, end=start + timedelta(hours=1), now=sized.now, cpu_milli=8_000, memory_mib=64 * GIB,
-    )  # fmt: skip
+        actor=sized.vision.member,
+        project=sized.vision.project,
+        pool=sized.shared,
+        name="fed",
+        units=1,
+        models=[H100],
+        start=start,
+        end=start + timedelta(hours=1),
+        now=sized.now,
+        cpu_milli=8_000,
+        memory_mib=64 * GIB,
+    )
     assert isinstance(asked, Submission)
-    assert "1 × H100 80GB on hosts with 8 CPU cores and 64 GiB of memory, " in request_texts.submission_summary(asked.kind, asked.payload)
+    assert (
+        "1 × H100 80GB on hosts with 8 CPU cores and 64 GiB of memory, "
+        in request_texts.submission_summary(asked.kind, asked.payload)
+    )
     wide = request_texts.submission_summary(asked.kind, asked.payload | {"hosts": 2})
     assert "2 hosts × 1 H100 80GB on hosts with 8 CPU cores" in wide
     submissions.approve_submission(actor=sized.operator, submission=asked, now=sized.now)
@@ -159,12 +214,24 @@ def test_what_was_approved_is_what_was_asked_for(sized: World) -> None:
 
 def test_the_form_takes_and_shows_it_and_says_what_the_hosts_have(sized: World) -> None:
     client = signed_in(sized.vision.member)
-    sizes = {"cpus": "2.5", "memory": "64", "min_memory": "40", "min_capability": "9.0", "labels": "", "hosts": "1"}
+    sizes = {
+        "cpus": "2.5",
+        "memory": "64",
+        "min_memory": "40",
+        "min_capability": "9.0",
+        "labels": "",
+        "hosts": "1",
+    }
     for kind in ("job", "notebook"):
         data = ask_data(sized, kind=kind, name=f"fed-{kind}", command="true", count="1", length="1", **sizes)
         preview = client.post(reverse("ask-preview"), data).context["preview"]
-        assert "--cpus 2.5 --memory 64" in preview["same"].cli.replace("--min-memory 40 --min-compute-capability 9.0 ", "")
-        assert '"cpu_milli": 2500' in preview["same"].api and '"min_compute_capability": 90' in preview["same"].api
+        assert "--cpus 2.5 --memory 64" in preview["same"].cli.replace(
+            "--min-memory 40 --min-compute-capability 9.0 ", ""
+        )
+        assert (
+            '"cpu_milli": 2500' in preview["same"].api
+            and '"min_compute_capability": 90' in preview["same"].api
+        )
         assert client.post(reverse("ask"), data).status_code == 302
         row = Workload.objects.get(name=f"fed-{kind}")
         assert (row.cpu_milli, row.memory_mib) == (2_500, 64 * GIB)
@@ -174,8 +241,11 @@ def test_the_form_takes_and_shows_it_and_says_what_the_hosts_have(sized: World) 
         assert "at least 40 GiB of memory, compute capability 9.0 or higher" in page
         again = client.get(f"{reverse('ask')}?kind={kind}&from={row.public_id}").context["form"]
         assert {name: again[name].value() for name in ("cpus", "memory", "min_memory", "min_capability")} == {
-            "cpus": "2.5", "memory": "64", "min_memory": "40", "min_capability": "9.0",
-        }  # fmt: skip
+            "cpus": "2.5",
+            "memory": "64",
+            "min_memory": "40",
+            "min_capability": "9.0",
+        }
     said = client.get(reverse("ask")).content.decode()
     assert "Hosts of Shared have 16 to 64 CPU cores and 128 to 1,024 GiB of memory." in said
     assert "Hosts of Vision only have 8 CPU cores and 64 GiB of memory." in said
@@ -183,7 +253,9 @@ def test_the_form_takes_and_shows_it_and_says_what_the_hosts_have(sized: World) 
 
 @pytest.mark.parametrize("value", ["0", "-1", "0.0001", "1e9", "nan", "1e999999999", "many"])
 def test_a_size_that_is_none_is_refused_beside_its_field(sized: World, value: str) -> None:
-    data = ask_data(sized, kind="job", name="odd", command="true", count="1", cpus=value, memory=value, hosts="1")
+    data = ask_data(
+        sized, kind="job", name="odd", command="true", count="1", cpus=value, memory=value, hosts="1"
+    )
     answer = signed_in(sized.vision.member).post(reverse("ask"), data)
     errors = answer.context["form"].errors
     assert answer.status_code == 400 and "allowed" in errors["cpus"][0]
@@ -207,13 +279,24 @@ def test_the_api_takes_gives_and_bounds_it(sized: World) -> None:
     client = APIClient()
     client.force_authenticate(sized.vision.member)
     body = {
-        "project": "vision/vision-main", "pool": "shared", "name": "fed", "command": "true", "units": 1, "models": [H100],
-        "cpu_milli": 8_000, "memory_mib": 64 * GIB,
-    }  # fmt: skip
+        "project": "vision/vision-main",
+        "pool": "shared",
+        "name": "fed",
+        "command": "true",
+        "units": 1,
+        "models": [H100],
+        "cpu_milli": 8_000,
+        "memory_mib": 64 * GIB,
+    }
     made = client.post("/api/v1/jobs/", body, format="json")
     assert made.status_code == 201
     assert (made.json()["cpu_milli"], made.json()["memory_mib"]) == (8_000, 64 * GIB)
-    notebook = {"project": "vision/vision-main", "pool": "shared", "cpu_milli": 1_000, "labels_required": {"site": "none"}}
+    notebook = {
+        "project": "vision/vision-main",
+        "pool": "shared",
+        "cpu_milli": 1_000,
+        "labels_required": {"site": "none"},
+    }
     refused = client.post("/api/v1/notebooks/", notebook, format="json")
     assert refused.status_code == 400 and refused.json()["errors"][0]["field"] == "labels_required"
     refused = client.post("/api/v1/jobs/", body | {"cpu_milli": 2**31}, format="json")

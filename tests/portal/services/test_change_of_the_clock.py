@@ -31,11 +31,17 @@ def around(day: date, starts: str, ends: str) -> Recurrence:
 
 def local(recurrence: Recurrence) -> list[tuple[str, str]]:
     windows = occurrences(recurrence, LONG_AGO, 100)
-    return [(f"{start.astimezone(BERLIN):%d %H:%M}", f"{end.astimezone(BERLIN):%d %H:%M}") for start, end in windows]
+    return [
+        (f"{start.astimezone(BERLIN):%d %H:%M}", f"{end.astimezone(BERLIN):%d %H:%M}")
+        for start, end in windows
+    ]
 
 
 def said(recurrence: Recurrence) -> list[str]:
-    return [request_texts.clock_change(change, "Europe/Berlin") for change in dst_occurrences(recurrence, LONG_AGO)]
+    return [
+        request_texts.clock_change(change, "Europe/Berlin")
+        for change in dst_occurrences(recurrence, LONG_AGO)
+    ]
 
 
 @pytest.mark.parametrize("day", [FORWARD, BACK])
@@ -89,10 +95,18 @@ def test_it_is_said_before_it_is_asked_for_and_kept_with_it(world: World) -> Non
     Pool.objects.update(reservation_horizon_seconds=300 * 86_400)
     world.shared.refresh_from_db()
     given: dict[str, Any] = {
-        "actor": world.vision.member, "project": world.vision.project, "pool": world.shared, "units": 1, "models": [H100],
-        "start": datetime(2026, 3, 22, 2, 30, tzinfo=BERLIN), "end": datetime(2026, 3, 22, 4, tzinfo=BERLIN),
-        "weekdays": ["sun"], "until": FORWARD, "time_zone": "Europe/Berlin", "now": world.now,
-    }  # fmt: skip
+        "actor": world.vision.member,
+        "project": world.vision.project,
+        "pool": world.shared,
+        "units": 1,
+        "models": [H100],
+        "start": datetime(2026, 3, 22, 2, 30, tzinfo=BERLIN),
+        "end": datetime(2026, 3, 22, 4, tzinfo=BERLIN),
+        "weekdays": ["sun"],
+        "until": FORWARD,
+        "time_zone": "Europe/Berlin",
+        "now": world.now,
+    }
     told = recurring_reservations.preview_series(**given)["clock_changes"]
     assert len(told) == 1 and "02:30 does not exist" in told[0]
     made = recurring_reservations.request_series(**given, name="night")
@@ -100,11 +114,19 @@ def test_it_is_said_before_it_is_asked_for_and_kept_with_it(world: World) -> Non
     first = made.occurrences.order_by("start")[0]
     page = signed_in(world.vision.member).get(reverse("reservation", args=[first.public_id])).content.decode()
     assert told[0] in page
-    whole_day = {**given, "start": datetime(2026, 10, 25, tzinfo=BERLIN), "end": datetime(2026, 10, 26, tzinfo=BERLIN)}
-    assert isinstance(recurring_reservations.request_series(**{**whole_day, "until": BACK}, name="25 hours"), Series)
+    whole_day = {
+        **given,
+        "start": datetime(2026, 10, 25, tzinfo=BERLIN),
+        "end": datetime(2026, 10, 26, tzinfo=BERLIN),
+    }
+    assert isinstance(
+        recurring_reservations.request_series(**{**whole_day, "until": BACK}, name="25 hours"), Series
+    )
     with pytest.raises(Invalid):
         late = whole_day["end"] + timedelta(minutes=1)
-        recurring_reservations.request_series(**{**whole_day, "until": BACK, "end": late}, name="more than a day")
+        recurring_reservations.request_series(
+            **{**whole_day, "until": BACK, "end": late}, name="more than a day"
+        )
 
 
 @pytest.mark.django_db
@@ -113,9 +135,16 @@ def test_the_form_reserves_so_many_hours_also_over_a_change(world: World) -> Non
     member.time_zone = "Europe/Berlin"
     member.save(update_fields=["time_zone"])
     data = {
-        "kind": "reservation", "project": str(world.vision.project.pk), "target": f"shared|{H100}|", "count": "1",
-        "start": "2026-03-28T22:00", "length": "8", "length_unit": "hours", "name": "once", "hosts": "1",
-    }  # fmt: skip
+        "kind": "reservation",
+        "project": str(world.vision.project.pk),
+        "target": f"shared|{H100}|",
+        "count": "1",
+        "start": "2026-03-28T22:00",
+        "length": "8",
+        "length_unit": "hours",
+        "name": "once",
+        "hosts": "1",
+    }
     client = signed_in(member)
     with time_machine.travel(world.now, tick=False):
         assert client.post(reverse("ask"), data).status_code == 302
@@ -123,7 +152,9 @@ def test_the_form_reserves_so_many_hours_also_over_a_change(world: World) -> Non
         assert client.post(reverse("ask"), data | again).status_code == 302
     once = Reservation.objects.get(name="once")
     assert once.end - once.start == timedelta(hours=8)
-    nights = [row.end.astimezone(BERLIN) for row in Reservation.objects.filter(name="nights").order_by("start")]
+    nights = [
+        row.end.astimezone(BERLIN) for row in Reservation.objects.filter(name="nights").order_by("start")
+    ]
     assert [f"{end:%H:%M}" for end in nights] == ["06:00", "06:00"], "by the clock, on each of them"
 
 
@@ -131,9 +162,16 @@ def test_the_form_reserves_so_many_hours_also_over_a_change(world: World) -> Non
 def test_what_waits_for_approval_leads_to_its_own_week_in_the_calendar(world: World) -> None:
     Pool.objects.update(approval_above_gpus=0)
     data = {
-        "kind": "reservation", "project": str(world.vision.project.pk), "target": f"shared|{H100}|", "count": "1",
-        "start": "2026-03-20T09:00", "length": "8", "length_unit": "hours", "name": "later", "hosts": "1",
-    }  # fmt: skip
+        "kind": "reservation",
+        "project": str(world.vision.project.pk),
+        "target": f"shared|{H100}|",
+        "count": "1",
+        "start": "2026-03-20T09:00",
+        "length": "8",
+        "length_unit": "hours",
+        "name": "later",
+        "hosts": "1",
+    }
     client = signed_in(world.vision.member)
     with time_machine.travel(world.now, tick=False):
         answer = client.post(reverse("ask"), data)

@@ -37,10 +37,18 @@ def change(world: World, row: Reservation, **changes: Any) -> Submission | Reser
 
 def recur(world: World, **changes: Any) -> Submission | Series:
     given: dict[str, Any] = {
-        "actor": world.vision.member, "project": world.vision.project, "pool": world.shared, "name": "Course",
-        "units": 2, "models": [H100], "start": world.now + DAY, "end": world.now + DAY + 9 * HOUR,
-        "weekdays": ["mon", "tue", "wed", "thu", "fri"], "until": date(2026, 3, 13), "now": world.now,
-    }  # fmt: skip
+        "actor": world.vision.member,
+        "project": world.vision.project,
+        "pool": world.shared,
+        "name": "Course",
+        "units": 2,
+        "models": [H100],
+        "start": world.now + DAY,
+        "end": world.now + DAY + 9 * HOUR,
+        "weekdays": ["mon", "tue", "wed", "thu", "fri"],
+        "until": date(2026, 3, 13),
+        "now": world.now,
+    }
     return recurring_reservations.request_series(**(given | changes))
 
 
@@ -57,12 +65,20 @@ def test_it_is_moved_as_it_is_extended_and_shortened(world: World) -> None:
     change(world, row, end=row.start + HOUR)
     assert row.end - row.start == HOUR
     verbs = AuditEvent.objects.filter(verb="change_reservation").order_by("pk")
-    assert verbs.count() == 3 and verbs[0].before is not None and verbs[0].before["start"] != verbs[0].after["start"]  # type: ignore[index]
+    assert (
+        verbs.count() == 3
+        and verbs[0].before is not None
+        and verbs[0].before["start"] != verbs[0].after["start"]
+    )  # type: ignore[index]
 
 
-def test_a_change_that_does_not_fit_is_refused_with_the_first_window_and_changes_nothing(world: World) -> None:
+def test_a_change_that_does_not_fit_is_refused_with_the_first_window_and_changes_nothing(
+    world: World,
+) -> None:
     row = made(world, units=4)
-    blocker = reserve(world, units=8, hosts=2, may_exceed_guarantee=True, start=row.end, end=row.end + 2 * HOUR)
+    blocker = reserve(
+        world, units=8, hosts=2, may_exceed_guarantee=True, start=row.end, end=row.end + 2 * HOUR
+    )
     assert isinstance(blocker, Submission)
     submissions.approve_submission(
         actor=world.operator, submission=blocker, now=world.now, changes={"may_exceed_guarantee": True}
@@ -156,9 +172,13 @@ def test_only_those_who_may_change_it_do_and_bad_windows_are_named(world: World)
     with pytest.raises(NotAllowed):
         change(world, row, actor=world.language.lead, end=row.end + HOUR)
     for wrong, field in (
-        ({"end": row.start}, "end"), ({"end": row.end}, "end"), ({"start": world.now - HOUR}, "start"),
-        ({"end": row.start + timedelta(days=30)}, "end"), ({"end": "soon"}, "end"), ({}, "end"),
-    ):  # fmt: skip
+        ({"end": row.start}, "end"),
+        ({"end": row.end}, "end"),
+        ({"start": world.now - HOUR}, "start"),
+        ({"end": row.start + timedelta(days=30)}, "end"),
+        ({"end": "soon"}, "end"),
+        ({}, "end"),
+    ):
         with pytest.raises(Invalid) as refused:
             change(world, row, **wrong)  # type: ignore[arg-type]
         assert field in refused.value.fields, wrong
@@ -187,12 +207,19 @@ def test_every_weekday_until_a_day_is_one_thing(world: World) -> None:
 def test_a_preview_says_what_all_of_it_costs_and_asks_for_nothing(world: World) -> None:
     Price.objects.create(
         model=H100, cost_per_gpu_hour="1", price_per_gpu_hour="2", valid_from=world.now, created_at=world.now
-    )  # fmt: skip
+    )
     given: dict[str, Any] = {
-        "actor": world.vision.member, "project": world.vision.project, "pool": world.shared, "units": 2, "models": [H100],
-        "start": world.now + DAY, "end": world.now + DAY + 9 * HOUR, "weekdays": ["tue", "wed"],
-        "until": date(2026, 3, 13), "now": world.now,
-    }  # fmt: skip
+        "actor": world.vision.member,
+        "project": world.vision.project,
+        "pool": world.shared,
+        "units": 2,
+        "models": [H100],
+        "start": world.now + DAY,
+        "end": world.now + DAY + 9 * HOUR,
+        "weekdays": ["tue", "wed"],
+        "until": date(2026, 3, 13),
+        "now": world.now,
+    }
     answer = recurring_reservations.preview_series(**given)
     assert (answer["fits"], answer["occurrences"], answer["gpus"]) == (True, 4, 2)
     assert answer["price"] == 4 * 9 * 2 * 2 and answer["price_per_hour"] == 4
@@ -201,12 +228,19 @@ def test_a_preview_says_what_all_of_it_costs_and_asks_for_nothing(world: World) 
 
 def test_hours_are_by_the_clock_also_when_it_is_put_forward(world: World) -> None:
     whole = recur(
-        world, weekdays=["thu"], until=date(2026, 4, 3), time_zone="Europe/Berlin",
-        start=datetime.fromisoformat("2026-03-26T09:00+01:00"), end=datetime.fromisoformat("2026-03-26T18:00+01:00"),
-    )  # fmt: skip
+        world,
+        weekdays=["thu"],
+        until=date(2026, 4, 3),
+        time_zone="Europe/Berlin",
+        start=datetime.fromisoformat("2026-03-26T09:00+01:00"),
+        end=datetime.fromisoformat("2026-03-26T18:00+01:00"),
+    )
     assert isinstance(whole, Series)
     starts = [row.start for row in whole.occurrences.order_by("start")]
-    assert [start.isoformat() for start in starts] == ["2026-03-26T08:00:00+00:00", "2026-04-02T07:00:00+00:00"]
+    assert [start.isoformat() for start in starts] == [
+        "2026-03-26T08:00:00+00:00",
+        "2026-04-02T07:00:00+00:00",
+    ]
 
 
 def test_when_one_occurrence_does_not_fit_none_is_promised_and_it_is_named(world: World) -> None:
@@ -267,9 +301,12 @@ def test_so_many_occurrences_and_no_more(world: World) -> None:
 
 def close_the_budget(world: World, until: datetime) -> None:
     services.close_budget_gate(
-        action="refuse_new", numbers={"spent": "5", "limit": "5"}, until=until, now=world.now,
+        action="refuse_new",
+        numbers={"spent": "5", "limit": "5"},
+        until=until,
+        now=world.now,
         team=world.vision.team,
-    )  # fmt: skip
+    )
 
 
 def test_a_closed_budget_takes_no_new_reservation_until_it_opens_again(world: World) -> None:

@@ -22,17 +22,31 @@ pytestmark = pytest.mark.django_db
 
 def job(world: World, name: str = "train", **changes: Any) -> Workload:
     given: dict[str, Any] = {
-        "actor": world.vision.member, "project": world.vision.project, "pool": world.shared, "name": name,
-        "command": "true", "units": 1, "models": [H100], "max_runtime_seconds": 3600, "now": world.now,
-    }  # fmt: skip
+        "actor": world.vision.member,
+        "project": world.vision.project,
+        "pool": world.shared,
+        "name": name,
+        "command": "true",
+        "units": 1,
+        "models": [H100],
+        "max_runtime_seconds": 3600,
+        "now": world.now,
+    }
     return workloads.submit_job(**(given | changes))
 
 
 def array(world: World, text: str, **changes: Any) -> JobArray:
     given: dict[str, Any] = {
-        "actor": world.vision.member, "project": world.vision.project, "pool": world.shared, "name": "sweep",
-        "command": "true", "units": 1, "models": [H100], "max_runtime_seconds": 3600, "now": world.now,
-    }  # fmt: skip
+        "actor": world.vision.member,
+        "project": world.vision.project,
+        "pool": world.shared,
+        "name": "sweep",
+        "command": "true",
+        "units": 1,
+        "models": [H100],
+        "max_runtime_seconds": 3600,
+        "now": world.now,
+    }
     return workloads.submit_array(**(given | changes), array=text)
 
 
@@ -56,10 +70,15 @@ def cycle(world: World) -> None:
 @pytest.mark.parametrize(
     ("condition", "outcome", "starts"),
     [
-        ("ok", "finished", True), ("ok", "failed", False), ("ok", "cancelled", False), ("any", "failed", True),
-        ("any", "finished", True), ("not_ok", "failed", True), ("not_ok", "finished", False),
+        ("ok", "finished", True),
+        ("ok", "failed", False),
+        ("ok", "cancelled", False),
+        ("any", "failed", True),
+        ("any", "finished", True),
+        ("not_ok", "failed", True),
+        ("not_ok", "finished", False),
     ],
-)  # fmt: skip
+)
 def test_it_starts_once_the_other_has_ended_as_it_must_or_never(
     world: World, condition: str, outcome: str, starts: bool
 ) -> None:
@@ -133,7 +152,9 @@ def test_no_workload_can_wait_for_a_later_one_so_there_are_no_circles(world: Wor
             Dependency.objects.create(workload=earlier, on=later)
 
 
-def test_waiting_for_others_costs_the_snapshot_no_query(world: World, django_assert_max_num_queries: Any) -> None:
+def test_waiting_for_others_costs_the_snapshot_no_query(
+    world: World, django_assert_max_num_queries: Any
+) -> None:
     first = job(world)
     for number in range(5):
         job(world, f"n{number}", after=[("ok", first)])
@@ -149,11 +170,15 @@ def test_an_array_is_many_jobs_of_which_so_many_run_at_once(world: World) -> Non
     names = list(made.tasks.order_by("array_index").values_list("name", flat=True))
     assert names == [f"sweep[{n}]" for n in range(6)]
     cycle(world)
-    assert list(made.tasks.filter(state="placed").values_list("array_index", flat=True).order_by("array_index")) == [
+    assert list(
+        made.tasks.filter(state="placed").values_list("array_index", flat=True).order_by("array_index")
+    ) == [
         0,
         1,
     ]
-    assert set(made.tasks.filter(state="queued").values_list("reason_code", flat=True)) == {ReasonCode.ARRAY_LIMIT}
+    assert set(made.tasks.filter(state="queued").values_list("reason_code", flat=True)) == {
+        ReasonCode.ARRAY_LIMIT
+    }
     end(made.tasks.get(array_index=1), "failed")
     cycle(world)
     assert set(made.tasks.filter(state="placed").values_list("array_index", flat=True)) == {0, 2}
@@ -234,9 +259,15 @@ def test_indices_are_read_as_they_are_written(text: str, indices: list[int], at_
 def test_other_indices_are_refused_by_name(world: World, text: Any) -> None:
     with pytest.raises(Invalid) as refused:
         workloads.submit_array(
-            actor=world.vision.member, project=world.vision.project, pool=world.shared, name="sweep", command="true",
-            units=1, now=world.now, array=text,
-        )  # fmt: skip
+            actor=world.vision.member,
+            project=world.vision.project,
+            pool=world.shared,
+            name="sweep",
+            command="true",
+            units=1,
+            now=world.now,
+            array=text,
+        )
     assert list(refused.value.fields) == ["array"]
     assert not Workload.objects.exists()
 
@@ -247,11 +278,14 @@ def test_other_indices_are_refused_by_name(world: World, text: Any) -> None:
 @pytest.mark.parametrize(
     ("condition", "outcomes", "starts"),
     [
-        ("ok", ("finished", "finished"), True), ("ok", ("finished", "failed"), False), ("any", ("failed", "cancelled"), True),
-        ("not_ok", ("finished", "failed"), True), ("not_ok", ("failed", "failed"), True),
+        ("ok", ("finished", "finished"), True),
+        ("ok", ("finished", "failed"), False),
+        ("any", ("failed", "cancelled"), True),
+        ("not_ok", ("finished", "failed"), True),
+        ("not_ok", ("failed", "failed"), True),
         ("not_ok", ("finished", "finished"), False),
     ],
-)  # fmt: skip
+)
 def test_it_starts_once_every_task_of_an_array_has_ended_as_it_must_or_never(
     world: World, condition: str, outcomes: tuple[str, str], starts: bool
 ) -> None:
@@ -261,8 +295,14 @@ def test_it_starts_once_every_task_of_an_array_has_ended_as_it_must_or_never(
     waits.refresh_from_db()
     assert (waits.state, waits.reason_code) == ("queued", "dependency")
     how = {"ok": "finish well", "any": "end", "not_ok": "end, not all of them well"}[condition]
-    assert reason_texts.waiting_sentence(waits, world.vision.member) == f"It waits for every task of sweep to {how}."
-    assert reason_texts.waiting_sentence(waits, world.language.member) == f"It waits for every task of an array to {how}."
+    assert (
+        reason_texts.waiting_sentence(waits, world.vision.member)
+        == f"It waits for every task of sweep to {how}."
+    )
+    assert (
+        reason_texts.waiting_sentence(waits, world.language.member)
+        == f"It waits for every task of an array to {how}."
+    )
     first, second = sweep.tasks.order_by("array_index")
     end(first, outcomes[0])
     if outcomes[0] == "finished":
@@ -282,7 +322,10 @@ def test_it_starts_once_every_task_of_an_array_has_ended_as_it_must_or_never(
 
 def test_what_needs_all_tasks_to_finish_ends_with_the_first_that_did_not(world: World) -> None:
     sweep = array(world, "0-9%1")
-    waits, patient = job(world, "collect", after=[("ok", sweep)]), job(world, "clean", after=[("not_ok", sweep)])
+    waits, patient = (
+        job(world, "collect", after=[("ok", sweep)]),
+        job(world, "clean", after=[("not_ok", sweep)]),
+    )
     end(sweep.tasks.get(array_index=0), "failed")
     cycle(world)
     waits.refresh_from_db()
@@ -356,7 +399,12 @@ def test_who_has_as_much_waiting_as_one_may_is_refused_in_words_with_the_numbers
             actor=world.vision.member, project=world.vision.project, pool=world.shared, now=world.now
         )
     preview = workloads.preview_workload(
-        actor=world.vision.member, project=world.vision.project, pool=world.shared, now=world.now, name="x", command="x"
+        actor=world.vision.member,
+        project=world.vision.project,
+        pool=world.shared,
+        now=world.now,
+        name="x",
+        command="x",
     )
     assert (preview["code"], preview["starts_now"]) == ("too_many_waiting", False)
 

@@ -19,9 +19,16 @@ __all__ = ["world"]
 def submitted(world: World, **wish: Any) -> Workload:
     team = world.vision
     return workloads.submit_job(
-        actor=team.member, project=team.project, pool=world.shared, name="gang", command="train", units=1, hosts=2,
-        now=world.now, **wish,
-    )  # fmt: skip
+        actor=team.member,
+        project=team.project,
+        pool=world.shared,
+        name="gang",
+        command="train",
+        units=1,
+        hosts=2,
+        now=world.now,
+        **wish,
+    )
 
 
 def test_a_gang_starts_again_unless_its_owner_said_that_it_ends(world: World) -> None:
@@ -43,7 +50,12 @@ def test_a_job_is_opened_once_its_first_host_answers_and_by_its_owner_only(world
     engine.run_cycle("test", world.now)
     Workload.objects.filter(pk=job.pk).update(state="running")
     job.refresh_from_db()
-    by_its_owner: dict[str, Any] = {"actor": world.vision.member, "workload": job, "session_key": "", "now": world.now}
+    by_its_owner: dict[str, Any] = {
+        "actor": world.vision.member,
+        "workload": job,
+        "session_key": "",
+        "now": world.now,
+    }
     with pytest.raises(Conflict, match="serves nothing"):
         workloads.open_workspace(**by_its_owner)
     Run.objects.filter(workload=job, rank=1).update(ready_at=world.now)
@@ -56,6 +68,10 @@ def test_a_job_is_opened_once_its_first_host_answers_and_by_its_owner_only(world
 
 
 def test_the_page_says_which_part_ended_first() -> None:
-    said = reason_texts.decision_sentence("restarted", "failed", {"rank": 1, "host": "gpu-07", "exit_code": 137})
+    said = reason_texts.decision_sentence(
+        "restarted", "failed", {"rank": 1, "host": "gpu-07", "exit_code": 137}
+    )
     assert said == "Its part 1 on gpu-07 was the first to end. It failed with exit code 137."
-    assert reason_texts.decision_sentence("refused", "failed", {"exit_code": 1}) == reason_texts.reason_sentence("failed", {"exit_code": 1})
+    assert reason_texts.decision_sentence(
+        "refused", "failed", {"exit_code": 1}
+    ) == reason_texts.reason_sentence("failed", {"exit_code": 1})

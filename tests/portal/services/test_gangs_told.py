@@ -23,7 +23,9 @@ SECOND = dt.timedelta(seconds=1)
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
 @pytest.mark.parametrize("whole", [True, False])
-def test_the_notice_names_the_host_that_is_taken_out_and_comes_once(world: World, rank: int, whole: bool) -> None:
+def test_the_notice_names_the_host_that_is_taken_out_and_comes_once(
+    world: World, rank: int, whole: bool
+) -> None:
     workload, agents = running_gang(world, 3)
     ill, at = agents[rank].host, world.now + 60 * SECOND
     if whole:
@@ -36,7 +38,9 @@ def test_the_notice_names_the_host_that_is_taken_out_and_comes_once(world: World
     assert (told.numbers["host"], told.numbers["words"]) == (ill.name, "a fan" if whole else "xid:79")
 
 
-def test_its_page_says_how_the_attempt_ended_and_not_how_the_first_member_was_stopped_for_it(world: World) -> None:
+def test_its_page_says_how_the_attempt_ended_and_not_how_the_first_member_was_stopped_for_it(
+    world: World,
+) -> None:
     workload, agents = running_gang(world, 3)
     at = world.now + 60 * SECOND
     assert services.quarantine_gpu(Gpu.objects.get(host=agents[1].host, index=0), reason="xid:79", now=at)
@@ -55,12 +59,16 @@ def test_its_page_gives_the_exit_code_of_the_member_that_failed(world: World) ->
     assert "exit code 7" in row["why"]
 
 
-def test_its_page_and_what_was_decided_name_the_same_end_where_a_gpu_was_lost_after_another_member_had_failed(world: World) -> None:
+def test_its_page_and_what_was_decided_name_the_same_end_where_a_gpu_was_lost_after_another_member_had_failed(
+    world: World,
+) -> None:
     workload, agents = running_gang(world, 3)
     at = world.now + 60 * SECOND
     agents[0].end(agents[0].running[0], at, outcome="failed", exit_code=1)
     agents[0].sync(at)
-    assert services.quarantine_gpu(Gpu.objects.get(host=agents[2].host, index=0), reason="xid:79", now=at + SECOND)
+    assert services.quarantine_gpu(
+        Gpu.objects.get(host=agents[2].host, index=0), reason="xid:79", now=at + SECOND
+    )
     all_go(workload, agents[1:], at + SECOND)
     decided = Decision.objects.get(workload=workload, kind="restarted")
     assert (decided.code, decided.numbers["host"]) == ("gpu_error", agents[2].host.name)
@@ -68,7 +76,9 @@ def test_its_page_and_what_was_decided_name_the_same_end_where_a_gpu_was_lost_af
     assert row["word"] == "GPU error" and "exit code" not in row["why"]
 
 
-def test_what_the_gpu_of_one_member_told_does_not_hide_that_another_had_lost_its_host_before(world: World) -> None:
+def test_what_the_gpu_of_one_member_told_does_not_hide_that_another_had_lost_its_host_before(
+    world: World,
+) -> None:
     workload, agents = running_gang(world, 2)
     at = world.now + 60 * SECOND
     for agent in agents:
@@ -92,6 +102,11 @@ def test_its_page_asks_as_much_for_many_attempts_as_for_one(world: World) -> Non
             assert len(attempts.attempt_rows(WorkloadDetails(workload), world.vision.member)) == attempt - 1
         asked.append(len(queries))
         for run in Run.objects.filter(workload=workload, attempt=1):
-            run.pk, run.public_id, run.attempt, run.generation = None, uuid.uuid4(), attempt, run.generation + 100 * attempt
+            run.pk, run.public_id, run.attempt, run.generation = (
+                None,
+                uuid.uuid4(),
+                attempt,
+                run.generation + 100 * attempt,
+            )
             run.save()
     assert len(set(asked)) == 1, asked

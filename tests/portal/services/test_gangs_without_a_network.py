@@ -30,9 +30,17 @@ def report(world: World, **addresses: str | None) -> None:
 
 def warned(world: World, **changes: Any) -> str:
     given: dict[str, Any] = {
-        "actor": world.vision.member, "project": world.vision.project, "pool": world.shared, "name": "gang", "hosts": 2,
-        "command": "true", "units": 1, "models": [H100], "max_runtime_seconds": 3600, "now": world.now,
-    }  # fmt: skip
+        "actor": world.vision.member,
+        "project": world.vision.project,
+        "pool": world.shared,
+        "name": "gang",
+        "hosts": 2,
+        "command": "true",
+        "units": 1,
+        "models": [H100],
+        "max_runtime_seconds": 3600,
+        "now": world.now,
+    }
     return " ".join(workloads.preview_workload(**(given | changes))["warnings"])
 
 
@@ -62,21 +70,43 @@ def test_it_is_said_wherever_it_is_asked_for_and_on_submission(world: World) -> 
     data = ask_data(world, kind="job", name="gang", command="true", count="1", hosts="2", length="1")
     assert SAID in client.post(reverse("ask-preview"), data).content.decode()
     assert SAID in client.post(reverse("ask"), data, follow=True).content.decode()
-    assert SAID not in client.post(reverse("ask"), data | {"hosts": "1", "name": "alone"}, follow=True).content.decode()
+    assert (
+        SAID
+        not in client.post(
+            reverse("ask"), data | {"hosts": "1", "name": "alone"}, follow=True
+        ).content.decode()
+    )
     assert Workload.objects.filter(hosts=2).count() == 1, "a warning holds nothing up"
     api = APIClient()
     api.force_authenticate(world.vision.member)
     body = {
-        "project": "vision/vision-main", "pool": "shared", "name": "gang", "command": "true", "units": 1, "hosts": 2,
+        "project": "vision/vision-main",
+        "pool": "shared",
+        "name": "gang",
+        "command": "true",
+        "units": 1,
+        "hosts": 2,
         "models": [H100],
-    }  # fmt: skip
-    assert "do not let a job's hosts reach" in api.post("/api/v1/jobs/preview/", body, format="json").json()["warnings"][0]
-    assert "do not let a job's hosts reach" in api.post("/api/v1/jobs/", body, format="json").json()["warning"]
+    }
+    assert (
+        "do not let a job's hosts reach"
+        in api.post("/api/v1/jobs/preview/", body, format="json").json()["warnings"][0]
+    )
+    assert (
+        "do not let a job's hosts reach" in api.post("/api/v1/jobs/", body, format="json").json()["warning"]
+    )
     made = api.post("/api/v1/arrays/", body | {"array": "0-1"}, format="json").json()
     assert "do not let a job's hosts reach" in made["warning"] and JobArray.objects.count() == 1
     start = world.now + timedelta(hours=1)
     told = reservations.preview_reservation(
-        actor=world.vision.member, project=world.vision.project, pool=world.shared, units=1, hosts=2, models=[H100],
-        start=start, end=start + timedelta(hours=1), now=world.now,
-    )  # fmt: skip
+        actor=world.vision.member,
+        project=world.vision.project,
+        pool=world.shared,
+        units=1,
+        hosts=2,
+        models=[H100],
+        start=start,
+        end=start + timedelta(hours=1),
+        now=world.now,
+    )
     assert "do not let a job's hosts reach" in told["warnings"][0]

@@ -39,13 +39,24 @@ def kinds(user: Any) -> list[str]:
 
 
 def job(world: World, **changes: Any) -> Workload:
-    given: dict[str, Any] = {"name": "train", "command": "x", "units": 1, "models": [H100], "max_runtime_seconds": 3600}
+    given: dict[str, Any] = {
+        "name": "train",
+        "command": "x",
+        "units": 1,
+        "models": [H100],
+        "max_runtime_seconds": 3600,
+    }
     given |= {"actor": world.vision.member, "project": world.vision.project, "pool": world.shared}
     return workloads.submit_job(now=world.now, **(given | changes))
 
 
 def run_of(workload: Workload, world: World, **fields: Any) -> Run:
-    values: dict[str, Any] = {"attempt": 1, "generation": workload.pk, "placed_at": world.now, "state": "running"}
+    values: dict[str, Any] = {
+        "attempt": 1,
+        "generation": workload.pk,
+        "placed_at": world.now,
+        "state": "running",
+    }
     return Run.objects.create(workload=workload, host=world.hosts["alpha"], **(values | fields))
 
 
@@ -100,13 +111,22 @@ def test_the_owner_hears_of_an_eviction_in_words(world: World) -> None:
 @pytest.mark.django_db
 def test_operators_hear_what_waits_and_authors_what_was_decided(world: World) -> None:
     asked = submissions.request_quota_change(
-        actor=world.vision.lead, team=world.vision.team, pool=world.shared, model=H100, guaranteed_gpus=9, now=world.now
+        actor=world.vision.lead,
+        team=world.vision.team,
+        pool=world.shared,
+        model=H100,
+        guaranteed_gpus=9,
+        now=world.now,
     )
     delivery.write_notices(world.now + MINUTE)
     assert kinds(world.operator) == ["approval_wanted"]
     changes = {"guaranteed_gpus": 10}
-    submissions.approve_submission(actor=world.operator, submission=asked, changes=changes, now=world.now + MINUTE)
-    declined = submissions.request_membership(actor=world.stranger, team=world.vision.team, now=world.now + MINUTE)
+    submissions.approve_submission(
+        actor=world.operator, submission=asked, changes=changes, now=world.now + MINUTE
+    )
+    declined = submissions.request_membership(
+        actor=world.stranger, team=world.vision.team, now=world.now + MINUTE
+    )
     submissions.decline_submission(
         actor=world.vision.lead, submission=declined, comment="full", now=world.now + 2 * MINUTE
     )
@@ -173,11 +193,22 @@ def test_operators_hear_of_a_disk_that_stays_full_once_and_again_only_after_it_h
 
     assert minute(0, full=True) == minute(9.9, full=True) == []
     first = minute(10.1, full=True)
-    assert len(first) == 1 and first[0].startswith("alpha has started nothing new since ") and "quota" in first[0]
+    assert (
+        len(first) == 1
+        and first[0].startswith("alpha has started nothing new since ")
+        and "quota" in first[0]
+    )
     assert minute(11, full=True) == minute(60, full=True) == first
     assert minute(61, full=False) == minute(62, full=True) == minute(71, full=True) == first
-    assert minute(100, full=True)[:1] == first and len(minute(101, full=True)) == 2, "nobody looked for half an hour"
-    assert minute(102, full=False) == minute(103, full=True) == minute(108, full=False) == minute(120, full=False)
+    assert minute(100, full=True)[:1] == first and len(minute(101, full=True)) == 2, (
+        "nobody looked for half an hour"
+    )
+    assert (
+        minute(102, full=False)
+        == minute(103, full=True)
+        == minute(108, full=False)
+        == minute(120, full=False)
+    )
     assert kinds(world.vision.member) == []
 
 
@@ -216,9 +247,13 @@ def test_who_saw_a_host_off_is_named_to_those_who_see_everybodys_work_only(world
     User.objects.filter(pk=world.operator.pk).update(first_name="Olga", last_name="Perez")
     run_of(job(world), world)
     HostStateChange.objects.create(
-        host=world.hosts["alpha"], lease_state="silent", admin_state="in_service", repair_state="well", at=world.now,
+        host=world.hosts["alpha"],
+        lease_state="silent",
+        admin_state="in_service",
+        repair_state="well",
+        at=world.now,
         reason=f"seen powered off by {world.operator.username}: the fuse: burnt",
-    )  # fmt: skip
+    )
     delivery.write_notices(world.now + MINUTE)
     told = {
         row.user_id: (notice_texts.notice_sentence(row.kind, row.numbers), row.numbers)
@@ -227,7 +262,9 @@ def test_who_saw_a_host_off_is_named_to_those_who_see_everybodys_work_only(world
     assert told[world.operator.pk][0].endswith("(by Olga Perez: the fuse: burnt).")
     sentence, numbers = told[world.vision.member.pk]
     assert sentence.endswith("(by an operator: the fuse: burnt).")
-    assert world.operator.username not in {str(value) for value in numbers.values()} and "Olga" not in str(numbers)
+    assert world.operator.username not in {str(value) for value in numbers.values()} and "Olga" not in str(
+        numbers
+    )
 
 
 @pytest.mark.django_db
@@ -240,7 +277,13 @@ def test_a_hardware_event_is_told_to_operators_and_to_whom_it_moves(world: World
     gpu = alpha.gpus.order_by("index").first()
     for number, code in enumerate(("xid:79", "xid:45", "xid:45", "xid:13")):
         HealthEvent.objects.create(
-            host=alpha, gpu=gpu, event_id=str(number), source="xid", code=code, at=world.now, received_at=world.now
+            host=alpha,
+            gpu=gpu,
+            event_id=str(number),
+            source="xid",
+            code=code,
+            at=world.now,
+            received_at=world.now,
         )
     apply_rules_to_events(world.now + MINUTE)
     delivery.write_notices(world.now + 2 * MINUTE)
@@ -250,7 +293,10 @@ def test_a_hardware_event_is_told_to_operators_and_to_whom_it_moves(world: World
     told = Notification.objects.filter(user=world.operator).order_by("pk").first()
     assert told is not None
     sentence = notice_texts.notice_sentence(told.kind, told.numbers, world.operator)
-    assert sentence == f"alpha, GPU 0: {meaning} (xid:79). The host was cordoned, and work that can go leaves it."
+    assert (
+        sentence
+        == f"alpha, GPU 0: {meaning} (xid:79). The host was cordoned, and work that can go leaves it."
+    )
     assert kinds(world.vision.member) == ["started", "has_to_move"]
     moved = Notification.objects.get(user=world.vision.member, kind="has_to_move")
     assert notice_texts.notice_sentence(moved.kind, moved.numbers, world.vision.member) == (
@@ -268,7 +314,9 @@ def test_a_drain_by_hand_is_told_in_the_operators_words(world: World) -> None:
     engine.drain_host(world.hosts["alpha"], reason="new fans", now=world.now + MINUTE)
     delivery.write_notices(world.now + 2 * MINUTE)
     moved = Notification.objects.get(user=world.vision.member, kind="has_to_move")
-    assert "Its host alpha is taken out of service: new fans." in notice_texts.notice_sentence(moved.kind, moved.numbers)
+    assert "Its host alpha is taken out of service: new fans." in notice_texts.notice_sentence(
+        moved.kind, moved.numbers
+    )
 
 
 @pytest.mark.django_db
@@ -287,19 +335,33 @@ def test_a_notice_and_a_reason_say_that_a_budget_is_of_gpu_hours(world: World) -
     BudgetAlert.objects.create(budget=budget, percent=80, spent=81, at=world.now)
     delivery.write_notices(world.now + MINUTE)
     told = Notification.objects.get(user=world.finance, kind="budget_reached")
-    assert notice_texts.notice_sentence(told.kind, told.numbers).endswith("has used 80 % of its budget of GPU-hours.")
+    assert notice_texts.notice_sentence(told.kind, told.numbers).endswith(
+        "has used 80 % of its budget of GPU-hours."
+    )
     numbers = {"limit": "100.00", "spent": "101.50", "month": str(month), "measure": "gpu_hours"}
-    assert reason_texts.reason_sentence("budget_closed", numbers).startswith("The budget of GPU-hours is used up: 101.50 of 100.00.")
-    assert reason_texts.reason_sentence("budget_closed", numbers | {"measure": "money"}).startswith("The budget is used up: 101.50 of 100.00.")
+    assert reason_texts.reason_sentence("budget_closed", numbers).startswith(
+        "The budget of GPU-hours is used up: 101.50 of 100.00."
+    )
+    assert reason_texts.reason_sentence("budget_closed", numbers | {"measure": "money"}).startswith(
+        "The budget is used up: 101.50 of 100.00."
+    )
 
 
 @pytest.mark.django_db
 def test_a_reservation_without_gpus_is_told_once_to_its_owner_and_to_operators(world: World) -> None:
     made = Reservation.objects.create(
-        pool=world.shared, project=world.vision.project, owner=world.vision.member, name="course", units=8,
-        start=world.now - MINUTE, end=world.now + 60 * MINUTE, created_at=world.now, reason_at=world.now,
-        reason_code="reserved_units_missing", reason_numbers={"need": 8, "free": 5, "total": 16, "closed": 3, "hosts": 1},
-    )  # fmt: skip
+        pool=world.shared,
+        project=world.vision.project,
+        owner=world.vision.member,
+        name="course",
+        units=8,
+        start=world.now - MINUTE,
+        end=world.now + 60 * MINUTE,
+        created_at=world.now,
+        reason_at=world.now,
+        reason_code="reserved_units_missing",
+        reason_numbers={"need": 8, "free": 5, "total": 16, "closed": 3, "hosts": 1},
+    )
     delivery.write_notices(world.now + MINUTE)
     delivery.write_notices(world.now + 2 * MINUTE)
     assert kinds(world.vision.member) == kinds(world.operator) == ["reservation_waits"]
@@ -353,8 +415,12 @@ def running_notebook(world: World) -> Run:
     made = workloads.launch_notebook(
         actor=world.vision.member, project=world.vision.project, pool=world.shared, name="nb", now=world.now
     )
-    Workload.objects.filter(pk=made.pk, state="queued").update(state="running", started_at=world.now, attempt=1)
-    run = run_of(made, world, running_at=world.now, ready_at=world.now, activity={"busy": 0, "connections": 0})
+    Workload.objects.filter(pk=made.pk, state="queued").update(
+        state="running", started_at=world.now, attempt=1
+    )
+    run = run_of(
+        made, world, running_at=world.now, ready_at=world.now, activity={"busy": 0, "connections": 0}
+    )
     unit = units_of(world.hosts["alpha"])[0]
     Allocation.objects.create(
         run=run,
@@ -369,7 +435,11 @@ def running_notebook(world: World) -> Run:
 
 
 def sample(
-    run: Run, at: datetime, utilisation: float | None, processes: int | None = None, sm_active: float | None = None
+    run: Run,
+    at: datetime,
+    utilisation: float | None,
+    processes: int | None = None,
+    sm_active: float | None = None,
 ) -> None:
     unit = run.allocations.get().unit_id
     with connection.cursor() as cursor:
@@ -426,7 +496,9 @@ def test_a_gpu_that_nobody_measures_is_not_called_quiet(world: World) -> None:
 
 def edge_says(run: Run, **use: Any) -> None:
     told = {"sockets": 0, "last_request": None, "last_input": None} | use
-    nudge.redis_connection().set(f"{idle_notebooks.WORKSPACE_KEY_PREFIX}{run.public_id}", json.dumps(told), ex=60)
+    nudge.redis_connection().set(
+        f"{idle_notebooks.WORKSPACE_KEY_PREFIX}{run.public_id}", json.dumps(told), ex=60
+    )
 
 
 @pytest.mark.django_db
@@ -441,16 +513,25 @@ def test_an_open_page_keeps_a_gpu_only_while_somebody_works_in_it(world: World) 
     edge_says(run, sockets=2, last_request=later.timestamp(), last_input=(later - 56 * MINUTE).timestamp())
     assert idle_notebooks.stop_idle_notebooks(later)["warn"] == 1
     Run.objects.filter(pk=run.pk).update(activity=said | {"last_message": (later - MINUTE).timestamp()})
-    assert idle_notebooks.stop_idle_notebooks(later)["busy"] == 1, "its kernel says something: it is used, whoever started that"
+    assert idle_notebooks.stop_idle_notebooks(later)["busy"] == 1, (
+        "its kernel says something: it is used, whoever started that"
+    )
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("seen_by", ["agent alone", "edge that knows no input", "agent that tells no messages"])
+@pytest.mark.parametrize(
+    "seen_by", ["agent alone", "edge that knows no input", "agent that tells no messages"]
+)
 def test_somebody_of_whom_little_is_known_is_at_work(world: World, seen_by: str) -> None:
     run = running_notebook(world)
     later = world.now + 100 * MINUTE
     sample(run, world.now + 60 * MINUTE, 0.0)
-    said: dict[str, Any] = {"busy": 0, "connections": 0, "last_message": None, "last_activity": later.timestamp()}
+    said: dict[str, Any] = {
+        "busy": 0,
+        "connections": 0,
+        "last_message": None,
+        "last_activity": later.timestamp(),
+    }
     if seen_by == "agent alone":
         said["connections"] = 1
     elif seen_by == "edge that knows no input":
@@ -489,9 +570,17 @@ def test_a_slice_is_quiet_by_its_activity_or_when_only_idle_kernels_are_on_it(
 def sweep(world: World, tasks: int) -> list[Workload]:
     """The tasks of an array, by their index."""
     made = workloads.submit_array(
-        actor=world.vision.member, project=world.vision.project, pool=world.shared, name="sweep", command="x", units=1,
-        models=[H100], max_runtime_seconds=3600, array=f"0-{tasks - 1}", now=world.now,
-    )  # fmt: skip
+        actor=world.vision.member,
+        project=world.vision.project,
+        pool=world.shared,
+        name="sweep",
+        command="x",
+        units=1,
+        models=[H100],
+        max_runtime_seconds=3600,
+        array=f"0-{tasks - 1}",
+        now=world.now,
+    )
     return list(made.tasks.order_by("array_index"))
 
 
@@ -506,7 +595,9 @@ def said_to(user: Any) -> list[str]:
 
 
 @pytest.mark.django_db
-def test_an_array_of_a_hundred_tasks_tells_its_start_once_and_its_end_once_with_how_many_did_how(world: World) -> None:
+def test_an_array_of_a_hundred_tasks_tells_its_start_once_and_its_end_once_with_how_many_did_how(
+    world: World,
+) -> None:
     tasks = sweep(world, 100)
     for number, task in enumerate(tasks):
         run_of(task, world, running_at=world.now + number * MINUTE)
@@ -541,7 +632,12 @@ def test_tasks_of_an_array_that_make_room_are_told_together(world: World) -> Non
     for task in sweep(world, 8):
         numbers = {"team": world.language.team.pk, "workload": 0}
         Decision.objects.create(
-            workload=task, kind="evicted", code="evicted_for_guarantee", numbers=numbers, epoch=1, at=world.now
+            workload=task,
+            kind="evicted",
+            code="evicted_for_guarantee",
+            numbers=numbers,
+            epoch=1,
+            at=world.now,
         )
     delivery.write_notices(world.now + MINUTE)
     assert [said.partition(".")[0] for said in said_to(world.vision.member)] == [

@@ -17,8 +17,11 @@ def test_old_notices_go_read_or_not(world: World, settings: Settings) -> None:
     settings.GPUPOOL_NOTICE_DAYS = 30
     for number, age in enumerate((40, 31, 29)):
         Notification.objects.create(
-            user=world.vision.member, kind="ended", source=f"test {number}", at=world.now - age * DAY,
+            user=world.vision.member,
+            kind="ended",
+            source=f"test {number}",
+            at=world.now - age * DAY,
             read_at=world.now if number else None,
-        )  # fmt: skip
+        )
     assert delivery.delete_old_notices(world.now) == 2
     assert list(Notification.objects.values_list("source", flat=True)) == ["test 2"]

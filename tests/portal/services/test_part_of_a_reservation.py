@@ -19,11 +19,15 @@ pytestmark = pytest.mark.django_db
 
 
 def told(world: World) -> list[str]:
-    rows = Notification.objects.filter(user=world.vision.member, kind__startswith="reservation").order_by("pk")
+    rows = Notification.objects.filter(user=world.vision.member, kind__startswith="reservation").order_by(
+        "pk"
+    )
     return [notice_texts.notice_sentence(row.kind, row.numbers) for row in rows]
 
 
-def test_who_works_in_a_reservation_is_told_at_once_that_a_part_of_it_is_gone_and_when_it_gets_others(world: World) -> None:
+def test_who_works_in_a_reservation_is_told_at_once_that_a_part_of_it_is_gone_and_when_it_gets_others(
+    world: World,
+) -> None:
     units = [*units_of(world.hosts["alpha"])[:2], *units_of(world.hosts["beta"])[:2]]
     since = world.now - timedelta(minutes=5)
     made = reservation(world, world.vision, units, since, world.now + timedelta(hours=5))
@@ -32,7 +36,10 @@ def test_who_works_in_a_reservation_is_told_at_once_that_a_part_of_it_is_gone_an
     for minutes in (0, 1, 10):
         time_limits.sweep_reservations(world.now + timedelta(minutes=minutes))
         delivery.write_notices(world.now + timedelta(minutes=minutes, seconds=5))
-    assert BoundUnit.objects.filter(reservation=made, period__contains=world.now + timedelta(hours=1)).count() == 4
+    assert (
+        BoundUnit.objects.filter(reservation=made, period__contains=world.now + timedelta(hours=1)).count()
+        == 4
+    )
     assert told(world) == [
         "2 of the 4 GPUs of reservation sprint can't be used at present (alpha). It gets others once nothing runs inside it: end "
         "the one workload there for that, or go on with the rest."
@@ -45,7 +52,9 @@ def test_who_works_in_a_reservation_is_told_at_once_that_a_part_of_it_is_gone_an
 
 def test_who_has_nothing_in_it_has_nothing_to_end(world: World) -> None:
     since = world.now - timedelta(minutes=5)
-    reservation(world, world.vision, units_of(world.hosts["alpha"])[:2], since, world.now + timedelta(hours=5))
+    reservation(
+        world, world.vision, units_of(world.hosts["alpha"])[:2], since, world.now + timedelta(hours=5)
+    )
     Host.objects.filter(name="alpha").update(admin_state="cordoned")
     delivery.write_notices(world.now)
     assert told(world) == []

@@ -52,7 +52,9 @@ def test_others_make_no_teams_accounts_or_hosts(world: World, who: str) -> None:
     with pytest.raises(NotAllowed):
         accounts_and_teams.create_team(actor=actor, name="Mine", now=world.now)
     with pytest.raises(NotAllowed):
-        accounts_and_teams.create_user(actor=actor, username="x", email="x@example.org", password=GOOD, now=world.now)
+        accounts_and_teams.create_user(
+            actor=actor, username="x", email="x@example.org", password=GOOD, now=world.now
+        )
     with pytest.raises(NotAllowed):
         hosts.add_host(actor=actor, pool=world.shared, name="mine", now=world.now)
     with pytest.raises(NotAllowed):
@@ -82,7 +84,9 @@ def test_a_wrong_account_is_refused_by_field(world: World, changes: dict[str, An
 
 def test_the_last_operator_stays(world: World) -> None:
     with pytest.raises(Conflict, match="last operator"):
-        accounts_and_teams.change_user(actor=world.operator, user=world.operator, operator=False, now=world.now)
+        accounts_and_teams.change_user(
+            actor=world.operator, user=world.operator, operator=False, now=world.now
+        )
 
 
 def whose(text: str, now: datetime) -> User | None:
@@ -99,7 +103,9 @@ def test_a_closed_account_loses_its_tokens(world: World) -> None:
 
 def test_a_token_is_kept_as_a_hash_and_ends_when_revoked_or_out_of_date(world: World) -> None:
     soon = world.now + timedelta(days=1)
-    token, text = accounts_and_teams.create_token(actor=world.vision.member, name="laptop", expires_at=soon, now=world.now)
+    token, text = accounts_and_teams.create_token(
+        actor=world.vision.member, name="laptop", expires_at=soon, now=world.now
+    )
     assert text.startswith("gpp_") and text not in str(ApiToken.objects.values())
     assert whose(text, world.now) == world.vision.member
     assert whose(text, soon) is None
@@ -108,22 +114,33 @@ def test_a_token_is_kept_as_a_hash_and_ends_when_revoked_or_out_of_date(world: W
     accounts_and_teams.revoke_token(actor=world.vision.member, token=token, now=world.now)
     assert whose(text, world.now) is None
     with pytest.raises(Invalid):
-        accounts_and_teams.create_token(actor=world.vision.member, name="late", expires_at=world.now, now=world.now)
+        accounts_and_teams.create_token(
+            actor=world.vision.member, name="late", expires_at=world.now, now=world.now
+        )
 
 
 def test_preferences_take_known_zones_and_themes_only(world: World) -> None:
-    changed = accounts_and_teams.set_preferences(actor=world.auditor, time_zone="Europe/Berlin", theme="dark", now=world.now)
+    changed = accounts_and_teams.set_preferences(
+        actor=world.auditor, time_zone="Europe/Berlin", theme="dark", now=world.now
+    )
     assert (changed.time_zone, changed.theme) == ("Europe/Berlin", "dark")
     with pytest.raises(Invalid) as refused:
-        accounts_and_teams.set_preferences(actor=world.auditor, time_zone="Mars/Base", theme="pink", now=world.now)
+        accounts_and_teams.set_preferences(
+            actor=world.auditor, time_zone="Mars/Base", theme="pink", now=world.now
+        )
     assert set(refused.value.fields) == {"time_zone", "theme"}
 
 
 def test_the_first_run_works_once(world: World) -> None:
     given: dict[str, Any] = {
-        "organisation": "Lab", "time_zone": "UTC", "currency": "usd", "username": "root", "email": "r@example.org",
-        "password": GOOD, "now": world.now,
-    }  # fmt: skip
+        "organisation": "Lab",
+        "time_zone": "UTC",
+        "currency": "usd",
+        "username": "root",
+        "email": "r@example.org",
+        "password": GOOD,
+        "now": world.now,
+    }
     with pytest.raises(Conflict):
         accounts_and_teams.first_run(**given)
     Membership.objects.all().delete()
@@ -167,7 +184,12 @@ def test_maintenance_lies_in_the_future_and_ends_after_its_start(world: World) -
     alpha = world.hosts["alpha"]
     hour = timedelta(hours=1)
     hosts.set_maintenance(
-        actor=world.operator, host=alpha, start=world.now + hour, end=world.now + 2 * hour, why="bios", now=world.now
+        actor=world.operator,
+        host=alpha,
+        start=world.now + hour,
+        end=world.now + 2 * hour,
+        why="bios",
+        now=world.now,
     )
     for start, end in ((2, 1), (-3, -2), (1, 24 * 365)):
         with pytest.raises(Invalid):
@@ -182,7 +204,13 @@ def test_maintenance_lies_in_the_future_and_ends_after_its_start(world: World) -
 
 
 def test_prices_are_set_by_finance_and_never_for_the_past(world: World) -> None:
-    given: dict[str, Any] = {"model": H100, "cost": "1.80", "price": "2.10", "valid_from": world.now, "now": world.now}
+    given: dict[str, Any] = {
+        "model": H100,
+        "cost": "1.80",
+        "price": "2.10",
+        "valid_from": world.now,
+        "now": world.now,
+    }
     rates_and_budgets.set_price(actor=world.finance, **given)
     with pytest.raises(Conflict):
         rates_and_budgets.set_price(actor=world.finance, **given)
@@ -201,22 +229,44 @@ def test_prices_are_set_by_finance_and_never_for_the_past(world: World) -> None:
         assert list(refused.value.fields) == [field]
     assert Price.objects.count() == 1
     answer = workloads.preview_workload(
-        actor=world.vision.member, project=world.vision.project, pool=world.shared, now=world.now, name="x", command="x",
-        units=2, models=[H100], max_runtime_seconds=3600,
-    )  # fmt: skip
+        actor=world.vision.member,
+        project=world.vision.project,
+        pool=world.shared,
+        now=world.now,
+        name="x",
+        command="x",
+        units=2,
+        models=[H100],
+        max_runtime_seconds=3600,
+    )
     assert str(answer["price_per_hour"]) == "4.20"
 
 
 def test_budgets_are_of_a_team_or_of_a_project_for_this_month_or_later(world: World) -> None:
     month = date(2026, 3, 1)
-    rates_and_budgets.set_budget(actor=world.finance, team=world.vision.team, month=month, amount="100", now=world.now)
     rates_and_budgets.set_budget(
-        actor=world.finance, team=world.vision.team, month=month, amount="200", action="refuse_new", now=world.now
+        actor=world.finance, team=world.vision.team, month=month, amount="100", now=world.now
     )
     rates_and_budgets.set_budget(
-        actor=world.finance, team=world.vision.team, month=month, measure="gpu_hours", amount="500", now=world.now
+        actor=world.finance,
+        team=world.vision.team,
+        month=month,
+        amount="200",
+        action="refuse_new",
+        now=world.now,
     )
-    assert list(Budget.objects.order_by("amount").values_list("measure", "amount")) == [("money", 200), ("gpu_hours", 500)]
+    rates_and_budgets.set_budget(
+        actor=world.finance,
+        team=world.vision.team,
+        month=month,
+        measure="gpu_hours",
+        amount="500",
+        now=world.now,
+    )
+    assert list(Budget.objects.order_by("amount").values_list("measure", "amount")) == [
+        ("money", 200),
+        ("gpu_hours", 500),
+    ]
     for changes in (
         {"team": None},
         {"month": date(2026, 2, 1)},
@@ -240,20 +290,34 @@ def test_a_health_rule_is_changed_by_an_operator(world: World) -> None:
     rule.refresh_from_db()
     assert (rule.action, rule.repeats, rule.counts) == ("drain", 2, "events")
     health.set_health_rule(
-        actor=world.operator, code=rule.code, action="drain", repeats=2, window_seconds=60, counts="people", now=world.now
+        actor=world.operator,
+        code=rule.code,
+        action="drain",
+        repeats=2,
+        window_seconds=60,
+        counts="people",
+        now=world.now,
     )
     rule.refresh_from_db()
     assert rule.counts == "people"
     with pytest.raises(Invalid, match="counts is 'dogs'; allowed: events, people"):
         health.set_health_rule(
-            actor=world.operator, code=rule.code, action="drain", repeats=2, window_seconds=60, counts="dogs", now=world.now
+            actor=world.operator,
+            code=rule.code,
+            action="drain",
+            repeats=2,
+            window_seconds=60,
+            counts="dogs",
+            now=world.now,
         )
     with pytest.raises(Invalid):
         health.set_health_rule(
             actor=world.operator, code="xid:nope", action="drain", repeats=0, window_seconds=60, now=world.now
         )
     rule = health.set_health_rule(actor=world.operator, code=rule.code, action="warn", now=world.now)
-    assert (rule.action, rule.repeats, rule.window_seconds, rule.counts) == ("warn", 2, 60, "people"), "the rest stays"
+    assert (rule.action, rule.repeats, rule.window_seconds, rule.counts) == ("warn", 2, 60, "people"), (
+        "the rest stays"
+    )
     for code in ("xid:9999", "\0", "", "\ud800", None):
         with pytest.raises(Invalid, match="allowed: a code that has a rule"):
             health.set_health_rule(actor=world.operator, code=code, action="warn", now=world.now)
@@ -275,43 +339,69 @@ def test_each_rule_knows_what_it_began_with_and_goes_back_to_that(world: World) 
         assert health.reset_health_rule(**given, why="it was wrong").origin == "default"
     kept = AuditEvent.objects.filter(verb="reset_health_rule").latest("pk")
     assert (kept.target_name, kept.why, kept.before, kept.after) == (
-        "xid:109", "it was wrong",
+        "xid:109",
+        "it was wrong",
         {"action": "quarantine_gpu", "repeats": 3, "window_seconds": 86_400, "counts": "events"},
         {"action": "quarantine_gpu", "repeats": 3, "window_seconds": 86_400, "counts": "people"},
-    )  # fmt: skip
+    )
 
 
-def test_a_table_of_before_learns_what_its_rules_began_with_and_keeps_what_operators_chose(world: World) -> None:
+def test_a_table_of_before_learns_what_its_rules_began_with_and_keeps_what_operators_chose(
+    world: World,
+) -> None:
     # These came later, with what they began with.
     HealthRule.objects.filter(code__in=["gpu:missing", "nvml:unreadable", "stray:ended"]).delete()
     HealthRule.objects.filter(code="xid:109").update(action="warn")
     HealthRule.objects.create(code="xid:999", meaning="of an operator", action="note", source="us")
-    HealthRule.objects.update(default_action="", default_repeats=None, default_window_seconds=None, default_counts="")
+    HealthRule.objects.update(
+        default_action="", default_repeats=None, default_window_seconds=None, default_counts=""
+    )
     import_module("telemetry.migrations.0007_what_health_rules_began_with").keep_defaults(apps, None)
     assert {rule.code: rule.origin for rule in HealthRule.objects.all() if rule.origin != "default"} == {
-        "xid:109": "changed", "xid:999": "added",
-    }  # fmt: skip
+        "xid:109": "changed",
+        "xid:999": "added",
+    }
     assert HealthRule.objects.get(code="xid:109").action == "warn"
 
 
 def test_a_rule_is_added_for_a_code_without_one_and_only_such_a_rule_is_removed(world: World) -> None:
     given: dict[str, Any] = {"actor": world.operator, "code": "xid:999", "now": world.now}
     made = health.add_health_rule(**given, meaning="seen twice before a board died", action="warn")
-    assert (made.origin, made.repeats, made.counts, made.source) == ("added", 1, "events", "this organisation")
+    assert (made.origin, made.repeats, made.counts, made.source) == (
+        "added",
+        1,
+        "events",
+        "this organisation",
+    )
     assert [rule.code for rule in health_rules.health_rules(changed=True)] == ["xid:999"]
     with pytest.raises(Conflict, match="it has a rule already"):
         health.add_health_rule(**given, meaning="x", action="warn")
     with pytest.raises(Conflict, match="nothing to go back to"):
         health.reset_health_rule(**given)
-    for code in ("xid", "xid:01", "xid:99999", "XID:7", "xdi:7", "stray:process", "breaker:more", "xid:1\n", 7):
+    for code in (
+        "xid",
+        "xid:01",
+        "xid:99999",
+        "XID:7",
+        "xdi:7",
+        "stray:process",
+        "breaker:more",
+        "xid:1\n",
+        7,
+    ):
         with pytest.raises(Invalid, match="code is .*; allowed: xid: and a number"):
             health.add_health_rule(**given | {"code": code}, meaning="x", action="warn")
     with pytest.raises(Invalid) as all_of_it:
-        health.add_health_rule(**given | {"code": "xid:998"}, meaning="", action="explode", repeats=0, window_seconds=0)
+        health.add_health_rule(
+            **given | {"code": "xid:998"}, meaning="", action="explode", repeats=0, window_seconds=0
+        )
     assert set(all_of_it.value.fields) == {"meaning", "action", "repeats", "window_seconds"}
     health.remove_health_rule(**given)
     assert not HealthRule.objects.filter(code="xid:999").exists()
-    assert AuditEvent.objects.get(verb="remove_health_rule").before["meaning"] == "seen twice before a board died"
+    assert (
+        AuditEvent.objects.get(verb="remove_health_rule").before["meaning"]
+        == "seen twice before a board died"
+    )
     with pytest.raises(Conflict, match="came with the table and stays"):
         health.remove_health_rule(**given | {"code": "xid:79"})
     assert HealthRule.objects.filter(code="xid:79").exists()
@@ -321,25 +411,35 @@ def test_a_rule_is_added_for_a_code_without_one_and_only_such_a_rule_is_removed(
 def test_only_an_operator_changes_what_is_done_about_events(world: World, who: str) -> None:
     given: dict[str, Any] = {"actor": world.people[who], "code": "xid:79", "now": world.now}
     for verb, more in (
-        (health.set_health_rule, {"action": "note"}), (health.reset_health_rule, {}), (health.remove_health_rule, {}),
+        (health.set_health_rule, {"action": "note"}),
+        (health.reset_health_rule, {}),
+        (health.remove_health_rule, {}),
         (health.add_health_rule, {"code": "xid:999", "meaning": "x", "action": "note"}),
-    ):  # fmt: skip
+    ):
         with pytest.raises(NotAllowed):
             verb(**given | more)  # type: ignore[operator]
     assert not AuditEvent.objects.filter(verb__contains="health_rule").exists()
 
 
-@pytest.mark.parametrize("statement", ["UPDATE portal_auditevent SET why = 'x'", "DELETE FROM portal_auditevent"])
+@pytest.mark.parametrize(
+    "statement", ["UPDATE portal_auditevent SET why = 'x'", "DELETE FROM portal_auditevent"]
+)
 def test_what_was_done_stays_written(world: World, statement: str) -> None:
     accounts_and_teams.create_team(actor=world.operator, name="A", now=world.now)
-    with pytest.raises(DatabaseError, match="append-only"), transaction.atomic(), connection.cursor() as cursor:
+    with (
+        pytest.raises(DatabaseError, match="append-only"),
+        transaction.atomic(),
+        connection.cursor() as cursor,
+    ):
         cursor.execute(statement)
     assert AuditEvent.objects.get().why == ""
 
 
 def test_a_verb_that_fails_leaves_no_record(world: World) -> None:
     with pytest.raises(Conflict):
-        accounts_and_teams.remove_member(actor=world.operator, team=world.vision.team, user=world.stranger, now=world.now)
+        accounts_and_teams.remove_member(
+            actor=world.operator, team=world.vision.team, user=world.stranger, now=world.now
+        )
     assert not AuditEvent.objects.exists() and not Workload.objects.exists()
 
 
@@ -357,13 +457,19 @@ def test_capacity_is_kept_free_for_critical_work_by_an_operator(world: World) ->
         assert answer["starts_now"] is starts, answer
 
 
-def test_the_edge_looks_again_when_a_right_is_taken_away(world: World, django_capture_on_commit_callbacks: Any) -> None:
+def test_the_edge_looks_again_when_a_right_is_taken_away(
+    world: World, django_capture_on_commit_callbacks: Any
+) -> None:
     with nudge.redis_connection().pubsub(ignore_subscribe_messages=True) as heard:
         heard.subscribe(ACCESS_CHANNEL)
         heard.get_message(timeout=1)
         with django_capture_on_commit_callbacks(execute=True):
-            accounts_and_teams.remove_member(actor=world.operator, team=world.vision.team, user=world.vision.member, now=world.now)
+            accounts_and_teams.remove_member(
+                actor=world.operator, team=world.vision.team, user=world.vision.member, now=world.now
+            )
         assert heard.get_message(timeout=2) is not None
         with django_capture_on_commit_callbacks(execute=True):
-            accounts_and_teams.change_user(actor=world.operator, user=world.stranger, active=False, now=world.now)
+            accounts_and_teams.change_user(
+                actor=world.operator, user=world.stranger, active=False, now=world.now
+            )
         assert heard.get_message(timeout=2) is not None

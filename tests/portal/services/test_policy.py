@@ -56,7 +56,9 @@ def test_a_superuser_flag_opens_nothing(world: World) -> None:
 @pytest.mark.django_db
 def test_whoever_has_left_a_team_loses_its_work(world: World) -> None:
     member = world.vision.member
-    made = workloads.launch_notebook(actor=member, project=world.vision.project, pool=world.shared, now=world.now)
+    made = workloads.launch_notebook(
+        actor=member, project=world.vision.project, pool=world.shared, now=world.now
+    )
     assert policy.may(member, "workload.open", made)
     Membership.objects.filter(user=member).delete()
     assert not policy.may(member, "workload.open", made)

@@ -68,7 +68,11 @@ def test_an_approved_reservation_stands_in_the_calendar_for_its_author(world: Wo
     submissions.approve_submission(actor=world.operator, submission=made, now=world.now, comment="fine")
     made.refresh_from_db()
     assert made.reservation is not None
-    assert (made.reservation.owner, made.reservation.units, made.state) == (world.vision.member, 8, "approved")
+    assert (made.reservation.owner, made.reservation.units, made.state) == (
+        world.vision.member,
+        8,
+        "approved",
+    )
     assert Approval.objects.get().decided_by == world.operator
 
 
@@ -109,7 +113,9 @@ def test_of_two_operators_who_decide_at_once_one_is_told(world: World) -> None:
     assert not Reservation.objects.exists()
 
 
-@pytest.mark.parametrize("who", ["member", "lead", "team mate", "other team", "finance", "auditor", "stranger"])
+@pytest.mark.parametrize(
+    "who", ["member", "lead", "team mate", "other team", "finance", "auditor", "stranger"]
+)
 def test_only_an_operator_decides(world: World, who: str) -> None:
     made = reserve(world, units=8)
     assert isinstance(made, Submission)
@@ -162,9 +168,15 @@ def test_impossible_times_are_refused_with_what_is_allowed(
 
 def test_a_preview_answers_without_asking(world: World) -> None:
     answer = reservations.preview_reservation(
-        actor=world.vision.member, project=world.vision.project, pool=world.shared, units=8, models=[H100],
-        start=world.now + timedelta(days=1), end=world.now + timedelta(days=2), now=world.now,
-    )  # fmt: skip
+        actor=world.vision.member,
+        project=world.vision.project,
+        pool=world.shared,
+        units=8,
+        models=[H100],
+        start=world.now + timedelta(days=1),
+        end=world.now + timedelta(days=2),
+        now=world.now,
+    )
     assert (answer["fits"], answer["needs_approval"], answer["gpus"]) == (True, True, 8)
     assert not Submission.objects.exists()
 
@@ -187,8 +199,14 @@ def test_a_quota_change_is_asked_by_a_lead_changed_and_approved_by_an_operator(w
     made = ask_quota(world, 12)
     effect = submissions.approval_effect(made, world.now)
     assert not effect["fits"]
-    assert (effect["capacity_gpus"], effect["guaranteed_before_gpus"], effect["team_before_gpus"]) == (16, 14, 8)
-    submissions.approve_submission(actor=world.operator, submission=made, now=world.now, changes={"guaranteed_gpus": 10})
+    assert (effect["capacity_gpus"], effect["guaranteed_before_gpus"], effect["team_before_gpus"]) == (
+        16,
+        14,
+        8,
+    )
+    submissions.approve_submission(
+        actor=world.operator, submission=made, now=world.now, changes={"guaranteed_gpus": 10}
+    )
     quota = Quota.objects.get(team=world.vision.team, pool=world.shared, model=H100)
     assert quota.guaranteed_slots == 10 * SLOTS_PER_GPU
     approval = Approval.objects.get()
@@ -205,7 +223,8 @@ def test_the_guarantees_of_all_teams_never_exceed_the_pool(world: World) -> None
     made.refresh_from_db()
     assert made.state == "waiting"
     assert (
-        Quota.objects.get(team=world.vision.team, pool=world.shared, model=H100).guaranteed_slots == 8 * SLOTS_PER_GPU
+        Quota.objects.get(team=world.vision.team, pool=world.shared, model=H100).guaranteed_slots
+        == 8 * SLOTS_PER_GPU
     )
 
 
@@ -224,7 +243,8 @@ def test_the_same_quota_is_not_asked_for_twice_while_it_waits(world: World) -> N
 
 
 @pytest.mark.parametrize(
-    "changes", [{"guaranteed_gpus": -1}, {"guaranteed_gpus": "many"}, {"model": "other"}, {"state": "approved"}]
+    "changes",
+    [{"guaranteed_gpus": -1}, {"guaranteed_gpus": "many"}, {"model": "other"}, {"state": "approved"}],
 )
 def test_an_approver_changes_only_what_may_be_changed(world: World, changes: dict[str, Any]) -> None:
     made = ask_quota(world)
@@ -236,7 +256,9 @@ def test_an_approver_changes_only_what_may_be_changed(world: World, changes: dic
 
 def test_declining_needs_a_reason(world: World) -> None:
     with pytest.raises(Invalid):
-        submissions.decline_submission(actor=world.operator, submission=ask_quota(world), comment="  ", now=world.now)
+        submissions.decline_submission(
+            actor=world.operator, submission=ask_quota(world), comment="  ", now=world.now
+        )
 
 
 def test_a_stranger_asks_to_join_and_the_lead_decides(world: World) -> None:

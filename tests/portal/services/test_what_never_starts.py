@@ -20,9 +20,16 @@ pytestmark = pytest.mark.django_db
 
 def submit(world: World, **changes: Any) -> Workload:
     given: dict[str, Any] = {
-        "actor": world.vision.member, "project": world.vision.project, "pool": world.shared, "name": "train",
-        "command": "true", "units": 1, "models": [H100], "max_runtime_seconds": 3600, "now": world.now,
-    }  # fmt: skip
+        "actor": world.vision.member,
+        "project": world.vision.project,
+        "pool": world.shared,
+        "name": "train",
+        "command": "true",
+        "units": 1,
+        "models": [H100],
+        "max_runtime_seconds": 3600,
+        "now": world.now,
+    }
     return workloads.submit_job(**(given | changes))
 
 
@@ -30,11 +37,15 @@ def submit(world: World, **changes: Any) -> Workload:
     ("asked", "field", "words"),
     [
         ({"units": 9}, "units", "it asks for 9 GPUs on one host, the largest has 8"),
-        ({"labels_required": {"rack": "nowhere"}}, "labels_required", "No host of this pool has the labels it asks for"),
+        (
+            {"labels_required": {"rack": "nowhere"}},
+            "labels_required",
+            "No host of this pool has the labels it asks for",
+        ),
         ({"min_compute_capability": 999}, "min_compute_capability", "compute capability 99.9"),
         ({"hosts": 5, "units": 1, "models": []}, "hosts", "fewer than 5 hosts"),
     ],
-)  # fmt: skip
+)
 def test_it_is_refused_beside_the_field_that_has_to_change(
     world: World, asked: dict[str, Any], field: str, words: str
 ) -> None:
@@ -43,9 +54,19 @@ def test_it_is_refused_beside_the_field_that_has_to_change(
     assert words in refused.value.fields[field]
     with pytest.raises(Invalid):
         workloads.submit_array(
-            **{"actor": world.vision.member, "project": world.vision.project, "pool": world.shared, "name": "sweep",
-               "command": "true", "units": 1, "models": [H100], "now": world.now, "array": "0-3", **asked}
-        )  # fmt: skip
+            **{
+                "actor": world.vision.member,
+                "project": world.vision.project,
+                "pool": world.shared,
+                "name": "sweep",
+                "command": "true",
+                "units": 1,
+                "models": [H100],
+                "now": world.now,
+                "array": "0-3",
+                **asked,
+            }
+        )
     assert not Workload.objects.exists() and not JobArray.objects.exists()
 
 
@@ -54,7 +75,10 @@ def test_a_cap_on_a_person_below_the_ask_is_told_with_both_numbers(world: World)
     world.shared.refresh_from_db()
     with pytest.raises(Invalid) as refused:
         submit(world, units=4)
-    assert "One person may hold at most 2 GPUs in this pool, and this needs 4 GPUs" in refused.value.fields["units"]
+    assert (
+        "One person may hold at most 2 GPUs in this pool, and this needs 4 GPUs"
+        in refused.value.fields["units"]
+    )
 
 
 def test_what_only_waits_is_taken_also_in_a_closed_pool(world: World) -> None:
@@ -63,7 +87,9 @@ def test_what_only_waits_is_taken_also_in_a_closed_pool(world: World) -> None:
 
 
 def test_what_needs_more_quota_is_taken_and_said_to_whoever_submits_it(world: World) -> None:
-    Quota.objects.filter(team=world.vision.team, model=H100).update(guaranteed_slots=2 * 840, borrow_limit_slots=840)
+    Quota.objects.filter(team=world.vision.team, model=H100).update(
+        guaranteed_slots=2 * 840, borrow_limit_slots=840
+    )
     made = submit(world, units=4)
     said = workloads.submission_warning(made, world.vision.member, world.now)
     assert "Its team may hold 3 GPUs of H100 80GB at most, and this needs 4 GPUs: it does not start" in said
@@ -75,10 +101,16 @@ def test_what_needs_more_quota_is_taken_and_said_to_whoever_submits_it(world: Wo
     assert "big is queued" in page and "Its team may hold 3 GPUs" in page
     answer = client.post(
         "/api/v1/jobs/",
-        {"project": f"{world.vision.team.slug}/{world.vision.project.slug}", "pool": world.shared.slug, "name": "api",
-         "command": "true", "units": 4, "models": [H100]},
+        {
+            "project": f"{world.vision.team.slug}/{world.vision.project.slug}",
+            "pool": world.shared.slug,
+            "name": "api",
+            "command": "true",
+            "units": 4,
+            "models": [H100],
+        },
         content_type="application/json",
-    )  # fmt: skip
+    )
     assert answer.status_code == 201 and "Its team may hold 3 GPUs" in answer.json()["warning"]
 
 
@@ -92,7 +124,9 @@ def test_the_form_says_so_before_it_is_sent(world: World) -> None:
     assert sent.status_code == 400 and "No host is big enough" in sent.content.decode()
 
 
-def test_the_page_of_why_shows_no_record_and_no_them_where_nothing_could_bring_it_to_a_start(world: World) -> None:
+def test_the_page_of_why_shows_no_record_and_no_them_where_nothing_could_bring_it_to_a_start(
+    world: World,
+) -> None:
     made = queue_job(world, world.vision, "hopeless", units=9)
     engine.run_cycle("test", world.now)
     page = signed_in(world.vision.member).get(reverse("why", args=[made.public_id])).content.decode()
@@ -101,11 +135,17 @@ def test_the_page_of_why_shows_no_record_and_no_them_where_nothing_could_bring_i
         assert absent not in page, absent
 
 
-def test_a_reservation_that_no_host_could_serve_is_refused_beside_its_size_and_not_its_start(world: World) -> None:
+def test_a_reservation_that_no_host_could_serve_is_refused_beside_its_size_and_not_its_start(
+    world: World,
+) -> None:
     for data, field in (
         (ask_data(world, count="other", units_other="9"), "units_other"),
         (ask_data(world, target=f"shared|{A100}|", count="8"), "count"),
     ):
         page = signed_in(world.vision.member).post(reverse("ask"), data)
         errors = page.context["form"].errors
-        assert page.status_code == 400 and "No host is big enough" in str(errors[field]) and "start" not in errors
+        assert (
+            page.status_code == 400
+            and "No host is big enough" in str(errors[field])
+            and "start" not in errors
+        )

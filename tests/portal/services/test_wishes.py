@@ -23,16 +23,25 @@ HOUR = timedelta(hours=1)
 
 def preview(world: World, **changes: Any) -> dict[str, Any]:
     given: dict[str, Any] = {
-        "actor": world.vision.member, "project": world.vision.project, "pool": world.shared, "name": "x",
-        "command": "true", "units": 1, "models": [H100], "max_runtime_seconds": 4 * 3600, "now": world.now,
-    }  # fmt: skip
+        "actor": world.vision.member,
+        "project": world.vision.project,
+        "pool": world.shared,
+        "name": "x",
+        "command": "true",
+        "units": 1,
+        "models": [H100],
+        "max_runtime_seconds": 4 * 3600,
+        "now": world.now,
+    }
     return workloads.preview_workload(**(given | changes))
 
 
 def test_a_preferred_label_and_spreading_reach_the_planner(world: World) -> None:
     Host.objects.filter(name="beta").update(labels={"rack": "r2"})
     made = job(world, labels_preferred={"rack": "r2"}, spread=True)
-    asked = next(q.ask for q in snapshot.take_snapshot([world.shared.pk], world.now).queued if q.id == made.pk)
+    asked = next(
+        q.ask for q in snapshot.take_snapshot([world.shared.pk], world.now).queued if q.id == made.pk
+    )
     assert (asked.labels_preferred, asked.spread) == (frozenset({("rack", "r2")}), True)
     engine.run_cycle("test", world.now)
     assert made.runs.get().host.name == "beta"
@@ -57,9 +66,11 @@ def test_a_wish_that_looks_late_is_said_and_holds_nothing(world: World) -> None:
 
 def test_wishes_that_make_no_sense_are_refused_by_name(world: World) -> None:
     for wrong, field in (
-        ({"wanted_by": world.now - HOUR}, "wanted_by"), ({"wanted_by": "soon"}, "wanted_by"),
-        ({"labels_preferred": {"a b": "c"}}, "labels_preferred"), ({"spread": "yes"}, "spread"),
-    ):  # fmt: skip
+        ({"wanted_by": world.now - HOUR}, "wanted_by"),
+        ({"wanted_by": "soon"}, "wanted_by"),
+        ({"labels_preferred": {"a b": "c"}}, "labels_preferred"),
+        ({"spread": "yes"}, "spread"),
+    ):
         with pytest.raises(Invalid) as refused:
             job(world, **wrong)  # type: ignore[arg-type]
         assert list(refused.value.fields) == [field]

@@ -52,22 +52,31 @@ FULL = {
 
 @pytest.mark.parametrize("code", list(ReasonCode))
 @pytest.mark.parametrize("numbers", [{}, FULL, dict.fromkeys(FULL)], ids=["none", "all", "unknown"])
-def test_every_reason_is_a_sentence_with_or_without_its_numbers(code: ReasonCode, numbers: dict[str, object]) -> None:
+def test_every_reason_is_a_sentence_with_or_without_its_numbers(
+    code: ReasonCode, numbers: dict[str, object]
+) -> None:
     assert code.value in reason_texts.REASONS
     said = reason_texts.reason_sentence(code.value, numbers)
     assert said[0].isupper() or said[0].isdigit()
     assert said.endswith(".")
-    assert "None" not in said and "  " not in said and "{" not in said and " ." not in said and "()" not in said, said
+    assert (
+        "None" not in said and "  " not in said and "{" not in said and " ." not in said and "()" not in said
+    ), said
 
 
 def test_a_reason_without_a_model_does_not_say_gpus_of_gpus() -> None:
     said = reason_texts.reason_sentence("over_quota", {"held": 8400, "limit": 8400, "need": 840})
     assert said.startswith("Its team holds 10 GPUs and may hold 10 GPUs; this needs 1 GPU.")
-    assert all("GPUs of GPUs" not in reason_texts.reason_sentence(code, {"held": 8400, "need": 840}) for code in reason_texts.REASONS)
+    assert all(
+        "GPUs of GPUs" not in reason_texts.reason_sentence(code, {"held": 8400, "need": 840})
+        for code in reason_texts.REASONS
+    )
 
 
 def test_sentences_say_the_numbers() -> None:
-    said = reason_texts.reason_sentence("over_quota", {"held": 6720, "limit": 6720, "need": 1680, "model": H100, "may_borrow": True})
+    said = reason_texts.reason_sentence(
+        "over_quota", {"held": 6720, "limit": 6720, "need": 1680, "model": H100, "may_borrow": True}
+    )
     assert "8 GPUs" in said and "2 GPUs" in said and "H100 80GB" in said
     said = reason_texts.reason_sentence("too_big_for_any_host", {"units": 10, "largest": 8, "hosts": 1})
     assert "10 GPUs on one host, the largest has 8" in said
@@ -167,7 +176,11 @@ def test_the_same_request_is_shown_for_terminals_and_programs() -> None:
         "it's due",
     ]
     call = equivalent_commands.curl_command("request_reservation", given, base="http://localhost:8000")
-    assert "http://localhost:8000/api/v1/reservations/" in call and '"units": 2' in call and "$GPUPOOL_TOKEN" in call
+    assert (
+        "http://localhost:8000/api/v1/reservations/" in call
+        and '"units": 2' in call
+        and "$GPUPOOL_TOKEN" in call
+    )
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,12 @@ def test_a_notebook_takes_what_is_not_given_from_its_template(world: World) -> N
         slug="small", name="Small", kind="notebook", type="interactive", units=1, max_runtime_seconds=7200
     )
     made = notebook(world, template=template)
-    assert (made.kind, made.units, made.max_runtime_seconds, made.type) == ("notebook", 1, 7200, "interactive")
+    assert (made.kind, made.units, made.max_runtime_seconds, made.type) == (
+        "notebook",
+        1,
+        7200,
+        "interactive",
+    )
     assert not made.preemptible
     assert WorkspaceOrigin.objects.get(workload=made).label
 
@@ -124,7 +129,9 @@ def test_a_member_who_is_also_an_auditor_changes_nothing(world: World) -> None:
         ("environment", {"A": "x" * 5000}),
     ],
 )
-def test_a_wrong_field_is_refused_by_name_and_nothing_is_written(world: World, field: str, value: Any) -> None:
+def test_a_wrong_field_is_refused_by_name_and_nothing_is_written(
+    world: World, field: str, value: Any
+) -> None:
     with pytest.raises(Invalid) as refused:
         job(world, **{"models": [H100]} | {field: value})
     assert list(refused.value.fields) == [field]
@@ -185,7 +192,9 @@ def test_of_two_who_extend_at_once_the_second_hears_that_it_is_too_much(world: W
     room = world.shared.longest_runtime_seconds - made.max_runtime_seconds
     workloads.extend_workload(actor=world.vision.member, workload=made, seconds=room, now=world.now)
     with pytest.raises(Conflict, match="was extended just now"):
-        workloads.extend_workload(actor=world.vision.lead, workload=as_seen_before, seconds=room, now=world.now)
+        workloads.extend_workload(
+            actor=world.vision.lead, workload=as_seen_before, seconds=room, now=world.now
+        )
     made.refresh_from_db()
     assert made.max_runtime_seconds == world.shared.longest_runtime_seconds
 
@@ -236,9 +245,16 @@ def test_only_its_owner_opens_a_running_notebook_with_a_code_that_lives_a_minute
 
 def test_a_preview_says_what_would_happen_and_writes_nothing(world: World) -> None:
     answer = workloads.preview_workload(
-        actor=world.vision.member, project=world.vision.project, pool=world.shared, now=world.now, name="x", command="x",
-        units=2, models=[H100], max_runtime_seconds=3600,
-    )  # fmt: skip
+        actor=world.vision.member,
+        project=world.vision.project,
+        pool=world.shared,
+        now=world.now,
+        name="x",
+        command="x",
+        units=2,
+        models=[H100],
+        max_runtime_seconds=3600,
+    )
     assert (answer["starts_now"], answer["code"], answer["gpus"]) == (True, "free_within_guarantee", 2)
     assert answer["price_per_hour"] is None
     assert not Workload.objects.exists()
@@ -261,9 +277,18 @@ def test_a_notebook_is_not_extended_over_what_a_reservation_was_promised(world: 
     assert held == 2
     start = world.now + timedelta(hours=2)
     booked, answer = engine_services.confirm_reservation(
-        owner=world.vision.member, project=world.vision.project, pool=world.shared, name="All", start=start, units=8, hosts=2,
-        end=start + timedelta(hours=2), now=world.now, may_exceed_guarantee=True, models_wanted=[H100],
-    )  # fmt: skip
+        owner=world.vision.member,
+        project=world.vision.project,
+        pool=world.shared,
+        name="All",
+        start=start,
+        units=8,
+        hosts=2,
+        end=start + timedelta(hours=2),
+        now=world.now,
+        may_exceed_guarantee=True,
+        models_wanted=[H100],
+    )
     assert booked is not None, answer
     made.refresh_from_db()
     extend: dict[str, Any] = {"actor": world.vision.member, "workload": made}

@@ -52,11 +52,21 @@ def test_the_api_offers_windows_and_each_of_them_is_had(world: World) -> None:
         assert offered and "confirmed at once" in offered[0]["words"]
         for each in offered:
             start, end = parse_datetime(each["start"]), parse_datetime(each["end"])
-            assert start is not None and end is not None and end - start == 2 * HOUR and start >= now + 5 * MINUTE
+            assert (
+                start is not None
+                and end is not None
+                and end - start == 2 * HOUR
+                and start >= now + 5 * MINUTE
+            )
             made = client.post("/api/v1/reservations/", each["request"], format="json")
             assert made.status_code == 201, made.content
             row = Reservation.objects.get(public_id=made.json()["reservation"]["id"])
-            assert (row.start, row.end, row.units, row.models_wanted) == (start, end, mine.units, mine.models_wanted)
+            assert (row.start, row.end, row.units, row.models_wanted) == (
+                start,
+                end,
+                mine.units,
+                mine.models_wanted,
+            )
             row.delete()
 
 
@@ -103,15 +113,26 @@ def test_each_that_is_offered_is_had_where_one_person_may_hold_so_much(world: Wo
     world.shared.refresh_from_db()
     ends = world.now + 30 * HOUR
     given: dict[str, Any] = {
-        "actor": world.vision.member, "project": world.vision.project, "pool": world.shared, "name": "long", "units": 1,
-        "models": [H100], "start": now, "end": ends, "now": now,
-    }  # fmt: skip
+        "actor": world.vision.member,
+        "project": world.vision.project,
+        "pool": world.shared,
+        "name": "long",
+        "units": 1,
+        "models": [H100],
+        "start": now,
+        "end": ends,
+        "now": now,
+    }
     reservations.request_reservation(**given)
     with time_machine.travel(now, tick=False):
         client = api(world, now)
         offered = client.get(f"/api/v1/workloads/{mine.public_id}/windows/").json()
         assert [parse_datetime(each["start"]) for each in offered] == [ends]
-        mates = api(world, now, world.vision.members[1]).get(f"/api/v1/workloads/{mine.public_id}/windows/").json()
+        mates = (
+            api(world, now, world.vision.members[1])
+            .get(f"/api/v1/workloads/{mine.public_id}/windows/")
+            .json()
+        )
         assert mates[0]["start"] < offered[0]["start"]
         assert client.post("/api/v1/reservations/", offered[0]["request"], format="json").status_code == 201
 
@@ -122,9 +143,16 @@ def test_each_that_is_offered_is_had_where_a_budget_has_stopped_borrowing(world:
     Pool.objects.update(approval_above_gpus=8)
     world.shared.refresh_from_db()
     given: dict[str, Any] = {
-        "actor": world.vision.lead, "project": world.vision.project, "pool": world.shared, "name": "long", "units": 5,
-        "models": [H100], "start": world.now + 9 * HOUR, "end": world.now + 40 * HOUR, "now": now,
-    }  # fmt: skip
+        "actor": world.vision.lead,
+        "project": world.vision.project,
+        "pool": world.shared,
+        "name": "long",
+        "units": 5,
+        "models": [H100],
+        "start": world.now + 9 * HOUR,
+        "end": world.now + 40 * HOUR,
+        "now": now,
+    }
     reservations.request_reservation(**given)
     services.close_budget_gate(
         action="stop_borrowing", team=world.vision.team, numbers={"spent": "5"}, until=opens, now=now
@@ -141,10 +169,21 @@ def test_each_that_is_offered_is_had_where_a_budget_has_stopped_borrowing(world:
 def test_a_reservation_says_where_it_has_to_be_and_where_rather(world: World) -> None:
     start = world.now + HOUR
     given: dict[str, Any] = {
-        "actor": world.vision.member, "project": world.vision.project, "pool": world.shared, "name": "placed", "units": 1,
-        "hosts": 2, "models": [H100], "start": start, "end": start + HOUR, "now": world.now,
-        "labels_required": {}, "labels_preferred": {"rack": "r9"}, "spread": True, "nvlink": True,
-    }  # fmt: skip
+        "actor": world.vision.member,
+        "project": world.vision.project,
+        "pool": world.shared,
+        "name": "placed",
+        "units": 1,
+        "hosts": 2,
+        "models": [H100],
+        "start": start,
+        "end": start + HOUR,
+        "now": world.now,
+        "labels_required": {},
+        "labels_preferred": {"rack": "r9"},
+        "spread": True,
+        "nvlink": True,
+    }
     made = reservations.request_reservation(**given)
     assert isinstance(made, Reservation)
     assert (made.labels_preferred, made.spread, made.nvlink) == ({"rack": "r9"}, True, True)
@@ -153,15 +192,28 @@ def test_a_reservation_says_where_it_has_to_be_and_where_rather(world: World) ->
     Pool.objects.update(approval_above_gpus=0)
     given["pool"].refresh_from_db()
     asked = reservations.request_reservation(**{**given, "start": start + 2 * HOUR, "end": start + 3 * HOUR})
-    assert isinstance(asked, Submission) and asked.payload["spread"] and asked.payload["labels_preferred"] == {"rack": "r9"}
+    assert (
+        isinstance(asked, Submission)
+        and asked.payload["spread"]
+        and asked.payload["labels_preferred"] == {"rack": "r9"}
+    )
 
 
 def test_the_form_and_the_api_take_labels_for_a_reservation(world: World) -> None:
     data = {
-        "kind": "reservation", "project": str(world.vision.project.pk), "target": f"shared|{H100}|", "count": "1",
-        "start": f"{world.now + HOUR:%Y-%m-%dT%H:%M}", "length": "2", "length_unit": "hours", "name": "labelled",
-        "labels": "site=nowhere", "prefer": "rack=r1", "spread": "on", "hosts": "1",
-    }  # fmt: skip
+        "kind": "reservation",
+        "project": str(world.vision.project.pk),
+        "target": f"shared|{H100}|",
+        "count": "1",
+        "start": f"{world.now + HOUR:%Y-%m-%dT%H:%M}",
+        "length": "2",
+        "length_unit": "hours",
+        "name": "labelled",
+        "labels": "site=nowhere",
+        "prefer": "rack=r1",
+        "spread": "on",
+        "hosts": "1",
+    }
     client = signed_in(world.vision.member)
     with time_machine.travel(world.now, tick=False):
         refused = client.post(reverse("ask"), data)
@@ -180,9 +232,16 @@ def test_a_refusal_names_times_in_the_persons_own_zone(world: World) -> None:
     member.time_zone = "Asia/Tokyo"
     member.save(update_fields=["time_zone"])
     data = {
-        "kind": "reservation", "project": str(world.vision.project.pk), "target": f"shared|{H100}|", "count": "1",
-        "start": "2026-03-01T09:00", "length": "2", "length_unit": "hours", "name": "late", "hosts": "1",
-    }  # fmt: skip
+        "kind": "reservation",
+        "project": str(world.vision.project.pk),
+        "target": f"shared|{H100}|",
+        "count": "1",
+        "start": "2026-03-01T09:00",
+        "length": "2",
+        "length_unit": "hours",
+        "name": "late",
+        "hosts": "1",
+    }
     with time_machine.travel(world.now, tick=False):
         page = signed_in(member).post(reverse("ask"), data)
     assert page.status_code == 400 and "2026-03-01 09:00 JST" in page.content.decode()

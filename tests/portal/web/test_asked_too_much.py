@@ -33,12 +33,16 @@ def nothing_is_kept() -> None:
 def test_questions_are_counted_by_what_they_took_and_refused_until_the_minute_is_over(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planner_budget, "MAX_PLANNING_MS_PER_PERIOD", 2 * planner_budget.ESTIMATED_MS_PER_QUESTION)
+    monkeypatch.setattr(
+        planner_budget, "MAX_PLANNING_MS_PER_PERIOD", 2 * planner_budget.ESTIMATED_MS_PER_QUESTION
+    )
     now, member = world.now.replace(second=20), world.vision.member
     with planner_budget.metered_planning(member, now), planner_budget.metered_planning(member, now):
         pass  # one question, however many parts it has
     with planner_budget.metered_planning(member, now):
-        planner_budget._add_planning_ms(f"asked:{member.pk}:{int(now.timestamp()) // 60}", 5 * planner_budget.ESTIMATED_MS_PER_QUESTION)  # it took so long
+        planner_budget._add_planning_ms(
+            f"asked:{member.pk}:{int(now.timestamp()) // 60}", 5 * planner_budget.ESTIMATED_MS_PER_QUESTION
+        )  # it took so long
     with pytest.raises(PlannerBudgetExceeded) as refused, planner_budget.metered_planning(member, now):
         raise AssertionError("it is not answered")
     assert refused.value.wait == 40
@@ -49,10 +53,15 @@ def test_questions_are_counted_by_what_they_took_and_refused_until_the_minute_is
 
 
 def test_many_questions_at_once_are_not_free(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planner_budget, "MAX_PLANNING_MS_PER_PERIOD", planner_budget.ESTIMATED_MS_PER_QUESTION)
+    monkeypatch.setattr(
+        planner_budget, "MAX_PLANNING_MS_PER_PERIOD", planner_budget.ESTIMATED_MS_PER_QUESTION
+    )
     with planner_budget.metered_planning(world.vision.member, world.now):
         token = planner_budget._is_metered.set(False)  # another thread's
-        with pytest.raises(PlannerBudgetExceeded), planner_budget.metered_planning(world.vision.member, world.now):
+        with (
+            pytest.raises(PlannerBudgetExceeded),
+            planner_budget.metered_planning(world.vision.member, world.now),
+        ):
             pass
         planner_budget._is_metered.reset(token)
 
@@ -65,7 +74,11 @@ def test_pages_and_the_api_say_when_to_ask_again(world: World, monkeypatch: pyte
     with time_machine.travel(now, tick=False):
         assert client.get(reverse("why", args=[mine.public_id])).status_code == 200
         monkeypatch.setattr(planner_budget, "MAX_PLANNING_MS_PER_PERIOD", 0)
-        for name, arguments in (("why", [mine.public_id]), ("fairness", ["shared"]), ("sooner", [mine.public_id])):
+        for name, arguments in (
+            ("why", [mine.public_id]),
+            ("fairness", ["shared"]),
+            ("sooner", [mine.public_id]),
+        ):
             page = client.get(reverse(name, args=arguments))
             assert page.status_code == 429 and page.headers["Retry-After"] == "60", name
             assert "in 60 seconds" in page.content.decode()
@@ -77,15 +90,25 @@ def test_pages_and_the_api_say_when_to_ask_again(world: World, monkeypatch: pyte
             assert "in 60 seconds" in answer.json()["errors"][0]["message"]
         assert other.get("/api/v1/pools/shared/fairness/").status_code == 429
         listed = client.get(reverse("queue") + f"?open={mine.public_id}")
-        assert listed.status_code == 200 and "in 60 seconds" in listed.content.decode(), "the queue is there all the same"
+        assert listed.status_code == 200 and "in 60 seconds" in listed.content.decode(), (
+            "the queue is there all the same"
+        )
 
 
-def test_a_request_is_taken_although_its_preview_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_is_taken_although_its_preview_is_refused(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = {
-        "kind": "reservation", "project": str(world.vision.project.pk), "target": f"shared|{H100}|", "count": "1",
-        "start": f"{world.now + 60 * MINUTE:%Y-%m-%dT%H:%M}", "length": "2", "length_unit": "hours", "name": "taken",
+        "kind": "reservation",
+        "project": str(world.vision.project.pk),
+        "target": f"shared|{H100}|",
+        "count": "1",
+        "start": f"{world.now + 60 * MINUTE:%Y-%m-%dT%H:%M}",
+        "length": "2",
+        "length_unit": "hours",
+        "name": "taken",
         "hosts": "1",
-    }  # fmt: skip
+    }
     client = signed_in(world.vision.member)
     monkeypatch.setattr(planner_budget, "MAX_PLANNING_MS_PER_PERIOD", 0)
     with time_machine.travel(world.now, tick=False):
@@ -106,7 +129,9 @@ def test_an_answer_is_given_again_for_some_seconds(world: World, monkeypatch: py
     monkeypatch.setattr(engine, "fairness_rows", counted)
     rows = [reads.fair_share_rows(world.shared, (), world.now) for _ in range(3)]
     assert len(asked) == 1 and rows[0] == rows[2]
-    reads.fair_share_rows(world.shared, (), world.now + timedelta(seconds=planner_budget.ANSWER_CACHE_SECONDS))
+    reads.fair_share_rows(
+        world.shared, (), world.now + timedelta(seconds=planner_budget.ANSWER_CACHE_SECONDS)
+    )
     assert len(asked) == 2
 
 

@@ -45,7 +45,12 @@ def test_an_operator_sees_whose_work_leaves_and_when_before_the_deed(world: Worl
     client = signed_in(world.operator)
     run_job(world, world.vision, "storm", host="alpha", gpus=[1])
     page = client.get(ADDRESS).content.decode()
-    assert "one whole GPU" in page and "3g.40gb" in page and "at most 2" in page and "What it touches" not in page
+    assert (
+        "one whole GPU" in page
+        and "3g.40gb" in page
+        and "at most 2" in page
+        and "What it touches" not in page
+    )
     page = client.get(ADDRESS, {"choose": "1", "n-3g.40gb": "1", "n-1g.10gb": "4"}).content.decode()
     assert "What it touches" in page and "storm" in page and "Gone at the latest" in page
     assert "1x3g.40gb+4x1g.10gb" in page and GeometryChange.objects.count() == 0
@@ -97,7 +102,9 @@ def test_what_failed_is_said_with_its_reason_and_can_be_tried_again(world: World
         ("9" * 400, "allowed: whole, or COUNTxPROFILE"),
     ],
 )
-def test_what_can_not_be_is_said_on_the_page_and_by_the_api(world: World, alpha: FakeAgent, asked: str, said: str) -> None:
+def test_what_can_not_be_is_said_on_the_page_and_by_the_api(
+    world: World, alpha: FakeAgent, asked: str, said: str
+) -> None:
     client = signed_in(world.operator)
     page = client.get(ADDRESS, {"geometry": asked})
     assert page.status_code == 200 and said in page.content.decode().replace("&#x27;", "'")
@@ -123,8 +130,18 @@ def test_the_api_shows_previews_changes_and_takes_back(world: World, alpha: Fake
     assert rows[1]["geometry"] == "whole" and rows[1]["last_change"] is None
     assert {"name": "3g.40gb", "slices": 3, "memory_mib": 38912, "most": 2} in rows[1]["profiles"]
     body = {"gpu": 1, "geometry": "7x1g.10gb"}
-    effect = client.post("/api/v1/hosts/alpha/geometry/preview/", body, content_type="application/json").json()
-    assert effect == {"gpu": 1, "before": "", "after": "7x1g.10gb", "work": [], "reservations": 0, "unkept": [], "free_by": None}
+    effect = client.post(
+        "/api/v1/hosts/alpha/geometry/preview/", body, content_type="application/json"
+    ).json()
+    assert effect == {
+        "gpu": 1,
+        "before": "",
+        "after": "7x1g.10gb",
+        "work": [],
+        "reservations": 0,
+        "unkept": [],
+        "free_by": None,
+    }
     made = client.post("/api/v1/hosts/alpha/geometry/", body, content_type="application/json")
     assert (made.status_code, made.json()["state"], made.json()["before"]) == (202, "draining", "whole")
     taken = client.post("/api/v1/hosts/alpha/geometry/withdraw/", {"gpu": 1}, content_type="application/json")
@@ -151,13 +168,17 @@ def test_a_geometry_is_written_as_counts_of_profiles(text: str, profiles: list[s
     assert parse_geometry(text) == profiles
 
 
-@pytest.mark.parametrize("text", ["", "x", "0x1g.10gb", "100x1g.10gb", "1x", "1x1g.10gb+", "+1x1g.10gb", None, 7, "1x1g.10gb+ me"])
+@pytest.mark.parametrize(
+    "text", ["", "x", "0x1g.10gb", "100x1g.10gb", "1x", "1x1g.10gb+", "+1x1g.10gb", None, 7, "1x1g.10gb+ me"]
+)
 def test_what_is_no_geometry_is_refused(text: object) -> None:
     with pytest.raises(Invalid, match="geometry is"):
         parse_geometry(text)
 
 
-def test_the_preview_names_reservations_to_come_that_could_not_be_kept(world: World, alpha: FakeAgent) -> None:
+def test_the_preview_names_reservations_to_come_that_could_not_be_kept(
+    world: World, alpha: FakeAgent
+) -> None:
     """Both hosts with such GPUs are promised whole for tomorrow: without this one GPU only one of them can be."""
     reserve(world, world.vision, "one of them", hours=24, length=2, units=8)
     reserve(world, world.vision, "all of them", hours=24, length=2, units=8)

@@ -56,7 +56,13 @@ def test_what_the_health_rules_did_is_told_so(world: World) -> None:
     alpha, now = world.hosts["alpha"], timezone.now()
     engine.record_host_change(alpha, "its agent speaks", now - timedelta(hours=1))
     HealthEvent.objects.create(
-        host=alpha, gpu=alpha.gpus.get(index=1), event_id="1", source="xid", code="xid:79", at=now, received_at=now
+        host=alpha,
+        gpu=alpha.gpus.get(index=1),
+        event_id="1",
+        source="xid",
+        code="xid:79",
+        at=now,
+        received_at=now,
     )
     apply_rules_to_events(now)
     told = events_of(world.operator)
@@ -93,21 +99,31 @@ def test_a_revoked_credential_is_told_at_once_with_who_and_why(world: World) -> 
     assert re.search(rf"credential was revoked (now|\d+ s ago) by {name}: its disk left the house\.", shown)
     assert "free" not in shown.partition("GPU Held by")[2].partition("Health")[0]
     assert "Credential revoked" in shown and "credential revoked" in shown.partition("Lease")[2]
-    assert f"Its agent's credential was revoked by {name}: its disk left the house" in events_of(world.operator)
+    assert f"Its agent's credential was revoked by {name}: its disk left the house" in events_of(
+        world.operator
+    )
     assert AuditEvent.objects.get(verb="revoke_host").why == "its disk left the house"
     Host.objects.filter(name="alpha").update(credential_hash="y" * 64)
     assert "credential was revoked now" not in page_of(world.operator).partition("Events")[0]
 
 
-def test_a_gpu_of_a_host_whose_disk_is_full_or_that_keeps_work_too_little_apart_is_free_on_no_page(world: World) -> None:
+def test_a_gpu_of_a_host_whose_disk_is_full_or_that_keeps_work_too_little_apart_is_free_on_no_page(
+    world: World,
+) -> None:
     for told in ({"disk_full": True}, {"disk_full": False, "isolation_level": "none"}):
         Host.objects.filter(name="alpha").update(**told)
-        Pool.objects.filter(hosts__name="alpha").update(isolation="sandbox" if "isolation_level" in told else "none")
+        Pool.objects.filter(hosts__name="alpha").update(
+            isolation="sandbox" if "isolation_level" in told else "none"
+        )
         gpus = page_of(world.operator).partition("GPU Held by")[2].partition("Health")[0]
         assert "not held" in gpus and "free" not in gpus
         groups = gpu_overview.fleet_overview(world.operator, timezone.now())
         assert [row.free for group in groups for row in group.hosts if row.host.name == "alpha"] == [0]
-        told_of = [each["words"] for each in gpu_overview.attention_list(world.operator, groups, timezone.now()) if each["host"] == "alpha"]
+        told_of = [
+            each["words"]
+            for each in gpu_overview.attention_list(world.operator, groups, timezone.now())
+            if each["host"] == "alpha"
+        ]
         assert ("its disk is full: nothing new starts there" in told_of) is told.get("disk_full", False)
 
 
@@ -125,11 +141,15 @@ def test_a_host_that_has_not_joined_yet_is_found_again_on_the_fleets_page(world:
     engine.add_host(pool=Pool.objects.get(hosts__name="alpha"), name="typo-host", now=now)
     waited_for = {"host": "typo-host", "kind": "info", "words": "has not joined yet", "at": now}
     for viewer, told in ((world.operator, True), (world.vision.member, False)):
-        assert (waited_for in gpu_overview.attention_list(viewer, gpu_overview.fleet_overview(viewer, now), now)) is told
+        assert (
+            waited_for in gpu_overview.attention_list(viewer, gpu_overview.fleet_overview(viewer, now), now)
+        ) is told
 
 
 def test_a_fleet_counts_split_gpus_apart(world: World) -> None:
-    Unit.objects.filter(gpu__host__name="alpha", gpu__index=0).update(slots=NumericRange(0, 120), profile="1g.10gb")
+    Unit.objects.filter(gpu__host__name="alpha", gpu__index=0).update(
+        slots=NumericRange(0, 120), profile="1g.10gb"
+    )
     unit = Unit.objects.get(gpu__host__name="alpha", gpu__index=0)
     unit.pk, unit.slots, unit.uuid = None, NumericRange(120, 240), "another-slice"
     unit.save()
@@ -140,9 +160,13 @@ def test_a_fleet_counts_split_gpus_apart(world: World) -> None:
 def test_who_saw_a_host_off_long_ago_is_named_only_to_those_who_see_everybodys_work(world: World) -> None:
     """The deed is older than the ones that are read; what is kept with the change has the name."""
     HostStateChange.objects.create(
-        host=world.hosts["alpha"], lease_state="silent", admin_state="in_service", repair_state="well", at=world.now,
+        host=world.hosts["alpha"],
+        lease_state="silent",
+        admin_state="in_service",
+        repair_state="well",
+        at=world.now,
         reason="seen powered off by hannah: the fuse",
-    )  # fmt: skip
+    )
     assert "seen powered off by hannah: the fuse" in events_of(world.operator)
     told = events_of(world.vision.member)
     assert "seen powered off by an operator: the fuse" in told and "hannah" not in told

@@ -20,7 +20,17 @@ from portal.services.fleet import gpu_repairs
 from portal.services.fleet import hosts as host_verbs
 from portal.web.fleet.hosts import _folded_slices
 from portal.wording import notice_texts
-from scheduler.models import BoundUnit, Diagnostic, Gpu, Host, MaintenanceWindow, Pool, Reservation, Run, Storage
+from scheduler.models import (
+    BoundUnit,
+    Diagnostic,
+    Gpu,
+    Host,
+    MaintenanceWindow,
+    Pool,
+    Reservation,
+    Run,
+    Storage,
+)
 from scheduler.sweeps import time_limits
 from scheduler.sync import gpu_diagnostics
 from telemetry.health import missing_gpus, rules
@@ -54,7 +64,11 @@ def test_an_operator_has_a_gpu_looked_at_and_sees_what_was_found(world: World) -
     assert "GPU 2 is being looked at" in press(world, "diagnose", gpu=2)
     row = Diagnostic.objects.get()
     seen = DiagnosticSeen(
-        str(row.public_id), "failed", "own", [CheckSeen("memory", False, {"wrong_words": 3})], "memory: 3 words"
+        str(row.public_id),
+        "failed",
+        "own",
+        [CheckSeen("memory", False, {"wrong_words": 3})],
+        "memory: 3 words",
     )
     gpu_diagnostics.store_diagnostics(row.host, [seen], world.now + timedelta(minutes=1))
     shown = page(world)
@@ -70,7 +84,9 @@ def test_an_operator_has_a_gpu_looked_at_and_sees_what_was_found(world: World) -
     assert Gpu.objects.get(host__name="alpha", index=2).repair_state == "well"
 
 
-def test_a_gpu_that_went_missing_is_shown_and_told_until_an_operator_knows_that_it_is_gone(world: World) -> None:
+def test_a_gpu_that_went_missing_is_shown_and_told_until_an_operator_knows_that_it_is_gone(
+    world: World,
+) -> None:
     gpu = Gpu.objects.get(host__name="alpha", index=2)
     at = world.now
     assert "Missing GPUs" not in page(world)
@@ -79,7 +95,12 @@ def test_a_gpu_that_went_missing_is_shown_and_told_until_an_operator_knows_that_
     assert "work still holds it" in page(world) and "is still held" in press(world, "forget", gpu=gpu.uuid)
     Gpu.objects.filter(pk=gpu.pk).update(retired_at=at)
     shown = page(world)
-    assert "Missing GPUs" in shown and gpu.uuid in shown and "fell off the bus" in shown and "Forget GPU 2" in shown
+    assert (
+        "Missing GPUs" in shown
+        and gpu.uuid in shown
+        and "fell off the bus" in shown
+        and "Forget GPU 2" in shown
+    )
     assert "Forget" not in page(world, "member")
     missing_gpus.record_missing_gpus(at + timedelta(seconds=5))
     rules.apply_rules_to_events(at + timedelta(seconds=5))
@@ -110,7 +131,9 @@ def test_a_wrong_button_names_what_is_allowed(world: World) -> None:
 
 def test_processes_of_nobody_are_named_to_operators_and_counted_to_others(world: World) -> None:
     uuid = units_of(world.hosts["alpha"])[0].gpu.uuid
-    record_stray_processes(world.hosts["alpha"].pk, [StraySeen(uuid, 4242, 7, "ada", "miner", 900)], world.now)
+    record_stray_processes(
+        world.hosts["alpha"].pk, [StraySeen(uuid, 4242, 7, "ada", "miner", 900)], world.now
+    )
     shown = page(world)
     assert "miner" in shown and "pid 4242" in shown and "ada" in shown and "900 MiB" in shown
     other = page(world, "member")
@@ -120,12 +143,18 @@ def test_processes_of_nobody_are_named_to_operators_and_counted_to_others(world:
 def test_a_gpu_that_was_taken_out_for_somebodys_process_names_it_to_operators_alone(world: World) -> None:
     HealthRule.objects.filter(code__in=("stray:process", "xid:13")).update(action="quarantine_gpu", repeats=1)
     first, second = (unit.gpu.uuid for unit in units_of(world.hosts["alpha"])[:2])
-    record_stray_processes(world.hosts["alpha"].pk, [StraySeen(first, 4242, 7, "ada", "miner", 900)], world.now)
+    record_stray_processes(
+        world.hosts["alpha"].pk, [StraySeen(first, 4242, 7, "ada", "miner", 900)], world.now
+    )
     hit = "pid='4242', name=miner, Graphics Exception"
-    record_health_event(world.hosts["alpha"].pk, Health("one", second, "xid", "xid:13", world.now.timestamp(), hit), world.now)
+    record_health_event(
+        world.hosts["alpha"].pk, Health("one", second, "xid", "xid:13", world.now.timestamp(), hit), world.now
+    )
     assert rules.apply_rules_to_events(world.now) == 2
     assert "user ada" in page(world) and hit.replace("'", "&#x27;") in page(world)
-    answers = [signed_in(world.people["member"]).get(f"/api/v1/hosts/alpha/{part}") for part in ("", "health/")]
+    answers = [
+        signed_in(world.people["member"]).get(f"/api/v1/hosts/alpha/{part}") for part in ("", "health/")
+    ]
     assert "a process on it belongs to no workload" in page(world, "member")
     for other in (page(world, "member"), *(answer.content.decode() for answer in answers)):
         assert not any(word in other for word in ("4242", "miner", "user ada"))
@@ -140,7 +169,9 @@ def found_at(world: World, second: int, *strays: StraySeen) -> list[str]:
     return told(world, "operator")[before:]
 
 
-def test_operators_are_told_of_each_process_of_nobody_once_and_of_those_that_come_together_in_one_notice(world: World) -> None:
+def test_operators_are_told_of_each_process_of_nobody_once_and_of_those_that_come_together_in_one_notice(
+    world: World,
+) -> None:
     first, second = (unit.gpu.uuid for unit in units_of(world.hosts["alpha"])[:2])
     one = StraySeen(first, 4242, 7, "ada", "miner", 900)
     (said,) = found_at(world, 0, one)
@@ -150,10 +181,15 @@ def test_operators_are_told_of_each_process_of_nobody_once_and_of_those_that_com
     assert found_at(world, 60) == [], "it is gone"
     (said,) = found_at(world, 180, replace(one, pid=4300, started=9))
     assert "pid 4300" in said, "another one, on the same GPU within the hour"
-    assert found_at(world, 240, one, replace(one, gpu=second)) == [], "the first has come back, and is on two GPUs"
+    assert found_at(world, 240, one, replace(one, gpu=second)) == [], (
+        "the first has come back, and is on two GPUs"
+    )
     several = [replace(one, pid=5000 + number) for number in range(7)]
     (said_together,) = found_at(world, 300, *several)
-    assert all(f"pid {5000 + number}" in said_together for number in range(5)) and "; and 2 more. Nothing" in said_together
+    assert (
+        all(f"pid {5000 + number}" in said_together for number in range(5))
+        and "; and 2 more. Nothing" in said_together
+    )
     delivery.write_notices(world.now + timedelta(seconds=310))
     assert len(told(world, "operator")) == 3 and told(world, "member") == []
 
@@ -167,7 +203,10 @@ def test_operators_of_a_pool_that_ends_processes_of_nobody_are_told_that_it_does
 def test_where_processes_of_nobody_keep_coming_they_are_told_every_ten_minutes(world: World) -> None:
     uuid = units_of(world.hosts["alpha"])[0].gpu.uuid
     assert (world.now.minute, world.now.second) == (0, 0)
-    coming = [found_at(world, 10 * number, StraySeen(uuid, 100 + number, 7)) for number in range(delivery.MAX_STRAY_NOTICES_PER_HOUR + 3)]
+    coming = [
+        found_at(world, 10 * number, StraySeen(uuid, 100 + number, 7))
+        for number in range(delivery.MAX_STRAY_NOTICES_PER_HOUR + 3)
+    ]
     assert [len(said) for said in coming] == [1] * delivery.MAX_STRAY_NOTICES_PER_HOUR + [0, 0, 0]
     (late,) = found_at(world, 600)
     assert all(f"pid {105 + number}" in late for number in range(3)) and "pid 104" not in late
@@ -208,9 +247,12 @@ def test_a_pool_that_warns_tells_the_person_whose_process_it_is(world: World) ->
 
 def test_the_policy_of_a_pool_is_set_on_its_page(world: World) -> None:
     given = {
-        "stray_action": "end", "diagnostic_tool": "own", "diagnostic_seconds": "300", "diagnose_every_hours": "24",
+        "stray_action": "end",
+        "diagnostic_tool": "own",
+        "diagnostic_seconds": "300",
+        "diagnose_every_hours": "24",
         "diagnose_after_quarantine": "on",
-    }  # fmt: skip
+    }
     client, address = signed_in(world.people["operator"]), reverse("pool", args=["shared"])
     assert client.post(address, given).status_code == 302
     pool = Pool.objects.get(slug="shared")
@@ -228,10 +270,14 @@ def test_quiet_slices_that_nobody_holds_stand_in_one_row(world: World) -> None:
     Sample.objects.create(unit=slices[1], ts=timezone.now(), memory_used_mib=512)
     Sample.objects.create(unit=slices[0], ts=timezone.now(), memory_used_mib=40, processes=0)
     rows = _folded_slices(host_units(world.people["operator"], host, timezone.now()))
-    assert [row["count"] for row in rows if row["gpu"].pk == cut.pk] == [1, 1, len(slices) - 2], "one that is not quiet is seen"
+    assert [row["count"] for row in rows if row["gpu"].pk == cut.pk] == [1, 1, len(slices) - 2], (
+        "one that is not quiet is seen"
+    )
 
 
-def test_only_a_gpu_that_nobody_holds_is_offered_to_be_diagnosed_and_none_of_a_host_that_is_not_heard(world: World) -> None:
+def test_only_a_gpu_that_nobody_holds_is_offered_to_be_diagnosed_and_none_of_a_host_that_is_not_heard(
+    world: World,
+) -> None:
     run_job(world, world.vision, "busy", host="alpha", gpus=[0])
     shown = page(world)
     assert "Diagnose GPU 1" in shown and "Diagnose the free GPUs" in shown and "Diagnose GPU 0" not in shown
@@ -239,7 +285,9 @@ def test_only_a_gpu_that_nobody_holds_is_offered_to_be_diagnosed_and_none_of_a_h
     assert "Diagnose" not in page(world).partition("<h2>Health</h2>")[2]
 
 
-def test_before_a_host_is_taken_away_or_returned_its_page_says_what_becomes_of_its_gpus_and_work(world: World) -> None:
+def test_before_a_host_is_taken_away_or_returned_its_page_says_what_becomes_of_its_gpus_and_work(
+    world: World,
+) -> None:
     run_job(world, world.vision, "storm", host="alpha", gpus=[0])
     client, host = signed_in(world.people["operator"]), world.hosts["alpha"]
     count = host.gpus.count()
@@ -248,7 +296,9 @@ def test_before_a_host_is_taken_away_or_returned_its_page_says_what_becomes_of_i
         return " ".join(client.get(reverse(name, args=["alpha"])).content.decode().split())
 
     revoke = shown("host-revoke")
-    assert f"GPUs that leave the pool</dt><dd>{count}</dd>" in revoke and "stops when its lease ends" in revoke
+    assert (
+        f"GPUs that leave the pool</dt><dd>{count}</dd>" in revoke and "stops when its lease ends" in revoke
+    )
     assert "Coming reservations that could not be kept" in revoke
     assert "The last ends at the latest" not in revoke, "all of it stops with the lease"
     Host.objects.filter(pk=host.pk).update(lease_state="silent")
@@ -261,7 +311,10 @@ def test_before_a_host_is_taken_away_or_returned_its_page_says_what_becomes_of_i
 
 def test_the_command_of_a_host_that_had_an_agent_ends_that_one_first(world: World) -> None:
     client, address = signed_in(world.people["operator"]), reverse("host", args=["alpha"])
-    assert "sudo systemctl stop gpupool-agent &amp;&amp; sudo /opt" in client.post(address, {"verb": "token"}).content.decode()
+    assert (
+        "sudo systemctl stop gpupool-agent &amp;&amp; sudo /opt"
+        in client.post(address, {"verb": "token"}).content.decode()
+    )
     Host.objects.filter(name="alpha").update(agent_version="")
     assert "systemctl stop" not in client.post(address, {"verb": "token"}).content.decode()
 
@@ -277,17 +330,27 @@ def test_a_pool_chooses_a_diagnostic_that_its_hosts_have_a_name_for(world: World
     api = "/api/v1/pools/shared/repair-policy/"
     refused = client.put(api, {"diagnostic_tool": "; reboot"}, content_type="application/json")
     assert refused.status_code == 400 and "allowed: auto, burn, dcgm, own" in refused.content.decode()
-    row = gpu_diagnostics.request_diagnostic(Gpu.objects.get(host__name="alpha", index=0), why=Diagnostic.Why.OPERATOR, now=world.now)
-    assert [each.tool for each in gpu_diagnostics.desired_diagnostics(row.host, Pool.objects.get(slug="shared"))] == ["burn"]
+    row = gpu_diagnostics.request_diagnostic(
+        Gpu.objects.get(host__name="alpha", index=0), why=Diagnostic.Why.OPERATOR, now=world.now
+    )
+    assert [
+        each.tool for each in gpu_diagnostics.desired_diagnostics(row.host, Pool.objects.get(slug="shared"))
+    ] == ["burn"]
     Host.objects.filter(name="alpha").update(hardware={})
-    assert "burn, on 0 of 3 hosts" in client.get(address).content.decode(), "what was chosen stays, and says so"
+    assert "burn, on 0 of 3 hosts" in client.get(address).content.decode(), (
+        "what was chosen stays, and says so"
+    )
 
 
 def test_owners_are_told_of_maintenance_ahead_and_when_it_is_taken_back(world: World) -> None:
     run_job(world, world.vision, "storm", host="alpha", gpus=[0])
     run_job(world, world.language, "elsewhere", host="beta", gpus=[0])
     start = world.now + timedelta(hours=1)
-    given: dict[str, Any] = {"actor": world.people["operator"], "host": world.hosts["alpha"], "now": world.now}
+    given: dict[str, Any] = {
+        "actor": world.people["operator"],
+        "host": world.hosts["alpha"],
+        "now": world.now,
+    }
     window = host_verbs.set_maintenance(**given, start=start, end=start + timedelta(hours=2), why="new fans")
     delivery.write_notices(world.now + timedelta(seconds=5))
     (said,) = told(world, "member")
@@ -309,7 +372,9 @@ def test_a_reservation_leaves_a_closed_host_and_its_owner_is_told(world: World) 
     )
     Host.objects.filter(name="alpha").update(admin_state="cordoned")
     time_limits.sweep_reservations(world.now)
-    assert not BoundUnit.objects.filter(reservation=made, period__contains=world.now + timedelta(seconds=1)).exists()
+    assert not BoundUnit.objects.filter(
+        reservation=made, period__contains=world.now + timedelta(seconds=1)
+    ).exists()
     row = Reservation.objects.get(pk=made.pk)
     assert (row.moved_from, row.moved_at) == ("alpha", world.now)
     delivery.write_notices(world.now + timedelta(seconds=5))
@@ -325,7 +390,9 @@ def test_the_table_shows_where_others_differ_with_their_source(world: World) -> 
 
 def test_an_event_is_told_in_words_with_its_code_beside(world: World) -> None:
     host = world.hosts["alpha"]
-    HealthRule.objects.get_or_create(code="xid:79", defaults={"meaning": "GPU has fallen off the bus", "action": "cordon"})
+    HealthRule.objects.get_or_create(
+        code="xid:79", defaults={"meaning": "GPU has fallen off the bus", "action": "cordon"}
+    )
     meaning = HealthRule.objects.get(code="xid:79").meaning
     gpu = Gpu.objects.get(host=host, index=3)
     HealthEvent.objects.create(
@@ -347,11 +414,14 @@ def test_the_page_shows_how_gpus_are_connected_and_where_workloads_are_reached(w
     uuids = {seen[gpu.index].uuid: gpu.uuid for gpu in agent.inventory.gpus}
     gpus = [
         replace(
-            gpu, links={uuids[other]: way for other, way in seen[gpu.index].links.items()}, pcie=seen[gpu.index].pcie,
-            nvlinks=seen[gpu.index].nvlinks, numa_node=seen[gpu.index].numa_node,
+            gpu,
+            links={uuids[other]: way for other, way in seen[gpu.index].links.items()},
+            pcie=seen[gpu.index].pcie,
+            nvlinks=seen[gpu.index].nvlinks,
+            numa_node=seen[gpu.index].numa_node,
         )
         for gpu in agent.inventory.gpus
-    ]  # fmt: skip
+    ]
     agent.inventory = replace(agent.inventory, gpus=gpus, address="10.0.0.7", simulated=True)
     agent.sync(world.now)
     shown = page(world)
@@ -374,7 +444,13 @@ def test_failed_hardware_stands_among_the_decisions_about_the_work_it_stopped(wo
     work = run_job(world, world.vision, "storm", host="alpha", gpus=[3])
     gpu = Gpu.objects.get(host=world.hosts["alpha"], index=3)
     HealthEvent.objects.create(
-        host=gpu.host, gpu=gpu, event_id="e1", source="xid", code="xid:79", at=world.now, received_at=world.now
+        host=gpu.host,
+        gpu=gpu,
+        event_id="e1",
+        source="xid",
+        code="xid:79",
+        at=world.now,
+        received_at=world.now,
     )
     rules.apply_rules_to_events(world.now + timedelta(seconds=1))
     meaning = HealthRule.objects.get(code="xid:79").meaning
@@ -382,16 +458,22 @@ def test_failed_hardware_stands_among_the_decisions_about_the_work_it_stopped(wo
     tab = client.get(reverse("job", args=[work.public_id]) + "?tab=decisions").content.decode()
     assert "Told to leave its host" in tab and f"GPU 3 of alpha failed (XID 79, {meaning})" in tab
     (row,) = [
-        each for each in client.get(f"/api/v1/workloads/{work.public_id}/why/").json()["decisions"] if each["kind"] == "moved"
+        each
+        for each in client.get(f"/api/v1/workloads/{work.public_id}/why/").json()["decisions"]
+        if each["kind"] == "moved"
     ]
     assert row["code"] == "gpu_error" and f"GPU 3 of alpha failed (XID 79, {meaning})" in row["sentence"]
 
 
-def test_who_returns_a_host_reads_all_that_it_was_closed_for_and_the_fleet_says_it_in_words(world: World) -> None:
+def test_who_returns_a_host_reads_all_that_it_was_closed_for_and_the_fleet_says_it_in_words(
+    world: World,
+) -> None:
     alpha = world.hosts["alpha"]
     host_verbs.cordon_host(actor=world.operator, host=alpha, why="looking at fans", now=world.now)
     gpu, now = units_of(alpha)[0].gpu, timezone.now()
-    record_health_event(alpha.pk, Health("79", gpu.uuid, "nvml", "xid:79", now.timestamp(), "gone, pid=4711"), now)
+    record_health_event(
+        alpha.pk, Health("79", gpu.uuid, "nvml", "xid:79", now.timestamp(), "gone, pid=4711"), now
+    )
     rules.apply_rules_to_events(now)
     asked = signed_in(world.operator).get(reverse("host-return", args=["alpha"])).content.decode()
     assert "It was closed for: looking at fans; the GPU has fallen off the bus (xid:79): gone." in asked
@@ -407,19 +489,33 @@ def test_who_drains_a_host_reads_which_work_does_not_find_its_checkpoint_again(w
     asked = signed_in(world.operator).get(reverse("host-drain", args=["alpha"])).content.decode()
     assert "in another home folder: it does not find the checkpoint and begins anew" in asked
     Host.objects.update(storage=Storage.objects.first())
-    assert "another home folder" not in signed_in(world.operator).get(reverse("host-drain", args=["alpha"])).content.decode()
+    assert (
+        "another home folder"
+        not in signed_in(world.operator).get(reverse("host-drain", args=["alpha"])).content.decode()
+    )
 
 
 def test_the_attempts_of_a_job_say_where_it_did_not_find_its_checkpoint(world: World) -> None:
     work = run_job(world, world.vision, "fit", host="alpha", gpus=[0], preemptible=True)
     first = work.runs.get()
-    Run.objects.filter(pk=first.pk).update(state="ended", outcome="checkpointed", checkpoint_at=first.running_at)
+    Run.objects.filter(pk=first.pk).update(
+        state="ended", outcome="checkpointed", checkpoint_at=first.running_at
+    )
     first.allocations.update(period=DateTimeTZRange(first.placed_at, timezone.now()))
     Run.objects.create(
-        workload=work, attempt=2, host=world.hosts["beta"], generation=99, state="running", placed_at=timezone.now()
+        workload=work,
+        attempt=2,
+        host=world.hosts["beta"],
+        generation=99,
+        state="running",
+        placed_at=timezone.now(),
     )
     for name in ("alpha", "beta"):
         homes = Storage.objects.create(key=name, listed_at=world.now)
         Host.objects.filter(pk=world.hosts[name].pk).update(storage=homes)
-    shown = signed_in(world.vision.member).get(reverse("job", args=[work.public_id]), {"tab": "attempts"}).content.decode()
+    shown = (
+        signed_in(world.vision.member)
+        .get(reverse("job", args=[work.public_id]), {"tab": "attempts"})
+        .content.decode()
+    )
     assert shown.count("Another home folder: it did not find its checkpoint.") == 1

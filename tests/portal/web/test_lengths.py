@@ -14,17 +14,35 @@ from tests.world import World
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
-        ("90", 90), ("90 s", 90), ("15 min", 900), ("15m", 900), ("2 h", 7200), ("2 hours", 7200), ("1 d 12 h", 129_600),
-        ("1d12h", 129_600), ("1 h, 30 min", 5400), ("2 weeks", 1_209_600), ("0", 0),
-        ("", None), ("soon", None), ("2 parsecs", None), ("-5 min", None), ("1.5 h", None), ("h", None), ("2 h later", None),
-        ("9" * 30, None), ("²", None),
+        ("90", 90),
+        ("90 s", 90),
+        ("15 min", 900),
+        ("15m", 900),
+        ("2 h", 7200),
+        ("2 hours", 7200),
+        ("1 d 12 h", 129_600),
+        ("1d12h", 129_600),
+        ("1 h, 30 min", 5400),
+        ("2 weeks", 1_209_600),
+        ("0", 0),
+        ("", None),
+        ("soon", None),
+        ("2 parsecs", None),
+        ("-5 min", None),
+        ("1.5 h", None),
+        ("h", None),
+        ("2 h later", None),
+        ("9" * 30, None),
+        ("²", None),
     ],
-)  # fmt: skip
+)
 def test_a_length_is_read_as_people_write_it(text: str, seconds: int | None) -> None:
     assert parse_seconds(text) == seconds
 
 
-@pytest.mark.parametrize("seconds", [0, 1, 59, 60, 90, 900, 3600, 5400, 86_400, 129_600, 604_800, 7_776_000, 90_061])
+@pytest.mark.parametrize(
+    "seconds", [0, 1, 59, 60, 90, 900, 3600, 5400, 86_400, 129_600, 604_800, 7_776_000, 90_061]
+)
 def test_what_is_shown_is_exact_and_can_be_sent_again(seconds: int) -> None:
     assert parse_seconds(format_seconds(seconds)) == seconds
 
@@ -40,8 +58,11 @@ def test_the_form_of_a_pool_shows_units_and_takes_them(world: World) -> None:
     page = client.get(address).content.decode()
     assert 'value="30 s"' in page and 'value="14 d"' in page and 'value="10 min"' in page
     given = {
-        "stray_action": "report", "diagnostic_tool": "auto", "diagnostic_seconds": "20 min", "diagnose_every_hours": "0",
-    }  # fmt: skip
+        "stray_action": "report",
+        "diagnostic_tool": "auto",
+        "diagnostic_seconds": "20 min",
+        "diagnose_every_hours": "0",
+    }
     assert client.post(address, given).status_code == 302
     assert Pool.objects.get(slug="shared").diagnostic_seconds == 1200
     bad = client.post(address, given | {"diagnostic_seconds": "soon"})

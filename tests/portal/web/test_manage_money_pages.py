@@ -47,7 +47,9 @@ def charged(world: World) -> Workload:
             created_at=START,
         )
     for team in world.teams:
-        CostCentre.objects.create(project=team.project, code=f"CC-{team.team.slug}", valid_from=START, created_at=START)
+        CostCentre.objects.create(
+            project=team.project, code=f"CC-{team.team.slug}", valid_from=START, created_at=START
+        )
     Gpu.objects.update(created_at=START)
     Host.objects.update(created_at=START)
     for host in Host.objects.all():
@@ -56,19 +58,44 @@ def charged(world: World) -> Workload:
         )
     held = (START + timedelta(days=3), START + timedelta(days=3, hours=10))
     workload = Workload.objects.create(
-        kind="job", type="training", name="fit", pool=world.shared, project=world.vision.project, owner=world.vision.member,
-        units=4, models_wanted=[H100], max_runtime_seconds=36_000, predicted_seconds=36_000, state=WorkloadState.ENDED,
-        submitted_at=held[0], queued_at=held[0], started_at=held[0], ended_at=held[1], outcome="finished", attempt=1,
-    )  # fmt: skip
+        kind="job",
+        type="training",
+        name="fit",
+        pool=world.shared,
+        project=world.vision.project,
+        owner=world.vision.member,
+        units=4,
+        models_wanted=[H100],
+        max_runtime_seconds=36_000,
+        predicted_seconds=36_000,
+        state=WorkloadState.ENDED,
+        submitted_at=held[0],
+        queued_at=held[0],
+        started_at=held[0],
+        ended_at=held[1],
+        outcome="finished",
+        attempt=1,
+    )
     run = Run.objects.create(
-        workload=workload, attempt=1, host=world.hosts["alpha"], generation=1, state=RunState.ENDED, placed_at=held[0],
-        ended_at=held[1], outcome="finished",
-    )  # fmt: skip
+        workload=workload,
+        attempt=1,
+        host=world.hosts["alpha"],
+        generation=1,
+        state=RunState.ENDED,
+        placed_at=held[0],
+        ended_at=held[1],
+        outcome="finished",
+    )
     for unit in Unit.objects.filter(gpu__host=world.hosts["alpha"]).order_by("gpu__index")[:4]:
         Allocation.objects.create(
-            run=run, workload=workload, project=workload.project, unit=unit, slots=unit.slots, period=DateTimeTZRange(*held),
+            run=run,
+            workload=workload,
+            project=workload.project,
+            unit=unit,
+            slots=unit.slots,
+            period=DateTimeTZRange(*held),
             end_code="finished",
-        )  # fmt: skip
+        )
     charge_all_gpus(now=START + timedelta(days=40))
     return workload
 
@@ -80,21 +107,28 @@ def test_the_way_down_ends_at_lines_whose_sum_is_what_was_charged(world: World, 
     assert page.status_code == 200
     assert "100.00" in page.content.decode()  # 4 GPUs x 10 h x 2.50
     steps = (
-        ("cost_centre", "CC-vision"), ("team", str(world.vision.team.pk)), ("project", str(world.vision.project.pk)),
-        ("type", "training"), ("workload", str(charged.pk)),
-    )  # fmt: skip
+        ("cost_centre", "CC-vision"),
+        ("team", str(world.vision.team.pk)),
+        ("project", str(world.vision.project.pk)),
+        ("type", "training"),
+        ("workload", str(charged.pk)),
+    )
     for name, value in steps:
         query[name] = value
         page = client.get(reverse("chargeback"), query)
         assert page.status_code == 200, name
     rows = list(
-        csv.DictReader(io.StringIO(client.get(reverse("chargeback"), query | {"format": "csv"}).content.decode()))
+        csv.DictReader(
+            io.StringIO(client.get(reverse("chargeback"), query | {"format": "csv"}).content.decode())
+        )
     )
     assert sum(Decimal(row["charged"]) for row in rows) == Decimal(100)
     assert {row["workload"] for row in rows} == {"fit"}
 
 
-def test_the_conservation_line_is_shown_and_its_difference_is_nothing(world: World, charged: Workload) -> None:
+def test_the_conservation_line_is_shown_and_its_difference_is_nothing(
+    world: World, charged: Workload
+) -> None:
     page = signed_in(world.finance).get(reverse("chargeback"), {"month": MONTH}).content.decode()
     assert "Does it add up?" in page
     assert ">0.00</b>" in page.replace("</svg>", ">")
@@ -117,12 +151,16 @@ def test_members_see_their_own_charges_and_others_nothing(world: World, charged:
     assert "CC-vision" in mine and "Does it add up?" not in mine
     assert "CC-vision" not in theirs and "Nothing is charged in this month" in theirs
     assert (
-        signed_in(world.language.lead).get(reverse("chargeback"), {"month": MONTH, "format": "statement"}).status_code
+        signed_in(world.language.lead)
+        .get(reverse("chargeback"), {"month": MONTH, "format": "statement"})
+        .status_code
         == 403
     )
 
 
-def test_finance_closes_the_month_once_and_its_download_stays_the_same(world: World, charged: Workload) -> None:
+def test_finance_closes_the_month_once_and_its_download_stays_the_same(
+    world: World, charged: Workload
+) -> None:
     client = signed_in(world.finance)
     assert "every second of every GPU" in client.get(reverse("month-close", args=[MONTH])).content.decode()
     before = client.get(reverse("chargeback"), {"month": MONTH, "format": "statement"}).content
@@ -145,13 +183,27 @@ def test_only_finance_closes_a_month_or_sets_a_price(world: World, charged: Work
 
 def test_a_price_a_budget_and_a_cost_centre_are_set_for_the_future(world: World, charged: Workload) -> None:
     client = signed_in(world.finance)
-    price = {"pool": "", "model": H100, "cost": "1.5", "price": "x", "valid_from": "2126-01-01T00:00", "note": ""}
+    price = {
+        "pool": "",
+        "model": H100,
+        "cost": "1.5",
+        "price": "x",
+        "valid_from": "2126-01-01T00:00",
+        "note": "",
+    }
     assert client.post(reverse("rate-card"), price).status_code == 400
     assert client.post(reverse("rate-card"), price | {"price": "1.75"}).status_code == 302
     assert (
         client.post(
             reverse("budgets"),
-            {"verb": "budget", "team": "vision", "month": "2126-01", "measure": "gpu_hours", "amount": "9", "action": "notify"},
+            {
+                "verb": "budget",
+                "team": "vision",
+                "month": "2126-01",
+                "measure": "gpu_hours",
+                "amount": "9",
+                "action": "notify",
+            },
         ).status_code
         == 302
     )
@@ -193,7 +245,9 @@ def test_every_role_may_ask_where_the_hours_go(world: World, charged: Workload, 
 
 @pytest.mark.parametrize("dimension", [name for name, _ in utilisation_charts.DIMENSIONS])
 def test_use_is_shown_by_every_dimension(world: World, charged: Workload, dimension: str) -> None:
-    assert signed_in(world.operator).get(reverse("utilisation"), PERIOD | {"by": dimension}).status_code == 200
+    assert (
+        signed_in(world.operator).get(reverse("utilisation"), PERIOD | {"by": dimension}).status_code == 200
+    )
 
 
 @pytest.mark.parametrize("chart", utilisation_charts.CHART_ORDER)
@@ -204,7 +258,9 @@ def test_every_chart_has_its_csv_with_a_header(world: World, charged: Workload, 
 
 
 def test_the_steps_of_the_waterfall_sum_to_the_capacity(world: World, charged: Workload) -> None:
-    text = signed_in(world.operator).get(reverse("utilisation-csv", args=["waterfall"]), PERIOD).content.decode()
+    text = (
+        signed_in(world.operator).get(reverse("utilisation-csv", args=["waterfall"]), PERIOD).content.decode()
+    )
     rows = list(csv.DictReader(io.StringIO(text)))
     assert sum(float(row["gpu_hours"]) for row in rows[1:]) == pytest.approx(float(rows[0]["gpu_hours"]))
     assert sum(Decimal(row["cost"]) for row in rows[1:]) == Decimal(rows[0]["cost"])
@@ -212,7 +268,10 @@ def test_the_steps_of_the_waterfall_sum_to_the_capacity(world: World, charged: W
 
 def test_people_of_other_teams_are_not_named(world: World, charged: Workload) -> None:
     url = reverse("utilisation-csv", args=["use-by"])
-    assert world.vision.member.username in signed_in(world.operator).get(url, PERIOD | {"by": "user"}).content.decode()
+    assert (
+        world.vision.member.username
+        in signed_in(world.operator).get(url, PERIOD | {"by": "user"}).content.decode()
+    )
     assert (
         world.vision.member.username
         not in signed_in(world.language.member).get(url, PERIOD | {"by": "user"}).content.decode()
@@ -233,21 +292,32 @@ def test_a_wrong_period_is_answered_with_what_is_allowed(world: World, query: di
     assert signed_in(world.operator).get(reverse("utilisation"), query).status_code == 404
 
 
-@pytest.mark.parametrize(("who", "sees"), [("member", False), ("lead", False), ("finance", True), ("auditor", True)])
+@pytest.mark.parametrize(
+    ("who", "sees"), [("member", False), ("lead", False), ("finance", True), ("auditor", True)]
+)
 def test_what_gpus_cost_their_owner_is_for_those_who_see_all(
     world: World, charged: Workload, who: str, sees: bool
 ) -> None:
     client = signed_in(world.people[who])
     card = client.get(reverse("rate-card")).content.decode()
     assert ">2.50<" in card and (">2.03<" in card) is sees
-    lines = {"month": MONTH, "cost_centre": "CC-vision", "team": world.vision.team.pk, "project": world.vision.project.pk,
-             "type": "training", "workload": charged.pk, "format": "csv"}  # fmt: skip
+    lines = {
+        "month": MONTH,
+        "cost_centre": "CC-vision",
+        "team": world.vision.team.pk,
+        "project": world.vision.project.pk,
+        "type": "training",
+        "workload": charged.pk,
+        "format": "csv",
+    }
     for query in ({"month": MONTH, "format": "csv"}, lines):
         head = next(csv.reader(io.StringIO(client.get(reverse("chargeback"), query).content.decode())))
         assert ("cost" in head) is sees and "charged" in head
     period = {"start": "2026-01-01", "end": "2026-02-01"}
     steps = list(
-        csv.DictReader(io.StringIO(client.get(reverse("utilisation-csv", args=["waterfall"]), period).content.decode()))
+        csv.DictReader(
+            io.StringIO(client.get(reverse("utilisation-csv", args=["waterfall"]), period).content.decode())
+        )
     )
     assert any(step["cost"] for step in steps) is sees
 

@@ -32,7 +32,15 @@ def signed_in(user: User) -> Client:
 
 @pytest.mark.parametrize(
     "query",
-    ["", "?colour=temperature", "?colour=owner", "?colour=health", "?show=table", "?pool=shared", "?colour=nonsense"],
+    [
+        "",
+        "?colour=temperature",
+        "?colour=owner",
+        "?colour=health",
+        "?show=table",
+        "?pool=shared",
+        "?colour=nonsense",
+    ],
 )
 def test_the_fleet_shows_every_host_however_it_is_coloured(world: World, query: str) -> None:
     page = signed_in(world.operator).get(reverse("fleet") + query)
@@ -86,7 +94,9 @@ def test_after_a_drain_the_page_says_what_still_leaves(world: World) -> None:
     client = signed_in(world.operator)
     run_job(world, world.vision, "storm", host="alpha", gpus=[0, 1])
     run_job(world, world.vision, "desk", host="alpha", gpus=[2], kind="notebook")
-    page = client.post(reverse("host-drain", args=["alpha"]), {"why": "new fans"}, follow=True).content.decode()
+    page = client.post(
+        reverse("host-drain", args=["alpha"]), {"why": "new fans"}, follow=True
+    ).content.decode()
     assert "alpha is draining: nothing new starts on it. Still leaving: storm, by " in page
     assert "desk runs to its end, by " in page
     assert "is done" not in page
@@ -94,7 +104,10 @@ def test_after_a_drain_the_page_says_what_still_leaves(world: World) -> None:
     Run.objects.update(ended_at=timezone.now())
     later = client.get(reverse("host", args=["alpha"])).content.decode()
     assert "Nothing runs on it any more." in later
-    assert "Still on it" not in signed_in(world.vision.member).get(reverse("host", args=["alpha"])).content.decode()
+    assert (
+        "Still on it"
+        not in signed_in(world.vision.member).get(reverse("host", args=["alpha"])).content.decode()
+    )
 
 
 def test_maintenance_is_announced_and_a_window_that_ends_before_it_begins_is_refused(world: World) -> None:
@@ -102,7 +115,10 @@ def test_maintenance_is_announced_and_a_window_that_ends_before_it_begins_is_ref
     bad = {"start": "2126-05-02T10:00", "end": "2126-05-02T09:00", "why": "fans"}
     assert client.post(reverse("host-maintenance", args=["alpha"]), bad).status_code == 400
     assert (
-        client.post(reverse("host-maintenance", args=["alpha"]), bad | {"end": "2126-05-02T12:00"}).status_code == 302
+        client.post(
+            reverse("host-maintenance", args=["alpha"]), bad | {"end": "2126-05-02T12:00"}
+        ).status_code
+        == 302
     )
     assert MaintenanceWindow.objects.get().host.name == "alpha"
 
@@ -110,15 +126,26 @@ def test_maintenance_is_announced_and_a_window_that_ends_before_it_begins_is_ref
 def test_a_reservation_without_gpus_says_why_to_its_owner_and_on_the_operators_desk(world: World) -> None:
     now = timezone.now()
     made = Reservation.objects.create(
-        pool=world.shared, project=world.vision.project, owner=world.vision.member, name="course", units=8,
-        start=now - timedelta(minutes=1), end=now + timedelta(hours=1), created_at=now, reason_at=now,
-        reason_code="reserved_units_missing", reason_numbers={"need": 8, "free": 5, "total": 16},
-    )  # fmt: skip
+        pool=world.shared,
+        project=world.vision.project,
+        owner=world.vision.member,
+        name="course",
+        units=8,
+        start=now - timedelta(minutes=1),
+        end=now + timedelta(hours=1),
+        created_at=now,
+        reason_at=now,
+        reason_code="reserved_units_missing",
+        reason_numbers={"need": 8, "free": 5, "total": 16},
+    )
     page = signed_in(world.vision.member).get(reverse("reservation", args=[made.public_id]))
     assert "needs 8; 5 of 16" in page.content.decode()
     home = signed_in(world.operator).get(reverse("home"))
     assert "needs 8; 5 of 16" in home.content.decode()
-    assert "Reservations without GPUs" not in signed_in(world.language.member).get(reverse("home")).content.decode()
+    assert (
+        "Reservations without GPUs"
+        not in signed_in(world.language.member).get(reverse("home")).content.decode()
+    )
 
 
 def test_a_host_shows_the_agent_that_was_turned_away_in_its_name(world: World) -> None:
@@ -146,14 +173,21 @@ def test_an_operator_sees_on_which_boot_of_which_machine_the_agent_is(world: Wor
 
 def test_a_new_host_gets_one_command_with_a_token(world: World) -> None:
     client = signed_in(world.operator)
-    page = client.post(reverse("host-add"), {"pool": "shared", "name": "gpu-09", "labels": "rack=r7 site=north"})
+    page = client.post(
+        reverse("host-add"), {"pool": "shared", "name": "gpu-09", "labels": "rack=r7 site=north"}
+    )
     assert page.status_code == 200
     assert "--join-token" in page.content.decode()
     made = Host.objects.get(name="gpu-09")
     assert made.labels == {"rack": "r7", "site": "north"}
-    assert made.state_changes.get().lease_state == "joining", "its time is accounted for from its first second"
+    assert made.state_changes.get().lease_state == "joining", (
+        "its time is accounted for from its first second"
+    )
     token = page.content.decode().partition("--join-token ")[2].split()[0].partition("<")[0]
-    assert agent_api.join(JoinRequest(1, token, "gpu-09", "an instance", "a boot"), timezone.now()).host == "gpu-09"
+    assert (
+        agent_api.join(JoinRequest(1, token, "gpu-09", "an instance", "a boot"), timezone.now()).host
+        == "gpu-09"
+    )
     again = client.post(reverse("host-add"), {"pool": "shared", "name": "gpu-09", "labels": "rack"})
     assert again.status_code == 400 and "allowed: name=value pairs" in again.content.decode()
 
@@ -164,7 +198,10 @@ def test_who_joins_a_simulated_host_again_is_told_how_it_was_simulated(world: Wo
     def told(name: str) -> str:
         return str(client.post(reverse("host", args=[name]), {"verb": "token"}).content.decode())
 
-    for name, gpus in (("alpha", "8xH100-80GB"), ("gamma", "8xA100-40GB --simulate-mig 6:7x1g.5gb,7:7x1g.5gb")):
+    for name, gpus in (
+        ("alpha", "8xH100-80GB"),
+        ("gamma", "8xA100-40GB --simulate-mig 6:7x1g.5gb,7:7x1g.5gb"),
+    ):
         page = told(name)
         assert f"<code>--simulate {gpus}</code>" in page and "Without a GPU" not in page
         models, _, split = gpus.partition(" --simulate-mig ")
@@ -179,16 +216,30 @@ def test_who_joins_a_simulated_host_again_is_told_how_it_was_simulated(world: Wo
 def large_reservation(world: World, start: datetime | None = None) -> Submission:
     start = start or world.now + timedelta(days=400)
     made = reservations.request_reservation(
-        actor=world.vision.member, project=world.vision.project, pool=world.shared, name="sprint", units=8,
-        models=[H100], start=start, end=start + timedelta(hours=4), now=start - timedelta(days=2), why="A deadline",
-    )  # fmt: skip
+        actor=world.vision.member,
+        project=world.vision.project,
+        pool=world.shared,
+        name="sprint",
+        units=8,
+        models=[H100],
+        start=start,
+        end=start + timedelta(hours=4),
+        now=start - timedelta(days=2),
+        why="A deadline",
+    )
     assert isinstance(made, Submission)
     return made
 
 
 def test_a_quota_change_is_asked_by_a_lead_and_approved_changed_by_an_operator(world: World) -> None:
     lead, operator = signed_in(world.language.lead), signed_in(world.operator)
-    asked = {"pool": "shared", "model": H100, "guaranteed_gpus": 6, "borrow_limit_gpus": "", "why": "New model"}
+    asked = {
+        "pool": "shared",
+        "model": H100,
+        "guaranteed_gpus": 6,
+        "borrow_limit_gpus": "",
+        "why": "New model",
+    }
     assert lead.post(reverse("quota-change", args=["language"]), asked).status_code == 302
     row = Submission.objects.get()
     page = operator.get(reverse("approvals")).content.decode()
@@ -206,7 +257,13 @@ def test_a_lead_is_warned_before_more_is_asked_than_is_left(world: World) -> Non
     lead, operator = signed_in(world.language.lead), signed_in(world.operator)
     url = reverse("quota-change", args=["language"])
     assert "Can have at most" in lead.get(url).content.decode()
-    asked = {"pool": "shared", "model": H100, "guaranteed_gpus": 14, "borrow_limit_gpus": "", "why": "New model"}
+    asked = {
+        "pool": "shared",
+        "model": H100,
+        "guaranteed_gpus": 14,
+        "borrow_limit_gpus": "",
+        "why": "New model",
+    }
     page = lead.post(url, asked).content.decode()
     words = (
         "14 × H100 80GB is 8 more than there is: Shared has 16, and other teams are guaranteed 10 of them. "
@@ -281,7 +338,12 @@ def test_a_member_sees_no_submission_of_another_team_and_decides_none(world: Wor
 def test_several_are_approved_at_once_and_what_could_not_be_stays(world: World) -> None:
     rows = [
         submissions.request_quota_change(
-            actor=team.lead, team=team.team, pool=world.shared, model=H100, guaranteed_gpus=count, now=world.now
+            actor=team.lead,
+            team=team.team,
+            pool=world.shared,
+            model=H100,
+            guaranteed_gpus=count,
+            now=world.now,
         )
         for team, count in ((world.language, 5), (world.robotics, 16))
     ]
@@ -305,9 +367,15 @@ def test_who_asks_does_not_learn_the_names_of_what_others_reserved_then(world: W
     start = timezone.now().replace(microsecond=0) + timedelta(days=2)
     row = large_reservation(world, start)
     Reservation.objects.create(
-        pool=world.shared, project=world.language.project, owner=world.language.member, name="unpublished model",
-        start=start, end=start + timedelta(hours=2), units=1, created_at=world.now,
-    )  # fmt: skip
+        pool=world.shared,
+        project=world.language.project,
+        owner=world.language.member,
+        name="unpublished model",
+        start=start,
+        end=start + timedelta(hours=2),
+        units=1,
+        created_at=world.now,
+    )
     address = reverse("submission", args=[row.public_id])
     assert "unpublished model" in signed_in(world.operator).get(address).content.decode()
     for person in (world.vision.member, world.vision.lead):
@@ -315,15 +383,25 @@ def test_who_asks_does_not_learn_the_names_of_what_others_reserved_then(world: W
         assert page.status_code == 200 and "unpublished model" not in page.content.decode()
 
 
-def test_a_kind_that_is_not_known_is_refused_in_words_and_not_answered_with_an_empty_list(world: World) -> None:
+def test_a_kind_that_is_not_known_is_refused_in_words_and_not_answered_with_an_empty_list(
+    world: World,
+) -> None:
     submissions.request_quota_change(
-        actor=world.vision.lead, team=world.vision.team, pool=world.shared, model=H100, guaranteed_gpus=9, now=world.now
+        actor=world.vision.lead,
+        team=world.vision.team,
+        pool=world.shared,
+        model=H100,
+        guaranteed_gpus=9,
+        now=world.now,
     )
     operator = signed_in(world.operator)
     answer = operator.get(reverse("approvals"), {"kind": "nonsense"})
     page = answer.content.decode()
     assert answer.status_code == 400 and len(answer.context["rows"]) == 1
-    assert "kind is &#x27;nonsense&#x27;; allowed: reservation, series, window_change, quota_change, membership" in page
+    assert (
+        "kind is &#x27;nonsense&#x27;; allowed: reservation, series, window_change, quota_change, membership"
+        in page
+    )
     assert "Nothing waits for you" not in page
     assert operator.get(reverse("approvals"), {"kind": "quota_change"}).status_code == 200
 

@@ -13,7 +13,17 @@ from tests.world import PASSWORD, World
 
 pytestmark = pytest.mark.django_db
 
-PAGES = ["teams", "people", "tokens", "notifications", "preferences", "audit", "settings", "templates", "health-rules"]
+PAGES = [
+    "teams",
+    "people",
+    "tokens",
+    "notifications",
+    "preferences",
+    "audit",
+    "settings",
+    "templates",
+    "health-rules",
+]
 
 
 def signed_in(user: User) -> Client:
@@ -46,7 +56,9 @@ def test_an_operator_creates_a_team_and_a_lead_puts_somebody_into_it(world: Worl
     lead = signed_in(world.stranger)
     name = world.language.member.username
     assert (
-        lead.post(reverse("team", args=[team.slug]), {"verb": "add_member", "user": name, "role": "member"}).status_code
+        lead.post(
+            reverse("team", args=[team.slug]), {"verb": "add_member", "user": name, "role": "member"}
+        ).status_code
         == 302
     )
     assert set(Membership.objects.filter(team=team).values_list("user__username", "role")) == {
@@ -79,7 +91,9 @@ def test_another_teams_page_is_not_found(world: World) -> None:
 
 
 def test_a_bad_name_is_said_beside_its_field_and_nothing_is_made(world: World) -> None:
-    response = signed_in(world.operator).post(reverse("teams"), {"name": "abc\u202edef", "tag": "", "weight": 1})
+    response = signed_in(world.operator).post(
+        reverse("teams"), {"name": "abc\u202edef", "tag": "", "weight": 1}
+    )
     assert response.status_code == 400
     assert "U+202E" in response.content.decode()
     assert not Team.objects.filter(tag="AB").exists()
@@ -127,7 +141,10 @@ def test_the_audit_page_shows_before_and_after_and_downloads_as_csv(world: World
 def test_a_pool_limit_out_of_range_is_refused_with_what_is_allowed(world: World) -> None:
     client = signed_in(world.operator)
     values = {name: getattr(world.shared, name) or "" for name in _limits()}
-    for wrong, allowed in (("-5", "such as 90 s, 15 min, 2 h"), ("2 d", "a whole number from 0 to 86,400 seconds")):
+    for wrong, allowed in (
+        ("-5", "such as 90 s, 15 min, 2 h"),
+        ("2 d", "a whole number from 0 to 86,400 seconds"),
+    ):
         response = client.post(reverse("pool", args=["shared"]), values | {"notice_seconds": wrong})
         assert response.status_code == 400 and f"allowed: {allowed}" in response.content.decode()
     assert client.post(reverse("pool", args=["shared"]), values | {"notice_seconds": "45"}).status_code == 302
@@ -138,7 +155,9 @@ def test_a_static_pool_needs_its_owner(world: World) -> None:
     client = signed_in(world.operator)
     assert client.post(reverse("pool-new"), {"name": "Lab", "kind": "static", "team": ""}).status_code == 400
     assert (
-        client.post(reverse("pool-new"), {"name": "Lab", "kind": "static", "team": world.vision.team.pk}).status_code
+        client.post(
+            reverse("pool-new"), {"name": "Lab", "kind": "static", "team": world.vision.team.pk}
+        ).status_code
         == 302
     )
     assert Pool.objects.get(name="Lab").team == world.vision.team
@@ -150,7 +169,9 @@ def test_health_rules_stand_in_the_order_of_their_numbers(world: World) -> None:
     assert "Quarantine GPU</option>" in shown
 
 
-def test_health_rules_are_found_by_words_and_by_what_they_do_and_a_changed_one_stays_in_sight(world: World) -> None:
+def test_health_rules_are_found_by_words_and_by_what_they_do_and_a_changed_one_stays_in_sight(
+    world: World,
+) -> None:
     client, address = signed_in(world.operator), reverse("health-rules")
     found = client.get(address, {"find": "xid:79"}).content.decode()
     assert "<b>xid:79</b>" in found and "<b>xid:48</b>" not in found
@@ -189,7 +210,10 @@ def test_a_health_rule_is_changed_in_its_row_and_what_is_refused_is_told_there(w
 def test_a_changed_health_rule_says_what_it_began_with_and_is_put_back(world: World) -> None:
     client, address = signed_in(world.operator), reverse("health-rules")
     assert "Put back" not in client.get(address).content.decode()
-    client.post(address, {"code": "xid:109", "action": "warn", "repeats": "2", "window_seconds": "2 h", "counts": "events"})
+    client.post(
+        address,
+        {"code": "xid:109", "action": "warn", "repeats": "2", "window_seconds": "2 h", "counts": "events"},
+    )
     shown = client.get(address, {"only": "changed"}).content.decode()
     assert "<b>xid:109</b>" in shown and "<b>xid:79</b>" not in shown
     assert "It began as Quarantine GPU, at 3 people&#x27;s work within 24 h." in " ".join(shown.split())
@@ -203,14 +227,21 @@ def test_a_changed_health_rule_says_what_it_began_with_and_is_put_back(world: Wo
 def test_a_health_rule_is_added_and_removed_on_its_page(world: World) -> None:
     client, address = signed_in(world.operator), reverse("health-rules")
     wish = {
-        "verb": "add", "code": "xid:999", "meaning": "seen before a board died", "action": "warn", "repeats": "1",
-        "window_seconds": "1 h", "counts": "events",
-    }  # fmt: skip
+        "verb": "add",
+        "code": "xid:999",
+        "meaning": "seen before a board died",
+        "action": "warn",
+        "repeats": "1",
+        "window_seconds": "1 h",
+        "counts": "events",
+    }
     for field, value, told in (
-        ("code", "XID9", "code is &#x27;XID9&#x27;; allowed: xid: and a number"), ("code", "xid:79", "it has a rule already"),
-        ("repeats", "0", "repeats is 0; allowed: a whole number from 1 to 1,000"), ("action", "explode", "Select a valid choice"),
+        ("code", "XID9", "code is &#x27;XID9&#x27;; allowed: xid: and a number"),
+        ("code", "xid:79", "it has a rule already"),
+        ("repeats", "0", "repeats is 0; allowed: a whole number from 1 to 1,000"),
+        ("action", "explode", "Select a valid choice"),
         ("code", "\0", "Null characters are not allowed"),
-    ):  # fmt: skip
+    ):
         refused = client.post(f"{address}?find=xid", wish | {field: value})
         panel = refused.content.decode().partition('id="add"')[2]
         assert refused.status_code == 400 and told in panel and "seen before a board died" in panel, field
@@ -248,8 +279,12 @@ def test_a_new_installation_makes_its_first_operator_and_shows_the_next_steps(db
     assert client.post(reverse("first-run"), values | {"password": PASSWORD}).status_code == 302
     page = client.get(reverse("first-run")).content.decode()
     steps = ["Make a pool", "Add a host", "Create a team", "Give it a quota", "Launch a notebook"]
-    assert [page.index(f". {step}</h2>") for step in steps] == sorted(page.index(f". {step}</h2>") for step in steps)
-    assert Client().post(reverse("first-run"), values | {"username": "eve", "password": PASSWORD}).status_code in (
+    assert [page.index(f". {step}</h2>") for step in steps] == sorted(
+        page.index(f". {step}</h2>") for step in steps
+    )
+    assert Client().post(
+        reverse("first-run"), values | {"username": "eve", "password": PASSWORD}
+    ).status_code in (
         302,
         403,
     )
@@ -271,7 +306,9 @@ def _limits() -> list[str]:
         ("team", {"verb": "project_active", "project": None, "active": "0"}),
     ],
 )
-def test_a_name_that_nobody_has_is_not_found(world: World, page: str, form: dict[str, str | None], name: str) -> None:
+def test_a_name_that_nobody_has_is_not_found(
+    world: World, page: str, form: dict[str, str | None], name: str
+) -> None:
     url = reverse(page, args=[Team.objects.order_by("pk")[0].slug] if page == "team" else [])
     sent = {field: name if value is None else value for field, value in form.items()}
     assert signed_in(world.operator).post(url, sent).status_code == 404
@@ -279,6 +316,8 @@ def test_a_name_that_nobody_has_is_not_found(world: World, page: str, form: dict
 
 def test_nobody_gives_themselves_the_address_of_somebody_else(world: World) -> None:
     member = signed_in(world.vision.member)
-    answer = member.post("/accounts/email/", {"email": world.operator.email or "o@example.org", "action_add": ""})
+    answer = member.post(
+        "/accounts/email/", {"email": world.operator.email or "o@example.org", "action_add": ""}
+    )
     assert answer.status_code == 404
     assert member.get("/accounts/email/").status_code == 404

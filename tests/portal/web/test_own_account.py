@@ -46,7 +46,9 @@ def test_a_second_factor_that_is_turned_on_renewed_and_turned_off_is_on_record(
     world: World, client: Client, django_capture_on_commit_callbacks: object
 ) -> None:
     page = client.get(reverse("mfa_activate_totp"))
-    code = format_hotp_value(hotp_value(page.context["form"].secret, next(iter(yield_hotp_counters_from_time()))))
+    code = format_hotp_value(
+        hotp_value(page.context["form"].secret, next(iter(yield_hotp_counters_from_time())))
+    )
     with django_capture_on_commit_callbacks(execute=True):  # type: ignore[operator]
         client.post(reverse("mfa_activate_totp"), {"code": code})
     assert Authenticator.objects.filter(user=world.vision.member, type="totp").exists()

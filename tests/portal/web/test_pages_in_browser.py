@@ -26,7 +26,9 @@ LIMA = "America/Lima"
 def browser(monkeypatch: pytest.MonkeyPatch) -> Iterator[Browser]:
     """Chromium. The driver runs a loop in this thread, in which rows are read all the same."""
     monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
-    program = next(path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name)))
+    program = next(
+        path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))
+    )
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
         yield browser
@@ -70,7 +72,9 @@ CUT = """() => [...document.querySelectorAll(".scroll, .segmented, .tabs")]
 
 
 @pytest.mark.usefixtures("charged")
-def test_on_a_phone_no_table_and_no_choice_is_cut_off(world: World, live_server: Any, browser: Browser) -> None:
+def test_on_a_phone_no_table_and_no_choice_is_cut_off(
+    world: World, live_server: Any, browser: Browser
+) -> None:
     User.objects.filter(pk=world.operator.pk).update(finance=True)
     page = sign_in(browser, live_server, world.operator.username)
     page.set_viewport_size({"width": 360, "height": 640})
@@ -100,7 +104,9 @@ def test_a_stop_that_is_confirmed_after_the_page_refreshed_itself_stops(
     expect(page.locator("#live-part")).to_contain_text("It is being stopped by you.")
 
 
-def test_when_waiting_work_runs_its_whole_page_says_so_by_itself(world: World, live_server: Any, browser: Browser) -> None:
+def test_when_waiting_work_runs_its_whole_page_says_so_by_itself(
+    world: World, live_server: Any, browser: Browser
+) -> None:
     job = make_waiting(world, world.vision, "mri-foundation", units=1)
     page = sign_in(browser, live_server, world.vision.member.username)
     page.goto(f"{live_server.url}/jobs/{job.public_id}/?tab=attempts")
@@ -112,7 +118,9 @@ def test_when_waiting_work_runs_its_whole_page_says_so_by_itself(world: World, l
     expect(page.locator("aside").last).to_contain_text("GPU 0 of alpha")
 
 
-def test_what_was_said_of_a_stage_that_is_over_goes_with_it(world: World, live_server: Any, browser: Browser) -> None:
+def test_what_was_said_of_a_stage_that_is_over_goes_with_it(
+    world: World, live_server: Any, browser: Browser
+) -> None:
     job = make_waiting(world, world.vision, "mri-foundation", units=1)
     page = sign_in(browser, live_server, world.vision.member.username)
     page.goto(f"{live_server.url}/jobs/{job.public_id}/")
@@ -142,7 +150,11 @@ def test_a_log_stays_at_its_end_as_it_grows_until_somebody_scrolls_back(
     def from_its_end() -> int:
         expect(page.locator("#log")).to_contain_text(f"part {part} step 99", timeout=10_000)
         page.wait_for_timeout(100)
-        return int(page.evaluate("(log => log.scrollHeight - log.scrollTop - log.clientHeight)(document.getElementById('log'))"))
+        return int(
+            page.evaluate(
+                "(log => log.scrollHeight - log.scrollTop - log.clientHeight)(document.getElementById('log'))"
+            )
+        )
 
     for part in range(3):
         grows(part)

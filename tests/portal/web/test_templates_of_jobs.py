@@ -21,9 +21,14 @@ def signed_in(world: World) -> Client:
 
 def cluster(world: World, **changes: object) -> object:
     wish: dict[str, object] = {
-        "name": "Ray cluster", "kind": "job", "type": "training", "units": 2, "hosts": 2, "command": "bash ray_cluster.sh",
+        "name": "Ray cluster",
+        "kind": "job",
+        "type": "training",
+        "units": 2,
+        "hosts": 2,
+        "command": "bash ray_cluster.sh",
         "max_runtime_seconds": 7200,
-    }  # fmt: skip
+    }
     return pools.save_template(actor=world.operator, now=world.now, **{**wish, **changes})  # type: ignore[arg-type]
 
 
@@ -33,10 +38,17 @@ def test_a_template_on_two_hosts_fills_the_form_in(world: World) -> None:
     listed = client.get(reverse("templates")).content.decode()
     assert "2 hosts × 2" in listed and "?kind=job&amp;template=ray-cluster" in listed
     form = client.get("/ask/?kind=job&template=ray-cluster").context["form"]
-    found = {name: form[name].value() for name in ("kind", "command", "hosts", "count", "length", "length_unit")}
+    found = {
+        name: form[name].value() for name in ("kind", "command", "hosts", "count", "length", "length_unit")
+    }
     assert found == {
-        "kind": "job", "command": "bash ray_cluster.sh", "hosts": 2, "count": "2", "length": 2, "length_unit": "hours",
-    }  # fmt: skip
+        "kind": "job",
+        "command": "bash ray_cluster.sh",
+        "hosts": 2,
+        "count": "2",
+        "length": 2,
+        "length_unit": "hours",
+    }
 
 
 @pytest.mark.parametrize("slug", ["nothing", "a" * 500, "../x"])

@@ -32,17 +32,25 @@ def test_a_store_that_is_away_is_said_and_when_to_come_back(
     assert page.status_code == 503 and "away" in page.content.decode() and page["Retry-After"]
     monkeypatch.setattr("portal.api.people.views.policy.visible_teams", fail)
     answer = client.get("/api/v1/teams/")
-    assert answer.status_code == 503 and "away" in answer.json()["errors"][0]["message"] and answer["Retry-After"]
+    assert (
+        answer.status_code == 503
+        and "away" in answer.json()["errors"][0]["message"]
+        and answer["Retry-After"]
+    )
 
 
-def test_what_nobody_foresaw_is_said_in_the_one_shape_of_errors(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_nobody_foresaw_is_said_in_the_one_shape_of_errors(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*args: object, **named: object) -> None:
         raise ZeroDivisionError("hush")
 
     client = client_of(world)
     monkeypatch.setattr("portal.web.home.search.reads.search", fail)
     page = client.get("/search/?q=abc")
-    assert page.status_code == 500 and "broke" in page.content.decode() and "hush" not in page.content.decode()
+    assert (
+        page.status_code == 500 and "broke" in page.content.decode() and "hush" not in page.content.decode()
+    )
     monkeypatch.setattr("portal.api.people.views.policy.visible_teams", fail)
     answer = client.get("/api/v1/teams/")
     assert answer.status_code == 500 and "hush" not in answer.content.decode()

@@ -29,8 +29,12 @@ def report(world: World, host: str, *homes: HomeSeen, storage: str = "", environ
     agent = FakeAgent.of(Host.objects.get(name=host))
     agent.inventory = replace(agent.inventory, environment=environment)
     told = HomesSeen(
-        storage=storage or host, listed_at=world.now.timestamp(), homes=list(homes), total_bytes=10**12, free_bytes=4 * 10**11
-    )  # fmt: skip
+        storage=storage or host,
+        listed_at=world.now.timestamp(),
+        homes=list(homes),
+        total_bytes=10**12,
+        free_bytes=4 * 10**11,
+    )
     agent.sync(world.now, replace(agent.observed(), homes=told))
 
 
@@ -41,7 +45,9 @@ def home(user: str, size: int | None = 2_500_000_000, **also: Any) -> HomeSeen:
 @pytest.fixture
 def homes(world: World) -> World:
     """Everybody has a home on alpha and beta, which share them; vision's people have another on delta, which is vision's."""
-    everybody = [home(user.username, measured_at=world.now.timestamp()) for user in User.objects.order_by("pk")]
+    everybody = [
+        home(user.username, measured_at=world.now.timestamp()) for user in User.objects.order_by("pk")
+    ]
     report(world, "alpha", *everybody, home("left-behind"), storage="shared1")
     report(world, "beta", *everybody, home("left-behind"), storage="shared1")
     report(world, "delta", home(world.vision.member.username, 7_000_000))
@@ -103,7 +109,9 @@ def csv_rows(user: User) -> list[dict[str, str]]:
 
 
 def test_what_is_not_known_is_unknown_and_a_lower_bound_is_said_as_one(world: World) -> None:
-    report(world, "alpha", home("vision-1", None), home("vision-2", 3_000_000_000, files=1234, complete=False))
+    report(
+        world, "alpha", home("vision-1", None), home("vision-2", 3_000_000_000, files=1234, complete=False)
+    )
     said = seen_by(world.vision.lead).content.decode()
     assert "over 3.0 GB" in said and "over 1,234" in said
     assert "not yet" in said and "unknown" in said
@@ -116,7 +124,9 @@ def test_a_home_says_how_many_workloads_use_it_where_they_run(homes: World) -> N
     run_job(homes, homes.vision, "one", host="alpha", gpus=[0])
     run_job(homes, homes.vision, "two", host="beta", gpus=[0])
     run_job(homes, homes.language, "another's", host="beta", gpus=[1])
-    shown = {each["hosts"]["names"]: each["workloads"] for each in seen_by(homes.vision.member).context["homes"]}
+    shown = {
+        each["hosts"]["names"]: each["workloads"] for each in seen_by(homes.vision.member).context["homes"]
+    }
     assert shown == {"alpha, beta": 2, "delta": 0}
 
 

@@ -128,23 +128,38 @@ class Things:
             "now": world.now,
         }
         window = {"start": start, "end": start + timedelta(hours=2)}
-        self.job = workloads.submit_job(**given, name="fit", command="true", units=1, max_runtime_seconds=3600)
+        self.job = workloads.submit_job(
+            **given, name="fit", command="true", units=1, max_runtime_seconds=3600
+        )
         self.array = workloads.submit_array(**given, name="sweep", command="true", units=1, array="0-3%2")
         run = Run.objects.create(
-            workload=self.job, attempt=1, host=world.hosts["alpha"], generation=1, placed_at=world.now, state="ended"
+            workload=self.job,
+            attempt=1,
+            host=world.hosts["alpha"],
+            generation=1,
+            placed_at=world.now,
+            state="ended",
         )
         logs.append_log(run.public_id, 0, "one line\n")
         Template.objects.create(
             slug="lab", name="Lab", kind="notebook", type="interactive", units=1, max_runtime_seconds=3600
-        )  # fmt: skip
-        self.notebook = workloads.launch_notebook(**given, template=Template.objects.get(slug="lab"), name="lab")
+        )
+        self.notebook = workloads.launch_notebook(
+            **given, template=Template.objects.get(slug="lab"), name="lab"
+        )
         Workload.objects.filter(pk=self.notebook.pk).update(state="queued")
         given["now"] = start - timedelta(days=1)
         booked = reservations.request_reservation(**given, name="small", units=1, models=[H100], **window)
         assert isinstance(booked, Reservation)
         self.reservation = booked
         recurring = recurring_reservations.request_series(
-            **given, name="course", units=1, models=[H100], weekdays=["mon"], until=(start + timedelta(days=7)).date(), **window
+            **given,
+            name="course",
+            units=1,
+            models=[H100],
+            weekdays=["mon"],
+            until=(start + timedelta(days=7)).date(),
+            **window,
         )
         assert isinstance(recurring, Series)
         self.series = recurring

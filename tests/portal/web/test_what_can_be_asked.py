@@ -30,11 +30,18 @@ def next_monday() -> dt.datetime:
 def test_a_recurring_reservation_is_asked_for_shown_and_given_up(world: World) -> None:
     client, start = signed_in(world.vision.member), next_monday()
     data = ask_data(
-        world, kind="reservation", name="course", start=f"{start:%Y-%m-%dT%H:%M}", length="9", repeat="weekdays",
+        world,
+        kind="reservation",
+        name="course",
+        start=f"{start:%Y-%m-%dT%H:%M}",
+        length="9",
+        repeat="weekdays",
         until=f"{start + 11 * DAY:%Y-%m-%d}",
-    )  # fmt: skip
+    )
     preview = client.post(reverse("ask-preview"), data).content.decode()
-    assert "10 occurrences, every weekday." in preview and "--on mon" in preview and "/api/v1/series/" in preview
+    assert (
+        "10 occurrences, every weekday." in preview and "--on mon" in preview and "/api/v1/series/" in preview
+    )
     assert client.post(reverse("ask"), data).status_code == 302
     whole = Series.objects.get()
     first = whole.occurrences.order_by("start")[0]
@@ -89,7 +96,9 @@ def test_an_array_is_one_line_one_card_and_one_page(world: World) -> None:
 def test_a_job_says_what_it_waits_for_and_what_waits_for_it(world: World) -> None:
     client = signed_in(world.vision.member)
     first = queue_job(world, world.vision, "train")
-    data = ask_data(world, kind="job", name="evaluate", command="true", after=str(first.public_id), after_how="ok")
+    data = ask_data(
+        world, kind="job", name="evaluate", command="true", after=str(first.public_id), after_how="ok"
+    )
     assert "It waits for train to finish well." in client.post(reverse("ask-preview"), data).content.decode()
     assert client.post(reverse("ask"), data).status_code == 302
     second = Workload.objects.get(name="evaluate")
@@ -109,7 +118,11 @@ def test_the_line_of_an_array_tells_what_all_its_tasks_hold_take_and_cost(world:
     whole = JobArray.objects.get()
     now = timezone.now()
     Price.objects.create(
-        model=H100, cost_per_gpu_hour="1.5", price_per_gpu_hour="2", valid_from=now - DAY, created_at=now - DAY
+        model=H100,
+        cost_per_gpu_hour="1.5",
+        price_per_gpu_hour="2",
+        valid_from=now - DAY,
+        created_at=now - DAY,
     )
     ran = run_job(world, world.vision, "sweep[0]", host="alpha", gpus=[0, 1], array=whole, array_index=10)
     Workload.objects.filter(pk=ran.pk).update(started_at=now - dt.timedelta(hours=2))
@@ -142,14 +155,19 @@ def test_a_job_may_wait_for_every_task_of_an_array(world: World) -> None:
     client.post(reverse("ask"), ask_data(world, kind="job", name="sweep", command="true", array="0-3"))
     whole = JobArray.objects.get()
     assert "sweep, all tasks" in client.get(reverse("ask")).content.decode()
-    data = ask_data(world, kind="job", name="collect", command="true", after=str(whole.public_id), after_how="ok")
+    data = ask_data(
+        world, kind="job", name="collect", command="true", after=str(whole.public_id), after_how="ok"
+    )
     preview = client.post(reverse("ask-preview"), data).content.decode()
     assert "It waits for every task of sweep to finish well." in preview
     assert f"--after ok:{whole.public_id}" in preview and "&quot;array&quot;" in preview
     assert client.post(reverse("ask"), data).status_code == 302
     collect = Workload.objects.get(name="collect")
     assert collect.waits_for_arrays == [whole.pk]
-    assert "every task of sweep has finished" in client.get(reverse("job", args=[collect.public_id])).content.decode()
+    assert (
+        "every task of sweep has finished"
+        in client.get(reverse("job", args=[collect.public_id])).content.decode()
+    )
     task = whole.tasks.order_by("array_index")[0]
     question = client.post(reverse("workload-cancel", args=[task.public_id])).content.decode()
     assert "1 job waits for it to finish and ends with it." in question
@@ -158,7 +176,12 @@ def test_a_job_may_wait_for_every_task_of_an_array(world: World) -> None:
 def test_the_preview_warns_of_a_wish_that_looks_late(world: World) -> None:
     soon = timezone.localtime() + dt.timedelta(hours=1)
     data = ask_data(
-        world, kind="job", command="true", length="8", wanted_by=f"{soon:%Y-%m-%dT%H:%M}", prefer="rack=r1, disk=fast"
+        world,
+        kind="job",
+        command="true",
+        length="8",
+        wanted_by=f"{soon:%Y-%m-%dT%H:%M}",
+        prefer="rack=r1, disk=fast",
     )
     said = signed_in(world.vision.member).post(reverse("ask-preview"), data).content.decode()
     assert "and expected to be done at" in said and "--prefer rack=r1" in said
@@ -168,9 +191,15 @@ def test_the_preview_warns_of_a_wish_that_looks_late(world: World) -> None:
 
 def test_a_team_reads_what_it_used_of_its_gpu_hours(world: World) -> None:
     services.change_quota(
-        team=world.vision.team, pool=world.shared, model=H100, guaranteed_slots=8 * 840, borrow_limit_slots=None,
-        gpu_hours=500, period="week", now=world.now,
-    )  # fmt: skip
+        team=world.vision.team,
+        pool=world.shared,
+        model=H100,
+        guaranteed_slots=8 * 840,
+        borrow_limit_slots=None,
+        gpu_hours=500,
+        period="week",
+        now=world.now,
+    )
     address = reverse("team", args=["vision"])
     client = signed_in(world.vision.lead)
     assert "0 of 500 used this week" in client.get(address).content.decode()

@@ -49,9 +49,14 @@ def test_what_waits_again_is_told_why_it_waits_and_how_it_came_to_that(world: Wo
     work = run_job(world, world.vision, "moved", host="alpha", gpus=[0], preemptible=True)
     now = timezone.now()
     HealthEvent.objects.create(
-        host=world.hosts["alpha"], gpu=world.hosts["alpha"].gpus.get(index=0), event_id="1", source="xid",
-        code="xid:79", at=now, received_at=now,
-    )  # fmt: skip
+        host=world.hosts["alpha"],
+        gpu=world.hosts["alpha"].gpus.get(index=0),
+        event_id="1",
+        source="xid",
+        code="xid:79",
+        at=now,
+        received_at=now,
+    )
     apply_rules_to_events(now)
     Run.objects.filter(workload=work).update(state="ended", outcome="checkpointed", ended_at=now)
     Allocation.objects.filter(workload=work).update(period=DateTimeTZRange(work.started_at, now))
@@ -67,7 +72,10 @@ def test_what_waits_again_is_told_why_it_waits_and_how_it_came_to_that(world: Wo
     [
         ({}, "It needs 4 H100 80GB; 2 are free now."),
         ({"models_wanted": []}, "It needs 4 GPUs of any model; 2 that it may have are free now."),
-        ({"models_wanted": [H100, A100]}, "It needs 4 H100 80GB or A100 40GB; 2 that it may have are free now."),
+        (
+            {"models_wanted": [H100, A100]},
+            "It needs 4 H100 80GB or A100 40GB; 2 that it may have are free now.",
+        ),
         ({"profile": MIG, "models_wanted": [A100]}, f"It needs 4 × {MIG} of A100 40GB; 2 are free now."),
         ({"hosts": 2, "units": 2}, "It needs 2 H100 80GB on each of 2 hosts; 2 are free now."),
     ],
@@ -100,5 +108,8 @@ def test_what_has_ended_is_told_how_and_what_never_ran_that(world: World) -> Non
     never = make_waiting(world, world.vision, "given up")
     Workload.objects.filter(pk=never.pk).update(state="ended", outcome="cancelled", ended_at=timezone.now())
     assert "Why over ended" in (page := page_of(world, ended)) and "It finished." in page
-    assert "Why given up never ran" in (other := page_of(world, never)) and "It was taken out of the queue." in other
+    assert (
+        "Why given up never ran" in (other := page_of(world, never))
+        and "It was taken out of the queue." in other
+    )
     assert not [words for words in OF_WAITING_ALONE if words in page + other]

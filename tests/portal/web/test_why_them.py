@@ -37,13 +37,18 @@ def a_little_later(world: World) -> Iterator[None]:
 
 def full(world: World) -> list[Workload]:
     """Both teams' jobs hold every H100 of the pool, by their guarantee and borrowed."""
-    runs = [job(world, world.vision, 8, world.now, name="first"), job(world, world.vision, 8, world.now, name="second")]
+    runs = [
+        job(world, world.vision, 8, world.now, name="first"),
+        job(world, world.vision, 8, world.now, name="second"),
+    ]
     engine.run_cycle("test", world.now)
     Workload.objects.update(predicted_seconds=4 * 3600)
     return [row for row in runs if Workload.objects.get(pk=row.pk).state != "queued"]
 
 
-def waits(world: World, team: TeamOfWorld, name: str, units: int = 8, minutes: int = 1, **also: object) -> Workload:
+def waits(
+    world: World, team: TeamOfWorld, name: str, units: int = 8, minutes: int = 1, **also: object
+) -> Workload:
     at = world.now + minutes * MINUTE
     made = job(world, team, units, at, name=name, **also)
     engine.run_cycle("test", at)
@@ -61,7 +66,9 @@ def page(world: World, mine: Workload, theirs: Workload, user: object = None) ->
 
 def test_every_rule_of_the_order_has_its_sentence() -> None:
     assert {part.value for part in TurnCriterion} == set(queue_order_texts.EARLIER_BECAUSE)
-    assert {part.value for part in TurnCriterion} | {"there_first", "fit", "turned_away"} == set(queue_order_texts.QUEUE_ORDER_RULES)
+    assert {part.value for part in TurnCriterion} | {"there_first", "fit", "turned_away"} == set(
+        queue_order_texts.QUEUE_ORDER_RULES
+    )
     assert set(ComparisonBasis) - {ComparisonBasis.ORDER} < set(queue_order_texts.QUEUE_ORDER_RULES)
     for rule in queue_order_texts.QUEUE_ORDER_RULES:
         assert queue_order_texts.queue_order_sentence(rule, {}).endswith(".")  # whatever numbers are missing
@@ -94,7 +101,9 @@ def test_the_place_in_line_is_told_with_its_numbers(world: World) -> None:
     assert "10 times the expected run time" in text and "expected to run 10 minutes" in text
 
 
-def test_of_who_goes_first_by_its_place_it_is_said_whether_it_asked_earlier_or_is_shorter(world: World) -> None:
+def test_of_who_goes_first_by_its_place_it_is_said_whether_it_asked_earlier_or_is_shorter(
+    world: World,
+) -> None:
     full(world)
     long = {"preemptible": False, "max_runtime_seconds": 4 * 3600}
     waits(world, world.vision, "earlier", **long)
@@ -148,9 +157,15 @@ def past(world: World, waiting: Workload, count: int, ranged: bool = True) -> No
         made = job(world, world.vision, 1, world.now)
         over = world.now - number * MINUTE
         StartEstimate.objects.create(
-            workload=made, pool=world.shared, attempt=0, told_at=over - 1.5 * HOUR, expected_start=over - 0.5 * HOUR,
-            latest=over + MINUTE * (1 if number % 5 else -1) if ranged else None, over_at=over, started=True,
-        )  # fmt: skip
+            workload=made,
+            pool=world.shared,
+            attempt=0,
+            told_at=over - 1.5 * HOUR,
+            expected_start=over - 0.5 * HOUR,
+            latest=over + MINUTE * (1 if number % 5 else -1) if ranged else None,
+            over_at=over,
+            started=True,
+        )
         Workload.objects.filter(pk=made.pk).update(state="ended", ended_at=over)
 
 
@@ -166,16 +181,23 @@ def test_an_expected_start_is_a_range_with_the_record_beside_it(world: World) ->
         assert "likely between" in member.get(found).content.decode(), found
     for found in (address, reverse("queue"), reverse("job", args=[mine.public_id])):
         text = member.get(found).content.decode()
-        assert f"Of the last {MIN_OUTCOMES} that were told a range in this pool, 80 % started by its upper end" in text
+        assert (
+            f"Of the last {MIN_OUTCOMES} that were told a range in this pool, 80 % started by its upper end"
+            in text
+        )
         assert "half were off by more than 30 minutes" in text and "no guarantee" in text
 
 
 def test_the_words_of_a_record_are_honest() -> None:
     assert "no record" in expected_start_texts.forecast_accuracy_text(EstimateAccuracy())
-    one = expected_start_texts.forecast_accuracy_text(EstimateAccuracy(errors=(1.0,), counted=1, median_error=600))
+    one = expected_start_texts.forecast_accuracy_text(
+        EstimateAccuracy(errors=(1.0,), counted=1, median_error=600)
+    )
     assert "Only 1 waited" in one and "it was off by 10 min" in one and "half" not in one
     few = EstimateAccuracy(errors=(1.0,) * 3, counted=3, median_error=600)
-    assert "Only 3 waited" in expected_start_texts.forecast_accuracy_text(few) and "%" not in expected_start_texts.forecast_accuracy_text(few)
+    assert "Only 3 waited" in expected_start_texts.forecast_accuracy_text(
+        few
+    ) and "%" not in expected_start_texts.forecast_accuracy_text(few)
     unproven = EstimateAccuracy(errors=(1.0,) * 30, counted=30, median_error=600, ranged=2, in_time=2)
     assert "Too few were told a range yet" in expected_start_texts.forecast_accuracy_text(unproven)
 
@@ -224,7 +246,9 @@ def test_operators_read_why_these_gpus(world: World) -> None:
 
 def test_a_notebook_is_not_told_to_take_a_priority_that_it_can_not_have(world: World) -> None:
     full(world)
-    waiting = waits(world, world.vision, "desk", units=4, preemptible=False, kind="notebook", type="interactive")
+    waiting = waits(
+        world, world.vision, "desk", units=4, preemptible=False, kind="notebook", type="interactive"
+    )
     for way in reads.faster_requests(waiting, world.now + 2 * MINUTE):
         assert not {"priority", "preemptible"} & set(way.changed)
 
@@ -233,7 +257,8 @@ def test_another_way_leads_to_the_form_filled_in_so(world: World) -> None:
     full(world)
     mine = waits(world, world.vision, "mine", preemptible=False, max_runtime_seconds=8 * 3600)
     form = signed_in(world.vision.member).get(
-        reverse("ask") + f"?kind=job&from={mine.public_id}&units=2&hosts=2&seconds=7200&priority=high&preemptible=1"
+        reverse("ask")
+        + f"?kind=job&from={mine.public_id}&units=2&hosts=2&seconds=7200&priority=high&preemptible=1"
     )
     initial = form.context["form"].initial
     assert (initial["hosts"], initial["priority"], initial["preemptible"]) == (2, "high", True)
@@ -244,9 +269,16 @@ def test_a_preview_says_what_would_start_sooner_and_a_button_takes_it_over(world
     full(world)
     client = signed_in(world.vision.member)
     data = {
-        "kind": "job", "project": str(world.vision.project.pk), "target": f"shared|{H100}|", "count": "8",
-        "length": "8", "length_unit": "hours", "command": "true", "type": "training", "priority": "normal",
-    }  # fmt: skip
+        "kind": "job",
+        "project": str(world.vision.project.pk),
+        "target": f"shared|{H100}|",
+        "count": "8",
+        "length": "8",
+        "length_unit": "hours",
+        "command": "true",
+        "type": "training",
+        "priority": "normal",
+    }
     asked = client.post(reverse("ask-preview"), data)
     assert asked.context["preview"]["sooner"], asked.content.decode()
     for way in asked.context["preview"]["sooner"]:
@@ -256,4 +288,6 @@ def test_a_preview_says_what_would_start_sooner_and_a_button_takes_it_over(world
         assert wanted["units"] in (form["count"].value(), form["units_other"].value())
         assert bool(form["preemptible"].value()) == ("preemptible" in wanted)
     assert not Workload.objects.filter(command="true").exists()  # a button fills in, it does not submit
-    assert client.post(reverse("ask"), data | {"use_way": "units=-1&target=%00&seconds=9e9"}).status_code == 200
+    assert (
+        client.post(reverse("ask"), data | {"use_way": "units=-1&target=%00&seconds=9e9"}).status_code == 200
+    )

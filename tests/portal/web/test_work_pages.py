@@ -108,7 +108,12 @@ def test_unknown_use_is_said_and_never_zero(world: World) -> None:
 @pytest.fixture
 def template(db: None) -> Template:
     return Template.objects.create(
-        slug="one", name="Notebook, 1 GPU", kind="notebook", type="interactive", units=1, max_runtime_seconds=4 * 3600
+        slug="one",
+        name="Notebook, 1 GPU",
+        kind="notebook",
+        type="interactive",
+        units=1,
+        max_runtime_seconds=4 * 3600,
     )
 
 
@@ -129,7 +134,13 @@ def test_a_notebook_is_launched_from_a_template_in_two_clicks(world: World, temp
 
 
 def test_a_template_that_is_none_keeps_what_was_chosen(world: World, template: Template) -> None:
-    given = {"template": "nonsense", "project": world.vision.project.pk, "pool": "shared", "hours": "2", "name": "mine"}
+    given = {
+        "template": "nonsense",
+        "project": world.vision.project.pk,
+        "pool": "shared",
+        "hours": "2",
+        "name": "mine",
+    }
     answer = signed_in(world.vision.member).post(reverse("notebook-launch"), given)
     assert answer.status_code == 400
     assert 'value="mine"' in answer.content.decode()
@@ -206,7 +217,10 @@ def test_a_number_of_hours_that_is_none_is_named_and_changes_nothing(world: Worl
 @pytest.mark.parametrize("tab", ["log", "attempts", "use", "cost", "decisions", "nonsense"])
 def test_every_tab_of_a_job_is_there_before_and_while_it_runs(world: World, tab: str) -> None:
     client = signed_in(world.vision.member)
-    for job in (queue_job(world, world.vision, "waits"), run_job(world, world.vision, "runs", host="alpha", gpus=[0])):
+    for job in (
+        queue_job(world, world.vision, "waits"),
+        run_job(world, world.vision, "runs", host="alpha", gpus=[0]),
+    ):
         assert client.get(reverse("job", args=[job.public_id]), {"tab": tab}).status_code == 200
 
 
@@ -220,7 +234,9 @@ def test_a_log_grows_by_what_came_since(world: World) -> None:
     page = client.get(reverse("job", args=[job.public_id])).content.decode()
     assert "step 1 &lt;b&gt;" in page
     logs.append_log(run.public_id, 11, "step 2\n")
-    more = client.get(reverse("job-log", args=[job.public_id]), {"run": run.public_id, "offset": 11}).content.decode()
+    more = client.get(
+        reverse("job-log", args=[job.public_id]), {"run": run.public_id, "offset": 11}
+    ).content.decode()
     assert "step 2" in more
     assert "step 1" not in more
     assert 'hx-swap-oob="beforeend:#log"' in more
@@ -241,7 +257,10 @@ def test_a_page_waits_a_moment_for_the_last_lines(world: World, seconds: int | N
 @pytest.mark.parametrize("run", ["nonsense", "00000000-0000-4000-8000-000000000000"])
 def test_a_log_of_a_run_that_is_none_is_not_found(world: World, run: str) -> None:
     job = run_job(world, world.vision, "train", host="alpha", gpus=[0])
-    assert signed_in(world.vision.member).get(reverse("job-log", args=[job.public_id]), {"run": run}).status_code == 404
+    assert (
+        signed_in(world.vision.member).get(reverse("job-log", args=[job.public_id]), {"run": run}).status_code
+        == 404
+    )
 
 
 def test_a_team_mate_who_relaunches_sees_names_of_the_environment_and_no_values(world: World) -> None:
@@ -290,7 +309,8 @@ def test_the_failed_are_all_whose_word_says_so(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    "query", ["sort=-nonsense", "page=abc", "page=-4", "page=999", "state=nonsense", "mine=%27", "find=" + "x" * 500]
+    "query",
+    ["sort=-nonsense", "page=abc", "page=-4", "page=999", "state=nonsense", "mine=%27", "find=" + "x" * 500],
 )
 def test_an_address_that_makes_no_sense_still_gets_a_page(world: World, query: str) -> None:
     queue_job(world, world.vision, "train")
@@ -402,7 +422,9 @@ def test_a_reservation_is_shortened_and_cancelled_from_its_page(world: World) ->
 
 def test_another_teams_reservation_is_not_found(world: World) -> None:
     row = reserve(world, world.vision, "review", hours=24, length=8)
-    assert signed_in(world.language.member).get(reverse("reservation", args=[row.public_id])).status_code == 404
+    assert (
+        signed_in(world.language.member).get(reverse("reservation", args=[row.public_id])).status_code == 404
+    )
 
 
 def test_who_owns_work_that_a_failed_gpu_moves_reads_which_and_why(world: World) -> None:
@@ -412,9 +434,14 @@ def test_who_owns_work_that_a_failed_gpu_moves_reads_which_and_why(world: World)
     desk = run_job(world, world.vision, "desk", host="alpha", gpus=[5], kind="notebook")
     now = timezone.now()
     HealthEvent.objects.create(
-        host=world.hosts["alpha"], gpu=world.hosts["alpha"].gpus.get(index=1), event_id="1", source="xid",
-        code="xid:79", at=now, received_at=now,
-    )  # fmt: skip
+        host=world.hosts["alpha"],
+        gpu=world.hosts["alpha"].gpus.get(index=1),
+        event_id="1",
+        source="xid",
+        code="xid:79",
+        at=now,
+        received_at=now,
+    )
     apply_rules_to_events(now)
     client = signed_in(world.vision.member)
     for job in (on_it, beside):
@@ -441,12 +468,17 @@ def test_a_notebook_that_has_ended_says_what_it_had_and_that_it_was_stopped(worl
     )
     desk.refresh_from_db()
     never.refresh_from_db()
-    assert (workload_card.displayed_state(desk), workload_card.displayed_state(never)) == ("stopped", "cancelled")
+    assert (workload_card.displayed_state(desk), workload_card.displayed_state(never)) == (
+        "stopped",
+        "cancelled",
+    )
     owner = signed_in(world.vision.member)
     for address in (reverse("notebooks"), reverse("notebook", args=[desk.public_id]), reverse("home")):
         page = owner.get(address).content.decode()
         assert "2 × H100 80GB" in page
-        assert "any GPU" not in page or address.endswith(f"{desk.public_id}/"), "its page says beside it what was asked for"
+        assert "any GPU" not in page or address.endswith(f"{desk.public_id}/"), (
+            "its page says beside it what was asked for"
+        )
     page = owner.get(reverse("notebook", args=[desk.public_id])).content.decode()
     assert re.search(r"<span>Ran</span><b>30 min", page)
     assert "Time left" not in page and "no price set" not in page and "is being stopped" not in page
@@ -468,11 +500,23 @@ def test_how_long_it_ran_counts_its_attempts_and_not_the_time_between_them(world
     )
     again = timezone.now() - dt.timedelta(minutes=20)
     Run.objects.create(
-        workload=job, attempt=2, host=first.host, generation=first.generation + 1, state="ended", outcome="finished",
-        placed_at=again, starting_at=again, running_at=again, ended_at=again + dt.timedelta(minutes=20),
-    )  # fmt: skip
+        workload=job,
+        attempt=2,
+        host=first.host,
+        generation=first.generation + 1,
+        state="ended",
+        outcome="finished",
+        placed_at=again,
+        starting_at=again,
+        running_at=again,
+        ended_at=again + dt.timedelta(minutes=20),
+    )
     Workload.objects.filter(pk=job.pk).update(
-        state="ended", outcome="finished", attempt=2, started_at=began, ended_at=again + dt.timedelta(minutes=20)
+        state="ended",
+        outcome="finished",
+        attempt=2,
+        started_at=began,
+        ended_at=again + dt.timedelta(minutes=20),
     )
     owner = signed_in(world.vision.member)
     for address in (reverse("home"), reverse("jobs"), reverse("job", args=[job.public_id])):
@@ -486,10 +530,18 @@ def test_how_long_a_gang_ran_is_from_its_first_to_its_last_member(world: World) 
         state="ended", outcome="failed", ended_at=first.running_at + dt.timedelta(minutes=10)
     )
     Run.objects.create(
-        workload=job, attempt=1, rank=1, host=world.hosts["beta"], generation=first.generation + 1, state="ended",
-        outcome="host_lost", placed_at=first.placed_at, starting_at=first.running_at, running_at=first.running_at,
+        workload=job,
+        attempt=1,
+        rank=1,
+        host=world.hosts["beta"],
+        generation=first.generation + 1,
+        state="ended",
+        outcome="host_lost",
+        placed_at=first.placed_at,
+        starting_at=first.running_at,
+        running_at=first.running_at,
         ended_at=first.running_at + dt.timedelta(minutes=25),
-    )  # fmt: skip
+    )
     Workload.objects.filter(pk=job.pk).update(state="ended", outcome="host_lost", ended_at=timezone.now())
     page = signed_in(world.vision.member).get(reverse("job", args=[job.public_id])).content.decode()
     assert re.search(r"<span>Ran</span><b>25 min", page)
@@ -518,17 +570,23 @@ def test_stopping_a_notebook_that_was_ready_fails_no_step(world: World) -> None:
     Run.objects.filter(workload=slow).update(ready_at=None)
     Workload.objects.filter(pk__in=[desk.pk, slow.pk]).update(state="stopping", stop_requested="cancelled")
     for notebook, states in ((desk, ["done"] * 5), (slow, ["done"] * 3 + ["failed", "todo"])):
-        piece = workload_details.workload_details([Workload.objects.select_related(*workload_details.RELATED).get(pk=notebook.pk)], timezone.now())[0]
+        piece = workload_details.workload_details(
+            [Workload.objects.select_related(*workload_details.RELATED).get(pk=notebook.pk)], timezone.now()
+        )[0]
         assert [step["state"] for step in workload_card.startup_steps(piece)] == states
 
 
 @pytest.mark.parametrize(("runs", "said"), [(True, "Per hour now"), (False, "Per hour, once it runs")])
-def test_the_cost_tab_tells_what_is_to_come_and_nothing_of_what_has_ended(world: World, runs: bool, said: str) -> None:
+def test_the_cost_tab_tells_what_is_to_come_and_nothing_of_what_has_ended(
+    world: World, runs: bool, said: str
+) -> None:
     job = make_waiting(world, world.vision, "costs")
     if runs:
         start(world, job, host="alpha", gpus=[0], since=timezone.now())
     since = timezone.now() - dt.timedelta(days=1)
-    Price.objects.create(model=H100, cost_per_gpu_hour="1.5", price_per_gpu_hour="2", valid_from=since, created_at=since)
+    Price.objects.create(
+        model=H100, cost_per_gpu_hour="1.5", price_per_gpu_hour="2", valid_from=since, created_at=since
+    )
     owner = signed_in(world.vision.member)
     page = owner.get(reverse("job", args=[job.public_id]) + "?tab=cost").content.decode()
     assert said in page and "At most" in page and "So far" in page
@@ -538,7 +596,9 @@ def test_the_cost_tab_tells_what_is_to_come_and_nothing_of_what_has_ended(world:
     assert "Per hour" not in page and "At most" not in page and "In all" in page
 
 
-def test_a_chart_of_use_begins_with_the_second_reading_and_a_slices_is_said_not_to_be_measured(world: World) -> None:
+def test_a_chart_of_use_begins_with_the_second_reading_and_a_slices_is_said_not_to_be_measured(
+    world: World,
+) -> None:
     job = run_job(world, world.vision, "measured", host="alpha", gpus=[0])
     sliced = run_job(world, world.vision, "sliced", host="alpha", gpus=[1], profile="1g.10gb")
     owner, minute = signed_in(world.vision.member), timezone.now().replace(second=0, microsecond=0)
@@ -546,9 +606,16 @@ def test_a_chart_of_use_begins_with_the_second_reading_and_a_slices_is_said_not_
     def reads(of: Workload, minutes_ago: int, used: float | None) -> None:
         held = Allocation.objects.get(workload=of)
         Rollup.objects.create(
-            resolution=60, bucket=minute - dt.timedelta(minutes=minutes_ago), unit=held.unit, allocation=held,
-            held_seconds=60, samples=6, covered_seconds=60, utilisation_seconds=used, memory_used_max_mib=4096,
-        )  # fmt: skip
+            resolution=60,
+            bucket=minute - dt.timedelta(minutes=minutes_ago),
+            unit=held.unit,
+            allocation=held,
+            held_seconds=60,
+            samples=6,
+            covered_seconds=60,
+            utilisation_seconds=used,
+            memory_used_max_mib=4096,
+        )
 
     def tab(of: Workload) -> str:
         return owner.get(reverse("job", args=[of.public_id]), {"tab": "use"}).content.decode()
@@ -571,7 +638,11 @@ def test_only_what_ran_waits_to_resume(world: World) -> None:
     ran.refresh_from_db()
     owner = signed_in(world.vision.member)
     for job, word in ((ran, "Waits to resume"), (never, "Queued")):
-        assert STATE_DISPLAY[workload_card.displayed_state(job)][0] == state_labels.workload_state_label(job)[1] == word
+        assert (
+            STATE_DISPLAY[workload_card.displayed_state(job)][0]
+            == state_labels.workload_state_label(job)[1]
+            == word
+        )
         page = owner.get(reverse("job", args=[job.public_id])).content.decode()
         assert word in page
         assert ("It wrote no checkpoint and begins anew." in page) is (job is ran)
@@ -581,7 +652,9 @@ def test_who_stopped_a_notebook_is_named_to_everybody_who_sees_it(world: World) 
     desk = run_job(world, world.vision, "desk", host="alpha", gpus=[0], kind="notebook")
     waiting = make_waiting(world, world.vision, "later")
     lead, owner = signed_in(world.vision.lead), signed_in(world.vision.member)
-    lead.post(reverse("workload-cancel", args=[desk.public_id]), {"confirmed": "1", "why": "the GPU is needed"})
+    lead.post(
+        reverse("workload-cancel", args=[desk.public_id]), {"confirmed": "1", "why": "the GPU is needed"}
+    )
     owner.post(reverse("workload-cancel", args=[waiting.public_id]), {"confirmed": "1"})
     name = world.vision.lead.username
     page = owner.get(reverse("notebook", args=[desk.public_id])).content.decode()
@@ -729,7 +802,9 @@ def test_a_refused_reservation_keeps_the_chart_and_offers_the_first_window_that_
     assert "First window that fits" not in page
     taken = reserve(world, world.vision, "taken", hours=24, length=6, units=8)
     start = timezone.localtime(taken.start + dt.timedelta(minutes=30))
-    page = client.post(reverse("ask"), ask_data(world, count="8", start=f"{start:%Y-%m-%dT%H:%M}")).content.decode()
+    page = client.post(
+        reverse("ask"), ask_data(world, count="8", start=f"{start:%Y-%m-%dT%H:%M}")
+    ).content.decode()
     assert '<svg class="chart"' in page
     assert page.count('name="use_start"') >= 2
 
@@ -832,7 +907,9 @@ def test_a_fix_that_is_no_number_changes_nothing(world: World, typed: str) -> No
 
 
 def test_the_preview_of_a_job_says_when_it_would_start(world: World) -> None:
-    answer = signed_in(world.vision.member).post(reverse("ask-preview"), ask_data(world, kind="job", command="true"))
+    answer = signed_in(world.vision.member).post(
+        reverse("ask-preview"), ask_data(world, kind="job", command="true")
+    )
     assert "It would start now" in answer.content.decode()
 
 
@@ -915,7 +992,13 @@ def test_an_operator_sees_first_what_waits_for_a_decision_and_which_hosts_need_a
     world.hosts["beta"].save()
     make_waiting(world, world.language, "asr-large")
     page = signed_in(world.operator).get(reverse("home")).content.decode()
-    for words in ("Waits for a decision", "8 × H100", "its agent does not speak", "Waits longest", "asr-large"):
+    for words in (
+        "Waits for a decision",
+        "8 × H100",
+        "its agent does not speak",
+        "Waits longest",
+        "asr-large",
+    ):
         assert words in page
     member = signed_in(world.vision.member).get(reverse("home")).content.decode()
     assert "Waits for a decision" not in member
@@ -946,8 +1029,13 @@ def test_what_needs_the_guarantees_of_others_can_be_put_to_an_operator_from_the_
 def test_a_job_whose_host_has_fallen_quiet_says_so_and_what_follows(world: World) -> None:
     storm = run_job(world, world.language, "storm", host="alpha", gpus=[0])
     page = reverse("job", args=[storm.public_id])
-    Host.objects.filter(name="alpha").update(last_sync_at=timezone.now() - dt.timedelta(seconds=34), lease_state="alive")
+    Host.objects.filter(name="alpha").update(
+        last_sync_at=timezone.now() - dt.timedelta(seconds=34), lease_state="alive"
+    )
     assert "was last heard" not in signed_in(world.language.member).get(page).content.decode()
     Host.objects.filter(name="alpha").update(lease_state="suspect")
     shown = signed_in(world.language.member).get(page).content.decode()
-    assert "Its host alpha was last heard 34 s ago. What runs there stops by itself when its lease is over" in shown
+    assert (
+        "Its host alpha was last heard 34 s ago. What runs there stops by itself when its lease is over"
+        in shown
+    )

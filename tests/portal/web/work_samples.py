@@ -54,9 +54,16 @@ def make_waiting(world: World, team: TeamOfWorld, name: str, *, units: int = 8, 
     """One that the engine has refused so far: second in its pool."""
     numbers = {"wanted": units, "free": 2, "model": H100}
     return queue_job(
-        world, team, name, units=units, position=2, reason_code=ReasonCode.WAITS_FOR_UNITS, reason_numbers=numbers,
-        expected_start=timezone.now() + dt.timedelta(hours=2), **also,
-    )  # fmt: skip
+        world,
+        team,
+        name,
+        units=units,
+        position=2,
+        reason_code=ReasonCode.WAITS_FOR_UNITS,
+        reason_numbers=numbers,
+        expected_start=timezone.now() + dt.timedelta(hours=2),
+        **also,
+    )
 
 
 def run_job(
@@ -74,9 +81,16 @@ def start(world: World, job: Workload, *, host: str, gpus: list[int], since: dt.
     job.state, job.attempt, job.started_at = WorkloadState.RUNNING, 1, since
     job.save()
     run = Run.objects.create(
-        workload=job, attempt=1, host=world.hosts[host], generation=job.pk, state=RunState.RUNNING, placed_at=since,
-        starting_at=since, running_at=since, ready_at=since if job.kind == "notebook" else None,
-    )  # fmt: skip
+        workload=job,
+        attempt=1,
+        host=world.hosts[host],
+        generation=job.pk,
+        state=RunState.RUNNING,
+        placed_at=since,
+        starting_at=since,
+        running_at=since,
+        ready_at=since if job.kind == "notebook" else None,
+    )
     for unit in units_of(world.hosts[host]):
         if unit.gpu.index in gpus:
             Allocation.objects.create(
@@ -89,10 +103,19 @@ def start(world: World, job: Workload, *, host: str, gpus: list[int], since: dt.
             )
 
 
-def reserve(world: World, team: TeamOfWorld, name: str, *, hours: float, length: float, units: int = 2) -> Reservation:
+def reserve(
+    world: World, team: TeamOfWorld, name: str, *, hours: float, length: float, units: int = 2
+) -> Reservation:
     """A confirmed reservation of H100s that begins in ``hours`` and lasts ``length`` hours."""
     now = timezone.now()
     return Reservation.objects.create(
-        pool=world.shared, project=team.project, owner=team.member, name=name, units=units, models_wanted=[H100],
-        start=now + dt.timedelta(hours=hours), end=now + dt.timedelta(hours=hours + length), created_at=now,
-    )  # fmt: skip
+        pool=world.shared,
+        project=team.project,
+        owner=team.member,
+        name=name,
+        units=units,
+        models_wanted=[H100],
+        start=now + dt.timedelta(hours=hours),
+        end=now + dt.timedelta(hours=hours + length),
+        created_at=now,
+    )
