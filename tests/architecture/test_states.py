@@ -36,7 +36,7 @@ def state_fields() -> list[models.Field[object, object]]:
 def tables() -> Iterator[Mapping[object, frozenset[object]]]:
     """Every transition table of the product: module constants whose name ends in TRANSITIONS."""
     for package in PACKAGES:
-        for name in ("states", "models"):
+        for name in ("state.states", "models"):
             try:
                 module = importlib.import_module(f"{package}.{name}")
             except ModuleNotFoundError:

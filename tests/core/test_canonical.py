@@ -69,7 +69,7 @@ def test_a_file_says_its_own_columns_so_that_an_older_one_is_still_read() -> Non
         ),
         (
             '{"format":1,"now":5,"plan_sha256":"","snapshot":{"epoch":1,"teams":{"fields":["id","moon"],"rows":[[1,2]]}}}',
-            "Team has no moon here",
+            "TeamInfo has no moon here",
         ),
     ],
 )

@@ -88,21 +88,21 @@ def test_gpus_are_counted_with_their_model() -> None:
 
 def test_a_time_is_shown_in_the_viewers_zone_with_utc_on_hover() -> None:
     with timezone.override("Europe/Berlin"):
-        shown = drawn("{% when moment now %}", aware_datetime=NOW, now=NOW)
+        shown = drawn("{% when moment now %}", moment=NOW, now=NOW)
     assert ">14:45<" in shown
     assert 'title="2026-11-20 13:45:00 UTC"' in shown
 
 
 def test_a_time_of_another_day_names_the_day_in_the_viewers_zone() -> None:
     late = NOW.replace(hour=23, minute=30)
-    assert ">23:30<" in drawn("{% when moment now %}", aware_datetime=late, now=NOW)
+    assert ">23:30<" in drawn("{% when moment now %}", moment=late, now=NOW)
     with timezone.override("Europe/Berlin"):
-        assert ">tomorrow 00:30<" in drawn("{% when moment now %}", aware_datetime=late, now=NOW)
+        assert ">tomorrow 00:30<" in drawn("{% when moment now %}", moment=late, now=NOW)
     assert ">Mon 30 Nov 13:45<" in drawn(
-        "{% when moment now %}", aware_datetime=NOW + timedelta(days=10), now=NOW
+        "{% when moment now %}", moment=NOW + timedelta(days=10), now=NOW
     )
     assert ">20 Nov 2025 13:45<" in drawn(
-        "{% when moment now %}", aware_datetime=NOW.replace(year=2025), now=NOW
+        "{% when moment now %}", moment=NOW.replace(year=2025), now=NOW
     )
 
 
@@ -115,8 +115,8 @@ def test_a_window_repeats_the_day_only_when_it_is_another() -> None:
 
 
 def test_old_news_says_that_it_is_stale() -> None:
-    fresh = drawn("{% freshness moment now %}", aware_datetime=NOW - timedelta(seconds=4), now=NOW)
-    stale = drawn("{% freshness moment now %}", aware_datetime=NOW - timedelta(minutes=2), now=NOW)
+    fresh = drawn("{% freshness moment now %}", moment=NOW - timedelta(seconds=4), now=NOW)
+    stale = drawn("{% freshness moment now %}", moment=NOW - timedelta(minutes=2), now=NOW)
     assert 'class="live"' in fresh and "4 s ago" in fresh
     assert 'class="live stale"' in stale and "2 min ago" in stale
     assert "No news yet" in drawn("{% freshness None now %}", now=NOW)

@@ -323,7 +323,7 @@ class Walk(RuleBasedStateMachine):
     @rule(
         team=st.sampled_from(("vision", "language", "robotics")),
         gpus=st.sampled_from((0, 2, 4, 8)),
-        available_controllers=st.booleans(),
+        limited=st.booleans(),
     )
     def change_a_quota(self, team: str, gpus: int, limited: bool) -> None:
         services.change_quota(

@@ -214,7 +214,7 @@ class WaitReasons:
         weak = sum(h.closed_code == ReasonCode.ISOLATION_TOO_WEAK for h in board.hosts)
         too_weak = {"too_weak": weak} if weak else {}
         return ReasonCode.HOST_CLOSED, reason_numbers(
-            codes_between=codes, hosts=closed, need=queued.ask.total_units, unwell=unwell, **too_weak
+            codes=codes, hosts=closed, need=queued.ask.total_units, unwell=unwell, **too_weak
         )
 
     @cached_property
