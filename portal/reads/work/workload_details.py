@@ -161,7 +161,7 @@ def _note_borrowing(pieces: list[WorkloadDetails], now: datetime) -> None:
     quotas = Quota.objects.filter(team__in=teams, pool__in={piece.workload.pool_id for piece in pieces})
     held = engine.held_by_team(teams, now)
     lines = {
-        (quota.team_id, quota.pool_id, quota.model): _quota_usage(quota, held)
+        (quota.team_id, quota.pool_id, quota.model): quota_usage_of(quota, held)
         for quota in quotas.select_related("pool")
     }
     for piece in pieces:
@@ -325,7 +325,7 @@ def team_summaries(user: User, now: datetime) -> list[TeamSummary]:
     quotas = Quota.objects.filter(team__in=teams).select_related("pool").order_by("pool__name", "-model")
     lines: dict[int, list[QuotaUsage]] = {}
     for quota in quotas:
-        lines.setdefault(quota.team_id, []).append(_quota_usage(quota, held))
+        lines.setdefault(quota.team_id, []).append(quota_usage_of(quota, held))
     month = month_of(now)
     budgets = {(row.team_id, row.measure): row for row in Budget.objects.filter(team__in=teams, month=month)}
     spent = workload_usage.team_spending(teams, month)
@@ -362,7 +362,7 @@ def quota_usages(uses: Iterable[engine.QuotaUse], pool: Pool) -> list[QuotaUsage
     ]
 
 
-def _quota_usage(quota: Quota, held: dict[tuple[int, int, str], int]) -> QuotaUsage:
+def quota_usage_of(quota: Quota, held: dict[tuple[int, int, str], int]) -> QuotaUsage:
     return QuotaUsage(
         pool=quota.pool.name,
         model=quota.model,

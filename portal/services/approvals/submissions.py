@@ -64,8 +64,8 @@ def request_quota_change(
     checks = InputChecks()
     check_pool(checks, pool, team)
     model = checks.choice("model", model, gpu_models_of_pool(pool))
-    _check_quota(checks, guaranteed_gpus, borrow_limit_gpus)
-    _check_hours(checks, gpu_hours, period, when_used_up)
+    check_quota(checks, guaranteed_gpus, borrow_limit_gpus)
+    check_gpu_hours(checks, gpu_hours, period, when_used_up)
     why = checks.text("why", why, least=0, most=1000, lines=True)
     checks.done()
     payload = {
@@ -78,7 +78,7 @@ def request_quota_change(
     }
     words = f"A quota change for {team.name}, {model} in {pool.name} already waits; withdraw it first."
     with transaction.atomic():
-        submission = _unique_submission(
+        submission = create_unique_submission(
             Conflict(words, field="model"),
             kind=Submission.Kind.QUOTA_CHANGE,
             team=team,
@@ -96,7 +96,7 @@ def request_quota_change(
             target=submission,
             after=payload,
             why=why,
-            before=_quota_fields(Quota.objects.filter(team=team, pool=pool, model=model).first()),
+            before=quota_fields(Quota.objects.filter(team=team, pool=pool, model=model).first()),
         )
     return submission
 
@@ -113,7 +113,7 @@ def request_membership(
         raise Conflict(f"You are already in {team.name}.")
     with transaction.atomic():
         payload = {"user": actor.pk, "role": Membership.Role.MEMBER.value}
-        submission = _unique_submission(
+        submission = create_unique_submission(
             Conflict(f"You already asked to join {team.name}."),
             kind=Submission.Kind.MEMBERSHIP,
             team=team,
@@ -134,7 +134,7 @@ def request_membership(
     return submission
 
 
-def _unique_submission(otherwise: Conflict, **columns: Any) -> Submission:
+def create_unique_submission(otherwise: Conflict, **columns: Any) -> Submission:
     """A submission of which only one may wait: ``otherwise`` is raised when the database knows of another, however close."""
     try:
         with transaction.atomic():
@@ -161,7 +161,7 @@ def approval_effect(
 
 def _approval_effect(submission: Submission, payload: dict[str, Any], now: datetime) -> dict[str, Any]:
     if submission.kind == Submission.Kind.QUOTA_CHANGE:
-        return _effect_on_guarantees(submission, payload)
+        return effect_on_guarantees(submission, payload)
     if submission.kind == Submission.Kind.RESERVATION:
         return _effect_on_calendar(submission, payload, now)
     if submission.kind == Submission.Kind.SERIES:
@@ -208,7 +208,7 @@ def approve_submission(
             submission=submission,
             decided_by=actor,
             approved=True,
-            changed_payload=_json(changed),
+            changed_payload=json_values(changed),
             comment=comment,
             decided_at=now,
         )
@@ -219,7 +219,7 @@ def approve_submission(
             verb="approve_submission",
             target=submission,
             before=submission.payload,
-            after=_json(payload),
+            after=json_values(payload),
             why=comment,
         )
     return submission
@@ -290,19 +290,19 @@ def _execute_submission(submission: Submission, payload: dict[str, Any], now: da
     elif submission.kind == Submission.Kind.SERIES:
         _confirm_series(submission, payload, now)
     elif submission.kind == Submission.Kind.WINDOW_CHANGE:
-        reservations.apply_submitted_change(_changed_reservation(submission), payload, now)
+        reservations.apply_submitted_change(reservation_to_change(submission), payload, now)
     else:
         _add_member(submission, payload, now)
 
 
 def _change_quota(submission: Submission, payload: dict[str, Any], now: datetime) -> None:
     checks = InputChecks()
-    _check_quota(checks, payload["guaranteed_gpus"], payload["borrow_limit_gpus"])
+    check_quota(checks, payload["guaranteed_gpus"], payload["borrow_limit_gpus"])
     hours = {name: payload.get(name, usual) for name, usual in NO_GPU_HOUR_QUOTA.items()}
-    _check_hours(checks, **hours)
+    check_gpu_hours(checks, **hours)
     checks.done()
-    pool = _pool_of(submission)
-    effect = _effect_on_guarantees(submission, payload)
+    pool = pool_of_submission(submission)
+    effect = effect_on_guarantees(submission, payload)
     limit = payload["borrow_limit_gpus"]
     changed = engine.change_quota(
         team=submission.team,
@@ -322,7 +322,7 @@ def _change_quota(submission: Submission, payload: dict[str, Any], now: datetime
 
 
 def _confirm_reservation(submission: Submission, payload: dict[str, Any], now: datetime) -> None:
-    wish = _reservation_request_of(submission, payload, now)
+    wish = reservation_request_of(submission, payload, now)
     reservation = reservations.confirm_reservation(submission.author, wish, now)
     Submission.objects.filter(pk=submission.pk).update(reservation=reservation)
     submission.reservation = reservation
@@ -330,14 +330,14 @@ def _confirm_reservation(submission: Submission, payload: dict[str, Any], now: d
 
 def _confirm_series(submission: Submission, payload: dict[str, Any], now: datetime) -> None:
     made = recurring_reservations.confirm_series(
-        submission.author, _series_request_of(submission, payload, now), now
+        submission.author, series_request_of(submission, payload, now), now
     )
     first = made.occurrences.order_by("start", "pk").first()
     Submission.objects.filter(pk=submission.pk).update(reservation=first)
     submission.reservation = first
 
 
-def _changed_reservation(submission: Submission) -> Reservation:
+def reservation_to_change(submission: Submission) -> Reservation:
     return Reservation.objects.select_related("project__team", "pool").get(
         pk=submission.payload["reservation"]
     )
@@ -358,8 +358,8 @@ def _add_member(submission: Submission, payload: dict[str, Any], now: datetime) 
 # -- effects -----------------------------------------------------------------------------------------------------------
 
 
-def _effect_on_guarantees(submission: Submission, payload: dict[str, Any]) -> dict[str, Any]:
-    pool, model = _pool_of(submission), payload["model"]
+def effect_on_guarantees(submission: Submission, payload: dict[str, Any]) -> dict[str, Any]:
+    pool, model = pool_of_submission(submission), payload["model"]
     room = engine.guarantee_capacity(pool=pool, model=model, team=submission.team)
     capacity, others = room.capacity // SLOTS_PER_GPU, room.others / SLOTS_PER_GPU
     own = (
@@ -398,9 +398,9 @@ def _effect_on_guarantees(submission: Submission, payload: dict[str, Any]) -> di
 
 
 def _effect_on_calendar(submission: Submission, payload: dict[str, Any], now: datetime) -> dict[str, Any]:
-    pool = _pool_of(submission)
+    pool = pool_of_submission(submission)
     try:
-        wish = _reservation_request_of(submission, payload, now)
+        wish = reservation_request_of(submission, payload, now)
     except Invalid as problem:
         return _no_effect(problem.message)
     answer = engine.check_window(now=now, owner=submission.author, **wish.columns)
@@ -420,7 +420,7 @@ def _effect_on_calendar(submission: Submission, payload: dict[str, Any], now: da
 
 def _effect_of_series(submission: Submission, payload: dict[str, Any], now: datetime) -> dict[str, Any]:
     try:
-        wish = _series_request_of(submission, payload, now)
+        wish = series_request_of(submission, payload, now)
     except Invalid as problem:
         return _no_effect(problem.message)
     answers = engine.check_windows(now=now, owner=submission.author, **wish.columns)
@@ -443,7 +443,7 @@ def _effect_of_series(submission: Submission, payload: dict[str, Any], now: date
 
 
 def _effect_of_change(submission: Submission, payload: dict[str, Any], now: datetime) -> dict[str, Any]:
-    row = _changed_reservation(submission)
+    row = reservation_to_change(submission)
     try:
         start, end = reservations.submitted_window(row, payload, now)
     except (Invalid, Conflict) as problem:
@@ -487,13 +487,13 @@ def _overlapping(pool: Pool, start: datetime, end: datetime) -> QuerySet[Reserva
     return rows.select_related("project__team").order_by("start", "pk")
 
 
-def _series_request_of(
+def series_request_of(
     submission: Submission, payload: dict[str, Any], now: datetime
 ) -> recurring_reservations.SeriesRequest:
     project = Project.objects.select_related("team").get(pk=payload["project"])
     return recurring_reservations.checked_series_request(
         project,
-        _pool_of(submission),
+        pool_of_submission(submission),
         payload["name"],
         payload["units"],
         payload["models"],
@@ -510,13 +510,13 @@ def _series_request_of(
     )
 
 
-def _reservation_request_of(
+def reservation_request_of(
     submission: Submission, payload: dict[str, Any], now: datetime
 ) -> reservations.ReservationRequest:
     project = Project.objects.select_related("team").get(pk=payload["project"])
     return reservations.checked_reservation_request(
         project,
-        _pool_of(submission),
+        pool_of_submission(submission),
         payload["name"],
         payload["units"],
         payload["models"],
@@ -530,26 +530,26 @@ def _reservation_request_of(
     )
 
 
-def _pool_of(submission: Submission) -> Pool:
+def pool_of_submission(submission: Submission) -> Pool:
     if submission.pool is None:
         raise ValueError(f"submission {submission.pk} names no pool")
     return submission.pool
 
 
-def _check_quota(checks: InputChecks, guaranteed_gpus: Any, borrow_limit_gpus: Any) -> None:
+def check_quota(checks: InputChecks, guaranteed_gpus: Any, borrow_limit_gpus: Any) -> None:
     checks.count("guaranteed_gpus", guaranteed_gpus, 0, MAX_QUOTA_GPUS, "GPUs")
     if borrow_limit_gpus is not None:
         checks.count("borrow_limit_gpus", borrow_limit_gpus, 0, MAX_QUOTA_GPUS, "GPUs")
 
 
-def _check_hours(checks: InputChecks, gpu_hours: Any, period: Any, when_used_up: Any) -> None:
+def check_gpu_hours(checks: InputChecks, gpu_hours: Any, period: Any, when_used_up: Any) -> None:
     if gpu_hours is not None:
         checks.count("gpu_hours", gpu_hours, 1, MAX_QUOTA_GPU_HOURS, "GPU-hours")
     checks.choice("period", period, Quota.Period.values)
     checks.choice("when_used_up", when_used_up, Quota.WhenUsedUp.values)
 
 
-def _quota_fields(quota: Quota | None) -> dict[str, Any] | None:
+def quota_fields(quota: Quota | None) -> dict[str, Any] | None:
     if quota is None:
         return None
     limit = quota.borrow_limit_slots
@@ -573,7 +573,7 @@ def _datetime_of(value: Any) -> Any:
         return value
 
 
-def _json(payload: dict[str, Any] | None) -> dict[str, Any] | None:
+def json_values(payload: dict[str, Any] | None) -> dict[str, Any] | None:
     if payload is None:
         return None
     return {

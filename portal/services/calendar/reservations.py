@@ -292,7 +292,7 @@ def shorten_reservation(
     checks.done()
     earliest = max(reservation.start, now)
     if not earliest < end < reservation.end:
-        words = f"end is {_local_time_text(end)}; allowed: after {_local_time_text(earliest)} and before its end now, {_local_time_text(reservation.end)}."
+        words = f"end is {local_time_text(end)}; allowed: after {local_time_text(earliest)} and before its end now, {local_time_text(reservation.end)}."
         checks.note("end", end.isoformat(), words)
     checks.done()
     with transaction.atomic():
@@ -330,12 +330,12 @@ def change_reservation(
     """
     policy.require(actor, "reservation.change", reservation)
     with transaction.atomic():
-        _refuse_if_moved(engine.lock_reservation(reservation), reservation.start, reservation.end)
+        refuse_if_window_moved(engine.lock_reservation(reservation), reservation.start, reservation.end)
         first, last = checked_window_change(reservation, start, end, why, now)
         why = why.strip()
         if change_needs_approval(reservation, first, last):
             refuse_unless_change_fits(engine.check_change(reservation, start=first, end=last, now=now))
-            return _submit_change(actor, reservation, first, last, why, now, via)
+            return submit_window_change(actor, reservation, first, last, why, now, via)
         before = audit.audited_fields(reservation, "start", "end")
         change_window(reservation, first, last, now)
         audit.record(
@@ -361,7 +361,7 @@ def change_window(reservation: Reservation, start: datetime, end: datetime, now:
         end,
     ):  # the engine has begun it meanwhile: its start stays
         raise Conflict(
-            f"{reservation.name} has begun meanwhile, at {_local_time_text(reservation.start)}: only its end can change.",
+            f"{reservation.name} has begun meanwhile, at {local_time_text(reservation.start)}: only its end can change.",
             field="start",
         )
 
@@ -381,16 +381,16 @@ def submitted_window(
     Raises Conflict when somebody has moved it since, or an old start would come back with a new end; Invalid.
     """
     start, end = (datetime.fromisoformat(payload[name]) for name in ("start", "end"))
-    _refuse_if_moved(
+    refuse_if_window_moved(
         reservation, *(datetime.fromisoformat(payload[name]) for name in ("start_now", "end_now"))
     )
     return checked_window_change(reservation, None if start == reservation.start else start, end, "", now)
 
 
-def _refuse_if_moved(reservation: Reservation, start: datetime, end: datetime) -> None:
+def refuse_if_window_moved(reservation: Reservation, start: datetime, end: datetime) -> None:
     """Whoever asks for a change means the window that they saw."""
     if (reservation.start, reservation.end) != (start, end):
-        words = f"{reservation.name} was changed meanwhile: {_local_time_text(reservation.start)} to {_local_time_text(reservation.end)}"
+        words = f"{reservation.name} was changed meanwhile: {local_time_text(reservation.start)} to {local_time_text(reservation.end)}"
         raise Conflict(f"{words}. Look at it again and ask anew.", field="end")
 
 
@@ -407,7 +407,7 @@ def change_needs_approval(reservation: Reservation, start: datetime, end: dateti
 def refuse_unless_change_fits(answer: WindowCheckResult) -> None:
     """Raise Conflict with the engine's reason and the first windows that fit."""
     if not answer.fits:
-        _window_conflict(answer)
+        raise_window_conflict(answer)
 
 
 # -- shared with approvals ---------------------------------------------------------------------------------------------
@@ -464,16 +464,16 @@ def checked_window_change(
         last = reservation.end if start is None else first + (reservation.end - reservation.start)
     checks.done()
     if (first, last) == (reservation.start, reservation.end):
-        words = f"end is {_local_time_text(last)}, as it is; allowed: another start or another end."
+        words = f"end is {local_time_text(last)}, as it is; allowed: another start or another end."
         checks.note("end", last.isoformat(), words)
     elif first != reservation.start and reservation.state == ReservationState.ACTIVE:
-        words = f"start is {_local_time_text(first)}; it has begun at {_local_time_text(reservation.start)}: only its end can change."
+        words = f"start is {local_time_text(first)}; it has begun at {local_time_text(reservation.start)}: only its end can change."
         checks.note("start", first.isoformat(), words)
     elif last <= now:
         checks.note(
             "end",
             last.isoformat(),
-            f"end is {_local_time_text(last)}, which is past; allowed: after {_local_time_text(now)}.",
+            f"end is {local_time_text(last)}, which is past; allowed: after {local_time_text(now)}.",
         )
     else:
         _check_window(
@@ -495,14 +495,14 @@ def confirm_reservation(owner: User, wish: ReservationRequest, now: datetime) ->
 def refuse_unless_reservation_fits(answer: WindowCheckResult, wish: ReservationRequest) -> None:
     """Raise Conflict with the engine's reason and the first windows that fit."""
     if not answer.fits:
-        _window_conflict(answer)
+        raise_window_conflict(answer)
 
 
-def _window_conflict(answer: WindowCheckResult) -> NoReturn:
+def raise_window_conflict(answer: WindowCheckResult) -> NoReturn:
     windows = alternative_windows_of(answer)
     numbers = dict(answer.numbers)
     first = (
-        f" The first window of that length that fits starts {_local_time_text(windows[0][0])}."
+        f" The first window of that length that fits starts {local_time_text(windows[0][0])}."
         if windows
         else ""
     )
@@ -540,35 +540,35 @@ def _check_window(checks: InputChecks, pool: Pool, start: datetime, end: datetim
         checks.note(
             "start",
             start.isoformat(),
-            f"start is {_local_time_text(start)}, which is past; allowed: from {_local_time_text(now)} on.",
+            f"start is {local_time_text(start)}, which is past; allowed: from {local_time_text(now)} on.",
         )
     elif start > horizon:
         checks.note(
             "start",
             start.isoformat(),
-            f"start is {_local_time_text(start)}; allowed in {pool.name}: up to {_local_time_text(horizon)}.",
+            f"start is {local_time_text(start)}; allowed in {pool.name}: up to {local_time_text(horizon)}.",
         )
     if end <= start:
         checks.note(
             "end",
             end.isoformat(),
-            f"end is {_local_time_text(end)}; allowed: after the start, {_local_time_text(start)}.",
+            f"end is {local_time_text(end)}; allowed: after the start, {local_time_text(start)}.",
         )
     elif end - start < MIN_RESERVATION_WINDOW:
         checks.note(
             "end",
             end.isoformat(),
-            f"end is {_local_time_text(end)}; allowed: at least 5 minutes after the start, {_local_time_text(start)}.",
+            f"end is {local_time_text(end)}; allowed: at least 5 minutes after the start, {local_time_text(start)}.",
         )
     elif end - start > longest:
         checks.note(
             "end",
             end.isoformat(),
-            f"end is {_local_time_text(end)}; allowed in {pool.name}: up to {formatting.duration(longest)} after the start.",
+            f"end is {local_time_text(end)}; allowed in {pool.name}: up to {formatting.duration(longest)} after the start.",
         )
 
 
-def _submit_change(
+def submit_window_change(
     actor: User, reservation: Reservation, start: datetime, end: datetime, why: str, now: datetime, via: str
 ) -> Submission:
     """Inside a transaction, under the reservation's lock."""
@@ -620,7 +620,7 @@ def _submit_change(
     return submission
 
 
-def _local_time_text(moment: datetime) -> str:
+def local_time_text(moment: datetime) -> str:
     """In the person's time zone, which is named; the API's is UTC."""
     return f"{timezone.localtime(moment):%Y-%m-%d %H:%M %Z}"
 

@@ -126,7 +126,7 @@ def launch_notebook(
     Conflict when too many wait already.
     """
     policy.require(actor, "workload.launch", project)
-    wish = _notebook_request(
+    wish = checked_notebook_request(
         actor,
         project,
         pool,
@@ -141,7 +141,7 @@ def launch_notebook(
         reservation,
         placing,
     )
-    return _submit(actor=actor, via=via, now=now, wish=wish, verb="launch_notebook")
+    return _queue_and_record(actor=actor, via=via, now=now, wish=wish, verb="launch_notebook")
 
 
 def submit_job(
@@ -177,7 +177,7 @@ def submit_job(
     wait already.
     """
     policy.require(actor, "workload.launch", project)
-    wish = _job_request(
+    wish = checked_job_request(
         project,
         pool,
         now,
@@ -199,7 +199,7 @@ def submit_job(
         wanted_by=wanted_by,
         placing=placing,
     )
-    return _submit(actor=actor, via=via, now=now, wish=wish, verb="submit_job")
+    return _queue_and_record(actor=actor, via=via, now=now, wish=wish, verb="submit_job")
 
 
 def submit_array(
@@ -221,8 +221,8 @@ def submit_array(
     checks = InputChecks()
     indices, most_at_once = parse_array_indices(checks, array)
     checks.done()
-    wish = _job_request(project, pool, now, **_job_defaults(arguments))
-    _refuse_if_never_starts(actor, wish, now)
+    wish = checked_job_request(project, pool, now, **with_job_defaults(arguments))
+    refuse_if_never_starts(actor, wish, now)
     with transaction.atomic():
         with _conflict_on_full_queue():
             made = engine.queue_array(
@@ -231,7 +231,7 @@ def submit_array(
                 indices=indices,
                 words=array.strip(),
                 most_at_once=most_at_once,
-                **_workload_columns(wish),
+                **workload_columns(wish),
             )
         told = {
             **{name: getattr(wish, name) for name in ("name", "priority", "max_runtime_seconds")},
@@ -465,23 +465,23 @@ def preview_workload(
     """
     policy.require(actor, "workload.launch", project)
     wish = (
-        _notebook_request(actor, project, pool, now, **_notebook_defaults(arguments))
+        checked_notebook_request(actor, project, pool, now, **with_notebook_defaults(arguments))
         if kind == WorkloadKind.NOTEBOOK
-        else _job_request(project, pool, now, **_job_defaults(arguments))
+        else checked_job_request(project, pool, now, **with_job_defaults(arguments))
     )
-    return _preview(actor, wish, now)
+    return _preview_of(actor, wish, now)
 
 
 # -- checks ------------------------------------------------------------------------------------------------------------
 
 
-def _notebook_defaults(given: dict[str, Any]) -> dict[str, Any]:
+def with_notebook_defaults(given: dict[str, Any]) -> dict[str, Any]:
     names = ("template", "name", "units", "models", "profile", "type", "max_runtime_seconds", "reservation")
     found = {"name": ""} | {name: given.get(name) for name in names if name != "name" or given.get("name")}
     return found | {"placing": placement_constraints_in(given)}
 
 
-def _job_defaults(given: dict[str, Any]) -> dict[str, Any]:
+def with_job_defaults(given: dict[str, Any]) -> dict[str, Any]:
     defaults: dict[str, Any] = {
         "name": "",
         "command": "",
@@ -507,7 +507,7 @@ def _job_defaults(given: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def _notebook_request(
+def checked_notebook_request(
     actor: User,
     project: Project,
     pool: Pool,
@@ -541,7 +541,7 @@ def _notebook_request(
         if template
         else longest
     )
-    ask = _checked_common(checks, project, pool, units=units, models=models, profile=profile, **placing)
+    ask = _checked_hardware(checks, project, pool, units=units, models=models, profile=profile, **placing)
     wish = WorkloadRequest(
         kind=WorkloadKind.NOTEBOOK,
         project=project,
@@ -568,7 +568,7 @@ def _notebook_request(
     return wish
 
 
-def _job_request(
+def checked_job_request(
     project: Project,
     pool: Pool,
     now: datetime,
@@ -592,7 +592,7 @@ def _job_request(
     wanted_by: Any = None,
 ) -> WorkloadRequest:
     checks = InputChecks()
-    ask = _checked_common(
+    ask = _checked_hardware(
         checks, project, pool, units=units, hosts=hosts, models=models, profile=profile, **placing
     )
     wish = WorkloadRequest(
@@ -623,7 +623,7 @@ def _job_request(
     return wish
 
 
-def _checked_common(checks: InputChecks, project: Project, pool: Pool, **ask: Any) -> HardwareRequest:
+def _checked_hardware(checks: InputChecks, project: Project, pool: Pool, **ask: Any) -> HardwareRequest:
     check_project(checks, project)
     check_pool(checks, pool, project.team)
     return check_hardware_request(checks, pool=pool, **ask)
@@ -728,11 +728,11 @@ def _checked_reservation(
 # -- doing -------------------------------------------------------------------------------------------------------------
 
 
-def _submit(*, actor: User, via: str, now: datetime, wish: WorkloadRequest, verb: str) -> Workload:
-    _refuse_if_never_starts(actor, wish, now)
+def _queue_and_record(*, actor: User, via: str, now: datetime, wish: WorkloadRequest, verb: str) -> Workload:
+    refuse_if_never_starts(actor, wish, now)
     with transaction.atomic():
         with _conflict_on_full_queue():
-            workload = engine.queue_workload(owner=actor, now=now, **_workload_columns(wish))
+            workload = engine.queue_workload(owner=actor, now=now, **workload_columns(wish))
         if wish.kind == WorkloadKind.NOTEBOOK:
             workspace_origin(workload, now)
         audit.record(
@@ -746,9 +746,9 @@ def _submit(*, actor: User, via: str, now: datetime, wish: WorkloadRequest, verb
     return workload
 
 
-def _refuse_if_never_starts(actor: User, wish: WorkloadRequest, now: datetime) -> None:
+def refuse_if_never_starts(actor: User, wish: WorkloadRequest, now: datetime) -> None:
     """Raises Invalid where it would wait for ever. What its team may be granted yet is taken: see ``submission_warning``."""
-    never = _cached_never_starts(now, owner=actor, **_workload_columns(wish))
+    never = _cached_never_starts(now, owner=actor, **workload_columns(wish))
     if never is not None and not never.may_be_granted:
         field = field_to_change(never.code, never.numbers)
         value = wish.ask.columns["models_wanted" if field == "models" else field]
@@ -797,7 +797,7 @@ def _conflict_on_full_queue() -> Iterator[None]:
         ) from None
 
 
-def _workload_columns(wish: WorkloadRequest) -> dict[str, Any]:
+def workload_columns(wish: WorkloadRequest) -> dict[str, Any]:
     return {
         "kind": wish.kind,
         "type": wish.type,
@@ -818,9 +818,9 @@ def _workload_columns(wish: WorkloadRequest) -> dict[str, Any]:
     }
 
 
-def _preview(actor: User, wish: WorkloadRequest, now: datetime) -> dict[str, Any]:
+def _preview_of(actor: User, wish: WorkloadRequest, now: datetime) -> dict[str, Any]:
     with metered_planning(actor, now):
-        answer = engine.preview_workload(owner=actor, now=now, **_workload_columns(wish))
+        answer = engine.preview_workload(owner=actor, now=now, **workload_columns(wish))
     gpus = whole_gpus_of(wish.pool, wish.ask)
     price = rates_and_budgets.gpu_hour_price(
         pool=wish.pool, models=wish.ask.models_wanted or gpu_models_of_pool(wish.pool), now=now
