@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.installation import ROOT, load_run_script, wait_until
+from portal.services.people import api_tokens
 
 SERVICES = ()
 GPUS = 8
@@ -217,7 +218,6 @@ class FleetBenchmark:
         """A team that is guaranteed everything, one member, and the hosts: their join tokens by name."""
         from portal.models import Membership, Organisation, User
         from portal.services.fleet import hosts
-        from portal.services.people import accounts_and_teams
         from scheduler.models import Leader, Pool, Project, Quota, Team
 
         now = datetime.now(UTC)
@@ -233,7 +233,7 @@ class FleetBenchmark:
         names = [*REAL, *self.names]
         slots = len(names) * GPUS * 840
         Quota.objects.create(team=team, pool=pool, model=MODEL, guaranteed_slots=slots, updated_at=now)
-        _, self.token = accounts_and_teams.create_token(actor=member, name="fleet", now=now)
+        _, self.token = api_tokens.create_token(actor=member, name="fleet", now=now)
         return {
             name: hosts.add_host(actor=operator, pool=pool, name=name, now=now, labels={"name": name})[1]
             for name in names

@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from portal.services.work import launch, workload_changes, workspaces
+
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
 
 SERVICES = ("postgres", "valkey")
@@ -107,13 +109,12 @@ async def _launch_once(rows: Any, people: dict[str, Any], number: int) -> float:
     import aiohttp
 
     from benchmarks.harness.jupyter_client import JupyterClient
-    from portal.services.work import workloads
     from scheduler.models import Allocation, Run
 
     async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session:
         begin = time.monotonic()
         workload = await rows.run(
-            workloads.launch_notebook,
+            launch.launch_notebook,
             actor=people["member"],
             project=people["project"],
             pool=people["pool"],
@@ -131,7 +132,7 @@ async def _launch_once(rows: Any, people: dict[str, Any], number: int) -> float:
         )
         await rows.run(workload.refresh_from_db)
         url = await rows.run(
-            workloads.open_workspace, actor=people["member"], workload=workload, session_key="", now=_now()
+            workspaces.open_workspace, actor=people["member"], workload=workload, session_key="", now=_now()
         )
         link = urlsplit(url)
         # *.localhost is resolved by browsers; this program connects to loopback with the same Host.
@@ -140,7 +141,7 @@ async def _launch_once(rows: Any, people: dict[str, Any], number: int) -> float:
         await jupyter.ask("GET", f"{link.path}?{link.query}")
         await first_output(jupyter)
         taken = time.monotonic() - begin
-    await rows.run(workloads.cancel_workload, actor=people["member"], workload=workload, now=_now())
+    await rows.run(workload_changes.cancel_workload, actor=people["member"], workload=workload, now=_now())
     await _until(
         rows, lambda: not Allocation.objects.filter(period__upper_inf=True).exists(), "its GPU is free again"
     )

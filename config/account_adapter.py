@@ -10,10 +10,10 @@ from django.utils import timezone
 
 from portal.models import User
 from portal.redis_state.access_revocation import publish_session_ended
-from portal.services.people import accounts_and_teams
+from portal.services.people import accounts
 
 # The mail about a change: what it is called in the audit.
-SECOND_FACTOR_CHANGES: dict[str, accounts_and_teams.SecondFactorChange] = {
+SECOND_FACTOR_CHANGES: dict[str, accounts.SecondFactorChange] = {
     "mfa/email/totp_activated": "turn_on_second_factor",
     "mfa/email/totp_deactivated": "turn_off_second_factor",
     "mfa/email/recovery_codes_generated": "make_recovery_codes",
@@ -38,13 +38,13 @@ class LocalAccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
 
     def set_password(self, user: User, password: str) -> None:
         """Changed or set anew by its owner: with a record of it."""
-        accounts_and_teams.set_password(user=user, password=password, now=timezone.now())
+        accounts.set_password(user=user, password=password, now=timezone.now())
 
     def send_notification_mail(self, template_prefix: str, user: User, *args: Any, **kwargs: Any) -> None:
         """What touches somebody's security is told to this by name, after it was done. Second factors get their record here."""
         change = SECOND_FACTOR_CHANGES.get(template_prefix)
         if change is not None:
-            accounts_and_teams.record_second_factor(user=user, change=change, now=timezone.now())
+            accounts.record_second_factor(user=user, change=change, now=timezone.now())
         super().send_notification_mail(template_prefix, user, *args, **kwargs)
 
     def logout(self, request: HttpRequest) -> None:

@@ -10,7 +10,7 @@ from demo import job_scripts
 from demo.organisation import A100, DEMO_HOSTS, H100, TIME_ZONE
 from portal.models import User
 from portal.services.calendar import reservations
-from portal.services.work import workloads
+from portal.services.work import launch
 from scheduler.models import Gpu, Pool, Project, Workload
 
 HOUR_SECONDS = 3600
@@ -76,7 +76,7 @@ def submit_initial_work(now: datetime) -> int:
     projects = {project.slug: project for project in Project.objects.all()}
     pools = {pool.slug: pool for pool in Pool.objects.all()}
     for number, job in enumerate(INITIAL_JOBS):
-        workloads.submit_job(
+        launch.submit_job(
             actor=users[job.user],
             via="program",
             now=now + timedelta(milliseconds=number),

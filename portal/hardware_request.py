@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, Protocol, TypedDict, cast
 
 from django.db.models import Exists, Max, OuterRef
@@ -14,6 +15,7 @@ from scheduler.core.model.slots import SLOTS_PER_GPU, WHOLE_GPU_PROFILE
 from scheduler.core.reasons import ReasonCode
 from scheduler.models import Gpu, Host, Pool, Project, Team, Unit
 
+MIN_RESERVATION_WINDOW = timedelta(minutes=5)
 MAX_UNITS_PER_HOST = 10_000
 MAX_HOSTS = 1_000
 MAX_MEMORY_MIB = 10_000_000

@@ -6,8 +6,7 @@ from celery import shared_task
 from django.utils import timezone
 
 from portal.notices import delivery
-from portal.redis_state import access_revocation
-from portal.sweeps import idle_notebooks
+from portal.sweeps import expired_sessions, idle_notebooks
 from scheduler.coordination import clock_correction
 
 
@@ -27,4 +26,4 @@ def idle_cull() -> dict[str, int]:
 def forget_expired() -> int:
     """Delete sessions and one-time codes that nobody can use any more, and old notices; how many."""
     now = timezone.now()
-    return access_revocation.delete_expired_sessions(now) + delivery.delete_old_notices(now)
+    return expired_sessions.delete_expired_sessions(now) + delivery.delete_old_notices(now)

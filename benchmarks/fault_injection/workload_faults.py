@@ -37,6 +37,7 @@ from benchmarks.harness.installation import (
     rows,
     wait_until,
 )
+from portal.services.work import workspaces
 
 SOCKETS = 200
 FREEZER = Path("/sys/fs/cgroup/freezer")
@@ -215,14 +216,13 @@ async def _revoke(workload: str) -> float:
 
     from benchmarks.harness.jupyter_client import JupyterClient
     from portal.redis_state import access_revocation
-    from portal.services.work import workloads
     from scheduler.models import Workload
 
     def enter() -> tuple[Any, str]:
         store = SessionStore()
         store.create()
         row = Workload.objects.get(public_id=workload)
-        given = workloads.open_workspace(
+        given = workspaces.open_workspace(
             actor=row.owner, workload=row, session_key=str(store.session_key), now=_now()
         )
         return store, given

@@ -29,6 +29,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from portal.services.people import api_tokens
+
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "H100-80GB"
 GPUS = 2  # of each host
@@ -315,7 +317,6 @@ class Installation:
 
         from portal.models import Membership, Organisation, User
         from portal.services.fleet import hosts
-        from portal.services.people import accounts_and_teams
         from scheduler.models import Leader, Pool, Project, Quota, Team
 
         now = datetime.now(UTC)
@@ -338,7 +339,7 @@ class Installation:
         )
         slots = len(self.hosts) * GPUS * 840
         Quota.objects.create(team=team, pool=pool, model=MODEL, guaranteed_slots=slots, updated_at=now)
-        _, self.token = accounts_and_teams.create_token(actor=member, name="faults", now=now)
+        _, self.token = api_tokens.create_token(actor=member, name="faults", now=now)
         for host in self.hosts:
             _, host.token = hosts.add_host(
                 actor=operator, pool=pool, name=host.name, now=now, labels={"name": host.name}

@@ -7,14 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from datetime import datetime, timedelta
 
 import redis
-from django.conf import settings
-from django.contrib.sessions.models import Session
 from django.db import transaction
 
-from portal.models import EntryCode, WorkspaceSession
 from scheduler.state import nudge
 
 log = logging.getLogger(__name__)
@@ -35,17 +31,6 @@ def publish_rights_changed() -> None:
 def publish_session_ended(session_key: str) -> None:
     """Call after the session's row is gone."""
     _publish(session_hash(session_key))
-
-
-def delete_expired_sessions(now: datetime) -> int:
-    """Delete the rows of sessions and one-time codes that nobody can use any more; how many. Idempotent."""
-    oldest = now - timedelta(seconds=settings.SESSION_COOKIE_AGE)
-    expired = (
-        EntryCode.objects.filter(expires_at__lt=now),
-        WorkspaceSession.objects.filter(created_at__lt=oldest),
-        Session.objects.filter(expire_date__lt=now),
-    )
-    return sum(rows.delete()[0] for rows in expired)
 
 
 def _publish(message: str) -> None:

@@ -63,7 +63,7 @@ def earlier_because(part: str, earlier: bool, shorter: bool) -> str:
     return "is shorter, though asked for later"
 
 
-# Sentences with numbers; ``mine_`` and ``theirs_`` tell the two apart (portal.reads.work.queue.compare_in_queue).
+# Sentences with numbers; ``mine_`` and ``theirs_`` tell the two apart (portal.reads.work.wait_explanation.compare_in_queue).
 QUEUE_ORDER_RULES: dict[str, Callable[[ReasonNumbers], str]] = {
     "there_first": lambda f: (
         f"It has had its GPUs since {_time_text(f, 'theirs_started')}; yours was asked for at {_time_text(f, 'mine_submitted')}. What runs is "

@@ -12,7 +12,7 @@ import pytest
 
 from cli.main import run
 from portal.models import User
-from portal.services.people import accounts_and_teams
+from portal.services.people import api_tokens
 from tests.world import World, build_world
 
 
@@ -58,7 +58,7 @@ def sign_in(live_server: Any, gpupool: Gpupool) -> Callable[[User], str]:
     """Signs a user in; the token."""
 
     def call(user: User) -> str:
-        _, token = accounts_and_teams.create_token(actor=user, name="cli", now=datetime.now(UTC))
+        _, token = api_tokens.create_token(actor=user, name="cli", now=datetime.now(UTC))
         answer = gpupool("login", "--url", live_server.url, "--token", token)
         assert answer.code == 0, answer.err
         return token

@@ -21,7 +21,7 @@ from django.utils import timezone
 
 from benchmarks.harness.small_pool import ROOT, SmallPool, _answers
 from portal.services.fleet import hosts
-from portal.services.work import workloads
+from portal.services.work import launch, workload_changes, workspaces
 from scheduler.models import Allocation, Decision, Host, Run, Workload
 from scheduler.runs import logs
 from scheduler.state import nudge
@@ -96,7 +96,7 @@ class TwoHosts:
 
     def submit(self, command: str, units: int = 1, **wish: Any) -> Workload:
         team = self.world.vision
-        return workloads.submit_job(
+        return launch.submit_job(
             actor=team.member,
             project=team.project,
             pool=self.world.shared,
@@ -291,7 +291,7 @@ def test_a_ray_cluster_over_two_hosts_takes_a_job_through_the_edge_that_sees_its
         lambda: Run.objects.filter(workload=workload, rank=0, ready_at__isnull=False).exists(), 150
     )
     link = urlsplit(
-        workloads.open_workspace(
+        workspaces.open_workspace(
             actor=workload.owner,
             workload=Workload.objects.get(pk=workload.pk),
             session_key="",
@@ -312,7 +312,7 @@ def test_a_ray_cluster_over_two_hosts_takes_a_job_through_the_edge_that_sees_its
     written = json.loads(door.ask("GET", f"/api/jobs/{job}/logs")[1])["logs"]
     held = sorted(Allocation.objects.filter(workload=workload).values_list("unit__uuid", flat=True))
     assert f"sees 4 {' '.join(held)}" in written, written
-    workloads.cancel_workload(
+    workload_changes.cancel_workload(
         actor=workload.owner, workload=Workload.objects.get(pk=workload.pk), now=timezone.now()
     )
     assert two_hosts.ended(workload).outcome == "cancelled"

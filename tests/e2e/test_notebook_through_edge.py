@@ -18,7 +18,8 @@ from django.utils import timezone
 from benchmarks.harness.jupyter_client import JupyterClient, JupyterTimeout
 from benchmarks.harness.small_pool import SmallPool, running_pool
 from portal.services.fleet import hosts
-from portal.services.work import workloads
+from portal.services.work import launch as launch_service
+from portal.services.work import workload_changes, workspaces
 from scheduler.models import Allocation, Host, Run, Workload
 from scheduler.state.states import LeaseState, RunState, WorkloadState
 from tests.portal.edge.conftest import free_port, rows
@@ -74,7 +75,7 @@ async def launch(world: World, pool: SmallPool) -> Run:
     """A notebook of a member of team vision that answers."""
     member = world.vision
     workload = await rows(
-        workloads.launch_notebook,
+        launch_service.launch_notebook,
         actor=member.member,
         project=member.project,
         pool=world.shared,
@@ -90,7 +91,7 @@ async def launch(world: World, pool: SmallPool) -> Run:
 
 
 def opened(run: Run) -> str:
-    return workloads.open_workspace(
+    return workspaces.open_workspace(
         actor=run.workload.owner,
         workload=Workload.objects.get(pk=run.workload_id),
         session_key="",
@@ -113,7 +114,7 @@ async def enter(session: aiohttp.ClientSession, run: Run) -> JupyterClient:
 
 
 def stop(run: Run) -> None:
-    workloads.cancel_workload(
+    workload_changes.cancel_workload(
         actor=run.workload.owner, workload=Workload.objects.get(pk=run.workload_id), now=timezone.now()
     )
 

@@ -98,12 +98,8 @@ def test_a_time_of_another_day_names_the_day_in_the_viewers_zone() -> None:
     assert ">23:30<" in drawn("{% when moment now %}", moment=late, now=NOW)
     with timezone.override("Europe/Berlin"):
         assert ">tomorrow 00:30<" in drawn("{% when moment now %}", moment=late, now=NOW)
-    assert ">Mon 30 Nov 13:45<" in drawn(
-        "{% when moment now %}", moment=NOW + timedelta(days=10), now=NOW
-    )
-    assert ">20 Nov 2025 13:45<" in drawn(
-        "{% when moment now %}", moment=NOW.replace(year=2025), now=NOW
-    )
+    assert ">Mon 30 Nov 13:45<" in drawn("{% when moment now %}", moment=NOW + timedelta(days=10), now=NOW)
+    assert ">20 Nov 2025 13:45<" in drawn("{% when moment now %}", moment=NOW.replace(year=2025), now=NOW)
 
 
 def test_a_window_repeats_the_day_only_when_it_is_another() -> None:

@@ -9,7 +9,7 @@ import pytest
 from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
 
 from portal.errors import Invalid
-from portal.services.approvals import submissions
+from portal.services.approvals import decisions, submissions
 from portal.wording import reason_texts, request_texts
 from scheduler import services
 from scheduler.core.reasons import ReasonCode
@@ -172,7 +172,7 @@ def test_an_operator_approves_gpu_hours_with_the_guarantee(world: World) -> None
     assert "worth 500 GPU-hours a month, then nothing new" in request_texts.submission_summary(
         asked.kind, asked.payload
     )
-    submissions.approve_submission(
+    decisions.approve_submission(
         actor=world.operator, submission=asked, now=world.now, changes={"gpu_hours": 400}
     )
     row = quota(world)

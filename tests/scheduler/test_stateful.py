@@ -31,7 +31,7 @@ from hypothesis.stateful import (
 from benchmarks.plan_verifier import violations
 from portal import errors
 from portal.models import Submission
-from portal.services.approvals import submissions
+from portal.services.approvals import decisions
 from portal.services.calendar import reservations as portal_reservations
 from scheduler import services
 from scheduler.core.model.slots import SLOTS_PER_GPU
@@ -303,13 +303,13 @@ class Walk(RuleBasedStateMachine):
         submission = Submission.objects.filter(state="waiting").order_by("pk")[0]
         try:
             if agreed:
-                submissions.approve_submission(actor=self.world.operator, submission=submission, now=self.now)
+                decisions.approve_submission(actor=self.world.operator, submission=submission, now=self.now)
             else:
-                submissions.decline_submission(
+                decisions.decline_submission(
                     actor=self.world.operator, submission=submission, comment="not now", now=self.now
                 )
         except (errors.Conflict, errors.Invalid):
-            submissions.decline_submission(
+            decisions.decline_submission(
                 actor=self.world.operator, submission=submission, comment="too late", now=self.now
             )
         self.wake()
@@ -518,7 +518,7 @@ class Walk(RuleBasedStateMachine):
         self.asleep = False
         self.time_passes(400)
         for submission in Submission.objects.filter(state="waiting"):
-            submissions.decline_submission(
+            decisions.decline_submission(
                 actor=self.world.operator, submission=submission, comment="over", now=self.now
             )
         for reservation in self.promised():

@@ -28,7 +28,7 @@ from rest_framework.views import APIView
 from portal.errors import Conflict, Invalid, ObjectNotFound, PlannerBudgetExceeded, ServiceError
 from portal.input_checks import display_value
 from portal.models import ApiToken, User
-from portal.services.people import accounts_and_teams
+from portal.services.people import api_tokens
 
 Row = TypeVar("Row", bound=Model)
 JsonObject = dict[str, Any]
@@ -53,8 +53,8 @@ class TokenAuthentication(BaseAuthentication):
             return None
         text = parts[1].decode("ascii", "replace") if len(parts) == 2 else ""
         token = (
-            accounts_and_teams.token_in_force(text, timezone.now())
-            if text.startswith(accounts_and_teams.TOKEN_PREFIX)
+            api_tokens.token_in_force(text, timezone.now())
+            if text.startswith(api_tokens.TOKEN_PREFIX)
             else None
         )
         if token is None:

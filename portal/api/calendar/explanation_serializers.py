@@ -10,7 +10,7 @@ from portal.api.base.fields import ResponseSerializer, numbers_field
 from portal.api.calendar.serializers import ReservationWish, WindowShape
 from portal.api.work.serializers import BlockerShape, PastStartsShape
 from portal.hardware_request import PlacementConstraints
-from portal.reads.work.queue import AlternativeWindow, WorkloadAhead
+from portal.reads.work.wait_explanation import AlternativeWindow, WorkloadAhead
 from portal.wording import expected_start_texts, queue_order_texts, reason_texts
 from scheduler.state.states import WorkloadState
 

@@ -14,7 +14,7 @@ from portal.api.calendar import explanation_serializers as shapes
 from portal.api.work.serializers import AnotherWay, alternative_body
 from portal.errors import Invalid
 from portal.planner_budget import metered_planning
-from portal.reads.work import expected_starts, forced_moves, manual_stops, queue
+from portal.reads.work import expected_starts, forced_moves, manual_stops, wait_explanation
 from portal.reads.work.workload_details import RELATED
 from portal.wording import outcome_texts, queue_order_texts, reason_texts
 from scheduler.models import Workload
@@ -41,7 +41,7 @@ class WorkloadExplanationView(ApiView):
             outcome_texts.current_reason_numbers(workload, stop, self.actor),
         )
         with metered_planning(self.actor, now):
-            ahead, more = queue.workloads_ahead(workload, self.actor, now)
+            ahead, more = wait_explanation.workloads_ahead(workload, self.actor, now)
         told = expected_starts.start_records_of_pools([workload.pool_id], now)
         likely = told.likely(workload)
         answer = {
@@ -70,7 +70,7 @@ class CompareTurnsView(ApiView):
         mine, theirs = _get_workload_or_404(self, id), _get_workload_or_404(self, other)
         now = self.now
         with metered_planning(self.actor, now):
-            found = queue.compare_in_queue(mine, theirs, now)
+            found = wait_explanation.compare_in_queue(mine, theirs, now)
         if found is None:
             raise Invalid(
                 {"other": queue_order_texts.not_comparable(mine, theirs)}, {"other": str(theirs.public_id)}
@@ -97,7 +97,7 @@ class FasterAlternativesView(ApiView):
         """Other ways to ask that would start a waiting workload sooner, each found by the planner; the best first."""
         now = self.now
         with metered_planning(self.actor, now):
-            found = queue.faster_requests(_get_workload_or_404(self, id), now)
+            found = wait_explanation.faster_requests(_get_workload_or_404(self, id), now)
         return Response(AnotherWay([alternative_body(other) for other in found], many=True).data)
 
 
@@ -107,7 +107,7 @@ class ReservationWindowsView(ApiView):
         """Another time: the first windows in which a reservation of what a waiting workload asks for fits, with minutes to ask."""
         now = self.now
         with metered_planning(self.actor, now):
-            found = queue.alternative_windows(_get_workload_or_404(self, id), self.actor, now)
+            found = wait_explanation.alternative_windows(_get_workload_or_404(self, id), self.actor, now)
         return Response(
             shapes.AnotherTimeShape(
                 [shapes.reservation_window_body(other) for other in found], many=True
@@ -122,5 +122,5 @@ class FairShareView(ApiView):
         pool = get_visible_or_404(policy.visible_pools(self.actor), slug=slug)
         now = self.now
         with metered_planning(self.actor, now):
-            rows = queue.fair_share_rows(pool, (), now)
+            rows = wait_explanation.fair_share_rows(pool, (), now)
         return Response(shapes.FairnessShape(rows, many=True).data)

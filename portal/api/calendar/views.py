@@ -16,8 +16,8 @@ from portal.api.base.pagination import page_schema
 from portal.api.base.views import ApiView, EmptyBody, PageQuery, Why, get_visible_or_404
 from portal.api.calendar import serializers as shapes
 from portal.models import Submission
-from portal.services.approvals import submissions
-from portal.services.calendar import recurring_reservations, reservations
+from portal.services.approvals import decisions, effects, submissions
+from portal.services.calendar import recurring_reservations, reservation_preview, reservations
 from portal.wording import reason_texts
 from scheduler.models import Reservation, Series
 from scheduler.state.states import OPEN_RESERVATION_STATES
@@ -81,7 +81,7 @@ class ReservationPreviewView(ApiView):
     def post(self, request: Request) -> Response:
         """Whether a window can be had, and the first ones that can. Changes nothing."""
         given = lookups.workload_arguments(self.actor, self.given(shapes.WindowWish))
-        answer = reservations.preview_reservation(**self.by, **given)
+        answer = reservation_preview.preview_reservation(**self.by, **given)
         answer["sentence"] = reason_texts.reason_sentence(answer["code"], answer["numbers"], self.actor)
         return self.one(answer, shapes.ReservationPreview)
 
@@ -213,7 +213,7 @@ class ApprovalEffectView(ApiView):
         """What approving it would do to others. For those who decide."""
         policy.require(self.actor, "approval.see")
         submission = get_visible_or_404(_visible_submissions(self), public_id=id)
-        return self.one(submissions.approval_effect(submission, self.now), shapes.EffectShape)
+        return self.one(effects.approval_effect(submission, self.now), shapes.EffectShape)
 
 
 class ApproveSubmissionView(ApiView):
@@ -224,7 +224,7 @@ class ApproveSubmissionView(ApiView):
         """Approve it, as it is or changed; it is checked again and done."""
         submission = get_visible_or_404(_visible_submissions(self), public_id=id)
         given = self.given(shapes.ApproveWish)
-        submissions.approve_submission(**self.by, submission=submission, **given)
+        decisions.approve_submission(**self.by, submission=submission, **given)
         return self.one(get_visible_or_404(_visible_submissions(self), public_id=id), shapes.SubmissionShape)
 
 
@@ -236,7 +236,7 @@ class DeclineSubmissionView(ApiView):
         """Decline it, with a reason."""
         submission = get_visible_or_404(_visible_submissions(self), public_id=id)
         given = self.given(shapes.DeclineWish)
-        submissions.decline_submission(**self.by, submission=submission, **given)
+        decisions.decline_submission(**self.by, submission=submission, **given)
         return self.one(get_visible_or_404(_visible_submissions(self), public_id=id), shapes.SubmissionShape)
 
 
@@ -247,7 +247,7 @@ class WithdrawSubmissionView(ApiView):
         submission = get_visible_or_404(_visible_submissions(self), public_id=id)
         self.given(EmptyBody)
         return self.one(
-            submissions.withdraw_submission(**self.by, submission=submission), shapes.SubmissionShape
+            decisions.withdraw_submission(**self.by, submission=submission), shapes.SubmissionShape
         )
 
 

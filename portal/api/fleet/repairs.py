@@ -18,6 +18,7 @@ from portal.api.fleet import serializers as shapes
 from portal.reads.fleet import gpu_health as reads
 from portal.reads.fleet import host_history
 from portal.services.fleet import gpu_repairs as verbs
+from portal.services.fleet import hosts
 from scheduler.models import Diagnostic, Host, StrayAction
 from scheduler.state.states import DiagnosticState, RepairState
 
@@ -220,7 +221,7 @@ class CancelMaintenanceView(ApiView):
         """Take an announced window back. For operators."""
         host = _visible_host(self, name)
         return self.one(
-            verbs.cancel_maintenance(**self.by, host=host, **self.given(CancelledWindowWish)),
+            hosts.cancel_maintenance(**self.by, host=host, **self.given(CancelledWindowWish)),
             shapes.MaintenanceShape,
         )
 

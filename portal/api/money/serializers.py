@@ -8,7 +8,8 @@ from rest_framework import serializers
 from portal import policy
 from portal.api.base.fields import ResponseSerializer, slug_field
 from portal.api.base.views import PageQuery, StrictSerializer
-from portal.services.money.rates_and_budgets import BUDGET_ACTIONS, BUDGET_MEASURES, IDLE_PAYERS
+from portal.services.money.budgets import BUDGET_ACTIONS, BUDGET_MEASURES
+from portal.services.money.months import IDLE_PAYERS
 from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
 from telemetry.models import Charge, ChargeBucketChoices, Price
 

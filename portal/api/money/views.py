@@ -17,7 +17,7 @@ from portal.api.base.views import ApiView, PageQuery, Why, get_visible_or_404
 from portal.api.money import serializers as shapes
 from portal.errors import Invalid
 from portal.input_checks import InputChecks
-from portal.services.money import rates_and_budgets
+from portal.services.money import budgets, months, rate_card
 from telemetry import reads
 from telemetry.models import Price, Statement
 
@@ -117,7 +117,7 @@ class CloseStatementView(ApiView):
         """Freeze a month that is over: its checks run, nothing changes it afterwards."""
         given = self.given(Why)
         return self.one(
-            rates_and_budgets.close_month(**self.by, month=month_or_404(month), **given),
+            months.close_month(**self.by, month=month_or_404(month), **given),
             shapes.StatementShape,
         )
 
@@ -136,7 +136,7 @@ class PriceListView(ApiView):
         """What a GPU-hour costs from a date on. Never touches the past."""
         given = self.given(shapes.PriceWish)
         given["pool"] = lookups.visible_pool(self.actor, given["pool"]) if given.get("pool") else None
-        return self.one(rates_and_budgets.set_price(**self.by, **given), shapes.PriceShape, 201)
+        return self.one(rate_card.set_price(**self.by, **given), shapes.PriceShape, 201)
 
 
 class BudgetListView(ApiView):
@@ -156,4 +156,4 @@ class BudgetListView(ApiView):
         given["project"] = (
             lookups.visible_project(self.actor, given["project"]) if given.get("project") else None
         )
-        return self.one(rates_and_budgets.set_budget(**self.by, **given), shapes.BudgetShape, 201)
+        return self.one(budgets.set_budget(**self.by, **given), shapes.BudgetShape, 201)

@@ -12,7 +12,7 @@ from portal.api.base.pagination import page_schema
 from portal.api.base.views import ApiView, EmptyBody, PageQuery, get_visible_or_404
 from portal.api.people import serializers as shapes
 from portal.models import Template
-from portal.services.people import accounts_and_teams
+from portal.services.people import accounts, api_tokens
 
 
 class MeView(ApiView):
@@ -24,7 +24,7 @@ class MeView(ApiView):
     @extend_schema(operation_id="me_change", request=shapes.MeChange, responses=shapes.MeShape)
     def patch(self, request: Request) -> Response:
         """Change your time zone or theme."""
-        accounts_and_teams.set_preferences(**self.by, **self.given(shapes.MeChange))
+        accounts.set_preferences(**self.by, **self.given(shapes.MeChange))
         return self._me()
 
     def _me(self) -> Response:
@@ -74,7 +74,7 @@ class TokenListView(ApiView):
     @extend_schema(operation_id="tokens_create", request=shapes.TokenWish, responses={201: shapes.TokenMade})
     def post(self, request: Request) -> Response:
         """Make a token; the answer has its text, this once."""
-        token, text = accounts_and_teams.create_token(**self.by, **self.given(shapes.TokenWish))
+        token, text = api_tokens.create_token(**self.by, **self.given(shapes.TokenWish))
         return Response({**shapes.TokenShape(token).data, "token": text}, status=201)
 
 
@@ -84,7 +84,7 @@ class RevokeTokenView(ApiView):
         """It stops working at once."""
         token = get_visible_or_404(policy.visible_tokens(self.actor), pk=min(id, MAX_INT))
         self.given(EmptyBody)
-        return self.one(accounts_and_teams.revoke_token(**self.by, token=token), shapes.TokenShape)
+        return self.one(api_tokens.revoke_token(**self.by, token=token), shapes.TokenShape)
 
 
 class NotificationListView(ApiView):
@@ -104,7 +104,7 @@ class MarkNotificationsReadView(ApiView):
     def post(self, request: Request) -> Response:
         """Mark notices as read."""
         return self.one(
-            {"read": accounts_and_teams.read_notifications(**self.by, **self.given(shapes.ReadWish))},
+            {"read": accounts.read_notifications(**self.by, **self.given(shapes.ReadWish))},
             shapes.ReadAnswer,
         )
 

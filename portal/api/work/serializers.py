@@ -22,8 +22,8 @@ from portal.api.base.views import PageQuery, StrictSerializer
 from portal.reads.work import expected_starts, manual_stops
 from portal.reads.work.expected_starts import StartRange, StartRecords
 from portal.reads.work.workload_details import attempts_without_checkpoint
-from portal.services.work import workloads
-from portal.services.work.workloads import MAX_DEPENDENCIES, PRIORITY_NAMES
+from portal.services.work import impossible_starts
+from portal.services.work.request_checks import MAX_DEPENDENCIES, PRIORITY_NAMES
 from portal.wording import expected_start_texts, outcome_texts
 from scheduler.core.explain.start_ranges import EstimateAccuracy
 from scheduler.core.what_if.alternatives import Alternative, ChangedField
@@ -376,7 +376,7 @@ class SubmittedArray(ArrayShape):
     def get_warning(self, array: JobArray) -> str:
         """In words."""
         first = array.tasks.select_related("pool", "project__team", "owner", "reservation").order_by("pk")[0]
-        return workloads.submission_warning(first, self.context["user"], self.context["now"])
+        return impossible_starts.submission_warning(first, self.context["user"], self.context["now"])
 
 
 class CancelledTasks(ResponseSerializer):
@@ -448,7 +448,7 @@ class Submitted(WorkloadShape):
 
     def get_warning(self, workload: Workload) -> str:
         """In words."""
-        return workloads.submission_warning(workload, self.context["user"], self.context["now"])
+        return impossible_starts.submission_warning(workload, self.context["user"], self.context["now"])
 
 
 class PreviewShape(ResponseSerializer):

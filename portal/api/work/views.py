@@ -18,7 +18,7 @@ from portal.api.work import serializers as shapes
 from portal.errors import Invalid
 from portal.models import ApiToken
 from portal.reads.work.job_arrays import with_task_counts
-from portal.services.work import workloads
+from portal.services.work import launch, workload_changes, workload_preview, workspaces
 from portal.wording import reason_texts
 from scheduler.models import JobArray, Run, Workload, WorkloadKind
 from scheduler.runs import logs
@@ -86,7 +86,7 @@ class NotebookListView(ApiView):
     def post(self, request: Request) -> Response:
         """Launch a notebook; what is not given comes from the template."""
         given = lookups.workload_arguments(self.actor, self.given(shapes.NotebookWish))
-        return self.one(workloads.launch_notebook(**self.by, **given), shapes.Submitted, 201)
+        return self.one(launch.launch_notebook(**self.by, **given), shapes.Submitted, 201)
 
 
 class JobListView(ApiView):
@@ -104,7 +104,7 @@ class JobListView(ApiView):
     def post(self, request: Request) -> Response:
         """Submit a job."""
         given = lookups.workload_arguments(self.actor, self.given(shapes.JobWish))
-        return self.one(workloads.submit_job(**self.by, **given), shapes.Submitted, 201)
+        return self.one(launch.submit_job(**self.by, **given), shapes.Submitted, 201)
 
 
 class ArrayListView(ApiView):
@@ -121,7 +121,7 @@ class ArrayListView(ApiView):
     )
     def post(self, request: Request) -> Response:
         """Submit a job for each index, in one request."""
-        made = workloads.submit_array(
+        made = launch.submit_array(
             **self.by, **lookups.workload_arguments(self.actor, self.given(shapes.ArrayWish))
         )
         return self.one(_visible_arrays(self).get(pk=made.pk), shapes.SubmittedArray, 201)
@@ -139,7 +139,7 @@ class CancelArrayView(ApiView):
     def post(self, request: Request, id: UUID) -> Response:
         """Cancel every task that has not ended."""
         row = get_visible_or_404(_visible_arrays(self), public_id=id)
-        cancelled = workloads.cancel_array(**self.by, array=row, **self.given(Why))
+        cancelled = workload_changes.cancel_array(**self.by, array=row, **self.given(Why))
         return self.one({"cancelled": cancelled}, shapes.CancelledTasks)
 
 
@@ -164,7 +164,7 @@ class JobPreviewView(ApiView):
 
 
 def _preview_response(view: ApiView, given: dict[str, Any], kind: str) -> Response:
-    answer = workloads.preview_workload(**view.by, **given, kind=kind)
+    answer = workload_preview.preview_workload(**view.by, **given, kind=kind)
     never = answer["never"]
     answer["sentence"] = (
         reason_texts.never_starts_sentence(never.code, never.numbers, view.actor)
@@ -212,7 +212,8 @@ class CancelWorkloadView(ApiView):
         """Stop it, or take it out of the queue."""
         workload = get_visible_or_404(_visible_workloads(self), public_id=id)
         return self.one(
-            workloads.cancel_workload(**self.by, workload=workload, **self.given(Why)), shapes.WorkloadShape
+            workload_changes.cancel_workload(**self.by, workload=workload, **self.given(Why)),
+            shapes.WorkloadShape,
         )
 
 
@@ -225,7 +226,7 @@ class ExtendWorkloadView(ApiView):
         workload = get_visible_or_404(_visible_workloads(self), public_id=id)
         given = self.given(shapes.SecondsWish)
         return self.one(
-            workloads.extend_workload(**self.by, workload=workload, **given), shapes.WorkloadShape
+            workload_changes.extend_workload(**self.by, workload=workload, **given), shapes.WorkloadShape
         )
 
 
@@ -235,7 +236,9 @@ class KeepWorkloadView(ApiView):
         """Don't stop a notebook for idleness for so long."""
         workload = get_visible_or_404(_visible_workloads(self), public_id=id)
         given = self.given(shapes.SecondsWish)
-        return self.one(workloads.keep_workload(**self.by, workload=workload, **given), shapes.WorkloadShape)
+        return self.one(
+            workload_changes.keep_workload(**self.by, workload=workload, **given), shapes.WorkloadShape
+        )
 
 
 class RelaunchWorkloadView(ApiView):
@@ -247,7 +250,7 @@ class RelaunchWorkloadView(ApiView):
         workload = get_visible_or_404(_visible_workloads(self), public_id=id)
         given = self.given(shapes.RelaunchWish)
         return self.one(
-            workloads.relaunch_workload(**self.by, workload=workload, **given), shapes.Submitted, 201
+            launch.relaunch_workload(**self.by, workload=workload, **given), shapes.Submitted, 201
         )
 
 
@@ -260,7 +263,7 @@ class OpenWorkloadView(ApiView):
         session = getattr(request, "session", None)
         token = request.auth if isinstance(request.auth, ApiToken) else None
         key = (session.session_key or "") if session is not None and token is None else ""
-        url = workloads.open_workspace(**self.by, workload=workload, session_key=key, token=token)
+        url = workspaces.open_workspace(**self.by, workload=workload, session_key=key, token=token)
         return self.one({"url": url}, shapes.OpenShape)
 
 

@@ -10,7 +10,7 @@ from django.db.models import Count
 
 from portal import policy
 from portal.models import User
-from portal.reads.money import workload_usage
+from portal.reads.money import cost_totals
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Pool, Unit
 from scheduler.reads import capacity as engine
@@ -31,7 +31,7 @@ class FreeCapacity:
     price: Decimal | None
 
 
-def free_capacity(user: User, now: datetime, card: workload_usage.Prices | None = None) -> list[FreeCapacity]:
+def free_capacity(user: User, now: datetime, card: cost_totals.Prices | None = None) -> list[FreeCapacity]:
     """Every model and profile of the pools the person may use; those that are all taken too. Two queries, or three with prices."""
     pools = {pool.pk: pool for pool in policy.visible_pools(user).order_by("name")}
     rows = (
@@ -51,7 +51,7 @@ def free_capacity(user: User, now: datetime, card: workload_usage.Prices | None 
         line["free"] += free
         hosts = by_host.setdefault(key, {})
         hosts[host] = hosts.get(host, 0) + free
-    card = card or workload_usage.prices(now)
+    card = card or cost_totals.prices(now)
     lines = [
         FreeCapacity(
             pool=pools[pool],
@@ -62,7 +62,7 @@ def free_capacity(user: User, now: datetime, card: workload_usage.Prices | None 
             free_on_one_host=max(by_host[pool, model, profile].values()),
             slots=line["slots"],
             memory_mib=line["memory"],
-            price=workload_usage.rounded_sum([card.of(pool, model, line["slots"])]),
+            price=cost_totals.rounded_sum([card.of(pool, model, line["slots"])]),
         )
         for (pool, model, profile), line in sums.items()
     ]

@@ -10,7 +10,7 @@ from django.db.models import F, Q
 
 from portal import policy
 from portal.models import Submission, SubmissionState, User
-from portal.reads.money import workload_usage
+from portal.reads.money import cost_totals
 from scheduler.models import Host, Reservation, Team, Workload
 from scheduler.state.states import OPEN_RESERVATION_STATES, AdminState, LeaseState, RepairState, WorkloadState
 from scheduler.sweeps.time_limits import MassSilence, mass_silence
@@ -93,7 +93,7 @@ def money_dashboard(user: User, now: datetime) -> MoneyDashboard | None:
         return None
     month = month_of(now)
     teams = list(Team.objects.order_by("name"))
-    spent = workload_usage.team_spending(teams, month)
+    spent = cost_totals.team_spending(teams, month)
     budgets = dict(
         Budget.objects.filter(team__in=teams, month=month, measure=BudgetMeasure.MONEY).values_list(
             "team_id", "amount"

@@ -13,7 +13,8 @@ from django.db.models.functions import Coalesce
 
 from portal import policy
 from portal.models import User
-from portal.reads.money import workload_usage
+from portal.reads.money import cost_totals
+from portal.reads.work import utilisation
 from scheduler.core.reasons import ReasonCode
 from scheduler.models import Allocation, JobArray, Run, Workload
 from scheduler.state.states import WorkloadState
@@ -99,7 +100,7 @@ def array_totals(workloads: Iterable[Workload], now: datetime) -> dict[int, JobA
     ):
         found[array].held.append((model, profile, count))
         found[array].simulated |= simulated
-    costs = workload_usage.workload_costs(ids, now, workload_usage.prices(now), of="workload__array")
+    costs = cost_totals.workload_costs(ids, now, cost_totals.prices(now), of="workload__array")
     for pk, share in _latest_usage(ids, now).items():
         found[pk].use = share
     for pk, whole in found.items():
@@ -114,7 +115,7 @@ def _latest_usage(ids: Collection[int], now: datetime) -> dict[int, float]:
     )
     array_of = {workload: array for workload, array, _ in places}
     shares: dict[int, list[float]] = {}
-    for workload, (share, _) in workload_usage.latest_utilisation(
+    for workload, (share, _) in utilisation.latest_utilisation(
         list(array_of), {host for _, _, host in places}, now
     ).items():
         if share is not None:

@@ -10,34 +10,27 @@ from decimal import Decimal
 from django.db.models import Count, F, Max, Min, Q, QuerySet
 
 from portal import policy
-from portal.models import Submission, SubmissionState, User
-from portal.reads.money import workload_usage
-from portal.reads.work import expected_starts, forced_moves, manual_stops
+from portal.models import User
+from portal.reads.money import cost_totals
+from portal.reads.work import expected_starts, forced_moves, manual_stops, utilisation
 from portal.reads.work.expected_starts import StartRange
 from portal.reads.work.forced_moves import ForcedMove
 from portal.reads.work.manual_stops import ManualStop
+from portal.reads.work.team_summaries import QuotaUsage, quota_usage_of
 from scheduler.core.explain.start_ranges import EstimateAccuracy
 from scheduler.core.model.slots import SLOTS_PER_GPU, WHOLE_GPU_PROFILE
 from scheduler.core.model.snapshot import PoolKind
 from scheduler.models import (
     Allocation,
     Decision,
-    MaintenanceWindow,
-    Pool,
     Quota,
-    Reservation,
     Run,
-    Team,
     Workload,
     WorkloadKind,
 )
 from scheduler.reads import capacity as engine
-from scheduler.state.states import OPEN_RESERVATION_STATES, TERMINATING_STATES, WorkloadState
+from scheduler.state.states import TERMINATING_STATES, WorkloadState
 from scheduler.sync.home_volumes import has_other_storage
-from telemetry.models import Budget, BudgetMeasure
-from telemetry.money.billing_months import month_of
-from telemetry.money.budgets import forecast_month_end
-from telemetry.reads import BudgetStatus, budget_status
 
 RELATED = ("project__team", "pool", "owner", "reservation", "array")
 
@@ -67,7 +60,7 @@ class WorkloadDetails:
     had: list[HeldUnit] = field(default_factory=list)  # by its last attempt, once it has ended
     ran: timedelta | None = None  # in all its attempts, once it has ended; None where it was not seen running
     waiting: int = 0
-    use: workload_usage.WorkloadUtilisation = field(default_factory=workload_usage.WorkloadUtilisation)
+    use: utilisation.WorkloadUtilisation = field(default_factory=utilisation.WorkloadUtilisation)
     cost: Decimal | None = None
     price_per_hour: Decimal | None = None
     eviction: Decision | None = (
@@ -132,11 +125,11 @@ def workload_details(
         found[pk].ran = ran
     told = expected_starts.start_records_for((piece.workload for piece in found.values()), now)
     counts = queue_lengths({piece.workload.pool_id for piece in found.values()})
-    prices = workload_usage.prices(now)
-    costs = workload_usage.workload_costs(list(found), now, prices)
+    prices = cost_totals.prices(now)
+    costs = cost_totals.workload_costs(list(found), now, prices)
     holding = [pk for pk, piece in found.items() if piece.held] if with_use else []
     hosts = {unit.host_id for pk in holding for unit in found[pk].held}
-    used = workload_usage.utilisation_of(holding, hosts, now)
+    used = utilisation.utilisation_of(holding, hosts, now)
     for pk, piece in found.items():
         piece.likely, piece.past = told.likely(piece.workload), told.past(piece.workload.pool_id)
         piece.waiting = counts.get(piece.workload.pool_id, 0)
@@ -288,125 +281,6 @@ def attempts_without_checkpoint(runs: Iterable[Run]) -> set[int]:
     return found
 
 
-# -- a team ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class QuotaUsage:
-    """A team's guarantee of one model in one pool and what it holds now, in GPUs."""
-
-    pool: str
-    model: str
-    guaranteed: float
-    held: float
-    borrow_limit: float | None
-
-    @property
-    def borrowed(self) -> float:
-        return max(0.0, self.held - self.guaranteed)
-
-
-@dataclass(frozen=True)
-class TeamSummary:
-    team: Team
-    lines: list[QuotaUsage]
-    budget: Decimal | None
-    spent: Decimal | None
-    forecast: Decimal | None
-    hours: BudgetStatus | None  # its budget of GPU-hours
-
-
-def team_summaries(user: User, now: datetime) -> list[TeamSummary]:
-    """Each team the person is in: its guarantees, what it holds, and this month's budgets."""
-    teams = list(Team.objects.filter(pk__in=policy.my_team_ids(user)).order_by("name"))
-    if not teams:
-        return []
-    held = engine.held_by_team([team.pk for team in teams], now)
-    quotas = Quota.objects.filter(team__in=teams).select_related("pool").order_by("pool__name", "-model")
-    lines: dict[int, list[QuotaUsage]] = {}
-    for quota in quotas:
-        lines.setdefault(quota.team_id, []).append(quota_usage_of(quota, held))
-    month = month_of(now)
-    budgets = {(row.team_id, row.measure): row for row in Budget.objects.filter(team__in=teams, month=month)}
-    spent = workload_usage.team_spending(teams, month)
-    panels = []
-    for team in teams:
-        money, hours = (
-            budgets.get((team.pk, measure)) for measure in (BudgetMeasure.MONEY, BudgetMeasure.GPU_HOURS)
-        )
-        so_far = spent.get(team.pk, Decimal(0))
-        panels.append(
-            TeamSummary(
-                team,
-                lines.get(team.pk, []),
-                None if money is None else money.amount,
-                so_far,
-                forecast_month_end(so_far, now),
-                None if hours is None else budget_status(hours, now),
-            )
-        )
-    return panels
-
-
-def quota_usages(uses: Iterable[engine.QuotaUse], pool: Pool) -> list[QuotaUsage]:
-    """A team's guarantees in one pool and what it holds of them, in GPUs."""
-    return [
-        QuotaUsage(
-            pool=pool.name,
-            model=use.model,
-            guaranteed=use.guaranteed / SLOTS_PER_GPU,
-            held=use.held / SLOTS_PER_GPU,
-            borrow_limit=None if use.borrow_limit is None else use.borrow_limit / SLOTS_PER_GPU,
-        )
-        for use in uses
-    ]
-
-
-def quota_usage_of(quota: Quota, held: dict[tuple[int, int, str], int]) -> QuotaUsage:
-    return QuotaUsage(
-        pool=quota.pool.name,
-        model=quota.model,
-        guaranteed=quota.guaranteed_slots / SLOTS_PER_GPU,
-        held=held.get((quota.team_id, quota.pool_id, quota.model), 0) / SLOTS_PER_GPU,
-        borrow_limit=None if quota.borrow_limit_slots is None else quota.borrow_limit_slots / SLOTS_PER_GPU,
-    )
-
-
-# -- what is ahead -----------------------------------------------------------------------------------------------------
-
-
-def upcoming_reservations(user: User, now: datetime, most: int = 6) -> list[Reservation]:
-    """Reservations of the person's teams that are not over, the next first."""
-    mine = policy.visible_reservations(user).filter(project__team__in=policy.my_team_ids(user))
-    return list(
-        mine.filter(state__in=OPEN_RESERVATION_STATES, end__gt=now)
-        .select_related("project__team", "pool")
-        .order_by("start", "pk")[:most]
-    )
-
-
-def own_submissions(user: User, most: int = 6) -> list[Submission]:
-    """What the person submitted that still waits for somebody's word."""
-    mine = policy.visible_submissions(user).filter(author=user, state=SubmissionState.WAITING)
-    return list(mine.select_related("team", "pool").order_by("created_at", "pk")[:most])
-
-
-def upcoming_maintenance(user: User, now: datetime, most: int = 4) -> list[MaintenanceWindow]:
-    """Maintenance of hosts that the person may see, the next first."""
-    windows = MaintenanceWindow.objects.filter(host__in=policy.visible_hosts(user), end__gt=now)
-    return list(windows.select_related("host").order_by("start", "pk")[:most])
-
-
-def open_reservations(user: User, now: datetime) -> QuerySet[Reservation]:
-    """Reservations of the person's teams in which work can be launched."""
-    mine = policy.visible_reservations(user).filter(project__in=policy.launchable_projects(user))
-    return (
-        mine.filter(state__in=OPEN_RESERVATION_STATES, end__gt=now)
-        .select_related("project", "pool")
-        .order_by("start", "pk")
-    )
-
-
 def is_notebook(workload: Workload) -> bool:
     """Whether it is a notebook rather than a job."""
     return workload.kind == WorkloadKind.NOTEBOOK
@@ -428,11 +302,11 @@ def held_unit(allocation: Allocation) -> HeldUnit:
     )
 
 
-def _price_per_hour(piece: WorkloadDetails, prices: workload_usage.Prices) -> Decimal | None:
+def _price_per_hour(piece: WorkloadDetails, prices: cost_totals.Prices) -> Decimal | None:
     """Of what it holds, or, while it waits, of what it asks for when that is whole GPUs of named models."""
     workload = piece.workload
     if piece.held:
-        return workload_usage.rounded_sum(
+        return cost_totals.rounded_sum(
             prices.of(workload.pool_id, unit.model, unit.slots) for unit in piece.held
         )
     if workload.profile != WHOLE_GPU_PROFILE or not workload.models_wanted:

@@ -17,13 +17,13 @@ from portal.input_checks import InputChecks
 from portal.models import Submission, User
 from portal.planner_budget import metered_planning
 from portal.services import audit
-from portal.services.calendar.reservations import (
+from portal.services.calendar.approved_changes import submit_for_approval
+from portal.services.calendar.reservation_checks import (
     ReservationRequest,
     alternative_windows_of,
     checked_reservation_request,
-    submit_for_approval,
 )
-from portal.services.money import rates_and_budgets
+from portal.services.money import rate_card
 from portal.wording import formatting, reason_texts, request_texts
 from scheduler import services as engine
 from scheduler.core.promises.reservation_windows import WindowCheckResult
@@ -173,7 +173,7 @@ def preview_series(
     with metered_planning(actor, now):
         answers = engine.check_windows(now=now, owner=actor, **wish.columns)
     worst = first_unavailable_occurrence(answers)
-    price = rates_and_budgets.gpu_hour_price(
+    price = rate_card.gpu_hour_price(
         pool=pool, models=wish.first.ask.models_wanted or gpu_models_of_pool(pool), now=now
     )
     per_hour = None if price is None else price * Decimal(str(wish.first.gpus))
@@ -181,7 +181,7 @@ def preview_series(
     return {
         "price_per_hour": None if per_hour is None else round_amount(per_hour),
         "price": None if per_hour is None else round_amount(per_hour * hours),
-        "currency": rates_and_budgets.organisation_currency(),
+        "currency": rate_card.organisation_currency(),
         "occurrences": len(wish.windows),
         "fits": worst is None,
         "sentence": "" if worst is None else unavailable_occurrences_sentence(wish, answers),

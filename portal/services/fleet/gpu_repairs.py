@@ -10,12 +10,12 @@ from django.db import transaction
 
 from portal import policy
 from portal.errors import Conflict
-from portal.input_checks import InputChecks, checked_reason, display_value
+from portal.input_checks import InputChecks, checked_reason
 from portal.models import User
 from portal.services import audit, engine_refusals
 from portal.wording import host_texts
 from scheduler import services as engine
-from scheduler.models import Diagnostic, DiagnosticTool, Gpu, Host, MaintenanceWindow, Pool, StrayAction
+from scheduler.models import Diagnostic, DiagnosticTool, Gpu, Host, Pool, StrayAction
 from scheduler.state import nudge
 from scheduler.state.states import RepairState
 from scheduler.sync import gpu_diagnostics, host_inventory
@@ -108,34 +108,6 @@ def forget_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str = "
             raise Conflict(f"GPU {row.index} of {host.name} is still held, or is reported again.")
         told = {"gpu": row.index, "uuid": row.uuid}
         audit.record(actor=actor, via=via, now=now, verb="forget_gpu", target=host, before=told, why=why)
-    return row
-
-
-def cancel_maintenance(
-    *, actor: User, host: Host, window: Any, now: datetime, why: str = "", via: str = "web"
-) -> MaintenanceWindow:
-    """Take an announced window back. Raises Invalid, NotAllowed, Conflict when it was gone already."""
-    policy.require(actor, "host.change")
-    checks = InputChecks()
-    there = {str(each.pk): each for each in host.maintenance_windows.filter(end__gt=now)}
-    name = str(window)
-    if name not in there:
-        announced = [(number, each.start, each.end) for number, each in there.items()]
-        checks.note(
-            "window",
-            window,
-            f"window is {display_value(name)}; {host_texts.maintenance_windows_text(host.name, announced)}",
-        )
-    checks.done()
-    row, why = there[name], checked_reason(why)
-    with transaction.atomic():
-        before = audit.audited_fields(row, "start", "end", "reason")
-        if not engine.cancel_maintenance(row, now=now):
-            raise Conflict("The window was taken back already.")
-        audit.record(
-            actor=actor, via=via, now=now, verb="cancel_maintenance", target=host, before=before, why=why
-        )
-    row.pk = int(name)
     return row
 
 

@@ -12,7 +12,7 @@ from django.db import IntegrityError, transaction
 
 from portal import policy
 from portal.errors import Conflict
-from portal.input_checks import HOST_NAME_PATTERN, InputChecks, checked_reason
+from portal.input_checks import HOST_NAME_PATTERN, InputChecks, checked_reason, display_value
 from portal.models import User
 from portal.services import audit
 from portal.wording import host_texts
@@ -248,3 +248,31 @@ def _unchanged_state_refusal(host: Host, new: AdminState) -> str:
 
 def _powered_on_refusal(host: Host) -> str:
     return f"{host.name}'s agent speaks, or never has: the machine is not off. Drain it, and its work goes elsewhere."
+
+
+def cancel_maintenance(
+    *, actor: User, host: Host, window: Any, now: datetime, why: str = "", via: str = "web"
+) -> MaintenanceWindow:
+    """Take an announced window back. Raises Invalid, NotAllowed, Conflict when it was gone already."""
+    policy.require(actor, "host.change")
+    checks = InputChecks()
+    there = {str(each.pk): each for each in host.maintenance_windows.filter(end__gt=now)}
+    name = str(window)
+    if name not in there:
+        announced = [(number, each.start, each.end) for number, each in there.items()]
+        checks.note(
+            "window",
+            window,
+            f"window is {display_value(name)}; {host_texts.maintenance_windows_text(host.name, announced)}",
+        )
+    checks.done()
+    row, why = there[name], checked_reason(why)
+    with transaction.atomic():
+        before = audit.audited_fields(row, "start", "end", "reason")
+        if not engine.cancel_maintenance(row, now=now):
+            raise Conflict("The window was taken back already.")
+        audit.record(
+            actor=actor, via=via, now=now, verb="cancel_maintenance", target=host, before=before, why=why
+        )
+    row.pk = int(name)
+    return row

@@ -19,6 +19,7 @@ from portal.hardware_request import gpu_models_of_pool
 from portal.input_checks import display_value as shown_value
 from portal.models import Submission, SubmissionState, User
 from portal.reads.calendar import approvals as reads
+from portal.services.approvals import decisions, effects
 from portal.services.approvals import submissions as verbs
 from portal.templatetags.gpupool import gpu_model
 from portal.web.page.access import current_user, sign_in_required
@@ -209,7 +210,7 @@ def _approvals_context(
 
 def _effect(chosen: Submission, user: User, now: datetime) -> dict[str, Any]:
     """What approving it would do; who asked for it learns of others' work and reservations only what is theirs to see."""
-    effect = verbs.approval_effect(chosen, now)
+    effect = effects.approval_effect(chosen, now)
     for name, visible in (
         ("evicted", policy.visible_workloads),
         ("overlapping", policy.visible_reservations),
@@ -241,12 +242,12 @@ def decide(request: HttpRequest, public_id: uuid.UUID, verb: str) -> HttpRespons
     form = DecisionForm(request.POST, submission=row)
     if verb == "withdraw":
         form.is_valid()
-        done = form.carry_out(verbs.withdraw_submission, actor=user, submission=row, now=now)
+        done = form.carry_out(decisions.withdraw_submission, actor=user, submission=row, now=now)
     elif not form.is_valid():
         done = None
     elif verb == "approve":
         done = form.carry_out(
-            verbs.approve_submission,
+            decisions.approve_submission,
             actor=user,
             submission=row,
             changes=form.changes(row.payload),
@@ -255,7 +256,7 @@ def decide(request: HttpRequest, public_id: uuid.UUID, verb: str) -> HttpRespons
         )
     else:
         done = form.carry_out(
-            verbs.decline_submission,
+            decisions.decline_submission,
             actor=user,
             submission=row,
             comment=form.cleaned_data["comment"],
@@ -293,9 +294,9 @@ def decide_several(request: HttpRequest) -> HttpResponseBase:
             continue
         try:
             if verb == "approve":
-                verbs.approve_submission(actor=user, submission=row, now=now)
+                decisions.approve_submission(actor=user, submission=row, now=now)
             else:
-                verbs.decline_submission(
+                decisions.decline_submission(
                     actor=user, submission=row, comment=request.POST.get("comment", ""), now=now
                 )
             done += 1

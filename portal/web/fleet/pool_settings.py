@@ -23,6 +23,8 @@ from portal.services.fleet import health_rules as health_verbs
 from portal.services.fleet import pools as verbs
 from portal.services.fleet.gpu_repairs import REPAIR_POLICY_FIELDS as REPAIR_POLICY
 from portal.services.fleet.gpu_repairs import change_repair_policy
+from portal.services.people import organisation as organisation_service
+from portal.services.work import templates
 from portal.web.fleet.repairs import RepairPolicyForm
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.duration_field import DurationInSecondsField, format_seconds
@@ -214,7 +216,10 @@ def organisation_settings(request: HttpRequest) -> HttpResponse:
     form = OrganisationForm(request.POST or None, initial=initial)
     if request.method == "POST" and form.is_valid():
         done = form.carry_out(
-            verbs.change_organisation, actor=current_user(request), now=timezone.now(), **form.cleaned_data
+            organisation_service.change_organisation,
+            actor=current_user(request),
+            now=timezone.now(),
+            **form.cleaned_data,
         )
         if done is not None:
             messages.success(request, "Saved.")
@@ -357,7 +362,7 @@ def edit_workload_template(request: HttpRequest, slug: str = "") -> HttpResponse
     policy.require(request.user, "template.change")
     row = get_object_or_404(Template, slug=slug) if slug else None
     if row is not None and request.POST.get("verb") == "delete":
-        verbs.delete_template(actor=current_user(request), template=row, now=timezone.now())
+        templates.delete_template(actor=current_user(request), template=row, now=timezone.now())
         messages.success(request, f"{row.name} is gone. What was launched from it stays.")
         return redirect("templates")
     initial = {} if row is None else {name: getattr(row, name) for name in WorkloadTemplateForm.base_fields}
@@ -367,7 +372,7 @@ def edit_workload_template(request: HttpRequest, slug: str = "") -> HttpResponse
         and form.is_valid()
         and (
             form.carry_out(
-                verbs.save_template,
+                templates.save_template,
                 actor=current_user(request),
                 template=row,
                 now=timezone.now(),

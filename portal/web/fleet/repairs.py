@@ -17,7 +17,7 @@ from portal.errors import ServiceError
 from portal.reads.fleet import gpu_health as reads
 from portal.reads.fleet import host_details as hosts_reads
 from portal.services.fleet import gpu_repairs as verbs
-from portal.services.fleet import mig_geometry
+from portal.services.fleet import hosts, mig_geometry
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.duration_field import DurationInSecondsField
 from portal.web.page.service_form import ServiceForm
@@ -42,7 +42,7 @@ REPAIR_ACTIONS: dict[str, tuple[Callable[..., Any], str, SuccessMessage]] = {
         lambda row: f"GPU {row.gpu.index} stays as it is.",
     ),
     "cancel-window": (
-        verbs.cancel_maintenance,
+        hosts.cancel_maintenance,
         "window",
         lambda row: "The maintenance window is taken back.",
     ),

@@ -19,7 +19,7 @@ from portal.hardware_request import MAX_COMPUTE_CAPABILITY, MAX_CPU_MILLI, MAX_M
 from portal.models import User
 from portal.reads.fleet import free_capacity, host_details
 from portal.reads.fleet.free_capacity import FreeCapacity
-from portal.reads.work import job_arrays, workload_details
+from portal.reads.work import job_arrays, team_summaries, workload_details
 from portal.services.calendar.recurring_reservations import WEEKDAYS
 from portal.templatetags.gpupool import gpu_model, money
 from portal.web.page.service_form import ServiceForm
@@ -99,7 +99,7 @@ class GpuRequestOptions:
         return cls(
             lines,
             {str(project.pk): project for project in projects},
-            {str(row.public_id): row for row in workload_details.open_reservations(user, now)},
+            {str(row.public_id): row for row in team_summaries.open_reservations(user, now)},
             currency,
             {str(row.public_id): row for row in _own_open_work(user)},
             _host_capacity_text({line.pool.pk: line.pool for line in lines}),

@@ -13,9 +13,9 @@ from django.utils import timezone
 from portal.errors import Conflict, Invalid, NotAllowed, PlannerBudgetExceeded, ServiceError
 from portal.models import User
 from portal.planner_budget import metered_planning
-from portal.reads.work.workload_details import QuotaUsage, quota_usages
-from portal.services.calendar import recurring_reservations, reservations
-from portal.services.work import workloads
+from portal.reads.work.team_summaries import QuotaUsage, quota_usages
+from portal.services.calendar import recurring_reservations, reservation_preview
+from portal.services.work import workload_preview
 from portal.templatetags.gpupool import duration, gpu_model, grouped, money
 from portal.web.gpu_request.forms import FIELD_FOR_ARGUMENT, SIZE_FIELDS, GpuRequestForm, size_text
 from portal.web.work.queue import request_form_query
@@ -110,7 +110,7 @@ def _windows_from_now(form: GpuRequestForm, user: User, now: datetime) -> list[d
     ):
         return []
     try:
-        found = reservations.first_fitting_windows(
+        found = reservation_preview.first_fitting_windows(
             actor=user, now=now, length=timedelta(seconds=data["seconds"]), **form.window_search_arguments()
         )
     except (ServiceError, OverflowError):
@@ -141,7 +141,7 @@ def _reservation_preview(form: GpuRequestForm, user: User, now: datetime) -> dic
     arguments = form.for_reservation()
     arguments.pop("why")
     arguments["name"] = arguments["name"] or "preview"
-    answer = reservations.preview_reservation(actor=user, now=now, **arguments)
+    answer = reservation_preview.preview_reservation(actor=user, now=now, **arguments)
     uses = engine.quota_use(team=form.selected_project.team.pk, pool=arguments["pool"].pk, now=now)
     start, end = arguments["start"], arguments["end"]
     context: dict[str, Any] = {
@@ -220,7 +220,7 @@ def _workload_preview(form: GpuRequestForm, user: User, now: datetime) -> dict[s
     arguments["name"] = arguments["name"] or "preview"
     if kind == "job":
         arguments["command"] = arguments["command"] or "true"
-    answer = workloads.preview_workload(actor=user, now=now, kind=kind, **arguments)
+    answer = workload_preview.preview_workload(actor=user, now=now, kind=kind, **arguments)
     seconds = form.cleaned_data["seconds"]
     text = f"up to {duration(seconds)} × {money(answer['price_per_hour'], answer['currency'])}"
     context: dict[str, Any] = {

@@ -18,7 +18,7 @@ from portal import policy
 from portal.models import Submission, Template, User
 from portal.reads.work.workload_details import RELATED
 from portal.services.calendar import recurring_reservations, reservations
-from portal.services.work import workloads
+from portal.services.work import launch
 from portal.web.gpu_request import preview as ask_preview
 from portal.web.gpu_request.forms import (
     REQUEST_KINDS,
@@ -110,11 +110,11 @@ def _submit(
     if kind == "reservation":
         return form.carry_out(reservations.request_reservation, actor=user, now=now, **form.for_reservation())
     if kind == "notebook":
-        return form.carry_out(workloads.launch_notebook, actor=user, now=now, **form.for_notebook())
+        return form.carry_out(launch.launch_notebook, actor=user, now=now, **form.for_notebook())
     if form.cleaned_data["array"].strip():
         array = form.cleaned_data["array"].strip()
-        return form.carry_out(workloads.submit_array, actor=user, now=now, array=array, **form.for_job())
-    return form.carry_out(workloads.submit_job, actor=user, now=now, **form.for_job())
+        return form.carry_out(launch.submit_array, actor=user, now=now, array=array, **form.for_job())
+    return form.carry_out(launch.submit_job, actor=user, now=now, **form.for_job())
 
 
 def _redirect_after(

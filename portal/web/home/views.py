@@ -16,9 +16,9 @@ from django.utils import timezone
 from portal.models import Submission, User
 from portal.reads.fleet import free_capacity
 from portal.reads.people import staff_dashboard
-from portal.reads.work import job_arrays, workload_details
-from portal.reads.work import queue as queue_reads
-from portal.reads.work.workload_details import TeamSummary, WorkloadDetails
+from portal.reads.work import job_arrays, team_summaries, wait_explanation, workload_details
+from portal.reads.work.team_summaries import TeamSummary
+from portal.reads.work.workload_details import WorkloadDetails
 from portal.templatetags.gpupool import duration, gpu_model, grouped, money
 from portal.web.page import live_refresh
 from portal.web.page.access import current_user, sign_in_required
@@ -69,7 +69,7 @@ def _home_context(user: User, currency: str, now: datetime) -> dict[str, Any]:
         with_use=False,
     )
     wholes = job_arrays.array_totals((piece.workload for piece in (*pieces, *ended)), now)
-    panels = workload_details.team_summaries(user, now)
+    panels = team_summaries.team_summaries(user, now)
     lines = free_capacity.free_capacity(user, now)
     return {
         "counts": _counts_sentence(pieces, len(found) > MAX_CARDS) if panels or pieces else "",
@@ -169,7 +169,7 @@ def _alternatives_of_card(piece: WorkloadDetails, now: datetime) -> dict[str, An
     workload = piece.workload
     if workload.state != WorkloadState.QUEUED or not workload.reason_code:
         return {}
-    known = queue_reads.cached_faster_requests(workload)
+    known = wait_explanation.cached_faster_requests(workload)
     if known is None:
         return {"sooner_url": reverse("sooner", args=[workload.public_id])}
     return {"sooner": queue.alternative_rows(workload, known[: queue.MAX_ALTERNATIVES_ON_CARD], now)}
@@ -339,10 +339,10 @@ def _gpu_hours_text(amount: Decimal) -> str:
 def _upcoming(user: User, now: datetime) -> list[dict[str, Any]]:
     """Reservations, what waits for approval, and maintenance, by their start."""
     rows: list[dict[str, Any]] = [
-        _upcoming_reservation(r) for r in workload_details.upcoming_reservations(user, now)
+        _upcoming_reservation(r) for r in team_summaries.upcoming_reservations(user, now)
     ]
-    rows += [row for row in map(_upcoming_submission, workload_details.own_submissions(user)) if row]
-    rows += [_upcoming_maintenance(window) for window in workload_details.upcoming_maintenance(user, now)]
+    rows += [row for row in map(_upcoming_submission, team_summaries.own_submissions(user)) if row]
+    rows += [_upcoming_maintenance(window) for window in team_summaries.upcoming_maintenance(user, now)]
     return sorted(rows, key=lambda row: row["start"])
 
 

@@ -19,7 +19,9 @@ from django.utils import timezone
 from portal import policy
 from portal.models import User
 from portal.reads.money import chargeback as reads
-from portal.services.money import rates_and_budgets as verbs
+from portal.services.money import budgets as budgets_service
+from portal.services.money import months
+from portal.services.money import rate_card as rate_card_service
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.context_processors import current_currency
 from portal.web.page.service_form import ServiceForm
@@ -298,7 +300,7 @@ def month_close(request: HttpRequest, month: str) -> HttpResponseBase:
     form = CloseMonthForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
         done = form.carry_out(
-            verbs.close_month, actor=user, month=found, why=form.cleaned_data["why"], now=now
+            months.close_month, actor=user, month=found, why=form.cleaned_data["why"], now=now
         )
         if done is not None:
             messages.success(
@@ -353,7 +355,7 @@ def rate_card(request: HttpRequest) -> HttpResponseBase:
     if request.method == "POST" and form.is_valid():
         given = dict(form.cleaned_data)
         pool = form.pools.get(given.pop("pool"))
-        if form.carry_out(verbs.set_price, actor=user, pool=pool, now=now, **given) is not None:
+        if form.carry_out(rate_card_service.set_price, actor=user, pool=pool, now=now, **given) is not None:
             messages.success(request, "The price is set. What was charged before stays as it is.")
             return redirect("rate-card")
     context = {
@@ -425,14 +427,19 @@ def budgets(request: HttpRequest) -> HttpResponseBase:
     if verb == "budget" and budget_form.is_valid():
         given = dict(budget_form.cleaned_data)
         team = budget_form.teams[given.pop("team")]
-        if budget_form.carry_out(verbs.set_budget, actor=user, team=team, now=now, **given) is not None:
+        if (
+            budget_form.carry_out(budgets_service.set_budget, actor=user, team=team, now=now, **given)
+            is not None
+        ):
             messages.success(request, f"The budget of {team.name} is set.")
             return redirect("budgets")
     if verb == "cost_centre" and centre_form.is_valid():
         given = dict(centre_form.cleaned_data)
         project = centre_form.projects[given.pop("project")]
         if (
-            centre_form.carry_out(verbs.set_cost_centre, actor=user, project=project, now=now, **given)
+            centre_form.carry_out(
+                budgets_service.set_cost_centre, actor=user, project=project, now=now, **given
+            )
             is not None
         ):
             messages.success(request, f"{project.name} is paid by {given['code']} from then on.")

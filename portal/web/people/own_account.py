@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from portal.models import Notification
 from portal.reads.people import organisation as reads
-from portal.services.people import accounts_and_teams as verbs
+from portal.services.people import accounts, api_tokens
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.service_form import ServiceForm
 from portal.wording import notice_texts
@@ -53,7 +53,7 @@ def tokens(request: HttpRequest) -> HttpResponse:
     if request.POST.get("verb") == "revoke":
         token = get_object_or_404(reads.own_tokens(request.user), pk=_id_or_404(request.POST.get("token")))
         if token.revoked_at is None:
-            verbs.revoke_token(actor=current_user(request), token=token, now=now)
+            api_tokens.revoke_token(actor=current_user(request), token=token, now=now)
         messages.success(request, f"The token {token.name} no longer works.")
         return redirect("tokens")
     form, text = TokenForm(request.POST or None), ""
@@ -61,7 +61,7 @@ def tokens(request: HttpRequest) -> HttpResponse:
         days = form.cleaned_data["days"]
         expires_at = now + timedelta(days=int(days)) if days else None
         made = form.carry_out(
-            verbs.create_token,
+            api_tokens.create_token,
             actor=current_user(request),
             name=form.cleaned_data["name"],
             expires_at=expires_at,
@@ -86,7 +86,7 @@ def notifications(request: HttpRequest) -> HttpResponse:
     """Own notices, newest first."""
     now = timezone.now()
     if request.method == "POST":
-        verbs.read_notifications(actor=current_user(request), now=now)
+        accounts.read_notifications(actor=current_user(request), now=now)
         return redirect("notifications")
     page = Paginator(reads.own_notices(request.user), NOTIFICATIONS_PER_PAGE).get_page(
         request.GET.get("page")
@@ -127,7 +127,7 @@ def preferences(request: HttpRequest) -> HttpResponse:
     if (
         request.method == "POST"
         and form.is_valid()
-        and form.carry_out(verbs.set_preferences, actor=user, now=timezone.now(), **form.cleaned_data)
+        and form.carry_out(accounts.set_preferences, actor=user, now=timezone.now(), **form.cleaned_data)
         is not None
     ):
         messages.success(request, "Saved.")

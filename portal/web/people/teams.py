@@ -16,7 +16,8 @@ from django.utils import timezone
 from portal import policy
 from portal.models import Membership, Organisation, User
 from portal.reads.people import organisation as reads
-from portal.services.people import accounts_and_teams as verbs
+from portal.services.people import accounts
+from portal.services.people import teams as teams_service
 from portal.web.page.access import current_user, posted_key, sign_in_required
 from portal.web.page.service_form import ServiceForm
 from scheduler.models import Host, Pool, Project, Quota, Team, Workload
@@ -90,7 +91,7 @@ def teams(request: HttpRequest) -> HttpResponse:
     form = TeamForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
         made = form.carry_out(
-            verbs.create_team, actor=current_user(request), now=timezone.now(), **form.cleaned_data
+            teams_service.create_team, actor=current_user(request), now=timezone.now(), **form.cleaned_data
         )
         if made is not None:
             messages.success(request, f"{made.name} is there. Next: its people, its projects and its quota.")
@@ -142,14 +143,18 @@ def _change_team(request: HttpRequest, team: Team, verb: str, shown: dict[str, A
             )
             return False
         return (
-            form.carry_out(verbs.add_member, team=team, user=person, role=form.cleaned_data["role"], **given)
+            form.carry_out(
+                teams_service.add_member, team=team, user=person, role=form.cleaned_data["role"], **given
+            )
             is not None
         )
     if verb == "create_project":
         form = shown["project_form"]
         return (
             form.is_valid()
-            and form.carry_out(verbs.create_project, team=team, name=form.cleaned_data["name"], **given)
+            and form.carry_out(
+                teams_service.create_project, team=team, name=form.cleaned_data["name"], **given
+            )
             is not None
         )
     form = ServiceForm(request.POST)
@@ -158,15 +163,18 @@ def _change_team(request: HttpRequest, team: Team, verb: str, shown: dict[str, A
         person = User.objects.filter(username=posted_key(request, "user")).first()
         if person is None:
             raise Http404
-        form.carry_out(verbs.remove_member, team=team, user=person, **given)
+        form.carry_out(teams_service.remove_member, team=team, user=person, **given)
     elif verb == "rename":
-        form.carry_out(verbs.rename_team, team=team, name=request.POST.get("name", ""), **given)
+        form.carry_out(teams_service.rename_team, team=team, name=request.POST.get("name", ""), **given)
     else:
         project = Project.objects.filter(team=team, slug=posted_key(request, "project")).first()
         if project is None:
             raise Http404
         form.carry_out(
-            verbs.set_project_active, project=project, active=request.POST.get("active") == "1", **given
+            teams_service.set_project_active,
+            project=project,
+            active=request.POST.get("active") == "1",
+            **given,
         )
     for error in form.non_field_errors():
         messages.error(request, str(error))
@@ -181,7 +189,7 @@ def people(request: HttpRequest) -> HttpResponse:
     if request.method == "POST":
         if verb == "create" and form.is_valid():
             made = form.carry_out(
-                verbs.create_user, actor=current_user(request), now=timezone.now(), **form.cleaned_data
+                accounts.create_user, actor=current_user(request), now=timezone.now(), **form.cleaned_data
             )
             if made is not None:
                 messages.success(request, f"{made.username} can sign in now. Put them into a team next.")
@@ -204,7 +212,7 @@ def _change_roles(request: HttpRequest) -> None:
         raise Http404
     if (
         form.carry_out(
-            verbs.change_user,
+            accounts.change_user,
             actor=current_user(request),
             user=person,
             now=timezone.now(),
@@ -225,7 +233,7 @@ def first_run_wizard(request: HttpRequest) -> HttpResponse:
     if not User.objects.exists():
         form = FirstRunForm(request.POST or None)
         if request.method == "POST" and form.is_valid():
-            user = form.carry_out(verbs.first_run, now=now, **form.cleaned_data)
+            user = form.carry_out(accounts.first_run, now=now, **form.cleaned_data)
             if user is not None:
                 login(request, user, backend=LOGIN_BACKEND)
                 return redirect("first-run")

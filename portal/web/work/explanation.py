@@ -10,8 +10,7 @@ from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 
 from portal.models import User
-from portal.reads.work import queue as reads
-from portal.reads.work import workload_details
+from portal.reads.work import wait_explanation, workload_details
 from portal.reads.work.workload_details import WorkloadDetails
 from portal.templatetags.gpupool import duration
 from portal.web.page import live_refresh
@@ -62,7 +61,7 @@ def _heading(workload: Workload) -> str:
 
 
 def _waiting_context(workload: Workload, user: User, now: datetime) -> dict[str, Any]:
-    found = reads.explain_wait(workload, user, now)
+    found = wait_explanation.explain_wait(workload, user, now)
     return {
         "expected": _expected_start_text(workload, found, now),
         "record": expected_start_texts.forecast_accuracy_text(found.starts.past(workload.pool_id))
@@ -109,7 +108,7 @@ def _state_sentence(piece: WorkloadDetails, user: User) -> str:
     return reason_texts.reason_sentence(workload.reason_code, workload.reason_numbers, user)
 
 
-def _expected_start_text(workload: Workload, found: reads.WaitExplanation, now: datetime) -> str:
+def _expected_start_text(workload: Workload, found: wait_explanation.WaitExplanation, now: datetime) -> str:
     if found.never is None:
         return expected_start_texts.expected_start_text(
             workload.expected_start, found.starts.likely(workload), now

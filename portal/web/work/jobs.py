@@ -18,10 +18,10 @@ from django.views.decorators.http import require_POST
 
 from portal import policy
 from portal.models import User
-from portal.reads.money import workload_usage
-from portal.reads.work import job_arrays, workload_details
+from portal.reads.money import cost_totals
+from portal.reads.work import job_arrays, utilisation, workload_details
 from portal.reads.work.workload_details import WorkloadDetails
-from portal.services.work import workloads as verbs
+from portal.services.work import workload_changes
 from portal.templatetags.gpupool import duration, gpu_model, money, percent
 from portal.web.page import live_refresh
 from portal.web.page.access import current_user, get_visible_or_404, run_and_redirect, sign_in_required
@@ -146,7 +146,7 @@ def cancel_array(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase
         return render(request, "work/question.html", context)
     return run_and_redirect(
         request,
-        lambda: verbs.cancel_array(actor=user, array=row, now=timezone.now()),
+        lambda: workload_changes.cancel_array(actor=user, array=row, now=timezone.now()),
         done=f"The tasks of {row.name} that had not ended are cancelled.",
         to=address,
     )
@@ -335,7 +335,7 @@ def _log_tab(request: HttpRequest, workload: Workload, user: User) -> dict[str, 
 
 
 def _use_tab(workload: Workload, now: datetime) -> dict[str, Any]:
-    readings = workload_usage.utilisation_history(workload.pk, now)
+    readings = utilisation.utilisation_history(workload.pk, now)
     moments = [timezone.localtime(at) for at, _, _ in readings]
     figure = {
         "data": [
@@ -377,7 +377,7 @@ def _use_tab(workload: Workload, now: datetime) -> dict[str, Any]:
 
 
 def _cost_tab(workload: Workload, piece: WorkloadDetails, currency: str) -> dict[str, Any]:
-    lines = workload_usage.charge_lines_of(workload.pk)
+    lines = cost_totals.charge_lines_of(workload.pk)
     written = sum((Decimal(line["amount"]) for line in lines), Decimal(0))
     rows = [
         [

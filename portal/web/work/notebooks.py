@@ -20,8 +20,8 @@ from portal import policy
 from portal.errors import Conflict
 from portal.models import Template, User
 from portal.reads.fleet import free_capacity
-from portal.reads.work import workload_details
-from portal.services.work import workloads as verbs
+from portal.reads.work import team_summaries, workload_details
+from portal.services.work import launch, workspaces
 from portal.templatetags.gpupool import duration, gpu_model, money
 from portal.web.page import live_refresh
 from portal.web.page.access import current_user, sign_in_required
@@ -155,13 +155,13 @@ def launch_notebook(request: HttpRequest) -> HttpResponse:
         "user": user,
         "lines": free_capacity.free_capacity(user, now),
         "currency": currency,
-        "reservations": list(workload_details.open_reservations(user, now)),
+        "reservations": list(team_summaries.open_reservations(user, now)),
     }
     if request.method == "POST":
         form = NotebookLaunchForm(request.POST, **made)
         workload = None
         if form.is_valid():
-            workload = form.carry_out(verbs.launch_notebook, actor=user, now=now, **form.arguments())
+            workload = form.carry_out(launch.launch_notebook, actor=user, now=now, **form.arguments())
         if workload is not None:
             request.session[LAST_NOTEBOOK_SESSION_KEY] = {
                 name: value for name, value in form.data.items() if name in form.fields and name != "name"
@@ -280,7 +280,7 @@ def open_notebook(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
     """Off to the workspace's own origin, with a code that is good for a minute and for this browser's session."""
     workload = get_workload_or_404(request, public_id)
     try:
-        url = verbs.open_workspace(
+        url = workspaces.open_workspace(
             actor=current_user(request),
             workload=workload,
             session_key=request.session.session_key or "",

@@ -17,7 +17,7 @@ from portal import policy
 from portal.errors import PlannerBudgetExceeded
 from portal.models import User
 from portal.planner_budget import metered_planning
-from portal.reads.work import expected_starts
+from portal.reads.work import expected_starts, wait_explanation
 from portal.reads.work import queue as reads
 from portal.reads.work.workload_details import filter_by_text
 from portal.templatetags.gpupool import duration, gpu_model, grouped, percent
@@ -147,7 +147,7 @@ def faster_alternatives(request: HttpRequest, public_id: uuid.UUID) -> HttpRespo
     now = timezone.now()
     workload = get_workload_or_404(request, public_id)
     with metered_planning(current_user(request), now):
-        found = reads.faster_requests(workload, now)[:MAX_ALTERNATIVES_ON_CARD]
+        found = wait_explanation.faster_requests(workload, now)[:MAX_ALTERNATIVES_ON_CARD]
     return render(request, "work/sooner.html", {"sooner": alternative_rows(workload, found, now)})
 
 
@@ -157,7 +157,7 @@ def compare_turns(request: HttpRequest, public_id: uuid.UUID, other: uuid.UUID) 
     user, now = current_user(request), timezone.now()
     mine, theirs = get_workload_or_404(request, public_id), get_workload_or_404(request, other)
     with metered_planning(user, now):
-        found = reads.compare_in_queue(mine, theirs, now)
+        found = wait_explanation.compare_in_queue(mine, theirs, now)
     context = {
         "mine": mine,
         "theirs": theirs,
@@ -187,7 +187,7 @@ def fair_share_page(request: HttpRequest, slug: str) -> HttpResponse:
     pool = found_row(policy.visible_pools(user), "pool", slug=slug)
     mine = set(policy.my_team_ids(user).values_list("team_id", flat=True))
     with metered_planning(user, now):
-        rows = reads.fair_share_rows(pool, mine, now)
+        rows = wait_explanation.fair_share_rows(pool, mine, now)
     context = {"pool": pool, "rows": fair_share_rows(rows), "half_life": duration(pool.half_life_seconds)}
     return live_refresh.render_live_page(
         request, "work/fairness.html", "work/fairness_part.html", context, topics=["queue"], now=now
@@ -195,7 +195,7 @@ def fair_share_page(request: HttpRequest, slug: str) -> HttpResponse:
 
 
 def explanation_columns(
-    workload: Workload, found: reads.WaitExplanation, user: User, now: datetime
+    workload: Workload, found: wait_explanation.WaitExplanation, user: User, now: datetime
 ) -> dict[str, Any]:
     """The three columns below a row: blockers and who goes first, what would start sooner, fairness."""
     return {
@@ -297,12 +297,14 @@ def _queue_row(
 def _unfolded_row(workload: Workload, user: User, now: datetime) -> dict[str, Any]:
     """What unfolds below a row; when this person's questions took too long, only that."""
     try:
-        return explanation_columns(workload, reads.explain_wait(workload, user, now), user, now)
+        return explanation_columns(workload, wait_explanation.explain_wait(workload, user, now), user, now)
     except PlannerBudgetExceeded as refusal:
         return {"too_much": refusal.message}
 
 
-def _blocker_row(waiting: Workload, blocker: reads.Blocker, user: User, now: datetime) -> dict[str, Any]:
+def _blocker_row(
+    waiting: Workload, blocker: wait_explanation.Blocker, user: User, now: datetime
+) -> dict[str, Any]:
     workload = blocker.workload
     until = ""
     if blocker.state == WorkloadState.QUEUED:
@@ -353,7 +355,7 @@ def _alternative_row(workload: Workload, other: Alternative, now: datetime) -> d
     return {"label": label, "starts": starts, "now": other.starts_now, "url": page}
 
 
-def _window_row(other: reads.AlternativeWindow) -> dict[str, Any]:
+def _window_row(other: wait_explanation.AlternativeWindow) -> dict[str, Any]:
     """A window and, where the form can say what is asked for, the form filled in with it."""
     start, end = timezone.localtime(other.start), timezone.localtime(other.end)
     given = {
@@ -366,7 +368,7 @@ def _window_row(other: reads.AlternativeWindow) -> dict[str, Any]:
     return {"words": formatting.window(other.start, other.end), "url": url}
 
 
-def _reservation_note(windows: list[reads.AlternativeWindow]) -> str:
+def _reservation_note(windows: list[wait_explanation.AlternativeWindow]) -> str:
     """What a reservation in one of these windows means and needs."""
     if not windows:
         return ""

@@ -15,7 +15,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from portal import policy
 from portal.reads.work.workload_details import RELATED, is_notebook
-from portal.services.work import workloads as verbs
+from portal.services.work import impossible_starts, workload_changes
 from portal.web.page.access import (
     current_user,
     get_visible_or_404,
@@ -31,7 +31,7 @@ MAX_EXTENSION_HOURS = 24 * 366
 
 def add_start_warning(request: HttpRequest, workload: Workload, now: datetime) -> None:
     """Tell a person who submitted it what it waits for that no end of other work brings."""
-    warning = verbs.submission_warning(workload, current_user(request), now)
+    warning = impossible_starts.submission_warning(workload, current_user(request), now)
     if warning:
         messages.warning(request, warning)
 
@@ -54,7 +54,7 @@ def cancel_workload(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseB
         return _confirm_cancel(request, workload)
     return run_and_redirect(
         request,
-        lambda: verbs.cancel_workload(
+        lambda: workload_changes.cancel_workload(
             actor=current_user(request),
             workload=workload,
             now=timezone.now(),
@@ -77,7 +77,7 @@ def extend_workload(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseB
         return redirect(return_url(request, workload_url(workload)))
     return run_and_redirect(
         request,
-        lambda: verbs.extend_workload(
+        lambda: workload_changes.extend_workload(
             actor=current_user(request), workload=workload, seconds=hours * 3600, now=timezone.now()
         ),
         done=f"{workload.name} may run {hours} h longer.",
@@ -95,7 +95,7 @@ def keep_notebook(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBas
         return redirect(return_url(request, workload_url(workload)))
     return run_and_redirect(
         request,
-        lambda: verbs.keep_workload(
+        lambda: workload_changes.keep_workload(
             actor=current_user(request), workload=workload, seconds=hours * 3600, now=timezone.now()
         ),
         done=f"{workload.name} is kept for {hours} h, idle or not.",

@@ -9,7 +9,7 @@ import pytest
 from rest_framework.test import APIClient
 
 from portal.models import User
-from portal.services.people import accounts_and_teams
+from portal.services.people import api_tokens
 from tests.world import World, build_world
 
 Client = Callable[[User], APIClient]
@@ -26,7 +26,7 @@ def client_of() -> Client:
     """A client that carries a token of the user."""
 
     def make(user: User) -> APIClient:
-        _, text = accounts_and_teams.create_token(actor=user, name="test", now=datetime.now(UTC))
+        _, text = api_tokens.create_token(actor=user, name="test", now=datetime.now(UTC))
         client = APIClient()
         client.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
         return client

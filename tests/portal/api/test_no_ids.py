@@ -16,7 +16,7 @@ from portal.api.base.views import ReadThrottle, WriteThrottle
 from portal.notices import delivery
 from portal.services.approvals import submissions
 from portal.services.calendar import recurring_reservations, reservations
-from portal.services.work import workloads
+from portal.services.work import launch
 from scheduler.cycle import engine
 from scheduler.models import Decision, Reservation, Workload
 from scheduler.sweeps import dependency_release
@@ -54,7 +54,7 @@ def submitted(world: World, team: Any, name: str, **also: Any) -> Workload:
         "max_runtime_seconds": 3600,
         "now": world.now,
     }
-    return workloads.submit_job(**(given | also))
+    return launch.submit_job(**(given | also))
 
 
 def everything_happens(world: World) -> None:
@@ -65,7 +65,7 @@ def everything_happens(world: World) -> None:
     Workload.objects.filter(pk__in=[each.pk for each in lent]).update(state="running", started_at=world.now)
     needs = submitted(world, vision, "needs its own", units=8, preemptible=False)
     submitted(world, vision, "behind", units=8, hosts=2, after=[("any", needs)])
-    sweep = workloads.submit_array(
+    sweep = launch.submit_array(
         actor=language.member,
         project=language.project,
         pool=world.shared,

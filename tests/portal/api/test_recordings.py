@@ -13,7 +13,7 @@ from django.test import Client as Browser
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from portal.services.work import workloads
+from portal.services.work import launch
 from scheduler.core.model import serialization
 from scheduler.cycle import engine
 from scheduler.cycle.recording import CycleRecorder
@@ -23,7 +23,7 @@ from tests.world import H100, World
 
 
 def decided(world: World, name: str, **also: Any) -> Any:
-    made = workloads.submit_job(
+    made = launch.submit_job(
         actor=world.vision.member,
         project=world.vision.project,
         pool=world.shared,
@@ -82,7 +82,7 @@ def test_recordings_are_listed_latest_first_and_by_workload(today_world: World, 
 
 def test_the_settings_of_a_pool_show_who_has_how_much_waiting(today_world: World) -> None:
     for number in range(3):
-        workloads.submit_job(
+        launch.submit_job(
             actor=today_world.vision.member,
             project=today_world.vision.project,
             pool=today_world.shared,

@@ -16,8 +16,8 @@ from portal.api.base.views import ReadThrottle, WriteThrottle
 from portal.models import Template
 from portal.services.approvals import submissions
 from portal.services.calendar import recurring_reservations, reservations
-from portal.services.people import accounts_and_teams
-from portal.services.work import workloads
+from portal.services.people import api_tokens
+from portal.services.work import launch
 from scheduler.cycle import engine
 from scheduler.cycle.recording import CycleRecorder
 from scheduler.models import Host, Recording, Storage, Volume, Workload
@@ -181,9 +181,9 @@ def named(today_world: World) -> dict[str, str]:
         "pool": world.shared,
         "now": now,
     }
-    notebook = workloads.launch_notebook(**given, name="secret notebook")
+    notebook = launch.launch_notebook(**given, name="secret notebook")
     Workload.objects.filter(pk=notebook.pk, state="queued").update(state="running")
-    array = workloads.submit_array(**given, name="secret sweep", command="x", units=1, array="0-2%1")
+    array = launch.submit_array(**given, name="secret sweep", command="x", units=1, array="0-2%1")
     window: dict[str, Any] = {"start": SOON, "end": LATER}
     held = reservations.request_reservation(**given, name="secret window", units=1, models=[H100], **window)
     several: dict[str, Any] = {
@@ -206,7 +206,7 @@ def named(today_world: World) -> dict[str, str]:
     storage = Storage.objects.create(key="secretstorage", listed_at=now)
     Volume.objects.create(storage=storage, name=world.vision.member.username, measured_at=now)
     Host.objects.filter(name="delta").update(storage=storage)
-    token, _ = accounts_and_teams.create_token(actor=world.vision.member, name="secret token", now=now)
+    token, _ = api_tokens.create_token(actor=world.vision.member, name="secret token", now=now)
     Template.objects.create(
         slug="small", name="Small", kind="notebook", type="interactive", units=1, max_runtime_seconds=60
     )

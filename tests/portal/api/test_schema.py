@@ -23,8 +23,8 @@ from portal.api.base.views import ReadThrottle, WriteThrottle
 from portal.models import ApiToken, Template
 from portal.services.approvals import submissions
 from portal.services.calendar import recurring_reservations, reservations
-from portal.services.people import accounts_and_teams
-from portal.services.work import workloads
+from portal.services.people import api_tokens
+from portal.services.work import launch
 from telemetry.models import HealthRule, Price
 from tests.world import H100, World
 
@@ -105,10 +105,10 @@ def crowded(today_world: World) -> dict[str, str]:
         "pool": world.shared,
         "now": now,
     }
-    job = workloads.submit_job(**given, name="train", command="x", units=2)
+    job = launch.submit_job(**given, name="train", command="x", units=2)
     window: dict[str, Any] = {"start": now + timedelta(days=1), "end": now + timedelta(days=2)}
     held = reservations.request_reservation(**given, name="held", units=1, models=[H100], **window)
-    array = workloads.submit_array(**given, name="sweep", command="x", units=1, array="0-2%1")
+    array = launch.submit_array(**given, name="sweep", command="x", units=1, array="0-2%1")
     several: dict[str, Any] = {
         "weekdays": ["mon", "wed"],
         "until": (now + timedelta(days=14)).date(),
@@ -173,7 +173,7 @@ def test_requests_made_from_the_schema_get_what_it_says_in_every_role(
     tokens = {}
     for who in ROLES:
         user = today_world.people[who]
-        _, tokens[user.pk] = accounts_and_teams.create_token(actor=user, name="schema", now=datetime.now(UTC))
+        _, tokens[user.pk] = api_tokens.create_token(actor=user, name="schema", now=datetime.now(UTC))
     loaded = schemathesis.openapi.from_dict(schema)
     loaded.app = get_wsgi_application()
     quiet = settings(

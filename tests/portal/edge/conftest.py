@@ -271,7 +271,7 @@ def running_notebook(world: World, owner: User, host: Host, name: str = "probe")
 
 
 def entry_code(run: Run, user: User, session_key: str = "", seconds: float = 60) -> str:
-    """A one-time code, as portal.services.work.workloads.open_workspace makes it."""
+    """A one-time code, as portal.services.work.workspaces.open_workspace makes it."""
     code, now = secrets.token_urlsafe(32), timezone.now()
     EntryCode.objects.create(
         code_hash=hashlib.sha256(code.encode()).hexdigest(),

@@ -18,7 +18,7 @@ from agent.protocol import LogChunk, RunSeen
 from portal.edge import page_events
 from portal.models import User
 from portal.redis_state.access_revocation import ACCESS_CHANNEL
-from portal.services.people import accounts_and_teams
+from portal.services.people import teams
 from scheduler.runs import logs
 from scheduler.state.nudge import PAGE_CHANNEL
 from tests.portal.edge.conftest import Place, SmallAgent, observed, rows, running_notebook, until
@@ -189,7 +189,7 @@ async def test_who_leaves_a_team_hears_nothing_of_its_work_any_more(place: Place
     shared = await listen(place, keys[mate.pk], "queue")
     assert (about_it.status, stays.status) == (200, 200)
     await rows(
-        accounts_and_teams.remove_member,
+        teams.remove_member,
         actor=world.operator,
         team=world.vision.team,
         user=mate,

@@ -24,7 +24,7 @@ from portal.edge.agents import connections
 from portal.edge.workspaces import access_cache, proxy
 from portal.models import ApiToken, Membership, User, WorkspaceSession
 from portal.redis_state.access_revocation import ACCESS_CHANNEL
-from portal.services.people import accounts_and_teams
+from portal.services.people import api_tokens
 from scheduler.models import Run, Workload
 from scheduler.state.nudge import PAGE_CHANNEL
 from scheduler.state.states import WorkloadState
@@ -459,7 +459,7 @@ async def test_without_any_hint_the_sockets_of_an_ended_session_are_cut_all_the_
 
 
 def token_of(person: User) -> tuple[ApiToken, str]:
-    return accounts_and_teams.create_token(actor=person, name="script", now=timezone.now())
+    return api_tokens.create_token(actor=person, name="script", now=timezone.now())
 
 
 def opened_with(text: str, run: Run) -> str:
@@ -487,9 +487,7 @@ async def test_a_workspace_that_was_opened_with_a_token_ends_at_once_with_the_to
     assert (await notebook.get("/lab", cookies[1])).status == 200
     unused = await rows(opened_with, text, notebook.run)
     await rows(
-        functools.partial(
-            accounts_and_teams.revoke_token, actor=notebook.owner, token=token, now=timezone.now()
-        )
+        functools.partial(api_tokens.revoke_token, actor=notebook.owner, token=token, now=timezone.now())
     )
     assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
     assert socket.close_code == 4401

@@ -6,7 +6,7 @@ import pytest
 from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
 from django.utils import timezone
 
-from portal.reads.work.workload_details import quota_usages, team_summaries
+from portal.reads.work.team_summaries import quota_usages, team_summaries
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Allocation, BoundUnit, Reservation
 from scheduler.reads.capacity import held_by_team, quota_use

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from decimal import Decimal
 
-from portal.reads.money import workload_usage
+from portal.reads.money import cost_totals
 from telemetry.money.charges import charge_all_gpus
 from tests.telemetry.rows import at, cost_centre, hold, price, workload
 from tests.world import A100, H100, World, units_of
@@ -18,7 +18,7 @@ def test_the_cost_so_far_is_what_was_charged_and_what_was_held_since(world: Worl
     hold(work, units_of(world.hosts["alpha"])[0], at(9))
     charge_all_gpus(at(10, 5))
     moment = at(10, 30)
-    assert workload_usage.workload_costs([work.pk], moment, workload_usage.prices(moment)) == {
+    assert cost_totals.workload_costs([work.pk], moment, cost_totals.prices(moment)) == {
         work.pk: Decimal("3.60")
     }
 
@@ -28,8 +28,8 @@ def test_what_has_no_price_costs_an_unknown_amount_and_not_nothing(world: World)
     units = units_of(world.hosts["alpha"])
     hold(running, units[0], at(9))
     hold(over, units[1], at(9), at(9, 30), end_code="finished")
-    assert workload_usage.workload_costs([running.pk, over.pk], at(10), workload_usage.prices(at(10))) == {}
+    assert cost_totals.workload_costs([running.pk, over.pk], at(10), cost_totals.prices(at(10))) == {}
     charge_all_gpus(at(11))
-    assert (
-        workload_usage.workload_costs([running.pk, over.pk], at(12), workload_usage.prices(at(12))) == {}
-    ), "its lines have no price either"
+    assert cost_totals.workload_costs([running.pk, over.pk], at(12), cost_totals.prices(at(12))) == {}, (
+        "its lines have no price either"
+    )

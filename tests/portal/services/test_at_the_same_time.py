@@ -13,9 +13,9 @@ from django.db import IntegrityError, connection, transaction
 
 from portal.errors import Conflict
 from portal.models import Approval, AuditEvent, Submission, User
-from portal.services.approvals import submissions
+from portal.services.approvals import decisions, effects, submissions
 from portal.services.calendar import reservations
-from portal.services.people import accounts_and_teams
+from portal.services.people import accounts
 from scheduler import services as engine
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Quota, Reservation
@@ -64,7 +64,7 @@ def test_a_submission_is_decided_once(committed: World) -> None:
 
     def decide(number: int) -> Callable[[], Any]:
         mine = Submission.objects.get(pk=asked.pk)
-        verb: Any = submissions.approve_submission if number % 2 else submissions.decline_submission
+        verb: Any = decisions.approve_submission if number % 2 else decisions.decline_submission
         return lambda: verb(actor=operators[number], submission=mine, comment="mine", now=committed.now)
 
     raised = all_at_once(*(decide(number) for number in range(4)))
@@ -79,7 +79,7 @@ def test_two_quotas_approved_at_once_do_not_exceed_the_pool(committed: World) ->
     raised = all_at_once(
         *(
             functools.partial(
-                submissions.approve_submission, actor=committed.operator, submission=mine, now=committed.now
+                decisions.approve_submission, actor=committed.operator, submission=mine, now=committed.now
             )
             for mine in asked
         )
@@ -163,7 +163,7 @@ def test_a_second_change_of_a_reservation_is_refused_by_the_database_as_well(com
             reservation=row,
             created_at=committed.now,
         )
-    submissions.withdraw_submission(actor=committed.vision.member, submission=first, now=committed.now)
+    decisions.withdraw_submission(actor=committed.vision.member, submission=first, now=committed.now)
     assert isinstance(changing(committed, row, end=row.end + timedelta(hours=1))(), Submission)
 
 
@@ -198,10 +198,10 @@ def test_a_change_that_waited_does_not_undo_what_was_changed_meanwhile(committed
         row, start=row.start + timedelta(hours=3), end=row.end + timedelta(hours=3), now=committed.now
     )
     window = (row.start, row.end)
-    effect = submissions.approval_effect(waiting, committed.now)
+    effect = effects.approval_effect(waiting, committed.now)
     assert not effect["fits"] and "was changed meanwhile" in effect["sentence"]
     with pytest.raises(Conflict, match="was changed meanwhile"):
-        submissions.approve_submission(actor=committed.operator, submission=waiting, now=committed.now)
+        decisions.approve_submission(actor=committed.operator, submission=waiting, now=committed.now)
     fresh = Reservation.objects.get(pk=row.pk)
     assert (fresh.start, fresh.end) == window
     waiting.refresh_from_db()
@@ -224,9 +224,7 @@ def test_the_last_two_operators_do_not_both_step_down(committed: World) -> None:
     people_at_once = [(committed.operator, other), (other, committed.operator)]
     all_at_once(
         *(
-            functools.partial(
-                accounts_and_teams.change_user, actor=actor, user=user, operator=False, now=committed.now
-            )
+            functools.partial(accounts.change_user, actor=actor, user=user, operator=False, now=committed.now)
             for actor, user in people_at_once
         )
     )
@@ -235,7 +233,7 @@ def test_the_last_two_operators_do_not_both_step_down(committed: World) -> None:
 
 def test_the_first_run_happens_once(transactional_db: None) -> None:
     def run(name: str) -> Callable[[], Any]:
-        return lambda: accounts_and_teams.first_run(
+        return lambda: accounts.first_run(
             organisation=name,
             time_zone="UTC",
             currency="EUR",

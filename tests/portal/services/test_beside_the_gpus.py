@@ -12,9 +12,9 @@ from rest_framework.test import APIClient
 
 from portal.errors import Conflict, Invalid
 from portal.models import Submission
-from portal.services.approvals import submissions
+from portal.services.approvals import decisions
 from portal.services.calendar import reservations
-from portal.services.work import workloads
+from portal.services.work import launch
 from portal.wording import reason_texts, request_texts
 from scheduler.cycle import engine
 from scheduler.models import Gpu, Host, Pool, Reservation, Workload
@@ -51,7 +51,7 @@ def submit(world: World, **changes: Any) -> Workload:
         "max_runtime_seconds": 3600,
         "now": world.now,
     }
-    return workloads.submit_job(**(given | changes))
+    return launch.submit_job(**(given | changes))
 
 
 def test_what_is_asked_for_is_kept_by_the_planner_and_told_to_the_agent(sized: World) -> None:
@@ -73,16 +73,14 @@ def test_notebooks_and_copies_have_it_too(sized: World) -> None:
         "min_compute_capability": 90,
         "nvlink": True,
     }
-    made = workloads.launch_notebook(
+    made = launch.launch_notebook(
         actor=sized.vision.member, project=sized.vision.project, pool=sized.shared, now=sized.now, **given
     )
-    copy = workloads.relaunch_workload(actor=sized.vision.member, workload=made, now=sized.now)
+    copy = launch.relaunch_workload(actor=sized.vision.member, workload=made, now=sized.now)
     for each in (
         made,
         copy,
-        workloads.relaunch_workload(
-            actor=sized.vision.member, workload=submit(sized, **given), now=sized.now
-        ),
+        launch.relaunch_workload(actor=sized.vision.member, workload=submit(sized, **given), now=sized.now),
     ):
         assert {name: getattr(each, name) for name in given} == given
 
@@ -207,7 +205,7 @@ def test_what_was_approved_is_what_was_asked_for(sized: World) -> None:
     )
     wide = request_texts.submission_summary(asked.kind, asked.payload | {"hosts": 2})
     assert "2 hosts × 1 H100 80GB on hosts with 8 CPU cores" in wide
-    submissions.approve_submission(actor=sized.operator, submission=asked, now=sized.now)
+    decisions.approve_submission(actor=sized.operator, submission=asked, now=sized.now)
     row = Reservation.objects.get()
     assert (row.cpu_milli, row.memory_mib) == (8_000, 64 * GIB)
 

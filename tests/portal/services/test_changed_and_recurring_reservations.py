@@ -9,7 +9,7 @@ import pytest
 
 from portal.errors import Conflict, Invalid, NotAllowed
 from portal.models import AuditEvent, Submission
-from portal.services.approvals import submissions
+from portal.services.approvals import decisions, effects
 from portal.services.calendar import recurring_reservations, reservations
 from scheduler import services
 from scheduler.cycle import engine
@@ -80,7 +80,7 @@ def test_a_change_that_does_not_fit_is_refused_with_the_first_window_and_changes
         world, units=8, hosts=2, may_exceed_guarantee=True, start=row.end, end=row.end + 2 * HOUR
     )
     assert isinstance(blocker, Submission)
-    submissions.approve_submission(
+    decisions.approve_submission(
         actor=world.operator, submission=blocker, now=world.now, changes={"may_exceed_guarantee": True}
     )
     end = row.end
@@ -106,7 +106,7 @@ def test_a_running_one_keeps_its_units_or_says_when_it_fits(world: World) -> Non
     late = {"start": world.now + 6 * HOUR, "end": world.now + 8 * HOUR}
     other = reserve(world, units=8, hosts=2, may_exceed_guarantee=True, **late)
     assert isinstance(other, Submission)
-    submissions.approve_submission(
+    decisions.approve_submission(
         actor=world.operator, submission=other, now=world.now, changes={"may_exceed_guarantee": True}
     )
     with pytest.raises(Conflict) as refused:
@@ -119,17 +119,17 @@ def test_a_running_one_keeps_its_units_or_says_when_it_fits(world: World) -> Non
 def test_above_the_threshold_a_change_waits_and_is_checked_again_when_it_is_approved(world: World) -> None:
     large = reserve(world, units=8)
     assert isinstance(large, Submission)
-    submissions.approve_submission(actor=world.operator, submission=large, now=world.now)
+    decisions.approve_submission(actor=world.operator, submission=large, now=world.now)
     row = Reservation.objects.get()
     asked = change(world, row, end=row.end + 2 * HOUR, why="more data")
     assert isinstance(asked, Submission) and asked.kind == "window_change"
     end = row.end
     row.refresh_from_db()
     assert row.end == end, "it holds nothing more until then"
-    assert submissions.approval_effect(asked, world.now)["fits"]
+    assert effects.approval_effect(asked, world.now)["fits"]
     with pytest.raises(Conflict, match="already waits"):
         change(world, row, end=end + HOUR)
-    submissions.approve_submission(actor=world.operator, submission=asked, now=world.now)
+    decisions.approve_submission(actor=world.operator, submission=asked, now=world.now)
     row.refresh_from_db()
     assert row.end == end + 2 * HOUR
     assert isinstance(change(world, row, end=end), Reservation), "what gives time back needs nobody's word"
@@ -141,16 +141,16 @@ def test_a_move_that_is_approved_after_it_has_begun_or_passed_is_refused_and_not
 ) -> None:
     large = reserve(world, units=8)
     assert isinstance(large, Submission)
-    submissions.approve_submission(actor=world.operator, submission=large, now=world.now)
+    decisions.approve_submission(actor=world.operator, submission=large, now=world.now)
     row = Reservation.objects.get()
     window = row.start, row.end
     asked = change(world, row, start=row.start + HOUR)
     assert isinstance(asked, Submission)
     engine.run_cycle("test", row.start)
     now = row.start + late
-    assert not submissions.approval_effect(asked, now)["fits"]
+    assert not effects.approval_effect(asked, now)["fits"]
     with pytest.raises((Conflict, Invalid)):
-        submissions.approve_submission(actor=world.operator, submission=asked, now=now)
+        decisions.approve_submission(actor=world.operator, submission=asked, now=now)
     row.refresh_from_db()
     asked.refresh_from_db()
     assert (row.start, row.end) == window and asked.state == "waiting", "nothing was decided"
@@ -247,7 +247,7 @@ def test_when_one_occurrence_does_not_fit_none_is_promised_and_it_is_named(world
     day = world.now + timedelta(days=3)
     other = reserve(world, units=8, hosts=2, may_exceed_guarantee=True, start=day, end=day + 3 * HOUR)
     assert isinstance(other, Submission)
-    submissions.approve_submission(
+    decisions.approve_submission(
         actor=world.operator, submission=other, now=world.now, changes={"may_exceed_guarantee": True}
     )
     with pytest.raises(Conflict) as refused:
@@ -262,9 +262,9 @@ def test_a_large_recurring_one_waits_and_is_promised_whole_when_it_is_approved(w
     asked = recur(world, units=8)
     assert isinstance(asked, Submission) and asked.kind == "series"
     assert not Reservation.objects.exists()
-    effect = submissions.approval_effect(asked, world.now)
+    effect = effects.approval_effect(asked, world.now)
     assert effect["fits"] and effect["sentence"].startswith("All 9 occurrences fit")
-    submissions.approve_submission(actor=world.operator, submission=asked, now=world.now)
+    decisions.approve_submission(actor=world.operator, submission=asked, now=world.now)
     assert Series.objects.get().occurrences.filter(owner=world.vision.member).count() == 9
     asked.refresh_from_db()
     assert asked.reservation is not None
@@ -347,9 +347,9 @@ def test_what_waits_for_approval_is_refused_once_the_budget_is_closed(world: Wor
     large = reserve(world, units=8)
     assert isinstance(large, Submission)
     close_the_budget(world, world.now + 2 * DAY)
-    assert submissions.approval_effect(large, world.now)["code"] == "budget_closed"
+    assert effects.approval_effect(large, world.now)["code"] == "budget_closed"
     with pytest.raises(Conflict, match="budget is used up"):
-        submissions.approve_submission(actor=world.operator, submission=large, now=world.now)
+        decisions.approve_submission(actor=world.operator, submission=large, now=world.now)
     assert not Reservation.objects.exists()
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from portal.errors import Conflict, Invalid, NotAllowed
 from portal.reads.work import job_arrays
-from portal.services.work import workloads
+from portal.services.work import launch, request_checks, workload_changes, workload_preview
 from portal.wording import reason_texts
 from scheduler.core.reasons import ReasonCode
 from scheduler.cycle import engine, snapshot
@@ -32,7 +32,7 @@ def job(world: World, name: str = "train", **changes: Any) -> Workload:
         "max_runtime_seconds": 3600,
         "now": world.now,
     }
-    return workloads.submit_job(**(given | changes))
+    return launch.submit_job(**(given | changes))
 
 
 def array(world: World, text: str, **changes: Any) -> JobArray:
@@ -47,7 +47,7 @@ def array(world: World, text: str, **changes: Any) -> JobArray:
         "max_runtime_seconds": 3600,
         "now": world.now,
     }
-    return workloads.submit_array(**(given | changes), array=text)
+    return launch.submit_array(**(given | changes), array=text)
 
 
 def end(workload: Workload, outcome: str = "finished") -> None:
@@ -104,7 +104,7 @@ def test_what_can_never_run_ends_what_waits_for_it_in_turn(world: World) -> None
     second = job(world, "second", after=[("ok", first)])
     third = job(world, "third", after=[("ok", second)])
     clean = job(world, "clean", after=[("not_ok", third)])
-    workloads.cancel_workload(actor=world.vision.member, workload=first, now=world.now)
+    workload_changes.cancel_workload(actor=world.vision.member, workload=first, now=world.now)
     dependency_release.release_dependents(world.now)
     states = dict(Workload.objects.values_list("name", "outcome"))
     assert states == {
@@ -205,12 +205,12 @@ def test_an_array_is_cancelled_as_one(world: World) -> None:
     made = array(world, "0-9%4", models=[H100])
     cycle(world)
     with pytest.raises(NotAllowed):
-        workloads.cancel_array(actor=world.language.lead, array=made, now=world.now)
-    assert workloads.cancel_array(actor=world.vision.member, array=made, now=world.now) == 10
+        workload_changes.cancel_array(actor=world.language.lead, array=made, now=world.now)
+    assert workload_changes.cancel_array(actor=world.vision.member, array=made, now=world.now) == 10
     assert made.tasks.filter(state="ended", outcome="cancelled").count() == 6
     assert made.tasks.filter(state="stopping").count() == 4
     with pytest.raises(Conflict):
-        workloads.cancel_array(actor=world.vision.member, array=made, now=world.now)
+        workload_changes.cancel_array(actor=world.vision.member, array=made, now=world.now)
 
 
 def test_the_tasks_of_an_array_wait_for_other_work_together(world: World) -> None:
@@ -233,7 +233,7 @@ def test_the_tasks_of_an_array_wait_for_other_work_together(world: World) -> Non
 def test_indices_are_read_as_they_are_written(text: str, indices: list[int], at_once: int | None) -> None:
     from portal.input_checks import InputChecks
 
-    assert workloads.parse_array_indices(InputChecks(), text) == (indices, at_once)
+    assert request_checks.parse_array_indices(InputChecks(), text) == (indices, at_once)
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_indices_are_read_as_they_are_written(text: str, indices: list[int], at_
 )
 def test_other_indices_are_refused_by_name(world: World, text: Any) -> None:
     with pytest.raises(Invalid) as refused:
-        workloads.submit_array(
+        launch.submit_array(
             actor=world.vision.member,
             project=world.vision.project,
             pool=world.shared,
@@ -395,10 +395,10 @@ def test_who_has_as_much_waiting_as_one_may_is_refused_in_words_with_the_numbers
         "have. Submit it when some have started or are cancelled."
     )
     with pytest.raises(Conflict, match="one person may have"):
-        workloads.launch_notebook(
+        launch.launch_notebook(
             actor=world.vision.member, project=world.vision.project, pool=world.shared, now=world.now
         )
-    preview = workloads.preview_workload(
+    preview = workload_preview.preview_workload(
         actor=world.vision.member,
         project=world.vision.project,
         pool=world.shared,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from portal.errors import Conflict, Invalid, NotAllowed
-from portal.services.work import workloads
+from portal.services.work import launch, workspaces
 from portal.wording import reason_texts
 from scheduler.cycle import engine
 from scheduler.models import Run, Workload
@@ -18,7 +18,7 @@ __all__ = ["world"]
 
 def submitted(world: World, **wish: Any) -> Workload:
     team = world.vision
-    return workloads.submit_job(
+    return launch.submit_job(
         actor=team.member,
         project=team.project,
         pool=world.shared,
@@ -35,7 +35,7 @@ def test_a_gang_starts_again_unless_its_owner_said_that_it_ends(world: World) ->
     assert submitted(world).if_member_ends == "restart"
     ends = submitted(world, if_member_ends="end")
     assert ends.if_member_ends == "end"
-    again = workloads.relaunch_workload(actor=world.vision.member, workload=ends, now=world.now)
+    again = launch.relaunch_workload(actor=world.vision.member, workload=ends, now=world.now)
     assert again.if_member_ends == "end"
 
 
@@ -57,14 +57,14 @@ def test_a_job_is_opened_once_its_first_host_answers_and_by_its_owner_only(world
         "now": world.now,
     }
     with pytest.raises(Conflict, match="serves nothing"):
-        workloads.open_workspace(**by_its_owner)
+        workspaces.open_workspace(**by_its_owner)
     Run.objects.filter(workload=job, rank=1).update(ready_at=world.now)
     with pytest.raises(Conflict, match="serves nothing"):
-        workloads.open_workspace(**by_its_owner)
+        workspaces.open_workspace(**by_its_owner)
     Run.objects.filter(workload=job, rank=0).update(ready_at=world.now)
     with pytest.raises(NotAllowed):
-        workloads.open_workspace(**{**by_its_owner, "actor": world.operator})
-    assert "/.gpupool/enter?code=" in workloads.open_workspace(**by_its_owner)
+        workspaces.open_workspace(**{**by_its_owner, "actor": world.operator})
+    assert "/.gpupool/enter?code=" in workspaces.open_workspace(**by_its_owner)
 
 
 def test_the_page_says_which_part_ended_first() -> None:

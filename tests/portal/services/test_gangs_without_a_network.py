@@ -9,8 +9,8 @@ import pytest
 from django.urls import reverse
 from rest_framework.test import APIClient
 
-from portal.services.calendar import reservations
-from portal.services.work import workloads
+from portal.services.calendar import reservation_preview
+from portal.services.work import workload_preview
 from scheduler.models import Host, JobArray, Workload
 from tests.portal.web.test_work_pages import ask_data
 from tests.portal.web.work_samples import signed_in
@@ -41,7 +41,7 @@ def warned(world: World, **changes: Any) -> str:
         "max_runtime_seconds": 3600,
         "now": world.now,
     }
-    return " ".join(workloads.preview_workload(**(given | changes))["warnings"])
+    return " ".join(workload_preview.preview_workload(**(given | changes))["warnings"])
 
 
 def test_only_hosts_that_could_serve_it_count_and_only_for_several(world: World) -> None:
@@ -98,7 +98,7 @@ def test_it_is_said_wherever_it_is_asked_for_and_on_submission(world: World) -> 
     made = api.post("/api/v1/arrays/", body | {"array": "0-1"}, format="json").json()
     assert "do not let a job's hosts reach" in made["warning"] and JobArray.objects.count() == 1
     start = world.now + timedelta(hours=1)
-    told = reservations.preview_reservation(
+    told = reservation_preview.preview_reservation(
         actor=world.vision.member,
         project=world.vision.project,
         pool=world.shared,

@@ -14,10 +14,10 @@ from django.db import connection
 
 from portal.models import Notification, Submission, User
 from portal.notices import delivery
-from portal.services.approvals import submissions
+from portal.services.approvals import decisions, submissions
 from portal.services.calendar import reservations
 from portal.services.fleet import hosts
-from portal.services.work import workloads
+from portal.services.work import launch, workload_changes
 from portal.sweeps import idle_notebooks
 from portal.sweeps.idle_notebooks import IdleVerdict, NotebookActivity
 from portal.wording import notice_texts, reason_texts
@@ -47,7 +47,7 @@ def job(world: World, **changes: Any) -> Workload:
         "max_runtime_seconds": 3600,
     }
     given |= {"actor": world.vision.member, "project": world.vision.project, "pool": world.shared}
-    return workloads.submit_job(now=world.now, **(given | changes))
+    return launch.submit_job(now=world.now, **(given | changes))
 
 
 def run_of(workload: Workload, world: World, **fields: Any) -> Run:
@@ -121,13 +121,13 @@ def test_operators_hear_what_waits_and_authors_what_was_decided(world: World) ->
     delivery.write_notices(world.now + MINUTE)
     assert kinds(world.operator) == ["approval_wanted"]
     changes = {"guaranteed_gpus": 10}
-    submissions.approve_submission(
+    decisions.approve_submission(
         actor=world.operator, submission=asked, changes=changes, now=world.now + MINUTE
     )
     declined = submissions.request_membership(
         actor=world.stranger, team=world.vision.team, now=world.now + MINUTE
     )
-    submissions.decline_submission(
+    decisions.decline_submission(
         actor=world.vision.lead, submission=declined, comment="full", now=world.now + 2 * MINUTE
     )
     delivery.write_notices(world.now + 3 * MINUTE)
@@ -412,7 +412,7 @@ def test_a_notebook_is_warned_and_then_stopped_only_when_nothing_at_all_happens(
 
 
 def running_notebook(world: World) -> Run:
-    made = workloads.launch_notebook(
+    made = launch.launch_notebook(
         actor=world.vision.member, project=world.vision.project, pool=world.shared, name="nb", now=world.now
     )
     Workload.objects.filter(pk=made.pk, state="queued").update(
@@ -479,7 +479,7 @@ def test_kept_by_its_owner_it_is_left_alone(world: World) -> None:
     run = running_notebook(world)
     sample(run, world.now, 0.0)
     idle_notebooks.stop_idle_notebooks(world.now + 56 * MINUTE)
-    workloads.keep_workload(
+    workload_changes.keep_workload(
         actor=world.vision.member, workload=Workload.objects.get(), seconds=7200, now=world.now + 57 * MINUTE
     )
     assert idle_notebooks.stop_idle_notebooks(world.now + 62 * MINUTE)["busy"] == 1
@@ -569,7 +569,7 @@ def test_a_slice_is_quiet_by_its_activity_or_when_only_idle_kernels_are_on_it(
 
 def sweep(world: World, tasks: int) -> list[Workload]:
     """The tasks of an array, by their index."""
-    made = workloads.submit_array(
+    made = launch.submit_array(
         actor=world.vision.member,
         project=world.vision.project,
         pool=world.shared,

@@ -17,9 +17,9 @@ from portal.reads.fleet import health_rules
 from portal.redis_state.access_revocation import ACCESS_CHANNEL
 from portal.services.fleet import health_rules as health
 from portal.services.fleet import host_effects, hosts, pools
-from portal.services.money import rates_and_budgets
-from portal.services.people import accounts_and_teams
-from portal.services.work import workloads
+from portal.services.money import budgets, rate_card
+from portal.services.people import accounts, teams, tokens
+from portal.services.work import workload_preview
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Host, JoinToken, Workload
 from scheduler.state import nudge
@@ -31,30 +31,28 @@ GOOD = "correct horse battery staple"
 
 
 def test_an_operator_makes_teams_accounts_and_members(world: World) -> None:
-    team = accounts_and_teams.create_team(actor=world.operator, name="Speech  & Sound", now=world.now)
+    team = teams.create_team(actor=world.operator, name="Speech  & Sound", now=world.now)
     assert (team.slug, team.tag) == ("speech-sound", "SP")
-    user = accounts_and_teams.create_user(
+    user = accounts.create_user(
         actor=world.operator, username="ada", email="ada@example.org", password=GOOD, now=world.now
     )
-    accounts_and_teams.add_member(actor=world.operator, team=team, user=user, role="lead", now=world.now)
-    project = accounts_and_teams.create_project(actor=user, team=team, name="Voices", now=world.now)
+    teams.add_member(actor=world.operator, team=team, user=user, role="lead", now=world.now)
+    project = teams.create_project(actor=user, team=team, name="Voices", now=world.now)
     assert project.team == team
-    accounts_and_teams.remove_member(actor=user, team=team, user=user, now=world.now)
+    teams.remove_member(actor=user, team=team, user=user, now=world.now)
     with pytest.raises(Conflict):
-        accounts_and_teams.remove_member(actor=world.operator, team=team, user=user, now=world.now)
+        teams.remove_member(actor=world.operator, team=team, user=user, now=world.now)
     with pytest.raises(Conflict):
-        accounts_and_teams.create_team(actor=world.operator, name="Speech  & Sound", now=world.now)
+        teams.create_team(actor=world.operator, name="Speech  & Sound", now=world.now)
 
 
 @pytest.mark.parametrize("who", ["member", "lead", "finance", "auditor", "stranger"])
 def test_others_make_no_teams_accounts_or_hosts(world: World, who: str) -> None:
     actor = world.people[who]
     with pytest.raises(NotAllowed):
-        accounts_and_teams.create_team(actor=actor, name="Mine", now=world.now)
+        teams.create_team(actor=actor, name="Mine", now=world.now)
     with pytest.raises(NotAllowed):
-        accounts_and_teams.create_user(
-            actor=actor, username="x", email="x@example.org", password=GOOD, now=world.now
-        )
+        accounts.create_user(actor=actor, username="x", email="x@example.org", password=GOOD, now=world.now)
     with pytest.raises(NotAllowed):
         hosts.add_host(actor=actor, pool=world.shared, name="mine", now=world.now)
     with pytest.raises(NotAllowed):
@@ -77,57 +75,51 @@ def test_others_make_no_teams_accounts_or_hosts(world: World, who: str) -> None:
 def test_a_wrong_account_is_refused_by_field(world: World, changes: dict[str, Any], field: str) -> None:
     given = {"username": "ada", "email": "ada@example.org", "password": GOOD} | changes
     with pytest.raises(Invalid) as refused:
-        accounts_and_teams.create_user(actor=world.operator, now=world.now, **given)
+        accounts.create_user(actor=world.operator, now=world.now, **given)
     assert list(refused.value.fields) == [field]
     assert str(changes.get("password", "~")) not in str(refused.value.values)
 
 
 def test_the_last_operator_stays(world: World) -> None:
     with pytest.raises(Conflict, match="last operator"):
-        accounts_and_teams.change_user(
-            actor=world.operator, user=world.operator, operator=False, now=world.now
-        )
+        accounts.change_user(actor=world.operator, user=world.operator, operator=False, now=world.now)
 
 
 def whose(text: str, now: datetime) -> User | None:
-    token = accounts_and_teams.token_in_force(text, now)
+    token = tokens.token_in_force(text, now)
     return token.user if token is not None else None
 
 
 def test_a_closed_account_loses_its_tokens(world: World) -> None:
-    _, text = accounts_and_teams.create_token(actor=world.stranger, name="script", now=world.now)
+    _, text = tokens.create_token(actor=world.stranger, name="script", now=world.now)
     assert whose(text, world.now) == world.stranger
-    accounts_and_teams.change_user(actor=world.operator, user=world.stranger, active=False, now=world.now)
+    accounts.change_user(actor=world.operator, user=world.stranger, active=False, now=world.now)
     assert whose(text, world.now) is None
 
 
 def test_a_token_is_kept_as_a_hash_and_ends_when_revoked_or_out_of_date(world: World) -> None:
     soon = world.now + timedelta(days=1)
-    token, text = accounts_and_teams.create_token(
+    token, text = tokens.create_token(
         actor=world.vision.member, name="laptop", expires_at=soon, now=world.now
     )
     assert text.startswith("gpp_") and text not in str(ApiToken.objects.values())
     assert whose(text, world.now) == world.vision.member
     assert whose(text, soon) is None
     with pytest.raises(NotAllowed):
-        accounts_and_teams.revoke_token(actor=world.language.member, token=token, now=world.now)
-    accounts_and_teams.revoke_token(actor=world.vision.member, token=token, now=world.now)
+        tokens.revoke_token(actor=world.language.member, token=token, now=world.now)
+    tokens.revoke_token(actor=world.vision.member, token=token, now=world.now)
     assert whose(text, world.now) is None
     with pytest.raises(Invalid):
-        accounts_and_teams.create_token(
-            actor=world.vision.member, name="late", expires_at=world.now, now=world.now
-        )
+        tokens.create_token(actor=world.vision.member, name="late", expires_at=world.now, now=world.now)
 
 
 def test_preferences_take_known_zones_and_themes_only(world: World) -> None:
-    changed = accounts_and_teams.set_preferences(
+    changed = accounts.set_preferences(
         actor=world.auditor, time_zone="Europe/Berlin", theme="dark", now=world.now
     )
     assert (changed.time_zone, changed.theme) == ("Europe/Berlin", "dark")
     with pytest.raises(Invalid) as refused:
-        accounts_and_teams.set_preferences(
-            actor=world.auditor, time_zone="Mars/Base", theme="pink", now=world.now
-        )
+        accounts.set_preferences(actor=world.auditor, time_zone="Mars/Base", theme="pink", now=world.now)
     assert set(refused.value.fields) == {"time_zone", "theme"}
 
 
@@ -142,10 +134,10 @@ def test_the_first_run_works_once(world: World) -> None:
         "now": world.now,
     }
     with pytest.raises(Conflict):
-        accounts_and_teams.first_run(**given)
+        accounts.first_run(**given)
     Membership.objects.all().delete()
     User.objects.all().delete()
-    user = accounts_and_teams.first_run(**given)
+    user = accounts.first_run(**given)
     assert user.operator and Organisation.objects.get().currency == "USD"
 
 
@@ -211,11 +203,11 @@ def test_prices_are_set_by_finance_and_never_for_the_past(world: World) -> None:
         "valid_from": world.now,
         "now": world.now,
     }
-    rates_and_budgets.set_price(actor=world.finance, **given)
+    rate_card.set_price(actor=world.finance, **given)
     with pytest.raises(Conflict):
-        rates_and_budgets.set_price(actor=world.finance, **given)
+        rate_card.set_price(actor=world.finance, **given)
     with pytest.raises(NotAllowed):
-        rates_and_budgets.set_price(actor=world.operator, **given)
+        rate_card.set_price(actor=world.operator, **given)
     for field, value in (
         ("cost", "-1"),
         ("cost", "NaN"),
@@ -225,10 +217,10 @@ def test_prices_are_set_by_finance_and_never_for_the_past(world: World) -> None:
         ("valid_from", world.now - timedelta(days=1)),
     ):
         with pytest.raises(Invalid) as refused:
-            rates_and_budgets.set_price(actor=world.finance, **(given | {field: value}))
+            rate_card.set_price(actor=world.finance, **(given | {field: value}))
         assert list(refused.value.fields) == [field]
     assert Price.objects.count() == 1
-    answer = workloads.preview_workload(
+    answer = workload_preview.preview_workload(
         actor=world.vision.member,
         project=world.vision.project,
         pool=world.shared,
@@ -244,10 +236,8 @@ def test_prices_are_set_by_finance_and_never_for_the_past(world: World) -> None:
 
 def test_budgets_are_of_a_team_or_of_a_project_for_this_month_or_later(world: World) -> None:
     month = date(2026, 3, 1)
-    rates_and_budgets.set_budget(
-        actor=world.finance, team=world.vision.team, month=month, amount="100", now=world.now
-    )
-    rates_and_budgets.set_budget(
+    budgets.set_budget(actor=world.finance, team=world.vision.team, month=month, amount="100", now=world.now)
+    budgets.set_budget(
         actor=world.finance,
         team=world.vision.team,
         month=month,
@@ -255,7 +245,7 @@ def test_budgets_are_of_a_team_or_of_a_project_for_this_month_or_later(world: Wo
         action="refuse_new",
         now=world.now,
     )
-    rates_and_budgets.set_budget(
+    budgets.set_budget(
         actor=world.finance,
         team=world.vision.team,
         month=month,
@@ -277,7 +267,7 @@ def test_budgets_are_of_a_team_or_of_a_project_for_this_month_or_later(world: Wo
     ):
         given: dict[str, Any] = {"team": world.vision.team, "month": month, "amount": "1"}
         with pytest.raises(Invalid):
-            rates_and_budgets.set_budget(actor=world.finance, now=world.now, **(given | changes))
+            budgets.set_budget(actor=world.finance, now=world.now, **(given | changes))
 
 
 def test_a_health_rule_is_changed_by_an_operator(world: World) -> None:
@@ -425,7 +415,7 @@ def test_only_an_operator_changes_what_is_done_about_events(world: World, who: s
     "statement", ["UPDATE portal_auditevent SET why = 'x'", "DELETE FROM portal_auditevent"]
 )
 def test_what_was_done_stays_written(world: World, statement: str) -> None:
-    accounts_and_teams.create_team(actor=world.operator, name="A", now=world.now)
+    teams.create_team(actor=world.operator, name="A", now=world.now)
     with (
         pytest.raises(DatabaseError, match="append-only"),
         transaction.atomic(),
@@ -437,9 +427,7 @@ def test_what_was_done_stays_written(world: World, statement: str) -> None:
 
 def test_a_verb_that_fails_leaves_no_record(world: World) -> None:
     with pytest.raises(Conflict):
-        accounts_and_teams.remove_member(
-            actor=world.operator, team=world.vision.team, user=world.stranger, now=world.now
-        )
+        teams.remove_member(actor=world.operator, team=world.vision.team, user=world.stranger, now=world.now)
     assert not AuditEvent.objects.exists() and not Workload.objects.exists()
 
 
@@ -451,7 +439,7 @@ def test_capacity_is_kept_free_for_critical_work_by_an_operator(world: World) ->
         pools.change_pool(actor=world.operator, pool=world.shared, now=world.now, spare_gpus=-1)
     for units, starts in ((10, True), (12, False)):  # of 16 H100 and 7 A100, in slices too
         wish = {"units": units // 2, "hosts": 2, "models": [H100], "name": "fit", "command": "true"}
-        answer = workloads.preview_workload(
+        answer = workload_preview.preview_workload(
             actor=world.vision.member, project=world.vision.project, pool=world.shared, now=world.now, **wish
         )
         assert answer["starts_now"] is starts, answer
@@ -464,12 +452,10 @@ def test_the_edge_looks_again_when_a_right_is_taken_away(
         heard.subscribe(ACCESS_CHANNEL)
         heard.get_message(timeout=1)
         with django_capture_on_commit_callbacks(execute=True):
-            accounts_and_teams.remove_member(
+            teams.remove_member(
                 actor=world.operator, team=world.vision.team, user=world.vision.member, now=world.now
             )
         assert heard.get_message(timeout=2) is not None
         with django_capture_on_commit_callbacks(execute=True):
-            accounts_and_teams.change_user(
-                actor=world.operator, user=world.stranger, active=False, now=world.now
-            )
+            accounts.change_user(actor=world.operator, user=world.stranger, active=False, now=world.now)
         assert heard.get_message(timeout=2) is not None

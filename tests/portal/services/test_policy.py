@@ -11,7 +11,7 @@ from django.contrib.auth.models import AnonymousUser
 from portal import policy
 from portal.errors import NotAllowed
 from portal.models import Membership, User
-from portal.services.work import workloads
+from portal.services.work import launch
 from tests.world import World
 
 READS = {"workload.logs", "approval.see", "recording.see", "charges.see_all", "audit.see_all"}
@@ -56,7 +56,7 @@ def test_a_superuser_flag_opens_nothing(world: World) -> None:
 @pytest.mark.django_db
 def test_whoever_has_left_a_team_loses_its_work(world: World) -> None:
     member = world.vision.member
-    made = workloads.launch_notebook(
+    made = launch.launch_notebook(
         actor=member, project=world.vision.project, pool=world.shared, now=world.now
     )
     assert policy.may(member, "workload.open", made)

@@ -9,8 +9,8 @@ import pytest
 
 from portal.errors import Conflict, Invalid, NotAllowed
 from portal.models import Approval, AuditEvent, Membership, Submission
-from portal.services.approvals import submissions
-from portal.services.calendar import reservations
+from portal.services.approvals import decisions, effects, submissions
+from portal.services.calendar import reservation_preview, reservations
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Quota, Reservation
 from tests.world import H100, World
@@ -63,9 +63,9 @@ def test_a_large_one_waits_for_approval_and_holds_nothing(world: World) -> None:
 def test_an_approved_reservation_stands_in_the_calendar_for_its_author(world: World) -> None:
     made = reserve(world, units=8)
     assert isinstance(made, Submission)
-    effect = submissions.approval_effect(made, world.now)
+    effect = effects.approval_effect(made, world.now)
     assert effect["fits"]
-    submissions.approve_submission(actor=world.operator, submission=made, now=world.now, comment="fine")
+    decisions.approve_submission(actor=world.operator, submission=made, now=world.now, comment="fine")
     made.refresh_from_db()
     assert made.reservation is not None
     assert (made.reservation.owner, made.reservation.units, made.state) == (
@@ -79,9 +79,9 @@ def test_an_approved_reservation_stands_in_the_calendar_for_its_author(world: Wo
 def test_what_no_longer_fits_when_it_is_approved_is_refused_and_stays_waiting(world: World) -> None:
     first, second = reserve(world, units=8), reserve(world, units=8)
     assert isinstance(first, Submission) and isinstance(second, Submission)
-    submissions.approve_submission(actor=world.operator, submission=first, now=world.now)
+    decisions.approve_submission(actor=world.operator, submission=first, now=world.now)
     with pytest.raises(Conflict) as refused:
-        submissions.approve_submission(actor=world.operator, submission=second, now=world.now)
+        decisions.approve_submission(actor=world.operator, submission=second, now=world.now)
     assert refused.value.windows
     second.refresh_from_db()
     assert second.state == "waiting"
@@ -92,7 +92,7 @@ def test_a_conflicting_one_is_refused_with_the_first_window_that_fits(world: Wor
     large = reserve(world, units=8, hosts=2, may_exceed_guarantee=True)
     assert isinstance(large, Submission)
     changes = {"may_exceed_guarantee": True}
-    submissions.approve_submission(actor=world.operator, submission=large, now=world.now, changes=changes)
+    decisions.approve_submission(actor=world.operator, submission=large, now=world.now, changes=changes)
     with pytest.raises(Conflict) as refused:
         reserve(world, units=2)
     assert refused.value.code == "window_full"
@@ -107,9 +107,9 @@ def test_of_two_operators_who_decide_at_once_one_is_told(world: World) -> None:
     made = reserve(world, units=8)
     assert isinstance(made, Submission)
     stale = Submission.objects.get(pk=made.pk)
-    submissions.decline_submission(actor=world.operator, submission=made, comment="not now", now=world.now)
+    decisions.decline_submission(actor=world.operator, submission=made, comment="not now", now=world.now)
     with pytest.raises(Conflict, match="already declined, by operator"):
-        submissions.approve_submission(actor=world.operator, submission=stale, now=world.now)
+        decisions.approve_submission(actor=world.operator, submission=stale, now=world.now)
     assert not Reservation.objects.exists()
 
 
@@ -120,9 +120,9 @@ def test_only_an_operator_decides(world: World, who: str) -> None:
     made = reserve(world, units=8)
     assert isinstance(made, Submission)
     with pytest.raises(NotAllowed):
-        submissions.approve_submission(actor=world.people[who], submission=made, now=world.now)
+        decisions.approve_submission(actor=world.people[who], submission=made, now=world.now)
     with pytest.raises(NotAllowed):
-        submissions.decline_submission(actor=world.people[who], submission=made, comment="no", now=world.now)
+        decisions.decline_submission(actor=world.people[who], submission=made, comment="no", now=world.now)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_impossible_times_are_refused_with_what_is_allowed(
 
 
 def test_a_preview_answers_without_asking(world: World) -> None:
-    answer = reservations.preview_reservation(
+    answer = reservation_preview.preview_reservation(
         actor=world.vision.member,
         project=world.vision.project,
         pool=world.shared,
@@ -197,14 +197,14 @@ def test_a_reservation_can_be_shortened_and_cancelled_by_its_owner(world: World)
 
 def test_a_quota_change_is_asked_by_a_lead_changed_and_approved_by_an_operator(world: World) -> None:
     made = ask_quota(world, 12)
-    effect = submissions.approval_effect(made, world.now)
+    effect = effects.approval_effect(made, world.now)
     assert not effect["fits"]
     assert (effect["capacity_gpus"], effect["guaranteed_before_gpus"], effect["team_before_gpus"]) == (
         16,
         14,
         8,
     )
-    submissions.approve_submission(
+    decisions.approve_submission(
         actor=world.operator, submission=made, now=world.now, changes={"guaranteed_gpus": 10}
     )
     quota = Quota.objects.get(team=world.vision.team, pool=world.shared, model=H100)
@@ -219,7 +219,7 @@ def test_a_quota_change_is_asked_by_a_lead_changed_and_approved_by_an_operator(w
 def test_the_guarantees_of_all_teams_never_exceed_the_pool(world: World) -> None:
     made = ask_quota(world, 11)
     with pytest.raises(Conflict, match="up to 10"):
-        submissions.approve_submission(actor=world.operator, submission=made, now=world.now)
+        decisions.approve_submission(actor=world.operator, submission=made, now=world.now)
     made.refresh_from_db()
     assert made.state == "waiting"
     assert (
@@ -238,7 +238,7 @@ def test_the_same_quota_is_not_asked_for_twice_while_it_waits(world: World) -> N
     made = ask_quota(world)
     with pytest.raises(Conflict, match="already waits"):
         ask_quota(world, 10)
-    submissions.withdraw_submission(actor=world.vision.lead, submission=made, now=world.now)
+    decisions.withdraw_submission(actor=world.vision.lead, submission=made, now=world.now)
     assert ask_quota(world, 10).state == "waiting"
 
 
@@ -249,21 +249,21 @@ def test_the_same_quota_is_not_asked_for_twice_while_it_waits(world: World) -> N
 def test_an_approver_changes_only_what_may_be_changed(world: World, changes: dict[str, Any]) -> None:
     made = ask_quota(world)
     with pytest.raises(Invalid):
-        submissions.approve_submission(actor=world.operator, submission=made, now=world.now, changes=changes)
+        decisions.approve_submission(actor=world.operator, submission=made, now=world.now, changes=changes)
     made.refresh_from_db()
     assert made.state == "waiting"
 
 
 def test_declining_needs_a_reason(world: World) -> None:
     with pytest.raises(Invalid):
-        submissions.decline_submission(
+        decisions.decline_submission(
             actor=world.operator, submission=ask_quota(world), comment="  ", now=world.now
         )
 
 
 def test_a_stranger_asks_to_join_and_the_lead_decides(world: World) -> None:
     made = submissions.request_membership(actor=world.stranger, team=world.vision.team, now=world.now)
-    submissions.approve_submission(actor=world.vision.lead, submission=made, now=world.now)
+    decisions.approve_submission(actor=world.vision.lead, submission=made, now=world.now)
     assert Membership.objects.get(user=world.stranger).team == world.vision.team
 
 
@@ -275,8 +275,8 @@ def test_what_would_use_the_guarantees_of_others_is_refused_unless_an_operator_i
     asked = reserve(world, units=6, hosts=2, may_exceed_guarantee=True)
     assert isinstance(asked, Submission)
     with pytest.raises(Conflict):
-        submissions.approve_submission(actor=world.operator, submission=asked, now=world.now)
-    submissions.approve_submission(
+        decisions.approve_submission(actor=world.operator, submission=asked, now=world.now)
+    decisions.approve_submission(
         actor=world.operator, submission=asked, changes={"may_exceed_guarantee": True}, now=world.now
     )
     assert Reservation.objects.get().may_exceed_guarantee

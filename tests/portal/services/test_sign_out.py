@@ -9,15 +9,15 @@ from django.conf import settings
 from django.contrib.sessions.models import Session
 
 from portal.models import EntryCode, WorkspaceSession
-from portal.redis_state import access_revocation
-from portal.services.work import workloads
+from portal.services.work import launch
+from portal.sweeps import expired_sessions
 from tests.world import World
 
 pytestmark = pytest.mark.django_db
 
 
 def test_what_nobody_can_use_any_more_is_deleted_and_what_is_in_use_is_kept(world: World) -> None:
-    notebook = workloads.launch_notebook(
+    notebook = launch.launch_notebook(
         actor=world.vision.member, project=world.vision.project, pool=world.shared, now=world.now
     )
     cookie = timedelta(seconds=settings.SESSION_COOKIE_AGE)
@@ -28,8 +28,8 @@ def test_what_nobody_can_use_any_more_is_deleted_and_what_is_in_use_is_kept(worl
         WorkspaceSession.objects.create(token_hash=name, created_at=ends - cookie, **whose)
         Session.objects.create(session_key=name, session_data="", expire_date=ends)
 
-    assert access_revocation.delete_expired_sessions(world.now) == 3
+    assert expired_sessions.delete_expired_sessions(world.now) == 3
     assert list(EntryCode.objects.values_list("code_hash", flat=True)) == ["kept"]
     assert list(WorkspaceSession.objects.values_list("token_hash", flat=True)) == ["kept"]
     assert list(Session.objects.values_list("session_key", flat=True)) == ["kept"]
-    assert access_revocation.delete_expired_sessions(world.now) == 0
+    assert expired_sessions.delete_expired_sessions(world.now) == 0

@@ -8,7 +8,7 @@ import pytest
 from django.urls import reverse
 
 from portal.errors import Invalid
-from portal.services.work import workloads
+from portal.services.work import launch, never_starts
 from scheduler.cycle import engine
 from scheduler.models import Host, JobArray, Pool, Quota, Workload
 from tests.portal.web.test_work_pages import ask_data
@@ -30,7 +30,7 @@ def submit(world: World, **changes: Any) -> Workload:
         "max_runtime_seconds": 3600,
         "now": world.now,
     }
-    return workloads.submit_job(**(given | changes))
+    return launch.submit_job(**(given | changes))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_it_is_refused_beside_the_field_that_has_to_change(
         submit(world, **asked)
     assert words in refused.value.fields[field]
     with pytest.raises(Invalid):
-        workloads.submit_array(
+        launch.submit_array(
             **{
                 "actor": world.vision.member,
                 "project": world.vision.project,
@@ -91,7 +91,7 @@ def test_what_needs_more_quota_is_taken_and_said_to_whoever_submits_it(world: Wo
         guaranteed_slots=2 * 840, borrow_limit_slots=840
     )
     made = submit(world, units=4)
-    said = workloads.submission_warning(made, world.vision.member, world.now)
+    said = never_starts.submission_warning(made, world.vision.member, world.now)
     assert "Its team may hold 3 GPUs of H100 80GB at most, and this needs 4 GPUs: it does not start" in said
     client = signed_in(world.vision.member)
     data = ask_data(world, kind="job", name="big", command="true", count="4", preemptible="on")

@@ -9,7 +9,7 @@ import pytest
 from django.urls import reverse
 
 from portal.errors import Invalid
-from portal.services.work import workloads
+from portal.services.work import workload_preview
 from scheduler.cycle import engine, snapshot
 from scheduler.models import Host, Workload
 from tests.portal.services.test_dependencies_and_arrays import job
@@ -33,7 +33,7 @@ def preview(world: World, **changes: Any) -> dict[str, Any]:
         "max_runtime_seconds": 4 * 3600,
         "now": world.now,
     }
-    return workloads.preview_workload(**(given | changes))
+    return workload_preview.preview_workload(**(given | changes))
 
 
 def test_a_preferred_label_and_spreading_reach_the_planner(world: World) -> None:

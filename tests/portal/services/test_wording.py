@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from portal.services.work import workloads
+from portal.services.work import launch
 from portal.wording import equivalent_commands, formatting, notice_texts, reason_texts
 from scheduler.core.reasons import ReasonCode
 from tests.world import H100, World
@@ -85,7 +85,7 @@ def test_sentences_say_the_numbers() -> None:
 
 @pytest.mark.django_db
 def test_names_are_said_only_to_those_who_may_see_them(world: World) -> None:
-    made = workloads.submit_job(
+    made = launch.submit_job(
         actor=world.vision.member,
         project=world.vision.project,
         pool=world.shared,

@@ -10,7 +10,7 @@ from django.conf import settings
 
 from portal.errors import Conflict, Invalid, NotAllowed
 from portal.models import AuditEvent, EntryCode, Template, WorkspaceOrigin
-from portal.services.work import workloads
+from portal.services.work import launch, workload_changes, workload_preview, workspaces
 from scheduler import services as engine_services
 from scheduler.cycle import engine
 from scheduler.models import Allocation, Workload
@@ -32,7 +32,7 @@ def job(world: World, **changes: Any) -> Workload:
         "now": world.now,
         "max_runtime_seconds": 3600,
     }
-    return workloads.submit_job(**(given | changes))
+    return launch.submit_job(**(given | changes))
 
 
 def notebook(world: World, **changes: Any) -> Workload:
@@ -42,7 +42,7 @@ def notebook(world: World, **changes: Any) -> Workload:
         "pool": world.shared,
         "now": world.now,
     }
-    return workloads.launch_notebook(**(given | changes))
+    return launch.launch_notebook(**(given | changes))
 
 
 def test_a_job_waits_in_its_pools_queue_and_who_asked_is_written_down(world: World) -> None:
@@ -160,39 +160,43 @@ def test_slices_can_be_asked_for_where_the_pool_has_them(world: World) -> None:
 def test_the_owner_a_lead_and_an_operator_may_cancel_and_others_may_not(world: World) -> None:
     for who in ("member", "lead", "operator"):
         made = job(world)
-        workloads.cancel_workload(actor=world.people[who], workload=made, now=world.now, why="not needed")
+        workload_changes.cancel_workload(
+            actor=world.people[who], workload=made, now=world.now, why="not needed"
+        )
         made.refresh_from_db()
         assert (made.state, made.outcome) == ("ended", "cancelled")
     made = job(world)
     for who in ("team mate", "other team", "stranger", "finance", "auditor"):
         with pytest.raises(NotAllowed):
-            workloads.cancel_workload(actor=world.people[who], workload=made, now=world.now)
+            workload_changes.cancel_workload(actor=world.people[who], workload=made, now=world.now)
     assert AuditEvent.objects.filter(verb="cancel_workload", why="not needed").count() == 3
 
 
 def test_what_has_ended_can_not_be_cancelled_again(world: World) -> None:
     made = job(world)
-    workloads.cancel_workload(actor=world.vision.member, workload=made, now=world.now)
+    workload_changes.cancel_workload(actor=world.vision.member, workload=made, now=world.now)
     with pytest.raises(Conflict, match="already ended"):
-        workloads.cancel_workload(actor=world.vision.member, workload=made, now=world.now)
+        workload_changes.cancel_workload(actor=world.vision.member, workload=made, now=world.now)
 
 
 def test_an_extension_stays_within_the_pools_longest_runtime(world: World) -> None:
     made = job(world)
-    workloads.extend_workload(actor=world.vision.member, workload=made, seconds=3600, now=world.now)
+    workload_changes.extend_workload(actor=world.vision.member, workload=made, seconds=3600, now=world.now)
     made.refresh_from_db()
     assert made.max_runtime_seconds == 7200
     with pytest.raises(Invalid, match="allowed"):
-        workloads.extend_workload(actor=world.vision.member, workload=made, seconds=10**8, now=world.now)
+        workload_changes.extend_workload(
+            actor=world.vision.member, workload=made, seconds=10**8, now=world.now
+        )
 
 
 def test_of_two_who_extend_at_once_the_second_hears_that_it_is_too_much(world: World) -> None:
     made = job(world)
     as_seen_before = Workload.objects.get(pk=made.pk)
     room = world.shared.longest_runtime_seconds - made.max_runtime_seconds
-    workloads.extend_workload(actor=world.vision.member, workload=made, seconds=room, now=world.now)
+    workload_changes.extend_workload(actor=world.vision.member, workload=made, seconds=room, now=world.now)
     with pytest.raises(Conflict, match="was extended just now"):
-        workloads.extend_workload(
+        workload_changes.extend_workload(
             actor=world.vision.lead, workload=as_seen_before, seconds=room, now=world.now
         )
     made.refresh_from_db()
@@ -201,41 +205,43 @@ def test_of_two_who_extend_at_once_the_second_hears_that_it_is_too_much(world: W
 
 def test_a_job_is_not_kept_from_idleness_and_a_notebook_is(world: World) -> None:
     with pytest.raises(Conflict):
-        workloads.keep_workload(actor=world.vision.member, workload=job(world), seconds=3600, now=world.now)
+        workload_changes.keep_workload(
+            actor=world.vision.member, workload=job(world), seconds=3600, now=world.now
+        )
     made = notebook(world)
-    workloads.keep_workload(actor=world.vision.member, workload=made, seconds=3600, now=world.now)
+    workload_changes.keep_workload(actor=world.vision.member, workload=made, seconds=3600, now=world.now)
     made.refresh_from_db()
     assert made.keep_until == world.now + timedelta(hours=1)
 
 
 def test_a_relaunch_is_the_same_but_for_its_changes(world: World) -> None:
     made = job(world, nvlink=True)
-    again = workloads.relaunch_workload(actor=world.vision.members[1], workload=made, now=world.now, units=1)
+    again = launch.relaunch_workload(actor=world.vision.members[1], workload=made, now=world.now, units=1)
     assert (again.command, again.nvlink, again.units) == (made.command, True, 1)
     assert again.owner == world.vision.members[1]
 
 
 def test_values_of_an_environment_go_over_to_nobody_but_their_owner(world: World) -> None:
     made, mate = job(world, environment={"TOKEN": "s3cret"}), world.vision.members[1]
-    again = workloads.relaunch_workload(actor=world.vision.member, workload=made, now=world.now)
+    again = launch.relaunch_workload(actor=world.vision.member, workload=made, now=world.now)
     assert again.environment == {"TOKEN": "s3cret"}
     with pytest.raises(Invalid) as refused:
-        workloads.relaunch_workload(actor=mate, workload=made, now=world.now)
+        launch.relaunch_workload(actor=mate, workload=made, now=world.now)
     assert "TOKEN" in refused.value.message and "s3cret" not in refused.value.message
-    own = workloads.relaunch_workload(actor=mate, workload=made, now=world.now, environment={"TOKEN": "mine"})
+    own = launch.relaunch_workload(actor=mate, workload=made, now=world.now, environment={"TOKEN": "mine"})
     assert own.environment == {"TOKEN": "mine"}
 
 
 def test_only_its_owner_opens_a_running_notebook_with_a_code_that_lives_a_minute(world: World) -> None:
     made = notebook(world)
     with pytest.raises(Conflict, match="while it runs"):
-        workloads.open_workspace(actor=world.vision.member, workload=made, session_key="s", now=world.now)
+        workspaces.open_workspace(actor=world.vision.member, workload=made, session_key="s", now=world.now)
     Workload.objects.filter(pk=made.pk, state="queued").update(state="running")
     made.refresh_from_db()
     for who in ("team mate", "lead", "operator", "stranger"):
         with pytest.raises(NotAllowed):
-            workloads.open_workspace(actor=world.people[who], workload=made, session_key="s", now=world.now)
-    url = workloads.open_workspace(actor=world.vision.member, workload=made, session_key="s", now=world.now)
+            workspaces.open_workspace(actor=world.people[who], workload=made, session_key="s", now=world.now)
+    url = workspaces.open_workspace(actor=world.vision.member, workload=made, session_key="s", now=world.now)
     assert settings.GPUPOOL_NOTEBOOK_DOMAIN in url
     code = EntryCode.objects.get()
     assert code.expires_at == world.now + timedelta(minutes=1)
@@ -244,7 +250,7 @@ def test_only_its_owner_opens_a_running_notebook_with_a_code_that_lives_a_minute
 
 
 def test_a_preview_says_what_would_happen_and_writes_nothing(world: World) -> None:
-    answer = workloads.preview_workload(
+    answer = workload_preview.preview_workload(
         actor=world.vision.member,
         project=world.vision.project,
         pool=world.shared,
@@ -293,13 +299,13 @@ def test_a_notebook_is_not_extended_over_what_a_reservation_was_promised(world: 
     made.refresh_from_db()
     extend: dict[str, Any] = {"actor": world.vision.member, "workload": made}
     with pytest.raises(Conflict) as refused:
-        workloads.extend_workload(**extend, seconds=3 * 3600, now=world.now)
+        workload_changes.extend_workload(**extend, seconds=3 * 3600, now=world.now)
     assert (refused.value.code, refused.value.field) == ("more_time_blocked", "seconds")
     assert "1 reservation counts on them from" in refused.value.message
     assert "It can be extended until" in refused.value.message
     assert refused.value.numbers["latest"] == int(start.timestamp())
     made.refresh_from_db()
     assert made.max_runtime_seconds == 3600
-    workloads.extend_workload(**extend, seconds=3600, now=world.now)
+    workload_changes.extend_workload(**extend, seconds=3600, now=world.now)
     with pytest.raises(Conflict, match="can't be extended at all"):
-        workloads.extend_workload(**extend, seconds=3600, now=world.now)
+        workload_changes.extend_workload(**extend, seconds=3600, now=world.now)

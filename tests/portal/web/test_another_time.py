@@ -13,7 +13,7 @@ from rest_framework.test import APIClient
 
 from portal.models import Submission, User
 from portal.services.calendar import reservations
-from portal.services.people import accounts_and_teams
+from portal.services.people import api_tokens
 from scheduler import services
 from scheduler.cycle import engine
 from scheduler.models import Pool, Reservation, Workload
@@ -38,7 +38,7 @@ def waiting(world: World, **also: Any) -> Workload:
 
 
 def api(world: World, now: datetime, who: User | None = None) -> APIClient:
-    _, text = accounts_and_teams.create_token(actor=who or world.vision.member, name="test", now=now)
+    _, text = api_tokens.create_token(actor=who or world.vision.member, name="test", now=now)
     client = APIClient()
     client.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
     return client

@@ -13,8 +13,8 @@ from rest_framework.test import APIClient
 
 from portal import planner_budget
 from portal.errors import PlannerBudgetExceeded
-from portal.reads.work import queue as reads
-from portal.services.people import accounts_and_teams
+from portal.reads.work import wait_explanation
+from portal.services.people import api_tokens
 from scheduler.core.what_if.fairness import FairnessRow
 from scheduler.models import Pool
 from scheduler.reads import capacity as engine
@@ -69,7 +69,7 @@ def test_many_questions_at_once_are_not_free(world: World, monkeypatch: pytest.M
 def test_pages_and_the_api_say_when_to_ask_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     mine, now, member = waiting(world), world.now + 2 * MINUTE, world.vision.member
     client, other = signed_in(member), APIClient()
-    _, text = accounts_and_teams.create_token(actor=member, name="test", now=now)
+    _, text = api_tokens.create_token(actor=member, name="test", now=now)
     other.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
     with time_machine.travel(now, tick=False):
         assert client.get(reverse("why", args=[mine.public_id])).status_code == 200
@@ -127,9 +127,9 @@ def test_an_answer_is_given_again_for_some_seconds(world: World, monkeypatch: py
         return plain(pool, now)
 
     monkeypatch.setattr(engine, "fairness_rows", counted)
-    rows = [reads.fair_share_rows(world.shared, (), world.now) for _ in range(3)]
+    rows = [wait_explanation.fair_share_rows(world.shared, (), world.now) for _ in range(3)]
     assert len(asked) == 1 and rows[0] == rows[2]
-    reads.fair_share_rows(
+    wait_explanation.fair_share_rows(
         world.shared, (), world.now + timedelta(seconds=planner_budget.ANSWER_CACHE_SECONDS)
     )
     assert len(asked) == 2
@@ -144,6 +144,8 @@ def test_while_the_cache_is_away_everybody_is_answered(world: World, monkeypatch
     for name in ("get", "set", "add", "incr"):
         monkeypatch.setattr(cache, name, away)
     with planner_budget.metered_planning(world.vision.member, world.now):
-        assert reads.fair_share_rows(world.shared, (), world.now)
-        assert reads.cached_faster_requests(mine) is None
-        assert reads.faster_requests(mine, world.now) == reads.faster_requests(mine, world.now)
+        assert wait_explanation.fair_share_rows(world.shared, (), world.now)
+        assert wait_explanation.cached_faster_requests(mine) is None
+        assert wait_explanation.faster_requests(mine, world.now) == wait_explanation.faster_requests(
+            mine, world.now
+        )

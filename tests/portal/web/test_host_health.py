@@ -16,7 +16,6 @@ from agent.protocol import CheckSeen, DiagnosticSeen, Health, StraySeen
 from portal.models import Notification
 from portal.notices import delivery
 from portal.reads.fleet.host_details import host_units
-from portal.services.fleet import gpu_repairs
 from portal.services.fleet import hosts as host_verbs
 from portal.web.fleet.hosts import _folded_slices
 from portal.wording import notice_texts
@@ -356,7 +355,7 @@ def test_owners_are_told_of_maintenance_ahead_and_when_it_is_taken_back(world: W
     (said,) = told(world, "member")
     assert said.startswith("alpha is away from") and "new fans. storm is moved off it before that" in said
     assert not [each for each in told(world, "other team") if "away" in each]
-    gpu_repairs.cancel_maintenance(**given | {"now": world.now + timedelta(minutes=1)}, window=window.pk)
+    host_verbs.cancel_maintenance(**given | {"now": world.now + timedelta(minutes=1)}, window=window.pk)
     assert not MaintenanceWindow.objects.exists()
     delivery.write_notices(world.now + timedelta(minutes=2))
     assert "is taken back: storm stays where it is" in told(world, "member")[-1]

@@ -7,7 +7,7 @@ from django.test import Client
 from django.urls import reverse
 
 from portal.errors import Invalid
-from portal.services.fleet import pools
+from portal.services.work import templates
 from tests.world import World, world
 
 __all__ = ["world"]
@@ -29,7 +29,7 @@ def cluster(world: World, **changes: object) -> object:
         "command": "bash ray_cluster.sh",
         "max_runtime_seconds": 7200,
     }
-    return pools.save_template(actor=world.operator, now=world.now, **{**wish, **changes})  # type: ignore[arg-type]
+    return templates.save_template(actor=world.operator, now=world.now, **{**wish, **changes})  # type: ignore[arg-type]
 
 
 def test_a_template_on_two_hosts_fills_the_form_in(world: World) -> None:

@@ -13,7 +13,7 @@ from django.urls import reverse
 from portal.models import Submission, Template
 from portal.services.approvals import submissions
 from portal.services.calendar import recurring_reservations, reservations
-from portal.services.work import workloads
+from portal.services.work import launch
 from portal.web import urls
 from scheduler.cycle import engine
 from scheduler.cycle.recording import CycleRecorder
@@ -128,10 +128,8 @@ class Things:
             "now": world.now,
         }
         window = {"start": start, "end": start + timedelta(hours=2)}
-        self.job = workloads.submit_job(
-            **given, name="fit", command="true", units=1, max_runtime_seconds=3600
-        )
-        self.array = workloads.submit_array(**given, name="sweep", command="true", units=1, array="0-3%2")
+        self.job = launch.submit_job(**given, name="fit", command="true", units=1, max_runtime_seconds=3600)
+        self.array = launch.submit_array(**given, name="sweep", command="true", units=1, array="0-3%2")
         run = Run.objects.create(
             workload=self.job,
             attempt=1,
@@ -144,9 +142,7 @@ class Things:
         Template.objects.create(
             slug="lab", name="Lab", kind="notebook", type="interactive", units=1, max_runtime_seconds=3600
         )
-        self.notebook = workloads.launch_notebook(
-            **given, template=Template.objects.get(slug="lab"), name="lab"
-        )
+        self.notebook = launch.launch_notebook(**given, template=Template.objects.get(slug="lab"), name="lab")
         Workload.objects.filter(pk=self.notebook.pk).update(state="queued")
         given["now"] = start - timedelta(days=1)
         booked = reservations.request_reservation(**given, name="small", units=1, models=[H100], **window)

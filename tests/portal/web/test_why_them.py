@@ -12,7 +12,7 @@ from django.http import QueryDict
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from portal.reads.work import queue as reads
+from portal.reads.work import wait_explanation
 from portal.wording import expected_start_texts, queue_order_texts
 from scheduler import services
 from scheduler.core.explain.start_ranges import MIN_OUTCOMES, EstimateAccuracy
@@ -135,8 +135,8 @@ def test_those_that_may_not_be_seen_are_counted(world: World) -> None:
     foreign = waits(world, world.language, "secret-name", units=4, preemptible=False)
     Workload.objects.filter(pk=foreign.pk).update(submitted_at=world.now - 30 * HOUR)
     mine = waits(world, world.vision, "mine", minutes=2)
-    found = reads.explain_wait(mine, world.vision.member, world.now + 3 * MINUTE)
-    everybody = reads.explain_wait(mine, world.operator, world.now + 3 * MINUTE)
+    found = wait_explanation.explain_wait(mine, world.vision.member, world.now + 3 * MINUTE)
+    everybody = wait_explanation.explain_wait(mine, world.operator, world.now + 3 * MINUTE)
     assert len(everybody.ahead) == found.ahead_more + len(found.ahead)
     assert "secret-name" not in [row.workload.name for row in found.ahead]
 
@@ -249,7 +249,7 @@ def test_a_notebook_is_not_told_to_take_a_priority_that_it_can_not_have(world: W
     waiting = waits(
         world, world.vision, "desk", units=4, preemptible=False, kind="notebook", type="interactive"
     )
-    for way in reads.faster_requests(waiting, world.now + 2 * MINUTE):
+    for way in wait_explanation.faster_requests(waiting, world.now + 2 * MINUTE):
         assert not {"priority", "preemptible"} & set(way.changed)
 
 

@@ -1,0 +1,293 @@
+"""Explain why a workload waits, and what would let it start sooner."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from portal import policy
+from portal.hardware_request import MIN_RESERVATION_WINDOW, HardwareRequest, whole_gpus_of
+from portal.models import User
+from portal.planner_budget import cache_get, cache_set, cached_answer, metered_planning
+from portal.reads.work import expected_starts
+from portal.reads.work.expected_starts import StartRecords
+from portal.reads.work.workload_details import RELATED, HeldUnit, held_by, held_unit
+from scheduler.core.model.plan import Placement
+from scheduler.core.model.slots import SLOTS_PER_GPU
+from scheduler.core.model.snapshot import Snapshot
+from scheduler.core.model.waiting_queue import effective_submit_time
+from scheduler.core.queue.turn import QueueTurn
+from scheduler.core.what_if.alternatives import Alternative
+from scheduler.core.what_if.comparison import ComparisonBasis
+from scheduler.core.what_if.fairness import FairnessRow
+from scheduler.cycle import request_snapshot_cache
+from scheduler.models import Pool, Team, Workload
+from scheduler.reads import capacity as engine
+from scheduler.services import ImpossibleStart, impossible_start_of
+from scheduler.state.states import WorkloadState
+
+FASTER_REQUESTS_TTL_SECONDS = 60
+
+
+MAX_WORKLOADS_AHEAD = 10
+
+
+MAX_FORM_MODELS = 3
+
+
+@dataclass(frozen=True)
+class Blocker:
+    """A workload whose end another waits for. ``workload`` is None where the viewer may not see it."""
+
+    workload: Workload | None
+    team: Team
+    held: list[HeldUnit]
+    ends_at: datetime | None
+    state: str
+
+
+@dataclass(frozen=True)
+class WorkloadAhead:
+    """A workload that waits, too, and has its turn first; ``part`` is what decides (``scheduler.core.queue.turn.TurnCriterion``). It was asked
+    for ``earlier``, is expected to be ``shorter``, or both."""
+
+    workload: Workload
+    part: str
+    earlier: bool
+    shorter: bool
+
+
+@dataclass(frozen=True)
+class AlternativeWindow:
+    """A window in which a reservation of what a workload asks for fits now. ``in_form``: the request form can say all of it."""
+
+    workload: Workload
+    start: datetime
+    end: datetime
+    needs_approval: bool
+    in_form: bool
+
+
+@dataclass(frozen=True)
+class WaitExplanation:
+    """``workloads_ahead`` are those that may be seen, at most ``MAX_WORKLOADS_AHEAD``; ``ahead_more`` how many others have their turn first.
+    ``never``: why it would not start whatever ended."""
+
+    blockers: list[Blocker]
+    sooner: list[Alternative]
+    fairness: list[dict[str, Any]]
+    ahead: list[WorkloadAhead]
+    ahead_more: int
+    starts: StartRecords
+    windows: list[AlternativeWindow]
+    never: ImpossibleStart | None = None
+
+
+def explain_wait(workload: Workload, user: User, now: datetime) -> WaitExplanation:
+    """Everything about one waiting workload: what blocks it, who goes first, what would start sooner, how the teams of its
+    pool stand."""
+    with metered_planning(user, now), request_snapshot_cache.share_snapshots():
+        first, more = workloads_ahead(workload, user, now)
+        return WaitExplanation(
+            blockers(workload, user),
+            faster_requests(workload, now),
+            fair_share_rows(workload.pool, workload.project.team_id, now),
+            first,
+            more,
+            expected_starts.start_records_of_pools([workload.pool_id], now),
+            alternative_windows(workload, user, now),
+            _never_starts(workload, now),
+        )
+
+
+def _never_starts(workload: Workload, now: datetime) -> ImpossibleStart | None:
+    if workload.state != WorkloadState.QUEUED or workload.expected_start is not None:
+        return None
+    return cached_answer(("never-of", workload.pk), now, lambda: impossible_start_of(workload, now))
+
+
+def workloads_ahead(workload: Workload, user: User, now: datetime) -> tuple[list[WorkloadAhead], int]:
+    """Who has its turn before a waiting workload, as far as the viewer may see them, and how many others."""
+    if workload.state != WorkloadState.QUEUED:
+        return [], 0
+    before = cached_answer(("first", workload.pk), now, lambda: _planned_ahead(workload, now))
+    rows = (
+        policy.visible_workloads(user).filter(pk__in=[first[0] for first in before]).select_related(*RELATED)
+    )
+    seen = {row.pk: row for row in rows}
+    # The nearest ones say most about one's own place.
+    shown = [
+        WorkloadAhead(seen[pk], part, earlier, shorter) for pk, part, earlier, shorter in before if pk in seen
+    ][-MAX_WORKLOADS_AHEAD:]
+    return shown, len(before) - len(shown)
+
+
+def _planned_ahead(workload: Workload, now: datetime) -> list[tuple[int, str, bool, bool]]:
+    submitted, predicted = int(workload.submitted_at.timestamp()), workload.predicted_seconds
+    return [
+        (
+            turn.queued.id,
+            str(part),
+            turn.queued.submitted < submitted,
+            turn.queued.predicted_seconds < predicted,
+        )
+        for turn, part in engine.turns_before(workload, now)
+    ]
+
+
+@dataclass(frozen=True)
+class QueueComparison:
+    """Why ``theirs`` and not ``mine``: ``rule`` is a key of ``portal.wording.queue_order_texts.QUEUE_ORDER_RULES`` with its numbers. ``without``: what
+    the plan would say to ``mine`` if ``theirs`` was not there: does it start, and the reason with its numbers."""
+
+    mine: Workload
+    theirs: Workload
+    rule: str
+    numbers: dict[str, Any]
+    without_starts: bool
+    without_code: str
+    without_numbers: dict[str, Any]
+
+
+def compare_in_queue(mine: Workload, theirs: Workload, now: datetime) -> QueueComparison | None:
+    """Compare a waiting workload with one of the same pool that runs or waits, both of which the viewer may see. None when
+    they can't be compared (any more)."""
+    if mine.pool_id != theirs.pool_id or mine.state != WorkloadState.QUEUED or mine.pk == theirs.pk:
+        return None
+    with request_snapshot_cache.share_snapshots():
+        found = engine.compare_turns(mine, theirs, now)
+        taken = request_snapshot_cache.take_cached_snapshot([mine.pool_id], now)
+    if found is None:
+        return None
+    rule = str(found.part or found.basis)
+    if found.basis is ComparisonBasis.THERE_FIRST:
+        rule = str(found.basis)
+    elif found.mine is None:
+        rule = "turned_away"
+    numbers: dict[str, Any] = {"now": int(now.timestamp()), "half_life": mine.pool.half_life_seconds}
+    for name, workload, turn in (("mine", mine, found.mine), ("theirs", theirs, found.theirs)):
+        numbers |= {
+            f"{name}_{key}": value for key, value in _comparison_facts(workload, turn, taken, now).items()
+        }
+    without = found.without
+    return QueueComparison(
+        mine, theirs, rule, numbers, isinstance(without, Placement), str(without.code), dict(without.numbers)
+    )
+
+
+def _comparison_facts(
+    workload: Workload, turn: QueueTurn | None, taken: Snapshot, now: datetime
+) -> dict[str, Any]:
+    """What the rules look at in one workload; times in seconds since the epoch, shares in GPU-hours by weight."""
+    running = next((row for row in taken.running if row.id == workload.pk), None)
+    quotas = engine.quota_use(team=workload.project.team_id, pool=workload.pool_id, now=now)
+    wanted = [quota for quota in quotas if quota.model in workload.models_wanted] or quotas
+    facts: dict[str, Any] = {
+        "team": workload.project.team.name,
+        "units": workload.units,
+        "hosts": workload.hosts,
+        "profile": workload.profile,
+        "priority": workload.priority,
+        "submitted": int(workload.submitted_at.timestamp()),
+        "waited": int((now - workload.submitted_at).total_seconds()),
+        "predicted": workload.predicted_seconds,
+        "started": running.started if running else None,
+        "quota": [[quota.model, quota.guaranteed, quota.held] for quota in wanted],
+    }
+    if turn is not None:
+        facts |= {
+            "predicted": turn.queued.predicted_seconds,
+            "place": effective_submit_time(turn.queued),
+            "share": round(turn.share / SLOTS_PER_GPU / 3600, 2),
+        }
+    return facts
+
+
+def blockers(workload: Workload, user: User) -> list[Blocker]:
+    """Those the engine named, as far as the viewer may know them."""
+    rows = {row.pk: row for row in Workload.objects.filter(pk__in=workload.blockers).select_related(*RELATED)}
+    seen = set(policy.visible_workloads(user).filter(pk__in=rows).values_list("pk", flat=True))
+    held: dict[int, list[HeldUnit]] = {}
+    for allocation in held_by(rows):
+        held.setdefault(allocation.workload_id, []).append(held_unit(allocation))
+    found = []
+    for pk in workload.blockers:
+        row = rows.get(pk)
+        if row is None:
+            continue
+        units = held.get(pk, [])
+        since = min((unit.since for unit in units), default=None)
+        ends = None if since is None else since + timedelta(seconds=row.max_runtime_seconds)
+        found.append(Blocker(row if pk in seen else None, row.project.team, units, ends, row.state))
+    return found
+
+
+def faster_requests(workload: Workload, now: datetime) -> list[Alternative]:
+    """Asks that would start earlier. Each is planned for, so the answer is kept for a while."""
+    if workload.state != WorkloadState.QUEUED:
+        return []
+    known = cached_faster_requests(workload)
+    if known is None:
+        known = engine.sooner_alternatives(workload, now)
+        cache_set(_faster_requests_key(workload), known, FASTER_REQUESTS_TTL_SECONDS)
+    return known
+
+
+def cached_faster_requests(workload: Workload) -> list[Alternative] | None:
+    """The same where it was worked out lately; None where it was not, and is not now either."""
+    known: list[Alternative] | None = cache_get(_faster_requests_key(workload))
+    return known
+
+
+def _faster_requests_key(workload: Workload) -> str:
+    return f"sooner:{workload.pk}:{workload.queued_at.timestamp():.0f}"
+
+
+def alternative_windows(workload: Workload, user: User, now: datetime) -> list[AlternativeWindow]:
+    """When a reservation of what a waiting workload asks for could be had, as long as its limit: for those who may ask for one,
+    the first windows that they would be given, and still are when they have filled in the form."""
+    pool, project = workload.pool, workload.project
+    length = max(timedelta(seconds=workload.max_runtime_seconds), MIN_RESERVATION_WINDOW)
+    if workload.state != WorkloadState.QUEUED or length.total_seconds() > pool.longest_reservation_seconds:
+        return []
+    if not project.active or not policy.may(user, "reservation.request", project):
+        return []
+    ask = HardwareRequest(**{name: getattr(workload, name) for name in HardwareRequest.__dataclass_fields__})
+    needs_approval = whole_gpus_of(pool, ask) > pool.approval_above_gpus
+    in_form = len(ask.models_wanted) <= MAX_FORM_MODELS
+    found = cached_answer(
+        ("windows", workload.pk, int(length.total_seconds()), user.pk),  # one person may hold so much
+        now,
+        lambda: engine.reservable_windows(workload, owner=user, length=length, now=now),
+    )
+    return [AlternativeWindow(workload, start, end, needs_approval, in_form) for start, end in found]
+
+
+def fair_share_rows(pool: Pool, mine: Collection[int] | int, now: datetime) -> list[dict[str, Any]]:
+    """One row per team of the pool, in GPUs and GPU-hours, the least used first; ``mine``: ids of the viewer's teams, or of
+    the one that is looked at. Those who share a pool may know its sums."""
+    rows: list[FairnessRow] = cached_answer(
+        ("fairness", pool.pk), now, lambda: engine.fairness_rows(pool, now)
+    )
+    own = {mine} if isinstance(mine, int) else set(mine)
+    teams = {team.pk: team for team in Team.objects.filter(pk__in=[row.team for row in rows])}
+    drawn = [
+        {
+            "team": teams[row.team],
+            "mine": row.team in own,
+            "guaranteed": row.guaranteed / SLOTS_PER_GPU,
+            "held": row.held / SLOTS_PER_GPU,
+            "borrowed": row.borrowed / SLOTS_PER_GPU,
+            "waiting": row.waiting / SLOTS_PER_GPU,
+            "gpu_hours": row.decayed_use / SLOTS_PER_GPU / 3600,
+            "weight": row.weight,
+            "share": row.share,
+            "fair_share": row.fair_share,
+            "ratio": row.share / row.fair_share if row.fair_share else None,
+        }
+        for row in rows
+        if row.team in teams
+    ]
+    return sorted(drawn, key=lambda row: (row["ratio"] or 0.0, row["team"].pk))

@@ -1,0 +1,214 @@
+"""Verbs that approve, decline and withdraw submissions."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from django.db import transaction
+
+from portal import policy
+from portal.errors import Conflict
+from portal.input_checks import InputChecks
+from portal.models import SUBMISSION_TRANSITIONS, Approval, Membership, Submission, SubmissionState, User
+from portal.services import audit
+from portal.services.approvals.effects import effect_on_guarantees
+from portal.services.approvals.payloads import (
+    json_values,
+    pool_of_submission,
+    reservation_request_of,
+    reservation_to_change,
+    series_request_of,
+)
+from portal.services.approvals.submissions import check_gpu_hours, check_quota
+from portal.services.calendar import (
+    approved_changes,
+    recurring_reservations,
+)
+from scheduler import services as engine
+from scheduler.core.model.slots import SLOTS_PER_GPU
+
+NO_GPU_HOUR_QUOTA: dict[str, Any] = {"gpu_hours": None, "period": "month", "when_used_up": "borrow"}
+
+
+APPROVER_EDITABLE_FIELDS = {
+    Submission.Kind.QUOTA_CHANGE: frozenset(
+        {"guaranteed_gpus", "borrow_limit_gpus", "gpu_hours", "period", "when_used_up"}
+    ),
+    Submission.Kind.RESERVATION: frozenset(
+        {"units", "hosts", "models", "profile", "start", "end", "may_exceed_guarantee"}
+    ),
+    Submission.Kind.SERIES: frozenset({"units", "may_exceed_guarantee"}),
+    Submission.Kind.WINDOW_CHANGE: frozenset(),
+    Submission.Kind.MEMBERSHIP: frozenset({"role"}),
+}
+
+
+def approve_submission(
+    *,
+    actor: User,
+    submission: Submission,
+    now: datetime,
+    changes: dict[str, Any] | None = None,
+    comment: str = "",
+    via: str = "web",
+) -> Submission:
+    """Approve it, with ``changes`` to its payload or as it is; it is checked again and done in the same transaction.
+
+    Raises Conflict when somebody decided before, or when it no longer fits (then nothing is decided); Invalid, NotAllowed.
+    """
+    policy.require(actor, "submission.decide", submission)
+    checks = InputChecks()
+    comment = checks.text("comment", comment, least=0, most=1000, lines=True)
+    for field in (changes or {}).keys() - APPROVER_EDITABLE_FIELDS[Submission.Kind(submission.kind)]:
+        checks.note(
+            field,
+            field,
+            f"{field} can't be changed; allowed: {', '.join(sorted(APPROVER_EDITABLE_FIELDS[Submission.Kind(submission.kind)]))}.",
+        )
+    checks.done()
+    payload = {**submission.payload, **(changes or {})}
+    with transaction.atomic():
+        _decide(submission, SubmissionState.APPROVED)
+        changed = payload if payload != submission.payload else None
+        _execute_submission(submission, payload, now)
+        Approval.objects.create(
+            submission=submission,
+            decided_by=actor,
+            approved=True,
+            changed_payload=json_values(changed),
+            comment=comment,
+            decided_at=now,
+        )
+        audit.record(
+            actor=actor,
+            via=via,
+            now=now,
+            verb="approve_submission",
+            target=submission,
+            before=submission.payload,
+            after=json_values(payload),
+            why=comment,
+        )
+    return submission
+
+
+def decline_submission(
+    *, actor: User, submission: Submission, comment: str, now: datetime, via: str = "web"
+) -> Submission:
+    """Decline it with a reason, which is not optional. Raises Conflict when somebody decided before; Invalid, NotAllowed."""
+    policy.require(actor, "submission.decide", submission)
+    checks = InputChecks()
+    comment = checks.text("comment", comment, most=1000, lines=True)
+    checks.done()
+    with transaction.atomic():
+        _decide(submission, SubmissionState.DECLINED)
+        Approval.objects.create(
+            submission=submission, decided_by=actor, approved=False, comment=comment, decided_at=now
+        )
+        audit.record(
+            actor=actor,
+            via=via,
+            now=now,
+            verb="decline_submission",
+            target=submission,
+            before=submission.payload,
+            why=comment,
+        )
+    return submission
+
+
+def withdraw_submission(
+    *, actor: User, submission: Submission, now: datetime, via: str = "web"
+) -> Submission:
+    """Take back what waits. Raises Conflict when it is decided, NotAllowed."""
+    policy.require(actor, "submission.withdraw", submission)
+    with transaction.atomic():
+        _decide(submission, SubmissionState.WITHDRAWN)
+        audit.record(
+            actor=actor,
+            via=via,
+            now=now,
+            verb="withdraw_submission",
+            target=submission,
+            before=submission.payload,
+        )
+    return submission
+
+
+def _decide(submission: Submission, new: SubmissionState) -> None:
+    """Compare-and-swap out of waiting: of two people who decide at once, one is told that the other was first."""
+    if new not in SUBMISSION_TRANSITIONS[SubmissionState.WAITING]:
+        raise ValueError(new)
+    if not Submission.objects.filter(pk=submission.pk, state=SubmissionState.WAITING).update(state=new):
+        submission.refresh_from_db()
+        by = Approval.objects.filter(submission=submission).select_related("decided_by").first()
+        raise Conflict(f"This is already {submission.state}{f', by {by.decided_by}' if by else ''}.")
+    submission.state = new
+
+
+def _execute_submission(submission: Submission, payload: dict[str, Any], now: datetime) -> None:
+    if submission.kind == Submission.Kind.QUOTA_CHANGE:
+        _change_quota(submission, payload, now)
+    elif submission.kind == Submission.Kind.RESERVATION:
+        _confirm_reservation(submission, payload, now)
+    elif submission.kind == Submission.Kind.SERIES:
+        _confirm_series(submission, payload, now)
+    elif submission.kind == Submission.Kind.WINDOW_CHANGE:
+        approved_changes.apply_submitted_change(reservation_to_change(submission), payload, now)
+    else:
+        _add_member(submission, payload, now)
+
+
+def _change_quota(submission: Submission, payload: dict[str, Any], now: datetime) -> None:
+    checks = InputChecks()
+    check_quota(checks, payload["guaranteed_gpus"], payload["borrow_limit_gpus"])
+    hours = {name: payload.get(name, usual) for name, usual in NO_GPU_HOUR_QUOTA.items()}
+    check_gpu_hours(checks, **hours)
+    checks.done()
+    pool = pool_of_submission(submission)
+    effect = effect_on_guarantees(submission, payload)
+    limit = payload["borrow_limit_gpus"]
+    changed = engine.change_quota(
+        team=submission.team,
+        pool=pool,
+        model=payload["model"],
+        guaranteed_slots=payload["guaranteed_gpus"] * SLOTS_PER_GPU,
+        borrow_limit_slots=None if limit is None else limit * SLOTS_PER_GPU,
+        now=now,
+        **hours,
+    )
+    if not changed:
+        raise Conflict(
+            effect["sentence"],
+            field="guaranteed_gpus",
+            numbers={k: v for k, v in effect.items() if k.endswith("_gpus")},
+        )
+
+
+def _confirm_reservation(submission: Submission, payload: dict[str, Any], now: datetime) -> None:
+    wish = reservation_request_of(submission, payload, now)
+    reservation = approved_changes.confirm_reservation(submission.author, wish, now)
+    Submission.objects.filter(pk=submission.pk).update(reservation=reservation)
+    submission.reservation = reservation
+
+
+def _confirm_series(submission: Submission, payload: dict[str, Any], now: datetime) -> None:
+    made = recurring_reservations.confirm_series(
+        submission.author, series_request_of(submission, payload, now), now
+    )
+    first = made.occurrences.order_by("start", "pk").first()
+    Submission.objects.filter(pk=submission.pk).update(reservation=first)
+    submission.reservation = first
+
+
+def _add_member(submission: Submission, payload: dict[str, Any], now: datetime) -> None:
+    checks = InputChecks()
+    role = checks.choice("role", payload["role"], Membership.Role.values)
+    checks.done()
+    Membership.objects.update_or_create(
+        user=submission.author,
+        team=submission.team,
+        defaults={"role": role},
+        create_defaults={"role": role, "created_at": now},
+    )

@@ -1,0 +1,190 @@
+"""Return what approving a submission would do to other teams and workloads."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from django.db.models import QuerySet
+
+from portal.errors import Conflict, Invalid
+from portal.models import Submission
+from portal.services.approvals.payloads import (
+    pool_of_submission,
+    reservation_request_of,
+    reservation_to_change,
+    series_request_of,
+)
+from portal.services.calendar import (
+    approved_changes,
+    recurring_reservations,
+    reservation_checks,
+)
+from portal.wording import formatting, reason_texts, request_texts
+from scheduler import services as engine
+from scheduler.core.model.slots import SLOTS_PER_GPU
+from scheduler.cycle.request_snapshot_cache import share_snapshots
+from scheduler.models import Gpu, Pool, Quota, Reservation
+from scheduler.state.states import OPEN_RESERVATION_STATES
+
+
+def approval_effect(
+    submission: Submission, now: datetime, changes: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """What approving it (with ``changes``) would do to others. Reads only.
+
+    Always: ``fits`` (bool), ``code`` and ``numbers`` (the engine's reason where it gave one), ``sentence`` (for people).
+    Quota change: ``capacity_gpus``, ``guaranteed_before_gpus`` and ``guaranteed_after_gpus`` (of all teams together),
+    ``free_before_gpus``, ``free_after_gpus`` (guarantee not given to anybody), ``team_before_gpus``, ``team_after_gpus``.
+    Reservation: ``windows`` (first that fit, (start, end) datetimes), ``gpus``, ``capacity_gpus``, ``evicted`` (workloads that
+    would be told to go if it started now), ``overlapping`` (Reservations of the pool in that window). The same for a recurring
+    one and for another window, without ``evicted``.
+    """
+    with share_snapshots():
+        return _approval_effect(submission, {**submission.payload, **(changes or {})}, now)
+
+
+def _approval_effect(submission: Submission, payload: dict[str, Any], now: datetime) -> dict[str, Any]:
+    if submission.kind == Submission.Kind.QUOTA_CHANGE:
+        return effect_on_guarantees(submission, payload)
+    if submission.kind == Submission.Kind.RESERVATION:
+        return _effect_on_calendar(submission, payload, now)
+    if submission.kind == Submission.Kind.SERIES:
+        return _effect_of_series(submission, payload, now)
+    if submission.kind == Submission.Kind.WINDOW_CHANGE:
+        return _effect_of_change(submission, payload, now)
+    return {
+        "fits": True,
+        "code": "",
+        "numbers": {},
+        "sentence": f"{submission.author} becomes {payload['role']} of {submission.team}.",
+    }
+
+
+def effect_on_guarantees(submission: Submission, payload: dict[str, Any]) -> dict[str, Any]:
+    pool, model = pool_of_submission(submission), payload["model"]
+    room = engine.guarantee_capacity(pool=pool, model=model, team=submission.team)
+    capacity, others = room.capacity // SLOTS_PER_GPU, room.others / SLOTS_PER_GPU
+    own = (
+        sum(
+            Quota.objects.filter(pool=pool, model=model, team=submission.team).values_list(
+                "guaranteed_slots", flat=True
+            )
+        )
+        / SLOTS_PER_GPU
+    )
+    before, after = others + own, others + payload["guaranteed_gpus"]
+    fits = payload["guaranteed_gpus"] * SLOTS_PER_GPU <= room.most
+    effect: dict[str, Any] = {
+        "fits": fits,
+        "code": "",
+        "numbers": {},
+        "capacity_gpus": capacity,
+        "guaranteed_before_gpus": before,
+        "guaranteed_after_gpus": after,
+        "free_before_gpus": capacity - before,
+        "free_after_gpus": capacity - after,
+        "team_before_gpus": own,
+        "team_after_gpus": payload["guaranteed_gpus"],
+    }
+    words = request_texts.guarantee_effect(
+        team=submission.team.name,
+        pool=pool.name,
+        model=model,
+        asked=payload["guaranteed_gpus"],
+        most=room.most / SLOTS_PER_GPU,
+        capacity=capacity,
+        others=others,
+        own=own,
+    )
+    return {**effect, "sentence": words}
+
+
+def _effect_on_calendar(submission: Submission, payload: dict[str, Any], now: datetime) -> dict[str, Any]:
+    pool = pool_of_submission(submission)
+    try:
+        wish = reservation_request_of(submission, payload, now)
+    except Invalid as problem:
+        return _no_effect(problem.message)
+    answer = engine.check_window(now=now, owner=submission.author, **wish.columns)
+    fits = f"It fits: {wish.gpus:g} GPUs, {formatting.window(wish.start, wish.end)}."
+    return {
+        "fits": answer.fits,
+        "code": answer.code,
+        "numbers": dict(answer.numbers),
+        "sentence": fits if answer.fits else reason_texts.reason_sentence(answer.code, dict(answer.numbers)),
+        "windows": reservation_checks.alternative_windows_of(answer),
+        "gpus": wish.gpus,
+        "capacity_gpus": _capacity(pool, payload.get("models") or []),
+        "evicted": list(engine.evicted_by_reservation(now=now, **wish.columns)),
+        "overlapping": list(_overlapping(pool, wish.start, wish.end)),
+    }
+
+
+def _effect_of_series(submission: Submission, payload: dict[str, Any], now: datetime) -> dict[str, Any]:
+    try:
+        wish = series_request_of(submission, payload, now)
+    except Invalid as problem:
+        return _no_effect(problem.message)
+    answers = engine.check_windows(now=now, owner=submission.author, **wish.columns)
+    place = recurring_reservations.first_unavailable_occurrence(answers)
+    worst = answers[place or 0]
+    fits = f"All {len(answers)} occurrences fit: {wish.first.gpus:g} GPUs, the first {formatting.window(*wish.windows[0])}."
+    return {
+        "fits": place is None,
+        "code": worst.code,
+        "numbers": dict(worst.numbers),
+        "sentence": fits
+        if place is None
+        else recurring_reservations.unavailable_occurrences_sentence(wish, answers),
+        "windows": reservation_checks.alternative_windows_of(worst),
+        "gpus": wish.first.gpus,
+        "capacity_gpus": _capacity(wish.first.pool, payload.get("models") or []),
+        "evicted": [],
+        "overlapping": list(_overlapping(wish.first.pool, wish.windows[0][0], wish.windows[-1][1])[:50]),
+    }
+
+
+def _effect_of_change(submission: Submission, payload: dict[str, Any], now: datetime) -> dict[str, Any]:
+    row = reservation_to_change(submission)
+    try:
+        start, end = approved_changes.submitted_window(row, payload, now)
+    except (Invalid, Conflict) as problem:
+        return _no_effect(problem.message)
+    answer = engine.check_change(row, start=start, end=end, now=now)
+    fits = f"It fits: {formatting.window(row.start, row.end)} becomes {formatting.window(start, end)}."
+    return {
+        "fits": answer.fits,
+        "code": answer.code,
+        "numbers": dict(answer.numbers),
+        "sentence": fits if answer.fits else reason_texts.reason_sentence(answer.code, dict(answer.numbers)),
+        "windows": reservation_checks.alternative_windows_of(answer),
+        "gpus": payload.get("gpus"),
+        "capacity_gpus": _capacity(row.pool, row.models_wanted),
+        "evicted": [],
+        "overlapping": list(_overlapping(row.pool, start, end).exclude(pk=row.pk)),
+    }
+
+
+def _no_effect(sentence: str) -> dict[str, Any]:
+    return {
+        "fits": False,
+        "code": "",
+        "numbers": {},
+        "sentence": sentence,
+        "windows": [],
+        "evicted": [],
+        "overlapping": [],
+    }
+
+
+def _capacity(pool: Pool, models: list[str]) -> int:
+    there = Gpu.objects.filter(host__pool=pool, retired_at=None)
+    return (there.filter(model__in=models) if models else there).count()
+
+
+def _overlapping(pool: Pool, start: datetime, end: datetime) -> QuerySet[Reservation]:
+    rows = Reservation.objects.filter(
+        pool=pool, start__lt=end, end__gt=start, state__in=OPEN_RESERVATION_STATES
+    )
+    return rows.select_related("project__team").order_by("start", "pk")

@@ -1,0 +1,89 @@
+"""Read the payload of a submission as the request that it stands for."""
+
+from __future__ import annotations
+
+from datetime import date, datetime
+from typing import Any
+
+from django.utils.dateparse import parse_datetime
+
+from portal.hardware_request import placement_constraints_in
+from portal.models import Submission
+from portal.services.calendar import (
+    recurring_reservations,
+    reservation_checks,
+)
+from scheduler.models import Pool, Project, Reservation
+
+
+def reservation_to_change(submission: Submission) -> Reservation:
+    return Reservation.objects.select_related("project__team", "pool").get(
+        pk=submission.payload["reservation"]
+    )
+
+
+def series_request_of(
+    submission: Submission, payload: dict[str, Any], now: datetime
+) -> recurring_reservations.SeriesRequest:
+    project = Project.objects.select_related("team").get(pk=payload["project"])
+    return recurring_reservations.checked_series_request(
+        project,
+        pool_of_submission(submission),
+        payload["name"],
+        payload["units"],
+        payload["models"],
+        payload["profile"],
+        _datetime_of(payload["start"]),
+        _datetime_of(payload["end"]),
+        payload["weekdays"],
+        date.fromisoformat(payload["until"]),
+        payload["time_zone"],
+        now,
+        hosts=payload.get("hosts", 1),
+        may_exceed_guarantee=payload.get("may_exceed_guarantee", False),
+        **placement_constraints_in(payload),
+    )
+
+
+def reservation_request_of(
+    submission: Submission, payload: dict[str, Any], now: datetime
+) -> reservation_checks.ReservationRequest:
+    project = Project.objects.select_related("team").get(pk=payload["project"])
+    return reservation_checks.checked_reservation_request(
+        project,
+        pool_of_submission(submission),
+        payload["name"],
+        payload["units"],
+        payload["models"],
+        payload["profile"],
+        _datetime_of(payload["start"]),
+        _datetime_of(payload["end"]),
+        now,
+        hosts=payload.get("hosts", 1),
+        may_exceed_guarantee=payload.get("may_exceed_guarantee", False),
+        **placement_constraints_in(payload),
+    )
+
+
+def pool_of_submission(submission: Submission) -> Pool:
+    if submission.pool is None:
+        raise ValueError(f"submission {submission.pk} names no pool")
+    return submission.pool
+
+
+def _datetime_of(value: Any) -> Any:
+    """Payloads keep times as ISO text; changes may bring datetimes."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse_datetime(value) or value
+    except ValueError:
+        return value
+
+
+def json_values(payload: dict[str, Any] | None) -> dict[str, Any] | None:
+    if payload is None:
+        return None
+    return {
+        name: value.isoformat() if isinstance(value, datetime) else value for name, value in payload.items()
+    }

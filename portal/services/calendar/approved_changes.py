@@ -1,0 +1,171 @@
+"""Carry out requests and changes of reservations, directly or after approval."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from django.db import transaction
+
+from portal.errors import Conflict
+from portal.hardware_request import HardwareRequest, whole_gpus_of
+from portal.models import Submission, SubmissionState, User
+from portal.services import audit
+from portal.services.calendar.reservation_checks import (
+    ReservationRequest,
+    checked_window_change,
+    local_time_text,
+    refuse_unless_change_fits,
+    refuse_unless_reservation_fits,
+)
+from scheduler import services as engine
+from scheduler.models import Reservation
+
+
+def change_window(reservation: Reservation, start: datetime, end: datetime, now: datetime) -> None:
+    """Give it exactly this window, judged under the pool's lock; inside a transaction. Raises Conflict with the reason and the
+    windows that fit."""
+    refuse_unless_change_fits(engine.change_reservation(reservation, start=start, end=end, now=now))
+    reservation.refresh_from_db()
+    if (reservation.start, reservation.end) != (
+        start,
+        end,
+    ):  # the engine has begun it meanwhile: its start stays
+        raise Conflict(
+            f"{reservation.name} has begun meanwhile, at {local_time_text(reservation.start)}: only its end can change.",
+            field="start",
+        )
+
+
+def apply_submitted_change(reservation: Reservation, payload: Mapping[str, Any], now: datetime) -> None:
+    """Give it the window that a Submission asks for; inside a transaction. Raises Conflict, also when its window is not the one
+    that the change was asked for; Invalid."""
+    fresh = engine.lock_reservation(reservation)
+    change_window(reservation, *submitted_window(fresh, payload, now), now)
+
+
+def submitted_window(
+    reservation: Reservation, payload: Mapping[str, Any], now: datetime
+) -> tuple[datetime, datetime]:
+    """The window that a Submission asks for, checked again: by now it may have begun, or the window may be past.
+
+    Raises Conflict when somebody has moved it since, or an old start would come back with a new end; Invalid.
+    """
+    start, end = (datetime.fromisoformat(payload[name]) for name in ("start", "end"))
+    refuse_if_window_moved(
+        reservation, *(datetime.fromisoformat(payload[name]) for name in ("start_now", "end_now"))
+    )
+    return checked_window_change(reservation, None if start == reservation.start else start, end, "", now)
+
+
+def refuse_if_window_moved(reservation: Reservation, start: datetime, end: datetime) -> None:
+    """Whoever asks for a change means the window that they saw."""
+    if (reservation.start, reservation.end) != (start, end):
+        words = f"{reservation.name} was changed meanwhile: {local_time_text(reservation.start)} to {local_time_text(reservation.end)}"
+        raise Conflict(f"{words}. Look at it again and ask anew.", field="end")
+
+
+def change_needs_approval(reservation: Reservation, start: datetime, end: datetime) -> bool:
+    """A new one of its size would wait for approval, and the change takes time that it does not have yet."""
+    within = reservation.start <= start and end <= reservation.end
+    ask = HardwareRequest(
+        **{name: getattr(reservation, name) for name in HardwareRequest.__dataclass_fields__}
+    )
+    large = whole_gpus_of(reservation.pool, ask) > reservation.pool.approval_above_gpus
+    return not within and (large or reservation.may_exceed_guarantee)
+
+
+def confirm_reservation(owner: User, wish: ReservationRequest, now: datetime) -> Reservation:
+    """Promise it, judged under the pool's lock. Raises Conflict with the reason and the first windows that fit."""
+    reservation, answer = engine.confirm_reservation(owner=owner, now=now, **wish.columns)
+    refuse_unless_reservation_fits(answer, wish)
+    if reservation is None:
+        raise Conflict(f"{wish.name} was not confirmed.")
+    return reservation
+
+
+def submit_window_change(
+    actor: User, reservation: Reservation, start: datetime, end: datetime, why: str, now: datetime, via: str
+) -> Submission:
+    """Inside a transaction, under the reservation's lock."""
+    waiting = Submission.objects.filter(
+        kind=Submission.Kind.WINDOW_CHANGE, state=SubmissionState.WAITING, reservation=reservation
+    )
+    if waiting.exists():
+        raise Conflict(
+            f"A change of {reservation.name} already waits for approval; withdraw it first.", field="end"
+        )
+    ask = HardwareRequest(
+        **{name: getattr(reservation, name) for name in HardwareRequest.__dataclass_fields__}
+    )
+    payload = {
+        "reservation": reservation.pk,
+        "project": reservation.project_id,
+        "name": reservation.name,
+        "units": reservation.units,
+        "hosts": reservation.hosts,
+        "models": list(reservation.models_wanted),
+        "profile": reservation.profile,
+        "gpus": whole_gpus_of(reservation.pool, ask),
+        "start": start.isoformat(),
+        "end": end.isoformat(),
+        "start_now": reservation.start.isoformat(),
+        "end_now": reservation.end.isoformat(),
+    }
+    submission = Submission.objects.create(
+        kind=Submission.Kind.WINDOW_CHANGE,
+        team=reservation.project.team,
+        pool=reservation.pool,
+        author=actor,
+        why=why,
+        payload=payload,
+        state=SubmissionState.WAITING,
+        reservation=reservation,
+        created_at=now,
+    )
+    audit.record(
+        actor=actor,
+        via=via,
+        now=now,
+        verb="change_reservation",
+        target=submission,
+        team_id=reservation.project.team_id,
+        after=payload,
+        why=why,
+    )
+    return submission
+
+
+def submit_for_approval(
+    actor: User,
+    kind: str,
+    wish: ReservationRequest,
+    payload: dict[str, Any],
+    why: str,
+    now: datetime,
+    via: str,
+) -> Submission:
+    """Have ``payload``, which ``wish`` is or begins, wait for approval."""
+    with transaction.atomic():
+        submission = Submission.objects.create(
+            kind=kind,
+            team=wish.project.team,
+            pool=wish.pool,
+            author=actor,
+            why=why,
+            payload=payload,
+            state=SubmissionState.WAITING,
+            created_at=now,
+        )
+        audit.record(
+            actor=actor,
+            via=via,
+            now=now,
+            verb=f"request_{kind}",
+            target=submission,
+            team_id=wish.project.team_id,
+            after=payload,
+            why=why,
+        )
+    return submission

@@ -1,0 +1,239 @@
+"""Check the arguments of reservations, and raise Conflict for windows that do not fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, NoReturn, Unpack
+
+from django.utils import timezone
+
+from portal.errors import Conflict
+from portal.hardware_request import (
+    MIN_RESERVATION_WINDOW,
+    HardwareRequest,
+    PlacementConstraints,
+    check_hardware_request,
+    check_pool,
+    check_project,
+    field_to_change,
+    network_warnings,
+    whole_gpus_of,
+)
+from portal.input_checks import InputChecks
+from portal.wording import formatting, reason_texts
+from scheduler.core.promises.reservation_windows import WindowCheckResult
+from scheduler.models import Pool, Project, Reservation
+from scheduler.state.states import OPEN_RESERVATION_STATES, ReservationState
+
+
+@dataclass(frozen=True)
+class ReservationRequest:
+    """Everything of a reservation, checked. Times are UTC on whole seconds."""
+
+    project: Project
+    pool: Pool
+    name: str
+    ask: HardwareRequest
+    start: datetime
+    end: datetime
+    may_exceed_guarantee: bool = False  # an operator is asked to let it use what other teams are guaranteed
+
+    @property
+    def gpus(self) -> float:
+        """How much of whole GPUs it asks for."""
+        return whole_gpus_of(self.pool, self.ask)
+
+    @property
+    def needs_approval(self) -> bool:
+        """Whether an operator has to agree: above what the pool confirms at once, or into the guarantees of others."""
+        return self.may_exceed_guarantee or self.gpus > self.pool.approval_above_gpus
+
+    @property
+    def payload(self) -> dict[str, Any]:
+        """As JSON, for a Submission."""
+        return {
+            "project": self.project.pk,
+            "pool": self.pool.pk,
+            "name": self.name,
+            "units": self.ask.units,
+            "hosts": self.ask.hosts,
+            "models": self.ask.models_wanted,
+            "profile": self.ask.profile,
+            "start": self.start.isoformat(),
+            "end": self.end.isoformat(),
+            "gpus": self.gpus,
+            **self.ask.placing,
+            # Asked is not allowed: the approver says so, by changing may_exceed_guarantee.
+            "asks_to_exceed_guarantee": self.may_exceed_guarantee,
+        }
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """Keyword arguments of the engine's services."""
+        return {
+            "project": self.project,
+            "pool": self.pool,
+            "name": self.name,
+            "start": self.start,
+            "end": self.end,
+            "may_exceed_guarantee": self.may_exceed_guarantee,
+            **self.ask.columns,
+        }
+
+
+def refuse_unless_change_fits(answer: WindowCheckResult) -> None:
+    """Raise Conflict with the engine's reason and the first windows that fit."""
+    if not answer.fits:
+        raise_window_conflict(answer)
+
+
+def checked_reservation_request(
+    project: Project,
+    pool: Pool,
+    name: Any,
+    units: Any,
+    models: Any,
+    profile: Any,
+    start: Any,
+    end: Any,
+    now: datetime,
+    hosts: Any = 1,
+    why: Any = "",
+    may_exceed_guarantee: Any = False,
+    **placing: Unpack[PlacementConstraints],
+) -> ReservationRequest:
+    """Check every field of a reservation, or raise Invalid with all the problems."""
+    checks = InputChecks()
+    check_project(checks, project)
+    check_pool(checks, pool, project.team)
+    ask = check_hardware_request(
+        checks, pool=pool, units=units, hosts=hosts, models=models, profile=profile, **placing
+    )
+    name = checks.text("name", name)
+    checks.text("why", why, least=0, most=1000, lines=True)
+    exceed = checks.flag("may_exceed_guarantee", may_exceed_guarantee)
+    first, last = checks.aware_datetime("start", start), checks.aware_datetime("end", end)
+    if not {"start", "end"} & checks.problems.keys():
+        _check_window(checks, pool, first, last, now)
+    checks.done()
+    return ReservationRequest(
+        project, pool, name, ask, first.replace(microsecond=0), last.replace(microsecond=0), exceed
+    )
+
+
+def checked_window_change(
+    reservation: Reservation, start: datetime | None, end: datetime | None, why: str, now: datetime
+) -> tuple[datetime, datetime]:
+    """The new window, checked like that of a new one. Raises Invalid, and Conflict when it is over."""
+    checks = InputChecks()
+    checks.text("why", why, least=0, most=1000, lines=True)
+    if reservation.state not in OPEN_RESERVATION_STATES:
+        raise Conflict(f"{reservation.name} is {reservation.state}; it can't be changed.")
+    first = (
+        reservation.start if start is None else checks.aware_datetime("start", start).replace(microsecond=0)
+    )
+    if end is not None:
+        last = checks.aware_datetime("end", end).replace(microsecond=0)
+    else:
+        last = reservation.end if start is None else first + (reservation.end - reservation.start)
+    checks.done()
+    if (first, last) == (reservation.start, reservation.end):
+        words = f"end is {local_time_text(last)}, as it is; allowed: another start or another end."
+        checks.note("end", last.isoformat(), words)
+    elif first != reservation.start and reservation.state == ReservationState.ACTIVE:
+        words = f"start is {local_time_text(first)}; it has begun at {local_time_text(reservation.start)}: only its end can change."
+        checks.note("start", first.isoformat(), words)
+    elif last <= now:
+        checks.note(
+            "end",
+            last.isoformat(),
+            f"end is {local_time_text(last)}, which is past; allowed: after {local_time_text(now)}.",
+        )
+    else:
+        _check_window(
+            checks, reservation.pool, first, last, min(now, first) if first == reservation.start else now
+        )
+    checks.done()
+    return first, last
+
+
+def refuse_unless_reservation_fits(answer: WindowCheckResult, wish: ReservationRequest) -> None:
+    """Raise Conflict with the engine's reason and the first windows that fit."""
+    if not answer.fits:
+        raise_window_conflict(answer)
+
+
+def raise_window_conflict(answer: WindowCheckResult) -> NoReturn:
+    windows = alternative_windows_of(answer)
+    numbers = dict(answer.numbers)
+    first = (
+        f" The first window of that length that fits starts {local_time_text(windows[0][0])}."
+        if windows
+        else ""
+    )
+    raise Conflict(
+        f"{reason_texts.reason_sentence(answer.code, numbers)}{first}",
+        field=field_to_change(answer.code, numbers, "start"),
+        code=answer.code,
+        numbers=numbers,
+        windows=windows,
+    )
+
+
+def alternative_windows_of(answer: WindowCheckResult) -> list[tuple[datetime, datetime]]:
+    """The windows that would fit, as datetimes."""
+    return [
+        (datetime.fromtimestamp(w.start, UTC), datetime.fromtimestamp(w.end, UTC))
+        for w in answer.first_windows
+    ]
+
+
+def reservation_warnings(wish: ReservationRequest) -> list[str]:
+    """What is worth a second look and blocks nothing."""
+    found = []
+    if wish.start.weekday() >= 5:
+        found.append("It starts on a weekend.")
+    if wish.end - wish.start > timedelta(days=3):
+        found.append("It is longer than three days: unused time is charged too.")
+    return found + network_warnings(wish.pool, wish.ask)
+
+
+def _check_window(checks: InputChecks, pool: Pool, start: datetime, end: datetime, now: datetime) -> None:
+    horizon = now + timedelta(seconds=pool.reservation_horizon_seconds)
+    longest = timedelta(seconds=pool.longest_reservation_seconds)
+    if start < now.replace(second=0, microsecond=0):
+        checks.note(
+            "start",
+            start.isoformat(),
+            f"start is {local_time_text(start)}, which is past; allowed: from {local_time_text(now)} on.",
+        )
+    elif start > horizon:
+        checks.note(
+            "start",
+            start.isoformat(),
+            f"start is {local_time_text(start)}; allowed in {pool.name}: up to {local_time_text(horizon)}.",
+        )
+    if end <= start:
+        checks.note(
+            "end",
+            end.isoformat(),
+            f"end is {local_time_text(end)}; allowed: after the start, {local_time_text(start)}.",
+        )
+    elif end - start < MIN_RESERVATION_WINDOW:
+        checks.note(
+            "end",
+            end.isoformat(),
+            f"end is {local_time_text(end)}; allowed: at least 5 minutes after the start, {local_time_text(start)}.",
+        )
+    elif end - start > longest:
+        checks.note(
+            "end",
+            end.isoformat(),
+            f"end is {local_time_text(end)}; allowed in {pool.name}: up to {formatting.duration(longest)} after the start.",
+        )
+
+
+def local_time_text(moment: datetime) -> str:
+    """In the person's time zone, which is named; the API's is UTC."""
+    return f"{timezone.localtime(moment):%Y-%m-%d %H:%M %Z}"

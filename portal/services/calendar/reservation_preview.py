@@ -1,0 +1,115 @@
+"""Preview a reservation, and find the first windows that fit."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any, Unpack
+
+from portal import policy
+from portal.hardware_request import PlacementConstraints, gpu_models_of_pool
+from portal.models import User
+from portal.planner_budget import metered_planning
+from portal.services.calendar.reservation_checks import (
+    alternative_windows_of,
+    checked_reservation_request,
+    reservation_warnings,
+)
+from portal.services.money import rate_card
+from scheduler import services as engine
+from scheduler.models import Pool, Project
+from telemetry.core.amounts import round_amount
+
+
+def preview_reservation(
+    *,
+    actor: User,
+    project: Project,
+    pool: Pool,
+    units: int,
+    start: datetime,
+    end: datetime,
+    now: datetime,
+    hosts: int = 1,
+    models: list[str] | None = None,
+    profile: str = "",
+    may_exceed_guarantee: bool = False,
+    name: str = "preview",
+    via: str = "web",
+    **placing: Unpack[PlacementConstraints],
+) -> dict[str, Any]:
+    """Whether the window can be had, without asking for it.
+
+    Returns ``fits`` (bool), ``code`` and ``numbers``, ``windows`` (the first that fit, as (start, end) datetimes),
+    ``needs_approval`` (bool), ``gpus`` (float), ``price`` (Decimal for the whole window, or None), ``price_per_hour``,
+    ``currency``, and ``warnings`` (sentences that don't block). Raises Invalid, NotAllowed.
+    """
+    policy.require(actor, "reservation.request", project)
+    wish = checked_reservation_request(
+        project,
+        pool,
+        name,
+        units,
+        models,
+        profile,
+        start,
+        end,
+        now,
+        hosts=hosts,
+        may_exceed_guarantee=may_exceed_guarantee,
+        **placing,
+    )
+    with metered_planning(actor, now):
+        answer = engine.check_window(now=now, owner=actor, **wish.columns)
+    price = rate_card.gpu_hour_price(
+        pool=pool, models=wish.ask.models_wanted or gpu_models_of_pool(pool), now=now
+    )
+    hours = Decimal(int((wish.end - wish.start).total_seconds())) / 3600
+    per_hour = None if price is None else round_amount(price * Decimal(str(wish.gpus)))
+    return {
+        "fits": answer.fits,
+        "code": answer.code,
+        "numbers": dict(answer.numbers),
+        "windows": alternative_windows_of(answer),
+        "needs_approval": wish.needs_approval,
+        "gpus": wish.gpus,
+        "price_per_hour": per_hour,
+        "price": None if price is None else round_amount(price * Decimal(str(wish.gpus)) * hours),
+        "currency": rate_card.organisation_currency(),
+        "warnings": reservation_warnings(wish),
+    }
+
+
+def first_fitting_windows(
+    *,
+    actor: User,
+    project: Project,
+    pool: Pool,
+    units: int,
+    length: timedelta,
+    now: datetime,
+    hosts: int = 1,
+    models: list[str] | None = None,
+    profile: str = "",
+    may_exceed_guarantee: bool = False,
+    **placing: Unpack[PlacementConstraints],
+) -> list[tuple[datetime, datetime]]:
+    """The first windows of a length that fit, for who has named no start that could be. Raises Invalid, NotAllowed."""
+    policy.require(actor, "reservation.request", project)
+    wish = checked_reservation_request(
+        project,
+        pool,
+        "preview",
+        units,
+        models,
+        profile,
+        now,
+        now + length,
+        now,
+        hosts=hosts,
+        may_exceed_guarantee=may_exceed_guarantee,
+        **placing,
+    )
+    asked = {name: value for name, value in wish.columns.items() if name not in ("name", "start", "end")}
+    with metered_planning(actor, now):
+        return engine.first_windows(length=length, owner=actor, now=now, **asked)

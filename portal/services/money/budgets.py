@@ -1,0 +1,110 @@
+"""Set monthly budgets and cost centres."""
+
+from __future__ import annotations
+
+from datetime import date, datetime
+from decimal import Decimal
+
+from django.db import IntegrityError, transaction
+
+from portal import policy
+from portal.errors import Conflict
+from portal.input_checks import InputChecks
+from portal.models import User
+from portal.services import audit
+from scheduler.models import Project, Team
+from telemetry.models import Budget, CostCentre
+from telemetry.money.billing_months import month_of
+
+MAX_BUDGET = Decimal(1_000_000_000)
+
+
+BUDGET_ACTIONS = ("notify", "refuse_new", "stop_borrowing")
+
+
+BUDGET_MEASURES = ("money", "gpu_hours")
+
+
+def set_budget(
+    *,
+    actor: User,
+    month: date,
+    amount: Decimal | str,
+    now: datetime,
+    team: Team | None = None,
+    project: Project | None = None,
+    measure: str = "money",
+    action: str = "notify",
+    via: str = "web",
+) -> Budget:
+    """What a team or a project may be charged in a month, in money or GPU-hours, and what happens when it is used up.
+
+    Raises Invalid, NotAllowed.
+    """
+    policy.require(actor, "budget.change")
+    checks = InputChecks()
+    if (team is None) == (project is None):
+        checks.note("team", None, "team and project: give exactly one of the two.")
+    month = checks.month("month", month)
+    clean = checks.amount("amount", amount, high=MAX_BUDGET, decimals=2)
+    measure = checks.choice("measure", measure, BUDGET_MEASURES)
+    action = checks.choice("action", action, BUDGET_ACTIONS)
+    if "month" not in checks.problems and month < month_of(now):
+        checks.note(
+            "month", month.isoformat(), f"month is {month:%Y-%m}; allowed: this month or a later one."
+        )
+    checks.done()
+    with transaction.atomic():
+        old = Budget.objects.filter(team=team, project=project, month=month, measure=measure).first()
+        before = audit.audited_fields(old, "amount", "action") if old else None
+        budget, _ = Budget.objects.update_or_create(
+            team=team,
+            project=project,
+            month=month,
+            measure=measure,
+            defaults={"amount": clean, "action": action},
+        )
+        audit.record(
+            actor=actor,
+            via=via,
+            now=now,
+            verb="set_budget",
+            target=budget,
+            before=before,
+            team_id=team.pk if team else project.team_id if project else None,
+            after=audit.audited_fields(budget, "month", "measure", "amount", "action"),
+        )
+    return budget
+
+
+def set_cost_centre(
+    *, actor: User, project: Project, code: str, valid_from: datetime, now: datetime, via: str = "web"
+) -> CostCentre:
+    """Which cost centre pays for a project from a date on. Raises Invalid, NotAllowed, Conflict when that date has one."""
+    policy.require(actor, "cost_centre.change")
+    checks = InputChecks()
+    code = checks.text("code", code, most=40)
+    valid_from = checks.aware_datetime("valid_from", valid_from)
+    if "valid_from" not in checks.problems and valid_from < now.replace(minute=0, second=0, microsecond=0):
+        checks.note(
+            "valid_from",
+            valid_from.isoformat(),
+            f"valid_from is {valid_from.isoformat()}; allowed: from this hour on.",
+        )
+    checks.done()
+    try:
+        with transaction.atomic():
+            row = CostCentre.objects.create(project=project, code=code, valid_from=valid_from, created_at=now)
+            audit.record(
+                actor=actor,
+                via=via,
+                now=now,
+                verb="set_cost_centre",
+                target=row,
+                team_id=project.team_id,
+                after={"project": project.slug, **audit.audited_fields(row, "code", "valid_from")},
+            )
+    except IntegrityError:
+        words = f"valid_from is {valid_from.isoformat()}; {project.name} has a cost centre from that moment already."
+        raise Conflict(words, field="valid_from") from None
+    return row

@@ -1,0 +1,85 @@
+"""Close billing months, and choose the payer of idle time."""
+
+from __future__ import annotations
+
+from datetime import date, datetime
+from typing import Any
+
+from django.db import transaction
+
+from portal import policy
+from portal.errors import Conflict
+from portal.input_checks import InputChecks
+from portal.models import User
+from portal.services import audit
+from portal.services.money.rate_card import organisation_currency
+from telemetry.models import Statement
+from telemetry.money import statements
+from telemetry.money.billing_months import month_of
+
+IDLE_PAYERS = ("operator", "guarantee", "use")
+
+
+def close_month(*, actor: User, month: date, now: datetime, why: str = "", via: str = "web") -> Statement:
+    """Freeze a month that is over: its checks run, its lines are written, nothing changes it afterwards.
+
+    Raises Invalid, NotAllowed, Conflict when it is closed already or a check fails (the message names the check).
+    """
+    policy.require(actor, "statement.close")
+    checks = InputChecks()
+    month = _ended_month(checks, month, now)
+    why = checks.text("why", why, least=0, most=1000, lines=True)
+    checks.done()
+    with transaction.atomic():
+        try:
+            statement = statements.close_month(
+                month=month, closed_by=actor, now=now, currency=organisation_currency()
+            )
+        except statements.MonthCloseError as problem:
+            raise Conflict(str(problem), field="month") from None
+        audit.record(
+            actor=actor,
+            via=via,
+            now=now,
+            verb="close_month",
+            target=statement,
+            why=why,
+            after=audit.audited_fields(statement, "month", "state", "digest", "totals"),
+        )
+    return statement
+
+
+def set_idle_payer(*, actor: User, month: date, payer: str, now: datetime, via: str = "web") -> Statement:
+    """Who pays for what nobody held in a month: operator, guarantee (shared by it) or use. Raises Invalid, Conflict, NotAllowed."""
+    policy.require(actor, "statement.close")
+    checks = InputChecks()
+    month = checks.month("month", month)
+    payer = checks.choice("payer", payer, IDLE_PAYERS)
+    checks.done()
+    with transaction.atomic():
+        statement = statements.get_or_create_statement(month)
+        before = audit.audited_fields(statement, "idle_payer")
+        if not Statement.objects.filter(pk=statement.pk, state="open").update(idle_payer=payer):
+            raise Conflict(f"{month:%B %Y} is closed; who pays its idle time stays as it is.", field="month")
+        statement.refresh_from_db()
+        audit.record(
+            actor=actor,
+            via=via,
+            now=now,
+            verb="set_idle_payer",
+            target=statement,
+            before=before,
+            after=audit.audited_fields(statement, "idle_payer"),
+        )
+    return statement
+
+
+def _ended_month(checks: InputChecks, month: Any, now: datetime) -> date:
+    clean = checks.month("month", month)
+    if "month" not in checks.problems and clean >= month_of(now):
+        checks.note(
+            "month",
+            clean.isoformat(),
+            f"month is {clean:%Y-%m}; allowed: a month that is over, up to the one before {month_of(now):%Y-%m}.",
+        )
+    return clean

@@ -1,0 +1,86 @@
+"""Set prices of GPU-hours, and read the price and the currency in force."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from decimal import Decimal
+
+from django.db import IntegrityError, transaction
+
+from portal import policy
+from portal.errors import Conflict
+from portal.hardware_request import gpu_models_of_pool
+from portal.input_checks import InputChecks
+from portal.models import Organisation, User
+from portal.services import audit
+from scheduler.models import Gpu, Pool
+from telemetry import reads
+from telemetry.models import Price
+
+MAX_PRICE = Decimal(100_000)
+
+
+def set_price(
+    *,
+    actor: User,
+    model: str,
+    cost: Decimal | str,
+    price: Decimal | str,
+    valid_from: datetime,
+    now: datetime,
+    pool: Pool | None = None,
+    note: str = "",
+    via: str = "web",
+) -> Price:
+    """A new row of the rate card: what a GPU-hour costs its owner, and what teams pay, from a date on. Never touches the past.
+
+    Raises Invalid, NotAllowed, Conflict when that date has a price already or lies in a closed month.
+    """
+    policy.require(actor, "price.change")
+    checks = InputChecks()
+    known = gpu_models_of_pool(pool) if pool else sorted(set(Gpu.objects.values_list("model", flat=True)))
+    model = checks.choice("model", model, known)
+    amounts = {
+        name: checks.amount(name, value, high=MAX_PRICE, decimals=6)
+        for name, value in (("cost", cost), ("price", price))
+    }
+    valid_from = checks.aware_datetime("valid_from", valid_from)
+    note = checks.text("note", note, least=0, most=300)
+    if "valid_from" not in checks.problems and valid_from < now.replace(minute=0, second=0, microsecond=0):
+        checks.note(
+            "valid_from",
+            valid_from.isoformat(),
+            f"valid_from is {valid_from.isoformat()}; allowed: from this hour on. A price never changes the past.",
+        )
+    checks.done()
+    try:
+        with transaction.atomic():
+            row = Price.objects.create(
+                pool=pool,
+                model=model,
+                cost_per_gpu_hour=amounts["cost"],
+                price_per_gpu_hour=amounts["price"],
+                valid_from=valid_from,
+                note=note,
+                created_at=now,
+            )
+            told = audit.audited_fields(row, "model", "cost_per_gpu_hour", "price_per_gpu_hour", "valid_from")
+            audit.record(actor=actor, via=via, now=now, verb="set_price", target=row, after=told, why=note)
+    except IntegrityError:
+        raise Conflict(
+            f"valid_from is {valid_from.isoformat()}; {model} has a price from that moment already.",
+            field="valid_from",
+        ) from None
+    return row
+
+
+def gpu_hour_price(*, pool: Pool, models: list[str], now: datetime) -> Decimal | None:
+    """What a GPU-hour is charged now: the dearest of these models, since any may be given. None when one has no price."""
+    card = reads.load_current_prices(now)
+    prices = [card.of(pool.pk, model) for model in models]
+    return None if None in prices else max((price for price in prices if price is not None), default=None)
+
+
+def organisation_currency() -> str:
+    """The organisation's currency, three letters."""
+    return Organisation.objects.values_list("currency", flat=True).first() or Organisation().currency

@@ -1,0 +1,252 @@
+"""Verbs on accounts, roles, passwords and preferences."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+from django.contrib.auth.password_validation import validate_password
+from django.core.exceptions import ValidationError
+from django.db import IntegrityError, transaction
+
+from portal import locks, policy
+from portal.errors import Conflict, Invalid
+from portal.input_checks import EMAIL_PATTERN, USER_NAME_PATTERN, InputChecks
+from portal.models import ApiToken, Notification, Organisation, User, WorkspaceSession
+from portal.redis_state.access_revocation import publish_rights_changed
+from portal.services import audit
+
+THEMES = ("system", "light", "dark")
+
+
+ROLES = ("operator", "finance", "auditor")
+
+
+SecondFactorChange = Literal["turn_on_second_factor", "turn_off_second_factor", "make_recovery_codes"]
+
+
+def create_user(
+    *,
+    actor: User,
+    username: str,
+    email: str,
+    password: str,
+    now: datetime,
+    full_name: str = "",
+    operator: bool = False,
+    finance: bool = False,
+    auditor: bool = False,
+    via: str = "web",
+) -> User:
+    """An account. Roles of the whole organisation are flags; an auditor has no other. Raises Invalid, Conflict, NotAllowed."""
+    policy.require(actor, "user.change")
+    checks = InputChecks()
+    flags = _checked_roles(checks, {"operator": operator, "finance": finance, "auditor": auditor})
+    with transaction.atomic():
+        user = _create_user(checks, username, email, password, full_name, flags)
+        audit.record(
+            actor=actor,
+            via=via,
+            now=now,
+            verb="create_user",
+            target=user,
+            after=audit.audited_fields(user, "username", "email", *ROLES),
+        )
+    return user
+
+
+def change_user(
+    *,
+    actor: User,
+    user: User,
+    now: datetime,
+    operator: bool | None = None,
+    finance: bool | None = None,
+    auditor: bool | None = None,
+    active: bool | None = None,
+    via: str = "web",
+) -> User:
+    """Change roles, close or open an account; what is None stays. Closing revokes tokens and ends workspaces.
+
+    Raises Invalid, NotAllowed, Conflict when no operator would be left.
+    """
+    policy.require(actor, "user.change")
+    checks = InputChecks()
+    given = {"operator": operator, "finance": finance, "auditor": auditor}
+    flags = _checked_roles(
+        checks, {name: getattr(user, name) if flag is None else flag for name, flag in given.items()}
+    )
+    open_ = user.is_active if active is None else checks.flag("active", active)
+    checks.done()
+    others = User.objects.filter(operator=True, is_active=True, auditor=False).exclude(pk=user.pk)
+    with transaction.atomic():
+        # Of two operators who step down at once the second has to see that the first is gone.
+        locks.lock_organisation()
+        if not (flags["operator"] and open_) and not others.exists():
+            raise Conflict(
+                f"{user.username} is the last operator; make somebody else one first.", field="operator"
+            )
+        before = audit.audited_fields(user, "is_active", *ROLES)
+        User.objects.filter(pk=user.pk).update(is_active=open_, **flags)
+        if not open_:
+            ApiToken.objects.filter(user=user, revoked_at=None).update(revoked_at=now)
+            WorkspaceSession.objects.filter(user=user, ended_at=None).update(ended_at=now)
+        publish_rights_changed()
+        user.refresh_from_db()
+        audit.record(
+            actor=actor,
+            via=via,
+            now=now,
+            verb="change_user",
+            target=user,
+            before=before,
+            after=audit.audited_fields(user, "is_active", *ROLES),
+        )
+    return user
+
+
+def set_password(*, user: User, password: str, now: datetime, via: str = "web") -> None:
+    """A person's own new password, which the form has checked already. Sessions of the old one end. That it was changed is
+    recorded, never what it is."""
+    with transaction.atomic():
+        user.set_password(password)
+        user.save(update_fields=["password"])
+        audit.record(actor=user, via=via, now=now, verb="set_password", target=user)
+
+
+def record_second_factor(*, user: User, change: SecondFactorChange, now: datetime, via: str = "web") -> None:
+    """A person has changed their own second factor: keep that they did."""
+    audit.record(actor=user, via=via, now=now, verb=change, target=user)
+
+
+def first_run(
+    *,
+    organisation: str,
+    time_zone: str,
+    currency: str,
+    username: str,
+    email: str,
+    password: str,
+    now: datetime,
+    via: str = "web",
+) -> User:
+    """Name the organisation and make its first operator. Raises Invalid, and Conflict once there are accounts."""
+    checks = InputChecks()
+    organisation = checks.text("organisation", organisation)
+    time_zone = checks.time_zone("time_zone", time_zone)
+    if (
+        not isinstance(currency, str)
+        or len(currency) != 3
+        or not currency.isascii()
+        or not currency.isalpha()
+    ):
+        checks.note(
+            "currency", currency, f"currency is {currency!a:.60}; allowed: three letters, such as EUR."
+        )
+    with transaction.atomic():
+        # A row to lock: of two first runs at once the second finds the account of the first.
+        Organisation.objects.get_or_create(pk=1, defaults={"name": organisation or "gpupool"})
+        row = locks.lock_organisation()
+        if row is None or User.objects.exists():
+            raise Conflict("This portal has accounts already; sign in instead.")
+        user = _create_user(
+            checks, username, email, password, "", {"operator": True, "finance": False, "auditor": False}
+        )
+        Organisation.objects.filter(pk=1).update(
+            name=organisation, time_zone=time_zone, currency=currency.upper()
+        )
+        row.refresh_from_db()
+        audit.record(
+            actor=user,
+            via=via,
+            now=now,
+            verb="first_run",
+            target=row,
+            after=audit.audited_fields(row, "name", "time_zone", "currency"),
+        )
+    return user
+
+
+def set_preferences(
+    *, actor: User, now: datetime, time_zone: str | None = None, theme: str | None = None, via: str = "web"
+) -> User:
+    """Time zone (empty: the organisation's) and theme; what is None stays. Raises Invalid, NotAllowed."""
+    policy.require(actor, "own.change")
+    checks = InputChecks()
+    changes: dict[str, Any] = {}
+    if time_zone is not None:
+        changes["time_zone"] = checks.time_zone("time_zone", time_zone) if time_zone != "" else ""
+    if theme is not None:
+        changes["theme"] = checks.choice("theme", theme, THEMES)
+    checks.done()
+    if changes:
+        with transaction.atomic():
+            before = audit.audited_fields(actor, *changes)
+            User.objects.filter(pk=actor.pk).update(**changes)
+            actor.refresh_from_db(fields=list(changes))
+            audit.record(
+                actor=actor,
+                via=via,
+                now=now,
+                verb="set_preferences",
+                target=actor,
+                before=before,
+                after=changes,
+            )
+    return actor
+
+
+def read_notifications(*, actor: User, now: datetime, ids: list[int] | None = None, via: str = "web") -> int:
+    """Mark own notices as read (all without ids); how many were unread. No audit record: nothing changes for others."""
+    policy.require(actor, "own.change")
+    unread = Notification.objects.filter(user=actor, read_at=None)
+    if ids is not None:
+        unread = unread.filter(pk__in=ids)
+    return unread.update(read_at=now)
+
+
+def _checked_roles(checks: InputChecks, given: dict[str, Any]) -> dict[str, bool]:
+    flags = {name: checks.flag(name, value) for name, value in given.items()}
+    if flags["auditor"] and (flags["operator"] or flags["finance"]):
+        checks.note(
+            "auditor",
+            True,
+            "auditor is true beside another role; allowed: an auditor is neither operator nor finance.",
+        )
+    return flags
+
+
+def _create_user(
+    checks: InputChecks, username: Any, email: Any, password: Any, full_name: Any, flags: dict[str, bool]
+) -> User:
+    username = checks.pattern(
+        "username",
+        username,
+        USER_NAME_PATTERN,
+        "1 to 150 letters, digits and @ . + - _, beginning with a letter or digit",
+    )
+    email = checks.pattern("email", email, EMAIL_PATTERN, "an address such as ada@example.org")
+    full_name = checks.text("full_name", full_name, least=0, most=150)
+    user = User(username=username, email=email, first_name=full_name, **flags)
+    if not isinstance(password, str) or len(password) > 1000 or "\0" in password:
+        checks.note("password", "", "password is too long or not text; allowed: 12 to 1,000 characters.")
+    else:
+        try:
+            validate_password(password, user)
+        except ValidationError as problem:
+            checks.note("password", "", " ".join(problem.messages))
+    checks.done()
+    if User.objects.filter(username__iexact=username).exists():
+        raise Invalid(
+            {"username": f"username is {username}; an account of that name exists already."},
+            {"username": username},
+        )
+    user.set_password(password)
+    try:
+        with transaction.atomic():
+            user.save(force_insert=True)
+    except IntegrityError:
+        raise Conflict(
+            f"username is {username}; an account of that name exists already.", field="username"
+        ) from None
+    return user

@@ -1,0 +1,89 @@
+"""Create, revoke and verify API tokens."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from datetime import datetime, timedelta
+
+from django.db import transaction
+
+from portal import policy
+from portal.errors import Conflict
+from portal.input_checks import InputChecks
+from portal.models import ApiToken, User
+from portal.redis_state.access_revocation import publish_rights_changed
+from portal.services import audit
+
+MAX_TOKEN_LIFETIME = timedelta(days=366)
+
+
+TOKEN_PREFIX = "gpp_"
+
+
+def create_token(
+    *, actor: User, name: str, now: datetime, expires_at: datetime | None = None, via: str = "web"
+) -> tuple[ApiToken, str]:
+    """A token for API and CLI, with the text that is shown this once; only its hash is kept. Raises Invalid, NotAllowed."""
+    policy.require(actor, "own.change")
+    checks = InputChecks()
+    name = checks.text("name", name)
+    if expires_at is not None:
+        expires_at = checks.aware_datetime("expires_at", expires_at)
+        if "expires_at" not in checks.problems and not now < expires_at <= now + MAX_TOKEN_LIFETIME:
+            allowed = f"after now and up to {now + MAX_TOKEN_LIFETIME:%Y-%m-%d}, or nothing"
+            checks.note(
+                "expires_at",
+                expires_at.isoformat(),
+                f"expires_at is {expires_at.isoformat()}; allowed: {allowed}.",
+            )
+    checks.done()
+    text = f"{TOKEN_PREFIX}{secrets.token_urlsafe(32)}"
+    with transaction.atomic():
+        token = ApiToken.objects.create(
+            user=actor,
+            name=name,
+            prefix=text[:12],
+            token_hash=hash_token(text),
+            created_at=now,
+            expires_at=expires_at,
+        )
+        audit.record(
+            actor=actor,
+            via=via,
+            now=now,
+            verb="create_token",
+            target=token,
+            after=audit.audited_fields(token, "name", "prefix", "expires_at"),
+        )
+    return token, text
+
+
+def revoke_token(*, actor: User, token: ApiToken, now: datetime, via: str = "web") -> ApiToken:
+    """It stops working at once, and so do workspaces that were opened with it.
+
+    Raises Conflict when it was revoked before, NotAllowed.
+    """
+    policy.require(actor, "token.revoke", token)
+    with transaction.atomic():
+        if not ApiToken.objects.filter(pk=token.pk, revoked_at=None).update(revoked_at=now):
+            raise Conflict(f"The token {token.name} was revoked before.")
+        publish_rights_changed()
+        token.refresh_from_db()
+        audit.record(actor=actor, via=via, now=now, verb="revoke_token", target=token)
+    return token
+
+
+def token_in_force(text: str, now: datetime) -> ApiToken | None:
+    """The token with this text, and its user, when it is in force; notes its use at most once a minute."""
+    token = ApiToken.objects.select_related("user").filter(token_hash=hash_token(text)).first()
+    if token is None or not token.is_in_force(now):
+        return None
+    if token.last_used_at is None or now - token.last_used_at > timedelta(minutes=1):
+        ApiToken.objects.filter(pk=token.pk).update(last_used_at=now)
+    return token
+
+
+def hash_token(text: str) -> str:
+    """What is kept of a token."""
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()

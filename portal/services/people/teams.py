@@ -1,0 +1,186 @@
+"""Verbs on teams, their projects and their members."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from django.db import IntegrityError, transaction
+
+from portal import policy
+from portal.errors import Conflict
+from portal.input_checks import InputChecks, unique_slug
+from portal.models import Membership, User
+from portal.redis_state.access_revocation import publish_rights_changed
+from portal.services import audit
+from scheduler.core.model.snapshot import Priority
+from scheduler.models import Project, Team
+
+TEAM_COLOUR_COUNT = 8
+
+
+MAX_TEAM_WEIGHT = 1000
+
+
+def create_team(
+    *,
+    actor: User,
+    name: str,
+    now: datetime,
+    tag: str = "",
+    colour: int | None = None,
+    weight: int = 1,
+    highest_priority: int = int(Priority.HIGH),
+    via: str = "web",
+) -> Team:
+    """A team, with a colour and a tag of up to three letters (both chosen when not given). Raises Invalid, Conflict, NotAllowed."""
+    policy.require(actor, "team.create")
+    checks = InputChecks()
+    name = checks.text("name", name)
+    tag = checks.text("tag", tag or "".join(c for c in name if c.isalnum())[:2].upper() or "T", most=3)
+    colour = checks.count(
+        "colour",
+        Team.objects.count() % TEAM_COLOUR_COUNT + 1 if colour is None else colour,
+        1,
+        TEAM_COLOUR_COUNT,
+    )
+    weight = checks.count("weight", weight, 1, MAX_TEAM_WEIGHT)
+    highest = checks.count("highest_priority", highest_priority, 0, int(Priority.CRITICAL))
+    checks.done()
+    slug = unique_slug(name, Team.objects.values_list("slug", flat=True))
+    try:
+        with transaction.atomic():
+            team = Team.objects.create(
+                slug=slug,
+                name=name,
+                tag=tag,
+                colour=colour,
+                weight=weight,
+                highest_priority=highest,
+                created_at=now,
+            )
+            audit.record(
+                actor=actor,
+                via=via,
+                now=now,
+                verb="create_team",
+                target=team,
+                after=audit.audited_fields(team, "name", "slug", "weight"),
+            )
+    except IntegrityError:
+        raise Conflict(f"name is {name}; a team of that name exists already.", field="name") from None
+    return team
+
+
+def rename_team(*, actor: User, team: Team, name: str, now: datetime, via: str = "web") -> Team:
+    """Give it another name; its address stays, and so do the names on past charges. Raises Invalid, Conflict, NotAllowed."""
+    policy.require(actor, "team.change", team)
+    checks = InputChecks()
+    name = checks.text("name", name)
+    checks.done()
+    before = audit.audited_fields(team, "name")
+    try:
+        with transaction.atomic():
+            Team.objects.filter(pk=team.pk).update(name=name)
+            team.refresh_from_db()
+            audit.record(
+                actor=actor,
+                via=via,
+                now=now,
+                verb="rename_team",
+                target=team,
+                before=before,
+                after=audit.audited_fields(team, "name"),
+            )
+    except IntegrityError:
+        raise Conflict(f"name is {name}; a team of that name exists already.", field="name") from None
+    return team
+
+
+def create_project(*, actor: User, team: Team, name: str, now: datetime, via: str = "web") -> Project:
+    """A project of a team. Raises Invalid, Conflict, NotAllowed."""
+    policy.require(actor, "team.change", team)
+    checks = InputChecks()
+    name = checks.text("name", name)
+    checks.done()
+    if Project.objects.filter(team=team, name=name).exists():
+        raise Conflict(f"name is {name}; {team.name} has a project of that name already.", field="name")
+    slug = unique_slug(name, Project.objects.filter(team=team).values_list("slug", flat=True))
+    try:
+        with transaction.atomic():
+            project = Project.objects.create(team=team, slug=slug, name=name, created_at=now)
+            audit.record(
+                actor=actor,
+                via=via,
+                now=now,
+                verb="create_project",
+                target=project,
+                after=audit.audited_fields(project, "name", "slug"),
+            )
+    except IntegrityError:
+        raise Conflict(
+            f"name is {name}; {team.name} has a project of that name already.", field="name"
+        ) from None
+    return project
+
+
+def set_project_active(
+    *, actor: User, project: Project, active: bool, now: datetime, via: str = "web"
+) -> Project:
+    """Put a project away (it takes no new work) or take it out again. Raises Invalid, NotAllowed."""
+    policy.require(actor, "team.change", project.team)
+    checks = InputChecks()
+    active = checks.flag("active", active)
+    checks.done()
+    with transaction.atomic():
+        before = audit.audited_fields(project, "active")
+        Project.objects.filter(pk=project.pk).update(active=active)
+        project.refresh_from_db()
+        audit.record(
+            actor=actor,
+            via=via,
+            now=now,
+            verb="set_project_active",
+            target=project,
+            before=before,
+            after=audit.audited_fields(project, "active"),
+        )
+    return project
+
+
+def add_member(
+    *, actor: User, team: Team, user: User, now: datetime, role: str = "member", via: str = "web"
+) -> Membership:
+    """Put a person into a team, or give one who is in it another role. Raises Invalid, NotAllowed."""
+    policy.require(actor, "team.change", team)
+    checks = InputChecks()
+    role = checks.choice("role", role, Membership.Role.values)
+    checks.done()
+    with transaction.atomic():
+        old = Membership.objects.filter(team=team, user=user).first()
+        before = None if old is None else {"user": user.username, "role": old.role}
+        membership, _ = Membership.objects.update_or_create(
+            team=team, user=user, defaults={"role": role}, create_defaults={"role": role, "created_at": now}
+        )
+        audit.record(
+            actor=actor,
+            via=via,
+            now=now,
+            verb="add_member",
+            target=team,
+            before=before,
+            after={"user": user.username, "role": role},
+        )
+    return membership
+
+
+def remove_member(*, actor: User, team: Team, user: User, now: datetime, via: str = "web") -> None:
+    """Take a person out of a team; the workloads stay the team's. Raises Conflict when not in it, NotAllowed."""
+    policy.require(actor, "team.change", team)
+    with transaction.atomic():
+        old = Membership.objects.filter(team=team, user=user).first()
+        if old is None:
+            raise Conflict(f"{user.username} is not in {team.name}.", field="user")
+        before = {"user": user.username, "role": old.role}
+        old.delete()
+        publish_rights_changed()
+        audit.record(actor=actor, via=via, now=now, verb="remove_member", target=team, before=before)

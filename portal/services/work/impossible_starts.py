@@ -1,0 +1,56 @@
+"""Refuse a request that could never start, and warn about one that starts only after a larger quota."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import datetime
+from typing import Any
+
+from portal.errors import Invalid
+from portal.hardware_request import HardwareRequest, field_to_change, network_warnings
+from portal.input_checks import display_value
+from portal.models import User
+from portal.planner_budget import cached_answer
+from portal.services.work.request_checks import WorkloadRequest, workload_columns
+from portal.wording import reason_texts
+from scheduler import services as engine
+from scheduler.models import Workload
+
+
+def refuse_if_never_starts(actor: User, wish: WorkloadRequest, now: datetime) -> None:
+    """Raises Invalid where it would wait for ever. What its team may be granted yet is taken: see ``submission_warning``."""
+    never = _cached_never_starts(now, owner=actor, **workload_columns(wish))
+    if never is not None and not never.may_be_granted:
+        field = field_to_change(never.code, never.numbers)
+        value = wish.ask.columns["models_wanted" if field == "models" else field]
+        raise Invalid(
+            {field: reason_texts.never_starts_sentence(never.code, never.numbers, actor)},
+            {field: display_value(value)},
+        )
+
+
+def submission_warning(workload: Workload, viewer: User, now: datetime) -> str:
+    """What a person should know who submitted this just now: that it does not start before its team is granted more, that its hosts
+    would not reach each other. Else empty."""
+    names = ("project", "pool", "owner", "preemptible", "priority", "max_runtime_seconds", "reservation")
+    never = _cached_never_starts(
+        now, **{name: getattr(workload, name) for name in (*names, *HardwareRequest.__dataclass_fields__)}
+    )
+    said = [] if never is None else [reason_texts.never_starts_sentence(never.code, never.numbers, viewer)]
+    return " ".join([*said, *network_warnings(workload.pool, workload)])
+
+
+def _cached_never_starts(now: datetime, **columns: Any) -> engine.ImpossibleStart | None:
+    """Planned for; what was asked a moment ago is not planned for again, so that many alike are submitted fast."""
+    asked = {
+        name: str(value) for name, value in columns.items() if name in HardwareRequest.__dataclass_fields__
+    }
+    rows = [getattr(columns[name], "pk", None) for name in ("pool", "project", "owner", "reservation")]
+    facts = [
+        columns["preemptible"],
+        columns["priority"],
+        columns["max_runtime_seconds"],
+        *sorted(asked.items()),
+    ]
+    question = hashlib.sha256(repr((rows, facts)).encode()).hexdigest()
+    return cached_answer(("never", question), now, lambda: engine.impossible_start(now=now, **columns))

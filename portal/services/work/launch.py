@@ -1,0 +1,246 @@
+"""Verbs that queue notebooks, jobs and arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, Unpack
+
+from django.db import transaction
+
+from portal import policy
+from portal.errors import Conflict, Invalid
+from portal.hardware_request import PlacementConstraints
+from portal.input_checks import InputChecks
+from portal.models import Template, User
+from portal.services import audit
+from portal.services.work.impossible_starts import refuse_if_never_starts
+from portal.services.work.request_checks import (
+    WorkloadRequest,
+    checked_job_request,
+    checked_notebook_request,
+    parse_array_indices,
+    with_job_defaults,
+    workload_columns,
+)
+from portal.services.work.workspaces import workspace_origin
+from portal.wording import reason_texts
+from scheduler import services as engine
+from scheduler.models import IfMemberEnds, JobArray, Pool, Project, Reservation, Workload, WorkloadKind
+
+AUDITED_FIELDS = (
+    "name",
+    "kind",
+    "type",
+    "units",
+    "hosts",
+    "models_wanted",
+    "profile",
+    "priority",
+    "preemptible",
+    "max_runtime_seconds",
+)
+
+
+def launch_notebook(
+    *,
+    actor: User,
+    project: Project,
+    pool: Pool,
+    now: datetime,
+    template: Template | None = None,
+    name: str = "",
+    units: int | None = None,
+    models: list[str] | None = None,
+    profile: str | None = None,
+    type: str | None = None,
+    max_runtime_seconds: int | None = None,
+    reservation: Reservation | None = None,
+    via: str = "web",
+    **placing: Unpack[PlacementConstraints],
+) -> Workload:
+    """Queue a notebook; what is not given comes from the template. Notebooks are not preemptible and may not borrow.
+
+    ``placing``: where it has to be and would rather be, and the CPU and memory beside its GPUs. Raises Invalid, NotAllowed;
+    Conflict when too many wait already.
+    """
+    policy.require(actor, "workload.launch", project)
+    wish = checked_notebook_request(
+        actor,
+        project,
+        pool,
+        now,
+        template,
+        name,
+        units,
+        models,
+        profile,
+        type,
+        max_runtime_seconds,
+        reservation,
+        placing,
+    )
+    return _queue_and_record(actor=actor, via=via, now=now, wish=wish, verb="launch_notebook")
+
+
+def submit_job(
+    *,
+    actor: User,
+    project: Project,
+    pool: Pool,
+    name: str,
+    command: str,
+    units: int,
+    now: datetime,
+    hosts: int = 1,
+    models: list[str] | None = None,
+    profile: str = "",
+    type: str = "training",
+    priority: int | str = "normal",
+    preemptible: bool = True,
+    max_runtime_seconds: int = 24 * 3600,
+    most_retries: int = 0,
+    if_member_ends: str = IfMemberEnds.RESTART,
+    reservation: Reservation | None = None,
+    environment: dict[str, str] | None = None,
+    after: list[tuple[str, Workload | JobArray]] | None = None,
+    wanted_by: datetime | None = None,
+    via: str = "web",
+    **placing: Unpack[PlacementConstraints],
+) -> Workload:
+    """Queue a job: ``units`` on each of ``hosts`` hosts, running ``command`` in a shell. ``priority`` is its name or number.
+    ``placing``: where it has to be and would rather be, and the CPU and memory beside its GPUs on each host.
+
+    ``after`` is earlier work, or whole arrays, that it waits for, each with how that has to end: ok, any or not_ok. ``wanted_by``,
+    ``labels_preferred`` and ``spread`` are wishes: nothing waits for them. Raises Invalid, NotAllowed; Conflict when too many
+    wait already.
+    """
+    policy.require(actor, "workload.launch", project)
+    wish = checked_job_request(
+        project,
+        pool,
+        now,
+        name=name,
+        command=command,
+        units=units,
+        hosts=hosts,
+        models=models,
+        profile=profile,
+        type=type,
+        priority=priority,
+        preemptible=preemptible,
+        max_runtime_seconds=max_runtime_seconds,
+        most_retries=most_retries,
+        if_member_ends=if_member_ends,
+        reservation=reservation,
+        environment=environment,
+        after=after,
+        wanted_by=wanted_by,
+        placing=placing,
+    )
+    return _queue_and_record(actor=actor, via=via, now=now, wish=wish, verb="submit_job")
+
+
+def submit_array(
+    *,
+    actor: User,
+    project: Project,
+    pool: Pool,
+    now: datetime,
+    array: str,
+    via: str = "web",
+    **arguments: Any,
+) -> JobArray:
+    """Queue one job for each index of ``array`` (see ``parse_array_indices``), each with GPUPOOL_ARRAY_INDEX in its environment.
+
+    ``arguments`` are those of submit_job. Raises Invalid, NotAllowed; Conflict when that would be too many that wait: then none
+    is queued.
+    """
+    policy.require(actor, "workload.launch", project)
+    checks = InputChecks()
+    indices, most_at_once = parse_array_indices(checks, array)
+    checks.done()
+    wish = checked_job_request(project, pool, now, **with_job_defaults(arguments))
+    refuse_if_never_starts(actor, wish, now)
+    with transaction.atomic():
+        with _conflict_on_full_queue():
+            made = engine.queue_array(
+                owner=actor,
+                now=now,
+                indices=indices,
+                words=array.strip(),
+                most_at_once=most_at_once,
+                **workload_columns(wish),
+            )
+        told = {
+            **{name: getattr(wish, name) for name in ("name", "priority", "max_runtime_seconds")},
+            "array": array,
+        }
+        audit.record(actor=actor, via=via, now=now, verb="submit_array", target=made, after=told)
+    return made
+
+
+def relaunch_workload(
+    *, actor: User, workload: Workload, now: datetime, via: str = "web", **changes: Any
+) -> Workload:
+    """Queue a copy of a workload, with ``changes`` to any argument of the verb that made it. Values of its environment may be
+    secrets: they go over to its owner only, anybody else gives their own. Raises Invalid, NotAllowed."""
+    policy.require(actor, "workload.relaunch", workload)
+    if workload.environment and workload.owner_id != actor.pk and "environment" not in changes:
+        named = ", ".join(sorted(workload.environment))
+        words = f"environment of {workload.name} ({named:.200}) is {workload.owner}'s; allowed: your own values, or none."
+        raise Invalid({"environment": words})
+    given: dict[str, Any] = {
+        "project": workload.project,
+        "pool": workload.pool,
+        "name": workload.name,
+        "units": workload.units,
+        "models": list(workload.models_wanted),
+        "profile": workload.profile,
+        "type": workload.type,
+        "max_runtime_seconds": min(workload.max_runtime_seconds, workload.pool.longest_runtime_seconds),
+        **{name: getattr(workload, name) for name in PlacementConstraints.__optional_keys__},
+    }
+    if workload.kind == WorkloadKind.NOTEBOOK:
+        return launch_notebook(actor=actor, now=now, via=via, **(given | changes))
+    given |= {
+        "command": workload.command,
+        "hosts": workload.hosts,
+        "priority": workload.priority,
+        "preemptible": workload.preemptible,
+        "most_retries": workload.most_retries,
+        "if_member_ends": workload.if_member_ends,
+        "environment": dict(workload.environment),
+    }
+    return submit_job(actor=actor, now=now, via=via, **(given | changes))
+
+
+def _queue_and_record(*, actor: User, via: str, now: datetime, wish: WorkloadRequest, verb: str) -> Workload:
+    refuse_if_never_starts(actor, wish, now)
+    with transaction.atomic():
+        with _conflict_on_full_queue():
+            workload = engine.queue_workload(owner=actor, now=now, **workload_columns(wish))
+        if wish.kind == WorkloadKind.NOTEBOOK:
+            workspace_origin(workload, now)
+        audit.record(
+            actor=actor,
+            via=via,
+            now=now,
+            verb=verb,
+            target=workload,
+            after=audit.audited_fields(workload, *AUDITED_FIELDS),
+        )
+    return workload
+
+
+@contextmanager
+def _conflict_on_full_queue() -> Iterator[None]:
+    """The engine's refusal to take more into its queue, in words."""
+    try:
+        yield
+    except engine.OperationRejected as refused:
+        numbers = dict(refused.numbers)
+        raise Conflict(
+            reason_texts.reason_sentence(refused.code, numbers), code=refused.code, numbers=numbers
+        ) from None

@@ -1,0 +1,75 @@
+"""Open the web interface of a running workload on its own origin, with a one-time code."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from datetime import datetime, timedelta
+from urllib.parse import urlsplit
+
+from django.conf import settings
+from django.db import transaction
+
+from portal import policy
+from portal.errors import Conflict
+from portal.models import ApiToken, EntryCode, User, WorkspaceOrigin
+from portal.redis_state.access_revocation import session_hash
+from portal.services import audit
+from scheduler.models import Workload, WorkloadKind
+from scheduler.state.states import WorkloadState
+
+ENTRY_CODE_LIFETIME = timedelta(seconds=60)
+
+
+def open_workspace(
+    *,
+    actor: User,
+    workload: Workload,
+    session_key: str,
+    now: datetime,
+    token: ApiToken | None = None,
+    via: str = "web",
+) -> str:
+    """The URL that opens what a running notebook or job serves, on its own origin, with a one-time code that is good for a minute.
+
+    ``session_key`` is the portal session's: signing out there cuts the workspace too. Empty for a caller with a ``token``, whose
+    end cuts it.
+    Raises Conflict when it does not run, NotAllowed.
+    """
+    policy.require(actor, "workload.open", workload)
+    if workload.state not in (WorkloadState.RUNNING, WorkloadState.NOTICE):
+        raise Conflict(f"{workload.name} is {workload.state}; it can be opened while it runs.")
+    if workload.kind != WorkloadKind.NOTEBOOK and not _serves_http(workload):
+        raise Conflict(
+            f"{workload.name} is a job that serves nothing; one that listens on $GPUPOOL_DOOR can be opened."
+        )
+    code = secrets.token_urlsafe(32)
+    with transaction.atomic():
+        origin = workspace_origin(workload, now)
+        EntryCode.objects.create(
+            code_hash=_hash_secret(code),
+            user=actor,
+            workload=workload,
+            session_key_hash=session_hash(session_key) if session_key else "",
+            api_token=token,
+            created_at=now,
+            expires_at=now + ENTRY_CODE_LIFETIME,
+        )
+        audit.record(actor=actor, via=via, now=now, verb="open_workspace", target=workload)
+    scheme = urlsplit(settings.GPUPOOL_EDGE_URL).scheme
+    return f"{scheme}://{origin.label}.{settings.GPUPOOL_NOTEBOOK_DOMAIN}/.gpupool/enter?code={code}"
+
+
+def _serves_http(workload: Workload) -> bool:
+    """Does its first host answer?"""
+    return workload.runs.filter(attempt=workload.attempt, rank=0, ready_at__isnull=False).exists()
+
+
+def workspace_origin(workload: Workload, now: datetime) -> WorkspaceOrigin:
+    """The random name under which this notebook is reached, made when it is first asked for."""
+    made = {"label": f"w{secrets.token_hex(12)}", "created_at": now}
+    return WorkspaceOrigin.objects.get_or_create(workload=workload, defaults=made)[0]
+
+
+def _hash_secret(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

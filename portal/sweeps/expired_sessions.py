@@ -1,0 +1,21 @@
+"""Delete expired sessions and one-time codes of workspaces."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from django.conf import settings
+from django.contrib.sessions.models import Session
+
+from portal.models import EntryCode, WorkspaceSession
+
+
+def delete_expired_sessions(now: datetime) -> int:
+    """Delete the rows of sessions and one-time codes that nobody can use any more; how many. Idempotent."""
+    oldest = now - timedelta(seconds=settings.SESSION_COOKIE_AGE)
+    expired = (
+        EntryCode.objects.filter(expires_at__lt=now),
+        WorkspaceSession.objects.filter(created_at__lt=oldest),
+        Session.objects.filter(expire_date__lt=now),
+    )
+    return sum(rows.delete()[0] for rows in expired)
