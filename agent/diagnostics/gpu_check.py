@@ -149,7 +149,7 @@ def _check_memory(gpu: CudaDevice, look: CheckProgress) -> None:
     differ = MismatchCounters(gpu)
     began = time.monotonic()
     try:
-        pieces = _allocate_all(gpu, free - min(RESERVED_BYTES, total // 8))
+        pieces = allocate_in_pieces(gpu, free - min(RESERVED_BYTES, total // 8))
         looked_at = sum(size for _, size in pieces)
         wrong, words = 0, ""
         for name, factor, offset in MEMORY_PATTERNS:
@@ -181,7 +181,7 @@ def _check_memory(gpu: CudaDevice, look: CheckProgress) -> None:
     look.found("memory", wrong == 0, numbers, f"{wrong} words differ; {words}" if wrong else "")
 
 
-def _allocate_all(gpu: CudaDevice, wanted: int) -> list[tuple[int, int]]:
+def allocate_in_pieces(gpu: CudaDevice, wanted: int) -> list[tuple[int, int]]:
     """Pieces of the GPU's memory, as much as there is of ``wanted`` bytes."""
     pieces: list[tuple[int, int]] = []
     size = MAX_ALLOCATION_BYTES

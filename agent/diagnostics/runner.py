@@ -24,7 +24,7 @@ from agent.gpu.conditions import RECOVERY_ACTIONS, Condition
 from agent.gpu.reader import GpuInventory, GpuReadError
 from agent.gpu.simulated_reader import FAULTS_FILE, require_simulated_gpu
 from agent.host import gpu_locks, processes
-from agent.host.gpu_locks import SLOTS_OF_A_GPU, SlotClaim
+from agent.host.gpu_locks import SLOTS_PER_GPU, SlotClaim
 from agent.host.shutdown import cancel_tasks
 from agent.host.state import StateFolder, read_json, write_json
 from agent.protocol import CheckSeen, DiagnosticSeen, DiagnosticWanted, GpuSeen, parse
@@ -190,7 +190,7 @@ class DiagnosticRunner:
         until = time.monotonic() + LOCK_WAIT_SECONDS
         while time.monotonic() < until:
             try:
-                return gpu_locks.lock_slots(self._locks, [SlotClaim(gpu.uuid, 0, SLOTS_OF_A_GPU)])
+                return gpu_locks.lock_slots(self._locks, [SlotClaim(gpu.uuid, 0, SLOTS_PER_GPU)])
             except gpu_locks.SlotsLocked:
                 await asyncio.sleep(LOCK_POLL_SECONDS)
         return None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agent.host import gpu_locks
-from agent.host.gpu_locks import SLOTS_OF_A_GPU, SlotClaim
+from agent.host.gpu_locks import SLOTS_PER_GPU, SlotClaim
 from agent.protocol import GeometryPart
 
 
@@ -83,7 +83,7 @@ def reshape_under_lock(
 ) -> ReshapeOutcome | None:
     """``reshape_gpu`` while this process holds the GPU's lock, as a workload on all of it would. None: somebody holds a part of it."""
     try:
-        held = gpu_locks.lock_slots(folder, [SlotClaim(gpu, 0, SLOTS_OF_A_GPU)])
+        held = gpu_locks.lock_slots(folder, [SlotClaim(gpu, 0, SLOTS_PER_GPU)])
     except gpu_locks.SlotsLocked:
         return None
     try:

@@ -25,9 +25,9 @@ from typing import Any
 import pynvml
 
 from agent.gpu import mig
+from agent.host.gpu_locks import SLOTS_PER_GPU
 from agent.protocol import GeometryPart
 
-SLOTS_OF_A_GPU = 840
 MAX_PLACEMENTS = 16  # of one profile on one GPU; NVML has 7 at most
 COMPUTE_SLICES = 7  # of every GPU that can be split into MIG instances
 GPM_METRICS = {
@@ -36,30 +36,8 @@ GPM_METRICS = {
 }
 WATCHED_EVENT_TYPES = (pynvml.nvmlEventTypeXidCriticalError, pynvml.nvmlEventTypeDoubleBitEccError)
 MAX_EVENTS_PER_READ = 100
-MARKETED_MEMORY_GB = (
-    4,
-    6,
-    8,
-    10,
-    11,
-    12,
-    16,
-    20,
-    24,
-    32,
-    40,
-    48,
-    64,
-    72,
-    80,
-    94,
-    96,
-    128,
-    141,
-    144,
-    180,
-    192,
-    288,
+MARKETED_MEMORY_GB = tuple(
+    int(size) for size in "4 6 8 10 11 12 16 20 24 32 40 48 64 72 80 94 96 128 141 144 180 192 288".split()
 )
 # The NVIDIA driver tells which minor of /dev/nvidia-caps guards a MIG instance here.
 MIG_CAPABILITIES_FOLDER = Path("/proc/driver/nvidia/capabilities")
@@ -152,7 +130,7 @@ class NvmlGpu:
             "gi": gi,
             "ci": value_or_none(pynvml.nvmlDeviceGetComputeInstanceId, handle) or 0,
             "start": info.placement.start if info is not None else gi,
-            "slots": SLOTS_OF_A_GPU * attributes.gpuInstanceSliceCount // COMPUTE_SLICES,
+            "slots": SLOTS_PER_GPU * attributes.gpuInstanceSliceCount // COMPUTE_SLICES,
             "profile": profile[1] if profile else f"{attributes.gpuInstanceSliceCount}g.{gigabytes}gb",
             "memory_mib": attributes.memorySizeMB,
         }
@@ -175,7 +153,7 @@ class NvmlGpu:
                     "uuid": self.uuid,
                     "profile": "",
                     "first_slot": 0,
-                    "slots": SLOTS_OF_A_GPU,
+                    "slots": SLOTS_PER_GPU,
                     "memory_mib": self.memory_mib,
                 }
             ]
@@ -192,31 +170,6 @@ class NvmlGpu:
             "pci_bus_id": self.pci_bus_id,
             "units": units,
         }
-
-    def mig_profiles(self) -> list[dict[str, Any]]:
-        """As ``protocol.MigProfileSeen``, with NVML's ``id``. Where instances may begin some drivers tell only while MIG is on."""
-        if value_or_none(pynvml.nvmlDeviceGetMigMode, self.handle) is None:
-            return []
-        found = []
-        for number in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
-            info = _profile_info(self.handle, number)
-            if info is None:
-                continue
-            gigabytes = round(info.memorySizeMB / 1024)
-            name = re.search(r"MIG (\S+)", as_text(getattr(info, "name", b"")))
-            places = _placements(self.handle, info.id)
-            found.append(
-                {
-                    "id": info.id,
-                    "name": name[1] if name else f"{info.sliceCount}g.{gigabytes}gb",
-                    "slices": info.sliceCount,
-                    "memory_mib": info.memorySizeMB,
-                    "most": info.instanceCount,
-                    "size": places[0][1] if places else 0,
-                    "starts": [start for start, _ in places],
-                }
-            )
-        return found
 
     def _links(self) -> dict[int, int]:
         """Of each NVLink that this board has: 1 when it is up."""
@@ -310,7 +263,7 @@ class NvmlGpu:
         return [
             {
                 "unit": instance["uuid"],
-                "memory_used_mib": _used_mib(
+                "memory_used_mib": used_mib(
                     value_or_none(pynvml.nvmlDeviceGetMemoryInfo, instance["handle"])
                 ),
                 **self._gpm(instance["uuid"], instance["gi"]),
@@ -325,7 +278,7 @@ class NvmlGpu:
         return [
             {
                 "unit": unit["uuid"],
-                "memory_used_mib": _used_mib(value_or_none(pynvml.nvmlDeviceGetMemoryInfo, unit["handle"])),
+                "memory_used_mib": used_mib(value_or_none(pynvml.nvmlDeviceGetMemoryInfo, unit["handle"])),
                 **self._processes(unit["handle"]),
             }
             for unit in units
@@ -337,7 +290,7 @@ class NvmlGpu:
         return {
             "utilisation": rates.gpu if rates is not None else None,
             "memory_utilisation": rates.memory if rates is not None else None,
-            "memory_used_mib": _used_mib(value_or_none(pynvml.nvmlDeviceGetMemoryInfo, self.handle)),
+            "memory_used_mib": used_mib(value_or_none(pynvml.nvmlDeviceGetMemoryInfo, self.handle)),
             "power_w": power / 1000 if power is not None else None,
             "energy_mj": value_or_none(pynvml.nvmlDeviceGetTotalEnergyConsumption, self.handle),
             "temperature_c": value_or_none(
@@ -390,7 +343,7 @@ class NvmlGpu:
         found = value_or_none(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
         if found is None:
             return {"pids": None}
-        return {"pids": [[process.pid, _bytes_to_mib(process.usedGpuMemory)] for process in found]}
+        return {"pids": [[process.pid, bytes_to_mib(process.usedGpuMemory)] for process in found]}
 
     def _gpm(self, unit: str, instance: int | None) -> dict[str, Any]:
         """SM and tensor activity since the last look (Hopper and newer); None elsewhere and at the first look."""
@@ -415,6 +368,32 @@ class NvmlGpu:
         measured = _rate_between(before, sample)
         value_or_none(pynvml.nvmlGpmSampleFree, before)
         return {**unknown, **measured}
+
+
+def mig_profiles(handle: Any) -> list[dict[str, Any]]:
+    """As ``protocol.MigProfileSeen``, with NVML's ``id``. Where instances may begin some drivers tell only while MIG is on."""
+    if value_or_none(pynvml.nvmlDeviceGetMigMode, handle) is None:
+        return []
+    found = []
+    for number in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
+        info = _profile_info(handle, number)
+        if info is None:
+            continue
+        gigabytes = round(info.memorySizeMB / 1024)
+        name = re.search(r"MIG (\S+)", as_text(getattr(info, "name", b"")))
+        places = _placements(handle, info.id)
+        found.append(
+            {
+                "id": info.id,
+                "name": name[1] if name else f"{info.sliceCount}g.{gigabytes}gb",
+                "slices": info.sliceCount,
+                "memory_mib": info.memorySizeMB,
+                "most": info.instanceCount,
+                "size": places[0][1] if places else 0,
+                "starts": [start for start, _ in places],
+            }
+        )
+    return found
 
 
 def _profile_info(handle: Any, number: int) -> Any:
@@ -444,9 +423,9 @@ def _placements(handle: Any, profile: int) -> list[tuple[int, int]]:
 class NvmlMigGpu:
     """One real GPU as ``mig.Board``: every refusal of the driver is a Trouble in words."""
 
-    def __init__(self, gpu: NvmlGpu) -> None:
-        self._handle = gpu.handle
-        self._profiles = gpu.mig_profiles()
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+        self._profiles = mig_profiles(handle)
         self._names = {profile["id"]: profile["name"] for profile in self._profiles}
 
     def parts(self) -> list[str] | None:
@@ -567,11 +546,11 @@ def _rate_between(before: Any, after: Any) -> dict[str, Any]:
     }
 
 
-def _used_mib(memory: Any) -> int | None:
+def used_mib(memory: Any) -> int | None:
     return memory.used >> 20 if memory is not None else None
 
 
-def _bytes_to_mib(used: int | None) -> int | None:
+def bytes_to_mib(used: int | None) -> int | None:
     return None if used is None else int(used) >> 20
 
 
@@ -667,7 +646,7 @@ class NvmlSystem:
         """By model: what it can be split into. Of equal boards the one that tells most counts."""
         offers: dict[str, list[dict[str, Any]]] = {}
         for gpu in self.gpus:
-            found = [{key: value for key, value in one.items() if key != "id"} for one in gpu.mig_profiles()]
+            found = [{key: value for key, value in one.items() if key != "id"} for one in mig_profiles(gpu.handle)]
             if sum(len(one["starts"]) for one in found) > sum(
                 len(one["starts"]) for one in offers.get(gpu.model, [])
             ) or (found and gpu.model not in offers):
@@ -726,7 +705,7 @@ class NvmlSystem:
         if gpu is None:
             return asdict(mig.ReshapeOutcome("failed", "this host does not have that GPU"))
         try:
-            outcome = mig.reshape_under_lock(locks_folder, uuid, NvmlMigGpu(gpu), parts, before)
+            outcome = mig.reshape_under_lock(locks_folder, uuid, NvmlMigGpu(gpu.handle), parts, before)
         finally:
             self.gpus.remove(gpu)
             self._open(gpu.index)

@@ -22,7 +22,7 @@ from typing import Any
 from agent.gpu import mig
 from agent.gpu.reader import GpuInventory, GpuProcess, HardwareEvent, UnitUse
 from agent.host import processes
-from agent.host.gpu_locks import SLOTS_OF_A_GPU
+from agent.host.gpu_locks import SLOTS_PER_GPU
 from agent.host.state import StateFolderError, read_json, write_json
 from agent.protocol import GeometryPart, GpuSeen, MigProfileSeen, SampleRow, UnitSeen
 
@@ -157,11 +157,11 @@ def _instance_mib(gigabytes: int) -> int:
     return int(gigabytes * 1024 * 0.95)
 
 
-def _gpu_name(host: str, index: int) -> str:
+def simulated_gpu_uuid(host: str, index: int) -> str:
     return f"GPU-{uuid.uuid5(GPU_UUID_NAMESPACE, f'{host}/{index}')}"
 
 
-def _gpus(host: str, models: list[str], slices: dict[int, list[str]]) -> list[GpuSeen]:
+def simulated_gpus(host: str, models: list[str], slices: dict[int, list[str]]) -> list[GpuSeen]:
     return [_gpu(host, index, models, slices.get(index, [])) for index in range(len(models))]
 
 
@@ -180,15 +180,15 @@ def _topology_between(one: int, other: int, models: list[str]) -> str:
 def _gpu(host: str, index: int, models: list[str], profiles: list[str]) -> GpuSeen:
     model, count = models[index], len(models)
     board = SIMULATED_MODELS[model]
-    name = _gpu_name(host, index)
+    name = simulated_gpu_uuid(host, index)
     linked = bool(board.nvlinks) and models.count(model) > 1
     switched = [
         each for each in dict.fromkeys(models) if SIMULATED_MODELS[each].nvlinks and models.count(each) > 1
     ]
-    units = [UnitSeen(name, "", 0, SLOTS_OF_A_GPU, board.memory_mib)] if not profiles else []
+    units = [UnitSeen(name, "", 0, SLOTS_PER_GPU, board.memory_mib)] if not profiles else []
     first = 0
     for number, profile in enumerate(profiles):
-        slots = SLOTS_OF_A_GPU * _compute_slices_of(profile) // COMPUTE_SLICES
+        slots = SLOTS_PER_GPU * _compute_slices_of(profile) // COMPUTE_SLICES
         instance = f"MIG-{uuid.uuid5(GPU_UUID_NAMESPACE, f'{host}/{index}/{number}/{profile}')}"
         memory = _instance_mib(_memory_gb_of(profile))
         units.append(UnitSeen(instance, profile, first, slots, memory))
@@ -204,7 +204,7 @@ def _gpu(host: str, index: int, models: list[str], profiles: list[str]) -> GpuSe
         pci_bus_id=f"00000000:{0x10 + index * 8:02X}:00.0",
         units=units,
         links={
-            _gpu_name(host, other): _topology_between(index, other, models)
+            simulated_gpu_uuid(host, other): _topology_between(index, other, models)
             for other in range(count)
             if other != index
         },
@@ -267,7 +267,7 @@ class SimulatedGpuReader:
         self._host, self._models, self._slices = host, models, slices
         self._geometries = folder / GEOMETRIES_FILE
         self._faults = folder / FAULTS_FILE
-        self._gpus = _gpus(host, models, self._present())
+        self._gpus = simulated_gpus(host, models, self._present())
         self._strays = folder / STRAYS_FILE
         self._processes: list[GpuProcess] = []
         self._planted = folder / "planted"
@@ -279,7 +279,7 @@ class SimulatedGpuReader:
         self._noise = random.Random(host)
 
     async def hardware(self) -> GpuInventory:
-        self._gpus = _gpus(self._host, self._models, self._present())
+        self._gpus = simulated_gpus(self._host, self._models, self._present())
         offered = {
             model: mig_profiles_of(model)
             for model in dict.fromkeys(self._models)
@@ -293,7 +293,7 @@ class SimulatedGpuReader:
     def _present(self) -> dict[int, list[str]]:
         """By index: the profiles that it has now, as it was started or as it was split since."""
         changed = read_json(self._geometries) or {}
-        names = {_gpu_name(self._host, index): index for index in range(len(self._models))}
+        names = {simulated_gpu_uuid(self._host, index): index for index in range(len(self._models))}
         since = {
             names[name]: profiles or []
             for name, profiles in changed.items()
@@ -350,7 +350,7 @@ class SimulatedGpuReader:
         strays = sum(1 for each in self._processes if each.unit == unit.uuid)
         memory = min(unit.memory_mib, _memory_used(unit, use, load, own) + strays * CONTEXT_MIB)
         whole = not unit.profile
-        share = unit.slots / SLOTS_OF_A_GPU
+        share = unit.slots / SLOTS_PER_GPU
         power = board.idle_w + (board.most_w * 0.97 - board.idle_w) * (load / 100) ** 0.8
         power += self._noise.uniform(-0.01, 0.01) * board.idle_w
         _advance_sensors(course, power, board, now)

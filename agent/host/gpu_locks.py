@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-SLOTS_OF_A_GPU = 840
+SLOTS_PER_GPU = 840
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class SlotClaim:
 
     @property
     def whole(self) -> bool:
-        return self.slots == SLOTS_OF_A_GPU
+        return self.slots == SLOTS_PER_GPU
 
     def overlaps(self, other: SlotClaim) -> bool:
         """Can't both be held at once?"""

@@ -135,7 +135,7 @@ class WorkloadNetwork:
         with self._changing:
             closed = ports_to_close(self._users, list(listening_sockets()))
             commands = [
-                f"{verb} element inet {self._table} {_nft_set_name(each)} {{ {_nft_element(each)} }}"
+                f"{verb} element inet {self._table} {nft_set_name(each)} {{ {nft_element(each)} }}"
                 for verb, which in (("delete", self._closed - closed), ("add", closed - self._closed))
                 for each in sorted(which)
             ]
@@ -188,7 +188,7 @@ class WorkloadNetwork:
         """Replace the table as a whole, so that there is no moment without it; why that did not work, or ''."""
         table = f"inet {self._table}"
         elements = [
-            f"add element {table} {_nft_set_name(each)} {{ {_nft_element(each)} }}" for each in sorted(closed)
+            f"add element {table} {nft_set_name(each)} {{ {nft_element(each)} }}" for each in sorted(closed)
         ]
         text = [f"table {table}", f"delete table {table}", f"table {table} {{\n{self._rules}\n}}", *elements]
         problem = _run_command("nft", "-f", "-", given="\n".join(text) + "\n")
@@ -263,7 +263,7 @@ def open_network(
     problem = lacking or (
         "there is no user id per team"
         if numbers is None
-        else network.install(_host_rules(numbers), filter(numbers.__contains__, processes.user_ids()))
+        else network.install(host_rules(numbers), filter(numbers.__contains__, processes.user_ids()))
     )
     if problem:
         network.notes.append(
@@ -294,7 +294,7 @@ def _enable_forwarding_rules(network: WorkloadNetwork, folder: Path, reach: Sequ
     """Have the host forward what workloads send, and what it forwarded before; why that does not work, or ''."""
     try:
         alone = not _was_forwarding_before(folder)
-        return network.install(_internet_rules(network, reach, alone=alone)) or _enable_ip_forward()
+        return network.install(internet_rules(network.key, _name_servers(), reach, alone=alone)) or _enable_ip_forward()
     except OSError as error:
         return str(error)
 
@@ -307,10 +307,10 @@ def _was_forwarding_before(folder: Path) -> bool:
     return (read_json(record) or {}).get("boot_id") != boot_id()
 
 
-def _internet_rules(network: WorkloadNetwork, reach: Sequence[str], *, alone: bool) -> str:
+def internet_rules(key: str, name_servers: Sequence[str], reach: Sequence[str], *, alone: bool) -> str:
     """``alone``: nothing else of the host is forwarded."""
-    ours, anybodys = f'"gpn{network.key}*"', '"gpn*"'
-    names = [each for each in _name_servers() if ":" not in each]
+    ours, anybodys = f'"gpn{key}*"', '"gpn*"'
+    names = [each for each in name_servers if ":" not in each]
     ask = (
         f"iifname {ours} ip daddr {{ {', '.join(names)} }} meta l4proto {{ tcp, udp }} th dport 53 accept"
         if names
@@ -336,7 +336,7 @@ def _internet_rules(network: WorkloadNetwork, reach: Sequence[str], *, alone: bo
   chain nat {{ type nat hook postrouting priority 100; ip saddr {WORKLOAD_NETWORK_PREFIX}.0.0/16 oifname != {ours} masquerade; }}"""
 
 
-def _host_rules(numbers: UidRange) -> str:
+def host_rules(numbers: UidRange) -> str:
     users = f"{numbers.first}-{numbers.last}"
     return f"""
   set closed_4 {{ type uid . inet_proto . ipv4_addr . inet_service; }}
@@ -434,12 +434,12 @@ def _parse_proc_address(text: str) -> str:
     return str(found.ipv4_mapped or found)
 
 
-def _nft_set_name(closed: ListeningSocket) -> str:
+def nft_set_name(closed: ListeningSocket) -> str:
     address = closed[2]
     return f"closed_{'any_' if address in (ANY_4, ANY_6) else ''}{6 if ':' in address else 4}"
 
 
-def _nft_element(closed: ListeningSocket) -> str:
+def nft_element(closed: ListeningSocket) -> str:
     user, kind, address, port = closed
     place = "" if address in (ANY_4, ANY_6) else f" . {address}"
     return f"{user} . {kind}{place} . {port}"

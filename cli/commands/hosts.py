@@ -48,7 +48,7 @@ def host() -> None:
     """One host: its GPUs, diagnostics, repair and maintenance."""
 
 
-def _host_path(name: str, verb: str) -> str:
+def host_path(name: str, verb: str) -> str:
     return f"hosts/{quote(name, safe='', errors='replace')}/{verb}/"
 
 
@@ -130,7 +130,7 @@ def _limits_text(agent: dict[str, Any]) -> list[str]:
 @click.option("--gpu", type=int, help="Only of this one, by its index.")
 def diagnostics(session: CliSession, name: str, gpu: int | None) -> None:
     """What diagnostics of its GPUs found, the newest first, with each check and its numbers."""
-    rows = [row for row in session.client.pages(_host_path(name, "diagnostics")) if gpu in (None, row["gpu"])]
+    rows = [row for row in session.client.pages(host_path(name, "diagnostics")) if gpu in (None, row["gpu"])]
     if session.json:
         return output.print_json(rows)
     now = datetime.now().astimezone()
@@ -179,7 +179,7 @@ def _format_numbers(numbers: dict[str, Any]) -> str:
 @click.argument("name")
 def events(session: CliSession, name: str) -> None:
     """Every hardware event of a host, the newest first."""
-    rows = list(session.client.pages(_host_path(name, "events")))
+    rows = list(session.client.pages(host_path(name, "events")))
     if session.json:
         return output.print_json(rows)
     return _print_events(rows, datetime.now().astimezone())
@@ -207,7 +207,7 @@ def _print_events(rows: list[dict[str, Any]], now: datetime) -> None:
 @click.argument("name")
 def health(session: CliSession, name: str) -> None:
     """How its GPUs are, what they reported, processes of no workload on them, and announced maintenance."""
-    found = session.client.get(_host_path(name, "health"))
+    found = session.client.get(host_path(name, "health"))
     if session.json:
         return output.print_json(found)
     now = datetime.now().astimezone()
@@ -276,7 +276,7 @@ def _last_diagnostic(row: dict[str, Any], now: datetime) -> tuple[str, str, str]
 def diagnose(session: CliSession, name: str, gpu: int | None, why: str) -> None:
     """Have it look at a GPU: memory, bandwidth, arithmetic. Passed, it comes back; failed, it is out."""
     body: dict[str, Any] = {"why": why} | ({} if gpu is None else {"gpu": gpu})
-    rows = session.client.post(_host_path(name, "diagnose"), body)
+    rows = session.client.post(host_path(name, "diagnose"), body)
     if session.json:
         return output.print_json(rows)
     listed = ", ".join(str(row["gpu"]) for row in rows)
@@ -287,7 +287,7 @@ def diagnose(session: CliSession, name: str, gpu: int | None, why: str) -> None:
 @click.argument("name")
 def geometry(session: CliSession, name: str) -> None:
     """How its GPUs are split into MIG instances, what they can be, and what came of the last change."""
-    rows = session.client.get(_host_path(name, "geometry"))
+    rows = session.client.get(host_path(name, "geometry"))
     if session.json:
         return output.print_json(rows)
     return output.print_table(
@@ -316,7 +316,7 @@ def change_geometry(session: CliSession, name: str, gpu: int, wanted: str, previ
     """Split a GPU otherwise: GEOMETRY is whole, or such as 1x3g.40gb+4x1g.10gb. Its work leaves first."""
     body = {"gpu": gpu, "geometry": wanted}
     if preview:
-        found = session.client.post(_host_path(name, "geometry/preview"), body)
+        found = session.client.post(host_path(name, "geometry/preview"), body)
         if session.json:
             return output.print_json(found)
         output.print_line(
@@ -341,7 +341,7 @@ def change_geometry(session: CliSession, name: str, gpu: int, wanted: str, previ
         return output.print_line(
             f"Reservations bound to it: {found['reservations']}.{unkept} Its host begins {begins}."
         )
-    row = session.client.post(_host_path(name, "geometry"), {**body, "why": why})
+    row = session.client.post(host_path(name, "geometry"), {**body, "why": why})
     said = f"GPU {gpu} of {name} takes nothing new and becomes {row['after']} once nothing holds it."
     return (
         output.print_json(row)
@@ -356,7 +356,7 @@ def change_geometry(session: CliSession, name: str, gpu: int, wanted: str, previ
 @REASON_OPTION
 def withdraw_geometry(session: CliSession, name: str, gpu: int, why: str) -> None:
     """Leave a GPU as it is, while its host was not told yet."""
-    row = session.client.post(_host_path(name, "geometry/withdraw"), {"gpu": gpu, "why": why})
+    row = session.client.post(host_path(name, "geometry/withdraw"), {"gpu": gpu, "why": why})
     output.print_json(row) if session.json else output.print_line(
         f"GPU {gpu} of {name} stays {row['before']}."
     )
@@ -386,14 +386,14 @@ def take_out_gpu(session: CliSession, name: str, gpu: int, why: str) -> None:
 @REASON_OPTION
 def forget_gpu(session: CliSession, name: str, uuid: str, why: str) -> None:
     """A GPU that is missing is gone for good: it is listed no more."""
-    row = session.client.post(_host_path(name, "forget-gpu"), {"gpu": uuid, "why": why})
+    row = session.client.post(host_path(name, "forget-gpu"), {"gpu": uuid, "why": why})
     output.print_json(row) if session.json else output.print_line(
         f"GPU {row['gpu']} of {name} ({row['uuid']}) is listed no more."
     )
 
 
 def _post_gpu_verb(session: CliSession, name: str, verb: str, gpu: int, why: str) -> None:
-    row = session.client.post(_host_path(name, verb), {"gpu": gpu, "why": why})
+    row = session.client.post(host_path(name, verb), {"gpu": gpu, "why": why})
     output.print_json(row) if session.json else output.print_line(
         f"GPU {gpu} of {name} is {row['repair_state']}."
     )
@@ -441,7 +441,7 @@ def revoke(session: CliSession, name: str, why: str, preview: bool) -> None:
 @PREVIEW_OPTION
 def host_is_off(session: CliSession, name: str, why: str, preview: bool) -> None:
     """You have seen a host powered off: its work starts elsewhere at once. For operators."""
-    _require_reason(why, preview)
+    require_reason(why, preview)
     _post_host_verb(session, name, "off", why, preview)
 
 
@@ -471,7 +471,7 @@ def join(session: CliSession, name: str, pool: str | None, labels: tuple[str, ..
     if known is None:
         made = session.client.post("hosts/", {"pool": pool, "name": name, "labels": parse_pairs(labels)})
     else:
-        made = session.client.post(_host_path(name, "join-token"))
+        made = session.client.post(host_path(name, "join-token"))
     if session.json:
         return output.print_json(made)
     begun = (
@@ -524,8 +524,8 @@ DISRUPTIVE_VERBS = ("cordon", "drain", "revoke")
 
 def _post_host_verb(session: CliSession, name: str, verb: str, why: str, preview: bool) -> None:
     if preview:
-        return _print_preview(session, name, {"verb": verb})
-    row = session.client.post(_host_path(name, VERB_PATHS.get(verb, verb)), {"why": why})
+        return print_preview(session, name, {"verb": verb})
+    row = session.client.post(host_path(name, VERB_PATHS.get(verb, verb)), {"why": why})
     if session.json:
         return output.print_json(row)
     # An older portal does it as well, and says less.
@@ -533,28 +533,28 @@ def _post_host_verb(session: CliSession, name: str, verb: str, why: str, preview
         row.get("said") or f"{row['name']} is {row['admin_state'].replace('_', ' ')}, {row['repair_state']}."
     )
     return (
-        _print_affected_workloads(row["still_there"])
+        print_affected_workloads(row["still_there"])
         if verb in DISRUPTIVE_VERBS and "still_there" in row
         else None
     )
 
 
-def _print_preview(session: CliSession, name: str, body: dict[str, Any]) -> None:
-    found = session.client.post(_host_path(name, "preview"), body)
+def print_preview(session: CliSession, name: str, body: dict[str, Any]) -> None:
+    found = session.client.post(host_path(name, "preview"), body)
     if session.json:
         return output.print_json(found)
     output.print_line(f"{PREVIEW_TITLES[found['verb']].format(name)}: {found['text']}")
-    _print_affected_workloads(found["work"])
+    print_affected_workloads(found["work"])
     if found["gpus"] is not None:
         away = {"return": "come back to the pool", "maintenance": "are away meanwhile"}
         output.print_line(f"GPUs that {away.get(found['verb'], 'leave the pool')}: {found['gpus']}.")
-    _print_affected_reservations(found)
+    print_affected_reservations(found)
     if found["last_end"]:
         output.print_line(f"The last ends by {format_local_time(found['last_end'])} at the latest.")
     return output.print_line("Nothing is changed; without --preview it is done.")
 
 
-def _print_affected_workloads(rows: list[dict[str, Any]]) -> None:
+def print_affected_workloads(rows: list[dict[str, Any]]) -> None:
     output.print_table(
         ("workload", "team", "owner", "what happens", "at the latest"),
         (
@@ -571,7 +571,7 @@ def _print_affected_workloads(rows: list[dict[str, Any]]) -> None:
     )
 
 
-def _print_affected_reservations(found: dict[str, Any]) -> None:
+def print_affected_reservations(found: dict[str, Any]) -> None:
     if found["reservations"]:
         listed = ", ".join(
             f"{r['name']} ({r['team']}, until {format_local_time(r['end'])})" for r in found["reservations"]
@@ -586,7 +586,7 @@ def _print_affected_reservations(found: dict[str, Any]) -> None:
         output.print_line("Every coming reservation can be kept without it.")
 
 
-def _require_reason(why: str, preview: bool) -> None:
+def require_reason(why: str, preview: bool) -> None:
     if not why and not preview:
         raise click.UsageError("Give the reason: --why.")
 
@@ -603,18 +603,18 @@ def _require_reason(why: str, preview: bool) -> None:
 @PREVIEW_OPTION
 def maintenance(session: CliSession, name: str, start: str, end: str, why: str, preview: bool) -> None:
     """Announce a window in which it is away: nothing is planned into it."""
-    _require_reason(why, preview)
+    require_reason(why, preview)
     if preview:
-        return _print_preview(session, name, {"verb": "maintenance", "start": start, "end": end})
-    row = session.client.post(_host_path(name, "maintenance"), {"start": start, "end": end, "why": why})
+        return print_preview(session, name, {"verb": "maintenance", "start": start, "end": end})
+    row = session.client.post(host_path(name, "maintenance"), {"start": start, "end": end, "why": why})
     if session.json:
         return output.print_json(row)
     output.print_line(
         f"{name} is away from {format_local_time(row['start'])} to {format_local_time(row['end'])}: nothing is planned into it."
     )
     if "work" in row:  # an older portal does not say
-        _print_affected_workloads(row["work"])
-        _print_affected_reservations({**row, "verb": "maintenance"})
+        print_affected_workloads(row["work"])
+        print_affected_reservations({**row, "verb": "maintenance"})
         output.print_line(f"Take it back with: gpupool host cancel-maintenance {name} {row['id']}")
     return None
 
@@ -625,7 +625,7 @@ def maintenance(session: CliSession, name: str, start: str, end: str, why: str, 
 @REASON_OPTION
 def cancel_maintenance(session: CliSession, name: str, window: int, why: str) -> None:
     """Take an announced window back; its number is in: gpupool host health NAME"""
-    row = session.client.post(_host_path(name, "maintenance/cancel"), {"window": window, "why": why})
+    row = session.client.post(host_path(name, "maintenance/cancel"), {"window": window, "why": why})
     output.print_json(row) if session.json else output.print_line(
         f"The window from {format_local_time(row['start'])} is taken back."
     )

@@ -64,7 +64,7 @@ def launch_notebook(
     if wait or open_it:
         made = _wait_until_ready(session, made["id"])
     if open_it:
-        return _open_in_browser(session, made, print_only=False)
+        return open_in_browser(session, made, print_only=False)
     return print_created(session, made)
 
 
@@ -73,21 +73,21 @@ def launch_notebook(
 @click.option("--print", "print_only", is_flag=True, help="Print the address and open nothing.")
 def open_notebook(session: CliSession, id_: str, print_only: bool) -> None:
     """Open a running notebook in the browser. The address works once, within a minute."""
-    _open_in_browser(session, find_workload(session, id_), print_only)
+    open_in_browser(session, find_workload(session, id_), print_only)
 
 
 @command(notebook, "stop")
 @click.argument("id_", metavar="ID")
 def stop_notebook(session: CliSession, id_: str) -> None:
     """Stop a notebook; its files stay in your home."""
-    _cancel_workload(session, id_, "")
+    cancel_workload(session, id_, "")
 
 
 @command(notebook, "list")
 @click.option("--all", "everything", is_flag=True, help="Those of your teams, and those that ended.")
 def list_notebooks(session: CliSession, everything: bool) -> None:
     """Your notebooks."""
-    _list_workloads(session, "notebooks/", everything)
+    list_workloads(session, "notebooks/", everything)
 
 
 @command(job, "run", context_settings={"ignore_unknown_options": False})
@@ -261,7 +261,7 @@ def read_logs(session: CliSession, id_: str, follow: bool, attempt: int | None, 
 @click.option("--print", "print_only", is_flag=True, help="Print the address and open nothing.")
 def open_job(session: CliSession, id_: str, print_only: bool) -> None:
     """Open what a job serves in the browser. The address works once, within a minute."""
-    _open_in_browser(session, find_workload(session, id_), print_only)
+    open_in_browser(session, find_workload(session, id_), print_only)
 
 
 @command(job, "list")
@@ -270,8 +270,8 @@ def open_job(session: CliSession, id_: str, print_only: bool) -> None:
 def list_jobs(session: CliSession, everything: bool, array: str | None) -> None:
     """Your jobs."""
     if array is None:
-        return _list_workloads(session, "jobs/", everything)
-    return _list_workloads(
+        return list_workloads(session, "jobs/", everything)
+    return list_workloads(
         session,
         "jobs/",
         everything=True,
@@ -356,7 +356,7 @@ def _print_attempts(runs: list[dict[str, Any]]) -> None:
 @click.option("--why", "reason", default="", help="Kept in the record.")
 def cancel(session: CliSession, id_: str, reason: str) -> None:
     """Stop a notebook or job, or take it out of the queue."""
-    _cancel_workload(session, id_, reason)
+    cancel_workload(session, id_, reason)
 
 
 @command(cli, "extend")
@@ -410,7 +410,7 @@ def _requirements_text(row: Any) -> str:
     return ", ".join(filter(None, said))
 
 
-def _list_workloads(session: CliSession, path: str, everything: bool, **only: str) -> None:
+def list_workloads(session: CliSession, path: str, everything: bool, **only: str) -> None:
     query: dict[str, Any] = {**only} if everything else {"mine": True, "state": "open", **only}
     rows = list(session.client.pages(path, **query))
     if session.json:
@@ -435,7 +435,7 @@ def _list_workloads(session: CliSession, path: str, everything: bool, **only: st
     )
 
 
-def _cancel_workload(session: CliSession, id_: str, reason: str) -> None:
+def cancel_workload(session: CliSession, id_: str, reason: str) -> None:
     answer = session.client.post(f"workloads/{find_workload(session, id_)['id']}/cancel/", {"why": reason})
     if session.json:
         return output.print_json(answer)
@@ -462,7 +462,7 @@ def _wait_until_ready(session: CliSession, id_: str) -> Any:
         time.sleep(POLL_SECONDS)
 
 
-def _open_in_browser(session: CliSession, workload: Any, print_only: bool) -> None:
+def open_in_browser(session: CliSession, workload: Any, print_only: bool) -> None:
     answer = session.client.post(f"workloads/{workload['id']}/open/")
     if session.json:
         return output.print_json(answer)

@@ -27,10 +27,10 @@ MIB = 1 << 20
 WRITER = f"""
 import sys, time
 from agent.diagnostics.cuda import CudaDevice
-from agent.diagnostics.gpu_check import _allocate_all
+from agent.diagnostics.gpu_check import allocate_in_pieces
 from agent.diagnostics.ptx_kernels import PTX_MODULE
 gpu = CudaDevice(PTX_MODULE)
-pieces = _allocate_all(gpu, gpu.memory()[0] - 512 * {MIB})
+pieces = allocate_in_pieces(gpu, gpu.memory()[0] - 512 * {MIB})
 for address, size in pieces:
     gpu.set_words(address, {PATTERN}, size // 4)
 gpu.wait()
@@ -41,12 +41,12 @@ time.sleep(600)
 READER = f"""
 import ctypes
 from agent.diagnostics.cuda import CudaDevice
-from agent.diagnostics.gpu_check import _allocate_all
+from agent.diagnostics.gpu_check import allocate_in_pieces
 from agent.diagnostics.ptx_kernels import PTX_MODULE
 gpu = CudaDevice(PTX_MODULE)
 found = looked = 0
 buffer = (ctypes.c_uint32 * (64 * {MIB} // 4))()
-for address, size in _allocate_all(gpu, gpu.memory()[0] - 512 * {MIB}):
+for address, size in allocate_in_pieces(gpu, gpu.memory()[0] - 512 * {MIB}):
     for start in range(0, size - ctypes.sizeof(buffer) + 1, ctypes.sizeof(buffer)):
         gpu.read(buffer, address + start, ctypes.sizeof(buffer))
         found += bytes(buffer).count({PATTERN}.to_bytes(4, "little"))
