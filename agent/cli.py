@@ -26,24 +26,19 @@ import aiohttp
 from agent import AGENT_VERSION
 from agent.daemon import Agent, AgentOptions
 from agent.diagnostics import nvidia_smi
-from agent.diagnostics.runner import BUILTIN_TOOLS, plant_fault
+from agent.diagnostics.runner import BUILTIN_TOOLS
 from agent.gpu.nvml_reader import GpuReadError, NvmlGpuReader
 from agent.gpu.reader import GpuInventory, GpuReader
-from agent.gpu.simulated_reader import (
-    GEOMETRY_FAULTS,
-    SimulatedGpuReader,
-    SimulationError,
-    parse_mig,
-    parse_models,
-    plant_stray,
-    plant_xid,
-)
+from agent.gpu.simulated_faults import GEOMETRY_FAULTS, plant_fault, plant_stray, plant_xid
+from agent.gpu.simulated_models import SimulationError, parse_mig, parse_models
+from agent.gpu.simulated_reader import SimulatedGpuReader
 from agent.host import thread_pool
 from agent.host.addresses import local_address_towards
+from agent.host.durable_files import StateFolderError, write_text
 from agent.host.shutdown import run_and_exit
-from agent.host.state import StateFolder, StateFolderError, write_text
+from agent.host.state import StateFolder
 from agent.isolation.cgroups import MAX_PROCESSES_PER_RUN, Cgroups
-from agent.isolation.launchers import abstract_socket_note, choose_launcher, socket_family_note
+from agent.isolation.launcher_choice import abstract_socket_note, choose_launcher, socket_family_note
 from agent.isolation.team_users import MAX_UID, MIN_UID, UidRange
 from agent.isolation.workload_network import NETWORK_MODES, checked_private_network, open_network
 from agent.protocol import SampleRow

@@ -18,14 +18,16 @@ from agent.diagnostics.runner import DiagnosticRunner
 from agent.gpu.geometry_changes import GeometryChanges
 from agent.gpu.handover import HandoverCheck
 from agent.gpu.reader import GpuInventory, GpuReader, GpuReadError
+from agent.host import offered_environment
 from agent.host.blocking_call import CallTimeout
+from agent.host.clock import boot_id, boottime
+from agent.host.durable_files import log_disk_errors
 from agent.host.shutdown import FINAL_WRITE_SECONDS, cancel_tasks
-from agent.host.state import StateFolder, boot_id, log_disk_errors
+from agent.host.state import StateFolder
 from agent.isolation.launchers import Launcher
 from agent.monitoring import HostMonitor
 from agent.protocol import Desired, RunWanted
 from agent.runs.disk_pressure import DiskPressure
-from agent.runs.local_run import boottime
 from agent.runs.manager import RunManager
 from agent.runs.reconcile import (
     Action,
@@ -41,7 +43,6 @@ from agent.runs.reconcile import (
 from agent.server.connection import FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS, SyncConnection, join_pool
 from agent.server.reporting import ServerReporter, build_inventory
 from agent.server.workspace_streams import WorkspaceStreams
-from agent.storage import home_usage_reader
 
 log = logging.getLogger("agent")
 
@@ -94,7 +95,7 @@ class Agent:
         self._geometries = GeometryChanges(state, meter, hardware, runs.locks_folder, self._take_over)
         self._isolation_notes = notes
         self._hardware = hardware
-        offered = home_usage_reader.offered_environment(runs.exposed)
+        offered = offered_environment.offered_environment(runs.exposed)
         here = build_inventory(hardware, launcher, meter, notes, offered, runs, options.diagnostics)
         self.news = ServerReporter(state, runs, here, self._diagnostics, self._geometries)
         self._watch = HostMonitor(

@@ -13,7 +13,7 @@ from typing import Any
 from agent.gpu.reader import GpuReader, HardwareEvent, UnitUse
 from agent.gpu.stray_processes import STRAY_ENDED_CODE, StrayTracker, WorkloadContext, ended_by_gpu
 from agent.host import processes
-from agent.host.state import log_disk_errors
+from agent.host.durable_files import log_disk_errors
 from agent.notebook import activity_probe
 from agent.notebook.background_activity import is_kernel
 from agent.protocol import SampleRow

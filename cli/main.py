@@ -7,17 +7,34 @@ import sys
 
 import click
 
-from cli.commands import account, fleet, health_rules, hosts, queue, quotas, reservations, workloads
+from cli.commands import (
+    account,
+    fleet,
+    gpus,
+    health_rules,
+    hosts,
+    jobs,
+    maintenance,
+    notebooks,
+    queue,
+    quotas,
+    reservations,
+    workloads,
+)
 from cli.errors import EXIT_UNREACHABLE, EXIT_USAGE, CliError
 from cli.session import cli
 
 COMMAND_MODULES = (
+    notebooks,
+    jobs,
     workloads,
     queue,
     reservations,
     quotas,
     fleet,
     hosts,
+    gpus,
+    maintenance,
     health_rules,
     account,
 )  # each has put its commands into ``cli``

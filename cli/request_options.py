@@ -8,8 +8,8 @@ import click
 
 from cli.client import ApiClient
 from cli.errors import CliError
-from cli.formatting import ComputeCapabilityType, CoresType, DurationType, MemoryType, TimestampType
 from cli.lookup import find_by_id_or_name
+from cli.param_types import ComputeCapabilityType, CoresType, DurationType, MemoryType, TimestampType
 from cli.session import CliSession, CommandFunction
 
 DURATION_TYPE, TIMESTAMP_TYPE = DurationType(), TimestampType()

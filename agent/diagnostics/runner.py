@@ -22,11 +22,12 @@ from typing import Any
 
 from agent.gpu.conditions import RECOVERY_ACTIONS, Condition
 from agent.gpu.reader import GpuInventory, GpuReadError
-from agent.gpu.simulated_reader import FAULTS_FILE, require_simulated_gpu
+from agent.gpu.simulated_faults import FAULTS_FILE
 from agent.host import gpu_locks, processes
+from agent.host.durable_files import read_json, write_json
 from agent.host.gpu_locks import SLOTS_PER_GPU, SlotClaim
 from agent.host.shutdown import cancel_tasks
-from agent.host.state import StateFolder, read_json, write_json
+from agent.host.state import StateFolder
 from agent.protocol import CheckSeen, DiagnosticSeen, DiagnosticWanted, GpuSeen, parse
 
 log = logging.getLogger("agent.diagnostics.runner")
@@ -309,12 +310,3 @@ def _send_signal(pid: int, number: signal.Signals) -> None:
         os.killpg(pid, number)
     except ProcessLookupError:
         return
-
-
-def plant_fault(folder: Path, gpu: int, fault: str) -> None:
-    """Have the diagnostics of a simulated GPU find ``fault`` (memory, bandwidth, arithmetic) from now on; '' for nothing.
-
-    Raises StateError.
-    """
-    require_simulated_gpu(folder, gpu)
-    write_json(folder / FAULTS_FILE, {**(read_json(folder / FAULTS_FILE) or {}), str(gpu): fault})

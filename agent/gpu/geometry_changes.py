@@ -15,8 +15,9 @@ from pathlib import Path
 
 from agent.gpu.mig import ReshapeOutcome
 from agent.gpu.reader import GpuInventory, GpuReader, GpuReadError
+from agent.host.durable_files import read_json, write_json
 from agent.host.shutdown import cancel_tasks
-from agent.host.state import StateFolder, read_json, write_json
+from agent.host.state import StateFolder
 from agent.protocol import GeometrySeen, GeometryWanted, GpuSeen, parse
 
 log = logging.getLogger("agent.gpu.geometry_changes")

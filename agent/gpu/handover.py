@@ -13,7 +13,7 @@ from pathlib import Path
 
 from agent.gpu.reader import GpuProcess, GpuReadError
 from agent.gpu.stray_processes import is_system_service
-from agent.host.state import StateFolderError, read_json_or_raise, write_json
+from agent.host.durable_files import StateFolderError, read_json_or_raise, write_json
 from agent.protocol import SampleRow
 
 MEMORY_TOLERANCE_MIB = 256  # what drivers keep or give back by themselves

@@ -11,7 +11,7 @@ import logging
 from pathlib import Path
 
 from agent.gpu.reader import HardwareEvent
-from agent.host.state import read_json, write_json
+from agent.host.durable_files import read_json, write_json
 from agent.protocol import Health, ProtocolError, parse
 
 log = logging.getLogger("agent.gpu.health_events")

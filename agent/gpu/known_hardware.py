@@ -12,7 +12,7 @@ from typing import Any
 
 from agent.gpu.kernel_log import same_device
 from agent.gpu.reader import GpuInventory
-from agent.host.state import log_disk_errors, read_json, write_json
+from agent.host.durable_files import log_disk_errors, read_json, write_json
 from agent.protocol import GpuSeen, MigProfileSeen, ProtocolError, parse
 
 

@@ -17,7 +17,7 @@ from agent.gpu import conditions, kernel_log, mig
 from agent.gpu.known_hardware import HardwareCache, with_lost_gpus
 from agent.gpu.mig import ReshapeOutcome
 from agent.gpu.reader import GpuInventory, GpuProcess, GpuReadError, HardwareEvent, UnitUse
-from agent.host.state import boot_id
+from agent.host.clock import boot_id
 from agent.protocol import GeometryPart, GpuSeen, MigProfileSeen, SampleRow, parse
 
 __all__ = ["GpuReadError", "NvmlGpuReader"]

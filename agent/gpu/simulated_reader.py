@@ -11,9 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-import re
 import time
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,196 +19,24 @@ from typing import Any
 
 from agent.gpu import mig
 from agent.gpu.reader import GpuInventory, GpuProcess, HardwareEvent, UnitUse
+from agent.gpu.simulated_faults import FAULTS_FILE, GEOMETRY_FAULTS, STRAYS_FILE
+from agent.gpu.simulated_models import (
+    SIMULATED_MODELS,
+    SimulatedModel,
+    mig_profiles_of,
+    simulated_gpu_uuid,
+    simulated_gpus,
+)
 from agent.host import processes
+from agent.host.durable_files import read_json, write_json
 from agent.host.gpu_locks import SLOTS_PER_GPU
-from agent.host.state import StateFolderError, read_json, write_json
-from agent.protocol import GeometryPart, GpuSeen, MigProfileSeen, SampleRow, UnitSeen
+from agent.protocol import GeometryPart, GpuSeen, SampleRow, UnitSeen
 
 GEOMETRIES_FILE = "simulated_geometries.json"
-FAULTS_FILE = "diagnostic_faults.json"  # what was planted: what the next diagnostic finds, or what the driver says to another geometry
 MIG_STEP_SECONDS = 0.05  # that a simulated driver takes for each instance
-GPU_UUID_NAMESPACE = uuid.UUID("5b0d0b5a-6f1e-4c1e-9d57-7d6a3f1c2b10")
-MAX_GPUS = 64
-COMPUTE_SLICES = 7
 ROOM_TEMPERATURE_C = 27.0
-STRAYS_FILE = "planted_strays.json"
 TEMPERATURE_LAG_SECONDS = 40.0
 CONTEXT_MIB = 520  # what a process that opened the GPU takes at once
-
-
-@dataclass(frozen=True)
-class SimulatedModel:
-    """Public figures of one model (NVIDIA data sheets): memory, watts when idle and at most, boost clock, generation."""
-
-    memory_mib: int
-    idle_w: float
-    most_w: float
-    clock_mhz: int
-    compute_capability: int
-    nvlinks: int  # of a board on switches, as HGX boards have them; 0: PCIe alone
-    pcie_generation: int
-    mig_gb: tuple[int, ...] = ()  # of its MIG profiles, in the order of PROFILES; empty: it can't be split
-
-
-SIMULATED_MODELS = {
-    "H200-141GB": SimulatedModel(143771, 76, 700, 1980, 90, 18, 5, (18, 35, 35, 71, 71, 141)),
-    "H100-80GB": SimulatedModel(81559, 70, 700, 1980, 90, 18, 5, (10, 20, 20, 40, 40, 80)),
-    "A100-80GB": SimulatedModel(81920, 62, 400, 1410, 80, 12, 4, (10, 20, 20, 40, 40, 80)),
-    "A100-40GB": SimulatedModel(40960, 52, 400, 1410, 80, 12, 4, (5, 10, 10, 20, 20, 40)),
-    "L40S-48GB": SimulatedModel(46068, 35, 350, 2520, 89, 0, 4),
-    "L4-24GB": SimulatedModel(23034, 12, 72, 2040, 89, 0, 4),
-    "V100-32GB": SimulatedModel(32768, 40, 300, 1530, 70, 6, 3),
-    "T4-16GB": SimulatedModel(15360, 10, 70, 1590, 75, 0, 3),
-}
-# Compute slices, memory slices and where an instance may begin (NVIDIA's MIG user guide, "Supported MIG profiles").
-MIG_PROFILES: tuple[tuple[int, int, tuple[int, ...]], ...] = (
-    (1, 1, (0, 1, 2, 3, 4, 5, 6)),
-    (1, 2, (0, 2, 4, 6)),
-    (2, 2, (0, 2, 4)),
-    (3, 4, (0, 4)),
-    (4, 4, (0,)),
-    (7, 8, (0,)),
-)
-# What a driver may say to another geometry, by the word with which it is planted.
-GEOMETRY_FAULTS = {
-    "geometry-in-use": "a process still uses the GPU (planted)",
-    "geometry-not-permitted": "the agent may not do that: it has to run as root (planted)",
-    "geometry-reset": "the GPU needs a reset first (planted)",
-}
-
-
-class SimulationError(ValueError):
-    """An argument that describes no possible host; the message says what is allowed."""
-
-
-def parse_models(text: str) -> list[str]:
-    """ "8xH100-80GB" or "4xH100-80GB,4xA100-40GB" as one model per GPU. Raises SimulationError."""
-    models: list[str] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,4})x([A-Za-z0-9-]+)\s*", part)
-        if match is None:
-            raise SimulationError(f"--simulate: {part!r} is not COUNTxMODEL, like 8xH100-80GB")
-        count, model = int(match[1]), match[2]
-        if model not in SIMULATED_MODELS:
-            raise SimulationError(f"--simulate: no model {model!r}; known are {', '.join(SIMULATED_MODELS)}")
-        models += [model] * count
-    if not 1 <= len(models) <= MAX_GPUS:
-        raise SimulationError(f"--simulate: {len(models)} GPUs; a host has 1 to {MAX_GPUS}")
-    return models
-
-
-def parse_mig(text: str, models: list[str]) -> dict[int, list[str]]:
-    """ "0:7x1g.10gb" or "0:2x3g.40gb,1:3x2g.20gb+1x1g.10gb" as profiles per GPU index. Raises SimulationError."""
-    slices: dict[int, list[str]] = {}
-    for part in filter(None, (piece.strip() for piece in text.split(","))):
-        match = re.fullmatch(r"(\d{1,3}):(.+)", part)
-        if match is None:
-            raise SimulationError(f"--simulate-mig: {part!r} is not GPU:COUNTxPROFILE, like 0:7x1g.10gb")
-        index = int(match[1])
-        if index >= len(models):
-            raise SimulationError(
-                f"--simulate-mig: GPU {index} in {part!r}; the host has 0 to {len(models) - 1}"
-            )
-        if index in slices:
-            raise SimulationError(f"--simulate-mig: GPU {index} is named twice")
-        slices[index] = _parse_profiles(match[2], part, models[index])
-    return slices
-
-
-def _parse_profiles(text: str, part: str, model: str) -> list[str]:
-    profiles: list[str] = []
-    for piece in text.split("+"):
-        match = re.fullmatch(r"([1-7])x(([1-7])g\.(\d{1,3})gb)", piece.strip())
-        if match is None:
-            raise SimulationError(
-                f"--simulate-mig: {piece!r} in {part!r} is not COUNTxPROFILE, like 7x1g.10gb"
-            )
-        profiles += [match[2]] * int(match[1])
-    if SIMULATED_MODELS[model].compute_capability not in (80, 90):
-        raise SimulationError(f"--simulate-mig: {model} in {part!r} has no MIG")
-    compute = sum(_compute_slices_of(profile) for profile in profiles)
-    memory = sum(_memory_gb_of(profile) for profile in profiles)
-    if compute > COMPUTE_SLICES:
-        raise SimulationError(f"--simulate-mig: {part!r} takes {compute} of {COMPUTE_SLICES} compute slices")
-    if memory * 1000 > SIMULATED_MODELS[model].memory_mib * 1.049:
-        raise SimulationError(f"--simulate-mig: {part!r} takes {memory} GB of {model}")
-    return profiles
-
-
-def _compute_slices_of(profile: str) -> int:
-    return int(profile[0])
-
-
-def _memory_gb_of(profile: str) -> int:
-    return int(profile[3:-2])
-
-
-def mig_profiles_of(model: str) -> list[MigProfileSeen]:
-    """What a board of this model can be split into."""
-    return [
-        MigProfileSeen(f"{slices}g.{gb}gb", slices, _instance_mib(gb), len(starts), size, list(starts))
-        for gb, (slices, size, starts) in zip(SIMULATED_MODELS[model].mig_gb, MIG_PROFILES, strict=False)
-    ]
-
-
-def _instance_mib(gigabytes: int) -> int:
-    return int(gigabytes * 1024 * 0.95)
-
-
-def simulated_gpu_uuid(host: str, index: int) -> str:
-    return f"GPU-{uuid.uuid5(GPU_UUID_NAMESPACE, f'{host}/{index}')}"
-
-
-def simulated_gpus(host: str, models: list[str], slices: dict[int, list[str]]) -> list[GpuSeen]:
-    return [_gpu(host, index, models, slices.get(index, [])) for index in range(len(models))]
-
-
-def _numa_node(index: int, count: int) -> int:
-    return 0 if index < (count + 1) // 2 else 1
-
-
-def _topology_between(one: int, other: int, models: list[str]) -> str:
-    """How two GPUs of a host reach each other: boards of one model over the switches of their baseboard, others over PCIe."""
-    if models[one] == models[other] and SIMULATED_MODELS[models[one]].nvlinks:
-        return "NVLink"
-    same = _numa_node(one, len(models)) == _numa_node(other, len(models))
-    return "one NUMA node" if same else "across NUMA nodes"
-
-
-def _gpu(host: str, index: int, models: list[str], profiles: list[str]) -> GpuSeen:
-    model, count = models[index], len(models)
-    board = SIMULATED_MODELS[model]
-    name = simulated_gpu_uuid(host, index)
-    linked = bool(board.nvlinks) and models.count(model) > 1
-    switched = [
-        each for each in dict.fromkeys(models) if SIMULATED_MODELS[each].nvlinks and models.count(each) > 1
-    ]
-    units = [UnitSeen(name, "", 0, SLOTS_PER_GPU, board.memory_mib)] if not profiles else []
-    first = 0
-    for number, profile in enumerate(profiles):
-        slots = SLOTS_PER_GPU * _compute_slices_of(profile) // COMPUTE_SLICES
-        instance = f"MIG-{uuid.uuid5(GPU_UUID_NAMESPACE, f'{host}/{index}/{number}/{profile}')}"
-        memory = _instance_mib(_memory_gb_of(profile))
-        units.append(UnitSeen(instance, profile, first, slots, memory))
-        first += slots
-    return GpuSeen(
-        index=index,
-        uuid=name,
-        model=model,
-        memory_mib=board.memory_mib,
-        compute_capability=board.compute_capability,
-        nvlink_group=switched.index(model) if linked else None,
-        numa_node=_numa_node(index, count),
-        pci_bus_id=f"00000000:{0x10 + index * 8:02X}:00.0",
-        units=units,
-        links={
-            simulated_gpu_uuid(host, other): _topology_between(index, other, models)
-            for other in range(count)
-            if other != index
-        },
-        pcie=f"x16 of x16, up to generation {board.pcie_generation}",
-        nvlinks=board.nvlinks if linked else None,
-    )
 
 
 class SimulatedMigGpu:
@@ -432,30 +258,3 @@ def _advance_sensors(course: _UnitHistory, power: float, board: SimulatedModel, 
     elif course.at is None:
         course.temperature_c = target
     course.at = now
-
-
-def require_simulated_gpu(folder: Path, gpu: int) -> None:
-    """Raises StateFolderError where no agent with simulated GPUs has this state folder, or its host has no GPU of this index."""
-    gpus = read_json(folder / "simulated.json")
-    if gpus is None:
-        raise StateFolderError(f"--state: {folder} is not the state folder of an agent with simulated GPUs")
-    if not 0 <= gpu < len(gpus):
-        raise StateFolderError(f"--gpu: {gpu} is not one of 0 to {len(gpus) - 1}")
-
-
-def plant_stray(folder: Path, gpu: int, pid: int) -> None:
-    """Have a simulated agent find this real process on a GPU. Raises StateFolderError."""
-    require_simulated_gpu(folder, gpu)
-    process = processes.read_process(pid)
-    if process is None:
-        raise StateFolderError(f"--pid: {pid} is not a process of this machine")
-    entry = {"gpu": gpu, "pid": pid, "start_ticks": process.start_ticks}
-    write_json(folder / STRAYS_FILE, [*(read_json(folder / STRAYS_FILE) or []), entry])
-
-
-def plant_xid(folder: Path, gpu: int, code: int, now: float) -> str:
-    """Put a hardware event before a simulated agent; it reports it at its next look. Gives the event's id. Raises StateFolderError."""
-    require_simulated_gpu(folder, gpu)
-    event = uuid.uuid4().hex
-    write_json(folder / "planted" / f"{event}.json", {"gpu": gpu, "code": code, "ts": now})
-    return event

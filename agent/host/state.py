@@ -12,125 +12,29 @@ tools/             what is put into every workload's reach: the checkpoint comma
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import json
 import logging
 import os
-import pkgutil
 import secrets
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+
+from agent.host.durable_files import (
+    StateFolderError,
+    overwrite_in_place,
+    read_json_or_raise,
+    write_json,
+    write_text,
+)
+from agent.host.tool_files import install_tools
 
 log = logging.getLogger("agent.host.state")
 
 MAX_USED_GENERATIONS = 10_000
 MAX_STARTS = 16
 START_ID_LENGTH = 32  # characters
-# The modules of agent/shim, which lie in tools/shim as that package again: so a shim needs nothing of the installation.
-SHIM_MODULES = (
-    "__init__",
-    "guard",
-    "hook",
-    "libc",
-    "lifecycle_rules",
-    "log_writer",
-    "notice_server",
-    "process_tree",
-    "run_files",
-    "socket_filter",
-    "supervisor",
-    "workload_entry",
-)
-
-TOOL_FILES = (  # name in tools/, file of this package, mode
-    ("shim/__main__.py", "shim/__main__.py", 0o600),
-    ("shim/agent/__init__.py", "__init__.py", 0o600),
-    *((f"shim/agent/shim/{name}.py", f"shim/{name}.py", 0o600) for name in SHIM_MODULES),
-    ("bin/gpupool", "workload/gpupool.sh", 0o755),
-    ("python/gpupool_contract.py", "workload/contract.py", 0o644),
-    ("notebook/gpupool_notebook.py", "notebook/jupyterlab.py", 0o644),
-    ("notebook/gpupool_identity.py", "notebook/edge_identity.py", 0o644),
-)
-
-
-class StateFolderError(Exception):
-    """The state folder can't be used: says why in one line."""
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Atomic and durable: after a crash there is the old content or the new."""
-    write_text(path, json.dumps(value))
-
-
-def write_text(path: Path, text: str, mode: int = 0o600) -> None:
-    """Like ``write_json``, for text."""
-    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError:
-        new.unlink(missing_ok=True)
-        raise
-    os.replace(new, path)
-    fsync_folder(path.parent)
-
-
-def overwrite_in_place(path: Path, text: str) -> None:
-    """Into the room that a small file has already, which a full disk does not refuse; a crash in between may spoil it."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        os.pwrite(descriptor, text.encode(), 0)
-        os.ftruncate(descriptor, len(text.encode()))
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def fsync_folder(path: Path) -> None:
-    """Make renames and deletions in a folder durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def read_json(path: Path) -> Any:
-    """The value in ``path``, or None where there is no such file or it is not whole."""
-    try:
-        return json.loads(path.read_text())
-    except (FileNotFoundError, ValueError):
-        return None
-
-
-def read_json_or_raise(path: Path) -> Any:
-    """Like ``read_json``, for what holds a fence: only a file that is not there may count as nothing. Raises StateFolderError."""
-    value = read_json(path)
-    if value is None and path.exists():
-        raise StateFolderError(
-            f"{path} is damaged: what it kept is not known and must not count as nothing. Restore it from a copy"
-        )
-    return value
-
-
-def boot_id() -> str:
-    """Random per boot of the kernel: a new one proves that nothing of before runs any more."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-@contextlib.contextmanager
-def log_disk_errors(what: str) -> Iterator[None]:
-    """A full or broken disk is said, and does not end the agent: it keeps the leases of what runs."""
-    try:
-        yield
-    except OSError as error:
-        log.error("%s could not be written: %s", what, error)
 
 
 @dataclass
@@ -211,40 +115,8 @@ class StateFolder:
             write_text(self.edge, line)
 
     def install_tools(self) -> None:
-        """Put this version's tools where workloads reach them. Running workloads keep what they have opened. On a full disk all of
-        an earlier version's stay, and nothing starts by them (``lacks_tools``): a set of two versions would fit nobody."""
-        written: list[tuple[Path, Path]] = []
-        try:
-            for name, resource, mode in TOOL_FILES:
-                content = pkgutil.get_data("agent", resource)
-                if content is None:
-                    raise StateFolderError(
-                        f"this installation of the agent lacks {resource}: install it again"
-                    )
-                path = self.tools / name
-                if path.exists() and path.read_bytes() == content and path.stat().st_mode & 0o777 == mode:
-                    continue  # nothing to write: the agent comes back also on a full disk
-                path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
-                new = path.with_name(f".{path.name}.new")
-                written.append((new, path))
-                write_text(new, content.decode(), mode)
-                new.chmod(mode)
-        except OSError as error:
-            for new, _ in written:
-                new.unlink(missing_ok=True)
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            self.missing_tools_reason = str(error.strerror)
-            log.error(
-                "the tools of this version can't be laid out, and nothing starts before they are: %s",
-                error.strerror,
-            )
-            return
-        for new, path in written:
-            os.replace(new, path)
-            fsync_folder(path.parent)
-        (self.tools / "shim.py").unlink(missing_ok=True)  # of an earlier version; what runs by it has read it
-        self.missing_tools_reason = ""
+        """Put this version's tools where workloads reach them; ``missing_tools_reason`` says why that did not work."""
+        self.missing_tools_reason = install_tools(self.tools)
 
 
 class AgentStarts:

@@ -13,14 +13,14 @@ import fcntl
 import logging
 import os
 import pwd
-import stat
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agent.host.state import StateFolderError, read_json_or_raise, write_json
+from agent.host.durable_files import StateFolderError, read_json_or_raise, write_json
 from agent.storage import file_trees
+from agent.storage.file_trees import resolved_home
 
 log = logging.getLogger("agent.isolation.team_users")
 
@@ -187,17 +187,6 @@ def chown_run_folders(run: Path, user: int | None) -> None:
         os.chown(run / name, user, user)
     os.chown(run / "in", -1, user)
     os.chmod(run / "in", INBOX_FOLDER_MODE)
-
-
-def resolved_home(path: Path) -> Path | None:
-    """Where the home ``path`` leads: itself, or the target of a link that root made; None for anybody else's link."""
-    try:
-        seen = os.lstat(path)
-    except FileNotFoundError:
-        return path
-    if not stat.S_ISLNK(seen.st_mode):
-        return path
-    return path.resolve() if seen.st_uid == 0 else None
 
 
 @contextlib.contextmanager

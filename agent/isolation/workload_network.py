@@ -21,7 +21,6 @@ import os
 import queue
 import shutil
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -29,39 +28,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.host import processes
-from agent.host.state import boot_id, read_json, write_json
+from agent.host.clock import boot_id
+from agent.host.durable_files import read_json, write_json
+from agent.isolation.listening_sockets import ListeningSocket, listening_sockets, ports_to_close
+from agent.isolation.nft_rules import (
+    METADATA_NETWORKS,
+    WORKLOAD_NETWORK_PREFIX,
+    host_rules,
+    internet_rules,
+    nft_element,
+    nft_set_name,
+)
 from agent.isolation.team_users import UidRange
 
 log = logging.getLogger("agent.isolation.workload_network")
 
 NETWORK_MODES = ("private", "internet", "host")
-# Where clouds tell a machine its secrets. 169.254.169.254: AWS, Google, Azure, OpenStack, Oracle; 169.254.170.2 and .23: AWS tasks;
-# 168.63.129.16: Azure; 100.100.100.200: Alibaba; fd00:ec2::254: AWS; fd20:ce::254: Google. Each from that cloud's documentation.
-METADATA_NETWORKS = ("169.254.0.0/16", "168.63.129.16", "100.100.100.200")
-METADATA_ADDRESSES_IPV6 = ("fd00:ec2::254", "fd00:ec2::23", "fd20:ce::254", "fe80::a9fe:a9fe")
-# Not of the internet: RFC 1918, RFC 6598 (providers' own), RFC 3927 (one link), RFC 5771 (multicast), RFC 1112 (reserved).
-PRIVATE_NETWORKS = (
-    "10.0.0.0/8",
-    "172.16.0.0/12",
-    "192.168.0.0/16",
-    "100.64.0.0/10",
-    "169.254.0.0/16",
-    "224.0.0.0/4",
-    "240.0.0.0/4",
-)
 IP_FORWARD_FILE = Path("/proc/sys/net/ipv4/ip_forward")
 FORWARDING_RECORD = "forwarding.json"  # in the state folder: the boot of the host in which it did not forward before an agent came
-WORKLOAD_NETWORK_PREFIX = "10.213"  # of the pairs of interfaces, /30 each
 VETH_PAIR_COUNT = 1 << 14
 RULE_CHECK_SECONDS = 1.0
 COMMAND_TIMEOUT_SECONDS = 20
 NETNS_FOLDER = Path("/run/netns")
-TCP_LISTEN_STATE = "0A"  # a TCP socket's state in /proc/net/tcp; a bound UDP socket has 07
-ANY_4, ANY_6 = "0.0.0.0", "::"  # of who listens on every address
-LISTENER_TABLES = (("tcp", TCP_LISTEN_STATE), ("tcp6", TCP_LISTEN_STATE), ("udp", "07"), ("udp6", "07"))
-
-
-ListeningSocket = tuple[int, str, str, int]  # user, tcp or udp, address, port
 
 
 class NetworkSetupError(OSError):
@@ -294,7 +282,10 @@ def _enable_forwarding_rules(network: WorkloadNetwork, folder: Path, reach: Sequ
     """Have the host forward what workloads send, and what it forwarded before; why that does not work, or ''."""
     try:
         alone = not _was_forwarding_before(folder)
-        return network.install(internet_rules(network.key, _name_servers(), reach, alone=alone)) or _enable_ip_forward()
+        return (
+            network.install(internet_rules(network.key, _name_servers(), reach, alone=alone))
+            or _enable_ip_forward()
+        )
     except OSError as error:
         return str(error)
 
@@ -305,52 +296,6 @@ def _was_forwarding_before(folder: Path) -> bool:
     if IP_FORWARD_FILE.read_text().strip() == "0":
         write_json(record, {"boot_id": boot_id()})
     return (read_json(record) or {}).get("boot_id") != boot_id()
-
-
-def internet_rules(key: str, name_servers: Sequence[str], reach: Sequence[str], *, alone: bool) -> str:
-    """``alone``: nothing else of the host is forwarded."""
-    ours, anybodys = f'"gpn{key}*"', '"gpn*"'
-    names = [each for each in name_servers if ":" not in each]
-    ask = (
-        f"iifname {ours} ip daddr {{ {', '.join(names)} }} meta l4proto {{ tcp, udp }} th dport 53 accept"
-        if names
-        else ""
-    )
-    apart = [
-        str(each) for each in ipaddress.collapse_addresses(map(ipaddress.IPv4Network, reach))
-    ]  # nft takes no overlaps
-    named = f"iifname {ours} ip daddr {{ {', '.join(apart)} }} accept" if apart else ""
-    rest = f"meta nfproto ipv4 iifname != {anybodys} oifname != {anybodys} drop" if alone else ""
-    return f"""
-  chain input {{ type filter hook input priority -10; iifname {ours} drop; }}
-  chain forward {{ type filter hook forward priority -10;
-    iifname {ours} meta nfproto ipv6 drop
-    iifname {ours} ip daddr {{ {", ".join(METADATA_NETWORKS)}, 127.0.0.0/8, {WORKLOAD_NETWORK_PREFIX}.0.0/16 }} reject
-    {ask}
-    {named}
-    iifname {ours} ip daddr {{ {", ".join(PRIVATE_NETWORKS)} }} reject
-    oifname {ours} ct state established,related accept
-    oifname {ours} drop
-    {rest}
-  }}
-  chain nat {{ type nat hook postrouting priority 100; ip saddr {WORKLOAD_NETWORK_PREFIX}.0.0/16 oifname != {ours} masquerade; }}"""
-
-
-def host_rules(numbers: UidRange) -> str:
-    users = f"{numbers.first}-{numbers.last}"
-    return f"""
-  set closed_4 {{ type uid . inet_proto . ipv4_addr . inet_service; }}
-  set closed_6 {{ type uid . inet_proto . ipv6_addr . inet_service; }}
-  set closed_any_4 {{ type uid . inet_proto . inet_service; }}
-  set closed_any_6 {{ type uid . inet_proto . inet_service; }}
-  chain output {{ type filter hook output priority -10;
-    meta skuid {users} ip daddr {{ {", ".join(METADATA_NETWORKS)} }} reject
-    meta skuid {users} ip6 daddr {{ {", ".join(METADATA_ADDRESSES_IPV6)} }} reject
-    oifname "lo" meta skuid . meta l4proto . ip daddr . th dport @closed_4 reject
-    oifname "lo" meta skuid . meta l4proto . ip6 daddr . th dport @closed_6 reject
-    oifname "lo" meta nfproto ipv4 meta skuid . meta l4proto . th dport @closed_any_4 reject
-    oifname "lo" meta nfproto ipv6 meta skuid . meta l4proto . th dport @closed_any_6 reject
-  }}"""
 
 
 def _enable_ip_forward() -> str:
@@ -389,60 +334,6 @@ def _resolver_notes() -> list[str]:
 def _pair_address(number: int, which: int) -> str:
     value = number * 4 + which
     return f"{WORKLOAD_NETWORK_PREFIX}.{value >> 8}.{value & 255}"
-
-
-def listening_sockets() -> Iterable[ListeningSocket]:
-    """Every socket of this network that takes what others send."""
-    for name, state in LISTENER_TABLES:
-        try:
-            lines = Path(f"/proc/self/net/{name}").read_text().splitlines()[1:]
-        except OSError:
-            continue  # no IPv6 here
-        for line in lines:
-            fields = line.split()
-            if fields[3] == state:
-                address, port = fields[1].rsplit(":", 1)
-                yield int(fields[7]), name.removesuffix("6"), _parse_proc_address(address), int(port, 16)
-
-
-def ports_to_close(users: Iterable[int], listening: list[ListeningSocket]) -> set[ListeningSocket]:
-    """For each user the places on which somebody else listens, and not the user too.
-
-    By address: a port is not open to a user who listens on it at another address, nor closed to who listens there first.
-    """
-    own = set(listening)
-    closed = set()
-    for user in users:
-        for owner, kind, address, port in own:
-            if owner == user:
-                continue
-            closed.add((user, kind, address, port))
-            # Who listens on all of IPv6 may do so on all of IPv4; but not where the user has that port of IPv4.
-            has = {each for who, what, each, which in own if (who, what, which) == (user, kind, port)}
-            if address == ANY_6 and not any(":" not in each for each in has):
-                closed.add((user, kind, ANY_4, port))
-    return closed - own
-
-
-def _parse_proc_address(text: str) -> str:
-    """An address as /proc writes it: words of 32 bits in the order of this machine."""
-    words = [bytes.fromhex(text[at : at + 8]) for at in range(0, len(text), 8)]
-    raw = b"".join(word[::-1] if sys.byteorder == "little" else word for word in words)
-    if len(raw) == 4:
-        return str(ipaddress.IPv4Address(raw))
-    found = ipaddress.IPv6Address(raw)
-    return str(found.ipv4_mapped or found)
-
-
-def nft_set_name(closed: ListeningSocket) -> str:
-    address = closed[2]
-    return f"closed_{'any_' if address in (ANY_4, ANY_6) else ''}{6 if ':' in address else 4}"
-
-
-def nft_element(closed: ListeningSocket) -> str:
-    user, kind, address, port = closed
-    place = "" if address in (ANY_4, ANY_6) else f" . {address}"
-    return f"{user} . {kind}{place} . {port}"
 
 
 def _run_command(*command: str, given: str = "") -> str:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.host import processes
-from agent.host.state import log_disk_errors, read_json, write_json
+from agent.host.durable_files import log_disk_errors, read_json, write_json
 from agent.runs.hooks import SYSTEM_PATH
 from agent.runs.local_run import LocalRun
 from agent.runs.manager import MIN_FREE_BYTES, MIN_FREE_FILES, RunManager

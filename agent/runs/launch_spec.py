@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from agent.host.addresses import interface_of
 from agent.isolation.cgroups import CgroupLimits
-from agent.isolation.launchers import SandboxPaths, SandboxRequest, gpu_device_nodes, shim_entry_spec
+from agent.isolation.launcher_choice import shim_entry_spec
+from agent.isolation.launchers import SandboxPaths, SandboxRequest, gpu_device_nodes
 from agent.isolation.team_users import RunPlacement
 from agent.protocol import RunWanted
 from agent.runs import gangs

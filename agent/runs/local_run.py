@@ -10,12 +10,11 @@ import json
 import os
 import secrets
 import stat
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agent.host.state import write_json
+from agent.host.durable_files import write_json
 from agent.notebook.background_activity import BackgroundActivity
 from agent.protocol import RunSeen, RunWanted
 from agent.runs import log_reader
@@ -27,11 +26,6 @@ ORDER_FILE_BYTES, EXIT_FILE_BYTES = (
     4096,
 )  # of the room that is kept for a run's orders, and for how it ended
 LOG_MARK_BYTES = 40
-
-
-def boottime() -> float:
-    """Seconds on CLOCK_BOOTTIME: counts through sleep, never jumps."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 @dataclass

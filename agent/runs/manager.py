@@ -24,8 +24,10 @@ from typing import Any, TypeVar
 from agent.gpu.reader import GpuInventory
 from agent.host import gpu_locks, processes
 from agent.host.blocking_call import BlockingCall, CallTimeout
+from agent.host.clock import boot_id, boottime
+from agent.host.durable_files import log_disk_errors, read_json, write_json, write_text
 from agent.host.gpu_locks import SlotClaim
-from agent.host.state import StateFolder, boot_id, log_disk_errors, read_json, write_json, write_text
+from agent.host.state import StateFolder
 from agent.isolation import team_users
 from agent.isolation.cgroups import Cgroups
 from agent.isolation.launchers import Launcher
@@ -38,7 +40,6 @@ from agent.runs.local_run import (
     LocalRun,
     PendingStart,
     acknowledgement_identity,
-    boottime,
     is_socket,
     persisted_fields,
     read_acknowledgement,

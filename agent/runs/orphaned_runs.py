@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from agent.host import processes
-from agent.host.state import boot_id, read_json
+from agent.host.clock import boot_id, boottime
+from agent.host.durable_files import read_json
 from agent.isolation.cgroups import Cgroups
 from agent.runs.hooks import SYSTEM_PATH
-from agent.runs.local_run import LocalRun, boottime, write_exit_file
+from agent.runs.local_run import LocalRun, write_exit_file
 
 log = logging.getLogger("agent.runs.orphaned_runs")
 

@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from agent.host.state import StateFolder, boot_id
+from agent.host.clock import boot_id, boottime
+from agent.host.state import StateFolder
 from agent.protocol import (
     FRAMES_DOWN,
     JOIN_PATH,
@@ -34,7 +35,6 @@ from agent.protocol import (
     encode,
     parse,
 )
-from agent.runs.local_run import boottime
 from agent.server import host_key
 
 if TYPE_CHECKING:

@@ -68,7 +68,7 @@ def main(file: Path, text: bytes) -> str:
         PublicFormat,
     )
 
-    from agent.host.state import write_text
+    from agent.host.durable_files import write_text
 
     if not file.exists():
         made = Ed25519PrivateKey.generate().private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption())

@@ -14,7 +14,9 @@ from agent.diagnostics.runner import DiagnosticRunner
 from agent.gpu.geometry_changes import GeometryChanges
 from agent.gpu.health_events import HealthEventStore
 from agent.gpu.reader import GpuInventory, GpuReader, HardwareEvent
-from agent.host.state import StateFolder, boot_id, log_disk_errors, read_json
+from agent.host.clock import boot_id
+from agent.host.durable_files import log_disk_errors, read_json
+from agent.host.state import StateFolder
 from agent.isolation.launchers import Launcher
 from agent.protocol import (
     VERSION,

@@ -11,7 +11,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from agent.host.state import write_text
+from agent.host.durable_files import write_text
 from agent.protocol import ProtocolError, SampleBatch, SampleRow, parse
 
 MAX_SPOOL_BYTES = 64 << 20

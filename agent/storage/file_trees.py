@@ -147,3 +147,14 @@ def _run_program(*command: str) -> list[str]:
     """What the program complains of."""
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     return done.stderr.strip().splitlines() if done.returncode else []
+
+
+def resolved_home(path: Path) -> Path | None:
+    """Where the home ``path`` leads: itself, or the target of a link that root made; None for anybody else's link."""
+    try:
+        seen = os.lstat(path)
+    except FileNotFoundError:
+        return path
+    if not stat.S_ISLNK(seen.st_mode):
+        return path
+    return path.resolve() if seen.st_uid == 0 else None

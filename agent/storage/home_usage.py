@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agent.host.state import read_json, write_json, write_text
-from agent.isolation.team_users import resolved_home
+from agent.host.durable_files import read_json, write_json, write_text
 from agent.protocol import LARGEST_SIZE, LONGEST_HOME_NAME, MOST_HOMES
+from agent.storage.file_trees import resolved_home
 
 HOME_TIMEOUT_SECONDS = 60.0  # for one home: a larger one is known as "at least"
 ROUND_TIMEOUT_SECONDS = (

@@ -7,12 +7,10 @@ import asyncio
 import contextlib
 import json
 import logging
-import platform
 import sys
-from importlib import metadata
 from pathlib import Path
 
-from agent.protocol import LONGEST_PATH, MOST_EXPOSED, EnvironmentSeen, HomesSeen, ProtocolError, parse
+from agent.protocol import HomesSeen, ProtocolError, parse
 from agent.storage import home_usage
 
 log = logging.getLogger("agent.storage.home_usage_reader")
@@ -20,40 +18,6 @@ log = logging.getLogger("agent.storage.home_usage_reader")
 KILL_WAIT_SECONDS = 2.0  # for a process that is killed to be gone: one that hangs in a file system may stay
 MEASURE_TIMEOUT_SECONDS = home_usage.ROUND_TIMEOUT_SECONDS + 2 * home_usage.HOME_TIMEOUT_SECONDS
 RETRY_SECONDS = 5.0  # while another host measures the same homes for the first time
-# What people ask about before they choose where to run: looked up in the environment that notebooks run in.
-REPORTED_PACKAGES = (
-    "jupyterlab",
-    "jupyter-server",
-    "ipykernel",
-    "ipywidgets",
-    "numpy",
-    "scipy",
-    "pandas",
-    "polars",
-    "matplotlib",
-    "scikit-learn",
-    "xgboost",
-    "torch",
-    "torchvision",
-    "tensorflow",
-    "jax",
-    "cupy",
-    "numba",
-    "transformers",
-    "accelerate",
-)
-
-
-def offered_environment(exposed: list[Path]) -> EnvironmentSeen:
-    """What notebooks and jobs of this host find: the agent's own environment is theirs."""
-    packages = {}
-    for name in REPORTED_PACKAGES:
-        try:
-            packages[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue  # not offered here
-    paths = [str(path) for path in exposed if len(str(path)) <= LONGEST_PATH and str(path).isprintable()]
-    return EnvironmentSeen(python=platform.python_version(), packages=packages, exposed=paths[:MOST_EXPOSED])
 
 
 async def read_home_usage(

@@ -15,18 +15,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from unittest import mock
 
 import agent.daemon
+import agent.host.durable_files
 import agent.host.state
+import agent.host.tool_files
 import agent.monitoring
 import agent.runs.declared_load
 import agent.runs.local_run
 import agent.runs.manager
 import agent.runs.orphaned_runs
 import agent.server.reporting
-import agent.storage.home_usage_reader
+import agent.host.offered_environment
 from agent.daemon import Agent, AgentOptions
 from agent.gpu.simulated_reader import SimulatedGpuReader
+from agent.host.durable_files import read_json
 from agent.host.gpu_locks import HeldLocks
-from agent.host.state import StateFolder, read_json
+from agent.host.state import StateFolder
 from agent.isolation.cgroups import Cgroups
 from agent.isolation.launchers import PlainLauncher
 from agent.isolation.team_users import RunPlacement
@@ -186,7 +189,7 @@ class SimulatedShim:
 
     def _write(self, name: str, value: dict[str, Any]) -> None:
         if self.run.folder.exists():
-            agent.host.state.write_text(self.run.folder / name, json.dumps(value))
+            agent.host.durable_files.write_text(self.run.folder / name, json.dumps(value))
 
 
 class SimulatedRuns(RunManager):
@@ -203,7 +206,7 @@ class SimulatedRuns(RunManager):
         self.machine.spawn(run, wanted, [os.dup(each) for each in held.descriptors], alive)
 
     def _order(self, run: LocalRun, **said: Any) -> None:
-        agent.host.state.write_json(
+        agent.host.durable_files.write_json(
             run.folder / "order.json", {**(read_json(run.folder / "order.json") or {}), **said}
         )
 
@@ -475,7 +478,7 @@ def simulated_machines(world: SimulatedWorld) -> Iterator[None]:
 
     def write_json(path: Path, value: Any) -> None:
         here().written()
-        agent.host.state.write_text(path, json.dumps(value))
+        agent.host.durable_files.write_text(path, json.dumps(value))
         here().written()
 
     clock = types.SimpleNamespace(time=lambda: here().wall(), monotonic=lambda: here().boottime())
@@ -505,11 +508,13 @@ def simulated_machines(world: SimulatedWorld) -> Iterator[None]:
                 if hasattr(module, name):
                     stack.enter_context(mock.patch.object(module, name, value))
         stack.enter_context(mock.patch.object(agent.host.state, "write_json", write_json))
-        stack.enter_context(mock.patch.object(agent.host.state, "fsync_folder", lambda path: None))
+        stack.enter_context(mock.patch.object(agent.host.durable_files, "write_json", write_json))
+        stack.enter_context(mock.patch.object(agent.host.durable_files, "fsync_folder", lambda path: None))
+        stack.enter_context(mock.patch.object(agent.host.tool_files, "fsync_folder", lambda path: None))
         stack.enter_context(
             mock.patch.object(Trash, "throw", lambda trash, path: shutil.rmtree(path, ignore_errors=True))
         )
         stack.enter_context(
-            mock.patch.object(agent.storage.home_usage_reader, "offered_environment", lambda exposed: nothing)
+            mock.patch.object(agent.host.offered_environment, "offered_environment", lambda exposed: nothing)
         )
         yield

@@ -8,7 +8,8 @@ from urllib.parse import quote
 import click
 
 from cli import output
-from cli.formatting import DurationType, format_duration
+from cli.formatting import format_duration
+from cli.param_types import DurationType
 from cli.session import CliSession, cli, command
 
 ACTION_TYPE = click.Choice(["note", "warn", "quarantine_gpu", "cordon", "drain"])

@@ -11,45 +11,24 @@ import click
 
 from cli import output
 from cli.errors import EXIT_NOT_FOUND, CliError
-from cli.formatting import (
-    DurationType,
-    TimestampType,
-    format_cores,
-    format_gibibytes,
-    format_local_time,
-    relative_time,
+from cli.formatting import format_cores, format_gibibytes, format_local_time, relative_time
+from cli.host_group import (
+    PREVIEW_OPTION,
+    REASON_OPTION,
+    host,
+    host_path,
+    print_affected_workloads,
+    print_preview,
+    require_reason,
 )
 from cli.request_options import parse_pairs
 from cli.session import CliSession, cli, command
 
-REASON_OPTION = click.option("--why", default="", help="Shown to everybody, and kept in the record.")
 NETWORK_TEXTS = {
     "private": "only themselves",
     "internet": "the internet, nothing of the host",
     "host": "the host's",
 }
-RETURN_SYNONYMS = ("uncordon", "undrain", "resume")  # words of others for our return
-PREVIEW_OPTION = click.option("--preview", is_flag=True, help="Only show whom it touches, and until when.")
-
-
-class _HostGroup(click.Group):
-    """Says which verb brings a host back to whom another scheduler has taught another word for it."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] in RETURN_SYNONYMS:
-            raise click.UsageError(f"There is no {args[0]}: a host comes back with 'return'.", ctx)
-        return super().resolve_command(ctx, args)
-
-
-@cli.group(cls=_HostGroup)
-def host() -> None:
-    """One host: its GPUs, diagnostics, repair and maintenance."""
-
-
-def host_path(name: str, verb: str) -> str:
-    return f"hosts/{quote(name, safe='', errors='replace')}/{verb}/"
 
 
 @command(host, "show")
@@ -123,56 +102,6 @@ def _host_facts(row: dict[str, Any], now: datetime) -> list[tuple[str, Any]]:
 
 def _limits_text(agent: dict[str, Any]) -> list[str]:
     return [f"limits of {', '.join(agent['limits'])}"] if agent.get("limits") else []
-
-
-@command(host, "diagnostics")
-@click.argument("name")
-@click.option("--gpu", type=int, help="Only of this one, by its index.")
-def diagnostics(session: CliSession, name: str, gpu: int | None) -> None:
-    """What diagnostics of its GPUs found, the newest first, with each check and its numbers."""
-    rows = [row for row in session.client.pages(host_path(name, "diagnostics")) if gpu in (None, row["gpu"])]
-    if session.json:
-        return output.print_json(rows)
-    now = datetime.now().astimezone()
-    return output.print_table(
-        ("GPU", "when", "why", "by", "result", "check", "says", "numbers"),
-        (line for row in rows for line in _diagnostic_rows(row, now)),
-        "No diagnostic yet. Have it look: gpupool host diagnose NAME",
-    )
-
-
-def _diagnostic_rows(row: dict[str, Any], now: datetime) -> list[tuple[Any, ...]]:
-    """One line for each check; what it found as a whole on the first."""
-    tool = f"{row['tool']}{' (simulated)' if row['simulated'] and row['tool'] != 'simulated' else ''}"
-    head = (
-        row["gpu"],
-        relative_time(row["ended_at"] or row["created_at"], now),
-        row["why"].replace("_", " "),
-        tool,
-        row["state"],
-    )
-    said = {True: "passed", False: "failed", None: "measured"}
-    checks = [
-        (
-            each["name"],
-            " ".join(filter(None, [said[each["passed"]], each["detail"]])),
-            _format_numbers(each["numbers"]),
-        )
-        for each in row["checks"]
-    ]
-    if row["detail"] or not checks:
-        checks.insert(0, ("", row["detail"], ""))
-    blank = ("",) * len(head)
-    return [(*(head if at == 0 else blank), *check) for at, check in enumerate(checks)]
-
-
-def _format_numbers(numbers: dict[str, Any]) -> str:
-    return ", ".join(
-        f"{name.replace('_', ' ')} {value:,.6g}"
-        if isinstance(value, float)
-        else f"{name.replace('_', ' ')} {value}"
-        for name, value in numbers.items()
-    )
 
 
 @command(host, "events")
@@ -266,136 +195,6 @@ def _last_diagnostic(row: dict[str, Any], now: datetime) -> tuple[str, str, str]
         f"{last['state']}{simulated}",
         relative_time(last["ended_at"] or last["created_at"], now),
         last["detail"],
-    )
-
-
-@command(host, "diagnose")
-@click.argument("name")
-@click.option("--gpu", type=int, help="Its index; every GPU that nobody holds unless given.")
-@REASON_OPTION
-def diagnose(session: CliSession, name: str, gpu: int | None, why: str) -> None:
-    """Have it look at a GPU: memory, bandwidth, arithmetic. Passed, it comes back; failed, it is out."""
-    body: dict[str, Any] = {"why": why} | ({} if gpu is None else {"gpu": gpu})
-    rows = session.client.post(host_path(name, "diagnose"), body)
-    if session.json:
-        return output.print_json(rows)
-    listed = ", ".join(str(row["gpu"]) for row in rows)
-    return output.print_line(f"Being looked at: GPU {listed}. See: gpupool host health {name}")
-
-
-@command(host, "geometry")
-@click.argument("name")
-def geometry(session: CliSession, name: str) -> None:
-    """How its GPUs are split into MIG instances, what they can be, and what came of the last change."""
-    rows = session.client.get(host_path(name, "geometry"))
-    if session.json:
-        return output.print_json(rows)
-    return output.print_table(
-        ("GPU", "geometry", "can have", "last change", "says"),
-        (
-            (
-                row["gpu"],
-                row["geometry"] or "split, no instances",
-                ", ".join(f"{each['most']}x{each['name']}" for each in row["profiles"]) or "no other",
-                f"{last['after']}: {last['state']}" if (last := row["last_change"]) else "none",
-                last["detail"] if last else "",
-            )
-            for row in rows
-        ),
-        "No GPU reported.",
-    )
-
-
-@command(host, "change-geometry")
-@click.argument("name")
-@click.argument("gpu", type=int)
-@click.argument("wanted", metavar="GEOMETRY")
-@PREVIEW_OPTION
-@REASON_OPTION
-def change_geometry(session: CliSession, name: str, gpu: int, wanted: str, preview: bool, why: str) -> None:
-    """Split a GPU otherwise: GEOMETRY is whole, or such as 1x3g.40gb+4x1g.10gb. Its work leaves first."""
-    body = {"gpu": gpu, "geometry": wanted}
-    if preview:
-        found = session.client.post(host_path(name, "geometry/preview"), body)
-        if session.json:
-            return output.print_json(found)
-        output.print_line(
-            f"GPU {gpu} of {name}: {found['before'] or 'whole'} becomes {found['after'] or 'whole'}."
-        )
-        output.print_table(
-            ("workload", "team", "owner", "what happens", "gone at the latest"),
-            (
-                (
-                    w["name"],
-                    w["team"],
-                    w["owner"],
-                    "leaves" if w["leaves"] else "runs to its end",
-                    format_local_time(w["by"]),
-                )
-                for w in found["work"]
-            ),
-            "Nothing runs on it.",
-        )
-        begins = "at once" if found["free_by"] is None else f"by {format_local_time(found['free_by'])}"
-        unkept = f" Could not be kept without it: {', '.join(found['unkept'])}." if found["unkept"] else ""
-        return output.print_line(
-            f"Reservations bound to it: {found['reservations']}.{unkept} Its host begins {begins}."
-        )
-    row = session.client.post(host_path(name, "geometry"), {**body, "why": why})
-    said = f"GPU {gpu} of {name} takes nothing new and becomes {row['after']} once nothing holds it."
-    return (
-        output.print_json(row)
-        if session.json
-        else output.print_line(f"{said} See: gpupool host geometry {name}")
-    )
-
-
-@command(host, "withdraw-geometry")
-@click.argument("name")
-@click.argument("gpu", type=int)
-@REASON_OPTION
-def withdraw_geometry(session: CliSession, name: str, gpu: int, why: str) -> None:
-    """Leave a GPU as it is, while its host was not told yet."""
-    row = session.client.post(host_path(name, "geometry/withdraw"), {"gpu": gpu, "why": why})
-    output.print_json(row) if session.json else output.print_line(
-        f"GPU {gpu} of {name} stays {row['before']}."
-    )
-
-
-@command(host, "return-gpu")
-@click.argument("name")
-@click.argument("gpu", type=int)
-@REASON_OPTION
-def return_gpu(session: CliSession, name: str, gpu: int, why: str) -> None:
-    """A GPU back in service, whatever was found."""
-    _post_gpu_verb(session, name, "return-gpu", gpu, why)
-
-
-@command(host, "take-out-gpu")
-@click.argument("name")
-@click.argument("gpu", type=int)
-@REASON_OPTION
-def take_out_gpu(session: CliSession, name: str, gpu: int, why: str) -> None:
-    """A GPU out until it is returned; its work is stopped and starts elsewhere."""
-    _post_gpu_verb(session, name, "take-out-gpu", gpu, why)
-
-
-@command(host, "forget-gpu")
-@click.argument("name")
-@click.argument("uuid")
-@REASON_OPTION
-def forget_gpu(session: CliSession, name: str, uuid: str, why: str) -> None:
-    """A GPU that is missing is gone for good: it is listed no more."""
-    row = session.client.post(host_path(name, "forget-gpu"), {"gpu": uuid, "why": why})
-    output.print_json(row) if session.json else output.print_line(
-        f"GPU {row['gpu']} of {name} ({row['uuid']}) is listed no more."
-    )
-
-
-def _post_gpu_verb(session: CliSession, name: str, verb: str, gpu: int, why: str) -> None:
-    row = session.client.post(host_path(name, verb), {"gpu": gpu, "why": why})
-    output.print_json(row) if session.json else output.print_line(
-        f"GPU {gpu} of {name} is {row['repair_state']}."
     )
 
 
@@ -510,14 +309,6 @@ def _ensure_host(session: CliSession, name: str) -> dict[str, Any] | None:
     return found
 
 
-PREVIEW_TITLES = {
-    "cordon": "Cordon {}",
-    "drain": "Drain {}",
-    "return": "Return {} to service",
-    "revoke": "Revoke the credential of {}",
-    "off": "{} is powered off",
-    "maintenance": "Maintenance of {}",
-}
 VERB_PATHS = {"off": "attest-off"}
 DISRUPTIVE_VERBS = ("cordon", "drain", "revoke")
 
@@ -537,116 +328,3 @@ def _post_host_verb(session: CliSession, name: str, verb: str, why: str, preview
         if verb in DISRUPTIVE_VERBS and "still_there" in row
         else None
     )
-
-
-def print_preview(session: CliSession, name: str, body: dict[str, Any]) -> None:
-    found = session.client.post(host_path(name, "preview"), body)
-    if session.json:
-        return output.print_json(found)
-    output.print_line(f"{PREVIEW_TITLES[found['verb']].format(name)}: {found['text']}")
-    print_affected_workloads(found["work"])
-    if found["gpus"] is not None:
-        away = {"return": "come back to the pool", "maintenance": "are away meanwhile"}
-        output.print_line(f"GPUs that {away.get(found['verb'], 'leave the pool')}: {found['gpus']}.")
-    print_affected_reservations(found)
-    if found["last_end"]:
-        output.print_line(f"The last ends by {format_local_time(found['last_end'])} at the latest.")
-    return output.print_line("Nothing is changed; without --preview it is done.")
-
-
-def print_affected_workloads(rows: list[dict[str, Any]]) -> None:
-    output.print_table(
-        ("workload", "team", "owner", "what happens", "at the latest"),
-        (
-            (
-                w["name"],
-                w["team"],
-                w["owner"],
-                w["words"],
-                format_local_time(w["by"]) if w["by"] else "at once",
-            )
-            for w in rows
-        ),
-        "Nothing runs on it.",
-    )
-
-
-def print_affected_reservations(found: dict[str, Any]) -> None:
-    if found["reservations"]:
-        listed = ", ".join(
-            f"{r['name']} ({r['team']}, until {format_local_time(r['end'])})" for r in found["reservations"]
-        )
-        output.print_line(f"Reservations on its GPUs, which get others: {listed}.")
-    if found.get("unkept"):
-        listed = ", ".join(
-            f"{r['name']} ({r['team']}, from {format_local_time(r['start'])})" for r in found["unkept"]
-        )
-        output.print_line(f"Coming reservations that could not be kept: {listed}.")
-    elif found.get("unkept") is not None:
-        output.print_line("Every coming reservation can be kept without it.")
-
-
-def require_reason(why: str, preview: bool) -> None:
-    if not why and not preview:
-        raise click.UsageError("Give the reason: --why.")
-
-
-@command(host, "maintenance")
-@click.argument("name")
-@click.option("--start", type=TimestampType(), required=True, help="Such as 'tomorrow 08:00'.")
-@click.option("--end", type=TimestampType(), required=True)
-@click.option(
-    "--why",
-    default="",
-    help="Shown to everybody; owners of what it touches are told. Needed, but for --preview.",
-)
-@PREVIEW_OPTION
-def maintenance(session: CliSession, name: str, start: str, end: str, why: str, preview: bool) -> None:
-    """Announce a window in which it is away: nothing is planned into it."""
-    require_reason(why, preview)
-    if preview:
-        return print_preview(session, name, {"verb": "maintenance", "start": start, "end": end})
-    row = session.client.post(host_path(name, "maintenance"), {"start": start, "end": end, "why": why})
-    if session.json:
-        return output.print_json(row)
-    output.print_line(
-        f"{name} is away from {format_local_time(row['start'])} to {format_local_time(row['end'])}: nothing is planned into it."
-    )
-    if "work" in row:  # an older portal does not say
-        print_affected_workloads(row["work"])
-        print_affected_reservations({**row, "verb": "maintenance"})
-        output.print_line(f"Take it back with: gpupool host cancel-maintenance {name} {row['id']}")
-    return None
-
-
-@command(host, "cancel-maintenance")
-@click.argument("name")
-@click.argument("window", type=int)
-@REASON_OPTION
-def cancel_maintenance(session: CliSession, name: str, window: int, why: str) -> None:
-    """Take an announced window back; its number is in: gpupool host health NAME"""
-    row = session.client.post(host_path(name, "maintenance/cancel"), {"window": window, "why": why})
-    output.print_json(row) if session.json else output.print_line(
-        f"The window from {format_local_time(row['start'])} is taken back."
-    )
-
-
-@command(cli, "repair-policy")
-@click.argument("pool")
-@click.option("--strays", "stray_action", type=click.Choice(["report", "warn", "end"]))
-@click.option(
-    "--tool",
-    "diagnostic_tool",
-    help="auto, own, dcgm, or a name that its hosts have for their operator's own.",
-)
-@click.option("--deadline", "diagnostic_seconds", type=DurationType(), help="For one GPU, such as 10m.")
-@click.option("--idle-every", "diagnose_every_hours", type=int, help="Hours; 0: never.")
-@click.option("--after-quarantine/--not-after-quarantine", "diagnose_after_quarantine", default=None)
-def repair_policy(session: CliSession, pool: str, **given: Any) -> None:
-    """What a pool does by itself about processes of no workload and GPUs that are not to be trusted."""
-    path = f"pools/{quote(pool, safe='', errors='replace')}/repair-policy/"
-    change = {name: value for name, value in given.items() if value is not None}
-    row = session.client.put(path, change) if change else session.client.get(path)
-    if session.json:
-        return output.print_json(row)
-    return output.print_facts([(name.replace("_", " "), str(value)) for name, value in row.items()])

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from agent.host import processes
-from agent.host.state import read_json
+from agent.host.durable_files import read_json
 from agent.isolation.cgroups import Cgroups
 from agent.isolation.workload_network import NETNS_FOLDER, network_key
 from agent.protocol import RunWanted

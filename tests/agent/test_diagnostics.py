@@ -15,14 +15,16 @@ from pathlib import Path
 import pytest
 
 from agent import cli
-from agent.diagnostics.gpu_check import parse_dcgm_results
+from agent.diagnostics.dcgm import parse_dcgm_results
 from agent.diagnostics.ptx_kernels import PTX_MODULE
-from agent.diagnostics.runner import DiagnosticRunner, plant_fault
+from agent.diagnostics.runner import DiagnosticRunner
 from agent.gpu.conditions import Condition
 from agent.gpu.reader import GpuInventory
+from agent.gpu.simulated_faults import plant_fault
 from agent.host import gpu_locks, processes
+from agent.host.durable_files import write_json
 from agent.host.gpu_locks import SlotClaim
-from agent.host.state import StateFolder, write_json
+from agent.host.state import StateFolder
 from agent.protocol import DiagnosticSeen, DiagnosticWanted, GpuSeen, UnitSeen
 from tests.agent.conftest import MakeAgent, job
 from tests.agent.fake_edge import FakeEdge

@@ -13,7 +13,7 @@ import pytest
 from agent.gpu import handover
 from agent.gpu.handover import HandoverCheck
 from agent.gpu.reader import GpuProcess, GpuReadError
-from agent.gpu.simulated_reader import plant_stray
+from agent.gpu.simulated_faults import plant_stray
 from agent.host import gpu_locks
 from agent.host.gpu_locks import SlotClaim
 from agent.host.state import Generations

@@ -18,7 +18,8 @@ from types import SimpleNamespace
 import pytest
 
 from agent.host import processes
-from agent.host.state import StateFolder, read_json
+from agent.host.durable_files import read_json
+from agent.host.state import StateFolder
 from agent.protocol import DiagnosticWanted, GeometryPart, GeometryWanted
 from agent.runs import disk_pressure
 from agent.runs.disk_pressure import (

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from agent.diagnostics.runner import plant_fault
 from agent.gpu import mig
-from agent.gpu.simulated_reader import SimulatedMigGpu, mig_profiles_of
+from agent.gpu.simulated_faults import plant_fault
+from agent.gpu.simulated_models import mig_profiles_of
+from agent.gpu.simulated_reader import SimulatedMigGpu
 from agent.host import gpu_locks
+from agent.host.durable_files import read_json
 from agent.host.gpu_locks import SlotClaim
-from agent.host.state import read_json
 from agent.protocol import GeometryPart, GeometrySeen, GeometryWanted
 from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from agent.host import gpu_locks, processes
+from agent.host.durable_files import read_json
 from agent.host.gpu_locks import SlotClaim, SlotsLocked
-from agent.host.state import read_json
 from agent.isolation.cgroups import Cgroups
 from agent.runs.local_run import LocalRun
 from agent.runs.orphaned_runs import OrphanedRuns

@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from agent.host import offered_environment
 from agent.protocol import FRAMES_UP, HomeSeen, Observed, decode
 from agent.storage import home_usage, home_usage_reader
 from tests.agent.conftest import MakeAgent, job
@@ -244,7 +245,7 @@ async def test_an_agent_says_which_homes_there_are_and_what_its_environment_offe
     assert environment.exposed == [str(data)]
     assert environment.packages["jupyterlab"] == metadata.version("jupyterlab")
     installed = {each.metadata["Name"].lower().replace("_", "-") for each in metadata.distributions()}
-    assert environment.packages.keys() == installed & set(home_usage_reader.REPORTED_PACKAGES)
+    assert environment.packages.keys() == installed & set(offered_environment.REPORTED_PACKAGES)
     # Said once: the frames after it are as small as before.
     heard = len(edge.observed)
     await edge.until(lambda: len(edge.observed) >= heard + 3)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent.host import processes
-from agent.host.state import read_json
+from agent.host.durable_files import read_json
 from agent.runs.hooks import UnsafeHookError, checked_hook_program
 from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge

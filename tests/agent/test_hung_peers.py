@@ -17,10 +17,10 @@ import pytest
 from agent.gpu.nvml_reader import NvmlGpuReader
 from agent.gpu.reader import GpuInventory, GpuReadError
 from agent.host.blocking_call import CallTimeout
+from agent.host.clock import boottime
 from agent.host.state import StateFolder
 from agent.isolation.launchers import PlainLauncher
 from agent.isolation.team_users import OwnershipChangeInProgress, TeamUsers, UidRange
-from agent.runs.local_run import boottime
 from agent.runs.manager import RunManager
 from agent.server import connection, workspace_streams
 from agent.server.workspace_streams import WorkspaceStreams

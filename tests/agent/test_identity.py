@@ -10,7 +10,8 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from agent.host.state import MAX_STARTS, AgentStarts, read_json
+from agent.host.durable_files import read_json
+from agent.host.state import MAX_STARTS, AgentStarts
 from agent.server import host_key
 from tests.agent.conftest import AgentProcess, MakeAgent
 from tests.agent.fake_edge import TOKEN, FakeEdge

@@ -14,14 +14,9 @@ from pathlib import Path
 import pytest
 
 from agent.host import processes
-from agent.isolation.launchers import (
-    BubblewrapLauncher,
-    PlainLauncher,
-    SandboxRequest,
-    abstract_socket_note,
-    shim_entry_spec,
-    socket_family_note,
-)
+from agent.isolation.bubblewrap import BubblewrapLauncher
+from agent.isolation.launcher_choice import abstract_socket_note, shim_entry_spec, socket_family_note
+from agent.isolation.launchers import PlainLauncher, SandboxRequest
 from agent.shim import socket_filter, workload_entry
 from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge

@@ -17,17 +17,16 @@ from pathlib import Path
 
 import pytest
 
-from agent.host.state import read_json
+from agent.host.durable_files import read_json
+from agent.isolation.listening_sockets import listening_sockets, ports_to_close
 from agent.isolation.team_users import UidRange
 from agent.isolation.workload_network import (
     IP_FORWARD_FILE,
     NetworkSetupError,
     WorkloadNetwork,
     _internet_rules,
-    listening_sockets,
     network_key,
     open_network,
-    ports_to_close,
 )
 from tests.agent.conftest import AgentProcess, MakeAgent, forget_network, job
 from tests.agent.fake_edge import FakeEdge

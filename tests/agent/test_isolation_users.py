@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from agent.host import processes
-from agent.isolation import team_users
 from agent.isolation.launchers import PlainLauncher
 from agent.isolation.team_users import TeamUserError, TeamUsers, UidRange
 from agent.protocol import RunWanted
@@ -352,7 +351,7 @@ def test_no_number_is_given_to_a_second_team_even_by_two_hosts_at_once(tmp_path:
     with pytest.raises(TeamUserError):
         hosts[1].user("2.2", BLUE)
     assert hosts[0].user("2.2", RED) == RED
-    assert team_users.resolved_home(tmp_path) == tmp_path
+    assert file_trees.resolved_home(tmp_path) == tmp_path
 
 
 async def test_a_folder_thousands_deep_does_not_end_the_agent(edge: FakeEdge, agent: AgentProcess) -> None:

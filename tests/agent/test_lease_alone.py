@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from agent.host import processes
-from agent.host.state import StateFolder, read_json
-from agent.runs.local_run import boottime
+from agent.host.clock import boottime
+from agent.host.durable_files import read_json
+from agent.host.state import StateFolder
 
 MakeRun = Callable[..., Path]
 

@@ -16,14 +16,16 @@ import pytest
 from agent.daemon import Agent
 from agent.gpu.health_events import MAX_KEPT_PER_CODE, HealthEventStore
 from agent.gpu.reader import GpuInventory, HardwareEvent
-from agent.host.state import StateFolder, read_json, write_json, write_text
+from agent.host.clock import boottime
+from agent.host.durable_files import read_json, write_json, write_text
+from agent.host.state import StateFolder
 from agent.isolation.cgroups import CgroupLimits, Cgroups, RunCgroups
 from agent.isolation.launchers import PlainLauncher
 from agent.isolation.workload_network import NETNS_FOLDER, WorkloadNetwork
 from agent.monitoring import HostMonitor
 from agent.protocol import VERSION, Health, Inventory, LogChunk, Observed, Proof, SampleBatch, SampleRow
 from agent.runs import log_reader
-from agent.runs.local_run import boottime, write_log_mark
+from agent.runs.local_run import write_log_mark
 from agent.runs.manager import RunManager
 from agent.server import connection
 from agent.server.connection import SyncConnection
@@ -207,7 +209,7 @@ async def test_the_agent_goes_on_while_the_disk_writes_a_start_through(
         time.sleep(0.3)
         synced(descriptor)
 
-    monkeypatch.setattr("agent.host.state.os.fsync", slowly)
+    monkeypatch.setattr("agent.host.durable_files.os.fsync", slowly)
     starting = asyncio.create_task(runs.start(job("true"), boottime() + 30))
     await asyncio.sleep(0.05)
     runs.renew({"run-1"}, until := boottime() + 77)

@@ -16,7 +16,7 @@ import pytest
 
 from agent.gpu import conditions, kernel_log, nvml_reader
 from agent.gpu.mig import ReshapeOutcome
-from agent.gpu.nvml import model_name
+from agent.gpu.nvml.device import model_name
 from agent.gpu.nvml_reader import NvmlGpuReader
 from agent.gpu.reader import GpuReadError, UnitUse
 from agent.host import gpu_locks

@@ -15,7 +15,9 @@ import agent.daemon
 from agent.daemon import Agent, AgentOptions
 from agent.gpu.simulated_reader import SimulatedGpuReader
 from agent.host import processes
-from agent.host.state import StateFolder, boot_id, read_json
+from agent.host.clock import boot_id
+from agent.host.durable_files import read_json
+from agent.host.state import StateFolder
 from agent.isolation.launchers import PlainLauncher
 from agent.protocol import VERSION, Desired, RunWanted
 from agent.runs.local_run import LocalRun, PendingStart, persisted_fields

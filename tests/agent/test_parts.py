@@ -20,10 +20,12 @@ from agent.cli import default_locks_folder, isolation_downgrade, main
 from agent.gpu import kernel_log
 from agent.gpu.handover import HandoverCheck
 from agent.gpu.reader import UnitUse
-from agent.gpu.simulated_reader import SimulatedGpuReader, SimulationError, parse_mig, parse_models
+from agent.gpu.simulated_models import SimulationError, parse_mig, parse_models
+from agent.gpu.simulated_reader import SimulatedGpuReader
 from agent.host import gpu_locks
+from agent.host.durable_files import StateFolderError, write_json
 from agent.host.gpu_locks import SlotClaim, SlotsLocked
-from agent.host.state import Generations, StateFolder, StateFolderError, write_json
+from agent.host.state import Generations, StateFolder
 from agent.isolation.team_users import TeamUserError, TeamUsers, UidRange
 from agent.isolation.workspace_socket import SocketMissing, socket_path
 from agent.notebook import activity_probe

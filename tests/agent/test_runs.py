@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from agent.host import processes
+from agent.host.clock import boottime
 from agent.isolation.cgroups import Cgroups
-from agent.runs.local_run import boottime
 from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 

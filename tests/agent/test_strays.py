@@ -14,7 +14,7 @@ import pytest
 
 from agent.gpu import stray_processes
 from agent.gpu.reader import GpuProcess, UnitUse
-from agent.gpu.simulated_reader import plant_stray
+from agent.gpu.simulated_faults import plant_stray
 from agent.gpu.stray_processes import EndedStray, StrayTracker, WorkloadContext, ended_by_gpu, is_system_slice
 from agent.host import processes
 from agent.isolation.cgroups import CgroupLimits, Cgroups

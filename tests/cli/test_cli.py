@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from agent.gpu.simulated_reader import mig_profiles_of
+from agent.gpu.simulated_models import mig_profiles_of
 from cli import credentials
-from cli.formatting import DurationType, format_duration, parse_timestamp
+from cli.formatting import format_duration
+from cli.param_types import DurationType, parse_timestamp
 from portal.models import AuditEvent, User
 from portal.wording.equivalent_commands import cli_command
 from scheduler.models import Host, MaintenanceWindow, Reservation, Run, Storage, Volume, Workload
@@ -442,7 +443,5 @@ def test_who_follows_a_job_reads_lines_that_come_after_its_end(
     )
     logs.append_log(run.public_id, 0, "first\n")
     Workload.objects.filter(state="queued").update(state="ended", outcome="finished", attempt=1)
-    monkeypatch.setattr(
-        "cli.commands.workloads.time.sleep", lambda _: logs.append_log(run.public_id, 6, "last\n")
-    )
+    monkeypatch.setattr("cli.commands.jobs.time.sleep", lambda _: logs.append_log(run.public_id, 6, "last\n"))
     assert gpupool("job", "logs", "train", "-f").out == "first\nlast\n"

@@ -7,7 +7,7 @@ import shlex
 import click
 import pytest
 
-from cli.formatting import ComputeCapabilityType, CoresType, MemoryType
+from cli.param_types import ComputeCapabilityType, CoresType, MemoryType
 from scheduler.models import Host, Reservation, Run, Workload
 from scheduler.runs import logs
 from tests.cli.conftest import Gpupool

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
 
-from agent.gpu.simulated_reader import mig_profiles_of
+from agent.gpu.simulated_models import mig_profiles_of
 from agent.protocol import GeometrySeen, RunSeen, UnitSeen
 from scheduler.models import Allocation, Diagnostic, GeometryChange, Gpu, GpuStateChange, Host, Unit
 from scheduler.services import OperationRejected, quarantine_gpu

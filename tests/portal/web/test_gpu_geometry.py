@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from django.urls import reverse
 
-from agent.gpu.simulated_reader import mig_profiles_of
+from agent.gpu.simulated_models import mig_profiles_of
 from agent.protocol import GeometrySeen
 from portal.errors import Invalid
 from portal.models import AuditEvent, Notification

@@ -9,7 +9,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from agent.gpu.simulated_reader import parse_mig, parse_models
+from agent.gpu.simulated_models import parse_mig, parse_models
 from agent.protocol import JoinRequest
 from portal.models import Submission, User
 from portal.services.approvals import submissions

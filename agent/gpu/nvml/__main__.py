@@ -1,0 +1,54 @@
+"""Reads real GPUs through NVML. A process of its own:  python -m agent.gpu.nvml
+
+A call into a hung driver can block for ever, and ending a process inside NVML has hung GPUs. So this process does nothing
+but answer questions, one JSON line each, and the agent goes on when an answer does not come (see ``nvml_reader``).
+
+    {"id": 1, "ask": "hardware" | "sample" | "occupancy" | "events" | "conditions"}
+    {"id": 1, "ask": "reshape", "about": {...}}      about and answer are those of agent.gpu.mig
+        ->   {"id": 1, "answer": ...} or {"id": 1, "error": "..."}
+
+The only module that imports pynvml. What a GPU does not support is None in its answer; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pynvml
+
+from agent.gpu.nvml.system import NvmlSystem
+
+
+def main() -> int:
+    """Answer until the questions end."""
+    try:
+        reader = NvmlSystem()
+    except pynvml.NVMLError as error:
+        print(json.dumps({"id": 0, "error": str(error)}), flush=True)
+        return 1
+    asks: dict[str, Callable[[], Any]] = {
+        "hardware": reader.hardware,
+        "sample": reader.sample,
+        "occupancy": reader.occupancy,
+        "events": reader.events,
+        "conditions": reader.conditions,
+    }
+    for line in sys.stdin:
+        question = json.loads(line)
+        try:
+            about = question.get("about")
+            answer = {
+                "id": question["id"],
+                "answer": reader.reshape(about) if about else asks[question["ask"]](),
+            }
+        except pynvml.NVMLError as error:
+            answer = {"id": question["id"], "error": str(error)}
+        print(json.dumps(answer), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,397 @@
+"""Reads one GPU and its MIG instances through NVML."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pynvml
+
+from agent.gpu.nvml.calls import as_text, value_or_none
+from agent.host.gpu_locks import SLOTS_PER_GPU
+
+COMPUTE_SLICES = 7  # of every GPU that can be split into MIG instances
+
+
+GPM_METRICS = {
+    "sm_active": pynvml.NVML_GPM_METRIC_SM_UTIL,
+    "tensor_active": pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL,
+}
+
+
+MARKETED_MEMORY_GB = (
+    4,
+    6,
+    8,
+    10,
+    11,
+    12,
+    16,
+    20,
+    24,
+    32,
+    40,
+    48,
+    64,
+    72,
+    80,
+    94,
+    96,
+    128,
+    141,
+    144,
+    180,
+    192,
+    288,
+)
+
+
+# The NVIDIA driver tells which minor of /dev/nvidia-caps guards a MIG instance here.
+MIG_CAPABILITIES_FOLDER = Path("/proc/driver/nvidia/capabilities")
+
+
+NVLINK_ERROR_COUNTERS = (
+    pynvml.NVML_NVLINK_ERROR_DL_REPLAY,
+    pynvml.NVML_NVLINK_ERROR_DL_RECOVERY,
+    pynvml.NVML_NVLINK_ERROR_DL_CRC_FLIT,
+)
+
+
+NVLINK_THROUGHPUT_FIELDS = (
+    pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
+    pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
+)  # KiB, all links
+
+
+ALL_LINKS = 0xFFFFFFFF  # as a field's scope
+
+
+def model_name(name: str, memory_mib: int) -> str:
+    """ "NVIDIA H100 80GB HBM3" with its memory as "H100-80GB": the family, and the size it is sold as."""
+    plain = re.sub(r"^(NVIDIA|Tesla|Quadro|GeForce)\s+", "", re.sub(r"^NVIDIA\s+", "", name)).replace(
+        "GeForce ", ""
+    )
+    family = re.match(r"(RTX (?:PRO )?\w+(?: Ti| SUPER| Ada)?|GTX \w+|[A-Z]{1,2}\d+[A-Za-z]*)", plain)
+    size = min(MARKETED_MEMORY_GB, key=lambda sold: abs(sold - memory_mib / 1024))
+    return f"{family[1].replace(' ', '-') if family else plain.replace(' ', '-')}-{size}GB"
+
+
+class NvmlGpu:
+    """One GPU and its MIG instances."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        self.uuid = as_text(pynvml.nvmlDeviceGetUUID(self.handle))
+        self.minor = value_or_none(pynvml.nvmlDeviceGetMinorNumber, self.handle)
+        self.memory_mib = pynvml.nvmlDeviceGetMemoryInfo(self.handle).total >> 20
+        self.model = model_name(as_text(pynvml.nvmlDeviceGetName(self.handle)), self.memory_mib)
+        self.instances = self._instances()
+        self.earlier: dict[str, Any] = {}  # per unit: the last GPM sample
+        pci = value_or_none(pynvml.nvmlDeviceGetPciInfo, self.handle)
+        self.pci_bus_id = as_text(pci.busId) if pci is not None else ""
+        self.links = self._links()
+        self.link_bytes: tuple[float, int] | None = None  # the moment and the counter of the last sample
+
+    def _instances(self) -> list[dict[str, Any]]:
+        mode = value_or_none(pynvml.nvmlDeviceGetMigMode, self.handle)
+        if not mode or mode[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
+            return []
+        found = []
+        for number in range(value_or_none(pynvml.nvmlDeviceGetMaxMigDeviceCount, self.handle) or 0):
+            handle = value_or_none(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, self.handle, number)
+            if handle is not None:
+                found.append(self._instance(handle))
+        found.sort(key=lambda instance: (instance["start"], instance["gi"]))
+        first = 0
+        for instance in found:
+            instance["first_slot"] = first
+            first += instance["slots"]
+        return found
+
+    def _instance(self, handle: Any) -> dict[str, Any]:
+        attributes = pynvml.nvmlDeviceGetAttributes(handle)
+        gi = pynvml.nvmlDeviceGetGpuInstanceId(handle)
+        part = value_or_none(pynvml.nvmlDeviceGetGpuInstanceById, self.handle, gi)
+        info = value_or_none(pynvml.nvmlGpuInstanceGetInfo, part) if part is not None else None
+        profile = re.search(r"MIG (\S+)", as_text(value_or_none(pynvml.nvmlDeviceGetName, handle)))
+        gigabytes = round(attributes.memorySizeMB / 1024)
+        return {
+            "handle": handle,
+            "uuid": as_text(pynvml.nvmlDeviceGetUUID(handle)),
+            "gi": gi,
+            "ci": value_or_none(pynvml.nvmlDeviceGetComputeInstanceId, handle) or 0,
+            "start": info.placement.start if info is not None else gi,
+            "slots": SLOTS_PER_GPU * attributes.gpuInstanceSliceCount // COMPUTE_SLICES,
+            "profile": profile[1] if profile else f"{attributes.gpuInstanceSliceCount}g.{gigabytes}gb",
+            "memory_mib": attributes.memorySizeMB,
+        }
+
+    @property
+    def is_split(self) -> bool:
+        mode = value_or_none(pynvml.nvmlDeviceGetMigMode, self.handle)
+        return bool(mode and mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE)
+
+    def seen(self) -> dict[str, Any]:
+        """As ``protocol.GpuSeen``, with the device nodes of each unit beside it."""
+        capability = value_or_none(pynvml.nvmlDeviceGetCudaComputeCapability, self.handle) or (0, 0)
+        units = [
+            {key: instance[key] for key in ("uuid", "profile", "first_slot", "slots", "memory_mib")}
+            for instance in self.instances
+        ]
+        if not self.is_split:
+            units = [
+                {
+                    "uuid": self.uuid,
+                    "profile": "",
+                    "first_slot": 0,
+                    "slots": SLOTS_PER_GPU,
+                    "memory_mib": self.memory_mib,
+                }
+            ]
+        return {
+            "index": self.index,
+            "uuid": self.uuid,
+            "model": self.model,
+            "memory_mib": self.memory_mib,
+            "compute_capability": capability[0] * 10 + capability[1],
+            "nvlink_group": None,
+            "nvlinks": sum(self.links.values()) if self.links else None,
+            "pcie": self._pcie(),
+            "numa_node": value_or_none(pynvml.nvmlDeviceGetNumaNodeId, self.handle),
+            "pci_bus_id": self.pci_bus_id,
+            "units": units,
+        }
+
+    def _links(self) -> dict[int, int]:
+        """Of each NVLink that this board has: 1 when it is up."""
+        states = {
+            link: value_or_none(pynvml.nvmlDeviceGetNvLinkState, self.handle, link)
+            for link in range(pynvml.NVML_NVLINK_MAX_LINKS)
+        }
+        return {link: int(state) for link, state in states.items() if state is not None}
+
+    def _pcie(self) -> str:
+        width = value_or_none(pynvml.nvmlDeviceGetCurrPcieLinkWidth, self.handle)
+        most = value_or_none(pynvml.nvmlDeviceGetMaxPcieLinkWidth, self.handle)
+        generation = value_or_none(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, self.handle)
+        if not width or not most:
+            return ""
+        return f"x{width} of x{most}" + (f", up to generation {generation}" if generation else "")
+
+    def partners(self) -> set[str]:
+        """What the links that are up lead to: "switch", or the PCI address of another GPU."""
+        found = set()
+        for link, is_up in self.links.items():
+            if not is_up:
+                continue
+            kind = value_or_none(pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, self.handle, link)
+            other = value_or_none(pynvml.nvmlDeviceGetNvLinkRemotePciInfo, self.handle, link)
+            if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
+                found.add("switch")
+            elif other is not None and as_text(other.busId):
+                found.add(as_text(other.busId).lower())
+        return found
+
+    def condition(self) -> dict[str, Any]:
+        """What ``agent.gpu.conditions`` makes events of. None: not supported, or not known just now."""
+        rows = value_or_none(pynvml.nvmlDeviceGetRemappedRows, self.handle)
+        self.links = self._links() or self.links
+        errors = [
+            value_or_none(pynvml.nvmlDeviceGetNvLinkErrorCounter, self.handle, link, kind)
+            for link, is_up in self.links.items()
+            if is_up
+            for kind in NVLINK_ERROR_COUNTERS
+        ]
+        known = [count for count in errors if count is not None]
+        return {
+            "lost": self._is_lost(),
+            "recovery": self._field_value(pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION),
+            "uncorrectable": value_or_none(
+                pynvml.nvmlDeviceGetTotalEccErrors,
+                self.handle,
+                pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+                pynvml.NVML_VOLATILE_ECC,
+            ),
+            "remapped": rows[1] if rows else None,
+            "remap_pending": bool(rows[2]) if rows else None,
+            "remap_failed": bool(rows[3]) if rows else None,
+            "clock_reasons": value_or_none(pynvml.nvmlDeviceGetCurrentClocksEventReasons, self.handle),
+            "links": {str(link): state for link, state in self.links.items()},
+            "link_errors": sum(known) if known else None,
+        }
+
+    def _is_lost(self) -> bool:
+        try:
+            pynvml.nvmlDeviceGetTemperature(self.handle, pynvml.NVML_TEMPERATURE_GPU)
+        except pynvml.NVMLError as error:
+            return bool(error.value == pynvml.NVML_ERROR_GPU_IS_LOST)
+        return False
+
+    def devices(self) -> dict[str, list[str]]:
+        """Per unit: the device nodes it needs beside the ones all GPUs share."""
+        node = f"/dev/nvidia{self.minor}" if self.minor is not None else ""
+        found = {self.uuid: [node] if node else []}
+        for instance in self.instances:
+            base = MIG_CAPABILITIES_FOLDER / f"gpu{self.minor}" / "mig" / f"gi{instance['gi']}"
+            guards = [
+                _capability_device(base / "access"),
+                _capability_device(base / f"ci{instance['ci']}" / "access"),
+            ]
+            found[instance["uuid"]] = [name for name in [node, *guards] if name]
+        return found
+
+    def samples(self) -> list[dict[str, Any]]:
+        """One reading per unit, in the words of ``protocol.SampleRow``, with the pids of its compute processes."""
+        if not self.is_split:
+            return [
+                {
+                    "unit": self.uuid,
+                    **self._whole(),
+                    **self._gpm(self.uuid, None),
+                    **self._processes(self.handle),
+                }
+            ]
+        return [
+            {
+                "unit": instance["uuid"],
+                "memory_used_mib": used_mib(
+                    value_or_none(pynvml.nvmlDeviceGetMemoryInfo, instance["handle"])
+                ),
+                **self._gpm(instance["uuid"], instance["gi"]),
+                **self._processes(instance["handle"]),
+            }
+            for instance in self.instances
+        ]
+
+    def occupancy(self) -> list[dict[str, Any]]:
+        """Per unit its memory in use and its compute processes: nothing of what ``samples`` measures from look to look."""
+        units = self.instances if self.is_split else [{"uuid": self.uuid, "handle": self.handle}]
+        return [
+            {
+                "unit": unit["uuid"],
+                "memory_used_mib": used_mib(value_or_none(pynvml.nvmlDeviceGetMemoryInfo, unit["handle"])),
+                **self._processes(unit["handle"]),
+            }
+            for unit in units
+        ]
+
+    def _whole(self) -> dict[str, Any]:
+        rates = value_or_none(pynvml.nvmlDeviceGetUtilizationRates, self.handle)
+        power = value_or_none(pynvml.nvmlDeviceGetPowerUsage, self.handle)
+        return {
+            "utilisation": rates.gpu if rates is not None else None,
+            "memory_utilisation": rates.memory if rates is not None else None,
+            "memory_used_mib": used_mib(value_or_none(pynvml.nvmlDeviceGetMemoryInfo, self.handle)),
+            "power_w": power / 1000 if power is not None else None,
+            "energy_mj": value_or_none(pynvml.nvmlDeviceGetTotalEnergyConsumption, self.handle),
+            "temperature_c": value_or_none(
+                pynvml.nvmlDeviceGetTemperature, self.handle, pynvml.NVML_TEMPERATURE_GPU
+            ),
+            "memory_temperature_c": self._field(pynvml.NVML_FI_DEV_MEMORY_TEMP),
+            "sm_clock_mhz": value_or_none(pynvml.nvmlDeviceGetClockInfo, self.handle, pynvml.NVML_CLOCK_SM),
+            "throttle_reasons": value_or_none(pynvml.nvmlDeviceGetCurrentClocksEventReasons, self.handle),
+            "pcie_rx_kib": value_or_none(
+                pynvml.nvmlDeviceGetPcieThroughput, self.handle, pynvml.NVML_PCIE_UTIL_RX_BYTES
+            ),
+            "pcie_tx_kib": value_or_none(
+                pynvml.nvmlDeviceGetPcieThroughput, self.handle, pynvml.NVML_PCIE_UTIL_TX_BYTES
+            ),
+            "nvlink_kib": self._link_kib(),
+        }
+
+    def _field(self, number: int) -> int | None:
+        return (
+            self._field_value(number) or None
+        )  # 0 degrees is how some boards say that they have no such sensor
+
+    def _field_value(self, number: int, scope: int = 0) -> int | None:
+        values = value_or_none(pynvml.nvmlDeviceGetFieldValues, self.handle, [(number, scope)])
+        if not values or values[0].nvmlReturn != pynvml.NVML_SUCCESS:
+            return None
+        wide = values[0].valueType in (
+            pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG,
+            pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG,
+        )
+        return int(values[0].value.ullVal if wide else values[0].value.uiVal)
+
+    def _link_kib(self) -> int | None:
+        """KiB a second over all its links since the last look; None where they are not counted, and at the first look."""
+        counts = (
+            [self._field_value(number, ALL_LINKS) for number in NVLINK_THROUGHPUT_FIELDS]
+            if self.links
+            else []
+        )
+        known = [count for count in counts if count is not None]
+        if not known or len(known) < len(counts):
+            return None
+        before, now = self.link_bytes, time.monotonic()
+        self.link_bytes = (now, sum(known))
+        if before is None or now <= before[0] or sum(known) < before[1]:
+            return None
+        return int((sum(known) - before[1]) / (now - before[0]))
+
+    def _processes(self, handle: Any) -> dict[str, Any]:
+        found = value_or_none(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
+        if found is None:
+            return {"pids": None}
+        return {"pids": [[process.pid, bytes_to_mib(process.usedGpuMemory)] for process in found]}
+
+    def _gpm(self, unit: str, instance: int | None) -> dict[str, Any]:
+        """SM and tensor activity since the last look (Hopper and newer); None elsewhere and at the first look."""
+        unknown: dict[str, Any] = dict.fromkeys(GPM_METRICS)
+        support = value_or_none(pynvml.nvmlGpmQueryDeviceSupport, self.handle)
+        if support is None or not support.isSupportedDevice:
+            return unknown
+        sample = value_or_none(pynvml.nvmlGpmSampleAlloc)
+        if sample is None:
+            return unknown
+        if instance is None:
+            taken = value_or_none(pynvml.nvmlGpmSampleGet, self.handle, sample)
+        else:
+            taken = value_or_none(pynvml.nvmlGpmMigSampleGet, self.handle, instance, sample)
+        if taken is None:
+            value_or_none(pynvml.nvmlGpmSampleFree, sample)
+            return unknown
+        before = self.earlier.get(unit)
+        self.earlier[unit] = sample
+        if before is None:
+            return unknown
+        measured = _rate_between(before, sample)
+        value_or_none(pynvml.nvmlGpmSampleFree, before)
+        return {**unknown, **measured}
+
+
+def _rate_between(before: Any, after: Any) -> dict[str, Any]:
+    question = pynvml.c_nvmlGpmMetricsGet_t()
+    question.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+    question.numMetrics = len(GPM_METRICS)
+    question.sample1, question.sample2 = before, after
+    for place, metric in enumerate(GPM_METRICS.values()):
+        question.metrics[place].metricId = metric
+    if value_or_none(pynvml.nvmlGpmMetricsGet, question) is None:
+        return {}
+    return {
+        name: min(100.0, max(0.0, question.metrics[place].value))
+        for place, name in enumerate(GPM_METRICS)
+        if question.metrics[place].nvmlReturn == pynvml.NVML_SUCCESS
+        and question.metrics[place].value == question.metrics[place].value
+    }
+
+
+def used_mib(memory: Any) -> int | None:
+    return memory.used >> 20 if memory is not None else None
+
+
+def bytes_to_mib(used: int | None) -> int | None:
+    return None if used is None else int(used) >> 20
+
+
+def _capability_device(path: Path) -> str:
+    try:
+        minor = re.search(r"DeviceFileMinor:\s*(\d+)", path.read_text())
+    except OSError:
+        return ""
+    return f"/dev/nvidia-caps/nvidia-cap{minor[1]}" if minor else ""

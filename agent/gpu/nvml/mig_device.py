@@ -1,0 +1,175 @@
+"""Changes the MIG geometry of one GPU through NVML."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pynvml
+
+from agent.gpu import mig
+from agent.gpu.nvml.calls import as_text, value_or_none
+from agent.protocol import GeometryPart
+
+MAX_PLACEMENTS = 16  # of one profile on one GPU; NVML has 7 at most
+
+
+def mig_profiles(handle: Any) -> list[dict[str, Any]]:
+    """As ``protocol.MigProfileSeen``, with NVML's ``id``. Where instances may begin some drivers tell only while MIG is on."""
+    if value_or_none(pynvml.nvmlDeviceGetMigMode, handle) is None:
+        return []
+    found = []
+    for number in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
+        info = _profile_info(handle, number)
+        if info is None:
+            continue
+        gigabytes = round(info.memorySizeMB / 1024)
+        name = re.search(r"MIG (\S+)", as_text(getattr(info, "name", b"")))
+        places = _placements(handle, info.id)
+        found.append(
+            {
+                "id": info.id,
+                "name": name[1] if name else f"{info.sliceCount}g.{gigabytes}gb",
+                "slices": info.sliceCount,
+                "memory_mib": info.memorySizeMB,
+                "most": info.instanceCount,
+                "size": places[0][1] if places else 0,
+                "starts": [start for start, _ in places],
+            }
+        )
+    return found
+
+
+def _profile_info(handle: Any, number: int) -> Any:
+    """With its name where the driver is new enough to tell it."""
+    info = value_or_none(pynvml.nvmlDeviceGetGpuInstanceProfileInfo, handle, number)
+    return (
+        info
+        if info is not None
+        else value_or_none(pynvml.nvmlDeviceGetGpuInstanceProfileInfo, handle, number, 1)
+    )
+
+
+def _placements(handle: Any, profile: int) -> list[tuple[int, int]]:
+    """(start, size) of each place where an instance may begin, on an empty GPU; none where the driver does not tell."""
+    found = (pynvml.c_nvmlGpuInstancePlacement_t * MAX_PLACEMENTS)()
+    count = ctypes.c_uint(MAX_PLACEMENTS)
+    if (
+        value_or_none(
+            pynvml.nvmlDeviceGetGpuInstancePossiblePlacements, handle, profile, found, ctypes.byref(count)
+        )
+        is None
+    ):
+        return []
+    return sorted((place.start, place.size) for place in found[: count.value])
+
+
+class NvmlMigGpu:
+    """One real GPU as ``mig.Board``: every refusal of the driver is a Trouble in words."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+        self._profiles = mig_profiles(handle)
+        self._names = {profile["id"]: profile["name"] for profile in self._profiles}
+
+    def parts(self) -> list[str] | None:
+        """Profiles of its instances, '' for one without a compute instance. None: it is not split."""
+        mode = _mig_call("MIG mode", pynvml.nvmlDeviceGetMigMode, self._handle)
+        if mode[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
+            return None
+        return [self._names[profile] if _compute_instances(gi) else "" for profile, gi in self._instances()]
+
+    def split(self, on: bool) -> None:
+        """MIG mode, now. Where it would need a reset first, what is pending is taken back."""
+        wanted = pynvml.NVML_DEVICE_MIG_ENABLE if on else pynvml.NVML_DEVICE_MIG_DISABLE
+        status = _mig_call("MIG mode", pynvml.nvmlDeviceSetMigMode, self._handle, wanted)
+        mode = _mig_call("MIG mode", pynvml.nvmlDeviceGetMigMode, self._handle)
+        if mode[0] == wanted:
+            return
+        value_or_none(pynvml.nvmlDeviceSetMigMode, self._handle, mode[0])
+        raise mig.MigError(f"MIG mode: {_error_text(status) if status else 'the GPU needs a reset first'}")
+
+    def clear(self) -> None:
+        """Compute instances first, then what they lie in."""
+        for profile, gi in self._instances():
+            for ci in _compute_instances(gi):
+                _mig_call(f"taking {self._names[profile]} away", pynvml.nvmlComputeInstanceDestroy, ci)
+            _mig_call(f"taking {self._names[profile]} away", pynvml.nvmlGpuInstanceDestroy, gi)
+
+    def make(self, part: GeometryPart) -> None:
+        """The instance, and one compute instance that is all of it. What can't be completed is taken away again by ``clear``."""
+        # Now that MIG is on the driver may know more places than before.
+        profile = next((one for one in self._profiles if one["name"] == part.profile), None)
+        if profile is None:
+            raise mig.MigError(f"{part.profile}: not a profile of this GPU")
+        what = f"making {part.profile}"
+        if part.start is None or not profile["size"]:
+            gi = _mig_call(what, pynvml.nvmlDeviceCreateGpuInstance, self._handle, profile["id"])
+        else:
+            place = pynvml.c_nvmlGpuInstancePlacement_t(part.start, profile["size"])
+            call = pynvml.nvmlDeviceCreateGpuInstanceWithPlacement
+            gi = _mig_call(what, call, self._handle, profile["id"], ctypes.byref(place))
+        for number in range(pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
+            info = _compute_profile(gi, number)
+            if info is not None and info.sliceCount == profile["slices"]:
+                _mig_call(what, pynvml.nvmlGpuInstanceCreateComputeInstance, gi, info.id)
+                return
+        raise mig.MigError(f"{what}: the driver has no compute instance of {profile['slices']} slices")
+
+    def _instances(self) -> list[tuple[int, Any]]:
+        """(id of the profile, handle) of each."""
+        found = []
+        for profile in self._profiles:
+            handles = (pynvml.c_nvmlGpuInstance_t * MAX_PLACEMENTS)()
+            count = ctypes.c_uint(MAX_PLACEMENTS)
+            call = pynvml.nvmlDeviceGetGpuInstances
+            if value_or_none(call, self._handle, profile["id"], handles, ctypes.byref(count)) is not None:
+                found += [(profile["id"], handle) for handle in handles[: count.value]]
+        return found
+
+
+def _compute_profile(gi: Any, number: int) -> Any:
+    shared = pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
+    return value_or_none(pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo, gi, number, shared, 1)
+
+
+def _compute_instances(gi: Any) -> list[Any]:
+    found: list[Any] = []
+    for number in range(pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
+        info = _compute_profile(gi, number)
+        if info is None:
+            continue
+        handles = (pynvml.c_nvmlComputeInstance_t * MAX_PLACEMENTS)()
+        count = ctypes.c_uint(MAX_PLACEMENTS)
+        if (
+            value_or_none(
+                pynvml.nvmlGpuInstanceGetComputeInstances, gi, info.id, handles, ctypes.byref(count)
+            )
+            is not None
+        ):
+            found += handles[: count.value]
+    return found
+
+
+# What the driver's refusals mean for whoever wanted another geometry.
+NVML_ERROR_TEXTS = {
+    pynvml.NVML_ERROR_IN_USE: "a process still uses the GPU",
+    pynvml.NVML_ERROR_NO_PERMISSION: "the agent may not do that: it has to run as root",
+    pynvml.NVML_ERROR_RESET_REQUIRED: "the GPU needs a reset first",
+    pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES: "it does not fit on the GPU",
+    pynvml.NVML_ERROR_NOT_SUPPORTED: "the GPU or its driver does not support that",
+    pynvml.NVML_ERROR_GPU_IS_LOST: "the driver does not reach the GPU",
+}
+
+
+def _error_text(code: int) -> str:
+    return NVML_ERROR_TEXTS.get(code) or str(pynvml.NVMLError(code))
+
+
+def _mig_call(what: str, call: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return call(*arguments)
+    except pynvml.NVMLError as error:
+        raise mig.MigError(f"{what}: {_error_text(error.value)}") from None

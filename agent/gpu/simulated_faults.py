@@ -1,0 +1,58 @@
+"""Plants faults, events and stray processes on simulated GPUs."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+from agent.host import processes
+from agent.host.durable_files import StateFolderError, read_json, write_json
+
+FAULTS_FILE = "diagnostic_faults.json"  # what was planted: what the next diagnostic finds, or what the driver says to another geometry
+
+
+STRAYS_FILE = "planted_strays.json"
+
+
+# What a driver may say to another geometry, by the word with which it is planted.
+GEOMETRY_FAULTS = {
+    "geometry-in-use": "a process still uses the GPU (planted)",
+    "geometry-not-permitted": "the agent may not do that: it has to run as root (planted)",
+    "geometry-reset": "the GPU needs a reset first (planted)",
+}
+
+
+def require_simulated_gpu(folder: Path, gpu: int) -> None:
+    """Raises StateFolderError where no agent with simulated GPUs has this state folder, or its host has no GPU of this index."""
+    gpus = read_json(folder / "simulated.json")
+    if gpus is None:
+        raise StateFolderError(f"--state: {folder} is not the state folder of an agent with simulated GPUs")
+    if not 0 <= gpu < len(gpus):
+        raise StateFolderError(f"--gpu: {gpu} is not one of 0 to {len(gpus) - 1}")
+
+
+def plant_stray(folder: Path, gpu: int, pid: int) -> None:
+    """Have a simulated agent find this real process on a GPU. Raises StateFolderError."""
+    require_simulated_gpu(folder, gpu)
+    process = processes.read_process(pid)
+    if process is None:
+        raise StateFolderError(f"--pid: {pid} is not a process of this machine")
+    entry = {"gpu": gpu, "pid": pid, "start_ticks": process.start_ticks}
+    write_json(folder / STRAYS_FILE, [*(read_json(folder / STRAYS_FILE) or []), entry])
+
+
+def plant_xid(folder: Path, gpu: int, code: int, now: float) -> str:
+    """Put a hardware event before a simulated agent; it reports it at its next look. Gives the event's id. Raises StateFolderError."""
+    require_simulated_gpu(folder, gpu)
+    event = uuid.uuid4().hex
+    write_json(folder / "planted" / f"{event}.json", {"gpu": gpu, "code": code, "ts": now})
+    return event
+
+
+def plant_fault(folder: Path, gpu: int, fault: str) -> None:
+    """Have the diagnostics of a simulated GPU find ``fault`` (memory, bandwidth, arithmetic) from now on; '' for nothing.
+
+    Raises StateError.
+    """
+    require_simulated_gpu(folder, gpu)
+    write_json(folder / FAULTS_FILE, {**(read_json(folder / FAULTS_FILE) or {}), str(gpu): fault})

@@ -1,0 +1,84 @@
+"""Reads and writes files so that a crash or a full disk leaves the old content or the new."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from agent.host.state import log
+
+
+class StateFolderError(Exception):
+    """The state folder can't be used: says why in one line."""
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Atomic and durable: after a crash there is the old content or the new."""
+    write_text(path, json.dumps(value))
+
+
+def write_text(path: Path, text: str, mode: int = 0o600) -> None:
+    """Like ``write_json``, for text."""
+    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
+    os.replace(new, path)
+    fsync_folder(path.parent)
+
+
+def overwrite_in_place(path: Path, text: str) -> None:
+    """Into the room that a small file has already, which a full disk does not refuse; a crash in between may spoil it."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.pwrite(descriptor, text.encode(), 0)
+        os.ftruncate(descriptor, len(text.encode()))
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fsync_folder(path: Path) -> None:
+    """Make renames and deletions in a folder durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_json(path: Path) -> Any:
+    """The value in ``path``, or None where there is no such file or it is not whole."""
+    try:
+        return json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def read_json_or_raise(path: Path) -> Any:
+    """Like ``read_json``, for what holds a fence: only a file that is not there may count as nothing. Raises StateFolderError."""
+    value = read_json(path)
+    if value is None and path.exists():
+        raise StateFolderError(
+            f"{path} is damaged: what it kept is not known and must not count as nothing. Restore it from a copy"
+        )
+    return value
+
+
+@contextlib.contextmanager
+def log_disk_errors(what: str) -> Iterator[None]:
+    """A full or broken disk is said, and does not end the agent: it keeps the leases of what runs."""
+    try:
+        yield
+    except OSError as error:
+        log.error("%s could not be written: %s", what, error)

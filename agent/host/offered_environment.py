@@ -1,0 +1,44 @@
+"""Lists the Python packages and paths that workloads of this host find."""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+from pathlib import Path
+
+from agent.protocol import LONGEST_PATH, MOST_EXPOSED, EnvironmentSeen
+
+# What people ask about before they choose where to run: looked up in the environment that notebooks run in.
+REPORTED_PACKAGES = (
+    "jupyterlab",
+    "jupyter-server",
+    "ipykernel",
+    "ipywidgets",
+    "numpy",
+    "scipy",
+    "pandas",
+    "polars",
+    "matplotlib",
+    "scikit-learn",
+    "xgboost",
+    "torch",
+    "torchvision",
+    "tensorflow",
+    "jax",
+    "cupy",
+    "numba",
+    "transformers",
+    "accelerate",
+)
+
+
+def offered_environment(exposed: list[Path]) -> EnvironmentSeen:
+    """What notebooks and jobs of this host find: the agent's own environment is theirs."""
+    packages = {}
+    for name in REPORTED_PACKAGES:
+        try:
+            packages[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue  # not offered here
+    paths = [str(path) for path in exposed if len(str(path)) <= LONGEST_PATH and str(path).isprintable()]
+    return EnvironmentSeen(python=platform.python_version(), packages=packages, exposed=paths[:MOST_EXPOSED])

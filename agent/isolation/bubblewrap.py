@@ -1,0 +1,197 @@
+"""Starts workloads in a bubblewrap sandbox."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from agent.isolation.launchers import (
+    STAGE_ROOT,
+    LaunchCommand,
+    SandboxPaths,
+    SandboxRequest,
+    gpu_device_nodes,
+)
+
+SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+
+
+# The parts of /etc that programs need; /etc/shadow, ssh keys and service passwords are not among them.
+ETC_FILES = (
+    "alternatives",
+    "ca-certificates",
+    "ca-certificates.conf",
+    "fonts",
+    "host.conf",
+    "hosts",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "ld.so.preload",
+    "locale.alias",
+    "locale.conf",
+    "localtime",
+    "magic",
+    "mime.types",
+    "networks",
+    "nsswitch.conf",
+    "OpenCL",
+    "os-release",
+    "pki/tls/certs",
+    "pki/ca-trust",
+    "protocols",
+    "resolv.conf",
+    "services",
+    "ssl/certs",
+    "ssl/openssl.cnf",
+    "terminfo",
+    "timezone",
+    "vulkan",
+)
+
+
+PROC_READ_ONLY = (
+    "/proc/sys",
+    "/proc/sysrq-trigger",
+    "/proc/irq",
+    "/proc/bus",
+    "/proc/fs",
+    "/proc/acpi",
+    "/proc/scsi",
+    "/proc/mtrr",
+)
+
+
+SANDBOX_ROOT = Path("/run/gpupool")
+
+
+SANDBOX_UID = 1000
+
+
+class BubblewrapLauncher:
+    """A private view of the machine, made by bwrap without a service and without being root."""
+
+    name = "bubblewrap"
+
+    def __init__(self, program: str, *, nested: bool = False, network: str = "private") -> None:
+        self.program = program
+        self.nested = nested  # whether user namespaces can be made inside, as bwrap before 0.8 leaves it
+        self.network = network  # private: nothing but a loopback of its own; else what it is started in
+
+    def prepare(self, box: SandboxRequest) -> None:
+        """The sandbox's only user has the owner's name."""
+        (box.inbox / "passwd").write_text(
+            f"{box.owner}:x:{SANDBOX_UID}:{SANDBOX_UID}::/home/{box.owner}:/bin/bash\n"
+        )
+        (box.inbox / "group").write_text(f"{box.owner}:x:{SANDBOX_UID}:\n")
+        for name in ("passwd", "group"):
+            (box.inbox / name).chmod(0o644)
+
+    def view(self, box: SandboxRequest) -> SandboxPaths:
+        return SandboxPaths(
+            home=Path("/home") / box.owner,
+            checkpoint=SANDBOX_ROOT / "checkpoint",
+            inbox=SANDBOX_ROOT / "in",
+            outbox=SANDBOX_ROOT / "out",
+            tmp=Path("/tmp"),
+            tools=SANDBOX_ROOT / "tools",
+        )
+
+    def launch(self, box: SandboxRequest) -> LaunchCommand:
+        view, stage = self.view(box), _StagedMounts(box.user)
+        argv = [
+            self.program,
+            *_namespace_arguments(self.nested, self.network),
+            *_system_mounts(),
+            *("--bind", stage.at(box.tmp), "/tmp", "--symlink", "../tmp", "/var/tmp"),
+            *_interpreter_mounts(stage),  # after /tmp, below which it may lie
+            *("--proc", "/proc", *_read_only_proc_mounts(), "--dev", "/dev"),
+            *(
+                argument
+                for node in gpu_device_nodes(box.devices)
+                for argument in ("--dev-bind-try", node, node)
+            ),
+            *_shared_memory_mounts(box.memory_mib),
+            *(argument for path in box.exposed for argument in ("--ro-bind-try", stage.at(path), str(path))),
+            *("--bind", stage.at(box.home), str(view.home)),
+            *("--ro-bind", stage.at(box.tools / "bin"), str(view.tools / "bin")),
+            *("--ro-bind", stage.at(box.tools / "python"), str(view.tools / "python")),
+            *("--ro-bind", stage.at(box.tools / "notebook"), str(view.tools / "notebook")),
+            *("--ro-bind", stage.at(box.inbox), str(view.inbox)),
+            *("--ro-bind-try", f"{stage.at(box.inbox)}/passwd", "/etc/passwd"),
+            *("--ro-bind-try", f"{stage.at(box.inbox)}/group", "/etc/group"),
+            *("--bind", stage.at(box.outbox), str(view.outbox)),
+            *("--bind", stage.at(box.checkpoint), str(view.checkpoint)),
+            *("--remount-ro", "/", "--chdir", str(view.home)),
+            *("--", *box.command),
+        ]
+        return LaunchCommand(argv, "/", stage.mounts, box.user)
+
+
+class _StagedMounts:
+    """Where a path of the host is for the user who starts the sandbox: there, or shown at the stage where that user can't go."""
+
+    def __init__(self, user: int | None) -> None:
+        self.user = user
+        self.mounts: list[tuple[str, str]] = []
+
+    def at(self, path: Path | str) -> str:
+        here = str(path)
+        if self.user is None:
+            return here
+        known = dict(self.mounts)
+        if here not in known:
+            known[here] = str(STAGE_ROOT / str(len(known)))
+            self.mounts.append((here, known[here]))
+        return known[here]
+
+
+def _namespace_arguments(nested: bool, network: str) -> list[str]:
+    return [
+        *("--unshare-user", "--uid", str(SANDBOX_UID), "--gid", str(SANDBOX_UID)),
+        *(() if nested else ("--disable-userns",)),
+        *(("--unshare-net",) if network == "private" else ()),
+        *(
+            "--unshare-pid",
+            "--unshare-ipc",
+            "--unshare-uts",
+            "--unshare-cgroup-try",
+            "--hostname",
+            "workload",
+        ),
+        *("--die-with-parent", "--new-session", "--cap-drop", "ALL"),
+    ]
+
+
+def _system_mounts() -> list[str]:
+    arguments: list[str] = []
+    for path in SYSTEM_FOLDERS:
+        if os.path.islink(path):
+            arguments += ["--symlink", os.readlink(path), path]
+        elif os.path.isdir(path):
+            arguments += ["--ro-bind", path, path]
+    for name in ETC_FILES:
+        arguments += ["--ro-bind-try", os.path.realpath(f"/etc/{name}"), f"/etc/{name}"]
+    return arguments
+
+
+def _interpreter_mounts(stage: _StagedMounts) -> list[str]:
+    """The Python that notebooks use, where it is not part of the system."""
+    folders = {os.path.realpath(path) for path in (sys.base_prefix, sys.base_exec_prefix)}
+    folders |= {os.path.abspath(path) for path in (sys.prefix, sys.exec_prefix)}
+    outside = sorted(path for path in folders if path != "/usr" and not path.startswith("/usr/"))
+    return [argument for path in outside for argument in ("--ro-bind", stage.at(path), path)]
+
+
+def _read_only_proc_mounts() -> list[str]:
+    """What of /proc sets the whole machine is not to be written: the kernel asks only for the user there, not for powers. So where
+    the agent is root and gives a run no user of its own, a run could have the host execute what it likes (core_pattern)."""
+    return [argument for path in PROC_READ_ONLY for argument in ("--ro-bind-try", path, path)]
+
+
+def _shared_memory_mounts(memory_mib: int) -> list[str]:
+    """/dev/shm of a size, and nothing else to write in /dev: both are memory, of the host where no limit holds the workload."""
+    half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    size = min(memory_mib << 20, half) if memory_mib else half
+    return ["--size", str(size), "--perms", "1777", "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]

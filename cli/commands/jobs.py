@@ -1,0 +1,249 @@
+"""Commands that run jobs and arrays, list them and read their logs."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from datetime import datetime
+from typing import Any
+
+import click
+
+from cli import output
+from cli.errors import EXIT_NOT_FOUND, CliError
+from cli.formatting import expected_start_text
+from cli.lookup import find_by_id_or_name, find_workload
+from cli.request_options import (
+    TIMESTAMP_TYPE,
+    gpu_options,
+    parse_pairs,
+    placement_options,
+    request_body,
+    run_options,
+)
+from cli.session import CliSession, cli, command
+from cli.workload_actions import (
+    POLL_SECONDS,
+    list_workloads,
+    open_in_browser,
+    print_created,
+)
+
+PRIORITY_TYPE = click.Choice(["low", "normal", "high", "critical"])
+
+
+@cli.group()
+def job() -> None:
+    """Run jobs and read what they write."""
+
+
+@command(job, "run", context_settings={"ignore_unknown_options": False})
+@gpu_options
+@run_options
+@placement_options
+@click.option("--priority", type=PRIORITY_TYPE)
+@click.option(
+    "--preemptible/--no-preemptible", default=None, help="Whether it may borrow and be asked to go."
+)
+@click.option("--most-retries", type=int, help="Tries again so often after a failure.")
+@click.option(
+    "--if-member-ends",
+    type=click.Choice(["restart", "end"]),
+    help="On several hosts, once it ends on one of them.",
+)
+@click.option("--env", "environment", multiple=True, metavar="NAME=VALUE", help="An environment variable.")
+@click.option(
+    "--wanted-by",
+    type=TIMESTAMP_TYPE,
+    help="When it should be done: a wish; you are told when it looks later.",
+)
+@click.option(
+    "--after",
+    multiple=True,
+    metavar="HOW:ID",
+    help="Only once a job or a whole array has ended: ok, any, not_ok.",
+)
+@click.option("--array", help="One task for each index: 0-9, 1,3,5-9:2; %4 after it: at most 4 at once.")
+@click.option("--follow", "-f", is_flag=True, help="Wait for it and print what it writes.")
+@click.option("--dry-run", is_flag=True, help="Only say whether it would start, and when.")
+@click.argument("words", nargs=-1, required=True, metavar="-- COMMAND...")
+def run_job(
+    session: CliSession,
+    words: tuple[str, ...],
+    follow: bool,
+    dry_run: bool,
+    environment: tuple[str, ...],
+    after: tuple[str, ...],
+    array: str | None,
+    **given: Any,
+) -> None:
+    """Run a command as a job: gpupool job run --gpus 2 -- python train.py"""
+    if array and follow:
+        raise click.UsageError("--follow goes with one job; read a task's log with: gpupool job logs ID")
+    body = request_body(session, given)
+    body["command"] = words[0] if len(words) == 1 else shlex.join(words)
+    body.setdefault("name", words[0].split()[0].rsplit("/", 1)[-1][:80] if words[0].split() else "job")
+    body.setdefault("units", 1)
+    if environment:
+        body["environment"] = parse_pairs(environment)
+    if after:
+        body["after"] = [_parse_dependency(session, text) for text in after]
+    if dry_run:
+        return _print_start_preview(session, session.client.post("jobs/preview/", body))
+    if array:
+        made = session.client.post("arrays/", body | {"array": array})
+        return output.print_json(made) if session.json else _print_array(made)
+    made = session.client.post("jobs/", body)
+    if not follow:
+        return print_created(session, made)
+    if not session.json:
+        print_created(session, made)
+    return _follow_log(session, made["id"], None)
+
+
+def _print_start_preview(session: CliSession, answer: Any) -> None:
+    if session.json:
+        return output.print_json(answer)
+    output.print_line(f"{_start_preview_text(answer)} {answer['sentence']}")
+    for warning in filter(None, [answer["wish"], *answer.get("warnings", ())]):
+        output.print_line(warning)
+    return None
+
+
+def _start_preview_text(answer: Any) -> str:
+    if answer["starts_now"]:
+        return "It would start now."
+    if answer["never_starts"]:
+        return f"It {'would be queued and not start' if answer['may_be_granted'] else 'is not taken'}."
+    at = (
+        f"start {expected_start_text(answer, datetime.now().astimezone())}"
+        if answer["expected_start"]
+        else "wait"
+    )
+    return f"It would {at}."
+
+
+def _parse_dependency(session: CliSession, text: str) -> dict[str, str]:
+    condition, colon, id_ = text.partition(":")
+    if not colon or condition not in ("ok", "any", "not_ok"):
+        raise click.UsageError(f"--after {text!r}; allowed: ok:ID, any:ID or not_ok:ID.")
+    try:
+        return {"condition": condition, "workload": find_workload(session, id_)["id"]}
+    except CliError as no_workload:
+        if no_workload.code != EXIT_NOT_FOUND:
+            raise
+        try:
+            return {
+                "condition": condition,
+                "array": find_by_id_or_name(session.client, id_, "arrays/", "array")["id"],
+            }
+        except CliError:
+            raise no_workload from None
+
+
+def _print_array(made: Any) -> None:
+    output.print_line(f"{made['name']} ({made['id']}): {made['tasks']} tasks in {made['pool']}.")
+    if made.get("warning"):
+        output.print_line(made["warning"])
+
+
+@command(job, "arrays")
+def list_arrays(session: CliSession) -> None:
+    """Arrays of jobs of your teams, with their counts."""
+    rows = list(session.client.pages("arrays/"))
+    if session.json:
+        return output.print_json(rows)
+    columns = ("tasks", "waiting", "running", "finished", "cancelled", "failed")
+    return output.print_table(
+        ("id", "name", *columns, "owner"),
+        ((row["id"][:8], row["name"], *(row[name] for name in columns), row["owner"]) for row in rows),
+        "No arrays. Make one: gpupool job run --array 0-9 -- COMMAND",
+    )
+
+
+@command(job, "cancel-array")
+@click.argument("id_", metavar="ID")
+@click.option("--why", "reason", default="", help="Kept in the record.")
+def cancel_array(session: CliSession, id_: str, reason: str) -> None:
+    """Cancel every task of an array that has not ended."""
+    found = find_by_id_or_name(session.client, id_, "arrays/", "array")
+    answer = session.client.post(f"arrays/{found['id']}/cancel/", {"why": reason})
+    output.print_json(answer) if session.json else output.print_line(
+        f"{answer['cancelled']} tasks are cancelled."
+    )
+
+
+@command(job, "logs")
+@click.argument("id_", metavar="ID")
+@click.option("--follow", "-f", is_flag=True, help="Go on until it has ended.")
+@click.option("--attempt", type=int, help="The last one unless given.")
+@click.option(
+    "--rank", type=click.IntRange(0), default=0, help="Of a job on several hosts: which of them, from 0."
+)
+def read_logs(session: CliSession, id_: str, follow: bool, attempt: int | None, rank: int) -> None:
+    """What a job wrote."""
+    found = find_workload(session, id_)
+    if rank >= found["hosts"]:
+        allowed = f"0 to {found['hosts'] - 1}" if found["hosts"] > 1 else "0: it runs on one host"
+        raise click.UsageError(f"--rank {rank} of {found['name']}; allowed: {allowed}.")
+    if follow:
+        return _follow_log(session, found["id"], attempt, rank)
+    offset, text = 0, []
+    while True:
+        piece = session.client.get(
+            f"workloads/{found['id']}/logs/", offset=offset, attempt=attempt, rank=rank
+        )
+        if not piece["text"]:
+            break
+        text.append(piece["text"])
+        offset = piece["next_offset"]
+    if session.json:
+        return output.print_json({"text": "".join(text), "next_offset": offset})
+    sys.stdout.write("".join(text))
+    return None
+
+
+@command(job, "open")
+@click.argument("id_", metavar="ID")
+@click.option("--print", "print_only", is_flag=True, help="Print the address and open nothing.")
+def open_job(session: CliSession, id_: str, print_only: bool) -> None:
+    """Open what a job serves in the browser. The address works once, within a minute."""
+    open_in_browser(session, find_workload(session, id_), print_only)
+
+
+@command(job, "list")
+@click.option("--all", "everything", is_flag=True, help="Those of your teams, and those that ended.")
+@click.option("--array", metavar="ID", help="All tasks of this array, those that ended too.")
+def list_jobs(session: CliSession, everything: bool, array: str | None) -> None:
+    """Your jobs."""
+    if array is None:
+        return list_workloads(session, "jobs/", everything)
+    return list_workloads(
+        session,
+        "jobs/",
+        everything=True,
+        array=find_by_id_or_name(session.client, array, "arrays/", "array")["id"],
+    )
+
+
+def _follow_log(session: CliSession, id_: str, attempt: int | None, rank: int = 0) -> None:
+    """Print pieces as they come, over attempts, until it has ended; the exit code says how."""
+    offset, shown, at_its_end = 0, attempt, False
+    while True:
+        now = session.client.get(f"workloads/{id_}/")
+        current = attempt or max(now["attempt"], 1)
+        if shown != current:
+            offset, shown = 0, current
+        piece = session.client.get(f"workloads/{id_}/logs/", offset=offset, attempt=current, rank=rank)
+        sys.stdout.write(piece["text"])
+        sys.stdout.flush()
+        offset = piece["next_offset"]
+        over = not piece["text"] and (now["state"] == "ended" or (attempt and piece["ended"]))
+        if over and at_its_end:
+            break
+        at_its_end = bool(over)  # its last lines may come a moment after the word that it has ended
+        if not piece["text"]:
+            time.sleep(POLL_SECONDS)
+    if now["state"] == "ended" and now["outcome"] != "finished":
+        raise CliError(f"{now['name']} ended: {now['outcome'].replace('_', ' ')}. {now['reason']}".strip())

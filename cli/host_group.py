@@ -1,0 +1,102 @@
+"""Defines the ``gpupool host`` group and what its commands share."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from cli import output
+from cli.formatting import format_local_time
+from cli.session import CliSession, cli
+
+REASON_OPTION = click.option("--why", default="", help="Shown to everybody, and kept in the record.")
+
+
+RETURN_SYNONYMS = ("uncordon", "undrain", "resume")  # words of others for our return
+
+
+PREVIEW_OPTION = click.option("--preview", is_flag=True, help="Only show whom it touches, and until when.")
+
+
+class _HostGroup(click.Group):
+    """Says which verb brings a host back to whom another scheduler has taught another word for it."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] in RETURN_SYNONYMS:
+            raise click.UsageError(f"There is no {args[0]}: a host comes back with 'return'.", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@cli.group(cls=_HostGroup)
+def host() -> None:
+    """One host: its GPUs, diagnostics, repair and maintenance."""
+
+
+def host_path(name: str, verb: str) -> str:
+    return f"hosts/{quote(name, safe='', errors='replace')}/{verb}/"
+
+
+PREVIEW_TITLES = {
+    "cordon": "Cordon {}",
+    "drain": "Drain {}",
+    "return": "Return {} to service",
+    "revoke": "Revoke the credential of {}",
+    "off": "{} is powered off",
+    "maintenance": "Maintenance of {}",
+}
+
+
+def print_preview(session: CliSession, name: str, body: dict[str, Any]) -> None:
+    found = session.client.post(host_path(name, "preview"), body)
+    if session.json:
+        return output.print_json(found)
+    output.print_line(f"{PREVIEW_TITLES[found['verb']].format(name)}: {found['text']}")
+    print_affected_workloads(found["work"])
+    if found["gpus"] is not None:
+        away = {"return": "come back to the pool", "maintenance": "are away meanwhile"}
+        output.print_line(f"GPUs that {away.get(found['verb'], 'leave the pool')}: {found['gpus']}.")
+    print_affected_reservations(found)
+    if found["last_end"]:
+        output.print_line(f"The last ends by {format_local_time(found['last_end'])} at the latest.")
+    return output.print_line("Nothing is changed; without --preview it is done.")
+
+
+def print_affected_workloads(rows: list[dict[str, Any]]) -> None:
+    output.print_table(
+        ("workload", "team", "owner", "what happens", "at the latest"),
+        (
+            (
+                w["name"],
+                w["team"],
+                w["owner"],
+                w["words"],
+                format_local_time(w["by"]) if w["by"] else "at once",
+            )
+            for w in rows
+        ),
+        "Nothing runs on it.",
+    )
+
+
+def print_affected_reservations(found: dict[str, Any]) -> None:
+    if found["reservations"]:
+        listed = ", ".join(
+            f"{r['name']} ({r['team']}, until {format_local_time(r['end'])})" for r in found["reservations"]
+        )
+        output.print_line(f"Reservations on its GPUs, which get others: {listed}.")
+    if found.get("unkept"):
+        listed = ", ".join(
+            f"{r['name']} ({r['team']}, from {format_local_time(r['start'])})" for r in found["unkept"]
+        )
+        output.print_line(f"Coming reservations that could not be kept: {listed}.")
+    elif found.get("unkept") is not None:
+        output.print_line("Every coming reservation can be kept without it.")
+
+
+def require_reason(why: str, preview: bool) -> None:
+    if not why and not preview:
+        raise click.UsageError("Give the reason: --why.")
