@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from agent.host.state import log
+log = logging.getLogger("agent.host.durable_files")
 
 
 class StateFolderError(Exception):

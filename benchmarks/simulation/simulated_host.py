@@ -16,6 +16,7 @@ from unittest import mock
 
 import agent.daemon
 import agent.host.durable_files
+import agent.host.offered_environment
 import agent.host.state
 import agent.host.tool_files
 import agent.monitoring
@@ -24,7 +25,6 @@ import agent.runs.local_run
 import agent.runs.manager
 import agent.runs.orphaned_runs
 import agent.server.reporting
-import agent.host.offered_environment
 from agent.daemon import Agent, AgentOptions
 from agent.gpu.simulated_reader import SimulatedGpuReader
 from agent.host.durable_files import read_json

@@ -21,31 +21,8 @@ GPM_METRICS = {
 }
 
 
-MARKETED_MEMORY_GB = (
-    4,
-    6,
-    8,
-    10,
-    11,
-    12,
-    16,
-    20,
-    24,
-    32,
-    40,
-    48,
-    64,
-    72,
-    80,
-    94,
-    96,
-    128,
-    141,
-    144,
-    180,
-    192,
-    288,
-)
+# Memory sizes that GPUs are sold with.
+NOMINAL_GB = (4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 72, 80, 94, 96, 128, 141, 144, 180, 192, 288)
 
 
 # The NVIDIA driver tells which minor of /dev/nvidia-caps guards a MIG instance here.
@@ -74,7 +51,7 @@ def model_name(name: str, memory_mib: int) -> str:
         "GeForce ", ""
     )
     family = re.match(r"(RTX (?:PRO )?\w+(?: Ti| SUPER| Ada)?|GTX \w+|[A-Z]{1,2}\d+[A-Za-z]*)", plain)
-    size = min(MARKETED_MEMORY_GB, key=lambda sold: abs(sold - memory_mib / 1024))
+    size = min(NOMINAL_GB, key=lambda sold: abs(sold - memory_mib / 1024))
     return f"{family[1].replace(' ', '-') if family else plain.replace(' ', '-')}-{size}GB"
 
 
