@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from portal.api.calendar import explanation_views
+from portal.api.calendar import approval_views, explanation_views
 from portal.api.calendar import views as calendar
 from portal.api.fleet import gpu_geometry, health_rules, recordings, repairs, volumes
 from portal.api.fleet import views as fleet
@@ -84,16 +84,16 @@ urlpatterns = [
     path("series/preview/", calendar.SeriesPreviewView.as_view()),
     path("series/<uuid:id>/", calendar.SeriesDetailView.as_view()),
     path("series/<uuid:id>/cancel/", calendar.CancelSeriesView.as_view()),
-    path("approvals/", calendar.SubmissionListView.as_view()),
-    path("approvals/<uuid:id>/", calendar.SubmissionDetailView.as_view()),
-    path("approvals/<uuid:id>/effect/", calendar.ApprovalEffectView.as_view()),
-    path("approvals/<uuid:id>/approve/", calendar.ApproveSubmissionView.as_view()),
-    path("approvals/<uuid:id>/decline/", calendar.DeclineSubmissionView.as_view()),
-    path("approvals/<uuid:id>/withdraw/", calendar.WithdrawSubmissionView.as_view()),
+    path("approvals/", approval_views.SubmissionListView.as_view()),
+    path("approvals/<uuid:id>/", approval_views.SubmissionDetailView.as_view()),
+    path("approvals/<uuid:id>/effect/", approval_views.ApprovalEffectView.as_view()),
+    path("approvals/<uuid:id>/approve/", approval_views.ApproveSubmissionView.as_view()),
+    path("approvals/<uuid:id>/decline/", approval_views.DeclineSubmissionView.as_view()),
+    path("approvals/<uuid:id>/withdraw/", approval_views.WithdrawSubmissionView.as_view()),
     path("recordings/", recordings.RecordingListView.as_view()),
     path("recordings/<int:id>/", recordings.RecordingDetailView.as_view()),
-    path("quotas/", calendar.QuotaListView.as_view()),
-    path("quotas/requests/", calendar.QuotaRequestView.as_view()),
+    path("quotas/", approval_views.QuotaListView.as_view()),
+    path("quotas/requests/", approval_views.QuotaRequestView.as_view()),
     path("usage/", money.UsageView.as_view()),
     path("charges/", money.ChargeListView.as_view()),
     path("statements/", money.StatementListView.as_view()),

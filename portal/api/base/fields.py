@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rest_framework import serializers
 
-from portal.api.base.views import NumbersField
 from scheduler.core.model.slots import SLOTS_PER_GPU
 
 MAX_INT = 2**31 - 1
@@ -36,3 +36,58 @@ def numbers_field() -> NumbersField:
 def gpus_of_slots(slots: int | None) -> float | None:
     """Slots as GPUs."""
     return None if slots is None else round(slots / SLOTS_PER_GPU, 4)
+
+
+# What stands for a row wherever the engine, a verb or a record says it by a number.
+ROW_REFERENCES = frozenset(
+    {
+        "team",
+        "for_team",
+        "owner",
+        "user",
+        "author",
+        "project",
+        "pool",
+        "workload",
+        "for_workload",
+        "evicted_by",
+        "blockers",
+        "reservation",
+        "for_reservation",
+        "series",
+        "submission",
+        "array",
+        "host",
+        "run",
+        "template",
+    }
+)
+
+
+def public_numbers(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """A reason's numbers without those that stand for rows: they name nothing to anybody outside, and may be others' work. What
+    the reader may know of them is in the sentence, by name."""
+    return {
+        name: value
+        for name, value in numbers.items()
+        if name not in ROW_REFERENCES or not _is_row_reference(value)
+    }
+
+
+def _is_row_reference(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_is_row_reference, value))
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+class NumbersField(serializers.DictField):
+    """A reason's numbers: names and JSON values."""
+
+    def to_representation(self, value: Mapping[str, Any]) -> dict[str, Any]:
+        """As they go out."""
+        shown: dict[str, Any] = super().to_representation(public_numbers(value))
+        return shown
+
+
+class RecordField(NumbersField):
+    """What was submitted or changed: names and JSON values, rows by their names where they have one here."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
-from django.db.models import QuerySet
+from django.db.models import Model, QuerySet
+from django.http import Http404
 
 from portal import policy
-from portal.api.base.views import get_named_row
 from portal.errors import Invalid, ObjectNotFound
 from portal.input_checks import display_value
 from portal.models import Template, User
@@ -107,3 +107,24 @@ def workload_arguments(user: User, given: dict[str, Any]) -> dict[str, Any]:
     if "template" in given:
         found["template"] = template_by_slug(given["template"])
     return found
+
+
+Row = TypeVar("Row", bound=Model)
+
+
+def get_visible_or_404(rows: QuerySet[Row], **by: Any) -> Row:
+    """The one row out of those that may be seen, or Http404: what may not be seen does not exist."""
+    row = rows.filter(**by).first()
+    if row is None:
+        raise Http404
+    return row
+
+
+def get_named_row(rows: QuerySet[Row], field: str, value: str, noun: str, **by: Any) -> Row:
+    """The row that a field of the body names, out of those that may be seen. Raises Invalid."""
+    row = rows.filter(**by).first()
+    if row is None:
+        raise Invalid(
+            {field: f"{field} is {display_value(value)}; allowed: {noun} that you may see."}, {field: value}
+        )
+    return row

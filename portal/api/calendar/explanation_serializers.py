@@ -8,7 +8,8 @@ from rest_framework import serializers
 
 from portal.api.base.fields import ResponseSerializer, numbers_field
 from portal.api.calendar.serializers import ReservationWish, WindowShape
-from portal.api.work.serializers import BlockerShape, PastStartsShape
+from portal.api.work.preview_serializers import PastStartsShape
+from portal.api.work.workload_serializers import BlockerShape
 from portal.hardware_request import PlacementConstraints
 from portal.reads.work.wait_explanation import AlternativeWindow, WorkloadAhead
 from portal.wording import expected_start_texts, queue_order_texts, reason_texts

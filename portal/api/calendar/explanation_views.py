@@ -9,9 +9,10 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from portal import policy
-from portal.api.base.views import ApiView, get_visible_or_404
+from portal.api.base.lookups import get_visible_or_404
+from portal.api.base.views import ApiView
 from portal.api.calendar import explanation_serializers as shapes
-from portal.api.work.serializers import AnotherWay, alternative_body
+from portal.api.work.preview_serializers import AnotherWay, alternative_body
 from portal.errors import Invalid
 from portal.planner_budget import metered_planning
 from portal.reads.work import expected_starts, forced_moves, manual_stops, wait_explanation
@@ -60,7 +61,7 @@ class WorkloadExplanationView(ApiView):
             "hidden_blockers": open_ - len(blockers),
             "decisions": forced_moves.workload_history(workload, 20),
         }
-        return self.one(answer, shapes.WhyShape)
+        return self.object_response(answer, shapes.WhyShape)
 
 
 class CompareTurnsView(ApiView):
@@ -88,7 +89,7 @@ class CompareTurnsView(ApiView):
                 ),
             },
         }
-        return self.one(answer, shapes.WhyThemShape)
+        return self.object_response(answer, shapes.WhyThemShape)
 
 
 class FasterAlternativesView(ApiView):

@@ -8,19 +8,20 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from portal.api.base.fields import (
+    RecordField,
     ResponseSerializer,
     count_field,
-    gpus_of_slots,
     name_field,
     numbers_field,
+    public_numbers,
     slug_field,
 )
-from portal.api.base.views import PageQuery, RecordField, StrictSerializer, public_numbers
-from portal.api.work.serializers import BlockerShape, PlacedWish
+from portal.api.base.serializers import PageQuery, StrictSerializer
+from portal.api.work.request_serializers import PlacedWish
 from portal.models import Submission, SubmissionState
 from portal.services.calendar.recurring_reservations import WEEKDAYS, clock_changes_of
 from portal.wording import reason_texts, request_texts
-from scheduler.models import Project, Quota, Reservation, Series
+from scheduler.models import Project, Reservation, Series
 from scheduler.state.states import ReservationState
 
 
@@ -286,81 +287,3 @@ class SeriesAnswer(ResponseSerializer):
 
     series = SeriesShape(allow_null=True)
     submission = SubmissionShape(allow_null=True)
-
-
-class SubmissionQuery(PageQuery):
-    state = serializers.ChoiceField(choices=SubmissionState.choices, required=False)
-    kind = serializers.ChoiceField(choices=Submission.Kind.choices, required=False)
-
-
-class EffectShape(ResponseSerializer):
-    fits = serializers.BooleanField()
-    code = serializers.CharField()
-    sentence = serializers.CharField()
-    capacity_gpus = serializers.FloatField(required=False)
-    guaranteed_before_gpus = serializers.FloatField(required=False)
-    guaranteed_after_gpus = serializers.FloatField(required=False)
-    free_before_gpus = serializers.FloatField(required=False)
-    free_after_gpus = serializers.FloatField(required=False)
-    team_before_gpus = serializers.FloatField(required=False)
-    team_after_gpus = serializers.FloatField(required=False)
-    gpus = serializers.FloatField(required=False)
-    evicted = BlockerShape(many=True, required=False)
-    overlapping = ReservationShape(many=True, required=False)
-
-
-class ApproveWish(StrictSerializer):
-    comment = serializers.CharField(max_length=1000, required=False, allow_blank=True, default="")
-    changes = serializers.DictField(
-        child=serializers.JSONField(allow_null=True), required=False, help_text="fields of the payload"
-    )
-
-
-class DeclineWish(StrictSerializer):
-    comment = serializers.CharField(max_length=1000)
-
-
-class QuotaShape(ResponseSerializer):
-    team = serializers.CharField(source="team.slug")
-    pool = serializers.CharField(source="pool.slug")
-    model = serializers.CharField()
-    guaranteed_gpus = serializers.SerializerMethodField()
-    borrow_limit_gpus = serializers.SerializerMethodField(help_text="above the guarantee; null: no limit")
-    gpu_hours = serializers.IntegerField(
-        allow_null=True, help_text="worth of the guarantee in a period; null: no end"
-    )
-    period = serializers.ChoiceField(choices=Quota.Period.values, source="hours_period")
-    when_used_up = serializers.ChoiceField(choices=Quota.WhenUsedUp.choices)
-    gpu_hours_used = serializers.FloatField(
-        help_text="in the period, counted every minute; 0 without gpu_hours"
-    )
-    used_up = serializers.BooleanField(source="hours_used_up")
-    updated_at = serializers.DateTimeField()
-
-    def get_guaranteed_gpus(self, quota: Quota) -> float:
-        """In GPUs."""
-        return gpus_of_slots(quota.guaranteed_slots) or 0.0
-
-    @extend_schema_field(serializers.FloatField(allow_null=True))
-    def get_borrow_limit_gpus(self, quota: Quota) -> float | None:
-        """In GPUs."""
-        return gpus_of_slots(quota.borrow_limit_slots)
-
-
-class QuotaQuery(PageQuery):
-    pool = slug_field(required=False)
-    team = slug_field(required=False)
-
-
-class QuotaWish(StrictSerializer):
-    team = slug_field()
-    pool = slug_field()
-    model = serializers.CharField(max_length=60)
-    guaranteed_gpus = count_field(0)
-    borrow_limit_gpus = count_field(0, required=False, allow_null=True)
-    gpu_hours = count_field(
-        1, required=False, allow_null=True, help_text="worth of the guarantee in a period"
-    )
-    period = serializers.ChoiceField(choices=Quota.Period.values, required=False)
-    when_used_up = serializers.ChoiceField(choices=Quota.WhenUsedUp.choices, required=False)
-    why = serializers.CharField(max_length=1000, required=False, allow_blank=True)

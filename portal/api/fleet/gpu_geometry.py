@@ -11,7 +11,8 @@ from rest_framework.response import Response
 
 from portal import policy
 from portal.api.base import lookups
-from portal.api.base.views import ApiView, StrictSerializer
+from portal.api.base.serializers import StrictSerializer
+from portal.api.base.views import ApiView
 from portal.reads.fleet import mig_geometry as reads
 from portal.services.fleet import mig_geometry as verbs
 from scheduler.models import GeometryChange, Host
@@ -119,16 +120,16 @@ class HostGeometryView(ApiView):
     def post(self, request: Request, name: str) -> Response:
         """Split a GPU otherwise: it takes nothing new, its work leaves, then its host does it. For operators."""
         host = _visible_host(self, name)
-        made = verbs.change_geometry(**self.by, host=host, **self.given(GeometryWish))
-        return self.one(made, GeometryChangeShape, 202)
+        made = verbs.change_geometry(**self.service_context, host=host, **self.validated_body(GeometryWish))
+        return self.object_response(made, GeometryChangeShape, 202)
 
 
 class GeometryPreviewView(ApiView):
     @extend_schema(operation_id="hosts_geometry_preview", request=GeometryTry, responses=GeometryEffectShape)
     def post(self, request: Request, name: str) -> Response:
         """Whose work would leave, and when. For operators."""
-        host, given = _visible_host(self, name), self.given(GeometryTry)
-        return self.one(
+        host, given = _visible_host(self, name), self.validated_body(GeometryTry)
+        return self.object_response(
             verbs.preview_geometry_change(actor=self.actor, host=host, now=self.now, **given),
             GeometryEffectShape,
         )
@@ -141,8 +142,10 @@ class WithdrawGeometryView(ApiView):
     def post(self, request: Request, name: str) -> Response:
         """Take it back while the GPU is being drained. For operators."""
         host = _visible_host(self, name)
-        taken = verbs.withdraw_geometry(**self.by, host=host, **self.given(WithdrawnGeometryWish))
-        return self.one(taken, GeometryChangeShape)
+        taken = verbs.withdraw_geometry(
+            **self.service_context, host=host, **self.validated_body(WithdrawnGeometryWish)
+        )
+        return self.object_response(taken, GeometryChangeShape)
 
 
 def _visible_host(view: ApiView, name: str) -> Host:

@@ -6,7 +6,7 @@ from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from portal.api.base.pagination import page_schema
+from portal.api.base.schema import page_schema
 from portal.api.base.views import ApiView, paginate_list
 from portal.api.fleet import serializers as shapes
 from portal.errors import ObjectNotFound
@@ -23,7 +23,7 @@ class HealthRuleListView(ApiView):
     )
     def get(self, request: Request) -> Response:
         """What is done about which hardware event, by whose advice, where others do something else, and what was changed."""
-        query = self.query(shapes.HealthRuleQuery)
+        query = self.validated_query(shapes.HealthRuleQuery)
         given = {name: query[name] for name in ("find", "action", "changed") if name in query}
         return paginate_list(reads.health_rules(**given), shapes.HealthRuleShape, query)
 
@@ -34,8 +34,8 @@ class HealthRuleListView(ApiView):
     )
     def post(self, request: Request) -> Response:
         """A rule for a code that has none: until then its events are noted. For operators."""
-        return self.one(
-            verbs.add_health_rule(**self.by, **self.given(shapes.NewHealthRuleWish)),
+        return self.object_response(
+            verbs.add_health_rule(**self.service_context, **self.validated_body(shapes.NewHealthRuleWish)),
             shapes.HealthRuleShape,
             201,
         )
@@ -45,7 +45,7 @@ class HealthRuleDetailView(ApiView):
     @extend_schema(operation_id="health_rules_read", responses=shapes.HealthRuleShape)
     def get(self, request: Request, code: str) -> Response:
         """One rule."""
-        return self.one(_get_rule_or_404(code), shapes.HealthRuleShape)
+        return self.object_response(_get_rule_or_404(code), shapes.HealthRuleShape)
 
     @extend_schema(
         operation_id="health_rules_set", request=shapes.HealthRuleWish, responses=shapes.HealthRuleShape
@@ -53,8 +53,10 @@ class HealthRuleDetailView(ApiView):
     def put(self, request: Request, code: str) -> Response:
         """Change what is done; what is not given stays. For operators."""
         rule = _get_rule_or_404(code)
-        changed = verbs.set_health_rule(**self.by, code=rule.code, **self.given(shapes.HealthRuleWish))
-        return self.one(changed, shapes.HealthRuleShape)
+        changed = verbs.set_health_rule(
+            **self.service_context, code=rule.code, **self.validated_body(shapes.HealthRuleWish)
+        )
+        return self.object_response(changed, shapes.HealthRuleShape)
 
 
 class ResetHealthRuleView(ApiView):
@@ -64,8 +66,10 @@ class ResetHealthRuleView(ApiView):
     def post(self, request: Request, code: str) -> Response:
         """Put it back to what it began with. 409 where it is so, or was added by an operator. For operators."""
         rule = _get_rule_or_404(code)
-        put_back = verbs.reset_health_rule(**self.by, code=rule.code, **self.given(shapes.ReasonWish))
-        return self.one(put_back, shapes.HealthRuleShape)
+        put_back = verbs.reset_health_rule(
+            **self.service_context, code=rule.code, **self.validated_body(shapes.ReasonWish)
+        )
+        return self.object_response(put_back, shapes.HealthRuleShape)
 
 
 class RemoveHealthRuleView(ApiView):
@@ -75,8 +79,10 @@ class RemoveHealthRuleView(ApiView):
     def post(self, request: Request, code: str) -> Response:
         """Take a rule out that an operator added: its events are noted again. The answer is the rule as it was. For operators."""
         rule = _get_rule_or_404(code)
-        removed = verbs.remove_health_rule(**self.by, code=rule.code, **self.given(shapes.ReasonWish))
-        return self.one(removed, shapes.HealthRuleShape)
+        removed = verbs.remove_health_rule(
+            **self.service_context, code=rule.code, **self.validated_body(shapes.ReasonWish)
+        )
+        return self.object_response(removed, shapes.HealthRuleShape)
 
 
 def _get_rule_or_404(code: str) -> HealthRule:

@@ -12,8 +12,10 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from portal import policy
-from portal.api.base.pagination import page_schema
-from portal.api.base.views import ApiView, PageQuery, get_named_row
+from portal.api.base.lookups import get_named_row
+from portal.api.base.schema import page_schema
+from portal.api.base.serializers import PageQuery
+from portal.api.base.views import ApiView
 from portal.reads.work import recordings
 
 
@@ -39,7 +41,7 @@ class RecordingListView(ApiView):
     def get(self, request: Request) -> Response:
         """What the engine planned on in each cycle that changed something, the latest first. For operators and auditors."""
         policy.require(self.actor, "recording.see")
-        query = self.query(RecordingQuery)
+        query = self.validated_query(RecordingQuery)
         about = None
         if "workload" in query:
             given = query["workload"]
@@ -47,7 +49,7 @@ class RecordingListView(ApiView):
             about = get_named_row(
                 rows, "workload", str(given), "the id of a notebook or job", public_id=given
             )
-        return self.page(recordings.latest_recordings(about), RecordingShape, query)
+        return self.list_response(recordings.latest_recordings(about), RecordingShape, query)
 
 
 class RecordingDetailView(ApiView):

@@ -12,8 +12,10 @@ from rest_framework.response import Response
 
 from portal import policy
 from portal.api.base import lookups
-from portal.api.base.pagination import page_schema
-from portal.api.base.views import ApiView, PageQuery, StrictSerializer, get_visible_or_404
+from portal.api.base.lookups import get_visible_or_404
+from portal.api.base.schema import page_schema
+from portal.api.base.serializers import PageQuery, StrictSerializer
+from portal.api.base.views import ApiView
 from portal.api.fleet import serializers as shapes
 from portal.reads.fleet import gpu_health as reads
 from portal.reads.fleet import host_history
@@ -125,7 +127,7 @@ class HostHealthView(ApiView):
             "stray_processes": found.rows,
             "maintenance": reads.maintenance_windows(host, self.now),
         }
-        return self.one(told, HostHealthShape)
+        return self.object_response(told, HostHealthShape)
 
 
 class HostEventListView(ApiView):
@@ -135,11 +137,11 @@ class HostEventListView(ApiView):
     def get(self, request: Request, name: str) -> Response:
         """Every hardware event of a host, the newest first; ``health`` has the last 20."""
         rows = reads.all_hardware_events(_visible_host(self, name))
-        return self.page(
+        return self.list_response(
             rows,
             HardwareEventShape,
-            self.query(PageQuery),
-            told=partial(reads.visible_hardware_events, self.actor),
+            self.validated_query(PageQuery),
+            describe=partial(reads.visible_hardware_events, self.actor),
         )
 
 
@@ -150,7 +152,7 @@ class DiagnosticListView(ApiView):
     def get(self, request: Request, name: str) -> Response:
         """What diagnostics of its GPUs found, the newest first."""
         rows = _visible_host(self, name).diagnostics.select_related("gpu").order_by("-created_at", "-pk")
-        return self.page(rows, DiagnosticShape, self.query(PageQuery))
+        return self.list_response(rows, DiagnosticShape, self.validated_query(PageQuery))
 
 
 class DiagnoseWish(StrictSerializer):
@@ -167,9 +169,9 @@ class DiagnoseGpuView(ApiView):
     def post(self, request: Request, name: str) -> Response:
         """Have the host look at one of its GPUs, or at all that nobody holds. For operators."""
         host = _visible_host(self, name)
-        given = self.given(DiagnoseWish)
-        made = [verbs.diagnose_gpu(**self.by, host=host, **given)] if "gpu" in given else None
-        rows = made if made is not None else verbs.diagnose_host(**self.by, host=host, **given)
+        given = self.validated_body(DiagnoseWish)
+        made = [verbs.diagnose_gpu(**self.service_context, host=host, **given)] if "gpu" in given else None
+        rows = made if made is not None else verbs.diagnose_host(**self.service_context, host=host, **given)
         return Response(DiagnosticShape(rows, many=True).data, status=202)
 
 
@@ -201,9 +203,11 @@ class ForgetGpuView(ApiView):
     @extend_schema(operation_id="hosts_forget_gpu", request=ForgottenGpuWish, responses=MissingGpuShape)
     def post(self, request: Request, name: str) -> Response:
         """A missing GPU is gone for good: it is listed no more. Reported again it is there again. For operators."""
-        gpu = verbs.forget_gpu(**self.by, host=_visible_host(self, name), **self.given(ForgottenGpuWish))
+        gpu = verbs.forget_gpu(
+            **self.service_context, host=_visible_host(self, name), **self.validated_body(ForgottenGpuWish)
+        )
         gpu.refresh_from_db(fields=["missing_since"])
-        return self.one(gpu, MissingGpuShape)
+        return self.object_response(gpu, MissingGpuShape)
 
 
 class CancelledWindowWish(StrictSerializer):
@@ -220,8 +224,10 @@ class CancelMaintenanceView(ApiView):
     def post(self, request: Request, name: str) -> Response:
         """Take an announced window back. For operators."""
         host = _visible_host(self, name)
-        return self.one(
-            hosts.cancel_maintenance(**self.by, host=host, **self.given(CancelledWindowWish)),
+        return self.object_response(
+            hosts.cancel_maintenance(
+                **self.service_context, host=host, **self.validated_body(CancelledWindowWish)
+            ),
             shapes.MaintenanceShape,
         )
 
@@ -246,7 +252,9 @@ class RepairPolicyView(ApiView):
     @extend_schema(operation_id="pools_repair_policy", responses=RepairPolicyShape)
     def get(self, request: Request, slug: str) -> Response:
         """What the pool does by itself about processes of no workload and GPUs that are not to be trusted."""
-        return self.one(get_visible_or_404(policy.visible_pools(self.actor), slug=slug), RepairPolicyShape)
+        return self.object_response(
+            get_visible_or_404(policy.visible_pools(self.actor), slug=slug), RepairPolicyShape
+        )
 
     @extend_schema(
         operation_id="pools_change_repair_policy", request=RepairPolicyWish, responses=RepairPolicyShape
@@ -254,8 +262,10 @@ class RepairPolicyView(ApiView):
     def put(self, request: Request, slug: str) -> Response:
         """Change it; what is not given stays. For operators."""
         pool = get_visible_or_404(policy.visible_pools(self.actor), slug=slug)
-        return self.one(
-            verbs.change_repair_policy(**self.by, pool=pool, **self.given(RepairPolicyWish)),
+        return self.object_response(
+            verbs.change_repair_policy(
+                **self.service_context, pool=pool, **self.validated_body(RepairPolicyWish)
+            ),
             RepairPolicyShape,
         )
 
@@ -266,7 +276,7 @@ def _visible_host(view: ApiView, name: str) -> Host:
 
 def _change_response(view: ApiView, name: str, verb: Any) -> Response:
     host = _visible_host(view, name)
-    gpu = verb(**view.by, host=host, **view.given(GpuWish))
-    return view.one(
+    gpu = verb(**view.service_context, host=host, **view.validated_body(GpuWish))
+    return view.object_response(
         next(each for each in reads.gpu_health_of_host(host) if each.gpu.pk == gpu.pk), GpuHealthShape
     )

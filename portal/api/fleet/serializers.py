@@ -10,7 +10,7 @@ from rest_framework import serializers
 
 from portal import policy
 from portal.api.base.fields import ResponseSerializer, count_field, slug_field
-from portal.api.base.views import PageQuery, StrictSerializer
+from portal.api.base.serializers import PageQuery, StrictSerializer
 from portal.models import AuditEvent
 from portal.reads.fleet import gpu_health, host_history
 from portal.reads.fleet.host_details import host_state, last_rejected_agent

@@ -12,8 +12,10 @@ from rest_framework.response import Response
 
 from portal import policy
 from portal.api.base import lookups
-from portal.api.base.pagination import page_schema
-from portal.api.base.views import ApiView, EmptyBody, get_visible_or_404
+from portal.api.base.lookups import get_visible_or_404
+from portal.api.base.schema import page_schema
+from portal.api.base.serializers import EmptyBody
+from portal.api.base.views import ApiView
 from portal.api.fleet import serializers as shapes
 from portal.reads.fleet import host_details as reads
 from portal.reads.fleet.free_capacity import free_slots_by_model
@@ -60,7 +62,7 @@ class PoolDetailView(ApiView):
     def get(self, request: Request, slug: str) -> Response:
         """One pool, with what is free now."""
         pool = get_visible_or_404(policy.visible_pools(self.actor).select_related("team"), slug=slug)
-        return self.one(_pool_with_counts(pool, self), shapes.PoolShape)
+        return self.object_response(_pool_with_counts(pool, self), shapes.PoolShape)
 
 
 class PoolIsolationView(ApiView):
@@ -70,8 +72,10 @@ class PoolIsolationView(ApiView):
     def put(self, request: Request, slug: str) -> Response:
         """How well its hosts have to keep workloads apart: none, sandbox, team_users or limits. For operators."""
         pool = get_visible_or_404(policy.visible_pools(self.actor).select_related("team"), slug=slug)
-        changed = demand_isolation(**self.by, pool=pool, **self.given(shapes.IsolationWish))
-        return self.one(_pool_with_counts(changed, self), shapes.PoolShape)
+        changed = demand_isolation(
+            **self.service_context, pool=pool, **self.validated_body(shapes.IsolationWish)
+        )
+        return self.object_response(_pool_with_counts(changed, self), shapes.PoolShape)
 
 
 class HostListView(ApiView):
@@ -80,18 +84,18 @@ class HostListView(ApiView):
     )
     def get(self, request: Request) -> Response:
         """Hosts of the pools that you may see."""
-        query = self.query(shapes.HostQuery)
+        query = self.validated_query(shapes.HostQuery)
         rows = _visible_hosts(self)
         if query.get("pool"):
             rows = rows.filter(pool__slug=query["pool"])
-        return self.page(rows.order_by("name"), shapes.HostShape, query)
+        return self.list_response(rows.order_by("name"), shapes.HostShape, query)
 
     @extend_schema(operation_id="hosts_add", request=shapes.HostWish, responses={201: shapes.JoinShape})
     def post(self, request: Request) -> Response:
         """Make a host known; the answer has the token with which its agent joins, and the command to paste. For operators."""
-        given = self.given(shapes.HostWish)
+        given = self.validated_body(shapes.HostWish)
         given["pool"] = lookups.visible_pool(self.actor, given["pool"])
-        by = self.by
+        by = self.service_context
         host, token = hosts.add_host(**by, **given)
         return _join_token_response(self, host, token, by["now"])
 
@@ -100,18 +104,18 @@ class HostDetailView(ApiView):
     @extend_schema(operation_id="hosts_read", responses=shapes.HostDetail)
     def get(self, request: Request, name: str) -> Response:
         """One host: also what its agent reports of it, and the last agent that was turned away as it."""
-        return self.one(_visible_host(self, name), shapes.HostDetail)
+        return self.object_response(_visible_host(self, name), shapes.HostDetail)
 
 
 class HostChangePreviewView(ApiView):
     @extend_schema(operation_id="hosts_preview", request=shapes.HostVerbTry, responses=shapes.HostEffectShape)
     def post(self, request: Request, name: str) -> Response:
         """What a verb would touch: work, until when, reservations, GPUs. Changes nothing; refused as the verb. For operators."""
-        given = self.given(shapes.HostVerbTry)
+        given = self.validated_body(shapes.HostVerbTry)
         found = host_effects.preview_host_verb(
             actor=self.actor, host=_visible_host(self, name), now=self.now, **given
         )
-        return self.one(found, shapes.HostEffectShape)
+        return self.object_response(found, shapes.HostEffectShape)
 
 
 class CordonHostView(ApiView):
@@ -155,8 +159,8 @@ class HostJoinTokenView(ApiView):
     @extend_schema(operation_id="hosts_join_token", request=EmptyBody, responses={201: shapes.JoinShape})
     def post(self, request: Request, name: str) -> Response:
         """Another join token, with the command to paste; those not used yet stop working. For operators."""
-        host, by = _visible_host(self, name), self.by
-        self.given(EmptyBody)
+        host, by = _visible_host(self, name), self.service_context
+        self.validated_body(EmptyBody)
         return _join_token_response(self, host, hosts.new_join_token(**by, host=host), by["now"])
 
 
@@ -168,11 +172,15 @@ class HostMaintenanceView(ApiView):
     )
     def post(self, request: Request, name: str) -> Response:
         """Announce a window in which it is away; the answer has what it touches. For operators."""
-        host, by, given = _visible_host(self, name), self.by, self.given(shapes.MaintenanceWish)
+        host, by, given = (
+            _visible_host(self, name),
+            self.service_context,
+            self.validated_body(shapes.MaintenanceWish),
+        )
         made = hosts.set_maintenance(**by, host=host, **given)
         found = host_effects.host_verb_effect(host, "maintenance", by["now"], made.start, made.end)
         told = {"window": made, "work": found.work, "reservations": found.reservations}
-        return self.one(told, shapes.MadeMaintenanceShape, 201)
+        return self.object_response(told, shapes.MadeMaintenanceShape, 201)
 
 
 def _visible_host(view: ApiView, name: str) -> Host:
@@ -181,11 +189,11 @@ def _visible_host(view: ApiView, name: str) -> Host:
 
 def _change_response(view: ApiView, name: str, verb: str, deed: Callable[..., Host]) -> Response:
     """The host as it is now, what is so in words, and the work that is still on it."""
-    by = view.by
-    host = deed(**by, host=_visible_host(view, name), **view.given(shapes.ReasonWish))
+    by = view.service_context
+    host = deed(**by, host=_visible_host(view, name), **view.validated_body(shapes.ReasonWish))
     host.said = host_texts.HOST_VERBS[verb].done.format(host.name)  # type: ignore[attr-defined]
     host.still_there = host_effects.affected_workloads(host, verb, by["now"])  # type: ignore[attr-defined]
-    return view.one(host, shapes.ChangedHostShape)
+    return view.object_response(host, shapes.ChangedHostShape)
 
 
 def _join_token_response(view: ApiView, host: Host, token: str, now: datetime) -> Response:
@@ -198,4 +206,4 @@ def _join_token_response(view: ApiView, host: Host, token: str, now: datetime) -
         "checkout_command": commands.checkout,
         "simulated_as": reads.simulation_options(host),
     }
-    return view.one(told, shapes.JoinShape, 201)
+    return view.object_response(told, shapes.JoinShape, 201)

@@ -9,8 +9,9 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from portal.api.base.pagination import page_schema
-from portal.api.base.views import ApiView, PageQuery
+from portal.api.base.schema import page_schema
+from portal.api.base.serializers import PageQuery
+from portal.api.base.views import ApiView
 from portal.reads.fleet import volumes as reads
 from scheduler.models import Host
 
@@ -68,7 +69,7 @@ class VolumeListView(ApiView):
     @extend_schema(operation_id="volumes_list", parameters=[PageQuery], responses=page_schema(VolumeShape))
     def get(self, request: Request) -> Response:
         """Your home on each storage, and those of the people in teams you lead: names and sizes, never files."""
-        query = self.query(PageQuery)
+        query = self.validated_query(PageQuery)
         rows = reads.visible_homes(self.actor)
         number, size = query["page"], query["page_size"]
         start = (number - 1) * size
@@ -89,4 +90,6 @@ class EnvironmentListView(ApiView):
     )
     def get(self, request: Request) -> Response:
         """What notebooks and jobs find on each host that you may see, as its agent reports."""
-        return self.page(reads.joined_hosts(self.actor), EnvironmentShape, self.query(PageQuery))
+        return self.list_response(
+            reads.joined_hosts(self.actor), EnvironmentShape, self.validated_query(PageQuery)
+        )

@@ -7,7 +7,7 @@ from rest_framework import serializers
 
 from portal import policy
 from portal.api.base.fields import ResponseSerializer, slug_field
-from portal.api.base.views import PageQuery, StrictSerializer
+from portal.api.base.serializers import PageQuery, StrictSerializer
 from portal.services.money.budgets import BUDGET_ACTIONS, BUDGET_MEASURES
 from portal.services.money.months import IDLE_PAYERS
 from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR

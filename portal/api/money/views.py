@@ -12,8 +12,10 @@ from rest_framework.response import Response
 
 from portal import policy
 from portal.api.base import lookups
-from portal.api.base.pagination import page_schema
-from portal.api.base.views import ApiView, PageQuery, Why, get_visible_or_404
+from portal.api.base.lookups import get_visible_or_404
+from portal.api.base.schema import page_schema
+from portal.api.base.serializers import PageQuery, Why
+from portal.api.base.views import ApiView
 from portal.api.money import serializers as shapes
 from portal.errors import Invalid
 from portal.input_checks import InputChecks
@@ -38,7 +40,7 @@ class UsageView(ApiView):
     @extend_schema(operation_id="usage_read", parameters=[shapes.UsageQuery], responses=shapes.UsageShape)
     def get(self, request: Request) -> Response:
         """GPU-hours held and used by the teams that you may see."""
-        query = self.query(shapes.UsageQuery)
+        query = self.validated_query(shapes.UsageQuery)
         checks = InputChecks()
         end = checks.aware_datetime("end", query.get("end", self.now))
         start = (
@@ -64,7 +66,9 @@ class UsageView(ApiView):
             }
             for group in table.groups
         ]
-        return self.one({"start": start, "end": end, "by": query["by"], "lines": lines}, shapes.UsageShape)
+        return self.object_response(
+            {"start": start, "end": end, "by": query["by"], "lines": lines}, shapes.UsageShape
+        )
 
 
 class ChargeListView(ApiView):
@@ -75,7 +79,7 @@ class ChargeListView(ApiView):
     )
     def get(self, request: Request) -> Response:
         """Charge lines that you may see, newest first."""
-        query = self.query(shapes.ChargeQuery)
+        query = self.validated_query(shapes.ChargeQuery)
         rows = policy.visible_charges(self.actor).select_related("pool")
         if query.get("month"):
             rows = rows.filter(month=month_or_404(query["month"]))
@@ -83,7 +87,7 @@ class ChargeListView(ApiView):
             rows = rows.filter(team__slug=query["team"])
         if query.get("bucket"):
             rows = rows.filter(bucket=query["bucket"])
-        return self.page(rows.order_by("-start", "-pk"), shapes.ChargeShape, query)
+        return self.list_response(rows.order_by("-start", "-pk"), shapes.ChargeShape, query)
 
 
 def _visible_statements(view: ApiView) -> QuerySet[Statement]:
@@ -97,8 +101,10 @@ class StatementListView(ApiView):
     def get(self, request: Request) -> Response:
         """Months, newest first. For finance and auditors."""
         policy.require(self.actor, "charges.see_all")
-        return self.page(
-            _visible_statements(self).order_by("-month"), shapes.StatementShape, self.query(PageQuery)
+        return self.list_response(
+            _visible_statements(self).order_by("-month"),
+            shapes.StatementShape,
+            self.validated_query(PageQuery),
         )
 
 
@@ -106,7 +112,7 @@ class StatementDetailView(ApiView):
     @extend_schema(operation_id="statements_read", responses=shapes.StatementShape)
     def get(self, request: Request, month: str) -> Response:
         """One month."""
-        return self.one(
+        return self.object_response(
             get_visible_or_404(_visible_statements(self), month=month_or_404(month)), shapes.StatementShape
         )
 
@@ -115,9 +121,9 @@ class CloseStatementView(ApiView):
     @extend_schema(operation_id="statements_close", request=Why, responses=shapes.StatementShape)
     def post(self, request: Request, month: str) -> Response:
         """Freeze a month that is over: its checks run, nothing changes it afterwards."""
-        given = self.given(Why)
-        return self.one(
-            months.close_month(**self.by, month=month_or_404(month), **given),
+        given = self.validated_body(Why)
+        return self.object_response(
+            months.close_month(**self.service_context, month=month_or_404(month), **given),
             shapes.StatementShape,
         )
 
@@ -129,14 +135,16 @@ class PriceListView(ApiView):
     def get(self, request: Request) -> Response:
         """The rate card, newest first."""
         rows = Price.objects.select_related("pool").order_by("-valid_from", "-pk")
-        return self.page(rows, shapes.PriceShape, self.query(PageQuery))
+        return self.list_response(rows, shapes.PriceShape, self.validated_query(PageQuery))
 
     @extend_schema(operation_id="prices_set", request=shapes.PriceWish, responses={201: shapes.PriceShape})
     def post(self, request: Request) -> Response:
         """What a GPU-hour costs from a date on. Never touches the past."""
-        given = self.given(shapes.PriceWish)
+        given = self.validated_body(shapes.PriceWish)
         given["pool"] = lookups.visible_pool(self.actor, given["pool"]) if given.get("pool") else None
-        return self.one(rate_card.set_price(**self.by, **given), shapes.PriceShape, 201)
+        return self.object_response(
+            rate_card.set_price(**self.service_context, **given), shapes.PriceShape, 201
+        )
 
 
 class BudgetListView(ApiView):
@@ -146,14 +154,16 @@ class BudgetListView(ApiView):
     def get(self, request: Request) -> Response:
         """Budgets of the teams and projects that you may see."""
         rows = policy.visible_budgets(self.actor).select_related("team", "project").order_by("-month", "pk")
-        return self.page(rows, shapes.BudgetShape, self.query(PageQuery))
+        return self.list_response(rows, shapes.BudgetShape, self.validated_query(PageQuery))
 
     @extend_schema(operation_id="budgets_set", request=shapes.BudgetWish, responses={201: shapes.BudgetShape})
     def post(self, request: Request) -> Response:
         """What a team or a project may be charged in a month, in money or GPU-hours."""
-        given = self.given(shapes.BudgetWish)
+        given = self.validated_body(shapes.BudgetWish)
         given["team"] = lookups.visible_team(self.actor, given["team"]) if given.get("team") else None
         given["project"] = (
             lookups.visible_project(self.actor, given["project"]) if given.get("project") else None
         )
-        return self.one(budgets.set_budget(**self.by, **given), shapes.BudgetShape, 201)
+        return self.object_response(
+            budgets.set_budget(**self.service_context, **given), shapes.BudgetShape, 201
+        )

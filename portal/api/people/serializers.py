@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rest_framework import serializers
 
-from portal.api.base.fields import ResponseSerializer, count_field, name_field, numbers_field
-from portal.api.base.views import PageQuery, RecordField, StrictSerializer
+from portal.api.base.fields import RecordField, ResponseSerializer, count_field, name_field, numbers_field
+from portal.api.base.serializers import PageQuery, StrictSerializer
 from portal.models import Membership, Notification
 from portal.wording import notice_texts
 from scheduler.models import Project, WorkloadKind, WorkloadType

@@ -8,8 +8,10 @@ from rest_framework.response import Response
 
 from portal import policy
 from portal.api.base.fields import MAX_INT
-from portal.api.base.pagination import page_schema
-from portal.api.base.views import ApiView, EmptyBody, PageQuery, get_visible_or_404
+from portal.api.base.lookups import get_visible_or_404
+from portal.api.base.schema import page_schema
+from portal.api.base.serializers import EmptyBody, PageQuery
+from portal.api.base.views import ApiView
 from portal.api.people import serializers as shapes
 from portal.models import Template
 from portal.services.people import accounts, api_tokens
@@ -24,20 +26,22 @@ class MeView(ApiView):
     @extend_schema(operation_id="me_change", request=shapes.MeChange, responses=shapes.MeShape)
     def patch(self, request: Request) -> Response:
         """Change your time zone or theme."""
-        accounts.set_preferences(**self.by, **self.given(shapes.MeChange))
+        accounts.set_preferences(**self.service_context, **self.validated_body(shapes.MeChange))
         return self._me()
 
     def _me(self) -> Response:
         rows = policy.visible_users(self.actor).prefetch_related("memberships__team")
-        return self.one(get_visible_or_404(rows, pk=self.actor.pk), shapes.MeShape)
+        return self.object_response(get_visible_or_404(rows, pk=self.actor.pk), shapes.MeShape)
 
 
 class TeamListView(ApiView):
     @extend_schema(operation_id="teams_list", parameters=[PageQuery], responses=page_schema(shapes.TeamShape))
     def get(self, request: Request) -> Response:
         """Teams that you may see."""
-        return self.page(
-            policy.visible_teams(self.actor).order_by("slug"), shapes.TeamShape, self.query(PageQuery)
+        return self.list_response(
+            policy.visible_teams(self.actor).order_by("slug"),
+            shapes.TeamShape,
+            self.validated_query(PageQuery),
         )
 
 
@@ -48,7 +52,7 @@ class ProjectListView(ApiView):
     def get(self, request: Request) -> Response:
         """Projects that you may see; ``path`` is how requests name them."""
         rows = policy.visible_projects(self.actor).select_related("team").order_by("team__slug", "slug")
-        return self.page(rows, shapes.ProjectShape, self.query(PageQuery))
+        return self.list_response(rows, shapes.ProjectShape, self.validated_query(PageQuery))
 
 
 class TemplateListView(ApiView):
@@ -57,8 +61,10 @@ class TemplateListView(ApiView):
     )
     def get(self, request: Request) -> Response:
         """Templates to launch notebooks and jobs from."""
-        return self.page(
-            Template.objects.order_by("position", "slug"), shapes.TemplateShape, self.query(PageQuery)
+        return self.list_response(
+            Template.objects.order_by("position", "slug"),
+            shapes.TemplateShape,
+            self.validated_query(PageQuery),
         )
 
 
@@ -69,12 +75,12 @@ class TokenListView(ApiView):
     def get(self, request: Request) -> Response:
         """Your tokens, newest first; their text is never shown again."""
         rows = policy.visible_tokens(self.actor).order_by("-created_at", "-pk")
-        return self.page(rows, shapes.TokenShape, self.query(PageQuery))
+        return self.list_response(rows, shapes.TokenShape, self.validated_query(PageQuery))
 
     @extend_schema(operation_id="tokens_create", request=shapes.TokenWish, responses={201: shapes.TokenMade})
     def post(self, request: Request) -> Response:
         """Make a token; the answer has its text, this once."""
-        token, text = api_tokens.create_token(**self.by, **self.given(shapes.TokenWish))
+        token, text = api_tokens.create_token(**self.service_context, **self.validated_body(shapes.TokenWish))
         return Response({**shapes.TokenShape(token).data, "token": text}, status=201)
 
 
@@ -83,8 +89,10 @@ class RevokeTokenView(ApiView):
     def post(self, request: Request, id: int) -> Response:
         """It stops working at once."""
         token = get_visible_or_404(policy.visible_tokens(self.actor), pk=min(id, MAX_INT))
-        self.given(EmptyBody)
-        return self.one(api_tokens.revoke_token(**self.by, token=token), shapes.TokenShape)
+        self.validated_body(EmptyBody)
+        return self.object_response(
+            api_tokens.revoke_token(**self.service_context, token=token), shapes.TokenShape
+        )
 
 
 class NotificationListView(ApiView):
@@ -96,15 +104,19 @@ class NotificationListView(ApiView):
     def get(self, request: Request) -> Response:
         """Your notices, newest first."""
         rows = policy.visible_notifications(self.actor).order_by("-at", "-pk")
-        return self.page(rows, shapes.NotificationShape, self.query(PageQuery))
+        return self.list_response(rows, shapes.NotificationShape, self.validated_query(PageQuery))
 
 
 class MarkNotificationsReadView(ApiView):
     @extend_schema(operation_id="notifications_read", request=shapes.ReadWish, responses=shapes.ReadAnswer)
     def post(self, request: Request) -> Response:
         """Mark notices as read."""
-        return self.one(
-            {"read": accounts.read_notifications(**self.by, **self.given(shapes.ReadWish))},
+        return self.object_response(
+            {
+                "read": accounts.read_notifications(
+                    **self.service_context, **self.validated_body(shapes.ReadWish)
+                )
+            },
             shapes.ReadAnswer,
         )
 
@@ -115,7 +127,7 @@ class AuditEventListView(ApiView):
     )
     def get(self, request: Request) -> Response:
         """Who did what to what, newest first, of what you may see."""
-        query = self.query(shapes.AuditQuery)
+        query = self.validated_query(shapes.AuditQuery)
         rows = policy.visible_audit(self.actor).select_related("team")
         rows = rows.filter(**{name: query[name] for name in ("verb", "target") if query.get(name)})
-        return self.page(rows.order_by("-at", "-pk"), shapes.AuditShape, query)
+        return self.list_response(rows.order_by("-at", "-pk"), shapes.AuditShape, query)

@@ -12,9 +12,11 @@ from rest_framework.response import Response
 
 from portal import policy
 from portal.api.base import lookups
-from portal.api.base.pagination import page_schema
-from portal.api.base.views import ApiView, EmptyBody, PageQuery, Why, get_visible_or_404
-from portal.api.work import serializers as shapes
+from portal.api.base.lookups import get_visible_or_404
+from portal.api.base.schema import page_schema
+from portal.api.base.serializers import EmptyBody, PageQuery, Why
+from portal.api.base.views import ApiView
+from portal.api.work import array_serializers, preview_serializers, request_serializers, workload_serializers
 from portal.errors import Invalid
 from portal.models import ApiToken
 from portal.reads.work.job_arrays import with_task_counts
@@ -58,136 +60,179 @@ class WorkloadListView(ApiView):
 
     @extend_schema(
         operation_id="workloads_list",
-        parameters=[shapes.WorkloadQuery],
-        responses=page_schema(shapes.WorkloadShape),
+        parameters=[request_serializers.WorkloadQuery],
+        responses=page_schema(workload_serializers.WorkloadShape),
     )
     def get(self, request: Request) -> Response:
         """Work that you may see, newest first."""
-        query = self.query(shapes.WorkloadQuery)
-        return self.page(_filtered_workloads(self, query), shapes.WorkloadShape, query)
+        query = self.validated_query(request_serializers.WorkloadQuery)
+        return self.list_response(_filtered_workloads(self, query), workload_serializers.WorkloadShape, query)
 
 
 class NotebookListView(ApiView):
     @extend_schema(
         operation_id="notebooks_list",
-        parameters=[shapes.KindQuery],
-        responses=page_schema(shapes.WorkloadShape),
+        parameters=[request_serializers.KindQuery],
+        responses=page_schema(workload_serializers.WorkloadShape),
     )
     def get(self, request: Request) -> Response:
         """Notebooks that you may see, newest first."""
-        query = self.query(shapes.KindQuery)
-        return self.page(
-            _filtered_workloads(self, {**query, "kind": WorkloadKind.NOTEBOOK}), shapes.WorkloadShape, query
+        query = self.validated_query(request_serializers.KindQuery)
+        return self.list_response(
+            _filtered_workloads(self, {**query, "kind": WorkloadKind.NOTEBOOK}),
+            workload_serializers.WorkloadShape,
+            query,
         )
 
     @extend_schema(
-        operation_id="notebooks_launch", request=shapes.NotebookWish, responses={201: shapes.Submitted}
+        operation_id="notebooks_launch",
+        request=request_serializers.NotebookWish,
+        responses={201: workload_serializers.Submitted},
     )
     def post(self, request: Request) -> Response:
         """Launch a notebook; what is not given comes from the template."""
-        given = lookups.workload_arguments(self.actor, self.given(shapes.NotebookWish))
-        return self.one(launch.launch_notebook(**self.by, **given), shapes.Submitted, 201)
+        given = lookups.workload_arguments(self.actor, self.validated_body(request_serializers.NotebookWish))
+        return self.object_response(
+            launch.launch_notebook(**self.service_context, **given), workload_serializers.Submitted, 201
+        )
 
 
 class JobListView(ApiView):
     @extend_schema(
-        operation_id="jobs_list", parameters=[shapes.JobQuery], responses=page_schema(shapes.WorkloadShape)
+        operation_id="jobs_list",
+        parameters=[request_serializers.JobQuery],
+        responses=page_schema(workload_serializers.WorkloadShape),
     )
     def get(self, request: Request) -> Response:
         """Jobs that you may see, newest first; tasks of an array by their index."""
-        query = self.query(shapes.JobQuery)
-        return self.page(
-            _filtered_workloads(self, {**query, "kind": WorkloadKind.JOB}), shapes.WorkloadShape, query
+        query = self.validated_query(request_serializers.JobQuery)
+        return self.list_response(
+            _filtered_workloads(self, {**query, "kind": WorkloadKind.JOB}),
+            workload_serializers.WorkloadShape,
+            query,
         )
 
-    @extend_schema(operation_id="jobs_submit", request=shapes.JobWish, responses={201: shapes.Submitted})
+    @extend_schema(
+        operation_id="jobs_submit",
+        request=request_serializers.JobWish,
+        responses={201: workload_serializers.Submitted},
+    )
     def post(self, request: Request) -> Response:
         """Submit a job."""
-        given = lookups.workload_arguments(self.actor, self.given(shapes.JobWish))
-        return self.one(launch.submit_job(**self.by, **given), shapes.Submitted, 201)
+        given = lookups.workload_arguments(self.actor, self.validated_body(request_serializers.JobWish))
+        return self.object_response(
+            launch.submit_job(**self.service_context, **given), workload_serializers.Submitted, 201
+        )
 
 
 class ArrayListView(ApiView):
     @extend_schema(
-        operation_id="arrays_list", parameters=[PageQuery], responses=page_schema(shapes.ArrayShape)
+        operation_id="arrays_list",
+        parameters=[PageQuery],
+        responses=page_schema(array_serializers.ArrayShape),
     )
     def get(self, request: Request) -> Response:
         """Arrays of jobs that you may see, newest first, with how many tasks wait, run and ended."""
-        query = self.query(PageQuery)
-        return self.page(_visible_arrays(self), shapes.ArrayShape, query)
+        query = self.validated_query(PageQuery)
+        return self.list_response(_visible_arrays(self), array_serializers.ArrayShape, query)
 
     @extend_schema(
-        operation_id="arrays_submit", request=shapes.ArrayWish, responses={201: shapes.SubmittedArray}
+        operation_id="arrays_submit",
+        request=request_serializers.ArrayWish,
+        responses={201: array_serializers.SubmittedArray},
     )
     def post(self, request: Request) -> Response:
         """Submit a job for each index, in one request."""
         made = launch.submit_array(
-            **self.by, **lookups.workload_arguments(self.actor, self.given(shapes.ArrayWish))
+            **self.service_context,
+            **lookups.workload_arguments(self.actor, self.validated_body(request_serializers.ArrayWish)),
         )
-        return self.one(_visible_arrays(self).get(pk=made.pk), shapes.SubmittedArray, 201)
+        return self.object_response(
+            _visible_arrays(self).get(pk=made.pk), array_serializers.SubmittedArray, 201
+        )
 
 
 class ArrayDetailView(ApiView):
-    @extend_schema(operation_id="arrays_read", responses=shapes.ArrayShape)
+    @extend_schema(operation_id="arrays_read", responses=array_serializers.ArrayShape)
     def get(self, request: Request, id: UUID) -> Response:
         """One array of jobs."""
-        return self.one(get_visible_or_404(_visible_arrays(self), public_id=id), shapes.ArrayShape)
+        return self.object_response(
+            get_visible_or_404(_visible_arrays(self), public_id=id), array_serializers.ArrayShape
+        )
 
 
 class CancelArrayView(ApiView):
-    @extend_schema(operation_id="arrays_cancel", request=Why, responses=shapes.CancelledTasks)
+    @extend_schema(operation_id="arrays_cancel", request=Why, responses=array_serializers.CancelledTasks)
     def post(self, request: Request, id: UUID) -> Response:
         """Cancel every task that has not ended."""
         row = get_visible_or_404(_visible_arrays(self), public_id=id)
-        cancelled = workload_changes.cancel_array(**self.by, array=row, **self.given(Why))
-        return self.one({"cancelled": cancelled}, shapes.CancelledTasks)
+        cancelled = workload_changes.cancel_array(
+            **self.service_context, array=row, **self.validated_body(Why)
+        )
+        return self.object_response({"cancelled": cancelled}, array_serializers.CancelledTasks)
 
 
 class NotebookPreviewView(ApiView):
     @extend_schema(
-        operation_id="notebooks_preview", request=shapes.NotebookWish, responses=shapes.PreviewShape
+        operation_id="notebooks_preview",
+        request=request_serializers.NotebookWish,
+        responses=preview_serializers.PreviewShape,
     )
     def post(self, request: Request) -> Response:
         """What would happen to a notebook if you launched it now. Changes nothing."""
         return _preview_response(
-            self, lookups.workload_arguments(self.actor, self.given(shapes.NotebookWish)), "notebook"
+            self,
+            lookups.workload_arguments(self.actor, self.validated_body(request_serializers.NotebookWish)),
+            "notebook",
         )
 
 
 class JobPreviewView(ApiView):
-    @extend_schema(operation_id="jobs_preview", request=shapes.JobWish, responses=shapes.PreviewShape)
+    @extend_schema(
+        operation_id="jobs_preview",
+        request=request_serializers.JobWish,
+        responses=preview_serializers.PreviewShape,
+    )
     def post(self, request: Request) -> Response:
         """What would happen to a job if you submitted it now. Changes nothing."""
         return _preview_response(
-            self, lookups.workload_arguments(self.actor, self.given(shapes.JobWish)), "job"
+            self,
+            lookups.workload_arguments(self.actor, self.validated_body(request_serializers.JobWish)),
+            "job",
         )
 
 
 def _preview_response(view: ApiView, given: dict[str, Any], kind: str) -> Response:
-    answer = workload_preview.preview_workload(**view.by, **given, kind=kind)
+    answer = workload_preview.preview_workload(**view.service_context, **given, kind=kind)
     never = answer["never"]
     answer["sentence"] = (
         reason_texts.never_starts_sentence(never.code, never.numbers, view.actor)
         if never
         else reason_texts.reason_sentence(answer["code"], answer["numbers"], view.actor)
     )
-    return view.one(answer, shapes.PreviewShape)
+    return view.object_response(answer, preview_serializers.PreviewShape)
 
 
 class WorkloadDetailView(ApiView):
-    @extend_schema(operation_id="workloads_read", responses=shapes.WorkloadDetail)
+    @extend_schema(operation_id="workloads_read", responses=workload_serializers.WorkloadDetail)
     def get(self, request: Request, id: UUID) -> Response:
         """One notebook or job, with the runs of its attempts."""
-        return self.one(get_visible_or_404(_visible_workloads(self), public_id=id), shapes.WorkloadDetail)
+        return self.object_response(
+            get_visible_or_404(_visible_workloads(self), public_id=id), workload_serializers.WorkloadDetail
+        )
 
 
 class WorkloadLogView(ApiView):
-    @extend_schema(operation_id="workloads_logs", parameters=[shapes.LogQuery], responses=shapes.LogShape)
+    @extend_schema(
+        operation_id="workloads_logs",
+        parameters=[request_serializers.LogQuery],
+        responses=workload_serializers.LogShape,
+    )
     def get(self, request: Request, id: UUID) -> Response:
         """A piece of what it wrote, from a byte on; ask again from ``next_offset``."""
         workload = get_visible_or_404(_visible_workloads(self), public_id=id)
         policy.require(self.actor, "workload.logs", workload)
-        query = self.query(shapes.LogQuery)
+        query = self.validated_query(request_serializers.LogQuery)
         if query["rank"] >= workload.hosts:
             allowed = f"0 to {workload.hosts - 1}" if workload.hosts > 1 else "0: it runs on one host"
             raise Invalid(
@@ -200,83 +245,107 @@ class WorkloadLogView(ApiView):
         run = rows.first()
         if run is None:
             ended = workload.state == WorkloadState.ENDED
-            return self.one({"text": "", "next_offset": query["offset"], "ended": ended}, shapes.LogShape)
+            return self.object_response(
+                {"text": "", "next_offset": query["offset"], "ended": ended}, workload_serializers.LogShape
+            )
         text, after = logs.read_log(run.public_id, query["offset"], LOG_CHUNK_BYTES)
         ended = run.state == RunState.ENDED and not text
-        return self.one({"text": text, "next_offset": after, "ended": ended}, shapes.LogShape)
+        return self.object_response(
+            {"text": text, "next_offset": after, "ended": ended}, workload_serializers.LogShape
+        )
 
 
 class CancelWorkloadView(ApiView):
-    @extend_schema(operation_id="workloads_cancel", request=Why, responses=shapes.WorkloadShape)
+    @extend_schema(operation_id="workloads_cancel", request=Why, responses=workload_serializers.WorkloadShape)
     def post(self, request: Request, id: UUID) -> Response:
         """Stop it, or take it out of the queue."""
         workload = get_visible_or_404(_visible_workloads(self), public_id=id)
-        return self.one(
-            workload_changes.cancel_workload(**self.by, workload=workload, **self.given(Why)),
-            shapes.WorkloadShape,
+        return self.object_response(
+            workload_changes.cancel_workload(
+                **self.service_context, workload=workload, **self.validated_body(Why)
+            ),
+            workload_serializers.WorkloadShape,
         )
 
 
 class ExtendWorkloadView(ApiView):
     @extend_schema(
-        operation_id="workloads_extend", request=shapes.SecondsWish, responses=shapes.WorkloadShape
+        operation_id="workloads_extend",
+        request=request_serializers.SecondsWish,
+        responses=workload_serializers.WorkloadShape,
     )
     def post(self, request: Request, id: UUID) -> Response:
         """Let it run longer, within the pool's longest runtime; what may not be evicted, while its GPUs are promised to nobody."""
         workload = get_visible_or_404(_visible_workloads(self), public_id=id)
-        given = self.given(shapes.SecondsWish)
-        return self.one(
-            workload_changes.extend_workload(**self.by, workload=workload, **given), shapes.WorkloadShape
+        given = self.validated_body(request_serializers.SecondsWish)
+        return self.object_response(
+            workload_changes.extend_workload(**self.service_context, workload=workload, **given),
+            workload_serializers.WorkloadShape,
         )
 
 
 class KeepWorkloadView(ApiView):
-    @extend_schema(operation_id="workloads_keep", request=shapes.SecondsWish, responses=shapes.WorkloadShape)
+    @extend_schema(
+        operation_id="workloads_keep",
+        request=request_serializers.SecondsWish,
+        responses=workload_serializers.WorkloadShape,
+    )
     def post(self, request: Request, id: UUID) -> Response:
         """Don't stop a notebook for idleness for so long."""
         workload = get_visible_or_404(_visible_workloads(self), public_id=id)
-        given = self.given(shapes.SecondsWish)
-        return self.one(
-            workload_changes.keep_workload(**self.by, workload=workload, **given), shapes.WorkloadShape
+        given = self.validated_body(request_serializers.SecondsWish)
+        return self.object_response(
+            workload_changes.keep_workload(**self.service_context, workload=workload, **given),
+            workload_serializers.WorkloadShape,
         )
 
 
 class RelaunchWorkloadView(ApiView):
     @extend_schema(
-        operation_id="workloads_relaunch", request=shapes.RelaunchWish, responses={201: shapes.Submitted}
+        operation_id="workloads_relaunch",
+        request=request_serializers.RelaunchWish,
+        responses={201: workload_serializers.Submitted},
     )
     def post(self, request: Request, id: UUID) -> Response:
         """Queue a copy of it, with changes."""
         workload = get_visible_or_404(_visible_workloads(self), public_id=id)
-        given = self.given(shapes.RelaunchWish)
-        return self.one(
-            launch.relaunch_workload(**self.by, workload=workload, **given), shapes.Submitted, 201
+        given = self.validated_body(request_serializers.RelaunchWish)
+        return self.object_response(
+            launch.relaunch_workload(**self.service_context, workload=workload, **given),
+            workload_serializers.Submitted,
+            201,
         )
 
 
 class OpenWorkloadView(ApiView):
-    @extend_schema(operation_id="workloads_open", request=EmptyBody, responses=shapes.OpenShape)
+    @extend_schema(operation_id="workloads_open", request=EmptyBody, responses=workload_serializers.OpenShape)
     def post(self, request: Request, id: UUID) -> Response:
         """The address that opens a running notebook, or what a job serves, once, within a minute."""
         workload = get_visible_or_404(_visible_workloads(self), public_id=id)
-        self.given(EmptyBody)
+        self.validated_body(EmptyBody)
         session = getattr(request, "session", None)
         token = request.auth if isinstance(request.auth, ApiToken) else None
         key = (session.session_key or "") if session is not None and token is None else ""
-        url = workspaces.open_workspace(**self.by, workload=workload, session_key=key, token=token)
-        return self.one({"url": url}, shapes.OpenShape)
+        url = workspaces.open_workspace(
+            **self.service_context, workload=workload, session_key=key, token=token
+        )
+        return self.object_response({"url": url}, workload_serializers.OpenShape)
 
 
 class QueueView(ApiView):
     @extend_schema(
-        operation_id="queue_list", parameters=[shapes.QueueQuery], responses=page_schema(shapes.WorkloadShape)
+        operation_id="queue_list",
+        parameters=[request_serializers.QueueQuery],
+        responses=page_schema(workload_serializers.WorkloadShape),
     )
     def get(self, request: Request) -> Response:
         """What waits, of what you may see, in the order the engine last judged it."""
-        query = self.query(shapes.QueueQuery)
+        query = self.validated_query(request_serializers.QueueQuery)
         rows = _visible_workloads(self).filter(state=WorkloadState.QUEUED)
         if query.get("pool"):
             rows = rows.filter(pool__slug=query["pool"])
-        return self.page(
-            rows.order_by("pool__slug", "position", "submitted_at", "pk"), shapes.WorkloadShape, query
+        return self.list_response(
+            rows.order_by("pool__slug", "position", "submitted_at", "pk"),
+            workload_serializers.WorkloadShape,
+            query,
         )

@@ -534,7 +534,7 @@ def test_oneself_and_ones_notices(today_world: World, client_of: Client) -> None
 def test_too_many_requests_are_told_to_wait(
     today_world: World, client_of: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from portal.api.base.views import WriteThrottle
+    from portal.api.base.throttling import WriteThrottle
 
     monkeypatch.setattr(WriteThrottle, "rate", "2/min")
     client = client_of(today_world.vision.member)

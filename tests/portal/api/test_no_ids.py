@@ -12,7 +12,7 @@ import pytest
 from django.db import connection
 from rest_framework.test import APIClient
 
-from portal.api.base.views import ReadThrottle, WriteThrottle
+from portal.api.base.throttling import ReadThrottle, WriteThrottle
 from portal.notices import delivery
 from portal.services.approvals import submissions
 from portal.services.calendar import recurring_reservations, reservations

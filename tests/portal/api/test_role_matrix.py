@@ -12,7 +12,7 @@ from django.db import transaction
 from drf_spectacular.generators import SchemaGenerator
 from rest_framework.test import APIClient
 
-from portal.api.base.views import ReadThrottle, WriteThrottle
+from portal.api.base.throttling import ReadThrottle, WriteThrottle
 from portal.models import Template
 from portal.services.approvals import submissions
 from portal.services.calendar import recurring_reservations, reservations

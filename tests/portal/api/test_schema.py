@@ -19,7 +19,7 @@ from drf_spectacular.generators import SchemaGenerator
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.specs.openapi import checks as openapi
 
-from portal.api.base.views import ReadThrottle, WriteThrottle
+from portal.api.base.throttling import ReadThrottle, WriteThrottle
 from portal.models import ApiToken, Template
 from portal.services.approvals import submissions
 from portal.services.calendar import recurring_reservations, reservations

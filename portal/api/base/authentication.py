@@ -1,0 +1,55 @@
+"""Authenticate requests by API token."""
+
+from __future__ import annotations
+
+from django.utils import timezone
+from drf_spectacular.extensions import OpenApiAuthenticationExtension
+from drf_spectacular.openapi import AutoSchema
+from rest_framework.authentication import BaseAuthentication, get_authorization_header
+from rest_framework.exceptions import AuthenticationFailed
+from rest_framework.request import Request
+
+from portal.models import ApiToken, User
+from portal.services.people import api_tokens
+
+
+class TokenAuthentication(BaseAuthentication):
+    """``Authorization: Bearer gpp_…``: a token made in the browser."""
+
+    keyword = "Bearer"
+
+    def authenticate(self, request: Request) -> tuple[User, ApiToken] | None:
+        """The token and its user; None when the request carries no bearer token. Raises AuthenticationFailed for a wrong one."""
+        parts = get_authorization_header(request).split()
+        if not parts or parts[0].lower() != b"bearer":
+            return None
+        text = parts[1].decode("ascii", "replace") if len(parts) == 2 else ""
+        token = (
+            api_tokens.token_in_force(text, timezone.now())
+            if text.startswith(api_tokens.TOKEN_PREFIX)
+            else None
+        )
+        if token is None:
+            raise AuthenticationFailed(
+                "The token is unknown, revoked or out of date; make a new one under API tokens."
+            )
+        return token.user, token
+
+    def authenticate_header(self, request: Request) -> str:
+        """What a 401 names."""
+        return f'{self.keyword} realm="gpupool"'
+
+
+class TokenAuthenticationScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
+    """How the schema describes tokens."""
+
+    target_class = "portal.api.base.authentication.TokenAuthentication"
+    name = "token"
+
+    def get_security_definition(self, auto_schema: AutoSchema) -> dict[str, str]:
+        """An HTTP bearer scheme."""
+        return {
+            "type": "http",
+            "scheme": "bearer",
+            "description": "A token made in the browser; it begins with gpp_.",
+        }

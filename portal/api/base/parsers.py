@@ -1,0 +1,32 @@
+"""Parse JSON bodies up to the permitted size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from io import BytesIO
+from typing import Any
+
+from django.conf import settings
+from rest_framework.exceptions import ParseError
+from rest_framework.parsers import JSONParser
+
+from portal.api.base.errors import BodyTooLargeError
+
+
+class LimitedJsonParser(JSONParser):
+    """JSON, as long as a form may be. What is nested deeper than Python follows is refused like any other wrong body."""
+
+    def parse(
+        self, stream: Any, media_type: str | None = None, parser_context: Mapping[str, Any] | None = None
+    ) -> Any:
+        """As DRF. Raises ParseError, TooLarge."""
+        most = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+        body = stream.read(most + 1)
+        if len(body) > most:
+            raise BodyTooLargeError
+        try:
+            return super().parse(BytesIO(body), media_type, parser_context)
+        except RecursionError:
+            raise ParseError(
+                "The body is JSON nested too deeply; allowed: the fields of this call."
+            ) from None

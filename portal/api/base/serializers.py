@@ -1,0 +1,68 @@
+"""Serializers that most endpoints share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rest_framework import serializers
+from rest_framework.exceptions import ValidationError
+
+from portal.api.base.errors import ALLOWED_PREFIX
+from portal.input_checks import display_value
+
+MAX_PAGE_SIZE = 200
+
+
+MAX_PAGE_NUMBER = 100_000
+
+
+class StrictSerializer(serializers.Serializer[Any]):
+    """Refuses fields it does not know: a misspelt one would otherwise be silently without effect. Of a choice it says which there
+    are."""
+
+    def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
+        """As DRF, in words of this API."""
+        fields = super().get_fields()
+        for field in fields.values():
+            if isinstance(field, serializers.ChoiceField):
+                field.error_messages["invalid_choice"] = (
+                    f"{ALLOWED_PREFIX}{', '.join(map(str, field.choices))}."
+                )
+        return fields
+
+    def to_internal_value(self, data: Any) -> Any:
+        """As DRF, after the names were checked."""
+        if isinstance(data, Mapping):
+            unknown = [str(name) for name in data if name not in self.fields]
+            if unknown:
+                allowed = (
+                    ", ".join(sorted(name for name, field in self.fields.items() if not field.read_only))
+                    or "none"
+                )
+                raise ValidationError(
+                    {display_value(name)[1:-1]: f"is no field here; allowed: {allowed}." for name in unknown}
+                )
+            numbers = [
+                name
+                for name, field in self.fields.items()
+                if isinstance(field, serializers.CharField) and isinstance(data.get(name), int | float)
+            ]
+            if numbers:  # DRF would take 0 as the text "0"
+                raise ValidationError(dict.fromkeys(numbers, f"a number; {ALLOWED_PREFIX}text."))
+        return super().to_internal_value(data)
+
+
+class PageQuery(StrictSerializer):
+    page = serializers.IntegerField(min_value=1, max_value=MAX_PAGE_NUMBER, default=1)
+    page_size = serializers.IntegerField(min_value=1, max_value=MAX_PAGE_SIZE, default=50)
+
+
+class EmptyBody(StrictSerializer):
+    """A body without fields."""
+
+
+class Why(StrictSerializer):
+    why = serializers.CharField(
+        max_length=1000, required=False, allow_blank=True, default="", help_text="Kept in the audit record."
+    )

@@ -1,0 +1,114 @@
+"""Serializers of previews."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from drf_spectacular.utils import extend_schema_field
+from rest_framework import serializers
+
+from portal.api.base.fields import ResponseSerializer, numbers_field
+from portal.services.work.request_checks import PRIORITY_NAMES
+from portal.wording import expected_start_texts
+from scheduler.core.explain.start_ranges import EstimateAccuracy
+from scheduler.core.what_if.alternatives import Alternative, ChangedField
+
+
+class AnotherWay(ResponseSerializer):
+    """Another way to ask for nearly the same, found by the planner."""
+
+    words = serializers.CharField()
+    starts_now = serializers.BooleanField()
+    expected_start = serializers.DateTimeField(allow_null=True)
+    changed = serializers.ListField(child=serializers.ChoiceField(choices=[str(c) for c in ChangedField]))
+    units = serializers.IntegerField(help_text="on each host")
+    hosts = serializers.IntegerField()
+    models = serializers.ListField(child=serializers.CharField())
+    profile = serializers.CharField(allow_blank=True)
+    max_runtime_seconds = serializers.IntegerField()
+    preemptible = serializers.BooleanField()
+    priority = serializers.ChoiceField(choices=list(PRIORITY_NAMES))
+
+
+def alternative_body(other: Alternative) -> dict[str, Any]:
+    """What ``AnotherWay`` shows."""
+    start = other.expected_start
+    return {
+        "words": expected_start_texts.alternative_request_text(other),
+        "starts_now": other.starts_now,
+        "expected_start": None if start is None else datetime.fromtimestamp(start, UTC),
+        "changed": [str(changed) for changed in other.changed],
+        "units": other.ask.units,
+        "hosts": other.ask.hosts,
+        "models": list(other.ask.models),
+        "profile": other.ask.profile,
+        "max_runtime_seconds": other.max_runtime_seconds,
+        "preemptible": other.preemptible,
+        "priority": next(
+            name for name, number in PRIORITY_NAMES.items() if int(number) == int(other.priority)
+        ),
+    }
+
+
+class PastStartsShape(ResponseSerializer):
+    """How good the expected starts of a pool were."""
+
+    counted = serializers.IntegerField(help_text="of the latest that waited and started")
+    median_error_seconds = serializers.IntegerField(allow_null=True, source="median_error")
+    ranged = serializers.IntegerField(help_text="those that were told a range")
+    in_time = serializers.IntegerField(help_text="of these, who started by its upper end")
+    simulated = serializers.IntegerField(help_text="of those counted: the demo's simulated past")
+    sentence = serializers.SerializerMethodField()
+
+    def get_sentence(self, past: EstimateAccuracy) -> str:
+        """In words."""
+        return expected_start_texts.forecast_accuracy_text(past)
+
+
+class PreviewShape(ResponseSerializer):
+    starts_now = serializers.BooleanField()
+    code = serializers.CharField()
+    numbers = numbers_field()
+    sentence = serializers.CharField()
+    expected_start = serializers.DateTimeField(allow_null=True)
+    likely_from = serializers.SerializerMethodField(help_text="null while too little is known of past starts")
+    likely_by = serializers.SerializerMethodField(help_text="the upper end of the range; never a guarantee")
+    sooner = serializers.SerializerMethodField(help_text="other ways to ask that would start sooner")
+    never_starts = serializers.SerializerMethodField(
+        help_text="whatever ends; submitting it is refused unless more may be granted"
+    )
+    may_be_granted = serializers.SerializerMethodField(
+        help_text="it never starts unless its team is granted more"
+    )
+    gpus = serializers.FloatField()
+    price_per_hour = serializers.DecimalField(max_digits=20, decimal_places=2, allow_null=True)
+    longest_cost = serializers.DecimalField(max_digits=20, decimal_places=2, allow_null=True)
+    currency = serializers.CharField()
+    wish = serializers.CharField(help_text="a warning when it would be done later than wanted_by; else empty")
+    warnings = serializers.ListField(
+        child=serializers.CharField(), help_text="what is worth a second look and blocks nothing"
+    )
+
+    @extend_schema_field(serializers.DateTimeField(allow_null=True))
+    def get_likely_from(self, answer: dict[str, Any]) -> datetime | None:
+        """The lower end of the range in which it would likely start."""
+        return answer["likely"][0] if answer["likely"] else None
+
+    @extend_schema_field(serializers.DateTimeField(allow_null=True))
+    def get_likely_by(self, answer: dict[str, Any]) -> datetime | None:
+        """The upper end of that range."""
+        return answer["likely"][1] if answer["likely"] else None
+
+    def get_never_starts(self, answer: dict[str, Any]) -> bool:
+        """The sentence says why."""
+        return answer["never"] is not None
+
+    def get_may_be_granted(self, answer: dict[str, Any]) -> bool:
+        """Then it is queued all the same."""
+        return answer["never"] is not None and answer["never"].may_be_granted
+
+    @extend_schema_field(AnotherWay(many=True))
+    def get_sooner(self, answer: dict[str, Any]) -> list[dict[str, Any]]:
+        """Each found by the planner."""
+        return list(AnotherWay([alternative_body(other) for other in answer["sooner"]], many=True).data)

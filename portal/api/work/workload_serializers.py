@@ -1,0 +1,239 @@
+"""Serializers of workloads and their runs."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, cast
+
+from django.db.models import Q
+from drf_spectacular.utils import extend_schema_field
+from rest_framework import serializers
+
+from portal import policy
+from portal.api.base.fields import ResponseSerializer, gpus_of_slots
+from portal.reads.work import expected_starts, manual_stops
+from portal.reads.work.expected_starts import StartRange, StartRecords
+from portal.reads.work.workload_details import attempts_without_checkpoint
+from portal.services.work import impossible_starts
+from portal.services.work.request_checks import PRIORITY_NAMES
+from portal.wording import outcome_texts
+from scheduler.models import Dependency, Pool, Workload, WorkloadKind, WorkloadType
+from scheduler.state.states import WorkloadState
+
+
+class WorkloadShape(ResponseSerializer):
+    id = serializers.UUIDField(source="public_id")
+    kind = serializers.ChoiceField(choices=WorkloadKind.choices)
+    type = serializers.ChoiceField(choices=WorkloadType.choices)
+    name = serializers.CharField()
+    pool = serializers.CharField(source="pool.slug")
+    project = serializers.SerializerMethodField()
+    owner = serializers.CharField(source="owner.username")
+    state = serializers.ChoiceField(choices=[s.value for s in WorkloadState])
+    outcome = serializers.CharField(help_text="a reason code once it has ended")
+    units = serializers.IntegerField(help_text="on each host")
+    hosts = serializers.IntegerField()
+    models = serializers.ListField(child=serializers.CharField(), source="models_wanted")
+    profile = serializers.CharField()
+    min_memory_mib = serializers.IntegerField(help_text="of each GPU; 0: any")
+    min_compute_capability = serializers.IntegerField(help_text="80 is 8.0; 0: any")
+    nvlink = serializers.BooleanField()
+    labels_required = serializers.DictField(child=serializers.CharField())
+    labels_preferred = serializers.DictField(child=serializers.CharField())
+    spread = serializers.BooleanField()
+    cpu_milli = serializers.IntegerField(help_text="thousandths of a core on each host; 0: not limited")
+    memory_mib = serializers.IntegerField(help_text="on each host; 0: not limited")
+    command = serializers.CharField()
+    priority = serializers.SerializerMethodField()
+    preemptible = serializers.BooleanField()
+    max_runtime_seconds = serializers.IntegerField()
+    attempt = serializers.IntegerField()
+    submitted_at = serializers.DateTimeField()
+    started_at = serializers.DateTimeField(allow_null=True)
+    ended_at = serializers.DateTimeField(allow_null=True)
+    position = serializers.IntegerField(allow_null=True, help_text="1 is next in its pool")
+    expected_start = serializers.DateTimeField(allow_null=True)
+    likely_from = serializers.SerializerMethodField(
+        help_text="while it waits; null while too little is known of past starts"
+    )
+    likely_by = serializers.SerializerMethodField(help_text="the upper end of the range; never a guarantee")
+    wanted_by = serializers.DateTimeField(allow_null=True, help_text="when it should be done: a wish")
+    reason_code = serializers.CharField()
+    reason = serializers.SerializerMethodField(
+        help_text="in words: why it waits, why it started, why it is told to go and by whom, or how it ended"
+    )
+    borrowed_gpus = serializers.SerializerMethodField()
+    reservation = serializers.UUIDField(source="reservation.public_id", allow_null=True, default=None)
+    checkpoint_at = serializers.DateTimeField(allow_null=True)
+    array = serializers.UUIDField(
+        source="array.public_id", allow_null=True, default=None, help_text="it is a task of this"
+    )
+    array_index = serializers.IntegerField(allow_null=True)
+    simulated = serializers.BooleanField(help_text="part of the simulated history, never ran")
+
+    def get_project(self, workload: Workload) -> str:
+        """team/project."""
+        return f"{workload.project.team.slug}/{workload.project.slug}"
+
+    @extend_schema_field(serializers.ChoiceField(choices=list(PRIORITY_NAMES)))
+    def get_priority(self, workload: Workload) -> str:
+        """By name."""
+        return next(name for name, number in PRIORITY_NAMES.items() if int(number) == workload.priority)
+
+    def get_reason(self, workload: Workload) -> str:
+        """In words."""
+        context = cast(dict[str, Any], self.context)  # the answer's own
+        if "stops" not in context:
+            rows = self.instance if self.parent is None else self.parent.instance
+            context["stops"] = manual_stops.manual_stops_of(
+                [rows] if isinstance(rows, Workload) else cast(Any, rows) or ()
+            )
+        return outcome_texts.current_reason_sentence(
+            workload, context["stops"].get(workload.pk), self.context.get("user")
+        )
+
+    @extend_schema_field(serializers.DateTimeField(allow_null=True))
+    def get_likely_from(self, workload: Workload) -> datetime | None:
+        """The lower end of the range in which it likely starts."""
+        likely = self._likely(workload)
+        return likely[0] if likely else None
+
+    @extend_schema_field(serializers.DateTimeField(allow_null=True))
+    def get_likely_by(self, workload: Workload) -> datetime | None:
+        """The upper end of that range."""
+        likely = self._likely(workload)
+        return likely[1] if likely else None
+
+    def _likely(self, workload: Workload) -> StartRange | None:
+        """Asks once per answer for the records of every pool, and not at all where nothing waits."""
+        if (
+            workload.state != WorkloadState.QUEUED
+            or workload.expected_start is None
+            or "now" not in self.context
+        ):
+            return None
+        context = cast(dict[str, Any], self.context)  # the answer's own
+        if "starts" not in context:
+            context["starts"] = expected_starts.start_records_of_pools(
+                Pool.objects.values_list("pk", flat=True), context["now"]
+            )
+        told: StartRecords = context["starts"]
+        return told.likely(workload)
+
+    def get_borrowed_gpus(self, workload: Workload) -> float:
+        """Held above the guarantee; what has ended holds nothing."""
+        return gpus_of_slots(0 if workload.state == WorkloadState.ENDED else workload.borrowed_slots) or 0.0
+
+
+class HeldShape(ResponseSerializer):
+    host = serializers.CharField()
+    gpu = serializers.IntegerField(help_text="its index on that host")
+    uuid = serializers.CharField()
+    profile = serializers.CharField(help_text="of a slice; empty: the whole GPU")
+
+
+class RunShape(ResponseSerializer):
+    id = serializers.UUIDField(source="public_id")
+    attempt = serializers.IntegerField()
+    rank = serializers.IntegerField()
+    host = serializers.CharField(source="host.name")
+    state = serializers.ChoiceField(choices=["placed", "starting", "running", "stopping", "ended"])
+    step = serializers.CharField()
+    placed_at = serializers.DateTimeField()
+    running_at = serializers.DateTimeField(allow_null=True)
+    ready_at = serializers.DateTimeField(allow_null=True)
+    ended_at = serializers.DateTimeField(allow_null=True)
+    outcome = serializers.CharField()
+    exit_code = serializers.IntegerField(allow_null=True)
+    checkpoint_at = serializers.DateTimeField(
+        allow_null=True, help_text="when it last said that it had saved"
+    )
+    begins_anew = serializers.SerializerMethodField(
+        help_text="its host has other homes than its last checkpoint lies in: it did not find that"
+    )
+    gpus = serializers.SerializerMethodField(help_text="UUIDs of what it holds or held")
+    units = serializers.SerializerMethodField(help_text="the same by host and index")
+
+    def get_begins_anew(self, run: Any) -> bool:
+        """Of the whole attempt."""
+        return run.attempt in self.context["begun_anew"]
+
+    @extend_schema_field(serializers.ListField(child=serializers.CharField()))
+    def get_gpus(self, run: Any) -> list[str]:
+        """By UUID."""
+        return sorted(allocation.unit.uuid for allocation in run.allocations.all())
+
+    @extend_schema_field(HeldShape(many=True))
+    def get_units(self, run: Any) -> list[dict[str, Any]]:
+        """By index."""
+        held = sorted(
+            (each.unit for each in run.allocations.all()), key=lambda unit: (unit.gpu.index, unit.uuid)
+        )
+        return [
+            {"host": run.host.name, "gpu": unit.gpu.index, "uuid": unit.uuid, "profile": unit.profile}
+            for unit in held
+        ]
+
+
+class AfterShape(ResponseSerializer):
+    workload = serializers.UUIDField(source="on.public_id", allow_null=True, default=None)
+    array = serializers.UUIDField(
+        source="on_array.public_id", allow_null=True, default=None, help_text="instead: all its tasks"
+    )
+    condition = serializers.ChoiceField(choices=Dependency.Condition.choices)
+    settled_at = serializers.DateTimeField(allow_null=True, help_text="when it had ended")
+
+
+class WorkloadDetail(WorkloadShape):
+    runs = serializers.SerializerMethodField()
+    after = serializers.SerializerMethodField(help_text="what it waits or waited for")
+
+    @extend_schema_field(AfterShape(many=True))
+    def get_after(self, workload: Workload) -> Any:
+        """In the order of their submission."""
+        seen = policy.visible_workloads(self.context["user"])
+        arrays = policy.visible_arrays(self.context["user"])
+        rows = workload.dependencies.filter(Q(on__in=seen) | Q(on_array__in=arrays)).select_related(
+            "on", "on_array"
+        )
+        rows = rows.order_by("on_id", "on_array_id")
+        return AfterShape(rows, many=True).data
+
+    @extend_schema_field(RunShape(many=True))
+    def get_runs(self, workload: Workload) -> Any:
+        """Every attempt's runs, newest first."""
+        rows = (
+            workload.runs.select_related("host")
+            .prefetch_related("allocations__unit__gpu")
+            .order_by("-attempt", "rank")[:100]
+        )
+        return RunShape(
+            rows, many=True, context={**self.context, "begun_anew": attempts_without_checkpoint(rows)}
+        ).data
+
+
+class Submitted(WorkloadShape):
+    warning = serializers.SerializerMethodField(
+        help_text="why it will not start before somebody grants more, or its hosts would not reach each other; else empty"
+    )
+
+    def get_warning(self, workload: Workload) -> str:
+        """In words."""
+        return impossible_starts.submission_warning(workload, self.context["user"], self.context["now"])
+
+
+class OpenShape(ResponseSerializer):
+    url = serializers.CharField(help_text="Opens the notebook once, within a minute.")
+
+
+class LogShape(ResponseSerializer):
+    text = serializers.CharField(allow_blank=True)
+    next_offset = serializers.IntegerField(help_text="where to go on")
+    ended = serializers.BooleanField(help_text="nothing more will come")
+
+
+class BlockerShape(ResponseSerializer):
+    id = serializers.UUIDField(source="public_id")
+    name = serializers.CharField()
+    owner = serializers.CharField(source="owner.username")
+    state = serializers.CharField()
