@@ -161,30 +161,30 @@ class AgentConnections:
     async def join(self, request: web.Request) -> web.Response:
         """A single-use token becomes a credential."""
         try:
-            body = parse(JoinRequest, await _read_json_body(request))
+            body = parse(JoinRequest, await read_json_body(request))
             answer = await self._threads.run(database_calls.join, body, timezone.now())
         except (ValueError, RecursionError, DataError) as error:  # ProtocolError is a ValueError
-            return _refusal(400, f"join: {_first_line(error)}")
+            return refusal_response(400, f"join: {first_line(error)}")
         except AgentConnectionRefused as error:
-            return _refusal(403, str(error))
+            return refusal_response(403, str(error))
         except DatabaseError:
-            return _refusal(503, DATABASE_UNAVAILABLE, retry=True)
+            return refusal_response(503, DATABASE_UNAVAILABLE, retry=True)
         return web.json_response(dataclasses.asdict(answer))
 
     async def renew(self, request: web.Request) -> web.Response:
         """An agent whose credential has run out signs for a new one."""
-        credential = _bearer_token(request)
+        credential = bearer_token(request)
         if credential is None:
-            return _refusal(401, "send the host's last credential as Authorization: Bearer ...")
+            return refusal_response(401, "send the host's last credential as Authorization: Bearer ...")
         try:
-            body = parse(RenewRequest, await _read_json_body(request))
+            body = parse(RenewRequest, await read_json_body(request))
             answer = await self._threads.run(database_calls.renew, credential, body, timezone.now())
         except (ValueError, RecursionError, DataError) as error:
-            return _refusal(400, f"renew: {_first_line(error)}")
+            return refusal_response(400, f"renew: {first_line(error)}")
         except AgentConnectionRefused as error:
-            return _refusal(403, str(error))
+            return refusal_response(403, str(error))
         except DatabaseError:
-            return _refusal(503, DATABASE_UNAVAILABLE, retry=True)
+            return refusal_response(503, DATABASE_UNAVAILABLE, retry=True)
         return web.json_response(dataclasses.asdict(answer))
 
     # -- sync ----------------------------------------------------------------------------------------------------------
@@ -227,9 +227,9 @@ class AgentConnections:
         autoping: bool,
         serve: Callable[[AgentConnection], Awaitable[None]],
     ) -> web.StreamResponse:
-        credential = _bearer_token(request)
+        credential = bearer_token(request)
         if credential is None:
-            return _refusal(401, "send the host's credential as Authorization: Bearer ...")
+            return refusal_response(401, "send the host's credential as Authorization: Bearer ...")
         socket = web.WebSocketResponse(
             max_msg_size=largest,
             autoping=autoping,
@@ -238,13 +238,13 @@ class AgentConnections:
             timeout=2.0,
         )
         if not socket.can_prepare(request).ok:
-            return _refusal(400, "this address speaks WebSocket only")
+            return refusal_response(400, "this address speaks WebSocket only")
         try:
             host = await self._threads.ask(database_calls.authenticate, credential, timezone.now())
         except AgentConnectionRefused as error:
-            return _refusal(401, str(error), retry=error.retry)
+            return refusal_response(401, str(error), retry=error.retry)
         except DatabaseError:
-            return _refusal(503, DATABASE_UNAVAILABLE, retry=True)
+            return refusal_response(503, DATABASE_UNAVAILABLE, retry=True)
         await socket.prepare(request)
         await serve(AgentConnection(host, [credential], socket, request.transport))
         return socket
@@ -285,7 +285,7 @@ class AgentConnections:
         host = connection.host.id
         async with self._taking_over.setdefault(host, asyncio.Lock()):
             earlier = self._connections.get(host)
-            if earlier is not None and earlier.reported and await _answers_ping(earlier):
+            if earlier is not None and earlier.reported and await answers_ping(earlier):
                 return False
             self._connections[host] = connection
         # They may have been dialled with a credential that was revoked since, by another than this agent.
@@ -342,7 +342,7 @@ class AgentConnections:
             await connection.refuse("frame: nested too deeply", retry=False, code=CLOSE_BAD_FRAME)
             return False
         except (DataError, UnicodeError, OverflowError) as error:
-            reason = f"{frame.kind}: a value cannot be stored: {_first_line(error)}"
+            reason = f"{frame.kind}: a value cannot be stored: {first_line(error)}"
             await connection.refuse(reason, retry=False, code=CLOSE_BAD_FRAME)
             return False
         except AgentConnectionRefused as error:
@@ -497,7 +497,7 @@ class AgentConnections:
             self._on_host_changed(host)
 
 
-async def _answers_ping(connection: AgentConnection) -> bool:
+async def answers_ping(connection: AgentConnection) -> bool:
     """Whether the other end answers a ping."""
     asked = time.monotonic()
     try:
@@ -530,7 +530,7 @@ async def _cancel_tasks(*tasks: asyncio.Task[None]) -> None:
             log.error("agent's connection failed", error=repr(outcome))
 
 
-async def _read_json_body(request: web.Request) -> Any:
+async def read_json_body(request: web.Request) -> Any:
     """The body of a request that says little, if it comes in time: else HTTP 408, and the connection is over."""
     try:
         async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
@@ -541,7 +541,7 @@ async def _read_json_body(request: web.Request) -> Any:
         raise late from None
 
 
-def _bearer_token(request: web.Request) -> str | None:
+def bearer_token(request: web.Request) -> str | None:
     scheme, _, credential = request.headers.get("Authorization", "").partition(" ")
     credential = credential.strip()
     return (
@@ -551,9 +551,9 @@ def _bearer_token(request: web.Request) -> str | None:
     )
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     return str(error).partition("\n")[0][:300]
 
 
-def _refusal(status: int, reason: str, *, retry: bool = False) -> web.Response:
+def refusal_response(status: int, reason: str, *, retry: bool = False) -> web.Response:
     return web.json_response(dataclasses.asdict(Refused(reason=reason, retry=retry)), status=status)
