@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from portal import policy
-from portal.reads.work.manual_stops import ManualStop
 from portal.wording import reason_texts
 from scheduler.models import Workload
 from scheduler.state.states import TERMINATING_STATES, WorkloadState
 
 
+class StoppedBy(Protocol):
+    """A stop that a person requested: ``why`` may be empty. ``portal.reads.work.manual_stops`` reads it from the audit record."""
+
+    @property
+    def user_id(self) -> int | None: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def why(self) -> str: ...
+
+
 def cancelled_numbers(
-    workload: Workload, stop: ManualStop | None, viewer: policy.Viewer | None
+    workload: Workload, stop: StoppedBy | None, viewer: policy.Viewer | None
 ) -> dict[str, Any]:
     """Numbers of the reason ``cancelled``."""
     ran = {"ran": workload.attempt > 0}
@@ -22,7 +32,7 @@ def cancelled_numbers(
     return {**ran, "by": "You" if oneself else stop.name, "why": stop.why}
 
 
-def outcome_sentence(workload: Workload, stop: ManualStop | None, viewer: policy.Viewer | None) -> str:
+def outcome_sentence(workload: Workload, stop: StoppedBy | None, viewer: policy.Viewer | None) -> str:
     """In a sentence; empty while it has not ended."""
     return (
         reason_texts.reason_sentence(workload.outcome, current_reason_numbers(workload, stop, viewer), viewer)
@@ -43,7 +53,7 @@ def current_reason_code(workload: Workload) -> str:
 
 
 def current_reason_numbers(
-    workload: Workload, stop: ManualStop | None, viewer: policy.Viewer | None
+    workload: Workload, stop: StoppedBy | None, viewer: policy.Viewer | None
 ) -> dict[str, Any]:
     """The numbers of that code. A query for work that waits for other work only."""
     if not _has_ended(workload) and current_reason_code(workload) == workload.reason_code:
@@ -54,7 +64,7 @@ def current_reason_numbers(
     return numbers
 
 
-def current_reason_sentence(workload: Workload, stop: ManualStop | None, viewer: policy.Viewer | None) -> str:
+def current_reason_sentence(workload: Workload, stop: StoppedBy | None, viewer: policy.Viewer | None) -> str:
     """How it ended, why it is told to go, why it started, or why it waits: what is so now."""
     return reason_texts.reason_sentence(
         current_reason_code(workload), current_reason_numbers(workload, stop, viewer), viewer

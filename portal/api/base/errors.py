@@ -13,8 +13,7 @@ from rest_framework.exceptions import APIException, ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from portal.api.base.fields import public_numbers
-from portal.api.base.views import JsonObject
+from portal.api.base.fields import JsonObject, public_numbers
 from portal.errors import Conflict, Invalid, ObjectNotFound, PlannerBudgetExceeded, ServiceError
 from portal.input_checks import display_value
 

@@ -91,3 +91,6 @@ class NumbersField(serializers.DictField):
 
 class RecordField(NumbersField):
     """What was submitted or changed: names and JSON values, rows by their names where they have one here."""
+
+
+JsonObject = dict[str, Any]

@@ -12,8 +12,6 @@ from portal.api.base.errors import ALLOWED_PREFIX
 from portal.input_checks import display_value
 
 MAX_PAGE_SIZE = 200
-
-
 MAX_PAGE_NUMBER = 100_000
 
 

@@ -16,14 +16,12 @@ from rest_framework.views import APIView
 
 from portal.api.base.authentication import TokenAuthentication
 from portal.api.base.errors import api_exception_handler
+from portal.api.base.fields import JsonObject
 from portal.api.base.lookups import Row
 from portal.api.base.parsers import LimitedJsonParser
 from portal.api.base.schema import ApiSchema
 from portal.api.base.throttling import ReadThrottle, WriteThrottle
 from portal.models import User
-
-JsonObject = dict[str, Any]
-
 
 # -- who asks ----------------------------------------------------------------------------------------------------------
 

@@ -11,10 +11,8 @@ import asyncio
 import contextlib
 import dataclasses
 import hmac
-import secrets
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
@@ -33,7 +31,6 @@ from agent.protocol import (
     Observed,
     Proof,
     ProtocolError,
-    Refused,
     RenewRequest,
     SampleBatch,
     UnsupportedVersionError,
@@ -42,7 +39,9 @@ from agent.protocol import (
     parse,
 )
 from portal.edge.agents import database_calls
+from portal.edge.agents.connection import AgentConnection, answers_ping
 from portal.edge.agents.database_calls import AgentConnectionRefused, AuthenticatedHost, LogStoreError
+from portal.edge.agents.http_requests import bearer_token, first_line, read_json_body, refusal_response
 from portal.edge.agents.streams import AgentStreamPool
 from portal.edge.runtime import metrics
 from portal.edge.runtime.database_threads import DatabaseThreads
@@ -53,74 +52,14 @@ from scheduler.state.nudge import HOSTS
 log = structlog.get_logger(__name__)
 
 MAX_FRAME_BYTES = 8 * 1024 * 1024
-FRAMES_PER_SECOND = 100.0
-FRAME_BURST = 300.0
 PING_INTERVAL_SECONDS = 10.0
 MAX_SILENCE_SECONDS = 30.0  # a connection on which nothing was heard this long is closed
-PROBE_TIMEOUT_SECONDS = 3.0  # how long an earlier connection has to prove that it is alive
-CLOSE_TIMEOUT_SECONDS = 2.0
-BODY_TIMEOUT_SECONDS = 20.0  # within which the body of a request to join has to be there
 LOG_LOSS_REPORT_INTERVAL_SECONDS = 60.0  # between two words about logs that can't be kept
 SEND_TIMEOUT_SECONDS = 15.0  # an agent that does not take a frame for this long is cut
 
 CREDENTIAL_PING = b"renewed"  # a ping behind a new credential: its pong says that the agent has read that
 DATABASE_UNAVAILABLE = "the server's database is away for a moment"
-CLOSE_REFUSED = 4403  # WebSocket close codes of our own
 CLOSE_BAD_FRAME = 4400
-
-
-@dataclass(eq=False)
-class AgentConnection:
-    """One agent's sync connection."""
-
-    host: AuthenticatedHost
-    credentials: list[str]  # the one it came with, then the one that was sent to it since
-    socket: web.WebSocketResponse
-    transport: asyncio.Transport | None
-    heard: float = field(default_factory=time.monotonic)
-    due: asyncio.Event = field(default_factory=asyncio.Event)  # something is to be sent
-    desired: Desired | None = None  # computed and not yet sent
-    frame_allowance: float = FRAME_BURST
-    allowance_at: float = field(default_factory=time.monotonic)
-    run_states: dict[str, tuple[str, bool]] = field(default_factory=dict)
-    reported: bool = (
-        False  # a report was taken in: it is the host's agent, not only somebody who has its credential
-    )
-    stream_key: str = field(
-        default_factory=lambda: secrets.token_hex(16)
-    )  # shown by who is at the other end of this connection
-    binds_streams: bool = False  # its agent knows of that
-    answered: int = (
-        0  # sequence of the Observed handled last: the agent's lease runs from when it sent that one
-    )
-
-    async def refuse(self, reason: str, *, retry: bool, code: int = CLOSE_REFUSED) -> None:
-        """Say no in words, then close."""
-        metrics.REFUSED.inc()
-        log.warning("agent refused", host=self.host.name, reason=reason)
-        with contextlib.suppress(ConnectionError):
-            await self.socket.send_str(encode(Refused(reason=reason[:1000], retry=retry)))
-            await self.socket.close(code=code, message=reason.encode()[:120])
-
-    async def end(self, code: int = WSCloseCode.GOING_AWAY) -> None:
-        """Close, without waiting long for an agent that does not take even that."""
-        with contextlib.suppress(ConnectionError, TimeoutError):
-            async with asyncio.timeout(CLOSE_TIMEOUT_SECONDS):
-                await self.socket.close(code=code)
-        if self.transport is not None:
-            self.transport.abort()
-
-    async def pace(self) -> None:
-        """Wait when frames come faster than FRAMES_PER_SECOND; the agent's own socket fills up meanwhile."""
-        clock = time.monotonic()
-        self.frame_allowance = min(
-            FRAME_BURST, self.frame_allowance + (clock - self.allowance_at) * FRAMES_PER_SECOND
-        )
-        self.allowance_at = clock
-        self.frame_allowance -= 1
-        if self.frame_allowance < 0:
-            metrics.THROTTLED.inc()
-            await asyncio.sleep(-self.frame_allowance / FRAMES_PER_SECOND)
 
 
 class AgentConnections:
@@ -497,23 +436,6 @@ class AgentConnections:
             self._on_host_changed(host)
 
 
-async def answers_ping(connection: AgentConnection) -> bool:
-    """Whether the other end answers a ping."""
-    asked = time.monotonic()
-    try:
-        async with asyncio.timeout(PROBE_TIMEOUT_SECONDS):
-            await connection.socket.ping()
-    except (TimeoutError, ConnectionError):
-        return False
-    while time.monotonic() - asked < PROBE_TIMEOUT_SECONDS:
-        if connection.heard > asked:
-            return True
-        if connection.socket.closed:
-            return False
-        await asyncio.sleep(0.05)
-    return False
-
-
 async def _wait_for_event(event: asyncio.Event, seconds: float) -> bool:
     try:
         async with asyncio.timeout(seconds):
@@ -528,32 +450,3 @@ async def _cancel_tasks(*tasks: asyncio.Task[None]) -> None:
     for outcome in await asyncio.gather(*tasks, return_exceptions=True):
         if isinstance(outcome, Exception):
             log.error("agent's connection failed", error=repr(outcome))
-
-
-async def read_json_body(request: web.Request) -> Any:
-    """The body of a request that says little, if it comes in time: else HTTP 408, and the connection is over."""
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
-            return await request.json()
-    except TimeoutError:
-        late = web.HTTPRequestTimeout(text="the body came too slowly")
-        late.force_close()
-        raise late from None
-
-
-def bearer_token(request: web.Request) -> str | None:
-    scheme, _, credential = request.headers.get("Authorization", "").partition(" ")
-    credential = credential.strip()
-    return (
-        credential
-        if scheme.lower() == "bearer" and credential.isascii() and 0 < len(credential) <= 512
-        else None
-    )
-
-
-def first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0][:300]
-
-
-def refusal_response(status: int, reason: str, *, retry: bool = False) -> web.Response:
-    return web.json_response(dataclasses.asdict(Refused(reason=reason, retry=retry)), status=status)

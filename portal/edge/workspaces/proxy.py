@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote_to_bytes, urlsplit
+from urllib.parse import unquote_to_bytes
 
 import structlog
 from aiohttp import (
@@ -28,11 +27,8 @@ from aiohttp import (
     hdrs,
     web,
 )
-from django.conf import settings
 from django.db import DatabaseError
 from django.utils import timezone
-from multidict import CIMultiDict, CIMultiDictProxy
-from yarl import URL
 
 from portal.edge.agents.streams import AgentConnector, AgentStreamPool
 from portal.edge.runtime import metrics
@@ -42,73 +38,26 @@ from portal.edge.workspaces import access, error_pages
 from portal.edge.workspaces.access import AccessDenied, AccessRefusal, WorkspaceEntry, WorkspaceGrant
 from portal.edge.workspaces.access_cache import WorkspaceAccessCache
 from portal.edge.workspaces.activity import WorkspaceActivity
+from portal.edge.workspaces.forwarding import (
+    WORKSPACE_COOKIE,
+    AmbiguousTarget,
+    ProxiedRequest,
+    checked_target,
+    forwarded_request_headers,
+    forwarded_response,
+    is_same_origin,
+    is_user_action,
+    origin_of,
+    stream_address,
+)
 
 log = structlog.get_logger(__name__)
 
-WORKSPACE_COOKIE = "__Host-gpupool"
-RESERVED_COOKIES = ("__host-gpupool", "gpupool")  # beginnings of names that a run never sees and never sets
-SECRET_HEADER = "X-Gpupool-Secret"
-RESERVED_HEADER_PREFIX = "x-gpupool-"
 ENTER_PATH = "/.gpupool/enter"
 RESERVED_PATH_PREFIX = "/.gpupool"
-MAX_TARGET_LENGTH = 16_000
 MAX_MESSAGE_BYTES = 128 * 1024 * 1024  # one WebSocket message: an output cell with a large picture is one
 CUT_TIMEOUT_SECONDS = 0.1
 CLOSE_SIGNED_OUT = 4401  # WebSocket close code of our own
-
-# Headers that speak of one connection, not of the message (RFC 9110, section 7.6.1), and those that only a proxy may say.
-HOP_BY_HOP_HEADERS = frozenset(
-    (
-        "connection",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    )
-)
-DROPPED_REQUEST_HEADERS = HOP_BY_HOP_HEADERS | frozenset(
-    (
-        "host",
-        "cookie",
-        "authorization",
-        "expect",
-        "forwarded",
-        "via",
-        "x-real-ip",
-        "content-length",
-        "origin",
-        "referer",
-    )
-)
-DROPPED_RESPONSE_HEADERS = HOP_BY_HOP_HEADERS | frozenset(
-    ("set-cookie", "content-length", "server", "date", "strict-transport-security", "alt-svc")
-)
-
-
-class AmbiguousTarget(ValueError):
-    """An address that could mean something else to the run than to the edge."""
-
-
-@dataclass(frozen=True)
-class ProxiedRequest:
-    """One request to one workspace, with what the edge knows about it."""
-
-    request: web.Request
-    label: str
-    origin: str
-    target: str  # path and query as sent, checked
-
-    @property
-    def is_socket(self) -> bool:
-        return self.request.headers.get(hdrs.UPGRADE, "").lower() == "websocket"
-
-    @property
-    def token(self) -> str:
-        return self.request.cookies.get(WORKSPACE_COOKIE, "")
 
 
 class WorkspaceProxy:
@@ -395,121 +344,3 @@ async def _body_chunks(request: web.Request, upstream: ClientResponse) -> AsyncI
         return
     async for piece in upstream.content.iter_any():
         yield piece
-
-
-# -- what is built anew ------------------------------------------------------------------------------------------------
-
-
-def origin_of(label: str) -> str:
-    """The workspace's origin as a browser writes it."""
-    return f"{urlsplit(settings.GPUPOOL_EDGE_URL).scheme}://{label}.{settings.GPUPOOL_NOTEBOOK_DOMAIN}"
-
-
-def stream_address(visit: ProxiedRequest, to: WorkspaceGrant) -> URL:
-    """Where AgentConnector finds the run."""
-    return URL(f"http://{to.run}.{to.host}{visit.target}", encoded=True)
-
-
-def checked_target(request: web.Request) -> str:
-    """The request's path and query exactly as sent, once it is sure that they have one meaning only.
-
-    Browsers resolve dot segments themselves, so whoever sends one wants the edge and the run to disagree.
-    """
-    target = request.raw_path
-    if not target.startswith("/") or target.startswith("//"):
-        raise AmbiguousTarget("The address must begin with one slash.")
-    if len(target) > MAX_TARGET_LENGTH:
-        raise AmbiguousTarget(f"The address is longer than {MAX_TARGET_LENGTH} characters.")
-    if any(not "!" <= character <= "~" for character in target) or "#" in target:
-        raise AmbiguousTarget("The address contains a character that must be percent-encoded.")
-    path = unquote_to_bytes(target.partition("?")[0])
-    if b"\\" in path or any(byte < 0x20 or byte == 0x7F for byte in path):
-        raise AmbiguousTarget("The address contains a backslash or a control character.")
-    if any(segment in (b".", b"..") for segment in path.split(b"/")):
-        raise AmbiguousTarget("The address contains a segment . or .. .")
-    return target
-
-
-def is_same_origin(visit: ProxiedRequest) -> bool:
-    """Whether the workspace's own pages, or a person, sent this: neighbours share its site, so cookies do not tell.
-
-    A WebSocket must name its origin; what changes things may not name another; and a page elsewhere may link here, not embed.
-    """
-    headers = visit.request.headers
-    origins = headers.getall(hdrs.ORIGIN, [])
-    if visit.is_socket:
-        return origins == [visit.origin]
-    if origins and origins != [visit.origin]:
-        return False
-    site = headers.get("Sec-Fetch-Site", "none")
-    navigates = headers.get("Sec-Fetch-Mode") == "navigate" and headers.get("Sec-Fetch-Dest") == "document"
-    return site in ("same-origin", "none") or (navigates and visit.request.method in ("GET", "HEAD"))
-
-
-def is_user_action(visit: ProxiedRequest) -> bool:
-    """Does this request tell of a person: it changes something or opens a page? What open pages ask by themselves does not."""
-    navigates = visit.request.headers.get("Sec-Fetch-Mode") == "navigate"
-    return not visit.is_socket and (navigates or visit.request.method not in ("GET", "HEAD", "OPTIONS"))
-
-
-def forwarded_request_headers(visit: ProxiedRequest, to: WorkspaceGrant) -> CIMultiDict[str]:
-    """The headers that the run gets."""
-    sent = visit.request.headers
-    dropped = DROPPED_REQUEST_HEADERS | _named_by_connection(sent)
-    headers: CIMultiDict[str] = CIMultiDict()
-    for name, value in sent.items():
-        plain = name.lower().replace("_", "-")
-        if plain in dropped or plain.startswith((RESERVED_HEADER_PREFIX, "x-forwarded-", "sec-websocket-")):
-            continue
-        headers.add(name, value)
-    own = urlsplit(visit.origin)
-    headers[hdrs.HOST] = own.netloc
-    headers["X-Forwarded-Proto"] = own.scheme
-    headers[SECRET_HEADER] = to.secret
-    if hdrs.ORIGIN in sent:
-        headers[hdrs.ORIGIN] = visit.origin
-    if sent.get(hdrs.REFERER, "").startswith(visit.origin + "/"):
-        headers[hdrs.REFERER] = sent[hdrs.REFERER]
-    if cookies := forwarded_cookies(sent):
-        headers[hdrs.COOKIE] = cookies
-    return headers
-
-
-def forwarded_cookies(sent: CIMultiDictProxy[str]) -> str:
-    """The run's own cookies, as the browser sent them; none of ours."""
-    pairs = [pair.strip() for line in sent.getall(hdrs.COOKIE, []) for pair in line.split(";")]
-    return "; ".join(pair for pair in pairs if pair and not pair.lower().startswith(RESERVED_COOKIES))
-
-
-def forwarded_response(request: web.Request, upstream: ClientResponse) -> web.StreamResponse:
-    """The run's answer without what belongs to its connection."""
-    dropped = DROPPED_RESPONSE_HEADERS | _named_by_connection(upstream.headers)
-    headers: CIMultiDict[str] = CIMultiDict()
-    for name, value in upstream.headers.items():
-        plain = name.lower()
-        if plain not in dropped and not plain.startswith(RESERVED_HEADER_PREFIX):
-            headers.add(name, value)
-    for cookie in upstream.headers.getall(hdrs.SET_COOKIE, []):
-        if (kept := forwarded_set_cookie(cookie)) is not None:
-            headers.add(hdrs.SET_COOKIE, kept)
-    headers.setdefault("Cross-Origin-Resource-Policy", "same-origin")
-    headers.setdefault("Referrer-Policy", "same-origin")
-    response = web.StreamResponse(status=upstream.status, reason=upstream.reason, headers=headers)
-    length = upstream.headers.get(hdrs.CONTENT_LENGTH, "")
-    if length.isdigit() and upstream.status not in (204, 304):
-        response.content_length = int(length)
-    return response
-
-
-def forwarded_set_cookie(cookie: str) -> str | None:
-    """A run's cookie for its own host alone, or None when it takes a name of ours."""
-    pair, *attributes = cookie.split(";")
-    if pair.strip().lower().startswith(RESERVED_COOKIES):
-        return None
-    kept = [attribute for attribute in attributes if attribute.strip().partition("=")[0].lower() != "domain"]
-    return ";".join([pair, *kept])
-
-
-def _named_by_connection(headers: CIMultiDictProxy[str]) -> frozenset[str]:
-    named = ",".join(headers.getall(hdrs.CONNECTION, []))
-    return frozenset(name.strip().lower() for name in named.split(",") if name.strip())

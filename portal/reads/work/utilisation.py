@@ -14,8 +14,6 @@ from telemetry import reads as telemetry
 from telemetry.models import Rollup
 
 UTILISATION_WINDOW = timedelta(hours=2)
-
-
 UTILISATION_STEP = timedelta(minutes=2)
 
 

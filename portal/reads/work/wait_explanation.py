@@ -29,11 +29,7 @@ from scheduler.services import ImpossibleStart, impossible_start_of
 from scheduler.state.states import WorkloadState
 
 FASTER_REQUESTS_TTL_SECONDS = 60
-
-
 MAX_WORKLOADS_AHEAD = 10
-
-
 MAX_FORM_MODELS = 3
 
 

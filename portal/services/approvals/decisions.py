@@ -29,8 +29,6 @@ from scheduler import services as engine
 from scheduler.core.model.slots import SLOTS_PER_GPU
 
 NO_GPU_HOUR_QUOTA: dict[str, Any] = {"gpu_hours": None, "period": "month", "when_used_up": "borrow"}
-
-
 APPROVER_EDITABLE_FIELDS = {
     Submission.Kind.QUOTA_CHANGE: frozenset(
         {"guaranteed_gpus", "borrow_limit_gpus", "gpu_hours", "period", "when_used_up"}

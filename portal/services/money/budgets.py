@@ -17,11 +17,7 @@ from telemetry.models import Budget, CostCentre
 from telemetry.money.billing_months import month_of
 
 MAX_BUDGET = Decimal(1_000_000_000)
-
-
 BUDGET_ACTIONS = ("notify", "refuse_new", "stop_borrowing")
-
-
 BUDGET_MEASURES = ("money", "gpu_hours")
 
 

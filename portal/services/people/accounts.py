@@ -17,8 +17,6 @@ from portal.redis_state.access_revocation import publish_rights_changed
 from portal.services import audit
 
 THEMES = ("system", "light", "dark")
-
-
 ROLES = ("operator", "finance", "auditor")
 
 

@@ -16,8 +16,6 @@ from portal.redis_state.access_revocation import publish_rights_changed
 from portal.services import audit
 
 MAX_TOKEN_LIFETIME = timedelta(days=366)
-
-
 TOKEN_PREFIX = "gpp_"
 
 

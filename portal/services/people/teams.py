@@ -16,8 +16,6 @@ from scheduler.core.model.snapshot import Priority
 from scheduler.models import Project, Team
 
 TEAM_COLOUR_COUNT = 8
-
-
 MAX_TEAM_WEIGHT = 1000
 
 

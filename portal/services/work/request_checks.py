@@ -34,31 +34,15 @@ from scheduler.models import (
 from scheduler.state.states import OPEN_RESERVATION_STATES
 
 MIN_RUNTIME_SECONDS = 60
-
-
 MAX_RETRIES = 10
-
-
 MAX_COMMAND_LENGTH = 20_000
-
-
 MAX_DEPENDENCIES = 20
-
-
 MAX_ARRAY_TASKS = 1_000
-
-
 MAX_ARRAY_INDEX = 1_000_000
-
-
 INDEX_RANGE_REGEX = r"[0-9]{1,7}(-[0-9]{1,7}(:[0-9]{1,7})?)?"
-
-
 ARRAY_PATTERN = re.compile(
     rf"(?P<parts>{INDEX_RANGE_REGEX}(,{INDEX_RANGE_REGEX})*)(%(?P<at_once>[0-9]{{1,4}}))?"
 )
-
-
 PRIORITY_NAMES = {priority.name.lower(): priority for priority in Priority}
 
 

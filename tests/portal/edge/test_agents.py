@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from django.utils import timezone
 
 from agent import protocol
-from portal.edge.agents import connections
+from portal.edge.agents import connection, connections
 from portal.edge.runtime import metrics
 from scheduler import services
 from scheduler.models import Host, Run
@@ -331,7 +331,7 @@ async def test_whoever_has_not_reported_as_the_hosts_agent_says_nothing_else(
 async def test_an_agent_that_comes_back_replaces_its_dead_connection(
     place: Place, agent: SmallAgent, monkeypatch
 ) -> None:
-    monkeypatch.setattr(connections, "PROBE_TIMEOUT_SECONDS", 0.3)
+    monkeypatch.setattr(connection, "PROBE_TIMEOUT_SECONDS", 0.3)
     await agent.connect(autoping=False)  # answers no ping: as good as dead
     await agent.say(observed())
     await until(lambda: place.edge.agents.is_connected(agent.host.pk))
@@ -438,7 +438,7 @@ async def test_a_binary_or_an_oversized_frame_ends_the_connection(agent: SmallAg
 async def test_an_agent_that_floods_is_slowed_and_others_are_not(
     place: Place, agent: SmallAgent, monkeypatch
 ) -> None:
-    monkeypatch.setattr(connections, "FRAME_BURST", 5.0)
+    monkeypatch.setattr(connection, "FRAME_BURST", 5.0)
     other = SmallAgent(
         place, place.world.hosts["beta"], await rows(give_credential, place.world.hosts["beta"])
     )
@@ -454,7 +454,7 @@ async def test_an_agent_that_floods_is_slowed_and_others_are_not(
     before, began = taken_in(), time.monotonic()
     flooding = asyncio.create_task(flood())
     await asyncio.sleep(1.0)
-    assert taken_in() - before <= 5 + connections.FRAMES_PER_SECOND * (time.monotonic() - began) + 1
+    assert taken_in() - before <= 5 + connection.FRAMES_PER_SECOND * (time.monotonic() - began) + 1
     await other.say(observed(host="beta"))
     assert isinstance(await other.hear(seconds=3), protocol.Desired)
     flooding.cancel()

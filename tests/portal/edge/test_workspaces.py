@@ -20,7 +20,7 @@ from django.utils import timezone
 from yarl import URL
 
 from portal.edge import server
-from portal.edge.agents import connections
+from portal.edge.agents import http_requests
 from portal.edge.workspaces import access_cache, proxy
 from portal.models import ApiToken, Membership, User, WorkspaceSession
 from portal.redis_state.access_revocation import ACCESS_CHANNEL
@@ -610,7 +610,7 @@ async def test_a_body_that_comes_a_byte_at_a_time_holds_no_way_to_the_run(
 async def test_a_body_to_join_that_comes_a_byte_at_a_time_is_not_waited_for(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "BODY_TIMEOUT_SECONDS", 1.0)
+    monkeypatch.setattr(http_requests, "BODY_TIMEOUT_SECONDS", 1.0)
     head = f"POST /agent/v1/join HTTP/1.1\nHost: 127.0.0.1:{place.port}\nContent-Length: 60000\n\n{{"
     took, said = await dribble(place, head)
     assert said.startswith("HTTP/1.1 408 ") and took < 5

@@ -18,7 +18,7 @@ from portal.redis_state.access_revocation import ACCESS_CHANNEL
 from portal.services.fleet import health_rules as health
 from portal.services.fleet import host_effects, hosts, pools
 from portal.services.money import budgets, rate_card
-from portal.services.people import accounts, teams, tokens
+from portal.services.people import accounts, api_tokens, teams
 from portal.services.work import workload_preview
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Host, JoinToken, Workload
@@ -86,12 +86,12 @@ def test_the_last_operator_stays(world: World) -> None:
 
 
 def whose(text: str, now: datetime) -> User | None:
-    token = tokens.token_in_force(text, now)
+    token = api_tokens.token_in_force(text, now)
     return token.user if token is not None else None
 
 
 def test_a_closed_account_loses_its_tokens(world: World) -> None:
-    _, text = tokens.create_token(actor=world.stranger, name="script", now=world.now)
+    _, text = api_tokens.create_token(actor=world.stranger, name="script", now=world.now)
     assert whose(text, world.now) == world.stranger
     accounts.change_user(actor=world.operator, user=world.stranger, active=False, now=world.now)
     assert whose(text, world.now) is None
@@ -99,18 +99,18 @@ def test_a_closed_account_loses_its_tokens(world: World) -> None:
 
 def test_a_token_is_kept_as_a_hash_and_ends_when_revoked_or_out_of_date(world: World) -> None:
     soon = world.now + timedelta(days=1)
-    token, text = tokens.create_token(
+    token, text = api_tokens.create_token(
         actor=world.vision.member, name="laptop", expires_at=soon, now=world.now
     )
     assert text.startswith("gpp_") and text not in str(ApiToken.objects.values())
     assert whose(text, world.now) == world.vision.member
     assert whose(text, soon) is None
     with pytest.raises(NotAllowed):
-        tokens.revoke_token(actor=world.language.member, token=token, now=world.now)
-    tokens.revoke_token(actor=world.vision.member, token=token, now=world.now)
+        api_tokens.revoke_token(actor=world.language.member, token=token, now=world.now)
+    api_tokens.revoke_token(actor=world.vision.member, token=token, now=world.now)
     assert whose(text, world.now) is None
     with pytest.raises(Invalid):
-        tokens.create_token(actor=world.vision.member, name="late", expires_at=world.now, now=world.now)
+        api_tokens.create_token(actor=world.vision.member, name="late", expires_at=world.now, now=world.now)
 
 
 def test_preferences_take_known_zones_and_themes_only(world: World) -> None:

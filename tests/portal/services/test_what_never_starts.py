@@ -8,7 +8,7 @@ import pytest
 from django.urls import reverse
 
 from portal.errors import Invalid
-from portal.services.work import launch, never_starts
+from portal.services.work import impossible_starts, launch
 from scheduler.cycle import engine
 from scheduler.models import Host, JobArray, Pool, Quota, Workload
 from tests.portal.web.test_work_pages import ask_data
@@ -91,7 +91,7 @@ def test_what_needs_more_quota_is_taken_and_said_to_whoever_submits_it(world: Wo
         guaranteed_slots=2 * 840, borrow_limit_slots=840
     )
     made = submit(world, units=4)
-    said = never_starts.submission_warning(made, world.vision.member, world.now)
+    said = impossible_starts.submission_warning(made, world.vision.member, world.now)
     assert "Its team may hold 3 GPUs of H100 80GB at most, and this needs 4 GPUs: it does not start" in said
     client = signed_in(world.vision.member)
     data = ask_data(world, kind="job", name="big", command="true", count="4", preemptible="on")

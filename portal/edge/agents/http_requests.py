@@ -1,0 +1,42 @@
+"""Read and answer the HTTP requests of agents."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from typing import Any
+
+from aiohttp import web
+
+from agent.protocol import Refused
+
+BODY_TIMEOUT_SECONDS = 20.0  # within which the body of a request to join has to be there
+
+
+async def read_json_body(request: web.Request) -> Any:
+    """The body of a request that says little, if it comes in time: else HTTP 408, and the connection is over."""
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
+            return await request.json()
+    except TimeoutError:
+        late = web.HTTPRequestTimeout(text="the body came too slowly")
+        late.force_close()
+        raise late from None
+
+
+def bearer_token(request: web.Request) -> str | None:
+    scheme, _, credential = request.headers.get("Authorization", "").partition(" ")
+    credential = credential.strip()
+    return (
+        credential
+        if scheme.lower() == "bearer" and credential.isascii() and 0 < len(credential) <= 512
+        else None
+    )
+
+
+def first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:300]
+
+
+def refusal_response(status: int, reason: str, *, retry: bool = False) -> web.Response:
+    return web.json_response(dataclasses.asdict(Refused(reason=reason, retry=retry)), status=status)
