@@ -141,6 +141,30 @@ def _reconnect(options: str) -> None:
     connection.settings_dict["OPTIONS"]["options"] = options
 
 
+@pytest.fixture(scope="session")
+def world_transaction(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
+    """End the shared world's transaction before the test database is removed."""
+    yield
+    from tests.world import SHARED_WORLD
+
+    with django_db_blocker.unblock():
+        SHARED_WORLD.close()
+
+
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest) -> None:
+    """Open or close the shared world just before pytest-django begins the transaction of a test.
+
+    If pytest-django renames this fixture, each test builds its own world: slower, but right.
+    """
+    if fixturedef.argname != "_django_db_helper":
+        return
+    from tests.world import SHARED_WORLD, is_transactional
+
+    wanted = "world" in request.fixturenames and not is_transactional(request)
+    with request.getfixturevalue("django_db_blocker").unblock():
+        SHARED_WORLD.open() if wanted else SHARED_WORLD.close()
+
+
 @pytest.fixture
 def now() -> dt.datetime:
     """The instant at which a test takes place, aware, in UTC."""

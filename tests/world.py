@@ -1,9 +1,9 @@
-"""One small organisation that tests share: three teams, two pools, four hosts, quotas and the people around them.
+"""The organisation that tests share: three teams, two pools, four hosts, quotas and the people around them.
 
-``world()`` writes its rows through the ORM and answers a ``World`` that names them. Nothing runs and nothing waits in it.
+``build_world`` writes the rows with bulk inserts and returns a ``World`` that names them. Nothing runs and nothing is queued.
 
 - teams: vision, language, robotics; each with a project, a lead and two members
-- everybody else: operator, finance, auditor, and a stranger who is in no team
+- other people: operator, finance, auditor, and a stranger without a team
 - pool ``shared`` (dynamic): hosts alpha and beta (8 x H100-80GB each), gamma (6 x A100-40GB whole, 2 cut into MIG slices)
 - pool ``vision-only`` (static, owned by vision): host delta (4 x A100-40GB)
 - quotas in ``shared``: H100 8 / 4 / 2 GPUs and A100 2 / 2 / 2 GPUs guaranteed, borrowing without limit
@@ -12,10 +12,13 @@
 from __future__ import annotations
 
 import datetime as dt
+import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
+from django.contrib.auth.hashers import make_password
+from django.db import transaction
 from django.db.backends.postgresql.psycopg_any import NumericRange
 
 from portal.models import Membership, Organisation, User
@@ -81,9 +84,58 @@ class World:
         }
 
 
+class SharedWorld:
+    """Keeps one world in an open transaction, so that consecutive tests share it.
+
+    Each of these tests runs inside a savepoint that is rolled back after it. ``tests/conftest.py`` closes the transaction
+    before a test that needs the database without the world.
+    """
+
+    def __init__(self) -> None:
+        self._transaction: transaction.Atomic | None = None
+        self._pickled = b""
+
+    @property
+    def is_open(self) -> bool:
+        return self._transaction is not None
+
+    def open(self) -> None:
+        """Begin a transaction and write the world in it. Does nothing if it is open."""
+        if self._transaction is not None:
+            return
+        self._transaction = transaction.atomic()
+        self._transaction.__enter__()
+        self._pickled = pickle.dumps(build_world(MONDAY))
+
+    def close(self) -> None:
+        """Roll the world back. Does nothing if it is closed."""
+        if self._transaction is None:
+            return
+        transaction.set_rollback(True)
+        self._transaction.__exit__(None, None, None)
+        self._transaction = None
+
+    def copy(self) -> World:
+        """Return fresh objects of the rows, so that a test may change them."""
+        copied: World = pickle.loads(self._pickled)
+        return copied
+
+
+SHARED_WORLD = SharedWorld()
+
+
+def is_transactional(request: pytest.FixtureRequest) -> bool:
+    """Return True if the test commits, so that it cannot share a transaction."""
+    marker = request.node.get_closest_marker("django_db")
+    marked = marker is not None and bool(marker.kwargs.get("transaction"))
+    return marked or bool({"transactional_db", "live_server"} & set(request.fixturenames))
+
+
 @pytest.fixture
-def world(db: None) -> World:
+def world(request: pytest.FixtureRequest, world_transaction: None, db: None) -> World:
     """The organisation on Monday 2 March 2026, 09:00 UTC."""
+    if SHARED_WORLD.is_open and not is_transactional(request):
+        return SHARED_WORLD.copy()
     return build_world(MONDAY)
 
 
@@ -91,60 +143,101 @@ def build_world(now: dt.datetime) -> World:
     """Write the organisation as of ``now``: its hosts are alive and have just synchronised."""
     organisation = Organisation.objects.create(name="Kestrel Labs", time_zone="UTC", currency="EUR")
     Leader.objects.get_or_create(id=1)
-    teams = [make_team(slug, tag, colour, now) for colour, (slug, tag, _, _) in enumerate(TEAMS, start=1)]
+    teams = make_teams(TEAMS, now)
     shared = Pool.objects.create(slug="shared", name="Shared", kind="dynamic", created_at=now)
     static = Pool.objects.create(
         slug="vision-only", name="Vision only", kind="static", team=teams[0].team, created_at=now
     )
-    for each, (_, _, h100, a100) in zip(teams, TEAMS, strict=True):
-        give_quota(each.team, shared, H100, h100, now)
-        give_quota(each.team, shared, A100, a100, now)
-    made = World(
+    Quota.objects.bulk_create(
+        quota_row(each.team, shared, model, gpus, now)
+        for each, (_, _, h100, a100) in zip(teams, TEAMS, strict=True)
+        for model, gpus in ((H100, h100), (A100, a100))
+    )
+    operator, finance, auditor, stranger = make_users(
+        ("operator", {"operator": True}),
+        ("finance", {"finance": True}),
+        ("auditor", {"auditor": True}),
+        ("stranger", {}),
+    )
+    return World(
         now=now,
         organisation=organisation,
         vision=teams[0],
         language=teams[1],
         robotics=teams[2],
-        operator=make_user("operator", operator=True),
-        finance=make_user("finance", finance=True),
-        auditor=make_user("auditor", auditor=True),
-        stranger=make_user("stranger"),
+        operator=operator,
+        finance=finance,
+        auditor=auditor,
+        stranger=stranger,
         shared=shared,
         static=static,
+        hosts={
+            "alpha": make_host("alpha", shared, [H100] * 8, now),
+            "beta": make_host("beta", shared, [H100] * 8, now),
+            "gamma": make_host("gamma", shared, [A100] * 8, now, cut=(6, 7)),
+            "delta": make_host("delta", static, [A100] * 4, now),
+        },
     )
-    made.hosts = {
-        "alpha": make_host("alpha", shared, [H100] * 8, now),
-        "beta": make_host("beta", shared, [H100] * 8, now),
-        "gamma": make_host("gamma", shared, [A100] * 8, now, cut=(6, 7)),
-        "delta": make_host("delta", static, [A100] * 4, now),
-    }
-    return made
+
+
+def make_users(*accounts: tuple[str, dict[str, bool]]) -> list[User]:
+    """Create accounts, each given as name and role flags. Their password is ``PASSWORD``."""
+    password = make_password(PASSWORD)
+    return User.objects.bulk_create(
+        User(username=name, email=f"{name}@example.org", password=password, **flags)
+        for name, flags in accounts
+    )
 
 
 def make_user(username: str, **flags: bool) -> User:
-    """An account whose password is ``PASSWORD``."""
-    return User.objects.create_user(username, f"{username}@example.org", PASSWORD, **flags)
+    """Create one account, whose password is ``PASSWORD``."""
+    return make_users((username, flags))[0]
+
+
+def make_teams(names: Sequence[tuple[str, str, int, int]], now: dt.datetime) -> list[TeamOfWorld]:
+    """Create teams from (slug, tag, ...), each with a project, a lead and two members: vision-lead, vision-1, vision-2."""
+    teams = Team.objects.bulk_create(
+        Team(slug=slug, name=slug.title(), tag=tag, colour=colour, created_at=now)
+        for colour, (slug, tag, *_) in enumerate(names, start=1)
+    )
+    projects = Project.objects.bulk_create(
+        Project(team=team, slug=f"{team.slug}-main", name=f"{team.name} main", created_at=now)
+        for team in teams
+    )
+    people = make_users(*((f"{team.slug}-{suffix}", {}) for team in teams for suffix in ("lead", "1", "2")))
+    made = [
+        TeamOfWorld(
+            team=team, project=project, lead=people[3 * index], members=people[3 * index + 1 : 3 * index + 3]
+        )
+        for index, (team, project) in enumerate(zip(teams, projects, strict=True))
+    ]
+    Membership.objects.bulk_create(
+        Membership(
+            user=person,
+            team=each.team,
+            role=Membership.Role.LEAD if person is each.lead else Membership.Role.MEMBER,
+            created_at=now,
+        )
+        for each in made
+        for person in (each.lead, *each.members)
+    )
+    return made
 
 
 def make_team(slug: str, tag: str, colour: int, now: dt.datetime) -> TeamOfWorld:
-    """A team with one project, one lead and two members, named after it: vision-lead, vision-1, vision-2."""
-    team = Team.objects.create(slug=slug, name=slug.title(), tag=tag, colour=colour, created_at=now)
-    project = Project.objects.create(
-        team=team, slug=f"{slug}-main", name=f"{slug.title()} main", created_at=now
-    )
-    people = [make_user(f"{slug}-{who}") for who in ("lead", "1", "2")]
-    for person in people:
-        role = Membership.Role.LEAD if person is people[0] else Membership.Role.MEMBER
-        Membership.objects.create(user=person, team=team, role=role, created_at=now)
-    return TeamOfWorld(team=team, project=project, lead=people[0], members=people[1:])
+    """Create one team with one project, one lead and two members."""
+    made = make_teams([(slug, tag, 0, 0)], now)[0]
+    Team.objects.filter(pk=made.team.pk).update(colour=colour)
+    made.team.colour = colour
+    return made
 
 
-def give_quota(
+def quota_row(
     team: Team, pool: Pool, model: str, gpus: int, now: dt.datetime, borrow_gpus: int | None = None
 ) -> Quota:
-    """A guarantee of ``gpus`` whole GPUs of ``model``; ``borrow_gpus`` None means no limit above it."""
+    """Return an unsaved guarantee of ``gpus`` whole GPUs of ``model``. ``borrow_gpus`` None means no limit above it."""
     limit = None if borrow_gpus is None else borrow_gpus * SLOTS_PER_GPU
-    return Quota.objects.create(
+    return Quota(
         team=team,
         pool=pool,
         model=model,
@@ -152,6 +245,15 @@ def give_quota(
         borrow_limit_slots=limit,
         updated_at=now,
     )
+
+
+def give_quota(
+    team: Team, pool: Pool, model: str, gpus: int, now: dt.datetime, borrow_gpus: int | None = None
+) -> Quota:
+    """Create a guarantee, see ``quota_row``."""
+    row = quota_row(team, pool, model, gpus, now, borrow_gpus)
+    row.save()
+    return row
 
 
 def make_host(
@@ -162,7 +264,7 @@ def make_host(
     cut: Sequence[int] = (),
     cpu_milli: int = 64_000,
 ) -> Host:
-    """A simulated host that is alive, with one GPU per entry of ``models``; those whose index is in ``cut`` have MIG slices."""
+    """Create a live simulated host with one GPU per entry of ``models``; GPUs with an index in ``cut`` have slices."""
     host = Host.objects.create(
         pool=pool,
         name=name,
@@ -186,39 +288,58 @@ def make_host(
         repair_state=host.repair_state,
         at=now,
     )
-    for index, model in enumerate(models):
-        make_gpu(host, index, model, now, slices=MIG_SLICES if index in cut else 0)
+    make_gpus(
+        host, [(index, model, MIG_SLICES if index in cut else 0) for index, model in enumerate(models)], now
+    )
     return host
 
 
-def make_gpu(host: Host, index: int, model: str, now: dt.datetime, slices: int = 0) -> Gpu:
-    """A GPU and its units: one whole, or ``slices`` MIG slices of equal size."""
-    gpu = Gpu.objects.create(
-        host=host,
-        index=index,
-        uuid=f"GPU-{host.name}-{index}",
-        model=model,
-        memory_mib=MEMORY_MIB[model],
-        compute_capability=CAPABILITY[model],
-        nvlink_group=0,
-        created_at=now,
+def make_gpus(host: Host, gpus: Sequence[tuple[int, str, int]], now: dt.datetime) -> list[Gpu]:
+    """Create GPUs, given as (index, model, slices), and their units: one whole unit, or ``slices`` MIG slices of equal size."""
+    made = Gpu.objects.bulk_create(
+        Gpu(
+            host=host,
+            index=index,
+            uuid=f"GPU-{host.name}-{index}",
+            model=model,
+            memory_mib=MEMORY_MIB[model],
+            compute_capability=CAPABILITY[model],
+            nvlink_group=0,
+            created_at=now,
+        )
+        for index, model, _ in gpus
     )
+    Unit.objects.bulk_create(
+        unit
+        for gpu, (_, _, slices) in zip(made, gpus, strict=True)
+        for unit in unit_rows(host, gpu, slices, now)
+    )
+    return made
+
+
+def unit_rows(host: Host, gpu: Gpu, slices: int, now: dt.datetime) -> list[Unit]:
+    """Return the unsaved units of one GPU: one whole unit if ``slices`` is 0."""
     parts = slices or 1
     size = SLOTS_PER_GPU // parts
-    for part in range(parts):
-        first = gpu.first_slot + part * size
-        Unit.objects.create(
+    return [
+        Unit(
             gpu=gpu,
             profile=MIG if slices else WHOLE_GPU_PROFILE,
-            uuid=f"MIG-{host.name}-{index}-{part}" if slices else gpu.uuid,
-            slots=NumericRange(first, first + size),
+            uuid=f"MIG-{host.name}-{gpu.index}-{part}" if slices else gpu.uuid,
+            slots=NumericRange(gpu.first_slot + part * size, gpu.first_slot + (part + 1) * size),
             memory_mib=gpu.memory_mib // parts,
             created_at=now,
         )
-    return gpu
+        for part in range(parts)
+    ]
+
+
+def make_gpu(host: Host, index: int, model: str, now: dt.datetime, slices: int = 0) -> Gpu:
+    """Create one GPU with its units, see ``make_gpus``."""
+    return make_gpus(host, [(index, model, slices)], now)[0]
 
 
 def units_of(host: Host, profile: str = WHOLE_GPU_PROFILE) -> list[Unit]:
-    """A host's units of one profile, by GPU index."""
+    """Return a host's units of one profile, ordered by GPU index."""
     found = Unit.objects.filter(gpu__host=host, profile=profile, retired_at__isnull=True)
     return list(found.select_related("gpu").order_by("gpu__index", "slots"))

@@ -248,11 +248,11 @@ def test_guarantees_never_exceed_the_pool_and_only_the_pools_lock_sees_to_it(
 
     both = [raise_to_nine(world.vision.team), raise_to_nine(world.language.team)]
     reset()
-    meet_after_the_check(monkeypatch, quotas, "guarantee_room", GUARDED)
+    meet_after_the_check(monkeypatch, quotas, "guarantee_capacity", GUARDED)
     assert sorted(race(both)) == [False, True]  # type: ignore[type-var]
     reset()
     monkeypatch.setattr(locks, "pools", lambda ids: {})
-    meet_after_the_check(monkeypatch, quotas, "guarantee_room", UNGUARDED)
+    meet_after_the_check(monkeypatch, quotas, "guarantee_capacity", UNGUARDED)
     assert race(both) == [True, True], "without the lock 18 of 16 GPUs are guaranteed"
 
 

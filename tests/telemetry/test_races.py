@@ -59,7 +59,7 @@ def test_two_ticks_of_charging_at_once_charge_each_second_once(
     rates: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hold(workload(rates, rates.vision), units_of(rates.hosts["alpha"])[0], at(9), at(11), end_code="finished")
-    meeting_in(monkeypatch, charges, "load_facts")
+    meeting_in(monkeypatch, charges, "load_charging_inputs")
     assert [
         each for each in race([lambda: charge_all_gpus(at(12, 5))] * 2) if isinstance(each, Exception)
     ] == []
@@ -68,7 +68,7 @@ def test_two_ticks_of_charging_at_once_charge_each_second_once(
 
 
 def test_without_the_claim_they_would_charge_it_twice(rates: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    meeting_in(monkeypatch, charges, "load_facts")
+    meeting_in(monkeypatch, charges, "load_charging_inputs")
     claim: Callable[..., list[int]] = charges._claim_spans
 
     def claim_all(stretches: Any) -> list[int]:
@@ -92,7 +92,7 @@ def stream(committed_world: World) -> Iterator[World]:
 
 
 def test_two_drains_at_once_land_each_batch_once(stream: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    meeting_in(monkeypatch, samples, "_units_of")
+    meeting_in(monkeypatch, samples, "_unit_ids_by_host")
     done = race([lambda: drain_stream(agent_api.redis_client(), at(10))] * 2)
     assert [each for each in done if isinstance(each, Exception)] == []
     assert Sample.objects.count() == 18
@@ -100,7 +100,7 @@ def test_two_drains_at_once_land_each_batch_once(stream: World, monkeypatch: pyt
 
 
 def test_without_the_batch_rows_they_would_land_twice(stream: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    meeting_in(monkeypatch, samples, "_units_of")
+    meeting_in(monkeypatch, samples, "_unit_ids_by_host")
     monkeypatch.setattr(samples, "_insert_new_batches", lambda batches: list(batches))
     race([lambda: drain_stream(agent_api.redis_client(), at(10))] * 2)
     assert Sample.objects.count() == 36
