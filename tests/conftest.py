@@ -6,24 +6,14 @@ import datetime as dt
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
-import psycopg
 import pytest
-from django.apps import apps
-from django.core import serializers
-from django.core.management import CommandError
 from django.test import TransactionTestCase
-from psycopg import sql
 from pytest_django.plugin import DjangoDbBlocker
 
-PROGRAM_ROLE = "gpupool_app"
-MIGRATED: list[
-    dict[str, object]
-] = []  # the rows that migrations write; Django writes its own tables' again by itself
 NOW = dt.datetime(2026, 3, 18, 10, 0, tzinfo=dt.UTC)  # a Wednesday morning, with no change of clocks near
 
 # A slow moment of the machine is no failure of the product: properties are judged by what holds, not by the clock.
@@ -75,70 +65,36 @@ def refuse_to_skip_in_ci() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def tables_are_emptied_in_the_end() -> Iterator[None]:
-    """After a transactional test the tables are emptied, and what migrations wrote is written again, as every test finds it. A
-    process of the test that is just ending may still read them: of the deadlock that can follow, the emptying is tried again."""
-    once = TransactionTestCase._fixture_teardown  # type: ignore[attr-defined]
-
-    def again(self: TransactionTestCase) -> None:
-        for left in (4, 3, 2, 1, 0):
-            try:
-                once(self)
-                break
-            except CommandError:
-                if not left:
-                    raise
-                time.sleep(0.5)
-        for row in serializers.deserialize("python", MIGRATED):
-            row.save()
+def tables_are_emptied_after_tests_that_commit() -> Iterator[None]:
+    """Replace Django's flush, which empties every table and makes content types and permissions anew."""
+    from tests.database import empty_tables
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TransactionTestCase, "_fixture_teardown", again)
+        patch.setattr(TransactionTestCase, "_fixture_teardown", empty_tables)
         yield
 
 
 @pytest.fixture(scope="session")
-def django_db_setup(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
-    """Migrate as the owner, then test as the program's role, so that a missing right shows in a test."""
+def django_db_setup(
+    django_test_environment: None, django_db_blocker: DjangoDbBlocker, django_db_modify_db_settings: None
+) -> Iterator[None]:
+    """Create the database as the owner, then test as the program's role, so that a missing right fails a test."""
     from django.db import connection
 
-    from config.roles import grant_program_role
+    from tests import database
 
     with django_db_blocker.unblock():
-        ours = [
-            m
-            for m in apps.get_models()
-            if m._meta.app_label in ("portal", "scheduler", "telemetry") and m._meta.managed
-        ]
-        MIGRATED[:] = [
-            row for model in ours for row in serializers.serialize("python", model._base_manager.all())
-        ]
+        name = database.create_test_database()
         as_owner = connection.settings_dict["OPTIONS"]["options"]
-        with psycopg.connect(**_address(connection.settings_dict), autocommit=True) as owner:
-            if owner.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [PROGRAM_ROLE]).fetchone() is None:
-                yield  # a server of the caller's without that role
-                return
-            grant_program_role(owner, PROGRAM_ROLE)
-            # Transactional tests empty the tables between them, which the program itself may never do.
-            role = sql.Identifier(PROGRAM_ROLE)
-            owner.execute(sql.SQL("GRANT TRUNCATE ON ALL TABLES IN SCHEMA public TO {}").format(role))
-        _reconnect(f"{as_owner} -c role={PROGRAM_ROLE}")
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT FROM pg_roles WHERE rolname = %s", [database.PROGRAM_ROLE])
+            has_role = cursor.rowcount == 1
+        if has_role:
+            database.use_database(name, f"{as_owner} -c role={database.PROGRAM_ROLE}")
     yield
     with django_db_blocker.unblock():
-        _reconnect(as_owner)
-
-
-def _address(settings: dict[str, object]) -> dict[str, object]:
-    names = {"dbname": "NAME", "user": "USER", "password": "PASSWORD", "host": "HOST", "port": "PORT"}
-    return {ours: settings[theirs] for ours, theirs in names.items() if settings[theirs]}
-
-
-def _reconnect(options: str) -> None:
-    from django.db import connection
-
-    connection.close()
-    connection.close_pool()  # type: ignore[attr-defined]
-    connection.settings_dict["OPTIONS"]["options"] = options
+        database.use_database(name, as_owner)
+        database.drop_test_database(name)
 
 
 @pytest.fixture(scope="session")
