@@ -103,7 +103,7 @@ def test_a_slow_network_is_no_slow_sender(server: Server) -> None:
 def test_the_process_as_it_is_run_has_the_same_limits() -> None:
     assert asgi.application.patience == PATIENCE_SECONDS <= 60 and LEAST_BYTES_PER_SECOND >= 1024
     assert Heads.seconds == HEAD_SECONDS <= 60
-    started = [ROOT / "run", ROOT / "deploy" / "compose.yaml", ROOT / "deploy" / "systemd" / "gpupool-web.service"]
+    started = [ROOT / "tools" / "site.py", ROOT / "deploy" / "compose.yaml", ROOT / "deploy" / "systemd" / "gpupool-web.service"]
     for path in started:
         words = re.split(r'[\s",]+', path.read_text())
         assert words[words.index("config.asgi:application") + 1 :][:2] == ["--http", "config.heads:Heads"], path
