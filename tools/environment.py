@@ -44,7 +44,8 @@ def ensure_examples_environment() -> None:
         with timed_step("environment of the worked examples made"):
             run_quietly([str(PYTHON), "-m", "venv", "--clear", str(EXAMPLES_VENV)])
             pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-            run_quietly([*pip, "-r", str(EXAMPLES_REQUIREMENTS)])
+            # To compile all modules takes four times as long as to install them; few are imported.
+            run_quietly([*pip, "--no-compile", "-r", str(EXAMPLES_REQUIREMENTS)])
         mark.write_text(digest)
 
 

@@ -126,25 +126,24 @@ def end_remaining_descendants(
 ) -> None:
     """End the processes below this one.
 
-    The children get SIGTERM, so that they can stop their own children in order; later all get SIGKILL.
+    The children get SIGTERM, so that they can stop their own children in order. Orphans become children of this
+    process and get SIGTERM in their turn. Processes that remain after `terminate_seconds` get SIGKILL.
     """
-    for pid in _children(os.getpid()):
-        _send(pid, signal.SIGTERM)
-    _wait_for_none(terminate_seconds)
+    told: set[int] = set()
+    deadline = time.monotonic() + terminate_seconds
+    while descendants(os.getpid()) and time.monotonic() < deadline:
+        for pid in set(_children(os.getpid())) - told:
+            _send(pid, signal.SIGTERM)
+            told.add(pid)
+        time.sleep(POLL_SECONDS)
+        _reap()
     deadline = time.monotonic() + kill_seconds
     while (left := descendants(os.getpid())) and time.monotonic() < deadline:
         for pid in left:
             _send(pid, signal.SIGKILL)
-        _wait_for_none(0.1)
-
-
-def _wait_for_none(seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while True:
-        _reap()
-        if not descendants(os.getpid()) or time.monotonic() > deadline:
-            return
         time.sleep(POLL_SECONDS)
+        _reap()
+    _reap()
 
 
 def _send(pid: int, number: int) -> None:

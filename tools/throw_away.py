@@ -28,7 +28,8 @@ def throw_away_stores(
 ) -> Iterator[dict[str, str]]:
     """Yield the environment of stores that live as long as the block.
 
-    If DATABASE_URL and REDIS_URL name the caller's own servers, these are used and nothing is started.
+    If DATABASE_URL and REDIS_URL name the caller's own servers, these are used and nothing is started. Without
+    names nothing is started either; programs that only read their settings need no store.
     """
     remove_abandoned()
     folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
@@ -44,7 +45,8 @@ def throw_away_stores(
         if not (os.environ.get("DATABASE_URL") and os.environ.get("REDIS_URL")):
             stores = external_stores(folder, passwords) if external else embedded_stores(folder, passwords)
             places.append(stores.sockets)
-            _start(stores, names, running)
+            if names:
+                _start(stores, names, running)
             env.update(DATABASE_URL=stores.url("owner"), REDIS_URL=stores.redis_url)
         yield env
     finally:
