@@ -44,11 +44,11 @@ def _run_with_services(command: list[str], services: tuple[str, ...]) -> int:
         return _run_on_a_demo(command)
     stores = [name for name in STORES if name in services]
     if not stores:
-        return run_interruptible(command, ROOT)
+        return run_interruptible(command, ROOT, reaps_orphans=True)
     with throw_away_stores(names=stores) as env:
         if "postgres" in stores:
             run_quietly([str(PYTHON), "manage.py", "migrate", "-v", "0", "--skip-checks"], cwd=ROOT, env=env)
-        return run_interruptible(command, ROOT, env)
+        return run_interruptible(command, ROOT, env, reaps_orphans=True)
 
 
 def declared_services(module: Path) -> tuple[str, ...]:
@@ -70,7 +70,7 @@ def _run_on_a_demo(command: list[str]) -> int:
         site = subprocess.Popen([*demo, "--no-history"], stdout=output, stderr=output, start_new_session=True)
     try:
         _wait_for_demo(site, log)
-        return run_interruptible(command, ROOT, _environment_for(folder))
+        return run_interruptible(command, ROOT, _environment_for(folder), reaps_orphans=True)
     finally:
         site.terminate()
         site.wait(DEMO_STOP_SECONDS)

@@ -92,8 +92,9 @@ def _tests_by_folder(root: Path, name: str, has_importers: bool) -> Iterator[str
         folder = "/".join(parts[:length])
         tests = TESTS_OF_FOLDER.get(folder, f"tests/{folder}")
         if (root / tests).is_dir():
-            # The tests of a whole package are many: only if no import leads to better ones.
-            if length > 1 or not has_importers:
+            # The tests of a whole package are many. They are needed if no import leads to better ones, or if
+            # tests run the package as a program.
+            if length > 1 or not has_importers or (root / parts[0] / "__main__.py").exists():
                 yield tests
             return
 

@@ -85,31 +85,40 @@ def _handle_end_signals(handler: Callable[[int, types.FrameType | None], None]) 
             signal.signal(number, handler)
 
 
-def run_interruptible(command: Sequence[str], cwd: Path, env: Mapping[str, str] | None = None) -> int:
+def run_interruptible(
+    command: Sequence[str], cwd: Path, env: Mapping[str, str] | None = None, reaps_orphans: bool = False
+) -> int:
     """Run a command and return its exit status. If this process is told to end, interrupt the command first.
 
     The command gets one SIGINT and INTERRUPT_SECONDS to clean up. It runs in a session of its own: the SIGINT
     that a terminal sends to the whole group would be a second one, and would stop the cleanup.
+
+    Within `ending_descendants` orphans must be reaped meanwhile: the command may wait for their end.
     """
     child = subprocess.Popen(
         command, cwd=cwd, env=env, start_new_session=True, preexec_fn=_be_interrupted_with_parent
     )
     try:
-        while child.poll() is None:
-            # Orphans are reaped meanwhile: the command may watch them end.
-            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
-            if ended is not None and ended.si_pid != child.pid:
-                os.waitpid(ended.si_pid, 0)
+        if reaps_orphans:
+            _reap_until_ended(child)
+        return child.wait()
     except BaseException:
         child.send_signal(signal.SIGINT)
         deadline = time.monotonic() + INTERRUPT_SECONDS
         while child.poll() is None and time.monotonic() < deadline:
-            _reap(other_than=child.pid)
+            if reaps_orphans:
+                _reap(other_than=child.pid)
             time.sleep(POLL_SECONDS)
         if child.poll() is None:
             child.kill()
         raise
-    return child.returncode
+
+
+def _reap_until_ended(child: subprocess.Popen[bytes]) -> None:
+    while child.poll() is None:
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+        if ended is not None and ended.si_pid != child.pid:
+            os.waitpid(ended.si_pid, 0)
 
 
 def _reap(other_than: int = 0) -> None:

@@ -16,6 +16,7 @@ from tools.changed_tests import changed_files, choose_tests
 from tools.console import say
 from tools.environment import ensure_environment, ensure_examples_environment, ensure_test_programs
 from tools.paths import PYTHON, ROOT
+from tools.processes import run_interruptible
 from tools.throw_away import throw_away_stores
 
 FLAGS = ("--external", "--long", "--changed")
@@ -38,7 +39,7 @@ class Part:
         """Run the tests and return True if none fails. Their output goes straight to the caller's."""
         how = () if self.alone else SIDE_BY_SIDE
         pytest = [str(PYTHON), "-m", "pytest", *how, "-q", "--durations", "10", "-m", self.markers]
-        status = subprocess.run([*pytest, *arguments], cwd=ROOT, env=env).returncode
+        status = run_interruptible([*pytest, *arguments], ROOT, env)
         return status in (0, NOTHING_COLLECTED_STATUS)
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tools.changed_tests import Choice, choose_tests
-from tools.environment import ensure_examples_environment
 from tools.gates import gates
 from tools.testing import LONG_PARTS, SHORT_PARTS, selects_examples
 from tools.verbs import VERBS
@@ -105,7 +104,6 @@ def test_every_test_is_in_one_part() -> None:
     ],
 )
 def test_the_examples_environment_is_made_for_their_tests(arguments: list[str], selected: bool) -> None:
-    assert callable(ensure_examples_environment)
     assert selects_examples(arguments) is selected
 
 
@@ -116,9 +114,12 @@ def repository(tmp_path: Path) -> Path:
         "scheduler/__init__.py": "",
         "scheduler/low.py": "",
         "scheduler/high.py": "from scheduler import low\n",
+        "agent/__main__.py": "",
+        "agent/daemon.py": "",
         "portal/web/views.py": "",
         "templates/page.html": "",
         "tests/conftest.py": "",
+        "tests/agent/test_daemon.py": "import agent.daemon\n",
         "tests/architecture/test_layers.py": "",
         "tests/scheduler/test_high.py": "def test_it():\n    import scheduler.high\n",
         "tests/scheduler/test_other.py": "",
@@ -135,16 +136,20 @@ def repository(tmp_path: Path) -> Path:
     ("changed", "chosen"),
     [
         ("scheduler/low.py", ["tests/architecture", "tests/scheduler/test_high.py"]),
+        ("agent/daemon.py", ["tests/agent", "tests/architecture"]),
         ("scheduler/removed.py", ["tests/architecture", "tests/scheduler"]),
         ("portal/web/views.py", ["tests/architecture", "tests/portal/web"]),
         ("templates/page.html", ["tests/portal/web"]),
         ("tests/scheduler/test_other.py", ["tests/scheduler/test_other.py"]),
-        ("tests/conftest.py", ["architecture/test_layers", "portal/web/test_views", "scheduler/test_high"]),
-        ("pyproject.toml", ["tests"]),
+        ("tests/conftest.py", ["tests"]),
     ],
 )
 def test_a_change_chooses_the_tests_it_touches(repository: Path, changed: str, chosen: list[str]) -> None:
     found = choose_tests(repository, [changed])
-    if changed == "tests/conftest.py":
-        chosen = [f"tests/{name}.py" for name in [*chosen, "scheduler/test_other"]]
+    if chosen == ["tests"]:
+        chosen = sorted(str(path.relative_to(repository)) for path in repository.rglob("test_*.py"))
     assert found == [Choice(path, changed) for path in chosen]
+
+
+def test_a_change_of_the_requirements_chooses_all_tests(repository: Path) -> None:
+    assert choose_tests(repository, ["requirements/base.txt"]) == [Choice("tests", "requirements/base.txt")]
