@@ -35,8 +35,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.installation import ROOT, load_run_script, wait_until
+from benchmarks.harness.installation import ROOT, wait_until
 from portal.services.people import api_tokens
+from tools.agents import agent_command
+from tools.service_environment import agent_environment
 
 SERVICES = ()
 GPUS = 8
@@ -155,7 +157,6 @@ class FleetBenchmark:
     def __init__(self, folder: Path, hosts: int) -> None:
         self.folder = folder
         self.names = [f"light-{number}" for number in range(1, hosts + 1)]
-        self.run = load_run_script()
         self.port = free_ports(3)
         self.url, self.edge = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{self.port + 1}"
         self.supervisor: subprocess.Popen[bytes] | None = None
@@ -241,10 +242,10 @@ class FleetBenchmark:
 
     def _start_real(self, name: str, token: str) -> None:
         given = {"name": name, "join_token": token, "simulate": f"{GPUS}x{MODEL}"}
-        command = self.run.agent_command(self.folder, self.folder / "agents" / name, self.edge, given)
+        command = agent_command(self.folder, self.folder / "agents" / name, self.edge, given)
         with (self.folder / f"agent-{name}.log").open("wb") as log:
             self.real[name] = subprocess.Popen(
-                command, cwd=ROOT, env=self.run.agent_environment(), stdout=log, stderr=log
+                command, cwd=ROOT, env=agent_environment(), stdout=log, stderr=log
             )
 
     def _start_light(self, tokens: dict[str, str]) -> None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.machinery
-import importlib.util
 import json
 import os
 import random
@@ -26,10 +24,12 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from portal.services.people import api_tokens
+from tools.agents import agent_command
+from tools.service_environment import agent_environment
+from tools.supervisor import Service
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "H100-80GB"
@@ -55,17 +55,6 @@ def wait_until(true: Callable[[], Any], seconds: float, what: str, every: float 
             raise ConditionTimeout(f"{what}: not within {seconds:.0f} s")
         time.sleep(every)
     return time.monotonic() - began
-
-
-def load_run_script() -> ModuleType:
-    """The program `./run`, whose way of starting and keeping programs is used here."""
-    loader = importlib.machinery.SourceFileLoader("gpupool_run", str(ROOT / "run"))
-    spec = importlib.util.spec_from_loader("gpupool_run", loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["gpupool_run"] = module
-    loader.exec_module(module)
-    return module
 
 
 class EdgeProxies:
@@ -231,7 +220,6 @@ class Installation:
     ) -> None:
         self.folder = folder
         self.lease_seconds = lease_seconds
-        self.run = load_run_script()
         self.port = self._free_pair()
         self.url = f"http://127.0.0.1:{self.port}"
         self.launcher = launcher
@@ -353,7 +341,7 @@ class Installation:
             for host in self.hosts:
                 with self._lock:
                     if host.service is not None:
-                        host.service.tend(time.monotonic())
+                        host.service.check(time.monotonic())
             time.sleep(0.05)
         for host in self.hosts:
             if host.service is not None:
@@ -367,7 +355,7 @@ class Installation:
             self._lay_cable(host)
         host.edge = f"http://{host.address}:{self.gates.make(host.name, host.address)}"
         agent = {"name": host.name, "join_token": host.token, "simulate": f"{GPUS}x{MODEL}"}
-        command = self.run.agent_command(self.folder, host.state, host.edge, agent)
+        command = agent_command(self.folder, host.state, host.edge, agent)
         command[command.index("--on-exit") + 1] = "keep"
         command += ["--launcher", self.launcher]
         host.command = command
@@ -377,7 +365,7 @@ class Installation:
                 ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK},mode=755", "tmpfs", str(host.state)],
                 check=True,
             )
-        host.service = self.run.Service(
+        host.service = Service(
             f"agent-{host.name}",
             host.inside(command),
             env=self.agent_environment(host),
@@ -389,7 +377,7 @@ class Installation:
 
     def agent_environment(self, host: LocalHost) -> dict[str, str]:
         """What a host's agent is started with: its clock can be set where there is a library for it."""
-        return {**self.run.agent_environment(), **self.clocks.environment(host.name)}
+        return {**agent_environment(), **self.clocks.environment(host.name)}
 
     def _lay_cable(self, host: LocalHost) -> None:
         """A namespace of its own, with one cable to this one."""

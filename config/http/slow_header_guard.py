@@ -1,5 +1,5 @@
 """uvicorn's HTTP, with a time by which the head of a request has to be there: a head that comes a byte a second holds a connection
-for ever, and a process has only so many. For ``uvicorn --http config.http.slow_header_guard:Heads``; bodies are ``config.http.body_limit``'s."""
+for ever, and a process has only so many. For ``uvicorn --http config.http.slow_header_guard:HeaderTimeoutProtocol``; bodies are ``config.http.body_limit``'s."""
 
 from __future__ import annotations
 

@@ -19,11 +19,11 @@ def text(name: str) -> str:
 
 
 def settings_read() -> set[str]:
-    """Every variable that config.environment or ./run reads."""
+    """Return every variable that config.environment or ./run reads."""
     pattern = re.compile(r"^(GPUPOOL_[A-Z_]+|DATABASE_URL|REDIS_URL)$")
     return {
         node.value
-        for path in (ROOT / "config" / "environment.py", ROOT / "run")
+        for path in (ROOT / "config" / "environment.py", *(ROOT / "tools").glob("*.py"))
         for node in ast.walk(parsed(path))
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and pattern.match(node.value)
     } - {"GPUPOOL_"}
@@ -64,7 +64,7 @@ def test_no_setting_is_documented_that_does_not_exist() -> None:
 def test_every_verb_of_run_is_documented() -> None:
     verbs = [
         str(key.value)
-        for node in ast.walk(parsed(ROOT / "run"))
+        for node in ast.walk(parsed(ROOT / "tools" / "verbs.py"))
         if isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "") == "VERBS"
         for key in getattr(node.value, "keys", [])
     ]

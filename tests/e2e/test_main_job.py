@@ -17,7 +17,6 @@ from datetime import date, datetime, timedelta
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 from zoneinfo import ZoneInfo
@@ -128,7 +127,7 @@ class Story:
 
 
 @pytest.fixture(scope="module")
-def story(house: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     demo = Demo(ROOT, tmp_path_factory.mktemp("main-job") / "demo", free_pair(), history=True)
     try:
         demo.wait_ready()
@@ -813,10 +812,3 @@ def test_8b_people_see_their_homes_with_size_and_what_their_hosts_offer(story: S
 def test_9_nobody_met_another_host_or_an_error_on_the_way(story: Story) -> None:
     for person in story.people.values():
         assert (person.username, person.other_hosts, person.errors) == (person.username, [], [])
-
-
-@pytest.fixture(scope="module")
-def house() -> ModuleType:
-    from tests.house.conftest import house as load
-
-    return load.__wrapped__()  # type: ignore[attr-defined, no-any-return]

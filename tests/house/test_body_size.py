@@ -23,7 +23,7 @@ class Server:
         self,
         root: Path,
         program: str = "config.asgi:application",
-        heads: str = "config.http.slow_header_guard:Heads",
+        heads: str = "config.http.slow_header_guard:HeaderTimeoutProtocol",
     ) -> None:
         with socket.socket() as listening:
             listening.bind(("127.0.0.1", 0))

@@ -13,12 +13,17 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from benchmarks import plan as plan_bench
+from tools import environment, throw_away
+from tools.console import RunError
+from tools.processes import process_start
+from tools.service_environment import agent_environment
+from tools.state_folders import logs_hint
+from tools.supervisor import Service, Supervisor, end_leftovers
 
 
 def run(root: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -39,14 +44,14 @@ def wait_for(condition: Any, seconds: float = 5) -> None:
 
 
 @pytest.fixture
-def supervisor(house: ModuleType, tmp_path: Path) -> Any:
-    found = house.Supervisor(tmp_path, "http://127.0.0.1:1")
+def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
+    found = Supervisor(tmp_path, "http://127.0.0.1:1")
     yield found
     found.stop([])
 
 
-def service(house: ModuleType, folder: Path, name: str, *command: str, **more: Any) -> Any:
-    return house.Service(name, list(command), dict(os.environ), folder / f"{name}.log", **more)
+def service(folder: Path, name: str, *command: str, **more: Any) -> Any:
+    return Service(name, list(command), dict(os.environ), folder / f"{name}.log", **more)
 
 
 def test_an_unknown_verb_is_answered_with_the_verbs_there_are(root: Path) -> None:
@@ -72,8 +77,7 @@ def test_a_state_folder_that_can_not_be_made_is_named(root: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [("--gpus", "-1"), ("--gpus", "99999999999"), ("--queued", "x"), ("--rounds", "0"), ("--seed", "-5")],
+    "wrong", [("--gpus", "-1"), ("--gpus", "99999999999"), ("--queued", "x"), ("--rounds", "0"), ("--seed", "-5")]
 )
 def test_a_wrong_size_of_a_benchmark_is_refused_by_name(wrong: tuple[str, str]) -> None:
     with pytest.raises(SystemExit) as caught:
@@ -127,16 +131,14 @@ def test_logs_of_an_unknown_service_names_those_there_are(root: Path, tmp_path: 
     assert "web" in done.stderr
 
 
-def test_logs_without_a_name_are_the_names_and_the_hint_names_the_folder(
-    root: Path, tmp_path: Path, house: ModuleType
-) -> None:
+def test_logs_without_a_name_are_the_names_and_the_hint_names_the_folder(root: Path, tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     for name in ("web", "edge"):
         (tmp_path / "logs" / f"{name}.log").write_text("x")
     answer = run(root, "logs", "--state", str(tmp_path))
     assert (answer.returncode, answer.stdout.split()) == (0, ["edge", "web"])
-    assert house.logs_hint(tmp_path) == f"./run logs NAME --state {tmp_path}"
-    assert house.logs_hint(root / ".gpupool" / "demo") == "./run logs NAME"
+    assert logs_hint(tmp_path) == f"./run logs NAME --state {tmp_path}"
+    assert logs_hint(root / ".gpupool" / "demo") == "./run logs NAME"
 
 
 def test_the_command_line_runs_with_nothing_to_install(root: Path) -> None:
@@ -150,15 +152,13 @@ def test_an_unknown_benchmark_is_answered_with_those_there_are(root: Path) -> No
     assert "'speed' is no benchmark" in done.stderr
 
 
-def test_a_service_killed_with_sigkill_is_started_again(
-    house: ModuleType, supervisor: Any, tmp_path: Path
-) -> None:
-    sleeper = supervisor.add(service(house, tmp_path, "sleeper", "sleep", "600"))
+def test_a_service_killed_with_sigkill_is_started_again(supervisor: Supervisor, tmp_path: Path) -> None:
+    sleeper = supervisor.add(service(tmp_path, "sleeper", "sleep", "600"))
     first = sleeper.process.pid
     os.kill(first, signal.SIGKILL)
 
     def is_back() -> bool:
-        supervisor.tend()
+        supervisor.check()
         return bool(sleeper.alive() and sleeper.process.pid != first)
 
     wait_for(is_back)
@@ -167,26 +167,24 @@ def test_a_service_killed_with_sigkill_is_started_again(
 
 
 def test_what_a_killed_service_left_behind_is_ended_before_it_starts_again(
-    house: ModuleType, supervisor: Any, tmp_path: Path
+    supervisor: Supervisor, tmp_path: Path
 ) -> None:
     script = f"sleep 600 & echo $! > {tmp_path}/child; wait"
-    parent = supervisor.add(service(house, tmp_path, "parent", "sh", "-c", script))
+    parent = supervisor.add(service(tmp_path, "parent", "sh", "-c", script))
     wait_for(lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text().strip())
     child = int((tmp_path / "child").read_text())
     os.kill(parent.process.pid, signal.SIGKILL)
     wait_for(lambda: not parent.alive())
-    supervisor.tend()
-    wait_for(lambda: house.process_start(child) is None)
+    supervisor.check()
+    wait_for(lambda: process_start(child) is None)
 
 
-def test_a_service_that_cannot_start_is_tried_ever_slower(
-    house: ModuleType, supervisor: Any, tmp_path: Path
-) -> None:
-    broken = supervisor.add(service(house, tmp_path, "broken", "false"))
+def test_a_service_that_cannot_start_is_tried_ever_slower(supervisor: Supervisor, tmp_path: Path) -> None:
+    broken = supervisor.add(service(tmp_path, "broken", "false"))
     pauses = []
 
     def tried_three_times() -> bool:
-        if supervisor.tend() is None and broken.state == "waiting" and broken.pause not in pauses:
+        if supervisor.check() is None and broken.state == "waiting" and broken.pause not in pauses:
             pauses.append(broken.pause)
         return len(pauses) == 3
 
@@ -196,36 +194,34 @@ def test_a_service_that_cannot_start_is_tried_ever_slower(
 
 
 def test_a_service_that_had_come_up_is_started_again_at_once_however_often_it_is_killed(
-    house: ModuleType, supervisor: Any, tmp_path: Path
+    supervisor: Supervisor, tmp_path: Path
 ) -> None:
-    store = supervisor.add(service(house, tmp_path, "store", "sleep", "600", steady_seconds=0.2))
+    store = supervisor.add(service(tmp_path, "store", "sleep", "600", steady_seconds=0.2))
     for _ in range(3):
-        wait_for(lambda: supervisor.tend() is None and store.alive() and time.monotonic() - store.began > 0.3)
+        wait_for(lambda: supervisor.check() is None and store.alive() and time.monotonic() - store.started_at > 0.3)
         os.kill(store.process.pid, signal.SIGKILL)
         wait_for(lambda: not store.alive())
-        supervisor.tend()
+        supervisor.check()
         assert store.pause == 0.1
 
 
-def test_a_one_off_is_done_when_it_succeeds(house: ModuleType, supervisor: Any, tmp_path: Path) -> None:
+def test_a_one_off_is_done_when_it_succeeds(supervisor: Supervisor, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
-    once = supervisor.add(service(house, tmp_path, "once", "true", once=True, on_success=mark.touch))
-    wait_for(lambda: supervisor.tend() is None and once.state == "done")
+    once = supervisor.add(service(tmp_path, "once", "true", once=True, on_success=mark.touch))
+    wait_for(lambda: supervisor.check() is None and once.state == "done")
     assert mark.exists()
 
 
-def test_leftovers_of_a_killed_supervisor_are_ended_and_strangers_are_not(
-    house: ModuleType, tmp_path: Path
-) -> None:
+def test_leftovers_of_a_killed_supervisor_are_ended_and_strangers_are_not(tmp_path: Path) -> None:
     ours, stranger = (subprocess.Popen(["sleep", "600"]) for _ in range(2))
     try:
         entries = {
-            "web": {"pid": ours.pid, "began": house.process_start(ours.pid)},
+            "web": {"pid": ours.pid, "began": process_start(ours.pid)},
             # The number of a process that ended is given to another one some day.
             "edge": {"pid": stranger.pid, "began": "1"},
         }
         (tmp_path / "services.json").write_text(json.dumps({"url": "", "services": entries}))
-        house.end_leftovers(tmp_path)
+        end_leftovers(tmp_path)
         assert ours.wait(5) != 0
         assert stranger.poll() is None
     finally:
@@ -234,28 +230,24 @@ def test_leftovers_of_a_killed_supervisor_are_ended_and_strangers_are_not(
             process.wait()
 
 
-def test_an_agent_learns_none_of_the_servers_secrets(
-    house: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_agent_learns_none_of_the_servers_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
-    env = house.agent_environment()
-    assert not [
-        name for name in env if name.startswith("GPUPOOL_") or "SECRET" in name or name.endswith("_URL")
-    ]
+    env = agent_environment()
+    assert not [name for name in env if name.startswith("GPUPOOL_") or "SECRET" in name or name.endswith("_URL")]
 
 
 def test_throw_away_services_of_a_killed_owner_are_swept(
-    house: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(house.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(throw_away.tempfile, "tempdir", str(tmp_path))
     left, used = tmp_path / "gpupool-test-left", tmp_path / "gpupool-test-used"
     for place in (left, used):
         place.mkdir()
     server = subprocess.Popen(["sleep", "600"])
     (left / "owner").write_text("1 not-its-start")
-    (left / "postgres.pid").write_text(f"{server.pid} {house.process_start(server.pid)}")
-    (used / "owner").write_text(f"{os.getpid()} {house.process_start(os.getpid())}")
-    house.sweep_abandoned()
+    (left / "postgres.pid").write_text(f"{server.pid} {process_start(server.pid)}")
+    (used / "owner").write_text(f"{os.getpid()} {process_start(os.getpid())}")
+    throw_away.remove_abandoned()
     assert server.wait(5) == -signal.SIGKILL
     assert not left.exists()
     assert used.exists()
@@ -269,7 +261,7 @@ def short_folder() -> Iterator[Path]:
 
 
 def test_an_ended_command_takes_its_throw_away_services_with_it(
-    house: ModuleType, root: Path, short_folder: Path
+    root: Path, short_folder: Path
 ) -> None:
     env = {name: value for name, value in os.environ.items() if not name.endswith("_URL")} | {
         "TMPDIR": str(short_folder)
@@ -282,7 +274,7 @@ def test_an_ended_command_takes_its_throw_away_services_with_it(
         started.terminate()
         assert started.wait(30) == 143
     assert not list(short_folder.glob("gpupool-test-*"))
-    assert not [pid for pid in servers if house.process_start(pid)]
+    assert not [pid for pid in servers if process_start(pid)]
 
 
 def test_the_locks_name_no_index_and_no_address(root: Path) -> None:
@@ -293,9 +285,9 @@ def test_the_locks_name_no_index_and_no_address(root: Path) -> None:
         assert "--hash=sha256:" in text, lock
 
 
-def test_ci_may_skip_nothing(house: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ci_may_skip_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CI", "true")
-    monkeypatch.setattr(house, "SYSTEM_NEEDS", {"no-such-package": ("no-such-program",)})
-    monkeypatch.setattr(house, "install_system_packages", lambda packages, why: False)
-    with pytest.raises(house.Trouble, match="apt-get install -y no-such-package"):
-        house.ensure_system_needs()
+    monkeypatch.setattr(environment, "TEST_PROGRAMS", {"no-such-package": ("no-such-program",)})
+    monkeypatch.setattr(environment, "install_system_packages", lambda packages, why: False)
+    with pytest.raises(RunError, match="apt-get install -y no-such-package"):
+        environment.ensure_test_programs()

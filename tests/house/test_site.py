@@ -10,17 +10,17 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from tests.running_demo import Demo, free_pair
+from tools.processes import process_start
 
 pytestmark = [pytest.mark.site, pytest.mark.timeout(300), pytest.mark.xdist_group("site")]
 
 
 @pytest.fixture(scope="module")
-def demo(house: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
     root = Path(__file__).resolve().parent.parent.parent
     found = Demo(root, tmp_path_factory.mktemp("site") / "demo", free_pair())
     try:
@@ -72,10 +72,10 @@ def test_whatever_is_killed_is_back_in_seconds(demo: Demo) -> None:
     demo.wait_for(lambda: demo.answers("/readyz"), 30)
 
 
-def test_ctrl_c_stops_everything_and_a_second_start_is_quick(demo: Demo, house: ModuleType) -> None:
+def test_ctrl_c_stops_everything_and_a_second_start_is_quick(demo: Demo) -> None:
     pids = [entry["pid"] for entry in demo.status()["services"].values()]
     assert demo.stop() == 0
-    assert not [pid for pid in pids if house.process_start(pid)]
+    assert not [pid for pid in pids if process_start(pid)]
     began = time.monotonic()
     again = Demo(demo.root, demo.folder, demo.port)
     try:

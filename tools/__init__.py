@@ -1,0 +1,1 @@
+"""Implement the verbs of `./run`. Standard library only: this works before the Python environment exists."""

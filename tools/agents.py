@@ -1,0 +1,71 @@
+"""Detect this machine's GPUs and start the agents of the demo."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from tools.console import say
+from tools.paths import PYTHON, ROOT
+from tools.service_environment import agent_environment
+
+NVML_TIMEOUT_SECONDS = 20
+PROBE_TIMEOUT_SECONDS = 60
+COUNT_GPUS = """\
+import ctypes
+nvml = ctypes.CDLL('libnvidia-ml.so.1')
+count = ctypes.c_uint(0)
+if not nvml.nvmlInit_v2():
+    nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+print(count.value)
+"""
+
+
+def count_gpus() -> int:
+    """Return how many GPUs NVML finds here; asked in a process of its own, because NVML can hang."""
+    command = [sys.executable, "-c", COUNT_GPUS]
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=NVML_TIMEOUT_SECONDS)
+    except subprocess.TimeoutExpired:
+        return 0
+    return int(asked.stdout) if asked.returncode == 0 else 0
+
+
+def real_gpu_models() -> list[str]:
+    """Return the models of this machine's GPUs as its agent will report them.
+
+    If they cannot be read, print why and return none.
+    """
+    simulated = "all hosts of the demo are simulated"
+    probe = [str(PYTHON), "-m", "agent", "probe"]
+    options = {"cwd": ROOT, "env": agent_environment(), "capture_output": True, "text": True}
+    try:
+        asked = subprocess.run(probe, timeout=PROBE_TIMEOUT_SECONDS, **options)  # type: ignore[call-overload]
+    except subprocess.TimeoutExpired:
+        say(f"  this machine's GPUs do not answer NVML within {PROBE_TIMEOUT_SECONDS} s: {simulated}")
+        return []
+    if asked.returncode != 0:
+        say(f"  this machine's GPUs can't be read, {simulated}: {asked.stderr.strip()[-300:]}")
+        return []
+    return [gpu["model"] for gpu in json.loads(asked.stdout)["hardware"]["gpus"]]
+
+
+def agent_command(folder: Path, state: Path, edge_url: str, agent: Mapping[str, object]) -> list[str]:
+    """Return the command line of one of the demo's agents, and make its folders.
+
+    The join token is used once; later the credential in `state` counts. All hosts of the demo are one
+    machine: they share the locks and, as the hosts of one site do, the homes.
+    """
+    homes, locks = folder / "homes", folder / "locks"
+    for place in (state, homes, locks):
+        place.mkdir(mode=0o755, parents=True, exist_ok=True)
+    command = [str(PYTHON), "-m", "agent", "run", "--state", str(state), "--edge", edge_url]
+    command += ["--host", str(agent["name"])]
+    command += ["--homes", str(homes), "--locks", str(locks), "--on-exit", "stop"]
+    for key in ("join_token", "simulate", "simulate_mig"):
+        if agent.get(key):
+            command += [f"--{key.replace('_', '-')}", str(agent[key])]
+    return command

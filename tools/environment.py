@@ -1,0 +1,175 @@
+"""Make the Python environments and install the system packages that the product and its tests need."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from tools.console import RunError, run_quietly, say, timed_step
+from tools.paths import EXAMPLES_VENV, PYTHON, ROOT, STATE, VENV
+
+TEST_PROGRAMS = {"bubblewrap": ("bwrap",), "chromium": ("chromium", "chromium-browser", "google-chrome")}
+EXAMPLES_REQUIREMENTS = ROOT / "examples" / "requirements.txt"
+
+
+def ensure_environment(with_tests: bool = False, quiet: bool = False) -> None:
+    """Make `.gpupool/venv` hold exactly the locked packages; do nothing if it already does."""
+    wanted = ["base", "test"] if with_tests else ["base"]
+    with _exclusive("venv"):
+        missing = [name for name in wanted if not _is_installed(name)]
+        if not missing:
+            return
+        with contextlib.nullcontext() if quiet else timed_step("environment made"):
+            _install(missing)
+            # If the environment had to be made anew, it lost the packages of the other lock.
+            _install([name for name in wanted if not _is_installed(name)])
+
+
+def ensure_examples_environment() -> None:
+    """Make `.gpupool/torch`, with which the worked examples run: PyTorch, Lightning, transformers and Ray."""
+    mark = EXAMPLES_VENV / ".requirements.sha256"
+    digest = _digest(EXAMPLES_REQUIREMENTS)
+    python = EXAMPLES_VENV / "bin" / "python"
+    with _exclusive("torch"):
+        if mark.exists() and mark.read_text() == digest and python.exists():
+            return
+        with timed_step("environment of the worked examples made"):
+            run_quietly([str(PYTHON), "-m", "venv", "--clear", str(EXAMPLES_VENV)])
+            pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+            # To compile all modules takes four times as long as to install them; few are imported.
+            run_quietly([*pip, "--no-compile", "-r", str(EXAMPLES_REQUIREMENTS)])
+        mark.write_text(digest)
+
+
+@contextlib.contextmanager
+def _exclusive(name: str) -> Iterator[None]:
+    """Hold the lock of one environment, so that two commands do not make it at the same time."""
+    STATE.mkdir(mode=0o755, exist_ok=True)
+    with open(STATE / f"{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _digest(requirements: Path) -> str:
+    return hashlib.sha256(requirements.read_bytes() + sys.version.encode()).hexdigest()
+
+
+def _lock_file(name: str) -> Path:
+    return ROOT / "requirements" / f"{name}.txt"
+
+
+def _is_installed(name: str) -> bool:
+    mark = VENV / f".{name}.sha256"
+    return mark.exists() and mark.read_text() == _digest(_lock_file(name)) and PYTHON.exists()
+
+
+def _install(names: list[str]) -> None:
+    if not PYTHON.exists() or not _has_this_python():
+        shutil.rmtree(VENV, ignore_errors=True)
+    uv = shutil.which("uv")
+    if not PYTHON.exists():
+        if uv:
+            run_quietly([uv, "venv", "--quiet", "--python", sys.executable, str(VENV)])
+        else:
+            _make_with_venv()
+    for name in names:
+        _install_lock(uv or _fetch_uv(), _lock_file(name))
+        (VENV / f".{name}.sha256").write_text(_digest(_lock_file(name)))
+
+
+def _has_this_python() -> bool:
+    """Return True if the environment's Python is the one that runs this program."""
+    command = [str(PYTHON), "-c", "import sys; print(sys.version)"]
+    asked = subprocess.run(command, capture_output=True, text=True)
+    return asked.returncode == 0 and asked.stdout.rstrip("\n") == sys.version
+
+
+def _make_with_venv() -> None:
+    command = [sys.executable, "-m", "venv", str(VENV)]
+    made = subprocess.run(command, capture_output=True, text=True)
+    if made.returncode != 0 and "ensurepip" in made.stdout + made.stderr:
+        package = f"python3.{sys.version_info[1]}-venv"
+        if not install_system_packages([package], "the Python environment needs it"):
+            raise RunError(f"the Python environment needs {package}: sudo apt-get install -y {package}")
+        shutil.rmtree(VENV, ignore_errors=True)
+        made = subprocess.run(command, capture_output=True, text=True)
+    if made.returncode != 0:
+        raise RunError(f"cannot make {VENV}: {(made.stderr or made.stdout).strip().splitlines()[-1:]}")
+
+
+def _fetch_uv() -> str | None:
+    """Install uv, by its pin, into the environment: it installs a lock ten times faster than pip.
+
+    Returns None if the registry has none.
+    """
+    uv = VENV / "bin" / "uv"
+    if not uv.exists():
+        pip = [str(PYTHON), "-m", "pip", "install", "--quiet", "--require-hashes"]
+        subprocess.run([*pip, "-r", str(_lock_file("uv"))], capture_output=True)
+    return str(uv) if uv.exists() else None
+
+
+def _install_lock(uv: str | None, lock: Path) -> None:
+    """Install a lock with uv; with pip if uv is absent or fails."""
+    if uv:
+        fast = [uv, "pip", "install", "--quiet", "--python", str(PYTHON), "--require-hashes", "-r", str(lock)]
+        done = subprocess.run(fast, capture_output=True, env={**os.environ, **_pip_settings_for_uv()})
+        if done.returncode == 0:
+            return
+    if subprocess.run([str(PYTHON), "-m", "pip", "--version"], capture_output=True).returncode != 0:
+        shutil.rmtree(VENV, ignore_errors=True)
+        _make_with_venv()
+    run_quietly([str(PYTHON), "-m", "pip", "install", "--quiet", "--require-hashes", "-r", str(lock)])
+
+
+def _pip_settings_for_uv() -> dict[str, str]:
+    """Return pip's configured registry and certificate as uv's variables: uv does not read pip's settings."""
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    asked = subprocess.run(command, capture_output=True, text=True)
+    settings = dict(re.findall(r"^[^=]*\.([\w-]+)='([^']*)'", asked.stdout, re.M))
+    named = {"UV_DEFAULT_INDEX": settings.get("index-url"), "SSL_CERT_FILE": settings.get("cert")}
+    return {name: value for name, value in named.items() if value and name not in os.environ}
+
+
+def install_system_packages(packages: list[str], why: str) -> bool:
+    """Install packages with apt as root, and say so. Returns False if that is not allowed or fails."""
+    if os.geteuid() != 0 or not shutil.which("apt-get"):
+        return False
+    say(f"  Installing {' '.join(packages)} with apt: {why}")
+    install = ["apt-get", "install", "-y", "--no-install-recommends", *packages]
+    if _apt_succeeds(install):
+        return True
+    _apt_succeeds(["apt-get", "update"])
+    return _apt_succeeds(install)
+
+
+def _apt_succeeds(command: list[str]) -> bool:
+    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    return subprocess.run(command, env=env, capture_output=True).returncode == 0
+
+
+def ensure_test_programs() -> None:
+    """Install the system's programs that tests need. If that fails, name them; raise RunError if CI=true."""
+    missing = [name for name, programs in TEST_PROGRAMS.items() if not any(map(shutil.which, programs))]
+    if not missing or install_system_packages(missing, "the sandbox and browser tests need them"):
+        return
+    line = f"sudo apt-get install -y {' '.join(missing)}"
+    if os.environ.get("CI", "").lower() == "true":
+        raise RunError(f"in CI nothing may be skipped, but {' and '.join(missing)} is missing: {line}")
+    say(f"  Tests that need {' and '.join(missing)} will be skipped. To run them: {line}")
+
+
+def offer_sandbox() -> None:
+    """Install bubblewrap if that is allowed; without it agents run plain processes and their pages say so."""
+    if shutil.which("bwrap"):
+        return
+    if not install_system_packages(["bubblewrap"], "workloads run in its sandbox"):
+        say("  Workloads run without a sandbox; for one: sudo apt-get install -y bubblewrap")

@@ -1,0 +1,183 @@
+"""Identify, watch and end operating system processes."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+POLL_SECONDS = 0.02
+INTERRUPT_SECONDS = 60.0  # for an interrupted command to stop what it started
+TERMINATE_SECONDS = 30.0  # for processes that remain to stop in order
+KILL_SECONDS = 10.0  # for killed processes to disappear
+
+
+def process_start(pid: int) -> str | None:
+    """Return when a process began, in clock ticks since boot; None if it has ended.
+
+    A pid is used again after its process has ended; a pid and a start time name one process for ever.
+    """
+    fields = _stat_fields(pid)
+    return None if fields is None or fields[0] == "Z" else fields[19]
+
+
+def _stat_fields(pid: int | str) -> list[str] | None:
+    """Return the fields of /proc/PID/stat from the state on; None if the process is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+
+
+def die_with_parent() -> None:
+    """In a child before exec: ask for SIGTERM when the parent ends, even if it is killed."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _be_interrupted_with_parent() -> None:
+    """In a child before exec: accept SIGINT, even if this process ignores it; get it when the parent ends."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGINT)
+
+
+@contextlib.contextmanager
+def ending_descendants() -> Iterator[None]:
+    """Run the block; after it no process that it started is alive, whatever session it moved to.
+
+    The first SIGINT, SIGTERM or SIGHUP raises SystemExit in the block. Later ones are ignored, so that the
+    block's cleanup and the end of its processes are complete.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans become children of this process
+    _exit_on_first_signal()
+    try:
+        yield
+    finally:
+        _ignore_end_signals()
+        end_remaining_descendants()
+
+
+def _exit_on_first_signal() -> None:
+    def exit_once(number: int, frame: types.FrameType | None) -> None:
+        _ignore_end_signals()
+        sys.exit(128 + number)
+
+    _handle_end_signals(exit_once)
+
+
+def _ignore_end_signals() -> None:
+    # A handler, not SIG_IGN: programs that the cleanup starts must not inherit it.
+    _handle_end_signals(lambda number, frame: None)
+
+
+def _handle_end_signals(handler: Callable[[int, types.FrameType | None], None]) -> None:
+    for number in END_SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup, or started with & by a script
+            signal.signal(number, handler)
+
+
+def run_interruptible(
+    command: Sequence[str], cwd: Path, env: Mapping[str, str] | None = None, reaps_orphans: bool = False
+) -> int:
+    """Run a command and return its exit status. If this process is told to end, interrupt the command first.
+
+    The command gets one SIGINT and INTERRUPT_SECONDS to clean up. It runs in a session of its own: the SIGINT
+    that a terminal sends to the whole group would be a second one, and would stop the cleanup.
+
+    Within `ending_descendants` orphans must be reaped meanwhile: the command may wait for their end.
+    """
+    child = subprocess.Popen(
+        command, cwd=cwd, env=env, start_new_session=True, preexec_fn=_be_interrupted_with_parent
+    )
+    try:
+        if reaps_orphans:
+            _reap_until_ended(child)
+        return child.wait()
+    except BaseException:
+        child.send_signal(signal.SIGINT)
+        deadline = time.monotonic() + INTERRUPT_SECONDS
+        while child.poll() is None and time.monotonic() < deadline:
+            if reaps_orphans:
+                _reap(other_than=child.pid)
+            time.sleep(POLL_SECONDS)
+        if child.poll() is None:
+            child.kill()
+        raise
+
+
+def _reap_until_ended(child: subprocess.Popen[bytes]) -> None:
+    while child.poll() is None:
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+        if ended is not None and ended.si_pid != child.pid:
+            os.waitpid(ended.si_pid, 0)
+
+
+def _reap(other_than: int = 0) -> None:
+    """Collect the exit status of children that have ended, up to the named one."""
+    with contextlib.suppress(ChildProcessError):
+        while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | os.WNOHANG):
+            if ended.si_pid == other_than:
+                return
+            os.waitpid(ended.si_pid, 0)
+
+
+def end_remaining_descendants(
+    terminate_seconds: float = TERMINATE_SECONDS, kill_seconds: float = KILL_SECONDS
+) -> None:
+    """End the processes below this one.
+
+    The children get SIGTERM, so that they can stop their own children in order. Orphans become children of this
+    process and get SIGTERM in their turn. Processes that remain after `terminate_seconds` get SIGKILL.
+    """
+    told: set[int] = set()
+    deadline = time.monotonic() + terminate_seconds
+    while descendants(os.getpid()) and time.monotonic() < deadline:
+        for pid in set(_children(os.getpid())) - told:
+            _send(pid, signal.SIGTERM)
+            told.add(pid)
+        time.sleep(POLL_SECONDS)
+        _reap()
+    deadline = time.monotonic() + kill_seconds
+    while (left := descendants(os.getpid())) and time.monotonic() < deadline:
+        for pid in left:
+            _send(pid, signal.SIGKILL)
+        time.sleep(POLL_SECONDS)
+        _reap()
+    _reap()
+
+
+def _send(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def _children(pid: int) -> list[int]:
+    return _living_children_by_parent().get(pid, [])
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the living processes below a process: its children, their children and so on."""
+    by_parent, found, next_ones = _living_children_by_parent(), list[int](), [pid]
+    while next_ones:
+        below = by_parent.get(next_ones.pop(), [])
+        found += below
+        next_ones += below
+    return found
+
+
+def _living_children_by_parent() -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        fields = _stat_fields(entry.name) if entry.name.isdigit() else None
+        if fields is not None and fields[0] != "Z":
+            found.setdefault(int(fields[1]), []).append(int(entry.name))
+    return found

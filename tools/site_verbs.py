@@ -1,0 +1,154 @@
+"""Run `./run demo` and `./run up`: start a site, keep it running, and stop it on a signal."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import signal
+import threading
+import time
+import types
+from collections.abc import Mapping
+from pathlib import Path
+
+from tools.console import STARTED_AT, RunError, say, timed_step
+from tools.environment import ensure_environment, offer_sandbox
+from tools.paths import STATE
+from tools.ports import check_port, port_number
+from tools.site import Site
+from tools.state_folders import exit_if_running, logs_hint, remove_state, usual_folders
+from tools.supervisor import end_leftovers
+
+DEFAULT_PORT = 8470
+STOP_ORDER = (("beat",), ("engine", "worker"), ("edge", "web"), ("valkey",), ("postgres",))
+PROGRAM_START_SECONDS = 60
+
+
+def demo_verb(arguments: list[str]) -> int:
+    """Run the whole product with a demo organisation."""
+    return _site_verb(arguments, demo=True)
+
+
+def up_verb(arguments: list[str]) -> int:
+    """Run the services without demo data."""
+    return _site_verb(arguments, demo=False)
+
+
+def _site_verb(arguments: list[str], demo: bool) -> int:
+    options = _parse(arguments, demo)
+    folder = Path(os.path.abspath(options.state))
+    # A site in a folder of its own may run beside a usual one.
+    exit_if_running(usual_folders() if folder in usual_folders() else [folder])
+    for port in (options.port, options.port + 1):
+        check_port(port)
+    STATE.mkdir(exist_ok=True)
+    end_leftovers(folder)
+    if demo and options.fresh:
+        remove_state(folder)
+    # Workloads of other users pass through to their homes and see nothing else.
+    try:
+        folder.mkdir(mode=0o711, parents=True, exist_ok=True)
+    except OSError as error:
+        allowed = "allowed: a folder that is there or can be made"
+        raise RunError(f"--state {folder}: {error.strerror}; {allowed}") from None
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        site = Site(folder, options.port, demo, history=demo and not options.no_history)
+        (folder / "supervisor").write_text(f"{os.getpid()} {site.url}")
+        return _run(site)
+
+
+def _parse(arguments: list[str], demo: bool) -> argparse.Namespace:
+    name = "demo" if demo else "up"
+    parser = argparse.ArgumentParser(prog=f"./run {name}")
+    port_help = "the portal's port; the edge takes the next one"
+    parser.add_argument("--port", type=port_number, default=DEFAULT_PORT, help=port_help)
+    state_help = "the folder where everything is kept"
+    parser.add_argument("--state", type=Path, default=STATE / name, help=state_help)
+    if demo:
+        parser.add_argument("--fresh", action="store_true", help="forget everything and start over")
+        parser.add_argument("--no-history", action="store_true", help="leave out the simulated past")
+    return parser.parse_args(arguments)
+
+
+def _run(site: Site) -> int:
+    supervisor = site.supervisor
+    starting = True
+
+    def end(number: int, frame: types.FrameType | None) -> None:
+        """End the start at once, or the supervision at its next check; later signals change nothing."""
+        if not supervisor.stopping:
+            supervisor.stopping = True
+            if starting:
+                raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end)
+    say("Starting gpupool" + (" with its demo organisation" if site.demo else ""))
+    try:
+        _start(site)
+        starting = False
+        supervisor.run()
+    except KeyboardInterrupt:
+        pass
+    except RunError as error:
+        say(f"gpupool: {error}")
+        return 1
+    finally:
+        if supervisor.services:
+            say("Stopping")
+            supervisor.stop(STOP_ORDER)
+            say("Stopped; everything is kept.")
+    return 0
+
+
+def _start(site: Site) -> None:
+    sandbox = threading.Thread(target=offer_sandbox, daemon=True)
+    sandbox.start()
+    ensure_environment()
+    site.prepare()
+    collecting = site.start_collecting_static()
+    with timed_step("PostgreSQL and Valkey up"):
+        site.start_stores()
+    site.migrate()
+    # The web process lists the static files once, at its start: they must be there.
+    site.finish_collecting_static(collecting)
+    web = site.start_programs()
+    organisation = site.make_organisation() if site.demo else {}
+    with timed_step("pages and engine up"):
+        site.supervisor.wait_for(site.web_answers, web, PROGRAM_START_SECONDS)
+    if site.demo:
+        sandbox.join()
+        with timed_step("agents started"):
+            edge = next(service for service in site.supervisor.services if service.name == "edge")
+            site.supervisor.wait_for(site.edge_answers, edge, PROGRAM_START_SECONDS)
+            site.start_agents(organisation)
+        site.submit_first_work()
+        site.start_history()
+    _announce(site, organisation)
+
+
+def _announce(site: Site, organisation: Mapping[str, object]) -> None:
+    """Print the address, the sign-ins and how to stop the site."""
+    say()
+    say(f"gpupool is ready: {site.url}   ({time.monotonic() - STARTED_AT:.1f} s)")
+    sign_ins = organisation.get("sign_ins")
+    if isinstance(sign_ins, list):
+        _print_sign_ins(sign_ins)
+    if site.history_is_loading():
+        say()
+        say("A simulated past of the pool is loading behind the pages; they say how far it is.")
+    if not site.demo:
+        say("Open it in a browser: on a new installation the first page makes the first operator.")
+    say()
+    say(f"Ctrl-C stops it and keeps everything. Logs: {logs_hint(site.folder)}")
+
+
+def _print_sign_ins(sign_ins: list[Mapping[str, object]]) -> None:
+    rows = [[str(entry.get(key, "")) for key in ("role", "username", "password")] for entry in sign_ins]
+    rows.insert(0, ["", "user name", "password"])
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    say()
+    for row in rows:
+        say("  " + "   ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())

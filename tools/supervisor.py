@@ -1,0 +1,221 @@
+"""Start services, start them again when they end by themselves, and stop them in order."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tools.console import RunError, last_lines
+from tools.paths import ROOT
+from tools.processes import die_with_parent, process_start
+
+MAX_LOG_BYTES = 20_000_000
+QUICK_RESTART_SECONDS = 0.1
+FIRST_PAUSE_SECONDS = 0.2
+CHECK_SECONDS = 0.1
+LEFTOVER_SECONDS = 10
+MAX_RESTARTS_WHILE_STARTING = 3
+SHOWN_LOG_LINES = 15
+
+
+@dataclass
+class Service:
+    """A program that is kept running: started again with a growing pause when it ends by itself."""
+
+    name: str
+    command: list[str]
+    env: dict[str, str]
+    log: Path
+    stop_signal: int = signal.SIGTERM
+    stop_seconds: float = 10
+    steady_seconds: float = 5  # after this time the start counts as successful
+    longest_pause: float = 5
+    once: bool = False
+    keeps_children: bool = False
+    options: dict[str, object] = field(default_factory=dict)
+    on_success: Callable[[], None] = lambda: None
+
+    process: subprocess.Popen[bytes] | None = None
+    state: str = "stopped"
+    started_at: float = 0.0
+    restarts: int = 0
+    pause: float = 0.0
+    next_start: float = 0.0
+
+    def start(self) -> None:
+        """Start the program; its output goes to its log."""
+        if self.log.exists() and self.log.stat().st_size > MAX_LOG_BYTES:
+            self.log.replace(self.log.with_suffix(".log.1"))
+        with open(self.log, "ab") as log:
+            self.process = subprocess.Popen(  # type: ignore[call-overload]
+                self.command,
+                cwd=ROOT,
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+                **self.options,
+            )
+        self.state, self.started_at = "running", time.monotonic()
+
+    def alive(self) -> bool:
+        """Return True if the program runs."""
+        return self.process is not None and self.process.poll() is None
+
+    def check(self, now: float) -> bool:
+        """Start the program again after its end and its pause. Returns True if the state changed."""
+        if self.state == "running" and not self.alive():
+            assert self.process is not None
+            self._kill_children()
+            if self.once and self.process.returncode == 0:
+                self.state = "done"
+                self.on_success()
+                return True
+            # Killed after a while: start again at once. Cannot start: try less and less often.
+            if now - self.started_at > self.steady_seconds:
+                self.pause = QUICK_RESTART_SECONDS
+            else:
+                self.pause = min(max(self.pause * 2, FIRST_PAUSE_SECONDS), self.longest_pause)
+            self.state, self.next_start = "waiting", now + self.pause
+            return True
+        if self.state == "waiting" and now >= self.next_start:
+            self.restarts += 1
+            self.start()
+            return True
+        return False
+
+    def _kill_children(self) -> None:
+        """Kill the children of a service that has ended, or two of it would run side by side.
+
+        Agents keep theirs: workloads outlive their agent.
+        """
+        if self.process is None or self.keeps_children:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Tell the program to stop; `wait_stopped` waits for it."""
+        self.state = "stopped"
+        if self.alive() and self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(self.stop_signal)
+
+    def wait_stopped(self) -> None:
+        """Wait until the program has ended; kill it after `stop_seconds`."""
+        if self.process is None:
+            return
+        try:
+            self.process.wait(self.stop_seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._kill_children()
+
+    def entry(self) -> dict[str, object]:
+        """Return the service's entry in services.json."""
+        pid = self.process.pid if self.process and self.alive() else None
+        began = None if pid is None else process_start(pid)
+        return {"state": self.state, "pid": pid, "began": began, "restarts": self.restarts}
+
+
+class Supervisor:
+    """Starts, watches and stops the services of one state folder, and records them in services.json."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder, self.url = folder, url
+        self.services: list[Service] = []
+        self.stopping = False
+        self.recorded = True  # services.json is up to date
+
+    def add(self, service: Service) -> Service:
+        """Start a service and keep it running."""
+        self.services.append(service)
+        service.start()
+        self.record()
+        return service
+
+    def record(self) -> None:
+        """Write services.json. On a full disk it is written later, once there is room."""
+        entries = {service.name: service.entry() for service in self.services}
+        place = self.folder / "services.json"
+        new = place.with_suffix(".new")
+        try:
+            new.write_text(json.dumps({"url": self.url, "services": entries}))
+            new.replace(place)
+            self.recorded = True
+        except OSError:
+            self.recorded = False
+
+    def check(self) -> None:
+        """Start services again that have ended, and record what changed."""
+        now = time.monotonic()
+        changes = [service.check(now) for service in self.services]
+        if any(changes) or not self.recorded:
+            self.record()
+
+    def wait_for(self, ready: Callable[[], bool], service: Service, seconds: float) -> None:
+        """Wait until a service answers, and check all services meanwhile. Raises RunError."""
+        deadline = time.monotonic() + seconds
+        while not ready():
+            self.check()
+            if self.stopping:
+                raise KeyboardInterrupt
+            if service.restarts >= MAX_RESTARTS_WHILE_STARTING or time.monotonic() > deadline:
+                shown = last_lines(service.log, SHOWN_LOG_LINES)
+                raise RunError(f"{service.name} does not come up; the end of its log:\n{shown}")
+            time.sleep(0.05)
+
+    def run(self) -> None:
+        """Keep the services running until `stopping` is set."""
+        while not self.stopping:
+            self.check()
+            time.sleep(CHECK_SECONDS)
+
+    def stop(self, order: Sequence[Sequence[str]]) -> None:
+        """Stop the services in groups, so that each can still use what it needs to stop cleanly.
+
+        Services that no group names are stopped first.
+        """
+        named = {name for group in order for name in group}
+        others = [service.name for service in self.services if service.name not in named]
+        for group in ([*others], *order):
+            members = [service for service in self.services if service.name in group]
+            for service in members:
+                service.stop()
+            for service in members:
+                service.wait_stopped()
+        self.record()
+
+
+def end_leftovers(folder: Path) -> None:
+    """End the services of a supervisor that was killed; pid and start time together identify them."""
+    place = folder / "services.json"
+    if not place.exists():
+        return
+    try:
+        entries = json.loads(place.read_text())["services"].values()
+    except (ValueError, KeyError):
+        return
+    pids = [
+        entry["pid"] for entry in entries if entry["pid"] and process_start(entry["pid"]) == entry["began"]
+    ]
+    for pid in pids:
+        # PostgreSQL takes SIGINT as a fast, orderly shutdown; the others end on it, too.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGINT)
+    deadline = time.monotonic() + LEFTOVER_SECONDS
+    while any(process_start(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
