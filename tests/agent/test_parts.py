@@ -157,7 +157,9 @@ def test_the_trash_is_emptied_again_after_no_process_was_to_be_had(
     while any(thread.name == "trash" for thread in threading.enumerate()):
         time.sleep(0.01)
     with monkeypatch.context() as lacking:
-        place = (threading.Thread, "start") if isinstance(problem, RuntimeError) else (file_trees, "_run_program")
+        place = (
+            (threading.Thread, "start") if isinstance(problem, RuntimeError) else (file_trees, "_run_program")
+        )
         failed = threading.Event()
 
         def fails(*_: object) -> None:

@@ -77,7 +77,8 @@ def test_a_state_folder_that_can_not_be_made_is_named(root: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "wrong", [("--gpus", "-1"), ("--gpus", "99999999999"), ("--queued", "x"), ("--rounds", "0"), ("--seed", "-5")]
+    "wrong",
+    [("--gpus", "-1"), ("--gpus", "99999999999"), ("--queued", "x"), ("--rounds", "0"), ("--seed", "-5")],
 )
 def test_a_wrong_size_of_a_benchmark_is_refused_by_name(wrong: tuple[str, str]) -> None:
     with pytest.raises(SystemExit) as caught:
@@ -198,7 +199,9 @@ def test_a_service_that_had_come_up_is_started_again_at_once_however_often_it_is
 ) -> None:
     store = supervisor.add(service(tmp_path, "store", "sleep", "600", steady_seconds=0.2))
     for _ in range(3):
-        wait_for(lambda: supervisor.check() is None and store.alive() and time.monotonic() - store.started_at > 0.3)
+        wait_for(
+            lambda: supervisor.check() is None and store.alive() and time.monotonic() - store.started_at > 0.3
+        )
         os.kill(store.process.pid, signal.SIGKILL)
         wait_for(lambda: not store.alive())
         supervisor.check()
@@ -233,7 +236,9 @@ def test_leftovers_of_a_killed_supervisor_are_ended_and_strangers_are_not(tmp_pa
 def test_an_agent_learns_none_of_the_servers_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
     env = agent_environment()
-    assert not [name for name in env if name.startswith("GPUPOOL_") or "SECRET" in name or name.endswith("_URL")]
+    assert not [
+        name for name in env if name.startswith("GPUPOOL_") or "SECRET" in name or name.endswith("_URL")
+    ]
 
 
 def test_throw_away_services_of_a_killed_owner_are_swept(
@@ -260,9 +265,7 @@ def short_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_an_ended_command_takes_its_throw_away_services_with_it(
-    root: Path, short_folder: Path
-) -> None:
+def test_an_ended_command_takes_its_throw_away_services_with_it(root: Path, short_folder: Path) -> None:
     env = {name: value for name, value in os.environ.items() if not name.endswith("_URL")} | {
         "TMPDIR": str(short_folder)
     }

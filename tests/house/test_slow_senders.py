@@ -69,7 +69,9 @@ def test_a_head_that_comes_a_byte_at_a_time_is_waited_for_no_longer(server: Serv
         line.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Slow: ")
         took, said = dribble(line)
     assert said == b"" and took < impatient.PATIENCE_SECONDS + 5
-    with socket.create_connection(("127.0.0.1", server.port)) as line:  # nor is the second one on a connection
+    with socket.create_connection(
+        ("127.0.0.1", server.port)
+    ) as line:  # nor is the second one on a connection
         line.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert line.recv(65536).startswith(b"HTTP/1.1 200 ")
         line.sendall(b"GET /healthz HTTP/1.1\r\nX-Slow: ")
@@ -103,7 +105,14 @@ def test_a_slow_network_is_no_slow_sender(server: Server) -> None:
 def test_the_process_as_it_is_run_has_the_same_limits() -> None:
     assert asgi.application.patience == MAX_BODY_WAIT_SECONDS <= 60 and MIN_BODY_BYTES_PER_SECOND >= 1024
     assert HeaderTimeoutProtocol.seconds == HEADER_TIMEOUT_SECONDS <= 60
-    started = [ROOT / "tools" / "site.py", ROOT / "deploy" / "compose.yaml", ROOT / "deploy" / "systemd" / "gpupool-web.service"]
+    started = [
+        ROOT / "tools" / "site.py",
+        ROOT / "deploy" / "compose.yaml",
+        ROOT / "deploy" / "systemd" / "gpupool-web.service",
+    ]
     for path in started:
         words = re.split(r'[\s",]+', path.read_text())
-        assert words[words.index("config.asgi:application") + 1 :][:2] == ["--http", "config.http.slow_header_guard:HeaderTimeoutProtocol"], path
+        assert words[words.index("config.asgi:application") + 1 :][:2] == [
+            "--http",
+            "config.http.slow_header_guard:HeaderTimeoutProtocol",
+        ], path
