@@ -1,4 +1,4 @@
-"""Addresses of the API, version 1. Each is described in docs/api.md and in the schema."""
+"""URLs of the API, version 1. docs/api.md and the schema describe each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m portal.edge``: the edge process."""
+"""Run the edge process: ``python -m portal.edge``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEFAULT_PORT = 8471
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Serve until SIGTERM or SIGINT."""
+    """Parse the arguments and serve until SIGTERM or SIGINT."""
     import django
 
     django.setup()
@@ -47,14 +47,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def port_number(text: str) -> int:
-    """A TCP port."""
+    """Return a TCP port number. Raises ArgumentTypeError."""
     if not text.isdigit() or not 1 <= int(text) <= 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is no port; allowed: 1 to 65535")
     return int(text)
 
 
 async def serve(host: str, port: int, metrics_port: int) -> None:
-    """Serve until told to stop."""
+    """Serve until a signal arrives."""
     from portal.edge.server import running_server
 
     stop = asyncio.Event()

@@ -1,7 +1,8 @@
-"""Live events for the portal's pages: which topics may show something else now, and nothing more.
+"""Live events for the portal's pages: which topics may have changed, and nothing else.
 
-``GET /events?topics=queue,workload:<public id>`` answers with server-sent events. For each topic that changed there is one event
-whose name is the topic's kind (``queue``, ``workload``) and whose data is the topic; the page then fetches what it shows.
+``GET /events?topics=queue,workload:<public id>`` answers with server-sent events. Each changed topic causes
+one event: its name is the topic's kind (``queue``, ``workload``), its data is the topic. The page then
+fetches what it shows.
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ from portal.redis_state.access_revocation import session_hash
 from scheduler.models import Run, Workload
 
 MAX_TOPICS = 30
-MAX_PAGES_PER_USER = 40  # pages open at once
+MAX_PAGES_PER_USER = 40  # pages open at the same time
 SHARED_TOPIC_PATTERN = re.compile(
     r"^[a-z][a-z_]{0,30}$"
-)  # topics that tell nothing of anybody: queue, hosts, calendar, ...
+)  # topics that reveal nothing about a person: queue, hosts, calendar, ...
 HEARTBEAT_INTERVAL_SECONDS = 15.0
 EVENT_DEBOUNCE_SECONDS = 0.1
-MAX_CONNECTION_SECONDS = 300.0  # then the browser connects anew, and its rights are looked at anew
+MAX_CONNECTION_SECONDS = 300.0  # then the browser reconnects, and its rights are checked again
 SEND_TIMEOUT_SECONDS = 10.0
 RECONNECT_AFTER_MS = 2000
 
 
 class SubscriptionRefused(Exception):
-    """Nobody is signed in, or a topic is not theirs."""
+    """The request has no session, or its user may not subscribe to a topic."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -61,17 +62,17 @@ class PageListener:
 
     @property
     def has_object_topics(self) -> bool:
-        """Whether a topic of it is about one thing, which not everybody may see."""
+        """Return True if a topic is about one object, which not everybody may see."""
         return any(":" in topic and not topic.startswith("user:") for topic in self.topics)
 
     def tell(self, topic: str) -> None:
-        """Note one change; ten before the page has taken the first are one."""
+        """Queue one change; equal changes that the page has not taken yet become one."""
         self.changed.add(topic)
         self.due.set()
 
 
 class PageEvents:
-    """All pages that listen at this process."""
+    """All pages that are connected to this process."""
 
     def __init__(self, threads: DatabaseThreads, bus: RedisBus) -> None:
         self._threads = threads
@@ -82,7 +83,7 @@ class PageEvents:
         bus.on_reconnect(self._on_reconnect_gap)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """One page's live events."""
+        """Serve the live events of one page."""
         headers = {"Vary": "Origin", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         origins = request.headers.getall(hdrs.ORIGIN, [])
         if origins:
@@ -157,18 +158,21 @@ class PageEvents:
             listener.tell(topic)
 
     def _on_reconnect_gap(self) -> None:
-        """Hints may have been lost: everything may have changed, rights too."""
+        """Publish every topic and check every right again: messages may have been lost."""
         for topic in list(self._by_topic):
             self._changed(topic)
         self._access_lost("")
 
     def _access_lost(self, session: str) -> None:
-        """A session that has ended; empty: somebody's rights have changed. Then every stream about one thing ends: its browser
-        comes back in seconds and is asked anew whether it may know of that thing."""
+        """End streams of a session that has ended, or (empty hash) all streams about one object after a
+        change of rights.
+
+        The browser reconnects within seconds, and its rights are checked again.
+        """
         self._end(lambda listener: listener.session == session if session else listener.has_object_topics)
 
     def close(self) -> None:
-        """End every stream; browsers come back by themselves."""
+        """End every stream; browsers reconnect."""
         self._end(lambda _: True)
 
     def _end(self, wanted: Callable[[PageListener], bool]) -> None:
@@ -179,7 +183,7 @@ class PageEvents:
 
 
 async def _send(response: web.StreamResponse, text: str) -> None:
-    # A page that does not take an event in time is cut: it connects anew and fetches what it shows.
+    # A page that does not take an event in time is disconnected; it reconnects and fetches what it shows.
     async with asyncio.timeout(SEND_TIMEOUT_SECONDS):
         await response.write(text.encode())
 
@@ -191,7 +195,7 @@ def _discard(table: dict[Any, set[PageListener]], key: Any, listener: PageListen
 
 
 def parse_topics(given: list[str]) -> list[str]:
-    """The topics of a query: commas or several ``topics``. Raises SubscriptionRefused."""
+    """Return the topics of a query, separated by commas or as several ``topics``. Raises SubscriptionRefused."""
     topics = list(
         dict.fromkeys(topic.strip() for text in given for topic in text.split(",") if topic.strip())
     )
@@ -201,7 +205,7 @@ def parse_topics(given: list[str]) -> list[str]:
 
 
 def authorise_listener(session_key: str, topics: list[str]) -> tuple[int, frozenset[str]]:
-    """The signed-in user and the topics, all of which that user may know about. Raises SubscriptionRefused."""
+    """Return the signed-in user and the topics, which the user may all see. Raises SubscriptionRefused."""
     user = user_of_session(session_key)
     if user is None:
         raise SubscriptionRefused(401, "sign in to the portal first")
@@ -212,7 +216,7 @@ def authorise_listener(session_key: str, topics: list[str]) -> tuple[int, frozen
 
 
 def user_of_session(session_key: str) -> User | None:
-    """Whose portal session this is, if it is one of an account that is active."""
+    """Return the user of a portal session, or None if the session or the account is not active."""
     if not (session_key.isascii() and session_key.isalnum() and len(session_key) <= 100):
         return None
     request = HttpRequest()
@@ -222,7 +226,7 @@ def user_of_session(session_key: str) -> User | None:
 
 
 def may_subscribe(user: User, topic: str) -> bool:
-    """A topic about one thing is for those who may see that thing; the shared ones say nothing about anybody."""
+    """Return True if the user may see the topic's object; topics without an object are open to all."""
     kind, colon, name = topic.partition(":")
     if not colon:
         return SHARED_TOPIC_PATTERN.match(topic) is not None
@@ -243,5 +247,5 @@ def may_subscribe(user: User, topic: str) -> bool:
 
 
 def may_read_logs(user: User, workload: Workload) -> bool:
-    """As the policy says of the workload."""
+    """Return True if the policy lets the user read the workload's logs."""
     return policy.may(user, "workload.logs", workload)

@@ -1,4 +1,4 @@
-"""One process, three jobs: agents, workspaces, live events. The Host header says which: nothing is guessed."""
+"""The server of one edge process: agents, workspaces and live events, selected by the Host header."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ from portal.edge.workspaces.proxy import WorkspaceProxy
 
 log = structlog.get_logger(__name__)
 
-AGENT_THREAD_COUNT = 6  # with those for people less than the database pool of a process has connections
+AGENT_THREAD_COUNT = 6  # with those for people fewer than the connections of a process's database pool
 BROWSER_THREAD_COUNT = 4
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-# For the head of a request, and between two. Longer than proxies keep theirs (nginx 60 s, Caddy 120 s), so that those close.
+# Timeout of a request's head and of an idle connection. Longer than that of proxies (nginx 60 s, Caddy 120
+# s), so that the proxy closes first.
 KEEPALIVE_SECONDS = 150.0
 WORKSPACE_LABEL_PATTERN = re.compile(r"^[a-z0-9][a-z0-9-]{0,39}$")
 
 
 class EdgeServer:
-    """Everything that one edge process holds."""
+    """The parts of one edge process."""
 
     def __init__(self) -> None:
         self.bus = RedisBus(settings.REDIS_URL)
@@ -47,14 +48,14 @@ class EdgeServer:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Begin what runs for the life of the process."""
+        """Start the background tasks of the process."""
         for job in (self.bus.run(), self.doors.watch(), self.activity.write()):
             task = asyncio.create_task(job)
             task.add_done_callback(_stop_if_it_failed)
             self._tasks.append(task)
 
     async def close(self) -> None:
-        """Say goodbye to everybody and give everything back."""
+        """Close every connection and release the resources."""
         self.events.close()
         self.doors.close()
         await self.agents.close()
@@ -68,7 +69,10 @@ class EdgeServer:
         self.people_threads.close()
 
     async def healthz(self, request: web.Request) -> web.Response:
-        """Whether this process can work: 200 with its parts, 503 when the database is away. Redis only makes it faster."""
+        """Return the health of this process:
+
+        200 with its parts, or 503 without the database. Redis is not required.
+        """
         try:
             async with asyncio.timeout(5):
                 await self.people_threads.ask(_ask_database)
@@ -84,7 +88,7 @@ class EdgeServer:
 def _stop_if_it_failed(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
         log.error("a part of the edge failed, the process ends", error=repr(task.exception()))
-        # Started again by whoever supervises it; half an edge would look alive.
+        # The supervisor restarts the process; an edge without a part of its tasks would look healthy.
         raise SystemExit(1)
 
 
@@ -94,13 +98,13 @@ def _ask_database() -> None:
 
 
 def application(edge: EdgeServer, port: int) -> web.Application:
-    """What the process serves: by Host header either the portal's side of the edge, or one workspace."""
+    """Return the application: by Host header the portal's side of the edge, or one workspace."""
     own = edge_host_names(port)
     domain = "." + settings.GPUPOOL_NOTEBOOK_DOMAIN
 
     @web.middleware
     async def by_host(request: web.Request, handler: Handler) -> web.StreamResponse:
-        name = request.headers.get(hdrs.HOST, "").lower()  # the parser refuses two of them
+        name = request.headers.get(hdrs.HOST, "").lower()  # the parser rejects two Host headers
         if name in own:
             return await handler(request)
         label = name.removesuffix(domain)
@@ -115,14 +119,17 @@ def application(edge: EdgeServer, port: int) -> web.Application:
 
 
 def edge_host_names(port: int) -> frozenset[str]:
-    """Host headers that mean the edge itself: its public name, the portal's where one proxy serves both, and loopback."""
+    """Return the host names of the edge:
+
+    its public name, the portal's if one proxy serves both, and loopback.
+    """
     public = (urlsplit(url).netloc for url in (settings.GPUPOOL_EDGE_URL, settings.GPUPOOL_PORTAL_URL))
     return frozenset((*public, f"127.0.0.1:{port}", f"localhost:{port}", f"[::1]:{port}"))
 
 
 @contextlib.asynccontextmanager
 async def running_server(host: str, port: int, metrics_port: int = 0) -> AsyncIterator[EdgeServer]:
-    """A running edge on this address. ``metrics_port`` 0: no metrics."""
+    """Run an edge on this address. ``metrics_port`` 0: no metrics."""
     edge = EdgeServer()
     runner = web.AppRunner(
         application(edge, port),

@@ -1,1 +1,4 @@
-"""Queries behind pages, API and services. Every query starts from ``portal.policy``; the number of queries does not depend on the number of rows."""
+"""Queries behind pages, the API and services.
+
+Every query starts from ``portal.policy``. The number of queries does not depend on the number of rows.
+"""

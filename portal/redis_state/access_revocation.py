@@ -1,6 +1,7 @@
-"""Who signs out, or loses a right, loses what was opened by it: the edge hears of it at once, and cuts workspaces and live pages.
+"""Publish the end of sessions and rights, so that the edge ends workspaces and live pages at once.
 
-The row of the session is the truth: where this hint is lost, the edge finds the row missing within seconds (portal/edge/workspaces/access_cache.py).
+The session's row is authoritative: without the message the edge finds it missing within seconds
+(portal/edge/workspaces/access_cache.py).
 """
 
 from __future__ import annotations
@@ -19,17 +20,20 @@ ACCESS_CHANNEL = f"{nudge.SITE}:access"
 
 
 def session_hash(session_key: str) -> str:
-    """How workspace sessions name the portal session they came from, which nobody can sign in with."""
+    """Return the hash by which workspace sessions refer to their portal session; nobody can sign in with it."""
     return hashlib.sha256(session_key.encode()).hexdigest()
 
 
 def publish_rights_changed() -> None:
-    """Call in the transaction that takes somebody's right away: after its commit the edge looks at every open workspace again."""
+    """Publish after the commit that a right was removed: the edge checks every open workspace again.
+
+    Call it in the transaction that removes the right.
+    """
     transaction.on_commit(lambda: _publish(""), robust=True)
 
 
 def publish_session_ended(session_key: str) -> None:
-    """Call after the session's row is gone."""
+    """Publish that a portal session has ended. Call it after its row is deleted."""
     _publish(session_hash(session_key))
 
 

@@ -1,6 +1,6 @@
-"""The edge can't keep what workloads write: it says so here while that goes on, and the operators' page shows it.
+"""Tell the operators' page that the edge cannot store logs of workloads.
 
-A hint in Redis that ends by itself; without Redis the edge's own log and its figures say it (docs/edge.md).
+The key in Redis expires. Without Redis only the edge's log and metrics show the loss (docs/edge.md).
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import redis
 from scheduler.state import nudge
 
 LOG_LOSS_KEY = "gpupool:logs_not_kept"
-LOG_LOSS_TTL_SECONDS = 180  # said again every minute
+LOG_LOSS_TTL_SECONDS = 180  # the edge renews it every minute
 
 
 def is_log_loss_reported() -> bool:
-    """Was a piece of a log lost within the last minutes?"""
+    """Return True if a part of a log was lost within the last minutes."""
     try:
         return bool(nudge.redis_connection().exists(LOG_LOSS_KEY))
     except redis.RedisError:

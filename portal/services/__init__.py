@@ -1,5 +1,6 @@
-"""Every verb of a person: keyword-only, with its permission, its checks, its transaction and its audit record in one place.
+"""Verbs of people: each function checks permission and input, then writes its rows and its audit record in
+one transaction.
 
-Pages, API and CLI call these and decide nothing themselves. One module per area:
-``workloads``, ``reservations``, ``approvals``, ``hosts``, ``people``, ``money``, ``health``.
+Pages, the API and the CLI call these functions and decide nothing themselves. All arguments are keyword-only.
+One folder per area: ``work``, ``calendar``, ``approvals``, ``fleet``, ``people``, ``money``.
 """

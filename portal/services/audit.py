@@ -1,4 +1,7 @@
-"""The one place that writes audit records. The table refuses UPDATE and DELETE by a trigger (see migrations)."""
+"""Write audit records.
+
+No other module writes them; a trigger refuses UPDATE and DELETE on the table (see the migrations).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from portal.policy import team_id_of
 
 
 def audited_fields(row: models.Model, *fields: str) -> dict[str, Any]:
-    """The named fields of a row as JSON values, for ``before`` and ``after``."""
+    """Return the named fields of a row as JSON values, for ``before`` and ``after``."""
     return {name: _json_value(getattr(row, name)) for name in fields}
 
 
@@ -30,7 +33,10 @@ def record(
     after: dict[str, Any] | None = None,
     why: str = "",
 ) -> AuditEvent:
-    """Write who did what to what; called inside the verb's transaction. Without an actor it was the program itself."""
+    """Write one audit record; call it inside the verb's transaction.
+
+    ``actor`` None: the program acted on its own.
+    """
     return AuditEvent.objects.create(
         at=now,
         actor=actor,
@@ -47,7 +53,9 @@ def record(
 
 
 def _target_name(target: models.Model) -> str:
-    """As people call it. What has no name of its own is called after its kind, never by its row's number."""
+    """Return the name that people use for the row; a row without a name is called after its kind, never by
+    its key.
+    """
     own = getattr(target, "name", "") or getattr(target, "username", "")
     says_itself = type(target).__str__ is not models.Model.__str__
     return str(own or (target if says_itself else target._meta.verbose_name))

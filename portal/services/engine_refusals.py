@@ -1,4 +1,4 @@
-"""What the engine refuses, told to whoever asked for it."""
+"""Turn refusals of the engine into Conflict."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ Result = TypeVar("Result")
 def conflict_on_refusal(
     deed: Callable[[], Result], sentences: Mapping[str, Callable[[Mapping[str, Any]], str]]
 ) -> Result:
-    """What the deed gives. Where the engine refuses it: Conflict with the code, its numbers and the sentence of that code."""
+    """Return the result of the operation.
+
+    Raises Conflict with the code, the numbers and the sentence if the engine refuses.
+    """
     try:
         return deed()
     except OperationRejected as no:

@@ -1,1 +1,1 @@
-"""What every endpoint shares: authentication, throttling, errors, pages of lists, look-up of visible rows."""
+"""Shared by all endpoints: authentication, throttling, errors, pagination, look-up of visible rows."""

@@ -14,12 +14,15 @@ from portal.services.people import api_tokens
 
 
 class TokenAuthentication(BaseAuthentication):
-    """``Authorization: Bearer gpp_…``: a token made in the browser."""
+    """Authenticate ``Authorization: Bearer gpp_…`` with a token made in the browser."""
 
     keyword = "Bearer"
 
     def authenticate(self, request: Request) -> tuple[User, ApiToken] | None:
-        """The token and its user; None when the request carries no bearer token. Raises AuthenticationFailed for a wrong one."""
+        """Return the token's user and the token; None without a bearer token.
+
+        Raises AuthenticationFailed for an invalid one.
+        """
         parts = get_authorization_header(request).split()
         if not parts or parts[0].lower() != b"bearer":
             return None
@@ -36,18 +39,18 @@ class TokenAuthentication(BaseAuthentication):
         return token.user, token
 
     def authenticate_header(self, request: Request) -> str:
-        """What a 401 names."""
+        """Return the WWW-Authenticate header of a 401."""
         return f'{self.keyword} realm="gpupool"'
 
 
 class TokenAuthenticationScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
-    """How the schema describes tokens."""
+    """The description of tokens in the OpenAPI schema."""
 
     target_class = "portal.api.base.authentication.TokenAuthentication"
     name = "token"
 
     def get_security_definition(self, auto_schema: AutoSchema) -> dict[str, str]:
-        """An HTTP bearer scheme."""
+        """Return an HTTP bearer scheme."""
         return {
             "type": "http",
             "scheme": "bearer",

@@ -17,7 +17,7 @@ from portal.api.base.fields import JsonObject, public_numbers
 from portal.errors import Conflict, Invalid, ObjectNotFound, PlannerBudgetExceeded, ServiceError
 from portal.input_checks import display_value
 
-ALLOWED_PREFIX = "allowed: "  # so begins what says nothing else
+ALLOWED_PREFIX = "allowed: "  # prefix of a message without the field's name
 
 
 class ErrorSerializer(serializers.Serializer[Any]):
@@ -43,7 +43,7 @@ class ErrorsSerializer(serializers.Serializer[Any]):
 
 
 def error_entry(message: str, field: str = "", value: Any = None) -> JsonObject:
-    """One entry of ``errors``, in characters that can be sent."""
+    """Return one entry of ``errors``; characters that cannot be encoded are escaped."""
     value = _encodable(value) if isinstance(value, str) else value
     return {"field": _encodable(field), "value": value, "message": _encodable(message)}
 
@@ -53,7 +53,7 @@ def _encodable(text: str) -> str:
 
 
 def api_exception_handler(problem: Exception, context: Mapping[str, Any]) -> Response | None:
-    """Every refusal in one shape; None (a 500) for what is nobody's refusal."""
+    """Return the response for a refusal; None (a 500) for any other exception."""
     if isinstance(problem, ServiceError):
         again = {"Retry-After": str(problem.wait)} if isinstance(problem, PlannerBudgetExceeded) else None
         return Response(_service_error_body(problem), status=problem.status, headers=again)
@@ -131,7 +131,7 @@ def _flatten_errors(detail: Any, given: Any, name: str = "") -> Iterable[JsonObj
 
 
 class BodyTooLargeError(APIException):
-    """The body is longer than may be. The web process refuses it before it gets here (config/http/body_limit.py)."""
+    """The body is too long. The web process usually refuses it first (config/http/body_limit.py)."""
 
     status_code = status.HTTP_413_REQUEST_ENTITY_TOO_LARGE
     default_code = "too_large"

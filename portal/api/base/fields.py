@@ -1,4 +1,4 @@
-"""Fields that several shapes have."""
+"""Serializer fields that several subjects share."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ ResponseSerializer = serializers.Serializer[Any]
 
 
 def count_field(low: int = 0, **more: Any) -> serializers.IntegerField:
-    """A whole number; its real upper limit is the pool's and is said by the service."""
+    """Return a field for a whole number. The service checks the pool's own limit."""
     return serializers.IntegerField(min_value=low, max_value=MAX_INT, **more)
 
 
 def name_field(**more: Any) -> serializers.CharField:
-    """A name as people type it."""
+    """Return a field for a name."""
     return serializers.CharField(max_length=80, **more)
 
 
 def slug_field(**more: Any) -> serializers.CharField:
-    """The word by which a thing stands in addresses."""
+    """Return a field for a slug, the name of an object in URLs."""
     return serializers.CharField(max_length=81, **more)
 
 
 def numbers_field() -> NumbersField:
-    """A reason's numbers: names and JSON values."""
+    """Return a field for a reason's numbers: names and JSON values."""
     return NumbersField(child=serializers.JSONField(allow_null=True))
 
 
 def gpus_of_slots(slots: int | None) -> float | None:
-    """Slots as GPUs."""
+    """Convert slots to GPUs; None stays None."""
     return None if slots is None else round(slots / SLOTS_PER_GPU, 4)
 
 
-# What stands for a row wherever the engine, a verb or a record says it by a number.
+# Names under which the engine, verbs and records refer to a row by its key.
 ROW_REFERENCES = frozenset(
     {
         "team",
@@ -65,8 +65,11 @@ ROW_REFERENCES = frozenset(
 
 
 def public_numbers(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """A reason's numbers without those that stand for rows: they name nothing to anybody outside, and may be others' work. What
-    the reader may know of them is in the sentence, by name."""
+    """Return a reason's numbers without keys of rows, which clients cannot use and which may belong to
+    others.
+
+    The sentence names the rows that the reader may know.
+    """
     return {
         name: value
         for name, value in numbers.items()
@@ -84,13 +87,13 @@ class NumbersField(serializers.DictField):
     """A reason's numbers: names and JSON values."""
 
     def to_representation(self, value: Mapping[str, Any]) -> dict[str, Any]:
-        """As they go out."""
+        """Return the public numbers."""
         shown: dict[str, Any] = super().to_representation(public_numbers(value))
         return shown
 
 
 class RecordField(NumbersField):
-    """What was submitted or changed: names and JSON values, rows by their names where they have one here."""
+    """A submitted or changed record: names and JSON values, without keys of rows."""
 
 
 JsonObject = dict[str, Any]

@@ -1,4 +1,4 @@
-"""From the words of a request to rows, always out of what the asker may see."""
+"""Find the rows that a request names, among those that its user may see."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ MAX_NAMES_IN_ERROR = 10
 
 
 def visible_pool(user: User, slug: str) -> Pool:
-    """A pool by its slug. Raises Invalid."""
+    """Return the pool with this slug. Raises Invalid."""
     return get_named_row(policy.visible_pools(user), "pool", slug, "the slug of a pool", slug=slug)
 
 
 def visible_host(user: User, name: str, rows: QuerySet[Host] | None = None) -> Host:
-    """The host that an address names, out of those that may be seen. Raises ObjectNotFound, which names those."""
+    """Return the host with this name. Raises ObjectNotFound, which lists visible hosts."""
     visible = policy.visible_hosts(user) if rows is None else rows
     host = visible.filter(name=name).first()
     if host is None:
@@ -43,12 +43,12 @@ def visible_host(user: User, name: str, rows: QuerySet[Host] | None = None) -> H
 
 
 def visible_team(user: User, slug: str) -> Team:
-    """A team by its slug. Raises Invalid."""
+    """Return the team with this slug. Raises Invalid."""
     return get_named_row(policy.visible_teams(user), "team", slug, "the slug of a team", slug=slug)
 
 
 def visible_project(user: User, path: str) -> Project:
-    """A project as team/project, or by its slug alone where that names one. Raises Invalid."""
+    """Return the project named team/project, or by its slug alone if that is unique. Raises Invalid."""
     team, slash, slug = path.partition("/")
     rows = policy.visible_projects(user).select_related("team")
     found = list(rows.filter(team__slug=team, slug=slug)[:2] if slash else rows.filter(slug=path)[:2])
@@ -64,7 +64,7 @@ def visible_project(user: User, path: str) -> Project:
 
 
 def visible_reservation(user: User, public_id: UUID | None) -> Reservation | None:
-    """A reservation by its id; None stays None. Raises Invalid."""
+    """Return the reservation with this id; None stays None. Raises Invalid."""
     if public_id is None:
         return None
     rows = policy.visible_reservations(user)
@@ -72,7 +72,7 @@ def visible_reservation(user: User, public_id: UUID | None) -> Reservation | Non
 
 
 def dependencies_of(user: User, given: list[dict[str, Any]]) -> list[tuple[str, Workload | JobArray]]:
-    """What a job waits for: conditions, and workloads or arrays. Raises Invalid."""
+    """Return the dependencies of a job: conditions, and workloads or arrays. Raises Invalid."""
     return [(each["condition"], _dependency(user, each)) for each in given]
 
 
@@ -87,7 +87,7 @@ def _dependency(user: User, each: dict[str, Any]) -> Workload | JobArray:
 
 
 def template_by_slug(slug: str | None) -> Template | None:
-    """A template by its slug; None stays None. Raises Invalid."""
+    """Return the template with this slug; None stays None. Raises Invalid."""
     return (
         None
         if slug is None
@@ -96,7 +96,7 @@ def template_by_slug(slug: str | None) -> Template | None:
 
 
 def workload_arguments(user: User, given: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a launching verb, with rows in the place of words."""
+    """Return the arguments of a launching verb, with rows in place of their names. Raises Invalid."""
     found = dict(given)
     found["project"] = visible_project(user, given["project"])
     found["pool"] = visible_pool(user, given["pool"])
@@ -113,7 +113,7 @@ Row = TypeVar("Row", bound=Model)
 
 
 def get_visible_or_404(rows: QuerySet[Row], **by: Any) -> Row:
-    """The one row out of those that may be seen, or Http404: what may not be seen does not exist."""
+    """Return the one matching row. Raises Http404 also for a row that the user may not see."""
     row = rows.filter(**by).first()
     if row is None:
         raise Http404
@@ -121,7 +121,7 @@ def get_visible_or_404(rows: QuerySet[Row], **by: Any) -> Row:
 
 
 def get_named_row(rows: QuerySet[Row], field: str, value: str, noun: str, **by: Any) -> Row:
-    """The row that a field of the body names, out of those that may be seen. Raises Invalid."""
+    """Return the row that a field of the body names. Raises Invalid."""
     row = rows.filter(**by).first()
     if row is None:
         raise Invalid(

@@ -14,12 +14,12 @@ from portal.api.base.errors import BodyTooLargeError
 
 
 class LimitedJsonParser(JSONParser):
-    """JSON, as long as a form may be. What is nested deeper than Python follows is refused like any other wrong body."""
+    """Parse JSON up to the size limit of a form. Raises ParseError if it is nested too deeply for Python."""
 
     def parse(
         self, stream: Any, media_type: str | None = None, parser_context: Mapping[str, Any] | None = None
     ) -> Any:
-        """As DRF. Raises ParseError, TooLarge."""
+        """Return the parsed body. Raises ParseError and BodyTooLargeError."""
         most = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
         body = stream.read(most + 1)
         if len(body) > most:

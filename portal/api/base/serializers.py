@@ -16,11 +16,10 @@ MAX_PAGE_NUMBER = 100_000
 
 
 class StrictSerializer(serializers.Serializer[Any]):
-    """Refuses fields it does not know: a misspelt one would otherwise be silently without effect. Of a choice it says which there
-    are."""
+    """Reject unknown fields: a misspelt one would have no effect. Errors of choices list the choices."""
 
     def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
-        """As DRF, in words of this API."""
+        """Return the fields, with the API's own message for invalid choices."""
         fields = super().get_fields()
         for field in fields.values():
             if isinstance(field, serializers.ChoiceField):
@@ -30,7 +29,7 @@ class StrictSerializer(serializers.Serializer[Any]):
         return fields
 
     def to_internal_value(self, data: Any) -> Any:
-        """As DRF, after the names were checked."""
+        """Check the field names and types, then validate. Raises ValidationError."""
         if isinstance(data, Mapping):
             unknown = [str(name) for name in data if name not in self.fields]
             if unknown:
@@ -46,7 +45,7 @@ class StrictSerializer(serializers.Serializer[Any]):
                 for name, field in self.fields.items()
                 if isinstance(field, serializers.CharField) and isinstance(data.get(name), int | float)
             ]
-            if numbers:  # DRF would take 0 as the text "0"
+            if numbers:  # DRF would accept 0 as the text "0"
                 raise ValidationError(dict.fromkeys(numbers, f"a number; {ALLOWED_PREFIX}text."))
         return super().to_internal_value(data)
 

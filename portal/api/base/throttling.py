@@ -10,12 +10,12 @@ from rest_framework.views import APIView
 
 class _UserThrottle(SimpleRateThrottle):
     def get_cache_key(self, request: Request, view: APIView) -> str | None:
-        """One bucket per user, or per address before sign-in."""
+        """Return one bucket per user, or per address before sign-in."""
         ident = str(request.user.pk) if request.user.is_authenticated else self.get_ident(request)
         return self.cache_format % {"scope": self.scope, "ident": ident}
 
     def allow_request(self, request: Request, view: APIView) -> bool:
-        """As DRF. While Redis is away nobody is counted: it makes things faster, and nothing rests on it."""
+        """Count the request. Without Redis every request is allowed: throttling only protects performance."""
         try:
             return super().allow_request(request, view)
         except RedisError:
@@ -23,20 +23,20 @@ class _UserThrottle(SimpleRateThrottle):
 
 
 class ReadThrottle(_UserThrottle):
-    """Reads: generous, so that scripts may poll."""
+    """Limit reads; generous, so that scripts may poll."""
 
     scope, rate = "api-read", "3000/min"
 
     def allow_request(self, request: Request, view: APIView) -> bool:
-        """Counts reads only."""
+        """Count reads only."""
         return request.method not in ("GET", "HEAD", "OPTIONS") or super().allow_request(request, view)
 
 
 class WriteThrottle(_UserThrottle):
-    """Writes: a person or a script, not a flood."""
+    """Limit writes."""
 
     scope, rate = "api-write", "600/min"
 
     def allow_request(self, request: Request, view: APIView) -> bool:
-        """Counts writes only."""
+        """Count writes only."""
         return request.method in ("GET", "HEAD", "OPTIONS") or super().allow_request(request, view)

@@ -1,4 +1,4 @@
-"""What every endpoint shares: who asks, how often, how errors look, how lists are cut into pages."""
+"""Base class of the endpoints: validation of requests, context of services, responses of rows and lists."""
 
 from __future__ import annotations
 
@@ -23,17 +23,9 @@ from portal.api.base.schema import ApiSchema
 from portal.api.base.throttling import ReadThrottle, WriteThrottle
 from portal.models import User
 
-# -- who asks ----------------------------------------------------------------------------------------------------------
-
-
-# -- errors ------------------------------------------------------------------------------------------------------------
-
-
-# -- views -------------------------------------------------------------------------------------------------------------
-
 
 class ApiView(APIView):
-    """Base of every endpoint: signed in by session or token, throttled, errors in one shape."""
+    """Base of every endpoint: authenticated by session or token, throttled, with one shape of errors."""
 
     authentication_classes = [TokenAuthentication, SessionAuthentication]
     parser_classes = [LimitedJsonParser]
@@ -42,33 +34,36 @@ class ApiView(APIView):
     schema = ApiSchema()
 
     def get_exception_handler(self) -> Any:
-        """Errors in one shape."""
+        """Return the handler that gives all errors one shape."""
         return api_exception_handler
 
     @property
     def actor(self) -> User:
-        """Who asks."""
+        """Return the user of the request."""
         return cast(User, self.request.user)
 
     @property
     def service_context(self) -> JsonObject:
-        """``actor``, ``via`` and ``now`` for a service: by the CLI when it says so, else the API."""
+        """Return ``actor``, ``via`` and ``now`` for a service.
+
+        ``via`` is "cli" if the User-Agent is the CLI's, else "api".
+        """
         via = "cli" if self.request.headers.get("User-Agent", "").startswith("gpupool-cli/") else "api"
         return {"actor": self.actor, "via": via, "now": timezone.now()}
 
     @property
     def now(self) -> datetime:
-        """The moment of this request."""
+        """Return the present time."""
         return timezone.now()
 
     def validated_body(self, serializer: type[serializers.Serializer[Any]]) -> JsonObject:
-        """The body of the request, checked. Raises ValidationError."""
+        """Return the validated body. Raises ValidationError."""
         found = serializer(data=self.request.data, context={"user": self.actor})
         found.is_valid(raise_exception=True)
         return dict(found.validated_data)
 
     def validated_query(self, serializer: type[serializers.Serializer[Any]]) -> JsonObject:
-        """The query of the request, checked. Raises ValidationError."""
+        """Return the validated query parameters. Raises ValidationError."""
         found = serializer(data=self.request.query_params.dict(), context={"user": self.actor})
         found.is_valid(raise_exception=True)
         return dict(found.validated_data)
@@ -80,7 +75,10 @@ class ApiView(APIView):
         query: JsonObject,
         describe: Callable[[Iterable[Row]], Sequence[Any]] = tuple,
     ) -> Response:
-        """One page of a list: ``count``, ``page``, ``page_size``, ``results``. ``told`` makes of its rows what is shown."""
+        """Return one page of a list: ``count``, ``page``, ``page_size``, ``results``.
+
+        ``describe`` turns the page's rows into the objects that the serializer takes.
+        """
         number, size = query.get("page", 1), query.get("page_size", 50)
         start = (number - 1) * size
         found = serializer(
@@ -91,14 +89,14 @@ class ApiView(APIView):
     def object_response(
         self, row: Any, serializer: type[serializers.Serializer[Any]], code: int = status.HTTP_200_OK
     ) -> Response:
-        """One thing."""
+        """Return one object."""
         return Response(serializer(row, context={"user": self.actor, "now": self.now}).data, status=code)
 
 
 def paginate_list(
     rows: Sequence[Any], serializer: type[serializers.Serializer[Any]], query: JsonObject
 ) -> Response:
-    """One page of what is no query, as ``ApiView.page`` gives it."""
+    """Return one page of a sequence, in the format of ``ApiView.list_response``."""
     number, size = query["page"], query["page_size"]
     found = serializer(rows[(number - 1) * size : number * size], many=True)
     return Response({"count": len(rows), "page": number, "page_size": size, "results": found.data})

@@ -34,7 +34,7 @@ class SubmissionListView(ApiView):
         responses=page_schema(shapes.SubmissionShape),
     )
     def get(self, request: Request) -> Response:
-        """What was submitted for approval, of what you may see, newest first."""
+        """List the submissions that you may see, newest first."""
         query = self.validated_query(approval_serializers.SubmissionQuery)
         rows = _visible_submissions(self).filter(
             **{name: query[name] for name in ("state", "kind") if query.get(name)}
@@ -45,7 +45,7 @@ class SubmissionListView(ApiView):
 class SubmissionDetailView(ApiView):
     @extend_schema(operation_id="approvals_read", responses=shapes.SubmissionShape)
     def get(self, request: Request, id: UUID) -> Response:
-        """One submission and, once somebody has decided, the decision."""
+        """Return one submission and, once it is decided, the decision."""
         return self.object_response(
             get_visible_or_404(_visible_submissions(self), public_id=id), shapes.SubmissionShape
         )
@@ -54,7 +54,7 @@ class SubmissionDetailView(ApiView):
 class ApprovalEffectView(ApiView):
     @extend_schema(operation_id="approvals_effect", responses=approval_serializers.EffectShape)
     def get(self, request: Request, id: UUID) -> Response:
-        """What approving it would do to others. For those who decide."""
+        """Return what approving it would do to others. For people who decide."""
         policy.require(self.actor, "approval.see")
         submission = get_visible_or_404(_visible_submissions(self), public_id=id)
         return self.object_response(
@@ -69,7 +69,7 @@ class ApproveSubmissionView(ApiView):
         responses=shapes.SubmissionShape,
     )
     def post(self, request: Request, id: UUID) -> Response:
-        """Approve it, as it is or changed; it is checked again and done."""
+        """Approve it, unchanged or changed; it is checked again and carried out."""
         submission = get_visible_or_404(_visible_submissions(self), public_id=id)
         given = self.validated_body(approval_serializers.ApproveWish)
         decisions.approve_submission(**self.service_context, submission=submission, **given)
@@ -97,7 +97,7 @@ class DeclineSubmissionView(ApiView):
 class WithdrawSubmissionView(ApiView):
     @extend_schema(operation_id="approvals_withdraw", request=EmptyBody, responses=shapes.SubmissionShape)
     def post(self, request: Request, id: UUID) -> Response:
-        """Take back what you submitted."""
+        """Withdraw your own submission."""
         submission = get_visible_or_404(_visible_submissions(self), public_id=id)
         self.validated_body(EmptyBody)
         return self.object_response(
@@ -113,7 +113,7 @@ class QuotaListView(ApiView):
         responses=page_schema(approval_serializers.QuotaShape),
     )
     def get(self, request: Request) -> Response:
-        """Guarantees of the teams that you may see."""
+        """List the guarantees of the teams that you may see."""
         query = self.validated_query(approval_serializers.QuotaQuery)
         rows = policy.visible_quotas(self.actor).select_related("team", "pool")
         for name in ("team", "pool"):
@@ -131,7 +131,7 @@ class QuotaRequestView(ApiView):
         responses={202: shapes.SubmissionShape},
     )
     def post(self, request: Request) -> Response:
-        """Ask for another guarantee; an operator decides."""
+        """Request another guarantee; an operator decides."""
         given: dict[str, Any] = self.validated_body(approval_serializers.QuotaWish)
         given |= {
             "team": lookups.visible_team(self.actor, given["team"]),

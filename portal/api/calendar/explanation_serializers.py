@@ -1,4 +1,4 @@
-"""What the API gives to explain: why one waits, why them and not me, who gets how much, another time."""
+"""Serializers of explanations: reasons of a wait, comparisons, fair shares, alternative windows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class AheadShape(ResponseSerializer):
     because = serializers.SerializerMethodField()
 
     def get_because(self, row: WorkloadAhead) -> str:
-        """The rule in a few words."""
+        """Return the rule in a few words."""
         return queue_order_texts.earlier_because(row.part, row.earlier, row.shorter)
 
 
@@ -70,7 +70,7 @@ class DecisionShape(ResponseSerializer):
     sentence = serializers.SerializerMethodField()
 
     def get_sentence(self, row: Any) -> str:
-        """In words."""
+        """Return the sentence."""
         return reason_texts.decision_sentence(row.kind, row.code, row.numbers, self.context.get("user"))
 
 
@@ -99,7 +99,7 @@ class WhyShape(ResponseSerializer):
 
 
 class AnotherTimeShape(WindowShape):
-    """A window in which a reservation would fit now, within what the team is guaranteed."""
+    """A window in which a reservation would fit now, within the team's guarantee."""
 
     words = serializers.CharField()
     needs_approval = serializers.BooleanField(help_text="above what the pool confirms at once")
@@ -107,7 +107,7 @@ class AnotherTimeShape(WindowShape):
 
 
 def reservation_window_body(other: AlternativeWindow) -> dict[str, Any]:
-    """What ``AnotherTimeShape`` shows."""
+    """Return the object that ``AnotherTimeShape`` renders."""
     workload = other.workload
     request = {
         "project": f"{workload.project.team.slug}/{workload.project.slug}",

@@ -1,4 +1,4 @@
-"""Endpoints that explain: why one waits, why them and not me, what would start sooner, who gets how much."""
+"""Endpoints that explain waits: reasons, comparisons, faster requests, alternative windows, fair shares."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _get_workload_or_404(view: ApiView, id: UUID) -> Workload:
 class WorkloadExplanationView(ApiView):
     @extend_schema(operation_id="workloads_why", responses=shapes.WhyShape)
     def get(self, request: Request, id: UUID) -> Response:
-        """Why it waits, or why it started or was told to go: in words, and what is before it."""
+        """Explain why it waits, started or is being evicted, and which workloads precede it."""
         workload, now = _get_workload_or_404(self, id), self.now
         visible = policy.visible_workloads(self.actor).select_related("owner")
         blockers = list(
@@ -67,7 +67,10 @@ class WorkloadExplanationView(ApiView):
 class CompareTurnsView(ApiView):
     @extend_schema(operation_id="workloads_why_them", responses=shapes.WhyThemShape)
     def get(self, request: Request, id: UUID, other: UUID) -> Response:
-        """Why another workload, which waits or runs in the same pool, goes first: the rule that decides, with its numbers."""
+        """Explain why another waiting or running workload of the same pool goes first:
+
+        the deciding rule with its numbers.
+        """
         mine, theirs = _get_workload_or_404(self, id), _get_workload_or_404(self, other)
         now = self.now
         with metered_planning(self.actor, now):
@@ -95,7 +98,7 @@ class CompareTurnsView(ApiView):
 class FasterAlternativesView(ApiView):
     @extend_schema(operation_id="workloads_sooner", responses=AnotherWay(many=True))
     def get(self, request: Request, id: UUID) -> Response:
-        """Other ways to ask that would start a waiting workload sooner, each found by the planner; the best first."""
+        """List requests that would start a waiting workload sooner, found by the planner, best first."""
         now = self.now
         with metered_planning(self.actor, now):
             found = wait_explanation.faster_requests(_get_workload_or_404(self, id), now)
@@ -105,7 +108,9 @@ class FasterAlternativesView(ApiView):
 class ReservationWindowsView(ApiView):
     @extend_schema(operation_id="workloads_windows", responses=shapes.AnotherTimeShape(many=True))
     def get(self, request: Request, id: UUID) -> Response:
-        """Another time: the first windows in which a reservation of what a waiting workload asks for fits, with minutes to ask."""
+        """List the first windows in which a reservation of a waiting workload's hardware fits, with time to
+        request it.
+        """
         now = self.now
         with metered_planning(self.actor, now):
             found = wait_explanation.alternative_windows(_get_workload_or_404(self, id), self.actor, now)
@@ -119,7 +124,7 @@ class ReservationWindowsView(ApiView):
 class FairShareView(ApiView):
     @extend_schema(operation_id="pools_fairness", responses=shapes.FairnessShape(many=True))
     def get(self, request: Request, slug: str) -> Response:
-        """Why does that team get more? What each team of a pool is guaranteed, holds, borrows and used, the least used first."""
+        """List what each team of a pool is guaranteed, holds, borrows and used, the least used first."""
         pool = get_visible_or_404(policy.visible_pools(self.actor), slug=slug)
         now = self.now
         with metered_planning(self.actor, now):

@@ -1,4 +1,4 @@
-"""What the API takes and gives about reservations, approvals and quotas."""
+"""Serializers of reservations and series."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ class ReservationShape(ResponseSerializer):
     created_at = serializers.DateTimeField()
 
     def get_project(self, reservation: Reservation) -> str:
-        """team/project."""
+        """Return team/project."""
         return f"{reservation.project.team.slug}/{reservation.project.slug}"
 
     def get_reason(self, reservation: Reservation) -> str:
-        """In words; empty when all is well."""
+        """Return the sentence of the reason, or an empty text."""
         return (
             reason_texts.reason_sentence(reservation.reason_code, reservation.reason_numbers)
             if reservation.reason_code
@@ -115,7 +115,7 @@ class ReservationPreview(ResponseSerializer):
 
     @extend_schema_field(WindowShape(many=True))
     def get_windows(self, answer: Any) -> Any:
-        """As objects."""
+        """Return the windows as objects."""
         return WindowShape([{"start": start, "end": end} for start, end in answer["windows"]], many=True).data
 
 
@@ -144,7 +144,7 @@ class SeriesWish(ReservationWish, _RecurrenceFields):
 
 
 class SeriesTry(WindowWish, _RecurrenceFields):
-    """The same without a name."""
+    """A series without a name, for previews."""
 
 
 class SeriesShape(ResponseSerializer):
@@ -166,29 +166,29 @@ class SeriesShape(ResponseSerializer):
 
     @extend_schema_field(serializers.ListField(child=serializers.CharField()))
     def get_clock_changes(self, series: Series) -> list[str]:
-        """In words, in order."""
+        """Return the sentences in order of time."""
         return clock_changes_of(series)
 
     def get_project(self, series: Series) -> str:
-        """team/project."""
+        """Return team/project."""
         return f"{series.project.team.slug}/{series.project.slug}"
 
     def get_starts_at(self, series: Series) -> str:
-        """To the minute."""
+        """Return hours and minutes."""
         return f"{series.starts_at:%H:%M}"
 
     def get_ends_at(self, series: Series) -> str:
-        """To the minute."""
+        """Return hours and minutes."""
         return f"{series.ends_at:%H:%M}"
 
     @extend_schema_field(serializers.ListField(child=serializers.ChoiceField(choices=list(WEEKDAYS))))
     def get_weekdays(self, series: Series) -> list[str]:
-        """By their short names."""
+        """Return the short names of the days."""
         return [WEEKDAYS[day] for day in series.weekdays]
 
     @extend_schema_field(ReservationShape(many=True))
     def get_occurrences(self, series: Series) -> Any:
-        """In order."""
+        """Return the occurrences in order."""
         rows = series.occurrences.select_related("pool", "project__team", "owner", "series").order_by(
             "start", "pk"
         )
@@ -213,7 +213,7 @@ class SeriesPreview(ResponseSerializer):
 
     @extend_schema_field(WindowShape(many=True))
     def get_windows(self, answer: Any) -> Any:
-        """As objects."""
+        """Return the windows as objects."""
         return WindowShape([{"start": start, "end": end} for start, end in answer["windows"]], many=True).data
 
 
@@ -237,8 +237,8 @@ class SubmissionShape(ResponseSerializer):
 
     @extend_schema_field(RecordField(child=serializers.JSONField(allow_null=True)))
     def get_payload(self, row: Submission) -> dict[str, Any]:
-        """What was asked for, its project as team/project."""
-        context = cast(dict[str, Any], self.context)  # the answer's own
+        """Return the submitted values, with the project as team/project."""
+        context = cast(dict[str, Any], self.context)  # this response's own context
         if "projects" not in context:
             found = Project.objects.values_list("pk", "team__slug", "slug")
             context["projects"] = {pk: f"{team}/{slug}" for pk, team, slug in found}
@@ -246,7 +246,7 @@ class SubmissionShape(ResponseSerializer):
         return public_numbers(row.payload) | ({"project": project} if project else {})
 
     def get_what(self, row: Submission) -> str:
-        """In words."""
+        """Return the title of the submission."""
         return request_texts.submission_summary(row.kind, row.payload)
 
     @extend_schema_field(
@@ -263,7 +263,7 @@ class SubmissionShape(ResponseSerializer):
         }
     )
     def get_decision(self, row: Submission) -> dict[str, Any] | None:
-        """Who decided and why, once somebody has."""
+        """Return the person who decided, and the reason, once it is decided."""
         approval = getattr(row, "approval", None)
         if approval is None:
             return None

@@ -1,4 +1,4 @@
-"""Endpoints of reservations, approvals and quotas."""
+"""Endpoints of reservations and series."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ class ReservationListView(ApiView):
         responses=page_schema(shapes.ReservationShape),
     )
     def get(self, request: Request) -> Response:
-        """Reservations that you may see: the next first, then those that are over, the latest of them first."""
+        """List the reservations that you may see:
+
+        future and present ones by start, then past ones, latest first.
+        """
         query = self.validated_query(shapes.ReservationQuery)
         rows = _visible_reservations(self)
         if query.get("state") == "open":
@@ -48,7 +51,7 @@ class ReservationListView(ApiView):
             rows = rows.filter(pool__slug=query["pool"])
         if query.get("mine"):
             rows = rows.filter(owner=self.actor)
-        # The next first; behind them what is over, the latest first.
+        # Future and present reservations by start, then past ones, latest first.
         over = Case(When(state__in=OPEN_RESERVATION_STATES, end__gt=self.now, then=False), default=True)
         ahead = Case(When(state__in=OPEN_RESERVATION_STATES, end__gt=self.now, then=F("start")))
         rows = rows.order_by(over, ahead.asc(), "-start", "-pk")
@@ -60,7 +63,7 @@ class ReservationListView(ApiView):
         responses={201: shapes.ReservationAnswer, 202: shapes.ReservationAnswer},
     )
     def post(self, request: Request) -> Response:
-        """Reserve GPUs: 201 confirmed, or 202 waiting for approval where it is above the pool's threshold."""
+        """Reserve GPUs: 201 if confirmed, or 202 if it needs approval, above the pool's threshold."""
         given = lookups.workload_arguments(self.actor, self.validated_body(shapes.ReservationWish))
         made = reservations.request_reservation(**self.service_context, **given)
         if isinstance(made, Reservation):
@@ -75,7 +78,7 @@ class ReservationPreviewView(ApiView):
         operation_id="reservations_preview", request=shapes.WindowWish, responses=shapes.ReservationPreview
     )
     def post(self, request: Request) -> Response:
-        """Whether a window can be had, and the first ones that can. Changes nothing."""
+        """Check a window, and list the first windows that fit. Changes nothing."""
         given = lookups.workload_arguments(self.actor, self.validated_body(shapes.WindowWish))
         answer = reservation_preview.preview_reservation(**self.service_context, **given)
         answer["sentence"] = reason_texts.reason_sentence(answer["code"], answer["numbers"], self.actor)
@@ -85,7 +88,7 @@ class ReservationPreviewView(ApiView):
 class ReservationDetailView(ApiView):
     @extend_schema(operation_id="reservations_read", responses=shapes.ReservationShape)
     def get(self, request: Request, id: UUID) -> Response:
-        """One reservation."""
+        """Return one reservation."""
         return self.object_response(
             get_visible_or_404(_visible_reservations(self), public_id=id), shapes.ReservationShape
         )
@@ -94,7 +97,7 @@ class ReservationDetailView(ApiView):
 class CancelReservationView(ApiView):
     @extend_schema(operation_id="reservations_cancel", request=Why, responses=shapes.ReservationShape)
     def post(self, request: Request, id: UUID) -> Response:
-        """Give it up; what runs inside it is told to go."""
+        """Cancel it; workloads inside it are evicted."""
         reservation = get_visible_or_404(_visible_reservations(self), public_id=id)
         given = self.validated_body(Why)
         return self.object_response(
@@ -108,7 +111,7 @@ class ShortenReservationView(ApiView):
         operation_id="reservations_shorten", request=shapes.EndWish, responses=shapes.ReservationShape
     )
     def post(self, request: Request, id: UUID) -> Response:
-        """Let it end earlier."""
+        """Set an earlier end."""
         reservation = get_visible_or_404(_visible_reservations(self), public_id=id)
         given = self.validated_body(shapes.EndWish)
         return self.object_response(
@@ -124,7 +127,7 @@ class ChangeReservationView(ApiView):
         responses={200: shapes.ReservationAnswer, 202: shapes.ReservationAnswer},
     )
     def post(self, request: Request, id: UUID) -> Response:
-        """Move, shorten or extend it: 200 done, or 202 waiting for approval where a new one like it would."""
+        """Move, shorten or extend it: 200 if done, or 202 if a new one like it would need approval."""
         reservation = get_visible_or_404(_visible_reservations(self), public_id=id)
         made = reservations.change_reservation(
             **self.service_context, reservation=reservation, **self.validated_body(shapes.ChangeWish)
@@ -139,7 +142,7 @@ class SeriesListView(ApiView):
         operation_id="series_list", parameters=[PageQuery], responses=page_schema(shapes.SeriesShape)
     )
     def get(self, request: Request) -> Response:
-        """Recurring reservations that you may see, newest first, with their occurrences."""
+        """List the recurring reservations that you may see, newest first, with their occurrences."""
         query = self.validated_query(PageQuery)
         return self.list_response(
             _visible_series(self).order_by("-created_at", "-pk"), shapes.SeriesShape, query
@@ -151,7 +154,7 @@ class SeriesListView(ApiView):
         responses={201: shapes.SeriesAnswer, 202: shapes.SeriesAnswer},
     )
     def post(self, request: Request) -> Response:
-        """Reserve the same hours on several days, all of them or none: 201 confirmed, or 202 waiting for approval."""
+        """Reserve the same hours on several days, all or none: 201 if confirmed, or 202 if it needs approval."""
         given = lookups.workload_arguments(self.actor, self.validated_body(shapes.SeriesWish))
         made = recurring_reservations.request_series(**self.service_context, **given)
         if isinstance(made, Series):
@@ -162,7 +165,7 @@ class SeriesListView(ApiView):
 class SeriesPreviewView(ApiView):
     @extend_schema(operation_id="series_preview", request=shapes.SeriesTry, responses=shapes.SeriesPreview)
     def post(self, request: Request) -> Response:
-        """Whether every occurrence can be had, and which one can't. Changes nothing."""
+        """Check every occurrence, and name the first that does not fit. Changes nothing."""
         given = lookups.workload_arguments(self.actor, self.validated_body(shapes.SeriesTry))
         return self.object_response(
             recurring_reservations.preview_series(**self.service_context, **given), shapes.SeriesPreview
@@ -172,7 +175,7 @@ class SeriesPreviewView(ApiView):
 class SeriesDetailView(ApiView):
     @extend_schema(operation_id="series_read", responses=shapes.SeriesShape)
     def get(self, request: Request, id: UUID) -> Response:
-        """One recurring reservation with its occurrences."""
+        """Return one recurring reservation with its occurrences."""
         return self.object_response(
             get_visible_or_404(_visible_series(self), public_id=id), shapes.SeriesShape
         )
@@ -181,7 +184,7 @@ class SeriesDetailView(ApiView):
 class CancelSeriesView(ApiView):
     @extend_schema(operation_id="series_cancel", request=Why, responses=shapes.GivenUp)
     def post(self, request: Request, id: UUID) -> Response:
-        """Give up every occurrence that is not over; what runs inside one is told to go."""
+        """Cancel every occurrence that is not over; workloads inside them are evicted."""
         row = get_visible_or_404(_visible_series(self), public_id=id)
         given_up = recurring_reservations.cancel_series(
             **self.service_context, series=row, **self.validated_body(Why)

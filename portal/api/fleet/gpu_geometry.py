@@ -1,4 +1,4 @@
-"""Endpoints of how GPUs are split into MIG instances."""
+"""Endpoints of the MIG geometry of GPUs."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class GeometryChangeShape(serializers.Serializer[GeometryChange]):
     ended_at = serializers.DateTimeField(allow_null=True)
 
     def get_before(self, row: GeometryChange) -> str:
-        """How it was."""
+        """Return the former geometry."""
         return verbs.format_geometry(row.before)
 
     def get_after(self, row: GeometryChange) -> str:
-        """How it is to be."""
+        """Return the requested geometry."""
         return verbs.format_geometry(row.profiles)
 
 
@@ -59,11 +59,11 @@ class GpuGeometryShape(serializers.Serializer[Any]):
     last_change = GeometryChangeShape(source="last", allow_null=True)
 
     def get_geometry(self, row: reads.GpuGeometry) -> str | None:
-        """How it is."""
+        """Return the present geometry."""
         return None if row.present is None else row.present or verbs.WHOLE_GPU_TEXT
 
     def get_profiles(self, row: reads.GpuGeometry) -> list[dict[str, Any]]:
-        """In the order of their names."""
+        """Return the profiles by name."""
         offers = [row.offers[name] for name in sorted(row.offers)] if row.may_change else []
         return [dict(each) for each in ProfileShape(offers, many=True).data]
 
@@ -111,14 +111,17 @@ class GeometryEffectShape(serializers.Serializer[Any]):
 class HostGeometryView(ApiView):
     @extend_schema(operation_id="hosts_geometry", responses=GpuGeometryShape(many=True))
     def get(self, request: Request, name: str) -> Response:
-        """How its GPUs are split into MIG instances, and what they can be."""
+        """List the MIG geometry of its GPUs, and the possible geometries."""
         return Response(GpuGeometryShape(reads.host_geometries(_visible_host(self, name)), many=True).data)
 
     @extend_schema(
         operation_id="hosts_change_geometry", request=GeometryWish, responses={202: GeometryChangeShape}
     )
     def post(self, request: Request, name: str) -> Response:
-        """Split a GPU otherwise: it takes nothing new, its work leaves, then its host does it. For operators."""
+        """Change the geometry of a GPU:
+
+        it accepts no new workloads, drains, then its host applies it. For operators.
+        """
         host = _visible_host(self, name)
         made = verbs.change_geometry(**self.service_context, host=host, **self.validated_body(GeometryWish))
         return self.object_response(made, GeometryChangeShape, 202)
@@ -127,7 +130,7 @@ class HostGeometryView(ApiView):
 class GeometryPreviewView(ApiView):
     @extend_schema(operation_id="hosts_geometry_preview", request=GeometryTry, responses=GeometryEffectShape)
     def post(self, request: Request, name: str) -> Response:
-        """Whose work would leave, and when. For operators."""
+        """List the workloads that would be evicted, and when. For operators."""
         host, given = _visible_host(self, name), self.validated_body(GeometryTry)
         return self.object_response(
             verbs.preview_geometry_change(actor=self.actor, host=host, now=self.now, **given),
@@ -140,7 +143,7 @@ class WithdrawGeometryView(ApiView):
         operation_id="hosts_withdraw_geometry", request=WithdrawnGeometryWish, responses=GeometryChangeShape
     )
     def post(self, request: Request, name: str) -> Response:
-        """Take it back while the GPU is being drained. For operators."""
+        """Withdraw the change while the GPU drains. For operators."""
         host = _visible_host(self, name)
         taken = verbs.withdraw_geometry(
             **self.service_context, host=host, **self.validated_body(WithdrawnGeometryWish)

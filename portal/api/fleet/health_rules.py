@@ -1,4 +1,4 @@
-"""Endpoints of what is done about hardware events."""
+"""Endpoints of the rules for hardware events."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ class HealthRuleListView(ApiView):
         responses=page_schema(shapes.HealthRuleShape),
     )
     def get(self, request: Request) -> Response:
-        """What is done about which hardware event, by whose advice, where others do something else, and what was changed."""
+        """List the action for each hardware event, its source, other recommendations, and changes by
+        operators.
+        """
         query = self.validated_query(shapes.HealthRuleQuery)
         given = {name: query[name] for name in ("find", "action", "changed") if name in query}
         return paginate_list(reads.health_rules(**given), shapes.HealthRuleShape, query)
@@ -33,7 +35,7 @@ class HealthRuleListView(ApiView):
         responses={201: shapes.HealthRuleShape},
     )
     def post(self, request: Request) -> Response:
-        """A rule for a code that has none: until then its events are noted. For operators."""
+        """Add a rule for a code without a rule; its events are only recorded until then. For operators."""
         return self.object_response(
             verbs.add_health_rule(**self.service_context, **self.validated_body(shapes.NewHealthRuleWish)),
             shapes.HealthRuleShape,
@@ -44,14 +46,14 @@ class HealthRuleListView(ApiView):
 class HealthRuleDetailView(ApiView):
     @extend_schema(operation_id="health_rules_read", responses=shapes.HealthRuleShape)
     def get(self, request: Request, code: str) -> Response:
-        """One rule."""
+        """Return one rule."""
         return self.object_response(_get_rule_or_404(code), shapes.HealthRuleShape)
 
     @extend_schema(
         operation_id="health_rules_set", request=shapes.HealthRuleWish, responses=shapes.HealthRuleShape
     )
     def put(self, request: Request, code: str) -> Response:
-        """Change what is done; what is not given stays. For operators."""
+        """Change a rule; absent fields keep their values. For operators."""
         rule = _get_rule_or_404(code)
         changed = verbs.set_health_rule(
             **self.service_context, code=rule.code, **self.validated_body(shapes.HealthRuleWish)
@@ -64,7 +66,7 @@ class ResetHealthRuleView(ApiView):
         operation_id="health_rules_reset", request=shapes.ReasonWish, responses=shapes.HealthRuleShape
     )
     def post(self, request: Request, code: str) -> Response:
-        """Put it back to what it began with. 409 where it is so, or was added by an operator. For operators."""
+        """Reset a rule to its default. 409 if it is the default, or an operator added it. For operators."""
         rule = _get_rule_or_404(code)
         put_back = verbs.reset_health_rule(
             **self.service_context, code=rule.code, **self.validated_body(shapes.ReasonWish)
@@ -77,7 +79,10 @@ class RemoveHealthRuleView(ApiView):
         operation_id="health_rules_remove", request=shapes.ReasonWish, responses=shapes.HealthRuleShape
     )
     def post(self, request: Request, code: str) -> Response:
-        """Take a rule out that an operator added: its events are noted again. The answer is the rule as it was. For operators."""
+        """Remove a rule that an operator added; returns the removed rule.
+
+        Its events are only recorded. For operators.
+        """
         rule = _get_rule_or_404(code)
         removed = verbs.remove_health_rule(
             **self.service_context, code=rule.code, **self.validated_body(shapes.ReasonWish)

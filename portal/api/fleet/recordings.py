@@ -1,4 +1,4 @@
-"""Endpoints of what the engine planned on: to make a decision again elsewhere, byte for byte."""
+"""Endpoints of recordings: the engine's input, which reproduces a decision byte for byte."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RecordingListView(ApiView):
         operation_id="recordings_list", parameters=[RecordingQuery], responses=page_schema(RecordingShape)
     )
     def get(self, request: Request) -> Response:
-        """What the engine planned on in each cycle that changed something, the latest first. For operators and auditors."""
+        """List the recorded cycles that changed something, latest first. For operators and auditors."""
         policy.require(self.actor, "recording.see")
         query = self.validated_query(RecordingQuery)
         about = None
@@ -55,6 +55,6 @@ class RecordingListView(ApiView):
 class RecordingDetailView(ApiView):
     @extend_schema(operation_id="recordings_read", responses=OpenApiTypes.OBJECT)
     def get(self, request: Request, id: int) -> HttpResponse:
-        """One of them as the file that replay_snapshot makes the same plan from. For operators and auditors."""
+        """Return one recording as the file that replay_snapshot reads. For operators and auditors."""
         policy.require(self.actor, "recording.see")
         return recordings.as_download(id)

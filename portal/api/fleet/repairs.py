@@ -1,4 +1,4 @@
-"""Endpoints of GPUs that are not to be trusted: how they are, what is done about it, and maintenance that is taken back."""
+"""Endpoints of GPU health: diagnostics, repairs, repair policy, and cancelled maintenance."""
 
 from __future__ import annotations
 
@@ -113,7 +113,10 @@ class HostHealthShape(serializers.Serializer[Any]):
 class HostHealthView(ApiView):
     @extend_schema(operation_id="hosts_health", responses=HostHealthShape)
     def get(self, request: Request, name: str) -> Response:
-        """How its GPUs are: repair, last diagnostic, hardware events, processes of no workload, announced maintenance."""
+        """Return the health of its GPUs:
+
+        repair, last diagnostic, hardware events, stray processes, announced maintenance.
+        """
         host = _visible_host(self, name)
         found, revoked = reads.stray_processes(self.actor, host), host_history.credential_revocation(host)
         told = {
@@ -135,7 +138,7 @@ class HostEventListView(ApiView):
         operation_id="hosts_events", parameters=[PageQuery], responses=page_schema(HardwareEventShape)
     )
     def get(self, request: Request, name: str) -> Response:
-        """Every hardware event of a host, the newest first; ``health`` has the last 20."""
+        """List every hardware event of a host, newest first; ``health`` has the last 20."""
         rows = reads.all_hardware_events(_visible_host(self, name))
         return self.list_response(
             rows,
@@ -150,7 +153,7 @@ class DiagnosticListView(ApiView):
         operation_id="hosts_diagnostics", parameters=[PageQuery], responses=page_schema(DiagnosticShape)
     )
     def get(self, request: Request, name: str) -> Response:
-        """What diagnostics of its GPUs found, the newest first."""
+        """List the diagnostics of its GPUs, newest first."""
         rows = _visible_host(self, name).diagnostics.select_related("gpu").order_by("-created_at", "-pk")
         return self.list_response(rows, DiagnosticShape, self.validated_query(PageQuery))
 
@@ -167,7 +170,7 @@ class DiagnoseGpuView(ApiView):
         operation_id="hosts_diagnose", request=DiagnoseWish, responses={202: DiagnosticShape(many=True)}
     )
     def post(self, request: Request, name: str) -> Response:
-        """Have the host look at one of its GPUs, or at all that nobody holds. For operators."""
+        """Run a diagnostic on one of its GPUs, or on all idle ones. For operators."""
         host = _visible_host(self, name)
         given = self.validated_body(DiagnoseWish)
         made = [verbs.diagnose_gpu(**self.service_context, host=host, **given)] if "gpu" in given else None
@@ -183,14 +186,14 @@ class GpuWish(StrictSerializer):
 class ReturnGpuView(ApiView):
     @extend_schema(operation_id="hosts_return_gpu", request=GpuWish, responses=GpuHealthShape)
     def post(self, request: Request, name: str) -> Response:
-        """A GPU back in service, whatever was found. For operators."""
+        """Return a GPU to service, whatever its diagnostic found. For operators."""
         return _change_response(self, name, verbs.return_gpu)
 
 
 class TakeOutGpuView(ApiView):
     @extend_schema(operation_id="hosts_take_out_gpu", request=GpuWish, responses=GpuHealthShape)
     def post(self, request: Request, name: str) -> Response:
-        """A GPU out until it is returned; its work is stopped and starts elsewhere. For operators."""
+        """Take a GPU out of service until it is returned; its workloads are requeued. For operators."""
         return _change_response(self, name, verbs.take_out_gpu)
 
 
@@ -202,7 +205,7 @@ class ForgottenGpuWish(StrictSerializer):
 class ForgetGpuView(ApiView):
     @extend_schema(operation_id="hosts_forget_gpu", request=ForgottenGpuWish, responses=MissingGpuShape)
     def post(self, request: Request, name: str) -> Response:
-        """A missing GPU is gone for good: it is listed no more. Reported again it is there again. For operators."""
+        """Remove a missing GPU from the list; a later report adds it again. For operators."""
         gpu = verbs.forget_gpu(
             **self.service_context, host=_visible_host(self, name), **self.validated_body(ForgottenGpuWish)
         )
@@ -222,7 +225,7 @@ class CancelMaintenanceView(ApiView):
         responses=shapes.MaintenanceShape,
     )
     def post(self, request: Request, name: str) -> Response:
-        """Take an announced window back. For operators."""
+        """Cancel an announced maintenance window. For operators."""
         host = _visible_host(self, name)
         return self.object_response(
             hosts.cancel_maintenance(
@@ -251,7 +254,7 @@ class RepairPolicyWish(StrictSerializer):
 class RepairPolicyView(ApiView):
     @extend_schema(operation_id="pools_repair_policy", responses=RepairPolicyShape)
     def get(self, request: Request, slug: str) -> Response:
-        """What the pool does by itself about processes of no workload and GPUs that are not to be trusted."""
+        """Return what the pool does about stray processes and suspect GPUs."""
         return self.object_response(
             get_visible_or_404(policy.visible_pools(self.actor), slug=slug), RepairPolicyShape
         )
@@ -260,7 +263,7 @@ class RepairPolicyView(ApiView):
         operation_id="pools_change_repair_policy", request=RepairPolicyWish, responses=RepairPolicyShape
     )
     def put(self, request: Request, slug: str) -> Response:
-        """Change it; what is not given stays. For operators."""
+        """Change the policy; absent fields keep their values. For operators."""
         pool = get_visible_or_404(policy.visible_pools(self.actor), slug=slug)
         return self.object_response(
             verbs.change_repair_policy(

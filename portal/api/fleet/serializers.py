@@ -1,4 +1,4 @@
-"""What the API takes and gives about pools, hosts and their health."""
+"""Serializers of pools, hosts and their health."""
 
 from __future__ import annotations
 
@@ -92,25 +92,25 @@ class HostShape(ResponseSerializer):
 
     @extend_schema_field(serializers.ChoiceField(choices=HOST_STATES))
     def get_state(self, host: Host) -> str:
-        """As the pages show it."""
+        """Return the state that pages show."""
         return "revoked" if self._revoked(host) else host_state(host)
 
     @extend_schema_field(serializers.DateTimeField(allow_null=True))
     def get_revoked_at(self, host: Host) -> datetime | None:
-        """Until it has joined again."""
+        """Return None after the agent has joined again."""
         deed = self._revoked(host)
         return deed.at if deed else None
 
     def get_revoked_why(self, host: Host) -> str:
-        """As the one who did it said."""
+        """Return the reason that the person gave."""
         deed = self._revoked(host)
         return deed.why if deed else ""
 
     def _revoked(self, host: Host) -> AuditEvent | None:
-        """Asks once per answer, and not at all where every host has a credential."""
+        """Return the revocations; one query per response, or none if every host has a credential."""
         if host.credential_hash:
             return None
-        context = cast(dict[str, Any], self.context)  # the answer's own
+        context = cast(dict[str, Any], self.context)  # this response's own context
         if "revoked" not in context:
             context["revoked"] = host_history.credential_revocations()
         found: dict[int, AuditEvent] = context["revoked"]
@@ -118,12 +118,12 @@ class HostShape(ResponseSerializer):
 
     @extend_schema_field(serializers.ListField(child=serializers.ChoiceField(choices=ISOLATION_LEVELS)))
     def get_isolation_lacking(self, host: Host) -> list[str]:
-        """The lowest first; empty: it has what its pool demands."""
+        """Return the missing isolation, lowest level first; empty: it provides what its pool demands."""
         return missing_levels(host.hardware.get("reported") or {}, host.pool.isolation)
 
     @extend_schema_field(serializers.ListField(child=serializers.CharField()))
     def get_gpus(self, host: Host) -> list[str]:
-        """The models of its GPUs, by index."""
+        """Return the models of its GPUs, by index."""
         return [
             gpu.model for gpu in sorted(host.gpus.all(), key=lambda gpu: gpu.index) if gpu.retired_at is None
         ]
@@ -138,7 +138,7 @@ class RefusedAgentShape(ResponseSerializer):
     )
 
     def get_quarantined(self, kept: dict[str, Any]) -> bool:
-        """It is given no work and hears no orders."""
+        """Return True if the host is quarantined: it gets no workloads and no commands."""
         return bool(kept.get("code"))
 
 
@@ -181,7 +181,7 @@ class HostDetail(HostShape):
 
     @extend_schema_field(AgentShape)
     def get_agent(self, host: Host) -> Any:
-        """As it reported last."""
+        """Return the last report."""
         told = dict(host.hardware.get("reported") or {})
         if host.simulated:
             told |= {"driver_version": "", "cuda_version": ""}
@@ -199,25 +199,25 @@ class HostDetail(HostShape):
 
     @extend_schema_field(RefusedAgentShape(allow_null=True))
     def get_refused_agent(self, host: Host) -> Any:
-        """Where and why."""
+        """Return the last rejected agent: its address and the reason."""
         kept = last_rejected_agent(host)
         return RefusedAgentShape({"boot_id": "", **kept}).data if kept else None
 
     @extend_schema_field(WayShape(many=True))
     def get_between_gpus(self, host: Host) -> Any:
-        """The ways that there are."""
+        """Return the interconnects."""
         return [{"way": way, "gpus": pairs} for way, pairs in gpu_health.interconnects(self._health(host))]
 
     @extend_schema_field(OfGpusShape(many=True))
     def get_of_gpus(self, host: Host) -> Any:
-        """What all have alike first."""
+        """Return the facts common to all GPUs first."""
         return [
             {"gpus": gpus, "words": words} for gpus, words in gpu_health.topology_rows(self._health(host))
         ]
 
     def _health(self, host: Host) -> list[gpu_health.GpuHealth]:
-        """Asked once per answer."""
-        context = cast(dict[str, Any], self.context)  # the answer's own
+        """Return the health; computed once per response."""
+        context = cast(dict[str, Any], self.context)  # this response's own context
         if "health" not in context:
             context["health"] = gpu_health.gpu_health_of_host(host)
         found: list[gpu_health.GpuHealth] = context["health"]
@@ -361,7 +361,7 @@ class HealthRuleShape(ResponseSerializer):
 
     @extend_schema_field(RuleDoesShape(allow_null=True))
     def get_default(self, rule: HealthRule) -> dict[str, object] | None:
-        """As it began."""
+        """Return the default."""
         if rule.origin == HealthRule.Origin.ADDED:
             return None
         return dict(zip(("action", "repeats", "window_seconds", "counts"), rule.default, strict=True))

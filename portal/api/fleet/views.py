@@ -29,7 +29,7 @@ from scheduler.services import JOIN_TOKEN_TTL
 
 
 def _pool_with_counts(pool: Pool, view: ApiView) -> Pool:
-    """The pool with what its GPUs do at this moment, by model."""
+    """Return the pool with the present use of its GPUs, by model."""
     parts = free_slots_by_model(pool, view.now)
     pool.model_counts = [  # type: ignore[attr-defined]
         {
@@ -52,7 +52,7 @@ def _visible_hosts(view: ApiView) -> QuerySet[Host]:
 class PoolListView(ApiView):
     @extend_schema(operation_id="pools_list", responses=shapes.PoolShape(many=True))
     def get(self, request: Request) -> Response:
-        """Pools that you may use or see, with what is free now."""
+        """List the pools that you may use or see, with their free units."""
         rows = policy.visible_pools(self.actor).select_related("team").order_by("slug")
         return Response(shapes.PoolShape([_pool_with_counts(pool, self) for pool in rows], many=True).data)
 
@@ -60,7 +60,7 @@ class PoolListView(ApiView):
 class PoolDetailView(ApiView):
     @extend_schema(operation_id="pools_read", responses=shapes.PoolShape)
     def get(self, request: Request, slug: str) -> Response:
-        """One pool, with what is free now."""
+        """Return one pool, with its free units."""
         pool = get_visible_or_404(policy.visible_pools(self.actor).select_related("team"), slug=slug)
         return self.object_response(_pool_with_counts(pool, self), shapes.PoolShape)
 
@@ -70,7 +70,7 @@ class PoolIsolationView(ApiView):
         operation_id="pools_demand_isolation", request=shapes.IsolationWish, responses=shapes.PoolShape
     )
     def put(self, request: Request, slug: str) -> Response:
-        """How well its hosts have to keep workloads apart: none, sandbox, team_users or limits. For operators."""
+        """Set the isolation that its hosts must provide: none, sandbox, team_users or limits. For operators."""
         pool = get_visible_or_404(policy.visible_pools(self.actor).select_related("team"), slug=slug)
         changed = demand_isolation(
             **self.service_context, pool=pool, **self.validated_body(shapes.IsolationWish)
@@ -83,7 +83,7 @@ class HostListView(ApiView):
         operation_id="hosts_list", parameters=[shapes.HostQuery], responses=page_schema(shapes.HostShape)
     )
     def get(self, request: Request) -> Response:
-        """Hosts of the pools that you may see."""
+        """List the hosts of the pools that you may see."""
         query = self.validated_query(shapes.HostQuery)
         rows = _visible_hosts(self)
         if query.get("pool"):
@@ -92,7 +92,7 @@ class HostListView(ApiView):
 
     @extend_schema(operation_id="hosts_add", request=shapes.HostWish, responses={201: shapes.JoinShape})
     def post(self, request: Request) -> Response:
-        """Make a host known; the answer has the token with which its agent joins, and the command to paste. For operators."""
+        """Add a host; the answer has its agent's join token, and the command to paste. For operators."""
         given = self.validated_body(shapes.HostWish)
         given["pool"] = lookups.visible_pool(self.actor, given["pool"])
         by = self.service_context
@@ -103,14 +103,17 @@ class HostListView(ApiView):
 class HostDetailView(ApiView):
     @extend_schema(operation_id="hosts_read", responses=shapes.HostDetail)
     def get(self, request: Request, name: str) -> Response:
-        """One host: also what its agent reports of it, and the last agent that was turned away as it."""
+        """Return one host, with its agent's report and the last rejected agent."""
         return self.object_response(_visible_host(self, name), shapes.HostDetail)
 
 
 class HostChangePreviewView(ApiView):
     @extend_schema(operation_id="hosts_preview", request=shapes.HostVerbTry, responses=shapes.HostEffectShape)
     def post(self, request: Request, name: str) -> Response:
-        """What a verb would touch: work, until when, reservations, GPUs. Changes nothing; refused as the verb. For operators."""
+        """Preview a verb:
+
+        affected workloads and when, reservations, GPUs. Changes nothing; refused as the verb. For operators.
+        """
         given = self.validated_body(shapes.HostVerbTry)
         found = host_effects.preview_host_verb(
             actor=self.actor, host=_visible_host(self, name), now=self.now, **given
@@ -121,21 +124,21 @@ class HostChangePreviewView(ApiView):
 class CordonHostView(ApiView):
     @extend_schema(operation_id="hosts_cordon", request=shapes.ReasonWish, responses=shapes.ChangedHostShape)
     def post(self, request: Request, name: str) -> Response:
-        """Nothing new starts there; what runs goes on. For operators."""
+        """Start no new workloads; running ones continue. For operators."""
         return _change_response(self, name, "cordon", hosts.cordon_host)
 
 
 class DrainHostView(ApiView):
     @extend_schema(operation_id="hosts_drain", request=shapes.ReasonWish, responses=shapes.ChangedHostShape)
     def post(self, request: Request, name: str) -> Response:
-        """Nothing new starts there, and what runs is asked to go. For operators."""
+        """Start no new workloads, and evict the running ones with notice. For operators."""
         return _change_response(self, name, "drain", hosts.drain_host)
 
 
 class ReturnHostView(ApiView):
     @extend_schema(operation_id="hosts_return", request=shapes.ReasonWish, responses=shapes.ChangedHostShape)
     def post(self, request: Request, name: str) -> Response:
-        """Back in service. For operators."""
+        """Return it to service. For operators."""
         return _change_response(self, name, "return", hosts.return_host)
 
 
@@ -144,21 +147,24 @@ class AttestHostOffView(ApiView):
         operation_id="hosts_attest_off", request=shapes.ReasonWish, responses=shapes.ChangedHostShape
     )
     def post(self, request: Request, name: str) -> Response:
-        """You have seen it powered off: its work starts elsewhere at once. 409 while its agent speaks. For operators."""
+        """Attest that it is powered off:
+
+        its workloads restart elsewhere. 409 while its agent is connected. For operators.
+        """
         return _change_response(self, name, "off", hosts.attest_off)
 
 
 class RevokeHostView(ApiView):
     @extend_schema(operation_id="hosts_revoke", request=shapes.ReasonWish, responses=shapes.ChangedHostShape)
     def post(self, request: Request, name: str) -> Response:
-        """Take its agent's credential away: it must join again. For operators."""
+        """Revoke its agent's credential: it must join again. For operators."""
         return _change_response(self, name, "revoke", hosts.revoke_host)
 
 
 class HostJoinTokenView(ApiView):
     @extend_schema(operation_id="hosts_join_token", request=EmptyBody, responses={201: shapes.JoinShape})
     def post(self, request: Request, name: str) -> Response:
-        """Another join token, with the command to paste; those not used yet stop working. For operators."""
+        """Create another join token, with the command to paste; unused ones become invalid. For operators."""
         host, by = _visible_host(self, name), self.service_context
         self.validated_body(EmptyBody)
         return _join_token_response(self, host, hosts.new_join_token(**by, host=host), by["now"])
@@ -171,7 +177,7 @@ class HostMaintenanceView(ApiView):
         responses={201: shapes.MadeMaintenanceShape},
     )
     def post(self, request: Request, name: str) -> Response:
-        """Announce a window in which it is away; the answer has what it touches. For operators."""
+        """Announce a maintenance window; the answer has its effect. For operators."""
         host, by, given = (
             _visible_host(self, name),
             self.service_context,
@@ -188,7 +194,7 @@ def _visible_host(view: ApiView, name: str) -> Host:
 
 
 def _change_response(view: ApiView, name: str, verb: str, deed: Callable[..., Host]) -> Response:
-    """The host as it is now, what is so in words, and the work that is still on it."""
+    """Return the host after the change, with a sentence, and the workloads still on it."""
     by = view.service_context
     host = deed(**by, host=_visible_host(view, name), **view.validated_body(shapes.ReasonWish))
     host.said = host_texts.HOST_VERBS[verb].done.format(host.name)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Endpoints of data and images: homes with their size, and what environments hosts offer."""
+"""Endpoints of homes with their size, and of the environments that hosts offer."""
 
 from __future__ import annotations
 
@@ -53,22 +53,22 @@ class EnvironmentShape(serializers.Serializer[Any]):
     exposed = serializers.SerializerMethodField(help_text="further paths that its workloads may read")
 
     def get_python(self, host: Host) -> str:
-        """Version of the interpreter."""
+        """Return the version of the interpreter."""
         return str((reads.reported_environment(host) or {}).get("python", ""))
 
     def get_packages(self, host: Host) -> dict[str, str]:
-        """As the agent reports."""
+        """Return the packages that the agent reports."""
         return dict((reads.reported_environment(host) or {}).get("packages", {}))
 
     def get_exposed(self, host: Host) -> list[str]:
-        """As the agent reports."""
+        """Return the paths that the agent reports."""
         return list((reads.reported_environment(host) or {}).get("exposed", []))
 
 
 class VolumeListView(ApiView):
     @extend_schema(operation_id="volumes_list", parameters=[PageQuery], responses=page_schema(VolumeShape))
     def get(self, request: Request) -> Response:
-        """Your home on each storage, and those of the people in teams you lead: names and sizes, never files."""
+        """List your homes, and those of people in teams that you lead: names and sizes, never files."""
         query = self.validated_query(PageQuery)
         rows = reads.visible_homes(self.actor)
         number, size = query["page"], query["page_size"]
@@ -89,7 +89,7 @@ class EnvironmentListView(ApiView):
         operation_id="environments_list", parameters=[PageQuery], responses=page_schema(EnvironmentShape)
     )
     def get(self, request: Request) -> Response:
-        """What notebooks and jobs find on each host that you may see, as its agent reports."""
+        """List the environment on each host that you may see, as its agent reports it."""
         return self.list_response(
             reads.joined_hosts(self.actor), EnvironmentShape, self.validated_query(PageQuery)
         )

@@ -1,4 +1,4 @@
-"""What the API takes and gives about use and money."""
+"""Serializers of usage, charges, prices, budgets and statements."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class ChargeShape(ResponseSerializer):
     simulated = serializers.BooleanField()
 
     def get_gpu_hours(self, charge: Charge) -> float:
-        """Slot-seconds as GPU-hours."""
+        """Return GPU-hours."""
         return round(charge.slot_seconds / SLOT_SECONDS_PER_GPU_HOUR, 6)
 
 
@@ -94,12 +94,12 @@ class PriceShape(ResponseSerializer):
     )
 
     def get_note(self, price: Price) -> str:
-        """Beside the cost only."""
+        """Return the note, only with the cost."""
         return price.note if policy.sees_owner_cost(self.context["user"]) else ""
 
     @extend_schema_field(serializers.DecimalField(max_digits=12, decimal_places=6, allow_null=True))
     def get_cost(self, price: Price) -> str | None:
-        """For finance, operators and auditors."""
+        """Return the cost, for finance, operators and auditors."""
         return f"{price.cost_per_gpu_hour:.6f}" if policy.sees_owner_cost(self.context["user"]) else None
 
 

@@ -27,7 +27,7 @@ MAX_USAGE_PERIOD = timedelta(days=400)
 
 
 def month_or_404(text: str) -> date:
-    """A month of an address, as its first day; Http404 when it is none."""
+    """Return the first day of a month in a URL. Raises Http404 if it is invalid."""
     year, _, number = text.partition("-")
     if len(text) != 7 or not (year.isascii() and year.isdigit() and number.isascii() and number.isdigit()):
         raise Http404
@@ -39,7 +39,7 @@ def month_or_404(text: str) -> date:
 class UsageView(ApiView):
     @extend_schema(operation_id="usage_read", parameters=[shapes.UsageQuery], responses=shapes.UsageShape)
     def get(self, request: Request) -> Response:
-        """GPU-hours held and used by the teams that you may see."""
+        """List GPU-hours held and used by the teams that you may see."""
         query = self.validated_query(shapes.UsageQuery)
         checks = InputChecks()
         end = checks.aware_datetime("end", query.get("end", self.now))
@@ -78,7 +78,7 @@ class ChargeListView(ApiView):
         responses=page_schema(shapes.ChargeShape),
     )
     def get(self, request: Request) -> Response:
-        """Charge lines that you may see, newest first."""
+        """List the charge lines that you may see, newest first."""
         query = self.validated_query(shapes.ChargeQuery)
         rows = policy.visible_charges(self.actor).select_related("pool")
         if query.get("month"):
@@ -99,7 +99,7 @@ class StatementListView(ApiView):
         operation_id="statements_list", parameters=[PageQuery], responses=page_schema(shapes.StatementShape)
     )
     def get(self, request: Request) -> Response:
-        """Months, newest first. For finance and auditors."""
+        """List months, newest first. For finance and auditors."""
         policy.require(self.actor, "charges.see_all")
         return self.list_response(
             _visible_statements(self).order_by("-month"),
@@ -111,7 +111,7 @@ class StatementListView(ApiView):
 class StatementDetailView(ApiView):
     @extend_schema(operation_id="statements_read", responses=shapes.StatementShape)
     def get(self, request: Request, month: str) -> Response:
-        """One month."""
+        """Return one month."""
         return self.object_response(
             get_visible_or_404(_visible_statements(self), month=month_or_404(month)), shapes.StatementShape
         )
@@ -120,7 +120,7 @@ class StatementDetailView(ApiView):
 class CloseStatementView(ApiView):
     @extend_schema(operation_id="statements_close", request=Why, responses=shapes.StatementShape)
     def post(self, request: Request, month: str) -> Response:
-        """Freeze a month that is over: its checks run, nothing changes it afterwards."""
+        """Close a past month: its checks run, and it never changes afterwards."""
         given = self.validated_body(Why)
         return self.object_response(
             months.close_month(**self.service_context, month=month_or_404(month), **given),
@@ -133,13 +133,13 @@ class PriceListView(ApiView):
         operation_id="prices_list", parameters=[PageQuery], responses=page_schema(shapes.PriceShape)
     )
     def get(self, request: Request) -> Response:
-        """The rate card, newest first."""
+        """List the rate card, newest first."""
         rows = Price.objects.select_related("pool").order_by("-valid_from", "-pk")
         return self.list_response(rows, shapes.PriceShape, self.validated_query(PageQuery))
 
     @extend_schema(operation_id="prices_set", request=shapes.PriceWish, responses={201: shapes.PriceShape})
     def post(self, request: Request) -> Response:
-        """What a GPU-hour costs from a date on. Never touches the past."""
+        """Set the cost and the price of a GPU-hour from a date on. The past never changes."""
         given = self.validated_body(shapes.PriceWish)
         given["pool"] = lookups.visible_pool(self.actor, given["pool"]) if given.get("pool") else None
         return self.object_response(
@@ -152,13 +152,13 @@ class BudgetListView(ApiView):
         operation_id="budgets_list", parameters=[PageQuery], responses=page_schema(shapes.BudgetShape)
     )
     def get(self, request: Request) -> Response:
-        """Budgets of the teams and projects that you may see."""
+        """List the budgets of the teams and projects that you may see."""
         rows = policy.visible_budgets(self.actor).select_related("team", "project").order_by("-month", "pk")
         return self.list_response(rows, shapes.BudgetShape, self.validated_query(PageQuery))
 
     @extend_schema(operation_id="budgets_set", request=shapes.BudgetWish, responses={201: shapes.BudgetShape})
     def post(self, request: Request) -> Response:
-        """What a team or a project may be charged in a month, in money or GPU-hours."""
+        """Set what a team or a project may be charged in a month, in money or GPU-hours."""
         given = self.validated_body(shapes.BudgetWish)
         given["team"] = lookups.visible_team(self.actor, given["team"]) if given.get("team") else None
         given["project"] = (

@@ -1,4 +1,4 @@
-"""What the API takes and gives about oneself: teams, tokens, notifications, audit, templates."""
+"""Serializers of the own account, teams, tokens, notifications, audit records and templates."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ProjectShape(ResponseSerializer):
     active = serializers.BooleanField()
 
     def get_path(self, project: Project) -> str:
-        """As requests name it."""
+        """Return the path that requests use."""
         return f"{project.team.slug}/{project.slug}"
 
 
@@ -79,7 +79,7 @@ class NotificationShape(ResponseSerializer):
     read_at = serializers.DateTimeField(allow_null=True)
 
     def get_sentence(self, row: Notification) -> str:
-        """In words."""
+        """Return the sentence."""
         return notice_texts.notice_sentence(row.kind, row.numbers, self.context.get("user"))
 
 

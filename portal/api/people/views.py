@@ -1,4 +1,4 @@
-"""Endpoints of oneself, teams, tokens, notices and the audit record."""
+"""Endpoints of the own account, teams, tokens, notices and the audit record."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from portal.services.people import accounts, api_tokens
 class MeView(ApiView):
     @extend_schema(operation_id="me_read", responses=shapes.MeShape)
     def get(self, request: Request) -> Response:
-        """Who you are and which roles you have."""
+        """Return your account and your roles."""
         return self._me()
 
     @extend_schema(operation_id="me_change", request=shapes.MeChange, responses=shapes.MeShape)
@@ -37,7 +37,7 @@ class MeView(ApiView):
 class TeamListView(ApiView):
     @extend_schema(operation_id="teams_list", parameters=[PageQuery], responses=page_schema(shapes.TeamShape))
     def get(self, request: Request) -> Response:
-        """Teams that you may see."""
+        """List the teams that you may see."""
         return self.list_response(
             policy.visible_teams(self.actor).order_by("slug"),
             shapes.TeamShape,
@@ -50,7 +50,7 @@ class ProjectListView(ApiView):
         operation_id="projects_list", parameters=[PageQuery], responses=page_schema(shapes.ProjectShape)
     )
     def get(self, request: Request) -> Response:
-        """Projects that you may see; ``path`` is how requests name them."""
+        """List the projects that you may see; ``path`` is their name in requests."""
         rows = policy.visible_projects(self.actor).select_related("team").order_by("team__slug", "slug")
         return self.list_response(rows, shapes.ProjectShape, self.validated_query(PageQuery))
 
@@ -60,7 +60,7 @@ class TemplateListView(ApiView):
         operation_id="templates_list", parameters=[PageQuery], responses=page_schema(shapes.TemplateShape)
     )
     def get(self, request: Request) -> Response:
-        """Templates to launch notebooks and jobs from."""
+        """List templates of notebooks and jobs."""
         return self.list_response(
             Template.objects.order_by("position", "slug"),
             shapes.TemplateShape,
@@ -73,13 +73,13 @@ class TokenListView(ApiView):
         operation_id="tokens_list", parameters=[PageQuery], responses=page_schema(shapes.TokenShape)
     )
     def get(self, request: Request) -> Response:
-        """Your tokens, newest first; their text is never shown again."""
+        """List your tokens, newest first, without their text."""
         rows = policy.visible_tokens(self.actor).order_by("-created_at", "-pk")
         return self.list_response(rows, shapes.TokenShape, self.validated_query(PageQuery))
 
     @extend_schema(operation_id="tokens_create", request=shapes.TokenWish, responses={201: shapes.TokenMade})
     def post(self, request: Request) -> Response:
-        """Make a token; the answer has its text, this once."""
+        """Create a token; only this answer has its text."""
         token, text = api_tokens.create_token(**self.service_context, **self.validated_body(shapes.TokenWish))
         return Response({**shapes.TokenShape(token).data, "token": text}, status=201)
 
@@ -87,7 +87,7 @@ class TokenListView(ApiView):
 class RevokeTokenView(ApiView):
     @extend_schema(operation_id="tokens_revoke", request=EmptyBody, responses=shapes.TokenShape)
     def post(self, request: Request, id: int) -> Response:
-        """It stops working at once."""
+        """Revoke a token at once."""
         token = get_visible_or_404(policy.visible_tokens(self.actor), pk=min(id, MAX_INT))
         self.validated_body(EmptyBody)
         return self.object_response(
@@ -102,7 +102,7 @@ class NotificationListView(ApiView):
         responses=page_schema(shapes.NotificationShape),
     )
     def get(self, request: Request) -> Response:
-        """Your notices, newest first."""
+        """List your notices, newest first."""
         rows = policy.visible_notifications(self.actor).order_by("-at", "-pk")
         return self.list_response(rows, shapes.NotificationShape, self.validated_query(PageQuery))
 
@@ -126,7 +126,7 @@ class AuditEventListView(ApiView):
         operation_id="audit_list", parameters=[shapes.AuditQuery], responses=page_schema(shapes.AuditShape)
     )
     def get(self, request: Request) -> Response:
-        """Who did what to what, newest first, of what you may see."""
+        """List the audit records that you may see, newest first."""
         query = self.validated_query(shapes.AuditQuery)
         rows = policy.visible_audit(self.actor).select_related("team")
         rows = rows.filter(**{name: query[name] for name in ("verb", "target") if query.get(name)})

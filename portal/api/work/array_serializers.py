@@ -26,7 +26,7 @@ class ArrayShape(ResponseSerializer):
     failed = serializers.IntegerField(help_text="ended otherwise")
 
     def get_project(self, array: JobArray) -> str:
-        """team/project."""
+        """Return team/project."""
         return f"{array.project.team.slug}/{array.project.slug}"
 
 
@@ -36,7 +36,7 @@ class SubmittedArray(ArrayShape):
     )
 
     def get_warning(self, array: JobArray) -> str:
-        """In words."""
+        """Return the sentence."""
         first = array.tasks.select_related("pool", "project__team", "owner", "reservation").order_by("pk")[0]
         return impossible_starts.submission_warning(first, self.context["user"], self.context["now"])
 

@@ -16,7 +16,7 @@ from scheduler.core.what_if.alternatives import Alternative, ChangedField
 
 
 class AnotherWay(ResponseSerializer):
-    """Another way to ask for nearly the same, found by the planner."""
+    """Another request for nearly the same hardware, found by the planner."""
 
     words = serializers.CharField()
     starts_now = serializers.BooleanField()
@@ -32,7 +32,7 @@ class AnotherWay(ResponseSerializer):
 
 
 def alternative_body(other: Alternative) -> dict[str, Any]:
-    """What ``AnotherWay`` shows."""
+    """Return the object that ``AnotherWay`` renders."""
     start = other.expected_start
     return {
         "words": expected_start_texts.alternative_request_text(other),
@@ -52,7 +52,7 @@ def alternative_body(other: Alternative) -> dict[str, Any]:
 
 
 class PastStartsShape(ResponseSerializer):
-    """How good the expected starts of a pool were."""
+    """The accuracy of expected starts in a pool."""
 
     counted = serializers.IntegerField(help_text="of the latest that waited and started")
     median_error_seconds = serializers.IntegerField(allow_null=True, source="median_error")
@@ -62,7 +62,7 @@ class PastStartsShape(ResponseSerializer):
     sentence = serializers.SerializerMethodField()
 
     def get_sentence(self, past: EstimateAccuracy) -> str:
-        """In words."""
+        """Return the sentence."""
         return expected_start_texts.forecast_accuracy_text(past)
 
 
@@ -92,23 +92,23 @@ class PreviewShape(ResponseSerializer):
 
     @extend_schema_field(serializers.DateTimeField(allow_null=True))
     def get_likely_from(self, answer: dict[str, Any]) -> datetime | None:
-        """The lower end of the range in which it would likely start."""
+        """Return the lower end of the range of its likely start."""
         return answer["likely"][0] if answer["likely"] else None
 
     @extend_schema_field(serializers.DateTimeField(allow_null=True))
     def get_likely_by(self, answer: dict[str, Any]) -> datetime | None:
-        """The upper end of that range."""
+        """Return the upper end of that range."""
         return answer["likely"][1] if answer["likely"] else None
 
     def get_never_starts(self, answer: dict[str, Any]) -> bool:
-        """The sentence says why."""
+        """Return the sentence that says why."""
         return answer["never"] is not None
 
     def get_may_be_granted(self, answer: dict[str, Any]) -> bool:
-        """Then it is queued all the same."""
+        """Return True if a larger quota would let it start: then it may be queued."""
         return answer["never"] is not None and answer["never"].may_be_granted
 
     @extend_schema_field(AnotherWay(many=True))
     def get_sooner(self, answer: dict[str, Any]) -> list[dict[str, Any]]:
-        """Each found by the planner."""
+        """Return the planner's alternatives."""
         return list(AnotherWay([alternative_body(other) for other in answer["sooner"]], many=True).data)

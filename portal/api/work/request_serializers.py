@@ -1,4 +1,4 @@
-"""Serializers of requests: what a client may send to launch, change and list workloads."""
+"""Serializers of requests: bodies and queries that launch, change and list workloads."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class AfterWish(StrictSerializer):
     )
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        """One of the two."""
+        """Require exactly one of the two."""
         if ("workload" in attrs) == ("array" in attrs):
             raise serializers.ValidationError(
                 {"workload": "allowed: the id of a workload, or instead of it that of an array."}
@@ -69,7 +69,7 @@ class AfterWish(StrictSerializer):
 
 
 class PlacedWish(_GpuRequestFields):
-    """Where it has to be, and where it would rather be."""
+    """The placement constraints and preferences."""
 
     min_memory_mib = count_field(0, required=False, help_text="of each GPU")
     min_compute_capability = count_field(0, required=False, help_text="80 is 8.0")

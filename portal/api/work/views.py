@@ -64,7 +64,7 @@ class WorkloadListView(ApiView):
         responses=page_schema(workload_serializers.WorkloadShape),
     )
     def get(self, request: Request) -> Response:
-        """Work that you may see, newest first."""
+        """List the workloads that you may see, newest first."""
         query = self.validated_query(request_serializers.WorkloadQuery)
         return self.list_response(_filtered_workloads(self, query), workload_serializers.WorkloadShape, query)
 
@@ -76,7 +76,7 @@ class NotebookListView(ApiView):
         responses=page_schema(workload_serializers.WorkloadShape),
     )
     def get(self, request: Request) -> Response:
-        """Notebooks that you may see, newest first."""
+        """List the notebooks that you may see, newest first."""
         query = self.validated_query(request_serializers.KindQuery)
         return self.list_response(
             _filtered_workloads(self, {**query, "kind": WorkloadKind.NOTEBOOK}),
@@ -90,7 +90,7 @@ class NotebookListView(ApiView):
         responses={201: workload_serializers.Submitted},
     )
     def post(self, request: Request) -> Response:
-        """Launch a notebook; what is not given comes from the template."""
+        """Launch a notebook; the template gives absent values."""
         given = lookups.workload_arguments(self.actor, self.validated_body(request_serializers.NotebookWish))
         return self.object_response(
             launch.launch_notebook(**self.service_context, **given), workload_serializers.Submitted, 201
@@ -104,7 +104,7 @@ class JobListView(ApiView):
         responses=page_schema(workload_serializers.WorkloadShape),
     )
     def get(self, request: Request) -> Response:
-        """Jobs that you may see, newest first; tasks of an array by their index."""
+        """List the jobs that you may see, newest first; tasks of an array by index."""
         query = self.validated_query(request_serializers.JobQuery)
         return self.list_response(
             _filtered_workloads(self, {**query, "kind": WorkloadKind.JOB}),
@@ -132,7 +132,9 @@ class ArrayListView(ApiView):
         responses=page_schema(array_serializers.ArrayShape),
     )
     def get(self, request: Request) -> Response:
-        """Arrays of jobs that you may see, newest first, with how many tasks wait, run and ended."""
+        """List the job arrays that you may see, newest first, with the numbers of waiting, running and ended
+        tasks.
+        """
         query = self.validated_query(PageQuery)
         return self.list_response(_visible_arrays(self), array_serializers.ArrayShape, query)
 
@@ -155,7 +157,7 @@ class ArrayListView(ApiView):
 class ArrayDetailView(ApiView):
     @extend_schema(operation_id="arrays_read", responses=array_serializers.ArrayShape)
     def get(self, request: Request, id: UUID) -> Response:
-        """One array of jobs."""
+        """Return one job array."""
         return self.object_response(
             get_visible_or_404(_visible_arrays(self), public_id=id), array_serializers.ArrayShape
         )
@@ -179,7 +181,7 @@ class NotebookPreviewView(ApiView):
         responses=preview_serializers.PreviewShape,
     )
     def post(self, request: Request) -> Response:
-        """What would happen to a notebook if you launched it now. Changes nothing."""
+        """Preview what would happen to a notebook launched now. Changes nothing."""
         return _preview_response(
             self,
             lookups.workload_arguments(self.actor, self.validated_body(request_serializers.NotebookWish)),
@@ -194,7 +196,7 @@ class JobPreviewView(ApiView):
         responses=preview_serializers.PreviewShape,
     )
     def post(self, request: Request) -> Response:
-        """What would happen to a job if you submitted it now. Changes nothing."""
+        """Preview what would happen to a job submitted now. Changes nothing."""
         return _preview_response(
             self,
             lookups.workload_arguments(self.actor, self.validated_body(request_serializers.JobWish)),
@@ -216,7 +218,7 @@ def _preview_response(view: ApiView, given: dict[str, Any], kind: str) -> Respon
 class WorkloadDetailView(ApiView):
     @extend_schema(operation_id="workloads_read", responses=workload_serializers.WorkloadDetail)
     def get(self, request: Request, id: UUID) -> Response:
-        """One notebook or job, with the runs of its attempts."""
+        """Return one notebook or job, with the runs of its attempts."""
         return self.object_response(
             get_visible_or_404(_visible_workloads(self), public_id=id), workload_serializers.WorkloadDetail
         )
@@ -229,7 +231,7 @@ class WorkloadLogView(ApiView):
         responses=workload_serializers.LogShape,
     )
     def get(self, request: Request, id: UUID) -> Response:
-        """A piece of what it wrote, from a byte on; ask again from ``next_offset``."""
+        """Return a part of its log, from a byte on; continue at ``next_offset``."""
         workload = get_visible_or_404(_visible_workloads(self), public_id=id)
         policy.require(self.actor, "workload.logs", workload)
         query = self.validated_query(request_serializers.LogQuery)
@@ -258,7 +260,7 @@ class WorkloadLogView(ApiView):
 class CancelWorkloadView(ApiView):
     @extend_schema(operation_id="workloads_cancel", request=Why, responses=workload_serializers.WorkloadShape)
     def post(self, request: Request, id: UUID) -> Response:
-        """Stop it, or take it out of the queue."""
+        """Stop it, or remove it from the queue."""
         workload = get_visible_or_404(_visible_workloads(self), public_id=id)
         return self.object_response(
             workload_changes.cancel_workload(
@@ -275,7 +277,9 @@ class ExtendWorkloadView(ApiView):
         responses=workload_serializers.WorkloadShape,
     )
     def post(self, request: Request, id: UUID) -> Response:
-        """Let it run longer, within the pool's longest runtime; what may not be evicted, while its GPUs are promised to nobody."""
+        """Extend its runtime limit, up to the pool's; for work that may not be evicted, only while its GPUs
+        are not promised.
+        """
         workload = get_visible_or_404(_visible_workloads(self), public_id=id)
         given = self.validated_body(request_serializers.SecondsWish)
         return self.object_response(
@@ -291,7 +295,7 @@ class KeepWorkloadView(ApiView):
         responses=workload_serializers.WorkloadShape,
     )
     def post(self, request: Request, id: UUID) -> Response:
-        """Don't stop a notebook for idleness for so long."""
+        """Protect a notebook from the idle stop for this time."""
         workload = get_visible_or_404(_visible_workloads(self), public_id=id)
         given = self.validated_body(request_serializers.SecondsWish)
         return self.object_response(
@@ -320,7 +324,7 @@ class RelaunchWorkloadView(ApiView):
 class OpenWorkloadView(ApiView):
     @extend_schema(operation_id="workloads_open", request=EmptyBody, responses=workload_serializers.OpenShape)
     def post(self, request: Request, id: UUID) -> Response:
-        """The address that opens a running notebook, or what a job serves, once, within a minute."""
+        """Return a URL that opens a running notebook or job once, within a minute."""
         workload = get_visible_or_404(_visible_workloads(self), public_id=id)
         self.validated_body(EmptyBody)
         session = getattr(request, "session", None)
@@ -339,7 +343,7 @@ class QueueView(ApiView):
         responses=page_schema(workload_serializers.WorkloadShape),
     )
     def get(self, request: Request) -> Response:
-        """What waits, of what you may see, in the order the engine last judged it."""
+        """List the waiting workloads that you may see, in the order of the engine's last evaluation."""
         query = self.validated_query(request_serializers.QueueQuery)
         rows = _visible_workloads(self).filter(state=WorkloadState.QUEUED)
         if query.get("pool"):

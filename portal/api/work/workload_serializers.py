@@ -72,17 +72,17 @@ class WorkloadShape(ResponseSerializer):
     simulated = serializers.BooleanField(help_text="part of the simulated history, never ran")
 
     def get_project(self, workload: Workload) -> str:
-        """team/project."""
+        """Return team/project."""
         return f"{workload.project.team.slug}/{workload.project.slug}"
 
     @extend_schema_field(serializers.ChoiceField(choices=list(PRIORITY_NAMES)))
     def get_priority(self, workload: Workload) -> str:
-        """By name."""
+        """Return the name."""
         return next(name for name, number in PRIORITY_NAMES.items() if int(number) == workload.priority)
 
     def get_reason(self, workload: Workload) -> str:
-        """In words."""
-        context = cast(dict[str, Any], self.context)  # the answer's own
+        """Return the sentence."""
+        context = cast(dict[str, Any], self.context)  # this response's own context
         if "stops" not in context:
             rows = self.instance if self.parent is None else self.parent.instance
             context["stops"] = manual_stops.manual_stops_of(
@@ -94,25 +94,27 @@ class WorkloadShape(ResponseSerializer):
 
     @extend_schema_field(serializers.DateTimeField(allow_null=True))
     def get_likely_from(self, workload: Workload) -> datetime | None:
-        """The lower end of the range in which it likely starts."""
+        """Return the lower end of the range of its likely start."""
         likely = self._likely(workload)
         return likely[0] if likely else None
 
     @extend_schema_field(serializers.DateTimeField(allow_null=True))
     def get_likely_by(self, workload: Workload) -> datetime | None:
-        """The upper end of that range."""
+        """Return the upper end of that range."""
         likely = self._likely(workload)
         return likely[1] if likely else None
 
     def _likely(self, workload: Workload) -> StartRange | None:
-        """Asks once per answer for the records of every pool, and not at all where nothing waits."""
+        """Return the likely start; one query per response for the records of all pools, or none if no
+        workload waits.
+        """
         if (
             workload.state != WorkloadState.QUEUED
             or workload.expected_start is None
             or "now" not in self.context
         ):
             return None
-        context = cast(dict[str, Any], self.context)  # the answer's own
+        context = cast(dict[str, Any], self.context)  # this response's own context
         if "starts" not in context:
             context["starts"] = expected_starts.start_records_of_pools(
                 Pool.objects.values_list("pk", flat=True), context["now"]
@@ -121,7 +123,7 @@ class WorkloadShape(ResponseSerializer):
         return told.likely(workload)
 
     def get_borrowed_gpus(self, workload: Workload) -> float:
-        """Held above the guarantee; what has ended holds nothing."""
+        """Return the GPUs held above the guarantee; ended work holds none."""
         return gpus_of_slots(0 if workload.state == WorkloadState.ENDED else workload.borrowed_slots) or 0.0
 
 
@@ -155,17 +157,17 @@ class RunShape(ResponseSerializer):
     units = serializers.SerializerMethodField(help_text="the same by host and index")
 
     def get_begins_anew(self, run: Any) -> bool:
-        """Of the whole attempt."""
+        """Return True if the whole attempt starts from scratch."""
         return run.attempt in self.context["begun_anew"]
 
     @extend_schema_field(serializers.ListField(child=serializers.CharField()))
     def get_gpus(self, run: Any) -> list[str]:
-        """By UUID."""
+        """Return the UUIDs."""
         return sorted(allocation.unit.uuid for allocation in run.allocations.all())
 
     @extend_schema_field(HeldShape(many=True))
     def get_units(self, run: Any) -> list[dict[str, Any]]:
-        """By index."""
+        """Return the units by index."""
         held = sorted(
             (each.unit for each in run.allocations.all()), key=lambda unit: (unit.gpu.index, unit.uuid)
         )
@@ -190,7 +192,7 @@ class WorkloadDetail(WorkloadShape):
 
     @extend_schema_field(AfterShape(many=True))
     def get_after(self, workload: Workload) -> Any:
-        """In the order of their submission."""
+        """Return the dependencies in the order of submission."""
         seen = policy.visible_workloads(self.context["user"])
         arrays = policy.visible_arrays(self.context["user"])
         rows = workload.dependencies.filter(Q(on__in=seen) | Q(on_array__in=arrays)).select_related(
@@ -201,7 +203,7 @@ class WorkloadDetail(WorkloadShape):
 
     @extend_schema_field(RunShape(many=True))
     def get_runs(self, workload: Workload) -> Any:
-        """Every attempt's runs, newest first."""
+        """Return the runs of every attempt, newest first."""
         rows = (
             workload.runs.select_related("host")
             .prefetch_related("allocations__unit__gpu")
@@ -218,7 +220,7 @@ class Submitted(WorkloadShape):
     )
 
     def get_warning(self, workload: Workload) -> str:
-        """In words."""
+        """Return the sentence."""
         return impossible_starts.submission_warning(workload, self.context["user"], self.context["now"])
 
 

@@ -19,9 +19,9 @@ log = structlog.get_logger(__name__)
 
 FRAMES_PER_SECOND = 100.0
 FRAME_BURST = 300.0
-PROBE_TIMEOUT_SECONDS = 3.0  # how long an earlier connection has to prove that it is alive
+PROBE_TIMEOUT_SECONDS = 3.0  # limit for an earlier connection to answer a ping
 CLOSE_TIMEOUT_SECONDS = 2.0
-CLOSE_REFUSED = 4403  # WebSocket close codes of our own
+CLOSE_REFUSED = 4403  # application-defined WebSocket close codes
 
 
 @dataclass(eq=False)
@@ -29,28 +29,29 @@ class AgentConnection:
     """One agent's sync connection."""
 
     host: AuthenticatedHost
-    credentials: list[str]  # the one it came with, then the one that was sent to it since
+    credentials: list[str]  # the credential of the request, then the renewed one sent since
     socket: web.WebSocketResponse
     transport: asyncio.Transport | None
     heard: float = field(default_factory=time.monotonic)
-    due: asyncio.Event = field(default_factory=asyncio.Event)  # something is to be sent
+    due: asyncio.Event = field(default_factory=asyncio.Event)  # set when a frame must be sent
     desired: Desired | None = None  # computed and not yet sent
     frame_allowance: float = FRAME_BURST
     allowance_at: float = field(default_factory=time.monotonic)
     run_states: dict[str, tuple[str, bool]] = field(default_factory=dict)
     reported: bool = (
-        False  # a report was taken in: it is the host's agent, not only somebody who has its credential
+        # an accepted report proves that this is the host's agent, and not another holder of the credential
+        False
     )
     stream_key: str = field(
         default_factory=lambda: secrets.token_hex(16)
-    )  # shown by who is at the other end of this connection
-    binds_streams: bool = False  # its agent knows of that
+    )  # proves to a stream request that it comes from the process at the other end
+    binds_streams: bool = False  # its agent sends the stream key
     answered: int = (
-        0  # sequence of the Observed handled last: the agent's lease runs from when it sent that one
+        0  # sequence of the last Observed handled: the agent's lease starts when it sent that frame
     )
 
     async def refuse(self, reason: str, *, retry: bool, code: int = CLOSE_REFUSED) -> None:
-        """Say no in words, then close."""
+        """Send the reason of the refusal, then close."""
         metrics.REFUSED.inc()
         log.warning("agent refused", host=self.host.name, reason=reason)
         with contextlib.suppress(ConnectionError):
@@ -58,7 +59,7 @@ class AgentConnection:
             await self.socket.close(code=code, message=reason.encode()[:120])
 
     async def end(self, code: int = WSCloseCode.GOING_AWAY) -> None:
-        """Close, without waiting long for an agent that does not take even that."""
+        """Close the connection; abort it if the agent does not take the close frame in time."""
         with contextlib.suppress(ConnectionError, TimeoutError):
             async with asyncio.timeout(CLOSE_TIMEOUT_SECONDS):
                 await self.socket.close(code=code)
@@ -66,7 +67,7 @@ class AgentConnection:
             self.transport.abort()
 
     async def pace(self) -> None:
-        """Wait when frames come faster than FRAMES_PER_SECOND; the agent's own socket fills up meanwhile."""
+        """Delay the reader if frames exceed FRAMES_PER_SECOND; TCP then slows the agent."""
         clock = time.monotonic()
         self.frame_allowance = min(
             FRAME_BURST, self.frame_allowance + (clock - self.allowance_at) * FRAMES_PER_SECOND
@@ -79,7 +80,7 @@ class AgentConnection:
 
 
 async def answers_ping(connection: AgentConnection) -> bool:
-    """Whether the other end answers a ping."""
+    """Return True if the other end answers a ping."""
     asked = time.monotonic()
     try:
         async with asyncio.timeout(PROBE_TIMEOUT_SECONDS):

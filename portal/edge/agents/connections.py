@@ -1,8 +1,8 @@
-"""Agents' connections: joining, the sync of desired and observed state, and the streams that carry workspace bytes.
+"""Serve connections of agents: join, renew, sync of desired and observed state, and streams for workspaces.
 
-The host is known from the credential alone. Each connection has one reader, which handles a frame before it reads the next (so
-an agent that floods is slowed by its own socket), and one sender, which always sends the newest desired state (so an agent
-that reads slowly gets fewer, never stale ones, and holds up nobody else).
+The credential alone identifies the host. Each connection has one reader and one sender. The reader handles a
+frame before it reads the next, so TCP slows an agent that floods. The sender always sends the newest desired
+state, so a slow agent gets fewer frames, no stale ones, and delays no other agent.
 """
 
 from __future__ import annotations
@@ -53,17 +53,18 @@ log = structlog.get_logger(__name__)
 
 MAX_FRAME_BYTES = 8 * 1024 * 1024
 PING_INTERVAL_SECONDS = 10.0
-MAX_SILENCE_SECONDS = 30.0  # a connection on which nothing was heard this long is closed
-LOG_LOSS_REPORT_INTERVAL_SECONDS = 60.0  # between two words about logs that can't be kept
-SEND_TIMEOUT_SECONDS = 15.0  # an agent that does not take a frame for this long is cut
+MAX_SILENCE_SECONDS = 30.0  # a connection without a frame for this long is closed
+LOG_LOSS_REPORT_INTERVAL_SECONDS = 60.0  # minimum time between two reports about lost logs
+SEND_TIMEOUT_SECONDS = 15.0  # an agent that does not take a frame for this long is disconnected
 
-CREDENTIAL_PING = b"renewed"  # a ping behind a new credential: its pong says that the agent has read that
+# sent after a new credential: its pong proves that the agent has read the credential
+CREDENTIAL_PING = b"renewed"
 DATABASE_UNAVAILABLE = "the server's database is away for a moment"
 CLOSE_BAD_FRAME = 4400
 
 
 class AgentConnections:
-    """Every agent connected to this process."""
+    """All agents that are connected to this process."""
 
     def __init__(self, threads: DatabaseThreads, bus: RedisBus, runs_changed: Callable[[], None]) -> None:
         self._threads = threads
@@ -71,7 +72,7 @@ class AgentConnections:
         self._runs_changed = runs_changed
         self._connections: dict[int, AgentConnection] = {}
         self._taking_over: dict[int, asyncio.Lock] = {}
-        self._instances: dict[int, str] = {}  # by host: whose reports were taken in last
+        self._instances: dict[int, str] = {}  # by host: instance of the agent whose report was accepted last
         self._looks: set[asyncio.Task[None]] = set()
         self._log_trouble_at = -LOG_LOSS_REPORT_INTERVAL_SECONDS
         self.streams = AgentStreamPool(self._on_host_changed)
@@ -79,7 +80,7 @@ class AgentConnections:
         bus.on_reconnect(self._on_reconnect)
 
     def routes(self) -> list[web.RouteDef]:
-        """What the edge answers to agents."""
+        """Return the routes for agents."""
         return [
             web.post("/agent/v1/join", self.join),
             web.post("/agent/v1/renew", self.renew),
@@ -88,17 +89,15 @@ class AgentConnections:
         ]
 
     def is_connected(self, host: int) -> bool:
-        """Whether the agent of this host speaks to this process now."""
+        """Return True if the agent of this host is connected to this process."""
         return host in self._connections
 
     async def close(self) -> None:
-        """Say goodbye to every agent; they come back by themselves."""
+        """Close every connection; agents reconnect."""
         await asyncio.gather(*(connection.end() for connection in self._connections.values()))
 
-    # -- joining -------------------------------------------------------------------------------------------------------
-
     async def join(self, request: web.Request) -> web.Response:
-        """A single-use token becomes a credential."""
+        """Exchange a single-use token for a credential."""
         try:
             body = parse(JoinRequest, await read_json_body(request))
             answer = await self._threads.run(database_calls.join, body, timezone.now())
@@ -111,7 +110,7 @@ class AgentConnections:
         return web.json_response(dataclasses.asdict(answer))
 
     async def renew(self, request: web.Request) -> web.Response:
-        """An agent whose credential has run out signs for a new one."""
+        """Exchange a signature for a new credential, after the old one has expired."""
         credential = bearer_token(request)
         if credential is None:
             return refusal_response(401, "send the host's last credential as Authorization: Bearer ...")
@@ -126,14 +125,12 @@ class AgentConnections:
             return refusal_response(503, DATABASE_UNAVAILABLE, retry=True)
         return web.json_response(dataclasses.asdict(answer))
 
-    # -- sync ----------------------------------------------------------------------------------------------------------
-
     async def sync(self, request: web.Request) -> web.StreamResponse:
-        """The one connection over which an agent says what is and hears what should be."""
+        """Serve a sync connection: the agent reports its state and receives the desired state."""
         return await self._authenticated_socket(request, MAX_FRAME_BYTES, False, self._talk)
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
-        """One of the connections over which workspace bytes travel."""
+        """Serve one of the connections that carry workspace traffic."""
 
         async def serve(connection: AgentConnection) -> None:
             if self._comes_from_the_agent(connection.host.id, request.headers.get(STREAM_KEY_HEADER, "")):
@@ -144,7 +141,9 @@ class AgentConnections:
         return await self._authenticated_socket(request, 1024 * 1024, True, serve)
 
     def _comes_from_the_agent(self, host: int, key: str) -> bool:
-        """Whether a stream was dialled by the process whose reports are taken in, and not by another that has the credential."""
+        """Return True if the stream comes from the agent whose reports are accepted, not from another holder
+        of the credential.
+        """
         agent = self._connections.get(host)
         if agent is None or not agent.reported:
             return False
@@ -208,7 +207,7 @@ class AgentConnections:
             await connection.end(WSCloseCode.OK)
 
     async def _reject_second_agent(self, connection: AgentConnection) -> None:
-        """People see on the host's page that another machine speaks in its name."""
+        """Record for the host's page that another machine uses its credential, and refuse the connection."""
         reason = f"another agent is connected as {connection.host.name}"
         await self._record_second_agent(connection.host, reason)
         await connection.refuse(reason, retry=False)
@@ -220,14 +219,17 @@ class AgentConnections:
             log.warning("a refused agent is not written down", host=host.name, error=str(error))
 
     async def _become_current(self, connection: AgentConnection) -> bool:
-        """True when this is now the host's only connection; False when an earlier one that has reported proved that it is alive."""
+        """Make this the host's current connection.
+
+        Return False if an earlier one that has reported answers a ping.
+        """
         host = connection.host.id
         async with self._taking_over.setdefault(host, asyncio.Lock()):
             earlier = self._connections.get(host)
             if earlier is not None and earlier.reported and await answers_ping(earlier):
                 return False
             self._connections[host] = connection
-        # They may have been dialled with a credential that was revoked since, by another than this agent.
+        # Idle streams may come from another holder of a credential that was revoked since.
         self.streams.drop_idle(host)
         if earlier is not None:
             log.info("a dead connection is replaced", host=connection.host.name)
@@ -254,15 +256,15 @@ class AgentConnections:
             log.info("agent's connection ended", host=connection.host.name, error=str(error))
 
     async def _credential_arrived(self, connection: AgentConnection) -> None:
-        """The agent has read past the frame that brought its new credential: from now on that one counts."""
+        """Keep only the new credential: the agent has read the frame that carried it."""
         connection.credentials = connection.credentials[-1:]
         with contextlib.suppress(
             AgentConnectionRefused, DatabaseError
-        ):  # the next sync says no, or comes again
+        ):  # the next sync refuses the agent, or repeats this
             await self._threads.ask(database_calls.authenticate, connection.credentials[0], timezone.now())
 
     async def _handle(self, connection: AgentConnection, text: str) -> bool:
-        """One frame. False when the connection is over."""
+        """Handle one frame; return False if the connection must end."""
         try:
             frame = decode(text, FRAMES_UP)
             metrics.FRAMES.labels(frame.kind).inc()
@@ -270,7 +272,7 @@ class AgentConnections:
         except ProtocolError as error:
             if isinstance(
                 error, UnsupportedVersionError
-            ):  # nothing of it can be read, so only this tells its operator
+            ):  # the report cannot be decoded, so only this record informs the operator
                 with contextlib.suppress(DatabaseError):
                     await self._threads.ask(
                         database_calls.record_unreadable_agent, connection.host, str(error), timezone.now()
@@ -294,14 +296,14 @@ class AgentConnections:
                 error=str(error),
             )
         except (DatabaseError, OSError) as error:
-            # The agent keeps what it has and says it again; level-triggered frames lose nothing.
+            # The agent keeps its state and sends it again: level-triggered frames lose nothing.
             log.warning("a store is away", host=connection.host.name, error=str(error))
             await connection.refuse(DATABASE_UNAVAILABLE, retry=True)
             return False
         return True
 
     async def _reject_frame(self, connection: AgentConnection, no: AgentConnectionRefused) -> None:
-        """It is the host's agent no more, and so nobody's requests go on to it. A line that is only lost cuts none of them."""
+        """Refuse the connection. If the agent was revoked, also cut its streams; a lost connection cuts none."""
         if connection.reported and not no.retry:
             self.streams.cut(connection.host.id)
         await connection.refuse(str(no), retry=no.retry)
@@ -319,7 +321,8 @@ class AgentConnections:
             self._note_runs(connection, frame)
             self._offer(connection, desired)
         elif not connection.reported:
-            # It has a credential; only its report tells whether it is the host's agent, and no copy that may say what it likes.
+            # A credential alone is no proof: only an accepted report shows that this is the host's agent, not
+            # a copy.
             raise ProtocolError(f"kind: {frame.kind} comes before the first report; allowed: observed")
         elif isinstance(frame, Proof):
             self._offer(
@@ -337,7 +340,7 @@ class AgentConnections:
             await self._bus.publish_to_pages(HOSTS)
 
     async def _store_log(self, host: AuthenticatedHost, chunk: LogChunk) -> None:
-        """A log that can't be kept is a gap in that log, and no reason to lose the agent."""
+        """Store a part of a log. A log that cannot be stored gets a gap; the agent stays connected."""
         try:
             await self._threads.ask(database_calls.store_log, host, chunk)
         except LogStoreError as error:
@@ -353,13 +356,11 @@ class AgentConnections:
         await self._bus.publish_to_pages(f"log:{chunk.run}")
 
     def _note_runs(self, connection: AgentConnection, seen: Observed) -> None:
-        """Open workspaces are looked at again as soon as an agent reports another state of a run."""
+        """Check open workspaces again if the agent reports another state of a run."""
         states = {run.run: (run.state, run.ready) for run in seen.runs}
         if states != connection.run_states:
             connection.run_states = states
             self._runs_changed()
-
-    # -- sending -------------------------------------------------------------------------------------------------------
 
     def _offer(self, connection: AgentConnection, desired: Desired) -> None:
         connection.desired = desired
@@ -386,16 +387,16 @@ class AgentConnections:
 
     async def _send_newest(self, connection: AgentConnection) -> None:
         desired, connection.desired = connection.desired, None
-        if desired is None:  # nudged
+        if desired is None:  # another process requested a new state
             try:
                 desired = await self._threads.ask(
                     database_calls.desired_state, connection.host, connection.credentials
                 )
             except (DatabaseError, OSError) as error:
                 log.warning("desired state not read", host=connection.host.name, error=str(error))
-                return  # the next sync brings it
+                return  # the next sync repeats it
             if not connection.answered:
-                return  # its first report is not taken in yet: what is said before would be taken for a lease
+                return  # the agent would take a state before its first report for a lease
             self._runs_changed()
         renewed = desired.credential not in ("", *connection.credentials)
         if renewed:
@@ -412,8 +413,6 @@ class AgentConnections:
             async with asyncio.timeout(SEND_TIMEOUT_SECONDS):
                 await connection.socket.ping(CREDENTIAL_PING)
 
-    # -- nudges --------------------------------------------------------------------------------------------------------
-
     def _on_host_changed(self, host: int) -> None:
         connection = self._connections.get(host)
         if connection is not None:
@@ -424,7 +423,9 @@ class AgentConnections:
             look.add_done_callback(self._looks.discard)
 
     async def _cut_if_revoked(self, host: int) -> None:
-        """Its agent's line is away, so that nothing else would tell that it was revoked."""
+        """Cut the streams of a host whose agent was revoked; without a sync connection nothing else would
+        reveal it.
+        """
         try:
             if not await self._threads.ask(database_calls.has_joined_agent, host):
                 self.streams.cut(host)

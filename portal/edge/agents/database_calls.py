@@ -1,5 +1,7 @@
-"""What an agent's connection reads and writes in the rows: the edge's only way to scheduler and telemetry for agents.
-Plain functions, run in threads; ``now`` comes from the caller."""
+"""Read and write the rows of an agent's connection, through the scheduler and telemetry.
+
+Plain functions that run in threads. The caller passes ``now``.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,10 @@ class AuthenticatedHost:
 
 
 class AgentConnectionRefused(Exception):
-    """This agent is not served: wrong or revoked credential, unknown version, a clone. ``retry``: it may try again."""
+    """The agent is refused:
+
+    wrong or revoked credential, unknown version, or a clone. ``retry``: it may try again.
+    """
 
     def __init__(self, reason: str, *, retry: bool = False) -> None:
         super().__init__(reason)
@@ -43,17 +48,17 @@ class AgentConnectionRefused(Exception):
 
 
 class LogStoreError(Exception):
-    """The disk for logs takes nothing: full, broken or not there."""
+    """The disk for logs is full, broken or missing."""
 
 
 def join(request: JoinRequest, now: dt.datetime) -> JoinAnswer:
-    """Spend a join token. Raises AgentConnectionRefused."""
+    """Exchange a join token for a credential. Raises AgentConnectionRefused."""
     with _rejections():
         return scheduler_api.join(request, now)
 
 
 def authenticate(credential: str, now: dt.datetime) -> AuthenticatedHost:
-    """The host whose credential this is. Raises AgentConnectionRefused when it is none, or no longer."""
+    """Return the host of this credential. Raises AgentConnectionRefused if it is unknown or revoked."""
     host_id = scheduler_api.authenticate(credential, now)
     host = Host.objects.filter(pk=host_id).first() if host_id is not None else None
     if host is None:
@@ -69,7 +74,7 @@ def sync(
     observed: Observed,
     read: ClockSource = clock_check.read_clocks,
 ) -> Desired:
-    """Take in what an agent sees; answer what should be. Raises AgentConnectionRefused."""
+    """Store an agent's report and return the desired state. Raises AgentConnectionRefused."""
     return _with_clock_check(lambda at: _sync(host, credentials, observed, at), read, looks=False)
 
 
@@ -91,7 +96,7 @@ def _sync(
 def desired_state(
     host: AuthenticatedHost, credentials: Sequence[str], read: ClockSource = clock_check.read_clocks
 ) -> Desired:
-    """What should be on a host now. Raises AgentConnectionRefused: a revoked host hears it at the next nudge."""
+    """Return the desired state of a host. Raises AgentConnectionRefused if the host was revoked."""
     return _with_clock_check(lambda at: _desired_state(host, credentials, at.wall), read, looks=True)
 
 
@@ -104,7 +109,10 @@ def _desired_state(host: AuthenticatedHost, credentials: Sequence[str], now: dt.
 def accept_proof(
     host: AuthenticatedHost, credentials: Sequence[str], proof: Proof, now: dt.datetime
 ) -> Desired:
-    """What should be, with the credential that a signed challenge brings. Raises AgentConnectionRefused."""
+    """Return the desired state with the credential earned by a signed challenge.
+
+    Raises AgentConnectionRefused.
+    """
     _check_credential(host, credentials, now)
     with _rejections():
         text, expires = scheduler_api.redeem_challenge(host.id, proof, now)
@@ -113,7 +121,7 @@ def accept_proof(
 
 
 def renew(credential: str, request: RenewRequest, now: dt.datetime) -> RenewAnswer:
-    """A challenge, or a new credential for its signature. Raises AgentConnectionRefused."""
+    """Return a challenge, or a new credential for its signature. Raises AgentConnectionRefused."""
     with _rejections():
         return scheduler_api.renew(credential, request, now)
 
@@ -126,17 +134,20 @@ def _with_clock_check(act: Callable[[ClockSample], Desired], read: ClockSource, 
 
 
 def accept_samples(host: AuthenticatedHost, batch: SampleBatch, now: dt.datetime) -> None:
-    """Pass samples on. They are acknowledged later, by ``committed_sequence``."""
+    """Queue samples for ingestion; ``committed_sequence`` acknowledges them later."""
     telemetry_api.enqueue_batch(host.id, batch, now)
 
 
 def accept_health(host: AuthenticatedHost, event: Health, now: dt.datetime) -> None:
-    """Keep a hardware event."""
+    """Store a hardware event."""
     telemetry_api.record_health_event(host.id, event, now)
 
 
 def store_log(host: AuthenticatedHost, chunk: LogChunk) -> None:
-    """Keep a piece of a run's log. Raises AgentConnectionRefused for a run of another host, and LogNotKept."""
+    """Store a part of a run's log.
+
+    Raises AgentConnectionRefused for a run of another host, and LogStoreError.
+    """
     try:
         with _rejections():
             scheduler_api.store_log(host.id, chunk)
@@ -145,23 +156,25 @@ def store_log(host: AuthenticatedHost, chunk: LogChunk) -> None:
 
 
 def record_rejected_agent(host: AuthenticatedHost, reason: str, now: dt.datetime) -> None:
-    """Keep, for the host's page, that another agent of this host was turned away."""
+    """Record for the host's page that a second agent of this host was rejected."""
     scheduler_api.record_rejected(host.id, reason, now, code="agent_second")
 
 
 def record_unreadable_agent(host: AuthenticatedHost, reason: str, now: dt.datetime) -> None:
-    """Keep, for the host's page, that its agent was turned away because nothing that it says can be read."""
+    """Record for the host's page that its agent was rejected because its frames cannot be decoded."""
     scheduler_api.record_rejected(host.id, reason, now)
 
 
 def has_joined_agent(host_id: int) -> bool:
-    """Whether an agent has joined as this host and was not revoked since."""
+    """Return True if an agent has joined as this host and was not revoked since."""
     return Host.objects.filter(pk=host_id).exclude(credential_hash="").exists()
 
 
 def _check_credential(host: AuthenticatedHost, credentials: Sequence[str], now: dt.datetime) -> None:
-    """The connection's credential is still good, or else one that was sent down it since. In this order: the newer one counts
-    from its first use, and the agent may not have got it."""
+    """Check the connection's credential, then those sent on it since.
+
+    The order matters: a newer credential is valid from its first use, and the agent may not have received it.
+    """
     for credential in credentials:
         if scheduler_api.authenticate(credential, now) == host.id:
             return
@@ -179,5 +192,5 @@ def _rejections() -> Iterator[None]:
 
 
 def _with_sample_watermark(host: AuthenticatedHost, wanted: Desired) -> Desired:
-    """With what telemetry says about its samples: the scheduler does not know of telemetry."""
+    """Add the acknowledged sample sequence, which the scheduler does not know."""
     return dataclasses.replace(wanted, committed_sequence=telemetry_api.committed_sequence(host.id))

@@ -10,11 +10,11 @@ from aiohttp import web
 
 from agent.protocol import Refused
 
-BODY_TIMEOUT_SECONDS = 20.0  # within which the body of a request to join has to be there
+BODY_TIMEOUT_SECONDS = 20.0  # limit for the whole body of a join request
 
 
 async def read_json_body(request: web.Request) -> Any:
-    """The body of a request that says little, if it comes in time: else HTTP 408, and the connection is over."""
+    """Return the JSON body of a short request. Raises HTTP 408 and closes the connection if it is too slow."""
     try:
         async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
             return await request.json()

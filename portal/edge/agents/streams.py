@@ -1,5 +1,8 @@
-"""Workspace bytes travel over connections that the host's agent dialled. This module keeps the idle ones of each host,
-and turns one into what asyncio calls a transport, so that an ordinary HTTP client can speak through it."""
+"""Carry workspace traffic over connections that agents opened.
+
+This module keeps the idle connections of each host, and wraps one as an asyncio transport, so that an
+ordinary HTTP client can use it.
+"""
 
 from __future__ import annotations
 
@@ -18,26 +21,26 @@ from agent.protocol import Refused, StreamOpen, encode
 
 MAX_IDLE_STREAMS_PER_HOST = 64  # per host
 MAX_CHUNK_BYTES = 64 * 1024  # bytes in one frame
-WRITE_HIGH_WATER_BYTES = 256 * 1024  # bytes not yet sent at which the writer is asked to pause
-READY_STREAMS_PER_HOST = 6  # a browser opens six connections at once
+WRITE_HIGH_WATER_BYTES = 256 * 1024  # unsent bytes at which the writer is paused
+READY_STREAMS_PER_HOST = 6  # a browser opens six connections at the same time
 OPEN_TIMEOUT_SECONDS = 10.0
 
 
 class StreamUnavailable(Exception):
-    """The host's agent gave no connection in time."""
+    """The host's agent provided no connection in time."""
 
 
 class AgentStream(asyncio.Transport):
-    """One connection that an agent dialled: idle at first, then the bytes of one connection to one run's socket.
+    """One connection that an agent opened: first idle, then the bytes of one connection to one run's socket.
 
-    Written bytes wait here until the agent takes them, and the writer is paused above HIGH_WATER; a reader that is paused
-    stops the reading of frames, so a slow end on either side slows only its own connection.
+    Written bytes are buffered until the agent takes them; above WRITE_HIGH_WATER_BYTES the writer is paused.
+    A paused reader stops reading frames, so a slow end slows only its own connection.
     """
 
     def __init__(self, socket: web.WebSocketResponse, transport: asyncio.Transport | None = None) -> None:
         super().__init__()
         self._socket = socket
-        self._transport = transport  # below the socket
+        self._transport = transport  # under the WebSocket
         self._protocol: asyncio.BaseProtocol | None = None
         self._unsent = bytearray()
         self._writer_paused = False
@@ -52,7 +55,10 @@ class AgentStream(asyncio.Transport):
         return self._protocol is None and not self._closing
 
     async def carry(self) -> None:
-        """Pass bytes until either side closes. Called by the handler of the agent's connection, for its whole life."""
+        """Forward bytes until either side closes.
+
+        The handler of the agent's connection calls it for the whole connection.
+        """
         sender = asyncio.create_task(self._send())
         try:
             await self._receive()
@@ -61,11 +67,11 @@ class AgentStream(asyncio.Transport):
             self._lost()
 
     async def open(self, run: str) -> None:
-        """Ask the agent to connect this stream to the socket of ``run``."""
+        """Request that the agent connect this stream to the socket of ``run``."""
         await self._socket.send_str(encode(StreamOpen(run=run)))
 
     def attach(self, protocol: asyncio.BaseProtocol) -> None:
-        """From now on this stream belongs to ``protocol``."""
+        """Give this stream to ``protocol``."""
         self._protocol = protocol
         protocol.connection_made(self)
         if self._closing:
@@ -107,7 +113,7 @@ class AgentStream(asyncio.Transport):
             self._told_lost = True
             self._protocol.connection_lost(None)
 
-    # what an asyncio transport must answer
+    # Methods of an asyncio transport
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
         if self._closing or not data:
@@ -126,7 +132,7 @@ class AgentStream(asyncio.Transport):
         return self._closing
 
     def close(self) -> None:
-        """Send what waits, then close."""
+        """Send the buffered bytes, then close."""
         if not self._closing:
             self._closing = True
             self._may_read.set()
@@ -137,7 +143,7 @@ class AgentStream(asyncio.Transport):
         self.close()
 
     def cut(self) -> None:
-        """End it now, without a word to the other end: nothing more goes either way."""
+        """Abort at once: send nothing more in either direction."""
         self._unsent.clear()
         self._lost()
         if self._transport is not None:
@@ -164,7 +170,7 @@ class AgentStream(asyncio.Transport):
 
 
 class AgentStreamPool:
-    """The streams of each host, the idle ones among them, and who waits for one."""
+    """The streams of each host, the idle ones, and the requests that wait for one."""
 
     def __init__(self, ask_for_more: Callable[[int], None]) -> None:
         self._all: dict[int, set[AgentStream]] = defaultdict(set)
@@ -173,7 +179,9 @@ class AgentStreamPool:
         self._ask_for_more = ask_for_more
 
     def wanted(self, host: int, notebooks: int) -> int:
-        """How many idle streams the agent of ``host`` should keep ready, given how many notebooks it runs."""
+        """Return the number of idle streams that the agent of ``host`` should keep, given its number of
+        notebooks.
+        """
         ready = READY_STREAMS_PER_HOST if notebooks else 0
         return min(MAX_IDLE_STREAMS_PER_HOST, ready + len(self._waiting[host]))
 
@@ -181,16 +189,16 @@ class AgentStreamPool:
         return len(self._idle[host])
 
     def drop_idle(self, host: int) -> None:
-        """Close those that wait: an agent dials as many again as it should."""
+        """Close idle streams; the agent replaces them."""
         for stream in self._idle.pop(host, ()):
             stream.close()
 
     def hosts(self) -> list[int]:
-        """Those of which there is a stream, idle or in use."""
+        """Return the hosts with a stream, idle or in use."""
         return [host for host, streams in self._all.items() if streams]
 
     def cut(self, host: int) -> None:
-        """End all streams of a host, also those in use: who dialled them is its agent no more."""
+        """End all streams of a host, also those in use: their process is no longer the host's agent."""
         self._idle.pop(host, None)
         for stream in list(self._all.get(host, ())):
             stream.cut()
@@ -198,7 +206,7 @@ class AgentStreamPool:
     async def serve(
         self, host: int, socket: web.WebSocketResponse, transport: asyncio.Transport | None = None
     ) -> None:
-        """Keep one connection of an agent until it ends; ``transport`` is what it runs over."""
+        """Keep one connection of an agent until it ends; ``transport`` is the one under it."""
         if len(self._idle[host]) >= MAX_IDLE_STREAMS_PER_HOST:
             await socket.send_str(
                 encode(
@@ -227,7 +235,7 @@ class AgentStreamPool:
         self._idle[host].append(stream)
 
     async def take(self, host: int, run: str) -> AgentStream:
-        """An opened stream to ``run`` on ``host``, or NoStream."""
+        """Return an opened stream to ``run`` on ``host``. Raises StreamUnavailable."""
         stream = self._pop_idle(host) or await self._wait_for_one(host)
         try:
             await stream.open(run)
@@ -263,12 +271,15 @@ class AgentStreamPool:
             return await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled():
-                self._offer(host, future.result())  # it came just when nobody wanted it any more
+                self._offer(host, future.result())  # the stream arrived after the request had timed out
             raise
 
 
 class AgentConnector(BaseConnector):
-    """Lets an aiohttp client reach runs: the address ``http://<run>.<host pk>/...`` becomes a stream to that run."""
+    """Connect an aiohttp client to runs:
+
+    the address ``http://<run>.<host pk>/...`` becomes a stream to that run.
+    """
 
     def __init__(self, pool: AgentStreamPool) -> None:
         super().__init__(limit=0, limit_per_host=0, keepalive_timeout=20)

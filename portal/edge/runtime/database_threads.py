@@ -1,4 +1,4 @@
-"""Rows are read and written in a few threads, so that nothing that waits holds a thread or a database connection."""
+"""Run database calls in a few threads, so that no waiting task holds a thread or a database connection."""
 
 from __future__ import annotations
 
@@ -18,30 +18,37 @@ T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
-# What PostgreSQL says last on a connection that it ends; one that just breaks has no code at all.
+# PostgreSQL's codes for a connection that the server ends; a connection that breaks has no code.
 SERVER_CLOSED_SQLSTATES = {"57P01", "57P02", "25P03"}
 
 
 class DatabaseThreads:
-    """A bounded crew that runs calls into the ORM. Work that finds all threads busy waits in line without holding anything."""
+    """A bounded thread pool for ORM calls.
+
+    Calls wait for a free thread without holding a database connection.
+    """
 
     def __init__(self, size: int, name: str) -> None:
         self._executor = ThreadPoolExecutor(max_workers=size, thread_name_prefix=name)
 
     async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The call's answer, computed in a thread whose database connection goes back to the pool at once."""
+        """Return the call's result, computed in a thread; its database connection returns to the pool at
+        once.
+        """
         return await self._in_thread(functools.partial(_close_connections_after, call, *args, **kwargs))
 
     async def ask(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Like ``run``, for a call that may be made twice: when its connection breaks under way it is made once more, on a fresh
-        one. The first may have been committed all the same."""
+        """Return the call's result; repeat the call once on a new connection if its connection breaks.
+
+        Only for calls that may run twice: the first may have been committed.
+        """
         return await self._in_thread(functools.partial(_retry_once, call, *args, **kwargs))
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     def close(self) -> None:
-        """Let running calls finish, start no other."""
+        """Finish running calls and accept no others."""
         self._executor.shutdown(wait=True, cancel_futures=True)
 
 
@@ -63,7 +70,10 @@ def _retry_once(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 def _is_lost_connection(error: Exception) -> bool:
-    """Did a connection that had been there end? Not: a lock or a limit (the same again), or no connection to be had at all."""
+    """Return True if an established connection ended.
+
+    Locks, limits and failed connection attempts do not count.
+    """
     cause = error.__cause__
     if not isinstance(cause, psycopg.Error) or isinstance(cause, PoolTimeout):
         return False

@@ -1,10 +1,10 @@
-"""What the edge counts. Served on loopback at ``/metrics`` when ``--metrics-port`` is given; described in docs/edge.md."""
+"""Metrics of the edge. Served on loopback at ``/metrics`` with ``--metrics-port``; described in docs/edge.md."""
 
 from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Histogram
 
-# Close together around the 0.2 s that a sync may take.
+# Narrow buckets around 0.2 s, the objective of a sync.
 MILLISECONDS = (
     1,
     2,

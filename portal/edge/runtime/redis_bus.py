@@ -1,9 +1,14 @@
-"""The process's one subscription to Redis. What comes over it is a hint, never a truth: losing one costs only time.
+"""The process's one subscription to Redis. Messages are hints: a lost one only causes a delay.
 
-- ``gpupool:<db>:host:<Host.pk>``: this host's desired state may have changed (scheduler/state/nudge.py)
-- ``gpupool:<db>:page``, JSON ``{"topic": ...}``: what pages of this topic show may have changed (scheduler/state/nudge.py, and the edge)
-- ``gpupool:<db>:access``, the hash of a portal session that has ended, and with it all that it opened; empty when somebody's rights
-  have changed (portal/redis_state/access_revocation.py)
+Channels:
+
+``gpupool:<db>:host:<Host.pk>``: this host's desired state may have changed (scheduler/state/nudge.py).
+
+``gpupool:<db>:page``, JSON ``{"topic": ...}``: what pages of this topic show may have changed
+(scheduler/state/nudge.py, and the edge).
+
+``gpupool:<db>:access``, the hash of a portal session that has ended; empty after a change of rights
+(portal/redis_state/access_revocation.py).
 """
 
 from __future__ import annotations
@@ -25,7 +30,10 @@ MAX_RECONNECT_PAUSE_SECONDS = 5.0
 
 
 class RedisBus:
-    """Hands each hint to whoever listens. After a gap it calls everybody, since hints may have been lost."""
+    """Pass each message to its subscribers.
+
+    After a reconnect call all subscribers: messages may have been lost.
+    """
 
     def __init__(self, url: str) -> None:
         self._redis = redis.asyncio.Redis.from_url(url, decode_responses=True, health_check_interval=15)
@@ -36,27 +44,27 @@ class RedisBus:
         self.connected = False
 
     def on_host(self, hear: Callable[[int], None]) -> None:
-        """Call with a Host.pk whose desired state may have changed."""
+        """Call ``callback`` with a Host.pk whose desired state may have changed."""
         self._on_host.append(hear)
 
     def on_page(self, hear: Callable[[str], None]) -> None:
-        """Call with a topic that may show something else now."""
+        """Call ``callback`` with a topic that may have changed."""
         self._on_page.append(hear)
 
     def on_access(self, hear: Callable[[str], None]) -> None:
-        """Call with the hash of a portal session that has ended."""
+        """Call ``callback`` with the hash of a portal session that has ended."""
         self._on_access.append(hear)
 
     def on_reconnect(self, catch_up: Callable[[], None]) -> None:
-        """Call whenever the subscription stands again."""
+        """Call ``callback`` whenever the subscription is restored."""
         self._after_gap.append(catch_up)
 
     async def publish_to_pages(self, topic: str) -> None:
-        """Pages of this topic, at every edge, may show something else now."""
+        """Publish that pages of this topic, at every edge, may have changed."""
         await self._ignore_redis_errors(self._redis.publish(PAGE_CHANNEL, json.dumps({"topic": topic})))
 
     async def keep(self, key: str, value: str, seconds: int) -> None:
-        """Keep a short-lived fact."""
+        """Store a key with a short lifetime."""
         await self._ignore_redis_errors(self._redis.set(key, value, ex=seconds))
 
     async def _ignore_redis_errors(self, sending: object) -> None:
@@ -66,7 +74,7 @@ class RedisBus:
             log.warning("hint not sent", error=str(error))
 
     async def run(self) -> None:
-        """Listen until cancelled; a lost connection is made again."""
+        """Listen until cancelled; reconnect when the connection is lost."""
         pause = 0.1
         while True:
             try:
@@ -100,7 +108,7 @@ class RedisBus:
                 wake(int(host))
 
     async def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         await self._redis.aclose()
 
 

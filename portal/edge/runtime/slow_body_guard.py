@@ -1,7 +1,8 @@
-"""How long the sender of a request's body is waited for: a moment each time, and longer the more has come.
+"""Limit the time that the server waits for a request's body: a fixed time, and more for each received byte.
 
-A body that comes a byte a second holds a connection, memory and the way to a run for as long as its sender likes. Only the time
-in which the server waits for the sender counts, so a run that reads slowly is not its browser's fault.
+A body sent one byte a second would hold a connection, memory and a stream for as long as its sender likes.
+Only the time in which the server waits for the sender counts, so a run that reads slowly does not cause a
+timeout.
 """
 
 from __future__ import annotations
@@ -12,24 +13,24 @@ from collections.abc import Awaitable
 from typing import TypeVar
 
 MAX_BODY_WAIT_SECONDS = 30.0
-MIN_BODY_BYTES_PER_SECOND = 2048  # on average; a stop of PATIENCE_SECONDS is one too many in any case
+MIN_BODY_BYTES_PER_SECOND = 2048  # average; a pause of MAX_BODY_WAIT_SECONDS is too long in any case
 
 T = TypeVar("T")
 
 
 class BodyTooSlow(Exception):
-    """The body did not come in time."""
+    """The body did not arrive in time."""
 
 
 class SlowBodyGuard:
-    """Of one body."""
+    """The waiting time of one body."""
 
     def __init__(self, patience: float) -> None:
         self.patience = self.left = patience
         self.timed_out = False
 
     async def next(self, piece: Awaitable[T]) -> T:
-        """What comes next. Raises BodyTooSlow."""
+        """Return the next part of the body. Raises BodyTooSlow."""
         began = time.monotonic()
         try:
             async with asyncio.timeout(self.left):
@@ -41,5 +42,5 @@ class SlowBodyGuard:
             self.left = max(0.0, self.left - (time.monotonic() - began))
 
     def add_received(self, count: int) -> None:
-        """So many bytes arrived."""
+        """Count received bytes, which extend the permitted time."""
         self.left = min(self.patience, self.left + count / MIN_BODY_BYTES_PER_SECOND)

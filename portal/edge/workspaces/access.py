@@ -1,4 +1,4 @@
-"""Who may reach which workspace. Plain functions over rows, run in threads; ``now`` comes from the caller."""
+"""Decide who may reach which workspace. Plain functions that run in threads; the caller passes ``now``."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from scheduler.sync import agent_api
 
 
 class AccessRefusal(StrEnum):
-    """Why a workspace is not reached."""
+    """The reasons why a workspace is refused."""
 
     ENTER = "enter"  # this browser has not entered, or its session is over
     CODE = "code"  # the link was used, is too old, or belongs to another notebook
-    NOT_ALLOWED = "not_allowed"  # signed in, but this is somebody else's notebook
+    NOT_ALLOWED = "not_allowed"  # signed in, but the notebook belongs to another person
     STARTING = "starting"
     ENDED = "ended"
 
 
 @dataclass(frozen=True)
 class WorkspaceGrant:
-    """A browser that may reach a run: where the run is, and the secret that opens it."""
+    """Access of a browser to a run: the run's location, and the secret that the run requires."""
 
     label: str
     workload: str
     run: str
     host: int
     secret: str
-    first_page: str = "/"  # where somebody who enters is led
+    first_page: str = "/"  # page to open first
 
 
 @dataclass(frozen=True)
 class WorkspaceEntry:
-    """A one-time code was good: the new workspace session's token, and the page to begin with."""
+    """A redeemed entry code: the token of the new workspace session, and the first page."""
 
     token: str
     first_page: str
@@ -52,18 +52,18 @@ class WorkspaceEntry:
 @dataclass(frozen=True)
 class AccessDenied:
     why: AccessRefusal
-    workload: str = ""  # public id, only where this browser may know it
+    workload: str = ""  # public id, only if this browser may know it
 
 
 def hash_secret(secret: str) -> str:
-    """How one-time codes and workspace cookies are kept: nobody who reads the rows can use them."""
+    """Return the hash under which entry codes and workspace cookies are stored."""
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def redeem_entry_code(label: str, code: str, now: dt.datetime) -> WorkspaceEntry | AccessDenied:
-    """Spend a one-time code. Answers the new workspace session, or why not.
+    """Redeem an entry code; return the new workspace session, or the refusal.
 
-    Of two browsers that race with the same code one wins: the code is spent by compare-and-swap.
+    The code is redeemed by compare-and-swap, so only one of two concurrent browsers succeeds.
     """
     with transaction.atomic():
         found = (
@@ -95,14 +95,17 @@ def redeem_entry_code(label: str, code: str, now: dt.datetime) -> WorkspaceEntry
 
 
 def landing_path(workload: Workload) -> str:
-    """JupyterLab of a notebook; what a job serves begins at its root."""
+    """Return JupyterLab's path for a notebook, and the root for a job."""
     return "/lab" if workload.kind == WorkloadKind.NOTEBOOK else "/"
 
 
 def grants_by_token_hash(
     token_hashes: Iterable[str], now: dt.datetime
 ) -> dict[str, WorkspaceGrant | AccessDenied]:
-    """What each workspace cookie is good for now. A fixed number of queries but for the policy's own."""
+    """Return the access of each workspace cookie.
+
+    The number of queries is fixed, except for the policy's own.
+    """
     wanted = set(token_hashes)
     oldest = now - dt.timedelta(seconds=settings.SESSION_COOKIE_AGE)
     sessions = (
@@ -156,7 +159,7 @@ def _newest_runs(workloads: set[int]) -> dict[int, Run]:
 
 
 def _portal_sessions_alive(key_hashes: set[str], now: dt.datetime) -> set[str]:
-    """Those of the hashes whose portal session still exists: however it was ended, its workspaces end with it."""
+    """Return the hashes whose portal session still exists: workspaces end with their portal session."""
     if not key_hashes:
         return set()
     with connection.cursor() as cursor:

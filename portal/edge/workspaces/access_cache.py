@@ -1,7 +1,8 @@
-"""Decisions about workspaces, kept for a moment, and the sockets that are open because of them.
+"""Cache decisions about workspaces, and watch the open WebSockets that depend on them.
 
-A request asks the rows at most once in FRESH_SECONDS per browser. An open socket is watched: at each nudge, and at the latest
-every FRESH_SECONDS, one query decides again about all browsers that have one open, and those that may not go on are cut.
+A browser's request reads the rows at most once in FRESH_SECONDS. Open sockets are checked after each change,
+and at least every FRESH_SECONDS: one query decides about all their browsers, and sockets without access are
+cut.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ DECISION_TTL_SECONDS = 2.0
 RECHECK_DEBOUNCE_SECONDS = 0.02
 MAX_CACHED_DECISIONS = 20_000
 MAX_DECISION_ATTEMPTS = 3
-MAX_UNVERIFIED_SECONDS = 30.0  # an open socket whose right could not be checked this long is cut
+MAX_UNVERIFIED_SECONDS = 30.0  # an open socket is cut if its access could not be checked for this long
 
 CutSocket = Callable[[], None]
 
@@ -41,7 +42,7 @@ class CachedDecision:
 
 
 class WorkspaceAccessCache:
-    """Lets browsers through to workspaces, and out again."""
+    """Decisions about browsers, and the callbacks that end their connections."""
 
     def __init__(self, threads: DatabaseThreads, bus: RedisBus) -> None:
         self._threads = threads
@@ -55,7 +56,7 @@ class WorkspaceAccessCache:
         bus.on_reconnect(self.changed)
 
     def changed(self) -> None:
-        """Something that decisions rest on may have changed: forget them, and look at every open socket now."""
+        """Discard all decisions and check every open socket now: the rows may have changed."""
         self._changes += 1
         self._answers.clear()
         self._recheck_due.set()
@@ -65,7 +66,7 @@ class WorkspaceAccessCache:
             self.changed()
 
     async def decide(self, token: str) -> WorkspaceGrant | AccessDenied:
-        """What a browser with this cookie may reach."""
+        """Return the access of a browser with this cookie, or the refusal."""
         token_hash = access.hash_secret(token)
         known = self._answers.get(token_hash)
         if known is not None and time.monotonic() - known.at < DECISION_TTL_SECONDS:
@@ -86,12 +87,12 @@ class WorkspaceAccessCache:
                     self._answers.clear()
                 self._answers[token_hash] = CachedDecision(found[token_hash], time.monotonic())
                 break
-            # Something changed while the rows were read: ask again, and remember nothing that may be older.
+            # A change arrived while the rows were read: read again, and cache nothing that may be older.
         return found[token_hash]
 
     @contextmanager
     def watched(self, token: str, cut: CutSocket) -> Iterator[None]:
-        """Call ``cut`` when this browser may no longer go on."""
+        """Call ``cut`` when this browser loses its access."""
         token_hash = access.hash_secret(token)
         self._open[token_hash].add(cut)
         try:
@@ -103,10 +104,10 @@ class WorkspaceAccessCache:
                 del self._open[token_hash]
 
     async def watch(self) -> None:
-        """Run for the life of the process."""
+        """Check open sockets for the life of the process."""
         seen_at = time.monotonic()
         while True:
-            with suppress(TimeoutError):  # nothing was said: look all the same
+            with suppress(TimeoutError):  # the timeout starts the next check
                 async with asyncio.timeout(DECISION_TTL_SECONDS):
                     await self._recheck_due.wait()
                     await asyncio.sleep(RECHECK_DEBOUNCE_SECONDS)
@@ -120,7 +121,7 @@ class WorkspaceAccessCache:
                     self._cut(list(self._open))
 
     def close(self) -> None:
-        """Cut everybody; browsers come back by themselves."""
+        """Cut every socket; browsers reconnect."""
         self._cut(list(self._open))
 
     async def _look(self) -> None:

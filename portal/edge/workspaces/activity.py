@@ -1,13 +1,14 @@
-"""How much each workspace is used, for the idle rule (portal.tasks.idle_cull): kept in Redis, gone when the edge is.
+"""Count the use of each workspace in Redis, for the idle stop (portal.tasks.idle_cull).
 
-``gpupool:workspace:<Run.public_id>`` is JSON ``{"sockets", "last_request", "last_input"}``: WebSockets open now; when the last
-request came, and when somebody last did something (seconds since the epoch, null for never). An open page asks for its kernels
-every few seconds, so ``last_request`` says only that a page is open. ``last_input`` says that somebody works in it: a message
-from the browser over a WebSocket, a request that changes something, a page that was opened. With open sockets it is never null:
-what was before this process is unknown, and counts from when the first socket was seen.
+``gpupool:workspace:<Run.public_id>`` is JSON ``{"sockets", "last_request", "last_input"}``: open WebSockets,
+the last request, and the last input of a person (seconds since the epoch, null for never). An open page polls
+its kernels every few seconds, so ``last_request`` only shows that a page is open. ``last_input`` shows that a
+person works in it: a message from the browser over a WebSocket, a request that changes something, or an
+opened page. With open sockets it is never null: input before this process started is unknown and counts from
+the first socket.
 
-Written every WRITE_SECONDS while sockets are open or requests come. With open sockets it expires after OPEN_SECONDS, so that an
-edge that died leaves no notebook in use for ever, else after KEPT_SECONDS.
+The keys are written every WRITE_SECONDS while sockets are open or requests arrive. With open sockets they
+expire after OPEN_SECONDS, so that a dead edge does not keep a notebook in use; otherwise after KEPT_SECONDS.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class WorkspaceUse:
 
 
 class WorkspaceActivity:
-    """Counts in memory, writes now and then."""
+    """Use of workspaces, counted in memory and written to Redis periodically."""
 
     def __init__(self, bus: RedisBus) -> None:
         self._bus = bus
@@ -44,16 +45,16 @@ class WorkspaceActivity:
         self._changed: set[str] = set()
 
     def request(self, run: str) -> None:
-        """A request of a browser came."""
+        """Count a request of a browser."""
         self._of(run).last_request = time.time()
 
     def input(self, run: str) -> None:
-        """Somebody did something."""
+        """Count an input of a person."""
         self._of(run).last_input = time.time()
 
     @contextmanager
     def socket(self, run: str) -> Iterator[None]:
-        """A WebSocket is open meanwhile."""
+        """Count an open WebSocket while the context is active."""
         use = self._of(run)
         use.sockets += 1
         use.last_input = use.last_input or time.time()
@@ -69,13 +70,13 @@ class WorkspaceActivity:
         return self._uses.setdefault(run, WorkspaceUse())
 
     async def write(self) -> None:
-        """Run for the life of the process."""
+        """Write periodically for the life of the process."""
         while True:
             await asyncio.sleep(WRITE_INTERVAL_SECONDS)
             await self.write_once()
 
     async def write_once(self) -> None:
-        """Write what changed or is in use, and forget what is neither."""
+        """Write the runs that changed or are in use, and forget the others."""
         changed, self._changed = self._changed, set()
         for run, use in list(self._uses.items()):
             if run in changed or use.sockets:

@@ -1,4 +1,4 @@
-"""The few pages that the edge itself shows, in plain words. Every value is escaped; a program gets JSON."""
+"""The edge's own pages for refusals and errors. Every value is escaped; programs get JSON."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 
-NOTEBOOK_PAGE_PATH = "/notebooks/{}/"  # written here, so that the edge need not load every page of the portal
+NOTEBOOK_PAGE_PATH = "/notebooks/{}/"  # a copy, so that the edge need not load the portal's pages
 
-# What happened, and what to do next, per reason: (status, title, sentence).
+# By reason: (status, title, sentence with the next step).
 ACCESS_REFUSAL_PAGES: dict[AccessRefusal, tuple[int, str, str]] = {
     AccessRefusal.ENTER: (
         403,
@@ -54,7 +54,7 @@ main {{ max-width: 34rem }} h1 {{ font-size: 1.25rem; margin: 0 0 8px }} p {{ ma
 
 
 def refusal_response(request: web.Request, no: AccessRefusal, workload: str = "") -> web.Response:
-    """Why this workspace is not reached."""
+    """Return the page that explains why a workspace is refused."""
     status, title, sentence = ACCESS_REFUSAL_PAGES[no]
     return error_response(request, status, title, sentence, workload)
 
@@ -62,7 +62,7 @@ def refusal_response(request: web.Request, no: AccessRefusal, workload: str = ""
 def error_response(
     request: web.Request, status: int, title: str, sentence: str, workload: str = ""
 ) -> web.Response:
-    """A page for a person, JSON for a program."""
+    """Return an error page for a person, or JSON for a program."""
     headers = {**SECURITY_HEADERS, **({"Retry-After": "2"} if status == 503 else {})}
     if "text/html" not in request.headers.get("Accept", ""):
         return web.json_response({"title": title, "message": sentence}, status=status, headers=headers)

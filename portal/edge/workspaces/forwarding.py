@@ -17,13 +17,14 @@ from yarl import URL
 from portal.edge.workspaces.access import WorkspaceGrant
 
 WORKSPACE_COOKIE = "__Host-gpupool"
-RESERVED_COOKIES = ("__host-gpupool", "gpupool")  # beginnings of names that a run never sees and never sets
+# prefixes of cookie names that a run never receives and never sets
+RESERVED_COOKIES = ("__host-gpupool", "gpupool")
 SECRET_HEADER = "X-Gpupool-Secret"
 RESERVED_HEADER_PREFIX = "x-gpupool-"
 MAX_TARGET_LENGTH = 16_000
 
 
-# Headers that speak of one connection, not of the message (RFC 9110, section 7.6.1), and those that only a proxy may say.
+# Headers of one connection (RFC 9110, section 7.6.1), and headers that only a proxy may set.
 HOP_BY_HOP_HEADERS = frozenset(
     (
         "connection",
@@ -57,12 +58,12 @@ DROPPED_RESPONSE_HEADERS = HOP_BY_HOP_HEADERS | frozenset(
 
 
 class AmbiguousTarget(ValueError):
-    """An address that could mean something else to the run than to the edge."""
+    """An address that the run could interpret differently from the edge."""
 
 
 @dataclass(frozen=True)
 class ProxiedRequest:
-    """One request to one workspace, with what the edge knows about it."""
+    """One request to one workspace, with its workspace and its checked target."""
 
     request: web.Request
     label: str
@@ -79,19 +80,21 @@ class ProxiedRequest:
 
 
 def origin_of(label: str) -> str:
-    """The workspace's origin as a browser writes it."""
+    """Return the workspace's origin in the form that browsers send."""
     return f"{urlsplit(settings.GPUPOOL_EDGE_URL).scheme}://{label}.{settings.GPUPOOL_NOTEBOOK_DOMAIN}"
 
 
 def stream_address(visit: ProxiedRequest, to: WorkspaceGrant) -> URL:
-    """Where AgentConnector finds the run."""
+    """Return the address that AgentConnector resolves to the run."""
     return URL(f"http://{to.run}.{to.host}{visit.target}", encoded=True)
 
 
 def checked_target(request: web.Request) -> str:
-    """The request's path and query exactly as sent, once it is sure that they have one meaning only.
+    """Return the request's path and query exactly as sent. Raises AmbiguousTarget unless their meaning is
+    unambiguous.
 
-    Browsers resolve dot segments themselves, so whoever sends one wants the edge and the run to disagree.
+    Browsers resolve dot segments themselves, so a request with one tries to make the edge and the run
+    disagree.
     """
     target = request.raw_path
     if not target.startswith("/") or target.startswith("//"):
@@ -109,9 +112,11 @@ def checked_target(request: web.Request) -> str:
 
 
 def is_same_origin(visit: ProxiedRequest) -> bool:
-    """Whether the workspace's own pages, or a person, sent this: neighbours share its site, so cookies do not tell.
+    """Return True if the workspace's own pages, or a person, sent this request. Cookies cannot tell:
+    workspaces share a site.
 
-    A WebSocket must name its origin; what changes things may not name another; and a page elsewhere may link here, not embed.
+    A WebSocket must send its origin. A request that changes something may not send another origin. A page
+    elsewhere may link to the workspace, but not embed it.
     """
     headers = visit.request.headers
     origins = headers.getall(hdrs.ORIGIN, [])
@@ -125,13 +130,16 @@ def is_same_origin(visit: ProxiedRequest) -> bool:
 
 
 def is_user_action(visit: ProxiedRequest) -> bool:
-    """Does this request tell of a person: it changes something or opens a page? What open pages ask by themselves does not."""
+    """Return True if a person caused the request:
+
+    it changes something or opens a page. Polling by open pages does not count.
+    """
     navigates = visit.request.headers.get("Sec-Fetch-Mode") == "navigate"
     return not visit.is_socket and (navigates or visit.request.method not in ("GET", "HEAD", "OPTIONS"))
 
 
 def forwarded_request_headers(visit: ProxiedRequest, to: WorkspaceGrant) -> CIMultiDict[str]:
-    """The headers that the run gets."""
+    """Return the headers for the run."""
     sent = visit.request.headers
     dropped = DROPPED_REQUEST_HEADERS | _named_by_connection(sent)
     headers: CIMultiDict[str] = CIMultiDict()
@@ -154,13 +162,13 @@ def forwarded_request_headers(visit: ProxiedRequest, to: WorkspaceGrant) -> CIMu
 
 
 def forwarded_cookies(sent: CIMultiDictProxy[str]) -> str:
-    """The run's own cookies, as the browser sent them; none of ours."""
+    """Return the run's own cookies as the browser sent them, without those of the portal."""
     pairs = [pair.strip() for line in sent.getall(hdrs.COOKIE, []) for pair in line.split(";")]
     return "; ".join(pair for pair in pairs if pair and not pair.lower().startswith(RESERVED_COOKIES))
 
 
 def forwarded_response(request: web.Request, upstream: ClientResponse) -> web.StreamResponse:
-    """The run's answer without what belongs to its connection."""
+    """Return the run's response without the headers of its connection."""
     dropped = DROPPED_RESPONSE_HEADERS | _named_by_connection(upstream.headers)
     headers: CIMultiDict[str] = CIMultiDict()
     for name, value in upstream.headers.items():
@@ -180,7 +188,7 @@ def forwarded_response(request: web.Request, upstream: ClientResponse) -> web.St
 
 
 def forwarded_set_cookie(cookie: str) -> str | None:
-    """A run's cookie for its own host alone, or None when it takes a name of ours."""
+    """Return a run's cookie restricted to its own host, or None if its name is reserved."""
     pair, *attributes = cookie.split(";")
     if pair.strip().lower().startswith(RESERVED_COOKIES):
         return None

@@ -1,7 +1,6 @@
-"""The traffic of workspaces: entering one, and passing its HTTP and WebSockets to the run on its host.
+"""Serve workspaces: redeem entry codes, and forward HTTP and WebSockets to the run on its host.
 
-Each workspace is an origin of its own. What goes on to the run is built anew from what the browser sent: no cookie of ours, no
-header that only the edge may set, nothing that belongs to one connection. The run believes the edge by a secret header.
+Every workspace has its own origin. A secret header authenticates the edge to the run.
 """
 
 from __future__ import annotations
@@ -55,13 +54,14 @@ log = structlog.get_logger(__name__)
 
 ENTER_PATH = "/.gpupool/enter"
 RESERVED_PATH_PREFIX = "/.gpupool"
-MAX_MESSAGE_BYTES = 128 * 1024 * 1024  # one WebSocket message: an output cell with a large picture is one
+# one WebSocket message; an output cell with a large picture is a single message
+MAX_MESSAGE_BYTES = 128 * 1024 * 1024
 CUT_TIMEOUT_SECONDS = 0.1
-CLOSE_SIGNED_OUT = 4401  # WebSocket close code of our own
+CLOSE_SIGNED_OUT = 4401  # application-defined WebSocket close code
 
 
 class WorkspaceProxy:
-    """Passes browsers through to runs."""
+    """Forward requests of browsers to runs."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class WorkspaceProxy:
         await self._client.close()
 
     async def handle(self, request: web.Request, label: str) -> web.StreamResponse:
-        """Everything under a workspace's own name."""
+        """Serve a request under a workspace's host name."""
         try:
             visit = ProxiedRequest(request, label, origin_of(label), checked_target(request))
         except AmbiguousTarget as error:
@@ -118,7 +118,7 @@ class WorkspaceProxy:
             )
         decision = await self._doors.decide(visit.token) if visit.token else AccessDenied(AccessRefusal.ENTER)
         if isinstance(decision, WorkspaceGrant) and decision.label != visit.label:
-            decision = AccessDenied(AccessRefusal.ENTER)  # the cookie of another workspace opens nothing here
+            decision = AccessDenied(AccessRefusal.ENTER)  # a cookie of another workspace grants nothing here
         if isinstance(decision, AccessDenied):
             metrics.REQUESTS.labels(decision.why).inc()
             return error_pages.refusal_response(request, decision.why, decision.workload)
@@ -129,8 +129,6 @@ class WorkspaceProxy:
         if visit.is_socket:
             return await self._pass_socket(visit, decision)
         return await self._pass_request(visit, decision)
-
-    # -- entering ------------------------------------------------------------------------------------------------------
 
     async def _enter(self, visit: ProxiedRequest) -> web.StreamResponse:
         request = visit.request
@@ -159,8 +157,6 @@ class WorkspaceProxy:
                 WORKSPACE_COOKIE, entered.token, path="/", secure=True, httponly=True, samesite="Lax"
             )
         return response
-
-    # -- HTTP ----------------------------------------------------------------------------------------------------------
 
     async def _pass_request(self, visit: ProxiedRequest, to: WorkspaceGrant) -> web.StreamResponse:
         request = visit.request
@@ -192,8 +188,6 @@ class WorkspaceProxy:
                     return _slow_body_response(request, to)
                 return _upstream_failed(request, response, to, error)
         return response
-
-    # -- WebSocket -----------------------------------------------------------------------------------------------------
 
     async def _pass_socket(self, visit: ProxiedRequest, to: WorkspaceGrant) -> web.StreamResponse:
         request = visit.request
@@ -243,7 +237,7 @@ class WorkspaceProxy:
         over = asyncio.create_task(cut.wait())
         with self._doors.watched(visit.token, cut.set):
             try:
-                # The answer may have changed while the run was being reached, before anybody watched this socket.
+                # Access may have ended while the run was being connected, before this socket was watched.
                 if not isinstance(await self._doors.decide(visit.token), WorkspaceGrant):
                     cut.set()
                 await asyncio.wait((up, down, over), return_when=asyncio.FIRST_COMPLETED)
@@ -278,7 +272,7 @@ async def _forward_messages_to_browser(
 
 
 async def _close_both(socket: web.WebSocketResponse, upstream: ClientWebSocketResponse) -> None:
-    """Close each side with the code that the other gave."""
+    """Close each side with the code of the other side."""
     given_by_run, given_by_browser = upstream.close_code, socket.close_code
     with contextlib.suppress(ConnectionError):
         await upstream.close(code=_sendable_close_code(given_by_browser))
@@ -287,7 +281,7 @@ async def _close_both(socket: web.WebSocketResponse, upstream: ClientWebSocketRe
 
 
 async def _close_or_abort(request: web.Request, socket: web.WebSocketResponse) -> None:
-    """A close frame for those who listen; whoever does not take it at once loses the connection."""
+    """Send a close frame; abort the connection if the browser does not take it at once."""
     with contextlib.suppress(ConnectionError, TimeoutError):
         async with asyncio.timeout(CUT_TIMEOUT_SECONDS):
             await socket.close(code=CLOSE_SIGNED_OUT, message=b"the notebook or your session has ended")
@@ -295,7 +289,7 @@ async def _close_or_abort(request: web.Request, socket: web.WebSocketResponse) -
 
 
 def _sendable_close_code(code: int | None) -> int:
-    """A close code that may stand in a frame (RFC 6455, section 7.4)."""
+    """Return a close code that a frame may contain (RFC 6455, section 7.4)."""
     if code is None or code in (1004, 1005, 1006, 1015) or not 1000 <= code < 5000:
         return WSCloseCode.GOING_AWAY
     return code
@@ -309,18 +303,18 @@ def _abort(request: web.Request) -> None:
 def _upstream_failed(
     request: web.Request, response: web.StreamResponse | None, to: WorkspaceGrant, error: Exception
 ) -> web.StreamResponse:
-    """The run, its host or the way to it broke off."""
+    """Return the response after the run, its host or the stream failed."""
     metrics.REQUESTS.labels("broken").inc()
     log.info("no way to a run", run=to.run, error=str(error))
     if response is not None and response.prepared:
-        _abort(request)  # half an answer must not look like a whole one
+        _abort(request)  # the browser must see that the response is incomplete
         return response
     sentence = "Its host could not be reached just now. Your work goes on there; try again."
     return error_pages.error_response(request, 502, "The notebook does not answer", sentence, to.workload)
 
 
 async def _guarded_body(request: web.Request, pace: SlowBodyGuard) -> AsyncIterator[bytes]:
-    """The request's body as it comes. Raises BodyTooSlow when its sender takes too long."""
+    """Yield the request's body as it arrives. Raises BodyTooSlow if the sender is too slow."""
     while piece := await pace.next(request.content.readany()):
         pace.add_received(len(piece))
         yield piece

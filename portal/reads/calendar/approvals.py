@@ -1,4 +1,4 @@
-"""What waits for somebody's word, and what was decided."""
+"""Read submissions: those that wait for a decision, and those decided."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ DECIDED_WINDOW_DAYS = 30
 
 
 def waiting_submissions(viewer: User) -> QuerySet[Submission]:
-    """Visible submissions that wait, oldest first."""
+    """Return the visible submissions that wait, oldest first."""
     rows = policy.visible_submissions(viewer).filter(state=SubmissionState.WAITING)
     return rows.select_related("team", "pool", "author").order_by("created_at", "pk")
 
 
 def decided_submissions(viewer: User, now: datetime) -> QuerySet[Submission]:
-    """Visible submissions of the last month that do not wait any more, newest first."""
+    """Return the visible submissions of the last month that are decided or withdrawn, newest first."""
     rows = policy.visible_submissions(viewer).exclude(state=SubmissionState.WAITING)
     rows = rows.filter(created_at__gte=now - timedelta(days=DECIDED_WINDOW_DAYS))
     return rows.select_related("team", "pool", "author", "approval__decided_by", "reservation").order_by(
@@ -35,7 +35,7 @@ def decided_submissions(viewer: User, now: datetime) -> QuerySet[Submission]:
 
 
 def visible_submission(viewer: User, public_id: Any) -> Submission | None:
-    """One visible submission with all its page shows."""
+    """Return one visible submission with everything that its page shows."""
     rows = policy.visible_submissions(viewer).select_related(
         "team", "pool", "author", "approval__decided_by", "reservation"
     )
@@ -44,7 +44,10 @@ def visible_submission(viewer: User, public_id: Any) -> Submission | None:
 
 @dataclass(frozen=True)
 class GuaranteeLine:
-    """Of one model of one pool, in GPUs: what a team is guaranteed now, and the most it can be, given what others are."""
+    """The guarantee of one model in one pool, in GPUs:
+
+    a team's present one, and its maximum given those of other teams.
+    """
 
     pool: Pool
     model: str
@@ -56,7 +59,7 @@ class GuaranteeLine:
 
 
 def guarantee_lines(team: Team, pools: Iterable[Pool]) -> list[GuaranteeLine]:
-    """Every model of these pools, by pool and model."""
+    """Return a line for every model of these pools, by pool and model."""
     by_id = {pool.pk: pool for pool in pools}
     own = {(quota.pool_id, quota.model): quota for quota in Quota.objects.filter(team=team)}
     there = Gpu.objects.filter(host__pool__in=by_id, retired_at=None).order_by("host__pool__name", "model")
@@ -81,11 +84,11 @@ def _guarantee_line(team: Team, pool: Pool, model: str, quota: Quota | None) -> 
 
 
 def submission_title(submission: Submission) -> str:
-    """What is asked, in a few words, beginning with a capital letter."""
+    """Return a short title of the request; the first letter is a capital."""
     words = request_texts.submission_summary(submission.kind, submission.payload)
     return words[:1].upper() + words[1:]
 
 
 def project_of_submission(submission: Submission) -> Project | None:
-    """The project a reservation is asked for."""
+    """Return the project of a submitted reservation."""
     return Project.objects.filter(pk=submission.payload.get("project")).first()

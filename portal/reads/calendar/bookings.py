@@ -1,6 +1,6 @@
-"""Who has which GPUs when: past and present holdings, promises, what waits for approval, maintenance, over one window.
+"""Read bookings of GPUs over a window: allocations, reservations, pending submissions, maintenance.
 
-Other teams' bookings are shown as taken, with the team but without what it is: see ``CalendarBooking.named``.
+Bookings of other teams show the team and no details: see ``CalendarBooking.named``.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ MAX_BOOKINGS = 3000
 
 @dataclass
 class CalendarBooking:
-    """A stretch of GPUs. ``state``: past, running, reserved or pending. ``host`` is None for a promise that holds no GPU yet.
+    """GPUs over a period. ``state``: past, running, reserved or pending. ``host`` is None for a promise
+    without units yet.
 
-    ``named`` is False where the viewer may only know that it is taken; name and id are then empty.
+    ``named`` is False if the viewer may only know that the GPUs are taken; name and id are then empty.
     """
 
     kind: str
@@ -44,7 +45,7 @@ class CalendarBooking:
     public_id: str = ""
     open_end: bool = False
     profile: str = WHOLE_GPU_PROFILE
-    units: int = 0  # slices; whole GPUs are counted in ``gpus``
+    units: int = 0  # slices; ``gpus`` counts whole GPUs
 
 
 @dataclass
@@ -77,9 +78,10 @@ class CalendarModelGroup:
 def calendar_window(
     user: User, pools: Iterable[Pool], start: datetime, end: datetime, now: datetime, team: str = ""
 ) -> tuple[list[CalendarModelGroup], bool]:
-    """Everything in ``[start, end)`` by pool and model, and whether older bookings were left out because there are too many.
+    """Return everything in ``[start, end)`` by pool and model, and whether old bookings were omitted for
+    their number.
 
-    A fixed number of queries. ``team`` (a slug) leaves out the others.
+    The number of queries is fixed. ``team`` (a slug) selects one team.
     """
     reader = _CalendarReader(user, list(pools), start, end, now, team)
     reader.read()
@@ -101,7 +103,7 @@ class _CalendarReader:
             else None
         )
         if self.seen is not None and policy.sees_all_charges(user):
-            # Finance sees every team's name, and no team's work.
+            # Finance sees every team's name, but no team's workloads.
             self.seen = set()
 
     def read(self) -> None:
@@ -134,7 +136,9 @@ class _CalendarReader:
             self.rows[host, model].gpus += 1
 
     def _held(self) -> None:
-        """Allocations outside reservations, one booking per run, host and model; the newest when there are too many to draw."""
+        """Return allocations outside reservations, one booking per run, host and model; the newest if there
+        are too many.
+        """
         inside = DateTimeTZRange(self.start, self.end)
         rows = Allocation.objects.filter(
             period__overlap=inside, unit__gpu__host__pool__in=self.pools, reservation=None
@@ -208,7 +212,7 @@ class _CalendarReader:
         )
 
     def _bound(self) -> None:
-        """Units that a reservation has or had."""
+        """Return the units that reservations hold or held."""
         inside = DateTimeTZRange(self.start, self.end)
         rows = BoundUnit.objects.filter(period__overlap=inside, unit__gpu__host__pool__in=self.pools)
         rows = self._of_team(rows, "reservation__project__team__slug")
@@ -238,7 +242,7 @@ class _CalendarReader:
         self._put(sums.values())
 
     def _promised(self) -> None:
-        """Confirmed reservations: they hold no particular GPU before their start."""
+        """Return confirmed reservations that have no units before their start."""
         rows = Reservation.objects.filter(
             pool__in=self.pools, state=ReservationState.CONFIRMED, start__lt=self.end, end__gt=self.start
         ).select_related("project__team", "pool")
@@ -268,7 +272,7 @@ class _CalendarReader:
             )
 
     def _pending(self) -> None:
-        """What waits for approval and holds nothing; only what the viewer may see of it."""
+        """Return submissions that wait for approval, of those that the viewer may see. They hold no units."""
         rows = policy.visible_submissions(self.user).filter(
             kind__in=(Submission.Kind.RESERVATION, Submission.Kind.SERIES, Submission.Kind.WINDOW_CHANGE),
             state=SubmissionState.WAITING,
@@ -316,7 +320,10 @@ class _CalendarReader:
                 row.bookings.append(booking)
 
     def _group_for(self, pool: int | None, models: list[str]) -> CalendarModelGroup | None:
-        """Where a promise is drawn: under its first model, or, when it takes any, under the pool's largest."""
+        """Return the group that shows a promise:
+
+        that of its first model, or of the pool's largest if it takes any model.
+        """
         of_pool = [group for (key, _), group in self.by_key.items() if key == pool]
         named = [group for model in models for group in of_pool if group.model == model]
         return named[0] if named else max(of_pool, key=lambda g: g.gpus, default=None) if not models else None
@@ -334,7 +341,7 @@ class _CalendarReader:
 
 
 def calendar_feed(user: User, now: datetime) -> list[Reservation]:
-    """What goes into a person's calendar feed: reservations of own teams, from a month back."""
+    """Return the events of a person's calendar feed: reservations of own teams, from one month ago."""
     mine = Reservation.objects.filter(
         project__team__in=policy.my_team_ids(user), end__gt=now - timedelta(days=31)
     )
@@ -342,5 +349,5 @@ def calendar_feed(user: User, now: datetime) -> list[Reservation]:
 
 
 def filterable_teams(user: User) -> list[Team]:
-    """Teams to filter by: names of teams are no secret inside an organisation, what they run is."""
+    """Return the teams to filter by. Team names are visible to everybody; their workloads are not."""
     return list(Team.objects.order_by("name")) if user.is_authenticated else []

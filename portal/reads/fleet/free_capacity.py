@@ -1,4 +1,4 @@
-"""What nobody holds right now, by model: for the home page and the request form."""
+"""Read free capacity by model, for the home page and the request form."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from scheduler.reads import capacity as engine
 
 @dataclass(frozen=True)
 class FreeCapacity:
-    """One model (or one slice of it) of one pool, in units. ``price`` is of one unit for an hour."""
+    """Free units of one model (or of one slice of it) in one pool. ``price`` is that of one unit for an hour."""
 
     pool: Pool
     model: str
@@ -32,7 +32,10 @@ class FreeCapacity:
 
 
 def free_capacity(user: User, now: datetime, card: cost_totals.Prices | None = None) -> list[FreeCapacity]:
-    """Every model and profile of the pools the person may use; those that are all taken too. Two queries, or three with prices."""
+    """Return every model and profile of the pools that the person may use, also those without free units.
+
+    Two queries, or three with prices.
+    """
     pools = {pool.pk: pool for pool in policy.visible_pools(user).order_by("name")}
     rows = (
         Unit.objects.filter(gpu__host__pool__in=pools, retired_at=None, gpu__retired_at=None)
@@ -70,7 +73,7 @@ def free_capacity(user: User, now: datetime, card: cost_totals.Prices | None = N
 
 
 def free_slots_by_model(pool: Pool, now: datetime) -> dict[str, int]:
-    """By model: the slots of free units that are less than a whole GPU: MIG slices and shares. One query."""
+    """Return, by model, the slots of free MIG slices and shares, which are less than a whole GPU. One query."""
     sums: dict[str, int] = {}
     for model, slots in engine.free_units(pool, now).values_list("gpu__model", "slots"):
         width = slots.upper - slots.lower
@@ -80,7 +83,10 @@ def free_slots_by_model(pool: Pool, now: datetime) -> dict[str, int]:
 
 
 def _sort_key(line: FreeCapacity) -> tuple[bool, str, bool, Decimal, str, str]:
-    """Shared pools first; in a pool whole GPUs before slices, the dearest model first."""
+    """Return a sort key:
+
+    shared pools first; in a pool whole GPUs before slices, the most expensive model first.
+    """
     return (
         line.pool.team_id is not None,
         line.pool.name,

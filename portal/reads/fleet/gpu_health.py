@@ -1,4 +1,4 @@
-"""Reads of how the GPUs of a host are: their repair, what diagnostics found, and processes on them that belong to nobody."""
+"""Read the health of a host's GPUs: repair state, diagnostics, and stray processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_EVENTS_SHOWN = 20
 
 @dataclass(frozen=True)
 class GpuHealth:
-    """One GPU of a host. ``last``: its newest diagnostic; ``facts``: what its host reports of its topology."""
+    """One GPU of a host. ``last``: its newest diagnostic; ``facts``: the reported topology."""
 
     gpu: Gpu
     last: Diagnostic | None
@@ -37,12 +37,12 @@ class GpuHealth:
 
     @property
     def open(self) -> bool:
-        """Whether it is looked at now."""
+        """Return True while a diagnostic is in progress."""
         return self.last is not None and self.last.state in OPEN_DIAGNOSTIC_STATES
 
 
 def gpu_health_of_host(host: Host) -> list[GpuHealth]:
-    """Every GPU in order. Three queries; its pool is loaded."""
+    """Return every GPU by index. Three queries; the pool is loaded."""
     split = mig_geometry.host_geometries(host)
     rows = [each.gpu for each in split]
     newest = Diagnostic.objects.filter(gpu__in=rows).order_by("gpu", "-created_at", "-pk").distinct("gpu")
@@ -53,22 +53,28 @@ def gpu_health_of_host(host: Host) -> list[GpuHealth]:
 
 
 def missing_gpus(host: Host) -> list[Gpu]:
-    """GPUs that it stopped reporting, until it does again or an operator knows that they are gone. One query."""
+    """Return GPUs that the host stopped reporting, until it reports them again or an operator removes them.
+
+    One query.
+    """
     return list(host.gpus.filter(missing_since__isnull=False).order_by("index", "pk"))
 
 
 def hardware_events(viewer: User, host: Host) -> list[dict[str, Any]]:
-    """What its GPUs and its driver reported lately, the newest first. Two queries."""
+    """Return recent hardware events of a host, newest first. Two queries."""
     return visible_hardware_events(viewer, all_hardware_events(host)[:MAX_EVENTS_SHOWN])
 
 
 def all_hardware_events(host: Host) -> QuerySet[HealthEvent]:
-    """Everything that its GPUs and its driver reported, the newest first."""
+    """Return all hardware events of a host, newest first."""
     return HealthEvent.objects.filter(host=host).select_related("gpu").order_by("-at", "-pk")
 
 
 def visible_hardware_events(viewer: User, rows: Iterable[HealthEvent]) -> list[dict[str, Any]]:
-    """Hardware events of a host that the viewer sees, as they may be read by them. One query beside theirs."""
+    """Return the hardware events that the viewer sees, with the details that they may read.
+
+    One query more than the rows.
+    """
     rows = list(rows)
     meanings = dict(
         HealthRule.objects.filter(code__in={row.code for row in rows}).values_list("code", "meaning")
@@ -87,21 +93,27 @@ def visible_hardware_events(viewer: User, rows: Iterable[HealthEvent]) -> list[d
 
 
 def diagnostic_tools(pool: Pool) -> list[tuple[str, str]]:
-    """(value, words) of what a pool may choose: what every host knows, and what its hosts have a name for."""
+    """Return (value, label) of the diagnostic tools that a pool may select:
+
+    built-in tools, and tools of its hosts.
+    """
     hosts, named = pool.hosts.count(), gpu_diagnostics.operator_diagnostics(pool)
     if pool.diagnostic_tool not in (*DiagnosticTool.values, *named):
-        named[pool.diagnostic_tool] = 0  # it was chosen, and nobody has it now
+        named[pool.diagnostic_tool] = 0  # selected, but no host has it any more
     own = [(name, f"{name}, on {count} of {hosts} hosts") for name, count in named.items()]
     return [*((str(value), str(words)) for value, words in DiagnosticTool.choices), *own]
 
 
 def diagnostic_tool(pool: Pool) -> str:
-    """The chosen one in words."""
+    """Return the label of the selected tool."""
     return dict(DiagnosticTool.choices).get(pool.diagnostic_tool, pool.diagnostic_tool)
 
 
 def interconnects(health: list[GpuHealth]) -> list[tuple[str, str]]:
-    """How its GPUs reach each other: (way, pairs), such as ("NVLink", "0–1, 2–3") or ("NVLink", "all")."""
+    """Return how the GPUs reach each other:
+
+    (way, pairs), such as ("NVLink", "0–1, 2–3") or ("NVLink", "all").
+    """
     index = {each.gpu.uuid: each.gpu.index for each in health}
     pairs: dict[str, list[tuple[int, int]]] = {}
     for each in health:
@@ -116,8 +128,10 @@ def interconnects(health: list[GpuHealth]) -> list[tuple[str, str]]:
 
 
 def topology_rows(health: list[GpuHealth]) -> list[tuple[str, str]]:
-    """(GPUs, words) of what each has: its links, its PCIe lanes, its NUMA node. What all have alike comes first, without GPUs; then
-    equal ones together."""
+    """Return (GPUs, text) rows about links, PCIe lanes and NUMA nodes.
+
+    Facts common to all GPUs come first, without GPUs; equal GPUs share one row.
+    """
     told = [_parts_of(each) for each in health]
     alike = (
         [same[0] if len(set(same)) == 1 else "" for same in zip(*told, strict=True)] if len(told) > 1 else []
@@ -140,7 +154,7 @@ def _parts_of(each: GpuHealth) -> tuple[str, str, str]:
 
 
 def _ranges(gpus: list[int]) -> str:
-    """ "0 to 3, 6": indices in order, those that follow each other together."""
+    """Return indices as text, with ranges: "0 to 3, 6"."""
     runs: list[list[int]] = []
     for index in sorted(gpus):
         if runs and runs[-1][-1] == index - 1:
@@ -153,14 +167,17 @@ def _ranges(gpus: list[int]) -> str:
 
 @dataclass(frozen=True)
 class StrayProcesses:
-    """Processes on a host's GPUs that belong to no workload. ``rows`` are for operators and auditors: others see how many."""
+    """Processes on a host's GPUs that belong to no workload.
+
+    Only operators and auditors get ``rows``; others get the number.
+    """
 
     count: int
     rows: list[Stray]
 
 
 def stray_processes(viewer: User, host: Host) -> StrayProcesses:
-    """Those that are there now. Their users and names are of people who may have nothing to do with the pool."""
+    """Return the present stray processes. Their users may have no relation to the pool."""
     rows = list(
         Stray.objects.filter(host=host, gone_at=None).select_related("gpu").order_by("gpu__index", "pid")
     )
@@ -168,5 +185,5 @@ def stray_processes(viewer: User, host: Host) -> StrayProcesses:
 
 
 def maintenance_windows(host: Host, now: datetime) -> list[Any]:
-    """Announced maintenance that is not over."""
+    """Return announced maintenance that is not over."""
     return list(host.maintenance_windows.filter(end__gt=now).order_by("start", "pk"))

@@ -23,16 +23,16 @@ from scheduler.state.isolation import Isolation, missing_levels
 from scheduler.state.states import TERMINATING_STATES, AdminState, LeaseState, RepairState
 from telemetry.models import Sample
 
-RECENT_SAMPLE_WINDOW = timedelta(seconds=60)  # an older reading is no reading of now
+RECENT_SAMPLE_WINDOW = timedelta(seconds=60)  # older readings are not current
 
 
 def visible_host(viewer: User, name: str) -> Host | None:
-    """A visible host with its pool."""
+    """Return a visible host with its pool."""
     return policy.visible_hosts(viewer).select_related("pool__team").filter(name=name).first()
 
 
 def host_state(host: Host) -> str:
-    """The one of its three states that matters most now, as the state signs know them."""
+    """Return the most important of the host's three states, by the order of the state signs."""
     if host.repair_state != RepairState.WELL:
         return str(host.repair_state)
     if host.lease_state != LeaseState.ALIVE:
@@ -41,10 +41,11 @@ def host_state(host: Host) -> str:
 
 
 def host_units(viewer: User, host: Host, now: datetime) -> list[dict[str, Any]]:
-    """Every unit of a host in order: unit, gpu, its last reading (None when none of the last minute), who holds it.
+    """Return every unit of a host in order: unit, gpu, last reading (None if older than a minute), holder.
 
-    ``holder`` is the workload where the viewer may see it; ``held`` says whether anybody holds it, ``team`` whose it is then;
-    ``takes_work``: it is well, and its host takes new work. Its pool is loaded.
+    ``holder`` is the workload if the viewer may see it; ``held`` says if any workload holds the unit,
+    ``team`` names its team; ``takes_work``: the unit is healthy and its host accepts new workloads. The pool
+    is loaded.
     """
     rows = list(
         Unit.objects.filter(gpu__host=host, retired_at=None, gpu__retired_at=None)
@@ -86,7 +87,7 @@ def _unit(
 
 
 def latest_samples(unit_ids: list[int], now: datetime) -> dict[int, Sample]:
-    """The last reading of each unit within the last minute."""
+    """Return the last reading of each unit within the last minute."""
     rows = (
         Sample.objects.filter(unit__in=unit_ids, ts__gt=now - RECENT_SAMPLE_WINDOW, ts__lte=now)
         .order_by("unit", "-ts")
@@ -96,7 +97,10 @@ def latest_samples(unit_ids: list[int], now: datetime) -> dict[int, Sample]:
 
 
 def last_rejected_agent(host: Host) -> dict[str, Any] | None:
-    """The last agent that was turned away as this host since it joined: reason, at, and instance and boot_id where it said them."""
+    """Return the last agent rejected as this host since it joined:
+
+    reason, at, and instance and boot_id if known.
+    """
     kept = host.refused_agent
     return kept and {**kept, "at": datetime.fromisoformat(kept["at"])}
 
@@ -109,7 +113,10 @@ ISOLATION_REQUIREMENTS = {
 
 
 def missing_isolation(host: Host) -> list[str]:
-    """What its pool demands to keep workloads apart and it does not have, in words; empty: nothing. Its pool is loaded."""
+    """Return the isolation that the pool demands and the host lacks, as text; empty if none.
+
+    The pool is loaded.
+    """
     return [
         ISOLATION_REQUIREMENTS[level]
         for level in missing_levels(host.hardware.get("reported") or {}, host.pool.isolation)
@@ -117,17 +124,20 @@ def missing_isolation(host: Host) -> list[str]:
 
 
 def is_closed_to_new_work(host: Host) -> bool:
-    """Whether it takes nothing new, by a person's word or for a fault."""
+    """Return True if the host accepts no new workloads, because of a person or a fault."""
     return host.admin_state != AdminState.IN_SERVICE or host.repair_state != RepairState.WELL
 
 
-# When the attempt that holds something began: each has the whole of its longest runtime.
+# Start of the attempt that holds the unit: every attempt may use the full runtime limit.
 ATTEMPT_STARTED_AT = Min(Coalesce("runs__running_at", "runs__placed_at"), filter=Q(runs__ended_at=None))
 
 
 @dataclass(frozen=True)
 class RemainingWorkload:
-    """Work with a part on a host. ``leaves``: it was told to go; else it runs on to its end. ``by``: gone by then at the latest."""
+    """A workload with a part on a host.
+
+    ``leaves``: it is being evicted, otherwise it runs to its end. ``by``: latest end.
+    """
 
     workload: Workload
     leaves: bool
@@ -135,7 +145,7 @@ class RemainingWorkload:
 
 
 def remaining_workloads(host: Host, now: datetime) -> list[RemainingWorkload]:
-    """What has not left it, soonest gone first. One query."""
+    """Return the workloads still on the host, the earliest end first. One query."""
     found = Workload.objects.filter(runs__host=host, runs__ended_at=None, state__in=LIVE_STATES).annotate(
         begun_at=ATTEMPT_STARTED_AT
     )
@@ -150,7 +160,7 @@ def remaining_workloads(host: Host, now: datetime) -> list[RemainingWorkload]:
 
 
 def simulation_options(host: Host) -> str:
-    """The agent's options that simulate the GPUs that a simulated host has; empty where it has none, or measures real ones."""
+    """Return the agent's options that simulate this host's GPUs; empty for measured GPUs or no GPUs."""
     gpus = list(host.gpus.filter(retired_at=None).order_by("index")) if host.simulated else []
     if not gpus:
         return ""
@@ -168,14 +178,16 @@ def simulation_options(host: Host) -> str:
 
 
 def host_sizes_by_pool(pools: Collection[int]) -> dict[int, tuple[int, int, int, int]]:
-    """By pool: the least and the most CPU (thousandths of a core) and memory (MiB) of its hosts that say what they have."""
+    """Return, by pool, the minimum and maximum CPU (millicores) and memory (MiB) of its hosts that report
+    them.
+    """
     known = Host.objects.filter(pool__in=pools, cpu_milli__gt=0, memory_mib__gt=0).order_by().values("pool")
     rows = known.annotate(a=Min("cpu_milli"), b=Max("cpu_milli"), c=Min("memory_mib"), d=Max("memory_mib"))
     return {pool: (a, b, c, d) for pool, a, b, c, d in rows.values_list("pool", "a", "b", "c", "d")}
 
 
 def gpu_models_of_host(host: Host) -> list[tuple[str, int]]:
-    """(model, how many) of its GPUs."""
+    """Return (model, number) of the host's GPUs."""
     counts: dict[str, int] = defaultdict(int)
     for gpu in host.gpus.filter(retired_at=None):
         counts[gpu.model] += 1

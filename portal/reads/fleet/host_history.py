@@ -1,4 +1,4 @@
-"""What happened to a host: hardware events, changes of its states and its GPUs' (from what to what, by whom), people's deeds."""
+"""Read the history of a host: hardware events, state changes of the host and its GPUs, and actions of people."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from telemetry.models import HealthEvent, HealthRule
 
 MAX_ENTRIES = 20
 HOST_STATE_FIELDS = (("In service", "admin_state"), ("Lease", "lease_state"), ("Repair", "repair_state"))
-HOST_ADDED_REASON = "added"  # the reason of a host's first row
+HOST_ADDED_REASON = "added"  # reason of the host's first row
 STATE_CHANGING_VERBS = ("cordon_host", "drain_host", "return_host", "return_gpu", "take_out_gpu", "add_host")
 ANONYMOUS_OPERATOR = "an operator"
-# What was done about a hardware event, in words.
+# What was done about a hardware event, as text.
 HARDWARE_ACTION_SENTENCES = {
     "": "",
     "note": "Noted.",
@@ -33,7 +33,7 @@ HARDWARE_ACTION_SENTENCES = {
 
 @dataclass(frozen=True)
 class StateChange:
-    """One state of a host (``name``) or of a GPU: ``old`` is empty where nothing is kept of before."""
+    """One state change of a host (``name``) or of a GPU. ``old`` is empty if the former state is unknown."""
 
     name: str
     old: str
@@ -42,8 +42,11 @@ class StateChange:
 
 @dataclass(frozen=True)
 class HostHistoryEntry:
-    """One line. ``about``: hardware, host, gpu or deed. ``who``: by whom, as the viewer may know; empty where it came by itself.
-    ``verb``: a deed's, with ``numbers``; ``event``, ``meaning``, ``told`` and ``done``: of a hardware event."""
+    """One line of the history. ``about``: hardware, host, gpu or deed.
+
+    ``who``: the person, as far as the viewer may know; empty for automatic changes. ``verb`` and ``numbers``
+    belong to a person's action; ``event``, ``meaning``, ``told`` and ``done`` belong to a hardware event.
+    """
 
     at: datetime
     about: str
@@ -60,12 +63,12 @@ class HostHistoryEntry:
 
     @property
     def is_bad(self) -> bool:
-        """Whether something was done about a hardware event."""
+        """Return True if a hardware event led to an action."""
         return self.event is not None and self.event.action_taken not in ("", HealthRule.Action.NOTE)
 
 
 def host_history(viewer: User, host: Host) -> list[HostHistoryEntry]:
-    """The newest first. Five queries, one more where hardware events are among them."""
+    """Return the history, newest first. Five queries, one more with hardware events."""
     hardware = list(HealthEvent.objects.filter(host=host).select_related("gpu").order_by("-at")[:MAX_ENTRIES])
     deeds = list(_operator_actions(host)[:MAX_ENTRIES])
     by_moment = {deed.at: deed for deed in reversed(deeds)}
@@ -93,13 +96,15 @@ def host_history(viewer: User, host: Host) -> list[HostHistoryEntry]:
 
 
 def credential_revocation(host: Host) -> AuditEvent | None:
-    """Who revoked its agent's credential, and when and why; None while it has one, or never had one that was revoked. No query
-    while it has one."""
+    """Return who revoked the agent's credential, when and why; None if the host has one or none was revoked.
+
+    No query while the host has a credential.
+    """
     return None if host.credential_hash else _operator_actions(host).filter(verb="revoke_host").first()
 
 
 def credential_revocations() -> dict[int, AuditEvent]:
-    """The same of all hosts, by the host's id. Two queries."""
+    """Return the revocations of all hosts, by the host's id. Two queries."""
     without = Host.objects.filter(credential_hash="").values_list("pk", flat=True)
     names = {f"host:{pk}": pk for pk in without}
     deeds = AuditEvent.objects.filter(target__in=names, verb="revoke_host").order_by("at", "pk")
@@ -107,12 +112,12 @@ def credential_revocations() -> dict[int, AuditEvent]:
 
 
 def actor_name(viewer: User, deed: AuditEvent) -> str:
-    """Whose deed it was, as far as the viewer may know people."""
+    """Return the name of the person who acted, as far as the viewer may know people."""
     return _ActorNames(policy.sees_all_teams(viewer), {}, set()).of(deed)
 
 
 def hardware_event_detail(viewer: User, event: HealthEvent) -> str:
-    """What a hardware event says, as the viewer may know it: whose process it was is for operators and auditors."""
+    """Return the detail of a hardware event. Only operators and auditors learn whose process it was."""
     return event.detail if policy.sees_all_teams(viewer) else public_detail(event)
 
 
@@ -126,7 +131,7 @@ def _action_numbers(deed: AuditEvent) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _ActorNames:
-    """Who did what happened at a moment: a person's deed and the rows it wrote carry the same time."""
+    """The actors by time: an action's audit record and the rows that it wrote have the same timestamp."""
 
     are_known: bool
     by_moment: dict[datetime, AuditEvent]
@@ -143,11 +148,11 @@ class _ActorNames:
         return "the health rules" if moment in self.handled else ""
 
     def reason(self, moment: datetime, kept: str) -> str:
-        """A person's own words where there are any; else what is kept with the change."""
+        """Return the person's own reason, otherwise the reason stored with the change."""
         deed = self.by_moment.get(moment)
         if deed is not None and deed.why:
             return deed.why
-        off = parse_powered_off(kept)  # of long ago: the deed is not among those that were read
+        off = parse_powered_off(kept)  # an old change: its audit record is outside the rows that were read
         return (
             kept if off is None or self.are_known else f"seen powered off by {ANONYMOUS_OPERATOR}: {off[1]}"
         )
@@ -172,7 +177,7 @@ def _host_state_entries(host: Host, names: _ActorNames) -> Iterable[HostHistoryE
     rows = list(HostStateChange.objects.filter(host=host).order_by("-at", "-pk")[: MAX_ENTRIES + 1])
     for row, before in zip(rows, [*rows[1:], None], strict=True):
         if before is None and len(rows) > MAX_ENTRIES:
-            continue  # what was before is not known: it is older than what is shown
+            continue  # the former state is unknown: it is older than the rows that were read
         changes = [
             StateChange(name, getattr(before, of), getattr(row, of))
             for name, of in HOST_STATE_FIELDS
@@ -181,7 +186,7 @@ def _host_state_entries(host: Host, names: _ActorNames) -> Iterable[HostHistoryE
         if before is None and row.reason != HOST_ADDED_REASON:
             changes = [StateChange("Lease", "", row.lease_state)]
         if not changes and row.reason != HOST_ADDED_REASON and (not row.reason or row.at in names.by_moment):
-            continue  # nothing to say, or the deed says it
+            continue  # no reason, or the action already states it
         yield HostHistoryEntry(row.at, "host", changes, names.at(row.at), names.reason(row.at, row.reason))
 
 
@@ -198,7 +203,7 @@ def _gpu_state_entries(host: Host, names: _ActorNames) -> Iterable[HostHistoryEn
             "gpu",
             [StateChange("", before, row.repair_state)]
             if before != row.repair_state
-            else [],  # else it went missing, or came back
+            else [],  # otherwise the GPU went missing, or returned
             names.at(row.at),
             names.reason(row.at, row.reason),
             gpu=row.gpu.index,

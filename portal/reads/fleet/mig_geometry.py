@@ -1,4 +1,4 @@
-"""Reads of how the GPUs of a host are split into MIG instances, what they could be, and what came of changes."""
+"""Read the MIG geometry of a host's GPUs: the present one, the possible ones, and recent changes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from scheduler.sync import geometry_changes
 
 @dataclass(frozen=True)
 class GpuGeometry:
-    """One GPU. ``present``: "" for one whole GPU, None where it is split and has no instances; ``offers``: what it can be split
-    into, by name; ``last``: its newest change."""
+    """One GPU. ``present``: "" for a whole GPU, None if it is split without instances.
+
+    ``offers``: possible geometries by name. ``last``: the newest change.
+    """
 
     gpu: Gpu
     present: str | None
@@ -24,27 +26,27 @@ class GpuGeometry:
 
     @property
     def may_change(self) -> bool:
-        """Whether it can be split otherwise at all."""
+        """Return True if the geometry of this GPU can be changed at all."""
         return bool(self.offers) and not self.static
 
     @property
     def open(self) -> bool:
-        """Whether that is on its way."""
+        """Return True while a change is in progress."""
         return self.last is not None and self.last.state in geometry_changes.OPEN_GEOMETRY_STATES
 
     @property
     def failed(self) -> bool:
-        """Whether the last change failed."""
+        """Return True if the last change failed."""
         return self.last is not None and self.last.state == GeometryState.FAILED
 
     @property
     def wanted(self) -> str:
-        """What the last change wants; "" for one whole GPU."""
+        """Return the geometry that the last change requests; "" for a whole GPU."""
         return layout_text(self.last.profiles) if self.last is not None else ""
 
 
 def host_geometries(host: Host) -> list[GpuGeometry]:
-    """Every GPU in order. Two queries; its pool is loaded."""
+    """Return every GPU by index. Two queries; the pool is loaded."""
     rows = list(host.gpus.filter(retired_at=None).order_by("index"))
     newest = GeometryChange.objects.filter(gpu__in=rows).order_by("gpu", "-created_at", "-pk").distinct("gpu")
     last = {row.gpu_id: row for row in newest}
@@ -52,7 +54,7 @@ def host_geometries(host: Host) -> list[GpuGeometry]:
 
 
 def gpu_geometry(host: Host, gpu: Gpu) -> GpuGeometry:
-    """One of them."""
+    """Return the geometry of one GPU."""
     return _geometry_of(
         host, gpu, GeometryChange.objects.filter(gpu=gpu).order_by("-created_at", "-pk").first()
     )

@@ -1,4 +1,4 @@
-"""Reads of the utilisation page beside ``telemetry.reads``."""
+"""Reads of the utilisation page that ``telemetry.reads`` does not have."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from telemetry.reads import UsageFilters
 
 
 def visible_gpu_models(viewer: User) -> list[str]:
-    """Every GPU model of the visible pools."""
+    """Return every GPU model of the visible pools."""
     return sorted(set(policy.visible_gpus(viewer).filter(retired_at=None).values_list("model", flat=True)))
 
 
 def has_simulated_use(filters: UsageFilters) -> bool:
-    """Whether part of the period is simulated history."""
+    """Return True if a part of the period is simulated history."""
     rows = Rollup.objects.filter(
         resolution=Rollup.Resolution.HOUR, bucket__gte=filters.start, bucket__lt=filters.end
     )

@@ -1,4 +1,4 @@
-"""Reads of the page about data and images: homes with their size, shared data, and what environments hosts offer."""
+"""Read homes with their sizes, shared data, and the environments that hosts offer."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ VOLUME_USING_STATES = (
     RunState.STARTING,
     RunState.RUNNING,
     RunState.STOPPING,
-)  # a run whose processes may have the home open
+)  # states of a run whose processes may have the home open
 
 
 @dataclass(frozen=True)
 class HomeVolume:
-    """One home. ``joined_hosts``: names of those the viewer may see that have it. ``workloads``: how many that the viewer may see are
-    using it now. ``owner`` is None where no account has its name; ``teams`` are the owner's, of those the viewer may see."""
+    """One home volume. ``owner`` is None if no account has its name.
+
+    ``joined_hosts``: names of visible hosts that have it. ``workloads``: number of visible workloads that use
+    it now. ``teams``: the owner's teams that the viewer may see.
+    """
 
     volume: Volume
     hosts: list[str]
@@ -35,7 +38,7 @@ class HomeVolume:
 
 @dataclass(frozen=True)
 class HostEnvironment:
-    """What workloads find on some hosts. ``python`` is empty where the agents do not tell."""
+    """The software environment on some hosts. ``python`` is empty if the agents do not report it."""
 
     python: str
     packages: dict[str, str]
@@ -44,12 +47,12 @@ class HostEnvironment:
 
 
 def visible_homes(viewer: policy.Viewer) -> QuerySet[Volume]:
-    """Visible homes in order of name."""
+    """Return the visible homes by name."""
     return policy.visible_volumes(viewer).select_related("storage").order_by("name", "pk")
 
 
 def home_details(viewer: User, volumes: Sequence[Volume]) -> list[HomeVolume]:
-    """The homes of one page with what is known around them, in a fixed number of queries."""
+    """Return the homes of one page with their details, in a fixed number of queries."""
     hosts = _hosts_by_storage(viewer, {volume.storage_id for volume in volumes})
     used = _used(viewer, volumes)
     owners = _owners(viewer, {volume.person for volume in volumes})
@@ -102,7 +105,7 @@ def _owners(viewer: User, names: set[str]) -> dict[str, User]:
 
 
 def home_storages(viewer: User) -> list[dict[str, Any]]:
-    """Where the homes of visible hosts lie, those with most hosts first: storage, hosts."""
+    """Return the storages of homes of visible hosts, those with most hosts first: storage, hosts."""
     hosts = (
         policy.visible_hosts(viewer)
         .filter(storage__isnull=False)
@@ -122,18 +125,21 @@ def home_storages(viewer: User) -> list[dict[str, Any]]:
 
 
 def joined_hosts(viewer: policy.Viewer) -> QuerySet[Host]:
-    """Visible hosts whose agent has joined, with their pool."""
+    """Return the visible hosts whose agent has joined, with their pool."""
     return policy.visible_hosts(viewer).exclude(credential_hash="").select_related("pool").order_by("name")
 
 
 def reported_environment(host: Host) -> dict[str, Any] | None:
-    """``{"python", "packages": {name: version}, "exposed": [path]}`` as the host's agent reports; None when it does not tell."""
+    """Return ``{"python", "packages":
+
+    {name: version}, "exposed": [path]}`` as the agent reports; None without a report.
+    """
     found = (host.hardware.get("reported") or {}).get("environment")
     return dict(found) if found else None
 
 
 def environments_of_hosts(rows: Iterable[Host]) -> list[HostEnvironment]:
-    """Hosts that offer the same are one entry; those with most hosts first, those that do not tell last."""
+    """Group hosts with equal environments; groups with most hosts first, hosts without a report last."""
     groups: dict[tuple[Any, ...], list[str]] = defaultdict(list)
     for host in rows:
         told = reported_environment(host)
@@ -144,7 +150,7 @@ def environments_of_hosts(rows: Iterable[Host]) -> list[HostEnvironment]:
 
 
 def shared_paths(rows: Iterable[Host]) -> list[dict[str, Any]]:
-    """Paths that hosts let workloads read beside homes: path, hosts."""
+    """Return the paths that hosts expose to workloads besides homes: path, hosts."""
     found: dict[str, list[str]] = defaultdict(list)
     for host in rows:
         for path in (reported_environment(host) or {}).get("exposed", []):

@@ -1,4 +1,4 @@
-"""Reads of the chargeback pages beside ``telemetry.reads``: months, the conservation line, budgets, prices, names."""
+"""Reads of the chargeback pages that ``telemetry.reads`` does not have."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DIMENSION_NAME_FIELDS = {
 
 
 def charged_months(now: datetime) -> list[date]:
-    """Every month with charges up to this one, newest first."""
+    """Return every month with charges up to this one, newest first."""
     first = Charge.objects.aggregate(first=Min("month"))["first"] or month_of(now)
     found = [first]
     while found[-1] < month_of(now):
@@ -34,19 +34,20 @@ def charged_months(now: datetime) -> list[date]:
 
 
 def statement_of(month: date) -> Statement | None:
-    """The month's statement; None while nothing made one."""
+    """Return the month's statement; None if it does not exist yet."""
     return Statement.objects.filter(month=month).select_related("closed_by").first()
 
 
 def is_simulated(month: date) -> bool:
-    """Whether part of a month's charges is simulated history."""
+    """Return True if a part of a month's charges is simulated history."""
     return Charge.objects.filter(month=month, simulated=True).exists()
 
 
 def conservation_equation(month: date) -> dict[str, Any]:
-    """The conservation line of all pools together and of each, in cents, with the difference of the two sides.
+    """Return the conservation equation of all pools together and of each pool, in cents, with the difference
+    of its sides.
 
-    ``not_sold`` of the total is what was idle and what was not charged, in one figure.
+    ``not_sold`` of the total is the sum of idle and uncharged capacity.
     """
     pools = statements.statement_totals(month)["pools"]
     names = ("charged", "margin", "uncharged", "idle", "overhead", "cost")
@@ -58,7 +59,7 @@ def conservation_equation(month: date) -> dict[str, Any]:
 
 
 def budget_rows(viewer: User, month: date, now: datetime) -> list[dict[str, Any]]:
-    """The visible budgets of a month and where each stands, by name."""
+    """Return the visible budgets of a month with their status, by name."""
     rows = policy.visible_budgets(viewer).filter(month=month).select_related("team", "project")
     found = []
     for budget in rows:
@@ -73,7 +74,7 @@ def _payer(budget: Budget) -> str:
 
 
 def _budget_bar(view: reads.BudgetStatus) -> dict[str, Any]:
-    """How the bar is drawn: spent up to the budget, what the forecast adds, and what lies beyond the budget."""
+    """Return the segments of the bar: spent up to the budget, forecast, and excess over the budget."""
     spent, limit = float(view.spent), float(view.amount)
     expected = float(view.forecast) if view.forecast is not None else spent
     scale = max(limit, expected, spent) * 1.05 or 1.0
@@ -88,7 +89,7 @@ def _budget_bar(view: reads.BudgetStatus) -> dict[str, Any]:
 
 
 def dimension_name(dimension: str, key: Any, month: date, lines: QuerySet[Charge]) -> str:
-    """The name a key had on the month's lines that the viewer may see."""
+    """Return the name that a key had on the month's lines that the viewer may see."""
     if dimension not in DIMENSION_NAME_FIELDS:
         return str(key or "none")
     column = "pk" if key is None else f"{dimension}_id"
@@ -100,22 +101,22 @@ def dimension_name(dimension: str, key: Any, month: date, lines: QuerySet[Charge
 
 
 def charged_workload(viewer: User, pk: int | None) -> Workload | None:
-    """The workload of a line where the viewer may see its page."""
+    """Return the workload of a charge line if the viewer may see its page."""
     return policy.visible_workloads(viewer).filter(pk=pk).first() if pk is not None else None
 
 
 def pools() -> QuerySet[Pool]:
-    """Every pool by name."""
+    """Return every pool by name."""
     return Pool.objects.order_by("name")
 
 
 def models() -> list[str]:
-    """Every model that any host has."""
+    """Return every model that any host has."""
     return sorted(set(Gpu.objects.filter(retired_at=None).values_list("model", flat=True)))
 
 
 def rate_card(now: datetime) -> list[dict[str, Any]]:
-    """The rate card, newest first, each row with whether it is in force, over, or to come."""
+    """Return the rate card, newest first; each row says if it is in force, over, or future."""
     rows = list(Price.objects.select_related("pool").order_by("model", "pool__name", "-valid_from"))
     now_charged = reads.load_current_prices(now)
     return [
@@ -133,7 +134,7 @@ def rate_card(now: datetime) -> list[dict[str, Any]]:
 
 
 def cost_centre_rows(viewer: User, now: datetime) -> list[dict[str, Any]]:
-    """The visible projects with the cost centre in force and those to come."""
+    """Return the visible projects with their present and future cost centres."""
     rows = (
         policy.visible_projects(viewer)
         .select_related("team")

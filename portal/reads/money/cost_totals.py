@@ -22,7 +22,7 @@ prices = telemetry.load_current_prices
 
 
 def rounded_sum(amounts: Iterable[Decimal | None]) -> Decimal | None:
-    """The rounded sum; None when a part of it is unknown."""
+    """Return the rounded sum; None if a part is unknown."""
     total = Decimal(0)
     for amount in amounts:
         if amount is None:
@@ -34,10 +34,11 @@ def rounded_sum(amounts: Iterable[Decimal | None]) -> Decimal | None:
 def workload_costs(
     ids: Collection[int], now: datetime, card: Prices, *, of: str = "workload"
 ) -> dict[int, Decimal]:
-    """What each has cost so far: its charges, and what it held since they were last written, at today's price. ``ids`` are
-    those of workloads, or of whole arrays (``of="workload__array"``).
+    """Return the cost of each row so far: its charges, plus its use since the last charges at the present
+    price.
 
-    One that held what has no price is left out: what it costs is unknown, not less.
+    ``ids`` are those of workloads, or of arrays (``of="workload__array"``). A row that held units without a
+    price is absent: its cost is unknown.
     """
     these = {f"{of}__in": ids}
     lines = Charge.objects.filter(**these).values_list(f"{of}_id")
@@ -69,7 +70,7 @@ def workload_costs(
 
 
 def team_spending(teams: Iterable[Team], month: date) -> dict[int, Decimal]:
-    """What each team was charged in a month so far."""
+    """Return what each team was charged in a month so far."""
     rows = (
         Charge.objects.filter(team__in=teams, month=month).values_list("team_id").annotate(sum=Sum("charged"))
     )
@@ -77,7 +78,7 @@ def team_spending(teams: Iterable[Team], month: date) -> dict[int, Decimal]:
 
 
 def charge_lines_of(workload: int) -> list[dict[str, Any]]:
-    """A workload's charge lines by day and bucket."""
+    """Return a workload's charge lines by day and bucket."""
     rows = (
         Charge.objects.filter(workload=workload)
         .annotate(day=Trunc("start", "day"))

@@ -1,4 +1,4 @@
-"""Reads of the pages about teams, people, notices and records. Each starts from what the viewer may see."""
+"""Read teams, people, notices and audit records. Every query starts from what the viewer may see."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scheduler.state.states import WorkloadState
 
 
 def teams(viewer: policy.Viewer) -> list[dict[str, Any]]:
-    """Visible teams in order of name: team, people, projects, guaranteed and running GPUs."""
+    """Return the visible teams by name: team, people, projects, guaranteed and running GPUs."""
     rows = policy.visible_teams(viewer).annotate(
         people=Count("memberships", distinct=True),
         active_projects=Count("projects", filter=Q(projects__active=True), distinct=True),
@@ -34,7 +34,9 @@ def teams(viewer: policy.Viewer) -> list[dict[str, Any]]:
 
 
 def queue_leaders(pool: Pool) -> list[dict[str, Any]]:
-    """Who has most waiting in a pool, beside what one may: by team, and the person of it who has most. One query."""
+    """Return, by team, the largest number of waiting workloads in a pool against the limit, and the person
+    with most. One query.
+    """
     rows = Workload.objects.filter(pool=pool, state=WorkloadState.QUEUED)
     by_person = rows.values_list("project__team__name", "owner__username").annotate(waiting=Count("pk"))
     lines: dict[str, dict[str, Any]] = {}
@@ -45,7 +47,9 @@ def queue_leaders(pool: Pool) -> list[dict[str, Any]]:
 
 
 def team_page(viewer: policy.Viewer, slug: str) -> dict[str, Any] | None:
-    """One visible team with its people, projects (with the cost centre in force last) and quotas; None when there is none."""
+    """Return one visible team with its people, projects (with the last cost centre) and quotas; None if not
+    visible.
+    """
     team = policy.visible_teams(viewer).filter(slug=slug).first()
     if team is None:
         return None
@@ -84,7 +88,7 @@ def team_page(viewer: policy.Viewer, slug: str) -> dict[str, Any] | None:
 
 
 def people(viewer: policy.Viewer) -> QuerySet[User]:
-    """Visible people with their memberships at hand."""
+    """Return the visible people with their memberships loaded."""
     memberships = Membership.objects.select_related("team").order_by("team__name")
     return (
         policy.visible_users(viewer)
@@ -94,7 +98,7 @@ def people(viewer: policy.Viewer) -> QuerySet[User]:
 
 
 def own_notices(viewer: policy.Viewer) -> QuerySet[Notification]:
-    """Own notices, newest first."""
+    """Return own notices, newest first."""
     return (
         policy.visible_notifications(viewer)
         .select_related("workload__array", "reservation", "submission")
@@ -103,14 +107,17 @@ def own_notices(viewer: policy.Viewer) -> QuerySet[Notification]:
 
 
 def own_tokens(viewer: policy.Viewer) -> QuerySet[ApiToken]:
-    """Own tokens: those in force first, then the newest."""
+    """Return own tokens: valid ones first, then the newest."""
     return policy.visible_tokens(viewer).order_by(F("revoked_at").asc(nulls_first=True), "-created_at")
 
 
 def audit_events(
     viewer: policy.Viewer, *, words: str = "", verb: str = "", actor: str = ""
 ) -> QuerySet[AuditEvent]:
-    """Visible audit records, newest first; ``words`` are sought in the target's name, ``verb`` and ``actor`` match whole."""
+    """Return visible audit records, newest first.
+
+    ``words`` search the target's name; ``verb`` and ``actor`` match exactly.
+    """
     rows = policy.visible_audit(viewer).select_related("team")
     if words:
         rows = rows.filter(
@@ -124,7 +131,7 @@ def audit_events(
 
 
 def pools(viewer: policy.Viewer) -> QuerySet[Pool]:
-    """Visible pools with their count of hosts."""
+    """Return the visible pools with their number of hosts."""
     return (
         policy.visible_pools(viewer)
         .select_related("team")
@@ -134,5 +141,5 @@ def pools(viewer: policy.Viewer) -> QuerySet[Pool]:
 
 
 def all_teams() -> QuerySet[Team]:
-    """Every team, for an operator's forms."""
+    """Return every team, for forms of operators."""
     return Team.objects.order_by("name")

@@ -1,4 +1,4 @@
-"""What waits for people who run and pay for the pool: the first thing on their first page."""
+"""Read what operators, auditors and finance need first: pending decisions, problems, costs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ MAX_DASHBOARD_ROWS = 5
 
 @dataclass(frozen=True)
 class OperationsDashboard:
-    """For operators and auditors: what waits for a decision, hosts and reservations that need a look, and what waits longest."""
+    """Pending decisions, hosts and reservations with problems, and the longest waits.
+
+    For operators and auditors.
+    """
 
     submissions: list[Submission]
     submissions_waiting: int
@@ -31,12 +34,12 @@ class OperationsDashboard:
     troubled: list[Host]
     waiting: list[Workload]
     waiting_count: int
-    unserved: list[Reservation]  # have begun and have no GPUs
+    unserved: list[Reservation]  # started without GPUs
     mass_silence: MassSilence | None
 
 
 def operations_dashboard(user: User, now: datetime) -> OperationsDashboard | None:
-    """None for people whose desk this is not. A fixed number of queries."""
+    """Return the dashboard; None for people without these roles. The number of queries is fixed."""
     if not policy.may(user, "approval.see"):
         return None
     submissions = policy.visible_submissions(user).filter(state=SubmissionState.WAITING)
@@ -69,7 +72,10 @@ def operations_dashboard(user: User, now: datetime) -> OperationsDashboard | Non
 
 @dataclass(frozen=True)
 class TeamMonthCost:
-    """A team's month so far, to the cent. ``budget`` and ``forecast`` None: none is set, or it is too early to say."""
+    """A team's month so far, in cents.
+
+    ``budget`` and ``forecast`` are None without a budget or too early to forecast.
+    """
 
     team: Team
     spent: Decimal
@@ -88,7 +94,7 @@ class MoneyDashboard:
 
 
 def money_dashboard(user: User, now: datetime) -> MoneyDashboard | None:
-    """For finance and auditors: this month by team, the dearest first. None for others."""
+    """Return this month by team, the most expensive first, for finance and auditors; None for others."""
     if not policy.sees_all_charges(user):
         return None
     month = month_of(now)

@@ -1,4 +1,4 @@
-"""Expected starts as ranges, and how good the ranges of a pool were."""
+"""Read expected starts as ranges, and the accuracy of former ranges of a pool."""
 
 from __future__ import annotations
 
@@ -16,28 +16,33 @@ StartRange = tuple[datetime, datetime]
 
 @dataclass(frozen=True)
 class StartRecords:
-    """The records of some pools at a moment."""
+    """The accuracy records of some pools at a time."""
 
     records: dict[int, EstimateAccuracy]
     now: datetime
 
     def likely(self, workload: Workload) -> StartRange | None:
-        """From when and by when a waiting workload likely starts; None where no start or too little record is known."""
+        """Return the range in which a waiting workload likely starts; None without an expected start or
+        enough records.
+        """
         if workload.state != WorkloadState.QUEUED:
             return None
         return start_estimates.likely_range(self.past(workload.pool_id), workload.expected_start, self.now)
 
     def past(self, pool: int) -> EstimateAccuracy:
-        """How good expected starts were in a pool."""
+        """Return the accuracy of expected starts in a pool."""
         return self.records.get(pool, EstimateAccuracy())
 
 
 def start_records_for(workloads: Iterable[Workload], now: datetime) -> StartRecords:
-    """The records of the pools in which these wait for a start that is expected; one question, none where nobody does."""
+    """Return the records of the pools in which these workloads expect a start.
+
+    One query, or none if no start is expected.
+    """
     pools = {w.pool_id for w in workloads if w.state == WorkloadState.QUEUED and w.expected_start is not None}
     return StartRecords(start_estimates.past_starts_by_pool(pools, now), now)
 
 
 def start_records_of_pools(pools: Iterable[int], now: datetime) -> StartRecords:
-    """The records of these pools."""
+    """Return the records of these pools."""
     return StartRecords(start_estimates.past_starts_by_pool(set(pools), now), now)

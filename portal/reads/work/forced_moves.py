@@ -1,4 +1,4 @@
-"""Why work had to leave a host that was taken out: the hardware event behind it, or the words of whoever took it out."""
+"""Read why a workload had to leave a host that was taken out: the hardware event, or the operator's reason."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ HOST_REMOVING_ACTIONS = (HealthRule.Action.CORDON, HealthRule.Action.DRAIN, Heal
 
 @dataclass(frozen=True)
 class ForcedMove:
-    """A run that was told to leave its host. ``numbers`` for the sentence of ``code``: ``host``; where a hardware event is behind
-    it ``event``, ``meaning`` and ``gpu`` (the index of the one that failed); else ``words``, what the operator said."""
+    """An eviction of a run from its host. ``numbers`` belong to the sentence of ``code``: ``host``.
+
+    With a hardware event they have ``event``, ``meaning`` and ``gpu`` (index of the GPU that failed),
+    otherwise ``words``: the operator's reason.
+    """
 
     code: str
     numbers: dict[str, Any] = field(default_factory=dict)
 
 
 def forced_moves_of_runs(runs: Iterable[int]) -> dict[int, ForcedMove]:
-    """By run, those that were told to leave. One query where there are none, at most five."""
+    """Return the evictions by run. One query if there are none, at most five."""
     told = list(
         Command.objects.filter(
             run__in=list(runs), code__in=FORCED_MOVE_CODES, verb__in=(Command.Verb.NOTICE, Command.Verb.STOP)
@@ -38,7 +41,7 @@ def forced_moves_of_runs(runs: Iterable[int]) -> dict[int, ForcedMove]:
 
 @dataclass(frozen=True)
 class WorkloadHistoryEntry:
-    """Something that stands among the decisions about a workload: the engine's own (``kind`` of a Decision), or ``moved``."""
+    """One line of a workload's history: a decision of the engine (``kind`` of a Decision), or ``moved``."""
 
     at: datetime
     kind: str
@@ -47,7 +50,7 @@ class WorkloadHistoryEntry:
 
 
 def workload_history(workload: Workload, most: int) -> list[WorkloadHistoryEntry]:
-    """What was decided about a workload, the newest first: by the engine, by the table of hardware events, by an operator."""
+    """Return a workload's history, newest first: decisions of the engine, of health rules, of operators."""
     rows = workload.decisions.order_by("-at", "-pk")[:most]
     found = [WorkloadHistoryEntry(row.at, row.kind, row.code, row.numbers) for row in rows]
     told = list(
@@ -69,7 +72,10 @@ def workload_history(workload: Workload, most: int) -> list[WorkloadHistoryEntry
 
 
 def forced_moves_of_commands(told: Iterable[Command]) -> dict[int, ForcedMove]:
-    """The same of commands that are loaded with their host. A host is closed, and its work told, at one and the same moment."""
+    """Return the evictions of commands loaded with their host.
+
+    The closing of a host and its evictions have one timestamp.
+    """
     first: dict[int, Command] = {}
     for command in told:
         first.setdefault(command.run_id, command)

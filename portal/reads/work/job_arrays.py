@@ -1,4 +1,4 @@
-"""Arrays of jobs as one line each: how many of their tasks wait, run and ended."""
+"""Read job arrays as one row each, with the numbers of their tasks by state."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ CANCELLED = ENDED & Q(tasks__outcome__in=(ReasonCode.CANCELLED, ReasonCode.DEPEN
 
 
 def with_task_counts(rows: QuerySet[JobArray]) -> QuerySet[Any]:
-    """Adds ``tasks_all`` and, of these, ``waiting``, ``running`` (anything between), ``finished``, ``cancelled``, ``failed``; and
-    when the first of them ``began`` and is ``expected`` to start, ``waits_since`` and when the last was ``over``."""
+    """Annotate arrays with task counts and times.
+
+    ``tasks_all`` is the sum of ``waiting``, ``running`` (started and not ended), ``finished``, ``cancelled``
+    and ``failed``. ``began`` and ``expected``: first start; ``waits_since``; ``over``: last end.
+    """
     return rows.annotate(
         began=Min("tasks__started_at"),
         over=Max("tasks__ended_at"),
@@ -43,13 +46,13 @@ def with_task_counts(rows: QuerySet[JobArray]) -> QuerySet[Any]:
 
 
 def own_open_arrays(user: User) -> QuerySet[JobArray]:
-    """A person's arrays of which a task has not ended, the latest first."""
+    """Return a person's arrays with open tasks, latest first."""
     left = Workload.objects.filter(array=OuterRef("pk")).exclude(state=WorkloadState.ENDED)
     return policy.visible_arrays(user).filter(Exists(left), owner=user).order_by("-created_at", "-pk")
 
 
 def first_open_task_only(rows: QuerySet[Workload]) -> QuerySet[Workload]:
-    """Of each array in ``rows`` only its first task that has not ended, else its first; everything else as it is."""
+    """Keep only the first open task of each array in ``rows``, else its first task; other workloads stay."""
     left = Min("pk", filter=~Q(state=WorkloadState.ENDED))
     firsts = (
         rows.filter(array__isnull=False)
@@ -62,15 +65,18 @@ def first_open_task_only(rows: QuerySet[Workload]) -> QuerySet[Workload]:
 
 
 def first_ended_task_only(rows: QuerySet[Workload]) -> QuerySet[Workload]:
-    """The same of tasks that have ended, without those of arrays of which another task has not."""
+    """Keep only the first ended task of each array whose tasks have all ended; other workloads stay."""
     left = Workload.objects.filter(array=OuterRef("array")).exclude(state=WorkloadState.ENDED)
     return first_open_task_only(rows.filter(~Exists(left)))
 
 
 @dataclass
 class JobArrayTotals:
-    """An array as one thing. ``row`` came with its counts; ``held``: (model, profile, how many units) that its tasks hold now;
-    ``workload_usage``: mean of its tasks' last readings, a share of 1; ``cost`` of all tasks so far. None is unknown."""
+    """The totals of an array. None is unknown.
+
+    ``row`` has its task counts; ``held``: (model, profile, number of units) that its tasks hold now; ``use``:
+    mean of the last utilisation of its tasks (0 to 1); ``cost`` of all tasks so far.
+    """
 
     row: Any
     held: list[tuple[str, str, int]] = field(default_factory=list)
@@ -80,7 +86,10 @@ class JobArrayTotals:
 
     @property
     def state(self) -> str:
-        """A state of a workload that says it for all: what runs, else what waits, else how the worst of it ended."""
+        """Return one workload state for the array:
+
+        running if any task runs, else waiting, else the worst outcome.
+        """
         row = self.row
         if row.running or row.waiting:
             return WorkloadState.RUNNING if row.running else WorkloadState.QUEUED
@@ -88,7 +97,10 @@ class JobArrayTotals:
 
 
 def array_totals(workloads: Iterable[Workload], now: datetime) -> dict[int, JobArrayTotals]:
-    """The arrays that these workloads are tasks of, each with its totals. A fixed number of queries, or none."""
+    """Return the arrays of these workloads with their totals.
+
+    The number of queries is fixed, or zero without arrays.
+    """
     ids = {workload.array_id for workload in workloads if workload.array_id is not None}
     if not ids:
         return {}
@@ -109,7 +121,7 @@ def array_totals(workloads: Iterable[Workload], now: datetime) -> dict[int, JobA
 
 
 def _latest_usage(ids: Collection[int], now: datetime) -> dict[int, float]:
-    """The mean of the last readings of what each array's tasks hold."""
+    """Return the mean of the last readings of the units that each array's tasks hold."""
     places = Allocation.objects.filter(workload__array__in=ids, period__upper_inf=True).values_list(
         "workload_id", "workload__array_id", "unit__gpu__host_id"
     )
@@ -123,11 +135,8 @@ def _latest_usage(ids: Collection[int], now: datetime) -> dict[int, float]:
     return {array: sum(some) / len(some) for array, some in shares.items()}
 
 
-# -- what notices tell of ----------------------------------------------------------------------------------------------
-
-
 def arrays_started_between(since: datetime, until: datetime) -> list[tuple[Any, Run]]:
-    """Arrays of which the first task began to run after ``since``, and its run."""
+    """Return the arrays whose first task started after ``since``, with its run."""
     runs = Run.objects.filter(rank=0, workload__array__isnull=False, workload__simulated=False)
     earlier = runs.filter(workload__array=OuterRef("workload__array"), running_at__lte=since)
     fresh = runs.filter(~Exists(earlier), running_at__gt=since, running_at__lte=until)
@@ -139,7 +148,9 @@ def arrays_started_between(since: datetime, until: datetime) -> list[tuple[Any, 
 
 
 def arrays_ended_between(since: datetime, until: datetime) -> list[tuple[Any, Workload]]:
-    """Arrays of which a task ended in this time, with their counts, and the task that ended last: of those that failed, if any."""
+    """Return the arrays whose tasks ended in this period, with counts and the last ended task; failed tasks
+    have precedence.
+    """
     tasks = Workload.objects.filter(
         array__isnull=False,
         simulated=False,
@@ -158,7 +169,7 @@ def arrays_ended_between(since: datetime, until: datetime) -> list[tuple[Any, Wo
 
 
 def array_summary(array: Any) -> str:
-    """``10 tasks: 4 running, 5 waiting, 1 finished``; of one that came with its counts."""
+    """Return ``10 tasks: 4 running, 5 waiting, 1 finished`` for an array with its counts."""
     parts = (
         (array.running, "running"),
         (array.waiting, "waiting"),

@@ -1,4 +1,4 @@
-"""Who stopped work by hand, from the audit."""
+"""Read from the audit record who stopped a workload."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scheduler.models import Workload
 
 @dataclass(frozen=True)
 class ManualStop:
-    """A person's word: who, by user id and by name, and why, which may be empty."""
+    """A stop by a person: user id, name, and the reason, which may be empty."""
 
     user_id: int | None
     name: str
@@ -20,12 +20,12 @@ class ManualStop:
 
 
 def is_manual_stop(workload: Workload) -> bool:
-    """Whether somebody stopped it, or is stopping it, rather than the engine."""
+    """Return True if a person stopped the workload or is stopping it, rather than the engine."""
     return ReasonCode.CANCELLED in (workload.outcome, workload.stop_requested)
 
 
 def manual_stops_of(workloads: Iterable[Workload]) -> dict[int, ManualStop]:
-    """By workload, those that were stopped by hand. No query where none was, else one."""
+    """Return the manual stops by workload. One query, or none if no workload was stopped manually."""
     by_target = {
         f"workload:{workload.public_id}": workload.pk for workload in workloads if is_manual_stop(workload)
     }

@@ -1,4 +1,4 @@
-"""What waits and what runs, in the order the engine judged it, and why one workload is where it is."""
+"""Read waiting and running workloads, in the order in which the engine evaluated them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RUNNING_STATES = [s.value for s in WorkloadState if s not in (WorkloadState.QUEU
 
 @dataclass(frozen=True)
 class QueueTotals:
-    """Of the pools the person may use, whoever's work it is: numbers only."""
+    """Totals of the pools that the person may use, over workloads of everybody."""
 
     waiting: int
     gpus_wanted: int
@@ -27,7 +27,7 @@ class QueueTotals:
 
 
 def queue_totals(user: User) -> QueueTotals:
-    """How many wait for how many units, how many run, and when the engine last planned."""
+    """Return the numbers of waiting and running workloads and units, and the time of the last planning cycle."""
     pools = policy.visible_pools(user)
     found = Workload.objects.filter(pool__in=pools).aggregate(
         waiting=Count("pk", filter=Q(state=WorkloadState.QUEUED)),
@@ -39,19 +39,22 @@ def queue_totals(user: User) -> QueueTotals:
 
 
 def waiting_workloads(user: User) -> QuerySet[Workload]:
-    """What waits and may be seen, by pool and position."""
+    """Return the visible waiting workloads, by pool and position."""
     rows = policy.visible_workloads(user).filter(state=WorkloadState.QUEUED).select_related(*RELATED)
     return rows.order_by("pool__name", F("position").asc(nulls_last=True), "submitted_at", "pk")
 
 
 def running_workloads(user: User) -> QuerySet[Workload]:
-    """What holds GPUs and may be seen, the newest first."""
+    """Return the visible workloads that hold GPUs, newest first."""
     rows = policy.visible_workloads(user).filter(state__in=RUNNING_STATES).select_related(*RELATED)
     return rows.order_by("pool__name", "-queued_at", "-pk")
 
 
 def visible_counts(user: User) -> dict[str, dict[str, int]]:
-    """How many rows the person may see, of what is ``waiting_workloads`` and what is ``running_workloads``: ``all``, ``team`` (own ones), ``mine``."""
+    """Return the number of visible ``waiting_workloads`` and ``running_workloads``:
+
+    ``all``, ``team`` (own teams), ``mine``.
+    """
     shows = {"waiting": Q(state=WorkloadState.QUEUED), "running": Q(state__in=RUNNING_STATES)}
     whose = {"all": Q(), "team": Q(project__team__in=policy.my_team_ids(user)), "mine": Q(owner=user)}
     found = policy.visible_workloads(user).aggregate(
@@ -61,11 +64,11 @@ def visible_counts(user: User) -> dict[str, dict[str, int]]:
 
 
 def reason_codes(user: User) -> list[str]:
-    """The reasons that stand in the queue now, to filter by."""
+    """Return the reason codes of the present queue, to filter by."""
     rows = policy.visible_workloads(user).filter(state=WorkloadState.QUEUED).exclude(reason_code="")
     return sorted(set(rows.values_list("reason_code", flat=True)))
 
 
 def models_in_use(user: User) -> list[str]:
-    """GPU models of the pools the person may use, to filter by."""
+    """Return the GPU models of the pools that the person may use, to filter by."""
     return sorted(set(policy.visible_gpus(user).filter(retired_at=None).values_list("model", flat=True)))

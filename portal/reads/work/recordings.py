@@ -1,4 +1,4 @@
-"""What the engine planned on, cycle by cycle."""
+"""Read recordings of the engine's input, one per planning cycle."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from scheduler.models import Decision, Recording, Workload
 
 
 def latest_recordings(about: Workload | None = None) -> QuerySet[Recording]:
-    """Recordings, the latest first; of those ``about`` a workload only where something was decided about it."""
+    """Return recordings, newest first. ``about`` a workload: only cycles with a decision about it."""
     rows = Recording.objects.order_by("-pk")
     if about is None:
         return rows
-    # A decision and its recording carry the moment of the same apply.
+    # A decision and its recording have the timestamp of the same apply.
     return rows.filter(at__in=Decision.objects.filter(workload=about).values("at"))
 
 
 def as_download(pk: int) -> HttpResponse:
-    """One recording as the file that ``manage.py replay_snapshot`` reads, or Http404: it may be forgotten by now."""
+    """Return one recording as the file that ``manage.py replay_snapshot`` reads.
+
+    Raises Http404 if it was deleted.
+    """
     try:
         text = recording.recording_file_text(pk)
     except recording.RecordingNotFound:

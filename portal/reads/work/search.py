@@ -1,4 +1,4 @@
-"""What the search dialog finds: workloads, reservations, hosts, teams and projects, a few of each."""
+"""Search workloads, reservations, hosts, teams and projects by name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SearchResults:
 
 
 def search(user: User, words: str) -> SearchResults:
-    """Rows that the person may see whose name contains the words; a few of each, those that run first."""
+    """Return visible rows whose name contains the words; a few of each kind, running workloads first."""
     if len(words) < MIN_QUERY_LENGTH:
         return SearchResults([], [], [], [])
     workloads = filter_by_text(policy.visible_workloads(user), words).select_related("project__team", "pool")

@@ -24,7 +24,7 @@ from telemetry.reads import BudgetStatus, budget_status
 
 @dataclass(frozen=True)
 class QuotaUsage:
-    """A team's guarantee of one model in one pool and what it holds now, in GPUs."""
+    """A team's guarantee of one model in one pool and its present use, in GPUs."""
 
     pool: str
     model: str
@@ -44,11 +44,11 @@ class TeamSummary:
     budget: Decimal | None
     spent: Decimal | None
     forecast: Decimal | None
-    hours: BudgetStatus | None  # its budget of GPU-hours
+    hours: BudgetStatus | None  # budget of GPU-hours
 
 
 def team_summaries(user: User, now: datetime) -> list[TeamSummary]:
-    """Each team the person is in: its guarantees, what it holds, and this month's budgets."""
+    """Return each team of the person with its guarantees, its use, and the budgets of this month."""
     teams = list(Team.objects.filter(pk__in=policy.my_team_ids(user)).order_by("name"))
     if not teams:
         return []
@@ -80,7 +80,7 @@ def team_summaries(user: User, now: datetime) -> list[TeamSummary]:
 
 
 def quota_usages(uses: Iterable[engine.QuotaUse], pool: Pool) -> list[QuotaUsage]:
-    """A team's guarantees in one pool and what it holds of them, in GPUs."""
+    """Return a team's guarantees in one pool and their use, in GPUs."""
     return [
         QuotaUsage(
             pool=pool.name,
@@ -104,7 +104,7 @@ def quota_usage_of(quota: Quota, held: dict[tuple[int, int, str], int]) -> Quota
 
 
 def upcoming_reservations(user: User, now: datetime, most: int = 6) -> list[Reservation]:
-    """Reservations of the person's teams that are not over, the next first."""
+    """Return reservations of the person's teams that are not over, the next first."""
     mine = policy.visible_reservations(user).filter(project__team__in=policy.my_team_ids(user))
     return list(
         mine.filter(state__in=OPEN_RESERVATION_STATES, end__gt=now)
@@ -114,19 +114,19 @@ def upcoming_reservations(user: User, now: datetime, most: int = 6) -> list[Rese
 
 
 def own_submissions(user: User, most: int = 6) -> list[Submission]:
-    """What the person submitted that still waits for somebody's word."""
+    """Return the person's submissions that wait for a decision."""
     mine = policy.visible_submissions(user).filter(author=user, state=SubmissionState.WAITING)
     return list(mine.select_related("team", "pool").order_by("created_at", "pk")[:most])
 
 
 def upcoming_maintenance(user: User, now: datetime, most: int = 4) -> list[MaintenanceWindow]:
-    """Maintenance of hosts that the person may see, the next first."""
+    """Return visible maintenance of hosts, the next first."""
     windows = MaintenanceWindow.objects.filter(host__in=policy.visible_hosts(user), end__gt=now)
     return list(windows.select_related("host").order_by("start", "pk")[:most])
 
 
 def open_reservations(user: User, now: datetime) -> QuerySet[Reservation]:
-    """Reservations of the person's teams in which work can be launched."""
+    """Return reservations of the person's teams in which workloads can be launched."""
     mine = policy.visible_reservations(user).filter(project__in=policy.launchable_projects(user))
     return (
         mine.filter(state__in=OPEN_RESERVATION_STATES, end__gt=now)

@@ -19,7 +19,7 @@ UTILISATION_STEP = timedelta(minutes=2)
 
 @dataclass(frozen=True)
 class WorkloadUtilisation:
-    """Shares of 1, evenly spaced over the last two hours, and the latest reading. None is unknown."""
+    """Utilisation (0 to 1) at equal steps over the last two hours, and the last reading. None is unknown."""
 
     values: list[float | None] = field(default_factory=list)
     latest: float | None = None
@@ -29,7 +29,10 @@ class WorkloadUtilisation:
 def utilisation_of(
     workloads: Collection[int], hosts: Collection[int], now: datetime
 ) -> dict[int, WorkloadUtilisation]:
-    """Utilisation of each in the last two hours, from rollups of a minute, and last readings of their ``hosts``: two queries."""
+    """Return the utilisation of each workload in the last two hours:
+
+    minute rollups, and last readings of ``hosts``. Two queries.
+    """
     if not workloads:
         return {}
     since = (now - UTILISATION_WINDOW).replace(second=0, microsecond=0)
@@ -55,7 +58,7 @@ def utilisation_of(
 def latest_utilisation(
     workloads: Collection[int], hosts: Collection[int], now: datetime
 ) -> dict[int, tuple[float | None, float | None]]:
-    """By workload: the mean of its units' last utilisation, and of their SM activity, as shares of 1."""
+    """Return, by workload, the mean of the last utilisation and SM activity of its units (0 to 1)."""
     by_workload: dict[int, list[telemetry.LiveUnitReading]] = {}
     for unit in telemetry.live_unit_readings(now, hosts=hosts):
         if unit.workload in workloads and unit.workload is not None:
@@ -84,16 +87,16 @@ def _values(readings: Sequence[tuple[datetime, float | None, float]], since: dat
             used[step] += used_seconds
             covered[step] += covered_seconds
     values = [min(1.0, u / c) if c else None for u, c in zip(used, covered, strict=True)]
-    # The newest step is often not rolled up yet: it is not a gap in the telemetry.
+    # The newest step is often not rolled up yet, which is no gap in the telemetry.
     while values and values[-1] is None and len(values) > steps - 2:
         values.pop()
     return values
 
 
 def utilisation_history(workload: int, now: datetime) -> list[tuple[datetime, float | None, float | None]]:
-    """(hour or minute, share of utilisation, memory in MiB at its highest) over a workload's life, for its chart.
+    """Return (time, utilisation, maximum memory in MiB) over a workload's life, for its chart.
 
-    By minute for the last six hours of it, else by hour.
+    Steps are minutes in its last six hours, otherwise hours.
     """
     first = Allocation.objects.filter(workload=workload).aggregate(first=Min("period__startswith"))["first"]
     resolution = (

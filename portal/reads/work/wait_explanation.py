@@ -35,7 +35,7 @@ MAX_FORM_MODELS = 3
 
 @dataclass(frozen=True)
 class Blocker:
-    """A workload whose end another waits for. ``workload`` is None where the viewer may not see it."""
+    """A workload whose end another workload waits for. ``workload`` is None if the viewer may not see it."""
 
     workload: Workload | None
     team: Team
@@ -46,8 +46,11 @@ class Blocker:
 
 @dataclass(frozen=True)
 class WorkloadAhead:
-    """A workload that waits, too, and has its turn first; ``part`` is what decides (``scheduler.core.queue.turn.TurnCriterion``). It was asked
-    for ``earlier``, is expected to be ``shorter``, or both."""
+    """A waiting workload that precedes another one. ``part`` is the deciding
+    ``scheduler.core.queue.turn.TurnCriterion``.
+
+    ``earlier``: it was submitted earlier; ``shorter``: its expected runtime is shorter.
+    """
 
     workload: Workload
     part: str
@@ -57,7 +60,10 @@ class WorkloadAhead:
 
 @dataclass(frozen=True)
 class AlternativeWindow:
-    """A window in which a reservation of what a workload asks for fits now. ``in_form``: the request form can say all of it."""
+    """A window in which a reservation of the workload's hardware fits now.
+
+    ``in_form``: the request form can express it.
+    """
 
     workload: Workload
     start: datetime
@@ -68,8 +74,11 @@ class AlternativeWindow:
 
 @dataclass(frozen=True)
 class WaitExplanation:
-    """``workloads_ahead`` are those that may be seen, at most ``MAX_WORKLOADS_AHEAD``; ``ahead_more`` how many others have their turn first.
-    ``never``: why it would not start whatever ended."""
+    """The explanation of a wait. ``workloads_ahead`` are visible ones, at most ``MAX_WORKLOADS_AHEAD``.
+
+    ``ahead_more``: number of other workloads ahead. ``never``: why it could not start even if everything else
+    ended.
+    """
 
     blockers: list[Blocker]
     sooner: list[Alternative]
@@ -82,8 +91,10 @@ class WaitExplanation:
 
 
 def explain_wait(workload: Workload, user: User, now: datetime) -> WaitExplanation:
-    """Everything about one waiting workload: what blocks it, who goes first, what would start sooner, how the teams of its
-    pool stand."""
+    """Return the explanation of a waiting workload:
+
+    blockers, queue order, faster requests, shares of the pool's teams.
+    """
     with metered_planning(user, now), request_snapshot_cache.share_snapshots():
         first, more = workloads_ahead(workload, user, now)
         return WaitExplanation(
@@ -105,7 +116,7 @@ def _never_starts(workload: Workload, now: datetime) -> ImpossibleStart | None:
 
 
 def workloads_ahead(workload: Workload, user: User, now: datetime) -> tuple[list[WorkloadAhead], int]:
-    """Who has its turn before a waiting workload, as far as the viewer may see them, and how many others."""
+    """Return the visible workloads ahead of a waiting workload, and the number of others ahead."""
     if workload.state != WorkloadState.QUEUED:
         return [], 0
     before = cached_answer(("first", workload.pk), now, lambda: _planned_ahead(workload, now))
@@ -113,7 +124,7 @@ def workloads_ahead(workload: Workload, user: User, now: datetime) -> tuple[list
         policy.visible_workloads(user).filter(pk__in=[first[0] for first in before]).select_related(*RELATED)
     )
     seen = {row.pk: row for row in rows}
-    # The nearest ones say most about one's own place.
+    # The nearest workloads explain the position best.
     shown = [
         WorkloadAhead(seen[pk], part, earlier, shorter) for pk, part, earlier, shorter in before if pk in seen
     ][-MAX_WORKLOADS_AHEAD:]
@@ -135,8 +146,12 @@ def _planned_ahead(workload: Workload, now: datetime) -> list[tuple[int, str, bo
 
 @dataclass(frozen=True)
 class QueueComparison:
-    """Why ``theirs`` and not ``mine``: ``rule`` is a key of ``portal.wording.queue_order_texts.QUEUE_ORDER_RULES`` with its numbers. ``without``: what
-    the plan would say to ``mine`` if ``theirs`` was not there: does it start, and the reason with its numbers."""
+    """Why ``theirs`` precedes ``mine``. ``rule`` is a key of ``queue_order_texts.QUEUE_ORDER_RULES``, with
+    its numbers.
+
+    ``without``: the plan for ``mine`` if ``theirs`` did not exist: whether it starts, and the reason with its
+    numbers.
+    """
 
     mine: Workload
     theirs: Workload
@@ -148,8 +163,10 @@ class QueueComparison:
 
 
 def compare_in_queue(mine: Workload, theirs: Workload, now: datetime) -> QueueComparison | None:
-    """Compare a waiting workload with one of the same pool that runs or waits, both of which the viewer may see. None when
-    they can't be compared (any more)."""
+    """Compare a waiting workload with a running or waiting one of the same pool; both are visible.
+
+    Returns None if they cannot be compared (any more).
+    """
     if mine.pool_id != theirs.pool_id or mine.state != WorkloadState.QUEUED or mine.pk == theirs.pk:
         return None
     with request_snapshot_cache.share_snapshots():
@@ -176,7 +193,9 @@ def compare_in_queue(mine: Workload, theirs: Workload, now: datetime) -> QueueCo
 def _comparison_facts(
     workload: Workload, turn: QueueTurn | None, taken: Snapshot, now: datetime
 ) -> dict[str, Any]:
-    """What the rules look at in one workload; times in seconds since the epoch, shares in GPU-hours by weight."""
+    """Return the facts of one workload that the rules compare; times in seconds since the epoch, shares in
+    GPU-hours by weight.
+    """
     running = next((row for row in taken.running if row.id == workload.pk), None)
     quotas = engine.quota_use(team=workload.project.team_id, pool=workload.pool_id, now=now)
     wanted = [quota for quota in quotas if quota.model in workload.models_wanted] or quotas
@@ -202,7 +221,7 @@ def _comparison_facts(
 
 
 def blockers(workload: Workload, user: User) -> list[Blocker]:
-    """Those the engine named, as far as the viewer may know them."""
+    """Return the blockers that the engine named, with the details that the viewer may see."""
     rows = {row.pk: row for row in Workload.objects.filter(pk__in=workload.blockers).select_related(*RELATED)}
     seen = set(policy.visible_workloads(user).filter(pk__in=rows).values_list("pk", flat=True))
     held: dict[int, list[HeldUnit]] = {}
@@ -221,7 +240,7 @@ def blockers(workload: Workload, user: User) -> list[Blocker]:
 
 
 def faster_requests(workload: Workload, now: datetime) -> list[Alternative]:
-    """Asks that would start earlier. Each is planned for, so the answer is kept for a while."""
+    """Return requests that would start earlier. Each needs a plan, so the answer is cached."""
     if workload.state != WorkloadState.QUEUED:
         return []
     known = cached_faster_requests(workload)
@@ -232,7 +251,7 @@ def faster_requests(workload: Workload, now: datetime) -> list[Alternative]:
 
 
 def cached_faster_requests(workload: Workload) -> list[Alternative] | None:
-    """The same where it was worked out lately; None where it was not, and is not now either."""
+    """Return the cached answer of ``faster_requests``; None if there is none."""
     known: list[Alternative] | None = cache_get(_faster_requests_key(workload))
     return known
 
@@ -242,8 +261,11 @@ def _faster_requests_key(workload: Workload) -> str:
 
 
 def alternative_windows(workload: Workload, user: User, now: datetime) -> list[AlternativeWindow]:
-    """When a reservation of what a waiting workload asks for could be had, as long as its limit: for those who may ask for one,
-    the first windows that they would be given, and still are when they have filled in the form."""
+    """Return the first windows in which a reservation of a waiting workload's hardware and runtime limit
+    fits.
+
+    Empty for people who may not request one. The windows still fit when the person has filled in the form.
+    """
     pool, project = workload.pool, workload.project
     length = max(timedelta(seconds=workload.max_runtime_seconds), MIN_RESERVATION_WINDOW)
     if workload.state != WorkloadState.QUEUED or length.total_seconds() > pool.longest_reservation_seconds:
@@ -254,7 +276,8 @@ def alternative_windows(workload: Workload, user: User, now: datetime) -> list[A
     needs_approval = whole_gpus_of(pool, ask) > pool.approval_above_gpus
     in_form = len(ask.models_wanted) <= MAX_FORM_MODELS
     found = cached_answer(
-        ("windows", workload.pk, int(length.total_seconds()), user.pk),  # one person may hold so much
+        # one person may fill this much of the cache
+        ("windows", workload.pk, int(length.total_seconds()), user.pk),
         now,
         lambda: engine.reservable_windows(workload, owner=user, length=length, now=now),
     )
@@ -262,8 +285,11 @@ def alternative_windows(workload: Workload, user: User, now: datetime) -> list[A
 
 
 def fair_share_rows(pool: Pool, mine: Collection[int] | int, now: datetime) -> list[dict[str, Any]]:
-    """One row per team of the pool, in GPUs and GPU-hours, the least used first; ``mine``: ids of the viewer's teams, or of
-    the one that is looked at. Those who share a pool may know its sums."""
+    """Return one row per team of the pool, in GPUs and GPU-hours, the least use first. ``mine``: ids of the
+    viewer's teams.
+
+    Users of a pool may see the sums of its teams.
+    """
     rows: list[FairnessRow] = cached_answer(
         ("fairness", pool.pk), now, lambda: engine.fairness_rows(pool, now)
     )

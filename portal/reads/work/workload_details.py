@@ -1,4 +1,4 @@
-"""Workloads with everything a card or a row shows of them: where they are, what they use, what they cost."""
+"""Read workloads with everything that their rows and cards show: placement, utilisation, cost."""
 
 from __future__ import annotations
 
@@ -52,40 +52,39 @@ class HeldUnit:
 
 @dataclass
 class WorkloadDetails:
-    """A workload and what is shown of it. ``run`` is the first of its present attempt; ``ahead_of`` how many wait in its pool."""
+    """A workload with its details.
+
+    ``run`` is the first of its present attempt; ``ahead_of``: workloads waiting in its pool.
+    """
 
     workload: Workload
     run: Run | None = None
     held: list[HeldUnit] = field(default_factory=list)
-    had: list[HeldUnit] = field(default_factory=list)  # by its last attempt, once it has ended
-    ran: timedelta | None = None  # in all its attempts, once it has ended; None where it was not seen running
+    had: list[HeldUnit] = field(default_factory=list)  # units of the last attempt of an ended workload
+    ran: timedelta | None = None  # runtime of all attempts of an ended workload; None if it never ran
     waiting: int = 0
     use: utilisation.WorkloadUtilisation = field(default_factory=utilisation.WorkloadUtilisation)
     cost: Decimal | None = None
     price_per_hour: Decimal | None = None
     eviction: Decision | None = (
-        None  # the last time it was told to make room, if it goes now or waits again for that
+        None  # the last preemption, if the workload is being evicted or waits again because of it
     )
-    stop: ManualStop | None = None  # who stopped it, or is stopping it, by hand
+    stop: ManualStop | None = None  # the manual stop, if any
     past: EstimateAccuracy = field(
         default_factory=EstimateAccuracy
-    )  # how good expected starts were in its pool, while it waits
-    likely: StartRange | None = None  # from when and by when it likely starts, while it waits
-    move: ForcedMove | None = (
-        None  # why its present (or last) attempt had to leave its host, where that was taken out
-    )
-    borrows: QuotaUsage | None = (
-        None  # its team's, where that holds more of its model than is guaranteed, and it may be told to go
-    )
+    )  # accuracy of expected starts in its pool, while it waits
+    likely: StartRange | None = None  # range of the likely start, while it waits
+    move: ForcedMove | None = None  # why its present (or last) attempt had to leave a host that was taken out
+    borrows: QuotaUsage | None = None  # its team's quota, if the team borrows and the workload may be evicted
 
     @property
     def simulated(self) -> bool:
-        """Whether readings of its GPUs are simulated."""
+        """Return True if the readings of its GPUs are simulated."""
         return self.workload.simulated or any(unit.simulated for unit in self.held)
 
     @property
     def ends_at(self) -> datetime | None:
-        """When its longest runtime, or its reservation, is over; None before it is placed."""
+        """Return the end of its runtime limit or of its reservation; None before it is placed."""
         since = min((unit.since for unit in self.held), default=None)
         if since is None:
             return None
@@ -96,7 +95,10 @@ class WorkloadDetails:
 def workload_details(
     workloads: Iterable[Workload], now: datetime, *, with_use: bool = True
 ) -> list[WorkloadDetails]:
-    """Everything shown of these workloads, in their order. The number of queries does not depend on how many they are."""
+    """Return the details of these workloads, in their order.
+
+    The number of queries does not depend on their number.
+    """
     found = {workload.pk: WorkloadDetails(workload) for workload in workloads}
     if not found:
         return []
@@ -147,7 +149,10 @@ def _may_borrow(piece: WorkloadDetails) -> bool:
 
 
 def _note_borrowing(pieces: list[WorkloadDetails], now: datetime) -> None:
-    """Whoever's guarantee is called back, any preemptible work of a team that holds more than its own may have to go."""
+    """Store the quota of borrowing teams:
+
+    any preemptible workload of such a team may be evicted for a guarantee.
+    """
     if not pieces:
         return
     teams = {piece.workload.project.team_id for piece in pieces}
@@ -163,7 +168,7 @@ def _note_borrowing(pieces: list[WorkloadDetails], now: datetime) -> None:
 
 
 def _was_told_to_make_room(workload: Workload) -> bool:
-    """Whether it goes because it was told to make room, or waits again after that."""
+    """Return True if the workload is being preempted, or waits again after a preemption."""
     return workload.state in TERMINATING_STATES or (
         workload.state == WorkloadState.QUEUED and workload.attempt > 0
     )
@@ -174,8 +179,11 @@ def _is_being_evicted(workload: Workload) -> bool:
 
 
 def _run_seconds(pieces: Iterable[WorkloadDetails]) -> dict[int, timedelta]:
-    """How long those that have ended ran: each attempt from its first to its last on any host, without the time between and after
-    them. A query where one had several attempts or hosts."""
+    """Store how long ended workloads ran: each attempt from its first start to its last end on any host,
+    without gaps.
+
+    One more query for workloads with several attempts or hosts.
+    """
     ended = [piece for piece in pieces if piece.workload.ended_at is not None]
     ran = {
         piece.workload.pk: piece.run.ended_at - piece.run.running_at
@@ -195,7 +203,7 @@ def _run_seconds(pieces: Iterable[WorkloadDetails]) -> dict[int, timedelta]:
 
 
 def _held_or_had(workloads: Iterable[int]) -> QuerySet[Allocation]:
-    """Open allocations of these workloads, and of those that have ended what their last attempt held; by host and GPU."""
+    """Return open allocations, and those of the last attempt of ended workloads; by host and GPU."""
     last = Q(workload__state=WorkloadState.ENDED, run__attempt=F("workload__attempt"))
     return _by_host_and_gpu(
         Allocation.objects.filter(Q(period__upper_inf=True) | last, workload__in=list(workloads))
@@ -209,12 +217,12 @@ def _by_host_and_gpu(allocations: QuerySet[Allocation]) -> QuerySet[Allocation]:
 
 
 def held_by(workloads: Iterable[int]) -> QuerySet[Allocation]:
-    """Open allocations of these workloads, by host and GPU."""
+    """Return open allocations of these workloads, by host and GPU."""
     return _by_host_and_gpu(Allocation.objects.filter(workload__in=list(workloads), period__upper_inf=True))
 
 
 def queue_lengths(pools: Iterable[int]) -> dict[int, int]:
-    """How many wait in each pool, whoever they belong to: a number tells nothing of anybody."""
+    """Return the number of waiting workloads in each pool, over all teams: the number reveals nothing."""
     rows = (
         Workload.objects.filter(pool__in=pools, state=WorkloadState.QUEUED)
         .values_list("pool_id")
@@ -224,13 +232,13 @@ def queue_lengths(pools: Iterable[int]) -> dict[int, int]:
 
 
 def own_open_workloads(user: User) -> QuerySet[Workload]:
-    """A person's work that has not ended: what runs first, then what starts, then what waits."""
+    """Return a person's open workloads: running, then starting, then waiting."""
     mine = policy.visible_workloads(user).filter(owner=user).exclude(state=WorkloadState.ENDED)
     return mine.select_related(*RELATED).order_by(F("position").asc(nulls_first=True), "submitted_at", "pk")
 
 
 def own_ended_workloads(user: User, since: datetime) -> QuerySet[Workload]:
-    """A person's work that ended since a moment, the latest first."""
+    """Return a person's workloads that ended after a time, latest first."""
     mine = policy.visible_workloads(user).filter(
         owner=user, state=WorkloadState.ENDED, ended_at__gte=since, simulated=False
     )
@@ -238,12 +246,12 @@ def own_ended_workloads(user: User, since: datetime) -> QuerySet[Workload]:
 
 
 def visible_of_kind(user: User, kind: str) -> QuerySet[Workload]:
-    """Every notebook or every job that the person may see."""
+    """Return every visible notebook or job."""
     return policy.visible_workloads(user).filter(kind=kind).select_related(*RELATED)
 
 
 def attempts_of(workload: Workload) -> list[dict[str, object]]:
-    """Each attempt of a workload, the latest first: its runs and the units it held."""
+    """Return the attempts of a workload, latest first, with their runs and the units they held."""
     runs = list(workload.runs.select_related("host").order_by("-attempt", "rank"))
     held: dict[int, list[HeldUnit]] = {}
     rows = Allocation.objects.filter(workload=workload).select_related("unit__gpu__host", "run")
@@ -267,7 +275,7 @@ def attempts_of(workload: Workload) -> list[dict[str, object]]:
 
 
 def attempts_without_checkpoint(runs: Iterable[Run]) -> set[int]:
-    """The attempts on a host with other homes than those that the last checkpoint before them lies in."""
+    """Return the attempts on a host whose storage lacks the last checkpoint before them."""
     found, saved = set(), None
     for run in sorted(runs, key=lambda run: (run.attempt, run.rank)):
         if (
@@ -282,12 +290,12 @@ def attempts_without_checkpoint(runs: Iterable[Run]) -> set[int]:
 
 
 def is_notebook(workload: Workload) -> bool:
-    """Whether it is a notebook rather than a job."""
+    """Return True for a notebook, False for a job."""
     return workload.kind == WorkloadKind.NOTEBOOK
 
 
 def held_unit(allocation: Allocation) -> HeldUnit:
-    """What one allocation holds; its unit, GPU and host are loaded."""
+    """Return the unit of one allocation; its unit, GPU and host are loaded."""
     gpu = allocation.unit.gpu
     return HeldUnit(
         host=gpu.host.name,
@@ -303,7 +311,9 @@ def held_unit(allocation: Allocation) -> HeldUnit:
 
 
 def _price_per_hour(piece: WorkloadDetails, prices: cost_totals.Prices) -> Decimal | None:
-    """Of what it holds, or, while it waits, of what it asks for when that is whole GPUs of named models."""
+    """Return the price per hour of the held units, or of the request of a waiting workload for whole GPUs of
+    named models.
+    """
     workload = piece.workload
     if piece.held:
         return cost_totals.rounded_sum(
@@ -318,7 +328,7 @@ def _price_per_hour(piece: WorkloadDetails, prices: cost_totals.Prices) -> Decim
 
 
 def filter_by_text(rows: QuerySet[Workload], words: str) -> QuerySet[Workload]:
-    """Those whose name, owner, project or team contains the words."""
+    """Keep workloads whose name, owner, project or team contains the words."""
     return rows.filter(
         Q(name__icontains=words)
         | Q(owner__username__icontains=words)

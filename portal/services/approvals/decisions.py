@@ -51,9 +51,11 @@ def approve_submission(
     comment: str = "",
     via: str = "web",
 ) -> Submission:
-    """Approve it, with ``changes`` to its payload or as it is; it is checked again and done in the same transaction.
+    """Approve a submission, with ``changes`` to its payload; check it again and carry it out in the same
+    transaction.
 
-    Raises Conflict when somebody decided before, or when it no longer fits (then nothing is decided); Invalid, NotAllowed.
+    Raises Conflict if another person decided first, or if it no longer fits (then nothing is decided);
+    Invalid, NotAllowed.
     """
     policy.require(actor, "submission.decide", submission)
     checks = InputChecks()
@@ -94,7 +96,10 @@ def approve_submission(
 def decline_submission(
     *, actor: User, submission: Submission, comment: str, now: datetime, via: str = "web"
 ) -> Submission:
-    """Decline it with a reason, which is not optional. Raises Conflict when somebody decided before; Invalid, NotAllowed."""
+    """Decline a submission; ``comment`` is required.
+
+    Raises Conflict if another person decided first; Invalid, NotAllowed.
+    """
     policy.require(actor, "submission.decide", submission)
     checks = InputChecks()
     comment = checks.text("comment", comment, most=1000, lines=True)
@@ -119,7 +124,7 @@ def decline_submission(
 def withdraw_submission(
     *, actor: User, submission: Submission, now: datetime, via: str = "web"
 ) -> Submission:
-    """Take back what waits. Raises Conflict when it is decided, NotAllowed."""
+    """Withdraw a waiting submission. Raises Conflict if it is decided, NotAllowed."""
     policy.require(actor, "submission.withdraw", submission)
     with transaction.atomic():
         _decide(submission, SubmissionState.WITHDRAWN)
@@ -135,7 +140,10 @@ def withdraw_submission(
 
 
 def _decide(submission: Submission, new: SubmissionState) -> None:
-    """Compare-and-swap out of waiting: of two people who decide at once, one is told that the other was first."""
+    """Set the new state by compare-and-swap.
+
+    Raises Conflict with the earlier decision: two people may decide at once.
+    """
     if new not in SUBMISSION_TRANSITIONS[SubmissionState.WAITING]:
         raise ValueError(new)
     if not Submission.objects.filter(pk=submission.pk, state=SubmissionState.WAITING).update(state=new):
@@ -185,8 +193,8 @@ def _change_quota(submission: Submission, payload: dict[str, Any], now: datetime
 
 
 def _confirm_reservation(submission: Submission, payload: dict[str, Any], now: datetime) -> None:
-    wish = reservation_request_of(submission, payload, now)
-    reservation = approved_changes.confirm_reservation(submission.author, wish, now)
+    request = reservation_request_of(submission, payload, now)
+    reservation = approved_changes.confirm_reservation(submission.author, request, now)
     Submission.objects.filter(pk=submission.pk).update(reservation=reservation)
     submission.reservation = reservation
 

@@ -31,14 +31,18 @@ from scheduler.state.states import OPEN_RESERVATION_STATES
 def approval_effect(
     submission: Submission, now: datetime, changes: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """What approving it (with ``changes``) would do to others. Reads only.
+    """Return what approving a submission (with ``changes``) would do to others. Reads only.
 
-    Always: ``fits`` (bool), ``code`` and ``numbers`` (the engine's reason where it gave one), ``sentence`` (for people).
-    Quota change: ``capacity_gpus``, ``guaranteed_before_gpus`` and ``guaranteed_after_gpus`` (of all teams together),
-    ``free_before_gpus``, ``free_after_gpus`` (guarantee not given to anybody), ``team_before_gpus``, ``team_after_gpus``.
-    Reservation: ``windows`` (first that fit, (start, end) datetimes), ``gpus``, ``capacity_gpus``, ``evicted`` (workloads that
-    would be told to go if it started now), ``overlapping`` (Reservations of the pool in that window). The same for a recurring
-    one and for another window, without ``evicted``.
+    Always: ``fits`` (bool), ``code`` and ``numbers`` (the engine's reason, if any), ``sentence`` (for
+    people).
+
+    Quota change: ``capacity_gpus``, ``guaranteed_before_gpus`` and ``guaranteed_after_gpus`` (sum of all
+    teams), ``free_before_gpus`` and ``free_after_gpus`` (guaranteed to no team), ``team_before_gpus``,
+    ``team_after_gpus``.
+
+    Reservation: ``windows`` (the first that fit, (start, end) datetimes), ``gpus``, ``capacity_gpus``,
+    ``evicted`` (workloads that would be evicted if it started now), ``overlapping`` (reservations of the pool
+    in that window). A series and a window change have the same keys without ``evicted``.
     """
     with share_snapshots():
         return _approval_effect(submission, {**submission.payload, **(changes or {})}, now)
@@ -103,45 +107,47 @@ def effect_on_guarantees(submission: Submission, payload: dict[str, Any]) -> dic
 def _effect_on_calendar(submission: Submission, payload: dict[str, Any], now: datetime) -> dict[str, Any]:
     pool = pool_of_submission(submission)
     try:
-        wish = reservation_request_of(submission, payload, now)
+        request = reservation_request_of(submission, payload, now)
     except Invalid as problem:
         return _no_effect(problem.message)
-    answer = engine.check_window(now=now, owner=submission.author, **wish.columns)
-    fits = f"It fits: {wish.gpus:g} GPUs, {formatting.window(wish.start, wish.end)}."
+    answer = engine.check_window(now=now, owner=submission.author, **request.columns)
+    fits = f"It fits: {request.gpus:g} GPUs, {formatting.window(request.start, request.end)}."
     return {
         "fits": answer.fits,
         "code": answer.code,
         "numbers": dict(answer.numbers),
         "sentence": fits if answer.fits else reason_texts.reason_sentence(answer.code, dict(answer.numbers)),
         "windows": reservation_checks.alternative_windows_of(answer),
-        "gpus": wish.gpus,
+        "gpus": request.gpus,
         "capacity_gpus": _capacity(pool, payload.get("models") or []),
-        "evicted": list(engine.evicted_by_reservation(now=now, **wish.columns)),
-        "overlapping": list(_overlapping(pool, wish.start, wish.end)),
+        "evicted": list(engine.evicted_by_reservation(now=now, **request.columns)),
+        "overlapping": list(_overlapping(pool, request.start, request.end)),
     }
 
 
 def _effect_of_series(submission: Submission, payload: dict[str, Any], now: datetime) -> dict[str, Any]:
     try:
-        wish = series_request_of(submission, payload, now)
+        request = series_request_of(submission, payload, now)
     except Invalid as problem:
         return _no_effect(problem.message)
-    answers = engine.check_windows(now=now, owner=submission.author, **wish.columns)
+    answers = engine.check_windows(now=now, owner=submission.author, **request.columns)
     place = recurring_reservations.first_unavailable_occurrence(answers)
     worst = answers[place or 0]
-    fits = f"All {len(answers)} occurrences fit: {wish.first.gpus:g} GPUs, the first {formatting.window(*wish.windows[0])}."
+    fits = f"All {len(answers)} occurrences fit: {request.first.gpus:g} GPUs, the first {formatting.window(*request.windows[0])}."
     return {
         "fits": place is None,
         "code": worst.code,
         "numbers": dict(worst.numbers),
         "sentence": fits
         if place is None
-        else recurring_reservations.unavailable_occurrences_sentence(wish, answers),
+        else recurring_reservations.unavailable_occurrences_sentence(request, answers),
         "windows": reservation_checks.alternative_windows_of(worst),
-        "gpus": wish.first.gpus,
-        "capacity_gpus": _capacity(wish.first.pool, payload.get("models") or []),
+        "gpus": request.first.gpus,
+        "capacity_gpus": _capacity(request.first.pool, payload.get("models") or []),
         "evicted": [],
-        "overlapping": list(_overlapping(wish.first.pool, wish.windows[0][0], wish.windows[-1][1])[:50]),
+        "overlapping": list(
+            _overlapping(request.first.pool, request.windows[0][0], request.windows[-1][1])[:50]
+        ),
     }
 
 

@@ -1,4 +1,4 @@
-"""Read the payload of a submission as the request that it stands for."""
+"""Build requests from the payloads of submissions."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def pool_of_submission(submission: Submission) -> Pool:
 
 
 def _datetime_of(value: Any) -> Any:
-    """Payloads keep times as ISO text; changes may bring datetimes."""
+    """Return a datetime; payloads store times as ISO text, and changes may bring datetimes."""
     if not isinstance(value, str):
         return value
     try:

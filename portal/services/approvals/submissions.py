@@ -1,4 +1,4 @@
-"""Verbs on what waits for somebody's word: quota changes, large and recurring reservations, their changes, new members."""
+"""Verbs that submit quota changes and memberships for approval."""
 
 from __future__ import annotations
 
@@ -35,11 +35,12 @@ def request_quota_change(
     why: str = "",
     via: str = "web",
 ) -> Submission:
-    """Ask that a team be guaranteed ``guaranteed_gpus`` of a model, and may borrow up to the limit (None: no limit) above it.
+    """Request a guarantee of ``guaranteed_gpus`` of a model for a team, and a borrow limit above it (None: no
+    limit).
 
-    ``gpu_hours`` is what the guarantee is worth in a ``period`` (day, week, month), None without end; once they are used the
-    team only borrows (``when_used_up`` borrow), or starts nothing new (refuse), until the period is over.
-    Raises Invalid, NotAllowed, and Conflict when the same is already waiting.
+    ``gpu_hours`` limits the use of the guarantee in each ``period`` (day, week, month); None: no limit. After
+    that the team only borrows (``when_used_up`` borrow) or starts no new workload (refuse) until the period
+    ends. Raises Invalid, NotAllowed, and Conflict if an equal request is waiting.
     """
     policy.require(actor, "quota.request", team)
     checks = InputChecks()
@@ -57,10 +58,10 @@ def request_quota_change(
         "period": period,
         "when_used_up": when_used_up,
     }
-    words = f"A quota change for {team.name}, {model} in {pool.name} already waits; withdraw it first."
+    message = f"A quota change for {team.name}, {model} in {pool.name} already waits; withdraw it first."
     with transaction.atomic():
         submission = create_unique_submission(
-            Conflict(words, field="model"),
+            Conflict(message, field="model"),
             kind=Submission.Kind.QUOTA_CHANGE,
             team=team,
             pool=pool,
@@ -85,7 +86,10 @@ def request_quota_change(
 def request_membership(
     *, actor: User, team: Team, now: datetime, why: str = "", via: str = "web"
 ) -> Submission:
-    """Ask to join a team as a member. Raises Conflict when one already is, or already asked; Invalid, NotAllowed."""
+    """Request membership in a team.
+
+    Raises Conflict if the person is a member or has asked already; Invalid, NotAllowed.
+    """
     policy.require(actor, "team.join", team)
     checks = InputChecks()
     why = checks.text("why", why, least=0, most=1000, lines=True)
@@ -116,7 +120,9 @@ def request_membership(
 
 
 def create_unique_submission(otherwise: Conflict, **columns: Any) -> Submission:
-    """A submission of which only one may wait: ``otherwise`` is raised when the database knows of another, however close."""
+    """Create a submission of which only one may wait; raise ``otherwise`` if the database's unique constraint
+    rejects it.
+    """
     try:
         with transaction.atomic():
             return Submission.objects.create(**columns)

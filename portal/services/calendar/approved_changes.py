@@ -24,14 +24,16 @@ from scheduler.models import Reservation
 
 
 def change_window(reservation: Reservation, start: datetime, end: datetime, now: datetime) -> None:
-    """Give it exactly this window, judged under the pool's lock; inside a transaction. Raises Conflict with the reason and the
-    windows that fit."""
+    """Change the window under the pool's lock; call it inside a transaction.
+
+    Raises Conflict with the reason and the windows that fit.
+    """
     refuse_unless_change_fits(engine.change_reservation(reservation, start=start, end=end, now=now))
     reservation.refresh_from_db()
     if (reservation.start, reservation.end) != (
         start,
         end,
-    ):  # the engine has begun it meanwhile: its start stays
+    ):  # the engine started it meanwhile: its start is fixed
         raise Conflict(
             f"{reservation.name} has begun meanwhile, at {local_time_text(reservation.start)}: only its end can change.",
             field="start",
@@ -39,8 +41,10 @@ def change_window(reservation: Reservation, start: datetime, end: datetime, now:
 
 
 def apply_submitted_change(reservation: Reservation, payload: Mapping[str, Any], now: datetime) -> None:
-    """Give it the window that a Submission asks for; inside a transaction. Raises Conflict, also when its window is not the one
-    that the change was asked for; Invalid."""
+    """Give a reservation the window of an approved submission; call it inside a transaction.
+
+    Raises Conflict, also if the window was changed since the submission was made; Invalid.
+    """
     fresh = engine.lock_reservation(reservation)
     change_window(reservation, *submitted_window(fresh, payload, now), now)
 
@@ -48,9 +52,11 @@ def apply_submitted_change(reservation: Reservation, payload: Mapping[str, Any],
 def submitted_window(
     reservation: Reservation, payload: Mapping[str, Any], now: datetime
 ) -> tuple[datetime, datetime]:
-    """The window that a Submission asks for, checked again: by now it may have begun, or the window may be past.
+    """Return the submitted window, checked again: the reservation may have started, or the window may be
+    past.
 
-    Raises Conflict when somebody has moved it since, or an old start would come back with a new end; Invalid.
+    Raises Conflict if the window was changed since the submission was made, or if a start that is past would
+    return with a new end; Invalid.
     """
     start, end = (datetime.fromisoformat(payload[name]) for name in ("start", "end"))
     refuse_if_window_moved(
@@ -60,35 +66,38 @@ def submitted_window(
 
 
 def refuse_if_window_moved(reservation: Reservation, start: datetime, end: datetime) -> None:
-    """Whoever asks for a change means the window that they saw."""
+    """Raise Conflict unless the reservation still has this window: the change was requested for this one."""
     if (reservation.start, reservation.end) != (start, end):
-        words = f"{reservation.name} was changed meanwhile: {local_time_text(reservation.start)} to {local_time_text(reservation.end)}"
-        raise Conflict(f"{words}. Look at it again and ask anew.", field="end")
+        message = f"{reservation.name} was changed meanwhile: {local_time_text(reservation.start)} to {local_time_text(reservation.end)}"
+        raise Conflict(f"{message}. Look at it again and ask anew.", field="end")
 
 
 def change_needs_approval(reservation: Reservation, start: datetime, end: datetime) -> bool:
-    """A new one of its size would wait for approval, and the change takes time that it does not have yet."""
+    """Return True if the change adds time and a new reservation of this size would need approval."""
     within = reservation.start <= start and end <= reservation.end
-    ask = HardwareRequest(
+    hardware = HardwareRequest(
         **{name: getattr(reservation, name) for name in HardwareRequest.__dataclass_fields__}
     )
-    large = whole_gpus_of(reservation.pool, ask) > reservation.pool.approval_above_gpus
+    large = whole_gpus_of(reservation.pool, hardware) > reservation.pool.approval_above_gpus
     return not within and (large or reservation.may_exceed_guarantee)
 
 
-def confirm_reservation(owner: User, wish: ReservationRequest, now: datetime) -> Reservation:
-    """Promise it, judged under the pool's lock. Raises Conflict with the reason and the first windows that fit."""
-    reservation, answer = engine.confirm_reservation(owner=owner, now=now, **wish.columns)
-    refuse_unless_reservation_fits(answer, wish)
+def confirm_reservation(owner: User, request: ReservationRequest, now: datetime) -> Reservation:
+    """Confirm a reservation under the pool's lock.
+
+    Raises Conflict with the reason and the first windows that fit.
+    """
+    reservation, answer = engine.confirm_reservation(owner=owner, now=now, **request.columns)
+    refuse_unless_reservation_fits(answer, request)
     if reservation is None:
-        raise Conflict(f"{wish.name} was not confirmed.")
+        raise Conflict(f"{request.name} was not confirmed.")
     return reservation
 
 
 def submit_window_change(
     actor: User, reservation: Reservation, start: datetime, end: datetime, why: str, now: datetime, via: str
 ) -> Submission:
-    """Inside a transaction, under the reservation's lock."""
+    """Submit a window change for approval; call it inside a transaction, under the reservation's lock."""
     waiting = Submission.objects.filter(
         kind=Submission.Kind.WINDOW_CHANGE, state=SubmissionState.WAITING, reservation=reservation
     )
@@ -96,7 +105,7 @@ def submit_window_change(
         raise Conflict(
             f"A change of {reservation.name} already waits for approval; withdraw it first.", field="end"
         )
-    ask = HardwareRequest(
+    hardware = HardwareRequest(
         **{name: getattr(reservation, name) for name in HardwareRequest.__dataclass_fields__}
     )
     payload = {
@@ -107,7 +116,7 @@ def submit_window_change(
         "hosts": reservation.hosts,
         "models": list(reservation.models_wanted),
         "profile": reservation.profile,
-        "gpus": whole_gpus_of(reservation.pool, ask),
+        "gpus": whole_gpus_of(reservation.pool, hardware),
         "start": start.isoformat(),
         "end": end.isoformat(),
         "start_now": reservation.start.isoformat(),
@@ -140,18 +149,18 @@ def submit_window_change(
 def submit_for_approval(
     actor: User,
     kind: str,
-    wish: ReservationRequest,
+    request: ReservationRequest,
     payload: dict[str, Any],
     why: str,
     now: datetime,
     via: str,
 ) -> Submission:
-    """Have ``payload``, which ``wish`` is or begins, wait for approval."""
+    """Create a submission of ``payload``. ``request`` gives its project and its pool."""
     with transaction.atomic():
         submission = Submission.objects.create(
             kind=kind,
-            team=wish.project.team,
-            pool=wish.pool,
+            team=request.project.team,
+            pool=request.pool,
             author=actor,
             why=why,
             payload=payload,
@@ -164,7 +173,7 @@ def submit_for_approval(
             now=now,
             verb=f"request_{kind}",
             target=submission,
-            team_id=wish.project.team_id,
+            team_id=request.project.team_id,
             after=payload,
             why=why,
         )

@@ -1,4 +1,4 @@
-"""Verbs on recurring reservations: one request, several windows, promised together or not at all."""
+"""Verbs on recurring reservations: one request, several windows, all confirmed together or none."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ AUDITED_FIELDS = ("name", "weekdays", "starts_at", "ends_at", "time_zone", "firs
 
 @dataclass(frozen=True)
 class SeriesRequest:
-    """What each occurrence is (``first`` is the first of them), and when they are."""
+    """A checked recurring reservation:
+
+    ``first`` describes the first occurrence, ``windows`` lists all of them.
+    """
 
     first: ReservationRequest
     recurrence: Recurrence
@@ -48,7 +51,7 @@ class SeriesRequest:
 
     @property
     def payload(self) -> dict[str, Any]:
-        """As JSON, for a Submission."""
+        """Return the request as JSON, for a Submission."""
         return {
             **self.first.payload,
             "weekdays": [WEEKDAYS[day] for day in sorted(self.recurrence.weekdays)],
@@ -59,7 +62,7 @@ class SeriesRequest:
 
     @property
     def columns(self) -> dict[str, Any]:
-        """Keyword arguments of ``check_windows``."""
+        """Return the keyword arguments of ``check_windows``."""
         columns = {name: value for name, value in self.first.columns.items() if name not in ("start", "end")}
         return {**columns, "windows": self.windows}
 
@@ -85,14 +88,16 @@ def request_series(
     via: str = "web",
     **placing: Unpack[PlacementConstraints],
 ) -> Submission | Series:
-    """Reserve the same hours on some ``weekdays`` (mon to sun) from ``start``'s day to ``until``, as one thing.
+    """Reserve the same hours on ``weekdays`` (mon to sun) from the day of ``start`` to ``until``, as one
+    series.
 
-    ``start`` and ``end`` give the hours by the clock of ``time_zone``; an occurrence is at most a day long. All of them fit
-    or none is promised. A Submission that waits for approval where one of them alone would. Raises Conflict (which occurrence
-    does not fit, and the first windows that would), Invalid, NotAllowed.
+    ``start`` and ``end`` give the hours in ``time_zone``; an occurrence is at most one day long. All
+    occurrences fit or none is confirmed. Returns a Submission if one occurrence alone would need approval.
+    Raises Conflict (with the first occurrence that does not fit, and the first windows that would), Invalid,
+    NotAllowed.
     """
     policy.require(actor, "reservation.request", project)
-    wish = checked_series_request(
+    request = checked_series_request(
         project,
         pool,
         name,
@@ -111,11 +116,13 @@ def request_series(
         **placing,
     )
     why = why.strip()
-    if wish.first.needs_approval:
-        refuse_unless_all_fit(engine.check_windows(now=now, owner=actor, **wish.columns), wish)
-        return submit_for_approval(actor, Submission.Kind.SERIES, wish.first, wish.payload, why, now, via)
+    if request.first.needs_approval:
+        refuse_unless_all_fit(engine.check_windows(now=now, owner=actor, **request.columns), request)
+        return submit_for_approval(
+            actor, Submission.Kind.SERIES, request.first, request.payload, why, now, via
+        )
     with transaction.atomic():
-        series = confirm_series(actor, wish, now)
+        series = confirm_series(actor, request, now)
         audit.record(
             actor=actor,
             via=via,
@@ -148,12 +155,15 @@ def preview_series(
     via: str = "web",
     **placing: Unpack[PlacementConstraints],
 ) -> dict[str, Any]:
-    """Whether every occurrence can be had, without asking: ``occurrences`` (int), ``fits``, ``sentence`` (which does not),
-    ``windows`` (the first that would do instead of that one), ``dst_occurrences`` (what is different where the clock is put
-    forward or back: sentences), ``needs_approval``, ``gpus`` of each, ``price`` of all of them
-    (None: no price), ``price_per_hour``, ``currency``. Raises Invalid, NotAllowed."""
+    """Check every occurrence without reserving anything. Raises Invalid, NotAllowed.
+
+    Returns ``occurrences`` (int), ``fits``, ``sentence`` (the occurrence that does not fit), ``windows`` (the
+    first that would fit instead), ``dst_occurrences`` (sentences about changed hours where the clock
+    changes), ``needs_approval``, ``gpus`` of each occurrence, ``price`` of all (None: no price),
+    ``price_per_hour`` and ``currency``.
+    """
     policy.require(actor, "reservation.request", project)
-    wish = checked_series_request(
+    request = checked_series_request(
         project,
         pool,
         name,
@@ -171,31 +181,35 @@ def preview_series(
         **placing,
     )
     with metered_planning(actor, now):
-        answers = engine.check_windows(now=now, owner=actor, **wish.columns)
+        answers = engine.check_windows(now=now, owner=actor, **request.columns)
     worst = first_unavailable_occurrence(answers)
     price = rate_card.gpu_hour_price(
-        pool=pool, models=wish.first.ask.models_wanted or gpu_models_of_pool(pool), now=now
+        pool=pool, models=request.first.hardware.models_wanted or gpu_models_of_pool(pool), now=now
     )
-    per_hour = None if price is None else price * Decimal(str(wish.first.gpus))
-    hours = Decimal(int(sum((end - start).total_seconds() for start, end in wish.windows))) / 3600
+    per_hour = None if price is None else price * Decimal(str(request.first.gpus))
+    hours = Decimal(int(sum((end - start).total_seconds() for start, end in request.windows))) / 3600
     return {
         "price_per_hour": None if per_hour is None else round_amount(per_hour),
         "price": None if per_hour is None else round_amount(per_hour * hours),
         "currency": rate_card.organisation_currency(),
-        "occurrences": len(wish.windows),
+        "occurrences": len(request.windows),
         "fits": worst is None,
-        "sentence": "" if worst is None else unavailable_occurrences_sentence(wish, answers),
+        "sentence": "" if worst is None else unavailable_occurrences_sentence(request, answers),
         "windows": [] if worst is None else alternative_windows_of(answers[worst]),
         "clock_changes": [
-            request_texts.clock_change(change, wish.recurrence.time_zone) for change in wish.clock_changes
+            request_texts.clock_change(change, request.recurrence.time_zone)
+            for change in request.clock_changes
         ],
-        "needs_approval": wish.first.needs_approval,
-        "gpus": wish.first.gpus,
+        "needs_approval": request.first.needs_approval,
+        "gpus": request.first.gpus,
     }
 
 
 def cancel_series(*, actor: User, series: Series, now: datetime, why: str = "", via: str = "web") -> int:
-    """Give up every occurrence that is not over; how many. Raises Conflict when none is left, NotAllowed, Invalid."""
+    """Cancel every occurrence that is not over; return their number.
+
+    Raises Conflict if all are over, NotAllowed, Invalid.
+    """
     policy.require(actor, "reservation.change", series)
     checks = InputChecks()
     why = checks.text("why", why, least=0, most=1000, lines=True)
@@ -219,7 +233,7 @@ def cancel_series(*, actor: User, series: Series, now: datetime, why: str = "", 
 
 
 def clock_changes_of(series: Series) -> list[str]:
-    """What is different where the clock is put forward or back, of a series that was promised."""
+    """Return sentences about the occurrences of a series whose hours differ because the clock changes."""
     recurrence = Recurrence(
         frozenset(series.weekdays),
         series.starts_at,
@@ -230,9 +244,6 @@ def clock_changes_of(series: Series) -> list[str]:
     )
     changes = dst_occurrences(recurrence, series.created_at)
     return [request_texts.clock_change(change, series.time_zone) for change in changes]
-
-
-# -- shared with approvals ---------------------------------------------------------------------------------------------
 
 
 def checked_series_request(
@@ -253,7 +264,7 @@ def checked_series_request(
     may_exceed_guarantee: Any = False,
     **placing: Unpack[PlacementConstraints],
 ) -> SeriesRequest:
-    """Check every field, or raise Invalid with all the problems."""
+    """Return the checked request. Raises Invalid with all the problems."""
     first = checked_reservation_request(
         project,
         pool,
@@ -275,7 +286,8 @@ def checked_series_request(
         checks.note("weekdays", "", f"weekdays is empty; allowed: one or more of {', '.join(WEEKDAYS)}.")
     zone = checks.time_zone("time_zone", time_zone)
     local, local_end = (at.astimezone(ZoneInfo(zone)) for at in (first.start, first.end))
-    if local_end.replace(tzinfo=None) - local.replace(tzinfo=None) > MAX_OCCURRENCE_LENGTH:  # by the clock
+    # wall-clock length
+    if local_end.replace(tzinfo=None) - local.replace(tzinfo=None) > MAX_OCCURRENCE_LENGTH:
         checks.note(
             "end",
             first.end.isoformat(),
@@ -286,8 +298,10 @@ def checked_series_request(
         until = local.date()
     horizon = (now + timedelta(seconds=pool.reservation_horizon_seconds)).astimezone(ZoneInfo(zone)).date()
     if not local.date() <= until <= horizon:
-        words = f"until is {until:%Y-%m-%d}; allowed in {pool.name}: {local:%Y-%m-%d} to {horizon:%Y-%m-%d}."
-        checks.note("until", until.isoformat(), words)
+        message = (
+            f"until is {until:%Y-%m-%d}; allowed in {pool.name}: {local:%Y-%m-%d} to {horizon:%Y-%m-%d}."
+        )
+        checks.note("until", until.isoformat(), message)
     checks.done()
     recurrence = Recurrence(
         frozenset(WEEKDAYS.index(day) for day in days),
@@ -305,45 +319,48 @@ def checked_series_request(
         )
     elif len(windows) > MAX_OCCURRENCES:
         last = windows[MAX_OCCURRENCES - 1][0]
-        words = (
+        message = (
             f"until is {until:%Y-%m-%d}; allowed: {MAX_OCCURRENCES} occurrences, so up to {last:%Y-%m-%d}."
         )
-        checks.note("until", until.isoformat(), words)
+        checks.note("until", until.isoformat(), message)
     checks.done()
     return SeriesRequest(first, recurrence, windows, dst_occurrences(recurrence, this_minute))
 
 
-def confirm_series(owner: User, wish: SeriesRequest, now: datetime) -> Series:
-    """Promise all of it, judged under the pool's lock. Raises Conflict."""
-    columns = {**wish.columns, "recurrence": wish.recurrence}
+def confirm_series(owner: User, request: SeriesRequest, now: datetime) -> Series:
+    """Confirm every occurrence under the pool's lock. Raises Conflict."""
+    columns = {**request.columns, "recurrence": request.recurrence}
     series, answers = engine.confirm_series(owner=owner, now=now, **columns)
-    refuse_unless_all_fit(answers, wish)
+    refuse_unless_all_fit(answers, request)
     if series is None:
-        raise Conflict(f"{wish.first.name} was not confirmed.")
+        raise Conflict(f"{request.first.name} was not confirmed.")
     return series
 
 
 def first_unavailable_occurrence(answers: list[WindowCheckResult]) -> int | None:
-    """Which occurrence is the first that does not fit."""
+    """Return the index of the first occurrence that does not fit."""
     return next((place for place, answer in enumerate(answers) if not answer.fits), None)
 
 
-def unavailable_occurrences_sentence(wish: SeriesRequest, answers: list[WindowCheckResult]) -> str:
-    """Which occurrence does not fit and why, how many more there are, and what would."""
+def unavailable_occurrences_sentence(request: SeriesRequest, answers: list[WindowCheckResult]) -> str:
+    """Return a sentence:
+
+    the first occurrence that does not fit, the reason, how many more, and an alternative.
+    """
     place = first_unavailable_occurrence(answers)
     if place is None:
         return ""
     answer, more = answers[place], sum(not answer.fits for answer in answers) - 1
     windows = alternative_windows_of(answer)
     return (
-        f"Occurrence {place + 1} of {len(answers)}, {formatting.window(*wish.windows[place])}, does not fit. "
+        f"Occurrence {place + 1} of {len(answers)}, {formatting.window(*request.windows[place])}, does not fit. "
         f"{reason_texts.reason_sentence(answer.code, dict(answer.numbers))}"
         f"{f' {more} more of them do not fit either.' if more else ''}"
         f"{f' The first window of that length after it: {formatting.window(*windows[0])}.' if windows else ''}"
     )
 
 
-def refuse_unless_all_fit(answers: list[WindowCheckResult], wish: SeriesRequest) -> None:
+def refuse_unless_all_fit(answers: list[WindowCheckResult], request: SeriesRequest) -> None:
     """Raise Conflict with the first occurrence that does not fit."""
     place = first_unavailable_occurrence(answers)
     if place is not None:
@@ -351,7 +368,7 @@ def refuse_unless_all_fit(answers: list[WindowCheckResult], wish: SeriesRequest)
         numbers = {**dict(answer.numbers), "occurrence": place + 1, "occurrences": len(answers)}
         field = field_to_change(answer.code, numbers, "start")
         raise Conflict(
-            unavailable_occurrences_sentence(wish, answers),
+            unavailable_occurrences_sentence(request, answers),
             field=field,
             code=answer.code,
             numbers=numbers,

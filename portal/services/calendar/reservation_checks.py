@@ -29,48 +29,51 @@ from scheduler.state.states import OPEN_RESERVATION_STATES, ReservationState
 
 @dataclass(frozen=True)
 class ReservationRequest:
-    """Everything of a reservation, checked. Times are UTC on whole seconds."""
+    """The checked arguments of one reservation. Times are UTC, in whole seconds."""
 
     project: Project
     pool: Pool
     name: str
-    ask: HardwareRequest
+    hardware: HardwareRequest
     start: datetime
     end: datetime
-    may_exceed_guarantee: bool = False  # an operator is asked to let it use what other teams are guaranteed
+    may_exceed_guarantee: bool = False  # request to use the guarantees of other teams; an operator decides
 
     @property
     def gpus(self) -> float:
-        """How much of whole GPUs it asks for."""
-        return whole_gpus_of(self.pool, self.ask)
+        """Return the requested hardware in whole GPUs."""
+        return whole_gpus_of(self.pool, self.hardware)
 
     @property
     def needs_approval(self) -> bool:
-        """Whether an operator has to agree: above what the pool confirms at once, or into the guarantees of others."""
+        """Return True if an operator must approve:
+
+        larger than the pool's threshold, or into guarantees of other teams.
+        """
         return self.may_exceed_guarantee or self.gpus > self.pool.approval_above_gpus
 
     @property
     def payload(self) -> dict[str, Any]:
-        """As JSON, for a Submission."""
+        """Return the request as JSON, for a Submission."""
         return {
             "project": self.project.pk,
             "pool": self.pool.pk,
             "name": self.name,
-            "units": self.ask.units,
-            "hosts": self.ask.hosts,
-            "models": self.ask.models_wanted,
-            "profile": self.ask.profile,
+            "units": self.hardware.units,
+            "hosts": self.hardware.hosts,
+            "models": self.hardware.models_wanted,
+            "profile": self.hardware.profile,
             "start": self.start.isoformat(),
             "end": self.end.isoformat(),
             "gpus": self.gpus,
-            **self.ask.placing,
-            # Asked is not allowed: the approver says so, by changing may_exceed_guarantee.
+            **self.hardware.placing,
+            # The request does not grant it: only the approver sets may_exceed_guarantee.
             "asks_to_exceed_guarantee": self.may_exceed_guarantee,
         }
 
     @property
     def columns(self) -> dict[str, Any]:
-        """Keyword arguments of the engine's services."""
+        """Return the keyword arguments of the engine's services."""
         return {
             "project": self.project,
             "pool": self.pool,
@@ -78,7 +81,7 @@ class ReservationRequest:
             "start": self.start,
             "end": self.end,
             "may_exceed_guarantee": self.may_exceed_guarantee,
-            **self.ask.columns,
+            **self.hardware.columns,
         }
 
 
@@ -103,11 +106,11 @@ def checked_reservation_request(
     may_exceed_guarantee: Any = False,
     **placing: Unpack[PlacementConstraints],
 ) -> ReservationRequest:
-    """Check every field of a reservation, or raise Invalid with all the problems."""
+    """Return the checked request. Raises Invalid with all the problems."""
     checks = InputChecks()
     check_project(checks, project)
     check_pool(checks, pool, project.team)
-    ask = check_hardware_request(
+    hardware = check_hardware_request(
         checks, pool=pool, units=units, hosts=hosts, models=models, profile=profile, **placing
     )
     name = checks.text("name", name)
@@ -118,14 +121,17 @@ def checked_reservation_request(
         _check_window(checks, pool, first, last, now)
     checks.done()
     return ReservationRequest(
-        project, pool, name, ask, first.replace(microsecond=0), last.replace(microsecond=0), exceed
+        project, pool, name, hardware, first.replace(microsecond=0), last.replace(microsecond=0), exceed
     )
 
 
 def checked_window_change(
     reservation: Reservation, start: datetime | None, end: datetime | None, why: str, now: datetime
 ) -> tuple[datetime, datetime]:
-    """The new window, checked like that of a new one. Raises Invalid, and Conflict when it is over."""
+    """Return the new window, checked like that of a new reservation.
+
+    Raises Invalid, and Conflict if it is over.
+    """
     checks = InputChecks()
     checks.text("why", why, least=0, most=1000, lines=True)
     if reservation.state not in OPEN_RESERVATION_STATES:
@@ -139,11 +145,11 @@ def checked_window_change(
         last = reservation.end if start is None else first + (reservation.end - reservation.start)
     checks.done()
     if (first, last) == (reservation.start, reservation.end):
-        words = f"end is {local_time_text(last)}, as it is; allowed: another start or another end."
-        checks.note("end", last.isoformat(), words)
+        message = f"end is {local_time_text(last)}, as it is; allowed: another start or another end."
+        checks.note("end", last.isoformat(), message)
     elif first != reservation.start and reservation.state == ReservationState.ACTIVE:
-        words = f"start is {local_time_text(first)}; it has begun at {local_time_text(reservation.start)}: only its end can change."
-        checks.note("start", first.isoformat(), words)
+        message = f"start is {local_time_text(first)}; it has begun at {local_time_text(reservation.start)}: only its end can change."
+        checks.note("start", first.isoformat(), message)
     elif last <= now:
         checks.note(
             "end",
@@ -158,7 +164,7 @@ def checked_window_change(
     return first, last
 
 
-def refuse_unless_reservation_fits(answer: WindowCheckResult, wish: ReservationRequest) -> None:
+def refuse_unless_reservation_fits(answer: WindowCheckResult, request: ReservationRequest) -> None:
     """Raise Conflict with the engine's reason and the first windows that fit."""
     if not answer.fits:
         raise_window_conflict(answer)
@@ -182,21 +188,21 @@ def raise_window_conflict(answer: WindowCheckResult) -> NoReturn:
 
 
 def alternative_windows_of(answer: WindowCheckResult) -> list[tuple[datetime, datetime]]:
-    """The windows that would fit, as datetimes."""
+    """Return the windows that would fit, as datetimes."""
     return [
         (datetime.fromtimestamp(w.start, UTC), datetime.fromtimestamp(w.end, UTC))
         for w in answer.first_windows
     ]
 
 
-def reservation_warnings(wish: ReservationRequest) -> list[str]:
-    """What is worth a second look and blocks nothing."""
+def reservation_warnings(request: ReservationRequest) -> list[str]:
+    """Return sentences about unusual windows and slow networks. They block nothing."""
     found = []
-    if wish.start.weekday() >= 5:
+    if request.start.weekday() >= 5:
         found.append("It starts on a weekend.")
-    if wish.end - wish.start > timedelta(days=3):
+    if request.end - request.start > timedelta(days=3):
         found.append("It is longer than three days: unused time is charged too.")
-    return found + network_warnings(wish.pool, wish.ask)
+    return found + network_warnings(request.pool, request.hardware)
 
 
 def _check_window(checks: InputChecks, pool: Pool, start: datetime, end: datetime, now: datetime) -> None:
@@ -235,5 +241,5 @@ def _check_window(checks: InputChecks, pool: Pool, start: datetime, end: datetim
 
 
 def local_time_text(moment: datetime) -> str:
-    """In the person's time zone, which is named; the API's is UTC."""
+    """Format a time in the person's time zone and name the zone. The API uses UTC."""
     return f"{timezone.localtime(moment):%Y-%m-%d %H:%M %Z}"

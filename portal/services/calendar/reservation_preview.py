@@ -38,14 +38,14 @@ def preview_reservation(
     via: str = "web",
     **placing: Unpack[PlacementConstraints],
 ) -> dict[str, Any]:
-    """Whether the window can be had, without asking for it.
+    """Check a window without reserving it. Raises Invalid, NotAllowed.
 
-    Returns ``fits`` (bool), ``code`` and ``numbers``, ``windows`` (the first that fit, as (start, end) datetimes),
-    ``needs_approval`` (bool), ``gpus`` (float), ``price`` (Decimal for the whole window, or None), ``price_per_hour``,
-    ``currency``, and ``warnings`` (sentences that don't block). Raises Invalid, NotAllowed.
+    Returns ``fits`` (bool), ``code`` and ``numbers``, ``windows`` (the first that fit, as (start, end)
+    datetimes), ``needs_approval`` (bool), ``gpus`` (float), ``price`` (Decimal for the whole window, or
+    None), ``price_per_hour``, ``currency``, and ``warnings`` (sentences that block nothing).
     """
     policy.require(actor, "reservation.request", project)
-    wish = checked_reservation_request(
+    request = checked_reservation_request(
         project,
         pool,
         name,
@@ -60,23 +60,23 @@ def preview_reservation(
         **placing,
     )
     with metered_planning(actor, now):
-        answer = engine.check_window(now=now, owner=actor, **wish.columns)
+        answer = engine.check_window(now=now, owner=actor, **request.columns)
     price = rate_card.gpu_hour_price(
-        pool=pool, models=wish.ask.models_wanted or gpu_models_of_pool(pool), now=now
+        pool=pool, models=request.hardware.models_wanted or gpu_models_of_pool(pool), now=now
     )
-    hours = Decimal(int((wish.end - wish.start).total_seconds())) / 3600
-    per_hour = None if price is None else round_amount(price * Decimal(str(wish.gpus)))
+    hours = Decimal(int((request.end - request.start).total_seconds())) / 3600
+    per_hour = None if price is None else round_amount(price * Decimal(str(request.gpus)))
     return {
         "fits": answer.fits,
         "code": answer.code,
         "numbers": dict(answer.numbers),
         "windows": alternative_windows_of(answer),
-        "needs_approval": wish.needs_approval,
-        "gpus": wish.gpus,
+        "needs_approval": request.needs_approval,
+        "gpus": request.gpus,
         "price_per_hour": per_hour,
-        "price": None if price is None else round_amount(price * Decimal(str(wish.gpus)) * hours),
+        "price": None if price is None else round_amount(price * Decimal(str(request.gpus)) * hours),
         "currency": rate_card.organisation_currency(),
-        "warnings": reservation_warnings(wish),
+        "warnings": reservation_warnings(request),
     }
 
 
@@ -94,9 +94,12 @@ def first_fitting_windows(
     may_exceed_guarantee: bool = False,
     **placing: Unpack[PlacementConstraints],
 ) -> list[tuple[datetime, datetime]]:
-    """The first windows of a length that fit, for who has named no start that could be. Raises Invalid, NotAllowed."""
+    """Return the first windows of a length that fit, for a person who gave no start.
+
+    Raises Invalid, NotAllowed.
+    """
     policy.require(actor, "reservation.request", project)
-    wish = checked_reservation_request(
+    request = checked_reservation_request(
         project,
         pool,
         "preview",
@@ -110,6 +113,6 @@ def first_fitting_windows(
         may_exceed_guarantee=may_exceed_guarantee,
         **placing,
     )
-    asked = {name: value for name, value in wish.columns.items() if name not in ("name", "start", "end")}
+    asked = {name: value for name, value in request.columns.items() if name not in ("name", "start", "end")}
     with metered_planning(actor, now):
         return engine.first_windows(length=length, owner=actor, now=now, **asked)

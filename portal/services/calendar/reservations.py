@@ -1,4 +1,4 @@
-"""Verbs on reservations: promises of GPUs for a window."""
+"""Verbs on reservations. A reservation promises GPUs for a window."""
 
 from __future__ import annotations
 
@@ -63,14 +63,15 @@ def request_reservation(
     via: str = "web",
     **placing: Unpack[PlacementConstraints],
 ) -> Submission | Reservation:
-    """``units`` on each of ``hosts`` hosts: a confirmed Reservation, or a Submission that waits for approval and holds nothing.
+    """Reserve ``units`` on each of ``hosts`` hosts; return a confirmed Reservation, or a Submission that
+    reserves nothing yet.
 
-    It waits when it is above the pool's threshold, or when ``may_exceed_guarantee`` asks an operator to let it use what
-    other teams are guaranteed. The window is checked first.
-    Raises Conflict (with the first windows that fit), Invalid, NotAllowed.
+    The result is a Submission if the size is above the pool's threshold, or if ``may_exceed_guarantee``
+    requests the guarantees of other teams. The window is checked in both cases. Raises Conflict (with the
+    first windows that fit), Invalid, NotAllowed.
     """
     policy.require(actor, "reservation.request", project)
-    wish = checked_reservation_request(
+    request = checked_reservation_request(
         project,
         pool,
         name,
@@ -86,11 +87,13 @@ def request_reservation(
         **placing,
     )
     why = why.strip()
-    if wish.needs_approval:
-        refuse_unless_reservation_fits(engine.check_window(now=now, owner=actor, **wish.columns), wish)
-        return submit_for_approval(actor, Submission.Kind.RESERVATION, wish, wish.payload, why, now, via)
+    if request.needs_approval:
+        refuse_unless_reservation_fits(engine.check_window(now=now, owner=actor, **request.columns), request)
+        return submit_for_approval(
+            actor, Submission.Kind.RESERVATION, request, request.payload, why, now, via
+        )
     with transaction.atomic():
-        reservation = confirm_reservation(actor, wish, now)
+        reservation = confirm_reservation(actor, request, now)
         audit.record(
             actor=actor,
             via=via,
@@ -106,7 +109,7 @@ def request_reservation(
 def cancel_reservation(
     *, actor: User, reservation: Reservation, now: datetime, why: str = "", via: str = "web"
 ) -> Reservation:
-    """Give it up; what runs inside it is told to go. Raises Conflict when it is over, NotAllowed, Invalid."""
+    """Cancel a reservation and evict its workloads. Raises Conflict if it is over, NotAllowed, Invalid."""
     policy.require(actor, "reservation.change", reservation)
     checks = InputChecks()
     why = checks.text("why", why, least=0, most=1000, lines=True)
@@ -132,15 +135,15 @@ def cancel_reservation(
 def shorten_reservation(
     *, actor: User, reservation: Reservation, end: datetime, now: datetime, via: str = "web"
 ) -> Reservation:
-    """Let it end earlier. Raises Invalid, Conflict, NotAllowed."""
+    """Set an earlier end. Raises Invalid, Conflict, NotAllowed."""
     policy.require(actor, "reservation.change", reservation)
     checks = InputChecks()
     end = checks.aware_datetime("end", end)
     checks.done()
     earliest = max(reservation.start, now)
     if not earliest < end < reservation.end:
-        words = f"end is {local_time_text(end)}; allowed: after {local_time_text(earliest)} and before its end now, {local_time_text(reservation.end)}."
-        checks.note("end", end.isoformat(), words)
+        message = f"end is {local_time_text(end)}; allowed: after {local_time_text(earliest)} and before its end now, {local_time_text(reservation.end)}."
+        checks.note("end", end.isoformat(), message)
     checks.done()
     with transaction.atomic():
         before = audit.audited_fields(reservation, "end")
@@ -169,11 +172,13 @@ def change_reservation(
     why: str = "",
     via: str = "web",
 ) -> Submission | Reservation:
-    """Move, shorten or extend it: ``start`` alone moves it as it is, ``end`` alone changes its length.
+    """Move, shorten or extend a reservation. ``start`` alone keeps its length; ``end`` alone changes its
+    length.
 
-    Checked like a new one, itself left out. Once it has begun only its end can change, and it keeps its GPUs. Any change
-    that is not within its present window waits for approval where a new one like it would: then a Submission is answered
-    and the window stays as it is. Raises Conflict (with the first windows that fit), Invalid, NotAllowed.
+    The new window is checked like that of a new reservation, without counting the present one. After the
+    start only the end can change, and the GPUs stay the same. A change that adds time needs approval if a new
+    reservation would: then the result is a Submission and the window stays. Raises Conflict (with the first
+    windows that fit), Invalid, NotAllowed.
     """
     policy.require(actor, "reservation.change", reservation)
     with transaction.atomic():

@@ -1,4 +1,4 @@
-"""After a restore of the database."""
+"""Reconcile hosts and database after a restore of the database."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from scheduler import services as engine
 
 
 def after_restore(*, now: datetime, via: str = "program") -> engine.RestoreResult:
-    """Put right what the hosts and a restored database no longer agree on, and record that it was. Whoever may run commands on the
-    server may do this. Raises Conflict where there is no organisation: then this database was not restored."""
+    """Mend the differences between the hosts and a restored database, and record that it was done.
+
+    Anybody who may run commands on the server may do this. Raises Conflict if there is no organisation: then
+    this database was not restored.
+    """
     with transaction.atomic():
         organisation = Organisation.objects.filter(pk=1).first()
         if organisation is None:

@@ -1,4 +1,4 @@
-"""Verbs on GPUs that are not to be trusted: having them looked at, given back, taken out; and what a pool does by itself."""
+"""Verbs that diagnose, return and take out GPUs, and the repair policy of a pool."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MAX_DIAGNOSTIC_INTERVAL_HOURS = 24 * 365
 
 
 def gpu_by_index(host: Host, index: Any) -> Gpu:
-    """The GPU of that index. Raises Invalid."""
+    """Return the GPU with this index. Raises Invalid."""
     checks = InputChecks()
     there = {str(gpu.index): gpu for gpu in host.gpus.filter(retired_at=None).order_by("index")}
     name = checks.choice("gpu", str(index), list(there))
@@ -43,7 +43,7 @@ def gpu_by_index(host: Host, index: Any) -> Gpu:
 def diagnose_gpu(
     *, actor: User, host: Host, gpu: Any, now: datetime, why: str = "", via: str = "web"
 ) -> Diagnostic:
-    """Have a host look at one of its GPUs, which nobody holds. One in service stays in service and is given to work at once.
+    """Run a diagnostic on one idle GPU of a host. A GPU in service stays in service.
 
     Raises Invalid, NotAllowed, Conflict.
     """
@@ -63,7 +63,7 @@ def diagnose_gpu(
 def diagnose_host(
     *, actor: User, host: Host, now: datetime, why: str = "", via: str = "web"
 ) -> list[Diagnostic]:
-    """The same for each GPU of the host that nobody holds. Raises NotAllowed, and Conflict when there is none."""
+    """Run a diagnostic on every idle GPU of a host. Raises NotAllowed, and Conflict if no GPU is idle."""
     policy.require(actor, "host.change")
     why = checked_reason(why)
     with transaction.atomic():
@@ -77,7 +77,10 @@ def diagnose_host(
 
 
 def return_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str = "", via: str = "web") -> Gpu:
-    """A GPU back in service, whatever was found: who says so has looked at it. Raises Invalid, NotAllowed, Conflict."""
+    """Return a GPU to service whatever its diagnostic found:
+
+    the operator has checked it. Raises Invalid, NotAllowed, Conflict.
+    """
     policy.require(actor, "host.change")
     row = gpu_by_index(host, gpu)
     if row.repair_state == RepairState.RESHAPING:
@@ -88,14 +91,17 @@ def return_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str = "
 
 
 def take_out_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str = "", via: str = "web") -> Gpu:
-    """A GPU out until an operator returns it; its work is stopped and starts elsewhere. Raises Invalid, NotAllowed, Conflict."""
+    """Take a GPU out of service until an operator returns it; its workloads are requeued.
+
+    Raises Invalid, NotAllowed, Conflict.
+    """
     return _change_gpu(actor, host, gpu, why, now, via, "take_out_gpu", engine.take_out_gpu)
 
 
 def forget_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str = "", via: str = "web") -> Gpu:
-    """A GPU that is missing is gone for good: it is listed no more. Reported again it is there again, as it was.
+    """Remove a missing GPU from the list; a later report adds it again with its former state.
 
-    ``gpu``: its uuid. Raises Invalid, NotAllowed, and Conflict while somebody still holds it.
+    ``gpu``: its UUID. Raises Invalid, NotAllowed, and Conflict while a workload holds it.
     """
     policy.require(actor, "host.change")
     checks = InputChecks()
@@ -112,9 +118,9 @@ def forget_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str = "
 
 
 def change_repair_policy(*, actor: User, pool: Pool, now: datetime, via: str = "web", **given: Any) -> Pool:
-    """What a pool does by itself about processes of no workload and about GPUs that are not to be trusted.
+    """Change what a pool does about stray processes and about suspect GPUs. Raises Invalid, NotAllowed.
 
-    ``given``: fields of POLICY; what is not given stays. Raises Invalid, NotAllowed.
+    ``given``: fields of REPAIR_POLICY_FIELDS; absent fields keep their values.
     """
     policy.require(actor, "pool.change")
     checks = InputChecks()
@@ -124,7 +130,8 @@ def change_repair_policy(*, actor: User, pool: Pool, now: datetime, via: str = "
             clean[field] = checks.choice(field, value, StrayAction.values)
         elif field == "diagnostic_tool":
             names = [*DiagnosticTool.values, *gpu_diagnostics.operator_diagnostics(pool)]
-            # A name that no host has any more may stay: its hosts say so, and nothing else is run in its place.
+            # A tool that no host has any more may stay selected: the hosts report that, and run nothing
+            # instead.
             clean[field] = value if value == pool.diagnostic_tool else checks.choice(field, value, names)
         elif field == "diagnostic_seconds":
             clean[field] = checks.count(

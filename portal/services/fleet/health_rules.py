@@ -1,4 +1,4 @@
-"""Verbs on what is done about hardware events: a rule is changed, put back to what it began with, added, taken out again."""
+"""Verbs that change, reset, add and remove rules for hardware events."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from telemetry.models import HealthRule
 MAX_REPEATS = 1000
 MAX_WINDOW_SECONDS = 30 * 86_400
 DEFAULT_WINDOW_SECONDS = 3600
-EVENT_KINDS = ("xid", "ecc", "remap", "throttle", "nvlink", "recovery", "nvml")  # what agents report
+EVENT_KINDS = ("xid", "ecc", "remap", "throttle", "nvlink", "recovery", "nvml")  # reported by agents
 EVENT_CODE_PATTERN = re.compile(
     rf"^(xid:(0|[1-9][0-9]{{0,3}})|({'|'.join(EVENT_KINDS[1:])}):[a-z0-9_]{{1,30}})$"
 )
@@ -41,10 +41,11 @@ def set_health_rule(
     why: str = "",
     via: str = "web",
 ) -> HealthRule:
-    """Change what is done when an event of a code comes ``repeats`` times within the window, each event counting or those of one
-    person's work as one (``counts``). What is not given, or empty, stays.
+    """Change the action for an event code that repeats ``repeats`` times within the window. Raises Invalid,
+    NotAllowed.
 
-    Raises Invalid, NotAllowed.
+    ``counts`` selects whether every event counts, or all events of one person's workloads count as one.
+    Absent or empty arguments change nothing.
     """
     policy.require(actor, "health_rule.change")
     checks = InputChecks()
@@ -66,7 +67,10 @@ def set_health_rule(
 def reset_health_rule(
     *, actor: User, code: str, now: datetime, why: str = "", via: str = "web"
 ) -> HealthRule:
-    """Put a rule back to what it began with. Raises Invalid, NotAllowed, and Conflict where it is so or an operator added it."""
+    """Reset a rule to its default.
+
+    Raises Invalid, NotAllowed, and Conflict if it is the default or an operator added it.
+    """
     policy.require(actor, "health_rule.change")
     why = checked_reason(why)
     with transaction.atomic():
@@ -103,9 +107,10 @@ def add_health_rule(
     why: str = "",
     via: str = "web",
 ) -> HealthRule:
-    """A rule for a code that has none: until then such an event is noted. ``source``: who recommends it; empty: this organisation.
+    """Add a rule for a code without a rule; events of such a code are only recorded. Raises Invalid,
+    NotAllowed, Conflict.
 
-    Raises Invalid, NotAllowed, Conflict where the code has one.
+    ``source``: who recommends the rule; empty: this organisation.
     """
     policy.require(actor, "health_rule.change")
     checks = InputChecks()
@@ -137,8 +142,10 @@ def add_health_rule(
 def remove_health_rule(
     *, actor: User, code: str, now: datetime, why: str = "", via: str = "web"
 ) -> HealthRule:
-    """Take a rule out that an operator added: events of its code are noted again. Raises Invalid, NotAllowed, and Conflict of one
-    that came with the table."""
+    """Remove a rule that an operator added; events of its code are only recorded again.
+
+    Raises Invalid, NotAllowed, and Conflict for a built-in rule.
+    """
     policy.require(actor, "health_rule.change")
     why = checked_reason(why)
     with transaction.atomic():
@@ -157,7 +164,7 @@ def remove_health_rule(
 
 
 def _checked_rule_fields(checks: InputChecks, given: dict[str, Any]) -> dict[str, Any]:
-    """Of what is done about an event, what is given."""
+    """Return the checked fields of the rule that are given."""
     clean: dict[str, Any] = {}
     for name, value in given.items():
         if name == "action":

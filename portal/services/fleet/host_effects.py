@@ -1,4 +1,4 @@
-"""What a verb on a host touches, said before it is done: whose work, until when, which reservations. Reads only."""
+"""Preview a verb on a host: affected workloads, their end times, affected reservations. Reads only."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ PLANNED_VERBS = (
     "cordon",
     "drain",
     "revoke",
-)  # what takes the host from the planner: it says what could not be kept
+)  # these verbs exclude the host from planning, so reservations may lose their units
 
 
 @dataclass(frozen=True)
 class AffectedWorkload:
-    """Work on a host. ``happens``: one of ``host_texts.HAPPENS``. ``by``: gone or over by then at the latest; None: at once."""
+    """A workload on a host. ``happens``: one of ``host_texts.HAPPENS``. ``by``: latest end; None: at once."""
 
     workload: Workload
     happens: str
@@ -48,9 +48,13 @@ class AffectedWorkload:
 
 @dataclass(frozen=True)
 class HostEffect:
-    """``gpus`` leave the pool, or come back to it with "return"; None: none does either. ``reservations`` are active and bound to
-    its GPUs; ``unkept`` are to come, can be kept now and could not be without it (None: not asked). ``last_end``: when nothing of
-    now runs there any more at the latest (None: nothing does, or the verb ends it)."""
+    """The effect of a verb on a host.
+
+    ``gpus`` leave the pool, or return to it with "return"; None: neither. ``reservations`` are active and
+    bound to its GPUs. ``unkept`` are future reservations that fit now and would not fit without the host
+    (None: not checked). ``last_end``: latest end of the present workloads (None: none run, or the verb ends
+    them).
+    """
 
     verb: str
     host: Host
@@ -67,7 +71,7 @@ class HostEffect:
 
     @property
     def text(self) -> str:
-        """What the verb does, in words."""
+        """Return a sentence that describes what the verb does."""
         return host_texts.HOST_VERBS[self.verb].text
 
 
@@ -80,9 +84,9 @@ def preview_host_verb(
     start: datetime | None = None,
     end: datetime | None = None,
 ) -> HostEffect:
-    """What a verb would touch, where it would be done. ``start`` and ``end`` are of a maintenance window.
+    """Return the effect of a verb. ``start`` and ``end`` are those of a maintenance window.
 
-    Raises Invalid, NotAllowed, Conflict as the verb itself.
+    Raises Invalid, NotAllowed and Conflict as the verb itself does.
     """
     policy.require(actor, "host.change")
     checks = InputChecks()
@@ -103,7 +107,10 @@ def preview_host_verb(
 def host_verb_effect(
     host: Host, verb: str, now: datetime, start: datetime | None = None, end: datetime | None = None
 ) -> HostEffect:
-    """What a verb (one of ``host_texts.VERBS``) touches, whether it would be refused or not. Its pool is loaded."""
+    """Return the effect of a verb (one of ``host_texts.VERBS``), even if the verb would be refused.
+
+    The pool is loaded.
+    """
     gpus = None if verb == "off" else host.gpus.filter(retired_at=None).count()
     if verb == "maintenance" and start is not None and end is not None:
         return HostEffect(
@@ -122,7 +129,10 @@ def host_verb_effect(
 def affected_workloads(
     host: Host, verb: str, now: datetime, moved: Mapping[int, DrainedWorkload] | None = None
 ) -> list[AffectedWorkload]:
-    """The work on a host and what a verb does, or did, to each: the soonest gone first. ``moved``: what the planner says of it."""
+    """Return the workloads on a host and what the verb does to each, the earliest end first.
+
+    ``moved``: the planner's result.
+    """
     rows = reads.remaining_workloads(host, now)
     if verb == "drain":
         return _soonest_first([_effect_of_drain(host, row, now, moved or {}) for row in rows])
@@ -157,7 +167,10 @@ def _effect_of_drain(
 
 
 def _effect_of_maintenance(host: Host, start: datetime, now: datetime) -> list[AffectedWorkload]:
-    """All that still runs there when the window is near gets its notice in time for its start."""
+    """Return the effect of maintenance:
+
+    workloads still running near the window get notice in time for its start.
+    """
     return _soonest_first(
         [
             AffectedWorkload(

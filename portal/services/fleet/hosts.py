@@ -1,4 +1,4 @@
-"""Verbs on hosts: adding them, taking them out and giving them back."""
+"""Verbs that add hosts, take them out of service and return them."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def add_host(
     labels: dict[str, str] | None = None,
     via: str = "web",
 ) -> tuple[Host, str]:
-    """Make a host known and give the token with which its agent joins: once, within 15 minutes; only its hash is kept.
+    """Add a host and return its single-use join token, valid for 15 minutes. Only the token's hash is stored.
 
-    Raises Invalid, NotAllowed, Conflict when the name is taken.
+    Raises Invalid, NotAllowed, and Conflict if the name is taken.
     """
     policy.require(actor, "host.change")
     checks = InputChecks()
@@ -64,16 +64,19 @@ def add_host(
 
 @dataclass(frozen=True)
 class JoinCommands:
-    """One command to paste on the machine: where the agent is installed as a service, and in a checkout of gpupool."""
+    """The command to paste on the machine:
+
+    for an agent installed as a service, and for a checkout of gpupool.
+    """
 
     installed: str
     checkout: str
 
 
 def join_commands(host: Host, token: str) -> JoinCommands:
-    """With which an agent joins as this host by a token."""
+    """Return the commands with which an agent joins as this host."""
     whom = f"--edge {settings.GPUPOOL_EDGE_URL} --host {host.name} --join-token {token}"
-    # The agent that it had may still run, and holds its state folder.
+    # The host's former agent may still run and use its state folder.
     stop = "sudo systemctl stop gpupool-agent && " if host.agent_version else ""
     return JoinCommands(
         f"{stop}sudo /opt/gpupool-agent/current/bin/gpupool-agent join {whom} "
@@ -83,7 +86,7 @@ def join_commands(host: Host, token: str) -> JoinCommands:
 
 
 def new_join_token(*, actor: User, host: Host, now: datetime, via: str = "web") -> str:
-    """Another token for a host whose first one ran out. Tokens not used yet stop working. Raises NotAllowed."""
+    """Create another join token and invalidate the unused ones. Raises NotAllowed."""
     policy.require(actor, "host.change")
     with transaction.atomic():
         text = engine.issue_join_token(host, now=now)
@@ -92,7 +95,7 @@ def new_join_token(*, actor: User, host: Host, now: datetime, via: str = "web") 
 
 
 def revoke_host(*, actor: User, host: Host, now: datetime, why: str = "", via: str = "web") -> Host:
-    """Take the agent's credential away: it must join again with a new token. Raises Invalid, NotAllowed."""
+    """Revoke the agent's credential: the agent must join again with a new token. Raises Invalid, NotAllowed."""
     policy.require(actor, "host.change")
     why = checked_reason(why)
     with transaction.atomic():
@@ -102,7 +105,7 @@ def revoke_host(*, actor: User, host: Host, now: datetime, why: str = "", via: s
 
 
 def host_change_refusal(host: Host, verb: str, now: datetime) -> str:
-    """Why cordon, drain, return or off would be refused of a host as it is; empty: it would not be."""
+    """Return why cordon, drain, return or off would be refused in the host's present state, or an empty text."""
     if verb in ADMIN_STATES:
         new, old = ADMIN_STATES[verb], AdminState(host.admin_state)
         is_ill = verb == "return" and host.repair_state != RepairState.WELL
@@ -117,17 +120,21 @@ def host_change_refusal(host: Host, verb: str, now: datetime) -> str:
 
 
 def cordon_host(*, actor: User, host: Host, why: str, now: datetime, via: str = "web") -> Host:
-    """Nothing new starts there; what runs goes on. Raises Invalid, Conflict, NotAllowed."""
+    """Start no new workloads on a host; running workloads continue. Raises Invalid, Conflict, NotAllowed."""
     return _change_admin_state(actor, host, AdminState.CORDONED, why, now, via, "cordon_host")
 
 
 def drain_host(*, actor: User, host: Host, why: str, now: datetime, via: str = "web") -> Host:
-    """Nothing new starts there, and what runs is asked to checkpoint and go. Raises Invalid, Conflict, NotAllowed."""
+    """Start no new workloads on a host, and evict the running ones with notice.
+
+    Raises Invalid, Conflict, NotAllowed.
+    """
     return _change_admin_state(actor, host, AdminState.DRAINING, why, now, via, "drain_host")
 
 
 def return_host(*, actor: User, host: Host, now: datetime, why: str = "", via: str = "web") -> Host:
-    """Back in service; an operator who returns a quarantined host attests that nothing of before runs on it.
+    """Return a host to service. For a quarantined host the operator attests that no former process runs on
+    it.
 
     Raises Invalid, Conflict, NotAllowed.
     """
@@ -135,7 +142,10 @@ def return_host(*, actor: User, host: Host, now: datetime, why: str = "", via: s
 
 
 def attest_off(*, actor: User, host: Host, why: str, now: datetime, via: str = "web") -> Host:
-    """The actor has seen that the machine is off: its work may start elsewhere at once. Raises Invalid, Conflict, NotAllowed."""
+    """Record that the actor has seen the machine powered off: its workloads may restart elsewhere at once.
+
+    Raises Invalid, Conflict, NotAllowed.
+    """
     policy.require(actor, "host.change")
     why = checked_reason(why)
     told = ("lease_state", "last_sync_at")
@@ -161,8 +171,10 @@ def attest_off(*, actor: User, host: Host, why: str, now: datetime, via: str = "
 def set_maintenance(
     *, actor: User, host: Host, start: datetime, end: datetime, why: str, now: datetime, via: str = "web"
 ) -> MaintenanceWindow:
-    """Announce a window in which the host is away: nothing is planned into it. Raises Invalid, NotAllowed, and Conflict where
-    another of its windows has a part of that time."""
+    """Announce a maintenance window; the planner places nothing into it.
+
+    Raises Invalid, NotAllowed, and Conflict if it overlaps another window of the host.
+    """
     policy.require(actor, "host.change")
     checks = InputChecks()
     why = checks.text("why", why, most=300)
@@ -185,7 +197,7 @@ def set_maintenance(
 
 
 def overlapping_maintenance_conflict(other: Mapping[str, Any]) -> Conflict:
-    """Why a window can't be announced beside this other one of its host (numbers of ``engine.check_maintenance``)."""
+    """Return the Conflict for a window that overlaps another one (numbers of ``engine.check_maintenance``)."""
     code = "windows_overlap"
     return Conflict(host_texts.MAINTENANCE_REFUSED[code](other), field="start", code=code, numbers=other)
 
@@ -193,7 +205,10 @@ def overlapping_maintenance_conflict(other: Mapping[str, Any]) -> Conflict:
 def checked_maintenance_window(
     start: Any, end: Any, now: datetime, checks: InputChecks | None = None
 ) -> tuple[datetime, datetime]:
-    """The start and the end of a maintenance window; ``checks``: what was found wrong beside it. Raises Invalid."""
+    """Return the checked start and end of a maintenance window; ``checks`` holds other problems.
+
+    Raises Invalid.
+    """
     checks = checks or InputChecks()
     first, last = checks.aware_datetime("start", start), checks.aware_datetime("end", end)
     if not {"start", "end"} & set(checks.problems):
@@ -253,7 +268,10 @@ def _powered_on_refusal(host: Host) -> str:
 def cancel_maintenance(
     *, actor: User, host: Host, window: Any, now: datetime, why: str = "", via: str = "web"
 ) -> MaintenanceWindow:
-    """Take an announced window back. Raises Invalid, NotAllowed, Conflict when it was gone already."""
+    """Cancel an announced maintenance window.
+
+    Raises Invalid, NotAllowed, and Conflict if it was cancelled before.
+    """
     policy.require(actor, "host.change")
     checks = InputChecks()
     there = {str(each.pk): each for each in host.maintenance_windows.filter(end__gt=now)}

@@ -1,4 +1,4 @@
-"""Verbs on how GPUs are split into MIG instances: what it would touch, having it done, taking it back."""
+"""Verbs that preview, change and withdraw the MIG geometry of GPUs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GEOMETRY_PART_PATTERN = re.compile(r"([1-9]\d?)x([0-9A-Za-z._-]{1,30})", re.ASCI
 
 
 def parse_geometry(value: Any) -> list[str]:
-    """ "2x3g.40gb+1x1g.10gb" as one name per instance; "whole" as none. Raises Invalid."""
+    """Parse "2x3g.40gb+1x1g.10gb" into one name per instance, and "whole" into none. Raises Invalid."""
     checks = InputChecks()
     found: list[tuple[int, str]] = []
     allowed = (
@@ -38,7 +38,7 @@ def parse_geometry(value: Any) -> list[str]:
     )
     text = value.strip() if isinstance(value, str) else ""
     for piece in text.split("+") if text and text != WHOLE_GPU_TEXT else []:
-        # A profile may itself end in "+me": what does not begin with a count belongs to the one before.
+        # A profile name may itself end in "+me": a part without a leading count continues the part before it.
         match = GEOMETRY_PART_PATTERN.fullmatch(piece)
         if match:
             found.append((int(match[1]), match[2]))
@@ -55,7 +55,7 @@ def parse_geometry(value: Any) -> list[str]:
 
 @dataclass(frozen=True)
 class GpuOccupant:
-    """Work on a GPU. ``leaves``: it gets its notice; else it runs to its end. ``by``: gone by then at the latest."""
+    """A workload on a GPU. ``leaves``: it gets notice, otherwise it runs to its end. ``by``: latest end."""
 
     workload: Workload
     leaves: bool
@@ -64,8 +64,11 @@ class GpuOccupant:
 
 @dataclass(frozen=True)
 class GeometryChangeEffect:
-    """What changing a GPU's geometry touches. ``reservations`` are bound to it; ``unkept`` are to come, can be kept now and could
-    not be without it. ``free_by``: when nothing holds it any more at the latest; None: nothing does now."""
+    """The effect of a new geometry on a GPU. ``reservations`` are bound to the GPU.
+
+    ``unkept`` are future reservations that fit now and would not fit without it. ``free_by``: latest time at
+    which the GPU is free; None: it is free now.
+    """
 
     gpu: Gpu
     before: str
@@ -78,14 +81,17 @@ class GeometryChangeEffect:
 
     @property
     def bound(self) -> int:
-        """How many reservations are bound to it."""
+        """Return the number of reservations bound to the GPU."""
         return len(self.reservations)
 
 
 def preview_geometry_change(
     *, actor: User, host: Host, gpu: Any, geometry: Any, now: datetime
 ) -> GeometryChangeEffect:
-    """What it would touch, when it may be done. Reads only. Raises Invalid, NotAllowed, Conflict."""
+    """Return the effect of a new geometry, and when it may be applied.
+
+    Reads only. Raises Invalid, NotAllowed, Conflict.
+    """
     policy.require(actor, "host.change")
     row, profiles = gpu_by_index(host, gpu), parse_geometry(geometry)
     engine_refusals.conflict_on_refusal(
@@ -108,7 +114,7 @@ def preview_geometry_change(
 
 
 def gpu_occupants(gpu: Gpu, now: datetime) -> list[GpuOccupant]:
-    """Who holds a part of a GPU, soonest gone first."""
+    """Return the workloads that hold a part of a GPU, the earliest end first."""
     here = Q(allocations__unit__gpu=gpu, allocations__period__upper_inf=True)
     live = Workload.objects.filter(here, state__in=LIVE_STATES).annotate(begun_at=ATTEMPT_STARTED_AT)
     rows = []
@@ -125,7 +131,8 @@ def gpu_occupants(gpu: Gpu, now: datetime) -> list[GpuOccupant]:
 def change_geometry(
     *, actor: User, host: Host, gpu: Any, geometry: Any, now: datetime, why: str = "", via: str = "web"
 ) -> GeometryChange:
-    """Have a GPU split otherwise: it takes nothing new, its work leaves, and then its host does it.
+    """Change the MIG geometry of a GPU: it accepts no new workloads, drains, then its host applies the
+    change.
 
     Raises Invalid, NotAllowed, Conflict.
     """
@@ -155,7 +162,7 @@ def change_geometry(
 def withdraw_geometry(
     *, actor: User, host: Host, gpu: Any, now: datetime, why: str = "", via: str = "web"
 ) -> GeometryChange:
-    """Take it back while the GPU is being drained. Raises Invalid, NotAllowed, Conflict."""
+    """Withdraw a geometry change while the GPU drains. Raises Invalid, NotAllowed, Conflict."""
     policy.require(actor, "host.change")
     row, why = gpu_by_index(host, gpu), checked_reason(why)
     with transaction.atomic():
@@ -170,5 +177,5 @@ def withdraw_geometry(
 
 
 def format_geometry(profiles: Sequence[str]) -> str:
-    """As ``parse_geometry`` reads it."""
+    """Return the text that ``parse_geometry`` parses."""
     return layout_text(profiles) or WHOLE_GPU_TEXT

@@ -1,4 +1,4 @@
-"""Verbs on the organisation itself, its pools and its templates."""
+"""Verbs that create pools and change their limits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECONDS_PER_DAY = 86_400
 MAX_POOL_GPUS = 100_000
 MAX_WAITING_LIMIT = 1_000_000
 
-# Field of a pool: (lowest, highest, unit). Counts of GPUs may be left empty where the second table says so.
+# Field of a pool: (minimum, maximum, unit). NULLABLE_LIMITS names the limits that may be empty.
 POOL_LIMITS: dict[str, tuple[int, int, str]] = {
     "notice_seconds": (0, SECONDS_PER_DAY, "seconds"),
     "grace_seconds": (1, 3600, "seconds"),
@@ -40,7 +40,7 @@ POOL_LIMITS: dict[str, tuple[int, int, str]] = {
     "most_waiting_per_team": (1, MAX_WAITING_LIMIT, "notebooks and jobs"),
 }
 NULLABLE_LIMITS = ("most_gpus_per_user", "most_gpus_per_workload", "spare_gpus")
-LIMITS_STORED_IN_SLOTS = {"spare_gpus": "spare_slots"}  # limits that are said in GPUs and kept in slots
+LIMITS_STORED_IN_SLOTS = {"spare_gpus": "spare_slots"}  # given in GPUs, stored in slots
 
 
 def create_pool(
@@ -53,9 +53,10 @@ def create_pool(
     via: str = "web",
     **limits: int | None,
 ) -> Pool:
-    """A pool: dynamic ones are shared by every team with a quota in it, a static one belongs to one team.
+    """Create a pool. Every team with a quota shares a dynamic pool; a static pool belongs to one team.
 
-    ``limits`` are fields of POOL_LIMITS; what is not given keeps its default. Raises Invalid, Conflict, NotAllowed.
+    ``limits`` are fields of POOL_LIMITS; absent limits keep their defaults. Raises Invalid, Conflict,
+    NotAllowed.
     """
     policy.require(actor, "pool.change")
     checks = InputChecks()
@@ -93,7 +94,7 @@ def create_pool(
 
 
 def change_pool(*, actor: User, pool: Pool, now: datetime, via: str = "web", **limits: int | None) -> Pool:
-    """Change a pool's limits; the engine uses them in its next cycle. Raises Invalid, NotAllowed."""
+    """Change the limits of a pool; the engine uses them from its next cycle. Raises Invalid, NotAllowed."""
     policy.require(actor, "pool.change")
     checks = InputChecks()
     clean = _checked_limits(checks, limits)
@@ -114,9 +115,9 @@ def change_pool(*, actor: User, pool: Pool, now: datetime, via: str = "web", **l
 def demand_isolation(
     *, actor: User, pool: Pool, isolation: str, now: datetime, why: str = "", via: str = "web"
 ) -> Pool:
-    """How well hosts of this pool have to keep workloads apart; those that have less take no new work from the next cycle on.
+    """Set the isolation that hosts of this pool must provide. Raises Invalid, NotAllowed.
 
-    What runs on them goes on. Raises Invalid, NotAllowed.
+    From the next cycle on, hosts with less isolation start no new workloads; running workloads continue.
     """
     policy.require(actor, "pool.change")
     checks = InputChecks()
@@ -145,7 +146,7 @@ def demand_isolation(
 
 
 def _checked_limits(checks: InputChecks, limits: dict[str, int | None]) -> dict[str, int | None]:
-    """The columns of a pool for these limits."""
+    """Return the checked columns of a pool for these limits."""
     clean: dict[str, int | None] = {}
     for field, value in limits.items():
         if field not in POOL_LIMITS:

@@ -33,7 +33,8 @@ def set_budget(
     action: str = "notify",
     via: str = "web",
 ) -> Budget:
-    """What a team or a project may be charged in a month, in money or GPU-hours, and what happens when it is used up.
+    """Set what a team or a project may be charged in a month, in money or GPU-hours, and the action at the
+    limit.
 
     Raises Invalid, NotAllowed.
     """
@@ -76,7 +77,10 @@ def set_budget(
 def set_cost_centre(
     *, actor: User, project: Project, code: str, valid_from: datetime, now: datetime, via: str = "web"
 ) -> CostCentre:
-    """Which cost centre pays for a project from a date on. Raises Invalid, NotAllowed, Conflict when that date has one."""
+    """Set the cost centre of a project from a date.
+
+    Raises Invalid, NotAllowed, and Conflict if that date has one.
+    """
     policy.require(actor, "cost_centre.change")
     checks = InputChecks()
     code = checks.text("code", code, most=40)

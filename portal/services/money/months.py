@@ -21,9 +21,9 @@ IDLE_PAYERS = ("operator", "guarantee", "use")
 
 
 def close_month(*, actor: User, month: date, now: datetime, why: str = "", via: str = "web") -> Statement:
-    """Freeze a month that is over: its checks run, its lines are written, nothing changes it afterwards.
+    """Close a past month: run its checks and write its statement, which never changes afterwards.
 
-    Raises Invalid, NotAllowed, Conflict when it is closed already or a check fails (the message names the check).
+    Raises Invalid, NotAllowed, and Conflict if it is closed or a check fails (the message names the check).
     """
     policy.require(actor, "statement.close")
     checks = InputChecks()
@@ -50,7 +50,10 @@ def close_month(*, actor: User, month: date, now: datetime, why: str = "", via: 
 
 
 def set_idle_payer(*, actor: User, month: date, payer: str, now: datetime, via: str = "web") -> Statement:
-    """Who pays for what nobody held in a month: operator, guarantee (shared by it) or use. Raises Invalid, Conflict, NotAllowed."""
+    """Set who pays for idle capacity of a month: operator, guarantee (teams by their guarantees) or use.
+
+    Raises Invalid, Conflict, NotAllowed.
+    """
     policy.require(actor, "statement.close")
     checks = InputChecks()
     month = checks.month("month", month)

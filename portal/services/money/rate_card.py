@@ -32,9 +32,10 @@ def set_price(
     note: str = "",
     via: str = "web",
 ) -> Price:
-    """A new row of the rate card: what a GPU-hour costs its owner, and what teams pay, from a date on. Never touches the past.
+    """Add a row to the rate card: the cost and the price of a GPU-hour from a date on. The past never
+    changes.
 
-    Raises Invalid, NotAllowed, Conflict when that date has a price already or lies in a closed month.
+    Raises Invalid, NotAllowed, and Conflict if that date has a price or lies in a closed month.
     """
     policy.require(actor, "price.change")
     checks = InputChecks()
@@ -75,12 +76,15 @@ def set_price(
 
 
 def gpu_hour_price(*, pool: Pool, models: list[str], now: datetime) -> Decimal | None:
-    """What a GPU-hour is charged now: the dearest of these models, since any may be given. None when one has no price."""
+    """Return the present price of a GPU-hour:
+
+    the highest of these models, as any may be allocated. None without a price.
+    """
     card = reads.load_current_prices(now)
     prices = [card.of(pool.pk, model) for model in models]
     return None if None in prices else max((price for price in prices if price is not None), default=None)
 
 
 def organisation_currency() -> str:
-    """The organisation's currency, three letters."""
+    """Return the organisation's currency, three letters."""
     return Organisation.objects.values_list("currency", flat=True).first() or Organisation().currency

@@ -36,7 +36,10 @@ def create_user(
     auditor: bool = False,
     via: str = "web",
 ) -> User:
-    """An account. Roles of the whole organisation are flags; an auditor has no other. Raises Invalid, Conflict, NotAllowed."""
+    """Create an account.
+
+    An auditor has no other role of the organisation. Raises Invalid, Conflict, NotAllowed.
+    """
     policy.require(actor, "user.change")
     checks = InputChecks()
     flags = _checked_roles(checks, {"operator": operator, "finance": finance, "auditor": auditor})
@@ -64,9 +67,9 @@ def change_user(
     active: bool | None = None,
     via: str = "web",
 ) -> User:
-    """Change roles, close or open an account; what is None stays. Closing revokes tokens and ends workspaces.
+    """Change the roles of an account, or close or open it. None changes nothing. Raises Invalid, NotAllowed.
 
-    Raises Invalid, NotAllowed, Conflict when no operator would be left.
+    Closing revokes its tokens and ends its workspaces. Raises Conflict if no operator would remain.
     """
     policy.require(actor, "user.change")
     checks = InputChecks()
@@ -78,7 +81,7 @@ def change_user(
     checks.done()
     others = User.objects.filter(operator=True, is_active=True, auditor=False).exclude(pk=user.pk)
     with transaction.atomic():
-        # Of two operators who step down at once the second has to see that the first is gone.
+        # Two operators may step down at once: the second must see that the first is gone.
         locks.lock_organisation()
         if not (flags["operator"] and open_) and not others.exists():
             raise Conflict(
@@ -104,8 +107,10 @@ def change_user(
 
 
 def set_password(*, user: User, password: str, now: datetime, via: str = "web") -> None:
-    """A person's own new password, which the form has checked already. Sessions of the old one end. That it was changed is
-    recorded, never what it is."""
+    """Set a person's own password, which the form has validated. Ends sessions of the old password.
+
+    The audit record says that it changed, never the password.
+    """
     with transaction.atomic():
         user.set_password(password)
         user.save(update_fields=["password"])
@@ -113,7 +118,7 @@ def set_password(*, user: User, password: str, now: datetime, via: str = "web") 
 
 
 def record_second_factor(*, user: User, change: SecondFactorChange, now: datetime, via: str = "web") -> None:
-    """A person has changed their own second factor: keep that they did."""
+    """Record that a person changed their own second factor."""
     audit.record(actor=user, via=via, now=now, verb=change, target=user)
 
 
@@ -128,7 +133,7 @@ def first_run(
     now: datetime,
     via: str = "web",
 ) -> User:
-    """Name the organisation and make its first operator. Raises Invalid, and Conflict once there are accounts."""
+    """Name the organisation and create its first operator. Raises Invalid, and Conflict if an account exists."""
     checks = InputChecks()
     organisation = checks.text("organisation", organisation)
     time_zone = checks.time_zone("time_zone", time_zone)
@@ -142,7 +147,7 @@ def first_run(
             "currency", currency, f"currency is {currency!a:.60}; allowed: three letters, such as EUR."
         )
     with transaction.atomic():
-        # A row to lock: of two first runs at once the second finds the account of the first.
+        # The row serves as a lock: of two concurrent first runs, the second sees the account of the first.
         Organisation.objects.get_or_create(pk=1, defaults={"name": organisation or "gpupool"})
         row = locks.lock_organisation()
         if row is None or User.objects.exists():
@@ -168,7 +173,10 @@ def first_run(
 def set_preferences(
     *, actor: User, now: datetime, time_zone: str | None = None, theme: str | None = None, via: str = "web"
 ) -> User:
-    """Time zone (empty: the organisation's) and theme; what is None stays. Raises Invalid, NotAllowed."""
+    """Set the time zone (empty:
+
+    the organisation's) and the theme. None changes nothing. Raises Invalid, NotAllowed.
+    """
     policy.require(actor, "own.change")
     checks = InputChecks()
     changes: dict[str, Any] = {}
@@ -195,7 +203,10 @@ def set_preferences(
 
 
 def read_notifications(*, actor: User, now: datetime, ids: list[int] | None = None, via: str = "web") -> int:
-    """Mark own notices as read (all without ids); how many were unread. No audit record: nothing changes for others."""
+    """Mark own notices as read (all if no ids are given); return how many were unread.
+
+    Writes no audit record.
+    """
     policy.require(actor, "own.change")
     unread = Notification.objects.filter(user=actor, read_at=None)
     if ids is not None:

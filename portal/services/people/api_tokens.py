@@ -22,7 +22,10 @@ TOKEN_PREFIX = "gpp_"
 def create_token(
     *, actor: User, name: str, now: datetime, expires_at: datetime | None = None, via: str = "web"
 ) -> tuple[ApiToken, str]:
-    """A token for API and CLI, with the text that is shown this once; only its hash is kept. Raises Invalid, NotAllowed."""
+    """Create a token for the API and the CLI; return it with its text.
+
+    Only its hash is stored. Raises Invalid, NotAllowed.
+    """
     policy.require(actor, "own.change")
     checks = InputChecks()
     name = checks.text("name", name)
@@ -58,9 +61,9 @@ def create_token(
 
 
 def revoke_token(*, actor: User, token: ApiToken, now: datetime, via: str = "web") -> ApiToken:
-    """It stops working at once, and so do workspaces that were opened with it.
+    """Revoke a token at once, and end the workspaces that were opened with it.
 
-    Raises Conflict when it was revoked before, NotAllowed.
+    Raises Conflict if it was revoked before, NotAllowed.
     """
     policy.require(actor, "token.revoke", token)
     with transaction.atomic():
@@ -73,7 +76,10 @@ def revoke_token(*, actor: User, token: ApiToken, now: datetime, via: str = "web
 
 
 def token_in_force(text: str, now: datetime) -> ApiToken | None:
-    """The token with this text, and its user, when it is in force; notes its use at most once a minute."""
+    """Return the valid token with this text, with its user, or None.
+
+    Stores its last use at most once a minute.
+    """
     token = ApiToken.objects.select_related("user").filter(token_hash=hash_token(text)).first()
     if token is None or not token.is_in_force(now):
         return None
@@ -83,5 +89,5 @@ def token_in_force(text: str, now: datetime) -> ApiToken | None:
 
 
 def hash_token(text: str) -> str:
-    """What is kept of a token."""
+    """Return the hash of a token's text, which is stored instead of the text."""
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()

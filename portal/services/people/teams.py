@@ -30,7 +30,10 @@ def create_team(
     highest_priority: int = int(Priority.HIGH),
     via: str = "web",
 ) -> Team:
-    """A team, with a colour and a tag of up to three letters (both chosen when not given). Raises Invalid, Conflict, NotAllowed."""
+    """Create a team with a colour and a tag of up to three letters (defaults for both).
+
+    Raises Invalid, Conflict, NotAllowed.
+    """
     policy.require(actor, "team.create")
     checks = InputChecks()
     name = checks.text("name", name)
@@ -70,7 +73,10 @@ def create_team(
 
 
 def rename_team(*, actor: User, team: Team, name: str, now: datetime, via: str = "web") -> Team:
-    """Give it another name; its address stays, and so do the names on past charges. Raises Invalid, Conflict, NotAllowed."""
+    """Rename a team.
+
+    Its slug stays, and so do the names on past charges. Raises Invalid, Conflict, NotAllowed.
+    """
     policy.require(actor, "team.change", team)
     checks = InputChecks()
     name = checks.text("name", name)
@@ -95,7 +101,7 @@ def rename_team(*, actor: User, team: Team, name: str, now: datetime, via: str =
 
 
 def create_project(*, actor: User, team: Team, name: str, now: datetime, via: str = "web") -> Project:
-    """A project of a team. Raises Invalid, Conflict, NotAllowed."""
+    """Create a project of a team. Raises Invalid, Conflict, NotAllowed."""
     policy.require(actor, "team.change", team)
     checks = InputChecks()
     name = checks.text("name", name)
@@ -124,7 +130,7 @@ def create_project(*, actor: User, team: Team, name: str, now: datetime, via: st
 def set_project_active(
     *, actor: User, project: Project, active: bool, now: datetime, via: str = "web"
 ) -> Project:
-    """Put a project away (it takes no new work) or take it out again. Raises Invalid, NotAllowed."""
+    """Archive a project (it accepts no new workloads) or activate it again. Raises Invalid, NotAllowed."""
     policy.require(actor, "team.change", project.team)
     checks = InputChecks()
     active = checks.flag("active", active)
@@ -148,7 +154,7 @@ def set_project_active(
 def add_member(
     *, actor: User, team: Team, user: User, now: datetime, role: str = "member", via: str = "web"
 ) -> Membership:
-    """Put a person into a team, or give one who is in it another role. Raises Invalid, NotAllowed."""
+    """Add a person to a team, or change the role of a member. Raises Invalid, NotAllowed."""
     policy.require(actor, "team.change", team)
     checks = InputChecks()
     role = checks.choice("role", role, Membership.Role.values)
@@ -172,7 +178,10 @@ def add_member(
 
 
 def remove_member(*, actor: User, team: Team, user: User, now: datetime, via: str = "web") -> None:
-    """Take a person out of a team; the workloads stay the team's. Raises Conflict when not in it, NotAllowed."""
+    """Remove a person from a team; the workloads stay with the team.
+
+    Raises Conflict if not a member, NotAllowed.
+    """
     policy.require(actor, "team.change", team)
     with transaction.atomic():
         old = Membership.objects.filter(team=team, user=user).first()

@@ -17,12 +17,15 @@ from scheduler import services as engine
 from scheduler.models import Workload
 
 
-def refuse_if_never_starts(actor: User, wish: WorkloadRequest, now: datetime) -> None:
-    """Raises Invalid where it would wait for ever. What its team may be granted yet is taken: see ``submission_warning``."""
-    never = _cached_never_starts(now, owner=actor, **workload_columns(wish))
+def refuse_if_never_starts(actor: User, request: WorkloadRequest, now: datetime) -> None:
+    """Raise Invalid if the request could never start under its team's present and possible quotas.
+
+    A request that could start after a quota change is accepted: ``submission_warning`` says so.
+    """
+    never = _cached_never_starts(now, owner=actor, **workload_columns(request))
     if never is not None and not never.may_be_granted:
         field = field_to_change(never.code, never.numbers)
-        value = wish.ask.columns["models_wanted" if field == "models" else field]
+        value = request.hardware.columns["models_wanted" if field == "models" else field]
         raise Invalid(
             {field: reason_texts.never_starts_sentence(never.code, never.numbers, actor)},
             {field: display_value(value)},
@@ -30,8 +33,11 @@ def refuse_if_never_starts(actor: User, wish: WorkloadRequest, now: datetime) ->
 
 
 def submission_warning(workload: Workload, viewer: User, now: datetime) -> str:
-    """What a person should know who submitted this just now: that it does not start before its team is granted more, that its hosts
-    would not reach each other. Else empty."""
+    """Return warnings for a workload that was just submitted, or an empty text.
+
+    It warns if the workload cannot start before its team gets a larger quota, or if its hosts would not reach
+    each other.
+    """
     names = ("project", "pool", "owner", "preemptible", "priority", "max_runtime_seconds", "reservation")
     never = _cached_never_starts(
         now, **{name: getattr(workload, name) for name in (*names, *HardwareRequest.__dataclass_fields__)}
@@ -41,7 +47,10 @@ def submission_warning(workload: Workload, viewer: User, now: datetime) -> str:
 
 
 def _cached_never_starts(now: datetime, **columns: Any) -> engine.ImpossibleStart | None:
-    """Planned for; what was asked a moment ago is not planned for again, so that many alike are submitted fast."""
+    """Return why the request could never start, or None.
+
+    Caches the answer: many equal submissions are planned once.
+    """
     asked = {
         name: str(value) for name, value in columns.items() if name in HardwareRequest.__dataclass_fields__
     }

@@ -60,13 +60,14 @@ def launch_notebook(
     via: str = "web",
     **placing: Unpack[PlacementConstraints],
 ) -> Workload:
-    """Queue a notebook; what is not given comes from the template. Notebooks are not preemptible and may not borrow.
+    """Queue a notebook. Arguments that are None come from the template. A notebook is not preemptible and may
+    not borrow.
 
-    ``placing``: where it has to be and would rather be, and the CPU and memory beside its GPUs. Raises Invalid, NotAllowed;
-    Conflict when too many wait already.
+    ``placing``: placement constraints and preferences, and CPU and memory on its host. Raises Invalid,
+    NotAllowed, and Conflict if too many workloads are waiting already.
     """
     policy.require(actor, "workload.launch", project)
-    wish = checked_notebook_request(
+    request = checked_notebook_request(
         actor,
         project,
         pool,
@@ -81,7 +82,7 @@ def launch_notebook(
         reservation,
         placing,
     )
-    return _queue_and_record(actor=actor, via=via, now=now, wish=wish, verb="launch_notebook")
+    return _queue_and_record(actor=actor, via=via, now=now, request=request, verb="launch_notebook")
 
 
 def submit_job(
@@ -109,15 +110,16 @@ def submit_job(
     via: str = "web",
     **placing: Unpack[PlacementConstraints],
 ) -> Workload:
-    """Queue a job: ``units`` on each of ``hosts`` hosts, running ``command`` in a shell. ``priority`` is its name or number.
-    ``placing``: where it has to be and would rather be, and the CPU and memory beside its GPUs on each host.
+    """Queue a job: ``units`` on each of ``hosts`` hosts, running ``command`` in a shell.
 
-    ``after`` is earlier work, or whole arrays, that it waits for, each with how that has to end: ok, any or not_ok. ``wanted_by``,
-    ``labels_preferred`` and ``spread`` are wishes: nothing waits for them. Raises Invalid, NotAllowed; Conflict when too many
-    wait already.
+    ``priority`` is a name or a number. ``placing``: placement constraints and preferences, and CPU and memory
+    on each host. ``after``: workloads or arrays that must end first, each with the required outcome (ok, any,
+    not_ok). ``wanted_by``, ``labels_preferred`` and ``spread`` are preferences: they never delay the start.
+
+    Raises Invalid, NotAllowed, and Conflict if too many workloads are waiting already.
     """
     policy.require(actor, "workload.launch", project)
-    wish = checked_job_request(
+    request = checked_job_request(
         project,
         pool,
         now,
@@ -139,7 +141,7 @@ def submit_job(
         wanted_by=wanted_by,
         placing=placing,
     )
-    return _queue_and_record(actor=actor, via=via, now=now, wish=wish, verb="submit_job")
+    return _queue_and_record(actor=actor, via=via, now=now, request=request, verb="submit_job")
 
 
 def submit_array(
@@ -152,45 +154,50 @@ def submit_array(
     via: str = "web",
     **arguments: Any,
 ) -> JobArray:
-    """Queue one job for each index of ``array`` (see ``parse_array_indices``), each with GPUPOOL_ARRAY_INDEX in its environment.
+    """Queue one job for each index of ``array`` (see ``parse_array_indices``), with GPUPOOL_ARRAY_INDEX in
+    its environment.
 
-    ``arguments`` are those of submit_job. Raises Invalid, NotAllowed; Conflict when that would be too many that wait: then none
-    is queued.
+    ``arguments`` are those of submit_job. Raises Invalid, NotAllowed, and Conflict if the array would exceed
+    the limit on waiting workloads; then no task is queued.
     """
     policy.require(actor, "workload.launch", project)
     checks = InputChecks()
     indices, most_at_once = parse_array_indices(checks, array)
     checks.done()
-    wish = checked_job_request(project, pool, now, **with_job_defaults(arguments))
-    refuse_if_never_starts(actor, wish, now)
+    request = checked_job_request(project, pool, now, **with_job_defaults(arguments))
+    refuse_if_never_starts(actor, request, now)
     with transaction.atomic():
         with _conflict_on_full_queue():
             made = engine.queue_array(
                 owner=actor,
                 now=now,
                 indices=indices,
-                words=array.strip(),
+                message=array.strip(),
                 most_at_once=most_at_once,
-                **workload_columns(wish),
+                **workload_columns(request),
             )
-        told = {
-            **{name: getattr(wish, name) for name in ("name", "priority", "max_runtime_seconds")},
+        audited = {
+            **{name: getattr(request, name) for name in ("name", "priority", "max_runtime_seconds")},
             "array": array,
         }
-        audit.record(actor=actor, via=via, now=now, verb="submit_array", target=made, after=told)
+        audit.record(actor=actor, via=via, now=now, verb="submit_array", target=made, after=audited)
     return made
 
 
 def relaunch_workload(
     *, actor: User, workload: Workload, now: datetime, via: str = "web", **changes: Any
 ) -> Workload:
-    """Queue a copy of a workload, with ``changes`` to any argument of the verb that made it. Values of its environment may be
-    secrets: they go over to its owner only, anybody else gives their own. Raises Invalid, NotAllowed."""
+    """Queue a copy of a workload; ``changes`` replace arguments of the verb that created it. Raises Invalid,
+    NotAllowed.
+
+    Values of the environment may be secrets. Only the owner's copy keeps them; other people must give their
+    own.
+    """
     policy.require(actor, "workload.relaunch", workload)
     if workload.environment and workload.owner_id != actor.pk and "environment" not in changes:
         named = ", ".join(sorted(workload.environment))
-        words = f"environment of {workload.name} ({named:.200}) is {workload.owner}'s; allowed: your own values, or none."
-        raise Invalid({"environment": words})
+        message = f"environment of {workload.name} ({named:.200}) is {workload.owner}'s; allowed: your own values, or none."
+        raise Invalid({"environment": message})
     given: dict[str, Any] = {
         "project": workload.project,
         "pool": workload.pool,
@@ -216,12 +223,14 @@ def relaunch_workload(
     return submit_job(actor=actor, now=now, via=via, **(given | changes))
 
 
-def _queue_and_record(*, actor: User, via: str, now: datetime, wish: WorkloadRequest, verb: str) -> Workload:
-    refuse_if_never_starts(actor, wish, now)
+def _queue_and_record(
+    *, actor: User, via: str, now: datetime, request: WorkloadRequest, verb: str
+) -> Workload:
+    refuse_if_never_starts(actor, request, now)
     with transaction.atomic():
         with _conflict_on_full_queue():
-            workload = engine.queue_workload(owner=actor, now=now, **workload_columns(wish))
-        if wish.kind == WorkloadKind.NOTEBOOK:
+            workload = engine.queue_workload(owner=actor, now=now, **workload_columns(request))
+        if request.kind == WorkloadKind.NOTEBOOK:
             workspace_origin(workload, now)
         audit.record(
             actor=actor,
@@ -236,7 +245,7 @@ def _queue_and_record(*, actor: User, via: str, now: datetime, wish: WorkloadReq
 
 @contextmanager
 def _conflict_on_full_queue() -> Iterator[None]:
-    """The engine's refusal to take more into its queue, in words."""
+    """Raise Conflict with a sentence if the engine refuses to queue more workloads."""
     try:
         yield
     except engine.OperationRejected as refused:

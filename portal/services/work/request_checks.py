@@ -48,14 +48,14 @@ PRIORITY_NAMES = {priority.name.lower(): priority for priority in Priority}
 
 @dataclass(frozen=True)
 class WorkloadRequest:
-    """Everything of a workload, checked."""
+    """The checked arguments of one workload."""
 
     kind: str
     project: Project
     pool: Pool
     name: str
     type: str
-    ask: HardwareRequest
+    hardware: HardwareRequest
     command: str
     environment: dict[str, str]
     priority: int
@@ -123,7 +123,7 @@ def checked_notebook_request(
             f"template is {template.name}, which is for jobs; allowed: a template for notebooks.",
         )
         template = None
-    words = f"{template.name if template else 'Notebook'} of {actor.get_username()}"[:80]
+    message = f"{template.name if template else 'Notebook'} of {actor.get_username()}"[:80]
     units = units if units is not None else template.units if template else 1
     profile = profile if profile is not None else template.profile if template else ""
     longest = min(8 * 3600, pool.longest_runtime_seconds)
@@ -134,18 +134,20 @@ def checked_notebook_request(
         if template
         else longest
     )
-    ask = _checked_hardware(checks, project, pool, units=units, models=models, profile=profile, **placing)
-    wish = WorkloadRequest(
+    hardware = _checked_hardware(
+        checks, project, pool, units=units, models=models, profile=profile, **placing
+    )
+    request = WorkloadRequest(
         kind=WorkloadKind.NOTEBOOK,
         project=project,
         pool=pool,
-        name=checks.text("name", name or words),
+        name=checks.text("name", name or message),
         type=checks.choice(
             "type",
             type if type is not None else template.type if template else "interactive",
             WorkloadType.values,
         ),
-        ask=ask,
+        hardware=hardware,
         command="",
         environment={},
         priority=int(Priority.NORMAL),
@@ -158,7 +160,7 @@ def checked_notebook_request(
         reservation=_checked_reservation(checks, reservation, project, pool, now),
     )
     checks.done()
-    return wish
+    return request
 
 
 def checked_job_request(
@@ -185,16 +187,16 @@ def checked_job_request(
     wanted_by: Any = None,
 ) -> WorkloadRequest:
     checks = InputChecks()
-    ask = _checked_hardware(
+    hardware = _checked_hardware(
         checks, project, pool, units=units, hosts=hosts, models=models, profile=profile, **placing
     )
-    wish = WorkloadRequest(
+    request = WorkloadRequest(
         kind=WorkloadKind.JOB,
         project=project,
         pool=pool,
         name=checks.text("name", name),
         type=checks.choice("type", type, WorkloadType.values),
-        ask=ask,
+        hardware=hardware,
         command=checks.text("command", command, most=MAX_COMMAND_LENGTH, lines=True),
         environment=checks.environment("environment", environment or {}),
         priority=_checked_priority(checks, priority, project),
@@ -213,13 +215,13 @@ def checked_job_request(
         wanted_by=_checked_wanted_by(checks, wanted_by, now),
     )
     checks.done()
-    return wish
+    return request
 
 
-def _checked_hardware(checks: InputChecks, project: Project, pool: Pool, **ask: Any) -> HardwareRequest:
+def _checked_hardware(checks: InputChecks, project: Project, pool: Pool, **hardware: Any) -> HardwareRequest:
     check_project(checks, project)
     check_pool(checks, pool, project.team)
-    return check_hardware_request(checks, pool=pool, **ask)
+    return check_hardware_request(checks, pool=pool, **hardware)
 
 
 def _checked_priority(checks: InputChecks, value: Any, project: Project) -> int:
@@ -239,11 +241,14 @@ def _checked_priority(checks: InputChecks, value: Any, project: Project) -> int:
 def _checked_dependencies(
     checks: InputChecks, after: Iterable[tuple[str, Workload | JobArray]]
 ) -> tuple[tuple[str, Workload | JobArray], ...]:
-    """What it waits for: earlier work and arrays that may still end as they have to."""
+    """Return the dependencies without duplicates.
+
+    Adds a problem for a dependency that can no longer end as required.
+    """
     found = {(type(on), on.pk): (condition, on) for condition, on in after}
     if len(found) > MAX_DEPENDENCIES:
-        words = f"after names {len(found)} workloads and arrays; allowed: at most {MAX_DEPENDENCIES}."
-        checks.note("after", len(found), words)
+        message = f"after names {len(found)} workloads and arrays; allowed: at most {MAX_DEPENDENCIES}."
+        checks.note("after", len(found), message)
     for condition, _ in found.values():
         checks.choice("after", condition, Dependency.Condition.values)
     if "after" not in checks.problems:
@@ -254,28 +259,31 @@ def _checked_dependencies(
                 if isinstance(late, JobArray)
                 else f"which ended as {late.outcome.replace('_', ' ')}"
             )
-            words = (
+            message = (
                 f"after names {late.name}, {ended}{' as they had to' if isinstance(late, JobArray) else ''}"
             )
-            checks.note("after", late.name, f"{words}; allowed: work that can still end as it has to.")
+            checks.note("after", late.name, f"{message}; allowed: work that can still end as it has to.")
     return tuple(found.values())
 
 
 def _checked_wanted_by(checks: InputChecks, wanted_by: Any, now: datetime) -> datetime | None:
-    """When it should be done; nothing holds it to that."""
+    """Return the time by which the workload should be done, or None. The time is a preference, not a limit."""
     if wanted_by is None:
         return None
     at = checks.aware_datetime("wanted_by", wanted_by)
     if "wanted_by" not in checks.problems and at <= now:
-        words = (
+        message = (
             f"wanted_by is {at:%Y-%m-%d %H:%M} UTC, which is past; allowed: after {now:%Y-%m-%d %H:%M} UTC."
         )
-        checks.note("wanted_by", at.isoformat(), words)
+        checks.note("wanted_by", at.isoformat(), message)
     return at
 
 
 def parse_array_indices(checks: InputChecks, text: Any) -> tuple[list[int], int | None]:
-    """The tasks of an array and how many of them at once (None: all): ``0-9``, ``1,3,5-9:2``, ``0-99%4``."""
+    """Return the task indices of an array and its limit of concurrent tasks (None: no limit).
+
+    Accepts ``0-9``, ``1,3,5-9:2``, ``0-99%4``.
+    """
     allowed = f"such as 0-9, 1,3,5-9:2 or 0-99%4: at most {MAX_ARRAY_TASKS:,} tasks, with numbers up to {MAX_ARRAY_INDEX:,}"
     matched = ARRAY_PATTERN.fullmatch(text.strip()) if isinstance(text, str) and len(text) <= 200 else None
     if matched is None:
@@ -318,22 +326,22 @@ def _checked_reservation(
     return reservation
 
 
-def workload_columns(wish: WorkloadRequest) -> dict[str, Any]:
+def workload_columns(request: WorkloadRequest) -> dict[str, Any]:
     return {
-        "kind": wish.kind,
-        "type": wish.type,
-        "name": wish.name,
-        "project": wish.project,
-        "pool": wish.pool,
-        "reservation": wish.reservation,
-        "command": wish.command,
-        "environment": wish.environment,
-        "priority": wish.priority,
-        "preemptible": wish.preemptible,
-        "max_runtime_seconds": wish.max_runtime_seconds,
-        "most_retries": wish.most_retries,
-        "if_member_ends": wish.if_member_ends,
-        "after": wish.after,
-        "wanted_by": wish.wanted_by,
-        **wish.ask.columns,
+        "kind": request.kind,
+        "type": request.type,
+        "name": request.name,
+        "project": request.project,
+        "pool": request.pool,
+        "reservation": request.reservation,
+        "command": request.command,
+        "environment": request.environment,
+        "priority": request.priority,
+        "preemptible": request.preemptible,
+        "max_runtime_seconds": request.max_runtime_seconds,
+        "most_retries": request.most_retries,
+        "if_member_ends": request.if_member_ends,
+        "after": request.after,
+        "wanted_by": request.wanted_by,
+        **request.hardware.columns,
     }

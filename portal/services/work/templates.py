@@ -30,9 +30,9 @@ def save_template(
     hosts: int = 1,
     via: str = "web",
 ) -> Template:
-    """Make a template, or change ``template``. A job's needs a command; a notebook's has none, and is on one host.
+    """Create a template, or change ``template``. Raises Invalid, NotAllowed.
 
-    Raises Invalid, NotAllowed.
+    A template for jobs requires a command. A template for notebooks has no command and one host.
     """
     policy.require(actor, "template.change")
     checks = InputChecks()
@@ -73,7 +73,7 @@ def save_template(
 
 
 def delete_template(*, actor: User, template: Template, now: datetime, via: str = "web") -> None:
-    """Take a template away; what was launched from it stays. Raises NotAllowed."""
+    """Delete a template; workloads launched from it stay. Raises NotAllowed."""
     policy.require(actor, "template.change")
     with transaction.atomic():
         audit.record(

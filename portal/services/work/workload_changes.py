@@ -21,7 +21,10 @@ MAX_KEEP_SECONDS = 24 * 3600
 
 
 def cancel_array(*, actor: User, array: JobArray, now: datetime, why: str = "", via: str = "web") -> int:
-    """Cancel every task that has not ended; how many. Raises Conflict when none is left, NotAllowed, Invalid."""
+    """Cancel every task that has not ended; return their number.
+
+    Raises Conflict if no task is open, NotAllowed, Invalid.
+    """
     policy.require(actor, "workload.change", array)
     checks = InputChecks()
     why = checks.text("why", why, least=0, most=1000, lines=True)
@@ -47,7 +50,7 @@ def cancel_array(*, actor: User, array: JobArray, now: datetime, why: str = "", 
 def cancel_workload(
     *, actor: User, workload: Workload, now: datetime, why: str = "", via: str = "web"
 ) -> Workload:
-    """Stop it, or take it out of the queue. Raises Conflict when it has ended, NotAllowed, Invalid."""
+    """Stop a workload or remove it from the queue. Raises Conflict if it has ended, NotAllowed, Invalid."""
     policy.require(actor, "workload.change", workload)
     checks = InputChecks()
     why = checks.text("why", why, least=0, most=1000, lines=True)
@@ -73,7 +76,7 @@ def cancel_workload(
 def extend_workload(
     *, actor: User, workload: Workload, seconds: int, now: datetime, via: str = "web"
 ) -> Workload:
-    """Let it run ``seconds`` longer, within the pool's longest runtime. Raises Invalid, Conflict, NotAllowed."""
+    """Extend the runtime limit by ``seconds``, up to the pool's limit. Raises Invalid, Conflict, NotAllowed."""
     policy.require(actor, "workload.change", workload)
     longest = workload.pool.longest_runtime_seconds
     room = longest - workload.max_runtime_seconds
@@ -89,11 +92,11 @@ def extend_workload(
         try:
             extended = engine.extend_workload(workload, seconds=seconds, now=now)
         except engine.OperationRejected as refused:
-            # Somebody else extended it meanwhile, or its GPUs are promised.
+            # Another request extended it meanwhile, or its GPUs are promised.
             late = refused.code == ReasonCode.OVER_RUNTIME_CAP
             what = "was extended just now, so this is too much" if late else "can't be extended so far"
-            words = f"{workload.name} {what}. {reason_texts.reason_sentence(refused.code, refused.numbers)}"
-            raise Conflict(words, field="seconds", code=refused.code, numbers=refused.numbers) from None
+            message = f"{workload.name} {what}. {reason_texts.reason_sentence(refused.code, refused.numbers)}"
+            raise Conflict(message, field="seconds", code=refused.code, numbers=refused.numbers) from None
         if not extended:
             raise Conflict(
                 f"{workload.name} is ending or has ended; it can't be extended. Launch it again instead."
@@ -114,7 +117,7 @@ def extend_workload(
 def keep_workload(
     *, actor: User, workload: Workload, seconds: int, now: datetime, via: str = "web"
 ) -> Workload:
-    """Don't stop a notebook for idleness in the next ``seconds``. Raises Invalid, Conflict, NotAllowed."""
+    """Protect a notebook from the idle stop for ``seconds``. Raises Invalid, Conflict, NotAllowed."""
     policy.require(actor, "workload.change", workload)
     checks = InputChecks()
     seconds = checks.count("seconds", seconds, MIN_RUNTIME_SECONDS, MAX_KEEP_SECONDS, "seconds")

@@ -36,61 +36,61 @@ def preview_workload(
     via: str = "web",
     **arguments: Any,
 ) -> dict[str, Any]:
-    """What would happen, without doing it. ``arguments`` are those of submit_job or launch_notebook (``kind`` says which).
+    """Return what would happen to a workload, without queueing it. Raises Invalid, NotAllowed.
 
-    Returns ``starts_now`` (bool), ``code`` and ``numbers`` (the engine's reason), ``expected_start`` (datetime or None),
-    ``never`` (``scheduler.services.Never``: why
-    it would never start, or None), ``borrowed_slots``, ``quota_effect`` (list of ``scheduler.reads.capacity.QuotaUse``),
-    ``gpus`` (float, in whole GPUs), ``price_per_hour`` and ``longest_cost`` (Decimal, or
-    None when there is no price), ``currency``, ``wish`` (a warning, or empty), ``warnings`` (sentences that don't block).
-    Raises Invalid, NotAllowed.
+    ``arguments`` are those of submit_job or launch_notebook, as ``kind`` selects. The result has
+    ``starts_now`` (bool), ``code`` and ``numbers`` (the engine's reason), ``expected_start`` (datetime or
+    None), ``never`` (``scheduler.services.ImpossibleStart``: why it could never start, or None),
+    ``borrowed_slots``, ``quota_effect`` (list of the engine's quota usages), ``gpus`` (float, in whole GPUs),
+    ``price_per_hour`` and ``longest_cost`` (Decimal, or None without a price), ``currency``, ``wish`` (a
+    warning about ``wanted_by``, or empty) and ``warnings`` (sentences that block nothing).
     """
     policy.require(actor, "workload.launch", project)
-    wish = (
+    request = (
         checked_notebook_request(actor, project, pool, now, **with_notebook_defaults(arguments))
         if kind == WorkloadKind.NOTEBOOK
         else checked_job_request(project, pool, now, **with_job_defaults(arguments))
     )
-    return _preview_of(actor, wish, now)
+    return _preview_of(actor, request, now)
 
 
-def _preview_of(actor: User, wish: WorkloadRequest, now: datetime) -> dict[str, Any]:
+def _preview_of(actor: User, request: WorkloadRequest, now: datetime) -> dict[str, Any]:
     with metered_planning(actor, now):
-        answer = engine.preview_workload(owner=actor, now=now, **workload_columns(wish))
-    gpus = whole_gpus_of(wish.pool, wish.ask)
+        answer = engine.preview_workload(owner=actor, now=now, **workload_columns(request))
+    gpus = whole_gpus_of(request.pool, request.hardware)
     price = rate_card.gpu_hour_price(
-        pool=wish.pool, models=wish.ask.models_wanted or gpu_models_of_pool(wish.pool), now=now
+        pool=request.pool, models=request.hardware.models_wanted or gpu_models_of_pool(request.pool), now=now
     )
     per_hour = None if price is None else round_amount(price * Decimal(str(gpus)))
     longest = (
         None
         if price is None
-        else round_amount(price * Decimal(str(gpus)) * Decimal(wish.max_runtime_seconds) / 3600)
+        else round_amount(price * Decimal(str(gpus)) * Decimal(request.max_runtime_seconds) / 3600)
     )
-    answer["numbers"] |= reason_texts.requested_hardware(answer["code"], wish.ask)
-    if answer["code"] == ReasonCode.DEPENDENCY and wish.after:
-        answer["numbers"]["condition"] = _condition_of_dependency(wish, answer["numbers"])
+    answer["numbers"] |= reason_texts.requested_hardware(answer["code"], request.hardware)
+    if answer["code"] == ReasonCode.DEPENDENCY and request.after:
+        answer["numbers"]["condition"] = _condition_of_dependency(request, answer["numbers"])
     return {
         **answer,
         "gpus": gpus,
         "price_per_hour": per_hour,
         "longest_cost": longest,
         "currency": rate_card.organisation_currency(),
-        "wish": _late_warning(wish, answer, now),
-        "warnings": network_warnings(wish.pool, wish.ask),
+        "wish": _late_warning(request, answer, now),
+        "warnings": network_warnings(request.pool, request.hardware),
     }
 
 
-def _condition_of_dependency(wish: WorkloadRequest, numbers: dict[str, Any]) -> str:
-    """How that has to end which the reason names."""
+def _condition_of_dependency(request: WorkloadRequest, numbers: dict[str, Any]) -> str:
+    """Return the outcome required of the dependency that the reason names, or an empty text."""
     sort, pk = (JobArray, numbers["array"]) if "array" in numbers else (Workload, numbers.get("workload"))
-    return next((condition for condition, on in wish.after if isinstance(on, sort) and on.pk == pk), "")
+    return next((condition for condition, on in request.after if isinstance(on, sort) and on.pk == pk), "")
 
 
-def _late_warning(wish: WorkloadRequest, answer: dict[str, Any], now: datetime) -> str:
-    """A warning when it would not be done when it is wanted; empty when it would, or nobody said."""
+def _late_warning(request: WorkloadRequest, answer: dict[str, Any], now: datetime) -> str:
+    """Return a warning if the workload would end after ``wanted_by``, otherwise an empty text."""
     start = answer["expected_start"]
-    if wish.wanted_by is None or start is None:
+    if request.wanted_by is None or start is None:
         return ""
     predicted = timedelta(seconds=answer["predicted_seconds"])
-    return request_texts.late_warning(wish.wanted_by, start + predicted)
+    return request_texts.late_warning(request.wanted_by, start + predicted)

@@ -30,11 +30,12 @@ def open_workspace(
     token: ApiToken | None = None,
     via: str = "web",
 ) -> str:
-    """The URL that opens what a running notebook or job serves, on its own origin, with a one-time code that is good for a minute.
+    """Return the URL that opens what a running workload serves, with a one-time code that is valid for one
+    minute.
 
-    ``session_key`` is the portal session's: signing out there cuts the workspace too. Empty for a caller with a ``token``, whose
-    end cuts it.
-    Raises Conflict when it does not run, NotAllowed.
+    The URL has an origin of its own. ``session_key`` is the portal session's: signing out there ends the
+    workspace too. It is empty for a caller with a ``token``; revoking the token then ends the workspace.
+    Raises Conflict if the workload does not run, NotAllowed.
     """
     policy.require(actor, "workload.open", workload)
     if workload.state not in (WorkloadState.RUNNING, WorkloadState.NOTICE):
@@ -61,12 +62,12 @@ def open_workspace(
 
 
 def _serves_http(workload: Workload) -> bool:
-    """Does its first host answer?"""
+    """Return True if the first host of the workload's current run answers HTTP."""
     return workload.runs.filter(attempt=workload.attempt, rank=0, ready_at__isnull=False).exists()
 
 
 def workspace_origin(workload: Workload, now: datetime) -> WorkspaceOrigin:
-    """The random name under which this notebook is reached, made when it is first asked for."""
+    """Return the random host name of this workload's workspace; creates it on first use."""
     made = {"label": f"w{secrets.token_hex(12)}", "created_at": now}
     return WorkspaceOrigin.objects.get_or_create(workload=workload, defaults=made)[0]
 

@@ -116,7 +116,7 @@ async def test_a_host_with_a_key_signs_for_its_next_credential_on_the_open_conne
 ) -> None:
     key = Ed25519PrivateKey.generate()
     public = base64.b64encode(key.public_key().public_bytes_raw()).decode()
-    soon = timezone.now() + services.host_credentials.CREDENTIAL_LIFE / 10
+    soon = timezone.now() + services.host_credentials.CREDENTIAL_TTL / 10
     await rows(Host.objects.filter(pk=agent.host.pk).update, credential_expires_at=soon, public_key=public)
     await agent.connect()
     await agent.say(observed())
@@ -178,7 +178,7 @@ async def test_an_open_connection_does_not_outlive_its_credential(agent: SmallAg
 
 
 async def test_a_renewed_credential_counts_once_the_agent_has_read_it(agent: SmallAgent) -> None:
-    soon = timezone.now() + services.host_credentials.CREDENTIAL_LIFE / 10
+    soon = timezone.now() + services.host_credentials.CREDENTIAL_TTL / 10
     await rows(Host.objects.filter(pk=agent.host.pk).update, credential_expires_at=soon)
     before = await rows(lambda: Host.objects.get(pk=agent.host.pk).credential_hash)
     await agent.connect()
@@ -199,7 +199,7 @@ async def test_a_renewed_credential_counts_once_the_agent_has_read_it(agent: Sma
 
 
 async def test_a_renewed_credential_that_was_not_read_leaves_the_old_one_good(agent: SmallAgent) -> None:
-    soon = timezone.now() + services.host_credentials.CREDENTIAL_LIFE / 10
+    soon = timezone.now() + services.host_credentials.CREDENTIAL_TTL / 10
     await rows(Host.objects.filter(pk=agent.host.pk).update, credential_expires_at=soon)
     await agent.connect(autoping=False)
     for number in range(3):
@@ -475,7 +475,7 @@ async def test_an_agent_that_does_not_read_holds_up_nobody(
         ],
     )
     monkeypatch.setattr(
-        connections.hosts,
+        connections.database_calls,
         "sync",
         lambda host, *_: big if host.name == "alpha" else protocol.Desired(1, "beta", 1, []),
     )
