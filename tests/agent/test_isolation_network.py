@@ -24,7 +24,7 @@ from agent.isolation.workload_network import (
     IP_FORWARD_FILE,
     NetworkSetupError,
     WorkloadNetwork,
-    _internet_rules,
+    internet_rules,
     network_key,
     open_network,
 )
@@ -262,7 +262,7 @@ def test_name_servers_of_private_networks_may_be_asked_and_nothing_else_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("agent.isolation.workload_network._name_servers", lambda: ["10.0.0.2", "fd00::1"])
-    rules = _internet_rules(WorkloadNetwork("internet", "abcd"), ["10.1.0.0/16", "10.1.2.0/24"], alone=True)
+    rules = internet_rules(WorkloadNetwork("internet", "abcd"), ["10.1.0.0/16", "10.1.2.0/24"], alone=True)
     lines = [line.strip() for line in rules.splitlines()]
     ask = next(at for at, line in enumerate(lines) if line.endswith("th dport 53 accept"))
     assert "{ 10.0.0.2 }" in lines[ask]

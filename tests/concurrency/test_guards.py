@@ -141,7 +141,7 @@ def test_a_placement_on_a_host_cordoned_meanwhile_is_refused_and_only_by_the_che
     for name in ("alpha", "beta"):
         services.cordon_host(world.hosts[name], reason="fan", now=world.now)
     assert apply_plan(answer, taken, world.now).accepted == []
-    monkeypatch.setattr(applying.open_hosts, "why_closed", lambda *states: "")
+    monkeypatch.setattr(applying.schedulable_hosts, "host_unschedulable_code", lambda *states: "")
     assert len(apply_plan(answer, taken, world.now).accepted) == 1
 
 

@@ -11,7 +11,7 @@ from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
 from django.urls import reverse
 from django.utils import timezone
 
-from agent.gpu.simulated_reader import _gpus
+from agent.gpu.simulated_models import simulated_gpus
 from agent.protocol import CheckSeen, DiagnosticSeen, Health, StraySeen
 from portal.models import Notification
 from portal.notices import delivery
@@ -409,7 +409,7 @@ def test_an_event_is_told_in_words_with_its_code_beside(world: World) -> None:
 def test_the_page_shows_how_gpus_are_connected_and_where_workloads_are_reached(world: World) -> None:
     agent = FakeAgent.of(world.hosts["alpha"])
     models = ["H100-80GB"] * 8
-    seen = {gpu.index: gpu for gpu in _gpus("alpha", models, {})}
+    seen = {gpu.index: gpu for gpu in simulated_gpus("alpha", models, {})}
     uuids = {seen[gpu.index].uuid: gpu.uuid for gpu in agent.inventory.gpus}
     gpus = [
         replace(
