@@ -39,6 +39,7 @@ def found_in(*words: str, first: int) -> str:
     return next((sentence for sentence in broken if any(word in sentence for word in words)), "")
 
 
+@pytest.mark.long
 def test_whatever_goes_wrong_nothing_is_held_twice_lost_or_left() -> None:
     course = run_simulation(1)
     assert course.violations == []
@@ -46,6 +47,7 @@ def test_whatever_goes_wrong_nothing_is_held_twice_lost_or_left() -> None:
     assert any("starts, attempt 2" in line for line in course.story), "nothing went wrong in it"
 
 
+@pytest.mark.long
 def test_a_seed_is_lived_through_again_exactly() -> None:
     first, again = (
         run_simulation(2, lambda course: course.timeline.now > 40.0) for _ in range(2)
@@ -61,11 +63,13 @@ def test_it_finds_an_agent_that_takes_a_stale_generation(monkeypatch: pytest.Mon
     assert found_in("times by one command", "its GPUs count as free", first=7)
 
 
+@pytest.mark.long
 def test_it_finds_a_gpu_that_is_freed_before_its_lease_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LeaseRules, "silent_seconds", lambda self, grace: self.suspect_seconds + 1)
     assert found_in("its GPUs count as free", first=6)
 
 
+@pytest.mark.long
 def test_it_finds_a_stop_that_is_said_once_and_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     said: set[str] = set()
     whole = reconcile.desired_for_host

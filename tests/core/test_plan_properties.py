@@ -24,7 +24,7 @@ from tests.core.crowded import crowded
 from tests.core.strategies import NOW, WindowAsked, snapshots, windows
 
 FEW = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 
 

@@ -21,7 +21,7 @@ from tests.core.stories import story
 from tests.core.strategies import NOW, snapshots
 
 FEW = settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 
 

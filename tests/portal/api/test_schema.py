@@ -161,7 +161,8 @@ def make_real(case: Any, names: dict[str, str]) -> None:
                 case.body[name] = value
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.long
+@pytest.mark.timeout(900)
 def test_requests_made_from_the_schema_get_what_it_says_in_every_role(
     schema: dict[str, Any], today_world: World, crowded: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
