@@ -39,30 +39,46 @@ LOCK_ORDER = [
 
 @pytest.fixture(autouse=True)
 def one_order_of_locks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """In every transaction that a test makes this process run, rows are locked in the one order: two that wait for each other in
-    different orders are ended by PostgreSQL. What is locked already may be asked for again."""
+    """Fail a test in which a transaction of this process locks rows out of the one order.
+
+    Two transactions that wait for each other in different orders deadlock. Locking a locked row again is allowed.
+    """
     # The shared world's transaction is open around the test: then the test itself is a savepoint.
     outer = 1 if connection.in_atomic_block else 0
     held: dict[str, set[tuple[type[models.Model], int]]] = {}
-    wrong: list[str] = []
-    lock = locks._rows
+    violations: list[str] = []
 
-    def recorded(kind: type[Any], ids: Iterable[int]) -> dict[int, Any]:
+    def note(kind: type[Any], ids: Iterable[int]) -> None:
+        if kind not in LOCK_ORDER or len(connection.savepoint_ids) <= outer:
+            return
+        mine = held.setdefault(connection.savepoint_ids[outer], set())
+        new = {(kind, pk) for pk in ids} - mine
+        later = {other for other, _ in mine if LOCK_ORDER.index(other) > LOCK_ORDER.index(kind)}
+        if new and later:
+            violations.append(f"{kind.__name__} after {', '.join(sorted(each.__name__ for each in later))}")
+        mine |= new
+
+    lock_rows, lock_leader, lock_states = locks._rows, locks.leader, locks.workload_states
+
+    def rows(kind: type[Any], ids: Iterable[int]) -> dict[int, Any]:
         wanted = set(ids)
-        if kind in LOCK_ORDER and len(connection.savepoint_ids) > outer:
-            mine = held.setdefault(connection.savepoint_ids[outer], set())
-            new = {(kind, pk) for pk in wanted} - mine
-            later = {
-                held_kind for held_kind, _ in mine if LOCK_ORDER.index(held_kind) > LOCK_ORDER.index(kind)
-            }
-            if new and later:
-                wrong.append(f"{kind.__name__} after {', '.join(sorted(each.__name__ for each in later))}")
-            mine |= new
-        return lock(kind, wanted)
+        note(kind, wanted)
+        return lock_rows(kind, wanted)
 
-    monkeypatch.setattr(locks, "_rows", recorded)
+    def leader() -> Leader:
+        note(Leader, [1])
+        return lock_leader()
+
+    def workload_states(ids: Iterable[int]) -> dict[int, str]:
+        wanted = set(ids)
+        note(Workload, wanted)
+        return lock_states(wanted)
+
+    monkeypatch.setattr(locks, "_rows", rows)
+    monkeypatch.setattr(locks, "leader", leader)
+    monkeypatch.setattr(locks, "workload_states", workload_states)
     yield
-    assert not wrong, f"locked out of order: {sorted(set(wrong))}"
+    assert not violations, f"locked out of order: {sorted(set(violations))}"
 
 
 def test_database_url() -> str:

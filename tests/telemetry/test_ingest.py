@@ -16,6 +16,7 @@ from telemetry.ingest.agent_api import committed_sequence, enqueue_batch, record
 from telemetry.ingest.samples import SAMPLE_STREAM_KEY, IngestResult, drain_stream, prune_batches
 from telemetry.models import Batch, HealthEvent, Rollup, RollupDue, Sample
 from telemetry.rollups.roll_up import roll_up_due_buckets
+from tests.isolation import WORKER, own_redis_url
 from tests.telemetry.rows import at, batch, hold, workload
 from tests.world import World, units_of
 
@@ -25,8 +26,8 @@ NOW = at(10, 0)
 
 @pytest.fixture(autouse=True)
 def empty_stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The real stream of this test's own Redis database."""
-    assert "db=" in settings.REDIS_URL or settings.REDIS_URL
+    """Empty the stream in this test process's own Redis database."""
+    assert not WORKER or own_redis_url(settings.REDIS_URL, WORKER) == settings.REDIS_URL
     agent_api.redis_client().delete(SAMPLE_STREAM_KEY)
     yield
     agent_api.redis_client().delete(SAMPLE_STREAM_KEY)
