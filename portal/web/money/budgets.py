@@ -14,7 +14,7 @@ from django.utils import timezone
 from portal import policy
 from portal.models import User
 from portal.reads.money import chargeback as reads
-from portal.services.money import budgets as budgets_module
+from portal.services.money import budgets as budget_service
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.service_form import ServiceForm
 from telemetry.money.billing_months import month_of
@@ -79,14 +79,19 @@ def budgets(request: HttpRequest) -> HttpResponseBase:
     if verb == "budget" and budget_form.is_valid():
         given = dict(budget_form.cleaned_data)
         team = budget_form.teams[given.pop("team")]
-        if budget_form.carry_out(budgets_module.set_budget, actor=user, team=team, now=now, **given) is not None:
+        if (
+            budget_form.carry_out(budget_service.set_budget, actor=user, team=team, now=now, **given)
+            is not None
+        ):
             messages.success(request, f"The budget of {team.name} is set.")
             return redirect("budgets")
     if verb == "cost_centre" and centre_form.is_valid():
         given = dict(centre_form.cleaned_data)
         project = centre_form.projects[given.pop("project")]
         if (
-            centre_form.carry_out(budgets_module.set_cost_centre, actor=user, project=project, now=now, **given)
+            centre_form.carry_out(
+                budget_service.set_cost_centre, actor=user, project=project, now=now, **given
+            )
             is not None
         ):
             messages.success(request, f"{given['code']} pays for {project.name} from that date on.")

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from portal import policy
 from portal.reads.money import chargeback as reads
-from portal.services.money import rate_card as rate_card_module
+from portal.services.money import rate_card as price_service
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.service_form import ServiceForm
 
@@ -48,7 +48,7 @@ def rate_card(request: HttpRequest) -> HttpResponseBase:
     if request.method == "POST" and form.is_valid():
         given = dict(form.cleaned_data)
         pool = form.pools.get(given.pop("pool"))
-        if form.carry_out(rate_card_module.set_price, actor=user, pool=pool, now=now, **given) is not None:
+        if form.carry_out(price_service.set_price, actor=user, pool=pool, now=now, **given) is not None:
             messages.success(request, "The price is set. What was charged before stays as it is.")
             return redirect("rate-card")
     context = {

@@ -11,7 +11,7 @@ from django.utils import timezone
 from portal import policy
 from portal.models import Organisation
 from portal.reads.people import organisation as reads
-from portal.services.people import organisation as organisation_module
+from portal.services.people import organisation as organisation_service
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.service_form import ServiceForm
 
@@ -37,7 +37,10 @@ def organisation_settings(request: HttpRequest) -> HttpResponse:
     form = OrganisationForm(request.POST or None, initial=initial)
     if request.method == "POST" and form.is_valid():
         done = form.carry_out(
-            organisation_module.change_organisation, actor=current_user(request), now=timezone.now(), **form.cleaned_data
+            organisation_service.change_organisation,
+            actor=current_user(request),
+            now=timezone.now(),
+            **form.cleaned_data,
         )
         if done is not None:
             messages.success(request, "Saved.")

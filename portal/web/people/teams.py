@@ -13,7 +13,7 @@ from django.utils import timezone
 from portal import policy
 from portal.models import Membership, User
 from portal.reads.people import organisation as reads
-from portal.services.people import teams as teams_module
+from portal.services.people import teams as team_service
 from portal.web.page.access import current_user, posted_key, sign_in_required
 from portal.web.page.service_form import ServiceForm
 from scheduler.models import Project, Team
@@ -46,7 +46,7 @@ def teams(request: HttpRequest) -> HttpResponse:
     form = TeamForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
         made = form.carry_out(
-            teams_module.create_team, actor=current_user(request), now=timezone.now(), **form.cleaned_data
+            team_service.create_team, actor=current_user(request), now=timezone.now(), **form.cleaned_data
         )
         if made is not None:
             messages.success(
@@ -98,14 +98,18 @@ def _change_team(request: HttpRequest, team: Team, verb: str, shown: dict[str, A
             )
             return False
         return (
-            form.carry_out(teams_module.add_member, team=team, user=person, role=form.cleaned_data["role"], **given)
+            form.carry_out(
+                team_service.add_member, team=team, user=person, role=form.cleaned_data["role"], **given
+            )
             is not None
         )
     if verb == "create_project":
         form = shown["project_form"]
         return (
             form.is_valid()
-            and form.carry_out(teams_module.create_project, team=team, name=form.cleaned_data["name"], **given)
+            and form.carry_out(
+                team_service.create_project, team=team, name=form.cleaned_data["name"], **given
+            )
             is not None
         )
     form = ServiceForm(request.POST)
@@ -114,15 +118,18 @@ def _change_team(request: HttpRequest, team: Team, verb: str, shown: dict[str, A
         person = User.objects.filter(username=posted_key(request, "user")).first()
         if person is None:
             raise Http404
-        form.carry_out(teams_module.remove_member, team=team, user=person, **given)
+        form.carry_out(team_service.remove_member, team=team, user=person, **given)
     elif verb == "rename":
-        form.carry_out(teams_module.rename_team, team=team, name=request.POST.get("name", ""), **given)
+        form.carry_out(team_service.rename_team, team=team, name=request.POST.get("name", ""), **given)
     else:
         project = Project.objects.filter(team=team, slug=posted_key(request, "project")).first()
         if project is None:
             raise Http404
         form.carry_out(
-            teams_module.set_project_active, project=project, active=request.POST.get("active") == "1", **given
+            team_service.set_project_active,
+            project=project,
+            active=request.POST.get("active") == "1",
+            **given,
         )
     for error in form.non_field_errors():
         messages.error(request, str(error))

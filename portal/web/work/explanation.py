@@ -249,7 +249,9 @@ def alternative_rows(workload: Workload, found: list[Alternative], now: datetime
     return [_alternative_row(workload, other, now) for other in found]
 
 
-def _blocker_row(waiting: Workload, blocker: wait_explanation.Blocker, user: User, now: datetime) -> dict[str, Any]:
+def _blocker_row(
+    waiting: Workload, blocker: wait_explanation.Blocker, user: User, now: datetime
+) -> dict[str, Any]:
     workload = blocker.workload
     until = ""
     if blocker.state == WorkloadState.QUEUED:

@@ -31,7 +31,7 @@ NOT_IN_THE_GUIDE = {
 
 
 @pytest.fixture
-def styleguide_url(settings: SettingsWrapper) -> str:
+def styleguide_url(settings: Settings) -> str:
     """Serve the style guide for the test; return its URL."""
     templates = deepcopy(settings.TEMPLATES)
     templates[0]["DIRS"] = [*templates[0]["DIRS"], HERE / "templates"]

@@ -1034,7 +1034,4 @@ def test_a_job_whose_host_has_fallen_quiet_says_so_and_what_follows(world: World
     assert "last reported" not in signed_in(world.language.member).get(page).content.decode()
     Host.objects.filter(name="alpha").update(lease_state="suspect")
     shown = signed_in(world.language.member).get(page).content.decode()
-    assert (
-        "Its host alpha last reported 34 s ago. Workloads there stop when its lease expires"
-        in shown
-    )
+    assert "Its host alpha last reported 34 s ago. Workloads there stop when its lease expires" in shown
