@@ -73,7 +73,7 @@ MIDDLEWARE = [
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "allauth.account.middleware.AccountMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
-    "portal.web.page.context_processors.viewer_settings_middleware",
+    "portal.web.page.middleware.viewer_settings_middleware",
 ]
 
 ROOT_URLCONF = "config.urls"

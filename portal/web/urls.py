@@ -1,5 +1,19 @@
-"""Every page: the work of people who ask for GPUs, and the management of the pool."""
+"""URL patterns of all pages."""
 
-from portal.web import manage_urls, organisation_urls, work_urls
+from portal.web.calendar import urls as calendar
+from portal.web.fleet import urls as fleet
+from portal.web.gpu_request import urls as gpu_request
+from portal.web.home import urls as home
+from portal.web.money import urls as money
+from portal.web.people import urls as people
+from portal.web.work import urls as work
 
-urlpatterns = [*work_urls.urlpatterns, *manage_urls.urlpatterns, *organisation_urls.urlpatterns]
+urlpatterns = [
+    *home.urlpatterns,
+    *gpu_request.urlpatterns,
+    *work.urlpatterns,
+    *calendar.urlpatterns,
+    *fleet.urlpatterns,
+    *money.urlpatterns,
+    *people.urlpatterns,
+]

@@ -346,7 +346,7 @@ def test_2_a_reservation_waits_for_approval_stands_in_the_calendar_and_a_conflic
     me.check()
     page.get_by_role("button", name="Submit request").click()
     expect(page.locator("main")).to_contain_text(
-        "camera-ready fits and waits for approval. It holds nothing until then", timeout=15_000
+        "camera-ready fits and waits for approval. Until then it holds no GPUs", timeout=15_000
     )
     me.check()
 

@@ -15,7 +15,7 @@ from django.template import Context, Template, TemplateSyntaxError
 from django.test import RequestFactory
 from django.utils import timezone
 
-from portal.templatetags import gpupool
+from portal.web.components import drawings, quantities, state_display
 from scheduler.state import states
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,7 +43,7 @@ def drawn(source: str, **context: Any) -> str:
     ],
 )
 def test_a_duration_is_said_as_people_say_it(seconds: Any, words: str) -> None:
-    assert gpupool.duration(seconds) == words
+    assert quantities.short_duration(seconds) == words
 
 
 @pytest.mark.parametrize(
@@ -60,14 +60,17 @@ def test_a_duration_is_said_as_people_say_it(seconds: Any, words: str) -> None:
 def test_money_shows_its_currency_and_loses_no_decimal(
     amount: Decimal | None, currency: str, words: str
 ) -> None:
-    assert gpupool.money(amount, currency) == words
+    assert quantities.money(amount, currency) == words
 
 
 def test_what_is_not_known_is_never_shown_as_zero() -> None:
-    assert {gpupool.percent(None), gpupool.grouped(None), gpupool.data_size(None), gpupool.gpus(None)} == {
-        "unknown"
-    }
-    assert gpupool.use_step(None) == "gpu-unknown"
+    assert {
+        quantities.percent(None),
+        quantities.grouped(None),
+        quantities.data_size(None),
+        quantities.gpus(None),
+    } == {"unknown"}
+    assert drawings.use_step(None) == "gpu-unknown"
     assert drawn("{% when None %} {% ago None now %}", now=NOW) == "unknown unknown"
 
 
@@ -75,11 +78,11 @@ def test_what_is_not_known_is_never_shown_as_zero() -> None:
     ("size", "words"), [(0, "0 B"), (999, "999 B"), (4_200_000_000, "4.2 GB"), (5e18, "5000 PB")]
 )
 def test_sizes_of_data_come_in_powers_of_a_thousand(size: float, words: str) -> None:
-    assert gpupool.data_size(size) == words
+    assert quantities.data_size(size) == words
 
 
 def test_gpus_are_counted_with_their_model() -> None:
-    assert (gpupool.gpus(2, "H100-80GB"), gpupool.gpus(1), gpupool.gpus(3)) == (
+    assert (quantities.gpus(2, "H100-80GB"), quantities.gpus(1), quantities.gpus(3)) == (
         "2 × H100 80GB",
         "1 GPU",
         "3 GPUs",
@@ -123,7 +126,7 @@ def test_old_news_says_that_it_is_stale() -> None:
     sorted({str(state) for table in states.TRANSITIONS for state in table}),
 )
 def test_every_state_of_the_scheduler_has_a_word_and_a_shape(name: str) -> None:
-    assert name in gpupool.STATE_DISPLAY
+    assert name in state_display.STATE_DISPLAY
 
 
 def icon_names() -> set[str]:
@@ -131,7 +134,7 @@ def icon_names() -> set[str]:
 
 
 def test_every_state_is_drawn_with_a_shape_that_exists() -> None:
-    assert {f"state-{shape}" for _, shape, _ in gpupool.STATE_DISPLAY.values()} <= icon_names()
+    assert {f"state-{shape}" for _, shape, _ in state_display.STATE_DISPLAY.values()} <= icon_names()
 
 
 def test_every_icon_that_a_template_names_exists() -> None:
@@ -157,22 +160,22 @@ def test_a_bar_never_runs_over_its_end() -> None:
     assert 'class="used"' not in drawn("{% bar 0 used=None %}")
 
 
-class AskForm(forms.Form):
+class SampleRequestForm(forms.Form):
     name = forms.SlugField(help_text="Lower case, digits, hyphen.")
     size = forms.ChoiceField(choices=[("s", "Small"), ("l", "Large")], widget=forms.RadioSelect)
 
 
 def test_an_error_takes_the_hints_place_and_is_tied_to_its_field() -> None:
-    hinted = drawn("{% field form.name %}", form=AskForm())
+    hinted = drawn("{% field form.name %}", form=SampleRequestForm())
     assert 'aria-describedby="id_name_helptext"' in hinted and 'id="id_name_helptext"' in hinted
-    wrong = drawn("{% field form.name %}", form=AskForm({"name": "<b>"}))
+    wrong = drawn("{% field form.name %}", form=SampleRequestForm({"name": "<b>"}))
     assert 'aria-invalid="true"' in wrong and 'aria-describedby="id_name_error"' in wrong
     assert "Lower case, digits" not in wrong and 'id="id_name_error"' in wrong
     assert "<b>" not in wrong
 
 
 def test_a_choice_of_few_is_a_named_group() -> None:
-    shown = drawn("{% field form.size shape='segmented' %}", form=AskForm())
+    shown = drawn("{% field form.size shape='segmented' %}", form=SampleRequestForm())
     assert "<legend>Size" in shown and shown.count('type="radio"') == 2
 
 

@@ -1,1 +1,1 @@
-"""Pages of the calendar, of one reservation and of approvals."""
+"""Pages of the calendar, reservations, approvals and quota requests."""

@@ -1,4 +1,4 @@
-"""Approvals: what is asked, what it would do to others, and the decision."""
+"""Pages of approvals: the waiting submissions, their effect on others, and the decision."""
 
 from __future__ import annotations
 
@@ -8,24 +8,21 @@ from typing import Any
 
 from django import forms
 from django.contrib import messages
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
-from django.shortcuts import get_object_or_404, redirect, render
+from django.http import Http404, HttpRequest, HttpResponseBase
+from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_POST
 
 from portal import policy
 from portal.errors import ServiceError
-from portal.hardware_request import gpu_models_of_pool
 from portal.input_checks import display_value as shown_value
 from portal.models import Submission, SubmissionState, User
 from portal.reads.calendar import approvals as reads
 from portal.services.approvals import decisions, effects
-from portal.services.approvals import submissions as verbs
-from portal.templatetags.gpupool import gpu_model
+from portal.web.calendar.quota_requests import gpu_hours_fields
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.service_form import ServiceForm
 from portal.wording import request_texts
-from scheduler.models import Pool, Quota, Team
 
 KIND_CHOICES = (
     ("", "All"),
@@ -37,29 +34,8 @@ KIND_CHOICES = (
 )
 
 
-def _gpu_hours_fields(given: dict[str, Any]) -> dict[str, forms.Field]:
-    """GPU-hours of a guarantee, how long they are for and what then."""
-    return {
-        "gpu_hours": forms.IntegerField(
-            label="GPU-hours",
-            required=False,
-            initial=given.get("gpu_hours"),
-            help_text="What the guarantee is worth in a period. Empty: without end.",
-        ),
-        "period": forms.ChoiceField(
-            label="In a", choices=Quota.Period.choices, initial=given.get("period", "month"), required=False
-        ),
-        "when_used_up": forms.ChoiceField(
-            label="Once they are used",
-            choices=[(value, label[:1].upper() + label[1:]) for value, label in Quota.WhenUsedUp.choices],
-            initial=given.get("when_used_up", "borrow"),
-            required=False,
-        ),
-    }
-
-
 class DecisionForm(ServiceForm):
-    """The reason, and what to approve instead of what was asked. Field names are the services'."""
+    """The reason of a decision and the approved values. Its field names are arguments of the service."""
 
     comment = forms.CharField(
         required=False, max_length=2000, label="Reason, sent to them", help_text="Needed to decline."
@@ -80,7 +56,7 @@ class DecisionForm(ServiceForm):
                 required=False,
                 help_text="Empty: no limit.",
             )
-            self.fields |= _gpu_hours_fields(payload)
+            self.fields |= gpu_hours_fields(payload)
         elif submission.kind == Submission.Kind.RESERVATION:
             self.fields["units"] = forms.IntegerField(label="GPUs on each host", initial=payload["units"])
             self.fields["may_exceed_guarantee"] = forms.BooleanField(
@@ -90,7 +66,7 @@ class DecisionForm(ServiceForm):
             )
 
     def changes(self, payload: dict[str, Any]) -> dict[str, Any]:
-        """What the operator wants different from what was asked."""
+        """Return the values that the operator changed."""
         given = {name: value for name, value in self.cleaned_data.items() if name != "comment"}
         absent: dict[str, Any] = {"may_exceed_guarantee": False, "period": "month", "when_used_up": "borrow"}
         return {
@@ -100,40 +76,9 @@ class DecisionForm(ServiceForm):
         }
 
 
-class QuotaRequestForm(ServiceForm):
-    pool = forms.ChoiceField(label="Pool")
-    model = forms.ChoiceField(label="GPU model")
-    guaranteed_gpus = forms.IntegerField(
-        label="Guaranteed GPUs", help_text="Yours whenever you ask for them."
-    )
-    borrow_limit_gpus = forms.IntegerField(
-        label="May borrow", required=False, help_text="On top, of what others leave free. Empty: no limit."
-    )
-    why = forms.CharField(
-        label="Why", max_length=2000, widget=forms.Textarea(attrs={"rows": 3}), required=False
-    )
-
-    def __init__(self, *args: Any, pools: dict[str, Pool], **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        fields: dict[str, Any] = self.fields
-        fields["pool"].choices = [(slug, pool.name) for slug, pool in pools.items()]
-        models = sorted({model for pool in pools.values() for model in gpu_models_of_pool(pool)})
-        fields["model"].choices = [(model, gpu_model(model)) for model in models]
-        self.fields |= _gpu_hours_fields({})
-        self.order_fields(
-            ["pool", "model", "guaranteed_gpus", "borrow_limit_gpus", "gpu_hours", "period", "when_used_up"]
-        )
-
-    def clean(self) -> dict[str, Any]:
-        data = super().clean() or self.cleaned_data
-        data["period"] = data.get("period") or Quota.Period.MONTH.value
-        data["when_used_up"] = data.get("when_used_up") or Quota.WhenUsedUp.BORROW.value
-        return data
-
-
 @sign_in_required
 def approvals(request: HttpRequest) -> HttpResponseBase:
-    """What waits, the oldest opened; ``decided=1`` shows what was decided instead. Several can be decided at once."""
+    """List the waiting submissions and show the oldest; ``decided=1`` lists the decided ones."""
     user, now = current_user(request), timezone.now()
     if request.GET.get("decided"):
         return render(
@@ -156,11 +101,11 @@ def approvals(request: HttpRequest) -> HttpResponseBase:
 
 @sign_in_required
 def submission(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase:
-    """One submission beside the list of what waits."""
+    """Show one submission next to the list of waiting ones."""
     user, now = current_user(request), timezone.now()
     row = reads.visible_submission(user, public_id)
     if row is None:
-        raise Http404("There is no submission of this address, or it is not yours to see.")
+        raise Http404("There is no submission at this address, or you may not see it.")
     rows = list(reads.waiting_submissions(user))
     return render(request, "manage/approvals.html", _approvals_context(request, user, rows, rows, row, now))
 
@@ -209,7 +154,7 @@ def _approvals_context(
 
 
 def _effect(chosen: Submission, user: User, now: datetime) -> dict[str, Any]:
-    """What approving it would do; who asked for it learns of others' work and reservations only what is theirs to see."""
+    """Return the effect of an approval, without workloads and reservations that the viewer may not see."""
     effect = effects.approval_effect(chosen, now)
     for name, visible in (
         ("evicted", policy.visible_workloads),
@@ -228,17 +173,17 @@ def _submission_rows(rows: Any, now: datetime) -> list[dict[str, Any]]:
     return [{"submission": row, "title": reads.submission_title(row)} for row in rows]
 
 
-# -- deciding ----------------------------------------------------------------------------------------------------------
+# -- decisions -----------------------------------------------------------------------------------------------
 
 
 @require_POST
 @sign_in_required
 def decide(request: HttpRequest, public_id: uuid.UUID, verb: str) -> HttpResponseBase:
-    """Approve (as asked or changed), decline or withdraw one submission."""
+    """Approve (as requested or changed), decline or withdraw one submission."""
     user, now = current_user(request), timezone.now()
     row = reads.visible_submission(user, public_id)
     if row is None:
-        raise Http404("There is no submission of this address, or it is not yours to see.")
+        raise Http404("There is no submission at this address, or you may not see it.")
     form = DecisionForm(request.POST, submission=row)
     if verb == "withdraw":
         form.is_valid()
@@ -274,14 +219,14 @@ def decide(request: HttpRequest, public_id: uuid.UUID, verb: str) -> HttpRespons
     words = {"approve": "Approved", "decline": "Declined", "withdraw": "Withdrawn"}[verb]
     agreed = {**row.payload, **form.changes(row.payload)} if verb == "approve" else row.payload
     what = request_texts.submission_summary(row.kind, agreed)
-    messages.success(request, f"{words}: {what} for {row.team.name}. {row.author.username} is told.")
+    messages.success(request, f"{words}: {what} for {row.team.name}. {row.author.username} is notified.")
     return redirect("approvals" if policy.may(user, "approval.see") else "home")
 
 
 @require_POST
 @sign_in_required
 def decide_several(request: HttpRequest) -> HttpResponseBase:
-    """Approve or decline what is ticked; each is decided by itself, and what could not be stays waiting."""
+    """Approve or decline the ticked submissions, each on its own. Those that fail keep waiting."""
     user, now = current_user(request), timezone.now()
     verb = request.POST.get("verb", "")
     if verb not in ("approve", "decline"):
@@ -310,60 +255,8 @@ def decide_several(request: HttpRequest) -> HttpResponseBase:
 
 
 def _parse_uuid(text: str) -> uuid.UUID:
+    """Return the text as a UUID, or raise Http404."""
     try:
         return uuid.UUID(text)
     except ValueError:
         raise Http404 from None
-
-
-# -- asking for another quota ------------------------------------------------------------------------------------------
-
-
-@sign_in_required
-def request_quota(request: HttpRequest, slug: str) -> HttpResponseBase:
-    """A lead asks for another guarantee; an operator decides."""
-    user = current_user(request)
-    team = get_object_or_404(policy.visible_teams(user), slug=slug)
-    policy.require(user, "quota.request", team)
-    pools = {pool.slug: pool for pool in Pool.objects.filter(kind="dynamic").order_by("name")}
-    lines = reads.guarantee_lines(team, pools.values())
-    form = QuotaRequestForm(request.POST or None, pools=pools)
-    too_much = ""
-    if request.method == "POST" and form.is_valid():
-        given = dict(form.cleaned_data)
-        pool = pools[given.pop("pool")]
-        too_much = _over_capacity_sentence(team, lines, pool, given)
-        made = None
-        if not too_much or request.POST.get("anyway"):
-            now = timezone.now()
-            made = form.carry_out(
-                verbs.request_quota_change, actor=user, team=team, pool=pool, now=now, **given
-            )
-        if made is not None:
-            messages.success(request, "Your request waits for an operator. You are told when it is decided.")
-            return redirect("submission", made.public_id)
-    context = {"team": team, "form": form, "lines": lines, "too_much": "" if form.errors else too_much}
-    response: HttpResponse = render(
-        request, "manage/quota_change.html", context, status=400 if form.errors else 200
-    )
-    return response
-
-
-def _over_capacity_sentence(
-    team: Team, lines: list[reads.GuaranteeLine], pool: Pool, given: dict[str, Any]
-) -> str:
-    """Why no operator can approve it as it is, in a sentence; empty when one can."""
-    line = next((line for line in lines if (line.pool, line.model) == (pool, given["model"])), None)
-    asked = given["guaranteed_gpus"]
-    if line is None or asked <= line.most:
-        return ""
-    return request_texts.guarantee_effect(
-        team=team.name,
-        pool=pool.name,
-        model=line.model,
-        asked=asked,
-        most=line.most,
-        capacity=line.capacity,
-        others=line.others,
-        own=line.own,
-    )

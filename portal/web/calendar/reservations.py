@@ -1,4 +1,4 @@
-"""One reservation: what it promises, what runs in it; changing its window, cancelling it or the series it belongs to."""
+"""The page of a reservation: facts, workloads inside, changing its window, cancelling it or its series."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from portal.models import Submission, SubmissionState, User
 from portal.reads.work import workload_details
 from portal.services.calendar import recurring_reservations as series_verbs
 from portal.services.calendar import reservations as verbs
-from portal.templatetags.gpupool import duration
+from portal.web.components.quantities import short_duration
 from portal.web.page import live_refresh
 from portal.web.page.access import current_user, get_visible_or_404, run_and_redirect, sign_in_required
-from portal.web.page.context_processors import current_currency
+from portal.web.page.organisation import current_currency
 from portal.web.page.service_form import ServiceForm
-from portal.web.work import jobs, workload_card
+from portal.web.work import workload_rows, workload_text
 from portal.wording import formatting, reason_texts, request_texts
 from scheduler.models import Reservation
 from scheduler.state.states import OPEN_RESERVATION_STATES, ReservationState
 
 MAX_OCCURRENCES_SHOWN = 10
 SERIES_CANCEL_WARNING = (
-    "Every occurrence that is not over is given up at once, and what runs inside one is told to go."
+    "Every occurrence that is not over is cancelled at once, and workloads inside are stopped."
 )
 
 
@@ -46,7 +46,7 @@ def _datetime_field(label: str) -> forms.DateTimeField:
 
 
 class ReservationChangeForm(ServiceForm):
-    """Another start (before it has begun), another end."""
+    """A form for another start (before the reservation has begun) and another end."""
 
     start = _datetime_field("Start")
     end = _datetime_field("End")
@@ -61,8 +61,8 @@ class ReservationChangeForm(ServiceForm):
             del self.fields["start"]
         self.row = row
 
-    def wanted(self) -> dict[str, datetime]:
-        """What was changed; to the minute, which is all that the fields show."""
+    def changed_window(self) -> dict[str, datetime]:
+        """Return the changed times. They are compared by the minute, as the fields show no seconds."""
         shown = {"start": self.row.start, "end": self.row.end}
         given = {name: self.cleaned_data.get(name) for name in shown}
         return {
@@ -74,20 +74,20 @@ class ReservationChangeForm(ServiceForm):
 
 @sign_in_required
 def reservation(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
-    """The reservation's page; a POST gives it another window, or asks for it."""
+    """Show the reservation; a POST changes its window or submits the change for approval."""
     user, now = current_user(request), timezone.now()
     row = _get_reservation_or_404(user, public_id)
     form = ReservationChangeForm(request.POST or None, row=row)
     if request.method == "POST" and form.is_valid():
-        wanted = form.wanted()
+        changed = form.changed_window()
         done = form.carry_out(
             verbs.change_reservation,
             actor=user,
             reservation=row,
             why=form.cleaned_data["why"],
             now=now,
-            start=wanted.get("start"),
-            end=wanted.get("end") or (row.end if "start" in wanted else None),
+            start=changed.get("start"),
+            end=changed.get("end") or (row.end if "start" in changed else None),
         )
         if isinstance(done, Submission):
             messages.info(request, f"It fits and waits for approval. Until then {row.name} stays as it is.")
@@ -111,7 +111,7 @@ def reservation(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
 @sign_in_required
 @require_POST
 def cancel_reservation(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase:
-    """Give it up; without JavaScript the question is a page of its own."""
+    """Cancel the reservation. Without JavaScript, show a confirmation page first."""
     user = current_user(request)
     row = _get_reservation_or_404(user, public_id)
     address = reverse("reservation", args=[public_id])
@@ -126,7 +126,7 @@ def cancel_reservation(request: HttpRequest, public_id: uuid.UUID) -> HttpRespon
     return run_and_redirect(
         request,
         lambda: verbs.cancel_reservation(actor=user, reservation=row, now=timezone.now()),
-        done=f"{row.name} was given up. Its GPUs are free for others.",
+        done=f"{row.name} is cancelled. Its GPUs are free for others.",
         to=address,
     )
 
@@ -134,7 +134,7 @@ def cancel_reservation(request: HttpRequest, public_id: uuid.UUID) -> HttpRespon
 @sign_in_required
 @require_POST
 def cancel_series(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase:
-    """Give up every occurrence that is not over; without JavaScript the question is a page of its own."""
+    """Cancel all occurrences that are not over. Without JavaScript, show a confirmation page first."""
     user = current_user(request)
     row = get_visible_or_404(
         policy.visible_series(user).select_related("project__team"),
@@ -154,7 +154,7 @@ def cancel_series(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBas
     return run_and_redirect(
         request,
         lambda: series_verbs.cancel_series(actor=user, series=row, now=timezone.now()),
-        done=f"All occurrences of {row.name} that were not over were given up.",
+        done=f"All occurrences of {row.name} that were not over are cancelled.",
         to=address,
     )
 
@@ -166,8 +166,8 @@ def _get_reservation_or_404(user: User, public_id: uuid.UUID) -> Reservation:
 
 def _cancel_warning(row: Reservation) -> str:
     if row.state == ReservationState.ACTIVE:
-        return "What runs inside it is told to go. The time until now stays charged."
-    return "The window is given up at once; somebody else may take it."
+        return "Workloads inside it are stopped. The time until now stays charged."
+    return "The window is free at once; others may reserve it."
 
 
 def _reservation_context(request: HttpRequest, row: Reservation, user: User, now: datetime) -> dict[str, Any]:
@@ -178,12 +178,12 @@ def _reservation_context(request: HttpRequest, row: Reservation, user: User, now
     may_change = row.state in OPEN_RESERVATION_STATES and policy.may(user, "reservation.change", row)
     return {
         "reservation": row,
-        "asked": workload_card.requested_units_text(row),
+        "asked": workload_text.requested_units_text(row),
         "reason": reason_texts.reason_sentence(row.reason_code, row.reason_numbers, user)
         if row.reason_code
         else "",
         "facts": _reservation_facts(row),
-        "rows": jobs.list_rows(
+        "rows": workload_rows.list_rows(
             workload_details.workload_details(inside, now), user, current_currency(request), now
         ),
         "units": [
@@ -202,7 +202,7 @@ def _reservation_context(request: HttpRequest, row: Reservation, user: User, now
 
 
 def _series_context(row: Reservation, now: datetime) -> dict[str, Any]:
-    """The recurring reservation it belongs to, and its occurrences that are not over."""
+    """Return the recurring reservation and its occurrences that are not over."""
     whole = row.series
     if whole is None:
         return {}
@@ -211,7 +211,8 @@ def _series_context(row: Reservation, now: datetime) -> dict[str, Any]:
     )
     days = formatting.weekdays([series_verbs.WEEKDAYS[day] for day in whole.weekdays])
     return {
-        "words": f"{days.capitalize()} {whole.starts_at:%H:%M} to {whole.ends_at:%H:%M} ({whole.time_zone}) until {whole.last_day}",
+        "words": f"{days.capitalize()} {whole.starts_at:%H:%M} to {whole.ends_at:%H:%M} ({whole.time_zone}) "
+        f"until {whole.last_day}",
         "left": len(left),
         "clock_changes": series_verbs.clock_changes_of(whole),
         "occurrences": [r for r in left if r.pk != row.pk][:MAX_OCCURRENCES_SHOWN],
@@ -221,7 +222,7 @@ def _series_context(row: Reservation, now: datetime) -> dict[str, Any]:
 
 
 def _waiting_change(row: Reservation) -> Submission | None:
-    """The change of its window that waits for approval, if one does."""
+    """Return the change of the window that waits for approval, or None."""
     waiting = row.submissions.filter(kind=Submission.Kind.WINDOW_CHANGE, state=SubmissionState.WAITING)
     found: Submission | None = waiting.first()
     return found
@@ -232,13 +233,13 @@ def _reservation_facts(row: Reservation) -> list[dict[str, str]]:
     facts = [
         ("From", f"{start:%a} {start.day} {start:%b %Y %H:%M}"),
         ("To", f"{end:%a} {end.day} {end:%b %Y %H:%M}"),
-        ("For", duration(row.end - row.start)),
-        ("GPUs", workload_card.requested_units_text(row)),
+        ("For", short_duration(row.end - row.start)),
+        ("GPUs", workload_text.requested_units_text(row)),
         ("Pool", row.pool.name),
         ("Project", row.project.name),
         ("Team", row.project.team.name),
         ("Owner", row.owner.get_full_name() or row.owner.get_username()),
-        ("If nothing runs in it", f"released after {duration(row.pool.no_show_seconds)}"),
+        ("If nothing runs in it", f"released after {short_duration(row.pool.no_show_seconds)}"),
     ]
     facts += request_texts.placement_rows(row)
     if row.may_exceed_guarantee:

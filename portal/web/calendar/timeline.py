@@ -1,4 +1,4 @@
-"""The calendar as rectangles: places in per cent of the window, heights in pixels (4 px a GPU), so that it needs no script."""
+"""Draw the calendar as rectangles without scripts; positions in per cent of the window, heights in pixels."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ from typing import Any
 from django.utils import timezone
 
 from portal.reads.calendar.bookings import CalendarBooking, CalendarHostRow, CalendarModelGroup
-from portal.templatetags.gpupool import duration, gpu_model
+from portal.web.components.quantities import gpu_model, short_duration
 from scheduler.core.model.slots import WHOLE_GPU_PROFILE
 
 PROMISE_HEIGHT, MODEL_HEIGHT, FOLD_HEIGHT = 32, 40, 28
-PIXELS_PER_PROMISED_GPU = 4  # per GPU
-# (most hosts in view, height of a host's row): few leave room for a label on a single GPU. Each height is a class of the CSS.
+PIXELS_PER_PROMISED_GPU = 4
+# (maximum number of hosts, row height in pixels): with few hosts, a single GPU has space for a label.
+# Each height has a CSS class.
 HOST_HEIGHTS = ((8, 80), (24, 48), (10_000, 32))
-MAX_HOST_ROWS = 12  # of a model before the rest is one folded row
-MIN_LABEL_WIDTH = 0.035  # narrower ones have no room for a word
+MAX_HOST_ROWS = 12  # of one model; the other hosts are folded into one row
+MIN_LABEL_WIDTH = 0.035  # share of the width; narrower bookings get no label
 
 
 @dataclass(frozen=True)
 class TimelineZoom:
-    """How much is shown, and where its lines and words stand."""
+    """A zoom level: the length of the window and the spacing of its grid."""
 
     name: str
     label: str
     days: int
-    hours: int  # of the window when days is 0
-    step: timedelta  # of the folded rows
-    snap_minutes: int  # of what is drawn with the pointer
+    hours: int  # length of the window if days is 0
+    step: timedelta  # of the bars in folded rows
+    snap_minutes: int  # grid of windows drawn with the pointer
 
 
 ZOOMS = {
@@ -42,7 +43,7 @@ ZOOMS = {
 
 @dataclass
 class TimelineWindow:
-    """One window and its zoom: turns moments into per cent."""
+    """A period at a zoom level. It converts times to shares of the width."""
 
     zoom: TimelineZoom
     start: datetime
@@ -55,15 +56,21 @@ class TimelineWindow:
         return self.end - self.start
 
     def share(self, moment: datetime) -> float:
+        """Return the position of a time in the window, from 0 to 1."""
         return min(1.0, max(0.0, (moment - self.start) / self.span))
 
     @property
     def now_x(self) -> str | None:
+        """Return the position of ``now`` in per cent, or None if it is outside the window."""
         return f"{self.share(self.now) * 100:.3f}" if self.start <= self.now < self.end else None
 
 
 def timeline_window(zoom: TimelineZoom, at: datetime, now: datetime) -> TimelineWindow:
-    """The window that shows ``at``: from the hour before, its day, the day before for a week, the Monday before for a month."""
+    """Return the window that contains ``at``.
+
+    It starts one hour before (hour), at midnight (day), on the day before (week) or on the Monday before
+    (month).
+    """
     local = timezone.localtime(at)
     if zoom.name == "hour":
         first = local.replace(minute=0, second=0, microsecond=0) - timedelta(hours=1)
@@ -77,7 +84,7 @@ def timeline_window(zoom: TimelineZoom, at: datetime, now: datetime) -> Timeline
 
 
 def _midnight(moment: datetime) -> datetime:
-    """The wall clock's midnight of that day, also where the clocks change between."""
+    """Return local midnight of the time's day, also on days with a change of clocks."""
     return moment.replace(
         hour=0, minute=0, second=0, microsecond=0, tzinfo=timezone.get_current_timezone(), fold=0
     )
@@ -99,7 +106,7 @@ def _grid_lines(made: TimelineWindow) -> list[datetime]:
 
 
 def time_axis(made: TimelineWindow) -> list[dict[str, Any]]:
-    """Words over the columns: days above, hours below."""
+    """Return the labels above the columns: days above hours."""
     words: list[dict[str, Any]] = []
     today = timezone.localtime(made.now).date()
     if made.zoom.name in ("hour", "day"):
@@ -161,7 +168,10 @@ def time_axis(made: TimelineWindow) -> list[dict[str, Any]]:
 def timeline_rows(
     groups: list[CalendarModelGroup], made: TimelineWindow, opened: set[str], address: Any
 ) -> list[dict[str, Any]]:
-    """Every row to draw. ``opened`` are the keys of unfolded models; ``address(key)`` is the link that folds or unfolds one."""
+    """Return all rows to draw. ``opened`` holds the keys of unfolded models.
+
+    ``address(key)`` returns the URL that folds or unfolds a model.
+    """
     drawn: list[dict[str, Any]] = []
     pools = {group.pool.pk for group in groups}
     in_view = sum(min(len(group.hosts), MAX_HOST_ROWS) for group in groups if group.key in opened)
@@ -221,7 +231,7 @@ def _folded_row(hosts: list[CalendarHostRow], made: TimelineWindow, url: str) ->
 def _usage_bars(
     bookings: list[CalendarBooking], gpus: int, made: TimelineWindow, base: int, top: int
 ) -> list[dict[str, Any]]:
-    """GPUs taken on average in each step: what is or was held below what is promised."""
+    """Return the mean number of GPUs per step: GPUs that are or were held below those promised."""
     steps = max(1, round(made.span / made.zoom.step))
     held, promised = [0.0] * steps, [0.0] * steps
     for booking in bookings:
@@ -252,7 +262,7 @@ def _usage_bars(
 
 
 def _reservation_rows(group: CalendarModelGroup, made: TimelineWindow) -> list[dict[str, Any]]:
-    """Promises hold no GPU yet: they lie in rows of their own, as high as eight GPUs, one beside the other."""
+    """Return rows of reservations that have no GPUs bound yet, without overlaps in a row."""
     if not group.promises:
         return []
     lanes: list[tuple[list[CalendarBooking], int]] = []
@@ -284,7 +294,7 @@ def _reservation_rows(group: CalendarModelGroup, made: TimelineWindow) -> list[d
 def _host_row(
     group: CalendarModelGroup, host: CalendarHostRow, made: TimelineWindow, height: int
 ) -> dict[str, Any]:
-    """Bookings stacked by what each takes; one as high as its GPUs are many."""
+    """Return a host's row with stacked bookings; the height of a booking is proportional to its GPUs."""
     per_gpu = height / max(1, host.gpus)
     placed: list[tuple[CalendarBooking, float]] = []
     for booking in host.bookings:
@@ -312,13 +322,13 @@ def _host_row(
     }
 
 
-def _first_free_offset(taken: list[tuple[float, float]], height: float, room: float) -> float:
+def _first_free_offset(taken: list[tuple[float, float]], height: float, row_height: float) -> float:
     y = 0.0
     for top, bottom in sorted(taken):
         if top - y >= height - 0.01:
             return y
         y = max(y, bottom)
-    return min(y, max(0.0, room - height))
+    return min(y, max(0.0, row_height - height))
 
 
 def _booking_rectangle(
@@ -342,14 +352,14 @@ def _booking_rectangle(
 
 
 def booking_size(booking: CalendarBooking, model: str = "") -> str:
-    """How much it takes: ``2``, ``1 × 1g.10gb``; with a model ``2 × A100 80GB``, ``1 × 1g.10gb of A100 80GB``."""
+    """Return the size of a booking: ``2``, ``1 × 1g.10gb``; with a model ``2 × A100 80GB``."""
     if booking.profile == WHOLE_GPU_PROFILE:
         return f"{booking.gpus:g}" + (f" × {gpu_model(model)}" if model else "")
     return f"{booking.units} × {booking.profile}" + (f" of {gpu_model(model)}" if model else "")
 
 
 def booking_title(booking: CalendarBooking) -> str:
-    """What a booking is, in one line: for its tooltip and for those who don't see it."""
+    """Describe a booking in one line, for its tooltip and for screen readers."""
     start, end = timezone.localtime(booking.start), timezone.localtime(booking.end)
     what = booking.name if booking.named else "taken"
     states = {"past": "ended", "running": "running", "reserved": "reserved", "pending": "waits for approval"}
@@ -369,5 +379,5 @@ def _maintenance_rectangle(
     return {
         "x": f"{left * 100:.3f}",
         "width": f"{(right - left) * 100:.3f}",
-        "title": f"Maintenance for {duration(end - start)}: {reason}",
+        "title": f"Maintenance for {short_duration(end - start)}: {reason}",
     }

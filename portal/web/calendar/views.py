@@ -1,32 +1,27 @@
-"""The calendar: who has which GPUs when, by pool, model and host; on a phone the day as a list; and the iCal feed."""
+"""The calendar page: which team has which GPUs when, by pool, model and host."""
 
 from __future__ import annotations
 
-import hashlib
 from datetime import datetime, timedelta
 from typing import Any
 
-import icalendar
 from django import forms
 from django.conf import settings
-from django.core import signing
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils import timezone
 
 from portal import policy
-from portal.models import User
 from portal.reads.calendar import bookings as reads
-from portal.reads.calendar.bookings import CalendarBooking, CalendarModelGroup
+from portal.reads.calendar.bookings import CalendarModelGroup
 from portal.web.calendar import timeline as drawing
+from portal.web.calendar.agenda import agenda_rows
+from portal.web.calendar.ical_feed import ical_feed_token
 from portal.web.page import live_refresh
 from portal.web.page.access import current_user, sign_in_required
-from portal.web.work.workload_card import gpu_count_text, requested_units_text
-from scheduler.models import Pool, Reservation, Team
-from scheduler.state.states import ReservationState
+from scheduler.models import Pool, Team
 
-MAX_UNFOLDED_HOSTS = 24  # a pool up to this size is shown unfolded
-ICAL_FEED_SALT = "gpupool.calendar-feed"
+MAX_UNFOLDED_HOSTS = 24  # up to this number of hosts, all models are unfolded
 
 
 class CalendarFilterForm(forms.Form):
@@ -44,7 +39,7 @@ class CalendarFilterForm(forms.Form):
 
 @sign_in_required
 def calendar(request: HttpRequest) -> HttpResponse:
-    """``?zoom=`` hour, day, week or month, ``?at=`` a day, ``?pool=`` and ``?team=``; ``?open=`` and ``?shut=`` fold models."""
+    """Render the calendar of ``?zoom=``, ``?at=``, ``?pool=`` and ``?team=``; ``?open=`` unfolds a model."""
     user, now = current_user(request), timezone.now()
     zoom = drawing.ZOOMS.get(request.GET.get("zoom", ""), drawing.ZOOMS["week"])
     made = drawing.timeline_window(zoom, _requested_time(request, now), now)
@@ -64,7 +59,7 @@ def calendar(request: HttpRequest) -> HttpResponse:
         ),
         "axis": drawing.time_axis(made),
         "teams": [team for team in teams if any(b.team.pk == team.pk for g in groups for b in g.bookings)],
-        "agenda": _agenda(groups, made, now),
+        "agenda": agenda_rows(groups, made, now),
         "words": _summary_text(made, groups),
         "counts": _summary_text(made, groups),
         "empty": not groups,
@@ -91,66 +86,11 @@ def calendar(request: HttpRequest) -> HttpResponse:
     )
 
 
-def ical_feed(request: HttpRequest, token: str) -> HttpResponse:
-    """A person's reservations as iCalendar, for calendar programs: the secret address stands for the person."""
-    user = _user_of_token(token)
-    if user is None:
-        raise Http404("There is no such calendar feed.")
-    now = timezone.now()
-    body = icalendar.Calendar()
-    body.add("prodid", "-//gpupool//calendar//EN")
-    body.add("version", "2.0")
-    body.add("x-wr-calname", "GPU reservations")
-    for reservation in reads.calendar_feed(user, now):
-        body.add_component(_ical_event(reservation, now))
-    answer = HttpResponse(body.to_ical(), content_type="text/calendar; charset=utf-8")
-    answer.headers["Cache-Control"] = "private, no-store"
-    return answer
-
-
-def ical_feed_token(user: User) -> str:
-    """The secret of a person's feed. It changes with the password, so changing that shuts old addresses."""
-    return signing.dumps(
-        {"user": user.pk, "key": _password_fingerprint(user)}, salt=ICAL_FEED_SALT, compress=False
-    )
-
-
-def _user_of_token(token: str) -> User | None:
-    try:
-        told = signing.loads(token, salt=ICAL_FEED_SALT)
-    except signing.BadSignature:
-        return None
-    user = User.objects.filter(pk=told.get("user"), is_active=True).first()
-    return user if user is not None and told.get("key") == _password_fingerprint(user) else None
-
-
-def _password_fingerprint(user: User) -> str:
-    return hashlib.sha256(user.password.encode()).hexdigest()[:12]
-
-
-def _ical_event(reservation: Reservation, now: datetime) -> icalendar.Event:
-    event = icalendar.Event()
-    event.add("uid", f"{reservation.public_id}@gpupool")
-    event.add("dtstamp", now)
-    event.add("dtstart", reservation.start)
-    event.add("dtend", reservation.end)
-    event.add("summary", f"{reservation.name}: {requested_units_text(reservation)}")
-    event.add(
-        "description",
-        f"{reservation.project.team.name}, {reservation.project.name}. State: {reservation.state}.",
-    )
-    event.add("location", reservation.pool.name)
-    event.add("url", f"{settings.GPUPOOL_PORTAL_URL}{reverse('reservation', args=[reservation.public_id])}")
-    gone = (ReservationState.CANCELLED, ReservationState.RELEASED)
-    event.add("status", "CANCELLED" if reservation.state in gone else "CONFIRMED")
-    return event
-
-
-# -- the address -------------------------------------------------------------------------------------------------------
+# -- query string --------------------------------------------------------------------------------------------
 
 
 def _requested_time(request: HttpRequest, now: datetime) -> datetime:
-    """The moment that ``?at=`` names, in the viewer's zone; now where it is none or lies outside what can be reckoned."""
+    """Return the time of ``?at=`` in the viewer's time zone; ``now`` if it is invalid or out of range."""
     try:
         at = datetime.fromisoformat(request.GET.get("at", ""))
     except ValueError:
@@ -161,7 +101,7 @@ def _requested_time(request: HttpRequest, now: datetime) -> datetime:
 
 
 def _adjacent_window(made: drawing.TimelineWindow, by: int) -> datetime:
-    """A moment whose window is the one before or after this one."""
+    """Return a time in the previous or the next window."""
     if made.zoom.name == "hour":
         return timezone.localtime(made.start + timedelta(hours=1) + by * timedelta(hours=made.zoom.hours - 1))
     shown = made.start + timedelta(days=1 if made.zoom.name == "week" else 0)
@@ -181,7 +121,7 @@ def _url_with(request: HttpRequest, **changes: str | None) -> str:
 
 
 def _unfolded_models(request: HttpRequest, groups: list[CalendarModelGroup]) -> set[str]:
-    """Models unfolded: those of a pool that is small enough, changed by ``?open=`` and ``?shut=``."""
+    """Return the unfolded models: all of a small pool, changed by ``?open=`` and ``?shut=``."""
     small = sum(len(group.hosts) for group in groups) <= MAX_UNFOLDED_HOSTS
     opened = {group.key for group in groups} if small else set()
     return (opened | set(request.GET.getlist("open"))) - set(request.GET.getlist("shut"))
@@ -199,7 +139,7 @@ def _fold_url(request: HttpRequest, groups: list[CalendarModelGroup], key: str) 
     return f"{request.path}?{query.urlencode()}"
 
 
-# -- words -------------------------------------------------------------------------------------------------------------
+# -- texts ---------------------------------------------------------------------------------------------------
 
 
 def _summary_text(made: drawing.TimelineWindow, groups: list[CalendarModelGroup]) -> str:
@@ -216,57 +156,17 @@ def _summary_text(made: drawing.TimelineWindow, groups: list[CalendarModelGroup]
     return f"{span}, {count} booking{'s' if count != 1 else ''} in view."
 
 
-def _agenda(groups: list[CalendarModelGroup], made: drawing.TimelineWindow, now: datetime) -> dict[str, Any]:
-    """The day at now (or the window's first) as a list, for narrow screens."""
-    at = now if made.start <= now < made.end else made.start
-    local = timezone.localtime(at).replace(hour=0, minute=0, second=0, microsecond=0)
-    end = local + timedelta(days=1)
-    found = [b for group in groups for b in group.bookings if b.end > local and b.start < end]
-    found.sort(key=lambda b: (b.end <= now, b.state == "running" and b.start <= now, b.start))
-    now_free = [
-        {
-            "model": group.model,
-            "pool": group.pool.name,
-            "taken": _gpus_in_use(group.bookings, now),
-            "gpus": group.gpus,
-        }
-        for group in groups
-    ]
-    return {
-        "day": local,
-        "bookings": [
-            {"booking": b, "url": booking_url(b), "size": drawing.booking_size(b, b.model)}
-            for b in found[:60]
-        ],
-        "more": max(0, len(found) - 60),
-        "before": local - timedelta(days=1),
-        "after": end,
-        "models": now_free,
-    }
-
-
-def _gpus_in_use(bookings: list[CalendarBooking], now: datetime) -> str:
-    amount = sum(b.gpus for b in bookings if b.state in ("running", "reserved") and b.start <= now < b.end)
-    return gpu_count_text(amount)
-
-
-def booking_url(booking: CalendarBooking) -> str:
-    """The page of a booking; empty for what the viewer may not see."""
-    if not booking.named:
-        return ""
-    return reverse(booking.kind, args=[booking.public_id])
-
-
 def _request_links(
     groups: list[CalendarModelGroup], made: drawing.TimelineWindow, now: datetime
 ) -> list[dict[str, str]]:
-    """One link per model to the request form at this window's start: the way without a pointer."""
+    """Return one link per model to the request form; an alternative to drawing with the pointer."""
     start = max(made.start, (now + timedelta(hours=1)).replace(minute=0, second=0, microsecond=0))
     local = timezone.localtime(start)
     return [
         {
             "label": group.model.replace("-", " "),
-            "url": f"{reverse('ask')}?kind=reservation&target={group.pool.slug}%7C{group.model}%7C&start={local:%Y-%m-%dT%H:%M}",
+            "url": f"{reverse('ask')}?kind=reservation&target={group.pool.slug}%7C{group.model}%7C"
+            f"&start={local:%Y-%m-%dT%H:%M}",
         }
         for group in groups
     ]

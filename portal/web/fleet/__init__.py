@@ -1,1 +1,1 @@
-"""Pages of hosts, GPUs, pools, data volumes and the rules for hardware events."""
+"""Pages of hosts, GPUs, pools, data volumes and health rules."""

@@ -1,4 +1,4 @@
-"""The page on which an operator splits a GPU into other MIG instances: what it touches first, then the deed."""
+"""The page on which an operator splits a GPU into other MIG instances, after seeing the effect."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class GeometryForm(ServiceForm):
 
 @sign_in_required
 def gpu_geometry(request: HttpRequest, name: str, index: int) -> HttpResponseBase:
-    """Choose a geometry; see whose work leaves and when; confirm."""
+    """Choose a geometry, see which workloads leave and when, and confirm."""
     user, now = current_user(request), timezone.now()
     policy.require(user, "host.change")
     host = host_reads.visible_host(user, name)
@@ -78,7 +78,7 @@ def gpu_geometry(request: HttpRequest, name: str, index: int) -> HttpResponseBas
 
 
 def _chosen_geometry(request: HttpRequest, row: reads.GpuGeometry) -> str:
-    """Either as text, or as one count for each profile."""
+    """Return the chosen geometry, given as text or as one count per profile."""
     if "geometry" in request.GET:
         return str(request.GET["geometry"])[:300]
     if "choose" not in request.GET:
@@ -89,7 +89,7 @@ def _chosen_geometry(request: HttpRequest, row: reads.GpuGeometry) -> str:
 
 
 def _profile_counts(row: reads.GpuGeometry, asked: str) -> list[dict[str, Any]]:
-    """A field for each profile, as filled in last."""
+    """Return one field per profile with the count chosen last."""
     try:
         there = verbs.parse_geometry(asked) if asked else []
     except ServiceError:
@@ -100,6 +100,6 @@ def _profile_counts(row: reads.GpuGeometry, asked: str) -> list[dict[str, Any]]:
 
 
 def _common_geometries(row: reads.GpuGeometry) -> list[str]:
-    """One whole GPU, and as many of one profile as fit, without what it is now."""
+    """Return a whole GPU and each profile's maximum count, without the present geometry."""
     full = [f"{offer.profile.most}x{name}" for name, offer in row.offers.items() if offer.profile.most > 1]
     return [each for each in [verbs.WHOLE_GPU_TEXT, *full] if each != (row.present or verbs.WHOLE_GPU_TEXT)]

@@ -1,4 +1,4 @@
-"""A host's page, adding one, and taking one out with its effect shown first."""
+"""Pages of a host: details, adding it, and changes of its state after showing the effect."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ from portal.wording import host_texts
 from scheduler.models import Host, Pool
 from scheduler.state.states import AdminState, LeaseState
 
-DRIVER_MEMORY_MIB = 512  # of a slice: above it something else is there
-
+DRIVER_MEMORY_MIB = 512  # the driver's share of a slice's memory; more means that a process uses it
 HOST_CHANGES: dict[str, dict[str, Any]] = {
     "cordon": {
         "verb": verbs.cordon_host,
@@ -58,7 +57,7 @@ HOST_CHANGES: dict[str, dict[str, Any]] = {
         "label": "Revoke the credential",
         "title": "Revoke the credential of {}?",
         "from": set(),
-        "button": "on its page, beside the join token",
+        "button": "on its page, next to the join token",
     },
 }
 CHANGES_THAT_STOP_WORK = ("revoke", "off")
@@ -106,7 +105,7 @@ class AddHostForm(ServiceForm):
 
 @sign_in_required
 def host(request: HttpRequest, name: str) -> HttpResponseBase:
-    """Hardware, GPUs with their holders and readings, events, and what may be done."""
+    """Render hardware, GPUs with holders and readings, events, and the possible changes."""
     user, now = current_user(request), timezone.now()
     row = _get_host_or_404(user, name)
     may_change = policy.may(user, "host.change")
@@ -150,12 +149,12 @@ def host(request: HttpRequest, name: str) -> HttpResponseBase:
 
 
 def _idle_gpus(units: list[dict[str, Any]]) -> set[int]:
-    """The GPUs of which nobody holds a part: on others a diagnostic is refused."""
+    """Return the GPUs without any allocation; only these can be diagnosed."""
     return {row["gpu"].pk for row in units} - {row["gpu"].pk for row in units if row["held"]}
 
 
 def _folded_slices(units: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Quiet slices that nobody holds stand in one row for each GPU and profile, with their ``count``; others in their own."""
+    """Fold idle slices of one GPU and profile into one row with their ``count``."""
     rows: list[dict[str, Any]] = []
     for unit in units:
         last = rows[-1] if rows else None
@@ -171,7 +170,7 @@ def _slice_kind(row: dict[str, Any]) -> tuple[int, str]:
 
 
 def _is_idle_slice(row: dict[str, Any]) -> bool:
-    """Nothing is on it; what the driver keeps of its memory for itself is not counted."""
+    """Return True if nothing uses the slice. Memory that the driver reserves does not count."""
     reading = row["reading"]
     if not row["unit"].profile or row["held"] or row["reservation"]:
         return False
@@ -182,7 +181,7 @@ def _is_idle_slice(row: dict[str, Any]) -> bool:
 
 
 def _event_row(entry: host_history.HostHistoryEntry) -> dict[str, Any]:
-    """With the words of what a person did; of the first row of a host, that it was made known."""
+    """Return an event with the description of a person's action, or of the host's registration."""
     if entry.about == "deed":
         return {"row": entry, "words": host_texts.host_action_text(entry.verb, entry.numbers)}
     return {
@@ -200,22 +199,24 @@ def _get_host_or_404(user: User, name: str) -> Host:
     return row
 
 
-def _success_message(row: Host, verb: str, now: datetime) -> str:
-    """What is so now, and who is still on a host that takes nothing new."""
-    said = host_texts.HOST_VERBS[verb].done.format(row.name)
+def _success_message(host_row: Host, verb: str, now: datetime) -> str:
+    """Return the success message; for cordon and drain it names the remaining workloads."""
+    message = host_texts.HOST_VERBS[verb].done.format(host_row.name)
     if verb not in ("cordon", "drain"):
-        return said
-    rows = reads.remaining_workloads(row, now)
-    told = [(each.workload.name, each.by) for each in rows if each.leaves]
-    return f"{said} {host_texts.remaining_work_sentence(told, [(each.workload.name, each.by) for each in rows if not each.leaves])}"
+        return message
+    rows = reads.remaining_workloads(host_row, now)
+    leaving = [(row.workload.name, row.by) for row in rows if row.leaves]
+    staying = [(row.workload.name, row.by) for row in rows if not row.leaves]
+    return f"{message} {host_texts.remaining_work_sentence(leaving, staying)}"
 
 
 def _closing_reasons(verb: str, row: Host) -> str:
-    """Before it is returned: all that it was closed for."""
+    """Return the reason why the host was closed, for the confirmation of its return."""
     return f" It was closed for: {row.state_reason}." if verb == "return" and row.state_reason else ""
 
 
 def _applies(change: dict[str, Any], row: Host) -> bool:
+    """Return True if the change is possible in the host's present state."""
     if row.lease_state in change.get("leases", ()):
         return True
     return row.admin_state in change["from"] or (
@@ -225,7 +226,7 @@ def _applies(change: dict[str, Any], row: Host) -> bool:
 
 @sign_in_required
 def host_change(request: HttpRequest, name: str, verb: str) -> HttpResponseBase:
-    """Cordon, drain or return: what it touches first, then the deed."""
+    """Confirm and carry out cordon, drain, return, off or revoke, after showing the effect."""
     user, now = current_user(request), timezone.now()
     policy.require(user, "host.change")
     row, change = _get_host_or_404(user, name), HOST_CHANGES[verb]
@@ -253,14 +254,15 @@ def host_change(request: HttpRequest, name: str, verb: str) -> HttpResponseBase:
 
 def _alive_warning(row: Host) -> str:
     return (
-        f"{row.name} is alive: its agent speaks, so it is not off, and this would be refused. Saying so of a machine that is off "
-        "counts what ran on it as lost and starts it elsewhere at once, before its lease is over. To empty one that runs, drain it."
+        f"{row.name} is alive: its agent reports, so it is not off, and this would be refused. "
+        "For a machine that is off, this counts its workloads as lost and restarts them elsewhere at once, "
+        "before its lease has expired. To empty a host that is on, drain it."
     )
 
 
 @sign_in_required
 def host_maintenance(request: HttpRequest, name: str) -> HttpResponseBase:
-    """Announce a window: nothing is planned into it."""
+    """Announce a maintenance window; nothing is planned into it."""
     user, now = current_user(request), timezone.now()
     policy.require(user, "host.change")
     row = _get_host_or_404(user, name)
@@ -275,7 +277,8 @@ def host_maintenance(request: HttpRequest, name: str) -> HttpResponseBase:
         if made is not None:
             messages.success(
                 request,
-                f"{name} is away from {timezone.localtime(made.start):%d %b %H:%M} on. Nothing is planned into it.",
+                f"{name} is in maintenance from {timezone.localtime(made.start):%d %b %H:%M} on. "
+                "No workload is planned into it.",
             )
             return redirect("host", name)
     work = reads.remaining_workloads(row, now)
@@ -285,7 +288,7 @@ def host_maintenance(request: HttpRequest, name: str) -> HttpResponseBase:
 
 @sign_in_required
 def host_add(request: HttpRequest) -> HttpResponseBase:
-    """Make a host known and show the one command that starts its agent."""
+    """Register a host and show the command that starts its agent."""
     user = current_user(request)
     policy.require(user, "host.change")
     form = AddHostForm(request.POST or None)

@@ -1,4 +1,4 @@
-"""The fleet: every GPU as a cell, coloured by what one wants to know."""
+"""The fleet page: every GPU as a coloured cell."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django.utils import timezone
 from portal import policy
 from portal.reads.fleet import gpu_overview as reads
 from portal.redis_state import log_loss
-from portal.templatetags.gpupool import use_step
+from portal.web.components.drawings import use_step
 from portal.web.page import live_refresh
 from portal.web.page.access import current_user, sign_in_required
 from scheduler.sweeps.time_limits import mass_silence
@@ -19,14 +19,13 @@ COLOURS = (("use", "Utilisation"), ("temperature", "Temperature"), ("owner", "Ow
 LAYOUTS = (("cells", "Cells"), ("table", "Table"))
 CELL_PITCH_PIXELS = 16  # a cell is 14 px wide and 2 px apart
 TEMPERATURE_SCALE_MIN, TEMPERATURE_SCALE_MAX = 30.0, 90.0  # degrees at the ends of the temperature scale
-FOLD_ABOVE_HOSTS = (
-    160  # hosts of one model: more are folded to those that need a look, with the rest behind a link
-)
+# With more hosts of one model, only hosts that need attention are shown, and a link shows all.
+FOLD_ABOVE_HOSTS = 160
 
 
 @sign_in_required
 def fleet(request: HttpRequest) -> HttpResponseBase:
-    """``colour``, ``show`` and ``pool`` are in the address; ``all=MODEL`` unfolds a large model."""
+    """Render the fleet; ``colour``, ``show`` and ``pool`` choose the view, ``all=MODEL`` unfolds a model."""
     user, now = current_user(request), timezone.now()
     colour = _valid_choice(request.GET.get("colour"), COLOURS)
     shape = _valid_choice(request.GET.get("show"), LAYOUTS)
@@ -109,7 +108,7 @@ def _host_row(row: reads.FleetHostRow, colour: str) -> dict[str, Any]:
 
 
 def _cells_description(row: reads.FleetHostRow) -> str:
-    """The text alternative of a host's cells."""
+    """Return the text alternative of a host's cells."""
     parts = [f"{row.held} of {len(row.cells)} held", f"{row.free} free"]
     idle = sum(1 for cell in row.cells if cell.idle)
     unwell = sum(1 for cell in row.cells if cell.unwell)
@@ -123,7 +122,7 @@ def _cells_description(row: reads.FleetHostRow) -> str:
 
 
 def _cell_drawing(cell: reads.GpuCell, index: int, colour: str) -> dict[str, Any]:
-    """Where and how a cell is drawn: ``look`` is its class, ``mark`` a sign on it that does not need colour."""
+    """Return a cell's position, its class ``look`` and ``mark``, a sign that works without colour."""
     x = index * CELL_PITCH_PIXELS
     look, mark = _cell_style(cell, colour)
     slices = []

@@ -1,4 +1,4 @@
-"""Buttons of the host page about its GPUs and its maintenance windows, and the form of what a pool does by itself."""
+"""Actions on a host's GPUs and maintenance windows, and the form of a pool's repair policy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from portal.wording import formatting
 from scheduler.models import Pool, StrayAction
 
 SuccessMessage = Callable[[Any], str]
-# What a button posts: the service, the argument it takes beside the host, and what is said when it is done.
+# Posted verb: the service, its argument besides the host, and the success message.
 REPAIR_ACTIONS: dict[str, tuple[Callable[..., Any], str, SuccessMessage]] = {
     "diagnose": (verbs.diagnose_gpu, "gpu", lambda made: f"GPU {made.gpu.index} is being looked at."),
     "diagnose-all": (
@@ -81,7 +81,7 @@ class RepairPolicyForm(ServiceForm):
 @sign_in_required
 @require_POST
 def host_repair(request: HttpRequest, name: str) -> HttpResponseBase:
-    """One of the buttons: ``verb`` says which, ``gpu`` or ``window`` of what."""
+    """Carry out the action that ``verb`` names on the posted ``gpu`` or ``window``."""
     user = current_user(request)
     policy.require(user, "host.change")
     row = hosts_reads.visible_host(user, name)

@@ -1,4 +1,4 @@
-"""Data volumes and images: people's homes and how large they are, shared data, and the environments that workloads run in."""
+"""The page of data volumes: home folders and their sizes, shared data, and the hosts' environments."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from django.utils import timezone
 from portal import policy
 from portal.models import Membership, User
 from portal.reads.fleet import volumes as reads
-from portal.templatetags.gpupool import data_size, grouped
+from portal.web.components.quantities import data_size, grouped
 from portal.web.page.access import current_user, sign_in_required
-from portal.web.work.workload_lists import MAX_CSV_ROWS, csv_response, paginate
+from portal.web.page.csv_export import MAX_CSV_ROWS, csv_response
+from portal.web.page.pagination import paginate
 from scheduler.models import Storage, Volume
 
-MAX_NAMED_HOSTS = 3  # the others are counted, and named on hovering
-LOW_FREE_SHARE = 0.1  # of a storage: less than this free is shown as a warning
+MAX_NAMED_HOSTS = 3  # other hosts are counted and named in a tooltip
+LOW_FREE_SHARE = 0.1  # a storage with a smaller free share shows a warning
 ISOLATION_LABELS = {"bubblewrap": "sandbox", "plain": "no sandbox"}
-# Word of the address: the column it sorts by.
+# Value of `?sort=`: the column.
 HOME_SORT_COLUMNS = {
     "name": "name",
     "size": "size_bytes",
@@ -39,7 +40,7 @@ class HomeFilterForm(forms.Form):
     find = forms.CharField(required=False, max_length=100, label="Whose home")
 
     def apply(self, rows: QuerySet[Volume]) -> QuerySet[Volume]:
-        """``rows`` that the filter lets through."""
+        """Return the rows that match the filter."""
         self.is_valid()
         words = self.cleaned_data.get("find")
         return rows.filter(name__icontains=words) if words else rows
@@ -47,7 +48,7 @@ class HomeFilterForm(forms.Form):
 
 @sign_in_required
 def volumes(request: HttpRequest) -> HttpResponseBase:
-    """``?find=`` and ``?sort=`` choose among the homes; ``format=csv`` downloads them."""
+    """Render homes (``?find=``, ``?sort=``), shared data and environments; ``format=csv`` downloads homes."""
     user, now = current_user(request), timezone.now()
     visible = reads.visible_homes(user)
     filters = HomeFilterForm(request.GET)
@@ -67,10 +68,11 @@ def volumes(request: HttpRequest) -> HttpResponseBase:
         "filtered": bool(request.GET.get("find")),
         "looked": totals["looked"],
         "total": totals["size"],
-        "storages": [_storage_row(each) for each in reads.home_storages(user)],
-        "environments": [_environment_row(each) for each in reads.environments_of_hosts(hosts)],
+        "storages": [_storage_row(storage) for storage in reads.home_storages(user)],
+        "environments": [_environment_row(environment) for environment in reads.environments_of_hosts(hosts)],
         "shared": [
-            {"path": each["path"], "hosts": _host_names(each["hosts"])} for each in reads.shared_paths(hosts)
+            {"path": shared["path"], "hosts": _host_names(shared["hosts"])}
+            for shared in reads.shared_paths(hosts)
         ],
         "may_change": policy.may(user, "host.change"),
         "now": now,
@@ -79,7 +81,7 @@ def volumes(request: HttpRequest) -> HttpResponseBase:
 
 
 def _sort_homes(rows: QuerySet[Volume], sort: str) -> QuerySet[Volume]:
-    """By a word of SORTS, ``-`` before it for downwards; what is not known comes last. Else by name."""
+    """Sort by a key of HOME_SORT_COLUMNS (``-``: descending), unknown values last; otherwise by name."""
     down, column = sort.startswith("-"), HOME_SORT_COLUMNS.get(sort.removeprefix("-"))
     if column is None:
         return rows
@@ -109,7 +111,7 @@ def _lower_bound_text(volume: Volume, text: str) -> str:
 
 
 def _host_names(names: Sequence[str]) -> dict[str, Any]:
-    """The first few by name, how many more there are, and all of them."""
+    """Return the first hosts by name, the number of other hosts, and all names."""
     few = names if len(names) <= MAX_NAMED_HOSTS + 1 else names[:MAX_NAMED_HOSTS]
     return {"names": ", ".join(few), "more": len(names) - len(few), "all": ", ".join(names)}
 

@@ -2,92 +2,69 @@
 
 from __future__ import annotations
 
-import re
-from datetime import datetime, timedelta
-from typing import Any
+from datetime import datetime
 from urllib.parse import urlencode
 
 from django.contrib import messages
-from django.http import HttpRequest, HttpResponse, QueryDict
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_POST
 
-from portal import policy
-from portal.models import Submission, Template, User
-from portal.reads.work.workload_details import RELATED
+from portal.models import Submission, User
 from portal.services.calendar import recurring_reservations, reservations
 from portal.services.work import launch
 from portal.web.gpu_request import preview as ask_preview
-from portal.web.gpu_request.forms import (
-    REQUEST_KINDS,
-    GpuRequestForm,
-    GpuRequestOptions,
-    count_values,
+from portal.web.gpu_request.field_values import (
     default_name,
-    default_values,
-    length_values,
-    parse_uuid,
-    target_values,
-    values_of_workload,
+)
+from portal.web.gpu_request.forms import GpuRequestForm
+from portal.web.gpu_request.options import GpuRequestOptions
+from portal.web.gpu_request.prefill import (
+    LAST_REQUEST_SESSION_KEY,
+    NOT_REMEMBERED_FIELDS,
+    apply_suggestion,
+    initial_as_posted,
+    initial_kind,
+    initial_values,
 )
 from portal.web.page.access import current_user, sign_in_required
-from portal.web.page.context_processors import current_currency
+from portal.web.page.organisation import current_currency
 from portal.web.work import workload_actions
-from scheduler.core.model.snapshot import Priority
-from scheduler.models import JobArray, Reservation, Series, Workload, WorkloadKind
-
-TEMPLATE_SLUG = re.compile(r"[-a-zA-Z0-9_]{1,40}")
-LAST_REQUEST_SESSION_KEY = "last_ask"
-NOT_REMEMBERED_FIELDS = frozenset(
-    {
-        "csrfmiddlewaretoken",
-        "name",
-        "start",
-        "why",
-        "use_start",
-        "use_units",
-        "use_way",
-        "repeat",
-        "until",
-        "after",
-        "array",
-        "wanted_by",
-    }
-)
+from scheduler.models import JobArray, Reservation, Series, Workload
 
 
 @sign_in_required
 def request_gpus(request: HttpRequest) -> HttpResponse:
-    """The form, filled in from the last time or from the address; what was sent comes back with every error beside its field."""
-    return handle_request_form(request, _initial_kind(request))
+    """Show the form, filled in from the last request or the query string, or submit it."""
+    return handle_request_form(request, initial_kind(request))
 
 
 @sign_in_required
 def submit_job(request: HttpRequest) -> HttpResponse:
-    """The same form, open at jobs; ``?from=`` fills it in from an earlier job."""
+    """Show the form with the kind set to job; ``?from=`` fills it in from an earlier job."""
     return handle_request_form(request, "job")
 
 
 @sign_in_required
 @require_POST
 def preview(request: HttpRequest) -> HttpResponse:
-    """What the form as it stands would get; a part of the page, asked for while one types."""
+    """Return the preview of the form as it is now; the page requests it while the user types."""
     user, now = current_user(request), timezone.now()
     form = GpuRequestForm(request.POST, options=_form_options(request, user, now))
     return render(request, "work/ask_preview.html", {"view": ask_preview.preview_context(form, user, now)})
 
 
 def handle_request_form(request: HttpRequest, kind: str) -> HttpResponse:
-    """The page for one kind, or the redirect after a request was taken."""
+    """Return the page for one kind, or a redirect after a successful request."""
     user, now = current_user(request), timezone.now()
     options = _form_options(request, user, now)
     if request.method != "POST":
-        form = GpuRequestForm(initial=_initial_values(request, user, now, kind, options), options=options)
+        form = GpuRequestForm(initial=initial_values(request, user, now, kind, options), options=options)
         return _render_form(request, form, options, user, now)
     if {"use_start", "use_units", "use_way"} & set(request.POST):
-        form = GpuRequestForm(_apply_suggestion(request.POST), options=options)
+        form = GpuRequestForm(apply_suggestion(request.POST), options=options)
         return _render_form(request, form, options, user, now)
     form = GpuRequestForm(request.POST, options=options)
     made = _submit(form, user, now) if form.is_valid() else None
@@ -123,7 +100,8 @@ def _redirect_after(
     if isinstance(made, Submission):
         messages.info(
             request,
-            f"{made.payload['name']} fits and waits for approval. It holds nothing until then; you are told.",
+            f"{made.payload['name']} fits and waits for approval. Until then it holds no GPUs. "
+            "You will be notified.",
         )
         return redirect(f"{reverse('calendar')}?{_calendar_query(made)}")
     if isinstance(made, Series):
@@ -147,12 +125,12 @@ def _redirect_after(
 
 
 def _calendar_query(made: Submission) -> str:
-    """The calendar of its pool and of the week in which it would begin."""
+    """Return the query string of the calendar in the submission's pool and week."""
     start = timezone.localtime(datetime.fromisoformat(made.payload["start"]))
     return urlencode({"at": f"{start:%Y-%m-%dT%H:%M}"} | ({"pool": made.pool.slug} if made.pool else {}))
 
 
-# -- the form ----------------------------------------------------------------------------------------------------------
+# -- form ----------------------------------------------------------------------------------------------------
 
 
 def _form_options(request: HttpRequest, user: User, now: datetime) -> GpuRequestOptions:
@@ -167,8 +145,8 @@ def _render_form(
     now: datetime,
     status: int = 200,
 ) -> HttpResponse:
-    # The preview judges what was asked by itself: beside a refusal of the service stand the windows that would fit.
-    checked = GpuRequestForm(form.data if form.is_bound else _initial_as_posted(form), options=options)
+    # Preview an unmodified copy of the form, so that service errors do not hide windows that would fit.
+    checked = GpuRequestForm(form.data if form.is_bound else initial_as_posted(form), options=options)
     can_ask = bool(options.projects and options.lines)
     context = {
         "form": form,
@@ -179,128 +157,3 @@ def _render_form(
         "now": now,
     }
     return render(request, "work/ask.html", context, status=status)
-
-
-def _initial_kind(request: HttpRequest) -> str:
-    given = request.GET.get("kind", "") or request.session.get(LAST_REQUEST_SESSION_KEY, {}).get("kind", "")
-    return given if given in dict(REQUEST_KINDS) else "reservation"
-
-
-def _initial_values(
-    request: HttpRequest, user: User, now: datetime, kind: str, options: GpuRequestOptions
-) -> dict[str, Any]:
-    """From general defaults over the last request to what the address says."""
-    initial = default_values(now, options.lines)
-    remembered = dict(request.session.get(LAST_REQUEST_SESSION_KEY, {}))
-    if remembered:
-        # A box that is not ticked is not sent.
-        remembered["preemptible"] = bool(remembered.get("preemptible"))
-        remembered["nvlink"] = bool(remembered.get("nvlink"))
-        remembered["spread"] = bool(remembered.get("spread"))
-    initial |= remembered
-    initial["kind"] = kind
-    initial["project"] = initial.get("project") or next(iter(options.projects), "")
-    if kind == "notebook" and "type" not in remembered:
-        initial["type"] = "interactive"
-    initial |= _values_from_workload(request, user)
-    initial |= _values_from_template(request, initial["target"])
-    initial |= _values_from_query(request.GET)
-    if request.GET.get("kind") in dict(REQUEST_KINDS):
-        initial["kind"] = kind  # also of what is filled in from another kind
-    if initial["target"] not in target_values(options.lines):
-        initial["target"] = default_values(now, options.lines)["target"]
-    return initial
-
-
-def _values_from_workload(request: HttpRequest, user: User) -> dict[str, Any]:
-    public_id = parse_uuid(request.GET.get("from", ""))
-    if public_id is None:
-        return {}
-    workload = policy.visible_workloads(user).filter(public_id=public_id).select_related(*RELATED).first()
-    return values_of_workload(workload, user) if workload else {}
-
-
-def _values_from_template(request: HttpRequest, target: str) -> dict[str, Any]:
-    """A template for jobs; its profile takes the place of the one in ``target``, POOL|MODEL|PROFILE."""
-    slug = request.GET.get("template", "")
-    template = (
-        Template.objects.filter(slug=slug, kind=WorkloadKind.JOB).first()
-        if TEMPLATE_SLUG.fullmatch(slug)
-        else None
-    )
-    if template is None:
-        return {}
-    pool, _, rest = target.partition("|")
-    return {
-        "kind": "job",
-        "name": template.slug,
-        "type": template.type,
-        "command": template.command,
-        "hosts": template.hosts,
-        "target": f"{pool}|{rest.partition('|')[0]}|{template.profile}",
-        **count_values(template.units),
-        **length_values(timedelta(seconds=template.max_runtime_seconds)),
-    }
-
-
-def _values_from_query(given: QueryDict) -> dict[str, Any]:
-    """A range of the calendar: target, units, start and end (ISO moments); another way to ask: hosts, seconds, priority and
-    preemptible=1, too."""
-    found: dict[str, Any] = {}
-    if given.get("target"):
-        found["target"] = given["target"][:200]
-    units = given.get("units", "")
-    if units.isascii() and units.isdigit() and 1 <= int(units[:6]) <= 10_000:
-        found |= count_values(int(units[:6]))
-    hosts, seconds = given.get("hosts", ""), given.get("seconds", "")
-    if hosts.isascii() and hosts.isdigit() and 1 <= int(hosts[:6]) <= 10_000:
-        found["hosts"] = int(hosts[:6])
-    if seconds.isascii() and seconds.isdigit() and 60 <= int(seconds[:9]) <= 366 * 86_400:
-        found |= length_values(timedelta(seconds=int(seconds[:9])))
-    if given.get("priority") in {priority.name.lower() for priority in Priority}:
-        found["priority"] = given["priority"]
-    if given.get("preemptible") == "1":
-        found["preemptible"] = True
-    start, end = _parse_datetime(given.get("start", "")), _parse_datetime(given.get("end", ""))
-    if start is not None:
-        found["start"] = timezone.localtime(start)
-        if end is not None and timedelta(0) < end - start <= timedelta(days=366):
-            found |= length_values(end - start)
-    return found
-
-
-def _parse_datetime(text: str) -> datetime | None:
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    if not 2000 <= at.year <= 2200:
-        return None
-    return at if at.tzinfo else timezone.make_aware(at)
-
-
-def _apply_suggestion(posted: QueryDict) -> QueryDict:
-    """What was typed, with the one thing changed that a button of the preview stands for."""
-    changed = posted.copy()
-    start, units = posted.get("use_start", ""), posted.get("use_units", "")
-    if start:
-        changed["start"] = str(start)
-    for name, value in _values_from_query(QueryDict(str(posted.get("use_way", ""))[:1000])).items():
-        changed[name] = "" if value is None else "on" if value is True else str(value)
-    if str(units).isascii() and str(units).isdigit():
-        for name, value in count_values(int(str(units)[:6])).items():
-            changed[name] = "" if value is None else str(value)
-    return changed
-
-
-def _initial_as_posted(form: GpuRequestForm) -> QueryDict:
-    """The first values of an unsent form as if they had been sent, so that its preview is there from the start."""
-    data = QueryDict(mutable=True)
-    for name in form.fields:
-        value = form.get_initial_for_field(form.fields[name], name)
-        if value is None or value is False:
-            continue
-        if isinstance(value, datetime):
-            value = f"{timezone.localtime(value):%Y-%m-%dT%H:%M}"
-        data[name] = "on" if value is True else str(value)
-    return data

@@ -1,1 +1,1 @@
-"""The first page and the search over everything."""
+"""The home page (own workloads, team, free GPUs, upcoming events) and the search."""

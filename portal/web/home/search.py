@@ -1,4 +1,4 @@
-"""The answer of the search dialog."""
+"""Search workloads, reservations, hosts and teams by name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django.urls import reverse
 
 from portal.reads.work import search as reads
 from portal.web.page.access import current_user, sign_in_required
-from portal.web.work.workload_card import workload_url
+from portal.web.work.workload_text import workload_url
 from portal.wording import state_labels
 
 MAX_QUERY_LENGTH = 80
@@ -18,14 +18,14 @@ MAX_QUERY_LENGTH = 80
 
 @sign_in_required
 def search(request: HttpRequest) -> HttpResponse:
-    """``?q=``: rows whose name contains it. As a part for the dialog; as a page for those without JavaScript."""
-    words = request.GET.get("q", "").strip()[:MAX_QUERY_LENGTH]
-    context = {"groups": _result_groups(reads.search(current_user(request), words)), "words": words}
+    """Render rows whose name contains ``?q=``: a part of the dialog, or a page without JavaScript."""
+    query = request.GET.get("q", "").strip()[:MAX_QUERY_LENGTH]
+    context = {"groups": _result_groups(reads.search(current_user(request), query)), "words": query}
     template = "components/palette_results.html" if request.headers.get("HX-Request") else "work/search.html"
     return render(request, template, context)
 
 
-def _result_groups(found: reads.SearchResults) -> list[dict[str, Any]]:
+def _result_groups(results: reads.SearchResults) -> list[dict[str, Any]]:
     groups = [
         {
             "title": "Notebooks and jobs",
@@ -36,7 +36,7 @@ def _result_groups(found: reads.SearchResults) -> list[dict[str, Any]]:
                     "icon": workload.kind,
                     "detail": f"{state_labels.workload_state_label(workload)[1]}, {workload.project.name}",
                 }
-                for workload in found.workloads
+                for workload in results.workloads
             ],
         },
         {
@@ -48,7 +48,7 @@ def _result_groups(found: reads.SearchResults) -> list[dict[str, Any]]:
                     "icon": "calendar",
                     "detail": r.state,
                 }
-                for r in found.reservations
+                for r in results.reservations
             ],
         },
         {
@@ -60,14 +60,14 @@ def _result_groups(found: reads.SearchResults) -> list[dict[str, Any]]:
                     "icon": "host",
                     "detail": h.pool.name,
                 }
-                for h in found.hosts
+                for h in results.hosts
             ],
         },
         {
             "title": "Teams",
             "items": [
                 {"label": t.name, "url": reverse("team", args=[t.slug]), "icon": "team", "detail": t.tag}
-                for t in found.teams
+                for t in results.teams
             ],
         },
     ]

@@ -1,8 +1,7 @@
-"""The first page: what is mine, how my team stands, what is free, what comes up."""
+"""Render the home page: own workloads, team panels, free GPUs and upcoming events."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
@@ -13,32 +12,26 @@ from django.shortcuts import redirect
 from django.urls import reverse
 from django.utils import timezone
 
-from portal.models import Submission, User
+from portal.models import User
 from portal.reads.fleet import free_capacity
-from portal.reads.people import staff_dashboard
 from portal.reads.work import job_arrays, team_summaries, wait_explanation, workload_details
-from portal.reads.work.team_summaries import TeamSummary
 from portal.reads.work.workload_details import WorkloadDetails
-from portal.templatetags.gpupool import duration, gpu_model, grouped, money
+from portal.web.components.quantities import money, short_duration
+from portal.web.home.panels import operations_panel, spending_panel, team_panel, upcoming_rows
 from portal.web.page import live_refresh
 from portal.web.page.access import current_user, sign_in_required
-from portal.web.page.context_processors import current_currency, current_organisation
-from portal.web.work import queue, workload_card
-from portal.wording import reason_texts, request_texts, state_labels
-from scheduler.models import MaintenanceWindow, Reservation
+from portal.web.page.organisation import current_currency, current_organisation
+from portal.web.work import explanation, workload_card, workload_text
+from portal.wording import state_labels
 from scheduler.state.states import WorkloadState
-from telemetry.core.amounts import round_amount
 
 MAX_CARDS = 12
-KINDS_WITH_WINDOW = (Submission.Kind.RESERVATION, Submission.Kind.SERIES, Submission.Kind.WINDOW_CHANGE)
 MAX_ENDED_ROWS = 8
-
-FormatAmount = Callable[[Decimal], str]  # an amount with its measure
 
 
 @login_not_required
 def home(request: HttpRequest) -> HttpResponseBase:
-    """The page, or its live part. Before there is an organisation it leads everybody to the first-run wizard."""
+    """Render the home page or its live part; without an organisation, redirect to the first-run wizard."""
     return redirect("first-run") if current_organisation(request) is None else _home(request)
 
 
@@ -88,13 +81,13 @@ def _home_context(user: User, currency: str, now: datetime) -> dict[str, Any]:
             | _ended_array_row(wholes.get(piece.workload.array_id or 0), currency)
             for piece in ended
         ],
-        "panels": [_team_panel(panel, currency, now) for panel in panels],
+        "panels": [team_panel(panel, currency, now) for panel in panels],
         "in_a_team": bool(panels),
-        "operations": _operations(user, now),
-        "money": _spending(user, currency, now),
+        "operations": operations_panel(user, now),
+        "money": spending_panel(user, currency, now),
         "free": lines,
         "several_pools": len({line.pool.pk for line in lines}) > 1,
-        "coming": _upcoming(user, now),
+        "coming": upcoming_rows(user, now),
         "currency": currency,
     }
 
@@ -102,12 +95,12 @@ def _home_context(user: User, currency: str, now: datetime) -> dict[str, Any]:
 def _array_card(
     piece: WorkloadDetails, wholes: dict[int, job_arrays.JobArrayTotals], currency: str
 ) -> dict[str, Any]:
-    """A task's card stands for its whole array."""
+    """Return the card fields of the whole array if the workload is an array task, else nothing."""
     whole = wholes.get(piece.workload.array_id or 0)
     if whole is None:
         return {}
     words = f"Array of {job_arrays.array_summary(whole.row)}."
-    held = workload_card.units_text(whole.held)
+    held = workload_text.units_text(whole.held)
     if held:
         words += f" They hold {held}"
         words += f" and cost {money(whole.cost, currency)} so far." if whole.cost is not None else "."
@@ -121,7 +114,7 @@ def _array_card(
 
 
 def _ended_array_row(whole: job_arrays.JobArrayTotals | None, currency: str) -> dict[str, Any]:
-    """The line of an array of which every task has ended."""
+    """Return the row fields of an array whose tasks have all ended, else nothing."""
     if whole is None:
         return {}
     row = whole.row
@@ -131,14 +124,14 @@ def _ended_array_row(whole: job_arrays.JobArrayTotals | None, currency: str) -> 
         "url": reverse("array", args=[row.public_id]),
         "state": whole.state,
         "word": state_labels.array_state_label(row),
-        "ran": "did not run" if row.began is None else duration(row.over - row.began),
+        "ran": "did not run" if row.began is None else short_duration(row.over - row.began),
         "cost": money(Decimal("0.00") if row.began is None else whole.cost, currency),
         "relaunch": None,
     }
 
 
 def _card_order(piece: WorkloadDetails) -> tuple[int, int, datetime]:
-    """What wants a hand first, then what runs, starts and waits; each in the order it came."""
+    """Return the sort key of a card: workloads with notice first, then running, starting and waiting ones."""
     workload = piece.workload
     rank = {
         WorkloadState.NOTICE: 0,
@@ -165,216 +158,27 @@ def _counts_sentence(pieces: list[WorkloadDetails], more: bool) -> str:
 
 
 def _alternatives_of_card(piece: WorkloadDetails, now: datetime) -> dict[str, Any]:
-    """What would start sooner, where it is known; else the address that works it out while the page is there already."""
+    """Return faster alternatives if they are cached, else the URL that computes them after the page load."""
     workload = piece.workload
     if workload.state != WorkloadState.QUEUED or not workload.reason_code:
         return {}
     known = wait_explanation.cached_faster_requests(workload)
     if known is None:
         return {"sooner_url": reverse("sooner", args=[workload.public_id])}
-    return {"sooner": queue.alternative_rows(workload, known[: queue.MAX_ALTERNATIVES_ON_CARD], now)}
+    return {
+        "sooner": explanation.alternative_rows(workload, known[: explanation.MAX_ALTERNATIVES_ON_CARD], now)
+    }
 
 
 def _ended_row(piece: WorkloadDetails, user: User, currency: str) -> dict[str, Any]:
     workload = piece.workload
     return {
         "name": workload.name,
-        "url": workload_card.workload_url(workload),
-        "state": workload_card.ended_state(workload.outcome, ran=workload.attempt > 0),
-        "word": workload_card.state_label(piece, user),
-        "asked": workload_card.held_units_text(piece.had) or workload_card.requested_units_text(workload),
-        "ran": workload_card.run_time_text(piece),
-        "cost": workload_card.final_cost_text(piece, currency),
+        "url": workload_text.workload_url(workload),
+        "state": workload_text.ended_state(workload.outcome, ran=workload.attempt > 0),
+        "word": workload_text.state_label(piece, user),
+        "asked": workload_text.held_units_text(piece.had) or workload_text.requested_units_text(workload),
+        "ran": workload_text.run_time_text(piece),
+        "cost": workload_text.final_cost_text(piece, currency),
         "relaunch": reverse("workload-relaunch", args=[workload.public_id]),
-    }
-
-
-def _team_panel(panel: TeamSummary, currency: str, now: datetime) -> dict[str, Any]:
-    pools = {line.pool for line in panel.lines}
-    quotas = []
-    for line in panel.lines:
-        label = gpu_model(line.model) + (f", {line.pool}" if len(pools) > 1 else "")
-        borrowed = f", {workload_card.gpu_count_text(line.borrowed)} borrowed" if line.borrowed else ""
-        most = line.guaranteed + (line.borrow_limit if line.borrow_limit is not None else line.guaranteed)
-        quotas.append(
-            {
-                "label": label,
-                "text": f"{workload_card.gpu_count_text(line.held)} of {workload_card.gpu_count_text(line.guaranteed)}{borrowed}",
-                "scale": max(most, line.held, 1),
-                "used": min(line.held, line.guaranteed),
-                "borrowed": line.borrowed,
-                "mark": line.guaranteed,
-            }
-        )
-    borrows = any(line.borrowed for line in panel.lines)
-    sliced = any(round(line.held, 2) % 1 for line in panel.lines)
-    return {
-        "team": panel.team,
-        "quotas": quotas,
-        "borrowed": borrows,
-        "sliced": sliced,
-        "budgets": _budgets(panel, currency, now),
-    }
-
-
-def _budgets(panel: TeamSummary, currency: str, now: datetime) -> list[dict[str, Any]]:
-    """A team's budgets of this month: of money, of GPU-hours, of both, or none."""
-
-    def bar(
-        label: str, spent: Decimal, budget: Decimal, forecast: Decimal | None, written: FormatAmount
-    ) -> dict[str, Any]:
-        words = f"{written(spent)} spent."
-        if forecast is not None:
-            words += f" At this pace {written(forecast)} by the end of the month."
-        return {**_budget_bar(label, spent, budget, forecast, written), "words": words}
-
-    found = []
-    if panel.budget is not None and panel.spent is not None:
-        found.append(
-            bar(
-                f"Budget, {now:%b}",
-                panel.spent,
-                panel.budget,
-                panel.forecast,
-                _whole_currency_units(currency),
-            )
-        )
-    if panel.hours is not None:
-        hours = panel.hours
-        found.append(bar(f"GPU-hours, {now:%b}", hours.spent, hours.amount, hours.forecast, _gpu_hours_text))
-    return found
-
-
-def _budget_bar(
-    label: str, spent: Decimal, budget: Decimal | None, forecast: Decimal | None, written: FormatAmount
-) -> dict[str, Any]:
-    """What is spent against a budget, with where the month is going."""
-    expected = forecast or Decimal(0)
-    if budget is None:
-        return {
-            "label": label,
-            "text": f"{written(spent)}, no budget",
-            "scale": max(spent, expected, Decimal(1)),
-            "used": spent,
-            "mark": None,
-        }
-    left = budget - spent
-    text = f"{written(left)} left of {written(budget)}"
-    if left < 0:
-        text = f"over by {written(-left)} of {written(budget)}"
-    return {
-        "label": label,
-        "text": text,
-        "scale": max(budget, spent, expected, Decimal(1)),
-        "used": min(spent, budget),
-        "forecast": max(Decimal(0), min(expected, budget) - spent),
-        "over": max(Decimal(0), -left, expected - max(budget, spent)),
-        "mark": budget,
-        "bad": left < 0,
-    }
-
-
-def _operations(user: User, now: datetime) -> dict[str, Any] | None:
-    """An operator's desk: decisions, hosts, and who waits longest and why."""
-    found = staff_dashboard.operations_dashboard(user, now)
-    if found is None:
-        return None
-    return {
-        "found": found,
-        "submissions": [
-            {
-                "row": row,
-                "what": request_texts.submission_summary(row.kind, row.payload),
-                "url": reverse("submission", args=[row.public_id]),
-            }
-            for row in found.submissions
-        ],
-        "unserved": [
-            {
-                "row": row,
-                "url": reverse("reservation", args=[row.public_id]),
-                "reason": reason_texts.reason_sentence(row.reason_code, row.reason_numbers, user),
-            }
-            for row in found.unserved
-        ],
-        "waiting": [
-            {
-                "row": row,
-                "url": reverse("why", args=[row.public_id]),
-                "waits": duration(now - row.queued_at),
-                "reason": reason_texts.waiting_sentence(row, user),
-            }
-            for row in found.waiting
-        ],
-    }
-
-
-def _spending(user: User, currency: str, now: datetime) -> dict[str, Any] | None:
-    """A finance viewer's desk: this month by team."""
-    found = staff_dashboard.money_dashboard(user, now)
-    if found is None:
-        return None
-    return {
-        "month": found.month,
-        "spent": money(found.spent, currency),
-        "teams": [
-            _budget_bar(
-                line.team.name, line.spent, line.budget, line.forecast, _whole_currency_units(currency)
-            )
-            for line in found.teams
-        ],
-    }
-
-
-def _whole_currency_units(currency: str) -> FormatAmount:
-    """Money in whole units: a bar's label has no room for cents."""
-    return lambda amount: money(round_amount(amount, Decimal(1)), currency).removesuffix(".00")
-
-
-def _gpu_hours_text(amount: Decimal) -> str:
-    """GPU-hours beside a label that says so."""
-    return grouped(amount)
-
-
-def _upcoming(user: User, now: datetime) -> list[dict[str, Any]]:
-    """Reservations, what waits for approval, and maintenance, by their start."""
-    rows: list[dict[str, Any]] = [
-        _upcoming_reservation(r) for r in team_summaries.upcoming_reservations(user, now)
-    ]
-    rows += [row for row in map(_upcoming_submission, team_summaries.own_submissions(user)) if row]
-    rows += [_upcoming_maintenance(window) for window in team_summaries.upcoming_maintenance(user, now)]
-    return sorted(rows, key=lambda row: row["start"])
-
-
-def _upcoming_reservation(reservation: Reservation) -> dict[str, Any]:
-    return {
-        "start": reservation.start,
-        "end": reservation.end,
-        "url": reverse("reservation", args=[reservation.public_id]),
-        "title": reservation.name,
-        "text": f"Reservation, {workload_card.requested_units_text(reservation)}",
-    }
-
-
-def _upcoming_submission(submission: Submission) -> dict[str, Any] | None:
-    if submission.kind not in KINDS_WITH_WINDOW:
-        return None
-    payload = submission.payload
-    return {
-        "start": datetime.fromisoformat(payload["start"]),
-        "end": datetime.fromisoformat(payload["end"]),
-        "url": reverse("submission", args=[submission.public_id]),
-        "title": payload.get("name", "Reservation"),
-        "text": f"Waits for approval, {payload.get('units')} × {gpu_model(' or '.join(payload.get('models') or ['any GPU']))}",
-        "pending": True,
-    }
-
-
-def _upcoming_maintenance(window: MaintenanceWindow) -> dict[str, Any]:
-    return {
-        "start": window.start,
-        "end": window.end,
-        "url": reverse("host", args=[window.host.name]),
-        "title": window.host.name,
-        "text": f"In maintenance: {window.reason}",
     }

@@ -1,4 +1,4 @@
-"""Utilisation: where GPU-hours go, who uses them, how long people wait, what pooling saves. Each chart has its table and CSV."""
+"""The page of utilisation: GPU-hours, users, waiting times and savings; each chart has a table and a CSV."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from django.utils import timezone
 from portal import policy
 from portal.models import User
 from portal.reads.fleet import utilisation as reads
-from portal.templatetags.gpupool import duration, grouped, money, percent
-from portal.web.money import utilisation_charts
+from portal.web.components.quantities import grouped, money, percent, short_duration
+from portal.web.money import utilisation_charts, utilisation_query, waiting_charts
 from portal.web.page.access import current_user, sign_in_required
-from portal.web.page.context_processors import current_currency
+from portal.web.page.organisation import current_currency
 from telemetry import reads as selectors
 from telemetry.money.billing_months import month_bounds, month_of, next_month
 from telemetry.money.statements import csv_safe_text
@@ -34,7 +34,7 @@ MAX_PERIOD_DAYS = 400
 
 @sign_in_required
 def utilisation(request: HttpRequest) -> HttpResponseBase:
-    """``period`` (or ``start`` and ``end``), ``pool``, ``team``, ``model`` and ``by`` are in the address."""
+    """Render the charts of ``period`` (or ``start``, ``end``), filtered by ``pool``, ``team``, ``model``."""
     user, now = current_user(request), timezone.now()
     question = _utilisation_query(request, user, now)
     charts = {name: utilisation_charts.make_chart(name, question) for name in utilisation_charts.CHART_ORDER}
@@ -54,7 +54,7 @@ def utilisation(request: HttpRequest) -> HttpResponseBase:
         ],
         "figures": _figures(question, fall, saving, waits),
         "start": question.filters.start,
-        "end": max(min(question.filters.end, now), question.filters.start),  # the hour that runs is not over
+        "end": max(min(question.filters.end, now), question.filters.start),  # the current hour is incomplete
         "coverage": fall.coverage,
         "freshness": selectors.data_freshness(),
         "periods": _choices(request, "period", PERIODS, request.GET.get("period", "7d")),
@@ -76,7 +76,7 @@ def utilisation(request: HttpRequest) -> HttpResponseBase:
             (("", "All models"), *((m, m) for m in question.models)),
             request.GET.get("model", ""),
         ),
-        "dimensions": _choices(request, "by", utilisation_charts.DIMENSIONS, question.dimension),
+        "dimensions": _choices(request, "by", utilisation_query.DIMENSIONS, question.dimension),
         "simulated": reads.has_simulated_use(question.filters),
         "now": now,
     }
@@ -85,7 +85,7 @@ def utilisation(request: HttpRequest) -> HttpResponseBase:
 
 @sign_in_required
 def utilisation_csv(request: HttpRequest, chart: str) -> HttpResponseBase:
-    """The figures behind one chart."""
+    """Return the numbers of one chart as CSV."""
     if chart not in utilisation_charts.CHART_ORDER:
         raise Http404(f"chart is {chart[:30]!a}; allowed: {', '.join(utilisation_charts.CHART_ORDER)}.")
     made = utilisation_charts.make_chart(
@@ -101,9 +101,7 @@ def utilisation_csv(request: HttpRequest, chart: str) -> HttpResponseBase:
     return response
 
 
-def _utilisation_query(
-    request: HttpRequest, user: User, now: datetime
-) -> utilisation_charts.UtilisationQuery:
+def _utilisation_query(request: HttpRequest, user: User, now: datetime) -> utilisation_query.UtilisationQuery:
     start, end = _period(request, now)
     pools = list(policy.visible_pools(user).order_by("name"))
     teams = list(policy.visible_teams(user).order_by("name"))
@@ -112,9 +110,9 @@ def _utilisation_query(
     team = next((t for t in teams if t.slug == request.GET.get("team")), None)
     model = request.GET.get("model", "")
     dimension = request.GET.get("by", "team")
-    if dimension not in dict(utilisation_charts.DIMENSIONS):
-        raise Http404(f"by is {dimension[:30]!a}; allowed: {', '.join(dict(utilisation_charts.DIMENSIONS))}.")
-    return utilisation_charts.UtilisationQuery(
+    if dimension not in dict(utilisation_query.DIMENSIONS):
+        raise Http404(f"by is {dimension[:30]!a}; allowed: {', '.join(dict(utilisation_query.DIMENSIONS))}.")
+    return utilisation_query.UtilisationQuery(
         filters=selectors.UsageFilters(
             start=start,
             end=end,
@@ -134,7 +132,7 @@ def _utilisation_query(
 
 
 def _period(request: HttpRequest, now: datetime) -> tuple[datetime, datetime]:
-    """Whole hours in UTC; of a wrong address the page says what is allowed."""
+    """Return the period in whole UTC hours, or raise Http404 that names the allowed values."""
     hour = now.replace(minute=0, second=0, microsecond=0) + timedelta(hours=1)
     if request.GET.get("start") or request.GET.get("end"):
         return _custom_period(request.GET.get("start", ""), request.GET.get("end", ""))
@@ -180,12 +178,12 @@ def _choices(request: HttpRequest, name: str, choices: Any, current: str) -> lis
 
 
 def _figures(
-    question: utilisation_charts.UtilisationQuery, fall: Any, saving: Any, waits: Any
+    question: utilisation_query.UtilisationQuery, fall: Any, saving: Any, waits: Any
 ) -> list[dict[str, Any]]:
     by_key = {step.key: step for step in fall.steps}
     free = sum(by_key[key].share for key in ("unhealthy", "maintenance", "unallocated") if key in by_key)
     unused = [by_key[key] for key in ("reserved_unused", "empty", "idle") if key in by_key]
-    half, most = utilisation_charts.overall_wait(waits)
+    half, most = waiting_charts.overall_wait(waits)
     return [
         {"label": "Productive", "value": percent(fall.productive_share, 1), "small": "of capacity"},
         {
@@ -202,8 +200,8 @@ def _figures(
         },
         {
             "label": "Typical wait",
-            "value": duration(half),
-            "small": f"1 in 20 longer than {duration(most)}" if most else "",
+            "value": short_duration(half),
+            "small": f"1 in 20 longer than {short_duration(most)}" if most else "",
         },
         {
             "label": "Saved by pooling",

@@ -1,37 +1,19 @@
-"""The charts of the utilisation page: each a Plotly figure, the table that says the same, and the raw rows of its CSV."""
+"""Build the charts of the utilisation page."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from datetime import datetime
 from decimal import Decimal
-from functools import cached_property
 from typing import Any
 
 from portal import policy
-from portal.models import User
-from portal.templatetags.gpupool import duration, grouped, money, percent
-from scheduler.models import Pool, Team
+from portal.web.components.quantities import grouped, money, percent
+from portal.web.money.chart import UtilisationChart, csv_columns_of
+from portal.web.money.utilisation_query import DIMENSIONS, UtilisationQuery
+from portal.web.money.waiting_charts import pooling_saving_chart, waiting_time_chart
+from scheduler.models import Team
 from telemetry import reads
 
-DIMENSIONS = (
-    ("team", "Team"),
-    ("project", "Project"),
-    ("user", "Person"),
-    ("type", "Workload type"),
-    ("model", "Model"),
-    ("host", "Host"),
-    ("gpu", "GPU"),
-)
-ANONYMOUS_DIMENSIONS = {
-    "model",
-    "host",
-    "gpu",
-    "type",
-    "team",
-}  # sums that are no secret among those who share a pool
 WATERFALL_BUCKETS = {
     "unhealthy": ("Unhealthy", "host or GPU out of service", "bad"),
     "maintenance": ("Maintenance", "announced windows", "rest"),
@@ -46,72 +28,50 @@ WATERFALL_BUCKETS = {
 }
 WEEKDAY_LABELS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 MAX_BARS = 30
+USE_BY_CSV_COLUMNS = (
+    "mean_gpus",
+    "guarantee",
+    "borrowed_hours",
+    "utilisation",
+    "held_hours",
+    "used_hours",
+    "busy_hours",
+    "idle_hours",
+    "empty_hours",
+    "coverage",
+    "energy_kwh",
+    "charged",
+)
+CSV_COLUMNS: dict[str, tuple[str, ...]] = {
+    "waterfall": ("bucket", "gpu_hours", "share", "cost"),
+    "use-over-time": ("start", "team", "held_gpus", "busy_gpus"),
+    "use-by": ("name", *USE_BY_CSV_COLUMNS),
+    "now": (
+        "host",
+        "gpu",
+        "profile",
+        "at",
+        "utilisation",
+        "sm_active",
+        "memory_used_mib",
+        "power_w",
+        "simulated",
+    ),
+    "rhythm": ("day", "hour_utc", "busy_share"),
+    "saving": ("who", "gpus"),
+    "waits": (
+        "gpus",
+        "started",
+        "p50_seconds",
+        "p95_seconds",
+        "longest_seconds",
+        "still_waiting",
+        "preemptions",
+    ),
+}
 
 
-@dataclass
-class UtilisationQuery:
-    """What the page asks. ``mine``: the teams whose projects and people the viewer may see by name; None: all."""
-
-    filters: reads.UsageFilters
-    mine: list[int] | None
-    viewer: User
-    dimension: str
-    pools: list[Pool]
-    teams: list[Team]
-    models: list[str]
-    now: datetime
-    currency: str
-
-    @cached_property
-    def usage_rows(self) -> reads.UsageRows:
-        """The rows that the charts of the filters as they are share."""
-        return reads.UsageRows(self.filters)
-
-    def filters_for_names(self, dimension: str) -> reads.UsageFilters:
-        """The filters for an answer with names in it: only what the viewer's teams did, where that matters."""
-        if self.mine is None or dimension in ANONYMOUS_DIMENSIONS:
-            return self.filters
-        return dataclasses.replace(self.filters, teams=self.mine)
-
-    @cached_property
-    def waterfall(self) -> reads.UsageWaterfall:
-        return reads.usage_waterfall(self.filters, self.usage_rows)
-
-    @cached_property
-    def saving(self) -> reads.PoolingSavings:
-        return reads.pooling_savings(self.filters, self.usage_rows)
-
-    @cached_property
-    def waits_by_size(self) -> list[reads.GroupWaitTimes]:
-        return reads.wait_times("size", self.filters)
-
-
-@dataclass
-class UtilisationChart:
-    title: str
-    hint: str
-    figure: dict[str, Any]
-    columns: list[dict[str, Any]]
-    rows: list[list[Any]]  # as people read them
-    raw: list[list[Any]] = field(default_factory=list)  # as programs do
-    height: int = 280
-    empty: str = "Nothing in this period."
-
-    @property
-    def table(self) -> dict[str, Any]:
-        return {
-            "caption": f"{self.title}, {self.hint}",
-            "columns": self.columns,
-            "rows": self.rows,
-            "empty": self.empty,
-        }
-
-
-def _columns(first: str, *numeric: str) -> list[dict[str, Any]]:
-    return [{"label": first}, *({"label": label, "numeric": True} for label in numeric)]
-
-
-# -- where the hours go ------------------------------------------------------------------------------------------------
+# -- GPU-hours -----------------------------------------------------------------------------------------------
 
 
 def _waterfall_chart(question: UtilisationQuery) -> UtilisationChart:
@@ -173,14 +133,14 @@ def _waterfall_chart(question: UtilisationQuery) -> UtilisationChart:
         "Where the GPU-hours go",
         hint,
         figure,
-        _columns("Bucket", "GPU-hours", "Share", f"Cost, {question.currency}")[: 4 if with_cost else 3],
+        csv_columns_of("Bucket", "GPU-hours", "Share", f"Cost, {question.currency}")[: 4 if with_cost else 3],
         rows if with_cost else [row[:3] for row in rows],
         raw,
         360,
     )
 
 
-# -- use ---------------------------------------------------------------------------------------------------------------
+# -- use -----------------------------------------------------------------------------------------------------
 
 
 def _use_over_time_chart(question: UtilisationQuery) -> UtilisationChart:
@@ -226,7 +186,7 @@ def _use_over_time_chart(question: UtilisationQuery) -> UtilisationChart:
         "Use over time",
         "mean GPUs held by team, UTC",
         figure,
-        _columns("Team", "Mean GPUs", "Highest"),
+        csv_columns_of("Team", "Mean GPUs", "Highest"),
         totals,
         raw,
     )
@@ -314,27 +274,11 @@ def _use_by_chart(question: UtilisationQuery) -> UtilisationChart:
         f"Use by {words.lower()}",
         "mean GPUs over the period",
         figure,
-        _columns(words, *labels),
+        csv_columns_of(words, *labels),
         rows,
         raw,
         360,
     )
-
-
-USE_BY_CSV_COLUMNS = (
-    "mean_gpus",
-    "guarantee",
-    "borrowed_hours",
-    "utilisation",
-    "held_hours",
-    "used_hours",
-    "busy_hours",
-    "idle_hours",
-    "empty_hours",
-    "coverage",
-    "energy_kwh",
-    "charged",
-)
 
 
 def _current_use_chart(question: UtilisationQuery) -> UtilisationChart:
@@ -396,7 +340,7 @@ def _current_use_chart(question: UtilisationQuery) -> UtilisationChart:
         "Now, GPU by GPU",
         hint,
         figure,
-        _columns("GPU", "Busy", "SM active", "Memory", "Power"),
+        csv_columns_of("GPU", "Busy", "SM active", "Memory", "Power"),
         rows,
         raw,
         220,
@@ -433,7 +377,7 @@ def _weekday_hour_chart(question: UtilisationQuery) -> UtilisationChart:
         for day, line in zip(WEEKDAY_LABELS, grid, strict=True)
         for hour, share in enumerate(line)
     ]
-    columns = _columns("Day", *(f"{hour:02d}" for hour in range(0, 24, 3)))
+    columns = csv_columns_of("Day", *(f"{hour:02d}" for hour in range(0, 24, 3)))
     return UtilisationChart(
         "When GPUs work",
         "mean busy share of held GPUs, by weekday and hour in UTC",
@@ -445,145 +389,18 @@ def _weekday_hour_chart(question: UtilisationQuery) -> UtilisationChart:
     )
 
 
-# -- what pooling saves, and waits -------------------------------------------------------------------------------------
-
-
-def _pooling_saving_chart(question: UtilisationQuery) -> UtilisationChart:
-    saving = question.saving
-    names = [
-        *(name for _, name, _ in saving.by_team),
-        "Dedicated: their sum",
-        "Pooled: all together",
-        "GPUs there are",
-    ]
-    values = [*(value for _, _, value in saving.by_team), saving.dedicated, saving.pooled, saving.owned]
-    colours = [*("rest" for _ in saving.by_team), "rest", "accent", "ink"]
-    figure = {
-        "data": [
-            {
-                "type": "bar",
-                "orientation": "h",
-                "y": names,
-                "x": [round(value, 2) for value in values],
-                "meta": {"colour": colours},
-            }
-        ],
-        "layout": {
-            "showlegend": False,
-            "yaxis": {"autorange": "reversed", "automargin": True},
-            "xaxis": {"title": {"text": "GPUs"}},
-            "bargap": 0.3,
-        },
-    }
-    rows = [[name, grouped(value, 1)] for name, value in zip(names, values, strict=True)]
-    rows.append(["GPUs fewer", grouped(saving.gpus, 1)])
-    if saving.per_month is not None:
-        rows.append([f"A month, {question.currency}", money(saving.per_month, question.currency)])
-    raw = [[name, value] for name, value in zip(names, values, strict=True)]
-    hint = "what each team would need alone to have enough 95 % of the time, against all together"
-    return UtilisationChart("Pooled or dedicated", hint, figure, _columns("Who", "GPUs"), rows, raw)
-
-
-MEDIAN_WAIT_LABEL, P95_WAIT_LABEL = (
-    "Half wait at most",
-    "19 of 20 wait at most",
-)  # the 50th and the 95th percentile
-
-
-def _waiting_time_chart(question: UtilisationQuery) -> UtilisationChart:
-    rows = question.waits_by_size
-    figure = {
-        "data": [
-            {
-                "type": "bar",
-                "name": name,
-                "x": [f"{row.name} GPU" for row in rows],
-                "y": [_minutes(value) for value in values],
-                "meta": {"colour": colour},
-            }
-            for name, values, colour in (
-                (MEDIAN_WAIT_LABEL, [row.p50 for row in rows], "use-3"),
-                (P95_WAIT_LABEL, [row.p95 for row in rows], "use-5"),
-            )
-        ],
-        "layout": {"yaxis": {"title": {"text": "minutes"}}, "barmode": "group"},
-    }
-    table = [
-        [
-            f"{row.name} GPU",
-            row.started,
-            duration(row.p50),
-            duration(row.p95),
-            duration(row.longest),
-            row.still_waiting,
-            row.preemptions,
-        ]
-        for row in rows
-    ]
-    raw = [
-        [row.name, row.started, row.p50, row.p95, row.longest, row.still_waiting, row.preemptions]
-        for row in rows
-    ]
-    labels = ("Started", MEDIAN_WAIT_LABEL, P95_WAIT_LABEL, "Longest", "Still wait", "Preemptions")
-    return UtilisationChart(
-        "How long people wait",
-        "from submission to the first GPU, by size",
-        figure,
-        _columns("Size", *labels),
-        table,
-        raw,
-    )
-
-
-def _minutes(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds / 60, 2)
-
-
-def overall_wait(rows: list[reads.GroupWaitTimes]) -> tuple[float | None, float | None]:
-    """What half and what 19 of 20 wait at most, of the size that most workloads have: what most people meet."""
-    most = max(rows, key=lambda row: row.started, default=None)
-    return (most.p50, most.p95) if most and most.started else (None, None)
-
-
 CHARTS: dict[str, Callable[[UtilisationQuery], UtilisationChart]] = {
     "waterfall": _waterfall_chart,
     "use-over-time": _use_over_time_chart,
     "use-by": _use_by_chart,
     "now": _current_use_chart,
     "rhythm": _weekday_hour_chart,
-    "saving": _pooling_saving_chart,
-    "waits": _waiting_time_chart,
+    "saving": pooling_saving_chart,
+    "waits": waiting_time_chart,
 }
 CHART_ORDER = tuple(CHARTS)
-CSV_COLUMNS: dict[str, tuple[str, ...]] = {
-    "waterfall": ("bucket", "gpu_hours", "share", "cost"),
-    "use-over-time": ("start", "team", "held_gpus", "busy_gpus"),
-    "use-by": ("name", *USE_BY_CSV_COLUMNS),
-    "now": (
-        "host",
-        "gpu",
-        "profile",
-        "at",
-        "utilisation",
-        "sm_active",
-        "memory_used_mib",
-        "power_w",
-        "simulated",
-    ),
-    "rhythm": ("day", "hour_utc", "busy_share"),
-    "saving": ("who", "gpus"),
-    "waits": (
-        "gpus",
-        "started",
-        "p50_seconds",
-        "p95_seconds",
-        "longest_seconds",
-        "still_waiting",
-        "preemptions",
-    ),
-}
 
 
 def make_chart(name: str, question: UtilisationQuery) -> UtilisationChart:
-    """One chart by its name in ORDER."""
+    """Return the chart with this name in CHART_ORDER."""
     return CHARTS[name](question)

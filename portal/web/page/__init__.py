@@ -1,1 +1,1 @@
-"""What every page shares: sign-in, the frame around it, live refresh, forms that call a service, CSV downloads."""
+"""Code shared by all pages: access checks, the page frame, live refresh, service forms, CSV downloads."""

@@ -1,4 +1,4 @@
-"""Who gets a page at all, and how a verb's refusal becomes an answer."""
+"""Check who may open a page, and turn service errors into responses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ViewFunction = Callable[..., HttpResponseBase]
 
 
 def sign_in_required(view: ViewFunction) -> ViewFunction:
-    """Send strangers to the sign-in page; a part that refreshes itself makes the whole page load again instead."""
+    """Redirect anonymous users to the sign-in page. A live part gets a response that reloads the page."""
 
     @functools.wraps(view)
     def respond(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
@@ -42,38 +42,38 @@ def sign_in_required(view: ViewFunction) -> ViewFunction:
 
 
 def too_many_requests(request: HttpRequest, refusal: PlannerBudgetExceeded) -> HttpResponse:
-    """A page that says when to ask again; a part that refreshes itself stays as it is."""
-    again = {"Retry-After": str(refusal.wait)}
+    """Return a 429 page that says when to retry. A live part gets 204 and stays unchanged."""
+    headers = {"Retry-After": str(refusal.wait)}
     if request.headers.get("HX-Request"):
-        return HttpResponse(status=204, headers=again)
+        return HttpResponse(status=204, headers=headers)
     page = render(request, "asked_too_much.html", {"refusal": refusal}, status=429)
-    page.headers["Retry-After"] = again["Retry-After"]
+    page.headers["Retry-After"] = headers["Retry-After"]
     return page
 
 
 def current_user(request: HttpRequest) -> User:
-    """The signed-in person of a view behind ``sign_in_required``."""
+    """Return the signed-in user of a view behind ``sign_in_required``."""
     return cast(User, request.user)
 
 
 def posted_key(request: HttpRequest, field: str) -> str:
-    """What a hidden field of a form names; empty, which nothing is called, for text that no row can hold."""
+    """Return the posted key ``field``; empty if the text contains NUL, which no row can store."""
     text = str(request.POST.get(field, ""))
     return text if "\0" not in text else ""
 
 
 def get_visible_or_404(rows: QuerySet[Row], what: str, **keys: Any) -> Row:
-    """The one row that ``keys`` name among those the viewer may see, or the 404 page: ``what`` says what it would be."""
+    """Return the visible row with these keys, or raise Http404. ``what`` names the kind of row."""
     row = rows.filter(**keys).first()
     if row is None:
-        raise Http404(f"There is no {what} of this address, or it is not yours to see.")
+        raise Http404(f"There is no {what} at this address, or you may not see it.")
     return row
 
 
 def run_and_redirect(
     request: HttpRequest, verb: Callable[[], Any], *, done: str, to: str
 ) -> HttpResponseBase:
-    """Call a verb and go back to where the person was (or ``to``): its success or its refusal is said there."""
+    """Call a service, then redirect to the form's page (or to ``to``) with a success or error message."""
     try:
         verb()
     except (Conflict, Invalid) as refusal:
@@ -84,12 +84,12 @@ def run_and_redirect(
 
 
 def return_url(request: HttpRequest, otherwise: str) -> str:
-    """The page the form was on when it is one of ours, else ``otherwise``."""
-    given = request.POST.get("next") or request.headers.get("Referer", "")
-    if given and url_has_allowed_host_and_scheme(
-        given, {request.get_host()}, require_https=request.is_secure()
+    """Return the URL of the page that sent the form if it is on this site, else ``otherwise``."""
+    referrer = request.POST.get("next") or request.headers.get("Referer", "")
+    if referrer and url_has_allowed_host_and_scheme(
+        referrer, {request.get_host()}, require_https=request.is_secure()
     ):
-        parts = urlsplit(given)
+        parts = urlsplit(referrer)
         if parts.path != request.path:
             return f"{parts.path}?{parts.query}" if parts.query else parts.path
     return otherwise

@@ -1,27 +1,22 @@
-"""What the frame around every page shows, and in whose time zone the page speaks."""
+"""Build the context of the frame around every page: navigation, counts, search and notices."""
 
 from __future__ import annotations
 
-import zoneinfo
-from collections.abc import Callable
 from typing import Any
-from urllib.parse import unquote
 
 from django.conf import settings
 from django.db.models import Count, Q
-from django.http import HttpRequest, HttpResponseBase
+from django.http import HttpRequest
 from django.urls import reverse
 from django.utils import timezone
 
 from portal import policy
 from portal.models import Membership, Organisation, Submission, SubmissionState, User
+from portal.web.page.organisation import current_currency, current_organisation
 from scheduler.models import WorkloadKind
 from scheduler.state.states import WorkloadState
 
-GetResponse = Callable[[HttpRequest], HttpResponseBase]
-THEMES = ("light", "dark")
-
-# Section: (label, name of the page, icon). What a person may not use is left out below.
+# Section title: (label, URL name, icon) of each entry. `_hidden_entries` removes what the user may not use.
 NAVIGATION: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
     (
         "Mine",
@@ -58,42 +53,12 @@ NAVIGATION: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
 )
 
 
-def viewer_settings_middleware(get_response: GetResponse) -> GetResponse:
-    """Middleware: pages speak in the person's own time zone, else the browser's (cookie ``tz``), else the organisation's;
-    a theme chosen in the preferences holds until this browser chooses another."""
-
-    def respond(request: HttpRequest) -> HttpResponseBase:
-        # The API speaks UTC.
-        if request.path.startswith(("/api/", settings.STATIC_URL, "/healthz", "/readyz")):
-            return get_response(request)
-        user = request.user
-        if isinstance(user, User) and user.theme in THEMES:
-            request.COOKIES.setdefault("theme", user.theme)
-        with timezone.override(_viewer_time_zone(request)):
-            return get_response(request)
-
-    return respond
-
-
-def current_organisation(request: HttpRequest) -> Organisation | None:
-    """The one organisation, read once per request; None before the first-run wizard."""
-    if not hasattr(request, "_organisation"):
-        request._organisation = Organisation.objects.first()  # type: ignore[attr-defined]
-    return request._organisation  # type: ignore[attr-defined, no-any-return]
-
-
-def current_currency(request: HttpRequest) -> str:
-    """The organisation's currency, three letters."""
-    organisation = current_organisation(request) or Organisation()
-    return organisation.currency
-
-
 def page_frame(request: HttpRequest) -> dict[str, Any]:
-    """Context of every page: navigation with its counts, search, notices, who one is, what is simulated."""
+    """Return the frame's context for every page; empty for anonymous users."""
     user = getattr(request, "user", None)
     if not isinstance(user, User):
         return {}
-    # A page that has a live part is rendered in two goes (portal/web/page/live_refresh.py): its frame is read once.
+    # A page with a live part is rendered twice (see live_refresh.py); the frame is built once per request.
     if not hasattr(request, "_frame"):
         request._frame = _build_page_frame(request, user)  # type: ignore[attr-defined]
     return request._frame  # type: ignore[attr-defined, no-any-return]
@@ -113,20 +78,6 @@ def _build_page_frame(request: HttpRequest, user: User) -> dict[str, Any]:
         "notices_count": policy.visible_notifications(user).filter(read_at=None).count(),
         "edge_url": settings.GPUPOOL_EDGE_URL,
     }
-
-
-def _viewer_time_zone(request: HttpRequest) -> zoneinfo.ZoneInfo:
-    organisation = current_organisation(request)
-    chosen = (
-        getattr(request.user, "time_zone", ""),
-        unquote(request.COOKIES.get("tz", "")),  # scripts write cookies percent-encoded
-        organisation.time_zone if organisation else "",
-    )
-    for name in chosen:
-        # A cookie is whatever a browser sends: only a known name is taken, so that none can be read as a path.
-        if name and name in zoneinfo.available_timezones():
-            return zoneinfo.ZoneInfo(name)
-    return zoneinfo.ZoneInfo(settings.TIME_ZONE)
 
 
 def _navigation_sections(
@@ -190,7 +141,7 @@ def _viewer_line(user: User, memberships: list[Membership]) -> str:
 
 
 def _simulation_notice(user: User, organisation: Organisation | None) -> str:
-    """What of the things shown is simulated, in sentences."""
+    """Return sentences that say which hosts and which part of the history are simulated."""
     parts = []
     there = policy.visible_hosts(user).exclude(last_sync_at=None)
     hosts = there.aggregate(all=Count("pk"), simulated=Count("pk", filter=Q(simulated=True)))
@@ -201,7 +152,8 @@ def _simulation_notice(user: User, organisation: Organisation | None) -> str:
             else f"{hosts['simulated']} of {hosts['all']} hosts are"
         )
         parts.append(
-            f"{which} simulated: their GPU readings follow what the processes declare; the processes are real."
+            f"{which} simulated: their GPU readings follow what the processes declare; "
+            "the processes are real."
         )
     until = organisation.simulated_history_until if organisation else None
     if until is not None:

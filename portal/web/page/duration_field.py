@@ -1,4 +1,4 @@
-"""Lengths of time in forms, as people write them: 90 s, 15 min, 2 h, 1 d 12 h. The services count in seconds."""
+"""Parse and format durations in forms, such as 90 s, 15 min, 2 h or 1 d 12 h. Services count in seconds."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ SECONDS_PER_UNIT = {
 SHORT_UNITS = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
 NUMBER_AND_UNIT = re.compile(r"(\d{1,9})\s*([a-z]*)\s*,?\s*", re.ASCII)
 ALLOWED_DURATIONS = "such as 90 s, 15 min, 2 h, 1 d 12 h, or a number of seconds"
+DURATION_EXAMPLES = "Such as 90 s, 15 min or 2 h."
 
 
 def parse_seconds(text: str) -> int | None:
-    """Seconds of a length as people write it; a bare number is seconds. None: it is none."""
+    """Return the seconds of a duration text, or None if it is invalid. A bare number means seconds."""
     clean = text.strip().lower()
     if clean.isascii() and clean.isdigit() and len(clean) <= 9:
         return int(clean)
@@ -31,7 +32,7 @@ def parse_seconds(text: str) -> int | None:
 
 
 def format_seconds(seconds: int) -> str:
-    """The shortest exact way to write it: "1 d 12 h"."""
+    """Return the shortest exact text of a duration, such as ``1 d 12 h``."""
     rest, words = seconds, []
     for unit, size in SHORT_UNITS:
         count, rest = divmod(rest, size)
@@ -41,28 +42,28 @@ def format_seconds(seconds: int) -> str:
 
 
 class DurationInSecondsField(forms.CharField):
-    """Cleans to whole seconds, and shows them in units. ``least`` and ``most``: what its service allows, in seconds."""
+    """A form field for a duration. It cleans to whole seconds between ``least`` and ``most``."""
 
     def __init__(self, *, least: int = 0, most: int | None = None, **kwargs: Any) -> None:
         super().__init__(max_length=60, **kwargs)
         self.least, self.most = least, most
 
     def to_python(self, value: Any) -> Any:
-        """Seconds, or None where nothing was given."""
+        """Return whole seconds, or None if the field is empty."""
         text = super().to_python(value)
         if text in self.empty_values:
             return None
-        found = parse_seconds(str(text))
-        if found is None:
+        seconds = parse_seconds(str(text))
+        if seconds is None:
             raise forms.ValidationError(f"{self.label} is {str(text)[:40]!a}; allowed: {ALLOWED_DURATIONS}.")
-        if self.most is not None and not self.least <= found <= self.most:
-            told = f"{format_seconds(self.least)} to {format_seconds(self.most)}"
-            raise forms.ValidationError(f"{self.label} is {str(text)[:40]!a}; allowed: {told}.")
-        return found
+        if self.most is not None and not self.least <= seconds <= self.most:
+            allowed = f"{format_seconds(self.least)} to {format_seconds(self.most)}"
+            raise forms.ValidationError(f"{self.label} is {str(text)[:40]!a}; allowed: {allowed}.")
+        return seconds
 
     def run_validators(self, value: Any) -> None:
-        """Those are of the text, whose length the widget limits."""
+        """Do nothing: the inherited validators check text, but the value is a number here."""
 
     def prepare_value(self, value: Any) -> Any:
-        """In units, unless it is what somebody typed."""
+        """Format seconds with units. Text that the user typed stays as it is."""
         return format_seconds(value) if isinstance(value, int) else value

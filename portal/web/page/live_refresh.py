@@ -1,7 +1,7 @@
-"""Parts of a page that refresh themselves: told by the edge that something changed, or else every ten seconds.
+"""Render the parts of a page that refresh themselves: on an event of the edge, else every ten seconds.
 
-The same template serves the whole page and its refresh. A refresh whose words are the same as what the browser has got replaces
-only the line that says how fresh it is: nothing moves under the reader's hand.
+The same template renders the whole page and its refresh. If the content equals what the browser shows, the
+response replaces only the freshness line, so that nothing moves while the user reads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from django.template.loader import render_to_string
 from django.utils.safestring import SafeString, mark_safe
 
 REFRESH_SECONDS = 10
-CSRF_TOKEN_VALUE = re.compile(r'(name="csrfmiddlewaretoken" value=")[^"]*')  # masked anew in every answer
+CSRF_TOKEN_VALUE = re.compile(
+    r'(name="csrfmiddlewaretoken" value=")[^"]*'
+)  # masked differently in each response
 
 
 def render_live_page(
@@ -33,34 +35,37 @@ def render_live_page(
     now: datetime,
     stage: str = "",
 ) -> HttpResponse:
-    """The page ``template``, which shows ``{% include "work/live.html" %}`` where the ``part`` belongs, or (``?part=live``)
-    only that part. ``topics`` are the edge's; the context gets ``now`` too. When the ``stage`` is another than the browser's, it
-    is told ``next-stage``, and whatever of the page waits for that is asked for anew."""
-    given = {**context, "now": now}
-    body = render_to_string(part, given, request)
-    given["live"] = _live_context(request, body, topics, stage)
+    """Return the page ``template`` with its live ``part``, or only the part for ``?part=live``.
+
+    The page includes ``work/live.html`` where the part belongs. ``topics`` are event topics of the edge. The
+    context also gets ``now``. If ``stage`` differs from the browser's stage, the response triggers ``next-
+    stage``: the browser then reloads the parts that depend on the stage.
+    """
+    full_context = {**context, "now": now}
+    body = render_to_string(part, full_context, request)
+    full_context["live"] = _live_context(request, body, topics, stage)
     if request.GET.get("part") != "live":
-        return render(request, template, given)
-    if request.GET.get("version") == given["live"]["version"]:
-        answer = render(request, "work/fresh.html", given)
-        answer.headers["HX-Reswap"] = "none"
-        return answer
-    answer = render(request, "work/live_answer.html", given)
+        return render(request, template, full_context)
+    if request.GET.get("version") == full_context["live"]["version"]:
+        response = render(request, "work/fresh.html", full_context)
+        response.headers["HX-Reswap"] = "none"
+        return response
+    response = render(request, "work/live_answer.html", full_context)
     if request.GET.get("stage", "") != stage:
-        answer.headers["HX-Trigger"] = "next-stage"
-    return answer
+        response.headers["HX-Trigger"] = "next-stage"
+    return response
 
 
 def events_url(topics: Sequence[str]) -> str:
-    """Where a page listens for ``topics``."""
+    """Return the URL on which a page listens for events of ``topics``."""
     return f"{settings.GPUPOOL_EDGE_URL}/events?{urlencode({'topics': ','.join(topics)})}"
 
 
 def _live_context(
     request: HttpRequest, body: SafeString, topics: Sequence[str], stage: str
 ) -> dict[str, Any]:
-    words = CSRF_TOKEN_VALUE.sub(r"\1", body)
-    version = hashlib.sha256(f"{stage} {words}".encode()).hexdigest()[:16]
+    content = CSRF_TOKEN_VALUE.sub(r"\1", body)
+    version = hashlib.sha256(f"{stage} {content}".encode()).hexdigest()[:16]
     query = request.GET.copy()
     query["part"], query["version"] = "live", version
     if stage:

@@ -1,4 +1,4 @@
-"""A form that calls one service and shows the service's refusal beside the fields it names."""
+"""A form that calls one service and shows the service's errors at the fields."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ Result = TypeVar("Result")
 
 
 class ServiceForm(forms.Form):
-    """The rules are the service's; the form only knows how its fields look."""
+    """A form whose rules are checked by a service. The form itself knows only its fields and widgets."""
 
-    argument_fields: ClassVar[
-        Mapping[str, str]
-    ] = {}  # argument of the service: the field that shows what is wrong with it
+    # Service argument: the field that shows its errors.
+    argument_fields: ClassVar[Mapping[str, str]] = {}
 
     def field_for_argument(self, argument: str) -> str | None:
-        """The field beside which a problem of a verb's argument is told; None where no field is that."""
+        """Return the field that shows errors of a service argument, or None if no field does."""
         field = self.argument_fields.get(argument, argument)
         return field if field in self.fields else None
 
     def carry_out(self, verb: Callable[..., Result], **arguments: Any) -> Result | None:
-        """Call ``verb`` with ``arguments``. None when it refused: its words are then among the form's errors.
+        """Call ``verb`` with ``arguments``; return its result, or None after adding its errors to the form.
 
-        A person who may not do it at all gets the page that says so (NotAllowed passes).
+        NotAllowed is not caught: the user then gets the 403 page.
         """
         try:
             return verb(**arguments)

@@ -1,1 +1,1 @@
-"""Pages of teams, accounts, tokens, notifications, the audit record and the organisation."""
+"""Pages of teams, people, the own account, the audit trail and the organisation's settings."""

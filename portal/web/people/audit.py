@@ -1,4 +1,4 @@
-"""Records: who changed what, when and why; and what the engine planned on."""
+"""The page of the audit trail."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
 
-from portal import policy
 from portal.models import AuditEvent
 from portal.reads.people import organisation as reads
-from portal.reads.work import recordings as kept
 from portal.web.page.access import sign_in_required
 from telemetry.money.statements import csv_safe_text
 
@@ -41,7 +39,7 @@ class AuditFilterForm(forms.Form):
 
 @sign_in_required
 def audit(request: HttpRequest) -> HttpResponse:
-    """Visible changes, filtered by the address; ``format=csv`` downloads them."""
+    """List visible audit events that match the filters; ``format=csv`` downloads them."""
     form = AuditFilterForm(request.GET)
     filters = form.cleaned_data if form.is_valid() else {}
     rows = reads.audit_events(request.user, **filters)
@@ -57,23 +55,8 @@ def audit(request: HttpRequest) -> HttpResponse:
     )
 
 
-@sign_in_required
-def recordings(request: HttpRequest) -> HttpResponse:
-    """Cycles whose decisions can be made again, the latest first."""
-    policy.require(request.user, "recording.see")
-    page = Paginator(kept.latest_recordings(), EVENTS_PER_PAGE).get_page(request.GET.get("page"))
-    return render(request, "organisation/recordings.html", {"page": page, "now": timezone.now()})
-
-
-@sign_in_required
-def recording(request: HttpRequest, pk: int) -> HttpResponse:
-    """One of them as a file for ``manage.py replay_snapshot``."""
-    policy.require(request.user, "recording.see")
-    return kept.as_download(pk)
-
-
 def changed_fields(event: AuditEvent) -> list[dict[str, Any]]:
-    """What changed, field by field: name, before, after; fields that stayed are left out."""
+    """Return the changed fields of an event with their values before and after."""
     before, after = event.before or {}, event.after or {}
     names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     return [

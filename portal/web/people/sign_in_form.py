@@ -1,4 +1,4 @@
-"""The form of the sign-in page, in the words of the other pages."""
+"""The form of the sign-in page."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from allauth.account.forms import LoginForm
 
 
 class SignInForm(LoginForm):  # type: ignore[misc]
-    """User name or e-mail address, and password."""
+    """A sign-in form whose labels match those of the other pages."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -1,1 +1,1 @@
-"""Pages of notebooks, jobs and arrays: lists, the queue, one workload, why it waits."""
+"""Pages of notebooks, jobs and job arrays: lists, the queue, one workload, and explanations."""

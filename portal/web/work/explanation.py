@@ -1,39 +1,47 @@
-"""Why this one waits; and of work that has its GPUs or has ended, why it runs there, waited, moved or ended."""
+"""Explain why a workload waits, runs where it does, moved or ended, and why other workloads go first."""
 
 from __future__ import annotations
 
 import uuid
 from datetime import datetime
 from typing import Any
+from urllib.parse import urlencode
 
 from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.urls import reverse
 from django.utils import timezone
 
+from portal import policy
 from portal.models import User
+from portal.planner_budget import metered_planning
 from portal.reads.work import wait_explanation, workload_details
 from portal.reads.work.workload_details import WorkloadDetails
-from portal.templatetags.gpupool import duration
+from portal.web.components.quantities import grouped, percent, short_duration
 from portal.web.page import live_refresh
 from portal.web.page.access import current_user, sign_in_required
-from portal.web.work import attempts, workload_card
-from portal.web.work.queue import explanation_columns
+from portal.web.page.access import get_visible_or_404 as found_row
+from portal.web.work import attempts, workload_text
 from portal.web.work.workload_actions import get_workload_or_404
-from portal.wording import expected_start_texts, reason_texts
+from portal.wording import expected_start_texts, formatting, queue_order_texts, reason_texts
+from scheduler.core.what_if.alternatives import Alternative, ChangedField
 from scheduler.models import Workload
 from scheduler.runs.commands import LIVE_STATES
 from scheduler.state.states import TERMINATING_STATES, WorkloadState
 
+MAX_ALTERNATIVES_ON_CARD = 3  # the explanation page shows all
+
 
 @sign_in_required
 def explain_workload(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
-    """What applies to it: what blocks one that waits and what would start sooner; of others what was decided and where they ran."""
+    """Render the explanation of a workload: blockers and alternatives if it waits, else its history."""
     user, now = current_user(request), timezone.now()
     workload = get_workload_or_404(request, public_id)
     waits = workload.state == WorkloadState.QUEUED
     context = {
         "workload": workload,
-        "url": workload_card.workload_url(workload),
-        "asked": workload_card.requested_units_text(workload),
+        "url": workload_text.workload_url(workload),
+        "asked": workload_text.requested_units_text(workload),
         "is_waiting": waits,
         "question": _heading(workload),
         **(_waiting_context(workload, user, now) if waits else {}),
@@ -50,11 +58,11 @@ def explain_workload(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse
 
 
 def _heading(workload: Workload) -> str:
-    """The page's heading after the name."""
+    """Return the words of the page heading after the workload's name."""
     if workload.state == WorkloadState.QUEUED:
         return "waits"
     if workload.state in TERMINATING_STATES:
-        return "has to go"
+        return "is being stopped"
     if workload.state != WorkloadState.ENDED:
         return "runs where it does"
     return "ended" if workload.attempt else "never ran"
@@ -75,36 +83,35 @@ def _waiting_context(workload: Workload, user: User, now: datetime) -> dict[str,
 
 
 def _history(workload: Workload, user: User, now: datetime) -> dict[str, Any]:
-    """Of work that was placed at least once, or has ended."""
+    """Return the history of a workload that was placed at least once or has ended."""
     piece = workload_details.workload_details([workload], now)[0]
     tried = attempts.attempt_rows(piece, user)
     return {
-        "state": workload_card.displayed_state(workload),
-        "word": workload_card.state_label(piece, user),
-        "where": workload_card.location_text(piece.held),
+        "state": workload_text.displayed_state(workload),
+        "word": workload_text.state_label(piece, user),
+        "where": workload_text.location_text(piece.held),
         "waited": _waiting_time(workload, tried),
         "answer": _state_sentence(piece, user),
         "attempts": tried,
-        "runs_at_once": len(tried) == 1
-        and workload.state in LIVE_STATES,  # its first attempt, and that still runs
+        "runs_at_once": len(tried) == 1 and workload.state in LIVE_STATES,
         "has_moved": len(tried) > 1 or workload.state == WorkloadState.QUEUED,
         "decisions": attempts.decision_rows(workload, user),
     }
 
 
 def _waiting_time(workload: Workload, tried: list[dict[str, Any]]) -> str:
-    """From when it was asked for to its first GPUs, or to its end without any."""
+    """Return the time from submission to the first placement, or to the end if it was never placed."""
     until = tried[-1]["placed_at"] if tried else workload.ended_at
-    return duration(until - workload.submitted_at) if until else ""
+    return short_duration(until - workload.submitted_at) if until else ""
 
 
 def _state_sentence(piece: WorkloadDetails, user: User) -> str:
-    """Why it is as it is, in a sentence."""
+    """Return a sentence that explains the workload's present state."""
     workload = piece.workload
     if workload.state == WorkloadState.ENDED:
-        return workload_card.outcome_sentence(piece, user)
+        return workload_text.outcome_sentence(piece, user)
     if workload.state in TERMINATING_STATES:
-        return workload_card.stop_reason(piece, user)
+        return workload_text.stop_reason(piece, user)
     return reason_texts.reason_sentence(workload.reason_code, workload.reason_numbers, user)
 
 
@@ -114,3 +121,223 @@ def _expected_start_text(workload: Workload, found: wait_explanation.WaitExplana
             workload.expected_start, found.starts.likely(workload), now
         )
     return "when its team may hold more" if found.never.may_be_granted else "never, as it is asked for"
+
+
+@sign_in_required
+def faster_alternatives(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
+    """Render a card's line of faster alternatives; a request of its own, because computing it takes time."""
+    now = timezone.now()
+    workload = get_workload_or_404(request, public_id)
+    with metered_planning(current_user(request), now):
+        found = wait_explanation.faster_requests(workload, now)[:MAX_ALTERNATIVES_ON_CARD]
+    return render(request, "work/sooner.html", {"sooner": alternative_rows(workload, found, now)})
+
+
+@sign_in_required
+def compare_turns(request: HttpRequest, public_id: uuid.UUID, other: uuid.UUID) -> HttpResponse:
+    """Render why another workload goes or went first: the deciding rule of the queue order."""
+    user, now = current_user(request), timezone.now()
+    mine, theirs = get_workload_or_404(request, public_id), get_workload_or_404(request, other)
+    with metered_planning(user, now):
+        found = wait_explanation.compare_in_queue(mine, theirs, now)
+    context = {
+        "mine": mine,
+        "theirs": theirs,
+        "sides": [
+            _compared_workload("The other", theirs, now),
+            _compared_workload("Yours" if mine.owner_id == user.pk else "This one", mine, now),
+        ],
+        "rule": queue_order_texts.queue_order_sentence(found.rule, found.numbers) if found else "",
+        "not_compared": "" if found else queue_order_texts.not_comparable(mine, theirs),
+        "without": queue_order_texts.start_without_other(
+            mine.name,
+            theirs.name,
+            ""
+            if found.without_starts
+            else reason_texts.reason_sentence(found.without_code, found.without_numbers, user),
+        )
+        if found
+        else "",
+    }
+    return render(request, "work/why_them.html", context)
+
+
+@sign_in_required
+def fair_share_page(request: HttpRequest, slug: str) -> HttpResponse:
+    """Render every team's guarantee, use, share and borrowed GPUs in a pool."""
+    user, now = current_user(request), timezone.now()
+    pool = found_row(policy.visible_pools(user), "pool", slug=slug)
+    mine = set(policy.my_team_ids(user).values_list("team_id", flat=True))
+    with metered_planning(user, now):
+        rows = wait_explanation.fair_share_rows(pool, mine, now)
+    context = {
+        "pool": pool,
+        "rows": fair_share_rows(rows),
+        "half_life": short_duration(pool.half_life_seconds),
+    }
+    return live_refresh.render_live_page(
+        request, "work/fairness.html", "work/fairness_part.html", context, topics=["queue"], now=now
+    )
+
+
+def explanation_columns(
+    workload: Workload, found: wait_explanation.WaitExplanation, user: User, now: datetime
+) -> dict[str, Any]:
+    """Return the columns below a queue row: blockers and earlier workloads, alternatives, fair share."""
+    return {
+        "blockers": [_blocker_row(workload, blocker, user, now) for blocker in found.blockers],
+        "ahead": [
+            {
+                "name": row.workload.name,
+                "url": workload_text.workload_url(row.workload),
+                "team": row.workload.project.team,
+                "because": queue_order_texts.earlier_because(row.part, row.earlier, row.shorter),
+                "why_url": reverse("why-them", args=[workload.public_id, row.workload.public_id]),
+            }
+            for row in found.ahead
+        ],
+        "ahead_more": found.ahead_more,
+        "sooner": alternative_rows(workload, found.sooner, now),
+        "windows": [_window_row(other) for other in found.windows],
+        "window_needs": _reservation_note(found.windows),
+        # Fair share does not explain a workload that can never start.
+        "fairness": [] if found.never and not found.never.may_be_granted else fair_share_rows(found.fairness),
+        "them": bool(found.blockers or found.ahead or found.ahead_more),
+        "half_life": short_duration(workload.pool.half_life_seconds),
+    }
+
+
+def fair_share_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows with GPUs and GPU-hours as text."""
+    return [
+        {
+            **row,
+            "guaranteed": workload_text.gpu_count_text(row["guaranteed"]),
+            "held": workload_text.gpu_count_text(row["held"]),
+            "borrowed": workload_text.gpu_count_text(row["borrowed"]),
+            "waiting": workload_text.gpu_count_text(row["waiting"]),
+            "gpu_hours": grouped(row["gpu_hours"]),
+            "share": percent(row["share"]),
+            "fair_share": percent(row["fair_share"]),
+            "ratio": "–" if row["ratio"] is None else f"{row['ratio']:.2f}",
+        }
+        for row in rows
+    ]
+
+
+def _compared_workload(whose: str, workload: Workload, now: datetime) -> dict[str, Any]:
+    """Return the facts of one of two workloads that the rules of the queue order compare."""
+    waits = workload.state == WorkloadState.QUEUED
+    return {
+        "whose": whose,
+        "workload": workload,
+        "url": workload_text.workload_url(workload),
+        "state": workload_text.displayed_state(workload),
+        "facts": [
+            ("Asks for", workload_text.requested_units_text(workload)),
+            ("Priority", formatting.PRIORITY_WORDS[workload.priority]),
+            ("Asked", formatting.date_and_time(workload.submitted_at)),
+            ("Expected to run", short_duration(workload.predicted_seconds)),
+            ("May be preempted", "yes" if workload.preemptible else "no"),
+            ("Place", str(workload.position or "–") if waits else "has its GPUs"),
+        ],
+    }
+
+
+def alternative_rows(workload: Workload, found: list[Alternative], now: datetime) -> list[dict[str, Any]]:
+    """Return requests that would start sooner, each with the URL of the filled-in form."""
+    return [_alternative_row(workload, other, now) for other in found]
+
+
+def _blocker_row(
+    waiting: Workload, blocker: wait_explanation.Blocker, user: User, now: datetime
+) -> dict[str, Any]:
+    workload = blocker.workload
+    until = ""
+    if blocker.state == WorkloadState.QUEUED:
+        until = (
+            f"goes before, at position {workload.position}"
+            if workload and workload.position
+            else "goes before"
+        )
+    elif blocker.ends_at is not None:
+        local = timezone.localtime(blocker.ends_at)
+        today = local.date() == timezone.localtime(now).date()
+        until = (
+            f"runs until {local:%H:%M}" if today else f"runs until {local:%a} {local.day} {local:%b %H:%M}"
+        )
+        until += " at the latest"
+    return {
+        "name": workload.name if workload else "Work of another team",
+        "url": workload_text.workload_url(workload) if workload else "",
+        "why_url": reverse("why-them", args=[waiting.public_id, workload.public_id])
+        if workload and workload.pool_id == waiting.pool_id and waiting.state == WorkloadState.QUEUED
+        else "",
+        "team": blocker.team,
+        "where": ", ".join(
+            part
+            for part in (
+                workload_text.held_units_text(blocker.held),
+                workload_text.location_text(blocker.held) if workload else "",
+            )
+            if part
+        ),
+        "until": until,
+    }
+
+
+def _alternative_row(workload: Workload, other: Alternative, now: datetime) -> dict[str, Any]:
+    label = expected_start_texts.alternative_request_text(other)
+    starts = "now"
+    if not other.starts_now and other.expected_start is not None:
+        local = timezone.localtime(
+            datetime.fromtimestamp(other.expected_start, tz=timezone.get_current_timezone())
+        )
+        starts = (
+            f"{local:%H:%M}"
+            if local.date() == timezone.localtime(now).date()
+            else f"{local:%a} {local.day} {local:%b %H:%M}"
+        )
+    query = request_form_query(other, workload.pool.slug)
+    page = f"{reverse('ask')}?kind={workload.kind}&from={workload.public_id}&{query}"
+    return {"label": label, "starts": starts, "now": other.starts_now, "url": page}
+
+
+def _window_row(other: wait_explanation.AlternativeWindow) -> dict[str, Any]:
+    """Return a free window and, if the form can express the request, the URL of the filled-in form."""
+    start, end = timezone.localtime(other.start), timezone.localtime(other.end)
+    given = {
+        "kind": "reservation",
+        "from": other.workload.public_id,
+        "start": start.isoformat(),
+        "end": end.isoformat(),
+    }
+    url = f"{reverse('ask')}?{urlencode(given)}" if other.in_form else ""
+    return {"words": formatting.window(other.start, other.end), "url": url}
+
+
+def _reservation_note(windows: list[wait_explanation.AlternativeWindow]) -> str:
+    """Explain what a reservation in one of these windows means and needs."""
+    if not windows:
+        return ""
+    workload = windows[0].workload
+    needs = "An operator has to agree." if windows[0].needs_approval else "It is confirmed at once."
+    request = workload_text.requested_units_text(workload)
+    return (
+        f"A reservation of {request}, within what {workload.project.team.name} is guaranteed: preemptible "
+        f"work is stopped for it, and it is charged whether used or not. {needs} "
+        "This workload keeps its place."
+    )
+
+
+def request_form_query(other: Alternative, pool: str) -> str:
+    """Return an alternative request as the query string of the request form."""
+    ask = other.ask
+    given = {"units": str(ask.units), "target": f"{pool}|{ask.models[0] if ask.models else ''}|{ask.profile}"}
+    values = {
+        ChangedField.HOSTS: ("hosts", str(ask.hosts)),
+        ChangedField.RUNTIME: ("seconds", str(other.max_runtime_seconds)),
+        ChangedField.PREEMPTIBLE: ("preemptible", "1"),
+        ChangedField.PRIORITY: ("priority", formatting.PRIORITY_WORDS[int(other.priority)]),
+    }
+    return urlencode(given | dict(values[changed] for changed in other.changed if changed in values))

@@ -1,4 +1,4 @@
-"""Notebooks: the list, launching one from a template, watching it start, opening it."""
+"""Pages of notebooks: the list, launching from a template, the start, and opening JupyterLab."""
 
 from __future__ import annotations
 
@@ -22,14 +22,22 @@ from portal.models import Template, User
 from portal.reads.fleet import free_capacity
 from portal.reads.work import team_summaries, workload_details
 from portal.services.work import launch, workspaces
-from portal.templatetags.gpupool import duration, gpu_model, money
+from portal.web.components.quantities import gpu_model, money, short_duration
 from portal.web.page import live_refresh
 from portal.web.page.access import current_user, sign_in_required
-from portal.web.page.context_processors import current_currency
+from portal.web.page.organisation import current_currency
+from portal.web.page.pagination import paginate
 from portal.web.page.service_form import ServiceForm
-from portal.web.work import jobs, workload_actions, workload_card
+from portal.web.work import (
+    workload_actions,
+    workload_card,
+    workload_page,
+    workload_rows,
+    workload_tabs,
+    workload_text,
+)
 from portal.web.work.workload_actions import get_workload_or_404
-from portal.web.work.workload_lists import WorkloadFilterForm, paginate, sort_workloads, workloads_csv
+from portal.web.work.workload_lists import WorkloadFilterForm, sort_workloads, workloads_csv
 from scheduler.models import Reservation, WorkloadKind, WorkloadType
 from scheduler.state.states import WorkloadState
 from telemetry.core.amounts import round_amount
@@ -40,7 +48,7 @@ RUNTIME_CHOICES_HOURS = (1, 2, 4, 8, 12, 24, 48, 72)
 
 @sign_in_required
 def notebooks(request: HttpRequest) -> HttpResponseBase:
-    """Every notebook the person may see, with filters, order, pages and CSV."""
+    """Render the notebooks that the user may see, with filters, sorting, pages and CSV."""
     user, now = current_user(request), timezone.now()
     filters = WorkloadFilterForm(request.GET)
     rows = sort_workloads(
@@ -53,7 +61,7 @@ def notebooks(request: HttpRequest) -> HttpResponseBase:
     context = {
         "filters": filters,
         "page": page,
-        "rows": jobs.list_rows(
+        "rows": workload_rows.list_rows(
             workload_details.workload_details(page.object_list, now), user, current_currency(request), now
         ),
         "kind": "notebook",
@@ -69,7 +77,7 @@ def notebooks(request: HttpRequest) -> HttpResponseBase:
     )
 
 
-# -- launching ---------------------------------------------------------------------------------------------------------
+# -- launching -----------------------------------------------------------------------------------------------
 
 
 class NotebookLaunchForm(ServiceForm):
@@ -132,7 +140,7 @@ class NotebookLaunchForm(ServiceForm):
         ]
 
     def arguments(self) -> dict[str, Any]:
-        """What the service takes, of a valid form."""
+        """Return the arguments of ``launch_notebook``. The form must be valid."""
         data = self.cleaned_data
         return {
             "project": self.projects[data["project"]],
@@ -148,7 +156,7 @@ class NotebookLaunchForm(ServiceForm):
 
 @sign_in_required
 def launch_notebook(request: HttpRequest) -> HttpResponse:
-    """The form is filled in from the last time, or from a notebook (``?from=``): then launching is one click."""
+    """Show or submit the launch form, filled in from the last launch or from a notebook (``?from=``)."""
     user, now = current_user(request), timezone.now()
     currency = current_currency(request)
     made: dict[str, Any] = {
@@ -197,7 +205,7 @@ def _initial_values(request: HttpRequest, user: User) -> dict[str, Any]:
 
 
 def _values_of_earlier(user: User, source: str) -> dict[str, Any]:
-    """The fields of an earlier notebook."""
+    """Return the field values of an earlier notebook."""
     try:
         public_id = uuid.UUID(source)
     except ValueError:
@@ -231,7 +239,7 @@ def _template_label(template: Template, lines: list[free_capacity.FreeCapacity],
     prices = [line.price * template.units for line in fitting if line.price is not None]
     words = [
         template.description.rstrip(".") or template.name,
-        f"at most {duration(template.max_runtime_seconds)}",
+        f"at most {short_duration(template.max_runtime_seconds)}",
     ]
     if prices:
         words.append(f"from {money(round_amount(min(prices)), currency)}/h")
@@ -239,12 +247,12 @@ def _template_label(template: Template, lines: list[free_capacity.FreeCapacity],
     return format_html('<b>{}</b> <span class="muted">{}</span>', template.name, ", ".join(words))
 
 
-# -- one notebook ------------------------------------------------------------------------------------------------------
+# -- notebook page -------------------------------------------------------------------------------------------
 
 
 @sign_in_required
 def notebook(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
-    """How it starts, step by step; then what it uses. ``?open=1`` (after launching) opens JupyterLab when it answers."""
+    """Render a notebook: its start, then its use. ``?open=1`` opens JupyterLab once it responds."""
     user, now = current_user(request), timezone.now()
     workload = get_workload_or_404(request, public_id)
     if workload.kind != WorkloadKind.NOTEBOOK:
@@ -253,7 +261,7 @@ def notebook(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
     piece = workload_details.workload_details([workload], now)[0]
     ready = _answers(piece, user)
     card = workload_card.build_page_card(piece, user, currency, now)
-    if ready:  # the page has a button of its own for that
+    if ready:  # the page shows its own button to open it
         card["actions"] = [action for action in card["actions"] if action["label"] != "Open"]
     context = {
         "workload": workload,
@@ -264,12 +272,12 @@ def notebook(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
         "waits_to_open": bool(request.GET.get("open"))
         and workload.state not in (WorkloadState.ENDED, WorkloadState.STOPPING),
         "open_url": reverse("notebook-open", args=[workload.public_id]),
-        "facts": jobs.workload_facts(piece, user, now),
-        "ended": workload_card.outcome_sentence(piece, user),
-        "tabs": jobs.tab_links(request, workload, piece, now),
-        **jobs.workload_tab_context(request, workload, piece, user, currency, now),
+        "facts": workload_page.workload_facts(piece, user, now),
+        "ended": workload_text.outcome_sentence(piece, user),
+        "tabs": workload_tabs.tab_links(request, workload, piece, now),
+        **workload_tabs.workload_tab_context(request, workload, piece, user, currency, now),
     }
-    return jobs.render_workload_page(
+    return workload_page.render_workload_page(
         request, "work/notebook.html", "work/notebook_part.html", context, workload, now
     )
 
@@ -277,7 +285,7 @@ def notebook(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
 @sign_in_required
 @require_POST
 def open_notebook(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
-    """Off to the workspace's own origin, with a code that is good for a minute and for this browser's session."""
+    """Redirect to the workspace's origin with a code valid for one minute and this browser session."""
     workload = get_workload_or_404(request, public_id)
     try:
         url = workspaces.open_workspace(
@@ -288,11 +296,12 @@ def open_notebook(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
         )
     except Conflict as refusal:
         messages.error(request, refusal.message)
-        return redirect(workload_card.workload_url(workload))
+        return redirect(workload_text.workload_url(workload))
     return HttpResponse(status=303, headers={"Location": url})
 
 
 def _answers(piece: workload_details.WorkloadDetails, user: User) -> bool:
+    """Return True if JupyterLab responds and the user owns the notebook."""
     workload = piece.workload
     answers = piece.run is not None and piece.run.ready_at is not None
     return answers and workload.state in workload_card.RUNNING_STATES and workload.owner_id == user.pk

@@ -1,4 +1,4 @@
-"""Verbs on a workload, each from one button: stop, extend, keep, launch again."""
+"""Actions on a workload, each behind a button: stop, extend, keep, launch again."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from portal.web.page.access import (
     run_and_redirect,
     sign_in_required,
 )
-from portal.web.work.workload_card import workload_url
+from portal.web.work.workload_text import workload_url
 from scheduler.models import Dependency, Workload
 
 MAX_EXTENSION_HOURS = 24 * 366
 
 
 def add_start_warning(request: HttpRequest, workload: Workload, now: datetime) -> None:
-    """Tell a person who submitted it what it waits for that no end of other work brings."""
+    """Warn the user if the submitted workload waits for something that no ending workload can provide."""
     warning = impossible_starts.submission_warning(workload, current_user(request), now)
     if warning:
         messages.warning(request, warning)
 
 
 def get_workload_or_404(request: HttpRequest, public_id: uuid.UUID) -> Workload:
-    """The workload of an address, if the viewer may see it."""
+    """Return the workload if the viewer may see it, else raise Http404."""
     return get_visible_or_404(
         policy.visible_workloads(current_user(request)).select_related(*RELATED),
         "notebook or job",
@@ -48,7 +48,7 @@ def get_workload_or_404(request: HttpRequest, public_id: uuid.UUID) -> Workload:
 @sign_in_required
 @require_POST
 def cancel_workload(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase:
-    """Stop it or take it out of the queue; without JavaScript the question is a page of its own."""
+    """Stop a workload or remove it from the queue. Without JavaScript, show a confirmation page first."""
     workload = get_workload_or_404(request, public_id)
     if not request.POST.get("confirmed"):
         return _confirm_cancel(request, workload)
@@ -70,7 +70,7 @@ def cancel_workload(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseB
 @sign_in_required
 @require_POST
 def extend_workload(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase:
-    """Let it run some hours longer."""
+    """Extend the longest runtime by some hours."""
     workload = get_workload_or_404(request, public_id)
     hours = _posted_hours(request)
     if hours is None:
@@ -88,7 +88,7 @@ def extend_workload(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseB
 @sign_in_required
 @require_POST
 def keep_notebook(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase:
-    """Don't stop a notebook for idleness for some hours."""
+    """Keep an idle notebook running for some hours."""
     workload = get_workload_or_404(request, public_id)
     hours = _posted_hours(request)
     if hours is None:
@@ -106,7 +106,7 @@ def keep_notebook(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBas
 @sign_in_required
 @require_http_methods(["GET", "POST"])
 def relaunch_workload(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
-    """GET leads to the form, filled in from this workload, to change what has to change."""
+    """Redirect to the form, filled in from this workload."""
     workload = get_workload_or_404(request, public_id)
     page = "notebook-launch" if is_notebook(workload) else "job-submit"
     return redirect(f"{reverse(page)}?from={workload.public_id}")
@@ -134,14 +134,14 @@ def _confirm_cancel(request: HttpRequest, workload: Workload) -> HttpResponse:
         else "What it did since its last checkpoint is lost. Its log and files stay."
     )
     waits_for_it = Q(on=workload) | (Q(on_array=workload.array_id) if workload.array_id else Q())
-    behind = Dependency.objects.filter(
+    dependents = Dependency.objects.filter(
         waits_for_it, settled_at=None, condition=Dependency.Condition.OK
     ).count()
-    if behind:
+    if dependents:
         ends = (
             "1 job waits for it to finish and ends"
-            if behind == 1
-            else f"{behind} jobs wait for it to finish and end"
+            if dependents == 1
+            else f"{dependents} jobs wait for it to finish and end"
         )
         loss = f"{loss} {ends} with it."
     context = {

@@ -1,8 +1,7 @@
-"""The card of a workload: what components/workload_card.html shows, made of rows and words."""
+"""Build a workload's card for components/workload_card.html."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -11,20 +10,28 @@ from django.urls import reverse
 from django.utils import timezone
 
 from portal.models import User
-from portal.reads.work.workload_details import HeldUnit, WorkloadDetails, is_notebook
-from portal.templatetags.gpupool import duration, gpu_model, money, percent
+from portal.reads.work.workload_details import WorkloadDetails, is_notebook
+from portal.web.components.quantities import money, percent, short_duration
+from portal.web.work.workload_text import (
+    borrowing_notice,
+    displayed_state,
+    final_cost_text,
+    held_units_text,
+    lateness_warning,
+    location_text,
+    requested_units_text,
+    run_time_text,
+    state_label,
+    stop_reason,
+    workload_url,
+)
 from portal.wording import (
     expected_start_texts,
     formatting,
-    outcome_texts,
     reason_texts,
-    request_texts,
     state_labels,
 )
-from scheduler.core.model.slots import WHOLE_GPU_PROFILE
-from scheduler.core.reasons import ReasonCode
-from scheduler.models import Reservation, Workload
-from scheduler.runs.attempts import LOST_CODES, WORKLOAD_FAILURE_CODES
+from scheduler.models import Workload
 from scheduler.state.states import LeaseState, WorkloadState
 
 RUNNING_STATES = (WorkloadState.RUNNING, WorkloadState.NOTICE)
@@ -32,7 +39,7 @@ STARTING_STATES = (WorkloadState.PLACED, WorkloadState.STARTING)
 
 
 def build_card(piece: WorkloadDetails, user: User, currency: str, now: datetime) -> dict[str, Any]:
-    """One card; which parts it has follows from the workload's state."""
+    """Return the card of a workload. Its parts depend on the workload's state."""
     workload = piece.workload
     made: dict[str, Any] = {
         "id": f"card-{workload.public_id}",
@@ -60,111 +67,29 @@ def build_card(piece: WorkloadDetails, user: User, currency: str, now: datetime)
 
 
 def build_page_card(piece: WorkloadDetails, user: User, currency: str, now: datetime) -> dict[str, Any]:
-    """The card on the workload's own page: with how good expected starts were."""
+    """Return the card for the workload's own page, with the accuracy of past start forecasts."""
     made = build_card(piece, user, currency, now)
     if piece.workload.state == WorkloadState.QUEUED and piece.workload.expected_start is not None:
         made["record"] = expected_start_texts.forecast_accuracy_text(piece.past)
     return made
 
 
-def workload_url(workload: Workload) -> str:
-    """The address of a workload's page."""
-    return reverse("notebook" if is_notebook(workload) else "job", args=[workload.public_id])
-
-
-def displayed_state(workload: Workload) -> str:
-    """The state a person sees: warned notebooks are idle, work that ran and waits again waits to resume."""
-    if workload.state == WorkloadState.RUNNING and workload.idle_warned_at is not None:
-        return "idle"
-    if state_labels.is_waiting_to_resume(workload):
-        return "waits_to_resume"
-    if workload.state == WorkloadState.ENDED:
-        return ended_state(workload.outcome, ran=workload.attempt > 0)
-    return str(workload.state)
-
-
-def run_time_text(piece: WorkloadDetails) -> str:
-    """How long what has ended ran, in all its attempts; "did not run" when it did not. What was done or had failed by itself
-    before it was seen running ran for a moment."""
-    if piece.ran is not None:
-        return duration(piece.ran)
-    return (
-        "for a moment"
-        if piece.workload.outcome in (ReasonCode.FINISHED, *WORKLOAD_FAILURE_CODES)
-        else "did not run"
-    )
-
-
-def final_cost_text(piece: WorkloadDetails, currency: str) -> str:
-    """What it cost that has ended; a dash where nothing was charged that was placed."""
-    nothing = Decimal("0.00") if not piece.workload.attempt else None
-    cost = nothing if piece.cost is None else piece.cost
-    return "–" if cost is None else money(cost, currency)
-
-
-def ended_state(outcome: str, *, ran: bool) -> str:
-    """The state of one that has ended, by how it ended: what ran was stopped, what did not was cancelled."""
-    if outcome in ("cancelled", "drained", "dependency_never_met"):
-        return "stopped" if ran else "cancelled"
-    if outcome in ("finished", "time_limit", "idle", "checkpointed", ""):
-        return "ended"
-    return "failed"
-
-
-def requested_units_text(workload: Workload | Reservation) -> str:
-    """What it asks for: ``8 × H100 80GB on one host``, ``2 hosts × 8 A100 80GB``, ``1 × 1g.10gb of A100 80GB``."""
-    models = " or ".join(gpu_model(model) for model in workload.models_wanted) or "any GPU"
-    unit = models if workload.profile == WHOLE_GPU_PROFILE else f"{workload.profile} of {models}"
-    if workload.hosts > 1:
-        return f"{workload.hosts} hosts × {workload.units} {unit}"
-    return f"{workload.units} × {unit}" + (" on one host" if workload.units > 1 else "")
-
-
-def held_units_text(held: Iterable[HeldUnit]) -> str:
-    """What is held: ``2 × A100 80GB``; different kinds joined by ``and``."""
-    return units_text((unit.model, unit.profile, 1) for unit in held)
-
-
-def units_text(units: Iterable[tuple[str, str, int]]) -> str:
-    """The same of (model, profile, how many)."""
-    counts: dict[str, int] = {}
-    for model, profile, count in units:
-        name = gpu_model(model) if profile == WHOLE_GPU_PROFILE else f"{profile} of {gpu_model(model)}"
-        counts[name] = counts.get(name, 0) + count
-    return " and ".join(f"{count} × {name}" for name, count in counts.items())
-
-
-def gpu_count_text(gpus: float) -> str:
-    """A number of GPUs that may have slices in it: ``10.14``."""
-    return f"{round(gpus, 2):g}"
-
-
-def location_text(held: Iterable[HeldUnit]) -> str:
-    """Hosts and GPUs: ``h19, GPU 4–5; h20, GPU 0``."""
-    by_host: dict[str, list[int]] = {}
-    for unit in held:
-        numbers = by_host.setdefault(unit.host, [])
-        if unit.gpu not in numbers:
-            numbers.append(unit.gpu)
-    return "; ".join(f"{host}, GPU {_number_ranges(sorted(numbers))}" for host, numbers in by_host.items())
-
-
 def summary_line(piece: WorkloadDetails, currency: str) -> str:
-    """The line under a card's title."""
+    """Return the line below a card's title."""
     workload = piece.workload
     kind = "Notebook" if is_notebook(workload) else "Job"
     if piece.held:
         return " · ".join((kind, held_units_text(piece.held), location_text(piece.held)))
     if piece.had:
         return " · ".join((kind, held_units_text(piece.had)))
-    parts = [kind, requested_units_text(workload), f"at most {duration(workload.max_runtime_seconds)}"]
+    parts = [kind, requested_units_text(workload), f"at most {short_duration(workload.max_runtime_seconds)}"]
     if piece.price_per_hour is not None:
         parts.append(f"{money(piece.price_per_hour, currency)}/h")
     return " · ".join(parts)
 
 
 def startup_steps(piece: WorkloadDetails) -> list[dict[str, Any]]:
-    """The real steps of the present attempt, for the steps component."""
+    """Return the steps of the current attempt, for the steps component."""
     steps = state_labels.start_steps(piece.workload, piece.run)
     line = []
     for step in steps:
@@ -185,16 +110,8 @@ def startup_steps(piece: WorkloadDetails) -> list[dict[str, Any]]:
     return line
 
 
-def lateness_warning(workload: Workload) -> str:
-    """A warning when it is expected to be done later than it is wanted."""
-    if workload.expected_start is None:
-        return ""
-    done = workload.expected_start + timedelta(seconds=workload.predicted_seconds)
-    return request_texts.late_warning(workload.wanted_by, done)
-
-
 def workload_buttons(piece: WorkloadDetails, user: User, *, small: bool = False) -> list[dict[str, Any]]:
-    """The buttons of a workload, by its state. Who may not press one is told by the service; here others' work gets none."""
+    """Return the buttons for the workload's state; none for workloads of other users."""
     workload = piece.workload
     if workload.state == WorkloadState.ENDED:
         return [{"label": "Launch again", "url": _action_url(workload, "relaunch"), "small": small}]
@@ -249,29 +166,6 @@ def _stop_button(workload: Workload, small: bool) -> dict[str, Any]:
     }
 
 
-def state_label(piece: WorkloadDetails, user: User) -> str:
-    """The word of a workload's state; of one that a person stopped, by whom."""
-    by = "" if piece.stop is None else "you" if piece.stop.user_id == user.pk else piece.stop.name
-    return state_labels.workload_state_label(piece.workload, by)[1]
-
-
-def stop_numbers(piece: WorkloadDetails, user: User) -> dict[str, Any]:
-    """Numbers of the reason ``cancelled``."""
-    return outcome_texts.cancelled_numbers(piece.workload, piece.stop, user)
-
-
-def outcome_sentence(piece: WorkloadDetails, user: User) -> str:
-    """In a sentence; empty while it has not ended."""
-    workload = piece.workload
-    if workload.state != WorkloadState.ENDED:
-        return ""
-    if piece.stop is None and piece.move is not None and piece.move.code == workload.outcome:
-        return reason_texts.reason_sentence(
-            workload.outcome, {**workload.outcome_numbers, **piece.move.numbers}, user
-        )
-    return outcome_texts.outcome_sentence(workload, piece.stop, user)
-
-
 def _waiting_fields(piece: WorkloadDetails, user: User, now: datetime) -> dict[str, Any]:
     workload = piece.workload
     return {
@@ -280,14 +174,14 @@ def _waiting_fields(piece: WorkloadDetails, user: User, now: datetime) -> dict[s
         "expected": expected_start_texts.expected_start_text(workload.expected_start, piece.likely, now),
         "why": " ".join(filter(None, (_waiting_reason(workload, user), lateness_warning(workload)))),
         "why_url": reverse("why", args=[workload.public_id]),
-        # What has no place in the line is not behind anybody.
+        # A workload without a queue position is not behind other workloads.
         "why_label": "Why them, not me?" if workload.position else "Why, and what would help?",
     }
 
 
 def _waiting_reason(workload: Workload, user: User) -> str:
-    said = reason_texts.waiting_sentence(workload, user)
-    return said or "The engine has not looked at it yet."
+    sentence = reason_texts.waiting_sentence(workload, user)
+    return sentence or "The engine has not planned it yet."
 
 
 def _running_fields(piece: WorkloadDetails, currency: str, now: datetime) -> dict[str, Any]:
@@ -306,7 +200,7 @@ def _running_fields(piece: WorkloadDetails, currency: str, now: datetime) -> dic
 
 
 def _final_readings(piece: WorkloadDetails, currency: str) -> list[dict[str, str]]:
-    """What became of it: nothing of it is left, and nothing is being read any more."""
+    """Return the readings of an ended workload."""
     return [
         {"label": "Ran", "value": run_time_text(piece)},
         {"label": "Cost", "value": final_cost_text(piece, currency)},
@@ -324,7 +218,7 @@ def _time_left(piece: WorkloadDetails, now: datetime) -> dict[str, str]:
     local, today = timezone.localtime(end), timezone.localtime(now)
     clock = f"{local:%H:%M}" if local.date() == today.date() else f"{local:%a %H:%M}"
     left = end - now
-    return {"label": "Time left", "value": duration(max(left, timedelta(0))), "small": f"to {clock}"}
+    return {"label": "Time left", "value": short_duration(max(left, timedelta(0))), "small": f"to {clock}"}
 
 
 def _cost(piece: WorkloadDetails, currency: str) -> dict[str, str]:
@@ -340,7 +234,7 @@ def _cost(piece: WorkloadDetails, currency: str) -> dict[str, str]:
 
 
 def _notice_line(piece: WorkloadDetails, user: User, now: datetime) -> dict[str, Any] | None:
-    """The line at the card's foot: what is about to happen, and the button that changes it."""
+    """Return the notice at the foot of the card, with the button that prevents what it announces."""
     workload = piece.workload
     if workload.state == WorkloadState.ENDED:
         return None
@@ -352,7 +246,8 @@ def _notice_line(piece: WorkloadDetails, user: User, now: datetime) -> dict[str,
         if piece.stop is not None:
             by = "you" if piece.stop.user_id == user.pk else piece.stop.name
             return {
-                "text": f"It is being stopped by {by}{': ' if piece.stop.why else ''}{piece.stop.why.rstrip('.')}."
+                "text": f"It is being stopped by {by}{': ' if piece.stop.why else ''}"
+                f"{piece.stop.why.rstrip('.')}."
             }
         return {"text": f"It is being stopped. {stop_reason(piece, user)}".strip()}
     if workload.state == WorkloadState.RUNNING and (quiet := _silent_host_notice(piece, now)):
@@ -360,7 +255,8 @@ def _notice_line(piece: WorkloadDetails, user: User, now: datetime) -> dict[str,
     if workload.state == WorkloadState.RUNNING and workload.idle_warned_at is not None:
         return {
             "warn": True,
-            "text": "No busy kernel, no open page and a quiet GPU. It stops soon unless you use it; your files stay.",
+            "text": "No busy kernel, no open page and a quiet GPU. "
+            "It stops soon unless you use it; your files stay.",
             "actions": [
                 {
                     "label": "Keep it 2 h",
@@ -387,64 +283,28 @@ def _notice_line(piece: WorkloadDetails, user: User, now: datetime) -> dict[str,
     ):
         return {
             "warn": True,
-            "text": f"It reaches its longest runtime in {duration(end - now)}; save your work or extend it.",
+            "text": f"It reaches its longest runtime in {short_duration(end - now)}; "
+            "save your work or extend it.",
         }
     if workload.state == WorkloadState.RUNNING and piece.borrows is not None:
         return {"text": borrowing_notice(piece)}
     return None
 
 
-def borrowing_notice(piece: WorkloadDetails) -> str:
-    """That its team holds more than it is guaranteed, so that this may have to make room; empty where that is not so."""
-    line = piece.borrows
-    if line is None:
-        return ""
-    return request_texts.borrowing_notice(
-        piece.workload.project.team.name, line.model, round(line.held, 2), round(line.guaranteed, 2)
-    )
-
-
 def _silent_host_notice(piece: WorkloadDetails, now: datetime) -> str:
-    """That nothing was heard of its host for too long; of a gang, of its first. Empty while it reports."""
+    """Return the notice that the first host has not reported for too long; empty while it reports."""
     host = piece.run.host if piece.run is not None else None
     if host is None or host.lease_state == LeaseState.ALIVE or host.last_sync_at is None:
         return ""
     return (
-        f"Its host {host.name} was last heard {duration(now - host.last_sync_at)} ago. What runs there stops by itself when its "
-        "lease is over, and begins again elsewhere where it may be tried again."
+        f"Its host {host.name} last reported {short_duration(now - host.last_sync_at)} ago. "
+        "Workloads there stop when its lease expires, and restart on another host if a retry is left."
     )
 
 
-def stop_reason(piece: WorkloadDetails, user: User) -> str:
-    """For whom it makes room, as far as the viewer may know, or why else it is stopped."""
-    if piece.move is not None and piece.workload.stop_requested in ("", piece.move.code):
-        return reason_texts.reason_sentence(piece.move.code, piece.move.numbers, user)
-    if piece.eviction is not None:
-        numbers = {**piece.eviction.numbers, "for_workload": piece.eviction.for_workload_id}
-        return reason_texts.reason_sentence(piece.eviction.code, numbers, user)
-    if (
-        state_labels.is_waiting_to_resume(piece.workload)
-        and piece.run is not None
-        and piece.run.outcome in LOST_CODES
-    ):
-        return reason_texts.reason_sentence(piece.run.outcome, {}, user)
-    return reason_texts.reason_sentence(piece.workload.stop_requested, stop_numbers(piece, user), user)
-
-
 def _idle_time(workload: Workload, now: datetime) -> str:
-    return duration(now - workload.idle_warned_at) if workload.idle_warned_at else ""
+    return short_duration(now - workload.idle_warned_at) if workload.idle_warned_at else ""
 
 
 def _action_url(workload: Workload, verb: str) -> str:
     return reverse(f"workload-{verb}", args=[workload.public_id])
-
-
-def _number_ranges(numbers: list[int]) -> str:
-    """``0, 2–5`` for 0, 2, 3, 4, 5."""
-    spans: list[tuple[int, int]] = []
-    for number in numbers:
-        if spans and spans[-1][1] == number - 1:
-            spans[-1] = (spans[-1][0], number)
-        else:
-            spans.append((number, number))
-    return ", ".join(f"{first}" if first == last else f"{first}–{last}" for first, last in spans)

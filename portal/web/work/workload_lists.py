@@ -1,29 +1,23 @@
-"""Lists of notebooks and jobs: filters and order in the address, pages made by the server, all rows as CSV."""
+"""Filter, sort and export lists of notebooks and jobs."""
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 
 from django import forms
-from django.core.paginator import Page, Paginator
-from django.db.models import F, Model, QuerySet
-from django.http import HttpRequest, StreamingHttpResponse
+from django.db.models import F, QuerySet
+from django.http import StreamingHttpResponse
 
 from portal.models import User
 from portal.reads.work.workload_details import filter_by_text
+from portal.web.page.csv_export import MAX_CSV_ROWS, csv_response
 from portal.wording import state_labels
 from scheduler.models import Workload
 from scheduler.state.states import WorkloadState
-from telemetry.money.statements import csv_safe_text
 
-ROWS_PER_PAGE = 25
-MAX_CSV_ROWS = 50_000
-Row = TypeVar("Row", bound=Model)
-
-# Word of the address: the columns it sorts by. Each order ends in the id.
+# Value of `?sort=`: the columns. The primary key makes each order unique.
 SORT_COLUMNS: dict[str, tuple[str, ...]] = {
     "name": ("name",),
     "team": ("project__team__name", "project__name"),
@@ -47,78 +41,6 @@ STATE_FILTERS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-
-
-class WorkloadFilterForm(forms.Form):
-    find = forms.CharField(required=False, max_length=100, label="Name, person, project or team")
-    state = forms.ChoiceField(
-        required=False,
-        label="State",
-        choices=[("", "Any state"), *((k, v[0]) for k, v in STATE_FILTERS.items())],
-    )
-    mine = forms.ChoiceField(required=False, label="Whose", choices=[("", "Everybody's"), ("1", "Mine")])
-
-    def apply(self, rows: QuerySet[Workload], user: User) -> QuerySet[Workload]:
-        """``rows`` that the filters let through; a filter that makes no sense is shown as an error and left out."""
-        self.is_valid()
-        chosen = self.cleaned_data
-        if chosen.get("find"):
-            rows = filter_by_text(rows, chosen["find"])
-        if chosen.get("state"):
-            rows = rows.filter(**STATE_FILTERS[chosen["state"]][1])
-        if chosen.get("mine"):
-            rows = rows.filter(owner=user)
-        return rows
-
-
-def sort_workloads(rows: QuerySet[Workload], sort: str) -> QuerySet[Workload]:
-    """By a word of SORTS, ``-`` before it for downwards; else the newest first."""
-    down, word = sort.startswith("-"), sort.removeprefix("-")
-    columns = SORT_COLUMNS.get(word)
-    if columns is None:
-        return rows.order_by("-submitted_at", "-pk")
-    turned = [F(c).desc(nulls_last=True) if down else F(c).asc(nulls_last=True) for c in columns]
-    return rows.order_by(*turned, "-pk" if down else "pk")
-
-
-def paginate(
-    request: HttpRequest, rows: QuerySet[Row] | Sequence[Any], per_page: int = ROWS_PER_PAGE
-) -> Page[Any]:
-    """The page that ``?page=`` names; a number that is none, or beyond the end, is brought into range."""
-    return Paginator(rows, per_page).get_page(request.GET.get("page"))
-
-
-def csv_response(
-    name: str, head: Sequence[str], rows: Iterable[Sequence[Any]], now: datetime
-) -> StreamingHttpResponse:
-    """A CSV file, sent as it is made. A cell that a spreadsheet would take for a formula is quoted with an apostrophe."""
-    writer = csv.writer(_PassThroughFile())
-
-    def lines() -> Iterator[str]:
-        yield writer.writerow(head)
-        for row in rows:
-            yield writer.writerow([_csv_cell(value) for value in row])
-
-    answer = StreamingHttpResponse(lines(), content_type="text/csv; charset=utf-8")
-    answer.headers["Content-Disposition"] = f'attachment; filename="{name}-{now:%Y%m%d-%H%M}.csv"'
-    return answer
-
-
-def _csv_cell(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, str):
-        return csv_safe_text(value)
-    return "" if value is None else value
-
-
-class _PassThroughFile:
-    """A file that hands back what is written to it."""
-
-    def write(self, text: str) -> str:
-        return text
-
-
 CSV_COLUMNS: Mapping[str, Callable[[Workload], Any]] = {
     "id": lambda w: w.public_id,
     "name": lambda w: w.name,
@@ -142,8 +64,40 @@ CSV_COLUMNS: Mapping[str, Callable[[Workload], Any]] = {
 }
 
 
+class WorkloadFilterForm(forms.Form):
+    find = forms.CharField(required=False, max_length=100, label="Name, person, project or team")
+    state = forms.ChoiceField(
+        required=False,
+        label="State",
+        choices=[("", "Any state"), *((k, v[0]) for k, v in STATE_FILTERS.items())],
+    )
+    mine = forms.ChoiceField(required=False, label="Whose", choices=[("", "Everybody's"), ("1", "Mine")])
+
+    def apply(self, rows: QuerySet[Workload], user: User) -> QuerySet[Workload]:
+        """Return the rows that match the filters. Invalid filters show an error and are ignored."""
+        self.is_valid()
+        chosen = self.cleaned_data
+        if chosen.get("find"):
+            rows = filter_by_text(rows, chosen["find"])
+        if chosen.get("state"):
+            rows = rows.filter(**STATE_FILTERS[chosen["state"]][1])
+        if chosen.get("mine"):
+            rows = rows.filter(owner=user)
+        return rows
+
+
+def sort_workloads(rows: QuerySet[Workload], sort: str) -> QuerySet[Workload]:
+    """Sort by a key of SORT_COLUMNS (``-`` before it: descending); otherwise newest first."""
+    down, word = sort.startswith("-"), sort.removeprefix("-")
+    columns = SORT_COLUMNS.get(word)
+    if columns is None:
+        return rows.order_by("-submitted_at", "-pk")
+    ordering = [F(c).desc(nulls_last=True) if down else F(c).asc(nulls_last=True) for c in columns]
+    return rows.order_by(*ordering, "-pk" if down else "pk")
+
+
 def workloads_csv(name: str, rows: QuerySet[Workload], now: datetime) -> StreamingHttpResponse:
-    """The list as CSV, every row of it up to 50,000."""
+    """Return the list as CSV, at most 50,000 rows."""
     cells = (
         [read(w) for read in CSV_COLUMNS.values()] for w in rows[:MAX_CSV_ROWS].iterator(chunk_size=1000)
     )

@@ -455,7 +455,7 @@ def test_failed_hardware_stands_among_the_decisions_about_the_work_it_stopped(wo
     meaning = HealthRule.objects.get(code="xid:79").meaning
     client = signed_in(world.vision.member)
     tab = client.get(reverse("job", args=[work.public_id]) + "?tab=decisions").content.decode()
-    assert "Told to leave its host" in tab and f"GPU 3 of alpha failed (XID 79, {meaning})" in tab
+    assert "Moved from its host" in tab and f"GPU 3 of alpha failed (XID 79, {meaning})" in tab
     (row,) = [
         each
         for each in client.get(f"/api/v1/workloads/{work.public_id}/why/").json()["decisions"]

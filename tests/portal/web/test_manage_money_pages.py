@@ -15,7 +15,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from portal.models import User
-from portal.web.money import utilisation_charts
+from portal.web.money import utilisation_charts, utilisation_query
 from scheduler.models import Allocation, Gpu, Host, HostStateChange, Run, Unit, Workload
 from scheduler.state.states import RunState, WorkloadState
 from telemetry.models import Budget, CostCentre, Price, Statement
@@ -243,7 +243,7 @@ def test_every_role_may_ask_where_the_hours_go(world: World, charged: Workload, 
     assert "Where the GPU-hours go" in page.content.decode()
 
 
-@pytest.mark.parametrize("dimension", [name for name, _ in utilisation_charts.DIMENSIONS])
+@pytest.mark.parametrize("dimension", [name for name, _ in utilisation_query.DIMENSIONS])
 def test_use_is_shown_by_every_dimension(world: World, charged: Workload, dimension: str) -> None:
     assert (
         signed_in(world.operator).get(reverse("utilisation"), PERIOD | {"by": dimension}).status_code == 200

@@ -71,7 +71,6 @@ TABLE: dict[str, tuple[str, tuple[int, ...]]] = {
     "why-them": ("GET", OWN_TEAM),
     "fairness": ("GET", POOL),
     "search": ("GET", ALL),
-    "styleguide": ("GET", ALL),
     "fleet": ("GET", ALL),
     "host": ("GET", POOL),
     "host-add": ("GET", OPERATORS),

@@ -40,9 +40,9 @@ def test_what_has_to_go_is_told_for_what_it_goes(world: World) -> None:
     work = run_job(world, world.vision, "goes", host="alpha", gpus=[0], preemptible=True)
     assert hosts.drain_host(world.hosts["alpha"], reason="looking at fans", now=timezone.now())
     page = page_of(world, work)
-    assert "Why goes has to go" in page
+    assert "Why goes is being stopped" in page
     assert "Its host alpha is taken out of service: looking at fans." in page
-    assert "Told to leave its host" in page
+    assert "Moved from its host" in page
 
 
 def test_what_waits_again_is_told_why_it_waits_and_how_it_came_to_that(world: World) -> None:

@@ -14,8 +14,8 @@ from django.utils import timezone
 
 from portal.models import AuditEvent, Submission, Template
 from portal.reads.work import workload_details
-from portal.templatetags.gpupool import STATE_DISPLAY
-from portal.web.work import workload_card
+from portal.web.components.state_display import STATE_DISPLAY
+from portal.web.work import workload_card, workload_text
 from portal.wording import state_labels
 from scheduler.models import Allocation, Host, Reservation, Run, Workload
 from scheduler.state.states import ReservationState, WorkloadState
@@ -36,7 +36,6 @@ PAGES = [
     "job-submit",
     "queue",
     "search",
-    "styleguide",
 ]
 
 
@@ -468,7 +467,7 @@ def test_a_notebook_that_has_ended_says_what_it_had_and_that_it_was_stopped(worl
     )
     desk.refresh_from_db()
     never.refresh_from_db()
-    assert (workload_card.displayed_state(desk), workload_card.displayed_state(never)) == (
+    assert (workload_text.displayed_state(desk), workload_text.displayed_state(never)) == (
         "stopped",
         "cancelled",
     )
@@ -639,7 +638,7 @@ def test_only_what_ran_waits_to_resume(world: World) -> None:
     owner = signed_in(world.vision.member)
     for job, word in ((ran, "Waits to resume"), (never, "Queued")):
         assert (
-            STATE_DISPLAY[workload_card.displayed_state(job)][0]
+            STATE_DISPLAY[workload_text.displayed_state(job)][0]
             == state_labels.workload_state_label(job)[1]
             == word
         )
@@ -823,7 +822,7 @@ def test_a_window_that_fits_while_fewer_are_free_says_why(world: World) -> None:
     client = signed_in(world.vision.member)
     page = client.post(reverse("ask-preview"), ask_data(world)).content.decode()
     assert "It fits." in page
-    assert "Right now none is free. A reservation counts what is free by its start" in page
+    assert "Right now none is free. A reservation counts the GPUs that are free when it starts" in page
     assert "0 of 16 free now" in client.get(reverse("ask")).content.decode()
 
 
@@ -1032,10 +1031,7 @@ def test_a_job_whose_host_has_fallen_quiet_says_so_and_what_follows(world: World
     Host.objects.filter(name="alpha").update(
         last_sync_at=timezone.now() - dt.timedelta(seconds=34), lease_state="alive"
     )
-    assert "was last heard" not in signed_in(world.language.member).get(page).content.decode()
+    assert "last reported" not in signed_in(world.language.member).get(page).content.decode()
     Host.objects.filter(name="alpha").update(lease_state="suspect")
     shown = signed_in(world.language.member).get(page).content.decode()
-    assert (
-        "Its host alpha was last heard 34 s ago. What runs there stops by itself when its lease is over"
-        in shown
-    )
+    assert "Its host alpha last reported 34 s ago. Workloads there stop when its lease expires" in shown

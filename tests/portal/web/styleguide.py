@@ -16,7 +16,8 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
 
-from portal.templatetags.gpupool import STATE_DISPLAY, duration, gpus, grouped, money, percent
+from portal.web.components.quantities import gpus, grouped, money, percent, short_duration
+from portal.web.components.state_display import STATE_DISPLAY
 
 MODELS = [("H100-80GB", "H100 80GB, 6 free, €2.40/h"), ("A100-80GB", "A100 80GB, 24 free, €1.45/h")]
 TEAMS = [
@@ -130,7 +131,7 @@ def _figures_in_words() -> dict[str, Any]:
             {"label": "Productive", "value": percent(0.533, 1), "small": "+3.1 points"},
             {"label": "Held or reserved", "value": percent(0.821, 1), "small": "of capacity"},
             {"label": "Held but not used", "value": f"{grouped(54734)} h"},
-            {"label": "Wait, half of all", "value": duration(360)},
+            {"label": "Wait, half of all", "value": short_duration(360)},
             {"label": "Coverage", "value": percent(None)},
         ],
         "facts": [
@@ -162,7 +163,7 @@ def _figures_in_words() -> dict[str, Any]:
         "words": [
             {
                 "label": "duration",
-                "value": ", ".join(duration(seconds) for seconds in (40, 1560, 11640, 187200, None)),
+                "value": ", ".join(short_duration(seconds) for seconds in (40, 1560, 11640, 187200, None)),
             },
             {
                 "label": "money",

@@ -1,0 +1,1 @@
+"""Functions behind the template tags and filters of ``{% load gpupool %}``."""

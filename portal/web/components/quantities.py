@@ -1,0 +1,89 @@
+"""Format quantities as text: durations, money, shares, data sizes and GPU counts."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from decimal import Decimal
+
+UNKNOWN_TEXT = "unknown"
+CURRENCY_SIGNS = {"EUR": "€", "USD": "$", "GBP": "£"}
+
+
+def short_duration(value: timedelta | int | float | Decimal | None) -> str:
+    """Format a timedelta or seconds: ``40 s``, ``26 min``, ``3 h 14 min``, ``2 d 4 h``. None is "unknown"."""
+    if value is None:
+        return UNKNOWN_TEXT
+    seconds = int(value.total_seconds() if isinstance(value, timedelta) else value)
+    sign, seconds = ("−", -seconds) if seconds < 0 else ("", seconds)
+    if seconds < 60:
+        return f"{sign}{seconds} s"
+    minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86400
+    if minutes < 60:
+        return f"{sign}{minutes} min"
+    if days < 2:
+        rest = minutes % 60
+        return f"{sign}{hours} h" + (f" {rest:02d} min" if rest else "")
+    rest = hours % 24
+    return f"{sign}{days} d" + (f" {rest} h" if rest else "")
+
+
+def money(amount: Decimal | int | None, currency: str = "") -> str:
+    """Format an exact amount with its currency: ``€1,204.80``, ``CHF 12.00``.
+
+    Shows at least two decimals and never drops one: `round_amount` rounds amounts before they get here.
+    """
+    if amount is None:
+        return UNKNOWN_TEXT
+    exact = Decimal(amount)
+    size = abs(exact).normalize()
+    exponent = size.as_tuple().exponent
+    decimals = max(2, -exponent if isinstance(exponent, int) else 2)
+    digits = f"{size:,.{decimals}f}"
+    sign = "−" if exact < 0 else ""
+    mark = CURRENCY_SIGNS.get(currency)
+    if mark:
+        return f"{sign}{mark}{digits}"
+    return f"{sign}{currency} {digits}" if currency else f"{sign}{digits}"
+
+
+def measured(amount: Decimal | None, measure: str) -> str:
+    """Format a budget amount: ``1,204.80`` for money, ``1,205 GPU-h`` or ``38.5 GPU-h`` for GPU-hours."""
+    if measure != "gpu_hours" or amount is None:
+        return money(amount)
+    return f"{grouped(amount, 1 if abs(amount) < 100 else 0)} GPU-h"
+
+
+def percent(share: float | Decimal | None, decimals: int = 0) -> str:
+    """Format a share of 1 as ``71 %``. None is "unknown"."""
+    return UNKNOWN_TEXT if share is None else f"{float(share) * 100:.{decimals}f} %"
+
+
+def grouped(number: float | Decimal | None, decimals: int = 0) -> str:
+    """Format a number with thousands separators: ``380,928``. None is "unknown"."""
+    return UNKNOWN_TEXT if number is None else f"{number:,.{decimals}f}"
+
+
+def data_size(size: float | None) -> str:
+    """Format bytes as ``4.2 GB`` (powers of 1000). None is "unknown"."""
+    if size is None:
+        return UNKNOWN_TEXT
+    units = ("B", "kB", "MB", "GB", "TB", "PB")
+    step = 0
+    while abs(size) >= 1000 ** (step + 1) and step < len(units) - 1:
+        step += 1
+    amount, unit = size / 1000**step, units[step]
+    return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.1f} {unit}"
+
+
+def gpu_model(model: str) -> str:
+    """Format a GPU model for people: ``H100-80GB`` becomes ``H100 80GB``."""
+    return str(model).replace("-", " ")
+
+
+def gpus(count: int | None, model: str = "") -> str:
+    """Format a GPU count: ``2 × H100 80GB``, or ``2 GPUs`` without a model. None is "unknown"."""
+    if count is None:
+        return UNKNOWN_TEXT
+    if model:
+        return f"{count} × {gpu_model(model)}"
+    return f"{count} GPU" if count == 1 else f"{count} GPUs"

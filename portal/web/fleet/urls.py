@@ -1,0 +1,34 @@
+"""URL patterns of hosts, GPUs, volumes, pools, health rules and recordings."""
+
+from django.urls import path
+
+from portal.web.fleet import (
+    gpu_geometry,
+    health_rules,
+    hosts,
+    overview,
+    pool_settings,
+    recordings,
+    repairs,
+    volumes,
+)
+
+urlpatterns = [
+    path("fleet/", overview.fleet, name="fleet"),
+    path("fleet/add/", hosts.host_add, name="host-add"),
+    path("hosts/<str:name>/", hosts.host, name="host"),
+    path("hosts/<str:name>/maintenance/", hosts.host_maintenance, name="host-maintenance"),
+    path("hosts/<str:name>/gpus/<int:index>/geometry/", gpu_geometry.gpu_geometry, name="gpu-geometry"),
+    path("hosts/<str:name>/repair/", repairs.host_repair, name="host-repair"),
+    path("hosts/<str:name>/cordon/", hosts.host_change, {"verb": "cordon"}, name="host-cordon"),
+    path("hosts/<str:name>/drain/", hosts.host_change, {"verb": "drain"}, name="host-drain"),
+    path("hosts/<str:name>/return/", hosts.host_change, {"verb": "return"}, name="host-return"),
+    path("hosts/<str:name>/off/", hosts.host_change, {"verb": "off"}, name="host-off"),
+    path("hosts/<str:name>/revoke/", hosts.host_change, {"verb": "revoke"}, name="host-revoke"),
+    path("volumes/", volumes.volumes, name="volumes"),
+    path("settings/pools/new/", pool_settings.pool_new, name="pool-new"),
+    path("settings/pools/<slug:slug>/", pool_settings.pool_settings, name="pool"),
+    path("settings/health/", health_rules.health_rules, name="health-rules"),
+    path("settings/recordings/", recordings.recordings, name="recordings"),
+    path("settings/recordings/<int:pk>/", recordings.recording, name="recording"),
+]

@@ -1,0 +1,166 @@
+"""Choices of the request form's fields, and their values for durations, sizes and workloads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+from django.utils import timezone
+
+from portal.hardware_request import MAX_COMPUTE_CAPABILITY, MAX_CPU_MILLI, MAX_MEMORY_MIB
+from portal.models import User
+from portal.reads.fleet.free_capacity import FreeCapacity
+from scheduler.core.model.snapshot import Priority
+from scheduler.models import Workload
+
+REQUEST_KINDS = [("notebook", "Notebook"), ("job", "Job"), ("reservation", "Reservation")]
+GPU_COUNT_CHOICES = [("1", "1"), ("2", "2"), ("4", "4"), ("8", "8"), ("other", "Other")]
+REPEAT_CHOICES = [
+    ("", "Once"),
+    ("weekdays", "Every weekday"),
+    ("daily", "Every day"),
+    ("weekly", "Every week on that day"),
+]
+DEPENDENCY_CHOICES = [
+    ("", "Any time"),
+    ("ok", "Once it has finished"),
+    ("any", "Once it has ended"),
+    ("not_ok", "Only if it fails"),
+]
+LENGTH_UNIT_CHOICES = [("hours", "hours"), ("minutes", "minutes"), ("days", "days")]
+SECONDS_PER_LENGTH_UNIT = {"minutes": 60, "hours": 3600, "days": 86_400}
+MAX_LENGTH_IN_UNITS = 100_000
+# Form field: (service argument, argument units per field unit, maximum of the argument).
+SIZE_FIELDS: dict[str, tuple[str, int, int]] = {
+    "cpus": ("cpu_milli", 1000, MAX_CPU_MILLI),
+    "memory": ("memory_mib", 1024, MAX_MEMORY_MIB),
+    "min_memory": ("min_memory_mib", 1024, MAX_MEMORY_MIB),
+    "min_capability": ("min_compute_capability", 10, MAX_COMPUTE_CAPABILITY),
+}
+# Service argument: the field that shows its errors.
+FIELD_FOR_ARGUMENT = {
+    "labels_preferred": "prefer",
+    "labels_required": "labels",
+    "models": "target",
+    "pool": "target",
+    "profile": "target",
+    **{argument: name for name, (argument, _, _) in SIZE_FIELDS.items()},
+    "units": "units_other",
+    "end": "length",
+    "max_runtime_seconds": "length",
+}
+ANY_MODEL = ""
+
+
+def number_text(number: Decimal) -> str:
+    """Return a number as a message repeats it, at most 30 characters long."""
+    return f"{number:f}"[:30] if abs(number.adjusted()) < 30 else str(number)[:30]
+
+
+def size_text(name: str, size: int) -> str:
+    """Return a size in the unit of its field; empty if it is 0."""
+    if not size:
+        return ""
+    text = f"{Decimal(size) / SIZE_FIELDS[name][1]:.4f}".rstrip("0").rstrip(".")
+    return f"{size / 10:.1f}" if name == "min_capability" else text
+
+
+def default_name(kind: str, user: User, now: datetime) -> str:
+    """Return a name made of the user name and the local time."""
+    return f"{user.get_username()}-{timezone.localtime(now):%d%b-%H%M}".lower()
+
+
+def default_values(now: datetime, lines: list[FreeCapacity]) -> dict[str, Any]:
+    """Return values of a form that can be submitted as it is: tomorrow at 09:00, for four hours."""
+    tomorrow = (timezone.localtime(now) + timedelta(days=1)).replace(
+        hour=9, minute=0, second=0, microsecond=0
+    )
+    best = next((line for line in lines if line.free and not line.profile), lines[0] if lines else None)
+    return {
+        "start": tomorrow,
+        "length": 4,
+        "length_unit": "hours",
+        "count": "1",
+        "target": target_value(best) if best else "",
+        "priority": "normal",
+        "preemptible": True,
+        "hosts": 1,
+        "most_retries": 0,
+    }
+
+
+def values_of_workload(workload: Workload, user: User) -> dict[str, Any]:
+    """Return the field values of an earlier notebook or job, to launch it again with changes.
+
+    Values of environment variables may be secrets: other users than the owner get only the names.
+    """
+    models = [*workload.models_wanted, "", "", ""]
+    model = models[0] or ANY_MODEL
+    hours, rest = divmod(workload.max_runtime_seconds, 3600)
+    return {
+        "kind": workload.kind,
+        "name": workload.name,
+        "project": str(workload.project_id),
+        "target": f"{workload.pool.slug}|{model}|{workload.profile}",
+        "second": models[1],
+        "third": models[2],
+        **count_values(workload.units),
+        "hosts": workload.hosts,
+        "nvlink": workload.nvlink,
+        "length": workload.max_runtime_seconds // 60 if rest else hours,
+        "length_unit": "minutes" if rest else "hours",
+        "type": workload.type,
+        "command": workload.command,
+        "priority": Priority(workload.priority).name.lower(),
+        "preemptible": workload.preemptible,
+        "most_retries": workload.most_retries,
+        "if_member_ends": workload.if_member_ends,
+        "labels": labels_text(workload.labels_required),
+        "prefer": labels_text(workload.labels_preferred),
+        "spread": workload.spread,
+        **{
+            name: size_text(name, getattr(workload, argument))
+            for name, (argument, _, _) in SIZE_FIELDS.items()
+        },
+        "environment": "\n".join(
+            f"{name}={value if workload.owner_id == user.pk else ''}"
+            for name, value in workload.environment.items()
+        ),
+    }
+
+
+def labels_text(labels: Mapping[str, str]) -> str:
+    """Return labels as the text of their field."""
+    return ", ".join(f"{name}={value}" for name, value in sorted(labels.items()))
+
+
+def count_values(units: int) -> dict[str, Any]:
+    """Return the values of the two fields that hold a number of GPUs."""
+    return (
+        {"count": str(units), "units_other": None}
+        if str(units) in dict(GPU_COUNT_CHOICES)
+        else {"count": "other", "units_other": units}
+    )
+
+
+def length_values(length: timedelta) -> dict[str, Any]:
+    """Return the values of the two fields that hold a duration."""
+    minutes = int(length.total_seconds() // 60)
+    if minutes % 60:
+        return {"length": minutes, "length_unit": "minutes"}
+    return {"length": minutes // 60, "length_unit": "hours"}
+
+
+def end_or_latest(start: datetime, length: timedelta) -> datetime:
+    """Return the end of a period. If it is out of range, return its year 9999, which the service rejects."""
+    try:
+        return start + length
+    except OverflowError:
+        return start.replace(year=9999)
+
+
+def target_value(line: FreeCapacity) -> str:
+    """Return the value of the field ``target`` for one row of free capacity."""
+    return f"{line.pool.slug}|{line.model}|{line.profile}"

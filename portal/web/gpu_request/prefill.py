@@ -1,0 +1,173 @@
+"""Fill in the request form from the last request, an earlier workload, a template or the query string."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.http import HttpRequest, QueryDict
+from django.utils import timezone
+
+from portal import policy
+from portal.models import Template, User
+from portal.reads.work.workload_details import RELATED
+from portal.web.gpu_request.field_values import (
+    REQUEST_KINDS,
+    count_values,
+    default_values,
+    length_values,
+    values_of_workload,
+)
+from portal.web.gpu_request.forms import GpuRequestForm
+from portal.web.gpu_request.options import GpuRequestOptions, target_values
+from portal.web.page.query import parse_uuid
+from scheduler.core.model.snapshot import Priority
+from scheduler.models import WorkloadKind
+
+TEMPLATE_SLUG = re.compile(r"[-a-zA-Z0-9_]{1,40}")
+LAST_REQUEST_SESSION_KEY = "last_ask"
+NOT_REMEMBERED_FIELDS = frozenset(
+    {
+        "csrfmiddlewaretoken",
+        "name",
+        "start",
+        "why",
+        "use_start",
+        "use_units",
+        "use_way",
+        "repeat",
+        "until",
+        "after",
+        "array",
+        "wanted_by",
+    }
+)
+
+
+def initial_kind(request: HttpRequest) -> str:
+    given = request.GET.get("kind", "") or request.session.get(LAST_REQUEST_SESSION_KEY, {}).get("kind", "")
+    return given if given in dict(REQUEST_KINDS) else "reservation"
+
+
+def initial_values(
+    request: HttpRequest, user: User, now: datetime, kind: str, options: GpuRequestOptions
+) -> dict[str, Any]:
+    """Return initial values: defaults, replaced by the last request, replaced by the query string."""
+    initial = default_values(now, options.lines)
+    remembered = dict(request.session.get(LAST_REQUEST_SESSION_KEY, {}))
+    if remembered:
+        # Browsers do not send unchecked boxes.
+        remembered["preemptible"] = bool(remembered.get("preemptible"))
+        remembered["nvlink"] = bool(remembered.get("nvlink"))
+        remembered["spread"] = bool(remembered.get("spread"))
+    initial |= remembered
+    initial["kind"] = kind
+    initial["project"] = initial.get("project") or next(iter(options.projects), "")
+    if kind == "notebook" and "type" not in remembered:
+        initial["type"] = "interactive"
+    initial |= _values_from_workload(request, user)
+    initial |= _values_from_template(request, initial["target"])
+    initial |= _values_from_query(request.GET)
+    if request.GET.get("kind") in dict(REQUEST_KINDS):
+        initial["kind"] = kind  # replaces the kind of the earlier workload
+    if initial["target"] not in target_values(options.lines):
+        initial["target"] = default_values(now, options.lines)["target"]
+    return initial
+
+
+def _values_from_workload(request: HttpRequest, user: User) -> dict[str, Any]:
+    public_id = parse_uuid(request.GET.get("from", ""))
+    if public_id is None:
+        return {}
+    workload = policy.visible_workloads(user).filter(public_id=public_id).select_related(*RELATED).first()
+    return values_of_workload(workload, user) if workload else {}
+
+
+def _values_from_template(request: HttpRequest, target: str) -> dict[str, Any]:
+    """Return values of a job template. Its profile replaces that of ``target`` (POOL|MODEL|PROFILE)."""
+    slug = request.GET.get("template", "")
+    template = (
+        Template.objects.filter(slug=slug, kind=WorkloadKind.JOB).first()
+        if TEMPLATE_SLUG.fullmatch(slug)
+        else None
+    )
+    if template is None:
+        return {}
+    pool, _, rest = target.partition("|")
+    return {
+        "kind": "job",
+        "name": template.slug,
+        "type": template.type,
+        "command": template.command,
+        "hosts": template.hosts,
+        "target": f"{pool}|{rest.partition('|')[0]}|{template.profile}",
+        **count_values(template.units),
+        **length_values(timedelta(seconds=template.max_runtime_seconds)),
+    }
+
+
+def _values_from_query(given: QueryDict) -> dict[str, Any]:
+    """Return values of the query string.
+
+    A window of the calendar has target, units, start and end (ISO 8601). An alternative request may also have
+    hosts, seconds, priority and preemptible=1.
+    """
+    found: dict[str, Any] = {}
+    if given.get("target"):
+        found["target"] = given["target"][:200]
+    units = given.get("units", "")
+    if units.isascii() and units.isdigit() and 1 <= int(units[:6]) <= 10_000:
+        found |= count_values(int(units[:6]))
+    hosts, seconds = given.get("hosts", ""), given.get("seconds", "")
+    if hosts.isascii() and hosts.isdigit() and 1 <= int(hosts[:6]) <= 10_000:
+        found["hosts"] = int(hosts[:6])
+    if seconds.isascii() and seconds.isdigit() and 60 <= int(seconds[:9]) <= 366 * 86_400:
+        found |= length_values(timedelta(seconds=int(seconds[:9])))
+    if given.get("priority") in {priority.name.lower() for priority in Priority}:
+        found["priority"] = given["priority"]
+    if given.get("preemptible") == "1":
+        found["preemptible"] = True
+    start, end = _parse_datetime(given.get("start", "")), _parse_datetime(given.get("end", ""))
+    if start is not None:
+        found["start"] = timezone.localtime(start)
+        if end is not None and timedelta(0) < end - start <= timedelta(days=366):
+            found |= length_values(end - start)
+    return found
+
+
+def _parse_datetime(text: str) -> datetime | None:
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    if not 2000 <= at.year <= 2200:
+        return None
+    return at if at.tzinfo else timezone.make_aware(at)
+
+
+def apply_suggestion(posted: QueryDict) -> QueryDict:
+    """Return the posted form, changed by the suggestion whose button was pressed."""
+    changed = posted.copy()
+    start, units = posted.get("use_start", ""), posted.get("use_units", "")
+    if start:
+        changed["start"] = str(start)
+    for name, value in _values_from_query(QueryDict(str(posted.get("use_way", ""))[:1000])).items():
+        changed[name] = "" if value is None else "on" if value is True else str(value)
+    if str(units).isascii() and str(units).isdigit():
+        for name, value in count_values(int(str(units)[:6])).items():
+            changed[name] = "" if value is None else str(value)
+    return changed
+
+
+def initial_as_posted(form: GpuRequestForm) -> QueryDict:
+    """Return the initial values as if they had been posted, so that the page can show a preview at once."""
+    data = QueryDict(mutable=True)
+    for name in form.fields:
+        value = form.get_initial_for_field(form.fields[name], name)
+        if value is None or value is False:
+            continue
+        if isinstance(value, datetime):
+            value = f"{timezone.localtime(value):%Y-%m-%dT%H:%M}"
+        data[name] = "on" if value is True else str(value)
+    return data

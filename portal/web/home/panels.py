@@ -1,0 +1,216 @@
+"""Build the panels of the home page: team quotas and budgets, operations, spending, upcoming events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+from django.urls import reverse
+
+from portal.models import Submission, User
+from portal.reads.people import staff_dashboard
+from portal.reads.work import team_summaries
+from portal.reads.work.team_summaries import TeamSummary
+from portal.web.components.quantities import gpu_model, grouped, money, short_duration
+from portal.web.work import workload_text
+from portal.wording import reason_texts, request_texts
+from scheduler.models import MaintenanceWindow, Reservation
+from telemetry.core.amounts import round_amount
+
+FormatAmount = Callable[[Decimal], str]  # an amount with its measure
+KINDS_WITH_WINDOW = (Submission.Kind.RESERVATION, Submission.Kind.SERIES, Submission.Kind.WINDOW_CHANGE)
+
+
+def team_panel(panel: TeamSummary, currency: str, now: datetime) -> dict[str, Any]:
+    pools = {line.pool for line in panel.lines}
+    quotas = []
+    for line in panel.lines:
+        label = gpu_model(line.model) + (f", {line.pool}" if len(pools) > 1 else "")
+        borrowed = f", {workload_text.gpu_count_text(line.borrowed)} borrowed" if line.borrowed else ""
+        most = line.guaranteed + (line.borrow_limit if line.borrow_limit is not None else line.guaranteed)
+        quotas.append(
+            {
+                "label": label,
+                "text": f"{workload_text.gpu_count_text(line.held)} of "
+                f"{workload_text.gpu_count_text(line.guaranteed)}{borrowed}",
+                "scale": max(most, line.held, 1),
+                "used": min(line.held, line.guaranteed),
+                "borrowed": line.borrowed,
+                "mark": line.guaranteed,
+            }
+        )
+    borrows = any(line.borrowed for line in panel.lines)
+    sliced = any(round(line.held, 2) % 1 for line in panel.lines)
+    return {
+        "team": panel.team,
+        "quotas": quotas,
+        "borrowed": borrows,
+        "sliced": sliced,
+        "budgets": _budgets(panel, currency, now),
+    }
+
+
+def _budgets(panel: TeamSummary, currency: str, now: datetime) -> list[dict[str, Any]]:
+    """Return the bars of a team's budgets for this month: money, GPU-hours, both or none."""
+
+    def bar(
+        label: str, spent: Decimal, budget: Decimal, forecast: Decimal | None, written: FormatAmount
+    ) -> dict[str, Any]:
+        words = f"{written(spent)} spent."
+        if forecast is not None:
+            words += f" At this pace {written(forecast)} by the end of the month."
+        return {**_budget_bar(label, spent, budget, forecast, written), "words": words}
+
+    found = []
+    if panel.budget is not None and panel.spent is not None:
+        found.append(
+            bar(
+                f"Budget, {now:%b}",
+                panel.spent,
+                panel.budget,
+                panel.forecast,
+                _whole_currency_units(currency),
+            )
+        )
+    if panel.hours is not None:
+        hours = panel.hours
+        found.append(bar(f"GPU-hours, {now:%b}", hours.spent, hours.amount, hours.forecast, _gpu_hours_text))
+    return found
+
+
+def _budget_bar(
+    label: str, spent: Decimal, budget: Decimal | None, forecast: Decimal | None, written: FormatAmount
+) -> dict[str, Any]:
+    """Return a bar of the amount spent against the budget, with the forecast for the month's end."""
+    expected = forecast or Decimal(0)
+    if budget is None:
+        return {
+            "label": label,
+            "text": f"{written(spent)}, no budget",
+            "scale": max(spent, expected, Decimal(1)),
+            "used": spent,
+            "mark": None,
+        }
+    left = budget - spent
+    text = f"{written(left)} left of {written(budget)}"
+    if left < 0:
+        text = f"over by {written(-left)} of {written(budget)}"
+    return {
+        "label": label,
+        "text": text,
+        "scale": max(budget, spent, expected, Decimal(1)),
+        "used": min(spent, budget),
+        "forecast": max(Decimal(0), min(expected, budget) - spent),
+        "over": max(Decimal(0), -left, expected - max(budget, spent)),
+        "mark": budget,
+        "bad": left < 0,
+    }
+
+
+def operations_panel(user: User, now: datetime) -> dict[str, Any] | None:
+    """Return the operator's panel (submissions, hosts, longest waits), or None for other users."""
+    found = staff_dashboard.operations_dashboard(user, now)
+    if found is None:
+        return None
+    return {
+        "found": found,
+        "submissions": [
+            {
+                "row": row,
+                "what": request_texts.submission_summary(row.kind, row.payload),
+                "url": reverse("submission", args=[row.public_id]),
+            }
+            for row in found.submissions
+        ],
+        "unserved": [
+            {
+                "row": row,
+                "url": reverse("reservation", args=[row.public_id]),
+                "reason": reason_texts.reason_sentence(row.reason_code, row.reason_numbers, user),
+            }
+            for row in found.unserved
+        ],
+        "waiting": [
+            {
+                "row": row,
+                "url": reverse("why", args=[row.public_id]),
+                "waits": short_duration(now - row.queued_at),
+                "reason": reason_texts.waiting_sentence(row, user),
+            }
+            for row in found.waiting
+        ],
+    }
+
+
+def spending_panel(user: User, currency: str, now: datetime) -> dict[str, Any] | None:
+    """Return this month's charges by team for finance viewers, or None for other users."""
+    found = staff_dashboard.money_dashboard(user, now)
+    if found is None:
+        return None
+    return {
+        "month": found.month,
+        "spent": money(found.spent, currency),
+        "teams": [
+            _budget_bar(
+                line.team.name, line.spent, line.budget, line.forecast, _whole_currency_units(currency)
+            )
+            for line in found.teams
+        ],
+    }
+
+
+def _whole_currency_units(currency: str) -> FormatAmount:
+    """Return a formatter for whole currency units: a bar's label has no space for cents."""
+    return lambda amount: money(round_amount(amount, Decimal(1)), currency).removesuffix(".00")
+
+
+def _gpu_hours_text(amount: Decimal) -> str:
+    """Format GPU-hours without the unit, which the label already names."""
+    return grouped(amount)
+
+
+def upcoming_rows(user: User, now: datetime) -> list[dict[str, Any]]:
+    """Return reservations, waiting submissions and maintenance windows, sorted by start."""
+    rows: list[dict[str, Any]] = [
+        _upcoming_reservation(r) for r in team_summaries.upcoming_reservations(user, now)
+    ]
+    rows += [row for row in map(_upcoming_submission, team_summaries.own_submissions(user)) if row]
+    rows += [_upcoming_maintenance(window) for window in team_summaries.upcoming_maintenance(user, now)]
+    return sorted(rows, key=lambda row: row["start"])
+
+
+def _upcoming_reservation(reservation: Reservation) -> dict[str, Any]:
+    return {
+        "start": reservation.start,
+        "end": reservation.end,
+        "url": reverse("reservation", args=[reservation.public_id]),
+        "title": reservation.name,
+        "text": f"Reservation, {workload_text.requested_units_text(reservation)}",
+    }
+
+
+def _upcoming_submission(submission: Submission) -> dict[str, Any] | None:
+    if submission.kind not in KINDS_WITH_WINDOW:
+        return None
+    payload = submission.payload
+    models = gpu_model(" or ".join(payload.get("models") or ["any GPU"]))
+    return {
+        "start": datetime.fromisoformat(payload["start"]),
+        "end": datetime.fromisoformat(payload["end"]),
+        "url": reverse("submission", args=[submission.public_id]),
+        "title": payload.get("name", "Reservation"),
+        "text": f"Waits for approval, {payload.get('units')} × {models}",
+        "pending": True,
+    }
+
+
+def _upcoming_maintenance(window: MaintenanceWindow) -> dict[str, Any]:
+    return {
+        "start": window.start,
+        "end": window.end,
+        "url": reverse("host", args=[window.host.name]),
+        "title": window.host.name,
+        "text": f"In maintenance: {window.reason}",
+    }

@@ -1,0 +1,109 @@
+"""The page of budgets and cost centres."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime
+from typing import Any
+
+from django import forms
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponseBase
+from django.shortcuts import redirect, render
+from django.utils import timezone
+
+from portal import policy
+from portal.models import User
+from portal.reads.money import chargeback as reads
+from portal.services.money import budgets as budget_service
+from portal.web.page.access import current_user, sign_in_required
+from portal.web.page.service_form import ServiceForm
+from telemetry.money.billing_months import month_of
+
+
+class BudgetForm(ServiceForm):
+    team = forms.ChoiceField(label="Team")
+    month = forms.CharField(label="Month", max_length=7, widget=forms.TextInput(attrs={"type": "month"}))
+    measure = forms.ChoiceField(
+        label="Of what", choices=[("money", "Money"), ("gpu_hours", "GPU-hours")], initial="money"
+    )
+    amount = forms.CharField(label="Amount", max_length=30)
+    action = forms.ChoiceField(
+        label="When it is used up",
+        choices=[
+            ("notify", "Tell people"),
+            ("refuse_new", "Refuse new work"),
+            ("stop_borrowing", "Stop borrowing"),
+        ],
+    )
+
+    def __init__(self, *args: Any, user: User, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.teams = {team.slug: team for team in policy.visible_teams(user).order_by("name")}
+        fields: dict[str, Any] = self.fields
+        fields["team"].choices = [(slug, team.name) for slug, team in self.teams.items()]
+
+    def clean_month(self) -> date:
+        text = self.cleaned_data["month"]
+        try:
+            return datetime.strptime(text, "%Y-%m").replace(tzinfo=UTC).date()
+        except ValueError:
+            raise forms.ValidationError(
+                f"month is {text!a}; allowed: a year and a month, such as 2026-03."
+            ) from None
+
+
+class CostCentreForm(ServiceForm):
+    project = forms.ChoiceField(label="Project")
+    code = forms.CharField(label="Cost centre", max_length=80)
+    valid_from = forms.DateTimeField(
+        label="From", widget=forms.DateTimeInput(attrs={"type": "datetime-local"})
+    )
+
+    def __init__(self, *args: Any, user: User, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.projects = {
+            str(p.pk): p
+            for p in policy.visible_projects(user).select_related("team").order_by("team__name", "name")
+        }
+        fields: dict[str, Any] = self.fields
+        fields["project"].choices = [(key, f"{p.name}, {p.team.name}") for key, p in self.projects.items()]
+
+
+@sign_in_required
+def budgets(request: HttpRequest) -> HttpResponseBase:
+    """Show and set budgets of this and later months, and the cost centres that pay for projects."""
+    user, now = current_user(request), timezone.now()
+    verb = request.POST.get("verb", "")
+    budget_form = BudgetForm(request.POST if verb == "budget" else None, user=user)
+    centre_form = CostCentreForm(request.POST if verb == "cost_centre" else None, user=user)
+    if verb == "budget" and budget_form.is_valid():
+        given = dict(budget_form.cleaned_data)
+        team = budget_form.teams[given.pop("team")]
+        if (
+            budget_form.carry_out(budget_service.set_budget, actor=user, team=team, now=now, **given)
+            is not None
+        ):
+            messages.success(request, f"The budget of {team.name} is set.")
+            return redirect("budgets")
+    if verb == "cost_centre" and centre_form.is_valid():
+        given = dict(centre_form.cleaned_data)
+        project = centre_form.projects[given.pop("project")]
+        if (
+            centre_form.carry_out(
+                budget_service.set_cost_centre, actor=user, project=project, now=now, **given
+            )
+            is not None
+        ):
+            messages.success(request, f"{given['code']} pays for {project.name} from that date on.")
+            return redirect("budgets")
+    context = {
+        "budgets": reads.budget_rows(user, month_of(now), now),
+        "month": month_of(now),
+        "centres": reads.cost_centre_rows(user, now),
+        "budget_form": budget_form,
+        "centre_form": centre_form,
+        "may_budget": policy.may(user, "budget.change"),
+        "now": now,
+    }
+    failed = bool(budget_form.errors or centre_form.errors)
+    return render(request, "manage/budgets.html", context, status=400 if failed else 200)

@@ -1,0 +1,40 @@
+"""The data of one chart of the utilisation page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+MEDIAN_WAIT_LABEL, P95_WAIT_LABEL = (
+    "Half wait at most",
+    "19 of 20 wait at most",
+)  # the 50th and the 95th percentile
+
+
+@dataclass
+class UtilisationChart:
+    """A Plotly figure, the table with the same numbers, and the raw rows of its CSV."""
+
+    title: str
+    hint: str
+    figure: dict[str, Any]
+    columns: list[dict[str, Any]]
+    rows: list[list[Any]]  # formatted for people
+    raw: list[list[Any]] = field(default_factory=list)  # unformatted, for CSV
+    height: int = 280
+    empty: str = "Nothing in this period."
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """Return the table for components/table.html."""
+        return {
+            "caption": f"{self.title}, {self.hint}",
+            "columns": self.columns,
+            "rows": self.rows,
+            "empty": self.empty,
+        }
+
+
+def csv_columns_of(first: str, *numeric: str) -> list[dict[str, Any]]:
+    """Return the columns of a table: one text column, then numeric ones."""
+    return [{"label": first}, *({"label": label, "numeric": True} for label in numeric)]

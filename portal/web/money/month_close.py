@@ -1,0 +1,52 @@
+"""The page on which finance closes a month."""
+
+from __future__ import annotations
+
+from django import forms
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponseBase
+from django.shortcuts import redirect, render
+from django.utils import timezone
+
+from portal import policy
+from portal.reads.money import chargeback as reads
+from portal.services.money import months
+from portal.web.money.months import month_or_404
+from portal.web.page.access import current_user, sign_in_required
+from portal.web.page.service_form import ServiceForm
+from telemetry.money import statements
+from telemetry.money.billing_months import month_of
+
+
+class CloseMonthForm(ServiceForm):
+    why = forms.CharField(label="Note", required=False, max_length=1000, help_text="Kept with the change.")
+
+
+@sign_in_required
+def month_close(request: HttpRequest, month: str) -> HttpResponseBase:
+    """Show the checks of a month; a POST closes it, which freezes its charges."""
+    user, now = current_user(request), timezone.now()
+    policy.require(user, "statement.close")
+    found = month_or_404(month, now)
+    form = CloseMonthForm(request.POST or None)
+    if request.method == "POST" and form.is_valid():
+        done = form.carry_out(
+            months.close_month, actor=user, month=found, why=form.cleaned_data["why"], now=now
+        )
+        if done is not None:
+            messages.success(
+                request,
+                f"{found:%B %Y} is closed and cannot change any more. Later changes become corrections.",
+            )
+            return redirect(f"/chargeback/?month={found:%Y-%m}")
+    statement = reads.statement_of(found)
+    context = {
+        "month": found,
+        "checks": statements.close_checks(found),
+        "totals": statements.statement_totals(found),
+        "closed": statement is not None and statement.state == "closed",
+        "over": found < month_of(now),
+        "form": form,
+        "now": now,
+    }
+    return render(request, "manage/month_close.html", context, status=400 if form.errors else 200)

@@ -1,0 +1,29 @@
+"""Parse and shift billing months."""
+
+from __future__ import annotations
+
+from datetime import date, datetime
+
+from django.http import Http404
+
+from telemetry.money.billing_months import month_of
+
+
+def month_or_404(text: str | None, now: datetime) -> date:
+    """Return the first day of a month such as ``2026-03`` (default: the current month), or raise Http404."""
+    if not text:
+        return month_of(now)
+    try:
+        year, month = text.split("-")
+        found = date(int(year), int(month), 1)
+    except ValueError:
+        raise Http404(f"month is {text[:20]!a}; allowed: a year and a month, such as 2026-03.") from None
+    if not 2000 <= found.year <= 2200:
+        raise Http404(f"month is {text[:20]!a}; allowed: years from 2000 to 2200.")
+    return found
+
+
+def offset_month(month: date, by: int) -> date:
+    """Return the month ``by`` months later."""
+    index = month.year * 12 + month.month - 1 + by
+    return date(index // 12, index % 12 + 1, 1)

@@ -1,0 +1,61 @@
+"""The page of prices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponseBase
+from django.shortcuts import redirect, render
+from django.utils import timezone
+
+from portal import policy
+from portal.reads.money import chargeback as reads
+from portal.services.money import rate_card as price_service
+from portal.web.page.access import current_user, sign_in_required
+from portal.web.page.service_form import ServiceForm
+
+
+class PriceForm(ServiceForm):
+    pool = forms.ChoiceField(label="Pool", required=False)
+    model = forms.ChoiceField(label="GPU model")
+    cost = forms.CharField(label="Owner's cost, per GPU-hour", max_length=30)
+    price = forms.CharField(
+        label="Price, per GPU-hour", max_length=30, help_text="The same as the cost: no margin."
+    )
+    valid_from = forms.DateTimeField(
+        label="From", widget=forms.DateTimeInput(attrs={"type": "datetime-local"})
+    )
+    note = forms.CharField(label="How the cost was worked out", required=False, max_length=1000)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.pools = {pool.slug: pool for pool in reads.pools()}
+        fields: dict[str, Any] = self.fields
+        fields["pool"].choices = [
+            ("", "Every pool"),
+            *((slug, pool.name) for slug, pool in self.pools.items()),
+        ]
+        fields["model"].choices = [(model, model) for model in reads.models()]
+
+
+@sign_in_required
+def rate_card(request: HttpRequest) -> HttpResponseBase:
+    """Show all prices with their dates; finance adds prices that start now or later."""
+    user, now = current_user(request), timezone.now()
+    form = PriceForm(request.POST or None)
+    if request.method == "POST" and form.is_valid():
+        given = dict(form.cleaned_data)
+        pool = form.pools.get(given.pop("pool"))
+        if form.carry_out(price_service.set_price, actor=user, pool=pool, now=now, **given) is not None:
+            messages.success(request, "The price is set. What was charged before stays as it is.")
+            return redirect("rate-card")
+    context = {
+        "rows": reads.rate_card(now),
+        "form": form,
+        "may_price": policy.may(user, "price.change"),
+        "sees_cost": policy.sees_owner_cost(user),
+        "now": now,
+    }
+    return render(request, "manage/rate_card.html", context, status=400 if form.errors else 200)

@@ -1,0 +1,14 @@
+"""URL patterns of utilisation, chargeback, prices and budgets."""
+
+from django.urls import path
+
+from portal.web.money import budgets, chargeback, month_close, rate_card, utilisation
+
+urlpatterns = [
+    path("utilisation/", utilisation.utilisation, name="utilisation"),
+    path("utilisation/<str:chart>.csv", utilisation.utilisation_csv, name="utilisation-csv"),
+    path("chargeback/", chargeback.chargeback, name="chargeback"),
+    path("chargeback/rates/", rate_card.rate_card, name="rate-card"),
+    path("chargeback/budgets/", budgets.budgets, name="budgets"),
+    path("chargeback/<str:month>/close/", month_close.month_close, name="month-close"),
+]

@@ -1,0 +1,62 @@
+"""The query of the utilisation page and its shared results."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+
+from portal.models import User
+from scheduler.models import Pool, Team
+from telemetry import reads
+
+DIMENSIONS = (
+    ("team", "Team"),
+    ("project", "Project"),
+    ("user", "Person"),
+    ("type", "Workload type"),
+    ("model", "Model"),
+    ("host", "Host"),
+    ("gpu", "GPU"),
+)
+# Sums by these dimensions are visible to everybody who shares the pool.
+ANONYMOUS_DIMENSIONS = {"model", "host", "gpu", "type", "team"}
+
+
+@dataclass
+class UtilisationQuery:
+    """The filters of the page. ``mine`` holds the teams whose names the viewer may see; None means all."""
+
+    filters: reads.UsageFilters
+    mine: list[int] | None
+    viewer: User
+    dimension: str
+    pools: list[Pool]
+    teams: list[Team]
+    models: list[str]
+    now: datetime
+    currency: str
+
+    @cached_property
+    def usage_rows(self) -> reads.UsageRows:
+        """Return the usage rows that several charts share."""
+        return reads.UsageRows(self.filters)
+
+    def filters_for_names(self, dimension: str) -> reads.UsageFilters:
+        """Return the filters of a chart with names: only the viewer's teams, unless names are public."""
+        if self.mine is None or dimension in ANONYMOUS_DIMENSIONS:
+            return self.filters
+        return dataclasses.replace(self.filters, teams=self.mine)
+
+    @cached_property
+    def waterfall(self) -> reads.UsageWaterfall:
+        return reads.usage_waterfall(self.filters, self.usage_rows)
+
+    @cached_property
+    def saving(self) -> reads.PoolingSavings:
+        return reads.pooling_savings(self.filters, self.usage_rows)
+
+    @cached_property
+    def waits_by_size(self) -> list[reads.GroupWaitTimes]:
+        return reads.wait_times("size", self.filters)

@@ -1,0 +1,101 @@
+"""Build the charts of pooling savings and waiting times."""
+
+from __future__ import annotations
+
+from portal.web.components.quantities import grouped, money, short_duration
+from portal.web.money.chart import MEDIAN_WAIT_LABEL, P95_WAIT_LABEL, UtilisationChart, csv_columns_of
+from portal.web.money.utilisation_query import UtilisationQuery
+from telemetry import reads
+
+
+def pooling_saving_chart(question: UtilisationQuery) -> UtilisationChart:
+    """Chart the GPUs that teams would need alone against the GPUs they need together."""
+    saving = question.saving
+    names = [
+        *(name for _, name, _ in saving.by_team),
+        "Dedicated: their sum",
+        "Pooled: all together",
+        "GPUs there are",
+    ]
+    values = [*(value for _, _, value in saving.by_team), saving.dedicated, saving.pooled, saving.owned]
+    colours = [*("rest" for _ in saving.by_team), "rest", "accent", "ink"]
+    figure = {
+        "data": [
+            {
+                "type": "bar",
+                "orientation": "h",
+                "y": names,
+                "x": [round(value, 2) for value in values],
+                "meta": {"colour": colours},
+            }
+        ],
+        "layout": {
+            "showlegend": False,
+            "yaxis": {"autorange": "reversed", "automargin": True},
+            "xaxis": {"title": {"text": "GPUs"}},
+            "bargap": 0.3,
+        },
+    }
+    rows = [[name, grouped(value, 1)] for name, value in zip(names, values, strict=True)]
+    rows.append(["GPUs fewer", grouped(saving.gpus, 1)])
+    if saving.per_month is not None:
+        rows.append([f"A month, {question.currency}", money(saving.per_month, question.currency)])
+    raw = [[name, value] for name, value in zip(names, values, strict=True)]
+    hint = "what each team would need alone to have enough 95 % of the time, against all together"
+    return UtilisationChart("Pooled or dedicated", hint, figure, csv_columns_of("Who", "GPUs"), rows, raw)
+
+
+def waiting_time_chart(question: UtilisationQuery) -> UtilisationChart:
+    """Chart the waiting times by the number of requested GPUs."""
+    rows = question.waits_by_size
+    figure = {
+        "data": [
+            {
+                "type": "bar",
+                "name": name,
+                "x": [f"{row.name} GPU" for row in rows],
+                "y": [_minutes(value) for value in values],
+                "meta": {"colour": colour},
+            }
+            for name, values, colour in (
+                (MEDIAN_WAIT_LABEL, [row.p50 for row in rows], "use-3"),
+                (P95_WAIT_LABEL, [row.p95 for row in rows], "use-5"),
+            )
+        ],
+        "layout": {"yaxis": {"title": {"text": "minutes"}}, "barmode": "group"},
+    }
+    table = [
+        [
+            f"{row.name} GPU",
+            row.started,
+            short_duration(row.p50),
+            short_duration(row.p95),
+            short_duration(row.longest),
+            row.still_waiting,
+            row.preemptions,
+        ]
+        for row in rows
+    ]
+    raw = [
+        [row.name, row.started, row.p50, row.p95, row.longest, row.still_waiting, row.preemptions]
+        for row in rows
+    ]
+    labels = ("Started", MEDIAN_WAIT_LABEL, P95_WAIT_LABEL, "Longest", "Still wait", "Preemptions")
+    return UtilisationChart(
+        "How long people wait",
+        "from submission to the first GPU, by size",
+        figure,
+        csv_columns_of("Size", *labels),
+        table,
+        raw,
+    )
+
+
+def _minutes(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds / 60, 2)
+
+
+def overall_wait(rows: list[reads.GroupWaitTimes]) -> tuple[float | None, float | None]:
+    """Return the median and the 95th percentile of waiting seconds of the most frequent request size."""
+    most = max(rows, key=lambda row: row.started, default=None)
+    return (most.p50, most.p95) if most and most.started else (None, None)

@@ -1,0 +1,106 @@
+"""The wizard of a new installation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.contrib.auth import login
+from django.contrib.auth.decorators import login_not_required
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.utils import timezone
+
+from portal import policy
+from portal.models import Organisation, User
+from portal.services.people import accounts
+from portal.web.page.service_form import ServiceForm
+from scheduler.models import Host, Pool, Quota, Team, Workload
+
+LOGIN_BACKEND = "allauth.account.auth_backends.AuthenticationBackend"  # the backend in config.settings
+
+
+class FirstRunForm(ServiceForm):
+    organisation = forms.CharField(max_length=200, label="Organisation")
+    time_zone = forms.CharField(
+        max_length=60,
+        initial="UTC",
+        label="Time zone",
+        help_text="For people who chose none, such as Europe/Berlin.",
+    )
+    currency = forms.CharField(
+        max_length=10, initial="EUR", label="Currency", help_text="Three letters. Sums are never converted."
+    )
+    username = forms.CharField(
+        max_length=200, label="Your user name", help_text="You will be its first operator."
+    )
+    email = forms.CharField(max_length=300, label="E-mail")
+    password = forms.CharField(widget=forms.PasswordInput, label="Password")
+
+
+@login_not_required
+def first_run_wizard(request: HttpRequest) -> HttpResponse:
+    """Create the organisation and its first operator, then show the remaining setup steps."""
+    now = timezone.now()
+    if not User.objects.exists():
+        form = FirstRunForm(request.POST or None)
+        if request.method == "POST" and form.is_valid():
+            user = form.carry_out(accounts.first_run, now=now, **form.cleaned_data)
+            if user is not None:
+                login(request, user, backend=LOGIN_BACKEND)
+                return redirect("first-run")
+        return render(
+            request, "organisation/first_run_account.html", {"form": form}, status=400 if form.errors else 200
+        )
+    if not request.user.is_authenticated:
+        return redirect("account_login")
+    if not policy.may(request.user, "host.change"):
+        raise PermissionDenied("Only an operator can finish the setup.")
+    return render(
+        request,
+        "organisation/first_run.html",
+        {"organisation": Organisation.objects.first(), "steps": setup_steps()},
+    )
+
+
+def setup_steps() -> list[dict[str, Any]]:
+    """Return the setup steps in order, each with its state."""
+    joined = Host.objects.exclude(credential_hash="").exists()
+    return [
+        {
+            "title": "Make a pool",
+            "done": Pool.objects.exists(),
+            "url": "pool-new",
+            "action": "Make a pool",
+            "text": "Hosts whose GPUs are shared by one set of rules. One is enough at first.",
+        },
+        {
+            "title": "Add a host",
+            "done": joined,
+            "url": "host-add",
+            "action": "Add a host",
+            "text": "One command on the machine starts its agent. Its GPUs then appear here.",
+        },
+        {
+            "title": "Create a team",
+            "done": Team.objects.exists(),
+            "url": "teams",
+            "action": "Create a team",
+            "text": "People ask for GPUs as members of a team, for one of its projects.",
+        },
+        {
+            "title": "Give it a quota",
+            "done": Quota.objects.exists(),
+            "url": "teams",
+            "action": "Choose a team",
+            "text": "What a team is guaranteed, and how much it may borrow of what others leave free.",
+        },
+        {
+            "title": "Launch a notebook",
+            "done": Workload.objects.exists(),
+            "url": "notebooks",
+            "action": "Launch a notebook",
+            "text": "JupyterLab on a GPU of the pool, in two clicks.",
+        },
+    ]

@@ -1,0 +1,64 @@
+"""The page of the user's notifications."""
+
+from __future__ import annotations
+
+from django.core.paginator import Paginator
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.utils import timezone
+
+from portal.models import Notification
+from portal.reads.people import organisation as reads
+from portal.services.people import accounts
+from portal.web.page.access import current_user, sign_in_required
+from portal.wording import notice_texts
+
+NOTIFICATIONS_PER_PAGE = 50
+HOST_NOTIFICATION_KINDS = {
+    "host_trouble",
+    "hardware_event",
+    "strays_found",
+    "diagnostic_failed",
+    "gpu_is_back",
+    "geometry_changed",
+    "geometry_failed",
+}
+
+
+@sign_in_required
+def notifications(request: HttpRequest) -> HttpResponse:
+    """List the user's notifications, newest first; a POST marks them as read."""
+    now = timezone.now()
+    if request.method == "POST":
+        accounts.read_notifications(actor=current_user(request), now=now)
+        return redirect("notifications")
+    page = Paginator(reads.own_notices(request.user), NOTIFICATIONS_PER_PAGE).get_page(
+        request.GET.get("page")
+    )
+    rows = [
+        {
+            "notice": notice,
+            "text": notice_texts.notice_sentence(notice.kind, notice.numbers, request.user),
+            "url": _notification_url(notice),
+        }
+        for notice in page
+    ]
+    return render(request, "organisation/notifications.html", {"page": page, "rows": rows, "now": now})
+
+
+def _notification_url(notice: Notification) -> str:
+    """Return the URL of the object that the notification is about; empty if it has no page."""
+    if notice.workload is not None and notice.kind.startswith("array_") and notice.workload.array is not None:
+        return reverse("array", args=[notice.workload.array.public_id])
+    if notice.workload is not None:
+        return reverse(
+            "notebook" if notice.workload.kind == "notebook" else "job", args=[notice.workload.public_id]
+        )
+    if notice.reservation is not None:
+        return reverse("reservation", args=[notice.reservation.public_id])
+    if notice.submission is not None:
+        return reverse("submission", args=[notice.submission.public_id])
+    if notice.kind in HOST_NOTIFICATION_KINDS and notice.numbers.get("host"):
+        return reverse("host", args=[notice.numbers["host"]])
+    return ""

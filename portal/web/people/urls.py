@@ -1,0 +1,30 @@
+"""URL patterns of teams, people, the own account, the audit trail and the organisation's settings."""
+
+from django.urls import path
+
+from portal.web.people import (
+    audit,
+    first_run,
+    notifications,
+    organisation_settings,
+    people,
+    preferences,
+    teams,
+    tokens,
+    workload_templates,
+)
+
+urlpatterns = [
+    path("teams/", teams.teams, name="teams"),
+    path("teams/<slug:slug>/", teams.team, name="team"),
+    path("people/", people.people, name="people"),
+    path("first-run/", first_run.first_run_wizard, name="first-run"),
+    path("tokens/", tokens.tokens, name="tokens"),
+    path("notifications/", notifications.notifications, name="notifications"),
+    path("preferences/", preferences.preferences, name="preferences"),
+    path("audit/", audit.audit, name="audit"),
+    path("settings/", organisation_settings.organisation_settings, name="settings"),
+    path("templates/", workload_templates.workload_templates, name="templates"),
+    path("templates/new/", workload_templates.edit_workload_template, name="template-new"),
+    path("templates/<slug:slug>/", workload_templates.edit_workload_template, name="template"),
+]

@@ -1,0 +1,107 @@
+"""Render the page of a workload: card, facts and tabs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from django.db.models import Q
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.urls import reverse
+from django.utils import timezone
+
+from portal import policy
+from portal.models import User
+from portal.reads.work.workload_details import WorkloadDetails
+from portal.web.components.quantities import short_duration
+from portal.web.page import live_refresh
+from portal.web.work import workload_text
+from portal.wording import reason_texts, request_texts
+from scheduler.models import Workload, WorkloadKind
+
+PART_TEMPLATES = {"tab": "work/workload_tabs.html", "side": "work/workload_side.html"}
+
+
+def render_workload_page(
+    request: HttpRequest,
+    template: str,
+    part: str,
+    context: Mapping[str, Any],
+    workload: Workload,
+    now: datetime,
+) -> HttpResponse:
+    """Return the page, or for ``?part=`` only its live part, tabs or side column."""
+    part_template = PART_TEMPLATES.get(request.GET.get("part", ""))
+    if part_template is not None:
+        return render(request, part_template, {**context, "now": now})
+    topics = [
+        f"workload:{workload.public_id}",
+        *(["queue"] if workload.kind == WorkloadKind.NOTEBOOK else []),
+    ]
+    stage = f"{workload.state} {workload.attempt}"
+    return live_refresh.render_live_page(
+        request, template, part, context, topics=topics, now=now, stage=stage
+    )
+
+
+def workload_facts(piece: WorkloadDetails, user: User, now: datetime) -> list[dict[str, Any]]:
+    """Return the labels and values in the side column of a workload's page."""
+    workload = piece.workload
+    facts: list[tuple[str, Any, str]] = [
+        ("Owner", workload.owner.get_full_name() or workload.owner.get_username(), ""),
+        ("Team", workload.project.team.name, reverse("team", args=[workload.project.team.slug])),
+        ("Project", workload.project.name, ""),
+        ("Pool", workload.pool.name, ""),
+        ("Asked for", workload_text.requested_units_text(workload), ""),
+        *([("Had", workload_text.held_units_text(piece.had), "")] if piece.had else []),
+        ("Type", workload.get_type_display().capitalize(), ""),
+        ("Priority", workload.get_priority_display().capitalize(), ""),
+        ("May be preempted", "yes, after a notice" if workload.preemptible else "no", ""),
+        ("Longest runtime", short_duration(workload.max_runtime_seconds), ""),
+    ]
+    if workload.reservation:
+        facts.append(
+            (
+                "Reservation",
+                workload.reservation.name,
+                reverse("reservation", args=[workload.reservation.public_id]),
+            )
+        )
+    facts += [(label, value, "") for label, value in request_texts.placement_rows(workload)]
+    if workload.wanted_by is not None:
+        facts.append(("Wanted by", f"{timezone.localtime(workload.wanted_by):%d %b %Y %H:%M}", ""))
+    facts += _dependency_facts(workload, user)
+    if workload.array is not None:
+        whole = reverse("array", args=[workload.array.public_id])
+        facts.append(("Array", f"{workload.array.name}, task {workload.array_index}", whole))
+    if workload.hosts > 1:
+        facts.append(("If it ends on one host", workload.get_if_member_ends_display(), ""))
+    if workload.most_retries:
+        facts.append(("Retries", f"{workload.failures} of {workload.most_retries} used", ""))
+    facts.append(("Submitted", f"{timezone.localtime(workload.submitted_at):%d %b %Y %H:%M:%S}", ""))
+    for unit in piece.held:
+        facts.append((f"GPU {unit.gpu} of {unit.host}", unit.uuid, reverse("host", args=[unit.host])))
+    return [{"label": label, "value": value, "url": url} for label, value, url in facts]
+
+
+def _dependency_facts(workload: Workload, user: User) -> list[tuple[str, Any, str]]:
+    """Return the workloads that it waits for and that wait for it, as far as the viewer may see them."""
+    seen = policy.visible_workloads(user)
+    before = workload.dependencies.filter(Q(on__in=seen) | Q(on_array__in=policy.visible_arrays(user)))
+    before = before.select_related("on", "on_array").order_by("on_id", "on_array_id")
+    behind = workload.dependents.filter(settled_at=None, workload__in=seen).select_related("workload")
+    behind = behind.order_by("workload_id")[:20]
+    facts = []
+    for each in before:
+        how = reason_texts.CONDITIONS[each.condition]
+        if each.on is not None:
+            facts.append(("After", f"{each.on.name} has {how}", workload_text.workload_url(each.on)))
+        elif each.on_array is not None:
+            how = "ended, not all finished" if each.condition == "not_ok" else how
+            words = f"every task of {each.on_array.name} has {how}"
+            facts.append(("After", words, reverse("array", args=[each.on_array.public_id])))
+    return facts + [
+        ("Waited for by", each.workload.name, workload_text.workload_url(each.workload)) for each in behind
+    ]

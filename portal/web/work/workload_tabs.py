@@ -1,0 +1,217 @@
+"""Build the tabs of a workload's page: log, attempts, use, cost and decisions."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+from django.http import HttpRequest
+from django.utils import timezone
+
+from portal import policy
+from portal.models import User
+from portal.reads.money import cost_totals
+from portal.reads.work import utilisation
+from portal.reads.work.workload_details import WorkloadDetails
+from portal.web.components.quantities import gpu_model, money, percent, short_duration
+from portal.web.work import attempts
+from portal.web.work.workload_log import LOG_TAIL_BYTES, log_state, requested_run
+from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR, WHOLE_GPU_PROFILE
+from scheduler.models import Workload
+from scheduler.runs import logs
+from scheduler.state.states import WorkloadState
+from telemetry.core.amounts import round_amount
+
+TABS = (
+    ("log", "Log"),
+    ("attempts", "Attempts"),
+    ("use", "Use"),
+    ("cost", "Cost"),
+    ("decisions", "Decisions"),
+)
+BUCKET_LABELS = {
+    "used": "Held by this workload",
+    "reserved_unused": "Reserved, not used",
+    "preempted": "Lost to a preemption, not charged",
+    "hardware_lost": "Lost to hardware, not charged",
+}
+
+
+def tab_links(
+    request: HttpRequest, workload: Workload, piece: WorkloadDetails, now: datetime
+) -> list[dict[str, Any]]:
+    """Return the tabs, each with its URL."""
+    current = _current_tab(request)
+    return [
+        {
+            "label": label,
+            "url": f"{request.path}?tab={name}",
+            "current": name == current,
+            "count": workload.attempt if name == "attempts" else None,
+        }
+        for name, label in TABS
+    ]
+
+
+def workload_tab_context(
+    request: HttpRequest, workload: Workload, piece: WorkloadDetails, user: User, currency: str, now: datetime
+) -> dict[str, Any]:
+    """Return the context of the chosen tab; nothing for a refresh of the live part."""
+    tab = _current_tab(request)
+    context: dict[str, Any] = {"tab": tab}
+    if request.GET.get("part") in ("live", "side"):
+        return context
+    if tab == "log":
+        context |= _log_tab(request, workload, user)
+    elif tab == "attempts":
+        context["attempts"] = attempts.attempt_rows(piece, user)
+    elif tab == "use":
+        context |= _use_tab(workload, now)
+    elif tab == "cost":
+        context |= _cost_tab(workload, piece, currency)
+    else:
+        context["decisions"] = attempts.decision_rows(workload, user)
+    return context | _tab_refresh(workload, context)
+
+
+def _tab_refresh(workload: Workload, context: dict[str, Any]) -> dict[str, Any]:
+    """Return when the tab reloads: on the next stage, and every so many seconds (0: never).
+
+    A log appends its growth itself. A chart is not reloaded, so that it can be read.
+    """
+    is_chart, is_log = bool(context.get("is_chart")), bool(context.get("log") or context.get("log_refused"))
+    never = workload.state == WorkloadState.ENDED or is_chart or is_log
+    return {"follows_stage": not is_chart, "refresh_every": 0 if never else 10}
+
+
+def _current_tab(request: HttpRequest) -> str:
+    given = request.GET.get("tab", "log")
+    return given if given in dict(TABS) else "log"
+
+
+def _log_tab(request: HttpRequest, workload: Workload, user: User) -> dict[str, Any]:
+    if not policy.may(user, "workload.logs", workload):
+        return {"log_refused": "Only its team, operators and auditors may read these logs."}
+    run = requested_run(request, workload)
+    if run is None:
+        return {"log": None}
+    text, end = logs.read_log(run.public_id, -LOG_TAIL_BYTES, LOG_TAIL_BYTES)
+    state = log_state(workload, run, end)
+    runs = workload.runs.order_by("-attempt", "rank").select_related("host")[:20]
+    choices = [
+        {
+            "label": f"Attempt {other.attempt}, {other.host.name}",
+            "url": f"{request.path}?tab=log&run={other.public_id}",
+            "current": other.pk == run.pk,
+        }
+        for other in runs
+    ]
+    note = (
+        f"The last {LOG_TAIL_BYTES // 1024} kB; download it for the rest."
+        if end > LOG_TAIL_BYTES
+        else f"Attempt {run.attempt} on {run.host.name}"
+    )
+    return {"log": {**state, "text": text, "note": note}, "log_choices": choices if len(choices) > 1 else []}
+
+
+def _use_tab(workload: Workload, now: datetime) -> dict[str, Any]:
+    readings = utilisation.utilisation_history(workload.pk, now)
+    times = [timezone.localtime(at) for at, _, _ in readings]
+    figure = {
+        "data": [
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "x": [f"{at:%Y-%m-%dT%H:%M}" for at in times],
+                "y": [None if share is None else round(share * 100, 1) for _, share, _ in readings],
+                "name": "Utilisation",
+                "meta": {"colour": "accent"},
+            }
+        ],
+        "layout": {"yaxis": {"title": {"text": "% of the GPUs' time"}, "range": [0, 100]}},
+    }
+    table = {
+        "caption": f"Utilisation of {workload.name}",
+        "columns": [
+            {"label": "Time"},
+            {"label": "Utilisation", "numeric": True},
+            {"label": "Memory at most, MiB", "numeric": True},
+        ],
+        "rows": [
+            [f"{at:%d %b %H:%M}", percent(share), f"{memory:,}" if memory is not None else None]
+            for at, (_, share, memory) in zip(times, readings, strict=True)
+        ],
+    }
+    measured = sum(share is not None for _, share, _ in readings)
+    no_chart = (
+        "The driver measures no utilisation of a slice of a GPU; its memory is known."
+        if workload.profile != WHOLE_GPU_PROFILE
+        else "A chart is drawn from the second reading on."
+    )
+    return {
+        "is_chart": measured > 1,
+        "figure": figure,
+        "use_table": table if readings else None,
+        "no_chart": no_chart,
+    }
+
+
+def _cost_tab(workload: Workload, piece: WorkloadDetails, currency: str) -> dict[str, Any]:
+    lines = cost_totals.charge_lines_of(workload.pk)
+    written = sum((Decimal(line["amount"]) for line in lines), Decimal(0))
+    rows = [
+        [
+            f"{line['day']:%d %b %Y}",
+            BUCKET_LABELS.get(line["bucket"], line["bucket"]) + (", taken back" if line["reversal"] else ""),
+            gpu_model(line["model"]),
+            _gpu_hours_figure(line["slot_seconds"]),
+            money(round_amount(Decimal(line["amount"])), currency),
+        ]
+        for line in lines
+    ]
+    so_far = piece.cost if piece.cost is not None else round_amount(written)
+    table = {
+        "caption": "Charges by day",
+        "columns": [
+            {"label": "Day"},
+            {"label": "What"},
+            {"label": "GPU"},
+            {"label": "GPU-hours", "numeric": True},
+            {"label": "Charged", "numeric": True},
+        ],
+        "rows": rows,
+        "total": ["Total", "", "", "", money(round_amount(written), currency)],
+        "empty": "No charge has been written yet; the hour that runs is charged when it is over.",
+    }
+    readings = [
+        {
+            "label": "In all" if workload.state == WorkloadState.ENDED else "So far",
+            "value": money(so_far, currency),
+        },
+        {"label": "Of it charged", "value": money(round_amount(written), currency)},
+    ]
+    return {"cost_table": table, "cost_readings": readings + _price_readings(workload, piece, currency)}
+
+
+def _price_readings(workload: Workload, piece: WorkloadDetails, currency: str) -> list[dict[str, str]]:
+    """Return the price per hour and the maximum cost of an attempt.
+
+    Empty if the workload has ended, or if its price is unknown because it waits for a slice.
+    """
+    if workload.state == WorkloadState.ENDED or piece.price_per_hour is None:
+        return []
+    most = money(round_amount(piece.price_per_hour * workload.max_runtime_seconds / 3600), currency)
+    return [
+        {
+            "label": "Per hour now" if piece.held else "Per hour, once it runs",
+            "value": money(piece.price_per_hour, currency),
+        },
+        {"label": "At most", "value": most, "small": f"for {short_duration(workload.max_runtime_seconds)}"},
+    ]
+
+
+def _gpu_hours_figure(slot_seconds: int) -> str:
+    """Format GPU-hours with four decimals below one hour, so that a minute of a slice is visible."""
+    hours = slot_seconds / SLOT_SECONDS_PER_GPU_HOUR
+    return f"{hours:,.2f}" if abs(hours) >= 1 else f"{hours:.4f}"

@@ -1,0 +1,172 @@
+"""Describe a workload in words: state, GPUs, location, run time, cost, outcome and stop reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+
+from django.urls import reverse
+
+from portal.models import User
+from portal.reads.work.workload_details import HeldUnit, WorkloadDetails, is_notebook
+from portal.web.components.quantities import gpu_model, money, short_duration
+from portal.wording import outcome_texts, reason_texts, request_texts, state_labels
+from scheduler.core.model.slots import WHOLE_GPU_PROFILE
+from scheduler.core.reasons import ReasonCode
+from scheduler.models import Reservation, Workload
+from scheduler.runs.attempts import LOST_CODES, WORKLOAD_FAILURE_CODES
+from scheduler.state.states import WorkloadState
+
+
+def workload_url(workload: Workload) -> str:
+    """Return the URL of a workload's page."""
+    return reverse("notebook" if is_notebook(workload) else "job", args=[workload.public_id])
+
+
+def displayed_state(workload: Workload) -> str:
+    """Return the state that pages show: warned notebooks are idle, preempted work waits to resume."""
+    if workload.state == WorkloadState.RUNNING and workload.idle_warned_at is not None:
+        return "idle"
+    if state_labels.is_waiting_to_resume(workload):
+        return "waits_to_resume"
+    if workload.state == WorkloadState.ENDED:
+        return ended_state(workload.outcome, ran=workload.attempt > 0)
+    return str(workload.state)
+
+
+def run_time_text(piece: WorkloadDetails) -> str:
+    """Return the run time of an ended workload over all attempts, or "did not run".
+
+    A workload that ended before it was seen running shows "for a moment".
+    """
+    if piece.ran is not None:
+        return short_duration(piece.ran)
+    return (
+        "for a moment"
+        if piece.workload.outcome in (ReasonCode.FINISHED, *WORKLOAD_FAILURE_CODES)
+        else "did not run"
+    )
+
+
+def final_cost_text(piece: WorkloadDetails, currency: str) -> str:
+    """Return the cost of an ended workload; a dash if it was placed and nothing was charged."""
+    nothing = Decimal("0.00") if not piece.workload.attempt else None
+    cost = nothing if piece.cost is None else piece.cost
+    return "–" if cost is None else money(cost, currency)
+
+
+def ended_state(outcome: str, *, ran: bool) -> str:
+    """Return the displayed state of an ended workload. It was "stopped" if it ran, else "cancelled"."""
+    if outcome in ("cancelled", "drained", "dependency_never_met"):
+        return "stopped" if ran else "cancelled"
+    if outcome in ("finished", "time_limit", "idle", "checkpointed", ""):
+        return "ended"
+    return "failed"
+
+
+def requested_units_text(workload: Workload | Reservation) -> str:
+    """Return the request: ``8 × H100 80GB on one host``, ``1 × 1g.10gb of A100 80GB``."""
+    models = " or ".join(gpu_model(model) for model in workload.models_wanted) or "any GPU"
+    unit = models if workload.profile == WHOLE_GPU_PROFILE else f"{workload.profile} of {models}"
+    if workload.hosts > 1:
+        return f"{workload.hosts} hosts × {workload.units} {unit}"
+    return f"{workload.units} × {unit}" + (" on one host" if workload.units > 1 else "")
+
+
+def held_units_text(held: Iterable[HeldUnit]) -> str:
+    """Return the held units: ``2 × A100 80GB``; different kinds joined by ``and``."""
+    return units_text((unit.model, unit.profile, 1) for unit in held)
+
+
+def units_text(units: Iterable[tuple[str, str, int]]) -> str:
+    """Return units given as (model, profile, count) as text."""
+    counts: dict[str, int] = {}
+    for model, profile, count in units:
+        name = gpu_model(model) if profile == WHOLE_GPU_PROFILE else f"{profile} of {gpu_model(model)}"
+        counts[name] = counts.get(name, 0) + count
+    return " and ".join(f"{count} × {name}" for name, count in counts.items())
+
+
+def gpu_count_text(gpus: float) -> str:
+    """Return a number of GPUs that may include slices: ``10.14``."""
+    return f"{round(gpus, 2):g}"
+
+
+def location_text(held: Iterable[HeldUnit]) -> str:
+    """Return hosts and GPUs: ``h19, GPU 4–5; h20, GPU 0``."""
+    by_host: dict[str, list[int]] = {}
+    for unit in held:
+        numbers = by_host.setdefault(unit.host, [])
+        if unit.gpu not in numbers:
+            numbers.append(unit.gpu)
+    return "; ".join(f"{host}, GPU {_number_ranges(sorted(numbers))}" for host, numbers in by_host.items())
+
+
+def lateness_warning(workload: Workload) -> str:
+    """Return a warning if the workload is expected to end after its wanted time; else empty."""
+    if workload.expected_start is None:
+        return ""
+    done = workload.expected_start + timedelta(seconds=workload.predicted_seconds)
+    return request_texts.late_warning(workload.wanted_by, done)
+
+
+def state_label(piece: WorkloadDetails, user: User) -> str:
+    """Return the label of the state. It names the person who stopped the workload."""
+    by = "" if piece.stop is None else "you" if piece.stop.user_id == user.pk else piece.stop.name
+    return state_labels.workload_state_label(piece.workload, by)[1]
+
+
+def stop_numbers(piece: WorkloadDetails, user: User) -> dict[str, Any]:
+    """Return the numbers of the reason ``cancelled``."""
+    return outcome_texts.cancelled_numbers(piece.workload, piece.stop, user)
+
+
+def outcome_sentence(piece: WorkloadDetails, user: User) -> str:
+    """Return a sentence about the outcome; empty while the workload has not ended."""
+    workload = piece.workload
+    if workload.state != WorkloadState.ENDED:
+        return ""
+    if piece.stop is None and piece.move is not None and piece.move.code == workload.outcome:
+        return reason_texts.reason_sentence(
+            workload.outcome, {**workload.outcome_numbers, **piece.move.numbers}, user
+        )
+    return outcome_texts.outcome_sentence(workload, piece.stop, user)
+
+
+def borrowing_notice(piece: WorkloadDetails) -> str:
+    """Return the notice that the team borrows, so that the workload may be preempted; else empty."""
+    line = piece.borrows
+    if line is None:
+        return ""
+    return request_texts.borrowing_notice(
+        piece.workload.project.team.name, line.model, round(line.held, 2), round(line.guaranteed, 2)
+    )
+
+
+def stop_reason(piece: WorkloadDetails, user: User) -> str:
+    """Return why the workload is stopped; names the preempting workload if the viewer may see it."""
+    if piece.move is not None and piece.workload.stop_requested in ("", piece.move.code):
+        return reason_texts.reason_sentence(piece.move.code, piece.move.numbers, user)
+    if piece.eviction is not None:
+        numbers = {**piece.eviction.numbers, "for_workload": piece.eviction.for_workload_id}
+        return reason_texts.reason_sentence(piece.eviction.code, numbers, user)
+    if (
+        state_labels.is_waiting_to_resume(piece.workload)
+        and piece.run is not None
+        and piece.run.outcome in LOST_CODES
+    ):
+        return reason_texts.reason_sentence(piece.run.outcome, {}, user)
+    return reason_texts.reason_sentence(piece.workload.stop_requested, stop_numbers(piece, user), user)
+
+
+def _number_ranges(numbers: list[int]) -> str:
+    """Format sorted numbers as ranges: ``0, 2–5`` for 0, 2, 3, 4, 5."""
+    spans: list[tuple[int, int]] = []
+    for number in numbers:
+        if spans and spans[-1][1] == number - 1:
+            spans[-1] = (spans[-1][0], number)
+        else:
+            spans.append((number, number))
+    return ", ".join(f"{first}" if first == last else f"{first}–{last}" for first, last in spans)
