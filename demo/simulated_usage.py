@@ -16,10 +16,11 @@ from django.db import connection, transaction
 from psycopg.types.range import TimestamptzRange
 
 from scheduler.models import Allocation, Gpu, HostStateChange, Unit, WorkloadType
-from telemetry.ingest.samples import COPY_SAMPLES_SQL as COPY_SAMPLES
-from telemetry.ingest.samples import READING_COLUMN_TYPES, mark_minutes_due
+from telemetry.ingest.binary_copy import COPY_SAMPLES_SQL as COPY_SAMPLES
+from telemetry.ingest.binary_copy import READING_COLUMN_TYPES
 from telemetry.models import ChargedUntil, Rollup, SettledAllocation, SettledStateChange
 from telemetry.money.charges import charge_past
+from telemetry.rollups.due_marks import mark_minutes_due
 
 ProgressCallback = Callable[[int, int, str], None]
 USAGE_SEED = 42

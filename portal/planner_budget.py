@@ -10,18 +10,15 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Iterator
 from contextvars import ContextVar
 from datetime import datetime
-from typing import Any, TypeVar
 
 from django.core.cache import cache
 from redis.exceptions import RedisError
 
 from portal.errors import PlannerBudgetExceeded
 from portal.models import User
-
-Answer = TypeVar("Answer")
 
 BUDGET_PERIOD_SECONDS = 60
 MAX_PLANNING_MS_PER_PERIOD = (
@@ -30,7 +27,6 @@ MAX_PLANNING_MS_PER_PERIOD = (
 ESTIMATED_MS_PER_QUESTION = (
     100  # what a question is counted as while it is being answered, so that many at once are not free
 )
-ANSWER_CACHE_SECONDS = 5
 
 _is_metered: ContextVar[bool] = ContextVar("a question is being answered", default=False)
 
@@ -63,28 +59,3 @@ def _add_planning_ms(key: str, milliseconds: int) -> int:
         return int(cache.incr(key, milliseconds))
     except (RedisError, ValueError):  # ValueError: it was forgotten between the two
         return 0
-
-
-def cached_answer(question: tuple[Hashable, ...], now: datetime, answer: Callable[[], Answer]) -> Answer:
-    """The answer to a question, or what was answered to the same a few seconds ago. Only for what does not depend on who asks,
-    where they are no part of the question."""
-    key = "answer:" + ":".join(map(str, (*question, int(now.timestamp()) // ANSWER_CACHE_SECONDS)))
-    known: tuple[Answer] | None = cache_get(key)
-    if known is None:
-        known = (answer(),)
-        cache_set(key, known, ANSWER_CACHE_SECONDS)
-    return known[0]
-
-
-def cache_get(key: str) -> Any:
-    """What was remembered under this key; None where nothing was, or the cache is away."""
-    try:
-        return cache.get(key)
-    except RedisError:
-        return None
-
-
-def cache_set(key: str, what: object, seconds: int) -> None:
-    """For so long; not at all while the cache is away."""
-    with contextlib.suppress(RedisError):
-        cache.set(key, what, seconds)

@@ -9,7 +9,7 @@ from django.utils import timezone
 from scheduler.coordination import clock_correction
 from scheduler.coordination.clock_check import ClockSample
 from telemetry.health import circuit_breaker, missing_gpus, rules
-from telemetry.ingest import agent_api, partitions, samples
+from telemetry.ingest import partitions, redis_client, samples
 from telemetry.money import budgets, charges
 from telemetry.rollups import roll_up as rollups
 
@@ -19,7 +19,7 @@ log = structlog.get_logger(__name__)
 @shared_task(name="telemetry.tasks.ingest_stream")
 def ingest_stream() -> None:
     """Bring what waits on the stream into the database."""
-    done = samples.drain_stream(agent_api.redis_client(), timezone.now())
+    done = samples.drain_stream(redis_client.redis_client(), timezone.now())
     if done.rejected:
         log.warning("samples rejected", rows=done.rejected, batches=done.batches)
 

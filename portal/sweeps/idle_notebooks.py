@@ -15,7 +15,6 @@ from typing import Any
 import redis
 from django.db.models import Max, Q
 
-from portal.notices.delivery import IDLE_NOTICE_PERIOD
 from scheduler import services as engine
 from scheduler.coordination import clock_correction
 from scheduler.core.reasons import ReasonCode
@@ -28,6 +27,7 @@ IDLE_GPU_PERCENT = 5.0
 MAX_TIMESTAMP = datetime(2200, 1, 1, tzinfo=UTC).timestamp()
 # Written by the edge, see portal/edge/workspaces/activity.py.
 WORKSPACE_KEY_PREFIX = "gpupool:workspace:"
+MAX_IDLE_NOTICE_PERIOD = timedelta(minutes=5)
 
 
 class IdleVerdict(StrEnum):
@@ -49,6 +49,11 @@ class NotebookActivity:
     gpu_idle_since: datetime | None
 
 
+def idle_notice_period(limit: timedelta) -> timedelta:
+    """Return the time between the warning and the stop, for a pool's idle limit."""
+    return min(MAX_IDLE_NOTICE_PERIOD, limit / 2)
+
+
 def idle_verdict(
     activity: NotebookActivity,
     *,
@@ -63,7 +68,7 @@ def idle_verdict(
     if keep_until is not None and keep_until > now:
         return IdleVerdict.BUSY
     idle_since = max(activity.last, activity.gpu_idle_since, *(at for at in (keep_until,) if at is not None))
-    notice = min(IDLE_NOTICE_PERIOD, limit / 2)
+    notice = idle_notice_period(limit)
     if now - idle_since < limit - notice:
         return IdleVerdict.BUSY
     if warned_at is None or warned_at < idle_since:

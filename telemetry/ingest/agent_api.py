@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 
 import redis
 from celery import current_app
-from django.conf import settings
 from django.db import connection as database
 from django.db import transaction
 from kombu.exceptions import OperationalError
@@ -17,7 +16,8 @@ from agent.protocol import Health, RunSeen, SampleBatch, StraySeen
 from scheduler.models import Gpu, Host
 from telemetry.health import stray_processes
 from telemetry.health.rules import CLOSING_ACTIONS
-from telemetry.ingest.samples import SAMPLE_STREAM_KEY, encode_batch
+from telemetry.ingest.redis_client import redis_client
+from telemetry.ingest.stream_format import SAMPLE_STREAM_KEY, encode_batch
 from telemetry.models import HealthEvent, HealthRule
 
 log = logging.getLogger(__name__)
@@ -28,16 +28,6 @@ STREAM_MAX_BATCHES = (
 MAX_CODES_PER_RUN = 50  # of one run
 HEALTH_TASK = "telemetry.tasks.health"
 
-_redis_clients: dict[str, redis.Redis] = {}
-
-
-def redis_client() -> redis.Redis:
-    """This process's pool of Redis connections."""
-    url: str = settings.REDIS_URL
-    if url not in _redis_clients:
-        _redis_clients[url] = redis.Redis.from_url(url, socket_timeout=5.0, socket_connect_timeout=2.0)
-    return _redis_clients[url]
-
 
 def enqueue_batch(host_id: int, batch: SampleBatch, now: datetime) -> None:
     """Put a batch on the stream. It is acknowledged by ``committed_sequence`` only once it is in the database, to which a tick
@@ -46,8 +36,11 @@ def enqueue_batch(host_id: int, batch: SampleBatch, now: datetime) -> None:
     Raises redis.RedisError when Redis is away: the agent keeps the batch and sends it again.
     """
     redis_client().xadd(
-        SAMPLE_STREAM_KEY, encode_batch(host_id, batch, now), maxlen=STREAM_MAX_BATCHES, approximate=True
-    )  # type: ignore[arg-type]
+        SAMPLE_STREAM_KEY,
+        encode_batch(host_id, batch, now),  # type: ignore[arg-type]
+        maxlen=STREAM_MAX_BATCHES,
+        approximate=True,
+    )
 
 
 def committed_sequence(host_id: int) -> int:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 from django.db import connection
 
-from telemetry.ingest.samples import prune_batches
+from telemetry.ingest.watermarks import prune_batches
 from telemetry.models import Retention, Rollup, RollupDue
 
 PARTITION_DAYS_AHEAD = 3

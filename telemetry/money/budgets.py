@@ -12,7 +12,7 @@ from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
 from scheduler.models import BudgetGate, Project, Team
 from scheduler.services.budget_gates import close_budget_gate, open_budget_gate
 from telemetry.core.amounts import MICRO, ZERO, round_amount
-from telemetry.core.charging import CHARGED_BUCKETS
+from telemetry.core.charge_model import CHARGED_BUCKETS
 from telemetry.models import Budget, BudgetAction, BudgetAlert, BudgetMeasure, Charge
 from telemetry.money.billing_months import month_bounds, month_of
 

@@ -9,20 +9,19 @@ from datetime import datetime
 
 from psycopg.types.range import TimestamptzRange
 
+from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.model.snapshot import PoolKind
 from scheduler.models import Allocation, BoundUnit, Gpu, GpuStateChange, HostStateChange, WorkloadKind
 from scheduler.state.states import AdminState, LeaseState, RepairState
-from telemetry.core.charging import (
-    SLOTS_PER_GPU,
+from telemetry.core.charge_model import (
     GpuCondition,
     GpuConditionChange,
     GpuHold,
     GpuTimeline,
-    Rate,
     ReservedSlots,
-    lost_time,
 )
-from telemetry.models import Price
+from telemetry.core.charge_pieces import lost_time
+from telemetry.money.rate_card import load_rates
 
 HostState = tuple[str, str, str]  # lease, administrative, repair
 HEALTHY_HOST_STATE: HostState = (LeaseState.ALIVE, AdminState.IN_SERVICE, RepairState.WELL)
@@ -182,43 +181,6 @@ def gpu_condition(host: HostState, gpu_repair: str) -> GpuCondition:
     if admin != AdminState.IN_SERVICE or gpu_repair == RepairState.RESHAPING:
         return GpuCondition.MAINTENANCE
     return GpuCondition.WELL
-
-
-class RateCard:
-    """What GPUs cost and are charged from which moment on. A pool's own price stands before the one for every pool."""
-
-    def __init__(self, prices: Iterable[Price]) -> None:
-        """``prices`` in order of time."""
-        self._own: dict[tuple[int | None, str], list[Price]] = defaultdict(list)
-        for price in prices:
-            self._own[price.pool_id, price.model].append(price)
-
-    def rates(self, pool: int | None, model: str) -> tuple[Rate, ...]:
-        """The lines for a model of a pool (None: of pools without lines of their own), in order of time."""
-        general = self._own.get((None, model), [])
-        special = self._own.get((pool, model), []) if pool is not None else []
-        first_special = special[0].valid_from if special else None
-        before = [price for price in general if first_special is None or price.valid_from < first_special]
-        return tuple(
-            Rate(price.valid_from, price.cost_per_gpu_hour, price.price_per_gpu_hour, price.pk)
-            for price in (*before, *special)
-        )
-
-    def at(self, pool: int | None, model: str, now: datetime) -> Rate | None:
-        """The line in force at a moment; None before the first."""
-        return next((rate for rate in reversed(self.rates(pool, model)) if rate.since <= now), None)
-
-
-def load_rate_card(models: Collection[str] | None = None) -> RateCard:
-    """The rate card of these models (None: all), in one query."""
-    prices = Price.objects.order_by("valid_from", "id")
-    return RateCard(prices if models is None else prices.filter(model__in=models))
-
-
-def load_rates(wanted: Collection[tuple[int, str]]) -> dict[tuple[int, str], tuple[Rate, ...]]:
-    """The rate card of each (pool id, model), in order of time."""
-    card = load_rate_card({model for _, model in wanted})
-    return {(pool, model): card.rates(pool, model) for pool, model in wanted}
 
 
 def last_change_in(gpu: GpuChargingInputs, start: datetime, end: datetime) -> datetime | None:

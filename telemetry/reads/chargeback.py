@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import date
 from decimal import Decimal
 from typing import Any
 
@@ -12,11 +12,8 @@ from django.db.models import Count, F, FloatField, Q, QuerySet, Sum
 from django.db.models.functions import Cast, Coalesce
 
 from telemetry.core.amounts import CENT, ZERO, round_amount, round_parts
-from telemetry.core.charging import CHARGED_BUCKETS, SLOTS_PER_GPU
-from telemetry.models import Budget, BudgetMeasure, Charge, ChargeBucketChoices
-from telemetry.money.billing_months import month_of
-from telemetry.money.budgets import forecast_month_end, month_spend
-from telemetry.money.charging_inputs import RateCard, load_rate_card
+from telemetry.core.charge_model import CHARGED_BUCKETS
+from telemetry.models import Charge, ChargeBucketChoices
 from telemetry.reads.usage_filters import to_gpu_hours
 
 # What a month's charges can be grouped by: dimension -> (key, name). The way down: cost centre, team, project, type,
@@ -61,20 +58,6 @@ class ChargeTable:
 
     groups: list[ChargeGroup]
     total: ChargeGroup
-
-
-@dataclass(frozen=True)
-class BudgetStatus:
-    """A budget and where it stands, in its measure and to the hundredth. ``forecast_spend`` None: too early in the month to say, or the
-    month is over."""
-
-    measure: str
-    amount: Decimal
-    spent: Decimal
-    left: Decimal
-    share: float | None
-    forecast: Decimal | None
-    action: str
 
 
 def charge_lines(month: date, lines: QuerySet[Charge] | None = None, **where: Any) -> QuerySet[Charge]:
@@ -221,65 +204,3 @@ def _measured_cents(amount: float | Decimal | None) -> Decimal:
 
 def _coverage(covered: float | None, held: float) -> float | None:
     return min(1.0, covered / held) if covered is not None and held and held > 0 else None
-
-
-class CurrentPrices:
-    """What is charged at one moment: the rate card that charges are made by, too."""
-
-    def __init__(self, card: RateCard, now: datetime) -> None:
-        self._card, self._now = card, now
-        self._known: dict[tuple[int, str], Decimal | None] = {}
-
-    def of(self, pool: int, model: str, slots: int = SLOTS_PER_GPU) -> Decimal | None:
-        """What an hour of ``slots`` of a model is charged in a pool; None when it has no price."""
-        if (pool, model) not in self._known:
-            rate = self._card.at(pool, model, self._now)
-            self._known[pool, model] = None if rate is None else rate.price
-        price = self._known[pool, model]
-        return None if price is None else price * slots / SLOTS_PER_GPU
-
-    def line(self, pool: int | None, model: str) -> int | None:
-        """The line of the rate card in force for a pool, or for those that have none of their own; None before the first."""
-        rate = self._card.at(pool, model, self._now)
-        return None if rate is None else rate.id
-
-
-def load_current_prices(now: datetime) -> CurrentPrices:
-    """The rate card in force, in one query."""
-    return CurrentPrices(load_rate_card(), now)
-
-
-def find_budget_status(
-    month: date,
-    now: datetime,
-    *,
-    team: int | None = None,
-    project: int | None = None,
-    measure: str = BudgetMeasure.MONEY,
-) -> BudgetStatus | None:
-    """The budget of a team or a project for a month and where it stands; None when it has none in that measure."""
-    budget = Budget.objects.filter(month=month, team=team, project=project, measure=measure).first()
-    return None if budget is None else budget_status(budget, now)
-
-
-def budget_status(budget: Budget, now: datetime) -> BudgetStatus:
-    """Where a budget stands."""
-    spent = month_spend(budget.month, budget.measure, team=budget.team_id, project=budget.project_id)
-    return BudgetStatus(
-        measure=budget.measure,
-        amount=budget.amount,
-        spent=round_amount(spent),
-        left=round_amount(budget.amount - spent),
-        share=float(spent / budget.amount) if budget.amount else None,
-        forecast=forecast_month_end(spent, now) if budget.month == month_of(now) else None,
-        action=budget.action,
-    )
-
-
-def forecast_spend(
-    month: date, now: datetime, *, team: int | None = None, project: int | None = None
-) -> Decimal | None:
-    """What the month comes to when it goes on as it began; None in its first three days and for a month that is not this one."""
-    if month != month_of(now):
-        return None
-    return forecast_month_end(month_spend(month, BudgetMeasure.MONEY, team=team, project=project), now)

@@ -10,9 +10,9 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
-from django.db import connection, transaction
+from django.db import transaction
 from psycopg.types.range import TimestamptzRange
 
 from scheduler.models import Allocation, Unit
@@ -25,6 +25,7 @@ from telemetry.core.rollup import (
     roll_up_readings,
 )
 from telemetry.models import Rollup, RollupDue, Sample
+from telemetry.rollups.due_marks import claim_due_marks, mark_coarser_due
 
 # A minute is rolled up this long after it ended, so that it is usually written once. Charges look back as far.
 ROLLUP_DELAY = timedelta(seconds=20)
@@ -78,7 +79,7 @@ def _due_buckets(resolution: int, now: datetime) -> list[RollupDue]:
 def _roll_up_buckets(resolution: int, due: Sequence[RollupDue], now: datetime) -> int:
     with transaction.atomic():
         hosts_of: dict[datetime, list[int]] = defaultdict(list)
-        for bucket, host in _claim_due_marks(due):
+        for bucket, host in claim_due_marks(due):
             hosts_of[bucket].append(host)
         rows: list[Rollup] = []
         for bucket, hosts in sorted(hosts_of.items()):
@@ -89,36 +90,8 @@ def _roll_up_buckets(resolution: int, due: Sequence[RollupDue], now: datetime) -
             else:
                 rows += _merge_finer_rollups(resolution, bucket, units)
         Rollup.objects.bulk_create(rows, batch_size=2_000)
-        _mark_coarser_due(resolution, hosts_of, now)
+        mark_coarser_due(resolution, hosts_of, now)
     return len(rows)
-
-
-def _claim_due_marks(due: Sequence[RollupDue]) -> list[tuple[datetime, int]]:
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "DELETE FROM telemetry_rollupdue WHERE id = ANY(%s) RETURNING bucket, host_id",
-            [[mark.pk for mark in due]],
-        )
-        return sorted(cursor.fetchall())
-
-
-def _mark_coarser_due(resolution: int, hosts_of: dict[datetime, list[int]], now: datetime) -> None:
-    if resolution == Rollup.Resolution.DAY:
-        return
-    above = Rollup.Resolution.HOUR if resolution == Rollup.Resolution.MINUTE else Rollup.Resolution.DAY
-    marks = {(host, bucket_start(bucket, above)) for bucket, hosts in hosts_of.items() for host in hosts}
-    with connection.cursor() as cursor:
-        cursor.executemany(
-            "INSERT INTO telemetry_rollupdue (resolution, bucket, host_id, marked_at) VALUES (%s, %s, %s, %s)"
-            " ON CONFLICT (resolution, bucket, host_id) DO UPDATE SET marked_at = excluded.marked_at",
-            [(int(above), bucket, host, now) for host, bucket in sorted(marks)],
-        )
-
-
-def bucket_start(moment: datetime, resolution: int) -> datetime:
-    """The start of the bucket of ``resolution`` seconds that ``moment`` lies in (UTC)."""
-    seconds = int(moment.timestamp())
-    return datetime.fromtimestamp(seconds - seconds % resolution, UTC)
 
 
 def _minute_rollups(bucket: datetime, hosts: Collection[int]) -> list[Rollup]:

@@ -7,7 +7,7 @@ from typing import Any
 from django.core.management.base import BaseCommand
 from django.utils import timezone
 
-from demo import simulated_past
+from demo import past_rows, simulated_past
 from demo.simulated_usage import defer_charges, load_simulated_usage
 from portal.models import Organisation
 from scheduler.models import Workload
@@ -27,9 +27,9 @@ class Command(BaseCommand):
         past = simulated_past.simulate_past(end)
         if not Workload.objects.filter(simulated=True).exists():
             _save_progress(5, 100, "writing the past's workloads")
-            simulated_past.write_past(past)
+            past_rows.write_past(past)
         load_simulated_usage(
-            simulated_past.utilisation_by_workload(past),
+            past_rows.utilisation_by_workload(past),
             start=past.start,
             end=end,
             now=timezone.now(),

@@ -11,14 +11,14 @@ from django.db.models import Count, F, Q, Sum
 from django.db.models.functions import Trunc
 
 from scheduler.models import Allocation, Team
-from telemetry import reads as telemetry
 from telemetry.core.amounts import round_amount
 from telemetry.models import Charge
+from telemetry.reads.prices import CurrentPrices, load_current_prices
 
-Prices = telemetry.CurrentPrices
+Prices = CurrentPrices
 
 
-prices = telemetry.load_current_prices
+prices = load_current_prices
 
 
 def rounded_sum(amounts: Iterable[Decimal | None]) -> Decimal | None:

@@ -8,9 +8,10 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from portal import policy
+from portal.answer_cache import cache_get, cache_set, cached_answer
 from portal.hardware_request import MIN_RESERVATION_WINDOW, HardwareRequest, whole_gpus_of
 from portal.models import User
-from portal.planner_budget import cache_get, cache_set, cached_answer, metered_planning
+from portal.planner_budget import metered_planning
 from portal.reads.work import expected_starts
 from portal.reads.work.expected_starts import StartRecords
 from portal.reads.work.workload_details import RELATED, HeldUnit, held_by, held_unit

@@ -14,8 +14,8 @@ from portal.input_checks import InputChecks
 from portal.models import Organisation, User
 from portal.services import audit
 from scheduler.models import Gpu, Pool
-from telemetry import reads
 from telemetry.models import Price
+from telemetry.reads.prices import load_current_prices
 
 MAX_PRICE = Decimal(100_000)
 
@@ -80,7 +80,7 @@ def gpu_hour_price(*, pool: Pool, models: list[str], now: datetime) -> Decimal |
 
     the highest of these models, as any may be allocated. None without a price.
     """
-    card = reads.load_current_prices(now)
+    card = load_current_prices(now)
     prices = [card.of(pool.pk, model) for model in models]
     return None if None in prices else max((price for price in prices if price is not None), default=None)
 

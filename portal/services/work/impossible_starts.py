@@ -6,11 +6,11 @@ import hashlib
 from datetime import datetime
 from typing import Any
 
+from portal.answer_cache import cached_answer
 from portal.errors import Invalid
 from portal.hardware_request import HardwareRequest, field_to_change, network_warnings
 from portal.input_checks import display_value
 from portal.models import User
-from portal.planner_budget import cached_answer
 from portal.services.work.request_checks import WorkloadRequest, workload_columns
 from portal.wording import reason_texts
 from scheduler import services as engine

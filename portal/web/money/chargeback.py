@@ -21,9 +21,9 @@ from portal.web.money.chargeback_csv import charge_groups_csv, csv_file_response
 from portal.web.money.months import month_or_404, offset_month
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.organisation import current_currency
-from telemetry import reads as selectors
 from telemetry.money import statements
 from telemetry.money.billing_months import month_bounds, month_of, next_month
+from telemetry.reads.chargeback import charges_by
 
 
 @sign_in_required
@@ -41,7 +41,7 @@ def chargeback(request: HttpRequest) -> HttpResponseBase:
         )
     if dimension is None:
         return workload_charge_lines(request, month, lines, where, now)
-    table = selectors.charges_by(dimension, month, lines, **where)
+    table = charges_by(dimension, month, lines, **where)
     if request.GET.get("format") == "csv":
         return charge_groups_csv(table, dimension, month, policy.sees_owner_cost(user))
     see_all = policy.may(user, "charges.see_all")

@@ -11,7 +11,7 @@ from django.urls import reverse
 from redis.exceptions import RedisError
 from rest_framework.test import APIClient
 
-from portal import planner_budget
+from portal import answer_cache, planner_budget
 from portal.errors import PlannerBudgetExceeded
 from portal.reads.work import wait_explanation
 from portal.services.people import api_tokens
@@ -130,7 +130,7 @@ def test_an_answer_is_given_again_for_some_seconds(world: World, monkeypatch: py
     rows = [wait_explanation.fair_share_rows(world.shared, (), world.now) for _ in range(3)]
     assert len(asked) == 1 and rows[0] == rows[2]
     wait_explanation.fair_share_rows(
-        world.shared, (), world.now + timedelta(seconds=planner_budget.ANSWER_CACHE_SECONDS)
+        world.shared, (), world.now + timedelta(seconds=answer_cache.ANSWER_CACHE_SECONDS)
     )
     assert len(asked) == 2
 

@@ -1,156 +1,35 @@
-"""Which bucket each second of each slot of a GPU lands in, and what it is worth. Plain values, no clock, no rows.
+"""Split the time of a GPU into charge pieces and price them.
 
-A GPU's time is cut wherever anything changes (who holds it, what it is reserved for, whether it is well, a new day, a new price).
-In each stretch every one of its 840 slots is in exactly one piece, so pieces always sum to the GPU.
-Boundaries are whole seconds: everything that happens is moved back to the beginning of its second.
-"""
+A GPU's time is cut at every change of its holder, reservation or condition, at midnight and at a new price. Within each
+interval every one of its 840 slots is in exactly one piece, so the pieces always sum to the whole GPU. Boundaries are whole
+seconds: every event is moved back to the beginning of its second."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
+from datetime import datetime, timedelta
 from decimal import Decimal
-from enum import StrEnum
 
+from scheduler.core.model.slots import SLOTS_PER_GPU
 from telemetry.core.amounts import MICRO, ZERO, split_amount, value_between
-
-SLOTS_PER_GPU = 840  # scheduler.core.model.snapshot says the same; a test holds the two together
-
-PREEMPTION_END_CODES = frozenset(
-    {
-        "checkpointed",
-        "killed_at_grace",
-        "drained",
-        "evicted_for_guarantee",
-        "evicted_for_priority",
-        "evicted_for_reservation",
-    }
+from telemetry.core.charge_model import (
+    CHARGED_BUCKETS,
+    HARDWARE_FAULT_END_CODES,
+    PREEMPTION_END_CODES,
+    ChargeBucket,
+    ChargeKey,
+    ChargePiece,
+    GpuCondition,
+    GpuConditionChange,
+    GpuHold,
+    GpuTimeline,
+    Rate,
+    ReservedSlots,
+    floor_to_second,
+    next_midnight,
 )
-HARDWARE_FAULT_END_CODES = frozenset(
-    {"gpu_error", "host_lost", "lease_lost", "prolog_failed", "host_full", "gpu_unreadable"}
-)
-
-
-class ChargeBucket(StrEnum):
-    USED = "used"
-    RESERVED_UNUSED = "reserved_unused"
-    PREEMPTED = "preempted"
-    HARDWARE_LOST = "hardware_lost"
-    UNALLOCATED = "unallocated"
-    UNHEALTHY = "unhealthy"
-    MAINTENANCE = "maintenance"
-
-
-CHARGED_BUCKETS = frozenset({ChargeBucket.USED, ChargeBucket.RESERVED_UNUSED})
-
-
-class GpuCondition(StrEnum):
-    """How a GPU is, apart from who holds it."""
-
-    WELL = "well"
-    UNHEALTHY = "unhealthy"  # quarantined or being repaired: what still runs on it is served
-    SILENT = "silent"  # its agent does not answer: what ran on it is lost
-    MAINTENANCE = "maintenance"
-
-
-@dataclass(frozen=True, slots=True)
-class GpuHold:
-    """Slots ``[low, high)`` of the GPU, 0 to 840, held over ``[start, end)``; ``end`` None: still held.
-
-    ``lost_from``: from here to the end the time is not charged, as ``lost_as`` says (Bucket.PREEMPTED or HARDWARE_LOST)."""
-
-    allocation: int
-    low: int
-    high: int
-    start: datetime
-    end: datetime | None = None
-    reservation: int | None = None
-    lost_from: datetime | None = None
-    lost_bucket: ChargeBucket | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ReservedSlots:
-    """Slots bound to a reservation over ``[start, end)``."""
-
-    reservation: int
-    low: int
-    high: int
-    start: datetime
-    end: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class GpuConditionChange:
-    """From ``at`` on the GPU is in ``condition``."""
-
-    at: datetime
-    condition: GpuCondition
-
-
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """A line of the rate card in force from ``since`` until the next one. Per whole GPU and hour."""
-
-    since: datetime
-    cost: Decimal
-    price: Decimal
-    id: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class GpuTimeline:
-    """Everything that decides how one GPU's time is charged. ``changes`` and ``rates`` in order of time.
-
-    ``owned``: the GPU stands in a static pool, whose team pays for it also while nobody holds it."""
-
-    holds: tuple[GpuHold, ...] = ()
-    bounds: tuple[ReservedSlots, ...] = ()
-    changes: tuple[GpuConditionChange, ...] = ()
-    rates: tuple[Rate, ...] = ()
-    owned: bool = False
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class ChargeKey:
-    """What makes two stretches the same line."""
-
-    bucket: str
-    allocation: int = 0  # 0: none
-    reservation: int = 0  # 0: none
-
-
-@dataclass(frozen=True, slots=True)
-class ChargePiece:
-    """``slots`` of the GPU over ``[start, end)`` for one owner; ``cost`` and ``charged`` once it is priced."""
-
-    start: datetime
-    end: datetime
-    slots: int
-    owner: ChargeKey
-    rate: Rate | None = None
-    cost: Decimal = ZERO
-    charged: Decimal = ZERO
-
-    @property
-    def seconds(self) -> int:
-        return int((self.end - self.start).total_seconds())
-
-    @property
-    def slot_seconds(self) -> int:
-        return self.slots * self.seconds
-
-
-def floor_to_second(moment: datetime) -> datetime:
-    """The beginning of the second ``moment`` lies in, in UTC."""
-    return moment.astimezone(UTC).replace(microsecond=0)
-
-
-def next_midnight(moment: datetime) -> datetime:
-    """The first midnight (UTC) after ``moment``."""
-    return moment.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
 
 
 def lost_time(
@@ -249,105 +128,6 @@ def asset_cost(rates: Sequence[Rate], start: datetime, end: datetime) -> Decimal
         if low < high:
             total += value_between(low, high, rate.cost, rate.since)
     return total
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerLine:
-    """A line of the ledger that no reversal has taken back."""
-
-    id: int
-    start: datetime
-    end: datetime
-    slots: int
-    owner: ChargeKey
-    cost: Decimal
-
-
-@dataclass(frozen=True, slots=True)
-class ChargeCorrection:
-    """Lines to take back, and what stands for ``[start, end)`` instead, priced so that the cost stays what it was."""
-
-    start: datetime
-    end: datetime
-    reversed_line_ids: tuple[int, ...]
-    instead: tuple[ChargePiece, ...] = field(default=())
-
-
-def find_corrections(
-    gpu: GpuTimeline, standing: Sequence[LedgerLine], start: datetime, end: datetime
-) -> list[ChargeCorrection]:
-    """What has to be corrected in ``[start, end)``, day by day, so that the ledger says what is so. [] when it does.
-
-    ``standing`` holds every standing line that overlaps the days of ``[start, end)``.
-    """
-    found = []
-    day = floor_to_second(start)
-    while day < end:
-        until = min(next_midnight(day), end)
-        correction = _find_day_correction(gpu, standing, day, until)
-        if correction is not None:
-            found.append(correction)
-        day = until
-    return found
-
-
-def _find_day_correction(
-    gpu: GpuTimeline, standing: Sequence[LedgerLine], start: datetime, end: datetime
-) -> ChargeCorrection | None:
-    lines = [line for line in standing if line.start < end and line.end > start]
-    if not lines:
-        return None
-    start, end = max(start, min(line.start for line in lines)), min(end, max(line.end for line in lines))
-    hull = _difference_interval(charge_pieces(gpu, start, end), lines, start, end)
-    if hull is None:
-        return None
-    low, high = _widen_to_line_edges(hull, lines)
-    back = sorted(
-        (line for line in lines if line.start < high and line.end > low),
-        key=lambda line: (line.start, line.id),
-    )
-    wanted = charge_pieces(gpu, low, high)
-    edges = sorted({low, high, *(rate.since for rate in gpu.rates if low < rate.since < high)})
-    totals = [
-        (a, b, sum((line.cost for line in back if a <= line.start < b), ZERO))
-        for a, b in zip(edges, edges[1:], strict=False)
-    ]
-    return ChargeCorrection(low, high, tuple(line.id for line in back), tuple(price_pieces(wanted, totals)))
-
-
-def _difference_interval(
-    wanted: Sequence[ChargePiece], lines: Sequence[LedgerLine], start: datetime, end: datetime
-) -> tuple[datetime, datetime] | None:
-    """The hull of the time in which some owner has other slots than the ledger says."""
-    steps: dict[ChargeKey, dict[datetime, int]] = defaultdict(lambda: defaultdict(int))
-    for sign, parts in ((1, wanted), (-1, lines)):
-        for part in parts:
-            steps[part.owner][max(part.start, start)] += sign * part.slots
-            steps[part.owner][min(part.end, end)] -= sign * part.slots
-    low: datetime | None = None
-    high: datetime | None = None
-    for changes in steps.values():
-        level = 0
-        for moment in sorted(changes):
-            if level:
-                high = moment if high is None or moment > high else high
-            level += changes[moment]
-            if level and (low is None or moment < low):
-                low = moment
-    return None if low is None or high is None else (low, high)
-
-
-def _widen_to_line_edges(
-    hull: tuple[datetime, datetime], lines: Sequence[LedgerLine]
-) -> tuple[datetime, datetime]:
-    """The hull, widened until no line lies across one of its ends."""
-    low, high = hull
-    while True:
-        touched = [line for line in lines if line.start < high and line.end > low]
-        wider = (min([low, *(line.start for line in touched)]), max([high, *(line.end for line in touched)]))
-        if wider == (low, high):
-            return wider
-        low, high = wider
 
 
 def _pricing_span(
