@@ -15,8 +15,10 @@ ANSWER_CACHE_SECONDS = 5
 
 
 def cached_answer(question: tuple[Hashable, ...], now: datetime, answer: Callable[[], Answer]) -> Answer:
-    """The answer to a question, or what was answered to the same a few seconds ago. Only for what does not depend on who asks,
-    where they are no part of the question."""
+    """Return the cached answer to a question, or compute and cache it for ANSWER_CACHE_SECONDS.
+
+    Use it only for answers that are equal for all users, or include the user in ``question``.
+    """
     key = "answer:" + ":".join(map(str, (*question, int(now.timestamp()) // ANSWER_CACHE_SECONDS)))
     known: tuple[Answer] | None = cache_get(key)
     if known is None:
@@ -26,7 +28,7 @@ def cached_answer(question: tuple[Hashable, ...], now: datetime, answer: Callabl
 
 
 def cache_get(key: str) -> Any:
-    """What was remembered under this key; None where nothing was, or the cache is away."""
+    """Return the value of a key; None if it is missing or the cache is unavailable."""
     try:
         return cache.get(key)
     except RedisError:
@@ -34,6 +36,6 @@ def cache_get(key: str) -> Any:
 
 
 def cache_set(key: str, what: object, seconds: int) -> None:
-    """For so long; not at all while the cache is away."""
+    """Store a value for ``seconds``. Does nothing while the cache is unavailable."""
     with contextlib.suppress(RedisError):
         cache.set(key, what, seconds)

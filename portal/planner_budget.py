@@ -1,8 +1,7 @@
-"""Questions that are answered by planning: why, what if, what else. Nothing waits for them, and each can cost a cycle's time.
+"""Limit the planning time per user for questions that are answered by planning: why, what if, what else.
 
-So a person's questions may take so long in a minute, and no longer: who holds F5, or a script, is told when to ask again while
-everybody else is answered. What is the same for all who may see it is kept for some seconds. Both live in the cache: while
-that is away nobody is counted and nothing is kept.
+Each question can cost as much as a planning cycle. A user who asks too often is told when to ask again;
+others are not affected. The counters live in the cache: while it is unavailable, nothing is limited.
 """
 
 from __future__ import annotations
@@ -33,8 +32,10 @@ _is_metered: ContextVar[bool] = ContextVar("a question is being answered", defau
 
 @contextlib.contextmanager
 def metered_planning(user: User, now: datetime) -> Iterator[None]:
-    """Within it a person's question is answered; what it takes is counted. Raises PlannerBudgetExceeded before it begins, when this
-    person's questions took too long lately. Within another one it counts nothing more."""
+    """Measure the planning time of the block and charge it to the user. A nested call measures nothing.
+
+    Raises PlannerBudgetExceeded on entry if the user's budget of this period is used up.
+    """
     if _is_metered.get():
         yield
         return
@@ -53,7 +54,7 @@ def metered_planning(user: User, now: datetime) -> Iterator[None]:
 
 
 def _add_planning_ms(key: str, milliseconds: int) -> int:
-    """Add to what was counted; what it is now."""
+    """Add to the counter and return its new value; 0 while the cache is unavailable."""
     try:
         cache.add(key, 0, 2 * BUDGET_PERIOD_SECONDS)
         return int(cache.incr(key, milliseconds))

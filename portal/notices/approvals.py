@@ -12,6 +12,7 @@ from portal.wording import request_texts
 
 
 def submissions_to_approve(since: datetime, now: datetime) -> Iterator[PendingNotice]:
+    """Yield a notice for each new submission to those who may decide it, except its author."""
     waiting = Submission.objects.filter(
         state=SubmissionState.WAITING, created_at__gt=since, created_at__lte=now
     )
@@ -34,6 +35,7 @@ def submissions_to_approve(since: datetime, now: datetime) -> Iterator[PendingNo
 
 
 def decided_submissions(since: datetime, now: datetime) -> Iterator[PendingNotice]:
+    """Yield a notice to the author of each decided submission."""
     decided = Approval.objects.filter(decided_at__gt=since, decided_at__lte=now)
     for approval in decided.select_related("submission", "decided_by"):
         submission = approval.submission

@@ -12,7 +12,7 @@ from telemetry.models import BudgetAlert, BudgetMeasure
 
 
 def budgets_reached(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """To finance and the leads of the team."""
+    """Yield a notice to finance and the team's leads for each budget alert."""
     for alert in BudgetAlert.objects.filter(at__gt=since, at__lte=now).select_related(
         "budget__team", "budget__project"
     ):

@@ -1,7 +1,7 @@
-"""Facts into notices. Facts are rows that other parts wrote; a notice names its fact, so that looking twice tells it once.
+"""Write notifications about events. Each notice names the row it comes from, so repeated runs write it once.
 
-``tell(now)`` is idempotent and looks at what happened since the last look (``NoticeMark``), and a little before, since a
-transaction may commit later than the times it wrote. Mail and webhooks will read the same Notification rows.
+``write_notices(now)`` looks at rows since the previous run (``NoticeMark``), with an overlap, because a
+transaction may commit after the times it wrote.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ INITIAL_LOOKBACK = timedelta(hours=1)
 
 
 def write_notices(now: datetime) -> int:
-    """Write the notices of every fact since the last look; how many notices are new."""
+    """Write the notices of all events since the last run; return the number of new notices."""
     with transaction.atomic():
         since = _lookback_start(now)
         rows: dict[tuple[int, str], Notification] = {}
@@ -79,13 +79,16 @@ def write_notices(now: datetime) -> int:
 
 
 def delete_old_notices(now: datetime) -> int:
-    """Forget notices that are older than the setting keeps, read or not, a bounded part at a time; how many."""
+    """Delete notices older than GPUPOOL_NOTICE_DAYS, at most DELETE_BATCH_SIZE at once; return the number
+    deleted.
+    """
     before = now - timedelta(days=settings.GPUPOOL_NOTICE_DAYS)
     old = Notification.objects.filter(at__lt=before).order_by("at").values_list("pk", flat=True)
     return Notification.objects.filter(pk__in=list(old[:DELETE_BATCH_SIZE])).delete()[0]
 
 
 def _lookback_start(now: datetime) -> datetime:
+    """Return the start of the interval to examine."""
     mark = NoticeMark.objects.filter(pk=1).first()
     return (mark.looked_until if mark else now - INITIAL_LOOKBACK) - LOOKBACK_OVERLAP
 

@@ -24,7 +24,9 @@ DISK_FULL_NOTICE_AFTER = timedelta(minutes=10)  # a disk that ended work has fil
 
 
 def host_failures(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """To operators, and to the owners of what runs there."""
+    """Yield a notice, to operators and to owners of work on the host, for each host that failed or was
+    attested powered off.
+    """
     bad = Q(lease_state=LeaseState.SILENT) | ~Q(repair_state=RepairState.WELL)
     for change in HostStateChange.objects.filter(bad, at__gt=since, at__lte=now).select_related("host"):
         before = HostStateChange.objects.filter(host=change.host, pk__lt=change.pk).order_by("-pk").first()
@@ -61,8 +63,11 @@ def _same_health(change: HostStateChange, before: HostStateChange) -> bool:
 
 
 def full_disks(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """To operators: a host that has been closed by its full disk for so long that nobody seems to be emptying it. Once, until it
-    had room and filled again."""
+    """Yield a notice to operators for each host that its full disk has kept closed for
+    DISK_FULL_NOTICE_AFTER.
+
+    Once per closure: a disk that has space again and fills again causes a new notice.
+    """
     full = Host.objects.filter(
         disk_full=True,
         disk_full_since__gt=since - DISK_FULL_NOTICE_AFTER,
@@ -79,8 +84,11 @@ def full_disks(since: datetime, now: datetime) -> Iterator[PendingNotice]:
 
 
 def hardware_events(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """To operators: what the table of hardware events wants somebody to know, of one kind on one GPU once an hour. Processes of no
-    workload each (``stray_digests``): another one is another person's, say."""
+    """Yield a notice to operators for each hardware event with an action; per GPU and code at most one an
+    hour.
+
+    Stray processes have notices of their own (``stray_digests``), since each may belong to another person.
+    """
     events = (
         HealthEvent.objects.filter(handled_at__gt=since, handled_at__lte=now)
         .exclude(action_taken__in=("", HealthRule.Action.NOTE))
@@ -101,7 +109,9 @@ def hardware_events(since: datetime, now: datetime) -> Iterator[PendingNotice]:
 
 
 def finished_diagnostics(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """To operators: a GPU that failed its diagnostic, and one that came back by it."""
+    """Yield a notice to operators for each GPU that failed its diagnostic, or returned to service by passing
+    it.
+    """
     ended = Diagnostic.objects.filter(ended_at__gt=since, ended_at__lte=now).select_related("host", "gpu")
     for row in ended.order_by("pk"):
         numbers = {"host": row.host.name, "gpu": row.gpu.index, "detail": row.detail}
@@ -113,7 +123,7 @@ def finished_diagnostics(since: datetime, now: datetime) -> Iterator[PendingNoti
 
 
 def finished_geometry_changes(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """To operators: a GPU that was split otherwise, or could not be."""
+    """Yield a notice to operators for each MIG geometry change that succeeded or failed."""
     ended = GeometryChange.objects.filter(
         ended_at__gt=since, ended_at__lte=now, state__in=(GeometryState.DONE, GeometryState.FAILED)
     )

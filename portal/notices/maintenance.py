@@ -13,7 +13,7 @@ from scheduler.state.states import ReservationState, WorkloadState
 
 
 def maintenance_windows(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """To the owners of what a window touches: when it is announced, and when it is taken back."""
+    """Yield notices to owners of affected work and reservations when a window is announced or cancelled."""
     for window in MaintenanceWindow.objects.filter(created_at__gt=since, created_at__lte=now).select_related(
         "host"
     ):
@@ -35,7 +35,9 @@ def maintenance_windows(since: datetime, now: datetime) -> Iterator[PendingNotic
 def _affected_by_window(
     kind: str, source: str, host: Host, start: datetime, end: datetime, told: dict[str, Any]
 ) -> Iterator[PendingNotice]:
-    """Work on the host that may still run when the window begins, and reservations bound to its GPUs in the window."""
+    """Yield a notice for work that may still run at the start of the window, and for reservations bound to
+    its GPUs.
+    """
     told = {**told, "start": start.timestamp()}
     running = Workload.objects.filter(runs__host=host, runs__ended_at=None, simulated=False).distinct()
     for workload in running.exclude(state=WorkloadState.ENDED).select_related("array"):

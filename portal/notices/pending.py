@@ -11,7 +11,7 @@ from scheduler.models import Workload
 
 @dataclass(frozen=True)
 class PendingNotice:
-    """Something to tell some people once. ``source`` names the fact: (user, source) is unique."""
+    """A notice for some users. ``source`` identifies the event: (user, source) is unique."""
 
     kind: str
     source: str
@@ -23,7 +23,9 @@ class PendingNotice:
 
 
 def grouped_by_array(workload: Workload, source: str, at: datetime) -> tuple[str, str]:
-    """The name and the source of what is told of a workload; of tasks of an array together, once an hour."""
+    """Return the name and the source for a notice about a workload. Tasks of an array share one notice per
+    hour.
+    """
     if workload.array is None:
         return workload.name, source
     return (

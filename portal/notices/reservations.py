@@ -20,6 +20,7 @@ RESERVATION_REMINDER_BEFORE = timedelta(minutes=15)
 
 
 def upcoming_reservations(since: datetime, now: datetime) -> Iterator[PendingNotice]:
+    """Yield a reminder shortly before a confirmed reservation begins."""
     for reservation in Reservation.objects.filter(
         state=ReservationState.CONFIRMED, start__gt=now, start__lte=now + RESERVATION_REMINDER_BEFORE
     ):
@@ -32,6 +33,7 @@ def upcoming_reservations(since: datetime, now: datetime) -> Iterator[PendingNot
 
 
 def released_reservations(since: datetime, now: datetime) -> Iterator[PendingNotice]:
+    """Yield a notice for each reservation that was released because nothing ran in it."""
     for reservation in Reservation.objects.filter(
         state=ReservationState.RELEASED, ended_at__gt=since, ended_at__lte=now
     ):
@@ -43,7 +45,7 @@ def released_reservations(since: datetime, now: datetime) -> Iterator[PendingNot
 
 
 def reservations_without_units(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """To the owner and to operators, who may be able to return a host: one that has begun and can't be served at present."""
+    """Yield a notice, to the owner and to operators, for each started reservation that cannot be served."""
     waiting = Reservation.objects.filter(
         reason_code=ReasonCode.RESERVED_UNITS_MISSING,
         reason_at__gt=since,
@@ -59,7 +61,7 @@ def reservations_without_units(since: datetime, now: datetime) -> Iterator[Pendi
 
 
 def rebound_reservations(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """To the owner: its GPUs can't be used any more, and it gets others."""
+    """Yield a notice for each reservation that gets other GPUs because its own became unusable."""
     for row in Reservation.objects.filter(moved_at__gt=since, moved_at__lte=now):
         moved = row.moved_at.timestamp() if row.moved_at else 0
         numbers = {"name": row.name, "host": row.moved_from}
@@ -69,7 +71,9 @@ def rebound_reservations(since: datetime, now: datetime) -> Iterator[PendingNoti
 
 
 def reservations_with_unusable_units(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """To the owner: GPUs of it can't be used, and it keeps them while work runs inside it. Once for the same hosts and GPUs."""
+    """Yield a notice for each reservation that keeps unusable GPUs while work runs in it. Once per set of
+    hosts and GPUs.
+    """
     inside = Allocation.objects.filter(reservation=OuterRef("reservation"), period__upper_inf=True)
     found: dict[int, list[BoundUnit]] = defaultdict(list)
     rows = (

@@ -19,8 +19,12 @@ MAX_STRAYS_NAMED = 5  # in one notice
 
 
 def stray_digests(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """To operators: each process of no workload once, at once, those that were looked at together in one notice. Where they keep
-    coming to a host, what comes after the first notices of a clock hour is told every ten minutes."""
+    """Yield notices to operators about stray processes, each process once; those found together share a
+    notice.
+
+    After MAX_STRAY_NOTICES_PER_HOUR notices about one host in a clock hour, further ones are combined every
+    ten minutes.
+    """
     hour = (since - STRAY_DIGEST_INTERVAL).replace(minute=0, second=0, microsecond=0)
     found = HealthEvent.objects.filter(
         code=stray_processes.STRAY_CODE, handled_at__gte=hour, handled_at__lte=now
@@ -57,11 +61,14 @@ def stray_digests(since: datetime, now: datetime) -> Iterator[PendingNotice]:
 
 
 def _end_of_digest_interval(at: datetime) -> datetime:
+    """Return the end of the ten-minute interval that contains ``at``."""
     return at.replace(minute=at.minute // 10 * 10, second=0, microsecond=0) + STRAY_DIGEST_INTERVAL
 
 
 def strays_of_users(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """To the person a process of no workload belongs to, by its name on the host, where the pool wants that."""
+    """Yield a notice to the user whose name on the host owns a stray process, if the pool's policy asks for
+    it.
+    """
     seen = Stray.objects.filter(first_seen__gt=since, first_seen__lte=now, run="").exclude(
         host__pool__stray_action=StrayAction.REPORT
     )

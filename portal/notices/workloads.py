@@ -22,6 +22,7 @@ MIN_START_SHIFT = timedelta(minutes=30)
 
 
 def started_workloads(since: datetime, now: datetime) -> Iterator[PendingNotice]:
+    """Yield a notice for each workload that started or resumed; not for tasks of arrays."""
     runs = Run.objects.filter(
         running_at__gt=since, running_at__lte=now, rank=0, workload__simulated=False, workload__array=None
     )
@@ -41,11 +42,14 @@ def started_workloads(since: datetime, now: datetime) -> Iterator[PendingNotice]
 
 
 def _checkpoint_location(run: Run) -> dict[str, bool]:
-    """Where its last checkpoint lies in the homes of other hosts, and it can't find it."""
+    """Return ``other_homes`` if the last checkpoint is in the homes of other hosts, where the run cannot find
+    it.
+    """
     return {"other_homes": True} if has_other_storage(run.workload.homes_id, run.host) else {}
 
 
 def ended_workloads(since: datetime, now: datetime) -> Iterator[PendingNotice]:
+    """Yield a notice for each workload that ended, with who stopped it if a person did."""
     ended = list(
         Workload.objects.filter(
             ended_at__gt=since, ended_at__lte=now, state=WorkloadState.ENDED, simulated=False, array=None
@@ -64,7 +68,7 @@ def ended_workloads(since: datetime, now: datetime) -> Iterator[PendingNotice]:
 
 
 def started_arrays(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """One notice for a whole array, when the first of its tasks runs."""
+    """Yield one notice per array when its first task runs."""
     for array, run in job_arrays.arrays_started_between(since, now):
         numbers = {"name": array.name, "tasks": array.tasks_all, "host": run.host.name}
         yield PendingNotice(
@@ -73,8 +77,11 @@ def started_arrays(since: datetime, now: datetime) -> Iterator[PendingNotice]:
 
 
 def ended_arrays(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """One notice when the last task has ended, with how many did how; before that one when a task fails, and again each time
-    twice as many have: at most eleven for a thousand."""
+    """Yield a notice when the last task of an array ended, with counts by outcome; before that when tasks
+    fail.
+
+    A failure notice repeats each time the number of failures doubles: at most eleven for a thousand tasks.
+    """
     for array, task in job_arrays.arrays_ended_between(since, now):
         numbers: dict[str, Any] = {"name": array.name, "tasks": array.tasks_all, "failed": array.failed}
         if array.failed:
@@ -89,7 +96,9 @@ def ended_arrays(since: datetime, now: datetime) -> Iterator[PendingNotice]:
 
 
 def evicted_workloads(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Of a whole array once an hour: where one of its tasks makes room, others soon do."""
+    """Yield a notice for each eviction. Tasks of an array share one notice per hour, since their evictions
+    come together.
+    """
     decisions = Decision.objects.filter(
         kind=Decision.Kind.EVICTED, at__gt=since, at__lte=now, workload__simulated=False
     )
@@ -102,6 +111,7 @@ def evicted_workloads(since: datetime, now: datetime) -> Iterator[PendingNotice]
 
 
 def idle_warnings(since: datetime, now: datetime) -> Iterator[PendingNotice]:
+    """Yield a notice for each notebook with an idle warning, with the time of its stop."""
     for workload in Workload.objects.filter(
         idle_warned_at__gt=since, idle_warned_at__lte=now, state=WorkloadState.RUNNING
     ).select_related("pool"):
@@ -114,7 +124,9 @@ def idle_warnings(since: datetime, now: datetime) -> Iterator[PendingNotice]:
 
 
 def shifted_expected_starts(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """A start that was told and moved by more than half an hour and a quarter of the wait. Keeps what was told last."""
+    """Yield a notice if an announced start moved by over half an hour and over a quarter of the wait; store
+    the new start.
+    """
     waiting = Workload.objects.filter(
         state=WorkloadState.QUEUED, expected_start__isnull=False, simulated=False
     )
@@ -148,7 +160,7 @@ def shifted_expected_starts(since: datetime, now: datetime) -> Iterator[PendingN
 
 
 def forced_moves_of_workloads(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """To the owner of work that has to go elsewhere because its host or its GPU is taken out."""
+    """Yield a notice for each workload that must leave its host or GPU because it is taken out of service."""
     told = Command.objects.filter(
         verb__in=(Command.Verb.NOTICE, Command.Verb.STOP),
         code__in=(ReasonCode.DRAINED, ReasonCode.GPU_ERROR),

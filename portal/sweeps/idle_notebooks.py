@@ -1,7 +1,9 @@
-"""Which notebooks are idle: no kernel busy, nobody at work in it and a quiet GPU, for as long as the pool's idle limit says.
+"""Warn about and stop idle notebooks: no busy kernel, no active user and an idle GPU for the pool's idle
+limit.
 
-An open page is nobody at work: it counts while messages go through a kernel or a terminal, or its person does something. What is
-unknown is not idle: a notebook whose GPU nobody measures is stopped at its time limit only. docs/notebooks.md tells it to people.
+An open page alone is not activity: it counts while messages pass through a kernel or a terminal, or while its
+user does something. Unknown is not idle: a notebook whose GPU is not measured stops only at its time limit.
+See docs/notebooks.md.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ MAX_IDLE_NOTICE_PERIOD = timedelta(minutes=5)
 
 
 class IdleVerdict(StrEnum):
-    """What is to be done about one notebook."""
+    """What to do with one notebook."""
 
     BUSY = "busy"
     WAIT = "wait"  # idle, warned, the notice is not over
@@ -41,8 +43,11 @@ class IdleVerdict(StrEnum):
 
 @dataclass(frozen=True)
 class NotebookActivity:
-    """What is known of a notebook. ``last``: its last sign of life, None while somebody is there of whom nobody knows since when;
-    ``quiet_since``: None while its GPU is not known to be quiet."""
+    """The known activity of a notebook. ``last`` is the last activity of its users; None while it is in use
+    since an unknown time.
+
+    ``gpu_idle_since`` is None while the GPU is not known to be idle.
+    """
 
     busy_kernels: int
     last: datetime | None
@@ -62,7 +67,9 @@ def idle_verdict(
     keep_until: datetime | None,
     now: datetime,
 ) -> IdleVerdict:
-    """Warn once it has been idle for the limit less the notice; stop when the notice is over and nothing has changed."""
+    """Return WARN after the idle limit less the notice period, and STOP when the notice period is over
+    without activity.
+    """
     if activity.busy_kernels or activity.last is None or activity.gpu_idle_since is None:
         return IdleVerdict.BUSY
     if keep_until is not None and keep_until > now:
@@ -77,7 +84,7 @@ def idle_verdict(
 
 
 def stop_idle_notebooks(now: datetime) -> dict[str, int]:
-    """Warn or stop every notebook that is idle; how many of each verdict. Idempotent."""
+    """Warn about or stop every idle notebook; return the number of each verdict. Idempotent."""
     counts = dict.fromkeys((verdict.value for verdict in IdleVerdict), 0)
     clock_set_at = (
         clock_correction.last_clock_step_at()

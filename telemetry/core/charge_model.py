@@ -25,6 +25,8 @@ HARDWARE_FAULT_END_CODES = frozenset(
 
 
 class ChargeBucket(StrEnum):
+    """Where a second of a slot is accounted: seven buckets that partition the time of every GPU."""
+
     USED = "used"
     RESERVED_UNUSED = "reserved_unused"
     PREEMPTED = "preempted"
@@ -38,7 +40,7 @@ CHARGED_BUCKETS = frozenset({ChargeBucket.USED, ChargeBucket.RESERVED_UNUSED})
 
 
 class GpuCondition(StrEnum):
-    """How a GPU is, apart from who holds it."""
+    """The condition of a GPU, independent of its holder."""
 
     WELL = "well"
     UNHEALTHY = "unhealthy"  # quarantined or being repaired: what still runs on it is served
@@ -48,9 +50,12 @@ class GpuCondition(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GpuHold:
-    """Slots ``[low, high)`` of the GPU, 0 to 840, held over ``[start, end)``; ``end`` None: still held.
+    """Slots ``[low, high)`` of the GPU (0 to 840) held over ``[start, end)``; ``end`` is None while they are
+    held.
 
-    ``lost_from``: from here to the end the time is not charged, as ``lost_as`` says (Bucket.PREEMPTED or HARDWARE_LOST)."""
+    From ``lost_from`` to the end the time is not charged but counts in ``lost_bucket``:
+    ChargeBucket.PREEMPTED or HARDWARE_LOST.
+    """
 
     allocation: int
     low: int
@@ -64,7 +69,7 @@ class GpuHold:
 
 @dataclass(frozen=True, slots=True)
 class ReservedSlots:
-    """Slots bound to a reservation over ``[start, end)``."""
+    """Slots bound to a reservation over ``[start, end)``; ``end`` is None while they are bound."""
 
     reservation: int
     low: int
@@ -83,7 +88,9 @@ class GpuConditionChange:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A line of the rate card in force from ``since`` until the next one. Per whole GPU and hour."""
+    """A line of the rate card, valid from ``since`` until the next line. Amounts are per whole GPU
+    and hour.
+    """
 
     since: datetime
     cost: Decimal
@@ -93,9 +100,10 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class GpuTimeline:
-    """Everything that decides how one GPU's time is charged. ``changes`` and ``rates`` in order of time.
+    """Everything that determines the charges of one GPU. ``changes`` and ``rates`` are in order of time.
 
-    ``owned``: the GPU stands in a static pool, whose team pays for it also while nobody holds it."""
+    ``owned`` is True for a GPU of a static pool: the pool's team pays for it even while nobody holds it.
+    """
 
     holds: tuple[GpuHold, ...] = ()
     bounds: tuple[ReservedSlots, ...] = ()
@@ -106,7 +114,7 @@ class GpuTimeline:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ChargeKey:
-    """What makes two stretches the same line."""
+    """What a charge line is for. Adjacent intervals with equal keys become one line."""
 
     bucket: str
     allocation: int = 0  # 0: none
@@ -115,7 +123,9 @@ class ChargeKey:
 
 @dataclass(frozen=True, slots=True)
 class ChargePiece:
-    """``slots`` of the GPU over ``[start, end)`` for one owner; ``cost`` and ``charged`` once it is priced."""
+    """``slots`` of the GPU over ``[start, end)`` for one charge key. ``cost`` and ``charged`` are set by
+    ``price_pieces``.
+    """
 
     start: datetime
     end: datetime
@@ -135,10 +145,10 @@ class ChargePiece:
 
 
 def floor_to_second(moment: datetime) -> datetime:
-    """The beginning of the second ``moment`` lies in, in UTC."""
+    """Return the beginning of the second that contains ``moment``, in UTC."""
     return moment.astimezone(UTC).replace(microsecond=0)
 
 
 def next_midnight(moment: datetime) -> datetime:
-    """The first midnight (UTC) after ``moment``."""
+    """Return the first midnight (UTC) after ``moment``."""
     return moment.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)

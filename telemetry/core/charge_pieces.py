@@ -1,8 +1,9 @@
 """Split the time of a GPU into charge pieces and price them.
 
-A GPU's time is cut at every change of its holder, reservation or condition, at midnight and at a new price. Within each
-interval every one of its 840 slots is in exactly one piece, so the pieces always sum to the whole GPU. Boundaries are whole
-seconds: every event is moved back to the beginning of its second."""
+A GPU's time is cut at every change of its holder, reservation or condition, at midnight and at a new price.
+Within each interval every one of its 840 slots is in exactly one piece, so the pieces always sum to the whole
+GPU. Boundaries are whole seconds: every event is moved back to the beginning of its second.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +36,10 @@ from telemetry.core.charge_model import (
 def lost_time(
     *, end_code: str, started: datetime, ended: datetime, checkpoint: datetime | None, keeps_state: bool
 ) -> tuple[datetime, ChargeBucket] | None:
-    """From when on the time of a hold that ended so is not charged, and as what; None when all of it is.
+    """Return when the uncharged part of an ended hold begins and its bucket; None if all of it is charged.
 
-    What a preemption or a hardware fault threw away is the work since the last checkpoint, or since the start without one.
-    ``keeps_state``: a notebook's files survive it, so nothing is thrown away.
+    A preemption or a hardware fault loses the work since the last checkpoint, or since the start if there is
+    none. ``keeps_state`` is True for notebooks: their files survive, so nothing is lost.
     """
     if keeps_state:
         return None
@@ -53,9 +54,11 @@ def lost_time(
 
 
 def charge_pieces(gpu: GpuTimeline, start: datetime, end: datetime) -> list[ChargePiece]:
-    """Every slot-second of ``[start, end)`` in exactly one piece, unpriced, in order of time and owner.
+    """Return unpriced pieces that cover every slot-second of ``[start, end)`` exactly once, in order of time
+    and charge key.
 
-    Cut at days and price changes; joined across everything else that changes nothing for the owner.
+    Pieces are cut at midnight and at price changes, and joined across changes that do not concern their
+    charge key.
     """
     start, end = floor_to_second(start), floor_to_second(end)
     if start >= end:
@@ -86,11 +89,12 @@ def charge_pieces(gpu: GpuTimeline, start: datetime, end: datetime) -> list[Char
 def price_pieces(
     parts: Sequence[ChargePiece], totals: Sequence[tuple[datetime, datetime, Decimal]] | None = None
 ) -> list[ChargePiece]:
-    """``parts`` with cost and charged amount, in their order. They cover each of their spans (a day, a price) with all slots.
+    """Return ``parts`` with cost and charged amount, in the same order. They must cover all slots of each
+    pricing span.
 
-    The whole GPU's value over a span is split by slot-seconds, so costs sum to the asset's cost exactly. ``totals`` gives the
-    cost of spans to be split instead, when lines that were written before are replaced: what they cost stays what it was.
-    A piece without a rate costs nothing, and the close of its month says so.
+    A pricing span is a day at one rate. The value of the whole GPU over a span is split by slot-seconds, so
+    costs sum exactly to the cost of the asset. ``totals`` replaces the cost of spans: when ledger lines are
+    replaced, their cost stays. A piece without a rate costs nothing; the close of its month reports it.
     """
     spans: dict[tuple[datetime, int | None], list[int]] = defaultdict(list)
     for index, piece in enumerate(parts):
@@ -120,7 +124,9 @@ def price_pieces(
 
 
 def asset_cost(rates: Sequence[Rate], start: datetime, end: datetime) -> Decimal:
-    """What one whole GPU costs its owner over ``[start, end)``, by the rate card alone; time without a rate costs nothing."""
+    """Return the cost of one whole GPU over ``[start, end)`` by the rate card alone. Time without a rate
+    costs nothing.
+    """
     total = ZERO
     for index, rate in enumerate(rates):
         until = rates[index + 1].since if index + 1 < len(rates) else end
@@ -133,6 +139,9 @@ def asset_cost(rates: Sequence[Rate], start: datetime, end: datetime) -> Decimal
 def _pricing_span(
     piece: ChargePiece, totals: Sequence[tuple[datetime, datetime, Decimal]] | None
 ) -> int | None:
+    """Return the key of the pricing span that contains the start of ``piece``: an index into ``totals``, or
+    the day without totals.
+    """
     if totals is None:
         # Without given totals a span is a day: value_between makes days of one rate add up.
         return piece.start.toordinal()
@@ -140,6 +149,8 @@ def _pricing_span(
 
 
 def _floor_timeline(gpu: GpuTimeline) -> GpuTimeline:
+    """Return the timeline with every time floored to the second."""
+
     def back(moment: datetime | None) -> datetime | None:
         return None if moment is None else floor_to_second(moment)
 
@@ -156,6 +167,7 @@ def _floor_timeline(gpu: GpuTimeline) -> GpuTimeline:
 
 
 def _price_and_day_cuts(gpu: GpuTimeline, start: datetime, end: datetime) -> Iterable[datetime]:
+    """Yield the midnights and price changes inside ``(start, end)``."""
     day = next_midnight(start)
     while day < end:
         yield day
@@ -166,6 +178,7 @@ def _price_and_day_cuts(gpu: GpuTimeline, start: datetime, end: datetime) -> Ite
 
 
 def _cut_points(gpu: GpuTimeline, start: datetime, end: datetime) -> list[datetime]:
+    """Return all times in ``[start, end]`` at which the state of the GPU may change, in order."""
     moments: set[datetime | None] = {start, end, *_price_and_day_cuts(gpu, start, end)}
     for hold in gpu.holds:
         moments |= {hold.start, hold.end, hold.lost_from}
@@ -192,7 +205,7 @@ def _condition_at(changes: Sequence[GpuConditionChange], moment: datetime) -> Gp
 
 
 def _slots_by_charge_key(gpu: GpuTimeline, moment: datetime) -> dict[ChargeKey, int]:
-    """The owners of all slots at ``moment``; they sum to SLOTS_PER_GPU."""
+    """Return the number of slots per charge key at ``moment``. They sum to SLOTS_PER_GPU."""
     holds = [h for h in gpu.holds if h.start <= moment and (h.end is None or moment < h.end)]
     bounds = [b for b in gpu.bounds if b.start <= moment and (b.end is None or moment < b.end)]
     condition = _condition_at(gpu.changes, moment)

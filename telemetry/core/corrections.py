@@ -15,7 +15,7 @@ from telemetry.core.charge_pieces import charge_pieces, price_pieces
 
 @dataclass(frozen=True, slots=True)
 class LedgerLine:
-    """A line of the ledger that no reversal has taken back."""
+    """A ledger line that no reversal cancels."""
 
     id: int
     start: datetime
@@ -27,7 +27,9 @@ class LedgerLine:
 
 @dataclass(frozen=True, slots=True)
 class ChargeCorrection:
-    """Lines to take back, and what stands for ``[start, end)`` instead, priced so that the cost stays what it was."""
+    """Lines to reverse, and the pieces that replace them over ``[start, end)``, priced so that the total cost
+    is unchanged.
+    """
 
     start: datetime
     end: datetime
@@ -38,9 +40,10 @@ class ChargeCorrection:
 def find_corrections(
     gpu: GpuTimeline, standing: Sequence[LedgerLine], start: datetime, end: datetime
 ) -> list[ChargeCorrection]:
-    """What has to be corrected in ``[start, end)``, day by day, so that the ledger says what is so. [] when it does.
+    """Return the corrections, at most one per day, that make the ledger of ``[start, end)`` match the
+    timeline. [] if it matches.
 
-    ``standing`` holds every standing line that overlaps the days of ``[start, end)``.
+    ``standing`` holds every unreversed line that overlaps the days of ``[start, end)``.
     """
     found = []
     day = floor_to_second(start)
@@ -56,6 +59,7 @@ def find_corrections(
 def _find_day_correction(
     gpu: GpuTimeline, standing: Sequence[LedgerLine], start: datetime, end: datetime
 ) -> ChargeCorrection | None:
+    """Return the correction of an interval within one day; None if the ledger matches or has no lines."""
     lines = [line for line in standing if line.start < end and line.end > start]
     if not lines:
         return None
@@ -80,7 +84,9 @@ def _find_day_correction(
 def _difference_interval(
     wanted: Sequence[ChargePiece], lines: Sequence[LedgerLine], start: datetime, end: datetime
 ) -> tuple[datetime, datetime] | None:
-    """The hull of the time in which some owner has other slots than the ledger says."""
+    """Return the smallest interval that contains every difference between pieces and ledger; None if there is
+    none.
+    """
     steps: dict[ChargeKey, dict[datetime, int]] = defaultdict(lambda: defaultdict(int))
     for sign, parts in ((1, wanted), (-1, lines)):
         for part in parts:
@@ -102,7 +108,7 @@ def _difference_interval(
 def _widen_to_line_edges(
     hull: tuple[datetime, datetime], lines: Sequence[LedgerLine]
 ) -> tuple[datetime, datetime]:
-    """The hull, widened until no line lies across one of its ends."""
+    """Return the interval widened until no line crosses one of its ends."""
     low, high = hull
     while True:
         touched = [line for line in lines if line.start < high and line.end > low]

@@ -1,8 +1,8 @@
-"""Whose work may stand behind hardware events that a program can bring about.
+"""Count the independent causes behind hardware events that a program can bring about.
 
-Of one person's programs however many such events count as one: what one person can do alone takes no GPU from the others. Where
-several people were on a GPU, nothing says whose program it was: the fewest people that could have brought about all of it count. An
-event of a GPU on which nobody was counts by itself.
+Events that one owner's programs can explain count as one cause: one person alone must not take GPUs out of
+use. If several owners held the GPU, the cause is unknown; the smallest number of owners that explains all
+events counts (a minimum hitting set). An event while nobody held the GPU counts on its own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ OwnerIds = frozenset[int]
 
 
 def count_distinct_causes(events: Sequence[HealthEvent], enough: int) -> int:
-    """How many different causes these events of one GPU, or of one host, have at the least, counted up to ``enough``. One query."""
+    """Return the minimum number of causes of these events of one GPU or one host, at most ``enough``. One
+    query.
+    """
     looked_at = sorted(events, key=lambda event: (event.at, event.pk))[-max(MAX_EVENTS, enough) :]
     people = _owners_of_events(looked_at)
     alone = sum(not those for those in people)
@@ -35,7 +37,9 @@ def count_distinct_causes(events: Sequence[HealthEvent], enough: int) -> int:
 
 
 def _owners_of_events(events: Sequence[HealthEvent]) -> list[OwnerIds]:
-    """Of each event the owners of what held the GPU, or without one the host, from a little before it came until it was told."""
+    """Return for each event the owners of allocations on the GPU (or host) from shortly before the event
+    until its receipt.
+    """
     if not events:
         return []
     times = [(event.at - TIMESTAMP_TOLERANCE, max(event.at, event.received_at)) for event in events]
@@ -61,8 +65,12 @@ def _overlaps(lower: datetime, upper: datetime | None, begin: datetime, end: dat
 
 
 def minimum_hitting_set_size(events: Iterable[OwnerIds], enough: int) -> int:
-    """The fewest people of whom every event had one, counted up to ``enough``; where more than MOST_SEARCHED would be needed, at
-    least so many. It never takes long, however many events and people there are."""
+    """Return the size of the smallest set of owners that contains an owner of every event, at most
+    ``enough``.
+
+    Above MAX_EXACT_OWNERS the result is a lower bound, so that the time is bounded for any number of events
+    and owners.
+    """
     groups = _minimal_owner_sets(events)
     least = _count_disjoint(groups)
     while least < enough and least <= MAX_EXACT_OWNERS and not _has_hitting_set(groups, least):
@@ -71,7 +79,9 @@ def minimum_hitting_set_size(events: Iterable[OwnerIds], enough: int) -> int:
 
 
 def _minimal_owner_sets(events: Iterable[OwnerIds]) -> list[OwnerIds]:
-    """Those events that say most: whoever is behind one of them is behind every event that had the same people and more."""
+    """Return the owner sets that have no proper subset among them. An owner who explains a subset also
+    explains its supersets.
+    """
     kept: list[OwnerIds] = []
     for those in sorted(set(events), key=lambda those: (len(those), sorted(those))):
         if not any(some <= those for some in kept):
@@ -80,7 +90,9 @@ def _minimal_owner_sets(events: Iterable[OwnerIds]) -> list[OwnerIds]:
 
 
 def _count_disjoint(groups: Sequence[OwnerIds]) -> int:
-    """How many events share nobody: each of them took another person."""
+    """Return the number of pairwise disjoint sets that a greedy search finds: a lower bound of the hitting
+    set.
+    """
     seen: set[int] = set()
     count = 0
     for those in groups:
@@ -91,7 +103,7 @@ def _count_disjoint(groups: Sequence[OwnerIds]) -> int:
 
 
 def _has_hitting_set(groups: Sequence[OwnerIds], count: int) -> bool:
-    """Could ``count`` people have brought about all of it?"""
+    """Return True if ``count`` owners can explain every event."""
     if _count_disjoint(groups) > count:
         return False
     if not groups:

@@ -1,4 +1,4 @@
-"""Hardware events to what the table says about them. Closing many hosts at once is left to a person."""
+"""Apply the operators' health rules to hardware events. Closing many hosts at once is left to a person."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ GPUS_PER_QUARANTINE = 8
 
 
 def apply_rules_to_events(now: datetime) -> int:
-    """Act on the events that nobody has looked at; how many were acted on. Each is claimed, so two runs act once."""
+    """Apply the rules to unhandled events; return how many changed something. Each event is claimed, so
+    concurrent runs act once.
+    """
     rules = {rule.code: rule for rule in HealthRule.objects.all()}
     acted = 0
     waiting = (
@@ -51,7 +53,9 @@ def apply_rules_to_events(now: datetime) -> int:
 
 
 def purge_old_events(now: datetime) -> int:
-    """Forget handled events that are older than the setting keeps, a bounded part at a time; how many."""
+    """Delete handled events older than GPUPOOL_HEALTH_EVENT_DAYS, at most PURGE_BATCH_SIZE at once. Returns
+    the number deleted.
+    """
     before = now - timedelta(days=settings.GPUPOOL_HEALTH_EVENT_DAYS)
     old = (
         HealthEvent.objects.filter(at__lt=before, handled_at__isnull=False)
@@ -62,7 +66,7 @@ def purge_old_events(now: datetime) -> int:
 
 
 def _action_by_rule(event: HealthEvent, rule: HealthRule | None) -> str:
-    """What the rule says, once the event came often enough; before that it is noted."""
+    """Return the action of the rule if the event repeated often enough within the window, otherwise ``note``."""
     if rule is None:
         return Action.NOTE
     if event.code == circuit_breaker.BREAKER_CODE:
@@ -83,7 +87,11 @@ def _action_by_rule(event: HealthEvent, rule: HealthRule | None) -> str:
 
 
 def _within_closure_limit(event: HealthEvent, action: str, now: datetime) -> bool:
-    """Within the hour's limit. What programs can bring about has one of its own: it leaves room for what really breaks."""
+    """Return True if one more host or GPU of the pool may be closed within CLOSURE_WINDOW.
+
+    Events that programs can cause have a limit of their own, so that they do not use up the limit of hardware
+    faults.
+    """
     cheap = [circuit_breaker.BREAKER_CODE, stray_processes.STRAY_CODE]
     cheap += HealthRule.objects.filter(counts=HealthRule.Counts.PEOPLE).values_list("code", flat=True)
     recent = HealthEvent.objects.filter(host__pool=event.host.pool_id, handled_at__gt=now - CLOSURE_WINDOW)
@@ -102,20 +110,23 @@ def _within_closure_limit(event: HealthEvent, action: str, now: datetime) -> boo
 
 
 def public_detail(event: HealthEvent) -> str:
-    """What of an event's detail anybody may see who sees the host. Whose process it was (the driver's log names pid and command of
-    the one that was hit) is for operators."""
+    """Return the part of an event's detail that everybody who sees the host may read.
+
+    The driver's log names pid and command of the process; only operators may know whose process it was.
+    """
     if event.code == stray_processes.STRAY_CODE:
         return "a process on it belongs to no workload"
     return event.detail.partition("pid=")[0].rstrip(", ")
 
 
 def event_title(code: str, meaning: str) -> str:
-    """What a hardware event is, for people, with its code beside it: "GPU has fallen off the bus (xid:79)"."""
+    """Return the meaning of an event with its code: "GPU has fallen off the bus (xid:79)"."""
     return f"{meaning} ({code})" if meaning else code
 
 
 def _take_action(event: HealthEvent, rule: HealthRule | None, action: str, now: datetime) -> bool:
     # It becomes the state's reason, on the host's page and in the notices of everybody whose work it touches.
+    """Carry out ``action``; return True if it changed something."""
     what, told = event_title(event.code, rule.meaning if rule is not None else ""), public_detail(event)
     says_no_more = event.code == stray_processes.STRAY_CODE and rule is not None
     reason = (f"{what}: {told}" if told and not says_no_more else what)[:300]

@@ -1,6 +1,7 @@
-"""Processes on a GPU that belong to no allocation: kept as their hosts tell them, each with one event when it is first seen.
+"""Store stray processes, which run on a GPU without an allocation there, and record one event when each is
+first seen.
 
-Of a host whose agent only counts them there is one event an hour per unit.
+For hosts whose agent only counts strays there is one event per unit and hour.
 """
 
 from __future__ import annotations
@@ -27,8 +28,11 @@ COUNT_DEDUPLICATION_WINDOW = timedelta(
 
 @transaction.atomic
 def sync_stray_rows(host: Host, seen: Sequence[StraySeen], now: datetime) -> bool:
-    """Bring the host's rows to what it says; what it does not name is gone. Whether one is new. GPUs that it does not have are
-    not heard of."""
+    """Make the host's stray rows match its report; mark unreported ones as gone. Returns True if a process is
+    new.
+
+    Processes on GPUs that the host does not have are ignored.
+    """
     locks.hosts([host.pk])
     gpus = {gpu.uuid: gpu for gpu in Gpu.objects.filter(host=host)}
     there = {(row.gpu_id, row.pid, row.started): row for row in Stray.objects.filter(host=host, gone_at=None)}
@@ -73,20 +77,21 @@ def sync_stray_rows(host: Host, seen: Sequence[StraySeen], now: datetime) -> boo
 
 
 def stray_detail(stray: Stray) -> str:
-    """Who it is, for people."""
+    """Return a description of the process for people: name, pid, user and memory."""
     memory = "" if stray.memory_mib is None else f", {stray.memory_mib} MiB"
     whose = "a workload that does not hold this GPU" if stray.run else "no workload"
     return f"{stray.name or 'a process'} (pid {stray.pid}, user {stray.user or 'unknown'}{memory}) belongs to {whose}"
 
 
 def stray_event_id(stray: Stray) -> str:
-    """Of the event that says that it was first seen."""
+    """Return the id of the event that reports the first sighting."""
     return f"stray:{stray.pk}"
 
 
 def previously_reported(events: Sequence[HealthEvent]) -> set[int]:
-    """Which of these events (by id) are about a process of which an earlier report of its host had one: it has come back, or is on
-    another GPU too. One query."""
+    """Return the ids of events about a process that its host reported before: it came back, or uses another
+    GPU too. One query.
+    """
     named = {event.event_id: event.pk for event in events}
     earlier = Stray.objects.filter(
         host=OuterRef("host"),
@@ -99,7 +104,7 @@ def previously_reported(events: Sequence[HealthEvent]) -> set[int]:
 
 
 def record_stray_counts(seen: Mapping[tuple[int, int], tuple[float, int]], now: datetime) -> None:
-    """One event per (host, unit) and hour that has stray processes; ``seen`` gives the moment and their number."""
+    """Record one event per (host, unit) and hour. ``seen`` gives the time and number of stray processes."""
     if not seen:
         return
     told = set(

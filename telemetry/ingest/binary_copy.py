@@ -32,6 +32,7 @@ _TIMESTAMP_BITS = (
 
 
 def copy_samples(batches: Sequence[DecodedBatch]) -> None:
+    """Insert the valid rows of the batches, each with the allocation that held the unit at that time."""
     units = np.concatenate([batch.units for batch in batches])
     values = np.concatenate([batch.values for batch in batches])
     if not len(units):
@@ -45,7 +46,7 @@ def copy_samples(batches: Sequence[DecodedBatch]) -> None:
 
 
 def allocations_at(units: Ints, moments: Floats) -> Ints:
-    """The allocation that held each unit at each moment, 0 for nobody; from the rows of Allocation, in one search."""
+    """Return the id of the allocation that held each unit at each time; 0 if there was none. One query."""
     base = math.floor(float(moments.min()))
     low, high = (
         datetime.fromtimestamp(base, UTC),
@@ -84,7 +85,9 @@ def _microseconds_since(moment: datetime, base: int) -> int:
 
 
 def _binary_rows(units: Ints, allocations: Ints, values: Floats) -> Iterable[bytes]:
-    """Rows in PostgreSQL's binary COPY format. Rows that are unknown in the same columns have the same shape and go together."""
+    """Yield rows in PostgreSQL's binary COPY format. Rows with the same NULL columns share a layout and are
+    encoded together.
+    """
     micros = np.round((values[:, 0] - _POSTGRES_EPOCH_SECONDS) * 1e6).astype(np.int64)
     missing = np.column_stack([allocations == 0, np.isnan(values[:, 1:])])
     shapes, shape_of = np.unique(missing, axis=0, return_inverse=True)

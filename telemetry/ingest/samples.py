@@ -1,8 +1,8 @@
-"""Batches from the stream into samples: one COPY and one Batch row per batch, in the same transaction.
+"""Write the batches of the Redis stream as samples, each batch in one transaction with its Batch row.
 
-A batch that came twice lands once (the Batch row is unique); one that came late lands in its own bucket, which is marked to be
-rolled up again. What Redis loses, the agent sends again: it deletes only up to the watermark, which follows the commits.
-Rows travel and are checked as matrices of floats (NaN for unknown), because a fleet of 10,000 GPUs sends 1,000 rows a second.
+A batch that arrives twice is stored once, because Batch rows are unique. A late batch marks the buckets of
+its samples to be rolled up again. If Redis loses batches, agents resend them: they delete a batch only below
+the watermark, which follows the commits.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MAX_SAMPLE_AGE = timedelta(days=180)  # no sample is taken in that is older, wha
 
 @dataclass
 class IngestResult:
-    """What one drain did."""
+    """What one run wrote. ``rejected`` counts rows, ``doubled`` batches that were already stored."""
 
     batches: int = 0
     rows: int = 0
@@ -55,9 +55,11 @@ class IngestResult:
 
 
 def drain_stream(stream: redis.Redis, now: datetime, *, most: int = 3_000) -> IngestResult:
-    """Take what waits on the stream, at most about ``most`` batches, into the database; then delete it from the stream.
+    """Write the batches on the stream, about ``most`` at a time, to the database; then delete them from the
+    stream.
 
-    Two drains at once do the same work twice and land it once. Raises what the database raises, and then nothing is deleted.
+    Two concurrent runs do the same work twice but store it once. A database error is raised; the entries then
+    stay on the stream.
     """
     done = IngestResult()
     taken = 0
@@ -76,6 +78,7 @@ def drain_stream(stream: redis.Redis, now: datetime, *, most: int = 3_000) -> In
 
 
 def _commit_batches(batches: Sequence[DecodedBatch], now: datetime, done: IngestResult) -> None:
+    """Store the batches of known hosts in one transaction, and add the counts to ``done``."""
     known = set(Host.objects.filter(pk__in={batch.host for batch in batches}).values_list("pk", flat=True))
     batches = [batch for batch in batches if batch.host in known]
     if not batches:
@@ -104,7 +107,7 @@ def _sample_retention_days() -> int:
 
 
 def _unit_ids_by_host(hosts: Iterable[int]) -> dict[int, dict[str, int]]:
-    """Unit ids by uuid for each host; of units that had the same uuid, the present one."""
+    """Return unit ids by uuid for each host. If a uuid was used more than once, the unit in service wins."""
     found: dict[int, dict[str, int]] = defaultdict(dict)
     rows = (
         Unit.objects.filter(gpu__host__in=hosts)
@@ -118,7 +121,7 @@ def _unit_ids_by_host(hosts: Iterable[int]) -> dict[int, dict[str, int]]:
 
 
 def _drop_invalid_rows(batch: DecodedBatch, own: dict[str, int], oldest: float, newest: float) -> None:
-    """Leave only rows that can be true: of a unit of this host, not of the future, every reading within its bounds."""
+    """Keep only plausible rows: of a unit of this host, not in the future, every reading within its bounds."""
     ids = np.array([own.get(name, -1) for name in batch.names] or [-1], dtype=np.int64)
     units = ids[batch.index] if len(batch.index) else np.empty(0, np.int64)
     moments, readings = batch.values[:, 0], batch.values[:, 1:]
@@ -131,7 +134,7 @@ def _drop_invalid_rows(batch: DecodedBatch, own: dict[str, int], oldest: float, 
 
 
 def _minutes_to_roll_up(batches: Sequence[DecodedBatch]) -> set[tuple[int, int]]:
-    """(host, minute) of every sample, and of the seconds before it that it speaks for."""
+    """Return (host, minute) of every sample and of the time before it that the sample covers."""
     due: set[tuple[int, int]] = set()
     for batch in batches:
         moments = batch.values[:, 0]
@@ -141,7 +144,7 @@ def _minutes_to_roll_up(batches: Sequence[DecodedBatch]) -> set[tuple[int, int]]
 
 
 def _stray_counts(batches: Sequence[DecodedBatch]) -> dict[tuple[int, int], tuple[float, int]]:
-    """Units with processes that belong to no allocation: (host, unit) to the last moment and count."""
+    """Return the last (time, count) of stray processes by (host, unit), for units that have any."""
     column = SAMPLE_COLUMNS.index("stray_processes") - 2
     seen: dict[tuple[int, int], tuple[float, int]] = {}
     for batch in batches:

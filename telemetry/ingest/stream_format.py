@@ -1,6 +1,7 @@
 """Encode and decode sample batches as entries of the Redis stream.
 
-Readings are a matrix of floats with NaN for unknown values: a fleet of 10,000 GPUs sends 1,000 rows a second."""
+Readings are a matrix of floats with NaN for unknown values: a fleet of 10,000 GPUs sends 1,000 rows a second.
+"""
 
 from __future__ import annotations
 
@@ -48,6 +49,12 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass
 class DecodedBatch:
+    """A batch from the stream. ``index`` gives the position of each row's unit in ``names``; ``values`` its
+    ts and readings.
+
+    ``units`` holds the unit ids of the valid rows once invalid rows are dropped.
+    """
+
     host: int
     sequence: int
     received: datetime
@@ -59,7 +66,7 @@ class DecodedBatch:
 
 
 def encode_batch(host_id: int, batch: SampleBatch, received: datetime) -> dict[str, bytes]:
-    """A batch as an entry of the stream."""
+    """Return a batch as an entry of the stream."""
     names = sorted({row.unit for row in batch.rows})
     places = {name: place for place, name in enumerate(names)}
     rows = [_row_values(row) for row in batch.rows]
@@ -80,6 +87,7 @@ def encode_batch(host_id: int, batch: SampleBatch, received: datetime) -> dict[s
 
 
 def decode_batch(fields: dict[bytes, bytes]) -> DecodedBatch | None:
+    """Return the batch of a stream entry; None if the entry is malformed, which is logged."""
     try:
         names = json.loads(fields[b"names"])
         index = np.frombuffer(fields[b"index"], dtype="<i4").astype(np.int64)

@@ -18,7 +18,9 @@ MISSING_BATCH_TIMEOUT = timedelta(
 
 
 def insert_new_batches(batches: Sequence[DecodedBatch]) -> list[DecodedBatch]:
-    """The batches that had not landed yet; their Batch rows are written. One that another drain writes right now is waited for."""
+    """Insert Batch rows and return the batches that were not stored before. Waits for a concurrent insert of
+    the same batch.
+    """
     marks = SampleWatermark.objects.filter(host__in={batch.host for batch in batches})
     watermarks = dict(marks.values_list("host_id", "sequence"))
     first: dict[tuple[int, int], DecodedBatch] = {}
@@ -41,7 +43,9 @@ def insert_new_batches(batches: Sequence[DecodedBatch]) -> list[DecodedBatch]:
 
 
 def advance_watermarks(hosts: set[int], now: datetime) -> None:
-    """Each host's watermark goes up to the first batch that is missing, and past one that has been missing too long."""
+    """Advance each host's watermark to the first missing batch; skip a batch that has been missing for
+    MISSING_BATCH_TIMEOUT.
+    """
     ordered = sorted(hosts)
     SampleWatermark.objects.bulk_create(
         [SampleWatermark(host_id=host) for host in ordered], ignore_conflicts=True
@@ -74,7 +78,9 @@ def advance_watermarks(hosts: set[int], now: datetime) -> None:
 
 
 def prune_batches(now: datetime, *, days: int = 2) -> int:
-    """Forget Batch rows below the watermark: the watermark alone refuses those now."""
+    """Delete Batch rows below the watermark; the watermark alone rejects those batches. Returns the number
+    deleted.
+    """
     with connection.cursor() as cursor:
         cursor.execute(
             f"DELETE FROM {Batch._meta.db_table} b USING telemetry_samplewatermark w"

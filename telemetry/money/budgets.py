@@ -1,4 +1,4 @@
-"""What was spent against budgets: alerts at thresholds, and the engine's gates closed and opened."""
+"""Compare spending with budgets: record alerts at thresholds, close or open the scheduler's budget gates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FORECAST_MIN_ELAPSED = timedelta(days=3)  # the first days of a month say little
 
 
 def check_budgets(now: datetime) -> int:
-    """Compare each budget of this month with what was spent; the number of new alerts. Gates follow the budgets' actions."""
+    """Check every budget of this month: record alerts and set the gates. Returns the number of new alerts."""
     month = month_of(now)
     alerts = 0
     wanted: set[tuple[int | None, int | None, str]] = set()
@@ -53,7 +53,7 @@ def check_budgets(now: datetime) -> int:
 
 
 def month_spend(month: date, measure: str, *, team: int | None = None, project: int | None = None) -> Decimal:
-    """What a team or a project was charged on a month's statement so far: money, or the GPU-hours of the charged lines."""
+    """Return what a team or a project was charged in a month so far: money, or GPU-hours of charged lines."""
     lines = Charge.objects.filter(month=month, bucket__in=CHARGED_BUCKETS)
     lines = lines.filter(team=team) if team is not None else lines.filter(project=project)
     if measure == BudgetMeasure.GPU_HOURS:
@@ -62,7 +62,7 @@ def month_spend(month: date, measure: str, *, team: int | None = None, project: 
 
 
 def forecast_month_end(spent: Decimal, now: datetime) -> Decimal | None:
-    """What this month comes to when it goes on as it began; None in its first days."""
+    """Return the spending at the end of the month at the current rate; None during FORECAST_MIN_ELAPSED."""
     start, end = month_bounds(month_of(now))
     gone = now - start
     if gone < FORECAST_MIN_ELAPSED:
@@ -73,6 +73,7 @@ def forecast_month_end(spent: Decimal, now: datetime) -> Decimal | None:
 
 
 def _record_alerts(budget: Budget, spent: Decimal, now: datetime) -> int:
+    """Record thresholds that were passed. Returns the number of new alerts."""
     passed = [
         (step, False) for step in ALERT_PERCENTS if spent * 100 >= budget.amount * step and budget.amount > 0
     ]
@@ -95,7 +96,9 @@ def _record_alerts(budget: Budget, spent: Decimal, now: datetime) -> int:
 
 @transaction.atomic
 def _open_unneeded_gates(wanted: set[tuple[int | None, int | None, str]]) -> None:
-    """Open the gates that no used-up budget keeps closed: the budget was raised, changed, or its month is over."""
+    """Open the gates that no exhausted budget keeps closed: the budget was raised or changed, or its month is
+    over.
+    """
     gates = BudgetGate.objects.values_list("team", "project", "action")
     for team, project, action in set(gates) - wanted:
         open_budget_gate(

@@ -1,4 +1,6 @@
-"""Turn charge pieces into Charge rows: names, cost centre, measured use and statement month are copied in."""
+"""Write charge pieces as Charge rows. Names, cost centre, measured use and statement month are copied into
+each row.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from telemetry.money.statements import create_missing_statements
 
 @dataclass(frozen=True, slots=True)
 class ChargeDraft:
-    """A piece of one GPU on its way to becoming a row."""
+    """A priced piece of one GPU that is to become a Charge row. ``corrects`` is the line that it replaces."""
 
     gpu: GpuChargingInputs
     piece: ChargePiece
@@ -26,12 +28,15 @@ class ChargeDraft:
 
 
 def draft_charges(gpu: GpuChargingInputs, start: datetime, end: datetime) -> Iterator[ChargeDraft]:
+    """Yield the priced pieces of a GPU over ``[start, end)``."""
     for piece in price_pieces(charge_pieces(gpu.time, start, end)):
         yield ChargeDraft(gpu, piece)
 
 
 def write_charges(lines: Sequence[ChargeDraft], now: datetime) -> list[Charge]:
-    """The rows of ``lines``, with every name copied in."""
+    """Insert the drafts as Charge rows and return the rows. Lines of a month that is not open go to the month
+    of ``now``.
+    """
     if not lines:
         return []
     names = _ChargeNames(lines)
@@ -67,12 +72,13 @@ def write_charges(lines: Sequence[ChargeDraft], now: datetime) -> list[Charge]:
 
 
 def months_not_open(months: Iterable[date]) -> set[date]:
+    """Return the months whose statement is closing or closed."""
     found = Statement.objects.filter(month__in=months).exclude(state=StatementState.OPEN)
     return set(found.values_list("month", flat=True))
 
 
 class _ChargeNames:
-    """Who pays for which piece, with the names and the cost centre in force, for many lines at once."""
+    """Projects, owners, names and cost centres for many lines, loaded with a fixed number of queries."""
 
     def __init__(self, lines: Sequence[ChargeDraft]) -> None:
         allocations = {line.piece.owner.allocation for line in lines} - {0}
@@ -103,7 +109,9 @@ class _ChargeNames:
             self.centres[centre.project_id].append(centre)
 
     def fill_in(self, row: Charge, line: ChargeDraft) -> None:
-        """Fill in who holds or reserved it; nothing for time that belongs to nobody."""
+        """Set holder, project, team, user, their names and the cost centre. Unallocated time gets none of
+        them.
+        """
         owner = line.piece.owner
         project: Project | None = None
         if owner.allocation:
@@ -135,6 +143,7 @@ class _ChargeNames:
             row.cost_centre = self._centre(project.pk, line.piece.start)
 
     def _centre(self, project: int, moment: datetime) -> str:
+        """Return the cost centre of a project that is in force at ``moment``; empty if there is none."""
         code = ""
         for centre in self.centres[project]:
             if centre.valid_from <= moment:
@@ -143,7 +152,9 @@ class _ChargeNames:
 
 
 def _measured_use_by_line(lines: Sequence[ChargeDraft]) -> dict[int, tuple[float | None, float]]:
-    """Used and covered slot-seconds of each line that an allocation holds, from the finest rollups there are, by index."""
+    """Return (used, covered) slot-seconds by line index for lines that an allocation holds, from the finest
+    rollups.
+    """
     held = {index: line for index, line in enumerate(lines) if line.piece.owner.allocation}
     if not held:
         return {}
@@ -184,6 +195,9 @@ def _measured_use_by_line(lines: Sequence[ChargeDraft]) -> dict[int, tuple[float
 def _measured_use(
     piece: ChargePiece, rows: Iterable[tuple[datetime, float, float, float | None, int]], length: int
 ) -> tuple[float | None, float]:
+    """Return (used, covered) slot-seconds of one piece. ``length`` is the length of the rollup buckets in
+    seconds.
+    """
     used: float | None = None
     covered = 0.0
     for bucket, seconds, row_covered, row_used, slots in rows:

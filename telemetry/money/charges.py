@@ -1,8 +1,8 @@
-"""Charge lines: every second of every GPU in exactly one bucket, priced, and never edited afterwards.
+"""Charge GPU time: every second of every GPU is written to exactly one bucket, priced, and never edited.
 
-``charge_all_gpus`` goes forward from where each GPU was charged to, then looks back at what ended or became known late. What it wrote
-before is corrected by reversals and new lines. It may run twice at once: a GPU's stretch is claimed by compare-and-swap on
-``ChargedUntil``, and a line can be taken back only once.
+``charge_all_gpus`` charges each GPU forward from its watermark, then corrects earlier charges after late
+facts, by reversals and new lines. Concurrent runs are safe: a span is claimed by compare-and-swap on
+``ChargedUntil``, and a line can be reversed only once.
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ CATCH_UP_ROUNDS = 6
 
 @dataclass
 class ChargeRunResult:
-    """What one run wrote."""
+    """The numbers of lines written and of lines reversed by one run."""
 
     lines: int = 0
     corrections: int = 0
 
 
 def charge_all_gpus(now: datetime) -> ChargeRunResult:
-    """Charge every GPU up to the last full hour, and up to whatever began or ended on it since, at most ``now - LAG``."""
+    """Charge every GPU to the last full hour, and to later changes on it, at most to ``now - REPORTING_LAG``.
+    Then settle.
+    """
     done = ChargeRunResult()
     limit = floor_to_second(now - REPORTING_LAG)
     _start_charging_new_gpus(limit)
@@ -56,10 +58,11 @@ def charge_all_gpus(now: datetime) -> ChargeRunResult:
 def charge_past(
     gpu_ids: Collection[int], since: datetime, now: datetime, on_day: Callable[[datetime], None] | None = None
 ) -> int:
-    """Charge the time from ``since`` to where these GPUs' charges begin: history that was loaded later. The lines' number.
+    """Charge ``[since, begin)`` of GPUs whose charges begin later, for history that was loaded afterwards.
+    Returns the line count.
 
-    A GPU that was never charged begins at ``since`` and is charged forward by the next ``charge_all_gpus``. ``on_day`` hears of each day
-    that is done, newest first.
+    A GPU without charges starts at ``since`` and is charged by the next ``charge_all_gpus``. ``on_day`` is
+    called with each charged day, newest first.
     """
     written = 0
     begins = dict(ChargedUntil.objects.filter(gpu__in=gpu_ids).values_list("gpu_id", "since"))
@@ -73,7 +76,7 @@ def charge_past(
 
 
 def _start_charging_new_gpus(limit: datetime) -> None:
-    """GPUs that were never charged are charged from when they came. Thousands may have come at once."""
+    """Create the watermark of GPUs that have none, at their creation. Thousands may be new at once."""
     new = (
         Gpu.objects.filter(charged=None, created_at__lt=limit).values_list("pk", "created_at").order_by("pk")
     )
@@ -83,6 +86,7 @@ def _start_charging_new_gpus(limit: datetime) -> None:
 
 
 def _charge_forward(ids: Sequence[int], hour: datetime, limit: datetime, now: datetime) -> int:
+    """Charge the GPUs from their watermarks, at most CATCH_UP_SPAN at once. Returns the number of lines."""
     untils = dict(ChargedUntil.objects.filter(gpu__in=ids, until__lt=limit).values_list("gpu_id", "until"))
     if not untils:
         return 0
@@ -102,7 +106,10 @@ def _charge_forward(ids: Sequence[int], hour: datetime, limit: datetime, now: da
 
 
 def _charge_end(gpu: GpuChargingInputs, until: datetime, hour: datetime, limit: datetime) -> datetime:
-    """The last full hour, or what began or ended on the GPU after it: so lines are few, and what is over is charged at once."""
+    """Return where to charge this GPU to: the last full hour, or a later change on it.
+
+    Lines stay few this way, and ended work is charged at once.
+    """
     if gpu.retired_at is not None and gpu.retired_at <= limit:
         return floor_to_second(gpu.retired_at)
     boundary = last_change_in(gpu, until, limit)
@@ -110,7 +117,9 @@ def _charge_end(gpu: GpuChargingInputs, until: datetime, hour: datetime, limit: 
 
 
 def _claim_spans(stretches: Sequence[tuple[int, datetime, datetime]]) -> list[int]:
-    """The GPUs whose ``until`` was moved by this call; of two runs at once, one gets each."""
+    """Move the watermarks from old to new; return the GPUs that this call moved. Of two concurrent runs only
+    one moves each GPU.
+    """
     with connection.cursor() as cursor:
         cursor.execute(
             'UPDATE telemetry_chargeduntil c SET "until" = v.new_until'
@@ -128,7 +137,9 @@ def _charge_backward(
     now: datetime,
     on_day: Callable[[datetime], None] | None,
 ) -> int:
-    """One transaction per day, from the newest back, so that what is charged is always one stretch up to ``until``."""
+    """Charge ``[since, until)`` day by day, newest first, so that the charged time is always one span. One
+    transaction per day.
+    """
     written = 0
     end = until
     while end > since:
@@ -148,6 +159,7 @@ def _charge_backward(
 
 
 def _chunks(ids: Iterable[int], size: int) -> Iterator[list[int]]:
+    """Yield the ids in lists of at most ``size``."""
     chunk: list[int] = []
     for pk in ids:
         chunk.append(pk)

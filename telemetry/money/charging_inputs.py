@@ -1,4 +1,6 @@
-"""What decides how GPUs' time is charged, read from rows into the core's values: a fixed number of queries for many GPUs."""
+"""Load what determines the charges of GPUs into the values of ``telemetry.core``. The number of queries is
+fixed.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ HEALTHY_HOST_STATE: HostState = (LeaseState.ALIVE, AdminState.IN_SERVICE, Repair
 
 @dataclass
 class GpuChargingInputs:
-    """One GPU with its pool and its time."""
+    """One GPU with its pool and its timeline."""
 
     id: int
     model: str
@@ -44,7 +46,7 @@ class GpuChargingInputs:
 def load_charging_inputs(
     gpu_ids: Collection[int], start: datetime, end: datetime
 ) -> dict[int, GpuChargingInputs]:
-    """The facts of these GPUs that bear on ``[start, end)``, by GPU id."""
+    """Return the charging inputs of these GPUs for ``[start, end)``, by GPU id."""
     gpus = {
         gpu.pk: GpuChargingInputs(
             id=gpu.pk,
@@ -126,7 +128,7 @@ def _load_reserved_slots(gpus: Collection[int], period: TimestamptzRange) -> dic
 def _load_condition_changes(
     gpus: dict[int, GpuChargingInputs], start: datetime, end: datetime
 ) -> dict[int, list[GpuConditionChange]]:
-    """Each GPU's conditions over time, of its host's states and its own."""
+    """Return the changes of each GPU's condition, derived from the states of its host and its own."""
     hosts = {gpu.host for gpu in gpus.values()}
     host_changes: dict[int, list[tuple[datetime, HostState]]] = defaultdict(list)
     last_before = (
@@ -156,6 +158,7 @@ def _load_condition_changes(
 def _merge_condition_changes(
     host: Iterable[tuple[datetime, HostState]], own: Iterable[tuple[datetime, str]]
 ) -> list[GpuConditionChange]:
+    """Merge state changes of a host and of a GPU into changes of the GPU's condition, in order of time."""
     states, repair = HEALTHY_HOST_STATE, str(RepairState.WELL)
     events = sorted(
         [(at, 0, new) for at, new in host] + [(at, 1, new) for at, new in own], key=lambda event: event[:2]
@@ -171,6 +174,7 @@ def _merge_condition_changes(
 
 
 def gpu_condition(host: HostState, gpu_repair: str) -> GpuCondition:
+    """Return the condition of a GPU from the state of its host and its own repair state."""
     lease, admin, repair = host
     if admin == AdminState.MAINTENANCE:
         return GpuCondition.MAINTENANCE
@@ -184,7 +188,9 @@ def gpu_condition(host: HostState, gpu_repair: str) -> GpuCondition:
 
 
 def last_change_in(gpu: GpuChargingInputs, start: datetime, end: datetime) -> datetime | None:
-    """The last moment of ``(start, end]`` at which something began or ended on the GPU; None when nothing did."""
+    """Return the last time in ``(start, end]`` at which a hold, a reservation or a condition changed; None if
+    none did.
+    """
     moments: list[datetime | None] = []
     for hold in gpu.time.holds:
         moments += [hold.start, hold.end]

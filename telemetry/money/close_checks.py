@@ -16,7 +16,7 @@ from telemetry.money.reconciliation import reconcile_costs
 
 
 def close_checks(month: date) -> list[dict[str, Any]]:
-    """Everything that has to be so before a month is closed: ``{"check", "ok", "figures"}`` each."""
+    """Return every condition for closing a month, each as ``{"check", "ok", "figures"}``."""
     start, end = month_bounds(month)
     behind = ChargedUntil.objects.filter(until__lt=end, since__lt=end)
     behind = behind.filter(Q(gpu__retired_at=None) | Q(gpu__retired_at__gte=end))
@@ -73,7 +73,9 @@ def _check_result(words: str, ok: bool, figures: dict[str, Any]) -> dict[str, An
 
 
 def _gpus_with_wrong_seconds(month: date, start: datetime, end: datetime) -> list[dict[str, Any]]:
-    """GPUs whose lines do not cover their time once. Corrections of older months sum to nothing, so they do not disturb."""
+    """Return GPUs whose lines do not cover their time exactly once. Corrections of older months sum to zero
+    and do not interfere.
+    """
     written = dict(
         Charge.objects.filter(month=month)
         .values_list("gpu")

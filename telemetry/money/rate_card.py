@@ -11,16 +11,20 @@ from telemetry.models import Price
 
 
 class RateCard:
-    """What GPUs cost and are charged from which moment on. A pool's own price stands before the one for every pool."""
+    """Cost and price of GPU models over time. A pool's own price takes precedence over the price for all
+    pools.
+    """
 
     def __init__(self, prices: Iterable[Price]) -> None:
-        """``prices`` in order of time."""
+        """Build the card from ``prices`` in order of time."""
         self._own: dict[tuple[int | None, str], list[Price]] = defaultdict(list)
         for price in prices:
             self._own[price.pool_id, price.model].append(price)
 
     def rates(self, pool: int | None, model: str) -> tuple[Rate, ...]:
-        """The lines for a model of a pool (None: of pools without lines of their own), in order of time."""
+        """Return the rates of a model in a pool, in order of time. ``pool`` None: for pools without own
+        prices.
+        """
         general = self._own.get((None, model), [])
         special = self._own.get((pool, model), []) if pool is not None else []
         first_special = special[0].valid_from if special else None
@@ -31,17 +35,17 @@ class RateCard:
         )
 
     def at(self, pool: int | None, model: str, now: datetime) -> Rate | None:
-        """The line in force at a moment; None before the first."""
+        """Return the rate in force at ``now``; None before the first."""
         return next((rate for rate in reversed(self.rates(pool, model)) if rate.since <= now), None)
 
 
 def load_rate_card(models: Collection[str] | None = None) -> RateCard:
-    """The rate card of these models (None: all), in one query."""
+    """Return the rate card of these models (None: all). One query."""
     prices = Price.objects.order_by("valid_from", "id")
     return RateCard(prices if models is None else prices.filter(model__in=models))
 
 
 def load_rates(wanted: Collection[tuple[int, str]]) -> dict[tuple[int, str], tuple[Rate, ...]]:
-    """The rate card of each (pool id, model), in order of time."""
+    """Return the rates of each (pool id, model), in order of time. One query."""
     card = load_rate_card({model for _, model in wanted})
     return {(pool, model): card.rates(pool, model) for pool, model in wanted}

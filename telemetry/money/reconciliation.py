@@ -1,9 +1,10 @@
 """Reconcile charges with the cost of the GPUs, per pool and month.
 
-``charged - margin + uncharged + idle + overhead == cost of the GPUs`` holds exactly, to the ledger's last decimal. The right
-side is computed from the rate card and the GPUs' times alone. ``uncharged`` is work lost to preemption or hardware, ``idle`` is
-time that nobody held, ``overhead`` is unhealthy time and maintenance. ``margin`` is the price of charged lines less their cost;
-a discount makes it negative."""
+``charged - margin + uncharged + idle + overhead == cost of the GPUs`` holds exactly, to the ledger's last
+decimal. The right side is computed from the rate card and the GPUs' times alone. ``uncharged`` is work lost
+to preemption or hardware, ``idle`` is time that nobody held, ``overhead`` is unhealthy time and maintenance.
+``margin`` is the price of charged lines less their cost; a discount makes it negative.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ OVERHEAD_BUCKETS = (ChargeBucketChoices.UNHEALTHY, ChargeBucketChoices.MAINTENAN
 
 @dataclass(frozen=True)
 class CostReconciliation:
-    """A pool's month in ledger decimals. ``holds`` is True when both sides are the same."""
+    """The reconciliation of one pool and month, in ledger decimals. ``holds`` is True if both sides are
+    equal.
+    """
 
     pool: int
     pool_name: str
@@ -43,7 +46,7 @@ class CostReconciliation:
 
     @property
     def total(self) -> Decimal:
-        """The left side."""
+        """Return the left side of the equation."""
         return self.charged - self.margin + self.uncharged + self.idle + self.overhead
 
     @property
@@ -52,15 +55,20 @@ class CostReconciliation:
 
 
 def reconciliation_in_cents(pools: Sequence[CostReconciliation]) -> list[dict[str, str]]:
-    """The lines as they are shown: each adds up to the cent, and what is charged and what the GPUs cost sum over the pools to the
-    month's own figures, to the cent as well (``statement_totals``, the sum of the statement's lines). The rest takes what rounding leaves."""
+    """Return the reconciliations rounded to cents, as strings. Each line adds up to the cent.
+
+    ``charged`` and ``cost`` summed over the pools equal the month's figures (``statement_totals``) to the
+    cent. The other columns absorb the rounding difference.
+    """
     charged = round_parts([pool.charged for pool in pools])
     costs = round_parts([pool.cost for pool in pools])
     return [_reconciliation_line_in_cents(*each) for each in zip(pools, charged, costs, strict=True)]
 
 
 def _imbalance_in_cents(pool: CostReconciliation) -> Decimal:
-    """By how much its sides differ, as it is shown: never by less than a cent where they do, or rounding could hide it."""
+    """Return the difference of the sides in cents; at least one cent if they differ, so that rounding cannot
+    hide it.
+    """
     by = pool.total - pool.cost
     return ZERO if pool.holds else max(CENT, round_amount(by)) if by > 0 else min(-CENT, round_amount(by))
 
@@ -82,7 +90,7 @@ def _reconciliation_line_in_cents(
 
 
 def reconcile_costs(month: date) -> list[CostReconciliation]:
-    """The line of each pool that has GPUs or charges in the month, by pool name."""
+    """Return the reconciliation of each pool that has GPUs or charges in the month, in order of pool name."""
     sums: dict[int, dict[str, tuple[Decimal, Decimal]]] = defaultdict(dict)
     rows = (
         Charge.objects.filter(month=month).values("pool", "bucket").annotate(c=Sum("cost"), p=Sum("charged"))
@@ -114,7 +122,9 @@ def _reconcile_pool(
 
 
 def asset_cost_by_pool(month: date) -> dict[int, Decimal]:
-    """What each pool's GPUs cost over the charged part of the month, from the rate card alone, by pool id."""
+    """Return the cost of each pool's GPUs over the charged part of the month, from the rate card alone, by
+    pool id.
+    """
     start, end = month_bounds(month)
     gpus = list(
         ChargedUntil.objects.filter(since__lt=end, until__gt=start).values_list(

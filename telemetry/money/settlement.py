@@ -1,4 +1,8 @@
-"""Correct charges after late facts: host state changes and allocation ends that became known after charging."""
+"""Correct charges after late facts: host state changes and allocation ends that became known after charging.
+
+Each fact is compared with the ledger once. Differences are corrected by reversals and new lines; no line is
+edited.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,9 @@ SETTLEMENTS_PER_RUN = 500
 
 
 def settle_state_changes(now: datetime) -> int:
-    """Look at host state changes for the first time; one that was written after its moment had been charged is corrected."""
+    """Check new host state changes; correct charges if the change lies in charged time. Returns the number of
+    reversed lines.
+    """
     waiting = list(
         HostStateChange.objects.filter(settledstatechange=None).order_by("pk")[:SETTLEMENTS_PER_RUN]
     )
@@ -52,7 +58,9 @@ def _mark_settled(changes: Sequence[HostStateChange], now: datetime) -> None:
 
 
 def settle_allocations(now: datetime) -> int:
-    """Compare what was charged with how allocations ended, once for each that has ended: lost time, ends that came late."""
+    """Compare each ended allocation once with its charges, and correct lost time and late ends. Returns the
+    number of reversed lines.
+    """
     ended = (
         Allocation.objects.filter(settledallocation=None, period__endswith__isnull=False)
         # Ends have fractions of a second, charges have not.
@@ -79,7 +87,7 @@ def settle_allocations(now: datetime) -> int:
 
 
 def _charged_totals(allocations: Sequence[int]) -> dict[int, tuple[int, datetime | None]]:
-    """Net charged slot-seconds and the last end of the lines of each allocation."""
+    """Return the net charged slot-seconds and the last line's end of each allocation."""
     rows = Charge.objects.filter(allocation__in=allocations, bucket=ChargeBucketChoices.USED).values(
         "allocation"
     )
@@ -93,7 +101,9 @@ def _charged_totals(allocations: Sequence[int]) -> dict[int, tuple[int, datetime
 
 
 def _matches_final_state(allocation: Allocation, slot_seconds: int) -> bool:
-    """True when its whole time is charged and nothing of it was lost: the usual end, for which no line has to be read."""
+    """Return True if all its time is charged and none of it was lost: the common case, which needs no lines
+    to be read.
+    """
     start, end = floor_to_second(allocation.period.lower), floor_to_second(allocation.period.upper)
     lost = lost_time(
         end_code=allocation.end_code,
@@ -107,7 +117,7 @@ def _matches_final_state(allocation: Allocation, slot_seconds: int) -> bool:
 
 
 def correct_gpu_charges(gpu_id: int, start: datetime, end: datetime, now: datetime) -> int:
-    """Make the ledger of one GPU say what is so in ``[start, end)``; the number of lines taken back."""
+    """Make the ledger of one GPU match the facts in ``[start, end)``. Returns the number of reversed lines."""
     start, end = floor_to_second(start), floor_to_second(end)
     if start >= end:
         return 0
@@ -132,6 +142,7 @@ def correct_gpu_charges(gpu_id: int, start: datetime, end: datetime, now: dateti
 
 
 def _standing_lines(gpu_id: int, start: datetime, end: datetime) -> list[Charge]:
+    """Return the unreversed lines of a GPU that overlap ``[start, end)``."""
     lines = Charge.objects.filter(gpu=gpu_id, start__lt=end, end__gt=start, reversal=False)
     return list(lines.exclude(corrections__reversal=True).order_by("start", "pk"))
 
@@ -143,6 +154,7 @@ def _charge_key_of(line: Charge) -> ChargeKey:
 def _write_correction(
     gpu: GpuChargingInputs, correction: ChargeCorrection, lines: dict[int, Charge], now: datetime
 ) -> None:
+    """Write the reversals and the replacing lines of one correction."""
     originals = [lines[pk] for pk in correction.reversed_line_ids]
     closed = months_not_open({line.month for line in originals})
     Charge.objects.bulk_create([_reversal_of(line, closed, now) for line in originals])
@@ -153,11 +165,14 @@ def _write_correction(
 
 
 def _first_overlapping_line(piece: ChargePiece, originals: Sequence[Charge]) -> Charge:
-    """The line that a new piece names: of those it stands for, the first."""
+    """Return the first original line that overlaps the piece; the new line names it as the line it corrects."""
     return next(line for line in originals if line.start < piece.end and line.end > piece.start)
 
 
 def _reversal_of(line: Charge, closed: set[date], now: datetime) -> Charge:
+    """Return an unsaved line that cancels ``line``. It goes to the current month if the month of ``line`` is
+    not open.
+    """
     copied = {
         entry.attname: getattr(line, entry.attname)
         for entry in Charge._meta.concrete_fields

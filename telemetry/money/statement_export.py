@@ -29,7 +29,9 @@ CSV_COLUMNS = (
 
 
 def statement_csv(month: date, currency: str = "") -> str:
-    """The month's lines as CSV with a header; of a closed month the very bytes that its digest is of."""
+    """Return the lines of a month as CSV with a header. For a closed month these are the bytes that its
+    digest covers.
+    """
     statement = Statement.objects.filter(month=month).first()
     if statement is not None and statement.state == StatementState.CLOSED:
         currency = statement.currency
@@ -37,6 +39,7 @@ def statement_csv(month: date, currency: str = "") -> str:
 
 
 def entries_to_csv(month: date, rows: Iterable[StatementEntry], currency: str) -> str:
+    """Return statement lines as CSV text."""
     out = io.StringIO()
     writer = csv_module.writer(out, lineterminator="\r\n")
     writer.writerow(CSV_COLUMNS)
@@ -64,5 +67,7 @@ def _format_share(share: float | None) -> str:
 
 
 def csv_safe_text(text: str) -> str:
-    """A cell of any CSV file. Names are people's: what a spreadsheet would run as a formula gets an apostrophe (OWASP)."""
+    """Return a cell of a CSV file. Text that a spreadsheet would run as a formula is prefixed with an
+    apostrophe (OWASP).
+    """
     return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text

@@ -21,7 +21,7 @@ from telemetry.money.reconciliation import IDLE_BUCKETS
 
 @dataclass(frozen=True)
 class StatementEntry:
-    """One line of a statement. Shares are of slot-seconds, None when unknown; amounts are in cents."""
+    """One line of a statement. Amounts are rounded to cents. Shares are of slot-seconds; None if unknown."""
 
     pool: str
     cost_centre: str
@@ -38,7 +38,9 @@ class StatementEntry:
 
 
 def statement_lines(month: date) -> list[StatementEntry]:
-    """The month's lines: of a closed month the frozen ones, of an open one as they would be now. They sum to the totals exactly."""
+    """Return the lines of a month: the frozen lines if it is closed, otherwise as they would be now. They sum
+    to the totals.
+    """
     statement = Statement.objects.filter(month=month).first()
     if statement is not None and statement.state == StatementState.CLOSED:
         return [_frozen_entry(row) for row in statement.lines.select_related(None).order_by("pk")]
@@ -66,6 +68,7 @@ GROUP_COLUMNS = ("pool__name", "cost_centre", "team_name", "project_name", "work
 
 
 def open_month_lines(month: date, idle_payer: str) -> list[StatementEntry]:
+    """Return the lines of a month that is not closed, computed from its charges."""
     groups = list(
         Charge.objects.filter(month=month)
         .values(*GROUP_COLUMNS)
@@ -109,7 +112,7 @@ def _entry_of_group(group: dict[str, Any], amount: Decimal, cost: Decimal) -> St
 def _allocate_idle_cost(
     line: StatementEntry, all_lines: Sequence[StatementEntry], idle_payer: str
 ) -> list[StatementEntry]:
-    """An idle line in the teams' parts where they pay for it; else as it is."""
+    """Split an idle line among the teams that pay for it; return any other line unchanged."""
     if line.bucket not in IDLE_BUCKETS or idle_payer == IdlePayer.OPERATOR:
         return [line]
     weights = (
@@ -141,6 +144,7 @@ def _allocate_idle_cost(
 
 
 def _guarantee_weights(line: StatementEntry) -> dict[str, Decimal]:
+    """Return guaranteed slots by team for the line's pool and model."""
     rows = Quota.objects.filter(pool__name=line.pool, model=line.model).values_list(
         "team__name", "guaranteed_slots"
     )
@@ -148,6 +152,7 @@ def _guarantee_weights(line: StatementEntry) -> dict[str, Decimal]:
 
 
 def _usage_weights(line: StatementEntry, all_lines: Sequence[StatementEntry]) -> dict[str, Decimal]:
+    """Return charged GPU-hours by team for the line's pool and model."""
     weights: dict[str, Decimal] = defaultdict(Decimal)
     for other in all_lines:
         if (
@@ -161,7 +166,7 @@ def _usage_weights(line: StatementEntry, all_lines: Sequence[StatementEntry]) ->
 
 
 def _main_cost_centre_by_team(all_lines: Sequence[StatementEntry]) -> dict[str, str]:
-    """The cost centre that bears most of each team's charges."""
+    """Return the cost centre that pays most of each team's charges."""
     amounts: dict[tuple[str, str], Decimal] = defaultdict(Decimal)
     for line in all_lines:
         amounts[line.team, line.cost_centre] += line.amount
@@ -172,6 +177,7 @@ def _main_cost_centre_by_team(all_lines: Sequence[StatementEntry]) -> dict[str, 
 
 
 def frozen_line_row(statement: Statement, line: StatementEntry) -> StatementLine:
+    """Return the unsaved row of a frozen line."""
     return StatementLine(
         statement=statement,
         pool_name=line.pool,

@@ -1,9 +1,5 @@
-"""A month's statement: what it comes to, its lines, its close. Once closed nothing changes it; late facts go into the open month.
-
-The conservation line of each pool, exact to the ledger's last decimal:
-``charged - margin + uncharged + idle + overhead == cost of the GPUs``, where the right side is worked out from the rate card and
-the GPUs' times alone. ``uncharged`` is work lost to preemption or hardware, ``idle`` what nobody held, ``overhead`` what was
-unwell or in maintenance; ``margin`` is what charged lines bring above their cost, negative for a discount.
+"""Create, summarise and close monthly statements. A closed statement never changes; late facts go to the open
+month.
 """
 
 from __future__ import annotations
@@ -38,7 +34,7 @@ from telemetry.money.statement_lines import frozen_line_row, open_month_lines
 
 
 class MonthCloseError(Exception):
-    """A month that may not be closed: which check fails, and its figures (``close_checks``)."""
+    """A month cannot be closed. ``checks`` are the results of ``close_checks``."""
 
     def __init__(self, message: str, checks: Sequence[dict[str, Any]] = ()) -> None:
         super().__init__(message)
@@ -46,19 +42,23 @@ class MonthCloseError(Exception):
 
 
 def create_missing_statements(months: Iterable[date]) -> None:
-    """An open statement for each of these months that has none yet: the only birth of one, safe in two transactions at once."""
+    """Create an open statement for each month that has none. Safe in concurrent transactions; statements are
+    created only here.
+    """
     made = [Statement(month=month) for month in sorted(set(months))]
     Statement.objects.bulk_create(made, ignore_conflicts=True)
 
 
 def get_or_create_statement(month: date) -> Statement:
-    """The statement of a month, made open when it has none yet."""
+    """Return the statement of a month; create it open if it is missing."""
     create_missing_statements([month])
     return Statement.objects.get(month=month)
 
 
 def statement_totals(month: date) -> dict[str, Any]:
-    """The month in a few figures: charged and cost to the cent, GPU-hours by bucket, and the conservation line of each pool."""
+    """Return the totals of a month: charged and cost in cents, GPU-hours by bucket, cost reconciliation by
+    pool.
+    """
     statement = Statement.objects.filter(month=month).first()
     if statement is not None and statement.state == StatementState.CLOSED:
         return dict(statement.totals)
@@ -85,9 +85,11 @@ def _open_month_totals(month: date) -> dict[str, Any]:
 
 @transaction.atomic
 def close_month(*, month: date, closed_by: Any, now: datetime, currency: str = "") -> Statement:
-    """Close a month that is over: nothing is charged to it from here on, the checks run, its lines are frozen and digested.
+    """Close a month that is over: stop charging to it, run the checks, freeze its lines and store their
+    digest.
 
-    Raises MonthCloseError when it is not over, closed already, or a check fails; then everything is as it was.
+    Raises MonthCloseError if the month is not over, is closed already, or fails a check; then nothing
+    changes.
     """
     if month.day != 1:
         raise MonthCloseError(f"month is {month}; allowed: the first day of a month.")
@@ -125,7 +127,7 @@ def close_month(*, month: date, closed_by: Any, now: datetime, currency: str = "
 
 
 def _transition(month: date, old: StatementState, new: StatementState, **also: Any) -> bool:
-    """Compare-and-swap along the table of ways; False when the month was not in ``old`` any more."""
+    """Change the state by compare-and-swap. Returns False if the state was no longer ``old``."""
     if new not in STATEMENT_TRANSITIONS[old]:
         raise ValueError(f"statement: {old} -> {new}")
     return Statement.objects.filter(month=month, state=old).update(state=new, **also) == 1

@@ -14,8 +14,10 @@ from telemetry.money.budgets import forecast_month_end, month_spend
 
 @dataclass(frozen=True)
 class BudgetStatus:
-    """A budget and where it stands, in its measure and to the hundredth. ``forecast_spend`` None: too early in the month to say, or the
-    month is over."""
+    """A budget and its spending, in the budget's measure, rounded to two decimals.
+
+    ``forecast`` is None if it is too early in the month or the month is over.
+    """
 
     measure: str
     amount: Decimal
@@ -34,13 +36,15 @@ def find_budget_status(
     project: int | None = None,
     measure: str = BudgetMeasure.MONEY,
 ) -> BudgetStatus | None:
-    """The budget of a team or a project for a month and where it stands; None when it has none in that measure."""
+    """Return the status of a team's or a project's budget for a month; None if it has none in that
+    measure.
+    """
     budget = Budget.objects.filter(month=month, team=team, project=project, measure=measure).first()
     return None if budget is None else budget_status(budget, now)
 
 
 def budget_status(budget: Budget, now: datetime) -> BudgetStatus:
-    """Where a budget stands."""
+    """Return the status of a budget."""
     spent = month_spend(budget.month, budget.measure, team=budget.team_id, project=budget.project_id)
     return BudgetStatus(
         measure=budget.measure,
@@ -56,7 +60,9 @@ def budget_status(budget: Budget, now: datetime) -> BudgetStatus:
 def forecast_spend(
     month: date, now: datetime, *, team: int | None = None, project: int | None = None
 ) -> Decimal | None:
-    """What the month comes to when it goes on as it began; None in its first three days and for a month that is not this one."""
+    """Return the forecast of the month's charges; None in its first three days and for any month but the
+    current one.
+    """
     if month != month_of(now):
         return None
     return forecast_month_end(month_spend(month, BudgetMeasure.MONEY, team=team, project=project), now)

@@ -1,4 +1,4 @@
-"""Charges by whoever pays, prices and budgets."""
+"""Return the charges of a month by cost centre, team, project or another dimension."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ DRILL_DOWN = ("cost_centre", "team", "project", "type", "workload")
 
 @dataclass(frozen=True)
 class ChargeGroup:
-    """One row of a chargeback table. ``charged = used + idle + reserved_unused + unmeasured`` to the cent.
+    """One row of a chargeback table. ``charged = used + idle + reserved_unused + unmeasured``, to the cent.
 
-    ``used`` is the part of the held time that was busy, ``idle`` the part that was not, ``unmeasured`` where no sample speaks.
+    ``used`` is the busy part of the held time, ``idle`` the rest of the measured part, ``unmeasured`` the
+    part without samples.
     """
 
     key: Any
@@ -54,14 +55,17 @@ class ChargeGroup:
 
 @dataclass(frozen=True)
 class ChargeTable:
-    """Groups, dearest first, and their total; each money column of the groups sums to that of the total."""
+    """Groups in order of charge, highest first, and their total. Each money column sums to the total's."""
 
     groups: list[ChargeGroup]
     total: ChargeGroup
 
 
 def charge_lines(month: date, lines: QuerySet[Charge] | None = None, **where: Any) -> QuerySet[Charge]:
-    """The lines on a month's statement, oldest first; ``where`` narrows by dimensions. Raises ValueError for one that is none."""
+    """Return the lines on a month's statement, oldest first, filtered by the dimensions in ``where``.
+
+    Raises ValueError for an unknown dimension.
+    """
     unknown = sorted(set(where) - set(CHARGE_DIMENSIONS))
     if unknown:
         raise ValueError(f"where: {', '.join(unknown)} is not one of {', '.join(CHARGE_DIMENSIONS)}")
@@ -78,11 +82,11 @@ def charges_by(
     charged_only: bool = True,
     **where: Any,
 ) -> ChargeTable:
-    """A month's charges by one dimension. ``lines``: what the viewer may see (all when None); ``where``: the way down so far.
+    """Return a month's charges grouped by one dimension. ``lines`` are those the viewer may see (None: all).
 
-    Its total is, to the cent, what the row above says that ``where`` leads down from; so the order of ``where`` counts.
-    ``charged_only``: only what cost centres pay; else also idle, unhealthy and lost time, with its cost. A query for each step
-    of the way down and one for the table.
+    ``where`` is the drill-down path so far. The total equals, to the cent, the row that the path leads
+    through; hence the order of ``where`` matters. With ``charged_only`` False the table includes idle,
+    unhealthy and lost time with its cost. One query per step of the path and one for the table.
     """
     if dimension not in CHARGE_DIMENSIONS:
         raise ValueError(f"dimension: {dimension!r} is not one of {', '.join(CHARGE_DIMENSIONS)}")
@@ -120,7 +124,9 @@ def _filtered_lines(
 
 
 def _group_amounts(found: QuerySet[Charge], dimension: str, **more: Any) -> list[dict[str, Any]]:
-    """The money of each group, and what more is asked, dearest first: the order that cents are handed out in."""
+    """Return the money of each group and the columns in ``more``, highest charge first: cents are assigned in
+    this order.
+    """
     key, name = CHARGE_DIMENSIONS[dimension]
     rows = found.values(group_key=F(key), group_name=F(name)).annotate(**MONEY_SUMS, **more)
     return sorted(
@@ -131,7 +137,9 @@ def _group_amounts(found: QuerySet[Charge], dimension: str, **more: Any) -> list
 def _parent_row_amounts(
     month: date, lines: QuerySet[Charge] | None, charged_only: bool, where: Mapping[str, Any]
 ) -> RoundedAmounts | None:
-    """The money of the row that the way down led through last, as its own table rounds it; None at the top."""
+    """Return the money of the row that the path leads through, as rounded in its own table; None at
+    the top.
+    """
     above: RoundedAmounts | None = None
     for step, dimension in enumerate(where):
         rows = _group_amounts(
@@ -154,7 +162,9 @@ def _round_columns(
 
 
 def _charge_table(rows: Sequence[dict[str, Any]], above: RoundedAmounts | None) -> ChargeTable:
-    """Rounded by largest remainder column by column; what is left of ``charged`` within a row is its idle part."""
+    """Return the table with each column rounded by largest remainder. The idle part absorbs the difference
+    within a row.
+    """
     charged, costs, reserved = _round_columns(rows, above).values()
     groups = []
     for index, row in enumerate(rows):
@@ -198,7 +208,7 @@ def _sum_amounts(amounts: Any) -> Decimal:
 
 
 def _measured_cents(amount: float | Decimal | None) -> Decimal:
-    """A figure that was worked out from measured use: to the cent, never below zero."""
+    """Return an amount derived from measured use, in cents, never below zero."""
     return max(ZERO, round_amount(Decimal(str(amount or 0)), CENT))
 
 

@@ -10,7 +10,9 @@ from telemetry.reads.usage_rows import UsageRows
 
 
 def utilisation_heatmap(filters: UsageFilters, reads: UsageRows | None = None) -> list[list[float | None]]:
-    """When GPUs work: mean utilisation of held GPUs by weekday (Monday first) and hour (UTC), 0 to 1; None is unknown."""
+    """Return the mean utilisation of held GPUs by weekday (Monday first) and hour (UTC), 0 to 1; None is
+    unknown.
+    """
     used: dict[tuple[int, int], float] = defaultdict(float)
     covered: dict[tuple[int, int], float] = defaultdict(float)
     for hour in (reads or UsageRows(filters)).hours_any_dimension():

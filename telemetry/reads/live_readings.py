@@ -1,4 +1,4 @@
-"""What GPUs do now."""
+"""Return the current readings of all units."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LIVE_FIELDS = (
 
 @dataclass(frozen=True)
 class LiveUnitReading:
-    """The last reading of a unit. All readings are None where it is stale or none came: unknown."""
+    """The last reading of a unit. Every reading is None if it is stale or missing."""
 
     unit: int
     gpu: int
@@ -54,7 +54,7 @@ class LiveUnitReading:
 def live_unit_readings(
     now: datetime, *, pool: int | None = None, hosts: Collection[int] | None = None
 ) -> list[LiveUnitReading]:
-    """Every unit in use with its last reading, by host and GPU; one query, each unit's newest sample by its index."""
+    """Return every unit in use with its last reading, in order of host and GPU. One query."""
     where, values = "", []
     if pool is not None:
         where += " AND h.pool_id = %s"

@@ -22,9 +22,10 @@ HOURS_PER_MONTH = Decimal(730)
 
 @dataclass(frozen=True)
 class PoolingSavings:
-    """GPUs that teams would have to own to meet their own p95 demand, against the p95 of everyone together. By the hour.
+    """GPUs that separate teams would need for their own p95 demand, compared with the p95 of the shared pool.
+    Demand is hourly.
 
-    ``per_month`` is the difference at the mean price of what was charged; None without any price.
+    ``per_month`` is the difference at the mean price of what was charged; None if nothing was.
     """
 
     by_team: list[tuple[int, str, float]]
@@ -35,12 +36,12 @@ class PoolingSavings:
 
     @property
     def gpus(self) -> float:
-        """GPUs fewer."""
+        """Return the number of GPUs saved."""
         return self.dedicated - self.pooled
 
 
 def pooling_savings(filters: UsageFilters, reads: UsageRows | None = None) -> PoolingSavings:
-    """What pooling saves: the sum of each team's own p95 of hourly held GPUs, minus the p95 of all of them together."""
+    """Return the sum of each team's p95 of hourly held GPUs, less the p95 of all teams together."""
     teams = held_over_time(reads or UsageRows(filters), step_edges(filters, timedelta(hours=1)), "team")
     by_team = [(key, name, _percentile(held, 95)) for key, name, held in teams]
     together = [sum(values) for values in zip(*(held for _, _, held in teams), strict=True)]
@@ -59,7 +60,7 @@ def _percentile(values: Sequence[float], percent: float) -> float:
 
 
 def _mean_gpu_hour_price(filters: UsageFilters) -> Decimal | None:
-    """The price of a GPU-hour, weighted by what was held; of the rate card's newest when nothing was charged yet."""
+    """Return the mean price of a GPU-hour, weighted by held time; None if nothing was charged."""
     sums = (
         filters.charges().filter(bucket="used").aggregate(amount=Sum("charged"), seconds=Sum("slot_seconds"))
     )
@@ -69,7 +70,7 @@ def _mean_gpu_hour_price(filters: UsageFilters) -> Decimal | None:
 
 
 def _owned_gpus(filters: UsageFilters) -> float:
-    """GPUs there are in what was asked about."""
+    """Return the number of GPUs that match the filters' pool and model."""
     where, values = "", []
     if filters.pool is not None:
         where, values = " AND h.pool_id = %s", [filters.pool]

@@ -20,9 +20,11 @@ from telemetry.reads.waterfall import overlap_share
 
 @dataclass(frozen=True)
 class GroupUsage:
-    """What one team, project, user, type, model, pool, host or GPU held and did with it. GPU-hours; None is unknown.
+    """GPU-hours that one group (team, project, user, type, model, pool, host or GPU) held, and their use.
+    None is unknown.
 
-    ``used`` is utilisation-weighted, ``busy`` counts time in which anything ran. ``guarantee`` in GPUs, of teams only.
+    ``used`` is weighted by utilisation; ``busy`` counts time with any activity. ``guarantee`` is in GPUs, for
+    teams only.
     """
 
     key: Any
@@ -44,7 +46,7 @@ class GroupUsage:
 
     @property
     def utilisation(self) -> float | None:
-        """Mean utilisation of the covered held time, 0 to 1."""
+        """Return the mean utilisation of the measured held time, 0 to 1; None if unknown."""
         if self.used is None or not self.coverage or not self.held:
             return None
         return min(1.0, self.used / (self.held * self.coverage))
@@ -52,14 +54,14 @@ class GroupUsage:
 
 @dataclass(frozen=True)
 class UsageTable:
-    """Groups, the most holding first, and their period in hours."""
+    """Groups in order of held GPU-hours, highest first, and the length of the period in hours."""
 
     groups: list[GroupUsage]
     hours: float
 
 
 def usage_by(dimension: str, filters: UsageFilters, reads: UsageRows | None = None) -> UsageTable:
-    """Held, used, borrowed and lost GPU-hours by ``dimension`` (one of DIMENSIONS), guarantee beside them for teams."""
+    """Return held, used, borrowed and lost GPU-hours by ``dimension`` (a key of USAGE_DIMENSIONS)."""
     check_dimension(dimension)
     reads = reads or UsageRows(filters)
     held, names = _held_slot_seconds(reads.holds(dimension))
@@ -104,12 +106,13 @@ def usage_by(dimension: str, filters: UsageFilters, reads: UsageRows | None = No
 
 
 def check_dimension(dimension: str) -> None:
+    """Raise ValueError unless ``dimension`` is a key of USAGE_DIMENSIONS."""
     if dimension not in USAGE_DIMENSIONS:
         raise ValueError(f"dimension: {dimension!r} is not one of {', '.join(USAGE_DIMENSIONS)}")
 
 
 def _held_slot_seconds(holds: Iterable[HeldInterval]) -> tuple[dict[Any, float], dict[Any, str]]:
-    """Held slot-seconds by group, and the groups' names."""
+    """Return held slot-seconds by group, and the names of the groups."""
     sums: dict[Any, float] = defaultdict(float)
     names: dict[Any, str] = {}
     for hold in holds:
@@ -132,7 +135,7 @@ CHARGE_COLUMNS = {
 
 
 def _charged_and_lost(dimension: str, filters: UsageFilters) -> tuple[dict[Any, Decimal], dict[Any, float]]:
-    """What was charged, and the slot-seconds that were lost to preemption or hardware, by group."""
+    """Return the charge, and the slot-seconds lost to preemption or hardware, by group."""
     charged: dict[Any, Decimal] = defaultdict(Decimal)
     lost: dict[Any, float] = defaultdict(float)
     column = CHARGE_COLUMNS[dimension]
@@ -155,7 +158,7 @@ def _charged_and_lost(dimension: str, filters: UsageFilters) -> tuple[dict[Any, 
 
 
 def _guaranteed_gpus(filters: UsageFilters) -> dict[int, tuple[str, float]]:
-    """Guaranteed GPUs of each team, in the pool and model asked about."""
+    """Return (name, guaranteed GPUs) by team, within the filters."""
     quotas = Quota.objects.filter(guaranteed_slots__gt=0)
     if filters.pool is not None:
         quotas = quotas.filter(pool=filters.pool)

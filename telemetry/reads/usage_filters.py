@@ -1,4 +1,4 @@
-"""What a question is about: a period and filters, and how fresh the answer can be."""
+"""The period and filters of a usage query, and the freshness of its data."""
 
 from __future__ import annotations
 
@@ -43,8 +43,11 @@ WORK_JOINS_SQL = (
 
 @dataclass(frozen=True)
 class UsageFilters:
-    """``[start, end)`` in UTC; every id that is given narrows the answer. ``teams`` and ``users`` are what the viewer may see:
-    None for everything, else what belongs to any of these teams or users."""
+    """The period ``[start, end)`` in UTC, and ids that narrow the answer.
+
+    ``teams`` and ``users`` are what the viewer may see: None for everything, otherwise rows of any of these
+    teams or users.
+    """
 
     start: datetime
     end: datetime
@@ -66,7 +69,7 @@ class UsageFilters:
         return (self.end - self.start) / timedelta(hours=1)
 
     def charges(self) -> QuerySet[Charge]:
-        """Charge lines that overlap the period."""
+        """Return the charge lines that overlap the period and match the filters."""
         lines = Charge.objects.filter(start__lt=self.end, end__gt=self.start)
         # No line is longer than a day: this bound lets the index on start help.
         lines = lines.filter(start__gte=self.start - timedelta(days=1))
@@ -84,7 +87,9 @@ class UsageFilters:
         return lines
 
     def sql(self) -> tuple[str, list[Any]]:
-        """Conditions over the aliases of HARDWARE_FROM and WORK_FROM, to follow ``WHERE ... ``; with their parameters."""
+        """Return SQL conditions and their parameters, to append to a WHERE clause over HARDWARE_JOINS_SQL and
+        WORK_JOINS_SQL.
+        """
         clauses: list[str] = []
         values: list[Any] = []
         for column, value in (
@@ -106,24 +111,26 @@ class UsageFilters:
 
 @dataclass(frozen=True)
 class DataFreshness:
-    """Up to when answers speak: the last rolled-up minute, and the moment up to which every GPU is charged. None: nothing yet."""
+    """The end of the last rolled-up minute, and the time up to which every GPU is charged. None if there is
+    no data.
+    """
 
     rolled_up_until: datetime | None
     charged_until: datetime | None
 
 
 def data_freshness() -> DataFreshness:
-    """How fresh rollups and charges are."""
+    """Return the freshness of rollups and charges."""
     last = Rollup.objects.filter(resolution=Rollup.Resolution.MINUTE).aggregate(last=Max("bucket"))["last"]
     charged = ChargedUntil.objects.filter(gpu__retired_at=None).aggregate(first=Min("until"))["first"]
     return DataFreshness(last + timedelta(minutes=1) if last else None, charged)
 
 
 def to_gpu_hours(slot_seconds: float | Decimal | None) -> float:
-    """GPU-hours of slot-seconds."""
+    """Return slot-seconds as GPU-hours."""
     return float(slot_seconds or 0) / SLOT_SECONDS_PER_GPU_HOUR
 
 
 def rollup_resolution(filters: UsageFilters) -> int:
-    """The rollups to answer with: hours for up to two months, else days."""
+    """Return the resolution of rollups to read: hours for up to two months, otherwise days."""
     return int(Rollup.Resolution.HOUR if filters.hours <= 62 * 24 else Rollup.Resolution.DAY)

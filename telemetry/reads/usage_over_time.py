@@ -18,7 +18,9 @@ from telemetry.reads.usage_rows import HeldInterval, UsageRows
 
 @dataclass(frozen=True)
 class UsageSeries:
-    """Mean GPUs per step of time for one group. ``busy`` is utilisation-weighted, None where nothing is measured."""
+    """Mean GPUs per time step for one group. ``busy`` is weighted by utilisation; None if nothing was
+    measured.
+    """
 
     key: Any
     name: str
@@ -34,7 +36,11 @@ def usage_over_time(
     dimension: str | None = None,
     reads: UsageRows | None = None,
 ) -> list[UsageSeries]:
-    """Mean held and busy GPUs per ``step`` (a whole number of hours; a suitable one when None), by ``dimension`` or all in one."""
+    """Return mean held and busy GPUs per ``step``, by ``dimension`` or in one series.
+
+    ``step`` is a whole number of hours; None chooses one. Raises ValueError for any other step or an unknown
+    dimension.
+    """
     step = step or _default_step(filters)
     hours = step / timedelta(hours=1)
     if hours < 1 or hours != int(hours):
@@ -57,7 +63,9 @@ def usage_over_time(
 def held_over_time(
     reads: UsageRows, edges: Sequence[float], dimension: str | None
 ) -> list[tuple[Any, str, list[float]]]:
-    """(group, name, mean GPUs held between each two edges), by name; one group of all without a dimension."""
+    """Return (group, name, mean held GPUs per step) in order of name; one group of everything without a
+    dimension.
+    """
     holds: dict[Any, list[HeldInterval]] = defaultdict(list)
     for hold in reads.holds(dimension or "pool"):
         holds[hold.group if dimension else None].append(hold)
@@ -70,7 +78,7 @@ def held_over_time(
 
 
 def _default_step(filters: UsageFilters) -> timedelta:
-    """At most about 400 points."""
+    """Return a step that gives at most about 400 points."""
     for hours in (1, 2, 3, 6, 12, 24):
         if filters.hours / hours <= 400:
             return timedelta(hours=hours)
@@ -78,7 +86,7 @@ def _default_step(filters: UsageFilters) -> timedelta:
 
 
 def step_edges(filters: UsageFilters, step: timedelta) -> list[float]:
-    """Edges of whole steps since the epoch that cover the period."""
+    """Return the edges of whole steps since the epoch that cover the period."""
     length = step.total_seconds()
     low, high = filters.start.timestamp(), filters.end.timestamp()
     first, last = int(low // length), int(-(-high // length))
@@ -86,7 +94,7 @@ def step_edges(filters: UsageFilters, step: timedelta) -> list[float]:
 
 
 def _slot_seconds_per_step(holds: Sequence[HeldInterval], edges: Sequence[float]) -> list[float]:
-    """Slot-seconds held between each two edges: the integral of a step function, in one pass over its sorted steps."""
+    """Return held slot-seconds between adjacent edges: the integral of a step function, in one pass."""
     starts = np.array([hold.start for hold in holds])
     ends = np.array([hold.end for hold in holds])
     slots = np.array([hold.slots for hold in holds], dtype=float)
@@ -102,7 +110,7 @@ def _slot_seconds_per_step(holds: Sequence[HeldInterval], edges: Sequence[float]
 def _busy_over_time(
     reads: UsageRows, edges: Sequence[float], dimension: str | None
 ) -> dict[Any, dict[int, float]]:
-    """Group to step number to utilisation-weighted slot-seconds."""
+    """Return utilisation-weighted slot-seconds by group and step number."""
     first, length = edges[0], edges[1] - edges[0]
     found: dict[Any, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     for hour in reads.hours(dimension) if dimension else reads.hours_any_dimension():

@@ -13,7 +13,9 @@ from telemetry.reads.usage_filters import USAGE_DIMENSIONS, UsageFilters
 
 @dataclass(frozen=True)
 class GroupWaitTimes:
-    """How long a group's workloads waited from submission to their first GPU, in seconds; those still waiting are counted apart."""
+    """Seconds from submission to the first GPU for one group's workloads. Those still waiting are counted
+    separately.
+    """
 
     key: Any
     name: str
@@ -35,7 +37,9 @@ WAIT_DIMENSIONS: dict[str, tuple[str, str]] = {
 
 
 def wait_times(by: str, filters: UsageFilters) -> list[GroupWaitTimes]:
-    """How long workloads submitted in the period waited for their first GPU, by team, project, model, size or type."""
+    """Return how long workloads submitted in the period waited for their first GPU, by team, project, model,
+    size or type.
+    """
     if by not in WAIT_DIMENSIONS:
         raise ValueError(f"by: {by!r} is not one of {', '.join(WAIT_DIMENSIONS)}")
     key, name = WAIT_DIMENSIONS[by]

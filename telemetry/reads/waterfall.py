@@ -17,8 +17,7 @@ from telemetry.reads.usage_rows import UsageRows
 
 @dataclass(frozen=True)
 class WaterfallStep:
-    """One row of the waterfall. ``key``: unhealthy, maintenance, unallocated, reserved_unused, lost, empty, idle, inefficient,
-    unmeasured or productive. ``share`` of the capacity."""
+    """One row of the waterfall. ``share`` is its part of the capacity. ``key`` is one of WATERFALL_ORDER."""
 
     key: str
     gpu_hours: float
@@ -28,10 +27,11 @@ class WaterfallStep:
 
 @dataclass(frozen=True)
 class UsageWaterfall:
-    """From capacity to productive use. The steps sum to ``to_gpu_hours`` and, to the cent, to ``cost``.
+    """GPU-hours from capacity to productive use. The steps sum to ``gpu_hours`` and, to the cent, to
+    ``cost``.
 
-    ``coverage``: the part of held time that samples speak for; None when nothing was held. ``charged_until``: the last moment it
-    knows of within the period, None when nothing of it is charged yet.
+    ``coverage`` is the part of held time with samples; None if nothing was held. ``charged_until`` is the end
+    of the charged time within the period; None if nothing in it is charged.
     """
 
     gpu_hours: float
@@ -42,7 +42,7 @@ class UsageWaterfall:
 
     @property
     def productive_share(self) -> float | None:
-        """The productive part of the capacity; None when there was none."""
+        """Return the productive part of the capacity; None if there was none."""
         return (
             next((step.share for step in self.steps if step.key == "productive"), None)
             if self.gpu_hours
@@ -51,10 +51,11 @@ class UsageWaterfall:
 
 
 def usage_waterfall(filters: UsageFilters, reads: UsageRows | None = None) -> UsageWaterfall:
-    """Capacity -> what was out of service, free, reserved in vain, lost, held empty or idle or inefficiently -> productive.
+    """Return capacity less time out of service, free, reserved but unused, lost, empty, idle or inefficient:
+    the productive rest.
 
-    With a filter on holders it begins with what they held or reserved. ``reads``, here and below: rows of the same filters that
-    other answers are made of too.
+    With a filter on holders the capacity is what they held or reserved. ``reads`` are rows of the same
+    filters, to share between answers.
     """
     sums = _bucket_sums(filters)
     use = (reads or UsageRows(filters)).sums_by_model()
@@ -115,7 +116,9 @@ WATERFALL_ORDER = (
 
 
 def _split_used_time(seconds: float, row: dict[str, float | None] | None) -> dict[str, float]:
-    """Held slot-seconds in what was done with them; they sum to ``seconds``. What no sample speaks for stays unmeasured."""
+    """Split held slot-seconds by activity. The parts sum to ``seconds``; time without samples is
+    unmeasured.
+    """
     known = {"empty": 0.0, "idle": 0.0, "inefficient": 0.0, "productive": 0.0}
     share = 0.0
     if row and row["held_seconds"]:
@@ -134,7 +137,7 @@ def _split_used_time(seconds: float, row: dict[str, float | None] | None) -> dic
 
 
 def _bucket_sums(filters: UsageFilters) -> dict[tuple[str, str], tuple[float, Decimal]]:
-    """(bucket, model) to (slot-seconds, cost) within the period; a line across its edge counts by its part."""
+    """Return (slot-seconds, cost) by (bucket, model). A line across an edge of the period counts in part."""
     sums: dict[tuple[str, str], tuple[float, Decimal]] = {}
     lines = filters.charges()
     inside = lines.filter(start__gte=filters.start, end__lte=filters.end)
@@ -153,6 +156,7 @@ def _bucket_sums(filters: UsageFilters) -> dict[tuple[str, str], tuple[float, De
 
 
 def overlap_share(line: Charge, filters: UsageFilters) -> float:
+    """Return the part of a line that lies within the period, 0 to 1."""
     inside = min(line.end, filters.end) - max(line.start, filters.start)
     return inside / (line.end - line.start)
 

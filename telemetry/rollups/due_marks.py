@@ -11,7 +11,7 @@ from telemetry.models import Rollup, RollupDue
 
 
 def mark_minutes_due(due: Iterable[tuple[int, int]], now: datetime) -> None:
-    """Mark minutes ``(host id, seconds since the epoch)`` to be rolled up, also when they already were."""
+    """Mark minutes ``(host id, seconds since the epoch)`` as due, even if they were rolled up before."""
     ordered = sorted(due)
     if not ordered:
         return
@@ -30,6 +30,7 @@ def mark_minutes_due(due: Iterable[tuple[int, int]], now: datetime) -> None:
 
 
 def claim_due_marks(due: Sequence[RollupDue]) -> list[tuple[datetime, int]]:
+    """Delete the marks and return (bucket, host id) of those that this transaction deleted."""
     with connection.cursor() as cursor:
         cursor.execute(
             "DELETE FROM telemetry_rollupdue WHERE id = ANY(%s) RETURNING bucket, host_id",
@@ -39,6 +40,7 @@ def claim_due_marks(due: Sequence[RollupDue]) -> list[tuple[datetime, int]]:
 
 
 def mark_coarser_due(resolution: int, hosts_of: dict[datetime, list[int]], now: datetime) -> None:
+    """Mark the hours above rolled-up minutes, or the days above hours, as due."""
     if resolution == Rollup.Resolution.DAY:
         return
     above = Rollup.Resolution.HOUR if resolution == Rollup.Resolution.MINUTE else Rollup.Resolution.DAY
@@ -52,6 +54,6 @@ def mark_coarser_due(resolution: int, hosts_of: dict[datetime, list[int]], now: 
 
 
 def bucket_start(moment: datetime, resolution: int) -> datetime:
-    """The start of the bucket of ``resolution`` seconds that ``moment`` lies in (UTC)."""
+    """Return the start (UTC) of the bucket of ``resolution`` seconds that contains ``moment``."""
     seconds = int(moment.timestamp())
     return datetime.fromtimestamp(seconds - seconds % resolution, UTC)
