@@ -142,7 +142,7 @@ async def test_a_well_gpu_passes_and_its_figures_are_kept(
             "memory",
             "5 words differ; pattern zeros, piece 0: word 777 is 0x00000020 and should be 0x00000000",
         ),
-        ("wrong", "arithmetic", "row 5 is not what the CPU finds"),
+        ("wrong", "arithmetic", "row 5 differs from the CPU's result"),
         ("unsteady", "arithmetic", "a repeat differs: word 7 is"),
         ("slow", "bandwidth", "GB/s is below 40% of the promised 32000.0"),
         ("fail set 214", "driver", "cuMemsetD32_v2: uncorrectable ECC error encountered (214)"),
