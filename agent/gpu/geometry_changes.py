@@ -60,7 +60,7 @@ class GeometryChanges:
         return self._one_at_a_time.locked()
 
     def want(self, wanted: Iterable[GeometryWanted]) -> None:
-        """Start new changes, cancel withdrawn ones, and forget those whose result the server has confirmed."""
+        """Start new changes, cancel withdrawn ones, forget those whose result the server has confirmed."""
         named = {order.change: order for order in wanted if order.change.replace("-", "").isalnum()}
         for name in [name for name in self._tasks if name not in named]:
             self._tasks.pop(name).cancel()

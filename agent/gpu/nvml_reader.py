@@ -182,7 +182,7 @@ class NvmlGpuReader:
             answer = await self._ask("events", self._deadline)
         except GpuReadError as error:
             problem = str(error)
-        # The driver reports each event once, so events of a late answer are returned even if this question fails.
+        # The driver reports each event once, so events of a late answer count even if this question fails.
         late, self._late_events = self._late_events, []
         found = await self._events_with_ids([*late, *answer], now)
         if problem:

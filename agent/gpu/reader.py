@@ -1,4 +1,4 @@
-"""Defines the interface between the agent and its GPU reader: NVML in a process of its own, or a simulation."""
+"""Defines the interface between the agent and its GPU reader: the NVML process or a simulation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Installs the files that every run uses: the shim, the checkpoint command, the helper module, the notebook server."""
+"""Installs the files that every run uses: the shim, the checkpoint command, the helper module, JupyterLab."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agent.host.durable_files import StateFolderError, fsync_folder, write_text
 
 log = logging.getLogger("agent.host.tool_files")
 
-# The modules of agent/shim, which lie in tools/shim as that package again: so a shim needs nothing of the installation.
+# The modules of agent/shim. tools/shim contains them as a package, so that a shim does not depend on the installation.
 SHIM_MODULES = (
     "__init__",
     "guard",
