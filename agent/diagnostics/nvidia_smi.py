@@ -56,7 +56,7 @@ def read_nvidia_smi() -> str:
 
 
 def compare_with_nvml(text: str, hardware: GpuInventory, rows: list[SampleRow]) -> list[FactComparison]:
-    """Compare every fact that both sources can have. Raises NvidiaSmiUnavailable if ``text`` is no such XML."""
+    """Compare every fact that both sources can have. Raises NvidiaSmiUnavailable for any other text."""
     if "<!ENTITY" in text:
         raise NvidiaSmiUnavailable("nvidia-smi: its XML declares entities, which is not read")
     try:

@@ -155,4 +155,5 @@ done:
 }}
 """
 
-PTX_MODULE = f".version 6.0\n.target sm_50\n.address_size 64\n{FILL_KERNEL}{CHECK_KERNEL}{MULTIPLY_KERNEL}{COMPARE_KERNEL}"
+_HEADER = ".version 6.0\n.target sm_50\n.address_size 64\n"
+PTX_MODULE = f"{_HEADER}{FILL_KERNEL}{CHECK_KERNEL}{MULTIPLY_KERNEL}{COMPARE_KERNEL}"

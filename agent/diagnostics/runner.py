@@ -176,7 +176,7 @@ class DiagnosticRunner:
         )
 
     async def _recovery_action_check(self, gpu: str) -> str:
-        """Return the recovery action that the driver recommends, as text; '' if none, or if it can't be read."""
+        """Return the recovery action that the driver recommends; '' if none, or if it can't be read."""
         try:
             condition = (await self._conditions()).get(gpu, {})
         except GpuReadError:

@@ -61,7 +61,8 @@ class HandoverCheck:
                 raise GpuReadError(f"NVML no longer reports the memory in use on {unit}")
             new = {each.pid for each in processes if each.unit == unit} - set(_baseline_pids(before))
             if not all(map(is_system_service, new)):
-                return f"a process of an earlier workload is still on {unit}"  # the next tenant must not learn whose
+                # Without the owner, whom the next tenant must not learn.
+                return f"a process of an earlier workload is still on {unit}"
             most = before.get("memory_mib")
             if (
                 isinstance(most, int)

@@ -92,7 +92,7 @@ class HealthEventStore:
         return list(self._kept)
 
     def codes_between(self, gpus: frozenset[str], since: float, until: float) -> list[str]:
-        """Return the codes that these GPUs reported from ``since`` to ``until``, each once, in order of time."""
+        """Return the codes that these GPUs reported in this time span, each once, in order of time."""
         return list(
             dict.fromkeys(each.code for each in self._kept if each.gpu in gpus and since <= each.ts <= until)
         )

@@ -74,7 +74,7 @@ def parse_xids(records: Iterable[str], started: float) -> Iterable[XidRecord]:
 
 
 def same_device(pci: str, bus_id: str) -> bool:
-    """Return True if a PCI address of the log ("0000:3b:00") and of NVML ("00000000:3B:00.0") are the same."""
+    """Return True if the log's PCI address ("0000:3b:00") is NVML's ("00000000:3B:00.0")."""
 
     def parts(text: str) -> list[int]:
         try:

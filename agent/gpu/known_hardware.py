@@ -35,8 +35,8 @@ class HardwareCache:
         if self.hardware is None or not self.hardware.gpus:
             return None
         note = (
-            f"NOTHING STARTS ON THE GPUS HERE: NVML can't be asked ({problem}). What is said of the GPUs is what was last known of "
-            "them; what runs goes on. NVML is asked again all the time."
+            f"NOTHING STARTS ON THE GPUS HERE: NVML can't be asked ({problem}). What is said of the GPUs is "
+            "what was last known of them; what runs goes on. NVML is asked again all the time."
         )
         return dataclasses.replace(self.hardware, notes=[note], unread=problem)
 

@@ -102,7 +102,7 @@ def reshape_under_lock(
 
 
 def request_from_json(question: dict[str, Any]) -> tuple[Path, str, list[GeometryPart], list[str] | None]:
-    """Parse what ``request_to_json`` wrote: the locks folder, the GPU, the wanted parts, the profiles before."""
+    """Parse what ``request_to_json`` wrote: locks folder, GPU, wanted parts, profiles before."""
     parts = [GeometryPart(profile, start) for profile, start in question["parts"]]
     return Path(question["locks"]), question["gpu"], parts, question["before"]
 

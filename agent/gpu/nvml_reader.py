@@ -258,7 +258,9 @@ class NvmlGpuReader:
         return None if answer is None else ReshapeOutcome(**answer)
 
     async def close(self) -> None:
-        """Close standard input of the process, which then ends. One that hangs in the driver is left running."""
+        """Close standard input of the process, which then ends; if it hangs in the driver, it is left
+        running.
+        """
         if self._process is None or self._process.stdin is None:
             return
         self._process.stdin.close()

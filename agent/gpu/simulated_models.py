@@ -152,7 +152,7 @@ def _numa_node(index: int, count: int) -> int:
 
 
 def _topology_between(first: int, second: int, models: list[str]) -> str:
-    """Return how two GPUs of a host are connected: NVLink between boards of one model on switches, else PCIe."""
+    """Return the connection of two GPUs: NVLink between boards of one model on switches, else PCIe."""
     if models[first] == models[second] and SIMULATED_MODELS[models[first]].nvlinks:
         return "NVLink"
     same_node = _numa_node(first, len(models)) == _numa_node(second, len(models))

@@ -1,4 +1,4 @@
-"""Runs file-system calls that may block for ever in a thread, so that the event loop keeps renewing leases."""
+"""Runs calls that may block for ever in a thread, so that the event loop keeps renewing leases."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class StateFolderError(Exception):
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write ``value`` as JSON, atomically and durably: after a crash the file has the old content or the new."""
+    """Write JSON atomically and durably: after a crash the file has the old content or the new."""
     write_text(path, json.dumps(value))
 
 
@@ -77,7 +77,8 @@ def read_json_or_raise(path: Path) -> Any:
     value = read_json(path)
     if value is None and path.exists():
         raise StateFolderError(
-            f"{path} is damaged: what it kept is not known and must not count as nothing. Restore it from a copy"
+            f"{path} is damaged: what it kept is not known and must not count as nothing. "
+            "Restore it from a copy"
         )
     return value
 

@@ -113,7 +113,7 @@ class StateFolder:
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-            # The server no longer accepts the previous credential, so this one must be stored even on a full disk.
+            # The server no longer accepts the previous credential: store this one even on a full disk.
             overwrite_in_place(path, json.dumps(asdict(self.identity)))
 
     def save_edge(self, edge: str) -> None:

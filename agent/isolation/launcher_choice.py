@@ -91,8 +91,8 @@ def _isolation_gaps(
 
 def _open_network_note(why: str) -> str:
     return (
-        f"Workloads use the host's network: they reach the internet and whatever listens on the host, other workloads "
-        f"included ({why})."
+        "Workloads use the host's network: they reach the internet and whatever listens on the host, "
+        f"other workloads included ({why})."
     )
 
 
@@ -101,7 +101,8 @@ def _no_team_users_note(user: int | None, problem: str) -> list[str]:
         return ["Every workload runs as the same user of the host: there is no user id per team."]
     if problem:
         return [
-            f"Every workload runs as the same user of the host: a user id per team does not work here ({problem})."
+            "Every workload runs as the same user of the host: "
+            f"a user id per team does not work here ({problem})."
         ]
     return []
 
@@ -144,8 +145,9 @@ def abstract_socket_note(launcher: Launcher, network: str) -> list[str]:
     if can_restrict_abstract_sockets(launcher):
         return []
     return [
-        "Workloads reach services of the host, root's too, and other workloads where these listen without a port or a file "
-        "(abstract sockets): this host can't close them. Linux 6.12 and newer can."
+        "Workloads reach services of the host, root's too, and other workloads "
+        "where these listen without a port or a file (abstract sockets): this host can't close them. "
+        "Linux 6.12 and newer can."
     ]
 
 
@@ -154,8 +156,9 @@ def socket_family_note(launcher: Launcher) -> list[str]:
     if can_filter_socket_families(launcher):
         return []
     return [
-        "Workloads can make sockets of every kind, also of those that no network confines (AF_VSOCK reaches the hypervisor of a "
-        "virtual machine, or the virtual machines of this host): this host can't close them."
+        "Workloads can make sockets of every kind, also of those that no network confines "
+        "(AF_VSOCK reaches the hypervisor of a virtual machine, or the virtual machines of this host): "
+        "this host can't close them."
     ]
 
 

@@ -69,15 +69,15 @@ class Launcher(Protocol):
 
     - ``prepare`` and ``launch`` start nothing and do not block.
     - They write to ``box.inbox`` only, which the workload can only read.
-    - The argv of ``launch`` stays in the foreground until the workload's last process has ended, and exits with its
-      exit code (128 + N for signal N).
-    - All processes of the workload are its descendants, so that the shim can count, signal and end them. Where a
-      service starts them elsewhere, they are members of the control groups passed to the shim.
-    - It passes on standard output and error, and gives the workload its environment and no other descriptor. No
-      program outside of the sandbox gets that environment, because a loader obeys it (LD_PRELOAD).
-    - SIGTERM to the workload's processes reaches them; SIGKILL to the argv's process ends all its descendants.
-    - The workload sees the GPU device nodes ``box.devices`` and no other, and the files of the ``SandboxRequest``
-      at the paths of ``view``.
+    - The argv of ``launch`` stays in the foreground until the workload's last process has ended, and exits
+      with its exit code (128 + N for signal N).
+    - All processes of the workload are its descendants, so that the shim can count, signal and end them.
+      Where a service starts them elsewhere, they are members of the control groups passed to the shim.
+    - It passes on standard output and error, and gives the workload its environment and no other descriptor.
+      No program outside of the sandbox gets that environment, because a loader obeys it (LD_PRELOAD).
+    - SIGTERM to the workload's processes reaches them. SIGKILL to the argv's process ends its descendants.
+    - The workload sees the GPU device nodes ``box.devices`` and no other, and the files of the request at
+      the paths of ``view``.
     - With ``box.user``, no process of the workload runs as another user of the host, or can become one.
     """
 

@@ -9,8 +9,8 @@ from agent.isolation.listening_sockets import ANY_4, ANY_6, ListeningSocket
 from agent.isolation.team_users import UidRange
 
 # Metadata services of clouds, which hand out credentials, from the documentation of each cloud.
-# 169.254.169.254: AWS, Google, Azure, OpenStack, Oracle; 169.254.170.2 and .23: AWS tasks; 168.63.129.16: Azure;
-# 100.100.100.200: Alibaba; fd00:ec2::254: AWS; fd20:ce::254: Google.
+# 169.254.169.254: AWS, Google, Azure, OpenStack, Oracle; 169.254.170.2 and .23: AWS tasks;
+# 168.63.129.16: Azure; 100.100.100.200: Alibaba; fd00:ec2::254: AWS; fd20:ce::254: Google.
 METADATA_NETWORKS = ("169.254.0.0/16", "168.63.129.16", "100.100.100.200")
 
 
@@ -30,6 +30,7 @@ PRIVATE_NETWORKS = (
 
 
 WORKLOAD_NETWORK_PREFIX = "10.213"  # of the veth pairs, /30 each
+WORKLOAD_NETWORK = f"{WORKLOAD_NETWORK_PREFIX}.0.0/16"
 
 
 def internet_rules(key: str, name_servers: Sequence[str], reach: Sequence[str], *, alone: bool) -> str:
@@ -37,33 +38,32 @@ def internet_rules(key: str, name_servers: Sequence[str], reach: Sequence[str], 
 
     ``reach``: private networks that runs may reach. ``name_servers``: they may ask these for names.
     """
-    own_interfaces, all_interfaces = f'"gpn{key}*"', '"gpn*"'
+    own, every = f'"gpn{key}*"', '"gpn*"'
     resolvers = [address for address in name_servers if ":" not in address]
     dns_rule = (
-        f"iifname {own_interfaces} ip daddr {{ {', '.join(resolvers)} }} meta l4proto {{ tcp, udp }} th dport 53 accept"
+        f"iifname {own} ip daddr {{ {', '.join(resolvers)} }} meta l4proto {{ tcp, udp }} th dport 53 accept"
         if resolvers
         else ""
     )
     networks = [
         str(address) for address in ipaddress.collapse_addresses(map(ipaddress.IPv4Network, reach))
     ]  # nft takes no overlaps
-    reach_rule = f"iifname {own_interfaces} ip daddr {{ {', '.join(networks)} }} accept" if networks else ""
-    forward_rule = (
-        f"meta nfproto ipv4 iifname != {all_interfaces} oifname != {all_interfaces} drop" if alone else ""
-    )
+    reach_rule = f"iifname {own} ip daddr {{ {', '.join(networks)} }} accept" if networks else ""
+    forward_rule = f"meta nfproto ipv4 iifname != {every} oifname != {every} drop" if alone else ""
     return f"""
-  chain input {{ type filter hook input priority -10; iifname {own_interfaces} drop; }}
+  chain input {{ type filter hook input priority -10; iifname {own} drop; }}
   chain forward {{ type filter hook forward priority -10;
-    iifname {own_interfaces} meta nfproto ipv6 drop
-    iifname {own_interfaces} ip daddr {{ {", ".join(METADATA_NETWORKS)}, 127.0.0.0/8, {WORKLOAD_NETWORK_PREFIX}.0.0/16 }} reject
+    iifname {own} meta nfproto ipv6 drop
+    iifname {own} ip daddr {{ {", ".join(METADATA_NETWORKS)}, 127.0.0.0/8, {WORKLOAD_NETWORK} }} reject
     {dns_rule}
     {reach_rule}
-    iifname {own_interfaces} ip daddr {{ {", ".join(PRIVATE_NETWORKS)} }} reject
-    oifname {own_interfaces} ct state established,related accept
-    oifname {own_interfaces} drop
+    iifname {own} ip daddr {{ {", ".join(PRIVATE_NETWORKS)} }} reject
+    oifname {own} ct state established,related accept
+    oifname {own} drop
     {forward_rule}
   }}
-  chain nat {{ type nat hook postrouting priority 100; ip saddr {WORKLOAD_NETWORK_PREFIX}.0.0/16 oifname != {own_interfaces} masquerade; }}"""
+  chain nat {{ type nat hook postrouting priority 100;
+    ip saddr {WORKLOAD_NETWORK} oifname != {own} masquerade; }}"""
 
 
 def host_rules(numbers: UidRange) -> str:

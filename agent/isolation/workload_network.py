@@ -5,8 +5,8 @@ private    A loopback device of its own, made by the sandbox: nothing else is re
 
 internet   A network namespace per run, joined to the host's by a veth pair. It reaches the internet through
 the
-           host's address, but no metadata address, no service of the host, no other run, and only those private
-           networks that the operator names. Nobody reaches the run. Needs root, ip and nft. The host must
+           host's address, but no metadata address, no service of the host, no other run, and only those
+           private networks that the operator names. Nobody reaches the run. Needs root, ip and nft. The host must
            forward packets; if it did not before, it forwards nothing else.
 
 host       The host's network, which gangs over several hosts need. With root, nft and a user per team, the
@@ -65,7 +65,7 @@ class NetworkSetupError(OSError):
 
 @dataclass
 class WorkloadNetwork:
-    """The network of this host's workloads. ``mode``: private, internet or host. ``notes``: what stays open."""
+    """The network of this host's workloads. ``mode``: private, internet or host. ``notes``: what is open."""
 
     mode: str
     key: str  # of this agent's table and interfaces
@@ -265,12 +265,16 @@ def open_network(
                 f"--network: internet needs root, ip and nft, and does not work here: {problem}"
             )
         network.notes.append(
-            "Workloads reach the internet, but no service of this host, no other workload, no metadata address, and "
+            "Workloads reach the internet, but no service of this host, no other workload, "
+            "no metadata address, and "
             f"{'of private networks ' + ', '.join(reach) + ' alone' if reach else 'no private network'}."
         )
         network.notes += _resolver_notes()
         return network
-    reach = "Workloads use the host's network, as this agent was started: they reach the internet, and other hosts reach them"
+    reach = (
+        "Workloads use the host's network, as this agent was started: "
+        "they reach the internet, and other hosts reach them"
+    )
     problem = missing or (
         "there is no user id per team"
         if numbers is None
@@ -278,8 +282,8 @@ def open_network(
     )
     if problem:
         network.notes.append(
-            f"{reach}. They also reach the cloud's metadata address and whatever listens on the host, other workloads "
-            f"included ({problem})."
+            f"{reach}. They also reach the cloud's metadata address and whatever listens on the host, "
+            f"other workloads included ({problem})."
         )
         return network
     network.can_close_ports = True
@@ -354,8 +358,8 @@ def _resolver_notes() -> list[str]:
         server.version == 6 or any(server in network for network in closed) for server in servers
     ):
         return [
-            "Names can't be looked up by workloads: they reach none of this host's name servers (on its loopback, at a metadata "
-            "address, or over IPv6)."
+            "Names can't be looked up by workloads: they reach none of this host's name servers "
+            "(on its loopback, at a metadata address, or over IPv6)."
         ]
     return []
 

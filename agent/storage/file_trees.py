@@ -105,7 +105,7 @@ class Trash:
         self.empty()
 
     def empty(self) -> None:
-        """Remove the content in the background. One worker runs at a time and checks again for new content."""
+        """Remove the content in the background. A single worker repeats this until nothing new was added."""
         with self._changing:
             self._more = True
             if self._at_work:
@@ -135,7 +135,7 @@ class Trash:
 def _remove_folders(paths: list[str]) -> None:
     wrong = _run_program("rm", "-rf", "--one-file-system", "--", *paths)
     if wrong and os.geteuid():
-        # The workload ran as the agent's user and removed its own permissions; it has ended and can't do so again.
+        # The workload ran as the agent's user and removed its own permissions. It has ended.
         _run_program("chmod", "-R", "u+rwX", "--", *(path for path in paths if os.path.lexists(path)))
         wrong = _run_program("rm", "-rf", "--one-file-system", "--", *paths)
     if wrong:

@@ -144,7 +144,7 @@ async def test_a_well_gpu_passes_and_its_figures_are_kept(
         ),
         ("wrong", "arithmetic", "row 5 differs from the CPU's result"),
         ("unsteady", "arithmetic", "a repeat differs: word 7 is"),
-        ("slow", "bandwidth", "GB/s is below 40% of the promised 32000.0"),
+        ("slow", "bandwidth", "GB/s is below 40% of the theoretical 32000.0"),
         ("fail set 214", "driver", "cuMemsetD32_v2: uncorrectable ECC error encountered (214)"),
         ("fail product 719", "driver", "cuLaunchKernel: something failed (719)"),
     ],

@@ -46,7 +46,7 @@ ALL_LINKS = 0xFFFFFFFF  # scope of a field value
 
 
 def model_name(name: str, memory_mib: int) -> str:
-    """Return the model, e.g. "H100-80GB" for "NVIDIA H100 80GB HBM3": the family and the nominal memory size."""
+    """Return the family and nominal memory size, e.g. "H100-80GB" for "NVIDIA H100 80GB HBM3"."""
     plain = re.sub(r"^(NVIDIA|Tesla|Quadro|GeForce)\s+", "", re.sub(r"^NVIDIA\s+", "", name)).replace(
         "GeForce ", ""
     )

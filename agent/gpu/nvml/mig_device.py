@@ -46,7 +46,7 @@ def mig_profiles(handle: Any) -> list[dict[str, Any]]:
 
 
 def _profile_info(handle: Any, number: int) -> Any:
-    """Return the GPU instance profile, with its name where the driver supports that; None if there is none."""
+    """Return the GPU instance profile, with its name if the driver supports that; None if there is none."""
     info = value_or_none(pynvml.nvmlDeviceGetGpuInstanceProfileInfo, handle, number)
     return (
         info
@@ -111,7 +111,10 @@ class NvmlMigGpu:
             _mig_call(f"taking {self._names[profile]} away", pynvml.nvmlGpuInstanceDestroy, gi)
 
     def make(self, part: GeometryPart) -> None:
-        """Create a GPU instance and one compute instance that spans it. ``clear`` removes an incomplete one."""
+        """Create a GPU instance and one compute instance that spans it.
+
+        ``clear`` removes an incomplete instance.
+        """
 
         profile = next((known for known in self._profiles if known["name"] == part.profile), None)
         if profile is None:
