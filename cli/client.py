@@ -95,6 +95,7 @@ class ApiClient:
             raise CliError(f"{self.login.url} is not spoken with: {problem}", EXIT_UNREACHABLE) from None
 
 
+# Not split: one rule per kind of answer, the most specific first.
 def _error_of_response(status: int, body: bytes) -> CliError:
     try:
         errors = json.loads(body)["errors"]

@@ -53,7 +53,8 @@ done:
 """
 
 CHECK_KERNEL = f"""
-.visible .entry check(.param .u64 words, .param .u64 count, .param .u32 factor, .param .u32 offset, .param .u64 out)
+.visible .entry check(
+    .param .u64 words, .param .u64 count, .param .u32 factor, .param .u32 offset, .param .u64 out)
 {{{_START}
     ld.param.u64 %rd4, [words];
     ld.param.u64 %rd5, [count];

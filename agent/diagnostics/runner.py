@@ -274,6 +274,7 @@ def _write_if_possible(path: Path, value: dict[str, Any]) -> None:
         log.error("%s of a diagnostic could not be kept: %s", path.name, error)
 
 
+# Not split: one pass over the lines, then one rule per way in which the process can end.
 def _parse_result(output: Path, status: int | None, deadline: float) -> dict[str, Any]:
     """Return {"tool", "checks", "end"} from the output of a process and its exit status (None: it still
     runs).

@@ -40,7 +40,7 @@ def worsened_conditions(
     this agent.
     """
     found: list[tuple[str, str, object]] = []  # code, detail, value that distinguishes the event in its id
-    first, earlier = before is None, before or {}
+    earlier = before or {}
     if after.get("lost"):
         if not earlier.get("lost"):
             detail = f"the driver does not reach it ({after['why']})" if after.get("why") else ""
@@ -58,17 +58,23 @@ def worsened_conditions(
     for name, code in (("remap_pending", "remap:pending"), ("remap_failed", "remap:failed")):
         if after.get(name) and not earlier.get(name):
             found.append((code, "", after.get("remapped")))
+    found += _counter_events(earlier, after)
+    found += _throttle_events(earlier.get("clock_reasons"), after.get("clock_reasons"), now)
+    found += _nvlink_events(earlier.get("links") or {}, after.get("links") or {}, now)
+    return _hardware_events(gpu, found, boot, now)
+
+
+def _counter_events(before: Condition, after: Condition) -> list[tuple[str, str, object]]:
+    found: list[tuple[str, str, object]] = []
     for name, code, what in (
         ("uncorrectable", "ecc:uncorrectable", "memory errors since the driver was loaded"),
         ("remapped", "remap:uncorrectable", "rows replaced after uncorrectable errors"),
         ("link_errors", "nvlink:errors", "replays, recoveries and CRC errors of its links"),
     ):
-        count, known = after.get(name), earlier.get(name)
-        if not first and count is not None and known is not None and count > known:
+        count, known = after.get(name), before.get(name)
+        if count is not None and known is not None and count > known:
             found.append((code, f"{count} {what}, {count - known} of them new", count))
-    found += _throttle_events(earlier.get("clock_reasons"), after.get("clock_reasons"), now)
-    found += _nvlink_events(earlier.get("links") or {}, after.get("links") or {}, now)
-    return _hardware_events(gpu, found, boot, now)
+    return found
 
 
 def _throttle_events(before: int | None, after: int | None, now: float) -> list[tuple[str, str, object]]:

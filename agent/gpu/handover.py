@@ -55,11 +55,8 @@ class HandoverCheck:
                 raise GpuReadError(f"NVML does not report {unit}")
             if before is None:
                 continue
-            if before.get("told_processes") and row.processes is None:
-                raise GpuReadError(f"NVML no longer reports the processes on {unit}")
-            if before.get("memory_mib") is not None and row.memory_used_mib is None:
-                raise GpuReadError(f"NVML no longer reports the memory in use on {unit}")
-            new = {each.pid for each in processes if each.unit == unit} - set(_baseline_pids(before))
+            _require_known_values(unit, before, row)
+            new = {process.pid for process in processes if process.unit == unit} - set(_baseline_pids(before))
             if not all(map(is_system_service, new)):
                 # Without the owner, whom the next tenant must not learn.
                 return f"a process of an earlier workload is still on {unit}"
@@ -82,13 +79,21 @@ class HandoverCheck:
         processes = list(found)
         for unit in units:
             row = readings.get(unit)
-            pids = sorted({each.pid for each in processes if each.unit == unit})
+            pids = sorted({process.pid for process in processes if process.unit == unit})
             self._before[unit] = {
                 "pids": [*pids],
                 "memory_mib": row.memory_used_mib if row else None,
                 "told_processes": int(row is not None and row.processes is not None),
             }
         write_json(self._path, {"boot_id": self._boot, "units": self._before})
+
+
+def _require_known_values(unit: str, before: dict[str, list[int] | int | None], row: SampleRow) -> None:
+    """Raise GpuReadError if a value that was known before the last tenant is missing now."""
+    if before.get("told_processes") and row.processes is None:
+        raise GpuReadError(f"NVML no longer reports the processes on {unit}")
+    if before.get("memory_mib") is not None and row.memory_used_mib is None:
+        raise GpuReadError(f"NVML no longer reports the memory in use on {unit}")
 
 
 def _baseline_pids(before: dict[str, list[int] | int | None]) -> list[int]:

@@ -94,7 +94,9 @@ class HealthEventStore:
     def codes_between(self, gpus: frozenset[str], since: float, until: float) -> list[str]:
         """Return the codes that these GPUs reported in this time span, each once, in order of time."""
         return list(
-            dict.fromkeys(each.code for each in self._kept if each.gpu in gpus and since <= each.ts <= until)
+            dict.fromkeys(
+                event.code for event in self._kept if event.gpu in gpus and since <= event.ts <= until
+            )
         )
 
     def _forget(self, event: Health) -> None:

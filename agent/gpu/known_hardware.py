@@ -52,26 +52,26 @@ def with_lost_gpus(
     readable = {gpu.uuid for gpu in read.gpus}
     missing = [gpu for gpu in known.gpus if gpu.uuid not in readable] if known is not None else []
     gpus, lost, notes, devices = list(read.gpus), {}, list(read.notes), dict(read.devices)
-    never_known = []
-    for each in sorted(unread, key=lambda each: each["index"]):
-        gpu = _match_unread(each, missing)
+    unidentified = []
+    for entry in sorted(unread, key=lambda entry: entry["index"]):
+        gpu = _match_unread(entry, missing)
         if gpu is None or known is None:
-            never_known.append(each["index"])
+            unidentified.append(entry["index"])
             notes.append(
-                f"GPU {each['index']} can't be read ({each['why']}), and what it is was never known."
+                f"GPU {entry['index']} can't be read ({entry['why']}), and what it is was never known."
             )
             continue
         missing.remove(gpu)
-        gpus.append(dataclasses.replace(gpu, index=each["index"]))
-        lost[gpu.uuid] = each["why"]
+        gpus.append(dataclasses.replace(gpu, index=entry["index"]))
+        lost[gpu.uuid] = entry["why"]
         notes.append(
-            f"GPU {each['index']} can't be read ({each['why']}): what is said of it is what was last known."
+            f"GPU {entry['index']} can't be read ({entry['why']}): what is said of it is what was last known."
         )
         uuids = [gpu.uuid, *(unit.uuid for unit in gpu.units)]
         devices |= {uuid: known.devices[uuid] for uuid in uuids if uuid in known.devices}
     gpus.sort(key=lambda gpu: gpu.index)
     return dataclasses.replace(
-        read, gpus=gpus, lost=lost, notes=notes, devices=devices, unidentified_gpu_indices=never_known
+        read, gpus=gpus, lost=lost, notes=notes, devices=devices, unidentified_gpu_indices=unidentified
     )
 
 

@@ -175,6 +175,7 @@ class SimulatedGpuReader:
                 found.append(GpuProcess(gpu.uuid, gpu.units[0].uuid, entry["pid"], CONTEXT_MIB))
         return found
 
+    # Not split: one expression per field; most fields are known of whole GPUs only.
     def _row(self, gpu: GpuSeen, unit: UnitSeen, use: UnitUse | None, now: float) -> SampleRow:
         board = SIMULATED_MODELS[gpu.model]
         history = self._histories.setdefault(unit.uuid, _UnitHistory())

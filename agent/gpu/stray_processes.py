@@ -100,6 +100,7 @@ class StrayTracker:
         # Until the process has ended, even if it no longer uses the GPU.
         self._ending: dict[ProcessKey, EndedStray] = {}
 
+    # Not split: each process passes through the same sequence of tests.
     def look(self, found: Iterable[GpuProcess], known: WorkloadContext, *, action: str, now: float) -> bool:
         """Update from the processes on the GPUs. Return True if anything changed since the last look.
 

@@ -110,9 +110,7 @@ class TeamUsers:
 
     @contextlib.contextmanager
     def _record(self) -> Iterator[dict[str, str]]:
-        """Lock and return the record (number -> team), which is stored beside the homes. Writes it if a team
-        was added.
-        """
+        """Lock and yield the record (number -> team), stored beside the homes; write it if a team was added."""
         folder = self.homes / METADATA_FOLDER
         folder.mkdir(exist_ok=True, mode=0o700)
         with _locked_record(folder / f"{TEAM_RECORD_FILE}.lock"):

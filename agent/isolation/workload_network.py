@@ -4,10 +4,9 @@ workloads.
 private    A loopback device of its own, made by the sandbox: nothing else is reachable.
 
 internet   A network namespace per run, joined to the host's by a veth pair. It reaches the internet through
-the
-           host's address, but no metadata address, no service of the host, no other run, and only those
-           private networks that the operator names. Nobody reaches the run. Needs root, ip and nft. The host must
-           forward packets; if it did not before, it forwards nothing else.
+           the host's address, but no metadata address, no service of the host, no other run, and only those
+           private networks that the operator names. Nobody reaches the run. Needs root, ip and nft. The
+           host must forward packets; if it did not before, it forwards nothing else.
 
 host       The host's network, which gangs over several hosts need. With root, nft and a user per team, the
            metadata addresses and the sockets of other users on the host are closed to the teams' users;

@@ -54,6 +54,7 @@ def chown_tree(folder: Path, *, old: int, new: int) -> int:
     return change.skipped
 
 
+# Not split: each entry is examined once, by descriptor, and belongs to exactly one branch.
 def _chown_folder(folder: int, depth: int, change: _OwnershipChange, *, only_count: bool) -> None:
     with os.scandir(folder) as entries:
         names = [entry.name for entry in entries]

@@ -46,7 +46,7 @@ def whoami(session: CliSession) -> None:
     if session.json:
         return output.print_json(me)
     roles = [name for name in ("operator", "finance", "auditor") if me[name]]
-    teams = [f"{each['team']} ({each['role']})" for each in me["teams"]]
+    teams = [f"{membership['team']} ({membership['role']})" for membership in me["teams"]]
     return output.print_facts(
         [
             ("name", me["username"]),

@@ -34,14 +34,14 @@ def status(session: CliSession) -> None:
         (
             pool["slug"],
             pool["kind"],
-            each["model"],
-            each["gpus"],
-            format_gpus(each["held_gpus"]),
-            format_gpus(each["free_gpus"] - each["free_in_parts_gpus"]),
-            format_gpus(each["free_in_parts_gpus"]) if each["free_in_parts_gpus"] else "",
+            model["model"],
+            model["gpus"],
+            format_gpus(model["held_gpus"]),
+            format_gpus(model["free_gpus"] - model["free_in_parts_gpus"]),
+            format_gpus(model["free_in_parts_gpus"]) if model["free_in_parts_gpus"] else "",
         )
         for pool in pools
-        for each in pool["models"]
+        for model in pool["models"]
     ]
     return output.print_table(
         ("pool", "kind", "model", "in all", "held", "free", "free in slices"), rows, "No pool has GPUs yet."

@@ -49,11 +49,11 @@ def _diagnostic_rows(row: dict[str, Any], now: datetime) -> list[tuple[Any, ...]
     result_texts = {True: "passed", False: "failed", None: "measured"}
     checks = [
         (
-            each["name"],
-            " ".join(filter(None, [result_texts[each["passed"]], each["detail"]])),
-            _format_numbers(each["numbers"]),
+            check_row["name"],
+            " ".join(filter(None, [result_texts[check_row["passed"]], check_row["detail"]])),
+            _format_numbers(check_row["numbers"]),
         )
-        for each in row["checks"]
+        for check_row in row["checks"]
     ]
     if row["detail"] or not checks:
         checks.insert(0, ("", row["detail"], ""))
@@ -99,7 +99,8 @@ def geometry(session: CliSession, name: str) -> None:
             (
                 row["gpu"],
                 row["geometry"] or "split, no instances",
-                ", ".join(f"{each['most']}x{each['name']}" for each in row["profiles"]) or "no other",
+                ", ".join(f"{profile['most']}x{profile['name']}" for profile in row["profiles"])
+                or "no other",
                 f"{last['after']}: {last['state']}" if (last := row["last_change"]) else "none",
                 last["detail"] if last else "",
             )

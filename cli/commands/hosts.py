@@ -57,6 +57,7 @@ def show(session: CliSession, name: str) -> None:
     return None
 
 
+# Not split: one expression per line of output.
 def _host_facts(row: dict[str, Any], now: datetime) -> list[tuple[str, Any]]:
     """Return (label, value) pairs. Fields that an older portal does not send are left out."""
     agent: dict[str, Any] = row.get("agent", {})
@@ -77,10 +78,10 @@ def _host_facts(row: dict[str, Any], now: datetime) -> list[tuple[str, Any]]:
         ("pool", row["pool"]),
         ("GPUs", ", ".join(f"{count} x {model}" for model, count in sorted(counts.items()))),
         ("readings", "simulated" if row["simulated"] else "measured"),
-        *((f"between GPUs, {each['way']}", each["gpus"]) for each in row.get("between_gpus", ())),
+        *((f"between GPUs, {group['way']}", group["gpus"]) for group in row.get("between_gpus", ())),
         *(
-            (f"GPU {each['gpus']}" if each["gpus"] else "each GPU", each["words"])
-            for each in row.get("of_gpus", ())
+            (f"GPU {group['gpus']}" if group["gpus"] else "each GPU", group["words"])
+            for group in row.get("of_gpus", ())
         ),
         ("CPU and memory", ", ".join(filter(None, sizes))),
         ("driver", f"{driver}{f', CUDA up to {cuda}' if cuda else ''}" if driver else ""),
@@ -278,12 +279,22 @@ def join(session: CliSession, name: str, pool: str | None, labels: tuple[str, ..
         made = session.client.post(host_path(name, "join-token"))
     if session.json:
         return output.print_json(made)
-    begun = (
+    _print_join_command(name, pool, known, made)
+    if known is not None and known["lease_state"] in ("alive", "suspect"):
+        output.print_line(f"The agent of {name} that speaks now is turned away once another one has joined.")
+    return None
+
+
+def _print_join_command(
+    name: str, pool: str | None, known: dict[str, Any] | None, made: dict[str, Any]
+) -> None:
+    """Print the command to run on the machine. ``known``: the host as it was before, None for a new one."""
+    state = (
         f"{name} is known in the pool {pool}."
         if known is None
         else f"Tokens of {name} not used so far stopped working."
     )
-    output.print_line(f"{begun} Run this on the machine, once, by {format_local_time(made['good_until'])}:")
+    output.print_line(f"{state} Run this on the machine, once, by {format_local_time(made['good_until'])}:")
     output.print_line(f"\n  {made['command']}\n")
     output.print_line("Or, in a checkout of gpupool, to try it:")
     output.print_line(f"\n  {made['checkout_command']}\n")
@@ -301,9 +312,6 @@ def join(session: CliSession, name: str, pool: str | None, labels: tuple[str, ..
         "unless --homes names a folder that all hosts of the pool share. "
         "Without one, work that is moved to or from this host does not find its last checkpoint."
     )
-    if known is not None and known["lease_state"] in ("alive", "suspect"):
-        output.print_line(f"The agent of {name} that speaks now is turned away once another one has joined.")
-    return None
 
 
 def _ensure_host(session: CliSession, name: str) -> dict[str, Any] | None:

@@ -98,7 +98,7 @@ def why(session: CliSession, id_: str, them: str | None, sooner: bool) -> None:
     output.print_line(f"{found['name']} is {answer['state']}. {answer['sentence']}".strip())
     now = datetime.now().astimezone()
     hidden = answer["hidden_blockers"]
-    before = [f"{each['name']} of {each['owner']}" for each in answer["blockers"]] + (
+    before = [f"{blocker['name']} of {blocker['owner']}" for blocker in answer["blockers"]] + (
         [f"{hidden} that you may not see"] if hidden else []
     )
     output.print_facts(
@@ -112,18 +112,24 @@ def why(session: CliSession, id_: str, them: str | None, sooner: bool) -> None:
     )
     for row in answer["ahead"]:
         output.print_line(f"goes first: {row['name']} of {row['owner']} ({row['id'][:8]}): {row['because']}")
-    for way in answer.get("sooner", []):
-        start = "now" if way["starts_now"] else relative_time(way["expected_start"], now)
-        output.print_line(f"sooner: {way['words']}: {start}")
-    if sooner and not answer["sooner"]:
-        output.print_line("Nothing that was tried would start sooner.")
-    for window in answer.get("windows", []):
-        needs = " (needs approval)" if window["needs_approval"] else ""
-        start, end = format_local_time(window["start"]), format_local_time(window["end"])
-        output.print_line(f"could be reserved: {start} to {end}{needs}")
+    if sooner:
+        _print_sooner(answer, now)
     for row in answer["decisions"]:
         output.print_line(f"{format_local_time(row['at'])}  {row['kind']:<8}  {row['sentence']}")
     return None
+
+
+def _print_sooner(answer: dict[str, Any], now: datetime) -> None:
+    """Print the changes with an earlier start, and the windows that could be reserved."""
+    for way in answer["sooner"]:
+        start = "now" if way["starts_now"] else relative_time(way["expected_start"], now)
+        output.print_line(f"sooner: {way['words']}: {start}")
+    if not answer["sooner"]:
+        output.print_line("Nothing that was tried would start sooner.")
+    for window in answer["windows"]:
+        needs = " (needs approval)" if window["needs_approval"] else ""
+        start, end = format_local_time(window["start"]), format_local_time(window["end"])
+        output.print_line(f"could be reserved: {start} to {end}{needs}")
 
 
 def _hidden_ahead_text(answer: dict[str, Any]) -> str:

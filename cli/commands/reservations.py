@@ -23,6 +23,7 @@ def reservation() -> None:
     """Reserve GPUs for a window."""
 
 
+# Not split: it checks which options may be combined.
 @command(reservation, "create")
 @gpu_options
 @placement_options
@@ -81,18 +82,25 @@ def create_reservation(
         last = until or datetime.fromisoformat(start) + timedelta(days=7 * (weeks or 1) - 1)
         body |= {"weekdays": days, "until": f"{last:%Y-%m-%d}", "time_zone": time_zone or local_zone_name()}
     if dry_run:
-        answer = session.client.post(f"{path}preview/", body)
-        if session.json:
-            return output.print_json(answer)
-        output.print_line("It fits." if answer["fits"] else answer["sentence"])
-        for line in (*answer.get("clock_changes", ()), *answer.get("warnings", ())):
-            output.print_line(line)
-        for window in answer["windows"] if not answer["fits"] else []:
-            first, last = format_local_time(window["start"]), format_local_time(window["end"])
-            output.print_line(f"It would fit from {first} to {last}.")
-        return None
+        return _print_fit(session, session.client.post(f"{path}preview/", body))
     body |= {"name": name} | ({"why": reason} if reason else {})
-    answer = session.client.post(path, body)
+    return _print_confirmation(session, session.client.post(path, body))
+
+
+def _print_fit(session: CliSession, answer: dict[str, Any]) -> None:
+    """Print whether a reservation fits, and otherwise the windows in which it would."""
+    if session.json:
+        return output.print_json(answer)
+    output.print_line("It fits." if answer["fits"] else answer["sentence"])
+    for line in (*answer.get("clock_changes", ()), *answer.get("warnings", ())):
+        output.print_line(line)
+    for window in answer["windows"] if not answer["fits"] else []:
+        output.print_line(f"It would fit from {_window_text(window)}.")
+    return None
+
+
+def _print_confirmation(session: CliSession, answer: dict[str, Any]) -> None:
+    """Print the reservation or series that was made, or that it waits for approval."""
     if session.json:
         return output.print_json(answer)
     if answer.get("series"):

@@ -34,6 +34,10 @@ def _cuda_version_text(number: int | None) -> str:
     return "" if not number else f"{number // 1000}.{number % 1000 // 10}"
 
 
+def _has_nvlink_between(partners: set[str], other_bus_id: str, other_partners: set[str]) -> bool:
+    return "switch" in partners & other_partners or (bool(other_bus_id) and other_bus_id.lower() in partners)
+
+
 def _pci_bus_id(index: int) -> str:
     """Return the PCI address of a GPU, also of one that answers nothing else; '' if the driver does not know
     it.
@@ -157,16 +161,10 @@ class NvmlSystem:
         """
         partners = {gpu.index: gpu.partners() for gpu in self.gpus}
         group_of = {gpu.index: gpu.index for gpu in self.gpus if gpu.links and any(gpu.links.values())}
-        for gpu in self.gpus:
-            for other in self.gpus:
-                if (
-                    gpu.index in group_of
-                    and other.index in group_of
-                    and (
-                        "switch" in partners[gpu.index] & partners[other.index]
-                        or (other.pci_bus_id and other.pci_bus_id.lower() in partners[gpu.index])
-                    )
-                ):
+        linked = [gpu for gpu in self.gpus if gpu.index in group_of]
+        for gpu in linked:
+            for other in linked:
+                if _has_nvlink_between(partners[gpu.index], other.pci_bus_id, partners[other.index]):
                     low, high = sorted((group_of[gpu.index], group_of[other.index]))
                     group_of = {index: low if group == high else group for index, group in group_of.items()}
         numbers = {group: number for number, group in enumerate(sorted(set(group_of.values())))}
