@@ -68,8 +68,9 @@ MULTIPLY_REPEATS = 200
 
 
 def run_builtin_checks(look: CheckProgress) -> None:
-    """Test memory, bandwidth and arithmetic of the one visible GPU. Raises CudaError, OSError and
-    DiagnosticStopped.
+    """Test memory, bandwidth and arithmetic of the one visible GPU.
+
+    Raises CudaError, OSError and DiagnosticStopped.
     """
     look.step("driver")
     gpu = CudaDevice(PTX_MODULE)

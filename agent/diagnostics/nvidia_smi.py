@@ -25,9 +25,9 @@ class NvidiaSmiUnavailable(Exception):
 
 @dataclass(frozen=True)
 class FactComparison:
-    """One fact of one GPU, or of the host if ``gpu`` is '', from both sources. ``same`` None: one source
-    lacks
-    it.
+    """One fact of one GPU, or of the host if ``gpu`` is '', from both sources.
+
+    ``same`` None: one source lacks it.
     """
 
     gpu: str

@@ -264,8 +264,9 @@ class DiagnosticRunner:
 
 
 def _write_if_possible(path: Path, value: dict[str, Any]) -> None:
-    """Write a file for a restarted agent. A full disk is only logged: the diagnostic continues and is
-    reported.
+    """Write a file for a restarted agent.
+
+    A full disk is only logged: the diagnostic continues and is reported.
     """
     try:
         path.parent.mkdir(exist_ok=True, mode=0o700)

@@ -84,8 +84,9 @@ class GeometryChanges:
         return list(self._seen.values())
 
     async def close(self) -> None:
-        """Cancel all tasks. The driver completes a call that it has begun; the next agent continues from
-        there.
+        """Cancel all tasks.
+
+        The driver completes a call that it has begun; the next agent continues from there.
         """
         await cancel_tasks([*self._tasks.values(), *([self._refreshing] if self._refreshing else [])])
 
@@ -123,9 +124,9 @@ class GeometryChanges:
         return kept["profiles"] if kept["split"] and kept["profiles"] else None
 
     async def _reshape_with_retries(self, wanted: GeometryWanted, before: list[str] | None) -> ReshapeOutcome:
-        """Retry until the driver answers; a repeated attempt only does what is missing. The server enforces
-        the
-        time limit.
+        """Retry until the driver answers; a repeated attempt only does what is missing.
+
+        The server enforces the time limit.
         """
         waited = 0.0
         while True:

@@ -40,8 +40,9 @@ class HandoverCheck:
             self._before = kept["units"]
 
     def left(self, units: Iterable[str], rows: Iterable[SampleRow], found: Iterable[GpuProcess]) -> str:
-        """Describe what earlier tenants left on these units; '' if nothing. ``rows`` and ``found`` must be
-        current.
+        """Describe what earlier tenants left on these units; '' if nothing.
+
+        ``rows`` and ``found`` must be current.
 
         Raises GpuReadError if a needed value is missing.
         """

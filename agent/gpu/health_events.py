@@ -69,8 +69,7 @@ class HealthEventStore:
 
     def due(self, now: float) -> list[Health]:
         """Return what a new connection must send, the oldest first: events of the last day that the server
-        may
-        lack.
+        may lack.
         """
         self._sent_after.clear()
         return [health for health in self.recent(now) if health.event_id not in self._confirmed]

@@ -17,9 +17,9 @@ _XID = re.compile(r"NVRM: Xid \(PCI:(?P<pci>[0-9a-fA-F:.]+)\): (?P<code>\d{1,5})
 
 @dataclass(frozen=True)
 class XidRecord:
-    """One kernel log record of the driver. ``number`` is its sequence number, ``pci`` the address as the
-    driver
-    writes it.
+    """One kernel log record of the driver.
+
+    ``number`` is its sequence number, ``pci`` the address as the driver writes it.
     """
 
     number: int
@@ -53,9 +53,9 @@ def read_xids(path: Path = KERNEL_LOG) -> list[XidRecord]:
 
 
 def parse_xids(records: Iterable[str], started: float) -> Iterable[XidRecord]:
-    """Parse records of /dev/kmsg ("priority,number,microseconds,flags;text"). ``started``: epoch seconds of
-    the
-    boot.
+    """Parse records of /dev/kmsg ("priority,number,microseconds,flags;text").
+
+    ``started``: epoch seconds of the boot.
     """
     for record in records:
         head, sign, text = record.partition(";")

@@ -39,8 +39,9 @@ class MigGpu(Protocol):
 
 @dataclass(frozen=True)
 class ReshapeOutcome:
-    """The result. ``state``: done, failed (the GPU is as before) or unsure (neither the new nor the old
-    geometry).
+    """The result of a geometry change.
+
+    ``state``: done, failed (the GPU is as before) or unsure (neither the new nor the old geometry).
     """
 
     state: str
@@ -50,9 +51,9 @@ class ReshapeOutcome:
 def reshape_gpu(
     board: MigGpu, wanted: Sequence[GeometryPart], before: Sequence[str] | None
 ) -> ReshapeOutcome:
-    """Give a GPU the ``wanted`` geometry; no parts means MIG mode off. ``before`` is the geometry to restore
-    on
-    failure.
+    """Give a GPU the ``wanted`` geometry; no parts means MIG mode off.
+
+    ``before`` is the geometry to restore on failure.
     """
     try:
         board.parts()

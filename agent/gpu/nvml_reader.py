@@ -196,8 +196,9 @@ class NvmlGpuReader:
         return found
 
     async def conditions(self) -> dict[str, conditions.Condition]:
-        """Return the current conditions by GPU, as ``agent.gpu.conditions`` compares them. Raises
-        GpuReadError.
+        """Return the current conditions by GPU, as ``agent.gpu.conditions`` compares them.
+
+        Raises GpuReadError.
         """
         if self._reshaping:
             raise GpuReadError("a GPU is being split otherwise")
@@ -245,8 +246,7 @@ class NvmlGpuReader:
         deadline: float,
     ) -> ReshapeOutcome | None:
         """Change a geometry in the NVML process: it has the driver open, so any other process would find the
-        GPU
-        in use.
+        GPU in use.
         """
         self._reshaping = True
         try:

@@ -13,8 +13,9 @@ from agent.protocol import GeometryPart, GpuSeen, MigProfileSeen, SampleRow
 
 @dataclass(frozen=True)
 class GpuInventory:
-    """The GPUs of a host. ``devices``: the device nodes of each unit in addition to the nodes that all GPUs
-    share.
+    """The GPUs of a host.
+
+    ``devices``: the device nodes of each unit in addition to the nodes that all GPUs share.
     """
 
     gpus: list[GpuSeen]
@@ -87,14 +88,15 @@ class GpuReader(Protocol):
         """Return the inventory. Raises GpuReadError."""
 
     def last_known(self, problem: str) -> GpuInventory | None:
-        """Return the last inventory of this agent or an earlier one, None if there is none. ``problem``: why
-        it
-        can't be read.
+        """Return the last inventory of this agent or an earlier one, None if there is none.
+
+        ``problem``: why it can't be read.
         """
 
     async def sample(self, uses: dict[str, UnitUse], now: float) -> list[SampleRow]:
-        """Return one row per unit, stamped ``now`` (seconds since the epoch). Values that can't be read are
-        None.
+        """Return one row per unit, stamped ``now`` (seconds since the epoch).
+
+        Values that can't be read are None.
 
         ``uses``: the use of each unit, by unit uuid.
         """
@@ -111,8 +113,7 @@ class GpuReader(Protocol):
 
     async def earlier(self, now: float) -> list[HardwareEvent]:
         """Return the events between the boot of the host and the start of this agent; with the same ids on
-        each
-        call.
+        each call.
         """
 
     async def conditions(self) -> dict[str, dict[str, Any]]:

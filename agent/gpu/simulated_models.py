@@ -60,8 +60,9 @@ class SimulationError(ValueError):
 
 
 def parse_models(text: str) -> list[str]:
-    """Parse e.g. "8xH100-80GB" or "4xH100-80GB,4xA100-40GB". Return one model per GPU. Raises
-    SimulationError.
+    """Parse e.g. "8xH100-80GB" or "4xH100-80GB,4xA100-40GB".
+
+    Return one model per GPU. Raises SimulationError.
     """
     models: list[str] = []
     for part in text.split(","):

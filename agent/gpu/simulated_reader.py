@@ -89,9 +89,9 @@ class _UnitHistory:
 
 
 class SimulatedGpuReader:
-    """Reads one simulated host. ``folder`` is the agent's state folder; planted events and faults are files
-    in
-    it.
+    """Reads one simulated host.
+
+    ``folder`` is the agent's state folder; planted events and faults are files in it.
     """
 
     simulated = True

@@ -193,8 +193,9 @@ class StrayTracker:
 
 
 def describe_stray(stray: StraySeen) -> str:
-    """Return a one-line description. Unprintable characters are replaced, because a process chooses its own
-    name.
+    """Return a one-line description.
+
+    Unprintable characters are replaced, because a process chooses its own name.
     """
     name = "".join(character if character.isprintable() else "?" for character in stray.name)
     memory = "" if stray.memory_mib is None else f", {stray.memory_mib} MiB"

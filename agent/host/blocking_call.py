@@ -24,8 +24,9 @@ class BlockingCall:
         self._last_result: Future[Any] | None = None
 
     def ask(self, call: Callable[[], T], seconds: float) -> T:
-        """Return or raise what ``call`` does. Raises CallTimeout after ``seconds``, or at once while an
-        earlier call hangs.
+        """Return or raise what ``call`` does.
+
+        Raises CallTimeout after ``seconds``, or at once while an earlier call hangs.
         """
         if self._last_result is None:
             try:

@@ -50,8 +50,9 @@ class SlotsLocked(Exception):
 
 
 class HeldLocks:
-    """Open lock files. ``close`` closes them in this process; the locks stay while a child process has them
-    open.
+    """Open lock files.
+
+    ``close`` closes them in this process; the locks stay while a child process has them open.
     """
 
     def __init__(self) -> None:

@@ -1,20 +1,12 @@
-"""The agent's state folder: the identity of this host, the history of its starts, and the folders of its
-runs.
+"""Keeps the agent's state folder: the identity of this host, its history of starts, and its runs.
 
 identity.json      credential of this host (0600)
-
 host.key           private half of its key pair (0600)
-
 edge               the edge that this host has joined
-
 starts             the starts of agents with this folder
-
 generations.json   the highest generation ever started, per unit
-
 runs/<run>/        one folder per run, shared with its shim
-
 spool/ health/     samples and events that the server has not confirmed
-
 tools/             files that every workload can use: checkpoint command, helper module, notebook server
 """
 
@@ -47,8 +39,9 @@ START_ID_LENGTH = 32  # characters
 
 @dataclass
 class HostIdentity:
-    """The identity of this host on the server. ``instance`` is created once, so that a copied state folder is
-    detected.
+    """The identity of this host on the server.
+
+    ``instance`` is created once, so that a copied state folder is detected.
     """
 
     instance: str

@@ -16,8 +16,9 @@ THREAD_COUNT = 12  # blocking calls at the same time
 
 
 def started_pool(count: int = THREAD_COUNT) -> ThreadPoolExecutor:
-    """Return a pool with ``count`` threads that have all been started. Raises RuntimeError if that is not
-    possible.
+    """Return a pool with ``count`` threads that have all been started.
+
+    Raises RuntimeError if that is not possible.
     """
     threads = ThreadPoolExecutor(count, thread_name_prefix="agent")
     barrier = threading.Barrier(count + 1)  # without it the pool would reuse an idle thread

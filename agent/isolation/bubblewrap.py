@@ -199,8 +199,7 @@ def _read_only_proc_mounts() -> list[str]:
 
 def _shared_memory_mounts(memory_mib: int) -> list[str]:
     """Return a size-limited /dev/shm and a read-only /dev: both are memory of the host if no cgroup limits
-    the
-    workload.
+    the workload.
     """
     half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     size = min(memory_mib << 20, half) if memory_mib else half

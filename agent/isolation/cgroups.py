@@ -56,8 +56,9 @@ class RunCgroups:
 
 
 class Cgroups:
-    """The control groups of this host's runs. ``notes``: limits it can't set. ``layout``: v1, v2, hybrid or
-    none.
+    """The control groups of this host's runs.
+
+    ``notes``: limits it can't set. ``layout``: v1, v2, hybrid or none.
     """
 
     def __init__(

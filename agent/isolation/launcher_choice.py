@@ -20,9 +20,9 @@ PROBE_TIMEOUT_SECONDS = 20
 
 @dataclass(frozen=True)
 class LauncherChoice:
-    """The launcher of this host. ``users``: workloads run as a user of their team. ``notes``: isolation that
-    is
-    missing.
+    """The launcher of this host.
+
+    ``users``: workloads run as a user of their team. ``notes``: isolation that is missing.
     """
 
     launcher: Launcher
@@ -78,8 +78,9 @@ def _bubblewrap_candidates(
 def _isolation_gaps(
     launcher: BubblewrapLauncher, network: str, user: int | None, with_user: int | None, problem: str
 ) -> list[str]:
-    """Return notes on what this sandbox does not isolate. ``problem``: why a stricter one does not work, or
-    ''.
+    """Return notes on what this sandbox does not isolate.
+
+    ``problem``: why a stricter one does not work, or ''.
     """
     notes = _no_team_users_note(user, "" if with_user is not None else problem)
     if launcher.nested:

@@ -1,6 +1,5 @@
 """Defines how workloads are isolated: a ``Launcher`` turns a ``SandboxRequest`` into the command that the
-shim
-starts.
+shim starts.
 
 bubblewrap: private mount, pid, ipc, network and host name spaces, /dev with only the held GPU nodes, no
 capabilities, no nested user namespaces. Of the file system only the system, the interpreter, the owner's home
@@ -54,8 +53,7 @@ class SandboxPaths:
 @dataclass(frozen=True)
 class LaunchCommand:
     """What the shim does to start a run, in this order: mount ``stage``, become ``user``, enter ``cwd``,
-    start
-    ``argv``.
+    start ``argv``.
     """
 
     argv: list[str]

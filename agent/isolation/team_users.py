@@ -64,8 +64,9 @@ class RunPlacement:
 
 @dataclass
 class TeamUsers:
-    """The users and homes of teams on this host. ``numbers`` None: no user per team, the agent owns
-    everything.
+    """The users and homes of teams on this host.
+
+    ``numbers`` None: no user per team, the agent owns everything.
     """
 
     homes: Path
@@ -110,7 +111,7 @@ class TeamUsers:
 
     @contextlib.contextmanager
     def _record(self) -> Iterator[dict[str, str]]:
-        """Lock and yield the record (number -> team), stored beside the homes; write it if a team was added."""
+        """Lock and yield the record (number -> team), stored beside the homes; write it if a team is new."""
         folder = self.homes / METADATA_FOLDER
         folder.mkdir(exist_ok=True, mode=0o700)
         with _locked_record(folder / f"{TEAM_RECORD_FILE}.lock"):
@@ -205,8 +206,9 @@ def chown_run_folders(run: Path, user: int | None) -> None:
 
 @contextlib.contextmanager
 def _locked_record(path: Path) -> Iterator[None]:
-    """Lock the file for this host, if the file system supports locks. Raises OwnershipChangeInProgress if it
-    is held.
+    """Lock the file for this host, if the file system supports locks.
+
+    Raises OwnershipChangeInProgress if it is held.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -1,5 +1,6 @@
-"""Sets up the network of workloads. It protects the metadata address, the host's services and other
-workloads.
+"""Sets up the network of workloads.
+
+It protects the metadata address, the host's services and other workloads.
 
 private    A loopback device of its own, made by the sandbox: nothing else is reachable.
 
@@ -118,8 +119,9 @@ class WorkloadNetwork:
             self.leave(self._marks_to_remove.get())
 
     def admit_user(self, user: int | None) -> None:
-        """Close the sockets of other users to this team's user, before its first process starts. Raises
-        NetworkSetupError.
+        """Close the sockets of other users to this team's user, before its first process starts.
+
+        Raises NetworkSetupError.
         """
         if user is None or not self.can_close_ports:
             return
@@ -163,9 +165,9 @@ class WorkloadNetwork:
                 log.error("the network rules of workloads could not be updated: %s", problem)
 
     def _restore(self) -> str:
-        """Install the rules again if they were removed, e.g. by a firewall that flushes all tables. Return ''
-        or
-        the failure.
+        """Install the rules again if they were removed, e.g. by a firewall that flushes all tables.
+
+        Return '' or the failure.
         """
         if f"table inet {self._table}" in _command_output("nft", "list", "tables").splitlines():
             return ""
@@ -189,8 +191,9 @@ class WorkloadNetwork:
         return problem
 
     def _install(self, closed: set[ListeningSocket]) -> str:
-        """Replace the table in one transaction, so that the rules are never missing. Return '' or why that
-        failed.
+        """Replace the table in one transaction, so that the rules are never missing.
+
+        Return '' or why that failed.
         """
         table = f"inet {self._table}"
         elements = [
@@ -238,8 +241,7 @@ class WorkloadNetwork:
 
 def network_key(folder: Path) -> str:
     """Return a short key that distinguishes this agent's tables and interfaces from those of other agents on
-    the
-    host.
+    the host.
     """
     return hashlib.sha256(str(folder).encode()).hexdigest()[:4]
 

@@ -1,15 +1,12 @@
-"""Measures the homes of a host and prints the result as one JSON object: python -m agent.storage.home_usage
-FOLDER
+"""Measures the homes of a host: python -m agent.storage.home_usage FOLDER
 
-It is a process of its own with the lowest priority, so that a slow or hanging file system does not delay the
-agent. Hosts that share the folder share the work: a recent result of one host is used by the others. Files in
-the folder, out of reach of workloads:
+It prints the result as one JSON object. It is a process of its own with the lowest priority, so that a slow
+or hanging file system does not delay the agent. Hosts that share the folder share the work: a recent result
+of one host is used by the others. Files in the folder, out of reach of workloads:
 
-.volumes/storage          a random id: hosts that report the same id have the same homes
-
-.volumes/lock             held by the host that measures
-
-.volumes/measured.json    the last result
+    .volumes/storage          a random id: hosts that report the same id have the same homes
+    .volumes/lock             held by the host that measures
+    .volumes/measured.json    the last result
 """
 
 from __future__ import annotations
@@ -95,8 +92,9 @@ def measure_home(home: Path, out_of_time: Callable[[], bool], now: float) -> dic
 def _count_folder(
     folder: int, device: int, depth: int, usage: _UsageCount, out_of_time: Callable[[], bool]
 ) -> None:
-    """Count everything below the open folder. Uses descriptors, so that a folder replaced by a link leads
-    nowhere.
+    """Count everything below the open folder.
+
+    Uses descriptors, so that a folder replaced by a link leads nowhere.
     """
     subfolders: list[str] = []
     try:
@@ -225,8 +223,9 @@ def _measure_round(
     now: Callable[[], float],
     clock: Callable[[], float],
 ) -> dict[str, Any]:
-    """Measure all homes once. ``resting``: measure only new homes, because the pause after the last round is
-    not over.
+    """Measure all homes once.
+
+    ``resting``: measure only new homes, because the pause after the last round is not over.
     """
     began, listed_at = clock(), now()
     names, omitted = home_names(folder)

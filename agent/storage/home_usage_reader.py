@@ -22,8 +22,9 @@ RETRY_SECONDS = 5.0  # while another host measures these homes for the first tim
 async def read_home_usage(
     folder: Path, deadline: float = MEASURE_TIMEOUT_SECONDS
 ) -> tuple[HomesSeen | None, float]:
-    """Return the usage of the homes in ``folder``, and the seconds until the next call. None: nothing new is
-    known.
+    """Return the usage of the homes in ``folder``, and the seconds until the next call.
+
+    None: nothing new is known.
     """
     process = await asyncio.create_subprocess_exec(
         sys.executable,

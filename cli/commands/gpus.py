@@ -75,8 +75,9 @@ def _format_numbers(numbers: dict[str, Any]) -> str:
 @click.option("--gpu", type=int, help="Its index; default: every GPU that nobody holds.")
 @REASON_OPTION
 def diagnose(session: CliSession, name: str, gpu: int | None, why: str) -> None:
-    """Test a GPU: memory, bandwidth, arithmetic. If it passes, it returns to service; if it fails, it is
-    taken out.
+    """Test a GPU: memory, bandwidth, arithmetic.
+
+    If it passes, it returns to service; if it fails, it is taken out.
     """
     body: dict[str, Any] = {"why": why} | ({} if gpu is None else {"gpu": gpu})
     rows = session.client.post(host_path(name, "diagnose"), body)

@@ -57,8 +57,7 @@ def _profile_info(handle: Any, number: int) -> Any:
 
 def _placements(handle: Any, profile: int) -> list[tuple[int, int]]:
     """Return the possible (start, size) of instances of a profile on an empty GPU; [] where the driver does
-    not
-    report them.
+    not report them.
     """
     found = (pynvml.c_nvmlGpuInstancePlacement_t * MAX_PLACEMENTS)()
     count = ctypes.c_uint(MAX_PLACEMENTS)
@@ -73,8 +72,9 @@ def _placements(handle: Any, profile: int) -> list[tuple[int, int]]:
 
 
 class NvmlMigGpu:
-    """One real GPU that implements ``mig.MigGpu``. Every NVML error becomes a MigError with a readable
-    message.
+    """One real GPU that implements ``mig.MigGpu``.
+
+    Every NVML error becomes a MigError with a readable message.
     """
 
     def __init__(self, handle: Any) -> None:
@@ -92,8 +92,9 @@ class NvmlMigGpu:
         return [self._names[profile] if _compute_instances(gi) else "" for profile, gi in self._instances()]
 
     def split(self, on: bool) -> None:
-        """Switch MIG mode. If the driver would need a GPU reset first, cancel the pending change and raise
-        MigError.
+        """Switch MIG mode.
+
+        If the driver would need a GPU reset first, cancel the pending change and raise MigError.
         """
         mode_wanted = pynvml.NVML_DEVICE_MIG_ENABLE if on else pynvml.NVML_DEVICE_MIG_DISABLE
         status = _mig_call("MIG mode", pynvml.nvmlDeviceSetMigMode, self._handle, mode_wanted)

@@ -118,8 +118,9 @@ class NvmlSystem:
         }
 
     def _offers(self) -> dict[str, list[dict[str, Any]]]:
-        """Return the MIG profiles by model. Of several equal boards, the one that reports the most placements
-        counts.
+        """Return the MIG profiles by model.
+
+        Of several equal boards, the one that reports the most placements counts.
         """
         offers: dict[str, list[dict[str, Any]]] = {}
         for gpu in self.gpus:
