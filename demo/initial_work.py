@@ -1,4 +1,4 @@
-"""What runs, waits and is booked when the first page of the demo opens: all through the services, as people would ask."""
+"""Submit the work and reservations that exist when the first page of the demo opens, through the services."""
 
 from __future__ import annotations
 
@@ -62,14 +62,16 @@ INITIAL_RESERVATIONS = (
 
 
 def all_hosts_reported() -> bool:
-    """Whether every host of the demo has reported its GPUs."""
+    """Return True if every host of the demo has reported its GPUs."""
     names = [host.name for host in DEMO_HOSTS]
     reported = Gpu.objects.filter(retired_at=None, host__name__in=names).values("host").distinct()
     return reported.count() == len(DEMO_HOSTS)
 
 
 def submit_initial_work(now: datetime) -> int:
-    """Submit everything once; how many were submitted. Reservations above the pool's threshold wait for an operator."""
+    """Submit everything once; return the number submitted. Reservations above the pool's threshold wait for
+    an operator.
+    """
     if Workload.objects.filter(simulated=False).exists():
         return 0
     users = {user.username: user for user in User.objects.all()}

@@ -1,7 +1,7 @@
-"""The demo organisation: three teams that share two pools, with people, prices and work that is already running.
+"""Create the demo organisation: three teams that share two pools, with users, prices and budgets.
 
-Everything here goes through the same rows and services as a real organisation; only the hosts' NVML readings are simulated,
-and the past is (``demo/simulated_past.py``).
+It uses the same rows and services as a real organisation. Only the hosts' NVML readings and the past are
+simulated (``demo/simulated_past.py``).
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ DISPLAYED_USERS = ("researcher", "lead", "operator", "finance")
 
 
 def first_of_last_month(now: datetime) -> datetime:
-    """Midnight UTC, as statements count months, on the first day of the month before ``now``'s."""
+    """Return midnight UTC on the first day of the previous month; statements use UTC months."""
     year, month = (now.year, now.month - 1) if now.month > 1 else (now.year - 1, 12)
     return datetime(year, month, 1, tzinfo=UTC)
 
@@ -110,12 +110,12 @@ def first_of_last_month(now: datetime) -> datetime:
 def create_organisation(
     now: datetime, this_machine: Sequence[str] = (), *, with_history: bool = True
 ) -> dict[str, Any]:
-    """Make the organisation once; later calls only issue join tokens for hosts that have not joined.
+    """Create the organisation once; later calls only issue join tokens for hosts that have not joined.
 
-    ``this_machine``: the models of the GPUs that this machine really has, one entry per GPU; with any, the first host of the
-    shared pool is this machine, and each team is guaranteed a part of its GPUs. ``with_history``: a simulated past will be loaded,
-    and every page says until when it reaches.
-    Returns ``{"sign_ins": [...], "agents": [...]}``; passwords are there only on the call that made them.
+    ``this_machine`` lists the models of this machine's real GPUs, one entry per GPU. If there are any, this
+    machine is the first host of the shared pool, and each team is guaranteed a part of its GPUs. With
+    ``with_history`` a simulated past will be loaded, and every page shows its end. Returns ``{"sign_ins":
+    [...], "agents": [...]}``; only the call that creates the users returns their passwords.
     """
     sign_ins: list[dict[str, str]] = []
     if not Organisation.objects.exists():
@@ -318,7 +318,9 @@ def _create_users(teams: dict[str, Team], now: datetime) -> list[dict[str, str]]
 
 
 def _agent_specs(now: datetime) -> list[dict[str, str]]:
-    """What ``./run demo`` starts: one agent per host, with a join token where it has not joined yet."""
+    """Return the agents that ``./run demo`` starts: one per host, with a join token if the host has not
+    joined.
+    """
     here = DemoHost(LOCAL_HOST_NAME, "shared", simulate="")
     hosts = {
         host.name: host

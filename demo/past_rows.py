@@ -50,10 +50,10 @@ STARTUP_TIME = timedelta(seconds=4)  # between a placement and the first line of
 
 @transaction.atomic
 def write_past(past: SimulatedPast) -> None:
-    """Write the past's rows, all or none.
+    """Write all rows of the past in one transaction.
 
-    What changes rows that the running site writes, too, comes last: agents renew their leases in the hosts' rows, and would lose
-    their work if those were locked for as long as thousands of rows are written.
+    Rows that the running site also writes come last: agents renew leases in the rows of hosts and would lose
+    their work if these were locked while thousands of rows are written.
     """
     reservations = _write_reservations(past)
     kept = {number: course for number, course in past.courses.items() if course.attempts}
@@ -70,14 +70,18 @@ def write_past(past: SimulatedPast) -> None:
 
 
 def utilisation_by_workload(past: SimulatedPast) -> dict[int, float]:
-    """Workload id to the mean utilisation (per cent) that its rollups should show, for the rows that ``write_past`` made."""
+    """Return the mean utilisation (per cent) that rollups should show, by workload id, for the rows of
+    ``write_past``.
+    """
     busy = {(piece.name, piece.at): piece.utilisation for piece in past.wanted.values()}
     rows = Workload.objects.filter(simulated=True).values_list("pk", "name", "submitted_at")
     return {pk: busy[name, at] for pk, name, at in rows if (name, at) in busy}
 
 
 def _backdate_hosts(past: SimulatedPast) -> None:
-    """The hosts were there all along, so that their time before the first sign of their agents is accounted for."""
+    """Backdate the hosts to the start of the past, so that their time before the agents' first report is
+    accounted for.
+    """
     Host.objects.update(created_at=past.start)
     Gpu.objects.update(created_at=past.start)
     Unit.objects.update(created_at=past.start)
@@ -265,7 +269,7 @@ def _write_decisions(kept: dict[int, SimulatedCourse], workloads: dict[int, Work
 
 
 def _write_start_estimates(kept: dict[int, SimulatedCourse], workloads: dict[int, Workload]) -> None:
-    """What each was told and when it started, as far as ranges are made from it."""
+    """Write announced and actual starts, up to the number that forecast ranges are derived from."""
     by_pool: dict[int, list[tuple[int, SimulatedWait]]] = defaultdict(list)
     for number, course in kept.items():
         by_pool[workloads[number].pool_id] += [

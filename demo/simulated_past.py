@@ -1,7 +1,8 @@
-"""The demo's past: the real engine run in simulated time over a seeded demand, written as rows.
+"""Simulate the demo's past: the real engine in simulated time over a seeded demand.
 
-From the first of last month to the moment the organisation was made. Every row it writes is marked as simulated; the
-charges that follow are made by the real code (``demo/simulated_usage.py`` and ``telemetry/money/charges.py``).
+The past lasts from the first of last month until the organisation was created. ``demo/past_rows.py`` writes
+it as rows that are marked as simulated. The usual code makes the charges (``demo/simulated_usage.py``,
+``telemetry/money/charges.py``).
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ class SimulatedAttempt:
 
 @dataclass
 class SimulatedWait:
-    """What a workload was told when it began to wait, and when that was over; ``attempt`` is how often it was placed before."""
+    """A wait of a workload: the announced start and the end of the wait. ``attempt`` is the number of earlier
+    placements.
+    """
 
     attempt: int
     told_at: int
@@ -76,7 +79,7 @@ class SimulatedWait:
 
 @dataclass
 class SimulatedCourse:
-    """What became of one workload: its attempts, what was decided about it, and what it was told while it waited."""
+    """The course of one workload: its attempts, evictions and waits."""
 
     attempts: list[SimulatedAttempt] = field(default_factory=list)
     evictions: list[SimulationEvent] = field(default_factory=list)
@@ -85,7 +88,7 @@ class SimulatedCourse:
 
 @dataclass(frozen=True)
 class SimulatedPast:
-    """The simulated past: the demand by its number, what became of each, reservations with their units, decayed use."""
+    """The simulated past: demand and course by number, reservations with their units, decayed use."""
 
     start: datetime
     end: datetime
@@ -98,7 +101,7 @@ class SimulatedPast:
 
 
 def simulate_past(end: datetime) -> SimulatedPast:
-    """Run the engine from the first of last month to ``end`` over the pool as it is now, empty at the start."""
+    """Run the engine from the first of last month to ``end`` over the current pool, empty at the start."""
     start = first_of_last_month(end)
     teams = {team.slug: team for team in Team.objects.all()}
     pools = {pool.slug: pool for pool in Pool.objects.all()}
@@ -190,7 +193,9 @@ def _past_reservations(
     wanted: dict[int, DemandedWork],
     arrivals: list[WorkloadArrival],
 ) -> tuple[dict[int, model.ReservationInfo], dict[int, int]]:
-    """Reservations of the past, and the work that ran inside them (appended to ``wanted`` and ``arrivals``)."""
+    """Return past reservations and the work inside them by number. The work is also added to ``wanted`` and
+    ``arrivals``.
+    """
     bookings: dict[int, model.ReservationInfo] = {}
     inside: dict[int, int] = {}
     for number, (project, owner, name, units, gpu, days, hour, hours, used) in enumerate(
@@ -244,15 +249,18 @@ def _distinct_streams(wanted: Iterable[DemandedWork]) -> list[Any]:
 
 
 class StartEstimateRecorder:
-    """What the engine's forecast told those who had to wait, with the range that the record of the pool gave then, as
-    ``scheduler.queue.start_estimates`` does it for a living site."""
+    """Records the engine's expected starts of waiting work, with the range derived from the pool's record at
+    that time.
+
+    This mirrors the scheduler's recording of start estimates on a live site.
+    """
 
     def __init__(self, pools: dict[int, int], courses: dict[int, SimulatedCourse]) -> None:
         self.pools, self.courses = pools, courses
         self.records: dict[int, start_ranges.EstimateHistory] = defaultdict(start_ranges.EstimateHistory)
 
     def wait(self, now: int, refusal: plan.Refusal) -> None:
-        """It was told, at the first plan of its wait."""
+        """Record the expected start at the first plan of a wait."""
         if refusal.expected_start is None:
             return
         course, record = self.courses[refusal.workload], self.records[self.pools[refusal.workload]]
@@ -264,7 +272,7 @@ class StartEstimateRecorder:
         course.waits.append(SimulatedWait(len(course.attempts), now, refusal.expected_start, latest))
 
     def started(self, workload: int, now: int) -> None:
-        """It got its units: if it waited, that is over."""
+        """Record that the workload was placed; end its wait."""
         self.records[self.pools[workload]].started(workload, now)
         waits = self.courses[workload].waits
         if waits and waits[-1].over_at is None:

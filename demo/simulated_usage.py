@@ -1,7 +1,7 @@
-"""Rollups and charges for a simulated past: plausible use of the allocations that the engine's simulation made.
+"""Write usage and charges for the simulated past.
 
-Every row of use is flagged as simulated. Older time gets rollups of an hour and a day, the last day raw samples as well, and all of
-it is charged by the same code as real time. It may be stopped and called again: what is there already is left alone.
+All rows are flagged as simulated. Older time gets hourly and daily rollups, the last day also raw samples.
+The usual code charges all of it. The load may be interrupted and repeated: existing rows stay.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ ON CONFLICT DO NOTHING
 
 @dataclass(frozen=True)
 class _UsageProfile:
-    """How a type of work uses what it holds. Shares of 1."""
+    """How a type of work uses its hardware. Shares are between 0 and 1."""
 
     sm: float  # SM activity per utilisation
     tensor: float  # tensor activity per SM activity
@@ -108,10 +108,11 @@ def load_simulated_usage(
     now: datetime,
     progress: ProgressCallback | None = None,
 ) -> int:
-    """Give the simulated allocations of ``[start, end)`` their use, and charge the time from ``start`` to where charges begin.
+    """Write the usage of the simulated allocations in ``[start, end)``, then charge from ``start`` to where
+    charges begin.
 
-    ``utilisation``: workload id to its mean per cent of busy time. ``progress`` hears (done, total, words) as it goes.
-    The number of charge lines written.
+    ``utilisation`` is the mean per cent of busy time by workload id. ``progress`` is called with (done,
+    total, text). Returns the number of charge lines.
     """
     gpus = defer_charges(end)
     held = _simulated_holds(utilisation, start, end)
@@ -148,14 +149,15 @@ def load_simulated_usage(
 
 
 def _ignore_progress(done: int, total: int, words: str) -> None:
-    """The progress of a load that nobody watches."""
+    """Ignore the progress of a load."""
 
 
 def defer_charges(end: datetime) -> list[int]:
-    """Let the GPUs that were never charged be charged forward from ``end``; ``load_simulated_usage`` charges what lies before it.
+    """Start the charges of uncharged GPUs at ``end``; ``load_simulated_usage`` charges the time before.
+    Returns all GPU ids.
 
-    Call it before the rows of the history are written, or a tick of charging may come first and charge the past without its use.
-    The ids of all GPUs.
+    Call it before the rows of the past are written; otherwise the periodic charging may charge the past
+    without its usage.
     """
     gpus = list(Gpu.objects.order_by("pk").values_list("pk", flat=True))
     begin = end.replace(microsecond=0)
@@ -201,7 +203,7 @@ def _write_rollups(batch: Sequence[_SimulatedHold], end: datetime) -> None:
 
 
 def _hourly_rollups(each: _SimulatedHold) -> Iterator[tuple[object, ...]]:
-    """The hourly rollups of one allocation, of its habit and a seed of its own."""
+    """Yield the hourly rollups of one allocation, from its usage profile and a seed of its own."""
     habit = USAGE_PROFILES.get(WorkloadType(each.type), USAGE_PROFILES[WorkloadType.OTHER])
     first = int(each.start.timestamp()) // HOUR_SECONDS * HOUR_SECONDS
     begin, finish = each.start.timestamp(), each.end.timestamp()
@@ -251,7 +253,7 @@ def _hourly_rollups(each: _SimulatedHold) -> Iterator[tuple[object, ...]]:
 def _hourly_busy_shares(
     each: _SimulatedHold, habit: _UsageProfile, first: int, count: int, random: np.random.Generator
 ) -> np.ndarray:
-    """How busy it is in each hour, 0 to 1: its mean, a rhythm of the day, noise."""
+    """Return the busy share of each hour, 0 to 1: mean, daily rhythm and noise."""
     hour_of_day = ((first // HOUR_SECONDS) + np.arange(count)) % 24
     day = (np.cos((hour_of_day - 14) / 24 * 2 * np.pi) + 1) / 2
     rhythm = habit.night + (1 - habit.night) * day
@@ -263,7 +265,9 @@ def _hourly_busy_shares(
 
 
 def _write_samples(held: Sequence[_SimulatedHold], start: datetime, end: datetime, now: datetime) -> None:
-    """Raw samples of the last day, every half minute; the last hours are rolled up from them by the next tick."""
+    """Write raw samples of the last day; mark the last hours, so that the periodic roll-up
+    aggregates them.
+    """
     units = dict(Unit.objects.values_list("pk", "gpu__host_id"))
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute(
@@ -326,7 +330,7 @@ def _raw_samples(each: _SimulatedHold, start: datetime, end: datetime) -> Iterat
 
 
 def _mark_settled(held: Sequence[_SimulatedHold], end: datetime, now: datetime) -> None:
-    """What is charged in one go, knowing its end, needs no second look."""
+    """Mark the allocations as settled: they are charged once, with their end known."""
     SettledAllocation.objects.bulk_create(
         [SettledAllocation(allocation_id=each.id, settled_at=now) for each in held],
         ignore_conflicts=True,

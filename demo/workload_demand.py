@@ -22,7 +22,9 @@ WEEKEND_RATE = 0.35
 
 @dataclass(frozen=True)
 class DemandStream:
-    """One kind of work of one team. Runtimes are log-normal around ``median_hours``, cut at ``longest_hours``."""
+    """One kind of work of one team. Runtimes are log-normal around ``median_hours``, capped at
+    ``longest_hours``.
+    """
 
     team: str
     projects: tuple[str, ...]
@@ -44,7 +46,7 @@ class DemandStream:
 
 @dataclass(frozen=True)
 class DemandedWork:
-    """One piece of work somebody wanted at ``at``; ``runtime_seconds`` is what it needs undisturbed."""
+    """One demanded workload, submitted at ``at``; ``runtime_seconds`` is its undisturbed runtime."""
 
     at: datetime
     stream: DemandStream
@@ -253,7 +255,9 @@ DEMAND_STREAMS = (
 
 
 def generate_demand(*, start: datetime, end: datetime, seed: int) -> list[DemandedWork]:
-    """Everything wanted in ``[start, end)``, in order of time. ``start``'s time zone sets the local day."""
+    """Return the demand in ``[start, end)`` in order of time. The time zone of ``start`` defines the local
+    day.
+    """
     wanted = [
         piece
         for number, stream in enumerate(DEMAND_STREAMS)

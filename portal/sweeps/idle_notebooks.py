@@ -122,7 +122,7 @@ def _apply_verdict(workload: Workload, verdict: IdleVerdict, now: datetime) -> N
 
 
 def notebook_activity(run: Run, now: datetime, limit: timedelta) -> NotebookActivity:
-    """Put together what the agent, the edge and the GPU say about a notebook's run."""
+    """Combine what the agent, the edge and the GPU report about a notebook's run."""
     said = run.activity or {}
     return NotebookActivity(
         busy_kernels=_number(said.get("busy")),
@@ -132,7 +132,7 @@ def notebook_activity(run: Run, now: datetime, limit: timedelta) -> NotebookActi
 
 
 def _last_activity(run: Run, said: dict[str, Any], now: datetime) -> datetime | None:
-    """When a person or a message last moved in it. None when a page is open and nobody can say."""
+    """Return the time of the last input or message. None if a page is open and its activity is unknown."""
     edge = _edge_activity(run)
     at_the_edge = _datetime_of(edge.get("last_input"))
     if at_the_edge is None and (_number(edge.get("sockets")) or _number(said.get("connections"))):
@@ -144,10 +144,12 @@ def _last_activity(run: Run, said: dict[str, Any], now: datetime) -> datetime | 
 
 
 def _gpu_idle_since(run: Run, now: datetime, limit: timedelta) -> datetime | None:
-    """Since when every unit of the run has been quiet, at most ``limit`` back; None when one was never measured.
+    """Return since when every unit of the run has been idle, at most ``limit`` ago; None if one was never
+    measured.
 
-    By utilisation; where that is unknown (a MIG slice) by SM activity; where that is unknown too, a process on it keeps it from
-    being quiet, unless the agent tells that nothing but idle kernels is there.
+    A unit is judged by utilisation, or by SM activity where utilisation is unknown (MIG slices). If both are
+    unknown, a process on the unit counts as activity, unless the agent reports that only idle kernels are
+    there.
     """
     units = set(Allocation.objects.filter(run=run).values_list("unit_id", flat=True))
     since = max(now - limit, run.placed_at)
@@ -174,7 +176,7 @@ def _gpu_idle_since(run: Run, now: datetime, limit: timedelta) -> datetime | Non
 
 
 def _edge_activity(run: Run) -> dict[str, Any]:
-    """What the edge keeps about a workspace; nothing when nobody was there or Redis is away."""
+    """Return the edge's record of a workspace; {} if there is none or Redis is unavailable."""
     try:
         text = nudge.redis_connection().get(f"{WORKSPACE_KEY_PREFIX}{run.public_id}")
         value = json.loads(text) if isinstance(text, bytes | str) else {}

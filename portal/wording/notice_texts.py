@@ -1,4 +1,4 @@
-"""What people are told: one sentence per kind of Notification."""
+"""Sentences of notifications, one per kind."""
 
 from __future__ import annotations
 
@@ -157,12 +157,12 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
 
 
 def _last_failed_task(f: ReasonNumbers) -> str:
-    """The task of an array that failed last, and how."""
+    """Return the last failed task of an array and its outcome."""
     return f"The last, {f.plain('', 'task')}: {reason_sentence(str(f.get('outcome') or ''), f.numbers, f.viewer)}"
 
 
 def notice_sentence(kind: str, numbers: Numbers, viewer: policy.Viewer | None = None) -> str:
-    """The sentence of a Notification."""
+    """Return the sentence of a Notification."""
     sentence = NOTICE_SENTENCES.get(kind)
     return (
         sentence(ReasonNumbers(numbers, viewer)).strip() if sentence else kind.replace("_", " ").capitalize()

@@ -118,26 +118,26 @@ QUEUE_ORDER_RULES: dict[str, Callable[[ReasonNumbers], str]] = {
 
 
 def queue_order_sentence(rule: str, numbers: Numbers) -> str:
-    """The decisive rule between two workloads, in a sentence or two; ``rule`` is a key of ``QUEUE_ORDER_RULES``."""
+    """Return the rule that decides the order of two workloads; ``rule`` is a key of ``QUEUE_ORDER_RULES``."""
     return QUEUE_ORDER_RULES[rule](ReasonNumbers(numbers, None))
 
 
 def start_without_other(mine: str, theirs: str, why_not: str) -> str:
-    """What would be if the other one was not there; ``why_not`` is empty where this one would start."""
+    """Return what would happen without the other workload; ``why_not`` is "" if this one would start."""
     if not why_not:
         return f"If {theirs} was not there, {mine} would start now."
     return f"Even if {theirs} was not there, {mine} would not start now. {why_not}"
 
 
 def _request_text(f: ReasonNumbers, whose: str) -> str:
-    """``2 GPUs``, ``8 GPUs on each of 2 hosts``, ``1 × 1g.10gb``."""
+    """Return ``2 GPUs``, ``8 GPUs on each of 2 hosts`` or ``1 × 1g.10gb``."""
     units, profile = int(f.get(f"{whose}_units") or 0), f.get(f"{whose}_profile")
     asked = f"{units} × {profile}" if profile else with_count(units, "GPU")
     return f"{asked} on each of {f.get(f'{whose}_hosts')} hosts" if f.is_plural(f"{whose}_hosts") else asked
 
 
 def _quota_text(f: ReasonNumbers, whose: str) -> str:
-    """In brackets, by model: what a team is guaranteed and holds."""
+    """Return a team's guarantee and holdings by model, in brackets."""
     lines = [
         f"{model_name(name)}: {gpus(guaranteed)} guaranteed, holds {gpus(held)}"
         for name, guaranteed, held in f.get(f"{whose}_quota") or ()
@@ -146,7 +146,7 @@ def _quota_text(f: ReasonNumbers, whose: str) -> str:
 
 
 def _time_text(f: ReasonNumbers, name: str) -> str:
-    """``14:20``, with its day where that is not the ``now`` of the numbers."""
+    """Return ``14:20``, with the day if it differs from the ``now`` of the numbers."""
     at, now = f.get(name), f.get("now")
     if at is None or now is None:
         return "an unknown time"

@@ -1,4 +1,4 @@
-"""``manage.py demo_history``: load the demo's simulated past behind the running site; pages show how far it is."""
+"""``manage.py demo_history``: load the demo's simulated past while the site runs; pages show the progress."""
 
 from __future__ import annotations
 
@@ -40,5 +40,5 @@ class Command(BaseCommand):
 
 
 def _save_progress(done: int, total: int, words: str) -> None:
-    """Where pages read the progress from."""
+    """Store the progress, which pages show."""
     Organisation.objects.update(history_progress={"done": done, "total": total, "words": words})
