@@ -172,7 +172,7 @@ def submit_array(
                 owner=actor,
                 now=now,
                 indices=indices,
-                message=array.strip(),
+                words=array.strip(),
                 most_at_once=most_at_once,
                 **workload_columns(request),
             )

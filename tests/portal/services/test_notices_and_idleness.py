@@ -376,7 +376,7 @@ START = datetime.fromisoformat("2026-03-02T09:00:00+00:00")
 
 
 def activity(**changes: Any) -> NotebookActivity:
-    given: dict[str, Any] = {"busy_kernels": 0, "last": START, "quiet_since": START}
+    given: dict[str, Any] = {"busy_kernels": 0, "last": START, "gpu_idle_since": START}
     return NotebookActivity(**(given | changes))
 
 
@@ -390,8 +390,8 @@ def activity(**changes: Any) -> NotebookActivity:
         (600, {}, None, None, IdleVerdict.WARN),
         (60, {"busy_kernels": 1}, 55, None, IdleVerdict.BUSY),
         (60, {"last": None}, 55, None, IdleVerdict.BUSY),
-        (60, {"quiet_since": None}, 55, None, IdleVerdict.BUSY),
-        (60, {"quiet_since": START + 58 * MINUTE}, 55, None, IdleVerdict.BUSY),
+        (60, {"gpu_idle_since": None}, 55, None, IdleVerdict.BUSY),
+        (60, {"gpu_idle_since": START + 58 * MINUTE}, 55, None, IdleVerdict.BUSY),
         (60, {"last": START + 58 * MINUTE}, 55, None, IdleVerdict.BUSY),
         (60, {}, 55, 90, IdleVerdict.BUSY),
         (140, {}, 55, 90, IdleVerdict.BUSY),
