@@ -189,7 +189,7 @@ def cancel_series(session: CliSession, id_: str, reason: str) -> None:
     help="New start; the length stays unless --for is given.",
 )
 @click.option("--for", "length_", type=DURATION_TYPE, help="New length.")
-@click.option("--why", "reason", help="For the one who approves.")
+@click.option("--why", "reason", help="For the approver.")
 def move_reservation(
     session: CliSession, id_: str, start: str, length_: int | None, reason: str | None
 ) -> None:
@@ -204,7 +204,7 @@ def move_reservation(
 @click.argument("id_", metavar="ID")
 @click.option("--by", type=DURATION_TYPE, help="Such as 2h.")
 @click.option("--end", type=TIMESTAMP_TYPE, help="Its new end, instead of --by.")
-@click.option("--why", "reason", help="For the one who approves.")
+@click.option("--why", "reason", help="For the approver.")
 def extend_reservation(
     session: CliSession, id_: str, by: int | None, end: str | None, reason: str | None
 ) -> None:
