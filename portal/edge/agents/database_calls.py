@@ -37,9 +37,9 @@ class AuthenticatedHost:
 
 
 class AgentConnectionRefused(Exception):
-    """The agent is refused:
+    """The agent is refused because of its credential, its version, or another agent of the host.
 
-    wrong or revoked credential, unknown version, or a clone. ``retry``: it may try again.
+    ``retry``: it may try again.
     """
 
     def __init__(self, reason: str, *, retry: bool = False) -> None:

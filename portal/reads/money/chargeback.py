@@ -45,8 +45,7 @@ def is_simulated(month: date) -> bool:
 
 
 def conservation_equation(month: date) -> dict[str, Any]:
-    """Return the conservation equation of all pools together and of each pool, in cents, with the difference
-    of its sides.
+    """Return the conservation equation of all pools and of each pool, in cents, with its difference.
 
     ``not_sold`` of the total is the sum of idle and uncharged capacity.
     """

@@ -29,9 +29,9 @@ class WorkloadUtilisation:
 def utilisation_of(
     workloads: Collection[int], hosts: Collection[int], now: datetime
 ) -> dict[int, WorkloadUtilisation]:
-    """Return the utilisation of each workload in the last two hours:
+    """Return the utilisation of each workload in the last two hours.
 
-    minute rollups, and last readings of ``hosts``. Two queries.
+    Two queries: minute rollups, and the last readings of ``hosts``.
     """
     if not workloads:
         return {}

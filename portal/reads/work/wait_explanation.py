@@ -47,10 +47,10 @@ class Blocker:
 
 @dataclass(frozen=True)
 class WorkloadAhead:
-    """A waiting workload that precedes another one. ``part`` is the deciding
-    ``scheduler.core.queue.turn.TurnCriterion``.
+    """A waiting workload that precedes another one.
 
-    ``earlier``: it was submitted earlier; ``shorter``: its expected runtime is shorter.
+    ``part`` is the deciding ``scheduler.core.queue.turn.TurnCriterion``. ``earlier``: it was submitted
+    earlier; ``shorter``: its expected runtime is shorter.
     """
 
     workload: Workload
@@ -92,9 +92,9 @@ class WaitExplanation:
 
 
 def explain_wait(workload: Workload, user: User, now: datetime) -> WaitExplanation:
-    """Return the explanation of a waiting workload:
+    """Return the explanation of a waiting workload.
 
-    blockers, queue order, faster requests, shares of the pool's teams.
+    It has blockers, queue order, faster requests, and shares of the pool's teams.
     """
     with metered_planning(user, now), request_snapshot_cache.share_snapshots():
         first, more = workloads_ahead(workload, user, now)
@@ -147,11 +147,10 @@ def _planned_ahead(workload: Workload, now: datetime) -> list[tuple[int, str, bo
 
 @dataclass(frozen=True)
 class QueueComparison:
-    """Why ``theirs`` precedes ``mine``. ``rule`` is a key of ``queue_order_texts.QUEUE_ORDER_RULES``, with
-    its numbers.
+    """Why ``theirs`` precedes ``mine``.
 
-    ``without``: the plan for ``mine`` if ``theirs`` did not exist: whether it starts, and the reason with its
-    numbers.
+    ``rule`` is a key of ``queue_order_texts.QUEUE_ORDER_RULES``, with its numbers. ``without``: the plan for
+    ``mine`` if ``theirs`` did not exist: whether it starts, and the reason with its numbers.
     """
 
     mine: Workload
@@ -194,8 +193,9 @@ def compare_in_queue(mine: Workload, theirs: Workload, now: datetime) -> QueueCo
 def _comparison_facts(
     workload: Workload, turn: QueueTurn | None, taken: Snapshot, now: datetime
 ) -> dict[str, Any]:
-    """Return the facts of one workload that the rules compare; times in seconds since the epoch, shares in
-    GPU-hours by weight.
+    """Return the facts of one workload that the rules compare.
+
+    Times are in seconds since the epoch, shares in GPU-hours by weight.
     """
     running = next((row for row in taken.running if row.id == workload.pk), None)
     quotas = engine.quota_use(team=workload.project.team_id, pool=workload.pool_id, now=now)
@@ -262,8 +262,7 @@ def _faster_requests_key(workload: Workload) -> str:
 
 
 def alternative_windows(workload: Workload, user: User, now: datetime) -> list[AlternativeWindow]:
-    """Return the first windows in which a reservation of a waiting workload's hardware and runtime limit
-    fits.
+    """Return the first windows that fit a reservation of a waiting workload's hardware and runtime limit.
 
     Empty for people who may not request one. The windows still fit when the person has filled in the form.
     """
@@ -286,10 +285,9 @@ def alternative_windows(workload: Workload, user: User, now: datetime) -> list[A
 
 
 def fair_share_rows(pool: Pool, mine: Collection[int] | int, now: datetime) -> list[dict[str, Any]]:
-    """Return one row per team of the pool, in GPUs and GPU-hours, the least use first. ``mine``: ids of the
-    viewer's teams.
+    """Return one row per team of the pool, in GPUs and GPU-hours, the least use first.
 
-    Users of a pool may see the sums of its teams.
+    ``mine``: ids of the viewer's teams. Users of a pool may see the sums of its teams.
     """
     rows: list[FairnessRow] = cached_answer(
         ("fairness", pool.pk), now, lambda: engine.fairness_rows(pool, now)

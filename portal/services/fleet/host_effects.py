@@ -167,9 +167,9 @@ def _effect_of_drain(
 
 
 def _effect_of_maintenance(host: Host, start: datetime, now: datetime) -> list[AffectedWorkload]:
-    """Return the effect of maintenance:
+    """Return the effect of maintenance.
 
-    workloads still running near the window get notice in time for its start.
+    Workloads still running near the window get notice in time for its start.
     """
     return _soonest_first(
         [

@@ -131,10 +131,10 @@ def gpu_occupants(gpu: Gpu, now: datetime) -> list[GpuOccupant]:
 def change_geometry(
     *, actor: User, host: Host, gpu: Any, geometry: Any, now: datetime, why: str = "", via: str = "web"
 ) -> GeometryChange:
-    """Change the MIG geometry of a GPU: it accepts no new workloads, drains, then its host applies the
-    change.
+    """Change the MIG geometry of a GPU.
 
-    Raises Invalid, NotAllowed, Conflict.
+    The GPU accepts no new workloads and drains; then its host applies the change. Raises Invalid, NotAllowed,
+    Conflict.
     """
     policy.require(actor, "host.change")
     row, profiles, why = gpu_by_index(host, gpu), parse_geometry(geometry), checked_reason(why)

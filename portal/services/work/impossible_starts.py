@@ -42,8 +42,10 @@ def submission_warning(workload: Workload, viewer: User, now: datetime) -> str:
     never = _cached_never_starts(
         now, **{name: getattr(workload, name) for name in (*names, *HardwareRequest.__dataclass_fields__)}
     )
-    said = [] if never is None else [reason_texts.never_starts_sentence(never.code, never.numbers, viewer)]
-    return " ".join([*said, *network_warnings(workload.pool, workload)])
+    warnings = (
+        [] if never is None else [reason_texts.never_starts_sentence(never.code, never.numbers, viewer)]
+    )
+    return " ".join([*warnings, *network_warnings(workload.pool, workload)])
 
 
 def _cached_never_starts(now: datetime, **columns: Any) -> engine.ImpossibleStart | None:

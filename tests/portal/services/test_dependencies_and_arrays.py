@@ -361,7 +361,7 @@ def test_jobs_and_arrays_are_waited_for_together_and_one_array_for_another(world
 def test_an_array_that_has_ended_otherwise_can_not_be_waited_for(world: World) -> None:
     sweep = array(world, "0-1")
     end(sweep.tasks.get(array_index=0), "failed")
-    with pytest.raises(Invalid, match="after names sweep, in which not all ended as they had to"):
+    with pytest.raises(Invalid, match="after names sweep, in which some tasks did not end as required"):
         job(world, "collect", after=[("ok", sweep)])
     Workload.objects.filter(array=sweep, state="queued").update(state="ended", outcome="finished")
     done = job(world, "clean", after=[("not_ok", sweep)])
