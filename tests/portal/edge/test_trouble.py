@@ -126,7 +126,7 @@ async def test_while_the_database_is_away_people_and_agents_are_told_to_come_bac
         await agent.say(observed())
         refused = await agent.hear_refusal()
         assert refused.retry
-        assert "away" in refused.reason
+        assert "unavailable" in refused.reason
         with pytest.raises(aiohttp.WSServerHandshakeError) as turned_away:
             await agent.connect()
         assert turned_away.value.status == 503
