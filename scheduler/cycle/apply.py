@@ -112,7 +112,7 @@ def apply_plan(
 def may_change_rows(plan: Plan, told: Mapping[int, Refusal]) -> bool:
     """Would applying it write anything, as far as can be said without the rows?"""
     acts = plan.placements or plan.evictions or plan.bindings
-    return bool(acts) or any(_may_differ(told.get(refusal.workload), refusal) for refusal in plan.refusals)
+    return bool(acts) or any(may_differ(told.get(refusal.workload), refusal) for refusal in plan.refusals)
 
 
 class _PlanApplication:
@@ -145,17 +145,17 @@ class _PlanApplication:
         }
         return {u.pk: u for u in Unit.objects.select_related("gpu").filter(pk__in=wanted)} if wanted else {}
 
-    def _news(self, told: Mapping[int, Refusal]) -> dict[int, _ChangedRefusal]:
+    def _news(self, told: Mapping[int, Refusal]) -> dict[int, ChangedRefusal]:
         """The refusals that say something else than the rows do."""
-        open_ = {r.workload: r for r in self.plan.refusals if _may_differ(told.get(r.workload), r)}
+        open_ = {r.workload: r for r in self.plan.refusals if may_differ(told.get(r.workload), r)}
         if not open_:
             return {}
         rows = Workload.objects.filter(pk__in=ids_array(open_), state=WorkloadState.QUEUED)
         news = {}
         for pk, public_id, *said in rows.values_list("pk", "public_id", *REASON_FIELDS):
             row = dict(zip(REASON_FIELDS, said, strict=True))
-            if _row_differs(row, open_[pk]):
-                news[pk] = _ChangedRefusal(
+            if row_differs(row, open_[pk]):
+                news[pk] = ChangedRefusal(
                     open_[pk], public_id, row["reason_code"], row["expected_start"] is None
                 )
             else:
@@ -413,7 +413,7 @@ class _PlanApplication:
             not_before=None,
         )
         assert changed == len(placements), "each was queued under this transaction's lock"
-        _write_placement_reasons(placements)
+        write_placement_reasons(placements)
         start_estimates.close_placed_estimates([p.workload for p in placements], self.now)
         for placement in placements:
             workload = self.workloads[placement.workload]
@@ -448,7 +448,7 @@ class _PlanApplication:
         if first_starts:
             start_estimates.record_first_estimates(first_starts, self.now)
         if changed:
-            _write_reasons(changed)
+            write_reasons(changed)
             self._invalidate_page(nudge.QUEUE)
         self.done.reasons_written = len(changed)
 
@@ -462,7 +462,7 @@ class _PlanApplication:
         for row in open_.filter(Q(pk__in=said) | ~Q(reason_code="")).order_by("pk"):
             now_said = said.get(row.pk)
             code = str(now_said.code) if now_said else ""
-            numbers = _json_numbers(now_said.numbers) if now_said else {}
+            numbers = json_numbers(now_said.numbers) if now_said else {}
             if (row.reason_code, row.reason_numbers) == (code, numbers):
                 continue
             since = row.reason_at if row.reason_code == code else self.now if code else None
@@ -525,7 +525,7 @@ ALREADY_STOPPING = "it does not run any more, or goes already"
 
 
 @dataclass(frozen=True, slots=True)
-class _ChangedRefusal:
+class ChangedRefusal:
     """A refusal that says something else than the row of its workload does."""
 
     refusal: Refusal
@@ -537,7 +537,7 @@ class _ChangedRefusal:
 REASON_FIELDS = ["reason_code", "reason_numbers", "position", "expected_start", "blockers"]
 
 
-def _may_differ(told: Refusal | None, refusal: Refusal) -> bool:
+def may_differ(told: Refusal | None, refusal: Refusal) -> bool:
     """Might the row say something else? ``told`` is what it is known to say."""
     if told is None or _reported_fields(told) != _reported_fields(refusal):
         return True
@@ -550,10 +550,10 @@ def _reported_fields(refusal: Refusal) -> tuple[object, ...]:
     return refusal.code, refusal.numbers, refusal.position, refusal.blockers
 
 
-def _row_differs(row: Mapping[str, Any], refusal: Refusal) -> bool:
+def row_differs(row: Mapping[str, Any], refusal: Refusal) -> bool:
     return (
         row["reason_code"] != refusal.code
-        or row["reason_numbers"] != _json_numbers(refusal.numbers)
+        or row["reason_numbers"] != json_numbers(refusal.numbers)
         or row["position"] != refusal.position
         or row["blockers"] != list(refusal.blockers)
         or _start_moved(row["expected_start"], refusal.expected_start)
@@ -577,13 +577,13 @@ WHERE workload.id = said.id
 """
 
 
-def _write_reasons(refusals: Sequence[Refusal]) -> None:
+def write_reasons(refusals: Sequence[Refusal]) -> None:
     """In one statement: a busy pool's queue changes by hundreds of rows, and one CASE per row and column takes a second."""
     rows = [
         {
             "id": refusal.workload,
             "reason_code": str(refusal.code),
-            "reason_numbers": _json_numbers(refusal.numbers),
+            "reason_numbers": json_numbers(refusal.numbers),
             "position": refusal.position,
             "expected_start": refusal.expected_start,
             "blockers": list(refusal.blockers),
@@ -602,12 +602,12 @@ WHERE workload.id = said.id
 """
 
 
-def _write_placement_reasons(placements: Sequence[Placement]) -> None:
+def write_placement_reasons(placements: Sequence[Placement]) -> None:
     rows = [
         {
             "id": placement.workload,
             "reason_code": str(placement.code),
-            "reason_numbers": _json_numbers(placement.numbers),
+            "reason_numbers": json_numbers(placement.numbers),
             "borrowed_slots": placement.borrowed_slots,
         }
         for placement in placements
@@ -616,7 +616,7 @@ def _write_placement_reasons(placements: Sequence[Placement]) -> None:
         cursor.execute(WRITE_PLACEMENT_REASONS_SQL, [json.dumps(rows, default=str)])
 
 
-def _json_numbers(numbers: ReasonNumbers) -> dict[str, Any]:
+def json_numbers(numbers: ReasonNumbers) -> dict[str, Any]:
     """As they come back from JSON: tuples are lists there."""
     return {name: list(value) if isinstance(value, tuple) else value for name, value in numbers}
 

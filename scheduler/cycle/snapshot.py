@@ -105,10 +105,10 @@ class BudgetEffect:
 
 def closed_budget_gates(now: datetime) -> ClosedGates:
     """The budget gates that are closed, by ("team" or "project", id) and action."""
-    return _by_owner(BudgetGate.objects.filter(until__gt=now).order_by("pk"))
+    return gates_by_owner(BudgetGate.objects.filter(until__gt=now).order_by("pk"))
 
 
-def _by_owner(gates: Iterable[BudgetGate]) -> ClosedGates:
+def gates_by_owner(gates: Iterable[BudgetGate]) -> ClosedGates:
     found: ClosedGates = defaultdict(dict)
     for gate in gates:
         whose = ("team", gate.team_id) if gate.team_id is not None else ("project", gate.project_id or 0)
@@ -126,12 +126,12 @@ def budget_effect(gates: ClosedGates, team: int, project: int) -> BudgetEffect:
     refused = {**both[0], **both[1]}.get(BudgetGate.Action.REFUSE_NEW)
     if refused is None:
         return BudgetEffect(borrows_again_from=again)
-    return BudgetEffect(str(ReasonCode.BUDGET_CLOSED), _numbers(refused.numbers), again)
+    return BudgetEffect(str(ReasonCode.BUDGET_CLOSED), reason_numbers(refused.numbers), again)
 
 
 def ask_from_row(row: HardwareColumns) -> snapshot.Ask:
     """The ask in a workload's or a reservation's columns."""
-    return _ask(*(getattr(row, name) for name in ASK_COLUMNS))
+    return _ask_from_columns(*(getattr(row, name) for name in ASK_COLUMNS))
 
 
 def queued_from_row(row: Workload, now: datetime) -> snapshot.QueuedWorkload:
@@ -252,7 +252,7 @@ class SnapshotReader:
 
     def hosts(self, ids: Collection[int] | None = None) -> dict[int, snapshot.HostInfo]:
         rows = self._within(_with_ids(Host.objects.order_by("pk"), ids), "pool")
-        return {row[0]: _host(*row) for row in rows.values_list(*HOST_COLUMNS)}
+        return {row[0]: _host_info(*row) for row in rows.values_list(*HOST_COLUMNS)}
 
     def units(
         self, ids: Collection[int] | None = None, gpus: Collection[int] = ()
@@ -273,7 +273,7 @@ class SnapshotReader:
         rows = self._within(Quota.objects.order_by("pk"), "pool").values_list(*QUOTA_COLUMNS)
         if unused:
             return tuple(snapshot.QuotaInfo(*row[:5]) for row in rows)
-        return tuple(_quota(*row) for row in rows)
+        return tuple(_quota_info(*row) for row in rows)
 
     def gates(self) -> list[BudgetGate]:
         return list(BudgetGate.objects.filter(until__gt=self.now).order_by("pk"))
@@ -381,7 +381,7 @@ class TimeEffects:
             project=row["project_id"],
             user=row["owner_id"],
             pool=row["pool_id"],
-            ask=_interned_ask(*(_hashable(row[name]) for name in ASK_COLUMNS)),
+            ask=interned_ask(*(hashable(row[name]) for name in ASK_COLUMNS)),
             submitted=epoch_seconds(row["submitted_at"]),
             max_runtime_seconds=row["max_runtime_seconds"],
             predicted_seconds=row["predicted_seconds"],
@@ -389,13 +389,13 @@ class TimeEffects:
             preemptible=row["preemptible"],
             may_borrow=row["preemptible"] and budget.may_borrow,
             reservation=row["reservation_id"],
-            not_before=_seconds_or_none(row["not_before"]) or 0,
+            not_before=epoch_seconds_or_none(row["not_before"]) or 0,
             evicted_by=row["evicted_by_id"],
             gate=code,
             gate_numbers=numbers,
             earmarked_units=tuple(sorted(row["earmarked_units"])),
             avoids=tuple(sorted(row["avoids"])),
-            avoids_until=_seconds_or_none(row["avoids_until"]) or 0,
+            avoids_until=epoch_seconds_or_none(row["avoids_until"]) or 0,
             homes=row["homes_id"],
         )
 
@@ -417,11 +417,11 @@ class TimeEffects:
             priority=snapshot.Priority(row["priority"]),
             preemptible=row["preemptible"],
             borrowed_slots=row["borrowed_slots"],
-            checkpoint_at=_seconds_or_none(row["checkpoint_at"]),
+            checkpoint_at=epoch_seconds_or_none(row["checkpoint_at"]),
             reservation=row["reservation_id"],
             # One whose end is known but whose host has not confirmed it yet is on its way out, too.
             stopping=row["state"] in TERMINATING_STATES or row["state"] not in LIVE_STATES,
-            stop_by=_seconds_or_none(row["gone_by"]),
+            stop_by=epoch_seconds_or_none(row["gone_by"]),
             evicted_for_workload=row["evicted_for_workload_id"],
             evicted_for_reservation=row["evicted_for_reservation_id"],
             evicted_by=row["evicted_by_id"],
@@ -429,14 +429,14 @@ class TimeEffects:
             evictions=max(0, row["attempt"] - 1 - row["failures"] - row["lost_attempts"]),
             cpu_milli=row["cpu_milli"],
             memory_mib=row["memory_mib"],
-            ask=_interned_ask(*(_hashable(row[name]) for name in ASK_COLUMNS)),
+            ask=interned_ask(*(hashable(row[name]) for name in ASK_COLUMNS)),
         )
 
 
 def time_effects(rows: SnapshotRows, now: datetime) -> TimeEffects:
     """What holds at ``now`` of what was read before or at it."""
     return TimeEffects(
-        _by_owner(gate for gate in rows.gates if gate.until > now),
+        gates_by_owner(gate for gate in rows.gates if gate.until > now),
         {promise.id: promise for promise in open_reservations(rows.promised, rows.bound, now)},
     )
 
@@ -600,7 +600,7 @@ def pool_from_row(pool: Pool) -> snapshot.PoolInfo:
     return snapshot.PoolInfo(pool.pk, pool.name, snapshot.PoolKind(pool.kind), pool.team_id, policy)
 
 
-def _quota(
+def _quota_info(
     team: int,
     pool: int,
     name: str,
@@ -629,7 +629,7 @@ def _quota(
     )
 
 
-def _host(
+def _host_info(
     pk: int,
     name: str,
     pool: int,
@@ -640,7 +640,7 @@ def _host(
     *states: Any,
 ) -> snapshot.HostInfo:
     closed = schedulable_hosts.unschedulable_code(*states)
-    return snapshot.HostInfo(pk, name, pool, _pairs(labels), cpu, memory, not closed, closed, storage)
+    return snapshot.HostInfo(pk, name, pool, label_pairs(labels), cpu, memory, not closed, closed, storage)
 
 
 def _reservation(row: Reservation, units: list[int]) -> snapshot.ReservationInfo:
@@ -658,7 +658,7 @@ def _reservation(row: Reservation, units: list[int]) -> snapshot.ReservationInfo
     )
 
 
-def _ask(
+def _ask_from_columns(
     units: int,
     hosts: int,
     models: Sequence[str],
@@ -680,34 +680,34 @@ def _ask(
         min_memory_mib=min_memory_mib,
         min_compute_capability=min_compute_capability,
         nvlink=nvlink,
-        labels=_pairs(labels),
+        labels=label_pairs(labels),
         cpu_milli=cpu_milli,
         memory_mib=memory_mib,
-        labels_preferred=_pairs(labels_preferred),
+        labels_preferred=label_pairs(labels_preferred),
         spread=spread,
     )
 
 
 @functools.lru_cache(maxsize=10_000)
-def _interned_ask(*columns: Any) -> snapshot.Ask:
+def interned_ask(*columns: Any) -> snapshot.Ask:
     """Equal columns give the same object: the planner knows asks it has met by their identity."""
-    return _ask(*columns)
+    return _ask_from_columns(*columns)
 
 
-def _hashable(value: Any) -> Any:
+def hashable(value: Any) -> Any:
     if isinstance(value, dict):
         return tuple(sorted(value.items()))
     return tuple(value) if isinstance(value, list) else value
 
 
-def _pairs(labels: Any) -> frozenset[tuple[str, str]]:
+def label_pairs(labels: Any) -> frozenset[tuple[str, str]]:
     items = labels.items() if isinstance(labels, dict) else labels
     return frozenset((str(name), str(value)) for name, value in items)
 
 
-def _numbers(values: dict[str, Any]) -> reasons.ReasonNumbers:
+def reason_numbers(values: dict[str, Any]) -> reasons.ReasonNumbers:
     return tuple(sorted(values.items()))
 
 
-def _seconds_or_none(moment: datetime | None) -> int | None:
+def epoch_seconds_or_none(moment: datetime | None) -> int | None:
     return None if moment is None else epoch_seconds(moment)

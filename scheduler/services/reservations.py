@@ -56,7 +56,7 @@ def check_window(
         request_snapshot_cache.take_cached_snapshot([pool.pk], now),
         None if owner is None else owner.pk,
     )
-    return _window_answer(taken, project, pool, start, end, now, may_exceed_guarantee, exclude, who, ask)
+    return check_window_in_snapshot(taken, project, pool, start, end, now, may_exceed_guarantee, exclude, who, ask)
 
 
 def first_windows(
@@ -85,7 +85,7 @@ def first_windows(
     return [(datetime.fromtimestamp(w.start, UTC), datetime.fromtimestamp(w.end, UTC)) for w in found]
 
 
-def _window_answer(
+def check_window_in_snapshot(
     taken: model.Snapshot,
     project: Project,
     pool: Pool,
@@ -173,7 +173,7 @@ def confirm_reservation(
     """
     locks.pools([pool.pk])
     taken = snapshot.take_snapshot([pool.pk], now)
-    answer = _window_answer(taken, project, pool, start, end, now, may_exceed_guarantee, None, owner.pk, ask)
+    answer = check_window_in_snapshot(taken, project, pool, start, end, now, may_exceed_guarantee, None, owner.pk, ask)
     if not answer.fits:
         return None, answer
     reservation = Reservation.objects.create(
@@ -185,7 +185,7 @@ def confirm_reservation(
         end=end,
         may_exceed_guarantee=may_exceed_guarantee,
         created_at=now,
-        **_ask_columns(**ask),
+        **ask_columns(**ask),
     )
     _notify(reservation)
     return reservation, answer
@@ -245,7 +245,7 @@ def confirm_series(
             end=end,
             may_exceed_guarantee=may_exceed_guarantee,
             created_at=now,
-            **_ask_columns(**ask),
+            **ask_columns(**ask),
         )
         for start, end in windows
     )
@@ -318,7 +318,7 @@ def change_reservation(
     fresh = locks.reservations([reservation.pk])[reservation.pk]
     answer = check_change(fresh, start=start, end=end, now=now)
     if answer.fits:
-        _set_window(fresh, *_new_window(fresh, start, end))
+        _set_window(fresh, *changed_window(fresh, start, end))
         reservation.start, reservation.end = fresh.start, fresh.end
     return answer
 
@@ -329,7 +329,7 @@ def check_change(
     """Would ``change_reservation`` do it at present? What lies within its window as it is always fits."""
     if reservation.state not in OPEN_RESERVATION_STATES:
         return WindowCheckResult(False, ReasonCode.RESERVATION_OVER, (("state", reservation.state),))
-    first, last = _new_window(reservation, start, end)
+    first, last = changed_window(reservation, start, end)
     if reservation.start <= first and last <= reservation.end:
         return WindowCheckResult(True)
     pool = reservation.pool
@@ -346,7 +346,7 @@ def check_change(
             borrows_again_from=budget.borrows_again_from,
         )
     ask = {field: getattr(reservation, field) for field in snapshot.ASK_COLUMNS}
-    return _window_answer(
+    return check_window_in_snapshot(
         snapshot.take_snapshot([pool.pk], now),
         reservation.project,
         pool,
@@ -360,7 +360,7 @@ def check_change(
     )
 
 
-def _new_window(
+def changed_window(
     reservation: Reservation, start: datetime | None, end: datetime | None
 ) -> tuple[datetime, datetime]:
     """What was given instead of what is; a start that has passed can't be moved."""
@@ -397,7 +397,7 @@ def close_reservation(reservation: Reservation, state: ReservationState, now: da
         reservation, "state", old=ReservationState(reservation.state), new=state, ended_at=now
     ):
         return False
-    _unbind(reservation, now)
+    release_units(reservation, now)
     inside = Workload.objects.filter(reservation=reservation).exclude(state=WorkloadState.ENDED)
     for workload in locks.workloads(inside.values_list("pk", flat=True)).values():
         if workload.state == WorkloadState.QUEUED:
@@ -420,12 +420,12 @@ def rebind_reservation(reservation: Reservation, *, now: datetime) -> bool:
     fresh = locks.reservations([reservation.pk])[reservation.pk]
     if fresh.state != ReservationState.ACTIVE or fresh.allocations.filter(period__upper_inf=True).exists():
         return False
-    _unbind(fresh, now)
+    release_units(fresh, now)
     _notify(fresh)
     return True
 
 
-def _unbind(reservation: Reservation, now: datetime) -> None:
+def release_units(reservation: Reservation, now: datetime) -> None:
     for bound in BoundUnit.objects.filter(reservation=reservation, period__endswith__gt=now):
         _end_binding(bound, now)
 
@@ -476,7 +476,7 @@ def evicted_by_reservation(
     )
 
 
-def _ask_columns(
+def ask_columns(
     *,
     units: int,
     hosts: int = 1,
@@ -508,7 +508,7 @@ def _ask_columns(
 
 
 def _ask(**ask: Any) -> model.Ask:
-    return snapshot.ask_from_row(Reservation(**_ask_columns(**ask)))  # type: ignore[arg-type]
+    return snapshot.ask_from_row(Reservation(**ask_columns(**ask)))  # type: ignore[arg-type]
 
 
 def _set_window(reservation: Reservation, start: datetime, end: datetime) -> None:

@@ -116,7 +116,7 @@ def sweep_reservations(now: datetime) -> None:
     """Reservations whose end or no-show limit has come are closed; work inside is given notice so that it is gone by the end."""
     _close_reservations_due(now)
     _warn_before_reservations_end(now)
-    _rebind_unusable(now)
+    rebind_unusable_units(now)
     _nudge_at_starts(now)
 
 
@@ -134,7 +134,7 @@ def unusable_bound_units(now: datetime) -> QuerySet[BoundUnit]:
     return bound.exclude(usable)
 
 
-def _rebind_unusable(now: datetime) -> None:
+def rebind_unusable_units(now: datetime) -> None:
     """A reservation bound to units that nobody can use gets others, once nothing runs inside it; until then its owner knows by a
     notice."""
     ids = unusable_bound_units(now).values_list("reservation_id", flat=True).distinct()
@@ -157,15 +157,15 @@ def _close_reservations_due(now: datetime) -> None:
             fresh = locks.reservations([pk])[pk]
             if fresh.end <= now and fresh.state in OPEN_RESERVATION_STATES:
                 close_reservation(fresh, ReservationState.OVER, now)
-    for pk, pool in list(_no_shows(now).values_list("pk", "pool_id")):
+    for pk, pool in list(reservation_no_shows(now).values_list("pk", "pool_id")):
         with transaction.atomic():
             locks.pools([pool])
             fresh = locks.reservations([pk])[pk]
-            if _no_shows(now).filter(pk=pk).exists():
+            if reservation_no_shows(now).filter(pk=pk).exists():
                 close_reservation(fresh, ReservationState.RELEASED, now)
 
 
-def _no_shows(now: datetime) -> QuerySet[Reservation]:
+def reservation_no_shows(now: datetime) -> QuerySet[Reservation]:
     """Those that have had their units for as long as their pool waits, and that nothing has used: without units nobody could."""
     limit = ExpressionWrapper(F("pool__no_show_seconds") * Value(SECOND), output_field=DurationField())
     here = Q(bound_units__period__contains=now)
