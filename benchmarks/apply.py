@@ -20,6 +20,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from scheduler.cycle import core_values
+
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
 
 SERVICES = ("postgres", "valkey")
@@ -102,7 +104,7 @@ def _cycle(now: datetime, placements: int) -> dict[str, Any]:
         taken = snapshot.take_snapshot(None, now)
     snapshot_seconds, cpu = time.perf_counter() - began, _cpu_seconds() - worked
     began = time.perf_counter()
-    planned = plan(taken, snapshot.epoch_seconds(now))
+    planned = plan(taken, core_values.epoch_seconds(now))
     plan_seconds = time.perf_counter() - began
     recorder, ordered = CycleRecorder(), sort_rows(taken)
     # The first of a process keeps all hardware; what is measured is one of the many that follow.
@@ -110,11 +112,11 @@ def _cycle(now: datetime, placements: int) -> dict[str, Any]:
         recorder,
         dataclasses.replace(ordered, queued=ordered.queued[1:]),
         planned,
-        snapshot.epoch_seconds(now),
+        core_values.epoch_seconds(now),
         now,
     )
     began = time.perf_counter()
-    prepared = recorder.prepare(ordered, planned, snapshot.epoch_seconds(now), now)
+    prepared = recorder.prepare(ordered, planned, core_values.epoch_seconds(now), now)
     preparing_seconds = time.perf_counter() - began
     began, worked = time.perf_counter(), _cpu_seconds()
     with connection.execute_wrapper(asked):

@@ -15,7 +15,15 @@ from scheduler.cycle.snapshot_cache import SnapshotCache
 from scheduler.queue import start_estimates
 from scheduler.services import quota_hours
 from scheduler.state import nudge
-from scheduler.sweeps import dependency_release, retention, stuck_processes, time_limits
+from scheduler.sweeps import (
+    dependency_release,
+    maintenance,
+    reservation_windows,
+    retention,
+    silent_hosts,
+    stuck_processes,
+    time_limits,
+)
 from scheduler.sync import geometry_changes, gpu_diagnostics
 
 # This process's. Both are empty when it is forked, since only the engine's child processes run cycles.
@@ -56,9 +64,9 @@ def watch_hosts() -> None:
 
 
 def _watch_hosts(moment: ClockSample) -> None:
-    time_limits.sweep_silent_hosts(moment.wall)
+    silent_hosts.sweep_silent_hosts(moment.wall)
     stuck_processes.sweep_stuck_processes(moment.wall)
-    time_limits.sweep_maintenance(moment.wall)
+    maintenance.sweep_maintenance(moment.wall)
 
 
 @shared_task(name="scheduler.tasks.keep_diagnostics")
@@ -82,7 +90,7 @@ def count_quota_hours() -> None:
 @shared_task(name="scheduler.tasks.reservation_clock")
 def reservation_clock() -> None:
     """Reservations that begin, end or are not used."""
-    clock_correction.with_steady_clock(lambda moment: time_limits.sweep_reservations(moment.wall))
+    clock_correction.with_steady_clock(lambda moment: reservation_windows.sweep_reservations(moment.wall))
 
 
 @shared_task(name="scheduler.tasks.forget_old")

@@ -20,6 +20,7 @@ from django.db import transaction
 from django.db.models import F
 
 from scheduler.coordination import locks
+from scheduler.coordination.bound_units import release_expired_bindings
 from scheduler.coordination.clock_check import (
     CLOCK_STEP_THRESHOLD,
     ClockSample,
@@ -30,7 +31,6 @@ from scheduler.coordination.clock_check import (
     read_clocks,
 )
 from scheduler.models import ClockReading, Command, Diagnostic, GeometryChange, Host, Leader, Run, Workload
-from scheduler.services.reservations import release_expired_bindings
 from scheduler.state.states import RunState, WorkloadState
 
 T = TypeVar("T")

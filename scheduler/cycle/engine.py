@@ -15,7 +15,7 @@ from django.db import DatabaseError
 from scheduler.coordination import leadership
 from scheduler.core.model.plan import Plan
 from scheduler.core.model.snapshot import Snapshot
-from scheduler.cycle import snapshot
+from scheduler.cycle import core_values
 from scheduler.cycle.apply import ApplyResult, StaleEpoch, apply_plan, may_change_rows
 from scheduler.cycle.gc_pause import gc_paused
 from scheduler.cycle.recording import CycleRecorder, PreparedRecording
@@ -82,11 +82,11 @@ def _plan_and_apply(
     warm.refresh(epoch, now)
     if not warm.plan_is_due(now):
         return ApplyResult()
-    planned = warm.standing.plan(snapshot.epoch_seconds(now))
+    planned = warm.standing.plan(core_values.epoch_seconds(now))
     taken, at = warm.standing.snapshot(), clock() if clock else now
     recording = _CycleRecording(recorder, at)
     if may_change_rows(planned, warm.told):
-        recording.prepare(taken, planned, snapshot.epoch_seconds(now))
+        recording.prepare(taken, planned, core_values.epoch_seconds(now))
     try:
         applied = apply_plan(planned, taken, at, warm.told, recording.write)
     except StaleEpoch as error:

@@ -13,6 +13,7 @@ from scheduler.core.model.plan import Eviction, Placement, Plan
 from scheduler.core.model.quota_ledger import UNLIMITED_SLOTS
 from scheduler.core.model.snapshot import QuotaInfo, RunningWorkload, Snapshot
 from scheduler.core.model.snapshot import ReservationInfo as Promise
+from scheduler.cycle import core_values, gate_effects, snapshot_rows
 from scheduler.cycle import snapshot as reading
 from scheduler.models import Pool, Reservation, Unit, Workload
 from scheduler.runs.commands import LIVE_STATES
@@ -42,13 +43,15 @@ class PlanChecks:
         self.snapshot_quotas = _quotas_by_key(snapshot.quotas)
         self.snapshot_maintenance = frozenset(snapshot.maintenance)
         then = {pool.id: pool for pool in snapshot.pools}
-        self.changed_pools = {pk for pk, pool in pools.items() if reading.pool_from_row(pool) != then.get(pk)}
+        self.changed_pools = {
+            pk for pk, pool in pools.items() if snapshot_rows.pool_from_row(pool) != then.get(pk)
+        }
         self.models_of = _victim_models(plan, snapshot)
         self._read(sorted(pools))
 
     def _read(self, pools: list[int]) -> None:
-        reader = reading.SnapshotReader(pools, self.now)
-        self.gates = reading.closed_budget_gates(self.now)
+        reader = snapshot_rows.SnapshotReader(pools, self.now)
+        self.gates = gate_effects.closed_budget_gates(self.now)
         self.quotas = _quotas_by_key(reader.quotas())
         promises = reading.open_reservations(reader.promised(), reader.bound(), self.now)
         self.promises = {promise.id: promise for promise in promises}
@@ -94,7 +97,7 @@ class PlanChecks:
         if workload.pool_id in self.changed_pools:
             return f"the rules of pool {workload.pool_id} have changed"
         kept = (then.pool, then.project, then.reservation, then.preemptible, then.ask)
-        asks = reading.ask_from_row(workload)
+        asks = core_values.ask_from_row(workload)
         if kept != (
             workload.pool_id,
             workload.project_id,
@@ -107,7 +110,7 @@ class PlanChecks:
             return "it may run longer than was planned"
         if workload.not_before is not None and workload.not_before > self.now:
             return "it backs off after a failed attempt"
-        budget = reading.budget_effect(self.gates, then.team, then.project)
+        budget = gate_effects.budget_effect(self.gates, then.team, then.project)
         if budget.gate:
             return "a budget that is used up refuses new work"
         if borrowed_slots and not budget.may_borrow:
@@ -145,7 +148,7 @@ class PlanChecks:
 
     def _promised_units_problem(self, workload: Workload, placement: Placement) -> str:
         """Why these units are not free for as long as was planned."""
-        until = placement.until or reading.epoch_seconds(self.now) + workload.max_runtime_seconds
+        until = placement.until or core_values.epoch_seconds(self.now) + workload.max_runtime_seconds
         hosts = {self.units[unit].gpu.host for unit in placement.units}
         for host in sorted(hosts, key=lambda host: host.pk):
             if host.pool_id != workload.pool_id:
@@ -213,7 +216,11 @@ class PlanChecks:
         if reservation.start > self.now:
             return "the reservation was moved to a later time"
         then = self.snapshot_reservations.get(reservation.pk)
-        if then is None or then.ask != reading.ask_from_row(reservation) or then.pool != reservation.pool_id:
+        if (
+            then is None
+            or then.ask != core_values.ask_from_row(reservation)
+            or then.pool != reservation.pool_id
+        ):
             return "what the reservation asks has changed"
         return ""
 

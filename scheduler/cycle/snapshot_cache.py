@@ -19,6 +19,7 @@ from scheduler.core.incremental_planner import IncrementalPlanner
 from scheduler.core.model.plan import Refusal
 from scheduler.core.model.snapshot import Snapshot
 from scheduler.core.model.snapshot_delta import SNAPSHOT_TABLES, SnapshotDelta, row_key, sort_rows
+from scheduler.cycle import core_values, snapshot_rows
 from scheduler.cycle import snapshot as reading
 from scheduler.cycle.gc_pause import gc_paused
 from scheduler.models import Workload
@@ -44,7 +45,7 @@ class SnapshotCache:
     standing: IncrementalPlanner = field(default_factory=lambda: IncrementalPlanner(Snapshot(epoch=0)))
     told: dict[int, Refusal] = field(default_factory=dict)  # what the rows of those who wait are known to say
     full_reads: int = 0
-    _rows: reading.SnapshotRows | None = None
+    _rows: snapshot_rows.SnapshotRows | None = None
     _seen: str = ""
     _tables: dict[str, TableRows] = field(default_factory=dict)
     _moment: reading.TimeEffects | None = None
@@ -67,13 +68,13 @@ class SnapshotCache:
             return
         check = self._checked_at is None or now - self._checked_at >= timedelta(seconds=SELF_CHECK_SECONDS)
         fresh = None
-        with reading.repeatable_read(), gc_paused():
+        with snapshot_rows.repeatable_read(), gc_paused():
             news = change_feed.read_changes(self._seen)
             if _needs_full_read(news.changed):
-                self._take_over(epoch, now, reading.SnapshotReader(None, now).read(), news.seen)
+                self._take_over(epoch, now, snapshot_rows.SnapshotReader(None, now).read(), news.seen)
             else:
                 touched = self._read_again(news.changed, now)
-                fresh = reading.SnapshotReader(None, now).read() if check else None
+                fresh = snapshot_rows.SnapshotReader(None, now).read() if check else None
                 self._seen, self._read_at = news.seen, now
                 self._update_standing(touched, news.changed, now)
         if news.changed and self.prunes_feed:
@@ -94,16 +95,16 @@ class SnapshotCache:
     # -- reading -----------------------------------------------------------------------------------------------------------
 
     def _read_all(self, epoch: int, now: datetime) -> None:
-        with reading.repeatable_read(), gc_paused():
+        with snapshot_rows.repeatable_read(), gc_paused():
             seen = change_feed.current_position()
-            rows = reading.SnapshotReader(None, now).read()
+            rows = snapshot_rows.SnapshotReader(None, now).read()
         self._take_over(epoch, now, rows, seen)
         if connection.in_atomic_block:
             self._read_at = None  # what is read here may never be committed
         elif self.prunes_feed:
             change_feed.prune_changes(seen)
 
-    def _take_over(self, epoch: int, now: datetime, rows: reading.SnapshotRows, seen: str) -> None:
+    def _take_over(self, epoch: int, now: datetime, rows: snapshot_rows.SnapshotRows, seen: str) -> None:
         self.full_reads += 1
         rows.epoch = epoch
         self._rows, self._seen, self._read_at, self._checked_at = rows, seen, now, now
@@ -116,7 +117,7 @@ class SnapshotCache:
 
     def _read_again(self, changed: Mapping[str, set[int]], now: datetime) -> dict[str, set[Any]]:
         """Read what changed into the rows; which workloads, hosts and units that may have touched."""
-        rows, reader = self._kept(), reading.SnapshotReader(None, now)
+        rows, reader = self._kept(), snapshot_rows.SnapshotReader(None, now)
         workloads = set(changed.get("workload", ()))
         if "reservation" in changed:
             inside = Workload.objects.filter(reservation__in=changed["reservation"]).values_list(
@@ -150,7 +151,7 @@ class SnapshotCache:
             rows.used = reader.used()
         return {"workloads": workloads, "hosts": hosts, "units": units}
 
-    def _read_workloads(self, ids: set[int], reader: reading.SnapshotReader) -> set[int]:
+    def _read_workloads(self, ids: set[int], reader: snapshot_rows.SnapshotReader) -> set[int]:
         """Read these workloads' rows and open allocations; the units of theirs that are retired, or were not known."""
         rows = self._kept()
         before = {unit for pk in ids if pk in rows.held for unit in rows.held[pk].units}
@@ -166,7 +167,7 @@ class SnapshotCache:
             unit for unit in after if unit not in rows.units
         }
 
-    def _kept(self) -> reading.SnapshotRows:
+    def _kept(self) -> snapshot_rows.SnapshotRows:
         assert self._rows is not None, "nothing was read yet"
         return self._rows
 
@@ -228,7 +229,7 @@ class SnapshotCache:
 
     # -- the check ---------------------------------------------------------------------------------------------------------
 
-    def _compare(self, fresh: reading.SnapshotRows, epoch: int, now: datetime) -> None:
+    def _compare(self, fresh: snapshot_rows.SnapshotRows, epoch: int, now: datetime) -> None:
         """Is it what a fresh one of the same moment is? If not, say so and go on with the fresh one."""
         fresh.epoch = epoch
         expected, mine = sort_rows(reading.build_snapshot(fresh, now)), sort_rows(self.standing.snapshot())
@@ -242,7 +243,7 @@ class SnapshotCache:
 
     def _next_time_change(self, now: datetime) -> datetime:
         """When time alone may next change a decision. What is over by then shows as a change when it is refreshed."""
-        at, taken = reading.epoch_seconds(now), self._tables
+        at, taken = core_values.epoch_seconds(now), self._tables
         minimum = {pk: pool.policy.minimum_runtime_seconds for pk, pool in taken["pools"].items()}
         moments = [queued.not_before for queued in taken["queued"].values()]
         moments += [reservation.start for reservation in taken["reservations"].values()]

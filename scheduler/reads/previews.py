@@ -13,13 +13,13 @@ from scheduler.core.model import plan
 from scheduler.core.model import snapshot as model
 from scheduler.core.reasons import ReasonCode
 from scheduler.core.what_if import alternatives, impossible, preview
-from scheduler.cycle import request_snapshot_cache, snapshot
+from scheduler.cycle import core_values, request_snapshot_cache, snapshot
 from scheduler.models import Pool, Project, Reservation, Workload
 from scheduler.queue import start_estimates
 from scheduler.queue.dependencies import DependencySpecs, awaited_ids, dependency_states
 from scheduler.queue.queue_limits import queue_limit_exceeded
 from scheduler.queue.runtime_prediction import predict_runtime_seconds
-from scheduler.reads import capacity
+from scheduler.reads import capacity, explanations
 
 
 def preview_workload(
@@ -74,7 +74,7 @@ def preview_workload(
         max_runtime_seconds=max_runtime_seconds,
     )
     queued = snapshot.queued_from_row(row, now)
-    answer = preview.preview(taken, queued, snapshot.epoch_seconds(now))
+    answer = preview.preview(taken, queued, core_values.epoch_seconds(now))
     effect = capacity.quota_use(team=project.team_id, pool=pool.pk, now=now)
     said: dict[str, Any] = {"code": answer.code, "numbers": dict(answer.numbers), "quota_effect": effect}
     said |= {"likely": None, "past_starts": None, "sooner": [], "never": None}
@@ -84,9 +84,9 @@ def preview_workload(
     expected = _moment(answer.expected_start)
     said["past_starts"] = past = start_estimates.past_starts_by_pool([pool.pk], now)[pool.pk]
     said["likely"] = start_estimates.likely_range(past, expected, now)
-    allowed = capacity.allowed_alternatives(columns.get("kind", ""), project, now)
+    allowed = explanations.allowed_alternatives(columns.get("kind", ""), project, now)
     said["sooner"] = alternatives.earlier_alternatives_for(
-        taken, queued, snapshot.epoch_seconds(now), allowed, answer
+        taken, queued, core_values.epoch_seconds(now), allowed, answer
     )
     if expected is None:
         said["never"] = _impossible_start(row, now)
@@ -140,7 +140,7 @@ def impossible_start_of(workload: Workload, now: datetime) -> ImpossibleStart | 
 def _impossible_start(row: Workload, now: datetime) -> ImpossibleStart | None:
     empty = snapshot.take_empty_snapshot([row.pool_id], now)
     said = impossible.impossible_reason(
-        empty, snapshot.queued_from_row(row, now), snapshot.epoch_seconds(now)
+        empty, snapshot.queued_from_row(row, now), core_values.epoch_seconds(now)
     )
     return (
         None
@@ -165,7 +165,7 @@ def _unsaved_row(
 ) -> Workload:
     """A workload that is not written."""
     workloads, arrays = awaited_ids(dependency_states(after))
-    asked = {name: columns[name] for name in snapshot.ASK_COLUMNS if name in columns}
+    asked = {name: columns[name] for name in core_values.ASK_COLUMNS if name in columns}
     return Workload(
         pk=pk,
         project=project,

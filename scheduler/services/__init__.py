@@ -38,17 +38,19 @@ from scheduler.services.hosts import (
 )
 from scheduler.services.quotas import change_quota, guarantee_capacity
 from scheduler.services.rejection import OperationRejected
+from scheduler.services.reservation_checks import (
+    check_change,
+    check_window,
+    check_windows,
+    evicted_by_reservation,
+    first_windows,
+)
 from scheduler.services.reservations import (
     cancel_reservation,
     cancel_series,
     change_reservation,
-    check_change,
-    check_window,
-    check_windows,
     confirm_reservation,
     confirm_series,
-    evicted_by_reservation,
-    first_windows,
     lock_reservation,
     rebind_reservation,
     shorten_reservation,

@@ -8,10 +8,10 @@ from django.db import transaction
 
 from scheduler.coordination import leases, locks
 from scheduler.models import Gpu, Host, Unit
+from scheduler.runs import lost_hosts
 from scheduler.services.hosts import record_host_change
 from scheduler.state import nudge
 from scheduler.state.states import LeaseState, change_state
-from scheduler.sync import reconcile
 
 POWERED_OFF_PREFIX = (
     "seen powered off by "  # how the reason of such a change begins; then the name, a colon and why
@@ -44,7 +44,7 @@ def attest_powered_off(host: Host, *, reason: str, now: datetime) -> bool:
     if old != LeaseState.SILENT:
         change_state(fresh, "lease_state", old=old, new=LeaseState.SILENT, silent_since=now)
     record_host_change(fresh, reason, now)
-    reconcile.end_runs_of_lost_host(fresh, now)
+    lost_hosts.end_runs_of_lost_host(fresh, now)
     gpus = Gpu.objects.filter(host=fresh, retired_at__isnull=True)
     Unit.objects.filter(gpu__in=list(gpus), retired_at__isnull=True).update(retired_at=now)
     gpus.update(retired_at=now)

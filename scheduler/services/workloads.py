@@ -16,13 +16,13 @@ from scheduler.core.model.slots import WHOLE_GPU_PROFILE
 from scheduler.core.model.snapshot import Priority
 from scheduler.core.promises import extensions
 from scheduler.core.reasons import ReasonCode
-from scheduler.cycle import snapshot
+from scheduler.cycle import core_values, snapshot
 from scheduler.models import Dependency, IfMemberEnds, JobArray, Pool, Project, Reservation, Workload
 from scheduler.queue.dependencies import DependencySpecs, DependencyState, awaited_ids, dependency_states
 from scheduler.queue.queue_limits import queue_limit_exceeded_locked
 from scheduler.queue.runtime_prediction import predict_runtime_seconds
 from scheduler.runs import commands
-from scheduler.runs.attempts import LOST_CODES, REQUEUE_CODES
+from scheduler.runs.retry_policy import LOST_CODES, REQUEUE_CODES
 from scheduler.services.rejection import OperationRejected
 from scheduler.state import nudge
 from scheduler.state.states import WorkloadState, change_state, change_states
@@ -314,7 +314,9 @@ def _reject_broken_promises(workload: Workload, seconds: int, now: datetime) -> 
     until = next((r.until for r in taken.running if r.id == workload.pk), None)
     if until is None:
         return
-    answer = extensions.check_longer_runtime(taken, workload.pk, until + seconds, snapshot.epoch_seconds(now))
+    answer = extensions.check_longer_runtime(
+        taken, workload.pk, until + seconds, core_values.epoch_seconds(now)
+    )
     if not answer.fits:
         raise OperationRejected(answer.code, answer.numbers)
 

@@ -26,8 +26,8 @@ from scheduler.coordination.clock_check import ClockSample
 from scheduler.models import Host, Run
 from scheduler.runs import logs
 from scheduler.runs.workspace_secret import workspace_secret
-from scheduler.sync import heartbeat, reconcile
-from scheduler.sync.reconcile import AgentRejected
+from scheduler.sync import desired_state, heartbeat, observed_state
+from scheduler.sync.observed_state import AgentRejected
 
 __all__ = [
     "AgentRejected",
@@ -127,16 +127,16 @@ def sync_unchanged(
 
 
 def sync(host_id: int, observed: Observed, now: datetime, gpu_faults: Collection[str] = ()) -> Desired:
-    """Take in a report and answer what should be so. ``gpu_faults`` as for ``reconcile.observe``. Raises AgentRejected."""
+    """Take in a report and answer what should be so. ``gpu_faults`` as for ``observed_state.observe``. Raises AgentRejected."""
     host = _host(host_id)
-    reconcile.observe(host, observed, now, gpu_faults)
+    observed_state.observe(host, observed, now, gpu_faults)
     host.refresh_from_db()
-    return reconcile.desired(host, now)
+    return desired_state.desired(host, now)
 
 
 def desired(host_id: int, now: datetime) -> Desired:
     """What should be so, when it changed without a report. Raises AgentRejected when the credential was revoked."""
-    return reconcile.desired(_host(host_id), now)
+    return desired_state.desired(_host(host_id), now)
 
 
 def record_rejected(host_id: int, reason: str, now: datetime, code: str = "") -> None:

@@ -1,6 +1,6 @@
 """A host that says what it said before: one statement renews its lease, and no lock is held between statements.
 
-Hosts speak every few seconds and hardly ever have news. What is written here is exactly what ``scheduler.sync.reconcile`` would write
+Hosts speak every few seconds and hardly ever have news. What is written here is exactly what ``scheduler.sync.observed_state`` would write
 for such a report: when it was heard, and that a suspect host is trusted again. Whether there is news is asked in the same statement
 that writes, so nothing can come between; at the least doubt nothing is written and the whole way is gone.
 """
@@ -18,7 +18,7 @@ from scheduler.coordination import locks
 from scheduler.coordination.clock_check import CLOCK_STEP_THRESHOLD, ClockSample
 from scheduler.models import Host, Pool, Run
 from scheduler.state.states import LeaseState, RunState
-from scheduler.sync import host_inventory, reconcile
+from scheduler.sync import desired_state, host_inventory, observed_state
 
 # The host's row is locked by the UPDATE as by every other writer of it.
 RENEW_LEASE_SQL = """
@@ -91,7 +91,7 @@ def sync_if_unchanged(
         credential_expires_at=expires_at,
         public_key=public_key,
     )
-    return reconcile.desired_for_host(
+    return desired_state.desired_for_host(
         host,
         pool,
         now,
@@ -106,7 +106,7 @@ def _restore_suspect_host(host_id: int, now: datetime) -> None:
     with transaction.atomic():
         host = locks.hosts([host_id])[host_id]
         if host.lease_state == LeaseState.SUSPECT and host.credential_hash:  # not revoked meanwhile
-            reconcile.renew_lease(host, {}, now)
+            observed_state.renew_lease(host, {}, now)
 
 
 def _has_no_news(observed: Observed) -> bool:
@@ -127,7 +127,7 @@ def _unchanged_runs(host_id: int, observed: Observed, now: datetime) -> list[str
     known = []
     for run in Run.objects.filter(host=host_id).exclude(state=RunState.ENDED):
         one = told.get(str(run.public_id))
-        if one is None or one.generation != run.generation or reconcile.has_changes(run, one, now):
+        if one is None or one.generation != run.generation or observed_state.has_changes(run, one, now):
             return None
         known.append(f"{run.public_id} {run.generation} {run.state}")
     return known

@@ -16,7 +16,7 @@ from scheduler.core.model.plan import Eviction, Placement, Plan
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.model.snapshot import Snapshot
 from scheduler.core.planner import plan
-from scheduler.cycle import engine, plan_checks, snapshot
+from scheduler.cycle import core_values, engine, plan_checks, snapshot, snapshot_rows
 from scheduler.cycle.apply import ApplyResult, StaleEpoch, apply_plan
 from scheduler.models import Allocation, BoundUnit, Decision, Pool, Quota, Reservation, Run, Workload
 from tests.fakes import FakeAgent
@@ -64,7 +64,7 @@ def reserve(world: World, start: dt.datetime, **also: Any) -> Reservation:
 
 def planned(world: World, at: dt.datetime | None = None) -> tuple[Plan, Snapshot]:
     taken = snapshot.take_snapshot(None, at or world.now)
-    return plan(taken, snapshot.epoch_seconds(at or world.now)), taken
+    return plan(taken, core_values.epoch_seconds(at or world.now)), taken
 
 
 def refusals(applied: ApplyResult, kind: type) -> list[str]:
@@ -382,13 +382,13 @@ def test_an_engine_that_froze_between_leading_and_reading_does_not_write_under_t
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workload = job(world)
-    real = snapshot.SnapshotReader.read
+    real = snapshot_rows.SnapshotReader.read
 
-    def overtaken(self: snapshot.SnapshotReader) -> snapshot.SnapshotRows:
+    def overtaken(self: snapshot_rows.SnapshotReader) -> snapshot_rows.SnapshotRows:
         assert leadership.acquire_or_renew("the next one", world.now + 6 * SECOND) is not None
         return real(self)
 
-    monkeypatch.setattr(snapshot.SnapshotReader, "read", overtaken)
+    monkeypatch.setattr(snapshot_rows.SnapshotReader, "read", overtaken)
     assert engine.run_cycle("the frozen one", world.now) is None
     workload.refresh_from_db()
     assert workload.state == "queued" and not Run.objects.exists()

@@ -21,7 +21,7 @@ from scheduler import services
 from scheduler.coordination import leadership
 from scheduler.core.model.snapshot_delta import sort_rows
 from scheduler.core.planner import plan
-from scheduler.cycle import engine, snapshot
+from scheduler.cycle import core_values, engine, snapshot, snapshot_rows
 from scheduler.cycle.snapshot_cache import MAX_PLAN_AGE_SECONDS, SELF_CHECK_SECONDS, SnapshotCache
 from scheduler.models import (
     Allocation,
@@ -272,7 +272,7 @@ def test_after_whatever_happens_it_equals_a_fresh_one(world: World, seed: int) -
             assert epoch is not None
             must_equal_a_fresh_one(life.warm, epoch, life.now)
     assert life.warm.full_reads < 30, history  # pools and teams that change are read with everything else
-    at = snapshot.epoch_seconds(life.now)
+    at = core_values.epoch_seconds(life.now)
     assert life.warm.standing.plan(at) == plan(life.warm.standing.snapshot(), at)
 
 
@@ -428,7 +428,7 @@ def test_a_refused_part_is_planned_again_at_once(world: World, monkeypatch: pyte
     workload = job(world, world.now)
     with monkeypatch.context() as patch:
         patch.setattr(
-            "scheduler.cycle.plan_checks.PlanChecks.why_not_place", lambda self, placement: "a test says no"
+            "scheduler.cycle.plan_checks.PlanChecks.placement_problem", lambda self, placement: "a test says no"
         )
         applied = engine.run_cycle("test", world.now + SECOND, warm=warm)
         assert applied is not None and applied.rejected
@@ -503,14 +503,16 @@ def _feed_rows() -> int:
 # What the reader asks of a table has to be watched, or a change of it would go by unseen until the next check.
 READ_BY_NAME = {
     "scheduler_workload": {
-        c for c in (*snapshot.RUNNING_COLUMNS, *snapshot.QUEUED_COLUMNS) if "__" not in c and c != "pk"
+        c
+        for c in (*snapshot_rows.RUNNING_COLUMNS, *snapshot_rows.QUEUED_COLUMNS)
+        if "__" not in c and c != "pk"
     },
-    "scheduler_host": {c for c in snapshot.HOST_COLUMNS if "__" not in c and c != "pk"},
-    "scheduler_quota": set(snapshot.QUOTA_COLUMNS),
-    "scheduler_gpu": set(re.findall(r"gpu\.(\w+)", snapshot.READ_UNITS_SQL)) - {"id"},
-    "scheduler_unit": set(re.findall(r"unit\.(\w+)", snapshot.READ_UNITS_SQL)) - {"id"},
+    "scheduler_host": {c for c in snapshot_rows.HOST_COLUMNS if "__" not in c and c != "pk"},
+    "scheduler_quota": set(snapshot_rows.QUOTA_COLUMNS),
+    "scheduler_gpu": set(re.findall(r"gpu\.(\w+)", snapshot_rows.READ_UNITS_SQL)) - {"id"},
+    "scheduler_unit": set(re.findall(r"unit\.(\w+)", snapshot_rows.READ_UNITS_SQL)) - {"id"},
     "scheduler_reservation": {
-        *snapshot.ASK_COLUMNS,
+        *core_values.ASK_COLUMNS,
         "state",
         "start",
         "end",
@@ -518,8 +520,8 @@ READ_BY_NAME = {
         "project_id",
         "may_exceed_guarantee",
     },
-    "scheduler_pool": set(re.findall(r"pool\.(\w+)", inspect.getsource(snapshot.pool_from_row))) - {"pk"}
-    | {c.removeprefix("pool__") for c in snapshot.HOST_COLUMNS if c.startswith("pool__")},
+    "scheduler_pool": set(re.findall(r"pool\.(\w+)", inspect.getsource(snapshot_rows.pool_from_row))) - {"pk"}
+    | {c.removeprefix("pool__") for c in snapshot_rows.HOST_COLUMNS if c.startswith("pool__")},
 }
 
 

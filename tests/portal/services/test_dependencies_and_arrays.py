@@ -11,10 +11,10 @@ from portal.reads.work import job_arrays
 from portal.services.work import launch, request_checks, workload_changes, workload_preview
 from portal.wording import reason_texts
 from scheduler.core.reasons import ReasonCode
-from scheduler.cycle import engine, snapshot
+from scheduler.cycle import engine, snapshot, snapshot_rows
 from scheduler.models import Command, Dependency, JobArray, Workload
 from scheduler.sweeps import dependency_release
-from scheduler.sync import reconcile
+from scheduler.sync import desired_state
 from tests.world import H100, World
 
 pytestmark = pytest.mark.django_db
@@ -158,7 +158,7 @@ def test_waiting_for_others_costs_the_snapshot_no_query(
     first = job(world)
     for number in range(5):
         job(world, f"n{number}", after=[("ok", first)])
-    with django_assert_max_num_queries(snapshot.SNAPSHOT_QUERIES):
+    with django_assert_max_num_queries(snapshot_rows.SNAPSHOT_QUERIES):
         snapshot.take_snapshot(None, world.now)
 
 
@@ -188,7 +188,7 @@ def test_each_task_knows_its_number(world: World) -> None:
     array(world, "7,9")
     cycle(world)
     found = {
-        reconcile._run_wanted(command, [], None).array_index
+        desired_state._run_wanted(command, [], None).array_index
         for command in Command.objects.select_related("run__workload__pool", "run__workload__project__team")
     }
     assert found == {7, 9}

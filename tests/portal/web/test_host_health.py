@@ -30,7 +30,7 @@ from scheduler.models import (
     Run,
     Storage,
 )
-from scheduler.sweeps import time_limits
+from scheduler.sweeps import reservation_windows
 from scheduler.sync import gpu_diagnostics
 from telemetry.health import missing_gpus, rules
 from telemetry.ingest.agent_api import record_health_event, record_stray_processes
@@ -370,7 +370,7 @@ def test_a_reservation_leaves_a_closed_host_and_its_owner_is_told(world: World) 
         world.now + timedelta(hours=5),
     )
     Host.objects.filter(name="alpha").update(admin_state="cordoned")
-    time_limits.sweep_reservations(world.now)
+    reservation_windows.sweep_reservations(world.now)
     assert not BoundUnit.objects.filter(
         reservation=made, period__contains=world.now + timedelta(seconds=1)
     ).exists()

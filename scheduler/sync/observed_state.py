@@ -4,21 +4,18 @@ reordered one changes nothing that the next does not put right."""
 from __future__ import annotations
 
 import uuid
-from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.conf import settings
 from django.db import transaction
 
-from agent.protocol import VERSION, Desired, GangWanted, Observed, RunSeen, RunWanted
+from agent.protocol import VERSION, Observed, RunSeen
 from scheduler.coordination import leases, locks
 from scheduler.core.reasons import ReasonCode
-from scheduler.models import Allocation, Command, Host, Pool, Run, Team, Workload, WorkloadKind
+from scheduler.models import Command, Host, Run, Workload
 from scheduler.runs import attempts, commands, gangs
-from scheduler.runs.workspace_secret import workspace_secret
-from scheduler.services.host_credentials import due_challenge, record_rejected_agent, renewed_credential
+from scheduler.services.host_credentials import record_rejected_agent
 from scheduler.services.hosts import record_host_change
 from scheduler.state import nudge
 from scheduler.state.states import LeaseState, RunState, WorkloadState, change_state
@@ -323,118 +320,4 @@ def _outcome(run: Run, told: RunSeen) -> str:
 # -- silence -------------------------------------------------------------------------------------------------------------
 
 
-def end_runs_of_lost_host(host: Host, now: datetime) -> None:
-    """Its lease, grace and margin are over: what it held has ended by the shims' own clocks. Inside a transaction, host locked."""
-    runs = list(Run.objects.filter(host=host).exclude(state=RunState.ENDED).order_by("pk"))
-    workloads = locks.workloads(run.workload_id for run in runs)
-    for run in runs:
-        attempts.end_run(run, outcome=ReasonCode.HOST_LOST, exit_code=None, at=now, now=now)
-    for workload in workloads.values():
-        attempts.settle_workload(workload, now)
-
-
 # -- desired -------------------------------------------------------------------------------------------------------------
-
-VERB_STRENGTH = {Command.Verb.START: 0, Command.Verb.NOTICE: 1, Command.Verb.STOP: 2}
-
-
-def desired(host: Host, now: datetime) -> Desired:
-    """Everything that should be so on this host: one entry per run with an open command, with the strongest of its verbs.
-
-    ``committed_sequence`` is left at 0 for the edge to fill from telemetry. Raises AgentRejected when the credential was revoked.
-    """
-    if not host.credential_hash:
-        raise AgentRejected("the credential of this host was revoked: join again with a new token")
-    return desired_for_host(host, Pool.objects.get(pk=host.pool_id), now)
-
-
-def desired_for_host(
-    host: Host,
-    pool: Pool,
-    now: datetime,
-    *,
-    has_commands: bool = True,
-    has_diagnostics: bool = True,
-    has_geometries: bool = True,
-) -> Desired:
-    """``desired`` of a host whose credential is good and whose pool is known, where it may be known too that nothing is open."""
-    strongest = _strongest(host) if has_commands else {}
-    uuids = _unit_uuids(strongest) if strongest else {}
-    places = gangs.gang_placements(command.run for command in strongest.values())
-    rules = leases.lease_rules()
-    renewed = renewed_credential(host, now=now)
-    return Desired(
-        version=VERSION,
-        host=host.name,
-        lease_seconds=rules.lease_seconds,
-        runs=[
-            _run_wanted(command, uuids[run], places.get(run)) for run, command in sorted(strongest.items())
-        ],
-        credential=renewed.text if renewed else "",
-        credential_expires_at=renewed.expires_at.timestamp() if renewed else None,
-        challenge=due_challenge(host, now=now),
-        poll_seconds=rules.poll_seconds,
-        diagnostics=gpu_diagnostics.desired_diagnostics(host, pool) if has_diagnostics else [],
-        geometries=geometry_changes.desired_geometries(host) if has_geometries else [],
-        stray_action=pool.stray_action,
-    )
-
-
-def _strongest(host: Host) -> dict[int, Command]:
-    """Of each run with open commands the strongest, with all that is told of it. One whose start is not open is another agent's."""
-    strongest: dict[int, Command] = {}
-    rows = Command.objects.filter(host=host, done_at__isnull=True).order_by("run_id", "pk")
-    rows = rows.select_related("run__workload__project__team", "run__workload__owner", "run__workload__pool")
-    started = {command.run_id for command in rows if command.verb == Command.Verb.START}
-    for command in rows:
-        if command.run_id not in started:
-            continue
-        best = strongest.get(command.run_id)
-        if best is None or VERB_STRENGTH[Command.Verb(command.verb)] > VERB_STRENGTH[Command.Verb(best.verb)]:
-            strongest[command.run_id] = command
-    return strongest
-
-
-def _unit_uuids(runs: Iterable[int]) -> dict[int, list[str]]:
-    found: dict[int, list[str]] = defaultdict(list)
-    rows = Allocation.objects.filter(run__in=list(runs)).order_by("unit__gpu__index", "slots")
-    for run, unit in rows.values_list("run_id", "unit__uuid"):
-        found[run].append(unit)
-    return found
-
-
-def _team_user(team: Team) -> dict[str, Any]:
-    """The team's user on every host, so that hosts that share homes agree: from its row's number, which no other team ever gets.
-    The moment it was made tells it from a team that gets the same number after an older backup was restored."""
-    return {
-        "team_id": f"{team.pk}.{int(team.created_at.timestamp())}",
-        "team_user": settings.GPUPOOL_FIRST_TEAM_USER + team.pk,
-    }
-
-
-def _run_wanted(command: Command, unit_uuids: list[str], gang: GangWanted | None) -> RunWanted:
-    run, workload = command.run, command.run.workload
-    is_notebook = workload.kind == WorkloadKind.NOTEBOOK
-    return RunWanted(
-        run=str(run.public_id),
-        workload=str(workload.public_id),
-        generation=run.generation,
-        verb=command.verb,
-        code=command.code,
-        stop_at=command.stop_at.timestamp() if command.stop_at else None,
-        grace_seconds=float(run.grace_seconds),
-        kind=workload.kind,
-        command=workload.command,
-        environment={str(name): str(value) for name, value in workload.environment.items()},
-        unit_uuids=unit_uuids,
-        owner=workload.owner.get_username(),
-        team=workload.project.team.slug,
-        **_team_user(workload.project.team),
-        secret=workspace_secret(run.public_id) if is_notebook else "",
-        attempt=run.attempt,
-        cpu_milli=workload.cpu_milli,
-        memory_mib=workload.memory_mib,
-        max_runtime_seconds=workload.max_runtime_seconds,
-        array_index=workload.array_index,
-        gang=gang,
-    )
