@@ -11,6 +11,7 @@ from scheduler.state.states import OPEN_RESERVATION_STATES
 
 
 def release_units(reservation: Reservation, now: datetime) -> None:
+    """End the current and future bindings of a reservation's units."""
     for bound in BoundUnit.objects.filter(reservation=reservation, period__endswith__gt=now):
         _end_binding(bound, now)
 
@@ -23,7 +24,11 @@ def _end_binding(bound: BoundUnit, now: datetime) -> None:
 
 
 def release_expired_bindings(now: datetime) -> None:
-    """Where the clock was ahead as reservations ended, and was set back, they would keep units until that time comes again."""
+    """End bindings of closed reservations that last longer than ``now``.
+
+    If the clock was ahead when a reservation closed and was set back since, its units would stay bound
+    until that time.
+    """
     for bound in BoundUnit.objects.filter(period__endswith__gt=now).exclude(
         reservation__state__in=OPEN_RESERVATION_STATES
     ):

@@ -13,7 +13,9 @@ from scheduler.state.states import AdminState
 
 
 def sweep_maintenance(now: datetime) -> None:
-    """Work is moved off in time for a window's start; the host is in maintenance meanwhile, and what it was before after it."""
+    """Drain hosts before their maintenance windows, put them into maintenance, and restore their state
+    afterwards.
+    """
     for window in MaintenanceWindow.objects.filter(end__gt=now).select_related("host__pool"):
         pool = window.host.pool
         if window.start - timedelta(seconds=pool.notice_seconds + pool.grace_seconds) <= now:

@@ -18,7 +18,12 @@ from scheduler.sweeps.unusable_units import rebind_unusable_units
 
 
 def sweep_reservations(now: datetime) -> None:
-    """Reservations whose end or no-show limit has come are closed; work inside is given notice so that it is gone by the end."""
+    """Close reservations at their end or no-show limit, and give notice inside, so that work has ended in
+    time.
+
+    Also release the units of reservations that cannot use them, and nudge the engine for reservations that
+    start.
+    """
     _close_reservations_due(now)
     _warn_before_reservations_end(now)
     rebind_unusable_units(now)
@@ -26,10 +31,10 @@ def sweep_reservations(now: datetime) -> None:
 
 
 def _close_reservations_due(now: datetime) -> None:
-    over = Reservation.objects.filter(state__in=OPEN_RESERVATION_STATES, end__lte=now).values_list(
+    ended = Reservation.objects.filter(state__in=OPEN_RESERVATION_STATES, end__lte=now).values_list(
         "pk", "pool_id"
     )
-    for pk, pool in list(over):
+    for pk, pool in list(ended):
         with transaction.atomic():
             locks.pools([pool])
             fresh = locks.reservations([pk])[pk]
@@ -65,7 +70,7 @@ def _warn_before_reservations_end(now: datetime) -> None:
 
 
 def _nudge_at_starts(now: datetime) -> None:
-    """Reservations that begin are bound by the engine's next cycle."""
+    """Nudge the engine if a reservation has started; its next cycle binds the units."""
     if Reservation.objects.filter(state=ReservationState.CONFIRMED, start__lte=now).exists():
         with transaction.atomic():
             nudge.engine()

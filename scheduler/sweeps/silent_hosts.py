@@ -18,47 +18,57 @@ from scheduler.state.states import LeaseState, RunState, change_state
 
 @dataclass(frozen=True, slots=True)
 class MassSilence:
-    """So many hosts are quiet at once that the network or this site is suspected rather than they: nobody's work is given up."""
+    """So many silent hosts at once that the network or this site is suspected; no host's work is ended
+    meanwhile.
+    """
 
-    quiet: int
-    hosts: int
+    quiet: int  # hosts that are overdue
+    hosts: int  # hosts that should report
     since: datetime
 
 
 def mass_silence(now: datetime) -> MassSilence | None:
-    """Whether that is so now. One query, and another when any host is quiet."""
-    quiet = _overdue_hosts(now)
-    hosts = _reporting_hosts().count() if quiet else 0
-    if not leases.is_mass_silence(len(quiet), hosts):
+    """Return the state of mass silence, or None if there is none. One query, and a second if a host is
+    overdue.
+    """
+    overdue = _overdue_hosts(now)
+    hosts = _reporting_hosts().count() if overdue else 0
+    if not leases.is_mass_silence(len(overdue), hosts):
         return None
-    return MassSilence(len(quiet), hosts, max(host.last_sync_at or host.created_at for host in quiet))
+    return MassSilence(len(overdue), hosts, max(host.last_sync_at or host.created_at for host in overdue))
 
 
 def _reporting_hosts() -> QuerySet[Host]:
-    """The hosts that have spoken and are not known to be silent."""
+    """Return the hosts that have reported at least once and are not declared silent."""
     return Host.objects.exclude(lease_state=LeaseState.JOINING).exclude(lease_state=LeaseState.SILENT)
 
 
 def _overdue_hosts(now: datetime) -> list[Host]:
-    """Those of them that are quiet for too long."""
-    spoke = Coalesce("last_sync_at", "created_at")
+    """Return the reporting hosts whose last report is older than the suspect limit."""
+    last_report = Coalesce("last_sync_at", "created_at")
     late = now - timedelta(seconds=leases.lease_rules().suspect_seconds)
     return list(
-        _reporting_hosts().annotate(spoke=spoke).filter(spoke__lt=late).select_related("pool").order_by("pk")
+        _reporting_hosts()
+        .annotate(last_report=last_report)
+        .filter(last_report__lt=late)
+        .select_related("pool")
+        .order_by("pk")
     )
 
 
 def sweep_silent_hosts(now: datetime) -> None:
-    """Hosts that stopped speaking become suspect, then silent and their work lost; unless most of them did so at once."""
-    quiet = _overdue_hosts(now)
-    for host in quiet:
+    """Mark overdue hosts as suspect, then declare them silent and end their runs; except during a mass
+    silence.
+    """
+    overdue = _overdue_hosts(now)
+    for host in overdue:
         if host.lease_state == LeaseState.ALIVE:
             _suspect(host, now)
-    patience = leases.silence_limits_seconds(quiet) if quiet else {}
-    overdue = [host for host in quiet if _silent_seconds(host, now) > patience[host.pk]]
-    if overdue and leases.is_mass_silence(len(quiet), _reporting_hosts().count()):
-        return  # operators are told by the pages: ``mass_silence``
-    for host in overdue:
+    limits = leases.silence_limits_seconds(overdue) if overdue else {}
+    expired = [host for host in overdue if _silent_seconds(host, now) > limits[host.pk]]
+    if expired and leases.is_mass_silence(len(overdue), _reporting_hosts().count()):
+        return  # the pages show it to operators: ``mass_silence``
+    for host in expired:
         _declare_silent(host, now)
     _end_remaining_runs(now)
 
@@ -95,9 +105,9 @@ def _declare_silent(host: Host, now: datetime) -> None:
 
 
 def _end_remaining_runs(now: datetime) -> None:
-    """What was placed there in the very moment in which it fell silent."""
-    left = Run.objects.filter(host__lease_state=LeaseState.SILENT).exclude(state=RunState.ENDED)
-    for pk in left.values_list("host_id", flat=True).distinct():
+    """End runs that were placed on a host at the instant it was declared silent."""
+    remaining = Run.objects.filter(host__lease_state=LeaseState.SILENT).exclude(state=RunState.ENDED)
+    for pk in remaining.values_list("host_id", flat=True).distinct():
         with transaction.atomic():
             host = locks.hosts([pk])[pk]
             if host.lease_state == LeaseState.SILENT:

@@ -1,7 +1,4 @@
-"""What time alone brings about: ends of notices, limits and reservations, no-shows, maintenance, hosts that fall silent.
-
-Each function is a level-triggered tick over rows: calling it twice, late or in two processes at once does the same work once.
-"""
+"""Stop workloads whose notice, time limit or start timeout has passed."""
 
 from __future__ import annotations
 
@@ -28,15 +25,12 @@ from scheduler.state.states import (
 )
 
 ONE_SECOND = timedelta(seconds=1)
-START_TIMEOUT = timedelta(seconds=120)  # from placement until the agent names the run
+START_TIMEOUT = timedelta(seconds=120)  # from placement until the agent reports the run
 NOTEBOOK_READY_TIMEOUT = timedelta(seconds=300)  # from its start until a notebook answers
 
 
-# -- work ----------------------------------------------------------------------------------------------------------------
-
-
 def stop_after_notice(now: datetime) -> None:
-    """Work whose notice is over is told to stop."""
+    """Stop workloads whose notice period has ended."""
     due = Command.objects.filter(verb=Command.Verb.NOTICE, done_at__isnull=True, stop_at__lte=now)
     for pk in (
         due.filter(run__workload__state=WorkloadState.NOTICE)
@@ -52,7 +46,7 @@ def stop_after_notice(now: datetime) -> None:
 
 
 def stop_at_time_limits(now: datetime) -> None:
-    """Work that has run as long as it may is told to stop."""
+    """Stop workloads that have reached their maximum runtime."""
     limit = ExpressionWrapper(F("max_runtime_seconds") * Value(ONE_SECOND), output_field=DurationField())
     running = Workload.objects.filter(
         state__in=(WorkloadState.RUNNING, WorkloadState.NOTICE), runs__attempt=F("attempt")
@@ -63,9 +57,11 @@ def stop_at_time_limits(now: datetime) -> None:
 
 
 def requeue_late_starts(now: datetime) -> None:
-    """Work that a living host has not begun to start for too long is taken back from it, and tried again; a gang also where its
-    other hosts have begun: they wait for this one."""
-    beginning = (WorkloadState.PLACED, WorkloadState.STARTING)
+    """Stop workloads that a live host has not started within ``START_TIMEOUT``; they are tried again.
+
+    A gang is stopped as a whole: members that have started wait for the late one.
+    """
+    starting_states = (WorkloadState.PLACED, WorkloadState.STARTING)
     late = Command.objects.filter(
         verb=Command.Verb.START,
         done_at__isnull=True,
@@ -73,29 +69,25 @@ def requeue_late_starts(now: datetime) -> None:
         run__state=RunState.PLACED,
         host__lease_state=LeaseState.ALIVE,
     )
-    mute = late.filter(run__workload__state__in=beginning)
-    for pk in mute.values_list("run__workload_id", flat=True).distinct():
+    unstarted = late.filter(run__workload__state__in=starting_states)
+    for pk in unstarted.values_list("run__workload_id", flat=True).distinct():
         with transaction.atomic():
             workload = locks.workloads([pk])[pk]
-            if workload.state in beginning and mute.filter(run__workload=workload).exists():
+            if workload.state in starting_states and unstarted.filter(run__workload=workload).exists():
                 grace = workload.pool.grace_seconds
                 commands.order_stop(workload, code=ReasonCode.START_FAILED, grace_seconds=grace, now=now)
 
 
 def stop_unready_notebooks(now: datetime) -> None:
-    """A notebook that runs and has not answered for too long is stopped: nobody can use it, and nothing else would end it."""
-    mute = Run.objects.filter(
+    """Stop notebooks that run but have not answered within ``NOTEBOOK_READY_TIMEOUT``; no user can reach
+    them.
+    """
+    unready = Run.objects.filter(
         state=RunState.RUNNING,
         running_at__lte=now - NOTEBOOK_READY_TIMEOUT,
         ready_at__isnull=True,
         workload__kind=WorkloadKind.NOTEBOOK,
         workload__state=WorkloadState.RUNNING,
     )
-    for workload in Workload.objects.filter(pk__in=mute.values("workload_id")).order_by("pk"):
+    for workload in Workload.objects.filter(pk__in=unready.values("workload_id")).order_by("pk"):
         request_stop(workload, code=ReasonCode.START_FAILED, now=now)
-
-
-# -- reservations --------------------------------------------------------------------------------------------------------
-
-
-# -- hosts ---------------------------------------------------------------------------------------------------------------

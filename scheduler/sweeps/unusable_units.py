@@ -1,4 +1,6 @@
-"""Find bound units that cannot be used, and release their reservations' units so that others are bound."""
+"""Find bound units that cannot be used, and release the units of their reservations, so that others are
+bound.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,10 @@ from scheduler.state.states import AdminState, LeaseState, RepairState, Reservat
 
 
 def unusable_bound_units(now: datetime) -> QuerySet[BoundUnit]:
-    """Units that are bound to a reservation and that nobody can use at present: taken out, retired, or on a host that is closed or
-    silent."""
+    """Return bindings of active reservations to units that cannot be used now.
+
+    Such a unit is quarantined or retired, or its host is closed or silent.
+    """
     usable = Q(
         unit__gpu__repair_state=RepairState.WELL,
         unit__gpu__host__repair_state=RepairState.WELL,
@@ -27,13 +31,17 @@ def unusable_bound_units(now: datetime) -> QuerySet[BoundUnit]:
 
 
 def rebind_unusable_units(now: datetime) -> None:
-    """A reservation bound to units that nobody can use gets others, once nothing runs inside it; until then its owner knows by a
-    notice."""
+    """Release the units of reservations that have unusable ones, once no work runs inside; the next cycle
+    binds others.
+
+    Until then the owner sees a notice.
+    """
     ids = unusable_bound_units(now).values_list("reservation_id", flat=True).distinct()
     for reservation in Reservation.objects.filter(pk__in=list(ids)).order_by("pk"):
         unusable = unusable_bound_units(now).filter(reservation=reservation)
         hosts = sorted(set(unusable.values_list("unit__gpu__host__name", flat=True)))
         with transaction.atomic():
             if rebind_reservation(reservation, now=now):
-                left = {"moved_at": now, "moved_from": ", ".join(hosts)[:200]}
-                Reservation.objects.filter(pk=reservation.pk).update(**left)
+                Reservation.objects.filter(pk=reservation.pk).update(
+                    moved_at=now, moved_from=", ".join(hosts)[:200]
+                )

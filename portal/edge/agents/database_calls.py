@@ -128,7 +128,7 @@ def renew(credential: str, request: RenewRequest, now: dt.datetime) -> RenewAnsw
 
 def _with_clock_check(act: Callable[[ClockSample], Desired], read: ClockSource, *, looks: bool) -> Desired:
     try:
-        return clock_correction.with_steady_clock(act, read, looks=looks)
+        return clock_correction.with_steady_clock(act, read, check_first=looks)
     except ClockStepped as error:
         raise AgentConnectionRefused(str(error), retry=True) from None
 
