@@ -27,13 +27,13 @@ ASK_COLUMNS = (
 )
 
 
-def epoch_seconds(moment: datetime) -> int:
-    """Whole seconds since the epoch, as the core counts."""
-    return int(moment.timestamp())
+def epoch_seconds(time: datetime) -> int:
+    """Return whole seconds since the epoch, the unit of time in the core."""
+    return int(time.timestamp())
 
 
 def ask_from_row(row: HardwareColumns) -> snapshot.Ask:
-    """The ask in a workload's or a reservation's columns."""
+    """Return the request in the hardware columns of a workload or a reservation."""
     return _ask_from_columns(*(getattr(row, name) for name in ASK_COLUMNS))
 
 
@@ -69,11 +69,15 @@ def _ask_from_columns(
 
 @functools.lru_cache(maxsize=10_000)
 def interned_ask(*columns: Any) -> snapshot.Ask:
-    """Equal columns give the same object: the planner knows asks it has met by their identity."""
+    """Return the request of these columns; equal columns give the same object.
+
+    The planner compares requests by identity.
+    """
     return _ask_from_columns(*columns)
 
 
 def hashable(value: Any) -> Any:
+    """Return a column's value with lists and dicts converted to tuples."""
     if isinstance(value, dict):
         return tuple(sorted(value.items()))
     return tuple(value) if isinstance(value, list) else value
@@ -88,5 +92,6 @@ def reason_numbers(values: dict[str, Any]) -> reasons.ReasonNumbers:
     return tuple(sorted(values.items()))
 
 
-def epoch_seconds_or_none(moment: datetime | None) -> int | None:
-    return None if moment is None else epoch_seconds(moment)
+def epoch_seconds_or_none(time: datetime | None) -> int | None:
+    """Return ``epoch_seconds``, or None for None."""
+    return None if time is None else epoch_seconds(time)

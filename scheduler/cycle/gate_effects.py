@@ -1,4 +1,4 @@
-"""Read the closed budget gates and compute what they mean for a team's and a project's work."""
+"""Read closed budget gates and compute their effect on the work of a team and a project."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ ClosedGates = dict[tuple[str, int], dict[str, BudgetGate]]
 
 @dataclass(frozen=True, slots=True)
 class BudgetEffect:
-    """What closed budget gates mean for a workload: the ``gate`` and ``gate_numbers`` of ``snapshot.Queued``, and from when on (s) it
-    may borrow again; None where it may now."""
+    """The effect of closed budget gates on a workload.
+
+    ``gate`` and ``gate_numbers`` are those of ``snapshot.QueuedWorkload``. ``borrows_again_from``: the time
+    (s) from which it may borrow again, or None if it may borrow now.
+    """
 
     gate: str = ""
     gate_numbers: reasons.ReasonNumbers = ()
@@ -33,20 +36,20 @@ class BudgetEffect:
 
 
 def closed_budget_gates(now: datetime) -> ClosedGates:
-    """The budget gates that are closed, by ("team" or "project", id) and action."""
+    """Return the closed budget gates by owner, ("team" or "project", id), and action."""
     return gates_by_owner(BudgetGate.objects.filter(until__gt=now).order_by("pk"))
 
 
 def gates_by_owner(gates: Iterable[BudgetGate]) -> ClosedGates:
-    found: ClosedGates = defaultdict(dict)
+    by_owner: ClosedGates = defaultdict(dict)
     for gate in gates:
-        whose = ("team", gate.team_id) if gate.team_id is not None else ("project", gate.project_id or 0)
-        found[whose][gate.action] = gate
-    return found
+        owner = ("team", gate.team_id) if gate.team_id is not None else ("project", gate.project_id or 0)
+        by_owner[owner][gate.action] = gate
+    return by_owner
 
 
 def budget_effect(gates: ClosedGates, team: int, project: int) -> BudgetEffect:
-    """What the gates of a team and of its project say together."""
+    """Return the combined effect of the gates of a team and of its project."""
     both = gates.get(("team", team), {}), gates.get(("project", project), {})
     stopped = [
         of[BudgetGate.Action.STOP_BORROWING].until for of in both if BudgetGate.Action.STOP_BORROWING in of

@@ -1,4 +1,4 @@
-"""Compare the plan's refusals with workload rows, and write reasons in bulk."""
+"""Compare the plan's refusals with workload rows, and write the reasons that changed in bulk."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from django.db import connection
 from scheduler.core.model.plan import Placement, Refusal
 from scheduler.core.reasons import ReasonNumbers
 
-EXPECTED_START_RESOLUTION_SECONDS = 60  # an estimate that moved by less is not worth a write
+EXPECTED_START_RESOLUTION_SECONDS = 60  # a smaller change of an estimate is not written
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedRefusal:
-    """A refusal that says something else than the row of its workload does."""
+    """A refusal that differs from the row of its workload."""
 
     refusal: Refusal
     public_id: object
@@ -29,13 +29,16 @@ class ChangedRefusal:
 REASON_FIELDS = ["reason_code", "reason_numbers", "position", "expected_start", "blockers"]
 
 
-def may_differ(told: Refusal | None, refusal: Refusal) -> bool:
-    """Might the row say something else? ``told`` is what it is known to say."""
-    if told is None or _reported_fields(told) != _reported_fields(refusal):
+def may_differ(reported: Refusal | None, refusal: Refusal) -> bool:
+    """Return True if the row may differ from the refusal.
+
+    ``reported`` is the refusal that the row is known to show, if any.
+    """
+    if reported is None or _reported_fields(reported) != _reported_fields(refusal):
         return True
-    if told.expected_start is None or refusal.expected_start is None:
-        return told.expected_start != refusal.expected_start
-    return abs(told.expected_start - refusal.expected_start) >= EXPECTED_START_RESOLUTION_SECONDS
+    if reported.expected_start is None or refusal.expected_start is None:
+        return reported.expected_start != refusal.expected_start
+    return abs(reported.expected_start - refusal.expected_start) >= EXPECTED_START_RESOLUTION_SECONDS
 
 
 def _reported_fields(refusal: Refusal) -> tuple[object, ...]:
@@ -60,17 +63,21 @@ def _start_moved(known: datetime | None, expected: int | None) -> bool:
 
 WRITE_REASONS_SQL = """
 UPDATE scheduler_workload AS workload
-SET reason_code = said.reason_code, reason_numbers = said.reason_numbers, position = said.position,
-    expected_start = to_timestamp(said.expected_start), blockers = said.blockers
-FROM json_to_recordset(%s::json) AS said(
-    id bigint, reason_code text, reason_numbers jsonb, position integer, expected_start bigint, blockers bigint[]
+SET reason_code = changed.reason_code, reason_numbers = changed.reason_numbers, position = changed.position,
+    expected_start = to_timestamp(changed.expected_start), blockers = changed.blockers
+FROM json_to_recordset(%s::json) AS changed(
+    id bigint, reason_code text, reason_numbers jsonb, position integer, expected_start bigint,
+    blockers bigint[]
 )
-WHERE workload.id = said.id
+WHERE workload.id = changed.id
 """
 
 
 def write_reasons(refusals: Sequence[Refusal]) -> None:
-    """In one statement: a busy pool's queue changes by hundreds of rows, and one CASE per row and column takes a second."""
+    """Write the reasons in one statement.
+
+    A busy pool changes hundreds of rows, and one CASE per row and column takes a second.
+    """
     rows = [
         {
             "id": refusal.workload,
@@ -88,9 +95,12 @@ def write_reasons(refusals: Sequence[Refusal]) -> None:
 
 WRITE_PLACEMENT_REASONS_SQL = """
 UPDATE scheduler_workload AS workload
-SET reason_code = said.reason_code, reason_numbers = said.reason_numbers, borrowed_slots = said.borrowed_slots
-FROM json_to_recordset(%s::json) AS said(id bigint, reason_code text, reason_numbers jsonb, borrowed_slots integer)
-WHERE workload.id = said.id
+SET reason_code = changed.reason_code, reason_numbers = changed.reason_numbers,
+    borrowed_slots = changed.borrowed_slots
+FROM json_to_recordset(%s::json) AS changed(
+    id bigint, reason_code text, reason_numbers jsonb, borrowed_slots integer
+)
+WHERE workload.id = changed.id
 """
 
 
@@ -109,5 +119,5 @@ def write_placement_reasons(placements: Sequence[Placement]) -> None:
 
 
 def json_numbers(numbers: ReasonNumbers) -> dict[str, Any]:
-    """As they come back from JSON: tuples are lists there."""
+    """Return the numbers as JSON gives them back: tuples become lists."""
     return {name: list(value) if isinstance(value, tuple) else value for name, value in numbers}

@@ -1,8 +1,9 @@
-"""Rows in, Snapshot out: one moment of the pools, read in ``SNAPSHOT_QUERIES`` queries however many rows there are.
+"""Build the planner's Snapshot for a given time from database rows.
 
-Reading and putting together are two steps. ``SnapshotRows`` is what the database says, and nothing in it depends on the clock;
-``build_snapshot`` makes the Snapshot of it as of a moment. So the snapshot that is kept warm (``scheduler.cycle.snapshot_cache``) reads a few
-rows again, and is put together by the same code as a fresh one.
+Reading and building are separate steps. ``SnapshotRows`` is what the database says and does not depend on
+the clock; ``build_snapshot`` makes the Snapshot at a given time from it. So
+``scheduler.cycle.snapshot_cache`` reads only a few rows again, and the same code builds both the cached and
+a fresh snapshot.
 """
 
 from __future__ import annotations
@@ -45,60 +46,61 @@ from scheduler.state.states import OPEN_RESERVATION_STATES, TERMINATING_STATES
 
 
 def take_snapshot(pool_ids: Sequence[int] | None, now: datetime) -> snapshot.Snapshot:
-    """Everything the planner may know about these pools (None: all of them) as of one moment."""
+    """Return everything that the planner may know about these pools (None: all) at ``now``."""
     with repeatable_read(), gc_paused():
         return build_snapshot(SnapshotReader(pool_ids, now).read(), now)
 
 
 def take_empty_snapshot(pool_ids: Sequence[int], now: datetime) -> snapshot.Snapshot:
-    """These pools as if nothing ran or waited in them and no GPU-hours of a guarantee were used: for what could ever be."""
+    """Return these pools as if nothing ran or was queued and no GPU-hours were used.
+
+    It shows what could ever start.
+    """
     with repeatable_read(), gc_paused():
         return build_snapshot(SnapshotReader(pool_ids, now).read_empty(), now)
 
 
 def with_reservation(taken: snapshot.Snapshot, reservation: snapshot.ReservationInfo) -> snapshot.Snapshot:
-    """The same moment with one promise more: for "what if"."""
+    """Return the snapshot with one more reservation, for what-if questions."""
     return dataclasses.replace(taken, reservations=(*taken.reservations, reservation))
 
 
 def queued_from_row(row: Workload, now: datetime) -> snapshot.QueuedWorkload:
-    """What a workload that is not written yet, with its id, would be to the planner if it waited at ``now``. One query."""
+    """Return the planner's value of an unsaved workload that has an id, as if it were queued. One query."""
     return TimeEffects(closed_budget_gates(now), {}).queued(
         {name: _column_value(row, name) for name in QUEUED_COLUMNS}
     )
 
 
 def _column_value(row: Any, name: str) -> Any:
-    """As ``values_list`` would give it: None beyond what the row does not refer to."""
+    """Return the value that ``values_list`` would give for this path; None beyond an empty reference."""
     for part in name.split("__"):
         row = None if row is None else getattr(row, part)
     return row
 
 
-# -- what the rows say -----------------------------------------------------------------------------------------------------
-
-
-# -- the snapshot as of a moment -------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class TimeEffects:
-    """What the clock makes of the rows: gates that are closed, and promises that are not over, with their bound units."""
+    """What depends on the clock: closed gates, and reservations that have not ended, with their bound
+    units.
+    """
 
     gates: ClosedGates
     reservations: dict[int, snapshot.ReservationInfo]
 
     def affects_workloads_like(self, other: TimeEffects) -> bool:
-        """Would every workload's row become the same as with the other one?"""
+        """Return True if every workload's value is the same under both."""
         return self._to_workloads() == other._to_workloads()
 
     def _to_workloads(self) -> tuple[object, object]:
         gates = {
-            whose: {action: gate.numbers for action, gate in of.items()} for whose, of in self.gates.items()
+            owner: {action: gate.numbers for action, gate in gates.items()}
+            for owner, gates in self.gates.items()
         }
         return gates, {promise.id: promise.end for promise in self.reservations.values()}
 
     def queued(self, row: Columns) -> snapshot.QueuedWorkload:
+        """Return the planner's value of a queued workload."""
         budget = budget_effect(self.gates, row["project__team_id"], row["project_id"])
         code, numbers = budget.gate, budget.gate_numbers
         if row["reservation__state"] is not None and row["reservation__state"] not in OPEN_RESERVATION_STATES:
@@ -135,6 +137,7 @@ class TimeEffects:
         )
 
     def running(self, row: Columns, held: HeldUnits) -> snapshot.RunningWorkload:
+        """Return the planner's value of a workload that holds units."""
         reservation = self.reservations.get(row["reservation_id"])
         until = held.since + row["max_runtime_seconds"]
         if reservation is not None:
@@ -154,13 +157,13 @@ class TimeEffects:
             borrowed_slots=row["borrowed_slots"],
             checkpoint_at=epoch_seconds_or_none(row["checkpoint_at"]),
             reservation=row["reservation_id"],
-            # One whose end is known but whose host has not confirmed it yet is on its way out, too.
+            # A workload that has ended but whose host has not confirmed it yet is stopping, too.
             stopping=row["state"] in TERMINATING_STATES or row["state"] not in LIVE_STATES,
             stop_by=epoch_seconds_or_none(row["gone_by"]),
             evicted_for_workload=row["evicted_for_workload_id"],
             evicted_for_reservation=row["evicted_for_reservation_id"],
             evicted_by=row["evicted_by_id"],
-            # What ended otherwise than by making room is counted by itself.
+            # Attempts that ended for other reasons are counted in failures and lost_attempts.
             evictions=max(0, row["attempt"] - 1 - row["failures"] - row["lost_attempts"]),
             cpu_milli=row["cpu_milli"],
             memory_mib=row["memory_mib"],
@@ -169,7 +172,7 @@ class TimeEffects:
 
 
 def time_effects(rows: SnapshotRows, now: datetime) -> TimeEffects:
-    """What holds at ``now`` of what was read before or at it."""
+    """Return what holds at ``now``, given rows that were read at or before it."""
     return TimeEffects(
         gates_by_owner(gate for gate in rows.gates if gate.until > now),
         {promise.id: promise for promise in open_reservations(rows.promised, rows.bound, now)},
@@ -179,7 +182,7 @@ def time_effects(rows: SnapshotRows, now: datetime) -> TimeEffects:
 def open_reservations(
     promised: Iterable[Reservation], bound: Iterable[tuple[int, int, datetime, datetime]], now: datetime
 ) -> list[snapshot.ReservationInfo]:
-    """Reservations that are not over at ``now``, with the units bound to them at that moment."""
+    """Return reservations that have not ended at ``now``, with the units bound to them at that time."""
     units: dict[int, list[int]] = defaultdict(list)
     for reservation, unit, since, until in bound:
         if since <= now < until:
@@ -190,7 +193,7 @@ def open_reservations(
 def open_maintenance(
     windows: Iterable[tuple[int, datetime, datetime]], now: datetime
 ) -> tuple[snapshot.MaintenanceInfo, ...]:
-    """The windows that are not over."""
+    """Return the maintenance windows that have not ended."""
     return tuple(
         snapshot.MaintenanceInfo(h, epoch_seconds(s), epoch_seconds(e)) for h, s, e in windows if e > now
     )
@@ -199,7 +202,7 @@ def open_maintenance(
 def decayed_use_at(
     rows: SnapshotRows, slots: Mapping[tuple[int, int], int], now: datetime
 ) -> tuple[snapshot.DecayedUseInfo, ...]:
-    """Decayed use as of ``now``; ``slots`` is what each (team, pool) holds."""
+    """Return the decayed use at ``now``; ``slots`` are those that each (team, pool) holds."""
     return tuple(
         snapshot.DecayedUseInfo(
             team,
@@ -216,7 +219,7 @@ def decayed_use_at(
 
 
 def held_slots(rows: SnapshotRows) -> dict[tuple[int, int], int]:
-    """Slots by (team, pool) of all that runs."""
+    """Return the slots of all running work, by (team, pool)."""
     found: dict[tuple[int, int], int] = defaultdict(int)
     for pk, row in rows.running.items():
         found[row["project__team_id"], row["pool_id"]] += rows.held[pk].slots
@@ -224,8 +227,8 @@ def held_slots(rows: SnapshotRows) -> dict[tuple[int, int], int]:
 
 
 def build_snapshot(rows: SnapshotRows, now: datetime) -> snapshot.Snapshot:
-    """The Snapshot that these rows are at ``now``, which is not before they were read."""
-    moment = time_effects(rows, now)
+    """Build the Snapshot at ``now``, which is not before the rows were read."""
+    effects = time_effects(rows, now)
     return snapshot.Snapshot(
         epoch=rows.epoch,
         pools=tuple(rows.pools.values()),
@@ -234,9 +237,9 @@ def build_snapshot(rows: SnapshotRows, now: datetime) -> snapshot.Snapshot:
         teams=tuple(rows.teams.values()),
         quotas=rows.quotas,
         decayed_use=decayed_use_at(rows, held_slots(rows), now),
-        queued=tuple(moment.queued(row) for row in rows.queued.values()),
-        running=tuple(moment.running(row, rows.held[pk]) for pk, row in rows.running.items()),
-        reservations=tuple(moment.reservations.values()),
+        queued=tuple(effects.queued(row) for row in rows.queued.values()),
+        running=tuple(effects.running(row, rows.held[pk]) for pk, row in rows.running.items()),
+        reservations=tuple(effects.reservations.values()),
         maintenance=open_maintenance(rows.maintenance, now),
     )
 

@@ -1,4 +1,8 @@
-"""Read the rows of a snapshot in ``SNAPSHOT_QUERIES`` queries, however many rows there are."""
+"""Read the rows of a snapshot in ``SNAPSHOT_QUERIES`` queries, however many rows there are.
+
+The rows do not depend on the clock: ``scheduler.cycle.snapshot`` builds the snapshot for a given time from
+them.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +46,10 @@ SNAPSHOT_QUERIES = 14
 
 @contextmanager
 def repeatable_read() -> Iterator[None]:
-    """All queries see the same rows. Inside a caller's transaction it is the caller's isolation that holds."""
+    """Give all queries of this context the same view of the database.
+
+    Inside a caller's transaction the caller's isolation level applies.
+    """
     if connection.in_atomic_block:
         yield
         return
@@ -57,7 +64,7 @@ Columns = Mapping[str, Any]  # one row, by the names of its columns
 
 @dataclass(frozen=True, slots=True)
 class HeldUnits:
-    """A workload's open allocations: their units, since when the first of them, and how many slots they are."""
+    """A workload's open allocations: the units, the start of the first one (s), and the number of slots."""
 
     units: tuple[int, ...]
     since: int
@@ -66,7 +73,7 @@ class HeldUnits:
 
 @dataclass(slots=True)
 class SnapshotRows:
-    """What was read, by id. What is over by the clock alone may still be in it."""
+    """The rows that were read, by id. It may include gates and reservations that have expired."""
 
     epoch: int
     pools: dict[int, snapshot.PoolInfo]
@@ -79,23 +86,24 @@ class SnapshotRows:
     used: list[tuple[int, int, float, datetime]]  # team, pool, slot-seconds, as of
     hosts: dict[int, snapshot.HostInfo] = field(default_factory=dict)
     units: dict[int, snapshot.UnitInfo] = field(default_factory=dict)
-    retired: set[int] = field(
-        default_factory=set
-    )  # of these units, those that are only here while they are held
+    retired: set[int] = field(default_factory=set)  # units that are included only because they are held
     held: dict[int, HeldUnits] = field(default_factory=dict)
     running: dict[int, Columns] = field(default_factory=dict)
     queued: dict[int, Columns] = field(default_factory=dict)
 
 
 class SnapshotReader:
-    """Reads ``SnapshotRows`` of some pools (None: all), all of them or those with given ids."""
+    """Reads the rows of some pools, or of all (None).
+
+    Each method reads one kind of row: all of them, or those with given ids.
+    """
 
     def __init__(self, pool_ids: Sequence[int] | None, now: datetime) -> None:
         self.now = now
         self.pool_ids = None if pool_ids is None else sorted(set(pool_ids))
 
     def read(self) -> SnapshotRows:
-        """Everything, in ``SNAPSHOT_QUERIES`` queries."""
+        """Read everything in ``SNAPSHOT_QUERIES`` queries."""
         rows = SnapshotRows(
             epoch=Leader.objects.filter(pk=1).values_list("epoch", flat=True).first() or 0,
             pools={pool.pk: pool_from_row(pool) for pool in self._within(Pool.objects.order_by("pk"), "pk")},
@@ -118,7 +126,10 @@ class SnapshotReader:
         return rows
 
     def read_empty(self) -> SnapshotRows:
-        """What there would be if everything had ended: no work, no maintenance, no closed budgets."""
+        """Read the pools as if all work had ended.
+
+        That is: no work, no maintenance, no closed budgets, unused GPU-hours.
+        """
         units, retired = self.units()
         return SnapshotRows(
             epoch=0,
@@ -147,7 +158,10 @@ class SnapshotReader:
     def units(
         self, ids: Collection[int] | None = None, gpus: Collection[int] = ()
     ) -> tuple[dict[int, snapshot.UnitInfo], set[int]]:
-        """Those in use by the inventory, and retired ones that somebody still holds; and which of them are retired."""
+        """Return the units and the ids of the retired ones.
+
+        Retired units are included only while they are held.
+        """
         given = {
             "pools": self.pool_ids,
             "ids": None if ids is None else list(ids),
@@ -159,7 +173,7 @@ class SnapshotReader:
         return {row[0]: snapshot.UnitInfo(*row[:-1]) for row in rows}, {row[0] for row in rows if row[-1]}
 
     def quotas(self, *, unused: bool = False) -> tuple[snapshot.QuotaInfo, ...]:
-        """``unused``: as if none of their GPU-hours were used."""
+        """Return the quotas. ``unused``: as if none of their GPU-hours were used."""
         rows = self._within(Quota.objects.order_by("pk"), "pool").values_list(*QUOTA_COLUMNS)
         if unused:
             return tuple(snapshot.QuotaInfo(*row[:5]) for row in rows)
@@ -169,7 +183,7 @@ class SnapshotReader:
         return list(BudgetGate.objects.filter(until__gt=self.now).order_by("pk"))
 
     def held(self, workloads: Collection[int] | None = None) -> dict[int, HeldUnits]:
-        """Open allocations by workload."""
+        """Return open allocations by workload."""
         rows = Allocation.objects.filter(period__upper_inf=True)
         if workloads is not None:
             rows = rows.filter(workload__in=ids_array(workloads))
@@ -188,7 +202,7 @@ class SnapshotReader:
         }
 
     def running(self, held: Collection[int]) -> dict[int, Columns]:
-        """The rows of those who hold something."""
+        """Return the rows of workloads that hold units."""
         rows = Workload.objects.filter(pk__in=ids_array(held)).order_by("pk").values_list(*RUNNING_COLUMNS)
         return {row[0]: dict(zip(RUNNING_COLUMNS, row, strict=True)) for row in rows}
 
@@ -224,12 +238,15 @@ def _with_ids(rows: QuerySet[Any], ids: Collection[int] | None) -> QuerySet[Any]
 
 
 def ids_array(ids: Iterable[int]) -> RawSQL:
-    """For ``pk__in``: thousands of ids as one parameter. As a parameter each they cost more than the rows."""
+    """Return ids for ``pk__in`` as one parameter: one parameter per id is slower than the query itself."""
     return RawSQL("SELECT unnest(%s::bigint[])", (list(ids),))
 
 
 def _size(slots: str) -> Combinable:
-    """How many slots a range is: counted there, because 10,000 ranges take 0.2 s to become Python's."""
+    """Return the number of slots of a range.
+
+    PostgreSQL computes it: converting 10,000 ranges to Python takes 0.2 s.
+    """
     return F(f"{slots}__endswith") - F(f"{slots}__startswith")
 
 
@@ -258,13 +275,16 @@ HOST_COLUMNS = (
 )
 
 
-# The fields of model.Unit in their order, and whether it is retired. By hand: 16,000 rows through the ORM take four times as long.
+# The fields of snapshot.UnitInfo in their order, and whether the unit is retired.
+# The ORM takes four times as long for 16,000 rows.
 READ_UNITS_SQL = """
-SELECT unit.id, gpu.host_id, unit.gpu_id, gpu.model, unit.profile, (upper(unit.slots) - lower(unit.slots))::int,
-       unit.memory_mib, gpu.compute_capability, gpu.nvlink_group,
+SELECT unit.id, gpu.host_id, unit.gpu_id, gpu.model, unit.profile,
+       (upper(unit.slots) - lower(unit.slots))::int, unit.memory_mib, gpu.compute_capability, gpu.nvlink_group,
        gpu.repair_state = 'well' AND unit.retired_at IS NULL AND gpu.retired_at IS NULL,
        unit.retired_at IS NOT NULL OR gpu.retired_at IS NOT NULL
-FROM scheduler_unit AS unit JOIN scheduler_gpu AS gpu ON gpu.id = unit.gpu_id JOIN scheduler_host AS host ON host.id = gpu.host_id
+FROM scheduler_unit AS unit
+JOIN scheduler_gpu AS gpu ON gpu.id = unit.gpu_id
+JOIN scheduler_host AS host ON host.id = gpu.host_id
 WHERE (unit.retired_at IS NULL AND gpu.retired_at IS NULL OR EXISTS (
         SELECT FROM scheduler_allocation AS held WHERE held.unit_id = unit.id AND upper_inf(held.period)
       ))
@@ -322,7 +342,7 @@ QUEUED_COLUMNS = (
 
 
 def pool_from_row(pool: Pool) -> snapshot.PoolInfo:
-    """A pool and its rules, as the planner knows them."""
+    """Return a pool with its policy as the core's value."""
     per_user, per_workload = pool.most_gpus_per_user, pool.most_gpus_per_workload
     policy = snapshot.PoolPolicy(
         notice_seconds=pool.notice_seconds,
@@ -348,7 +368,7 @@ def _quota_info(
     refuse: str,
     until: datetime | None,
 ) -> snapshot.QuotaInfo:
-    """A quota as it holds: one whose GPU-hours are used up guarantees nothing until its period is over."""
+    """Return a quota in effect: one whose GPU-hours are used up guarantees nothing until its period ends."""
     if not used_up or worth is None or until is None:
         return snapshot.QuotaInfo(team, pool, name, guaranteed, borrow)
     limit = 0 if refuse == Quota.WhenUsedUp.REFUSE else borrow

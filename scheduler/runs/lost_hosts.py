@@ -12,7 +12,10 @@ from scheduler.state.states import RunState
 
 
 def end_runs_of_lost_host(host: Host, now: datetime) -> None:
-    """Its lease, grace and margin are over: what it held has ended by the shims' own clocks. Inside a transaction, host locked."""
+    """End every run of a host whose lease, grace and margin have passed. Inside a transaction, host locked.
+
+    The shims have stopped the workloads by then, since nobody renewed the lease.
+    """
     runs = list(Run.objects.filter(host=host).exclude(state=RunState.ENDED).order_by("pk"))
     workloads = locks.workloads(run.workload_id for run in runs)
     for run in runs:

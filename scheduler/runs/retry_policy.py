@@ -26,11 +26,11 @@ LOST_CODES = (
 )
 
 
-# Of the operator's program, of the disk, of the driver: costs the workload nothing but time.
+# Faults of the operator's prolog, the disk or the driver: they cost the workload only time.
 HOST_SETUP_CODES = (ReasonCode.PROLOG_FAILED, ReasonCode.HOST_FULL, ReasonCode.GPU_UNREADABLE)
 
 
-HOST_SETUP_RETRY_SECONDS = 60  # until its host is closed by the breaker, or put right
+HOST_SETUP_RETRY_SECONDS = 60  # until the breaker closes the host, or an operator repairs it
 
 
 WORKLOAD_FAILURE_CODES = (
@@ -44,15 +44,14 @@ WORKLOAD_FAILURE_CODES = (
 MAX_LOST_ATTEMPTS = 5
 
 
-MAX_FAILED_HOSTS = 3  # a workload that fails on so many is not the hosts' fault: it is not tried again
+MAX_FAILED_HOSTS = 3  # the cause is then the workload and not the hosts: it is not tried again
 
 
 AVOID_HOST_CODES = (ReasonCode.START_FAILED, ReasonCode.DISK_RAN_LOW, *HOST_SETUP_CODES)
 
 
-HOST_AVOIDANCE_PERIOD = timedelta(
-    minutes=10
-)  # so long other hosts come first, after a start that failed or a disk that ran low
+# After a failed start or a low disk, other hosts are preferred for this period.
+HOST_AVOIDANCE_PERIOD = timedelta(minutes=10)
 
 
 MAX_AVOIDED_HOSTS = 16
@@ -66,7 +65,9 @@ BACKOFF_MAX_SECONDS = 30 * 60
 
 @dataclass(frozen=True, slots=True)
 class RetryDecision:
-    """What becomes of a workload whose attempt ended. ``comes_back`` with the counters it costs, or it ends with ``code``."""
+    """What happens to a workload after an attempt: it is requeued and counters grow, or it ends with
+    ``code``.
+    """
 
     code: str
     requeues: bool = False
@@ -76,25 +77,29 @@ class RetryDecision:
 
 
 def decide_retry(workload: Workload, outcome: str) -> RetryDecision:
-    """The rule of retries: what was told to make room or to move comes back for free; what a host, its disk, a GPU or a start
-    lost comes back a few times, jobs only; what a host's prolog refused as often as that happens, after a wait; what failed by
-    itself as often as its owner said, with a growing wait. A gang whose owner wants it to end with its first member comes back only
-    where it could not start."""
-    wanted = workload.stop_requested or (
-        ReasonCode.DRAINED if outcome == ReasonCode.DRAINED else ""
-    )  # its agent may drain by itself
-    if outcome == ReasonCode.FINISHED and wanted in (*REQUEUE_CODES, *LOST_CODES):
-        return RetryDecision(outcome)  # it was done before the word reached it
-    if wanted in REQUEUE_CODES:
-        return RetryDecision(wanted, requeues=True)
-    if wanted and wanted not in LOST_CODES:
-        return RetryDecision(wanted)
+    """Decide whether a workload whose attempt ended with ``outcome`` is requeued.
+
+    - Evicted or drained work is requeued at no cost.
+    - Work lost to a host, its disk, a GPU or a failed start is requeued a few times; jobs only.
+    - Work that a host's prolog or setup refused is requeued without limit, after a wait.
+    - Work that failed by itself is requeued as often as its owner asked, with a growing wait.
+
+    A gang that is to end with its first member is requeued only if it could not start.
+    """
+    # An agent may drain its host without an order of the server.
+    requested = workload.stop_requested or (ReasonCode.DRAINED if outcome == ReasonCode.DRAINED else "")
+    if outcome == ReasonCode.FINISHED and requested in (*REQUEUE_CODES, *LOST_CODES):
+        return RetryDecision(outcome)  # it finished before the stop order arrived
+    if requested in REQUEUE_CODES:
+        return RetryDecision(requested, requeues=True)
+    if requested and requested not in LOST_CODES:
+        return RetryDecision(requested)
     if outcome in HOST_SETUP_CODES:
         return RetryDecision(outcome, requeues=True, wait_seconds=HOST_SETUP_RETRY_SECONDS)
     if _ends_with_member(workload, outcome):
-        return RetryDecision(outcome if outcome in LOST_CODES else wanted or outcome)
-    if outcome in LOST_CODES or wanted in LOST_CODES:
-        code = outcome if outcome in LOST_CODES else wanted
+        return RetryDecision(outcome if outcome in LOST_CODES else requested or outcome)
+    if outcome in LOST_CODES or requested in LOST_CODES:
+        code = outcome if outcome in LOST_CODES else requested
         again = workload.kind == WorkloadKind.JOB and workload.lost_attempts < MAX_LOST_ATTEMPTS
         wait = (
             _backoff_seconds(workload.lost_attempts)
@@ -110,8 +115,8 @@ def decide_retry(workload: Workload, outcome: str) -> RetryDecision:
 
 
 def _ends_with_member(workload: Workload, outcome: str) -> bool:
-    wants_that = gangs.is_gang(workload) and workload.if_member_ends == IfMemberEnds.END
-    return wants_that and outcome not in (ReasonCode.START_FAILED, *HOST_SETUP_CODES)
+    ends_together = gangs.is_gang(workload) and workload.if_member_ends == IfMemberEnds.END
+    return ends_together and outcome not in (ReasonCode.START_FAILED, *HOST_SETUP_CODES)
 
 
 def _backoff_seconds(times_before: int) -> int:

@@ -55,7 +55,7 @@ def main() -> None:
                 "answered": len(planned.placements) + len(planned.refusals),
                 "violations": violations(taken, planned, core_values.epoch_seconds(now)),
                 "led": applied is not None,
-                "rejected": [rejection.why for rejection in applied.rejected] if applied else [],
+                "rejected": [rejection.problem for rejection in applied.rejected] if applied else [],
                 "after": found(),
             }
         )

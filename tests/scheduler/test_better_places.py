@@ -105,7 +105,7 @@ def test_a_plan_made_before_the_disk_was_full_starts_nothing_there(world: World)
     assert [placement.workload for placement in planned.placements] == [work.pk]
     say(agents.values(), world.now, full=True)
     applied = apply_plan(planned, taken, world.now)
-    assert "is full" in applied.rejected[0].why and Workload.objects.get(pk=work.pk).state == "queued"
+    assert "is full" in applied.rejected[0].problem and Workload.objects.get(pk=work.pk).state == "queued"
 
 
 def test_a_frame_that_says_that_the_disk_is_full_is_news(world: World) -> None:

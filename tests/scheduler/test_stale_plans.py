@@ -68,7 +68,7 @@ def planned(world: World, at: dt.datetime | None = None) -> tuple[Plan, Snapshot
 
 
 def refusals(applied: ApplyResult, kind: type) -> list[str]:
-    return [r.why for r in applied.rejected if isinstance(r.item, kind)]
+    return [r.problem for r in applied.rejected if isinstance(r.item, kind)]
 
 
 # -- work that would start -------------------------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ def test_a_reservation_that_was_moved_meanwhile_is_not_bound(
     answer, taken = planned(world, at)
     assert answer.bindings
     Reservation.objects.filter(pk=reservation.pk).update(start=at + HOUR)
-    assert apply_plan(answer, taken, at).rejected[0].why == "the reservation was moved to a later time"
+    assert apply_plan(answer, taken, at).rejected[0].problem == "the reservation was moved to a later time"
     assert not BoundUnit.objects.exists()
     monkeypatch.setattr(plan_checks.PlanChecks, "binding_problem", lambda self, reservation: "")
     assert len(apply_plan(answer, taken, at).accepted) == 1
@@ -372,7 +372,7 @@ def test_of_those_who_make_room_for_one_workload_all_go_or_none(world: World) ->
         Workload.objects.get(pk=first), now=at
     )  # it goes by itself: the other is still needed
     again = apply_plan(Plan(answer.epoch, evictions=answer.evictions), taken, at)
-    assert "goes already" in refusals(again, Eviction)[0]
+    assert "is stopping already" in refusals(again, Eviction)[0]
 
 
 # -- leaders ---------------------------------------------------------------------------------------------------------------

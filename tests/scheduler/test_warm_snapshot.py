@@ -151,7 +151,7 @@ class Life:
 
     def cycle(self) -> None:
         self.epoch = leadership.acquire_or_renew("life", self.now) or 0
-        engine.run_cycle("life", self.now, warm=self.warm if self.dice.random() < 0.7 else None)
+        engine.run_cycle("life", self.now, cache=self.warm if self.dice.random() < 0.7 else None)
 
     def sync(self) -> None:
         for agent in self.agents.values():
@@ -344,11 +344,11 @@ def test_engines_that_take_the_lead_from_each_other_start_everything_once(world:
         name = ("one", "two", "three", "one", "three")[turn % 5]
         job(world, now, project=world.teams[turn % 3].project, owner=world.teams[turn % 3].member)
         for other, warm in engines.items():
-            assert (engine.run_cycle(other, now, warm=warm) is not None) == (
+            assert (engine.run_cycle(other, now, cache=warm) is not None) == (
                 Leader.objects.get(pk=1).holder == other
             )
         now += 6 * SECOND
-        assert engine.run_cycle(name, now, warm=engines[name]) is not None
+        assert engine.run_cycle(name, now, cache=engines[name]) is not None
         epoch = Leader.objects.get(pk=1).epoch
         must_equal_a_fresh_one(engines[name], epoch, now)
     assert not Workload.objects.filter(state="queued").exists()
@@ -381,17 +381,17 @@ def test_a_cycle_in_which_nothing_changed_asks_a_handful_of_questions_and_plans_
     for _ in range(20):
         job(world, world.now, units=8)
     for step in range(3):  # until all is said
-        engine.run_cycle("test", world.now + step * SECOND, warm=warm)
+        engine.run_cycle("test", world.now + step * SECOND, cache=warm)
     plans = []
     real = type(warm.standing).plan
     monkeypatch.setattr(type(warm.standing), "plan", lambda self, now: plans.append(now) or real(self, now))
     with CaptureQueriesContext(connection) as asked:
-        engine.run_cycle("test", world.now + 3 * SECOND, warm=warm)
+        engine.run_cycle("test", world.now + 3 * SECOND, cache=warm)
     assert not plans and len(asked) <= 10, [q["sql"][:80] for q in asked]
-    engine.run_cycle("test", world.now + (MAX_PLAN_AGE_SECONDS + 4) * SECOND, warm=warm)
+    engine.run_cycle("test", world.now + (MAX_PLAN_AGE_SECONDS + 4) * SECOND, cache=warm)
     assert len(plans) == 1, "estimates move with time"
     job(world, world.now)
-    engine.run_cycle("test", world.now + (MAX_PLAN_AGE_SECONDS + 5) * SECOND, warm=warm)
+    engine.run_cycle("test", world.now + (MAX_PLAN_AGE_SECONDS + 5) * SECOND, cache=warm)
     assert len(plans) == 2
 
 
@@ -411,28 +411,28 @@ def test_what_time_alone_changes_is_decided_in_time_by_quiet_cycles(world: World
     assert made is not None
     waits = job(world, world.now, project=world.language.project, owner=world.language.member)
     Workload.objects.filter(pk=waits.pk).update(not_before=world.now + 7 * SECOND)
-    engine.run_cycle("test", world.now, warm=warm)
-    engine.run_cycle("test", world.now + SECOND, warm=warm)
-    engine.run_cycle("test", world.now + 5 * SECOND, warm=warm)
+    engine.run_cycle("test", world.now, cache=warm)
+    engine.run_cycle("test", world.now + SECOND, cache=warm)
+    engine.run_cycle("test", world.now + 5 * SECOND, cache=warm)
     made.refresh_from_db()
     assert made.state == "active"
-    engine.run_cycle("test", world.now + 6 * SECOND, warm=warm)
+    engine.run_cycle("test", world.now + 6 * SECOND, cache=warm)
     assert Workload.objects.get(pk=waits.pk).state == "queued"
-    engine.run_cycle("test", world.now + 7 * SECOND, warm=warm)
+    engine.run_cycle("test", world.now + 7 * SECOND, cache=warm)
     assert Workload.objects.get(pk=waits.pk).state == "placed"
 
 
 def test_a_refused_part_is_planned_again_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     warm = SnapshotCache()
-    engine.run_cycle("test", world.now, warm=warm)
+    engine.run_cycle("test", world.now, cache=warm)
     workload = job(world, world.now)
     with monkeypatch.context() as patch:
         patch.setattr(
             "scheduler.cycle.plan_checks.PlanChecks.placement_problem", lambda self, placement: "a test says no"
         )
-        applied = engine.run_cycle("test", world.now + SECOND, warm=warm)
+        applied = engine.run_cycle("test", world.now + SECOND, cache=warm)
         assert applied is not None and applied.rejected
-    engine.run_cycle("test", world.now + 2 * SECOND, warm=warm)
+    engine.run_cycle("test", world.now + 2 * SECOND, cache=warm)
     assert Workload.objects.get(pk=workload.pk).state == "placed"
 
 
@@ -441,12 +441,12 @@ def test_reasons_that_are_known_to_stand_in_the_rows_are_not_looked_up_again(wor
     for _ in range(10):
         job(world, world.now, units=8)
     for step in range(3):
-        engine.run_cycle("test", world.now + step * SECOND, warm=warm)
+        engine.run_cycle("test", world.now + step * SECOND, cache=warm)
     workload = Workload.objects.filter(state="queued").latest("pk")
     Workload.objects.filter(pk=workload.pk).update(
         reason_code="", not_before=world.now
     )  # as when it is queued again
-    engine.run_cycle("test", world.now + 4 * SECOND, warm=warm)
+    engine.run_cycle("test", world.now + 4 * SECOND, cache=warm)
     workload.refresh_from_db()
     assert workload.reason_code != ""
 
