@@ -187,7 +187,7 @@ class PlanChecks:
         if beneficiary is None or beneficiary.state != WorkloadState.QUEUED:
             return "the workload that needs its units is not queued any more"
         models = self.models_of.get(victim.id, ())
-        # The beneficiary is not placed yet and borrows nothing: it claims its team's guarantee or higher rank.
+        # The beneficiary is not placed yet and borrows nothing: it uses its team's guarantee or higher rank.
         why = self._claim_problem(beneficiary, models, 0)
         if why:
             return f"the workload that needs its units: {why}"
