@@ -25,7 +25,7 @@ from scheduler.core.what_if.comparison import ComparisonBasis
 from scheduler.core.what_if.fairness import FairnessRow
 from scheduler.cycle import request_snapshot_cache
 from scheduler.models import Pool, Team, Workload
-from scheduler.reads import capacity as engine
+from scheduler.reads import capacity, explanations
 from scheduler.services import ImpossibleStart, impossible_start_of
 from scheduler.state.states import WorkloadState
 
@@ -141,7 +141,7 @@ def _planned_ahead(workload: Workload, now: datetime) -> list[tuple[int, str, bo
             turn.queued.submitted < submitted,
             turn.queued.predicted_seconds < predicted,
         )
-        for turn, part in engine.turns_before(workload, now)
+        for turn, part in explanations.turns_before(workload, now)
     ]
 
 
@@ -170,7 +170,7 @@ def compare_in_queue(mine: Workload, theirs: Workload, now: datetime) -> QueueCo
     if mine.pool_id != theirs.pool_id or mine.state != WorkloadState.QUEUED or mine.pk == theirs.pk:
         return None
     with request_snapshot_cache.share_snapshots():
-        found = engine.compare_turns(mine, theirs, now)
+        found = explanations.compare_turns(mine, theirs, now)
         taken = request_snapshot_cache.take_cached_snapshot([mine.pool_id], now)
     if found is None:
         return None
@@ -198,7 +198,7 @@ def _comparison_facts(
     Times are in seconds since the epoch, shares in GPU-hours by weight.
     """
     running = next((row for row in taken.running if row.id == workload.pk), None)
-    quotas = engine.quota_use(team=workload.project.team_id, pool=workload.pool_id, now=now)
+    quotas = capacity.quota_use(team=workload.project.team_id, pool=workload.pool_id, now=now)
     wanted = [quota for quota in quotas if quota.model in workload.models_wanted] or quotas
     facts: dict[str, Any] = {
         "team": workload.project.team.name,
@@ -246,7 +246,7 @@ def faster_requests(workload: Workload, now: datetime) -> list[Alternative]:
         return []
     known = cached_faster_requests(workload)
     if known is None:
-        known = engine.sooner_alternatives(workload, now)
+        known = explanations.sooner_alternatives(workload, now)
         cache_set(_faster_requests_key(workload), known, FASTER_REQUESTS_TTL_SECONDS)
     return known
 
@@ -279,7 +279,7 @@ def alternative_windows(workload: Workload, user: User, now: datetime) -> list[A
         # one person may fill this much of the cache
         ("windows", workload.pk, int(length.total_seconds()), user.pk),
         now,
-        lambda: engine.reservable_windows(workload, owner=user, length=length, now=now),
+        lambda: explanations.reservable_windows(workload, owner=user, length=length, now=now),
     )
     return [AlternativeWindow(workload, start, end, needs_approval, in_form) for start, end in found]
 
@@ -290,7 +290,7 @@ def fair_share_rows(pool: Pool, mine: Collection[int] | int, now: datetime) -> l
     ``mine``: ids of the viewer's teams. Users of a pool may see the sums of its teams.
     """
     rows: list[FairnessRow] = cached_answer(
-        ("fairness", pool.pk), now, lambda: engine.fairness_rows(pool, now)
+        ("fairness", pool.pk), now, lambda: explanations.fairness_rows(pool, now)
     )
     own = {mine} if isinstance(mine, int) else set(mine)
     teams = {team.pk: team for team in Team.objects.filter(pk__in=[row.team for row in rows])}
