@@ -1,7 +1,8 @@
-"""The verbs that change what the scheduler knows. They trust their caller: permission and audit are portal's.
+"""Operations that change the scheduler's rows. Callers have checked permission and write the audit log.
 
-Each is one transaction with its own locks (``scheduler.coordination.locks``), takes ``now``, and nudges the engine after the commit. A verb that
-answers a bool says whether it changed anything; what the world does not allow raises OperationRejected with numbers.
+Each operation is one transaction with its own locks (``scheduler.coordination.locks``), takes ``now``, and
+nudges the engine after the commit. An operation that returns a bool returns True if it changed something.
+Raises OperationRejected, with numbers, if the current state does not allow the operation.
 """
 
 from scheduler.queue.dependencies import first_never_met

@@ -1,4 +1,4 @@
-"""Check whether reservations and changes of them fit, without changing a row."""
+"""Check whether reservations, and changes of them, fit. Nothing here changes a row."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def check_window(
     owner: Person | None = None,
     **ask: Any,
 ) -> WindowCheckResult:
-    """Would a reservation of this ask fit its window at present? Holds nothing; ``exclude`` is one that is being moved.
+    """Check whether a reservation would fit its window now. Holds nothing.
 
-    ``owner`` is whose it would be: one person may hold so much. A budget that refuses new work refuses this, too.
-    ``ask`` are the columns of ``scheduler.models.HardwareColumns``; ``name`` is accepted so that one set of columns serves all verbs.
+    ``exclude``: the reservation that would be moved. ``owner``: the owner whose per-user cap applies. A
+    budget that rejects new work rejects this, too. ``ask``: the columns of
+    ``scheduler.models.HardwareColumns``. ``name`` is accepted so that one set of columns serves all
+    operations.
     """
-    taken, who = (
-        request_snapshot_cache.take_cached_snapshot([pool.pk], now),
-        None if owner is None else owner.pk,
-    )
+    taken = request_snapshot_cache.take_cached_snapshot([pool.pk], now)
+    owner_id = None if owner is None else owner.pk
     return check_window_in_snapshot(
-        taken, project, pool, start, end, now, may_exceed_guarantee, exclude, who, ask
+        taken, project, pool, start, end, now, may_exceed_guarantee, exclude, owner_id, ask
     )
 
 
@@ -64,13 +64,15 @@ def first_windows(
     may_exceed_guarantee: bool = False,
     **ask: Any,
 ) -> list[Window]:
-    """The windows of a length that ``check_window`` names to who asks for one that does not fit."""
+    """Return the first windows of a length that fit; ``check_window`` names the same ones in a rejection."""
     taken, budget = request_snapshot_cache.take_cached_snapshot([pool.pk], now), _BudgetLimits(project, now)
-    whose = ReservationRequester(project.team_id, owner.pk, may_exceed_guarantee, budget.borrows_again_from)
+    requester = ReservationRequester(
+        project.team_id, owner.pk, may_exceed_guarantee, budget.borrows_again_from
+    )
     found = free_windows(
         taken,
         _ask(**ask),
-        whose,
+        requester,
         pool.pk,
         int(length.total_seconds()),
         core_values.epoch_seconds(now),
@@ -92,10 +94,11 @@ def check_window_in_snapshot(
     owner: int | None,
     ask: Mapping[str, Any],
 ) -> WindowCheckResult:
+    """Check one window against a snapshot."""
     before = None if exclude is None else (max(exclude.start, now), exclude.end)
     budget = _BudgetLimits(project, now)
-    if (no := budget.refuses((start, end), before)) is not None:
-        return no
+    if (rejection := budget.refuses((start, end), before)) is not None:
+        return rejection
     return check_reservation_window(
         taken,
         _ask(**ask),
@@ -114,20 +117,24 @@ def check_window_in_snapshot(
 
 
 class _BudgetLimits:
-    """What the closed gates of a team and its project mean for its reservations."""
+    """The effect of closed budget gates of a team and its project on reservations."""
 
     def __init__(self, project: Project, now: datetime) -> None:
         gates = gate_effects.closed_budget_gates(now)
-        whose = (("team", project.team_id), ("project", project.pk))
+        owners = (("team", project.team_id), ("project", project.pk))
         self.borrows_again_from = gate_effects.budget_effect(
             gates, project.team_id, project.pk
         ).borrows_again_from
         self.closed = [
-            g for w in whose if (g := gates.get(w, {}).get(BudgetGate.Action.REFUSE_NEW)) is not None
+            gate
+            for owner in owners
+            if (gate := gates.get(owner, {}).get(BudgetGate.Action.REFUSE_NEW)) is not None
         ]
 
     def refuses(self, window: Window, before: Window | None = None) -> WindowCheckResult | None:
-        """The answer to who would reserve more of the time until a gate opens than ``before``; None where it is no more."""
+        """Return the rejection of a window that takes more time before a gate opens than ``before``, or
+        None.
+        """
         for gate in self.closed:
             soonest = _earliest_start(gate, window[1] - window[0], before)
             if soonest is not None and window[0] < soonest:
@@ -135,14 +142,19 @@ class _BudgetLimits:
         return None
 
     def earliest(self, length: timedelta, before: Window | None, now: datetime) -> datetime:
-        """From when on no gate refuses a window of a length instead of ``before``."""
+        """Return the earliest start at which no gate rejects a window of this length that replaces
+        ``before``.
+        """
         return max(
             [now, *(at for gate in self.closed if (at := _earliest_start(gate, length, before)) is not None)]
         )
 
 
 def _earliest_start(gate: BudgetGate, length: timedelta, before: Window | None) -> datetime | None:
-    """From when on a window of a length takes no more of the time until a gate opens than ``before``; None: it never does."""
+    """Return the earliest start of a window that takes no more time before the gate opens than ``before``.
+
+    None if any start is allowed.
+    """
     taken = timedelta(0)
     if before is not None:
         taken = max(taken, min(before[1], gate.until) - before[0])
@@ -160,7 +172,7 @@ def check_windows(
     owner: Person | None = None,
     **ask: Any,
 ) -> list[WindowCheckResult]:
-    """``check_window`` for windows that don't overlap one another and are wanted together. One reading of the pool."""
+    """Check windows that do not overlap and are reserved together; one snapshot for all of them."""
     bounds = [(core_values.epoch_seconds(start), core_values.epoch_seconds(end)) for start, end in windows]
     budget, longest = (
         _BudgetLimits(project, now),
@@ -185,7 +197,7 @@ def check_windows(
 def check_change(
     reservation: Reservation, *, start: datetime | None = None, end: datetime | None = None, now: datetime
 ) -> WindowCheckResult:
-    """Would ``change_reservation`` do it at present? What lies within its window as it is always fits."""
+    """Check whether ``change_reservation`` would succeed now. A window within the current one always fits."""
     if reservation.state not in OPEN_RESERVATION_STATES:
         return WindowCheckResult(False, ReasonCode.RESERVATION_OVER, (("state", reservation.state),))
     first, last = changed_window(reservation, start, end)
@@ -194,8 +206,8 @@ def check_change(
     pool = reservation.pool
     if reservation.bound_units.filter(period__endswith__gt=now).exists():
         budget = _BudgetLimits(reservation.project, now)
-        if (no := budget.refuses((first, last), (reservation.start, reservation.end))) is not None:
-            return no
+        if (rejection := budget.refuses((first, last), (reservation.start, reservation.end))) is not None:
+            return rejection
         return check_extension(
             snapshot.take_snapshot([pool.pk], now),
             reservation.pk,
@@ -222,7 +234,7 @@ def check_change(
 def changed_window(
     reservation: Reservation, start: datetime | None, end: datetime | None
 ) -> tuple[datetime, datetime]:
-    """What was given instead of what is; a start that has passed can't be moved."""
+    """Return the new start and end; a start that has passed cannot change."""
     moves = start is not None and reservation.state == ReservationState.CONFIRMED
     return (start if moves and start is not None else reservation.start), end or reservation.end
 
@@ -238,7 +250,10 @@ def evicted_by_reservation(
     may_exceed_guarantee: bool = False,
     **ask: Any,
 ) -> list[Workload]:
-    """Which work would be told to go if this reservation began now: for the one who approves it. The same ``plan()`` says so."""
+    """Return the workloads that would be evicted if this reservation started now, for its approver.
+
+    The planner computes them with a hypothetical reservation.
+    """
     taken = request_snapshot_cache.take_cached_snapshot([pool.pk], now)
     at = core_values.epoch_seconds(now)
     hypothetical = model.ReservationInfo(

@@ -1,4 +1,4 @@
-"""Promises on the timeline: made, moved and given up under their pool's lock."""
+"""Confirm, change and close reservations under the lock of their pool."""
 
 from __future__ import annotations
 
@@ -45,9 +45,10 @@ def confirm_reservation(
     may_exceed_guarantee: bool = False,
     **ask: Any,
 ) -> tuple[Reservation | None, WindowCheckResult]:
-    """Promise it, when it fits what is promised already: judged again here, under the pool's lock.
+    """Confirm a reservation if it fits, checked here under the pool's lock.
 
-    The reservation and its answer; None and the reason with the first windows that fit when it does not.
+    Returns the reservation and the result; or None and the result with its reason and the first windows
+    that fit.
     """
     locks.pools([pool.pk])
     taken = snapshot.take_snapshot([pool.pk], now)
@@ -84,10 +85,10 @@ def confirm_series(
     may_exceed_guarantee: bool = False,
     **ask: Any,
 ) -> tuple[Series | None, list[WindowCheckResult]]:
-    """Promise every one of ``windows``, or none of them: judged together, under the pool's lock.
+    """Confirm a reservation for every window, or for none: they are checked together under the pool's lock.
 
-    ``windows`` are what the recurrence amounts to; they don't overlap. The answers are in their order, the first that does
-    not fit with the first windows that would.
+    ``windows`` are the occurrences of ``recurrence``; they do not overlap. The results are in the same
+    order; the first rejected one has the first windows that fit.
     """
     locks.pools([pool.pk])
     answers = check_windows(
@@ -136,7 +137,7 @@ def confirm_series(
 
 @transaction.atomic
 def cancel_series(series: Series, *, now: datetime) -> int:
-    """Give up every occurrence that is not over; how many they were. What runs inside one is told to go."""
+    """Cancel every open occurrence and stop the work inside; return how many occurrences."""
     locks.pools([series.pool_id])
     open_ = series.occurrences.filter(state__in=OPEN_RESERVATION_STATES).values_list("pk", flat=True)
     rows = locks.reservations(open_)
@@ -148,7 +149,7 @@ def cancel_series(series: Series, *, now: datetime) -> int:
 
 
 def lock_reservation(reservation: Reservation) -> Reservation:
-    """The row as it is, under its own and its pool's lock until the transaction ends. Inside a transaction."""
+    """Return the fresh row, with it and its pool locked. Inside a transaction."""
     locks.pools([reservation.pool_id])
     return locks.reservations([reservation.pk])[reservation.pk]
 
@@ -157,9 +158,10 @@ def lock_reservation(reservation: Reservation) -> Reservation:
 def change_reservation(
     reservation: Reservation, *, start: datetime | None = None, end: datetime | None = None, now: datetime
 ) -> WindowCheckResult:
-    """Move, shorten or extend it when the timeline allows. Once it is active only its end can change, and it keeps its units.
+    """Move, shorten or extend a reservation if it fits. An active one keeps its units, and only its end can
+    change.
 
-    When the answer does not fit, nothing was changed; a reservation that is over answers RESERVATION_OVER.
+    Nothing is changed if the result does not fit; a closed reservation gives RESERVATION_OVER.
     """
     locks.pools([reservation.pool_id])
     fresh = locks.reservations([reservation.pk])[reservation.pk]
@@ -172,7 +174,9 @@ def change_reservation(
 
 @transaction.atomic
 def shorten_reservation(reservation: Reservation, *, end: datetime, now: datetime) -> bool:
-    """Let it end earlier, but not in the past. False when it is over or ``end`` is not between now and its end."""
+    """Set an earlier end that is not in the past. Returns False if it is closed or ``end`` is not between
+    now and its end.
+    """
     fresh = locks.reservations([reservation.pk])[reservation.pk]
     if fresh.state not in OPEN_RESERVATION_STATES or not max(now, fresh.start) < end <= fresh.end:
         return False
@@ -183,7 +187,9 @@ def shorten_reservation(reservation: Reservation, *, end: datetime, now: datetim
 
 @transaction.atomic
 def cancel_reservation(reservation: Reservation, *, now: datetime) -> bool:
-    """Give it up. What runs inside it is told to go, what waits for it ends. False when it is over already."""
+    """Cancel a reservation: its running work is stopped, its waiting work ends. Returns False if it is
+    closed already.
+    """
     locks.pools([reservation.pool_id])
     fresh = locks.reservations([reservation.pk])[reservation.pk]
     if fresh.state not in OPEN_RESERVATION_STATES:
@@ -194,7 +200,9 @@ def cancel_reservation(reservation: Reservation, *, now: datetime) -> bool:
 
 
 def close_reservation(reservation: Reservation, state: ReservationState, now: datetime) -> bool:
-    """It is over, released or cancelled: its units are anybody's again, and its work ends. Inside a transaction."""
+    """Close a reservation as over, released or cancelled, release its units and end its work. Inside a
+    transaction.
+    """
     if not change_state(
         reservation, "state", old=ReservationState(reservation.state), new=state, ended_at=now
     ):
@@ -217,7 +225,9 @@ def close_reservation(reservation: Reservation, state: ReservationState, now: da
 
 @transaction.atomic
 def rebind_reservation(reservation: Reservation, *, now: datetime) -> bool:
-    """Let go of its units, some of which can't be used, so that the next cycle binds others. False while work runs inside."""
+    """Release the units of a reservation with unusable ones; the next cycle binds others. Returns False
+    while work runs inside.
+    """
     locks.pools([reservation.pool_id])
     fresh = locks.reservations([reservation.pk])[reservation.pk]
     if fresh.state != ReservationState.ACTIVE or fresh.allocations.filter(period__upper_inf=True).exists():
@@ -230,7 +240,7 @@ def rebind_reservation(reservation: Reservation, *, now: datetime) -> bool:
 def _set_window(reservation: Reservation, start: datetime, end: datetime) -> None:
     still_bound = BoundUnit.objects.filter(reservation=reservation, period__endswith=reservation.end)
     Reservation.objects.filter(pk=reservation.pk).update(start=start, end=end)
-    for bound in list(still_bound):  # what it has let go of before stays as it was
+    for bound in list(still_bound):  # bindings that ended earlier stay as they are
         BoundUnit.objects.filter(pk=bound.pk).update(period=DateTimeTZRange(bound.period.lower, end))
     reservation.start, reservation.end = start, end
     _notify(reservation)
