@@ -1,4 +1,4 @@
-"""Reads that several pages, the API and telemetry share. Nothing here changes a row."""
+"""Read the capacity, the occupancy and the quota use of pools."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ SLOT_COUNT = F("slots__endswith") - F("slots__startswith")
 
 
 def free_unit_filter(now: datetime) -> Q:
-    """Of units: could be given to somebody at this moment: well, on a host that takes new work, held by nobody and bound to no
-    reservation."""
+    """Return the condition for units that can be allocated now.
+
+    They are well, on a host that accepts work, not held and not bound to a reservation.
+    """
     held = Allocation.objects.filter(unit=OuterRef("pk"), period__upper_inf=True)
     bound = BoundUnit.objects.filter(unit=OuterRef("pk"), period__contains=now)
     return (
@@ -37,14 +39,16 @@ def free_unit_filter(now: datetime) -> Q:
 
 
 def free_units(pool: Pool, now: datetime) -> QuerySet[Unit]:
-    """The free units of a pool."""
+    """Return the free units of a pool."""
     units = Unit.objects.filter(gpu__host__pool=pool, retired_at__isnull=True, gpu__retired_at__isnull=True)
     return units.filter(free_unit_filter(now))
 
 
 @dataclass(frozen=True, slots=True)
 class ModelOccupancy:
-    """One model of one pool, in slots (840 is one GPU). ``closed`` are those nobody may be given: sick, cordoned, silent."""
+    """One GPU model of a pool, in slots (840 is one GPU). ``closed``: not usable, since quarantined,
+    cordoned or silent.
+    """
 
     model: str
     total: int
@@ -58,11 +62,11 @@ class ModelOccupancy:
 
 
 def pool_occupancy(pool: Pool, now: datetime) -> list[ModelOccupancy]:
-    """What a pool's GPUs do at this moment, by model. Held comes before bound, bound before closed: each slot counts once."""
+    """Return the occupancy of a pool by GPU model; a slot counts as held, else bound, else closed."""
     taken = request_snapshot_cache.take_cached_snapshot([pool.pk], now)
     held = {unit for running in taken.running for unit in running.units}
     bound = {unit for reservation in taken.reservations for unit in reservation.units}
-    open_hosts = {host.id for host in taken.hosts if host.accepts}
+    accepting = {host.id for host in taken.hosts if host.accepts}
     sums: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     for unit in taken.units:
         row = sums[unit.model]
@@ -71,14 +75,16 @@ def pool_occupancy(pool: Pool, now: datetime) -> list[ModelOccupancy]:
             row[1] += unit.slots
         elif unit.id in bound:
             row[2] += unit.slots
-        elif not unit.well or unit.host not in open_hosts:
+        elif not unit.well or unit.host not in accepting:
             row[3] += unit.slots
     return [ModelOccupancy(name, *sums[name]) for name in sorted(sums)]
 
 
 def held_by_team(teams: Collection[int], now: datetime) -> dict[tuple[int, int, str], int]:
-    """Slots that teams hold, by (team, pool, GPU model): what runs outside active reservations, and what is bound to
-    reservations, used or not. Two queries."""
+    """Return slots that teams hold, by (team, pool, GPU model). Two queries.
+
+    Counted are allocations outside active reservations, and units bound to reservations, used or not.
+    """
     sums: dict[tuple[int, int, str], int] = defaultdict(int)
     outside = Allocation.objects.filter(period__upper_inf=True, project__team__in=teams)
     outside = outside.exclude(reservation__state=ReservationState.ACTIVE)
@@ -92,7 +98,7 @@ def held_by_team(teams: Collection[int], now: datetime) -> dict[tuple[int, int, 
 
 @dataclass(frozen=True, slots=True)
 class QuotaUse:
-    """A team's claim on one model and what it holds of it, in slots. ``borrow_limit`` None is no limit."""
+    """A team's quota of one model and what it holds, in slots. ``borrow_limit`` None: no limit."""
 
     model: str
     guaranteed: int
@@ -105,19 +111,21 @@ class QuotaUse:
 
 
 def quota_use(*, team: int, pool: int, now: datetime) -> list[QuotaUse]:
-    """What a team is guaranteed and holds in a pool, by model: what a new workload comes on top of."""
+    """Return a team's quotas and held slots in a pool, by model, before a new workload."""
     held = held_by_team([team], now)
-    mine = Quota.objects.filter(team=team, pool=pool).order_by("model")
+    quotas = Quota.objects.filter(team=team, pool=pool).order_by("model")
     return [
         QuotaUse(q.model, q.guaranteed_slots, held.get((team, pool, q.model), 0), q.borrow_limit_slots)
-        for q in mine
+        for q in quotas
     ]
 
 
 def promisable_units(
     pool: Pool, *, model: str, profile: str, start: datetime, end: datetime, step_seconds: int, now: datetime
 ) -> list[tuple[int, int]]:
-    """For the calendar: (seconds since the epoch, units that could still be promised for all of that step)."""
+    """Return pairs of a time (s since the epoch) and the units that can be promised for the whole step
+    after it.
+    """
     taken = request_snapshot_cache.take_cached_snapshot([pool.pk], now)
     window = (
         core_values.epoch_seconds(start),

@@ -246,7 +246,7 @@ def _renewal_is_due(host: Host, now: datetime) -> bool:
 
 
 def _challenge(host: Host, now: datetime) -> str:
-    """Return the challenge, the same for some minutes, so that a repeated request needs no other signature."""
+    """Return the challenge, the same for some minutes: a repeated request needs no new signature."""
     return _challenge_text(
         host, (int(now.timestamp()) // CHALLENGE_STEP_SECONDS + 2) * CHALLENGE_STEP_SECONDS
     )

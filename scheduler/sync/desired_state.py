@@ -1,4 +1,4 @@
-"""Build the desired state of a host, which its agent carries out."""
+"""Build the desired state of a host: every run that it should start, warn or stop."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ VERB_STRENGTH = {Command.Verb.START: 0, Command.Verb.NOTICE: 1, Command.Verb.STO
 
 
 def desired(host: Host, now: datetime) -> Desired:
-    """Everything that should be so on this host: one entry per run with an open command, with the strongest of its verbs.
+    """Return everything that should hold on this host: one entry per run, with the strongest of its open
+    commands.
 
-    ``committed_sequence`` is left at 0 for the edge to fill from telemetry. Raises AgentRejected when the credential was revoked.
+    ``committed_sequence`` is 0; the edge fills it from telemetry. Raises AgentRejected if the credential
+    was revoked.
     """
     if not host.credential_hash:
         raise AgentRejected("the credential of this host was revoked: join again with a new token")
@@ -40,7 +42,10 @@ def desired_for_host(
     has_diagnostics: bool = True,
     has_geometries: bool = True,
 ) -> Desired:
-    """``desired`` of a host whose credential is good and whose pool is known, where it may be known too that nothing is open."""
+    """Return the desired state of a host with a valid credential.
+
+    The flags may say that nothing of a kind is open, which saves its query.
+    """
     strongest = _strongest(host) if has_commands else {}
     uuids = _unit_uuids(strongest) if strongest else {}
     places = gangs.gang_placements(command.run for command in strongest.values())
@@ -64,7 +69,10 @@ def desired_for_host(
 
 
 def _strongest(host: Host) -> dict[int, Command]:
-    """Of each run with open commands the strongest, with all that is told of it. One whose start is not open is another agent's."""
+    """Return, by run, the strongest open command with its related rows.
+
+    A run whose start command is closed belongs to an earlier agent and is left out.
+    """
     strongest: dict[int, Command] = {}
     rows = Command.objects.filter(host=host, done_at__isnull=True).order_by("run_id", "pk")
     rows = rows.select_related("run__workload__project__team", "run__workload__owner", "run__workload__pool")
@@ -79,16 +87,18 @@ def _strongest(host: Host) -> dict[int, Command]:
 
 
 def _unit_uuids(runs: Iterable[int]) -> dict[int, list[str]]:
-    found: dict[int, list[str]] = defaultdict(list)
+    uuids: dict[int, list[str]] = defaultdict(list)
     rows = Allocation.objects.filter(run__in=list(runs)).order_by("unit__gpu__index", "slots")
     for run, unit in rows.values_list("run_id", "unit__uuid"):
-        found[run].append(unit)
-    return found
+        uuids[run].append(unit)
+    return uuids
 
 
 def _team_user(team: Team) -> dict[str, Any]:
-    """The team's user on every host, so that hosts that share homes agree: from its row's number, which no other team ever gets.
-    The moment it was made tells it from a team that gets the same number after an older backup was restored."""
+    """Return the team's user on every host, derived from its row id, so that hosts that share homes agree.
+
+    The creation time distinguishes it from a team that gets the same id after an older backup was restored.
+    """
     return {
         "team_id": f"{team.pk}.{int(team.created_at.timestamp())}",
         "team_user": settings.GPUPOOL_FIRST_TEAM_USER + team.pk,

@@ -1,5 +1,8 @@
-"""Desired state against observed state, host by host. Level-triggered: each frame says all that is so, so a lost, doubled, late or
-reordered one changes nothing that the next does not put right."""
+"""Store the observed state that a host reports, and settle the workloads of its runs.
+
+Level-triggered: each frame holds the complete state. The next frame repairs the effect of a lost,
+duplicate, late or reordered one.
+"""
 
 from __future__ import annotations
 
@@ -22,27 +25,27 @@ from scheduler.state.states import LeaseState, RunState, WorkloadState, change_s
 from scheduler.sync import geometry_changes, gpu_diagnostics, home_volumes, host_inventory
 from scheduler.sync.wire_values import parse_public_id, parse_timestamp
 
-MISSING_RUN_SECONDS = 10  # a run that its agent has not named for so long is not there
+MISSING_RUN_SECONDS = 10  # a run that its agent has not reported for this long does not exist there
 MAX_STEP_LENGTH = 200  # characters
 MAX_START_LENGTH, MAX_STARTS = 64, 32
 
 
 class AgentRejected(Exception):
-    """The server's clear no to an agent. ``retry`` says whether asking again later may help."""
+    """The server's final rejection of an agent. ``retry``: whether a later attempt may succeed."""
 
     def __init__(self, reason: str, retry: bool = False, code: str = "") -> None:
         super().__init__(reason)
         self.reason = reason
         self.retry = retry
-        self.code = code  # agent_copy or agent_second: people have to choose between two agents
-
-
-# -- observed ------------------------------------------------------------------------------------------------------------
+        self.code = code  # agent_copy or agent_second: an operator has to choose between two agents
 
 
 def observe(host: Host, observed: Observed, now: datetime, gpu_faults: Collection[str] = ()) -> None:
-    """Take in what an agent reports of its host. ``gpu_faults``: which codes of hardware events are the GPU's fault and nobody's
-    program's. Raises AgentRejected, after writing down who was turned away."""
+    """Store an agent's report of its host. ``gpu_faults``: hardware event codes that are never caused by a
+    program.
+
+    Raises AgentRejected after recording the rejected agent.
+    """
     with transaction.atomic():
         if gpu_diagnostics.may_take_gpu_out(host, observed.diagnostics):
             locks.pools([host.pool_id])
@@ -95,7 +98,7 @@ def _rejection(host: Host, observed: Observed, now: datetime) -> AgentRejected |
 
 
 def _may_still_run(host: Host, heard_at: datetime | None, now: datetime) -> bool:
-    """May shims of an agent that was last heard at ``heard_at`` still keep work of this host?"""
+    """Return True if shims of an agent last heard at ``heard_at`` may still run work of this host."""
     return heard_at is not None and now - heard_at < timedelta(
         seconds=leases.silence_limits_seconds([host])[host.pk]
     )
@@ -123,7 +126,9 @@ def _observe(host: Host, observed: Observed, now: datetime, gpu_faults: Collecti
 
 
 def _clear_reboot_rejection(host: Host, observed: Observed) -> None:
-    """The boot that was turned away while the one before might still be there is the host's now: it was a reboot and no copy."""
+    """Clear the rejection of a boot that was refused while the earlier one might have been alive: it was a
+    reboot.
+    """
     refused = host.refused_agent or {}
     if (refused.get("instance"), refused.get("boot_id")) == (observed.instance[:64], observed.boot_id[:64]):
         Host.objects.filter(pk=host.pk).update(refused_agent=None)
@@ -141,18 +146,20 @@ def _store_runs(
     rows = (
         Run.objects.filter(host=host).exclude(state=RunState.ENDED).select_related("workload").order_by("pk")
     )
-    left = _runs_of_previous_agent(host)
-    pairs = [(run, None if run.pk in left else _reported_run(seen, run)) for run in rows]
+    previous = _runs_of_previous_agent(host)
+    pairs = [(run, None if run.pk in previous else _reported_run(seen, run)) for run in rows]
     # Locked before anything is written, and all at once: two hosts of a gang report at the same time.
-    workloads = locks.workloads(run.workload_id for run, told in pairs if _may_change(run, told))
-    prepared = {run.workload_id for run, told in pairs if told is not None and _newly_prepared(run, told)}
-    # Whoever joins as this host does not speak for what the agent before it left, which may be on another machine.
+    workloads = locks.workloads(run.workload_id for run, reported in pairs if _may_change(run, reported))
+    prepared = {
+        run.workload_id for run, reported in pairs if reported is not None and _newly_prepared(run, reported)
+    }
+    # A new agent does not know the runs of the previous one, which may be on another machine.
     elsewhere = _may_still_run(host, host.agent_before_heard_at, now)
-    for run, told in pairs:
-        if told is not None:
-            _store_run(run, told, heard_before, now, gpu_faults)
+    for run, reported in pairs:
+        if reported is not None:
+            _store_run(run, reported, heard_before, now, gpu_faults)
         elif run.workload_id in workloads and not elsewhere:
-            _store_missing_run(run, heard_before, rebooted, now, is_left=run.pk in left)
+            _store_missing_run(run, heard_before, rebooted, now, from_previous_agent=run.pk in previous)
     for workload in workloads.values():
         attempts.settle_workload(workload, now)
         _stop_when_saved(workload, now)
@@ -161,10 +168,11 @@ def _store_runs(
 
 
 def _runs_of_previous_agent(host: Host) -> set[int]:
-    """Live runs that were told to another agent, before this one joined (``services.agents``): it says nothing about them.
+    """Return the live runs that another agent received before this one joined; this agent does not report
+    them.
 
-    One that is only placed is left as well, and waits as long: what should be so is pushed to agents, so that one may have begun it
-    after its last word, and no row tells that it did not. An operator who attests that the machine is off knows.
+    A placed run is included if the other agent may have started it after its last report: no row tells. It
+    is given up after the same time. An operator can end it earlier by stating that the machine is off.
     """
     if host.agent_before_heard_at is None:
         return set()
@@ -178,7 +186,7 @@ def _reported_run(seen: dict[uuid.UUID, RunSeen], run: Run) -> RunSeen | None:
 
 
 def _may_change(run: Run, told: RunSeen | None) -> bool:
-    """Could this change the workload, beyond what people only look at?"""
+    """Return True if the report may change the workload, beyond what pages show."""
     return (
         told is None
         or told.state != run.state
@@ -199,7 +207,7 @@ def _store_run(
     if told.state == RunState.ENDED:
         at = parse_timestamp(told.ended_at) or now
         if heard_before is not None and run.state != RunState.PLACED:
-            at = max(at, heard_before)  # it was there at the last frame, whatever the host's clock says
+            at = max(at, heard_before)  # the last frame reported it as live, whatever the host's clock says
         outcome = _outcome(run, told)
         events = _gpu_fault_events(told, gpu_faults) if outcome == ReasonCode.FAILED else []
         outcome = str(ReasonCode.GPU_ERROR) if events else outcome
@@ -209,56 +217,61 @@ def _store_run(
 
 
 def _gpu_fault_events(told: RunSeen, gpu_faults: Collection[str]) -> list[str]:
-    """What its GPUs told that no program brings about, so that one which failed then has failed of it."""
+    """Return the reported GPU events that no program causes: the run failed because of them."""
     return sorted({code for code in told.gpu_events if code in gpu_faults})
 
 
 def has_changes(run: Run, told: RunSeen, now: datetime) -> bool:
-    """Would taking this in write anything?"""
+    """Return True if storing the report would write anything."""
     return _may_change(run, told) or bool(_details(run, told, now))
 
 
 def _details(run: Run, told: RunSeen, now: datetime) -> dict[str, Any]:
-    """What people see of a run, and its checkpoints, as far as it is new."""
-    facts: dict[str, Any] = {}
+    """Return the new values of what pages show of a run, and of its checkpoints."""
+    changes: dict[str, Any] = {}
     if told.step and told.step[:MAX_STEP_LENGTH] != run.step:
-        facts["step"] = told.step[:MAX_STEP_LENGTH]
+        changes["step"] = told.step[:MAX_STEP_LENGTH]
     if _newly_prepared(run, told):
-        facts["prepared_at"] = now
+        changes["prepared_at"] = now
     if told.ready and run.ready_at is None:
-        facts["ready_at"] = now
+        changes["ready_at"] = now
     if told.activity and told.activity != run.activity:
-        facts["activity"] = told.activity
+        changes["activity"] = told.activity
     if run.missing_since is not None:
-        facts["missing_since"] = None
+        changes["missing_since"] = None
     if told.saved != run.saved:
-        facts["saved"] = told.saved
+        changes["saved"] = told.saved
     checkpoint = _new_checkpoint(run, told)
     if checkpoint is not None:
-        at = min(checkpoint, now)  # never ahead of us, and a later one never earlier: money goes by it
-        facts["checkpoint_at"], facts["checkpoint_told"] = max(at, run.checkpoint_at or at), checkpoint
-    return facts
+        # Not after now, and not before the last one: charges depend on it.
+        at = min(checkpoint, now)
+        changes["checkpoint_at"], changes["checkpoint_told"] = max(at, run.checkpoint_at or at), checkpoint
+    return changes
 
 
 def _store_run_details(run: Run, told: RunSeen, now: datetime) -> None:
-    facts = _details(run, told, now)
-    if "checkpoint_at" in facts:
-        Workload.objects.filter(pk=run.workload_id).update(checkpoint_at=facts["checkpoint_at"])
-    if facts:
-        Run.objects.filter(pk=run.pk).update(**facts)
-        if facts.keys() & {"step", "ready_at", "checkpoint_at"}:
+    changes = _details(run, told, now)
+    if "checkpoint_at" in changes:
+        Workload.objects.filter(pk=run.workload_id).update(checkpoint_at=changes["checkpoint_at"])
+    if changes:
+        Run.objects.filter(pk=run.pk).update(**changes)
+        if changes.keys() & {"step", "ready_at", "checkpoint_at"}:
             nudge.pages(nudge.workload_topic(run.workload.public_id))
 
 
 def _new_checkpoint(run: Run, told: RunSeen) -> datetime | None:
-    """When, by its host's clock: two such times tell one acknowledgement from another, and are compared with no time of ours."""
+    """Return the time of a new checkpoint by the host's clock, or None.
+
+    Such times are compared only with each other, never with the server's clock.
+    """
     checkpoint = parse_timestamp(told.checkpoint_at)
     return checkpoint if checkpoint != run.checkpoint_told else None
 
 
 def _stop_when_saved(workload: Workload, now: datetime) -> None:
-    """One that was given notice has nothing to wait for once all its runs have acknowledged a checkpoint since. Their hosts say so:
-    no two clocks are compared."""
+    """Stop a workload in its notice once all its runs have saved a checkpoint since. No clocks are
+    compared.
+    """
     if workload.state == WorkloadState.NOTICE and all(run.saved for run in commands.live_runs(workload)):
         commands.order_stop(
             workload, code=workload.stop_requested, grace_seconds=workload.pool.grace_seconds, now=now
@@ -266,24 +279,27 @@ def _stop_when_saved(workload: Workload, now: datetime) -> None:
 
 
 def _store_missing_run(
-    run: Run, heard_before: datetime | None, rebooted: bool, now: datetime, *, is_left: bool
+    run: Run, heard_before: datetime | None, rebooted: bool, now: datetime, *, from_previous_agent: bool
 ) -> None:
-    """The agent does not name a run of its host. One that was only placed may be on its way to it, unless it was to another."""
-    was_begun = run.state != RunState.PLACED or is_left
-    if not was_begun and not run.commands.filter(verb=Command.Verb.STOP).exists():
+    """Handle a live run that the agent does not report. A placed run may still be on its way to the agent.
+
+    ``from_previous_agent``: another agent had received it.
+    """
+    was_started = run.state != RunState.PLACED or from_previous_agent
+    if not was_started and not run.commands.filter(verb=Command.Verb.STOP).exists():
         return
-    # Told from two earlier frames, so that a clock that was set since the last one takes nobody's work away.
+    # Measured between two earlier frames: a clock step since the last one must not end a run.
     since, until = run.missing_since, heard_before or now
     waited = since is not None and until - since >= timedelta(seconds=MISSING_RUN_SECONDS)
     if rebooted or waited:
-        outcome = ReasonCode.HOST_LOST if was_begun else ReasonCode.CANCELLED
+        outcome = ReasonCode.HOST_LOST if was_started else ReasonCode.CANCELLED
         attempts.end_run(run, outcome=outcome, exit_code=None, at=now, now=now)
     elif run.missing_since is None:
         Run.objects.filter(pk=run.pk).update(missing_since=now)
 
 
 def renew_lease(host: Host, seen: dict[uuid.UUID, RunSeen], now: datetime) -> None:
-    """A host that was silent is trusted again once nothing runs there that ended here meanwhile."""
+    """Mark a host as alive. A silent one stays so while runs that ended here are still running there."""
     old = LeaseState(host.lease_state)
     if old == LeaseState.ALIVE:
         return
@@ -294,15 +310,14 @@ def renew_lease(host: Host, seen: dict[uuid.UUID, RunSeen], now: datetime) -> No
 
 
 def _has_ended_runs(host: Host, seen: dict[uuid.UUID, RunSeen]) -> bool:
-    there = [key for key, run in seen.items() if run.state != RunState.ENDED]
-    return Run.objects.filter(host=host, public_id__in=there, state=RunState.ENDED).exists()
+    live = [key for key, run in seen.items() if run.state != RunState.ENDED]
+    return Run.objects.filter(host=host, public_id__in=live, state=RunState.ENDED).exists()
 
 
 def _outcome(run: Run, told: RunSeen) -> str:
     if told.outcome == ReasonCode.START_FAILED and told.started_at is None and run.running_at is not None:
-        return str(
-            ReasonCode.HOST_LOST
-        )  # it did start: its host knows no more of it, since this database was restored
+        # It did start: the host has no record of the start since this database was restored.
+        return str(ReasonCode.HOST_LOST)
     if told.prolog_failed and told.outcome == ReasonCode.START_FAILED:
         return str(ReasonCode.PROLOG_FAILED)
     if told.host_full and told.outcome == ReasonCode.START_FAILED:
@@ -315,9 +330,3 @@ def _outcome(run: Run, told: RunSeen) -> str:
     if told.outcome in known:
         return told.outcome
     return str(ReasonCode.FINISHED if told.exit_code == 0 else ReasonCode.FAILED)
-
-
-# -- silence -------------------------------------------------------------------------------------------------------------
-
-
-# -- desired -------------------------------------------------------------------------------------------------------------

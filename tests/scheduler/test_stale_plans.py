@@ -220,7 +220,7 @@ def test_what_would_run_into_a_reservation_promised_meanwhile_does_not_start_unl
     reserve(world, world.now + HOUR, project=world.language.project, owner=world.language.lead)
     applied = apply_plan(answer, taken, world.now)
     assert [p.workload for p in applied.accepted if isinstance(p, Placement)] == [goes.pk]
-    assert "promised meanwhile" in refusals(applied, Placement)[0]
+    assert "confirmed meanwhile" in refusals(applied, Placement)[0]
     monkeypatch.setattr(plan_checks.PlanChecks, "placement_problem", lambda self, placement: "")
     assert [
         p.workload for p in apply_plan(answer, taken, world.now).accepted if isinstance(p, Placement)

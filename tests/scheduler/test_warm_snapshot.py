@@ -370,7 +370,7 @@ def test_a_difference_is_found_by_the_check_and_the_fresh_one_taken(
     assert warm.standing.snapshot().queued == ()
     with caplog.at_level(logging.ERROR):
         warm.refresh(epoch, world.now + (SELF_CHECK_SECONDS + 1) * SECOND)
-    assert "not what the database says, in queued" in caplog.text
+    assert "differed from the database in queued" in caplog.text
     must_equal_a_fresh_one(warm, epoch, world.now + (SELF_CHECK_SECONDS + 2) * SECOND)
 
 
