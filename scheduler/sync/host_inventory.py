@@ -136,8 +136,8 @@ def _problem_of(gpu: GpuSeen) -> str:
             or not 0 <= unit.memory_mib < 2**31
         ):
             return (
-                f"{"
-                f"where}.units: {unit.uuid[:90]!r} takes slots {unit.first_slot} to {unit.first_slot + unit.slots}; "
+                f"{where}.units: {unit.uuid[:90]!r} takes slots "
+                f"{unit.first_slot} to {unit.first_slot + unit.slots}; "
                 f"allowed: stretches within 0 to {SLOTS_PER_GPU} that do not overlap"
             )
         at = unit.first_slot + unit.slots
