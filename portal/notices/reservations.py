@@ -14,7 +14,7 @@ from scheduler.core.reasons import ReasonCode
 from scheduler.models import Allocation, BoundUnit, Reservation, Workload
 from scheduler.runs.commands import LIVE_STATES
 from scheduler.state.states import OPEN_RESERVATION_STATES, ReservationState
-from scheduler.sweeps import time_limits
+from scheduler.sweeps import unusable_units
 
 RESERVATION_REMINDER_BEFORE = timedelta(minutes=15)
 
@@ -77,7 +77,7 @@ def reservations_with_unusable_units(since: datetime, now: datetime) -> Iterator
     inside = Allocation.objects.filter(reservation=OuterRef("reservation"), period__upper_inf=True)
     found: dict[int, list[BoundUnit]] = defaultdict(list)
     rows = (
-        time_limits.unusable_bound_units(now)
+        unusable_units.unusable_bound_units(now)
         .filter(Exists(inside))
         .select_related("reservation", "unit__gpu__host")
     )

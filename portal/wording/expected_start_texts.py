@@ -9,7 +9,7 @@ from django.utils import timezone
 from portal.wording.formatting import PRIORITY_WORDS, Numbers, duration, model_name, time_of_day, window
 from scheduler.core.explain.start_ranges import MIN_OUTCOMES, EstimateAccuracy
 from scheduler.core.what_if.alternatives import Alternative, ChangedField
-from scheduler.cycle import snapshot
+from scheduler.cycle import core_values
 from scheduler.models import Workload
 
 
@@ -68,7 +68,7 @@ def alternative_request_text(other: Alternative) -> str:
 
 def alternative_window_text(workload: Workload, start: datetime, end: datetime, needs_approval: bool) -> str:
     """Return when the workload's request could be reserved, and whether that needs an approval."""
-    asked = alternative_request_text(Alternative(snapshot.ask_from_row(workload), False, None))
+    asked = alternative_request_text(Alternative(core_values.ask_from_row(workload), False, None))
     needs = "needs an operator's approval" if needs_approval else "is confirmed at once"
     return f"{asked}, {window(start, end)}: {needs}"
 
