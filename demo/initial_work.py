@@ -30,8 +30,9 @@ class DemoJob:
     priority: str = "normal"
 
 
-# Guaranteed, borrowed and waiting work, a slice, and a static pool in which one job waits for another. All H100s are held: Medical
-# imaging's guarantee by mri-pretrain, and four more by vessel-sweep, which makes room once Protein folding asks for its own.
+# Shows guaranteed, borrowed and waiting work, a slice, and a static pool in which one job waits for another.
+# All H100s are held: mri-pretrain uses Medical imaging's guarantee; vessel-sweep borrows four more and is
+# preempted when Protein folding requests its guarantee.
 INITIAL_JOBS = (
     DemoJob("imaging-lead", "mri-foundation", "shared", "mri-pretrain", 8, H100, 48, 88),
     DemoJob("folding-member", "binder", "shared", "binder-sweep", 2, H100, 12, 91),

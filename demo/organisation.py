@@ -71,7 +71,7 @@ QUOTAS = (
     ("folding", A100, 2, 4),
     ("climate", A100, 2, 4),
 )
-# model, owner's cost and list price per GPU-hour, how the cost was worked out
+# model, owner's cost and list price per GPU-hour, how the cost was calculated
 PRICES = (
     (
         H100,
@@ -311,7 +311,8 @@ def _create_users(teams: dict[str, Team], now: datetime) -> list[dict[str, str]]
         if username in DISPLAYED_USERS:
             words = (
                 role
-                or f"{'team lead' if memberships[0][1] == 'lead' else 'researcher'}, {teams[memberships[0][0]].name}"
+                or f"{'team lead' if memberships[0][1] == 'lead' else 'researcher'}, "
+                f"{teams[memberships[0][0]].name}"
             )
             sign_ins.append({"role": words, "username": username, "password": password})
     return sign_ins
@@ -321,10 +322,10 @@ def _agent_specs(now: datetime) -> list[dict[str, str]]:
     """Return the agents that ``./run demo`` starts: one per host, with a join token if the host has not
     joined.
     """
-    here = DemoHost(LOCAL_HOST_NAME, "shared", simulate="")
+    local_host = DemoHost(LOCAL_HOST_NAME, "shared", simulate="")
     hosts = {
         host.name: host
-        for host in Host.objects.filter(name__in=[planned.name for planned in (here, *DEMO_HOSTS)])
+        for host in Host.objects.filter(name__in=[planned.name for planned in (local_host, *DEMO_HOSTS)])
     }
     return [
         {
@@ -333,6 +334,6 @@ def _agent_specs(now: datetime) -> list[dict[str, str]]:
             "simulate_mig": planned.simulate_mig,
             "join_token": "" if host.credential_hash else scheduler.issue_join_token(host=host, now=now),
         }
-        for planned in (here, *DEMO_HOSTS)
+        for planned in (local_host, *DEMO_HOSTS)
         if (host := hosts.get(planned.name)) is not None
     ]

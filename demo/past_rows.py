@@ -45,7 +45,7 @@ from scheduler.state.states import (
     WorkloadState,
 )
 
-STARTUP_TIME = timedelta(seconds=4)  # between a placement and the first line of the workload
+STARTUP_TIME = timedelta(seconds=4)  # from placement to running
 
 
 @transaction.atomic
@@ -206,7 +206,7 @@ def _write_attempts(
                 workload=workloads[number],
                 attempt=index,
                 host_id=units[attempt.units[0]].gpu.host_id,
-                generation=-generation,  # below every real claim
+                generation=-generation,  # negative: below every real claim
                 state=RunState.ENDED,
                 placed_at=placed,
                 starting_at=placed,

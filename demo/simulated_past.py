@@ -37,13 +37,13 @@ from scheduler.models import (
 
 DEMAND_SEED = 20
 CHECKPOINT_INTERVAL_SECONDS = 1800
-# host, days after the first of last month, hour, hours, what it was
+# host, days after the first of last month, hour, length in hours, kind, reason
 SIMULATED_OUTAGES = (
     ("h2", 12, 8, 6, "maintenance", "New firmware"),
     ("h3", 19, 14, 5, "unwell", "XID 79: a GPU fell off the bus"),
     ("h1", 33, 7, 4, "maintenance", "Power supply replaced"),
 )
-# project, owner, name, GPUs, model, days after the first of last month, hour, hours, whether work runs in it
+# project, owner, name, GPUs, model, days after the first of last month, hour, length in hours, used
 PAST_RESERVATIONS = (
     ("mri-foundation", "imaging-lead", "paper timing", 4, "H100-80GB", 6, 13, 5, True),
     ("binder", "folding-member", "design sprint", 4, "H100-80GB", 13, 8, 9, True),
@@ -124,7 +124,7 @@ def simulate_past(end: datetime) -> SimulatedPast:
         reservations=[ReservationArrival(at=r.start - 3 * 86_400, reservation=r) for r in bookings.values()],
     )
     for course in courses.values():
-        if course.attempts and not course.attempts[-1].outcome:  # still at work when the living site begins
+        if course.attempts and not course.attempts[-1].outcome:  # still running when the live site begins
             course.attempts[-1].ended, course.attempts[-1].outcome = _to_seconds(end), ReasonCode.FINISHED
     return SimulatedPast(start, end, wanted, courses, bookings, bound, inside, after.decayed_use)
 
@@ -299,9 +299,6 @@ def _record_event(
         course.evictions.append(event)
     elif event.kind in (SimulationEventKind.STOPPED, SimulationEventKind.ENDED):
         course.attempts[-1].ended, course.attempts[-1].outcome = event.at, event.code
-
-
-# -- rows --------------------------------------------------------------------------------------------------------------
 
 
 def _to_seconds(moment: datetime) -> int:

@@ -273,7 +273,7 @@ def _generate_stream(
     per_second_at_peak = stream.per_working_day / (sum(SUBMISSION_RATE_BY_HOUR) / peak) / HOUR_SECONDS
     at = start
     while True:
-        # Thinning: draw at the peak rate, keep by the hour's and the weekday's part of it.
+        # Thinning: draw at the peak rate, keep in proportion to the rate of the hour and weekday.
         at += timedelta(seconds=dice.expovariate(per_second_at_peak))
         if at >= end:
             return
@@ -286,7 +286,7 @@ def _draw_work(stream: DemandStream, at: datetime, dice: random.Random) -> Deman
     units = dice.choices([size for size, _ in stream.sizes], [weight for _, weight in stream.sizes])[0]
     hours = min(stream.median_hours * math.exp(dice.gauss(0, stream.sigma)), stream.longest_hours)
     runtime = max(60, round(hours * HOUR_SECONDS))
-    # People ask for too long: a factor of 1 to 4 over what it takes, rounded up to an hour.
+    # Users overestimate: 1 to 4 times the runtime, rounded up to an hour.
     limit = math.ceil(runtime * math.exp(dice.uniform(0, math.log(4))) / HOUR_SECONDS) * HOUR_SECONDS
     return DemandedWork(
         at=at.replace(microsecond=0),

@@ -1,4 +1,4 @@
-"""Cache answers of the planner for a few seconds. While the cache is unavailable, nothing is stored and nothing fails."""
+"""Cache answers of the planner for a few seconds. Without the cache every answer is computed."""
 
 from __future__ import annotations
 

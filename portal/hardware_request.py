@@ -53,8 +53,8 @@ class HardwareRequest:
     labels_required: dict[str, str] = field(default_factory=dict)
     labels_preferred: dict[str, str] = field(default_factory=dict)
     spread: bool = False
-    cpu_milli: int = 0  # on each host, beside the units; 0: as much as there is, and not counted
-    memory_mib: int = 0  # the same
+    cpu_milli: int = 0  # per host; 0: no limit and not accounted
+    memory_mib: int = 0  # per host; 0: no limit and not accounted
 
     @property
     def columns(self) -> dict[str, Any]:
@@ -115,7 +115,8 @@ def check_pool(checks: InputChecks, pool: Pool, team: Team) -> None:
         checks.note(
             "pool",
             pool.slug,
-            f"pool is {pool.name}, which belongs to another team; allowed: a shared pool or a pool of {team.name}.",
+            f"pool is {pool.name}, which belongs to another team;"
+            f" allowed: a shared pool or a pool of {team.name}.",
         )
 
 
@@ -193,7 +194,7 @@ def field_to_change(code: str, numbers: Mapping[str, Any], otherwise: str = "uni
     for name in asked:
         if numbers[f"most_{name}"] < numbers[name]:
             return name
-    if asked:  # each of them alone is there, both together are not
+    if asked:  # a host has either of them, but not both
         return asked[-1]
     return "hosts" if numbers.get("hosts", 1) > 1 else "nvlink"
 
@@ -283,5 +284,6 @@ def _check_size(checks: InputChecks, pool: Pool, ask: HardwareRequest) -> None:
         checks.note(
             "units",
             ask.units,
-            f"units asks for {asked:g} GPUs in all; allowed in {pool.name}: up to {pool.most_gpus_per_workload} for one workload.",
+            f"units asks for {asked:g} GPUs in all;"
+            f" allowed in {pool.name}: up to {pool.most_gpus_per_workload} for one workload.",
         )

@@ -21,7 +21,7 @@ USER_NAME_PATTERN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9@.+_-]{0,149}$")
 VARIABLE_NAME_PATTERN = re.compile(r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")
 LABEL_PATTERN = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?$")
 EMAIL_PATTERN = re.compile(r"^[^@\s]{1,64}@[^@\s]{1,190}$")
-# Characters that turn the direction of text or hide in it: a name with them reads as another name.
+# Invisible or direction-changing characters: a name with them can look like another name.
 INVISIBLE_CHARACTERS = frozenset(
     "\u061c\u200b\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff"
 )
@@ -89,7 +89,8 @@ class InputChecks:
 
     def count(self, field: str, value: Any, low: int, high: int, unit: str = "") -> int:
         """Return a whole number from ``low`` to ``high``."""
-        words = f"{field} is {display_value(value)}; allowed: a whole number from {low:,} to {high:,}{' ' + unit if unit else ''}."
+        allowed = f"a whole number from {low:,} to {high:,}{' ' + unit if unit else ''}"
+        words = f"{field} is {display_value(value)}; allowed: {allowed}."
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             self.note(field, value, words)
             return low
@@ -116,7 +117,8 @@ class InputChecks:
             self.note(
                 field,
                 value,
-                f"{field} is {display_value(value)}; allowed: a list of at most {most} of {', '.join(sorted(allowed))}.",
+                f"{field} is {display_value(value)};"
+                f" allowed: a list of at most {most} of {', '.join(sorted(allowed))}.",
             )
             return []
         clean: list[str] = []
@@ -132,7 +134,8 @@ class InputChecks:
             self.note(
                 field,
                 value,
-                f"{field} is {display_value(value)}; allowed: a date and time with its time zone, such as 2026-03-02T09:00:00Z.",
+                f"{field} is {display_value(value)};"
+                " allowed: a date and time with its time zone, such as 2026-03-02T09:00:00Z.",
             )
             return datetime(2000, 1, 1, tzinfo=UTC)
         if not 2000 <= value.year <= MAX_YEAR:
@@ -208,7 +211,8 @@ class InputChecks:
                 self.note(
                     field,
                     name,
-                    f"{field} sets {name}; allowed: any name the program does not set itself (GPUPOOL_*, LD_*, *_VISIBLE_DEVICES).",
+                    f"{field} sets {name}; allowed: any name the program does not set itself"
+                    " (GPUPOOL_*, LD_*, *_VISIBLE_DEVICES).",
                 )
             elif (
                 not isinstance(text, str) or len(text) > 4096 or "\0" in text or not _is_utf8_encodable(text)
@@ -216,7 +220,8 @@ class InputChecks:
                 self.note(
                     field,
                     name,
-                    f"{field} gives {name} the value {display_value(text)}; allowed: text of up to 4,096 characters without NUL.",
+                    f"{field} gives {name} the value {display_value(text)};"
+                    " allowed: text of up to 4,096 characters without NUL.",
                 )
         return {} if field in self.problems else dict(value)
 
@@ -226,7 +231,8 @@ class InputChecks:
             self.note(
                 field,
                 value,
-                f"{field} is {display_value(value)}; allowed: a name of the time zone database, such as UTC or Europe/Berlin.",
+                f"{field} is {display_value(value)};"
+                " allowed: a name of the time zone database, such as UTC or Europe/Berlin.",
             )
             return "UTC"
         return value

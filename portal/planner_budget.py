@@ -20,12 +20,8 @@ from portal.errors import PlannerBudgetExceeded
 from portal.models import User
 
 BUDGET_PERIOD_SECONDS = 60
-MAX_PLANNING_MS_PER_PERIOD = (
-    15_000  # of planning for one person in a period: about 150 questions in a pool of a thousand GPUs
-)
-ESTIMATED_MS_PER_QUESTION = (
-    100  # what a question is counted as while it is being answered, so that many at once are not free
-)
+MAX_PLANNING_MS_PER_PERIOD = 15_000  # per user: about 150 questions in a pool of a thousand GPUs
+ESTIMATED_MS_PER_QUESTION = 100  # charged in advance, so that concurrent questions are limited too
 
 _is_metered: ContextVar[bool] = ContextVar("a question is being answered", default=False)
 
@@ -58,5 +54,5 @@ def _add_planning_ms(key: str, milliseconds: int) -> int:
     try:
         cache.add(key, 0, 2 * BUDGET_PERIOD_SECONDS)
         return int(cache.incr(key, milliseconds))
-    except (RedisError, ValueError):  # ValueError: it was forgotten between the two
+    except (RedisError, ValueError):  # ValueError: the key expired between the two calls
         return 0

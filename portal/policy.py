@@ -34,7 +34,7 @@ from telemetry.models import Budget, Charge, Statement
 Viewer = User | AnonymousUser
 
 
-# -- who somebody is ---------------------------------------------------------------------------------------------------
+# -- roles of a user
 
 
 def team_id_of(thing: Any) -> int | None:
@@ -116,9 +116,9 @@ is_owner = rules.predicate(_owner)
 decides_membership = rules.predicate(_decides_membership)
 
 
-# -- what may be done --------------------------------------------------------------------------------------------------
+# -- actions
 
-# Action: (who, the sentence for everybody else). ``thing`` of the question stands in brackets.
+# action -> (rule, refusal sentence). The type of ``thing`` is in brackets.
 ACTIONS: dict[str, tuple[Any, str]] = {
     # [Project]
     "workload.launch": (
@@ -167,7 +167,7 @@ ACTIONS: dict[str, tuple[Any, str]] = {
         changes_things & (is_owner | is_lead),
         "Only its author or a lead of the team may withdraw this.",
     ),
-    # no thing
+    # without a thing
     "approval.see": (
         is_active & (is_operator | is_auditor),
         "Only operators and auditors see what waits for approval.",
@@ -221,7 +221,7 @@ def require(user: Viewer, action: str, thing: Any = None) -> None:
         raise NotAllowed(ACTIONS[action][1])
 
 
-# -- what may be seen --------------------------------------------------------------------------------------------------
+# -- visible objects
 
 
 def sees_all_teams(user: Viewer) -> bool:
@@ -324,7 +324,7 @@ def visible_volumes(user: Viewer) -> QuerySet[Volume]:
     if not _active(user):
         return Volume.objects.none()
     led = Membership.objects.filter(team__in=my_team_ids(user, Membership.Role.LEAD))
-    # A person's further homes, in other teams, are called NAME~NUMBER; ~ is in no name of a user.
+    # A user's homes in further teams are named NAME~NUMBER; user names contain no ~.
     person = Func(F("name"), Value("~"), Value(1), function="split_part", output_field=CharField())
     volumes = Volume.objects.alias(whose=person)
     return volumes.filter(Q(whose=user.get_username()) | Q(whose__in=led.values("user__username")))

@@ -56,26 +56,26 @@ def write_notices(now: datetime) -> int:
     with transaction.atomic():
         since = _lookback_start(now)
         rows: dict[tuple[int, str], Notification] = {}
-        for fact in (fact for source in NOTICE_SOURCES for fact in source(since, now)):
-            for user in fact.users:
-                told = Notification(
+        for notice in (notice for source in NOTICE_SOURCES for notice in source(since, now)):
+            for user in notice.users:
+                row = Notification(
                     user_id=user,
-                    kind=fact.kind,
-                    numbers=fact.numbers,
-                    workload_id=fact.workload,
-                    reservation_id=fact.reservation,
-                    submission_id=fact.submission,
-                    source=fact.source,
+                    kind=notice.kind,
+                    numbers=notice.numbers,
+                    workload_id=notice.workload,
+                    reservation_id=notice.reservation,
+                    submission_id=notice.submission,
+                    source=notice.source,
                     at=now,
                 )
-                rows.setdefault((user, fact.source), told)
+                rows.setdefault((user, notice.source), row)
         sources = {source for _, source in rows}
         known = set(Notification.objects.filter(source__in=sources).values_list("user_id", "source"))
-        fresh = [row for key, row in rows.items() if key not in known]
-        Notification.objects.bulk_create(fresh, ignore_conflicts=True)
+        new_rows = [row for key, row in rows.items() if key not in known]
+        Notification.objects.bulk_create(new_rows, ignore_conflicts=True)
         NoticeMark.objects.update_or_create(pk=1, defaults={"looked_until": now})
-        nudge.pages(*(user_topic(user) for user in sorted({row.user_id for row in fresh})))
-    return len(fresh)
+        nudge.pages(*(user_topic(user) for user in sorted({row.user_id for row in new_rows})))
+    return len(new_rows)
 
 
 def delete_old_notices(now: datetime) -> int:
@@ -91,9 +91,6 @@ def _lookback_start(now: datetime) -> datetime:
     """Return the start of the interval to examine."""
     mark = NoticeMark.objects.filter(pk=1).first()
     return (mark.looked_until if mark else now - INITIAL_LOOKBACK) - LOOKBACK_OVERLAP
-
-
-# -- facts -------------------------------------------------------------------------------------------------------------
 
 
 NOTICE_SOURCES = (

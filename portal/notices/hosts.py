@@ -1,4 +1,4 @@
-"""Find notices for operators about hosts and GPUs: failures, full disks, hardware events, diagnostics and MIG changes."""
+"""Find notices about hosts and GPUs: failures, full disks, hardware events, diagnostics, MIG changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from scheduler.state.states import DiagnosticState, GeometryState, LeaseState, R
 from telemetry.health import stray_processes
 from telemetry.models import HealthEvent, HealthRule
 
-DISK_FULL_NOTICE_AFTER = timedelta(minutes=10)  # a disk that ended work has filled is emptied sooner
+DISK_FULL_NOTICE_AFTER = timedelta(minutes=10)  # temporary files of ended work are deleted sooner
 
 
 def host_failures(since: datetime, now: datetime) -> Iterator[PendingNotice]:
@@ -32,27 +32,29 @@ def host_failures(since: datetime, now: datetime) -> Iterator[PendingNotice]:
         before = HostStateChange.objects.filter(host=change.host, pk__lt=change.pk).order_by("-pk").first()
         off = parse_powered_off(change.reason)
         if before is not None and not off and _same_health(change, before):
-            continue  # something else about it changed
+            continue  # lease and repair state did not change
         owners = Run.objects.filter(host=change.host, ended_at=None).values_list(
             "workload__owner_id", flat=True
         )
-        trouble = (
+        failure = (
             "it fell silent"
             if change.lease_state == LeaseState.SILENT
             else f"its repair state is {change.repair_state}"
         )
         numbers: dict[str, Any] = {"host": change.host.name}
         if off is None:
-            numbers |= {"trouble": f"{trouble}{f' ({change.reason})' if change.reason else ''}"}
+            numbers |= {"trouble": f"{failure}{f' ({change.reason})' if change.reason else ''}"}
             yield PendingNotice("host_trouble", f"host:{change.pk}", (*operator_ids(), *owners), numbers)
             continue
         name, why = off
         numbers |= {"off_since": change.at.timestamp(), "why": why}
-        # As on the host's page: who it was is for those who see everybody's work.
-        told = User.objects.filter(pk__in=(*operator_ids(), *owners))
-        knows = tuple(user.pk for user in told if policy.sees_all_teams(user))
-        yield PendingNotice("host_trouble", f"host:{change.pk}", knows, {**numbers, "by": display_name(name)})
-        others = tuple(user.pk for user in told if user.pk not in knows)
+        # As on the host's page: only users who see all teams learn the operator's name.
+        recipients = User.objects.filter(pk__in=(*operator_ids(), *owners))
+        may_know = tuple(user.pk for user in recipients if policy.sees_all_teams(user))
+        yield PendingNotice(
+            "host_trouble", f"host:{change.pk}", may_know, {**numbers, "by": display_name(name)}
+        )
+        others = tuple(user.pk for user in recipients if user.pk not in may_know)
         yield PendingNotice(
             "host_trouble", f"host:{change.pk}", others, {**numbers, "by": ANONYMOUS_OPERATOR}
         )

@@ -13,9 +13,9 @@ from scheduler.models import StrayAction
 from telemetry.health import stray_processes
 from telemetry.models import HealthEvent, HealthRule, Stray
 
-MAX_STRAY_NOTICES_PER_HOUR = 5  # of one host in an hour; what comes after these is told together
+MAX_STRAY_NOTICES_PER_HOUR = 5  # per host; further ones are combined into digests
 STRAY_DIGEST_INTERVAL = timedelta(minutes=10)
-MAX_STRAYS_NAMED = 5  # in one notice
+MAX_STRAYS_NAMED = 5  # per notice
 
 
 def stray_digests(since: datetime, now: datetime) -> Iterator[PendingNotice]:

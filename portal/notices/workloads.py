@@ -1,4 +1,4 @@
-"""Find notices for owners of workloads: starts, ends, preemptions, idle warnings, shifted starts and forced moves."""
+"""Find notices for owners of workloads: starts, ends, preemptions, idle warnings, moves."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def shifted_expected_starts(since: datetime, now: datetime) -> Iterator[PendingN
     waiting = Workload.objects.filter(
         state=WorkloadState.QUEUED, expected_start__isnull=False, simulated=False
     )
-    # Of an array its first task speaks for all; that the others start later is what an array is.
+    # The first task represents its array; the later start of the others is expected.
     waiting = waiting.exclude(Exists(Workload.objects.filter(array=OuterRef("array"), pk__lt=OuterRef("pk"))))
     untold = waiting.filter(told_start=None).only("pk", "expected_start")
     ToldStart.objects.bulk_create(
@@ -173,11 +173,11 @@ def forced_moves_of_workloads(since: datetime, now: datetime) -> Iterator[Pendin
     for command in commands:
         told_together[command.run.workload_id, command.run.attempt].append(command)
     for members in told_together.values():
-        # Of a gang the one on the host that is taken out: the others go with it.
+        # For a gang, name the host that is taken out of service.
         known = (c for c in members if behind[c.run_id].numbers.keys() & {"event", "words"})
         command = next(known, members[0])
         workload, move = command.run.workload, behind[command.run_id]
-        # A notebook whose GPU failed has nothing to go on from.
+        # A notebook whose GPU failed cannot resume.
         ends = command.code == ReasonCode.GPU_ERROR and workload.kind == WorkloadKind.NOTEBOOK
         name, source = grouped_by_array(workload, f"moves:{command.run_id}", command.created_at)
         numbers = {**move.numbers, "name": name, "host": command.host.name, "code": move.code, "ends": ends}

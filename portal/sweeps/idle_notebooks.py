@@ -36,7 +36,7 @@ class IdleVerdict(StrEnum):
     """What to do with one notebook."""
 
     BUSY = "busy"
-    WAIT = "wait"  # idle, warned, the notice is not over
+    WAIT = "wait"  # idle and warned; the notice period is not over
     WARN = "warn"
     STOP = "stop"
 
@@ -88,7 +88,7 @@ def stop_idle_notebooks(now: datetime) -> dict[str, int]:
     counts = dict.fromkeys((verdict.value for verdict in IdleVerdict), 0)
     clock_set_at = (
         clock_correction.last_clock_step_at()
-    )  # readings keep their times, so idleness is counted anew from there
+    )  # readings keep their times, so idle time restarts here
     running = Run.objects.filter(
         state=RunState.RUNNING,
         rank=0,
@@ -123,24 +123,26 @@ def _apply_verdict(workload: Workload, verdict: IdleVerdict, now: datetime) -> N
 
 def notebook_activity(run: Run, now: datetime, limit: timedelta) -> NotebookActivity:
     """Combine what the agent, the edge and the GPU report about a notebook's run."""
-    said = run.activity or {}
+    reported = run.activity or {}
     return NotebookActivity(
-        busy_kernels=_number(said.get("busy")),
-        last=_last_activity(run, said, now),
+        busy_kernels=_number(reported.get("busy")),
+        last=_last_activity(run, reported, now),
         gpu_idle_since=_gpu_idle_since(run, now, limit),
     )
 
 
-def _last_activity(run: Run, said: dict[str, Any], now: datetime) -> datetime | None:
+def _last_activity(run: Run, reported: dict[str, Any], now: datetime) -> datetime | None:
     """Return the time of the last input or message. None if a page is open and its activity is unknown."""
     edge = _edge_activity(run)
-    at_the_edge = _datetime_of(edge.get("last_input"))
-    if at_the_edge is None and (_number(edge.get("sockets")) or _number(said.get("connections"))):
+    last_input = _datetime_of(edge.get("last_input"))
+    if last_input is None and (_number(edge.get("sockets")) or _number(reported.get("connections"))):
         return None
-    # The server's own last_activity moves with every question that an open page asks by itself: only where nothing better is said.
-    in_it = _datetime_of(said.get("last_message" if "last_message" in said else "last_activity"))
-    signs = (run.placed_at, run.ready_at, at_the_edge, in_it)
-    return min(now, max(sign for sign in signs if sign is not None))
+    # The server's last_activity also changes with every poll of an open page: use it only as a fallback.
+    last_message = _datetime_of(
+        reported.get("last_message" if "last_message" in reported else "last_activity")
+    )
+    times = (run.placed_at, run.ready_at, last_input, last_message)
+    return min(now, max(at for at in times if at is not None))
 
 
 def _gpu_idle_since(run: Run, now: datetime, limit: timedelta) -> datetime | None:
@@ -181,7 +183,7 @@ def _edge_activity(run: Run) -> dict[str, Any]:
         text = nudge.redis_connection().get(f"{WORKSPACE_KEY_PREFIX}{run.public_id}")
         value = json.loads(text) if isinstance(text, bytes | str) else {}
     except (redis.RedisError, ValueError):
-        # Redis holds hints: without them whoever is connected, as the agent says, is at work.
+        # Without the edge's record, any connection that the agent reports counts as activity.
         return {}
     return value if isinstance(value, dict) else {}
 
@@ -194,7 +196,7 @@ def _number(value: Any) -> int:
 
 def _datetime_of(value: Any) -> datetime | None:
     if isinstance(value, int | float) and not isinstance(value, bool):
-        # The workload owns the server that says so: a moment beyond the calendar is none.
+        # The workload controls this value: ignore times that no datetime can represent.
         return datetime.fromtimestamp(value, UTC) if 0 <= value < MAX_TIMESTAMP else None
     if isinstance(value, str):
         try:

@@ -11,7 +11,7 @@ from typing import Any
 
 Arguments = Mapping[str, Any]
 
-# Verb: the command of the CLI and (method, path) of the API.
+# verb -> (CLI command, HTTP method, API path)
 CLI_AND_API_OF_VERB: dict[str, tuple[str, str, str]] = {
     "launch_notebook": ("notebook launch", "POST", "/api/v1/notebooks/"),
     "submit_job": ("job run", "POST", "/api/v1/jobs/"),
@@ -45,7 +45,7 @@ def cli_command(verb: str, arguments: Arguments, *, target: str = "") -> str:
     line = " ".join(shlex.quote(part) for part in parts)
     if not command:
         return line
-    # What a shell would read otherwise goes over as one quoted word, which `job run` takes as the whole command.
+    # Quote the command as one word if a shell would interpret it; `job run` takes one word as a whole command.
     plain = re.fullmatch(r"[\w@%+=:,./ -]+", command)
     return f"{line} -- {command if plain else shlex.quote(command)}"
 

@@ -54,7 +54,7 @@ HOST_VERBS = {
         "{} is away in the window: nothing is planned into it.",
     ),
 }
-# What becomes of work on a host by a verb.
+# Effect of a verb on work on a host -> text.
 WORKLOAD_EFFECTS = {
     "runs_on": "runs on",
     "leaves": "leaves",
@@ -74,7 +74,7 @@ def workload_effect_text(happens: str, begins_anew: bool = False) -> str:
     return f"{WORKLOAD_EFFECTS[happens]}{anew}"
 
 
-# What people did to a host that is no change of its states: verb of the audit record to words.
+# Audit verb -> text, for actions that change no state of the host.
 HOST_ACTIONS: dict[str, Callable[[ReasonNumbers], str]] = {
     "add_host": lambda f: "Made known",
     "new_join_token": lambda f: "A join token was made; those not used before stopped working",
@@ -135,7 +135,7 @@ def _named(rows: Sequence[tuple[str, datetime]], most: int = 4) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-# Why a verb on a GPU is refused: the engine's code to a sentence of its numbers.
+# Code of a refused MIG geometry -> sentence.
 GEOMETRY_MISFITS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "unknown": lambda n: f"{n['profile']} is no profile of it; allowed: {', '.join(n['offered'])}.",
     "most": lambda n: f"{n['asked']} times {n['profile']} is asked for, and {n['allowed']} of it fit.",

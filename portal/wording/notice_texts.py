@@ -9,7 +9,7 @@ from portal.wording.formatting import Numbers, joined_with_and
 from portal.wording.reason_numbers import ReasonNumbers
 from portal.wording.reason_texts import reason_sentence
 
-# What was done about a hardware event by the table (telemetry.models.HealthRule, telemetry.health.rules).
+# Action that a health rule took (telemetry.health.rules) -> sentence.
 HARDWARE_ACTIONS = {
     "warn": "Nothing was done; have a look.",
     "cordon": "The host was cordoned, and work that can go leaves it.",
@@ -18,7 +18,7 @@ HARDWARE_ACTIONS = {
     "held_back": "Too much of the pool was taken out lately to do what the table says: decide on the host's page.",
 }
 
-# How tasks of an array end: the name of the number and its words.
+# Outcomes of array tasks: (name of the number, text).
 ARRAY_ENDS = (("finished", "finished"), ("failed", "failed"), ("cancelled", "cancelled"))
 
 NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {

@@ -38,7 +38,7 @@ def not_comparable(mine: Workload, theirs: Workload) -> str:
     return f"{theirs.name} is in {theirs.pool.name} and {mine.name} waits in {mine.pool.name}: they want different GPUs."
 
 
-# In a list: what puts it first (scheduler.core.queue.turn.TurnCriterion).
+# Short form for lists: the criterion that puts it first (scheduler.core.queue.turn.TurnCriterion).
 EARLIER_BECAUSE: dict[str, str] = {
     "reservation": "runs inside a reservation",
     "room_is_made": "others already make room for it",
@@ -63,7 +63,7 @@ def earlier_because(part: str, earlier: bool, shorter: bool) -> str:
     return "is shorter, though asked for later"
 
 
-# Sentences with numbers; ``mine_`` and ``theirs_`` tell the two apart (portal.reads.work.wait_explanation.compare_in_queue).
+# Sentences with numbers of both workloads, prefixed ``mine_`` and ``theirs_`` (see compare_in_queue).
 QUEUE_ORDER_RULES: dict[str, Callable[[ReasonNumbers], str]] = {
     "there_first": lambda f: (
         f"It has had its GPUs since {_time_text(f, 'theirs_started')}; yours was asked for at {_time_text(f, 'mine_submitted')}. What runs is "

@@ -10,7 +10,7 @@ from portal.wording.formatting import Numbers, cores, duration, gibibytes, gpus,
 from portal.wording.reason_numbers import ReasonNumbers, SentenceBuilder
 from scheduler.models import Workload
 
-# How a dependency has to have ended.
+# How a dependency must end.
 DEPENDENCY_CONDITIONS = {"ok": "finish well", "any": "end", "not_ok": "end without finishing"}
 
 CONDITIONS = {"ok": "finished", "any": "ended", "not_ok": "ended without finishing"}
@@ -28,7 +28,7 @@ REASONS: dict[str, SentenceBuilder] = {
     ),
     "outranked_within_team": lambda f: "It starts in the place of its own team's work of lower priority.",
     "own_static_pool": lambda f: "It starts in its team's own pool.",
-    # why it is told to go
+    # why it is evicted
     "evicted_for_guarantee": lambda f: (
         f"Its GPUs were borrowed, and {f.team('the team')}, to whom they are guaranteed, needs them for {f.workload('its work')}. "
         "It is queued again with its place kept, and resumes from its checkpoint."
@@ -40,7 +40,7 @@ REASONS: dict[str, SentenceBuilder] = {
     "evicted_for_reservation": lambda f: (
         f"Its GPUs are reserved{f.time(' from ', 'start')}. It is queued again with its place kept, and resumes from its checkpoint."
     ),
-    # why it waits: for ever, unless something changes
+    # why it waits: it never starts unless the request or the pool changes
     "no_such_hardware": lambda f: (
         f"This pool has no GPU that is what it asks for{_requested_properties(f)}. Ask for another model, less memory or whole GPUs."
     ),
@@ -53,7 +53,7 @@ REASONS: dict[str, SentenceBuilder] = {
     "over_runtime_cap": lambda f: (
         f"It asks to run {duration(f.get('asked'))}; this pool allows {duration(f.get('longest'))} at most. Launch it again with less."
     ),
-    # why it waits: until somebody or something changes
+    # why it waits: until a limit, a state or a time changes
     "over_quota": lambda f: (
         _window_over_quota(f)
         if f.get("at")
@@ -109,7 +109,7 @@ REASONS: dict[str, SentenceBuilder] = {
     "isolation_too_weak": lambda f: (
         "The host keeps workloads less apart than its pool demands, so nothing new starts on it."
     ),
-    # why it waits: its turn comes
+    # why it waits: it starts when units become free
     "waits_for_units": lambda f: (
         f"Its reservation has {f.plain('', 'of')} such GPUs, and this needs {f.plain('', 'need')}. Ask for fewer, or launch it without one."
         if f.get("reservation") and _exceeds(f, "of")
@@ -149,7 +149,7 @@ REASONS: dict[str, SentenceBuilder] = {
     "spare_capacity_kept": lambda f: (
         f"What is free{f.slots(' (', 'free')}{')' if f.get('free') else ''} is kept for critical work."
     ),
-    # why work is not taken into the queue
+    # why it is not queued
     "too_many_waiting": lambda f: (
         f"{'Its team' if f.get('of') == 'team' else 'Its owner'} has {f.plain('', 'waiting') or 'many'} notebooks and jobs waiting in "
         f"this pool; with {f.plain('', 'more') or 'any'} more there would be more than {f.plain('the ', 'limit', after=' that ')}one "

@@ -8,7 +8,7 @@ from typing import Any
 from portal.wording.reason_texts import waiting_sentence
 from scheduler.models import Run, Workload
 
-# State: (shape in icons.svg, word, tone). Shape and word say it, the tone only helps.
+# State -> (shape in icons.svg, label, tone). Shape and label carry the meaning; the tone only supports it.
 WORKLOAD_STATES: dict[str, tuple[str, str, str]] = {
     "queued": ("queued", "Queued", "queued"),
     "placed": ("starting", "Placed", "starting"),

@@ -16,7 +16,7 @@ MICRO = Decimal("0.000001")
 ZERO = Decimal(0)
 SECONDS_PER_HOUR = 3600
 
-# Wide enough that no product of a price and a century of seconds is cut before it is rounded.
+# Precise enough for the product of a price and a century of seconds.
 _EXACT = Context(prec=50, rounding=ROUND_HALF_EVEN)
 
 

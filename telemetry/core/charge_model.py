@@ -43,8 +43,8 @@ class GpuCondition(StrEnum):
     """The condition of a GPU, independent of its holder."""
 
     WELL = "well"
-    UNHEALTHY = "unhealthy"  # quarantined or being repaired: what still runs on it is served
-    SILENT = "silent"  # its agent does not answer: what ran on it is lost
+    UNHEALTHY = "unhealthy"  # quarantined or in repair; work that still runs on it is charged
+    SILENT = "silent"  # its agent does not answer; work on it is lost
     MAINTENANCE = "maintenance"
 
 

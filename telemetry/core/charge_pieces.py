@@ -143,7 +143,7 @@ def _pricing_span(
     the day without totals.
     """
     if totals is None:
-        # Without given totals a span is a day: value_between makes days of one rate add up.
+        # Without totals a span is a day; value_between guarantees that days of one rate add up.
         return piece.start.toordinal()
     return next((index for index, (low, high, _) in enumerate(totals) if low <= piece.start < high), None)
 

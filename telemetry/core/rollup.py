@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
-SAMPLE_REACH_SECONDS = 30.0  # seconds a sample can speak for: three missed readings of ten seconds
-LOW_SM_ACTIVITY_PERCENT = 20.0  # per cent: busy time below it is held inefficiently
+SAMPLE_REACH_SECONDS = 30.0  # three missed readings of ten seconds
+LOW_SM_ACTIVITY_PERCENT = 20.0  # busy time below it counts as inefficient
 HOUR = 3600
 DAY = 86_400
 
@@ -145,7 +145,7 @@ def _add_reading(use: UsageSums, reading: UsageReading, seconds: float) -> None:
     activity is unknown.
     """
     use.covered_seconds += seconds
-    # On a MIG slice NVML has no utilisation; its SM activity says whether anything ran.
+    # NVML reports no utilisation for MIG slices: use SM activity.
     activity = reading.utilisation if reading.utilisation is not None else reading.sm_active
     kind = None
     if activity is not None and activity > 0:
@@ -175,14 +175,14 @@ def _add_energy(
     used = energy_between(before.energy_mj if before else None, reading.energy_mj)
     if used is None or before is None or reading.ts - before.ts > SAMPLE_REACH_SECONDS:
         return
-    # A reading that straddles the edge of a bucket or an allocation gives each its part.
+    # A reading across an edge of a bucket or an allocation is split in proportion.
     share = seconds / (reading.ts - since) if reading.ts > since else 0.0
     use.energy_mj = (use.energy_mj or 0) + round(used * share)
 
 
-def _add_weighted(use: UsageSums, name: str, per_cent: float | None, seconds: float) -> None:
-    if per_cent is not None:
-        setattr(use, name, (getattr(use, name) or 0.0) + per_cent / 100.0 * seconds)
+def _add_weighted(use: UsageSums, name: str, percent: float | None, seconds: float) -> None:
+    if percent is not None:
+        setattr(use, name, (getattr(use, name) or 0.0) + percent / 100.0 * seconds)
 
 
 def _add_known(one: float | None, other: float | None) -> float | None:

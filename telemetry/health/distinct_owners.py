@@ -13,13 +13,10 @@ from datetime import datetime, timedelta
 from scheduler.models import Allocation
 from telemetry.models import HealthEvent
 
-TIMESTAMP_TOLERANCE = timedelta(
-    minutes=2
-)  # how far a host's clock may be off, and the driver's word behind the deed
-MAX_EVENTS = 50  # events; the newest
-MAX_EXACT_OWNERS = (
-    3  # people: whether so many could have done it all is tried out; of more only how many at the least
-)
+# Covers clock skew of hosts and the delay of the driver's log.
+TIMESTAMP_TOLERANCE = timedelta(minutes=2)
+MAX_EVENTS = 50  # only the newest are examined
+MAX_EXACT_OWNERS = 3  # larger hitting sets are not searched exactly
 
 OwnerIds = frozenset[int]
 
@@ -28,11 +25,12 @@ def count_distinct_causes(events: Sequence[HealthEvent], enough: int) -> int:
     """Return the minimum number of causes of these events of one GPU or one host, at most ``enough``. One
     query.
     """
-    looked_at = sorted(events, key=lambda event: (event.at, event.pk))[-max(MAX_EVENTS, enough) :]
-    people = _owners_of_events(looked_at)
-    alone = sum(not those for those in people)
+    examined = sorted(events, key=lambda event: (event.at, event.pk))[-max(MAX_EVENTS, enough) :]
+    owner_sets = _owners_of_events(examined)
+    alone = sum(not owners for owners in owner_sets)
     return min(
-        enough, alone + minimum_hitting_set_size((those for those in people if those), max(0, enough - alone))
+        enough,
+        alone + minimum_hitting_set_size((owners for owners in owner_sets if owners), max(0, enough - alone)),
     )
 
 
@@ -83,9 +81,9 @@ def _minimal_owner_sets(events: Iterable[OwnerIds]) -> list[OwnerIds]:
     explains its supersets.
     """
     kept: list[OwnerIds] = []
-    for those in sorted(set(events), key=lambda those: (len(those), sorted(those))):
-        if not any(some <= those for some in kept):
-            kept.append(those)
+    for owners in sorted(set(events), key=lambda owners: (len(owners), sorted(owners))):
+        if not any(subset <= owners for subset in kept):
+            kept.append(owners)
     return kept
 
 
@@ -95,9 +93,9 @@ def _count_disjoint(groups: Sequence[OwnerIds]) -> int:
     """
     seen: set[int] = set()
     count = 0
-    for those in groups:
-        if not those & seen:
-            seen |= those
+    for owners in groups:
+        if not owners & seen:
+            seen |= owners
             count += 1
     return count
 
@@ -109,6 +107,6 @@ def _has_hitting_set(groups: Sequence[OwnerIds], count: int) -> bool:
     if not groups:
         return True
     return any(
-        _has_hitting_set([those for those in groups if person not in those], count - 1)
+        _has_hitting_set([owners for owners in groups if person not in owners], count - 1)
         for person in sorted(groups[0])
     )

@@ -21,11 +21,11 @@ from telemetry.models import HealthEvent, HealthRule
 EVENTS_PER_RUN = 200
 PURGE_BATCH_SIZE = 5_000
 Action = HealthRule.Action
-HELD_BACK = "held_back"  # the table asked for more than is done without a person
+HELD_BACK = "held_back"  # not carried out: the limit of automatic closures was reached
 HOST_CLOSING_ACTIONS = (Action.CORDON, Action.DRAIN)
 CLOSING_ACTIONS = (*HOST_CLOSING_ACTIONS, Action.QUARANTINE_GPU)
 CLOSURE_WINDOW = timedelta(hours=1)
-HOSTS_PER_CLOSURE = 5  # of so many hosts of a pool one may be closed within the window; one always may
+HOSTS_PER_CLOSURE = 5  # one host per this many of a pool may be closed; always at least one
 GPUS_PER_QUARANTINE = 8
 
 
@@ -42,7 +42,7 @@ def apply_rules_to_events(now: datetime) -> int:
         with transaction.atomic():
             action = _action_by_rule(event, rules.get(event.code))
             if action in CLOSING_ACTIONS:
-                # Under the lock of the pool's row, so that two runs do not each close the last host that may be closed.
+                # Lock the pool, so that concurrent runs do not exceed the limit together.
                 locks.pools([event.host.pool_id])
                 action = action if _within_closure_limit(event, action, now) else HELD_BACK
             claimed = HealthEvent.objects.filter(pk=event.pk, handled_at=None)
@@ -66,11 +66,11 @@ def purge_old_events(now: datetime) -> int:
 
 
 def _action_by_rule(event: HealthEvent, rule: HealthRule | None) -> str:
-    """Return the action of the rule if the event repeated often enough within the window, otherwise ``note``."""
+    """Return the action of the rule if the event repeated often enough in the window, else ``note``."""
     if rule is None:
         return Action.NOTE
     if event.code == circuit_breaker.BREAKER_CODE:
-        return rule.action  # that event is made of as many as the rule says
+        return rule.action  # the breaker has counted the repeats already
     since = event.at - timedelta(seconds=rule.window_seconds)
     same = HealthEvent.objects.filter(
         host=event.host_id, gpu=event.gpu_id, code=event.code, at__gt=since, at__lte=event.at
@@ -125,13 +125,13 @@ def event_title(code: str, meaning: str) -> str:
 
 
 def _take_action(event: HealthEvent, rule: HealthRule | None, action: str, now: datetime) -> bool:
-    # It becomes the state's reason, on the host's page and in the notices of everybody whose work it touches.
+    # The reason appears on the host's page and in notices to owners of affected work: no private detail.
     """Carry out ``action``; return True if it changed something."""
-    what, told = event_title(event.code, rule.meaning if rule is not None else ""), public_detail(event)
+    title, detail = event_title(event.code, rule.meaning if rule is not None else ""), public_detail(event)
     says_no_more = event.code == stray_processes.STRAY_CODE and rule is not None
-    reason = (f"{what}: {told}" if told and not says_no_more else what)[:300]
+    reason = (f"{title}: {detail}" if detail and not says_no_more else title)[:300]
     if event.code == circuit_breaker.BREAKER_CODE and action == Action.CORDON:
-        return trip_host(event.host, reason=reason, now=now)  # what runs there runs
+        return trip_host(event.host, reason=reason, now=now)  # running work continues
     if action == Action.CORDON:
         return cordon_for_fault(event.host, event.gpu, reason=reason, now=now)
     if action == Action.DRAIN:

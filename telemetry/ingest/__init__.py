@@ -1,1 +1,1 @@
-"""Receive telemetry from agents: sample batches through a Redis stream, hardware events and stray processes."""
+"""Receive sample batches (through a Redis stream), hardware events and stray processes from agents."""

@@ -24,10 +24,9 @@ from telemetry.models import HealthEvent, HealthRule
 
 log = logging.getLogger(__name__)
 
-STREAM_MAX_BATCHES = (
-    20_000  # batches; what falls out is sent again by its agent, because it was not acknowledged
-)
-MAX_CODES_PER_RUN = 50  # of one run
+# Agents resend batches that fall out of the stream: they were never acknowledged.
+STREAM_MAX_BATCHES = 20_000
+MAX_CODES_PER_RUN = 50
 HEALTH_TASK = "telemetry.tasks.health"
 
 
@@ -48,7 +47,7 @@ def enqueue_batch(host_id: int, batch: SampleBatch, now: datetime) -> None:
 
 def committed_sequence(host_id: int) -> int:
     """Return the sequence number up to which all batches of this host are in the database; 0 if none is."""
-    with database.cursor() as cursor:  # with each sync of each host: by the ORM it takes twice as long
+    with database.cursor() as cursor:  # runs at every sync; the ORM takes twice as long
         cursor.execute("SELECT sequence FROM telemetry_samplewatermark WHERE host_id = %s", (host_id,))
         row = cursor.fetchone()
     return row[0] if row else 0
@@ -115,4 +114,4 @@ def _wake_health_worker() -> None:
     try:
         current_app.send_task(HEALTH_TASK, queue="telemetry", expires=30, retry=False, ignore_result=True)
     except (redis.RedisError, OperationalError) as error:
-        log.warning("a hint was dropped, the next tick will do its work: %s", error)
+        log.warning("wake-up of the health worker was lost, its next periodic run does the work: %s", error)

@@ -26,9 +26,8 @@ COPY_SAMPLES_SQL = f"COPY telemetry_sample ({', '.join(SAMPLE_COLUMNS)}) FROM ST
 _POSTGRES_EPOCH_SECONDS = 946_684_800  # 2000-01-01 in seconds since 1970
 _BINARY_FORMATS = {"int4": (">i4", 4), "int8": (">i8", 8), "float8": (">f8", 8)}
 _COPY_SIGNATURE = b"PGCOPY\n\xff\r\n\x00" + bytes(8)
-_TIMESTAMP_BITS = (
-    44  # microseconds of 203 days, so that a unit's place and a moment fit into one sortable integer
-)
+# 2**44 microseconds are 203 days, so that a unit's position and a time fit into one sortable integer.
+_TIMESTAMP_BITS = 44
 
 
 def copy_samples(batches: Sequence[DecodedBatch]) -> None:

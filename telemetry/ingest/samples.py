@@ -35,13 +35,13 @@ from telemetry.models import Retention
 from telemetry.rollups.due_marks import mark_minutes_due
 
 BATCHES_PER_TRANSACTION = 500
-CLOCK_SKEW_TOLERANCE = timedelta(seconds=120)  # clocks may differ by this much
+CLOCK_SKEW_TOLERANCE = timedelta(seconds=120)  # maximum difference between the clocks of hosts
 
 MAX_BY_KIND = {PERCENT: 100.0, FLOAT8: 1e12, INT4: 2.0**31 - 1, INT8: 2.0**62}
 
 _MAX_VALUES = np.array([MAX_BY_KIND[kind] for kind in READING_KINDS.values()])
 _IS_INTEGER = np.array([kind in (INT4, INT8) for kind in READING_KINDS.values()])
-MAX_SAMPLE_AGE = timedelta(days=180)  # no sample is taken in that is older, whatever the retention
+MAX_SAMPLE_AGE = timedelta(days=180)  # older samples are rejected, regardless of the retention
 
 
 @dataclass
@@ -120,17 +120,19 @@ def _unit_ids_by_host(hosts: Iterable[int]) -> dict[int, dict[str, int]]:
     return found
 
 
-def _drop_invalid_rows(batch: DecodedBatch, own: dict[str, int], oldest: float, newest: float) -> None:
-    """Keep only plausible rows: of a unit of this host, not in the future, every reading within its bounds."""
-    ids = np.array([own.get(name, -1) for name in batch.names] or [-1], dtype=np.int64)
+def _drop_invalid_rows(batch: DecodedBatch, unit_ids: dict[str, int], oldest: float, newest: float) -> None:
+    """Keep only plausible rows: of a unit of this host, not in the future, readings within bounds."""
+    ids = np.array([unit_ids.get(name, -1) for name in batch.names] or [-1], dtype=np.int64)
     units = ids[batch.index] if len(batch.index) else np.empty(0, np.int64)
-    moments, readings = batch.values[:, 0], batch.values[:, 1:]
+    times, readings = batch.values[:, 0], batch.values[:, 1:]
     unknown = np.isnan(readings)
     with np.errstate(invalid="ignore"):
-        sane = (readings >= 0) & (readings <= _MAX_VALUES) & (~_IS_INTEGER | (readings == np.floor(readings)))
-    good = (units >= 0) & (moments >= oldest) & (moments <= newest) & (unknown | sane).all(axis=1)
-    batch.rejected = len(batch.index) - int(good.sum())
-    batch.units, batch.values = units[good], batch.values[good]
+        in_bounds = (
+            (readings >= 0) & (readings <= _MAX_VALUES) & (~_IS_INTEGER | (readings == np.floor(readings)))
+        )
+    valid = (units >= 0) & (times >= oldest) & (times <= newest) & (unknown | in_bounds).all(axis=1)
+    batch.rejected = len(batch.index) - int(valid.sum())
+    batch.units, batch.values = units[valid], batch.values[valid]
 
 
 def _minutes_to_roll_up(batches: Sequence[DecodedBatch]) -> set[tuple[int, int]]:

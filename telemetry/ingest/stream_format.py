@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 SAMPLE_STREAM_KEY = "gpupool:samples"
 INT4, INT8, FLOAT8, PERCENT = "int4", "int8", "float8", "per cent"
-# The readings of a row on the stream, after its ts; agent.protocol.SampleRow says what they mean.
+# The readings of a row after its ts; agent.protocol.SampleRow documents them.
 READING_KINDS = {
     "utilisation": PERCENT,
     "sm_active": PERCENT,
@@ -42,7 +42,7 @@ READING_KINDS = {
 }
 ROW_WIDTH = 1 + len(READING_KINDS)
 _row_values = attrgetter("ts", *READING_KINDS)
-_INVALID_READING = -1.0  # stands for a reading that is no number, and is refused like every negative one
+_INVALID_READING = -1.0  # replaces NaN readings: negative readings are rejected
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
@@ -59,9 +59,9 @@ class DecodedBatch:
     sequence: int
     received: datetime
     names: list[str]
-    index: Ints  # of the row's unit in names
+    index: Ints  # position of the row's unit in names
     values: Floats  # ts and the readings of each row
-    units: Ints = field(default_factory=lambda: np.empty(0, np.int64))  # ids of the good rows' units
+    units: Ints = field(default_factory=lambda: np.empty(0, np.int64))  # unit ids of the valid rows
     rejected: int = 0
 
 
@@ -72,7 +72,7 @@ def encode_batch(host_id: int, batch: SampleBatch, received: datetime) -> dict[s
     rows = [_row_values(row) for row in batch.rows]
     values = np.array(rows, dtype="<f8").reshape(len(rows), ROW_WIDTH)
     for number in np.flatnonzero(np.isnan(values).any(axis=1)):
-        # None and NaN look the same in the matrix: unknown is fine, not a number is not.
+        # In the matrix None and NaN are both NaN, but only None is valid.
         for column, value in enumerate(rows[number]):
             if value is not None and math.isnan(value):
                 values[number, column] = _INVALID_READING

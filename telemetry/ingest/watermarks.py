@@ -12,9 +12,8 @@ from telemetry.ingest.stream_format import (
 )
 from telemetry.models import Batch, SampleWatermark
 
-MISSING_BATCH_TIMEOUT = timedelta(
-    minutes=10
-)  # a batch that is missing this long will not come: its agent's spool was full
+# A batch missing for this long will not arrive: its agent's spool was full.
+MISSING_BATCH_TIMEOUT = timedelta(minutes=10)
 
 
 def insert_new_batches(batches: Sequence[DecodedBatch]) -> list[DecodedBatch]:
@@ -51,9 +50,10 @@ def advance_watermarks(hosts: set[int], now: datetime) -> None:
         [SampleWatermark(host_id=host) for host in ordered], ignore_conflicts=True
     )
     with connection.cursor() as cursor:
-        # The row locks of this UPDATE make two drains of one host count one after the other.
+        # The row locks of this UPDATE serialise concurrent runs for one host.
         cursor.execute(
-            "UPDATE telemetry_samplewatermark SET sequence = sequence WHERE host_id = ANY(%s) RETURNING host_id, sequence",
+            "UPDATE telemetry_samplewatermark SET sequence = sequence WHERE host_id = ANY(%s)"
+            " RETURNING host_id, sequence",
             [ordered],
         )
         marks: dict[int, int] = dict(cursor.fetchall())

@@ -41,7 +41,7 @@ class HealthRule(models.Model):
     elsewhere = models.CharField(
         max_length=300, default="", blank=True, help_text="where others do something else, and their source"
     )
-    # What it is put back to. An operator's own rule has nothing to go back to.
+    # Values to reset to; empty for an operator's own rule.
     default_action = models.CharField(max_length=16, choices=Action.choices, default="", blank=True)
     default_repeats = models.PositiveSmallIntegerField(null=True, blank=True)
     default_window_seconds = models.PositiveIntegerField(null=True, blank=True)

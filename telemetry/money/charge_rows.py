@@ -42,7 +42,7 @@ def write_charges(lines: Sequence[ChargeDraft], now: datetime) -> list[Charge]:
     names = _ChargeNames(lines)
     uses = _measured_use_by_line(lines)
     months = {month_of(line.piece.start) for line in lines} | {month_of(now)}
-    # A month's row is what a close and the charges on their way wait for each other on.
+    # The statement row serialises a month's close and concurrent charges.
     create_missing_statements(months)
     closed = months_not_open(months)
     rows = []
@@ -73,8 +73,8 @@ def write_charges(lines: Sequence[ChargeDraft], now: datetime) -> list[Charge]:
 
 def months_not_open(months: Iterable[date]) -> set[date]:
     """Return the months whose statement is closing or closed."""
-    found = Statement.objects.filter(month__in=months).exclude(state=StatementState.OPEN)
-    return set(found.values_list("month", flat=True))
+    closed = Statement.objects.filter(month__in=months).exclude(state=StatementState.OPEN)
+    return set(closed.values_list("month", flat=True))
 
 
 class _ChargeNames:
@@ -130,7 +130,7 @@ class _ChargeNames:
             and owner.bucket == ChargeBucketChoices.RESERVED_UNUSED
             and line.gpu.team is not None
         ):
-            # A static pool's team pays for what nobody holds, through its oldest project's cost centre.
+            # The team of a static pool pays for unheld time, through the cost centre of its oldest project.
             project = self.first_projects.get(line.gpu.team)
             row.team_id = line.gpu.team
             row.team_name = project.team.name if project else ""
@@ -204,7 +204,7 @@ def _measured_use(
         low, high = max(bucket, piece.start), min(bucket + timedelta(seconds=length), piece.end)
         if low >= high:
             continue
-        # Of a bucket that lies across the edge of the piece, the part that the piece held.
+        # A bucket may cross an edge of the piece: count the part inside.
         share = min(1.0, (high - low).total_seconds() / seconds)
         covered += row_covered * share * slots
         if row_used is not None:

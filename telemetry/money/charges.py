@@ -22,9 +22,9 @@ from telemetry.money.charge_rows import draft_charges, write_charges
 from telemetry.money.charging_inputs import GpuChargingInputs, last_change_in, load_charging_inputs
 from telemetry.money.settlement import settle_allocations, settle_state_changes
 
-REPORTING_LAG = timedelta(seconds=60)  # what happened this long ago has been reported
+REPORTING_LAG = timedelta(seconds=60)  # reports of changes arrive within this time
 GPUS_PER_TRANSACTION = 200
-CATCH_UP_SPAN = timedelta(days=7)  # how much is read at once after a standstill
+CATCH_UP_SPAN = timedelta(days=7)  # maximum to charge at once after a standstill
 CATCH_UP_ROUNDS = 6
 
 

@@ -21,7 +21,7 @@ def close_checks(month: date) -> list[dict[str, Any]]:
     behind = ChargedUntil.objects.filter(until__lt=end, since__lt=end)
     behind = behind.filter(Q(gpu__retired_at=None) | Q(gpu__retired_at__gte=end))
     never = Gpu.objects.filter(charged=None, created_at__lt=end)
-    # While history is loaded, charges grow backwards: a month is not closed before they reach its GPUs' beginning.
+    # Loading history charges backwards: a month stays open until its GPUs are charged from their creation.
     late = ChargedUntil.objects.filter(since__gt=start, gpu__created_at__lt=end).filter(
         since__gt=F("gpu__created_at")
     )
@@ -68,8 +68,8 @@ def close_checks(month: date) -> list[dict[str, Any]]:
     ]
 
 
-def _check_result(words: str, ok: bool, figures: dict[str, Any]) -> dict[str, Any]:
-    return {"check": words, "ok": ok, "figures": figures}
+def _check_result(condition: str, ok: bool, figures: dict[str, Any]) -> dict[str, Any]:
+    return {"check": condition, "ok": ok, "figures": figures}
 
 
 def _gpus_with_wrong_seconds(month: date, start: datetime, end: datetime) -> list[dict[str, Any]]:

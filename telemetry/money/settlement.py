@@ -32,16 +32,14 @@ def settle_state_changes(now: datetime) -> int:
     waiting = list(
         HostStateChange.objects.filter(settledstatechange=None).order_by("pk")[:SETTLEMENTS_PER_RUN]
     )
-    charged: dict[int, list[tuple[int, datetime]]] = defaultdict(
-        list
-    )  # by host: its GPUs and how far they are charged
+    charged: dict[int, list[tuple[int, datetime]]] = defaultdict(list)  # host id -> (GPU id, charged until)
     untils = ChargedUntil.objects.filter(gpu__host__in={change.host_id for change in waiting})
     for host, gpu, until in untils.order_by("gpu").values_list("gpu__host_id", "gpu_id", "until"):
         charged[host].append((gpu, until))
     late = {
         change.pk: [entry for entry in charged[change.host_id] if entry[1] > change.at] for change in waiting
     }
-    # When many hosts come or go at once there are hundreds, and hardly one of them is late.
+    # Hundreds of changes may arrive at once, and few are late: settle the rest in one query.
     _mark_settled([change for change in waiting if not late[change.pk]], now)
     corrected = 0
     for change in waiting:
@@ -63,7 +61,7 @@ def settle_allocations(now: datetime) -> int:
     """
     ended = (
         Allocation.objects.filter(settledallocation=None, period__endswith__isnull=False)
-        # Ends have fractions of a second, charges have not.
+        # Ends have fractions of a second, charges do not.
         .filter(unit__gpu__charged__until__gt=F("period__endswith") - timedelta(seconds=1))
         .select_related("run", "workload", "unit")
         .order_by("pk")[:SETTLEMENTS_PER_RUN]
@@ -117,7 +115,7 @@ def _matches_final_state(allocation: Allocation, slot_seconds: int) -> bool:
 
 
 def correct_gpu_charges(gpu_id: int, start: datetime, end: datetime, now: datetime) -> int:
-    """Make the ledger of one GPU match the facts in ``[start, end)``. Returns the number of reversed lines."""
+    """Make the ledger of one GPU match the facts in ``[start, end)``; return the number of reversed lines."""
     start, end = floor_to_second(start), floor_to_second(end)
     if start >= end:
         return 0
@@ -129,16 +127,16 @@ def correct_gpu_charges(gpu_id: int, start: datetime, end: datetime, now: dateti
         for line in lines.values()
     ]
     found = find_corrections(gpu.time, standing, start, end)
-    taken_back = 0
+    reversed_count = 0
     for correction in found:
         try:
             with transaction.atomic():
                 _write_correction(gpu, correction, lines, now)
         except IntegrityError:
-            # Another run took one of these lines back first; it wrote the same correction.
+            # A concurrent run reversed one of these lines first; it wrote the same correction.
             continue
-        taken_back += len(correction.reversed_line_ids)
-    return taken_back
+        reversed_count += len(correction.reversed_line_ids)
+    return reversed_count
 
 
 def _standing_lines(gpu_id: int, start: datetime, end: datetime) -> list[Charge]:
@@ -165,7 +163,7 @@ def _write_correction(
 
 
 def _first_overlapping_line(piece: ChargePiece, originals: Sequence[Charge]) -> Charge:
-    """Return the first original line that overlaps the piece; the new line names it as the line it corrects."""
+    """Return the first original line that overlaps the piece: the line that the new one names."""
     return next(line for line in originals if line.start < piece.end and line.end > piece.start)
 
 

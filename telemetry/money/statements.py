@@ -96,14 +96,15 @@ def close_month(*, month: date, closed_by: Any, now: datetime, currency: str = "
     if month >= month_of(now):
         raise MonthCloseError(f"month is {month:%Y-%m}; allowed: a month that is over.")
     get_or_create_statement(month)
-    # From here on the trigger on charges refuses this month; a charge on its way is waited for by this UPDATE.
+    # The UPDATE waits for concurrent charges; then the trigger on charges rejects this month.
     if not _transition(month, StatementState.OPEN, StatementState.CLOSING):
         raise MonthCloseError(f"month is {month:%Y-%m}; it is closed already.")
     found = close_checks(month)
     failed = [check for check in found if not check["ok"]]
     if failed:
         raise MonthCloseError(
-            f"{month:%Y-%m} cannot be closed: it is not so that {failed[0]['check']} ({failed[0]['figures']}).",
+            f"{month:%Y-%m} cannot be closed: it is not so that {failed[0]['check']}"
+            f" ({failed[0]['figures']}).",
             found,
         )
     statement = Statement.objects.get(month=month)

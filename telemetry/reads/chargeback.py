@@ -16,8 +16,7 @@ from telemetry.core.charge_model import CHARGED_BUCKETS
 from telemetry.models import Charge, ChargeBucketChoices
 from telemetry.reads.usage_filters import to_gpu_hours
 
-# What a month's charges can be grouped by: dimension -> (key, name). The way down: cost centre, team, project, type,
-# workload, line.
+# dimension -> (column of the group's key, column of its name)
 CHARGE_DIMENSIONS: dict[str, tuple[str, str]] = {
     "cost_centre": ("cost_centre", "cost_centre"),
     "team": ("team_id", "team_name"),
@@ -107,7 +106,7 @@ def charges_by(
     return _charge_table(groups, _parent_row_amounts(month, lines, charged_only, where))
 
 
-# The money of a group, by the column that it is rounded in.
+# Sums of money; each column is rounded on its own.
 MONEY_SUMS = {
     "charged_sum": Sum("charged"),
     "cost_sum": Sum("cost"),
@@ -147,7 +146,7 @@ def _parent_row_amounts(
         )
         cents = _round_columns(rows, above)
         mine = [index for index, row in enumerate(rows) if str(row["group_key"]) == str(where[dimension])]
-        # One key may stand in several rows, when it was renamed meanwhile.
+        # A key has several rows if it was renamed within the month.
         above = {column: sum((parts[index] for index in mine), ZERO) for column, parts in cents.items()}
     return above
 

@@ -16,7 +16,8 @@ from telemetry.models import Charge, ChargedUntil, Rollup
 
 HELD_BUCKETS = ("used", "preempted", "hardware_lost")
 
-# dimension -> (column of the group's key in SQL, column of its name); aliases as in ROLLUP_FROM
+# dimension -> (SQL column of the group's key, column of its name);
+# aliases as in HARDWARE_JOINS_SQL and WORK_JOINS_SQL
 USAGE_DIMENSIONS: dict[str, tuple[str, str]] = {
     "team": ("p.team_id", "t.name"),
     "project": ("p.id", "p.name"),
@@ -28,15 +29,16 @@ USAGE_DIMENSIONS: dict[str, tuple[str, str]] = {
     "gpu": ("g.id", "h.name || ' GPU ' || g.index"),
     "workload": ("w.id", "w.name"),
 }
-# Every row has its unit, host, project and so on; joined from the left, PostgreSQL leaves out those that an answer does not ask of.
+# Left joins: PostgreSQL removes those that a query does not use.
 HARDWARE_JOINS_SQL = (
     " JOIN scheduler_unit u ON u.id = {unit} LEFT JOIN scheduler_gpu g ON g.id = u.gpu_id"
     " LEFT JOIN scheduler_host h ON h.id = g.host_id LEFT JOIN scheduler_pool pool ON pool.id = h.pool_id"
 )
-# Whatever model people are of, its table and the column of its names.
+# The table of the configured user model.
 _USER_META = get_user_model()._meta
 WORK_JOINS_SQL = (
-    " LEFT JOIN scheduler_workload w ON w.id = a.workload_id LEFT JOIN scheduler_project p ON p.id = a.project_id"
+    " LEFT JOIN scheduler_workload w ON w.id = a.workload_id"
+    " LEFT JOIN scheduler_project p ON p.id = a.project_id"
     f" LEFT JOIN scheduler_team t ON t.id = p.team_id LEFT JOIN {_USER_META.db_table} o ON o.id = w.owner_id"
 )
 
@@ -71,7 +73,7 @@ class UsageFilters:
     def charges(self) -> QuerySet[Charge]:
         """Return the charge lines that overlap the period and match the filters."""
         lines = Charge.objects.filter(start__lt=self.end, end__gt=self.start)
-        # No line is longer than a day: this bound lets the index on start help.
+        # No line is longer than a day, so this bound allows the index on start.
         lines = lines.filter(start__gte=self.start - timedelta(days=1))
         plain = {
             "pool": self.pool,

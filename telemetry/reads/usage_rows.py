@@ -30,7 +30,7 @@ USAGE_MEASURES = (
     "tensor_active_seconds",
 )
 USAGE_SUMS = (*USAGE_MEASURES, "energy_mj")
-# Summed by allocation before anything is joined: there are many times more rollups than allocations.
+# Sum by allocation before joining: there are many more rollups than allocations.
 ROLLUPS_SQL = (
     "SELECT g.model, {key}, {name}, "
     + ", ".join(f"sum(r.{measure} * {SLOTS_SQL})" for measure in USAGE_MEASURES)
@@ -44,14 +44,16 @@ ROLLUPS_SQL = (
     + " WHERE true{where} GROUP BY 1, 2, 3"
 )
 HOURS_SQL = (
-    f"SELECT {{key}}, extract(epoch FROM r.bucket)::bigint, sum(r.utilisation_seconds * {SLOTS_SQL}), sum(r.covered_seconds * {SLOTS_SQL})"
+    f"SELECT {{key}}, extract(epoch FROM r.bucket)::bigint, sum(r.utilisation_seconds * {SLOTS_SQL}),"
+    f" sum(r.covered_seconds * {SLOTS_SQL})"
     " FROM telemetry_rollup r JOIN scheduler_allocation a ON a.id = r.allocation_id"
     + HARDWARE_JOINS_SQL.format(unit="r.unit_id")
     + WORK_JOINS_SQL
     + " WHERE r.resolution = 3600 AND r.bucket >= %s AND r.bucket < %s{where} GROUP BY 1, 2"
 )
 HOLDS_SQL = (
-    "SELECT {key}, {name}, extract(epoch FROM lower(a.period))::float8, extract(epoch FROM upper(a.period))::float8, "
+    "SELECT {key}, {name}, extract(epoch FROM lower(a.period))::float8,"
+    " extract(epoch FROM upper(a.period))::float8, "
     + SLOTS_SQL
     + ", a.borrowed FROM scheduler_allocation a"
     + HARDWARE_JOINS_SQL.format(unit="a.unit_id")

@@ -44,16 +44,18 @@ def wait_times(by: str, filters: UsageFilters) -> list[GroupWaitTimes]:
         raise ValueError(f"by: {by!r} is not one of {', '.join(WAIT_DIMENSIONS)}")
     key, name = WAIT_DIMENSIONS[by]
     where, values = filters.sql()
-    # Model and pool are asked of the workload here: one that waits has no GPU yet.
+    # Filter by the workload's model and pool: a waiting workload has no GPU.
     where = where.replace("h.pool_id", "w.pool_id").replace("g.model = %s", "%s = ANY(w.models_wanted)")
     waited = "extract(epoch FROM first.placed_at - w.submitted_at)::float8"
     with connection.cursor() as cursor:
         cursor.execute(
             f"SELECT {key}, {name}, count(first.placed_at),"
-            f" percentile_cont(0.5) WITHIN GROUP (ORDER BY {waited}), percentile_cont(0.95) WITHIN GROUP (ORDER BY {waited}),"
+            f" percentile_cont(0.5) WITHIN GROUP (ORDER BY {waited}),"
+            f" percentile_cont(0.95) WITHIN GROUP (ORDER BY {waited}),"
             f" max({waited}), count(*) FILTER (WHERE w.state = 'queued' AND first.placed_at IS NULL),"
             " sum(coalesce(first.preemptions, 0))::int"
-            " FROM scheduler_workload w JOIN scheduler_project p ON p.id = w.project_id JOIN scheduler_team t ON t.id = p.team_id"
+            " FROM scheduler_workload w JOIN scheduler_project p ON p.id = w.project_id"
+            " JOIN scheduler_team t ON t.id = p.team_id"
             " LEFT JOIN LATERAL (SELECT min(r.placed_at) AS placed_at,"
             "   count(DISTINCT r.attempt) FILTER (WHERE held.end_code = ANY(%s)) AS preemptions"
             "   FROM scheduler_run r JOIN scheduler_allocation held ON held.run_id = r.id"

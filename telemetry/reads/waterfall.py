@@ -129,7 +129,7 @@ def _split_used_time(seconds: float, row: dict[str, float | None] | None) -> dic
             "inefficient": min(busy, inefficient),
             "productive": max(0.0, busy - inefficient),
         }
-        # Rollups also hold what was lost, and whole hours at the period's edges: never more than was charged as used.
+        # Rollups include lost time, and whole hours at the edges: cap them at the time charged as used.
         total = sum(known.values())
         share = min(1.0, seconds / total) if total else 0.0
     parts = {key: value * share for key, value in known.items()}

@@ -18,7 +18,8 @@ def mark_minutes_due(due: Iterable[tuple[int, int]], now: datetime) -> None:
     with connection.cursor() as cursor:
         cursor.execute(
             "INSERT INTO telemetry_rollupdue (resolution, bucket, host_id, marked_at)"
-            " SELECT %s, to_timestamp(v.minute), v.host, %s FROM unnest(%s::bigint[], %s::bigint[]) AS v (host, minute)"
+            " SELECT %s, to_timestamp(v.minute), v.host, %s"
+            " FROM unnest(%s::bigint[], %s::bigint[]) AS v (host, minute)"
             " ON CONFLICT (resolution, bucket, host_id) DO UPDATE SET marked_at = excluded.marked_at",
             [
                 int(Rollup.Resolution.MINUTE),

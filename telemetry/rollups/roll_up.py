@@ -28,7 +28,7 @@ from telemetry.core.rollup import (
 from telemetry.models import Rollup, RollupDue, Sample
 from telemetry.rollups.due_marks import claim_due_marks, mark_coarser_due
 
-# A minute is rolled up this long after it ended, so that it is usually written once. Charges look back as far.
+# Wait after the end of a minute, so that most minutes are written once.
 ROLLUP_DELAY = timedelta(seconds=20)
 BUCKETS_PER_TRANSACTION = 400
 ROLLUP_MEASURES = (

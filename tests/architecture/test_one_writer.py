@@ -27,7 +27,7 @@ WRITERS = {
     "AuditEvent": ("portal/services/",),
 }
 # The demo's past has already happened, in simulated time: its rows are written as history, by one module.
-PAST = "demo/simulated_past.py"
+PAST = "demo/past_rows.py"
 # Builds a Workload for a preview and never saves it.
 UNSAVED = {"Workload": ("scheduler/reads/previews.py",)}
 CREATING_METHODS = {"create", "bulk_create", "get_or_create", "update_or_create"}

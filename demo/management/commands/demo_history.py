@@ -14,7 +14,7 @@ from scheduler.models import Workload
 
 
 class Command(BaseCommand):
-    help = "Simulate the demo's past with the real engine, then its use and charges. May be stopped and run again."
+    help = "Simulate the demo's past with the real engine, then its usage and charges. It can be interrupted."
 
     def handle(self, *args: Any, **options: Any) -> None:
         organisation = Organisation.objects.get()
