@@ -20,6 +20,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from scheduler.cycle import core_values
+
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
 
 SERVICES = ("postgres", "valkey")
@@ -52,7 +54,7 @@ def _measure(gpus: int, placements: int, waiting: int, rounds: int) -> dict[str,
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE")
     warm = SnapshotCache()
-    engine.run_cycle("bench", now, warm=warm)  # takes the lead, and says to all that waits why
+    engine.run_cycle("bench", now, cache=warm)  # takes the lead, and says to all that waits why
     found, kept, quiet = [], [], []
     for number in range(rounds):
         now += timedelta(seconds=2)
@@ -60,9 +62,9 @@ def _measure(gpus: int, placements: int, waiting: int, rounds: int) -> dict[str,
         found.append(_cycle(now, placements))
         numbered(fleet, placements, now, first=number * placements)
         kept.append(_seconds(lambda: warm.refresh(_epoch(), now)))  # noqa: B023 (called at once)
-        engine.run_cycle("bench", now, warm=warm)
-        engine.run_cycle("bench", now, warm=warm)
-        quiet.append(_seconds(lambda: engine.run_cycle("bench", now, warm=warm)))  # noqa: B023
+        engine.run_cycle("bench", now, cache=warm)
+        engine.run_cycle("bench", now, cache=warm)
+        quiet.append(_seconds(lambda: engine.run_cycle("bench", now, cache=warm)))  # noqa: B023
     best = min(found, key=lambda one: float(one["seconds"]))
     return {
         **best,
@@ -102,7 +104,7 @@ def _cycle(now: datetime, placements: int) -> dict[str, Any]:
         taken = snapshot.take_snapshot(None, now)
     snapshot_seconds, cpu = time.perf_counter() - began, _cpu_seconds() - worked
     began = time.perf_counter()
-    planned = plan(taken, snapshot.epoch_seconds(now))
+    planned = plan(taken, core_values.epoch_seconds(now))
     plan_seconds = time.perf_counter() - began
     recorder, ordered = CycleRecorder(), sort_rows(taken)
     # The first of a process keeps all hardware; what is measured is one of the many that follow.
@@ -110,15 +112,15 @@ def _cycle(now: datetime, placements: int) -> dict[str, Any]:
         recorder,
         dataclasses.replace(ordered, queued=ordered.queued[1:]),
         planned,
-        snapshot.epoch_seconds(now),
+        core_values.epoch_seconds(now),
         now,
     )
     began = time.perf_counter()
-    prepared = recorder.prepare(ordered, planned, snapshot.epoch_seconds(now), now)
+    prepared = recorder.prepare(ordered, planned, core_values.epoch_seconds(now), now)
     preparing_seconds = time.perf_counter() - began
     began, worked = time.perf_counter(), _cpu_seconds()
     with connection.execute_wrapper(asked):
-        applied = apply_plan(planned, taken, now, keep=lambda: recorder.write(prepared, now))
+        applied = apply_plan(planned, taken, now, write_recording=lambda: recorder.write(prepared, now))
     apply_seconds, cpu = time.perf_counter() - began, cpu + _cpu_seconds() - worked
     if len(applied.accepted) != placements:
         raise SystemExit(

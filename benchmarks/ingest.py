@@ -18,6 +18,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from telemetry.ingest import redis_client
+
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
 
 SERVICES = ("postgres", "valkey")
@@ -44,13 +46,14 @@ def main(argv: list[str]) -> dict[str, Any]:
 def _measure(gpus: int, hours: float) -> dict[str, Any]:
     from telemetry.ingest import agent_api
     from telemetry.ingest.partitions import maintain_partitions
-    from telemetry.ingest.samples import SAMPLE_STREAM_KEY, drain_stream
+    from telemetry.ingest.samples import drain_stream
+    from telemetry.ingest.stream_format import SAMPLE_STREAM_KEY
 
     now = datetime.now(UTC).replace(microsecond=0)
     start = now - timedelta(hours=hours)
     fleet = _fleet(gpus, start)
     maintain_partitions(now)
-    stream = agent_api.redis_client()
+    stream = redis_client.redis_client()
     seconds = cpu = 0.0
     rows = rejected = 0
     database_before = _cpu_of_connection()

@@ -1,4 +1,4 @@
-"""``python -m cli`` and the ``gpupool`` command."""
+"""Starts the command line as ``python -m cli`` or as the ``gpupool`` command."""
 
 from __future__ import annotations
 

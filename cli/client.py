@@ -1,4 +1,4 @@
-"""The API over urllib: JSON in, JSON out, refusals as Problem."""
+"""Calls the HTTP API with JSON over urllib, and raises CliError when the portal refuses a request."""
 
 from __future__ import annotations
 
@@ -16,14 +16,12 @@ from cli.errors import EXIT_NOT_FOUND, EXIT_NOT_SIGNED_IN, EXIT_REFUSED, EXIT_UN
 
 TIMEOUT_SECONDS = 30.0
 PORTAL_IS_OLDER = "is older than this command"
-UNKNOWN_ADDRESS_MESSAGE = (
-    "There is no such address"  # so begins what a portal says of one that it does not have
-)
+UNKNOWN_ADDRESS_MESSAGE = "There is no such address"  # the start of a portal's message for an unknown address
 Json = Any
 
 
 class ApiObject(dict[str, Any]):
-    """An object of an answer. What it should have and lacks, an older portal did not know."""
+    """A JSON object of an answer. A missing key raises CliError, because an older portal does not send it."""
 
     def __missing__(self, name: str) -> Any:
         raise CliError(
@@ -33,15 +31,15 @@ class ApiObject(dict[str, Any]):
 
 
 class NoRedirectHandler(urllib.request.HTTPRedirectHandler):
-    """A redirect would carry the token to wherever it points."""
+    """Follows no redirect, which would send the token to another server."""
 
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
-        """Never followed."""
+        """Return None: do not follow."""
         return
 
 
 class ApiClient:
-    """Speaks to one portal as one person."""
+    """A client of one portal with one person's token."""
 
     def __init__(self, login: Credentials, seconds: float = TIMEOUT_SECONDS) -> None:
         self.login = login
@@ -49,27 +47,27 @@ class ApiClient:
         self._opener = urllib.request.build_opener(NoRedirectHandler)
 
     def get(self, path: str, **query: Any) -> Json:
-        """Read; query values that are None are left out."""
-        given = {name: _query_value(value) for name, value in query.items() if value is not None}
-        return self._call("GET", f"{path}?{urllib.parse.urlencode(given)}" if given else path)
+        """Send GET. Query values that are None are left out."""
+        parameters = {name: _query_value(value) for name, value in query.items() if value is not None}
+        return self._call("GET", f"{path}?{urllib.parse.urlencode(parameters)}" if parameters else path)
 
     def post(self, path: str, body: Mapping[str, Any] | None = None) -> Json:
-        """Do something."""
+        """Send POST."""
         return self._call("POST", path, body or {})
 
     def put(self, path: str, body: Mapping[str, Any]) -> Json:
-        """Say how something shall be."""
+        """Send PUT."""
         return self._call("PUT", path, body)
 
     def pages(self, path: str, most: int = 1000, **query: Any) -> Iterator[Json]:
-        """Every row of a list, page by page, up to ``most``."""
-        number = given = 0
-        while given < most:
+        """Yield the rows of a list, page by page, up to ``most`` rows."""
+        number = count = 0
+        while count < most:
             number += 1
-            found = self.get(path, page=number, page_size=200, **query)
-            yield from found["results"]
-            given += len(found["results"])
-            if given >= found["count"] or not found["results"]:
+            answer = self.get(path, page=number, page_size=200, **query)
+            yield from answer["results"]
+            count += len(answer["results"])
+            if count >= answer["count"] or not answer["results"]:
                 return
 
     def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Json:
@@ -93,14 +91,15 @@ class ApiClient:
             reason = getattr(problem, "reason", None) or problem
             raise CliError(f"{self.login.url} does not answer: {reason}", EXIT_UNREACHABLE) from None
         except ValueError as problem:
-            # A token with strange characters can't be a header; an answer that is no JSON comes from something else.
+            # The token has characters that a header can't have, or the answer is not JSON.
             raise CliError(f"{self.login.url} is not spoken with: {problem}", EXIT_UNREACHABLE) from None
 
 
+# Not split: one rule per kind of answer, the most specific first.
 def _error_of_response(status: int, body: bytes) -> CliError:
     try:
         errors = json.loads(body)["errors"]
-        messages = [str(each["message"]) for each in errors]
+        messages = [str(error["message"]) for error in errors]
         windows = json.loads(body).get("windows") or []
     except (ValueError, KeyError, TypeError):
         messages, windows = [], []
@@ -120,8 +119,8 @@ def _error_of_response(status: int, body: bytes) -> CliError:
         )
     if status == 404 and messages[0].startswith(UNKNOWN_ADDRESS_MESSAGE):
         messages[0] += f" Or the portal {PORTAL_IS_OLDER}."
-    said = [f"It would fit from {window['start']} to {window['end']}." for window in windows]
-    return CliError(messages[0], EXIT_NOT_FOUND if status == 404 else EXIT_REFUSED, [*messages[1:], *said])
+    fits = [f"It would fit from {window['start']} to {window['end']}." for window in windows]
+    return CliError(messages[0], EXIT_NOT_FOUND if status == 404 else EXIT_REFUSED, [*messages[1:], *fits])
 
 
 def _query_value(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Durations and times as people type them, and as they are shown."""
+"""Formats durations, times, sizes and GPU counts for people."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def relative_time(text: str | None, now: datetime) -> str:
-    """``in 26 min``, ``4 s ago``; a dash for never."""
+    """Return e.g. ``in 26 min`` or ``4 s ago``; ``-`` for None."""
     if not text:
         return "-"
     seconds = int((now.astimezone(UTC) - datetime.fromisoformat(text)).total_seconds())
@@ -17,19 +17,21 @@ def relative_time(text: str | None, now: datetime) -> str:
 
 
 def expected_start_text(row: Mapping[str, Any], now: datetime) -> str:
-    """``likely in 10 min to 40 min`` where the range is known, else ``in 26 min``; a dash for no expected start."""
+    """Return e.g. ``likely in 10 min to 40 min``, or ``in 26 min`` if no range is known; ``-`` without an
+    expected start.
+    """
     expected, first, last = row["expected_start"], row["likely_from"], row["likely_by"]
     if not expected or not last:
         return relative_time(expected, now)
-    ahead = [
+    seconds = [
         max(0, int((datetime.fromisoformat(at) - now.astimezone(UTC)).total_seconds()))
         for at in (first, last)
     ]
-    return f"likely in {format_duration(ahead[0])} to {format_duration(ahead[1])}"
+    return f"likely in {format_duration(seconds[0])} to {format_duration(seconds[1])}"
 
 
 def format_duration(seconds: int) -> str:
-    """``40 s``, ``26 min``, ``3 h 14 min``, ``2 d 4 h``."""
+    """Return e.g. ``40 s``, ``26 min``, ``3 h 14 min`` or ``2 d 4 h``."""
     if seconds < 60:
         return f"{seconds} s"
     if seconds < 3600:
@@ -40,7 +42,7 @@ def format_duration(seconds: int) -> str:
 
 
 def format_bytes(size: int | None, complete: bool = True) -> str:
-    """Bytes as ``4.2 GB`` (powers of 1000); ``over`` before it where not all could be counted; ``unknown`` for None."""
+    """Return e.g. ``4.2 GB`` (powers of 1000); ``over 4.2 GB`` for a lower bound; ``unknown`` for None."""
     if size is None:
         return "unknown"
     units = ("B", "kB", "MB", "GB", "TB", "PB")
@@ -57,25 +59,25 @@ def format_cores(milli: int) -> str:
 
 
 def format_gpus(number: float) -> str:
-    """GPUs, of slices a part of one: ``3``, ``3.14``."""
+    """Return a number of GPUs, e.g. ``3`` or, with slices, ``3.14``."""
     return f"{round(number, 2):,.10g}"
 
 
 def format_gibibytes(mib: int) -> str:
-    """``64 GiB``; less than one in MiB."""
+    """Return e.g. ``64 GiB``; MiB below 1 GiB."""
     return f"{mib} MiB" if mib < 1024 else f"{round(mib / 1024, 1):,.10g} GiB"
 
 
 def format_local_time(text: str | None) -> str:
-    """A moment in the local zone: ``2026-03-02 09:00``; a dash for none."""
+    """Return e.g. ``2026-03-02 09:00`` in the local time zone; ``-`` for None."""
     return f"{datetime.fromisoformat(text).astimezone():%Y-%m-%d %H:%M}" if text else "-"
 
 
 def local_zone_name() -> str:
-    """This machine's time zone by its name in the time zone database; UTC where it can't be told."""
-    named = os.environ.get("TZ", "").lstrip(":")
-    if named:
-        return named
-    place = os.path.realpath("/etc/localtime")
-    _, found, name = place.partition("/zoneinfo/")
+    """Return this machine's time zone by its name in the time zone database; UTC if it is unknown."""
+    configured = os.environ.get("TZ", "").lstrip(":")
+    if configured:
+        return configured
+    path = os.path.realpath("/etc/localtime")
+    _, found, name = path.partition("/zoneinfo/")
     return name if found else "UTC"

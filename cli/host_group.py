@@ -1,4 +1,4 @@
-"""Defines the ``gpupool host`` group and what its commands share."""
+"""Defines the ``gpupool host`` group and the parts that its command modules share."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from cli.session import CliSession, cli
 REASON_OPTION = click.option("--why", default="", help="Shown to everybody, and kept in the record.")
 
 
-RETURN_SYNONYMS = ("uncordon", "undrain", "resume")  # words of others for our return
+RETURN_SYNONYMS = ("uncordon", "undrain", "resume")  # names that other schedulers use for "return"
 
 
-PREVIEW_OPTION = click.option("--preview", is_flag=True, help="Only show whom it touches, and until when.")
+PREVIEW_OPTION = click.option(
+    "--preview", is_flag=True, help="Only show what it would affect, and until when."
+)
 
 
 class _HostGroup(click.Group):
-    """Says which verb brings a host back to whom another scheduler has taught another word for it."""
+    """A group that explains ``return`` to users who type another scheduler's verb."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -37,6 +39,7 @@ def host() -> None:
 
 
 def host_path(name: str, verb: str) -> str:
+    """Return the API path of a verb on a host."""
     return f"hosts/{quote(name, safe='', errors='replace')}/{verb}/"
 
 
@@ -51,6 +54,7 @@ PREVIEW_TITLES = {
 
 
 def print_preview(session: CliSession, name: str, body: dict[str, Any]) -> None:
+    """Ask the portal what a verb would affect, and print it."""
     found = session.client.post(host_path(name, "preview"), body)
     if session.json:
         return output.print_json(found)
@@ -66,6 +70,7 @@ def print_preview(session: CliSession, name: str, body: dict[str, Any]) -> None:
 
 
 def print_affected_workloads(rows: list[dict[str, Any]]) -> None:
+    """Print the workloads that a verb affects and what happens to each."""
     output.print_table(
         ("workload", "team", "owner", "what happens", "at the latest"),
         (
@@ -83,6 +88,7 @@ def print_affected_workloads(rows: list[dict[str, Any]]) -> None:
 
 
 def print_affected_reservations(found: dict[str, Any]) -> None:
+    """Print the bound reservations that move to other GPUs, and the future ones that can't be kept."""
     if found["reservations"]:
         listed = ", ".join(
             f"{r['name']} ({r['team']}, until {format_local_time(r['end'])})" for r in found["reservations"]
@@ -98,5 +104,6 @@ def print_affected_reservations(found: dict[str, Any]) -> None:
 
 
 def require_reason(why: str, preview: bool) -> None:
+    """Raise click.UsageError unless a reason is given or it is only a preview."""
     if not why and not preview:
         raise click.UsageError("Give the reason: --why.")

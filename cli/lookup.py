@@ -1,4 +1,4 @@
-"""One thing by its id, the beginning of it, or its name."""
+"""Finds an object by its id, the start of its id, or its name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OPEN_STATES = ("queued", "placed", "starting", "running", "notice", "stopping")
 
 
 def find_workload(session: CliSession, id_: str) -> Any:
-    """A notebook or a job. Raises CliError, which for the id or the name of an array tells where its tasks are."""
+    """Return a notebook or job. Raises CliError; for an array its message says how to list the tasks."""
     try:
         return find_by_id_or_name(session.client, id_, "workloads/", "notebook or job")
     except CliError as problem:
@@ -36,24 +36,24 @@ def _is_array(client: ApiClient, id_: str) -> bool:
 
 
 def find_by_id_or_name(client: ApiClient, id_: str, path: str, noun: str) -> Any:
-    """One thing by its id, the beginning of it, or its name. Raises CliError when none or several are meant."""
+    """Return the object with this id, id prefix or name. Raises CliError if none or several match."""
     try:
         return client.get(f"{path}{uuid.UUID(id_)}/")
     except ValueError:
         pass
-    word = id_.strip()
-    found = [
+    text = id_.strip()
+    rows = [
         row
         for row in client.pages(path)
-        if row["id"].startswith(word.lower()) or (word and row.get("name") == word)
+        if row["id"].startswith(text.lower()) or (text and row.get("name") == text)
     ]
-    still = [row for row in found if row.get("state") in (*OPEN_STATES, "confirmed", "active", "waiting")]
-    found = still or found
-    if len(found) == 1 and word:
-        return found[0]
-    if not found or not word:
+    open_rows = [row for row in rows if row.get("state") in (*OPEN_STATES, "confirmed", "active", "waiting")]
+    rows = open_rows or rows
+    if len(rows) == 1 and text:
+        return rows[0]
+    if not rows or not text:
         raise CliError(f"There is no {noun} {id_!r} that you may see.", EXIT_NOT_FOUND)
     raise CliError(
-        f"{id_!r} could be {', '.join(row['id'][:8] for row in found[:5])}; give more of the id.",
+        f"{id_!r} could be {', '.join(row['id'][:8] for row in rows[:5])}; give more of the id.",
         EXIT_NOT_FOUND,
     )

@@ -1,4 +1,4 @@
-"""The command line: its commands by subject, and how it ends."""
+"""Runs the command line and turns errors into exit codes."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ COMMAND_MODULES = (
     maintenance,
     health_rules,
     account,
-)  # each has put its commands into ``cli``
+)  # imported because each adds its commands to ``cli``
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """Run one command line and answer its exit code; every problem is one line on standard error."""
+    """Run one command line and return its exit code. Errors go to standard error."""
     try:
         cli.main(args=arguments, prog_name="gpupool", standalone_mode=False)
     except CliError as problem:
@@ -60,7 +60,7 @@ def run(arguments: list[str] | None = None) -> int:
         _print_error(problem.format_message())
         return problem.exit_code
     except BrokenPipeError:
-        # Whoever read us has gone (| head): nothing is left to say, not even at exit.
+        # The reader of our output has ended (| head). Without this, Python would report it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except UnicodeError:

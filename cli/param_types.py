@@ -1,4 +1,4 @@
-"""Parses durations, times, memory and cores as people type them."""
+"""Defines the click types that parse durations, cores, memory, compute capabilities and times."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ CAPABILITY = re.compile(r"([0-9]{1,2})(?:\.([0-9]))?")
 
 
 class DurationType(click.ParamType[int]):
-    """``90m``, ``8h``, ``1d12h`` or seconds."""
+    """A duration: ``90m``, ``8h``, ``1d12h`` or seconds."""
 
     name = "duration"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Seconds."""
+        """Return seconds."""
         text = str(value).strip().lower()
         if text.isascii() and text.isdigit() and len(text) < 10:
             return int(text)
@@ -42,12 +42,12 @@ class DurationType(click.ParamType[int]):
 
 
 class CoresType(click.ParamType[int]):
-    """``8`` or ``2.5`` CPU cores."""
+    """CPU cores: ``8`` or ``2.5``."""
 
     name = "cores"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Thousandths of a core."""
+        """Return thousandths of a core."""
         text = str(value).strip()
         milli = round(float(text) * 1000) if DECIMAL.fullmatch(text) else 0
         if milli < 1:
@@ -56,12 +56,12 @@ class CoresType(click.ParamType[int]):
 
 
 class MemoryType(click.ParamType[int]):
-    """``64``, ``64G`` or ``64GiB``, ``512M``, ``1.5T``: GiB unless it says otherwise; powers of 1024."""
+    """Memory: ``64``, ``64G``, ``64GiB``, ``512M``, ``1.5T``. GiB without a unit; powers of 1024."""
 
     name = "memory"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """MiB."""
+        """Return MiB."""
         matched = MEMORY.fullmatch(str(value).strip().lower())
         mib = round(float(matched[1]) * MIB_PER_UNIT[matched[2] or "g"]) if matched else 0
         if mib < 1:
@@ -70,12 +70,12 @@ class MemoryType(click.ParamType[int]):
 
 
 class ComputeCapabilityType(click.ParamType[int]):
-    """``8.0``, ``9``."""
+    """A compute capability: ``8.0`` or ``9``."""
 
     name = "capability"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """In tenths: 80 is 8.0."""
+        """Return tenths: 80 for 8.0."""
         matched = CAPABILITY.fullmatch(str(value).strip())
         if matched is None:
             self.fail(f"{value!r}; allowed: such as 8.0 (A100), 8.9 (L40S) or 9.0 (H100)", param, ctx)
@@ -83,12 +83,15 @@ class ComputeCapabilityType(click.ParamType[int]):
 
 
 class TimestampType(click.ParamType[str]):
-    """``2026-03-02T09:00``, ``2026-03-02 09:00``, ``today 18:00``, ``tomorrow 09:00``, ``now``: local unless it names a zone."""
+    """A time: ``2026-03-02T09:00``, ``2026-03-02 09:00``, ``today 18:00``, ``tomorrow 09:00`` or ``now``.
+
+    Local time unless a zone is given.
+    """
 
     name = "time"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """ISO 8601 with its zone."""
+        """Return the time in ISO 8601 with its zone."""
         try:
             return parse_timestamp(str(value), datetime.now().astimezone()).isoformat()
         except (ValueError, OverflowError):
@@ -96,7 +99,7 @@ class TimestampType(click.ParamType[str]):
 
 
 def parse_timestamp(text: str, now: datetime) -> datetime:
-    """A moment with a zone; ``now`` is aware and local. Raises ValueError."""
+    """Return the time with a zone. ``now`` must be aware and local. Raises ValueError."""
     word, _, rest = text.strip().lower().partition(" ")
     if word == "now" and not rest:
         return now.replace(microsecond=0)

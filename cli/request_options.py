@@ -1,4 +1,4 @@
-"""Options of everything that asks for GPUs, and the request that they make."""
+"""Defines the options of requests for GPUs, and builds the request from them."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ WORKLOAD_TYPE = click.Choice(["training", "inference", "interactive", "other"])
 
 
 def gpu_options(function: CommandFunction) -> CommandFunction:
-    """Options of everything that asks for GPUs."""
+    """Add the options of every request for GPUs."""
     for option in reversed(
         (
-            click.option("--project", help="team/project; not needed when you have one only."),
-            click.option("--pool", help="Not needed when there is one only."),
-            click.option("--gpus", type=int, help="How many (on each host)."),
+            click.option("--project", help="TEAM/PROJECT; may be omitted if you have only one."),
+            click.option("--pool", help="May be omitted if there is only one."),
+            click.option("--gpus", type=int, help="Number of GPUs on each host."),
             click.option(
-                "--model", "models", multiple=True, help="Such as H100-80GB; again for a second choice."
+                "--model", "models", multiple=True, help="Such as H100-80GB; repeat for a second choice."
             ),
-            click.option("--profile", help="A slice, such as 1g.10gb; whole GPUs unless given."),
+            click.option("--profile", help="A MIG slice, such as 1g.10gb; default: whole GPUs."),
         )
     ):
         function = option(function)
@@ -35,10 +35,10 @@ def gpu_options(function: CommandFunction) -> CommandFunction:
 
 
 def run_options(function: CommandFunction) -> CommandFunction:
-    """Options of everything that runs."""
+    """Add the options of every workload."""
     for option in reversed(
         (
-            click.option("--name", help="How people call it."),
+            click.option("--name", help="Name of the workload."),
             click.option("--type", "type_", type=WORKLOAD_TYPE),
             click.option("--max-runtime", type=DURATION_TYPE, help="Such as 90m, 8h, 1d."),
             click.option("--reservation", "inside", help="ID of a reservation to run inside."),
@@ -49,28 +49,31 @@ def run_options(function: CommandFunction) -> CommandFunction:
 
 
 def requirement_options(function: CommandFunction) -> CommandFunction:
-    """Options that say what it needs of its GPUs and of each host, and on which hosts."""
+    """Add the options for requirements on the GPUs and hosts."""
     for option in reversed(
         (
             click.option(
                 "--cpus",
                 "cpu_milli",
                 type=CORES_TYPE,
-                help="CPU cores on each host; not limited unless given.",
+                help="CPU cores on each host; default: no limit.",
             ),
             click.option(
                 "--memory",
                 "memory_mib",
                 type=MEMORY_TYPE,
-                help="On each host, such as 64G; not limited unless given.",
+                help="Memory on each host, such as 64G; default: no limit.",
             ),
             click.option(
-                "--min-memory", "min_memory_mib", type=MEMORY_TYPE, help="Of each GPU, at least: such as 40G."
+                "--min-memory",
+                "min_memory_mib",
+                type=MEMORY_TYPE,
+                help="Minimum memory of each GPU, such as 40G.",
             ),
             click.option(
                 "--min-compute-capability",
                 type=COMPUTE_CAPABILITY_TYPE,
-                help="Of each GPU, at least: such as 8.0 (A100) or 9.0 (H100).",
+                help="Minimum compute capability of each GPU, such as 8.0 (A100) or 9.0 (H100).",
             ),
             click.option(
                 "--nvlink", is_flag=True, default=None, help="All GPUs of a host in one NVLink group."
@@ -83,7 +86,7 @@ def requirement_options(function: CommandFunction) -> CommandFunction:
                 help="Only on hosts with this label.",
             ),
             click.option(
-                "--prefer", multiple=True, metavar="NAME=VALUE", help="Rather on hosts with this label."
+                "--prefer", multiple=True, metavar="NAME=VALUE", help="Prefer hosts with this label."
             ),
         )
     ):
@@ -92,18 +95,20 @@ def requirement_options(function: CommandFunction) -> CommandFunction:
 
 
 def placement_options(function: CommandFunction) -> CommandFunction:
-    """The same, and over how many hosts."""
+    """Add the requirement options and those for the number of hosts."""
     function = click.option(
-        "--spread", is_flag=True, default=None, help="Over hosts that share as little as can be."
+        "--spread", is_flag=True, default=None, help="Spread over hosts that share as little as possible."
     )(function)
-    return click.option("--hosts", type=int, help="Over so many hosts.")(requirement_options(function))
+    return click.option("--hosts", type=int, help="Number of hosts.")(requirement_options(function))
 
 
-def request_body(session: CliSession, given: dict[str, Any]) -> dict[str, Any]:
-    """The options that were given, under the API's names; project and pool where there is only one."""
-    labels = label_fields(given.pop("labels", ()), given.pop("prefer", ()))
+def request_body(session: CliSession, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the given options under the API's names, with the only project and pool as defaults."""
+    labels = label_fields(options.pop("labels", ()), options.pop("prefer", ()))
     names = {"gpus": "units", "type_": "type", "max_runtime": "max_runtime_seconds", "inside": "reservation"}
-    body = {names.get(name, name): value for name, value in given.items() if value not in (None, ())} | labels
+    body = {
+        names.get(name, name): value for name, value in options.items() if value not in (None, ())
+    } | labels
     if "models" in body:
         body["models"] = list(body["models"])
     if "reservation" in body:
@@ -117,11 +122,13 @@ def request_body(session: CliSession, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def label_fields(labels: tuple[str, ...], prefer: tuple[str, ...]) -> dict[str, dict[str, str]]:
+    """Return the required and preferred labels under the API's names; empty ones are left out."""
     wanted = {"labels_required": parse_pairs(labels), "labels_preferred": parse_pairs(prefer)}
     return {name: pairs for name, pairs in wanted.items() if pairs}
 
 
 def parse_pairs(given: tuple[str, ...]) -> dict[str, str]:
+    """Parse NAME=VALUE arguments. Raises click.UsageError."""
     pairs = {}
     for text in given:
         name, equals, value = text.partition("=")
@@ -132,16 +139,18 @@ def parse_pairs(given: tuple[str, ...]) -> dict[str, str]:
 
 
 def only_project(client: ApiClient) -> str:
-    mine = {each["team"] for each in client.get("me/")["teams"]}
-    found = [row["path"] for row in client.pages("projects/") if row["active"] and row["team"] in mine]
-    if len(found) != 1:
+    """Return the only project of the user's teams. Raises CliError if there are none or several."""
+    teams = {membership["team"] for membership in client.get("me/")["teams"]}
+    paths = [row["path"] for row in client.pages("projects/") if row["active"] and row["team"] in teams]
+    if len(paths) != 1:
         raise CliError(
-            f"Name a project with --project: {', '.join(found) or 'you are in no team that has one'}."
+            f"Name a project with --project: {', '.join(paths) or 'you are in no team that has one'}."
         )
-    return str(found[0])
+    return str(paths[0])
 
 
 def only_pool(client: ApiClient) -> str:
+    """Return the only pool, or the only shared one. Raises CliError if there are none or several."""
     pools = client.get("pools/")
     shared = [pool["slug"] for pool in pools if pool["kind"] == "dynamic"]
     names = shared if len(shared) == 1 else [pool["slug"] for pool in pools]

@@ -1,4 +1,4 @@
-"""What every command has: the session, the group it joins, and --json."""
+"""Defines the root command group, the session passed to every command, and ``--json``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CommandFunction = Callable[..., Any]
 
 
 class CliSession:
-    """What one run of the program knows: the client, made when it is first needed, and whether JSON is wanted."""
+    """The state of one invocation: the API client, created on first use, and whether to print JSON."""
 
     def __init__(self) -> None:
         self.json = False
@@ -23,7 +23,7 @@ class CliSession:
 
     @property
     def client(self) -> ApiClient:
-        """Raises Problem when nobody is signed in."""
+        """Return the client. Raises CliError if the user is not signed in."""
         if self._client is None:
             self._client = ApiClient(credentials.load_credentials())
         return self._client
@@ -32,7 +32,10 @@ class CliSession:
 def command(
     group: click.Group, name: str | None = None, **more: Any
 ) -> Callable[[CommandFunction], click.Command]:
-    """A command of a group that has the session as its first argument, and --json."""
+    """Return a decorator that adds a function to ``group`` as a command with ``--json``.
+
+    The function gets the session as its first argument.
+    """
 
     def wrap(function: CommandFunction) -> click.Command:
         @wraps(function)
@@ -42,8 +45,8 @@ def command(
             return function(session, *args, **kwargs)
 
         option = click.option("--json", "json_wanted", is_flag=True, help="Print the API's JSON.")
-        made: click.Command = group.command(name, **more)(option(call))
-        return made
+        new_command: click.Command = group.command(name, **more)(option(call))
+        return new_command
 
     return wrap
 

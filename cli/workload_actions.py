@@ -1,4 +1,4 @@
-"""Lists, cancels and opens workloads: what notebook and job commands share."""
+"""Lists, cancels and opens workloads, for notebook and job commands."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ POLL_SECONDS = 1.0
 
 
 def print_created(session: CliSession, made: Any) -> None:
+    """Print a workload that was just submitted."""
     if session.json:
         return output.print_json(made)
     output.print_line(
@@ -30,11 +31,13 @@ def print_created(session: CliSession, made: Any) -> None:
 
 
 def gpu_request_text(row: Any) -> str:
+    """Return the requested GPUs, e.g. ``2 hosts, each 8 x H100-80GB``."""
     count = f"{row['hosts']} hosts, each {row['units']}" if row["hosts"] > 1 else row["units"]
     return f"{count} x {' or '.join(row['models']) or 'any'}{' ' + row['profile'] if row['profile'] else ''}"
 
 
 def list_workloads(session: CliSession, path: str, everything: bool, **only: str) -> None:
+    """Print workloads: all visible ones, or only the user's open ones."""
     query: dict[str, Any] = {**only} if everything else {"mine": True, "state": "open", **only}
     rows = list(session.client.pages(path, **query))
     if session.json:
@@ -60,6 +63,7 @@ def list_workloads(session: CliSession, path: str, everything: bool, **only: str
 
 
 def cancel_workload(session: CliSession, id_: str, reason: str) -> None:
+    """Cancel a workload and print its new state."""
     answer = session.client.post(f"workloads/{find_workload(session, id_)['id']}/cancel/", {"why": reason})
     if session.json:
         return output.print_json(answer)
@@ -69,6 +73,7 @@ def cancel_workload(session: CliSession, id_: str, reason: str) -> None:
 
 
 def open_in_browser(session: CliSession, workload: Any, print_only: bool) -> None:
+    """Open a workload in the browser, or print its address."""
     answer = session.client.post(f"workloads/{workload['id']}/open/")
     if session.json:
         return output.print_json(answer)

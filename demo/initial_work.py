@@ -1,4 +1,4 @@
-"""What runs, waits and is booked when the first page of the demo opens: all through the services, as people would ask."""
+"""Submit the work and reservations that exist when the first page of the demo opens, through the services."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ class DemoJob:
     priority: str = "normal"
 
 
-# Guaranteed, borrowed and waiting work, a slice, and a static pool in which one job waits for another. All H100s are held: Medical
-# imaging's guarantee by mri-pretrain, and four more by vessel-sweep, which makes room once Protein folding asks for its own.
+# Shows guaranteed, borrowed and waiting work, a slice, and a static pool in which one job waits for another.
+# All H100s are held: mri-pretrain uses Medical imaging's guarantee; vessel-sweep borrows four more and is
+# preempted when Protein folding requests its guarantee.
 INITIAL_JOBS = (
     DemoJob("imaging-lead", "mri-foundation", "shared", "mri-pretrain", 8, H100, 48, 88),
     DemoJob("folding-member", "binder", "shared", "binder-sweep", 2, H100, 12, 91),
@@ -62,14 +63,16 @@ INITIAL_RESERVATIONS = (
 
 
 def all_hosts_reported() -> bool:
-    """Whether every host of the demo has reported its GPUs."""
+    """Return True if every host of the demo has reported its GPUs."""
     names = [host.name for host in DEMO_HOSTS]
     reported = Gpu.objects.filter(retired_at=None, host__name__in=names).values("host").distinct()
     return reported.count() == len(DEMO_HOSTS)
 
 
 def submit_initial_work(now: datetime) -> int:
-    """Submit everything once; how many were submitted. Reservations above the pool's threshold wait for an operator."""
+    """Submit everything once; return the number submitted. Reservations above the pool's threshold wait for
+    an operator.
+    """
     if Workload.objects.filter(simulated=False).exists():
         return 0
     users = {user.username: user for user in User.objects.all()}

@@ -1,5 +1,8 @@
-"""What the demo's jobs run: a small real program that works in steps, declares its load to the simulated GPU, and keeps the
-workload contract of docs/workload-contract.md, so that a visitor can watch it be preempted and resumed."""
+"""Commands of the demo's jobs: a small program that works in steps and declares its load to the simulated
+GPU.
+
+It follows docs/workload-contract.md, so that a visitor can watch it being preempted and resumed.
+"""
 
 from __future__ import annotations
 
@@ -35,5 +38,7 @@ PY
 
 
 def training_command(*, steps: int, utilisation: int) -> str:
-    """Shell text of a job of ``steps`` steps of 3 s that declares ``utilisation`` per cent to the simulated GPU."""
+    """Return a shell command for ``steps`` steps of 3 s that declares ``utilisation`` per cent to the
+    simulated GPU.
+    """
     return f"export GPUPOOL_SIMULATED_UTILISATION={utilisation}\n" + TRAINING_SCRIPT.format(steps=steps)

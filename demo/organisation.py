@@ -1,7 +1,7 @@
-"""The demo organisation: three teams that share two pools, with people, prices and work that is already running.
+"""Create the demo organisation: three teams that share two pools, with users, prices and budgets.
 
-Everything here goes through the same rows and services as a real organisation; only the hosts' NVML readings are simulated,
-and the past is (``demo/simulated_past.py``).
+It uses the same rows and services as a real organisation. Only the hosts' NVML readings and the past are
+simulated (``demo/simulated_past.py``).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ QUOTAS = (
     ("folding", A100, 2, 4),
     ("climate", A100, 2, 4),
 )
-# model, owner's cost and list price per GPU-hour, how the cost was worked out
+# model, owner's cost and list price per GPU-hour, how the cost was calculated
 PRICES = (
     (
         H100,
@@ -102,7 +102,7 @@ DISPLAYED_USERS = ("researcher", "lead", "operator", "finance")
 
 
 def first_of_last_month(now: datetime) -> datetime:
-    """Midnight UTC, as statements count months, on the first day of the month before ``now``'s."""
+    """Return midnight UTC on the first day of the previous month; statements use UTC months."""
     year, month = (now.year, now.month - 1) if now.month > 1 else (now.year - 1, 12)
     return datetime(year, month, 1, tzinfo=UTC)
 
@@ -110,12 +110,12 @@ def first_of_last_month(now: datetime) -> datetime:
 def create_organisation(
     now: datetime, this_machine: Sequence[str] = (), *, with_history: bool = True
 ) -> dict[str, Any]:
-    """Make the organisation once; later calls only issue join tokens for hosts that have not joined.
+    """Create the organisation once; later calls only issue join tokens for hosts that have not joined.
 
-    ``this_machine``: the models of the GPUs that this machine really has, one entry per GPU; with any, the first host of the
-    shared pool is this machine, and each team is guaranteed a part of its GPUs. ``with_history``: a simulated past will be loaded,
-    and every page says until when it reaches.
-    Returns ``{"sign_ins": [...], "agents": [...]}``; passwords are there only on the call that made them.
+    ``this_machine`` lists the models of this machine's real GPUs, one entry per GPU. If there are any, this
+    machine is the first host of the shared pool, and each team is guaranteed a part of its GPUs. With
+    ``with_history`` a simulated past will be loaded, and every page shows its end. Returns ``{"sign_ins":
+    [...], "agents": [...]}``; only the call that creates the users returns their passwords.
     """
     sign_ins: list[dict[str, str]] = []
     if not Organisation.objects.exists():
@@ -311,18 +311,21 @@ def _create_users(teams: dict[str, Team], now: datetime) -> list[dict[str, str]]
         if username in DISPLAYED_USERS:
             words = (
                 role
-                or f"{'team lead' if memberships[0][1] == 'lead' else 'researcher'}, {teams[memberships[0][0]].name}"
+                or f"{'team lead' if memberships[0][1] == 'lead' else 'researcher'}, "
+                f"{teams[memberships[0][0]].name}"
             )
             sign_ins.append({"role": words, "username": username, "password": password})
     return sign_ins
 
 
 def _agent_specs(now: datetime) -> list[dict[str, str]]:
-    """What ``./run demo`` starts: one agent per host, with a join token where it has not joined yet."""
-    here = DemoHost(LOCAL_HOST_NAME, "shared", simulate="")
+    """Return the agents that ``./run demo`` starts: one per host, with a join token if the host has not
+    joined.
+    """
+    local_host = DemoHost(LOCAL_HOST_NAME, "shared", simulate="")
     hosts = {
         host.name: host
-        for host in Host.objects.filter(name__in=[planned.name for planned in (here, *DEMO_HOSTS)])
+        for host in Host.objects.filter(name__in=[planned.name for planned in (local_host, *DEMO_HOSTS)])
     }
     return [
         {
@@ -331,6 +334,6 @@ def _agent_specs(now: datetime) -> list[dict[str, str]]:
             "simulate_mig": planned.simulate_mig,
             "join_token": "" if host.credential_hash else scheduler.issue_join_token(host=host, now=now),
         }
-        for planned in (here, *DEMO_HOSTS)
+        for planned in (local_host, *DEMO_HOSTS)
         if (host := hosts.get(planned.name)) is not None
     ]

@@ -1,7 +1,8 @@
-"""The demo's past: the real engine run in simulated time over a seeded demand, written as rows.
+"""Simulate the demo's past: the real engine in simulated time over a seeded demand.
 
-From the first of last month to the moment the organisation was made. Every row it writes is marked as simulated; the
-charges that follow are made by the real code (``demo/simulated_usage.py`` and ``telemetry/money/charges.py``).
+The past lasts from the first of last month until the organisation was created. ``demo/past_rows.py`` writes
+it as rows that are marked as simulated. The usual code makes the charges (``demo/simulated_usage.py``,
+``telemetry/money/charges.py``).
 """
 
 from __future__ import annotations
@@ -12,9 +13,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
-
-from django.db import transaction
-from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
 
 from demo.organisation import first_of_last_month
 from demo.workload_demand import DemandedWork, generate_demand
@@ -32,42 +30,20 @@ from scheduler.core.what_if.simulation import (
 )
 from scheduler.cycle import snapshot
 from scheduler.models import (
-    Allocation,
-    BoundUnit,
-    DecayedUse,
-    Decision,
-    Gpu,
-    Host,
-    HostStateChange,
-    MaintenanceWindow,
     Pool,
     Project,
-    Reservation,
-    Run,
-    StartEstimate,
     Team,
-    Unit,
-    Workload,
-)
-from scheduler.state.states import (
-    AdminState,
-    LeaseState,
-    RepairState,
-    ReservationState,
-    RunState,
-    WorkloadState,
 )
 
 DEMAND_SEED = 20
-STARTUP_TIME = timedelta(seconds=4)  # between a placement and the first line of the workload
 CHECKPOINT_INTERVAL_SECONDS = 1800
-# host, days after the first of last month, hour, hours, what it was
+# host, days after the first of last month, hour, length in hours, kind, reason
 SIMULATED_OUTAGES = (
     ("h2", 12, 8, 6, "maintenance", "New firmware"),
     ("h3", 19, 14, 5, "unwell", "XID 79: a GPU fell off the bus"),
     ("h1", 33, 7, 4, "maintenance", "Power supply replaced"),
 )
-# project, owner, name, GPUs, model, days after the first of last month, hour, hours, whether work runs in it
+# project, owner, name, GPUs, model, days after the first of last month, hour, length in hours, used
 PAST_RESERVATIONS = (
     ("mri-foundation", "imaging-lead", "paper timing", 4, "H100-80GB", 6, 13, 5, True),
     ("binder", "folding-member", "design sprint", 4, "H100-80GB", 13, 8, 9, True),
@@ -90,7 +66,9 @@ class SimulatedAttempt:
 
 @dataclass
 class SimulatedWait:
-    """What a workload was told when it began to wait, and when that was over; ``attempt`` is how often it was placed before."""
+    """A wait of a workload: the announced start and the end of the wait. ``attempt`` is the number of earlier
+    placements.
+    """
 
     attempt: int
     told_at: int
@@ -101,7 +79,7 @@ class SimulatedWait:
 
 @dataclass
 class SimulatedCourse:
-    """What became of one workload: its attempts, what was decided about it, and what it was told while it waited."""
+    """The course of one workload: its attempts, evictions and waits."""
 
     attempts: list[SimulatedAttempt] = field(default_factory=list)
     evictions: list[SimulationEvent] = field(default_factory=list)
@@ -110,7 +88,7 @@ class SimulatedCourse:
 
 @dataclass(frozen=True)
 class SimulatedPast:
-    """The simulated past: the demand by its number, what became of each, reservations with their units, decayed use."""
+    """The simulated past: demand and course by number, reservations with their units, decayed use."""
 
     start: datetime
     end: datetime
@@ -123,7 +101,7 @@ class SimulatedPast:
 
 
 def simulate_past(end: datetime) -> SimulatedPast:
-    """Run the engine from the first of last month to ``end`` over the pool as it is now, empty at the start."""
+    """Run the engine from the first of last month to ``end`` over the current pool, empty at the start."""
     start = first_of_last_month(end)
     teams = {team.slug: team for team in Team.objects.all()}
     pools = {pool.slug: pool for pool in Pool.objects.all()}
@@ -146,7 +124,7 @@ def simulate_past(end: datetime) -> SimulatedPast:
         reservations=[ReservationArrival(at=r.start - 3 * 86_400, reservation=r) for r in bookings.values()],
     )
     for course in courses.values():
-        if course.attempts and not course.attempts[-1].outcome:  # still at work when the living site begins
+        if course.attempts and not course.attempts[-1].outcome:  # still running when the live site begins
             course.attempts[-1].ended, course.attempts[-1].outcome = _to_seconds(end), ReasonCode.FINISHED
     return SimulatedPast(start, end, wanted, courses, bookings, bound, inside, after.decayed_use)
 
@@ -156,7 +134,7 @@ def _empty_pool(end: datetime, start: datetime) -> model.Snapshot:
     hosts = {host.name: host.id for host in taken.hosts}
     outages = tuple(
         model.MaintenanceInfo(hosts[name], _to_seconds(begin), _to_seconds(until))
-        for name, begin, until, _, _ in _outages_before(start, end)
+        for name, begin, until, _, _ in outages_before(start, end)
         if name in hosts
     )
     return dataclasses.replace(
@@ -171,7 +149,7 @@ def _empty_pool(end: datetime, start: datetime) -> model.Snapshot:
     )
 
 
-def _outages_before(start: datetime, end: datetime) -> list[tuple[str, datetime, datetime, str, str]]:
+def outages_before(start: datetime, end: datetime) -> list[tuple[str, datetime, datetime, str, str]]:
     rows = []
     for host, days, hour, hours, kind, why in SIMULATED_OUTAGES:
         begin = start + timedelta(days=days, hours=hour)
@@ -215,7 +193,9 @@ def _past_reservations(
     wanted: dict[int, DemandedWork],
     arrivals: list[WorkloadArrival],
 ) -> tuple[dict[int, model.ReservationInfo], dict[int, int]]:
-    """Reservations of the past, and the work that ran inside them (appended to ``wanted`` and ``arrivals``)."""
+    """Return past reservations and the work inside them by number. The work is also added to ``wanted`` and
+    ``arrivals``.
+    """
     bookings: dict[int, model.ReservationInfo] = {}
     inside: dict[int, int] = {}
     for number, (project, owner, name, units, gpu, days, hour, hours, used) in enumerate(
@@ -269,15 +249,18 @@ def _distinct_streams(wanted: Iterable[DemandedWork]) -> list[Any]:
 
 
 class StartEstimateRecorder:
-    """What the engine's forecast told those who had to wait, with the range that the record of the pool gave then, as
-    ``scheduler.queue.start_estimates`` does it for a living site."""
+    """Records the engine's expected starts of waiting work, with the range derived from the pool's record at
+    that time.
+
+    This mirrors the scheduler's recording of start estimates on a live site.
+    """
 
     def __init__(self, pools: dict[int, int], courses: dict[int, SimulatedCourse]) -> None:
         self.pools, self.courses = pools, courses
         self.records: dict[int, start_ranges.EstimateHistory] = defaultdict(start_ranges.EstimateHistory)
 
     def wait(self, now: int, refusal: plan.Refusal) -> None:
-        """It was told, at the first plan of its wait."""
+        """Record the expected start at the first plan of a wait."""
         if refusal.expected_start is None:
             return
         course, record = self.courses[refusal.workload], self.records[self.pools[refusal.workload]]
@@ -289,7 +272,7 @@ class StartEstimateRecorder:
         course.waits.append(SimulatedWait(len(course.attempts), now, refusal.expected_start, latest))
 
     def started(self, workload: int, now: int) -> None:
-        """It got its units: if it waited, that is over."""
+        """Record that the workload was placed; end its wait."""
         self.records[self.pools[workload]].started(workload, now)
         waits = self.courses[workload].waits
         if waits and waits[-1].over_at is None:
@@ -318,254 +301,9 @@ def _record_event(
         course.attempts[-1].ended, course.attempts[-1].outcome = event.at, event.code
 
 
-# -- rows --------------------------------------------------------------------------------------------------------------
-
-
-@transaction.atomic
-def write_past(past: SimulatedPast) -> None:
-    """Write the past's rows, all or none.
-
-    What changes rows that the running site writes, too, comes last: agents renew their leases in the hosts' rows, and would lose
-    their work if those were locked for as long as thousands of rows are written.
-    """
-    reservations = _write_reservations(past)
-    kept = {number: course for number, course in past.courses.items() if course.attempts}
-    workloads = _write_workloads(past, kept, reservations)
-    _write_attempts(past, kept, workloads, reservations)
-    _write_decisions(kept, workloads)
-    _write_start_estimates(kept, workloads)
-    _backdate_hosts(past)
-    for use in past.decayed:
-        row, _ = DecayedUse.objects.get_or_create(
-            team_id=use.team, pool_id=use.pool, defaults={"as_of": past.end}
-        )
-        DecayedUse.objects.filter(pk=row.pk).update(slot_seconds=row.slot_seconds + use.slot_seconds)
-
-
-def utilisation_by_workload(past: SimulatedPast) -> dict[int, float]:
-    """Workload id to the mean utilisation (per cent) that its rollups should show, for the rows that ``write_past`` made."""
-    busy = {(piece.name, piece.at): piece.utilisation for piece in past.wanted.values()}
-    rows = Workload.objects.filter(simulated=True).values_list("pk", "name", "submitted_at")
-    return {pk: busy[name, at] for pk, name, at in rows if (name, at) in busy}
-
-
-def _backdate_hosts(past: SimulatedPast) -> None:
-    """The hosts were there all along, so that their time before the first sign of their agents is accounted for."""
-    Host.objects.update(created_at=past.start)
-    Gpu.objects.update(created_at=past.start)
-    Unit.objects.update(created_at=past.start)
-    HostStateChange.objects.bulk_create([_host_state_change(host, past.start) for host in Host.objects.all()])
-    hosts = {host.name: host for host in Host.objects.all()}
-    for name, begin, until, kind, why in _outages_before(past.start, past.end):
-        if name not in hosts:
-            continue
-        if kind == "maintenance":
-            MaintenanceWindow.objects.create(
-                host=hosts[name], start=begin, end=until, reason=why, created_at=begin - timedelta(days=5)
-            )
-            during = _host_state_change(hosts[name], begin, admin=AdminState.MAINTENANCE, reason=why)
-        else:
-            during = _host_state_change(hosts[name], begin, repair=RepairState.QUARANTINED, reason=why)
-        during.save()
-        _host_state_change(hosts[name], until).save()
-
-
-def _host_state_change(
-    host: Host,
-    at: datetime,
-    admin: AdminState = AdminState.IN_SERVICE,
-    repair: RepairState = RepairState.WELL,
-    reason: str = "",
-) -> HostStateChange:
-    return HostStateChange(
-        host=host, lease_state=LeaseState.ALIVE, admin_state=admin, repair_state=repair, reason=reason, at=at
-    )
-
-
-def _write_reservations(past: SimulatedPast) -> dict[int, Reservation]:
-    rows: dict[int, Reservation] = {}
-    units = {unit.pk: unit for unit in Unit.objects.all()}
-    owners = {user.username: user for user in User.objects.all()}
-    for number, (_, owner, name, count, gpu, _, _, _, used) in enumerate(PAST_RESERVATIONS, start=1):
-        booking = past.bookings.get(number)
-        if booking is None or number not in past.bound:
-            continue
-        start, end = _to_datetime(booking.start), _to_datetime(booking.end)
-        row = Reservation.objects.create(
-            pool_id=booking.pool,
-            project_id=booking.project,
-            owner=owners[owner],
-            name=name,
-            units=count,
-            models_wanted=[gpu],
-            start=start,
-            end=end,
-            state=ReservationState.OVER,
-            first_used_at=start if used else None,
-            ended_at=end,
-            created_at=start - timedelta(days=3),
-        )
-        BoundUnit.objects.bulk_create(
-            BoundUnit(
-                reservation=row, unit=units[pk], slots=units[pk].slots, period=DateTimeTZRange(start, end)
-            )
-            for pk in past.bound[number]
-        )
-        rows[number] = row
-    return rows
-
-
-def _write_workloads(
-    past: SimulatedPast, kept: dict[int, SimulatedCourse], reservations: dict[int, Reservation]
-) -> dict[int, Workload]:
-    projects = {project.slug: project for project in Project.objects.all()}
-    owners = {user.username: user for user in User.objects.all()}
-    pools = {pool.slug: pool for pool in Pool.objects.all()}
-    rows: dict[int, Workload] = {}
-    for number, course in kept.items():
-        piece = past.wanted[number]
-        stream, last = piece.stream, course.attempts[-1]
-        rows[number] = Workload(
-            kind=stream.kind,
-            type=stream.type,
-            name=piece.name,
-            pool=pools[stream.pool],
-            project=projects[piece.project],
-            owner=owners[piece.user],
-            reservation=reservations.get(past.inside.get(number, 0)),
-            units=piece.units,
-            models_wanted=[stream.model],
-            profile=stream.profile,
-            preemptible=stream.preemptible,
-            max_runtime_seconds=piece.limit_seconds,
-            predicted_seconds=max(60, piece.limit_seconds // 2),
-            state=WorkloadState.ENDED,
-            attempt=len(course.attempts),
-            submitted_at=piece.at,
-            queued_at=piece.at,
-            started_at=_to_datetime(course.attempts[0].placed) + STARTUP_TIME,
-            ended_at=_to_datetime(last.ended),
-            outcome=last.outcome,
-            reason_code=last.code,
-            reason_numbers=last.numbers,
-            borrowed_slots=last.borrowed_slots,
-            simulated=True,
-        )
-    Workload.objects.bulk_create(rows.values(), batch_size=500)
-    return rows
-
-
-def _write_attempts(
-    past: SimulatedPast,
-    kept: dict[int, SimulatedCourse],
-    workloads: dict[int, Workload],
-    reservations: dict[int, Reservation],
-) -> None:
-    units = {unit.pk: unit for unit in Unit.objects.select_related("gpu")}
-    pieces = [
-        (number, index, attempt)
-        for number, course in kept.items()
-        for index, attempt in enumerate(course.attempts, 1)
-    ]
-    runs = []
-    for generation, (number, index, attempt) in enumerate(pieces, start=1):
-        placed, ended = _to_datetime(attempt.placed), _to_datetime(attempt.ended)
-        runs.append(
-            Run(
-                workload=workloads[number],
-                attempt=index,
-                host_id=units[attempt.units[0]].gpu.host_id,
-                generation=-generation,  # below every real claim
-                state=RunState.ENDED,
-                placed_at=placed,
-                starting_at=placed,
-                running_at=min(placed + STARTUP_TIME, ended),
-                ended_at=ended,
-                outcome=attempt.outcome,
-                exit_code=0 if attempt.outcome == ReasonCode.FINISHED else None,
-                checkpoint_at=ended if attempt.outcome == ReasonCode.CHECKPOINTED else None,
-            )
-        )
-    Run.objects.bulk_create(runs, batch_size=500)
-    Allocation.objects.bulk_create(
-        (
-            Allocation(
-                run=row,
-                workload=workloads[number],
-                project_id=workloads[number].project_id,
-                unit=units[pk],
-                reservation=reservations.get(past.inside.get(number, 0)),
-                slots=units[pk].slots,
-                period=DateTimeTZRange(_to_datetime(attempt.placed), _to_datetime(attempt.ended)),
-                borrowed=attempt.borrowed_slots > 0,
-                end_code=attempt.outcome,
-            )
-            for row, (number, _, attempt) in zip(runs, pieces, strict=True)
-            for pk in attempt.units
-            if attempt.ended > attempt.placed
-        ),
-        batch_size=1000,
-    )
-
-
-def _write_decisions(kept: dict[int, SimulatedCourse], workloads: dict[int, Workload]) -> None:
-    rows = []
-    for number, course in kept.items():
-        for attempt in course.attempts:
-            rows.append(
-                Decision(
-                    workload=workloads[number],
-                    kind=Decision.Kind.PLACED,
-                    code=attempt.code,
-                    numbers=attempt.numbers,
-                    epoch=0,
-                    at=_to_datetime(attempt.placed),
-                )
-            )
-        for event in course.evictions:
-            rows.append(
-                Decision(
-                    workload=workloads[number],
-                    kind=Decision.Kind.EVICTED,
-                    code=event.code,
-                    numbers=dict(event.numbers),
-                    for_workload=workloads.get(event.for_workload or 0),
-                    epoch=0,
-                    at=_to_datetime(event.at),
-                )
-            )
-    Decision.objects.bulk_create(rows, batch_size=1000)
-
-
-def _write_start_estimates(kept: dict[int, SimulatedCourse], workloads: dict[int, Workload]) -> None:
-    """What each was told and when it started, as far as ranges are made from it."""
-    by_pool: dict[int, list[tuple[int, SimulatedWait]]] = defaultdict(list)
-    for number, course in kept.items():
-        by_pool[workloads[number].pool_id] += [
-            (number, wait) for wait in course.waits if wait.over_at is not None
-        ]
-    rows = []
-    for pool, waits in by_pool.items():
-        waits.sort(key=lambda each: (each[1].over_at or 0, each[0]))
-        for number, wait in waits[-start_ranges.MAX_OUTCOMES :]:
-            rows.append(
-                StartEstimate(
-                    workload=workloads[number],
-                    pool_id=pool,
-                    attempt=wait.attempt,
-                    told_at=_to_datetime(wait.told_at),
-                    expected_start=_to_datetime(wait.expected_start),
-                    latest=None if wait.latest is None else _to_datetime(wait.latest),
-                    over_at=_to_datetime(wait.over_at or 0),
-                    started=True,
-                )
-            )
-    StartEstimate.objects.bulk_create(rows, batch_size=1000)
-
-
 def _to_seconds(moment: datetime) -> int:
     return int(moment.timestamp())
 
 
-def _to_datetime(seconds: int) -> datetime:
+def to_datetime(seconds: int) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)

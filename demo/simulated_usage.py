@@ -1,7 +1,7 @@
-"""Rollups and charges for a simulated past: plausible use of the allocations that the engine's simulation made.
+"""Write usage and charges for the simulated past.
 
-Every row of use is flagged as simulated. Older time gets rollups of an hour and a day, the last day raw samples as well, and all of
-it is charged by the same code as real time. It may be stopped and called again: what is there already is left alone.
+All rows are flagged as simulated. Older time gets hourly and daily rollups, the last day also raw samples.
+The usual code charges all of it. The load may be interrupted and repeated: existing rows stay.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from django.db import connection, transaction
 from psycopg.types.range import TimestamptzRange
 
 from scheduler.models import Allocation, Gpu, HostStateChange, Unit, WorkloadType
-from telemetry.ingest.samples import COPY_SAMPLES_SQL as COPY_SAMPLES
-from telemetry.ingest.samples import READING_COLUMN_TYPES, mark_minutes_due
+from telemetry.ingest.binary_copy import COPY_SAMPLES_SQL as COPY_SAMPLES
+from telemetry.ingest.binary_copy import READING_COLUMN_TYPES
 from telemetry.models import ChargedUntil, Rollup, SettledAllocation, SettledStateChange
 from telemetry.money.charges import charge_past
+from telemetry.rollups.due_marks import mark_minutes_due
 
 ProgressCallback = Callable[[int, int, str], None]
 USAGE_SEED = 42
 HOUR_SECONDS = 3600
 ALLOCATIONS_PER_TRANSACTION = 500
 RAW_SAMPLE_SPAN = timedelta(days=1)
-RAW_SAMPLE_SECONDS = 30  # seconds
-MINUTE_ROLLUP_SPAN = timedelta(
-    hours=3
-)  # of the raw samples, the last hours are rolled up minute by minute, by the real code
+RAW_SAMPLE_SECONDS = 30
+# The usual code rolls the last hours of raw samples up by the minute.
+MINUTE_ROLLUP_SPAN = timedelta(hours=3)
 SAMPLE_COVERAGE = 0.992
 IDLE_POWER_W, BUSY_POWER_W = 90.0, 560.0
 COPY_ROLLUPS_SQL = (
@@ -66,14 +66,14 @@ ON CONFLICT DO NOTHING
 
 @dataclass(frozen=True)
 class _UsageProfile:
-    """How a type of work uses what it holds. Shares of 1."""
+    """How a type of work uses its hardware. Shares are between 0 and 1."""
 
     sm: float  # SM activity per utilisation
     tensor: float  # tensor activity per SM activity
-    noise: float  # of the hourly mean
-    empty: float  # of idle time, how much is without any process
-    night: float  # its use at night, against its use by day
-    memory: float  # of the unit's memory
+    noise: float  # relative noise of the hourly mean
+    empty: float  # share of idle time without any process
+    night: float  # use at night relative to use by day
+    memory: float  # share of the unit's memory
 
 
 USAGE_PROFILES = {
@@ -107,10 +107,11 @@ def load_simulated_usage(
     now: datetime,
     progress: ProgressCallback | None = None,
 ) -> int:
-    """Give the simulated allocations of ``[start, end)`` their use, and charge the time from ``start`` to where charges begin.
+    """Write the usage of the simulated allocations in ``[start, end)``, then charge from ``start`` to where
+    charges begin.
 
-    ``utilisation``: workload id to its mean per cent of busy time. ``progress`` hears (done, total, words) as it goes.
-    The number of charge lines written.
+    ``utilisation`` is the mean per cent of busy time by workload id. ``progress`` is called with (done,
+    total, text). Returns the number of charge lines.
     """
     gpus = defer_charges(end)
     held = _simulated_holds(utilisation, start, end)
@@ -128,7 +129,7 @@ def load_simulated_usage(
         cursor.execute(DAY_ROLLUPS_SQL, [start, end])
     tell(len(batches), total, "simulated samples of the last day")
     _write_samples(
-        [each for each in held if each.end > end - RAW_SAMPLE_SPAN],
+        [hold for hold in held if hold.end > end - RAW_SAMPLE_SPAN],
         max(start, end - RAW_SAMPLE_SPAN),
         end,
         now,
@@ -147,14 +148,15 @@ def load_simulated_usage(
 
 
 def _ignore_progress(done: int, total: int, words: str) -> None:
-    """The progress of a load that nobody watches."""
+    """Ignore the progress of a load."""
 
 
 def defer_charges(end: datetime) -> list[int]:
-    """Let the GPUs that were never charged be charged forward from ``end``; ``load_simulated_usage`` charges what lies before it.
+    """Start the charges of uncharged GPUs at ``end``; ``load_simulated_usage`` charges the time before.
+    Returns all GPU ids.
 
-    Call it before the rows of the history are written, or a tick of charging may come first and charge the past without its use.
-    The ids of all GPUs.
+    Call it before the rows of the past are written; otherwise the periodic charging may charge the past
+    without its usage.
     """
     gpus = list(Gpu.objects.order_by("pk").values_list("pk", flat=True))
     begin = end.replace(microsecond=0)
@@ -188,31 +190,31 @@ def _simulated_holds(
 @transaction.atomic
 def _write_rollups(batch: Sequence[_SimulatedHold], end: datetime) -> None:
     done = Rollup.objects.filter(
-        allocation__in=[each.id for each in batch], resolution=Rollup.Resolution.HOUR
+        allocation__in=[hold.id for hold in batch], resolution=Rollup.Resolution.HOUR
     )
     there = set(done.values_list("allocation_id", flat=True).distinct())
     with connection.cursor() as cursor, cursor.copy(COPY_ROLLUPS_SQL) as copy:
         copy.set_types(ROLLUP_COLUMN_TYPES)
-        for each in batch:
-            if each.id not in there:
-                for row in _hourly_rollups(each):
+        for hold in batch:
+            if hold.id not in there:
+                for row in _hourly_rollups(hold):
                     copy.write_row(row)
 
 
-def _hourly_rollups(each: _SimulatedHold) -> Iterator[tuple[object, ...]]:
-    """The hourly rollups of one allocation, of its habit and a seed of its own."""
-    habit = USAGE_PROFILES.get(WorkloadType(each.type), USAGE_PROFILES[WorkloadType.OTHER])
-    first = int(each.start.timestamp()) // HOUR_SECONDS * HOUR_SECONDS
-    begin, finish = each.start.timestamp(), each.end.timestamp()
+def _hourly_rollups(hold: _SimulatedHold) -> Iterator[tuple[object, ...]]:
+    """Yield the hourly rollups of one allocation, from its usage profile and a seed of its own."""
+    profile = USAGE_PROFILES.get(WorkloadType(hold.type), USAGE_PROFILES[WorkloadType.OTHER])
+    first = int(hold.start.timestamp()) // HOUR_SECONDS * HOUR_SECONDS
+    begin, finish = hold.start.timestamp(), hold.end.timestamp()
     count = max(1, math.ceil((finish - first) / HOUR_SECONDS))
-    random = np.random.default_rng([USAGE_SEED, each.id])
-    busy_shares = _hourly_busy_shares(each, habit, first, count, random)
-    inefficient_job = random.random() < 0.18  # some programs keep a GPU busy and give it little to do
-    sm_share = habit.sm * (0.2 if inefficient_job else random.uniform(0.85, 1.15))
-    memory = int(each.memory_mib * min(0.97, habit.memory * random.uniform(0.6, 1.15)))
+    random = np.random.default_rng([USAGE_SEED, hold.id])
+    busy_shares = _hourly_busy_shares(hold, profile, first, count, random)
+    inefficient_job = random.random() < 0.18  # busy, but with low SM activity
+    sm_share = profile.sm * (0.2 if inefficient_job else random.uniform(0.85, 1.15))
+    memory = int(hold.memory_mib * min(0.97, profile.memory * random.uniform(0.6, 1.15)))
     gap = (
         random.integers(0, count) if count > 30 and random.random() < 0.15 else -1
-    )  # an hour in which its agent was away
+    )  # an hour without its agent
     for number in range(count):
         bucket = first + number * HOUR_SECONDS
         held = min(bucket + HOUR_SECONDS, finish) - max(bucket, begin)
@@ -220,16 +222,16 @@ def _hourly_rollups(each: _SimulatedHold) -> Iterator[tuple[object, ...]]:
             continue
         covered = held * (0.35 if number == gap else SAMPLE_COVERAGE)
         busy = covered * float(busy_shares[number])
-        empty = (covered - busy) * habit.empty
+        empty = (covered - busy) * profile.empty
         peak = min(100.0, 100.0 * float(busy_shares[number]) * 1.15 + 8) if busy > 0 else 0.0
-        used = busy * min(1.0, 0.9 + 0.1 * each.utilisation)
+        used = busy * min(1.0, 0.9 + 0.1 * hold.utilisation)
         sm = used * min(1.0, sm_share)
         power = IDLE_POWER_W + (BUSY_POWER_W - IDLE_POWER_W) * used / covered
         yield (
             int(Rollup.Resolution.HOUR),
             datetime.fromtimestamp(bucket, UTC),
-            each.unit,
-            each.id,
+            hold.unit,
+            hold.id,
             held,
             covered,
             int(covered // 10),
@@ -240,7 +242,7 @@ def _hourly_rollups(each: _SimulatedHold) -> Iterator[tuple[object, ...]]:
             covered - busy - empty,
             empty,
             sm,
-            sm * habit.tensor,
+            sm * profile.tensor,
             memory if busy > 0 else memory // 3,
             int(power * covered * 1000),
             True,
@@ -248,66 +250,68 @@ def _hourly_rollups(each: _SimulatedHold) -> Iterator[tuple[object, ...]]:
 
 
 def _hourly_busy_shares(
-    each: _SimulatedHold, habit: _UsageProfile, first: int, count: int, random: np.random.Generator
+    hold: _SimulatedHold, profile: _UsageProfile, first: int, count: int, random: np.random.Generator
 ) -> np.ndarray:
-    """How busy it is in each hour, 0 to 1: its mean, a rhythm of the day, noise."""
+    """Return the busy share of each hour, 0 to 1: mean, daily rhythm and noise."""
     hour_of_day = ((first // HOUR_SECONDS) + np.arange(count)) % 24
     day = (np.cos((hour_of_day - 14) / 24 * 2 * np.pi) + 1) / 2
-    rhythm = habit.night + (1 - habit.night) * day
-    shares = each.utilisation * rhythm * (1 + random.normal(0, habit.noise, count))
-    if each.type == WorkloadType.INTERACTIVE:
-        # People think, eat and sleep: in about half of the hours nothing runs.
+    rhythm = profile.night + (1 - profile.night) * day
+    shares = hold.utilisation * rhythm * (1 + random.normal(0, profile.noise, count))
+    if hold.type == WorkloadType.INTERACTIVE:
+        # Interactive work is idle in about half of the hours.
         shares = np.where(random.random(count) < 0.45, 0.0, shares * 1.8)
     return np.clip(shares, 0.0, 0.99)
 
 
 def _write_samples(held: Sequence[_SimulatedHold], start: datetime, end: datetime, now: datetime) -> None:
-    """Raw samples of the last day, every half minute; the last hours are rolled up from them by the next tick."""
+    """Write raw samples of the last day; mark the last hours, so that the periodic roll-up
+    aggregates them.
+    """
     units = dict(Unit.objects.values_list("pk", "gpu__host_id"))
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute(
             "SELECT 1 FROM telemetry_sample WHERE ts >= %s AND ts < %s AND allocation_id = ANY(%s) LIMIT 1",
-            [start, end, [each.id for each in held]],
+            [start, end, [hold.id for hold in held]],
         )
         if cursor.fetchone() is not None:
             return
         with cursor.copy(COPY_SAMPLES) as copy:
             copy.set_types(["int8", "timestamptz", "int8", *READING_COLUMN_TYPES])
-            for each in held:
-                for row in _raw_samples(each, start, end):
+            for hold in held:
+                for row in _raw_samples(hold, start, end):
                     copy.write_row(row)
     recent = int(max(start, end - MINUTE_ROLLUP_SPAN).timestamp()) // HOUR_SECONDS * HOUR_SECONDS
-    hosts = {units[each.unit] for each in held if each.end.timestamp() > recent}
+    hosts = {units[hold.unit] for hold in held if hold.end.timestamp() > recent}
     mark_minutes_due(
         {(host, minute) for host in hosts for minute in range(recent, int(end.timestamp()), 60)}, now
     )
 
 
-def _raw_samples(each: _SimulatedHold, start: datetime, end: datetime) -> Iterator[tuple[object, ...]]:
-    habit = USAGE_PROFILES.get(WorkloadType(each.type), USAGE_PROFILES[WorkloadType.OTHER])
-    begin, finish = max(each.start, start).timestamp(), min(each.end, end).timestamp()
+def _raw_samples(hold: _SimulatedHold, start: datetime, end: datetime) -> Iterator[tuple[object, ...]]:
+    profile = USAGE_PROFILES.get(WorkloadType(hold.type), USAGE_PROFILES[WorkloadType.OTHER])
+    begin, finish = max(hold.start, start).timestamp(), min(hold.end, end).timestamp()
     count = int((finish - begin) // RAW_SAMPLE_SECONDS)
     if count <= 0:
         return
     first = int(begin) // HOUR_SECONDS * HOUR_SECONDS
     hours = int((finish - first) // HOUR_SECONDS) + 1
-    random = np.random.default_rng([USAGE_SEED, each.id, 1])
-    shares = _hourly_busy_shares(each, habit, first, hours, random)
+    random = np.random.default_rng([USAGE_SEED, hold.id, 1])
+    shares = _hourly_busy_shares(hold, profile, first, hours, random)
     moments = begin + RAW_SAMPLE_SECONDS * (1 + np.arange(count))
     hourly = shares[np.minimum(((moments - first) // HOUR_SECONDS).astype(int), hours - 1)]
     busy = np.where(hourly > 0.02, np.clip(100 * (hourly + random.normal(0, 0.05, count)), 0, 100), 0.0)
-    processes = np.where((busy > 0) | (random.random(count) > habit.empty), 1, 0)
-    memory = int(each.memory_mib * habit.memory)
+    processes = np.where((busy > 0) | (random.random(count) > profile.empty), 1, 0)
+    memory = int(hold.memory_mib * profile.memory)
     for moment, use, running in zip(moments.tolist(), busy.tolist(), processes.tolist(), strict=True):
-        sm = use * habit.sm
+        sm = use * profile.sm
         power = IDLE_POWER_W + (BUSY_POWER_W - IDLE_POWER_W) * use / 100
         yield (
-            each.unit,
+            hold.unit,
             datetime.fromtimestamp(moment, UTC),
-            each.id,
+            hold.id,
             use,
             sm,
-            sm * habit.tensor,
+            sm * profile.tensor,
             memory if running else 450,
             use * 0.6,
             power,
@@ -325,9 +329,9 @@ def _raw_samples(each: _SimulatedHold, start: datetime, end: datetime) -> Iterat
 
 
 def _mark_settled(held: Sequence[_SimulatedHold], end: datetime, now: datetime) -> None:
-    """What is charged in one go, knowing its end, needs no second look."""
+    """Mark the allocations as settled: they are charged once, with their end known."""
     SettledAllocation.objects.bulk_create(
-        [SettledAllocation(allocation_id=each.id, settled_at=now) for each in held],
+        [SettledAllocation(allocation_id=hold.id, settled_at=now) for hold in held],
         ignore_conflicts=True,
         batch_size=2_000,
     )

@@ -22,7 +22,9 @@ WEEKEND_RATE = 0.35
 
 @dataclass(frozen=True)
 class DemandStream:
-    """One kind of work of one team. Runtimes are log-normal around ``median_hours``, cut at ``longest_hours``."""
+    """One kind of work of one team. Runtimes are log-normal around ``median_hours``, capped at
+    ``longest_hours``.
+    """
 
     team: str
     projects: tuple[str, ...]
@@ -44,7 +46,7 @@ class DemandStream:
 
 @dataclass(frozen=True)
 class DemandedWork:
-    """One piece of work somebody wanted at ``at``; ``runtime_seconds`` is what it needs undisturbed."""
+    """One demanded workload, submitted at ``at``; ``runtime_seconds`` is its undisturbed runtime."""
 
     at: datetime
     stream: DemandStream
@@ -253,7 +255,9 @@ DEMAND_STREAMS = (
 
 
 def generate_demand(*, start: datetime, end: datetime, seed: int) -> list[DemandedWork]:
-    """Everything wanted in ``[start, end)``, in order of time. ``start``'s time zone sets the local day."""
+    """Return the demand in ``[start, end)`` in order of time. The time zone of ``start`` defines the local
+    day.
+    """
     wanted = [
         piece
         for number, stream in enumerate(DEMAND_STREAMS)
@@ -269,7 +273,7 @@ def _generate_stream(
     per_second_at_peak = stream.per_working_day / (sum(SUBMISSION_RATE_BY_HOUR) / peak) / HOUR_SECONDS
     at = start
     while True:
-        # Thinning: draw at the peak rate, keep by the hour's and the weekday's part of it.
+        # Thinning: draw at the peak rate, keep in proportion to the rate of the hour and weekday.
         at += timedelta(seconds=dice.expovariate(per_second_at_peak))
         if at >= end:
             return
@@ -282,7 +286,7 @@ def _draw_work(stream: DemandStream, at: datetime, dice: random.Random) -> Deman
     units = dice.choices([size for size, _ in stream.sizes], [weight for _, weight in stream.sizes])[0]
     hours = min(stream.median_hours * math.exp(dice.gauss(0, stream.sigma)), stream.longest_hours)
     runtime = max(60, round(hours * HOUR_SECONDS))
-    # People ask for too long: a factor of 1 to 4 over what it takes, rounded up to an hour.
+    # Users overestimate: 1 to 4 times the runtime, rounded up to an hour.
     limit = math.ceil(runtime * math.exp(dice.uniform(0, math.log(4))) / HOUR_SECONDS) * HOUR_SECONDS
     return DemandedWork(
         at=at.replace(microsecond=0),

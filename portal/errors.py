@@ -1,4 +1,4 @@
-"""How a verb says no. Pages show these beside their fields; the API turns each into one 4xx answer."""
+"""Errors of services. Pages show them next to their fields; the API maps each to one 4xx response."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class ServiceError(Exception):
-    """Base of every refusal. ``status`` is the HTTP status that says the same."""
+    """Base class of service errors. ``status`` is the equivalent HTTP status."""
 
     status = 400
 
@@ -17,7 +17,7 @@ class ServiceError(Exception):
 
 
 class Invalid(ServiceError):
-    """What was given cannot be taken: one message per field, each naming the value and what is allowed."""
+    """Invalid arguments: one message per field that names the value and what is allowed."""
 
     status = 400
 
@@ -28,26 +28,32 @@ class Invalid(ServiceError):
 
 
 class NotAllowed(ServiceError):
-    """The actor may see the thing but not do this to it. What may not even be seen is 404 at the edge."""
+    """The actor may see the object but not change it this way. An object that is invisible to the actor gives
+    404.
+    """
 
     status = 403
 
 
 class PlannerBudgetExceeded(ServiceError):
-    """A person's questions to the planner took too long lately; ``wait`` seconds from now it answers again."""
+    """The user has used up the planning time of this period. ``wait`` is the number of seconds until the next
+    period.
+    """
 
     status = 429
 
     def __init__(self, wait: int) -> None:
         super().__init__(
-            f"Your questions to the planner took very long in the last minute. It answers them again in {wait} seconds; your"
-            " work and its place in the queue are not touched by this."
+            f"Your questions to the planner took very long in the last minute. It answers them again in {wait} seconds;"
+            " your work and its place in the queue are not touched by this."
         )
         self.wait = wait
 
 
 class ObjectNotFound(ServiceError):
-    """What an address names is not there, or not to be seen by whoever asks: the field, the value and what is allowed."""
+    """An object does not exist or is invisible to the viewer. Names the field, the value and what
+    is allowed.
+    """
 
     status = 404
 
@@ -59,10 +65,10 @@ class ObjectNotFound(ServiceError):
 
 
 class Conflict(ServiceError):
-    """The world does not allow it now: somebody was first, a window is full, a month is closed.
+    """The current state does not allow the change: someone was faster, a window is full, a month is closed.
 
-    ``code`` and ``numbers`` are the engine's reason where it gave one; ``windows`` are (start, end) pairs of datetimes
-    that would fit instead.
+    ``code`` and ``numbers`` are the engine's reason, if it gave one. ``windows`` are (start, end) pairs that
+    would fit instead.
     """
 
     status = 409

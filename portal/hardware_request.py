@@ -1,4 +1,4 @@
-"""What is wanted, checked against what the pool really has. Used by workloads and reservations alike."""
+"""Validate a hardware request against the hardware of the pool, for workloads and reservations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ HOST_RESOURCES = ("cpu_milli", "memory_mib")
 
 
 class PlacementConstraints(TypedDict, total=False):
-    """Where it has to be, and where it would rather be: what a verb takes of an ask beside its size, model and profile."""
+    """Constraints and preferences for the placement: the part of a request besides size, model and
+    profile.
+    """
 
     min_memory_mib: int
     min_compute_capability: int
@@ -39,7 +41,7 @@ class PlacementConstraints(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class HardwareRequest:
-    """A checked ask, ready for the columns of ``scheduler.models.HardwareColumns``."""
+    """A validated hardware request with the columns of ``scheduler.models.HardwareColumns``."""
 
     units: int
     hosts: int = 1
@@ -51,17 +53,17 @@ class HardwareRequest:
     labels_required: dict[str, str] = field(default_factory=dict)
     labels_preferred: dict[str, str] = field(default_factory=dict)
     spread: bool = False
-    cpu_milli: int = 0  # on each host, beside the units; 0: as much as there is, and not counted
-    memory_mib: int = 0  # the same
+    cpu_milli: int = 0  # per host; 0: no limit and not accounted
+    memory_mib: int = 0  # per host; 0: no limit and not accounted
 
     @property
     def columns(self) -> dict[str, Any]:
-        """Keyword arguments for a Workload or a Reservation."""
+        """Return keyword arguments for a Workload or a Reservation."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
     @property
     def placing(self) -> dict[str, Any]:
-        """What of ``PlacementConstraints`` was asked for, as JSON."""
+        """Return the requested ``PlacementConstraints`` as JSON."""
         return {
             name: getattr(self, name)
             for name in PlacementConstraints.__optional_keys__
@@ -70,7 +72,7 @@ class HardwareRequest:
 
 
 def profile_slots(wanted: Collection[tuple[int, str]]) -> dict[tuple[int, str], int]:
-    """The size in slots of some profiles: by (pool's id, profile). No query where nothing is wanted."""
+    """Return the size in slots by (pool id, profile). No query if nothing is asked for."""
     if not wanted:
         return {}
     rows = Unit.objects.filter(
@@ -84,18 +86,20 @@ def profile_slots(wanted: Collection[tuple[int, str]]) -> dict[tuple[int, str], 
 
 
 def placement_constraints_in(payload: Mapping[str, Any]) -> PlacementConstraints:
-    """What of ``PlacementConstraints`` a submission asks for."""
+    """Return the ``PlacementConstraints`` in the payload of a submission."""
     found: Any = {name: payload[name] for name in PlacementConstraints.__optional_keys__ if name in payload}
     return cast(PlacementConstraints, found)
 
 
 def gpu_models_of_pool(pool: Pool) -> list[str]:
-    """The GPU models a pool has, sorted."""
+    """Return the GPU models of a pool, sorted."""
     return sorted(set(Gpu.objects.filter(host__pool=pool, retired_at=None).values_list("model", flat=True)))
 
 
 def profiles_of_pool(pool: Pool, models: list[str]) -> dict[str, int]:
-    """The profiles a pool can serve, of these models or of any: profile to slots. The whole GPU is the empty word."""
+    """Return slots by profile for the profiles that a pool can serve with these models (empty: any). "" is
+    the whole GPU.
+    """
     units = Unit.objects.filter(gpu__host__pool=pool, retired_at=None, gpu__retired_at=None)
     if models:
         units = units.filter(gpu__model__in=models)
@@ -106,17 +110,18 @@ def profiles_of_pool(pool: Pool, models: list[str]) -> dict[str, int]:
 
 
 def check_pool(checks: InputChecks, pool: Pool, team: Team) -> None:
-    """A static pool serves its own team only."""
+    """Check that the team may use the pool: a static pool serves its own team only."""
     if pool.team_id is not None and pool.team_id != team.pk:
         checks.note(
             "pool",
             pool.slug,
-            f"pool is {pool.name}, which belongs to another team; allowed: a shared pool or a pool of {team.name}.",
+            f"pool is {pool.name}, which belongs to another team;"
+            f" allowed: a shared pool or a pool of {team.name}.",
         )
 
 
 def check_project(checks: InputChecks, project: Project) -> None:
-    """A project that was put away takes no new work."""
+    """Check that the project is active."""
     if not project.active:
         checks.note(
             "project",
@@ -142,7 +147,9 @@ def check_hardware_request(
     cpu_milli: Any = 0,
     memory_mib: Any = 0,
 ) -> HardwareRequest:
-    """Check each part of an ask; problems go to ``checks``. Whether a host has the CPU and the memory the engine says."""
+    """Validate every part of a request; problems go to ``checks``. The engine checks the CPU and memory of
+    hosts.
+    """
     known = gpu_models_of_pool(pool)
     wanted = checks.choices("models", list(models or ()), known)
     profiles = profiles_of_pool(pool, wanted)
@@ -172,7 +179,9 @@ def check_hardware_request(
 
 
 def field_to_change(code: str, numbers: Mapping[str, Any], otherwise: str = "units") -> str:
-    """The field of an ask that has to change, by the engine's reason; ``otherwise``: where no part of the hardware is missing."""
+    """Return the field of a request that must change for the engine's reason; ``otherwise`` if no hardware is
+    missing.
+    """
     if numbers.get("hosts_with_labels") == 0:
         return "labels_required"
     if code == ReasonCode.NO_SUCH_HARDWARE:
@@ -185,13 +194,13 @@ def field_to_change(code: str, numbers: Mapping[str, Any], otherwise: str = "uni
     for name in asked:
         if numbers[f"most_{name}"] < numbers[name]:
             return name
-    if asked:  # each of them alone is there, both together are not
+    if asked:  # a host has either of them, but not both
         return asked[-1]
     return "hosts" if numbers.get("hosts", 1) > 1 else "nvlink"
 
 
 def whole_gpus_of(pool: Pool, ask: HardwareRequest) -> float:
-    """How much of whole GPUs an ask is: 2 slices of a seventh are 0.29."""
+    """Return the size of a request in whole GPUs: 2 slices of a seventh are 0.29."""
     slots = (
         SLOTS_PER_GPU
         if ask.profile == WHOLE_GPU_PROFILE
@@ -201,7 +210,7 @@ def whole_gpus_of(pool: Pool, ask: HardwareRequest) -> float:
 
 
 class MultiHostRequest(Protocol):
-    """What of an ask says which hosts could serve it."""
+    """The part of a request that decides which hosts can serve it."""
 
     @property
     def hosts(self) -> int: ...
@@ -218,8 +227,11 @@ class MultiHostRequest(Protocol):
 
 
 def network_warnings(pool: Pool, ask: MultiHostRequest) -> list[str]:
-    """That the hosts of a gang would not reach each other, of those of a pool that could serve it; none for one host. An agent
-    whose workloads others can't reach reports no address; a host that never joined says nothing. One query."""
+    """Return a warning if hosts of the pool that could serve a multi-host request cannot reach each other. At
+    most one query.
+
+    An agent without a reachable address reports none. Hosts that never joined are ignored.
+    """
     if ask.hosts < 2:
         return []
     units = Unit.objects.filter(
@@ -272,5 +284,6 @@ def _check_size(checks: InputChecks, pool: Pool, ask: HardwareRequest) -> None:
         checks.note(
             "units",
             ask.units,
-            f"units asks for {asked:g} GPUs in all; allowed in {pool.name}: up to {pool.most_gpus_per_workload} for one workload.",
+            f"units asks for {asked:g} GPUs in all;"
+            f" allowed in {pool.name}: up to {pool.most_gpus_per_workload} for one workload.",
         )

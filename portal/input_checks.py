@@ -1,4 +1,6 @@
-"""Checks of what people typed. Each problem names the field, the value and what is allowed; all of them are told at once."""
+"""Validate input. Every problem names the field, the value and what is allowed; all problems are reported
+together.
+"""
 
 from __future__ import annotations
 
@@ -19,22 +21,22 @@ USER_NAME_PATTERN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9@.+_-]{0,149}$")
 VARIABLE_NAME_PATTERN = re.compile(r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")
 LABEL_PATTERN = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?$")
 EMAIL_PATTERN = re.compile(r"^[^@\s]{1,64}@[^@\s]{1,190}$")
-# Characters that turn the direction of text or hide in it: a name with them reads as another name.
+# Invisible or direction-changing characters: a name with them can look like another name.
 INVISIBLE_CHARACTERS = frozenset(
     "\u061c\u200b\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff"
 )
 
 
 def display_value(value: Any) -> str:
-    """A value as an error message may repeat it: short, on one line, with every strange character escaped."""
+    """Return a value for an error message: short, on one line, with unusual characters escaped."""
     text = ascii(value) if isinstance(value, str) else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 class InputChecks:
-    """Collects every problem of one submission; ``done()`` raises Invalid when there is any.
+    """Collects every problem of one submission; ``done()`` raises Invalid if there are any.
 
-    Each check returns the clean value, or a harmless one of the same kind when it noted a problem.
+    Each check returns the clean value. If it notes a problem, it returns a harmless value of the same type.
     """
 
     def __init__(self) -> None:
@@ -42,7 +44,7 @@ class InputChecks:
         self.values: dict[str, Any] = {}
 
     def note(self, field: str, value: Any, message: str) -> None:
-        """Remember a problem of a field; the first one of a field stays."""
+        """Store a problem of a field. The first problem of a field stays."""
         if field not in self.problems:
             self.problems[field] = message
             self.values[field] = (
@@ -50,14 +52,16 @@ class InputChecks:
             )
 
     def done(self) -> None:
-        """Raise Invalid with everything noted, or return."""
+        """Raise Invalid with all noted problems, if there are any."""
         if self.problems:
             raise Invalid(self.problems, self.values)
 
     def text(
         self, field: str, value: Any, *, least: int = 1, most: int = MAX_NAME_LENGTH, lines: bool = False
     ) -> str:
-        """Text of ``least`` to ``most`` characters without control or direction-turning characters."""
+        """Return text of ``least`` to ``most`` characters without control or direction-changing
+        characters.
+        """
         allowed = f"{least} to {most} characters without control or direction-changing characters"
         if not isinstance(value, str):
             self.note(field, value, f"{field} is {display_value(value)}; allowed: text of {allowed}.")
@@ -73,7 +77,7 @@ class InputChecks:
         return clean
 
     def pattern(self, field: str, value: Any, pattern: re.Pattern[str], allowed: str) -> str:
-        """Text that matches ``pattern`` from its start to its end."""
+        """Return text that matches ``pattern`` completely."""
         if not isinstance(value, str) or not pattern.fullmatch(value):
             self.note(
                 field,
@@ -84,22 +88,23 @@ class InputChecks:
         return value
 
     def count(self, field: str, value: Any, low: int, high: int, unit: str = "") -> int:
-        """A whole number from ``low`` to ``high``."""
-        words = f"{field} is {display_value(value)}; allowed: a whole number from {low:,} to {high:,}{' ' + unit if unit else ''}."
+        """Return a whole number from ``low`` to ``high``."""
+        allowed = f"a whole number from {low:,} to {high:,}{' ' + unit if unit else ''}"
+        words = f"{field} is {display_value(value)}; allowed: {allowed}."
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             self.note(field, value, words)
             return low
         return value
 
     def flag(self, field: str, value: Any) -> bool:
-        """True or False, nothing that merely looks like it."""
+        """Return a bool; other types are refused, even if they look like one."""
         if not isinstance(value, bool):
             self.note(field, value, f"{field} is {display_value(value)}; allowed: true or false.")
             return False
         return value
 
     def choice(self, field: str, value: Any, allowed: Collection[str]) -> str:
-        """One of the words in ``allowed``."""
+        """Return one of the values in ``allowed``."""
         if not isinstance(value, str) or value not in allowed:
             listed = ", ".join(sorted(allowed)) if allowed else "nothing here"
             self.note(field, value, f"{field} is {display_value(value)}; allowed: {listed}.")
@@ -107,12 +112,13 @@ class InputChecks:
         return str(value)
 
     def choices(self, field: str, value: Any, allowed: Collection[str], most: int = 10) -> list[str]:
-        """Different words out of ``allowed``, in the order given; empty means any."""
+        """Return distinct values from ``allowed`` in the order given; an empty list means any."""
         if not isinstance(value, list | tuple) or len(value) > most:
             self.note(
                 field,
                 value,
-                f"{field} is {display_value(value)}; allowed: a list of at most {most} of {', '.join(sorted(allowed))}.",
+                f"{field} is {display_value(value)};"
+                f" allowed: a list of at most {most} of {', '.join(sorted(allowed))}.",
             )
             return []
         clean: list[str] = []
@@ -123,12 +129,13 @@ class InputChecks:
         return clean
 
     def aware_datetime(self, field: str, value: Any) -> datetime:
-        """An aware moment of a year this program can reckon with."""
+        """Return a timezone-aware datetime in UTC, from the year 2000 to MAX_YEAR."""
         if not isinstance(value, datetime) or value.tzinfo is None:
             self.note(
                 field,
                 value,
-                f"{field} is {display_value(value)}; allowed: a date and time with its time zone, such as 2026-03-02T09:00:00Z.",
+                f"{field} is {display_value(value)};"
+                " allowed: a date and time with its time zone, such as 2026-03-02T09:00:00Z.",
             )
             return datetime(2000, 1, 1, tzinfo=UTC)
         if not 2000 <= value.year <= MAX_YEAR:
@@ -172,7 +179,7 @@ class InputChecks:
         return amount
 
     def labels(self, field: str, value: Any) -> dict[str, str]:
-        """Up to 20 name-value pairs of short plain words."""
+        """Return up to 20 name-value pairs of short plain words."""
         allowed = "up to 20 pairs of words of 1 to 63 letters, digits, dots, dashes, underscores and slashes"
         fine = isinstance(value, dict) and len(value) <= 20
         if not fine or any(
@@ -185,7 +192,7 @@ class InputChecks:
         return dict(value)
 
     def environment(self, field: str, value: Any) -> dict[str, str]:
-        """Environment variables of a workload. Those the program sets itself are refused."""
+        """Return environment variables of a workload. Variables that the program sets itself are refused."""
         if not isinstance(value, dict) or len(value) > 100:
             self.note(
                 field,
@@ -204,7 +211,8 @@ class InputChecks:
                 self.note(
                     field,
                     name,
-                    f"{field} sets {name}; allowed: any name the program does not set itself (GPUPOOL_*, LD_*, *_VISIBLE_DEVICES).",
+                    f"{field} sets {name}; allowed: any name the program does not set itself"
+                    " (GPUPOOL_*, LD_*, *_VISIBLE_DEVICES).",
                 )
             elif (
                 not isinstance(text, str) or len(text) > 4096 or "\0" in text or not _is_utf8_encodable(text)
@@ -212,24 +220,26 @@ class InputChecks:
                 self.note(
                     field,
                     name,
-                    f"{field} gives {name} the value {display_value(text)}; allowed: text of up to 4,096 characters without NUL.",
+                    f"{field} gives {name} the value {display_value(text)};"
+                    " allowed: text of up to 4,096 characters without NUL.",
                 )
         return {} if field in self.problems else dict(value)
 
     def time_zone(self, field: str, value: Any) -> str:
-        """A name of the time zone database."""
+        """Return a name from the time zone database."""
         if not isinstance(value, str) or value not in zoneinfo.available_timezones():
             self.note(
                 field,
                 value,
-                f"{field} is {display_value(value)}; allowed: a name of the time zone database, such as UTC or Europe/Berlin.",
+                f"{field} is {display_value(value)};"
+                " allowed: a name of the time zone database, such as UTC or Europe/Berlin.",
             )
             return "UTC"
         return value
 
 
 def unique_slug(name: str, taken: Iterable[str]) -> str:
-    """A word for addresses made from a name, different from those taken."""
+    """Return a slug made from a name that differs from those in ``taken``."""
     plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
     base = re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:36] or "x"
     used, number, slug = set(taken), 1, base
@@ -250,7 +260,7 @@ def _is_forbidden_character(character: str, lines: bool) -> bool:
 
 
 def checked_reason(value: Any) -> str:
-    """What an operator says of a change, at most 300 characters; may be empty. Raises like ``InputChecks.done``."""
+    """Return an operator's reason for a change: at most 300 characters, may be empty. Raises Invalid."""
     checks = InputChecks()
     clean = checks.text("why", value, least=0, most=300)
     checks.done()

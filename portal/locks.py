@@ -1,4 +1,6 @@
-"""The only place of the portal that locks. Taken before any lock of ``scheduler.coordination.locks``, and held for one short transaction."""
+"""Row locks of the portal. Take them before any lock of ``scheduler.coordination.locks``; hold them for one
+short transaction.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,10 @@ from telemetry.models import HealthRule
 
 
 def lock_organisation() -> Organisation | None:
-    """The one row of the organisation: who changes who runs it waits here for whoever does the same. Inside a transaction."""
+    """Lock the organisation row, which serialises changes of operators. Call inside a transaction."""
     return Organisation.objects.select_for_update(no_key=True).filter(pk=1).first()
 
 
 def lock_health_rule(code: str) -> HealthRule | None:
-    """The rule of a code: whoever changes it meanwhile waits. None where there is none. Inside a transaction."""
+    """Lock and return the rule of a code; None if there is none. Call inside a transaction."""
     return HealthRule.objects.select_for_update(no_key=True).filter(code=code).first()

@@ -1,8 +1,7 @@
-"""Questions that are answered by planning: why, what if, what else. Nothing waits for them, and each can cost a cycle's time.
+"""Limit the planning time per user for questions that are answered by planning: why, what if, what else.
 
-So a person's questions may take so long in a minute, and no longer: who holds F5, or a script, is told when to ask again while
-everybody else is answered. What is the same for all who may see it is kept for some seconds. Both live in the cache: while
-that is away nobody is counted and nothing is kept.
+Each question can cost as much as a planning cycle. A user who asks too often is told when to ask again;
+others are not affected. The counters live in the cache: while it is unavailable, nothing is limited.
 """
 
 from __future__ import annotations
@@ -10,10 +9,9 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Iterator
 from contextvars import ContextVar
 from datetime import datetime
-from typing import Any, TypeVar
 
 from django.core.cache import cache
 from redis.exceptions import RedisError
@@ -21,24 +19,19 @@ from redis.exceptions import RedisError
 from portal.errors import PlannerBudgetExceeded
 from portal.models import User
 
-Answer = TypeVar("Answer")
-
 BUDGET_PERIOD_SECONDS = 60
-MAX_PLANNING_MS_PER_PERIOD = (
-    15_000  # of planning for one person in a period: about 150 questions in a pool of a thousand GPUs
-)
-ESTIMATED_MS_PER_QUESTION = (
-    100  # what a question is counted as while it is being answered, so that many at once are not free
-)
-ANSWER_CACHE_SECONDS = 5
+MAX_PLANNING_MS_PER_PERIOD = 15_000  # per user: about 150 questions in a pool of a thousand GPUs
+ESTIMATED_MS_PER_QUESTION = 100  # charged in advance, so that concurrent questions are limited too
 
 _is_metered: ContextVar[bool] = ContextVar("a question is being answered", default=False)
 
 
 @contextlib.contextmanager
 def metered_planning(user: User, now: datetime) -> Iterator[None]:
-    """Within it a person's question is answered; what it takes is counted. Raises PlannerBudgetExceeded before it begins, when this
-    person's questions took too long lately. Within another one it counts nothing more."""
+    """Measure the planning time of the block and charge it to the user. A nested call measures nothing.
+
+    Raises PlannerBudgetExceeded on entry if the user's budget of this period is used up.
+    """
     if _is_metered.get():
         yield
         return
@@ -57,34 +50,9 @@ def metered_planning(user: User, now: datetime) -> Iterator[None]:
 
 
 def _add_planning_ms(key: str, milliseconds: int) -> int:
-    """Add to what was counted; what it is now."""
+    """Add to the counter and return its new value; 0 while the cache is unavailable."""
     try:
         cache.add(key, 0, 2 * BUDGET_PERIOD_SECONDS)
         return int(cache.incr(key, milliseconds))
-    except (RedisError, ValueError):  # ValueError: it was forgotten between the two
+    except (RedisError, ValueError):  # ValueError: the key expired between the two calls
         return 0
-
-
-def cached_answer(question: tuple[Hashable, ...], now: datetime, answer: Callable[[], Answer]) -> Answer:
-    """The answer to a question, or what was answered to the same a few seconds ago. Only for what does not depend on who asks,
-    where they are no part of the question."""
-    key = "answer:" + ":".join(map(str, (*question, int(now.timestamp()) // ANSWER_CACHE_SECONDS)))
-    known: tuple[Answer] | None = cache_get(key)
-    if known is None:
-        known = (answer(),)
-        cache_set(key, known, ANSWER_CACHE_SECONDS)
-    return known[0]
-
-
-def cache_get(key: str) -> Any:
-    """What was remembered under this key; None where nothing was, or the cache is away."""
-    try:
-        return cache.get(key)
-    except RedisError:
-        return None
-
-
-def cache_set(key: str, what: object, seconds: int) -> None:
-    """For so long; not at all while the cache is away."""
-    with contextlib.suppress(RedisError):
-        cache.set(key, what, seconds)

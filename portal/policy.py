@@ -1,8 +1,9 @@
-"""Who may do and see what. Deny by default: a rule that is not written here refuses.
+"""Decide who may do and see what. Deny by default: an action without a rule is refused.
 
-Roles of the whole organisation (operator, finance, auditor) are flags of the user; member and lead are roles in a team. An
-auditor sees everything and changes nothing, whatever else that person is. ``may`` answers one question, ``require`` refuses
-with a sentence; the ``visible_…`` querysets are where every list and every lookup starts, so what may not be seen is not found.
+Operator, finance and auditor are flags of the user; member and lead are roles in a team. An auditor sees
+everything and changes nothing, regardless of other roles. ``may`` answers one question; ``require`` raises
+with a sentence. Every list and lookup starts from a ``visible_*`` queryset, so an object that the user may
+not see is not found.
 """
 
 from __future__ import annotations
@@ -33,11 +34,13 @@ from telemetry.models import Budget, Charge, Statement
 Viewer = User | AnonymousUser
 
 
-# -- who somebody is ---------------------------------------------------------------------------------------------------
+# -- roles of a user
 
 
 def team_id_of(thing: Any) -> int | None:
-    """The team a row belongs to: of a team, project, quota, submission, workload or reservation; None for other things."""
+    """Return the team id of a team, project, quota, submission, workload or reservation; None for other
+    objects.
+    """
     if isinstance(thing, Team):
         return int(thing.pk)
     if isinstance(thing, Project | Quota | Submission):
@@ -50,12 +53,12 @@ def team_id_of(thing: Any) -> int | None:
 
 
 def _id_of(user: Viewer) -> int:
-    """The id of somebody with an active account; 0, which nobody has, for everybody else."""
+    """Return the id of a user with an active account, otherwise 0, which no user has."""
     return user.pk if isinstance(user, User) and user.is_active else 0
 
 
 def role_in(user: Viewer, team_id: int | None) -> str:
-    """The user's role in a team: member, lead or empty."""
+    """Return the user's role in a team: member, lead or ""."""
     if team_id is None or not user.is_authenticated:
         return ""
     return Membership.objects.filter(user=user, team_id=team_id).values_list("role", flat=True).first() or ""
@@ -113,9 +116,9 @@ is_owner = rules.predicate(_owner)
 decides_membership = rules.predicate(_decides_membership)
 
 
-# -- what may be done --------------------------------------------------------------------------------------------------
+# -- actions
 
-# Action: (who, the sentence for everybody else). ``thing`` of the question stands in brackets.
+# action -> (rule, refusal sentence). The type of ``thing`` is in brackets.
 ACTIONS: dict[str, tuple[Any, str]] = {
     # [Project]
     "workload.launch": (
@@ -164,7 +167,7 @@ ACTIONS: dict[str, tuple[Any, str]] = {
         changes_things & (is_owner | is_lead),
         "Only its author or a lead of the team may withdraw this.",
     ),
-    # no thing
+    # without a thing
     "approval.see": (
         is_active & (is_operator | is_auditor),
         "Only operators and auditors see what waits for approval.",
@@ -206,71 +209,75 @@ RULES = rules.RuleSet({name: rule for name, (rule, _) in ACTIONS.items()})
 
 
 def may(user: Viewer, action: str, thing: Any = None) -> bool:
-    """Whether ``user`` may do ``action`` (a name in ACTIONS) to ``thing``. An unknown action raises KeyError."""
+    """Return True if ``user`` may do ``action`` to ``thing``. Raises KeyError for an unknown action."""
     if action not in ACTIONS:
         raise KeyError(action)
     return bool(RULES.test_rule(action, user, thing))
 
 
 def require(user: Viewer, action: str, thing: Any = None) -> None:
-    """Raise NotAllowed with the action's sentence unless the user may."""
+    """Raise NotAllowed with the action's sentence unless the user may do it."""
     if not may(user, action, thing):
         raise NotAllowed(ACTIONS[action][1])
 
 
-# -- what may be seen --------------------------------------------------------------------------------------------------
+# -- visible objects
 
 
 def sees_all_teams(user: Viewer) -> bool:
-    """Operators and auditors see the work of every team."""
+    """Return True for operators and auditors, who see the work of every team."""
     return _active(user) and (_operator(user) or _auditor(user))
 
 
 def sees_all_charges(user: Viewer) -> bool:
-    """Finance and auditors see the charges of every team."""
+    """Return True for finance and auditors, who see the charges of every team."""
     return may(user, "charges.see_all")
 
 
 def sees_owner_cost(user: Viewer) -> bool:
-    """What GPUs cost their owner is for finance, operators and auditors; everybody else sees prices."""
+    """Return True for finance, operators and auditors, who see what GPUs cost their owner. Others
+    see prices.
+    """
     return sees_all_charges(user) or sees_all_teams(user)
 
 
 def my_team_ids(user: Viewer, role: str = "") -> QuerySet[Membership, Any]:
-    """Ids of the user's teams, as a subquery; with ``role`` only those where the user has it."""
+    """Return a subquery of the ids of the user's teams; with ``role`` only teams in which the user has it."""
     mine = Membership.objects.filter(user_id=_id_of(user))
     return (mine.filter(role=role) if role else mine).values("team_id")
 
 
 def visible_teams(user: Viewer) -> QuerySet[Team]:
-    """Own teams; all of them for operators, auditors and finance."""
+    """Return the user's teams; all for operators, auditors and finance."""
     if sees_all_teams(user) or sees_all_charges(user):
         return Team.objects.all()
     return Team.objects.filter(pk__in=my_team_ids(user))
 
 
 def named_teams(user: Viewer) -> QuerySet[Team]:
-    """Teams whose name the user may read in a sentence: the visible ones, and those with a quota in a visible pool."""
+    """Return teams whose names the user may read in a sentence: visible teams, and teams with a quota in a
+    visible pool.
+    """
     sharing = Quota.objects.filter(pool__in=visible_pools(user)).values("team")
     return Team.objects.filter(Q(pk__in=visible_teams(user).values("pk")) | Q(pk__in=sharing))
 
 
 def visible_projects(user: Viewer) -> QuerySet[Project]:
-    """Projects of the visible teams."""
+    """Return the projects of visible teams."""
     if sees_all_teams(user) or sees_all_charges(user):
         return Project.objects.all()
     return Project.objects.filter(team__in=my_team_ids(user))
 
 
 def launchable_projects(user: Viewer) -> QuerySet[Project]:
-    """Active projects in which the user may start work."""
+    """Return active projects in which the user may start work."""
     if not _changes_things(user):
         return Project.objects.none()
     return Project.objects.filter(active=True, team__in=my_team_ids(user))
 
 
 def visible_pools(user: Viewer) -> QuerySet[Pool]:
-    """Dynamic pools and the static pools of own teams; all for operators, auditors and finance."""
+    """Return dynamic pools and static pools of the user's teams; all for operators, auditors and finance."""
     if not _active(user):
         return Pool.objects.none()
     if sees_all_teams(user) or sees_all_charges(user):
@@ -279,63 +286,68 @@ def visible_pools(user: Viewer) -> QuerySet[Pool]:
 
 
 def visible_hosts(user: Viewer) -> QuerySet[Host]:
-    """Hosts of the visible pools. Who holds their GPUs is another question: see visible_workloads."""
+    """Return the hosts of visible pools. Their workloads are subject to ``visible_workloads``."""
     return Host.objects.filter(pool__in=visible_pools(user))
 
 
 def visible_gpus(user: Viewer) -> QuerySet[Gpu]:
-    """GPUs of the visible hosts."""
+    """Return the GPUs of visible hosts."""
     return Gpu.objects.filter(host__pool__in=visible_pools(user))
 
 
 def visible_quotas(user: Viewer) -> QuerySet[Quota]:
-    """Quotas of the visible teams."""
+    """Return the quotas of visible teams."""
     return Quota.objects.filter(team__in=visible_teams(user))
 
 
 def visible_workloads(user: Viewer) -> QuerySet[Workload]:
-    """Work of own teams; of all teams for operators and auditors."""
+    """Return workloads of the user's teams; all for operators and auditors."""
     if sees_all_teams(user):
         return Workload.objects.all()
     return Workload.objects.filter(project__team__in=my_team_ids(user))
 
 
 def visible_arrays(user: Viewer) -> QuerySet[JobArray]:
-    """Arrays of own teams; of all teams for operators and auditors."""
+    """Return job arrays of the user's teams; all for operators and auditors."""
     if sees_all_teams(user):
         return JobArray.objects.all()
     return JobArray.objects.filter(project__team__in=my_team_ids(user))
 
 
 def visible_volumes(user: Viewer) -> QuerySet[Volume]:
-    """One's own home and those of the people of teams one leads; all for operators and auditors. Names and sizes, never files."""
+    """Return the user's homes and those of members of teams the user leads; all for operators and auditors.
+
+    Only names and sizes are shown, never files.
+    """
     if sees_all_teams(user):
         return Volume.objects.all()
     if not _active(user):
         return Volume.objects.none()
     led = Membership.objects.filter(team__in=my_team_ids(user, Membership.Role.LEAD))
-    # A person's further homes, in other teams, are called NAME~NUMBER; ~ is in no name of a user.
+    # A user's homes in further teams are named NAME~NUMBER; user names contain no ~.
     person = Func(F("name"), Value("~"), Value(1), function="split_part", output_field=CharField())
     volumes = Volume.objects.alias(whose=person)
     return volumes.filter(Q(whose=user.get_username()) | Q(whose__in=led.values("user__username")))
 
 
 def visible_reservations(user: Viewer) -> QuerySet[Reservation]:
-    """Reservations of own teams; of all teams for operators and auditors. The calendar shows others' as taken, without names."""
+    """Return reservations of the user's teams; all for operators and auditors. The calendar shows others
+    without names.
+    """
     if sees_all_teams(user):
         return Reservation.objects.all()
     return Reservation.objects.filter(project__team__in=my_team_ids(user))
 
 
 def visible_series(user: Viewer) -> QuerySet[Series]:
-    """Recurring reservations of own teams; of all teams for operators and auditors."""
+    """Return recurring reservations of the user's teams; all for operators and auditors."""
     if sees_all_teams(user):
         return Series.objects.all()
     return Series.objects.filter(project__team__in=my_team_ids(user))
 
 
 def visible_submissions(user: Viewer) -> QuerySet[Submission]:
-    """Own ones and those of teams one leads; all for operators and auditors."""
+    """Return the user's submissions and those of teams the user leads; all for operators and auditors."""
     if sees_all_teams(user):
         return Submission.objects.all()
     if not _active(user):
@@ -346,7 +358,7 @@ def visible_submissions(user: Viewer) -> QuerySet[Submission]:
 
 
 def visible_users(user: Viewer) -> QuerySet[User]:
-    """Oneself and the people of own teams; everybody for operators, auditors and finance."""
+    """Return the user and the members of the user's teams; all for operators, auditors and finance."""
     if sees_all_teams(user) or sees_all_charges(user):
         return User.objects.all()
     if not _active(user):
@@ -357,7 +369,7 @@ def visible_users(user: Viewer) -> QuerySet[User]:
 
 
 def visible_charges(user: Viewer) -> QuerySet[Charge]:
-    """Own charges and those of teams one leads; all for finance and auditors."""
+    """Return the user's charges and those of teams the user leads; all for finance and auditors."""
     if sees_all_charges(user):
         return Charge.objects.all()
     if not _active(user):
@@ -366,17 +378,17 @@ def visible_charges(user: Viewer) -> QuerySet[Charge]:
 
 
 def visible_statements(user: Viewer) -> QuerySet[Statement]:
-    """Months as finance and auditors see them; nobody else."""
+    """Return statements, for finance and auditors only."""
     return Statement.objects.all() if sees_all_charges(user) else Statement.objects.none()
 
 
 def visible_budgets(user: Viewer) -> QuerySet[Budget]:
-    """Budgets of the visible teams and of their projects."""
+    """Return budgets of visible teams and of visible projects."""
     return Budget.objects.filter(Q(team__in=visible_teams(user)) | Q(project__in=visible_projects(user)))
 
 
 def visible_audit(user: Viewer) -> QuerySet[AuditEvent]:
-    """Own changes and those to teams one leads; all for operators and auditors."""
+    """Return the user's changes and those in teams the user leads; all for operators and auditors."""
     if may(user, "audit.see_all"):
         return AuditEvent.objects.all()
     if not _active(user):
@@ -387,10 +399,10 @@ def visible_audit(user: Viewer) -> QuerySet[AuditEvent]:
 
 
 def visible_tokens(user: Viewer) -> QuerySet[ApiToken]:
-    """Own tokens only."""
+    """Return the user's own tokens."""
     return ApiToken.objects.filter(user_id=_id_of(user))
 
 
 def visible_notifications(user: Viewer) -> QuerySet[Notification]:
-    """Own notices only."""
+    """Return the user's own notices."""
     return Notification.objects.filter(user_id=_id_of(user))

@@ -1,4 +1,4 @@
-"""The engine's ticks. Idempotent, short, over rows; they read the clock and pass it down."""
+"""The engine's Celery tasks. They are idempotent and short; they read the clock and pass it to the rest."""
 
 from __future__ import annotations
 
@@ -15,17 +15,25 @@ from scheduler.cycle.snapshot_cache import SnapshotCache
 from scheduler.queue import start_estimates
 from scheduler.services import quota_hours
 from scheduler.state import nudge
-from scheduler.sweeps import dependency_release, retention, stuck_processes, time_limits
+from scheduler.sweeps import (
+    dependency_release,
+    maintenance,
+    reservation_windows,
+    retention,
+    silent_hosts,
+    stuck_processes,
+    time_limits,
+)
 from scheduler.sync import geometry_changes, gpu_diagnostics
 
-# This process's. Both are empty when it is forked, since only the engine's child processes run cycles.
+# One per process. Both are empty at a fork: only the engine's child processes run cycles.
 _snapshot_cache = SnapshotCache()
 _recorder = CycleRecorder() if settings.GPUPOOL_RECORDING_HOURS else None
 
 
 @shared_task(name="scheduler.tasks.run_cycle")
 def run_cycle() -> None:
-    """Decide now. Sent by nudges, one at a time (scheduler.state.nudge)."""
+    """Run one planning cycle. Nudges send this task, one at a time (``scheduler.state.nudge``)."""
     if clock_correction.with_steady_clock(_run_cycle) is None:
         nudge.forward_engine_nudge()
 
@@ -37,7 +45,7 @@ def _run_cycle(moment: ClockSample) -> ApplyResult | None:
 
 @shared_task(name="scheduler.tasks.sweep")
 def sweep() -> None:
-    """The safety net: the same work, whether or not any nudge arrived."""
+    """Stop due work and run a cycle, also if no nudge arrived."""
     clock_correction.with_steady_clock(_stop_due_work)
     clock_correction.with_steady_clock(_run_cycle)
 
@@ -51,43 +59,43 @@ def _stop_due_work(moment: ClockSample) -> None:
 
 @shared_task(name="scheduler.tasks.watch_hosts")
 def watch_hosts() -> None:
-    """Leases of hosts, and maintenance windows."""
+    """Check the leases of hosts, stuck processes and maintenance windows."""
     clock_correction.with_steady_clock(_watch_hosts)
 
 
 def _watch_hosts(moment: ClockSample) -> None:
-    time_limits.sweep_silent_hosts(moment.wall)
+    silent_hosts.sweep_silent_hosts(moment.wall)
     stuck_processes.sweep_stuck_processes(moment.wall)
-    time_limits.sweep_maintenance(moment.wall)
+    maintenance.sweep_maintenance(moment.wall)
 
 
 @shared_task(name="scheduler.tasks.keep_diagnostics")
 def keep_diagnostics() -> None:
-    """Diagnostics of GPUs: those that are due, and those that nobody answers."""
+    """Start due diagnostics of GPUs, and end those that no host reports."""
     clock_correction.with_steady_clock(lambda moment: gpu_diagnostics.sweep_diagnostics(moment.wall))
 
 
 @shared_task(name="scheduler.tasks.keep_geometries")
 def keep_geometries() -> None:
-    """GPUs that are to be split otherwise: their hosts are told once nothing holds them."""
+    """Send geometry changes to hosts once nothing holds the GPU."""
     clock_correction.with_steady_clock(lambda moment: geometry_changes.sweep_geometry_changes(moment.wall))
 
 
 @shared_task(name="scheduler.tasks.count_quota_hours")
 def count_quota_hours() -> None:
-    """What teams used of the GPU-hours that their guarantees are worth."""
+    """Count the GPU-hours that teams used of quotas with an hour budget."""
     quota_hours.count_quota_hours(timezone.now())
 
 
 @shared_task(name="scheduler.tasks.reservation_clock")
 def reservation_clock() -> None:
-    """Reservations that begin, end or are not used."""
-    clock_correction.with_steady_clock(lambda moment: time_limits.sweep_reservations(moment.wall))
+    """Start, end and release reservations at their times."""
+    clock_correction.with_steady_clock(lambda moment: reservation_windows.sweep_reservations(moment.wall))
 
 
 @shared_task(name="scheduler.tasks.forget_old")
 def forget_old() -> None:
-    """Decisions, recorded snapshots and logs whose time is over, expected starts that no range is made from any more."""
+    """Delete expired decisions, recordings, logs and start estimates."""
     retention.delete_expired_rows(timezone.now())
     retention.delete_expired_logs(timezone.now())
     start_estimates.prune_estimates()

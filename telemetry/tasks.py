@@ -1,4 +1,6 @@
-"""Ticks of telemetry and money. Each does what waits in rows, may run at any time and twice at once, and is over in seconds."""
+"""Celery tasks of telemetry and money. Each task processes what is due in the database; it is idempotent, may
+run concurrently with itself, and ends within seconds.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from django.utils import timezone
 from scheduler.coordination import clock_correction
 from scheduler.coordination.clock_check import ClockSample
 from telemetry.health import circuit_breaker, missing_gpus, rules
-from telemetry.ingest import agent_api, partitions, samples
+from telemetry.ingest import partitions, redis_client, samples
 from telemetry.money import budgets, charges
 from telemetry.rollups import roll_up as rollups
 
@@ -18,27 +20,27 @@ log = structlog.get_logger(__name__)
 
 @shared_task(name="telemetry.tasks.ingest_stream")
 def ingest_stream() -> None:
-    """Bring what waits on the stream into the database."""
-    done = samples.drain_stream(agent_api.redis_client(), timezone.now())
+    """Write the batches that wait on the Redis stream to the database."""
+    done = samples.drain_stream(redis_client.redis_client(), timezone.now())
     if done.rejected:
         log.warning("samples rejected", rows=done.rejected, batches=done.batches)
 
 
 @shared_task(name="telemetry.tasks.roll_up")
 def roll_up() -> None:
-    """Roll up what is marked as due."""
+    """Roll up the buckets that are marked as due."""
     rollups.roll_up_due_buckets(timezone.now())
 
 
 @shared_task(name="telemetry.tasks.charge")
 def charge() -> None:
-    """Charge what is over, and correct what became known late."""
+    """Charge elapsed GPU time, and correct earlier charges after late facts."""
     charges.charge_all_gpus(timezone.now())
 
 
 @shared_task(name="telemetry.tasks.partitions")
 def maintain_partitions() -> None:
-    """Partitions ahead, old days and old events away."""
+    """Create partitions ahead of time; drop expired partitions and old events."""
     now = timezone.now()
     partitions.maintain_partitions(now)
     rules.purge_old_events(now)
@@ -46,7 +48,7 @@ def maintain_partitions() -> None:
 
 @shared_task(name="telemetry.tasks.health")
 def act_on_health() -> None:
-    """Do what the table says about hardware events, and about hosts on which attempts keep failing."""
+    """Record failing hosts and missing GPUs, and apply the health rules to new events."""
     clock_correction.with_steady_clock(_check_health)
 
 
@@ -58,5 +60,5 @@ def _check_health(moment: ClockSample) -> None:
 
 @shared_task(name="telemetry.tasks.budgets")
 def check_budgets() -> None:
-    """Compare budgets with what was spent; close and open gates."""
+    """Compare budgets with the month's spending; open and close budget gates."""
     budgets.check_budgets(timezone.now())

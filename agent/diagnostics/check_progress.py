@@ -7,37 +7,38 @@ from typing import Any
 
 
 class DiagnosticStopped(Exception):
-    """Work wants the GPU."""
+    """The diagnostic must stop because work needs the GPU."""
 
 
 class CheckProgress:
-    """The course of one diagnostic: what was found so far, and whether it shall stop."""
+    """The progress of one diagnostic: the failures so far, and whether to stop."""
 
     def __init__(self) -> None:
         self.failed: list[str] = []
-        self.unknown = ""  # why something that matters could not be looked at
+        self.unknown = ""  # why an essential check could not be made
         self._stop = False
 
     def stop(self, *_: object) -> None:
-        """SIGTERM came."""
+        """Handle SIGTERM: stop before the next step."""
         self._stop = True
 
     def raise_if_stopped(self) -> None:
-        """Between two steps. Raises DiagnosticStopped."""
+        """Raise DiagnosticStopped if SIGTERM came. Call it between two steps."""
         if self._stop:
             raise DiagnosticStopped
 
     def step(self, name: str) -> None:
-        """What comes now: the last line, should this process not come back."""
+        """Print the step that begins now; if the process hangs, this is its last line."""
         self.raise_if_stopped()
         print_json({"step": name})
 
-    def found(self, name: str, passed: bool | None, numbers: dict[str, Any], detail: str = "") -> None:
-        """The result of a check."""
+    def report_check(self, name: str, passed: bool | None, numbers: dict[str, Any], detail: str = "") -> None:
+        """Print the result of a check. ``passed`` None: measured, neither passed nor failed."""
         if passed is False:
             self.failed.append(f"{name}: {detail}" if detail else name)
         print_json({"check": {"name": name, "passed": passed, "numbers": numbers, "detail": detail}})
 
 
 def print_json(line: dict[str, Any]) -> None:
+    """Print one line."""
     print(json.dumps(line), flush=True)

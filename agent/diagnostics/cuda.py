@@ -1,11 +1,12 @@
-"""The few calls of the CUDA driver (libcuda.so.1) that a diagnostic needs, through ctypes: a host with GPUs has it, and nothing
-else is installed for it. Only ``agent.diagnostics.gpu_check`` uses it, in a process of its own: a call into a broken GPU may never come back.
+"""Calls the few functions of the CUDA driver (libcuda.so.1) that a diagnostic needs, through ctypes.
+
+Every host with GPUs has this library, so nothing else must be installed. Only ``agent.diagnostics`` uses it,
+in a process of its own, because a call into a broken GPU may never return.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from typing import Any
 
 CUDA_LIBRARY = "libcuda.so.1"
@@ -16,15 +17,18 @@ BLOCKS_PER_MULTIPROCESSOR = 16
 
 
 class CudaError(Exception):
-    """The driver's own words for what it refused, with the call."""
+    """The driver refused a call; the message is the driver's own."""
 
-    def __init__(self, call: str, code: int, words: str) -> None:
-        super().__init__(f"{call}: {words} ({code})")
+    def __init__(self, call: str, code: int, detail: str) -> None:
+        super().__init__(f"{call}: {detail} ({code})")
         self.call, self.code = call, code
 
 
 class CudaDevice:
-    """The one GPU or MIG instance that CUDA_VISIBLE_DEVICES leaves visible. Raises CudaError; OSError where there is no driver."""
+    """The one GPU or MIG instance that CUDA_VISIBLE_DEVICES leaves visible.
+
+    Raises CudaError, or OSError if the driver is missing.
+    """
 
     def __init__(self, programs: str) -> None:
         self._library = ctypes.CDLL(CUDA_LIBRARY)
@@ -45,13 +49,13 @@ class CudaDevice:
         self._blocks = max(1, self.attribute(ATTRIBUTE_MULTIPROCESSOR_COUNT) or 1) * BLOCKS_PER_MULTIPROCESSOR
 
     def name(self) -> str:
-        """As the driver calls it."""
+        """Return the device name."""
         text = ctypes.create_string_buffer(200)
         self._call("cuDeviceGetName", text, ctypes.c_int(len(text)), self._device)
         return text.value.decode("utf-8", "replace")
 
     def attribute(self, number: int) -> int | None:
-        """A figure of the device; None where this driver does not tell it."""
+        """Return a CUdevice_attribute; None if this driver does not report it."""
         value = ctypes.c_int()
         try:
             self._call("cuDeviceGetAttribute", ctypes.byref(value), ctypes.c_int(number), self._device)
@@ -60,77 +64,76 @@ class CudaDevice:
         return value.value or None
 
     def memory(self) -> tuple[int, int]:
-        """(free, total) in bytes."""
+        """Return (free, total) memory in bytes."""
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         self._call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
         return free.value, total.value
 
-    def take(self, size: int) -> int:
-        """The address of ``size`` bytes of its memory."""
+    def allocate(self, size: int) -> int:
+        """Allocate ``size`` bytes of GPU memory and return their address."""
         address = ctypes.c_uint64()
         self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
         return address.value
 
-    def give_back(self, address: int) -> None:
-        """Free what ``take`` gave."""
+    def free(self, address: int) -> None:
+        """Free what ``allocate`` returned."""
         self._call("cuMemFree_v2", ctypes.c_uint64(address))
 
-    def take_of_host(self, size: int) -> Any:
-        """A buffer of ``size`` bytes of the host that the GPU can reach by itself (page-locked)."""
+    def allocate_on_host(self, size: int) -> Any:
+        """Return a page-locked buffer of ``size`` bytes of host memory, which the GPU can access."""
         address = ctypes.c_void_p()
         self._call("cuMemAllocHost_v2", ctypes.byref(address), ctypes.c_size_t(size))
         return (ctypes.c_char * size).from_address(address.value or 0)
 
-    def give_back_of_host(self, buffer: Any) -> None:
-        """Free what ``take_of_host`` gave."""
+    def free_on_host(self, buffer: Any) -> None:
+        """Free what ``allocate_on_host`` returned."""
         self._call("cuMemFreeHost", ctypes.c_void_p(ctypes.addressof(buffer)))
 
     def set_words(self, address: int, word: int, count: int) -> None:
-        """``count`` 32-bit words, each ``word``."""
+        """Set ``count`` 32-bit words to ``word``."""
         self._call("cuMemsetD32_v2", ctypes.c_uint64(address), ctypes.c_uint(word), ctypes.c_size_t(count))
 
     def write(self, address: int, buffer: Any, size: int) -> None:
-        """From the host to the GPU."""
+        """Copy from the host to the GPU."""
         self._call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), buffer, ctypes.c_size_t(size))
 
     def read(self, buffer: Any, address: int, size: int) -> None:
-        """From the GPU to the host."""
+        """Copy from the GPU to the host."""
         self._call("cuMemcpyDtoH_v2", buffer, ctypes.c_uint64(address), ctypes.c_size_t(size))
 
     def copy(self, to: int, source: int, size: int) -> None:
-        """Within the GPU."""
+        """Copy within the GPU."""
         self._call("cuMemcpyDtoD_v2", ctypes.c_uint64(to), ctypes.c_uint64(source), ctypes.c_size_t(size))
 
     def run(self, function: str, *arguments: Any) -> None:
-        """Run one of the programs over the whole GPU and wait until it is over."""
+        """Run a kernel over the whole GPU and wait until it has finished."""
         if function not in self._functions:
-            found = ctypes.c_void_p()
+            handle = ctypes.c_void_p()
             self._call(
-                "cuModuleGetFunction", ctypes.byref(found), self._module, ctypes.c_char_p(function.encode())
+                "cuModuleGetFunction", ctypes.byref(handle), self._module, ctypes.c_char_p(function.encode())
             )
-            self._functions[function] = found
-        given: Sequence[Any] = arguments
-        places = (ctypes.c_void_p * len(given))(*(ctypes.addressof(one) for one in given))
+            self._functions[function] = handle
+        pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(value) for value in arguments))
         grid, block = (self._blocks, 1, 1), (THREADS_PER_BLOCK, 1, 1)
         sizes = [ctypes.c_uint(size) for size in (*grid, *block, 0)]
-        self._call("cuLaunchKernel", self._functions[function], *sizes, None, places, None)
+        self._call("cuLaunchKernel", self._functions[function], *sizes, None, pointers, None)
         self.wait()
 
     def wait(self) -> None:
-        """Until everything asked for so far is done."""
+        """Wait until all submitted work has finished."""
         self._call("cuCtxSynchronize")
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the device."""
         self._call("cuDevicePrimaryCtxRelease_v2", self._device)
 
     def _call(self, name: str, *arguments: Any) -> None:
         code = getattr(self._library, name)(*arguments)
         if code:
-            raise CudaError(name, code, self._words(code))
+            raise CudaError(name, code, self._error_text(code))
 
-    def _words(self, code: int) -> str:
+    def _error_text(self, code: int) -> str:
         text = ctypes.c_char_p()
         if self._library.cuGetErrorString(ctypes.c_int(code), ctypes.byref(text)) or not text.value:
-            return "an error that the driver has no words for"
+            return "an error that the driver does not name"
         return text.value.decode("utf-8", "replace")

@@ -15,11 +15,11 @@ DCGM_LEVEL = "2"
 
 
 class DcgmUnavailable(Exception):
-    """DCGM can't be asked here; the message says why."""
+    """DCGM can't be used here; the message gives the reason."""
 
 
 def run_dcgm(look: CheckProgress, index: int, seconds: float) -> None:
-    """NVIDIA's own diagnostic, where the host has it. Raises DcgmUnavailable."""
+    """Run NVIDIA's diagnostic on the GPU with this index. Raises DcgmUnavailable."""
     program = shutil.which("dcgmi")
     if program is None:
         raise DcgmUnavailable("dcgmi is not installed")
@@ -31,7 +31,7 @@ def run_dcgm(look: CheckProgress, index: int, seconds: float) -> None:
     until = time.monotonic() + seconds
     while True:
         try:
-            printed, complaint = process.communicate(timeout=0.2)
+            printed, errors = process.communicate(timeout=0.2)
             break
         except subprocess.TimeoutExpired:
             try:
@@ -43,40 +43,42 @@ def run_dcgm(look: CheckProgress, index: int, seconds: float) -> None:
             if time.monotonic() > until:
                 process.kill()
                 process.communicate()
-                look.found("dcgm", False, {"seconds": round(seconds)}, "it did not end in time")
+                look.report_check("dcgm", False, {"seconds": round(seconds)}, "it did not end in time")
                 return
     results = list(parse_dcgm_results(printed))
     if not results:
-        words = " ".join((complaint or printed).split())[:150]
-        raise DcgmUnavailable(f"dcgmi ended with {process.returncode} and no result: {words}")
-    for name, status, words in results:
+        detail = " ".join((errors or printed).split())[:150]
+        raise DcgmUnavailable(f"dcgmi ended with {process.returncode} and no result: {detail}")
+    for name, status, detail in results:
         passed = {"pass": True, "fail": False}.get(status.lower())
-        look.found(name[:40], passed, {"status": status}, words[:200])
+        look.report_check(name[:40], passed, {"status": status}, detail[:200])
 
 
 def parse_dcgm_results(printed: str) -> Iterator[tuple[str, str, str]]:
-    """(test, status, words) of the JSON of ``dcgmi diag -j``. NVIDIA publishes no schema of it, so every object that has a name and
-    results with a status is taken for a test, wherever it lies."""
+    """Yield (test, status, detail) from the JSON of ``dcgmi diag -j``.
+
+    NVIDIA publishes no schema for it, so every object with a name and results with a status counts as a test.
+    """
     start = printed.find("{")
     try:
         whole, _ = json.JSONDecoder().raw_decode(printed[start:]) if start >= 0 else ({}, 0)
     except ValueError:
         return
-    waiting: list[Any] = [whole]
-    while waiting:
-        one = waiting.pop(0)
-        if isinstance(one, list):
-            waiting = one + waiting
-        elif isinstance(one, dict):
-            results = one.get("results")
-            if isinstance(one.get("name"), str) and isinstance(results, list):
+    pending: list[Any] = [whole]
+    while pending:
+        item = pending.pop(0)
+        if isinstance(item, list):
+            pending = item + pending
+        elif isinstance(item, dict):
+            results = item.get("results")
+            if isinstance(item.get("name"), str) and isinstance(results, list):
                 yield from (
-                    (one["name"], str(each["status"]), _result_detail(each))
-                    for each in results
-                    if _has_status(each)
+                    (item["name"], str(result["status"]), _result_detail(result))
+                    for result in results
+                    if _has_status(result)
                 )
             else:
-                waiting = list(one.values()) + waiting
+                pending = list(item.values()) + pending
 
 
 def _has_status(result: Any) -> bool:
@@ -85,5 +87,8 @@ def _has_status(result: Any) -> bool:
 
 def _result_detail(result: dict[str, Any]) -> str:
     warnings = result.get("warnings")
-    told = [each.get("warning", "") if isinstance(each, dict) else str(each) for each in warnings or []]
-    return " ".join(filter(None, [*told, str(result.get("info") or "")]))
+    texts = [
+        warning.get("warning", "") if isinstance(warning, dict) else str(warning)
+        for warning in warnings or []
+    ]
+    return " ".join(filter(None, [*texts, str(result.get("info") or "")]))

@@ -1,14 +1,14 @@
-"""Looks at one GPU. A process of its own that holds the GPU's lock:  python -m agent.diagnostics.gpu_check --deadline 600 [--tool ...]
+"""Tests one GPU, in a process that holds the GPU's lock: python -m agent.diagnostics.gpu_check --deadline 600
+[--tool ...]
 
-It writes one line of JSON before each check and one after it, and one at the end:
+It prints one line of JSON before each check, one after it, and one at the end:
 
     {"step": "memory"}
     {"check": {"name", "passed", "numbers", "detail"}}
     {"end": "passed" | "failed" | "stopped", "detail": ...}
 
-Memory: five patterns over all of it that is free, each written, read again and compared on the GPU. Bandwidth: within the GPU, to
-it and from it. Arithmetic: a product of two matrices that is checked against the CPU and then repeated. At its deadline the kernel
-ends it, wherever it hangs; on SIGTERM it stops between two steps, for work that wants the GPU.
+At its deadline the kernel ends the process, even if it hangs. On SIGTERM it stops between two steps, so that
+work can use the GPU.
 """
 
 from __future__ import annotations
@@ -20,45 +20,43 @@ import time
 
 from agent.diagnostics.builtin_checks import run_builtin_checks
 from agent.diagnostics.check_progress import CheckProgress, DiagnosticStopped, print_json
-from agent.diagnostics.cuda import (
-    CudaError,
-)
+from agent.diagnostics.cuda import CudaError
 from agent.diagnostics.dcgm import DcgmUnavailable, run_dcgm
 from agent.diagnostics.operator_check import run_operator_program
 
-# Errors of cuda.h that say nothing of the GPU: no memory left, driver and library of different versions, a program not understood.
+# Errors of cuda.h that do not concern the GPU: out of memory, version mismatch, unsupported PTX.
 INCONCLUSIVE_CUDA_ERRORS = frozenset({2, 3, 34, 46, 218, 222, 223, 500, 803, 804})
 DCGM_MARGIN_SECONDS = 5.0
 SIMULATED_STEP_SECONDS = 0.3
 
 
 def run_simulated(look: CheckProgress, fault: str) -> None:
-    """Of a GPU that is not there: says so, and finds what was planted."""
+    """Report the checks of a simulated GPU, of which only the planted ``fault`` fails."""
     for name in ("memory", "bandwidth", "arithmetic"):
         look.step(name)
         for _ in range(3):
             time.sleep(SIMULATED_STEP_SECONDS / 3)
             look.raise_if_stopped()
-        planted = name == fault
-        look.found(
+        is_planted = name == fault
+        look.report_check(
             name,
-            not planted,
+            not is_planted,
             {},
-            "planted on a simulated GPU" if planted else "simulated: nothing was measured",
+            "planted on a simulated GPU" if is_planted else "simulated: nothing was measured",
         )
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Look, and say how it ended."""
+    """Run the diagnostic, print how it ended, and return the exit status."""
     parser = argparse.ArgumentParser(prog="agent.diagnostics.gpu_check", allow_abbrev=False)
     parser.add_argument("--deadline", type=float, required=True)
     parser.add_argument("--tool", choices=("auto", "own", "dcgm", "simulated", "operator"), default="own")
-    parser.add_argument("--name", default="", help="of the operator's diagnostic")
-    parser.add_argument("command", nargs="*", help="of the operator's diagnostic")
-    parser.add_argument("--index", type=int, default=0, help="of the GPU, for DCGM")
+    parser.add_argument("--name", default="", help="name of the operator's diagnostic")
+    parser.add_argument("command", nargs="*", help="command of the operator's diagnostic")
+    parser.add_argument("--index", type=int, default=0, help="index of the GPU, for DCGM")
     parser.add_argument("--fault", default="")
     options = parser.parse_args(arguments)
-    # Not a handler of Python's: that would wait until the call that hangs comes back.
+    # The default action, not a Python handler, which would only run after a hanging call returns.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, max(0.1, options.deadline))
     look = CheckProgress()
@@ -71,11 +69,11 @@ def main(arguments: list[str] | None = None) -> int:
         if error.code in INCONCLUSIVE_CUDA_ERRORS and not look.failed:
             print_json({"end": "stopped", "detail": str(error)})
             return 0
-        look.found("driver", False, {"code": error.code}, str(error))
+        look.report_check("driver", False, {"code": error.code}, str(error))
         print_json({"end": "failed", "detail": "; ".join(look.failed)})
     except OSError as error:
-        what = options.name or "the CUDA driver"
-        print_json({"end": "stopped", "detail": f"{what} can't be loaded: {error}"})
+        tool = options.name or "the CUDA driver"
+        print_json({"end": "stopped", "detail": f"{tool} can't be loaded: {error}"})
     except DcgmUnavailable as error:
         print_json({"end": "stopped", "detail": str(error)})
     else:
@@ -100,7 +98,7 @@ def _run_tool(look: CheckProgress, options: argparse.Namespace) -> None:
         except DcgmUnavailable as error:
             if options.tool == "dcgm":
                 raise
-            look.found("dcgm", None, {}, f"{error}; our own instead")
+            look.report_check("dcgm", None, {}, f"{error}; our own instead")
     print_json({"tool": "own"})
     return run_builtin_checks(look)
 

@@ -1,4 +1,4 @@
-"""What NVML answers beside what ``nvidia-smi -q -x`` prints: two readers of one driver that should agree. For ``probe``."""
+"""Compares what NVML reports with what ``nvidia-smi -q -x`` prints. Used by ``probe``."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ from agent.protocol import GpuSeen, SampleRow
 
 COMMAND_TIMEOUT_SECONDS = 30.0
 MAX_XML_BYTES = 32 << 20
-MEMORY_TOLERANCE_MIB = 512  # what moves between two looks is near enough when it differs by no more
+MEMORY_TOLERANCE_MIB = 512  # the memory in use changes between the two reads; so do the values below
 POWER_TOLERANCE_WATTS, TEMPERATURE_TOLERANCE_C, UTILISATION_TOLERANCE_PERCENT = 50.0, 5.0, 100.0
 
 
 class NvidiaSmiUnavailable(Exception):
-    """No comparison; the message says why."""
+    """The comparison is not possible; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class FactComparison:
-    """One fact of one GPU (or of the host, ``gpu`` empty) as both have it. ``same`` None: only one of them knows it."""
+    """One fact of one GPU, or of the host if ``gpu`` is '', from both sources.
+
+    ``same`` None: one source lacks it.
+    """
 
     gpu: str
     fact: str
@@ -35,7 +38,7 @@ class FactComparison:
 
 
 def read_nvidia_smi() -> str:
-    """The XML of the program on this machine. Raises NvidiaSmiUnavailable."""
+    """Return the XML that nvidia-smi prints. Raises NvidiaSmiUnavailable."""
     program = shutil.which("nvidia-smi")
     if program is None:
         raise NvidiaSmiUnavailable("nvidia-smi is not installed")
@@ -53,42 +56,42 @@ def read_nvidia_smi() -> str:
 
 
 def compare_with_nvml(text: str, hardware: GpuInventory, rows: list[SampleRow]) -> list[FactComparison]:
-    """Every fact that both can have. Raises NvidiaSmiUnavailable for what is no such XML."""
+    """Compare every fact that both sources can have. Raises NvidiaSmiUnavailable for any other text."""
     if "<!ENTITY" in text:
         raise NvidiaSmiUnavailable("nvidia-smi: its XML declares entities, which is not read")
     try:
         root = Tree.fromstring(text)
     except Tree.ParseError as error:
         raise NvidiaSmiUnavailable(f"nvidia-smi: not XML ({error})") from None
-    theirs = {_element_text(gpu, "uuid"): gpu for gpu in root.iter("gpu")}
+    elements = {_element_text(gpu, "uuid"): gpu for gpu in root.iter("gpu")}
     found = [
         _compare_fact("", "driver version", hardware.driver_version, _element_text(root, "driver_version")),
         _compare_fact("", "CUDA version", hardware.cuda_version, _element_text(root, "cuda_version")),
-        _compare_fact("", "GPUs", sorted(gpu.uuid for gpu in hardware.gpus), sorted(theirs)),
+        _compare_fact("", "GPUs", sorted(gpu.uuid for gpu in hardware.gpus), sorted(elements)),
     ]
-    of_unit = {row.unit: row for row in rows}
+    rows_by_unit = {row.unit: row for row in rows}
     for gpu in hardware.gpus:
-        if gpu.uuid in theirs:
-            found += _compare_gpu(gpu, of_unit.get(gpu.uuid), theirs[gpu.uuid])
+        if gpu.uuid in elements:
+            found += _compare_gpu(gpu, rows_by_unit.get(gpu.uuid), elements[gpu.uuid])
     return found
 
 
-def _compare_gpu(gpu: GpuSeen, row: SampleRow | None, told: Tree.Element) -> Iterator[FactComparison]:
+def _compare_gpu(gpu: GpuSeen, row: SampleRow | None, element: Tree.Element) -> Iterator[FactComparison]:
     yield _compare_fact(
         gpu.uuid,
         "PCI address",
         _normalised_pci_address(gpu.pci_bus_id),
-        _normalised_pci_address(_element_text(told, "pci/pci_bus_id")),
+        _normalised_pci_address(_element_text(element, "pci/pci_bus_id")),
     )
     yield _compare_fact(
-        gpu.uuid, "memory MiB", gpu.memory_mib, _element_number(told, "fb_memory_usage/total"), _within(1)
+        gpu.uuid, "memory MiB", gpu.memory_mib, _element_number(element, "fb_memory_usage/total"), _within(1)
     )
-    width = _element_text(told, "pci/pci_gpu_link_info/link_widths/max_link_width").removesuffix("x")
+    width = _element_text(element, "pci/pci_gpu_link_info/link_widths/max_link_width").removesuffix("x")
     yield _compare_fact(gpu.uuid, "PCIe lanes at most", _pcie_lanes(gpu.pcie), width)
-    split = _element_text(told, "mig_mode/current_mig")
+    split = _element_text(element, "mig_mode/current_mig")
     known = split == "Enabled" if split in ("Enabled", "Disabled") else None
     yield _compare_fact(gpu.uuid, "split into instances", any(unit.profile for unit in gpu.units), known)
-    instances = sum(1 for _ in told.iterfind("mig_devices/mig_device"))
+    instances = sum(1 for _ in element.iterfind("mig_devices/mig_device"))
     if split == "Enabled":
         yield _compare_fact(gpu.uuid, "instances", sum(1 for unit in gpu.units if unit.profile), instances)
     if row is None:
@@ -98,33 +101,39 @@ def _compare_gpu(gpu: GpuSeen, row: SampleRow | None, told: Tree.Element) -> Ite
         gpu.uuid,
         "memory in use MiB",
         row.memory_used_mib,
-        _element_number(told, "fb_memory_usage/used"),
+        _element_number(element, "fb_memory_usage/used"),
         near_memory,
     )
     yield _compare_fact(
         gpu.uuid,
         "busy %",
         row.utilisation,
-        _element_number(told, "utilization/gpu_util"),
+        _element_number(element, "utilization/gpu_util"),
         _within(UTILISATION_TOLERANCE_PERCENT),
     )
     yield _compare_fact(
         gpu.uuid,
         "temperature °C",
         row.temperature_c,
-        _element_number(told, "temperature/gpu_temp"),
+        _element_number(element, "temperature/gpu_temp"),
         _within(TEMPERATURE_TOLERANCE_C),
     )
-    yield _compare_fact(gpu.uuid, "power W", row.power_w, _power_draw(told), _within(POWER_TOLERANCE_WATTS))
-    pids = [each for each in told.iterfind("processes/process_info") if "C" in _element_text(each, "type")]
+    yield _compare_fact(
+        gpu.uuid, "power W", row.power_w, _power_draw(element), _within(POWER_TOLERANCE_WATTS)
+    )
+    pids = [
+        process
+        for process in element.iterfind("processes/process_info")
+        if "C" in _element_text(process, "type")
+    ]
     yield _compare_fact(gpu.uuid, "processes", row.processes, len(pids))
 
 
-def _power_draw(told: Tree.Element) -> float | None:
-    # The names changed with the drivers: power_readings, gpu_power_readings; power_draw, instant_power_draw.
+def _power_draw(element: Tree.Element) -> float | None:
+    # The names differ between drivers.
     for group in ("gpu_power_readings", "power_readings"):
         for name in ("power_draw", "instant_power_draw", "average_power_draw"):
-            found = _element_number(told, f"{group}/{name}")
+            found = _element_number(element, f"{group}/{name}")
             if found is not None:
                 return found
     return None
@@ -149,7 +158,7 @@ def _element_text(element: Tree.Element, path: str) -> str:
 
 
 def _element_number(element: Tree.Element, path: str) -> float | None:
-    """ "81559 MiB", "123.45 W", "44 C", "55 %"; None for "N/A" and the like."""
+    """Return the number of e.g. "81559 MiB", "123.45 W" or "55 %"; None for "N/A"."""
     match = re.match(r"-?\d+(\.\d+)?", _element_text(element, path))
     return float(match[0]) if match else None
 

@@ -16,15 +16,14 @@ from agent.host import processes
 PR_SET_CHILD_SUBREAPER = 36
 
 
-MAX_OUTPUT_BYTES = 4096  # bytes that are kept of what an operator's diagnostic prints
+MAX_OUTPUT_BYTES = 4096  # of the program's output, the last are kept
 
 
 def run_operator_program(look: CheckProgress, name: str, command: list[str], seconds: float) -> None:
-    """The operator's own program: 0 is passed, anything else failed, with what it printed last."""
+    """Run the operator's program. Exit status 0 means passed; else its last output becomes the detail."""
     look.step(name)
-    ctypes.CDLL(None, use_errno=True).prctl(
-        PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0
-    )  # what it leaves behind comes to us
+    # Processes that the program leaves behind become children of this one.
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     began = time.monotonic()
     process = subprocess.Popen(
         command,
@@ -40,7 +39,7 @@ def run_operator_program(look: CheckProgress, name: str, command: list[str], sec
         while process.poll() is None:
             look.raise_if_stopped()
             if time.monotonic() > until:
-                look.found(name, False, {"seconds": round(seconds)}, "it did not end in time")
+                look.report_check(name, False, {"seconds": round(seconds)}, "it did not end in time")
                 return
             time.sleep(0.1)
             printed = (printed + (process.stdout.read(MIB) or b""))[-MAX_OUTPUT_BYTES:]
@@ -50,13 +49,15 @@ def run_operator_program(look: CheckProgress, name: str, command: list[str], sec
             process.kill()
         process.wait()
         kill_descendants()
-    said = " ".join(printed.decode("utf-8", "replace").split())[-200:]
+    detail = " ".join(printed.decode("utf-8", "replace").split())[-200:]
     numbers = {"status": process.returncode, "seconds": round(time.monotonic() - began, 1)}
-    look.found(name, process.returncode == 0, numbers, said if process.returncode else "")
+    look.report_check(name, process.returncode == 0, numbers, detail if process.returncode else "")
 
 
 def kill_descendants() -> None:
-    """Ends whatever a program has started, in other sessions too, and waits for its death: it may use the GPU until then."""
+    """Kill all descendants, in other sessions too, and wait until they have ended: they may use the GPU until
+    then.
+    """
     while True:
         for process in processes.descendants(processes.scan(), os.getpid()):
             with contextlib.suppress(ProcessLookupError):

@@ -1,8 +1,8 @@
-"""The programs that a diagnostic runs on a GPU, as PTX: the driver compiles them for the GPU that is there.
+"""Holds the GPU kernels of the diagnostic as PTX, which the driver compiles for the present GPU.
 
-Version 6.0 for compute capability 5.0 is the oldest that drivers of today take and the newest that all of them know. Every kernel
-walks its range with a stride of the whole grid. ``out`` is three 64-bit words: how many words differ, the lowest index of one, and
-(what it is << 32 | what it should be) of one of them.
+Version 6.0 for compute capability 5.0: every current driver accepts it. Every kernel walks its range with a
+stride of the whole grid. ``out`` is three 64-bit words: the number of mismatches, the lowest index of a
+mismatch, and (found << 32 | expected) of one mismatch.
 """
 
 _START = """
@@ -53,7 +53,8 @@ done:
 """
 
 CHECK_KERNEL = f"""
-.visible .entry check(.param .u64 words, .param .u64 count, .param .u32 factor, .param .u32 offset, .param .u64 out)
+.visible .entry check(
+    .param .u64 words, .param .u64 count, .param .u32 factor, .param .u32 offset, .param .u64 out)
 {{{_START}
     ld.param.u64 %rd4, [words];
     ld.param.u64 %rd5, [count];
@@ -81,7 +82,7 @@ done:
 }}
 """
 
-# c = a x b of square matrices of 32-bit floats, one element of c after the other: slow, simple and the same on every GPU.
+# c = a x b of square matrices of 32-bit floats, one element after the other: slow, but the same on every GPU.
 MULTIPLY_KERNEL = f"""
 .visible .entry product(.param .u64 a, .param .u64 b, .param .u64 c, .param .u32 side)
 {{
@@ -155,4 +156,5 @@ done:
 }}
 """
 
-PTX_MODULE = f".version 6.0\n.target sm_50\n.address_size 64\n{FILL_KERNEL}{CHECK_KERNEL}{MULTIPLY_KERNEL}{COMPARE_KERNEL}"
+_HEADER = ".version 6.0\n.target sm_50\n.address_size 64\n"
+PTX_MODULE = f"{_HEADER}{FILL_KERNEL}{CHECK_KERNEL}{MULTIPLY_KERNEL}{COMPARE_KERNEL}"

@@ -1,7 +1,8 @@
-"""The diagnostics of this host's GPUs: one process for each unit of a GPU, with its lock and a deadline. It gives way to work.
+"""Runs the diagnostics that the server orders: one process per unit of a GPU, with its lock and a deadline.
 
-Each has a folder, so that an agent that was restarted finds what an earlier one began: a diagnostic whose process is still there is
-waited for, one whose process is gone is over.
+Work has priority: a diagnostic stops when a workload needs its GPU. Each diagnostic has a folder, so that a
+restarted agent finds earlier ones: it waits for a process that still runs, and reports a process that has
+ended as stopped.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ log = logging.getLogger("agent.diagnostics.runner")
 
 BUILTIN_TOOLS = ("auto", "own", "dcgm")
 LOCK_POLL_SECONDS = 0.1
-LOCK_WAIT_SECONDS = 60.0  # for a GPU's lock; a workload that holds it comes first
-KILL_MARGIN_SECONDS = 3.0  # after its deadline the process has ended itself; what has not is killed
+LOCK_WAIT_SECONDS = 60.0  # for a GPU's lock
+KILL_MARGIN_SECONDS = 3.0  # the process ends itself at its deadline and is killed this much later
 MAX_OUTPUT_BYTES = 1 << 20
 
 
 class DiagnosticRunner:
-    """What is wanted of this host's GPUs, what runs and what came of it. All on one event loop."""
+    """The diagnostics ordered for this host, running and finished. Runs on one event loop."""
 
     def __init__(
         self,
@@ -58,12 +59,10 @@ class DiagnosticRunner:
         self._locks = locks_folder
         self._gpus = {gpu.uuid: gpu for gpu in hardware.gpus}
         self._simulated = simulated
-        self._commands = dict(
-            commands or {}
-        )  # the operator's own, by name: the server only ever says the name
+        self._commands = dict(commands or {})  # the operator's programs; the server only sends their names
         self._conditions = conditions
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._running: dict[str, tuple[str, int]] = {}  # diagnostic: the GPU, the pid that looks at it
+        self._running: dict[str, tuple[str, int]] = {}  # diagnostic -> GPU, pid
         self._seen: dict[str, DiagnosticSeen] = {}
         self.changed = asyncio.Event()
         self._recover()
@@ -75,28 +74,28 @@ class DiagnosticRunner:
                 self._seen[folder.name] = parse(DiagnosticSeen, result)
 
     def want(self, wanted: Iterable[DiagnosticWanted]) -> None:
-        """Begin what is new, forget what the server knows the end of."""
-        named = {one.diagnostic: one for one in wanted if one.diagnostic.replace("-", "").isalnum()}
+        """Start new diagnostics, and forget those whose result the server has confirmed."""
+        named = {order.diagnostic: order for order in wanted if order.diagnostic.replace("-", "").isalnum()}
         for name in [name for name in self._seen if name not in named and name not in self._tasks]:
             del self._seen[name]
             shutil.rmtree(self._folder / name, ignore_errors=True)
-        for name, one in named.items():
-            over = name in self._seen and self._seen[name].state in ("passed", "failed", "stopped")
-            if name not in self._tasks and not over:
-                self._tell(DiagnosticSeen(name, "wanted"))
-                self._tasks[name] = asyncio.create_task(self._carry_out(one))
-                self._tasks[name].add_done_callback(lambda task, name=name: self._is_over(name, task))  # type: ignore[misc]
+        for name, order in named.items():
+            is_final = name in self._seen and self._seen[name].state in ("passed", "failed", "stopped")
+            if name not in self._tasks and not is_final:
+                self._report(DiagnosticSeen(name, "wanted"))
+                self._tasks[name] = asyncio.create_task(self._carry_out(order))
+                self._tasks[name].add_done_callback(lambda task, name=name: self._on_task_done(name, task))  # type: ignore[misc]
 
     def take_over(self, hardware: GpuInventory) -> None:
-        """A GPU was split otherwise."""
+        """Take over an inventory after a geometry change."""
         self._gpus = {gpu.uuid: gpu for gpu in hardware.gpus}
 
     def seen(self) -> list[DiagnosticSeen]:
-        """Everything the server may not know yet."""
+        """Return the state of every diagnostic that the server has not confirmed."""
         return list(self._seen.values())
 
     def pids(self) -> list[int]:
-        """Of the processes that look at GPUs, and of what they started."""
+        """Return the pids of the diagnostic processes and their descendants."""
         roots = [pid for _, pid in self._running.values()]
         if not roots:
             return []
@@ -104,19 +103,19 @@ class DiagnosticRunner:
         return roots + [process.pid for root in roots for process in processes.descendants(everything, root)]
 
     def yield_gpus(self, units: Iterable[str]) -> None:
-        """Work is about to start on these units: whoever looks at their GPUs stops between two steps and lets go."""
+        """Stop the diagnostics on the GPUs of these units, because work is about to start there."""
         wanted = set(units)
         for gpu, pid in self._running.values():
             if wanted & {unit.uuid for unit in self._gpus[gpu].units}:
                 _send_signal(pid, signal.SIGTERM)
 
     async def close(self) -> None:
-        """Nothing is left running: who starts next would have to wait for it."""
+        """Stop all diagnostics; otherwise the next agent would have to wait for them."""
         for _, pid in self._running.values():
             _send_signal(pid, signal.SIGTERM)
         await cancel_tasks([*self._tasks.values()])
 
-    def _is_over(self, name: str, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, name: str, task: asyncio.Task[None]) -> None:
         self._tasks.pop(name, None)
         if not task.cancelled() and task.exception() is not None:
             log.error("diagnostic %s: %r", name, task.exception())
@@ -156,20 +155,20 @@ class DiagnosticRunner:
         tool = ""
         try:
             for unit in gpu.units:
-                told = await self._look_at(wanted, gpu, unit.uuid, folder, held, began)
-                end = told.pop("end")
-                tool = told.pop("tool") or tool
-                found += told["checks"]
+                result = await self._run_check(wanted, gpu, unit.uuid, folder, held, began)
+                end = result.pop("end")
+                tool = result.pop("tool") or tool
+                found += result["checks"]
                 if end["end"] != "passed":
                     break
         finally:
             held.close()
             self._running.pop(wanted.diagnostic, None)
         checks = [parse(CheckSeen, check) for check in found]
-        asks = await self._recovery_action_check(gpu.uuid)
-        if end["end"] == "passed" and asks:
-            checks.append(CheckSeen("recovery", False, {}, asks))
-            end = {"end": "failed", "detail": f"recovery: {asks}"}
+        recovery = await self._recovery_action_check(gpu.uuid)
+        if end["end"] == "passed" and recovery:
+            checks.append(CheckSeen("recovery", False, {}, recovery))
+            end = {"end": "failed", "detail": f"recovery: {recovery}"}
         self._finish(
             DiagnosticSeen(
                 wanted.diagnostic, end["end"], tool, checks, end["detail"][:300], began, time.time()
@@ -177,7 +176,7 @@ class DiagnosticRunner:
         )
 
     async def _recovery_action_check(self, gpu: str) -> str:
-        """What would put the GPU right, as its driver says; empty when nothing is, or when it can't be asked."""
+        """Return the recovery action that the driver recommends; '' if none, or if it can't be read."""
         try:
             condition = (await self._conditions()).get(gpu, {})
         except GpuReadError:
@@ -196,7 +195,7 @@ class DiagnosticRunner:
                 await asyncio.sleep(LOCK_POLL_SECONDS)
         return None
 
-    async def _look_at(
+    async def _run_check(
         self,
         wanted: DiagnosticWanted,
         gpu: GpuSeen,
@@ -205,7 +204,7 @@ class DiagnosticRunner:
         held: gpu_locks.HeldLocks,
         began: float,
     ) -> dict[str, Any]:
-        """One process for one unit: its lines put together, with an end whatever became of it."""
+        """Run one process for one unit. Return its parsed output with an end, however it ended."""
         output = folder / "output"
         with output.open("wb") as out:
             process = subprocess.Popen(
@@ -228,14 +227,14 @@ class DiagnosticRunner:
         alive = processes.read_process(process.pid)
         ticks = alive.start_ticks if alive is not None else 0
         _write_if_possible(folder / "process.json", {"pid": process.pid, "start_ticks": ticks})
-        self._tell(DiagnosticSeen(wanted.diagnostic, "running", started_at=began))
+        self._report(DiagnosticSeen(wanted.diagnostic, "running", started_at=began))
         late = time.monotonic() + wanted.deadline_seconds + KILL_MARGIN_SECONDS
         while process.poll() is None:
             await asyncio.sleep(LOCK_POLL_SECONDS)
             if time.monotonic() > late:
                 _send_signal(process.pid, signal.SIGKILL)
                 if time.monotonic() > late + KILL_MARGIN_SECONDS:
-                    break  # it hangs in the driver, and keeps the GPU's lock for as long as it does
+                    break  # it hangs in the driver and keeps the GPU's lock meanwhile
         return _parse_result(output, process.poll(), wanted.deadline_seconds)
 
     def _command(self, wanted: DiagnosticWanted, gpu: GpuSeen, unit: str) -> list[str]:
@@ -251,21 +250,24 @@ class DiagnosticRunner:
         if self._simulated:
             fault = (read_json(self._faults) or {}).get(str(gpu.index), "")
             return [*command, "--tool", "simulated", "--fault", fault]
-        tool = wanted.tool if unit == gpu.uuid else "own"  # DCGM looks at whole GPUs
+        tool = wanted.tool if unit == gpu.uuid else "own"  # DCGM tests whole GPUs only
         return [*command, "--tool", tool, "--index", str(gpu.index)]
 
     def _finish(self, seen: DiagnosticSeen) -> None:
         _write_if_possible(self._folder / seen.diagnostic / "result.json", asdict(seen))
         log.info("diagnostic %s: %s %s", seen.diagnostic, seen.state, seen.detail)
-        self._tell(seen)
+        self._report(seen)
 
-    def _tell(self, seen: DiagnosticSeen) -> None:
+    def _report(self, seen: DiagnosticSeen) -> None:
         self._seen[seen.diagnostic] = seen
         self.changed.set()
 
 
 def _write_if_possible(path: Path, value: dict[str, Any]) -> None:
-    """For an agent that starts again. On a full disk there is none, and neither a process nor an end that nobody knows of."""
+    """Write a file for a restarted agent.
+
+    A full disk is only logged: the diagnostic continues and is reported.
+    """
     try:
         path.parent.mkdir(exist_ok=True, mode=0o700)
         write_json(path, value)
@@ -273,36 +275,39 @@ def _write_if_possible(path: Path, value: dict[str, Any]) -> None:
         log.error("%s of a diagnostic could not be kept: %s", path.name, error)
 
 
+# Not split: one pass over the lines, then one rule per way in which the process can end.
 def _parse_result(output: Path, status: int | None, deadline: float) -> dict[str, Any]:
-    """{"tool", "checks", "end"} of what a process wrote and of how it ended."""
-    told: dict[str, Any] = {"tool": "", "checks": []}
+    """Return {"tool", "checks", "end"} from the output of a process and its exit status (None: it still
+    runs).
+    """
+    result: dict[str, Any] = {"tool": "", "checks": []}
     step, end, rest = "its start", None, ""
     with output.open("rb") as file:
         for line in file.read(MAX_OUTPUT_BYTES).decode("utf-8", "replace").splitlines():
             try:
-                said = json.loads(line)
+                message = json.loads(line)
             except ValueError:
                 rest = line
                 continue
-            if not isinstance(said, dict):
+            if not isinstance(message, dict):
                 continue
-            told["tool"] = said.get("tool", told["tool"])
-            step = said.get("step", step)
-            if "check" in said:
-                told["checks"].append(said["check"])
-            if "end" in said:
-                end = said
-    if end is None and status == -signal.SIGTERM:  # it was told so before it could listen
+            result["tool"] = message.get("tool", result["tool"])
+            step = message.get("step", step)
+            if "check" in message:
+                result["checks"].append(message["check"])
+            if "end" in message:
+                end = message
+    if end is None and status == -signal.SIGTERM:  # SIGTERM came before its handler was installed
         end = {"end": "stopped", "detail": "it gave way to work"}
     if end is None and (status is None or status in (-signal.SIGALRM, -signal.SIGKILL)):
         detail = f"{step}: no answer within {deadline:g} s" + (
             ", and it can't be ended" if status is None else ""
         )
-        told["checks"].append({"name": str(step)[:40], "passed": False, "numbers": {}, "detail": detail})
+        result["checks"].append({"name": str(step)[:40], "passed": False, "numbers": {}, "detail": detail})
         end = {"end": "failed", "detail": detail}
     if end is None:
         end = {"end": "stopped", "detail": f"{step}: its process ended with {status}. {rest}"[:300]}
-    return {**told, "end": end}
+    return {**result, "end": end}
 
 
 def _send_signal(pid: int, number: signal.Signals) -> None:

@@ -1,1 +1,4 @@
-"""Reads the GPUs of the host and changes them: NVML or a simulation, MIG geometry, health events, stray processes, handover between tenants."""
+"""Reads and changes the GPUs of the host.
+
+NVML or a simulation, MIG geometry, health events, stray processes, handover between tenants.
+"""

@@ -1,7 +1,7 @@
-"""What is wrong with a GPU without an event of its driver: from one look at its conditions to the next. Pure functions.
+"""Derives hardware events from what changed between two readings of a GPU's conditions. Pure functions.
 
-Each change is one event, and its id follows from the boot, the GPU and the change: an NVML process or an agent that is started
-again says the same once more, which is harmless.
+Each change is one event. Its id derives from the boot, the GPU and the change, so that a restarted NVML
+process or agent reports the same event again under the same id, which is harmless.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RECOVERY_ACTIONS = {
     6: "bus_reset",
     7: "system_reboot",
 }
-# Bits of the clock event reasons (nvml.h) that say that the hardware slows itself down.
+# Bits of the clock event reasons (nvml.h) set when the hardware slows itself down.
 THROTTLE_REASONS = {
     0x08: ("throttle:hardware", "the hardware slowed its clocks to half or less"),
     0x40: ("throttle:thermal", "the hardware slowed its clocks for heat"),
@@ -34,13 +34,17 @@ Condition = dict[str, Any]
 def worsened_conditions(
     gpu: str, before: Condition | None, after: Condition, *, boot: str, now: float
 ) -> list[HardwareEvent]:
-    """What became worse. Of counters nothing is told at the first look: that was before this agent."""
-    found: list[tuple[str, str, object]] = []  # code, detail, what makes it this one
-    first, earlier = before is None, before or {}
+    """Return an event for everything that became worse.
+
+    ``before`` is None at the first reading; counters then produce no event, because they count from before
+    this agent.
+    """
+    found: list[tuple[str, str, object]] = []  # code, detail, value that distinguishes the event in its id
+    earlier = before or {}
     if after.get("lost"):
         if not earlier.get("lost"):
-            told = f"the driver does not reach it ({after['why']})" if after.get("why") else ""
-            found.append(("nvml:lost", told or "it fell off the bus: the driver does not reach it", ""))
+            detail = f"the driver does not reach it ({after['why']})" if after.get("why") else ""
+            found.append(("nvml:lost", detail or "it fell off the bus: the driver does not reach it", ""))
         return _hardware_events(gpu, found, boot, now)
     action = after.get("recovery")
     if action in RECOVERY_ACTIONS and action != earlier.get("recovery"):
@@ -54,25 +58,31 @@ def worsened_conditions(
     for name, code in (("remap_pending", "remap:pending"), ("remap_failed", "remap:failed")):
         if after.get(name) and not earlier.get(name):
             found.append((code, "", after.get("remapped")))
-    for name, code, what in (
-        ("uncorrectable", "ecc:uncorrectable", "memory errors since the driver was loaded"),
-        ("remapped", "remap:uncorrectable", "rows replaced after uncorrectable errors"),
-        ("link_errors", "nvlink:errors", "replays, recoveries and CRC errors of its links"),
-    ):
-        count, known = after.get(name), earlier.get(name)
-        if not first and count is not None and known is not None and count > known:
-            found.append((code, f"{count} {what}, {count - known} of them new", count))
+    found += _counter_events(earlier, after)
     found += _throttle_events(earlier.get("clock_reasons"), after.get("clock_reasons"), now)
     found += _nvlink_events(earlier.get("links") or {}, after.get("links") or {}, now)
     return _hardware_events(gpu, found, boot, now)
 
 
+def _counter_events(before: Condition, after: Condition) -> list[tuple[str, str, object]]:
+    found: list[tuple[str, str, object]] = []
+    for name, code, what in (
+        ("uncorrectable", "ecc:uncorrectable", "memory errors since the driver was loaded"),
+        ("remapped", "remap:uncorrectable", "rows replaced after uncorrectable errors"),
+        ("link_errors", "nvlink:errors", "replays, recoveries and CRC errors of its links"),
+    ):
+        count, known = after.get(name), before.get(name)
+        if count is not None and known is not None and count > known:
+            found.append((code, f"{count} {what}, {count - known} of them new", count))
+    return found
+
+
 def _throttle_events(before: int | None, after: int | None, now: float) -> list[tuple[str, str, object]]:
     new = (after or 0) & ~(before or 0)
-    told = [THROTTLE_REASONS[bit] for bit in sorted(THROTTLE_REASONS) if new & bit]
-    # Heat and the power brake set the general bit too: once is enough.
-    specific = [each for each in told if each[0] != "throttle:hardware"]
-    return [(code, words, now) for code, words in specific or told]
+    reasons = [THROTTLE_REASONS[bit] for bit in sorted(THROTTLE_REASONS) if new & bit]
+    # Heat and the power brake also set the general bit, which would double the event.
+    specific = [reason for reason in reasons if reason[0] != "throttle:hardware"]
+    return [(code, detail, now) for code, detail in specific or reasons]
 
 
 def _nvlink_events(

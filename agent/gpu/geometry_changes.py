@@ -1,7 +1,7 @@
-"""Other geometries of this host's GPUs: what is wanted, what runs and what came of it (``agent.gpu.mig`` does it).
+"""Carries out changes of MIG geometry that the server orders, and reports their state.
 
-Each change has a folder that says how the GPU was before the first attempt, and how it ended until the server has heard that. In
-between nothing is remembered: an agent that was killed at any line asks for the same again.
+Each change has a folder with the geometry before the first attempt, and the result until the server has
+confirmed it. Nothing else is stored: an agent that was killed at any point is ordered the same change again.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from agent.protocol import GeometrySeen, GeometryWanted, GpuSeen, parse
 
 log = logging.getLogger("agent.gpu.geometry_changes")
 
-RETRY_SECONDS = 2.0  # until the driver is asked again that did not answer, or the lock that somebody held
-LOCK_WAIT_SECONDS = 20.0  # for a GPU's lock: the server asks only when nobody holds it any more
+RETRY_SECONDS = 2.0  # after the driver did not answer or the GPU's lock was held
+LOCK_WAIT_SECONDS = 20.0  # for a GPU's lock; the server orders a change only after the last holder has ended
 FINAL_STATES = ("done", "failed", "unsure")
 
 
 class GeometryChanges:
-    """The changes that are wanted of this host's GPUs. All on one event loop, one change at a time."""
+    """The geometry changes ordered for this host. Runs on one event loop, one change at a time."""
 
     def __init__(
         self,
@@ -56,43 +56,46 @@ class GeometryChanges:
 
     @property
     def busy(self) -> bool:
-        """Whether a board is being changed just now: nothing is known of any of them meanwhile."""
+        """Return True while a GPU is being changed; no GPU can be read meanwhile."""
         return self._one_at_a_time.locked()
 
     def want(self, wanted: Iterable[GeometryWanted]) -> None:
-        """Begin what is new, go on with what was begun, forget what the server knows the end of."""
-        named = {one.change: one for one in wanted if one.change.replace("-", "").isalnum()}
+        """Start new changes, cancel withdrawn ones, forget those whose result the server has confirmed."""
+        named = {order.change: order for order in wanted if order.change.replace("-", "").isalnum()}
         for name in [name for name in self._tasks if name not in named]:
             self._tasks.pop(name).cancel()
-            self._refreshing = asyncio.create_task(self._refresh())  # whatever it had come to
+            self._refreshing = asyncio.create_task(self._refresh())  # it may have changed something
         for name in [name for name in self._seen if name not in named]:
             del self._seen[name]
             shutil.rmtree(self._folder / name, ignore_errors=True)
-        for name, one in named.items():
-            over = name in self._seen and self._seen[name].state in FINAL_STATES
-            if name not in self._tasks and not over:
-                self._tell(GeometrySeen(name, "wanted"))
-                self._tasks[name] = asyncio.create_task(self._carry_out(one))
-                self._tasks[name].add_done_callback(lambda task, name=name: self._is_over(name, task))  # type: ignore[misc]
+        for name, order in named.items():
+            is_final = name in self._seen and self._seen[name].state in FINAL_STATES
+            if name not in self._tasks and not is_final:
+                self._report(GeometrySeen(name, "wanted"))
+                self._tasks[name] = asyncio.create_task(self._carry_out(order))
+                self._tasks[name].add_done_callback(lambda task, name=name: self._on_task_done(name, task))  # type: ignore[misc]
 
     def know(self, hardware: GpuInventory) -> None:
-        """The GPUs were read anew, for another reason than a change."""
+        """Take over an inventory that was read for another reason than a change."""
         self._gpus = {gpu.uuid: gpu for gpu in hardware.gpus}
 
     def seen(self) -> list[GeometrySeen]:
-        """Everything the server may not know yet."""
+        """Return the state of every change that the server has not confirmed."""
         return list(self._seen.values())
 
     async def close(self) -> None:
-        """What the driver has begun it ends by itself; the next agent goes on from there."""
+        """Cancel all tasks.
+
+        The driver completes a call that it has begun; the next agent continues from there.
+        """
         await cancel_tasks([*self._tasks.values(), *([self._refreshing] if self._refreshing else [])])
 
-    def _is_over(self, name: str, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, name: str, task: asyncio.Task[None]) -> None:
         if self._tasks.get(name) is task:
             del self._tasks[name]
         if not task.cancelled() and task.exception() is not None:
             log.error("geometry %s: %r", name, task.exception())
-            self._tell(GeometrySeen(name, "unsure", "its agent could not carry it out"))
+            self._report(GeometrySeen(name, "unsure", "its agent could not carry it out"))
 
     async def _carry_out(self, wanted: GeometryWanted) -> None:
         gpu = self._gpus.get(wanted.gpu)
@@ -110,7 +113,7 @@ class GeometryChanges:
         self._finish(GeometrySeen(wanted.change, outcome.state, outcome.detail[:300]))
 
     def _before(self, name: str, gpu: GpuSeen) -> list[str] | None:
-        """How the GPU was before the first attempt of any agent; None: not split."""
+        """Return the profiles before the first attempt of any agent; None if MIG mode was off."""
         path = self._folder / name / "before.json"
         kept = read_json(path)
         if kept is None:
@@ -121,17 +124,20 @@ class GeometryChanges:
         return kept["profiles"] if kept["split"] and kept["profiles"] else None
 
     async def _reshape_with_retries(self, wanted: GeometryWanted, before: list[str] | None) -> ReshapeOutcome:
-        """Asked again and again: what is there already is not done twice. The server gives up when it takes too long."""
+        """Retry until the driver answers; a repeated attempt only does what is missing.
+
+        The server enforces the time limit.
+        """
         waited = 0.0
         while True:
-            self._tell(GeometrySeen(wanted.change, "changing"))
+            self._report(GeometrySeen(wanted.change, "changing"))
             try:
                 outcome = await self._meter.reshape(
                     wanted.gpu, wanted.parts, before, self._locks, max(1.0, wanted.deadline_seconds)
                 )
             except GpuReadError as problem:
                 log.error("geometry %s: %s", wanted.change, problem)
-                self._tell(GeometrySeen(wanted.change, "changing", str(problem)[:300]))
+                self._report(GeometrySeen(wanted.change, "changing", str(problem)[:300]))
             else:
                 if outcome is not None:
                     return outcome
@@ -162,14 +168,12 @@ class GeometryChanges:
         try:
             folder.mkdir(exist_ok=True, mode=0o700)
             write_json(folder / "result.json", asdict(seen))
-        except (
-            OSError
-        ) as error:  # an agent that starts again before the server has heard it looks at the GPU once more
-            log.error("geometry %s: how it ended could not be kept: %s", seen.change, error)
+        except OSError as error:  # a restarted agent reads the GPU again
+            log.error("geometry %s: the result could not be written: %s", seen.change, error)
         log.info("geometry %s: %s %s", seen.change, seen.state, seen.detail)
-        self._tell(seen)
+        self._report(seen)
 
-    def _tell(self, seen: GeometrySeen) -> None:
+    def _report(self, seen: GeometrySeen) -> None:
         if self._seen.get(seen.change) != seen:
             self._seen[seen.change] = seen
             self.changed.set()

@@ -1,9 +1,10 @@
-"""Is a GPU as it was before its last tenant? Asked of NVML for each unit before the next one starts there.
+"""Checks before a start that a unit is as it was before its last tenant: its processes and its memory in use.
 
-The end of a workload is told when its last process has gone. Here the GPU itself is asked once more: no process on it that was not
-there before the last tenant, and the memory in use no higher than then. What was there before (a monitor, somebody's stray) is not
-the tenant's and keeps nobody waiting, nor does a service of the system that was started again. What a unit never told says nothing
-against it; one that told it before its last tenant and does not tell it now can't be asked, and is waited for.
+A workload has ended when its last process has exited. This check asks the GPU itself: no process may run on
+the unit that did not run before the last tenant, and no more memory may be in use than then. Processes from
+before (a monitor, a stray) do not delay the next tenant, nor does a restarted system service. A value that a
+unit never reported is ignored. If a value was reported before the last tenant and is missing now, the next
+start waits.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from agent.gpu.stray_processes import is_system_service
 from agent.host.durable_files import StateFolderError, read_json_or_raise, write_json
 from agent.protocol import SampleRow
 
-MEMORY_TOLERANCE_MIB = 256  # what drivers keep or give back by themselves
+MEMORY_TOLERANCE_MIB = 256  # drivers allocate and release some memory on their own
 
 
 class HandoverCheck:
-    """By unit uuid: the processes and the memory that were there before its last tenant. Kept over restarts of the agent, not of
-    the host: after a boot nothing of an earlier tenant is left, and the driver may have begun anew with other figures.
+    """The processes and the memory in use of each unit before its last tenant, by unit uuid.
 
-    Where ``path`` is damaged no unit counts as clean.
+    Survives restarts of the agent, but not of the host: a boot ends every tenant, and the driver may then
+    report other values. If the file at ``path`` is damaged, no unit counts as clean.
     """
 
     def __init__(self, path: Path, boot: str) -> None:
@@ -39,27 +40,27 @@ class HandoverCheck:
             self._before = kept["units"]
 
     def left(self, units: Iterable[str], rows: Iterable[SampleRow], found: Iterable[GpuProcess]) -> str:
-        """What earlier tenants left on these units, in words; '' when there is nothing. ``rows``, ``found``: read just now.
+        """Describe what earlier tenants left on these units; '' if nothing.
 
-        Raises GpuReadError where that can't be known.
+        ``rows`` and ``found`` must be current.
+
+        Raises GpuReadError if a needed value is missing.
         """
         if self._damage:
             return self._damage
         readings = {row.unit: row for row in rows}
-        there = list(found)
+        processes = list(found)
         for unit in units:
             before, row = self._before.get(unit), readings.get(unit)
             if row is None:
-                raise GpuReadError(f"NVML does not tell of {unit}")
+                raise GpuReadError(f"NVML does not report {unit}")
             if before is None:
                 continue
-            if before.get("told_processes") and row.processes is None:
-                raise GpuReadError(f"who computes on {unit} is not told any more")
-            if before.get("memory_mib") is not None and row.memory_used_mib is None:
-                raise GpuReadError(f"the memory in use on {unit} is not told any more")
-            new = {each.pid for each in there if each.unit == unit} - set(_baseline_pids(before))
+            _require_known_values(unit, before, row)
+            new = {process.pid for process in processes if process.unit == unit} - set(_baseline_pids(before))
             if not all(map(is_system_service, new)):
-                return f"a process of an earlier workload is still on {unit}"  # whose it was is not for the next tenant
+                # Without the owner, whom the next tenant must not learn.
+                return f"a process of an earlier workload is still on {unit}"
             most = before.get("memory_mib")
             if (
                 isinstance(most, int)
@@ -72,18 +73,28 @@ class HandoverCheck:
     def record_baseline(
         self, units: Iterable[str], rows: Iterable[SampleRow], found: Iterable[GpuProcess]
     ) -> None:
-        """Somebody starts on these units, which ``left`` has found clean: remember how they are now."""
+        """Store the current state of these units just before a workload starts; ``left`` has found them
+        clean.
+        """
         readings = {row.unit: row for row in rows}
-        there = list(found)
+        processes = list(found)
         for unit in units:
             row = readings.get(unit)
-            pids = sorted({each.pid for each in there if each.unit == unit})
+            pids = sorted({process.pid for process in processes if process.unit == unit})
             self._before[unit] = {
                 "pids": [*pids],
                 "memory_mib": row.memory_used_mib if row else None,
                 "told_processes": int(row is not None and row.processes is not None),
             }
         write_json(self._path, {"boot_id": self._boot, "units": self._before})
+
+
+def _require_known_values(unit: str, before: dict[str, list[int] | int | None], row: SampleRow) -> None:
+    """Raise GpuReadError if a value that was known before the last tenant is missing now."""
+    if before.get("told_processes") and row.processes is None:
+        raise GpuReadError(f"NVML no longer reports the processes on {unit}")
+    if before.get("memory_mib") is not None and row.memory_used_mib is None:
+        raise GpuReadError(f"NVML no longer reports the memory in use on {unit}")
 
 
 def _baseline_pids(before: dict[str, list[int] | int | None]) -> list[int]:

@@ -1,7 +1,7 @@
-"""Hardware events of the last day, in files, so that the next agent, and a new connection those that the server may not have, says
-them again.
+"""Keeps the hardware events of the last day in files.
 
-Bounded: some of them come from any workload's broken kernel, as fast as it likes.
+A restarted agent reports them again, and a new connection reports those that the server may not have. The
+number is bounded, because any workload's broken kernel can cause events at any rate.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from agent.protocol import Health, ProtocolError, parse
 log = logging.getLogger("agent.gpu.health_events")
 
 RETENTION_SECONDS = 86_400.0
-DUPLICATE_WINDOW_SECONDS = 1.0  # of the same code on the same GPU one is told in so long
-MAX_KEPT_PER_CODE = 20  # so many of the same code on the same GPU are kept: the newest
-SAME_EVENT_SECONDS = 5.0  # the driver's event and the kernel's log do not have the same time to the second
+DUPLICATE_WINDOW_SECONDS = 1.0  # per code and GPU: report at most one event within this time
+MAX_KEPT_PER_CODE = 20  # per code and GPU: keep the newest
+SAME_EVENT_SECONDS = 5.0  # the times of a driver event and its kernel log record differ by up to this
 
 
 class HealthEventStore:
-    """What this host has told of its hardware."""
+    """The hardware events that this host has reported."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         folder.mkdir(exist_ok=True, mode=0o700)
         self._kept = sorted(self._read(), key=lambda event: event.ts)
-        self._said: dict[str, int] = {}  # by event: after which report of this connection it went out
-        self._confirmed: set[str] = set()  # the server has them
+        self._sent_after: dict[str, int] = {}  # event id -> number of the report after which it was sent
+        self._confirmed: set[str] = set()  # ids of events that the server has
 
     def note(self, event: HardwareEvent) -> Health | None:
-        """What is to be told of it, and then to be written; None where the same was told a moment ago."""
+        """Return the event to report and then to write; None if the same event was reported just before."""
         alike = [known for known in self._kept if (known.gpu, known.code) == (event.gpu, event.code)]
         if alike and abs(event.ts - alike[-1].ts) < DUPLICATE_WINDOW_SECONDS:
             return None
@@ -45,17 +45,19 @@ class HealthEventStore:
         return health
 
     def write(self, health: Health) -> None:
-        """Keep it for the next agent. Waits for the disk: not for the event loop."""
+        """Write the event for the next agent. Blocks on the disk: do not call it on the event loop."""
         try:
             write_json(self._path(health), dataclasses.asdict(health))
-        except OSError as problem:  # a full disk: this agent tells it all the same
+        except OSError as problem:  # a full disk: this agent still reports it
             log.error("a hardware event could not be written: %s", problem)
-        if health not in self._kept:  # pushed out by newer ones meanwhile
+        if health not in self._kept:  # newer events replaced it meanwhile
             self._path(health).unlink(missing_ok=True)
 
     def was_reported(self, event: HardwareEvent) -> bool:
-        """Whether an earlier agent heard of what the kernel's log says: by the record's id, or by its time where that agent did not
-        find the record."""
+        """Return True if an earlier agent reported this kernel log record.
+
+        It matches by the record's id, or by its time if that agent did not find the record.
+        """
         return any(
             known.event_id == event.event_id
             or (
@@ -66,30 +68,34 @@ class HealthEventStore:
         )
 
     def due(self, now: float) -> list[Health]:
-        """What a new connection has to say, the oldest first: those of the last day that the server may not have."""
-        self._said.clear()
+        """Return what a new connection must send, the oldest first: events of the last day that the server
+        may lack.
+        """
+        self._sent_after.clear()
         return [health for health in self.recent(now) if health.event_id not in self._confirmed]
 
     def say(self, health: Health, report: int) -> None:
-        """It goes out now, after report number ``report`` of this connection."""
-        self._said[health.event_id] = report
+        """Note that the event is sent after report number ``report`` of this connection."""
+        self._sent_after[health.event_id] = report
 
     def confirm(self, report: int) -> None:
-        """The server has handled report number ``report``, and so all that was said before that one."""
-        for event in [event for event, after in self._said.items() if after < report]:
+        """Confirm all events sent before report number ``report``, which the server has handled."""
+        for event in [event for event, after in self._sent_after.items() if after < report]:
             self._confirmed.add(event)
-            del self._said[event]
+            del self._sent_after[event]
 
     def recent(self, now: float) -> list[Health]:
-        """Those of the last day, the oldest first."""
+        """Return the events of the last day, the oldest first."""
         for old in [known for known in self._kept if known.ts < now - RETENTION_SECONDS]:
             self._forget(old)
         return list(self._kept)
 
     def codes_between(self, gpus: frozenset[str], since: float, until: float) -> list[str]:
-        """What these GPUs told from ``since`` to ``until``, each code once, the first one first."""
+        """Return the codes that these GPUs reported in this time span, each once, in order of time."""
         return list(
-            dict.fromkeys(each.code for each in self._kept if each.gpu in gpus and since <= each.ts <= until)
+            dict.fromkeys(
+                event.code for event in self._kept if event.gpu in gpus and since <= event.ts <= until
+            )
         )
 
     def _forget(self, event: Health) -> None:
@@ -102,9 +108,7 @@ class HealthEventStore:
         for path in self._folder.glob("*.json"):
             try:
                 found.append(parse(Health, read_json(path)))
-            except (
-                ProtocolError
-            ):  # damaged, or of a newer agent that was taken back: it would be told wrongly or not at all
+            except ProtocolError:  # damaged, or written by a newer agent before a downgrade
                 log.warning("a kept hardware event can't be read: %s", path.name)
                 path.unlink()
         return found

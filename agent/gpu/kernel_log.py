@@ -1,4 +1,4 @@
-"""XIDs that the kernel wrote down before anybody watched: the driver keeps no events for a watcher that comes later."""
+"""Reads XIDs from the kernel log. The driver keeps no events from before a watcher registered."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _XID = re.compile(r"NVRM: Xid \(PCI:(?P<pci>[0-9a-fA-F:.]+)\): (?P<code>\d{1,5})
 
 @dataclass(frozen=True)
 class XidRecord:
-    """One line of the driver. ``number`` is the kernel's own of the record, ``pci`` as the driver writes it."""
+    """One kernel log record of the driver.
+
+    ``number`` is its sequence number, ``pci`` the address as the driver writes it.
+    """
 
     number: int
     pci: str
@@ -27,7 +30,7 @@ class XidRecord:
 
 
 def read_xids(path: Path = KERNEL_LOG) -> list[XidRecord]:
-    """Those that the kernel still has; none where it may not be read."""
+    """Return the XID records that the kernel still has; [] if the log is not readable."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -38,9 +41,9 @@ def read_xids(path: Path = KERNEL_LOG) -> list[XidRecord]:
             try:
                 record = os.read(descriptor, MAX_RECORD_BYTES)
             except BrokenPipeError:
-                continue  # it was overwritten while we read: the next one
+                continue  # it was overwritten while being read
             except OSError:
-                break  # nothing more at present
+                break  # no more records at present
             if not record:
                 break
             records += record.decode("utf-8", "replace").splitlines()
@@ -50,13 +53,15 @@ def read_xids(path: Path = KERNEL_LOG) -> list[XidRecord]:
 
 
 def parse_xids(records: Iterable[str], started: float) -> Iterable[XidRecord]:
-    """From records as /dev/kmsg has them ("priority,number,microseconds,flags;text"). ``started``: when its clock was zero."""
+    """Parse records of /dev/kmsg ("priority,number,microseconds,flags;text").
+
+    ``started``: epoch seconds of the boot.
+    """
     for record in records:
         head, sign, text = record.partition(";")
         fields = head.split(",")
-        match = (
-            _XID.match(text) if sign else None
-        )  # further on stand names of programs and files, which are anybody's to choose
+        # Matches at the start only: later text contains names that any user can choose.
+        match = _XID.match(text) if sign else None
         if match is None or len(fields) < 3 or not (fields[1].isdigit() and fields[2].isdigit()):
             continue
         yield XidRecord(
@@ -69,7 +74,7 @@ def parse_xids(records: Iterable[str], started: float) -> Iterable[XidRecord]:
 
 
 def same_device(pci: str, bus_id: str) -> bool:
-    """Whether "0000:3b:00" of the log is "00000000:3B:00.0" of NVML."""
+    """Return True if the log's PCI address ("0000:3b:00") is NVML's ("00000000:3B:00.0")."""
 
     def parts(text: str) -> list[int]:
         try:

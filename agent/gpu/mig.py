@@ -1,6 +1,7 @@
-"""Splitting one GPU into MIG instances, whatever the GPU is: from what is there to what is wanted, and back where that fails.
+"""Changes the MIG geometry of one GPU, real or simulated, and restores the previous one if that fails.
 
-It compares with what is there and remembers nothing, so whoever is killed at any line does the same again and ends at the same.
+It compares the GPU with the wanted geometry and stores nothing. Therefore a process that was killed at any
+point can be asked again and reaches the same result.
 """
 
 from __future__ import annotations
@@ -17,28 +18,31 @@ from agent.protocol import GeometryPart
 
 
 class MigError(Exception):
-    """The board said no; the message says why, for people."""
+    """The GPU or its driver refused a step; the message gives the reason to operators."""
 
 
 class MigGpu(Protocol):
-    """One GPU, as far as splitting it goes. Each call may raise Trouble."""
+    """One GPU whose MIG geometry can be changed. Each call may raise MigError."""
 
     def parts(self) -> list[str] | None:
-        """Profiles of its instances, '' for one that is not complete. None: it is not split."""
+        """Return the profiles of its instances, '' for an incomplete one; None if MIG mode is off."""
 
     def split(self, on: bool) -> None:
-        """MIG mode on or off. Only without instances."""
+        """Switch MIG mode on or off. Allowed only without instances."""
 
     def clear(self) -> None:
-        """Take every instance away."""
+        """Destroy every instance."""
 
     def make(self, part: GeometryPart) -> None:
-        """One instance, complete."""
+        """Create one complete instance."""
 
 
 @dataclass(frozen=True)
 class ReshapeOutcome:
-    """``state``: done, failed (it is as it was before) or unsure (it is neither)."""
+    """The result of a geometry change.
+
+    ``state``: done, failed (the GPU is as before) or unsure (neither the new nor the old geometry).
+    """
 
     state: str
     detail: str = ""
@@ -47,32 +51,35 @@ class ReshapeOutcome:
 def reshape_gpu(
     board: MigGpu, wanted: Sequence[GeometryPart], before: Sequence[str] | None
 ) -> ReshapeOutcome:
-    """Split a board as wanted; ``before``: how it was, None for not split. No parts wanted: not split."""
+    """Give a GPU the ``wanted`` geometry; no parts means MIG mode off.
+
+    ``before`` is the geometry to restore on failure.
+    """
     try:
         board.parts()
-    except MigError as trouble:
-        return ReshapeOutcome("failed", str(trouble))  # nothing was touched
+    except MigError as error:
+        return ReshapeOutcome("failed", str(error))  # nothing was touched
     try:
         _apply_geometry(board, wanted)
         return ReshapeOutcome("done")
-    except MigError as trouble:
-        why = str(trouble)
+    except MigError as error:
+        reason = str(error)
     try:
         _apply_geometry(board, [GeometryPart(profile) for profile in before or ()])
-    except MigError as trouble:
-        return ReshapeOutcome("unsure", f"{why}; and what was there could not be put back: {trouble}")
-    return ReshapeOutcome("failed", why)
+    except MigError as error:
+        return ReshapeOutcome("unsure", f"{reason}; and what was there could not be put back: {error}")
+    return ReshapeOutcome("failed", reason)
 
 
 def _apply_geometry(board: MigGpu, wanted: Sequence[GeometryPart]) -> None:
-    there = board.parts()
-    if there is None and not wanted:
+    current = board.parts()
+    if current is None and not wanted:
         return
-    if there is not None and wanted and Counter(there) == Counter(part.profile for part in wanted):
+    if current is not None and wanted and Counter(current) == Counter(part.profile for part in wanted):
         return
-    if there:
+    if current:
         board.clear()
-    if (there is not None) != bool(wanted):
+    if (current is not None) != bool(wanted):
         board.split(bool(wanted))
     for part in wanted:
         board.make(part)
@@ -81,7 +88,10 @@ def _apply_geometry(board: MigGpu, wanted: Sequence[GeometryPart]) -> None:
 def reshape_under_lock(
     folder: Path, gpu: str, board: MigGpu, wanted: Sequence[GeometryPart], before: Sequence[str] | None
 ) -> ReshapeOutcome | None:
-    """``reshape_gpu`` while this process holds the GPU's lock, as a workload on all of it would. None: somebody holds a part of it."""
+    """Call ``reshape_gpu`` while holding the GPU's lock, as a workload on the whole GPU would.
+
+    Return None if somebody holds a part of the GPU.
+    """
     try:
         held = gpu_locks.lock_slots(folder, [SlotClaim(gpu, 0, SLOTS_PER_GPU)])
     except gpu_locks.SlotsLocked:
@@ -93,7 +103,7 @@ def reshape_under_lock(
 
 
 def request_from_json(question: dict[str, Any]) -> tuple[Path, str, list[GeometryPart], list[str] | None]:
-    """What the NVML process is asked, as ``request_to_json`` wrote it: the locks, the GPU, the parts, what was before."""
+    """Parse what ``request_to_json`` wrote: locks folder, GPU, wanted parts, profiles before."""
     parts = [GeometryPart(profile, start) for profile, start in question["parts"]]
     return Path(question["locks"]), question["gpu"], parts, question["before"]
 
@@ -101,7 +111,7 @@ def request_from_json(question: dict[str, Any]) -> tuple[Path, str, list[Geometr
 def request_to_json(
     folder: Path, gpu: str, parts: Sequence[GeometryPart], before: Sequence[str] | None
 ) -> dict[str, Any]:
-    """The question for the NVML process."""
+    """Return the ``about`` of a reshape question to the NVML process."""
     return {
         "locks": str(folder),
         "gpu": gpu,

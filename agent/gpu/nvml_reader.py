@@ -1,4 +1,4 @@
-"""Real GPUs, read by the NVML process: the agent's side, which never waits longer than a deadline and never kills that process."""
+"""Reads real GPUs through the NVML process. Every wait has a deadline, and the process is never killed."""
 
 from __future__ import annotations
 
@@ -25,62 +25,59 @@ __all__ = ["GpuReadError", "NvmlGpuReader"]
 log = logging.getLogger("agent.gpu.nvml")
 
 CALL_TIMEOUT_SECONDS = 10.0
-START_TIMEOUT_SECONDS = 60.0  # without the persistence daemon the driver loads at the first call
-KNOWN_HARDWARE_TIMEOUT_SECONDS = (
-    5.0  # at the start, where the hardware is known: what runs waits for an agent that renews its lease
-)
-UNREADABLE_AFTER_SECONDS = 20.0  # without any answer, though the driver does not hang: then it is an event
+START_TIMEOUT_SECONDS = 60.0  # without the persistence daemon the driver is loaded at the first call
+# At the start with known hardware: a long wait would let the leases of running workloads expire.
+KNOWN_HARDWARE_TIMEOUT_SECONDS = 5.0
+UNREADABLE_AFTER_SECONDS = 20.0  # without an answer from a driver that does not hang: report an event
 MAX_ANSWER_BYTES = 1 << 22
 CLOSE_SECONDS = 2.0
 CONDITIONS_SECONDS = 5.0
-STORM_CONDITIONS_SECONDS = 15.0  # where each look brings events
-RESTART_SECONDS = 10.0  # a driver that is broken is not asked all the time
+STORM_CONDITIONS_SECONDS = 15.0  # while every read brings events
+RESTART_SECONDS = 10.0  # between two starts of the process while the driver is broken
 
 
 class NvmlGpuReader:
-    """Asks the NVML process. While an answer is overdue everything is unknown, and nothing more is asked."""
+    """Asks the NVML process. While an answer is overdue, all readings are unknown and no question is sent."""
 
     simulated = False
 
     def __init__(self, deadline_seconds: float = CALL_TIMEOUT_SECONDS, kept: Path | None = None) -> None:
-        """``kept``: the file in which the inventory is kept for the next agent."""
+        """Create a reader. ``kept``: the file that keeps the inventory for the next agent."""
         self._deadline = deadline_seconds
         self._known = HardwareCache(kept)
-        self._lost: dict[str, str] = {}  # by GPU that the inventory has and NVML can't read: why
-        # Not asyncio's own: that kills its children when the loop ends.
+        self._lost: dict[str, str] = {}  # uuid of each GPU that NVML can't read -> reason
+        # Not a subprocess of asyncio, which kills its children when the loop ends.
         self._process: subprocess.Popen[bytes] | None = None
         self._answers: asyncio.StreamReader | None = None
         self._number = 0
-        self._overdue = 0  # the question whose answer did not come
+        self._overdue = 0  # id of the question whose answer timed out
         self._asked = ""  # the last question
-        self._asked_at = 0.0  # by the clock of time.monotonic
-        self._late_events: list[
-            dict[str, Any]
-        ] = []  # of answers that came when nobody waited for them any more
+        self._asked_at = 0.0  # time.monotonic
+        self._late_events: list[dict[str, Any]] = []  # from answers that came after their timeout
         self._asking = asyncio.Lock()
         self._gpus: list[GpuSeen] = []
-        self._gpu_of: dict[str, str] = {}  # by unit
+        self._gpu_of: dict[str, str] = {}  # unit -> GPU
         self._processes: list[GpuProcess] = []
         self._conditions: dict[str, conditions.Condition] = {}
         self._conditions_at = -CONDITIONS_SECONDS
-        self._silent_since: float | None = None  # since its last answer nothing could be read
-        self._silence_told = False
+        self._silent_since: float | None = None  # since when no question was answered
+        self._silence_reported = False
         self._boot = boot_id()
         self._started_at = -RESTART_SECONDS
         self._has_answered = False
-        self._matched: set[int] = set()  # records of the kernel's log that events were made of
-        self._reshaping = False  # the process is busy with that, for up to minutes
+        self._matched: set[int] = set()  # numbers of kernel log records that already gave an event
+        self._reshaping = False  # the process changes a geometry, for up to minutes
 
     async def hardware(self) -> GpuInventory:
         known = self._known.hardware
         deadline = START_TIMEOUT_SECONDS
-        if known is not None:  # it can be asked once more: nobody waits for long
+        if known is not None:  # a short wait suffices, because the caller can ask again
             deadline = self._deadline if self._has_answered else KNOWN_HARDWARE_TIMEOUT_SECONDS
         answer = await self._ask("hardware", deadline)
         gpus = [parse(GpuSeen, gpu) for gpu in answer["gpus"]]
         versions = answer["driver_version"], answer["cuda_version"]
         offers = {
-            model: [parse(MigProfileSeen, one) for one in profiles]
+            model: [parse(MigProfileSeen, profile) for profile in profiles]
             for model, profiles in answer["mig_profiles"].items()
         }
         read = GpuInventory(gpus, versions[0], answer["notes"], answer["devices"], versions[1], offers)
@@ -107,21 +104,21 @@ class NvmlGpuReader:
         except GpuReadError as problem:
             log.warning("GPUs are not read: %s", problem)
             answer = [{"unit": unit, "pids": None} for unit in self._gpu_of]
-        self._processes = self._of(answer)
+        self._processes = self._processes_in(answer)
         return [_sample_row(reading, uses.get(reading["unit"]), now) for reading in answer]
 
     async def occupancy(self, now: float) -> tuple[list[SampleRow], list[GpuProcess]]:
         answer = await self._read("occupancy")
-        return [_sample_row(reading, None, now) for reading in answer], self._of(answer)
+        return [_sample_row(reading, None, now) for reading in answer], self._processes_in(answer)
 
     async def _read(self, what: str) -> list[dict[str, Any]]:
-        """Readings by unit."""
+        """Return the readings by unit. Raises GpuReadError."""
         if self._reshaping:
             raise GpuReadError("a GPU is being split otherwise")
         answer: list[dict[str, Any]] = await self._ask(what, self._deadline)
         return answer
 
-    def _of(self, answer: list[dict[str, Any]]) -> list[GpuProcess]:
+    def _processes_in(self, answer: list[dict[str, Any]]) -> list[GpuProcess]:
         return [
             GpuProcess(self._gpu_of[reading["unit"]], reading["unit"], pid, memory)
             for reading in answer
@@ -133,27 +130,31 @@ class NvmlGpuReader:
         return self._processes
 
     async def earlier(self, now: float) -> list[HardwareEvent]:
-        """XIDs of the kernel's log: the driver keeps none for who watches later."""
+        """Return the XIDs of the kernel log; the driver keeps no events from before this agent."""
         found = []
         for xid in await asyncio.to_thread(kernel_log.read_xids):
             gpu = self._gpu_at(xid.pci)
             if gpu is not None and xid.ts <= now:
                 self._matched.add(xid.number)
                 found.append(
-                    HardwareEvent(self._name(xid), gpu, "kernel log", f"xid:{xid.code}", xid.ts, xid.detail)
+                    HardwareEvent(
+                        self._event_id(xid), gpu, "kernel log", f"xid:{xid.code}", xid.ts, xid.detail
+                    )
                 )
         return found
 
     def _gpu_at(self, pci: str) -> str | None:
         return next((gpu.uuid for gpu in self._gpus if kernel_log.same_device(pci, gpu.pci_bus_id)), None)
 
-    def _name(self, xid: kernel_log.XidRecord) -> str:
-        """The id of what this record of the kernel's log says: the same for each agent of this boot, whatever the clock says."""
+    def _event_id(self, xid: kernel_log.XidRecord) -> str:
+        """Return the event id of a kernel log record. Every agent of this boot derives the same id."""
         return uuid.uuid5(conditions.EVENT_ID_NAMESPACE, f"{self._boot}/kernel log/{xid.number}").hex
 
-    async def _named(self, answer: list[dict[str, Any]], now: float) -> list[HardwareEvent]:
-        """The driver's events, each with the id of its record in the kernel's log where that is found: the next agent reads the
-        record, and knows then that it was told."""
+    async def _events_with_ids(self, answer: list[dict[str, Any]], now: float) -> list[HardwareEvent]:
+        """Return the driver's events, each with the id of its kernel log record if that is found.
+
+        The next agent reads the same record and then recognises that the event was reported.
+        """
         logged = await asyncio.to_thread(kernel_log.read_xids) if answer else []
         found = []
         for event in answer:
@@ -168,34 +169,37 @@ class NvmlGpuReader:
             )
             if record is not None:
                 self._matched.add(record.number)
-            name = self._name(record) if record is not None else uuid.uuid4().hex
-            found.append(HardwareEvent(name, event["gpu"], "xid", event["code"], now))
+            event_id = self._event_id(record) if record is not None else uuid.uuid4().hex
+            found.append(HardwareEvent(event_id, event["gpu"], "xid", event["code"], now))
         return found
 
     async def events(self, now: float) -> list[HardwareEvent]:
         if self._reshaping:
-            return []  # the driver keeps them until it is asked
+            return []  # the driver queues them until the next call
         answer: list[dict[str, Any]] = []
         problem = ""
         try:
             answer = await self._ask("events", self._deadline)
         except GpuReadError as error:
             problem = str(error)
-        # The driver tells each event once: what an overdue answer brought is told also where this one does not come.
+        # The driver reports each event once, so events of a late answer count even if this question fails.
         late, self._late_events = self._late_events, []
-        found = await self._named([*late, *answer], now)
+        found = await self._events_with_ids([*late, *answer], now)
         if problem:
-            return found + self._silence(problem, now)
+            return found + self._silence_events(problem, now)
         if found and time.monotonic() - self._conditions_at < STORM_CONDITIONS_SECONDS:
-            return found  # told before more is asked: a GPU that has just failed may not answer
+            return found  # report these first: a GPU that has just failed may not answer a further question
         try:
             found += await self._changed_conditions(now)
         except GpuReadError as error:
-            return found + self._silence(str(error), now)
+            return found + self._silence_events(str(error), now)
         return found
 
     async def conditions(self) -> dict[str, conditions.Condition]:
-        """By GPU: what can be wrong with it without an event, as it is now. Raises GpuReadError."""
+        """Return the current conditions by GPU, as ``agent.gpu.conditions`` compares them.
+
+        Raises GpuReadError.
+        """
         if self._reshaping:
             raise GpuReadError("a GPU is being split otherwise")
         answer: dict[str, conditions.Condition] = await self._ask("conditions", self._deadline)
@@ -213,10 +217,12 @@ class NvmlGpuReader:
             self._conditions[gpu] = condition
         return found
 
-    def _silence(self, problem: str, now: float) -> list[HardwareEvent]:
-        """Once, when the driver hangs, or when for a while nothing else brought an answer: an NVML that can't be started, say."""
+    def _silence_events(self, problem: str, now: float) -> list[HardwareEvent]:
+        """Return one event when the driver hangs or NVML gives no answer for a while; [] if it was already
+        reported.
+        """
         silent_since = self._silent_since
-        if self._silence_told or silent_since is None:
+        if self._silence_reported or silent_since is None:
             return []
         at = time.monotonic()
         if self._overdue:
@@ -228,7 +234,7 @@ class NvmlGpuReader:
             code, due = "nvml:unreadable", silent_since + UNREADABLE_AFTER_SECONDS
         if at < due:
             return []
-        self._silence_told = True
+        self._silence_reported = True
         return [HardwareEvent(uuid.uuid4().hex, "", "nvml", code, now, problem)]
 
     async def reshape(
@@ -239,7 +245,9 @@ class NvmlGpuReader:
         locks_folder: Path,
         deadline: float,
     ) -> ReshapeOutcome | None:
-        """In the NVML process, which holds the driver open: another one would find the GPU in use."""
+        """Change a geometry in the NVML process: it has the driver open, so any other process would find the
+        GPU in use.
+        """
         self._reshaping = True
         try:
             answer = await self._ask(
@@ -250,7 +258,9 @@ class NvmlGpuReader:
         return None if answer is None else ReshapeOutcome(**answer)
 
     async def close(self) -> None:
-        """End of questions: the process leaves NVML by itself. One that hangs in the driver is left alone."""
+        """Close standard input of the process, which then ends; if it hangs in the driver, it is left
+        running.
+        """
         if self._process is None or self._process.stdin is None:
             return
         self._process.stdin.close()
@@ -259,17 +269,17 @@ class NvmlGpuReader:
             await asyncio.sleep(0.02)
 
     async def _ask(self, what: str, deadline: float, about: Any = None) -> Any:
-        """The answer. Raises GpuReadError."""
+        """Return the answer to a question. Raises GpuReadError."""
         try:
-            answer = await self._put(what, deadline, about)
+            answer = await self._exchange(what, deadline, about)
         except GpuReadError:
             if self._silent_since is None:
                 self._silent_since = time.monotonic()
             raise
-        self._silent_since, self._silence_told = None, False
+        self._silent_since, self._silence_reported = None, False
         return answer
 
-    async def _put(self, what: str, deadline: float, about: Any) -> Any:
+    async def _exchange(self, what: str, deadline: float, about: Any) -> Any:
         async with self._asking:
             if self._process is None or self._process.poll() is not None:
                 if not self._has_answered and time.monotonic() - self._started_at < RESTART_SECONDS:
@@ -277,11 +287,11 @@ class NvmlGpuReader:
                 await self._start()
             if self._overdue:
                 late = await self._read_until(self._overdue, 0.01)
-                if self._asked == "events":  # nothing was asked since
+                if self._asked == "events":  # the late answer belongs to this question
                     self._late_events += late
             assert self._process is not None and self._process.stdin is not None and self._answers is not None
             if self._answers.at_eof():
-                raise GpuReadError("the NVML process has nothing more to say and does not end")
+                raise GpuReadError("the NVML process has closed its output and does not end")
             self._number += 1
             self._asked, self._asked_at = what, time.monotonic()
             try:
@@ -309,7 +319,7 @@ class NvmlGpuReader:
         self._answers = answers
 
     async def _read_until(self, number: int, deadline: float) -> Any:
-        """The answer to question ``number``. Raises GpuReadError."""
+        """Return the answer to question ``number``. Raises GpuReadError."""
         assert self._process is not None and self._answers is not None
         try:
             async with asyncio.timeout(deadline):
@@ -317,11 +327,9 @@ class NvmlGpuReader:
                     try:
                         line = await self._answers.readline()
                     except ValueError:
-                        continue  # longer than any answer: what has come of it is passed over
-                    if not line:
-                        raise GpuReadError(
-                            "the NVML process ended"
-                        )  # or hangs in the driver on its way out: nobody waits for it
+                        continue  # longer than any answer: discard what was read of it
+                    if not line:  # it may also hang in the driver while it exits
+                        raise GpuReadError("the NVML process ended")
                     answer = _parse_answer(line)
                     if answer["id"] == 0:
                         raise GpuReadError(answer["error"])
@@ -338,19 +346,21 @@ class NvmlGpuReader:
 
 
 def _parse_answer(line: bytes) -> dict[str, Any]:
-    """What the process says. A line that a library printed is none, and answers no question."""
+    """Parse a line of the process. A line printed by a library gets the id -1, which answers no question."""
     try:
         answer = json.loads(line)
     except (ValueError, RecursionError):
         answer = None
     if isinstance(answer, dict) and isinstance(answer.get("id"), int):
         return answer
-    log.warning("the NVML process printed what is no answer: %r", line[:200])
+    log.warning("the NVML process printed a line that is not an answer: %r", line[:200])
     return {"id": -1}
 
 
 def _sample_row(reading: dict[str, Any], use: UnitUse | None, now: float) -> SampleRow:
-    """A reading with what the host knows: who holds the unit, and which of its processes belong to nobody."""
+    """Return a reading with what the host knows: the run that holds the unit, and the number of stray
+    processes.
+    """
     pids = reading["pids"]
     stray = None
     if pids is not None:

@@ -1,4 +1,4 @@
-"""The seam between the agent and whatever reads GPUs: real NVML in a process of its own, or a simulated one."""
+"""Defines the interface between the agent and its GPU reader: the NVML process or a simulation."""
 
 from __future__ import annotations
 
@@ -13,51 +13,49 @@ from agent.protocol import GeometryPart, GpuSeen, MigProfileSeen, SampleRow
 
 @dataclass(frozen=True)
 class GpuInventory:
-    """What a host has. ``devices``: per unit uuid the device nodes that its holder needs beside the shared ones."""
+    """The GPUs of a host.
+
+    ``devices``: the device nodes of each unit in addition to the nodes that all GPUs share.
+    """
 
     gpus: list[GpuSeen]
     driver_version: str = ""
     notes: list[str] = field(default_factory=list)
     devices: dict[str, list[str]] = field(default_factory=dict)
-    cuda_version: str = ""  # the newest that the driver supports
-    mig_profiles: dict[str, list[MigProfileSeen]] = field(
-        default_factory=dict
-    )  # by model: what it can be split into
-    lost: dict[str, str] = field(
-        default_factory=dict
-    )  # by uuid: why a GPU can't be read; it is here as it was last known
-    unread: str = ""  # why none of it could be read: all of it is as it was last known
-    unidentified_gpu_indices: list[int] = field(
-        default_factory=list
-    )  # indices of GPUs that can't be read and never could be: only notes tell
+    cuda_version: str = ""  # the newest version that the driver supports
+    mig_profiles: dict[str, list[MigProfileSeen]] = field(default_factory=dict)  # by model
+    # uuid -> why the GPU can't be read; ``gpus`` has it as it was last known
+    lost: dict[str, str] = field(default_factory=dict)
+    unread: str = ""  # why nothing could be read; ``gpus`` is as it was last known
+    unidentified_gpu_indices: list[int] = field(default_factory=list)  # of GPUs that never could be read
 
     @property
     def unreadable(self) -> frozenset[str | int]:
-        """What can't be read of it: uuids, and the indices of those that were never known."""
+        """Return the uuids of unreadable GPUs, and the indices of those that were never identified."""
         known = {gpu.uuid for gpu in self.gpus} if self.unread else self.lost.keys()
         return frozenset([*known, *self.unidentified_gpu_indices])
 
     def recovered_since(self, before: GpuInventory) -> list[int]:
-        """Indices of the GPUs that can be read now and could not be ``before``."""
+        """Return the indices of the GPUs that are readable now and were not in ``before``."""
         read = [gpu for gpu in self.gpus if gpu.uuid not in self.unreadable]
         return [gpu.index for gpu in read if before.unreadable & {gpu.uuid, gpu.index}]
 
 
 @dataclass(frozen=True)
 class UnitUse:
-    """What the run that holds a unit does, as far as the host can see without asking the GPU."""
+    """What the run that holds a unit does, as the host sees it without asking the GPU."""
 
     run: str
     pids: frozenset[int]
-    cpu_seconds: float  # of all its processes, since it began
-    gpu_processes: int  # of these, processes that may compute: for a notebook its kernels
-    declared_utilisation_percent: float | None = None  # simulated GPUs only: what the workload says of itself
+    cpu_seconds: float  # of all its processes, since its start
+    gpu_processes: int  # processes that may use the GPU: of a notebook its kernels
+    declared_utilisation_percent: float | None = None  # simulated GPUs only: declared by the workload
     declared_memory_mib: int | None = None
 
 
 @dataclass(frozen=True)
 class GpuProcess:
-    """A process that computes on a unit, as the GPU's driver has it."""
+    """A process that computes on a unit, as the driver reports it."""
 
     gpu: str  # uuids
     unit: str
@@ -67,7 +65,7 @@ class GpuProcess:
 
 @dataclass(frozen=True)
 class HardwareEvent:
-    """Something that happened to a GPU: ``code`` like "xid:79"."""
+    """An event of a GPU, with a ``code`` like "xid:79"."""
 
     event_id: str
     gpu: str
@@ -78,7 +76,7 @@ class HardwareEvent:
 
 
 class GpuReadError(Exception):
-    """The driver said no, or nothing in time."""
+    """The driver returned an error or did not answer in time."""
 
 
 class GpuReader(Protocol):
@@ -87,29 +85,42 @@ class GpuReader(Protocol):
     simulated: bool
 
     async def hardware(self) -> GpuInventory:
-        """The inventory."""
+        """Return the inventory. Raises GpuReadError."""
 
     def last_known(self, problem: str) -> GpuInventory | None:
-        """The inventory as it was read last, by this agent or one before it; ``problem``: why it can't be read now. None: never."""
+        """Return the last inventory of this agent or an earlier one, None if there is none.
+
+        ``problem``: why it can't be read.
+        """
 
     async def sample(self, uses: dict[str, UnitUse], now: float) -> list[SampleRow]:
-        """One row per unit, stamped ``now`` (seconds since the epoch). ``uses``: by unit uuid. What can't be read is None."""
+        """Return one row per unit, stamped ``now`` (seconds since the epoch).
+
+        Values that can't be read are None.
+
+        ``uses``: the use of each unit, by unit uuid.
+        """
 
     async def occupancy(self, now: float) -> tuple[list[SampleRow], list[GpuProcess]]:
-        """Memory in use by unit, and who computes there. Between two samples: those measure since the one before. A unit that can't
-        be read has no row. Raises GpuReadError."""
+        """Return the memory in use by unit, and the processes there. Raises GpuReadError.
+
+        May be called between two samples without disturbing their rates. A unit that can't be read has no
+        row.
+        """
 
     def processes(self) -> list[GpuProcess]:
-        """Who computed on the GPUs at the last sample."""
+        """Return the processes on the GPUs at the last sample."""
 
     async def earlier(self, now: float) -> list[HardwareEvent]:
-        """What happened since the host was started and before this agent was; the same ids each time."""
+        """Return the events between the boot of the host and the start of this agent; with the same ids on
+        each call.
+        """
 
     async def conditions(self) -> dict[str, dict[str, Any]]:
-        """By GPU uuid: what can be wrong with it without an event, as ``agent.gpu.conditions`` reads it. Raises GpuReadError."""
+        """Return by GPU uuid the values that ``agent.gpu.conditions`` compares. Raises GpuReadError."""
 
     async def events(self, now: float) -> list[HardwareEvent]:
-        """What happened since the last call."""
+        """Return the events since the last call."""
 
     async def reshape(
         self,
@@ -119,7 +130,10 @@ class GpuReader(Protocol):
         locks_folder: Path,
         deadline: float,
     ) -> ReshapeOutcome | None:
-        """Split a GPU otherwise (``agent.gpu.mig``). None: somebody holds a part of it. Raises GpuReadError; asked again it goes on."""
+        """Change the MIG geometry of a GPU (``agent.gpu.mig``). None if somebody holds a part of it.
+
+        Raises GpuReadError; a repeated call continues the change.
+        """
 
     async def close(self) -> None:
-        """Let go of the hardware."""
+        """Release the hardware."""

@@ -1,4 +1,4 @@
-"""Plants faults, events and stray processes on simulated GPUs."""
+"""Plants faults, events and stray processes on simulated GPUs, through files in the agent's state folder."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from agent.host import processes
 from agent.host.durable_files import StateFolderError, read_json, write_json
 
-FAULTS_FILE = "diagnostic_faults.json"  # what was planted: what the next diagnostic finds, or what the driver says to another geometry
+FAULTS_FILE = "diagnostic_faults.json"  # GPU index -> what diagnostics find, or how geometry changes fail
 
 
 STRAYS_FILE = "planted_strays.json"
 
 
-# What a driver may say to another geometry, by the word with which it is planted.
+# Driver errors for geometry changes, by the name under which they are planted.
 GEOMETRY_FAULTS = {
     "geometry-in-use": "a process still uses the GPU (planted)",
     "geometry-not-permitted": "the agent may not do that: it has to run as root (planted)",
@@ -23,7 +23,7 @@ GEOMETRY_FAULTS = {
 
 
 def require_simulated_gpu(folder: Path, gpu: int) -> None:
-    """Raises StateFolderError where no agent with simulated GPUs has this state folder, or its host has no GPU of this index."""
+    """Raise StateFolderError unless ``folder`` belongs to an agent with a simulated GPU of this index."""
     gpus = read_json(folder / "simulated.json")
     if gpus is None:
         raise StateFolderError(f"--state: {folder} is not the state folder of an agent with simulated GPUs")
@@ -32,7 +32,7 @@ def require_simulated_gpu(folder: Path, gpu: int) -> None:
 
 
 def plant_stray(folder: Path, gpu: int, pid: int) -> None:
-    """Have a simulated agent find this real process on a GPU. Raises StateFolderError."""
+    """Make a simulated agent find this real process on a GPU. Raises StateFolderError."""
     require_simulated_gpu(folder, gpu)
     process = processes.read_process(pid)
     if process is None:
@@ -42,7 +42,10 @@ def plant_stray(folder: Path, gpu: int, pid: int) -> None:
 
 
 def plant_xid(folder: Path, gpu: int, code: int, now: float) -> str:
-    """Put a hardware event before a simulated agent; it reports it at its next look. Gives the event's id. Raises StateFolderError."""
+    """Plant a hardware event, which the simulated agent reports at its next read. Return the event's id.
+
+    Raises StateFolderError.
+    """
     require_simulated_gpu(folder, gpu)
     event = uuid.uuid4().hex
     write_json(folder / "planted" / f"{event}.json", {"gpu": gpu, "code": code, "ts": now})
@@ -50,9 +53,10 @@ def plant_xid(folder: Path, gpu: int, code: int, now: float) -> str:
 
 
 def plant_fault(folder: Path, gpu: int, fault: str) -> None:
-    """Have the diagnostics of a simulated GPU find ``fault`` (memory, bandwidth, arithmetic) from now on; '' for nothing.
+    """Make the diagnostics of a simulated GPU find ``fault`` (memory, bandwidth, arithmetic); '' for no
+    fault.
 
-    Raises StateError.
+    Raises StateFolderError.
     """
     require_simulated_gpu(folder, gpu)
     write_json(folder / FAULTS_FILE, {**(read_json(folder / FAULTS_FILE) or {}), str(gpu): fault})

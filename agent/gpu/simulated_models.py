@@ -1,4 +1,4 @@
-"""Defines the GPU models that can be simulated, and builds the inventory of a simulated host."""
+"""Defines the GPU models that can be simulated, parses ``--simulate``, and builds a simulated inventory."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ COMPUTE_SLICES = 7
 
 @dataclass(frozen=True)
 class SimulatedModel:
-    """Public figures of one model (NVIDIA data sheets): memory, watts when idle and at most, boost clock, generation."""
+    """Public figures of one GPU model, from NVIDIA's data sheets."""
 
     memory_mib: int
     idle_w: float
     most_w: float
     clock_mhz: int
     compute_capability: int
-    nvlinks: int  # of a board on switches, as HGX boards have them; 0: PCIe alone
+    nvlinks: int  # of a board on NVSwitches, as on HGX; 0: PCIe only
     pcie_generation: int
-    mig_gb: tuple[int, ...] = ()  # of its MIG profiles, in the order of PROFILES; empty: it can't be split
+    mig_gb: tuple[int, ...] = ()  # memory of its MIG profiles, in the order of MIG_PROFILES; empty: no MIG
 
 
 SIMULATED_MODELS = {
@@ -44,7 +44,7 @@ SIMULATED_MODELS = {
 }
 
 
-# Compute slices, memory slices and where an instance may begin (NVIDIA's MIG user guide, "Supported MIG profiles").
+# Compute slices, memory slices, possible start slices (NVIDIA's MIG user guide, "Supported MIG profiles").
 MIG_PROFILES: tuple[tuple[int, int, tuple[int, ...]], ...] = (
     (1, 1, (0, 1, 2, 3, 4, 5, 6)),
     (1, 2, (0, 2, 4, 6)),
@@ -56,11 +56,14 @@ MIG_PROFILES: tuple[tuple[int, int, tuple[int, ...]], ...] = (
 
 
 class SimulationError(ValueError):
-    """An argument that describes no possible host; the message says what is allowed."""
+    """An argument describes no possible host; the message says what is allowed."""
 
 
 def parse_models(text: str) -> list[str]:
-    """ "8xH100-80GB" or "4xH100-80GB,4xA100-40GB" as one model per GPU. Raises SimulationError."""
+    """Parse e.g. "8xH100-80GB" or "4xH100-80GB,4xA100-40GB".
+
+    Return one model per GPU. Raises SimulationError.
+    """
     models: list[str] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,4})x([A-Za-z0-9-]+)\s*", part)
@@ -76,7 +79,10 @@ def parse_models(text: str) -> list[str]:
 
 
 def parse_mig(text: str, models: list[str]) -> dict[int, list[str]]:
-    """ "0:7x1g.10gb" or "0:2x3g.40gb,1:3x2g.20gb+1x1g.10gb" as profiles per GPU index. Raises SimulationError."""
+    """Parse e.g. "0:7x1g.10gb" or "0:2x3g.40gb,1:3x2g.20gb+1x1g.10gb". Return the MIG profiles by GPU index.
+
+    Raises SimulationError.
+    """
     slices: dict[int, list[str]] = {}
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         match = re.fullmatch(r"(\d{1,3}):(.+)", part)
@@ -122,7 +128,7 @@ def _memory_gb_of(profile: str) -> int:
 
 
 def mig_profiles_of(model: str) -> list[MigProfileSeen]:
-    """What a board of this model can be split into."""
+    """Return the MIG profiles that a board of this model supports."""
     return [
         MigProfileSeen(f"{slices}g.{gb}gb", slices, _instance_mib(gb), len(starts), size, list(starts))
         for gb, (slices, size, starts) in zip(SIMULATED_MODELS[model].mig_gb, MIG_PROFILES, strict=False)
@@ -138,6 +144,7 @@ def simulated_gpu_uuid(host: str, index: int) -> str:
 
 
 def simulated_gpus(host: str, models: list[str], slices: dict[int, list[str]]) -> list[GpuSeen]:
+    """Return the GPUs of a simulated host. ``slices``: the MIG profiles by GPU index."""
     return [_gpu(host, index, models, slices.get(index, [])) for index in range(len(models))]
 
 
@@ -145,12 +152,12 @@ def _numa_node(index: int, count: int) -> int:
     return 0 if index < (count + 1) // 2 else 1
 
 
-def _topology_between(one: int, other: int, models: list[str]) -> str:
-    """How two GPUs of a host reach each other: boards of one model over the switches of their baseboard, others over PCIe."""
-    if models[one] == models[other] and SIMULATED_MODELS[models[one]].nvlinks:
+def _topology_between(first: int, second: int, models: list[str]) -> str:
+    """Return the connection of two GPUs: NVLink between boards of one model on switches, else PCIe."""
+    if models[first] == models[second] and SIMULATED_MODELS[models[first]].nvlinks:
         return "NVLink"
-    same = _numa_node(one, len(models)) == _numa_node(other, len(models))
-    return "one NUMA node" if same else "across NUMA nodes"
+    same_node = _numa_node(first, len(models)) == _numa_node(second, len(models))
+    return "one NUMA node" if same_node else "across NUMA nodes"
 
 
 def _gpu(host: str, index: int, models: list[str], profiles: list[str]) -> GpuSeen:
@@ -158,8 +165,8 @@ def _gpu(host: str, index: int, models: list[str], profiles: list[str]) -> GpuSe
     board = SIMULATED_MODELS[model]
     name = simulated_gpu_uuid(host, index)
     linked = bool(board.nvlinks) and models.count(model) > 1
-    switched = [
-        each for each in dict.fromkeys(models) if SIMULATED_MODELS[each].nvlinks and models.count(each) > 1
+    linked_models = [
+        name for name in dict.fromkeys(models) if SIMULATED_MODELS[name].nvlinks and models.count(name) > 1
     ]
     units = [UnitSeen(name, "", 0, SLOTS_PER_GPU, board.memory_mib)] if not profiles else []
     first = 0
@@ -175,7 +182,7 @@ def _gpu(host: str, index: int, models: list[str], profiles: list[str]) -> GpuSe
         model=model,
         memory_mib=board.memory_mib,
         compute_capability=board.compute_capability,
-        nvlink_group=switched.index(model) if linked else None,
+        nvlink_group=linked_models.index(model) if linked else None,
         numa_node=_numa_node(index, count),
         pci_bus_id=f"00000000:{0x10 + index * 8:02X}:00.0",
         units=units,

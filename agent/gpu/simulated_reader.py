@@ -1,9 +1,10 @@
-"""A simulated NVML: the processes are real, only the readings are made up, and they follow what the processes do.
+"""Simulates GPU readings that follow what the real processes of workloads do.
 
-A workload may declare its load (a number in the file $GPUPOOL_SIMULATED_LOAD, or GPUPOOL_SIMULATED_UTILISATION in its
-environment). Without a declaration the GPU follows the CPU use of its process tree. Memory, power, temperature and the
-energy counter follow the load the way they do on real boards: an idle GPU is 0 % busy and still draws its idle watts, the
-temperature lags behind the power, and under MIG neither utilisation nor the board's power is known per instance.
+A workload may declare its load: a number in the file $GPUPOOL_SIMULATED_LOAD, or
+GPUPOOL_SIMULATED_UTILISATION in its environment. Without a declaration, the load follows the CPU use of its
+process tree. Memory, power, temperature and energy follow the load as on real boards: an idle GPU draws its
+idle power, the temperature lags behind the power, and under MIG neither utilisation nor power is known per
+instance.
 """
 
 from __future__ import annotations
@@ -33,36 +34,39 @@ from agent.host.gpu_locks import SLOTS_PER_GPU
 from agent.protocol import GeometryPart, GpuSeen, SampleRow, UnitSeen
 
 GEOMETRIES_FILE = "simulated_geometries.json"
-MIG_STEP_SECONDS = 0.05  # that a simulated driver takes for each instance
+MIG_STEP_SECONDS = 0.05  # duration of each simulated step of a geometry change
 ROOM_TEMPERATURE_C = 27.0
 TEMPERATURE_LAG_SECONDS = 40.0
-CONTEXT_MIB = 520  # what a process that opened the GPU takes at once
+CONTEXT_MIB = 520  # memory of a CUDA context
 
 
 class SimulatedMigGpu:
-    """One simulated GPU as ``mig.Board``. Each step is on disk before the next begins: an agent that is killed leaves it in
-    between, as it would a real one."""
+    """A simulated GPU that implements ``mig.MigGpu``.
+
+    Each step is on disk before the next one begins, so that a killed agent leaves an intermediate state as on
+    a real GPU.
+    """
 
     def __init__(self, path: Path, gpu: str, profiles: list[str], fault: str) -> None:
         self._path, self._gpu, self._fault = path, gpu, fault
-        self._given = profiles or None
+        self._initial = profiles or None
 
     def parts(self) -> list[str] | None:
-        """Profiles of its instances; None: it is not split."""
-        found: list[str] | None = (read_json(self._path) or {}).get(self._gpu, self._given)
+        """Return the profiles of its instances; None if MIG mode is off."""
+        found: list[str] | None = (read_json(self._path) or {}).get(self._gpu, self._initial)
         return found
 
     def split(self, on: bool) -> None:
-        """MIG mode."""
+        """Switch MIG mode."""
         self._step([] if on else None)
 
     def clear(self) -> None:
-        """Every instance goes."""
+        """Remove all instances, one after the other."""
         for _ in self.parts() or ():
             self._step((self.parts() or [])[:-1])
 
     def make(self, part: GeometryPart) -> None:
-        """One more instance."""
+        """Add one instance."""
         self._step([*(self.parts() or []), part.profile])
 
     def _step(self, profiles: list[str] | None) -> None:
@@ -74,7 +78,7 @@ class SimulatedMigGpu:
 
 @dataclass
 class _UnitHistory:
-    """How one unit's readings go on from the last ones."""
+    """The last reading of a unit, from which the next one continues."""
 
     at: float | None = None
     cpu_seconds: float = 0.0
@@ -85,7 +89,10 @@ class _UnitHistory:
 
 
 class SimulatedGpuReader:
-    """Readings for one simulated host. ``folder`` is the agent's state folder; planted events come through it."""
+    """Reads one simulated host.
+
+    ``folder`` is the agent's state folder; planted events and faults are files in it.
+    """
 
     simulated = True
 
@@ -101,7 +108,7 @@ class SimulatedGpuReader:
         uuids = [gpu.uuid for gpu in self._gpus]
         if read_json(folder / "simulated.json") != uuids:
             write_json(folder / "simulated.json", uuids)
-        self._courses: dict[str, _UnitHistory] = {}
+        self._histories: dict[str, _UnitHistory] = {}
         self._noise = random.Random(host)
 
     async def hardware(self) -> GpuInventory:
@@ -117,16 +124,16 @@ class SimulatedGpuReader:
         return None
 
     def _present(self) -> dict[int, list[str]]:
-        """By index: the profiles that it has now, as it was started or as it was split since."""
+        """Return the MIG profiles by GPU index: the initial ones, or those of the last geometry change."""
         changed = read_json(self._geometries) or {}
         names = {simulated_gpu_uuid(self._host, index): index for index in range(len(self._models))}
-        since = {
+        changes = {
             names[name]: profiles or []
             for name, profiles in changed.items()
             if name in names
-            and {*(profiles or ())} <= {one.name for one in mig_profiles_of(self._models[names[name]])}
+            and {*(profiles or ())} <= {known.name for known in mig_profiles_of(self._models[names[name]])}
         }
-        return {**self._slices, **since}
+        return {**self._slices, **changes}
 
     async def reshape(
         self,
@@ -136,7 +143,7 @@ class SimulatedGpuReader:
         locks_folder: Path,
         deadline: float,
     ) -> mig.ReshapeOutcome | None:
-        index = next(each.index for each in self._gpus if each.uuid == gpu)
+        index = next(known.index for known in self._gpus if known.uuid == gpu)
         fault = (read_json(self._faults) or {}).get(str(index), "")
         board = SimulatedMigGpu(self._geometries, gpu, self._slices.get(index, []), fault)
         return await asyncio.to_thread(mig.reshape_under_lock, locks_folder, gpu, board, parts, before)
@@ -160,7 +167,7 @@ class SimulatedGpuReader:
         return {}
 
     def _planted_strays(self) -> list[GpuProcess]:
-        """Real processes that are said to compute on a simulated GPU."""
+        """Return the planted strays that still run: real processes, reported on simulated GPUs."""
         found = []
         for entry in read_json(self._strays) or []:
             if processes.is_alive(entry["pid"], entry["start_ticks"]):
@@ -168,18 +175,19 @@ class SimulatedGpuReader:
                 found.append(GpuProcess(gpu.uuid, gpu.units[0].uuid, entry["pid"], CONTEXT_MIB))
         return found
 
+    # Not split: one expression per field; most fields are known of whole GPUs only.
     def _row(self, gpu: GpuSeen, unit: UnitSeen, use: UnitUse | None, now: float) -> SampleRow:
         board = SIMULATED_MODELS[gpu.model]
-        course = self._courses.setdefault(unit.uuid, _UnitHistory())
-        load = self._load(course, use, now)
+        history = self._histories.setdefault(unit.uuid, _UnitHistory())
+        load = self._load(history, use, now)
         own = 0 if use is None else max(use.gpu_processes, 1 if load > 0 else 0)
-        strays = sum(1 for each in self._processes if each.unit == unit.uuid)
+        strays = sum(1 for process in self._processes if process.unit == unit.uuid)
         memory = min(unit.memory_mib, _memory_used(unit, use, load, own) + strays * CONTEXT_MIB)
         whole = not unit.profile
         share = unit.slots / SLOTS_PER_GPU
         power = board.idle_w + (board.most_w * 0.97 - board.idle_w) * (load / 100) ** 0.8
         power += self._noise.uniform(-0.01, 0.01) * board.idle_w
-        _advance_sensors(course, power, board, now)
+        _advance_sensors(history, power, board, now)
         active = load * 0.82 if load else 0.0
         knows_instances = board.compute_capability >= 90  # per-instance activity: Hopper and newer
         return SampleRow(
@@ -192,9 +200,9 @@ class SimulatedGpuReader:
             memory_used_mib=memory,
             memory_utilisation=round(load * 0.55, 1) if whole else None,
             power_w=round(power, 1) if whole else None,
-            energy_mj=int(course.energy_mj) if whole else None,
-            temperature_c=round(course.temperature_c) if whole else None,
-            memory_temperature_c=round(course.temperature_c + 6) if whole else None,
+            energy_mj=int(history.energy_mj) if whole else None,
+            temperature_c=round(history.temperature_c) if whole else None,
+            memory_temperature_c=round(history.temperature_c + 6) if whole else None,
             sm_clock_mhz=(board.clock_mhz if load else 345) if whole else None,
             throttle_reasons=(0 if load else 1) if whole else None,  # bit 0: the GPU is idle
             pcie_rx_kib=int(load * 900 * share) if whole else None,
@@ -203,22 +211,22 @@ class SimulatedGpuReader:
             stray_processes=strays,
         )
 
-    def _load(self, course: _UnitHistory, use: UnitUse | None, now: float) -> float:
-        """Per cent of time that kernels ran since the last look."""
-        before, course_run = course.cpu_seconds, course.run
-        course.cpu_seconds = use.cpu_seconds if use else 0.0
-        course.run = use.run if use else ""
+    def _load(self, history: _UnitHistory, use: UnitUse | None, now: float) -> float:
+        """Return the percentage of time that kernels ran since the last reading."""
+        before, last_run = history.cpu_seconds, history.run
+        history.cpu_seconds = use.cpu_seconds if use else 0.0
+        history.run = use.run if use else ""
         if use is None:
             return 0.0
         if use.declared_utilisation_percent is not None:
             load = use.declared_utilisation_percent + (
                 self._noise.uniform(-2, 2) if 5 <= use.declared_utilisation_percent <= 95 else 0
             )
-        elif course.at is None or course_run != use.run or now <= course.at:
+        elif history.at is None or last_run != use.run or now <= history.at:
             load = 0.0
         else:
-            load = 100 * max(0.0, use.cpu_seconds - before) / (now - course.at)
-            load = 0.0 if load < 1 else load  # a process that only waits burns a little CPU
+            load = 100 * max(0.0, use.cpu_seconds - before) / (now - history.at)
+            load = 0.0 if load < 1 else load  # an idle process uses a little CPU
         return min(100.0, max(0.0, load))
 
     async def events(self, now: float) -> list[HardwareEvent]:
@@ -241,20 +249,20 @@ class SimulatedGpuReader:
 def _memory_used(unit: UnitSeen, use: UnitUse | None, load: float, processes: int) -> int:
     if use is not None and use.declared_memory_mib is not None:
         return min(unit.memory_mib, max(0, use.declared_memory_mib))
-    reserved = int(unit.memory_mib * 0.006)  # what the driver keeps for itself
+    reserved = int(unit.memory_mib * 0.006)  # for the driver
     return min(
         unit.memory_mib, reserved + processes * CONTEXT_MIB + int(unit.memory_mib * 0.7 * min(1.0, load / 60))
     )
 
 
-def _advance_sensors(course: _UnitHistory, power: float, board: SimulatedModel, now: float) -> None:
+def _advance_sensors(history: _UnitHistory, power: float, board: SimulatedModel, now: float) -> None:
     target = ROOM_TEMPERATURE_C + 46 * power / board.most_w
-    if course.at is not None and now > course.at:
-        passed = now - course.at
-        course.energy_mj += power * passed * 1000
-        course.temperature_c += (target - course.temperature_c) * (
+    if history.at is not None and now > history.at:
+        passed = now - history.at
+        history.energy_mj += power * passed * 1000
+        history.temperature_c += (target - history.temperature_c) * (
             1 - math.exp(-passed / TEMPERATURE_LAG_SECONDS)
         )
-    elif course.at is None:
-        course.temperature_c = target
-    course.at = now
+    elif history.at is None:
+        history.temperature_c = target
+    history.at = now

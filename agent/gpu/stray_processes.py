@@ -1,12 +1,15 @@
-"""Processes on this host's GPUs that no workload there accounts for: seen, described, and ended where the pool says so.
+"""Finds processes on this host's GPUs that belong to no workload, reports them, and ends them if the pool's
+policy says so.
 
-Ended is only what is surely neither ours nor the system's: a process of an ordinary user that belongs to no workload, descends from
-no agent, is no service of the system, and was there at two looks. What it is, is told by what it can't choose itself: its user,
-its parents and its control group, never by its name, its program or its environment. TERM first, KILL after a while, over a file
-descriptor of the process, so that nobody else with the same pid is met.
+A process is ended only if it certainly is neither ours nor the system's: its user is an ordinary one, it
+belongs to no workload, does not descend from an agent, is no system service, and was seen twice. This is
+decided by its user, its parents and its control group, never by what it can choose itself: its name, program
+or environment. It gets SIGTERM, later SIGKILL, through a pidfd, so that a later process with the same pid is
+never hit.
 
-Of a workload that uses a GPU which its run does not hold no single process is ended: the run is, with its notice and its grace. It
-needs no open door for that where another run of its owner has handed it a device that it had open.
+If a workload uses a GPU that its run does not hold, the whole run is stopped with its notice and grace
+period, not a single process. A workload can do so without access to the device node if another run of its
+owner passes it an open device.
 """
 
 from __future__ import annotations
@@ -26,15 +29,13 @@ from agent.protocol import StraySeen
 
 log = logging.getLogger("agent.gpu.stray_processes")
 
-FIRST_PERSON_UID, NOBODY_UID = (
-    1000,
-    65534,
-)  # services are below; above are subordinate users of people, which each may become
+# Services have smaller uids. Larger ones are subordinate uids, which people may become.
+FIRST_PERSON_UID, NOBODY_UID = 1000, 65534
 TERM_GRACE_SECONDS = 10.0
-STRAY_ENDED_CODE = "stray:ended"  # the code of the event about those that the pool's policy ended
-MAX_NAMED_PROCESSES = 20  # in one such event; the log names every one
-MEMORY_CHANGE_MIB = 256  # a smaller change of its memory is no news
-# Services of the system in which people's own programs may run: by a timetable, or where nobody makes a session of a login.
+STRAY_ENDED_CODE = "stray:ended"  # event code for processes ended by the pool's policy
+MAX_NAMED_PROCESSES = 20  # per event; the log names all
+MEMORY_CHANGE_MIB = 256  # a smaller change of a process's memory is not reported
+# System services that run programs of people: scheduled jobs, and logins where no session is created.
 USER_RUN_SERVICES = ("cron", "crond", "atd", "ssh", "sshd")
 ProcessKey = tuple[str, int, int]  # gpu, pid, start
 TERM_SENT, KILL_SENT = "asked to end", "killed"
@@ -43,11 +44,11 @@ SIGNAL_SENT = {TERM_SENT: "TERM", KILL_SENT: "KILL"}
 
 @dataclass(frozen=True)
 class WorkloadContext:
-    """What is known of this host's workloads when its GPUs were looked at.
+    """What the agent knows about the workloads of this host at the time its GPUs were read.
 
-    ``uses``: by unit, of when that look began; ``holders``: by unit the run that holds it, and ``shims``: by pid the run that a
-    shim keeps, both as of now; ``ours``: processes of this agent; ``team_users``: numbers that only workloads run as;
-    ``in_groups``: tells the processes in control groups of workloads.
+    ``uses``: by unit, as of the start of that read. ``holders``: the run that holds each unit, and ``shims``:
+    the run of each shim by pid, both current. ``ours``: pids of this agent. ``team_users``: uids that only
+    workloads have. ``cgroup_pids`` returns the pids in control groups of workloads.
     """
 
     uses: Mapping[str, UnitUse] = field(default_factory=dict)
@@ -58,11 +59,11 @@ class WorkloadContext:
     cgroup_pids: Callable[[], set[int]] = set
 
     def identifies_unit(self, found: GpuProcess) -> bool:
-        """Is it known on whose unit this process is? Of several runs that take turns on one GPU nobody can tell."""
+        """Return True if the process's unit is certain. Time-sliced runs on one GPU can't be told apart."""
         return found.unit == found.gpu or found.unit.startswith("MIG-")
 
     def run_of(self, process: processes.Process) -> str:
-        """The run that a process belongs to, by what was seen or by its ancestors; empty for none."""
+        """Return the run of a process, by its pid or its ancestors; '' if it belongs to none."""
         for use in self.uses.values():
             if process.pid in use.pids:
                 return use.run
@@ -71,56 +72,65 @@ class WorkloadContext:
 
 @dataclass(frozen=True)
 class EndedStray:
-    """A process that was sent ``signal``, and is gone."""
+    """A process that was sent ``signal`` and has ended."""
 
     stray: StraySeen
     signal: str
 
     def __str__(self) -> str:
-        """Its pid first: what follows that in an event is for operators and auditors (telemetry.health.rules.public_detail)."""
+        """Return a description that begins with the pid.
+
+        Only operators and auditors see what follows the pid (telemetry.health.rules.public_detail).
+        """
         return f"{describe_stray(self.stray)}, by {self.signal}"
 
 
 class StrayTracker:
-    """What was seen at the last look, what was asked to end when, and ``ended``: of these, what was found gone at the last look."""
+    """The strays of the last look, and the times at which they were sent signals.
+
+    ``ended``: the processes found ended at the last look.
+    """
 
     def __init__(self) -> None:
         self.seen: list[StraySeen] = []
-        self.runs_on_foreign_gpus: dict[
-            str, str
-        ] = {}  # run -> the GPU that it uses and does not hold, where the pool ends that
+        # run to stop -> the GPU that it uses without holding it
+        self.runs_on_foreign_gpus: dict[str, str] = {}
         self.ended: list[EndedStray] = []
-        self._asked: dict[ProcessKey, float] = {}
-        # Kept until it is gone, also where it has left the GPU and takes its time to end.
+        self._term_sent_at: dict[ProcessKey, float] = {}
+        # Until the process has ended, even if it no longer uses the GPU.
         self._ending: dict[ProcessKey, EndedStray] = {}
 
+    # Not split: each process passes through the same sequence of tests.
     def look(self, found: Iterable[GpuProcess], known: WorkloadContext, *, action: str, now: float) -> bool:
-        """Whether anything is other than at the last look. ``now``: a clock that only goes forward."""
+        """Update from the processes on the GPUs. Return True if anything changed since the last look.
+
+        ``action``: the pool's policy (report, warn or end). ``now``: seconds of a monotonic clock.
+        """
         before, own = {_key(stray) for stray in self.seen}, set(known.ours)
         strays: dict[ProcessKey, StraySeen] = {}
         self.runs_on_foreign_gpus = {}
-        for each in found:
-            use = known.uses.get(each.unit)
-            if each.pid in own or (use is not None and each.pid in use.pids):
+        for gpu_process in found:
+            use = known.uses.get(gpu_process.unit)
+            if gpu_process.pid in own or (use is not None and gpu_process.pid in use.pids):
                 continue
-            process = processes.read_process(each.pid)
+            process = processes.read_process(gpu_process.pid)
             if process is None:
-                continue  # it is gone already
-            key = (each.gpu, each.pid, process.start_ticks)
+                continue  # it has ended
+            key = (gpu_process.gpu, gpu_process.pid, process.start_ticks)
             run = known.run_of(process)
-            if run and run == known.holders.get(each.unit):
+            if run and run == known.holders.get(gpu_process.unit):
                 continue
-            if run and known.identifies_unit(each):
+            if run and known.identifies_unit(gpu_process):
                 done = self._handle_run_process(key, run, key in before, action)
             else:
                 done = self._handle_process(key, process, run, key in before, action, known, now)
             strays[key] = StraySeen(
-                each.gpu,
-                each.pid,
+                gpu_process.gpu,
+                gpu_process.pid,
                 process.start_ticks,
-                _user_name(each.pid),
+                _user_name(gpu_process.pid),
                 process.name[:64],
-                each.memory_mib,
+                gpu_process.memory_mib,
                 run,
                 done,
             )
@@ -130,14 +140,12 @@ class StrayTracker:
         ]
         for end in self.ended:
             del self._ending[_key(end.stray)]
-        self._asked = {key: since for key, since in self._asked.items() if key in strays}
-        fresh = [strays[key] for key in sorted(strays)]
-        is_news = [_reported_fields(stray) for stray in fresh] != [
-            _reported_fields(stray) for stray in self.seen
-        ]
-        if is_news:
-            self.seen = fresh
-        return is_news
+        self._term_sent_at = {key: since for key, since in self._term_sent_at.items() if key in strays}
+        current = [strays[key] for key in sorted(strays)]
+        has_changed = list(map(_reported_fields, current)) != list(map(_reported_fields, self.seen))
+        if has_changed:
+            self.seen = current
+        return has_changed
 
     def _note_signal(self, key: ProcessKey, stray: StraySeen) -> None:
         signal_sent, before = SIGNAL_SENT.get(stray.done), self._ending.get(key)
@@ -170,14 +178,14 @@ class StrayTracker:
     ) -> str:
         if action != "end":
             return ""
-        since = self._asked.get(key)
+        since = self._term_sent_at.get(key)
         if since is None:
-            why = "it belongs to a workload" if run else reason_to_spare(process, known)
-            if why:
-                return f"left alone: {why}"
+            reason = "it belongs to a workload" if run else reason_to_spare(process, known)
+            if reason:
+                return f"left alone: {reason}"
             if not seen_before:
                 return "is ended if it stays"
-            self._asked[key] = now
+            self._term_sent_at[key] = now
             return TERM_SENT if _send_signal(process, signal.SIGTERM) else "could not be ended: not permitted"
         if now - since < TERM_GRACE_SECONDS:
             return TERM_SENT
@@ -185,26 +193,36 @@ class StrayTracker:
 
 
 def describe_stray(stray: StraySeen) -> str:
-    """Who it is, in one line: a process chooses its name, and what it chose goes to a log."""
-    name = "".join(each if each.isprintable() else "?" for each in stray.name)
+    """Return a one-line description.
+
+    Unprintable characters are replaced, because a process chooses its own name.
+    """
+    name = "".join(character if character.isprintable() else "?" for character in stray.name)
     memory = "" if stray.memory_mib is None else f", {stray.memory_mib} MiB"
     return f"pid={stray.pid}, {name or 'unknown'} of user {stray.user or 'unknown'}{memory}"
 
 
 def ended_by_gpu(ended: Iterable[EndedStray]) -> dict[str, str]:
-    """By GPU what is told of those that ended there: one event for all of a look, since of more in a second one is told."""
+    """Return by GPU one event detail for all processes that ended there.
+
+    One event per look and GPU, because a second one within a second would be dropped as a duplicate.
+    """
     by_gpu: dict[str, list[str]] = {}
     for end in ended:
         by_gpu.setdefault(end.stray.gpu, []).append(str(end))
     return {
-        gpu: "; ".join(told[:MAX_NAMED_PROCESSES])
-        + (f"; and {len(told) - MAX_NAMED_PROCESSES} more" if len(told) > MAX_NAMED_PROCESSES else "")
-        for gpu, told in by_gpu.items()
+        gpu: "; ".join(descriptions[:MAX_NAMED_PROCESSES])
+        + (
+            f"; and {len(descriptions) - MAX_NAMED_PROCESSES} more"
+            if len(descriptions) > MAX_NAMED_PROCESSES
+            else ""
+        )
+        for gpu, descriptions in by_gpu.items()
     }
 
 
 def reason_to_spare(process: processes.Process, known: WorkloadContext) -> str:
-    """Why a process that no workload here accounts for is not ended all the same; empty when nothing speaks for it."""
+    """Return why a process of no known workload must not be ended; '' if nothing forbids it."""
     uid = processes.user_id_of(process.pid)
     try:
         groups = Path(f"/proc/{process.pid}/cgroup").read_text()
@@ -224,7 +242,7 @@ def reason_to_spare(process: processes.Process, known: WorkloadContext) -> str:
 
 
 def is_system_service(pid: int) -> bool:
-    """Whether it is a process of a service of the system; not so where that can't be read."""
+    """Return True if the process belongs to a system service; False if that can't be read."""
     try:
         return is_system_slice(Path(f"/proc/{pid}/cgroup").read_text())
     except OSError:
@@ -232,13 +250,16 @@ def is_system_service(pid: int) -> bool:
 
 
 def is_system_slice(groups: str) -> bool:
-    """Whether a process with these control groups (/proc/PID/cgroup) was started by the system: nobody else puts one below
-    ``/system.slice``. A group of that name within a person's own groups says nothing."""
+    """Return True if a process with these control groups (/proc/PID/cgroup) was started by the system.
+
+    Only the system can put a process below ``/system.slice``. A group of that name inside a user's own groups
+    does not count.
+    """
     lines = [line.split(":", 2) for line in groups.splitlines() if line.count(":") >= 2]
     kept = {controller or "unified": path for _, controller, path in lines}
     path = kept.get("name=systemd", kept.get("unified", ""))
     while path.startswith("/.."):
-        path = path[3:]  # as an agent in a group of its own sees those outside
+        path = path[3:]  # an agent in a cgroup namespace sees outside groups so
     steps = path.split("/")[1:]
     if len(steps) < 2 or steps[0] != "system.slice":
         return False
@@ -246,13 +267,13 @@ def is_system_slice(groups: str) -> bool:
 
 
 def _ancestors(process: processes.Process) -> list[int]:
-    """Pids from its parent upwards, without the first process of the host."""
+    """Return the pids from its parent upwards, without pid 1."""
     found: list[int] = []
     parent = process.parent
     while parent > 1 and parent not in found:
         found.append(parent)
-        above = processes.read_process(parent)
-        parent = above.parent if above is not None else 0
+        parent_process = processes.read_process(parent)
+        parent = parent_process.parent if parent_process is not None else 0
     return found
 
 
@@ -260,7 +281,7 @@ def _send_signal(process: processes.Process, number: signal.Signals) -> bool:
     try:
         descriptor = os.pidfd_open(process.pid)
     except OSError:
-        return True  # it is gone
+        return True  # it has ended
     try:
         if not processes.is_alive(process.pid, process.start_ticks):
             return True

@@ -1,1 +1,4 @@
-"""Provides what the agent needs of its machine: the state folder, processes, GPU locks, threads, addresses, shutdown."""
+"""Provides what the agent needs of its machine.
+
+The state folder, processes, GPU locks, threads, addresses, clocks and shutdown.
+"""

@@ -1,4 +1,4 @@
-"""Where workloads of this host are reached by those of other hosts, and over which network interface."""
+"""Finds the address at which other hosts reach this one, and its network interface."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ SIOCGIFADDR = 0x8915  # netdevice(7): the IPv4 address of an interface
 
 
 def local_address_towards(edge: str) -> str:
-    """The address that this host has on its way to the edge; '' where there is no way. Nothing is sent for it.
+    """Return the local address of the route to the edge; '' if there is no route. Sends nothing.
 
-    Behind address translation, or with an edge on this very machine, it is not what other hosts reach: then it has to be told.
+    Behind address translation, or with the edge on this machine, other hosts can't reach that address. Then
+    the operator must configure one.
     """
     parts = urlsplit(edge)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     with suppress(OSError):
-        for family, kind, _, _, place in socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_DGRAM):
+        for family, kind, _, _, address in socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_DGRAM):
             with suppress(OSError), socket.socket(family, kind) as probe:
-                probe.connect(place)
+                probe.connect(address)
                 return str(probe.getsockname()[0])
     return ""
 
 
 def interface_of(address: str) -> str:
-    """The name of the interface that has this address; '' for a name, or for an address that is not one of this host."""
+    """Return the interface that has this address; '' for a host name or an address of another host."""
     with suppress(ValueError):
         wanted = ipaddress.ip_address(address)
         return _interface_with_ipv4(wanted) if wanted.version == 4 else _interface_with_ipv6(wanted)
@@ -39,7 +40,7 @@ def interface_of(address: str) -> str:
 def _interface_with_ipv4(wanted: ipaddress.IPv4Address) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
-            with suppress(OSError):  # one without an IPv4 address
+            with suppress(OSError):  # an interface without an IPv4 address
                 answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
                 if answer[20:24] == wanted.packed:
                     return name

@@ -1,4 +1,4 @@
-"""What a file system may hold up for ever (that of the homes) is asked beside the event loop, which goes on renewing leases."""
+"""Runs calls that may block for ever in a thread, so that the event loop keeps renewing leases."""
 
 from __future__ import annotations
 
@@ -12,40 +12,43 @@ T = TypeVar("T")
 
 
 class CallTimeout(Exception):
-    """No answer in time, or one before it did not come yet."""
+    """The call did not return in time, or an earlier call still hangs."""
 
 
 class BlockingCall:
-    """One thread that asks, one question after the other. While one hangs nobody waits for the next."""
+    """One thread that runs one call at a time. While a call hangs, further calls fail at once."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._asked: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         self._last_result: Future[Any] | None = None
 
     def ask(self, call: Callable[[], T], seconds: float) -> T:
-        """What ``call`` gives or raises, as soon as it does. Raises CallTimeout after ``seconds``; at once while one before it hangs."""
+        """Return or raise what ``call`` does.
+
+        Raises CallTimeout after ``seconds``, or at once while an earlier call hangs.
+        """
         if self._last_result is None:
             try:
                 threading.Thread(target=self._work, daemon=True, name=self._name).start()
-            except RuntimeError:  # none is to be had just now
+            except RuntimeError:  # no thread available
                 raise CallTimeout from None
         elif not self._last_result.done():
             raise CallTimeout
         answer: Future[T] = Future()
         self._last_result = answer
-        self._asked.put((call, answer))
+        self._calls.put((call, answer))
         try:
             return answer.result(seconds)
         except TimeoutError:
             if answer.done():
-                raise  # the call itself said so
+                raise  # raised by the call itself
             raise CallTimeout from None
 
     def _work(self) -> None:
         while True:
-            call, answer = self._asked.get()
+            call, answer = self._calls.get()
             try:
                 answer.set_result(call())
-            except Exception as problem:  # noqa: BLE001 - whoever asked gets it
+            except Exception as problem:  # noqa: BLE001 - passed to the caller
                 answer.set_exception(problem)

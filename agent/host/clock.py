@@ -7,10 +7,10 @@ from pathlib import Path
 
 
 def boot_id() -> str:
-    """Random per boot of the kernel: a new one proves that nothing of before runs any more."""
+    """Return a random id of the current boot. A changed id proves that no earlier process runs any more."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def boottime() -> float:
-    """Seconds on CLOCK_BOOTTIME: counts through sleep, never jumps."""
+    """Return seconds on CLOCK_BOOTTIME, which counts through sleep and never jumps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

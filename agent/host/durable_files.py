@@ -15,16 +15,16 @@ log = logging.getLogger("agent.host.durable_files")
 
 
 class StateFolderError(Exception):
-    """The state folder can't be used: says why in one line."""
+    """The state folder can't be used; the message gives the reason in one line."""
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Atomic and durable: after a crash there is the old content or the new."""
+    """Write JSON atomically and durably: after a crash the file has the old content or the new."""
     write_text(path, json.dumps(value))
 
 
 def write_text(path: Path, text: str, mode: int = 0o600) -> None:
-    """Like ``write_json``, for text."""
+    """Write text atomically and durably."""
     new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
@@ -39,7 +39,10 @@ def write_text(path: Path, text: str, mode: int = 0o600) -> None:
 
 
 def overwrite_in_place(path: Path, text: str) -> None:
-    """Into the room that a small file has already, which a full disk does not refuse; a crash in between may spoil it."""
+    """Overwrite a small file in its existing blocks, which works on a full disk.
+
+    A crash meanwhile may damage it.
+    """
     descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         os.pwrite(descriptor, text.encode(), 0)
@@ -59,7 +62,7 @@ def fsync_folder(path: Path) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The value in ``path``, or None where there is no such file or it is not whole."""
+    """Return the value in ``path``; None if the file is missing or incomplete."""
     try:
         return json.loads(path.read_text())
     except (FileNotFoundError, ValueError):
@@ -67,18 +70,26 @@ def read_json(path: Path) -> Any:
 
 
 def read_json_or_raise(path: Path) -> Any:
-    """Like ``read_json``, for what holds a fence: only a file that is not there may count as nothing. Raises StateFolderError."""
+    """Return the value in ``path``; None only if the file is missing.
+
+    Raises StateFolderError if it is damaged.
+
+    For files that fence something: a damaged one must not count as an empty one.
+    """
     value = read_json(path)
     if value is None and path.exists():
         raise StateFolderError(
-            f"{path} is damaged: what it kept is not known and must not count as nothing. Restore it from a copy"
+            f"{path} is damaged: what it kept is not known and must not count as nothing. "
+            "Restore it from a copy"
         )
     return value
 
 
 @contextlib.contextmanager
 def log_disk_errors(what: str) -> Iterator[None]:
-    """A full or broken disk is said, and does not end the agent: it keeps the leases of what runs."""
+    """Log OSErrors of the block instead of raising them, so that a full disk does not end the agent and its
+    leases.
+    """
     try:
         yield
     except OSError as error:

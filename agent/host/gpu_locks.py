@@ -1,10 +1,10 @@
-"""Locks on the host: one GPU slot, one workload, whatever any server says.
+"""Locks on the host that guarantee one workload per GPU slot, whatever any server says.
 
-A workload on a whole GPU holds the GPU's lock file exclusively. One on a slice holds it shared, and the file of its slot range
-exclusively. The locks (flock) belong to the run's shim and to the guard above it (``agent/shim/guard.py``), never to the workload's
-own processes: an open descriptor can be handed to anybody who shares a folder with it, and would hold the GPU for as long as they
-like. So they are free when, and only when, the shim has seen the last process of the workload go, or the guard where the shim was
-killed.
+A workload on a whole GPU holds the GPU's lock file exclusively. One on a slice holds it shared, and the file
+of its slot range exclusively. The locks (flock) belong to the run's shim and to the guard above it
+(``agent/shim/guard.py``), never to the workload's processes: a process can pass an open descriptor to any
+other process, which could then hold the GPU for ever. Therefore the locks are free if and only if the shim,
+or the guard if the shim was killed, has seen the last process of the workload end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SLOTS_PER_GPU = 840
 
 @dataclass(frozen=True)
 class SlotClaim:
-    """Slots of one GPU that a run is to hold: ``[first, first + slots)`` of 840."""
+    """Slots of one GPU that a run is to hold: ``[first, first + slots)`` of SLOTS_PER_GPU."""
 
     gpu: str
     first: int
@@ -32,7 +32,7 @@ class SlotClaim:
         return self.slots == SLOTS_PER_GPU
 
     def overlaps(self, other: SlotClaim) -> bool:
-        """Can't both be held at once?"""
+        """Return True if the two claims can't be held at the same time."""
         return (
             self.gpu == other.gpu
             and self.first < other.first + other.slots
@@ -41,7 +41,7 @@ class SlotClaim:
 
 
 class SlotsLocked(Exception):
-    """Somebody still holds one of the slots; ``claim`` says which, ``path`` by which of its lock files."""
+    """Somebody holds one of the slots. ``claim`` names the slots, ``path`` the lock file."""
 
     def __init__(self, claim: SlotClaim, path: Path) -> None:
         super().__init__(f"{claim.gpu} slots {claim.first} to {claim.first + claim.slots} are still held")
@@ -50,7 +50,10 @@ class SlotsLocked(Exception):
 
 
 class HeldLocks:
-    """Open lock files. ``close`` drops this process's hold: the locks stay while an heir has them open."""
+    """Open lock files.
+
+    ``close`` closes them in this process; the locks stay while a child process has them open.
+    """
 
     def __init__(self) -> None:
         self.descriptors: list[int] = []
@@ -62,7 +65,7 @@ class HeldLocks:
 
 
 def lock_slots(folder: Path, claims: list[SlotClaim]) -> HeldLocks:
-    """All of the locks or none, in sorted order, without waiting. Raises SlotsLocked."""
+    """Take all locks or none, in sorted order, without waiting. Raises SlotsLocked."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     held = HeldLocks()
     try:
@@ -79,10 +82,10 @@ def lock_slots(folder: Path, claims: list[SlotClaim]) -> HeldLocks:
 
 
 def pids_with_open(path: Path) -> list[int]:
-    """Pids of the processes, but this one, that have this lock file open. Reads all of /proc: takes long."""
+    """Return the pids of other processes that have this lock file open. Slow: reads all of /proc."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):  # it has ended, or is not ours to look at
+        with contextlib.suppress(OSError):  # it has ended, or this user may not read it
             links = (os.readlink(f"/proc/{pid}/fd/{number}") for number in os.listdir(f"/proc/{pid}/fd"))
             if int(pid) != os.getpid() and str(path) in links:
                 found.append(int(pid))
@@ -90,7 +93,7 @@ def pids_with_open(path: Path) -> list[int]:
 
 
 def _lock_file(held: HeldLocks, path: Path, kind: int, claim: SlotClaim) -> None:
-    # For reading only: nobody who comes by the descriptor can leave bytes for the next tenant.
+    # Read-only, so that nobody who gets the descriptor can leave data for the next tenant.
     descriptor = os.open(path, os.O_RDONLY | os.O_CREAT, 0o400)
     held.descriptors.append(descriptor)
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from agent.protocol import LONGEST_PATH, MOST_EXPOSED, EnvironmentSeen
 
-# What people ask about before they choose where to run: looked up in the environment that notebooks run in.
+# Packages whose versions are reported, because people choose a host by them.
 REPORTED_PACKAGES = (
     "jupyterlab",
     "jupyter-server",
@@ -33,7 +33,7 @@ REPORTED_PACKAGES = (
 
 
 def offered_environment(exposed: list[Path]) -> EnvironmentSeen:
-    """What notebooks and jobs of this host find: the agent's own environment is theirs."""
+    """Return what notebooks and jobs of this host find; the agent's own Python environment is theirs."""
     packages = {}
     for name in REPORTED_PACKAGES:
         try:

@@ -1,4 +1,4 @@
-"""What runs on this host, read from /proc in one pass."""
+"""Reads the processes of this host from /proc."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Process:
+    """A process of this host."""
+
     pid: int
     parent: int
     name: str
-    start_ticks: int  # since boot: with the boot id it tells one process from a later one with the same pid
-    cpu_seconds: float  # of it and of its children that ended and were waited for
+    start_ticks: int  # since boot; with the boot id it distinguishes processes that had the same pid
+    cpu_seconds: float  # of the process and its reaped children
 
 
 def read_process(pid: int | str) -> Process | None:
-    """One living process, or None."""
+    """Return a living process; None if it has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes().decode("utf-8", "replace")
     except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return None  # the last where /proc hides what is not ours (hidepid)
+        return None  # PermissionError: /proc is mounted with hidepid
     name = text[text.index("(") + 1 : text.rindex(")")]
     fields = text[text.rindex(")") + 2 :].split()
-    if (
-        fields[0] in "ZX" and int(fields[17]) <= 1
-    ):  # else only its first thread has ended, and the others go on
+    if fields[0] in "ZX" and int(fields[17]) <= 1:  # with more threads only the first one has ended
         return None
     cpu = sum(int(field) for field in fields[11:15]) / TICKS_PER_SECOND
     return Process(int(pid), int(fields[1]), name, int(fields[19]), cpu)
 
 
 def scan() -> dict[int, Process]:
-    """Every living process by pid."""
+    """Return all living processes by pid."""
     found = (read_process(entry) for entry in os.listdir("/proc") if entry.isdigit())
     return {process.pid: process for process in found if process is not None}
 
 
 def user_ids() -> set[int]:
-    """The numbers of the users that have a process here."""
+    """Return the uids that have a process on this host."""
     found = set()
     for entry in filter(str.isdigit, os.listdir("/proc")):
         number = user_id_of(int(entry))
@@ -51,7 +51,7 @@ def user_ids() -> set[int]:
 
 
 def user_id_of(pid: int) -> int | None:
-    """The number of the user who a process really is, whatever a program with other rights lets it act as. None: it is gone."""
+    """Return the real uid of a process; None if it has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
@@ -60,7 +60,7 @@ def user_id_of(pid: int) -> int | None:
 
 
 def descendants(everything: dict[int, Process], root: int) -> list[Process]:
-    """The processes below ``root``, without it."""
+    """Return all processes below ``root``, without ``root``."""
     children: dict[int, list[Process]] = {}
     for process in everything.values():
         children.setdefault(process.parent, []).append(process)
@@ -74,8 +74,10 @@ def descendants(everything: dict[int, Process], root: int) -> list[Process]:
 
 
 def environment_entries(pid: int) -> list[bytes]:
-    """Everything in the environment that the process was started with, NAME=VALUE; [] where there is none or it can't be read.
-    Where its first thread has ended, only the others still have it."""
+    """Return the NAME=VALUE entries of the environment a process was started with; [] if it can't be read.
+
+    Reads it from any thread, because a first thread that has ended has lost it.
+    """
     try:
         threads = sorted(os.listdir(f"/proc/{pid}/task"), key=int)
     except OSError:
@@ -84,20 +86,20 @@ def environment_entries(pid: int) -> list[bytes]:
         try:
             found = Path(f"/proc/{pid}/task/{thread}/environ").read_bytes()
         except OSError:
-            continue  # it has ended, or is not ours to read
+            continue  # it has ended, or this user may not read it
         if found:
             return found.split(b"\0")
     return []
 
 
 def environment_value(pid: int, name: str) -> str | None:
-    """A variable of that environment, or None."""
+    """Return a variable of that environment, or None."""
     start = f"{name}=".encode()
     values = (entry[len(start) :] for entry in environment_entries(pid) if entry.startswith(start))
     return next((value.decode("utf-8", "replace") for value in values), None)
 
 
 def is_alive(pid: int, start_ticks: int) -> bool:
-    """Whether this very process lives: not another one that was given its pid later."""
+    """Return True if this process lives, and not a later one with the same pid."""
     process = read_process(pid)
     return process is not None and process.start_ticks == start_ticks

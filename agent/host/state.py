@@ -1,13 +1,13 @@
-"""The agent's state folder: who this host is, what it has ever started, and where its runs live.
+"""Keeps the agent's state folder: the identity of this host, its history of starts, and its runs.
 
 identity.json      credential of this host (0600)
 host.key           private half of its key pair (0600)
-edge               where this host has joined
-starts             which starts of an agent this folder has seen
+edge               the edge that this host has joined
+starts             the starts of agents with this folder
 generations.json   the highest generation ever started, per unit
 runs/<run>/        one folder per run, shared with its shim
-spool/ health/     what the server has not confirmed yet
-tools/             what is put into every workload's reach: the checkpoint command, the helper module, the notebook server
+spool/ health/     samples and events that the server has not confirmed
+tools/             files that every workload can use: checkpoint command, helper module, notebook server
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ START_ID_LENGTH = 32  # characters
 
 @dataclass
 class HostIdentity:
-    """What this host is to the server. ``instance`` is made once: a copied state folder shows as a clone."""
+    """The identity of this host on the server.
+
+    ``instance`` is created once, so that a copied state folder is detected.
+    """
 
     instance: str
     host: str = ""
@@ -48,7 +51,7 @@ class HostIdentity:
 
 
 class StateFolder:
-    """The folder, held by one agent at a time."""
+    """The state folder, locked by one agent at a time. Raises StateFolderError."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -63,9 +66,7 @@ class StateFolder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise StateFolderError(f"--state: another agent already uses {folder}") from None
-        self.missing_tools_reason = (
-            ""  # why this version's could not be laid out; those of an earlier one are left as they were
-        )
+        self.missing_tools_reason = ""  # why this version's tools could not be installed
         self.identity = self._load_identity()
         self.generations = Generations(folder / "generations.json")
         self.starts = AgentStarts(folder / "starts")
@@ -95,7 +96,7 @@ class StateFolder:
         return identity
 
     def remember(self, *, host: str, credential: str, expires_at: float | None) -> None:
-        """Keep a new credential for this host."""
+        """Store a new credential for this host."""
         self.identity.host = host
         self.identity.credential = credential
         self.identity.credential_expires_at = expires_at
@@ -105,25 +106,26 @@ class StateFolder:
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-            # The server takes the one before no more: an agent that starts again has to find this one also after a full disk.
+            # The server no longer accepts the previous credential: store this one even on a full disk.
             overwrite_in_place(path, json.dumps(asdict(self.identity)))
 
     def save_edge(self, edge: str) -> None:
-        """Keep where this host has joined, so that a later start needs no address."""
+        """Store the edge's address, so that a later start needs none."""
         line = edge + "\n"
         if not self.edge.exists() or self.edge.read_text() != line:
             write_text(self.edge, line)
 
     def install_tools(self) -> None:
-        """Put this version's tools where workloads reach them; ``missing_tools_reason`` says why that did not work."""
+        """Install this version's tools for workloads; ``missing_tools_reason`` says why that failed."""
         self.missing_tools_reason = install_tools(self.tools)
 
 
 class AgentStarts:
-    """Which starts this folder has seen: the last one that the server knows of, and those since. A copy of the folder goes a way of
-    its own from here, so that of two agents with one identity the server tells whose folder saw the other's start.
+    """The starts of agents with this folder: the last one that the server knows, and later ones.
 
-    Written in place and always as long, so that a full disk changes nothing.
+    A copy of the folder has a different history from then on. Of two agents with one identity, the server can
+    therefore tell which folder contains the other agent's start. The file is written in place with a fixed
+    size, so that a full disk does not matter.
     """
 
     def __init__(self, path: Path) -> None:
@@ -133,7 +135,7 @@ class AgentStarts:
         self._write([*self.before[:1], *[*self.before[1:], self.now][-(MAX_STARTS - 1) :]])
 
     def known(self) -> None:
-        """The server knows of this start: those before it are told no more."""
+        """Note that the server knows this start, so that earlier ones are no longer reported."""
         if self.before != [self.now]:
             self.before = [self.now]
             self._write(self.before)
@@ -157,21 +159,23 @@ class AgentStarts:
 
 
 class Generations:
-    """What has been started, for ever: a unit's generation only grows, and one that was used never starts again. Where that is
-    damaged, every start is refused."""
+    """The generations that were ever started: a unit's generation only grows, and none is started twice.
+
+    If the file is damaged, every start is refused.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._damage = ""
         try:
             data = read_json_or_raise(path) or {}
-        except StateFolderError as damage:  # what runs is kept; nothing starts
+        except StateFolderError as damage:  # running workloads continue, but nothing starts
             data, self._damage = {}, str(damage)
         self._units: dict[str, int] = data.get("units", {})
         self._used: list[int] = data.get("used", [])
 
     def refusal(self, generation: int, units: list[str]) -> str:
-        """Why a start with this generation is refused, in words; '' when it may go on."""
+        """Return why a start with this generation is refused; '' if it is allowed."""
         if self._damage:
             return self._damage
         if generation in self._used:
@@ -183,9 +187,9 @@ class Generations:
         return ""
 
     def use(self, generation: int, units: list[str]) -> None:
-        """Mark as used, on disk, before anything starts."""
+        """Store the generation as used, before anything starts."""
         if self._damage:
-            return  # nothing does, and a new file would hide what the old one lost
+            return  # nothing starts, and a new file would hide the damage
         for unit in units:
             self._units[unit] = max(generation, self._units.get(unit, generation))
         self._used = [*self._used, generation][-MAX_USED_GENERATIONS:]

@@ -1,5 +1,8 @@
-"""The agent's threads: they are there before any workload is. On a host where workloads have used up what there may be of processes
-and threads, an agent that needed one more would end, and all work of the host with its leases."""
+"""Creates the agent's threads before any workload runs.
+
+On a host where workloads have used up all processes and threads, an agent that needed one more thread would
+end, and all work of the host with its leases.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +12,26 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-THREAD_COUNT = 12  # of what is waited for beside the event loop at once
+THREAD_COUNT = 12  # blocking calls at the same time
 
 
 def started_pool(count: int = THREAD_COUNT) -> ThreadPoolExecutor:
-    """So many threads, each of them started. Raises RuntimeError where they are not to be had."""
+    """Return a pool with ``count`` threads that have all been started.
+
+    Raises RuntimeError if that is not possible.
+    """
     threads = ThreadPoolExecutor(count, thread_name_prefix="agent")
-    together = threading.Barrier(count + 1)  # a pool starts none while another is idle
+    barrier = threading.Barrier(count + 1)  # without it the pool would reuse an idle thread
     for _ in range(count):
-        threads.submit(together.wait)
-    together.wait()
+        threads.submit(barrier.wait)
+    barrier.wait()
     return threads
 
 
 def watch_children_without_threads() -> None:
-    """Python 3.11 waits for each child process in a thread of its own; later versions don't where the kernel has pidfds."""
+    """Make asyncio watch child processes by pidfds where the kernel has them; Python 3.11 needs a thread for
+    each.
+    """
     if sys.version_info < (3, 12):
         try:
             os.close(os.pidfd_open(os.getpid()))

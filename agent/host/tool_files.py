@@ -1,4 +1,4 @@
-"""Installs the files that every run uses: the shim, the checkpoint command, the helper module, the notebook server."""
+"""Installs the files that every run uses: the shim, the checkpoint command, the helper module, JupyterLab."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agent.host.durable_files import StateFolderError, fsync_folder, write_text
 
 log = logging.getLogger("agent.host.tool_files")
 
-# The modules of agent/shim, which lie in tools/shim as that package again: so a shim needs nothing of the installation.
+# Modules of agent/shim. A shim runs a copy of them in tools/shim and does not depend on the installation.
 SHIM_MODULES = (
     "__init__",
     "guard",
@@ -41,10 +41,11 @@ TOOL_FILES = (  # name in tools/, file of this package, mode
 
 
 def install_tools(folder: Path) -> str:
-    """Install this version's tools in ``folder``, all of them or none. Return '' or why the disk refused them.
+    """Install this version's tools in ``folder``, all of them or none. Return '' or the disk error.
 
-    Running workloads keep the files that they have opened. On a full disk all files of the earlier version stay, because a mix of
-    two versions would fit no run; the caller then starts nothing. Raises StateFolderError and OSError.
+    Running workloads keep the files that they have opened. On a full disk all files of the earlier version
+    stay, because a mix of two versions would fit no run; the caller then starts nothing. Raises
+    StateFolderError and OSError.
     """
     written: list[tuple[Path, Path]] = []
     try:

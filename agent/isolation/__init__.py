@@ -1,1 +1,1 @@
-"""Keeps workloads apart: sandbox, control groups, network, one user per team, sockets in folders of workloads."""
+"""Keeps workloads apart: sandbox, control groups, network, one user per team, sockets in workload folders."""

@@ -17,7 +17,7 @@ from agent.isolation.launchers import (
 SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 
 
-# The parts of /etc that programs need; /etc/shadow, ssh keys and service passwords are not among them.
+# The parts of /etc that programs need, without /etc/shadow, ssh keys and service passwords.
 ETC_FILES = (
     "alternatives",
     "ca-certificates",
@@ -70,17 +70,17 @@ SANDBOX_UID = 1000
 
 
 class BubblewrapLauncher:
-    """A private view of the machine, made by bwrap without a service and without being root."""
+    """Starts workloads with bwrap, which needs neither a service nor root."""
 
     name = "bubblewrap"
 
     def __init__(self, program: str, *, nested: bool = False, network: str = "private") -> None:
         self.program = program
-        self.nested = nested  # whether user namespaces can be made inside, as bwrap before 0.8 leaves it
-        self.network = network  # private: nothing but a loopback of its own; else what it is started in
+        self.nested = nested  # True: workloads can create user namespaces (bwrap before 0.8 can't forbid it)
+        self.network = network  # private: a loopback device only; else the network of its parent
 
     def prepare(self, box: SandboxRequest) -> None:
-        """The sandbox's only user has the owner's name."""
+        """Write passwd and group with the owner as the only user."""
         (box.inbox / "passwd").write_text(
             f"{box.owner}:x:{SANDBOX_UID}:{SANDBOX_UID}::/home/{box.owner}:/bin/bash\n"
         )
@@ -105,7 +105,7 @@ class BubblewrapLauncher:
             *_namespace_arguments(self.nested, self.network),
             *_system_mounts(),
             *("--bind", stage.at(box.tmp), "/tmp", "--symlink", "../tmp", "/var/tmp"),
-            *_interpreter_mounts(stage),  # after /tmp, below which it may lie
+            *_interpreter_mounts(stage),  # after /tmp, which may contain it
             *("--proc", "/proc", *_read_only_proc_mounts(), "--dev", "/dev"),
             *(
                 argument
@@ -130,21 +130,25 @@ class BubblewrapLauncher:
 
 
 class _StagedMounts:
-    """Where a path of the host is for the user who starts the sandbox: there, or shown at the stage where that user can't go."""
+    """Maps host paths to the paths at which the run's user can access them.
+
+    Without a user of its own, a path stays as it is. Otherwise it is mounted at the stage, and ``mounts``
+    lists it.
+    """
 
     def __init__(self, user: int | None) -> None:
         self.user = user
         self.mounts: list[tuple[str, str]] = []
 
     def at(self, path: Path | str) -> str:
-        here = str(path)
+        source = str(path)
         if self.user is None:
-            return here
+            return source
         known = dict(self.mounts)
-        if here not in known:
-            known[here] = str(STAGE_ROOT / str(len(known)))
-            self.mounts.append((here, known[here]))
-        return known[here]
+        if source not in known:
+            known[source] = str(STAGE_ROOT / str(len(known)))
+            self.mounts.append((source, known[source]))
+        return known[source]
 
 
 def _namespace_arguments(nested: bool, network: str) -> list[str]:
@@ -177,7 +181,7 @@ def _system_mounts() -> list[str]:
 
 
 def _interpreter_mounts(stage: _StagedMounts) -> list[str]:
-    """The Python that notebooks use, where it is not part of the system."""
+    """Return mounts for the Python of notebooks, if it is not part of the system."""
     folders = {os.path.realpath(path) for path in (sys.base_prefix, sys.base_exec_prefix)}
     folders |= {os.path.abspath(path) for path in (sys.prefix, sys.exec_prefix)}
     outside = sorted(path for path in folders if path != "/usr" and not path.startswith("/usr/"))
@@ -185,13 +189,18 @@ def _interpreter_mounts(stage: _StagedMounts) -> list[str]:
 
 
 def _read_only_proc_mounts() -> list[str]:
-    """What of /proc sets the whole machine is not to be written: the kernel asks only for the user there, not for powers. So where
-    the agent is root and gives a run no user of its own, a run could have the host execute what it likes (core_pattern)."""
+    """Return read-only mounts for the parts of /proc that configure the whole machine.
+
+    The kernel checks only the user for these files, not its capabilities. If the agent is root and a run has
+    no user of its own, the run could otherwise make the host execute a program (core_pattern).
+    """
     return [argument for path in PROC_READ_ONLY for argument in ("--ro-bind-try", path, path)]
 
 
 def _shared_memory_mounts(memory_mib: int) -> list[str]:
-    """/dev/shm of a size, and nothing else to write in /dev: both are memory, of the host where no limit holds the workload."""
+    """Return a size-limited /dev/shm and a read-only /dev: both are memory of the host if no cgroup limits
+    the workload.
+    """
     half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     size = min(memory_mib << 20, half) if memory_mib else half
     return ["--size", str(size), "--perms", "1777", "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]

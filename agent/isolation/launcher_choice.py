@@ -20,7 +20,10 @@ PROBE_TIMEOUT_SECONDS = 20
 
 @dataclass(frozen=True)
 class LauncherChoice:
-    """What this host can do. ``users``: whether workloads run as a user of their team; ``notes`` says what is lacking."""
+    """The launcher of this host.
+
+    ``users``: workloads run as a user of their team. ``notes``: isolation that is missing.
+    """
 
     launcher: Launcher
     users: bool
@@ -30,10 +33,11 @@ class LauncherChoice:
 def choose_launcher(
     wanted: str, probe: Path, network: str = "private", user: int | None = None
 ) -> LauncherChoice:
-    """The launcher for this host, by trying. ``wanted``: auto, bubblewrap or plain. ``probe``: an empty folder. ``network``:
-    private for a loopback of its own, else that of whoever starts it. ``user``: one that teams may have; None: no user per team.
+    """Return the strictest launcher that works on this host, by starting a probe with each candidate.
 
-    Raises RuntimeError when bubblewrap is demanded and does not run here.
+    ``wanted``: auto, bubblewrap or plain. ``probe``: an empty folder. ``network``: private for a loopback
+    device only, else the network of the agent. ``user``: a uid that teams may have; None: no user per team.
+    Raises RuntimeError if bubblewrap is demanded and does not work.
     """
     if user is not None:
         STAGE_ROOT.mkdir(exist_ok=True, mode=0o755)
@@ -60,13 +64,13 @@ def choose_launcher(
 def _bubblewrap_candidates(
     program: str, network: str, user: int | None
 ) -> list[tuple[BubblewrapLauncher, int | None]]:
-    """Every way to use bubblewrap that is as tight as ``network`` allows, and then what is left where those don't run."""
+    """Return (launcher, user) candidates, the strictest first."""
     networks = ("private", "host") if network == "private" else ("host",)
     users = (None,) if user is None else (user, None)
     return [
-        (BubblewrapLauncher(program, nested=nested, network=own), each)
-        for own in networks
-        for each in users
+        (BubblewrapLauncher(program, nested=nested, network=candidate_network), uid)
+        for candidate_network in networks
+        for uid in users
         for nested in (False, True)
     ]
 
@@ -74,7 +78,10 @@ def _bubblewrap_candidates(
 def _isolation_gaps(
     launcher: BubblewrapLauncher, network: str, user: int | None, with_user: int | None, problem: str
 ) -> list[str]:
-    """What this sandbox does not keep apart. ``problem``: why the tightest one does not run here, or ''."""
+    """Return notes on what this sandbox does not isolate.
+
+    ``problem``: why a stricter one does not work, or ''.
+    """
     notes = _no_team_users_note(user, "" if with_user is not None else problem)
     if launcher.nested:
         notes.append(f"Workloads can make user namespaces of their own inside the sandbox: {problem}.")
@@ -85,8 +92,8 @@ def _isolation_gaps(
 
 def _open_network_note(why: str) -> str:
     return (
-        f"Workloads use the host's network: they reach the internet and whatever listens on the host, other workloads "
-        f"included ({why})."
+        "Workloads use the host's network: they reach the internet and whatever listens on the host, "
+        f"other workloads included ({why})."
     )
 
 
@@ -95,7 +102,8 @@ def _no_team_users_note(user: int | None, problem: str) -> list[str]:
         return ["Every workload runs as the same user of the host: there is no user id per team."]
     if problem:
         return [
-            f"Every workload runs as the same user of the host: a user id per team does not work here ({problem})."
+            "Every workload runs as the same user of the host: "
+            f"a user id per team does not work here ({problem})."
         ]
     return []
 
@@ -115,44 +123,48 @@ def _choose_plain(note: str, probe: Path, user: int | None) -> LauncherChoice:
 
 
 def can_restrict_abstract_sockets(launcher: Launcher) -> bool:
-    """Whether runs can be kept from abstract sockets of others."""
+    """Return True if runs can be kept from abstract sockets of other processes."""
     return workload_entry.landlock_version() >= workload_entry.SCOPES_SINCE_ABI and not _is_setuid(launcher)
 
 
 def can_filter_socket_families(launcher: Launcher) -> bool:
-    """Whether runs can be kept from sockets that belong to no network."""
+    """Return True if runs can be kept from sockets that belong to no network namespace."""
     return socket_filter.supports_seccomp_filters() and not _is_setuid(launcher)
 
 
 def _is_setuid(launcher: Launcher) -> bool:
-    """A bwrap that becomes root by itself can't do that when it is kept from something before."""
+    """Return True for a setuid bwrap, which can't become root once a seccomp or Landlock filter applies."""
     return isinstance(launcher, BubblewrapLauncher) and bool(os.stat(launcher.program).st_mode & stat.S_ISUID)
 
 
 def abstract_socket_note(launcher: Launcher, network: str) -> list[str]:
-    """What to say of abstract sockets of others where ``launcher`` starts runs in the host's network and can't close them."""
+    """Return a note if runs share the host's network and can reach abstract sockets of other processes; else
+    [].
+    """
     if network == "internet" or (isinstance(launcher, BubblewrapLauncher) and launcher.network == "private"):
-        return []  # they belong to a network
+        return []  # abstract sockets belong to a network namespace
     if can_restrict_abstract_sockets(launcher):
         return []
     return [
-        "Workloads reach services of the host, root's too, and other workloads where these listen without a port or a file "
-        "(abstract sockets): this host can't close them. Linux 6.12 and newer can."
+        "Workloads reach services of the host, root's too, and other workloads "
+        "where these listen without a port or a file (abstract sockets): this host can't close them. "
+        "Linux 6.12 and newer can."
     ]
 
 
 def socket_family_note(launcher: Launcher) -> list[str]:
-    """What to say of sockets that belong to no network where they can't be closed."""
+    """Return a note if runs can create sockets that belong to no network namespace; else []."""
     if can_filter_socket_families(launcher):
         return []
     return [
-        "Workloads can make sockets of every kind, also of those that no network confines (AF_VSOCK reaches the hypervisor of a "
-        "virtual machine, or the virtual machines of this host): this host can't close them."
+        "Workloads can make sockets of every kind, also of those that no network confines "
+        "(AF_VSOCK reaches the hypervisor of a virtual machine, or the virtual machines of this host): "
+        "this host can't close them."
     ]
 
 
 def _probe_failure(launcher: Launcher, folder: Path, user: int | None) -> str:
-    """Why a workload can't be started so here, as ``user`` and with the interpreter of notebooks; '' when one was."""
+    """Start a probe like a workload. Return '' if it worked, else the reason."""
     folders = {name: folder / name for name in ("home", "checkpoint", "inbox", "outbox", "tmp", "tools")}
     for path in folders.values():
         path.mkdir(parents=True, exist_ok=True)
@@ -188,11 +200,7 @@ def _probe_failure(launcher: Launcher, folder: Path, user: int | None) -> str:
             pass_fds=[given] if given >= 0 else [],
             preexec_fn=lambda: workload_entry.enter_workload(spec),
         )
-    except (
-        subprocess.SubprocessError
-    ) as error:  # what went wrong between fork and exec comes without its reason
-        return str(error)
-    except OSError as error:
+    except (subprocess.SubprocessError, OSError) as error:
         return str(error)
     finally:
         if given >= 0:
@@ -206,7 +214,9 @@ def _probe_failure(launcher: Launcher, folder: Path, user: int | None) -> str:
 
 
 def shim_entry_spec(launcher: Launcher, launch: LaunchCommand) -> dict[str, Any]:
-    """What of a run's spec the shim needs to enter the sandbox (``workload_entry.enter``)."""
+    """Return the part of a run's spec that the shim needs to enter the sandbox
+    (``workload_entry.enter_workload``).
+    """
     return {
         "launcher": launcher.name,
         "user": launch.user,

@@ -1,11 +1,13 @@
-"""How a workload's process tree is closed in. Behind one seam: a ``Launcher`` makes of a ``SandboxRequest`` what the shim does and starts.
+"""Defines how workloads are isolated: a ``Launcher`` turns a ``SandboxRequest`` into the command that the
+shim starts.
 
-bubblewrap: private mount, pid, ipc, network and host name spaces, /dev with only the held GPU nodes, no capabilities, no nested
-user namespaces; of the file system only the system, the interpreter, the owner's home and the run's own folders.
-plain: no isolation at all. For a laptop; said loudly in the host's inventory.
+bubblewrap: private mount, pid, ipc, network and host name spaces, /dev with only the held GPU nodes, no
+capabilities, no nested user namespaces. Of the file system only the system, the interpreter, the owner's home
+and the run's folders. plain: no isolation, for a laptop; the host's inventory says so.
 
-Where the agent is root both start workloads as the team's own user. The folders of a run lie below the agent's, which nobody else
-may enter, so the shim first shows them to that user at ``STAGE_ROOT``, in a mount name space of the run's own.
+If the agent is root, both start workloads as the team's own user. A run's folders lie below the agent's
+folder, which no other user may enter, so the shim first mounts them at ``STAGE_ROOT``, in a mount name space
+of the run's own.
 """
 
 from __future__ import annotations
@@ -15,12 +17,12 @@ from pathlib import Path
 from typing import Protocol
 
 NVIDIA_SHARED_DEVICES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
-STAGE_ROOT = Path("/run/gpupool")  # an empty folder of the host, over which each run mounts its own
+STAGE_ROOT = Path("/run/gpupool")  # an empty folder of the host; each run mounts its own folders over it
 
 
 @dataclass(frozen=True)
 class SandboxRequest:
-    """What one run may see. All paths are paths of the host."""
+    """The paths, devices and user of one run. All paths are paths of the host."""
 
     command: list[str]
     owner: str
@@ -30,15 +32,15 @@ class SandboxRequest:
     outbox: Path  # the workload writes: its socket, its declared load
     tmp: Path
     tools: Path
-    devices: list[str] = field(default_factory=list)  # nodes of the held GPUs
-    exposed: list[Path] = field(default_factory=list)  # further paths, read-only, chosen by the operator
-    user: int | None = None  # the host's user (and group) it runs as; None: the agent's own
-    memory_mib: int = 0  # what it may use; 0: no limit
+    devices: list[str] = field(default_factory=list)  # device nodes of the held GPUs
+    exposed: list[Path] = field(default_factory=list)  # further read-only paths, chosen by the operator
+    user: int | None = None  # uid and gid on the host; None: the agent's own
+    memory_mib: int = 0  # limit; 0: none
 
 
 @dataclass(frozen=True)
 class SandboxPaths:
-    """The paths of a Box as the workload sees them."""
+    """The paths of a SandboxRequest as the workload sees them."""
 
     home: Path
     checkpoint: Path
@@ -50,44 +52,47 @@ class SandboxPaths:
 
 @dataclass(frozen=True)
 class LaunchCommand:
-    """What the shim does to start a run, in this order: show ``stage``, become ``user``, go to ``cwd``, start ``argv``."""
+    """What the shim does to start a run, in this order: mount ``stage``, become ``user``, enter ``cwd``,
+    start ``argv``.
+    """
 
     argv: list[str]
     cwd: str
-    stage: list[tuple[str, str]] = field(
-        default_factory=list
-    )  # (path of the host, where the run's user finds it)
+    stage: list[tuple[str, str]] = field(default_factory=list)  # (path of the host, its mount point)
     user: int | None = None
 
 
 class Launcher(Protocol):
-    """One way to start workloads. A further one (podman with CDI, say) has to promise this:
+    """One way to start workloads. Any implementation (e.g. podman with CDI) must guarantee this:
 
-    - ``prepare`` and ``launch`` start nothing and don't wait; what they write lies in ``box.inbox``, which the workload only reads.
-    - The argv that ``launch`` gives stays in the foreground until the workload's last process has ended, and ends with its exit
-      code (128 + N for signal N). All of the workload's processes are its descendants, so that the shim can count, signal and
-      end them, or, where a service starts them elsewhere, members of the control groups that the shim was told of.
-    - It passes on standard output and error, and gives the workload its environment and no other descriptor. No program that runs
-      outside of the sandbox gets that environment: a loader obeys it (LD_PRELOAD).
-    - TERM to the workload's own processes reaches them; KILL to the argv's process ends everything below it.
-    - Of GPU device nodes the workload sees ``box.devices`` and no other; of files what ``SandboxRequest`` names, at the paths of ``view``.
-    - With ``box.user`` nothing of the workload runs as another user of the host, and it can't become one.
+    - ``prepare`` and ``launch`` start nothing and do not block.
+    - They write to ``box.inbox`` only, which the workload can only read.
+    - The argv of ``launch`` stays in the foreground until the workload's last process has ended, and exits
+      with its exit code (128 + N for signal N).
+    - All processes of the workload are its descendants, so that the shim can count, signal and end them.
+      Where a service starts them elsewhere, they are members of the control groups passed to the shim.
+    - It passes on standard output and error, and gives the workload its environment and no other descriptor.
+      No program outside of the sandbox gets that environment, because a loader obeys it (LD_PRELOAD).
+    - SIGTERM to the workload's processes reaches them. SIGKILL to the argv's process ends its descendants.
+    - The workload sees the GPU device nodes ``box.devices`` and no other, and the files of the request at
+      the paths of ``view``.
+    - With ``box.user``, no process of the workload runs as another user of the host, or can become one.
     """
 
     name: str
 
     def prepare(self, box: SandboxRequest) -> None:
-        """Write what the sandbox needs into the run's folders."""
+        """Write the files that the sandbox needs into the run's folders."""
 
     def view(self, box: SandboxRequest) -> SandboxPaths:
-        """Where the workload finds its folders."""
+        """Return the paths of the folders as the workload sees them."""
 
     def launch(self, box: SandboxRequest) -> LaunchCommand:
-        """How to start ``box.command``."""
+        """Return how to start ``box.command``."""
 
 
 class PlainLauncher:
-    """No isolation but, where the agent is root, the team's own user."""
+    """Starts plain processes: no isolation, except for the team's own user if the agent is root."""
 
     name = "plain"
 
@@ -115,10 +120,12 @@ class PlainLauncher:
             for name in ("home", "checkpoint", "inbox", "outbox", "tmp", "tools")
         )
         return LaunchCommand(
-            box.command, str(view.home), [(str(here), str(there)) for here, there in pairs], box.user
+            box.command, str(view.home), [(str(source), str(target)) for source, target in pairs], box.user
         )
 
 
 def gpu_device_nodes(devices: list[str]) -> list[str]:
-    """Every device node that the holder of these needs: theirs, and those that all GPUs share; none for who holds none."""
+    """Return all device nodes that a holder of ``devices`` needs, with those that all GPUs share; [] without
+    devices.
+    """
     return [*NVIDIA_SHARED_DEVICES, *devices] if devices else []

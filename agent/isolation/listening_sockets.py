@@ -10,17 +10,17 @@ from pathlib import Path
 TCP_LISTEN_STATE = "0A"  # a TCP socket's state in /proc/net/tcp; a bound UDP socket has 07
 
 
-ANY_4, ANY_6 = "0.0.0.0", "::"  # of who listens on every address
+ANY_4, ANY_6 = "0.0.0.0", "::"  # listens on every address
 
 
 LISTENER_TABLES = (("tcp", TCP_LISTEN_STATE), ("tcp6", TCP_LISTEN_STATE), ("udp", "07"), ("udp6", "07"))
 
 
-ListeningSocket = tuple[int, str, str, int]  # user, tcp or udp, address, port
+ListeningSocket = tuple[int, str, str, int]  # uid, "tcp" or "udp", address, port
 
 
 def listening_sockets() -> Iterable[ListeningSocket]:
-    """Every socket of this network that takes what others send."""
+    """Yield every socket in this network namespace that accepts traffic from others."""
     for name, state in LISTENER_TABLES:
         try:
             lines = Path(f"/proc/self/net/{name}").read_text().splitlines()[1:]
@@ -34,29 +34,29 @@ def listening_sockets() -> Iterable[ListeningSocket]:
 
 
 def ports_to_close(users: Iterable[int], listening: list[ListeningSocket]) -> set[ListeningSocket]:
-    """For each user the places on which somebody else listens, and not the user too.
+    """Return for each user the sockets of other users, unless the user listens there too.
 
-    By address: a port is not open to a user who listens on it at another address, nor closed to who listens there first.
+    The comparison is by address. A socket of the user at one address opens nothing at other addresses.
     """
-    own = set(listening)
+    listening_set = set(listening)
     closed = set()
     for user in users:
-        for owner, kind, address, port in own:
+        for owner, kind, address, port in listening_set:
             if owner == user:
                 continue
             closed.add((user, kind, address, port))
-            # Who listens on all of IPv6 may do so on all of IPv4; but not where the user has that port of IPv4.
-            has = {each for who, what, each, which in own if (who, what, which) == (user, kind, port)}
-            if address == ANY_6 and not any(":" not in each for each in has):
+            # A socket on all IPv6 addresses may also accept IPv4, unless the user has that port on IPv4.
+            own_addresses = {a for u, k, a, p in listening_set if (u, k, p) == (user, kind, port)}
+            if address == ANY_6 and all(":" in own for own in own_addresses):
                 closed.add((user, kind, ANY_4, port))
-    return closed - own
+    return closed - listening_set
 
 
 def _parse_proc_address(text: str) -> str:
-    """An address as /proc writes it: words of 32 bits in the order of this machine."""
+    """Parse an address of /proc/net: 32-bit words in the byte order of this machine."""
     words = [bytes.fromhex(text[at : at + 8]) for at in range(0, len(text), 8)]
     raw = b"".join(word[::-1] if sys.byteorder == "little" else word for word in words)
     if len(raw) == 4:
         return str(ipaddress.IPv4Address(raw))
-    found = ipaddress.IPv6Address(raw)
-    return str(found.ipv4_mapped or found)
+    address = ipaddress.IPv6Address(raw)
+    return str(address.ipv4_mapped or address)

@@ -8,15 +8,16 @@ from collections.abc import Sequence
 from agent.isolation.listening_sockets import ANY_4, ANY_6, ListeningSocket
 from agent.isolation.team_users import UidRange
 
-# Where clouds tell a machine its secrets. 169.254.169.254: AWS, Google, Azure, OpenStack, Oracle; 169.254.170.2 and .23: AWS tasks;
-# 168.63.129.16: Azure; 100.100.100.200: Alibaba; fd00:ec2::254: AWS; fd20:ce::254: Google. Each from that cloud's documentation.
+# Metadata services of clouds, which hand out credentials, from the documentation of each cloud.
+# 169.254.169.254: AWS, Google, Azure, OpenStack, Oracle; 169.254.170.2 and .23: AWS tasks;
+# 168.63.129.16: Azure; 100.100.100.200: Alibaba; fd00:ec2::254: AWS; fd20:ce::254: Google.
 METADATA_NETWORKS = ("169.254.0.0/16", "168.63.129.16", "100.100.100.200")
 
 
 METADATA_ADDRESSES_IPV6 = ("fd00:ec2::254", "fd00:ec2::23", "fd20:ce::254", "fe80::a9fe:a9fe")
 
 
-# Not of the internet: RFC 1918, RFC 6598 (providers' own), RFC 3927 (one link), RFC 5771 (multicast), RFC 1112 (reserved).
+# RFC 1918, RFC 6598 (shared address space), RFC 3927 (link-local), RFC 5771 (multicast), RFC 1112 (reserved).
 PRIVATE_NETWORKS = (
     "10.0.0.0/8",
     "172.16.0.0/12",
@@ -28,39 +29,48 @@ PRIVATE_NETWORKS = (
 )
 
 
-WORKLOAD_NETWORK_PREFIX = "10.213"  # of the pairs of interfaces, /30 each
+WORKLOAD_NETWORK_PREFIX = "10.213"  # of the veth pairs, /30 each
+WORKLOAD_NETWORK = f"{WORKLOAD_NETWORK_PREFIX}.0.0/16"
 
 
 def internet_rules(key: str, name_servers: Sequence[str], reach: Sequence[str], *, alone: bool) -> str:
-    """``alone``: nothing else of the host is forwarded."""
-    ours, anybodys = f'"gpn{key}*"', '"gpn*"'
-    names = [each for each in name_servers if ":" not in each]
-    ask = (
-        f"iifname {ours} ip daddr {{ {', '.join(names)} }} meta l4proto {{ tcp, udp }} th dport 53 accept"
-        if names
+    """Return the rules for runs that may reach the internet. ``alone``: forward nothing else on this host.
+
+    ``reach``: private networks that runs may reach. ``name_servers``: they may ask these for names.
+    """
+    own, every = f'"gpn{key}*"', '"gpn*"'
+    resolvers = [address for address in name_servers if ":" not in address]
+    dns_rule = (
+        f"iifname {own} ip daddr {{ {', '.join(resolvers)} }} meta l4proto {{ tcp, udp }} th dport 53 accept"
+        if resolvers
         else ""
     )
-    apart = [
-        str(each) for each in ipaddress.collapse_addresses(map(ipaddress.IPv4Network, reach))
+    networks = [
+        str(address) for address in ipaddress.collapse_addresses(map(ipaddress.IPv4Network, reach))
     ]  # nft takes no overlaps
-    named = f"iifname {ours} ip daddr {{ {', '.join(apart)} }} accept" if apart else ""
-    rest = f"meta nfproto ipv4 iifname != {anybodys} oifname != {anybodys} drop" if alone else ""
+    reach_rule = f"iifname {own} ip daddr {{ {', '.join(networks)} }} accept" if networks else ""
+    forward_rule = f"meta nfproto ipv4 iifname != {every} oifname != {every} drop" if alone else ""
     return f"""
-  chain input {{ type filter hook input priority -10; iifname {ours} drop; }}
+  chain input {{ type filter hook input priority -10; iifname {own} drop; }}
   chain forward {{ type filter hook forward priority -10;
-    iifname {ours} meta nfproto ipv6 drop
-    iifname {ours} ip daddr {{ {", ".join(METADATA_NETWORKS)}, 127.0.0.0/8, {WORKLOAD_NETWORK_PREFIX}.0.0/16 }} reject
-    {ask}
-    {named}
-    iifname {ours} ip daddr {{ {", ".join(PRIVATE_NETWORKS)} }} reject
-    oifname {ours} ct state established,related accept
-    oifname {ours} drop
-    {rest}
+    iifname {own} meta nfproto ipv6 drop
+    iifname {own} ip daddr {{ {", ".join(METADATA_NETWORKS)}, 127.0.0.0/8, {WORKLOAD_NETWORK} }} reject
+    {dns_rule}
+    {reach_rule}
+    iifname {own} ip daddr {{ {", ".join(PRIVATE_NETWORKS)} }} reject
+    oifname {own} ct state established,related accept
+    oifname {own} drop
+    {forward_rule}
   }}
-  chain nat {{ type nat hook postrouting priority 100; ip saddr {WORKLOAD_NETWORK_PREFIX}.0.0/16 oifname != {ours} masquerade; }}"""
+  chain nat {{ type nat hook postrouting priority 100;
+    ip saddr {WORKLOAD_NETWORK} oifname != {own} masquerade; }}"""
 
 
 def host_rules(numbers: UidRange) -> str:
+    """Return the rules for runs in the host's network.
+
+    They close metadata addresses to team users, and the ports in the sets.
+    """
     users = f"{numbers.first}-{numbers.last}"
     return f"""
   set closed_4 {{ type uid . inet_proto . ipv4_addr . inet_service; }}
@@ -78,11 +88,13 @@ def host_rules(numbers: UidRange) -> str:
 
 
 def nft_set_name(closed: ListeningSocket) -> str:
+    """Return the name of the set that holds this closed port."""
     address = closed[2]
     return f"closed_{'any_' if address in (ANY_4, ANY_6) else ''}{6 if ':' in address else 4}"
 
 
 def nft_element(closed: ListeningSocket) -> str:
+    """Return the closed port as an element of its set."""
     user, kind, address, port = closed
-    place = "" if address in (ANY_4, ANY_6) else f" . {address}"
-    return f"{user} . {kind}{place} . {port}"
+    address_part = "" if address in (ANY_4, ANY_6) else f" . {address}"
+    return f"{user} . {kind}{address_part} . {port}"

@@ -1,9 +1,10 @@
-"""Which user of the host a team's workloads run as, and whose home is whose. Needs root; without it all run as the agent's user.
+"""Chooses the host's user for a team's workloads, and the home for each person and team. Needs root.
 
-The server gives each team a number, so that hosts that share homes agree (docs/decisions/0005). The host trusts it only so far:
-a number must be in the range the operator allows, must not be an account of the host, and must not have been another team's on
-these files. A home belongs to the person and the team that used it first; the same person in another team gets one beside it,
-OWNER~NUMBER, so that no team's work reads another team's files through a person who is in both.
+The server assigns each team a number, so that hosts that share homes agree (docs/decisions/0005). The host
+accepts a number only if it is in the range that the operator allows, is no account of the host, and was not
+another team's on these files. A home belongs to the person and the team that used it first. The same person
+in another team gets a second home, OWNER~NUMBER, so that no team's work reads another team's files through a
+person in both.
 """
 
 from __future__ import annotations
@@ -24,31 +25,26 @@ from agent.storage.file_trees import resolved_home
 
 log = logging.getLogger("agent.isolation.team_users")
 
-DEFAULT_FIRST_UID, DEFAULT_LAST_UID = (
-    70_000,
-    99_999,
-)  # between the accounts of a Linux system (to 60,000) and the subordinate ids (from 100,000)
+# Between the accounts of a Linux system (to 60,000) and the subordinate ids (from 100,000).
+DEFAULT_FIRST_UID, DEFAULT_LAST_UID = 70_000, 99_999
 MIN_UID, MAX_UID = 1_000, 2**31 - 2
 METADATA_FOLDER = ".volumes"
 TEAM_RECORD_FILE = "teams.json"
-INBOX_FILE_MODE, INBOX_FOLDER_MODE = (
-    0o640,
-    0o2750,
-)  # of what a run's user reads and does not write; new files get its group
-HOME_UID_SEPARATOR = "~"  # in no owner's name
+INBOX_FILE_MODE, INBOX_FOLDER_MODE = 0o640, 0o2750  # readable by the run's user; new files get its group
+HOME_UID_SEPARATOR = "~"  # not allowed in an owner's name
 
 
 class TeamUserError(Exception):
-    """A run can't be given the user it should have; says why."""
+    """A run can't get the user or home that it needs; the message gives the reason."""
 
 
 class OwnershipChangeInProgress(Exception):
-    """The home is being given to the team, or another host is at the record of teams; ask again in a moment."""
+    """The home is being given to the team, or another host holds the record of teams; try again soon."""
 
 
 @dataclass(frozen=True)
 class UidRange:
-    """The user numbers that teams may have on this host, both ends included."""
+    """The uids that teams may have on this host, both ends included."""
 
     first: int = DEFAULT_FIRST_UID
     last: int = DEFAULT_LAST_UID
@@ -59,7 +55,7 @@ class UidRange:
 
 @dataclass(frozen=True)
 class RunPlacement:
-    """Where a run works: its user (None: the agent's), its home and its checkpoint folder."""
+    """The user (None: the agent's), the home and the checkpoint folder of a run."""
 
     user: int | None
     home: Path
@@ -68,17 +64,22 @@ class RunPlacement:
 
 @dataclass
 class TeamUsers:
-    """Users and homes of the teams of this host. ``numbers`` None: no user per team, everything stays the agent's."""
+    """The users and homes of teams on this host.
+
+    ``numbers`` None: no user per team, the agent owns everything.
+    """
 
     homes: Path
     numbers: UidRange | None
     _ownership_changes: dict[Path, threading.Thread] = field(default_factory=dict)
-    _trouble: dict[Path, str] = field(default_factory=dict)
+    _failures: dict[Path, str] = field(default_factory=dict)
 
     def user(self, team: str, number: int) -> int | None:
-        """The user that ``team`` (its public id) runs as, or None where the host has no user per team or the server gave none.
+        """Return the uid of ``team`` (a public id); None if there is no user per team or the server assigned
+        none.
 
-        Raises TeamUserError when the number may not be this team's here, and Settling while another host looks into that.
+        Raises TeamUserError if the team may not have the number here, and OwnershipChangeInProgress while
+        another host uses the record of teams.
         """
         if self.numbers is None or not number or not team:
             return None
@@ -90,20 +91,27 @@ class TeamUsers:
             raise TeamUserError(f"user {number} is the account {pwd.getpwuid(number).pw_name} of this host")
         with self._record() as teams:
             owner = teams.setdefault(str(number), team)
-            before = next(
-                (int(other) for other, name in teams.items() if name == team and int(other) != number), None
+            earlier_number = next(
+                (
+                    int(known_number)
+                    for known_number, name in teams.items()
+                    if name == team and int(known_number) != number
+                ),
+                None,
             )
         if owner != team:
             raise TeamUserError(
                 f"user {number} was another team's on these homes: its files would be this team's"
             )
-        if before is not None:
-            raise TeamUserError(f"the team was user {before} on these homes and can't be {number} now")
+        if earlier_number is not None:
+            raise TeamUserError(
+                f"the team was user {earlier_number} on these homes and can't be {number} now"
+            )
         return number
 
     @contextlib.contextmanager
     def _record(self) -> Iterator[dict[str, str]]:
-        """Number -> team, as kept beside the homes, where the files are that the numbers own."""
+        """Lock and yield the record (number -> team), stored beside the homes; write it if a team is new."""
         folder = self.homes / METADATA_FOLDER
         folder.mkdir(exist_ok=True, mode=0o700)
         with _locked_record(folder / f"{TEAM_RECORD_FILE}.lock"):
@@ -119,9 +127,10 @@ class TeamUsers:
                 write_json(path, teams)
 
     def home(self, owner: str, user: int | None) -> Path:
-        """The person's home as this user's, made where there is none.
+        """Return the person's home for this user; create it if needed.
 
-        Raises TeamUserError when it is a link that root did not make, and Settling while an older one is being given over.
+        Raises TeamUserError for a link that root did not make, and OwnershipChangeInProgress while the home
+        changes its owner.
         """
         path = self._checked(self.homes / owner)
         if user is None:
@@ -132,7 +141,7 @@ class TeamUsers:
         return self.folder(path, user)
 
     def folder(self, path: Path, user: int | None) -> Path:
-        """A folder that is this user's. Raises like ``home``."""
+        """Return a folder owned by this user; create it if needed. Raises the same errors as ``home``."""
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         if user is None or os.stat(path).st_uid == user:
             return path
@@ -146,41 +155,47 @@ class TeamUsers:
         return owner != user and self.numbers is not None and owner in self.numbers
 
     def _checked(self, path: Path) -> Path:
-        """Where a home really is. An operator (root) may have put it elsewhere by a link; a workload may not."""
+        """Return the resolved path of a home. Only root may have replaced it by a link, never a workload."""
         if resolved_home(path) is None:
             raise TeamUserError(f"the home {path.name} is a link that root did not make")
         return path.resolve()
 
     def _change_owner_in_background(self, path: Path, user: int) -> None:
-        if trouble := self._trouble.pop(path, ""):
-            raise TeamUserError(f"{path.name} could not be given to the team: {trouble}")
+        self._raise_failure(path)
         worker = self._ownership_changes.get(path)
         if worker is None:
-            worker = threading.Thread(target=self._give, args=(path, user), daemon=True, name="settle")
+            worker = threading.Thread(
+                target=self._change_owner, args=(path, user), daemon=True, name="settle"
+            )
             self._ownership_changes[path] = worker
             worker.start()
-            worker.join(0.2)  # a new one is done at once
+            worker.join(0.2)  # a new home is finished within this time
         if worker.is_alive():
             raise OwnershipChangeInProgress(f"giving {path.name} to the team")
         del self._ownership_changes[path]
-        if trouble := self._trouble.pop(path, ""):
-            raise TeamUserError(f"{path.name} could not be given to the team: {trouble}")
+        self._raise_failure(path)
 
-    def _give(self, path: Path, user: int) -> None:
+    def _raise_failure(self, path: Path) -> None:
+        if failure := self._failures.pop(path, ""):
+            raise TeamUserError(f"{path.name} could not be given to the team: {failure}")
+
+    def _change_owner(self, path: Path, user: int) -> None:
         try:
-            left = file_trees.chown_tree(path, old=os.geteuid(), new=user)
+            skipped = file_trees.chown_tree(path, old=os.geteuid(), new=user)
         except OSError as error:
-            self._trouble[path] = str(error.strerror)
+            self._failures[path] = str(error.strerror)
             return
-        if left:
+        if skipped:
             log.warning(
-                "%s: %d entries keep their owner: they have names elsewhere or are too deep", path, left
+                "%s: %d entries keep their owner: they have names elsewhere or are too deep", path, skipped
             )
 
 
 def chown_run_folders(run: Path, user: int | None) -> None:
-    """A run's folders to its user: what it writes is its own; what it reads stays the agent's, who could be led astray by links in
-    a folder of somebody else's."""
+    """Give the run's user the folders it writes, and read access to its inbox.
+
+    The agent keeps the inbox: in a folder of another user it could be led astray by links.
+    """
     if user is None:
         return
     for name in ("out", "tmp"):
@@ -191,7 +206,10 @@ def chown_run_folders(run: Path, user: int | None) -> None:
 
 @contextlib.contextmanager
 def _locked_record(path: Path) -> Iterator[None]:
-    """Held by one host at a time, where the file system has locks. Raises OwnershipChangeInProgress while another one holds it."""
+    """Lock the file for this host, if the file system supports locks.
+
+    Raises OwnershipChangeInProgress if it is held.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:

@@ -1,14 +1,19 @@
-"""What workloads reach on the network, and what they never do: the cloud's metadata address, the host's own services, each other.
+"""Sets up the network of workloads.
 
-private    a loopback of its own, made by the sandbox: nothing is reached at all
-internet   a network name space per run, joined to the host's by a pair of interfaces: it may go out, through the host's address.
-           Not reached: metadata addresses, any service of the host, other runs, and private networks but those that the operator
-           names. Nobody reaches the run. Needs root, ip and nft. For it the host has to forward; where it did not before, it
-           forwards nothing else.
-host       the host's network, which gangs over several hosts need. With root, nft and a user per team the metadata addresses and
-           whatever listens on the host as another user are closed to the teams' users; else the host's page says they are open.
+It protects the metadata address, the host's services and other workloads.
 
-Rules are nftables' (man nft), in a table of this agent's own that is replaced as a whole when the agent starts.
+private    A loopback device of its own, made by the sandbox: nothing else is reachable.
+
+internet   A network namespace per run, joined to the host's by a veth pair. It reaches the internet through
+           the host's address, but no metadata address, no service of the host, no other run, and only those
+           private networks that the operator names. Nobody reaches the run. Needs root, ip and nft. The
+           host must forward packets; if it did not before, it forwards nothing else.
+
+host       The host's network, which gangs over several hosts need. With root, nft and a user per team, the
+           metadata addresses and the sockets of other users on the host are closed to the teams' users;
+           otherwise a note says that they are open.
+
+The rules are nftables (man nft), in a table of this agent that is replaced as a whole when the agent starts.
 """
 
 from __future__ import annotations
@@ -45,7 +50,9 @@ log = logging.getLogger("agent.isolation.workload_network")
 
 NETWORK_MODES = ("private", "internet", "host")
 IP_FORWARD_FILE = Path("/proc/sys/net/ipv4/ip_forward")
-FORWARDING_RECORD = "forwarding.json"  # in the state folder: the boot of the host in which it did not forward before an agent came
+FORWARDING_RECORD = (
+    "forwarding.json"  # in the state folder: the boot in which forwarding was off before an agent
+)
 VETH_PAIR_COUNT = 1 << 14
 RULE_CHECK_SECONDS = 1.0
 COMMAND_TIMEOUT_SECONDS = 20
@@ -53,26 +60,29 @@ NETNS_FOLDER = Path("/run/netns")
 
 
 class NetworkSetupError(OSError):
-    """A run's network could not be made: says why."""
+    """A run's network could not be set up; the message gives the reason."""
 
 
 @dataclass
 class WorkloadNetwork:
-    """The network of this host's workloads. ``mode`` is what holds, ``notes`` what is open that should not be."""
+    """The network of this host's workloads. ``mode``: private, internet or host. ``notes``: what is open."""
 
     mode: str
     key: str  # of this agent's table and interfaces
     notes: list[str] = field(default_factory=list)
-    can_close_ports: bool = False  # whether what listens on the host is closed to the users of teams
-    _rules: str = ""  # of its table, without what is closed now
+    can_close_ports: bool = False  # True: sockets on the host are closed to team users
+    _rules: str = ""  # of its table, without the elements of the sets
     _users: set[int] = field(default_factory=set)
     _closed: set[ListeningSocket] = field(default_factory=set)
     _changing: threading.Lock = field(default_factory=threading.Lock)
-    _left: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
-    _leaving: threading.Thread | None = None
+    _marks_to_remove: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
+    _remover: threading.Thread | None = None
 
     def enter(self, mark: str) -> str:
-        """Make the run's network; gives the name space the shim has to enter, '' where there is none. Raises NetworkSetupError."""
+        """Create the run's network. Return the namespace that the shim must enter, '' if there is none.
+
+        Raises NetworkSetupError.
+        """
         if self.mode != "internet":
             return ""
         name = self._space(mark)
@@ -81,33 +91,38 @@ class WorkloadNetwork:
         return str(NETNS_FOLDER / name)
 
     def leave(self, mark: str) -> None:
-        """Remove the run's network once nothing of it is left."""
+        """Remove the run's network after all its processes have ended."""
         if self.mode == "internet" and (NETNS_FOLDER / self._space(mark)).exists():
             problem = _run_command("ip", "netns", "delete", self._space(mark))  # its interfaces go with it
             if problem:
                 log.warning("the network of a run could not be removed: %s", problem)
 
     def leave_in_background(self, mark: str) -> None:
-        """Like ``leave``; nobody waits for the program that does it. One after the other, and again by the next agent where this
-        one ends first: it finds the run as ended."""
+        """Remove the run's network in a thread, one run after the other.
+
+        If the agent ends first, the next agent does it again, because it finds the run as ended.
+        """
         if self.mode != "internet":
             return
-        self._left.put(mark)
-        if self._leaving is None:
-            leaving = threading.Thread(target=self._leave_queued, daemon=True, name="networks of ended runs")
+        self._marks_to_remove.put(mark)
+        if self._remover is None:
+            remover = threading.Thread(target=self._leave_queued, daemon=True, name="networks of ended runs")
             try:
-                leaving.start()
-            except RuntimeError as error:  # no thread is to be had: with the next one that ends
+                remover.start()
+            except RuntimeError as error:  # no thread available; the next run that ends tries again
                 log.warning("the network of a run is not removed yet: %s", error)
                 return
-            self._leaving = leaving
+            self._remover = remover
 
     def _leave_queued(self) -> None:
         while True:
-            self.leave(self._left.get())
+            self.leave(self._marks_to_remove.get())
 
     def admit_user(self, user: int | None) -> None:
-        """Close to this team's user what others listen on, before its first process starts. Raises NetworkSetupError."""
+        """Close the sockets of other users to this team's user, before its first process starts.
+
+        Raises NetworkSetupError.
+        """
         if user is None or not self.can_close_ports:
             return
         self._users.add(user)
@@ -116,26 +131,26 @@ class WorkloadNetwork:
             raise NetworkSetupError(0, f"ports of the host could not be closed to it: {problem}")
 
     def close_ports(self) -> str:
-        """Make the closed ports those that somebody else listens on now; why that did not work, or ''.
+        """Update the closed ports to the sockets that others have now. Return '' or why that failed.
 
-        What begins to listen later is closed within a second.
+        A socket opened later is closed within a second.
         """
         with self._changing:
             closed = ports_to_close(self._users, list(listening_sockets()))
             commands = [
-                f"{verb} element inet {self._table} {nft_set_name(each)} {{ {nft_element(each)} }}"
-                for verb, which in (("delete", self._closed - closed), ("add", closed - self._closed))
-                for each in sorted(which)
+                f"{verb} element inet {self._table} {nft_set_name(port)} {{ {nft_element(port)} }}"
+                for verb, ports in (("delete", self._closed - closed), ("add", closed - self._closed))
+                for port in sorted(ports)
             ]
             if not commands:
                 return ""
             if not _run_command("nft", "-f", "-", given="\n".join(commands) + "\n"):
                 self._closed = closed
                 return ""
-            return self._install(closed)  # what is closed now is no longer known, so all of it is said anew
+            return self._install(closed)  # the table's state is unknown: replace it as a whole
 
     def watch(self) -> None:
-        """Keep the rules there, and the closed ports up to date, from now on."""
+        """Start a thread that restores the rules and updates the closed ports."""
         if self._rules:
             threading.Thread(target=self._watch, daemon=True, name="network").start()
 
@@ -144,13 +159,16 @@ class WorkloadNetwork:
             time.sleep(RULE_CHECK_SECONDS)
             try:
                 problem = self._restore() or (self.close_ports() if self.can_close_ports else "")
-            except Exception as error:  # noqa: BLE001 - whatever it is: without this look ports would stay open
+            except Exception as error:  # noqa: BLE001 - if this thread ended, ports would stay open
                 problem = str(error)
             if problem:
-                log.error("what workloads may not reach could not be closed to them: %s", problem)
+                log.error("the network rules of workloads could not be updated: %s", problem)
 
     def _restore(self) -> str:
-        """Set the rules again if somebody took them away, as a packet filter does that loads its own and flushes all others."""
+        """Install the rules again if they were removed, e.g. by a firewall that flushes all tables.
+
+        Return '' or the failure.
+        """
         if f"table inet {self._table}" in _command_output("nft", "list", "tables").splitlines():
             return ""
         with self._changing:
@@ -158,13 +176,13 @@ class WorkloadNetwork:
                 ports_to_close(self._users, list(listening_sockets())) if self.can_close_ports else set()
             )
         if not problem:
-            log.warning("somebody took away the rules of the workloads' network; they are set again")
+            log.warning("the network rules of workloads had been removed; they are installed again")
         return problem
 
     def install(self, rules: str, users: Iterable[int] = ()) -> str:
-        """Begin with these rules, in place of what an agent before this one left; why that did not work, or ''.
+        """Install these rules in place of those of an earlier agent. Return '' or why that failed.
 
-        ``users`` are those whose workloads run already: to them the ports stay closed.
+        ``users``: uids whose workloads already run; ports stay closed to them.
         """
         self._rules, self._users = rules, set(users)
         problem = self._install(ports_to_close(self._users, list(listening_sockets())))
@@ -173,10 +191,13 @@ class WorkloadNetwork:
         return problem
 
     def _install(self, closed: set[ListeningSocket]) -> str:
-        """Replace the table as a whole, so that there is no moment without it; why that did not work, or ''."""
+        """Replace the table in one transaction, so that the rules are never missing.
+
+        Return '' or why that failed.
+        """
         table = f"inet {self._table}"
         elements = [
-            f"add element {table} {nft_set_name(each)} {{ {nft_element(each)} }}" for each in sorted(closed)
+            f"add element {table} {nft_set_name(port)} {{ {nft_element(port)} }}" for port in sorted(closed)
         ]
         text = [f"table {table}", f"delete table {table}", f"table {table} {{\n{self._rules}\n}}", *elements]
         problem = _run_command("nft", "-f", "-", given="\n".join(text) + "\n")
@@ -195,21 +216,21 @@ class WorkloadNetwork:
         outside, inside = f"gpn{self.key}{name[-6:]}", f"gpi{self.key}{name[-6:]}"
         taken = _command_output("ip", "-o", "-4", "addr", "show")
         number = next(
-            each % VETH_PAIR_COUNT
-            for each in range(int(hashlib.sha256(name.encode()).hexdigest()[:8], 16), 1 << 62)
-            if f" {_pair_address(each % VETH_PAIR_COUNT, 1)}/" not in taken
+            candidate % VETH_PAIR_COUNT
+            for candidate in range(int(hashlib.sha256(name.encode()).hexdigest()[:8], 16), 1 << 62)
+            if f" {_pair_address(candidate % VETH_PAIR_COUNT, 1)}/" not in taken
         )
-        here, there = _pair_address(number, 1), _pair_address(number, 2)
+        host_address, run_address = _pair_address(number, 1), _pair_address(number, 2)
         commands = (
             ("netns", "add", name),
             ("link", "add", outside, "type", "veth", "peer", "name", inside, "netns", name),
-            ("addr", "add", f"{here}/30", "dev", outside),
+            ("addr", "add", f"{host_address}/30", "dev", outside),
             ("link", "set", outside, "up"),
             ("-n", name, "link", "set", "lo", "up"),
             ("-n", name, "link", "set", inside, "name", "eth0"),
-            ("-n", name, "addr", "add", f"{there}/30", "dev", "eth0"),
+            ("-n", name, "addr", "add", f"{run_address}/30", "dev", "eth0"),
             ("-n", name, "link", "set", "eth0", "up"),
-            ("-n", name, "route", "add", "default", "via", here),
+            ("-n", name, "route", "add", "default", "via", host_address),
         )
         for command in commands:
             problem = _run_command("ip", *command)
@@ -219,44 +240,51 @@ class WorkloadNetwork:
 
 
 def network_key(folder: Path) -> str:
-    """What tells the tables and interfaces of the agent with this state folder from those of others on the host."""
+    """Return a short key that distinguishes this agent's tables and interfaces from those of other agents on
+    the host.
+    """
     return hashlib.sha256(str(folder).encode()).hexdigest()[:4]
 
 
 def open_network(
     wanted: str, folder: Path, numbers: UidRange | None, reach: Sequence[str] = ()
 ) -> WorkloadNetwork:
-    """The network of the workloads of the agent whose state is in ``folder``, as far as this host can make it. ``reach``: private
-    networks that those with a network of their own may reach, as ``checked_private_network`` gives them.
+    """Set up the workloads' network in mode ``wanted``, as far as this host supports it.
 
-    Raises RuntimeError when ``internet`` is wanted and can't be had: falling back would open or close what nobody asked for.
+    ``folder``: the agent's state folder. ``reach``: private networks that runs in mode internet may reach, as
+    ``checked_private_network`` returns them. Raises RuntimeError if ``internet`` is wanted and not possible;
+    any other mode would open or close more than the operator asked for.
     """
     network = WorkloadNetwork(wanted, network_key(folder))
     if wanted == "private":
         return network
-    lacking = _missing_requirement()
+    missing = _missing_requirement()
     if wanted == "internet":
-        problem = lacking or _enable_forwarding_rules(network, folder, reach)
+        problem = missing or _enable_forwarding_rules(network, folder, reach)
         if problem:
             raise RuntimeError(
                 f"--network: internet needs root, ip and nft, and does not work here: {problem}"
             )
         network.notes.append(
-            "Workloads reach the internet, but no service of this host, no other workload, no metadata address, and "
+            "Workloads reach the internet, but no service of this host, no other workload, "
+            "no metadata address, and "
             f"{'of private networks ' + ', '.join(reach) + ' alone' if reach else 'no private network'}."
         )
         network.notes += _resolver_notes()
         return network
-    reach = "Workloads use the host's network, as this agent was started: they reach the internet, and other hosts reach them"
-    problem = lacking or (
+    reach = (
+        "Workloads use the host's network, as this agent was started: "
+        "they reach the internet, and other hosts reach them"
+    )
+    problem = missing or (
         "there is no user id per team"
         if numbers is None
         else network.install(host_rules(numbers), filter(numbers.__contains__, processes.user_ids()))
     )
     if problem:
         network.notes.append(
-            f"{reach}. They also reach the cloud's metadata address and whatever listens on the host, other workloads "
-            f"included ({problem})."
+            f"{reach}. They also reach the cloud's metadata address and whatever listens on the host, "
+            f"other workloads included ({problem})."
         )
         return network
     network.can_close_ports = True
@@ -274,12 +302,12 @@ def _missing_requirement() -> str:
 
 
 def checked_private_network(text: str) -> str:
-    """A network of IPv4 as ``--reach`` names it. Raises ValueError."""
+    """Return an IPv4 network in normal form. Raises ValueError."""
     return str(ipaddress.IPv4Network(text))
 
 
 def _enable_forwarding_rules(network: WorkloadNetwork, folder: Path, reach: Sequence[str]) -> str:
-    """Have the host forward what workloads send, and what it forwarded before; why that does not work, or ''."""
+    """Install the rules and switch forwarding on. Return '' or why that failed."""
     try:
         alone = not _was_forwarding_before(folder)
         return (
@@ -291,7 +319,11 @@ def _enable_forwarding_rules(network: WorkloadNetwork, folder: Path, reach: Sequ
 
 
 def _was_forwarding_before(folder: Path) -> bool:
-    """Whether this host forwards without any agent. Kept until the next boot, since an agent that starts again finds it on."""
+    """Return True if this host forwards packets regardless of agents.
+
+    The answer is stored until the next boot, because a restarted agent finds forwarding switched on by an
+    earlier one.
+    """
     record = folder / FORWARDING_RECORD
     if IP_FORWARD_FILE.read_text().strip() == "0":
         write_json(record, {"boot_id": boot_id()})
@@ -307,26 +339,28 @@ def _enable_ip_forward() -> str:
 
 
 def _name_servers() -> list[str]:
-    """Addresses of the host's name servers, those that are none left out."""
+    """Return the valid addresses of the host's name servers."""
     try:
         lines = Path("/etc/resolv.conf").read_text().splitlines()
     except OSError:
         return []
-    named = [line.split()[1] for line in lines if line.startswith("nameserver") and len(line.split()) > 1]
+    texts = [line.split()[1] for line in lines if line.startswith("nameserver") and len(line.split()) > 1]
     found = []
-    for each in named:
+    for text in texts:
         with contextlib.suppress(ValueError):
-            found.append(str(ipaddress.ip_address(each)))
+            found.append(str(ipaddress.ip_address(text)))
     return list(dict.fromkeys(found))
 
 
 def _resolver_notes() -> list[str]:
-    closed = [ipaddress.ip_network(each) for each in ("127.0.0.0/8", *METADATA_NETWORKS)]
-    servers = [ipaddress.ip_address(each) for each in _name_servers()]
-    if servers and all(each.version == 6 or any(each in network for network in closed) for each in servers):
+    closed = [ipaddress.ip_network(text) for text in ("127.0.0.0/8", *METADATA_NETWORKS)]
+    servers = [ipaddress.ip_address(address) for address in _name_servers()]
+    if servers and all(
+        server.version == 6 or any(server in network for network in closed) for server in servers
+    ):
         return [
-            "Names can't be looked up by workloads: they reach none of this host's name servers (on its loopback, at a metadata "
-            "address, or over IPv6)."
+            "Names can't be looked up by workloads: they reach none of this host's name servers "
+            "(on its loopback, at a metadata address, or over IPv6)."
         ]
     return []
 
@@ -337,7 +371,7 @@ def _pair_address(number: int, which: int) -> str:
 
 
 def _run_command(*command: str, given: str = "") -> str:
-    """Run a program of the system; what it complains of, or ''."""
+    """Run a system program. Return '' or its error message."""
     try:
         done = subprocess.run(
             command,

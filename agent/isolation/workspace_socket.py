@@ -1,4 +1,4 @@
-"""Ways into a run's unix socket. The folder belongs to the workload, so nothing in it is trusted to be what its name says."""
+"""Opens a run's unix socket safely. The folder belongs to the workload, so a name in it is not trusted."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from pathlib import Path
 
 
 class SocketMissing(Exception):
-    """There is no socket of the run's own to connect to (yet)."""
+    """The run has no socket to connect to (yet)."""
 
 
 @contextlib.contextmanager
 def socket_path(path: Path) -> Iterator[str]:
-    """A path to connect to: of the very socket that was checked, never of something a link leads to.
+    """Yield a path to connect to that names exactly the socket that was checked, never the target of a link.
 
-    It goes through the open descriptor, so it is also short enough for a socket address. Raises SocketMissing.
+    It goes through the open descriptor, so it is also short enough for a socket address. Raises
+    SocketMissing.
     """
     try:
         descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)

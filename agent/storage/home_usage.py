@@ -1,11 +1,12 @@
-"""Measures the homes of a host:  python -m agent.storage.home_usage FOLDER   and prints what it found as one JSON object.
+"""Measures the homes of a host: python -m agent.storage.home_usage FOLDER
 
-A process of its own, at the lowest priority, so that a slow or hanging file system holds up nothing of the agent. Hosts that
-share the folder share its work: what one of them measured lately is taken by the others. In the folder, out of reach of workloads:
+It prints the result as one JSON object. It is a process of its own with the lowest priority, so that a slow
+or hanging file system does not delay the agent. Hosts that share the folder share the work: a recent result
+of one host is used by the others. Files in the folder, out of reach of workloads:
 
-.volumes/storage          a random name: hosts that report the same one have the same homes
-.volumes/lock             held by the one that measures
-.volumes/measured.json    what was found last
+    .volumes/storage          a random id: hosts that report the same id have the same homes
+    .volumes/lock             held by the host that measures
+    .volumes/measured.json    the last result
 """
 
 from __future__ import annotations
@@ -26,29 +27,29 @@ from agent.host.durable_files import read_json, write_json, write_text
 from agent.protocol import LARGEST_SIZE, LONGEST_HOME_NAME, MOST_HOMES
 from agent.storage.file_trees import resolved_home
 
-HOME_TIMEOUT_SECONDS = 60.0  # for one home: a larger one is known as "at least"
+HOME_TIMEOUT_SECONDS = 60.0  # per home; the size of a larger home is a lower bound
 ROUND_TIMEOUT_SECONDS = (
-    600.0  # for all of them: those not reached keep what was found before, and go first the next time
+    600.0  # for all homes; those not reached keep their last result and come first next time
 )
 MIN_PAUSE_SECONDS = 60.0
 MAX_PAUSE_SECONDS = 7200.0
-PAUSE_FACTOR = 20  # between two rounds: measuring takes at most a twentieth of one core's spare time
-MAX_DEPTH = 200  # folders in folders: each open one takes a file descriptor
-MAX_REMEMBERED_HARD_LINKS = 200_000  # files with several names that are remembered, so that each counts once
-STAT_BLOCK_BYTES = 512  # bytes; what st_blocks counts in, whatever the file system's own blocks are
+PAUSE_FACTOR = 20  # pause / duration of a round: measuring takes at most 1/20 of one core's spare time
+MAX_DEPTH = 200  # of nested folders; each level needs a file descriptor
+MAX_REMEMBERED_HARD_LINKS = 200_000  # remembered files with several names, so that each is counted once
+STAT_BLOCK_BYTES = 512  # the unit of st_blocks on every file system
 METADATA_FOLDER = ".volumes"
-RECORD_FORMAT = 2  # of what is kept there
+RECORD_FORMAT = 2  # version of measured.json
 
 
 @dataclass
 class _UsageCount:
-    """What was counted in one home so far. ``complete`` is False once something could not be counted."""
+    """The usage of one home counted so far. ``complete`` is False if anything could not be counted."""
 
     bytes: int = 0
     files: int = 0
     changed_at: float = 0.0
     complete: bool = True
-    linked: set[tuple[int, int]] = field(default_factory=set)
+    hard_links: set[tuple[int, int]] = field(default_factory=set)  # (device, inode) already counted
 
 
 class _MeasureTimeout(Exception):
@@ -56,12 +57,14 @@ class _MeasureTimeout(Exception):
 
 
 def measure_home(home: Path, out_of_time: Callable[[], bool], now: float) -> dict[str, Any] | None:
-    """What a home takes on its disk: bytes, files, changed_at, complete, measured_at; None when it can't be opened.
+    """Measure the disk usage of a home: bytes, files, changed_at, complete, measured_at; None if it can't be
+    opened.
 
-    Links are not followed (but for a home that root has put elsewhere by one: a workload may have made any other) and other file
-    systems not entered. ``out_of_time`` is asked again and again; what was counted until then is a lower bound (``complete``).
+    Other file systems are not entered and links are not followed, except for a home that root replaced by a
+    link. ``out_of_time`` is polled; if it returns True, the count so far is a lower bound (``complete`` is
+    False).
     """
-    found = _UsageCount()
+    usage = _UsageCount()
     place = resolved_home(home)
     try:
         if place is None:
@@ -71,86 +74,92 @@ def measure_home(home: Path, out_of_time: Callable[[], bool], now: float) -> dic
         return None
     try:
         own = os.fstat(descriptor)
-        found.bytes, found.changed_at = own.st_blocks * STAT_BLOCK_BYTES, own.st_mtime
-        _count_folder(descriptor, own.st_dev, 0, found, out_of_time)
+        usage.bytes, usage.changed_at = own.st_blocks * STAT_BLOCK_BYTES, own.st_mtime
+        _count_folder(descriptor, own.st_dev, 0, usage, out_of_time)
     except _MeasureTimeout:
-        found.complete = False
+        usage.complete = False
     finally:
         os.close(descriptor)
     return {
-        "bytes": min(found.bytes, LARGEST_SIZE),
-        "files": found.files,
-        "changed_at": min(found.changed_at, now),  # a file may claim any time
-        "complete": found.complete,
+        "bytes": min(usage.bytes, LARGEST_SIZE),
+        "files": usage.files,
+        "changed_at": min(usage.changed_at, now),  # a file may claim any time
+        "complete": usage.complete,
         "measured_at": now,
     }
 
 
 def _count_folder(
-    folder: int, device: int, depth: int, found: _UsageCount, out_of_time: Callable[[], bool]
+    folder: int, device: int, depth: int, usage: _UsageCount, out_of_time: Callable[[], bool]
 ) -> None:
-    """Everything below the open folder. By descriptors, so that a folder swapped for a link leads nowhere."""
-    below: list[str] = []
+    """Count everything below the open folder.
+
+    Uses descriptors, so that a folder replaced by a link leads nowhere.
+    """
+    subfolders: list[str] = []
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
                 if out_of_time():
                     raise _MeasureTimeout
-                _count_entry(entry, device, found, below)
+                _count_entry(entry, device, usage, subfolders)
     except OSError:
-        found.complete = False
-    if below and depth >= MAX_DEPTH:
-        found.complete = False
+        usage.complete = False
+    if subfolders and depth >= MAX_DEPTH:
+        usage.complete = False
         return
-    for name in below:
+    for name in subfolders:
         try:
             descriptor = os.open(
                 name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder
             )
         except FileNotFoundError:
-            continue  # gone meanwhile
+            continue  # removed meanwhile
         except OSError:
-            found.complete = False
+            usage.complete = False
             continue
         try:
-            _count_folder(descriptor, device, depth + 1, found, out_of_time)
+            _count_folder(descriptor, device, depth + 1, usage, out_of_time)
         finally:
             os.close(descriptor)
 
 
-def _count_entry(entry: os.DirEntry[str], device: int, found: _UsageCount, below: list[str]) -> None:
+def _count_entry(entry: os.DirEntry[str], device: int, usage: _UsageCount, subfolders: list[str]) -> None:
     try:
-        seen = entry.stat(follow_symlinks=False)
+        status = entry.stat(follow_symlinks=False)
     except FileNotFoundError:
-        return  # gone meanwhile
+        return  # removed meanwhile
     except OSError:
-        found.complete = False
+        usage.complete = False
         return
-    if seen.st_dev != device:
+    if status.st_dev != device:
         return
-    if stat.S_ISDIR(seen.st_mode):
-        below.append(entry.name)
+    if stat.S_ISDIR(status.st_mode):
+        subfolders.append(entry.name)
     else:
-        if seen.st_nlink > 1 and not _is_first_link(seen, found):
+        if status.st_nlink > 1 and not _is_first_link(status, usage):
             return
-        found.files += 1
-    found.bytes += seen.st_blocks * STAT_BLOCK_BYTES
-    found.changed_at = max(found.changed_at, seen.st_mtime)
+        usage.files += 1
+    usage.bytes += status.st_blocks * STAT_BLOCK_BYTES
+    usage.changed_at = max(usage.changed_at, status.st_mtime)
 
 
-def _is_first_link(seen: os.stat_result, found: _UsageCount) -> bool:
-    key = (seen.st_dev, seen.st_ino)
-    if key in found.linked:
+def _is_first_link(status: os.stat_result, usage: _UsageCount) -> bool:
+    key = (status.st_dev, status.st_ino)
+    if key in usage.hard_links:
         return False
-    if len(found.linked) >= MAX_REMEMBERED_HARD_LINKS:
-        found.complete = False
+    if len(usage.hard_links) >= MAX_REMEMBERED_HARD_LINKS:
+        usage.complete = False
         return False
-    found.linked.add(key)
+    usage.hard_links.add(key)
     return True
 
 
 def home_names(folder: Path) -> tuple[list[str], int]:
-    """The names of the homes in order, at most MOST_HOMES, and how many more there are. Hidden ones are the agent's own."""
+    """Return the names of at most MOST_HOMES homes in order, and the number of further homes.
+
+    Hidden folders are the agent's own.
+    """
     names = sorted(
         entry.name
         for entry in os.scandir(folder)
@@ -163,96 +172,101 @@ def home_names(folder: Path) -> tuple[list[str], int]:
 
 
 def _is_reportable_name(name: str) -> bool:
-    """Names of users are; a folder that somebody else put there may be called anything."""
+    """Return False for names that no user can have; anybody may have created such a folder."""
     return name.isprintable() and len(name) <= LONGEST_HOME_NAME
 
 
 def pause_after(took_seconds: float) -> float:
-    """How long measuring rests after a round that took so long."""
+    """Return the pause in seconds after a round that took ``took_seconds``."""
     return min(MAX_PAUSE_SECONDS, max(MIN_PAUSE_SECONDS, PAUSE_FACTOR * took_seconds))
 
 
 def read_or_measure(
     folder: Path, now: Callable[[], float], clock: Callable[[], float]
 ) -> dict[str, Any] | None:
-    """What is known of the homes in ``folder``, measured now unless that was done lately; None while another one measures for the
-    first time. ``clock`` counts seconds for the deadlines, ``now`` is seconds since the epoch. Raises OSError."""
-    marks = folder / METADATA_FOLDER
-    marks.mkdir(exist_ok=True, mode=0o700)
-    known = _current_format(read_json(marks / "measured.json"))
+    """Return the usage of the homes in ``folder``; measure it unless a recent result exists.
+
+    None while another host measures them for the first time. ``clock`` is monotonic seconds, ``now`` seconds
+    since the epoch. Raises OSError.
+    """
+    metadata = folder / METADATA_FOLDER
+    metadata.mkdir(exist_ok=True, mode=0o700)
+    known = _current_format(read_json(metadata / "measured.json"))
     resting = known is not None and 0 <= now() - known["measured_at"] < pause_after(known["took_seconds"])
     if known and resting and [home["name"] for home in known["homes"]] == home_names(folder)[0]:
         return known
-    lock = os.open(marks / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = os.open(metadata / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return known  # another host is at it
+        return known  # another host measures now
     except OSError:
         print("the homes' file system has no locks: hosts that share it all measure it", file=sys.stderr)
     try:
-        found = _measure_round(folder, marks, known or {}, resting, now, clock)
-        write_json(marks / "measured.json", found)
+        found = _measure_round(folder, metadata, known or {}, resting, now, clock)
+        write_json(metadata / "measured.json", found)
         return found
     finally:
         os.close(lock)
 
 
 def _current_format(known: Any) -> dict[str, Any] | None:
-    """What an agent of this version wrote; another one's is measured anew."""
+    """Return the record if this version can read it, else None."""
     return known if isinstance(known, dict) and known.get("format") == RECORD_FORMAT else None
 
 
 def _measure_round(
     folder: Path,
-    marks: Path,
+    metadata: Path,
     known: dict[str, Any],
     resting: bool,
     now: Callable[[], float],
     clock: Callable[[], float],
 ) -> dict[str, Any]:
-    """One look at all homes; ``resting``: only at those that are new, which may come at any time."""
+    """Measure all homes once.
+
+    ``resting``: measure only new homes, because the pause after the last round is not over.
+    """
     began, listed_at = clock(), now()
-    names, left_out = home_names(folder)
+    names, omitted = home_names(folder)
     before = {home["name"]: home for home in known.get("homes", [])}
     unmeasured = {"bytes": None, "files": None, "changed_at": None, "complete": True, "measured_at": None}
     homes = {name: before.get(name, {"name": name, **unmeasured}) for name in names}
     due = [name for name in names if not resting or name not in before]
-    for name in sorted(due, key=lambda each: homes[each]["measured_at"] or 0.0):
+    for name in sorted(due, key=lambda home: homes[home]["measured_at"] or 0.0):
         if clock() - began > ROUND_TIMEOUT_SECONDS:
             break
-        ends = clock() + HOME_TIMEOUT_SECONDS
-        found = measure_home(folder / name, lambda ends=ends: clock() > ends, now())  # type: ignore[misc]
+        deadline = clock() + HOME_TIMEOUT_SECONDS
+        found = measure_home(folder / name, lambda deadline=deadline: clock() > deadline, now())  # type: ignore[misc]
         homes[name] = {"name": name, **(found or unmeasured)}
     disk = shutil.disk_usage(folder)
     return {
         "format": RECORD_FORMAT,
-        "storage": _storage_id(marks),
+        "storage": _storage_id(metadata),
         "listed_at": listed_at,
         "measured_at": known["measured_at"] if resting else listed_at,
         "took_seconds": known["took_seconds"] if resting else clock() - began,
         "total_bytes": min(disk.total, LARGEST_SIZE),
         "free_bytes": min(disk.free, LARGEST_SIZE),
         "homes": list(homes.values()),
-        "left_out": left_out,
+        "left_out": omitted,
     }
 
 
-def _storage_id(marks: Path) -> str:
-    """The name by which hosts that share this folder are known to do so: made once."""
-    path = marks / "storage"
+def _storage_id(metadata: Path) -> str:
+    """Return the id of this folder; created once and equal for all hosts that share it."""
+    path = metadata / "storage"
     if not path.exists():
         write_text(path, os.urandom(16).hex())
     return path.read_text().strip()
 
 
 def lower_priority() -> None:
-    """Run only when nothing else wants the processor or the disk."""
+    """Give this process the lowest CPU and I/O priority."""
     os.nice(19)
     try:
-        os.sched_setscheduler(
-            0, os.SCHED_IDLE, os.sched_param(0)
-        )  # Linux takes the priority of reading from it too
+        # Linux derives the I/O priority from it too.
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     except OSError as error:
         print(f"measuring homes with an ordinary priority: {error}", file=sys.stderr)
 

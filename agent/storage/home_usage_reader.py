@@ -1,5 +1,4 @@
-"""What this host offers its workloads beside GPUs: people's homes, measured now and then by a process of its own, and the programs
-that they find. What is not known is left out, never made up."""
+"""Runs the process that measures people's homes, from time to time, and parses its result."""
 
 from __future__ import annotations
 
@@ -15,15 +14,18 @@ from agent.storage import home_usage
 
 log = logging.getLogger("agent.storage.home_usage_reader")
 
-KILL_WAIT_SECONDS = 2.0  # for a process that is killed to be gone: one that hangs in a file system may stay
+KILL_WAIT_SECONDS = 2.0  # for a killed process to end; one that hangs in a file system may stay longer
 MEASURE_TIMEOUT_SECONDS = home_usage.ROUND_TIMEOUT_SECONDS + 2 * home_usage.HOME_TIMEOUT_SECONDS
-RETRY_SECONDS = 5.0  # while another host measures the same homes for the first time
+RETRY_SECONDS = 5.0  # while another host measures these homes for the first time
 
 
 async def read_home_usage(
     folder: Path, deadline: float = MEASURE_TIMEOUT_SECONDS
 ) -> tuple[HomesSeen | None, float]:
-    """What is known of the homes in ``folder``, and in how many seconds to ask again. None: nothing new could be found out."""
+    """Return the usage of the homes in ``folder``, and the seconds until the next call.
+
+    None: nothing new is known.
+    """
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -35,35 +37,34 @@ async def read_home_usage(
     )
     try:
         async with asyncio.timeout(deadline):
-            output, said = await process.communicate()
+            result, errors = await process.communicate()
     except TimeoutError:
         log.warning("homes are not measured: no answer within %g s", deadline)
         process.kill()
-        await (
-            process.wait()
-        )  # one that hangs in a file system goes when that answers; until then no other is started
+        # A process that hangs in a file system ends when that answers; until then no other is started.
+        await process.wait()
         return None, home_usage.MAX_PAUSE_SECONDS
     finally:
-        if process.returncode is None:  # the agent ends
+        if process.returncode is None:  # this task was cancelled
             process.kill()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(KILL_WAIT_SECONDS):
                     await process.wait()
     if process.returncode != 0:
-        reason = said.decode("utf-8", "replace").strip().splitlines()[-1:] or [
+        reason = errors.decode("utf-8", "replace").strip().splitlines()[-1:] or [
             f"exit code {process.returncode}"
         ]
         log.warning("homes are not measured: %s", reason[0])
         return None, home_usage.MIN_PAUSE_SECONDS
-    return _parse_usage(output)
+    return _parse_usage(result)
 
 
-def _parse_usage(output: bytes) -> tuple[HomesSeen | None, float]:
-    found = json.loads(output)
-    if found is None:
+def _parse_usage(result: bytes) -> tuple[HomesSeen | None, float]:
+    usage = json.loads(result)
+    if usage is None:
         return None, RETRY_SECONDS
     try:
-        return parse(HomesSeen, found), home_usage.pause_after(found["took_seconds"])
+        return parse(HomesSeen, usage), home_usage.pause_after(usage["took_seconds"])
     except ProtocolError as error:
         log.warning("homes are not measured: what was kept of them is damaged: %s", error)
         return None, home_usage.MAX_PAUSE_SECONDS

@@ -21,12 +21,12 @@ from scheduler.coordination.clock_check import CLOCK_STEP_THRESHOLD, ClockSample
 from scheduler.core.model.plan import Plan
 from scheduler.core.model.snapshot import Priority, Snapshot
 from scheduler.core.planner import plan
-from scheduler.cycle import snapshot
+from scheduler.cycle import core_values, snapshot
 from scheduler.cycle.apply import StaleEpoch, apply_plan
 from scheduler.models import Host, Reservation, Workload
 from scheduler.state import nudge
 from scheduler.state.states import OPEN_RESERVATION_STATES, WorkloadState
-from scheduler.sweeps import dependency_release, time_limits
+from scheduler.sweeps import dependency_release, reservation_windows, silent_hosts, time_limits
 
 if TYPE_CHECKING:
     from benchmarks.simulation.world import SimulatedWorld
@@ -64,8 +64,8 @@ class SimulatedEngine:
             return
         self.site.commit(lambda: dependency_release.release_dependents(now))
         taken = dataclasses.replace(snapshot.take_snapshot(None, now), epoch=epoch)
-        planned = plan(taken, snapshot.epoch_seconds(now))
-        for sentence in violations(taken, planned, snapshot.epoch_seconds(now)):
+        planned = plan(taken, core_values.epoch_seconds(now))
+        for sentence in violations(taken, planned, core_values.epoch_seconds(now)):
             self.site.world.promises.broken(f"a plan breaks a promise: {sentence}")
         self.busy, life = True, self.lives
         timeline.after(self.site.thinking(), lambda: self._commit(planned, taken, moment, life))
@@ -162,8 +162,8 @@ class ControlPlane:
         self._task(
             time_limits.stop_after_notice, time_limits.stop_at_time_limits, time_limits.requeue_late_starts
         )
-        self._task(time_limits.sweep_silent_hosts)
-        self._task(time_limits.sweep_reservations)
+        self._task(silent_hosts.sweep_silent_hosts)
+        self._task(reservation_windows.sweep_reservations)
 
     def _task(self, *parts: Callable[[datetime], object]) -> None:
         """One task, as `wall_clock.steadily` does it. Now and then its process stands still after it has looked at the clock."""

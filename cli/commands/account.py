@@ -1,4 +1,4 @@
-"""Signing in and out."""
+"""Commands to sign in and out."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from cli.session import CliSession, cli, command
     "--token",
     prompt="Token",
     hide_input=True,
-    help="Made in the portal under API tokens; - reads it from standard input.",
+    help="Created in the portal under API tokens; - reads it from standard input.",
 )
 def sign_in(session: CliSession, url: str, token: str) -> None:
-    """Keep the portal's address and a token, after trying them."""
+    """Store the portal's address and a token, after testing them."""
     text = sys.stdin.readline().strip() if token == "-" else token.strip()
     made = credentials.Credentials(credentials.normalised_portal_url(url), text)
     me = ApiClient(made).get("me/")
@@ -34,19 +34,19 @@ def sign_in(session: CliSession, url: str, token: str) -> None:
 
 @command(cli, "logout")
 def sign_out(session: CliSession) -> None:
-    """Forget the token here; revoke it in the portal to end it everywhere."""
+    """Delete the token on this machine; revoke it in the portal to disable it everywhere."""
     credentials.credentials_path().unlink(missing_ok=True)
     output.print_json({}) if session.json else output.print_line("Signed out on this machine.")
 
 
 @command(cli, "me")
 def whoami(session: CliSession) -> None:
-    """Who the token speaks for."""
+    """Show the user of the token, with roles and teams."""
     me = session.client.get("me/")
     if session.json:
         return output.print_json(me)
     roles = [name for name in ("operator", "finance", "auditor") if me[name]]
-    teams = [f"{each['team']} ({each['role']})" for each in me["teams"]]
+    teams = [f"{membership['team']} ({membership['role']})" for membership in me["teams"]]
     return output.print_facts(
         [
             ("name", me["username"]),

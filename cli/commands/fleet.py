@@ -1,4 +1,4 @@
-"""The hosts of all pools together, homes, and what was used."""
+"""Commands about all hosts together: status, hosts, isolation, homes and usage."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from cli.session import CliSession, cli, command
 
 @cli.group()
 def pool() -> None:
-    """What pools demand of their hosts."""
+    """Isolation that pools require of their hosts."""
 
 
 @cli.group()
 def volume() -> None:
-    """Homes and their size."""
+    """Homes and their sizes."""
 
 
 @command(cli, "status")
 def status(session: CliSession) -> None:
-    """What each pool has and what is free now: whole GPUs, and beside them what is free of GPUs that are split."""
+    """GPUs of each pool: total, held, free whole GPUs, and free parts of split GPUs."""
     pools = session.client.get("pools/")
     if session.json:
         return output.print_json(pools)
@@ -34,14 +34,14 @@ def status(session: CliSession) -> None:
         (
             pool["slug"],
             pool["kind"],
-            each["model"],
-            each["gpus"],
-            format_gpus(each["held_gpus"]),
-            format_gpus(each["free_gpus"] - each["free_in_parts_gpus"]),
-            format_gpus(each["free_in_parts_gpus"]) if each["free_in_parts_gpus"] else "",
+            model["model"],
+            model["gpus"],
+            format_gpus(model["held_gpus"]),
+            format_gpus(model["free_gpus"] - model["free_in_parts_gpus"]),
+            format_gpus(model["free_in_parts_gpus"]) if model["free_in_parts_gpus"] else "",
         )
         for pool in pools
-        for each in pool["models"]
+        for model in pool["models"]
     ]
     return output.print_table(
         ("pool", "kind", "model", "in all", "held", "free", "free in slices"), rows, "No pool has GPUs yet."
@@ -49,7 +49,7 @@ def status(session: CliSession) -> None:
 
 
 @command(cli, "hosts")
-@click.option("--pool", help="Of one pool.")
+@click.option("--pool", help="Only hosts of this pool.")
 def hosts(session: CliSession, pool: str | None) -> None:
     """Hosts and their states."""
     rows = list(session.client.pages("hosts/", pool=pool))
@@ -78,7 +78,10 @@ def hosts(session: CliSession, pool: str | None) -> None:
 
 
 def _unavailability_reason(row: dict[str, Any]) -> str:
-    """Why it takes nothing: of a revoked or silent one that it is; what an operator said before stands behind that."""
+    """Return why the host takes no work.
+
+    A revoked or silent host comes first; an operator's earlier reason follows.
+    """
     quiet = {"suspect": "one renewal late", "silent": "its agent does not speak"}.get(row["lease_state"], "")
     if row.get("revoked_at"):
         why = f" ({row['revoked_why']})" if row["revoked_why"] else ""
@@ -93,7 +96,7 @@ def _unavailability_reason(row: dict[str, Any]) -> str:
 @click.argument("level", required=False, type=click.Choice(["none", "sandbox", "team_users", "limits"]))
 @click.option("--reason", default="", help="Kept with the change.")
 def pool_isolation(session: CliSession, slug: str, level: str | None, reason: str) -> None:
-    """How well a pool's hosts have to keep workloads apart, and which of them do not; with LEVEL that is changed."""
+    """Isolation that a pool requires, and which hosts lack what; with LEVEL it is changed."""
     path = f"pools/{quote(slug, safe='', errors='replace')}/"
     if level is not None:
         session.client.put(f"{path}isolation/", {"isolation": level, "why": reason})
@@ -114,7 +117,7 @@ def pool_isolation(session: CliSession, slug: str, level: str | None, reason: st
 
 @command(volume, "list")
 def list_volumes(session: CliSession) -> None:
-    """Your home on each storage; also those of people in teams you lead."""
+    """Your home on each storage, and the homes of people in teams you lead."""
     rows = list(session.client.pages("volumes/"))
     if session.json:
         return output.print_json(rows)
@@ -139,10 +142,10 @@ def list_volumes(session: CliSession) -> None:
 
 @command(cli, "usage")
 @click.option("--by", type=click.Choice(["team", "project", "user", "type", "model"]), default="team")
-@click.option("--start", type=TIMESTAMP_TYPE, help="A week ago unless given.")
-@click.option("--end", type=TIMESTAMP_TYPE, help="Now unless given.")
+@click.option("--start", type=TIMESTAMP_TYPE, help="Default: a week ago.")
+@click.option("--end", type=TIMESTAMP_TYPE, help="Default: now.")
 def usage(session: CliSession, by: str, start: str | None, end: str | None) -> None:
-    """GPU-hours held and used, of what you may see."""
+    """GPU-hours held and used, as far as you may see them."""
     answer = session.client.get("usage/", by=by, start=start, end=end)
     if session.json:
         return output.print_json(answer)

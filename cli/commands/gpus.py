@@ -1,4 +1,4 @@
-"""Commands about the GPUs of a host: diagnostics, MIG geometry, taking out and returning."""
+"""Commands about GPUs of a host: diagnostics, MIG geometry, taking out, returning, repair policy."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from cli.session import CliSession, cli, command
 
 @command(host, "diagnostics")
 @click.argument("name")
-@click.option("--gpu", type=int, help="Only of this one, by its index.")
+@click.option("--gpu", type=int, help="Only this GPU, by its index.")
 def diagnostics(session: CliSession, name: str, gpu: int | None) -> None:
-    """What diagnostics of its GPUs found, the newest first, with each check and its numbers."""
+    """Results of GPU diagnostics, newest first, with each check and its numbers."""
     rows = [row for row in session.client.pages(host_path(name, "diagnostics")) if gpu in (None, row["gpu"])]
     if session.json:
         return output.print_json(rows)
@@ -37,7 +37,7 @@ def diagnostics(session: CliSession, name: str, gpu: int | None) -> None:
 
 
 def _diagnostic_rows(row: dict[str, Any], now: datetime) -> list[tuple[Any, ...]]:
-    """One line for each check; what it found as a whole on the first."""
+    """Return one table row per check; the first one has the result of the whole diagnostic."""
     tool = f"{row['tool']}{' (simulated)' if row['simulated'] and row['tool'] != 'simulated' else ''}"
     head = (
         row["gpu"],
@@ -46,19 +46,19 @@ def _diagnostic_rows(row: dict[str, Any], now: datetime) -> list[tuple[Any, ...]
         tool,
         row["state"],
     )
-    said = {True: "passed", False: "failed", None: "measured"}
+    result_texts = {True: "passed", False: "failed", None: "measured"}
     checks = [
         (
-            each["name"],
-            " ".join(filter(None, [said[each["passed"]], each["detail"]])),
-            _format_numbers(each["numbers"]),
+            check_row["name"],
+            " ".join(filter(None, [result_texts[check_row["passed"]], check_row["detail"]])),
+            _format_numbers(check_row["numbers"]),
         )
-        for each in row["checks"]
+        for check_row in row["checks"]
     ]
     if row["detail"] or not checks:
         checks.insert(0, ("", row["detail"], ""))
     blank = ("",) * len(head)
-    return [(*(head if at == 0 else blank), *check) for at, check in enumerate(checks)]
+    return [(*(head if index == 0 else blank), *check) for index, check in enumerate(checks)]
 
 
 def _format_numbers(numbers: dict[str, Any]) -> str:
@@ -72,10 +72,13 @@ def _format_numbers(numbers: dict[str, Any]) -> str:
 
 @command(host, "diagnose")
 @click.argument("name")
-@click.option("--gpu", type=int, help="Its index; every GPU that nobody holds unless given.")
+@click.option("--gpu", type=int, help="Its index; default: every GPU that nobody holds.")
 @REASON_OPTION
 def diagnose(session: CliSession, name: str, gpu: int | None, why: str) -> None:
-    """Have it look at a GPU: memory, bandwidth, arithmetic. Passed, it comes back; failed, it is out."""
+    """Test a GPU: memory, bandwidth, arithmetic.
+
+    If it passes, it returns to service; if it fails, it is taken out.
+    """
     body: dict[str, Any] = {"why": why} | ({} if gpu is None else {"gpu": gpu})
     rows = session.client.post(host_path(name, "diagnose"), body)
     if session.json:
@@ -87,7 +90,7 @@ def diagnose(session: CliSession, name: str, gpu: int | None, why: str) -> None:
 @command(host, "geometry")
 @click.argument("name")
 def geometry(session: CliSession, name: str) -> None:
-    """How its GPUs are split into MIG instances, what they can be, and what came of the last change."""
+    """MIG geometry of the host's GPUs, the supported profiles, and the result of the last change."""
     rows = session.client.get(host_path(name, "geometry"))
     if session.json:
         return output.print_json(rows)
@@ -97,7 +100,8 @@ def geometry(session: CliSession, name: str) -> None:
             (
                 row["gpu"],
                 row["geometry"] or "split, no instances",
-                ", ".join(f"{each['most']}x{each['name']}" for each in row["profiles"]) or "no other",
+                ", ".join(f"{profile['most']}x{profile['name']}" for profile in row["profiles"])
+                or "no other",
                 f"{last['after']}: {last['state']}" if (last := row["last_change"]) else "none",
                 last["detail"] if last else "",
             )
@@ -114,7 +118,7 @@ def geometry(session: CliSession, name: str) -> None:
 @PREVIEW_OPTION
 @REASON_OPTION
 def change_geometry(session: CliSession, name: str, gpu: int, wanted: str, preview: bool, why: str) -> None:
-    """Split a GPU otherwise: GEOMETRY is whole, or such as 1x3g.40gb+4x1g.10gb. Its work leaves first."""
+    """Change the MIG geometry of a GPU: whole, or e.g. 1x3g.40gb+4x1g.10gb. Its work leaves first."""
     body = {"gpu": gpu, "geometry": wanted}
     if preview:
         found = session.client.post(host_path(name, "geometry/preview"), body)
@@ -156,7 +160,7 @@ def change_geometry(session: CliSession, name: str, gpu: int, wanted: str, previ
 @click.argument("gpu", type=int)
 @REASON_OPTION
 def withdraw_geometry(session: CliSession, name: str, gpu: int, why: str) -> None:
-    """Leave a GPU as it is, while its host was not told yet."""
+    """Withdraw a geometry change that the host has not received yet."""
     row = session.client.post(host_path(name, "geometry/withdraw"), {"gpu": gpu, "why": why})
     output.print_json(row) if session.json else output.print_line(
         f"GPU {gpu} of {name} stays {row['before']}."
@@ -168,7 +172,7 @@ def withdraw_geometry(session: CliSession, name: str, gpu: int, why: str) -> Non
 @click.argument("gpu", type=int)
 @REASON_OPTION
 def return_gpu(session: CliSession, name: str, gpu: int, why: str) -> None:
-    """A GPU back in service, whatever was found."""
+    """Return a GPU to service, whatever was found."""
     _post_gpu_verb(session, name, "return-gpu", gpu, why)
 
 
@@ -177,7 +181,7 @@ def return_gpu(session: CliSession, name: str, gpu: int, why: str) -> None:
 @click.argument("gpu", type=int)
 @REASON_OPTION
 def take_out_gpu(session: CliSession, name: str, gpu: int, why: str) -> None:
-    """A GPU out until it is returned; its work is stopped and starts elsewhere."""
+    """Take a GPU out until it is returned; its work is stopped and starts elsewhere."""
     _post_gpu_verb(session, name, "take-out-gpu", gpu, why)
 
 
@@ -186,7 +190,7 @@ def take_out_gpu(session: CliSession, name: str, gpu: int, why: str) -> None:
 @click.argument("uuid")
 @REASON_OPTION
 def forget_gpu(session: CliSession, name: str, uuid: str, why: str) -> None:
-    """A GPU that is missing is gone for good: it is listed no more."""
+    """Remove a missing GPU from the list for good."""
     row = session.client.post(host_path(name, "forget-gpu"), {"gpu": uuid, "why": why})
     output.print_json(row) if session.json else output.print_line(
         f"GPU {row['gpu']} of {name} ({row['uuid']}) is listed no more."
@@ -206,13 +210,13 @@ def _post_gpu_verb(session: CliSession, name: str, verb: str, gpu: int, why: str
 @click.option(
     "--tool",
     "diagnostic_tool",
-    help="auto, own, dcgm, or a name that its hosts have for their operator's own.",
+    help="auto, own, dcgm, or the name of an operator's diagnostic on its hosts.",
 )
 @click.option("--deadline", "diagnostic_seconds", type=DurationType(), help="For one GPU, such as 10m.")
 @click.option("--idle-every", "diagnose_every_hours", type=int, help="Hours; 0: never.")
 @click.option("--after-quarantine/--not-after-quarantine", "diagnose_after_quarantine", default=None)
 def repair_policy(session: CliSession, pool: str, **given: Any) -> None:
-    """What a pool does by itself about processes of no workload and GPUs that are not to be trusted."""
+    """A pool's automatic actions on stray processes and suspect GPUs."""
     path = f"pools/{quote(pool, safe='', errors='replace')}/repair-policy/"
     change = {name: value for name, value in given.items() if value is not None}
     row = session.client.put(path, change) if change else session.client.get(path)

@@ -1,4 +1,4 @@
-"""What is done by itself when a GPU reports an event: the table of rules, and what operators change of it."""
+"""Commands about health rules: the actions on hardware events, and how operators change them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from cli.session import CliSession, cli, command
 ACTION_TYPE = click.Choice(["note", "warn", "quarantine_gpu", "cordon", "drain"])
 COUNT_TYPE = click.Choice(["events", "people"])
 REASON_OPTION = click.option("--why", default="", help="Kept in the record.")
-ACTION_HELP = "note: nothing; warn: operators are told; quarantine_gpu: the GPU is taken out; cordon, drain: the host is closed."
-REPEATS_OPTION = click.option("--repeats", type=int, help="Only once it came so often within --within.")
+ACTION_HELP = (
+    "note: nothing; warn: notify operators; quarantine_gpu: take the GPU out; cordon, drain: close the host."
+)
+REPEATS_OPTION = click.option("--repeats", type=int, help="Act only after this many events within --within.")
 WINDOW_OPTION = click.option("--within", "window_seconds", type=DurationType(), help="Such as 24h.")
 COUNTS_OPTION = click.option(
     "--counts", type=COUNT_TYPE, help="people: all events of one person's work on a GPU count as one."
@@ -26,15 +28,15 @@ ORIGIN_TEXTS = {"default": "as it began", "changed": "changed", "added": "added"
 
 @cli.group("health-rule")
 def health_rule() -> None:
-    """What is done by itself when a GPU reports an event. CODE is such as xid:79; 79 is as good."""
+    """Automatic actions on hardware events of GPUs. CODE is e.g. xid:79 or just 79."""
 
 
 @command(health_rule, "list")
 @click.argument("words", nargs=-1, metavar="[CODE OR WORDS OF ITS MEANING]...")
-@click.option("--changed", is_flag=True, help="Only what operators changed or added.")
-@click.option("--action", type=ACTION_TYPE, help="Only rules that do this.")
+@click.option("--changed", is_flag=True, help="Only rules that operators changed or added.")
+@click.option("--action", type=ACTION_TYPE, help="Only rules with this action.")
 def list_rules(session: CliSession, words: tuple[str, ...], changed: bool, action: str | None) -> None:
-    """What is done at how many events within which time, who recommends it, and where others do something else.
+    """Show the rules: action, threshold, who recommends it, and who recommends something else.
 
     "3 people's work": events of one person's work on a GPU count as one.
     """
@@ -66,7 +68,7 @@ def list_rules(session: CliSession, words: tuple[str, ...], changed: bool, actio
 @command(health_rule, "show")
 @click.argument("code")
 def show(session: CliSession, code: str) -> None:
-    """One rule: what it does, what it began with, and the sources."""
+    """One rule: its action, its default, and the sources."""
     row = session.client.get(_rule_path(code))
     if session.json:
         return output.print_json(row)
@@ -92,7 +94,7 @@ def show(session: CliSession, code: str) -> None:
 @COUNTS_OPTION
 @REASON_OPTION
 def set_rule(session: CliSession, code: str, why: str, **given: Any) -> None:
-    """Change what is done; what is not given stays. For operators."""
+    """Change a rule; what is not given stays. For operators."""
     change = {name: value for name, value in given.items() if value is not None}
     if not change:
         raise click.UsageError("Give what shall change: --action, --repeats, --within or --counts.")
@@ -102,7 +104,8 @@ def set_rule(session: CliSession, code: str, why: str, **given: Any) -> None:
     output.print_line(f"{row['code']} ({row['meaning']}): {_action_text(row)}.")
     if row["origin"] == "changed":
         output.print_line(
-            f"It began as {_action_text(row['default'])}; back to that: gpupool health-rule reset {row['code']}"
+            f"It began as {_action_text(row['default'])}; "
+            f"back to that: gpupool health-rule reset {row['code']}"
         )
     return None
 
@@ -111,7 +114,7 @@ def set_rule(session: CliSession, code: str, why: str, **given: Any) -> None:
 @click.argument("code")
 @REASON_OPTION
 def reset(session: CliSession, code: str, why: str) -> None:
-    """Put a changed rule back to what it began with. For operators."""
+    """Reset a changed rule to its default. For operators."""
     row = session.client.post(f"{_rule_path(code)}reset/", {"why": why})
     output.print_json(row) if session.json else output.print_line(
         f"{row['code']} is as it began: {_action_text(row)}."
@@ -128,7 +131,7 @@ def reset(session: CliSession, code: str, why: str) -> None:
 @click.option("--source", help="Who recommends it; this organisation unless given.")
 @REASON_OPTION
 def add(session: CliSession, code: str, why: str, **given: Any) -> None:
-    """A rule for a code that has none; until then its events are noted. For operators."""
+    """Add a rule for a code that has none; until then its events are noted. For operators."""
     body = {name: value for name, value in given.items() if value is not None}
     row = session.client.post("health-rules/", {"code": _normalised_code(code), **body, "why": why})
     output.print_json(row) if session.json else output.print_line(
@@ -140,7 +143,7 @@ def add(session: CliSession, code: str, why: str, **given: Any) -> None:
 @click.argument("code")
 @REASON_OPTION
 def remove(session: CliSession, code: str, why: str) -> None:
-    """Take a rule out that was added; its events are noted again. For operators."""
+    """Remove a rule that was added; its events are noted again. For operators."""
     row = session.client.post(f"{_rule_path(code)}remove/", {"why": why})
     output.print_json(row) if session.json else output.print_line(
         f"{row['code']} has no rule any more: its events are noted."

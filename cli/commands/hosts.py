@@ -1,4 +1,4 @@
-"""Commands about one host: how its GPUs are, and what operators do about it."""
+"""Commands about one host: its state and health, joining, and what operators do with it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NETWORK_TEXTS = {
 @command(host, "show")
 @click.argument("name")
 def show(session: CliSession, name: str) -> None:
-    """One host: its states, what its agent says of it, and an agent that was turned away as it."""
+    """One host: its states, what its agent reports, and any rejected second agent."""
     row = session.client.get(f"hosts/{quote(name, safe='', errors='replace')}/")
     if session.json:
         return output.print_json(row)
@@ -50,14 +50,16 @@ def show(session: CliSession, name: str) -> None:
         )
         if refused["quarantined"]:
             output.print_line(
-                "It is given no work and hears no orders. Find the machine that it runs on and end it there; or, if that is the one"
-                f" that should go on, start it with another token: gpupool host join {name}"
+                "It is given no work and hears no orders. Find the machine that it runs on and end it there; "
+                "or, if that is the one that should go on, "
+                f"start it with another token: gpupool host join {name}"
             )
     return None
 
 
+# Not split: one expression per line of output.
 def _host_facts(row: dict[str, Any], now: datetime) -> list[tuple[str, Any]]:
-    """What an older portal does not say is left out."""
+    """Return (label, value) pairs. Fields that an older portal does not send are left out."""
     agent: dict[str, Any] = row.get("agent", {})
     counts = Counter(row["gpus"])
     sizes = [
@@ -65,25 +67,25 @@ def _host_facts(row: dict[str, Any], now: datetime) -> list[tuple[str, Any]]:
         format_gibibytes(row["memory_mib"]) if row.get("memory_mib") else "",
     ]
     driver, cuda = agent.get("driver_version"), agent.get("cuda_version")
-    apart = [
+    isolation = [
         row["isolation"],
         "a user id per team" if agent.get("users_per_team") else "",
         *_limits_text(agent),
     ]
-    full = row.get("disk_full_since")
+    full_since = row.get("disk_full_since")
     return [
         ("name", row["name"]),
         ("pool", row["pool"]),
         ("GPUs", ", ".join(f"{count} x {model}" for model, count in sorted(counts.items()))),
         ("readings", "simulated" if row["simulated"] else "measured"),
-        *((f"between GPUs, {each['way']}", each["gpus"]) for each in row.get("between_gpus", ())),
+        *((f"between GPUs, {group['way']}", group["gpus"]) for group in row.get("between_gpus", ())),
         *(
-            (f"GPU {each['gpus']}" if each["gpus"] else "each GPU", each["words"])
-            for each in row.get("of_gpus", ())
+            (f"GPU {group['gpus']}" if group["gpus"] else "each GPU", group["words"])
+            for group in row.get("of_gpus", ())
         ),
         ("CPU and memory", ", ".join(filter(None, sizes))),
         ("driver", f"{driver}{f', CUDA up to {cuda}' if cuda else ''}" if driver else ""),
-        ("isolation", ", ".join(filter(None, apart))),
+        ("isolation", ", ".join(filter(None, isolation))),
         ("lacking", ", ".join(row["isolation_lacking"])),
         ("network", NETWORK_TEXTS.get(agent.get("network", ""), agent.get("network", ""))),
         ("address", agent.get("address", "")),
@@ -96,7 +98,7 @@ def _host_facts(row: dict[str, Any], now: datetime) -> list[tuple[str, Any]]:
         ("service", row["admin_state"].replace("_", " ")),
         ("repair", row["repair_state"]),
         ("why", row["state_reason"] or row.get("revoked_why", "")),
-        ("disk", f"full since {format_local_time(full)}: it starts nothing new" if full else ""),
+        ("disk", f"full since {format_local_time(full_since)}: it starts nothing new" if full_since else ""),
     ]
 
 
@@ -107,7 +109,7 @@ def _limits_text(agent: dict[str, Any]) -> list[str]:
 @command(host, "events")
 @click.argument("name")
 def events(session: CliSession, name: str) -> None:
-    """Every hardware event of a host, the newest first."""
+    """All hardware events of a host, newest first."""
     rows = list(session.client.pages(host_path(name, "events")))
     if session.json:
         return output.print_json(rows)
@@ -135,7 +137,7 @@ def _print_events(rows: list[dict[str, Any]], now: datetime) -> None:
 @command(host, "health")
 @click.argument("name")
 def health(session: CliSession, name: str) -> None:
-    """How its GPUs are, what they reported, processes of no workload on them, and announced maintenance."""
+    """The host's GPUs, their events, processes of no workload, and announced maintenance."""
     found = session.client.get(host_path(name, "health"))
     if session.json:
         return output.print_json(found)
@@ -150,13 +152,13 @@ def health(session: CliSession, name: str) -> None:
     )
     for gone in found.get("missing_gpus", ()):
         before = f"; before that {gone['repair_state']}: {gone['reason']}" if gone["reason"] else ""
-        output.print_line(
-            f"GPU {gone['gpu']} ({gone['uuid']}) is missing since {format_local_time(gone['missing_since'])}{before}"
-        )
+        since = format_local_time(gone["missing_since"])
+        output.print_line(f"GPU {gone['gpu']} ({gone['uuid']}) is missing since {since}{before}")
     if found.get("revoked_at"):
         why = f" ({found['revoked_why']})" if found["revoked_why"] else ""
         output.print_line(
-            f"Its credential was revoked {relative_time(found['revoked_at'], now)}{why}; to join again: gpupool host join {name}"
+            f"Its credential was revoked {relative_time(found['revoked_at'], now)}{why}; "
+            f"to join again: gpupool host join {name}"
         )
     if found["state_reason"]:
         output.print_line(f"Not simply in service: {found['state_reason']}")
@@ -181,7 +183,8 @@ def health(session: CliSession, name: str) -> None:
         )
     for window in found["maintenance"]:
         output.print_line(
-            f"Away from {format_local_time(window['start'])} to {format_local_time(window['end'])}: {window['reason']} (window {window['id']})"
+            f"Away from {format_local_time(window['start'])} to {format_local_time(window['end'])}: "
+            f"{window['reason']} (window {window['id']})"
         )
     return None
 
@@ -203,7 +206,7 @@ def _last_diagnostic(row: dict[str, Any], now: datetime) -> tuple[str, str, str]
 @REASON_OPTION
 @PREVIEW_OPTION
 def cordon(session: CliSession, name: str, why: str, preview: bool) -> None:
-    """Nothing new starts there; what runs goes on."""
+    """Start nothing new there; running work continues."""
     _post_host_verb(session, name, "cordon", why, preview)
 
 
@@ -212,7 +215,7 @@ def cordon(session: CliSession, name: str, why: str, preview: bool) -> None:
 @REASON_OPTION
 @PREVIEW_OPTION
 def drain(session: CliSession, name: str, why: str, preview: bool) -> None:
-    """Nothing new starts there, and what runs is asked to go."""
+    """Start nothing new there, and ask running work to leave."""
     _post_host_verb(session, name, "drain", why, preview)
 
 
@@ -221,7 +224,7 @@ def drain(session: CliSession, name: str, why: str, preview: bool) -> None:
 @REASON_OPTION
 @PREVIEW_OPTION
 def return_host(session: CliSession, name: str, why: str, preview: bool) -> None:
-    """Back in service."""
+    """Return the host to service."""
     _post_host_verb(session, name, "return", why, preview)
 
 
@@ -230,32 +233,35 @@ def return_host(session: CliSession, name: str, why: str, preview: bool) -> None
 @REASON_OPTION
 @PREVIEW_OPTION
 def revoke(session: CliSession, name: str, why: str, preview: bool) -> None:
-    """Cut its agent off at once: what runs there stops when its lease ends. It joins again with: gpupool host join NAME"""
+    """Revoke the agent's credential at once; its work stops when the leases end.
+
+    To join again: gpupool host join NAME
+    """
     _post_host_verb(session, name, "revoke", why, preview)
 
 
 @command(cli, "host-is-off")
 @click.argument("name")
-@click.option("--why", default="", help="What you saw; kept in the audit log. Needed, but for --preview.")
+@click.option("--why", default="", help="What you saw; kept in the audit log. Required without --preview.")
 @PREVIEW_OPTION
 def host_is_off(session: CliSession, name: str, why: str, preview: bool) -> None:
-    """You have seen a host powered off: its work starts elsewhere at once. For operators."""
+    """Confirm that a host is powered off: its work starts elsewhere at once. For operators."""
     require_reason(why, preview)
     _post_host_verb(session, name, "off", why, preview)
 
 
 @command(host, "join")
 @click.argument("name")
-@click.option("--pool", help="Of a host that is new.")
+@click.option("--pool", help="Pool of a new host.")
 @click.option(
     "--label",
     "labels",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Of a host that is new; asks can require them.",
+    help="Label of a new host; requests can require it.",
 )
 def join(session: CliSession, name: str, pool: str | None, labels: tuple[str, ...]) -> None:
-    """The one command with which a machine joins as this host; with --pool a new host is made known first."""
+    """Show the one command with which a machine joins as this host; --pool creates a new host first."""
     known = _ensure_host(session, name)
     if known is None and pool is None:
         raise CliError(
@@ -273,12 +279,22 @@ def join(session: CliSession, name: str, pool: str | None, labels: tuple[str, ..
         made = session.client.post(host_path(name, "join-token"))
     if session.json:
         return output.print_json(made)
-    begun = (
+    _print_join_command(name, pool, known, made)
+    if known is not None and known["lease_state"] in ("alive", "suspect"):
+        output.print_line(f"The agent of {name} that speaks now is turned away once another one has joined.")
+    return None
+
+
+def _print_join_command(
+    name: str, pool: str | None, known: dict[str, Any] | None, made: dict[str, Any]
+) -> None:
+    """Print the command to run on the machine. ``known``: the host as it was before, None for a new one."""
+    state = (
         f"{name} is known in the pool {pool}."
         if known is None
         else f"Tokens of {name} not used so far stopped working."
     )
-    output.print_line(f"{begun} Run this on the machine, once, by {format_local_time(made['good_until'])}:")
+    output.print_line(f"{state} Run this on the machine, once, by {format_local_time(made['good_until'])}:")
     output.print_line(f"\n  {made['command']}\n")
     output.print_line("Or, in a checkout of gpupool, to try it:")
     output.print_line(f"\n  {made['checkout_command']}\n")
@@ -288,18 +304,18 @@ def join(session: CliSession, name: str, pool: str | None, labels: tuple[str, ..
         )
     elif known is None or not known["gpus"]:
         output.print_line(
-            "Without a GPU, add --simulate 8xH100-80GB to that: the host is then marked as simulated everywhere."
+            "Without a GPU, add --simulate 8xH100-80GB to that: "
+            "the host is then marked as simulated everywhere."
         )
     output.print_line(
-        "Checkpoints and homes lie in the agent's state folder unless --homes names a folder that all hosts of the pool share."
-        " Without one, work that is moved to or from this host does not find its last checkpoint."
+        "Checkpoints and homes lie in the agent's state folder "
+        "unless --homes names a folder that all hosts of the pool share. "
+        "Without one, work that is moved to or from this host does not find its last checkpoint."
     )
-    if known is not None and known["lease_state"] in ("alive", "suspect"):
-        output.print_line(f"The agent of {name} that speaks now is turned away once another one has joined.")
-    return None
 
 
 def _ensure_host(session: CliSession, name: str) -> dict[str, Any] | None:
+    """Return the host, or None if there is none of this name."""
     try:
         found: dict[str, Any] = session.client.get(f"hosts/{quote(name, safe='', errors='replace')}/")
     except CliError as problem:
@@ -319,7 +335,7 @@ def _post_host_verb(session: CliSession, name: str, verb: str, why: str, preview
     row = session.client.post(host_path(name, VERB_PATHS.get(verb, verb)), {"why": why})
     if session.json:
         return output.print_json(row)
-    # An older portal does it as well, and says less.
+    # An older portal sends no sentence.
     output.print_line(
         row.get("said") or f"{row['name']} is {row['admin_state'].replace('_', ' ')}, {row['repair_state']}."
     )

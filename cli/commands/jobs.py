@@ -44,29 +44,29 @@ def job() -> None:
 @placement_options
 @click.option("--priority", type=PRIORITY_TYPE)
 @click.option(
-    "--preemptible/--no-preemptible", default=None, help="Whether it may borrow and be asked to go."
+    "--preemptible/--no-preemptible", default=None, help="Whether it may borrow GPUs and be preempted."
 )
-@click.option("--most-retries", type=int, help="Tries again so often after a failure.")
+@click.option("--most-retries", type=int, help="How often to retry after a failure.")
 @click.option(
     "--if-member-ends",
     type=click.Choice(["restart", "end"]),
-    help="On several hosts, once it ends on one of them.",
+    help="What to do when it ends on one of several hosts.",
 )
 @click.option("--env", "environment", multiple=True, metavar="NAME=VALUE", help="An environment variable.")
 @click.option(
     "--wanted-by",
     type=TIMESTAMP_TYPE,
-    help="When it should be done: a wish; you are told when it looks later.",
+    help="When it should be done. Not guaranteed: you are notified if it is likely to be later.",
 )
 @click.option(
     "--after",
     multiple=True,
     metavar="HOW:ID",
-    help="Only once a job or a whole array has ended: ok, any, not_ok.",
+    help="Start only after a job or array has ended; HOW: ok, any or not_ok.",
 )
-@click.option("--array", help="One task for each index: 0-9, 1,3,5-9:2; %4 after it: at most 4 at once.")
-@click.option("--follow", "-f", is_flag=True, help="Wait for it and print what it writes.")
-@click.option("--dry-run", is_flag=True, help="Only say whether it would start, and when.")
+@click.option("--array", help="One task per index: 0-9 or 1,3,5-9:2; append %4 to run at most 4 at once.")
+@click.option("--follow", "-f", is_flag=True, help="Wait for it and print its output.")
+@click.option("--dry-run", is_flag=True, help="Only show whether it would start, and when.")
 @click.argument("words", nargs=-1, required=True, metavar="-- COMMAND...")
 def run_job(
     session: CliSession,
@@ -150,7 +150,7 @@ def _print_array(made: Any) -> None:
 
 @command(job, "arrays")
 def list_arrays(session: CliSession) -> None:
-    """Arrays of jobs of your teams, with their counts."""
+    """Job arrays of your teams, with their counts."""
     rows = list(session.client.pages("arrays/"))
     if session.json:
         return output.print_json(rows)
@@ -176,13 +176,11 @@ def cancel_array(session: CliSession, id_: str, reason: str) -> None:
 
 @command(job, "logs")
 @click.argument("id_", metavar="ID")
-@click.option("--follow", "-f", is_flag=True, help="Go on until it has ended.")
-@click.option("--attempt", type=int, help="The last one unless given.")
-@click.option(
-    "--rank", type=click.IntRange(0), default=0, help="Of a job on several hosts: which of them, from 0."
-)
+@click.option("--follow", "-f", is_flag=True, help="Continue until it has ended.")
+@click.option("--attempt", type=int, help="Default: the last one.")
+@click.option("--rank", type=click.IntRange(0), default=0, help="Host of a job on several hosts, from 0.")
 def read_logs(session: CliSession, id_: str, follow: bool, attempt: int | None, rank: int) -> None:
-    """What a job wrote."""
+    """Output of a job."""
     found = find_workload(session, id_)
     if rank >= found["hosts"]:
         allowed = f"0 to {found['hosts'] - 1}" if found["hosts"] > 1 else "0: it runs on one host"
@@ -191,13 +189,13 @@ def read_logs(session: CliSession, id_: str, follow: bool, attempt: int | None, 
         return _follow_log(session, found["id"], attempt, rank)
     offset, text = 0, []
     while True:
-        piece = session.client.get(
+        chunk = session.client.get(
             f"workloads/{found['id']}/logs/", offset=offset, attempt=attempt, rank=rank
         )
-        if not piece["text"]:
+        if not chunk["text"]:
             break
-        text.append(piece["text"])
-        offset = piece["next_offset"]
+        text.append(chunk["text"])
+        offset = chunk["next_offset"]
     if session.json:
         return output.print_json({"text": "".join(text), "next_offset": offset})
     sys.stdout.write("".join(text))
@@ -208,13 +206,13 @@ def read_logs(session: CliSession, id_: str, follow: bool, attempt: int | None, 
 @click.argument("id_", metavar="ID")
 @click.option("--print", "print_only", is_flag=True, help="Print the address and open nothing.")
 def open_job(session: CliSession, id_: str, print_only: bool) -> None:
-    """Open what a job serves in the browser. The address works once, within a minute."""
+    """Open a job's web service in the browser. The address works once, within a minute."""
     open_in_browser(session, find_workload(session, id_), print_only)
 
 
 @command(job, "list")
-@click.option("--all", "everything", is_flag=True, help="Those of your teams, and those that ended.")
-@click.option("--array", metavar="ID", help="All tasks of this array, those that ended too.")
+@click.option("--all", "everything", is_flag=True, help="Also those of your teams, and ended ones.")
+@click.option("--array", metavar="ID", help="All tasks of this array, including ended ones.")
 def list_jobs(session: CliSession, everything: bool, array: str | None) -> None:
     """Your jobs."""
     if array is None:
@@ -228,22 +226,22 @@ def list_jobs(session: CliSession, everything: bool, array: str | None) -> None:
 
 
 def _follow_log(session: CliSession, id_: str, attempt: int | None, rank: int = 0) -> None:
-    """Print pieces as they come, over attempts, until it has ended; the exit code says how."""
-    offset, shown, at_its_end = 0, attempt, False
+    """Print new output over all attempts until the job has ended. Raises CliError if it did not finish."""
+    offset, shown_attempt, at_its_end = 0, attempt, False
     while True:
         now = session.client.get(f"workloads/{id_}/")
         current = attempt or max(now["attempt"], 1)
-        if shown != current:
-            offset, shown = 0, current
-        piece = session.client.get(f"workloads/{id_}/logs/", offset=offset, attempt=current, rank=rank)
-        sys.stdout.write(piece["text"])
+        if shown_attempt != current:
+            offset, shown_attempt = 0, current
+        chunk = session.client.get(f"workloads/{id_}/logs/", offset=offset, attempt=current, rank=rank)
+        sys.stdout.write(chunk["text"])
         sys.stdout.flush()
-        offset = piece["next_offset"]
-        over = not piece["text"] and (now["state"] == "ended" or (attempt and piece["ended"]))
-        if over and at_its_end:
+        offset = chunk["next_offset"]
+        is_over = not chunk["text"] and (now["state"] == "ended" or (attempt and chunk["ended"]))
+        if is_over and at_its_end:
             break
-        at_its_end = bool(over)  # its last lines may come a moment after the word that it has ended
-        if not piece["text"]:
+        at_its_end = bool(is_over)  # its last lines may arrive shortly after the report of its end
+        if not chunk["text"]:
             time.sleep(POLL_SECONDS)
     if now["state"] == "ended" and now["outcome"] != "finished":
         raise CliError(f"{now['name']} ended: {now['outcome'].replace('_', ' ')}. {now['reason']}".strip())

@@ -1,4 +1,4 @@
-"""Commands about maintenance windows of a host."""
+"""Commands that announce and cancel maintenance windows of a host."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from cli.session import CliSession, command
 @click.option(
     "--why",
     default="",
-    help="Shown to everybody; owners of what it touches are told. Needed, but for --preview.",
+    help="Shown to everybody; owners of affected work are notified. Required without --preview.",
 )
 @PREVIEW_OPTION
 def maintenance(session: CliSession, name: str, start: str, end: str, why: str, preview: bool) -> None:
-    """Announce a window in which it is away: nothing is planned into it."""
+    """Announce a window in which the host is away: nothing is planned into it."""
     require_reason(why, preview)
     if preview:
         return print_preview(session, name, {"verb": "maintenance", "start": start, "end": end})
@@ -39,7 +39,8 @@ def maintenance(session: CliSession, name: str, start: str, end: str, why: str, 
     if session.json:
         return output.print_json(row)
     output.print_line(
-        f"{name} is away from {format_local_time(row['start'])} to {format_local_time(row['end'])}: nothing is planned into it."
+        f"{name} is away from {format_local_time(row['start'])} to {format_local_time(row['end'])}: "
+        "nothing is planned into it."
     )
     if "work" in row:  # an older portal does not say
         print_affected_workloads(row["work"])
@@ -53,7 +54,7 @@ def maintenance(session: CliSession, name: str, start: str, end: str, why: str, 
 @click.argument("window", type=int)
 @REASON_OPTION
 def cancel_maintenance(session: CliSession, name: str, window: int, why: str) -> None:
-    """Take an announced window back; its number is in: gpupool host health NAME"""
+    """Cancel an announced window; its number is in: gpupool host health NAME"""
     row = session.client.post(host_path(name, "maintenance/cancel"), {"window": window, "why": why})
     output.print_json(row) if session.json else output.print_line(
         f"The window from {format_local_time(row['start'])} is taken back."

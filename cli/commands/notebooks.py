@@ -30,7 +30,7 @@ def notebook() -> None:
 @gpu_options
 @run_options
 @requirement_options
-@click.option("--template", help="What is not given comes from it.")
+@click.option("--template", help="Default values for options that are not given.")
 @click.option("--open", "open_it", is_flag=True, help="Wait until it is ready and open it in the browser.")
 @click.option("--wait", is_flag=True, help="Wait until it is ready.")
 def launch_notebook(
@@ -62,14 +62,15 @@ def stop_notebook(session: CliSession, id_: str) -> None:
 
 
 @command(notebook, "list")
-@click.option("--all", "everything", is_flag=True, help="Those of your teams, and those that ended.")
+@click.option("--all", "everything", is_flag=True, help="Also those of your teams, and ended ones.")
 def list_notebooks(session: CliSession, everything: bool) -> None:
     """Your notebooks."""
     list_workloads(session, "notebooks/", everything)
 
 
 def _wait_until_ready(session: CliSession, id_: str) -> Any:
-    said = ""
+    """Poll until the notebook is ready, printing its progress. Raises CliError if it ends before."""
+    last_progress = ""
     while True:
         answer = session.client.get(f"workloads/{id_}/")
         run_ = answer["runs"][0] if answer["runs"] else {}
@@ -79,8 +80,8 @@ def _wait_until_ready(session: CliSession, id_: str) -> Any:
             )
         if run_.get("ready_at") and answer["state"] in ("running", "notice"):
             return answer
-        words = f"{answer['state']}: {run_.get('step') or answer['reason']}".rstrip(": ")
-        if words != said and not session.json:
-            output.print_line(words)
-        said = words
+        progress = f"{answer['state']}: {run_.get('step') or answer['reason']}".rstrip(": ")
+        if progress != last_progress and not session.json:
+            output.print_line(progress)
+        last_progress = progress
         time.sleep(POLL_SECONDS)

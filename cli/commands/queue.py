@@ -1,4 +1,4 @@
-"""What waits, and why: the order, who gets how much, why one waits and another goes first."""
+"""Commands about the queue: its order, the fair shares, and why a workload waits."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ from cli.session import CliSession, cli, command
 
 
 @command(cli, "queue")
-@click.option("--pool", help="Of one pool.")
-@click.option(
-    "--fairness", is_flag=True, help="Who gets how much instead: each team's guarantee, use and share."
-)
+@click.option("--pool", help="Only this pool.")
+@click.option("--fairness", is_flag=True, help="Show each team's guarantee, use and share instead.")
 def queue(session: CliSession, pool: str | None, fairness: bool) -> None:
-    """What waits, in the order in which it is looked at, and why."""
+    """Waiting workloads in queue order, and why each one waits."""
     if fairness:
         return _print_fairness(session, pool)
     rows = list(session.client.pages("queue/", pool=pool))
@@ -48,7 +46,7 @@ def queue(session: CliSession, pool: str | None, fairness: bool) -> None:
 
 
 def _print_fairness(session: CliSession, pool: str | None) -> None:
-    """Why does that team get more? By pool."""
+    """Print each team's guarantee, use and share by pool."""
     pools = [pool] if pool else [row["slug"] for row in session.client.get("pools/")]
     found = {
         slug: session.client.get(f"pools/{quote(slug, safe='', errors='replace')}/fairness/")
@@ -80,16 +78,14 @@ def _print_fairness(session: CliSession, pool: str | None) -> None:
 
 @command(cli, "why")
 @click.argument("id_", metavar="ID")
-@click.option(
-    "--them", metavar="ID", help="Why this other one, not mine: the rule that decides between the two."
-)
+@click.option("--them", metavar="ID", help="Explain why this other workload comes before ID.")
 @click.option(
     "--sooner",
     is_flag=True,
-    help="Also what would start sooner, and when it could be reserved; each is planned for.",
+    help="Also show what would start sooner, and when it could be reserved.",
 )
 def why(session: CliSession, id_: str, them: str | None, sooner: bool) -> None:
-    """Why it waits, or why it started or had to go."""
+    """Why a workload waits, started or had to leave."""
     found = find_workload(session, id_)
     if them:
         return _print_comparison(session, found, find_workload(session, them))
@@ -102,7 +98,7 @@ def why(session: CliSession, id_: str, them: str | None, sooner: bool) -> None:
     output.print_line(f"{found['name']} is {answer['state']}. {answer['sentence']}".strip())
     now = datetime.now().astimezone()
     hidden = answer["hidden_blockers"]
-    before = [f"{each['name']} of {each['owner']}" for each in answer["blockers"]] + (
+    before = [f"{blocker['name']} of {blocker['owner']}" for blocker in answer["blockers"]] + (
         [f"{hidden} that you may not see"] if hidden else []
     )
     output.print_facts(
@@ -116,36 +112,40 @@ def why(session: CliSession, id_: str, them: str | None, sooner: bool) -> None:
     )
     for row in answer["ahead"]:
         output.print_line(f"goes first: {row['name']} of {row['owner']} ({row['id'][:8]}): {row['because']}")
-    for way in answer.get("sooner", []):
-        output.print_line(
-            f"sooner: {way['words']}: {'now' if way['starts_now'] else relative_time(way['expected_start'], now)}"
-        )
-    if sooner and not answer["sooner"]:
-        output.print_line("Nothing that was tried would start sooner.")
-    for window in answer.get("windows", []):
-        needs = " (needs approval)" if window["needs_approval"] else ""
-        output.print_line(
-            f"could be reserved: {format_local_time(window['start'])} to {format_local_time(window['end'])}{needs}"
-        )
+    if sooner:
+        _print_sooner(answer, now)
     for row in answer["decisions"]:
         output.print_line(f"{format_local_time(row['at'])}  {row['kind']:<8}  {row['sentence']}")
     return None
 
 
+def _print_sooner(answer: dict[str, Any], now: datetime) -> None:
+    """Print the changes with an earlier start, and the windows that could be reserved."""
+    for way in answer["sooner"]:
+        start = "now" if way["starts_now"] else relative_time(way["expected_start"], now)
+        output.print_line(f"sooner: {way['words']}: {start}")
+    if not answer["sooner"]:
+        output.print_line("Nothing that was tried would start sooner.")
+    for window in answer["windows"]:
+        needs = " (needs approval)" if window["needs_approval"] else ""
+        start, end = format_local_time(window["start"]), format_local_time(window["end"])
+        output.print_line(f"could be reserved: {start} to {end}{needs}")
+
+
 def _hidden_ahead_text(answer: dict[str, Any]) -> str:
-    """Those with an earlier turn that are not listed: too far ahead, or not the viewer's to see."""
-    rest = answer["ahead_more"]
-    if not rest:
+    """Return how many earlier workloads are not listed: further ahead, or not visible to the user."""
+    count = answer["ahead_more"]
+    if not count:
         return ""
     return (
-        f"{rest} more, further ahead or not yours to see"
+        f"{count} more, further ahead or not yours to see"
         if answer["ahead"]
-        else f"{rest} that you may not see"
+        else f"{count} that you may not see"
     )
 
 
 def _print_comparison(session: CliSession, mine: dict[str, Any], theirs: dict[str, Any]) -> None:
-    """The rule that decides between two, and what would be without the other."""
+    """Print the rule that orders two workloads, and what would happen without the other one."""
     answer = session.client.get(f"workloads/{mine['id']}/why/{theirs['id']}/")
     if session.json:
         return output.print_json(answer)

@@ -1,4 +1,4 @@
-"""What teams are guaranteed, and what waits for somebody's word."""
+"""Commands about quotas and approvals."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from cli.session import CliSession, cli, command
 
 @cli.group()
 def quota() -> None:
-    """What teams are guaranteed."""
+    """Quotas: what teams are guaranteed."""
 
 
 @cli.group()
 def approval() -> None:
-    """What waits for somebody's word."""
+    """Submissions that wait for approval."""
 
 
 @command(quota, "list")
@@ -49,20 +49,22 @@ def list_quotas(session: CliSession) -> None:
 
 @command(quota, "request")
 @click.option("--team", required=True)
-@click.option("--pool", help="Not needed when there is one only.")
+@click.option("--pool", help="May be omitted if there is only one.")
 @click.option("--model", required=True)
 @click.option("--guaranteed-gpus", type=int, required=True)
-@click.option("--borrow-limit-gpus", type=int, help="Any number unless given.")
+@click.option("--borrow-limit-gpus", type=int, help="Default: any number.")
 @click.option(
-    "--gpu-hours", type=int, help="What the guarantee is worth in a period; without end unless given."
+    "--gpu-hours", type=int, help="GPU-hours that the guarantee covers per period; default: no limit."
 )
 @click.option("--period", type=click.Choice(["day", "week", "month"]))
 @click.option(
-    "--when-used-up", type=click.Choice(["borrow", "refuse"]), help="Only borrow then, or start nothing new."
+    "--when-used-up",
+    type=click.Choice(["borrow", "refuse"]),
+    help="After that: only borrow, or start nothing new.",
 )
-@click.option("--why", "reason", default="", help="For the one who approves.")
+@click.option("--why", "reason", default="", help="For the approver.")
 def request_quota(session: CliSession, reason: str, pool: str | None, **given: Any) -> None:
-    """Ask for another guarantee."""
+    """Request a different guarantee."""
     wanted = {name: value for name, value in given.items() if value is not None}
     answer = session.client.post(
         "quotas/requests/", {**wanted, "pool": pool or only_pool(session.client), "why": reason}
@@ -73,9 +75,9 @@ def request_quota(session: CliSession, reason: str, pool: str | None, **given: A
 
 
 @command(approval, "list")
-@click.option("--all", "everything", is_flag=True, help="Also what is decided.")
+@click.option("--all", "everything", is_flag=True, help="Also decided ones.")
 def list_approvals(session: CliSession, everything: bool) -> None:
-    """What waits for approval, of what you may see."""
+    """Submissions that wait for approval, as far as you may see them."""
     rows = list(session.client.pages("approvals/", state=None if everything else "waiting"))
     if session.json:
         return output.print_json(rows)
@@ -90,7 +92,7 @@ def list_approvals(session: CliSession, everything: bool) -> None:
 @click.argument("id_", metavar="ID")
 @click.option("--comment", default="")
 def approve(session: CliSession, id_: str, comment: str) -> None:
-    """Approve it as it is; see first what it does to others."""
+    """Approve a submission as it is; check first how it affects others."""
     found = find_by_id_or_name(session.client, id_, "approvals/", "submission")
     answer = session.client.post(f"approvals/{found['id']}/approve/", {"comment": comment})
     output.print_json(answer) if session.json else output.print_line(f"Approved: {answer['what']}.")
@@ -100,7 +102,7 @@ def approve(session: CliSession, id_: str, comment: str) -> None:
 @click.argument("id_", metavar="ID")
 @click.option("--comment", required=True, help="Why.")
 def decline(session: CliSession, id_: str, comment: str) -> None:
-    """Decline it, with a reason."""
+    """Decline a submission, with a reason."""
     found = find_by_id_or_name(session.client, id_, "approvals/", "submission")
     answer = session.client.post(f"approvals/{found['id']}/decline/", {"comment": comment})
     output.print_json(answer) if session.json else output.print_line(f"Declined: {answer['what']}.")

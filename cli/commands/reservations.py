@@ -1,4 +1,4 @@
-"""Reserving GPUs for a window, once or again and again."""
+"""Commands about reservations: GPUs for a window, once or recurring."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ def reservation() -> None:
     """Reserve GPUs for a window."""
 
 
+# Not split: it checks which options may be combined.
 @command(reservation, "create")
 @gpu_options
 @placement_options
@@ -30,21 +31,21 @@ def reservation() -> None:
 @click.option(
     "--start", type=TIMESTAMP_TYPE, required=True, help="Such as 'tomorrow 09:00' or 2026-03-02T09:00."
 )
-@click.option("--end", type=TIMESTAMP_TYPE, help="The same way.")
-@click.option("--for", "length_", type=DURATION_TYPE, help="Instead of --end: such as 8h.")
+@click.option("--end", type=TIMESTAMP_TYPE, help="In the same format.")
+@click.option("--for", "length_", type=DURATION_TYPE, help="Length instead of --end, such as 8h.")
 @click.option(
-    "--may-exceed-guarantee", is_flag=True, default=None, help="Ask to use what other teams are guaranteed."
+    "--may-exceed-guarantee", is_flag=True, default=None, help="Request GPUs that other teams are guaranteed."
 )
-@click.option("--why", "reason", help="For the one who approves.")
+@click.option("--why", "reason", help="For the approver.")
 @click.option(
-    "--on", "weekdays", multiple=True, type=WEEKDAY_TYPE, help="It recurs on this weekday; again for others."
+    "--on", "weekdays", multiple=True, type=WEEKDAY_TYPE, help="Recur on this weekday; repeat for more."
 )
 @click.option("--every", type=click.Choice(["day", "weekday"]), help="Instead of --on.")
 @click.option(
-    "--until", type=click.DateTime(["%Y-%m-%d"]), help="The last day, when it recurs, such as 2026-03-31."
+    "--until", type=click.DateTime(["%Y-%m-%d"]), help="Last day of a recurring one, such as 2026-03-31."
 )
-@click.option("--weeks", type=click.IntRange(1, 104), help="Instead of --until: for so many weeks.")
-@click.option("--time-zone", help="Whose clock a recurring one goes by; this machine's unless given.")
+@click.option("--weeks", type=click.IntRange(1, 104), help="Number of weeks instead of --until.")
+@click.option("--time-zone", help="Time zone of a recurring one; default: this machine's.")
 @click.option("--dry-run", is_flag=True, help="Only say whether it fits.")
 def create_reservation(
     session: CliSession,
@@ -61,7 +62,7 @@ def create_reservation(
     time_zone: str | None,
     **given: Any,
 ) -> None:
-    """Reserve GPUs for a window; above the pool's threshold it waits for approval."""
+    """Reserve GPUs for a window; above the pool's threshold it needs approval."""
     days = {"day": WEEKDAY_NAMES, "weekday": WEEKDAY_NAMES[:5]}[every] if every else list(weekdays)
     if bool(days) != bool(until or weeks) or (every and weekdays) or (until and weeks):
         raise click.UsageError(
@@ -81,43 +82,51 @@ def create_reservation(
         last = until or datetime.fromisoformat(start) + timedelta(days=7 * (weeks or 1) - 1)
         body |= {"weekdays": days, "until": f"{last:%Y-%m-%d}", "time_zone": time_zone or local_zone_name()}
     if dry_run:
-        answer = session.client.post(f"{path}preview/", body)
-        if session.json:
-            return output.print_json(answer)
-        output.print_line("It fits." if answer["fits"] else answer["sentence"])
-        for said in (*answer.get("clock_changes", ()), *answer.get("warnings", ())):
-            output.print_line(said)
-        for window in answer["windows"] if not answer["fits"] else []:
-            output.print_line(
-                f"It would fit from {format_local_time(window['start'])} to {format_local_time(window['end'])}."
-            )
-        return None
+        return _print_fit(session, session.client.post(f"{path}preview/", body))
     body |= {"name": name} | ({"why": reason} if reason else {})
-    answer = session.client.post(path, body)
+    return _print_confirmation(session, session.client.post(path, body))
+
+
+def _print_fit(session: CliSession, answer: dict[str, Any]) -> None:
+    """Print whether a reservation fits, and otherwise the windows in which it would."""
+    if session.json:
+        return output.print_json(answer)
+    output.print_line("It fits." if answer["fits"] else answer["sentence"])
+    for line in (*answer.get("clock_changes", ()), *answer.get("warnings", ())):
+        output.print_line(line)
+    for window in answer["windows"] if not answer["fits"] else []:
+        output.print_line(f"It would fit from {_window_text(window)}.")
+    return None
+
+
+def _print_confirmation(session: CliSession, answer: dict[str, Any]) -> None:
+    """Print the reservation or series that was made, or that it waits for approval."""
     if session.json:
         return output.print_json(answer)
     if answer.get("series"):
         made = answer["series"]
         times = made["occurrences"]
         output.print_line(
-            f"Confirmed: {made['name']} ({made['id']}), {len(times)} times, the first {format_local_time(times[0]['start'])} to "
-            f"{format_local_time(times[0]['end'])}, the last {format_local_time(times[-1]['start'])} to {format_local_time(times[-1]['end'])}."
+            f"Confirmed: {made['name']} ({made['id']}), {len(times)} times, "
+            f"the first {_window_text(times[0])}, the last {_window_text(times[-1])}."
         )
         for change in made["clock_changes"]:
             output.print_line(change)
         return None
     if answer.get("reservation"):
         made = answer["reservation"]
-        return output.print_line(
-            f"Confirmed: {made['name']} ({made['id']}), {format_local_time(made['start'])} to {format_local_time(made['end'])}."
-        )
+        return output.print_line(f"Confirmed: {made['name']} ({made['id']}), {_window_text(made)}.")
     return output.print_line(
         f"Waits for approval ({answer['submission']['id']}): {answer['submission']['what']}."
     )
 
 
+def _window_text(row: dict[str, Any]) -> str:
+    return f"{format_local_time(row['start'])} to {format_local_time(row['end'])}"
+
+
 @command(reservation, "list")
-@click.option("--all", "everything", is_flag=True, help="Those of your teams, and those that are over.")
+@click.option("--all", "everything", is_flag=True, help="Also those of your teams, and past ones.")
 def list_reservations(session: CliSession, everything: bool) -> None:
     """Your reservations."""
     query: dict[str, Any] = {} if everything else {"mine": True, "state": "open"}
@@ -148,7 +157,7 @@ def list_reservations(session: CliSession, everything: bool) -> None:
 @click.argument("id_", metavar="ID")
 @click.option("--why", "reason", default="", help="Kept in the record.")
 def cancel_reservation(session: CliSession, id_: str, reason: str) -> None:
-    """Give a reservation up."""
+    """Cancel a reservation."""
     found = find_by_id_or_name(session.client, id_, "reservations/", "reservation")
     answer = session.client.post(f"reservations/{found['id']}/cancel/", {"why": reason})
     output.print_json(answer) if session.json else output.print_line(f"{answer['name']} is cancelled.")
@@ -158,7 +167,7 @@ def cancel_reservation(session: CliSession, id_: str, reason: str) -> None:
 @click.argument("id_", metavar="ID")
 @click.option("--why", "reason", default="", help="Kept in the record.")
 def cancel_series(session: CliSession, id_: str, reason: str) -> None:
-    """Give up all that is left of a recurring reservation; ID is its own or that of an occurrence."""
+    """Cancel all remaining occurrences of a recurring reservation; ID is its own or that of an occurrence."""
     try:
         found = find_by_id_or_name(session.client, id_, "series/", "recurring reservation")["id"]
     except CliError:
@@ -177,10 +186,10 @@ def cancel_series(session: CliSession, id_: str, reason: str) -> None:
     "--start",
     type=TIMESTAMP_TYPE,
     required=True,
-    help="Its new start; as long as before unless --for says otherwise.",
+    help="New start; the length stays unless --for is given.",
 )
-@click.option("--for", "length_", type=DURATION_TYPE, help="Its new length.")
-@click.option("--why", "reason", help="For the one who approves.")
+@click.option("--for", "length_", type=DURATION_TYPE, help="New length.")
+@click.option("--why", "reason", help="For the approver.")
 def move_reservation(
     session: CliSession, id_: str, start: str, length_: int | None, reason: str | None
 ) -> None:
@@ -195,11 +204,11 @@ def move_reservation(
 @click.argument("id_", metavar="ID")
 @click.option("--by", type=DURATION_TYPE, help="Such as 2h.")
 @click.option("--end", type=TIMESTAMP_TYPE, help="Its new end, instead of --by.")
-@click.option("--why", "reason", help="For the one who approves.")
+@click.option("--why", "reason", help="For the approver.")
 def extend_reservation(
     session: CliSession, id_: str, by: int | None, end: str | None, reason: str | None
 ) -> None:
-    """Let a reservation end later, where the calendar has room; one that has begun keeps its GPUs."""
+    """Let a reservation end later, if the calendar allows; one that has begun keeps its GPUs."""
     _change_end(session, id_, by, end, reason)
 
 

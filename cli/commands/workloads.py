@@ -1,4 +1,4 @@
-"""Notebooks, jobs and arrays: launch, read, stop."""
+"""Commands for any workload: show, cancel and extend."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ def show(session: CliSession, id_: str) -> None:
     answer = session.client.get(f"workloads/{find_workload(session, id_)['id']}/")
     if session.json:
         return output.print_json(answer)
-    attempt = (
-        _runs_of_last_attempt(answer["runs"]) if answer["state"] != "queued" else []
-    )  # what waits holds nothing
+    attempt = _runs_of_last_attempt(answer["runs"]) if answer["state"] != "queued" else []
     now = datetime.now().astimezone()
     output.print_facts(
         [
@@ -62,12 +60,12 @@ def show(session: CliSession, id_: str) -> None:
 
 
 def _runs_of_last_attempt(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Its run on each host, of a gang several."""
+    """Return the runs of the last attempt: one per host."""
     return [run for run in runs if run["attempt"] == runs[0]["attempt"]]
 
 
 def _held_gpus_text(run: dict[str, Any]) -> str:
-    """``GPU 0, 1 of h3``; of slices ``GPU 3 (1g.10gb) of h3``."""
+    """Return e.g. ``GPU 0, 1 of h3``, or for slices ``GPU 3 (1g.10gb) of h3``."""
     units = run.get("units")
     if units is None:  # an older portal
         return ", ".join(run["gpus"])
@@ -76,7 +74,7 @@ def _held_gpus_text(run: dict[str, Any]) -> str:
 
 
 def _print_attempts(runs: list[dict[str, Any]]) -> None:
-    """Where each attempt was, how it ended, what it saved, and which did not find its checkpoint."""
+    """Print each attempt: its host, how it ended, what it saved, and whether it lost its checkpoint."""
     output.print_table(
         ("attempt", "host", "placed", "ended", "how", "checkpoint", "note"),
         (
@@ -99,7 +97,7 @@ def _print_attempts(runs: list[dict[str, Any]]) -> None:
 @click.argument("id_", metavar="ID")
 @click.option("--why", "reason", default="", help="Kept in the record.")
 def cancel(session: CliSession, id_: str, reason: str) -> None:
-    """Stop a notebook or job, or take it out of the queue."""
+    """Stop a notebook or job, or remove it from the queue."""
     cancel_workload(session, id_, reason)
 
 
@@ -107,7 +105,7 @@ def cancel(session: CliSession, id_: str, reason: str) -> None:
 @click.argument("id_", metavar="ID")
 @click.option("--by", "--seconds", "seconds", type=DURATION_TYPE, required=True, help="Such as 2h.")
 def extend(session: CliSession, id_: str, seconds: int) -> None:
-    """Let it run longer."""
+    """Extend the maximum runtime."""
     answer = session.client.post(
         f"workloads/{find_workload(session, id_)['id']}/extend/", {"seconds": seconds}
     )
@@ -119,16 +117,16 @@ def extend(session: CliSession, id_: str, seconds: int) -> None:
 
 
 def _requirements_text(row: Any) -> str:
-    """What it asks for beside its GPUs, of a portal that says so."""
+    """Return the requirements besides the GPUs, as far as the portal sends them."""
     cpu, memory, capability = map(row.get, ("cpu_milli", "memory_mib", "min_compute_capability"))
-    words = " and ".join(
+    size = " and ".join(
         filter(None, [format_cores(cpu) if cpu else "", format_gibibytes(memory) if memory else ""])
     )
-    said = [
-        f"{words} on each host" if words and row["hosts"] > 1 else words,
+    parts = [
+        f"{size} on each host" if size and row["hosts"] > 1 else size,
         f"GPUs of at least {format_gibibytes(row['min_memory_mib'])}" if row.get("min_memory_mib") else "",
         f"compute capability {capability / 10:.1f} or higher" if capability else "",
         "one NVLink group" if row.get("nvlink") else "",
         *(f"{name}={value}" for name, value in row.get("labels_required", {}).items()),
     ]
-    return ", ".join(filter(None, said))
+    return ", ".join(filter(None, parts))

@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m portal.edge", description="Agents, workspaces and live events."
     )
     parser.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on; TLS is the business of a proxy before it"
+        "--host", default="127.0.0.1", help="address to listen on; a proxy in front terminates TLS"
     )
     parser.add_argument("--port", type=port_number, default=public_port or DEFAULT_PORT)
     parser.add_argument(
@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
 def port_number(text: str) -> int:
     """Return a TCP port number. Raises ArgumentTypeError."""
     if not text.isdigit() or not 1 <= int(text) <= 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port; allowed: 1 to 65535")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port; allowed: 1 to 65535")
     return int(text)
 
 

@@ -57,18 +57,18 @@ class PageListener:
     session: str  # hash of the portal session
     topics: frozenset[str]
     changed: set[str] = field(default_factory=set)
-    due: asyncio.Event = field(default_factory=asyncio.Event)
-    over: bool = False
+    wakeup: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: bool = False
 
     @property
     def has_object_topics(self) -> bool:
         """Return True if a topic is about one object, which not everybody may see."""
         return any(":" in topic and not topic.startswith("user:") for topic in self.topics)
 
-    def tell(self, topic: str) -> None:
+    def queue_topic(self, topic: str) -> None:
         """Queue one change; equal changes that the page has not taken yet become one."""
         self.changed.add(topic)
-        self.due.set()
+        self.wakeup.set()
 
 
 class PageEvents:
@@ -98,17 +98,19 @@ class PageEvents:
             )
         key = request.cookies.get(settings.SESSION_COOKIE_NAME, "")
         try:
-            wanted = parse_topics(request.query.getall("topics", []))
-            user, topics = await self._threads.ask(authorise_listener, key, wanted)
+            requested = parse_topics(request.query.getall("topics", []))
+            user, topics = await self._threads.run_repeatable(authorise_listener, key, requested)
         except SubscriptionRefused as error:
             return web.json_response({"detail": str(error)}, status=error.status, headers=headers)
         except DatabaseError:
             return web.json_response(
-                {"detail": "the database is away for a moment"}, status=503, headers=headers
+                {"detail": "the database is unavailable; try again"}, status=503, headers=headers
             )
         if len(self._by_user[user]) >= MAX_PAGES_PER_USER:
             return web.json_response(
-                {"detail": f"{MAX_PAGES_PER_USER} pages listen already"}, status=429, headers=headers
+                {"detail": f"{MAX_PAGES_PER_USER} pages of this user are open already"},
+                status=429,
+                headers=headers,
             )
         return await self._serve(request, PageListener(user, session_hash(key), topics), headers)
 
@@ -127,12 +129,14 @@ class PageEvents:
 
     async def _stream(self, response: web.StreamResponse, listener: PageListener) -> None:
         end = asyncio.get_running_loop().time() + MAX_CONNECTION_SECONDS
-        while not listener.over and asyncio.get_running_loop().time() < end:
+        while not listener.ended and asyncio.get_running_loop().time() < end:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(HEARTBEAT_INTERVAL_SECONDS):
-                    await listener.due.wait()
-            await asyncio.sleep(EVENT_DEBOUNCE_SECONDS if listener.due.is_set() and not listener.over else 0)
-            listener.due.clear()
+                    await listener.wakeup.wait()
+            await asyncio.sleep(
+                EVENT_DEBOUNCE_SECONDS if listener.wakeup.is_set() and not listener.ended else 0
+            )
+            listener.wakeup.clear()
             changed, listener.changed = listener.changed, set()
             text = "".join(
                 f"event: {topic.partition(':')[0]}\ndata: {topic}\n\n" for topic in sorted(changed)
@@ -155,7 +159,7 @@ class PageEvents:
 
     def _changed(self, topic: str) -> None:
         for listener in self._by_topic.get(topic, ()):
-            listener.tell(topic)
+            listener.queue_topic(topic)
 
     def _on_reconnect_gap(self) -> None:
         """Publish every topic and check every right again: messages may have been lost."""
@@ -164,10 +168,10 @@ class PageEvents:
         self._access_lost("")
 
     def _access_lost(self, session: str) -> None:
-        """End streams of a session that has ended, or (empty hash) all streams about one object after a
-        change of rights.
+        """End the streams that have lost their access; their browsers reconnect and are checked again.
 
-        The browser reconnects within seconds, and its rights are checked again.
+        These are the streams of a session that has ended, or, for an empty hash, all streams about one object
+        after a change of rights.
         """
         self._end(lambda listener: listener.session == session if session else listener.has_object_topics)
 
@@ -175,11 +179,11 @@ class PageEvents:
         """End every stream; browsers reconnect."""
         self._end(lambda _: True)
 
-    def _end(self, wanted: Callable[[PageListener], bool]) -> None:
+    def _end(self, should_end: Callable[[PageListener], bool]) -> None:
         for listeners in self._by_user.values():
-            for listener in filter(wanted, listeners):
-                listener.over = True
-                listener.due.set()
+            for listener in filter(should_end, listeners):
+                listener.ended = True
+                listener.wakeup.set()
 
 
 async def _send(response: web.StreamResponse, text: str) -> None:
@@ -194,10 +198,10 @@ def _discard(table: dict[Any, set[PageListener]], key: Any, listener: PageListen
         del table[key]
 
 
-def parse_topics(given: list[str]) -> list[str]:
-    """Return the topics of a query, separated by commas or as several ``topics``. Raises SubscriptionRefused."""
+def parse_topics(texts: list[str]) -> list[str]:
+    """Return the topics of a query: separated by commas, or repeated. Raises SubscriptionRefused."""
     topics = list(
-        dict.fromkeys(topic.strip() for text in given for topic in text.split(",") if topic.strip())
+        dict.fromkeys(topic.strip() for text in texts for topic in text.split(",") if topic.strip())
     )
     if not 1 <= len(topics) <= MAX_TOPICS:
         raise SubscriptionRefused(400, f"topics: {len(topics)} given; allowed: 1 to {MAX_TOPICS}")

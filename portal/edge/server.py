@@ -40,24 +40,26 @@ class EdgeServer:
         self.bus = RedisBus(settings.REDIS_URL)
         self.agent_threads = DatabaseThreads(AGENT_THREAD_COUNT, "agents")
         self.people_threads = DatabaseThreads(BROWSER_THREAD_COUNT, "people")
-        self.doors = WorkspaceAccessCache(self.people_threads, self.bus)
-        self.agents = AgentConnections(self.agent_threads, self.bus, runs_changed=self.doors.changed)
+        self.access_cache = WorkspaceAccessCache(self.people_threads, self.bus)
+        self.agents = AgentConnections(self.agent_threads, self.bus, runs_changed=self.access_cache.changed)
         self.activity = WorkspaceActivity(self.bus)
-        self.workspaces = WorkspaceProxy(self.people_threads, self.doors, self.agents.streams, self.activity)
+        self.workspaces = WorkspaceProxy(
+            self.people_threads, self.access_cache, self.agents.streams, self.activity
+        )
         self.events = PageEvents(self.people_threads, self.bus)
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Start the background tasks of the process."""
-        for job in (self.bus.run(), self.doors.watch(), self.activity.write()):
-            task = asyncio.create_task(job)
+        for coroutine in (self.bus.run(), self.access_cache.watch(), self.activity.write()):
+            task = asyncio.create_task(coroutine)
             task.add_done_callback(_stop_if_it_failed)
             self._tasks.append(task)
 
     async def close(self) -> None:
         """Close every connection and release the resources."""
         self.events.close()
-        self.doors.close()
+        self.access_cache.close()
         await self.agents.close()
         for task in self._tasks:
             task.cancel()
@@ -69,13 +71,13 @@ class EdgeServer:
         self.people_threads.close()
 
     async def healthz(self, request: web.Request) -> web.Response:
-        """Return the health of this process:
+        """Return the health of this process.
 
-        200 with its parts, or 503 without the database. Redis is not required.
+        The status is 200 with the parts of the process, or 503 without the database. Redis is not required.
         """
         try:
             async with asyncio.timeout(5):
-                await self.people_threads.ask(_ask_database)
+                await self.people_threads.run_repeatable(_ask_database)
         except (DatabaseError, TimeoutError):
             return web.json_response({"database": "away", "redis": self._redis}, status=503)
         return web.json_response({"database": "ok", "redis": self._redis})
@@ -87,7 +89,7 @@ class EdgeServer:
 
 def _stop_if_it_failed(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
-        log.error("a part of the edge failed, the process ends", error=repr(task.exception()))
+        log.error("a task of the edge failed; the process ends", error=repr(task.exception()))
         # The supervisor restarts the process; an edge without a part of its tasks would look healthy.
         raise SystemExit(1)
 
@@ -119,9 +121,9 @@ def application(edge: EdgeServer, port: int) -> web.Application:
 
 
 def edge_host_names(port: int) -> frozenset[str]:
-    """Return the host names of the edge:
+    """Return the host names of the edge.
 
-    its public name, the portal's if one proxy serves both, and loopback.
+    These are its public name, the portal's if one proxy serves both, and loopback.
     """
     public = (urlsplit(url).netloc for url in (settings.GPUPOOL_EDGE_URL, settings.GPUPOOL_PORTAL_URL))
     return frozenset((*public, f"127.0.0.1:{port}", f"localhost:{port}", f"[::1]:{port}"))

@@ -1,4 +1,4 @@
-"""Who asked, who agreed, and what people are told. Rows only."""
+"""Models of the portal: accounts, submissions and approvals, notices, audit, workspaces."""
 
 from portal.models.accounts import ApiToken, Membership, Organisation, User
 from portal.models.audit import AuditEvent

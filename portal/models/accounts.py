@@ -12,7 +12,7 @@ from scheduler.models import Team
 
 
 class Organisation(models.Model):
-    """One row: whose pool this is."""
+    """The only row: the organisation that owns the pools."""
 
     id = models.PositiveSmallIntegerField(primary_key=True, default=1)
     name = models.CharField(max_length=80)
@@ -28,7 +28,7 @@ class Organisation(models.Model):
 
 
 class User(AbstractUser):
-    """Roles of the whole organisation are flags here; roles in a team are Memberships."""
+    """A user. Roles in the whole organisation are flags here; roles in a team are Memberships."""
 
     operator = models.BooleanField(default=False, help_text="runs hosts and pools, decides approvals")
     finance = models.BooleanField(default=False, help_text="sees all charges, closes months")
@@ -58,7 +58,7 @@ class Membership(models.Model):
 
 
 class ApiToken(models.Model):
-    """Shown once when it is made; only its hash is kept."""
+    """An API token. It is shown once at its creation; only its hash is stored."""
 
     user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="api_tokens")
     name = models.CharField(max_length=80)
@@ -70,7 +70,7 @@ class ApiToken(models.Model):
     revoked_at = models.DateTimeField(null=True, blank=True)
 
     def is_in_force(self, now: datetime) -> bool:
-        """Is it neither revoked nor out of date, and its owner's account open?"""
+        """Return True if the token is neither revoked nor expired and its owner's account is active."""
         return (
             self.revoked_at is None
             and (self.expires_at is None or self.expires_at > now)

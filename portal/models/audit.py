@@ -9,7 +9,7 @@ from scheduler.models import Team
 
 
 class AuditEvent(models.Model):
-    """Who did what to what, before and after, and why. A trigger refuses UPDATE and DELETE."""
+    """Who changed what, the values before and after, and the reason. A trigger rejects UPDATE and DELETE."""
 
     at = models.DateTimeField()
     actor = models.ForeignKey(

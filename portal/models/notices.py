@@ -11,7 +11,7 @@ from scheduler.models import Reservation, Workload
 
 
 class Notification(models.Model):
-    """In-app notice. ``kind`` and ``numbers`` are facts; ``portal.wording.notice_texts`` makes the sentence."""
+    """An in-app notice. ``portal.wording.notice_texts`` makes the sentence from ``kind`` and ``numbers``."""
 
     user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="notifications")
     kind = models.CharField(max_length=40)
@@ -33,7 +33,7 @@ class Notification(models.Model):
 
 
 class NoticeMark(models.Model):
-    """One row: facts up to this moment have been looked at for notices. Each look goes back a little before it."""
+    """The only row: the time up to which events were examined for notices. Each run overlaps it a little."""
 
     id = models.PositiveSmallIntegerField(primary_key=True, default=1)
     looked_until = models.DateTimeField()
@@ -43,7 +43,7 @@ class NoticeMark(models.Model):
 
 
 class ToldStart(models.Model):
-    """The expected start that a waiting workload's owner last knew, to tell when it moved a lot."""
+    """The expected start last announced to a waiting workload's owner, to detect large changes."""
 
     workload = models.OneToOneField(
         Workload, primary_key=True, on_delete=models.CASCADE, related_name="told_start"

@@ -20,7 +20,7 @@ class SubmissionState(models.TextChoices):
 
 
 class Submission(models.Model):
-    """What a person submitted that somebody has to approve. It holds nothing while it waits."""
+    """A request that needs an approval. It holds no resources while it waits."""
 
     class Kind(models.TextChoices):
         RESERVATION = "reservation"
@@ -69,7 +69,7 @@ class Submission(models.Model):
 
 
 class Approval(models.Model):
-    """Who decided about a submission, what they changed and why."""
+    """The decision about a submission: who decided, what changed, and why."""
 
     submission = models.OneToOneField(Submission, on_delete=models.PROTECT, related_name="approval")
     decided_by = models.ForeignKey(User, on_delete=models.PROTECT, related_name="+")
@@ -80,7 +80,7 @@ class Approval(models.Model):
 
 
 class Template(models.Model):
-    """A notebook or job that people launch in two clicks."""
+    """A preset of a notebook or job."""
 
     slug = models.SlugField(unique=True, max_length=40)
     name = models.CharField(max_length=80)

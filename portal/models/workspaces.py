@@ -9,7 +9,7 @@ from scheduler.models import Workload
 
 
 class WorkspaceOrigin(models.Model):
-    """The random name under which one notebook is reached; a new one for each workload."""
+    """The random host label under which one notebook is served; a new one for each workload."""
 
     workload = models.OneToOneField(
         Workload, primary_key=True, on_delete=models.CASCADE, related_name="workspace_origin"
@@ -19,7 +19,9 @@ class WorkspaceOrigin(models.Model):
 
 
 class EntryCode(models.Model):
-    """One-time code that opens a workspace: made by the portal for one user, spent by the edge within a minute."""
+    """A one-time code that opens a workspace: issued by the portal for one user, redeemed by the edge within
+    a minute.
+    """
 
     code_hash = models.CharField(unique=True, max_length=64)
     user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="+")
@@ -32,7 +34,9 @@ class EntryCode(models.Model):
 
 
 class WorkspaceSession(models.Model):
-    """A browser that entered a workspace: what its ``__Host-`` cookie stands for. Ending it cuts its open sockets."""
+    """A browser session in a workspace, identified by its ``__Host-`` cookie. Ending it closes its
+    sockets.
+    """
 
     token_hash = models.CharField(unique=True, max_length=64)
     user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="+")

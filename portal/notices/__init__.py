@@ -1,1 +1,1 @@
-"""Find events that people should know, and write one notification per event and person."""
+"""Find events that users should know about, and write one notification per event and user."""

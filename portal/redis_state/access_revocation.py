@@ -20,7 +20,7 @@ ACCESS_CHANNEL = f"{nudge.SITE}:access"
 
 
 def session_hash(session_key: str) -> str:
-    """Return the hash by which workspace sessions refer to their portal session; nobody can sign in with it."""
+    """Return the hash by which workspace sessions refer to a portal session; it is no credential."""
     return hashlib.sha256(session_key.encode()).hexdigest()
 
 

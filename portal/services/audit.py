@@ -53,8 +53,9 @@ def record(
 
 
 def _target_name(target: models.Model) -> str:
-    """Return the name that people use for the row; a row without a name is called after its kind, never by
-    its key.
+    """Return the name that people use for the row.
+
+    A row without a name is called after its kind, never by its key.
     """
     own = getattr(target, "name", "") or getattr(target, "username", "")
     says_itself = type(target).__str__ is not models.Model.__str__

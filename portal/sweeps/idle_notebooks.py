@@ -1,7 +1,9 @@
-"""Which notebooks are idle: no kernel busy, nobody at work in it and a quiet GPU, for as long as the pool's idle limit says.
+"""Warn about and stop idle notebooks: no busy kernel, no active user and an idle GPU for the pool's idle
+limit.
 
-An open page is nobody at work: it counts while messages go through a kernel or a terminal, or its person does something. What is
-unknown is not idle: a notebook whose GPU nobody measures is stopped at its time limit only. docs/notebooks.md tells it to people.
+An open page alone is not activity: it counts while messages pass through a kernel or a terminal, or while its
+user does something. Unknown is not idle: a notebook whose GPU is not measured stops only at its time limit.
+See docs/notebooks.md.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ from typing import Any
 import redis
 from django.db.models import Max, Q
 
-from portal.notices.delivery import IDLE_NOTICE_PERIOD
 from scheduler import services as engine
 from scheduler.coordination import clock_correction
 from scheduler.core.reasons import ReasonCode
@@ -28,25 +29,34 @@ IDLE_GPU_PERCENT = 5.0
 MAX_TIMESTAMP = datetime(2200, 1, 1, tzinfo=UTC).timestamp()
 # Written by the edge, see portal/edge/workspaces/activity.py.
 WORKSPACE_KEY_PREFIX = "gpupool:workspace:"
+MAX_IDLE_NOTICE_PERIOD = timedelta(minutes=5)
 
 
 class IdleVerdict(StrEnum):
-    """What is to be done about one notebook."""
+    """What to do with one notebook."""
 
     BUSY = "busy"
-    WAIT = "wait"  # idle, warned, the notice is not over
+    WAIT = "wait"  # idle and warned; the notice period is not over
     WARN = "warn"
     STOP = "stop"
 
 
 @dataclass(frozen=True)
 class NotebookActivity:
-    """What is known of a notebook. ``last``: its last sign of life, None while somebody is there of whom nobody knows since when;
-    ``quiet_since``: None while its GPU is not known to be quiet."""
+    """The known activity of a notebook. ``last`` is the last activity of its users; None while it is in use
+    since an unknown time.
+
+    ``gpu_idle_since`` is None while the GPU is not known to be idle.
+    """
 
     busy_kernels: int
     last: datetime | None
     gpu_idle_since: datetime | None
+
+
+def idle_notice_period(limit: timedelta) -> timedelta:
+    """Return the time between the warning and the stop, for a pool's idle limit."""
+    return min(MAX_IDLE_NOTICE_PERIOD, limit / 2)
 
 
 def idle_verdict(
@@ -57,13 +67,15 @@ def idle_verdict(
     keep_until: datetime | None,
     now: datetime,
 ) -> IdleVerdict:
-    """Warn once it has been idle for the limit less the notice; stop when the notice is over and nothing has changed."""
+    """Return WARN after the idle limit less the notice period, and STOP when the notice period is over
+    without activity.
+    """
     if activity.busy_kernels or activity.last is None or activity.gpu_idle_since is None:
         return IdleVerdict.BUSY
     if keep_until is not None and keep_until > now:
         return IdleVerdict.BUSY
     idle_since = max(activity.last, activity.gpu_idle_since, *(at for at in (keep_until,) if at is not None))
-    notice = min(IDLE_NOTICE_PERIOD, limit / 2)
+    notice = idle_notice_period(limit)
     if now - idle_since < limit - notice:
         return IdleVerdict.BUSY
     if warned_at is None or warned_at < idle_since:
@@ -72,11 +84,11 @@ def idle_verdict(
 
 
 def stop_idle_notebooks(now: datetime) -> dict[str, int]:
-    """Warn or stop every notebook that is idle; how many of each verdict. Idempotent."""
+    """Warn about or stop every idle notebook; return the number of each verdict. Idempotent."""
     counts = dict.fromkeys((verdict.value for verdict in IdleVerdict), 0)
     clock_set_at = (
         clock_correction.last_clock_step_at()
-    )  # readings keep their times, so idleness is counted anew from there
+    )  # readings keep their times, so idle time restarts here
     running = Run.objects.filter(
         state=RunState.RUNNING,
         rank=0,
@@ -110,32 +122,36 @@ def _apply_verdict(workload: Workload, verdict: IdleVerdict, now: datetime) -> N
 
 
 def notebook_activity(run: Run, now: datetime, limit: timedelta) -> NotebookActivity:
-    """Put together what the agent, the edge and the GPU say about a notebook's run."""
-    said = run.activity or {}
+    """Combine what the agent, the edge and the GPU report about a notebook's run."""
+    reported = run.activity or {}
     return NotebookActivity(
-        busy_kernels=_number(said.get("busy")),
-        last=_last_activity(run, said, now),
+        busy_kernels=_number(reported.get("busy")),
+        last=_last_activity(run, reported, now),
         gpu_idle_since=_gpu_idle_since(run, now, limit),
     )
 
 
-def _last_activity(run: Run, said: dict[str, Any], now: datetime) -> datetime | None:
-    """When a person or a message last moved in it. None when a page is open and nobody can say."""
+def _last_activity(run: Run, reported: dict[str, Any], now: datetime) -> datetime | None:
+    """Return the time of the last input or message. None if a page is open and its activity is unknown."""
     edge = _edge_activity(run)
-    at_the_edge = _datetime_of(edge.get("last_input"))
-    if at_the_edge is None and (_number(edge.get("sockets")) or _number(said.get("connections"))):
+    last_input = _datetime_of(edge.get("last_input"))
+    if last_input is None and (_number(edge.get("sockets")) or _number(reported.get("connections"))):
         return None
-    # The server's own last_activity moves with every question that an open page asks by itself: only where nothing better is said.
-    in_it = _datetime_of(said.get("last_message" if "last_message" in said else "last_activity"))
-    signs = (run.placed_at, run.ready_at, at_the_edge, in_it)
-    return min(now, max(sign for sign in signs if sign is not None))
+    # The server's last_activity also changes with every poll of an open page: use it only as a fallback.
+    last_message = _datetime_of(
+        reported.get("last_message" if "last_message" in reported else "last_activity")
+    )
+    times = (run.placed_at, run.ready_at, last_input, last_message)
+    return min(now, max(at for at in times if at is not None))
 
 
 def _gpu_idle_since(run: Run, now: datetime, limit: timedelta) -> datetime | None:
-    """Since when every unit of the run has been quiet, at most ``limit`` back; None when one was never measured.
+    """Return since when every unit of the run has been idle, at most ``limit`` ago; None if one was never
+    measured.
 
-    By utilisation; where that is unknown (a MIG slice) by SM activity; where that is unknown too, a process on it keeps it from
-    being quiet, unless the agent tells that nothing but idle kernels is there.
+    A unit is judged by utilisation, or by SM activity where utilisation is unknown (MIG slices). If both are
+    unknown, a process on the unit counts as activity, unless the agent reports that only idle kernels are
+    there.
     """
     units = set(Allocation.objects.filter(run=run).values_list("unit_id", flat=True))
     since = max(now - limit, run.placed_at)
@@ -162,12 +178,12 @@ def _gpu_idle_since(run: Run, now: datetime, limit: timedelta) -> datetime | Non
 
 
 def _edge_activity(run: Run) -> dict[str, Any]:
-    """What the edge keeps about a workspace; nothing when nobody was there or Redis is away."""
+    """Return the edge's record of a workspace; {} if there is none or Redis is unavailable."""
     try:
         text = nudge.redis_connection().get(f"{WORKSPACE_KEY_PREFIX}{run.public_id}")
         value = json.loads(text) if isinstance(text, bytes | str) else {}
     except (redis.RedisError, ValueError):
-        # Redis holds hints: without them whoever is connected, as the agent says, is at work.
+        # Without the edge's record, any connection that the agent reports counts as activity.
         return {}
     return value if isinstance(value, dict) else {}
 
@@ -180,7 +196,7 @@ def _number(value: Any) -> int:
 
 def _datetime_of(value: Any) -> datetime | None:
     if isinstance(value, int | float) and not isinstance(value, bool):
-        # The workload owns the server that says so: a moment beyond the calendar is none.
+        # The workload controls this value: ignore times that no datetime can represent.
         return datetime.fromtimestamp(value, UTC) if 0 <= value < MAX_TIMESTAMP else None
     if isinstance(value, str):
         try:

@@ -1,11 +1,12 @@
-"""Every sentence that people read about the engine's decisions, made in this package and nowhere else.
+"""All sentences that people read about the engine's decisions.
 
-Where a sentence is: ``reasons`` why something waits, starts, goes or ended; ``turns`` why another one goes first;
-``expected_starts`` when it starts and what would start sooner; ``work_states`` states and outcomes in a word; ``notices`` what
-people are told; ``host_texts`` hosts and GPUs; ``ask_texts`` what was asked for and what it means. They are made of ``phrases``
-and ``facts``.
+``reason_texts``: why work waits, starts, is evicted or ended. ``queue_order_texts``: why another workload
+goes first. ``expected_start_texts``: when it starts and what would start sooner. ``state_labels``: states and
+outcomes. ``notice_texts``: notifications. ``host_texts``: hosts and GPUs. ``request_texts``: requests and
+their effects. ``outcome_texts``: current reason of a workload. They build on ``formatting`` and
+``reason_numbers``.
 
-Codes come from ``scheduler.core.reasons`` (and a few of portal's own, see ``notices``) with their numbers; a number that is not
-there is left out of the sentence, never invented. Times are said in the current time zone (a page activates its viewer's).
-Names of other teams' things are only said when ``viewer`` may see them.
+Codes come from ``scheduler.core.reasons`` with their numbers (a few are the portal's own, see
+``notice_texts``). A missing number is left out of the sentence, never invented. Times are in the current time
+zone, which a page sets to its viewer's. Names of other teams' objects appear only if ``viewer`` may see them.
 """

@@ -1,4 +1,4 @@
-"""What a form asks for, said as a line of the command line and as a call of the API: to copy."""
+"""Show a form's request as a CLI command and as an API call, to copy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 Arguments = Mapping[str, Any]
 
-# Verb: the command of the CLI and (method, path) of the API.
+# verb -> (CLI command, HTTP method, API path)
 CLI_AND_API_OF_VERB: dict[str, tuple[str, str, str]] = {
     "launch_notebook": ("notebook launch", "POST", "/api/v1/notebooks/"),
     "submit_job": ("job run", "POST", "/api/v1/jobs/"),
@@ -25,7 +25,9 @@ CLI_AND_API_OF_VERB: dict[str, tuple[str, str, str]] = {
 
 
 def cli_command(verb: str, arguments: Arguments, *, target: str = "") -> str:
-    """The command that does the same as a form: options in the order given, ``command`` after ``--``; empty values are left out."""
+    """Return the CLI command equivalent to a form. Options keep their order; ``command`` follows ``--``;
+    empty values are omitted.
+    """
     parts = ["gpupool", *CLI_AND_API_OF_VERB[verb][0].split(), *([target] if target else [])]
     for name, value in arguments.items():
         if name == "command" or value in (None, "", [], {}, ()):
@@ -43,13 +45,13 @@ def cli_command(verb: str, arguments: Arguments, *, target: str = "") -> str:
     line = " ".join(shlex.quote(part) for part in parts)
     if not command:
         return line
-    # What a shell would read otherwise goes over as one quoted word, which `job run` takes as the whole command.
+    # Quote the command as one word if a shell would interpret it; `job run` takes one word as a whole command.
     plain = re.fullmatch(r"[\w@%+=:,./ -]+", command)
     return f"{line} -- {command if plain else shlex.quote(command)}"
 
 
 def curl_command(verb: str, arguments: Arguments, *, target: str = "", base: str = "") -> str:
-    """The same as a curl line against the API; the token comes from the environment."""
+    """Return the equivalent curl command. The token comes from the environment."""
     _, method, path = CLI_AND_API_OF_VERB[verb]
     body = {
         name: value.isoformat() if isinstance(value, datetime) else value

@@ -1,4 +1,4 @@
-"""When something likely starts, how good such words were so far, and what would start sooner."""
+"""Describe when work is expected to start, how accurate forecasts were, and what would start sooner."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from django.utils import timezone
 from portal.wording.formatting import PRIORITY_WORDS, Numbers, duration, model_name, time_of_day, window
 from scheduler.core.explain.start_ranges import MIN_OUTCOMES, EstimateAccuracy
 from scheduler.core.what_if.alternatives import Alternative, ChangedField
-from scheduler.cycle import snapshot
+from scheduler.cycle import core_values
 from scheduler.models import Workload
 
 
 def expected_start_text(
     expected: datetime | None, likely: tuple[datetime, datetime] | None, now: datetime, *, short: bool = False
 ) -> str:
-    """``likely between 14:20 and 15:05`` (``short``: ``14:20 – 15:05``); without a range ``about 14:20``; ``not known``."""
+    """Return ``likely between 14:20 and 15:05`` (``short``: ``14:20 – 15:05``), ``about 14:20`` without a
+    range, or ``not known``.
+    """
     if expected is None:
         return "not known"
     soon = expected <= now + timedelta(seconds=30)
@@ -33,7 +35,7 @@ def expected_start_text(
 
 
 def placement_score_terms(numbers: Numbers) -> list[tuple[str, str]]:
-    """Why these GPUs of all that fitted: the terms of the placement rule by name, in GPUs; empty where there are none."""
+    """Return (name, value in GPUs) of the terms of the placement score; empty if the numbers have none."""
     terms = [numbers.get(name) for name in ("waste_before", "waste_after", "model_price", "slot_price")]
     if not all(isinstance(term, int) for term in terms):
         return []
@@ -51,7 +53,7 @@ def placement_score_terms(numbers: Numbers) -> list[tuple[str, str]]:
 
 
 def alternative_request_text(other: Alternative) -> str:
-    """What to ask for instead: ``2 × A100 40GB``, ``2 hosts × 8 H100 80GB, at most 4 h``."""
+    """Return the alternative request: ``2 × A100 40GB``, ``2 hosts × 8 H100 80GB, at most 4 h``."""
     ask = other.ask
     models = " or ".join(map(model_name, ask.models)) or "any GPU"
     unit = f"{ask.profile} of {models}" if ask.profile else models
@@ -65,15 +67,16 @@ def alternative_request_text(other: Alternative) -> str:
 
 
 def alternative_window_text(workload: Workload, start: datetime, end: datetime, needs_approval: bool) -> str:
-    """When what a workload asks for could be reserved, and what that needs."""
-    asked = alternative_request_text(Alternative(snapshot.ask_from_row(workload), False, None))
+    """Return when the workload's request could be reserved, and whether that needs an approval."""
+    asked = alternative_request_text(Alternative(core_values.ask_from_row(workload), False, None))
     needs = "needs an operator's approval" if needs_approval else "is confirmed at once"
     return f"{asked}, {window(start, end)}: {needs}"
 
 
 def forecast_accuracy_text(past: EstimateAccuracy) -> str:
-    """How good the expected starts of a pool were, and whether there is enough of a record to tell ranges from; and how much
-    of that a demo simulated."""
+    """Return how accurate a pool's expected starts were, whether ranges can be derived, and how much of it is
+    simulated.
+    """
     if past.simulated:
         whose = "All" if past.simulated == past.counted else f"{past.simulated} of {past.counted}"
         return f"{_past_starts(past)} {whose} of these waits are simulated: the demo's past, by this engine."

@@ -1,4 +1,4 @@
-"""Small words that every sentence is made of: lengths of time, moments, windows, GPUs, counts, lists."""
+"""Format durations, times, windows, GPUs, counts and lists."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ Numbers = Mapping[str, Any]
 
 
 def duration(value: timedelta | float | int | None) -> str:
-    """As people say it: ``40 seconds``, ``26 minutes``, ``3 h 14 min``, ``2 days 4 h``. None is unknown."""
+    """Return a duration as ``40 seconds``, ``26 minutes``, ``3 h 14 min`` or ``2 days 4 h``. None
+    is unknown.
+    """
     if value is None:
         return "an unknown time"
     seconds = int(value.total_seconds() if isinstance(value, timedelta) else value)
@@ -31,7 +33,9 @@ def duration(value: timedelta | float | int | None) -> str:
 
 
 def date_and_time(value: datetime | float | int | None) -> str:
-    """``20 Nov 2026 14:30`` in the current time zone; seconds since the epoch or a datetime. None is unknown."""
+    """Return ``20 Nov 2026 14:30`` in the current time zone, from a datetime or seconds since the epoch. None
+    is unknown.
+    """
     if value is None:
         return "an unknown time"
     at = value if isinstance(value, datetime) else datetime.fromtimestamp(value, UTC)
@@ -39,7 +43,9 @@ def date_and_time(value: datetime | float | int | None) -> str:
 
 
 def window(start: datetime | None, end: datetime | None) -> str:
-    """``Sat 21 Nov 09:00 to 17:00``; the day of the end is named where it is another one. The year where it is not the start's."""
+    """Return ``Sat 21 Nov 09:00 to 17:00``. The end has its day or year only if they differ from
+    the start's.
+    """
     if start is None or end is None:
         return "an unknown time"
     first, last = timezone.localtime(start), timezone.localtime(end)
@@ -50,7 +56,7 @@ def window(start: datetime | None, end: datetime | None) -> str:
 
 
 def gpus(slots: float | int | None) -> str:
-    """Slots as GPUs: ``2 GPUs``, ``1 GPU``, ``0.14 GPU``."""
+    """Return slots as GPUs: ``2 GPUs``, ``1 GPU``, ``0.14 GPU``."""
     if slots is None:
         return "an unknown number of GPUs"
     count = round(slots / SLOTS_PER_GPU, 2)
@@ -58,7 +64,7 @@ def gpus(slots: float | int | None) -> str:
 
 
 def time_of_day(at: datetime, now: datetime) -> str:
-    """``14:20``; with its day where that is not ``now``'s."""
+    """Return ``14:20``, with the day if it differs from the day of ``now``."""
     local = timezone.localtime(at)
     return (
         f"{local:%H:%M}"
@@ -71,19 +77,19 @@ PRIORITY_WORDS = {int(priority): priority.name.lower() for priority in Priority}
 
 
 def joined_with_and(words: Sequence[str]) -> str:
-    """``a``, ``a and b``, ``a, b and c``."""
+    """Return ``a``, ``a and b`` or ``a, b and c``."""
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def gpu_list(numbers: Sequence[int]) -> str:
-    """``GPU 3``, ``GPUs 0, 1 and 2``."""
+    """Return ``GPU 3`` or ``GPUs 0, 1 and 2``."""
     if len(numbers) == 1:
         return f"GPU {numbers[0]}"
     return f"GPUs {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
 
 
 def weekdays(days: Sequence[str]) -> str:
-    """``every weekday``, ``every day``, ``every Mon, Wed``; of ``mon`` to ``sun``."""
+    """Return ``every weekday``, ``every day`` or ``every Mon, Wed``. Days are ``mon`` to ``sun``."""
     if len(days) == 7:
         return "every day"
     if list(days) == ["mon", "tue", "wed", "thu", "fri"]:
@@ -100,17 +106,17 @@ def with_count(number: int, noun: str) -> str:
 
 
 def cores(milli: int) -> str:
-    """Thousandths of a core: ``1 CPU core``, ``2.5 CPU cores``."""
+    """Return thousandths of a core as ``1 CPU core`` or ``2.5 CPU cores``."""
     return f"{milli / 1000:,.10g} CPU core{'' if milli == 1000 else 's'}"
 
 
 def gibibytes(mib: int) -> str:
-    """``64 GiB of memory``; what is no whole GiB with a decimal, less than one in MiB."""
+    """Return ``64 GiB of memory`` with at most one decimal; ``512 MiB of memory`` below one GiB."""
     return f"{mib} MiB of memory" if mib < 1024 else f"{round(mib / 1024, 1):,.10g} GiB of memory"
 
 
 def host_size_range(least_cpu: int, most_cpu: int, least_memory: int, most_memory: int) -> str:
-    """``64 CPU cores and 512 GiB of memory``, or from the least to the most: ``32 to 64 CPU cores``."""
+    """Return ``64 CPU cores and 512 GiB of memory``, or a range: ``32 to 64 CPU cores``."""
     cpu = cores(most_cpu) if least_cpu == most_cpu else f"{least_cpu / 1000:,.10g} to {cores(most_cpu)}"
     least, most = round(least_memory / 1024), round(most_memory / 1024)
     return (

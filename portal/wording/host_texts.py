@@ -1,4 +1,6 @@
-"""What happened to hosts and GPUs by people's hands, what still runs on one that is closed, and why a verb on one is refused."""
+"""Describe actions on hosts and GPUs, the work that remains on a closed host, and why an action is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from portal.wording.reason_numbers import ReasonNumbers
 
 @dataclass(frozen=True)
 class HostVerb:
-    """What a verb on a host does, for who is about to do it; and what is so once it is done, of the host's name."""
+    """An action on a host: its effect, shown before it is taken, and the confirmation with the
+    host's name.
+    """
 
     text: str
     done: str
@@ -50,7 +54,7 @@ HOST_VERBS = {
         "{} is away in the window: nothing is planned into it.",
     ),
 }
-# What becomes of work on a host by a verb.
+# Effect of a verb on work on a host -> text.
 WORKLOAD_EFFECTS = {
     "runs_on": "runs on",
     "leaves": "leaves",
@@ -65,12 +69,12 @@ WORKLOAD_EFFECTS = {
 
 
 def workload_effect_text(happens: str, begins_anew: bool = False) -> str:
-    """One of HAPPENS in words."""
+    """Return the text of one key of WORKLOAD_EFFECTS."""
     anew = " – in another home folder: it does not find the checkpoint and begins anew" if begins_anew else ""
     return f"{WORKLOAD_EFFECTS[happens]}{anew}"
 
 
-# What people did to a host that is no change of its states: verb of the audit record to words.
+# Audit verb -> text, for actions that change no state of the host.
 HOST_ACTIONS: dict[str, Callable[[ReasonNumbers], str]] = {
     "add_host": lambda f: "Made known",
     "new_join_token": lambda f: "A join token was made; those not used before stopped working",
@@ -93,13 +97,13 @@ HOST_ACTIONS: dict[str, Callable[[ReasonNumbers], str]] = {
 
 
 def host_action_text(verb: str, numbers: Numbers) -> str:
-    """What a person did to a host, without who and why."""
+    """Return what a person did to a host, without name and reason."""
     words = HOST_ACTIONS.get(verb)
     return words(ReasonNumbers(numbers, None)) if words else verb.replace("_", " ").capitalize()
 
 
 def maintenance_windows_text(host: str, windows: Sequence[tuple[str, datetime, datetime]]) -> str:
-    """Which maintenance windows a host has: the number of each, its start and its end."""
+    """Return the maintenance windows of a host: number, start and end of each."""
     listed = ", ".join(f"{number} ({window(start, end)})" for number, start, end in windows)
     return f"announced for {host}: {listed}." if listed else f"{host} has no maintenance window announced."
 
@@ -107,8 +111,11 @@ def maintenance_windows_text(host: str, windows: Sequence[tuple[str, datetime, d
 def remaining_work_sentence(
     leaving: Sequence[tuple[str, datetime]], staying: Sequence[tuple[str, datetime]]
 ) -> str:
-    """What has not left a host that takes nothing new: (name, gone by then at the latest) of what was told to go, and of what
-    runs to its own end. Each soonest first."""
+    """Return the work that remains on a closed host.
+
+    ``leaving`` is work that was asked to stop, ``staying`` work that runs to its end: (name, latest end),
+    soonest first.
+    """
     if not leaving and not staying:
         return "Nothing runs on it any more."
     said = []
@@ -121,14 +128,14 @@ def remaining_work_sentence(
 
 
 def _named(rows: Sequence[tuple[str, datetime]], most: int = 4) -> str:
-    """Names with commas; of many the first few and how many more."""
+    """Return names joined by commas; beyond ``most`` names, the number of the rest."""
     names = [name for name, _ in rows[:most]]
     if len(rows) > most:
         return f"{', '.join(names)} and {len(rows) - most} more"
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-# Why a verb on a GPU is refused: the engine's code to a sentence of its numbers.
+# Code of a refused MIG geometry -> sentence.
 GEOMETRY_MISFITS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "unknown": lambda n: f"{n['profile']} is no profile of it; allowed: {', '.join(n['offered'])}.",
     "most": lambda n: f"{n['asked']} times {n['profile']} is asked for, and {n['allowed']} of it fit.",

@@ -1,4 +1,4 @@
-"""What people are told: one sentence per kind of Notification."""
+"""Sentences of notifications, one per kind."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from portal.wording.formatting import Numbers, joined_with_and
 from portal.wording.reason_numbers import ReasonNumbers
 from portal.wording.reason_texts import reason_sentence
 
-# What was done about a hardware event by the table (telemetry.models.HealthRule, telemetry.health.rules).
+# Action that a health rule took (telemetry.health.rules) -> sentence.
 HARDWARE_ACTIONS = {
     "warn": "Nothing was done; have a look.",
     "cordon": "The host was cordoned, and work that can go leaves it.",
@@ -18,7 +18,7 @@ HARDWARE_ACTIONS = {
     "held_back": "Too much of the pool was taken out lately to do what the table says: decide on the host's page.",
 }
 
-# How tasks of an array end: the name of the number and its words.
+# Outcomes of array tasks: (name of the number, text).
 ARRAY_ENDS = (("finished", "finished"), ("failed", "failed"), ("cancelled", "cancelled"))
 
 NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
@@ -157,12 +157,12 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
 
 
 def _last_failed_task(f: ReasonNumbers) -> str:
-    """The task of an array that failed last, and how."""
+    """Return the last failed task of an array and its outcome."""
     return f"The last, {f.plain('', 'task')}: {reason_sentence(str(f.get('outcome') or ''), f.numbers, f.viewer)}"
 
 
 def notice_sentence(kind: str, numbers: Numbers, viewer: policy.Viewer | None = None) -> str:
-    """The sentence of a Notification."""
+    """Return the sentence of a Notification."""
     sentence = NOTICE_SENTENCES.get(kind)
     return (
         sentence(ReasonNumbers(numbers, viewer)).strip() if sentence else kind.replace("_", " ").capitalize()

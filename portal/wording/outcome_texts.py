@@ -1,4 +1,4 @@
-"""How work ended or why it is told to go, in a sentence: the same on pages, in the API and on the command line."""
+"""Describe how work ended or why it is being stopped. Pages, the API and the CLI show the same sentences."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class StoppedBy(Protocol):
 def cancelled_numbers(
     workload: Workload, stop: StoppedBy | None, viewer: policy.Viewer | None
 ) -> dict[str, Any]:
-    """Numbers of the reason ``cancelled``."""
+    """Return the numbers of the reason ``cancelled``."""
     ran = {"ran": workload.attempt > 0}
     if stop is None:
         return ran
@@ -33,7 +33,7 @@ def cancelled_numbers(
 
 
 def outcome_sentence(workload: Workload, stop: StoppedBy | None, viewer: policy.Viewer | None) -> str:
-    """In a sentence; empty while it has not ended."""
+    """Return the sentence of the outcome; "" while the workload has not ended."""
     return (
         reason_texts.reason_sentence(workload.outcome, current_reason_numbers(workload, stop, viewer), viewer)
         if _has_ended(workload)
@@ -42,7 +42,7 @@ def outcome_sentence(workload: Workload, stop: StoppedBy | None, viewer: policy.
 
 
 def current_reason_code(workload: Workload) -> str:
-    """The reason code of what is so now: of its end, of why it is told to go, else of why it waits or started."""
+    """Return the current reason code: of its end, of its stop, or of why it waits or started."""
     if _has_ended(workload):
         return workload.outcome
     return (
@@ -55,7 +55,7 @@ def current_reason_code(workload: Workload) -> str:
 def current_reason_numbers(
     workload: Workload, stop: StoppedBy | None, viewer: policy.Viewer | None
 ) -> dict[str, Any]:
-    """The numbers of that code. A query for work that waits for other work only."""
+    """Return the numbers of the current reason. A query only if the workload waits for a dependency."""
     if not _has_ended(workload) and current_reason_code(workload) == workload.reason_code:
         return reason_texts.waiting_numbers(workload)
     numbers = dict(workload.outcome_numbers) if _has_ended(workload) else {}
@@ -65,7 +65,9 @@ def current_reason_numbers(
 
 
 def current_reason_sentence(workload: Workload, stop: StoppedBy | None, viewer: policy.Viewer | None) -> str:
-    """How it ended, why it is told to go, why it started, or why it waits: what is so now."""
+    """Return the current reason as a sentence: how it ended, why it is being stopped, why it started, or why
+    it waits.
+    """
     return reason_texts.reason_sentence(
         current_reason_code(workload), current_reason_numbers(workload, stop, viewer), viewer
     )

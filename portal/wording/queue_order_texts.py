@@ -38,7 +38,7 @@ def not_comparable(mine: Workload, theirs: Workload) -> str:
     return f"{theirs.name} is in {theirs.pool.name} and {mine.name} waits in {mine.pool.name}: they want different GPUs."
 
 
-# In a list: what puts it first (scheduler.core.queue.turn.TurnCriterion).
+# Short form for lists: the criterion that puts it first (scheduler.core.queue.turn.TurnCriterion).
 EARLIER_BECAUSE: dict[str, str] = {
     "reservation": "runs inside a reservation",
     "room_is_made": "others already make room for it",
@@ -63,7 +63,7 @@ def earlier_because(part: str, earlier: bool, shorter: bool) -> str:
     return "is shorter, though asked for later"
 
 
-# Sentences with numbers; ``mine_`` and ``theirs_`` tell the two apart (portal.reads.work.wait_explanation.compare_in_queue).
+# Sentences with numbers of both workloads, prefixed ``mine_`` and ``theirs_`` (see compare_in_queue).
 QUEUE_ORDER_RULES: dict[str, Callable[[ReasonNumbers], str]] = {
     "there_first": lambda f: (
         f"It has had its GPUs since {_time_text(f, 'theirs_started')}; yours was asked for at {_time_text(f, 'mine_submitted')}. What runs is "
@@ -118,26 +118,26 @@ QUEUE_ORDER_RULES: dict[str, Callable[[ReasonNumbers], str]] = {
 
 
 def queue_order_sentence(rule: str, numbers: Numbers) -> str:
-    """The decisive rule between two workloads, in a sentence or two; ``rule`` is a key of ``QUEUE_ORDER_RULES``."""
+    """Return the rule that decides the order of two workloads; ``rule`` is a key of ``QUEUE_ORDER_RULES``."""
     return QUEUE_ORDER_RULES[rule](ReasonNumbers(numbers, None))
 
 
 def start_without_other(mine: str, theirs: str, why_not: str) -> str:
-    """What would be if the other one was not there; ``why_not`` is empty where this one would start."""
+    """Return what would happen without the other workload; ``why_not`` is "" if this one would start."""
     if not why_not:
         return f"If {theirs} was not there, {mine} would start now."
     return f"Even if {theirs} was not there, {mine} would not start now. {why_not}"
 
 
 def _request_text(f: ReasonNumbers, whose: str) -> str:
-    """``2 GPUs``, ``8 GPUs on each of 2 hosts``, ``1 × 1g.10gb``."""
+    """Return ``2 GPUs``, ``8 GPUs on each of 2 hosts`` or ``1 × 1g.10gb``."""
     units, profile = int(f.get(f"{whose}_units") or 0), f.get(f"{whose}_profile")
     asked = f"{units} × {profile}" if profile else with_count(units, "GPU")
     return f"{asked} on each of {f.get(f'{whose}_hosts')} hosts" if f.is_plural(f"{whose}_hosts") else asked
 
 
 def _quota_text(f: ReasonNumbers, whose: str) -> str:
-    """In brackets, by model: what a team is guaranteed and holds."""
+    """Return a team's guarantee and holdings by model, in brackets."""
     lines = [
         f"{model_name(name)}: {gpus(guaranteed)} guaranteed, holds {gpus(held)}"
         for name, guaranteed, held in f.get(f"{whose}_quota") or ()
@@ -146,7 +146,7 @@ def _quota_text(f: ReasonNumbers, whose: str) -> str:
 
 
 def _time_text(f: ReasonNumbers, name: str) -> str:
-    """``14:20``, with its day where that is not the ``now`` of the numbers."""
+    """Return ``14:20``, with the day if it differs from the ``now`` of the numbers."""
     at, now = f.get(name), f.get("now")
     if at is None or now is None:
         return "an unknown time"

@@ -1,4 +1,6 @@
-"""The numbers of a reason or notice, said in words: what is missing is left out, and names only where the viewer may see them."""
+"""Format the numbers of a reason or notice. Missing numbers give "", and names appear only if the viewer may
+see them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from portal.wording.formatting import Numbers, date_and_time, gpus, model_name
 
 
 class ReasonNumbers:
-    """Numbers of a reason, said in words; what is missing is empty."""
+    """The numbers of a reason, for one viewer, with methods that format them. A missing number gives ""."""
 
     def __init__(self, numbers: Numbers, viewer: policy.Viewer | None) -> None:
         self.numbers = numbers
@@ -46,16 +48,16 @@ class ReasonNumbers:
         )
 
     def of_model_text(self) -> str:
-        """`` of H100 80GB``; empty where the numbers name no model."""
+        """Return `` of H100 80GB``; "" if the numbers name no model."""
         return f" of {self.model()}" if self.get("model", "models") else ""
 
     def is_plural(self, name: str) -> bool:
-        """Whether the number is above 1."""
+        """Return True if the number is above 1."""
         value = self.get(name)
         return isinstance(value, int) and value > 1
 
     def team(self, otherwise: str = "another team") -> str:
-        """The name of the team in the numbers where the viewer may know it."""
+        """Return the name of the team if the viewer may know it."""
         value = self.get("team", "for_team")
         if not isinstance(value, int):
             return otherwise
@@ -65,7 +67,7 @@ class ReasonNumbers:
         return found.name if found else otherwise
 
     def workload(self, otherwise: str = "another workload") -> str:
-        """The name of the workload in the numbers where the viewer may see it."""
+        """Return the name of the workload if the viewer may see it."""
         value = self.get("workload", "for_workload")
         if not isinstance(value, int) or self.viewer is None:
             return otherwise
@@ -73,7 +75,9 @@ class ReasonNumbers:
         return found.name if found else otherwise
 
     def dependency_name(self) -> str:
-        """What work waits for: another one, or every task of an array; by name where the viewer may see it."""
+        """Return the workload, or every task of the array, that must end first; by name if the viewer may see
+        it.
+        """
         value = self.get("array")
         if not isinstance(value, int):
             return self.workload("another workload")

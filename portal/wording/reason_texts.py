@@ -1,4 +1,4 @@
-"""Why something waits, starts, has to go or ended: one sentence per code of ``scheduler.core.reasons``."""
+"""Sentences for the codes of ``scheduler.core.reasons``: why work waits, starts, is evicted or ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from portal.wording.formatting import Numbers, cores, duration, gibibytes, gpus,
 from portal.wording.reason_numbers import ReasonNumbers, SentenceBuilder
 from scheduler.models import Workload
 
-# How a dependency has to have ended.
+# How a dependency must end.
 DEPENDENCY_CONDITIONS = {"ok": "finish well", "any": "end", "not_ok": "end without finishing"}
 
 CONDITIONS = {"ok": "finished", "any": "ended", "not_ok": "ended without finishing"}
@@ -28,7 +28,7 @@ REASONS: dict[str, SentenceBuilder] = {
     ),
     "outranked_within_team": lambda f: "It starts in the place of its own team's work of lower priority.",
     "own_static_pool": lambda f: "It starts in its team's own pool.",
-    # why it is told to go
+    # why it is evicted
     "evicted_for_guarantee": lambda f: (
         f"Its GPUs were borrowed, and {f.team('the team')}, to whom they are guaranteed, needs them for {f.workload('its work')}. "
         "It is queued again with its place kept, and resumes from its checkpoint."
@@ -40,7 +40,7 @@ REASONS: dict[str, SentenceBuilder] = {
     "evicted_for_reservation": lambda f: (
         f"Its GPUs are reserved{f.time(' from ', 'start')}. It is queued again with its place kept, and resumes from its checkpoint."
     ),
-    # why it waits: for ever, unless something changes
+    # why it waits: it never starts unless the request or the pool changes
     "no_such_hardware": lambda f: (
         f"This pool has no GPU that is what it asks for{_requested_properties(f)}. Ask for another model, less memory or whole GPUs."
     ),
@@ -53,7 +53,7 @@ REASONS: dict[str, SentenceBuilder] = {
     "over_runtime_cap": lambda f: (
         f"It asks to run {duration(f.get('asked'))}; this pool allows {duration(f.get('longest'))} at most. Launch it again with less."
     ),
-    # why it waits: until somebody or something changes
+    # why it waits: until a limit, a state or a time changes
     "over_quota": lambda f: (
         _window_over_quota(f)
         if f.get("at")
@@ -109,7 +109,7 @@ REASONS: dict[str, SentenceBuilder] = {
     "isolation_too_weak": lambda f: (
         "The host keeps workloads less apart than its pool demands, so nothing new starts on it."
     ),
-    # why it waits: its turn comes
+    # why it waits: it starts when units become free
     "waits_for_units": lambda f: (
         f"Its reservation has {f.plain('', 'of')} such GPUs, and this needs {f.plain('', 'need')}. Ask for fewer, or launch it without one."
         if f.get("reservation") and _exceeds(f, "of")
@@ -149,7 +149,7 @@ REASONS: dict[str, SentenceBuilder] = {
     "spare_capacity_kept": lambda f: (
         f"What is free{f.slots(' (', 'free')}{')' if f.get('free') else ''} is kept for critical work."
     ),
-    # why work is not taken into the queue
+    # why it is not queued
     "too_many_waiting": lambda f: (
         f"{'Its team' if f.get('of') == 'team' else 'Its owner'} has {f.plain('', 'waiting') or 'many'} notebooks and jobs waiting in "
         f"this pool; with {f.plain('', 'more') or 'any'} more there would be more than {f.plain('the ', 'limit', after=' that ')}one "
@@ -240,8 +240,10 @@ REASONS: dict[str, SentenceBuilder] = {
 
 
 def _requested_gpus(f: ReasonNumbers) -> str:
-    """``4 H100 80GB``, ``8 GPUs of any model on each of 2 hosts``, ``2 × 1g.10gb of A100 80GB``. What was asked for, where the
-    numbers tell it; else the model that the engine names, which is the first of those that would do."""
+    """Return ``4 H100 80GB``, ``8 GPUs of any model on each of 2 hosts`` or ``2 × 1g.10gb of A100 80GB``.
+
+    If the numbers lack the request, name the engine's model, which is the first that would do.
+    """
     hosts = f.get("hosts") if f.is_plural("hosts") else None
     count, where = f.get("units" if hosts else "need"), f" on each of {hosts} hosts" if hosts else ""
     profile, wanted = f.get("profile"), f.get("wanted")
@@ -254,7 +256,7 @@ def _requested_gpus(f: ReasonNumbers) -> str:
 
 
 def _free_gpus(f: ReasonNumbers) -> str:
-    """How many are free; where more than one model would do, of those that its team may have."""
+    """Return how many GPUs are free; if several models would do, of those the team may have."""
     free, wanted = f.get("free"), f.get("wanted")
     if not isinstance(free, int):
         return ""
@@ -263,7 +265,7 @@ def _free_gpus(f: ReasonNumbers) -> str:
 
 
 def _min_runtime_note(f: ReasonNumbers) -> str:
-    """When those can be told to go who have not run for the pool's minimum."""
+    """Return when running work reaches the pool's minimum runtime and may be preempted."""
     young = f.get("young")
     if not young:
         return ""
@@ -272,14 +274,14 @@ def _min_runtime_note(f: ReasonNumbers) -> str:
 
 
 def _cpu_and_memory_shortage(f: ReasonNumbers) -> str:
-    """Free GPUs are of no use on a host whose CPU or memory others hold."""
+    """Return the CPU and memory that must be free next to the GPUs; GPUs alone do not help."""
     cpu, memory = f.get("cpu_milli"), f.get("memory_mib")
     words = " and ".join(filter(None, [cores(cpu) if cpu else "", gibibytes(memory) if memory else ""]))
     return f" On the same host it needs {words} that nobody else has asked for." if words else ""
 
 
 def _exceeds(f: ReasonNumbers, name: str) -> bool:
-    """Whether it needs more than the number: then no end of anything makes room for it."""
+    """Return True if the request exceeds the number, so that waiting cannot help."""
     need, most = f.get("need"), f.get(name)
     return isinstance(need, int) and isinstance(most, int) and need > most
 
@@ -293,7 +295,7 @@ def _never_within_quota(f: ReasonNumbers) -> str:
 
 
 def _window_over_quota(f: ReasonNumbers) -> str:
-    """Of a reservation."""
+    """Return the sentence for a reservation that exceeds its team's quota at a later time."""
     return (
         f"Its team would have {f.slots('', 'held') or 'none'}{f.of_model_text()} promised or in use{f.time(' at ', 'at')}, and may hold "
         f"{f.slots('', 'limit') or 'none'}; this needs {f.slots('', 'need')} more. Only an operator can allow it, when asked to."
@@ -310,14 +312,14 @@ def _dependency_condition(f: ReasonNumbers) -> str:
 
 
 def _failed_gpu(f: ReasonNumbers) -> str:
-    """``GPU 3 of h3 failed (XID 79, GPU has fallen off the bus)``."""
+    """Return ``GPU 3 of h3 failed (XID 79, GPU has fallen off the bus)``."""
     kind, _, number = str(f.get("event")).partition(":")
     said = f"{kind.upper()} {number}" if kind in ("xid", "ecc") and number else str(f.get("event"))
     return f"{f.plain('GPU ', 'gpu') or 'A GPU'} of {f.get('host')} failed ({said}{f.plain(', ', 'meaning') if f.get('meaning') else ''})"
 
 
 def _reservation_blockers(f: ReasonNumbers) -> str:
-    """What keeps a reservation from keeping its units."""
+    """Return what prevents a reservation from keeping its units."""
     others, serviced = int(f.get("reservations") or 0), int(f.get("maintenance") or 0)
     words = [
         f"{with_count(others, 'other reservation')} would lose what was promised" if others else "",
@@ -327,7 +329,7 @@ def _reservation_blockers(f: ReasonNumbers) -> str:
 
 
 def _promised_to(f: ReasonNumbers) -> str:
-    """Who needs the GPUs of what would run for longer. Whose reservations they are is nobody else's business."""
+    """Return what the GPUs are promised to. Other teams' reservations are not named."""
     promised, serviced = int(f.get("reservations") or 0), bool(f.get("maintenance"))
     words = [
         f"{with_count(promised, 'reservation')} {'counts' if promised == 1 else 'count'} on them"
@@ -339,19 +341,21 @@ def _promised_to(f: ReasonNumbers) -> str:
 
 
 def _full_disks(hosts: list[str], full: int) -> str:
-    """ "h3: its disk is full", "h3, h4 and 2 others: their disks are full"."""
+    """Return ``h3: its disk is full`` or ``h3, h4 and 2 others: their disks are full``."""
     others = full - len(hosts)
     named = ", ".join(hosts) + (f" and {with_count(others, 'other')}" if others > 0 else "")
     return f"{named}: {'its disk is' if full == 1 else 'their disks are'} full"
 
 
 def _of_hosts(hosts: object) -> str:
-    """What goes on a number of hosts: `` of them is``, or `` are`` where it is not told."""
+    """Return the verb after a number of hosts: `` of them is``, or `` are`` if there is no number."""
     return " are" if not hosts else " of them is" if hosts == 1 else " of them are"
 
 
 def _too_big_for_any_host(f: ReasonNumbers) -> str:
-    """No host has what it asks for on one; or enough GPUs are there, and something beside them is not."""
+    """Return the sentence for a request larger than any host, or for GPUs without the requested CPU, memory
+    or NVLink.
+    """
     units, largest = f.get("units"), f.get("largest")
     if f.get("hosts_with_labels") == 0:
         return "No host of this pool has the labels it asks for. Ask without them, or in another pool."
@@ -378,7 +382,7 @@ def _too_big_for_any_host(f: ReasonNumbers) -> str:
 
 
 def _insufficient_cpu_or_memory(f: ReasonNumbers, units: int) -> str:
-    """Of the CPU and the memory that it asks for beside its GPUs what no host has, with the most that there is. Empty: that is not it."""
+    """Return the sentence if CPU or memory is what no host has, with the maximum available; otherwise ""."""
     words = {"cpu_milli": cores, "memory_mib": gibibytes}
     asked = [
         (name, f.get(name), f.get(f"most_{name}")) for name in words if isinstance(f.get(f"most_{name}"), int)
@@ -405,7 +409,7 @@ def _insufficient_cpu_or_memory(f: ReasonNumbers, units: int) -> str:
 
 
 def _requested_properties(f: ReasonNumbers) -> str:
-    """The properties asked for, in brackets."""
+    """Return the requested properties in brackets."""
     words = [
         f.model() if f.get("models") else "",
         f.plain("", "profile"),
@@ -419,7 +423,7 @@ def _requested_properties(f: ReasonNumbers) -> str:
 
 
 def reason_sentence(code: str, numbers: Numbers | None = None, viewer: policy.Viewer | None = None) -> str:
-    """One sentence for a reason code and its numbers. An empty code is an empty sentence."""
+    """Return the sentence for a reason code and its numbers; "" for an empty code."""
     if not code:
         return ""
     sentence = REASONS.get(code)
@@ -433,12 +437,14 @@ def reason_sentence(code: str, numbers: Numbers | None = None, viewer: policy.Vi
 
 
 def waiting_sentence(workload: Workload, viewer: policy.Viewer | None = None) -> str:
-    """One sentence for why a workload waits; empty before the engine looked at it."""
+    """Return why a workload waits; "" before the engine has planned it."""
     return reason_sentence(workload.reason_code, waiting_numbers(workload), viewer)
 
 
 def waiting_numbers(workload: Workload) -> dict[str, Any]:
-    """The numbers of why it waits, with what was asked for; of a dependency also how that has to end. A query for such a one only."""
+    """Return the numbers of why it waits, with its request; for a dependency also its condition
+    (one query).
+    """
     numbers = {**workload.reason_numbers, **requested_hardware(workload.reason_code, workload)}
     if workload.reason_code == "dependency":
         on = {"on_array" if "array" in numbers else "on": numbers.get("array", numbers.get("workload"))}
@@ -447,7 +453,7 @@ def waiting_numbers(workload: Workload) -> dict[str, Any]:
 
 
 class RequestedHardware(Protocol):
-    """What of an ask is said beside a reason."""
+    """The part of a request that appears in sentences."""
 
     @property
     def models_wanted(self) -> Sequence[str]: ...
@@ -460,8 +466,7 @@ class RequestedHardware(Protocol):
 
 
 def requested_hardware(code: str, ask: RequestedHardware) -> dict[str, Any]:
-    """What stands beside the numbers of a code that names GPUs: the models that would do (none: any), the slice, and the CPU and
-    memory that each host has to have free beside them."""
+    """Return the request's models, profile, CPU and memory for a code that names GPUs; {} for other codes."""
     if code != "waits_for_units":
         return {}
     beside = {name: getattr(ask, name) for name in ("cpu_milli", "memory_mib") if getattr(ask, name)}
@@ -469,7 +474,7 @@ def requested_hardware(code: str, ask: RequestedHardware) -> dict[str, Any]:
 
 
 def never_starts_sentence(code: str, numbers: Numbers, viewer: policy.Viewer | None = None) -> str:
-    """One sentence for why something would not start whatever ended."""
+    """Return why a workload could never start, regardless of what ends."""
     if code != "spare_capacity_kept":
         return reason_sentence(code, numbers, viewer)
     free, spare = numbers.get("free") or 0, numbers.get("spare") or 0
@@ -480,7 +485,7 @@ def never_starts_sentence(code: str, numbers: Numbers, viewer: policy.Viewer | N
 
 
 def decision_sentence(kind: str, code: str, numbers: Numbers, viewer: policy.Viewer | None = None) -> str:
-    """One sentence for a decision: its reason, and where a gang ended for one of its members, which."""
+    """Return the sentence of a decision: its reason, and for a gang the member that ended first."""
     if kind not in ("restarted", "ended"):
         return reason_sentence(code, numbers, viewer)
     return f"Its part {numbers.get('rank')} on {numbers.get('host')} was the first to end. {reason_sentence(code, numbers, viewer)}"

@@ -1,4 +1,6 @@
-"""What was asked for and what it means: submissions, guarantees, borrowing, wishes, a clock that is put forward or back."""
+"""Describe requests and their effects: submissions, guarantees, borrowing, placement, changes of daylight
+saving time.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ MAX_HOSTS_NAMED = 5
 
 
 def clock_change(change: DstOccurrence, time_zone: str) -> str:
-    """What is different of an occurrence on whose day the clock is put forward or back."""
+    """Return how an occurrence differs on a day on which the clock changes."""
     day = f"{change.day:%a %-d %b %Y}"
     if change.window is None:
         return f"{day}: the clock of {time_zone} is put forward over all of its hours; nothing is reserved on that day."
@@ -48,8 +50,11 @@ def _goes_back(change: DstOccurrence) -> bool:
 def guarantee_effect(
     *, team: str, pool: str, model: str, asked: float, most: float, capacity: float, others: float, own: float
 ) -> str:
-    """What a team's guarantee of ``asked`` GPUs of a model would leave, or why it is too much. ``most`` is what it can have,
-    ``others`` what other teams are guaranteed, ``own`` what it is guaranteed now; all in GPUs of the pool's ``capacity``."""
+    """Return what a guarantee of ``asked`` GPUs of a model would leave, or why it is too large.
+
+    ``most`` is what the team can have, ``others`` what other teams are guaranteed, ``own`` its current
+    guarantee, all in GPUs of the pool's ``capacity``.
+    """
     name = model_name(model)
     if asked <= most:
         left, before = capacity - others - asked, capacity - others - own
@@ -61,7 +66,7 @@ def guarantee_effect(
 
 
 def borrowing_notice(team: str, model: str, held: float, guaranteed: float) -> str:
-    """What preemptible work of a team should know that holds more GPUs of a model than it is guaranteed."""
+    """Return a note for preemptible work of a team that holds more GPUs of a model than it is guaranteed."""
     return (
         f"{team} holds {held:g} × {model_name(model)}, {held - guaranteed:g} of them borrowed: it is guaranteed {guaranteed:g}. Whoever those "
         "are guaranteed to may call them back; preemptible work like this then gets a notice, makes room and waits again."
@@ -69,14 +74,16 @@ def borrowing_notice(team: str, model: str, held: float, guaranteed: float) -> s
 
 
 def late_warning(wanted_by: datetime | None, done: datetime | None) -> str:
-    """A warning when work is expected to be done later than it is wanted; empty otherwise, and where nothing is known."""
+    """Return a warning if work is expected to finish after its deadline, otherwise ""."""
     if wanted_by is None or done is None or done <= wanted_by:
         return ""
     return f"It is wanted by {date_and_time(wanted_by)} and expected to be done at {date_and_time(done)}, {duration(done - wanted_by)} later."
 
 
 def unreachable_hosts_warning(pool: str, hosts: Sequence[str], of: int) -> str:
-    """A warning for work on several hosts: the hosts of the pool, ``of`` in all, whose workloads no other host reaches."""
+    """Return a warning about hosts whose workloads other hosts cannot reach; ``of`` is the number of eligible
+    hosts.
+    """
     what = "let a job's hosts reach each other over the network (docs/gangs.md)"
     then = "members that talk to each other, as torchrun and MPI do, will not find each other"
     if len(hosts) == of:
@@ -91,7 +98,9 @@ def unreachable_hosts_warning(pool: str, hosts: Sequence[str], of: int) -> str:
 
 
 def placement_rows(row: Workload | Reservation) -> list[tuple[str, str]]:
-    """(label, words) of what an ask says beside its GPUs, for a page; what it leaves open is left out."""
+    """Return (label, text) of a request's placement constraints for a page; unset constraints are
+    left out.
+    """
     words = _cpu_and_memory(row.cpu_milli, row.memory_mib)
     capability = (
         f"compute capability {row.min_compute_capability / 10:.1f} or higher"
@@ -124,7 +133,7 @@ def _labels(labels: Mapping[str, str]) -> str:
 
 
 def submission_summary(kind: str, payload: Numbers) -> str:
-    """What was submitted, as a noun: for lists, notices and the approvals page."""
+    """Return a submission as a noun phrase, for lists, notices and the approvals page."""
     if kind == "quota_change":
         limit = payload.get("borrow_limit_gpus")
         lend = "any number" if limit is None else f"{limit}"

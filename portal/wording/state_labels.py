@@ -1,4 +1,4 @@
-"""States of workloads and arrays in a word, how work ended, and the steps until it runs."""
+"""Label the states and outcomes of workloads and arrays, and the steps of a start."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from portal.wording.reason_texts import waiting_sentence
 from scheduler.models import Run, Workload
 
-# State: (shape in icons.svg, word, tone). Shape and word say it, the tone only helps.
+# State -> (shape in icons.svg, label, tone). Shape and label carry the meaning; the tone only supports it.
 WORKLOAD_STATES: dict[str, tuple[str, str, str]] = {
     "queued": ("queued", "Queued", "queued"),
     "placed": ("starting", "Placed", "starting"),
@@ -43,12 +43,16 @@ OUTCOMES: dict[str, tuple[str, str, str]] = {
 
 
 def is_waiting_to_resume(workload: Workload) -> bool:
-    """Whether it ran and waits again, whatever had ended it; what was placed and never ran is queued as before."""
+    """Return True if the workload ran before and is queued again. Work that was placed but never ran counts
+    as queued.
+    """
     return workload.state == "queued" and workload.started_at is not None
 
 
 def workload_state_label(workload: Workload, by: str = "") -> tuple[str, str, str]:
-    """(shape, word, tone) of a workload: its state, or once it has ended how it ended; ``by`` whom, where a person stopped it."""
+    """Return (shape, label, tone) of a workload's state or, once it has ended, of its outcome; ``by`` names
+    who stopped it.
+    """
     if is_waiting_to_resume(workload):
         return ("preempted", "Waits to resume", "queued")
     if workload.state == "ended" and workload.outcome == "cancelled":
@@ -60,7 +64,7 @@ def workload_state_label(workload: Workload, by: str = "") -> tuple[str, str, st
 
 
 def array_state_label(array: Any) -> str:
-    """The word for a whole array, which came with its counts."""
+    """Return the label of a whole array that was loaded with its counts."""
     if array.running or array.waiting:
         return "Running" if array.running else "Waiting"
     if array.failed:
@@ -69,10 +73,10 @@ def array_state_label(array: Any) -> str:
 
 
 def start_steps(workload: Workload, run: Run | None) -> list[dict[str, Any]]:
-    """The real steps to a running workload, in order.
+    """Return the steps of a start, in order.
 
-    Each: ``word``, ``at`` (datetime or None), ``state`` (done, now or ahead), ``detail`` (text, may be empty).
-    ``run`` is the first run of the present attempt, None while it waits.
+    Each has ``word``, ``at`` (datetime or None), ``state`` (done, now or ahead) and ``detail`` (text, may be
+    empty). ``run`` is the first run of the current attempt, None while the workload waits.
     """
     notebook = workload.kind == "notebook"
     where = f"on {run.host.name}" if run else ""

@@ -1,1 +1,1 @@
-"""Locks, leases, leader election and the clock check that every writer goes through."""
+"""Locks, leases, leader election and clock correction. Every writer uses them."""

@@ -1,6 +1,6 @@
-"""What time it is by the wall clock, and by the one that nobody can set; and whether rows that were just locked share it.
+"""Read the wall clock with CLOCK_BOOTTIME, and check that locked rows share the time a caller decides by.
 
-Beside ``scheduler.coordination.clock_correction``, which moves what is being counted along where the wall clock was set.
+``scheduler.coordination.clock_correction`` moves the stored deadlines when the wall clock was set.
 """
 
 from __future__ import annotations
@@ -17,42 +17,42 @@ from pathlib import Path
 
 from scheduler.models import ClockReading
 
-CLOCK_STEP_THRESHOLD = timedelta(seconds=1)  # less is how clocks are kept right
-MAX_READ_SECONDS = (
-    0.05  # seconds in which both clocks are read, or once more: what lies between two readings is no setting
-)
+CLOCK_STEP_THRESHOLD = timedelta(seconds=1)  # smaller steps are NTP adjustments
+MAX_READ_SECONDS = 0.05  # read again if both readings took longer: a pause between them is no clock step
 
 
 class ClockStepped(Exception):
-    """The clock was set since the time at hand was read, and the rows that were just locked have gone along: it is not theirs."""
+    """The wall clock was set after the caller's time was read; the locked rows already use the new time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClockSample:
-    """The wall clock, and beside it the seconds on CLOCK_BOOTTIME: of which boot and time name space, since those of another can't
-    be compared with it."""
+    """A reading of the wall clock and of CLOCK_BOOTTIME in seconds.
+
+    ``machine`` names the boot and the time namespace: readings of different ones cannot be compared.
+    """
 
     wall: datetime
     machine: str
     uptime: float
 
     def stepped_since(self, before: ClockSample) -> timedelta:
-        """By how much the wall clock was set from one moment to this one; nothing for moments of two machines."""
+        """Return by how much the wall clock was set since ``before``; zero for samples of two machines."""
         if self.machine != before.machine:
             return timedelta()
         return self.wall - before.wall - timedelta(seconds=self.uptime - before.uptime)
 
     def now(self) -> datetime:
-        """What the wall clock would say now if nobody had set it since."""
+        """Return the current time of the wall clock as if nobody had set it since this sample."""
         return self.wall + timedelta(seconds=time.clock_gettime(time.CLOCK_BOOTTIME) - self.uptime)
 
 
 ClockSource = Callable[[], ClockSample]
-_current_sample: ContextVar[ClockSample | None] = ContextVar("at_hand", default=None)
+_current_sample: ContextVar[ClockSample | None] = ContextVar("clock sample", default=None)
 
 
 def read_clocks() -> ClockSample:
-    """Both clocks of this machine, now."""
+    """Read both clocks of this machine."""
     while True:
         before = time.clock_gettime(time.CLOCK_BOOTTIME)
         wall = datetime.fromtimestamp(time.time(), UTC)
@@ -64,20 +64,20 @@ def read_clocks() -> ClockSample:
 @functools.cache
 def _machine() -> str:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    space = os.readlink("/proc/self/ns/time") if os.path.exists("/proc/self/ns/time") else ""
-    return f"{boot} {space}".strip()
+    namespace = os.readlink("/proc/self/ns/time") if os.path.exists("/proc/self/ns/time") else ""
+    return f"{boot} {namespace}".strip()
 
 
 def last_clock_sample() -> ClockSample | None:
-    """The moment that the rows share."""
+    """Return the sample that the stored times refer to, or None before the first one."""
     row = ClockReading.objects.filter(pk=1).values_list("wall", "machine", "uptime").first()
     return ClockSample(*row) if row else None
 
 
 @contextmanager
-def decide_at(moment: ClockSample) -> Iterator[None]:
-    """Within it every lock asks whether what was locked shares this moment."""
-    token = _current_sample.set(moment)
+def decide_at(sample: ClockSample) -> Iterator[None]:
+    """Check in every lock of this context that the locked rows still share the time of ``sample``."""
+    token = _current_sample.set(sample)
     try:
         yield
     finally:
@@ -85,9 +85,13 @@ def decide_at(moment: ClockSample) -> Iterator[None]:
 
 
 def check_clock_sample() -> None:
-    """Called where rows were locked. Whoever moves them locks them all, so none moves now. Raises ClockStepped where they have moved
-    since the moment at hand; without one there is nothing to check."""
-    moment = _current_sample.get()
-    last = last_clock_sample() if moment is not None else None
-    if moment is not None and last is not None and abs(moment.stepped_since(last)) >= CLOCK_STEP_THRESHOLD:
+    """Raise ClockStepped if the clock was set since the sample of ``decide_at``. Called after rows were
+    locked.
+
+    A correction locks all rows that it moves, so none can move while the caller holds its locks. Does
+    nothing outside ``decide_at``.
+    """
+    sample = _current_sample.get()
+    last = last_clock_sample() if sample is not None else None
+    if sample is not None and last is not None and abs(sample.stepped_since(last)) >= CLOCK_STEP_THRESHOLD:
         raise ClockStepped("the clock was set after the time was read")

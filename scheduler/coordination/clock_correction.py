@@ -1,11 +1,14 @@
-"""When the server's clock is set, leases and limits go on as if it had not been.
+"""Move stored deadlines when the server's wall clock is set, so that leases and time limits keep their
+length.
 
-Rows hold times of the wall clock, because people read them, and a lease is told from two of them. So every look compares how
-far the wall clock went with how far CLOCK_BOOTTIME did, which nobody can set; where they differ, what is still being counted is
-moved along. Looks come with ticks, and before anything is written that counts: where the clock is set and set back
-between two ticks, all rows have gone along with what was written in between. And whoever decides by a time from before somebody
-looked learns it as soon as it has locked what it decides of (``with_steady_clock``). It holds for a control plane on one machine; several
-have to keep their clocks together themselves (NTP).
+Rows hold times of the wall clock, because people read them; a lease is the difference of two such times.
+Each check compares how far the wall clock advanced with how far CLOCK_BOOTTIME did, which nobody can set.
+If they differ, the deadlines that are still running are moved by the difference.
+
+Checks run with every tick and before every write of such a time. So if the clock is set forwards and back
+between two ticks, rows written in between are moved as well. A caller that decides by a time from before a
+check gets ClockStepped as soon as it locks the rows (``with_steady_clock``). This holds for a control plane
+on one machine; several machines have to keep their clocks in step (NTP).
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from django.db import transaction
 from django.db.models import F
 
 from scheduler.coordination import locks
+from scheduler.coordination.bound_units import release_expired_bindings
 from scheduler.coordination.clock_check import (
     CLOCK_STEP_THRESHOLD,
     ClockSample,
@@ -30,7 +34,6 @@ from scheduler.coordination.clock_check import (
     read_clocks,
 )
 from scheduler.models import ClockReading, Command, Diagnostic, GeometryChange, Host, Leader, Run, Workload
-from scheduler.services.reservations import release_expired_bindings
 from scheduler.state.states import RunState, WorkloadState
 
 T = TypeVar("T")
@@ -40,68 +43,77 @@ MAX_TRIES = 5
 
 
 def with_steady_clock(
-    act: Callable[[ClockSample], T], read: ClockSource = read_clocks, *, looks: bool = True
+    act: Callable[[ClockSample], T], read: ClockSource = read_clocks, *, check_first: bool = True
 ) -> T:
-    """``act`` with a time that the rows share, and again with a new one where the clock was set before it was done: for what may
-    be done twice. Whatever it locks is of that time, or ClockWasSet ends it (``scheduler.coordination.locks``). ``looks``: first of all; else
-    ``act`` does where it writes. Raises ClockStepped when the clock is set all the time."""
+    """Call ``act`` with the current time, and again if the clock was set meanwhile.
+
+    ``act`` must be repeatable. Rows that ``act`` locks share that time; otherwise ClockStepped ends the call
+    (``scheduler.coordination.locks``). ``check_first``: correct a clock step before the call; pass False if
+    ``act`` does so where it writes. Raises ClockStepped if the clock is set in every try.
+    """
     for _ in range(MAX_TRIES):
-        moment = read()
-        with contextlib.suppress(ClockStepped), decide_at(moment):
-            if looks:
-                correct_clock_step(moment)
-            done = act(moment)
-            if abs(read().stepped_since(moment)) < CLOCK_STEP_THRESHOLD:
-                return done
-    raise ClockStepped("the clock is set all the time")
+        sample = read()
+        with contextlib.suppress(ClockStepped), decide_at(sample):
+            if check_first:
+                correct_clock_step(sample)
+            result = act(sample)
+            if abs(read().stepped_since(sample)) < CLOCK_STEP_THRESHOLD:
+                return result
+    raise ClockStepped(f"the clock was set during each of {MAX_TRIES} tries")
 
 
-def correct_clock_step(moment: ClockSample) -> timedelta:
-    """By how much the clock was set since the last look; what is being counted has been moved by as much. Nothing, as a rule."""
+def correct_clock_step(sample: ClockSample) -> timedelta:
+    """Move the running deadlines if the clock was set since the last check; return by how much, usually
+    zero.
+    """
     while True:
         last = last_clock_sample()
         if last is None:
-            reading = {"wall": moment.wall, "machine": moment.machine, "uptime": moment.uptime}
+            reading = {"wall": sample.wall, "machine": sample.machine, "uptime": sample.uptime}
             ClockReading.objects.get_or_create(pk=1, defaults=reading)
             return timedelta()
-        set_by = moment.stepped_since(last)
-        if last.machine == moment.machine:
-            if last.uptime > moment.uptime:
-                return timedelta()  # somebody has looked since
+        set_by = sample.stepped_since(last)
+        if last.machine == sample.machine:
+            if last.uptime > sample.uptime:
+                return timedelta()  # another process has checked since
             if (
                 abs(set_by) < CLOCK_STEP_THRESHOLD
-                and moment.uptime - last.uptime < CLOCK_STEP_THRESHOLD.total_seconds()
+                and sample.uptime - last.uptime < CLOCK_STEP_THRESHOLD.total_seconds()
             ):
-                return timedelta()  # a reading is kept for a second: small corrections don't add up
-        if _replace_sample(last, moment, set_by):
+                return timedelta()  # a sample is kept for a second: small adjustments do not add up
+        if _replace_sample(last, sample, set_by):
             return set_by if abs(set_by) >= CLOCK_STEP_THRESHOLD else timedelta()
 
 
 def last_clock_step_at() -> datetime | None:
-    """When the clock was last found to have been set. What is counted from readings or promises, which keep their times, is counted
-    anew from then on."""
+    """Return when the clock was last found to have been set, or None.
+
+    Durations that count from readings or promises, which keep their times, start anew at this time.
+    """
     return ClockReading.objects.filter(pk=1).values_list("set_at", flat=True).first()
 
 
 @transaction.atomic
-def _replace_sample(last: ClockSample, moment: ClockSample, set_by: timedelta) -> bool:
-    """False when somebody else has looked meanwhile: they have moved what was to be moved."""
-    seen = ClockReading.objects.filter(pk=1, wall=last.wall, machine=last.machine, uptime=last.uptime)
-    if not seen.update(wall=moment.wall, machine=moment.machine, uptime=moment.uptime):
+def _replace_sample(last: ClockSample, sample: ClockSample, set_by: timedelta) -> bool:
+    """Store the new sample and move the deadlines. Returns False if another process has already done so."""
+    unchanged = ClockReading.objects.filter(pk=1, wall=last.wall, machine=last.machine, uptime=last.uptime)
+    if not unchanged.update(wall=sample.wall, machine=sample.machine, uptime=sample.uptime):
         return False
     if abs(set_by) >= CLOCK_STEP_THRESHOLD:
         log.warning(
-            "the clock was set by %.1f s: leases and limits go on as if it had not been",
+            "the clock was set by %.1f s: leases and time limits were moved by as much",
             set_by.total_seconds(),
         )
-        ClockReading.objects.filter(pk=1).update(set_at=moment.wall)
+        ClockReading.objects.filter(pk=1).update(set_at=sample.wall)
         _shift_deadlines(set_by)
-        release_expired_bindings(moment.wall)
+        release_expired_bindings(sample.wall)
     return True
 
 
 def _shift_deadlines(by: timedelta) -> None:
-    """All of it: nobody has written by the new time yet, since whoever writes looks first."""
+    """Move all running deadlines by ``by``. No row has the new time yet: every writer checks the clock
+    first.
+    """
     locks.leader()
     locks.hosts(Host.objects.values_list("pk", flat=True))
     locks.workload_states(Workload.objects.exclude(state=WorkloadState.ENDED).values_list("pk", flat=True))
@@ -111,7 +123,7 @@ def _shift_deadlines(by: timedelta) -> None:
             Host.objects.all(),
             ("last_sync_at", "agent_before_heard_at", "credential_expires_at", "disk_full_since"),
         ),
-        # Not placed_at: what it held begins there, and is charged from there on.
+        # Not placed_at: allocations start there, and are charged from there.
         (
             Run.objects.exclude(state=RunState.ENDED),
             ("prepared_at", "starting_at", "running_at", "ready_at", "missing_since"),
@@ -124,4 +136,4 @@ def _shift_deadlines(by: timedelta) -> None:
             ("gone_by", "not_before", "avoids_until", "idle_warned_at", "keep_until"),
         ),
     ):
-        rows.update(**{field: F(field) + by for field in fields})  # nothing plus a time is nothing
+        rows.update(**{field: F(field) + by for field in fields})  # NULL stays NULL

@@ -1,4 +1,6 @@
-"""Which engine process may write. One row says who, and its epoch tells the writes of whoever was it before."""
+"""Elect the engine process that may write. One row names it; its epoch fences off writes of earlier
+leaders.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,15 @@ from django.db import transaction
 from scheduler.coordination import locks
 from scheduler.models import Leader
 
-LEADER_TIMEOUT_SECONDS = 5  # a leader that has not renewed for so long is dead or frozen
+LEADER_TIMEOUT_SECONDS = 5  # a leader that has not renewed for this long is dead or frozen
 
 
 @transaction.atomic
 def acquire_or_renew(holder: str, now: datetime) -> int | None:
-    """Renew or take the lead for ``holder``, a name that no other process ever has. The epoch, or None while another one leads."""
+    """Acquire or renew leadership for ``holder``, a name that is unique for ever.
+
+    Returns the epoch, or None while another holder leads.
+    """
     row = locks.leader()
     if row.holder == holder:
         Leader.objects.filter(pk=row.pk).update(renewed_at=now)

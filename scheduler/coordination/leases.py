@@ -1,4 +1,4 @@
-"""How long a host may be quiet. All of it follows from one setting, GPUPOOL_LEASE_SECONDS."""
+"""Time limits for the silence of hosts. All of them follow from one setting, GPUPOOL_LEASE_SECONDS."""
 
 from __future__ import annotations
 
@@ -17,8 +17,12 @@ MASS_SILENCE_MIN_HOSTS = 3
 
 @dataclass(frozen=True, slots=True)
 class LeaseRules:
-    """Seconds. An agent polls six times in a lease; a host is suspect after it missed more than one poll, and silent when its
-    lease, the grace of its pool and a margin are over, because its shims have stopped by then what nobody renewed."""
+    """The limits in seconds.
+
+    An agent polls six times in a lease. A host is suspect after it missed more than two polls. It is silent
+    when its lease, the grace of its pool and a margin have passed: by then its shims have stopped every
+    workload whose lease was not renewed.
+    """
 
     lease_seconds: float
 
@@ -35,18 +39,24 @@ class LeaseRules:
 
 
 def lease_rules() -> LeaseRules:
-    """The rules of this installation."""
+    """Return the rules of this installation."""
     return LeaseRules(settings.GPUPOOL_LEASE_SECONDS)
 
 
 def silence_limits_seconds(hosts: Sequence[Host]) -> dict[int, float]:
-    """By host: for how many seconds it may be quiet until what it held has ended. With the grace that its shims were told at their
-    start, also where its pool has a shorter one by now. ``hosts`` with their pools; one query."""
+    """Return, by host, after how many silent seconds its runs have ended.
+
+    Uses the longest grace that its shims received at their start, also if its pool has a shorter one now.
+    ``hosts`` are loaded with their pools. One query.
+    """
     live = Run.objects.filter(host__in=[host.pk for host in hosts]).exclude(state=RunState.ENDED)
-    told = dict(live.values_list("host").annotate(longest=Max("grace_seconds")))
-    return {h.pk: lease_rules().silent_seconds(max(h.pool.grace_seconds, told.get(h.pk, 0))) for h in hosts}
+    grace_of_runs = dict(live.values_list("host").annotate(longest=Max("grace_seconds")))
+    return {
+        h.pk: lease_rules().silent_seconds(max(h.pool.grace_seconds, grace_of_runs.get(h.pk, 0)))
+        for h in hosts
+    }
 
 
 def is_mass_silence(quiet: int, all_hosts: int) -> bool:
-    """Are so many hosts quiet at once that the control plane is to be suspected rather than they?"""
+    """Return True if so many hosts are quiet at once that the control plane is suspected, not the hosts."""
     return quiet >= MASS_SILENCE_MIN_HOSTS and quiet > MASS_SILENCE_SHARE * all_hosts

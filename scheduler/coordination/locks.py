@@ -1,9 +1,12 @@
-"""The only place that locks. Always in this order, each kind sorted by id: clock reading, leader, pools, reservations, hosts,
-arrays, workloads; and whoever submits takes its team and itself, and none of these.
+"""Lock rows. No other module of the scheduler locks.
 
-Row locks are ``FOR NO KEY UPDATE``: they keep out other writers of the row, and not the births of rows that refer to it. So nobody
-who submits a workload waits for the engine. Every function has to run inside a transaction and answers fresh rows. Where a time is
-at hand that these rows do not share any more (``scheduler.coordination.clock_check``), it raises ClockWasSet.
+Locks are taken in this order, sorted by id within a kind: clock reading, leader, pools, reservations,
+hosts, arrays, workloads. Submission locks only its team and its user.
+
+Row locks are ``FOR NO KEY UPDATE``: they block other writers of the row, but not inserts that refer to it.
+So a submission never waits for the engine. Every function must run inside a transaction and returns fresh
+rows. Raises ClockStepped if the caller decides by a time from before a clock step
+(``scheduler.coordination.clock_check``).
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ Row = TypeVar("Row", bound=models.Model)
 
 
 def leader() -> Leader:
-    """The one leader row. The engine holds it through ``apply``; whoever takes over waits for that commit."""
+    """Lock the one leader row. The engine holds it during ``apply_plan``; a new leader waits for that
+    commit.
+    """
     row = Leader.objects.select_for_update(no_key=True).filter(pk=1).first()
     if row is None:
         Leader.objects.get_or_create(pk=1)
@@ -32,48 +37,49 @@ def leader() -> Leader:
 
 
 def pools(ids: Iterable[int]) -> dict[int, Pool]:
-    """What is promised or placed in these pools changes only under this lock."""
+    """Lock pools. Promises and placements in a pool change only under this lock."""
     return _rows(Pool, ids)
 
 
 def hosts(ids: Iterable[int]) -> dict[int, Host]:
-    """A host's states, inventory and runs change only under this lock."""
+    """Lock hosts. A host's states, inventory and runs change only under this lock."""
     return _rows(Host, ids)
 
 
 def arrays(ids: Iterable[int]) -> dict[int, JobArray]:
-    """How many of an array's tasks are released changes only under this lock."""
+    """Lock arrays. The number of released tasks of an array changes only under this lock."""
     return _rows(JobArray, ids)
 
 
 def workloads(ids: Iterable[int]) -> dict[int, Workload]:
-    """For verbs that read several facts of a workload before they change one."""
+    """Lock workloads, for operations that read several columns before they change one."""
     return _rows(Workload, ids)
 
 
 def workload_states(ids: Iterable[int]) -> dict[int, str]:
-    """The same lock, answering only their states: thousands of whole rows take a while to read."""
-    wanted = RawSQL("SELECT unnest(%s::bigint[])", (sorted(set(ids)),))
-    rows = Workload.objects.select_for_update(no_key=True).filter(pk__in=wanted).order_by("pk")
-    found = dict(rows.values_list("pk", "state"))
+    """Lock workloads and return only their states: loading thousands of whole rows is slow."""
+    sorted_ids = RawSQL("SELECT unnest(%s::bigint[])", (sorted(set(ids)),))
+    rows = Workload.objects.select_for_update(no_key=True).filter(pk__in=sorted_ids).order_by("pk")
+    states = dict(rows.values_list("pk", "state"))
     clock_check.check_clock_sample()
-    return found
+    return states
 
 
 def submitters(*, team: int, person: int) -> None:
-    """What a team and a person have waiting grows only under this lock. The engine never asks for it."""
+    """Lock a team and a user. Their numbers of queued workloads grow only under this lock; the engine never
+    takes it.
+    """
     _rows(Team, [team])
     _rows(get_user_model(), [person])
 
 
 def reservations(ids: Iterable[int]) -> dict[int, Reservation]:
-    """For a reservation's change of window or state."""
+    """Lock reservations, for changes of window or state."""
     return _rows(Reservation, ids)
 
 
 def _rows(kind: type[Row], ids: Iterable[int]) -> dict[int, Row]:
-    wanted = sorted(set(ids))
-    found = kind._default_manager.select_for_update(no_key=True).filter(pk__in=wanted).order_by("pk")
-    rows = {row.pk: row for row in found}
+    locked = kind._default_manager.select_for_update(no_key=True).filter(pk__in=sorted(set(ids)))
+    rows = {row.pk: row for row in locked.order_by("pk")}
     clock_check.check_clock_sample()
     return rows

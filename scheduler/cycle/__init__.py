@@ -1,1 +1,1 @@
-"""One planning cycle, in order: lead, take a snapshot, plan, check, apply, record."""
+"""One planning cycle: elect a leader, take a snapshot, plan, check the plan on fresh rows, apply, record."""

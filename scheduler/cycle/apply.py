@@ -1,18 +1,17 @@
-"""The only place that commits a plan: lock, check again on fresh rows, take what still holds, turn away the rest.
+"""Commit a plan.
 
-A plan is a proposal about a moment that has passed. Each part is checked by itself, so that one stale placement does
-not cost the others.
+Locks the rows, checks every part of the plan on them, writes the parts that still hold and rejects the
+rest. A plan describes a time that has passed; its parts are checked separately, so that one stale placement
+does not cost the others. Only this module commits plans.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
 
 from django.db import IntegrityError, connection, transaction
 from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
@@ -25,7 +24,16 @@ from scheduler.core.reasons import ReasonCode, ReasonNumbers
 from scheduler.cycle import schedulable_hosts
 from scheduler.cycle.decayed_use import update_decayed_use
 from scheduler.cycle.plan_checks import PlanChecks
-from scheduler.cycle.snapshot import ids_array
+from scheduler.cycle.refusal_rows import (
+    REASON_FIELDS,
+    ChangedRefusal,
+    json_numbers,
+    may_differ,
+    row_differs,
+    write_placement_reasons,
+    write_reasons,
+)
+from scheduler.cycle.snapshot_rows import ids_array
 from scheduler.models import (
     Allocation,
     BoundUnit,
@@ -49,33 +57,34 @@ from scheduler.state.states import (
     change_states,
 )
 
-EXPECTED_START_RESOLUTION_SECONDS = 60  # an estimate that moved by less is not worth a write
-
 
 class StaleEpoch(Exception):
-    """Another engine has taken over since this plan's snapshot: nothing of it is written."""
+    """Another engine has taken over since the plan's snapshot; nothing of the plan is written."""
 
 
 @dataclass(frozen=True, slots=True)
 class RejectedItem:
-    """A part of the plan that no longer held, and why, in words for the log."""
+    """A part of the plan that no longer holds, and the problem as a text for the log."""
 
     item: Placement | Eviction | ReservationBinding
-    why: str
+    problem: str
 
 
 @dataclass(slots=True)
 class ApplyResult:
-    """What became of a plan. ``told`` is what the rows now say of workloads that wait, where that was looked at."""
+    """The result of a plan.
+
+    ``reported``: by waiting workload, the refusal that its row shows now, if it was compared.
+    """
 
     accepted: list[Placement | Eviction | ReservationBinding] = field(default_factory=list)
     rejected: list[RejectedItem] = field(default_factory=list)
     reasons_written: int = 0
-    told: dict[int, Refusal] = field(default_factory=dict)
+    reported: dict[int, Refusal] = field(default_factory=dict)
 
     @property
     def changed_something(self) -> bool:
-        """Work was started or told to go, a reservation bound, or a reason is another one."""
+        """Return True if work was started or evicted, a reservation bound, or a reason changed."""
         return bool(self.accepted or self.reasons_written)
 
 
@@ -83,104 +92,112 @@ def apply_plan(
     plan: Plan,
     snapshot: Snapshot,
     now: datetime,
-    told: Mapping[int, Refusal] | None = None,
-    keep: Callable[[], object] | None = None,
+    reported: Mapping[int, Refusal] | None = None,
+    write_recording: Callable[[], object] | None = None,
 ) -> ApplyResult:
-    """Commit what still holds of ``plan``, in one transaction. Raises StaleEpoch when the leader's epoch is not the plan's.
+    """Commit the parts of ``plan`` that still hold, in one transaction.
 
-    ``told`` is what rows that have not changed since are known to say: those refusals are not compared with them again.
-    ``keep`` is called inside the transaction, last, when anything was changed: it writes the recording.
+    ``reported``: refusals that unchanged rows are known to show; these are not compared again.
+    ``write_recording`` is called last inside the transaction, if anything changed. Raises StaleEpoch if the
+    leader's epoch is not the plan's.
     """
     with transaction.atomic():
         leader = locks.leader()
         if leader.epoch != plan.epoch:
             raise StaleEpoch(f"epoch {plan.epoch} is over, {leader.holder} leads with {leader.epoch}")
-        applier = _PlanApplication(plan, snapshot, now, told or {})
-        applier.bind()
-        applier.evict()
-        applier.place()
-        applier.explain()
-        applier.write_reservation_reasons()
-        applier.record_decisions()
-        applier.notify_pages()
+        application = _PlanApplication(plan, snapshot, now, reported or {})
+        application.bind()
+        application.evict()
+        application.place()
+        application.write_reasons()
+        application.write_reservation_reasons()
+        application.record_decisions()
+        application.notify_pages()
         Leader.objects.filter(pk=leader.pk).update(last_cycle_at=now)
-        if keep is not None and applier.done.changed_something:
-            keep()
-    return applier.done
+        if write_recording is not None and application.result.changed_something:
+            write_recording()
+    return application.result
 
 
-def may_change_rows(plan: Plan, told: Mapping[int, Refusal]) -> bool:
-    """Would applying it write anything, as far as can be said without the rows?"""
+def may_change_rows(plan: Plan, reported: Mapping[int, Refusal]) -> bool:
+    """Return True if applying the plan may write anything, as far as known without the rows."""
     acts = plan.placements or plan.evictions or plan.bindings
-    return bool(acts) or any(_may_differ(told.get(refusal.workload), refusal) for refusal in plan.refusals)
+    return bool(acts) or any(may_differ(reported.get(refusal.workload), refusal) for refusal in plan.refusals)
 
 
 class _PlanApplication:
-    def __init__(self, plan: Plan, snapshot: Snapshot, now: datetime, told: Mapping[int, Refusal]) -> None:
+    """The transaction of one plan: the locked rows, the checks and the collected results."""
+
+    def __init__(
+        self, plan: Plan, snapshot: Snapshot, now: datetime, reported: Mapping[int, Refusal]
+    ) -> None:
         self.plan, self.snapshot, self.now = plan, snapshot, now
-        self.done = ApplyResult()
+        self.result = ApplyResult()
         self.decisions: list[Decision] = []
-        self.topics: dict[str, None] = {}  # of pages that are out of date, in order
+        self.topics: dict[str, None] = {}  # of outdated pages, in order
         acting = bool(plan.placements or plan.evictions or plan.bindings)
         self.pools = locks.pools(p.id for p in snapshot.pools) if acting else {}
         self.units = self._units()
         for_reservations = {e.for_reservation for e in plan.evictions if e.for_reservation is not None}
         self.reservations = locks.reservations(for_reservations.union(b.reservation for b in plan.bindings))
         hosts = locks.hosts(unit.gpu.host_id for unit in self.units.values())
-        for unit in self.units.values():  # as they are under the lock
+        for unit in self.units.values():  # use the rows that were read under the lock
             unit.gpu.host = hosts[unit.gpu.host_id]
-        self.news = self._news(told)
+        self.changed_refusals = self._changed_refusals(reported)
         beneficiaries = {e.for_workload for e in plan.evictions if e.for_workload is not None}
         touched = {p.workload for p in plan.placements} | {e.workload for e in plan.evictions} | beneficiaries
-        self.states = locks.workload_states(touched.union(self.news))
+        self.states = locks.workload_states(touched.union(self.changed_refusals))
         self.workloads = {row.pk: row for row in Workload.objects.filter(pk__in=touched)} if touched else {}
         self.pool_of = {pool.id: pool for pool in snapshot.pools}
-        self.facts = (
+        self.checks = (
             PlanChecks(plan, snapshot, self.pools, self.units, self.workloads, now) if acting else None
         )
 
     def _units(self) -> dict[int, Unit]:
-        wanted = {u for p in self.plan.placements for u in p.units} | {
+        unit_ids = {u for p in self.plan.placements for u in p.units} | {
             u for b in self.plan.bindings for u in b.units
         }
-        return {u.pk: u for u in Unit.objects.select_related("gpu").filter(pk__in=wanted)} if wanted else {}
+        return (
+            {u.pk: u for u in Unit.objects.select_related("gpu").filter(pk__in=unit_ids)} if unit_ids else {}
+        )
 
-    def _news(self, told: Mapping[int, Refusal]) -> dict[int, _ChangedRefusal]:
-        """The refusals that say something else than the rows do."""
-        open_ = {r.workload: r for r in self.plan.refusals if _may_differ(told.get(r.workload), r)}
-        if not open_:
+    def _changed_refusals(self, reported: Mapping[int, Refusal]) -> dict[int, ChangedRefusal]:
+        """Return the refusals that differ from the rows."""
+        candidates = {r.workload: r for r in self.plan.refusals if may_differ(reported.get(r.workload), r)}
+        if not candidates:
             return {}
-        rows = Workload.objects.filter(pk__in=ids_array(open_), state=WorkloadState.QUEUED)
-        news = {}
-        for pk, public_id, *said in rows.values_list("pk", "public_id", *REASON_FIELDS):
-            row = dict(zip(REASON_FIELDS, said, strict=True))
-            if _row_differs(row, open_[pk]):
-                news[pk] = _ChangedRefusal(
-                    open_[pk], public_id, row["reason_code"], row["expected_start"] is None
+        rows = Workload.objects.filter(pk__in=ids_array(candidates), state=WorkloadState.QUEUED)
+        changes = {}
+        for pk, public_id, *values in rows.values_list("pk", "public_id", *REASON_FIELDS):
+            row = dict(zip(REASON_FIELDS, values, strict=True))
+            if row_differs(row, candidates[pk]):
+                changes[pk] = ChangedRefusal(
+                    candidates[pk], public_id, row["reason_code"], row["expected_start"] is None
                 )
             else:
-                moment = row["expected_start"]
-                known = None if moment is None else int(moment.timestamp())
-                self.done.told[pk] = dataclasses.replace(open_[pk], expected_start=known)
-        return news
+                written = row["expected_start"]
+                known = None if written is None else int(written.timestamp())
+                self.result.reported[pk] = dataclasses.replace(candidates[pk], expected_start=known)
+        return changes
 
     def _reject(self, item: Placement | Eviction | ReservationBinding, why: str) -> None:
-        self.done.rejected.append(RejectedItem(item, why))
+        self.result.rejected.append(RejectedItem(item, why))
 
-    # -- reservations that begin -----------------------------------------------------------------------------------------
+    # -- reservations that start --------------------------------------------------------------------
 
     def bind(self) -> None:
+        """Bind units to reservations that have started."""
         for binding in self.plan.bindings:
             why = self._bind(binding, self.reservations.get(binding.reservation))
             if why:
                 self._reject(binding, why)
             else:
-                self.done.accepted.append(binding)
+                self.result.accepted.append(binding)
                 self._invalidate_page(nudge.CALENDAR)
 
     def _bind(self, binding: ReservationBinding, reservation: Reservation | None) -> str:
-        assert self.facts is not None, "a plan that binds is one that acts"
-        problem = self.facts.binding_problem(reservation) or self._unusable_unit_problem(binding.units)
+        assert self.checks is not None, "a plan that binds is one that acts"
+        problem = self.checks.binding_problem(reservation) or self._unusable_unit_problem(binding.units)
         if problem or reservation is None:
             return problem
         period = DateTimeTZRange(self.now, reservation.end)
@@ -198,9 +215,10 @@ class _PlanApplication:
             change_state(reservation, "state", old=ReservationState.CONFIRMED, new=ReservationState.ACTIVE)
         return ""
 
-    # -- work that has to go ---------------------------------------------------------------------------------------------
+    # -- evictions ----------------------------------------------------------------------------------
 
     def evict(self) -> None:
+        """Evict work, and earmark its units for the workload that needs them."""
         earmarks: dict[int, set[int]] = defaultdict(set)
         running = {r.id: r for r in self.snapshot.running} if self.plan.evictions else {}
         for eviction in self._allowed_evictions(running):
@@ -208,7 +226,7 @@ class _PlanApplication:
             if not self._evict(eviction, workload):
                 self._reject(eviction, ALREADY_STOPPING)
                 continue
-            self.done.accepted.append(eviction)
+            self.result.accepted.append(eviction)
             self._add_decision(workload.pk, Decision.Kind.EVICTED, eviction.code, eviction.numbers, eviction)
             if eviction.for_workload is not None:
                 earmarks[eviction.for_workload] |= set(running[eviction.workload].units)
@@ -219,34 +237,37 @@ class _PlanApplication:
                 beneficiary.save(update_fields=["earmarked_units"])
 
     def _allowed_evictions(self, running: Mapping[int, RunningWorkload]) -> list[Eviction]:
-        """The evictions that still may be. Of those that make room for one workload all or none: a part of them would cost
-        their work and help nobody; only one that goes already is not missed."""
-        assert self.facts is not None or not self.plan.evictions, "a plan that evicts is one that acts"
-        whys: dict[int, str] = {}
+        """Return the evictions that are still allowed.
+
+        The evictions for one workload are allowed together or not at all: a part of them would cost work
+        and help nobody. A victim that is stopping already does not forbid the others.
+        """
+        assert self.checks is not None or not self.plan.evictions, "a plan that evicts is one that acts"
+        problems: dict[int, str] = {}
         for eviction in self.plan.evictions:
             victim = self.workloads.get(eviction.workload)
             if victim is None or victim.state not in EVICTABLE_STATES or eviction.workload not in running:
-                whys[eviction.workload] = ALREADY_STOPPING
-            elif self.facts is not None:
-                whys[eviction.workload] = self.facts.eviction_problem(eviction)
-        spoilt = {
+                problems[eviction.workload] = ALREADY_STOPPING
+            elif self.checks is not None:
+                problems[eviction.workload] = self.checks.eviction_problem(eviction)
+        failed_beneficiaries = {
             e.for_workload
             for e in self.plan.evictions
-            if e.for_workload and whys[e.workload] not in ("", ALREADY_STOPPING)
+            if e.for_workload and problems[e.workload] not in ("", ALREADY_STOPPING)
         }
-        lawful = []
+        allowed = []
         for eviction in self.plan.evictions:
-            why = whys[eviction.workload]
-            if why:
-                self._reject(eviction, why)
-            elif eviction.for_workload in spoilt:
+            problem = problems[eviction.workload]
+            if problem:
+                self._reject(eviction, problem)
+            elif eviction.for_workload in failed_beneficiaries:
                 self._reject(
                     eviction,
-                    "others who were to make room for the same workload may not be told to go any more",
+                    "another eviction for the same workload is not allowed any more",
                 )
             else:
-                lawful.append(eviction)
-        return lawful
+                allowed.append(eviction)
+        return allowed
 
     def _evict(self, eviction: Eviction, workload: Workload) -> bool:
         grace = self.pool_of[workload.pool_id].policy.grace_seconds
@@ -264,15 +285,16 @@ class _PlanApplication:
                 now=self.now,
                 **beneficiary,
             )
-        if workload.state in (WorkloadState.PLACED, WorkloadState.STARTING):  # has nothing to save yet
+        if workload.state in (WorkloadState.PLACED, WorkloadState.STARTING):  # it has nothing to save yet
             return commands.order_stop(
                 workload, code=eviction.code, grace_seconds=grace, now=self.now, **beneficiary
             )
         return False
 
-    # -- work that starts ------------------------------------------------------------------------------------------------
+    # -- placements ---------------------------------------------------------------------------------
 
     def place(self) -> None:
+        """Start workloads on their units, together if possible."""
         checked = []
         for placement in self.plan.placements:
             why = self._placement_problem(placement)
@@ -287,7 +309,7 @@ class _PlanApplication:
                 runs = self._start(checked)
             self._accept(checked, runs)
         except IntegrityError:
-            # Somebody holds what looked free: find out whose placement it is, and start the others.
+            # A unit is held meanwhile: find its placement and start the others.
             for placement in checked:
                 self._start_alone(placement)
 
@@ -303,15 +325,18 @@ class _PlanApplication:
         self._accept([placement], runs)
 
     def _start_after_last_period(self, placement: Placement) -> list[Run]:
-        """Where the clock was set back, what has ended may have ended later than now: history stays as it is, and who follows holds
-        from its end on. No runs where somebody holds one of the units."""
+        """Start the placement after the end of the last allocation of its units.
+
+        That end is later than now if the clock was set back. Past allocations stay as they are. Returns no
+        runs if a unit is still held.
+        """
         slots = Q()
         for pk in placement.units:
             slots |= Q(slots__overlap=self.units[pk].slots)
-        there = Allocation.objects.filter(slots).filter(
+        conflicting = Allocation.objects.filter(slots).filter(
             Q(period__upper_inf=True) | Q(period__endswith__gt=self.now)
         )
-        ends = list(there.values_list("period__endswith", flat=True))
+        ends = list(conflicting.values_list("period__endswith", flat=True))
         if not ends or None in ends:
             return []
         try:
@@ -323,28 +348,31 @@ class _PlanApplication:
     def _placement_problem(self, placement: Placement) -> str:
         workload = self.workloads.get(placement.workload)
         if workload is None or workload.state != WorkloadState.QUEUED:
-            return "it does not wait any more"
-        assert self.facts is not None, "a plan that places is one that acts"
-        return self._unusable_unit_problem(placement.units) or self.facts.placement_problem(placement)
+            return "it is not queued any more"
+        assert self.checks is not None, "a plan that places is one that acts"
+        return self._unusable_unit_problem(placement.units) or self.checks.placement_problem(placement)
 
     def _unusable_unit_problem(self, units: Iterable[int]) -> str:
         for pk in units:
             unit = self.units.get(pk)
             if unit is None or unit.retired_at is not None or unit.gpu.retired_at is not None:
-                return f"unit {pk} is gone"
+                return f"unit {pk} is retired"
             if unit.gpu.repair_state != RepairState.WELL:
                 return f"GPU {unit.gpu_id} is {unit.gpu.repair_state}"
             host = unit.gpu.host
             pool = self.pools.get(host.pool_id)
-            closed = schedulable_hosts.host_unschedulable_code(
+            unschedulable = schedulable_hosts.host_unschedulable_code(
                 host, pool.isolation if pool else Isolation.NONE
             )
-            if closed:
-                return CLOSED_HOST_MESSAGES.get(closed, "host {} takes no new work").format(host.name)
+            if unschedulable:
+                return CLOSED_HOST_MESSAGES.get(unschedulable, "host {} takes no new work").format(host.name)
         return ""
 
     def _start(self, placements: Sequence[Placement], at: datetime | None = None) -> list[Run]:
-        """Runs and allocations of these from now or ``at`` on, all or none: an IntegrityError undoes them."""
+        """Create the runs and allocations of all placements from ``at`` (default now), or none.
+
+        Raises IntegrityError if a unit is held.
+        """
         at = at or self.now
         runs: list[Run] = []
         places: list[tuple[Placement, Run, list[Unit]]] = []
@@ -377,14 +405,14 @@ class _PlanApplication:
         self, places: Sequence[tuple[Placement, Run, list[Unit]]], at: datetime
     ) -> list[Allocation]:
         period = DateTimeTZRange(at, None)
-        found: list[Allocation] = []
-        left = {placement.workload: placement.borrowed_slots for placement, _, _ in places}
+        allocations: list[Allocation] = []
+        borrowed_left = {placement.workload: placement.borrowed_slots for placement, _, _ in places}
         for placement, run, units in places:
             workload = self.workloads[placement.workload]
             for unit in units:
-                borrowed = left[placement.workload] > 0
-                left[placement.workload] -= unit.slots.upper - unit.slots.lower
-                found.append(
+                borrowed = borrowed_left[placement.workload] > 0
+                borrowed_left[placement.workload] -= unit.slots.upper - unit.slots.lower
+                allocations.append(
                     Allocation(
                         run=run,
                         workload=workload,
@@ -396,7 +424,7 @@ class _PlanApplication:
                         borrowed=borrowed,
                     )
                 )
-        return found
+        return allocations
 
     def _accept(self, placements: Sequence[Placement], runs: Sequence[Run]) -> None:
         commands.order_start(runs, self.now)
@@ -412,57 +440,61 @@ class _PlanApplication:
             earmarked_units=[],
             not_before=None,
         )
-        assert changed == len(placements), "each was queued under this transaction's lock"
-        _write_placement_reasons(placements)
+        assert changed == len(placements), "every workload was queued under this transaction's lock"
+        write_placement_reasons(placements)
         start_estimates.close_placed_estimates([p.workload for p in placements], self.now)
         for placement in placements:
             workload = self.workloads[placement.workload]
             workload.state, workload.attempt = WorkloadState.PLACED, workload.attempt + 1
             self.states[workload.pk] = WorkloadState.PLACED
-            self.done.accepted.append(placement)
+            self.result.accepted.append(placement)
             self._add_decision(workload.pk, Decision.Kind.PLACED, placement.code, placement.numbers)
             self._invalidate_page(nudge.workload_topic(workload.public_id))
-        inside = {w.reservation_id for p in placements if (w := self.workloads[p.workload]).reservation_id}
-        if inside:
-            Reservation.objects.filter(pk__in=inside, first_used_at__isnull=True).update(
+        used_reservations = {
+            w.reservation_id for p in placements if (w := self.workloads[p.workload]).reservation_id
+        }
+        if used_reservations:
+            Reservation.objects.filter(pk__in=used_reservations, first_used_at__isnull=True).update(
                 first_used_at=self.now
             )
         self._invalidate_page(nudge.QUEUE)
 
-    # -- what is said to everybody else ----------------------------------------------------------------------------------
+    # -- reasons, decisions and nudges --------------------------------------------------------------
 
-    def explain(self) -> None:
-        """Write reasons, positions and expected starts that changed; a Decision where the reason itself is another one."""
+    def write_reasons(self) -> None:
+        """Write changed reasons, positions and expected starts; add a Decision where the reason code
+        changed.
+        """
         changed, first_starts = [], {}
-        for pk, news in sorted(self.news.items()):
+        for pk, change in sorted(self.changed_refusals.items()):
             if self.states.get(pk) != WorkloadState.QUEUED:
                 continue
-            refusal = news.refusal
-            if news.code_before != refusal.code:
+            refusal = change.refusal
+            if change.code_before != refusal.code:
                 self._add_decision(pk, Decision.Kind.REFUSED, refusal.code, refusal.numbers)
-                self._invalidate_page(nudge.workload_topic(news.public_id))
+                self._invalidate_page(nudge.workload_topic(change.public_id))
             changed.append(refusal)
-            if news.is_first_start and refusal.expected_start is not None:
+            if change.is_first_start and refusal.expected_start is not None:
                 first_starts[pk] = refusal.expected_start
-            self.done.told[pk] = refusal
+            self.result.reported[pk] = refusal
         if first_starts:
             start_estimates.record_first_estimates(first_starts, self.now)
         if changed:
-            _write_reasons(changed)
+            write_reasons(changed)
             self._invalidate_page(nudge.QUEUE)
-        self.done.reasons_written = len(changed)
+        self.result.reasons_written = len(changed)
 
     def write_reservation_reasons(self) -> None:
-        """Say why reservations that have begun have no units; take it back from those that have them, or wait no longer."""
-        said = {unbound.reservation: unbound for unbound in self.plan.unbound}
-        open_ = Reservation.objects.filter(
+        """Write why reservations that have started have no units; clear the reason of the others."""
+        unbound_now = {unbound.reservation: unbound for unbound in self.plan.unbound}
+        rows = Reservation.objects.filter(
             pool__in=[pool.id for pool in self.snapshot.pools],
             state__in=OPEN_RESERVATION_STATES,
         )
-        for row in open_.filter(Q(pk__in=said) | ~Q(reason_code="")).order_by("pk"):
-            now_said = said.get(row.pk)
-            code = str(now_said.code) if now_said else ""
-            numbers = _json_numbers(now_said.numbers) if now_said else {}
+        for row in rows.filter(Q(pk__in=unbound_now) | ~Q(reason_code="")).order_by("pk"):
+            unbound = unbound_now.get(row.pk)
+            code = str(unbound.code) if unbound else ""
+            numbers = json_numbers(unbound.numbers) if unbound else {}
             if (row.reason_code, row.reason_numbers) == (code, numbers):
                 continue
             since = row.reason_at if row.reason_code == code else self.now if code else None
@@ -495,16 +527,16 @@ class _PlanApplication:
         self.topics.update(dict.fromkeys(topics))
 
     def record_decisions(self) -> None:
-        """What was decided, and decayed use as of now from what was held since the last cycle that wrote it."""
+        """Write the decisions, and the decayed use of what was held since its last update."""
         Decision.objects.bulk_create(self.decisions, batch_size=1000)
-        started = {p.workload for p in self.done.accepted if isinstance(p, Placement)}
+        started = {p.workload for p in self.result.accepted if isinstance(p, Placement)}
         holders = {(q.team, q.pool) for q in self.snapshot.queued if q.id in started} if started else set()
         holders |= {(running.team, running.pool) for running in self.snapshot.running}
         half_lives = {pool.id: pool.policy.half_life_seconds for pool in self.snapshot.pools}
         update_decayed_use(half_lives, self._held, holders, self.now)
 
     def _held(self) -> dict[tuple[int, int], int]:
-        """Slots that each (team, pool) held at the snapshot."""
+        """Return the slots that each (team, pool) held in the snapshot."""
         slots = {unit.id: unit.slots for unit in self.snapshot.units}
         held: dict[tuple[int, int], int] = defaultdict(int)
         for running in self.snapshot.running:
@@ -512,113 +544,16 @@ class _PlanApplication:
         return held
 
     def notify_pages(self) -> None:
-        """Tell the pages, once each, after the commit."""
+        """Publish the topics of outdated pages after the commit, each once."""
         nudge.pages(*self.topics)
 
 
 CLOSED_HOST_MESSAGES: dict[str, str] = {
     ReasonCode.HOST_FULL: "the disk of host {} is full",
-    ReasonCode.ISOLATION_TOO_WEAK: "host {} keeps workloads less apart than its pool demands",
+    ReasonCode.ISOLATION_TOO_WEAK: "host {} isolates workloads less than its pool requires",
 }
 EVICTABLE_STATES = (WorkloadState.PLACED, WorkloadState.STARTING, WorkloadState.RUNNING)
-ALREADY_STOPPING = "it does not run any more, or goes already"
-
-
-@dataclass(frozen=True, slots=True)
-class _ChangedRefusal:
-    """A refusal that says something else than the row of its workload does."""
-
-    refusal: Refusal
-    public_id: object
-    code_before: str
-    is_first_start: bool  # there was no expected start before
-
-
-REASON_FIELDS = ["reason_code", "reason_numbers", "position", "expected_start", "blockers"]
-
-
-def _may_differ(told: Refusal | None, refusal: Refusal) -> bool:
-    """Might the row say something else? ``told`` is what it is known to say."""
-    if told is None or _reported_fields(told) != _reported_fields(refusal):
-        return True
-    if told.expected_start is None or refusal.expected_start is None:
-        return told.expected_start != refusal.expected_start
-    return abs(told.expected_start - refusal.expected_start) >= EXPECTED_START_RESOLUTION_SECONDS
-
-
-def _reported_fields(refusal: Refusal) -> tuple[object, ...]:
-    return refusal.code, refusal.numbers, refusal.position, refusal.blockers
-
-
-def _row_differs(row: Mapping[str, Any], refusal: Refusal) -> bool:
-    return (
-        row["reason_code"] != refusal.code
-        or row["reason_numbers"] != _json_numbers(refusal.numbers)
-        or row["position"] != refusal.position
-        or row["blockers"] != list(refusal.blockers)
-        or _start_moved(row["expected_start"], refusal.expected_start)
-    )
-
-
-def _start_moved(known: datetime | None, expected: int | None) -> bool:
-    if known is None or expected is None:
-        return (known is None) != (expected is None)
-    return abs(known.timestamp() - expected) >= EXPECTED_START_RESOLUTION_SECONDS
-
-
-WRITE_REASONS_SQL = """
-UPDATE scheduler_workload AS workload
-SET reason_code = said.reason_code, reason_numbers = said.reason_numbers, position = said.position,
-    expected_start = to_timestamp(said.expected_start), blockers = said.blockers
-FROM json_to_recordset(%s::json) AS said(
-    id bigint, reason_code text, reason_numbers jsonb, position integer, expected_start bigint, blockers bigint[]
-)
-WHERE workload.id = said.id
-"""
-
-
-def _write_reasons(refusals: Sequence[Refusal]) -> None:
-    """In one statement: a busy pool's queue changes by hundreds of rows, and one CASE per row and column takes a second."""
-    rows = [
-        {
-            "id": refusal.workload,
-            "reason_code": str(refusal.code),
-            "reason_numbers": _json_numbers(refusal.numbers),
-            "position": refusal.position,
-            "expected_start": refusal.expected_start,
-            "blockers": list(refusal.blockers),
-        }
-        for refusal in refusals
-    ]
-    with connection.cursor() as cursor:
-        cursor.execute(WRITE_REASONS_SQL, [json.dumps(rows, default=str)])
-
-
-WRITE_PLACEMENT_REASONS_SQL = """
-UPDATE scheduler_workload AS workload
-SET reason_code = said.reason_code, reason_numbers = said.reason_numbers, borrowed_slots = said.borrowed_slots
-FROM json_to_recordset(%s::json) AS said(id bigint, reason_code text, reason_numbers jsonb, borrowed_slots integer)
-WHERE workload.id = said.id
-"""
-
-
-def _write_placement_reasons(placements: Sequence[Placement]) -> None:
-    rows = [
-        {
-            "id": placement.workload,
-            "reason_code": str(placement.code),
-            "reason_numbers": _json_numbers(placement.numbers),
-            "borrowed_slots": placement.borrowed_slots,
-        }
-        for placement in placements
-    ]
-    with connection.cursor() as cursor:
-        cursor.execute(WRITE_PLACEMENT_REASONS_SQL, [json.dumps(rows, default=str)])
-
-
-def _json_numbers(numbers: ReasonNumbers) -> dict[str, Any]:
-    """As they come back from JSON: tuples are lists there."""
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in numbers}
+ALREADY_STOPPING = "it is not running any more, or is stopping already"
 
 
 def _next_generations(count: int) -> list[int]:

@@ -1,4 +1,6 @@
-"""What each team used lately: slot-seconds that lose half their worth every half-life. Fair share compares it."""
+"""Maintain the decayed use of teams, which fair share compares: slot-seconds whose weight halves per
+half-life.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,10 @@ from django.db import connection
 from scheduler.core.model.quota_ledger import decayed_use
 from scheduler.models import DecayedUse
 
-MIN_UPDATE_INTERVAL_SECONDS = 30  # rows are brought forward no more often than this
+MIN_UPDATE_INTERVAL_SECONDS = 30  # rows are updated at most this often
 WRITE_USE_SQL = """
-UPDATE scheduler_decayeduse AS use SET slot_seconds = said.slot_seconds, as_of = %s
-FROM unnest(%s::bigint[], %s::float[]) AS said(id, slot_seconds) WHERE use.id = said.id
+UPDATE scheduler_decayeduse AS use SET slot_seconds = changed.slot_seconds, as_of = %s
+FROM unnest(%s::bigint[], %s::float[]) AS changed(id, slot_seconds) WHERE use.id = changed.id
 """
 
 
@@ -23,18 +25,18 @@ def update_decayed_use(
     newcomers: Set[tuple[int, int]],
     now: datetime,
 ) -> None:
-    """Write decayed use of these pools (their half-lives in seconds) as of ``now``, where it is due.
+    """Update the decayed use in these pools to ``now``, where it is due. ``half_lives``: seconds, by pool.
 
-    ``held`` answers slots by (team, pool) since the rows were written last; it is asked only when a row is due. Each of
-    ``newcomers`` (team, pool) that has no row yet gets one.
+    ``held`` returns the slots by (team, pool) since the last update; it is called only if a row is due.
+    ``newcomers``: pairs of team and pool that get a row if they have none.
     """
     rows = list(DecayedUse.objects.filter(pool__in=half_lives))
     due = [row for row in rows if (now - row.as_of).total_seconds() >= MIN_UPDATE_INTERVAL_SECONDS]
     slots = held() if due else {}
     for row in due:
         elapsed = (now - row.as_of).total_seconds()
-        mine = slots.get((row.team_id, row.pool_id), 0)
-        row.slot_seconds = decayed_use(row.slot_seconds, mine, elapsed, half_lives[row.pool_id])
+        held_slots = slots.get((row.team_id, row.pool_id), 0)
+        row.slot_seconds = decayed_use(row.slot_seconds, held_slots, elapsed, half_lives[row.pool_id])
         row.as_of = now
     if due:
         with connection.cursor() as cursor:

@@ -1,4 +1,7 @@
-"""One cycle: lead, snapshot in one transaction, plan in none, apply in another."""
+"""Run one planning cycle.
+
+Renew the lead, take a snapshot in one transaction, plan outside of any, and apply the plan in another.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from django.db import DatabaseError
 from scheduler.coordination import leadership
 from scheduler.core.model.plan import Plan
 from scheduler.core.model.snapshot import Snapshot
-from scheduler.cycle import snapshot
+from scheduler.cycle import core_values
 from scheduler.cycle.apply import ApplyResult, StaleEpoch, apply_plan, may_change_rows
 from scheduler.cycle.gc_pause import gc_paused
 from scheduler.cycle.recording import CycleRecorder, PreparedRecording
@@ -29,7 +32,7 @@ _leader_names: dict[int, str] = {}
 
 
 def leader_name() -> str:
-    """This process's name as a leader: another one after each fork, and never that of a process before it."""
+    """Return this process's unique name as a leader; a forked process gets a new one."""
     pid = os.getpid()
     if pid not in _leader_names:
         _leader_names[pid] = f"{socket.gethostname()[:40]}:{pid}:{secrets.token_hex(8)}"
@@ -40,15 +43,15 @@ def run_cycle(
     name: str,
     now: datetime,
     clock: Callable[[], datetime] | None = None,
-    warm: SnapshotCache | None = None,
+    cache: SnapshotCache | None = None,
     recorder: CycleRecorder | None = None,
 ) -> ApplyResult | None:
-    """Decide about everything that waits. None when another engine leads, or has taken over meanwhile.
+    """Plan and apply one cycle for all pools. Returns None if another engine leads, or took over meanwhile.
 
-    ``clock`` is asked again before the plan is applied: a unit given back after ``now`` and before the snapshot must not be
-    held from ``now`` on. Without it everything happens at ``now``.
-    ``warm`` is the snapshot of the cycle before; without it everything is read. A cycle that finds nothing changed is over
-    with that. ``recorder`` keeps what a cycle that changed something planned on.
+    ``clock`` is read again before the plan is applied: a unit that was freed after ``now`` and before the
+    snapshot must not be allocated from ``now``. Without it everything happens at ``now``. ``cache`` keeps
+    the snapshot between cycles; without it everything is read. If nothing has changed, the cycle ends
+    early. ``recorder`` stores the snapshots of cycles that changed something.
     """
     nudge.clear_engine_nudge()
     epoch = leadership.acquire_or_renew(name, now)
@@ -57,10 +60,10 @@ def run_cycle(
     began = time.monotonic()
     try:
         with gc_paused():
-            applied = _plan_and_apply(epoch, now, clock, warm or SnapshotCache(prunes_feed=False), recorder)
+            applied = _plan_and_apply(epoch, now, clock, cache or SnapshotCache(prunes_feed=False), recorder)
     except BaseException:
-        if warm is not None:
-            warm.forget()  # it may be half changed
+        if cache is not None:
+            cache.invalidate()  # the error may have left it half updated
         raise
     if applied is None:
         return None
@@ -68,7 +71,7 @@ def run_cycle(
         last_cycle_at=now, last_cycle_seconds=time.monotonic() - began
     )
     for rejection in applied.rejected:
-        log.info("not applied: %s: %s", rejection.item, rejection.why)
+        log.info("not applied: %s: %s", rejection.item, rejection.problem)
     return applied
 
 
@@ -76,29 +79,29 @@ def _plan_and_apply(
     epoch: int,
     now: datetime,
     clock: Callable[[], datetime] | None,
-    warm: SnapshotCache,
+    cache: SnapshotCache,
     recorder: CycleRecorder | None,
 ) -> ApplyResult | None:
-    warm.refresh(epoch, now)
-    if not warm.plan_is_due(now):
+    cache.refresh(epoch, now)
+    if not cache.plan_is_due(now):
         return ApplyResult()
-    planned = warm.standing.plan(snapshot.epoch_seconds(now))
-    taken, at = warm.standing.snapshot(), clock() if clock else now
+    planned = cache.standing.plan(core_values.epoch_seconds(now))
+    taken, at = cache.standing.snapshot(), clock() if clock else now
     recording = _CycleRecording(recorder, at)
-    if may_change_rows(planned, warm.told):
-        recording.prepare(taken, planned, snapshot.epoch_seconds(now))
+    if may_change_rows(planned, cache.reported):
+        recording.prepare(taken, planned, core_values.epoch_seconds(now))
     try:
-        applied = apply_plan(planned, taken, at, warm.told, recording.write)
+        applied = apply_plan(planned, taken, at, cache.reported, recording.write)
     except StaleEpoch as error:
-        log.warning("this plan comes too late: %s", error)
+        log.warning("plan discarded: %s", error)
         return None
     recording.committed()
-    warm.planned(now, applied.told, wholly=not applied.rejected)
+    cache.note_applied_plan(now, applied.reported, wholly=not applied.rejected)
     return applied
 
 
 class _CycleRecording:
-    """Of one cycle. What goes wrong with it costs a recording, and no decision."""
+    """The recording of one cycle. A failure to record is logged and never affects a decision."""
 
     def __init__(self, recorder: CycleRecorder | None, at: datetime) -> None:
         self.recorder, self.at = recorder, at
@@ -106,7 +109,9 @@ class _CycleRecording:
         self.written = False
 
     def prepare(self, taken: Snapshot, planned: Plan, planned_at: int) -> None:
-        """Before anything is locked: it takes as long as the whole of ``apply_plan`` in a large pool."""
+        """Prepare the recording before any row is locked: in a large pool it takes as long as
+        ``apply_plan``.
+        """
         if self.recorder is None:
             return
         try:
@@ -115,7 +120,7 @@ class _CycleRecording:
             log.exception("this cycle could not be recorded")
 
     def write(self) -> None:
-        """With the decisions, or not at all."""
+        """Write the recording in the transaction of the decisions."""
         if self.recorder is None or self.prepared is None:
             return
         try:
@@ -125,6 +130,6 @@ class _CycleRecording:
             log.exception("this cycle could not be recorded")
 
     def committed(self) -> None:
-        """The decisions stand, and with them what was written."""
+        """Note that the transaction of the recording was committed."""
         if self.recorder is not None and self.prepared is not None and self.written:
             self.recorder.committed(self.prepared, self.at)

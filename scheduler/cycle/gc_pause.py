@@ -1,4 +1,4 @@
-"""Python's garbage collector, kept out of a cycle of the engine."""
+"""Pause Python's garbage collector during a cycle of the engine."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """No garbage collection meanwhile: tens of thousands of new rows, none of them garbage, would set it off again and again,
-    and each time it would look at all of them. A third of a large snapshot's time was that."""
+    """Disable garbage collection in this context.
+
+    A cycle creates tens of thousands of objects, none of them garbage. They would trigger collections that
+    scan all of them, which took a third of the time of a large snapshot.
+    """
     was_on = gc.isenabled()
     gc.disable()
     try:

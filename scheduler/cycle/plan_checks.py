@@ -1,7 +1,7 @@
-"""Does what a plan was judged by still hold? Asked by ``apply``, under its locks, some milliseconds after the snapshot.
+"""Check under the locks of ``apply_plan`` whether the facts that a plan was based on still hold.
 
-The rules are not applied a second time: they live in the core. What is checked is that the facts they were applied to have
-not become worse for this part of the plan. Where one has, that part is refused, and the next cycle judges it afresh.
+The rules are not applied a second time; they are in the core. The checks only find facts that became worse
+for one part of the plan. That part is rejected, and the next cycle decides about it again.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from scheduler.core.model.plan import Eviction, Placement, Plan
 from scheduler.core.model.quota_ledger import UNLIMITED_SLOTS
 from scheduler.core.model.snapshot import QuotaInfo, RunningWorkload, Snapshot
 from scheduler.core.model.snapshot import ReservationInfo as Promise
+from scheduler.cycle import core_values, gate_effects, snapshot_rows
 from scheduler.cycle import snapshot as reading
 from scheduler.models import Pool, Reservation, Unit, Workload
 from scheduler.runs.commands import LIVE_STATES
@@ -20,10 +21,10 @@ from scheduler.state.states import OPEN_RESERVATION_STATES, TERMINATING_STATES, 
 
 
 class PlanChecks:
-    """The facts of the pools of a plan as they are now, beside those of its snapshot.
+    """The current facts of a plan's pools, next to those of its snapshot.
 
-    ``pools``, ``units`` and ``workloads`` are the caller's rows, read under its locks. Reads the rest in a
-    fixed number of queries. Every question answers the reason why not, in words for the log; empty for "it still holds".
+    ``pools``, ``units`` and ``workloads`` are the caller's rows, read under its locks. The rest is read in
+    a fixed number of queries. Every check returns the problem as a text for the log, or an empty string.
     """
 
     def __init__(
@@ -42,13 +43,15 @@ class PlanChecks:
         self.snapshot_quotas = _quotas_by_key(snapshot.quotas)
         self.snapshot_maintenance = frozenset(snapshot.maintenance)
         then = {pool.id: pool for pool in snapshot.pools}
-        self.changed_pools = {pk for pk, pool in pools.items() if reading.pool_from_row(pool) != then.get(pk)}
+        self.changed_pools = {
+            pk for pk, pool in pools.items() if snapshot_rows.pool_from_row(pool) != then.get(pk)
+        }
         self.models_of = _victim_models(plan, snapshot)
         self._read(sorted(pools))
 
     def _read(self, pools: list[int]) -> None:
-        reader = reading.SnapshotReader(pools, self.now)
-        self.gates = reading.closed_budget_gates(self.now)
+        reader = snapshot_rows.SnapshotReader(pools, self.now)
+        self.gates = gate_effects.closed_budget_gates(self.now)
         self.quotas = _quotas_by_key(reader.quotas())
         promises = reading.open_reservations(reader.promised(), reader.bound(), self.now)
         self.promises = {promise.id: promise for promise in promises}
@@ -60,7 +63,7 @@ class PlanChecks:
         self._read_holders(pools)
 
     def _read_holders(self, pools: list[int]) -> None:
-        """Which teams and users hold more than the plan knew, and which teams less."""
+        """Find the teams and users that hold more than the plan assumed, and the teams that hold less."""
         held = Workload.objects.filter(state__in=LIVE_STATES, pool__in=pools)
         rows = held.values_list("pk", "project__team_id", "owner_id", "state")
         staying = set()
@@ -75,10 +78,10 @@ class PlanChecks:
         before = (r for r in self.snapshot_running.values() if not r.stopping and r.pool in pools)
         self.shrunk_teams = {running.team for running in before if running.id not in staying}
 
-    # -- work that starts --------------------------------------------------------------------------------------------------
+    # -- placements ---------------------------------------------------------------------------------
 
     def placement_problem(self, placement: Placement) -> str:
-        """Why this work may not start on these units any more."""
+        """Return why this workload may not start on these units any more."""
         workload = self.workloads[placement.workload]
         return (
             self._claim_problem(workload, self._models(placement.units), placement.borrowed_slots)
@@ -87,14 +90,14 @@ class PlanChecks:
         )
 
     def _claim_problem(self, workload: Workload, models: Iterable[str], borrowed_slots: int) -> str:
-        """Why what it asks, and its team's right to it, are not what they were."""
+        """Return why the workload's request, or its team's right to it, is not what it was."""
         then = self.snapshot_queued.get(workload.pk)
         if then is None:
-            return "the plan does not know it"
+            return "it is not in the plan's snapshot"
         if workload.pool_id in self.changed_pools:
             return f"the rules of pool {workload.pool_id} have changed"
         kept = (then.pool, then.project, then.reservation, then.preemptible, then.ask)
-        asks = reading.ask_from_row(workload)
+        asks = core_values.ask_from_row(workload)
         if kept != (
             workload.pool_id,
             workload.project_id,
@@ -102,12 +105,12 @@ class PlanChecks:
             workload.preemptible,
             asks,
         ):
-            return "what it asks has changed"
+            return "its request has changed"
         if workload.max_runtime_seconds > then.max_runtime_seconds:
             return "it may run longer than was planned"
         if workload.not_before is not None and workload.not_before > self.now:
             return "it backs off after a failed attempt"
-        budget = reading.budget_effect(self.gates, then.team, then.project)
+        budget = gate_effects.budget_effect(self.gates, then.team, then.project)
         if budget.gate:
             return "a budget that is used up refuses new work"
         if borrowed_slots and not budget.may_borrow:
@@ -144,29 +147,29 @@ class PlanChecks:
         return ""
 
     def _promised_units_problem(self, workload: Workload, placement: Placement) -> str:
-        """Why these units are not free for as long as was planned."""
-        until = placement.until or reading.epoch_seconds(self.now) + workload.max_runtime_seconds
+        """Return why these units are not free for as long as the plan assumed."""
+        until = placement.until or core_values.epoch_seconds(self.now) + workload.max_runtime_seconds
         hosts = {self.units[unit].gpu.host for unit in placement.units}
         for host in sorted(hosts, key=lambda host: host.pk):
             if host.pool_id != workload.pool_id:
                 return f"host {host.name} has moved to another pool"
             if any(window.host == host.pk and window.start < until for window in self.announced):
-                return f"host {host.name} goes into maintenance before it is over"
+                return f"host {host.name} has a maintenance window before its end"
         if workload.preemptible or workload.reservation_id is not None:
-            return ""  # it will make room at the reservation's start, or runs inside one
+            return ""  # it can be evicted at the reservation's start, or runs inside one
         if any(p.pool == workload.pool_id and p.start < until for p in self.changed_reservations):
-            return "a reservation was promised meanwhile that may need these units"
+            return "a reservation was confirmed meanwhile that may need these units"
         return ""
 
-    # -- work that has to go -----------------------------------------------------------------------------------------------
+    # -- evictions ----------------------------------------------------------------------------------
 
     def eviction_problem(self, eviction: Eviction) -> str:
-        """Why this work need not make room any more, or may not be asked to."""
+        """Return why this workload need not, or may not, be evicted any more."""
         victim, then = self.workloads.get(eviction.workload), self.snapshot_running.get(eviction.workload)
         if victim is None or then is None:
-            return "the plan does not know it"
+            return "it is not in the plan's snapshot"
         if not victim.preemptible:
-            return "it may not be told to go any more"
+            return "it may not be evicted any more"
         if victim.pool_id in self.changed_pools:
             return f"the rules of pool {victim.pool_id} have changed"
         if eviction.for_reservation is not None:
@@ -176,18 +179,18 @@ class PlanChecks:
     def _changed_reservation_problem(self, pk: int) -> str:
         promise = self.promises.get(pk)
         if promise is None or not _same_window(promise, self.snapshot_reservations.get(pk)):
-            return f"reservation {pk}, for which it was to go, is not what it was"
+            return f"reservation {pk}, for which it would be evicted, has changed"
         return ""
 
     def _beneficiary_problem(self, pk: int | None, victim: RunningWorkload) -> str:
         beneficiary = self.workloads.get(pk or 0)
         if beneficiary is None or beneficiary.state != WorkloadState.QUEUED:
-            return "what it was to make room for does not wait any more"
+            return "the workload that needs its units is not queued any more"
         models = self.models_of.get(victim.id, ())
-        # Work that room is made for is not placed yet: it may borrow nothing, since it takes its team's guarantee or rank.
+        # The beneficiary is not placed yet and borrows nothing: it uses its team's guarantee or higher rank.
         why = self._claim_problem(beneficiary, models, 0)
         if why:
-            return f"what it was to make room for: {why}"
+            return f"the workload that needs its units: {why}"
         if victim.team == self.snapshot_queued[beneficiary.pk].team:
             return ""
         if victim.team in self.shrunk_teams:
@@ -200,10 +203,10 @@ class PlanChecks:
                 return f"the guarantee of team {victim.team} for {model} was raised"
         return ""
 
-    # -- reservations that begin -------------------------------------------------------------------------------------------
+    # -- bindings of reservations -------------------------------------------------------------------
 
     def binding_problem(self, reservation: Reservation | None) -> str:
-        """Why a reservation gets no units now."""
+        """Return why a reservation gets no units now."""
         if (
             reservation is None
             or reservation.state not in OPEN_RESERVATION_STATES
@@ -213,8 +216,12 @@ class PlanChecks:
         if reservation.start > self.now:
             return "the reservation was moved to a later time"
         then = self.snapshot_reservations.get(reservation.pk)
-        if then is None or then.ask != reading.ask_from_row(reservation) or then.pool != reservation.pool_id:
-            return "what the reservation asks has changed"
+        if (
+            then is None
+            or then.ask != core_values.ask_from_row(reservation)
+            or then.pool != reservation.pool_id
+        ):
+            return "the reservation's request has changed"
         return ""
 
     def _models(self, units: Iterable[int]) -> set[str]:
@@ -241,7 +248,7 @@ def _ceiling(quota: QuotaInfo) -> int:
 
 
 def _victim_models(plan: Plan, snapshot: Snapshot) -> dict[int, tuple[str, ...]]:
-    """Which models each victim of the plan holds."""
+    """Return, by victim of the plan, the GPU models that it holds."""
     victims = {eviction.workload for eviction in plan.evictions}
     units = {r.id: frozenset(r.units) for r in snapshot.running if r.id in victims}
     wanted = frozenset().union(*units.values())

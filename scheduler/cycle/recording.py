@@ -1,8 +1,8 @@
-"""Every cycle that changed something keeps its snapshot, so that its decisions can be made again: the only writer of Recording.
-It is written in the same transaction as the decisions, so that neither is there without the other.
+"""Record the snapshot of every cycle that changed something, so that its plan can be replayed.
 
-A snapshot is kept as the texts of its tables, compressed and named by their digest: hardware that has not changed is kept
-once for a thousand cycles.
+Only this module writes Recording. A recording is written in the transaction of its decisions, so that
+neither exists without the other. A snapshot is stored as the compressed texts of its tables, named by their
+digests: hardware that has not changed is stored once for a thousand cycles.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from scheduler.core.model.snapshot import Snapshot
 from scheduler.core.model.snapshot_delta import SNAPSHOT_TABLES
 from scheduler.models import Recording, RecordingPart
 
-ZLIB_LEVEL = 1  # zlib's level: the engine waits for it, and higher ones save little on such text
-ROW_OVERHEAD_BYTES = 2_000  # bytes of a recording beside its parts, about
-PART_TOUCH_INTERVAL = timedelta(hours=1)  # a part in use is marked as such no more often than this
+ZLIB_LEVEL = 1  # the engine waits for the compression, and higher levels save little on such text
+ROW_OVERHEAD_BYTES = 2_000  # approximate size of a recording without its parts
+PART_TOUCH_INTERVAL = timedelta(hours=1)  # a part's last use is updated at most this often
 
 
 class RecordingNotFound(Exception):
-    """There is no recording with this number, or its time is over."""
+    """No recording has this number, or it was pruned."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRecording:
-    """All of a recording but its moment, worked out before any row is locked."""
+    """A recording without its time, computed before any row is locked."""
 
     parts: dict[str, str]  # table -> digest
-    bodies: dict[str, bytes]  # digest -> compressed text, of what has to be written
-    new_bytes: int  # of these, what this process has not written before
+    bodies: dict[str, bytes]  # digest -> compressed text, of parts that have to be written
+    new_bytes: int  # size of those that this process has not written before
     columns: dict[str, Any]
 
 
 @dataclass
 class CycleRecorder:
-    """Writes the recordings of one process. Remembers the texts of tables that stay as they are.
+    """Writes the recordings of one process, and remembers the texts of unchanged tables.
 
-    ``prepare`` works, ``write`` writes inside the transaction of the decisions themselves, and ``committed`` is told once they
-    stand: what was rolled back is not remembered as written.
+    ``prepare`` computes, ``write`` writes inside the transaction of the decisions, and ``committed`` is
+    called after its commit: parts of a rolled-back transaction are not remembered as written.
     """
 
     _known: dict[str, tuple[tuple[Any, ...], str]] = field(default_factory=dict)  # table -> rows and digest
@@ -52,13 +52,13 @@ class CycleRecorder:
     _epoch: int | None = None
 
     def prepare(self, snapshot: Snapshot, plan: Plan, planned_at: int, now: datetime) -> PreparedRecording:
-        """Of what ``plan`` was made from as of ``planned_at``, in seconds. ``snapshot`` has its rows in order.
+        """Compute the recording of ``plan``, which was made for ``planned_at``, seconds since the epoch.
 
-        Raises TypeError or ValueError for what has no canonical text.
+        The rows of ``snapshot`` are in order. Raises TypeError or ValueError if a value has no canonical
+        text.
         """
-        if (
-            snapshot.epoch != self._epoch
-        ):  # others led meanwhile, and what only this process named may be forgotten
+        if snapshot.epoch != self._epoch:
+            # Another process led meanwhile and may have pruned parts that only this one used.
             self._epoch, self._kept = snapshot.epoch, {}
         texts: dict[str, str] = {}
         parts = {name: self._digest(name, getattr(snapshot, name), texts) for name in SNAPSHOT_TABLES}
@@ -87,7 +87,7 @@ class CycleRecorder:
 
     @transaction.atomic
     def write(self, prepared: PreparedRecording, now: datetime) -> Recording:
-        """Keep it: two statements. Inside the transaction that writes the decisions."""
+        """Write the recording in two statements, inside the transaction of the decisions."""
         fresh = [
             RecordingPart(digest=digest, body=body, used_at=now) for digest, body in prepared.bodies.items()
         ]
@@ -103,12 +103,12 @@ class CycleRecorder:
         )
 
     def committed(self, prepared: PreparedRecording, now: datetime) -> None:
-        """The transaction that ``write`` was part of stands."""
+        """Remember the parts of a recording whose transaction was committed."""
         self._kept = {digest: self._kept.get(digest, now) for digest in prepared.parts.values()}
         self._kept.update(dict.fromkeys(prepared.bodies, now))
 
     def _digest(self, table: str, rows: tuple[Any, ...], texts: dict[str, str]) -> str:
-        """The digest of a table's text; the text goes into ``texts`` when it is a new one."""
+        """Return the digest of a table's text; add the text to ``texts`` if it is new."""
         known = self._known.get(table)
         if known is not None and known[0] == rows:
             return known[1]
@@ -120,7 +120,10 @@ class CycleRecorder:
 
 
 def recording_file_text(pk: int) -> str:
-    """A recording as a file that ``replay`` reads, on whatever machine. Raises RecordingNotFound."""
+    """Return a recording as the text of a file that ``replay`` reads on any machine.
+
+    Raises RecordingNotFound.
+    """
     found = Recording.objects.filter(pk=pk).first()
     if found is None:
         raise RecordingNotFound(pk)
@@ -132,38 +135,44 @@ def recording_file_text(pk: int) -> str:
 
 
 def prune_recordings(before: datetime, most: int = 5_000) -> int:
-    """Forget up to ``most`` recordings made before then, and the parts that only they named; how many recordings."""
+    """Delete up to ``most`` recordings made before ``before``; return how many.
+
+    Parts that no recording uses any more are deleted as well.
+    """
     old = list(Recording.objects.filter(at__lt=before).order_by("at").values_list("pk", flat=True)[:most])
     Recording.objects.filter(pk__in=old).delete()
     if len(old) < most:
-        # Who names a part marks it within TOUCH, so whatever named one of these was older than ``before`` and is gone.
+        # A part's user updates it within PART_TOUCH_INTERVAL, so all recordings that used these are deleted.
         RecordingPart.objects.filter(used_at__lt=before - 2 * PART_TOUCH_INTERVAL).delete()
     return len(old)
 
 
 def prune_recordings_to_size(most_bytes: int) -> int:
-    """Forget the oldest recordings where all of them together are larger than that, but never the latest; how many."""
-    together = 0
-    first_too_many = None
+    """Delete the oldest recordings if all together are larger than ``most_bytes``; return how many.
+
+    The latest recording is always kept.
+    """
+    total_bytes = 0
+    newest_to_delete = None
     rows = Recording.objects.order_by("-pk").values_list("pk", "size_bytes").iterator()
     for newer, (pk, size) in enumerate(rows):
-        together += size
-        if newer and together > most_bytes:
-            first_too_many = pk
+        total_bytes += size
+        if newer and total_bytes > most_bytes:
+            newest_to_delete = pk
             break
-    if first_too_many is None:
+    if newest_to_delete is None:
         return 0
     with transaction.atomic():
-        forgotten, _ = Recording.objects.filter(pk__lte=first_too_many).delete()
+        deleted, _ = Recording.objects.filter(pk__lte=newest_to_delete).delete()
         with connection.cursor() as cursor:
             cursor.execute(
                 DELETE_UNUSED_PARTS_SQL, [Recording.objects.order_by("pk").values_list("at", flat=True)[0]]
             )
-    return forgotten
+    return deleted
 
 
-# A part that is written at this moment is newer than the oldest recording that is left. What a recorder does not write again
-# is named by its latest recording, which is never forgotten here while it leads.
+# A part being written now is newer than the oldest remaining recording. A part that the recorder does not
+# write again is used by its latest recording, which is never deleted here.
 DELETE_UNUSED_PARTS_SQL = """
 DELETE FROM scheduler_recordingpart WHERE used_at < %s AND digest NOT IN (
     SELECT named.value FROM scheduler_recording AS recording, jsonb_each_text(recording.parts) AS named

@@ -1,6 +1,6 @@
-"""One snapshot for all that one answer is made of: a page that asks several things about a moment reads that moment once.
+"""Share one snapshot among all reads of one web request.
 
-For reads only. What is decided under a lock is judged by ``snapshot.take`` itself, on rows as they are then.
+For reads only. Decisions under a lock take a new snapshot with ``snapshot.take_snapshot``.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from scheduler.core.model import snapshot as model
 from scheduler.cycle import snapshot
 
 CachedSnapshots = dict[tuple[tuple[int, ...], datetime], model.Snapshot]
-_cached: ContextVar[CachedSnapshots | None] = ContextVar("snapshots of this answer", default=None)
+_cached: ContextVar[CachedSnapshots | None] = ContextVar("shared snapshots", default=None)
 
 
 @contextmanager
 def share_snapshots() -> Iterator[None]:
-    """Within it, ``take_cached_snapshot`` reads each moment of the same pools once. It ends with the answer; nothing is kept beyond."""
-    before = _cached.set({} if _cached.get() is None else _cached.get())
+    """Share snapshots of the same pools and time within this context; nothing is kept after it."""
+    token = _cached.set({} if _cached.get() is None else _cached.get())
     try:
         yield
     finally:
-        _cached.reset(before)
+        _cached.reset(token)
 
 
 def take_cached_snapshot(pool_ids: Sequence[int], now: datetime) -> model.Snapshot:
-    """``snapshot.take``, or what this answer took of the same pools and moment before."""
+    """Return the shared snapshot of these pools and this time, or take one."""
     known = _cached.get()
     if known is None:
         return snapshot.take_snapshot(pool_ids, now)

@@ -1,7 +1,7 @@
-"""Whether a host takes new work, said in one place: of a host whose row is read, and as a condition for queries.
+"""Decide whether a host accepts new work: for one loaded row, and as a condition for queries.
 
-It is asked when the snapshot is read that is planned on, under lock before a placement is written, and by all that counts free
-GPUs. What closes a host stands in both of these; that nobody is of another mind is in tests/scheduler/test_open_hosts.py.
+The snapshot, the checks before a placement and all counts of free GPUs use this module. Both forms must
+agree; ``tests/scheduler/test_open_hosts.py`` compares them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ SCHEDULABLE_COLUMNS = (
 def unschedulable_code(
     lease: str, admin: str, repair: str, isolation: str, disk_full: bool, demanded: str
 ) -> str:
-    """Why a host with these ``SCHEDULABLE_COLUMNS`` takes nothing new: a reason code, empty when it takes new work."""
+    """Return the reason code why a host with these columns accepts no new work; empty if it does.
+
+    The arguments are ``SCHEDULABLE_COLUMNS``, in their order.
+    """
     if not accepts_work(lease, admin, repair):
         return str(
             ReasonCode.HELD_FOR_MAINTENANCE if admin == AdminState.MAINTENANCE else ReasonCode.HOST_CLOSED
@@ -37,22 +40,22 @@ def unschedulable_code(
 
 
 def host_unschedulable_code(host: Host, demanded: str) -> str:
-    """The same of a host in a pool that demands this isolation."""
+    """Return ``unschedulable_code`` of a host in a pool that requires this isolation."""
     states = host.lease_state, host.admin_state, host.repair_state
     return unschedulable_code(*states, host.isolation_level, host.disk_full, demanded)
 
 
 def is_schedulable(host: Host) -> bool:
-    """Of a host that is loaded with its pool."""
+    """Return True if the host, loaded with its pool, accepts new work."""
     return not host_unschedulable_code(host, host.pool.isolation)
 
 
 def schedulable_filter(path: str) -> Q:
-    """Of rows that refer to a host by this path: their host takes new work."""
+    """Return the condition that the host at this path of a row accepts new work."""
     states = {
         "lease_state": LeaseState.ALIVE,
         "admin_state": AdminState.IN_SERVICE,
         "repair_state": RepairState.WELL,
     }
-    asked = {**states, "disk_full": False}
-    return Q(**{f"{path}__{name}": value for name, value in asked.items()}) & meets_pool_isolation(path)
+    required = {**states, "disk_full": False}
+    return Q(**{f"{path}__{name}": value for name, value in required.items()}) & meets_pool_isolation(path)

@@ -1,4 +1,4 @@
-"""What exists, who may hold it and who holds it. Rows only: no rule lives here."""
+"""The scheduler's rows, one file per concept. No rule is defined here."""
 
 from scheduler.models.commands import Command
 from scheduler.models.decisions import Decision, Recording, RecordingPart, StartEstimate

@@ -10,7 +10,9 @@ from scheduler.models.runs import Run
 
 
 class Command(models.Model):
-    """What the engine wants of a host for one run; open until done. The agent's desired state is made of the open ones."""
+    """An order of the engine to a host about one run, open until done. Open commands make up the desired
+    state.
+    """
 
     class Verb(models.TextChoices):
         START = "start"

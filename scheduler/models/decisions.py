@@ -11,14 +11,14 @@ from scheduler.models.workloads import Workload
 
 
 class Decision(models.Model):
-    """One thing the engine decided about one workload, kept when it differs from the last one."""
+    """A decision of the engine about one workload, recorded if it differs from the last one."""
 
     class Kind(models.TextChoices):
         PLACED = "placed"
         EVICTED = "evicted"
         REFUSED = "refused"
-        RESTARTED = "restarted"  # a gang of which a member ended: all of it waits again
-        ENDED = "ended"  # a gang of which a member ended: all of it has ended
+        RESTARTED = "restarted"  # a member of the gang ended, and the whole gang is requeued
+        ENDED = "ended"  # a member of the gang ended, and the whole gang with it
 
     workload = models.ForeignKey(Workload, on_delete=models.CASCADE, related_name="decisions")
     kind = models.CharField(max_length=10, choices=Kind.choices)
@@ -38,7 +38,7 @@ class Decision(models.Model):
 
 
 class StartEstimate(models.Model):
-    """The expected start that a workload was first told in one wait, and what came of it: ranges are made from these."""
+    """The first expected start of one wait, and its outcome: ranges are computed from these."""
 
     workload = models.ForeignKey(Workload, on_delete=models.CASCADE, related_name="start_estimates")
     pool = models.ForeignKey(Pool, on_delete=models.CASCADE, related_name="+")
@@ -62,7 +62,7 @@ class StartEstimate(models.Model):
 
 
 class RecordingPart(models.Model):
-    """One table of recorded snapshots: its canonical text, compressed, under the text's own SHA-256."""
+    """One table of recorded snapshots: its canonical text, compressed, with the SHA-256 of the text."""
 
     digest = models.CharField(primary_key=True, max_length=64)
     body = models.BinaryField()
@@ -70,7 +70,7 @@ class RecordingPart(models.Model):
 
 
 class Recording(models.Model):
-    """What one cycle that changed something planned on: enough to make its plan again (manage.py replay_snapshot)."""
+    """The input of one cycle that changed something, enough to plan again (manage.py replay_snapshot)."""
 
     at = models.DateTimeField(db_index=True)
     planned_at = models.BigIntegerField(help_text="the plan's moment, in whole seconds since the epoch")

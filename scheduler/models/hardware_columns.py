@@ -1,4 +1,4 @@
-"""Columns of requested hardware, shared by reservations and workloads."""
+"""The columns of requested hardware, shared by reservations and workloads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from django.db import models
 
 
 class HardwareColumns(models.Model):
-    """The columns of an ask (scheduler.core.model.snapshot.Ask), shared by workloads and reservations."""
+    """The columns of a request (scheduler.core.model.snapshot.Ask), shared by workloads and reservations."""
 
     units = models.PositiveIntegerField()
     hosts = models.PositiveIntegerField(default=1)

@@ -29,7 +29,7 @@ class Storage(models.Model):
 
 
 class Volume(models.Model):
-    """One home in a storage, as it was measured last. It is whose name it bears, as the workloads' owner is named to agents."""
+    """One home in a storage, as measured last. Its name is the owner's name as agents receive it."""
 
     storage = models.ForeignKey(Storage, on_delete=models.CASCADE, related_name="volumes")
     name = models.CharField(max_length=150, db_index=True)
@@ -46,7 +46,9 @@ class Volume(models.Model):
 
     @property
     def person(self) -> str:
-        """Whose it is: in a further team a person's home is called NAME~NUMBER of the team's user (docs/decisions/0005)."""
+        """Return the owner's name; homes of further teams are named NAME~NUMBER of the team's user
+        (docs/decisions/0005).
+        """
         return str(self.name).partition("~")[0]
 
     def __str__(self) -> str:
@@ -135,7 +137,7 @@ class Host(models.Model):
 
 
 class JoinToken(models.Model):
-    """Lets one agent join as one named host, once, within 15 minutes. Only its hash is kept."""
+    """A token with which one agent joins as one host, once, within 15 minutes. Only its hash is stored."""
 
     host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="join_tokens")
     token_hash = models.CharField(unique=True, max_length=64)
@@ -184,7 +186,9 @@ class Gpu(models.Model):
 
 
 class Unit(models.Model):
-    """What can be held: a whole GPU, a MIG slice or a declared share. ``slots`` is in fleet-wide numbering."""
+    """A unit of allocation: a whole GPU, a MIG slice or a declared share. ``slots`` uses fleet-wide
+    numbering.
+    """
 
     gpu = models.ForeignKey(Gpu, on_delete=models.PROTECT, related_name="units")
     profile = models.CharField(max_length=30, default="", blank=True, help_text="empty: the whole GPU")

@@ -7,7 +7,9 @@ from django.db.models import Q
 
 
 class Leader(models.Model):
-    """One row. Every write of the engine checks that its epoch is still this one."""
+    """The single row that names the leader. Every write of the engine checks that its epoch is still this
+    one.
+    """
 
     id = models.PositiveSmallIntegerField(primary_key=True, default=1)
     epoch = models.BigIntegerField(default=0)
@@ -21,7 +23,9 @@ class Leader(models.Model):
 
 
 class ClockReading(models.Model):
-    """One row: when the wall clock was last looked at beside one that nobody can set (scheduler.coordination.clock_correction)."""
+    """The single row with the last reading of the wall clock and CLOCK_BOOTTIME
+    (``coordination.clock_correction``).
+    """
 
     id = models.PositiveSmallIntegerField(primary_key=True, default=1)
     wall = models.DateTimeField()

@@ -12,7 +12,9 @@ from scheduler.state.isolation import Isolation
 
 
 class StrayAction(models.TextChoices):
-    """What is done about a process on a GPU that no workload there holds. Operators are told of it in any case."""
+    """What hosts do about a process on a GPU that no workload there holds. Operators are notified in any
+    case.
+    """
 
     REPORT = "report", "show it"
     WARN = "warn", "show it, and tell the person it belongs to"
@@ -20,7 +22,7 @@ class StrayAction(models.TextChoices):
 
 
 class DiagnosticTool(models.TextChoices):
-    """What every host knows. A pool may also choose a name that its hosts give to a diagnostic of their operator's."""
+    """The diagnostics that every host has. A pool may also name one that its hosts' operator provides."""
 
     AUTO = "auto", "DCGM where the host has it, else our own"
     OWN = "own", "our own"
@@ -42,7 +44,8 @@ class Pool(models.Model):
     longest_runtime_seconds = models.PositiveIntegerField(default=7 * 86_400)
     most_gpus_per_user = models.PositiveIntegerField(null=True, blank=True)
     most_gpus_per_workload = models.PositiveIntegerField(null=True, blank=True)
-    # Five of the largest arrays; and as many as a cycle is measured with (docs/benchmarks.md), so that no team alone makes it slow.
+    # Five of the largest arrays; the team limit is the queue length that cycles are measured with
+    # (docs/benchmarks.md), so that no single team slows them down.
     most_waiting_per_user = models.PositiveIntegerField(
         default=5_000, help_text="notebooks and jobs of one person in the queue"
     )
@@ -93,7 +96,7 @@ class Pool(models.Model):
 
     @property
     def spare_gpus(self) -> int:
-        """Whole GPUs kept free for critical work."""
+        """Return the whole GPUs kept free for critical work."""
         return self.spare_slots // SLOTS_PER_GPU
 
     def __str__(self) -> str:

@@ -11,7 +11,7 @@ from scheduler.models.teams import Project, Team
 
 
 class Quota(models.Model):
-    """A team's claim on one model of one pool: so many GPUs at once and, where that is said, so many GPU-hours a period."""
+    """A team's quota for one model of one pool: GPUs at once and, optionally, GPU-hours per period."""
 
     class Period(models.TextChoices):
         DAY = "day"
@@ -46,14 +46,14 @@ class Quota(models.Model):
 
     @property
     def gpu_hours(self) -> int | None:
-        """What the guarantee is worth in a period; None without end."""
+        """Return the GPU-hours of the guarantee in a period; None for no limit."""
         return (
             None if self.hours_slot_seconds is None else self.hours_slot_seconds // SLOT_SECONDS_PER_GPU_HOUR
         )
 
     @property
     def gpu_hours_used(self) -> float:
-        """In the period that was counted last."""
+        """Return the GPU-hours used in the period that was counted last."""
         return self.hours_used / SLOT_SECONDS_PER_GPU_HOUR
 
     class Meta:
@@ -65,7 +65,9 @@ class Quota(models.Model):
 
 
 class DecayedUse(models.Model):
-    """Slot-seconds with a half-life, brought forward at each cycle that changes something."""
+    """A team's slot-seconds in a pool, which decay with a half-life; updated by cycles that change
+    something.
+    """
 
     team = models.ForeignKey(Team, on_delete=models.CASCADE)
     pool = models.ForeignKey(Pool, on_delete=models.CASCADE)
@@ -79,7 +81,9 @@ class DecayedUse(models.Model):
 
 
 class BudgetGate(models.Model):
-    """Closed by telemetry when a budget is used up: the engine then refuses new work, or stops lending to it."""
+    """A gate that telemetry closes when a budget is used up: the engine rejects new work, or stops
+    borrowing.
+    """
 
     class Action(models.TextChoices):
         REFUSE_NEW = "refuse_new"

@@ -25,7 +25,9 @@ class MaintenanceWindow(models.Model):
 
 
 class HostStateChange(models.Model):
-    """Kept so that every second of a host lands in the right bucket: unhealthy, maintenance or in use."""
+    """A change of a host's states. Every second of a host is charged as unhealthy, maintenance or in use by
+    these.
+    """
 
     host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="state_changes")
     lease_state = models.CharField(max_length=10)
@@ -39,7 +41,7 @@ class HostStateChange(models.Model):
 
 
 class GpuStateChange(models.Model):
-    """The same for one GPU that was taken out by itself while its host went on."""
+    """A change of the repair state of one GPU, while its host's states stay the same."""
 
     gpu = models.ForeignKey(Gpu, on_delete=models.CASCADE, related_name="state_changes")
     repair_state = models.CharField(max_length=12)
@@ -51,7 +53,9 @@ class GpuStateChange(models.Model):
 
 
 class Diagnostic(models.Model):
-    """One GPU looked at by its host: memory, bandwidth and arithmetic. Passed, it comes back; failed, it goes out."""
+    """A diagnostic of one GPU by its host: memory, bandwidth and arithmetic. A GPU that fails is taken out
+    of service.
+    """
 
     class Why(models.TextChoices):
         OPERATOR = "operator", "asked for"
@@ -100,7 +104,7 @@ class Diagnostic(models.Model):
 
 
 class GeometryChange(models.Model):
-    """A GPU that is to be split otherwise: drained first, then its host is told. Kept, whatever came of it."""
+    """A change of a GPU's MIG geometry: the GPU is drained, then its host changes it. The row is kept."""
 
     host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="geometry_changes")
     gpu = models.ForeignKey(Gpu, on_delete=models.CASCADE, related_name="geometry_changes")
@@ -142,5 +146,5 @@ class GeometryChange(models.Model):
 
     @property
     def profiles(self) -> list[str]:
-        """Of the units that it is to have; empty: one whole GPU."""
+        """Return the profiles of the units that the GPU should have; empty for one whole GPU."""
         return [str(part["profile"]) for part in self.parts]

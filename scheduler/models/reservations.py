@@ -23,7 +23,7 @@ from scheduler.state import states
 
 
 class Series(models.Model):
-    """A recurring reservation. Its occurrences are Reservations that name it; all were promised together or none."""
+    """A recurring reservation. Its occurrences are Reservations that refer to it, all confirmed together."""
 
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="+")
     project = models.ForeignKey(Project, on_delete=models.PROTECT, related_name="+")
@@ -90,7 +90,7 @@ class Reservation(HardwareColumns):
 
 
 class BoundUnit(models.Model):
-    """A unit bound to a reservation while it is active. No two reservations bind the same slots at the same time."""
+    """A unit bound to an active reservation. No two reservations bind the same slots at the same time."""
 
     reservation = models.ForeignKey(Reservation, on_delete=models.PROTECT, related_name="bound_units")
     unit = models.ForeignKey(Unit, on_delete=models.PROTECT)

@@ -17,7 +17,9 @@ from scheduler.state import states
 
 
 class Run(models.Model):
-    """One host's part of one attempt of a workload. ``generation`` grows with every claim: agents refuse a lower one."""
+    """One host's part of one attempt of a workload. ``generation`` grows with every run: agents refuse a
+    lower one.
+    """
 
     workload = models.ForeignKey(Workload, on_delete=models.PROTECT, related_name="runs")
     attempt = models.PositiveIntegerField()
@@ -75,7 +77,7 @@ class Run(models.Model):
 
 
 class Allocation(models.Model):
-    """Slots held now or in the past, ``[started, ended)``; open until the agent confirms the stop."""
+    """Slots held in the period ``[started, ended)``, which is open until the agent confirms the stop."""
 
     run = models.ForeignKey(Run, on_delete=models.PROTECT, related_name="allocations")
     workload = models.ForeignKey(Workload, on_delete=models.PROTECT, related_name="allocations")

@@ -31,14 +31,14 @@ class WorkloadType(models.TextChoices):
 
 
 class IfMemberEnds(models.TextChoices):
-    """What becomes of a job on several hosts when its part on one of them fails or is lost."""
+    """What happens to a gang when its run on one host fails or is lost."""
 
     RESTART = "restart", "all of it starts again, as often as it may be retried"
     END = "end", "all of it ends"
 
 
 class JobArray(models.Model):
-    """One submission of many tasks: jobs that differ in their index. Its tasks are Workloads that name it."""
+    """One submission of many jobs that differ in their index. Its tasks are Workloads that refer to it."""
 
     project = models.ForeignKey(Project, on_delete=models.PROTECT, related_name="+")
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="+")
@@ -187,8 +187,11 @@ class Workload(HardwareColumns):
 
 
 class Dependency(models.Model):
-    """A workload waits until another one, or a whole array, which was there before it, has ended as it has to. Made at its
-    birth only. An array has ended ``ok`` when all its tasks finished, ``not_ok`` when all ended and some did not finish."""
+    """A condition on an earlier workload or a whole array that must end first; set only at submission.
+
+    An array has ended ``ok`` if all its tasks finished, and ``not_ok`` if all ended and some did not
+    finish.
+    """
 
     class Condition(models.TextChoices):
         OK = "ok", "finished"

@@ -1,1 +1,1 @@
-"""Work that waits: dependencies, queue limits, runtime predictions and recorded start estimates."""
+"""Queued work: dependencies, queue limits, runtime predictions and recorded start estimates."""

@@ -1,4 +1,4 @@
-"""When a dependency on other work, or on a whole array of it, is met."""
+"""Evaluate dependencies on other workloads and on job arrays."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from scheduler.core.reasons import ReasonCode, ReasonNumbers
 from scheduler.models import Dependency, JobArray, Workload
 from scheduler.state.states import WorkloadState
 
-DependencySpecs = Iterable[
-    tuple[str, Workload | JobArray]
-]  # condition (``Dependency.Condition``), and what it is about
+# Pairs of a condition (``Dependency.Condition``) and the awaited workload or array.
+DependencySpecs = Iterable[tuple[str, Workload | JobArray]]
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayProgress:
-    """How far an array has come: tasks that have not ended, and tasks that ended otherwise than by finishing."""
+    """How many tasks of an array have not ended, and how many ended without finishing."""
 
     open: int
     unsuccessful: int
@@ -26,7 +25,7 @@ class ArrayProgress:
 
 @dataclass(frozen=True, slots=True)
 class DependencyState:
-    """One dependency as it stands. ``is_met`` is None while that can't be said yet."""
+    """One dependency. ``met`` is None while it is undecided."""
 
     condition: str
     on: Workload | JobArray
@@ -34,7 +33,7 @@ class DependencyState:
 
 
 def is_met(condition: str, outcome: str) -> bool:
-    """Is a condition met by work that has ended with this outcome?"""
+    """Return True if work that ended with this outcome meets the condition."""
     finished = outcome == ReasonCode.FINISHED
     return {Dependency.Condition.OK: finished, Dependency.Condition.NOT_OK: not finished}.get(
         Dependency.Condition(condition), True
@@ -42,7 +41,10 @@ def is_met(condition: str, outcome: str) -> bool:
 
 
 def is_met_by_array(condition: str, tasks: ArrayProgress) -> bool | None:
-    """Is a condition met by an array? None while that can't be said yet: only that not all finish is known before the end."""
+    """Return whether an array meets the condition; None while undecided.
+
+    Before all tasks have ended, it is only known that not all of them finish.
+    """
     if condition == Dependency.Condition.OK and tasks.unsuccessful:
         return False
     if tasks.open:
@@ -51,7 +53,7 @@ def is_met_by_array(condition: str, tasks: ArrayProgress) -> bool | None:
 
 
 def array_progress(arrays: Collection[int]) -> dict[int, ArrayProgress]:
-    """How far arrays have come, by id. One query; none for none."""
+    """Return the progress of arrays by id. At most one query."""
     if not arrays:
         return {}
     ended = Q(state=WorkloadState.ENDED)
@@ -67,22 +69,22 @@ def array_progress(arrays: Collection[int]) -> dict[int, ArrayProgress]:
 
 
 def dependency_states(after: DependencySpecs) -> list[DependencyState]:
-    """How what was asked for stands."""
+    """Return the state of each dependency."""
     pairs = list(after)
     tasks = array_progress({on.pk for _, on in pairs if isinstance(on, JobArray)})
-    found = []
+    states = []
     for condition, on in pairs:
         if isinstance(on, JobArray):
-            answer = is_met_by_array(condition, tasks.get(on.pk, ArrayProgress(0, 0)))
+            met = is_met_by_array(condition, tasks.get(on.pk, ArrayProgress(0, 0)))
         else:
-            answer = is_met(condition, on.outcome) if on.state == WorkloadState.ENDED else None
-        found.append(DependencyState(condition, on, answer))
-    return found
+            met = is_met(condition, on.outcome) if on.state == WorkloadState.ENDED else None
+        states.append(DependencyState(condition, on, met))
+    return states
 
 
-def awaited_ids(given: Iterable[DependencyState]) -> tuple[list[int], list[int]]:
-    """Ids of the workloads and of the arrays that are still waited for."""
-    waiting = [link.on for link in given if not link.met]
+def awaited_ids(states: Iterable[DependencyState]) -> tuple[list[int], list[int]]:
+    """Return the ids of the workloads and of the arrays that are not met yet."""
+    waiting = [state.on for state in states if not state.met]
     return (
         sorted({on.pk for on in waiting if isinstance(on, Workload)}),
         sorted({on.pk for on in waiting if isinstance(on, JobArray)}),
@@ -90,11 +92,13 @@ def awaited_ids(given: Iterable[DependencyState]) -> tuple[list[int], list[int]]
 
 
 def first_never_met(after: DependencySpecs) -> Workload | JobArray | None:
-    """The first that has ended otherwise than it had to, or of which a task has."""
-    return next((link.on for link in dependency_states(after) if link.met is False), None)
+    """Return the first dependency that can no longer be met, or None."""
+    return next((state.on for state in dependency_states(after) if state.met is False), None)
 
 
 def dependency_numbers(workloads: Sequence[int], arrays: Sequence[int]) -> ReasonNumbers:
-    """Of the reason why it waits: the first workload, else the first array, and how many there are in all."""
+    """Return the numbers of the DEPENDENCY reason: the first workload, else the first array, and the total
+    count.
+    """
     first = ("workload", workloads[0]) if workloads else ("array", arrays[0])
     return first, ("workloads", len(workloads) + len(arrays))

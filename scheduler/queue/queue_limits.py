@@ -1,5 +1,7 @@
-"""How much one person, and one team, may have waiting in a pool. Every cycle looks at everything that waits, so who submits
-without end would make decisions slow for everybody."""
+"""Limit the queued workloads of one user and one team in a pool.
+
+Every cycle considers all queued work, so unlimited submission would slow decisions for everyone.
+"""
 
 from __future__ import annotations
 
@@ -15,34 +17,39 @@ from scheduler.state.states import WorkloadState
 
 @dataclass(frozen=True, slots=True)
 class QueuedCounts:
-    """Notebooks and jobs in a pool's queue, tasks that their array holds back among them."""
+    """Queued notebooks and jobs in a pool, including tasks that their array holds back."""
 
-    of_person: int
-    of_team: int
+    by_user: int
+    by_team: int
 
 
 def queued_counts(pool: Pool, *, person: int, team: int) -> QueuedCounts:
-    """What waits now. One query."""
+    """Return how many are queued now. One query."""
     rows = Workload.objects.filter(pool=pool, state=WorkloadState.QUEUED)
-    found = rows.aggregate(
+    counts = rows.aggregate(
         person=Count("pk", filter=Q(owner=person)), team=Count("pk", filter=Q(project__team=team))
     )
-    return QueuedCounts(found["person"], found["team"])
+    return QueuedCounts(counts["person"], counts["team"])
 
 
 def queue_limit_exceeded(pool: Pool, *, person: int, team: int, more: int) -> ReasonNumbers | None:
-    """Why ``more`` may not be added; None when they may. What comes back after an eviction or a failure is never refused."""
-    now = queued_counts(pool, person=person, team=team)
-    for of, have, limit in (
-        ("person", now.of_person, pool.most_waiting_per_user),
-        ("team", now.of_team, pool.most_waiting_per_team),
+    """Return the numbers of the exceeded limit if ``more`` were queued, or None.
+
+    Workloads that are requeued after an eviction or a failure are never rejected.
+    """
+    counts = queued_counts(pool, person=person, team=team)
+    for owner, queued, limit in (
+        ("person", counts.by_user, pool.most_waiting_per_user),
+        ("team", counts.by_team, pool.most_waiting_per_team),
     ):
-        if have + more > limit:
-            return ("limit", limit), ("more", more), ("of", of), ("waiting", have)
+        if queued + more > limit:
+            return ("limit", limit), ("more", more), ("of", owner), ("waiting", queued)
     return None
 
 
 def queue_limit_exceeded_locked(pool: Pool, *, person: int, team: int, more: int) -> ReasonNumbers | None:
-    """The same, holding until the end of the transaction whoever else submits for this team or person."""
+    """Return ``queue_limit_exceeded``, with the submissions of this team and user blocked until the
+    transaction ends.
+    """
     locks.submitters(team=team, person=person)
     return queue_limit_exceeded(pool, person=person, team=team, more=more)

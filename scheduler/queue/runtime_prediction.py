@@ -1,5 +1,7 @@
-"""How long a job will probably run, said once at its submission (docs/scheduling.md, "Who is looked at
-first"): the rule of ``scheduler.core.queue.runtime_prediction`` over the finished jobs of the database."""
+"""Predict the runtime of a job at its submission, from finished jobs in the database.
+
+The rule is ``scheduler.core.queue.runtime_prediction`` (docs/scheduling.md, "Who is looked at first").
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,11 @@ from scheduler.state.states import WorkloadState
 def predict_runtime_seconds(
     *, pool: Pool, team: Team, owner_id: int, total_units: int, max_runtime_seconds: int
 ) -> int:
-    """Seconds, between 1 and ``max_runtime_seconds``: the median of similar finished jobs of the user, else of the team,
-    else the limit times the pool's median of runtime / limit, else the limit."""
+    """Return the predicted runtime, 1 to ``max_runtime_seconds`` seconds.
+
+    It is the median of similar finished jobs of the user, else of the team, else the limit times the pool's
+    median of runtime / limit, else the limit.
+    """
     similar = _similar(pool, team, total_units, max_runtime_seconds)
     of_user = _runtimes(similar.filter(owner_id=owner_id))
     if len(of_user) >= MIN_SIMILAR_JOBS:
@@ -32,14 +37,14 @@ def predict_runtime_seconds(
 
 
 def _finished(pool: Pool) -> QuerySet[Workload]:
-    found = Workload.objects.filter(
+    finished = Workload.objects.filter(
         pool=pool, state=WorkloadState.ENDED, outcome=ReasonCode.FINISHED, started_at__isnull=False
     )
-    return found.order_by("-ended_at", "-pk")
+    return finished.order_by("-ended_at", "-pk")
 
 
 def _similar(pool: Pool, team: Team, total_units: int, limit: int) -> QuerySet[Workload]:
-    """Of the team, of the same size, with a similar limit."""
+    """Return finished jobs of the team with the same size and a similar time limit."""
     smallest, end = size_class(total_units)
     least, greatest = similar_limits(limit)
     return (

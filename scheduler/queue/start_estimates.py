@@ -1,7 +1,8 @@
-"""The record of expected starts: what each workload was told when it began to wait, and what came of it.
+"""Record expected starts: what each workload was told when it began to wait, and what happened.
 
-One row per wait, written by ``apply`` when an expected start is first known and closed when the workload is placed. From the
-latest of them a pool's ranges are made (docs/scheduling.md, "Expected start"), and how good they were is shown beside them.
+One row per wait. ``apply_plan`` writes it when an expected start is first known and closes it when the
+workload is placed. A pool's ranges are computed from its latest rows (docs/scheduling.md, "Expected
+start"), and their accuracy is shown next to them.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from scheduler.state.states import WorkloadState
 
 
 def past_starts_by_pool(pools: Collection[int], now: datetime) -> dict[int, EstimateAccuracy]:
-    """The record of each pool by its id, in one question: the latest ``MAX_OUTCOMES`` waits that are over, and as many of those
-    that last longer than was said."""
+    """Return the accuracy of past estimates by pool, in one query.
+
+    It is based on the latest ``MAX_OUTCOMES`` closed waits, and as many open ones that are overdue.
+    """
     if not pools:
         return {}
     overdue = Q(over_at=None, expected_start__lt=now, workload__state=WorkloadState.QUEUED)
@@ -45,9 +48,9 @@ def past_starts_by_pool(pools: Collection[int], now: datetime) -> dict[int, Esti
             "pool_id", "told_at", "expected_start", "latest", "over_at", "started", "workload__simulated"
         )
     )
-    told: dict[int, list[EstimateOutcome]] = defaultdict(list)
+    outcomes: dict[int, list[EstimateOutcome]] = defaultdict(list)
     for pool, told_at, expected, latest, over_at, started, simulated in rows:
-        told[pool].append(
+        outcomes[pool].append(
             EstimateOutcome(
                 int((expected - told_at).total_seconds()),
                 None if latest is None else int((latest - told_at).total_seconds()),
@@ -56,21 +59,23 @@ def past_starts_by_pool(pools: Collection[int], now: datetime) -> dict[int, Esti
                 simulated,
             )
         )
-    return {pool: estimate_accuracy(told[pool]) for pool in pools}
+    return {pool: estimate_accuracy(outcomes[pool]) for pool in pools}
 
 
 def likely_range(
     past: EstimateAccuracy, expected_start: datetime | None, now: datetime
 ) -> tuple[datetime, datetime] | None:
-    """From when and by when it likely starts; None where nothing is expected or the record is too short."""
+    """Return the likely earliest and latest start; None if none is expected or there are too few past
+    waits.
+    """
     if expected_start is None:
         return None
-    found: StartRange | None = past.range(int(now.timestamp()), int(expected_start.timestamp()))
-    return None if found is None else (_moment(found.earliest), _moment(found.latest))
+    likely: StartRange | None = past.range(int(now.timestamp()), int(expected_start.timestamp()))
+    return None if likely is None else (_datetime(likely.earliest), _datetime(likely.latest))
 
 
 def record_first_estimates(expected: Mapping[int, int], now: datetime) -> None:
-    """Workloads were given an expected start (seconds since the epoch). Only the first of each wait is kept."""
+    """Record expected starts (seconds since the epoch, by workload). Only the first of each wait is kept."""
     known = StartEstimate.objects.filter(workload__in=expected, attempt=F("workload__attempt")).values(
         "workload"
     )
@@ -82,7 +87,7 @@ def record_first_estimates(expected: Mapping[int, int], now: datetime) -> None:
     past = past_starts_by_pool({pool for _, pool, _ in rows}, now)
     estimates = []
     for pk, pool, attempt in rows:
-        at = _moment(expected[pk])
+        at = _datetime(expected[pk])
         likely = likely_range(past[pool], at, now)
         estimates.append(
             StartEstimate(
@@ -98,15 +103,15 @@ def record_first_estimates(expected: Mapping[int, int], now: datetime) -> None:
 
 
 def close_placed_estimates(workloads: Collection[int], now: datetime) -> None:
-    """Workloads got their units: their waits are over."""
+    """Close the waits of workloads that were placed."""
     StartEstimate.objects.filter(workload__in=workloads, over_at=None).update(over_at=now, started=True)
 
 
 def prune_estimates() -> None:
-    """Close the waits of those that left the queue without a start, and forget what no range is made from any more."""
-    left = StartEstimate.objects.filter(over_at=None, workload__state=WorkloadState.ENDED)
+    """Close waits that ended without a start, and delete rows that no range is computed from."""
+    ended_waiting = StartEstimate.objects.filter(over_at=None, workload__state=WorkloadState.ENDED)
     ended = Workload.objects.filter(pk=OuterRef("workload")).values("ended_at")
-    left.update(over_at=Subquery(ended))
+    ended_waiting.update(over_at=Subquery(ended))
     over = StartEstimate.objects.filter(over_at__isnull=False).annotate(
         place=Window(RowNumber(), partition_by=[F("pool")], order_by=[F("over_at").desc(), F("pk").desc()])
     )
@@ -114,5 +119,5 @@ def prune_estimates() -> None:
     StartEstimate.objects.filter(pk__in=list(old)).delete()
 
 
-def _moment(seconds: int) -> datetime:
+def _datetime(seconds: int) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)

@@ -1,4 +1,4 @@
-"""What would happen, without doing it: the same ``plan()`` over a moment with one workload more."""
+"""Preview what the planner would decide about a workload, without queueing it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from scheduler.core.model import plan
 from scheduler.core.model import snapshot as model
 from scheduler.core.reasons import ReasonCode
 from scheduler.core.what_if import alternatives, impossible, preview
-from scheduler.cycle import request_snapshot_cache, snapshot
+from scheduler.cycle import core_values, request_snapshot_cache, snapshot
 from scheduler.models import Pool, Project, Reservation, Workload
 from scheduler.queue import start_estimates
 from scheduler.queue.dependencies import DependencySpecs, awaited_ids, dependency_states
 from scheduler.queue.queue_limits import queue_limit_exceeded
 from scheduler.queue.runtime_prediction import predict_runtime_seconds
-from scheduler.reads import capacity
+from scheduler.reads import capacity, explanations
 
 
 def preview_workload(
@@ -35,13 +35,13 @@ def preview_workload(
     after: DependencySpecs = (),
     **columns: Any,
 ) -> dict[str, Any]:
-    """What the next cycle would say to this workload if it were queued now.
+    """Return what the next cycle would decide if this workload were queued now.
 
-    ``starts_now`` (bool), ``code`` and ``numbers`` (why or why not), ``expected_start`` (datetime or None), ``likely`` (from
-    when and by when, or None), ``past_starts`` (the pool's record, None when it starts now), ``sooner``
-    (``alternatives.Alternative``), ``impossible`` (``ImpossibleStart`` or None), ``borrowed_slots``, ``predicted_seconds`` (how
-    long it would run), ``quota_effect`` (see ``capacity.quota_effect``). ``columns`` are those of ``queue_workload``; what
-    the plan does not ask for is ignored.
+    ``starts_now`` (bool), ``code`` and ``numbers`` (the reason), ``expected_start`` (datetime or None),
+    ``likely`` (earliest and latest start, or None), ``past_starts`` (the pool's record, None if it starts
+    now), ``sooner`` (``alternatives.Alternative``), ``never`` (``ImpossibleStart`` or None),
+    ``borrowed_slots``, ``predicted_seconds`` (runtime), ``quota_effect`` (see ``capacity.quota_use``).
+    ``columns`` are those of ``queue_workload``; columns that the plan does not need are ignored.
     """
     numbers = queue_limit_exceeded(pool, person=owner.pk, team=project.team_id, more=1)
     if numbers is not None:
@@ -74,28 +74,28 @@ def preview_workload(
         max_runtime_seconds=max_runtime_seconds,
     )
     queued = snapshot.queued_from_row(row, now)
-    answer = preview.preview(taken, queued, snapshot.epoch_seconds(now))
+    answer = preview.preview(taken, queued, core_values.epoch_seconds(now))
     effect = capacity.quota_use(team=project.team_id, pool=pool.pk, now=now)
-    said: dict[str, Any] = {"code": answer.code, "numbers": dict(answer.numbers), "quota_effect": effect}
-    said |= {"likely": None, "past_starts": None, "sooner": [], "never": None}
-    said["predicted_seconds"] = queued.predicted_seconds
+    result: dict[str, Any] = {"code": answer.code, "numbers": dict(answer.numbers), "quota_effect": effect}
+    result |= {"likely": None, "past_starts": None, "sooner": [], "never": None}
+    result["predicted_seconds"] = queued.predicted_seconds
     if isinstance(answer, plan.Placement):
-        return {**said, "starts_now": True, "expected_start": now, "borrowed_slots": answer.borrowed_slots}
-    expected = _moment(answer.expected_start)
-    said["past_starts"] = past = start_estimates.past_starts_by_pool([pool.pk], now)[pool.pk]
-    said["likely"] = start_estimates.likely_range(past, expected, now)
-    allowed = capacity.allowed_alternatives(columns.get("kind", ""), project, now)
-    said["sooner"] = alternatives.earlier_alternatives_for(
-        taken, queued, snapshot.epoch_seconds(now), allowed, answer
+        return {**result, "starts_now": True, "expected_start": now, "borrowed_slots": answer.borrowed_slots}
+    expected = _datetime(answer.expected_start)
+    result["past_starts"] = past = start_estimates.past_starts_by_pool([pool.pk], now)[pool.pk]
+    result["likely"] = start_estimates.likely_range(past, expected, now)
+    allowed = explanations.allowed_alternatives(columns.get("kind", ""), project, now)
+    result["sooner"] = alternatives.earlier_alternatives_for(
+        taken, queued, core_values.epoch_seconds(now), allowed, answer
     )
     if expected is None:
-        said["never"] = _impossible_start(row, now)
-    return {**said, "starts_now": False, "expected_start": expected, "borrowed_slots": 0}
+        result["never"] = _impossible_start(row, now)
+    return {**result, "starts_now": False, "expected_start": expected, "borrowed_slots": 0}
 
 
 @dataclass(frozen=True)
 class ImpossibleStart:
-    """Why something would not start whatever ended; ``may_be_granted``: unless its team is granted more."""
+    """Why a workload could never start. ``may_be_granted``: an operator could grant the team more."""
 
     code: str
     numbers: dict[str, Any]
@@ -114,7 +114,9 @@ def impossible_start(
     reservation: Reservation | None = None,
     **columns: Any,
 ) -> ImpossibleStart | None:
-    """Why this workload would never start, if it were queued now; None where it can. ``columns``: see ``queue_workload``."""
+    """Return why this workload would never start, even if everything else ended; None if it can. See
+    ``queue_workload``.
+    """
     row = _unsaved_row(
         pk=1,
         project=project,
@@ -133,19 +135,19 @@ def impossible_start(
 
 
 def impossible_start_of(workload: Workload, now: datetime) -> ImpossibleStart | None:
-    """The same of one that waits."""
+    """Return why a waiting workload can never start; None if it can."""
     return _impossible_start(workload, now)
 
 
 def _impossible_start(row: Workload, now: datetime) -> ImpossibleStart | None:
     empty = snapshot.take_empty_snapshot([row.pool_id], now)
-    said = impossible.impossible_reason(
-        empty, snapshot.queued_from_row(row, now), snapshot.epoch_seconds(now)
+    reason = impossible.impossible_reason(
+        empty, snapshot.queued_from_row(row, now), core_values.epoch_seconds(now)
     )
     return (
         None
-        if said is None
-        else ImpossibleStart(said.code, dict(said.numbers), said.code in impossible.GRANTABLE_CODES)
+        if reason is None
+        else ImpossibleStart(reason.code, dict(reason.numbers), reason.code in impossible.GRANTABLE_CODES)
     )
 
 
@@ -163,9 +165,9 @@ def _unsaved_row(
     after: DependencySpecs,
     columns: dict[str, Any],
 ) -> Workload:
-    """A workload that is not written."""
+    """Return a workload row that is not saved."""
     workloads, arrays = awaited_ids(dependency_states(after))
-    asked = {name: columns[name] for name in snapshot.ASK_COLUMNS if name in columns}
+    asked = {name: columns[name] for name in core_values.ASK_COLUMNS if name in columns}
     return Workload(
         pk=pk,
         project=project,
@@ -183,7 +185,7 @@ def _unsaved_row(
 
 
 def _rejected_preview(code: ReasonCode, numbers: reasons.ReasonNumbers) -> dict[str, Any]:
-    """It would not even be queued."""
+    """Return the preview of a workload that would not be queued."""
     return {
         "code": str(code),
         "numbers": dict(numbers),
@@ -197,5 +199,5 @@ def _rejected_preview(code: ReasonCode, numbers: reasons.ReasonNumbers) -> dict[
     }
 
 
-def _moment(at: int | None) -> datetime | None:
+def _datetime(at: int | None) -> datetime | None:
     return None if at is None else datetime.fromtimestamp(at, UTC)

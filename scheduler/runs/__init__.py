@@ -1,1 +1,1 @@
-"""Attempts, their commands and logs, and gangs: what happens to a workload once it is placed."""
+"""Runs of workloads: attempts, commands to hosts, gangs, retries and logs."""

@@ -1,67 +1,47 @@
-"""How an attempt of a workload goes and ends: the only writer of run states, and what they mean for the workload."""
+"""Advance and end the attempts of workloads.
+
+Only this module writes run states and their effect on the workload.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
 
 from scheduler.core.reasons import ReasonCode
-from scheduler.models import Allocation, IfMemberEnds, Reservation, Run, Workload, WorkloadKind
+from scheduler.models import Allocation, Reservation, Run, Workload
 from scheduler.runs import commands, gangs
+from scheduler.runs.retry_policy import (
+    AVOID_HOST_CODES,
+    HOST_AVOIDANCE_PERIOD,
+    HOST_SETUP_CODES,
+    LOST_CODES,
+    MAX_AVOIDED_HOSTS,
+    MAX_FAILED_HOSTS,
+    WORKLOAD_FAILURE_CODES,
+    RetryDecision,
+    decide_retry,
+)
 from scheduler.state import nudge
 from scheduler.state.states import OPEN_RESERVATION_STATES, RunState, WorkloadState, change_state
 
-RUN_STATE_RANK = {state: number for number, state in enumerate(RunState)}  # a run only goes forward
-REQUEUE_CODES = (
-    ReasonCode.EVICTED_FOR_GUARANTEE,
-    ReasonCode.EVICTED_FOR_PRIORITY,
-    ReasonCode.EVICTED_FOR_RESERVATION,
-    ReasonCode.DRAINED,
-)
-LOST_CODES = (
-    ReasonCode.HOST_LOST,
-    ReasonCode.LEASE_LOST,
-    ReasonCode.GPU_ERROR,
-    ReasonCode.START_FAILED,
-    ReasonCode.DISK_RAN_LOW,
-)
-# Of the operator's program, of the disk, of the driver: costs the workload nothing but time.
-HOST_SETUP_CODES = (ReasonCode.PROLOG_FAILED, ReasonCode.HOST_FULL, ReasonCode.GPU_UNREADABLE)
-HOST_SETUP_RETRY_SECONDS = 60  # until its host is closed by the breaker, or put right
-WORKLOAD_FAILURE_CODES = (
-    ReasonCode.FAILED,
-    ReasonCode.OUT_OF_MEMORY,
-    ReasonCode.OUT_OF_DISK,
-    ReasonCode.KILLED_AT_GRACE,
-)
-MAX_LOST_ATTEMPTS = 5
-MAX_FAILED_HOSTS = 3  # a workload that fails on so many is not the hosts' fault: it is not tried again
-AVOID_HOST_CODES = (ReasonCode.START_FAILED, ReasonCode.DISK_RAN_LOW, *HOST_SETUP_CODES)
-HOST_AVOIDANCE_PERIOD = timedelta(
-    minutes=10
-)  # so long other hosts come first, after a start that failed or a disk that ran low
-MAX_AVOIDED_HOSTS = 16
-IMMEDIATE_FAILURE_PERIOD = timedelta(
-    seconds=60
-)  # a program that fails so soon after its start did not get to do its work
-BACKOFF_INITIAL_SECONDS = 15
-BACKOFF_MAX_SECONDS = 30 * 60
-MIN_ALLOCATION_PERIOD = timedelta(microseconds=1)  # an empty range would not be kept by PostgreSQL
+RUN_STATE_RANK = {state: number for number, state in enumerate(RunState)}  # a run never moves back
+IMMEDIATE_FAILURE_PERIOD = timedelta(seconds=60)  # a program that fails sooner has hardly begun its work
+MIN_ALLOCATION_PERIOD = timedelta(microseconds=1)  # PostgreSQL does not keep the bounds of an empty range
 
 
 def advance_run(run: Run, new: RunState, at: datetime) -> bool:
-    """Move a run forward to starting, running or stopping. False when it is there or further already."""
+    """Move a run forward to starting, running or stopping. Returns False if it is already that far."""
     old = RunState(run.state)
     if RUN_STATE_RANK[new] <= RUN_STATE_RANK[old] or new == RunState.ENDED:
         return False
     since = {RunState.STARTING: "starting_at", RunState.RUNNING: "running_at"}.get(new)
     also = {since: at} if since and getattr(run, since) is None else {}
     if new == RunState.RUNNING and run.starting_at is None:
-        also["starting_at"] = at  # it started so quickly that its agent first told that it runs
+        also["starting_at"] = at  # it started so quickly that the agent's first report says running
     return change_state(run, "state", old=old, new=new, **also)
 
 
@@ -74,9 +54,10 @@ def end_run(
     now: datetime,
     gpu_events: Sequence[str] = (),
 ) -> bool:
-    """The host has confirmed that nothing of this run is left, as of ``at``: its slots are free. False when it had ended.
+    """End a run whose host has confirmed that no process of it is left at ``at``, and free its slots.
 
-    ``at`` is held between the placement and ``now``. ``gpu_events``: the codes of what its own GPUs told, which it failed of.
+    ``at`` is limited to the time between the placement and ``now``. ``gpu_events``: the codes of hardware
+    events of its own GPUs that made it fail. Returns False if the run had already ended.
     """
     at = min(max(at, run.placed_at + MIN_ALLOCATION_PERIOD), max(now, run.placed_at + MIN_ALLOCATION_PERIOD))
     outcome = outcome if gpu_events else _own_outcome(run, outcome)
@@ -100,27 +81,35 @@ def end_run(
 
 
 def _own_outcome(run: Run, outcome: str) -> str:
-    """A member of a gang that was stopped because a GPU failed elsewhere ends as stopped: it has lost none of its own."""
-    followed = (
-        outcome == ReasonCode.GPU_ERROR and gangs.is_gang(run.workload) and commands.runs_told_to_stop([run])
+    """Return the outcome of this run alone.
+
+    A member of a gang that was stopped because a GPU of another member failed ends as cancelled: it has
+    lost no GPU of its own.
+    """
+    stopped_with_gang = (
+        outcome == ReasonCode.GPU_ERROR
+        and gangs.is_gang(run.workload)
+        and commands.runs_ordered_to_stop([run])
     )
-    return str(ReasonCode.CANCELLED) if followed and not gangs.runs_that_lost_a_gpu([run]) else outcome
+    if stopped_with_gang and not gangs.runs_that_lost_a_gpu([run]):
+        return str(ReasonCode.CANCELLED)
+    return outcome
 
 
 def _charge_code(run: Run, outcome: str) -> str:
-    """What it was told to go for, unless it had finished or was lost: how it took the stop does not change who pays.
+    """Return the code that decides who pays: that of its last order, unless the run finished or was lost.
 
-    A job that ignores its owner's cancellation until it is killed was not preempted; one that leaves without a checkpoint when
-    it has to make room was.
+    How a run reacts to a stop does not change who pays. A job that ignores its owner's cancellation until
+    it is killed was not preempted; one that ends without a checkpoint when it is evicted was.
     """
     if outcome == ReasonCode.FINISHED or outcome in (*LOST_CODES, *HOST_SETUP_CODES):
         return outcome
-    told = run.commands.exclude(code="").order_by("-pk").values_list("code", flat=True).first()
-    return told or outcome
+    ordered = run.commands.exclude(code="").order_by("-pk").values_list("code", flat=True).first()
+    return ordered or outcome
 
 
 def settle_workload(workload: Workload, now: datetime) -> None:
-    """Bring a workload's state to what its runs say. The workload is locked by the caller."""
+    """Bring a workload's state in line with its runs. The caller has locked the workload."""
     runs = list(Run.objects.filter(workload=workload, attempt=workload.attempt).order_by("rank"))
     if not runs or workload.state not in commands.LIVE_STATES:
         return
@@ -129,14 +118,14 @@ def settle_workload(workload: Workload, now: datetime) -> None:
         _attempt_ended(workload, runs, now)
         return
     _note_progress(workload, runs, now)
-    # Who has saved after the notice and gone has done what was asked: the others have their notice to its end.
-    well = (
+    # A run that saved after the notice and ended did what was asked; the others keep their full notice.
+    expected = (
         ReasonCode.FINISHED,
         *((ReasonCode.CHECKPOINTED,) if workload.state == WorkloadState.NOTICE else ()),
     )
-    failed = [run for run in runs if run.state == RunState.ENDED and run.outcome not in well]
+    failed = [run for run in runs if run.state == RunState.ENDED and run.outcome not in expected]
     if failed:
-        # One of a gang is gone: the others end with it, also where it had said before that it was going.
+        # One member has ended: the rest of the gang ends with it, also if the member had reported stopping.
         _advance_workload(workload, WorkloadState.STOPPING, **_set_stop_deadline(workload, live, now))
         commands.stop_remaining(live, code=failed[0].outcome, now=now)
 
@@ -149,7 +138,7 @@ def _note_progress(workload: Workload, runs: Sequence[Run], now: datetime) -> No
     if highest == RunState.STOPPING:
         _advance_workload(workload, WorkloadState.STOPPING, **_set_stop_deadline(workload, runs, now))
     elif RUN_STATE_RANK[lowest] >= RUN_STATE_RANK[RunState.RUNNING]:
-        # Nobody may have noted when: such a row must not keep its host from reporting.
+        # ``running_at`` may be missing; such a row must not make its host's report fail.
         first = min((run.running_at for run in runs if run.running_at), default=now)
         _advance_workload(
             workload, WorkloadState.RUNNING, **({} if workload.started_at else {"started_at": first})
@@ -159,7 +148,10 @@ def _note_progress(workload: Workload, runs: Sequence[Run], now: datetime) -> No
 
 
 def _set_stop_deadline(workload: Workload, runs: Sequence[Run], now: datetime) -> dict[str, datetime]:
-    """When what stops without having been told by the server is gone at the latest: its host stops it at its limit, or the gang."""
+    """Return ``gone_by`` for a workload that stops without an order of the server.
+
+    It stops at the time limit that its host enforces, or with its gang.
+    """
     if workload.gone_by is not None:
         return {}
     return {"gone_by": now + commands.longest_grace(runs, workload.pool.grace_seconds)}
@@ -176,98 +168,48 @@ def _advance_workload(workload: Workload, new: WorkloadState, **also: object) ->
         nudge.pages(nudge.workload_topic(workload.public_id), nudge.QUEUE)
 
 
-@dataclass(frozen=True, slots=True)
-class RetryDecision:
-    """What becomes of a workload whose attempt ended. ``comes_back`` with the counters it costs, or it ends with ``code``."""
-
-    code: str
-    requeues: bool = False
-    failures: int = 0
-    lost: int = 0
-    wait_seconds: int = 0
-
-
-def decide_retry(workload: Workload, outcome: str) -> RetryDecision:
-    """The rule of retries: what was told to make room or to move comes back for free; what a host, its disk, a GPU or a start
-    lost comes back a few times, jobs only; what a host's prolog refused as often as that happens, after a wait; what failed by
-    itself as often as its owner said, with a growing wait. A gang whose owner wants it to end with its first member comes back only
-    where it could not start."""
-    wanted = workload.stop_requested or (
-        ReasonCode.DRAINED if outcome == ReasonCode.DRAINED else ""
-    )  # its agent may drain by itself
-    if outcome == ReasonCode.FINISHED and wanted in (*REQUEUE_CODES, *LOST_CODES):
-        return RetryDecision(outcome)  # it was done before the word reached it
-    if wanted in REQUEUE_CODES:
-        return RetryDecision(wanted, requeues=True)
-    if wanted and wanted not in LOST_CODES:
-        return RetryDecision(wanted)
-    if outcome in HOST_SETUP_CODES:
-        return RetryDecision(outcome, requeues=True, wait_seconds=HOST_SETUP_RETRY_SECONDS)
-    if _ends_with_member(workload, outcome):
-        return RetryDecision(outcome if outcome in LOST_CODES else wanted or outcome)
-    if outcome in LOST_CODES or wanted in LOST_CODES:
-        code = outcome if outcome in LOST_CODES else wanted
-        again = workload.kind == WorkloadKind.JOB and workload.lost_attempts < MAX_LOST_ATTEMPTS
-        wait = (
-            _backoff_seconds(workload.lost_attempts)
-            if code in (ReasonCode.START_FAILED, ReasonCode.DISK_RAN_LOW)
-            else 0
-        )
-        return RetryDecision(code, requeues=again, lost=1, wait_seconds=wait)
-    if outcome in WORKLOAD_FAILURE_CODES and workload.failures < workload.most_retries:
-        return RetryDecision(
-            outcome, requeues=True, failures=1, wait_seconds=_backoff_seconds(workload.failures)
-        )
-    return RetryDecision(outcome)
-
-
-def _ends_with_member(workload: Workload, outcome: str) -> bool:
-    wants_that = gangs.is_gang(workload) and workload.if_member_ends == IfMemberEnds.END
-    return wants_that and outcome not in (ReasonCode.START_FAILED, *HOST_SETUP_CODES)
-
-
-def _backoff_seconds(times_before: int) -> int:
-    return int(min(BACKOFF_INITIAL_SECONDS * 2**times_before, BACKOFF_MAX_SECONDS))
-
-
 def _attempt_ended(workload: Workload, runs: Sequence[Run], now: datetime) -> None:
-    bad = [run for run in runs if run.outcome != ReasonCode.FINISHED]
-    ((told, outcome),) = attempt_outcomes([runs])
+    unfinished = [run for run in runs if run.outcome != ReasonCode.FINISHED]
+    ((cause, outcome),) = attempt_outcomes([runs])
     ended_at = max((run.ended_at for run in runs if run.ended_at), default=now)
     decided = decide_retry(workload, outcome)
-    comes_back = decided.requeues and not _reservation_is_over(workload, now)
-    hosts = _failed_host_count(workload) if comes_back and decided.failures + decided.lost else 0
-    comes_back = comes_back and hosts < MAX_FAILED_HOSTS
+    requeues = decided.requeues and not _reservation_is_over(workload, now)
+    failed_hosts = _failed_host_count(workload) if requeues and decided.failures + decided.lost else 0
+    requeues = requeues and failed_hosts < MAX_FAILED_HOSTS
     if (
-        bad
+        unfinished
         and gangs.is_gang(workload)
         and decided.code in (*LOST_CODES, *HOST_SETUP_CODES, *WORKLOAD_FAILURE_CODES)
     ):
-        gangs.record_gang_end(workload, told, decided.code, restarts=comes_back, now=now)
-    if comes_back:
-        where = {
+        gangs.record_gang_end(workload, cause, decided.code, restarts=requeues, now=now)
+    if requeues:
+        placement_columns = {
             **_avoided_hosts(workload, runs, now),
             **_checkpoint_storage(workload),
-            "reason_numbers": _gpu_event_numbers(told),
+            "reason_numbers": _gpu_event_numbers(cause),
+            **_evicted_by(workload, runs),
         }
-        _requeue(workload, decided, {**where, **_evicted_by(workload, runs)}, now)
+        _requeue(workload, decided, placement_columns, now)
     else:
-        _end_workload(workload, decided, told, ended_at, hosts)
+        _end_workload(workload, decided, cause, ended_at, failed_hosts)
     nudge.engine()
     nudge.pages(nudge.workload_topic(workload.public_id), nudge.QUEUE)
 
 
 def attempt_outcomes(attempts: Collection[Sequence[Run]]) -> list[tuple[Run, str]]:
-    """Of each attempt, by its ended runs: the one that says why, and the outcome of all of it. That is the run's own; of a gang's
-    member that lost a GPU while it was going for another's failure, that. What becomes of a workload goes by this, and its pages
-    say this. Three queries at most, none for work on one host, beside the workload of runs that are loaded without it."""
-    told = gangs.first_failures(
+    """Return, for each attempt, the ended run that explains its end and the outcome of the whole attempt.
+
+    The outcome is that of this run; GPU_ERROR if it is a gang member that lost a GPU while it ended because
+    of another member's failure. Retries and pages use this outcome. At most three queries, none for work on
+    one host, besides loading the workloads of the runs.
+    """
+    causes = gangs.first_failures(
         [[run for run in runs if run.outcome != ReasonCode.FINISHED] or runs for runs in attempts]
     )
     lost = gangs.runs_that_lost_a_gpu(
-        [run for run in told if run.outcome not in LOST_CODES and gangs.is_gang(run.workload)]
+        [run for run in causes if run.outcome not in LOST_CODES and gangs.is_gang(run.workload)]
     )
-    return [(run, str(ReasonCode.GPU_ERROR) if run.pk in lost else run.outcome) for run in told]
+    return [(run, str(ReasonCode.GPU_ERROR) if run.pk in lost else run.outcome) for run in causes]
 
 
 def _reservation_is_over(workload: Workload, now: datetime) -> bool:
@@ -279,7 +221,9 @@ def _reservation_is_over(workload: Workload, now: datetime) -> bool:
 
 
 def _avoided_hosts(workload: Workload, runs: Sequence[Run], now: datetime) -> dict[str, object]:
-    """The hosts that could not start it or had no room for it just now, beside those of a moment ago: others come first."""
+    """Return the columns for hosts to avoid: those that just failed to start it or ran low on disk, and
+    earlier ones.
+    """
     failed = [run.host_id for run in runs if run.outcome in AVOID_HOST_CODES]
     if not failed:
         return {}
@@ -289,7 +233,7 @@ def _avoided_hosts(workload: Workload, runs: Sequence[Run], now: datetime) -> di
 
 
 def _checkpoint_storage(workload: Workload) -> dict[str, object]:
-    """The homes that its last checkpoint lies in, where that is known: hosts that share them come first."""
+    """Return the storage of the last checkpoint, if known: hosts that mount it are preferred."""
     if workload.checkpoint_at is None:
         return {}
     saved = Run.objects.filter(workload=workload, checkpoint_at__isnull=False).order_by(
@@ -299,18 +243,25 @@ def _checkpoint_storage(workload: Workload) -> dict[str, object]:
 
 
 def _evicted_by(workload: Workload, runs: Sequence[Run]) -> dict[str, object]:
-    """Whom it may not evict, because it had to make room for that one: until it has run for its pool's minimum runtime since, or
-    others had to have its room."""
-    last = workload.evicted_for_workload_id
-    if last is None and workload.evicted_by_id is not None:
-        whole = timedelta(seconds=workload.pool.minimum_runtime_seconds)
-        has_run = all(run.ended_at is not None and run.ended_at - run.placed_at >= whole for run in runs)
-        last = None if has_run else workload.evicted_by_id
-    return {"evicted_by_id": last}
+    """Return the workload that this one may not evict in turn, because it was evicted for it.
+
+    The ban lasts until this workload has run for its pool's minimum runtime, or is evicted for another one.
+    """
+    evictor = workload.evicted_for_workload_id
+    if evictor is None and workload.evicted_by_id is not None:
+        minimum = timedelta(seconds=workload.pool.minimum_runtime_seconds)
+        has_run = all(run.ended_at is not None and run.ended_at - run.placed_at >= minimum for run in runs)
+        evictor = None if has_run else workload.evicted_by_id
+    return {"evicted_by_id": evictor}
 
 
-def _requeue(workload: Workload, decided: RetryDecision, where: Mapping[str, object], now: datetime) -> None:
-    """It keeps its place: its submission time is what the queue is ordered by. ``where``: what the next placement goes by."""
+def _requeue(
+    workload: Workload, decided: RetryDecision, placement_columns: Mapping[str, object], now: datetime
+) -> None:
+    """Put a workload back into the queue. It keeps its submission time, by which the queue is ordered.
+
+    ``placement_columns``: columns that the next placement reads.
+    """
     change_state(
         workload,
         "state",
@@ -328,31 +279,35 @@ def _requeue(workload: Workload, decided: RetryDecision, where: Mapping[str, obj
         idle_warned_at=None,
         reason_code=str(decided.code),
         blockers=[],
-        **where,
+        **placement_columns,
     )
 
 
-def _gpu_event_numbers(told: Run) -> dict[str, object]:
-    """What its GPU told, for the sentence of its outcome."""
-    return {"event": ", ".join(told.gpu_events)} if told.gpu_events else {}
+def _gpu_event_numbers(run: Run) -> dict[str, object]:
+    """Return the GPU events of a run, for the sentence that explains its outcome."""
+    return {"event": ", ".join(run.gpu_events)} if run.gpu_events else {}
 
 
 def _failed_host_count(workload: Workload) -> int:
-    """On how many hosts it could not start, lost its GPU or failed at once by itself. Of an attempt of a gang the member that ended
-    it: the others followed."""
-    bad = Run.objects.filter(workload=workload, state=RunState.ENDED).exclude(outcome=ReasonCode.FINISHED)
+    """Return on how many hosts the workload could not start, lost its GPU or failed at once by itself.
+
+    Of a gang's attempt only the member that ended it counts; the others followed.
+    """
+    unfinished = Run.objects.filter(workload=workload, state=RunState.ENDED).exclude(
+        outcome=ReasonCode.FINISHED
+    )
     attempts: dict[int, list[Run]] = defaultdict(list)
-    for run in bad.order_by("attempt", "rank"):
+    for run in unfinished.order_by("attempt", "rank"):
         attempts[run.attempt].append(run)
     ended = gangs.first_failures(attempts.values())
     failed = {run.pk for run in ended if run.outcome == ReasonCode.FAILED and failed_immediately(run)}
-    by_itself = failed - commands.runs_told_to_stop(run for run in ended if run.pk in failed)
-    hosts_own = (ReasonCode.START_FAILED, ReasonCode.GPU_ERROR)
-    return len({run.host_id for run in ended if run.outcome in hosts_own or run.pk in by_itself})
+    by_itself = failed - commands.runs_ordered_to_stop(run for run in ended if run.pk in failed)
+    host_codes = (ReasonCode.START_FAILED, ReasonCode.GPU_ERROR)
+    return len({run.host_id for run in ended if run.outcome in host_codes or run.pk in by_itself})
 
 
 def failed_immediately(run: Run) -> bool:
-    """Whether it ended so soon after its start that it points at where it ran rather than at what it did."""
+    """Return True if the run ended so soon after its start that its host is the likely cause."""
     return (
         run.ended_at is not None
         and run.ended_at - (run.running_at or run.placed_at) <= IMMEDIATE_FAILURE_PERIOD
@@ -360,16 +315,16 @@ def failed_immediately(run: Run) -> bool:
 
 
 def _end_workload(
-    workload: Workload, decided: RetryDecision, told: Run, ended_at: datetime, hosts: int
+    workload: Workload, decided: RetryDecision, cause: Run, ended_at: datetime, failed_hosts: int
 ) -> None:
     numbers: dict[str, object] = {"attempt": workload.attempt}
-    if hosts >= MAX_FAILED_HOSTS:
-        numbers["failed_on_hosts"] = hosts
-    if told.exit_code is not None:
-        numbers["exit_code"] = told.exit_code
-    numbers |= _gpu_event_numbers(told)
-    if told.outcome != decided.code:
-        numbers["run_outcome"] = told.outcome
+    if failed_hosts >= MAX_FAILED_HOSTS:
+        numbers["failed_on_hosts"] = failed_hosts
+    if cause.exit_code is not None:
+        numbers["exit_code"] = cause.exit_code
+    numbers |= _gpu_event_numbers(cause)
+    if cause.outcome != decided.code:
+        numbers["run_outcome"] = cause.outcome
     change_state(
         workload,
         "state",

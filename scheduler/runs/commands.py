@@ -1,4 +1,7 @@
-"""What the engine tells hosts about runs: the only writer of Command, and of a live workload's way towards its stop."""
+"""Order hosts to start and stop runs.
+
+Only this module writes Command rows and moves live workloads towards their stop.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,13 @@ LIVE_STATES = (
 
 
 def live_runs(workload: Workload) -> list[Run]:
-    """The runs of the present attempt that have not ended, by rank."""
+    """Return the runs of the current attempt that have not ended, by rank."""
     runs = Run.objects.filter(workload=workload, attempt=workload.attempt).exclude(state=RunState.ENDED)
     return list(runs.order_by("rank"))
 
 
 def order_start(runs: Sequence[Run], now: datetime) -> None:
-    """One open start command per run; it stays open until the run has ended."""
+    """Create one start command per run. It stays open until the run has ended."""
     Command.objects.bulk_create(
         Command(host_id=run.host_id, run=run, verb=Command.Verb.START, created_at=now) for run in runs
     )
@@ -35,10 +38,11 @@ def order_start(runs: Sequence[Run], now: datetime) -> None:
 def give_notice(
     workload: Workload, *, code: str, stop_at: datetime, grace_seconds: int, now: datetime, **also: object
 ) -> bool:
-    """A running workload is told to write a checkpoint and be gone by ``stop_at``; ``also`` is set on it at the same time.
-    ``grace_seconds`` of its pool now; where its hosts were told a longer one at its start, that counts.
+    """Order a running workload to write a checkpoint and end by ``stop_at``.
 
-    False when it does not run (any more): then nothing is written.
+    ``also``: columns set at the same time. ``grace_seconds`` is the pool's current grace; a longer one that
+    a host received at the start takes precedence. Returns False, and writes nothing, if the workload is not
+    running.
     """
     runs = live_runs(workload)
     gone_by = stop_at + longest_grace(runs, grace_seconds)
@@ -52,7 +56,7 @@ def give_notice(
         **also,
     ):
         return False
-    if any(run.saved for run in runs):  # since an earlier notice, which was withdrawn
+    if any(run.saved for run in runs):  # after an earlier notice, which was withdrawn
         Run.objects.filter(pk__in=[run.pk for run in runs]).update(saved=False)
     _create_commands(runs, Command.Verb.NOTICE, code, stop_at, now)
     nudge.pages(nudge.workload_topic(workload.public_id), nudge.QUEUE)
@@ -60,10 +64,10 @@ def give_notice(
 
 
 def order_stop(workload: Workload, *, code: str, grace_seconds: int, now: datetime, **also: object) -> bool:
-    """A live workload is told to stop now; ``also`` is set on it at the same time. Its first reason stays its reason.
-    ``grace_seconds`` as for a notice.
+    """Order a live workload to stop now. An earlier stop reason is kept.
 
-    False when it is already stopping or does not run (any more): then nothing is written.
+    ``also``: columns set at the same time. ``grace_seconds`` as in ``give_notice``. Returns False, and
+    writes nothing, if the workload is stopping already or not live.
     """
     old = WorkloadState(workload.state)
     if old not in LIVE_STATES or old == WorkloadState.STOPPING:
@@ -81,28 +85,30 @@ def order_stop(workload: Workload, *, code: str, grace_seconds: int, now: dateti
 
 
 def stop_remaining(runs: Sequence[Run], *, code: str, now: datetime) -> None:
-    """Stop those of ``runs`` that nobody has told yet: the rest of a gang of which one has ended or goes by itself. The workload's
-    own state follows from what the agents report."""
-    told = runs_told_to_stop(runs)
-    _create_commands([run for run in runs if run.pk not in told], Command.Verb.STOP, code, None, now)
+    """Order the runs that have no stop command yet to stop: the rest of a gang of which one member ended.
+
+    The workload's own state follows from the reports of the agents.
+    """
+    ordered = runs_ordered_to_stop(runs)
+    _create_commands([run for run in runs if run.pk not in ordered], Command.Verb.STOP, code, None, now)
 
 
-def runs_told_to_stop(runs: Iterable[Run]) -> set[int]:
-    """Those of ``runs`` that were, ended or not."""
-    told = Command.objects.filter(run__in=list(runs), verb=Command.Verb.STOP)
-    return set(told.values_list("run_id", flat=True))
+def runs_ordered_to_stop(runs: Iterable[Run]) -> set[int]:
+    """Return the ids of those runs that have a stop command, whether they have ended or not."""
+    stops = Command.objects.filter(run__in=list(runs), verb=Command.Verb.STOP)
+    return set(stops.values_list("run_id", flat=True))
 
 
 def mark_done(runs: Iterable[Run], now: datetime) -> None:
-    """These runs have ended: nothing is wanted of their hosts any more."""
+    """Close the commands of runs that have ended."""
     ended = list(runs)
     Command.objects.filter(run__in=ended, done_at__isnull=True).update(done_at=now)
     nudge.hosts(run.host_id for run in ended)
 
 
-def longest_grace(runs: Sequence[Run], of_pool: int) -> timedelta:
-    """Of the pool now and of what the hosts of ``runs`` were told at their start."""
-    return timedelta(seconds=max([of_pool, *(run.grace_seconds for run in runs)]))
+def longest_grace(runs: Sequence[Run], pool_seconds: int) -> timedelta:
+    """Return the longest grace of the pool now and of what the hosts of ``runs`` received at their start."""
+    return timedelta(seconds=max([pool_seconds, *(run.grace_seconds for run in runs)]))
 
 
 def _create_commands(
@@ -113,6 +119,6 @@ def _create_commands(
             Command(host_id=r.host_id, run=r, verb=verb, code=code, stop_at=stop_at, created_at=now)
             for r in runs
         ),
-        ignore_conflicts=True,  # told before: once is enough
+        ignore_conflicts=True,  # the run has this command already
     )
     nudge.hosts(run.host_id for run in runs)

@@ -1,7 +1,8 @@
-"""What runs wrote, kept in segments below GPUPOOL_STATE/logs: the beginning and the end of each log, however long it was.
+"""Store logs of runs in segment files below GPUPOOL_STATE/logs: the beginning and the end of each log.
 
-A segment is named by its number, and holds the log's bytes from number * SEGMENT_BYTES on. The first stays, since it says how a run
-began; of the others the oldest go when there are too many. A log stays after its run's end, until ``delete_old_logs``.
+A segment file is named by its number and holds the log's bytes from number * SEGMENT_BYTES. The first
+segment is kept, since it shows how a run began; of the others the oldest are removed when there are too
+many. A log stays after its run's end, until ``delete_old_logs``.
 """
 
 from __future__ import annotations
@@ -25,15 +26,16 @@ MAX_LOG_BYTES = MAX_SEGMENTS * SEGMENT_BYTES
 
 
 def log_folder(run: uuid.UUID) -> Path:
-    """Where a run's log lies, whether or not it has one."""
+    """Return the folder of a run's log, whether or not it exists."""
     text = str(run)
     return Path(settings.GPUPOOL_STATE) / "logs" / text[:2] / text
 
 
 def append_log(run: uuid.UUID, offset: int, text: str) -> int:
-    """Write ``text`` at byte ``offset`` of the run's log, as far as it is kept. Answers how long the log is now.
+    """Write ``text`` at byte ``offset`` of the run's log, as far as it is kept; return the log's length.
 
-    The place is the offset's alone: a chunk sent twice changes nothing, and one that was lost leaves a gap until it is sent again.
+    Only the offset decides the position: a chunk sent twice changes nothing, and a lost one leaves a gap
+    until it is sent again.
     """
     if offset < 0:
         return 0
@@ -48,9 +50,10 @@ def append_log(run: uuid.UUID, offset: int, text: str) -> int:
 
 
 def read_log(run: uuid.UUID, offset: int = 0, most: int = 256 * 1024) -> tuple[str, int]:
-    """Text from byte ``offset`` and the offset after it; a negative offset counts from the end. Empty when there is none yet.
+    """Return the text from byte ``offset`` and the offset after it. Empty if there is none yet.
 
-    A character that is only half within ``most`` is left for the next piece. Where bytes are not kept any more a line says so.
+    A negative offset counts from the end. A character that is only partly within ``most`` bytes is left for
+    the next read. A line marks bytes that are not kept.
     """
     segments = _segments(run)
     end = _end(run, segments)
@@ -58,44 +61,44 @@ def read_log(run: uuid.UUID, offset: int = 0, most: int = 256 * 1024) -> tuple[s
     if offset == end:
         return "", end
     first = _first_kept(run, segments, offset)
-    data, place = b"", first
-    while len(data) < most and place < end:
-        number, at = divmod(place, SEGMENT_BYTES)
+    data, position = b"", first
+    while len(data) < most and position < end:
+        number, at = divmod(position, SEGMENT_BYTES)
         piece = _read(run, number, at, min(most - len(data), SEGMENT_BYTES - at))
         if not piece:
-            break  # something is not kept: the next call begins after that
-        data, place = data + piece, place + len(piece)
+            break  # a gap: the next call continues after it
+        data, position = data + piece, position + len(piece)
     data = data[: len(data) - _partial_character_bytes(data)] or data
     return _gap_notice(first - offset) + data.replace(b"\0", b"").decode(errors="replace"), first + len(data)
 
 
 def read_whole_log(run: uuid.UUID) -> bytes | None:
-    """All that is kept of a run's log, with a line where something is not; None when it has written nothing."""
+    """Return all kept bytes of a run's log, with a line for each gap; None if it has written nothing."""
     segments = _segments(run)
     return b"".join(_kept_pieces(run, segments)) if segments else None
 
 
 def delete_old_logs(before: datetime, most: int) -> int:
-    """Remove up to ``most`` logs that nobody has written to since ``before``, of runs that have ended; how many."""
+    """Delete up to ``most`` logs of ended runs that were last written before ``before``; return how many."""
     old: list[uuid.UUID] = []
-    for place in _all():
+    for folder in _all():
         with suppress(FileNotFoundError, ValueError):
-            if len(old) < most and _last_written(place) < before.timestamp():
-                old.append(uuid.UUID(place.name))
-    open_ones = set(Run.objects.filter(public_id__in=old, ended_at=None).values_list("public_id", flat=True))
-    gone = [run for run in old if run not in open_ones]
-    for run in gone:
+            if len(old) < most and _last_written(folder) < before.timestamp():
+                old.append(uuid.UUID(folder.name))
+    running = set(Run.objects.filter(public_id__in=old, ended_at=None).values_list("public_id", flat=True))
+    expired = [run for run in old if run not in running]
+    for run in expired:
         shutil.rmtree(log_folder(run), ignore_errors=True)
-    return len(gone)
+    return len(expired)
 
 
 def _all() -> Iterator[Path]:
-    """The folder of every log."""
+    """Return the folders of all logs."""
     return (Path(settings.GPUPOOL_STATE) / "logs").glob("??/*-*")
 
 
-def _last_written(place: Path) -> float:
-    return max([place.stat().st_mtime, *(segment.stat().st_mtime for segment in place.iterdir())])
+def _last_written(folder: Path) -> float:
+    return max([folder.stat().st_mtime, *(segment.stat().st_mtime for segment in folder.iterdir())])
 
 
 def _segments(run: uuid.UUID) -> list[int]:
@@ -119,33 +122,33 @@ def _end(run: uuid.UUID, segments: list[int]) -> int:
 
 
 def _first_kept(run: uuid.UUID, segments: list[int], offset: int) -> int:
-    """The first byte from ``offset`` on that there is; ``offset`` lies before the end."""
+    """Return the first kept byte at or after ``offset``, which is before the end."""
     number, at = divmod(offset, SEGMENT_BYTES)
     if number in segments and (number == segments[-1] or at < (log_folder(run) / str(number)).stat().st_size):
         return offset
-    return min(each for each in segments if each > number) * SEGMENT_BYTES
+    return min(later for later in segments if later > number) * SEGMENT_BYTES
 
 
 def _partial_character_bytes(data: bytes) -> int:
-    """How many bytes at the end begin a character that is not all there."""
+    """Return how many bytes at the end begin an incomplete character."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     decoder.decode(data[-4:])
     return len(decoder.getstate()[0])
 
 
 def _write(run: uuid.UUID, number: int, at: int, data: memoryview) -> None:
-    place = log_folder(run)
-    is_new = not (place / str(number)).exists()
-    place.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(place / str(number), os.O_WRONLY | os.O_CREAT, 0o640)
+    folder = log_folder(run)
+    is_new = not (folder / str(number)).exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder / str(number), os.O_WRONLY | os.O_CREAT, 0o640)
     try:
         os.pwrite(descriptor, data, at)
     finally:
         os.close(descriptor)
     if is_new:
-        for each in _segments(run):
-            if not _is_kept(run, each):
-                (place / str(each)).unlink(missing_ok=True)
+        for segment in _segments(run):
+            if not _is_kept(run, segment):
+                (folder / str(segment)).unlink(missing_ok=True)
 
 
 def _read(run: uuid.UUID, number: int, at: int, most: int) -> bytes:

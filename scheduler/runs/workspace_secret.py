@@ -1,4 +1,7 @@
-"""What the edge shows to a notebook's server in ``X-Gpupool-Secret``. Derived, so that it is kept nowhere."""
+"""Derive the secret that the edge sends to a notebook's server, so that it is stored nowhere.
+
+It is sent in the header ``X-Gpupool-Secret``.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from django.conf import settings
 
 
 def workspace_secret(run: uuid.UUID) -> str:
-    """The secret of one run of a notebook, from ``Run.public_id``: 64 hexadecimal digits."""
+    """Return the secret of one run of a notebook, given ``Run.public_id``: 64 hexadecimal digits."""
     return hmac.new(
         settings.SECRET_KEY.encode(), f"workspace of run {run}".encode(), hashlib.sha256
     ).hexdigest()

@@ -1,7 +1,8 @@
-"""The verbs that change what the scheduler knows. They trust their caller: permission and audit are portal's.
+"""Operations that change the scheduler's rows. Callers have checked permission and write the audit log.
 
-Each is one transaction with its own locks (``scheduler.coordination.locks``), takes ``now``, and nudges the engine after the commit. A verb that
-answers a bool says whether it changed anything; what the world does not allow raises OperationRejected with numbers.
+Each operation is one transaction with its own locks (``scheduler.coordination.locks``), takes ``now``, and
+nudges the engine after the commit. An operation that returns a bool returns True if it changed something.
+Raises OperationRejected, with numbers, if the current state does not allow the operation.
 """
 
 from scheduler.queue.dependencies import first_never_met
@@ -38,17 +39,19 @@ from scheduler.services.hosts import (
 )
 from scheduler.services.quotas import change_quota, guarantee_capacity
 from scheduler.services.rejection import OperationRejected
+from scheduler.services.reservation_checks import (
+    check_change,
+    check_window,
+    check_windows,
+    evicted_by_reservation,
+    first_windows,
+)
 from scheduler.services.reservations import (
     cancel_reservation,
     cancel_series,
     change_reservation,
-    check_change,
-    check_window,
-    check_windows,
     confirm_reservation,
     confirm_series,
-    evicted_by_reservation,
-    first_windows,
     lock_reservation,
     rebind_reservation,
     shorten_reservation,

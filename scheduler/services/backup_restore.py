@@ -1,4 +1,4 @@
-"""The database was restored from a backup, and the hosts have gone on since: what has to be put right before they are heard."""
+"""Repair state after the database was restored from a backup, before hosts are served again."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from django.db.models import Max
 from scheduler.models import Host
 from scheduler.services.host_credentials import CREDENTIAL_TTL
 
-GENERATION_JUMP = (
-    1 << 32
-)  # more claims than are made after a backup; a bigint has room for two thousand million such steps
+GENERATION_JUMP = 1 << 32  # more runs than start after a backup; a bigint allows two billion such jumps
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreResult:
-    """What was done. ``generation``: the next claims have higher ones; ``hosts``: known anew at their next word."""
+    """What was repaired.
+
+    ``generation``: new runs have higher generations. ``hosts``: hosts whose agent start was cleared.
+    """
 
     generation: int
     hosts: int
@@ -27,11 +28,12 @@ class RestoreResult:
 
 @transaction.atomic
 def recover_after_restore(*, now: datetime) -> RestoreResult:
-    """Once after a restore, before hosts are heard; again does no harm.
+    """Repair state once after a restore, before hosts are served. Repeating it does no harm.
 
-    Claims get generations above all that hosts have seen since the backup, which refuse any other for ever. Which start of its
-    agent each host had is forgotten, or an agent that was started since would be taken for a copy. Credentials that were good
-    when the backup was made are good for another day: those that were given out since follow from them (``verify_credential``).
+    Hosts have continued since the backup. New runs get generations above all that hosts have seen, since
+    hosts reject lower ones. The recorded start of each agent is cleared; otherwise an agent that was
+    restarted since would be rejected as a copy. Credentials that were valid at the time of the backup stay
+    valid for a day: newer ones are derived from them (``verify_credential``).
     """
     with connection.cursor() as cursor:
         cursor.execute(
@@ -39,9 +41,9 @@ def recover_after_restore(*, now: datetime) -> RestoreResult:
         )
         row = cursor.fetchone()
     joined = Host.objects.exclude(credential_hash="")
-    made_at = joined.aggregate(last=Max("last_sync_at"))["last"]
-    good = joined.filter(credential_expires_at__gt=made_at) if made_at is not None else joined.none()
-    credentials = good.filter(credential_expires_at__lt=now + CREDENTIAL_TTL).update(
+    backup_at = joined.aggregate(last=Max("last_sync_at"))["last"]
+    valid = joined.filter(credential_expires_at__gt=backup_at) if backup_at is not None else joined.none()
+    credentials = valid.filter(credential_expires_at__lt=now + CREDENTIAL_TTL).update(
         credential_expires_at=now + CREDENTIAL_TTL
     )
     hosts = Host.objects.exclude(agent_start="").update(agent_start="")

@@ -1,4 +1,4 @@
-"""A budget that is used up closes a gate; telemetry decides when."""
+"""Close and open budget gates. Telemetry decides when a budget is used up."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ def close_budget_gate(
     team: Team | None = None,
     project: Project | None = None,
 ) -> BudgetGate:
-    """Refuse new work of a team or project, or stop lending to it, until ``until``.
+    """Reject new work of a team or project, or stop its borrowing, until ``until``.
 
-    A gate that is closed already stays, with the new numbers. Once this returns nothing starts that it keeps out: it waits for a
-    plan that is being committed, and every later one is checked against it.
+    A gate that is closed already gets the new numbers. After this returns, no work starts that the gate
+    excludes: the call waits for a plan that is being committed, and every later plan is checked against the
+    gate.
     """
     locks.leader()
     gate, _ = BudgetGate.objects.update_or_create(
@@ -43,7 +44,7 @@ def close_budget_gate(
 
 @transaction.atomic
 def open_budget_gate(*, action: str, team: Team | None = None, project: Project | None = None) -> bool:
-    """Take a closed gate away, for a budget that was raised. False when none was closed."""
+    """Remove a closed gate, for a budget that was raised. Returns False if none was closed."""
     opened, _ = BudgetGate.objects.filter(team=team, project=project, action=action).delete()
     nudge.engine()
     nudge.pages(nudge.QUEUE)

@@ -1,9 +1,10 @@
-"""How an agent proves which host it speaks for: a join token once, then a credential that is renewed.
+"""Authenticate hosts: a join token once, then a credential that is renewed.
 
-With the token the host registers the public half of a key pair that was made on it, and a new credential is given to whoever signs
-a challenge with the private half; a credential that somebody copied lives a day. Only hashes are kept. A renewed credential is
-derived from the present one's hash and the site's secret, so that renewing twice gives the same text and a lost frame costs
-nothing; it takes over when the agent first uses it. A database restored from a backup knows those that were given out since.
+With the token the agent registers the public key of a key pair made on the host. A new credential is given
+only for a challenge signed with the private key; a copied credential is valid for at most a day. Only
+hashes are stored. A renewed credential is derived from the hash of the current one and the site's secret.
+So renewing twice gives the same text, and a lost frame costs nothing; it takes effect when the agent first
+uses it. A database restored from a backup accepts credentials that were issued since.
 """
 
 from __future__ import annotations
@@ -31,16 +32,12 @@ from scheduler.state.states import LeaseState, change_state
 JOIN_TOKEN_TTL = timedelta(minutes=15)
 CREDENTIAL_TTL = timedelta(hours=24)
 CREDENTIAL_RENEW_AFTER = CREDENTIAL_TTL * 2 / 3
-CREDENTIAL_RENEWABLE_FOR = timedelta(
-    days=30
-)  # after its end: a host that was off for so long comes back by itself
-MAX_CREDENTIAL_CHAIN = (
-    64  # from one credential to the next, so far back may a restored backup lie: about 40 days
-)
+CREDENTIAL_RENEWABLE_FOR = timedelta(days=30)  # after its expiry: a host that was off rejoins without help
+MAX_CREDENTIAL_CHAIN = 64  # renewals since the restored backup: about 40 days
 CHALLENGE_STEP_SECONDS = 300
 CREDENTIAL_PREFIX = "gpa"
 CHALLENGE_PREFIX = "gpc"
-JOIN_TOKEN_PREFIX = "gpj_"  # so that no token begins with "-", which a command line would take for an option
+JOIN_TOKEN_PREFIX = "gpj_"  # so that no token starts with "-", which a command line reads as an option
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +48,9 @@ class HostCredential:
 
 @transaction.atomic
 def issue_join_token(host: Host, *, now: datetime) -> str:
-    """A token with which one agent joins as this host, once, within 15 minutes. Shown once; those not used yet stop working."""
+    """Issue a token with which one agent joins as this host, once, within 15 minutes. Earlier unused tokens
+    expire.
+    """
     JoinToken.objects.filter(host=host, used_at__isnull=True, expires_at__gt=now).update(expires_at=now)
     text = f"{JOIN_TOKEN_PREFIX}{secrets.token_urlsafe(32)}"
     JoinToken.objects.create(
@@ -71,12 +70,15 @@ def redeem_join_token(
     public_key: str = "",
     signature: str = "",
 ) -> tuple[Host, HostCredential]:
-    """The host's agent from now on is ``instance``; whoever was it before is turned away. Whoever did not hear the answer may ask
-    again: a spent token still counts for the instance and the key that it made the host's, until they have spoken with the
-    credential; the one of the lost answer counts no more.
+    """Make ``instance`` the host's agent; an earlier one is rejected from now on.
 
-    Raises OperationRejected ``join_token_unknown``, ``join_token_spent``, ``join_token_expired``, ``join_token_of_another_host`` or, when
-    the token was not signed with the private half of ``public_key``, ``join_key_not_proven``.
+    If the response was lost, the agent may repeat the request: a spent token stays valid for the instance
+    and the key that it registered, until they have used the credential. The credential of the lost response
+    becomes invalid.
+
+    Raises OperationRejected ``join_token_unknown``, ``join_token_spent``, ``join_token_expired``,
+    ``join_token_of_another_host``, or ``join_key_not_proven`` if the token was not signed with the private
+    key of ``public_key``.
     """
     row = JoinToken.objects.select_related("host").filter(token_hash=_hash(token)).first()
     if row is None:
@@ -91,9 +93,7 @@ def redeem_join_token(
     host = locks.hosts([row.host_id])[row.host_id]
     if not is_first and not _join_answer_was_lost(host, instance, public_key):
         raise OperationRejected("join_token_spent")
-    if (
-        instance != host.agent_instance
-    ):  # what the one before has begun is its own: nothing is wanted of this one for it
+    if instance != host.agent_instance:  # runs that the earlier agent started are not desired of this one
         starts = Command.objects.filter(host=host, verb=Command.Verb.START, done_at__isnull=True)
         starts.update(done_at=now)
     credential = HostCredential(_credential_text(host.pk, secrets.token_urlsafe(32)), now + CREDENTIAL_TTL)
@@ -118,15 +118,15 @@ def redeem_join_token(
 
 
 def _join_answer_was_lost(host: Host, instance: str, public_key: str) -> bool:
-    """Did this agent, proven by its key, join as the host and has not been heard since?"""
+    """Return True if this agent, proven by its key, joined as the host and has not reported since."""
     joined = bool(public_key) and (host.agent_instance, host.public_key) == (instance, public_key)
     return joined and host.last_sync_at == host.agent_before_heard_at
 
 
 def verify_credential(text: str, *, now: datetime) -> int | None:
-    """The host's id when this is its credential or one that follows from it, which then takes over.
+    """Return the host's id if this is its credential or one derived from it, which then takes effect.
 
-    None when it is neither, has expired or was revoked.
+    None if it is neither, has expired or was revoked.
     """
     host = Host.objects.filter(pk=_host_id(text)).only("credential_hash", "credential_expires_at").first()
     if (
@@ -146,8 +146,11 @@ def verify_credential(text: str, *, now: datetime) -> int | None:
 
 
 def _is_in_chain(text: str, host: Host) -> bool:
-    """Is this the host's next credential, or one after it? Each follows from the one before and the site's secret, so nobody has
-    one that was not given out; those further on were given out after the backup from which this database was restored."""
+    """Return True if this is the host's next credential or a later one.
+
+    Each is derived from the one before and the site's secret, so only issued ones are known. Later ones
+    were issued after the backup from which this database was restored.
+    """
     last = host.credential_hash
     for _ in range(MAX_CREDENTIAL_CHAIN):
         following = _credential_text_after(host.pk, last)
@@ -158,22 +161,28 @@ def _is_in_chain(text: str, host: Host) -> bool:
 
 
 def renewed_credential(host: Host, *, now: datetime) -> HostCredential | None:
-    """For a host without a key: the next credential when two thirds of this one's life are over, else None. Asking again gives the
-    same one."""
+    """Return the next credential of a host without a key after two thirds of the current one's lifetime,
+    else None.
+
+    Repeated calls return the same text.
+    """
     if host.public_key or not _renewal_is_due(host, now):
         return None
     return HostCredential(_next_credential_text(host), now + CREDENTIAL_TTL)
 
 
 def due_challenge(host: Host, *, now: datetime) -> str:
-    """What a host with a key has to sign when two thirds of its credential's life are over, else ''."""
+    """Return the challenge for a host with a key after two thirds of its credential's lifetime, else an
+    empty string.
+    """
     return _challenge(host, now) if host.public_key and _renewal_is_due(host, now) else ""
 
 
 def redeem_challenge(host: Host, *, challenge: str, signature: str, now: datetime) -> HostCredential:
-    """The next credential for a signed challenge; it takes over when the agent first uses it.
+    """Return the next credential for a signed challenge; it takes effect when the agent first uses it.
 
-    Raises OperationRejected ``challenge_unknown`` (of another host or credential, or too old) or ``challenge_not_signed``.
+    Raises OperationRejected ``challenge_unknown`` (for another host or credential, or too old) or
+    ``challenge_not_signed``.
     """
     expires = challenge.split(".")[2] if challenge.count(".") == 3 else ""
     is_time = expires.isascii() and expires.isdigit() and len(expires) < 16
@@ -186,26 +195,32 @@ def redeem_challenge(host: Host, *, challenge: str, signature: str, now: datetim
 
 
 def challenge_for_expired(text: str, *, now: datetime) -> str:
-    """What to sign for a new credential, for whoever has the host's last one, once it has run out, or the one before where nobody
-    has used the last one yet. '' for anybody else: while it is good only the host's open connection is asked to sign, so that a
-    copy of its state folder can't take its place meanwhile."""
+    """Return the challenge for the holder of the host's last credential after it has expired, else an empty
+    string.
+
+    The one before is accepted while nobody has used the last one. While the credential is valid, only the
+    host's open connection gets a challenge, so that a copy of its state folder cannot take its place.
+    """
     host = _host_of_expired(text, now)
     return _challenge(host, now) if host is not None else ""
 
 
 @transaction.atomic
 def renew_expired_credential(text: str, *, challenge: str, signature: str, now: datetime) -> HostCredential:
-    """A new credential in place of ``text``, for a signed challenge; it counts at once, and until the host has spoken with it,
-    asking again gives the same. Raises OperationRejected as ``redeem_challenge`` does."""
+    """Return a credential that replaces ``text``, for a signed challenge. It is valid at once.
+
+    Repeated calls return the same until the host has used it. Raises OperationRejected as
+    ``redeem_challenge`` does.
+    """
     host = _host_of_expired(text, now)
     if host is None:
         raise OperationRejected("challenge_unknown")
     redeem_challenge(host, challenge=challenge, signature=signature, now=now)
-    given = HostCredential(_credential_text_after(host.pk, _hash(text)), now + CREDENTIAL_TTL)
+    renewed = HostCredential(_credential_text_after(host.pk, _hash(text)), now + CREDENTIAL_TTL)
     same = Host.objects.filter(pk=host.pk, credential_hash=host.credential_hash)
-    if not same.update(credential_hash=_hash(given.text), credential_expires_at=given.expires_at):
+    if not same.update(credential_hash=_hash(renewed.text), credential_expires_at=renewed.expires_at):
         raise OperationRejected("challenge_unknown")
-    return given
+    return renewed
 
 
 def _host_of_expired(text: str, now: datetime) -> Host | None:
@@ -217,7 +232,7 @@ def _host_of_expired(text: str, now: datetime) -> Host | None:
         return host if ends <= now < ends + CREDENTIAL_RENEWABLE_FOR else None
     is_next = hmac.compare_digest(_hash(_credential_text_after(host.pk, _hash(text))), host.credential_hash)
     unused = host.last_sync_at is None or host.last_sync_at < ends - CREDENTIAL_TTL
-    # It was renewed and the answer was lost: nobody has spoken with the new one yet.
+    # It was renewed and the response was lost: nobody has used the new one yet.
     return host if is_next and unused and now < ends + CREDENTIAL_RENEWABLE_FOR else None
 
 
@@ -231,15 +246,15 @@ def _renewal_is_due(host: Host, now: datetime) -> bool:
 
 
 def _challenge(host: Host, now: datetime) -> str:
-    """The same for some minutes, so that asking again does not ask for another signature."""
+    """Return the challenge, the same for some minutes: a repeated request needs no new signature."""
     return _challenge_text(
         host, (int(now.timestamp()) // CHALLENGE_STEP_SECONDS + 2) * CHALLENGE_STEP_SECONDS
     )
 
 
 def _challenge_text(host: Host, expires: int) -> str:
-    said = f"challenge to host {host.pk} until {expires} after {host.credential_hash}".encode()
-    mac = hmac.new(settings.SECRET_KEY.encode(), said, hashlib.sha256).digest()
+    message = f"challenge to host {host.pk} until {expires} after {host.credential_hash}".encode()
+    mac = hmac.new(settings.SECRET_KEY.encode(), message, hashlib.sha256).digest()
     return f"{CHALLENGE_PREFIX}.{host.pk}.{expires}.{base64.urlsafe_b64encode(mac).decode().rstrip('=')}"
 
 
@@ -254,10 +269,10 @@ def _is_signed(public_key: str, signature: str, text: str) -> bool:
 
 @transaction.atomic
 def revoke_credential(host: Host, *, now: datetime) -> bool:
-    """Its agent is turned away at once, also on the connection that is open, and may join again with a new token. Nothing new is
-    placed on the host from now on: it could only be lost with the lease.
+    """Revoke the host's credential: its agent is disconnected at once and may join again with a new token.
 
-    False when it had no credential.
+    Nothing new is placed on the host, since it would be lost with the lease. Returns False if it had no
+    credential.
     """
     fresh = locks.hosts([host.pk])[host.pk]
     JoinToken.objects.filter(host=host, used_at__isnull=True, expires_at__gt=now).update(expires_at=now)
@@ -280,8 +295,11 @@ def revoke_credential(host: Host, *, now: datetime) -> bool:
 def record_rejected_agent(
     host_id: int, *, reason: str, code: str = "", instance: str = "", boot_id: str = "", now: datetime
 ) -> None:
-    """Keep who was turned away last as this host and why, for its page. What is not known of the agent stays empty. ``code``:
-    ``agent_copy`` or ``agent_second`` where people have to choose between two agents."""
+    """Record the last agent that was rejected as this host, and why, for the host's page.
+
+    Unknown values stay empty. ``code``: ``agent_copy`` or ``agent_second`` if an operator has to choose
+    between two agents.
+    """
     Host.objects.filter(pk=host_id).update(
         refused_agent={
             "instance": instance[:64],
@@ -299,8 +317,8 @@ def _next_credential_text(host: Host) -> str:
 
 
 def _credential_text_after(host_id: int, credential_hash: str) -> str:
-    said = f"next credential of host {host_id} after {credential_hash}".encode()
-    mac = hmac.new(settings.SECRET_KEY.encode(), said, hashlib.sha256).digest()
+    message = f"next credential of host {host_id} after {credential_hash}".encode()
+    mac = hmac.new(settings.SECRET_KEY.encode(), message, hashlib.sha256).digest()
     return _credential_text(host_id, base64.urlsafe_b64encode(mac).decode().rstrip("="))
 
 

@@ -1,4 +1,6 @@
-"""Hosts and GPUs: made known, taken out and given back. Each change of a state leaves a row with its time and reason."""
+"""Add hosts, and change the states of hosts and GPUs. Each change of state is recorded with its time and
+reason.
+"""
 
 from __future__ import annotations
 
@@ -26,26 +28,30 @@ from scheduler.services.rejection import OperationRejected
 from scheduler.state import nudge
 from scheduler.state.states import TRANSITIONS, AdminState, RepairState, RunState, WorkloadState, change_state
 
-MAX_REASON_LENGTH = 300  # characters, of what is kept beside a host's states
+MAX_REASON_LENGTH = 300  # characters, of a host's state_reason
 
 
 @transaction.atomic
 def add_host(*, pool: Pool, name: str, now: datetime, labels: Mapping[str, str] | None = None) -> Host:
-    """A host that is known, and joins when its agent speaks. Raises IntegrityError when the name is taken."""
+    """Add a host; it joins when its agent connects. Raises IntegrityError if the name is taken."""
     host = Host.objects.create(pool=pool, name=name, labels=dict(labels or {}), created_at=now)
     record_host_change(host, "added", now)
     return host
 
 
 def cordon_host(host: Host, *, reason: str, now: datetime) -> bool:
-    """Nothing new is placed on it; what runs goes on. False when it can't become cordoned from what it is."""
+    """Place nothing new on the host; running work continues. Returns False if its state does not allow it."""
     return _change_admin(host, AdminState.CORDONED, reason, now)
 
 
 @transaction.atomic
 def cordon_for_fault(host: Host, gpu: Gpu | None, *, reason: str, now: datetime) -> bool:
-    """Nothing new comes, what ran on the broken GPU is stopped and starts elsewhere, and what else can go, goes. A host that a
-    person has closed stays as that one wanted it, and says this beside. False when nothing of it is new."""
+    """Cordon a host for a fault: quarantine the GPU, stop its work, and evict the preemptible work of the
+    host.
+
+    A host that an operator has closed keeps its state and gets this reason as well. Returns False if
+    nothing changed.
+    """
     fresh = locks.hosts([host.pk])[host.pk]
     if _is_closed(fresh):
         cordoned = _add_reason(fresh, reason, now)
@@ -60,15 +66,18 @@ def cordon_for_fault(host: Host, gpu: Gpu | None, *, reason: str, now: datetime)
 
 @transaction.atomic
 def drain_for_fault(host: Host, *, reason: str, now: datetime) -> bool:
-    """The host is drained. One that a person has closed keeps that reason, and says this beside. False when none of it is new."""
+    """Drain a host for a fault. One that an operator has closed keeps its reason and gets this one as well.
+
+    Returns False if nothing changed.
+    """
     fresh = locks.hosts([host.pk])[host.pk]
-    noted = _is_closed(fresh) and _add_reason(fresh, reason, now)
-    why = fresh.state_reason if _is_closed(fresh) else reason
-    drained = _change(fresh, "admin_state", AdminState.DRAINING, why, now)
+    added = _is_closed(fresh) and _add_reason(fresh, reason, now)
+    combined_reason = fresh.state_reason if _is_closed(fresh) else reason
+    drained = _change(fresh, "admin_state", AdminState.DRAINING, combined_reason, now)
     if drained:
         drain_workloads(fresh, now=now, also_unpreemptible=False)
     _copy_states(fresh, host)
-    return noted or drained
+    return added or drained
 
 
 def _is_closed(host: Host) -> bool:
@@ -76,8 +85,10 @@ def _is_closed(host: Host) -> bool:
 
 
 def _add_reason(host: Host, reason: str, now: datetime) -> bool:
-    """What happened to a host that is closed, beside why it was: who returns it for that has to see this, too. The host is locked.
-    False where it says so already."""
+    """Add a reason to a closed host, so that the operator who returns it sees both. The host is locked.
+
+    Returns False if the reason is already included.
+    """
     if reason in host.state_reason:
         return False
     host.state_reason = join_reasons(host.state_reason, reason)
@@ -87,14 +98,14 @@ def _add_reason(host: Host, reason: str, now: datetime) -> bool:
 
 
 def join_reasons(before: str, reason: str) -> str:
-    """Two reasons in one, the later one whole."""
-    room = MAX_REASON_LENGTH - len(reason) - 2
-    return f"{before[:room]}; {reason}" if before and room > 0 else reason[:MAX_REASON_LENGTH]
+    """Join two reasons; the later one is kept whole."""
+    available = MAX_REASON_LENGTH - len(reason) - 2
+    return f"{before[:available]}; {reason}" if before and available > 0 else reason[:MAX_REASON_LENGTH]
 
 
 @transaction.atomic
 def drain_host(host: Host, *, reason: str, now: datetime) -> bool:
-    """Nothing new is placed on it; preemptible work gets its notice and goes elsewhere, the rest runs to its end."""
+    """Place nothing new on the host and evict preemptible work; other work runs to its end."""
     if not _change_admin(host, AdminState.DRAINING, reason, now):
         return False
     drain_workloads(host, now=now, also_unpreemptible=False)
@@ -103,7 +114,9 @@ def drain_host(host: Host, *, reason: str, now: datetime) -> bool:
 
 @transaction.atomic
 def return_host(host: Host, *, reason: str = "", now: datetime) -> bool:
-    """Back in service and well: whoever calls this has looked at it. False when it was both already."""
+    """Return a host to service and mark it well, after an operator has checked it. Returns False if it was
+    both.
+    """
     fresh = locks.hosts([host.pk])[host.pk]
     was_closed = _change(fresh, "admin_state", AdminState.IN_SERVICE, reason, now)
     was_ill = _change(fresh, "repair_state", RepairState.WELL, reason, now)
@@ -116,7 +129,9 @@ def return_host(host: Host, *, reason: str = "", now: datetime) -> bool:
 
 @transaction.atomic
 def trip_host(host: Host, *, reason: str, now: datetime) -> bool:
-    """Too many attempts failed on it: nothing new is placed there until a person returns it or its diagnostics pass."""
+    """Cordon a host on which too many attempts failed, until an operator returns it or its diagnostics
+    pass.
+    """
     if not _change_admin(host, AdminState.CORDONED, reason, now):
         return False
     Host.objects.filter(pk=host.pk).update(tripped_at=now)
@@ -125,8 +140,10 @@ def trip_host(host: Host, *, reason: str, now: datetime) -> bool:
 
 
 def check_maintenance(host: Host, *, start: datetime, end: datetime) -> None:
-    """Raise Refused ("windows_overlap", with the host and the id, start, end and reason of the other window) where one of this host
-    has a part of that time."""
+    """Raise OperationRejected ``windows_overlap`` if the host has another window in that time.
+
+    The numbers have the host, and the id, start, end and reason of the other window.
+    """
     other = (
         MaintenanceWindow.objects.filter(host=host, start__lt=end, end__gt=start)
         .order_by("start", "pk")
@@ -143,7 +160,8 @@ def check_maintenance(host: Host, *, start: datetime, end: datetime) -> None:
 def set_maintenance(
     host: Host, *, start: datetime, end: datetime, reason: str, now: datetime
 ) -> MaintenanceWindow:
-    """Announce a window: nothing is placed that would run into it, and the host's work is moved off in time for its start.
+    """Announce a window. Nothing is placed that would overlap it, and the host's work is drained before its
+    start.
 
     Raises OperationRejected as ``check_maintenance``.
     """
@@ -157,7 +175,9 @@ def set_maintenance(
 
 @transaction.atomic
 def cancel_maintenance(window: MaintenanceWindow, *, now: datetime) -> bool:
-    """Take a window back; one that has begun is over with that, and its host what it was before. False when it was gone already."""
+    """Delete a window; if it has started, the host leaves maintenance. Returns False if it was deleted
+    already.
+    """
     host = locks.hosts([window.host_id])[window.host_id]
     removed, _ = MaintenanceWindow.objects.filter(pk=window.pk).delete()
     if removed and not host.maintenance_windows.filter(start__lte=now, end__gt=now).exists():
@@ -169,7 +189,9 @@ def cancel_maintenance(window: MaintenanceWindow, *, now: datetime) -> bool:
 
 @transaction.atomic
 def enter_maintenance(host: Host, *, reason: str, now: datetime) -> bool:
-    """The window has begun. Called by the clock. A host that is closed for another reason keeps that one beside its states."""
+    """Put a host into maintenance at the start of its window. A host closed for another reason keeps that
+    reason.
+    """
     fresh = locks.hosts([host.pk])[host.pk]
     is_open = fresh.admin_state == AdminState.IN_SERVICE and fresh.repair_state == RepairState.WELL
     kept = "" if is_open else fresh.state_reason
@@ -180,8 +202,9 @@ def enter_maintenance(host: Host, *, reason: str, now: datetime) -> bool:
 
 @transaction.atomic
 def leave_maintenance(host: Host, *, now: datetime) -> bool:
-    """The window is over. Called by the clock: nobody has looked at the host, so it is in service only if it was before, and as
-    well as it is."""
+    """End a host's maintenance after its window. Nobody has checked the host, so its earlier states are
+    restored.
+    """
     fresh = locks.hosts([host.pk])[host.pk]
     changed = _leave_maintenance(fresh, "its maintenance window is over", now)
     _copy_states(fresh, host)
@@ -189,7 +212,7 @@ def leave_maintenance(host: Host, *, now: datetime) -> bool:
 
 
 def _leave_maintenance(host: Host, reason: str, now: datetime) -> bool:
-    """The same of a host that is locked."""
+    """End the maintenance of a locked host."""
     if host.admin_state != AdminState.MAINTENANCE:
         return False
     before = host.state_changes.exclude(admin_state=AdminState.MAINTENANCE).order_by("-pk").first()
@@ -200,7 +223,9 @@ def _leave_maintenance(host: Host, reason: str, now: datetime) -> bool:
 
 @transaction.atomic
 def quarantine_host(host: Host, *, reason: str, now: datetime) -> bool:
-    """Out for a fault until somebody returns it; preemptible work gets its notice. False when it was out already."""
+    """Quarantine a host until it is returned, and evict preemptible work. Returns False if its state does
+    not allow it.
+    """
     fresh = locks.hosts([host.pk])[host.pk]
     changed = _change(fresh, "repair_state", RepairState.QUARANTINED, reason, now)
     if changed:
@@ -211,16 +236,16 @@ def quarantine_host(host: Host, *, reason: str, now: datetime) -> bool:
 
 @transaction.atomic
 def quarantine_gpu(gpu: Gpu, *, reason: str, now: datetime) -> bool:
-    """A GPU that is not to be trusted: its work is stopped and goes elsewhere, nothing new is placed on it until it is returned.
+    """Quarantine a GPU until it is returned, and stop its work, which starts elsewhere.
 
-    False when it was out already.
+    Returns False if it was out of service already.
     """
     locks.hosts([gpu.host_id])
     return _quarantine_gpu(gpu, reason, now)
 
 
 def _quarantine_gpu(gpu: Gpu, reason: str, now: datetime) -> bool:
-    """The same of a GPU whose host is locked."""
+    """Quarantine a GPU whose host is locked."""
     fresh = Gpu.objects.get(pk=gpu.pk)
     if not change_gpu_repair(fresh, RepairState.QUARANTINED, reason, now):
         return False
@@ -231,7 +256,9 @@ def _quarantine_gpu(gpu: Gpu, reason: str, now: datetime) -> bool:
 
 @transaction.atomic
 def take_out_gpu(gpu: Gpu, *, reason: str, now: datetime) -> bool:
-    """Broken, or on its way to the vendor: its work is stopped and goes elsewhere. False when it was out already."""
+    """Take a broken GPU out of service and stop its work, which starts elsewhere. Returns False if it was
+    out already.
+    """
     locks.hosts([gpu.host_id])
     fresh = Gpu.objects.get(pk=gpu.pk)
     if not change_gpu_repair(fresh, RepairState.OUT, reason, now):
@@ -251,7 +278,7 @@ def _stop_gpu_holders(gpu: Gpu, now: datetime) -> None:
 
 @transaction.atomic
 def return_gpu(gpu: Gpu, *, reason: str = "", now: datetime) -> bool:
-    """Well again. False when it was."""
+    """Return a GPU to service. Returns False if it was well."""
     locks.hosts([gpu.host_id])
     fresh = Gpu.objects.get(pk=gpu.pk)
     changed = change_gpu_repair(fresh, RepairState.WELL, reason, now)
@@ -260,7 +287,9 @@ def return_gpu(gpu: Gpu, *, reason: str = "", now: datetime) -> bool:
 
 
 def drain_workloads(host: Host, *, now: datetime, also_unpreemptible: bool) -> None:
-    """Jobs on it get a notice (those that had not begun are stopped) and are queued again. Inside a transaction, host locked."""
+    """Evict the host's jobs and requeue them; those that have not started are stopped. Inside a
+    transaction, host locked.
+    """
     here = Run.objects.filter(host=host).exclude(state=RunState.ENDED)
     live = Workload.objects.filter(runs__in=here, state__in=commands.LIVE_STATES)
     if not also_unpreemptible:
@@ -269,7 +298,7 @@ def drain_workloads(host: Host, *, now: datetime, also_unpreemptible: bool) -> N
 
 
 def drain_gpu_workloads(gpu: Gpu, *, now: datetime) -> None:
-    """The same for preemptible holders of a part of one GPU; the rest runs to its end. Its host is locked by the caller."""
+    """Evict preemptible holders of one GPU; other work runs to its end. The caller has locked the host."""
     holders = Workload.objects.filter(
         allocations__unit__gpu=gpu,
         allocations__period__upper_inf=True,
@@ -286,14 +315,12 @@ def _evict(live: QuerySet[Workload], pool: Pool, now: datetime) -> None:
             commands.give_notice(
                 workload, code=ReasonCode.DRAINED, stop_at=stop_at, grace_seconds=pool.grace_seconds, now=now
             )
-        elif (
-            workload.state != WorkloadState.NOTICE
-        ):  # asked again at each tick: a notice once given runs out by itself
+        elif workload.state != WorkloadState.NOTICE:  # called at each tick: a notice runs to its end
             commands.order_stop(workload, code=ReasonCode.DRAINED, grace_seconds=pool.grace_seconds, now=now)
 
 
 def record_host_change(host: Host, reason: str, now: datetime) -> None:
-    """Keep what a host's three states are from now on, and wake whoever looks at hosts."""
+    """Record a host's three states, and nudge the engine and the pages."""
     HostStateChange.objects.create(
         host=host,
         lease_state=host.lease_state,
@@ -317,7 +344,9 @@ def _change_admin(host: Host, new: AdminState, reason: str, now: datetime) -> bo
 def _change(
     host: Host, field: str, new: StrEnum, reason: str, now: datetime, state_reason: str | None = None
 ) -> bool:
-    """``state_reason``: what is kept beside the states, where that is not why this changes."""
+    """Change one state of a host. ``state_reason``: the reason to store in the host, if not that of this
+    change.
+    """
     old = type(new)(getattr(host, field))
     if str(new) not in TRANSITIONS[type(new)][str(old)]:
         return False
@@ -329,12 +358,17 @@ def _change(
 
 
 def change_host_repair(host: Host, new: RepairState, reason: str, now: datetime) -> bool:
-    """The repair state alone. Inside a transaction, host locked. False when there is no way from what it is."""
+    """Change only the repair state. Inside a transaction, host locked. Returns False if the transition is
+    not allowed.
+    """
     return _change(host, "repair_state", new, reason, now)
 
 
 def change_gpu_repair(gpu: Gpu, new: RepairState, reason: str, now: datetime) -> bool:
-    """The same of one GPU; the row kept of it is what its unhealthy time is counted from."""
+    """Change a GPU's repair state and record it; unhealthy time is counted from these records.
+
+    Returns False if the transition is not allowed.
+    """
     old = RepairState(gpu.repair_state)
     if str(new) not in TRANSITIONS[RepairState][str(old)]:
         return False
@@ -346,6 +380,6 @@ def change_gpu_repair(gpu: Gpu, new: RepairState, reason: str, now: datetime) ->
     return True
 
 
-def _copy_states(fresh: Host, given: Host) -> None:
+def _copy_states(fresh: Host, target: Host) -> None:
     for name in ("admin_state", "repair_state", "lease_state", "state_reason"):
-        setattr(given, name, getattr(fresh, name))
+        setattr(target, name, getattr(fresh, name))

@@ -1,8 +1,8 @@
-"""GPU-hours per period: what teams used of those that their guarantees are worth, counted from allocations.
+"""Count the GPU-hours that teams used of their quotas' hour budgets, from allocations.
 
-Counted every minute in one query, however many allocations there are, and written beside the quota. What the planner reads is
-only whether they are used up, so nothing has to be planned anew while they are not. A new period begins at midnight (UTC) of
-the day, of Monday, or of the first of the month.
+One query counts them every minute, however many allocations there are. The planner reads only whether they
+are used up, so counting causes no new plan. Periods start at midnight (UTC) of the day, of Monday, or of
+the first of the month.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class QuotaPeriod:
 
 
 def quota_period_at(kind: str, now: datetime) -> QuotaPeriod:
-    """The day, week or month (UTC) that ``now`` is in."""
+    """Return the day, week or month (UTC) that contains ``now``."""
     day = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     if kind == Quota.Period.DAY:
         return QuotaPeriod(day, day + timedelta(days=1))
@@ -59,7 +59,10 @@ def quota_period_at(kind: str, now: datetime) -> QuotaPeriod:
 
 
 def count_quota_hours(now: datetime, only: Quota | None = None) -> int:
-    """Count what was used in each quota's period (or in one's), and note which are used up; how many of these changed."""
+    """Count the use in the current period of all quotas, or of one, and note which are used up.
+
+    Returns the number of quotas whose ``hours_used_up`` changed.
+    """
     with connection.cursor() as cursor:
         cursor.execute(USED_HOURS_SQL, {"now": now, "only": only.pk if only else None})
         used = {pk: int(seconds) for pk, seconds in cursor.fetchall()}
@@ -69,7 +72,7 @@ def count_quota_hours(now: datetime, only: Quota | None = None) -> int:
 
 
 def _store_use(quota: Quota, used: int, now: datetime) -> bool:
-    """Write down one quota's use; True when it is now used up and was not, or the other way round."""
+    """Store one quota's use. Returns True if ``hours_used_up`` changed."""
     until = quota_period_at(quota.hours_period, now).end
     used_up = used >= (quota.hours_slot_seconds or 0)
     same_period = quota.hours_until == until

@@ -1,4 +1,4 @@
-"""Guarantees. Their sum per pool and model never exceeds what the pool has."""
+"""Change guarantees. Their sum per pool and model never exceeds the pool's capacity."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from scheduler.state import nudge
 
 @dataclass(frozen=True, slots=True)
 class GuaranteeCapacity:
-    """In slots: what a pool has of a model, and what teams other than the one asked for are guaranteed of it."""
+    """A pool's slots of one model, and the slots of it that are guaranteed to other teams."""
 
     capacity: int
     others: int
 
     @property
     def most(self) -> int:
-        """The highest guarantee the team can have."""
+        """Return the highest guarantee the team can have."""
         return max(0, self.capacity - self.others)
 
 
 def guarantee_capacity(*, pool: Pool, model: str, team: Team) -> GuaranteeCapacity:
-    """What is left to guarantee to ``team``. GPUs in repair count: they are expected back."""
+    """Return the capacity that can be guaranteed to ``team``. GPUs in repair count: they will return."""
     capacity = (
         Gpu.objects.filter(host__pool=pool, model=model, retired_at__isnull=True).count() * SLOTS_PER_GPU
     )
@@ -54,9 +54,12 @@ def change_quota(
     period: str = Quota.Period.MONTH,
     when_used_up: str = Quota.WhenUsedUp.BORROW,
 ) -> bool:
-    """Set a team's claim on one model of one pool, from the next cycle on. False, and nothing changed, when all guarantees
-    together would exceed the pool (``guarantee_capacity`` has the numbers). ``gpu_hours`` is what the guarantee is worth in a
-    ``period``, None without end; once they are used the team only borrows, or starts nothing new, as ``when_used_up`` says."""
+    """Set a team's quota for one model of one pool, from the next cycle on.
+
+    ``gpu_hours``: GPU-hours that the guarantee covers in a ``period``; None for no limit. When they are
+    used up, the team can only borrow, or start nothing new, by ``when_used_up``. Returns False, and changes
+    nothing, if all guarantees together would exceed the pool (``guarantee_capacity`` has the numbers).
+    """
     locks.pools([pool.pk])
     if guaranteed_slots > guarantee_capacity(pool=pool, model=model, team=team).most:
         return False
@@ -77,9 +80,8 @@ def change_quota(
             "hours_counted_at": None,
         },
     )
-    if (
-        gpu_hours is not None
-    ):  # what was used before the change counts at once, or a team that is over could start more
+    if gpu_hours is not None:
+        # Count earlier use at once; otherwise a team over its new limit could start more.
         quota_hours.count_quota_hours(now, quota)
     nudge.engine()
     nudge.pages(nudge.QUEUE)

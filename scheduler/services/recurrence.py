@@ -1,4 +1,4 @@
-"""When the occurrences of a recurring reservation are: wall-clock times on some weekdays, from one day to another."""
+"""Compute the occurrences of a recurring reservation: local times on some weekdays within a range of days."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ MINUTE = timedelta(minutes=1)
 
 @dataclass(frozen=True, slots=True)
 class Recurrence:
-    """``weekdays``: 0 is Monday. An end that is not after the start is on the next day; an occurrence is at most a day long,
-    so that occurrences never overlap. The clock is that of ``time_zone``, also where it is put forward or back: of a time
-    that comes twice the first counts, and in the place of one that does not exist the moment at which the clock was put
-    forward."""
+    """A rule of recurrence. ``weekdays``: 0 is Monday.
+
+    An end that is not after the start is on the next day. An occurrence lasts at most a day, so occurrences
+    never overlap. Times are local times of ``time_zone``. At changes of daylight saving time, the first of
+    two equal times counts, and a skipped time is replaced by the time of the change.
+    """
 
     weekdays: frozenset[int]
     starts_at: time
@@ -27,9 +29,11 @@ class Recurrence:
 
 @dataclass(frozen=True, slots=True)
 class DstOccurrence:
-    """An occurrence that is not as the others, since the clock is put forward or back on its day. ``window`` (UTC) is None
-    where none of its hours exist; ``missing`` and ``doubled`` are those of its two times that don't exist or come twice;
-    ``longer`` is by how much more time it has than the others."""
+    """An occurrence that differs from the others because the clocks change on its day.
+
+    ``window`` (UTC): None if none of its hours exist. ``missing`` and ``doubled``: those of its two times
+    that are skipped or occur twice. ``longer``: by how much it is longer than the others.
+    """
 
     day: date
     window: tuple[datetime, datetime] | None
@@ -39,10 +43,13 @@ class DstOccurrence:
 
 
 def occurrences(recurrence: Recurrence, after: datetime, most: int) -> list[tuple[datetime, datetime]]:
-    """The windows (UTC) that begin at ``after`` or later, in order; at most ``most`` + 1, which says that there are too many."""
+    """Return the windows (UTC) that start at ``after`` or later, in order.
+
+    Returns at most ``most`` + 1 windows; that many means that there are too many.
+    """
     found: list[tuple[datetime, datetime]] = []
     for _, first, last in _days(recurrence):
-        start, end = _moment(first), _moment(last)
+        start, end = _utc_time(first), _utc_time(last)
         if start >= after and end > start:
             found.append((start, end))
             if len(found) > most:
@@ -51,10 +58,10 @@ def occurrences(recurrence: Recurrence, after: datetime, most: int) -> list[tupl
 
 
 def dst_occurrences(recurrence: Recurrence, after: datetime) -> list[DstOccurrence]:
-    """Those that are to begin at ``after`` or later and are not as the others, in order."""
+    """Return the occurrences from ``after`` on that differ from the others, in order."""
     found = []
     for day, first, last in _days(recurrence):
-        start, end = _moment(first), _moment(last)
+        start, end = _utc_time(first), _utc_time(last)
         missing = tuple(at.time() for at in (first, last) if _is_skipped_time(at))
         doubled = tuple(at.time() for at in (first, last) if _is_repeated_time(at))
         longer = (end - start) - (last.replace(tzinfo=None) - first.replace(tzinfo=None))
@@ -64,7 +71,7 @@ def dst_occurrences(recurrence: Recurrence, after: datetime) -> list[DstOccurren
 
 
 def _days(recurrence: Recurrence) -> Iterator[tuple[date, datetime, datetime]]:
-    """Every day on which it is, with start and end by the clock."""
+    """Yield every day of an occurrence, with its local start and end."""
     zone = ZoneInfo(recurrence.time_zone)
     overnight = timedelta(days=1 if recurrence.ends_at <= recurrence.starts_at else 0)
     day = recurrence.first_day
@@ -75,15 +82,15 @@ def _days(recurrence: Recurrence) -> Iterator[tuple[date, datetime, datetime]]:
         day += timedelta(days=1)
 
 
-def _moment(at: datetime) -> datetime:
-    """When the clock shows this, or was put over it."""
+def _utc_time(at: datetime) -> datetime:
+    """Return the UTC time of a local time; for a skipped one, the time of the clock change."""
     before, after = at.replace(fold=0).astimezone(UTC), at.replace(fold=1).astimezone(UTC)
     if not _is_skipped_time(at):
         return before
-    known = after.astimezone(at.tzinfo).utcoffset()  # before the clock is put forward
+    old_offset = after.astimezone(at.tzinfo).utcoffset()
     while before - after > MINUTE:
         middle = after + (before - after) // MINUTE // 2 * MINUTE
-        if middle.astimezone(at.tzinfo).utcoffset() == known:
+        if middle.astimezone(at.tzinfo).utcoffset() == old_offset:
             after = middle
         else:
             before = middle
@@ -91,10 +98,10 @@ def _moment(at: datetime) -> datetime:
 
 
 def _is_skipped_time(at: datetime) -> bool:
-    """Is the clock put forward over it?"""
+    """Return True if the clocks skip this local time."""
     return at.replace(fold=0).astimezone(UTC) > at.replace(fold=1).astimezone(UTC)
 
 
 def _is_repeated_time(at: datetime) -> bool:
-    """Does the clock, put back, show it twice?"""
+    """Return True if this local time occurs twice."""
     return at.replace(fold=0).astimezone(UTC) < at.replace(fold=1).astimezone(UTC)

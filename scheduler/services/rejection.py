@@ -1,4 +1,4 @@
-"""How the scheduler's verbs say no."""
+"""The error of operations that the current state does not allow."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from scheduler.core.reasons import ReasonNumbers
 
 
 class OperationRejected(Exception):
-    """The world does not allow it now. ``code`` is a reasons.Code value or, for what is no engine reason, a word of its own;
-    ``numbers`` are its facts; ``first_windows`` are windows that would fit instead (reservations only)."""
+    """The current state does not allow the operation.
+
+    ``code``: a ReasonCode, or a code of its own where no reason of the engine fits. ``numbers``: the facts.
+    ``first_windows``: windows that would fit instead, for reservations only.
+    """
 
     def __init__(
         self, code: str, numbers: ReasonNumbers = (), first_windows: tuple[ReservationWindow, ...] = ()

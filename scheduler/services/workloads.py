@@ -1,4 +1,4 @@
-"""Births and stops of notebooks and jobs."""
+"""Queue, change and stop notebooks and jobs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from scheduler.core.model.slots import WHOLE_GPU_PROFILE
 from scheduler.core.model.snapshot import Priority
 from scheduler.core.promises import extensions
 from scheduler.core.reasons import ReasonCode
-from scheduler.cycle import snapshot
+from scheduler.cycle import core_values, snapshot
 from scheduler.models import Dependency, IfMemberEnds, JobArray, Pool, Project, Reservation, Workload
 from scheduler.queue.dependencies import DependencySpecs, DependencyState, awaited_ids, dependency_states
 from scheduler.queue.queue_limits import queue_limit_exceeded_locked
 from scheduler.queue.runtime_prediction import predict_runtime_seconds
 from scheduler.runs import commands
-from scheduler.runs.attempts import LOST_CODES, REQUEUE_CODES
+from scheduler.runs.retry_policy import LOST_CODES, REQUEUE_CODES
 from scheduler.services.rejection import OperationRejected
 from scheduler.state import nudge
 from scheduler.state.states import WorkloadState, change_state, change_states
@@ -37,9 +37,11 @@ CHANGEABLE_STATES = (
 
 @transaction.atomic
 def queue_workload(*, now: datetime, after: DependencySpecs = (), **columns: Any) -> Workload:
-    """Put a workload into its pool's queue. ``hosts`` x ``units`` of it are wanted; the runtime is predicted here, once.
+    """Put a workload with ``hosts`` x ``units`` units into its pool's queue. The runtime is predicted here,
+    once.
 
-    ``after`` is work that has to end first, and how. ``columns``: see ``_unsaved_workload``. Raises OperationRejected ``too_many_waiting``.
+    ``after``: the work that has to end first, and how. ``columns``: see ``_unsaved_workload``. Raises
+    OperationRejected ``too_many_waiting``.
     """
     _reject_over_queue_limit(columns["pool"], columns["project"], columns["owner"], 1)
     linked = dependency_states(after)
@@ -65,9 +67,11 @@ def queue_array(
     after: DependencySpecs = (),
     **columns: Any,
 ) -> JobArray:
-    """Queue one job for each of ``indices``, named NAME[INDEX]; ``most_at_once`` of them are in the queue or run together.
+    """Queue one job per index, named NAME[INDEX]. At most ``most_at_once`` of them are queued or running
+    together.
 
-    ``words`` is how the indices were written. ``columns``: see ``_unsaved_workload``. Raises OperationRejected ``too_many_waiting``: then none is.
+    ``words``: the indices as the user wrote them. ``columns``: see ``_unsaved_workload``. Raises
+    OperationRejected ``too_many_waiting``; then no job is queued.
     """
     _reject_over_queue_limit(pool, project, owner, len(indices))
     linked = dependency_states(after)
@@ -105,13 +109,13 @@ def _reject_over_queue_limit(pool: Pool, project: Project, owner: Person, more: 
 
 @transaction.atomic
 def cancel_array(array: JobArray, *, now: datetime) -> int:
-    """Take every task that waits out of the queue and stop every one that runs; how many tasks."""
-    left = list(array.tasks.exclude(state=WorkloadState.ENDED).values_list("pk", flat=True))
-    # All of them at once, in order: the engine, which locks several, too, would else wait for us and we for it.
-    rows = locks.workloads(left).values()
-    locked = [row for row in rows if row.state == WorkloadState.QUEUED]
-    done = change_states(
-        locked,
+    """Cancel every waiting task of an array and stop every running one; return how many tasks."""
+    open_tasks = list(array.tasks.exclude(state=WorkloadState.ENDED).values_list("pk", flat=True))
+    # Lock all of them at once, in order: the engine also locks several, and another order could deadlock.
+    rows = locks.workloads(open_tasks).values()
+    queued = [row for row in rows if row.state == WorkloadState.QUEUED]
+    cancelled = change_states(
+        queued,
         "state",
         old=WorkloadState.QUEUED,
         new=WorkloadState.ENDED,
@@ -123,16 +127,18 @@ def cancel_array(array: JobArray, *, now: datetime) -> int:
         held_back=False,
     )
     live = [row for row in rows if row.state not in (WorkloadState.QUEUED, WorkloadState.ENDED)]
-    done += sum(request_stop(task, code=ReasonCode.CANCELLED, now=now) for task in live)
+    cancelled += sum(request_stop(task, code=ReasonCode.CANCELLED, now=now) for task in live)
     nudge.engine()
     nudge.pages(nudge.QUEUE)
-    return done
+    return cancelled
 
 
 def _create_dependencies(
     workloads: Sequence[Workload], after: Sequence[DependencyState], now: datetime
 ) -> None:
-    """What is not met any more is left for the engine to settle: then the workload ends with its reason."""
+    """Create the dependencies. The engine settles those that can no longer be met: the workload ends with
+    that reason.
+    """
     Dependency.objects.bulk_create(
         Dependency(
             workload=workload,
@@ -178,7 +184,7 @@ def _unsaved_workload(
     spread: bool = False,
     wanted_by: datetime | None = None,
 ) -> Workload:
-    """The row, not written yet."""
+    """Return the row, not saved yet."""
     waits_for, waits_for_arrays = awaited_ids(after)
     return Workload(
         kind=kind,
@@ -223,16 +229,16 @@ def _unsaved_workload(
 
 
 def cancel_workload(workload: Workload, *, now: datetime) -> bool:
-    """Take it out of the queue, or stop it. False when it is stopping for good already or has ended."""
+    """Remove a workload from the queue, or stop it. Returns False if it is stopping for good or has ended."""
     return request_stop(workload, code=ReasonCode.CANCELLED, now=now)
 
 
 @transaction.atomic
 def request_stop(workload: Workload, *, code: str, now: datetime) -> bool:
-    """Make it end with ``code``: at once where it waits, by a stop command where it holds units.
+    """Make a workload end with ``code``: at once if it is queued, by a stop command if it holds units.
 
-    One that is being stopped for something else and may come back ends with ``code`` instead. False when there is nothing to
-    stop.
+    A workload that is being stopped for another reason and would be requeued ends with ``code`` instead.
+    Returns False if there is nothing to stop.
     """
     fresh = locks.workloads([workload.pk])[workload.pk]
     if fresh.state == WorkloadState.QUEUED:
@@ -250,7 +256,7 @@ def request_stop(workload: Workload, *, code: str, now: datetime) -> bool:
 def end_queued_workload(
     workload: Workload, *, code: str, now: datetime, numbers: Mapping[str, Any] | None = None
 ) -> bool:
-    """A workload that waits ends without having run (again). Inside a transaction."""
+    """End a queued workload. Inside a transaction."""
     if not change_state(
         workload,
         "state",
@@ -271,9 +277,13 @@ def end_queued_workload(
 
 
 def _cancel_requeue(workload: Workload, code: str) -> bool:
-    """What is stopped because a part of its gang has ended has no request of its own; it may come back like the others."""
-    may_come_back = ("", *REQUEUE_CODES, *LOST_CODES)
-    changed = Workload.objects.filter(pk=workload.pk, stop_requested__in=may_come_back).update(
+    """Make a stopping workload end with ``code`` if it would be requeued otherwise.
+
+    A workload that stops because a member of its gang ended has no stop request of its own; it may be
+    requeued like the others.
+    """
+    requeue_requests = ("", *REQUEUE_CODES, *LOST_CODES)
+    changed = Workload.objects.filter(pk=workload.pk, stop_requested__in=requeue_requests).update(
         stop_requested=str(code)
     )
     if changed:
@@ -283,10 +293,11 @@ def _cancel_requeue(workload: Workload, code: str) -> bool:
 
 @transaction.atomic
 def extend_workload(workload: Workload, *, seconds: int, now: datetime) -> bool:
-    """Let it run ``seconds`` longer. False when it is ending or has ended.
+    """Extend the maximum runtime by ``seconds``. Returns False if the workload is stopping or has ended.
 
-    Raises OperationRejected ``over_runtime_cap`` above the pool's longest runtime: after an eviction it could never start again; and
-    ``more_time_blocked`` where it may not be evicted and a promise of the pool counts on its units.
+    Raises OperationRejected ``over_runtime_cap`` above the pool's longest runtime, since it could not start
+    again after an eviction, and ``more_time_blocked`` if it is not preemptible and a promise of the pool
+    needs its units.
     """
     locks.pools([workload.pool_id])
     fresh = locks.workloads([workload.pk])[workload.pk]
@@ -306,22 +317,29 @@ def extend_workload(workload: Workload, *, seconds: int, now: datetime) -> bool:
 
 
 def _reject_broken_promises(workload: Workload, seconds: int, now: datetime) -> None:
-    """What can't be told to go holds its units until its limit: reservations and maintenance count on that. Under the pool's
-    lock, so that nothing is promised meanwhile."""
+    """Raise OperationRejected if a longer runtime breaks a reservation or a maintenance window.
+
+    Work that is not preemptible holds its units until its limit. The pool's lock prevents new promises
+    meanwhile.
+    """
     if workload.preemptible or workload.reservation_id is not None or workload.state == WorkloadState.QUEUED:
         return
     taken = snapshot.take_snapshot([workload.pool_id], now)
     until = next((r.until for r in taken.running if r.id == workload.pk), None)
     if until is None:
         return
-    answer = extensions.check_longer_runtime(taken, workload.pk, until + seconds, snapshot.epoch_seconds(now))
+    answer = extensions.check_longer_runtime(
+        taken, workload.pk, until + seconds, core_values.epoch_seconds(now)
+    )
     if not answer.fits:
         raise OperationRejected(answer.code, answer.numbers)
 
 
 @transaction.atomic
 def postpone_idle_stop(workload: Workload, *, until: datetime) -> bool:
-    """Don't stop it for idleness before ``until``; a warning that was given is taken back. False when it is ending or has ended."""
+    """Do not stop the workload for idleness before ``until``, and withdraw a warning. Returns False if it
+    is stopping or has ended.
+    """
     alive = Workload.objects.filter(pk=workload.pk, state__in=CHANGEABLE_STATES, stop_requested="")
     changed = alive.update(keep_until=until, idle_warned_at=None)
     nudge.pages(nudge.workload_topic(workload.public_id))
@@ -330,7 +348,9 @@ def postpone_idle_stop(workload: Workload, *, until: datetime) -> bool:
 
 @transaction.atomic
 def record_idle_warning(workload: Workload, *, at: datetime | None) -> bool:
-    """Write down that its owner was warned of idleness at ``at``; None takes the warning back. False when nothing changed."""
+    """Record that the owner was warned of idleness at ``at``; None withdraws the warning. Returns False if
+    nothing changed.
+    """
     running = Workload.objects.filter(pk=workload.pk, state=WorkloadState.RUNNING)
     changed = running.filter(idle_warned_at__isnull=at is not None).update(idle_warned_at=at)
     nudge.pages(nudge.workload_topic(workload.public_id))
@@ -341,6 +361,6 @@ def _grace(workload: Workload) -> int:
     return Pool.objects.values_list("grace_seconds", flat=True).get(pk=workload.pool_id)
 
 
-def _copy_fields(given: Workload, fresh: Workload) -> None:
+def _copy_fields(target: Workload, fresh: Workload) -> None:
     for name in ("state", "stop_requested", "outcome", "ended_at", "gone_by", "max_runtime_seconds"):
-        setattr(given, name, getattr(fresh, name))
+        setattr(target, name, getattr(fresh, name))

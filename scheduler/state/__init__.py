@@ -1,1 +1,1 @@
-"""State transitions, isolation levels, nudges and the change feed. Imports no models."""
+"""State machines, isolation levels, nudges and the change feed. Imports no models."""

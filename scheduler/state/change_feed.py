@@ -1,8 +1,9 @@
-"""What has changed since a moment: the change feed, written by triggers in the transactions that change the rows.
+"""Record changes of rows in a feed, with triggers in the transactions that make them.
 
-A feed row carries its transaction's id, and a reader keeps the snapshot (``pg_snapshot``) of its last reading. New to it is
-what that snapshot could not see. So a transaction that commits late, whatever the order of ids, is never missed and never
-read twice: there is no high-water mark. docs/decisions/0004-a-warm-snapshot.md says why it is done so.
+A feed row has its transaction's id. A reader keeps the snapshot (``pg_snapshot``) of its last read;
+everything that this snapshot could not see is new. So a transaction that commits late is neither missed nor
+read twice, whatever the order of ids: there is no high-water mark. See
+docs/decisions/0004-a-warm-snapshot.md.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 
 from django.db import connection
 
-WHOLE_TABLE = "everything"  # the kind of a change that no one row stands for
+WHOLE_TABLE = "everything"  # the kind of a change of a whole table
 
 CREATE_CHANGE_TABLE = """
 CREATE TABLE scheduler_change (
@@ -32,21 +33,23 @@ FROM (SELECT 1) AS now LEFT JOIN scheduler_change AS change
 
 @dataclass(frozen=True, slots=True)
 class ChangeSet:
-    """What a reading found: ids of changed rows by kind, and the snapshot that the next reading starts from."""
+    """The ids of changed rows by kind, and the snapshot from which the next read starts."""
 
     seen: str
     changed: dict[str, set[int]]
 
 
 def current_position() -> str:
-    """The present transaction's snapshot: whoever has read everything in it starts from here."""
+    """Return the current transaction's snapshot, from which a reader that has read everything starts."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_current_snapshot()::text")
         return str(cursor.fetchone()[0])
 
 
 def read_changes(seen: str) -> ChangeSet:
-    """What was committed between the snapshot ``seen`` and the present transaction's. One query."""
+    """Return the changes committed between the snapshot ``seen`` and that of the current transaction. One
+    query.
+    """
     changed: dict[str, set[int]] = defaultdict(set)
     with connection.cursor() as cursor:
         cursor.execute(READ_CHANGES_SQL, {"seen": seen})
@@ -58,28 +61,30 @@ def read_changes(seen: str) -> ChangeSet:
 
 
 def prune_changes(seen: str) -> int:
-    """Forget what this snapshot has seen; how many rows. Only for the engine that leads: another one that takes the lead
-    reads everything afresh."""
+    """Delete the rows that this snapshot has seen; return how many.
+
+    Only the leading engine calls it: a new leader reads everything.
+    """
     with connection.cursor() as cursor:
         cursor.execute(
             "DELETE FROM scheduler_change WHERE pg_visible_in_snapshot(xid, %(seen)s::pg_snapshot)"
-            " OR xid >= pg_snapshot_xmax(pg_current_snapshot())",  # restored from a server that had counted further
+            " OR xid >= pg_snapshot_xmax(pg_current_snapshot())",  # restored from a server with higher ids
             {"seen": seen},
         )
         return int(cursor.rowcount)
 
 
-# -- for migrations --------------------------------------------------------------------------------------------------------
+# -- for migrations ---------------------------------------------------------------------------------
 
 
 def watch_table_sql(
     table: str, kind: str, columns: Sequence[str], *, row_id: str = "id", alive: str = "true"
 ) -> str:
-    """SQL that makes changes of a table known: rows that come and go, and updates that change one of ``columns``.
+    """Return SQL that records changes of a table: inserts, deletes, and updates of one of ``columns``.
 
-    ``row_id`` is what is noted of a row; only rows of which ``alive`` is true are noted when they come. The triggers go by
-    statement, and compare the rows before and after in one join: a thousand reasons written at once cost one comparison.
-    They are functions of their own, so no later change of the table's columns is in their way; a migration that changes
+    ``row_id`` is the recorded column; inserts are recorded only if ``alive`` is true. The triggers are per
+    statement and compare the rows before and after in one join, so that a bulk update of a thousand rows
+    costs one comparison. Later changes of the table's columns do not affect them; a migration that changes
     what the snapshot reads calls this again.
     """
     name = f"scheduler_watch_{table}"
@@ -89,7 +94,8 @@ def watch_table_sql(
     bodies = {
         "insert": (f"{note} {row_id} FROM after WHERE {alive}", "NEW TABLE AS after"),
         "update": (
-            f"{note} after.{row_id} FROM after JOIN before USING (id) WHERE ROW({before}) IS DISTINCT FROM ROW({after})",
+            f"{note} after.{row_id} FROM after JOIN before USING (id)"
+            f" WHERE ROW({before}) IS DISTINCT FROM ROW({after})",
             "OLD TABLE AS before NEW TABLE AS after",
         ),
         "delete": (f"{note} {row_id} FROM before", "OLD TABLE AS before"),
@@ -116,9 +122,10 @@ CREATE OR REPLACE TRIGGER changes_are_noted_on_{event} AFTER {event.upper()} ON 
 
 
 def unwatch_table_sql(table: str) -> str:
-    """SQL that takes ``watch_table_sql`` back."""
+    """Return SQL that removes the triggers of ``watch_table_sql``."""
     events = ("insert", "update", "delete", "truncate")
     return "".join(
-        f"DROP TRIGGER changes_are_noted_on_{event} ON {table}; DROP FUNCTION scheduler_watch_{table}_{event}();"
+        f"DROP TRIGGER changes_are_noted_on_{event} ON {table};"
+        f" DROP FUNCTION scheduler_watch_{table}_{event}();"
         for event in events
     )

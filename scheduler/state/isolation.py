@@ -1,5 +1,6 @@
-"""How well a host keeps workloads apart, as levels of which each includes those before it. A pool may demand one; hosts that have
-less take no new work. docs/agent.md says what each level keeps apart.
+"""Isolation levels of hosts. Each level includes those before it.
+
+A pool may require a level; hosts below it accept no new work. docs/agent.md says what each level isolates.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ RESOURCE_LIMITS = ("cpu", "memory", "pids")  # as agents name them
 
 
 class Isolation(models.TextChoices):
-    """In order."""
+    """The levels in ascending order."""
 
     NONE = "none", "none demanded"
     SANDBOX = "sandbox", "a sandbox"
@@ -25,12 +26,14 @@ ISOLATION_LEVELS = tuple(str(level) for level in Isolation)
 
 
 def is_weaker_isolation(level: str, demanded: str) -> bool:
-    """Is ``level`` less than what is demanded? A word that is no level (of a newer agent's, say) counts as the least."""
+    """Return True if ``level`` is below ``demanded``. An unknown level, such as a newer agent's, counts as
+    the lowest.
+    """
     return _rank(level) < _rank(demanded)
 
 
 def meets_pool_isolation(host: str) -> models.Q:
-    """Of rows that refer to a host by this path: its level is not weaker than its pool demands."""
+    """Return the condition that the host at this path meets its pool's level."""
     weaker = models.Q()
     for at, demanded in enumerate(ISOLATION_LEVELS):
         if at:
@@ -45,19 +48,22 @@ def _rank(level: str) -> int:
 
 
 def isolation_level(reported: Mapping[str, Any]) -> str:
-    """The level of a host from its reported inventory (``agent.protocol.Inventory`` as an object). What is untold is not there."""
-    lacks = missing_levels(reported, Isolation.LIMITS)
-    if not lacks:
+    """Return a host's level from its reported inventory (``agent.protocol.Inventory`` as a dict).
+
+    Features that are not reported count as missing.
+    """
+    missing = missing_levels(reported, Isolation.LIMITS)
+    if not missing:
         return str(Isolation.LIMITS)
-    return ISOLATION_LEVELS[ISOLATION_LEVELS.index(lacks[0]) - 1]
+    return ISOLATION_LEVELS[ISOLATION_LEVELS.index(missing[0]) - 1]
 
 
 def missing_levels(reported: Mapping[str, Any], demanded: str) -> list[str]:
-    """The levels up to the demanded one that this host does not reach by itself, the lowest first."""
+    """Return the levels up to ``demanded`` whose own requirement the host does not meet, the lowest first."""
     limits = reported.get("limits") or []
     has = {
         Isolation.SANDBOX: reported.get("isolation") not in (None, "", "plain"),
         Isolation.TEAM_USERS: bool(reported.get("users_per_team")),
         Isolation.LIMITS: set(RESOURCE_LIMITS) <= set(limits),
     }
-    return [str(level) for level, there in has.items() if not there and _rank(level) <= _rank(demanded)]
+    return [str(level) for level, present in has.items() if not present and _rank(level) <= _rank(demanded)]

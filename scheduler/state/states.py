@@ -1,7 +1,7 @@
-"""Every state that the scheduler's rows can be in, and every way from one to another.
+"""Define the states of the scheduler's rows and the allowed transitions.
 
-One table per state field. A change is a compare-and-swap through it: ``change_state`` updates the row only where it still
-has the old state, so of two processes that race one wins and the other learns that it lost.
+One table per state field. A change is a compare-and-swap: ``change_state`` updates the row only if it still
+has the old state, so of two racing processes one succeeds and the other gets False.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from django.db import models
 
 class WorkloadState(StrEnum):
     QUEUED = "queued"
-    PLACED = "placed"  # units are held, the agent has not begun
+    PLACED = "placed"  # units are held, the agent has not started it
     STARTING = "starting"
     RUNNING = "running"
-    NOTICE = "notice"  # asked to write a checkpoint, runs until the notice is over
+    NOTICE = "notice"  # ordered to write a checkpoint; runs until the notice ends
     STOPPING = "stopping"
     ENDED = "ended"
 
 
-TERMINATING_STATES = (WorkloadState.NOTICE, WorkloadState.STOPPING)  # and still there
+TERMINATING_STATES = (WorkloadState.NOTICE, WorkloadState.STOPPING)  # still holding units
 
 
 class RunState(StrEnum):
-    """One host's part of one attempt."""
+    """The state of one host's part of one attempt."""
 
     PLACED = "placed"
     STARTING = "starting"
@@ -40,18 +40,18 @@ class ReservationState(StrEnum):
     CONFIRMED = "confirmed"
     ACTIVE = "active"  # units are bound
     OVER = "over"
-    RELEASED = "released"  # nobody came within the no-show limit
+    RELEASED = "released"  # unused within the no-show limit
     CANCELLED = "cancelled"
 
 
-OPEN_RESERVATION_STATES = (ReservationState.CONFIRMED, ReservationState.ACTIVE)  # a promise that is not over
+OPEN_RESERVATION_STATES = (ReservationState.CONFIRMED, ReservationState.ACTIVE)
 
 
 class LeaseState(StrEnum):
-    JOINING = "joining"  # known, its agent has never spoken
+    JOINING = "joining"  # added; its agent has never reported
     ALIVE = "alive"
-    SUSPECT = "suspect"  # one renewal missing: nothing new is placed
-    SILENT = "silent"  # lease, grace and margin are over: its work may start elsewhere
+    SUSPECT = "suspect"  # a renewal is missing: nothing new is placed
+    SILENT = "silent"  # lease, grace and margin have passed: its work may start elsewhere
 
 
 class AdminState(StrEnum):
@@ -66,27 +66,27 @@ class RepairState(StrEnum):
     QUARANTINED = "quarantined"
     DIAGNOSING = "diagnosing"
     OUT = "out"
-    RESHAPING = "reshaping"  # of a GPU: a person changes its geometry; it is well, and takes nothing new until that is over
+    RESHAPING = "reshaping"  # an operator changes the GPU's geometry; it is well but takes no new work
 
 
 class GeometryState(StrEnum):
-    DRAINING = "draining"  # what holds the GPU leaves it
-    CHANGING = "changing"  # its host was told, and nothing holds it
+    DRAINING = "draining"  # the GPU is still held
+    CHANGING = "changing"  # nothing holds the GPU, and its host has the order
     DONE = "done"
     FAILED = "failed"
-    WITHDRAWN = "withdrawn"  # taken back before its host was told
+    WITHDRAWN = "withdrawn"  # before its host got the order
 
 
 class DiagnosticState(StrEnum):
-    WANTED = "wanted"  # its host has not begun
+    WANTED = "wanted"  # its host has not started it
     RUNNING = "running"
     PASSED = "passed"
-    FAILED = "failed"  # the GPU is not to be used
-    STOPPED = "stopped"  # it gave way to work, or nobody answered: nothing is known
+    FAILED = "failed"  # the GPU must not be used
+    STOPPED = "stopped"  # interrupted by work, or not reported: there is no result
 
 
 def accepts_work(lease: str, admin: str, repair: str) -> bool:
-    """May new work be placed on a host with these three states?"""
+    """Return True if new work may be placed on a host with these three states."""
     return (lease, admin, repair) == (LeaseState.ALIVE, AdminState.IN_SERVICE, RepairState.WELL)
 
 
@@ -158,15 +158,15 @@ TRANSITIONS: dict[type[StrEnum], Transitions] = {
 
 
 class IllegalTransition(Exception):
-    """A change that no table allows: a mistake in the program, never a race."""
+    """A transition that no table allows: a bug, never a race."""
 
 
 def change_state(row: models.Model, field: str, *, old: StrEnum, new: StrEnum, **also: Any) -> bool:
-    """Move ``row.field`` from ``old`` to ``new`` and set ``also`` in the same UPDATE.
+    """Move ``row.field`` from ``old`` to ``new`` and set ``also`` in the same UPDATE; update the instance
+    on success.
 
-    True when this call made the change, False when the row was no longer in ``old`` (somebody else was first).
-    The instance is brought up to date on success.
-    Raises IllegalTransition when the table has no such way.
+    Returns True if this call made the change, False if the row was no longer in ``old``. Raises
+    IllegalTransition if the table does not allow the transition.
     """
     if str(new) not in TRANSITIONS[type(old)][str(old)]:
         raise IllegalTransition(f"{type(row).__name__}.{field}: {old} -> {new}")
@@ -181,10 +181,11 @@ def change_state(row: models.Model, field: str, *, old: StrEnum, new: StrEnum, *
 def change_states(
     rows: Sequence[models.Model], field: str, *, old: StrEnum, new: StrEnum, **also: Any
 ) -> int:
-    """The same for many rows of one table in one UPDATE: how many it changed. ``also`` is the same for all of them.
+    """Change the state of many rows of one table in one UPDATE; return how many changed. ``also`` is set on
+    all of them.
 
-    The instances stay as they are. Who has locked the rows and seen the old state in each knows that all are changed.
-    Raises IllegalTransition when the table has no such way.
+    The instances stay as they are. If the caller locked every row in ``old``, the result equals
+    ``len(rows)``. Raises IllegalTransition if the table does not allow the transition.
     """
     if not rows:
         return 0
@@ -195,5 +196,5 @@ def change_states(
 
 
 def state_choices(states: type[StrEnum]) -> list[tuple[str, str]]:
-    """For a model field: every state with its word."""
+    """Return the choices of a model field: every state with its label."""
     return [(state.value, state.value.replace("_", " ")) for state in states]

@@ -1,7 +1,8 @@
-"""What keeps waiting work from the queue until other work has ended: its dependencies, and its array's limit.
+"""Settle dependencies when the awaited work has ended, and release tasks of arrays up to the array's limit.
 
-Level-triggered, over rows: called before each cycle and by the sweep, twice, late or by two processes at once, it does the
-same work once. The snapshot reads only what is written here: ``waits_for`` and ``held_back`` of the workload itself.
+Level-triggered: it runs before each cycle and in the sweep, and does its work once, also if called twice or
+by two processes. The snapshot reads only the columns written here: ``waits_for`` and ``held_back`` of the
+workload itself.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from scheduler.services.workloads import end_queued_workload
 from scheduler.state import nudge
 from scheduler.state.states import WorkloadState
 
-MAX_SETTLED_PER_CALL = 500  # settled in one call; the next call goes on
+MAX_SETTLED_PER_CALL = 500  # workloads; the next call continues
 
 
 def release_dependents(now: datetime) -> int:
-    """Bring what waits for other work up to date; how many workloads were changed."""
+    """Settle dependencies and release array tasks; return the number of workloads changed."""
     changed = 0
-    while some := _settle_dependencies(now):  # what ends here may be waited for itself
-        changed += some
+    while settled := _settle_dependencies(now):  # a workload that ends here may be awaited by another one
+        changed += settled
         if changed >= MAX_SETTLED_PER_CALL:
             break
     return changed + _release_tasks()
@@ -40,10 +41,12 @@ def _settle_dependencies(now: datetime) -> int:
     tasks = array_progress(arrays)
     due = Q(on__state=WorkloadState.ENDED)
     for condition in Dependency.Condition:
-        known = [array for array, come in tasks.items() if is_met_by_array(condition, come) is not None]
-        due |= Q(on_array__in=known, condition=condition) if known else Q()
-    found = unsettled.filter(due).order_by("workload_id").values_list("workload_id", flat=True)
-    waiting = list(dict.fromkeys(found[:MAX_SETTLED_PER_CALL]))
+        decided = [
+            array for array, progress in tasks.items() if is_met_by_array(condition, progress) is not None
+        ]
+        due |= Q(on_array__in=decided, condition=condition) if decided else Q()
+    ids = unsettled.filter(due).order_by("workload_id").values_list("workload_id", flat=True)
+    waiting = list(dict.fromkeys(ids[:MAX_SETTLED_PER_CALL]))
     for pk in waiting:
         with transaction.atomic():
             _settle_one(locks.workloads([pk])[pk], now)
@@ -51,76 +54,76 @@ def _settle_dependencies(now: datetime) -> int:
 
 
 def _settle_one(workload: Workload, now: datetime) -> None:
-    """Of one locked workload: what has ended is waited for no more; when it ended otherwise than it had to, so does this one."""
+    """Remove ended work from the dependencies of one locked workload; end it if a condition can no longer
+    be met.
+    """
     unsettled = list(
         Dependency.objects.filter(workload=workload, settled_at=None)
         .select_related("on", "on_array")
         .order_by("pk")
     )
-    standing = {
-        each.pk: link
-        for each, link in zip(unsettled, dependency_states(_dependency_specs(unsettled)), strict=True)
+    states = {
+        row.pk: state
+        for row, state in zip(unsettled, dependency_states(_dependency_specs(unsettled)), strict=True)
     }
-    settled = [each for each in unsettled if standing[each.pk].met is not None]
-    unmet = next((each for each in settled if not standing[each.pk].met), None)
+    settled = [row for row in unsettled if states[row.pk].met is not None]
+    unmet = next((row for row in settled if not states[row.pk].met), None)
     if unmet is not None and workload.state == WorkloadState.QUEUED:
         end_queued_workload(
             workload, code=ReasonCode.DEPENDENCY_NEVER_MET, now=now, numbers=_never_met_numbers(unmet)
         )
-    gone, gone_arrays = {each.on_id for each in settled}, {each.on_array_id for each in settled}
+    ended, ended_arrays = {row.on_id for row in settled}, {row.on_array_id for row in settled}
     Workload.objects.filter(pk=workload.pk).update(
-        waits_for=[pk for pk in workload.waits_for if pk not in gone],
-        waits_for_arrays=[pk for pk in workload.waits_for_arrays if pk not in gone_arrays],
+        waits_for=[pk for pk in workload.waits_for if pk not in ended],
+        waits_for_arrays=[pk for pk in workload.waits_for_arrays if pk not in ended_arrays],
     )
-    Dependency.objects.filter(pk__in=[each.pk for each in settled]).update(settled_at=now)
+    Dependency.objects.filter(pk__in=[row.pk for row in settled]).update(settled_at=now)
     nudge.engine()
     nudge.pages(nudge.QUEUE, nudge.workload_topic(workload.public_id))
 
 
 def _dependency_specs(rows: Iterable[Dependency]) -> list[tuple[str, Workload | JobArray]]:
-    """As they were asked for."""
-    found = []
-    for each in rows:
-        on = each.on or each.on_array
-        assert on is not None, "a constraint sees to it"
-        found.append((each.condition, on))
-    return found
+    """Return the rows as pairs of condition and awaited workload or array, as they were submitted."""
+    specs = []
+    for row in rows:
+        on = row.on or row.on_array
+        assert on is not None, "a check constraint requires one of the two"
+        specs.append((row.condition, on))
+    return specs
 
 
 def _never_met_numbers(unmet: Dependency) -> dict[str, Any]:
-    """What it waited for and how that ended; of an array's tasks the first that did not finish, where one did not."""
+    """Return the awaited work and its outcome; for an array, the first task that did not finish, if any."""
     if unmet.on is not None:
         return {"workload": unmet.on_id, "condition": unmet.condition, "outcome": unmet.on.outcome}
     tasks = Workload.objects.filter(array=unmet.on_array_id, state=WorkloadState.ENDED).order_by(
         "array_index", "pk"
     )
-    otherwise = tasks.exclude(outcome=str(ReasonCode.FINISHED)).values_list("outcome", flat=True).first()
+    failed_outcome = tasks.exclude(outcome=str(ReasonCode.FINISHED)).values_list("outcome", flat=True).first()
     return {
         "array": unmet.on_array_id,
         "condition": unmet.condition,
-        "outcome": otherwise or str(ReasonCode.FINISHED),
+        "outcome": failed_outcome or str(ReasonCode.FINISHED),
     }
 
 
 def _release_tasks() -> int:
-    """Let as many more tasks of each array into the queue as its limit allows beside those that have not ended."""
+    """Release more tasks of each array into the queue, up to its limit of open tasks; return how many."""
     holding = Workload.objects.filter(held_back=True).values("array")
     released = Count("tasks", filter=~Q(tasks__state=WorkloadState.ENDED) & Q(tasks__held_back=False))
-    arrays = JobArray.objects.filter(pk__in=holding).annotate(out=released)
-    with_room = arrays.filter(Q(most_at_once=None) | Q(out__lt=F("most_at_once"))).values_list(
-        "pk", flat=True
-    )
-    return sum(_release_tasks_of(pk) for pk in with_room)
+    arrays = JobArray.objects.filter(pk__in=holding).annotate(open_tasks=released)
+    below_limit = Q(most_at_once=None) | Q(open_tasks__lt=F("most_at_once"))
+    return sum(_release_tasks_of(pk) for pk in arrays.filter(below_limit).values_list("pk", flat=True))
 
 
 @transaction.atomic
 def _release_tasks_of(pk: int) -> int:
     array = locks.arrays([pk])[pk]
-    out = array.tasks.filter(held_back=False).exclude(state=WorkloadState.ENDED).count()
+    open_tasks = array.tasks.filter(held_back=False).exclude(state=WorkloadState.ENDED).count()
     held = array.tasks.filter(held_back=True, state=WorkloadState.QUEUED).order_by("array_index", "pk")
-    room = None if array.most_at_once is None else max(0, array.most_at_once - out)
-    found = list(held.values_list("pk", flat=True)[:room])
-    changed = Workload.objects.filter(pk__in=found, held_back=True).update(held_back=False)
+    limit = None if array.most_at_once is None else max(0, array.most_at_once - open_tasks)
+    released = list(held.values_list("pk", flat=True)[:limit])
+    changed = Workload.objects.filter(pk__in=released, held_back=True).update(held_back=False)
     if changed:
         nudge.engine()
         nudge.pages(nudge.QUEUE)

@@ -1,4 +1,4 @@
-"""What is old enough is forgotten, a bounded part at a time: decisions about work that is over, recorded snapshots, logs."""
+"""Delete old rows in bounded batches: decisions about ended work, recorded snapshots, logs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from scheduler.runs import logs
 from scheduler.state.states import WorkloadState
 
 MIB = 1024 * 1024
-MAX_ROWS_PER_CALL = 5_000  # rows of one kind per call; the next tick goes on
+MAX_ROWS_PER_CALL = 5_000  # rows of one kind per call; the next tick continues
 
 
 def delete_expired_rows(now: datetime) -> tuple[int, int]:
-    """Forget what is older than the settings keep; how many decisions and recordings.
+    """Delete decisions and recordings that are older than the settings keep; return the number of each.
 
-    Decisions about work that has not ended stay, however old: they say why it waits or was told to go.
+    Decisions about work that has not ended stay, however old: they explain why it waits or was evicted.
     """
     before = now - timedelta(days=settings.GPUPOOL_DECISION_DAYS)
     old = Decision.objects.filter(at__lt=before, workload__state=WorkloadState.ENDED).order_by("at")
@@ -32,5 +32,5 @@ def delete_expired_rows(now: datetime) -> tuple[int, int]:
 
 
 def delete_expired_logs(now: datetime) -> int:
-    """Forget what runs wrote that ended long ago; how many logs."""
+    """Delete logs of runs that ended long ago; return the number of logs."""
     return logs.delete_old_logs(now - timedelta(days=settings.GPUPOOL_LOG_DAYS), MAX_ROWS_PER_CALL)

@@ -1,7 +1,8 @@
-"""Work that its host can't end: it was killed and a process is still there, stuck in the kernel or in a driver.
+"""Quarantine GPUs whose workload was killed while one of its processes is stuck in the kernel or in a
+driver.
 
-Nobody gets its GPU meanwhile, since its slots stay held until the host confirms the end. Here the GPU is taken out of use as a
-whole, so that the operator hears of it, and given back when the process has gone after all.
+The slots stay held until the host confirms the end, so no other workload gets the GPU. The quarantine makes
+the whole GPU visible to operators. It ends when the process has ended after all.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ STUCK_REASON = "its workload was killed and a process of it is still there"
 
 
 def sweep_stuck_processes(now: datetime) -> None:
-    """Quarantine the GPUs of what should have gone a lease ago and is still there on a living host; free those of what has gone."""
+    """Quarantine GPUs of runs that are one lease late to end on a live host; return those whose run has
+    ended.
+    """
     late = now - timedelta(seconds=leases.lease_rules().lease_seconds)
     stuck = Run.objects.filter(
         state=RunState.STOPPING,
@@ -32,12 +35,12 @@ def sweep_stuck_processes(now: datetime) -> None:
         "pk"
     ):
         _change(gpu, RepairState.WELL, RepairState.QUARANTINED, STUCK_REASON, now)
-    # Of a host that does not speak nobody knows that it has gone.
-    out = Gpu.objects.filter(
+    # Only live hosts: a silent host cannot confirm that the process has ended.
+    quarantined = Gpu.objects.filter(
         repair_state=RepairState.QUARANTINED, state_reason=STUCK_REASON, host__lease_state=LeaseState.ALIVE
     )
-    open_ones = Allocation.objects.filter(period__upper_inf=True, run__in=stuck)
-    for gpu in out.exclude(pk__in=open_ones.values("unit__gpu")).order_by("pk"):
+    still_held = Allocation.objects.filter(period__upper_inf=True, run__in=stuck)
+    for gpu in quarantined.exclude(pk__in=still_held.values("unit__gpu")).order_by("pk"):
         _change(gpu, RepairState.QUARANTINED, RepairState.WELL, "the process has gone", now)
 
 

@@ -1,1 +1,1 @@
-"""What hosts report and what they are told."""
+"""Exchange state with hosts: store what agents report, and build the desired state that they carry out."""

@@ -1,7 +1,8 @@
-"""What the edge and the web process call for an agent, each in a thread of its own: plain blocking functions.
+"""Functions that the edge and the web process call for agents. They block, and run in threads.
 
-The host is known from its credential and never from a message. ``AgentRejected`` is the clear no that goes back as a Refused frame.
-Samples and health go to ``telemetry.ingest.agent_api``, which also knows ``Desired.committed_sequence``.
+The credential identifies the host, never a message. ``AgentRejected`` is sent back as a Refused frame.
+Samples and health events go to ``telemetry.ingest.agent_api``, which also knows
+``Desired.committed_sequence``.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from scheduler.coordination.clock_check import ClockSample
 from scheduler.models import Host, Run
 from scheduler.runs import logs
 from scheduler.runs.workspace_secret import workspace_secret
-from scheduler.sync import heartbeat, reconcile
-from scheduler.sync.reconcile import AgentRejected
+from scheduler.sync import desired_state, heartbeat, observed_state
+from scheduler.sync.observed_state import AgentRejected
 
 __all__ = [
     "AgentRejected",
@@ -53,13 +54,16 @@ JOIN_PROBLEMS = {
 
 
 PROOF_PROBLEMS = {
-    "challenge_unknown": "challenge: not of this host's last credential, or too old; join again with a new token if this goes on",
+    "challenge_unknown": (
+        "challenge: not of this host's last credential, or too old; "
+        "join again with a new token if this goes on"
+    ),
     "challenge_not_signed": "signature: not one made with the key that this host registered when it joined",
 }
 
 
 def join(request: JoinRequest, now: datetime) -> JoinAnswer:
-    """Spend a join token. Raises AgentRejected that names what is wrong with it."""
+    """Redeem a join token. Raises AgentRejected with the problem."""
     if request.version != VERSION:
         raise AgentRejected(f"version: {request.version}; allowed: {VERSION}")
     if not request.instance or len(request.instance) > 64 or len(request.boot_id) > 64:
@@ -84,19 +88,24 @@ def join(request: JoinRequest, now: datetime) -> JoinAnswer:
 
 
 def redeem_challenge(host_id: int, proof: Proof, now: datetime) -> tuple[str, float]:
-    """A signed challenge becomes the next credential, which counts from its first use: its text, and the end of its life in seconds
-    since the epoch. Raises AgentRejected."""
+    """Return the next credential and its expiry, seconds since the epoch, for a signed challenge.
+
+    It takes effect at its first use. Raises AgentRejected.
+    """
     try:
-        given = services.redeem_challenge(
+        renewed = services.redeem_challenge(
             _host(host_id), challenge=proof.challenge, signature=proof.signature, now=now
         )
     except services.OperationRejected as refused:
         raise AgentRejected(PROOF_PROBLEMS[refused.code], retry=True) from None
-    return given.text, given.expires_at.timestamp()
+    return renewed.text, renewed.expires_at.timestamp()
 
 
 def renew(credential: str, request: RenewRequest, now: datetime) -> RenewAnswer:
-    """A challenge for whoever has the last credential of a host; for its signature a new one. Raises AgentRejected."""
+    """Return a challenge for the holder of a host's last credential, or a new credential for its signature.
+
+    Raises AgentRejected.
+    """
     if request.version != VERSION:
         raise AgentRejected(f"version: {request.version}; allowed: {VERSION}")
     try:
@@ -105,49 +114,61 @@ def renew(credential: str, request: RenewRequest, now: datetime) -> RenewAnswer:
             if not challenge:
                 raise services.OperationRejected("challenge_unknown")
             return RenewAnswer(challenge=challenge)
-        given = services.renew_expired_credential(
+        renewed = services.renew_expired_credential(
             credential, challenge=request.challenge, signature=request.signature, now=now
         )
     except services.OperationRejected as refused:
         raise AgentRejected(PROOF_PROBLEMS[refused.code]) from None
-    return RenewAnswer(credential=given.text, credential_expires_at=given.expires_at.timestamp())
+    return RenewAnswer(credential=renewed.text, credential_expires_at=renewed.expires_at.timestamp())
 
 
 def authenticate(credential: str, now: datetime) -> int | None:
-    """The host's id, or None for a credential that is unknown, expired or revoked."""
+    """Return the host's id, or None for a credential that is unknown, expired or revoked."""
     return services.verify_credential(credential, now=now)
 
 
 def sync_unchanged(
-    host_id: int, credentials: Sequence[str], observed: Observed, moment: ClockSample
+    host_id: int, credentials: Sequence[str], observed: Observed, sample: ClockSample
 ) -> Desired | None:
-    """The short way for a host without news, which also looks at its credential and at the clock: what should be so, or None when
-    ``wall_clock.look``, ``authenticate`` and ``sync`` have to be asked; then nothing was written."""
-    return heartbeat.sync_if_unchanged(host_id, credentials, observed, moment)
+    """Handle a report without changes in one statement, with the checks of the credential and the clock.
+
+    Returns the desired state. Returns None, and has written nothing, if ``correct_clock_step``,
+    ``authenticate`` and ``sync`` are needed.
+    """
+    return heartbeat.sync_if_unchanged(host_id, credentials, observed, sample)
 
 
 def sync(host_id: int, observed: Observed, now: datetime, gpu_faults: Collection[str] = ()) -> Desired:
-    """Take in a report and answer what should be so. ``gpu_faults`` as for ``reconcile.observe``. Raises AgentRejected."""
+    """Store a report and return the desired state. ``gpu_faults`` as for ``observed_state.observe``.
+
+    Raises AgentRejected.
+    """
     host = _host(host_id)
-    reconcile.observe(host, observed, now, gpu_faults)
+    observed_state.observe(host, observed, now, gpu_faults)
     host.refresh_from_db()
-    return reconcile.desired(host, now)
+    return desired_state.desired(host, now)
 
 
 def desired(host_id: int, now: datetime) -> Desired:
-    """What should be so, when it changed without a report. Raises AgentRejected when the credential was revoked."""
-    return reconcile.desired(_host(host_id), now)
+    """Return the desired state after a change without a report. Raises AgentRejected if the credential was
+    revoked.
+    """
+    return desired_state.desired(_host(host_id), now)
 
 
 def record_rejected(host_id: int, reason: str, now: datetime, code: str = "") -> None:
-    """An agent with this host's credential was turned away before it said anything: kept for the host's page. ``code``:
-    ``agent_second`` where it is another than the one that is connected."""
+    """Record for the host's page that an agent with its credential was rejected before its first report.
+
+    ``code``: ``agent_second`` if another agent is connected.
+    """
     services.record_rejected_agent(host_id, reason=reason, code=code, now=now)
 
 
 def store_log(host_id: int, chunk: LogChunk) -> int:
-    """Append to a run's log. How many bytes of it are kept now; a chunk sent twice changes nothing. Raises AgentRejected for a run
-    that is not of this host."""
+    """Append to a run's log; return how many bytes are stored. A chunk sent twice changes nothing.
+
+    Raises AgentRejected for a run of another host.
+    """
     try:
         public_id = uuid.UUID(chunk.run)
     except ValueError:

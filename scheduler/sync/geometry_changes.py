@@ -1,9 +1,10 @@
-"""Splitting a GPU otherwise: who wants it, the way until nothing holds the GPU, what its host is told, and what follows.
+"""Change the MIG geometry of a GPU: drain it, order the change, and act on the result.
 
-The GPU takes nothing new from the moment on in which it is wanted (``reshaping``). Preemptible work gets its notice, the rest runs
-to its end. Only when nothing holds any of it, and no reservation is bound to it, its host is told; its units are replaced by what
-the host reports then (``scheduler.sync.host_inventory``), and it goes back into service. What fails leaves the old geometry, or quarantines
-the GPU where nobody can say how it is.
+The GPU takes no new work from the request on (``reshaping``). Preemptible work gets a notice; other work
+runs to its end. The host gets the order only when nothing holds a part of the GPU and no reservation is
+bound to it. Its units are replaced by those that the host reports then (``scheduler.sync.host_inventory``),
+and it returns to service. A failed change keeps the old geometry, or quarantines the GPU if its state is
+unknown.
 """
 
 from __future__ import annotations
@@ -29,9 +30,8 @@ from scheduler.sync.wire_values import parse_public_id
 
 OPEN_GEOMETRY_STATES = (GeometryState.DRAINING, GeometryState.CHANGING)
 GEOMETRY_TIMEOUT_SECONDS = 120.0  # for the driver: switching MIG on may reset the GPU
-GEOMETRY_ANSWER_MARGIN = timedelta(
-    seconds=120
-)  # beyond it, for a host that waits for the GPU's lock or was away
+# After the timeout, for a host that waits for the GPU's lock or was offline.
+GEOMETRY_ANSWER_MARGIN = timedelta(seconds=120)
 MAX_DETAIL_LENGTH = 300
 
 
@@ -44,7 +44,9 @@ class OfferedProfile:
 
 
 def offered_profiles(host: Host, gpu: Gpu) -> dict[str, OfferedProfile]:
-    """What the GPU can be split into, by name, as its driver says; empty where it can't be, or where its agent does not tell."""
+    """Return by name the profiles that the driver offers; empty if the GPU has none or its agent does not
+    report them.
+    """
     told = ((host.hardware.get("reported") or {}).get("mig_profiles") or {}).get(gpu.model) or []
     return {
         one["name"]: OfferedProfile(
@@ -56,22 +58,24 @@ def offered_profiles(host: Host, gpu: Gpu) -> dict[str, OfferedProfile]:
 
 
 def current_profiles(host: Host, gpu: Gpu) -> list[str] | None:
-    """Profiles of the units that it has; empty: one whole GPU. None: it is split, and has no units."""
+    """Return the profiles of the GPU's units; empty for one whole GPU. None if it is split and has no
+    units.
+    """
     units = _reported(host, gpu).get("units")
     return None if not units else [one["profile"] for one in units if one["profile"]]
 
 
 def _reported(host: Host, gpu: Gpu) -> dict[str, Any]:
     gpus = (host.hardware.get("reported") or {}).get("gpus") or []
-    found: dict[str, Any] = next((one for one in gpus if one.get("uuid") == gpu.uuid), {})
+    found: dict[str, Any] = next((row for row in gpus if row.get("uuid") == gpu.uuid), {})
     return found
 
 
 def planned_layout(host: Host, gpu: Gpu, profiles: Sequence[str]) -> tuple[rule.MigInstancePlacement, ...]:
-    """Where the instances would lie, when the GPU may be split so. Reads only.
+    """Return where the instances would be placed on the GPU. Reads only.
 
-    Raises OperationRejected ``gpu_is_not_reported``, ``gpu_has_no_mig``, ``pool_is_static``, ``geometry_does_not_fit`` or
-    ``geometry_is_the_same``.
+    Raises OperationRejected ``gpu_is_not_reported``, ``gpu_has_no_mig``, ``pool_is_static``,
+    ``geometry_does_not_fit`` or ``geometry_is_the_same``.
     """
     named = (("gpu", gpu.index), ("host", host.name))
     if gpu.retired_at is not None or gpu.state_reason == NOT_REPORTED:
@@ -98,10 +102,10 @@ def planned_layout(host: Host, gpu: Gpu, profiles: Sequence[str]) -> tuple[rule.
 
 @transaction.atomic
 def request_geometry(gpu: Gpu, profiles: Sequence[str], *, now: datetime) -> GeometryChange:
-    """Have a GPU split into these profiles; none: one whole GPU. It takes nothing new from now on, and its work is told to leave.
+    """Request to split a GPU into these profiles; none means one whole GPU. The GPU is drained from now on.
 
-    Raises OperationRejected like ``planned_layout``, and ``geometry_is_changing``, ``gpu_is_not_well``, ``diagnostic_is_open`` or
-    ``host_does_not_answer``.
+    Raises OperationRejected like ``planned_layout``, and ``geometry_is_changing``, ``gpu_is_not_well``,
+    ``diagnostic_is_open`` or ``host_does_not_answer``.
     """
     host = locks.hosts([gpu.host_id])[gpu.host_id]
     fresh = Gpu.objects.select_related("host__pool").get(pk=gpu.pk)
@@ -133,7 +137,7 @@ def request_geometry(gpu: Gpu, profiles: Sequence[str], *, now: datetime) -> Geo
 
 @transaction.atomic
 def withdraw_geometry(gpu: Gpu, *, now: datetime) -> GeometryChange:
-    """Take it back while the GPU is still being drained. What was told to leave leaves, and comes back by the queue.
+    """Withdraw a change while the GPU is being drained. Evicted work still ends and is requeued.
 
     Raises OperationRejected ``geometry_is_not_changing`` or ``geometry_is_with_its_host``.
     """
@@ -149,7 +153,7 @@ def withdraw_geometry(gpu: Gpu, *, now: datetime) -> GeometryChange:
 
 
 def desired_geometries(host: Host) -> list[GeometryWanted]:
-    """What a host is told: changes of GPUs that nothing holds any more."""
+    """Return the changes that a host should carry out: those of GPUs that nothing holds any more."""
     rows = (
         GeometryChange.objects.filter(host=host, state=GeometryState.CHANGING)
         .select_related("gpu")
@@ -167,7 +171,9 @@ def desired_geometries(host: Host) -> list[GeometryWanted]:
 
 
 def store_geometries(host: Host, seen: Iterable[GeometrySeen], now: datetime) -> None:
-    """What a host says of its changes, after its inventory was taken in. The host is locked by the caller."""
+    """Store a host's reports of its changes, after its inventory was stored. The caller has locked the
+    host.
+    """
     told = {key: one for one in seen if (key := parse_public_id(one.change)) is not None}
     if not told:
         return
@@ -176,7 +182,7 @@ def store_geometries(host: Host, seen: Iterable[GeometrySeen], now: datetime) ->
         one = told[row.public_id]
         detail = one.detail[:MAX_DETAIL_LENGTH]
         if one.state == GeometryState.DONE:
-            if _has_profiles(row.gpu, row.profiles):  # else its new units are not taken over yet
+            if _has_profiles(row.gpu, row.profiles):  # else its new units are not stored yet
                 _end(row, GeometryState.DONE, detail, RepairState.WELL, "it has its new geometry", now)
         elif one.state == GeometryState.FAILED and _has_profiles(row.gpu, row.before):
             _end(row, GeometryState.FAILED, detail, RepairState.WELL, "its geometry stays as it was", now)
@@ -189,7 +195,7 @@ def store_geometries(host: Host, seen: Iterable[GeometrySeen], now: datetime) ->
 
 
 def _has_profiles(gpu: Gpu, profiles: Sequence[str]) -> bool:
-    """Whether the rows of its units are these profiles."""
+    """Return True if the GPU's units have these profiles."""
     units = Unit.objects.filter(gpu=gpu, retired_at=None).values_list("profile", flat=True)
     return sorted(units) == sorted(profiles or [""])
 
@@ -197,7 +203,9 @@ def _has_profiles(gpu: Gpu, profiles: Sequence[str]) -> bool:
 def _end(
     row: GeometryChange, new: GeometryState, detail: str, repair: RepairState, reason: str, now: datetime
 ) -> None:
-    """It is over. A GPU that was quarantined or taken out meanwhile stays so. The host is locked by the caller."""
+    """End a change. A GPU that was quarantined or taken out meanwhile stays so. The caller has locked the
+    host.
+    """
     if not change_state(row, "state", old=GeometryState(row.state), new=new, detail=detail, ended_at=now):
         return
     gpu = Gpu.objects.get(pk=row.gpu_id)
@@ -206,11 +214,13 @@ def _end(
     _notify(row.host_id)
 
 
-# -- the clock -----------------------------------------------------------------------------------------------------------
+# -- sweep ------------------------------------------------------------------------------------------
 
 
 def sweep_geometry_changes(now: datetime) -> None:
-    """Tell the hosts of GPUs that nothing holds any more, and give up those that nobody answers. Twice does it once."""
+    """Order changes of GPUs that nothing holds any more, and end those that no host reports.
+    Level-triggered.
+    """
     for pk, host_id in (
         GeometryChange.objects.filter(state__in=OPEN_GEOMETRY_STATES)
         .order_by("pk")
@@ -237,7 +247,7 @@ def _order_when_idle(row: GeometryChange, host: Host, now: datetime) -> None:
 
 
 def is_in_use(gpu: Gpu, now: datetime) -> bool:
-    """Whether anybody holds a part of it, or a reservation is bound to one."""
+    """Return True if a part of the GPU is held, or bound to a reservation."""
     held = Allocation.objects.filter(unit__gpu=gpu, period__upper_inf=True)
     bound = BoundUnit.objects.filter(unit__gpu=gpu, period__contains=now)
     return held.exists() or bound.exists()
@@ -250,7 +260,7 @@ def _is_diagnosed(gpu: Gpu) -> bool:
 
 
 def _end_overdue(row: GeometryChange, host: Host, now: datetime) -> None:
-    """A host that speaks and does not say how it went. One that is silent goes on when it is back."""
+    """End a change that a live host does not report. A silent host continues when it is back."""
     late = (
         row.told_at is not None
         and now - row.told_at > timedelta(seconds=GEOMETRY_TIMEOUT_SECONDS) + GEOMETRY_ANSWER_MARGIN

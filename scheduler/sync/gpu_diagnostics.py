@@ -1,7 +1,8 @@
-"""Diagnostics of GPUs: who wants one and why, what their hosts are told, and what follows from the answer.
+"""Request diagnostics of GPUs, send them to hosts, and act on the results.
 
-A quarantined GPU is diagnosed once nothing holds it: passed, it comes back; failed, it is out until an operator says otherwise. One
-of a GPU in service is only looked at while idle, and the host gives the GPU to work at once.
+A quarantined GPU is diagnosed once nothing holds it. If it passes, it returns to service; if it fails, it
+is out until an operator returns it. A GPU in service is diagnosed only while idle, and the host interrupts
+the diagnostic for work.
 """
 
 from __future__ import annotations
@@ -37,25 +38,23 @@ from scheduler.sync.host_inventory import NOT_REPORTED
 from scheduler.sync.wire_values import parse_public_id, parse_timestamp
 
 OPEN_DIAGNOSTIC_STATES = (DiagnosticState.WANTED, DiagnosticState.RUNNING)
-DIAGNOSTIC_ANSWER_MARGIN = timedelta(
-    seconds=120
-)  # beyond the deadline, for a host that waits for the lock or was away
-DIAGNOSTIC_RETRY_AFTER = timedelta(minutes=10)  # one that was stopped is tried again
-MAX_DIAGNOSTIC_TRIES = 3  # per quarantine; then a person has to look
-PERIODIC_SHARE = 8  # of so many GPUs of a pool one may be looked at at once, and always one
+# After the deadline, for a host that waits for the GPU's lock or was offline.
+DIAGNOSTIC_ANSWER_MARGIN = timedelta(seconds=120)
+DIAGNOSTIC_RETRY_AFTER = timedelta(minutes=10)  # after a diagnostic was stopped
+MAX_DIAGNOSTIC_TRIES = 3  # per quarantine; then an operator has to check the GPU
+PERIODIC_SHARE = 8  # at most one in so many GPUs of a pool is diagnosed at once; one always may be
 TAKE_OUT_WINDOW = timedelta(hours=1)
-TAKE_OUT_SHARE = (
-    8  # of so many GPUs in service one may be taken out by diagnostics within the window; one always may
-)
+TAKE_OUT_SHARE = 8  # at most one in so many GPUs of a pool is taken out within the window; one always may be
 MAX_CHECKS = 50
 
 
 @transaction.atomic
 def request_diagnostic(gpu: Gpu, *, why: Diagnostic.Why, now: datetime) -> Diagnostic:
-    """Have its host look at a GPU that nobody holds. One that is quarantined or out is `diagnosing` from now on.
+    """Request a diagnostic of a GPU that nothing holds. A quarantined GPU, or one that is out, becomes
+    `diagnosing`.
 
-    Raises OperationRejected ``gpu_is_held``, ``diagnostic_is_open``, ``geometry_is_changing``, ``host_does_not_answer`` or
-    ``gpu_is_not_reported``.
+    Raises OperationRejected ``gpu_is_held``, ``diagnostic_is_open``, ``geometry_is_changing``,
+    ``host_does_not_answer`` or ``gpu_is_not_reported``.
     """
     host = locks.hosts([gpu.host_id])[gpu.host_id]
     fresh = Gpu.objects.get(pk=gpu.pk)
@@ -83,9 +82,10 @@ def request_diagnostic(gpu: Gpu, *, why: Diagnostic.Why, now: datetime) -> Diagn
 
 @transaction.atomic
 def request_host_diagnostics(host: Host, *, why: Diagnostic.Why, now: datetime) -> list[Diagnostic]:
-    """The same for each GPU of a host that nobody holds. A host that is quarantined or out is `diagnosing` until all are known.
+    """Request a diagnostic of each GPU of a host that nothing holds.
 
-    Raises OperationRejected when not one of them can be looked at.
+    A quarantined host, or one that is out, is `diagnosing` until all results are known. Raises
+    OperationRejected if no GPU can be diagnosed.
     """
     fresh = locks.hosts([host.pk])[host.pk]
     made, refused = [], OperationRejected("host_has_no_gpus", (("host", fresh.name),))
@@ -103,7 +103,7 @@ def request_host_diagnostics(host: Host, *, why: Diagnostic.Why, now: datetime) 
 
 
 def operator_diagnostics(pool: Pool) -> dict[str, int]:
-    """The operator's own diagnostics that a pool may choose: each name with how many of its hosts report it."""
+    """Return the operator's own diagnostics that a pool may use: by name, how many of its hosts report it."""
     counts: dict[str, int] = {}
     for told in Host.objects.filter(pool=pool).values_list("hardware__reported__diagnostics", flat=True):
         for name in told or ():
@@ -112,7 +112,7 @@ def operator_diagnostics(pool: Pool) -> dict[str, int]:
 
 
 def desired_diagnostics(host: Host, pool: Pool) -> list[DiagnosticWanted]:
-    """What a host is told: its open diagnostics."""
+    """Return the open diagnostics of a host for its desired state."""
     rows = (
         Diagnostic.objects.filter(host=host, state__in=OPEN_DIAGNOSTIC_STATES)
         .select_related("gpu")
@@ -126,11 +126,13 @@ def desired_diagnostics(host: Host, pool: Pool) -> list[DiagnosticWanted]:
     ]
 
 
-# -- what hosts answer ---------------------------------------------------------------------------------------------------
+# -- results ----------------------------------------------------------------------------------------
 
 
 def may_take_gpu_out(host: Host, seen: Iterable[DiagnosticSeen]) -> bool:
-    """Whether taking this in may take a GPU in service out: then its pool is to be locked before its host."""
+    """Return True if storing these results may take a GPU out of service: then the pool must be locked
+    first.
+    """
     failed = [
         key
         for one in seen
@@ -145,8 +147,10 @@ def may_take_gpu_out(host: Host, seen: Iterable[DiagnosticSeen]) -> bool:
 
 
 def store_diagnostics(host: Host, seen: Iterable[DiagnosticSeen], now: datetime) -> None:
-    """What a host says of its diagnostics; what it says of others', or of those that are over, is not heard. The host is locked by
-    the caller, and its pool before it where ``may_take_gpu_out``."""
+    """Store a host's reports of its open diagnostics; reports of others are ignored.
+
+    The caller has locked the host, and its pool before it if ``may_take_gpu_out``.
+    """
     told = {key: one for one in seen if (key := parse_public_id(one.diagnostic)) is not None}
     if not told:
         return
@@ -187,7 +191,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _end(row: Diagnostic, new: DiagnosticState, now: datetime, **facts: object) -> None:
-    """The answer is there, and its consequence. The host is locked by the caller."""
+    """End a diagnostic and apply its result. The caller has locked the host."""
     if not change_state(row, "state", old=DiagnosticState(row.state), new=new, ended_at=now, **facts):
         return
     gpu = Gpu.objects.get(pk=row.gpu_id)
@@ -205,11 +209,12 @@ def _end(row: Diagnostic, new: DiagnosticState, now: datetime, **facts: object) 
 
 
 def _may_take_out_unattended(gpu: Gpu, row: Diagnostic, now: datetime) -> bool:
-    """Whether a GPU in service goes out without a person. Many that fail at once have something else in common than being broken: a
-    new driver, or a mistake of ours."""
-    pool = (
-        row.host.pool_id
-    )  # locked by who takes the answer in: of two hosts that answer at once one is counted by the other
+    """Return True if a GPU in service may be taken out without an operator.
+
+    Many failures at once have another cause than broken GPUs, such as a new driver or a bug.
+    """
+    # The caller has locked the pool, so of two hosts that report at once the second counts the first.
+    pool = row.host.pool_id
     failed = Diagnostic.objects.filter(
         host__pool=pool,
         state=DiagnosticState.FAILED,
@@ -221,7 +226,9 @@ def _may_take_out_unattended(gpu: Gpu, row: Diagnostic, now: datetime) -> bool:
 
 
 def _finish_host_diagnosis(host_id: int, now: datetime) -> None:
-    """A host that was diagnosed as a whole, once all its GPUs are known; and one that tripped and whose GPUs have all passed."""
+    """Finish the diagnosis of a whole host when all its GPUs are known; return a tripped host whose GPUs
+    all passed.
+    """
     host = Host.objects.get(pk=host_id)
     if host.diagnostics.filter(state__in=OPEN_DIAGNOSTIC_STATES).exists():
         return
@@ -244,11 +251,11 @@ def _finish_host_diagnosis(host_id: int, now: datetime) -> None:
         return_host(host, reason="the diagnostics of its GPUs passed", now=now)
 
 
-# -- the clock -----------------------------------------------------------------------------------------------------------
+# -- sweep ------------------------------------------------------------------------------------------
 
 
 def sweep_diagnostics(now: datetime) -> None:
-    """Give up those that nobody answers, and begin those that are due. Level-triggered; twice does it once."""
+    """End diagnostics that no host reports, and request those that are due. Level-triggered."""
     _end_overdue(now)
     for gpu in _due_after_quarantine(now):
         _request_if_free(gpu, Diagnostic.Why.QUARANTINED, now)
@@ -263,15 +270,15 @@ def _request_if_free(gpu: Gpu, why: Diagnostic.Why, now: datetime) -> None:
     try:
         request_diagnostic(gpu, why=why, now=now)
     except OperationRejected:
-        return  # it was taken meanwhile: it is due again at the next tick
+        return  # it is held meanwhile: it is due again at the next tick
 
 
 def _end_overdue(now: datetime) -> None:
     late = Diagnostic.objects.filter(state__in=OPEN_DIAGNOSTIC_STATES).select_related("host__pool")
     for row in late.order_by("pk"):
-        patience = timedelta(seconds=row.host.pool.diagnostic_seconds) + DIAGNOSTIC_ANSWER_MARGIN
+        timeout = timedelta(seconds=row.host.pool.diagnostic_seconds) + DIAGNOSTIC_ANSWER_MARGIN
         silent = row.host.lease_state == LeaseState.SILENT
-        if not silent and now - row.created_at < patience:
+        if not silent and now - row.created_at < timeout:
             continue
         with transaction.atomic():
             locks.hosts([row.host_id])
@@ -282,11 +289,11 @@ def _end_overdue(now: datetime) -> None:
 
 
 def _idle_gpus(gpus: QuerySet[Gpu]) -> QuerySet[Gpu]:
-    """Of these, those that nobody holds and that are not looked at already, on hosts that answer."""
+    """Return those of the GPUs that nothing holds or diagnoses, on live hosts."""
     held = Allocation.objects.filter(unit__gpu=OuterRef("pk"), period__upper_inf=True)
-    looked_at = Diagnostic.objects.filter(gpu=OuterRef("pk"), state__in=OPEN_DIAGNOSTIC_STATES)
+    diagnosed = Diagnostic.objects.filter(gpu=OuterRef("pk"), state__in=OPEN_DIAGNOSTIC_STATES)
     answering = gpus.filter(retired_at=None, host__lease_state=LeaseState.ALIVE)
-    return answering.filter(~Exists(held), ~Exists(looked_at)).select_related("host").order_by("pk")
+    return answering.filter(~Exists(held), ~Exists(diagnosed)).select_related("host").order_by("pk")
 
 
 def _due_after_quarantine(now: datetime) -> list[Gpu]:
@@ -295,7 +302,7 @@ def _due_after_quarantine(now: datetime) -> list[Gpu]:
     )
     due = []
     for gpu in _idle_gpus(quarantined).exclude(state_reason=NOT_REPORTED):
-        # A diagnostic that was stopped brings the GPU back into quarantine: that is no new one.
+        # A stopped diagnostic returns the GPU to quarantine: that is not a new quarantine.
         since = (
             GpuStateChange.objects.filter(gpu=gpu)
             .exclude(repair_state__in=(RepairState.QUARANTINED, RepairState.DIAGNOSING))
@@ -334,14 +341,16 @@ def _due_after_trip(now: datetime) -> list[Gpu]:
 
 
 def _due_periodically(pool: Pool, now: datetime) -> list[Gpu]:
-    """GPUs in service and idle that were not looked at for long enough, those that wait longest first; a few at once."""
+    """Return idle GPUs in service whose last diagnostic is too old, the oldest first, and only a few at
+    once.
+    """
     period = timedelta(hours=pool.diagnose_every_hours)
     counted = Gpu.objects.filter(host__pool=pool, retired_at=None).aggregate(
         all=Count("pk"),
         now=Count("pk", filter=Q(diagnostics__state__in=OPEN_DIAGNOSTIC_STATES), distinct=True),
     )
-    room = max(1, counted["all"] // PERIODIC_SHARE) - counted["now"]
-    if room <= 0:
+    free_share = max(1, counted["all"] // PERIODIC_SHARE) - counted["now"]
+    if free_share <= 0:
         return []
     bound = BoundUnit.objects.filter(unit__gpu=OuterRef("pk"), period__contains=now)
     answered = Diagnostic.objects.filter(
@@ -358,7 +367,7 @@ def _due_periodically(pool: Pool, now: datetime) -> list[Gpu]:
         for gpu in idle.filter(~Exists(bound), ~Exists(answered), ~Exists(tried))
         if accepts_work(gpu.host.lease_state, gpu.host.admin_state, gpu.host.repair_state)
     ]
-    return due[:room]
+    return due[:free_share]
 
 
 def _notify(host_id: int) -> None:

@@ -1,8 +1,10 @@
-"""A host that says what it said before: one statement renews its lease, and no lock is held between statements.
+"""Renew the lease of a host that reports no changes, in one statement and without locks held between
+statements.
 
-Hosts speak every few seconds and hardly ever have news. What is written here is exactly what ``scheduler.sync.reconcile`` would write
-for such a report: when it was heard, and that a suspect host is trusted again. Whether there is news is asked in the same statement
-that writes, so nothing can come between; at the least doubt nothing is written and the whole way is gone.
+Hosts report every few seconds, mostly without changes. This writes exactly what
+``scheduler.sync.observed_state`` would write for such a report: the time of the report, and that a suspect
+host is alive again. The same statement checks that nothing changed, so no other writer can interfere. In
+any doubt nothing is written, and the caller uses the full path.
 """
 
 from __future__ import annotations
@@ -18,15 +20,16 @@ from scheduler.coordination import locks
 from scheduler.coordination.clock_check import CLOCK_STEP_THRESHOLD, ClockSample
 from scheduler.models import Host, Pool, Run
 from scheduler.state.states import LeaseState, RunState
-from scheduler.sync import host_inventory, reconcile
+from scheduler.sync import desired_state, host_inventory, observed_state
 
-# The host's row is locked by the UPDATE as by every other writer of it.
+# The UPDATE locks the host's row like every other writer of it.
 RENEW_LEASE_SQL = """
 UPDATE scheduler_host AS h SET last_sync_at = %(now)s
 FROM scheduler_pool AS p
 WHERE h.id = %(host)s AND p.id = h.pool_id
   AND h.credential_hash = ANY(%(credentials)s) AND h.credential_expires_at > %(now)s
-  AND h.agent_instance = %(instance)s AND h.boot_id = %(boot)s AND h.agent_start = %(start)s AND h.agent_version = %(version)s
+  AND h.agent_instance = %(instance)s AND h.boot_id = %(boot)s AND h.agent_start = %(start)s
+  AND h.agent_version = %(version)s
   AND h.lease_state IN ('alive', 'suspect')
   AND h.hardware->>'digest' = %(digest)s AND h.hardware->'applied' = 'true'::jsonb
   AND NOT EXISTS (
@@ -36,10 +39,11 @@ WHERE h.id = %(host)s AND p.id = h.pool_id
   )
   AND NOT EXISTS (
     SELECT FROM scheduler_clockreading AS c
-    WHERE c.machine = %(machine)s AND abs(extract(epoch FROM %(now)s - c.wall) - (%(uptime)s - c.uptime)) >= %(set)s
+    WHERE c.machine = %(machine)s
+      AND abs(extract(epoch FROM %(now)s - c.wall) - (%(uptime)s - c.uptime)) >= %(set)s
   )
-RETURNING h.name, h.lease_state, h.credential_hash, h.credential_expires_at, h.public_key, p.id, p.stray_action, p.diagnostic_tool,
-  p.diagnostic_seconds,
+RETURNING h.name, h.lease_state, h.credential_hash, h.credential_expires_at, h.public_key,
+  p.id, p.stray_action, p.diagnostic_tool, p.diagnostic_seconds,
   EXISTS (SELECT FROM scheduler_command AS c WHERE c.host_id = h.id AND c.done_at IS NULL),
   EXISTS (SELECT FROM scheduler_diagnostic AS d WHERE d.host_id = h.id AND d.state IN ('wanted', 'running')),
   EXISTS (SELECT FROM scheduler_geometrychange AS g WHERE g.host_id = h.id AND g.state = 'changing')
@@ -47,11 +51,15 @@ RETURNING h.name, h.lease_state, h.credential_hash, h.credential_expires_at, h.p
 
 
 def sync_if_unchanged(
-    host_id: int, credentials: Sequence[str], observed: Observed, moment: ClockSample
+    host_id: int, credentials: Sequence[str], observed: Observed, sample: ClockSample
 ) -> Desired | None:
-    """What should be so on a host that reports no news with one of its good credentials; None when there may be news, or anything
-    is not as it was (the clock too), and then nothing has been written. Strays are telemetry's."""
-    now = moment.wall
+    """Renew the lease and return the desired state if the host reports no changes with one of its valid
+    credentials.
+
+    Returns None, and has written nothing, if anything may have changed, including the clock. Telemetry
+    handles stray processes.
+    """
+    now = sample.wall
     if not _has_no_news(observed):
         return None
     known = _unchanged_runs(host_id, observed, now)
@@ -69,8 +77,8 @@ def sync_if_unchanged(
                 "version": observed.agent_version,
                 "digest": host_inventory.inventory_digest(observed.inventory),
                 "runs": known,
-                "machine": moment.machine,
-                "uptime": moment.uptime,
+                "machine": sample.machine,
+                "uptime": sample.uptime,
                 "set": CLOCK_STEP_THRESHOLD.total_seconds(),
                 "credentials": [hashlib.sha256(text.encode()).hexdigest() for text in credentials],
             },
@@ -91,7 +99,7 @@ def sync_if_unchanged(
         credential_expires_at=expires_at,
         public_key=public_key,
     )
-    return reconcile.desired_for_host(
+    return desired_state.desired_for_host(
         host,
         pool,
         now,
@@ -102,11 +110,11 @@ def sync_if_unchanged(
 
 
 def _restore_suspect_host(host_id: int, now: datetime) -> None:
-    """It had been quiet for a little longer than it should. After a moment in which the servers were slow this is most hosts."""
+    """Mark a suspect host as alive. After a short delay of the servers this concerns most hosts."""
     with transaction.atomic():
         host = locks.hosts([host_id])[host_id]
         if host.lease_state == LeaseState.SUSPECT and host.credential_hash:  # not revoked meanwhile
-            reconcile.renew_lease(host, {}, now)
+            observed_state.renew_lease(host, {}, now)
 
 
 def _has_no_news(observed: Observed) -> bool:
@@ -120,14 +128,16 @@ def _has_no_news(observed: Observed) -> bool:
 
 
 def _unchanged_runs(host_id: int, observed: Observed, now: datetime) -> list[str] | None:
-    """What of the host's runs is told as it is known, as the statement names them; None when something is told that is not."""
+    """Return the host's runs in the form that the statement compares; None if a reported run differs from
+    its row.
+    """
     if not observed.runs:
         return []
-    told = {run.run: run for run in observed.runs}
+    reported = {run.run: run for run in observed.runs}
     known = []
     for run in Run.objects.filter(host=host_id).exclude(state=RunState.ENDED):
-        one = told.get(str(run.public_id))
-        if one is None or one.generation != run.generation or reconcile.has_changes(run, one, now):
+        seen = reported.get(str(run.public_id))
+        if seen is None or seen.generation != run.generation or observed_state.has_changes(run, seen, now):
             return None
         known.append(f"{run.public_id} {run.generation} {run.state}")
     return known

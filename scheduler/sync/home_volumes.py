@@ -1,5 +1,7 @@
-"""The homes that a host reports, written into Storage and Volume rows. Several hosts report the same storage: the newest look
-counts."""
+"""Store the homes that hosts report as Storage and Volume rows.
+
+Several hosts report the same storage; the latest listing counts.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,14 @@ MAX_TIMESTAMP_SECONDS = datetime(2100, 1, 1, tzinfo=UTC).timestamp()
 
 
 def has_other_storage(homes: int | None, host: Host) -> bool:
-    """Has a host surely other homes than those that a checkpoint lies in?"""
+    """Return True if the host is known to have another storage than the one with the last checkpoint."""
     return homes is not None and host.storage_id is not None and host.storage_id != homes
 
 
 def homes_problem(seen: HomesSeen | None) -> str:
-    """Why this report can't be believed, naming the field, the value and what is allowed; empty when it can."""
+    """Return what is wrong with a report of homes: the field, the value and what is allowed; empty if
+    valid.
+    """
     if seen is None:
         return ""
     if not (1 <= len(seen.storage) <= 64 and seen.storage.isascii() and seen.storage.isalnum()):
@@ -33,7 +37,10 @@ def homes_problem(seen: HomesSeen | None) -> str:
                 f"homes.{name}: {size}; allowed: 0 to {LARGEST_SIZE} bytes, or nothing where it is not known"
             )
     if not 0 <= seen.listed_at <= MAX_TIMESTAMP_SECONDS:
-        return f"homes.listed_at: {seen.listed_at}; allowed: seconds since the epoch, up to {MAX_TIMESTAMP_SECONDS:.0f}"
+        return (
+            f"homes.listed_at: {seen.listed_at}; "
+            f"allowed: seconds since the epoch, up to {MAX_TIMESTAMP_SECONDS:.0f}"
+        )
     if len({home.name for home in seen.homes}) < len(seen.homes):
         return "homes.homes: the same name twice; allowed: each once"
     return next(filter(None, map(_home_problem, seen.homes)), "")
@@ -41,7 +48,10 @@ def homes_problem(seen: HomesSeen | None) -> str:
 
 def _home_problem(home: HomeSeen) -> str:
     if not home.name or len(home.name) > LONGEST_HOME_NAME or not home.name.isprintable() or "/" in home.name:
-        return f"homes.homes: name {home.name[:60]!r}; allowed: the name of a folder, 1 to {LONGEST_HOME_NAME} characters"
+        return (
+            f"homes.homes: name {home.name[:60]!r}; "
+            f"allowed: the name of a folder, 1 to {LONGEST_HOME_NAME} characters"
+        )
     for name, count in (("bytes", home.bytes), ("files", home.files)):
         if count is not None and not 0 <= count <= LARGEST_SIZE:
             return (
@@ -50,13 +60,16 @@ def _home_problem(home: HomeSeen) -> str:
             )
     for name, at in (("changed_at", home.changed_at), ("measured_at", home.measured_at)):
         if at is not None and not at <= MAX_TIMESTAMP_SECONDS:
-            return f"homes.homes: {name} of {home.name[:60]!r} is {at}; allowed: seconds since the epoch, up to {MAX_TIMESTAMP_SECONDS:.0f}"
+            return (
+                f"homes.homes: {name} of {home.name[:60]!r} is {at}; "
+                f"allowed: seconds since the epoch, up to {MAX_TIMESTAMP_SECONDS:.0f}"
+            )
     return ""
 
 
 def store_homes(host: Host, seen: HomesSeen, now: datetime) -> None:
-    """Bring the rows to what was seen; a look older than the last one only says which storage the host has."""
-    listed_at = min(_moment(seen.listed_at, now), now)
+    """Store a listing of homes. One older than the stored listing only sets the host's storage."""
+    listed_at = min(_past_time(seen.listed_at, now), now)
     storage, made = Storage.objects.get_or_create(
         key=seen.storage, defaults={"listed_at": listed_at, **_disk(seen), "left_out": seen.left_out}
     )
@@ -69,15 +82,17 @@ def store_homes(host: Host, seen: HomesSeen, now: datetime) -> None:
     if not newer:
         return
     _write_homes(storage, seen, now)
-    if not seen.left_out:  # else nobody knows whether a home that is not named is gone
+    if not seen.left_out:  # a partial listing does not show which homes were removed
         storage.volumes.exclude(name__in=[home.name for home in seen.homes]).delete()
 
 
 def _write_homes(storage: Storage, seen: HomesSeen, now: datetime) -> None:
-    """Rows that changed, in order of name: two hosts that share the storage never wait for each other in a circle."""
+    """Write changed rows in the order of their names, so that two hosts that share the storage cannot
+    deadlock.
+    """
     known = {volume.name: volume for volume in storage.volumes.all()}
     changed = []
-    for home in sorted(seen.homes, key=lambda each: each.name):
+    for home in sorted(seen.homes, key=lambda home: home.name):
         facts = _facts(home, now)
         before = known.get(home.name)
         if before is None or any(getattr(before, name) != value for name, value in facts.items()):
@@ -96,12 +111,12 @@ def _facts(home: HomeSeen, now: datetime) -> dict[str, object]:
         "size_bytes": home.bytes,
         "size_complete": home.complete,
         "files": home.files,
-        "changed_at": None if home.changed_at is None else _moment(home.changed_at, now),
-        "measured_at": None if home.measured_at is None else _moment(home.measured_at, now),
+        "changed_at": None if home.changed_at is None else _past_time(home.changed_at, now),
+        "measured_at": None if home.measured_at is None else _past_time(home.measured_at, now),
     }
 
 
-def _moment(seconds: float, now: datetime) -> datetime:
+def _past_time(seconds: float, now: datetime) -> datetime:
     """Never after now: the clocks of hosts differ, and files claim any time."""
     return min(datetime.fromtimestamp(max(0.0, seconds), tz=UTC), now)
 

@@ -1,4 +1,4 @@
-"""What a host reports of its GPUs, written into Gpu and Unit rows. A GPU's geometry changes only while nobody holds any of it."""
+"""Store a host's reported GPUs as Gpu and Unit rows. A GPU's geometry changes only while nothing holds it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from scheduler.state.isolation import isolation_level
 from scheduler.state.states import RepairState, change_state
 
 MAX_GPUS = 64
-MAX_PROFILES = 40  # of MIG, of one model
+MAX_PROFILES = 40  # MIG profiles of one model
 MAX_MEMORY_SLICES = 16  # NVIDIA's boards have 8
 MAX_DIAGNOSTICS = 20
 DIAGNOSTIC_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{1,39}")
@@ -44,7 +44,7 @@ UnitLayout = set[tuple[str, str, int, int]]  # profile, uuid, first slot within 
 
 
 def inventory_problem(host: Host, inventory: Inventory) -> str:
-    """Why this inventory can't be believed, naming the field, the value and what is allowed; empty when it can."""
+    """Return what is wrong with an inventory: the field, the value and what is allowed; empty if valid."""
     if len(inventory.gpus) > MAX_GPUS:
         return f"inventory.gpus: {len(inventory.gpus)} entries; allowed: at most {MAX_GPUS}"
     indices, uuids = [g.index for g in inventory.gpus], [g.uuid for g in inventory.gpus]
@@ -52,7 +52,10 @@ def inventory_problem(host: Host, inventory: Inventory) -> str:
         return "inventory.gpus: the same index or uuid twice; allowed: each once"
     units = [unit.uuid for gpu in inventory.gpus for unit in gpu.units]
     if len(set(units)) < len(units):
-        return "inventory.gpus: the same uuid of a unit twice; allowed: each once, for claims and samples name units by it"
+        return (
+            "inventory.gpus: the same uuid of a unit twice; "
+            "allowed: each once, for claims and samples name units by it"
+        )
     for gpu in inventory.gpus:
         found = _problem_of(gpu)
         if found:
@@ -64,7 +67,8 @@ def inventory_problem(host: Host, inventory: Inventory) -> str:
         map(DIAGNOSTIC_NAME.fullmatch, inventory.diagnostics)
     ):
         return (
-            f"inventory.diagnostics: {len(inventory.diagnostics)} entries; allowed: at most {MAX_DIAGNOSTICS}, "
+            f"inventory.diagnostics: {len(inventory.diagnostics)} entries; "
+            f"allowed: at most {MAX_DIAGNOSTICS}, "
             "names of 2 to 40 letters, digits, . _ and -"
         )
     if not ADDRESS.fullmatch(inventory.address):
@@ -80,32 +84,47 @@ def inventory_problem(host: Host, inventory: Inventory) -> str:
         .first()
     )
     if elsewhere is not None:
-        return f"inventory.gpus: {elsewhere.uuid} is a GPU of host {elsewhere.host.name}; allowed: GPUs of {host.name}"
+        return (
+            f"inventory.gpus: {elsewhere.uuid} is a GPU of host {elsewhere.host.name}; "
+            f"allowed: GPUs of {host.name}"
+        )
     return ""
 
 
 def _problem_of(gpu: GpuSeen) -> str:
     where = f"inventory.gpus[{gpu.index}]"
     if not 0 <= gpu.index < 1000 or not gpu.uuid or len(gpu.uuid) > 80:
-        return f"{where}: index {gpu.index}, uuid {gpu.uuid[:90]!r}; allowed: index 0 to 999, uuid of 1 to 80 characters"
+        return (
+            f"{where}: index {gpu.index}, uuid {gpu.uuid[:90]!r}; "
+            "allowed: index 0 to 999, uuid of 1 to 80 characters"
+        )
     if (
         not gpu.model
         or len(gpu.model) > 60
         or not 0 <= gpu.memory_mib < 2**31
         or not 0 <= gpu.compute_capability < 2**15
     ):
-        return f"{where}: model {gpu.model[:70]!r}, memory_mib {gpu.memory_mib}, compute_capability {gpu.compute_capability}"
+        return (
+            f"{where}: model {gpu.model[:70]!r}, memory_mib {gpu.memory_mib}, "
+            f"compute_capability {gpu.compute_capability}"
+        )
     if (
         any(n is not None and not 0 <= n < 2**15 for n in (gpu.nvlink_group, gpu.numa_node))
         or len(gpu.pci_bus_id) > 32
     ):
-        return f"{where}: nvlink_group {gpu.nvlink_group}, numa_node {gpu.numa_node}, pci_bus_id {gpu.pci_bus_id[:40]!r}"
+        return (
+            f"{where}: nvlink_group {gpu.nvlink_group}, numa_node {gpu.numa_node}, "
+            f"pci_bus_id {gpu.pci_bus_id[:40]!r}"
+        )
     if (
         len(gpu.links) > MAX_GPUS
         or len(gpu.pcie) > MAX_WORD_LENGTH
         or any(len(way) > MAX_WORD_LENGTH for way in gpu.links.values())
     ):
-        return f"{where}: {len(gpu.links)} links, pcie {gpu.pcie[:70]!r}; allowed: at most {MAX_GPUS}, words of {MAX_WORD_LENGTH}"
+        return (
+            f"{where}: {len(gpu.links)} links, pcie {gpu.pcie[:70]!r}; "
+            f"allowed: at most {MAX_GPUS}, words of {MAX_WORD_LENGTH}"
+        )
     at = 0
     for unit in sorted(gpu.units, key=lambda u: u.first_slot):
         inside = at <= unit.first_slot and unit.slots > 0 and unit.first_slot + unit.slots <= SLOTS_PER_GPU
@@ -117,7 +136,8 @@ def _problem_of(gpu: GpuSeen) -> str:
             or not 0 <= unit.memory_mib < 2**31
         ):
             return (
-                f"{where}.units: {unit.uuid[:90]!r} takes slots {unit.first_slot} to {unit.first_slot + unit.slots}; "
+                f"{where}.units: {unit.uuid[:90]!r} takes slots "
+                f"{unit.first_slot} to {unit.first_slot + unit.slots}; "
                 f"allowed: stretches within 0 to {SLOTS_PER_GPU} that do not overlap"
             )
         at = unit.first_slot + unit.slots
@@ -147,8 +167,10 @@ def _problem_of_profiles(offered: Mapping[str, Sequence[MigProfileSeen]]) -> str
                 or not 0 <= one.memory_mib < 2**31
             ):
                 return (
-                    f"inventory.mig_profiles.{model[:60]}: {one.name[:40]!r} with {one.slices} slices, {one.most} at most, size "
-                    f"{one.size}; allowed: 1 to {COMPUTE_SLICES_PER_GPU} slices, as many at most, size and starts within {MAX_MEMORY_SLICES}"
+                    f"inventory.mig_profiles.{model[:60]}: {one.name[:40]!r} with {one.slices} slices, "
+                    f"{one.most} at most, size "
+                    f"{one.size}; allowed: 1 to {COMPUTE_SLICES_PER_GPU} slices, as many at most, "
+                    f"size and starts within {MAX_MEMORY_SLICES}"
                 )
     return ""
 
@@ -156,7 +178,10 @@ def _problem_of_profiles(offered: Mapping[str, Sequence[MigProfileSeen]]) -> str
 def _problem_of_environment(seen: EnvironmentSeen) -> str:
     where = "inventory.environment"
     if len(seen.python) > MAX_WORD_LENGTH or not seen.python.isprintable():
-        return f"{where}.python: {seen.python[:60]!r}; allowed: a version of at most {MAX_WORD_LENGTH} characters"
+        return (
+            f"{where}.python: {seen.python[:60]!r}; "
+            f"allowed: a version of at most {MAX_WORD_LENGTH} characters"
+        )
     if len(seen.packages) > MOST_PACKAGES or any(
         len(word) > MAX_WORD_LENGTH or not word.isprintable()
         for pair in seen.packages.items()
@@ -168,21 +193,25 @@ def _problem_of_environment(seen: EnvironmentSeen) -> str:
         )
     for path in seen.exposed:
         if not path.startswith("/") or len(path) > LONGEST_PATH or not path.isprintable():
-            return f"{where}.exposed: {path[:60]!r}; allowed: an absolute path of at most {LONGEST_PATH} characters"
+            return (
+                f"{where}.exposed: {path[:60]!r}; "
+                f"allowed: an absolute path of at most {LONGEST_PATH} characters"
+            )
     if len(seen.exposed) > MOST_EXPOSED:
         return f"{where}.exposed: {len(seen.exposed)} entries; allowed: at most {MOST_EXPOSED}"
     return ""
 
 
 def inventory_digest(inventory: Inventory) -> str:
-    """Short for a whole report: kept beside it, so that a report like the last one is known without reading that."""
+    """Return a digest that is stored with the report, to recognise an unchanged one without reading it."""
     return hashlib.sha256(repr(inventory).encode("utf-8", "backslashreplace")).hexdigest()
 
 
 def store_inventory(host: Host, inventory: Inventory, now: datetime) -> bool:
-    """Bring the host's rows to what it reports. True when anything changed. The host is locked by the caller.
+    """Update the host's rows to its report. Returns True if anything changed. The caller has locked the
+    host.
 
-    What is held stays as it is until it is free: then the next report is applied.
+    Held GPUs stay as they are until they are free; then the next report is applied.
     """
     reported, short = dataclasses.asdict(inventory), inventory_digest(inventory)
     before = host.hardware
@@ -211,9 +240,9 @@ def _held_gpus(gpus: Iterable[Gpu]) -> set[int]:
 
 
 def _retire_missing(known: dict[str, Gpu], seen: set[str], held: set[int], host: Host, now: datetime) -> bool:
-    """GPUs that are not reported any more go, and count as missing; one that is held is quarantined until it is free.
+    """Retire GPUs that are no longer reported and mark them as missing; quarantine those that are held.
 
-    False when one had to stay.
+    Returns False if one could not be retired.
     """
     applied = True
     for gpu in known.values():
@@ -225,7 +254,7 @@ def _retire_missing(known: dict[str, Gpu], seen: set[str], held: set[int], host:
         else:
             Unit.objects.filter(gpu=gpu, retired_at__isnull=True).update(retired_at=now)
             Gpu.objects.filter(pk=gpu.pk).update(retired_at=now)
-            if gpu.state_reason != NOT_REPORTED:  # else it was told when it went missing
+            if gpu.state_reason != NOT_REPORTED:  # else it was recorded when the GPU went missing
                 GpuStateChange.objects.create(
                     gpu=gpu, repair_state=gpu.repair_state, reason=NOT_REPORTED, at=now
                 )
@@ -235,25 +264,24 @@ def _retire_missing(known: dict[str, Gpu], seen: set[str], held: set[int], host:
 
 @transaction.atomic
 def retire_missing_gpu(gpu: Gpu) -> bool:
-    """An operator knows that it is gone. False where it is not missing, or somebody still holds it."""
+    """Mark a missing GPU as removed, for an operator. Returns False if it is not missing or still held."""
     locks.hosts([gpu.host_id])
-    gone = Gpu.objects.filter(pk=gpu.pk, missing_since__isnull=False, retired_at__isnull=False)
-    forgotten = gone.update(missing_since=None) == 1
-    if forgotten:
+    missing = Gpu.objects.filter(pk=gpu.pk, missing_since__isnull=False, retired_at__isnull=False)
+    removed = missing.update(missing_since=None) == 1
+    if removed:
         nudge.pages(nudge.HOSTS)
-    return forgotten
+    return removed
 
 
 def _create_gpus(host: Host, new: list[GpuSeen], now: datetime) -> None:
-    """GPUs that were never seen, and their units, all at once: after an outage many hosts report for the first time."""
+    """Create new GPUs and their units in bulk: after an outage many hosts report for the first time."""
     if not new:
         return
     for other in Gpu.objects.filter(
         host=host, index__in=[seen.index for seen in new], retired_at__isnull=True
     ):
-        Gpu.objects.filter(pk=other.pk).update(
-            index=_spare(host)
-        )  # one that is missing and held keeps its row, not its place
+        # A missing GPU that is held keeps its row but not its index.
+        Gpu.objects.filter(pk=other.pk).update(index=_spare_index(host))
     gpus = Gpu.objects.bulk_create(Gpu(uuid=seen.uuid, created_at=now, **_facts(host, seen)) for seen in new)
     Unit.objects.bulk_create(
         _unit_of(gpu, unit, now) for gpu, seen in zip(gpus, new, strict=True) for unit in _wanted_units(seen)
@@ -276,9 +304,9 @@ def _facts(host: Host, seen: GpuSeen) -> dict[str, Any]:
 
 
 def _gpu(host: Host, known: Gpu, seen: GpuSeen, now: datetime) -> Gpu:
-    # Two GPUs that swapped their indices would collide halfway: the other one gives its index up first.
+    # Two GPUs that swapped their indices would violate the constraint: move the other one first.
     Gpu.objects.filter(host=host, index=seen.index, retired_at__isnull=True).exclude(pk=known.pk).update(
-        index=_spare(host)
+        index=_spare_index(host)
     )
     was_missing = known.missing_since is not None
     Gpu.objects.filter(pk=known.pk).update(**_facts(host, seen))
@@ -292,13 +320,15 @@ def _gpu(host: Host, known: Gpu, seen: GpuSeen, now: datetime) -> Gpu:
     return known
 
 
-def _spare(host: Host) -> int:
+def _spare_index(host: Host) -> int:
     used = set(Gpu.objects.filter(host=host, retired_at__isnull=True).values_list("index", flat=True))
     return next(number for number in range(10_000, 20_000) if number not in used)
 
 
 def _units(gpu: Gpu, seen: GpuSeen, held: bool, now: datetime) -> bool:
-    """False when the geometry is another one and can't be taken over because somebody holds a part."""
+    """Update a GPU's units. Returns False if its geometry changed and cannot be stored because a part is
+    held.
+    """
     rows = list(Unit.objects.filter(gpu=gpu, retired_at__isnull=True))
     wanted = _wanted_units(seen)
     new: UnitLayout = {(u.profile, u.uuid, u.first_slot, u.slots) for u in wanted}
@@ -330,7 +360,7 @@ def _unit_layout(gpu: Gpu, row: Unit) -> tuple[str, str, int, int]:
 
 
 def _new_unit(gpu: Gpu, unit: UnitSeen, now: datetime) -> None:
-    """A unit as before comes back as the same row, so that its history goes on."""
+    """Create a unit, or reactivate an equal retired one, so that its history continues."""
     made = _unit_of(gpu, unit, now)
     before = Unit.objects.filter(gpu=gpu, profile=unit.profile, uuid=unit.uuid, slots=made.slots).first()
     if before is not None:

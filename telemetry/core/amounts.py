@@ -1,7 +1,8 @@
-"""Money: Decimal only, rounded in one place, and parts that always sum to the whole.
+"""Calculate with money: Decimal only, rounded in one place, split into parts that sum exactly to the whole.
 
-Ledger amounts have six decimals (``MICRO``), statements two (``CENT``). The value of time is a difference of two points on
-one line (``value_between``), so however a stretch is cut, its pieces add up to the stretch exactly.
+Ledger amounts have six decimals (``MICRO``), statement amounts two (``CENT``). The value of an interval is
+the difference of two points on one line (``value_between``), so the values of its pieces always sum to the
+value of the whole.
 """
 
 from __future__ import annotations
@@ -15,19 +16,23 @@ MICRO = Decimal("0.000001")
 ZERO = Decimal(0)
 SECONDS_PER_HOUR = 3600
 
-# Wide enough that no product of a price and a century of seconds is cut before it is rounded.
+# Precise enough for the product of a price and a century of seconds.
 _EXACT = Context(prec=50, rounding=ROUND_HALF_EVEN)
 
 
 def round_amount(amount: Decimal, step: Decimal = CENT) -> Decimal:
-    """``amount`` to the nearest ``step``, half to even. The only place where money is rounded to the nearest."""
+    """Return ``amount`` rounded to the nearest ``step``, half to even. All rounding to the nearest happens
+    here.
+    """
     return amount.quantize(step, rounding=ROUND_HALF_EVEN, context=_EXACT)
 
 
 def value_between(start: datetime, end: datetime, per_hour: Decimal, since: datetime) -> Decimal:
-    """What ``[start, end)`` is worth at ``per_hour``, to the micro. ``since`` is when the price began, not after ``start``.
+    """Return the value of ``[start, end)`` at ``per_hour``, in micros. ``since`` is when the price began, at
+    or before ``start``.
 
-    Both ends are rounded as points counted from ``since``: value(a, b) + value(b, c) == value(a, c), always.
+    Both ends are rounded as points counted from ``since``; hence value(a, b) + value(b, c) == value(a, c)
+    always.
     """
     if not since <= start <= end:
         raise ValueError(f"start: {start} is not between {since} and {end}")
@@ -41,11 +46,12 @@ def _value_of(length: timedelta, per_hour: Decimal) -> Decimal:
 
 
 def split_amount(total: Decimal, weights: Sequence[int | Decimal], step: Decimal = CENT) -> list[Decimal]:
-    """``total`` in parts as ``weights``, each a multiple of ``step``; they sum to ``total`` exactly (largest remainder).
+    """Split ``total`` in proportion to ``weights`` into multiples of ``step`` that sum exactly to ``total``
+    (largest remainder).
 
-    ``total`` is a multiple of ``step``, positive, zero or negative; weights are not negative. Equal remainders go to the
-    earlier part. All weights zero: the first part takes all. Raises ValueError for no parts, a negative weight, or a total
-    that is no multiple of ``step``.
+    ``total`` is a multiple of ``step`` and may be negative; weights are not negative. Equal remainders favour
+    the earlier part. If all weights are zero, the first part gets everything. Raises ValueError for no
+    weights, a negative weight, or a total that is not a multiple of ``step``.
     """
     if not weights or any(weight < 0 for weight in weights):
         raise ValueError(
@@ -70,10 +76,11 @@ def split_amount(total: Decimal, weights: Sequence[int | Decimal], step: Decimal
 def round_parts(
     amounts: Sequence[Decimal], step: Decimal = CENT, *, total: Decimal | None = None
 ) -> list[Decimal]:
-    """``amounts`` each rounded down or up to a multiple of ``step`` so that they sum to their rounded total.
+    """Round each amount down or up to a multiple of ``step`` so that the results sum to the rounded total.
 
-    ``total``: what they are said to sum to, where that was rounded elsewhere: their sum rounded down or up to ``step``.
-    Largest remainder; amounts of either sign; equal remainders go to the earlier part. [] stays [].
+    ``total`` is the rounded sum if it was rounded elsewhere; it must be the sum of ``amounts`` rounded down
+    or up to ``step``. Largest remainder; amounts may have either sign; equal remainders favour the earlier
+    part. Returns [] for [].
     """
     if not amounts:
         return []
@@ -87,9 +94,11 @@ def round_parts(
 
 
 def round_parts_to_total(amounts: Sequence[Decimal], total: Decimal, step: Decimal = CENT) -> list[Decimal]:
-    """``amounts`` rounded as ``round_parts`` does, and then to sum to ``total``, a multiple of ``step`` that is near their sum
-    and was rounded elsewhere. What that leaves over goes to the largest of them, where it is least seen; the first of equals.
-    At least one.
+    """Round ``amounts`` as ``round_parts`` does, then adjust the largest one so that they sum to ``total``.
+
+    ``total`` is a multiple of ``step`` close to the sum, rounded elsewhere. The largest amount takes the
+    difference because it is least visible there; of equal amounts the first. ``amounts`` has at least one
+    element.
     """
     parts = round_parts(amounts, step)
     largest = max(range(len(amounts)), key=lambda index: (abs(amounts[index]), -index))

@@ -1,7 +1,8 @@
-"""Samples of one unit to use per bucket of time and allocation. Plain values, sums only: an average is made when asked.
+"""Aggregate the samples of one unit per time bucket and allocation. Plain values and sums only; readers
+derive averages.
 
-A sample speaks for the time since the one before it, at most ``SAMPLE_REACH_SECONDS``; what nobody speaks for is not covered, and stays
-unknown: it is neither busy nor idle.
+A sample covers the time since the previous sample, at most ``SAMPLE_REACH_SECONDS``. Time that no sample
+covers is unknown: it is neither busy nor idle.
 """
 
 from __future__ import annotations
@@ -9,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
-SAMPLE_REACH_SECONDS = 30.0  # seconds a sample can speak for: three missed readings of ten seconds
-LOW_SM_ACTIVITY_PERCENT = 20.0  # per cent: busy time below it is held inefficiently
+SAMPLE_REACH_SECONDS = 30.0  # three missed readings of ten seconds
+LOW_SM_ACTIVITY_PERCENT = 20.0  # busy time below it counts as inefficient
 HOUR = 3600
 DAY = 86_400
 
 
 @dataclass(frozen=True, slots=True)
 class UsageReading:
-    """What rollups need of a sample. ``ts`` in seconds since the epoch; None means unknown."""
+    """The fields of a sample that rollups need. ``ts`` is in seconds since the epoch; None means unknown."""
 
     ts: float
     utilisation: float | None = None
@@ -30,7 +31,9 @@ class UsageReading:
 
 @dataclass(frozen=True, slots=True)
 class UnitHold:
-    """``[start, end)`` in which ``allocation`` held the unit, in seconds since the epoch; an open end is infinity."""
+    """The interval ``[start, end)`` in which ``allocation`` held the unit, in seconds since the epoch; an
+    open end is infinity.
+    """
 
     allocation: int
     start: float
@@ -39,7 +42,7 @@ class UnitHold:
 
 @dataclass(slots=True)
 class UsageSums:
-    """The sums of one bucket, unit and allocation. ``*_seconds`` None: nothing that was measured speaks of it."""
+    """The sums of one bucket, unit and allocation. A value of None was not measured."""
 
     held_seconds: float = 0.0
     covered_seconds: float = 0.0
@@ -63,10 +66,12 @@ SUM_FIELDS = tuple(entry.name for entry in fields(UsageSums) if entry.name not i
 def roll_up_readings(
     readings: Sequence[UsageReading], held: Sequence[UnitHold], start: float, end: float
 ) -> dict[int | None, UsageSums]:
-    """Use in the bucket ``[start, end)`` by allocation; None is nobody.
+    """Return the usage in the bucket ``[start, end)`` by allocation; the key None stands for time that nobody
+    held.
 
-    ``readings`` in order of ts, from REACH before the bucket to REACH after it: a reading just after the end speaks for the
-    bucket's last seconds. ``held`` in order of time, without overlap.
+    ``readings`` are in order of ts, from SAMPLE_REACH_SECONDS before the bucket to SAMPLE_REACH_SECONDS after
+    it: a reading just after the end covers the last seconds of the bucket. ``held`` is in order of time and
+    does not overlap.
     """
     uses: dict[int | None, UsageSums] = {}
     for owner, low, high in _split_by_holder(held, start, end):
@@ -90,7 +95,9 @@ def roll_up_readings(
 
 
 def merge_usage(parts: Iterable[UsageSums]) -> UsageSums:
-    """The sum of several buckets of one unit and allocation: an hour of its minutes, a day of its hours."""
+    """Return the sum of several buckets of one unit and allocation: an hour from its minutes, a day from its
+    hours.
+    """
     total = UsageSums()
     for part in parts:
         for name in SUM_FIELDS:
@@ -102,7 +109,9 @@ def merge_usage(parts: Iterable[UsageSums]) -> UsageSums:
 
 
 def energy_between(before: int | None, after: int | None) -> int | None:
-    """Millijoules between two readings of the counter; it starts again from zero when the driver is loaded."""
+    """Return the millijoules between two readings of the counter. The counter restarts at zero when the
+    driver is loaded.
+    """
     if before is None or after is None:
         return None
     return after - before if after >= before else after
@@ -111,7 +120,7 @@ def energy_between(before: int | None, after: int | None) -> int | None:
 def _split_by_holder(
     held: Sequence[UnitHold], start: float, end: float
 ) -> list[tuple[int | None, float, float]]:
-    """``[start, end)`` cut by who held it; the gaps belong to nobody."""
+    """Split ``[start, end)`` by holder. Gaps have the holder None."""
     parts: list[tuple[int | None, float, float]] = []
     at = start
     for hold in held:
@@ -132,9 +141,11 @@ def _holder_at(held: Sequence[UnitHold], moment: float) -> int | None:
 
 
 def _add_reading(use: UsageSums, reading: UsageReading, seconds: float) -> None:
-    """Add ``seconds`` that ``reading`` speaks for. Exactly one of busy, idle and empty gets them, or none when unknown."""
+    """Add the ``seconds`` that ``reading`` covers to one of busy, idle and empty; to none of them if the
+    activity is unknown.
+    """
     use.covered_seconds += seconds
-    # On a MIG slice NVML has no utilisation; its SM activity says whether anything ran.
+    # NVML reports no utilisation for MIG slices: use SM activity.
     activity = reading.utilisation if reading.utilisation is not None else reading.sm_active
     kind = None
     if activity is not None and activity > 0:
@@ -164,14 +175,14 @@ def _add_energy(
     used = energy_between(before.energy_mj if before else None, reading.energy_mj)
     if used is None or before is None or reading.ts - before.ts > SAMPLE_REACH_SECONDS:
         return
-    # A reading that straddles the edge of a bucket or an allocation gives each its part.
+    # A reading across an edge of a bucket or an allocation is split in proportion.
     share = seconds / (reading.ts - since) if reading.ts > since else 0.0
     use.energy_mj = (use.energy_mj or 0) + round(used * share)
 
 
-def _add_weighted(use: UsageSums, name: str, per_cent: float | None, seconds: float) -> None:
-    if per_cent is not None:
-        setattr(use, name, (getattr(use, name) or 0.0) + per_cent / 100.0 * seconds)
+def _add_weighted(use: UsageSums, name: str, percent: float | None, seconds: float) -> None:
+    if percent is not None:
+        setattr(use, name, (getattr(use, name) or 0.0) + percent / 100.0 * seconds)
 
 
 def _add_known(one: float | None, other: float | None) -> float | None:

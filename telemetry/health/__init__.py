@@ -1,1 +1,1 @@
-"""Turn hardware events into actions by operator-edited rules; detect failing hosts, missing GPUs and stray processes."""
+"""Apply health rules to hardware events; detect failing hosts, missing GPUs and stray processes."""

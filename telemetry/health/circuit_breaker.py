@@ -1,10 +1,12 @@
-"""The circuit breaker of hosts: one on which attempts of different workloads keep failing takes no new work.
+"""Detect hosts on which runs of different workloads keep failing. The rule ``breaker:attempts`` closes them
+for new work.
 
-The rule ``breaker:attempts`` says how many within which time, and what is done. What points at the workload is no evidence against
-its host: one that failed likewise on another host, several tasks of one array, several programs or starts of one person, who may
-have broken what all of them need (an environment, a home that is full, a file that is gone). The operator's own prolog is the
-host's alone: each time that it fails counts. Work that failed to start here and ran elsewhere afterwards is not broken: each of
-these counts.
+The rule sets the number of failures, the window and the action. Failures count by independent source, because
+a fault of the workload is no evidence against the host: failures of one workload on several hosts do not
+count; failures of one array count once; failed programs or starts of one owner count once, since they may
+share what is broken (an environment, a full home, a missing file). A failed prolog is the host's own fault
+and always counts. A workload that failed here and ran elsewhere afterwards is not broken, so each such
+workload counts.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ HOST_FAULT_OUTCOMES = (ReasonCode.START_FAILED, ReasonCode.GPU_ERROR, ReasonCode
 
 
 def record_failing_hosts(now: datetime) -> int:
-    """Note an event for each host in service on which too many attempts failed lately; how many are new."""
+    """Record an event for each host in service with too many recent failures. Returns the number of new
+    events.
+    """
     rule = HealthRule.objects.filter(code=BREAKER_CODE).first()
     if rule is None:
         return 0
@@ -47,6 +51,9 @@ def record_failing_hosts(now: datetime) -> int:
 
 
 def _recent_failed_runs(since: datetime) -> list[Run]:
+    """Return runs that ended after ``since`` and may have failed because of the host, with their
+    workloads.
+    """
     rows = Run.objects.filter(
         ended_at__gt=since, outcome__in=(*HOST_FAULT_OUTCOMES, ReasonCode.FAILED), workload__simulated=False
     ).select_related("workload")
@@ -56,7 +63,7 @@ def _recent_failed_runs(since: datetime) -> list[Run]:
 
 
 def _failing_on_several_hosts(failed: Iterable[Run]) -> set[int]:
-    """Workloads that failed on more than one host."""
+    """Return the ids of workloads that failed on more than one host."""
     hosts: dict[int, set[int]] = defaultdict(set)
     for run in failed:
         if run.outcome != ReasonCode.PROLOG_FAILED:
@@ -65,7 +72,7 @@ def _failing_on_several_hosts(failed: Iterable[Run]) -> set[int]:
 
 
 def _ran_elsewhere_afterwards(failed: list[Run]) -> set[int]:
-    """Those that failed and whose workload ran on another host afterwards, without failing there at once."""
+    """Return the ids of failed runs whose workload later ran on another host without failing at once."""
     bad = {run.pk for run in failed}
     ran: dict[int, list[Run]] = defaultdict(list)
     for run in Run.objects.filter(workload__in={run.workload_id for run in failed}, running_at__isnull=False):
@@ -79,9 +86,10 @@ def _ran_elsewhere_afterwards(failed: list[Run]) -> set[int]:
 
 
 def _failure_source(run: Run, went_well: set[int]) -> tuple[str, int]:
-    """Attempts with the same one count as one. ``went_well``: runs whose workload ran elsewhere afterwards.
+    """Return the source of a failure. Failures with equal sources count once.
 
-    Where a program fails by itself, and where not, its owner can choose: that alone closes no host.
+    ``went_well`` holds runs whose workload ran elsewhere afterwards. A program that exits with an error
+    counts by owner: its owner decides where it fails, and must not be able to close a host alone.
     """
     if run.pk in went_well and run.outcome != ReasonCode.FAILED:
         return "workload", run.workload_id
@@ -95,7 +103,9 @@ def _failure_source(run: Run, went_well: set[int]) -> tuple[str, int]:
 
 
 def _last_return_to_service(host: Host, since: datetime) -> datetime | None:
-    """When a closed host last came back into service: what failed before that has been looked at."""
+    """Return when a closed host last returned to service, if after ``since``. Earlier failures have been
+    examined.
+    """
     changes = HostStateChange.objects.filter(host=host)
     closed = changes.exclude(admin_state=AdminState.IN_SERVICE).order_by("-at", "-pk").first()
     if closed is None:
@@ -107,6 +117,7 @@ def _last_return_to_service(host: Host, since: datetime) -> datetime | None:
 def _record_breaker_event(
     host: Host, runs: list[Run], different: int, rule: HealthRule, now: datetime
 ) -> bool:
+    """Record the event of a host, once per last failed run. Returns True if it is new."""
     counts = Counter(run.outcome for run in runs)
     told = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
     _, created = HealthEvent.objects.get_or_create(

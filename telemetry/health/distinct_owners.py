@@ -1,8 +1,8 @@
-"""Whose work may stand behind hardware events that a program can bring about.
+"""Count the independent causes behind hardware events that a program can bring about.
 
-Of one person's programs however many such events count as one: what one person can do alone takes no GPU from the others. Where
-several people were on a GPU, nothing says whose program it was: the fewest people that could have brought about all of it count. An
-event of a GPU on which nobody was counts by itself.
+Events that one owner's programs can explain count as one cause: one person alone must not take GPUs out of
+use. If several owners held the GPU, the cause is unknown; the smallest number of owners that explains all
+events counts (a minimum hitting set). An event while nobody held the GPU counts on its own.
 """
 
 from __future__ import annotations
@@ -13,29 +13,31 @@ from datetime import datetime, timedelta
 from scheduler.models import Allocation
 from telemetry.models import HealthEvent
 
-TIMESTAMP_TOLERANCE = timedelta(
-    minutes=2
-)  # how far a host's clock may be off, and the driver's word behind the deed
-MAX_EVENTS = 50  # events; the newest
-MAX_EXACT_OWNERS = (
-    3  # people: whether so many could have done it all is tried out; of more only how many at the least
-)
+# Covers clock skew of hosts and the delay of the driver's log.
+TIMESTAMP_TOLERANCE = timedelta(minutes=2)
+MAX_EVENTS = 50  # only the newest are examined
+MAX_EXACT_OWNERS = 3  # larger hitting sets are not searched exactly
 
 OwnerIds = frozenset[int]
 
 
 def count_distinct_causes(events: Sequence[HealthEvent], enough: int) -> int:
-    """How many different causes these events of one GPU, or of one host, have at the least, counted up to ``enough``. One query."""
-    looked_at = sorted(events, key=lambda event: (event.at, event.pk))[-max(MAX_EVENTS, enough) :]
-    people = _owners_of_events(looked_at)
-    alone = sum(not those for those in people)
+    """Return the minimum number of causes of these events of one GPU or one host, at most ``enough``. One
+    query.
+    """
+    examined = sorted(events, key=lambda event: (event.at, event.pk))[-max(MAX_EVENTS, enough) :]
+    owner_sets = _owners_of_events(examined)
+    alone = sum(not owners for owners in owner_sets)
     return min(
-        enough, alone + minimum_hitting_set_size((those for those in people if those), max(0, enough - alone))
+        enough,
+        alone + minimum_hitting_set_size((owners for owners in owner_sets if owners), max(0, enough - alone)),
     )
 
 
 def _owners_of_events(events: Sequence[HealthEvent]) -> list[OwnerIds]:
-    """Of each event the owners of what held the GPU, or without one the host, from a little before it came until it was told."""
+    """Return for each event the owners of allocations on the GPU (or host) from shortly before the event
+    until its receipt.
+    """
     if not events:
         return []
     times = [(event.at - TIMESTAMP_TOLERANCE, max(event.at, event.received_at)) for event in events]
@@ -61,8 +63,12 @@ def _overlaps(lower: datetime, upper: datetime | None, begin: datetime, end: dat
 
 
 def minimum_hitting_set_size(events: Iterable[OwnerIds], enough: int) -> int:
-    """The fewest people of whom every event had one, counted up to ``enough``; where more than MOST_SEARCHED would be needed, at
-    least so many. It never takes long, however many events and people there are."""
+    """Return the size of the smallest set of owners that contains an owner of every event, at most
+    ``enough``.
+
+    Above MAX_EXACT_OWNERS the result is a lower bound, so that the time is bounded for any number of events
+    and owners.
+    """
     groups = _minimal_owner_sets(events)
     least = _count_disjoint(groups)
     while least < enough and least <= MAX_EXACT_OWNERS and not _has_hitting_set(groups, least):
@@ -71,32 +77,36 @@ def minimum_hitting_set_size(events: Iterable[OwnerIds], enough: int) -> int:
 
 
 def _minimal_owner_sets(events: Iterable[OwnerIds]) -> list[OwnerIds]:
-    """Those events that say most: whoever is behind one of them is behind every event that had the same people and more."""
+    """Return the owner sets that have no proper subset among them. An owner who explains a subset also
+    explains its supersets.
+    """
     kept: list[OwnerIds] = []
-    for those in sorted(set(events), key=lambda those: (len(those), sorted(those))):
-        if not any(some <= those for some in kept):
-            kept.append(those)
+    for owners in sorted(set(events), key=lambda owners: (len(owners), sorted(owners))):
+        if not any(subset <= owners for subset in kept):
+            kept.append(owners)
     return kept
 
 
 def _count_disjoint(groups: Sequence[OwnerIds]) -> int:
-    """How many events share nobody: each of them took another person."""
+    """Return the number of pairwise disjoint sets that a greedy search finds: a lower bound of the hitting
+    set.
+    """
     seen: set[int] = set()
     count = 0
-    for those in groups:
-        if not those & seen:
-            seen |= those
+    for owners in groups:
+        if not owners & seen:
+            seen |= owners
             count += 1
     return count
 
 
 def _has_hitting_set(groups: Sequence[OwnerIds], count: int) -> bool:
-    """Could ``count`` people have brought about all of it?"""
+    """Return True if ``count`` owners can explain every event."""
     if _count_disjoint(groups) > count:
         return False
     if not groups:
         return True
     return any(
-        _has_hitting_set([those for those in groups if person not in those], count - 1)
+        _has_hitting_set([owners for owners in groups if person not in owners], count - 1)
         for person in sorted(groups[0])
     )

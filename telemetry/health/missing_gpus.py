@@ -1,4 +1,4 @@
-"""GPUs that their host stopped reporting: each is one event, so that nobody's pool gets smaller without a word."""
+"""Record one event for each GPU that its host no longer reports, so that a pool does not shrink unnoticed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ MISSING_GPU_CODE = "gpu:missing"
 
 
 def record_missing_gpus(now: datetime) -> int:
-    """Note an event for each GPU that is missing; how many are new. Not as long ago as events are forgotten."""
+    """Record an event for each missing GPU; return the number of new events. GPUs missing longer than events
+    are kept are skipped.
+    """
     since = now - timedelta(days=settings.GPUPOOL_HEALTH_EVENT_DAYS)
     found = 0
     for gpu in Gpu.objects.filter(missing_since__gt=since).order_by("pk"):
@@ -37,7 +39,7 @@ def record_missing_gpus(now: datetime) -> int:
 
 
 def missing_gpu_detail(gpu: Gpu) -> str:
-    """Which one it is, and what was known against it before it went."""
+    """Return the GPU's uuid, and its earlier repair state if it was not well."""
     before = (
         "" if gpu.repair_state == RepairState.WELL or gpu.state_reason == NOT_REPORTED else gpu.state_reason
     )

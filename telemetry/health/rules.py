@@ -1,4 +1,4 @@
-"""Hardware events to what the table says about them. Closing many hosts at once is left to a person."""
+"""Apply the operators' health rules to hardware events. Closing many hosts at once is left to a person."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ from telemetry.models import HealthEvent, HealthRule
 EVENTS_PER_RUN = 200
 PURGE_BATCH_SIZE = 5_000
 Action = HealthRule.Action
-HELD_BACK = "held_back"  # the table asked for more than is done without a person
+HELD_BACK = "held_back"  # not carried out: the limit of automatic closures was reached
 HOST_CLOSING_ACTIONS = (Action.CORDON, Action.DRAIN)
 CLOSING_ACTIONS = (*HOST_CLOSING_ACTIONS, Action.QUARANTINE_GPU)
 CLOSURE_WINDOW = timedelta(hours=1)
-HOSTS_PER_CLOSURE = 5  # of so many hosts of a pool one may be closed within the window; one always may
+HOSTS_PER_CLOSURE = 5  # one host per this many of a pool may be closed; always at least one
 GPUS_PER_QUARANTINE = 8
 
 
 def apply_rules_to_events(now: datetime) -> int:
-    """Act on the events that nobody has looked at; how many were acted on. Each is claimed, so two runs act once."""
+    """Apply the rules to unhandled events; return how many changed something. Each event is claimed, so
+    concurrent runs act once.
+    """
     rules = {rule.code: rule for rule in HealthRule.objects.all()}
     acted = 0
     waiting = (
@@ -40,7 +42,7 @@ def apply_rules_to_events(now: datetime) -> int:
         with transaction.atomic():
             action = _action_by_rule(event, rules.get(event.code))
             if action in CLOSING_ACTIONS:
-                # Under the lock of the pool's row, so that two runs do not each close the last host that may be closed.
+                # Lock the pool, so that concurrent runs do not exceed the limit together.
                 locks.pools([event.host.pool_id])
                 action = action if _within_closure_limit(event, action, now) else HELD_BACK
             claimed = HealthEvent.objects.filter(pk=event.pk, handled_at=None)
@@ -51,7 +53,9 @@ def apply_rules_to_events(now: datetime) -> int:
 
 
 def purge_old_events(now: datetime) -> int:
-    """Forget handled events that are older than the setting keeps, a bounded part at a time; how many."""
+    """Delete handled events older than GPUPOOL_HEALTH_EVENT_DAYS, at most PURGE_BATCH_SIZE at once. Returns
+    the number deleted.
+    """
     before = now - timedelta(days=settings.GPUPOOL_HEALTH_EVENT_DAYS)
     old = (
         HealthEvent.objects.filter(at__lt=before, handled_at__isnull=False)
@@ -62,11 +66,11 @@ def purge_old_events(now: datetime) -> int:
 
 
 def _action_by_rule(event: HealthEvent, rule: HealthRule | None) -> str:
-    """What the rule says, once the event came often enough; before that it is noted."""
+    """Return the action of the rule if the event repeated often enough in the window, else ``note``."""
     if rule is None:
         return Action.NOTE
     if event.code == circuit_breaker.BREAKER_CODE:
-        return rule.action  # that event is made of as many as the rule says
+        return rule.action  # the breaker has counted the repeats already
     since = event.at - timedelta(seconds=rule.window_seconds)
     same = HealthEvent.objects.filter(
         host=event.host_id, gpu=event.gpu_id, code=event.code, at__gt=since, at__lte=event.at
@@ -83,7 +87,11 @@ def _action_by_rule(event: HealthEvent, rule: HealthRule | None) -> str:
 
 
 def _within_closure_limit(event: HealthEvent, action: str, now: datetime) -> bool:
-    """Within the hour's limit. What programs can bring about has one of its own: it leaves room for what really breaks."""
+    """Return True if one more host or GPU of the pool may be closed within CLOSURE_WINDOW.
+
+    Events that programs can cause have a limit of their own, so that they do not use up the limit of hardware
+    faults.
+    """
     cheap = [circuit_breaker.BREAKER_CODE, stray_processes.STRAY_CODE]
     cheap += HealthRule.objects.filter(counts=HealthRule.Counts.PEOPLE).values_list("code", flat=True)
     recent = HealthEvent.objects.filter(host__pool=event.host.pool_id, handled_at__gt=now - CLOSURE_WINDOW)
@@ -102,25 +110,28 @@ def _within_closure_limit(event: HealthEvent, action: str, now: datetime) -> boo
 
 
 def public_detail(event: HealthEvent) -> str:
-    """What of an event's detail anybody may see who sees the host. Whose process it was (the driver's log names pid and command of
-    the one that was hit) is for operators."""
+    """Return the part of an event's detail that everybody who sees the host may read.
+
+    The driver's log names pid and command of the process; only operators may know whose process it was.
+    """
     if event.code == stray_processes.STRAY_CODE:
         return "a process on it belongs to no workload"
     return event.detail.partition("pid=")[0].rstrip(", ")
 
 
 def event_title(code: str, meaning: str) -> str:
-    """What a hardware event is, for people, with its code beside it: "GPU has fallen off the bus (xid:79)"."""
+    """Return the meaning of an event with its code: "GPU has fallen off the bus (xid:79)"."""
     return f"{meaning} ({code})" if meaning else code
 
 
 def _take_action(event: HealthEvent, rule: HealthRule | None, action: str, now: datetime) -> bool:
-    # It becomes the state's reason, on the host's page and in the notices of everybody whose work it touches.
-    what, told = event_title(event.code, rule.meaning if rule is not None else ""), public_detail(event)
+    # The reason appears on the host's page and in notices to owners of affected work: no private detail.
+    """Carry out ``action``; return True if it changed something."""
+    title, detail = event_title(event.code, rule.meaning if rule is not None else ""), public_detail(event)
     says_no_more = event.code == stray_processes.STRAY_CODE and rule is not None
-    reason = (f"{what}: {told}" if told and not says_no_more else what)[:300]
+    reason = (f"{title}: {detail}" if detail and not says_no_more else title)[:300]
     if event.code == circuit_breaker.BREAKER_CODE and action == Action.CORDON:
-        return trip_host(event.host, reason=reason, now=now)  # what runs there runs
+        return trip_host(event.host, reason=reason, now=now)  # running work continues
     if action == Action.CORDON:
         return cordon_for_fault(event.host, event.gpu, reason=reason, now=now)
     if action == Action.DRAIN:

@@ -1,6 +1,7 @@
-"""Processes on a GPU that belong to no allocation: kept as their hosts tell them, each with one event when it is first seen.
+"""Store stray processes, which run on a GPU without an allocation there, and record one event when each is
+first seen.
 
-Of a host whose agent only counts them there is one event an hour per unit.
+For hosts whose agent only counts strays there is one event per unit and hour.
 """
 
 from __future__ import annotations
@@ -18,41 +19,43 @@ from scheduler.state import nudge
 from telemetry.models import HealthEvent, Stray
 
 STRAY_CODE = "stray:process"
-MAX_STRAYS_PER_HOST = 500  # of one host
+MAX_STRAYS_PER_HOST = 500
 INT4_MAX = 2**31 - 1
-COUNT_DEDUPLICATION_WINDOW = timedelta(
-    minutes=2
-)  # a count that comes so soon after a name is of the same process
+# A count this soon after a named report is about the same process.
+COUNT_DEDUPLICATION_WINDOW = timedelta(minutes=2)
 
 
 @transaction.atomic
 def sync_stray_rows(host: Host, seen: Sequence[StraySeen], now: datetime) -> bool:
-    """Bring the host's rows to what it says; what it does not name is gone. Whether one is new. GPUs that it does not have are
-    not heard of."""
+    """Make the host's stray rows match its report; mark unreported ones as gone. Returns True if a process is
+    new.
+
+    Processes on GPUs that the host does not have are ignored.
+    """
     locks.hosts([host.pk])
     gpus = {gpu.uuid: gpu for gpu in Gpu.objects.filter(host=host)}
-    there = {(row.gpu_id, row.pid, row.started): row for row in Stray.objects.filter(host=host, gone_at=None)}
-    fresh = False
-    for each in seen[:MAX_STRAYS_PER_HOST]:
-        gpu = gpus.get(each.gpu)
-        if gpu is None or not (0 < each.pid < INT4_MAX and 0 <= each.started < 2**62):
+    known = {(row.gpu_id, row.pid, row.started): row for row in Stray.objects.filter(host=host, gone_at=None)}
+    found_new = False
+    for process in seen[:MAX_STRAYS_PER_HOST]:
+        gpu = gpus.get(process.gpu)
+        if gpu is None or not (0 < process.pid < INT4_MAX and 0 <= process.started < 2**62):
             continue
-        row = there.pop((gpu.pk, each.pid, each.started), None)
-        facts = {
-            "user": each.user[:64],
-            "name": each.name[:64],
-            "memory_mib": each.memory_mib
-            if each.memory_mib is not None and 0 <= each.memory_mib < INT4_MAX
+        row = known.pop((gpu.pk, process.pid, process.started), None)
+        columns = {
+            "user": process.user[:64],
+            "name": process.name[:64],
+            "memory_mib": process.memory_mib
+            if process.memory_mib is not None and 0 <= process.memory_mib < INT4_MAX
             else None,
-            "run": each.run[:40],
-            "done": each.done[:200],
+            "run": process.run[:40],
+            "done": process.done[:200],
             "last_seen": now,
         }
         if row is not None:
-            Stray.objects.filter(pk=row.pk).update(**facts)
+            Stray.objects.filter(pk=row.pk).update(**columns)
             continue
         made = Stray.objects.create(
-            host=host, gpu=gpu, pid=each.pid, started=each.started, first_seen=now, **facts
+            host=host, gpu=gpu, pid=process.pid, started=process.started, first_seen=now, **columns
         )
         HealthEvent.objects.get_or_create(
             host=host,
@@ -66,27 +69,29 @@ def sync_stray_rows(host: Host, seen: Sequence[StraySeen], now: datetime) -> boo
                 "received_at": now,
             },
         )
-        fresh = True
-    Stray.objects.filter(pk__in=[row.pk for row in there.values()]).update(gone_at=now)
+        found_new = True
+    Stray.objects.filter(pk__in=[row.pk for row in known.values()]).update(gone_at=now)
     nudge.pages(nudge.HOSTS)
-    return fresh
+    return found_new
 
 
 def stray_detail(stray: Stray) -> str:
-    """Who it is, for people."""
+    """Return a description of the process for people: name, pid, user and memory."""
     memory = "" if stray.memory_mib is None else f", {stray.memory_mib} MiB"
     whose = "a workload that does not hold this GPU" if stray.run else "no workload"
-    return f"{stray.name or 'a process'} (pid {stray.pid}, user {stray.user or 'unknown'}{memory}) belongs to {whose}"
+    process = f"{stray.name or 'a process'} (pid {stray.pid}, user {stray.user or 'unknown'}{memory})"
+    return f"{process} belongs to {whose}"
 
 
 def stray_event_id(stray: Stray) -> str:
-    """Of the event that says that it was first seen."""
+    """Return the id of the event that reports the first sighting."""
     return f"stray:{stray.pk}"
 
 
 def previously_reported(events: Sequence[HealthEvent]) -> set[int]:
-    """Which of these events (by id) are about a process of which an earlier report of its host had one: it has come back, or is on
-    another GPU too. One query."""
+    """Return the ids of events about a process that its host reported before: it came back, or uses another
+    GPU too. One query.
+    """
     named = {event.event_id: event.pk for event in events}
     earlier = Stray.objects.filter(
         host=OuterRef("host"),
@@ -99,10 +104,10 @@ def previously_reported(events: Sequence[HealthEvent]) -> set[int]:
 
 
 def record_stray_counts(seen: Mapping[tuple[int, int], tuple[float, int]], now: datetime) -> None:
-    """One event per (host, unit) and hour that has stray processes; ``seen`` gives the moment and their number."""
+    """Record one event per (host, unit) and hour. ``seen`` gives the time and number of stray processes."""
     if not seen:
         return
-    told = set(
+    reported_hosts = set(
         Stray.objects.filter(
             host__in={host for host, _ in seen}, last_seen__gt=now - COUNT_DEDUPLICATION_WINDOW
         ).values_list("host_id", flat=True)
@@ -111,7 +116,7 @@ def record_stray_counts(seen: Mapping[tuple[int, int], tuple[float, int]], now: 
             "host_id", flat=True
         )
     )
-    seen = {key: count for key, count in seen.items() if key[0] not in told}
+    seen = {key: count for key, count in seen.items() if key[0] not in reported_hosts}
     units = {unit.pk: unit for unit in Unit.objects.filter(pk__in={unit for _, unit in seen})}
     events = []
     for (host, unit), (moment, count) in sorted(seen.items()):

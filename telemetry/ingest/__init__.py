@@ -1,1 +1,1 @@
-"""Receive what agents send: sample batches through the Redis stream into partitioned tables, hardware events and stray processes."""
+"""Receive sample batches (through a Redis stream), hardware events and stray processes from agents."""

@@ -1,4 +1,6 @@
-"""What the edge hands over from agents: sample batches and hardware events. It answers at once; workers do the rest."""
+"""Accept sample batches, hardware events and stray processes from the edge. Return at once; workers do the
+rest.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,6 @@ from datetime import UTC, datetime
 
 import redis
 from celery import current_app
-from django.conf import settings
 from django.db import connection as database
 from django.db import transaction
 from kombu.exceptions import OperationalError
@@ -17,51 +18,46 @@ from agent.protocol import Health, RunSeen, SampleBatch, StraySeen
 from scheduler.models import Gpu, Host
 from telemetry.health import stray_processes
 from telemetry.health.rules import CLOSING_ACTIONS
-from telemetry.ingest.samples import SAMPLE_STREAM_KEY, encode_batch
+from telemetry.ingest.redis_client import redis_client
+from telemetry.ingest.stream_format import SAMPLE_STREAM_KEY, encode_batch
 from telemetry.models import HealthEvent, HealthRule
 
 log = logging.getLogger(__name__)
 
-STREAM_MAX_BATCHES = (
-    20_000  # batches; what falls out is sent again by its agent, because it was not acknowledged
-)
-MAX_CODES_PER_RUN = 50  # of one run
+# Agents resend batches that fall out of the stream: they were never acknowledged.
+STREAM_MAX_BATCHES = 20_000
+MAX_CODES_PER_RUN = 50
 HEALTH_TASK = "telemetry.tasks.health"
-
-_redis_clients: dict[str, redis.Redis] = {}
-
-
-def redis_client() -> redis.Redis:
-    """This process's pool of Redis connections."""
-    url: str = settings.REDIS_URL
-    if url not in _redis_clients:
-        _redis_clients[url] = redis.Redis.from_url(url, socket_timeout=5.0, socket_connect_timeout=2.0)
-    return _redis_clients[url]
 
 
 def enqueue_batch(host_id: int, batch: SampleBatch, now: datetime) -> None:
-    """Put a batch on the stream. It is acknowledged by ``committed_sequence`` only once it is in the database, to which a tick
-    brings all that wait each second: a worker that is woken for a few of them does several times the work.
+    """Append a batch to the stream. Raises redis.RedisError if Redis is unavailable: the agent keeps the
+    batch and resends it.
 
-    Raises redis.RedisError when Redis is away: the agent keeps the batch and sends it again.
+    ``committed_sequence`` acknowledges the batch once it is in the database. A periodic task drains the
+    stream every second; waking a worker for a few batches would cost several times as much.
     """
     redis_client().xadd(
-        SAMPLE_STREAM_KEY, encode_batch(host_id, batch, now), maxlen=STREAM_MAX_BATCHES, approximate=True
-    )  # type: ignore[arg-type]
+        SAMPLE_STREAM_KEY,
+        encode_batch(host_id, batch, now),  # type: ignore[arg-type]
+        maxlen=STREAM_MAX_BATCHES,
+        approximate=True,
+    )
 
 
 def committed_sequence(host_id: int) -> int:
-    """Every batch of this host up to this one is in the database; 0 when none is."""
-    with database.cursor() as cursor:  # with each sync of each host: by the ORM it takes twice as long
+    """Return the sequence number up to which all batches of this host are in the database; 0 if none is."""
+    with database.cursor() as cursor:  # runs at every sync; the ORM takes twice as long
         cursor.execute("SELECT sequence FROM telemetry_samplewatermark WHERE host_id = %s", (host_id,))
         row = cursor.fetchone()
     return row[0] if row else 0
 
 
 def record_health_event(host_id: int, health: Health, now: datetime) -> bool:
-    """Keep one hardware event, and wake the worker that acts on it. False when it was known already.
+    """Store one hardware event and wake the health worker. Returns False if the event was known already.
 
-    An event of the far future is kept with the time of its arrival; one of a GPU the host does not have names no GPU.
+    An event with a future timestamp gets the time of its arrival. An event of a GPU that the host does not
+    have names no GPU.
     """
     at = min(_to_datetime(health.ts, now), now)
     gpu = Gpu.objects.filter(host=host_id, uuid=health.gpu).order_by("retired_at", "-pk").first()
@@ -83,8 +79,12 @@ def record_health_event(host_id: int, health: Health, now: datetime) -> bool:
 
 
 def gpu_fault_codes(runs: Iterable[RunSeen]) -> frozenset[str]:
-    """Which codes that these runs' GPUs told take a GPU or its host out of use, by the table of hardware events, and are no
-    program's doing; whatever the number at which the rule acts, for a program fails of the first. One query where any was told."""
+    """Return the codes reported for these runs' GPUs that, by the health rules, close a GPU or its host and
+    that no program causes.
+
+    The rule's ``repeats`` does not matter here: the first event already makes the program fail. At most one
+    query.
+    """
     codes = {code for run in runs for code in run.gpu_events[:MAX_CODES_PER_RUN] if code.isprintable()}
     if not codes:
         return frozenset()
@@ -95,13 +95,14 @@ def gpu_fault_codes(runs: Iterable[RunSeen]) -> frozenset[str]:
 
 
 def record_stray_processes(host_id: int, seen: Sequence[StraySeen], now: datetime) -> None:
-    """Keep which processes a host says belong to no workload there, and wake the worker that tells of new ones."""
+    """Store the stray processes that a host reports, and wake the health worker if some are new."""
     host = Host.objects.filter(pk=host_id).first()
     if host is not None and stray_processes.sync_stray_rows(host, seen, now):
         _wake_health_worker()
 
 
 def _to_datetime(seconds: float, otherwise: datetime) -> datetime:
+    """Return ``seconds`` since the epoch as a datetime; ``otherwise`` if no datetime can represent them."""
     try:
         return datetime.fromtimestamp(seconds, UTC)
     except (OverflowError, ValueError, OSError):
@@ -109,8 +110,8 @@ def _to_datetime(seconds: float, otherwise: datetime) -> datetime:
 
 
 def _wake_health_worker() -> None:
-    """Wake a worker; a hint that is lost is made good by the next tick of the beat."""
+    """Wake a worker. If the message is lost, the next periodic run does the work."""
     try:
         current_app.send_task(HEALTH_TASK, queue="telemetry", expires=30, retry=False, ignore_result=True)
     except (redis.RedisError, OperationalError) as error:
-        log.warning("a hint was dropped, the next tick will do its work: %s", error)
+        log.warning("wake-up of the health worker was lost, its next periodic run does the work: %s", error)

@@ -1,4 +1,6 @@
-"""Daily partitions of the samples: made ahead of time, dropped when their days are over. Two database functions do the work."""
+"""Create daily partitions of the sample table ahead of time, and drop expired ones. Two database functions do
+the work.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +8,16 @@ from datetime import UTC, datetime, timedelta
 
 from django.db import connection
 
-from telemetry.ingest.samples import prune_batches
+from telemetry.ingest.watermarks import prune_batches
 from telemetry.models import Retention, Rollup, RollupDue
 
 PARTITION_DAYS_AHEAD = 3
 
 
 def maintain_partitions(now: datetime) -> tuple[int, int]:
-    """Make the partitions of yesterday to three days ahead, drop the days beyond the retention; how many of each."""
+    """Create partitions from yesterday to PARTITION_DAYS_AHEAD, drop those beyond the retention; return both
+    numbers.
+    """
     retention = Retention.objects.filter(pk=1).first() or Retention()
     today = now.astimezone(UTC).date()
     with connection.cursor() as cursor:
@@ -34,7 +38,7 @@ def maintain_partitions(now: datetime) -> tuple[int, int]:
 
 
 def _oldest_kept_day(now: datetime, days: int) -> datetime:
-    """A day that still has to be rolled up is kept, however old it is."""
+    """Return the oldest time to keep. A day that is still to be rolled up is kept at any age."""
     oldest = now.astimezone(UTC) - timedelta(days=days)
     due = RollupDue.objects.order_by("bucket").values_list("bucket", flat=True).first()
     return oldest if due is None else min(oldest, due - timedelta(days=1))

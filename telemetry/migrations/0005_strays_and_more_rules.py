@@ -3,130 +3,28 @@
 import django.db.models.deletion
 from django.db import migrations, models
 
-CATALOGUE = "NVIDIA, Xid catalogue (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html)"
-MEMORY = "NVIDIA, GPU memory error management (docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt)"
-CLOCKS = "gpupool, on the clock event reasons of nvml.h"
-LINKS = "gpupool, on NVIDIA's remedies for XID 74 and 149"
-OWN = "gpupool"
-PLUGIN = "NVIDIA's Kubernetes device plugin (github.com/NVIDIA/k8s-device-plugin, health checks)"
-CRUSOE = "Crusoe (docs.crusoecloud.com/command-center/instance-health)"
-VESSL = "VESSL (docs.cloud.vessl.ai/vm-clusters/health-checks)"
-AZURE = "Azure AKS (learn.microsoft.com/azure/aks/node-problem-detector)"
-
-COPY, DECODE, JPEG = "an error of a copy engine", "an error of a video decoder", "an error of a JPEG engine"
-RESTART_APPLICATION = {
-    **dict.fromkeys((39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136)), COPY),
-    **dict.fromkeys((68, 83, 84, 88, 89, 96, 97, 98), DECODE),
-    **dict.fromkeys((82, *range(99, 106)), JPEG),
-    60: "an error of the GPU's security processor",
-    86: "an error of the optical flow engine",
-    139: "an error of the second optical flow engine",
-}
-LOOK_INTO = {
-    54: "too little auxiliary power; check the cables",
-    78: "a virtual GPU could not be started; update its software",
-    142: "an error of a video encoder",
-    151: "the rotation of a security key failed; the catalogue restarts the virtual machine",
-    159: "an error of the chip-to-chip link; matters where unified memory is used",
-    167: "a fatal time-out of PCIe; the catalogue names no remedy",
-    168: "the GPU has less memory than it was built with; the catalogue names no remedy",
-    169: "the GPU's security processor halted; the catalogue names no remedy",
-    171: "an uncorrectable error in the GPU's memory; the catalogue names no remedy",
-    172: "an uncorrectable error in the GPU's caches; the catalogue names no remedy",
-}
-IGNORE = {
-    106: "a test message",
-    107: "a silent test message",
-    108: "a peer could not translate an address over NVLink",
-    152: "an error of the deep learning accelerator's memory unit",
-    153: "a time-out of the deep learning accelerator",
-    154: "the driver changed what it asks for; the recovery action says what",
-    160: "a memory channel was retired",
-    161: "a memory channel could not be retired",
-    **dict.fromkeys(range(162, 166), "about the lifetime of the power smoothing circuit"),
-    166: "an error of NVLink encryption",
-    170: "an error of secure NVLink",
-}
-OTHERS = [
-    ("ecc:double_bit", "the driver counted an uncorrectable memory error", "warn", 1, 86_400, MEMORY),
-    (
-        "remap:pending",
-        "a memory row is replaced at the next reset of the GPU; work may go on until then",
-        "warn",
-        1,
-        86_400,
-        MEMORY,
-    ),
-    (
-        "remap:failed",
-        "no spare row is left for a faulty one: the vendor replaces such a GPU",
-        "quarantine_gpu",
-        1,
-        86_400,
-        MEMORY,
-    ),
-    (
-        "remap:uncorrectable",
-        "a memory row was replaced after an uncorrectable error",
-        "note",
-        1,
-        86_400,
-        MEMORY,
-    ),
-    ("throttle:thermal", "slowed down because it is too hot", "warn", 3, 3600, CLOCKS),
-    ("throttle:power_brake", "slowed down by the power brake of its server", "warn", 3, 3600, CLOCKS),
-    ("throttle:hardware", "slowed down by the hardware, for heat or power", "warn", 3, 3600, CLOCKS),
-    ("nvlink:down", "a link to another GPU went down", "warn", 1, 3600, LINKS),
-    ("nvlink:errors", "a link to another GPU had to recover or to replay", "warn", 10, 3600, LINKS),
-    ("breaker:attempts", "attempts of different workloads failed on one host", "cordon", 3, 1800, OWN),
-]
-ELSEWHERE = {
-    "xid:32": f"unhealthy host: {CRUSOE}",
-    "xid:48": f"unhealthy host at the first: {CRUSOE}",
-    "xid:63": f"GPU taken out: {PLUGIN}",
-    "xid:74": f"unhealthy host at the first: {CRUSOE}",
-    "xid:94": f"GPU taken out: {PLUGIN}",
-    "xid:109": f"ignored as a mistake of the program: {PLUGIN}",
-    "xid:119": f"only degraded: {CRUSOE}",
-    "xid:120": f"only degraded: {CRUSOE}",
-    "xid:140": f"only degraded: {CRUSOE}",
-    "xid:143": f"only degraded: {CRUSOE}",
-    "ecc:uncorrectable": f"critical: {VESSL}",
-    "remap:pending": f"critical, restart of the host: {VESSL}",
-    "nvlink:down": f"a problem of the host: {AZURE}",
-}
-
-
-def rules():
-    """(code, meaning, action, repeats, window in seconds, source)"""
-    groups = ((RESTART_APPLICATION, "note"), (LOOK_INTO, "warn"), (IGNORE, "note"))
-    found = [
-        (f"xid:{code}", meaning, action, 1, 3600, CATALOGUE)
-        for codes, action in groups
-        for code, meaning in sorted(codes.items())
-    ]
-    return [*found, *OTHERS]
+from telemetry.migrations._health_rules import ELSEWHERE, rules_of
 
 
 def add_rules(apps, schema_editor):
-    """What an operator has changed stays as it is."""
+    """Insert the rules. Rules with a code that exists already keep the operator's values."""
     rule = apps.get_model("telemetry", "HealthRule")
     rule.objects.bulk_create(
         [
             rule(
-                code=code,
-                meaning=meaning,
-                action=action,
-                repeats=repeats,
-                window_seconds=window,
-                source=source,
+                code=row.code,
+                meaning=row.meaning,
+                action=row.action,
+                repeats=row.repeats,
+                window_seconds=row.window_seconds,
+                source=row.source,
             )
-            for code, meaning, action, repeats, window, source in rules()
+            for row in rules_of("0005")
         ],
         ignore_conflicts=True,
     )
-    for code, words in ELSEWHERE.items():
-        rule.objects.filter(code=code).update(elsewhere=words)
+    for code, elsewhere in ELSEWHERE.items():
+        rule.objects.filter(code=code).update(elsewhere=elsewhere)
 
 
 class Migration(migrations.Migration):

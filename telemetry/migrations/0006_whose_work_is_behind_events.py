@@ -1,15 +1,18 @@
-"""Events that a program can bring about count by people: one person's work takes no GPU from the others."""
+"""Count people for events that a program can cause, so that one person's programs take no GPU out of use."""
 
 from django.db import migrations, models
 
-# What the vendor answers with a restart of the application or ignores, and may be the program's own: its remedy is not the GPU's.
-OF_PROGRAMS = tuple(f"xid:{code}" for code in (8, 11, 13, 25, 31, 32, 43, 45, 68, 69, 80, 109))
+from telemetry.migrations._health_rules import rules_of
 
 
 def count_people(apps, schema_editor):
-    """What an operator has changed of what is done stays as it is."""
+    """Set what counts. An action that an operator changed stays.
+
+    The second update is for databases whose xid:109 was inserted with the values of an earlier version of the table.
+    """
     rules = apps.get_model("telemetry", "HealthRule").objects
-    rules.filter(code__in=OF_PROGRAMS).update(counts="people")
+    of_programs = [row.code for row in rules_of("0003", "0005") if row.counts == "people"]
+    rules.filter(code__in=of_programs).update(counts="people")
     rules.filter(code="xid:109", action="quarantine_gpu", repeats=1, window_seconds=3600).update(
         repeats=3, window_seconds=86_400
     )

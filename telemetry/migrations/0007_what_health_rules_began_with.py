@@ -1,12 +1,9 @@
-"""Each rule keeps what it began with, so that it can be put back, and whether an operator changed it can be told."""
-
-from importlib import import_module
+"""Store the default values in each rule, so that it can be reset and an operator's change can be recognised."""
 
 from django.db import migrations, models
 
-FIRST = import_module("telemetry.migrations.0003_health_rules")
-MORE = import_module("telemetry.migrations.0005_strays_and_more_rules")
-PEOPLE = import_module("telemetry.migrations.0006_whose_work_is_behind_events")
+from telemetry.migrations._health_rules import rules_of
+
 ACTIONS = [
     ("note", "Note"),
     ("warn", "Warn"),
@@ -18,19 +15,15 @@ COUNTS = [("events", "events"), ("people", "people's work")]
 
 
 def keep_defaults(apps, schema_editor):
-    """As the migrations before this one made the table. What an operator has chosen meanwhile stays."""
+    """Set the defaults of the rules that the migrations before this one inserted. Current values stay."""
     rules = apps.get_model("telemetry", "HealthRule").objects
-    for code, _meaning, action, repeats, window, _source in [*FIRST.rules(), *MORE.rules()]:
-        rules.filter(code=code, default_action="").update(
-            default_action=action,
-            default_repeats=repeats,
-            default_window_seconds=window,
-            default_counts="events",
+    for row in rules_of("0003", "0005"):
+        rules.filter(code=row.code, default_action="").update(
+            default_action=row.action,
+            default_repeats=row.repeats,
+            default_window_seconds=row.window_seconds,
+            default_counts=row.counts,
         )
-    rules.filter(code__in=PEOPLE.OF_PROGRAMS).exclude(default_action="").update(default_counts="people")
-    rules.filter(code="xid:109").exclude(default_action="").update(
-        default_repeats=3, default_window_seconds=86_400
-    )
 
 
 class Migration(migrations.Migration):

@@ -1,30 +1,26 @@
-"""Two more rules: GPUs that can't be read because NVML does not start, and GPUs that their host does not report any more."""
+"""Insert rules for GPUs that NVML cannot read, and for GPUs that their host no longer reports."""
 
 from django.db import migrations
 
-OWN = "gpupool"
-RULES = [
-    ("nvml:unreadable", "the driver can't be asked", "cordon", 1, 3600, OWN),
-    ("gpu:missing", "its host does not report it any more", "warn", 1, 3600, OWN),
-]
+from telemetry.migrations._health_rules import rules_of
 
 
 def add_rules(apps, schema_editor):
-    """What an operator has made for the same code stays as it is."""
+    """Insert the rules. A rule that an operator added for the same code stays."""
     rule = apps.get_model("telemetry", "HealthRule")
-    for code, meaning, action, repeats, window, source in RULES:
+    for row in rules_of("0008"):
         rule.objects.get_or_create(
-            code=code,
+            code=row.code,
             defaults={
-                "meaning": meaning,
-                "action": action,
-                "repeats": repeats,
-                "window_seconds": window,
-                "source": source,
-                "default_action": action,
-                "default_repeats": repeats,
-                "default_window_seconds": window,
-                "default_counts": "events",
+                "meaning": row.meaning,
+                "action": row.action,
+                "repeats": row.repeats,
+                "window_seconds": row.window_seconds,
+                "source": row.source,
+                "default_action": row.action,
+                "default_repeats": row.repeats,
+                "default_window_seconds": row.window_seconds,
+                "default_counts": row.counts,
             },
         )
 

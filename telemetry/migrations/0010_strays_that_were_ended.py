@@ -1,35 +1,29 @@
-"""One more rule: processes of no workload that an agent ended, because their pool says so."""
+"""Insert the rule for stray processes that an agent ended because their pool says so."""
 
 from django.db import migrations
 
-RULE = (
-    "stray:ended",
-    "a process that belongs to no workload was ended, as the pool says",
-    "note",
-    1,
-    3600,
-    "gpupool",
-)
+from telemetry.migrations._health_rules import rules_of
 
 
 def add_rule(apps, schema_editor):
-    """People's programs bring it about, so it takes nothing out of use by itself and uses up nothing of what real faults need."""
-    code, meaning, action, repeats, window, source = RULE
-    apps.get_model("telemetry", "HealthRule").objects.get_or_create(
-        code=code,
-        defaults={
-            "meaning": meaning,
-            "action": action,
-            "repeats": repeats,
-            "window_seconds": window,
-            "source": source,
-            "counts": "people",
-            "default_action": action,
-            "default_repeats": repeats,
-            "default_window_seconds": window,
-            "default_counts": "people",
-        },
-    )
+    """Insert the rule. Users' programs cause these events, so the rule only notes them and counts people."""
+    rule = apps.get_model("telemetry", "HealthRule")
+    for row in rules_of("0010"):
+        rule.objects.get_or_create(
+            code=row.code,
+            defaults={
+                "meaning": row.meaning,
+                "action": row.action,
+                "repeats": row.repeats,
+                "window_seconds": row.window_seconds,
+                "source": row.source,
+                "counts": row.counts,
+                "default_action": row.action,
+                "default_repeats": row.repeats,
+                "default_window_seconds": row.window_seconds,
+                "default_counts": row.counts,
+            },
+        )
 
 
 class Migration(migrations.Migration):

@@ -1,4 +1,4 @@
-"""What was used, and what it costs. Rows only; samples live in daily partitions (see migrations)."""
+"""Models of usage and money. Samples live in daily partitions, which migrations create."""
 
 from telemetry.models.budgets import Budget, BudgetAction, BudgetAlert, BudgetMeasure
 from telemetry.models.charges import (

@@ -11,7 +11,7 @@ from telemetry.models.prices import Price
 
 
 class ChargeBucketChoices(models.TextChoices):
-    """Where a second of a GPU lands; the seven are a partition."""
+    """Where a second of a slot is accounted. The seven buckets are a partition."""
 
     USED = "used", "charged: held by a workload"
     RESERVED_UNUSED = "reserved_unused", "charged: reserved but not used"
@@ -23,12 +23,12 @@ class ChargeBucketChoices(models.TextChoices):
 
 
 class Charge(models.Model):
-    """One line: slots held (or not) over a stretch of one day, priced. Append-only.
+    """One priced ledger line: slots held or unheld over an interval within one day. Append-only.
 
-    A late fact never edits a line: a reversal takes it back whole (negative slot-seconds and amounts, ``corrects`` names it), and
-    new lines say what is so (``corrects`` names the first line they stand for). ``month`` is the statement they belong to: the
-    month of ``start``, or the open month where that one is closed. Every name is copied in, so that renaming a team never changes
-    the past.
+    Late facts never edit a line. A reversal cancels it as a whole (negative slot-seconds and amounts;
+    ``corrects`` names it), and new lines replace it (``corrects`` names the first line they replace).
+    ``month`` is the statement of the line: the month of ``start``, or the current month if that one is
+    closed. Names are copied in, so renaming a team does not change the past.
     """
 
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="+")
@@ -89,7 +89,7 @@ class Charge(models.Model):
 
 
 class ChargedUntil(models.Model):
-    """Per GPU: every second of ``[since, until)`` has its charge lines, in exactly one bucket."""
+    """The charged interval ``[since, until)`` of a GPU: every second of it is in exactly one bucket."""
 
     gpu = models.OneToOneField(Gpu, primary_key=True, on_delete=models.CASCADE, related_name="charged")
     since = models.DateTimeField()
@@ -97,14 +97,14 @@ class ChargedUntil(models.Model):
 
 
 class SettledAllocation(models.Model):
-    """An allocation that has ended and whose charges were compared with how it ended."""
+    """An ended allocation whose charges were compared with its end."""
 
     allocation = models.OneToOneField(Allocation, primary_key=True, on_delete=models.CASCADE)
     settled_at = models.DateTimeField()
 
 
 class SettledStateChange(models.Model):
-    """A host's change of state whose moment has been looked at by charging, also when it was written late."""
+    """A host state change that charging has taken into account, even if it was written late."""
 
     change = models.OneToOneField(HostStateChange, primary_key=True, on_delete=models.CASCADE)
     settled_at = models.DateTimeField()

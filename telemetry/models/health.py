@@ -8,7 +8,7 @@ from scheduler.models import Gpu, Host
 
 
 class HealthRule(models.Model):
-    """What is done about a hardware event; operators edit it."""
+    """The action for a hardware event. Operators edit it."""
 
     class Action(models.TextChoices):
         NOTE = "note"
@@ -41,7 +41,7 @@ class HealthRule(models.Model):
     elsewhere = models.CharField(
         max_length=300, default="", blank=True, help_text="where others do something else, and their source"
     )
-    # What it is put back to. An operator's own rule has nothing to go back to.
+    # Values to reset to; empty for an operator's own rule.
     default_action = models.CharField(max_length=16, choices=Action.choices, default="", blank=True)
     default_repeats = models.PositiveSmallIntegerField(null=True, blank=True)
     default_window_seconds = models.PositiveIntegerField(null=True, blank=True)
@@ -52,7 +52,7 @@ class HealthRule(models.Model):
 
     @property
     def origin(self) -> str:
-        """One of Origin."""
+        """Return whether the rule is a default, changed, or added (a value of Origin)."""
         if not self.default_action:
             return self.Origin.ADDED
         is_default = (self.action, self.repeats, self.window_seconds, self.counts) == self.default
@@ -60,11 +60,15 @@ class HealthRule(models.Model):
 
     @property
     def default(self) -> tuple[str, int | None, int | None, str]:
-        """Action, repeats, window in seconds and what counts, as it began; empty and None of a rule that an operator added."""
+        """Return the default action, repeats, window in seconds and counts; empty or None for an operator's
+        own rule.
+        """
         return self.default_action, self.default_repeats, self.default_window_seconds, self.default_counts
 
 
 class HealthEvent(models.Model):
+    """A hardware event of a host or GPU, and the action taken."""
+
     host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="health_events")
     gpu = models.ForeignKey(Gpu, null=True, on_delete=models.CASCADE, related_name="health_events")
     event_id = models.CharField(max_length=80)
@@ -82,7 +86,7 @@ class HealthEvent(models.Model):
 
 
 class Stray(models.Model):
-    """A process on a GPU that no allocation there accounts for, as its host saw it."""
+    """A process on a GPU without an allocation there, as reported by its host."""
 
     host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="strays")
     gpu = models.ForeignKey(Gpu, on_delete=models.CASCADE, related_name="strays")

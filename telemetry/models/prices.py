@@ -1,4 +1,4 @@
-"""Prices and cost centres, dated and never changed."""
+"""Prices and cost centres. Both are dated and append-only."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from scheduler.models import Pool, Project
 
 
 class Price(models.Model):
-    """Rate card: what one GPU-hour of a model costs from a date on, and what is charged for it. Append-only: a change is a
-    new row with a later date. A slice costs its part of the slots."""
+    """A line of the rate card: cost and price of one GPU-hour of a model from a date on. Append-only.
+
+    A slice costs its share of the slots.
+    """
 
     pool = models.ForeignKey(
         Pool, null=True, blank=True, on_delete=models.PROTECT, help_text="empty: every pool"
@@ -39,7 +41,7 @@ class Price(models.Model):
 
 
 class CostCentre(models.Model):
-    """Which cost centre pays for a project from a date on."""
+    """The cost centre that pays for a project from a date on."""
 
     project = models.ForeignKey(Project, on_delete=models.PROTECT, related_name="cost_centres")
     code = models.CharField(max_length=40)

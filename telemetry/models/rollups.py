@@ -8,8 +8,10 @@ from scheduler.models import Allocation, Host, Unit
 
 
 class Rollup(models.Model):
-    """Use of one unit by one allocation (or by nobody) in one bucket of time. Written once per (resolution, bucket, unit,
-    allocation) and written again whole when a late sample arrives. Averages are made from sums when asked."""
+    """Usage of one unit by one allocation (or by nobody) in one time bucket.
+
+    A late sample causes the row to be rewritten as a whole. Readers derive averages from the sums.
+    """
 
     class Resolution(models.IntegerChoices):
         MINUTE = 60
@@ -49,7 +51,7 @@ class Rollup(models.Model):
 
 
 class RollupDue(models.Model):
-    """A bucket to be rolled up again: marked by ingest in the transaction that wrote the samples."""
+    """A bucket that must be rolled up (again). Ingest marks it in the transaction that writes the samples."""
 
     resolution = models.PositiveIntegerField(choices=Rollup.Resolution.choices)
     bucket = models.DateTimeField()

@@ -1,4 +1,4 @@
-"""Batches of samples from agents, and how long each kind of row is kept."""
+"""Sample batches from agents, and the retention of samples and rollups."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from scheduler.models import Host, Unit
 
 
 class Batch(models.Model):
-    """One batch of samples that an agent sent, written in the same transaction as its samples: twice lands once."""
+    """A batch of samples, inserted in the same transaction as its samples, so that it is stored only once."""
 
     host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="batches")
     sequence = models.BigIntegerField()
@@ -22,16 +22,16 @@ class Batch(models.Model):
 
 
 class SampleWatermark(models.Model):
-    """Per host: every batch up to ``sequence`` is committed, so its agent may delete them."""
+    """The sequence number up to which all batches of a host are committed; its agent may delete them."""
 
     host = models.OneToOneField(Host, primary_key=True, on_delete=models.CASCADE)
     sequence = models.BigIntegerField(default=0)
 
 
 class Sample(models.Model):
-    """One reading of one unit; a partition of each day, made by SQL. NULL means unknown, never zero.
+    """One reading of one unit, in a table partitioned by day. NULL means unknown, never zero.
 
-    Django reads it; it is written by COPY only (``telemetry/ingest/samples.py``). (unit, ts) is indexed, not unique.
+    Rows are written by COPY only (``telemetry/ingest/binary_copy.py``). (unit, ts) is indexed, not unique.
     """
 
     pk = models.CompositePrimaryKey("unit", "ts")
@@ -61,7 +61,7 @@ class Sample(models.Model):
 
 
 class Retention(models.Model):
-    """One row: how long what is kept in detail."""
+    """The only row: retention periods in days."""
 
     id = models.PositiveSmallIntegerField(primary_key=True, default=1)
     sample_days = models.PositiveSmallIntegerField(default=14, help_text="raw samples")

@@ -19,7 +19,7 @@ class IdlePayer(models.TextChoices):
 
 
 class Statement(models.Model):
-    """A month. Once closed a trigger refuses every change to it and to its lines."""
+    """The statement of a month. Once it is closed, a trigger rejects changes to it and to its lines."""
 
     month = models.DateField(unique=True, help_text="first day")
     state = models.CharField(max_length=8, choices=StatementState.choices, default=StatementState.OPEN)
@@ -35,7 +35,7 @@ class Statement(models.Model):
 
 
 class StatementLine(models.Model):
-    """A frozen line of a closed month: one cost centre, project, workload type, model and bucket."""
+    """A frozen line of a closed month, for one cost centre, project, workload type, model and bucket."""
 
     statement = models.ForeignKey(Statement, on_delete=models.PROTECT, related_name="lines")
     pool_name = models.CharField(max_length=80)

@@ -1,1 +1,1 @@
-"""Rate card, charges, budgets and monthly statements: price held GPU time and freeze it at the close of a month."""
+"""Price held GPU time: rate card, charges, budgets and monthly statements that are frozen at their close."""

@@ -1,4 +1,4 @@
-"""Months of money: first days, and their bounds in UTC."""
+"""Calendar months of billing in UTC, each named by its first day."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from datetime import UTC, date, datetime, timedelta
 
 
 def month_of(moment: datetime) -> date:
-    """The first day of the month ``moment`` lies in, in UTC."""
+    """Return the first day of the month (UTC) that contains ``moment``."""
     return moment.astimezone(UTC).date().replace(day=1)
 
 
 def next_month(month: date) -> date:
-    """The first day of the month after."""
+    """Return the first day of the following month."""
     return (month.replace(day=1) + timedelta(days=32)).replace(day=1)
 
 
 def month_bounds(month: date) -> tuple[datetime, datetime]:
-    """``[start, end)`` of the month, aware, in UTC."""
+    """Return ``[start, end)`` of the month as datetimes in UTC."""
     following = next_month(month)
     return (
         datetime(month.year, month.month, 1, tzinfo=UTC),

@@ -1,4 +1,4 @@
-"""What was spent against budgets: alerts at thresholds, and the engine's gates closed and opened."""
+"""Compare spending with budgets: record alerts at thresholds, close or open the scheduler's budget gates."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
 from scheduler.models import BudgetGate, Project, Team
 from scheduler.services.budget_gates import close_budget_gate, open_budget_gate
 from telemetry.core.amounts import MICRO, ZERO, round_amount
-from telemetry.core.charging import CHARGED_BUCKETS
+from telemetry.core.charge_model import CHARGED_BUCKETS
 from telemetry.models import Budget, BudgetAction, BudgetAlert, BudgetMeasure, Charge
 from telemetry.money.billing_months import month_bounds, month_of
 
 ALERT_PERCENTS = (50, 80, 100)
 USED_UP_PERCENT = 100
-FORECAST_MIN_ELAPSED = timedelta(days=3)  # the first days of a month say little about its end
+FORECAST_MIN_ELAPSED = timedelta(days=3)  # a forecast from fewer days is not reliable
 
 
 def check_budgets(now: datetime) -> int:
-    """Compare each budget of this month with what was spent; the number of new alerts. Gates follow the budgets' actions."""
+    """Check every budget of this month: record alerts and set the gates. Returns the number of new alerts."""
     month = month_of(now)
     alerts = 0
-    wanted: set[tuple[int | None, int | None, str]] = set()
-    # Money first: where both measures are used up, one gate is closed, and says so of the money.
+    required_gates: set[tuple[int | None, int | None, str]] = set()
+    # Money first: if both measures are exhausted, the one gate names the money budget.
     for budget in (
         Budget.objects.filter(month=month).select_related("team", "project").order_by("-measure", "pk")
     ):
         spent = month_spend(month, budget.measure, team=budget.team_id, project=budget.project_id)
         alerts += _record_alerts(budget, spent, now)
         gate = (budget.team_id, budget.project_id, budget.action)
-        if budget.action != BudgetAction.NOTIFY and spent >= budget.amount and gate not in wanted:
-            wanted.add(gate)
+        if budget.action != BudgetAction.NOTIFY and spent >= budget.amount and gate not in required_gates:
+            required_gates.add(gate)
             close_budget_gate(
                 action=budget.action,
                 numbers={
@@ -48,12 +48,12 @@ def check_budgets(now: datetime) -> int:
                 team=budget.team,
                 project=budget.project,
             )
-    _open_unneeded_gates(wanted)
+    _open_unneeded_gates(required_gates)
     return alerts
 
 
 def month_spend(month: date, measure: str, *, team: int | None = None, project: int | None = None) -> Decimal:
-    """What a team or a project was charged on a month's statement so far: money, or the GPU-hours of the charged lines."""
+    """Return what a team or a project was charged in a month so far: money, or GPU-hours of charged lines."""
     lines = Charge.objects.filter(month=month, bucket__in=CHARGED_BUCKETS)
     lines = lines.filter(team=team) if team is not None else lines.filter(project=project)
     if measure == BudgetMeasure.GPU_HOURS:
@@ -62,17 +62,18 @@ def month_spend(month: date, measure: str, *, team: int | None = None, project: 
 
 
 def forecast_month_end(spent: Decimal, now: datetime) -> Decimal | None:
-    """What this month comes to when it goes on as it began; None in its first days."""
+    """Return the spending at the end of the month at the current rate; None during FORECAST_MIN_ELAPSED."""
     start, end = month_bounds(month_of(now))
-    gone = now - start
-    if gone < FORECAST_MIN_ELAPSED:
+    elapsed = now - start
+    if elapsed < FORECAST_MIN_ELAPSED:
         return None
     return round_amount(
-        spent * Decimal(int((end - start).total_seconds())) / Decimal(int(gone.total_seconds()))
+        spent * Decimal(int((end - start).total_seconds())) / Decimal(int(elapsed.total_seconds()))
     )
 
 
 def _record_alerts(budget: Budget, spent: Decimal, now: datetime) -> int:
+    """Record thresholds that were passed. Returns the number of new alerts."""
     passed = [
         (step, False) for step in ALERT_PERCENTS if spent * 100 >= budget.amount * step and budget.amount > 0
     ]
@@ -94,10 +95,12 @@ def _record_alerts(budget: Budget, spent: Decimal, now: datetime) -> int:
 
 
 @transaction.atomic
-def _open_unneeded_gates(wanted: set[tuple[int | None, int | None, str]]) -> None:
-    """Open the gates that no used-up budget keeps closed: the budget was raised, changed, or its month is over."""
+def _open_unneeded_gates(required_gates: set[tuple[int | None, int | None, str]]) -> None:
+    """Open the gates that no exhausted budget keeps closed: the budget was raised or changed, or its month is
+    over.
+    """
     gates = BudgetGate.objects.values_list("team", "project", "action")
-    for team, project, action in set(gates) - wanted:
+    for team, project, action in set(gates) - required_gates:
         open_budget_gate(
             action=action,
             team=Team.objects.filter(pk=team).first(),

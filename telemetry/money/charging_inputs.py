@@ -1,4 +1,6 @@
-"""What decides how GPUs' time is charged, read from rows into the core's values: a fixed number of queries for many GPUs."""
+"""Load what determines the charges of GPUs into the values of ``telemetry.core``. The number of queries is
+fixed.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +11,19 @@ from datetime import datetime
 
 from psycopg.types.range import TimestamptzRange
 
+from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.model.snapshot import PoolKind
 from scheduler.models import Allocation, BoundUnit, Gpu, GpuStateChange, HostStateChange, WorkloadKind
 from scheduler.state.states import AdminState, LeaseState, RepairState
-from telemetry.core.charging import (
-    SLOTS_PER_GPU,
+from telemetry.core.charge_model import (
     GpuCondition,
     GpuConditionChange,
     GpuHold,
     GpuTimeline,
-    Rate,
     ReservedSlots,
-    lost_time,
 )
-from telemetry.models import Price
+from telemetry.core.charge_pieces import lost_time
+from telemetry.money.rate_card import load_rates
 
 HostState = tuple[str, str, str]  # lease, administrative, repair
 HEALTHY_HOST_STATE: HostState = (LeaseState.ALIVE, AdminState.IN_SERVICE, RepairState.WELL)
@@ -30,7 +31,7 @@ HEALTHY_HOST_STATE: HostState = (LeaseState.ALIVE, AdminState.IN_SERVICE, Repair
 
 @dataclass
 class GpuChargingInputs:
-    """One GPU with its pool and its time."""
+    """One GPU with its pool and its timeline."""
 
     id: int
     model: str
@@ -45,7 +46,7 @@ class GpuChargingInputs:
 def load_charging_inputs(
     gpu_ids: Collection[int], start: datetime, end: datetime
 ) -> dict[int, GpuChargingInputs]:
-    """The facts of these GPUs that bear on ``[start, end)``, by GPU id."""
+    """Return the charging inputs of these GPUs for ``[start, end)``, by GPU id."""
     gpus = {
         gpu.pk: GpuChargingInputs(
             id=gpu.pk,
@@ -127,7 +128,7 @@ def _load_reserved_slots(gpus: Collection[int], period: TimestamptzRange) -> dic
 def _load_condition_changes(
     gpus: dict[int, GpuChargingInputs], start: datetime, end: datetime
 ) -> dict[int, list[GpuConditionChange]]:
-    """Each GPU's conditions over time, of its host's states and its own."""
+    """Return the changes of each GPU's condition, derived from the states of its host and its own."""
     hosts = {gpu.host for gpu in gpus.values()}
     host_changes: dict[int, list[tuple[datetime, HostState]]] = defaultdict(list)
     last_before = (
@@ -157,6 +158,7 @@ def _load_condition_changes(
 def _merge_condition_changes(
     host: Iterable[tuple[datetime, HostState]], own: Iterable[tuple[datetime, str]]
 ) -> list[GpuConditionChange]:
+    """Merge state changes of a host and of a GPU into changes of the GPU's condition, in order of time."""
     states, repair = HEALTHY_HOST_STATE, str(RepairState.WELL)
     events = sorted(
         [(at, 0, new) for at, new in host] + [(at, 1, new) for at, new in own], key=lambda event: event[:2]
@@ -172,6 +174,7 @@ def _merge_condition_changes(
 
 
 def gpu_condition(host: HostState, gpu_repair: str) -> GpuCondition:
+    """Return the condition of a GPU from the state of its host and its own repair state."""
     lease, admin, repair = host
     if admin == AdminState.MAINTENANCE:
         return GpuCondition.MAINTENANCE
@@ -184,45 +187,10 @@ def gpu_condition(host: HostState, gpu_repair: str) -> GpuCondition:
     return GpuCondition.WELL
 
 
-class RateCard:
-    """What GPUs cost and are charged from which moment on. A pool's own price stands before the one for every pool."""
-
-    def __init__(self, prices: Iterable[Price]) -> None:
-        """``prices`` in order of time."""
-        self._own: dict[tuple[int | None, str], list[Price]] = defaultdict(list)
-        for price in prices:
-            self._own[price.pool_id, price.model].append(price)
-
-    def rates(self, pool: int | None, model: str) -> tuple[Rate, ...]:
-        """The lines for a model of a pool (None: of pools without lines of their own), in order of time."""
-        general = self._own.get((None, model), [])
-        special = self._own.get((pool, model), []) if pool is not None else []
-        first_special = special[0].valid_from if special else None
-        before = [price for price in general if first_special is None or price.valid_from < first_special]
-        return tuple(
-            Rate(price.valid_from, price.cost_per_gpu_hour, price.price_per_gpu_hour, price.pk)
-            for price in (*before, *special)
-        )
-
-    def at(self, pool: int | None, model: str, now: datetime) -> Rate | None:
-        """The line in force at a moment; None before the first."""
-        return next((rate for rate in reversed(self.rates(pool, model)) if rate.since <= now), None)
-
-
-def load_rate_card(models: Collection[str] | None = None) -> RateCard:
-    """The rate card of these models (None: all), in one query."""
-    prices = Price.objects.order_by("valid_from", "id")
-    return RateCard(prices if models is None else prices.filter(model__in=models))
-
-
-def load_rates(wanted: Collection[tuple[int, str]]) -> dict[tuple[int, str], tuple[Rate, ...]]:
-    """The rate card of each (pool id, model), in order of time."""
-    card = load_rate_card({model for _, model in wanted})
-    return {(pool, model): card.rates(pool, model) for pool, model in wanted}
-
-
 def last_change_in(gpu: GpuChargingInputs, start: datetime, end: datetime) -> datetime | None:
-    """The last moment of ``(start, end]`` at which something began or ended on the GPU; None when nothing did."""
+    """Return the last time in ``(start, end]`` at which a hold, a reservation or a condition changed; None if
+    none did.
+    """
     moments: list[datetime | None] = []
     for hold in gpu.time.holds:
         moments += [hold.start, hold.end]

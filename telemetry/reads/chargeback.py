@@ -1,10 +1,10 @@
-"""Charges by whoever pays, prices and budgets."""
+"""Return the charges of a month by cost centre, team, project or another dimension."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import date
 from decimal import Decimal
 from typing import Any
 
@@ -12,15 +12,11 @@ from django.db.models import Count, F, FloatField, Q, QuerySet, Sum
 from django.db.models.functions import Cast, Coalesce
 
 from telemetry.core.amounts import CENT, ZERO, round_amount, round_parts
-from telemetry.core.charging import CHARGED_BUCKETS, SLOTS_PER_GPU
-from telemetry.models import Budget, BudgetMeasure, Charge, ChargeBucketChoices
-from telemetry.money.billing_months import month_of
-from telemetry.money.budgets import forecast_month_end, month_spend
-from telemetry.money.charging_inputs import RateCard, load_rate_card
+from telemetry.core.charge_model import CHARGED_BUCKETS
+from telemetry.models import Charge, ChargeBucketChoices
 from telemetry.reads.usage_filters import to_gpu_hours
 
-# What a month's charges can be grouped by: dimension -> (key, name). The way down: cost centre, team, project, type,
-# workload, line.
+# dimension -> (column of the group's key, column of its name)
 CHARGE_DIMENSIONS: dict[str, tuple[str, str]] = {
     "cost_centre": ("cost_centre", "cost_centre"),
     "team": ("team_id", "team_name"),
@@ -37,9 +33,10 @@ DRILL_DOWN = ("cost_centre", "team", "project", "type", "workload")
 
 @dataclass(frozen=True)
 class ChargeGroup:
-    """One row of a chargeback table. ``charged = used + idle + reserved_unused + unmeasured`` to the cent.
+    """One row of a chargeback table. ``charged = used + idle + reserved_unused + unmeasured``, to the cent.
 
-    ``used`` is the part of the held time that was busy, ``idle`` the part that was not, ``unmeasured`` where no sample speaks.
+    ``used`` is the busy part of the held time, ``idle`` the rest of the measured part, ``unmeasured`` the
+    part without samples.
     """
 
     key: Any
@@ -57,28 +54,17 @@ class ChargeGroup:
 
 @dataclass(frozen=True)
 class ChargeTable:
-    """Groups, dearest first, and their total; each money column of the groups sums to that of the total."""
+    """Groups in order of charge, highest first, and their total. Each money column sums to the total's."""
 
     groups: list[ChargeGroup]
     total: ChargeGroup
 
 
-@dataclass(frozen=True)
-class BudgetStatus:
-    """A budget and where it stands, in its measure and to the hundredth. ``forecast_spend`` None: too early in the month to say, or the
-    month is over."""
-
-    measure: str
-    amount: Decimal
-    spent: Decimal
-    left: Decimal
-    share: float | None
-    forecast: Decimal | None
-    action: str
-
-
 def charge_lines(month: date, lines: QuerySet[Charge] | None = None, **where: Any) -> QuerySet[Charge]:
-    """The lines on a month's statement, oldest first; ``where`` narrows by dimensions. Raises ValueError for one that is none."""
+    """Return the lines on a month's statement, oldest first, filtered by the dimensions in ``where``.
+
+    Raises ValueError for an unknown dimension.
+    """
     unknown = sorted(set(where) - set(CHARGE_DIMENSIONS))
     if unknown:
         raise ValueError(f"where: {', '.join(unknown)} is not one of {', '.join(CHARGE_DIMENSIONS)}")
@@ -95,11 +81,11 @@ def charges_by(
     charged_only: bool = True,
     **where: Any,
 ) -> ChargeTable:
-    """A month's charges by one dimension. ``lines``: what the viewer may see (all when None); ``where``: the way down so far.
+    """Return a month's charges grouped by one dimension. ``lines`` are those the viewer may see (None: all).
 
-    Its total is, to the cent, what the row above says that ``where`` leads down from; so the order of ``where`` counts.
-    ``charged_only``: only what cost centres pay; else also idle, unhealthy and lost time, with its cost. A query for each step
-    of the way down and one for the table.
+    ``where`` is the drill-down path so far. The total equals, to the cent, the row that the path leads
+    through; hence the order of ``where`` matters. With ``charged_only`` False the table includes idle,
+    unhealthy and lost time with its cost. One query per step of the path and one for the table.
     """
     if dimension not in CHARGE_DIMENSIONS:
         raise ValueError(f"dimension: {dimension!r} is not one of {', '.join(CHARGE_DIMENSIONS)}")
@@ -120,7 +106,7 @@ def charges_by(
     return _charge_table(groups, _parent_row_amounts(month, lines, charged_only, where))
 
 
-# The money of a group, by the column that it is rounded in.
+# Sums of money; each column is rounded on its own.
 MONEY_SUMS = {
     "charged_sum": Sum("charged"),
     "cost_sum": Sum("cost"),
@@ -137,7 +123,9 @@ def _filtered_lines(
 
 
 def _group_amounts(found: QuerySet[Charge], dimension: str, **more: Any) -> list[dict[str, Any]]:
-    """The money of each group, and what more is asked, dearest first: the order that cents are handed out in."""
+    """Return the money of each group and the columns in ``more``, highest charge first: cents are assigned in
+    this order.
+    """
     key, name = CHARGE_DIMENSIONS[dimension]
     rows = found.values(group_key=F(key), group_name=F(name)).annotate(**MONEY_SUMS, **more)
     return sorted(
@@ -148,7 +136,9 @@ def _group_amounts(found: QuerySet[Charge], dimension: str, **more: Any) -> list
 def _parent_row_amounts(
     month: date, lines: QuerySet[Charge] | None, charged_only: bool, where: Mapping[str, Any]
 ) -> RoundedAmounts | None:
-    """The money of the row that the way down led through last, as its own table rounds it; None at the top."""
+    """Return the money of the row that the path leads through, as rounded in its own table; None at
+    the top.
+    """
     above: RoundedAmounts | None = None
     for step, dimension in enumerate(where):
         rows = _group_amounts(
@@ -156,7 +146,7 @@ def _parent_row_amounts(
         )
         cents = _round_columns(rows, above)
         mine = [index for index, row in enumerate(rows) if str(row["group_key"]) == str(where[dimension])]
-        # One key may stand in several rows, when it was renamed meanwhile.
+        # A key has several rows if it was renamed within the month.
         above = {column: sum((parts[index] for index in mine), ZERO) for column, parts in cents.items()}
     return above
 
@@ -171,7 +161,9 @@ def _round_columns(
 
 
 def _charge_table(rows: Sequence[dict[str, Any]], above: RoundedAmounts | None) -> ChargeTable:
-    """Rounded by largest remainder column by column; what is left of ``charged`` within a row is its idle part."""
+    """Return the table with each column rounded by largest remainder. The idle part absorbs the difference
+    within a row.
+    """
     charged, costs, reserved = _round_columns(rows, above).values()
     groups = []
     for index, row in enumerate(rows):
@@ -215,71 +207,9 @@ def _sum_amounts(amounts: Any) -> Decimal:
 
 
 def _measured_cents(amount: float | Decimal | None) -> Decimal:
-    """A figure that was worked out from measured use: to the cent, never below zero."""
+    """Return an amount derived from measured use, in cents, never below zero."""
     return max(ZERO, round_amount(Decimal(str(amount or 0)), CENT))
 
 
 def _coverage(covered: float | None, held: float) -> float | None:
     return min(1.0, covered / held) if covered is not None and held and held > 0 else None
-
-
-class CurrentPrices:
-    """What is charged at one moment: the rate card that charges are made by, too."""
-
-    def __init__(self, card: RateCard, now: datetime) -> None:
-        self._card, self._now = card, now
-        self._known: dict[tuple[int, str], Decimal | None] = {}
-
-    def of(self, pool: int, model: str, slots: int = SLOTS_PER_GPU) -> Decimal | None:
-        """What an hour of ``slots`` of a model is charged in a pool; None when it has no price."""
-        if (pool, model) not in self._known:
-            rate = self._card.at(pool, model, self._now)
-            self._known[pool, model] = None if rate is None else rate.price
-        price = self._known[pool, model]
-        return None if price is None else price * slots / SLOTS_PER_GPU
-
-    def line(self, pool: int | None, model: str) -> int | None:
-        """The line of the rate card in force for a pool, or for those that have none of their own; None before the first."""
-        rate = self._card.at(pool, model, self._now)
-        return None if rate is None else rate.id
-
-
-def load_current_prices(now: datetime) -> CurrentPrices:
-    """The rate card in force, in one query."""
-    return CurrentPrices(load_rate_card(), now)
-
-
-def find_budget_status(
-    month: date,
-    now: datetime,
-    *,
-    team: int | None = None,
-    project: int | None = None,
-    measure: str = BudgetMeasure.MONEY,
-) -> BudgetStatus | None:
-    """The budget of a team or a project for a month and where it stands; None when it has none in that measure."""
-    budget = Budget.objects.filter(month=month, team=team, project=project, measure=measure).first()
-    return None if budget is None else budget_status(budget, now)
-
-
-def budget_status(budget: Budget, now: datetime) -> BudgetStatus:
-    """Where a budget stands."""
-    spent = month_spend(budget.month, budget.measure, team=budget.team_id, project=budget.project_id)
-    return BudgetStatus(
-        measure=budget.measure,
-        amount=budget.amount,
-        spent=round_amount(spent),
-        left=round_amount(budget.amount - spent),
-        share=float(spent / budget.amount) if budget.amount else None,
-        forecast=forecast_month_end(spent, now) if budget.month == month_of(now) else None,
-        action=budget.action,
-    )
-
-
-def forecast_spend(
-    month: date, now: datetime, *, team: int | None = None, project: int | None = None
-) -> Decimal | None:
-    """What the month comes to when it goes on as it began; None in its first three days and for a month that is not this one."""
-    if month != month_of(now):
-        return None
-    return forecast_month_end(month_spend(month, BudgetMeasure.MONEY, team=team, project=project), now)

@@ -1,4 +1,4 @@
-"""What GPUs do now."""
+"""Return the current readings of all units."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 from django.db import connection
 
-STALE_AFTER = timedelta(seconds=90)  # an older reading says nothing about now
+STALE_AFTER = timedelta(seconds=90)  # older readings are not current
 LIVE_FIELDS = (
     "utilisation",
     "sm_active",
@@ -25,7 +25,7 @@ LIVE_FIELDS = (
 
 @dataclass(frozen=True)
 class LiveUnitReading:
-    """The last reading of a unit. All readings are None where it is stale or none came: unknown."""
+    """The last reading of a unit. Every reading is None if it is stale or missing."""
 
     unit: int
     gpu: int
@@ -54,7 +54,7 @@ class LiveUnitReading:
 def live_unit_readings(
     now: datetime, *, pool: int | None = None, hosts: Collection[int] | None = None
 ) -> list[LiveUnitReading]:
-    """Every unit in use with its last reading, by host and GPU; one query, each unit's newest sample by its index."""
+    """Return every unit in use with its last reading, in order of host and GPU. One query."""
     where, values = "", []
     if pool is not None:
         where += " AND h.pool_id = %s"
@@ -65,11 +65,13 @@ def live_unit_readings(
     readings = ", ".join(f"s.{name}" for name in LIVE_FIELDS)
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT u.id, g.id, h.id, h.name, g.index, g.model, u.profile, u.memory_mib, h.simulated, a.id, a.workload_id,"
-            f" s.ts, {readings}"
-            " FROM scheduler_unit u JOIN scheduler_gpu g ON g.id = u.gpu_id JOIN scheduler_host h ON h.id = g.host_id"
+            "SELECT u.id, g.id, h.id, h.name, g.index, g.model, u.profile, u.memory_mib, h.simulated,"
+            f" a.id, a.workload_id, s.ts, {readings}"
+            " FROM scheduler_unit u JOIN scheduler_gpu g ON g.id = u.gpu_id"
+            " JOIN scheduler_host h ON h.id = g.host_id"
             " LEFT JOIN scheduler_allocation a ON a.unit_id = u.id AND upper_inf(a.period)"
-            " LEFT JOIN LATERAL (SELECT * FROM telemetry_sample x WHERE x.unit_id = u.id AND x.ts > %s AND x.ts <= %s"
+            " LEFT JOIN LATERAL (SELECT * FROM telemetry_sample x"
+            "   WHERE x.unit_id = u.id AND x.ts > %s AND x.ts <= %s"
             "   ORDER BY x.ts DESC LIMIT 1) s ON true"
             f" WHERE u.retired_at IS NULL AND g.retired_at IS NULL{where}"
             " ORDER BY h.name, g.index, lower(u.slots)",

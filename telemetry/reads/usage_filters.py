@@ -1,4 +1,4 @@
-"""What a question is about: a period and filters, and how fresh the answer can be."""
+"""The period and filters of a usage query, and the freshness of its data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from telemetry.models import Charge, ChargedUntil, Rollup
 
 HELD_BUCKETS = ("used", "preempted", "hardware_lost")
 
-# dimension -> (column of the group's key in SQL, column of its name); aliases as in ROLLUP_FROM
+# dimension -> (SQL column of the group's key, column of its name);
+# aliases as in HARDWARE_JOINS_SQL and WORK_JOINS_SQL
 USAGE_DIMENSIONS: dict[str, tuple[str, str]] = {
     "team": ("p.team_id", "t.name"),
     "project": ("p.id", "p.name"),
@@ -28,23 +29,27 @@ USAGE_DIMENSIONS: dict[str, tuple[str, str]] = {
     "gpu": ("g.id", "h.name || ' GPU ' || g.index"),
     "workload": ("w.id", "w.name"),
 }
-# Every row has its unit, host, project and so on; joined from the left, PostgreSQL leaves out those that an answer does not ask of.
+# Left joins: PostgreSQL removes those that a query does not use.
 HARDWARE_JOINS_SQL = (
     " JOIN scheduler_unit u ON u.id = {unit} LEFT JOIN scheduler_gpu g ON g.id = u.gpu_id"
     " LEFT JOIN scheduler_host h ON h.id = g.host_id LEFT JOIN scheduler_pool pool ON pool.id = h.pool_id"
 )
-# Whatever model people are of, its table and the column of its names.
+# The table of the configured user model.
 _USER_META = get_user_model()._meta
 WORK_JOINS_SQL = (
-    " LEFT JOIN scheduler_workload w ON w.id = a.workload_id LEFT JOIN scheduler_project p ON p.id = a.project_id"
+    " LEFT JOIN scheduler_workload w ON w.id = a.workload_id"
+    " LEFT JOIN scheduler_project p ON p.id = a.project_id"
     f" LEFT JOIN scheduler_team t ON t.id = p.team_id LEFT JOIN {_USER_META.db_table} o ON o.id = w.owner_id"
 )
 
 
 @dataclass(frozen=True)
 class UsageFilters:
-    """``[start, end)`` in UTC; every id that is given narrows the answer. ``teams`` and ``users`` are what the viewer may see:
-    None for everything, else what belongs to any of these teams or users."""
+    """The period ``[start, end)`` in UTC, and ids that narrow the answer.
+
+    ``teams`` and ``users`` are what the viewer may see: None for everything, otherwise rows of any of these
+    teams or users.
+    """
 
     start: datetime
     end: datetime
@@ -66,9 +71,9 @@ class UsageFilters:
         return (self.end - self.start) / timedelta(hours=1)
 
     def charges(self) -> QuerySet[Charge]:
-        """Charge lines that overlap the period."""
+        """Return the charge lines that overlap the period and match the filters."""
         lines = Charge.objects.filter(start__lt=self.end, end__gt=self.start)
-        # No line is longer than a day: this bound lets the index on start help.
+        # No line is longer than a day, so this bound allows the index on start.
         lines = lines.filter(start__gte=self.start - timedelta(days=1))
         plain = {
             "pool": self.pool,
@@ -84,7 +89,9 @@ class UsageFilters:
         return lines
 
     def sql(self) -> tuple[str, list[Any]]:
-        """Conditions over the aliases of HARDWARE_FROM and WORK_FROM, to follow ``WHERE ... ``; with their parameters."""
+        """Return SQL conditions and their parameters, to append to a WHERE clause over HARDWARE_JOINS_SQL and
+        WORK_JOINS_SQL.
+        """
         clauses: list[str] = []
         values: list[Any] = []
         for column, value in (
@@ -106,24 +113,26 @@ class UsageFilters:
 
 @dataclass(frozen=True)
 class DataFreshness:
-    """Up to when answers speak: the last rolled-up minute, and the moment up to which every GPU is charged. None: nothing yet."""
+    """The end of the last rolled-up minute, and the time up to which every GPU is charged. None if there is
+    no data.
+    """
 
     rolled_up_until: datetime | None
     charged_until: datetime | None
 
 
 def data_freshness() -> DataFreshness:
-    """How fresh rollups and charges are."""
+    """Return the freshness of rollups and charges."""
     last = Rollup.objects.filter(resolution=Rollup.Resolution.MINUTE).aggregate(last=Max("bucket"))["last"]
     charged = ChargedUntil.objects.filter(gpu__retired_at=None).aggregate(first=Min("until"))["first"]
     return DataFreshness(last + timedelta(minutes=1) if last else None, charged)
 
 
 def to_gpu_hours(slot_seconds: float | Decimal | None) -> float:
-    """GPU-hours of slot-seconds."""
+    """Return slot-seconds as GPU-hours."""
     return float(slot_seconds or 0) / SLOT_SECONDS_PER_GPU_HOUR
 
 
 def rollup_resolution(filters: UsageFilters) -> int:
-    """The rollups to answer with: hours for up to two months, else days."""
+    """Return the resolution of rollups to read: hours for up to two months, otherwise days."""
     return int(Rollup.Resolution.HOUR if filters.hours <= 62 * 24 else Rollup.Resolution.DAY)

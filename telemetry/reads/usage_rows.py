@@ -1,4 +1,4 @@
-"""The rows behind the answers about use. Read once for each question, however many answers are made of them."""
+"""Load the rows behind usage answers, once per query for any number of answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ USAGE_MEASURES = (
     "tensor_active_seconds",
 )
 USAGE_SUMS = (*USAGE_MEASURES, "energy_mj")
-# Summed by allocation before anything is joined: there are many times more rollups than allocations.
+# Sum by allocation before joining: there are many more rollups than allocations.
 ROLLUPS_SQL = (
     "SELECT g.model, {key}, {name}, "
     + ", ".join(f"sum(r.{measure} * {SLOTS_SQL})" for measure in USAGE_MEASURES)
@@ -44,14 +44,16 @@ ROLLUPS_SQL = (
     + " WHERE true{where} GROUP BY 1, 2, 3"
 )
 HOURS_SQL = (
-    f"SELECT {{key}}, extract(epoch FROM r.bucket)::bigint, sum(r.utilisation_seconds * {SLOTS_SQL}), sum(r.covered_seconds * {SLOTS_SQL})"
+    f"SELECT {{key}}, extract(epoch FROM r.bucket)::bigint, sum(r.utilisation_seconds * {SLOTS_SQL}),"
+    f" sum(r.covered_seconds * {SLOTS_SQL})"
     " FROM telemetry_rollup r JOIN scheduler_allocation a ON a.id = r.allocation_id"
     + HARDWARE_JOINS_SQL.format(unit="r.unit_id")
     + WORK_JOINS_SQL
     + " WHERE r.resolution = 3600 AND r.bucket >= %s AND r.bucket < %s{where} GROUP BY 1, 2"
 )
 HOLDS_SQL = (
-    "SELECT {key}, {name}, extract(epoch FROM lower(a.period))::float8, extract(epoch FROM upper(a.period))::float8, "
+    "SELECT {key}, {name}, extract(epoch FROM lower(a.period))::float8,"
+    " extract(epoch FROM upper(a.period))::float8, "
     + SLOTS_SQL
     + ", a.borrowed FROM scheduler_allocation a"
     + HARDWARE_JOINS_SQL.format(unit="a.unit_id")
@@ -62,7 +64,7 @@ HOLDS_SQL = (
 
 @dataclass(frozen=True, slots=True)
 class HeldInterval:
-    """Slots that a group held, cut to the period; in seconds since the epoch."""
+    """Slots that a group held, clipped to the period. Times are in seconds since the epoch."""
 
     group: Any
     name: str
@@ -74,7 +76,9 @@ class HeldInterval:
 
 @dataclass(frozen=True, slots=True)
 class HourlyUsage:
-    """Slot-seconds of one group in one hour, which begins at ``start`` (seconds since the epoch). None: nothing is measured."""
+    """Slot-seconds of one group in one hour. ``start`` is in seconds since the epoch. None: nothing was
+    measured.
+    """
 
     group: Any
     start: int
@@ -83,7 +87,7 @@ class HourlyUsage:
 
 
 class UsageRows:
-    """The rows of one question, each kind of them read when it is first asked for."""
+    """The rows of one query. Each kind of row is loaded on first use."""
 
     def __init__(self, filters: UsageFilters) -> None:
         self.filters = filters
@@ -92,7 +96,9 @@ class UsageRows:
         self._holds: dict[str, list[HeldInterval]] = {}
 
     def rollups(self, dimension: str) -> list[tuple[str, Any, dict[str, Any]]]:
-        """(model, group, sums): slot-second sums of each measure, ``energy_mj``, and the group's ``name``."""
+        """Return (model, group, sums). ``sums`` maps each measure to slot-seconds; it also has ``energy_mj``
+        and ``name``.
+        """
         if dimension not in self._rollups:
             key, name = USAGE_DIMENSIONS[dimension]
             period = [rollup_resolution(self.filters), self.filters.start, self.filters.end]
@@ -104,16 +110,16 @@ class UsageRows:
         return self._rollups[dimension]
 
     def sums(self, dimension: str) -> dict[Any, dict[str, Any]]:
-        """Group to its sums of every model, and its name."""
+        """Return the sums over all models, and the name, by group."""
         return _sum_by_group((group, sums) for _, group, sums in self.rollups(dimension))
 
     def sums_by_model(self) -> dict[Any, dict[str, Any]]:
-        """Model to its sums, of whatever groups they were read by."""
+        """Return the sums by model. Reuses rows of any dimension that is loaded."""
         known = next(iter(self._rollups), "team")
         return _sum_by_group((model, sums) for model, _, sums in self.rollups(known))
 
     def hours(self, dimension: str) -> list[HourlyUsage]:
-        """What was done in each hour, by group."""
+        """Return the usage of each hour by group."""
         if dimension not in self._hours:
             rows = self._run(
                 HOURS_SQL, USAGE_DIMENSIONS[dimension][0], "", [self.filters.start, self.filters.end]
@@ -122,11 +128,11 @@ class UsageRows:
         return self._hours[dimension]
 
     def hours_any_dimension(self) -> list[HourlyUsage]:
-        """The same, of whatever groups they were read by."""
+        """Return the usage of each hour. Reuses rows of any dimension that is loaded."""
         return self.hours(next(iter(self._hours), "team"))
 
     def holds(self, dimension: str) -> list[HeldInterval]:
-        """What was held in the period, by group."""
+        """Return the held intervals of the period by group."""
         if dimension not in self._holds:
             low, high = self.filters.start.timestamp(), self.filters.end.timestamp()
             rows = self._run(HOLDS_SQL, *USAGE_DIMENSIONS[dimension], [self.filters.start, self.filters.end])
@@ -146,7 +152,7 @@ class UsageRows:
 
 
 def _sum_by_group(rows: Iterable[tuple[Any, dict[str, Any]]]) -> dict[Any, dict[str, Any]]:
-    """Sums of each group; unknown only where every part is."""
+    """Return the sums of each group. A sum is None only if every part is None."""
     parts: dict[Any, list[dict[str, Any]]] = defaultdict(list)
     for group, sums in rows:
         parts[group].append(sums)

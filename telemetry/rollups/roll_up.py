@@ -1,7 +1,8 @@
-"""Samples to rollups of a minute, an hour and a day, by unit and allocation.
+"""Aggregate samples into rollups of a minute, an hour and a day, by unit and allocation.
 
-Sums, never averages; written again whole when a late sample marks their bucket. An hour is made of its minutes and a day of its
-hours. Marks are claimed by deleting them in the transaction that writes the rollups, so two runs at once share the work.
+Rollups hold sums, never averages. A late sample marks its bucket, which is then rewritten as a whole. An hour
+is merged from its minutes, a day from its hours. A run claims marks by deleting them in the transaction that
+writes the rollups, so concurrent runs share the work.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
-from django.db import connection, transaction
+from django.db import transaction
 from psycopg.types.range import TimestamptzRange
 
 from scheduler.models import Allocation, Unit
@@ -25,8 +26,9 @@ from telemetry.core.rollup import (
     roll_up_readings,
 )
 from telemetry.models import Rollup, RollupDue, Sample
+from telemetry.rollups.due_marks import claim_due_marks, mark_coarser_due
 
-# A minute is rolled up this long after it ended, so that it is usually written once. Charges look back as far.
+# Wait after the end of a minute, so that most minutes are written once.
 ROLLUP_DELAY = timedelta(seconds=20)
 BUCKETS_PER_TRANSACTION = 400
 ROLLUP_MEASURES = (
@@ -48,14 +50,14 @@ ROLLUP_MEASURES = (
 
 @dataclass
 class RollupResult:
-    """How many buckets were rolled up and how many rows they made."""
+    """The number of buckets that were rolled up, and of rows written."""
 
     buckets: int = 0
     rows: int = 0
 
 
 def roll_up_due_buckets(now: datetime, *, most: int = 4_000) -> RollupResult:
-    """Roll up what is marked: minutes that are over, then the hours and days above them."""
+    """Roll up due minutes that have ended, then due hours and days, at most about ``most`` buckets."""
     done = RollupResult()
     for resolution in (Rollup.Resolution.MINUTE, Rollup.Resolution.HOUR, Rollup.Resolution.DAY):
         while done.buckets < most:
@@ -78,7 +80,7 @@ def _due_buckets(resolution: int, now: datetime) -> list[RollupDue]:
 def _roll_up_buckets(resolution: int, due: Sequence[RollupDue], now: datetime) -> int:
     with transaction.atomic():
         hosts_of: dict[datetime, list[int]] = defaultdict(list)
-        for bucket, host in _claim_due_marks(due):
+        for bucket, host in claim_due_marks(due):
             hosts_of[bucket].append(host)
         rows: list[Rollup] = []
         for bucket, hosts in sorted(hosts_of.items()):
@@ -89,39 +91,12 @@ def _roll_up_buckets(resolution: int, due: Sequence[RollupDue], now: datetime) -
             else:
                 rows += _merge_finer_rollups(resolution, bucket, units)
         Rollup.objects.bulk_create(rows, batch_size=2_000)
-        _mark_coarser_due(resolution, hosts_of, now)
+        mark_coarser_due(resolution, hosts_of, now)
     return len(rows)
 
 
-def _claim_due_marks(due: Sequence[RollupDue]) -> list[tuple[datetime, int]]:
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "DELETE FROM telemetry_rollupdue WHERE id = ANY(%s) RETURNING bucket, host_id",
-            [[mark.pk for mark in due]],
-        )
-        return sorted(cursor.fetchall())
-
-
-def _mark_coarser_due(resolution: int, hosts_of: dict[datetime, list[int]], now: datetime) -> None:
-    if resolution == Rollup.Resolution.DAY:
-        return
-    above = Rollup.Resolution.HOUR if resolution == Rollup.Resolution.MINUTE else Rollup.Resolution.DAY
-    marks = {(host, bucket_start(bucket, above)) for bucket, hosts in hosts_of.items() for host in hosts}
-    with connection.cursor() as cursor:
-        cursor.executemany(
-            "INSERT INTO telemetry_rollupdue (resolution, bucket, host_id, marked_at) VALUES (%s, %s, %s, %s)"
-            " ON CONFLICT (resolution, bucket, host_id) DO UPDATE SET marked_at = excluded.marked_at",
-            [(int(above), bucket, host, now) for host, bucket in sorted(marks)],
-        )
-
-
-def bucket_start(moment: datetime, resolution: int) -> datetime:
-    """The start of the bucket of ``resolution`` seconds that ``moment`` lies in (UTC)."""
-    seconds = int(moment.timestamp())
-    return datetime.fromtimestamp(seconds - seconds % resolution, UTC)
-
-
 def _minute_rollups(bucket: datetime, hosts: Collection[int]) -> list[Rollup]:
+    """Return the rollups of one minute for the units of these hosts."""
     end = bucket + timedelta(minutes=1)
     readings = _load_readings(bucket, end, hosts)
     if not readings:
@@ -141,7 +116,7 @@ def _minute_rollups(bucket: datetime, hosts: Collection[int]) -> list[Rollup]:
 
 
 def _load_readings(start: datetime, end: datetime, hosts: Collection[int]) -> dict[int, list[UsageReading]]:
-    """The samples that bear on ``[start, end)``, in order, by unit; a unit without any in it has no entry."""
+    """Return the samples that cover part of ``[start, end)``, in order of time, by unit."""
     reach = timedelta(seconds=SAMPLE_REACH_SECONDS)
     units = Unit.objects.filter(gpu__host__in=hosts).values("pk")
     samples = Sample.objects.filter(unit__in=units, ts__gte=start - reach, ts__lt=end + reach).order_by(
@@ -164,6 +139,7 @@ def _load_readings(start: datetime, end: datetime, hosts: Collection[int]) -> di
 
 
 def _load_holds(start: datetime, end: datetime, units: Iterable[int]) -> dict[int, list[UnitHold]]:
+    """Return the allocations of the units in ``[start, end)``, in order of time, by unit."""
     found: dict[int, list[UnitHold]] = defaultdict(list)
     rows = Allocation.objects.filter(unit__in=list(units), period__overlap=TimestamptzRange(start, end))
     for unit, pk, period in rows.values_list("unit_id", "pk", "period"):
@@ -175,7 +151,7 @@ def _load_holds(start: datetime, end: datetime, units: Iterable[int]) -> dict[in
 
 
 def _merge_finer_rollups(resolution: int, bucket: datetime, units: Collection[int]) -> list[Rollup]:
-    """An hour of its minutes, a day of its hours."""
+    """Return the rollups of an hour merged from its minutes, or of a day from its hours."""
     finer = Rollup.Resolution.MINUTE if resolution == Rollup.Resolution.HOUR else Rollup.Resolution.HOUR
     end = bucket + timedelta(seconds=resolution)
     parts: dict[tuple[int, int | None], list[UsageSums]] = defaultdict(list)

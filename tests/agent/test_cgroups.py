@@ -19,7 +19,7 @@ from tests.agent.fake_edge import FakeEdge
 
 REAL = Cgroups()
 lacks_none = pytest.mark.skipif(
-    not REAL.complete, reason="the control groups of this machine can't be written"
+    not REAL.limits_everything, reason="the control groups of this machine can't be written"
 )
 lacks_devices = pytest.mark.skipif(
     "devices" not in REAL.available_controllers, reason="no devices controller of version 1 here"
@@ -86,7 +86,7 @@ def test_a_group_above_the_runs_that_somebody_removed_is_made_again(tmp_path: Pa
 
 def test_on_version_2_one_group_has_all_limits_and_devices_are_said_to_be_missing(tmp_path: Path) -> None:
     found = Cgroups(mounts(tmp_path, second(tmp_path, "cpuset cpu io memory pids\n")))
-    assert (found.layout, found.available_controllers, found.complete) == (
+    assert (found.layout, found.available_controllers, found.limits_everything) == (
         "v2",
         ["cpu", "memory", "pids"],
         True,
@@ -121,7 +121,7 @@ def test_swap_is_no_way_round_the_memory_limit_where_the_kernel_counts_it(tmp_pa
 
 def test_where_no_group_can_be_written_nothing_is_limited_and_the_host_says_so(tmp_path: Path) -> None:
     found = Cgroups(mounts(tmp_path, "cgroup2 /nowhere/at/all cgroup2 rw 0 0", "tmpfs /tmp tmpfs rw 0 0"))
-    assert (found.available_controllers, found.complete) == ([], False)
+    assert (found.available_controllers, found.limits_everything) == ([], False)
     assert "No limits of cpu, memory, pids per workload" in found.notes[0]
     assert found.make("run", LIMITS).procs == []
     assert Cgroups(mounts(tmp_path)).layout == "none"

@@ -19,12 +19,12 @@ import pytest
 
 from agent.host.durable_files import read_json
 from agent.isolation.listening_sockets import listening_sockets, ports_to_close
+from agent.isolation.nft_rules import internet_rules
 from agent.isolation.team_users import UidRange
 from agent.isolation.workload_network import (
     IP_FORWARD_FILE,
     NetworkSetupError,
     WorkloadNetwork,
-    internet_rules,
     network_key,
     open_network,
 )
@@ -258,11 +258,8 @@ async def test_a_host_that_forwarded_nothing_forwards_nothing_for_others_after_i
         assert reached(await output(edge, TRY.format(f"{ANYBODY}:80"), **OF_BLUE)) == {f"{ANYBODY}:80"}
 
 
-def test_name_servers_of_private_networks_may_be_asked_and_nothing_else_there(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("agent.isolation.workload_network._name_servers", lambda: ["10.0.0.2", "fd00::1"])
-    rules = internet_rules(WorkloadNetwork("internet", "abcd"), ["10.1.0.0/16", "10.1.2.0/24"], alone=True)
+def test_runs_may_ask_name_servers_in_private_networks_and_reach_nothing_else_there() -> None:
+    rules = internet_rules("abcd", ["10.0.0.2", "fd00::1"], ["10.1.0.0/16", "10.1.2.0/24"], alone=True)
     lines = [line.strip() for line in rules.splitlines()]
     ask = next(at for at, line in enumerate(lines) if line.endswith("th dport 53 accept"))
     assert "{ 10.0.0.2 }" in lines[ask]

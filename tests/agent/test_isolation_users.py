@@ -253,12 +253,12 @@ def test_the_keys_of_the_agents_session_are_not_the_workloads(place: Path) -> No
         "libc.syscall(248, b'user', b'gpupool-test', b'hush', 4, -3);"
     )
     looks = f"{setup} import subprocess, sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r}); "
-    looks += "from agent.shim import entry; "
+    looks += "from agent.shim import workload_entry; "
     run = "print(subprocess.run(['python3', '-S', '-c', {!r}], capture_output=True, text=True{}).stdout.strip().split()[1])"
     looks += (
         run.format(read, "")
         + ";"
-        + run.format(read, ", preexec_fn=lambda: entry.enter({'launcher': 'plain'})")
+        + run.format(read, ", preexec_fn=lambda: workload_entry.enter_workload({'launcher': 'plain'})")
     )
     found = subprocess.run(
         ["python3", "-c", looks], capture_output=True, text=True, check=True

@@ -462,7 +462,7 @@ async def test_xids_of_before_the_agent_are_read_from_the_kernels_log(
     assert [event.event_id for event in await meter.earlier(2000.0)] == [events[0].event_id]
     found += kernel_log.parse_xids(["4,900,9000000,-;NVRM: Xid (PCI:0000:1a:00): 79, again"], 1000.0)
     driver = [{"gpu": "GPU-fake-0", "code": "xid:79"}, {"gpu": "GPU-fake-0", "code": "xid:79"}]
-    told, unmatched = await meter._named(driver, 5_000_000.0)  # the clock was set meanwhile
+    told, unmatched = await meter._events_with_ids(driver, 5_000_000.0)  # the clock was set meanwhile
     later = NvmlGpuReader()
     await later.hardware()
     read = await later.earlier(2000.0)

@@ -273,14 +273,14 @@ def test_a_gpu_that_told_its_figures_before_its_last_tenant_and_does_not_now_is_
     tmp_path: Path,
 ) -> None:
     clean = HandoverCheck(tmp_path / "units.json", "a boot")
-    with pytest.raises(GpuReadError, match="does not tell of GPU-a"):
+    with pytest.raises(GpuReadError, match="does not report GPU-a"):
         clean.left(["GPU-a"], [], [])
     assert clean.left(["GPU-a"], [row(None, None)], []) == "", "no tenant was there since the boot"
     clean.record_baseline(["GPU-a"], [row(900, 0)], [])
     again = HandoverCheck(tmp_path / "units.json", "a boot")
     with pytest.raises(GpuReadError, match="memory in use"):
         again.left(["GPU-a"], [row(None, 0)], [])
-    with pytest.raises(GpuReadError, match="who computes"):
+    with pytest.raises(GpuReadError, match="no longer reports the processes"):
         again.left(["GPU-a"], [row(900, None)], [])
     assert again.left(["GPU-a"], [row(900, 0)], []) == ""
     again.record_baseline(["GPU-a"], [row(None, None)], [])

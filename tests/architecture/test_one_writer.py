@@ -17,17 +17,17 @@ WRITERS = {
     "Recording": ("scheduler/cycle/recording.py",),
     "Workload": ("scheduler/services/",),
     "Reservation": ("scheduler/services/",),
-    "Batch": ("telemetry/ingest/samples.py",),
-    "Sample": ("telemetry/ingest/samples.py",),
+    "Batch": ("telemetry/ingest/watermarks.py",),
+    "Sample": ("telemetry/ingest/binary_copy.py",),
     "Rollup": ("telemetry/rollups/roll_up.py",),
-    "Charge": ("telemetry/money/charges.py",),
+    "Charge": ("telemetry/money/charge_rows.py", "telemetry/money/settlement.py"),
     "Statement": ("telemetry/money/statements.py",),
     "Submission": ("portal/services/",),
     "Approval": ("portal/services/",),
     "AuditEvent": ("portal/services/",),
 }
 # The demo's past has already happened, in simulated time: its rows are written as history, by one module.
-PAST = "demo/simulated_past.py"
+PAST = "demo/past_rows.py"
 # Builds a Workload for a preview and never saves it.
 UNSAVED = {"Workload": ("scheduler/reads/previews.py",)}
 CREATING_METHODS = {"create", "bulk_create", "get_or_create", "update_or_create"}

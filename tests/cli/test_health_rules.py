@@ -77,11 +77,11 @@ def test_a_rule_is_added_and_removed(gpupool: Gpupool, sign_in: SignIn, served_w
     assert told == "xid:999 (seen before a board died): quarantine_gpu, at 2 within 1 h.\n"
     row = line_of(done(gpupool, "health-rule list --changed"), "xid:999")
     assert "added" in row and "this organisation" in row
-    assert "has nothing to go back to" in gpupool("health-rule", "reset", "xid:999").err
+    assert "has no default" in gpupool("health-rule", "reset", "xid:999").err
     assert "xid:999 has no rule any more" in done(gpupool, "health-rule remove xid:999")
     assert not HealthRule.objects.filter(code="xid:999").exists()
     kept = gpupool("health-rule", "remove", "xid:79")
-    assert kept.code == 1 and "came with the table" in kept.err
+    assert kept.code == 1 and "is built in" in kept.err
 
 
 def test_what_is_wrong_is_named_with_what_is_allowed(

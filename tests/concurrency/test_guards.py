@@ -17,7 +17,7 @@ from scheduler.core.model.plan import Placement, Plan
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.planner import plan
 from scheduler.cycle import apply as applying
-from scheduler.cycle import engine, snapshot
+from scheduler.cycle import core_values, engine, snapshot
 from scheduler.cycle.apply import StaleEpoch, apply_plan
 from scheduler.models import Allocation, BoundUnit, Quota, Reservation, Run, Workload
 from scheduler.services import quotas, reservations
@@ -51,7 +51,7 @@ def job(world: World, units: int = 1, **also: Any) -> Workload:
 
 def planned(world: World, at: dt.datetime | None = None) -> tuple[Plan, Any]:
     taken = snapshot.take_snapshot(None, at or world.now)
-    return plan(taken, snapshot.epoch_seconds(at or world.now)), taken
+    return plan(taken, core_values.epoch_seconds(at or world.now)), taken
 
 
 # -- 1. a slot is held by at most one allocation at any instant -----------------------------------------------------------

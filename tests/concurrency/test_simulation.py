@@ -15,7 +15,7 @@ from benchmarks.simulation import world
 from benchmarks.simulation.virtual_time import NetworkConditions
 from benchmarks.simulation.world import SimulatedWorld, run_simulation
 from scheduler.coordination.leases import LeaseRules
-from scheduler.sync import reconcile
+from scheduler.sync import desired_state
 
 pytestmark = [pytest.mark.django_db, pytest.mark.timeout(600)]
 
@@ -72,7 +72,7 @@ def test_it_finds_a_gpu_that_is_freed_before_its_lease_ends(monkeypatch: pytest.
 @pytest.mark.long
 def test_it_finds_a_stop_that_is_said_once_and_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     said: set[str] = set()
-    whole = reconcile.desired_for_host
+    whole = desired_state.desired_for_host
 
     def forgetful(*given: Any, **also: Any) -> Desired:
         answer = whole(*given, **also)
@@ -80,6 +80,6 @@ def test_it_finds_a_stop_that_is_said_once_and_lost(monkeypatch: pytest.MonkeyPa
         said.update(run.run for run in answer.runs if run.verb == "stop")
         return dataclasses.replace(answer, runs=wanted)
 
-    monkeypatch.setattr(reconcile, "desired_for_host", forgetful)
+    monkeypatch.setattr(desired_state, "desired_for_host", forgetful)
     monkeypatch.setattr(world, "NetworkConditions", lambda: NetworkConditions(lost=0.3))
     assert found_in("its stop was lost", "long after its stop", "in the end", first=11)

@@ -9,7 +9,7 @@ from django.db import connection
 from django.db.backends.postgresql.psycopg_any import NumericRange
 from django.test.utils import CaptureQueriesContext
 
-from demo import organisation, simulated_past
+from demo import organisation, past_rows, simulated_past
 from demo.workload_demand import generate_demand
 from portal.wording import expected_start_texts
 from scheduler.core.explain.start_ranges import MIN_OUTCOMES
@@ -73,7 +73,7 @@ def test_weekends_are_quieter_and_most_work_asks_for_one_gpu() -> None:
 def test_the_past_is_written_once_by_the_real_engine_and_marked_as_simulated(demo: None) -> None:
     past = simulated_past.simulate_past(NOW)
     with CaptureQueriesContext(connection) as asked:
-        simulated_past.write_past(past)
+        past_rows.write_past(past)
     told = [query["sql"] for query in asked]
     hosts_locked = next(
         number for number, sql in enumerate(told) if sql.startswith('UPDATE "scheduler_host"')
@@ -84,7 +84,7 @@ def test_the_past_is_written_once_by_the_real_engine_and_marked_as_simulated(dem
     assert rows_written and max(rows_written) < hosts_locked, (
         "agents can't renew their leases while the past is written"
     )
-    assert len(simulated_past.utilisation_by_workload(past)) == Workload.objects.count() > 1500
+    assert len(past_rows.utilisation_by_workload(past)) == Workload.objects.count() > 1500
     assert not Workload.objects.filter(simulated=False).exists()
     assert Allocation.objects.filter(period__endswith__gt=NOW).count() == 0
     assert Decision.objects.filter(kind="evicted").exists()

@@ -8,7 +8,7 @@ import pytest
 
 from demo.simulated_usage import defer_charges, load_simulated_usage
 from telemetry.models import Charge, Rollup, RollupDue, Sample, SettledAllocation
-from telemetry.money import statements
+from telemetry.money import reconciliation
 from telemetry.money.charges import charge_all_gpus
 from telemetry.rollups.roll_up import roll_up_due_buckets
 from tests.telemetry.rows import at, hold, workload
@@ -48,7 +48,7 @@ def test_history_is_charged_and_adds_up_and_tells_how_far_it_is(past: World) -> 
     heard = load(past)
     assert [step[0] for step in heard] == sorted(step[0] for step in heard)
     assert heard[-1][:2] == (heard[-1][1], heard[-1][1])
-    assert all(pool.holds for pool in statements.reconcile_costs(dt.date(2026, 3, 1)))
+    assert all(pool.holds for pool in reconciliation.reconcile_costs(dt.date(2026, 3, 1)))
     used = Charge.objects.filter(bucket="used")
     assert used.count() > 50
     assert all(
@@ -77,6 +77,6 @@ def test_loading_history_again_changes_nothing_and_charging_goes_on_from_its_end
     load(past)
     assert (Rollup.objects.count(), Charge.objects.count(), Sample.objects.count()) == before
     charge_all_gpus(END + dt.timedelta(hours=2))
-    assert all(pool.holds for pool in statements.reconcile_costs(dt.date(2026, 3, 1)))
+    assert all(pool.holds for pool in reconciliation.reconcile_costs(dt.date(2026, 3, 1)))
     assert not Charge.objects.filter(reversal=True).exists()
     assert SettledAllocation.objects.count() == 60

@@ -20,7 +20,7 @@ from django.db.models import Sum  # noqa: E402
 
 from benchmarks.plan_verifier import violations  # noqa: E402
 from scheduler.core.planner import plan  # noqa: E402
-from scheduler.cycle import engine, snapshot  # noqa: E402
+from scheduler.cycle import core_values, engine, snapshot  # noqa: E402
 from scheduler.models import Allocation, BoundUnit, Leader, Quota, Reservation, Run, Workload  # noqa: E402
 from telemetry.models import Charge, Sample  # noqa: E402
 
@@ -46,16 +46,16 @@ def main() -> None:
     assert leader.last_cycle_at is not None
     now = leader.last_cycle_at + timedelta(seconds=20)  # the old engine's lead is over by then
     taken = snapshot.take_snapshot(None, now)
-    planned = plan(taken, snapshot.epoch_seconds(now))
+    planned = plan(taken, core_values.epoch_seconds(now))
     applied = engine.run_cycle("an engine after the upgrade", now)
     print(
         json.dumps(
             {
                 "facts": facts,
                 "answered": len(planned.placements) + len(planned.refusals),
-                "violations": violations(taken, planned, snapshot.epoch_seconds(now)),
+                "violations": violations(taken, planned, core_values.epoch_seconds(now)),
                 "led": applied is not None,
-                "rejected": [rejection.why for rejection in applied.rejected] if applied else [],
+                "rejected": [rejection.problem for rejection in applied.rejected] if applied else [],
                 "after": found(),
             }
         )

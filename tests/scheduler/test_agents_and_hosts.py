@@ -17,13 +17,13 @@ from scheduler import services
 from scheduler.coordination import leases
 from scheduler.core.planner import plan
 from scheduler.core.reasons import ReasonCode
-from scheduler.cycle import engine, snapshot
+from scheduler.cycle import core_values, engine, snapshot
 from scheduler.models import Allocation, Gpu, GpuStateChange, Host, HostStateChange, Run, Unit, Workload
 from scheduler.runs import logs
 from scheduler.services.host_credentials import CREDENTIAL_TTL
 from scheduler.services.hosts import quarantine_gpu
 from scheduler.services.powered_off import attest_powered_off
-from scheduler.sweeps import stuck_processes, time_limits
+from scheduler.sweeps import maintenance, silent_hosts, stuck_processes
 from scheduler.sync import agent_api
 from scheduler.sync.agent_api import AgentRejected
 from scheduler.sync.host_inventory import retire_missing_gpu
@@ -489,7 +489,8 @@ def test_frames_lost_doubled_and_reordered_converge_to_the_same_end(world: World
         taken = snapshot.take_snapshot(None, at)
         assert (
             step % 4
-            or violations(taken, plan(taken, snapshot.epoch_seconds(at)), snapshot.epoch_seconds(at)) == []
+            or violations(taken, plan(taken, core_values.epoch_seconds(at)), core_values.epoch_seconds(at))
+            == []
         )
         engine.run_cycle("test", at)
         if step == 20:
@@ -644,7 +645,7 @@ def test_a_host_falls_silent_and_its_work_starts_elsewhere_and_its_gpus_wait_for
     def tick(at: dt.datetime) -> str:
         for agent in others:
             agent.sync(at)
-        time_limits.sweep_silent_hosts(at)
+        silent_hosts.sweep_silent_hosts(at)
         return str(Host.objects.get(pk=lost.host.pk).lease_state)
 
     assert tick(world.now + 5 * SECOND) == "alive"
@@ -676,7 +677,7 @@ def test_when_most_hosts_are_quiet_nobody_is_evicted(world: World) -> None:
     start(world, agents, world.now)
     for minutes in (1, 2, 10):
         agents[3].sync(world.now + minutes * MINUTE)
-        time_limits.sweep_silent_hosts(world.now + minutes * MINUTE)
+        silent_hosts.sweep_silent_hosts(world.now + minutes * MINUTE)
     workload.refresh_from_db()
     assert workload.state == "running"
     assert Host.objects.filter(lease_state="suspect").count() == 3
@@ -692,10 +693,10 @@ def test_only_the_rule_of_mass_silence_keeps_work_where_it_is(
     workload = job(world, world.vision, 8, world.now)
     start(world, agents, world.now)
     agents[3].sync(world.now + 2 * MINUTE)
-    time_limits.sweep_silent_hosts(world.now + 2 * MINUTE)
+    silent_hosts.sweep_silent_hosts(world.now + 2 * MINUTE)
     assert Workload.objects.get(pk=workload.pk).state == "running"
     monkeypatch.setattr(leases, "is_mass_silence", lambda quiet, hosts: False)
-    time_limits.sweep_silent_hosts(world.now + 2 * MINUTE)
+    silent_hosts.sweep_silent_hosts(world.now + 2 * MINUTE)
     assert Workload.objects.get(pk=workload.pk).state == "queued"
 
 
@@ -718,7 +719,7 @@ def test_what_a_silent_host_held_starts_elsewhere_at_once_on_an_operators_word(w
     at = world.now + 20 * SECOND  # lease 30, grace 30 and margin 10 are not over
     for agent in others:
         agent.sync(at)
-    time_limits.sweep_silent_hosts(at)
+    silent_hosts.sweep_silent_hosts(at)
     assert Workload.objects.get(pk=workload.pk).state == "running"
     assert attest_powered_off(lost.host, reason="seen off", now=at)
     start(world, others, at + SECOND)
@@ -803,10 +804,10 @@ def test_a_stuck_process_has_not_gone_because_its_host_is_late(world: World) -> 
     agent_api.sync(agent.host.pk, replace(agent.observed(), runs=[stuck]), world.now + 61 * SECOND)
     stuck_processes.sweep_stuck_processes(world.now + 61 * SECOND)
     late = world.now + 75 * SECOND
-    time_limits.sweep_silent_hosts(late)
+    silent_hosts.sweep_silent_hosts(late)
     assert Host.objects.get(pk=agent.host.pk).lease_state == "suspect"
     stuck_processes.sweep_stuck_processes(late)
-    time_limits.sweep_silent_hosts(world.now + 200 * SECOND)
+    silent_hosts.sweep_silent_hosts(world.now + 200 * SECOND)
     assert Host.objects.get(pk=agent.host.pk).lease_state == "silent"
     stuck_processes.sweep_stuck_processes(world.now + 200 * SECOND)
     assert list(gpu.state_changes.values_list("repair_state", flat=True)) == ["quarantined"]
@@ -838,17 +839,17 @@ def test_a_maintenance_window_clears_its_host_in_time_and_gives_it_back(world: W
     host = workload.runs.get().host
     begin = world.now + 30 * MINUTE
     services.set_maintenance(host, start=begin, end=begin + 60 * MINUTE, reason="new fans", now=world.now)
-    time_limits.sweep_maintenance(world.now + 20 * MINUTE)
+    maintenance.sweep_maintenance(world.now + 20 * MINUTE)
     assert Workload.objects.get(pk=workload.pk).state == "running"
-    time_limits.sweep_maintenance(begin - 60 * SECOND)
+    maintenance.sweep_maintenance(begin - 60 * SECOND)
     assert Workload.objects.get(pk=workload.pk).state == "notice"
-    time_limits.sweep_maintenance(begin - 58 * SECOND)
+    maintenance.sweep_maintenance(begin - 58 * SECOND)
     assert Workload.objects.get(pk=workload.pk).state == "notice", (
         "it has the whole notice to write its checkpoint"
     )
-    time_limits.sweep_maintenance(begin)
+    maintenance.sweep_maintenance(begin)
     assert Host.objects.get(pk=host.pk).admin_state == "maintenance"
-    time_limits.sweep_maintenance(begin + 61 * MINUTE)
+    maintenance.sweep_maintenance(begin + 61 * MINUTE)
     assert Host.objects.get(pk=host.pk).admin_state == "in_service"
 
 

@@ -14,10 +14,10 @@ from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.reasons import ReasonCode
 from scheduler.cycle import engine
 from scheduler.models import Allocation, Command, Quota, Run, Workload
-from scheduler.runs import attempts, commands
-from scheduler.runs.attempts import RetryDecision, decide_retry
+from scheduler.runs import attempts, commands, retry_policy
+from scheduler.runs.retry_policy import RetryDecision, decide_retry
 from scheduler.state.states import RunState
-from scheduler.sweeps import time_limits
+from scheduler.sweeps import silent_hosts, time_limits
 from tests.fakes import FakeAgent
 from tests.scheduler.test_life_of_a_job import job
 from tests.world import World
@@ -134,7 +134,7 @@ def test_making_room_costs_no_retry_and_losing_a_host_is_counted_by_itself() -> 
     assert decide_retry(workload, ReasonCode.HOST_LOST) == RetryDecision(
         ReasonCode.HOST_LOST, requeues=True, lost=1
     )
-    workload.lost_attempts = attempts.MAX_LOST_ATTEMPTS
+    workload.lost_attempts = retry_policy.MAX_LOST_ATTEMPTS
     assert not decide_retry(workload, ReasonCode.HOST_LOST).requeues
 
 
@@ -144,7 +144,7 @@ def test_who_is_stopped_because_the_disk_ran_low_keeps_its_own_retries_but_is_no
     assert decide_retry(workload, ReasonCode.DISK_RAN_LOW) == RetryDecision(
         ReasonCode.DISK_RAN_LOW, requeues=True, lost=1, wait_seconds=15
     )
-    workload.lost_attempts = attempts.MAX_LOST_ATTEMPTS
+    workload.lost_attempts = retry_policy.MAX_LOST_ATTEMPTS
     assert not decide_retry(workload, ReasonCode.DISK_RAN_LOW).requeues
 
 
@@ -193,7 +193,7 @@ def test_a_gang_that_loses_a_host_is_queued_again_as_a_whole(world: World) -> No
     later = world.now + 71 * SECOND
     for agent in others:
         agent.sync(later)
-    time_limits.sweep_silent_hosts(later)
+    silent_hosts.sweep_silent_hosts(later)
     workload.refresh_from_db()
     assert workload.state == "stopping", "the other member has to confirm its stop first"
     for agent in others * 2:

@@ -18,8 +18,8 @@ from scheduler.core.planner import plan
 from scheduler.cycle import engine, snapshot
 from scheduler.cycle.apply import apply_plan
 from scheduler.models import Host, Run, Storage, Workload
-from scheduler.reads import capacity
-from scheduler.runs.attempts import HOST_AVOIDANCE_PERIOD, MAX_AVOIDED_HOSTS
+from scheduler.reads import capacity, explanations
+from scheduler.runs.retry_policy import HOST_AVOIDANCE_PERIOD, MAX_AVOIDED_HOSTS
 from tests.fakes import FakeAgent
 from tests.scheduler.test_agents_and_hosts import start
 from tests.scheduler.test_failing_everywhere import fail
@@ -105,7 +105,7 @@ def test_a_plan_made_before_the_disk_was_full_starts_nothing_there(world: World)
     assert [placement.workload for placement in planned.placements] == [work.pk]
     say(agents.values(), world.now, full=True)
     applied = apply_plan(planned, taken, world.now)
-    assert "is full" in applied.rejected[0].why and Workload.objects.get(pk=work.pk).state == "queued"
+    assert "is full" in applied.rejected[0].problem and Workload.objects.get(pk=work.pk).state == "queued"
 
 
 def test_a_frame_that_says_that_the_disk_is_full_is_news(world: World) -> None:
@@ -223,7 +223,7 @@ def test_work_that_has_to_go_elsewhere_is_told_that_it_begins_anew(world: World)
     work = job(world, world.vision, 1, world.now)
     start(world, list(agents.values()), world.now)
     Host.objects.filter(name="beta").update(admin_state="in_service")
-    (moved,) = capacity.drain_effect(world.hosts["alpha"], world.now).moved
+    (moved,) = explanations.drain_effect(world.hosts["alpha"], world.now).moved
     assert moved.begins_anew
     (run,) = agents["alpha"].running
     agents["alpha"].checkpoint(run, world.now + MINUTE)

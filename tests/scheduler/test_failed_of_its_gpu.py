@@ -14,7 +14,7 @@ from portal.web.work import attempts as pages
 from scheduler.coordination.clock_check import ClockSample
 from scheduler.models import Allocation, Decision, Host, Run, Workload
 from scheduler.services.host_credentials import CREDENTIAL_PREFIX
-from telemetry.core.charging import HARDWARE_FAULT_END_CODES
+from telemetry.core.charge_model import HARDWARE_FAULT_END_CODES
 from telemetry.ingest import agent_api
 from tests.fakes import FakeAgent
 from tests.scheduler.test_agents_and_hosts import agents_of, start

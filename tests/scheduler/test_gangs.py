@@ -15,7 +15,7 @@ from scheduler.core.reasons import ReasonCode
 from scheduler.cycle import engine
 from scheduler.models import Allocation, Decision, Gpu, GpuStateChange, Run, Workload
 from scheduler.runs import gangs
-from scheduler.sweeps import time_limits
+from scheduler.sweeps import silent_hosts, time_limits
 from scheduler.sync import agent_api
 from scheduler.sync.agent_api import AgentRejected
 from tests.fakes import FakeAgent
@@ -344,7 +344,7 @@ def test_members_that_fail_before_their_host_is_known_to_be_lost_use_no_retry(wo
     for seconds in (10, 100):
         for agent in others + idle:
             agent.sync(world.now + seconds * SECOND)
-    time_limits.sweep_silent_hosts(world.now + 100 * SECOND)
+    silent_hosts.sweep_silent_hosts(world.now + 100 * SECOND)
     workload.refresh_from_db()
     assert (workload.state, workload.reason_code, workload.failures) == ("queued", ReasonCode.HOST_LOST, 0)
     assert Decision.objects.get(workload=workload, kind="restarted").numbers["host"] == lost.host.name

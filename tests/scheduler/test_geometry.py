@@ -13,7 +13,7 @@ from agent.protocol import GeometrySeen, RunSeen, UnitSeen
 from scheduler.models import Allocation, Diagnostic, GeometryChange, Gpu, GpuStateChange, Host, Unit
 from scheduler.services import OperationRejected, quarantine_gpu
 from scheduler.sync import geometry_changes, gpu_diagnostics
-from telemetry.core.charging import GpuCondition
+from telemetry.core.charge_model import GpuCondition
 from telemetry.money.charging_inputs import gpu_condition
 from tests.scheduler.test_agents_and_hosts import agents_of
 from tests.telemetry.rows import at, hold, reservation, workload

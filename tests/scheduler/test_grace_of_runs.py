@@ -8,7 +8,7 @@ import pytest
 
 from scheduler import services
 from scheduler.models import Host, Pool, Workload
-from scheduler.sweeps import time_limits
+from scheduler.sweeps import silent_hosts
 from scheduler.sync import agent_api
 from scheduler.sync.agent_api import AgentRejected
 from tests.fakes import FakeAgent
@@ -35,13 +35,13 @@ def test_a_cut_off_host_keeps_its_work_until_the_grace_that_its_shims_were_told_
     workload, agent = started(world, 600)
     run = workload.runs.get()
     assert agent.wanted[str(run.public_id)].grace_seconds == 600
-    time_limits.sweep_silent_hosts(world.now + 60 * SECOND)
+    silent_hosts.sweep_silent_hosts(world.now + 60 * SECOND)
     run.refresh_from_db()
     assert run.state == "running", "its shim stops it 630 s after the last word at the latest"
-    time_limits.sweep_silent_hosts(world.now + 630 * SECOND)
+    silent_hosts.sweep_silent_hosts(world.now + 630 * SECOND)
     run.refresh_from_db()
     assert run.state == "running"
-    time_limits.sweep_silent_hosts(world.now + 641 * SECOND)
+    silent_hosts.sweep_silent_hosts(world.now + 641 * SECOND)
     run.refresh_from_db()
     assert (run.state, run.outcome) == ("ended", "host_lost")
 
@@ -65,5 +65,5 @@ def test_what_is_stopped_has_the_grace_that_it_was_told(world: World) -> None:
 def test_a_pool_that_gives_more_grace_waits_longer_for_hosts_that_hold_nothing(world: World) -> None:
     Pool.objects.filter(pk=world.shared.pk).update(grace_seconds=600)
     Host.objects.exclude(name="alpha").update(last_sync_at=world.now + 3600 * SECOND)
-    time_limits.sweep_silent_hosts(world.now + 60 * SECOND)
+    silent_hosts.sweep_silent_hosts(world.now + 60 * SECOND)
     assert Host.objects.get(name="alpha").lease_state == "suspect"

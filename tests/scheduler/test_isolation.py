@@ -19,7 +19,7 @@ from scheduler.models import Host, Pool, Run, Workload
 from scheduler.reads import capacity
 from scheduler.state import isolation
 from scheduler.sync import host_inventory
-from scheduler.sync.reconcile import desired
+from scheduler.sync.desired_state import desired
 from tests.scheduler.test_life_of_a_job import job
 from tests.world import World
 

@@ -11,7 +11,7 @@ from portal.errors import Conflict
 from portal.services.fleet import hosts
 from scheduler import services
 from scheduler.models import Host
-from scheduler.sweeps import time_limits
+from scheduler.sweeps import maintenance
 from tests.world import World
 
 MINUTE = dt.timedelta(minutes=1)
@@ -21,9 +21,9 @@ def through_a_window(world: World, host: Host) -> Host:
     """The host after a window of an hour that began half an hour from now."""
     begin = world.now + 30 * MINUTE
     services.set_maintenance(host, start=begin, end=begin + 60 * MINUTE, reason="new fans", now=world.now)
-    time_limits.sweep_maintenance(begin)
+    maintenance.sweep_maintenance(begin)
     assert Host.objects.get(pk=host.pk).admin_state == "maintenance"
-    time_limits.sweep_maintenance(begin + 61 * MINUTE)
+    maintenance.sweep_maintenance(begin + 61 * MINUTE)
     return Host.objects.get(pk=host.pk)
 
 
@@ -51,11 +51,11 @@ def test_what_happens_to_a_host_within_a_window_outlasts_it(world: World) -> Non
     services.set_maintenance(
         host, start=world.now, end=world.now + 60 * MINUTE, reason="new fans", now=world.now
     )
-    time_limits.sweep_maintenance(world.now)
+    maintenance.sweep_maintenance(world.now)
     services.quarantine_host(host, reason="XID 79", now=world.now + MINUTE)
     services.cordon_host(host, reason="wait for me", now=world.now + 2 * MINUTE)
-    time_limits.sweep_maintenance(world.now + 3 * MINUTE)
-    time_limits.sweep_maintenance(world.now + 61 * MINUTE)
+    maintenance.sweep_maintenance(world.now + 3 * MINUTE)
+    maintenance.sweep_maintenance(world.now + 61 * MINUTE)
     host.refresh_from_db()
     assert (host.admin_state, host.repair_state, host.state_reason) == (
         "cordoned",
@@ -69,7 +69,7 @@ def test_a_window_that_is_taken_back_after_its_start_is_over(world: World) -> No
     window = services.set_maintenance(
         host, start=world.now, end=world.now + 60 * MINUTE, reason="new fans", now=world.now
     )
-    time_limits.sweep_maintenance(world.now)
+    maintenance.sweep_maintenance(world.now)
     assert services.cancel_maintenance(window, now=world.now + MINUTE)
     host.refresh_from_db()
     assert (host.admin_state, host.state_reason) == ("in_service", "its maintenance window was taken back"), (
@@ -84,7 +84,7 @@ def test_a_host_that_was_closed_before_is_so_when_its_window_is_taken_back(world
     window = services.set_maintenance(
         host, start=world.now, end=world.now + 60 * MINUTE, reason="new fans", now=world.now
     )
-    time_limits.sweep_maintenance(world.now)
+    maintenance.sweep_maintenance(world.now)
     later = services.set_maintenance(
         host, start=world.now + 60 * MINUTE, end=world.now + 90 * MINUTE, reason="and again", now=world.now
     )

@@ -16,14 +16,14 @@ from scheduler import services
 from scheduler.core.model.plan import Placement
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.planner import plan
-from scheduler.cycle import engine, schedulable_hosts, snapshot
+from scheduler.cycle import core_values, engine, schedulable_hosts, snapshot
 from scheduler.cycle.apply import apply_plan
 from scheduler.models import Gpu, Host, Pool, Unit
 from scheduler.reads import capacity
 from scheduler.services.powered_off import attest_powered_off
 from scheduler.state.isolation import ISOLATION_LEVELS
 from scheduler.state.states import AdminState, LeaseState, RepairState
-from scheduler.sweeps import time_limits
+from scheduler.sweeps.maintenance import sweep_maintenance
 from tests.scheduler.test_life_of_a_job import job
 from tests.world import H100, World
 
@@ -36,7 +36,7 @@ def set_(**columns: object) -> Callable[[World, Host], object]:
 
 def maintenance(world: World, host: Host) -> None:
     services.set_maintenance(host, start=world.now, end=world.now + HOUR, reason="fans", now=world.now)
-    time_limits.sweep_maintenance(world.now)
+    sweep_maintenance(world.now)
 
 
 def off(world: World, host: Host) -> None:
@@ -99,7 +99,7 @@ def is_placed_on(world: World, host: Host, close: Callable[[World, Host], object
     engine.run_cycle("test", world.now)  # takes the lead
     waiting = job(world, world.vision, 1, world.now)
     taken = snapshot.take_snapshot(None, world.now)
-    planned = plan(taken, snapshot.epoch_seconds(world.now))
+    planned = plan(taken, core_values.epoch_seconds(world.now))
     meant = next(p for p in planned.placements if p.workload == waiting.pk)
     unit = Unit.objects.filter(gpu__host=host, allocations__isnull=True).order_by("pk").first()
     assert unit is not None

@@ -31,7 +31,7 @@ SECOND, HOUR, DAY = dt.timedelta(seconds=1), dt.timedelta(hours=1), dt.timedelta
 
 
 def decide(world: World, recorder: CycleRecorder, at: dt.datetime) -> None:
-    engine.run_cycle("test", at, warm=SnapshotCache(), recorder=recorder)
+    engine.run_cycle("test", at, cache=SnapshotCache(), recorder=recorder)
 
 
 def exported(pk: int) -> str:

@@ -12,7 +12,7 @@ from scheduler.core.reasons import ReasonCode
 from scheduler.cycle import engine
 from scheduler.models import Allocation, BoundUnit, Reservation, Workload
 from scheduler.reads import capacity
-from scheduler.sweeps import time_limits
+from scheduler.sweeps import reservation_windows, time_limits
 from tests.fakes import FakeAgent
 from tests.scheduler.test_life_of_a_job import job
 from tests.world import H100, World
@@ -52,7 +52,7 @@ def tick(agents: list[FakeAgent], at: dt.datetime) -> None:
     """What the processes do in a moment: clocks, a cycle, frames."""
     time_limits.stop_after_notice(at)
     time_limits.stop_at_time_limits(at)
-    time_limits.sweep_reservations(at)
+    reservation_windows.sweep_reservations(at)
     engine.run_cycle("test", at)
     for agent in agents:
         agent.sync(at)

@@ -11,7 +11,7 @@ from django.test.utils import CaptureQueriesContext
 
 from scheduler import services
 from scheduler.core.planner import plan
-from scheduler.cycle import engine, snapshot
+from scheduler.cycle import core_values, engine, snapshot, snapshot_rows
 from scheduler.models import DecayedUse, Workload
 from tests.fakes import FakeAgent
 from tests.scheduler.test_life_of_a_job import job
@@ -58,8 +58,8 @@ def test_a_snapshot_takes_the_same_few_queries_however_many_rows_there_are(world
     services.set_maintenance(
         world.hosts["beta"], start=world.now + 9 * HOUR, end=world.now + 10 * HOUR, reason="x", now=world.now
     )
-    assert queries_of_a_snapshot(world, None) == few == snapshot.SNAPSHOT_QUERIES
-    assert queries_of_a_snapshot(world, [world.shared.pk]) == snapshot.SNAPSHOT_QUERIES
+    assert queries_of_a_snapshot(world, None) == few == snapshot_rows.SNAPSHOT_QUERIES
+    assert queries_of_a_snapshot(world, [world.shared.pk]) == snapshot_rows.SNAPSHOT_QUERIES
 
 
 @pytest.mark.django_db(transaction=True)
@@ -90,7 +90,7 @@ def test_attempts_that_made_room_are_told_from_those_that_failed_or_lost_their_h
 def test_the_same_rows_give_the_same_plan(world: World) -> None:
     for number in range(20):
         job(world, random.Random(number).choice(world.teams), 1 + number % 4, world.now)
-    at = snapshot.epoch_seconds(world.now)
+    at = core_values.epoch_seconds(world.now)
     assert plan(snapshot.take_snapshot(None, world.now), at) == plan(
         snapshot.take_snapshot(None, world.now), at
     )

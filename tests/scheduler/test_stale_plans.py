@@ -16,7 +16,7 @@ from scheduler.core.model.plan import Eviction, Placement, Plan
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.model.snapshot import Snapshot
 from scheduler.core.planner import plan
-from scheduler.cycle import engine, plan_checks, snapshot
+from scheduler.cycle import core_values, engine, plan_checks, snapshot, snapshot_rows
 from scheduler.cycle.apply import ApplyResult, StaleEpoch, apply_plan
 from scheduler.models import Allocation, BoundUnit, Decision, Pool, Quota, Reservation, Run, Workload
 from tests.fakes import FakeAgent
@@ -64,11 +64,11 @@ def reserve(world: World, start: dt.datetime, **also: Any) -> Reservation:
 
 def planned(world: World, at: dt.datetime | None = None) -> tuple[Plan, Snapshot]:
     taken = snapshot.take_snapshot(None, at or world.now)
-    return plan(taken, snapshot.epoch_seconds(at or world.now)), taken
+    return plan(taken, core_values.epoch_seconds(at or world.now)), taken
 
 
 def refusals(applied: ApplyResult, kind: type) -> list[str]:
-    return [r.why for r in applied.rejected if isinstance(r.item, kind)]
+    return [r.problem for r in applied.rejected if isinstance(r.item, kind)]
 
 
 # -- work that would start -------------------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ def test_what_would_run_into_a_reservation_promised_meanwhile_does_not_start_unl
     reserve(world, world.now + HOUR, project=world.language.project, owner=world.language.lead)
     applied = apply_plan(answer, taken, world.now)
     assert [p.workload for p in applied.accepted if isinstance(p, Placement)] == [goes.pk]
-    assert "promised meanwhile" in refusals(applied, Placement)[0]
+    assert "confirmed meanwhile" in refusals(applied, Placement)[0]
     monkeypatch.setattr(plan_checks.PlanChecks, "placement_problem", lambda self, placement: "")
     assert [
         p.workload for p in apply_plan(answer, taken, world.now).accepted if isinstance(p, Placement)
@@ -251,7 +251,7 @@ def test_a_reservation_that_was_moved_meanwhile_is_not_bound(
     answer, taken = planned(world, at)
     assert answer.bindings
     Reservation.objects.filter(pk=reservation.pk).update(start=at + HOUR)
-    assert apply_plan(answer, taken, at).rejected[0].why == "the reservation was moved to a later time"
+    assert apply_plan(answer, taken, at).rejected[0].problem == "the reservation was moved to a later time"
     assert not BoundUnit.objects.exists()
     monkeypatch.setattr(plan_checks.PlanChecks, "binding_problem", lambda self, reservation: "")
     assert len(apply_plan(answer, taken, at).accepted) == 1
@@ -372,7 +372,7 @@ def test_of_those_who_make_room_for_one_workload_all_go_or_none(world: World) ->
         Workload.objects.get(pk=first), now=at
     )  # it goes by itself: the other is still needed
     again = apply_plan(Plan(answer.epoch, evictions=answer.evictions), taken, at)
-    assert "goes already" in refusals(again, Eviction)[0]
+    assert "is stopping already" in refusals(again, Eviction)[0]
 
 
 # -- leaders ---------------------------------------------------------------------------------------------------------------
@@ -382,13 +382,13 @@ def test_an_engine_that_froze_between_leading_and_reading_does_not_write_under_t
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workload = job(world)
-    real = snapshot.SnapshotReader.read
+    real = snapshot_rows.SnapshotReader.read
 
-    def overtaken(self: snapshot.SnapshotReader) -> snapshot.SnapshotRows:
+    def overtaken(self: snapshot_rows.SnapshotReader) -> snapshot_rows.SnapshotRows:
         assert leadership.acquire_or_renew("the next one", world.now + 6 * SECOND) is not None
         return real(self)
 
-    monkeypatch.setattr(snapshot.SnapshotReader, "read", overtaken)
+    monkeypatch.setattr(snapshot_rows.SnapshotReader, "read", overtaken)
     assert engine.run_cycle("the frozen one", world.now) is None
     workload.refresh_from_db()
     assert workload.state == "queued" and not Run.objects.exists()

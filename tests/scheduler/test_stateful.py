@@ -38,10 +38,10 @@ from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.model.snapshot import Priority
 from scheduler.core.planner import plan
 from scheduler.core.reasons import ReasonCode
-from scheduler.cycle import engine, snapshot
+from scheduler.cycle import core_values, engine, snapshot
 from scheduler.models import Allocation, BoundUnit, Command, Host, Reservation, Run, Workload
 from scheduler.state.states import LeaseState, RunState, WorkloadState, accepts_work
-from scheduler.sweeps import dependency_release, time_limits
+from scheduler.sweeps import dependency_release, reservation_windows, silent_hosts, time_limits
 from tests.fakes import FakeAgent
 from tests.world import A100, H100, MIG, MONDAY, World, build_world
 
@@ -400,8 +400,8 @@ class Walk(RuleBasedStateMachine):
         time_limits.stop_after_notice(self.now)
         time_limits.stop_at_time_limits(self.now)
         time_limits.requeue_late_starts(self.now)
-        time_limits.sweep_silent_hosts(self.now)
-        time_limits.sweep_reservations(self.now)
+        silent_hosts.sweep_silent_hosts(self.now)
+        reservation_windows.sweep_reservations(self.now)
         self.wake()
 
     @rule(seconds=st.sampled_from((400, 75)))
@@ -419,8 +419,8 @@ class Walk(RuleBasedStateMachine):
         self.now += SECOND
         dependency_release.release_dependents(self.now)
         taken = snapshot.take_snapshot(None, self.now)
-        planned = plan(taken, snapshot.epoch_seconds(self.now))
-        assert violations(taken, planned, snapshot.epoch_seconds(self.now)) == []
+        planned = plan(taken, core_values.epoch_seconds(self.now))
+        assert violations(taken, planned, core_values.epoch_seconds(self.now)) == []
         open_ = {
             h.pk for h in Host.objects.all() if accepts_work(h.lease_state, h.admin_state, h.repair_state)
         }

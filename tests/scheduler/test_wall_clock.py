@@ -32,7 +32,7 @@ from scheduler.models import (
 )
 from scheduler.runs import attempts
 from scheduler.state.states import GeometryState, LeaseState, ReservationState, WorkloadState
-from scheduler.sweeps import time_limits
+from scheduler.sweeps import reservation_windows, silent_hosts, time_limits
 from scheduler.sync import agent_api, geometry_changes, gpu_diagnostics
 from telemetry import tasks as telemetry_tasks
 from tests.fakes import CREDENTIAL, FakeAgent
@@ -66,7 +66,7 @@ def test_a_step_of_the_clock_ends_no_lease_and_prolongs_none(world: World, step:
     _silence(world, "beta", later)  # it has spoken since
     quiet = {h.name: (later - h.last_sync_at).total_seconds() for h in Host.objects.all() if h.last_sync_at}
     assert quiet == {"alpha": 42.0, "beta": 0.0, "gamma": 3.0, "delta": 3.0}
-    time_limits.sweep_silent_hosts(later)
+    silent_hosts.sweep_silent_hosts(later)
     assert Host.objects.get(name="gamma").lease_state == LeaseState.ALIVE
 
 
@@ -173,7 +173,7 @@ def test_a_report_between_two_settings_that_no_tick_saw_costs_nobody_a_lease(
     _look(later, 102.0)
     quiet = [later - h.last_sync_at for h in Host.objects.order_by("pk") if h.last_sync_at]
     assert sorted(quiet) == [SECOND, *[2 * SECOND] * (len(agents) - 1)]
-    time_limits.sweep_silent_hosts(later)
+    silent_hosts.sweep_silent_hosts(later)
     assert not Host.objects.exclude(lease_state=LeaseState.ALIVE).exists()
 
 
@@ -223,7 +223,7 @@ def test_who_decides_by_a_time_from_before_a_look_decides_again(world: World, st
     def watch(moment: ClockSample) -> None:
         times.append(moment.wall)
         _look(moments[1].wall, 101.0)  # somebody else's
-        time_limits.sweep_silent_hosts(moment.wall)
+        silent_hosts.sweep_silent_hosts(moment.wall)
 
     clock_correction.with_steady_clock(watch, iter(moments).__next__)
     assert times[-1] == world.now + step + SECOND
@@ -385,7 +385,7 @@ def active_reservation(world: World, hours: int = 4) -> tuple[Reservation, dt.da
         FakeAgent.of(host)
     start = world.now + 10 * SECOND
     reservation = confirm(world, 8, start, start + hours * HOUR)
-    time_limits.sweep_reservations(start)
+    reservation_windows.sweep_reservations(start)
     engine.run_cycle("test", start)
     reservation.refresh_from_db()
     assert reservation.state == ReservationState.ACTIVE
@@ -397,10 +397,10 @@ def test_a_reservation_that_had_just_begun_is_not_released_by_a_step(world: Worl
     _look(start + SECOND, 100.0)
     ahead = start + HOUR + SECOND
     _look(ahead, 100.0)
-    time_limits.sweep_reservations(ahead)
+    reservation_windows.sweep_reservations(ahead)
     reservation.refresh_from_db()
     assert reservation.state == ReservationState.ACTIVE
-    time_limits.sweep_reservations(ahead + dt.timedelta(seconds=world.shared.no_show_seconds))
+    reservation_windows.sweep_reservations(ahead + dt.timedelta(seconds=world.shared.no_show_seconds))
     reservation.refresh_from_db()
     assert reservation.state == ReservationState.RELEASED
 

@@ -21,7 +21,7 @@ from scheduler import services
 from scheduler.coordination import leadership
 from scheduler.core.model.snapshot_delta import sort_rows
 from scheduler.core.planner import plan
-from scheduler.cycle import engine, snapshot
+from scheduler.cycle import core_values, engine, snapshot, snapshot_rows
 from scheduler.cycle.snapshot_cache import MAX_PLAN_AGE_SECONDS, SELF_CHECK_SECONDS, SnapshotCache
 from scheduler.models import (
     Allocation,
@@ -151,7 +151,7 @@ class Life:
 
     def cycle(self) -> None:
         self.epoch = leadership.acquire_or_renew("life", self.now) or 0
-        engine.run_cycle("life", self.now, warm=self.warm if self.dice.random() < 0.7 else None)
+        engine.run_cycle("life", self.now, cache=self.warm if self.dice.random() < 0.7 else None)
 
     def sync(self) -> None:
         for agent in self.agents.values():
@@ -272,7 +272,7 @@ def test_after_whatever_happens_it_equals_a_fresh_one(world: World, seed: int) -
             assert epoch is not None
             must_equal_a_fresh_one(life.warm, epoch, life.now)
     assert life.warm.full_reads < 30, history  # pools and teams that change are read with everything else
-    at = snapshot.epoch_seconds(life.now)
+    at = core_values.epoch_seconds(life.now)
     assert life.warm.standing.plan(at) == plan(life.warm.standing.snapshot(), at)
 
 
@@ -344,11 +344,11 @@ def test_engines_that_take_the_lead_from_each_other_start_everything_once(world:
         name = ("one", "two", "three", "one", "three")[turn % 5]
         job(world, now, project=world.teams[turn % 3].project, owner=world.teams[turn % 3].member)
         for other, warm in engines.items():
-            assert (engine.run_cycle(other, now, warm=warm) is not None) == (
+            assert (engine.run_cycle(other, now, cache=warm) is not None) == (
                 Leader.objects.get(pk=1).holder == other
             )
         now += 6 * SECOND
-        assert engine.run_cycle(name, now, warm=engines[name]) is not None
+        assert engine.run_cycle(name, now, cache=engines[name]) is not None
         epoch = Leader.objects.get(pk=1).epoch
         must_equal_a_fresh_one(engines[name], epoch, now)
     assert not Workload.objects.filter(state="queued").exists()
@@ -370,7 +370,7 @@ def test_a_difference_is_found_by_the_check_and_the_fresh_one_taken(
     assert warm.standing.snapshot().queued == ()
     with caplog.at_level(logging.ERROR):
         warm.refresh(epoch, world.now + (SELF_CHECK_SECONDS + 1) * SECOND)
-    assert "not what the database says, in queued" in caplog.text
+    assert "differed from the database in queued" in caplog.text
     must_equal_a_fresh_one(warm, epoch, world.now + (SELF_CHECK_SECONDS + 2) * SECOND)
 
 
@@ -381,17 +381,17 @@ def test_a_cycle_in_which_nothing_changed_asks_a_handful_of_questions_and_plans_
     for _ in range(20):
         job(world, world.now, units=8)
     for step in range(3):  # until all is said
-        engine.run_cycle("test", world.now + step * SECOND, warm=warm)
+        engine.run_cycle("test", world.now + step * SECOND, cache=warm)
     plans = []
     real = type(warm.standing).plan
     monkeypatch.setattr(type(warm.standing), "plan", lambda self, now: plans.append(now) or real(self, now))
     with CaptureQueriesContext(connection) as asked:
-        engine.run_cycle("test", world.now + 3 * SECOND, warm=warm)
+        engine.run_cycle("test", world.now + 3 * SECOND, cache=warm)
     assert not plans and len(asked) <= 10, [q["sql"][:80] for q in asked]
-    engine.run_cycle("test", world.now + (MAX_PLAN_AGE_SECONDS + 4) * SECOND, warm=warm)
+    engine.run_cycle("test", world.now + (MAX_PLAN_AGE_SECONDS + 4) * SECOND, cache=warm)
     assert len(plans) == 1, "estimates move with time"
     job(world, world.now)
-    engine.run_cycle("test", world.now + (MAX_PLAN_AGE_SECONDS + 5) * SECOND, warm=warm)
+    engine.run_cycle("test", world.now + (MAX_PLAN_AGE_SECONDS + 5) * SECOND, cache=warm)
     assert len(plans) == 2
 
 
@@ -411,28 +411,28 @@ def test_what_time_alone_changes_is_decided_in_time_by_quiet_cycles(world: World
     assert made is not None
     waits = job(world, world.now, project=world.language.project, owner=world.language.member)
     Workload.objects.filter(pk=waits.pk).update(not_before=world.now + 7 * SECOND)
-    engine.run_cycle("test", world.now, warm=warm)
-    engine.run_cycle("test", world.now + SECOND, warm=warm)
-    engine.run_cycle("test", world.now + 5 * SECOND, warm=warm)
+    engine.run_cycle("test", world.now, cache=warm)
+    engine.run_cycle("test", world.now + SECOND, cache=warm)
+    engine.run_cycle("test", world.now + 5 * SECOND, cache=warm)
     made.refresh_from_db()
     assert made.state == "active"
-    engine.run_cycle("test", world.now + 6 * SECOND, warm=warm)
+    engine.run_cycle("test", world.now + 6 * SECOND, cache=warm)
     assert Workload.objects.get(pk=waits.pk).state == "queued"
-    engine.run_cycle("test", world.now + 7 * SECOND, warm=warm)
+    engine.run_cycle("test", world.now + 7 * SECOND, cache=warm)
     assert Workload.objects.get(pk=waits.pk).state == "placed"
 
 
 def test_a_refused_part_is_planned_again_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     warm = SnapshotCache()
-    engine.run_cycle("test", world.now, warm=warm)
+    engine.run_cycle("test", world.now, cache=warm)
     workload = job(world, world.now)
     with monkeypatch.context() as patch:
         patch.setattr(
-            "scheduler.cycle.plan_checks.PlanChecks.why_not_place", lambda self, placement: "a test says no"
+            "scheduler.cycle.plan_checks.PlanChecks.placement_problem", lambda self, placement: "a test says no"
         )
-        applied = engine.run_cycle("test", world.now + SECOND, warm=warm)
+        applied = engine.run_cycle("test", world.now + SECOND, cache=warm)
         assert applied is not None and applied.rejected
-    engine.run_cycle("test", world.now + 2 * SECOND, warm=warm)
+    engine.run_cycle("test", world.now + 2 * SECOND, cache=warm)
     assert Workload.objects.get(pk=workload.pk).state == "placed"
 
 
@@ -441,12 +441,12 @@ def test_reasons_that_are_known_to_stand_in_the_rows_are_not_looked_up_again(wor
     for _ in range(10):
         job(world, world.now, units=8)
     for step in range(3):
-        engine.run_cycle("test", world.now + step * SECOND, warm=warm)
+        engine.run_cycle("test", world.now + step * SECOND, cache=warm)
     workload = Workload.objects.filter(state="queued").latest("pk")
     Workload.objects.filter(pk=workload.pk).update(
         reason_code="", not_before=world.now
     )  # as when it is queued again
-    engine.run_cycle("test", world.now + 4 * SECOND, warm=warm)
+    engine.run_cycle("test", world.now + 4 * SECOND, cache=warm)
     workload.refresh_from_db()
     assert workload.reason_code != ""
 
@@ -503,14 +503,16 @@ def _feed_rows() -> int:
 # What the reader asks of a table has to be watched, or a change of it would go by unseen until the next check.
 READ_BY_NAME = {
     "scheduler_workload": {
-        c for c in (*snapshot.RUNNING_COLUMNS, *snapshot.QUEUED_COLUMNS) if "__" not in c and c != "pk"
+        c
+        for c in (*snapshot_rows.RUNNING_COLUMNS, *snapshot_rows.QUEUED_COLUMNS)
+        if "__" not in c and c != "pk"
     },
-    "scheduler_host": {c for c in snapshot.HOST_COLUMNS if "__" not in c and c != "pk"},
-    "scheduler_quota": set(snapshot.QUOTA_COLUMNS),
-    "scheduler_gpu": set(re.findall(r"gpu\.(\w+)", snapshot.READ_UNITS_SQL)) - {"id"},
-    "scheduler_unit": set(re.findall(r"unit\.(\w+)", snapshot.READ_UNITS_SQL)) - {"id"},
+    "scheduler_host": {c for c in snapshot_rows.HOST_COLUMNS if "__" not in c and c != "pk"},
+    "scheduler_quota": set(snapshot_rows.QUOTA_COLUMNS),
+    "scheduler_gpu": set(re.findall(r"gpu\.(\w+)", snapshot_rows.READ_UNITS_SQL)) - {"id"},
+    "scheduler_unit": set(re.findall(r"unit\.(\w+)", snapshot_rows.READ_UNITS_SQL)) - {"id"},
     "scheduler_reservation": {
-        *snapshot.ASK_COLUMNS,
+        *core_values.ASK_COLUMNS,
         "state",
         "start",
         "end",
@@ -518,8 +520,8 @@ READ_BY_NAME = {
         "project_id",
         "may_exceed_guarantee",
     },
-    "scheduler_pool": set(re.findall(r"pool\.(\w+)", inspect.getsource(snapshot.pool_from_row))) - {"pk"}
-    | {c.removeprefix("pool__") for c in snapshot.HOST_COLUMNS if c.startswith("pool__")},
+    "scheduler_pool": set(re.findall(r"pool\.(\w+)", inspect.getsource(snapshot_rows.pool_from_row))) - {"pk"}
+    | {c.removeprefix("pool__") for c in snapshot_rows.HOST_COLUMNS if c.startswith("pool__")},
 }
 
 

@@ -10,7 +10,7 @@ from scheduler.models import BudgetGate
 from telemetry.models import Budget, BudgetAlert, Charge
 from telemetry.money.budgets import check_budgets
 from telemetry.money.charges import charge_all_gpus
-from telemetry.reads import find_budget_status
+from telemetry.reads.budget_status import find_budget_status
 from tests.telemetry.rows import at, hold, workload
 from tests.world import World, units_of
 

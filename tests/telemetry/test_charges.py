@@ -13,10 +13,10 @@ from django.test.utils import CaptureQueriesContext
 
 from scheduler.models import Gpu, HostStateChange
 from scheduler.services.hosts import quarantine_gpu, return_gpu
-from telemetry.core.charging import asset_cost
+from telemetry.core.charge_pieces import asset_cost
 from telemetry.models import Charge, ChargedUntil, Price, SettledAllocation, Statement
 from telemetry.money.charges import charge_all_gpus, charge_past
-from telemetry.money.charging_inputs import load_rates
+from telemetry.money.rate_card import load_rates
 from tests.telemetry.rows import at, end_hold, hold, host_state, price, reservation, workload
 from tests.world import H100, World, make_host, units_of
 

@@ -11,9 +11,11 @@ from django.conf import settings
 from django.db import connection
 
 from agent.protocol import Health, SampleBatch
-from telemetry.ingest import agent_api
+from telemetry.ingest import redis_client
 from telemetry.ingest.agent_api import committed_sequence, enqueue_batch, record_health_event
-from telemetry.ingest.samples import SAMPLE_STREAM_KEY, IngestResult, drain_stream, prune_batches
+from telemetry.ingest.samples import IngestResult, drain_stream
+from telemetry.ingest.stream_format import SAMPLE_STREAM_KEY
+from telemetry.ingest.watermarks import prune_batches
 from telemetry.models import Batch, HealthEvent, Rollup, RollupDue, Sample
 from telemetry.rollups.roll_up import roll_up_due_buckets
 from tests.isolation import WORKER, own_redis_url
@@ -28,26 +30,26 @@ NOW = at(10, 0)
 def empty_stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Empty the stream in this test process's own Redis database."""
     assert not WORKER or own_redis_url(settings.REDIS_URL, WORKER) == settings.REDIS_URL
-    agent_api.redis_client().delete(SAMPLE_STREAM_KEY)
+    redis_client.redis_client().delete(SAMPLE_STREAM_KEY)
     yield
-    agent_api.redis_client().delete(SAMPLE_STREAM_KEY)
+    redis_client.redis_client().delete(SAMPLE_STREAM_KEY)
 
 
 def land(world: World, *batches: SampleBatch, host: str = "alpha", now: object = NOW) -> IngestResult:
     for each in batches:
         enqueue_batch(world.hosts[host].pk, each, NOW)
-    return drain_stream(agent_api.redis_client(), now)  # type: ignore[arg-type]
+    return drain_stream(redis_client.redis_client(), now)  # type: ignore[arg-type]
 
 
 def test_a_batch_lands_and_is_acknowledged_only_then(world: World) -> None:
     host, unit = world.hosts["alpha"], units_of(world.hosts["alpha"])[0]
     enqueue_batch(host.pk, batch(1, unit, at(9, 50), 6), NOW)
     assert committed_sequence(host.pk) == 0
-    done = drain_stream(agent_api.redis_client(), NOW)
+    done = drain_stream(redis_client.redis_client(), NOW)
     assert (done.batches, done.rows, done.rejected) == (1, 6, 0)
     assert committed_sequence(host.pk) == 1
     assert Sample.objects.filter(unit=unit).count() == 6
-    assert agent_api.redis_client().xlen(SAMPLE_STREAM_KEY) == 0
+    assert redis_client.redis_client().xlen(SAMPLE_STREAM_KEY) == 0
 
 
 def test_a_batch_that_comes_twice_lands_once(world: World) -> None:
@@ -70,7 +72,7 @@ def test_a_batch_that_came_long_ago_is_refused_by_the_watermark_alone(world: Wor
 def test_the_watermark_waits_for_a_missing_batch_and_a_flushed_redis_loses_nothing(world: World) -> None:
     host, unit = world.hosts["alpha"], units_of(world.hosts["alpha"])[0]
     enqueue_batch(host.pk, batch(1, unit, at(9, 50), 6), NOW)
-    agent_api.redis_client().delete(SAMPLE_STREAM_KEY)
+    redis_client.redis_client().delete(SAMPLE_STREAM_KEY)
     land(world, batch(2, unit, at(9, 51), 6))
     assert committed_sequence(host.pk) == 0
     land(world, batch(1, unit, at(9, 50), 6), batch(2, unit, at(9, 51), 6))
@@ -104,7 +106,7 @@ def test_rows_that_cannot_be_true_are_counted_and_left_out(world: World) -> None
 
 
 def test_what_is_no_batch_is_dropped_and_the_rest_goes_on(world: World) -> None:
-    agent_api.redis_client().xadd(SAMPLE_STREAM_KEY, {"host": "what"})
+    redis_client.redis_client().xadd(SAMPLE_STREAM_KEY, {"host": "what"})
     assert land(world, batch(1, units_of(world.hosts["alpha"])[0], at(9, 50), 2)).rows == 2
 
 

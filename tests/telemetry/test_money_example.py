@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from telemetry.core.amounts import ZERO
+from telemetry.core.charge_model import CHARGED_BUCKETS
 from telemetry.models import Charge, ChargeBucketChoices
 from telemetry.money.charges import charge_all_gpus
-from telemetry.money.statements import CHARGED_BUCKETS, IDLE_BUCKETS, OVERHEAD_BUCKETS, UNCHARGED_BUCKETS
+from telemetry.money.reconciliation import IDLE_BUCKETS, OVERHEAD_BUCKETS, UNCHARGED_BUCKETS
 from tests.telemetry.rows import at, hold, host_state, price, reservation, workload
 from tests.world import H100, World, units_of
 

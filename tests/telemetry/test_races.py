@@ -11,8 +11,9 @@ import pytest
 from django.db import DatabaseError, transaction
 from django.db.models import Sum
 
-from telemetry.ingest import agent_api, samples
-from telemetry.ingest.samples import SAMPLE_STREAM_KEY, drain_stream
+from telemetry.ingest import agent_api, redis_client, samples
+from telemetry.ingest.samples import drain_stream
+from telemetry.ingest.stream_format import SAMPLE_STREAM_KEY
 from telemetry.models import Charge, ChargedUntil, Sample, Statement, StatementLine
 from telemetry.money import charges, statements
 from telemetry.money.charges import charge_all_gpus
@@ -82,18 +83,18 @@ def test_without_the_claim_they_would_charge_it_twice(rates: World, monkeypatch:
 
 @pytest.fixture
 def stream(committed_world: World) -> Iterator[World]:
-    agent_api.redis_client().delete(SAMPLE_STREAM_KEY)
+    redis_client.redis_client().delete(SAMPLE_STREAM_KEY)
     for sequence in (1, 2, 3):
         start = at(9) + dt.timedelta(minutes=sequence)
         one = batch(sequence, units_of(committed_world.hosts["alpha"])[0], start, 6)
         agent_api.enqueue_batch(committed_world.hosts["alpha"].pk, one, at(10))
     yield committed_world
-    agent_api.redis_client().delete(SAMPLE_STREAM_KEY)
+    redis_client.redis_client().delete(SAMPLE_STREAM_KEY)
 
 
 def test_two_drains_at_once_land_each_batch_once(stream: World, monkeypatch: pytest.MonkeyPatch) -> None:
     meeting_in(monkeypatch, samples, "_unit_ids_by_host")
-    done = race([lambda: drain_stream(agent_api.redis_client(), at(10))] * 2)
+    done = race([lambda: drain_stream(redis_client.redis_client(), at(10))] * 2)
     assert [each for each in done if isinstance(each, Exception)] == []
     assert Sample.objects.count() == 18
     assert agent_api.committed_sequence(stream.hosts["alpha"].pk) == 3
@@ -101,8 +102,8 @@ def test_two_drains_at_once_land_each_batch_once(stream: World, monkeypatch: pyt
 
 def test_without_the_batch_rows_they_would_land_twice(stream: World, monkeypatch: pytest.MonkeyPatch) -> None:
     meeting_in(monkeypatch, samples, "_unit_ids_by_host")
-    monkeypatch.setattr(samples, "_insert_new_batches", lambda batches: list(batches))
-    race([lambda: drain_stream(agent_api.redis_client(), at(10))] * 2)
+    monkeypatch.setattr(samples, "insert_new_batches", lambda batches: list(batches))
+    race([lambda: drain_stream(redis_client.redis_client(), at(10))] * 2)
     assert Sample.objects.count() == 36
 
 

@@ -11,13 +11,22 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Allocation, Run, Workload
-from telemetry import reads
-from telemetry.core.charging import SLOTS_PER_GPU
 from telemetry.models import Budget, Charge, Price, Rollup, Sample
 from telemetry.money.charges import charge_all_gpus
-from telemetry.money.charging_inputs import load_rates
-from telemetry.reads import UsageFilters
+from telemetry.money.rate_card import load_rates
+from telemetry.reads.budget_status import find_budget_status
+from telemetry.reads.chargeback import charge_lines, charges_by
+from telemetry.reads.heatmap import utilisation_heatmap
+from telemetry.reads.live_readings import live_unit_readings
+from telemetry.reads.pooling import pooling_savings
+from telemetry.reads.prices import load_current_prices
+from telemetry.reads.usage_by_group import usage_by
+from telemetry.reads.usage_filters import USAGE_DIMENSIONS, UsageFilters
+from telemetry.reads.usage_over_time import usage_over_time
+from telemetry.reads.wait_times import wait_times
+from telemetry.reads.waterfall import usage_waterfall
 from tests.telemetry.rows import at, hold, host_state, reservation, workload
 from tests.world import H100, World, units_of
 
@@ -63,7 +72,7 @@ def morning(rates: World) -> World:
 
 
 def test_the_waterfall_accounts_for_every_gpu_hour_and_every_cent(morning: World) -> None:
-    fall = reads.usage_waterfall(UsageFilters(at(9), at(13), pool=morning.shared.pk))
+    fall = usage_waterfall(UsageFilters(at(9), at(13), pool=morning.shared.pk))
     steps = {step.key: round(step.gpu_hours, 6) for step in fall.steps}
     assert fall.gpu_hours == pytest.approx(24 * 4)
     assert sum(step.gpu_hours for step in fall.steps) == pytest.approx(fall.gpu_hours)
@@ -80,7 +89,7 @@ def test_the_waterfall_accounts_for_every_gpu_hour_and_every_cent(morning: World
 
 
 def test_a_teams_waterfall_begins_with_what_it_held_or_reserved(morning: World) -> None:
-    fall = reads.usage_waterfall(UsageFilters(at(9), at(13), team=morning.robotics.team.pk))
+    fall = usage_waterfall(UsageFilters(at(9), at(13), team=morning.robotics.team.pk))
     assert {step.key: step.gpu_hours for step in fall.steps if step.gpu_hours} == {
         "reserved_unused": pytest.approx(3)
     }
@@ -88,12 +97,12 @@ def test_a_teams_waterfall_begins_with_what_it_held_or_reserved(morning: World) 
 
 
 def test_a_period_that_cuts_lines_counts_their_parts(morning: World) -> None:
-    fall = reads.usage_waterfall(UsageFilters(at(9, 30), at(10), pool=morning.shared.pk))
+    fall = usage_waterfall(UsageFilters(at(9, 30), at(10), pool=morning.shared.pk))
     assert fall.gpu_hours == pytest.approx(12)
 
 
 def test_use_by_team_shows_what_is_unknown_as_unknown(morning: World) -> None:
-    table = reads.usage_by("team", UsageFilters(at(9), at(13), pool=morning.shared.pk))
+    table = usage_by("team", UsageFilters(at(9), at(13), pool=morning.shared.pk))
     by_name = {group.name: group for group in table.groups}
     vision, language, robotics = by_name["Vision"], by_name["Language"], by_name["Robotics"]
     assert (vision.held, vision.mean_gpus, vision.used, vision.busy) == pytest.approx((4.0, 1.0, 1.6, 2.0))
@@ -105,38 +114,38 @@ def test_use_by_team_shows_what_is_unknown_as_unknown(morning: World) -> None:
     assert (vision.charged, language.charged) == (Decimal("9.60"), Decimal("4.80"))
 
 
-@pytest.mark.parametrize("dimension", sorted(reads.USAGE_DIMENSIONS))
+@pytest.mark.parametrize("dimension", sorted(USAGE_DIMENSIONS))
 def test_every_dimension_holds_the_same_hours(morning: World, dimension: str) -> None:
-    table = reads.usage_by(dimension, MORNING)
+    table = usage_by(dimension, MORNING)
     assert sum(group.held for group in table.groups) == pytest.approx(7.0)
 
 
 def test_a_dimension_that_is_none_is_refused_by_name(world: World) -> None:
     with pytest.raises(ValueError, match="'colour' is not one of"):
-        reads.usage_by("colour", MORNING)
+        usage_by("colour", MORNING)
     with pytest.raises(ValueError, match="'colour' is not one of"):
-        reads.charges_by("colour", MARCH)
+        charges_by("colour", MARCH)
     with pytest.raises(ValueError, match="colour is not one of"):
-        reads.charge_lines(MARCH, colour="red")
+        charge_lines(MARCH, colour="red")
     with pytest.raises(ValueError, match="not after start"):
         UsageFilters(at(10), at(10))
 
 
 def test_a_viewers_filter_leaves_out_other_teams(morning: World) -> None:
     mine = UsageFilters(at(9), at(13), teams=[morning.vision.team.pk], users=[])
-    assert [group.name for group in reads.usage_by("team", mine).groups] == ["Vision"]
-    assert reads.usage_waterfall(mine).gpu_hours == pytest.approx(4 + 16)  # and the static pool it pays for
+    assert [group.name for group in usage_by("team", mine).groups] == ["Vision"]
+    assert usage_waterfall(mine).gpu_hours == pytest.approx(4 + 16)  # and the static pool it pays for
     nobody = UsageFilters(at(9), at(13), teams=[], users=[])
-    assert reads.usage_by("team", nobody).groups == []
+    assert usage_by("team", nobody).groups == []
 
 
 def test_use_over_time_is_the_mean_of_gpus_held_in_each_hour(morning: World) -> None:
-    series = {each.name: each for each in reads.usage_over_time(MORNING, dimension="team")}
+    series = {each.name: each for each in usage_over_time(MORNING, dimension="team")}
     assert series["Vision"].held == pytest.approx([1, 1, 1, 1])
     assert series["Language"].held == pytest.approx([1, 1, 1, 0])
     assert series["Vision"].busy == pytest.approx([0.4] * 4)
     assert series["Language"].busy == [None] * 4
-    together = reads.usage_over_time(MORNING)
+    together = usage_over_time(MORNING)
     assert len(together) == 1
     assert together[0].held == pytest.approx([2, 2, 2, 1])
 
@@ -147,7 +156,7 @@ def test_pooling_saves_what_teams_need_at_different_times(rates: World) -> None:
         hold(workload(rates, rates.vision), unit, at(9), at(12), end_code="finished")
         hold(workload(rates, rates.language), unit, at(12), at(15), end_code="finished")
     charge_all_gpus(at(15, 5))
-    saving = reads.pooling_savings(UsageFilters(at(9), at(15), pool=rates.shared.pk))
+    saving = pooling_savings(UsageFilters(at(9), at(15), pool=rates.shared.pk))
     assert (saving.dedicated, saving.pooled, saving.gpus, saving.owned) == (8, 4, 4, 24)
     assert saving.per_month == Decimal("7008.00")  # 4 GPUs x 730 h x 2.40
 
@@ -160,13 +169,11 @@ def test_waits_count_from_submission_to_the_first_gpu(rates: World) -> None:
         hold(work, unit, start, start + timedelta(seconds=30), end_code="checkpointed")
     hold(work, unit, at(10), at(11), end_code="finished")
     workload(rates, rates.vision, submitted_at=at(9), state="queued", models_wanted=[H100])
-    (row,) = reads.wait_times("team", MORNING)
+    (row,) = wait_times("team", MORNING)
     assert (row.name, row.started, row.p50, row.longest) == ("Vision", 3, 120.0, 180.0)
     assert (row.still_waiting, row.preemptions) == (1, 3)
     for by in ("size", "model", "project", "type"):
-        assert (
-            sum(each.started for each in reads.wait_times(by, UsageFilters(at(9), at(13), model=H100))) == 3
-        )
+        assert sum(each.started for each in wait_times(by, UsageFilters(at(9), at(13), model=H100))) == 3
 
 
 def test_live_shows_the_last_reading_and_nothing_where_it_is_stale(world: World) -> None:
@@ -179,7 +186,7 @@ def test_live_shows_the_last_reading_and_nothing_where_it_is_stale(world: World)
                 "INSERT INTO telemetry_sample (unit_id, ts, utilisation) VALUES (%s, %s, %s)",
                 [unit.pk, moment, reading],
             )
-    seen = reads.live_readings(at(10), pool=world.shared.pk)
+    seen = live_unit_readings(at(10), pool=world.shared.pk)
     by_unit = {each.unit: each for each in seen}
     assert len(seen) == 8 + 8 + 6 + 14
     assert (by_unit[units[0].pk].utilisation, by_unit[units[0].pk].workload) == (66.0, allocation.workload_id)
@@ -188,16 +195,16 @@ def test_live_shows_the_last_reading_and_nothing_where_it_is_stale(world: World)
 
 
 def test_charges_drill_down_from_cost_centre_to_lines_and_sum_at_each_step(morning: World) -> None:
-    total = reads.charges_by("cost_centre", MARCH).total.charged
+    total = charges_by("cost_centre", MARCH).total.charged
     assert total == Decimal("39.20")  # 9.60 + 4.80 + 7.20 and the static pool's 4 x 4 x 1.10
     where: dict[str, Any] = {}
     for dimension in ("cost_centre", "team", "project", "type", "workload"):
-        table = reads.charges_by(dimension, MARCH, **where)
+        table = charges_by(dimension, MARCH, **where)
         assert sum(group.charged for group in table.groups) == table.total.charged
         top = next(group for group in table.groups if group.name not in ("",))
         assert top.charged == top.used + top.idle + top.unmeasured + top.reserved_unused
         where[dimension] = top.key
-    lines = reads.charge_lines(MARCH, **where)
+    lines = charge_lines(MARCH, **where)
     assert sum(line.charged for line in lines) == top.charged
     assert all(line.allocation_id for line in lines)
 
@@ -223,21 +230,21 @@ def test_the_way_down_keeps_the_cent_that_a_row_was_given(morning: World) -> Non
             created_at=at(3),
         )
     lines = Charge.objects.filter(team_name="T")
-    above = reads.charges_by("cost_centre", MARCH, lines)
+    above = charges_by("cost_centre", MARCH, lines)
     assert sorted(group.charged for group in above.groups) == [
         Decimal("0.00"),
         Decimal("0.00"),
         Decimal("0.01"),
     ]
     for row in above.groups:
-        below = reads.charges_by("team", MARCH, lines, cost_centre=row.key)
+        below = charges_by("team", MARCH, lines, cost_centre=row.key)
         assert (below.total.charged, below.total.cost) == (row.charged, row.cost)
-        lowest = reads.charges_by("project", MARCH, lines, cost_centre=row.key, team=below.groups[0].key)
+        lowest = charges_by("project", MARCH, lines, cost_centre=row.key, team=below.groups[0].key)
         assert lowest.total.charged == row.charged
 
 
 def test_charged_time_is_split_into_busy_idle_and_what_nobody_measured(morning: World) -> None:
-    by_name = {group.name: group for group in reads.charges_by("team", MARCH, type="training").groups}
+    by_name = {group.name: group for group in charges_by("team", MARCH, type="training").groups}
     assert (by_name["Vision"].used, by_name["Vision"].idle, by_name["Vision"].unmeasured) == tuple(
         map(Decimal, ("3.84", "5.76", "0.00"))
     )
@@ -247,18 +254,18 @@ def test_charged_time_is_split_into_busy_idle_and_what_nobody_measured(morning: 
 
 def test_a_budget_shows_what_is_left_and_where_the_month_is_going(morning: World) -> None:
     team = morning.vision.team.pk
-    assert reads.find_budget_status(MARCH, at(14), team=team) is None
+    assert find_budget_status(MARCH, at(14), team=team) is None
     Budget.objects.create(team_id=team, month=MARCH, amount="100.00")
-    view = reads.find_budget_status(MARCH, at(14), team=team)
+    view = find_budget_status(MARCH, at(14), team=team)
     assert view is not None
     assert (view.spent, view.left, view.forecast) == (Decimal("27.20"), Decimal("72.80"), None)
-    later = reads.find_budget_status(MARCH, at(12, day=16), team=team)
+    later = find_budget_status(MARCH, at(12, day=16), team=team)
     assert later is not None
     assert later.forecast == Decimal("54.40")
 
 
 def test_the_price_in_force_is_the_newest_one_that_has_begun(rates: World) -> None:
-    card = reads.load_current_prices(at(9))
+    card = load_current_prices(at(9))
     assert card.of(rates.shared.pk, H100) == Decimal("2.40")
     assert card.of(rates.shared.pk, H100, SLOTS_PER_GPU // 4) == Decimal("0.60")
     assert card.of(rates.shared.pk, "B300") is None
@@ -278,8 +285,8 @@ def test_the_price_that_is_told_is_the_one_that_is_charged(world: World) -> None
         )
     told = {
         hour: (
-            reads.load_current_prices(at(hour)).of(shared.pk, H100),
-            reads.load_current_prices(at(hour)).of(static.pk, H100),
+            load_current_prices(at(hour)).of(shared.pk, H100),
+            load_current_prices(at(hour)).of(static.pk, H100),
         )
         for hour in (7, 8, 11, 13, 15)
     }
@@ -289,7 +296,7 @@ def test_the_price_that_is_told_is_the_one_that_is_charged(world: World) -> None
 
 
 def test_rhythm_is_known_only_where_something_was_measured(morning: World) -> None:
-    cells = reads.utilisation_heatmap(MORNING)
+    cells = utilisation_heatmap(MORNING)
     assert cells[0][9] == pytest.approx(0.4)
     assert cells[0][8] is None
     assert len(cells) == 7
@@ -298,10 +305,10 @@ def test_rhythm_is_known_only_where_something_was_measured(morning: World) -> No
 def test_figures_take_a_fixed_number_of_queries(morning: World) -> None:
     def count() -> int:
         with CaptureQueriesContext(connection) as queries:
-            reads.usage_waterfall(MORNING)
-            reads.usage_by("workload", MORNING)
-            reads.usage_over_time(MORNING, dimension="team")
-            reads.charges_by("workload", MARCH)
+            usage_waterfall(MORNING)
+            usage_by("workload", MORNING)
+            usage_over_time(MORNING, dimension="team")
+            charges_by("workload", MARCH)
         return len(queries)
 
     before = count()

@@ -14,13 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.models import Project, Team
-from telemetry import reads
 from telemetry.core.amounts import CENT, MICRO, round_amount
-from telemetry.ingest import agent_api
-from telemetry.ingest.samples import SAMPLE_STREAM_KEY, drain_stream
+from telemetry.ingest import agent_api, redis_client
+from telemetry.ingest.samples import drain_stream
+from telemetry.ingest.stream_format import SAMPLE_STREAM_KEY
 from telemetry.models import Charge, ChargedUntil, HealthRule, Statement, StatementLine
-from telemetry.money import statements
+from telemetry.money import close_checks, reconciliation, statement_export, statement_lines, statements
 from telemetry.money.charges import charge_all_gpus
+from telemetry.reads.chargeback import charges_by
 from telemetry.rollups.roll_up import roll_up_due_buckets
 from tests.telemetry.rows import (
     at,
@@ -85,12 +86,12 @@ def test_what_is_shown_of_pools_adds_up_in_rows_and_over_the_pools_within_three_
     figures: list[tuple[Decimal, ...]],
 ) -> None:
     pools = [
-        statements.CostReconciliation(
+        reconciliation.CostReconciliation(
             n, f"p{n}", *parts, cost=parts[0] - parts[1] + parts[2] + parts[3] + parts[4]
         )
         for n, parts in enumerate(figures)
     ]
-    rows = statements.reconciliation_in_cents(pools)
+    rows = reconciliation.reconciliation_in_cents(pools)
     shown = [{name: Decimal(row[name]) for name in FIGURES} for row in rows]
     for name in ("charged", "cost"):
         assert sum((row[name] for row in shown), Decimal(0)) == round_amount(
@@ -106,9 +107,9 @@ def test_what_is_shown_of_pools_adds_up_in_rows_and_over_the_pools_within_three_
 
 def test_a_pool_whose_sides_differ_shows_by_how_much() -> None:
     one = Decimal("10.00")
-    [row] = statements.reconciliation_in_cents(
+    [row] = reconciliation.reconciliation_in_cents(
         [
-            statements.CostReconciliation(
+            reconciliation.CostReconciliation(
                 1, "p", one, Decimal(0), Decimal(0), one, Decimal(0), Decimal("20.05")
             )
         ]
@@ -124,8 +125,10 @@ def test_a_difference_is_seen_whatever_rounding_does_to_the_figures(by: str) -> 
         parts = [[Decimal(dice.randint(-9_999, 9_999)) / 1000 for _ in range(5)] for _ in range(3)]
         costs = [each[0] - each[1] + each[2] + each[3] + each[4] for each in parts]
         costs[0] -= Decimal(by)
-        pools = [statements.CostReconciliation(n, f"p{n}", *each, costs[n]) for n, each in enumerate(parts)]
-        for pool, row in zip(pools, statements.reconciliation_in_cents(pools), strict=True):
+        pools = [
+            reconciliation.CostReconciliation(n, f"p{n}", *each, costs[n]) for n, each in enumerate(parts)
+        ]
+        for pool, row in zip(pools, reconciliation.reconciliation_in_cents(pools), strict=True):
             shown = {name: Decimal(row[name]) for name in FIGURES}
             left = shown["charged"] - shown["margin"] + shown["uncharged"] + shown["idle"] + shown["overhead"]
             seen = {"0.000001": "0.01", "-0.000001": "-0.01", "3.004": "3.00"}.get(by, by)
@@ -138,12 +141,12 @@ def test_what_is_charged_is_one_figure_in_the_line_in_the_tables_and_in_the_stat
     totals = statements.statement_totals(MARCH)
     for name in ("charged", "cost"):
         assert sum(Decimal(pool[name]) for pool in totals["pools"]) == Decimal(totals[name])
-    assert sum(line.amount for line in statements.statement_lines(MARCH)) == Decimal(totals["charged"])
-    assert reads.charges_by("team", MARCH).total.charged == Decimal(totals["charged"])
+    assert sum(line.amount for line in statement_lines.statement_lines(MARCH)) == Decimal(totals["charged"])
+    assert charges_by("team", MARCH).total.charged == Decimal(totals["charged"])
 
 
 def test_each_pool_adds_up_to_what_its_gpus_cost_to_the_last_decimal(busy_march: World) -> None:
-    pools = {pool.pool_name: pool for pool in statements.reconcile_costs(MARCH)}
+    pools = {pool.pool_name: pool for pool in reconciliation.reconcile_costs(MARCH)}
     assert set(pools) == {"Shared", "Vision only"}
     for pool in pools.values():
         assert pool.holds
@@ -155,7 +158,7 @@ def test_each_pool_adds_up_to_what_its_gpus_cost_to_the_last_decimal(busy_march:
 
 
 def test_the_lines_sum_to_the_total_to_the_cent(busy_march: World) -> None:
-    lines = statements.statement_lines(MARCH)
+    lines = statement_lines.statement_lines(MARCH)
     totals = statements.statement_totals(MARCH)
     assert sum(line.amount for line in lines) == Decimal(totals["charged"])
     assert sum(line.cost for line in lines) == Decimal(totals["cost"])
@@ -179,7 +182,7 @@ def test_prices_at_cost_make_no_margin(rates: World) -> None:
         end_code="failed",
     )
     charge_all_gpus(at(12, 5))
-    assert {pool.margin for pool in statements.reconcile_costs(MARCH)} == {Decimal(0)}
+    assert {pool.margin for pool in reconciliation.reconcile_costs(MARCH)} == {Decimal(0)}
 
 
 def test_a_closed_month_never_changes_by_a_byte(busy_march: World) -> None:
@@ -187,7 +190,7 @@ def test_a_closed_month_never_changes_by_a_byte(busy_march: World) -> None:
     open_end = hold(workload(world, world.vision), units_of(world.hosts["beta"])[0], at(20, day=31))
     charge_all_gpus(AFTER)
     statement = statements.close_month(month=MARCH, closed_by=world.finance, now=AFTER, currency="EUR")
-    before, totals = statements.statement_csv(MARCH), statements.statement_totals(MARCH)
+    before, totals = statement_export.statement_csv(MARCH), statements.statement_totals(MARCH)
     assert len(statement.digest) == 64
 
     Team.objects.filter(pk=world.vision.team.pk).update(name="Renamed")
@@ -198,17 +201,17 @@ def test_a_closed_month_never_changes_by_a_byte(busy_march: World) -> None:
     late_samples(world)
     charge_all_gpus(AFTER + dt.timedelta(hours=3))
 
-    assert statements.statement_csv(MARCH) == before
+    assert statement_export.statement_csv(MARCH) == before
     assert statements.statement_totals(MARCH) == totals
     late = Charge.objects.filter(corrects__month=MARCH, month=APRIL)
     assert sum(line.charged for line in late) == Decimal("5.999998")  # two hours at 2.999999, known too late
     assert sum(line.cost for line in late) == 0
-    assert all(pool.holds for pool in statements.reconcile_costs(APRIL))
+    assert all(pool.holds for pool in reconciliation.reconcile_costs(APRIL))
 
 
 def late_samples(world: World) -> None:
     """Samples of the closed month arrive and are rolled up."""
-    stream = agent_api.redis_client()
+    stream = redis_client.redis_client()
     stream.delete(SAMPLE_STREAM_KEY)
     late = batch(1, units_of(world.hosts["beta"])[0], at(20, 30, day=31), 60)
     agent_api.enqueue_batch(world.hosts["beta"].pk, late, AFTER)
@@ -278,23 +281,23 @@ def test_a_second_that_is_missing_from_the_ledger_stops_the_close(busy_march: Wo
     done = ChargedUntil.objects.order_by("gpu").first()
     assert done is not None
     ChargedUntil.objects.filter(pk=done.pk).update(since=done.since - dt.timedelta(seconds=1))
-    failing = [check["check"] for check in statements.close_checks(MARCH) if not check["ok"]]
+    failing = [check["check"] for check in close_checks.close_checks(MARCH) if not check["ok"]]
     assert "every second of every GPU is in exactly one bucket" in failing
     assert any("cost of the GPUs" in check for check in failing)
 
 
 @pytest.mark.parametrize("payer", ["guarantee", "use"])
 def test_idle_time_shared_by_teams_is_paid_in_full_and_only_by_them(busy_march: World, payer: str) -> None:
-    idle = sum(line.cost for line in statements.statement_lines(MARCH) if line.bucket == "unallocated")
+    idle = sum(line.cost for line in statement_lines.statement_lines(MARCH) if line.bucket == "unallocated")
     Statement.objects.filter(month=MARCH).update(idle_payer=payer)
-    shared = [line for line in statements.statement_lines(MARCH) if line.bucket == "unallocated"]
+    shared = [line for line in statement_lines.statement_lines(MARCH) if line.bucket == "unallocated"]
     assert sum(line.amount for line in shared if line.team) == idle
     assert {line.team for line in shared} <= {"Vision", "Language", "Robotics"}
 
 
 def test_the_csv_reads_back_as_the_lines(busy_march: World) -> None:
-    rows = list(csv.DictReader(io.StringIO(statements.statement_csv(MARCH, "EUR"))))
-    lines = statements.statement_lines(MARCH)
+    rows = list(csv.DictReader(io.StringIO(statement_export.statement_csv(MARCH, "EUR"))))
+    lines = statement_lines.statement_lines(MARCH)
     assert len(rows) == len(lines)
     assert sum(Decimal(row["amount"]) for row in rows) == sum(line.amount for line in lines)
     assert {row["currency"] for row in rows} == {"EUR"}
@@ -304,7 +307,7 @@ def test_the_csv_reads_back_as_the_lines(busy_march: World) -> None:
 def test_a_name_that_a_spreadsheet_would_run_is_shown_as_text(rates: World) -> None:
     Team.objects.filter(pk=rates.vision.team.pk).update(name="=1+1")
     charge_all_gpus(at(12, 5))
-    names = {row["team"] for row in csv.DictReader(io.StringIO(statements.statement_csv(MARCH)))}
+    names = {row["team"] for row in csv.DictReader(io.StringIO(statement_export.statement_csv(MARCH)))}
     assert "'=1+1" in names
     assert "=1+1" not in names
 

@@ -11,9 +11,9 @@ from django.utils import timezone
 
 from config.celery import app
 from telemetry import tasks
-from telemetry.ingest import agent_api
+from telemetry.ingest import agent_api, redis_client
 from telemetry.ingest.partitions import maintain_partitions
-from telemetry.ingest.samples import SAMPLE_STREAM_KEY
+from telemetry.ingest.stream_format import SAMPLE_STREAM_KEY
 from telemetry.models import Charge, HealthEvent, Retention, Rollup, Sample
 from tests.telemetry.rows import at, batch, hold, workload
 from tests.world import World, build_world, units_of
@@ -24,9 +24,9 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture
 def living(db: None) -> Iterator[World]:
     """The world as of two hours ago, for ticks that read the clock."""
-    agent_api.redis_client().delete(SAMPLE_STREAM_KEY)
+    redis_client.redis_client().delete(SAMPLE_STREAM_KEY)
     yield build_world(timezone.now() - timedelta(hours=2))
-    agent_api.redis_client().delete(SAMPLE_STREAM_KEY)
+    redis_client.redis_client().delete(SAMPLE_STREAM_KEY)
 
 
 def partitions() -> set[str]:

@@ -1,13 +1,11 @@
-"""Reads real GPUs through NVML. A process of its own:  python -m agent.gpu.nvml
+"""Answers questions about GPUs, one JSON object a line, in a process of its own: python -m agent.gpu.nvml
 
-A call into a hung driver can block for ever, and ending a process inside NVML has hung GPUs. So this process does nothing
-but answer questions, one JSON line each, and the agent goes on when an answer does not come (see ``nvml_reader``).
+A call into a hung driver can block for ever, and ending a process inside NVML has hung GPUs. Therefore this
+process only answers questions, and the agent continues when no answer comes (see ``agent.gpu.nvml_reader``).
 
     {"id": 1, "ask": "hardware" | "sample" | "occupancy" | "events" | "conditions"}
-    {"id": 1, "ask": "reshape", "about": {...}}      about and answer are those of agent.gpu.mig
+    {"id": 1, "ask": "reshape", "about": {...}}      for "about" and the answer see agent.gpu.mig
         ->   {"id": 1, "answer": ...} or {"id": 1, "error": "..."}
-
-The only module that imports pynvml. What a GPU does not support is None in its answer; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from agent.gpu.nvml.system import NvmlSystem
 
 
 def main() -> int:
-    """Answer until the questions end."""
+    """Answer questions from standard input until it ends. Return the exit status."""
     try:
         reader = NvmlSystem()
     except pynvml.NVMLError as error:

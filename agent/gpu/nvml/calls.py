@@ -9,7 +9,7 @@ import pynvml
 
 
 def value_or_none(call: Callable[..., Any], *arguments: Any) -> Any:
-    """The result, or None where this GPU or driver does not support the question."""
+    """Return the result of an NVML call, or None if this GPU or driver does not support it."""
     try:
         return call(*arguments)
     except pynvml.NVMLError:
@@ -17,4 +17,5 @@ def value_or_none(call: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def as_text(value: Any) -> str:
+    """Return an NVML string as str; '' for None."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value or "")

@@ -12,7 +12,7 @@ import pynvml
 from agent.gpu.nvml.calls import as_text, value_or_none
 from agent.host.gpu_locks import SLOTS_PER_GPU
 
-COMPUTE_SLICES = 7  # of every GPU that can be split into MIG instances
+COMPUTE_SLICES = 7  # per GPU that supports MIG
 
 
 GPM_METRICS = {
@@ -25,7 +25,7 @@ GPM_METRICS = {
 NOMINAL_GB = (4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 72, 80, 94, 96, 128, 141, 144, 180, 192, 288)
 
 
-# The NVIDIA driver tells which minor of /dev/nvidia-caps guards a MIG instance here.
+# The driver's files that name the minor number in /dev/nvidia-caps of each MIG instance.
 MIG_CAPABILITIES_FOLDER = Path("/proc/driver/nvidia/capabilities")
 
 
@@ -39,24 +39,24 @@ NVLINK_ERROR_COUNTERS = (
 NVLINK_THROUGHPUT_FIELDS = (
     pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
     pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
-)  # KiB, all links
+)  # KiB over all links
 
 
-ALL_LINKS = 0xFFFFFFFF  # as a field's scope
+ALL_LINKS = 0xFFFFFFFF  # scope of a field value
 
 
 def model_name(name: str, memory_mib: int) -> str:
-    """ "NVIDIA H100 80GB HBM3" with its memory as "H100-80GB": the family, and the size it is sold as."""
+    """Return the family and nominal memory size, e.g. "H100-80GB" for "NVIDIA H100 80GB HBM3"."""
     plain = re.sub(r"^(NVIDIA|Tesla|Quadro|GeForce)\s+", "", re.sub(r"^NVIDIA\s+", "", name)).replace(
         "GeForce ", ""
     )
     family = re.match(r"(RTX (?:PRO )?\w+(?: Ti| SUPER| Ada)?|GTX \w+|[A-Z]{1,2}\d+[A-Za-z]*)", plain)
-    size = min(NOMINAL_GB, key=lambda sold: abs(sold - memory_mib / 1024))
+    size = min(NOMINAL_GB, key=lambda nominal: abs(nominal - memory_mib / 1024))
     return f"{family[1].replace(' ', '-') if family else plain.replace(' ', '-')}-{size}GB"
 
 
 class NvmlGpu:
-    """One GPU and its MIG instances."""
+    """One GPU and its MIG instances, as NVML reports them."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -66,11 +66,11 @@ class NvmlGpu:
         self.memory_mib = pynvml.nvmlDeviceGetMemoryInfo(self.handle).total >> 20
         self.model = model_name(as_text(pynvml.nvmlDeviceGetName(self.handle)), self.memory_mib)
         self.instances = self._instances()
-        self.earlier: dict[str, Any] = {}  # per unit: the last GPM sample
+        self.earlier: dict[str, Any] = {}  # last GPM sample by unit
         pci = value_or_none(pynvml.nvmlDeviceGetPciInfo, self.handle)
         self.pci_bus_id = as_text(pci.busId) if pci is not None else ""
         self.links = self._links()
-        self.link_bytes: tuple[float, int] | None = None  # the moment and the counter of the last sample
+        self.link_bytes: tuple[float, int] | None = None  # time and counter of the last sample
 
     def _instances(self) -> list[dict[str, Any]]:
         mode = value_or_none(pynvml.nvmlDeviceGetMigMode, self.handle)
@@ -112,7 +112,7 @@ class NvmlGpu:
         return bool(mode and mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE)
 
     def seen(self) -> dict[str, Any]:
-        """As ``protocol.GpuSeen``, with the device nodes of each unit beside it."""
+        """Return this GPU as a JSON object with the fields of ``protocol.GpuSeen``."""
         capability = value_or_none(pynvml.nvmlDeviceGetCudaComputeCapability, self.handle) or (0, 0)
         units = [
             {key: instance[key] for key in ("uuid", "profile", "first_slot", "slots", "memory_mib")}
@@ -143,7 +143,7 @@ class NvmlGpu:
         }
 
     def _links(self) -> dict[int, int]:
-        """Of each NVLink that this board has: 1 when it is up."""
+        """Return for each NVLink of this board 1 if it is up, else 0."""
         states = {
             link: value_or_none(pynvml.nvmlDeviceGetNvLinkState, self.handle, link)
             for link in range(pynvml.NVML_NVLINK_MAX_LINKS)
@@ -159,21 +159,23 @@ class NvmlGpu:
         return f"x{width} of x{most}" + (f", up to generation {generation}" if generation else "")
 
     def partners(self) -> set[str]:
-        """What the links that are up lead to: "switch", or the PCI address of another GPU."""
+        """Return the peers of the NVLinks that are up: "switch", or the PCI address of another GPU."""
         found = set()
         for link, is_up in self.links.items():
             if not is_up:
                 continue
             kind = value_or_none(pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, self.handle, link)
-            other = value_or_none(pynvml.nvmlDeviceGetNvLinkRemotePciInfo, self.handle, link)
+            remote = value_or_none(pynvml.nvmlDeviceGetNvLinkRemotePciInfo, self.handle, link)
             if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
                 found.add("switch")
-            elif other is not None and as_text(other.busId):
-                found.add(as_text(other.busId).lower())
+            elif remote is not None and as_text(remote.busId):
+                found.add(as_text(remote.busId).lower())
         return found
 
     def condition(self) -> dict[str, Any]:
-        """What ``agent.gpu.conditions`` makes events of. None: not supported, or not known just now."""
+        """Return the values that ``agent.gpu.conditions`` compares; None where unsupported or unknown at
+        present.
+        """
         rows = value_or_none(pynvml.nvmlDeviceGetRemappedRows, self.handle)
         self.links = self._links() or self.links
         errors = [
@@ -208,7 +210,7 @@ class NvmlGpu:
         return False
 
     def devices(self) -> dict[str, list[str]]:
-        """Per unit: the device nodes it needs beside the ones all GPUs share."""
+        """Return per unit the device nodes that it needs in addition to the nodes that all GPUs share."""
         node = f"/dev/nvidia{self.minor}" if self.minor is not None else ""
         found = {self.uuid: [node] if node else []}
         for instance in self.instances:
@@ -221,7 +223,9 @@ class NvmlGpu:
         return found
 
     def samples(self) -> list[dict[str, Any]]:
-        """One reading per unit, in the words of ``protocol.SampleRow``, with the pids of its compute processes."""
+        """Return one reading per unit, with the fields of ``protocol.SampleRow`` and the pids of its compute
+        processes.
+        """
         if not self.is_split:
             return [
                 {
@@ -244,7 +248,10 @@ class NvmlGpu:
         ]
 
     def occupancy(self) -> list[dict[str, Any]]:
-        """Per unit its memory in use and its compute processes: nothing of what ``samples`` measures from look to look."""
+        """Return the memory in use and the compute processes of each unit.
+
+        Reads no rates, so that a call between two samples does not disturb them.
+        """
         units = self.instances if self.is_split else [{"uuid": self.uuid, "handle": self.handle}]
         return [
             {
@@ -280,9 +287,7 @@ class NvmlGpu:
         }
 
     def _field(self, number: int) -> int | None:
-        return (
-            self._field_value(number) or None
-        )  # 0 degrees is how some boards say that they have no such sensor
+        return self._field_value(number) or None  # some boards report 0 degrees when they lack the sensor
 
     def _field_value(self, number: int, scope: int = 0) -> int | None:
         values = value_or_none(pynvml.nvmlDeviceGetFieldValues, self.handle, [(number, scope)])
@@ -295,7 +300,7 @@ class NvmlGpu:
         return int(values[0].value.ullVal if wide else values[0].value.uiVal)
 
     def _link_kib(self) -> int | None:
-        """KiB a second over all its links since the last look; None where they are not counted, and at the first look."""
+        """Return KiB/s over all NVLinks since the last sample; None at the first sample or if not counted."""
         counts = (
             [self._field_value(number, ALL_LINKS) for number in NVLINK_THROUGHPUT_FIELDS]
             if self.links
@@ -317,7 +322,9 @@ class NvmlGpu:
         return {"pids": [[process.pid, bytes_to_mib(process.usedGpuMemory)] for process in found]}
 
     def _gpm(self, unit: str, instance: int | None) -> dict[str, Any]:
-        """SM and tensor activity since the last look (Hopper and newer); None elsewhere and at the first look."""
+        """Return SM and tensor activity since the last sample (Hopper and newer); None elsewhere and at the
+        first sample.
+        """
         unknown: dict[str, Any] = dict.fromkeys(GPM_METRICS)
         support = value_or_none(pynvml.nvmlGpmQueryDeviceSupport, self.handle)
         if support is None or not support.isSupportedDevice:
@@ -342,19 +349,20 @@ class NvmlGpu:
 
 
 def _rate_between(before: Any, after: Any) -> dict[str, Any]:
+    """Return the GPM metrics in percent between two samples; {} if the driver can't compute them."""
     question = pynvml.c_nvmlGpmMetricsGet_t()
     question.version = pynvml.NVML_GPM_METRICS_GET_VERSION
     question.numMetrics = len(GPM_METRICS)
     question.sample1, question.sample2 = before, after
-    for place, metric in enumerate(GPM_METRICS.values()):
-        question.metrics[place].metricId = metric
+    for number, metric in enumerate(GPM_METRICS.values()):
+        question.metrics[number].metricId = metric
     if value_or_none(pynvml.nvmlGpmMetricsGet, question) is None:
         return {}
     return {
-        name: min(100.0, max(0.0, question.metrics[place].value))
-        for place, name in enumerate(GPM_METRICS)
-        if question.metrics[place].nvmlReturn == pynvml.NVML_SUCCESS
-        and question.metrics[place].value == question.metrics[place].value
+        name: min(100.0, max(0.0, question.metrics[number].value))
+        for number, name in enumerate(GPM_METRICS)
+        if question.metrics[number].nvmlReturn == pynvml.NVML_SUCCESS
+        and question.metrics[number].value == question.metrics[number].value
     }
 
 

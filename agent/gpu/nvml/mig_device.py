@@ -13,11 +13,14 @@ from agent.gpu import mig
 from agent.gpu.nvml.calls import as_text, value_or_none
 from agent.protocol import GeometryPart
 
-MAX_PLACEMENTS = 16  # of one profile on one GPU; NVML has 7 at most
+MAX_PLACEMENTS = 16  # per profile and GPU; NVML has at most 7
 
 
 def mig_profiles(handle: Any) -> list[dict[str, Any]]:
-    """As ``protocol.MigProfileSeen``, with NVML's ``id``. Where instances may begin some drivers tell only while MIG is on."""
+    """Return the MIG profiles of a GPU: the fields of ``protocol.MigProfileSeen`` and NVML's ``id``.
+
+    Some drivers report the placements only while MIG mode is on.
+    """
     if value_or_none(pynvml.nvmlDeviceGetMigMode, handle) is None:
         return []
     found = []
@@ -43,7 +46,7 @@ def mig_profiles(handle: Any) -> list[dict[str, Any]]:
 
 
 def _profile_info(handle: Any, number: int) -> Any:
-    """With its name where the driver is new enough to tell it."""
+    """Return the GPU instance profile, with its name if the driver supports that; None if there is none."""
     info = value_or_none(pynvml.nvmlDeviceGetGpuInstanceProfileInfo, handle, number)
     return (
         info
@@ -53,7 +56,9 @@ def _profile_info(handle: Any, number: int) -> Any:
 
 
 def _placements(handle: Any, profile: int) -> list[tuple[int, int]]:
-    """(start, size) of each place where an instance may begin, on an empty GPU; none where the driver does not tell."""
+    """Return the possible (start, size) of instances of a profile on an empty GPU; [] where the driver does
+    not report them.
+    """
     found = (pynvml.c_nvmlGpuInstancePlacement_t * MAX_PLACEMENTS)()
     count = ctypes.c_uint(MAX_PLACEMENTS)
     if (
@@ -67,7 +72,10 @@ def _placements(handle: Any, profile: int) -> list[tuple[int, int]]:
 
 
 class NvmlMigGpu:
-    """One real GPU as ``mig.Board``: every refusal of the driver is a Trouble in words."""
+    """One real GPU that implements ``mig.MigGpu``.
+
+    Every NVML error becomes a MigError with a readable message.
+    """
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
@@ -75,33 +83,41 @@ class NvmlMigGpu:
         self._names = {profile["id"]: profile["name"] for profile in self._profiles}
 
     def parts(self) -> list[str] | None:
-        """Profiles of its instances, '' for one without a compute instance. None: it is not split."""
+        """Return the profiles of the instances, '' for one without a compute instance; None if MIG mode is
+        off.
+        """
         mode = _mig_call("MIG mode", pynvml.nvmlDeviceGetMigMode, self._handle)
         if mode[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
             return None
         return [self._names[profile] if _compute_instances(gi) else "" for profile, gi in self._instances()]
 
     def split(self, on: bool) -> None:
-        """MIG mode, now. Where it would need a reset first, what is pending is taken back."""
-        wanted = pynvml.NVML_DEVICE_MIG_ENABLE if on else pynvml.NVML_DEVICE_MIG_DISABLE
-        status = _mig_call("MIG mode", pynvml.nvmlDeviceSetMigMode, self._handle, wanted)
+        """Switch MIG mode.
+
+        If the driver would need a GPU reset first, cancel the pending change and raise MigError.
+        """
+        mode_wanted = pynvml.NVML_DEVICE_MIG_ENABLE if on else pynvml.NVML_DEVICE_MIG_DISABLE
+        status = _mig_call("MIG mode", pynvml.nvmlDeviceSetMigMode, self._handle, mode_wanted)
         mode = _mig_call("MIG mode", pynvml.nvmlDeviceGetMigMode, self._handle)
-        if mode[0] == wanted:
+        if mode[0] == mode_wanted:
             return
         value_or_none(pynvml.nvmlDeviceSetMigMode, self._handle, mode[0])
         raise mig.MigError(f"MIG mode: {_error_text(status) if status else 'the GPU needs a reset first'}")
 
     def clear(self) -> None:
-        """Compute instances first, then what they lie in."""
+        """Destroy every compute instance and then its GPU instance."""
         for profile, gi in self._instances():
             for ci in _compute_instances(gi):
                 _mig_call(f"taking {self._names[profile]} away", pynvml.nvmlComputeInstanceDestroy, ci)
             _mig_call(f"taking {self._names[profile]} away", pynvml.nvmlGpuInstanceDestroy, gi)
 
     def make(self, part: GeometryPart) -> None:
-        """The instance, and one compute instance that is all of it. What can't be completed is taken away again by ``clear``."""
-        # Now that MIG is on the driver may know more places than before.
-        profile = next((one for one in self._profiles if one["name"] == part.profile), None)
+        """Create a GPU instance and one compute instance that spans it.
+
+        ``clear`` removes an incomplete instance.
+        """
+
+        profile = next((known for known in self._profiles if known["name"] == part.profile), None)
         if profile is None:
             raise mig.MigError(f"{part.profile}: not a profile of this GPU")
         what = f"making {part.profile}"
@@ -119,7 +135,7 @@ class NvmlMigGpu:
         raise mig.MigError(f"{what}: the driver has no compute instance of {profile['slices']} slices")
 
     def _instances(self) -> list[tuple[int, Any]]:
-        """(id of the profile, handle) of each."""
+        """Return (profile id, handle) of each GPU instance."""
         found = []
         for profile in self._profiles:
             handles = (pynvml.c_nvmlGpuInstance_t * MAX_PLACEMENTS)()
@@ -153,7 +169,7 @@ def _compute_instances(gi: Any) -> list[Any]:
     return found
 
 
-# What the driver's refusals mean for whoever wanted another geometry.
+# Texts shown to operators whose geometry change the driver refused.
 NVML_ERROR_TEXTS = {
     pynvml.NVML_ERROR_IN_USE: "a process still uses the GPU",
     pynvml.NVML_ERROR_NO_PERMISSION: "the agent may not do that: it has to run as root",

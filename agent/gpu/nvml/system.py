@@ -18,7 +18,7 @@ WATCHED_EVENT_TYPES = (pynvml.nvmlEventTypeXidCriticalError, pynvml.nvmlEventTyp
 MAX_EVENTS_PER_READ = 100
 
 
-# nvmlGpuTopologyLevel_t: the nearest that two GPUs have in common.
+# nvmlGpuTopologyLevel_t: the closest common ancestor of two GPUs.
 TOPOLOGY_LEVELS = {
     0: "the same board",
     10: "one PCIe switch",
@@ -30,41 +30,49 @@ TOPOLOGY_LEVELS = {
 
 
 def _cuda_version_text(number: int | None) -> str:
-    """12040 as "12.4"."""
+    """Return e.g. "12.4" for 12040; '' if unknown."""
     return "" if not number else f"{number // 1000}.{number % 1000 // 10}"
 
 
+def _has_nvlink_between(partners: set[str], other_bus_id: str, other_partners: set[str]) -> bool:
+    return "switch" in partners & other_partners or (bool(other_bus_id) and other_bus_id.lower() in partners)
+
+
 def _pci_bus_id(index: int) -> str:
-    """Also of a GPU that says nothing else, where the driver still knows it; '' else."""
+    """Return the PCI address of a GPU, also of one that answers nothing else; '' if the driver does not know
+    it.
+    """
     handle = value_or_none(pynvml.nvmlDeviceGetHandleByIndex, index)
     pci = value_or_none(pynvml.nvmlDeviceGetPciInfo, handle) if handle is not None else None
     return as_text(pci.busId) if pci is not None else ""
 
 
 class NvmlSystem:
-    """All GPUs of this machine."""
+    """All GPUs of this host."""
 
     def __init__(self) -> None:
         pynvml.nvmlInit()
         self.gpus: list[NvmlGpu] = []
-        self.unread: dict[int, str] = {}  # by index: why a GPU that the driver counts can't be read
-        self.unwatched: list[int] = []
-        self._asked_to_watch: set[int] = set()  # by index
+        self.unread: dict[int, str] = {}  # index of each GPU that can't be read -> reason
+        self.unwatched: list[int] = []  # indices of GPUs without hardware events
+        self._registered: set[int] = set()  # indices of GPUs whose events were registered
         self.events_set = value_or_none(pynvml.nvmlEventSetCreate)
         for index in range(pynvml.nvmlDeviceGetCount()):
             self._open(index)
 
     def _open(self, index: int) -> None:
-        """One that can't be read keeps nobody from the others."""
+        """Open the GPU at ``index``. One that can't be read goes to ``unread``; the others stay usable."""
         try:
             gpu = NvmlGpu(index)
         except pynvml.NVMLError as error:
             self.unread[index] = str(error)
             return
         self.unread.pop(index, None)
-        self.gpus = sorted([*self.gpus, gpu], key=lambda each: each.index)
-        if index not in self._asked_to_watch:  # asked a second time the driver might queue each event twice
-            self._asked_to_watch.add(index)
+        self.gpus = sorted([*self.gpus, gpu], key=lambda known: known.index)
+        if (
+            index not in self._registered
+        ):  # after a second registration the driver might queue each event twice
+            self._registered.add(index)
             if not self._watch(gpu):
                 self.unwatched.append(index)
 
@@ -73,7 +81,7 @@ class NvmlSystem:
             self._open(index)
 
     def _watch(self, gpu: NvmlGpu) -> bool:
-        """Have the driver queue what happens to this GPU; False where it can't."""
+        """Register this GPU's hardware events. Return False if the driver does not support them."""
         supported = value_or_none(pynvml.nvmlDeviceGetSupportedEventTypes, gpu.handle)
         wanted = sum(kind for kind in WATCHED_EVENT_TYPES if supported is not None and supported & kind)
         if not wanted or self.events_set is None:
@@ -85,7 +93,7 @@ class NvmlSystem:
         return True
 
     def hardware(self) -> dict[str, Any]:
-        """The inventory. GPUs that could not be read are looked at once more."""
+        """Return the inventory. Tries again to open the GPUs that could not be read."""
         self._open_unread()
         notes = [f"GPU {index} does not report hardware events." for index in self.unwatched]
         notes += [
@@ -110,25 +118,29 @@ class NvmlSystem:
         }
 
     def _offers(self) -> dict[str, list[dict[str, Any]]]:
-        """By model: what it can be split into. Of equal boards the one that tells most counts."""
+        """Return the MIG profiles by model.
+
+        Of several equal boards, the one that reports the most placements counts.
+        """
         offers: dict[str, list[dict[str, Any]]] = {}
         for gpu in self.gpus:
             found = [
-                {key: value for key, value in one.items() if key != "id"} for one in mig_profiles(gpu.handle)
+                {key: value for key, value in profile.items() if key != "id"}
+                for profile in mig_profiles(gpu.handle)
             ]
-            if sum(len(one["starts"]) for one in found) > sum(
-                len(one["starts"]) for one in offers.get(gpu.model, [])
-            ) or (found and gpu.model not in offers):
+            placements = sum(len(profile["starts"]) for profile in found)
+            most = sum(len(profile["starts"]) for profile in offers.get(gpu.model, []))
+            if placements > most or (found and gpu.model not in offers):
                 offers[gpu.model] = found
         return offers
 
     def _seen(self) -> list[dict[str, Any]]:
-        """Every GPU, with the group of those that reach each other over NVLink, and how it reaches the others."""
+        """Return every GPU, with its NVLink group and the connection to each other GPU."""
         groups = self._groups()
         seen = [gpu.seen() for gpu in self.gpus]
-        for gpu, told in zip(self.gpus, seen, strict=True):
-            told["nvlink_group"] = groups.get(gpu.index)
-            told["links"] = {}
+        for gpu, row in zip(self.gpus, seen, strict=True):
+            row["nvlink_group"] = groups.get(gpu.index)
+            row["links"] = {}
             for other in self.gpus:
                 if other is gpu:
                     continue
@@ -140,37 +152,37 @@ class NvmlSystem:
                     else TOPOLOGY_LEVELS.get(level, "")
                 )
                 if way:
-                    told["links"][other.uuid] = way
+                    row["links"][other.uuid] = way
         return seen
 
     def _groups(self) -> dict[int, int]:
-        """By GPU index, the number of its NVLink group: all on switches are one, others are one when links lead between them."""
+        """Return the NVLink group number by GPU index.
+
+        GPUs on NVSwitches form one group. Other GPUs form a group if NVLinks connect them.
+        """
         partners = {gpu.index: gpu.partners() for gpu in self.gpus}
-        of = {gpu.index: gpu.index for gpu in self.gpus if gpu.links and any(gpu.links.values())}
-        for gpu in self.gpus:
-            for other in self.gpus:
-                if (
-                    gpu.index in of
-                    and other.index in of
-                    and (
-                        "switch" in partners[gpu.index] & partners[other.index]
-                        or (other.pci_bus_id and other.pci_bus_id.lower() in partners[gpu.index])
-                    )
-                ):
-                    low, high = sorted((of[gpu.index], of[other.index]))
-                    of = {index: low if group == high else group for index, group in of.items()}
-        numbers = {group: number for number, group in enumerate(sorted(set(of.values())))}
-        return {index: numbers[group] for index, group in of.items()}
+        group_of = {gpu.index: gpu.index for gpu in self.gpus if gpu.links and any(gpu.links.values())}
+        linked = [gpu for gpu in self.gpus if gpu.index in group_of]
+        for gpu in linked:
+            for other in linked:
+                if _has_nvlink_between(partners[gpu.index], other.pci_bus_id, partners[other.index]):
+                    low, high = sorted((group_of[gpu.index], group_of[other.index]))
+                    group_of = {index: low if group == high else group for index, group in group_of.items()}
+        numbers = {group: number for number, group in enumerate(sorted(set(group_of.values())))}
+        return {index: numbers[group] for index, group in group_of.items()}
 
     def reshape(self, about: dict[str, Any]) -> dict[str, Any] | None:
-        """Split a GPU otherwise; its instances, and what may have changed with a reset, are read anew, whatever came of it. A GPU
-        that can't be read then is one of the unread: its old instances may be gone."""
+        """Change the MIG geometry of a GPU. None if a process holds a part of the GPU.
+
+        Afterwards the GPU is opened anew in any case, because a reset may have changed it. A GPU that can't
+        be opened then goes to ``unread``: its old instances may no longer exist.
+        """
         locks_folder, uuid, parts, before = mig.request_from_json(about)
         self._open_unread()
         gpu = next((gpu for gpu in self.gpus if gpu.uuid == uuid), None)
-        if gpu is None and self.unread:  # it may be one of these, and changed when this was asked before
-            whys = "; ".join(f"GPU {index}: {why}" for index, why in sorted(self.unread.items()))
-            return asdict(mig.ReshapeOutcome("unsure", f"it can't be read ({whys})"))
+        if gpu is None and self.unread:  # it may be one of these, changed by an earlier attempt
+            reasons = "; ".join(f"GPU {index}: {why}" for index, why in sorted(self.unread.items()))
+            return asdict(mig.ReshapeOutcome("unsure", f"it can't be read ({reasons})"))
         if gpu is None:
             return asdict(mig.ReshapeOutcome("failed", "this host does not have that GPU"))
         try:
@@ -181,19 +193,19 @@ class NvmlSystem:
         return None if outcome is None else asdict(outcome)
 
     def conditions(self) -> dict[str, dict[str, Any]]:
-        """By GPU uuid: what can be wrong with it without an event."""
+        """Return by GPU uuid the values that ``agent.gpu.conditions`` compares."""
         return {gpu.uuid: gpu.condition() for gpu in self.gpus}
 
     def sample(self) -> list[dict[str, Any]]:
-        """One reading per unit."""
+        """Return one reading per unit."""
         return [row for gpu in self.gpus for row in gpu.samples()]
 
     def occupancy(self) -> list[dict[str, Any]]:
-        """Memory and processes per unit."""
+        """Return memory and processes of each unit."""
         return [row for gpu in self.gpus for row in gpu.occupancy()]
 
     def events(self) -> list[dict[str, Any]]:
-        """What the driver queued since the last call."""
+        """Return the hardware events that the driver queued since the last call."""
         found: list[dict[str, Any]] = []
         while self.events_set is not None and len(found) < MAX_EVENTS_PER_READ:
             event = value_or_none(pynvml.nvmlEventSetWait_v2, self.events_set, 1)

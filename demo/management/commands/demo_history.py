@@ -1,4 +1,4 @@
-"""``manage.py demo_history``: load the demo's simulated past behind the running site; pages show how far it is."""
+"""``manage.py demo_history``: load the demo's simulated past while the site runs; pages show the progress."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 from django.core.management.base import BaseCommand
 from django.utils import timezone
 
-from demo import simulated_past
+from demo import past_rows, simulated_past
 from demo.simulated_usage import defer_charges, load_simulated_usage
 from portal.models import Organisation
 from scheduler.models import Workload
 
 
 class Command(BaseCommand):
-    help = "Simulate the demo's past with the real engine, then its use and charges. May be stopped and run again."
+    help = "Simulate the demo's past with the real engine, then its usage and charges. It can be interrupted."
 
     def handle(self, *args: Any, **options: Any) -> None:
         organisation = Organisation.objects.get()
@@ -27,9 +27,9 @@ class Command(BaseCommand):
         past = simulated_past.simulate_past(end)
         if not Workload.objects.filter(simulated=True).exists():
             _save_progress(5, 100, "writing the past's workloads")
-            simulated_past.write_past(past)
+            past_rows.write_past(past)
         load_simulated_usage(
-            simulated_past.utilisation_by_workload(past),
+            past_rows.utilisation_by_workload(past),
             start=past.start,
             end=end,
             now=timezone.now(),
@@ -40,5 +40,5 @@ class Command(BaseCommand):
 
 
 def _save_progress(done: int, total: int, words: str) -> None:
-    """Where pages read the progress from."""
+    """Store the progress, which pages show."""
     Organisation.objects.update(history_progress={"done": done, "total": total, "words": words})

@@ -1,4 +1,4 @@
-"""``manage.py demo_work``: wait for the demo's hosts, then submit the work that runs and waits when the first page opens."""
+"""``manage.py demo_work``: wait for the demo's hosts, then submit the initial work."""
 
 from __future__ import annotations
 

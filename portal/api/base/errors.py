@@ -21,8 +21,8 @@ ALLOWED_PREFIX = "allowed: "  # prefix of a message without the field's name
 
 
 class ErrorSerializer(serializers.Serializer[Any]):
-    field = serializers.CharField(help_text="Which field it is about; empty: the request as a whole.")
-    value = serializers.JSONField(allow_null=True, help_text="What was given, shortened.")
+    field = serializers.CharField(help_text="The field; empty: the whole request.")
+    value = serializers.JSONField(allow_null=True, help_text="The given value, shortened.")
     message = serializers.CharField(help_text="What is wrong and what is allowed.")
 
 
@@ -35,7 +35,7 @@ class ErrorsSerializer(serializers.Serializer[Any]):
     """The one shape of every refusal."""
 
     errors = ErrorSerializer(many=True)  # type: ignore[assignment]
-    code = serializers.CharField(required=False, help_text="The engine's reason code, where it gave one.")
+    code = serializers.CharField(required=False, help_text="The engine's reason code, if any.")
     numbers = serializers.DictField(
         child=serializers.JSONField(), required=False, help_text="The reason's numbers."
     )

@@ -65,10 +65,10 @@ ROW_REFERENCES = frozenset(
 
 
 def public_numbers(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a reason's numbers without keys of rows, which clients cannot use and which may belong to
-    others.
+    """Return a reason's numbers without keys of rows.
 
-    The sentence names the rows that the reader may know.
+    Clients cannot use keys, and the rows may belong to others. The sentence names the rows that the reader
+    may know.
     """
     return {
         name: value

@@ -38,7 +38,10 @@ class StrictSerializer(serializers.Serializer[Any]):
                     or "none"
                 )
                 raise ValidationError(
-                    {display_value(name)[1:-1]: f"is no field here; allowed: {allowed}." for name in unknown}
+                    {
+                        display_value(name)[1:-1]: f"is not a field of this request; allowed: {allowed}."
+                        for name in unknown
+                    }
                 )
             numbers = [
                 name

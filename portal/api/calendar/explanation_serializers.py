@@ -20,7 +20,7 @@ class AheadShape(ResponseSerializer):
     id = serializers.UUIDField(source="workload.public_id")
     name = serializers.CharField(source="workload.name")
     owner = serializers.CharField(source="workload.owner.username")
-    rule = serializers.CharField(source="part", help_text="the part of the order that decides")
+    rule = serializers.CharField(source="part", help_text="the criterion of the queue order that decides")
     because = serializers.SerializerMethodField()
 
     def get_because(self, row: WorkloadAhead) -> str:
@@ -36,10 +36,10 @@ class WithoutShape(ResponseSerializer):
 
 
 class WhyThemShape(ResponseSerializer):
-    rule = serializers.CharField(help_text="what decides between the two")
+    rule = serializers.CharField(help_text="the rule that decides between the two")
     numbers = numbers_field()
     sentence = serializers.CharField()
-    without = WithoutShape(help_text="what the plan would say if the other one was not there")
+    without = WithoutShape(help_text="the plan if the other workload did not exist")
 
 
 class FairnessShape(ResponseSerializer):
@@ -56,10 +56,10 @@ class FairnessShape(ResponseSerializer):
     weight = serializers.IntegerField()
     share_of_use = serializers.FloatField(source="share", help_text="its part of all past use, 0 to 1")
     fair_part = serializers.FloatField(
-        source="fair_share", help_text="the part that its weight stands for, 0 to 1"
+        source="fair_share", help_text="the share that its weight entitles to, 0 to 1"
     )
     ratio = serializers.FloatField(
-        allow_null=True, help_text="share of use by fair part; the lowest borrows next"
+        allow_null=True, help_text="share of use divided by fair share; the lowest borrows next"
     )
 
 
@@ -81,20 +81,18 @@ class WhyShape(ResponseSerializer):
     sentence = serializers.CharField()
     position = serializers.IntegerField(allow_null=True)
     expected_start = serializers.DateTimeField(allow_null=True)
-    likely_from = serializers.DateTimeField(
-        allow_null=True, help_text="null while too little is known of past starts"
-    )
+    likely_from = serializers.DateTimeField(allow_null=True, help_text="null with too few past starts")
     likely_by = serializers.DateTimeField(
         allow_null=True, help_text="the upper end of the range; never a guarantee"
     )
-    past_starts = PastStartsShape(help_text="how good the expected starts of its pool were")
+    past_starts = PastStartsShape(help_text="accuracy of the expected starts of its pool")
     ahead = AheadShape(
         many=True,
-        help_text="those that wait, too, have their turn first and that you may see; the nearest 10",
+        help_text="visible waiting workloads ahead of it; the nearest 10",
     )
-    ahead_more = serializers.IntegerField(help_text="how many others have their turn first")
-    blockers = BlockerShape(many=True, help_text="those that you may see")
-    hidden_blockers = serializers.IntegerField(help_text="how many more there are")
+    ahead_more = serializers.IntegerField(help_text="number of other workloads ahead of it")
+    blockers = BlockerShape(many=True, help_text="the visible ones")
+    hidden_blockers = serializers.IntegerField(help_text="number of the others")
     decisions = DecisionShape(many=True, help_text="newest first, at most 20")
 
 
@@ -102,8 +100,8 @@ class AnotherTimeShape(WindowShape):
     """A window in which a reservation would fit now, within the team's guarantee."""
 
     words = serializers.CharField()
-    needs_approval = serializers.BooleanField(help_text="above what the pool confirms at once")
-    request = ReservationWish(help_text="as reservations_request takes it")  # type: ignore[assignment]
+    needs_approval = serializers.BooleanField(help_text="larger than the pool's threshold for approval")
+    request = ReservationWish(help_text="a body for reservations_request")  # type: ignore[assignment]
 
 
 def reservation_window_body(other: AlternativeWindow) -> dict[str, Any]:

@@ -67,10 +67,7 @@ class WorkloadExplanationView(ApiView):
 class CompareTurnsView(ApiView):
     @extend_schema(operation_id="workloads_why_them", responses=shapes.WhyThemShape)
     def get(self, request: Request, id: UUID, other: UUID) -> Response:
-        """Explain why another waiting or running workload of the same pool goes first:
-
-        the deciding rule with its numbers.
-        """
+        """Explain why another workload of the same pool goes first: the rule that decides, with numbers."""
         mine, theirs = _get_workload_or_404(self, id), _get_workload_or_404(self, other)
         now = self.now
         with metered_planning(self.actor, now):
@@ -108,9 +105,7 @@ class FasterAlternativesView(ApiView):
 class ReservationWindowsView(ApiView):
     @extend_schema(operation_id="workloads_windows", responses=shapes.AnotherTimeShape(many=True))
     def get(self, request: Request, id: UUID) -> Response:
-        """List the first windows in which a reservation of a waiting workload's hardware fits, with time to
-        request it.
-        """
+        """List the first windows in which a reservation of a waiting workload's hardware fits."""
         now = self.now
         with metered_planning(self.actor, now):
             found = wait_explanation.alternative_windows(_get_workload_or_404(self, id), self.actor, now)

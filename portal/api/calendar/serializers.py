@@ -41,8 +41,8 @@ class ReservationShape(ResponseSerializer):
     labels_required = serializers.DictField(child=serializers.CharField())
     labels_preferred = serializers.DictField(child=serializers.CharField())
     spread = serializers.BooleanField()
-    cpu_milli = serializers.IntegerField(help_text="its hosts have at least so much: thousandths of a core")
-    memory_mib = serializers.IntegerField(help_text="its hosts have at least so much")
+    cpu_milli = serializers.IntegerField(help_text="minimum of its hosts, in millicores")
+    memory_mib = serializers.IntegerField(help_text="minimum of its hosts")
     start = serializers.DateTimeField()
     end = serializers.DateTimeField()
     state = serializers.ChoiceField(choices=[s.value for s in ReservationState])
@@ -50,10 +50,10 @@ class ReservationShape(ResponseSerializer):
         source="series.public_id",
         allow_null=True,
         default=None,
-        help_text="the recurring one it is an occurrence of",
+        help_text="the series of which it is an occurrence",
     )
-    reason_code = serializers.CharField(help_text="why it has begun and has no GPUs; empty when all is well")
-    reason = serializers.SerializerMethodField(help_text="the same in words")
+    reason_code = serializers.CharField(help_text="why it has started without GPUs; otherwise empty")
+    reason = serializers.SerializerMethodField(help_text="the reason as a sentence")
     created_at = serializers.DateTimeField()
 
     def get_project(self, reservation: Reservation) -> str:
@@ -82,7 +82,7 @@ class ReservationWish(PlacedWish):
     start = serializers.DateTimeField()
     end = serializers.DateTimeField()
     may_exceed_guarantee = serializers.BooleanField(
-        required=False, help_text="ask an operator to let it use what other teams are guaranteed"
+        required=False, help_text="request the guarantees of other teams; an operator decides"
     )
     why = serializers.CharField(max_length=1000, required=False, allow_blank=True)
 
@@ -133,9 +133,9 @@ class ChangeWish(StrictSerializer):
 
 class _RecurrenceFields(StrictSerializer):
     weekdays = serializers.ListField(child=serializers.ChoiceField(choices=list(WEEKDAYS)), max_length=7)
-    until = serializers.DateField(help_text="the last day on which one may begin")
+    until = serializers.DateField(help_text="the last day on which an occurrence may start")
     time_zone = serializers.CharField(
-        max_length=60, required=False, help_text="whose clock start and end are read by; UTC unless given"
+        max_length=60, required=False, help_text="time zone of the hours of start and end; default: UTC"
     )
 
 
@@ -154,13 +154,13 @@ class SeriesShape(ResponseSerializer):
     project = serializers.SerializerMethodField()
     owner = serializers.CharField(source="owner.username")
     weekdays = serializers.SerializerMethodField()
-    starts_at = serializers.SerializerMethodField(help_text="HH:MM by the clock of its time zone")
-    ends_at = serializers.SerializerMethodField(help_text="HH:MM; not after starts_at: on the next day")
+    starts_at = serializers.SerializerMethodField(help_text="HH:MM in its time zone")
+    ends_at = serializers.SerializerMethodField(help_text="HH:MM; not later than starts_at: on the next day")
     time_zone = serializers.CharField()
     first_day = serializers.DateField()
     last_day = serializers.DateField()
     clock_changes = serializers.SerializerMethodField(
-        help_text="what is different where the clock of its time zone is put forward or back"
+        help_text="changed hours at daylight-saving changes of its time zone"
     )
     occurrences = serializers.SerializerMethodField()
 
@@ -197,12 +197,12 @@ class SeriesShape(ResponseSerializer):
 
 class SeriesPreview(ResponseSerializer):
     occurrences = serializers.IntegerField()
-    fits = serializers.BooleanField(help_text="all of them")
-    sentence = serializers.CharField(help_text="which one does not, and why")
+    fits = serializers.BooleanField(help_text="True if all occurrences fit")
+    sentence = serializers.CharField(help_text="the first occurrence that does not fit, and why")
     clock_changes = serializers.ListField(
-        child=serializers.CharField(), help_text="what is different where the clock is put forward or back"
+        child=serializers.CharField(), help_text="changed hours at daylight-saving changes"
     )
-    windows = serializers.SerializerMethodField(help_text="the first that would do instead of that one")
+    windows = serializers.SerializerMethodField(help_text="the first windows that would fit instead")
     needs_approval = serializers.BooleanField()
     gpus = serializers.FloatField(help_text="of each occurrence")
     price_per_hour = serializers.DecimalField(max_digits=20, decimal_places=2, allow_null=True)

@@ -37,10 +37,7 @@ class ReservationListView(ApiView):
         responses=page_schema(shapes.ReservationShape),
     )
     def get(self, request: Request) -> Response:
-        """List the reservations that you may see:
-
-        future and present ones by start, then past ones, latest first.
-        """
+        """List the reservations that you may see: present and future ones by start, then past ones."""
         query = self.validated_query(shapes.ReservationQuery)
         rows = _visible_reservations(self)
         if query.get("state") == "open":
@@ -154,7 +151,7 @@ class SeriesListView(ApiView):
         responses={201: shapes.SeriesAnswer, 202: shapes.SeriesAnswer},
     )
     def post(self, request: Request) -> Response:
-        """Reserve the same hours on several days, all or none: 201 if confirmed, or 202 if it needs approval."""
+        """Reserve the same hours on several days, all or none: 201 confirmed, or 202 if it needs approval."""
         given = lookups.workload_arguments(self.actor, self.validated_body(shapes.SeriesWish))
         made = recurring_reservations.request_series(**self.service_context, **given)
         if isinstance(made, Series):

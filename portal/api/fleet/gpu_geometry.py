@@ -27,10 +27,10 @@ class GeometryChangeShape(serializers.Serializer[GeometryChange]):
     before = serializers.SerializerMethodField(help_text=GEOMETRY_EXAMPLE)
     after = serializers.SerializerMethodField(help_text=GEOMETRY_EXAMPLE)
     state = serializers.ChoiceField(choices=[s.value for s in GeometryState])
-    detail = serializers.CharField(help_text="what its host says of it")
+    detail = serializers.CharField(help_text="the host's report")
     created_at = serializers.DateTimeField()
     told_at = serializers.DateTimeField(
-        allow_null=True, help_text="when nothing held it any more and its host was told"
+        allow_null=True, help_text="when it was drained and its host got the command"
     )
     ended_at = serializers.DateTimeField(allow_null=True)
 
@@ -55,7 +55,7 @@ class GpuGeometryShape(serializers.Serializer[Any]):
     geometry = serializers.SerializerMethodField(
         help_text=f"{GEOMETRY_EXAMPLE}; null: split, without instances"
     )
-    profiles = serializers.SerializerMethodField(help_text="what it can be split into; empty: it can't be")
+    profiles = serializers.SerializerMethodField(help_text="possible profiles; empty: it can't be split")
     last_change = GeometryChangeShape(source="last", allow_null=True)
 
     def get_geometry(self, row: reads.GpuGeometry) -> str | None:
@@ -89,8 +89,8 @@ class LeavingShape(serializers.Serializer[Any]):
     name = serializers.CharField(source="workload.name")
     team = serializers.CharField(source="workload.project.team.slug")
     owner = serializers.CharField(source="workload.owner.username")
-    leaves = serializers.BooleanField(help_text="it gets its notice; else it runs to its end")
-    by = serializers.DateTimeField(help_text="gone by then at the latest")
+    leaves = serializers.BooleanField(help_text="it gets notice; otherwise it runs to its end")
+    by = serializers.DateTimeField(help_text="latest end")
 
 
 class GeometryEffectShape(serializers.Serializer[Any]):
@@ -98,11 +98,9 @@ class GeometryEffectShape(serializers.Serializer[Any]):
     before = serializers.CharField()
     after = serializers.CharField()
     work = LeavingShape(many=True)
-    reservations = serializers.IntegerField(source="bound", help_text="active ones that are bound to it")
-    unkept = serializers.SerializerMethodField(
-        help_text="reservations to come that could not be kept without it"
-    )
-    free_by = serializers.DateTimeField(allow_null=True, help_text="null: nothing holds it now")
+    reservations = serializers.IntegerField(source="bound", help_text="active ones bound to it")
+    unkept = serializers.SerializerMethodField(help_text="future reservations that would not fit without it")
+    free_by = serializers.DateTimeField(allow_null=True, help_text="null: it is free now")
 
     def get_unkept(self, effect: Any) -> list[str]:
         return [reservation.name for reservation in effect.unkept]
@@ -118,9 +116,9 @@ class HostGeometryView(ApiView):
         operation_id="hosts_change_geometry", request=GeometryWish, responses={202: GeometryChangeShape}
     )
     def post(self, request: Request, name: str) -> Response:
-        """Change the geometry of a GPU:
+        """Change the geometry of a GPU.
 
-        it accepts no new workloads, drains, then its host applies it. For operators.
+        It accepts no new workloads, drains, then its host applies it. For operators.
         """
         host = _visible_host(self, name)
         made = verbs.change_geometry(**self.service_context, host=host, **self.validated_body(GeometryWish))

@@ -20,17 +20,15 @@ from portal.reads.work import recordings
 
 
 class RecordingQuery(PageQuery):
-    workload = serializers.UUIDField(
-        required=False, help_text="those in which something was decided about it"
-    )
+    workload = serializers.UUIDField(required=False, help_text="only cycles with a decision about it")
 
 
 class RecordingShape(serializers.Serializer[Any]):
     id = serializers.IntegerField()
     at = serializers.DateTimeField()
     placed = serializers.IntegerField(help_text="started")
-    evicted = serializers.IntegerField(help_text="told to go")
-    refused = serializers.IntegerField(help_text="left waiting")
+    evicted = serializers.IntegerField(help_text="evicted")
+    refused = serializers.IntegerField(help_text="refused and left in the queue")
     plan_sha256 = serializers.CharField(help_text="of the plan that replay_snapshot writes")
 
 

@@ -30,7 +30,7 @@ DIAGNOSTIC_TOOLS_HELP = "auto, own, dcgm, or a name that hosts of the pool repor
 class CheckShape(serializers.Serializer[Any]):
     name = serializers.CharField()
     passed = serializers.BooleanField(
-        allow_null=True, help_text="null: it only measures, or could not be made"
+        allow_null=True, help_text="null: only a measurement, or it could not run"
     )
     numbers = serializers.DictField()
     detail = serializers.CharField()
@@ -61,13 +61,13 @@ class GpuHealthShape(serializers.Serializer[Any]):
 
 class MissingGpuShape(serializers.Serializer[Any]):
     gpu = serializers.IntegerField(
-        source="index", help_text="its index when it was reported last; another GPU may have it now"
+        source="index", help_text="its last reported index; another GPU may have it now"
     )
     uuid = serializers.CharField()
     model = serializers.CharField()
-    missing_since = serializers.DateTimeField(allow_null=True, help_text="null: it is not missing any more")
+    missing_since = serializers.DateTimeField(allow_null=True, help_text="null: it was reported again")
     repair_state = serializers.ChoiceField(
-        choices=[s.value for s in RepairState], help_text="as it was when it went"
+        choices=[s.value for s in RepairState], help_text="its state before it went missing"
     )
     reason = serializers.CharField(source="state_reason")
 
@@ -79,7 +79,7 @@ class StrayShape(serializers.Serializer[Any]):
     name = serializers.CharField()
     memory_mib = serializers.IntegerField(allow_null=True)
     run = serializers.CharField(help_text="of a workload that does not hold this GPU")
-    done = serializers.CharField(help_text="what its host did about it, or why nothing")
+    done = serializers.CharField(help_text="the host's action, or why there was none")
     first_seen = serializers.DateTimeField()
 
 
@@ -87,24 +87,23 @@ class HardwareEventShape(serializers.Serializer[Any]):
     at = serializers.DateTimeField()
     gpu = serializers.IntegerField(allow_null=True)
     code = serializers.CharField(help_text="xid:79")
-    meaning = serializers.CharField(help_text="empty: the table does not know the code")
-    detail = serializers.CharField(help_text="which process it was, of whom, only for operators and auditors")
-    action = serializers.CharField(
-        help_text="what was done by the table, or held_back; empty: nobody has looked yet"
-    )
+    meaning = serializers.CharField(help_text="empty: no rule for the code")
+    detail = serializers.CharField(help_text="the process and its user only for operators and auditors")
+    action = serializers.CharField(help_text="the rule's action, or held_back; empty: not processed yet")
 
 
 class HostHealthShape(serializers.Serializer[Any]):
-    state_reason = serializers.CharField(help_text="why it is not simply in service")
+    state_reason = serializers.CharField(help_text="why it is not in service")
     revoked_at = serializers.DateTimeField(
-        allow_null=True, help_text="its credential; null: it was not, or has joined since"
+        allow_null=True,
+        help_text="when its credential was revoked; null: it was not, or the agent has joined since",
     )
     revoked_why = serializers.CharField()
     gpus = GpuHealthShape(many=True)
     missing_gpus = MissingGpuShape(
-        many=True, help_text="that the host stopped reporting, and nobody has said that they are gone"
+        many=True, help_text="GPUs that the host stopped reporting and no operator removed"
     )
-    events = HardwareEventShape(many=True, help_text="hardware events, the newest first")
+    events = HardwareEventShape(many=True, help_text="hardware events, newest first")
     strays = serializers.IntegerField(help_text="processes on its GPUs that belong to no workload")
     stray_processes = StrayShape(many=True, help_text="for operators and auditors; empty for others")
     maintenance = shapes.MaintenanceShape(many=True)
@@ -113,10 +112,7 @@ class HostHealthShape(serializers.Serializer[Any]):
 class HostHealthView(ApiView):
     @extend_schema(operation_id="hosts_health", responses=HostHealthShape)
     def get(self, request: Request, name: str) -> Response:
-        """Return the health of its GPUs:
-
-        repair, last diagnostic, hardware events, stray processes, announced maintenance.
-        """
+        """Return the health of its GPUs: repair, diagnostics, events, stray processes, maintenance."""
         host = _visible_host(self, name)
         found, revoked = reads.stray_processes(self.actor, host), host_history.credential_revocation(host)
         told = {
@@ -160,7 +156,7 @@ class DiagnosticListView(ApiView):
 
 class DiagnoseWish(StrictSerializer):
     gpu = serializers.IntegerField(
-        min_value=0, required=False, help_text="its index; not given: every GPU that is free"
+        min_value=0, required=False, help_text="its index; default: every free GPU"
     )
     why = serializers.CharField(max_length=300, required=False, allow_blank=True, default="")
 

@@ -28,11 +28,11 @@ HOST_STATES = sorted(
 class ModelShape(ResponseSerializer):
     model = serializers.CharField()
     gpus = serializers.IntegerField(help_text="GPUs the pool has")
-    in_service_gpus = serializers.FloatField(help_text="of these on hosts that take work")
-    held_gpus = serializers.FloatField(help_text="held now, in parts of GPUs")
-    free_gpus = serializers.FloatField(help_text="in service and held by nobody")
+    in_service_gpus = serializers.FloatField(help_text="of these on hosts that accept workloads")
+    held_gpus = serializers.FloatField(help_text="held now; slices count as parts")
+    free_gpus = serializers.FloatField(help_text="in service and free")
     free_in_parts_gpus = serializers.FloatField(
-        help_text="of these in MIG slices or shares: no whole GPU can be made of them"
+        help_text="of these in MIG slices or shares, which form no whole GPU"
     )
 
 
@@ -52,7 +52,7 @@ class PoolShape(ResponseSerializer):
     reservation_horizon_seconds = serializers.IntegerField()
     idle_limit_seconds = serializers.IntegerField()
     isolation = serializers.ChoiceField(
-        choices=ISOLATION_LEVELS, help_text="hosts that keep workloads less apart take no new work"
+        choices=ISOLATION_LEVELS, help_text="hosts with less isolation accept no new workloads"
     )
     most_waiting_per_user = serializers.IntegerField(
         help_text="notebooks and jobs of one person in the queue"
@@ -67,27 +67,25 @@ class HostShape(ResponseSerializer):
     labels = serializers.DictField(child=serializers.CharField())
     simulated = serializers.BooleanField(help_text="its NVML readings are simulated")
     isolation = serializers.CharField()
-    isolation_level = serializers.ChoiceField(
-        choices=ISOLATION_LEVELS, help_text="how well it keeps workloads apart"
-    )
+    isolation_level = serializers.ChoiceField(choices=ISOLATION_LEVELS, help_text="its isolation")
     isolation_lacking = serializers.SerializerMethodField(
-        help_text="levels that its pool demands and it does not reach"
+        help_text="levels that its pool demands and it lacks"
     )
     lease_state = serializers.ChoiceField(choices=[s.value for s in LeaseState])
     admin_state = serializers.ChoiceField(choices=[s.value for s in AdminState])
     repair_state = serializers.ChoiceField(choices=[s.value for s in RepairState])
     state_reason = serializers.CharField()
-    state = serializers.SerializerMethodField(help_text="the one of all of these that matters most now")
+    state = serializers.SerializerMethodField(help_text="the most important of these states")
     revoked_at = serializers.SerializerMethodField(
         help_text="when its agent's credential was revoked; null: it was not"
     )
     revoked_why = serializers.SerializerMethodField()
     last_sync_at = serializers.DateTimeField(allow_null=True)
     gpus = serializers.SerializerMethodField()
-    cpu_milli = serializers.IntegerField(help_text="thousandths of a core; 0: not known")
+    cpu_milli = serializers.IntegerField(help_text="millicores; 0: not known")
     memory_mib = serializers.IntegerField(help_text="0: not known")
     disk_full_since = serializers.DateTimeField(
-        allow_null=True, help_text="it starts nothing new meanwhile; null: it has room"
+        allow_null=True, help_text="since then it accepts no new workloads; null: its disk is not full"
     )
 
     @extend_schema_field(serializers.ChoiceField(choices=HOST_STATES))
@@ -134,7 +132,7 @@ class RefusedAgentShape(ResponseSerializer):
     reason = serializers.CharField()
     boot_id = serializers.CharField(help_text="of the machine that it runs on; empty: not known")
     quarantined = serializers.SerializerMethodField(
-        help_text="two agents speak as this host: a person has to end one of them"
+        help_text="two agents use this host's credential: an operator must stop one"
     )
 
     def get_quarantined(self, kept: dict[str, Any]) -> bool:
@@ -144,40 +142,43 @@ class RefusedAgentShape(ResponseSerializer):
 
 class WayShape(ResponseSerializer):
     way = serializers.CharField(help_text="such as NVLink")
-    gpus = serializers.CharField(help_text="pairs of indices; all: each with each")
+    gpus = serializers.CharField(help_text="pairs of indices; all: every pair")
 
 
 class OfGpusShape(ResponseSerializer):
-    gpus = serializers.CharField(help_text="indices; empty: what all have")
+    gpus = serializers.CharField(help_text="indices; empty: all GPUs")
     words = serializers.CharField(help_text="its links, its PCIe lanes, its NUMA node")
 
 
 class AgentShape(ResponseSerializer):
     version = serializers.CharField(help_text="empty: it never joined")
     boot_id = serializers.CharField(help_text="for operators; empty for others")
-    notes = serializers.ListField(child=serializers.CharField(), help_text="what the host can't do, in words")
+    notes = serializers.ListField(
+        child=serializers.CharField(), help_text="limitations of the host, as sentences"
+    )
     network = serializers.CharField(help_text="of workloads: private, internet or host; empty: not known")
     address = serializers.CharField(
-        help_text="where workloads of other hosts reach those of this one; empty: nowhere known"
+        help_text="address at which workloads of other hosts reach those of this one; empty: not known"
     )
-    driver_version = serializers.CharField(help_text="empty where it is simulated, too")
-    cuda_version = serializers.CharField(help_text="the newest that the driver supports")
-    users_per_team = serializers.BooleanField(help_text="each team's work runs as a user of its own")
+    driver_version = serializers.CharField(help_text="empty if not known or simulated")
+    cuda_version = serializers.CharField(help_text="newest version that the driver supports")
+    users_per_team = serializers.BooleanField(help_text="workloads of each team run as a separate user")
     limits = serializers.ListField(
-        child=serializers.CharField(), help_text="that it sets per workload: cpu, memory, pids, devices"
+        child=serializers.CharField(),
+        help_text="limits that it sets per workload: cpu, memory, pids, devices",
     )
     diagnostics = serializers.ListField(
-        child=serializers.CharField(), help_text="names of the operator's own"
+        child=serializers.CharField(), help_text="names of the operator's own tools"
     )
 
 
 class HostDetail(HostShape):
-    agent = serializers.SerializerMethodField(help_text="what it says of the host")
+    agent = serializers.SerializerMethodField(help_text="the agent's report")
     refused_agent = serializers.SerializerMethodField(
-        help_text="the last that was turned away as this host since it joined"
+        help_text="the last agent rejected as this host since it joined"
     )
-    between_gpus = serializers.SerializerMethodField(help_text="how they reach each other")
-    of_gpus = serializers.SerializerMethodField(help_text="what each has")
+    between_gpus = serializers.SerializerMethodField(help_text="interconnects")
+    of_gpus = serializers.SerializerMethodField(help_text="facts by GPU")
 
     @extend_schema_field(AgentShape)
     def get_agent(self, host: Host) -> Any:
@@ -241,14 +242,14 @@ class HostWish(StrictSerializer):
 
 class JoinShape(ResponseSerializer):
     host = serializers.CharField()
-    token = serializers.CharField(help_text="Shown this once; good for one agent.")
+    token = serializers.CharField(help_text="Shown only once; valid for one agent.")
     good_until = serializers.DateTimeField()
     command = serializers.CharField(
         help_text="to paste on the machine, where the agent is installed as a service"
     )
-    checkout_command = serializers.CharField(help_text="the same in a checkout of gpupool, to try it")
+    checkout_command = serializers.CharField(help_text="the same for a checkout of gpupool")
     simulated_as = serializers.CharField(
-        help_text="added to that one: its GPUs simulated again; empty: none are"
+        help_text="options to append: they simulate its GPUs again; empty: none are simulated"
     )
 
 
@@ -283,12 +284,10 @@ class TouchedShape(ResponseSerializer):
     owner = serializers.CharField(source="workload.owner.username")
     happens = serializers.ChoiceField(choices=list(WORKLOAD_EFFECTS.items()))
     begins_anew = serializers.BooleanField(
-        help_text="where it goes are other homes: it does not find its checkpoint"
+        help_text="its next host has other storage: it restarts without its checkpoint"
     )
     words = serializers.CharField(help_text="what happens to it")
-    by = serializers.DateTimeField(
-        allow_null=True, help_text="gone or over by then at the latest; null: at once"
-    )
+    by = serializers.DateTimeField(allow_null=True, help_text="latest end; null: at once")
 
 
 class TouchedReservationShape(ResponseSerializer):
@@ -306,20 +305,20 @@ class HostEffectShape(ResponseSerializer):
         allow_null=True, help_text="leave the pool, or come back; null: none does"
     )
     work = TouchedShape(many=True, help_text="on it now, the soonest gone first")
-    reservations = TouchedReservationShape(many=True, help_text="active ones on its GPUs: they get others")
+    reservations = TouchedReservationShape(
+        many=True, help_text="active ones on its GPUs: they get other GPUs"
+    )
     unkept = TouchedReservationShape(
         many=True,
         allow_null=True,
-        help_text="to come, could not be kept without it; null: the verb does not say",
+        help_text="future ones that would not fit without it; null: not checked",
     )
-    last_end = serializers.DateTimeField(
-        allow_null=True, help_text="when nothing of now runs there any more at the latest"
-    )
+    last_end = serializers.DateTimeField(allow_null=True, help_text="latest end of its present workloads")
 
 
 class ChangedHostShape(HostShape):
-    said = serializers.CharField(help_text="what is so now, in words")
-    still_there = TouchedShape(many=True, help_text="work on it now, the soonest gone first")
+    said = serializers.CharField(help_text="the new state, as a sentence")
+    still_there = TouchedShape(many=True, help_text="workloads on it now, the earliest end first")
 
 
 class MadeMaintenanceShape(ResponseSerializer):
@@ -327,9 +326,9 @@ class MadeMaintenanceShape(ResponseSerializer):
     start = serializers.DateTimeField(source="window.start")
     end = serializers.DateTimeField(source="window.end")
     reason = serializers.CharField(source="window.reason")
-    work = TouchedShape(many=True, help_text="on it now, and what the window does to it")
+    work = TouchedShape(many=True, help_text="workloads on it now, and the effect of the window")
     reservations = TouchedReservationShape(
-        many=True, help_text="active ones on its GPUs in that time: they get others"
+        many=True, help_text="active ones on its GPUs in that time: they get other GPUs"
     )
 
 
@@ -344,19 +343,21 @@ class HealthRuleShape(ResponseSerializer):
     code = serializers.CharField()
     meaning = serializers.CharField()
     action = serializers.ChoiceField(choices=HealthRule.Action.choices)
-    repeats = serializers.IntegerField(help_text="acts at so many within the window")
+    repeats = serializers.IntegerField(
+        help_text="number of events within the window that triggers the action"
+    )
     window_seconds = serializers.IntegerField()
     counts = serializers.ChoiceField(
         choices=HealthRule.Counts.choices,
-        help_text="people: a program can bring it about, so those of one person's work count as one",
+        help_text="people: a program can cause it, so all events of one person's workloads count as one",
     )
     source = serializers.CharField(help_text="who recommends it")  # type: ignore[assignment]
-    elsewhere = serializers.CharField(help_text="where others do something else, and their source")
+    elsewhere = serializers.CharField(help_text="differing recommendations, and their source")
     origin = serializers.ChoiceField(
-        choices=HealthRule.Origin.choices, help_text="default: as it began; changed, or added, by an operator"
+        choices=HealthRule.Origin.choices, help_text="default: unchanged; changed, or added, by an operator"
     )
     default = serializers.SerializerMethodField(
-        help_text="what it is put back to; null: an operator added it"
+        help_text="the rule after a reset; null: an operator added it"
     )
 
     @extend_schema_field(RuleDoesShape(allow_null=True))
@@ -387,10 +388,10 @@ class NewHealthRuleWish(StrictSerializer):
     code = serializers.CharField(max_length=40, help_text="xid:201, ecc:double_bit")
     meaning = serializers.CharField(max_length=200)
     action = serializers.ChoiceField(choices=HealthRule.Action.choices)
-    repeats = count_field(1, required=False, help_text="1 unless given")
-    window_seconds = count_field(1, required=False, help_text="an hour unless given")
+    repeats = count_field(1, required=False, help_text="default: 1")
+    window_seconds = count_field(1, required=False, help_text="default: an hour")
     counts = serializers.ChoiceField(
-        choices=HealthRule.Counts.choices, required=False, help_text="events unless given"
+        choices=HealthRule.Counts.choices, required=False, help_text="default: events"
     )
     source = serializers.CharField(  # type: ignore[assignment]
         max_length=200, required=False, allow_blank=True, help_text="who recommends it"

@@ -70,7 +70,7 @@ class PoolIsolationView(ApiView):
         operation_id="pools_demand_isolation", request=shapes.IsolationWish, responses=shapes.PoolShape
     )
     def put(self, request: Request, slug: str) -> Response:
-        """Set the isolation that its hosts must provide: none, sandbox, team_users or limits. For operators."""
+        """Set the isolation required of its hosts: none, sandbox, team_users or limits. For operators."""
         pool = get_visible_or_404(policy.visible_pools(self.actor).select_related("team"), slug=slug)
         changed = demand_isolation(
             **self.service_context, pool=pool, **self.validated_body(shapes.IsolationWish)
@@ -110,10 +110,7 @@ class HostDetailView(ApiView):
 class HostChangePreviewView(ApiView):
     @extend_schema(operation_id="hosts_preview", request=shapes.HostVerbTry, responses=shapes.HostEffectShape)
     def post(self, request: Request, name: str) -> Response:
-        """Preview a verb:
-
-        affected workloads and when, reservations, GPUs. Changes nothing; refused as the verb. For operators.
-        """
+        """Preview a verb: affected workloads, reservations and GPUs. Refused as the verb. For operators."""
         given = self.validated_body(shapes.HostVerbTry)
         found = host_effects.preview_host_verb(
             actor=self.actor, host=_visible_host(self, name), now=self.now, **given
@@ -147,10 +144,7 @@ class AttestHostOffView(ApiView):
         operation_id="hosts_attest_off", request=shapes.ReasonWish, responses=shapes.ChangedHostShape
     )
     def post(self, request: Request, name: str) -> Response:
-        """Attest that it is powered off:
-
-        its workloads restart elsewhere. 409 while its agent is connected. For operators.
-        """
+        """Attest that it is powered off. 409 while its agent is connected. For operators."""
         return _change_response(self, name, "off", hosts.attest_off)
 
 

@@ -19,26 +19,26 @@ from scheduler.models import Host
 class VolumeShape(serializers.Serializer[Any]):
     name = serializers.CharField(source="volume.name", help_text="whose home it is")
     hosts = serializers.ListField(
-        child=serializers.CharField(), help_text="those that have it and that you may see"
+        child=serializers.CharField(), help_text="hosts that have it, of those that you may see"
     )
     size_bytes = serializers.IntegerField(
         source="volume.size_bytes", allow_null=True, help_text="on the disk; null: unknown"
     )
     size_complete = serializers.BooleanField(
         source="volume.size_complete",
-        help_text="false: there is at least so much, not all of it could be counted",
+        help_text="false: a lower bound, as not all files could be counted",
     )
     files = serializers.IntegerField(source="volume.files", allow_null=True, help_text="null: unknown")
     running_workloads = serializers.IntegerField(
-        source="workloads", help_text="how many that you may see are using it now"
+        source="workloads", help_text="number of visible workloads that use it now"
     )
     changed_at = serializers.DateTimeField(
         source="volume.changed_at",
         allow_null=True,
-        help_text="the newest change of anything in it; null: unknown",
+        help_text="last change of a file in it; null: unknown",
     )
     measured_at = serializers.DateTimeField(
-        source="volume.measured_at", allow_null=True, help_text="null: not yet"
+        source="volume.measured_at", allow_null=True, help_text="null: not measured yet"
     )
 
 
@@ -46,9 +46,9 @@ class EnvironmentShape(serializers.Serializer[Any]):
     host = serializers.CharField(source="name")
     pool = serializers.CharField(source="pool.slug")
     isolation = serializers.CharField(help_text="bubblewrap or plain")
-    python = serializers.SerializerMethodField(help_text="empty: its agent does not tell")
+    python = serializers.SerializerMethodField(help_text="empty: not reported")
     packages = serializers.SerializerMethodField(
-        help_text="versions by name, of those that are looked for and are there"
+        help_text="versions by name, of the packages that agents report"
     )
     exposed = serializers.SerializerMethodField(help_text="further paths that its workloads may read")
 

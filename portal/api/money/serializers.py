@@ -15,8 +15,8 @@ from telemetry.models import Charge, ChargeBucketChoices, Price
 
 
 class UsageQuery(StrictSerializer):
-    start = serializers.DateTimeField(required=False, help_text="a week ago unless given")
-    end = serializers.DateTimeField(required=False, help_text="now unless given")
+    start = serializers.DateTimeField(required=False, help_text="default: a week ago")
+    end = serializers.DateTimeField(required=False, help_text="default: now")
     by = serializers.ChoiceField(choices=["team", "project", "user", "type", "model"], default="team")
 
 
@@ -24,10 +24,10 @@ class UsageLine(ResponseSerializer):
     name = serializers.CharField()
     gpu_hours = serializers.FloatField(help_text="held")
     used_gpu_hours = serializers.FloatField(
-        allow_null=True, help_text="utilisation x held where samples speak; null: unknown"
+        allow_null=True, help_text="utilisation x held time covered by samples; null: unknown"
     )
     coverage = serializers.FloatField(
-        allow_null=True, help_text="part of the held time that samples speak for, 0 to 1"
+        allow_null=True, help_text="part of the held time covered by samples, 0 to 1"
     )
 
 
@@ -89,9 +89,7 @@ class PriceShape(ResponseSerializer):
     )
     price = serializers.DecimalField(max_digits=12, decimal_places=6, source="price_per_gpu_hour")
     valid_from = serializers.DateTimeField()
-    note = serializers.SerializerMethodField(
-        help_text="how the cost was worked out; empty where that is not shown"
-    )
+    note = serializers.SerializerMethodField(help_text="how the cost was computed; empty if not shown")
 
     def get_note(self, price: Price) -> str:
         """Return the note, only with the cost."""
@@ -126,7 +124,7 @@ class BudgetWish(StrictSerializer):
     project = slug_field(required=False, allow_null=True)
     month = serializers.DateField(help_text="its first day")
     measure = serializers.ChoiceField(
-        choices=list(BUDGET_MEASURES), required=False, help_text="money unless it says gpu_hours"
+        choices=list(BUDGET_MEASURES), required=False, help_text="default: money"
     )
     amount = serializers.DecimalField(
         max_digits=14, decimal_places=2, min_value=0, help_text="in the measure"

@@ -20,8 +20,9 @@ from portal.api.money import serializers as shapes
 from portal.errors import Invalid
 from portal.input_checks import InputChecks
 from portal.services.money import budgets, months, rate_card
-from telemetry import reads
 from telemetry.models import Price, Statement
+from telemetry.reads.usage_by_group import usage_by
+from telemetry.reads.usage_filters import UsageFilters
 
 MAX_USAGE_PERIOD = timedelta(days=400)
 
@@ -56,7 +57,7 @@ class UsageView(ApiView):
             )
         everything = policy.sees_all_charges(self.actor) or policy.sees_all_teams(self.actor)
         teams = None if everything else list(policy.visible_teams(self.actor).values_list("pk", flat=True))
-        table = reads.usage_by(query["by"], reads.UsageFilters(start=start, end=end, teams=teams))
+        table = usage_by(query["by"], UsageFilters(start=start, end=end, teams=teams))
         lines = [
             {
                 "name": group.name,

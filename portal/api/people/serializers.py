@@ -41,7 +41,7 @@ class MeChange(StrictSerializer):
 
 
 class ProjectShape(ResponseSerializer):
-    path = serializers.SerializerMethodField(help_text="team/project: how requests name it")
+    path = serializers.SerializerMethodField(help_text="team/project, as in requests")
     name = serializers.CharField()
     team = serializers.CharField(source="team.slug")
     active = serializers.BooleanField()
@@ -62,7 +62,7 @@ class TokenShape(ResponseSerializer):
 
 
 class TokenMade(TokenShape):
-    token = serializers.CharField(help_text="Shown this once.")
+    token = serializers.CharField(help_text="Shown only once.")
 
 
 class TokenWish(StrictSerializer):
@@ -118,6 +118,6 @@ class TemplateShape(ResponseSerializer):
     kind = serializers.ChoiceField(choices=WorkloadKind.choices)
     type = serializers.ChoiceField(choices=WorkloadType.choices)
     units = serializers.IntegerField()
-    hosts = serializers.IntegerField(help_text="so many units on each")
+    hosts = serializers.IntegerField(help_text="hosts of a job; units are per host")
     profile = serializers.CharField()
     max_runtime_seconds = serializers.IntegerField()

@@ -31,9 +31,7 @@ class ArrayShape(ResponseSerializer):
 
 
 class SubmittedArray(ArrayShape):
-    warning = serializers.SerializerMethodField(
-        help_text="as of a job that was submitted; of each of its tasks"
-    )
+    warning = serializers.SerializerMethodField(help_text="as for a submitted job; for each of its tasks")
 
     def get_warning(self, array: JobArray) -> str:
         """Return the sentence."""

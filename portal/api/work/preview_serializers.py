@@ -56,9 +56,9 @@ class PastStartsShape(ResponseSerializer):
 
     counted = serializers.IntegerField(help_text="of the latest that waited and started")
     median_error_seconds = serializers.IntegerField(allow_null=True, source="median_error")
-    ranged = serializers.IntegerField(help_text="those that were told a range")
-    in_time = serializers.IntegerField(help_text="of these, who started by its upper end")
-    simulated = serializers.IntegerField(help_text="of those counted: the demo's simulated past")
+    ranged = serializers.IntegerField(help_text="starts for which a range was published")
+    in_time = serializers.IntegerField(help_text="starts within the published range or earlier")
+    simulated = serializers.IntegerField(help_text="of those counted: part of the demo's simulated history")
     sentence = serializers.SerializerMethodField()
 
     def get_sentence(self, past: EstimateAccuracy) -> str:
@@ -72,23 +72,21 @@ class PreviewShape(ResponseSerializer):
     numbers = numbers_field()
     sentence = serializers.CharField()
     expected_start = serializers.DateTimeField(allow_null=True)
-    likely_from = serializers.SerializerMethodField(help_text="null while too little is known of past starts")
+    likely_from = serializers.SerializerMethodField(help_text="null with too few past starts")
     likely_by = serializers.SerializerMethodField(help_text="the upper end of the range; never a guarantee")
-    sooner = serializers.SerializerMethodField(help_text="other ways to ask that would start sooner")
+    sooner = serializers.SerializerMethodField(help_text="other requests that would start sooner")
     never_starts = serializers.SerializerMethodField(
-        help_text="whatever ends; submitting it is refused unless more may be granted"
+        help_text="could never start; submitting it is refused unless the quota may grow"
     )
     may_be_granted = serializers.SerializerMethodField(
-        help_text="it never starts unless its team is granted more"
+        help_text="it starts only after a larger quota of its team"
     )
     gpus = serializers.FloatField()
     price_per_hour = serializers.DecimalField(max_digits=20, decimal_places=2, allow_null=True)
     longest_cost = serializers.DecimalField(max_digits=20, decimal_places=2, allow_null=True)
     currency = serializers.CharField()
-    wish = serializers.CharField(help_text="a warning when it would be done later than wanted_by; else empty")
-    warnings = serializers.ListField(
-        child=serializers.CharField(), help_text="what is worth a second look and blocks nothing"
-    )
+    wish = serializers.CharField(help_text="a warning if it would end after wanted_by; otherwise empty")
+    warnings = serializers.ListField(child=serializers.CharField(), help_text="warnings that block nothing")
 
     @extend_schema_field(serializers.DateTimeField(allow_null=True))
     def get_likely_from(self, answer: dict[str, Any]) -> datetime | None:

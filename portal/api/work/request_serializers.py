@@ -36,7 +36,7 @@ class JobQuery(KindQuery):
 
 
 class _GpuRequestFields(StrictSerializer):
-    project = slug_field(help_text="team/project, or the project alone where that names one")
+    project = slug_field(help_text="team/project, or the project alone if it is unique")
     pool = slug_field()
     models = serializers.ListField(
         child=serializers.CharField(max_length=60),
@@ -53,10 +53,10 @@ class AfterWish(StrictSerializer):
     workload = serializers.UUIDField(required=False, help_text="earlier work that you may see")
     array = serializers.UUIDField(
         required=False,
-        help_text="instead of a workload: ok once all its tasks finished, not_ok once all ended and some did not",
+        help_text="instead of a workload; ok: all its tasks finished; not_ok: all ended, not all finished",
     )
     condition = serializers.ChoiceField(
-        choices=Dependency.Condition.choices, default="ok", help_text="how it has to have ended"
+        choices=Dependency.Condition.choices, default="ok", help_text="the required outcome"
     )
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
@@ -78,16 +78,18 @@ class PlacedWish(_GpuRequestFields):
     labels_preferred = serializers.DictField(
         child=serializers.CharField(max_length=63),
         required=False,
-        help_text="hosts with more of them come first",
+        help_text="hosts with more of these labels are preferred",
     )
-    spread = serializers.BooleanField(required=False, help_text="over hosts that share as little as can be")
+    spread = serializers.BooleanField(
+        required=False, help_text="on hosts that share as few failure domains as possible"
+    )
     cpu_milli = count_field(
         0,
         required=False,
-        help_text="thousandths of a core beside the units of each host; 0: not limited and not counted",
+        help_text="millicores on each host, with the units; 0: not limited and not counted",
     )
     memory_mib = count_field(
-        0, required=False, help_text="beside the units of each host; 0: not limited and not counted"
+        0, required=False, help_text="on each host, with the units; 0: not limited and not counted"
     )
 
 
@@ -113,20 +115,20 @@ class JobWish(PlacedWish):
     if_member_ends = serializers.ChoiceField(
         choices=IfMemberEnds.choices,
         required=False,
-        help_text="on several hosts: what becomes of it when one of its members ends",
+        help_text="on several hosts: the action when one of its members ends",
     )
     reservation = serializers.UUIDField(required=False, allow_null=True)
     environment = serializers.DictField(
         child=serializers.CharField(max_length=4096, allow_blank=True), required=False
     )
     wanted_by = serializers.DateTimeField(
-        required=False, allow_null=True, help_text="a wish; nothing holds it to it"
+        required=False, allow_null=True, help_text="a preference, not a limit"
     )
     after = AfterWish(  # type: ignore[call-arg]  # with many=True the arguments are those of a list, which stubs do not know
         many=True,
         required=False,
         max_length=MAX_DEPENDENCIES,
-        help_text="starts once all of these have ended as they have to",
+        help_text="it starts after all of these have the required outcome",
     )
 
 
@@ -151,7 +153,7 @@ class SecondsWish(StrictSerializer):
 
 class LogQuery(StrictSerializer):
     offset = serializers.IntegerField(min_value=0, max_value=2**53, default=0, help_text="in bytes")
-    attempt = count_field(1, required=False, help_text="the last one unless given")
+    attempt = count_field(1, required=False, help_text="default: the last one")
     rank = count_field(0, required=False, default=0)
 
 

@@ -132,9 +132,7 @@ class ArrayListView(ApiView):
         responses=page_schema(array_serializers.ArrayShape),
     )
     def get(self, request: Request) -> Response:
-        """List the job arrays that you may see, newest first, with the numbers of waiting, running and ended
-        tasks.
-        """
+        """List the job arrays that you may see, newest first, with the numbers of tasks by state."""
         query = self.validated_query(PageQuery)
         return self.list_response(_visible_arrays(self), array_serializers.ArrayShape, query)
 
@@ -277,8 +275,9 @@ class ExtendWorkloadView(ApiView):
         responses=workload_serializers.WorkloadShape,
     )
     def post(self, request: Request, id: UUID) -> Response:
-        """Extend its runtime limit, up to the pool's; for work that may not be evicted, only while its GPUs
-        are not promised.
+        """Extend its runtime limit, up to the pool's.
+
+        Work that may not be evicted is extended only while its GPUs are not promised.
         """
         workload = get_visible_or_404(_visible_workloads(self), public_id=id)
         given = self.validated_body(request_serializers.SecondsWish)

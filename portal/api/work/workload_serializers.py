@@ -41,7 +41,7 @@ class WorkloadShape(ResponseSerializer):
     labels_required = serializers.DictField(child=serializers.CharField())
     labels_preferred = serializers.DictField(child=serializers.CharField())
     spread = serializers.BooleanField()
-    cpu_milli = serializers.IntegerField(help_text="thousandths of a core on each host; 0: not limited")
+    cpu_milli = serializers.IntegerField(help_text="millicores on each host; 0: not limited")
     memory_mib = serializers.IntegerField(help_text="on each host; 0: not limited")
     command = serializers.CharField()
     priority = serializers.SerializerMethodField()
@@ -53,20 +53,18 @@ class WorkloadShape(ResponseSerializer):
     ended_at = serializers.DateTimeField(allow_null=True)
     position = serializers.IntegerField(allow_null=True, help_text="1 is next in its pool")
     expected_start = serializers.DateTimeField(allow_null=True)
-    likely_from = serializers.SerializerMethodField(
-        help_text="while it waits; null while too little is known of past starts"
-    )
+    likely_from = serializers.SerializerMethodField(help_text="while it waits; null with too few past starts")
     likely_by = serializers.SerializerMethodField(help_text="the upper end of the range; never a guarantee")
-    wanted_by = serializers.DateTimeField(allow_null=True, help_text="when it should be done: a wish")
+    wanted_by = serializers.DateTimeField(allow_null=True, help_text="when it should be done: a preference")
     reason_code = serializers.CharField()
     reason = serializers.SerializerMethodField(
-        help_text="in words: why it waits, why it started, why it is told to go and by whom, or how it ended"
+        help_text="as a sentence: why it waits, started, is being evicted and by whom, or how it ended"
     )
     borrowed_gpus = serializers.SerializerMethodField()
     reservation = serializers.UUIDField(source="reservation.public_id", allow_null=True, default=None)
     checkpoint_at = serializers.DateTimeField(allow_null=True)
     array = serializers.UUIDField(
-        source="array.public_id", allow_null=True, default=None, help_text="it is a task of this"
+        source="array.public_id", allow_null=True, default=None, help_text="the array of which it is a task"
     )
     array_index = serializers.IntegerField(allow_null=True)
     simulated = serializers.BooleanField(help_text="part of the simulated history, never ran")
@@ -105,8 +103,9 @@ class WorkloadShape(ResponseSerializer):
         return likely[1] if likely else None
 
     def _likely(self, workload: Workload) -> StartRange | None:
-        """Return the likely start; one query per response for the records of all pools, or none if no
-        workload waits.
+        """Return the likely start.
+
+        One query per response reads the records of all pools; there is none if no workload waits.
         """
         if (
             workload.state != WorkloadState.QUEUED
@@ -147,14 +146,12 @@ class RunShape(ResponseSerializer):
     ended_at = serializers.DateTimeField(allow_null=True)
     outcome = serializers.CharField()
     exit_code = serializers.IntegerField(allow_null=True)
-    checkpoint_at = serializers.DateTimeField(
-        allow_null=True, help_text="when it last said that it had saved"
-    )
+    checkpoint_at = serializers.DateTimeField(allow_null=True, help_text="its last reported checkpoint")
     begins_anew = serializers.SerializerMethodField(
-        help_text="its host has other homes than its last checkpoint lies in: it did not find that"
+        help_text="its host has other storage than its last checkpoint: it started without it"
     )
-    gpus = serializers.SerializerMethodField(help_text="UUIDs of what it holds or held")
-    units = serializers.SerializerMethodField(help_text="the same by host and index")
+    gpus = serializers.SerializerMethodField(help_text="UUIDs of the GPUs that it holds or held")
+    units = serializers.SerializerMethodField(help_text="the same units by host and index")
 
     def get_begins_anew(self, run: Any) -> bool:
         """Return True if the whole attempt starts from scratch."""
@@ -180,15 +177,18 @@ class RunShape(ResponseSerializer):
 class AfterShape(ResponseSerializer):
     workload = serializers.UUIDField(source="on.public_id", allow_null=True, default=None)
     array = serializers.UUIDField(
-        source="on_array.public_id", allow_null=True, default=None, help_text="instead: all its tasks"
+        source="on_array.public_id",
+        allow_null=True,
+        default=None,
+        help_text="instead of a workload: all tasks of this array",
     )
     condition = serializers.ChoiceField(choices=Dependency.Condition.choices)
-    settled_at = serializers.DateTimeField(allow_null=True, help_text="when it had ended")
+    settled_at = serializers.DateTimeField(allow_null=True, help_text="when the dependency ended")
 
 
 class WorkloadDetail(WorkloadShape):
     runs = serializers.SerializerMethodField()
-    after = serializers.SerializerMethodField(help_text="what it waits or waited for")
+    after = serializers.SerializerMethodField(help_text="its dependencies")
 
     @extend_schema_field(AfterShape(many=True))
     def get_after(self, workload: Workload) -> Any:
@@ -216,7 +216,7 @@ class WorkloadDetail(WorkloadShape):
 
 class Submitted(WorkloadShape):
     warning = serializers.SerializerMethodField(
-        help_text="why it will not start before somebody grants more, or its hosts would not reach each other; else empty"
+        help_text="it starts only after a larger quota, or its hosts would not reach each other; or empty"
     )
 
     def get_warning(self, workload: Workload) -> str:
@@ -230,8 +230,8 @@ class OpenShape(ResponseSerializer):
 
 class LogShape(ResponseSerializer):
     text = serializers.CharField(allow_blank=True)
-    next_offset = serializers.IntegerField(help_text="where to go on")
-    ended = serializers.BooleanField(help_text="nothing more will come")
+    next_offset = serializers.IntegerField(help_text="where to continue")
+    ended = serializers.BooleanField(help_text="the log is complete")
 
 
 class BlockerShape(ResponseSerializer):

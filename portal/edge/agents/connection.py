@@ -32,8 +32,8 @@ class AgentConnection:
     credentials: list[str]  # the credential of the request, then the renewed one sent since
     socket: web.WebSocketResponse
     transport: asyncio.Transport | None
-    heard: float = field(default_factory=time.monotonic)
-    due: asyncio.Event = field(default_factory=asyncio.Event)  # set when a frame must be sent
+    last_received_at: float = field(default_factory=time.monotonic)
+    wakeup: asyncio.Event = field(default_factory=asyncio.Event)  # set when a frame must be sent
     desired: Desired | None = None  # computed and not yet sent
     frame_allowance: float = FRAME_BURST
     allowance_at: float = field(default_factory=time.monotonic)
@@ -46,7 +46,7 @@ class AgentConnection:
         default_factory=lambda: secrets.token_hex(16)
     )  # proves to a stream request that it comes from the process at the other end
     binds_streams: bool = False  # its agent sends the stream key
-    answered: int = (
+    handled_sequence: int = (
         0  # sequence of the last Observed handled: the agent's lease starts when it sent that frame
     )
 
@@ -66,7 +66,7 @@ class AgentConnection:
         if self.transport is not None:
             self.transport.abort()
 
-    async def pace(self) -> None:
+    async def throttle(self) -> None:
         """Delay the reader if frames exceed FRAMES_PER_SECOND; TCP then slows the agent."""
         clock = time.monotonic()
         self.frame_allowance = min(
@@ -81,14 +81,14 @@ class AgentConnection:
 
 async def answers_ping(connection: AgentConnection) -> bool:
     """Return True if the other end answers a ping."""
-    asked = time.monotonic()
+    asked_at = time.monotonic()
     try:
         async with asyncio.timeout(PROBE_TIMEOUT_SECONDS):
             await connection.socket.ping()
     except (TimeoutError, ConnectionError):
         return False
-    while time.monotonic() - asked < PROBE_TIMEOUT_SECONDS:
-        if connection.heard > asked:
+    while time.monotonic() - asked_at < PROBE_TIMEOUT_SECONDS:
+        if connection.last_received_at > asked_at:
             return True
         if connection.socket.closed:
             return False

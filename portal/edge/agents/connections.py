@@ -59,7 +59,7 @@ SEND_TIMEOUT_SECONDS = 15.0  # an agent that does not take a frame for this long
 
 # sent after a new credential: its pong proves that the agent has read the credential
 CREDENTIAL_PING = b"renewed"
-DATABASE_UNAVAILABLE = "the server's database is away for a moment"
+DATABASE_UNAVAILABLE = "the server's database is unavailable; try again"
 CLOSE_BAD_FRAME = 4400
 
 
@@ -71,10 +71,10 @@ class AgentConnections:
         self._bus = bus
         self._runs_changed = runs_changed
         self._connections: dict[int, AgentConnection] = {}
-        self._taking_over: dict[int, asyncio.Lock] = {}
+        self._takeover_locks: dict[int, asyncio.Lock] = {}
         self._instances: dict[int, str] = {}  # by host: instance of the agent whose report was accepted last
-        self._looks: set[asyncio.Task[None]] = set()
-        self._log_trouble_at = -LOG_LOSS_REPORT_INTERVAL_SECONDS
+        self._revocation_checks: set[asyncio.Task[None]] = set()
+        self._log_loss_reported_at = -LOG_LOSS_REPORT_INTERVAL_SECONDS
         self.streams = AgentStreamPool(self._on_host_changed)
         bus.on_host(self._on_host_changed)
         bus.on_reconnect(self._on_reconnect)
@@ -113,7 +113,9 @@ class AgentConnections:
         """Exchange a signature for a new credential, after the old one has expired."""
         credential = bearer_token(request)
         if credential is None:
-            return refusal_response(401, "send the host's last credential as Authorization: Bearer ...")
+            return refusal_response(
+                401, "Authorization is missing; allowed: Bearer and the host's last credential"
+            )
         try:
             body = parse(RenewRequest, await read_json_body(request))
             answer = await self._threads.run(database_calls.renew, credential, body, timezone.now())
@@ -127,22 +129,22 @@ class AgentConnections:
 
     async def sync(self, request: web.Request) -> web.StreamResponse:
         """Serve a sync connection: the agent reports its state and receives the desired state."""
-        return await self._authenticated_socket(request, MAX_FRAME_BYTES, False, self._talk)
+        return await self._authenticated_socket(request, MAX_FRAME_BYTES, False, self._run_connection)
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
         """Serve one of the connections that carry workspace traffic."""
 
         async def serve(connection: AgentConnection) -> None:
-            if self._comes_from_the_agent(connection.host.id, request.headers.get(STREAM_KEY_HEADER, "")):
+            if self._is_current_agent(connection.host.id, request.headers.get(STREAM_KEY_HEADER, "")):
                 await self.streams.serve(connection.host.id, connection.socket, connection.transport)
             else:
                 await self._refuse_stream(connection)
 
         return await self._authenticated_socket(request, 1024 * 1024, True, serve)
 
-    def _comes_from_the_agent(self, host: int, key: str) -> bool:
-        """Return True if the stream comes from the agent whose reports are accepted, not from another holder
-        of the credential.
+    def _is_current_agent(self, host: int, key: str) -> bool:
+        """Return True if the stream comes from the connected agent, not from another holder of its
+        credential.
         """
         agent = self._connections.get(host)
         if agent is None or not agent.reported:
@@ -150,35 +152,37 @@ class AgentConnections:
         return not agent.binds_streams or hmac.compare_digest(key.encode(), agent.stream_key.encode())
 
     async def _refuse_stream(self, connection: AgentConnection) -> None:
-        host, reason = connection.host, "only the agent that is connected lends connections for workspaces"
+        host, reason = connection.host, "only the connected agent may open connections for workspaces"
         agent = self._connections.get(host.id)
         if agent is not None and agent.reported:
             await self._record_second_agent(
-                host, f"somebody else than the agent of {host.name} dialled a connection for workspaces"
+                host, f"a process other than the agent of {host.name} opened a connection for workspaces"
             )
         await connection.refuse(reason, retry=True)
 
     async def _authenticated_socket(
         self,
         request: web.Request,
-        largest: int,
+        max_frame_bytes: int,
         autoping: bool,
         serve: Callable[[AgentConnection], Awaitable[None]],
     ) -> web.StreamResponse:
         credential = bearer_token(request)
         if credential is None:
-            return refusal_response(401, "send the host's credential as Authorization: Bearer ...")
+            return refusal_response(
+                401, "Authorization is missing; allowed: Bearer and the host's credential"
+            )
         socket = web.WebSocketResponse(
-            max_msg_size=largest,
+            max_msg_size=max_frame_bytes,
             autoping=autoping,
             heartbeat=20.0 if autoping else None,
             compress=False,
             timeout=2.0,
         )
         if not socket.can_prepare(request).ok:
-            return refusal_response(400, "this address speaks WebSocket only")
+            return refusal_response(400, "this address accepts WebSocket connections only")
         try:
-            host = await self._threads.ask(database_calls.authenticate, credential, timezone.now())
+            host = await self._threads.run_repeatable(database_calls.authenticate, credential, timezone.now())
         except AgentConnectionRefused as error:
             return refusal_response(401, str(error), retry=error.retry)
         except DatabaseError:
@@ -187,7 +191,7 @@ class AgentConnections:
         await serve(AgentConnection(host, [credential], socket, request.transport))
         return socket
 
-    async def _talk(self, connection: AgentConnection) -> None:
+    async def _run_connection(self, connection: AgentConnection) -> None:
         host = connection.host.id
         if not await self._become_current(connection):
             await self._reject_second_agent(connection)
@@ -200,7 +204,7 @@ class AgentConnections:
             await asyncio.wait((sender, reader), return_when=asyncio.FIRST_COMPLETED)
         finally:
             metrics.AGENTS.dec()
-            log.info("agent gone", host=connection.host.name)
+            log.info("agent disconnected", host=connection.host.name)
             if self._connections.get(host) is connection:
                 del self._connections[host]
             await _cancel_tasks(sender, reader)
@@ -214,9 +218,11 @@ class AgentConnections:
 
     async def _record_second_agent(self, host: AuthenticatedHost, reason: str) -> None:
         try:
-            await self._threads.ask(database_calls.record_rejected_agent, host, reason, timezone.now())
+            await self._threads.run_repeatable(
+                database_calls.record_rejected_agent, host, reason, timezone.now()
+            )
         except DatabaseError as error:
-            log.warning("a refused agent is not written down", host=host.name, error=str(error))
+            log.warning("rejected agent not recorded", host=host.name, error=str(error))
 
     async def _become_current(self, connection: AgentConnection) -> bool:
         """Make this the host's current connection.
@@ -224,7 +230,7 @@ class AgentConnections:
         Return False if an earlier one that has reported answers a ping.
         """
         host = connection.host.id
-        async with self._taking_over.setdefault(host, asyncio.Lock()):
+        async with self._takeover_locks.setdefault(host, asyncio.Lock()):
             earlier = self._connections.get(host)
             if earlier is not None and earlier.reported and await answers_ping(earlier):
                 return False
@@ -232,19 +238,19 @@ class AgentConnections:
         # Idle streams may come from another holder of a credential that was revoked since.
         self.streams.drop_idle(host)
         if earlier is not None:
-            log.info("a dead connection is replaced", host=connection.host.name)
+            log.info("dead connection replaced", host=connection.host.name)
             await earlier.end()
         return True
 
     async def _read(self, connection: AgentConnection) -> None:
         async for message in connection.socket:
-            connection.heard = time.monotonic()
+            connection.last_received_at = time.monotonic()
             if message.type is WSMsgType.PING:
                 await connection.socket.pong(message.data)
             elif message.type is WSMsgType.PONG and message.data == CREDENTIAL_PING:
                 await self._credential_arrived(connection)
             elif message.type is WSMsgType.TEXT:
-                await connection.pace()
+                await connection.throttle()
                 if not await self._handle(connection, message.data):
                     return
             elif message.type is WSMsgType.BINARY:
@@ -261,7 +267,9 @@ class AgentConnections:
         with contextlib.suppress(
             AgentConnectionRefused, DatabaseError
         ):  # the next sync refuses the agent, or repeats this
-            await self._threads.ask(database_calls.authenticate, connection.credentials[0], timezone.now())
+            await self._threads.run_repeatable(
+                database_calls.authenticate, connection.credentials[0], timezone.now()
+            )
 
     async def _handle(self, connection: AgentConnection, text: str) -> bool:
         """Handle one frame; return False if the connection must end."""
@@ -274,7 +282,7 @@ class AgentConnections:
                 error, UnsupportedVersionError
             ):  # the report cannot be decoded, so only this record informs the operator
                 with contextlib.suppress(DatabaseError):
-                    await self._threads.ask(
+                    await self._threads.run_repeatable(
                         database_calls.record_unreadable_agent, connection.host, str(error), timezone.now()
                     )
             await connection.refuse(str(error), retry=False, code=CLOSE_BAD_FRAME)
@@ -291,43 +299,45 @@ class AgentConnections:
             return False
         except RedisError as error:
             log.warning(
-                "samples not passed on, the agent sends them again",
+                "samples not queued; the agent sends them again",
                 host=connection.host.name,
                 error=str(error),
             )
         except (DatabaseError, OSError) as error:
             # The agent keeps its state and sends it again: level-triggered frames lose nothing.
-            log.warning("a store is away", host=connection.host.name, error=str(error))
+            log.warning("database or disk unavailable", host=connection.host.name, error=str(error))
             await connection.refuse(DATABASE_UNAVAILABLE, retry=True)
             return False
         return True
 
-    async def _reject_frame(self, connection: AgentConnection, no: AgentConnectionRefused) -> None:
-        """Refuse the connection. If the agent was revoked, also cut its streams; a lost connection cuts none."""
-        if connection.reported and not no.retry:
+    async def _reject_frame(self, connection: AgentConnection, error: AgentConnectionRefused) -> None:
+        """Refuse the connection; also cut the streams of a revoked agent. A lost connection cuts none."""
+        if connection.reported and not error.retry:
             self.streams.cut(connection.host.id)
-        await connection.refuse(str(no), retry=no.retry)
+        await connection.refuse(str(error), retry=error.retry)
 
     async def _accept(self, connection: AgentConnection, frame: Any) -> None:
         host, now = connection.host, timezone.now()
         if isinstance(frame, Observed):
             with metrics.SYNC_SECONDS.time():
-                desired = await self._threads.ask(database_calls.sync, host, connection.credentials, frame)
+                desired = await self._threads.run_repeatable(
+                    database_calls.sync, host, connection.credentials, frame
+                )
             if self._instances.setdefault(host.id, frame.instance) != frame.instance:
                 self._instances[host.id] = frame.instance
                 self.streams.cut(host.id)  # another agent has joined as this host
-            connection.reported, connection.answered = True, frame.sequence
+            connection.reported, connection.handled_sequence = True, frame.sequence
             connection.binds_streams = frame.binds_streams
-            self._note_runs(connection, frame)
-            self._offer(connection, desired)
+            self._on_run_states(connection, frame)
+            self._queue_desired(connection, desired)
         elif not connection.reported:
             # A credential alone is no proof: only an accepted report shows that this is the host's agent, not
             # a copy.
             raise ProtocolError(f"kind: {frame.kind} comes before the first report; allowed: observed")
         elif isinstance(frame, Proof):
-            self._offer(
+            self._queue_desired(
                 connection,
-                await self._threads.ask(
+                await self._threads.run_repeatable(
                     database_calls.accept_proof, host, connection.credentials, frame, now
                 ),
             )
@@ -336,17 +346,17 @@ class AgentConnections:
         elif isinstance(frame, LogChunk):
             await self._store_log(host, frame)
         elif isinstance(frame, Health):
-            await self._threads.ask(database_calls.accept_health, host, frame, now)
+            await self._threads.run_repeatable(database_calls.accept_health, host, frame, now)
             await self._bus.publish_to_pages(HOSTS)
 
     async def _store_log(self, host: AuthenticatedHost, chunk: LogChunk) -> None:
         """Store a part of a log. A log that cannot be stored gets a gap; the agent stays connected."""
         try:
-            await self._threads.ask(database_calls.store_log, host, chunk)
+            await self._threads.run_repeatable(database_calls.store_log, host, chunk)
         except LogStoreError as error:
             metrics.LOGS_NOT_KEPT.inc()
-            if time.monotonic() - self._log_trouble_at >= LOG_LOSS_REPORT_INTERVAL_SECONDS:
-                self._log_trouble_at = time.monotonic()
+            if time.monotonic() - self._log_loss_reported_at >= LOG_LOSS_REPORT_INTERVAL_SECONDS:
+                self._log_loss_reported_at = time.monotonic()
                 log.error(
                     "logs are not kept: is the disk of GPUPOOL_STATE full?", host=host.name, error=str(error)
                 )
@@ -355,24 +365,24 @@ class AgentConnections:
             return
         await self._bus.publish_to_pages(f"log:{chunk.run}")
 
-    def _note_runs(self, connection: AgentConnection, seen: Observed) -> None:
+    def _on_run_states(self, connection: AgentConnection, seen: Observed) -> None:
         """Check open workspaces again if the agent reports another state of a run."""
         states = {run.run: (run.state, run.ready) for run in seen.runs}
         if states != connection.run_states:
             connection.run_states = states
             self._runs_changed()
 
-    def _offer(self, connection: AgentConnection, desired: Desired) -> None:
+    def _queue_desired(self, connection: AgentConnection, desired: Desired) -> None:
         connection.desired = desired
-        connection.due.set()
+        connection.wakeup.set()
 
     async def _send(self, connection: AgentConnection) -> None:
         try:
             while True:
-                if await _wait_for_event(connection.due, PING_INTERVAL_SECONDS):
-                    connection.due.clear()
+                if await _wait_for_event(connection.wakeup, PING_INTERVAL_SECONDS):
+                    connection.wakeup.clear()
                     await self._send_newest(connection)
-                elif time.monotonic() - connection.heard > MAX_SILENCE_SECONDS:
+                elif time.monotonic() - connection.last_received_at > MAX_SILENCE_SECONDS:
                     log.info("agent fell silent", host=connection.host.name)
                     return
                 else:
@@ -389,24 +399,24 @@ class AgentConnections:
         desired, connection.desired = connection.desired, None
         if desired is None:  # another process requested a new state
             try:
-                desired = await self._threads.ask(
+                desired = await self._threads.run_repeatable(
                     database_calls.desired_state, connection.host, connection.credentials
                 )
             except (DatabaseError, OSError) as error:
                 log.warning("desired state not read", host=connection.host.name, error=str(error))
                 return  # the next sync repeats it
-            if not connection.answered:
+            if not connection.handled_sequence:
                 return  # the agent would take a state before its first report for a lease
             self._runs_changed()
         renewed = desired.credential not in ("", *connection.credentials)
         if renewed:
             connection.credentials = [connection.credentials[0], desired.credential]
         notebooks = sum(1 for run in desired.runs if run.kind == "notebook" and run.verb != "stop")
-        streams = self.streams.wanted(connection.host.id, notebooks)
-        said = dataclasses.replace(
-            desired, streams=streams, answers=connection.answered, stream_key=connection.stream_key
+        streams = self.streams.desired_idle_count(connection.host.id, notebooks)
+        desired = dataclasses.replace(
+            desired, streams=streams, answers=connection.handled_sequence, stream_key=connection.stream_key
         )
-        frame = encode(said)
+        frame = encode(desired)
         async with asyncio.timeout(SEND_TIMEOUT_SECONDS):
             await connection.socket.send_str(frame)
         if renewed:
@@ -416,21 +426,22 @@ class AgentConnections:
     def _on_host_changed(self, host: int) -> None:
         connection = self._connections.get(host)
         if connection is not None:
-            connection.due.set()
+            connection.wakeup.set()
         elif host in self.streams.hosts():
-            look = asyncio.create_task(self._cut_if_revoked(host))
-            self._looks.add(look)
-            look.add_done_callback(self._looks.discard)
+            check = asyncio.create_task(self._cut_if_revoked(host))
+            self._revocation_checks.add(check)
+            check.add_done_callback(self._revocation_checks.discard)
 
     async def _cut_if_revoked(self, host: int) -> None:
-        """Cut the streams of a host whose agent was revoked; without a sync connection nothing else would
-        reveal it.
+        """Cut the streams of a host whose agent was revoked.
+
+        Without a sync connection nothing else would reveal the revocation.
         """
         try:
-            if not await self._threads.ask(database_calls.has_joined_agent, host):
+            if not await self._threads.run_repeatable(database_calls.has_joined_agent, host):
                 self.streams.cut(host)
         except DatabaseError as error:
-            log.warning("not known whether the agent was revoked", host=host, error=str(error))
+            log.warning("revocation of the agent not checked", host=host, error=str(error))
 
     def _on_reconnect(self) -> None:
         for host in {*self._connections, *self.streams.hosts()}:

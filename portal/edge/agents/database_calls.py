@@ -37,9 +37,9 @@ class AuthenticatedHost:
 
 
 class AgentConnectionRefused(Exception):
-    """The agent is refused:
+    """The agent is refused because of its credential, its version, or another agent of the host.
 
-    wrong or revoked credential, unknown version, or a clone. ``retry``: it may try again.
+    ``retry``: it may try again.
     """
 
     def __init__(self, reason: str, *, retry: bool = False) -> None:
@@ -128,7 +128,7 @@ def renew(credential: str, request: RenewRequest, now: dt.datetime) -> RenewAnsw
 
 def _with_clock_check(act: Callable[[ClockSample], Desired], read: ClockSource, *, looks: bool) -> Desired:
     try:
-        return clock_correction.with_steady_clock(act, read, looks=looks)
+        return clock_correction.with_steady_clock(act, read, check_first=looks)
     except ClockStepped as error:
         raise AgentConnectionRefused(str(error), retry=True) from None
 

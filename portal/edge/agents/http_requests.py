@@ -14,12 +14,12 @@ BODY_TIMEOUT_SECONDS = 20.0  # limit for the whole body of a join request
 
 
 async def read_json_body(request: web.Request) -> Any:
-    """Return the JSON body of a short request. Raises HTTP 408 and closes the connection if it is too slow."""
+    """Return the JSON body of a short request. Raises HTTPRequestTimeout (408) if it is too slow."""
     try:
         async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
             return await request.json()
     except TimeoutError:
-        late = web.HTTPRequestTimeout(text="the body came too slowly")
+        late = web.HTTPRequestTimeout(text="the body arrived too slowly")
         late.force_close()
         raise late from None
 

@@ -48,13 +48,13 @@ class AgentStream(asyncio.Transport):
         self._may_read = asyncio.Event()
         self._may_read.set()
         self._closing = False
-        self._told_lost = False
+        self._connection_lost_called = False
 
     @property
     def idle(self) -> bool:
         return self._protocol is None and not self._closing
 
-    async def carry(self) -> None:
+    async def forward(self) -> None:
         """Forward bytes until either side closes.
 
         The handler of the agent's connection calls it for the whole connection.
@@ -81,10 +81,11 @@ class AgentStream(asyncio.Transport):
         async for message in self._socket:
             if message.type is not WSMsgType.BINARY or self._protocol is None:
                 await self._socket.close(
-                    code=WSCloseCode.PROTOCOL_ERROR, message=b"only bytes, and only when asked"
+                    code=WSCloseCode.PROTOCOL_ERROR,
+                    message=b"binary frames only, and only after an open request",
                 )
                 return
-            if self._told_lost:
+            if self._connection_lost_called:
                 return
             self._protocol.data_received(message.data)  # type: ignore[attr-defined]
             await self._may_read.wait()
@@ -109,8 +110,8 @@ class AgentStream(asyncio.Transport):
     def _lost(self) -> None:
         self._closing = True
         self._may_read.set()
-        if self._protocol is not None and not self._told_lost:
-            self._told_lost = True
+        if self._protocol is not None and not self._connection_lost_called:
+            self._connection_lost_called = True
             self._protocol.connection_lost(None)
 
     # Methods of an asyncio transport
@@ -172,16 +173,14 @@ class AgentStream(asyncio.Transport):
 class AgentStreamPool:
     """The streams of each host, the idle ones, and the requests that wait for one."""
 
-    def __init__(self, ask_for_more: Callable[[int], None]) -> None:
+    def __init__(self, request_streams: Callable[[int], None]) -> None:
         self._all: dict[int, set[AgentStream]] = defaultdict(set)
         self._idle: dict[int, deque[AgentStream]] = defaultdict(deque)
         self._waiting: dict[int, deque[asyncio.Future[AgentStream]]] = defaultdict(deque)
-        self._ask_for_more = ask_for_more
+        self._request_streams = request_streams
 
-    def wanted(self, host: int, notebooks: int) -> int:
-        """Return the number of idle streams that the agent of ``host`` should keep, given its number of
-        notebooks.
-        """
+    def desired_idle_count(self, host: int, notebooks: int) -> int:
+        """Return how many idle streams the agent of ``host`` should keep for its notebooks."""
         ready = READY_STREAMS_PER_HOST if notebooks else 0
         return min(MAX_IDLE_STREAMS_PER_HOST, ready + len(self._waiting[host]))
 
@@ -210,7 +209,10 @@ class AgentStreamPool:
         if len(self._idle[host]) >= MAX_IDLE_STREAMS_PER_HOST:
             await socket.send_str(
                 encode(
-                    Refused(f"{MAX_IDLE_STREAMS_PER_HOST} idle streams of this host are enough", retry=True)
+                    Refused(
+                        f"idle streams of this host: at most {MAX_IDLE_STREAMS_PER_HOST} are allowed",
+                        retry=True,
+                    )
                 )
             )
             await socket.close(code=WSCloseCode.TRY_AGAIN_LATER)
@@ -219,7 +221,7 @@ class AgentStreamPool:
         self._all[host].add(stream)
         self._offer(host, stream)
         try:
-            await stream.carry()
+            await stream.forward()
         finally:
             self._all[host].discard(stream)
             with contextlib.suppress(ValueError):
@@ -228,15 +230,15 @@ class AgentStreamPool:
     def _offer(self, host: int, stream: AgentStream) -> None:
         waiting = self._waiting[host]
         while waiting:
-            someone = waiting.popleft()
-            if not someone.done():
-                someone.set_result(stream)
+            waiter = waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(stream)
                 return
         self._idle[host].append(stream)
 
     async def take(self, host: int, run: str) -> AgentStream:
         """Return an opened stream to ``run`` on ``host``. Raises StreamUnavailable."""
-        stream = self._pop_idle(host) or await self._wait_for_one(host)
+        stream = self._pop_idle(host) or await self._wait_for_stream(host)
         try:
             await stream.open(run)
         except ConnectionError as error:
@@ -251,22 +253,22 @@ class AgentStreamPool:
                 return stream
         return None
 
-    async def _wait_for_one(self, host: int) -> AgentStream:
+    async def _wait_for_stream(self, host: int) -> AgentStream:
         future: asyncio.Future[AgentStream] = asyncio.get_running_loop().create_future()
         self._waiting[host].append(future)
-        self._ask_for_more(host)
+        self._request_streams(host)
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_SECONDS):
-                return await self._come(host, future)
+                return await self._await_stream(host, future)
         except TimeoutError:
             raise StreamUnavailable(
-                f"the host gave no connection within {OPEN_TIMEOUT_SECONDS:.0f} s"
+                f"the host provided no connection within {OPEN_TIMEOUT_SECONDS:.0f} s"
             ) from None
         finally:
             with contextlib.suppress(ValueError):
                 self._waiting[host].remove(future)
 
-    async def _come(self, host: int, future: asyncio.Future[AgentStream]) -> AgentStream:
+    async def _await_stream(self, host: int, future: asyncio.Future[AgentStream]) -> AgentStream:
         try:
             return await future
         except asyncio.CancelledError:
@@ -276,9 +278,9 @@ class AgentStreamPool:
 
 
 class AgentConnector(BaseConnector):
-    """Connect an aiohttp client to runs:
+    """Connect an aiohttp client to runs.
 
-    the address ``http://<run>.<host pk>/...`` becomes a stream to that run.
+    The address ``http://<run>.<host pk>/...`` becomes a stream to that run.
     """
 
     def __init__(self, pool: AgentStreamPool) -> None:

@@ -1,1 +1,1 @@
-"""Shared parts of the edge process: database threads, Redis subscription, metrics, guard against slow request bodies."""
+"""Shared parts of the edge: database threads, Redis subscription, metrics, guard against slow bodies."""

@@ -32,12 +32,13 @@ class DatabaseThreads:
         self._executor = ThreadPoolExecutor(max_workers=size, thread_name_prefix=name)
 
     async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return the call's result, computed in a thread; its database connection returns to the pool at
-        once.
+        """Return the call's result, computed in a thread.
+
+        The thread's database connection returns to the pool at once.
         """
         return await self._in_thread(functools.partial(_close_connections_after, call, *args, **kwargs))
 
-    async def ask(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def run_repeatable(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return the call's result; repeat the call once on a new connection if its connection breaks.
 
         Only for calls that may run twice: the first may have been committed.
@@ -65,7 +66,7 @@ def _retry_once(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     except (OperationalError, InterfaceError) as error:
         if not _is_lost_connection(error):
             raise
-        log.info("a database connection broke, asked again", error=str(error).partition("\n")[0])
+        log.info("database connection broke; the call is repeated", error=str(error).partition("\n")[0])
     return _close_connections_after(call, *args, **kwargs)
 
 

@@ -40,24 +40,24 @@ class RedisBus:
         self._on_host: list[Callable[[int], None]] = []
         self._on_page: list[Callable[[str], None]] = []
         self._on_access: list[Callable[[str], None]] = []
-        self._after_gap: list[Callable[[], None]] = []
+        self._on_reconnect_callbacks: list[Callable[[], None]] = []
         self.connected = False
 
-    def on_host(self, hear: Callable[[int], None]) -> None:
+    def on_host(self, callback: Callable[[int], None]) -> None:
         """Call ``callback`` with a Host.pk whose desired state may have changed."""
-        self._on_host.append(hear)
+        self._on_host.append(callback)
 
-    def on_page(self, hear: Callable[[str], None]) -> None:
+    def on_page(self, callback: Callable[[str], None]) -> None:
         """Call ``callback`` with a topic that may have changed."""
-        self._on_page.append(hear)
+        self._on_page.append(callback)
 
-    def on_access(self, hear: Callable[[str], None]) -> None:
+    def on_access(self, callback: Callable[[str], None]) -> None:
         """Call ``callback`` with the hash of a portal session that has ended."""
-        self._on_access.append(hear)
+        self._on_access.append(callback)
 
-    def on_reconnect(self, catch_up: Callable[[], None]) -> None:
+    def on_reconnect(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` whenever the subscription is restored."""
-        self._after_gap.append(catch_up)
+        self._on_reconnect_callbacks.append(callback)
 
     async def publish_to_pages(self, topic: str) -> None:
         """Publish that pages of this topic, at every edge, may have changed."""
@@ -80,7 +80,7 @@ class RedisBus:
             try:
                 await self._listen_once()
             except (RedisError, OSError) as error:
-                log.warning("redis is away", error=str(error), again_in=pause)
+                log.warning("redis unavailable", error=str(error), again_in=pause)
             pause = 0.1 if self.connected else min(pause * 2, MAX_RECONNECT_PAUSE_SECONDS)
             self.connected = False
             await asyncio.sleep(pause)
@@ -90,22 +90,22 @@ class RedisBus:
             await subscription.subscribe(PAGE_CHANNEL, ACCESS_CHANNEL)
             await subscription.psubscribe(f"{HOST_CHANNEL}*")
             self.connected = True
-            for catch_up in self._after_gap:
-                catch_up()
+            for callback in self._on_reconnect_callbacks:
+                callback()
             async for message in subscription.listen():
-                self._hear(message["channel"], message["data"])
+                self._dispatch(message["channel"], message["data"])
 
-    def _hear(self, channel: str, data: str) -> None:
+    def _dispatch(self, channel: str, data: str) -> None:
         if channel == ACCESS_CHANNEL:
-            for ended in self._on_access:
-                ended(data)
+            for callback in self._on_access:
+                callback(data)
         elif channel == PAGE_CHANNEL:
             topic = _topic(data)
-            for hear in self._on_page if topic else ():
-                hear(topic)
+            for callback in self._on_page if topic else ():
+                callback(topic)
         elif (host := channel.removeprefix(HOST_CHANNEL)).isdigit():
-            for wake in self._on_host:
-                wake(int(host))
+            for on_host in self._on_host:
+                on_host(int(host))
 
     async def close(self) -> None:
         """Close the connections."""

@@ -25,22 +25,22 @@ class BodyTooSlow(Exception):
 class SlowBodyGuard:
     """The waiting time of one body."""
 
-    def __init__(self, patience: float) -> None:
-        self.patience = self.left = patience
+    def __init__(self, max_wait_seconds: float) -> None:
+        self.max_wait = self.remaining = max_wait_seconds
         self.timed_out = False
 
     async def next(self, piece: Awaitable[T]) -> T:
         """Return the next part of the body. Raises BodyTooSlow."""
         began = time.monotonic()
         try:
-            async with asyncio.timeout(self.left):
+            async with asyncio.timeout(self.remaining):
                 return await piece
         except TimeoutError:
             self.timed_out = True
-            raise BodyTooSlow(f"nothing came for {self.left:.0f} s, or too little before") from None
+            raise BodyTooSlow(f"no byte for {self.remaining:.0f} s, or too few before") from None
         finally:
-            self.left = max(0.0, self.left - (time.monotonic() - began))
+            self.remaining = max(0.0, self.remaining - (time.monotonic() - began))
 
     def add_received(self, count: int) -> None:
         """Count received bytes, which extend the permitted time."""
-        self.left = min(self.patience, self.left + count / MIN_BODY_BYTES_PER_SECOND)
+        self.remaining = min(self.max_wait, self.remaining + count / MIN_BODY_BYTES_PER_SECOND)

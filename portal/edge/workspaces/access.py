@@ -164,7 +164,8 @@ def _portal_sessions_alive(key_hashes: set[str], now: dt.datetime) -> set[str]:
         return set()
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT hash FROM (SELECT encode(sha256(convert_to(session_key, 'UTF8')), 'hex') AS hash FROM django_session"
+            "SELECT hash FROM "
+            "(SELECT encode(sha256(convert_to(session_key, 'UTF8')), 'hex') AS hash FROM django_session"
             " WHERE expire_date > %s) AS alive WHERE hash = ANY(%s)",
             [now, sorted(key_hashes)],
         )

@@ -46,8 +46,8 @@ class WorkspaceAccessCache:
 
     def __init__(self, threads: DatabaseThreads, bus: RedisBus) -> None:
         self._threads = threads
-        self._answers: dict[str, CachedDecision] = {}
-        self._asking: dict[str, asyncio.Task[WorkspaceGrant | AccessDenied]] = {}
+        self._decisions: dict[str, CachedDecision] = {}
+        self._pending: dict[str, asyncio.Task[WorkspaceGrant | AccessDenied]] = {}
         self._open: dict[str, set[CutSocket]] = defaultdict(set)
         self._recheck_due = asyncio.Event()
         self._changes = 0
@@ -58,7 +58,7 @@ class WorkspaceAccessCache:
     def changed(self) -> None:
         """Discard all decisions and check every open socket now: the rows may have changed."""
         self._changes += 1
-        self._answers.clear()
+        self._decisions.clear()
         self._recheck_due.set()
 
     def _page_changed(self, topic: str) -> None:
@@ -68,27 +68,29 @@ class WorkspaceAccessCache:
     async def decide(self, token: str) -> WorkspaceGrant | AccessDenied:
         """Return the access of a browser with this cookie, or the refusal."""
         token_hash = access.hash_secret(token)
-        known = self._answers.get(token_hash)
-        if known is not None and time.monotonic() - known.at < DECISION_TTL_SECONDS:
-            return known.decision
-        asking = self._asking.get(token_hash)
-        if asking is None:
-            asking = asyncio.create_task(self._ask(token_hash))
-            self._asking[token_hash] = asking
-            asking.add_done_callback(lambda _: self._asking.pop(token_hash, None))
-        return await asyncio.shield(asking)
+        cached = self._decisions.get(token_hash)
+        if cached is not None and time.monotonic() - cached.at < DECISION_TTL_SECONDS:
+            return cached.decision
+        pending = self._pending.get(token_hash)
+        if pending is None:
+            pending = asyncio.create_task(self._read_decision(token_hash))
+            self._pending[token_hash] = pending
+            pending.add_done_callback(lambda _: self._pending.pop(token_hash, None))
+        return await asyncio.shield(pending)
 
-    async def _ask(self, token_hash: str) -> WorkspaceGrant | AccessDenied:
+    async def _read_decision(self, token_hash: str) -> WorkspaceGrant | AccessDenied:
         for _ in range(MAX_DECISION_ATTEMPTS):
             changes = self._changes
-            found = await self._threads.ask(access.grants_by_token_hash, [token_hash], timezone.now())
+            grants = await self._threads.run_repeatable(
+                access.grants_by_token_hash, [token_hash], timezone.now()
+            )
             if changes == self._changes:
-                if len(self._answers) >= MAX_CACHED_DECISIONS:
-                    self._answers.clear()
-                self._answers[token_hash] = CachedDecision(found[token_hash], time.monotonic())
+                if len(self._decisions) >= MAX_CACHED_DECISIONS:
+                    self._decisions.clear()
+                self._decisions[token_hash] = CachedDecision(grants[token_hash], time.monotonic())
                 break
             # A change arrived while the rows were read: read again, and cache nothing that may be older.
-        return found[token_hash]
+        return grants[token_hash]
 
     @contextmanager
     def watched(self, token: str, cut: CutSocket) -> Iterator[None]:
@@ -105,7 +107,7 @@ class WorkspaceAccessCache:
 
     async def watch(self) -> None:
         """Check open sockets for the life of the process."""
-        seen_at = time.monotonic()
+        checked_at = time.monotonic()
         while True:
             with suppress(TimeoutError):  # the timeout starts the next check
                 async with asyncio.timeout(DECISION_TTL_SECONDS):
@@ -113,23 +115,23 @@ class WorkspaceAccessCache:
                     await asyncio.sleep(RECHECK_DEBOUNCE_SECONDS)
             self._recheck_due.clear()
             try:
-                await self._look()
-                seen_at = time.monotonic()
+                await self._recheck_open()
+                checked_at = time.monotonic()
             except (DatabaseError, OSError) as error:
                 log.warning("open workspaces could not be checked", error=str(error))
-                if time.monotonic() - seen_at > MAX_UNVERIFIED_SECONDS:
+                if time.monotonic() - checked_at > MAX_UNVERIFIED_SECONDS:
                     self._cut(list(self._open))
 
     def close(self) -> None:
         """Cut every socket; browsers reconnect."""
         self._cut(list(self._open))
 
-    async def _look(self) -> None:
+    async def _recheck_open(self) -> None:
         tokens = list(self._open)
         if not tokens:
             return
-        found = await self._threads.ask(access.grants_by_token_hash, tokens, timezone.now())
-        self._cut([token for token in tokens if not isinstance(found[token], WorkspaceGrant)])
+        grants = await self._threads.run_repeatable(access.grants_by_token_hash, tokens, timezone.now())
+        self._cut([token for token in tokens if not isinstance(grants[token], WorkspaceGrant)])
 
     def _cut(self, tokens: list[str]) -> None:
         for token in tokens:

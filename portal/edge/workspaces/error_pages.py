@@ -11,7 +11,9 @@ from portal.edge.workspaces.access import AccessRefusal
 
 SECURITY_HEADERS = {
     "Cache-Control": "no-store",
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'",
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'"
+    ),
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
@@ -23,8 +25,9 @@ ACCESS_REFUSAL_PAGES: dict[AccessRefusal, tuple[int, str, str]] = {
     AccessRefusal.ENTER: (
         403,
         "Open this notebook from the portal",
-        "This browser has not entered it, or you have signed out since. Open it from its page in the portal. If that brings"
-        " you back here, your browser refuses the cookie of this address: over plain http, Chrome, Edge and Firefox accept it.",
+        "This browser has not entered it, or you have signed out since. Open it from its page in the portal."
+        " If that brings you back here, your browser refuses the cookie of this address:"
+        " over plain http, Chrome, Edge and Firefox accept it.",
     ),
     AccessRefusal.CODE: (
         403,
@@ -45,11 +48,13 @@ ACCESS_REFUSAL_PAGES: dict[AccessRefusal, tuple[int, str, str]] = {
 }
 
 PAGE_TEMPLATE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title><style>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>{title}</title><style>
 :root {{ color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif }}
 body {{ display: grid; place-content: center; min-height: 100vh; margin: 0; padding: 0 24px }}
 main {{ max-width: 34rem }} h1 {{ font-size: 1.25rem; margin: 0 0 8px }} p {{ margin: 0 0 16px }}
-</style></head><body><main><h1>{title}</h1><p>{sentence}</p><p><a href="{link}">{link_text}</a></p></main></body></html>
+</style></head><body><main><h1>{title}</h1><p>{sentence}</p>
+<p><a href="{link}">{link_text}</a></p></main></body></html>
 """
 
 

@@ -1,7 +1,7 @@
 """Check the requests of browsers, and build the requests and the responses that the edge forwards.
 
-The edge builds every forwarded header anew: cookies of the portal, headers that only the edge may set, and headers of one
-connection never reach the run.
+The edge builds every forwarded header anew: cookies of the portal, headers that only the edge may set, and
+headers of one connection never reach the run.
 """
 
 from __future__ import annotations
@@ -90,8 +90,7 @@ def stream_address(visit: ProxiedRequest, to: WorkspaceGrant) -> URL:
 
 
 def checked_target(request: web.Request) -> str:
-    """Return the request's path and query exactly as sent. Raises AmbiguousTarget unless their meaning is
-    unambiguous.
+    """Return the request's path and query exactly as sent. Raises AmbiguousTarget.
 
     Browsers resolve dot segments themselves, so a request with one tries to make the edge and the run
     disagree.
@@ -112,11 +111,10 @@ def checked_target(request: web.Request) -> str:
 
 
 def is_same_origin(visit: ProxiedRequest) -> bool:
-    """Return True if the workspace's own pages, or a person, sent this request. Cookies cannot tell:
-    workspaces share a site.
+    """Return True if the workspace's own pages, or a person, sent this request.
 
-    A WebSocket must send its origin. A request that changes something may not send another origin. A page
-    elsewhere may link to the workspace, but not embed it.
+    Cookies cannot tell: workspaces share a site. A WebSocket must send its origin. A request that changes
+    something may not send another origin. A page elsewhere may link to the workspace, but not embed it.
     """
     headers = visit.request.headers
     origins = headers.getall(hdrs.ORIGIN, [])
@@ -130,9 +128,9 @@ def is_same_origin(visit: ProxiedRequest) -> bool:
 
 
 def is_user_action(visit: ProxiedRequest) -> bool:
-    """Return True if a person caused the request:
+    """Return True if a person caused the request: it changes something or opens a page.
 
-    it changes something or opens a page. Polling by open pages does not count.
+    Polling by open pages does not count.
     """
     navigates = visit.request.headers.get("Sec-Fetch-Mode") == "navigate"
     return not visit.is_socket and (navigates or visit.request.method not in ("GET", "HEAD", "OPTIONS"))

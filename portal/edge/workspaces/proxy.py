@@ -66,12 +66,12 @@ class WorkspaceProxy:
     def __init__(
         self,
         threads: DatabaseThreads,
-        doors: WorkspaceAccessCache,
+        access_cache: WorkspaceAccessCache,
         streams: AgentStreamPool,
         activity: WorkspaceActivity,
     ) -> None:
         self._threads = threads
-        self._doors = doors
+        self._access = access_cache
         self._activity = activity
         self._client = ClientSession(
             connector=AgentConnector(streams),
@@ -94,12 +94,12 @@ class WorkspaceProxy:
         try:
             return await self._answer(visit)
         except (DatabaseError, TimeoutError) as error:
-            log.warning("a workspace could not be decided about", error=str(error))
+            log.warning("access to a workspace could not be checked", error=str(error))
             return error_pages.error_response(
                 request,
                 503,
                 "One moment",
-                "The portal's database is away for a moment. Nothing is lost; try again.",
+                "The portal's database is unavailable. Nothing is lost; try again.",
             )
 
     async def _answer(self, visit: ProxiedRequest) -> web.StreamResponse:
@@ -114,9 +114,11 @@ class WorkspaceProxy:
         if not is_same_origin(visit):
             metrics.REQUESTS.labels("foreign").inc()
             return error_pages.error_response(
-                request, 403, "Refused", "Another site tried to reach into this notebook."
+                request, 403, "Refused", "Another site tried to access this notebook."
             )
-        decision = await self._doors.decide(visit.token) if visit.token else AccessDenied(AccessRefusal.ENTER)
+        decision = (
+            await self._access.decide(visit.token) if visit.token else AccessDenied(AccessRefusal.ENTER)
+        )
         if isinstance(decision, WorkspaceGrant) and decision.label != visit.label:
             decision = AccessDenied(AccessRefusal.ENTER)  # a cookie of another workspace grants nothing here
         if isinstance(decision, AccessDenied):
@@ -134,7 +136,7 @@ class WorkspaceProxy:
         request = visit.request
         if request.method != "GET":
             return error_pages.error_response(
-                request, 405, "Refused", "A notebook is entered by its link: GET only."
+                request, 405, "Refused", "A notebook is opened by its link; allowed: GET."
             )
         if "prefetch" in (request.headers.get("Sec-Purpose", "") + request.headers.get("Purpose", "")):
             return error_pages.error_response(
@@ -147,7 +149,7 @@ class WorkspaceProxy:
         if isinstance(entered, WorkspaceEntry):
             page = entered.first_page
         else:
-            already = await self._doors.decide(visit.token) if visit.token else None
+            already = await self._access.decide(visit.token) if visit.token else None
             if not (isinstance(already, WorkspaceGrant) and already.label == visit.label):
                 return error_pages.refusal_response(request, entered.why)
             page = already.first_page
@@ -162,29 +164,29 @@ class WorkspaceProxy:
         request = visit.request
         headers = forwarded_request_headers(visit, to)
         body: Any = None
-        pace = SlowBodyGuard(MAX_BODY_WAIT_SECONDS)
+        guard = SlowBodyGuard(MAX_BODY_WAIT_SECONDS)
         if request.body_exists:
-            body = _guarded_body(request, pace)
+            body = _guarded_body(request, guard)
             if (length := request.headers.get(hdrs.CONTENT_LENGTH)) is not None:
                 headers[hdrs.CONTENT_LENGTH] = length
-        with self._doors.watched(visit.token, lambda: _abort(request)):
+        with self._access.watched(visit.token, lambda: _abort(request)):
             response: web.StreamResponse | None = None
             try:
-                asked = self._client.request(
+                exchange = self._client.request(
                     request.method,
                     stream_address(visit, to),
                     headers=headers,
                     data=body,
                     allow_redirects=False,
                 )
-                async with asked as upstream:
+                async with exchange as upstream:
                     response = forwarded_response(request, upstream)
                     await response.prepare(request)
                     async for piece in _body_chunks(request, upstream):
                         await response.write(piece)
                     await response.write_eof()
             except (ClientError, ConnectionError, BodyTooSlow) as error:
-                if pace.timed_out and response is None:
+                if guard.timed_out and response is None:
                     return _slow_body_response(request, to)
                 return _upstream_failed(request, response, to, error)
         return response
@@ -235,10 +237,10 @@ class WorkspaceProxy:
         up = asyncio.create_task(self._forward_messages_to_run(to, socket, upstream))
         down = asyncio.create_task(_forward_messages_to_browser(upstream, socket))
         over = asyncio.create_task(cut.wait())
-        with self._doors.watched(visit.token, cut.set):
+        with self._access.watched(visit.token, cut.set):
             try:
                 # Access may have ended while the run was being connected, before this socket was watched.
-                if not isinstance(await self._doors.decide(visit.token), WorkspaceGrant):
+                if not isinstance(await self._access.decide(visit.token), WorkspaceGrant):
                     cut.set()
                 await asyncio.wait((up, down, over), return_when=asyncio.FIRST_COMPLETED)
             finally:
@@ -305,7 +307,7 @@ def _upstream_failed(
 ) -> web.StreamResponse:
     """Return the response after the run, its host or the stream failed."""
     metrics.REQUESTS.labels("broken").inc()
-    log.info("no way to a run", run=to.run, error=str(error))
+    log.info("run not reachable", run=to.run, error=str(error))
     if response is not None and response.prepared:
         _abort(request)  # the browser must see that the response is incomplete
         return response
@@ -313,24 +315,24 @@ def _upstream_failed(
     return error_pages.error_response(request, 502, "The notebook does not answer", sentence, to.workload)
 
 
-async def _guarded_body(request: web.Request, pace: SlowBodyGuard) -> AsyncIterator[bytes]:
+async def _guarded_body(request: web.Request, guard: SlowBodyGuard) -> AsyncIterator[bytes]:
     """Yield the request's body as it arrives. Raises BodyTooSlow if the sender is too slow."""
-    while piece := await pace.next(request.content.readany()):
-        pace.add_received(len(piece))
+    while piece := await guard.next(request.content.readany()):
+        guard.add_received(len(piece))
         yield piece
 
 
 def _slow_body_response(request: web.Request, to: WorkspaceGrant) -> web.Response:
     metrics.REQUESTS.labels("slow").inc()
-    said = error_pages.error_response(
+    response = error_pages.error_response(
         request,
         408,
-        "This came too slowly",
-        "What was being sent is no longer waited for. Try again.",
+        "This arrived too slowly",
+        "The upload was stopped. Try again.",
         to.workload,
     )
-    said.force_close()
-    return said
+    response.force_close()
+    return response
 
 
 async def _body_chunks(request: web.Request, upstream: ClientResponse) -> AsyncIterator[bytes]:

@@ -44,10 +44,7 @@ def visible_submission(viewer: User, public_id: Any) -> Submission | None:
 
 @dataclass(frozen=True)
 class GuaranteeLine:
-    """The guarantee of one model in one pool, in GPUs:
-
-    a team's present one, and its maximum given those of other teams.
-    """
+    """The guarantee of one model in one pool, in GPUs: a team's present one, and its possible maximum."""
 
     pool: Pool
     model: str

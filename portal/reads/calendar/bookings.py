@@ -26,10 +26,10 @@ MAX_BOOKINGS = 3000
 
 @dataclass
 class CalendarBooking:
-    """GPUs over a period. ``state``: past, running, reserved or pending. ``host`` is None for a promise
-    without units yet.
+    """GPUs over a period.
 
-    ``named`` is False if the viewer may only know that the GPUs are taken; name and id are then empty.
+    ``state``: past, running, reserved or pending. ``host`` is None for a promise without units yet. ``named``
+    is False if the viewer may only know that the GPUs are taken; name and id are then empty.
     """
 
     kind: str
@@ -78,8 +78,7 @@ class CalendarModelGroup:
 def calendar_window(
     user: User, pools: Iterable[Pool], start: datetime, end: datetime, now: datetime, team: str = ""
 ) -> tuple[list[CalendarModelGroup], bool]:
-    """Return everything in ``[start, end)`` by pool and model, and whether old bookings were omitted for
-    their number.
+    """Return everything in ``[start, end)`` by pool and model, and True if old bookings were omitted.
 
     The number of queries is fixed. ``team`` (a slug) selects one team.
     """
@@ -136,8 +135,9 @@ class _CalendarReader:
             self.rows[host, model].gpus += 1
 
     def _held(self) -> None:
-        """Return allocations outside reservations, one booking per run, host and model; the newest if there
-        are too many.
+        """Return allocations outside reservations, one booking per run, host and model.
+
+        If there are too many, only the newest are returned.
         """
         inside = DateTimeTZRange(self.start, self.end)
         rows = Allocation.objects.filter(
@@ -320,9 +320,9 @@ class _CalendarReader:
                 row.bookings.append(booking)
 
     def _group_for(self, pool: int | None, models: list[str]) -> CalendarModelGroup | None:
-        """Return the group that shows a promise:
+        """Return the group that shows a promise.
 
-        that of its first model, or of the pool's largest if it takes any model.
+        This is the group of its first model, or of the pool's largest if it takes any model.
         """
         of_pool = [group for (key, _), group in self.by_key.items() if key == pool]
         named = [group for model in models for group in of_pool if group.model == model]

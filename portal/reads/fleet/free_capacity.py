@@ -18,7 +18,7 @@ from scheduler.reads import capacity as engine
 
 @dataclass(frozen=True)
 class FreeCapacity:
-    """Free units of one model (or of one slice of it) in one pool. ``price`` is that of one unit for an hour."""
+    """Free units of one model (or of one slice of it) in one pool. ``price``: of one unit for an hour."""
 
     pool: Pool
     model: str
@@ -73,7 +73,7 @@ def free_capacity(user: User, now: datetime, card: cost_totals.Prices | None = N
 
 
 def free_slots_by_model(pool: Pool, now: datetime) -> dict[str, int]:
-    """Return, by model, the slots of free MIG slices and shares, which are less than a whole GPU. One query."""
+    """Return, by model, the slots of free MIG slices and shares. One query."""
     sums: dict[str, int] = {}
     for model, slots in engine.free_units(pool, now).values_list("gpu__model", "slots"):
         width = slots.upper - slots.lower
@@ -83,9 +83,9 @@ def free_slots_by_model(pool: Pool, now: datetime) -> dict[str, int]:
 
 
 def _sort_key(line: FreeCapacity) -> tuple[bool, str, bool, Decimal, str, str]:
-    """Return a sort key:
+    """Return a sort key.
 
-    shared pools first; in a pool whole GPUs before slices, the most expensive model first.
+    Shared pools come first; in a pool whole GPUs come before slices, and expensive models before others.
     """
     return (
         line.pool.team_id is not None,

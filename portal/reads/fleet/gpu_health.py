@@ -93,9 +93,9 @@ def visible_hardware_events(viewer: User, rows: Iterable[HealthEvent]) -> list[d
 
 
 def diagnostic_tools(pool: Pool) -> list[tuple[str, str]]:
-    """Return (value, label) of the diagnostic tools that a pool may select:
+    """Return (value, label) of the diagnostic tools that a pool may select.
 
-    built-in tools, and tools of its hosts.
+    These are built-in tools and tools of its hosts.
     """
     hosts, named = pool.hosts.count(), gpu_diagnostics.operator_diagnostics(pool)
     if pool.diagnostic_tool not in (*DiagnosticTool.values, *named):
@@ -110,10 +110,7 @@ def diagnostic_tool(pool: Pool) -> str:
 
 
 def interconnects(health: list[GpuHealth]) -> list[tuple[str, str]]:
-    """Return how the GPUs reach each other:
-
-    (way, pairs), such as ("NVLink", "0–1, 2–3") or ("NVLink", "all").
-    """
+    """Return (way, pairs) of the GPUs' interconnects: ("NVLink", "0–1, 2–3") or ("NVLink", "all")."""
     index = {each.gpu.uuid: each.gpu.index for each in health}
     pairs: dict[str, list[tuple[int, int]]] = {}
     for each in health:

@@ -1,4 +1,7 @@
-"""Every GPU of the visible pools as a cell: what holds it, how busy it is, how well it is. A fixed number of queries."""
+"""Read every GPU of the visible pools with its holder, utilisation and health.
+
+The number of queries is fixed.
+"""
 
 from __future__ import annotations
 
@@ -18,23 +21,26 @@ from scheduler.state.states import LeaseState, RepairState
 from telemetry.health.rules import event_title
 from telemetry.models import HealthEvent, HealthRule, Sample
 
-IDLE_BELOW_PERCENT = 1.0  # per cent: a held GPU that is less busy is held and idle
+IDLE_BELOW_PERCENT = 1.0  # percent; a held GPU below this is idle
 ATTENTION_WINDOW = timedelta(hours=24)
 
 
 @dataclass
 class GpuCell:
-    """One GPU. ``utilisation`` (per cent) and ``temperature`` (degrees) are None when unknown: never measured, or too old."""
+    """One GPU.
+
+    ``utilisation`` (percent) and ``temperature`` (degrees Celsius) are None if never measured, or too old.
+    """
 
     gpu: Gpu
     units: int = 1
-    held: int = 0  # of its units
-    team: Team | None = None  # the one team on it; None when nobody or several
+    held: int = 0  # number of its units that are held
+    team: Team | None = None  # the team that holds it; None for no team or several
     reserved: bool = False
     utilisation: float | None = None
     temperature: float | None = None
-    seen: bool = False  # any reading of the last minute
-    away: bool = False  # its host takes no work
+    seen: bool = False  # has a reading of the last minute
+    away: bool = False  # its host accepts no workloads
     unwell: bool = False
 
     @property
@@ -71,7 +77,7 @@ class FleetHostRow:
 
 @dataclass
 class FleetModelGroup:
-    """The hosts that have GPUs of one model."""
+    """The hosts with GPUs of one model."""
 
     model: str
     hosts: list[FleetHostRow] = field(default_factory=list)
@@ -86,17 +92,17 @@ class FleetModelGroup:
 
     @property
     def free_whole(self) -> int:
-        """Free GPUs that are not split."""
+        """Return the number of free GPUs that are not split."""
         return sum(row.free_whole for row in self.hosts)
 
     @property
     def free_split(self) -> int:
-        """Free GPUs that are split: of use to asks for their slices alone."""
+        """Return the number of free GPUs that are split: they serve only requests for their slices."""
         return self.free - self.free_whole
 
     @property
     def free_on_one_host(self) -> int:
-        """Of the free ones that are not split, the most on one host."""
+        """Return the largest number of free whole GPUs on one host."""
         return max((row.free_whole for row in self.hosts), default=0)
 
     @property
@@ -106,7 +112,7 @@ class FleetModelGroup:
 
 
 def fleet_overview(viewer: User, now: datetime, pool_slug: str = "") -> list[FleetModelGroup]:
-    """The visible GPUs by model and host. Six queries however many there are."""
+    """Return the visible GPUs by model and host. Six queries, whatever their number."""
     hosts = policy.visible_hosts(viewer).select_related("pool").order_by("name")
     if pool_slug:
         hosts = hosts.filter(pool__slug=pool_slug)
@@ -180,7 +186,7 @@ def _larger(one: float | None, other: float | None) -> float | None:
 
 
 def fleet_totals(groups: list[FleetModelGroup]) -> dict[str, int]:
-    """The key figures: how many GPUs are held, free, held and idle, away, unwell, without a reading."""
+    """Return the totals: GPUs held, free, held and idle, unavailable, unhealthy, without a reading."""
     cells = [cell for group in groups for cell in group.cells]
     return {
         "gpus": len(cells),
@@ -194,7 +200,7 @@ def fleet_totals(groups: list[FleetModelGroup]) -> dict[str, int]:
 
 
 def largest_requests(groups: list[FleetModelGroup]) -> list[dict[str, Any]]:
-    """Per model: free whole GPUs, the largest ask that fits on one host now, and the free ones outside that host."""
+    """Return, by model, free whole GPUs, the largest request that fits on one host, and GPUs elsewhere."""
     asks = []
     for group in groups:
         free, most = group.free_whole, group.free_on_one_host
@@ -203,7 +209,7 @@ def largest_requests(groups: list[FleetModelGroup]) -> list[dict[str, Any]]:
 
 
 def attention_list(viewer: User, groups: list[FleetModelGroup], now: datetime) -> list[dict[str, Any]]:
-    """What somebody should look at, the worst first: ``host``, ``kind`` (bad, warn or info), ``words``, ``at``."""
+    """Return what needs attention, worst first: ``host``, ``kind`` (bad, warn or info), ``words``, ``at``."""
     found: list[dict[str, Any]] = []
     hosts = {row.host.pk: row for group in groups for row in group.hosts}
     recent = HealthEvent.objects.filter(host__in=hosts, at__gt=now - ATTENTION_WINDOW, at__lte=now)
@@ -222,7 +228,7 @@ def attention_list(viewer: User, groups: list[FleetModelGroup], now: datetime) -
         if row.state not in ("ready", "maintenance"):
             quiet = {"suspect": "one renewal late", "silent": "silent"}.get(
                 row.state
-            )  # not what its reason is of
+            )  # the time belongs to another state than the reason
             words = quiet or row.state + (f": {row.host.state_reason}" if row.host.state_reason else "")
             found.append(
                 {

@@ -1,4 +1,4 @@
-"""Reads of the table of what is done about hardware events."""
+"""Read the rules for hardware events."""
 
 from __future__ import annotations
 
@@ -17,8 +17,12 @@ IS_DEFAULT = Q(
 def health_rules(
     *, find: str = "", action: str = "", changed: bool = False, also: str = ""
 ) -> list[HealthRule]:
-    """Rules by kind and number: those whose code or meaning has every word of ``find``, that do ``action``, and with ``changed``
-    only what operators changed or added. What is empty asks for nothing; the rule with the code ``also`` is there in any case."""
+    """Return rules by kind and number.
+
+    A rule matches if its code or meaning contains every word of ``find`` and its action is ``action``.
+    ``changed`` selects rules that operators changed or added. Empty arguments select all rules. The rule with
+    the code ``also`` is always included.
+    """
     wanted = Q()
     for word in find.split():
         wanted &= Q(code__icontains=word) | Q(meaning__icontains=word)
@@ -35,6 +39,6 @@ def _is_changed() -> QuerySet[HealthRule]:
 
 
 def _sort_key(rule: HealthRule) -> tuple[str, int, str]:
-    """By kind, and numbers as numbers: xid:8 before xid:13 before xid:100."""
+    """Return a sort key that compares numbers as numbers: xid:8 before xid:13 before xid:100."""
     kind, _, which = rule.code.partition(":")
     return kind, int(which) if which.isdecimal() else 0, which

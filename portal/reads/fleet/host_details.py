@@ -1,4 +1,4 @@
-"""Reads of one host's page: its hardware, what holds its GPUs, its events, and what taking it out would touch."""
+"""Read one host for its page: hardware, holders of its GPUs, events, and the effect of taking it out."""
 
 from __future__ import annotations
 
@@ -97,9 +97,9 @@ def latest_samples(unit_ids: list[int], now: datetime) -> dict[int, Sample]:
 
 
 def last_rejected_agent(host: Host) -> dict[str, Any] | None:
-    """Return the last agent rejected as this host since it joined:
+    """Return the last agent rejected as this host since it joined.
 
-    reason, at, and instance and boot_id if known.
+    The result has reason, at, and, if known, instance and boot_id.
     """
     kept = host.refused_agent
     return kept and {**kept, "at": datetime.fromisoformat(kept["at"])}
@@ -178,9 +178,7 @@ def simulation_options(host: Host) -> str:
 
 
 def host_sizes_by_pool(pools: Collection[int]) -> dict[int, tuple[int, int, int, int]]:
-    """Return, by pool, the minimum and maximum CPU (millicores) and memory (MiB) of its hosts that report
-    them.
-    """
+    """Return, by pool, minimum and maximum CPU (millicores) and memory (MiB) of its hosts, where reported."""
     known = Host.objects.filter(pool__in=pools, cpu_milli__gt=0, memory_mib__gt=0).order_by().values("pool")
     rows = known.annotate(a=Min("cpu_milli"), b=Max("cpu_milli"), c=Min("memory_mib"), d=Max("memory_mib"))
     return {pool: (a, b, c, d) for pool, a, b, c, d in rows.values_list("pool", "a", "b", "c", "d")}

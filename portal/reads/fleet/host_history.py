@@ -1,4 +1,4 @@
-"""Read the history of a host: hardware events, state changes of the host and its GPUs, and actions of people."""
+"""Read the history of a host: hardware events, state changes, and actions of people."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from portal import policy
 from portal.models import User
 from telemetry.models import Rollup
-from telemetry.reads import UsageFilters
+from telemetry.reads.usage_filters import UsageFilters
 
 
 def visible_gpu_models(viewer: User) -> list[str]:

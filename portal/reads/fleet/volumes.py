@@ -130,9 +130,9 @@ def joined_hosts(viewer: policy.Viewer) -> QuerySet[Host]:
 
 
 def reported_environment(host: Host) -> dict[str, Any] | None:
-    """Return ``{"python", "packages":
+    """Return the environment that the host's agent reports; None without a report.
 
-    {name: version}, "exposed": [path]}`` as the agent reports; None without a report.
+    Its keys are ``{"python", "packages": {name: version}, "exposed": [path]}``.
     """
     found = (host.hardware.get("reported") or {}).get("environment")
     return dict(found) if found else None

@@ -11,10 +11,11 @@ from django.db.models import Min, QuerySet
 from portal import policy
 from portal.models import User
 from scheduler.models import Gpu, Pool, Project, Workload
-from telemetry import reads
 from telemetry.models import Budget, BudgetMeasure, Charge, Price, Statement
 from telemetry.money import statements
 from telemetry.money.billing_months import month_of, next_month
+from telemetry.reads.budget_status import BudgetStatus, budget_status
+from telemetry.reads.prices import load_current_prices
 
 DIMENSION_NAME_FIELDS = {
     "team": "team_name",
@@ -44,8 +45,7 @@ def is_simulated(month: date) -> bool:
 
 
 def conservation_equation(month: date) -> dict[str, Any]:
-    """Return the conservation equation of all pools together and of each pool, in cents, with the difference
-    of its sides.
+    """Return the conservation equation of all pools and of each pool, in cents, with its difference.
 
     ``not_sold`` of the total is the sum of idle and uncharged capacity.
     """
@@ -63,7 +63,7 @@ def budget_rows(viewer: User, month: date, now: datetime) -> list[dict[str, Any]
     rows = policy.visible_budgets(viewer).filter(month=month).select_related("team", "project")
     found = []
     for budget in rows:
-        view = reads.budget_status(budget, now)
+        view = budget_status(budget, now)
         found.append({"budget": budget, "name": _payer(budget), "view": view, **_budget_bar(view)})
     return sorted(found, key=lambda row: (row["name"], row["view"].measure != BudgetMeasure.MONEY))
 
@@ -73,7 +73,7 @@ def _payer(budget: Budget) -> str:
     return holder.name if holder else ""
 
 
-def _budget_bar(view: reads.BudgetStatus) -> dict[str, Any]:
+def _budget_bar(view: BudgetStatus) -> dict[str, Any]:
     """Return the segments of the bar: spent up to the budget, forecast, and excess over the budget."""
     spent, limit = float(view.spent), float(view.amount)
     expected = float(view.forecast) if view.forecast is not None else spent
@@ -118,7 +118,7 @@ def models() -> list[str]:
 def rate_card(now: datetime) -> list[dict[str, Any]]:
     """Return the rate card, newest first; each row says if it is in force, over, or future."""
     rows = list(Price.objects.select_related("pool").order_by("model", "pool__name", "-valid_from"))
-    now_charged = reads.load_current_prices(now)
+    now_charged = load_current_prices(now)
     return [
         {
             "price": row,

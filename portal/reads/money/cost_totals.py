@@ -1,4 +1,4 @@
-"""Read costs of workloads and spending of teams, for many rows with one query. Unknown is None, never zero."""
+"""Read costs of workloads and spending of teams, with one query for many rows. Unknown is None."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from django.db.models import Count, F, Q, Sum
 from django.db.models.functions import Trunc
 
 from scheduler.models import Allocation, Team
-from telemetry import reads as telemetry
 from telemetry.core.amounts import round_amount
 from telemetry.models import Charge
+from telemetry.reads.prices import CurrentPrices, load_current_prices
 
-Prices = telemetry.CurrentPrices
+Prices = CurrentPrices
 
 
-prices = telemetry.load_current_prices
+prices = load_current_prices
 
 
 def rounded_sum(amounts: Iterable[Decimal | None]) -> Decimal | None:
@@ -34,8 +34,7 @@ def rounded_sum(amounts: Iterable[Decimal | None]) -> Decimal | None:
 def workload_costs(
     ids: Collection[int], now: datetime, card: Prices, *, of: str = "workload"
 ) -> dict[int, Decimal]:
-    """Return the cost of each row so far: its charges, plus its use since the last charges at the present
-    price.
+    """Return the cost of each row so far; its use since the last charges counts at the present price.
 
     ``ids`` are those of workloads, or of arrays (``of="workload__array"``). A row that held units without a
     price is absent: its cost is unknown.

@@ -34,9 +34,7 @@ def teams(viewer: policy.Viewer) -> list[dict[str, Any]]:
 
 
 def queue_leaders(pool: Pool) -> list[dict[str, Any]]:
-    """Return, by team, the largest number of waiting workloads in a pool against the limit, and the person
-    with most. One query.
-    """
+    """Return, by team, the number of waiting workloads, its limit, and the person with most. One query."""
     rows = Workload.objects.filter(pool=pool, state=WorkloadState.QUEUED)
     by_person = rows.values_list("project__team__name", "owner__username").annotate(waiting=Count("pk"))
     lines: dict[str, dict[str, Any]] = {}
@@ -47,8 +45,9 @@ def queue_leaders(pool: Pool) -> list[dict[str, Any]]:
 
 
 def team_page(viewer: policy.Viewer, slug: str) -> dict[str, Any] | None:
-    """Return one visible team with its people, projects (with the last cost centre) and quotas; None if not
-    visible.
+    """Return one visible team, or None.
+
+    The team has its people, its projects (with the last cost centre) and its quotas.
     """
     team = policy.visible_teams(viewer).filter(slug=slug).first()
     if team is None:

@@ -13,7 +13,7 @@ from portal.models import Submission, SubmissionState, User
 from portal.reads.money import cost_totals
 from scheduler.models import Host, Reservation, Team, Workload
 from scheduler.state.states import OPEN_RESERVATION_STATES, AdminState, LeaseState, RepairState, WorkloadState
-from scheduler.sweeps.time_limits import MassSilence, mass_silence
+from scheduler.sweeps.silent_hosts import MassSilence, mass_silence
 from telemetry.models import Budget, BudgetMeasure
 from telemetry.money.billing_months import month_of
 from telemetry.money.budgets import forecast_month_end

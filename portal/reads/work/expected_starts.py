@@ -22,9 +22,7 @@ class StartRecords:
     now: datetime
 
     def likely(self, workload: Workload) -> StartRange | None:
-        """Return the range in which a waiting workload likely starts; None without an expected start or
-        enough records.
-        """
+        """Return the range of a likely start; None without an expected start or enough records."""
         if workload.state != WorkloadState.QUEUED:
             return None
         return start_estimates.likely_range(self.past(workload.pool_id), workload.expected_start, self.now)

@@ -1,4 +1,4 @@
-"""Read why a workload had to leave a host that was taken out: the hardware event, or the operator's reason."""
+"""Read why a workload had to leave its host: the hardware event, or the operator's reason."""
 
 from __future__ import annotations
 

@@ -86,10 +86,7 @@ class JobArrayTotals:
 
     @property
     def state(self) -> str:
-        """Return one workload state for the array:
-
-        running if any task runs, else waiting, else the worst outcome.
-        """
+        """Return one workload state for the array: running, else waiting, else the worst outcome."""
         row = self.row
         if row.running or row.waiting:
             return WorkloadState.RUNNING if row.running else WorkloadState.QUEUED
@@ -148,8 +145,9 @@ def arrays_started_between(since: datetime, until: datetime) -> list[tuple[Any, 
 
 
 def arrays_ended_between(since: datetime, until: datetime) -> list[tuple[Any, Workload]]:
-    """Return the arrays whose tasks ended in this period, with counts and the last ended task; failed tasks
-    have precedence.
+    """Return the arrays whose tasks ended in this period, with counts and the last ended task.
+
+    A failed task has precedence over a later one.
     """
     tasks = Workload.objects.filter(
         array__isnull=False,

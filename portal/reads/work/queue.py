@@ -27,7 +27,7 @@ class QueueTotals:
 
 
 def queue_totals(user: User) -> QueueTotals:
-    """Return the numbers of waiting and running workloads and units, and the time of the last planning cycle."""
+    """Return numbers of waiting and running workloads and units, and the time of the last cycle."""
     pools = policy.visible_pools(user)
     found = Workload.objects.filter(pool__in=pools).aggregate(
         waiting=Count("pk", filter=Q(state=WorkloadState.QUEUED)),
@@ -51,10 +51,7 @@ def running_workloads(user: User) -> QuerySet[Workload]:
 
 
 def visible_counts(user: User) -> dict[str, dict[str, int]]:
-    """Return the number of visible ``waiting_workloads`` and ``running_workloads``:
-
-    ``all``, ``team`` (own teams), ``mine``.
-    """
+    """Return the numbers of visible waiting and running workloads: ``all``, ``team`` (own), ``mine``."""
     shows = {"waiting": Q(state=WorkloadState.QUEUED), "running": Q(state__in=RUNNING_STATES)}
     whose = {"all": Q(), "team": Q(project__team__in=policy.my_team_ids(user)), "mine": Q(owner=user)}
     found = policy.visible_workloads(user).aggregate(

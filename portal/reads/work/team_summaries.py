@@ -19,7 +19,7 @@ from scheduler.state.states import OPEN_RESERVATION_STATES
 from telemetry.models import Budget, BudgetMeasure
 from telemetry.money.billing_months import month_of
 from telemetry.money.budgets import forecast_month_end
-from telemetry.reads import BudgetStatus, budget_status
+from telemetry.reads.budget_status import BudgetStatus, budget_status
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from django.db.models import Max, Min, Sum
 from django.db.models.functions import Trunc
 
 from scheduler.models import Allocation
-from telemetry import reads as telemetry
 from telemetry.models import Rollup
+from telemetry.reads.live_readings import LiveUnitReading, live_unit_readings
 
 UTILISATION_WINDOW = timedelta(hours=2)
 UTILISATION_STEP = timedelta(minutes=2)
@@ -29,9 +29,9 @@ class WorkloadUtilisation:
 def utilisation_of(
     workloads: Collection[int], hosts: Collection[int], now: datetime
 ) -> dict[int, WorkloadUtilisation]:
-    """Return the utilisation of each workload in the last two hours:
+    """Return the utilisation of each workload in the last two hours.
 
-    minute rollups, and last readings of ``hosts``. Two queries.
+    Two queries: minute rollups, and the last readings of ``hosts``.
     """
     if not workloads:
         return {}
@@ -59,8 +59,8 @@ def latest_utilisation(
     workloads: Collection[int], hosts: Collection[int], now: datetime
 ) -> dict[int, tuple[float | None, float | None]]:
     """Return, by workload, the mean of the last utilisation and SM activity of its units (0 to 1)."""
-    by_workload: dict[int, list[telemetry.LiveUnitReading]] = {}
-    for unit in telemetry.live_unit_readings(now, hosts=hosts):
+    by_workload: dict[int, list[LiveUnitReading]] = {}
+    for unit in live_unit_readings(now, hosts=hosts):
         if unit.workload in workloads and unit.workload is not None:
             by_workload.setdefault(unit.workload, []).append(unit)
     return {

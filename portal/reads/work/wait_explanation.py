@@ -8,9 +8,10 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from portal import policy
+from portal.answer_cache import cache_get, cache_set, cached_answer
 from portal.hardware_request import MIN_RESERVATION_WINDOW, HardwareRequest, whole_gpus_of
 from portal.models import User
-from portal.planner_budget import cache_get, cache_set, cached_answer, metered_planning
+from portal.planner_budget import metered_planning
 from portal.reads.work import expected_starts
 from portal.reads.work.expected_starts import StartRecords
 from portal.reads.work.workload_details import RELATED, HeldUnit, held_by, held_unit
@@ -24,7 +25,7 @@ from scheduler.core.what_if.comparison import ComparisonBasis
 from scheduler.core.what_if.fairness import FairnessRow
 from scheduler.cycle import request_snapshot_cache
 from scheduler.models import Pool, Team, Workload
-from scheduler.reads import capacity as engine
+from scheduler.reads import capacity, explanations
 from scheduler.services import ImpossibleStart, impossible_start_of
 from scheduler.state.states import WorkloadState
 
@@ -46,10 +47,10 @@ class Blocker:
 
 @dataclass(frozen=True)
 class WorkloadAhead:
-    """A waiting workload that precedes another one. ``part`` is the deciding
-    ``scheduler.core.queue.turn.TurnCriterion``.
+    """A waiting workload that precedes another one.
 
-    ``earlier``: it was submitted earlier; ``shorter``: its expected runtime is shorter.
+    ``part`` is the deciding ``scheduler.core.queue.turn.TurnCriterion``. ``earlier``: it was submitted
+    earlier; ``shorter``: its expected runtime is shorter.
     """
 
     workload: Workload
@@ -91,9 +92,9 @@ class WaitExplanation:
 
 
 def explain_wait(workload: Workload, user: User, now: datetime) -> WaitExplanation:
-    """Return the explanation of a waiting workload:
+    """Return the explanation of a waiting workload.
 
-    blockers, queue order, faster requests, shares of the pool's teams.
+    It has blockers, queue order, faster requests, and shares of the pool's teams.
     """
     with metered_planning(user, now), request_snapshot_cache.share_snapshots():
         first, more = workloads_ahead(workload, user, now)
@@ -140,17 +141,16 @@ def _planned_ahead(workload: Workload, now: datetime) -> list[tuple[int, str, bo
             turn.queued.submitted < submitted,
             turn.queued.predicted_seconds < predicted,
         )
-        for turn, part in engine.turns_before(workload, now)
+        for turn, part in explanations.turns_before(workload, now)
     ]
 
 
 @dataclass(frozen=True)
 class QueueComparison:
-    """Why ``theirs`` precedes ``mine``. ``rule`` is a key of ``queue_order_texts.QUEUE_ORDER_RULES``, with
-    its numbers.
+    """Why ``theirs`` precedes ``mine``.
 
-    ``without``: the plan for ``mine`` if ``theirs`` did not exist: whether it starts, and the reason with its
-    numbers.
+    ``rule`` is a key of ``queue_order_texts.QUEUE_ORDER_RULES``, with its numbers. ``without``: the plan for
+    ``mine`` if ``theirs`` did not exist: whether it starts, and the reason with its numbers.
     """
 
     mine: Workload
@@ -170,7 +170,7 @@ def compare_in_queue(mine: Workload, theirs: Workload, now: datetime) -> QueueCo
     if mine.pool_id != theirs.pool_id or mine.state != WorkloadState.QUEUED or mine.pk == theirs.pk:
         return None
     with request_snapshot_cache.share_snapshots():
-        found = engine.compare_turns(mine, theirs, now)
+        found = explanations.compare_turns(mine, theirs, now)
         taken = request_snapshot_cache.take_cached_snapshot([mine.pool_id], now)
     if found is None:
         return None
@@ -193,11 +193,12 @@ def compare_in_queue(mine: Workload, theirs: Workload, now: datetime) -> QueueCo
 def _comparison_facts(
     workload: Workload, turn: QueueTurn | None, taken: Snapshot, now: datetime
 ) -> dict[str, Any]:
-    """Return the facts of one workload that the rules compare; times in seconds since the epoch, shares in
-    GPU-hours by weight.
+    """Return the facts of one workload that the rules compare.
+
+    Times are in seconds since the epoch, shares in GPU-hours by weight.
     """
     running = next((row for row in taken.running if row.id == workload.pk), None)
-    quotas = engine.quota_use(team=workload.project.team_id, pool=workload.pool_id, now=now)
+    quotas = capacity.quota_use(team=workload.project.team_id, pool=workload.pool_id, now=now)
     wanted = [quota for quota in quotas if quota.model in workload.models_wanted] or quotas
     facts: dict[str, Any] = {
         "team": workload.project.team.name,
@@ -245,7 +246,7 @@ def faster_requests(workload: Workload, now: datetime) -> list[Alternative]:
         return []
     known = cached_faster_requests(workload)
     if known is None:
-        known = engine.sooner_alternatives(workload, now)
+        known = explanations.sooner_alternatives(workload, now)
         cache_set(_faster_requests_key(workload), known, FASTER_REQUESTS_TTL_SECONDS)
     return known
 
@@ -261,8 +262,7 @@ def _faster_requests_key(workload: Workload) -> str:
 
 
 def alternative_windows(workload: Workload, user: User, now: datetime) -> list[AlternativeWindow]:
-    """Return the first windows in which a reservation of a waiting workload's hardware and runtime limit
-    fits.
+    """Return the first windows that fit a reservation of a waiting workload's hardware and runtime limit.
 
     Empty for people who may not request one. The windows still fit when the person has filled in the form.
     """
@@ -279,19 +279,18 @@ def alternative_windows(workload: Workload, user: User, now: datetime) -> list[A
         # one person may fill this much of the cache
         ("windows", workload.pk, int(length.total_seconds()), user.pk),
         now,
-        lambda: engine.reservable_windows(workload, owner=user, length=length, now=now),
+        lambda: explanations.reservable_windows(workload, owner=user, length=length, now=now),
     )
     return [AlternativeWindow(workload, start, end, needs_approval, in_form) for start, end in found]
 
 
 def fair_share_rows(pool: Pool, mine: Collection[int] | int, now: datetime) -> list[dict[str, Any]]:
-    """Return one row per team of the pool, in GPUs and GPU-hours, the least use first. ``mine``: ids of the
-    viewer's teams.
+    """Return one row per team of the pool, in GPUs and GPU-hours, the least use first.
 
-    Users of a pool may see the sums of its teams.
+    ``mine``: ids of the viewer's teams. Users of a pool may see the sums of its teams.
     """
     rows: list[FairnessRow] = cached_answer(
-        ("fairness", pool.pk), now, lambda: engine.fairness_rows(pool, now)
+        ("fairness", pool.pk), now, lambda: explanations.fairness_rows(pool, now)
     )
     own = {mine} if isinstance(mine, int) else set(mine)
     teams = {team.pk: team for team in Team.objects.filter(pk__in=[row.team for row in rows])}

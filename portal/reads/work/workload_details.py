@@ -149,9 +149,9 @@ def _may_borrow(piece: WorkloadDetails) -> bool:
 
 
 def _note_borrowing(pieces: list[WorkloadDetails], now: datetime) -> None:
-    """Store the quota of borrowing teams:
+    """Store the quota of borrowing teams.
 
-    any preemptible workload of such a team may be evicted for a guarantee.
+    Any preemptible workload of such a team may be evicted for a guarantee.
     """
     if not pieces:
         return
@@ -179,10 +179,10 @@ def _is_being_evicted(workload: Workload) -> bool:
 
 
 def _run_seconds(pieces: Iterable[WorkloadDetails]) -> dict[int, timedelta]:
-    """Store how long ended workloads ran: each attempt from its first start to its last end on any host,
-    without gaps.
+    """Store how long ended workloads ran.
 
-    One more query for workloads with several attempts or hosts.
+    An attempt runs from its first start to its last end on any host; gaps do not count. One more query for
+    workloads with several attempts or hosts.
     """
     ended = [piece for piece in pieces if piece.workload.ended_at is not None]
     ran = {
@@ -311,8 +311,9 @@ def held_unit(allocation: Allocation) -> HeldUnit:
 
 
 def _price_per_hour(piece: WorkloadDetails, prices: cost_totals.Prices) -> Decimal | None:
-    """Return the price per hour of the held units, or of the request of a waiting workload for whole GPUs of
-    named models.
+    """Return the price per hour of the held units, or of what a waiting workload requests.
+
+    A waiting workload has a price if it requests whole GPUs of named models.
     """
     workload = piece.workload
     if piece.held:

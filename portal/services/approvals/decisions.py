@@ -51,20 +51,20 @@ def approve_submission(
     comment: str = "",
     via: str = "web",
 ) -> Submission:
-    """Approve a submission, with ``changes`` to its payload; check it again and carry it out in the same
-    transaction.
+    """Check a submission again, approve it and carry it out, in one transaction.
 
-    Raises Conflict if another person decided first, or if it no longer fits (then nothing is decided);
-    Invalid, NotAllowed.
+    ``changes`` replace values of its payload. Raises Conflict if another person decided first, or if it no
+    longer fits (then nothing is decided); Invalid, NotAllowed.
     """
     policy.require(actor, "submission.decide", submission)
     checks = InputChecks()
     comment = checks.text("comment", comment, least=0, most=1000, lines=True)
-    for field in (changes or {}).keys() - APPROVER_EDITABLE_FIELDS[Submission.Kind(submission.kind)]:
+    editable = APPROVER_EDITABLE_FIELDS[Submission.Kind(submission.kind)]
+    for field in (changes or {}).keys() - editable:
         checks.note(
             field,
             field,
-            f"{field} can't be changed; allowed: {', '.join(sorted(APPROVER_EDITABLE_FIELDS[Submission.Kind(submission.kind)]))}.",
+            f"{field} can't be changed; allowed: {', '.join(sorted(editable))}.",
         )
     checks.done()
     payload = {**submission.payload, **(changes or {})}
@@ -200,10 +200,10 @@ def _confirm_reservation(submission: Submission, payload: dict[str, Any], now: d
 
 
 def _confirm_series(submission: Submission, payload: dict[str, Any], now: datetime) -> None:
-    made = recurring_reservations.confirm_series(
+    series = recurring_reservations.confirm_series(
         submission.author, series_request_of(submission, payload, now), now
     )
-    first = made.occurrences.order_by("start", "pk").first()
+    first = series.occurrences.order_by("start", "pk").first()
     Submission.objects.filter(pk=submission.pk).update(reservation=first)
     submission.reservation = first
 

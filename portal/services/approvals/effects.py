@@ -67,8 +67,8 @@ def _approval_effect(submission: Submission, payload: dict[str, Any], now: datet
 
 def effect_on_guarantees(submission: Submission, payload: dict[str, Any]) -> dict[str, Any]:
     pool, model = pool_of_submission(submission), payload["model"]
-    room = engine.guarantee_capacity(pool=pool, model=model, team=submission.team)
-    capacity, others = room.capacity // SLOTS_PER_GPU, room.others / SLOTS_PER_GPU
+    limits = engine.guarantee_capacity(pool=pool, model=model, team=submission.team)
+    capacity, others = limits.capacity // SLOTS_PER_GPU, limits.others / SLOTS_PER_GPU
     own = (
         sum(
             Quota.objects.filter(pool=pool, model=model, team=submission.team).values_list(
@@ -78,7 +78,7 @@ def effect_on_guarantees(submission: Submission, payload: dict[str, Any]) -> dic
         / SLOTS_PER_GPU
     )
     before, after = others + own, others + payload["guaranteed_gpus"]
-    fits = payload["guaranteed_gpus"] * SLOTS_PER_GPU <= room.most
+    fits = payload["guaranteed_gpus"] * SLOTS_PER_GPU <= limits.most
     effect: dict[str, Any] = {
         "fits": fits,
         "code": "",
@@ -96,7 +96,7 @@ def effect_on_guarantees(submission: Submission, payload: dict[str, Any]) -> dic
         pool=pool.name,
         model=model,
         asked=payload["guaranteed_gpus"],
-        most=room.most / SLOTS_PER_GPU,
+        most=limits.most / SLOTS_PER_GPU,
         capacity=capacity,
         others=others,
         own=own,
@@ -133,7 +133,10 @@ def _effect_of_series(submission: Submission, payload: dict[str, Any], now: date
     answers = engine.check_windows(now=now, owner=submission.author, **request.columns)
     place = recurring_reservations.first_unavailable_occurrence(answers)
     worst = answers[place or 0]
-    fits = f"All {len(answers)} occurrences fit: {request.first.gpus:g} GPUs, the first {formatting.window(*request.windows[0])}."
+    fits = (
+        f"All {len(answers)} occurrences fit: {request.first.gpus:g} GPUs, "
+        f"the first {formatting.window(*request.windows[0])}."
+    )
     return {
         "fits": place is None,
         "code": worst.code,

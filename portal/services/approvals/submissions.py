@@ -35,8 +35,7 @@ def request_quota_change(
     why: str = "",
     via: str = "web",
 ) -> Submission:
-    """Request a guarantee of ``guaranteed_gpus`` of a model for a team, and a borrow limit above it (None: no
-    limit).
+    """Request a guarantee of GPUs of one model for a team, and a borrow limit above it (None: no limit).
 
     ``gpu_hours`` limits the use of the guarantee in each ``period`` (day, week, month); None: no limit. After
     that the team only borrows (``when_used_up`` borrow) or starts no new workload (refuse) until the period
@@ -120,8 +119,9 @@ def request_membership(
 
 
 def create_unique_submission(otherwise: Conflict, **columns: Any) -> Submission:
-    """Create a submission of which only one may wait; raise ``otherwise`` if the database's unique constraint
-    rejects it.
+    """Create a submission of which only one may wait.
+
+    Raises ``otherwise`` if the database's unique constraint rejects it.
     """
     try:
         with transaction.atomic():

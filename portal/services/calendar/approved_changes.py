@@ -35,7 +35,8 @@ def change_window(reservation: Reservation, start: datetime, end: datetime, now:
         end,
     ):  # the engine started it meanwhile: its start is fixed
         raise Conflict(
-            f"{reservation.name} has begun meanwhile, at {local_time_text(reservation.start)}: only its end can change.",
+            f"{reservation.name} has started meanwhile, at {local_time_text(reservation.start)}: "
+            "only its end can change.",
             field="start",
         )
 
@@ -52,8 +53,7 @@ def apply_submitted_change(reservation: Reservation, payload: Mapping[str, Any],
 def submitted_window(
     reservation: Reservation, payload: Mapping[str, Any], now: datetime
 ) -> tuple[datetime, datetime]:
-    """Return the submitted window, checked again: the reservation may have started, or the window may be
-    past.
+    """Return the submitted window, checked again: it may be past, or the reservation may have started.
 
     Raises Conflict if the window was changed since the submission was made, or if a start that is past would
     return with a new end; Invalid.
@@ -68,8 +68,11 @@ def submitted_window(
 def refuse_if_window_moved(reservation: Reservation, start: datetime, end: datetime) -> None:
     """Raise Conflict unless the reservation still has this window: the change was requested for this one."""
     if (reservation.start, reservation.end) != (start, end):
-        message = f"{reservation.name} was changed meanwhile: {local_time_text(reservation.start)} to {local_time_text(reservation.end)}"
-        raise Conflict(f"{message}. Look at it again and ask anew.", field="end")
+        window = f"{local_time_text(reservation.start)} to {local_time_text(reservation.end)}"
+        message = (
+            f"{reservation.name} was changed meanwhile: {window}. Check it and request the change again."
+        )
+        raise Conflict(message, field="end")
 
 
 def change_needs_approval(reservation: Reservation, start: datetime, end: datetime) -> bool:

@@ -39,7 +39,7 @@ AUDITED_FIELDS = ("name", "weekdays", "starts_at", "ends_at", "time_zone", "firs
 
 @dataclass(frozen=True)
 class SeriesRequest:
-    """A checked recurring reservation:
+    """A checked recurring reservation.
 
     ``first`` describes the first occurrence, ``windows`` lists all of them.
     """
@@ -88,8 +88,7 @@ def request_series(
     via: str = "web",
     **placing: Unpack[PlacementConstraints],
 ) -> Submission | Series:
-    """Reserve the same hours on ``weekdays`` (mon to sun) from the day of ``start`` to ``until``, as one
-    series.
+    """Reserve the same hours on ``weekdays`` (mon to sun) from the day of ``start`` to ``until``.
 
     ``start`` and ``end`` give the hours in ``time_zone``; an occurrence is at most one day long. All
     occurrences fit or none is confirmed. Returns a Submission if one occurrence alone would need approval.
@@ -291,10 +290,10 @@ def checked_series_request(
         checks.note(
             "end",
             first.end.isoformat(),
-            "end is more than a day after start; allowed for one that recurs: 24 hours.",
+            "end is more than a day after start; allowed for a series: up to 24 hours.",
         )
     if isinstance(until, datetime) or not isinstance(until, date):
-        checks.note("until", until, "until is no day; allowed: a date such as 2026-03-31.")
+        checks.note("until", until, "until is not a date; allowed: a date such as 2026-03-31.")
         until = local.date()
     horizon = (now + timedelta(seconds=pool.reservation_horizon_seconds)).astimezone(ZoneInfo(zone)).date()
     if not local.date() <= until <= horizon:
@@ -343,9 +342,9 @@ def first_unavailable_occurrence(answers: list[WindowCheckResult]) -> int | None
 
 
 def unavailable_occurrences_sentence(request: SeriesRequest, answers: list[WindowCheckResult]) -> str:
-    """Return a sentence:
+    """Return a sentence about occurrences that do not fit.
 
-    the first occurrence that does not fit, the reason, how many more, and an alternative.
+    It names the first one, the reason, the number of others, and an alternative.
     """
     place = first_unavailable_occurrence(answers)
     if place is None:
@@ -353,10 +352,11 @@ def unavailable_occurrences_sentence(request: SeriesRequest, answers: list[Windo
     answer, more = answers[place], sum(not answer.fits for answer in answers) - 1
     windows = alternative_windows_of(answer)
     return (
-        f"Occurrence {place + 1} of {len(answers)}, {formatting.window(*request.windows[place])}, does not fit. "
+        f"Occurrence {place + 1} of {len(answers)}, {formatting.window(*request.windows[place])}, "
+        "does not fit. "
         f"{reason_texts.reason_sentence(answer.code, dict(answer.numbers))}"
         f"{f' {more} more of them do not fit either.' if more else ''}"
-        f"{f' The first window of that length after it: {formatting.window(*windows[0])}.' if windows else ''}"
+        f"{f' The next window of that length: {formatting.window(*windows[0])}.' if windows else ''}"
     )
 
 

@@ -46,9 +46,9 @@ class ReservationRequest:
 
     @property
     def needs_approval(self) -> bool:
-        """Return True if an operator must approve:
+        """Return True if an operator must approve.
 
-        larger than the pool's threshold, or into guarantees of other teams.
+        This is so above the pool's threshold, and for the guarantees of other teams.
         """
         return self.may_exceed_guarantee or self.gpus > self.pool.approval_above_gpus
 
@@ -145,10 +145,15 @@ def checked_window_change(
         last = reservation.end if start is None else first + (reservation.end - reservation.start)
     checks.done()
     if (first, last) == (reservation.start, reservation.end):
-        message = f"end is {local_time_text(last)}, as it is; allowed: another start or another end."
+        message = (
+            f"end is {local_time_text(last)}, which changes nothing; allowed: another start or another end."
+        )
         checks.note("end", last.isoformat(), message)
     elif first != reservation.start and reservation.state == ReservationState.ACTIVE:
-        message = f"start is {local_time_text(first)}; it has begun at {local_time_text(reservation.start)}: only its end can change."
+        message = (
+            f"start is {local_time_text(first)}; it started at {local_time_text(reservation.start)}: "
+            "only its end can change."
+        )
         checks.note("start", first.isoformat(), message)
     elif last <= now:
         checks.note(
@@ -197,12 +202,12 @@ def alternative_windows_of(answer: WindowCheckResult) -> list[tuple[datetime, da
 
 def reservation_warnings(request: ReservationRequest) -> list[str]:
     """Return sentences about unusual windows and slow networks. They block nothing."""
-    found = []
+    warnings = []
     if request.start.weekday() >= 5:
-        found.append("It starts on a weekend.")
+        warnings.append("It starts on a weekend.")
     if request.end - request.start > timedelta(days=3):
-        found.append("It is longer than three days: unused time is charged too.")
-    return found + network_warnings(request.pool, request.hardware)
+        warnings.append("It is longer than three days: unused time is charged too.")
+    return warnings + network_warnings(request.pool, request.hardware)
 
 
 def _check_window(checks: InputChecks, pool: Pool, start: datetime, end: datetime, now: datetime) -> None:
@@ -230,16 +235,18 @@ def _check_window(checks: InputChecks, pool: Pool, start: datetime, end: datetim
         checks.note(
             "end",
             end.isoformat(),
-            f"end is {local_time_text(end)}; allowed: at least 5 minutes after the start, {local_time_text(start)}.",
+            f"end is {local_time_text(end)}; "
+            f"allowed: at least 5 minutes after the start, {local_time_text(start)}.",
         )
     elif end - start > longest:
         checks.note(
             "end",
             end.isoformat(),
-            f"end is {local_time_text(end)}; allowed in {pool.name}: up to {formatting.duration(longest)} after the start.",
+            f"end is {local_time_text(end)}; "
+            f"allowed in {pool.name}: up to {formatting.duration(longest)} after the start.",
         )
 
 
-def local_time_text(moment: datetime) -> str:
+def local_time_text(at: datetime) -> str:
     """Format a time in the person's time zone and name the zone. The API uses UTC."""
-    return f"{timezone.localtime(moment):%Y-%m-%d %H:%M %Z}"
+    return f"{timezone.localtime(at):%Y-%m-%d %H:%M %Z}"

@@ -113,6 +113,6 @@ def first_fitting_windows(
         may_exceed_guarantee=may_exceed_guarantee,
         **placing,
     )
-    asked = {name: value for name, value in request.columns.items() if name not in ("name", "start", "end")}
+    columns = {name: value for name, value in request.columns.items() if name not in ("name", "start", "end")}
     with metered_planning(actor, now):
-        return engine.first_windows(length=length, owner=actor, now=now, **asked)
+        return engine.first_windows(length=length, owner=actor, now=now, **columns)

@@ -63,12 +63,11 @@ def request_reservation(
     via: str = "web",
     **placing: Unpack[PlacementConstraints],
 ) -> Submission | Reservation:
-    """Reserve ``units`` on each of ``hosts`` hosts; return a confirmed Reservation, or a Submission that
-    reserves nothing yet.
+    """Reserve ``units`` on each of ``hosts`` hosts.
 
-    The result is a Submission if the size is above the pool's threshold, or if ``may_exceed_guarantee``
-    requests the guarantees of other teams. The window is checked in both cases. Raises Conflict (with the
-    first windows that fit), Invalid, NotAllowed.
+    Returns a confirmed Reservation, or a Submission, which reserves nothing yet, if the size is above the
+    pool's threshold or if ``may_exceed_guarantee`` requests the guarantees of other teams. The window is
+    checked in both cases. Raises Conflict (with the first windows that fit), Invalid, NotAllowed.
     """
     policy.require(actor, "reservation.request", project)
     request = checked_reservation_request(
@@ -142,7 +141,10 @@ def shorten_reservation(
     checks.done()
     earliest = max(reservation.start, now)
     if not earliest < end < reservation.end:
-        message = f"end is {local_time_text(end)}; allowed: after {local_time_text(earliest)} and before its end now, {local_time_text(reservation.end)}."
+        message = (
+            f"end is {local_time_text(end)}; allowed: after {local_time_text(earliest)} "
+            f"and before its present end, {local_time_text(reservation.end)}."
+        )
         checks.note("end", end.isoformat(), message)
     checks.done()
     with transaction.atomic():
@@ -172,13 +174,12 @@ def change_reservation(
     why: str = "",
     via: str = "web",
 ) -> Submission | Reservation:
-    """Move, shorten or extend a reservation. ``start`` alone keeps its length; ``end`` alone changes its
-    length.
+    """Move, shorten or extend a reservation.
 
-    The new window is checked like that of a new reservation, without counting the present one. After the
-    start only the end can change, and the GPUs stay the same. A change that adds time needs approval if a new
-    reservation would: then the result is a Submission and the window stays. Raises Conflict (with the first
-    windows that fit), Invalid, NotAllowed.
+    ``start`` alone keeps its length; ``end`` alone changes its length. The new window is checked like that of
+    a new reservation, without counting the present one. After the start only the end can change, and the GPUs
+    stay the same. A change that adds time needs approval if a new reservation would: then the result is a
+    Submission and the window stays. Raises Conflict (with the first windows that fit), Invalid, NotAllowed.
     """
     policy.require(actor, "reservation.change", reservation)
     with transaction.atomic():

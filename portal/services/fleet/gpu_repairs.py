@@ -77,15 +77,15 @@ def diagnose_host(
 
 
 def return_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str = "", via: str = "web") -> Gpu:
-    """Return a GPU to service whatever its diagnostic found:
+    """Return a GPU to service whatever its diagnostic found.
 
-    the operator has checked it. Raises Invalid, NotAllowed, Conflict.
+    The operator has checked it. Raises Invalid, NotAllowed, Conflict.
     """
     policy.require(actor, "host.change")
     row = gpu_by_index(host, gpu)
     if row.repair_state == RepairState.RESHAPING:
         raise Conflict(
-            f"The geometry of GPU {row.index} of {host.name} is being changed; take that back instead."
+            f"The geometry of GPU {row.index} of {host.name} is being changed; withdraw the change instead."
         )
     return _change_gpu(actor, host, gpu, why, now, via, "return_gpu", engine.return_gpu)
 

@@ -22,9 +22,14 @@ EVENT_KINDS = ("xid", "ecc", "remap", "throttle", "nvlink", "recovery", "nvml") 
 EVENT_CODE_PATTERN = re.compile(
     rf"^(xid:(0|[1-9][0-9]{{0,3}})|({'|'.join(EVENT_KINDS[1:])}):[a-z0-9_]{{1,30}})$"
 )
-EVENT_CODE_HELP = f"xid: and a number, such as xid:201, or {', '.join(EVENT_KINDS[1:])} with a word of small letters, such as nvlink:down"
+EVENT_CODE_HELP = (
+    f"xid: and a number, such as xid:201, or {', '.join(EVENT_KINDS[1:])} and a lower-case word, "
+    "such as nvlink:down"
+)
 ANY_EVENT_CODE_PATTERN = re.compile(r"[a-z]+:[a-z0-9_]+", re.ASCII)
-KNOWN_CODE_HELP = "a code that has a rule; an event without one is noted, and a rule can be added"
+KNOWN_CODE_HELP = (
+    "a code that has a rule; events of other codes are recorded, and a rule can be added for them"
+)
 LOCAL_RULE_SOURCE = "this organisation"
 RULE_FIELDS = ("action", "repeats", "window_seconds", "counts")
 
@@ -41,11 +46,10 @@ def set_health_rule(
     why: str = "",
     via: str = "web",
 ) -> HealthRule:
-    """Change the action for an event code that repeats ``repeats`` times within the window. Raises Invalid,
-    NotAllowed.
+    """Change the action for an event code that repeats ``repeats`` times within the window.
 
-    ``counts`` selects whether every event counts, or all events of one person's workloads count as one.
-    Absent or empty arguments change nothing.
+    Raises Invalid, NotAllowed. ``counts`` selects whether every event counts, or all events of one person's
+    workloads count as one. Absent or empty arguments change nothing.
     """
     policy.require(actor, "health_rule.change")
     checks = InputChecks()
@@ -77,7 +81,7 @@ def reset_health_rule(
         rule = _locked_rule(code)
         if rule.origin == HealthRule.Origin.ADDED:
             raise Conflict(
-                f"{rule.code} was added here and has nothing to go back to: change it, or remove it.",
+                f"{rule.code} was added by an operator and has no default: change it, or remove it.",
                 field="code",
             )
         if rule.origin == HealthRule.Origin.DEFAULT:
@@ -107,10 +111,9 @@ def add_health_rule(
     why: str = "",
     via: str = "web",
 ) -> HealthRule:
-    """Add a rule for a code without a rule; events of such a code are only recorded. Raises Invalid,
-    NotAllowed, Conflict.
+    """Add a rule for a code without a rule; events of such a code are only recorded.
 
-    ``source``: who recommends the rule; empty: this organisation.
+    Raises Invalid, NotAllowed, Conflict. ``source``: who recommends the rule; empty: this organisation.
     """
     policy.require(actor, "health_rule.change")
     checks = InputChecks()
@@ -152,7 +155,8 @@ def remove_health_rule(
         rule = _locked_rule(code)
         if rule.origin != HealthRule.Origin.ADDED:
             raise Conflict(
-                f"{rule.code} came with the table and stays in it: to do nothing about it, change its action to note.",
+                f"{rule.code} is built in and can't be removed: "
+                "to ignore its events, change its action to note.",
                 field="code",
             )
         before = audit.audited_fields(rule, "meaning", *RULE_FIELDS, "source")

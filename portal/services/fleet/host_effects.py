@@ -22,7 +22,7 @@ from scheduler import services as engine
 from scheduler.coordination import leases
 from scheduler.core.what_if.drain import DrainedWorkload
 from scheduler.models import Host, Reservation, Workload
-from scheduler.reads import capacity
+from scheduler.reads import explanations
 from scheduler.state.states import ReservationState
 
 PLANNED_VERBS = (
@@ -117,7 +117,7 @@ def host_verb_effect(
             verb, host, gpus, _effect_of_maintenance(host, start, now), _bound_reservations(host, start, end)
         )
     if verb in PLANNED_VERBS:
-        found = capacity.drain_effect(host, now)
+        found = explanations.drain_effect(host, now)
         rows = Reservation.objects.select_related("project__team")
         held = list(rows.filter(pk__in=found.reservations).order_by("end", "pk"))
         unkept = list(rows.filter(pk__in=found.unkept).order_by("start", "pk"))
@@ -167,9 +167,9 @@ def _effect_of_drain(
 
 
 def _effect_of_maintenance(host: Host, start: datetime, now: datetime) -> list[AffectedWorkload]:
-    """Return the effect of maintenance:
+    """Return the effect of maintenance.
 
-    workloads still running near the window get notice in time for its start.
+    Workloads still running near the window get notice in time for its start.
     """
     return _soonest_first(
         [

@@ -41,7 +41,7 @@ def add_host(
     policy.require(actor, "host.change")
     checks = InputChecks()
     name = checks.pattern(
-        "name", name, HOST_NAME_PATTERN, "1 to 63 small letters, digits, dots and dashes, such as gpu-01"
+        "name", name, HOST_NAME_PATTERN, "1 to 63 lower-case letters, digits, dots and dashes, such as gpu-01"
     )
     clean = checks.labels("labels", labels or {})
     checks.done()
@@ -64,10 +64,7 @@ def add_host(
 
 @dataclass(frozen=True)
 class JoinCommands:
-    """The command to paste on the machine:
-
-    for an agent installed as a service, and for a checkout of gpupool.
-    """
+    """The commands to paste on the machine, for an installed service and for a checkout of gpupool."""
 
     installed: str
     checkout: str
@@ -95,7 +92,7 @@ def new_join_token(*, actor: User, host: Host, now: datetime, via: str = "web") 
 
 
 def revoke_host(*, actor: User, host: Host, now: datetime, why: str = "", via: str = "web") -> Host:
-    """Revoke the agent's credential: the agent must join again with a new token. Raises Invalid, NotAllowed."""
+    """Revoke the agent's credential; it must join again with a new token. Raises Invalid, NotAllowed."""
     policy.require(actor, "host.change")
     why = checked_reason(why)
     with transaction.atomic():
@@ -105,7 +102,7 @@ def revoke_host(*, actor: User, host: Host, now: datetime, why: str = "", via: s
 
 
 def host_change_refusal(host: Host, verb: str, now: datetime) -> str:
-    """Return why cordon, drain, return or off would be refused in the host's present state, or an empty text."""
+    """Return why cordon, drain, return or off would be refused now, or an empty text."""
     if verb in ADMIN_STATES:
         new, old = ADMIN_STATES[verb], AdminState(host.admin_state)
         is_ill = verb == "return" and host.repair_state != RepairState.WELL
@@ -133,10 +130,10 @@ def drain_host(*, actor: User, host: Host, why: str, now: datetime, via: str = "
 
 
 def return_host(*, actor: User, host: Host, now: datetime, why: str = "", via: str = "web") -> Host:
-    """Return a host to service. For a quarantined host the operator attests that no former process runs on
-    it.
+    """Return a host to service.
 
-    Raises Invalid, Conflict, NotAllowed.
+    For a quarantined host the operator attests that no former process runs on it. Raises Invalid, Conflict,
+    NotAllowed.
     """
     return _change_admin_state(actor, host, AdminState.IN_SERVICE, why, now, via, "return_host")
 
@@ -197,7 +194,7 @@ def set_maintenance(
 
 
 def overlapping_maintenance_conflict(other: Mapping[str, Any]) -> Conflict:
-    """Return the Conflict for a window that overlaps another one (numbers of ``engine.check_maintenance``)."""
+    """Return the Conflict for overlapping windows (numbers of ``engine.check_maintenance``)."""
     code = "windows_overlap"
     return Conflict(host_texts.MAINTENANCE_REFUSED[code](other), field="start", code=code, numbers=other)
 
@@ -262,7 +259,7 @@ def _unchanged_state_refusal(host: Host, new: AdminState) -> str:
 
 
 def _powered_on_refusal(host: Host) -> str:
-    return f"{host.name}'s agent speaks, or never has: the machine is not off. Drain it, and its work goes elsewhere."
+    return f"{host.name}'s agent is connected, or never was: the machine is not off. Drain the host instead."
 
 
 def cancel_maintenance(
@@ -288,7 +285,7 @@ def cancel_maintenance(
     with transaction.atomic():
         before = audit.audited_fields(row, "start", "end", "reason")
         if not engine.cancel_maintenance(row, now=now):
-            raise Conflict("The window was taken back already.")
+            raise Conflict("The window is cancelled already.")
         audit.record(
             actor=actor, via=via, now=now, verb="cancel_maintenance", target=host, before=before, why=why
         )

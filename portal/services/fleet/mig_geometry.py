@@ -20,7 +20,7 @@ from portal.services.fleet.gpu_repairs import gpu_by_index
 from portal.wording import host_texts
 from scheduler.core.fit.mig_layout import layout_text
 from scheduler.models import BoundUnit, GeometryChange, Gpu, Host, Reservation, Workload
-from scheduler.reads import capacity
+from scheduler.reads import explanations
 from scheduler.runs.commands import LIVE_STATES
 from scheduler.state.states import TERMINATING_STATES
 from scheduler.sync import geometry_changes as engine
@@ -104,9 +104,9 @@ def preview_geometry_change(
     )
     ends = [*(each.by for each in work), *(each.end for each in booked)]
     before = layout_text(engine.current_profiles(host, row) or [])
-    unkept = Reservation.objects.filter(pk__in=capacity.reservations_broken_without(row, now)).select_related(
-        "project__team"
-    )
+    unkept = Reservation.objects.filter(
+        pk__in=explanations.reservations_broken_without(row, now)
+    ).select_related("project__team")
     coming = list(unkept.order_by("start", "pk"))
     return GeometryChangeEffect(
         row, before, layout_text(profiles), profiles, work, booked, coming, max(ends, default=None)
@@ -131,10 +131,10 @@ def gpu_occupants(gpu: Gpu, now: datetime) -> list[GpuOccupant]:
 def change_geometry(
     *, actor: User, host: Host, gpu: Any, geometry: Any, now: datetime, why: str = "", via: str = "web"
 ) -> GeometryChange:
-    """Change the MIG geometry of a GPU: it accepts no new workloads, drains, then its host applies the
-    change.
+    """Change the MIG geometry of a GPU.
 
-    Raises Invalid, NotAllowed, Conflict.
+    The GPU accepts no new workloads and drains; then its host applies the change. Raises Invalid, NotAllowed,
+    Conflict.
     """
     policy.require(actor, "host.change")
     row, profiles, why = gpu_by_index(host, gpu), parse_geometry(geometry), checked_reason(why)

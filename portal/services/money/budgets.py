@@ -33,10 +33,9 @@ def set_budget(
     action: str = "notify",
     via: str = "web",
 ) -> Budget:
-    """Set what a team or a project may be charged in a month, in money or GPU-hours, and the action at the
-    limit.
+    """Set the limit of a team's or a project's charges in a month, and the action at the limit.
 
-    Raises Invalid, NotAllowed.
+    The limit is in money or GPU-hours. Raises Invalid, NotAllowed.
     """
     policy.require(actor, "budget.change")
     checks = InputChecks()
@@ -105,6 +104,9 @@ def set_cost_centre(
                 after={"project": project.slug, **audit.audited_fields(row, "code", "valid_from")},
             )
     except IntegrityError:
-        words = f"valid_from is {valid_from.isoformat()}; {project.name} has a cost centre from that moment already."
-        raise Conflict(words, field="valid_from") from None
+        message = (
+            f"valid_from is {valid_from.isoformat()}; "
+            f"{project.name} has a cost centre from that time already."
+        )
+        raise Conflict(message, field="valid_from") from None
     return row

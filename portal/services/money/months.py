@@ -63,7 +63,9 @@ def set_idle_payer(*, actor: User, month: date, payer: str, now: datetime, via: 
         statement = statements.get_or_create_statement(month)
         before = audit.audited_fields(statement, "idle_payer")
         if not Statement.objects.filter(pk=statement.pk, state="open").update(idle_payer=payer):
-            raise Conflict(f"{month:%B %Y} is closed; who pays its idle time stays as it is.", field="month")
+            raise Conflict(
+                f"{month:%B %Y} is closed; the payer of its idle time can't be changed.", field="month"
+            )
         statement.refresh_from_db()
         audit.record(
             actor=actor,
@@ -83,6 +85,6 @@ def _ended_month(checks: InputChecks, month: Any, now: datetime) -> date:
         checks.note(
             "month",
             clean.isoformat(),
-            f"month is {clean:%Y-%m}; allowed: a month that is over, up to the one before {month_of(now):%Y-%m}.",
+            f"month is {clean:%Y-%m}; allowed: a past month, before {month_of(now):%Y-%m}.",
         )
     return clean

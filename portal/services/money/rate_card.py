@@ -14,8 +14,8 @@ from portal.input_checks import InputChecks
 from portal.models import Organisation, User
 from portal.services import audit
 from scheduler.models import Gpu, Pool
-from telemetry import reads
 from telemetry.models import Price
+from telemetry.reads.prices import load_current_prices
 
 MAX_PRICE = Decimal(100_000)
 
@@ -32,10 +32,10 @@ def set_price(
     note: str = "",
     via: str = "web",
 ) -> Price:
-    """Add a row to the rate card: the cost and the price of a GPU-hour from a date on. The past never
-    changes.
+    """Add a row to the rate card: the cost and the price of a GPU-hour from a date on.
 
-    Raises Invalid, NotAllowed, and Conflict if that date has a price or lies in a closed month.
+    The past never changes. Raises Invalid, NotAllowed, and Conflict if that date has a price or lies in a
+    closed month.
     """
     policy.require(actor, "price.change")
     checks = InputChecks()
@@ -51,7 +51,8 @@ def set_price(
         checks.note(
             "valid_from",
             valid_from.isoformat(),
-            f"valid_from is {valid_from.isoformat()}; allowed: from this hour on. A price never changes the past.",
+            f"valid_from is {valid_from.isoformat()}; "
+            "allowed: from this hour on. A price never changes the past.",
         )
     checks.done()
     try:
@@ -69,18 +70,18 @@ def set_price(
             audit.record(actor=actor, via=via, now=now, verb="set_price", target=row, after=told, why=note)
     except IntegrityError:
         raise Conflict(
-            f"valid_from is {valid_from.isoformat()}; {model} has a price from that moment already.",
+            f"valid_from is {valid_from.isoformat()}; {model} has a price from that time already.",
             field="valid_from",
         ) from None
     return row
 
 
 def gpu_hour_price(*, pool: Pool, models: list[str], now: datetime) -> Decimal | None:
-    """Return the present price of a GPU-hour:
+    """Return the present price of a GPU-hour: the highest of these models, as any may be allocated.
 
-    the highest of these models, as any may be allocated. None without a price.
+    None if a model has no price.
     """
-    card = reads.load_current_prices(now)
+    card = load_current_prices(now)
     prices = [card.of(pool.pk, model) for model in models]
     return None if None in prices else max((price for price in prices if price is not None), default=None)
 

@@ -133,7 +133,7 @@ def first_run(
     now: datetime,
     via: str = "web",
 ) -> User:
-    """Name the organisation and create its first operator. Raises Invalid, and Conflict if an account exists."""
+    """Name the organisation and create its first operator. Raises Invalid, Conflict if an account exists."""
     checks = InputChecks()
     organisation = checks.text("organisation", organisation)
     time_zone = checks.time_zone("time_zone", time_zone)
@@ -173,9 +173,9 @@ def first_run(
 def set_preferences(
     *, actor: User, now: datetime, time_zone: str | None = None, theme: str | None = None, via: str = "web"
 ) -> User:
-    """Set the time zone (empty:
+    """Set the time zone and the theme. Raises Invalid, NotAllowed.
 
-    the organisation's) and the theme. None changes nothing. Raises Invalid, NotAllowed.
+    None changes nothing. An empty time zone selects the organisation's.
     """
     policy.require(actor, "own.change")
     checks = InputChecks()
@@ -220,7 +220,7 @@ def _checked_roles(checks: InputChecks, given: dict[str, Any]) -> dict[str, bool
         checks.note(
             "auditor",
             True,
-            "auditor is true beside another role; allowed: an auditor is neither operator nor finance.",
+            "auditor is true with another role; allowed: an auditor is neither operator nor finance.",
         )
     return flags
 

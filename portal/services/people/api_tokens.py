@@ -68,7 +68,7 @@ def revoke_token(*, actor: User, token: ApiToken, now: datetime, via: str = "web
     policy.require(actor, "token.revoke", token)
     with transaction.atomic():
         if not ApiToken.objects.filter(pk=token.pk, revoked_at=None).update(revoked_at=now):
-            raise Conflict(f"The token {token.name} was revoked before.")
+            raise Conflict(f"The token {token.name} is revoked already.")
         publish_rights_changed()
         token.refresh_from_db()
         audit.record(actor=actor, via=via, now=now, verb="revoke_token", target=token)

@@ -15,7 +15,7 @@ from portal.services import audit
 def change_organisation(
     *, actor: User, name: str, time_zone: str, currency: str, now: datetime, via: str = "web"
 ) -> Organisation:
-    """Set the name, the time zone and the currency. Amounts are never converted. Raises Invalid, NotAllowed."""
+    """Set the name, time zone and currency. Amounts are never converted. Raises Invalid, NotAllowed."""
     policy.require(actor, "pool.change")
     checks = InputChecks()
     name = checks.text("name", name)

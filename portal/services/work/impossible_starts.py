@@ -6,11 +6,11 @@ import hashlib
 from datetime import datetime
 from typing import Any
 
+from portal.answer_cache import cached_answer
 from portal.errors import Invalid
 from portal.hardware_request import HardwareRequest, field_to_change, network_warnings
 from portal.input_checks import display_value
 from portal.models import User
-from portal.planner_budget import cached_answer
 from portal.services.work.request_checks import WorkloadRequest, workload_columns
 from portal.wording import reason_texts
 from scheduler import services as engine
@@ -42,8 +42,10 @@ def submission_warning(workload: Workload, viewer: User, now: datetime) -> str:
     never = _cached_never_starts(
         now, **{name: getattr(workload, name) for name in (*names, *HardwareRequest.__dataclass_fields__)}
     )
-    said = [] if never is None else [reason_texts.never_starts_sentence(never.code, never.numbers, viewer)]
-    return " ".join([*said, *network_warnings(workload.pool, workload)])
+    warnings = (
+        [] if never is None else [reason_texts.never_starts_sentence(never.code, never.numbers, viewer)]
+    )
+    return " ".join([*warnings, *network_warnings(workload.pool, workload)])
 
 
 def _cached_never_starts(now: datetime, **columns: Any) -> engine.ImpossibleStart | None:

@@ -60,9 +60,9 @@ def launch_notebook(
     via: str = "web",
     **placing: Unpack[PlacementConstraints],
 ) -> Workload:
-    """Queue a notebook. Arguments that are None come from the template. A notebook is not preemptible and may
-    not borrow.
+    """Queue a notebook.
 
+    Arguments that are None come from the template. A notebook is not preemptible and may not borrow.
     ``placing``: placement constraints and preferences, and CPU and memory on its host. Raises Invalid,
     NotAllowed, and Conflict if too many workloads are waiting already.
     """
@@ -154,11 +154,11 @@ def submit_array(
     via: str = "web",
     **arguments: Any,
 ) -> JobArray:
-    """Queue one job for each index of ``array`` (see ``parse_array_indices``), with GPUPOOL_ARRAY_INDEX in
-    its environment.
+    """Queue one job for each index of ``array`` (see ``parse_array_indices``).
 
-    ``arguments`` are those of submit_job. Raises Invalid, NotAllowed, and Conflict if the array would exceed
-    the limit on waiting workloads; then no task is queued.
+    Each job has GPUPOOL_ARRAY_INDEX in its environment. ``arguments`` are those of submit_job. Raises
+    Invalid, NotAllowed, and Conflict if the array would exceed the limit on waiting workloads; then no task
+    is queued.
     """
     policy.require(actor, "workload.launch", project)
     checks = InputChecks()
@@ -168,11 +168,11 @@ def submit_array(
     refuse_if_never_starts(actor, request, now)
     with transaction.atomic():
         with _conflict_on_full_queue():
-            made = engine.queue_array(
+            job_array = engine.queue_array(
                 owner=actor,
                 now=now,
                 indices=indices,
-                message=array.strip(),
+                words=array.strip(),
                 most_at_once=most_at_once,
                 **workload_columns(request),
             )
@@ -180,25 +180,27 @@ def submit_array(
             **{name: getattr(request, name) for name in ("name", "priority", "max_runtime_seconds")},
             "array": array,
         }
-        audit.record(actor=actor, via=via, now=now, verb="submit_array", target=made, after=audited)
-    return made
+        audit.record(actor=actor, via=via, now=now, verb="submit_array", target=job_array, after=audited)
+    return job_array
 
 
 def relaunch_workload(
     *, actor: User, workload: Workload, now: datetime, via: str = "web", **changes: Any
 ) -> Workload:
-    """Queue a copy of a workload; ``changes`` replace arguments of the verb that created it. Raises Invalid,
-    NotAllowed.
+    """Queue a copy of a workload; ``changes`` replace arguments of the verb that created it.
 
-    Values of the environment may be secrets. Only the owner's copy keeps them; other people must give their
-    own.
+    Raises Invalid, NotAllowed. Values of the environment may be secrets. Only the owner's copy keeps them;
+    other people must give their own.
     """
     policy.require(actor, "workload.relaunch", workload)
     if workload.environment and workload.owner_id != actor.pk and "environment" not in changes:
         named = ", ".join(sorted(workload.environment))
-        message = f"environment of {workload.name} ({named:.200}) is {workload.owner}'s; allowed: your own values, or none."
+        message = (
+            f"environment of {workload.name} ({named:.200}) is {workload.owner}'s; "
+            "allowed: your own values, or none."
+        )
         raise Invalid({"environment": message})
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "project": workload.project,
         "pool": workload.pool,
         "name": workload.name,
@@ -210,8 +212,8 @@ def relaunch_workload(
         **{name: getattr(workload, name) for name in PlacementConstraints.__optional_keys__},
     }
     if workload.kind == WorkloadKind.NOTEBOOK:
-        return launch_notebook(actor=actor, now=now, via=via, **(given | changes))
-    given |= {
+        return launch_notebook(actor=actor, now=now, via=via, **(arguments | changes))
+    arguments |= {
         "command": workload.command,
         "hosts": workload.hosts,
         "priority": workload.priority,
@@ -220,7 +222,7 @@ def relaunch_workload(
         "if_member_ends": workload.if_member_ends,
         "environment": dict(workload.environment),
     }
-    return submit_job(actor=actor, now=now, via=via, **(given | changes))
+    return submit_job(actor=actor, now=now, via=via, **(arguments | changes))
 
 
 def _queue_and_record(

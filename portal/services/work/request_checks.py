@@ -68,13 +68,13 @@ class WorkloadRequest:
     wanted_by: datetime | None = None
 
 
-def with_notebook_defaults(given: dict[str, Any]) -> dict[str, Any]:
+def with_notebook_defaults(arguments: dict[str, Any]) -> dict[str, Any]:
     names = ("template", "name", "units", "models", "profile", "type", "max_runtime_seconds", "reservation")
-    found = {"name": ""} | {name: given.get(name) for name in names if name != "name" or given.get("name")}
-    return found | {"placing": placement_constraints_in(given)}
+    present = {name: arguments.get(name) for name in names if name != "name" or arguments.get("name")}
+    return {"name": "", **present, "placing": placement_constraints_in(arguments)}
 
 
-def with_job_defaults(given: dict[str, Any]) -> dict[str, Any]:
+def with_job_defaults(arguments: dict[str, Any]) -> dict[str, Any]:
     defaults: dict[str, Any] = {
         "name": "",
         "command": "",
@@ -95,8 +95,8 @@ def with_job_defaults(given: dict[str, Any]) -> dict[str, Any]:
     }
     return (
         defaults
-        | {name: value for name, value in given.items() if name in defaults}
-        | {"placing": placement_constraints_in(given)}
+        | {name: value for name, value in arguments.items() if name in defaults}
+        | {"placing": placement_constraints_in(arguments)}
     )
 
 
@@ -245,29 +245,28 @@ def _checked_dependencies(
 
     Adds a problem for a dependency that can no longer end as required.
     """
-    found = {(type(on), on.pk): (condition, on) for condition, on in after}
-    if len(found) > MAX_DEPENDENCIES:
-        message = f"after names {len(found)} workloads and arrays; allowed: at most {MAX_DEPENDENCIES}."
-        checks.note("after", len(found), message)
-    for condition, _ in found.values():
+    dependencies = {(type(on), on.pk): (condition, on) for condition, on in after}
+    if len(dependencies) > MAX_DEPENDENCIES:
+        message = (
+            f"after names {len(dependencies)} workloads and arrays; allowed: at most {MAX_DEPENDENCIES}."
+        )
+        checks.note("after", len(dependencies), message)
+    for condition, _ in dependencies.values():
         checks.choice("after", condition, Dependency.Condition.values)
     if "after" not in checks.problems:
-        late = engine.first_never_met(found.values())
-        if late is not None:
-            ended = (
-                "in which not all ended"
-                if isinstance(late, JobArray)
-                else f"which ended as {late.outcome.replace('_', ' ')}"
-            )
-            message = (
-                f"after names {late.name}, {ended}{' as they had to' if isinstance(late, JobArray) else ''}"
-            )
-            checks.note("after", late.name, f"{message}; allowed: work that can still end as it has to.")
-    return tuple(found.values())
+        unmet = engine.first_never_met(dependencies.values())
+        if unmet is not None:
+            if isinstance(unmet, JobArray):
+                ended = "in which some tasks did not end as required"
+            else:
+                ended = f"which ended as {unmet.outcome.replace('_', ' ')}"
+            message = f"after names {unmet.name}, {ended}; allowed: work that can still end as required."
+            checks.note("after", unmet.name, message)
+    return tuple(dependencies.values())
 
 
 def _checked_wanted_by(checks: InputChecks, wanted_by: Any, now: datetime) -> datetime | None:
-    """Return the time by which the workload should be done, or None. The time is a preference, not a limit."""
+    """Return the time by which the workload should end, or None. It is a preference, not a limit."""
     if wanted_by is None:
         return None
     at = checks.aware_datetime("wanted_by", wanted_by)
@@ -284,12 +283,15 @@ def parse_array_indices(checks: InputChecks, text: Any) -> tuple[list[int], int 
 
     Accepts ``0-9``, ``1,3,5-9:2``, ``0-99%4``.
     """
-    allowed = f"such as 0-9, 1,3,5-9:2 or 0-99%4: at most {MAX_ARRAY_TASKS:,} tasks, with numbers up to {MAX_ARRAY_INDEX:,}"
+    allowed = (
+        f"such as 0-9, 1,3,5-9:2 or 0-99%4: at most {MAX_ARRAY_TASKS:,} tasks, "
+        f"with numbers up to {MAX_ARRAY_INDEX:,}"
+    )
     matched = ARRAY_PATTERN.fullmatch(text.strip()) if isinstance(text, str) and len(text) <= 200 else None
     if matched is None:
         checks.note("array", text, f"array is {display_value(text)}; allowed: {allowed}.")
         return [], None
-    found: set[int] = set()
+    indices: set[int] = set()
     for part in matched["parts"].split(","):
         span, _, step = part.partition(":")
         first, _, last = span.partition("-")
@@ -302,13 +304,13 @@ def parse_array_indices(checks: InputChecks, text: Any) -> tuple[list[int], int 
         ):
             checks.note("array", text, f"array has the part {part}; allowed: {allowed}.")
             return [], None
-        found.update(range(low, high + 1, int(step or 1)))
+        indices.update(range(low, high + 1, int(step or 1)))
     at_once = int(matched["at_once"]) if matched["at_once"] else None
-    if len(found) > MAX_ARRAY_TASKS or at_once == 0:
+    if len(indices) > MAX_ARRAY_TASKS or at_once == 0:
         checks.note(
-            "array", text, f"array is {display_value(text)}, {len(found):,} tasks; allowed: {allowed}."
+            "array", text, f"array is {display_value(text)}, {len(indices):,} tasks; allowed: {allowed}."
         )
-    return sorted(found), at_once
+    return sorted(indices), at_once
 
 
 def _checked_reservation(
@@ -321,7 +323,8 @@ def _checked_reservation(
         checks.note(
             "reservation",
             str(reservation.public_id),
-            f"reservation is {reservation.name}; allowed: a reservation of {project.name} in {pool.name} that is not over.",
+            f"reservation is {reservation.name}; "
+            f"allowed: a reservation of {project.name} in {pool.name} that is not over.",
         )
     return reservation
 

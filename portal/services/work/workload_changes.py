@@ -76,16 +76,16 @@ def cancel_workload(
 def extend_workload(
     *, actor: User, workload: Workload, seconds: int, now: datetime, via: str = "web"
 ) -> Workload:
-    """Extend the runtime limit by ``seconds``, up to the pool's limit. Raises Invalid, Conflict, NotAllowed."""
+    """Extend the runtime by ``seconds``, up to the pool's limit. Raises Invalid, Conflict, NotAllowed."""
     policy.require(actor, "workload.change", workload)
     longest = workload.pool.longest_runtime_seconds
-    room = longest - workload.max_runtime_seconds
-    if room < MIN_RUNTIME_SECONDS:
+    remaining = longest - workload.max_runtime_seconds
+    if remaining < MIN_RUNTIME_SECONDS:
         raise Conflict(
             f"{workload.name} already has the longest runtime of {workload.pool.name}, {longest:,} seconds."
         )
     checks = InputChecks()
-    seconds = checks.count("seconds", seconds, MIN_RUNTIME_SECONDS, room, "seconds")
+    seconds = checks.count("seconds", seconds, MIN_RUNTIME_SECONDS, remaining, "seconds")
     checks.done()
     with transaction.atomic():
         before = audit.audited_fields(workload, "max_runtime_seconds")
@@ -93,8 +93,8 @@ def extend_workload(
             extended = engine.extend_workload(workload, seconds=seconds, now=now)
         except engine.OperationRejected as refused:
             # Another request extended it meanwhile, or its GPUs are promised.
-            late = refused.code == ReasonCode.OVER_RUNTIME_CAP
-            what = "was extended just now, so this is too much" if late else "can't be extended so far"
+            too_much = refused.code == ReasonCode.OVER_RUNTIME_CAP
+            what = "was extended just now, so this is too much" if too_much else "can't be extended so far"
             message = f"{workload.name} {what}. {reason_texts.reason_sentence(refused.code, refused.numbers)}"
             raise Conflict(message, field="seconds", code=refused.code, numbers=refused.numbers) from None
         if not extended:

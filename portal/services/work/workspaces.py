@@ -30,8 +30,7 @@ def open_workspace(
     token: ApiToken | None = None,
     via: str = "web",
 ) -> str:
-    """Return the URL that opens what a running workload serves, with a one-time code that is valid for one
-    minute.
+    """Return the URL that opens a running workload, with a one-time code that is valid for one minute.
 
     The URL has an origin of its own. ``session_key`` is the portal session's: signing out there ends the
     workspace too. It is empty for a caller with a ``token``; revoking the token then ends the workspace.
@@ -42,7 +41,8 @@ def open_workspace(
         raise Conflict(f"{workload.name} is {workload.state}; it can be opened while it runs.")
     if workload.kind != WorkloadKind.NOTEBOOK and not _serves_http(workload):
         raise Conflict(
-            f"{workload.name} is a job that serves nothing; one that listens on $GPUPOOL_DOOR can be opened."
+            f"{workload.name} is a job that serves nothing; "
+            "only a job that listens on $GPUPOOL_DOOR can be opened."
         )
     code = secrets.token_urlsafe(32)
     with transaction.atomic():
@@ -68,8 +68,8 @@ def _serves_http(workload: Workload) -> bool:
 
 def workspace_origin(workload: Workload, now: datetime) -> WorkspaceOrigin:
     """Return the random host name of this workload's workspace; creates it on first use."""
-    made = {"label": f"w{secrets.token_hex(12)}", "created_at": now}
-    return WorkspaceOrigin.objects.get_or_create(workload=workload, defaults=made)[0]
+    defaults = {"label": f"w{secrets.token_hex(12)}", "created_at": now}
+    return WorkspaceOrigin.objects.get_or_create(workload=workload, defaults=defaults)[0]
 
 
 def _hash_secret(text: str) -> str:

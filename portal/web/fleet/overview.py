@@ -13,7 +13,7 @@ from portal.redis_state import log_loss
 from portal.web.components.drawings import use_step
 from portal.web.page import live_refresh
 from portal.web.page.access import current_user, sign_in_required
-from scheduler.sweeps.time_limits import mass_silence
+from scheduler.sweeps.silent_hosts import mass_silence
 
 COLOURS = (("use", "Utilisation"), ("temperature", "Temperature"), ("owner", "Owner"), ("health", "Health"))
 LAYOUTS = (("cells", "Cells"), ("table", "Table"))

@@ -10,9 +10,9 @@ from portal.reads.work.team_summaries import QuotaUsage
 from portal.web.components.quantities import gpu_model, grouped, money
 from portal.web.gpu_request.forms import GpuRequestForm
 from portal.web.work.workload_text import gpu_count_text
-from telemetry import reads as telemetry
 from telemetry.models import BudgetMeasure
 from telemetry.money.billing_months import month_of
+from telemetry.reads.budget_status import find_budget_status
 
 
 def price_lines(
@@ -27,9 +27,9 @@ def price_lines(
     known = answer["price_per_hour"] is not None
     gpus = gpu_count_text(answer["gpus"])
     month, team = month_of(now), form.selected_project.team_id
-    budget = telemetry.find_budget_status(month, now, team=team)
+    budget = find_budget_status(month, now, team=team)
     left = None if budget is None or total is None else budget.left - total
-    hours = telemetry.find_budget_status(month, now, team=team, measure=BudgetMeasure.GPU_HOURS)
+    hours = find_budget_status(month, now, team=team, measure=BudgetMeasure.GPU_HOURS)
     hours_left = None if hours is None else float(hours.left) - answer["gpus"] * length.total_seconds() / 3600
     return {
         "total": money(total, answer["currency"]),

@@ -15,9 +15,8 @@ from portal.reads.money import chargeback as reads
 from portal.web.money.chargeback_csv import MAX_CSV_LINES, charge_lines_csv
 from portal.web.page.access import current_user
 from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
-from telemetry import reads as selectors
 from telemetry.models import Charge
-from telemetry.reads.chargeback import DRILL_DOWN
+from telemetry.reads.chargeback import DRILL_DOWN, charge_lines, charges_by
 
 # Groupings of the first level: (dimension, label).
 GROUP_CHOICES = (
@@ -37,13 +36,13 @@ def workload_charge_lines(
     request: HttpRequest, month: date, lines: QuerySet[Charge], where: dict[str, Any], now: datetime
 ) -> HttpResponseBase:
     """Render the last level: the charge lines of one workload, each with its allocation."""
-    rows = selectors.charge_lines(month, lines, **where)
+    rows = charge_lines(month, lines, **where)
     if request.GET.get("format") == "csv":
         return charge_lines_csv(rows[:MAX_CSV_LINES], month, policy.sees_owner_cost(current_user(request)))
     page = Paginator(rows.select_related("price", "gpu__host", "pool"), LINES_PER_PAGE).get_page(
         request.GET.get("page")
     )
-    table = selectors.charges_by("bucket", month, lines, **where)
+    table = charges_by("bucket", month, lines, **where)
     context = {
         "month": month,
         "page": page,

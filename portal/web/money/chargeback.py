@@ -21,9 +21,10 @@ from portal.web.money.chargeback_csv import charge_groups_csv, csv_file_response
 from portal.web.money.months import month_or_404, offset_month
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.organisation import current_currency
-from telemetry import reads as selectors
-from telemetry.money import statements
+from telemetry.money import statement_export
 from telemetry.money.billing_months import month_bounds, month_of, next_month
+from telemetry.money.close_checks import close_checks
+from telemetry.reads.chargeback import charges_by
 
 
 @sign_in_required
@@ -37,11 +38,11 @@ def chargeback(request: HttpRequest) -> HttpResponseBase:
     if request.GET.get("format") == "statement":
         policy.require(user, "charges.see_all")
         return csv_file_response(
-            statements.statement_csv(month, current_currency(request)), f"statement-{month:%Y-%m}.csv"
+            statement_export.statement_csv(month, current_currency(request)), f"statement-{month:%Y-%m}.csv"
         )
     if dimension is None:
         return workload_charge_lines(request, month, lines, where, now)
-    table = selectors.charges_by(dimension, month, lines, **where)
+    table = charges_by(dimension, month, lines, **where)
     if request.GET.get("format") == "csv":
         return charge_groups_csv(table, dimension, month, policy.sees_owner_cost(user))
     see_all = policy.may(user, "charges.see_all")
@@ -61,7 +62,7 @@ def chargeback(request: HttpRequest) -> HttpResponseBase:
         "choices": group_choices(request, dimension) if not where else [],
         "path": breadcrumbs(request, month, lines, where),
         "budgets": reads.budget_rows(user, month, now),
-        "checks": statements.close_checks(month) if see_all and month < month_of(now) and not where else None,
+        "checks": close_checks(month) if see_all and month < month_of(now) and not where else None,
         "may_close": policy.may(user, "statement.close") and month < month_of(now),
         "may_price": policy.may(user, "price.change"),
         "may_budget": policy.may(user, "budget.change"),

@@ -11,9 +11,9 @@ from django.db.models import QuerySet
 from django.http import HttpResponse
 
 from scheduler.core.model.slots import SLOTS_PER_GPU
-from telemetry import reads as selectors
 from telemetry.models import Charge
-from telemetry.money.statements import csv_safe_text
+from telemetry.money.statement_export import csv_safe_text
+from telemetry.reads.chargeback import ChargeTable
 
 MAX_CSV_LINES = 200_000
 
@@ -25,9 +25,7 @@ def csv_file_response(text: str, name: str) -> HttpResponse:
     return response
 
 
-def charge_groups_csv(
-    table: selectors.ChargeTable, dimension: str, month: date, with_cost: bool
-) -> HttpResponse:
+def charge_groups_csv(table: ChargeTable, dimension: str, month: date, with_cost: bool) -> HttpResponse:
     """Return the grouped charges as CSV. ``with_cost`` adds the owner's cost of the GPUs."""
     response = csv_file_response("", f"charges-{month:%Y-%m}-by-{dimension}.csv")
     writer = csv.writer(response)

@@ -16,6 +16,7 @@ from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.service_form import ServiceForm
 from telemetry.money import statements
 from telemetry.money.billing_months import month_of
+from telemetry.money.close_checks import close_checks
 
 
 class CloseMonthForm(ServiceForm):
@@ -42,7 +43,7 @@ def month_close(request: HttpRequest, month: str) -> HttpResponseBase:
     statement = reads.statement_of(found)
     context = {
         "month": found,
-        "checks": statements.close_checks(found),
+        "checks": close_checks(found),
         "totals": statements.statement_totals(found),
         "closed": statement is not None and statement.state == "closed",
         "over": found < month_of(now),

@@ -18,9 +18,9 @@ from portal.web.components.quantities import grouped, money, percent, short_dura
 from portal.web.money import utilisation_charts, utilisation_query, waiting_charts
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.organisation import current_currency
-from telemetry import reads as selectors
 from telemetry.money.billing_months import month_bounds, month_of, next_month
-from telemetry.money.statements import csv_safe_text
+from telemetry.money.statement_export import csv_safe_text
+from telemetry.reads.usage_filters import UsageFilters, data_freshness
 
 PERIODS = (
     ("24h", "24 hours"),
@@ -56,7 +56,7 @@ def utilisation(request: HttpRequest) -> HttpResponseBase:
         "start": question.filters.start,
         "end": max(min(question.filters.end, now), question.filters.start),  # the current hour is incomplete
         "coverage": fall.coverage,
-        "freshness": selectors.data_freshness(),
+        "freshness": data_freshness(),
         "periods": _choices(request, "period", PERIODS, request.GET.get("period", "7d")),
         "pools": _choices(
             request,
@@ -113,7 +113,7 @@ def _utilisation_query(request: HttpRequest, user: User, now: datetime) -> utili
     if dimension not in dict(utilisation_query.DIMENSIONS):
         raise Http404(f"by is {dimension[:30]!a}; allowed: {', '.join(dict(utilisation_query.DIMENSIONS))}.")
     return utilisation_query.UtilisationQuery(
-        filters=selectors.UsageFilters(
+        filters=UsageFilters(
             start=start,
             end=end,
             pool=pool.pk if pool else None,

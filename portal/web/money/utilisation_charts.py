@@ -12,7 +12,10 @@ from portal.web.money.chart import UtilisationChart, csv_columns_of
 from portal.web.money.utilisation_query import DIMENSIONS, UtilisationQuery
 from portal.web.money.waiting_charts import pooling_saving_chart, waiting_time_chart
 from scheduler.models import Team
-from telemetry import reads
+from telemetry.reads.heatmap import utilisation_heatmap
+from telemetry.reads.live_readings import live_unit_readings
+from telemetry.reads.usage_by_group import usage_by
+from telemetry.reads.usage_over_time import usage_over_time
 
 WATERFALL_BUCKETS = {
     "unhealthy": ("Unhealthy", "host or GPU out of service", "bad"),
@@ -145,7 +148,7 @@ def _waterfall_chart(question: UtilisationQuery) -> UtilisationChart:
 
 def _use_over_time_chart(question: UtilisationQuery) -> UtilisationChart:
     dimension = "team"
-    series = reads.usage_over_time(question.filters, dimension=dimension, reads=question.usage_rows)
+    series = usage_over_time(question.filters, dimension=dimension, reads=question.usage_rows)
     colours = {
         team.pk: f"team-{team.colour}" for team in Team.objects.filter(pk__in=[line.key for line in series])
     }
@@ -195,7 +198,7 @@ def _use_over_time_chart(question: UtilisationQuery) -> UtilisationChart:
 def _use_by_chart(question: UtilisationQuery) -> UtilisationChart:
     dimension = question.dimension
     filters = question.filters_for_names(dimension)
-    table = reads.usage_by(dimension, filters, question.usage_rows if filters is question.filters else None)
+    table = usage_by(dimension, filters, question.usage_rows if filters is question.filters else None)
     groups = table.groups
     shown = groups[:MAX_BARS]
     words = dict(DIMENSIONS)[dimension]
@@ -284,7 +287,7 @@ def _use_by_chart(question: UtilisationQuery) -> UtilisationChart:
 def _current_use_chart(question: UtilisationQuery) -> UtilisationChart:
     pool = question.filters.pool
     allowed = {host.pk for host in policy.visible_hosts(question.viewer)}
-    units = [unit for unit in reads.live_unit_readings(question.now, pool=pool) if unit.host in allowed]
+    units = [unit for unit in live_unit_readings(question.now, pool=pool) if unit.host in allowed]
     if question.filters.model:
         units = [unit for unit in units if unit.model == question.filters.model]
     whole = [unit for unit in units if not unit.profile]
@@ -349,7 +352,7 @@ def _current_use_chart(question: UtilisationQuery) -> UtilisationChart:
 
 
 def _weekday_hour_chart(question: UtilisationQuery) -> UtilisationChart:
-    grid = reads.utilisation_heatmap(question.filters, question.usage_rows)
+    grid = utilisation_heatmap(question.filters, question.usage_rows)
     figure = {
         "data": [
             {

@@ -9,7 +9,11 @@ from functools import cached_property
 
 from portal.models import User
 from scheduler.models import Pool, Team
-from telemetry import reads
+from telemetry.reads.pooling import PoolingSavings, pooling_savings
+from telemetry.reads.usage_filters import UsageFilters
+from telemetry.reads.usage_rows import UsageRows
+from telemetry.reads.wait_times import GroupWaitTimes, wait_times
+from telemetry.reads.waterfall import UsageWaterfall, usage_waterfall
 
 DIMENSIONS = (
     ("team", "Team"),
@@ -28,7 +32,7 @@ ANONYMOUS_DIMENSIONS = {"model", "host", "gpu", "type", "team"}
 class UtilisationQuery:
     """The filters of the page. ``mine`` holds the teams whose names the viewer may see; None means all."""
 
-    filters: reads.UsageFilters
+    filters: UsageFilters
     mine: list[int] | None
     viewer: User
     dimension: str
@@ -39,24 +43,24 @@ class UtilisationQuery:
     currency: str
 
     @cached_property
-    def usage_rows(self) -> reads.UsageRows:
+    def usage_rows(self) -> UsageRows:
         """Return the usage rows that several charts share."""
-        return reads.UsageRows(self.filters)
+        return UsageRows(self.filters)
 
-    def filters_for_names(self, dimension: str) -> reads.UsageFilters:
+    def filters_for_names(self, dimension: str) -> UsageFilters:
         """Return the filters of a chart with names: only the viewer's teams, unless names are public."""
         if self.mine is None or dimension in ANONYMOUS_DIMENSIONS:
             return self.filters
         return dataclasses.replace(self.filters, teams=self.mine)
 
     @cached_property
-    def waterfall(self) -> reads.UsageWaterfall:
-        return reads.usage_waterfall(self.filters, self.usage_rows)
+    def waterfall(self) -> UsageWaterfall:
+        return usage_waterfall(self.filters, self.usage_rows)
 
     @cached_property
-    def saving(self) -> reads.PoolingSavings:
-        return reads.pooling_savings(self.filters, self.usage_rows)
+    def saving(self) -> PoolingSavings:
+        return pooling_savings(self.filters, self.usage_rows)
 
     @cached_property
-    def waits_by_size(self) -> list[reads.GroupWaitTimes]:
-        return reads.wait_times("size", self.filters)
+    def waits_by_size(self) -> list[GroupWaitTimes]:
+        return wait_times("size", self.filters)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from portal.web.components.quantities import grouped, money, short_duration
 from portal.web.money.chart import MEDIAN_WAIT_LABEL, P95_WAIT_LABEL, UtilisationChart, csv_columns_of
 from portal.web.money.utilisation_query import UtilisationQuery
-from telemetry import reads
+from telemetry.reads.wait_times import GroupWaitTimes
 
 
 def pooling_saving_chart(question: UtilisationQuery) -> UtilisationChart:
@@ -95,7 +95,7 @@ def _minutes(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds / 60, 2)
 
 
-def overall_wait(rows: list[reads.GroupWaitTimes]) -> tuple[float | None, float | None]:
+def overall_wait(rows: list[GroupWaitTimes]) -> tuple[float | None, float | None]:
     """Return the median and the 95th percentile of waiting seconds of the most frequent request size."""
     most = max(rows, key=lambda row: row.started, default=None)
     return (most.p50, most.p95) if most and most.started else (None, None)

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.http import StreamingHttpResponse
 
-from telemetry.money.statements import csv_safe_text
+from telemetry.money.statement_export import csv_safe_text
 
 MAX_CSV_ROWS = 50_000
 

@@ -16,7 +16,7 @@ from django.utils import timezone
 from portal.models import AuditEvent
 from portal.reads.people import organisation as reads
 from portal.web.page.access import sign_in_required
-from telemetry.money.statements import csv_safe_text
+from telemetry.money.statement_export import csv_safe_text
 
 EVENTS_PER_PAGE = 50
 MAX_AUDIT_CSV_ROWS = 50_000

@@ -16,7 +16,7 @@ from portal.wording import outcome_texts, reason_texts, request_texts, state_lab
 from scheduler.core.model.slots import WHOLE_GPU_PROFILE
 from scheduler.core.reasons import ReasonCode
 from scheduler.models import Reservation, Workload
-from scheduler.runs.attempts import LOST_CODES, WORKLOAD_FAILURE_CODES
+from scheduler.runs.retry_policy import LOST_CODES, WORKLOAD_FAILURE_CODES
 from scheduler.state.states import WorkloadState
 
 

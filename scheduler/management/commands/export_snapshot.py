@@ -1,4 +1,4 @@
-"""A recorded snapshot as a file, to make the engine's decision again elsewhere: ./run manage export_snapshot 17 > 17.json"""
+"""Write a recorded snapshot to a file, to plan again elsewhere: ./run manage export_snapshot 17 > 17.json"""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def _id(text: str) -> str:
     """An id, or the beginning of one as lists show it."""
     if not BEGINNING.fullmatch(text.lower()):
         raise argparse.ArgumentTypeError(
-            f"{text[:40]!r}; allowed: the id of a workload or at least its first 8 characters, as its page and gpupool show have it"
+            f"{text[:40]!r}; allowed: the id of a workload or at least its first 8 characters, "
+            "as its page and gpupool show have it"
         )
     return text.lower()
 
@@ -57,7 +58,7 @@ class Command(BaseCommand):
                 raise CommandError(
                     f"workload: {workload}; {'several begin so' if meant else 'there is no such workload'}"
                 )
-            # A decision and its recording carry the moment of the same apply.
+            # A decision and its recording have the time of the same apply_plan.
             found = found.filter(at__in=Decision.objects.filter(workload=meant[0]).values("at"))
         for row in reversed(found[:LISTED]):
             at = row.at.isoformat(timespec="milliseconds")

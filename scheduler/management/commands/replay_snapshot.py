@@ -1,4 +1,4 @@
-"""Make the plan of a recorded snapshot again: ./run manage replay_snapshot FILE. Needs no database and no clock."""
+"""Plan again on a recorded snapshot: ./run manage replay_snapshot FILE. Needs no database and no clock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ GZIP = b"\x1f\x8b"
 
 
 class Command(BaseCommand):
-    help = "Plan on a recorded snapshot again: the plan as JSON. Ends with status 1 when it is not the one recorded."
+    help = (
+        "Plan on a recorded snapshot again: the plan as JSON. "
+        "Ends with status 1 when it is not the one recorded."
+    )
     requires_system_checks: list[str] = []
 
     def add_arguments(self, parser: CommandParser) -> None:

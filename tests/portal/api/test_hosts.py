@@ -344,7 +344,7 @@ def test_a_word_that_is_no_choice_is_answered_with_those_that_are(
     (verb,) = said(operator.post(PREVIEW, {"verb": ["drain"]}))
     assert verb["message"] == "verb is ['drain']; allowed: cordon, drain, return, off, revoke, maintenance."
     (field,) = said(operator.post(f"{HOSTS}alpha/join-token/", {"why": "new"}))
-    assert field["message"] == "why is 'new': is no field here; allowed: none."
+    assert field["message"] == "why is 'new': is not a field of this request; allowed: none."
 
 
 def test_one_host_says_what_its_page_says(today_world: World, client_of: Client) -> None:

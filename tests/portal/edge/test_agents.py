@@ -280,7 +280,7 @@ async def test_a_copy_of_the_credential_lends_no_connection_for_workspaces_besid
     assert agent.stream_key
     for key in ("", "guessed", "é"):
         async with dialled(place, agent.credential, key) as stream:
-            assert "only the agent that is connected" in await refused_words(stream)
+            assert "only the connected agent" in await refused_words(stream)
     assert place.edge.agents.streams.idle_of(agent.host.pk) == 1
     shown = (await rows(Host.objects.get, pk=agent.host.pk)).refused_agent
     assert shown["code"] == "agent_second" and "dialled a connection for workspaces" in shown["reason"]
@@ -296,7 +296,7 @@ async def test_a_copy_lends_no_connection_for_workspaces_while_the_agent_is_away
         await agent.say(observed(start="mine", starts_before=["an older one"], binds_streams=True))
         assert "copy of the state folder" in (await agent.hear_refusal()).reason
     async with dialled(place, agent.credential, "") as stream:
-        assert "only the agent that is connected" in await refused_words(stream)
+        assert "only the connected agent" in await refused_words(stream)
     assert place.edge.agents.streams.idle_of(agent.host.pk) == 0
 
 

@@ -44,7 +44,7 @@ async def test_connections_to_the_database_that_break_are_made_again(
     seen = protocol.RunSeen(str(notebook.run.public_id), notebook.run.generation, "running", ready=True)
     for number in range(2, 5):
         assert await asyncio.to_thread(cut_database_connections, database_url()) > 0
-        notebook.place.edge.doors.changed()
+        notebook.place.edge.access_cache.changed()
         assert (await notebook.get("/lab", cookie)).status == 200
         await agent.say(observed(number, runs=[seen]))
         assert await answer_to(agent, number)
@@ -97,7 +97,7 @@ async def test_only_a_broken_connection_is_asked_again_and_only_once(state: str 
     threads = DatabaseThreads(1, "asking")
     try:
         with pytest.raises(OperationalError):
-            await threads.ask(broken)
+            await threads.run_repeatable(broken)
         assert len(calls) == asked
         calls.clear()
         with pytest.raises(OperationalError):
@@ -119,21 +119,21 @@ async def test_while_the_database_is_away_people_and_agents_are_told_to_come_bac
         gone.setattr(access, "grants_by_token_hash", away)
         gone.setattr(database_calls, "sync", away)
         gone.setattr(database_calls, "authenticate", away)
-        notebook.place.edge.doors.changed()
+        notebook.place.edge.access_cache.changed()
         answer = await notebook.get("/lab", cookie, Accept="text/html")
         assert answer.status == 503
         assert "Retry-After" in answer.headers
         await agent.say(observed())
         refused = await agent.hear_refusal()
         assert refused.retry
-        assert "away" in refused.reason
+        assert "unavailable" in refused.reason
         with pytest.raises(aiohttp.WSServerHandshakeError) as turned_away:
             await agent.connect()
         assert turned_away.value.status == 503
         await socket.send_str("an open socket goes on")
         assert (await socket.receive()).data == "an open socket goes on"
         gone.setattr(access_cache, "MAX_UNVERIFIED_SECONDS", 0.0)  # but not for ever without anybody looking
-        notebook.place.edge.doors.changed()
+        notebook.place.edge.access_cache.changed()
         assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
     assert (await notebook.get("/lab", cookie)).status == 200
 
@@ -197,7 +197,7 @@ async def test_the_process_says_what_is_wrong_serves_and_ends_in_time(
         assert second.returncode == 1
         assert f"cannot listen on 127.0.0.1:{port}" in said
         wrong = await asyncio.to_thread(start, "--port", "70000")
-        assert "'70000' is no port; allowed: 1 to 65535" in (await asyncio.to_thread(wrong.communicate))[0]
+        assert "'70000' is not a port; allowed: 1 to 65535" in (await asyncio.to_thread(wrong.communicate))[0]
     finally:
         process.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(process.wait, 5) == 0

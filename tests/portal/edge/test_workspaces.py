@@ -554,7 +554,7 @@ async def test_a_browser_that_takes_nothing_is_cut_all_the_same(notebook: Notebo
     await asyncio.sleep(0.5)  # nothing is read: every buffer on the way is full
     await rows(set_state, notebook.run, WorkloadState.ENDED)
     await asyncio.to_thread(hint, ACCESS_CHANNEL)
-    await until(lambda: not notebook.place.edge.doors._open, seconds=access_cache.DECISION_TTL_SECONDS / 2)
+    await until(lambda: not notebook.place.edge.access_cache._open, seconds=access_cache.DECISION_TTL_SECONDS / 2)
     writer.transport.abort()
 
 

@@ -18,7 +18,7 @@ from portal.services.work import launch
 from portal.wording import reason_texts, request_texts
 from scheduler.cycle import engine
 from scheduler.models import Gpu, Host, Pool, Reservation, Workload
-from scheduler.sync import reconcile
+from scheduler.sync import desired_state
 from tests.portal.web.test_work_pages import ask_data
 from tests.portal.web.work_samples import queue_job, signed_in
 from tests.world import A100, H100, World
@@ -62,7 +62,7 @@ def test_what_is_asked_for_is_kept_by_the_planner_and_told_to_the_agent(sized: W
     second.refresh_from_db()
     assert (first.state, second.state) == ("placed", "queued"), "alpha alone has 40 cores, and only once"
     assert first.runs.get().host.name == "alpha"
-    wanted = reconcile.desired(Host.objects.get(name="alpha"), sized.now).runs[0]
+    wanted = desired_state.desired(Host.objects.get(name="alpha"), sized.now).runs[0]
     assert (wanted.cpu_milli, wanted.memory_mib) == (40_000, 100 * GIB)
 
 

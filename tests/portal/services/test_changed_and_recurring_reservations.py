@@ -161,7 +161,7 @@ def test_a_move_that_loses_the_race_with_its_start_changes_nothing(world: World)
     window = row.start, row.end
     stale = Reservation.objects.get(pk=row.pk)
     engine.run_cycle("test", row.start)
-    with pytest.raises(Conflict, match="has begun meanwhile"):
+    with pytest.raises(Conflict, match="has started meanwhile"):
         change(world, stale, start=stale.start + HOUR, now=world.now + HOUR)
     row.refresh_from_db()
     assert row.state == "active" and (row.start, row.end) == window

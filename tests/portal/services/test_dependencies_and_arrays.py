@@ -11,10 +11,10 @@ from portal.reads.work import job_arrays
 from portal.services.work import launch, request_checks, workload_changes, workload_preview
 from portal.wording import reason_texts
 from scheduler.core.reasons import ReasonCode
-from scheduler.cycle import engine, snapshot
+from scheduler.cycle import engine, snapshot, snapshot_rows
 from scheduler.models import Command, Dependency, JobArray, Workload
 from scheduler.sweeps import dependency_release
-from scheduler.sync import reconcile
+from scheduler.sync import desired_state
 from tests.world import H100, World
 
 pytestmark = pytest.mark.django_db
@@ -158,7 +158,7 @@ def test_waiting_for_others_costs_the_snapshot_no_query(
     first = job(world)
     for number in range(5):
         job(world, f"n{number}", after=[("ok", first)])
-    with django_assert_max_num_queries(snapshot.SNAPSHOT_QUERIES):
+    with django_assert_max_num_queries(snapshot_rows.SNAPSHOT_QUERIES):
         snapshot.take_snapshot(None, world.now)
 
 
@@ -188,7 +188,7 @@ def test_each_task_knows_its_number(world: World) -> None:
     array(world, "7,9")
     cycle(world)
     found = {
-        reconcile._run_wanted(command, [], None).array_index
+        desired_state._run_wanted(command, [], None).array_index
         for command in Command.objects.select_related("run__workload__pool", "run__workload__project__team")
     }
     assert found == {7, 9}
@@ -361,7 +361,7 @@ def test_jobs_and_arrays_are_waited_for_together_and_one_array_for_another(world
 def test_an_array_that_has_ended_otherwise_can_not_be_waited_for(world: World) -> None:
     sweep = array(world, "0-1")
     end(sweep.tasks.get(array_index=0), "failed")
-    with pytest.raises(Invalid, match="after names sweep, in which not all ended as they had to"):
+    with pytest.raises(Invalid, match="after names sweep, in which some tasks did not end as required"):
         job(world, "collect", after=[("ok", sweep)])
     Workload.objects.filter(array=sweep, state="queued").update(state="ended", outcome="finished")
     done = job(world, "clean", after=[("not_ok", sweep)])

@@ -24,7 +24,7 @@ from portal.wording import notice_texts, reason_texts
 from scheduler import services as engine
 from scheduler.models import Allocation, Decision, Host, HostStateChange, Reservation, Run, Workload
 from scheduler.state import nudge
-from scheduler.sweeps import time_limits
+from scheduler.sweeps import silent_hosts
 from telemetry.health.rules import apply_rules_to_events
 from telemetry.models import Budget, BudgetAlert, HealthEvent, HealthRule
 from tests.fakes import FakeAgent
@@ -227,7 +227,7 @@ def test_operators_are_told_of_a_disk_that_was_full_before_that_was_kept(world: 
 def test_a_host_that_is_attested_off_counts_as_off_and_falls_silent_once(world: World) -> None:
     alpha = world.hosts["alpha"]
     Host.objects.filter(pk=alpha.pk).update(last_sync_at=world.now - 30 * MINUTE)
-    time_limits.sweep_silent_hosts(world.now)
+    silent_hosts.sweep_silent_hosts(world.now)
     assert Host.objects.get(pk=alpha.pk).lease_state == "silent"
     delivery.write_notices(world.now + MINUTE)
     hosts.attest_off(actor=world.operator, host=alpha, why="psu burnt", now=world.now + 2 * MINUTE)
@@ -376,7 +376,7 @@ START = datetime.fromisoformat("2026-03-02T09:00:00+00:00")
 
 
 def activity(**changes: Any) -> NotebookActivity:
-    given: dict[str, Any] = {"busy_kernels": 0, "last": START, "quiet_since": START}
+    given: dict[str, Any] = {"busy_kernels": 0, "last": START, "gpu_idle_since": START}
     return NotebookActivity(**(given | changes))
 
 
@@ -390,8 +390,8 @@ def activity(**changes: Any) -> NotebookActivity:
         (600, {}, None, None, IdleVerdict.WARN),
         (60, {"busy_kernels": 1}, 55, None, IdleVerdict.BUSY),
         (60, {"last": None}, 55, None, IdleVerdict.BUSY),
-        (60, {"quiet_since": None}, 55, None, IdleVerdict.BUSY),
-        (60, {"quiet_since": START + 58 * MINUTE}, 55, None, IdleVerdict.BUSY),
+        (60, {"gpu_idle_since": None}, 55, None, IdleVerdict.BUSY),
+        (60, {"gpu_idle_since": START + 58 * MINUTE}, 55, None, IdleVerdict.BUSY),
         (60, {"last": START + 58 * MINUTE}, 55, None, IdleVerdict.BUSY),
         (60, {}, 55, 90, IdleVerdict.BUSY),
         (140, {}, 55, 90, IdleVerdict.BUSY),

@@ -11,7 +11,7 @@ from portal.models import Notification
 from portal.notices import delivery
 from portal.wording import notice_texts
 from scheduler.models import Allocation, BoundUnit, Host
-from scheduler.sweeps import time_limits
+from scheduler.sweeps import reservation_windows
 from tests.telemetry.rows import hold, reservation, workload
 from tests.world import World, units_of
 
@@ -34,7 +34,7 @@ def test_who_works_in_a_reservation_is_told_at_once_that_a_part_of_it_is_gone_an
     held = hold(workload(world, world.vision, reservation=made), units[2], since, reservation=made)
     Host.objects.filter(name="alpha").update(admin_state="cordoned")
     for minutes in (0, 1, 10):
-        time_limits.sweep_reservations(world.now + timedelta(minutes=minutes))
+        reservation_windows.sweep_reservations(world.now + timedelta(minutes=minutes))
         delivery.write_notices(world.now + timedelta(minutes=minutes, seconds=5))
     assert (
         BoundUnit.objects.filter(reservation=made, period__contains=world.now + timedelta(hours=1)).count()
@@ -45,7 +45,7 @@ def test_who_works_in_a_reservation_is_told_at_once_that_a_part_of_it_is_gone_an
         "the one workload there for that, or go on with the rest."
     ]
     Allocation.objects.filter(pk=held.pk).update(period=DateTimeTZRange(since, world.now))
-    time_limits.sweep_reservations(world.now + timedelta(minutes=11))
+    reservation_windows.sweep_reservations(world.now + timedelta(minutes=11))
     delivery.write_notices(world.now + timedelta(minutes=12))
     assert "Reservation sprint leaves alpha" in told(world)[-1]
 

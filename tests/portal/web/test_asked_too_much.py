@@ -11,13 +11,13 @@ from django.urls import reverse
 from redis.exceptions import RedisError
 from rest_framework.test import APIClient
 
-from portal import planner_budget
+from portal import answer_cache, planner_budget
 from portal.errors import PlannerBudgetExceeded
 from portal.reads.work import wait_explanation
 from portal.services.people import api_tokens
 from scheduler.core.what_if.fairness import FairnessRow
 from scheduler.models import Pool
-from scheduler.reads import capacity as engine
+from scheduler.reads import explanations
 from tests.portal.web.test_another_time import MINUTE, waiting
 from tests.portal.web.work_samples import signed_in
 from tests.world import H100, World
@@ -120,17 +120,17 @@ def test_a_request_is_taken_although_its_preview_is_refused(
 
 def test_an_answer_is_given_again_for_some_seconds(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    plain = engine.fairness_rows
+    plain = explanations.fairness_rows
 
     def counted(pool: Pool, now: datetime) -> list[FairnessRow]:
         asked.append(pool.pk)
         return plain(pool, now)
 
-    monkeypatch.setattr(engine, "fairness_rows", counted)
+    monkeypatch.setattr(explanations, "fairness_rows", counted)
     rows = [wait_explanation.fair_share_rows(world.shared, (), world.now) for _ in range(3)]
     assert len(asked) == 1 and rows[0] == rows[2]
     wait_explanation.fair_share_rows(
-        world.shared, (), world.now + timedelta(seconds=planner_budget.ANSWER_CACHE_SECONDS)
+        world.shared, (), world.now + timedelta(seconds=answer_cache.ANSWER_CACHE_SECONDS)
     )
     assert len(asked) == 2
 

@@ -153,7 +153,7 @@ def test_a_gpu_whose_geometry_changes_is_not_returned_by_hand(world: World, alph
     client = signed_in(world.operator)
     client.post(ADDRESS, {"geometry": "2x3g.40gb"})
     answer = client.post("/api/v1/hosts/alpha/return-gpu/", {"gpu": 1}, content_type="application/json")
-    assert answer.status_code == 409 and "take that back instead" in answer.content.decode()
+    assert answer.status_code == 409 and "withdraw the change instead" in answer.content.decode()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from django.utils import timezone
 from agent.gpu.simulated_models import simulated_gpus
 from agent.protocol import CheckSeen, DiagnosticSeen, Health, StraySeen
 from portal.models import Notification
-from portal.notices import delivery
+from portal.notices import delivery, stray_processes
 from portal.reads.fleet.host_details import host_units
 from portal.services.fleet import hosts as host_verbs
 from portal.web.fleet.hosts import _folded_slices
@@ -30,7 +30,7 @@ from scheduler.models import (
     Run,
     Storage,
 )
-from scheduler.sweeps import time_limits
+from scheduler.sweeps import reservation_windows
 from scheduler.sync import gpu_diagnostics
 from telemetry.health import missing_gpus, rules
 from telemetry.ingest.agent_api import record_health_event, record_stray_processes
@@ -204,9 +204,9 @@ def test_where_processes_of_nobody_keep_coming_they_are_told_every_ten_minutes(w
     assert (world.now.minute, world.now.second) == (0, 0)
     coming = [
         found_at(world, 10 * number, StraySeen(uuid, 100 + number, 7))
-        for number in range(delivery.MAX_STRAY_NOTICES_PER_HOUR + 3)
+        for number in range(stray_processes.MAX_STRAY_NOTICES_PER_HOUR + 3)
     ]
-    assert [len(said) for said in coming] == [1] * delivery.MAX_STRAY_NOTICES_PER_HOUR + [0, 0, 0]
+    assert [len(said) for said in coming] == [1] * stray_processes.MAX_STRAY_NOTICES_PER_HOUR + [0, 0, 0]
     (late,) = found_at(world, 600)
     assert all(f"pid {105 + number}" in late for number in range(3)) and "pid 104" not in late
     assert found_at(world, 610) == []
@@ -370,7 +370,7 @@ def test_a_reservation_leaves_a_closed_host_and_its_owner_is_told(world: World) 
         world.now + timedelta(hours=5),
     )
     Host.objects.filter(name="alpha").update(admin_state="cordoned")
-    time_limits.sweep_reservations(world.now)
+    reservation_windows.sweep_reservations(world.now)
     assert not BoundUnit.objects.filter(
         reservation=made, period__contains=world.now + timedelta(seconds=1)
     ).exists()

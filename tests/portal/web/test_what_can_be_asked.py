@@ -57,7 +57,7 @@ def test_without_its_last_day_a_recurring_one_is_refused_beside_that_field(world
     start = next_monday()
     data = ask_data(world, kind="reservation", start=f"{start:%Y-%m-%dT%H:%M}", repeat="daily", until="")
     answer = signed_in(world.vision.member).post(reverse("ask"), data)
-    assert answer.status_code == 400 and "until is no day" in answer.content.decode()
+    assert answer.status_code == 400 and "until is not a date" in answer.content.decode()
 
 
 def test_another_window_is_given_or_waits_for_approval(world: World) -> None:

@@ -1,0 +1,41 @@
+"""Cache answers of the planner for a few seconds. Without the cache every answer is computed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Hashable
+from datetime import datetime
+from typing import Any, TypeVar
+
+from django.core.cache import cache
+from redis.exceptions import RedisError
+
+Answer = TypeVar("Answer")
+ANSWER_CACHE_SECONDS = 5
+
+
+def cached_answer(question: tuple[Hashable, ...], now: datetime, answer: Callable[[], Answer]) -> Answer:
+    """Return the cached answer to a question, or compute and cache it for ANSWER_CACHE_SECONDS.
+
+    Use it only for answers that are equal for all users, or include the user in ``question``.
+    """
+    key = "answer:" + ":".join(map(str, (*question, int(now.timestamp()) // ANSWER_CACHE_SECONDS)))
+    known: tuple[Answer] | None = cache_get(key)
+    if known is None:
+        known = (answer(),)
+        cache_set(key, known, ANSWER_CACHE_SECONDS)
+    return known[0]
+
+
+def cache_get(key: str) -> Any:
+    """Return the value of a key; None if it is missing or the cache is unavailable."""
+    try:
+        return cache.get(key)
+    except RedisError:
+        return None
+
+
+def cache_set(key: str, what: object, seconds: int) -> None:
+    """Store a value for ``seconds``. Does nothing while the cache is unavailable."""
+    with contextlib.suppress(RedisError):
+        cache.set(key, what, seconds)

@@ -1,0 +1,58 @@
+"""Find notices about maintenance windows for owners of affected work and reservations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Any
+
+from portal.models import AuditEvent
+from portal.notices.pending import PendingNotice
+from scheduler.models import Host, MaintenanceWindow, Reservation, Workload
+from scheduler.state.states import ReservationState, WorkloadState
+
+
+def maintenance_windows(since: datetime, now: datetime) -> Iterator[PendingNotice]:
+    """Yield notices to owners of affected work and reservations when a window is announced or cancelled."""
+    for window in MaintenanceWindow.objects.filter(created_at__gt=since, created_at__lte=now).select_related(
+        "host"
+    ):
+        told = {"host": window.host.name, "end": window.end.timestamp(), "reason": window.reason}
+        yield from _affected_by_window(
+            "maintenance_announced", f"window:{window.pk}", window.host, window.start, window.end, told
+        )
+    taken_back = AuditEvent.objects.filter(verb="cancel_maintenance", at__gt=since, at__lte=now)
+    for event in taken_back.order_by("pk"):
+        host = Host.objects.filter(name=event.target_name).first()
+        before = event.before or {}
+        if host is not None and "start" in before and "end" in before:
+            start, end = datetime.fromisoformat(before["start"]), datetime.fromisoformat(before["end"])
+            yield from _affected_by_window(
+                "maintenance_cancelled", f"no window:{event.pk}", host, start, end, {"host": host.name}
+            )
+
+
+def _affected_by_window(
+    kind: str, source: str, host: Host, start: datetime, end: datetime, told: dict[str, Any]
+) -> Iterator[PendingNotice]:
+    """Yield a notice for work that may still run at the start of the window, and for reservations bound to
+    its GPUs.
+    """
+    told = {**told, "start": start.timestamp()}
+    running = Workload.objects.filter(runs__host=host, runs__ended_at=None, simulated=False).distinct()
+    for workload in running.exclude(state=WorkloadState.ENDED).select_related("array"):
+        if (workload.started_at or start) + timedelta(seconds=workload.max_runtime_seconds) > start:
+            of = f"a{workload.array_id}" if workload.array else workload.pk
+            numbers = {
+                **told,
+                "name": workload.array.name if workload.array else workload.name,
+                "moves": True,
+            }
+            yield PendingNotice(kind, f"{source}:{of}", (workload.owner_id,), numbers, workload=workload.pk)
+    bound = Reservation.objects.filter(
+        state=ReservationState.ACTIVE, end__gt=start, start__lt=end, bound_units__unit__gpu__host=host
+    ).distinct()
+    for reservation in bound:
+        numbers = {**told, "name": reservation.name, "moves": False}
+        owner = (reservation.owner_id,)
+        yield PendingNotice(kind, f"{source}:r{reservation.pk}", owner, numbers, reservation=reservation.pk)

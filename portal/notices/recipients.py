@@ -1,0 +1,26 @@
+"""Select the users who receive notices of operators and team leads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from portal.models import Membership, User
+
+
+def display_name(username: str) -> str:
+    """Return the name of a user as pages show it."""
+    user = User.objects.filter(username=username).first()
+    return (user.get_full_name() if user else "") or username
+
+
+def operator_ids() -> tuple[int, ...]:
+    """Return the ids of active operators."""
+    return tuple(User.objects.filter(operator=True, is_active=True).values_list("pk", flat=True))
+
+
+def lead_ids(team_id: int) -> set[int]:
+    """Return the ids of a team's leads."""
+    leads: Iterable[int] = Membership.objects.filter(team_id=team_id, role=Membership.Role.LEAD).values_list(
+        "user_id", flat=True
+    )
+    return set(leads)

@@ -1,0 +1,109 @@
+"""Answer why a workload waits, what would let it start sooner, and what an operator's action would change."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from django.contrib.auth.base_user import AbstractBaseUser as Person
+
+from scheduler.core.model import plan
+from scheduler.core.model import snapshot as model
+from scheduler.core.promises.promise_timeline import ReservationRequester
+from scheduler.core.queue.turn import QueueTurn, TurnCriterion
+from scheduler.core.what_if import alternatives, comparison, drain, fairness
+from scheduler.cycle import core_values, gate_effects, request_snapshot_cache
+from scheduler.models import Gpu, Host, Pool, Project, Workload, WorkloadKind
+
+
+def fairness_rows(pool: Pool, now: datetime) -> list[fairness.FairnessRow]:
+    """Return one row per team of a pool, which explains why one team gets more than another."""
+    return fairness.fairness_table(
+        request_snapshot_cache.take_cached_snapshot([pool.pk], now), pool.pk, core_values.epoch_seconds(now)
+    )
+
+
+def sooner_alternatives(workload: Workload, now: datetime) -> list[alternatives.Alternative]:
+    """Return changes of a waiting workload's request that would let it start sooner; empty if none would.
+
+    Only priorities that its team may use are considered. Its project and team are loaded.
+    """
+    allowed = allowed_alternatives(workload.kind, workload.project, now)
+    taken = request_snapshot_cache.take_cached_snapshot([workload.pool_id], now)
+    return alternatives.earlier_alternatives(
+        taken, workload.pk, core_values.epoch_seconds(now), allowed, _last_refusal(workload)
+    )
+
+
+def _last_refusal(workload: Workload) -> plan.Refusal | None:
+    """Return the last cycle's refusal of a waiting workload, or None before its first cycle."""
+    if not workload.reason_code or workload.position is None:
+        return None
+    expected = workload.expected_start
+    start = None if expected is None else core_values.epoch_seconds(expected)
+    return plan.Refusal(workload.pk, workload.reason_code, (), workload.position, start)
+
+
+def reservable_windows(
+    workload: Workload, *, owner: Person, length: timedelta, now: datetime
+) -> list[tuple[datetime, datetime]]:
+    """Return the first windows in which ``owner`` could reserve what a waiting workload requests.
+
+    Uses the rule of ``services.check_window``. Empty for work inside a reservation, or that waits for
+    something other than GPUs, such as a closed budget. Its pool is loaded.
+    """
+    taken = request_snapshot_cache.take_cached_snapshot([workload.pool_id], now)
+    queued = next((q for q in taken.queued if q.id == workload.pk), None)
+    if queued is None or queued.reservation is not None or queued.gate:
+        return []
+    at, horizon = core_values.epoch_seconds(now), workload.pool.reservation_horizon_seconds
+    budget = gate_effects.budget_effect(gate_effects.closed_budget_gates(now), queued.team, queued.project)
+    requester = ReservationRequester(queued.team, owner.pk, borrows_again_from=budget.borrows_again_from)
+    found = alternatives.reservable_windows(
+        taken, queued, requester, at, int(length.total_seconds()), horizon
+    )
+    return [(datetime.fromtimestamp(w.start, UTC), datetime.fromtimestamp(w.end, UTC)) for w in found]
+
+
+def allowed_alternatives(kind: str, project: Project, now: datetime) -> alternatives.AllowedChanges:
+    """Return which changes a project's work may consider. The project's team is loaded.
+
+    Only jobs have a priority or may be preemptible, which helps only while the budget allows borrowing.
+    """
+    if kind != WorkloadKind.JOB:
+        return alternatives.AllowedChanges()
+    budget = gate_effects.budget_effect(gate_effects.closed_budget_gates(now), project.team_id, project.pk)
+    return alternatives.AllowedChanges(model.Priority(project.team.highest_priority), budget.may_borrow)
+
+
+def turns_before(workload: Workload, now: datetime) -> list[tuple[QueueTurn, TurnCriterion]]:
+    """Return the turns before that of a waiting workload, in order, with the deciding criterion."""
+    return comparison.turns_in_pool(
+        request_snapshot_cache.take_cached_snapshot([workload.pool_id], now),
+        workload.pool_id,
+        core_values.epoch_seconds(now),
+    ).before(workload.pk)
+
+
+def compare_turns(mine: Workload, other: Workload, now: datetime) -> comparison.WorkloadComparison | None:
+    """Return why ``other`` of the same pool comes before ``mine``, which waits; None if either no longer
+    exists.
+    """
+    submitted = core_values.epoch_seconds(other.submitted_at)
+    taken = request_snapshot_cache.take_cached_snapshot([mine.pool_id], now)
+    return comparison.compare_workloads(taken, mine.pk, other.pk, core_values.epoch_seconds(now), submitted)
+
+
+def drain_effect(host: Host, now: datetime) -> drain.DrainEffect:
+    """Return which workloads draining a host would move, and where they could go."""
+    return drain.drain_effect(
+        request_snapshot_cache.take_cached_snapshot([host.pool_id], now),
+        host.pk,
+        core_values.epoch_seconds(now),
+    )
+
+
+def reservations_broken_without(gpu: Gpu, now: datetime) -> tuple[int, ...]:
+    """Return future reservations that can be kept now but not without this GPU. Its host is loaded."""
+    taken, pool = request_snapshot_cache.take_cached_snapshot([gpu.host.pool_id], now), gpu.host.pool_id
+    unit_ids = {unit.id for unit in taken.units if unit.gpu == gpu.pk}
+    return drain.reservations_broken_without(taken, pool, unit_ids, core_values.epoch_seconds(now))

@@ -1,0 +1,76 @@
+"""Close reservations at their end, and give work inside them notice before it."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from django.db import transaction
+
+from scheduler.coordination import locks
+from scheduler.core.reasons import ReasonCode
+from scheduler.models import Reservation, Workload
+from scheduler.runs import commands
+from scheduler.services.reservations import close_reservation
+from scheduler.state import nudge
+from scheduler.state.states import OPEN_RESERVATION_STATES, ReservationState, WorkloadState
+from scheduler.sweeps.no_shows import reservation_no_shows
+from scheduler.sweeps.unusable_units import rebind_unusable_units
+
+
+def sweep_reservations(now: datetime) -> None:
+    """Close reservations at their end or no-show limit, and give notice inside, so that work has ended in
+    time.
+
+    Also release the units of reservations that cannot use them, and nudge the engine for reservations that
+    start.
+    """
+    _close_reservations_due(now)
+    _warn_before_reservations_end(now)
+    rebind_unusable_units(now)
+    _nudge_at_starts(now)
+
+
+def _close_reservations_due(now: datetime) -> None:
+    ended = Reservation.objects.filter(state__in=OPEN_RESERVATION_STATES, end__lte=now).values_list(
+        "pk", "pool_id"
+    )
+    for pk, pool in list(ended):
+        with transaction.atomic():
+            locks.pools([pool])
+            fresh = locks.reservations([pk])[pk]
+            if fresh.end <= now and fresh.state in OPEN_RESERVATION_STATES:
+                close_reservation(fresh, ReservationState.OVER, now)
+    for pk, pool in list(reservation_no_shows(now).values_list("pk", "pool_id")):
+        with transaction.atomic():
+            locks.pools([pool])
+            fresh = locks.reservations([pk])[pk]
+            if reservation_no_shows(now).filter(pk=pk).exists():
+                close_reservation(fresh, ReservationState.RELEASED, now)
+
+
+def _warn_before_reservations_end(now: datetime) -> None:
+    inside = Workload.objects.filter(
+        state=WorkloadState.RUNNING, reservation__state=ReservationState.ACTIVE, reservation__end__gt=now
+    )
+    for workload in inside.select_related("reservation", "pool"):
+        end = workload.reservation.end if workload.reservation else now
+        pool = workload.pool
+        if end - timedelta(seconds=pool.notice_seconds + pool.grace_seconds) > now:
+            continue
+        stop_at = max(now, end - timedelta(seconds=pool.grace_seconds))
+        with transaction.atomic():
+            fresh = locks.workloads([workload.pk])[workload.pk]
+            commands.give_notice(
+                fresh,
+                code=ReasonCode.RESERVATION_OVER,
+                stop_at=stop_at,
+                grace_seconds=pool.grace_seconds,
+                now=now,
+            )
+
+
+def _nudge_at_starts(now: datetime) -> None:
+    """Nudge the engine if a reservation has started; its next cycle binds the units."""
+    if Reservation.objects.filter(state=ReservationState.CONFIRMED, start__lte=now).exists():
+        with transaction.atomic():
+            nudge.engine()

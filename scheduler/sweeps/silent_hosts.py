@@ -1,0 +1,114 @@
+"""Suspect hosts whose agents stopped reporting, then declare them silent and end their runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django.db import transaction
+from django.db.models import QuerySet
+from django.db.models.functions import Coalesce
+
+from scheduler.coordination import leases, locks
+from scheduler.models import Host, Run
+from scheduler.runs import lost_hosts
+from scheduler.services.hosts import record_host_change
+from scheduler.state.states import LeaseState, RunState, change_state
+
+
+@dataclass(frozen=True, slots=True)
+class MassSilence:
+    """So many silent hosts at once that the network or this site is suspected; no host's work is ended
+    meanwhile.
+    """
+
+    quiet: int  # hosts that are overdue
+    hosts: int  # hosts that should report
+    since: datetime
+
+
+def mass_silence(now: datetime) -> MassSilence | None:
+    """Return the state of mass silence, or None if there is none. One query, and a second if a host is
+    overdue.
+    """
+    overdue = _overdue_hosts(now)
+    hosts = _reporting_hosts().count() if overdue else 0
+    if not leases.is_mass_silence(len(overdue), hosts):
+        return None
+    return MassSilence(len(overdue), hosts, max(host.last_sync_at or host.created_at for host in overdue))
+
+
+def _reporting_hosts() -> QuerySet[Host]:
+    """Return the hosts that have reported at least once and are not declared silent."""
+    return Host.objects.exclude(lease_state=LeaseState.JOINING).exclude(lease_state=LeaseState.SILENT)
+
+
+def _overdue_hosts(now: datetime) -> list[Host]:
+    """Return the reporting hosts whose last report is older than the suspect limit."""
+    last_report = Coalesce("last_sync_at", "created_at")
+    late = now - timedelta(seconds=leases.lease_rules().suspect_seconds)
+    return list(
+        _reporting_hosts()
+        .annotate(last_report=last_report)
+        .filter(last_report__lt=late)
+        .select_related("pool")
+        .order_by("pk")
+    )
+
+
+def sweep_silent_hosts(now: datetime) -> None:
+    """Mark overdue hosts as suspect, then declare them silent and end their runs; except during a mass
+    silence.
+    """
+    overdue = _overdue_hosts(now)
+    for host in overdue:
+        if host.lease_state == LeaseState.ALIVE:
+            _suspect(host, now)
+    limits = leases.silence_limits_seconds(overdue) if overdue else {}
+    expired = [host for host in overdue if _silent_seconds(host, now) > limits[host.pk]]
+    if expired and leases.is_mass_silence(len(overdue), _reporting_hosts().count()):
+        return  # the pages show it to operators: ``mass_silence``
+    for host in expired:
+        _declare_silent(host, now)
+    _end_remaining_runs(now)
+
+
+def _silent_seconds(host: Host, now: datetime) -> float:
+    return (now - (host.last_sync_at or host.created_at)).total_seconds()
+
+
+def _suspect(host: Host, now: datetime) -> None:
+    with transaction.atomic():
+        fresh = locks.hosts([host.pk])[host.pk]
+        if (
+            _silent_seconds(fresh, now) > leases.lease_rules().suspect_seconds
+            and fresh.lease_state == LeaseState.ALIVE
+        ):
+            change_state(fresh, "lease_state", old=LeaseState.ALIVE, new=LeaseState.SUSPECT)
+            record_host_change(
+                fresh, f"its agent has not spoken for {_silent_seconds(fresh, now):.0f} s", now
+            )
+
+
+def _declare_silent(host: Host, now: datetime) -> None:
+    with transaction.atomic():
+        fresh = locks.hosts([host.pk])[host.pk]
+        if _silent_seconds(fresh, now) <= leases.silence_limits_seconds([host])[host.pk]:
+            return
+        old = LeaseState(fresh.lease_state)
+        if old == LeaseState.SILENT or not change_state(
+            fresh, "lease_state", old=old, new=LeaseState.SILENT, silent_since=now
+        ):
+            return
+        record_host_change(fresh, "its lease, grace and margin are over", now)
+        lost_hosts.end_runs_of_lost_host(fresh, now)
+
+
+def _end_remaining_runs(now: datetime) -> None:
+    """End runs that were placed on a host at the instant it was declared silent."""
+    remaining = Run.objects.filter(host__lease_state=LeaseState.SILENT).exclude(state=RunState.ENDED)
+    for pk in remaining.values_list("host_id", flat=True).distinct():
+        with transaction.atomic():
+            host = locks.hosts([pk])[pk]
+            if host.lease_state == LeaseState.SILENT:
+                lost_hosts.end_runs_of_lost_host(host, now)

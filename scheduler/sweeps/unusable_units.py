@@ -1,0 +1,47 @@
+"""Find bound units that cannot be used, and release the units of their reservations, so that others are
+bound.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from django.db import transaction
+from django.db.models import Q, QuerySet
+
+from scheduler.models import BoundUnit, Reservation
+from scheduler.services.reservations import rebind_reservation
+from scheduler.state.states import AdminState, LeaseState, RepairState, ReservationState
+
+
+def unusable_bound_units(now: datetime) -> QuerySet[BoundUnit]:
+    """Return bindings of active reservations to units that cannot be used now.
+
+    Such a unit is quarantined or retired, or its host is closed or silent.
+    """
+    usable = Q(
+        unit__gpu__repair_state=RepairState.WELL,
+        unit__gpu__host__repair_state=RepairState.WELL,
+        unit__gpu__host__admin_state=AdminState.IN_SERVICE,
+        unit__gpu__host__lease_state__in=(LeaseState.ALIVE, LeaseState.SUSPECT),
+        unit__retired_at__isnull=True,
+    )
+    bound = BoundUnit.objects.filter(reservation__state=ReservationState.ACTIVE, period__contains=now)
+    return bound.exclude(usable)
+
+
+def rebind_unusable_units(now: datetime) -> None:
+    """Release the units of reservations that have unusable ones, once no work runs inside; the next cycle
+    binds others.
+
+    Until then the owner sees a notice.
+    """
+    ids = unusable_bound_units(now).values_list("reservation_id", flat=True).distinct()
+    for reservation in Reservation.objects.filter(pk__in=list(ids)).order_by("pk"):
+        unusable = unusable_bound_units(now).filter(reservation=reservation)
+        hosts = sorted(set(unusable.values_list("unit__gpu__host__name", flat=True)))
+        with transaction.atomic():
+            if rebind_reservation(reservation, now=now):
+                Reservation.objects.filter(pk=reservation.pk).update(
+                    moved_at=now, moved_from=", ".join(hosts)[:200]
+                )

@@ -1,0 +1,133 @@
+"""Build the desired state of a host: every run that it should start, warn or stop."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+from django.conf import settings
+
+from agent.protocol import VERSION, Desired, GangWanted, RunWanted
+from scheduler.coordination import leases
+from scheduler.models import Allocation, Command, Host, Pool, Team, WorkloadKind
+from scheduler.runs import gangs
+from scheduler.runs.workspace_secret import workspace_secret
+from scheduler.services.host_credentials import due_challenge, renewed_credential
+from scheduler.sync import geometry_changes, gpu_diagnostics
+from scheduler.sync.observed_state import AgentRejected
+
+VERB_STRENGTH = {Command.Verb.START: 0, Command.Verb.NOTICE: 1, Command.Verb.STOP: 2}
+
+
+def desired(host: Host, now: datetime) -> Desired:
+    """Return everything that should hold on this host: one entry per run, with the strongest of its open
+    commands.
+
+    ``committed_sequence`` is 0; the edge fills it from telemetry. Raises AgentRejected if the credential
+    was revoked.
+    """
+    if not host.credential_hash:
+        raise AgentRejected("the credential of this host was revoked: join again with a new token")
+    return desired_for_host(host, Pool.objects.get(pk=host.pool_id), now)
+
+
+def desired_for_host(
+    host: Host,
+    pool: Pool,
+    now: datetime,
+    *,
+    has_commands: bool = True,
+    has_diagnostics: bool = True,
+    has_geometries: bool = True,
+) -> Desired:
+    """Return the desired state of a host with a valid credential.
+
+    The flags may say that nothing of a kind is open, which saves its query.
+    """
+    strongest = _strongest(host) if has_commands else {}
+    uuids = _unit_uuids(strongest) if strongest else {}
+    places = gangs.gang_placements(command.run for command in strongest.values())
+    rules = leases.lease_rules()
+    renewed = renewed_credential(host, now=now)
+    return Desired(
+        version=VERSION,
+        host=host.name,
+        lease_seconds=rules.lease_seconds,
+        runs=[
+            _run_wanted(command, uuids[run], places.get(run)) for run, command in sorted(strongest.items())
+        ],
+        credential=renewed.text if renewed else "",
+        credential_expires_at=renewed.expires_at.timestamp() if renewed else None,
+        challenge=due_challenge(host, now=now),
+        poll_seconds=rules.poll_seconds,
+        diagnostics=gpu_diagnostics.desired_diagnostics(host, pool) if has_diagnostics else [],
+        geometries=geometry_changes.desired_geometries(host) if has_geometries else [],
+        stray_action=pool.stray_action,
+    )
+
+
+def _strongest(host: Host) -> dict[int, Command]:
+    """Return, by run, the strongest open command with its related rows.
+
+    A run whose start command is closed belongs to an earlier agent and is left out.
+    """
+    strongest: dict[int, Command] = {}
+    rows = Command.objects.filter(host=host, done_at__isnull=True).order_by("run_id", "pk")
+    rows = rows.select_related("run__workload__project__team", "run__workload__owner", "run__workload__pool")
+    started = {command.run_id for command in rows if command.verb == Command.Verb.START}
+    for command in rows:
+        if command.run_id not in started:
+            continue
+        best = strongest.get(command.run_id)
+        if best is None or VERB_STRENGTH[Command.Verb(command.verb)] > VERB_STRENGTH[Command.Verb(best.verb)]:
+            strongest[command.run_id] = command
+    return strongest
+
+
+def _unit_uuids(runs: Iterable[int]) -> dict[int, list[str]]:
+    uuids: dict[int, list[str]] = defaultdict(list)
+    rows = Allocation.objects.filter(run__in=list(runs)).order_by("unit__gpu__index", "slots")
+    for run, unit in rows.values_list("run_id", "unit__uuid"):
+        uuids[run].append(unit)
+    return uuids
+
+
+def _team_user(team: Team) -> dict[str, Any]:
+    """Return the team's user on every host, derived from its row id, so that hosts that share homes agree.
+
+    The creation time distinguishes it from a team that gets the same id after an older backup was restored.
+    """
+    return {
+        "team_id": f"{team.pk}.{int(team.created_at.timestamp())}",
+        "team_user": settings.GPUPOOL_FIRST_TEAM_USER + team.pk,
+    }
+
+
+def _run_wanted(command: Command, unit_uuids: list[str], gang: GangWanted | None) -> RunWanted:
+    run, workload = command.run, command.run.workload
+    is_notebook = workload.kind == WorkloadKind.NOTEBOOK
+    return RunWanted(
+        run=str(run.public_id),
+        workload=str(workload.public_id),
+        generation=run.generation,
+        verb=command.verb,
+        code=command.code,
+        stop_at=command.stop_at.timestamp() if command.stop_at else None,
+        grace_seconds=float(run.grace_seconds),
+        kind=workload.kind,
+        command=workload.command,
+        environment={str(name): str(value) for name, value in workload.environment.items()},
+        unit_uuids=unit_uuids,
+        owner=workload.owner.get_username(),
+        team=workload.project.team.slug,
+        **_team_user(workload.project.team),
+        secret=workspace_secret(run.public_id) if is_notebook else "",
+        attempt=run.attempt,
+        cpu_milli=workload.cpu_milli,
+        memory_mib=workload.memory_mib,
+        max_runtime_seconds=workload.max_runtime_seconds,
+        array_index=workload.array_index,
+        gang=gang,
+    )

@@ -1,0 +1,154 @@
+"""Values of charging: buckets, what holds a GPU, its condition, rates, and charge pieces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from enum import StrEnum
+
+from telemetry.core.amounts import ZERO
+
+PREEMPTION_END_CODES = frozenset(
+    {
+        "checkpointed",
+        "killed_at_grace",
+        "drained",
+        "evicted_for_guarantee",
+        "evicted_for_priority",
+        "evicted_for_reservation",
+    }
+)
+HARDWARE_FAULT_END_CODES = frozenset(
+    {"gpu_error", "host_lost", "lease_lost", "prolog_failed", "host_full", "gpu_unreadable"}
+)
+
+
+class ChargeBucket(StrEnum):
+    """Where a second of a slot is accounted: seven buckets that partition the time of every GPU."""
+
+    USED = "used"
+    RESERVED_UNUSED = "reserved_unused"
+    PREEMPTED = "preempted"
+    HARDWARE_LOST = "hardware_lost"
+    UNALLOCATED = "unallocated"
+    UNHEALTHY = "unhealthy"
+    MAINTENANCE = "maintenance"
+
+
+CHARGED_BUCKETS = frozenset({ChargeBucket.USED, ChargeBucket.RESERVED_UNUSED})
+
+
+class GpuCondition(StrEnum):
+    """The condition of a GPU, independent of its holder."""
+
+    WELL = "well"
+    UNHEALTHY = "unhealthy"  # quarantined or in repair; work that still runs on it is charged
+    SILENT = "silent"  # its agent does not answer; work on it is lost
+    MAINTENANCE = "maintenance"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuHold:
+    """Slots ``[low, high)`` of the GPU (0 to 840) held over ``[start, end)``; ``end`` is None while they are
+    held.
+
+    From ``lost_from`` to the end the time is not charged but counts in ``lost_bucket``:
+    ChargeBucket.PREEMPTED or HARDWARE_LOST.
+    """
+
+    allocation: int
+    low: int
+    high: int
+    start: datetime
+    end: datetime | None = None
+    reservation: int | None = None
+    lost_from: datetime | None = None
+    lost_bucket: ChargeBucket | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReservedSlots:
+    """Slots bound to a reservation over ``[start, end)``; ``end`` is None while they are bound."""
+
+    reservation: int
+    low: int
+    high: int
+    start: datetime
+    end: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuConditionChange:
+    """From ``at`` on the GPU is in ``condition``."""
+
+    at: datetime
+    condition: GpuCondition
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """A line of the rate card, valid from ``since`` until the next line. Amounts are per whole GPU
+    and hour.
+    """
+
+    since: datetime
+    cost: Decimal
+    price: Decimal
+    id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTimeline:
+    """Everything that determines the charges of one GPU. ``changes`` and ``rates`` are in order of time.
+
+    ``owned`` is True for a GPU of a static pool: the pool's team pays for it even while nobody holds it.
+    """
+
+    holds: tuple[GpuHold, ...] = ()
+    bounds: tuple[ReservedSlots, ...] = ()
+    changes: tuple[GpuConditionChange, ...] = ()
+    rates: tuple[Rate, ...] = ()
+    owned: bool = False
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ChargeKey:
+    """What a charge line is for. Adjacent intervals with equal keys become one line."""
+
+    bucket: str
+    allocation: int = 0  # 0: none
+    reservation: int = 0  # 0: none
+
+
+@dataclass(frozen=True, slots=True)
+class ChargePiece:
+    """``slots`` of the GPU over ``[start, end)`` for one charge key. ``cost`` and ``charged`` are set by
+    ``price_pieces``.
+    """
+
+    start: datetime
+    end: datetime
+    slots: int
+    owner: ChargeKey
+    rate: Rate | None = None
+    cost: Decimal = ZERO
+    charged: Decimal = ZERO
+
+    @property
+    def seconds(self) -> int:
+        return int((self.end - self.start).total_seconds())
+
+    @property
+    def slot_seconds(self) -> int:
+        return self.slots * self.seconds
+
+
+def floor_to_second(moment: datetime) -> datetime:
+    """Return the beginning of the second that contains ``moment``, in UTC."""
+    return moment.astimezone(UTC).replace(microsecond=0)
+
+
+def next_midnight(moment: datetime) -> datetime:
+    """Return the first midnight (UTC) after ``moment``."""
+    return moment.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)

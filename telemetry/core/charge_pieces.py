@@ -1,0 +1,251 @@
+"""Split the time of a GPU into charge pieces and price them.
+
+A GPU's time is cut at every change of its holder, reservation or condition, at midnight and at a new price.
+Within each interval every one of its 840 slots is in exactly one piece, so the pieces always sum to the whole
+GPU. Boundaries are whole seconds: every event is moved back to the beginning of its second.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from decimal import Decimal
+
+from scheduler.core.model.slots import SLOTS_PER_GPU
+from telemetry.core.amounts import MICRO, ZERO, split_amount, value_between
+from telemetry.core.charge_model import (
+    CHARGED_BUCKETS,
+    HARDWARE_FAULT_END_CODES,
+    PREEMPTION_END_CODES,
+    ChargeBucket,
+    ChargeKey,
+    ChargePiece,
+    GpuCondition,
+    GpuConditionChange,
+    GpuHold,
+    GpuTimeline,
+    Rate,
+    ReservedSlots,
+    floor_to_second,
+    next_midnight,
+)
+
+
+def lost_time(
+    *, end_code: str, started: datetime, ended: datetime, checkpoint: datetime | None, keeps_state: bool
+) -> tuple[datetime, ChargeBucket] | None:
+    """Return when the uncharged part of an ended hold begins and its bucket; None if all of it is charged.
+
+    A preemption or a hardware fault loses the work since the last checkpoint, or since the start if there is
+    none. ``keeps_state`` is True for notebooks: their files survive, so nothing is lost.
+    """
+    if keeps_state:
+        return None
+    if end_code in PREEMPTION_END_CODES:
+        bucket = ChargeBucket.PREEMPTED
+    elif end_code in HARDWARE_FAULT_END_CODES:
+        bucket = ChargeBucket.HARDWARE_LOST
+    else:
+        return None
+    since = started if checkpoint is None else min(max(checkpoint, started), ended)
+    return (since, bucket) if since < ended else None
+
+
+def charge_pieces(gpu: GpuTimeline, start: datetime, end: datetime) -> list[ChargePiece]:
+    """Return unpriced pieces that cover every slot-second of ``[start, end)`` exactly once, in order of time
+    and charge key.
+
+    Pieces are cut at midnight and at price changes, and joined across changes that do not concern their
+    charge key.
+    """
+    start, end = floor_to_second(start), floor_to_second(end)
+    if start >= end:
+        return []
+    gpu = _floor_timeline(gpu)
+    cuts = _cut_points(gpu, start, end)
+    hard = set(_price_and_day_cuts(gpu, start, end))
+    done: list[ChargePiece] = []
+    open_: dict[ChargeKey, ChargePiece] = {}
+    for low, high in zip(cuts, cuts[1:], strict=False):
+        slots = _slots_by_charge_key(gpu, low)
+        rate = _rate_at(gpu.rates, low)
+        going: dict[ChargeKey, ChargePiece] = {}
+        for owner, count in slots.items():
+            before = open_.pop(owner, None)
+            if before is not None and before.slots == count and low not in hard:
+                going[owner] = replace(before, end=high)
+                continue
+            if before is not None:
+                done.append(before)
+            going[owner] = ChargePiece(low, high, count, owner, rate)
+        done.extend(open_.values())
+        open_ = going
+    done.extend(open_.values())
+    return sorted(done, key=lambda piece: (piece.start, piece.owner, piece.end))
+
+
+def price_pieces(
+    parts: Sequence[ChargePiece], totals: Sequence[tuple[datetime, datetime, Decimal]] | None = None
+) -> list[ChargePiece]:
+    """Return ``parts`` with cost and charged amount, in the same order. They must cover all slots of each
+    pricing span.
+
+    A pricing span is a day at one rate. The value of the whole GPU over a span is split by slot-seconds, so
+    costs sum exactly to the cost of the asset. ``totals`` replaces the cost of spans: when ledger lines are
+    replaced, their cost stays. A piece without a rate costs nothing; the close of its month reports it.
+    """
+    spans: dict[tuple[datetime, int | None], list[int]] = defaultdict(list)
+    for index, piece in enumerate(parts):
+        since = piece.rate.since if piece.rate else None
+        spans[(since or piece.start, _pricing_span(piece, totals))].append(index)
+    result = list(parts)
+    for (_, span), indexes in spans.items():
+        chosen = [parts[index] for index in indexes]
+        rate = chosen[0].rate
+        if rate is None:
+            continue
+        weights = [piece.slot_seconds for piece in chosen]
+        low, high = min(p.start for p in chosen), max(p.end for p in chosen)
+        cost = value_between(low, high, rate.cost, rate.since)
+        if totals is not None and span is not None:
+            cost = totals[span][2]
+        costs = split_amount(cost, weights, MICRO)
+        prices = (
+            costs
+            if rate.price == rate.cost
+            else split_amount(value_between(low, high, rate.price, rate.since), weights, MICRO)
+        )
+        for index, piece_cost, price in zip(indexes, costs, prices, strict=True):
+            charged = price if parts[index].owner.bucket in CHARGED_BUCKETS else ZERO
+            result[index] = replace(parts[index], cost=piece_cost, charged=charged)
+    return result
+
+
+def asset_cost(rates: Sequence[Rate], start: datetime, end: datetime) -> Decimal:
+    """Return the cost of one whole GPU over ``[start, end)`` by the rate card alone. Time without a rate
+    costs nothing.
+    """
+    total = ZERO
+    for index, rate in enumerate(rates):
+        until = rates[index + 1].since if index + 1 < len(rates) else end
+        low, high = max(rate.since, start), min(until, end)
+        if low < high:
+            total += value_between(low, high, rate.cost, rate.since)
+    return total
+
+
+def _pricing_span(
+    piece: ChargePiece, totals: Sequence[tuple[datetime, datetime, Decimal]] | None
+) -> int | None:
+    """Return the key of the pricing span that contains the start of ``piece``: an index into ``totals``, or
+    the day without totals.
+    """
+    if totals is None:
+        # Without totals a span is a day; value_between guarantees that days of one rate add up.
+        return piece.start.toordinal()
+    return next((index for index, (low, high, _) in enumerate(totals) if low <= piece.start < high), None)
+
+
+def _floor_timeline(gpu: GpuTimeline) -> GpuTimeline:
+    """Return the timeline with every time floored to the second."""
+
+    def back(moment: datetime | None) -> datetime | None:
+        return None if moment is None else floor_to_second(moment)
+
+    return replace(
+        gpu,
+        holds=tuple(
+            replace(h, start=floor_to_second(h.start), end=back(h.end), lost_from=back(h.lost_from))
+            for h in gpu.holds
+        ),
+        bounds=tuple(replace(b, start=floor_to_second(b.start), end=back(b.end)) for b in gpu.bounds),
+        changes=tuple(replace(c, at=floor_to_second(c.at)) for c in gpu.changes),
+        rates=tuple(replace(r, since=floor_to_second(r.since)) for r in gpu.rates),
+    )
+
+
+def _price_and_day_cuts(gpu: GpuTimeline, start: datetime, end: datetime) -> Iterable[datetime]:
+    """Yield the midnights and price changes inside ``(start, end)``."""
+    day = next_midnight(start)
+    while day < end:
+        yield day
+        day += timedelta(days=1)
+    for rate in gpu.rates:
+        if start < rate.since < end:
+            yield rate.since
+
+
+def _cut_points(gpu: GpuTimeline, start: datetime, end: datetime) -> list[datetime]:
+    """Return all times in ``[start, end]`` at which the state of the GPU may change, in order."""
+    moments: set[datetime | None] = {start, end, *_price_and_day_cuts(gpu, start, end)}
+    for hold in gpu.holds:
+        moments |= {hold.start, hold.end, hold.lost_from}
+    for bound in gpu.bounds:
+        moments |= {bound.start, bound.end}
+    moments |= {change.at for change in gpu.changes}
+    return sorted(moment for moment in moments if moment is not None and start <= moment <= end)
+
+
+def _rate_at(rates: Sequence[Rate], moment: datetime) -> Rate | None:
+    found = None
+    for rate in rates:
+        if rate.since <= moment:
+            found = rate
+    return found
+
+
+def _condition_at(changes: Sequence[GpuConditionChange], moment: datetime) -> GpuCondition:
+    found = GpuCondition.WELL
+    for change in changes:
+        if change.at <= moment:
+            found = change.condition
+    return found
+
+
+def _slots_by_charge_key(gpu: GpuTimeline, moment: datetime) -> dict[ChargeKey, int]:
+    """Return the number of slots per charge key at ``moment``. They sum to SLOTS_PER_GPU."""
+    holds = [h for h in gpu.holds if h.start <= moment and (h.end is None or moment < h.end)]
+    bounds = [b for b in gpu.bounds if b.start <= moment and (b.end is None or moment < b.end)]
+    condition = _condition_at(gpu.changes, moment)
+    edges = sorted(
+        {
+            0,
+            SLOTS_PER_GPU,
+            *(h.low for h in holds),
+            *(h.high for h in holds),
+            *(b.low for b in bounds),
+            *(b.high for b in bounds),
+        }
+    )
+    owners: dict[ChargeKey, int] = defaultdict(int)
+    for low, high in zip(edges, edges[1:], strict=False):
+        hold = next((h for h in holds if h.low <= low < h.high), None)
+        bound = next((b for b in bounds if b.low <= low < b.high), None)
+        owners[_charge_key(gpu, hold, bound, condition, moment)] += high - low
+    return owners
+
+
+def _charge_key(
+    gpu: GpuTimeline,
+    hold: GpuHold | None,
+    bound: ReservedSlots | None,
+    condition: GpuCondition,
+    moment: datetime,
+) -> ChargeKey:
+    if hold is not None:
+        return ChargeKey(_bucket_of_hold(hold, condition, moment), hold.allocation, hold.reservation or 0)
+    if condition is GpuCondition.MAINTENANCE:
+        return ChargeKey(ChargeBucket.MAINTENANCE)
+    if condition is not GpuCondition.WELL:
+        return ChargeKey(ChargeBucket.UNHEALTHY)
+    if bound is not None:
+        return ChargeKey(ChargeBucket.RESERVED_UNUSED, 0, bound.reservation)
+    return ChargeKey(ChargeBucket.RESERVED_UNUSED if gpu.owned else ChargeBucket.UNALLOCATED)
+
+
+def _bucket_of_hold(hold: GpuHold, condition: GpuCondition, moment: datetime) -> ChargeBucket:
+    if hold.lost_bucket is not None and hold.lost_from is not None and moment >= hold.lost_from:
+        return hold.lost_bucket
+    return ChargeBucket.HARDWARE_LOST if condition is GpuCondition.SILENT else ChargeBucket.USED

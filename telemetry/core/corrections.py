@@ -1,0 +1,118 @@
+"""Find the ledger lines that no longer match the known facts, and their replacements."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
+
+from telemetry.core.amounts import ZERO
+from telemetry.core.charge_model import ChargeKey, ChargePiece, GpuTimeline, floor_to_second, next_midnight
+from telemetry.core.charge_pieces import charge_pieces, price_pieces
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerLine:
+    """A ledger line that no reversal cancels."""
+
+    id: int
+    start: datetime
+    end: datetime
+    slots: int
+    owner: ChargeKey
+    cost: Decimal
+
+
+@dataclass(frozen=True, slots=True)
+class ChargeCorrection:
+    """Lines to reverse, and the pieces that replace them over ``[start, end)``, priced so that the total cost
+    is unchanged.
+    """
+
+    start: datetime
+    end: datetime
+    reversed_line_ids: tuple[int, ...]
+    instead: tuple[ChargePiece, ...] = field(default=())
+
+
+def find_corrections(
+    gpu: GpuTimeline, standing: Sequence[LedgerLine], start: datetime, end: datetime
+) -> list[ChargeCorrection]:
+    """Return the corrections, at most one per day, that make the ledger of ``[start, end)`` match the
+    timeline. [] if it matches.
+
+    ``standing`` holds every unreversed line that overlaps the days of ``[start, end)``.
+    """
+    found = []
+    day = floor_to_second(start)
+    while day < end:
+        until = min(next_midnight(day), end)
+        correction = _find_day_correction(gpu, standing, day, until)
+        if correction is not None:
+            found.append(correction)
+        day = until
+    return found
+
+
+def _find_day_correction(
+    gpu: GpuTimeline, standing: Sequence[LedgerLine], start: datetime, end: datetime
+) -> ChargeCorrection | None:
+    """Return the correction of an interval within one day; None if the ledger matches or has no lines."""
+    lines = [line for line in standing if line.start < end and line.end > start]
+    if not lines:
+        return None
+    start, end = max(start, min(line.start for line in lines)), min(end, max(line.end for line in lines))
+    hull = _difference_interval(charge_pieces(gpu, start, end), lines, start, end)
+    if hull is None:
+        return None
+    low, high = _widen_to_line_edges(hull, lines)
+    back = sorted(
+        (line for line in lines if line.start < high and line.end > low),
+        key=lambda line: (line.start, line.id),
+    )
+    wanted = charge_pieces(gpu, low, high)
+    edges = sorted({low, high, *(rate.since for rate in gpu.rates if low < rate.since < high)})
+    totals = [
+        (a, b, sum((line.cost for line in back if a <= line.start < b), ZERO))
+        for a, b in zip(edges, edges[1:], strict=False)
+    ]
+    return ChargeCorrection(low, high, tuple(line.id for line in back), tuple(price_pieces(wanted, totals)))
+
+
+def _difference_interval(
+    wanted: Sequence[ChargePiece], lines: Sequence[LedgerLine], start: datetime, end: datetime
+) -> tuple[datetime, datetime] | None:
+    """Return the smallest interval that contains every difference between pieces and ledger; None if there is
+    none.
+    """
+    steps: dict[ChargeKey, dict[datetime, int]] = defaultdict(lambda: defaultdict(int))
+    for sign, parts in ((1, wanted), (-1, lines)):
+        for part in parts:
+            steps[part.owner][max(part.start, start)] += sign * part.slots
+            steps[part.owner][min(part.end, end)] -= sign * part.slots
+    low: datetime | None = None
+    high: datetime | None = None
+    for changes in steps.values():
+        level = 0
+        for moment in sorted(changes):
+            if level:
+                high = moment if high is None or moment > high else high
+            level += changes[moment]
+            if level and (low is None or moment < low):
+                low = moment
+    return None if low is None or high is None else (low, high)
+
+
+def _widen_to_line_edges(
+    hull: tuple[datetime, datetime], lines: Sequence[LedgerLine]
+) -> tuple[datetime, datetime]:
+    """Return the interval widened until no line crosses one of its ends."""
+    low, high = hull
+    while True:
+        touched = [line for line in lines if line.start < high and line.end > low]
+        wider = (min([low, *(line.start for line in touched)]), max([high, *(line.end for line in touched)]))
+        if wider == (low, high):
+            return wider
+        low, high = wider

@@ -1,0 +1,212 @@
+"""Write charge pieces as Charge rows. Names, cost centre, measured use and statement month are copied into
+each row.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+
+from scheduler.models import Allocation, Project, Reservation
+from telemetry.core.charge_model import ChargePiece
+from telemetry.core.charge_pieces import charge_pieces, price_pieces
+from telemetry.models import Charge, ChargeBucketChoices, CostCentre, Rollup, Statement, StatementState
+from telemetry.money.billing_months import month_of
+from telemetry.money.charging_inputs import GpuChargingInputs
+from telemetry.money.statements import create_missing_statements
+
+
+@dataclass(frozen=True, slots=True)
+class ChargeDraft:
+    """A priced piece of one GPU that is to become a Charge row. ``corrects`` is the line that it replaces."""
+
+    gpu: GpuChargingInputs
+    piece: ChargePiece
+    corrects: int | None = None
+
+
+def draft_charges(gpu: GpuChargingInputs, start: datetime, end: datetime) -> Iterator[ChargeDraft]:
+    """Yield the priced pieces of a GPU over ``[start, end)``."""
+    for piece in price_pieces(charge_pieces(gpu.time, start, end)):
+        yield ChargeDraft(gpu, piece)
+
+
+def write_charges(lines: Sequence[ChargeDraft], now: datetime) -> list[Charge]:
+    """Insert the drafts as Charge rows and return the rows. Lines of a month that is not open go to the month
+    of ``now``.
+    """
+    if not lines:
+        return []
+    names = _ChargeNames(lines)
+    uses = _measured_use_by_line(lines)
+    months = {month_of(line.piece.start) for line in lines} | {month_of(now)}
+    # The statement row serialises a month's close and concurrent charges.
+    create_missing_statements(months)
+    closed = months_not_open(months)
+    rows = []
+    for index, line in enumerate(lines):
+        month = month_of(line.piece.start)
+        row = Charge(
+            pool_id=line.gpu.pool,
+            month=month_of(now) if month in closed else month,
+            bucket=line.piece.owner.bucket,
+            start=line.piece.start,
+            end=line.piece.end,
+            slots=line.piece.slots,
+            slot_seconds=line.piece.slot_seconds,
+            gpu_id=line.gpu.id,
+            model=line.gpu.model,
+            price_id=line.piece.rate.id if line.piece.rate else None,
+            cost=line.piece.cost,
+            charged=line.piece.charged,
+            corrects_id=line.corrects,
+            created_at=now,
+        )
+        names.fill_in(row, line)
+        if index in uses:
+            row.used_slot_seconds, row.covered_slot_seconds = uses[index]
+        rows.append(row)
+    return Charge.objects.bulk_create(rows, batch_size=2000)
+
+
+def months_not_open(months: Iterable[date]) -> set[date]:
+    """Return the months whose statement is closing or closed."""
+    closed = Statement.objects.filter(month__in=months).exclude(state=StatementState.OPEN)
+    return set(closed.values_list("month", flat=True))
+
+
+class _ChargeNames:
+    """Projects, owners, names and cost centres for many lines, loaded with a fixed number of queries."""
+
+    def __init__(self, lines: Sequence[ChargeDraft]) -> None:
+        allocations = {line.piece.owner.allocation for line in lines} - {0}
+        self.allocations = {
+            row.pk: row
+            for row in Allocation.objects.filter(pk__in=allocations).select_related(
+                "workload__owner", "project__team"
+            )
+        }
+        reservations = {line.piece.owner.reservation for line in lines} - {0}
+        self.reservations = {
+            row.pk: row
+            for row in Reservation.objects.filter(pk__in=reservations).select_related(
+                "owner", "project__team"
+            )
+        }
+        teams = {line.gpu.team for line in lines if line.gpu.team is not None}
+        self.first_projects: dict[int, Project] = {}
+        for project in (
+            Project.objects.filter(team__in=teams).select_related("team").order_by("-created_at", "-pk")
+        ):
+            self.first_projects[project.team_id] = project
+        projects = {allocation.project_id for allocation in self.allocations.values()}
+        projects |= {reservation.project_id for reservation in self.reservations.values()}
+        projects |= {project.pk for project in self.first_projects.values()}
+        self.centres: dict[int, list[CostCentre]] = defaultdict(list)
+        for centre in CostCentre.objects.filter(project__in=projects).order_by("valid_from", "pk"):
+            self.centres[centre.project_id].append(centre)
+
+    def fill_in(self, row: Charge, line: ChargeDraft) -> None:
+        """Set holder, project, team, user, their names and the cost centre. Unallocated time gets none of
+        them.
+        """
+        owner = line.piece.owner
+        project: Project | None = None
+        if owner.allocation:
+            allocation = self.allocations[owner.allocation]
+            workload, project = allocation.workload, allocation.project
+            row.allocation, row.workload, row.user = allocation, workload, workload.owner
+            row.workload_name, row.workload_type = workload.name, workload.type
+            row.simulated = workload.simulated
+        if owner.reservation:
+            reservation = self.reservations[owner.reservation]
+            row.reservation = reservation
+            if project is None:
+                project, row.user = reservation.project, reservation.owner
+        if (
+            project is None
+            and owner.bucket == ChargeBucketChoices.RESERVED_UNUSED
+            and line.gpu.team is not None
+        ):
+            # The team of a static pool pays for unheld time, through the cost centre of its oldest project.
+            project = self.first_projects.get(line.gpu.team)
+            row.team_id = line.gpu.team
+            row.team_name = project.team.name if project else ""
+        elif project is not None:
+            row.project, row.project_name = project, project.name
+            row.team, row.team_name = project.team, project.team.name
+        if row.user is not None:
+            row.user_name = row.user.get_username()
+        if project is not None:
+            row.cost_centre = self._centre(project.pk, line.piece.start)
+
+    def _centre(self, project: int, moment: datetime) -> str:
+        """Return the cost centre of a project that is in force at ``moment``; empty if there is none."""
+        code = ""
+        for centre in self.centres[project]:
+            if centre.valid_from <= moment:
+                code = centre.code
+        return code
+
+
+def _measured_use_by_line(lines: Sequence[ChargeDraft]) -> dict[int, tuple[float | None, float]]:
+    """Return (used, covered) slot-seconds by line index for lines that an allocation holds, from the finest
+    rollups.
+    """
+    held = {index: line for index, line in enumerate(lines) if line.piece.owner.allocation}
+    if not held:
+        return {}
+    start = min(line.piece.start for line in held.values()) - timedelta(hours=1)
+    end = max(line.piece.end for line in held.values())
+    rollups = Rollup.objects.filter(
+        allocation__in={line.piece.owner.allocation for line in held.values()},
+        resolution__in=(Rollup.Resolution.MINUTE, Rollup.Resolution.HOUR),
+        bucket__gte=start,
+        bucket__lt=end,
+        held_seconds__gt=0,
+    )
+    rows: dict[tuple[int, int, int], list[tuple[datetime, float, float, float | None, int]]] = defaultdict(
+        list
+    )
+    for allocation, gpu, resolution, bucket, seconds, covered, used, slots in rollups.values_list(
+        "allocation_id",
+        "unit__gpu_id",
+        "resolution",
+        "bucket",
+        "held_seconds",
+        "covered_seconds",
+        "utilisation_seconds",
+        "unit__slots",
+    ):
+        rows[allocation, gpu, resolution].append((bucket, seconds, covered, used, slots.upper - slots.lower))
+    result: dict[int, tuple[float | None, float]] = {}
+    for index, line in held.items():
+        key = (line.piece.owner.allocation, line.gpu.id)
+        minutes = rows.get((*key, int(Rollup.Resolution.MINUTE)))
+        chosen, length = (
+            (minutes, 60) if minutes else (rows.get((*key, int(Rollup.Resolution.HOUR)), []), 3600)
+        )
+        result[index] = _measured_use(line.piece, chosen, length)
+    return result
+
+
+def _measured_use(
+    piece: ChargePiece, rows: Iterable[tuple[datetime, float, float, float | None, int]], length: int
+) -> tuple[float | None, float]:
+    """Return (used, covered) slot-seconds of one piece. ``length`` is the length of the rollup buckets in
+    seconds.
+    """
+    used: float | None = None
+    covered = 0.0
+    for bucket, seconds, row_covered, row_used, slots in rows:
+        low, high = max(bucket, piece.start), min(bucket + timedelta(seconds=length), piece.end)
+        if low >= high:
+            continue
+        # A bucket may cross an edge of the piece: count the part inside.
+        share = min(1.0, (high - low).total_seconds() / seconds)
+        covered += row_covered * share * slots
+        if row_used is not None:
+            used = (used or 0.0) + row_used * share * slots
+    return used, covered

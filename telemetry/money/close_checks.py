@@ -1,0 +1,92 @@
+"""Check that a month is complete and consistent before it is closed."""
+
+from __future__ import annotations
+
+from datetime import date, datetime
+from typing import Any
+
+from django.db.models import Count, F, Q, Sum
+
+from scheduler.core.model.slots import SLOTS_PER_GPU
+from scheduler.models import Gpu
+from telemetry.core.charge_model import CHARGED_BUCKETS
+from telemetry.models import Charge, ChargedUntil, RollupDue
+from telemetry.money.billing_months import month_bounds
+from telemetry.money.reconciliation import reconcile_costs
+
+
+def close_checks(month: date) -> list[dict[str, Any]]:
+    """Return every condition for closing a month, each as ``{"check", "ok", "figures"}``."""
+    start, end = month_bounds(month)
+    behind = ChargedUntil.objects.filter(until__lt=end, since__lt=end)
+    behind = behind.filter(Q(gpu__retired_at=None) | Q(gpu__retired_at__gte=end))
+    never = Gpu.objects.filter(charged=None, created_at__lt=end)
+    # Loading history charges backwards: a month stays open until its GPUs are charged from their creation.
+    late = ChargedUntil.objects.filter(since__gt=start, gpu__created_at__lt=end).filter(
+        since__gt=F("gpu__created_at")
+    )
+    month_lines = Charge.objects.filter(month=month)
+    unpriced = month_lines.filter(price=None).values("model").annotate(count=Count("pk")).order_by("model")
+    left = reconcile_costs(month)
+    seconds = _gpus_with_wrong_seconds(month, start, end)
+    due = RollupDue.objects.filter(bucket__gte=start, bucket__lt=end).count()
+    no_centre = month_lines.filter(bucket__in=CHARGED_BUCKETS, cost_centre="", reversal=False)
+    return [
+        _check_result("something was charged in the month", month_lines.exists(), {}),
+        _check_result(
+            "every GPU is charged to the end of the month",
+            not behind.exists() and not never.exists(),
+            {
+                "behind": behind.count(),
+                "never": never.count(),
+            },
+        ),
+        _check_result("every GPU is charged from when it came", not late.exists(), {"later": late.count()}),
+        _check_result(
+            "every line has a price", not unpriced.exists(), {"models": [row["model"] for row in unpriced]}
+        ),
+        _check_result(
+            "every charged line has a cost centre",
+            not no_centre.exists(),
+            {
+                "projects": sorted(set(no_centre.values_list("project_name", flat=True)))[:20],
+            },
+        ),
+        _check_result(
+            "every second of every GPU is in exactly one bucket", not seconds, {"gpus": seconds[:20]}
+        ),
+        _check_result(
+            "charged - margin + uncharged and idle + overhead = cost of the GPUs, in each pool",
+            all(pool.holds for pool in left),
+            {
+                "pools": [
+                    {"pool": pool.pool_name, "left": str(pool.total), "cost": str(pool.cost)} for pool in left
+                ]
+            },
+        ),
+        _check_result("every sample of the month is rolled up", due == 0, {"due": due}),
+    ]
+
+
+def _check_result(condition: str, ok: bool, figures: dict[str, Any]) -> dict[str, Any]:
+    return {"check": condition, "ok": ok, "figures": figures}
+
+
+def _gpus_with_wrong_seconds(month: date, start: datetime, end: datetime) -> list[dict[str, Any]]:
+    """Return GPUs whose lines do not cover their time exactly once. Corrections of older months sum to zero
+    and do not interfere.
+    """
+    written = dict(
+        Charge.objects.filter(month=month)
+        .values_list("gpu")
+        .annotate(slot_sum=Sum("slot_seconds"))
+        .order_by("gpu")
+    )
+    wrong = []
+    for gpu, since, until in ChargedUntil.objects.filter(since__lt=end, until__gt=start).values_list(
+        "gpu", "since", "until"
+    ):
+        wanted = int((min(until, end) - max(since, start)).total_seconds()) * SLOTS_PER_GPU
+        if written.get(gpu, 0) != wanted:
+            wrong.append({"gpu": gpu, "slot_seconds": written.get(gpu, 0), "expected": wanted})
+    return wrong

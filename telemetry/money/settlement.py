@@ -1,0 +1,185 @@
+"""Correct charges after late facts: host state changes and allocation ends that became known after charging.
+
+Each fact is compared with the ledger once. Differences are corrected by reversals and new lines; no line is
+edited.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import date, datetime, timedelta
+
+from django.db import IntegrityError, transaction
+from django.db.models import F, Sum
+
+from scheduler.models import Allocation, HostStateChange
+from telemetry.core.charge_model import ChargeKey, ChargePiece, floor_to_second, next_midnight
+from telemetry.core.charge_pieces import lost_time
+from telemetry.core.corrections import ChargeCorrection, LedgerLine, find_corrections
+from telemetry.models import Charge, ChargeBucketChoices, ChargedUntil, SettledAllocation, SettledStateChange
+from telemetry.money.billing_months import month_of
+from telemetry.money.charge_rows import ChargeDraft, months_not_open, write_charges
+from telemetry.money.charging_inputs import GpuChargingInputs, load_charging_inputs
+
+SETTLEMENTS_PER_RUN = 500
+
+
+def settle_state_changes(now: datetime) -> int:
+    """Check new host state changes; correct charges if the change lies in charged time. Returns the number of
+    reversed lines.
+    """
+    waiting = list(
+        HostStateChange.objects.filter(settledstatechange=None).order_by("pk")[:SETTLEMENTS_PER_RUN]
+    )
+    charged: dict[int, list[tuple[int, datetime]]] = defaultdict(list)  # host id -> (GPU id, charged until)
+    untils = ChargedUntil.objects.filter(gpu__host__in={change.host_id for change in waiting})
+    for host, gpu, until in untils.order_by("gpu").values_list("gpu__host_id", "gpu_id", "until"):
+        charged[host].append((gpu, until))
+    late = {
+        change.pk: [entry for entry in charged[change.host_id] if entry[1] > change.at] for change in waiting
+    }
+    # Hundreds of changes may arrive at once, and few are late: settle the rest in one query.
+    _mark_settled([change for change in waiting if not late[change.pk]], now)
+    corrected = 0
+    for change in waiting:
+        for gpu, until in late[change.pk]:
+            corrected += correct_gpu_charges(gpu, change.at, until, now)
+        if late[change.pk]:
+            _mark_settled([change], now)
+    return corrected
+
+
+def _mark_settled(changes: Sequence[HostStateChange], now: datetime) -> None:
+    rows = [SettledStateChange(change=change, settled_at=now) for change in changes]
+    SettledStateChange.objects.bulk_create(rows, ignore_conflicts=True)
+
+
+def settle_allocations(now: datetime) -> int:
+    """Compare each ended allocation once with its charges, and correct lost time and late ends. Returns the
+    number of reversed lines.
+    """
+    ended = (
+        Allocation.objects.filter(settledallocation=None, period__endswith__isnull=False)
+        # Ends have fractions of a second, charges do not.
+        .filter(unit__gpu__charged__until__gt=F("period__endswith") - timedelta(seconds=1))
+        .select_related("run", "workload", "unit")
+        .order_by("pk")[:SETTLEMENTS_PER_RUN]
+    )
+    waiting = list(ended)
+    written = _charged_totals([allocation.pk for allocation in waiting])
+    corrected = 0
+    for allocation in waiting:
+        slot_seconds, last = written.get(allocation.pk, (0, None))
+        if not _matches_final_state(allocation, slot_seconds):
+            until = max(allocation.period.upper, last or allocation.period.upper)
+            begin = ChargedUntil.objects.get(gpu=allocation.unit.gpu_id).since
+            corrected += correct_gpu_charges(
+                allocation.unit.gpu_id, max(begin, allocation.period.lower), until, now
+            )
+    SettledAllocation.objects.bulk_create(
+        [SettledAllocation(allocation=allocation, settled_at=now) for allocation in waiting],
+        ignore_conflicts=True,
+    )
+    return corrected
+
+
+def _charged_totals(allocations: Sequence[int]) -> dict[int, tuple[int, datetime | None]]:
+    """Return the net charged slot-seconds and the last line's end of each allocation."""
+    rows = Charge.objects.filter(allocation__in=allocations, bucket=ChargeBucketChoices.USED).values(
+        "allocation"
+    )
+    lasts: dict[int, datetime] = {}
+    for allocation, end in Charge.objects.filter(allocation__in=allocations, reversal=False).values_list(
+        "allocation", "end"
+    ):
+        lasts[allocation] = max(end, lasts.get(allocation, end))
+    sums = {row["allocation"]: row["total"] for row in rows.annotate(total=Sum("slot_seconds"))}
+    return {allocation: (sums.get(allocation, 0), lasts.get(allocation)) for allocation in allocations}
+
+
+def _matches_final_state(allocation: Allocation, slot_seconds: int) -> bool:
+    """Return True if all its time is charged and none of it was lost: the common case, which needs no lines
+    to be read.
+    """
+    start, end = floor_to_second(allocation.period.lower), floor_to_second(allocation.period.upper)
+    lost = lost_time(
+        end_code=allocation.end_code,
+        started=start,
+        ended=end,
+        checkpoint=allocation.run.checkpoint_at,
+        keeps_state=allocation.workload.kind == "notebook",
+    )
+    slots = allocation.slots.upper - allocation.slots.lower
+    return lost is None and slot_seconds == slots * int((end - start).total_seconds())
+
+
+def correct_gpu_charges(gpu_id: int, start: datetime, end: datetime, now: datetime) -> int:
+    """Make the ledger of one GPU match the facts in ``[start, end)``; return the number of reversed lines."""
+    start, end = floor_to_second(start), floor_to_second(end)
+    if start >= end:
+        return 0
+    day_start, day_end = start.replace(hour=0, minute=0, second=0), next_midnight(end)
+    gpu = load_charging_inputs([gpu_id], day_start, day_end)[gpu_id]
+    lines = {line.pk: line for line in _standing_lines(gpu_id, day_start, day_end)}
+    standing = [
+        LedgerLine(line.pk, line.start, line.end, line.slots, _charge_key_of(line), line.cost)
+        for line in lines.values()
+    ]
+    found = find_corrections(gpu.time, standing, start, end)
+    reversed_count = 0
+    for correction in found:
+        try:
+            with transaction.atomic():
+                _write_correction(gpu, correction, lines, now)
+        except IntegrityError:
+            # A concurrent run reversed one of these lines first; it wrote the same correction.
+            continue
+        reversed_count += len(correction.reversed_line_ids)
+    return reversed_count
+
+
+def _standing_lines(gpu_id: int, start: datetime, end: datetime) -> list[Charge]:
+    """Return the unreversed lines of a GPU that overlap ``[start, end)``."""
+    lines = Charge.objects.filter(gpu=gpu_id, start__lt=end, end__gt=start, reversal=False)
+    return list(lines.exclude(corrections__reversal=True).order_by("start", "pk"))
+
+
+def _charge_key_of(line: Charge) -> ChargeKey:
+    return ChargeKey(line.bucket, line.allocation_id or 0, line.reservation_id or 0)
+
+
+def _write_correction(
+    gpu: GpuChargingInputs, correction: ChargeCorrection, lines: dict[int, Charge], now: datetime
+) -> None:
+    """Write the reversals and the replacing lines of one correction."""
+    originals = [lines[pk] for pk in correction.reversed_line_ids]
+    closed = months_not_open({line.month for line in originals})
+    Charge.objects.bulk_create([_reversal_of(line, closed, now) for line in originals])
+    instead = [
+        ChargeDraft(gpu, piece, _first_overlapping_line(piece, originals).pk) for piece in correction.instead
+    ]
+    write_charges(instead, now)
+
+
+def _first_overlapping_line(piece: ChargePiece, originals: Sequence[Charge]) -> Charge:
+    """Return the first original line that overlaps the piece: the line that the new one names."""
+    return next(line for line in originals if line.start < piece.end and line.end > piece.start)
+
+
+def _reversal_of(line: Charge, closed: set[date], now: datetime) -> Charge:
+    """Return an unsaved line that cancels ``line``. It goes to the current month if the month of ``line`` is
+    not open.
+    """
+    copied = {
+        entry.attname: getattr(line, entry.attname)
+        for entry in Charge._meta.concrete_fields
+        if entry.attname not in ("id", "corrects_id", "reversal", "created_at")
+    }
+    row = Charge(**copied, corrects_id=line.pk, reversal=True, created_at=now)
+    row.month = month_of(now) if line.month in closed else line.month
+    row.slots, row.slot_seconds = -line.slots, -line.slot_seconds
+    row.cost, row.charged = -line.cost, -line.charged
+    row.used_slot_seconds = None if line.used_slot_seconds is None else -line.used_slot_seconds
+    row.covered_slot_seconds = None if line.covered_slot_seconds is None else -line.covered_slot_seconds
+    return row

@@ -1,0 +1,195 @@
+"""Build the lines of a statement: charges grouped by payer, rounded to cents, with idle cost allocated."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
+from typing import Any
+
+from django.db.models import Q, Sum
+
+from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
+from scheduler.models import Quota
+from telemetry.core.amounts import CENT, MICRO, round_amount, round_parts, split_amount
+from telemetry.core.charge_model import CHARGED_BUCKETS
+from telemetry.models import Charge, IdlePayer, Statement, StatementLine, StatementState
+from telemetry.money.reconciliation import IDLE_BUCKETS
+
+
+@dataclass(frozen=True)
+class StatementEntry:
+    """One line of a statement. Amounts are rounded to cents. Shares are of slot-seconds; None if unknown."""
+
+    pool: str
+    cost_centre: str
+    team: str
+    project: str
+    workload_type: str
+    model: str
+    bucket: str
+    gpu_hours: Decimal
+    covered_share: float | None
+    used_share: float | None
+    amount: Decimal
+    cost: Decimal
+
+
+def statement_lines(month: date) -> list[StatementEntry]:
+    """Return the lines of a month: the frozen lines if it is closed, otherwise as they would be now. They sum
+    to the totals.
+    """
+    statement = Statement.objects.filter(month=month).first()
+    if statement is not None and statement.state == StatementState.CLOSED:
+        return [_frozen_entry(row) for row in statement.lines.select_related(None).order_by("pk")]
+    return open_month_lines(month, statement.idle_payer if statement else IdlePayer.OPERATOR)
+
+
+def _frozen_entry(row: StatementLine) -> StatementEntry:
+    return StatementEntry(
+        pool=row.pool_name,
+        cost_centre=row.cost_centre,
+        team=row.team_name,
+        project=row.project_name,
+        workload_type=row.workload_type,
+        model=row.model,
+        bucket=row.bucket,
+        gpu_hours=row.gpu_hours,
+        covered_share=row.covered_share,
+        used_share=row.used_share,
+        amount=row.amount,
+        cost=row.cost,
+    )
+
+
+GROUP_COLUMNS = ("pool__name", "cost_centre", "team_name", "project_name", "workload_type", "model", "bucket")
+
+
+def open_month_lines(month: date, idle_payer: str) -> list[StatementEntry]:
+    """Return the lines of a month that is not closed, computed from its charges."""
+    groups = list(
+        Charge.objects.filter(month=month)
+        .values(*GROUP_COLUMNS)
+        .annotate(
+            slot_sum=Sum("slot_seconds"),
+            held=Sum("slot_seconds", filter=Q(allocation__isnull=False)),
+            covered=Sum("covered_slot_seconds"),
+            used=Sum("used_slot_seconds"),
+            cost_sum=Sum("cost"),
+            charged_sum=Sum("charged"),
+        )
+        .order_by(*GROUP_COLUMNS)
+    )
+    amounts = round_parts([group["charged_sum"] for group in groups])
+    costs = round_parts([group["cost_sum"] for group in groups])
+    made = [
+        _entry_of_group(group, amount, cost)
+        for group, amount, cost in zip(groups, amounts, costs, strict=True)
+    ]
+    return [shared for line in made for shared in _allocate_idle_cost(line, made, idle_payer)]
+
+
+def _entry_of_group(group: dict[str, Any], amount: Decimal, cost: Decimal) -> StatementEntry:
+    held, covered, used = group["held"], group["covered"], group["used"]
+    return StatementEntry(
+        pool=group["pool__name"],
+        cost_centre=group["cost_centre"],
+        team=group["team_name"],
+        project=group["project_name"],
+        workload_type=group["workload_type"],
+        model=group["model"],
+        bucket=group["bucket"],
+        gpu_hours=round_amount(Decimal(group["slot_sum"]) / SLOT_SECONDS_PER_GPU_HOUR, MICRO),
+        covered_share=min(1.0, (covered or 0.0) / held) if held and held > 0 else None,
+        used_share=used / covered if covered and covered > 0 and used is not None else None,
+        amount=amount,
+        cost=cost,
+    )
+
+
+def _allocate_idle_cost(
+    line: StatementEntry, all_lines: Sequence[StatementEntry], idle_payer: str
+) -> list[StatementEntry]:
+    """Split an idle line among the teams that pay for it; return any other line unchanged."""
+    if line.bucket not in IDLE_BUCKETS or idle_payer == IdlePayer.OPERATOR:
+        return [line]
+    weights = (
+        _guarantee_weights(line) if idle_payer == IdlePayer.GUARANTEE else _usage_weights(line, all_lines)
+    )
+    if not any(weights.values()):
+        return [line]
+    teams = sorted(weights)
+    amounts = split_amount(line.cost, [weights[team] for team in teams], CENT)
+    hours = split_amount(line.gpu_hours, [weights[team] for team in teams], MICRO)
+    centres = _main_cost_centre_by_team(all_lines)
+    return [
+        StatementEntry(
+            line.pool,
+            centres.get(team, ""),
+            team,
+            "",
+            "",
+            line.model,
+            line.bucket,
+            part,
+            None,
+            None,
+            amount,
+            amount,
+        )
+        for team, amount, part in zip(teams, amounts, hours, strict=True)
+    ]
+
+
+def _guarantee_weights(line: StatementEntry) -> dict[str, Decimal]:
+    """Return guaranteed slots by team for the line's pool and model."""
+    rows = Quota.objects.filter(pool__name=line.pool, model=line.model).values_list(
+        "team__name", "guaranteed_slots"
+    )
+    return {team: Decimal(slots) for team, slots in rows}
+
+
+def _usage_weights(line: StatementEntry, all_lines: Sequence[StatementEntry]) -> dict[str, Decimal]:
+    """Return charged GPU-hours by team for the line's pool and model."""
+    weights: dict[str, Decimal] = defaultdict(Decimal)
+    for other in all_lines:
+        if (
+            other.pool == line.pool
+            and other.model == line.model
+            and other.bucket in CHARGED_BUCKETS
+            and other.gpu_hours > 0
+        ):
+            weights[other.team] += other.gpu_hours
+    return dict(weights)
+
+
+def _main_cost_centre_by_team(all_lines: Sequence[StatementEntry]) -> dict[str, str]:
+    """Return the cost centre that pays most of each team's charges."""
+    amounts: dict[tuple[str, str], Decimal] = defaultdict(Decimal)
+    for line in all_lines:
+        amounts[line.team, line.cost_centre] += line.amount
+    best: dict[str, str] = {}
+    for (team, centre), _ in sorted(amounts.items(), key=lambda item: (-item[1], item[0])):
+        best.setdefault(team, centre)
+    return best
+
+
+def frozen_line_row(statement: Statement, line: StatementEntry) -> StatementLine:
+    """Return the unsaved row of a frozen line."""
+    return StatementLine(
+        statement=statement,
+        pool_name=line.pool,
+        cost_centre=line.cost_centre,
+        team_name=line.team,
+        project_name=line.project,
+        workload_type=line.workload_type,
+        model=line.model,
+        bucket=line.bucket,
+        gpu_hours=line.gpu_hours,
+        covered_share=line.covered_share,
+        used_share=line.used_share,
+        amount=line.amount,
+        cost=line.cost,
+    )

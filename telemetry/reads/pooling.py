@@ -1,0 +1,85 @@
+"""Estimate how many GPUs teams would need without a shared pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from decimal import Decimal
+
+import numpy as np
+from django.db import connection
+from django.db.models import Sum
+
+from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
+from telemetry.core.amounts import CENT, round_amount
+from telemetry.reads.usage_filters import UsageFilters
+from telemetry.reads.usage_over_time import held_over_time, step_edges
+from telemetry.reads.usage_rows import UsageRows
+
+HOURS_PER_MONTH = Decimal(730)
+
+
+@dataclass(frozen=True)
+class PoolingSavings:
+    """GPUs that separate teams would need for their own p95 demand, compared with the p95 of the shared pool.
+    Demand is hourly.
+
+    ``per_month`` is the difference at the mean price of what was charged; None if nothing was.
+    """
+
+    by_team: list[tuple[int, str, float]]
+    dedicated: float
+    pooled: float
+    owned: float
+    per_month: Decimal | None
+
+    @property
+    def gpus(self) -> float:
+        """Return the number of GPUs saved."""
+        return self.dedicated - self.pooled
+
+
+def pooling_savings(filters: UsageFilters, reads: UsageRows | None = None) -> PoolingSavings:
+    """Return the sum of each team's p95 of hourly held GPUs, less the p95 of all teams together."""
+    teams = held_over_time(reads or UsageRows(filters), step_edges(filters, timedelta(hours=1)), "team")
+    by_team = [(key, name, _percentile(held, 95)) for key, name, held in teams]
+    together = [sum(values) for values in zip(*(held for _, _, held in teams), strict=True)]
+    dedicated, pooled = sum(demand for _, _, demand in by_team), _percentile(together, 95)
+    price = _mean_gpu_hour_price(filters)
+    saved = (
+        None
+        if price is None
+        else round_amount(price * HOURS_PER_MONTH * Decimal(str(round(dedicated - pooled, 6))), CENT)
+    )
+    return PoolingSavings(by_team, dedicated, pooled, _owned_gpus(filters), saved)
+
+
+def _percentile(values: Sequence[float], percent: float) -> float:
+    return float(np.percentile(np.asarray(values), percent)) if values else 0.0
+
+
+def _mean_gpu_hour_price(filters: UsageFilters) -> Decimal | None:
+    """Return the mean price of a GPU-hour, weighted by held time; None if nothing was charged."""
+    sums = (
+        filters.charges().filter(bucket="used").aggregate(amount=Sum("charged"), seconds=Sum("slot_seconds"))
+    )
+    if sums["seconds"]:
+        return Decimal(sums["amount"]) * SLOT_SECONDS_PER_GPU_HOUR / Decimal(sums["seconds"])
+    return None
+
+
+def _owned_gpus(filters: UsageFilters) -> float:
+    """Return the number of GPUs that match the filters' pool and model."""
+    where, values = "", []
+    if filters.pool is not None:
+        where, values = " AND h.pool_id = %s", [filters.pool]
+    if filters.model:
+        where, values = f"{where} AND g.model = %s", [*values, filters.model]  # type: ignore[list-item]
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM scheduler_gpu g JOIN scheduler_host h ON h.id = g.host_id"
+            f" WHERE (g.retired_at IS NULL OR g.retired_at > %s) AND g.created_at < %s{where}",
+            [filters.start, filters.end, *values],
+        )
+        return float(cursor.fetchone()[0])

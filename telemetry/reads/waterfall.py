@@ -1,0 +1,166 @@
+"""Break all GPU-hours of a period down from capacity to busy time."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+
+from django.db.models import Sum
+
+from telemetry.core.amounts import MICRO, ZERO, round_amount, round_parts, split_amount
+from telemetry.models import Charge
+from telemetry.reads.usage_filters import HELD_BUCKETS, UsageFilters, to_gpu_hours
+from telemetry.reads.usage_rows import UsageRows
+
+
+@dataclass(frozen=True)
+class WaterfallStep:
+    """One row of the waterfall. ``share`` is its part of the capacity. ``key`` is one of WATERFALL_ORDER."""
+
+    key: str
+    gpu_hours: float
+    cost: Decimal
+    share: float
+
+
+@dataclass(frozen=True)
+class UsageWaterfall:
+    """GPU-hours from capacity to productive use. The steps sum to ``gpu_hours`` and, to the cent, to
+    ``cost``.
+
+    ``coverage`` is the part of held time with samples; None if nothing was held. ``charged_until`` is the end
+    of the charged time within the period; None if nothing in it is charged.
+    """
+
+    gpu_hours: float
+    cost: Decimal
+    steps: list[WaterfallStep]
+    coverage: float | None
+    charged_until: datetime | None
+
+    @property
+    def productive_share(self) -> float | None:
+        """Return the productive part of the capacity; None if there was none."""
+        return (
+            next((step.share for step in self.steps if step.key == "productive"), None)
+            if self.gpu_hours
+            else None
+        )
+
+
+def usage_waterfall(filters: UsageFilters, reads: UsageRows | None = None) -> UsageWaterfall:
+    """Return capacity less time out of service, free, reserved but unused, lost, empty, idle or inefficient:
+    the productive rest.
+
+    With a filter on holders the capacity is what they held or reserved. ``reads`` are rows of the same
+    filters, to share between answers.
+    """
+    sums = _bucket_sums(filters)
+    use = (reads or UsageRows(filters)).sums_by_model()
+    parts: dict[str, list[float]] = defaultdict(list)
+    costs: dict[str, list[Decimal]] = defaultdict(list)
+    covered = held_measured = 0.0
+    for model in sorted({model for _, model in sums}):
+        for bucket, key in (
+            ("unhealthy", "unhealthy"),
+            ("maintenance", "maintenance"),
+            ("unallocated", "unallocated"),
+            ("reserved_unused", "reserved_unused"),
+            ("preempted", "lost"),
+            ("hardware_lost", "lost"),
+        ):
+            seconds, cost = sums.get((bucket, model), (0.0, ZERO))
+            parts[key].append(seconds)
+            costs[key].append(cost)
+        seconds, cost = sums.get(("used", model), (0.0, ZERO))
+        row = use.get(model)
+        pieces = _split_used_time(seconds, row)
+        weights = [int(piece) for piece in pieces.values()]
+        for key, piece, part in zip(
+            pieces, pieces.values(), split_amount(round_amount(cost, MICRO), weights, MICRO), strict=True
+        ):
+            parts[key].append(piece)
+            costs[key].append(part)
+        if row:
+            covered += row["covered_seconds"] or 0.0
+        held_measured += sum(sums.get((bucket, model), (0.0, ZERO))[0] for bucket in HELD_BUCKETS)
+    order = [key for key in WATERFALL_ORDER if sum(parts[key]) > 0 or key not in ("lost", "unmeasured")]
+    total = sum(sum(parts[key]) for key in order)
+    cents = round_parts([sum(costs[key], ZERO) for key in order])
+    return UsageWaterfall(
+        gpu_hours=to_gpu_hours(total),
+        cost=sum(cents, ZERO),
+        steps=[
+            WaterfallStep(key, to_gpu_hours(sum(parts[key])), cost, sum(parts[key]) / total if total else 0.0)
+            for key, cost in zip(order, cents, strict=True)
+        ],
+        coverage=min(1.0, covered / held_measured) if held_measured else None,
+        charged_until=_charged_until(filters),
+    )
+
+
+WATERFALL_ORDER = (
+    "unhealthy",
+    "maintenance",
+    "unallocated",
+    "reserved_unused",
+    "lost",
+    "unmeasured",
+    "empty",
+    "idle",
+    "inefficient",
+    "productive",
+)
+
+
+def _split_used_time(seconds: float, row: dict[str, float | None] | None) -> dict[str, float]:
+    """Split held slot-seconds by activity. The parts sum to ``seconds``; time without samples is
+    unmeasured.
+    """
+    known = {"empty": 0.0, "idle": 0.0, "inefficient": 0.0, "productive": 0.0}
+    share = 0.0
+    if row and row["held_seconds"]:
+        busy, inefficient = row["busy_seconds"] or 0.0, row["inefficient_seconds"] or 0.0
+        known = {
+            "empty": row["empty_seconds"] or 0.0,
+            "idle": row["idle_seconds"] or 0.0,
+            "inefficient": min(busy, inefficient),
+            "productive": max(0.0, busy - inefficient),
+        }
+        # Rollups include lost time, and whole hours at the edges: cap them at the time charged as used.
+        total = sum(known.values())
+        share = min(1.0, seconds / total) if total else 0.0
+    parts = {key: value * share for key, value in known.items()}
+    return {"unmeasured": max(0.0, seconds - sum(parts.values())), **parts}
+
+
+def _bucket_sums(filters: UsageFilters) -> dict[tuple[str, str], tuple[float, Decimal]]:
+    """Return (slot-seconds, cost) by (bucket, model). A line across an edge of the period counts in part."""
+    sums: dict[tuple[str, str], tuple[float, Decimal]] = {}
+    lines = filters.charges()
+    inside = lines.filter(start__gte=filters.start, end__lte=filters.end)
+    for bucket, model, seconds, cost in inside.values_list("bucket", "model").annotate(
+        seconds=Sum("slot_seconds"), amount=Sum("cost")
+    ):
+        sums[bucket, model] = (float(seconds), cost)
+    for line in lines.exclude(start__gte=filters.start, end__lte=filters.end):
+        part = overlap_share(line, filters)
+        seconds, cost = sums.get((line.bucket, line.model), (0.0, ZERO))
+        sums[line.bucket, line.model] = (
+            seconds + line.slot_seconds * part,
+            cost + line.cost * Decimal(str(part)),
+        )
+    return sums
+
+
+def overlap_share(line: Charge, filters: UsageFilters) -> float:
+    """Return the part of a line that lies within the period, 0 to 1."""
+    inside = min(line.end, filters.end) - max(line.start, filters.start)
+    return inside / (line.end - line.start)
+
+
+def _charged_until(filters: UsageFilters) -> datetime | None:
+    last = filters.charges().order_by("-end").values_list("end", flat=True).first()
+    return None if last is None else min(last, filters.end)

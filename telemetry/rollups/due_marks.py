@@ -1,0 +1,60 @@
+"""Mark rollup buckets as due, and claim the marks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+
+from django.db import connection
+
+from telemetry.models import Rollup, RollupDue
+
+
+def mark_minutes_due(due: Iterable[tuple[int, int]], now: datetime) -> None:
+    """Mark minutes ``(host id, seconds since the epoch)`` as due, even if they were rolled up before."""
+    ordered = sorted(due)
+    if not ordered:
+        return
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO telemetry_rollupdue (resolution, bucket, host_id, marked_at)"
+            " SELECT %s, to_timestamp(v.minute), v.host, %s"
+            " FROM unnest(%s::bigint[], %s::bigint[]) AS v (host, minute)"
+            " ON CONFLICT (resolution, bucket, host_id) DO UPDATE SET marked_at = excluded.marked_at",
+            [
+                int(Rollup.Resolution.MINUTE),
+                now,
+                [host for host, _ in ordered],
+                [minute for _, minute in ordered],
+            ],
+        )
+
+
+def claim_due_marks(due: Sequence[RollupDue]) -> list[tuple[datetime, int]]:
+    """Delete the marks and return (bucket, host id) of those that this transaction deleted."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "DELETE FROM telemetry_rollupdue WHERE id = ANY(%s) RETURNING bucket, host_id",
+            [[mark.pk for mark in due]],
+        )
+        return sorted(cursor.fetchall())
+
+
+def mark_coarser_due(resolution: int, hosts_of: dict[datetime, list[int]], now: datetime) -> None:
+    """Mark the hours above rolled-up minutes, or the days above hours, as due."""
+    if resolution == Rollup.Resolution.DAY:
+        return
+    above = Rollup.Resolution.HOUR if resolution == Rollup.Resolution.MINUTE else Rollup.Resolution.DAY
+    marks = {(host, bucket_start(bucket, above)) for bucket, hosts in hosts_of.items() for host in hosts}
+    with connection.cursor() as cursor:
+        cursor.executemany(
+            "INSERT INTO telemetry_rollupdue (resolution, bucket, host_id, marked_at) VALUES (%s, %s, %s, %s)"
+            " ON CONFLICT (resolution, bucket, host_id) DO UPDATE SET marked_at = excluded.marked_at",
+            [(int(above), bucket, host, now) for host, bucket in sorted(marks)],
+        )
+
+
+def bucket_start(moment: datetime, resolution: int) -> datetime:
+    """Return the start (UTC) of the bucket of ``resolution`` seconds that contains ``moment``."""
+    seconds = int(moment.timestamp())
+    return datetime.fromtimestamp(seconds - seconds % resolution, UTC)
