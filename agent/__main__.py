@@ -1,4 +1,4 @@
-"""python -m agent run | probe | plant-xid"""
+"""Runs the agent's command line: ``python -m agent run | join | probe | ...``"""
 
 from agent.cli import main
 

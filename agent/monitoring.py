@@ -1,4 +1,4 @@
-"""What happens on this host, looked at again and again: its GPUs and who is on them, hardware events, notebooks, homes."""
+"""Monitors and reports the GPUs, their processes, hardware events, notebooks and homes of this host."""
 
 from __future__ import annotations
 
@@ -27,82 +27,94 @@ from agent.storage import home_usage_reader
 log = logging.getLogger("agent.monitoring")
 
 EVENT_POLL_SECONDS = 1.0
-PROBE_STARTING_SECONDS = 0.1  # a notebook that is starting
-PROBE_READY_SECONDS = 3.0
-OFFLINE_SAMPLES_PER_BATCH = 12  # samples per batch while the edge is away: fewer, larger files
+PROBE_STARTING_SECONDS = 0.1  # between two probes of a notebook that is starting
+PROBE_READY_SECONDS = 3.0  # between two probes of a ready notebook
+OFFLINE_SAMPLES_PER_BATCH = (
+    12  # samples per unit and batch while the edge is unavailable: fewer, larger files
+)
 
 
 class HostMonitor:
-    """Of one host; what it finds goes to ``news``. ``own``: pids of the agent's own programs, that are no strays."""
+    """Monitors one host and passes the results to ``reporter``.
+
+    ``own_pids`` returns the pids of the agent's own programs on GPUs, which are not strays.
+    """
 
     def __init__(
         self,
         runs: RunManager,
-        meter: GpuReader,
-        news: ServerReporter,
+        gpu_reader: GpuReader,
+        reporter: ServerReporter,
         *,
         sample_seconds: float,
-        own: Callable[[], list[int]],
+        own_pids: Callable[[], list[int]],
     ) -> None:
-        self.stray_action = "report"  # as the server last said it
+        self.stray_action = "report"  # the last value from the server
         self.home_created = asyncio.Event()
         self._runs = runs
-        self._meter = meter
-        self._news = news
+        self._gpu_reader = gpu_reader
+        self._reporter = reporter
         self._sample_seconds = sample_seconds
-        self._own = own
+        self._own_pids = own_pids
         self._strays = StrayTracker()
         self._unsaved: list[SampleRow] = []
 
     def loops(self) -> tuple[Coroutine[Any, Any, None], ...]:
-        """What has to run for as long as the agent does."""
+        """Return the coroutines to run as long as the agent runs."""
         return self._sample(), self._watch_events(), self._watch_notebooks(), self._watch_homes()
 
     def save(self) -> None:
-        """The last samples, as the agent ends."""
+        """Spool the last samples when the agent ends."""
         if self._unsaved:
             with _log_lost_samples():
-                self._news.spool.add(self._unsaved)
+                self._reporter.spool.add(self._unsaved)
 
-    # GPUs
+    # --- GPUs ---
 
     async def _sample(self) -> None:
         while True:
             began = time.monotonic()
             uses = await asyncio.to_thread(self._uses, list(self._runs.holders().items()))
-            self._unsaved += await self._meter.sample(uses, time.time())
+            self._unsaved += await self._gpu_reader.sample(uses, time.time())
             self._look_for_strays(uses)
-            if self._news.connected or len(self._unsaved) >= OFFLINE_SAMPLES_PER_BATCH * max(
+            if self._reporter.connected or len(self._unsaved) >= OFFLINE_SAMPLES_PER_BATCH * max(
                 1, len(self._runs.known_units)
             ):
                 rows, self._unsaved = self._unsaved, []
                 with _log_lost_samples():
-                    await self._news.spool.add_in_thread(rows)
-                self._news.due.set()
+                    await self._reporter.spool.add_in_thread(rows)
+                self._reporter.due.set()
             await asyncio.sleep(max(0.0, self._sample_seconds - (time.monotonic() - began)))
 
     def _uses(self, holders: list[tuple[str, LocalRun]]) -> dict[str, UnitUse]:
-        everything = processes.scan()
+        all_processes = processes.scan()
         by_run: dict[str, UnitUse] = {}
-        found: dict[str, UnitUse] = {}
+        by_unit: dict[str, UnitUse] = {}
         for unit, run in holders:
             if run.id not in by_run:
-                by_run[run.id] = _unit_use(run, everything)
-            found[unit] = by_run[run.id]
-        return found
+                by_run[run.id] = _unit_use(run, all_processes)
+            by_unit[unit] = by_run[run.id]
+        return by_unit
 
     def _look_for_strays(self, uses: dict[str, UnitUse]) -> None:
-        # As it is now: what was started while the GPUs were read is none.
+        # Read now: the process of a run that was started during the sampling is no stray.
         holders = {unit: run.id for unit, run in self._runs.holders().items()}
         shims = {run.shim["pid"]: run.id for run in self._runs.runs.values() if "pid" in run.shim}
         known = WorkloadContext(
-            uses, holders, shims, self._own(), self._runs.team_users.numbers, self._runs.cgroups.all_run_pids
+            uses,
+            holders,
+            shims,
+            self._own_pids(),
+            self._runs.team_users.numbers,
+            self._runs.cgroups.all_run_pids,
         )
-        if self._strays.look(self._meter.processes(), known, action=self.stray_action, now=time.monotonic()):
-            self._news.note_strays(self._strays.seen)
-        for gpu, told in ended_by_gpu(self._strays.ended).items():
-            self._news.note_event(
-                HardwareEvent(uuid.uuid4().hex, gpu, "agent", STRAY_ENDED_CODE, time.time(), told)
+        if self._strays.look(
+            self._gpu_reader.processes(), known, action=self.stray_action, now=time.monotonic()
+        ):
+            self._reporter.note_strays(self._strays.seen)
+        for gpu, detail in ended_by_gpu(self._strays.ended).items():
+            self._reporter.note_event(
+                HardwareEvent(uuid.uuid4().hex, gpu, "agent", STRAY_ENDED_CODE, time.time(), detail)
             )
         for name, gpu in self._strays.runs_on_foreign_gpus.items():
             run = self._runs.runs.get(name)
@@ -112,51 +124,50 @@ class HostMonitor:
                 self._runs.stop(StopRun(name, "cancelled", run.held().grace_seconds, whatever=True, why=why))
 
     async def _watch_events(self) -> None:
-        for event in await self._meter.earlier(time.time()):
-            if not self._news.events.was_reported(event):
-                self._news.note_event(event)
+        for event in await self._gpu_reader.earlier(time.time()):
+            if not self._reporter.events.was_reported(event):
+                self._reporter.note_event(event)
         while True:
             failed = self._runs.runs_awaiting_gpu_events()
-            for event in await self._meter.events(time.time()):
-                self._news.note_event(event)
+            for event in await self._gpu_reader.events(time.time()):
+                self._reporter.note_event(event)
             for run in failed:
-                self._runs.record_gpu_events(run, self._news.events.codes_between)
+                self._runs.record_gpu_events(run, self._reporter.events.codes_between)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(EVENT_POLL_SECONDS):
                     await self._runs.gpu_events_wanted.wait()
 
-    # notebooks
+    # --- notebooks ---
 
     async def _watch_notebooks(self) -> None:
-        asking: dict[str, asyncio.Task[None]] = {}  # one that hangs holds up no other
-        asked: dict[str, float] = {}
+        probes: dict[str, asyncio.Task[None]] = {}  # one task per notebook: a hanging one delays no other
+        probed_at: dict[str, float] = {}
         while True:
             await asyncio.sleep(PROBE_STARTING_SECONDS)
             now = time.monotonic()
-            asking = {name: task for name, task in asking.items() if not task.done()}
-            asked = {name: when for name, when in asked.items() if name in self._runs.runs}
+            probes = {name: task for name, task in probes.items() if not task.done()}
+            probed_at = {name: when for name, when in probed_at.items() if name in self._runs.runs}
             for run in self._runs.runs.values():
-                every = PROBE_READY_SECONDS if run.ready else PROBE_STARTING_SECONDS
+                interval = PROBE_READY_SECONDS if run.ready else PROBE_STARTING_SECONDS
                 due = (
                     run.is_notebook
                     and run.state == "running"
                     and run.secret
-                    and now - asked.get(run.id, 0.0) >= every
+                    and now - probed_at.get(run.id, 0.0) >= interval
                 )
-                if due and run.id not in asking:
-                    asked[run.id] = now
-                    asking[run.id] = asyncio.create_task(self._ask_notebook(run))
+                if due and run.id not in probes:
+                    probed_at[run.id] = now
+                    probes[run.id] = asyncio.create_task(self._probe_notebook(run))
 
-    async def _ask_notebook(self, run: LocalRun) -> None:
+    async def _probe_notebook(self, run: LocalRun) -> None:
         activity = await activity_probe.probe_activity(run.socket, run.secret)
         if run.ended:
             return
         before = (run.step, run.ready, run.activity)
         if activity is not None:
-            with log_disk_errors("the end of a notebook's secret"):
-                (run.folder / "in" / "secret").unlink(
-                    missing_ok=True
-                )  # the server has read it; nobody else needs to
+            with log_disk_errors("the removal of a notebook's secret"):
+                # The notebook server has read it; nothing else needs it.
+                (run.folder / "in" / "secret").unlink(missing_ok=True)
             run.ready, run.activity, run.step = (
                 True,
                 {**activity, "last_background": run.background.last},
@@ -165,15 +176,15 @@ class HostMonitor:
         elif not run.ready:
             run.step = "starting JupyterLab"
         if (run.step, run.ready, run.activity) != before:
-            self._news.note_change()
+            self._reporter.note_change()
 
-    # homes
+    # --- homes ---
 
     async def _watch_homes(self) -> None:
         while True:
-            found, pause = await home_usage_reader.read_home_usage(self._runs.homes)
-            if found is not None:
-                self._news.note_homes(found)
+            homes, pause = await home_usage_reader.read_home_usage(self._runs.homes)
+            if homes is not None:
+                self._reporter.note_homes(homes)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self.home_created.wait()
@@ -185,11 +196,11 @@ def _log_lost_samples() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        log.error("samples are lost: %s", error)  # a full disk: unknown, not zero
+        log.error("samples are lost: %s", error)  # such as a full disk: these samples are unknown, not zero
 
 
-def _unit_use(run: LocalRun, everything: dict[int, processes.Process]) -> UnitUse:
-    tree = processes.descendants(everything, run.shim["pid"]) if "pid" in run.shim else []
+def _unit_use(run: LocalRun, all_processes: dict[int, processes.Process]) -> UnitUse:
+    tree = processes.descendants(all_processes, run.shim["pid"]) if "pid" in run.shim else []
     own = [process for process in tree if process.name != "bwrap"]
     if run.is_notebook and own:
         run.background.look(own, time.time())

@@ -1,9 +1,9 @@
 """Benchmarks, run by `./run bench NAME`.
 
-A benchmark is a module of this package with two things:
+A benchmark is a module of this package that defines:
 
-- `SERVICES`: what it needs started and thrown away again: `()`, `("postgres",)` with the schema migrated, `("valkey",)`,
-  both, or `("demo",)` for a whole demo of its own, whose settings and sign-ins it finds in its environment
+- `SERVICES`: the temporary services that it needs: `()`, `("postgres",)` with the schema migrated, `("valkey",)`,
+  both, or `("demo",)` for a separate demo, whose settings and sign-ins are in the environment
   (`GPUPOOL_STATE`, `GPUPOOL_PORTAL_URL`, ...);
-- `main(argv)`: runs it and returns the figures, seconds for times, as a dict that JSON can carry.
+- `main(argv)`: runs the benchmark and returns the figures as a dict for JSON, with times in seconds.
 """

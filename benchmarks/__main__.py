@@ -1,4 +1,7 @@
-"""`python -m benchmarks NAME [--json] [ARGS]`: run one benchmark; its figures are one JSON object on the last line."""
+"""Runs one benchmark: `python -m benchmarks NAME [--json] [ARGS]`.
+
+The last line is a JSON object of its figures.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,15 @@ from typing import Any
 
 
 def names() -> list[str]:
-    """Every benchmark there is."""
+    """Return the names of all benchmarks."""
     return sorted(path.stem for path in Path(__file__).parent.glob("*.py") if not path.stem.startswith("_"))
 
 
 def main(arguments: list[str]) -> int:
-    """Run the benchmark named first. With --json its own progress goes to stderr, and stdout carries one line."""
+    """Run the benchmark in the first argument.
+
+    With --json, progress goes to stderr and stdout gets one line.
+    """
     if not arguments or arguments[0] not in names():
         print(f"gpupool: name a benchmark: {', '.join(names()) or 'there are none'}", file=sys.stderr)
         return 2

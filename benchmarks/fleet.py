@@ -35,8 +35,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from agent.protocol import SLOTS_PER_GPU
 from benchmarks.harness.installation import ROOT, wait_until
-from portal.services.people import api_tokens
 from tools.agents import agent_command
 from tools.service_environment import agent_environment
 
@@ -219,6 +219,7 @@ class FleetBenchmark:
         """A team that is guaranteed everything, one member, and the hosts: their join tokens by name."""
         from portal.models import Membership, Organisation, User
         from portal.services.fleet import hosts
+        from portal.services.people import api_tokens
         from scheduler.models import Leader, Pool, Project, Quota, Team
 
         now = datetime.now(UTC)
@@ -232,7 +233,7 @@ class FleetBenchmark:
         Membership.objects.create(user=member, team=team, created_at=now)
         pool = Pool.objects.create(slug="fleet", name="Fleet", kind="dynamic", created_at=now)
         names = [*REAL, *self.names]
-        slots = len(names) * GPUS * 840
+        slots = len(names) * GPUS * SLOTS_PER_GPU
         Quota.objects.create(team=team, pool=pool, model=MODEL, guaranteed_slots=slots, updated_at=now)
         _, self.token = api_tokens.create_token(actor=member, name="fleet", now=now)
         return {

@@ -23,17 +23,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from portal.services.work import launch, workload_changes, workspaces
+from agent.protocol import SLOTS_PER_GPU
+from benchmarks.harness.jupyter_client import NotebookTimeout, first_output
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
 
 SERVICES = ("postgres", "valkey")
 MODEL = "H100-80GB"
 MAX_WAIT_SECONDS = 60.0
-
-
-class NotebookTimeout(Exception):
-    """A step that did not happen in time."""
 
 
 def main(argv: list[str]) -> dict[str, Any]:
@@ -101,7 +98,9 @@ def _organisation() -> dict[str, Any]:
     )
     Membership.objects.create(user=member, team=team, created_at=now)
     pool = Pool.objects.create(slug="bench", name="Bench", kind="dynamic", created_at=now)
-    Quota.objects.create(team=team, pool=pool, model=MODEL, guaranteed_slots=2 * 840, updated_at=now)
+    Quota.objects.create(
+        team=team, pool=pool, model=MODEL, guaranteed_slots=2 * SLOTS_PER_GPU, updated_at=now
+    )
     return {"member": member, "operator": operator, "project": project, "pool": pool}
 
 
@@ -109,6 +108,7 @@ async def _launch_once(rows: Any, people: dict[str, Any], number: int) -> float:
     import aiohttp
 
     from benchmarks.harness.jupyter_client import JupyterClient
+    from portal.services.work import launch, workload_changes, workspaces
     from scheduler.models import Allocation, Run
 
     async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session:
@@ -146,17 +146,6 @@ async def _launch_once(rows: Any, people: dict[str, Any], number: int) -> float:
         rows, lambda: not Allocation.objects.filter(period__upper_inf=True).exists(), "its GPU is free again"
     )
     return taken
-
-
-async def first_output(jupyter: Any) -> None:
-    """Load the lab's page, start a kernel and see it compute."""
-    status, _ = await jupyter.ask("GET", "/lab")
-    if status != 200:
-        raise NotebookTimeout(f"the lab's page answers {status}")
-    kernel = await jupyter.start_kernel()
-    printed = await jupyter.run(kernel, "print(6*7)")
-    if printed != "42\n":
-        raise NotebookTimeout(f"the kernel printed {printed!r}")
 
 
 async def _until(rows: Any, true: Any, what: str) -> None:

@@ -1,4 +1,4 @@
-"""How people get an account: they are invited; nobody signs up by themselves."""
+"""Adapts django-allauth: operators create accounts, and changes of security settings are recorded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from portal.models import User
 from portal.redis_state.access_revocation import publish_session_ended
 from portal.services.people import accounts
 
-# The mail about a change: what it is called in the audit.
+# Audit verb by the template of the mail about the change.
 SECOND_FACTOR_CHANGES: dict[str, accounts.SecondFactorChange] = {
     "mfa/email/totp_activated": "turn_on_second_factor",
     "mfa/email/totp_deactivated": "turn_off_second_factor",
@@ -24,7 +24,7 @@ SIGN_IN_FAILED_MESSAGE = "Nobody has this user name or e-mail address with this 
 
 
 class LocalAccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
-    """Local accounts are made by an operator; the sign-up page is closed."""
+    """Closes the sign-up page and records changes of passwords and second factors."""
 
     error_messages = DefaultAccountAdapter.error_messages | {
         "username_password_mismatch": SIGN_IN_FAILED_MESSAGE,
@@ -33,22 +33,25 @@ class LocalAccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
     }
 
     def is_open_for_signup(self, request: HttpRequest) -> bool:
-        """Always False: an operator makes accounts."""
+        """Return False: operators create accounts."""
         return False
 
     def set_password(self, user: User, password: str) -> None:
-        """Changed or set anew by its owner: with a record of it."""
+        """Set the password and record the change."""
         accounts.set_password(user=user, password=password, now=timezone.now())
 
     def send_notification_mail(self, template_prefix: str, user: User, *args: Any, **kwargs: Any) -> None:
-        """What touches somebody's security is told to this by name, after it was done. Second factors get their record here."""
+        """Send the mail about a security change.
+
+        allauth calls this after the change; second factors are recorded here.
+        """
         change = SECOND_FACTOR_CHANGES.get(template_prefix)
         if change is not None:
             accounts.record_second_factor(user=user, change=change, now=timezone.now())
         super().send_notification_mail(template_prefix, user, *args, **kwargs)
 
     def logout(self, request: HttpRequest) -> None:
-        """Ends the portal session, and at once the notebooks and live pages that were opened from it."""
+        """End the portal session and close the notebooks and live pages that were opened from it."""
         key = request.session.session_key
         super().logout(request)
         if key:
@@ -56,5 +59,5 @@ class LocalAccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
 
 
 def email_page_disabled(request: HttpRequest) -> HttpResponse:
-    """In the place of the page on which people would give themselves addresses, also those of others, without a record of it."""
+    """Answer 404 in place of allauth's e-mail page, on which users could set any address without a record."""
     raise Http404("An operator changes e-mail addresses.")

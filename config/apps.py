@@ -1,4 +1,4 @@
-"""Makes the queue known to every process that sets Django up: web, edge, commands and workers send to the same one."""
+"""Loads the Celery application in every process that sets up Django, so that all use the same queues."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["ProjectAppConfig", "queue"]
 
 
 class ProjectAppConfig(AppConfig):
-    """No models; being loaded is its whole purpose."""
+    """The app of the configuration package. It has no models."""
 
     name = "config"
     label = "house"

@@ -1,4 +1,4 @@
-"""The web process: uvicorn serves `config.asgi:application`."""
+"""Defines the ASGI application of the web process, `config.asgi:application`."""
 
 from __future__ import annotations
 

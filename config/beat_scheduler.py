@@ -1,8 +1,8 @@
-"""The clock that ticks, on a machine whose wall clock is set.
+"""Schedules periodic tasks on a machine whose wall clock may be set.
 
-Celery tells from the wall clock when an entry ran last. Set back by an hour, an entry would seem to have run in an hour's time, and
-nothing would tick until then: no sweep, no look at hosts. So each round compares how far the wall clock went with how far
-CLOCK_BOOTTIME did, which nobody can set; where they differ, every entry counts from now.
+Celery stores the last run of an entry in wall clock time. If the clock is set back by an hour, no entry would
+run for an hour. So each round compares the progress of the wall clock with CLOCK_BOOTTIME, which cannot be
+set. If they differ, the interval of every entry restarts now.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from typing import Any
 
 from celery.beat import PersistentScheduler
 
-CLOCK_JUMP_SECONDS = 1.0  # seconds; less is how clocks are kept right
+CLOCK_JUMP_SECONDS = 1.0  # smaller differences are normal clock adjustments
 
 
 class ClockJumpSafeScheduler(PersistentScheduler):  # type: ignore[misc]
-    """Celery's own, but for clocks that are set."""
+    """Celery's persistent scheduler, made safe for jumps of the wall clock."""
 
-    _wall_minus_boot_seconds: float | None = None  # the wall clock before CLOCK_BOOTTIME, at the last round
+    _wall_minus_boot_seconds: float | None = None  # wall clock minus CLOCK_BOOTTIME at the last round
 
-    def tick(self, *args: Any, **also: Any) -> Any:
-        """One round: send what is due; seconds until the next."""
+    def tick(self, *args: Any, **options: Any) -> Any:
+        """Send the due tasks and return the seconds until the next round."""
         self.reset_after_clock_jump(self.app.now().timestamp() - time.clock_gettime(time.CLOCK_BOOTTIME))
-        return super().tick(*args, **also)
+        return super().tick(*args, **options)
 
-    def reset_after_clock_jump(self, ahead: float) -> None:
-        """Let every entry count from now when the wall clock is ``ahead`` by another time than at the last round."""
-        before, self._wall_minus_boot_seconds = self._wall_minus_boot_seconds, ahead
-        if before is None or abs(ahead - before) < CLOCK_JUMP_SECONDS:
+    def reset_after_clock_jump(self, wall_minus_boot: float) -> None:
+        """Restart the interval of every entry if the wall clock has jumped since the last round."""
+        previous, self._wall_minus_boot_seconds = self._wall_minus_boot_seconds, wall_minus_boot
+        if previous is None or abs(wall_minus_boot - previous) < CLOCK_JUMP_SECONDS:
             return
         for entry in self.schedule.values():
             entry.last_run_at = self.app.now()
-        self._heap = None  # sorted by the times that were
+        self._heap = None  # it is sorted by the old times

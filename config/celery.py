@@ -1,7 +1,8 @@
-"""The queue: which worker runs what, and what ticks. Tasks carry ids and nudges; the truth is in rows.
+"""Configures Celery: queues, routes of tasks and the schedule of periodic tasks.
 
-Tasks are idempotent ticks of less than half a minute over database state. A task longer than `visibility_timeout`
-would be started twice by the broker, so its limit lies well below it.
+Tasks carry ids and nudges only; all state is in the database. Tasks are idempotent and take less than half a
+minute. The broker would start a task that runs longer than `visibility_timeout` twice, so the time limit is
+below it.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
 from django.conf import settings
 from django.db.utils import InterfaceError, OperationalError
 
-TASK_TIME_LIMIT_SECONDS = 50  # seconds, then the worker process is killed and replaced
-VISIBILITY_TIMEOUT_SECONDS = 60  # seconds until the broker hands an unacknowledged task to another worker
+TASK_TIME_LIMIT_SECONDS = 50  # then the worker process is killed and replaced
+VISIBILITY_TIMEOUT_SECONDS = 60  # then the broker delivers an unacknowledged task to another worker
 
 
 class DatabaseRetryTask(Task):  # type: ignore[misc]
-    """A task that tries again by itself when the database is away for a moment."""
+    """A task that is retried while the database is unavailable."""
 
     abstract = True
     autoretry_for = (OperationalError, InterfaceError)
@@ -33,12 +34,12 @@ class DatabaseRetryTask(Task):  # type: ignore[misc]
 
 
 def _periodic(seconds: float, queue: str, **options: Any) -> dict[str, Any]:
-    """Schedule entry options: a tick that was not picked up before the next one is due is dropped."""
+    """Return a schedule entry. A task that no worker has started before the next one is due expires."""
     return {"schedule": seconds, "options": {"queue": queue, "expires": max(seconds, 2.0), **options}}
 
 
 app = Celery("gpupool", task_cls=DatabaseRetryTask)
-# For every thread: web and edge work in threads, which would else send to a queue that nobody reads.
+# The default for all threads: threads of web and edge would otherwise send to an unconfigured application.
 app.set_default()
 app.conf.update(
     broker_url=settings.ENVIRONMENT.broker_url,
@@ -46,7 +47,7 @@ app.conf.update(
     broker_connection_max_retries=None,
     broker_transport_options={
         "visibility_timeout": VISIBILITY_TIMEOUT_SECONDS,
-        # Without these two kombu looks for orphaned tasks only every 100 s.
+        # By default kombu restores unacknowledged tasks only every 100 s.
         "unacked_restore_interval": 2,
         "unacked_restore_throttle": 1,
         "global_keyprefix": "gpupool:celery:",
@@ -82,7 +83,7 @@ app.conf.update(
     enable_utc=True,
     timezone="UTC",
     beat_max_loop_interval=1.0,
-    beat_scheduler="config.beat_scheduler:SteadyScheduler",
+    beat_scheduler="config.beat_scheduler:ClockJumpSafeScheduler",
     beat_schedule={
         "sweep": {"task": "scheduler.tasks.sweep", **_periodic(2.0, "engine")},
         "watch hosts": {"task": "scheduler.tasks.watch_hosts", **_periodic(2.0, "engine")},

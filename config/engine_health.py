@@ -1,4 +1,4 @@
-"""How the engine is, for the readiness probe."""
+"""Reports the health of the engine for the readiness probe."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from django.utils import timezone
 
 from scheduler.models import Leader
 
-# A sweep comes every two seconds and a cycle takes less than ten.
+# A cycle starts every two seconds and takes less than ten.
 MAX_CYCLE_AGE = timedelta(seconds=30)
 
 
 def engine_status() -> str:
-    """``ok``, or what is wrong with the engine in a few words. Reads one row."""
+    """Return ``ok`` or a short description of the problem. Reads one row."""
     return engine_status_at(timezone.now())
 
 
 def engine_status_at(now: datetime) -> str:
-    """The same, at a moment."""
+    """Return the status of the engine at ``now``."""
     last = Leader.objects.filter(pk=1).values_list("last_cycle_at", flat=True).first()
     if last is None:
         return "no cycle yet"

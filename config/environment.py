@@ -1,7 +1,9 @@
-"""The environment, read once and typed. A wrong setting stops the start with one line that names it.
+"""Reads the settings from the environment once and checks them.
 
-Every variable the product reads from its environment is declared here and documented in docs/operations.md
-(tests/architecture/test_documentation.py holds the two together).
+An invalid setting stops the start with one line.
+
+All environment variables of the product are declared here and documented in docs/operations.md. The test
+tests/architecture/test_documentation.py compares the two.
 """
 
 from __future__ import annotations
@@ -34,17 +36,17 @@ MAIL_FROM_PATTERN = re.compile(r"[^\x00-\x1f\x7f<>]*<?[^@\s<>]{1,64}@[^@\s<>]{1,
 
 
 class InvalidSettingError(Exception):
-    """A variable of the environment that cannot be used: its name, what it holds, and what it may hold."""
+    """An invalid environment variable: its name, its value and what is allowed."""
 
     def __init__(self, name: str, value: str | None, allowed: str) -> None:
         self.name, self.value, self.allowed = name, value, allowed
-        found = "is not set" if value is None else f"is {value!r}"
-        super().__init__(f"gpupool: setting {name} {found}; allowed: {allowed}")
+        problem = "is not set" if value is None else f"is {value!r}"
+        super().__init__(f"gpupool: setting {name} {problem}; allowed: {allowed}")
 
 
 @dataclass(frozen=True)
 class EnvironmentSettings:
-    """What the environment says, checked. URLs carry no trailing slash."""
+    """The checked settings of the environment. URLs have no trailing slash."""
 
     environment: str
     secret_key: str
@@ -72,12 +74,12 @@ class EnvironmentSettings:
 
     @property
     def secure(self) -> bool:
-        """True where browsers reach the portal over TLS, so cookies and redirects insist on it."""
+        """True if browsers reach the portal over TLS: then cookies and redirects require it."""
         return self.portal_url.startswith("https://")
 
     @property
     def allowed_hosts(self) -> list[str]:
-        """Host names the web process answers to: the portal's own, and loopback for probes and tests."""
+        """Host names that the web process accepts: the portal's own, and loopback for probes and tests."""
         own = urlsplit(self.portal_url).hostname or ""
         return [own, *(name for name in ("localhost", "127.0.0.1") if name != own)] + (
             ["testserver"] if self.environment == "test" else []
@@ -85,7 +87,7 @@ class EnvironmentSettings:
 
 
 def read_environment(variables: Mapping[str, str]) -> EnvironmentSettings:
-    """Read and check every setting, or raise BadSetting for the first wrong one."""
+    """Read and check every setting, or raise InvalidSettingError for the first invalid one."""
     environment = _choice(variables, "GPUPOOL_ENVIRONMENT", "production", ENVIRONMENTS)
     portal_url = _web_url(variables, "GPUPOOL_PORTAL_URL", environment)
     edge_url = _web_url(variables, "GPUPOOL_EDGE_URL", environment)
@@ -134,7 +136,7 @@ def _choice(variables: Mapping[str, str], name: str, default: str, allowed: tupl
 
 
 def _mask_password(url: str) -> str:
-    """The URL as it may be shown: a password becomes three dots."""
+    """Return the URL with its password replaced by three dots."""
     return re.sub(r"(://[^:/@]*):[^@/]*@", r"\1:...@", url)
 
 
@@ -165,7 +167,7 @@ def _database(variables: Mapping[str, str]) -> Mapping[str, Any]:
             "NAME": unquote(parts.path.strip("/")),
             "USER": unquote(parts.username or ""),
             "PASSWORD": unquote(parts.password or ""),
-            # hostname is lower-cased by urlsplit, and a socket folder may not be: take it from the netloc.
+            # urlsplit lower-cases the hostname, which would change a socket folder: use the netloc.
             "HOST": unquote(parts.netloc.rsplit("@", 1)[-1].split(":")[0]),
             "PORT": str(parts.port or ""),
         }
@@ -179,7 +181,7 @@ def _redis_url(variables: Mapping[str, str]) -> str:
 
     def parse(url: str) -> str:
         parts = urlsplit(url)
-        # Reading .port is what checks it.
+        # Reading .port validates it.
         if (
             parts.scheme not in REDIS_SCHEMES
             or (parts.scheme != "unix" and not parts.hostname)
@@ -194,7 +196,7 @@ def _redis_url(variables: Mapping[str, str]) -> str:
 
 
 def _kombu_broker_url(redis_url: str) -> str:
-    """The same Redis in the words of kombu, which names sockets and their database differently."""
+    """Return the Redis URL in the syntax of kombu, which differs for sockets."""
     if not redis_url.startswith("unix://"):
         return redis_url
     return redis_url.replace("unix://", "redis+socket://", 1).replace("?db=", "?virtual_host=", 1)
@@ -212,7 +214,8 @@ def _web_url(variables: Mapping[str, str], name: str, environment: str) -> str:
             raise ValueError(url)
         if parts.path not in ("", "/") or parts.query or parts.fragment:
             raise ValueError(url)
-        # It stands in headers, so nothing that is no name may pass; an IPv6 address was checked by urlsplit.
+        # The value is used in headers, so only valid host names may pass. urlsplit has checked an IPv6
+        # address.
         if not HOST_NAME_PATTERN.match(parts.netloc.lower()) and not IPV6_HOST_PATTERN.fullmatch(
             parts.netloc
         ):
@@ -261,10 +264,10 @@ def _lease_seconds(variables: Mapping[str, str]) -> float:
     return seconds
 
 
-def _integer(variables: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:
+def _integer(variables: Mapping[str, str], name: str, default: int, minimum: int, maximum: int) -> int:
     value = variables.get(name, "").strip() or str(default)
-    if not value.isascii() or not value.isdecimal() or not least <= int(value[:10]) <= most:
-        raise InvalidSettingError(name, value[:40], f"a whole number from {least} to {most}")
+    if not value.isascii() or not value.isdecimal() or not minimum <= int(value[:10]) <= maximum:
+        raise InvalidSettingError(name, value[:40], f"a whole number from {minimum} to {maximum}")
     return int(value)
 
 

@@ -1,4 +1,4 @@
-"""Structured logs of every process: one line per event, as text for people or JSON for collectors."""
+"""Configures the structured logs of every process: one line per event, as text or as JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import logging.config
 import structlog
 
 
-def configure_logging(level: str, form: str) -> None:
+def configure_logging(level: str, log_format: str) -> None:
     """Send structlog's and the standard library's records to stderr in one format ("text" or "json")."""
     shared: list[structlog.types.Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -18,7 +18,7 @@ def configure_logging(level: str, form: str) -> None:
     ]
     renderer: structlog.types.Processor = (
         structlog.processors.JSONRenderer()
-        if form == "json"
+        if log_format == "json"
         else structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
     )
     logging.config.dictConfig(
@@ -31,7 +31,7 @@ def configure_logging(level: str, form: str) -> None:
                     "foreign_pre_chain": shared,
                     "processors": [
                         structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                        *([structlog.processors.format_exc_info] if form == "json" else []),
+                        *([structlog.processors.format_exc_info] if log_format == "json" else []),
                         renderer,
                     ],
                 }
@@ -39,7 +39,7 @@ def configure_logging(level: str, form: str) -> None:
             "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
             "root": {"handlers": ["stderr"], "level": level.upper()},
             "loggers": {
-                # Every request and every tick of the beat at info would drown what matters.
+                # Every request and every periodic task at info level would hide the important lines.
                 "uvicorn.access": {"level": "WARNING"},
                 "celery.worker.strategy": {"level": "WARNING"},
                 "celery.app.trace": {"level": "WARNING"},

@@ -1,6 +1,6 @@
-"""Two database roles: the owner migrates, the program only reads and writes rows.
+"""Grants the program's database role its privileges: it reads and writes rows, and the owner role migrates.
 
-`python -m config.roles APP_DATABASE_URL` is run after each migration, with the owner's address in DATABASE_URL.
+Run `python -m config.roles APP_DATABASE_URL` after each migration, with the URL of the owner in DATABASE_URL.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ GRANT_STATEMENTS = (
     "GRANT USAGE ON SCHEMA public TO {role}",
     "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role}",
     "GRANT USAGE, SELECT ON ALL SEQUENCES IN SCHEMA public TO {role}",
-    "GRANT UPDATE ON SEQUENCE scheduler_generation TO {role}",  # to go on far ahead after a restore
+    "GRANT UPDATE ON SEQUENCE scheduler_generation TO {role}",  # to skip numbers after a restore
     "ALTER DEFAULT PRIVILEGES IN SCHEMA public GRANT SELECT, INSERT, UPDATE, DELETE ON TABLES TO {role}",
     "ALTER DEFAULT PRIVILEGES IN SCHEMA public GRANT USAGE, SELECT ON SEQUENCES TO {role}",
 )
 
 
 def grant_program_role(connection: psycopg.Connection[Any], role: str) -> None:
-    """Grant `role` the rows of every table there is and will be, and nothing of the schema itself."""
+    """Grant `role` access to the rows of all present and future tables, but no rights on the schema."""
     for statement in GRANT_STATEMENTS:
         connection.execute(sql.SQL(statement).format(role=sql.Identifier(role)))
 
 
 def main() -> None:
-    """Grant the role of the address given as argument what the program needs."""
+    """Grant the privileges to the user of the database URL in the first argument."""
     role = unquote(urlsplit(sys.argv[1]).username or "")
     with psycopg.connect(os.environ["DATABASE_URL"]) as connection:
         owner = connection.execute("SELECT current_user").fetchone()

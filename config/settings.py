@@ -1,4 +1,4 @@
-"""Django settings. Every value that differs between places comes from config.environment; the rest is fixed here."""
+"""Defines the Django settings. Values that differ between installations come from config.environment."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from config.environment import InvalidSettingError, read_environment
 try:
     ENVIRONMENT = read_environment(os.environ)
 except InvalidSettingError as problem:
-    # One line and no traceback: whoever starts a service reads this, not a developer.
+    # Print one line without a traceback: operators read this.
     raise SystemExit(str(problem)) from None
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 IS_TEST = ENVIRONMENT.environment == "test"
 
-# --- gpupool's own settings, for django.conf.settings --------------------------------------------------------------
+# --- gpupool's own settings, for django.conf.settings -------------------------------------------------------
 GPUPOOL_ENVIRONMENT = ENVIRONMENT.environment
 GPUPOOL_PORTAL_URL = ENVIRONMENT.portal_url
 GPUPOOL_EDGE_URL = ENVIRONMENT.edge_url
@@ -34,9 +34,11 @@ GPUPOOL_NOTICE_DAYS = ENVIRONMENT.notice_days
 GPUPOOL_HEALTH_EVENT_DAYS = ENVIRONMENT.health_event_days
 GPUPOOL_LOG_DAYS = ENVIRONMENT.log_days
 REDIS_URL = ENVIRONMENT.redis_url
-GPUPOOL_TASK_QUEUE = "config.celery.app"  # where the lower packages, which know no config, send a nudge
+GPUPOOL_TASK_QUEUE = (
+    "config.celery.app"  # lower packages do not import config; they send tasks to this application
+)
 
-# --- applications ---------------------------------------------------------------------------------------------------
+# --- applications -------------------------------------------------------------------------------------------
 INSTALLED_APPS = [
     "config.apps.ProjectAppConfig",
     "django.contrib.auth",
@@ -96,24 +98,24 @@ TEMPLATES: list[dict[str, Any]] = [
     },
 ]
 
-# --- database and cache ---------------------------------------------------------------------------------------------
-# Sessions that forget themselves are ended by the server, so that a stopped process cannot keep a lock for ever.
+# --- database and cache -------------------------------------------------------------------------------------
+# The server ends idle transactions, so that a stopped process cannot hold a lock forever.
 DATABASE_SESSION = "-c idle_in_transaction_session_timeout=30000 -c timezone=UTC"
 DATABASES = {
     "default": {
-        "ENGINE": "config.postgres",  # Django's own, whose pool is back at once when the database is
+        "ENGINE": "config.postgres",  # Django's backend with a pool that reconnects quickly
         **ENVIRONMENT.database,
         "CONN_MAX_AGE": 0,
         "OPTIONS": {
             "options": DATABASE_SESSION,
             "connect_timeout": 5,
-            # A server that is gone without a word, or a firewall that forgot the line, is noticed within half a minute.
+            # A vanished server, or a firewall that dropped the connection, is detected within half a minute.
             "keepalives_idle": 10,
             "keepalives_interval": 5,
             "keepalives_count": 3,
             "tcp_user_timeout": 20_000,
         },
-        # Not below OPTIONS, where Celery would find it and make a pool anew for each task.
+        # Not in OPTIONS: Celery would read it there and create a new pool for each task.
         "POOL": {"min_size": 1, "max_size": 12, "timeout": 10, "max_idle": 60},
     }
 }
@@ -127,7 +129,7 @@ CACHES = {
     }
 }
 
-# --- people ---------------------------------------------------------------------------------------------------------
+# --- people -------------------------------------------------------------------------------------------------
 AUTH_USER_MODEL = "portal.User"
 AUTHENTICATION_BACKENDS = [
     "rules.permissions.ObjectPermissionBackend",
@@ -140,7 +142,7 @@ AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.NumericPasswordValidator"},
 ]
 if IS_TEST:
-    # Tests sign in hundreds of times; the slow hash is Django's to test, not ours.
+    # Tests sign in hundreds of times, so they use a fast hash.
     PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 LOGIN_URL = "account_login"
@@ -158,7 +160,7 @@ if IS_TEST:
     ACCOUNT_RATE_LIMITS = {"login": "10000/m/ip", "login_failed": "10000/m/ip,5/5m/key"}
 MFA_SUPPORTED_TYPES = ["totp", "recovery_codes"]
 
-# --- API ------------------------------------------------------------------------------------------------------------
+# --- API ----------------------------------------------------------------------------------------------------
 REST_FRAMEWORK = {
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
     "DEFAULT_AUTHENTICATION_CLASSES": ["rest_framework.authentication.SessionAuthentication"],
@@ -178,10 +180,10 @@ SPECTACULAR_SETTINGS = {
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
     "REDOC_DIST": "SIDECAR",
     "COMPONENT_SPLIT_REQUEST": True,
-    "POSTPROCESSING_HOOKS": [],  # enums stay where they are used: names made for them would collide
+    "POSTPROCESSING_HOOKS": [],  # enums stay inline: generated names would collide
 }
 
-# --- static files ---------------------------------------------------------------------------------------------------
+# --- static files -------------------------------------------------------------------------------------------
 STATIC_URL = "/static/"
 STATIC_ROOT = ENVIRONMENT.state / "static"
 STATICFILES_DIRS = [BASE_DIR / "static"]
@@ -202,7 +204,7 @@ STORAGES = {
 WHITENOISE_USE_FINDERS = IS_TEST
 WHITENOISE_AUTOREFRESH = False
 
-# --- browsers and transport -----------------------------------------------------------------------------------------
+# --- browsers and transport ---------------------------------------------------------------------------------
 SECRET_KEY = ENVIRONMENT.secret_key
 DEBUG = False
 ALLOWED_HOSTS = ENVIRONMENT.allowed_hosts
@@ -226,15 +228,15 @@ if ENVIRONMENT.secure:
     SECURE_HSTS_SECONDS = 365 * 24 * 3600
     SECURE_HSTS_INCLUDE_SUBDOMAINS = True
     SECURE_HSTS_PRELOAD = True
-    # The web process listens on loopback behind the TLS proxy of deploy/, which sets this header itself.
+    # The web process listens on loopback behind the TLS proxy of deploy/, which sets this header.
     SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
-    # The probes come from this machine, without the proxy.
+    # Probes come from this machine and bypass the proxy.
     SECURE_REDIRECT_EXEMPT = [r"^healthz$", r"^readyz$"]
 
 DATA_UPLOAD_MAX_MEMORY_SIZE = 2 * 1024 * 1024
 DATA_UPLOAD_MAX_NUMBER_FIELDS = 500
 
-# --- language, time, mail, logs -------------------------------------------------------------------------------------
+# --- language, time, mail, logs -----------------------------------------------------------------------------
 LANGUAGE_CODE = "en-gb"
 USE_I18N = False
 USE_TZ = True

@@ -1,4 +1,7 @@
-"""Serve one file of Plotly's package: collecting its whole folder takes half a minute and is never used."""
+"""Serves one file of the Plotly package.
+
+Collecting its whole folder would take half a minute for unused files.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ class PlotlyFinder(BaseFinder):
     """Finds `plotly/plotly.min.js` and nothing else."""
 
     def __init__(self, app_names: Any = None, *args: Any, **kwargs: Any) -> None:
-        # Found without importing plotly, which would cost every process 100 ms.
+        # Do not import plotly: that would cost every process 100 ms.
         spec = find_spec("plotly")
         origin = spec.origin if spec is not None else None
         if origin is None:
@@ -26,12 +29,12 @@ class PlotlyFinder(BaseFinder):
         self.storage.prefix = "plotly"  # type: ignore[attr-defined]
 
     def find(self, path: str, find_all: bool = False, **kwargs: Any) -> Any:
-        """The file's place on disk; [] when this finder does not know the path."""
+        """Return the path of the file on the disk; [] for any other path."""
         if path != f"plotly/{PLOTLY_FILE_NAME}":
             return []
-        place = self.storage.path(PLOTLY_FILE_NAME)
-        return [place] if find_all else place
+        file_path = self.storage.path(PLOTLY_FILE_NAME)
+        return [file_path] if find_all else file_path
 
     def list(self, ignore_patterns: Iterable[str] | None) -> Iterable[Any]:
-        """The one file, as (path, storage)."""
+        """Return the file as (path, storage)."""
         return [(PLOTLY_FILE_NAME, self.storage)]

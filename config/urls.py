@@ -1,4 +1,4 @@
-"""Every address of the web process."""
+"""Defines the URLs of the web process."""
 
 from __future__ import annotations
 

@@ -26,10 +26,10 @@ from agent.gpu.reader import GpuInventory, GpuReadError
 from agent.gpu.simulated_faults import FAULTS_FILE
 from agent.host import gpu_locks, processes
 from agent.host.durable_files import read_json, write_json
-from agent.host.gpu_locks import SLOTS_PER_GPU, SlotClaim
+from agent.host.gpu_locks import SlotClaim
 from agent.host.shutdown import cancel_tasks
 from agent.host.state import StateFolder
-from agent.protocol import CheckSeen, DiagnosticSeen, DiagnosticWanted, GpuSeen, parse
+from agent.protocol import SLOTS_PER_GPU, CheckSeen, DiagnosticSeen, DiagnosticWanted, GpuSeen, parse
 
 log = logging.getLogger("agent.diagnostics.runner")
 

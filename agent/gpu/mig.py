@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agent.host import gpu_locks
-from agent.host.gpu_locks import SLOTS_PER_GPU, SlotClaim
-from agent.protocol import GeometryPart
+from agent.host.gpu_locks import SlotClaim
+from agent.protocol import SLOTS_PER_GPU, GeometryPart
 
 
 class MigError(Exception):

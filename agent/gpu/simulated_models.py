@@ -6,8 +6,7 @@ import re
 import uuid
 from dataclasses import dataclass
 
-from agent.host.gpu_locks import SLOTS_PER_GPU
-from agent.protocol import GpuSeen, MigProfileSeen, UnitSeen
+from agent.protocol import SLOTS_PER_GPU, GpuSeen, MigProfileSeen, UnitSeen
 
 GPU_UUID_NAMESPACE = uuid.UUID("5b0d0b5a-6f1e-4c1e-9d57-7d6a3f1c2b10")
 

@@ -30,8 +30,7 @@ from agent.gpu.simulated_models import (
 )
 from agent.host import processes
 from agent.host.durable_files import read_json, write_json
-from agent.host.gpu_locks import SLOTS_PER_GPU
-from agent.protocol import GeometryPart, GpuSeen, SampleRow, UnitSeen
+from agent.protocol import SLOTS_PER_GPU, GeometryPart, GpuSeen, SampleRow, UnitSeen
 
 GEOMETRIES_FILE = "simulated_geometries.json"
 MIG_STEP_SECONDS = 0.05  # duration of each simulated step of a geometry change

@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-SLOTS_PER_GPU = 840
+from agent.protocol import SLOTS_PER_GPU
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Runs JupyterLab in the sandbox, and probes from outside what a notebook does."""
+"""Runs JupyterLab in the sandbox and measures the activity of notebooks from outside."""

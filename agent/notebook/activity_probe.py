@@ -1,4 +1,4 @@
-"""Asks a run's notebook server whether it answers and what its kernels do, without counting as somebody's activity."""
+"""Probes the notebook server of a run for its state and activity. A probe does not count as activity."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ MAX_ANSWER_BYTES = 1 << 20
 
 
 async def probe_activity(socket: Path, secret: str) -> dict[str, Any] | None:
-    """The notebook's activity, or None while it does not answer.
+    """Return the activity of a notebook, or None while it does not answer.
 
-    kernels, busy (kernels that compute now), connections (browser tabs on kernels), terminals; last_activity (of the server:
-    an open page asks it every few seconds) and last_message (through a kernel or a terminal; None while there is none), in
-    seconds since the epoch.
+    Keys: kernels, busy (kernels that compute now), connections (browser tabs on kernels), terminals,
+    last_activity (of the server; an open page polls it every few seconds) and last_message (through a kernel
+    or a terminal; None without one). Times are in seconds since the epoch.
     """
     try:
         with socket_path(socket) as path:
@@ -38,14 +38,14 @@ async def probe_activity(socket: Path, secret: str) -> dict[str, Any] | None:
     return _activity(status, kernels, terminals)
 
 
-async def _get_json(session: aiohttp.ClientSession, what: str) -> Any:
-    async with session.get(f"http://notebook/api/{what}?no_track_activity=1") as answer:
+async def _get_json(session: aiohttp.ClientSession, resource: str) -> Any:
+    async with session.get(f"http://notebook/api/{resource}?no_track_activity=1") as answer:
         answer.raise_for_status()
         return json.loads(await answer.content.read(MAX_ANSWER_BYTES))
 
 
 def _activity(status: Any, kernels: Any, terminals: Any) -> dict[str, Any] | None:
-    """The workload owns the server, so its answer is checked like any other input."""
+    """Return the activity in the answers, or None if they are invalid: the workload controls the server."""
     if not isinstance(status, dict) or not isinstance(kernels, list) or not isinstance(terminals, list):
         return None
     listed = [kernel for kernel in kernels if isinstance(kernel, dict)]
@@ -57,7 +57,7 @@ def _activity(status: Any, kernels: Any, terminals: Any) -> dict[str, Any] | Non
         "terminals": len(terminals),
         "last_activity": _seconds(status.get("last_activity")),
         "last_message": max(
-            filter(None, (_seconds(one.get("last_activity")) for one in [*listed, *shells])), default=None
+            filter(None, (_seconds(entry.get("last_activity")) for entry in [*listed, *shells])), default=None
         ),
     }
 

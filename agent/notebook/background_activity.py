@@ -1,5 +1,9 @@
-"""What a notebook does beside what its kernels say of themselves: a program started in a terminal or left behind by a cell,
-a thread that computes while its kernel counts as idle. For GPUs that tell neither use nor activity (slices of older ones)."""
+"""Detects activity of a notebook that its kernels do not report.
+
+Examples are a program in a terminal, a process left by a cell, or a thread that computes while its kernel
+counts as idle. It is used for GPUs that report neither utilisation nor processes, such as MIG instances of
+older models.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +13,25 @@ from pathlib import Path
 
 from agent.host.processes import Process
 
-IDLE_KERNEL_CPU_SHARE = 0.05  # of one CPU: a kernel that waits uses less
+IDLE_KERNEL_CPU_SHARE = 0.05  # of one CPU: an idle kernel uses less
 SHELLS = ("ash", "bash", "dash", "fish", "sh", "tcsh", "zsh")
 SERVER_MARKER, KERNEL_MARKER = b"gpupool_notebook", b"ipykernel_launcher"
 
 
 @dataclass
 class BackgroundActivity:
-    """Of one notebook. ``last`` is when anything was seen last (seconds since the epoch); what was before the first look counts as
-    something, since nobody knows."""
+    """The background activity of one notebook.
+
+    ``last``: time of the last activity in seconds since the epoch. The first look counts as activity, because
+    the earlier state is unknown.
+    """
 
     last: float | None = None
-    _cpu_seconds: dict[int, float] = field(default_factory=dict)  # of its kernels, at the look before
+    _cpu_seconds: dict[int, float] = field(default_factory=dict)  # of its kernels at the previous look
     _looked_at: float = 0.0
 
     def look(self, own: Iterable[Process], now: float) -> None:
-        """Take in the notebook's processes as they are."""
+        """Update the activity from the present processes of the notebook."""
         processes = list(own)
         kernels = {process.pid: process.cpu_seconds for process in processes if is_kernel(process.pid)}
         parents = {process.parent for process in processes}
@@ -45,12 +52,12 @@ class BackgroundActivity:
 
 
 def is_kernel(pid: int) -> bool:
-    """Whether this process is a notebook's Python kernel."""
+    """Return True if the process is a Python kernel of a notebook."""
     return KERNEL_MARKER in command_line(pid)
 
 
 def command_line(pid: int) -> bytes:
-    """As it was started; empty when it is gone."""
+    """Return the command line of a process; empty if it is gone."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

@@ -1,7 +1,8 @@
-"""Who may speak to a notebook server: only the edge, which has already asked the portal whether this person may.
+"""Authenticates requests to a notebook server: only the edge may send them, after it has checked the user's
+access.
 
-It proves itself with a secret header over a unix socket that nobody else can open. Jupyter's own token is not used: it would
-show in pages and in the kernels' environment, and it switches the XSRF check off.
+The edge sends a secret header over a unix socket that no other user can open. Jupyter's own token is not
+used: it would appear in pages and in the kernels' environment, and it disables the XSRF check.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ SECRET_HEADER = "X-Gpupool-Secret"
 
 
 class EdgeIdentityProvider(IdentityProvider):
-    """Accepts requests that carry the run's secret, as the owner, and no other."""
+    """Accepts only requests with the secret of the run, and treats them as requests of the owner."""
 
-    # Set once at the start of the server; not configurable, so they are in no configuration dump.
+    # Set once at the start of the server. Not configurable, so that they appear in no configuration dump.
     owner = "owner"
     secret = ""
 
     def get_user(self, handler: Any) -> User | None:
-        """The owner, or None: then the server answers 403."""
-        given = handler.request.headers.get(SECRET_HEADER, "")
-        if not self.secret or not hmac.compare_digest(given.encode(), self.secret.encode()):
+        """Return the owner, or None: then the server answers 403."""
+        secret = handler.request.headers.get(SECRET_HEADER, "")
+        if not self.secret or not hmac.compare_digest(secret.encode(), self.secret.encode()):
             return None
         return User(username=self.owner, name=self.owner, display_name=self.owner)
 

@@ -1,6 +1,6 @@
 """Starts JupyterLab for one run, inside its sandbox:  gpupool_notebook.py SECRET_FILE SOCKET HOME
 
-Only what a notebook needs is loaded: the lab and the terminals. No look for extensions or news on the network.
+It loads only the lab and the terminals, and does not search the network for extensions or news.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 MAX_SOCKET_PATH = 100
 KERNEL_SOCKET_NAME_LENGTH = len("/kernel-00000000-0000-0000-0000-000000000000-ipc-99")
-# Parts of the lab's page that are switched off: one asks about news on the network, the others look for language servers
-# through an extension of the server that is not loaded here.
+# Disabled parts of the lab: the first asks for news on the network; the others need a server extension for
+# language servers, which is not loaded here.
 DISABLED_EXTENSIONS = [
     "@jupyterlab/apputils-extension:announcements",
     "@jupyterlab/lsp-extension",
@@ -23,7 +23,10 @@ DISABLED_EXTENSIONS = [
 
 
 def _short_socket_path(socket: str) -> str:
-    """The same socket under a path that fits a socket address (outside a sandbox the real one can be too long)."""
+    """Return a path to the socket that fits into a socket address.
+
+    Outside a sandbox the real path can be too long.
+    """
     if len(socket) <= MAX_SOCKET_PATH:
         return socket
     folder = os.open(os.path.dirname(socket), os.O_PATH | os.O_DIRECTORY)
@@ -31,10 +34,11 @@ def _short_socket_path(socket: str) -> str:
 
 
 def _use_ipc_kernels(config: Any) -> None:
-    """Kernels are spoken to over unix sockets in the run's own folder: what a kernel prints goes to everybody who connects to
-    its port, unencrypted and unasked, so ports would show it to whoever shares the network.
+    """Connect kernels over unix sockets in the run's own folder instead of ports.
 
-    Where the folder's path does not fit a socket address (outside a sandbox it can be long) they stay on ports.
+    A kernel sends its output unencrypted to every client of its port, so any process in the same network
+    could read it. If the folder's path does not fit into a socket address, which can happen outside a
+    sandbox, ports are used.
     """
     folder = os.path.join(os.environ.get("TMPDIR", "/tmp"), "jupyter")
     if len(folder) + KERNEL_SOCKET_NAME_LENGTH <= MAX_SOCKET_PATH:
@@ -47,12 +51,12 @@ def _disable_extensions(_handler: object, page: dict[str, Any]) -> dict[str, Any
 
 
 def main(secret_file: str, socket: str, home: str) -> None:
-    """Serve until told to stop."""
+    """Serve until the process is stopped."""
     print("starting JupyterLab", flush=True)
-    # jsonschema (4.26) uses this module, where it is there, to check that texts are IRIs; no schema of a notebook server has such a
-    # format, and building its grammar takes two thirds of the CPU of the whole start (0.9 of 1.3 s).
+    # jsonschema (4.26) imports this optional module to check IRIs. No schema of a notebook server uses that
+    # format, and building its grammar takes two thirds of the CPU time of the start (0.9 of 1.3 s).
     sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
-    from gpupool_identity import EdgeIdentityProvider  # type: ignore[import-not-found]  # laid out beside this file
+    from gpupool_identity import EdgeIdentityProvider  # type: ignore[import-not-found]  # installed next to this file
     from jupyter_server.serverapp import ServerApp
     from traitlets.config import Config
 
@@ -68,10 +72,10 @@ def main(secret_file: str, socket: str, home: str) -> None:
     server.root_dir = home
     server.default_url = "/lab"
     server.open_browser = False
-    server.allow_remote_access = True  # which Host may be used is the edge's decision
+    server.allow_remote_access = True  # the edge decides which Host headers are allowed
     server.allow_unauthenticated_access = False
     server.terminals_enabled = True
-    server.allow_root = True  # the sandbox's only user may be root outside; it has no powers
+    server.allow_root = True  # the only user of the sandbox may be root outside; it has no capabilities
     server.disable_check_xsrf = False
     server.shutdown_no_activity_timeout = 0
     _use_ipc_kernels(config)
@@ -84,7 +88,7 @@ def main(secret_file: str, socket: str, home: str) -> None:
     config.FileContentsManager.delete_to_trash = False
     extensions = {"jupyterlab": True, "jupyter_server_terminals": True}
     application = ServerApp.instance(config=config, jpserver_extensions=extensions)
-    os.environ["JUPYTER_NO_CONFIG"] = "1"  # a file in the home must not keep the server from starting
+    os.environ["JUPYTER_NO_CONFIG"] = "1"  # a configuration file in the home must not prevent the start
     application.initialize(argv=[], find_extensions=False)
     del os.environ["JUPYTER_NO_CONFIG"]
     application.start()

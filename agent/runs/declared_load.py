@@ -1,4 +1,4 @@
-"""What a workload says of its own load: simulated GPUs show it."""
+"""Reads the load that a workload declares for simulated GPUs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ MAX_DECLARATION_BYTES = 4096
 
 
 def declared_load(run: LocalRun, pids: Iterable[int]) -> tuple[float | None, int | None]:
-    """(utilisation in per cent, memory in MiB) that the workload says of itself, each None where it says nothing.
+    """Return the declared (utilisation in percent, memory in MiB), each None if it is not declared.
 
-    The file counts before the environment of its processes (``pids``). The folder is the workload's: links are not followed
-    and little is read.
+    The file overrides the environment of the processes ``pids``. The workload owns the folder, so links are
+    not followed and only MAX_DECLARATION_BYTES are read.
     """
     try:
         descriptor = os.open(

@@ -1,6 +1,7 @@
-"""What a member of a gang finds in its environment: who the others are, in the words of the usual distributed launchers.
+"""Builds the environment of a member of a gang, with the variables of the common distributed launchers.
 
-One process per host is started here; what starts more of them on its host (torchrun, mpirun, Ray) finds its arguments ready.
+The agent starts one process per host. A launcher that starts more processes on its host, such as torchrun,
+mpirun or Ray, finds its arguments in the environment.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _HOST = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
 
 
 def gang_error(gang: GangWanted | None) -> str:
-    """What is wrong with a wanted gang: field, value and what is allowed. '' when nothing is."""
+    """Return what is wrong with a gang: field, value and what is allowed. '' if it is valid."""
     if gang is None:
         return ""
     if not 0 <= gang.rank < len(gang.members):
@@ -27,34 +28,37 @@ def gang_error(gang: GangWanted | None) -> str:
         return f"gang.port: {gang.port} is not from {MIN_RENDEZVOUS_PORT} to {MAX_RENDEZVOUS_PORT}"
     for number, member in enumerate(gang.members):
         if not _HOST.fullmatch(member.host) or not _ADDRESS.fullmatch(member.address):
-            return f"gang.members[{number}]: {member.host[:60]!r} at {member.address[:60]!r} is no host and its address"
+            value = f"{member.host[:60]!r} at {member.address[:60]!r}"
+            return f"gang.members[{number}]: {value} is not a host name and an address"
         if not 0 < member.units <= 10_000:
             return f"gang.members[{number}].units: {member.units} is not from 1 to 10000"
     return ""
 
 
 def awaits_go(wanted: RunWanted) -> bool:
-    """Is it a member of a gang that may not begin yet?"""
+    """Return True if the run is a member of a gang that may not start yet."""
     return wanted.gang is not None and not wanted.gang.go
 
 
 def distributed_environment(wanted: RunWanted, hardware: GpuInventory, interface: str) -> dict[str, str]:
-    """What distributed launchers and libraries look for. The workload's owner may set each of them otherwise.
+    """Return the variables of distributed launchers and libraries.
 
-    ``interface``: the network interface that has this host's address; '' when it is not known, and then nothing is said of it.
+    The workload's owner may override each of them.
+
+    ``interface``: the network interface with this host's address; '' if it is unknown.
     """
     gang = wanted.gang
     if gang is None:
         return {}
-    found = {"NCCL_P2P_LEVEL": "NVL"} if all_on_nvlink(wanted.unit_uuids, hardware) else {}
+    variables = {"NCCL_P2P_LEVEL": "NVL"} if all_on_nvlink(wanted.unit_uuids, hardware) else {}
     if not all(member.address for member in gang.members):
-        return found  # they cannot reach each other, or nobody knows where: no address is better than a wrong one
+        return variables  # the hosts cannot reach each other: no address is better than a wrong one
     if interface:
-        found |= {"NCCL_SOCKET_IFNAME": f"={interface}", "GLOO_SOCKET_IFNAME": interface}
+        variables |= {"NCCL_SOCKET_IFNAME": f"={interface}", "GLOO_SOCKET_IFNAME": interface}
     count, rank = str(len(gang.members)), str(gang.rank)
     first, units, port = gang.members[0].address, str(gang.members[gang.rank].units), str(gang.port)
     return {
-        **found,
+        **variables,
         "MASTER_ADDR": first,
         "MASTER_PORT": port,
         "WORLD_SIZE": count,
@@ -63,7 +67,7 @@ def distributed_environment(wanted: RunWanted, hardware: GpuInventory, interface
         "LOCAL_WORLD_SIZE": "1",
         "NODE_RANK": rank,
         "GROUP_RANK": rank,
-        # torchrun takes what is not among its arguments from PET_ and the argument's name.
+        # torchrun reads a missing argument from the variable PET_ARGUMENT.
         "PET_NNODES": count,
         "PET_NODE_RANK": rank,
         "PET_NPROC_PER_NODE": units,
@@ -74,7 +78,10 @@ def distributed_environment(wanted: RunWanted, hardware: GpuInventory, interface
 
 
 def contract_environment(wanted: RunWanted, hostfile: str) -> dict[str, str]:
-    """Our own words for the same, which nobody overrides. ``hostfile_text``: where the workload finds it."""
+    """Return the GPUPOOL_* variables of a gang, which cannot be overridden.
+
+    ``hostfile`` is the path of the host file in the sandbox.
+    """
     gang = wanted.gang
     if gang is None:
         return {}
@@ -88,12 +95,15 @@ def contract_environment(wanted: RunWanted, hostfile: str) -> dict[str, str]:
 
 
 def hostfile_text(gang: GangWanted) -> str:
-    """One line per host, as Open MPI and horovodrun read it."""
+    """Return the host file: one line per host in the format of Open MPI and horovodrun."""
     return "".join(f"{member.address or member.host} slots={member.units}\n" for member in gang.members)
 
 
 def all_on_nvlink(units: Iterable[str], hardware: GpuInventory) -> bool:
-    """Are these several whole GPUs of one NVLink group? False where the topology is not known."""
+    """Return True if the units are several whole GPUs of one NVLink group.
+
+    False if the topology is unknown.
+    """
     wanted = set(units)
     gpus = [
         gpu for gpu in hardware.gpus if any(unit.uuid in wanted and not unit.profile for unit in gpu.units)

@@ -1,4 +1,7 @@
-"""The operator's own programs around each run: a prolog before it starts, an epilog after it has ended. The shim runs them."""
+"""Configures the operator's programs around each run: a prolog before its start and an epilog after its end.
+
+The shim runs them.
+"""
 
 from __future__ import annotations
 
@@ -8,27 +11,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agent.host.system_path import SYSTEM_PATH
 from agent.isolation.launchers import SandboxRequest
 from agent.protocol import RunWanted
 
-DEFAULT_HOOK_TIMEOUT_SECONDS = 20.0  # less than a lease: until the epilog is over the run counts as not gone
-SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+DEFAULT_HOOK_TIMEOUT_SECONDS = 20.0  # less than a lease: the run counts as running until its epilog has ended
 
 
 class UnsafeHookError(ValueError):
-    """This program can't be a hook: says why."""
+    """A program that must not be used as a hook. The message is the reason."""
 
 
 @dataclass(frozen=True)
 class Hooks:
-    """Which programs this host runs around each run, and how long each may take."""
+    """The programs that this host runs around each run, and the time limit of each."""
 
     prolog: Path | None = None
     epilog: Path | None = None
     seconds: float = DEFAULT_HOOK_TIMEOUT_SECONDS
 
     def spec(self, wanted: RunWanted, box: SandboxRequest) -> dict[str, Any]:
-        """What the shim needs to run them; kept with the run, so that later options of the agent change nothing for it."""
+        """Return the part of the launch spec for the hooks.
+
+        It is stored with the run, so a restart of the agent with other options does not affect the run.
+        """
         named = {
             name: str(path)
             for name, path in (("prolog", self.prolog), ("epilog", self.epilog))
@@ -42,7 +48,7 @@ class Hooks:
 
 
 def hook_environment(wanted: RunWanted, box: SandboxRequest) -> dict[str, str]:
-    """The run as a hook finds it in its environment; docs/agent.md lists them. Paths are those of the host."""
+    """Return the environment of a hook, as docs/agent.md lists it. Paths are paths of the host."""
     return {
         "PATH": SYSTEM_PATH,
         "LANG": "C.UTF-8",
@@ -64,7 +70,11 @@ def hook_environment(wanted: RunWanted, box: SandboxRequest) -> dict[str, str]:
 
 
 def checked_hook_program(value: str) -> Path:
-    """The program of a hook. Raises UnsafeHookError: it runs with the agent's powers, so nobody else may be able to change it."""
+    """Return the path of a hook.
+
+    A hook runs with the privileges of the agent. Raises UnsafeHookError if other users could change or
+    replace it.
+    """
     path = Path(value)
     if not path.is_absolute():
         raise UnsafeHookError(f"{value!r} is not an absolute path")
@@ -76,21 +86,25 @@ def checked_hook_program(value: str) -> Path:
         raise UnsafeHookError(f"{value!r} is not a program that can be executed")
     if _writable_by_others(found):
         raise UnsafeHookError(
-            f"{value!r} can be changed by others: it has to be root's or the agent's, and written by its owner alone"
+            f"{value!r} can be changed by others: its owner must be root or the agent's user, "
+            "and only the owner may write to it"
         )
     for folder in {*path.parents, *path.resolve().parents}:
         about = folder.stat()
-        # Where a folder has the sticky bit (/tmp), others put files into it, but take none away.
+        # In a folder with the sticky bit, such as /tmp, other users cannot replace files.
         if _writable_by_others(about) and not (
             about.st_mode & stat.S_ISVTX and about.st_uid in (0, os.getuid())
         ):
             raise UnsafeHookError(
-                f"{value!r} can be replaced by others: {str(folder)!r} is theirs, or they may write there"
+                f"{value!r} can be replaced by others: they own {str(folder)!r} or may write to it"
             )
     return path
 
 
 def _writable_by_others(found: os.stat_result) -> bool:
-    """May anybody but root and the agent's user write there? Root's group is root."""
+    """Return True if a user other than root and the agent's user may write to it.
+
+    Members of root's group count as root.
+    """
     by_group = bool(found.st_mode & 0o020) and (found.st_gid != 0 or stat.S_ISREG(found.st_mode))
     return by_group or bool(found.st_mode & 0o002) or found.st_uid not in (0, os.getuid())

@@ -1,38 +1,56 @@
-"""What a run is started with: its box, its environment, and all that its shim has to know of it."""
+"""Builds the launch spec of a run: its sandbox, its environment and everything else that its shim needs."""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, Protocol
 
+from agent.gpu.reader import GpuInventory
 from agent.host.addresses import interface_of
-from agent.isolation.cgroups import CgroupLimits
+from agent.host.state import StateFolder
+from agent.host.system_path import SYSTEM_PATH
+from agent.isolation.cgroups import CgroupLimits, Cgroups
 from agent.isolation.launcher_choice import shim_entry_spec
-from agent.isolation.launchers import SandboxPaths, SandboxRequest, gpu_device_nodes
+from agent.isolation.launchers import Launcher, SandboxPaths, SandboxRequest, gpu_device_nodes
 from agent.isolation.team_users import RunPlacement
+from agent.isolation.workload_network import WorkloadNetwork
 from agent.protocol import RunWanted
 from agent.runs import gangs
-from agent.runs.hooks import SYSTEM_PATH
+from agent.runs.hooks import Hooks
 from agent.runs.local_run import LocalRun
 
-if TYPE_CHECKING:
-    from agent.runs.manager import RunManager
+
+class LaunchContext(Protocol):
+    """The parts of the run manager that a launch spec depends on."""
+
+    state: StateFolder
+    launcher: Launcher
+    hardware: GpuInventory
+    cgroups: Cgroups
+    network: WorkloadNetwork
+    hooks: Hooks
+    exposed: list[Path]
+    address: str
 
 
-def launch_spec(here: RunManager, run: LocalRun, wanted: RunWanted, place: RunPlacement) -> dict[str, Any]:
-    """What the shim starts and keeps the workload by. Makes its control groups and its network: takes long, and raises OSError."""
-    box = _sandbox_request(here, run, wanted, place)
-    here.launcher.prepare(box)
-    view = here.launcher.view(box)
-    launch = here.launcher.launch(box)
+def launch_spec(host: LaunchContext, run: LocalRun, wanted: RunWanted, place: RunPlacement) -> dict[str, Any]:
+    """Return the content of spec.json, by which the shim starts and supervises the workload.
+
+    Creates the control groups and the network of the run, which may take long. Raises OSError.
+    """
+    box = _sandbox_request(host, run, wanted, place)
+    host.launcher.prepare(box)
+    view = host.launcher.view(box)
+    launch = host.launcher.launch(box)
     nodes = gpu_device_nodes(box.devices)
-    limits = CgroupLimits(wanted.cpu_milli, wanted.memory_mib, here.cgroups.max_processes, nodes)
-    groups = here.cgroups.make(run.about["mark"], limits)
-    here.network.admit_user(box.user)
+    limits = CgroupLimits(wanted.cpu_milli, wanted.memory_mib, host.cgroups.max_processes, nodes)
+    groups = host.cgroups.make(run.about["mark"], limits)
+    host.network.admit_user(box.user)
     return {
-        **shim_entry_spec(here.launcher, launch),
-        "network": here.network.enter(run.about["mark"]),
+        **shim_entry_spec(host.launcher, launch),
+        "network": host.network.enter(run.about["mark"]),
         "argv": launch.argv,
         "cwd": launch.cwd,
         "cgroup_procs": groups.procs,
@@ -41,18 +59,18 @@ def launch_spec(here: RunManager, run: LocalRun, wanted: RunWanted, place: RunPl
             wanted,
             view,
             run.about["mark"],
-            gangs.distributed_environment(wanted, here.hardware, interface_of(here.address)),
+            gangs.distributed_environment(wanted, host.hardware, interface_of(host.address)),
         ),
         "checkpoint_dir": str(box.checkpoint),
         "signal_notice": wanted.kind == "job",
         "grace_seconds": max(0.0, wanted.grace_seconds),
         "max_runtime_seconds": max(0, wanted.max_runtime_seconds),
-        **here.hooks.spec(wanted, box),
+        **host.hooks.spec(wanted, box),
     }
 
 
 def _sandbox_request(
-    here: RunManager, run: LocalRun, wanted: RunWanted, place: RunPlacement
+    host: LaunchContext, run: LocalRun, wanted: RunWanted, place: RunPlacement
 ) -> SandboxRequest:
     box = SandboxRequest(
         command=[],
@@ -62,13 +80,13 @@ def _sandbox_request(
         inbox=run.folder / "in",
         outbox=run.folder / "out",
         tmp=run.folder / "tmp",
-        tools=here.state.tools,
-        devices=sorted({node for unit in wanted.unit_uuids for node in here.hardware.devices.get(unit, [])}),
-        exposed=here.exposed,
+        tools=host.state.tools,
+        devices=sorted({node for unit in wanted.unit_uuids for node in host.hardware.devices.get(unit, [])}),
+        exposed=host.exposed,
         user=place.user,
         memory_mib=wanted.memory_mib,
     )
-    view = here.launcher.view(box)
+    view = host.launcher.view(box)
     if wanted.kind == "notebook":
         box.command.extend(
             [sys.executable, str(view.tools / "notebook" / "gpupool_notebook.py"), str(view.inbox / "secret")]
@@ -80,25 +98,29 @@ def _sandbox_request(
 
 
 def _workload_environment(
-    wanted: RunWanted, view: SandboxPaths, mark: str, usual: dict[str, str]
+    wanted: RunWanted, view: SandboxPaths, mark: str, defaults: dict[str, str]
 ) -> dict[str, str]:
-    """The workload's whole environment: nothing of the agent's own, and the contract last, so that nobody overrides it."""
+    """Return the whole environment of the workload.
+
+    It contains nothing of the agent's own environment. The variables of the contract come last, so that a
+    workload cannot override them.
+    """
     programs = os.path.dirname(sys.executable)
-    asked = wanted.environment
+    requested = wanted.environment
     return {
         "LANG": "C.UTF-8",
         "SHELL": "/bin/bash",
         "PYTHONUNBUFFERED": "1",
         "TMPDIR": str(view.tmp),
-        **usual,
-        **asked,
+        **defaults,
+        **requested,
         "HOME": str(view.home),
         "USER": wanted.owner,
         "LOGNAME": wanted.owner,
         "PATH": ":".join(
-            filter(None, (str(view.tools / "bin"), asked.get("PATH", ""), programs, SYSTEM_PATH))
+            filter(None, (str(view.tools / "bin"), requested.get("PATH", ""), programs, SYSTEM_PATH))
         ),
-        "PYTHONPATH": ":".join(filter(None, (asked.get("PYTHONPATH", ""), str(view.tools / "python")))),
+        "PYTHONPATH": ":".join(filter(None, (requested.get("PYTHONPATH", ""), str(view.tools / "python")))),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": ",".join(wanted.unit_uuids),
         "NVIDIA_VISIBLE_DEVICES": ",".join(wanted.unit_uuids) or "void",

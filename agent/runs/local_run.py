@@ -1,6 +1,7 @@
-"""One run: what the agent knows of it, and the files that it shares with its shim.
+"""Holds the agent's state of one run, and writes the files that the run shares with its shim.
 
-They are written so that a full disk, which the workload itself can make, neither ends a workload nor keeps anybody from ending it.
+The workload itself can fill the disk. So these files are written in place into reserved space: a full disk
+neither ends a workload nor prevents the agent from stopping it.
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ from agent.runs import log_reader
 from agent.runs.reconcile import RunStatus
 
 ACKNOWLEDGEMENT_FILE = ".done"
-ORDER_FILE_BYTES, EXIT_FILE_BYTES = (
-    1024,
-    4096,
-)  # of the room that is kept for a run's orders, and for how it ended
+ORDER_FILE_BYTES = 1024  # reserved for the orders of a run
+EXIT_FILE_BYTES = 4096  # reserved for the end of a run
 LOG_MARK_BYTES = 40
 
 
 @dataclass
 class LocalRun:
-    """One run as this agent sees it. ``about`` is what was wanted, without secret and environment."""
+    """The agent's state of one run.
+
+    ``about`` is the content of run.json: the order without secret and environment.
+    """
 
     folder: Path
     about: dict[str, Any]
@@ -40,24 +42,23 @@ class LocalRun:
     stop_ordered: bool = False
     stopping: bool = False
     spawned_at: float = 0.0  # CLOCK_BOOTTIME
-    adopted: bool = False  # it was there when this agent started
+    adopted: bool = False  # True: started by an earlier agent
     step: str = ""
     ready: bool = False
     activity: dict[str, Any] = field(default_factory=dict)
     background: BackgroundActivity = field(default_factory=BackgroundActivity)
     checkpoint_at: float | None = None
-    saved: bool = False  # it has acknowledged a checkpoint since its notice
-    acknowledgement_before_notice: list[int] | None = None  # the acknowledgement as it stood then
-    word: os.stat_result | None = None  # its last acknowledgement of a checkpoint, as far as is known
+    saved: bool = False  # True: the workload has acknowledged a checkpoint since its notice
+    acknowledgement_before_notice: list[int] | None = None  # identity of the acknowledgement at the notice
+    acknowledgement: os.stat_result | None = None  # the last acknowledgement that could be read
     secret: str = ""
     reported_ended: bool = False
-    unnamed_since: float | None = None
+    undesired_since: float | None = None  # CLOCK_BOOTTIME of the first frame in a row that did not list it
     log_sent: int = 0
     exit_found_at: float | None = None  # CLOCK_BOOTTIME
-    gpu_events: list[str] | None = None  # what its GPUs told in its last minutes; None: they were not asked
-    epilog_ordered_at: float | None = (
-        None  # CLOCK_BOOTTIME: its shim was killed, so another process was started for the epilog
-    )
+    gpu_events: list[str] | None = None  # event codes of its GPUs in its last minutes; None: not yet known
+    # CLOCK_BOOTTIME of the start of a separate process for the epilog of a run whose shim was killed.
+    epilog_ordered_at: float | None = None
 
     @property
     def id(self) -> str:
@@ -77,11 +78,14 @@ class LocalRun:
 
     @property
     def socket(self) -> Path:
-        """Where it answers HTTP: a notebook always, a job if it wants to."""
+        """Path of the socket on which the workload answers HTTP.
+
+        Always for a notebook, optional for a job.
+        """
         return self.folder / "out" / ("notebook.sock" if self.is_notebook else "door.sock")
 
     def seen(self) -> RunSeen:
-        """What the server is told of it."""
+        """Return the observed state that is reported to the server."""
         return RunSeen(
             run=self.id,
             generation=self.about["generation"],
@@ -102,36 +106,33 @@ class LocalRun:
         )
 
     def held(self) -> RunStatus:
-        """What ``reconcile`` needs of it."""
-        told = self.reported_ended and log_reader.end_offset(self.folder / "log") <= self.log_sent
-        grace = self.about.get(
-            "grace_seconds", RunStatus.grace_seconds
-        )  # an agent of an earlier version did not note it
+        """Return the status that ``reconcile`` uses."""
+        reported = self.reported_ended and log_reader.end_offset(self.folder / "log") <= self.log_sent
+        # A run.json of an older agent lacks the field.
+        grace = self.about.get("grace_seconds", RunStatus.grace_seconds)
         limit = self.about.get("max_runtime_seconds")
         return RunStatus(
-            self.id, self.state, self.noticed, self.stop_ordered, told, self.unnamed_since, grace, limit
+            self.id, self.state, self.noticed, self.stop_ordered, reported, self.undesired_since, grace, limit
         )
 
 
 @dataclass
 class PendingStart:
-    """A start that has to wait until the last holder of its units is gone, or until its whole gang may begin."""
+    """A start that waits until its units are free, or until its whole gang may begin."""
 
     wanted: RunWanted
     since: float
     step: str
-    prepared: bool = False  # only the gang is waited for
-    begun: bool = False  # it is written down: nothing else is waited for
-    next_try_at: float = 0.0  # CLOCK_BOOTTIME: not looked at before
-    gpu_unreadable_since: float | None = (
-        None  # CLOCK_BOOTTIME: its GPUs can't be asked whether they are clean
-    )
-    lock_holder_text: str = ""  # who has the lock that no run of this host accounts for
-    asked_at: float = 0.0  # CLOCK_BOOTTIME: when that was looked for last
+    prepared: bool = False  # True: it waits only for the other members of its gang
+    begun: bool = False  # True: it is being recorded on the disk and waits for nothing else
+    next_try_at: float = 0.0  # CLOCK_BOOTTIME: not tried before
+    gpu_unreadable_since: float | None = None  # CLOCK_BOOTTIME
+    lock_holder_text: str = ""  # names a process that holds the lock and is part of no run
+    lock_holder_checked_at: float = 0.0  # CLOCK_BOOTTIME of the last search for that process
 
 
 def persisted_fields(wanted: RunWanted) -> dict[str, Any]:
-    """``LocalRun.about`` of a new run."""
+    """Return ``LocalRun.about`` of a new run."""
     return {
         "run": wanted.run,
         "workload": wanted.workload,
@@ -143,19 +144,24 @@ def persisted_fields(wanted: RunWanted) -> dict[str, Any]:
         "unit_uuids": list(wanted.unit_uuids),
         "grace_seconds": max(0.0, wanted.grace_seconds),
         "max_runtime_seconds": max(0, wanted.max_runtime_seconds),
-        "mark": secrets.token_hex(
-            8
-        ),  # in the environment of its processes: tells them from every other run's
+        # In the environment of the run's processes, which are identified by it.
+        "mark": secrets.token_hex(8),
     }
 
 
-def acknowledgement_identity(word: os.stat_result | None) -> list[int] | None:
-    """What tells one acknowledgement from another, whatever the clock of the file system says, as the shim does it."""
-    return [word.st_ino, word.st_mtime_ns, word.st_ctime_ns] if word else None
+def acknowledgement_identity(found: os.stat_result | None) -> list[int] | None:
+    """Return a value that differs between two acknowledgements, also if the clock was set back.
+
+    The shim does the same.
+    """
+    return [found.st_ino, found.st_mtime_ns, found.st_ctime_ns] if found else None
 
 
 def read_acknowledgement(checkpoint: Path) -> os.stat_result | None:
-    """The workload's word in its checkpoint folder, if there is one. A link is none."""
+    """Return the stat of the acknowledgement in the checkpoint folder, or None.
+
+    A symbolic link does not count.
+    """
     try:
         found = os.lstat(checkpoint / ACKNOWLEDGEMENT_FILE)
     except OSError:
@@ -164,7 +170,7 @@ def read_acknowledgement(checkpoint: Path) -> os.stat_result | None:
 
 
 def is_socket(path: Path) -> bool:
-    """Is there a socket? The folder is the workload's: a link to one is none."""
+    """Return True if ``path`` is a socket. The workload owns the folder: a symbolic link does not count."""
     try:
         return stat.S_ISSOCK(os.lstat(path).st_mode)
     except OSError:
@@ -172,29 +178,35 @@ def is_socket(path: Path) -> bool:
 
 
 def write_lease(folder: Path, until: float) -> None:
-    """So that a full disk does not end a workload."""
+    """Write the lease of a run (CLOCK_BOOTTIME) in place: a full disk must not end a workload."""
     _write_in_place(folder / "lease", f"{until:020.3f}")
 
 
 def write_order(folder: Path, order: dict[str, Any]) -> None:
-    """So that a full disk, which the workload itself can make, keeps nobody from stopping it."""
+    """Write the orders of a run in place: a workload that fills the disk must still be stoppable."""
     _write_in_place(folder / "order.json", json.dumps(order).ljust(ORDER_FILE_BYTES))
 
 
 def write_log_mark(folder: Path, offset: int) -> None:
-    """The server has the log up to ``offset``. Not synced: a mark that is lost is a log that is sent again."""
+    """Record that the server has the log up to ``offset``.
+
+    Not synced: after a lost mark the log is sent again.
+    """
     _write_in_place(folder / "log_sent.json", json.dumps({"offset": offset}).ljust(LOG_MARK_BYTES))
 
 
 def reserve_exit_space(folder: Path) -> None:
-    """For what has to be written of the run however full the disk is."""
+    """Reserve disk space for the files of the run that must be writable on a full disk."""
     write_order(folder, {})
     (folder / "exit.room").write_bytes(b" " * EXIT_FILE_BYTES)
     write_log_mark(folder, 0)
 
 
 def write_exit_file(folder: Path, ended: dict[str, Any]) -> None:
-    """Into the room that was kept for it where the disk is full: as long as a run has not ended, its GPUs are held."""
+    """Write how a run ended; on a full disk, into the space reserved for it.
+
+    Its GPUs are held until this is written.
+    """
     try:
         write_json(folder / "exit.json", ended)
     except OSError as error:
@@ -206,7 +218,10 @@ def write_exit_file(folder: Path, ended: dict[str, Any]) -> None:
 
 
 def _write_in_place(path: Path, text: str) -> None:
-    """Over what is there and always as long, so that it takes no room on the disk. Not synced: after a crash nothing runs."""
+    """Overwrite a file of constant size, which needs no disk space.
+
+    Not synced: after a crash of the host nothing runs.
+    """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.pwrite(descriptor, text.encode(), 0)

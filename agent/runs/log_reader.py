@@ -1,4 +1,4 @@
-"""A run's output as the shim keeps it, read from any byte on."""
+"""Reads the log of a run, which the shim writes in segments, from any byte offset."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ MAX_CHUNK_BYTES = 1 << 16
 def read_chunk(
     folder: Path, offset: int, *, ended: bool, limit: int = MAX_CHUNK_BYTES
 ) -> tuple[int, str, int]:
-    """(offset, text, next offset) of the next piece at or after ``offset``; no text when there is none yet.
+    """Return (offset, text, next offset) of the next chunk at or after ``offset``; the text is '' if there is
+    none yet.
 
-    A byte that is no UTF-8 (and NUL, which the wire refuses) becomes one "?", so the text has as many bytes as the log. A
-    character that is only half written waits, unless the run has ``ended``. Where the asked bytes were rotated away the
-    piece begins later.
+    A byte that is not UTF-8, or NUL, which the protocol rejects, becomes one "?", so the text has as many
+    bytes as the log. An incomplete character at the end is left for the next chunk, unless the run has
+    ``ended``. If the requested bytes were rotated away, the chunk begins later.
     """
     segments = sorted((int(path.name), path) for path in folder.glob("[0-9]*")) if folder.is_dir() else []
     for first, path in segments:
@@ -24,7 +25,7 @@ def read_chunk(
         try:
             data, is_rest = _read_segment(path, begin - first, limit)
         except FileNotFoundError:
-            continue  # a loud workload: it was rotated away since the list was made
+            continue  # rotated away since the folder was listed
         if data:
             last = path == segments[-1][1]
             if not (ended and is_rest and last):
@@ -34,7 +35,7 @@ def read_chunk(
 
 
 def _read_segment(path: Path, at: int, limit: int) -> tuple[bytes, bool]:
-    """Bytes of a segment from ``at`` on, and whether that is the rest of it. Raises FileNotFoundError."""
+    """Return the bytes of a segment from ``at``, and True if they reach its end. Raises FileNotFoundError."""
     with path.open("rb") as file:
         file.seek(at)
         data = file.read(limit)
@@ -42,7 +43,7 @@ def _read_segment(path: Path, at: int, limit: int) -> tuple[bytes, bool]:
 
 
 def end_offset(folder: Path) -> int:
-    """The offset after the last byte; 0 where there is no log."""
+    """Return the offset after the last byte; 0 if there is no log."""
     segments = (
         sorted(((int(path.name), path) for path in folder.glob("[0-9]*")), reverse=True)
         if folder.is_dir()
@@ -55,7 +56,7 @@ def end_offset(folder: Path) -> int:
 
 
 def _incomplete_bytes(data: bytes) -> int:
-    """How many bytes at the end begin a character that is not all there."""
+    """Return the number of bytes at the end that are an incomplete character."""
     for back in range(1, min(3, len(data)) + 1):
         byte = data[-back]
         if byte & 0xC0 == 0x80:

@@ -1,4 +1,4 @@
-"""Runs whose shim is gone without a word: what is left of them is ended, and how they ended is found out."""
+"""Ends orphaned runs: runs whose shim has died without writing how the run ended."""
 
 from __future__ import annotations
 
@@ -15,41 +15,45 @@ from typing import Any
 from agent.host import processes
 from agent.host.clock import boot_id, boottime
 from agent.host.durable_files import read_json
+from agent.host.system_path import SYSTEM_PATH
 from agent.isolation.cgroups import Cgroups
-from agent.runs.hooks import SYSTEM_PATH
 from agent.runs.local_run import LocalRun, write_exit_file
 
 log = logging.getLogger("agent.runs.orphaned_runs")
 
 SHIM_START_SECONDS = 15.0
-EPILOG_MARGIN_SECONDS = 2.0  # after its time, for the shim that runs it to end it
+EPILOG_MARGIN_SECONDS = 2.0  # beyond its time limit, for the shim that runs it to kill it
 
 
 class OrphanedRuns:
-    """Those of one host. ``tools``: where the shim's program lies."""
+    """The orphaned runs of one host. ``tools`` is the folder that contains the shim."""
 
     def __init__(self, tools: Path, cgroups: Cgroups) -> None:
         self._tools = tools
         self._cgroups = cgroups
 
     def end(self, run: LocalRun) -> dict[str, Any] | None:
-        """How it ended, as it is written down now; None while something of it is left. Raises OSError."""
-        ended: dict[str, Any] | None = read_json(
-            run.folder / "exit.json"
-        )  # it may have ended between our two looks
+        """Kill the remaining processes of a run.
+
+        Return how it ended, or None while a process or its epilog remains.
+
+        Writes exit.json before it returns the end. Raises OSError.
+        """
+        # The shim may have written it since the caller looked.
+        ended: dict[str, Any] | None = read_json(run.folder / "exit.json")
         if ended is None:
             if self._kill_rest(run) or not self._epilog_is_over(run):
-                return None  # not empty yet: look again
-            ended = self._end_of_lost(run)
+                return None
+            ended = self._end_of_orphan(run)
             write_exit_file(run.folder, ended)
         return ended
 
-    def _end_of_lost(self, run: LocalRun) -> dict[str, Any]:
-        begun = read_json(run.folder / "epilog.json")
-        if begun is not None:
-            told: dict[str, Any] = begun["ended"]  # the workload had ended before its shim was killed
-            if "killed" in told:
-                return told
+    def _end_of_orphan(self, run: LocalRun) -> dict[str, Any]:
+        epilog = read_json(run.folder / "epilog.json")
+        if epilog is not None:
+            ended: dict[str, Any] = epilog["ended"]  # the workload had ended before its shim was killed
+            if "killed" in ended:
+                return ended
         if run.shim:
             outcome, why = (
                 "host_lost",
@@ -60,24 +64,26 @@ class OrphanedRuns:
         return {"outcome": outcome, "exit_code": None, "ended_at": time.time(), "error": why, "killed": True}
 
     def _epilog_is_over(self, run: LocalRun) -> bool:
-        """Whether the operator's epilog, if any, has run. It is started here where the shim was killed before it could."""
+        """Return True if the operator's epilog has run or there is none.
+
+        Starts it if the shim was killed before that.
+        """
         hooks = (read_json(run.folder / "spec.json") or {}).get("hooks", {})
         if not run.shim or not hooks.get("epilog"):
             return True
-        begun, now = read_json(run.folder / "epilog.json"), boottime()
-        if begun is None:
+        epilog, now = read_json(run.folder / "epilog.json"), boottime()
+        if epilog is None:
             if run.epilog_ordered_at is None:
                 run.epilog_ordered_at = now
                 self._spawn_epilog(run)
-            return (
-                now - run.epilog_ordered_at > SHIM_START_SECONDS
-            )  # it could not be started: the log says why
-        if begun["boot_id"] != boot_id() or not processes.is_alive(begun["pid"], begun["start_ticks"]):
+            # After this time it counts as failed to start; the log says why.
+            return now - run.epilog_ordered_at > SHIM_START_SECONDS
+        if epilog["boot_id"] != boot_id() or not processes.is_alive(epilog["pid"], epilog["start_ticks"]):
             return True
-        if now > begun["until"] + EPILOG_MARGIN_SECONDS:
+        if now > epilog["until"] + EPILOG_MARGIN_SECONDS:
             for pid in [
-                begun["pid"],
-                *(each.pid for each in processes.descendants(processes.scan(), begun["pid"])),
+                epilog["pid"],
+                *(process.pid for process in processes.descendants(processes.scan(), epilog["pid"])),
             ]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -101,17 +107,20 @@ class OrphanedRuns:
             log.error("run %s: its epilog could not be started: %s", run.id, error)
 
     def _kill_rest(self, run: LocalRun) -> bool:
-        """KILL every process that is in the run's control groups, still carries its mark (which a process may take off), or was
-        left to its guard; whether there was one."""
+        """KILL every remaining process of a run. Return True if there was one.
+
+        A process is part of the run if it is in its control groups, has its mark in its environment (which a
+        process can remove), or is a child of its guard.
+        """
         mark = f"GPUPOOL_MARK={run.about['mark']}".encode()
         grouped = self._cgroups.members(run.about["mark"])
-        everything = processes.scan()
-        guarded = _orphans_of_guard(run, everything)
+        all_processes = processes.scan()
+        guarded = _orphans_of_guard(run, all_processes)
         found = False
-        for pid in everything:
-            if (
-                pid in guarded or mark in processes.environment_entries(pid) or pid in grouped
-            ):  # what can't be read is not ours to end
+        for pid in all_processes:
+            # A process whose environment cannot be read has no entries here: it is not a process of this
+            # agent.
+            if pid in guarded or mark in processes.environment_entries(pid) or pid in grouped:
                 found = True
                 try:
                     os.kill(pid, signal.SIGKILL)
@@ -120,17 +129,20 @@ class OrphanedRuns:
         return found
 
 
-def _orphans_of_guard(run: LocalRun, everything: dict[int, processes.Process]) -> set[int]:
-    """Pids of what fell to the guard when the shim was killed, without the operator's epilog, which has a time of its own."""
+def _orphans_of_guard(run: LocalRun, all_processes: dict[int, processes.Process]) -> set[int]:
+    """Return the pids below the guard, which inherits the processes of a killed shim.
+
+    Without the operator's epilog, which has its own time limit.
+    """
     guard = run.shim.get("guard") or {}
     if run.shim.get("boot_id") != boot_id() or not processes.is_alive(
         guard.get("pid", 0), guard.get("start_ticks", 0)
     ):
         return set()
-    begun = read_json(run.folder / "epilog.json") or {}
-    spared = (
-        {begun["pid"], *(each.pid for each in processes.descendants(everything, begun["pid"]))}
-        if begun
+    epilog = read_json(run.folder / "epilog.json") or {}
+    epilog_pids = (
+        {epilog["pid"], *(process.pid for process in processes.descendants(all_processes, epilog["pid"]))}
+        if epilog
         else set()
     )
-    return {each.pid for each in processes.descendants(everything, guard["pid"])} - spared
+    return {process.pid for process in processes.descendants(all_processes, guard["pid"])} - epilog_pids

@@ -1,7 +1,8 @@
-"""What to do now: a pure function of what the server wants and what this host has.
+"""Plans the actions that bring this host to its desired state: a pure function of the desired and the
+observed state.
 
-Nothing here remembers a message. Each time, everything wanted is compared with everything there is, so a lost, doubled, late
-or reordered frame changes nothing that the next one does not put right.
+Nothing here remembers a frame. Each call compares the whole desired state with all runs of the host, so the
+next frame corrects the effect of a lost, duplicated, late or reordered one.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from agent.runs import gangs
 
 VERBS = ("start", "notice", "stop")
 KINDS = ("job", "notebook")
-# Codes of a stop that are outcomes in their own right; any other code (an eviction, say) ends as cancelled.
+# Stop codes that are also outcomes; a run stopped with any other code, such as an eviction, ends as
+# cancelled.
 STOP_OUTCOMES = ("cancelled", "time_limit", "idle", "drained", "gpu_error")
-MAX_NUMBER = 1 << 40  # seconds, and as much of anything else that is counted
+MAX_NUMBER = 1 << 40  # of seconds, CPU and memory
 _ID_PATTERN = re.compile(r"[A-Za-z0-9-]{1,64}")
 _OWNER_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,127}")
 _VARIABLE_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
@@ -25,16 +27,16 @@ _VARIABLE_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 
 @dataclass(frozen=True)
 class RunStatus:
-    """One run as this host has it. ``state``: starting, running, stopping or ended."""
+    """The status of one run of this host. ``state``: starting, running, stopping or ended."""
 
     run: str
     state: str
     noticed: bool = False
     stop_ordered: bool = False
-    reported_ended: bool = False  # a frame that said so went out, and its whole log
-    unnamed_since: float | None = None  # CLOCK_BOOTTIME of the first frame in a row that did not name it
-    grace_seconds: float = 30.0  # of its pool when it was started
-    max_runtime_seconds: int | None = None  # as it was last told its shim; 0: none; None: not known
+    reported_ended: bool = False  # its end and its whole log were sent
+    undesired_since: float | None = None  # CLOCK_BOOTTIME of the first frame in a row that did not list it
+    grace_seconds: float = 30.0  # the setting of its pool when it was started
+    max_runtime_seconds: int | None = None  # the last limit sent to its shim; 0: none; None: unknown
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class StartRun:
 
 @dataclass(frozen=True)
 class RefuseRun:
-    """Never start it; report it as ended with ``outcome``, so that the server can close it."""
+    """Do not start the run. Report it as ended with ``outcome``, so that the server can close it."""
 
     wanted: RunWanted
     outcome: str
@@ -58,14 +60,14 @@ class SendNotice:
 
 @dataclass(frozen=True)
 class WithdrawNotice:
-    """The notice no longer holds."""
+    """Withdraw the notice of a run."""
 
     run: str
 
 
 @dataclass(frozen=True)
 class ChangeTimeLimit:
-    """It may run longer, or less long, than its shim was told. ``seconds`` from its beginning; 0: as long as it likes."""
+    """Change the time limit of a run. ``seconds`` count from its beginning; 0 means no limit."""
 
     run: str
     seconds: int
@@ -73,8 +75,11 @@ class ChangeTimeLimit:
 
 @dataclass(frozen=True)
 class StopRun:
-    """``whatever``: it ends as ``outcome`` also when it saved its work or had to be killed. ``why``: in words. ``host_full``: it
-    goes because the host's disk ran low."""
+    """Stop a run.
+
+    ``whatever``: it ends as ``outcome`` even if it saved its work or had to be killed. ``why``: a sentence
+    for its user. ``host_full``: it is stopped because the disk of the host runs low.
+    """
 
     run: str
     outcome: str
@@ -86,7 +91,7 @@ class StopRun:
 
 @dataclass(frozen=True)
 class ForgetRun:
-    """It ended, the server knows: its folder may go."""
+    """Remove the folder of an ended run, whose end the server has recorded."""
 
     run: str
 
@@ -102,17 +107,18 @@ def plan_actions(
     known_units: frozenset[str],
     heard_at: float,
 ) -> list[Action]:
-    """The actions that bring this host nearer to ``desired``; none when it is there.
+    """Return the actions that bring this host to ``desired``; none if it is already there.
 
-    ``refusal(generation, units)`` says why a claim is not new ('' when it is). ``heard_at``: CLOCK_BOOTTIME of the last frame that
-    was not older than one before it. A run that the server does not name is stopped only when another frame says so two polls
-    after the first: one stale frame stops nobody, whatever silence follows it.
+    ``refusal(generation, units)`` returns why a generation may not start; '' if it is new. ``heard_at`` is
+    the CLOCK_BOOTTIME of the last frame that was not out of order. A run that the server does not list is
+    stopped only after a second such frame at least two polls after the first: one stale frame never stops a
+    run.
     """
     actions: list[Action] = []
-    here = {run.run: run for run in held}
+    runs = {run.run: run for run in held}
     named = {wanted.run for wanted in desired.runs}
     for wanted in sorted(desired.runs, key=lambda wanted: wanted.generation):
-        run = here.get(wanted.run)
+        run = runs.get(wanted.run)
         action = (
             _action_for_new_run(wanted, refusal, known_units)
             if run is None
@@ -120,12 +126,11 @@ def plan_actions(
         )
         if action is not None:
             actions.append(action)
-            here.setdefault(
-                wanted.run, RunStatus(wanted.run, "starting")
-            )  # a frame that names a run twice starts it once
+            # A frame that lists a run twice starts it once.
+            runs.setdefault(wanted.run, RunStatus(wanted.run, "starting"))
     patience = 2 * desired.poll_seconds
-    for run in here.values():
-        if run.run in named or run.unnamed_since is None or heard_at - run.unnamed_since < patience:
+    for run in runs.values():
+        if run.run in named or run.undesired_since is None or heard_at - run.undesired_since < patience:
             continue
         if run.state != "ended":
             if not run.stop_ordered:
@@ -138,10 +143,10 @@ def plan_actions(
 def _action_for_new_run(
     wanted: RunWanted, refusal: Callable[[int, list[str]], str], known: frozenset[str]
 ) -> Action | None:
-    """For a run this host has never had."""
-    wrong = validation_error(wanted, known)
-    if wrong:
-        return RefuseRun(wanted, "start_failed", wrong) if _ID_PATTERN.fullmatch(wanted.run) else None
+    """Return the action for a run that this host does not know."""
+    problem = validation_error(wanted, known)
+    if problem:
+        return RefuseRun(wanted, "start_failed", problem) if _ID_PATTERN.fullmatch(wanted.run) else None
     if wanted.verb == "stop":
         return RefuseRun(wanted, outcome_of_stop(wanted.code), "stopped before it began")
     stale = refusal(wanted.generation, wanted.unit_uuids)
@@ -151,7 +156,7 @@ def _action_for_new_run(
 
 
 def _action_for_known_run(wanted: RunWanted, run: RunStatus) -> Action | None:
-    """For a run this host has."""
+    """Return the action for a run of this host."""
     if run.state == "ended" or run.stop_ordered:
         return None
     if wanted.verb == "stop":
@@ -169,12 +174,13 @@ def _action_for_known_run(wanted: RunWanted, run: RunStatus) -> Action | None:
 
 
 def outcome_of_stop(code: str) -> str:
-    """What a run ends as that goes when it is told to stop for ``code``."""
+    """Return the outcome of a run that ends after a stop with ``code``."""
     return code if code in STOP_OUTCOMES else "cancelled"
 
 
+# Not split: one check per field.
 def validation_error(wanted: RunWanted, known_units: frozenset[str]) -> str:
-    """What is wrong with a wanted run: field, value and what is allowed. '' when nothing is."""
+    """Return what is wrong with an order: field, value and what is allowed. '' if it is valid."""
     for field, pattern, allowed in (
         ("run", _ID_PATTERN, "letters, digits and -"),
         ("workload", _ID_PATTERN, "letters, digits and -"),
@@ -194,9 +200,9 @@ def validation_error(wanted: RunWanted, known_units: frozenset[str]) -> str:
     for field in ("cpu_milli", "memory_mib", "max_runtime_seconds"):
         if not 0 <= getattr(wanted, field) < MAX_NUMBER:
             return f"{field}: {getattr(wanted, field)} is not a whole number from 0 on"
-    strange = sorted(set(wanted.unit_uuids) - known_units)
-    if strange:
-        return f"unit_uuids: {strange[0][:60]!r} is not on this host"
+    unknown = sorted(set(wanted.unit_uuids) - known_units)
+    if unknown:
+        return f"unit_uuids: {unknown[0][:60]!r} is not on this host"
     for name in wanted.environment:
         if not _VARIABLE_PATTERN.fullmatch(name):
             return f"environment: {name[:60]!r} is not a name of letters, digits and _"

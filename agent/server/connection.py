@@ -1,4 +1,4 @@
-"""The agent's line to the edge: joining, the sync WebSocket, and coming back when it breaks."""
+"""Connects the agent to the edge: joins the pool, renews the credential and keeps the sync WebSocket open."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -36,41 +36,44 @@ from agent.protocol import (
     parse,
 )
 from agent.server import host_key
-
-if TYPE_CHECKING:
-    from agent.daemon import Agent
+from agent.server.reporting import ServerReporter
 
 log = logging.getLogger("agent.server.connection")
 
 FIRST_RETRY_SECONDS = 0.25
 MAX_RETRY_SECONDS = 8.0
-MAX_RETRY_POLLS = 2.0  # a third of a lease: where leases are short, coming back must not take a whole one
+MAX_RETRY_POLLS = 2.0  # a third of a lease: with short leases a reconnection must not take a whole lease
 REJECTED_RETRY_SECONDS = 30.0
 HEARTBEAT_SECONDS = 15.0
 CONNECT_SECONDS = 20.0
 MAX_FRAME_BYTES = 16 << 20
 MAX_JOIN_ANSWER_BYTES = 1 << 16
-LOG_SEND_INTERVAL_SECONDS = 0.4  # how often running workloads' logs are looked at
+LOG_SEND_INTERVAL_SECONDS = 0.4  # between two reads of the logs of running workloads
 MIN_REPORT_INTERVAL_SECONDS = 0.05  # between two Observed frames
-UNANSWERED_POLLS = (
-    2.0  # a report without news waits so long for the answer to the last one: well within the lease
-)
+# A report without changes waits this many polls for the answer to the last one, which is well within the
+# lease.
+UNANSWERED_POLLS = 2.0
 
 
 class ServerRejectedError(Exception):
-    """The server said no."""
+    """The server rejected this agent."""
 
 
 async def join_pool(
     session: aiohttp.ClientSession, edge: str, state: StateFolder, token: str, host: str
 ) -> None:
-    """Trade a single-use token for this host's credential. Raises ServerRejectedError, or aiohttp.ClientError while the edge is away."""
+    """Exchange a single-use join token for the credential of this host.
+
+    Raises ServerRejectedError, or aiohttp.ClientError while the edge is unavailable.
+    """
     public_key, signature = await _proof_of_key(state, host, token)
     request = JoinRequest(VERSION, token, host, state.identity.instance, boot_id(), public_key, signature)
     try:
         joined = await _post_json(session, edge + JOIN_PATH, request, JoinAnswer)
-    except _RequestRejectedError as no:
-        raise ServerRejectedError(f"--join-token: the server refused it ({no.status}): {no}") from None
+    except _RequestRejectedError as rejection:
+        raise ServerRejectedError(
+            f"--join-token: the server refused it ({rejection.status}): {rejection}"
+        ) from None
     except ProtocolError as error:
         raise ServerRejectedError(f"--edge: {edge} is not a gpupool edge: {error}") from None
     state.remember(host=joined.host, credential=joined.credential, expires_at=joined.credential_expires_at)
@@ -78,7 +81,10 @@ async def join_pool(
 
 
 async def _proof_of_key(state: StateFolder, host: str, token: str) -> tuple[str, str]:
-    """The host's public key, and the proof that it holds the private one; both empty where there can be none."""
+    """Return the host's public key and a signature that proves it holds the private key.
+
+    ('', '') without a key.
+    """
     try:
         return await host_key.public_key(state.key), await host_key.sign(
             state.key, host_key.join_message(host, token)
@@ -89,33 +95,33 @@ async def _proof_of_key(state: StateFolder, host: str, token: str) -> tuple[str,
 
 
 async def renew_credential(session: aiohttp.ClientSession, edge: str, state: StateFolder) -> bool:
-    """A new credential for one that has run out, by signing what the server asks. False when it does not agree to that.
+    """Renew an expired credential by signing the server's challenge. Return False if the server rejects that.
 
-    Raises aiohttp.ClientError while the edge is away.
+    Raises aiohttp.ClientError while the edge is unavailable.
     """
     if not state.key.exists():
         return False
     headers = {"Authorization": f"Bearer {state.identity.credential}"}
     try:
-        asked = await _post_json(session, edge + RENEW_PATH, RenewRequest(VERSION), RenewAnswer, headers)
+        challenge = await _post_json(session, edge + RENEW_PATH, RenewRequest(VERSION), RenewAnswer, headers)
         proof = RenewRequest(
             VERSION,
-            asked.challenge,
-            await host_key.sign(state.key, host_key.renewal_message(asked.challenge)),
+            challenge.challenge,
+            await host_key.sign(state.key, host_key.renewal_message(challenge.challenge)),
         )
-        given = await _post_json(session, edge + RENEW_PATH, proof, RenewAnswer, headers)
-    except (_RequestRejectedError, ProtocolError, host_key.HostKeyError) as no:
-        log.warning("the credential can't be renewed: %s", no)
+        renewed = await _post_json(session, edge + RENEW_PATH, proof, RenewAnswer, headers)
+    except (_RequestRejectedError, ProtocolError, host_key.HostKeyError) as error:
+        log.warning("the credential can't be renewed: %s", error)
         return False
     state.remember(
-        host=state.identity.host, credential=given.credential, expires_at=given.credential_expires_at
+        host=state.identity.host, credential=renewed.credential, expires_at=renewed.credential_expires_at
     )
-    log.info("the credential had run out: it is renewed")
+    log.info("the credential had expired: it is renewed")
     return True
 
 
 class _RequestRejectedError(Exception):
-    """The server's refusal of a request, in its words."""
+    """The server rejected a request. ``status`` is the HTTP status; the message is the server's reason."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -132,17 +138,21 @@ async def _post_json(
     kind: type[T],
     headers: dict[str, str] | None = None,
 ) -> T:
-    """Ask, and give the answer. Raises _SaidNo, ProtocolError, aiohttp.ClientError, and TimeoutError when there is none in time."""
-    whole = aiohttp.ClientTimeout(total=CONNECT_SECONDS)
-    async with session.post(url, json=dataclasses.asdict(request), headers=headers, timeout=whole) as answer:
+    """Post a request and return the parsed answer.
+
+    Raises _RequestRejectedError, ProtocolError, aiohttp.ClientError, and TimeoutError after CONNECT_SECONDS.
+    """
+    timeout = aiohttp.ClientTimeout(total=CONNECT_SECONDS)
+    async with session.post(
+        url, json=dataclasses.asdict(request), headers=headers, timeout=timeout
+    ) as answer:
         body = (await answer.content.read(MAX_JOIN_ANSWER_BYTES)).decode("utf-8", "replace")
         if answer.status >= 500:
             raise aiohttp.ClientError(f"the edge answered {answer.status} to {url.rpartition('/')[2]}")
         if answer.status != 200:
             reason = _rejection_reason(body)
-            if (
-                answer.status == 404 or not reason
-            ):  # the portal, say: an edge has this path, and gives reasons
+            # Not an edge, such as the portal: an edge has this path and gives a reason.
+            if answer.status == 404 or not reason:
                 raise ProtocolError(f"it answered {answer.status} to {urlsplit(url).path}")
             raise _RequestRejectedError(answer.status, reason)
         try:
@@ -154,7 +164,7 @@ async def _post_json(
 
 
 def _rejection_reason(body: str) -> str:
-    """What a refusal says of itself; '' where it is none of an edge."""
+    """Return the reason in a rejection; '' if the body is not from an edge."""
     try:
         data = json.loads(body)
         return str(next(data[key] for key in ("reason", "detail", "error", "message") if key in data))[:200]
@@ -162,12 +172,32 @@ def _rejection_reason(body: str) -> str:
         return ""
 
 
+class SyncHandler(Protocol):
+    """The agent, as its sync connection uses it."""
+
+    state: StateFolder
+    reporter: ServerReporter
+    poll_seconds: float
+
+    def on_connect(self) -> None:
+        """Handle a new connection, on which nothing has been sent yet."""
+
+    def on_disconnect(self) -> None:
+        """Handle the end of the connection."""
+
+    async def on_desired(self, desired: Desired, leased_from: float) -> None:
+        """Apply a desired state.
+
+        ``leased_from``: CLOCK_BOOTTIME from which the server counts this host's lease.
+        """
+
+
 class SyncConnection:
-    """Keeps one sync WebSocket for ever. What is to be said comes from the Agent; what is heard goes to it."""
+    """Keeps one sync WebSocket open, sends the reports of the agent and passes desired states to it."""
 
     def __init__(
         self,
-        agent: Agent,
+        agent: SyncHandler,
         session: aiohttp.ClientSession,
         edge: str,
         rejoin: Callable[[], Awaitable[None]] | None,
@@ -177,19 +207,17 @@ class SyncConnection:
         self._edge = edge
         self._rejoin = rejoin
         self._sequence = 0
-        self._answered = 0  # the last Observed that the server has handled
-        self._sent_at: dict[
-            int, float
-        ] = {}  # CLOCK_BOOTTIME at which each Observed of this connection went out
-        self._is_up: bool | None = None  # as the log has it; None: it says nothing yet
+        self._answered = 0  # sequence of the last Observed that the server has handled
+        self._sent_at: dict[int, float] = {}  # CLOCK_BOOTTIME of sending, by sequence, on this connection
+        self._is_up: bool | None = None  # the last state in the log; None: none yet
 
     async def keep(self) -> None:
-        """Connect, talk, and connect again with growing, jittered pauses."""
+        """Connect and reconnect forever, with growing, jittered pauses."""
         pause = FIRST_RETRY_SECONDS
         while True:
             answered = self._answered
             try:
-                await self._talk()
+                await self._run_session()
             except ServerRejectedError as error:
                 self._is_up = False
                 log.warning("%s", error)
@@ -197,7 +225,7 @@ class SyncConnection:
                 continue
             except (TimeoutError, aiohttp.ClientError, OSError) as error:
                 self._note_lost(str(error) or type(error).__name__)
-            if self._answered > answered:  # it was there, and took a report in
+            if self._answered > answered:  # the server handled a report
                 pause = FIRST_RETRY_SECONDS
             await asyncio.sleep(random.uniform(0, pause))
             pause = min(MAX_RETRY_SECONDS, MAX_RETRY_POLLS * self._agent.poll_seconds, pause * 2)
@@ -208,13 +236,13 @@ class SyncConnection:
             log.info("connected to %s", self._edge)
 
     def _note_lost(self, why: str) -> None:
-        """Said once, not for each try: an edge may be away for hours."""
+        """Log a lost connection once, not at each retry: an edge may be unavailable for hours."""
         if self._is_up is not False:
-            was = "the line to the edge is lost" if self._is_up else f"the edge {self._edge} is away"
-            log.warning("%s: %s; tried again until it answers", was, why)
+            state = "the connection to the edge is lost" if self._is_up else f"the edge {self._edge} is away"
+            log.warning("%s: %s; tried again until it answers", state, why)
             self._is_up = False
 
-    async def _talk(self) -> None:
+    async def _run_session(self) -> None:
         headers = {"Authorization": f"Bearer {self._agent.state.identity.credential}"}
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
@@ -249,15 +277,15 @@ class SyncConnection:
                 return
             if self._rejoin is not None:
                 log.info("the credential is not accepted any more: joining again")
-                rejoin, self._rejoin = self._rejoin, None  # a token counts once
+                rejoin, self._rejoin = self._rejoin, None  # a token is valid once
                 await rejoin()
                 return
             raise ServerRejectedError(
                 "the server does not accept this host's credential: make a new join token for it"
             )
-        said = f"it answered {status} to {SYNC_PATH}"
+        answer = f"it answered {status} to {SYNC_PATH}"
         raise aiohttp.ClientError(
-            f"this is not a gpupool edge: {said}" if status < 400 or status == 404 else said
+            f"this is not a gpupool edge: {answer}" if status < 400 or status == 404 else answer
         )
 
     async def _read(self, socket: aiohttp.ClientWebSocketResponse) -> None:
@@ -268,7 +296,7 @@ class SyncConnection:
                 frame = decode(message.data, FRAMES_DOWN)
             except UnsupportedVersionError as error:
                 raise ServerRejectedError(
-                    f"the server speaks another protocol: {error}; install the agent that belongs to it"
+                    f"the server speaks another protocol: {error}; install the agent of its version"
                 ) from None
             except ProtocolError as error:
                 log.error("a frame of the edge is not of this protocol: %s", error)
@@ -279,59 +307,69 @@ class SyncConnection:
                 raise ServerRejectedError(f"the server refused this agent: {frame.reason}")
             if isinstance(frame, Desired):
                 if frame.version != VERSION:
-                    said = f"version: {frame.version}; allowed: {VERSION}"
+                    problem = f"version: {frame.version}; allowed: {VERSION}"
                     raise ServerRejectedError(
-                        f"the server speaks another protocol: {said}; install the agent that belongs to it"
+                        f"the server speaks another protocol: {problem}; install the agent of its version"
                     )
-                self._answered = frame.answers or self._sequence  # 0: a server that does not tell
+                self._answered = frame.answers or self._sequence  # 0: an older server
                 self._note_up()
-                await self._agent.on_desired(frame, self._spoke_at(frame))
+                await self._agent.on_desired(frame, self._leased_from(frame))
 
-    def _spoke_at(self, desired: Desired) -> float:
-        """Since when (CLOCK_BOOTTIME) the server counts this host's lease: when the Observed that it last handled went out."""
+    def _leased_from(self, desired: Desired) -> float:
+        """Return the CLOCK_BOOTTIME from which the server counts the lease.
+
+        When the Observed that it handled was sent.
+        """
         if not desired.answers:
             return boottime()
         return self._sent_at.get(desired.answers, 0.0)  # a frame of an earlier connection renews nothing
 
     async def _send(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        news = self._agent.news
-        news.note_change()
-        said_at = 0.0
+        reporter = self._agent.reporter
+        reporter.note_change()
+        sent_at = 0.0
         while True:
             now = time.monotonic()
-            if news.take_change() or now >= self._next_observed(said_at):
+            if reporter.take_change() or now >= self._next_observed(sent_at):
                 await self._send_observed(socket)
-                said_at = now
-            for proof in news.proofs_due():
+                sent_at = now
+            for proof in reporter.proofs_due():
                 await socket.send_str(encode(proof))
-            # A report asks for the leases of everything here: however much there is to say, it is not kept waiting for that.
-            for frame in itertools.chain(news.health_due(), news.batches_due(), news.log_chunks()):
+            # A report renews the leases of all runs here: other frames must not delay it.
+            for frame in itertools.chain(
+                reporter.health_due(), reporter.batches_due(), reporter.log_chunks()
+            ):
                 await socket.send_str(encode(frame))
-                if time.monotonic() >= self._next_observed(said_at):
+                if time.monotonic() >= self._next_observed(sent_at):
                     break
-            news.due.clear()
-            if not news.has_changed:
+            reporter.due.clear()
+            if not reporter.has_changed:
                 try:
-                    # Not wait_for: up to Python 3.11 it loses a cancellation that comes with the news, and the agent never ends.
+                    # Not wait_for: up to Python 3.11 it can lose a cancellation, and then the agent never
+                    # ends.
                     pause = min(
-                        LOG_SEND_INTERVAL_SECONDS, max(0.01, self._next_observed(said_at) - time.monotonic())
+                        LOG_SEND_INTERVAL_SECONDS, max(0.01, self._next_observed(sent_at) - time.monotonic())
                     )
                     async with asyncio.timeout(pause):
-                        await news.due.wait()
+                        await reporter.due.wait()
                 except TimeoutError:
                     continue
             await asyncio.sleep(MIN_REPORT_INTERVAL_SECONDS)
 
-    def _next_observed(self, said_at: float) -> float:
-        """When a report without news is due after the one of ``said_at``. A server that is behind is not given more to read."""
+    def _next_observed(self, sent_at: float) -> float:
+        """Return when a report without changes is due after the one sent at ``sent_at``, on the monotonic
+        clock.
+
+        It is later while the server has not handled the last report.
+        """
         polls = 1.0 if self._answered >= self._sequence else UNANSWERED_POLLS
-        return said_at + polls * self._agent.poll_seconds
+        return sent_at + polls * self._agent.poll_seconds
 
     async def _send_observed(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._sequence += 1
-        observed = self._agent.news.observed(self._sequence)
+        observed = self._agent.reporter.observed(self._sequence)
         self._sent_at[self._sequence] = boottime()
         if len(self._sent_at) > 1000:
             del self._sent_at[next(iter(self._sent_at))]
         await socket.send_str(encode(observed))
-        self._agent.news.on_observed_sent(observed)
+        self._agent.reporter.on_observed_sent(observed)

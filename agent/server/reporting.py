@@ -1,4 +1,7 @@
-"""What this host has to say to its server, and how far that is said: reports, samples, logs, hardware events, proofs."""
+"""Collects what this host reports to its server: observed state, samples, logs, hardware events and proofs.
+
+It tracks for each of them what was sent and what the server has recorded.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +42,13 @@ from agent.server.sample_spool import SampleSpool
 
 log = logging.getLogger("agent.server.reporting")
 
-MAX_UNCOMMITTED_BATCHES = 100  # at most so many are sent and not yet committed
-BATCH_RESEND_SECONDS = 60.0  # a batch that was sent and is not committed after this is sent again
-LOG_CHUNKS_PER_ROUND = 4  # per run and round, so that one loud workload does not hold up the others
+MAX_UNCOMMITTED_BATCHES = 100  # sent and not yet committed by the server
+BATCH_RESEND_SECONDS = 60.0  # a batch that is not committed after this time is sent again
+LOG_CHUNKS_PER_ROUND = 4  # per run, so that one workload with much output does not delay the others
 
 
 class ServerReporter:
-    """Of one agent. What is heard takes some of it back: ``heard``."""
+    """The reports of one agent. ``acknowledge`` removes what the server has recorded."""
 
     def __init__(
         self,
@@ -56,7 +59,7 @@ class ServerReporter:
         geometries: GeometryChanges,
     ) -> None:
         self.state = state
-        self.due = asyncio.Event()  # something is to be sent now
+        self.due = asyncio.Event()  # set if a frame is to be sent now
         self.connected = False
         self.spool = SampleSpool(state.folder / "spool")
         self.events = HealthEventStore(state.folder / "health")
@@ -65,42 +68,45 @@ class ServerReporter:
         self._diagnostics = diagnostics
         self._geometries = geometries
         self._boot_id = boot_id()
-        self._changed = True  # the server should hear of something
-        self._homes_due: HomesSeen | None = None  # measured and not yet said
+        self._changed = True  # a report is due
+        self._homes_due: HomesSeen | None = None  # measured and not yet sent
         self._strays: list[StraySeen] = []
-        self._strays_due: list[StraySeen] | None = None  # changed and not yet said
+        self._strays_due: list[StraySeen] | None = None  # changed and not yet sent
         self._health_due: list[Health] = []
         self._unwritten: list[Health] = []
-        self._writing: asyncio.Task[None] | None = None  # one after the other
-        self._report = 0  # number of the last one that went out
+        self._writing: asyncio.Task[None] | None = None  # events are written one after the other
+        self._report = 0  # sequence of the last report that was sent
         self._sent_batches = 0
         self._sent_batches_at = 0.0
         self._knows_committed = False
-        self._log_of = ""  # the run whose log was looked at last
-        self._log_marks: dict[str, int] = {}  # per run: what was sent by the time of the last Desired
-        self._challenge = ""  # the last one that was taken on, on this connection
-        self._proofs: list[Proof] = []  # made and not yet said
+        self._last_log_run = ""  # the run whose log was read last
+        self._log_marks: dict[str, int] = {}  # by run: the offset sent by the time of the last Desired
+        self._challenge = ""  # the last challenge on this connection
+        self._proofs: list[Proof] = []  # made and not yet sent
         self._proving: asyncio.Task[None] | None = None
 
-    # what there is to say
+    # --- changes to report ---
 
     def note_change(self) -> None:
-        """Something is not as the last report has it."""
+        """Record that the observed state differs from the last report."""
         self._changed = True
         self.due.set()
 
     @property
     def has_changed(self) -> bool:
-        """Should the server have a report now?"""
+        """True if a report is due."""
         return self._changed
 
     def take_change(self) -> bool:
-        """The same; a report goes out if so."""
+        """Return True if a report is due, and clear that: the caller sends it."""
         changed, self._changed = self._changed, False
         return changed
 
     def note_hardware(self, hardware: GpuInventory, notes: list[str]) -> None:
-        """The GPUs are other ones than at the start. ``notes``: of the host, beside those of the hardware."""
+        """Replace the hardware in the inventory.
+
+        ``notes``: the notes of the host without those of the hardware.
+        """
         self._inventory = dataclasses.replace(
             self._inventory,
             gpus=hardware.gpus,
@@ -112,19 +118,21 @@ class ServerReporter:
         self.note_change()
 
     def note_homes(self, homes: HomesSeen) -> None:
-        """They were measured."""
+        """Record a new measurement of the homes."""
         self._homes_due = homes
         self.note_change()
 
     def note_strays(self, strays: Iterable[StraySeen]) -> None:
-        """They are others than before."""
+        """Record a changed list of stray processes."""
         self._strays = list(strays)
         self._strays_due = list(self._strays)
         self.note_change()
 
     def note_event(self, event: HardwareEvent) -> None:
-        """Told at once, and kept beside that: a GPU that breaks must not wait for a disk that workloads keep busy, nor for what
-        the one before it is kept by."""
+        """Queue an event to be sent at once and write it to the disk in the background.
+
+        The report of a broken GPU must not wait for a disk that workloads keep busy.
+        """
         health = self.events.note(event)
         if health is not None:
             self._health_due.append(health)
@@ -134,24 +142,24 @@ class ServerReporter:
                 self._writing = asyncio.create_task(self._write_events())
 
     def pending_event_writes(self) -> list[asyncio.Task[None]]:
-        """What writes the events that are noted and not kept yet."""
+        """Return the tasks that are writing events to the disk."""
         return [] if self._writing is None else [self._writing]
 
     async def _write_events(self) -> None:
         while self._unwritten:
             await asyncio.to_thread(self.events.write, self._unwritten.pop(0))
 
-    # what is said
+    # --- frames to send ---
 
     def observed(self, sequence: int) -> Observed:
-        """Everything that is so on this host."""
+        """Return a report of the whole observed state."""
         full = self._runs.is_full()
         notes = self._inventory.notes
         if full:
             notes = [*notes, "The disk is full: nothing new is started here."]
         if self.state.missing_tools_reason:
-            why = f"this version's tools could not be laid out ({self.state.missing_tools_reason})"
-            notes = [*notes, f"Nothing new is started here: {why}. What runs goes on."]
+            why = f"the tools of this version could not be installed ({self.state.missing_tools_reason})"
+            notes = [*notes, f"Nothing new is started here: {why}. Running work continues."]
         return Observed(
             version=VERSION,
             agent_version=AGENT_VERSION,
@@ -171,8 +179,11 @@ class ServerReporter:
         )
 
     def on_observed_sent(self, observed: Observed) -> None:
-        """Ends that were said may be forgotten once the server no longer names them. Homes are said once: a frame that is lost
-        costs one measurement, and one that is refused does not keep the host from its leases."""
+        """Record which parts of a report were sent.
+
+        An ended run that was reported may be removed once the server no longer lists it. Homes are sent once:
+        a lost frame costs one measurement, and a rejected one does not block the lease renewals of the host.
+        """
         self._report = observed.sequence
         if self._homes_due is observed.homes:
             self._homes_due = None
@@ -184,7 +195,7 @@ class ServerReporter:
                 run.reported_ended = True
 
     def on_connect(self) -> None:
-        """A new connection knows nothing of what was sent on the last one."""
+        """Forget what was sent on the previous connection."""
         self.connected = True
         self._knows_committed = False
         self._sent_batches = 0
@@ -195,11 +206,14 @@ class ServerReporter:
         self._challenge, self._proofs = "", []
 
     def on_disconnect(self) -> None:
-        """Samples are kept from now on in fewer, larger batches."""
+        """Handle the end of the connection: samples are stored in fewer, larger batches from now on."""
         self.connected = False
 
     def batches_due(self) -> Iterator[SampleBatch]:
-        """Batches to send now, in order; after a while without their commit they are due again."""
+        """Yield the batches to send now, in order.
+
+        Uncommitted batches are sent again after BATCH_RESEND_SECONDS.
+        """
         if not self._knows_committed:
             return
         now = time.monotonic()
@@ -212,11 +226,11 @@ class ServerReporter:
                 yield self.spool.read(number)
 
     def log_chunks(self) -> Iterator[LogChunk]:
-        """Pieces of logs that the server does not have yet."""
-        there = list(self._runs.runs.values())
-        turn = next((place + 1 for place, run in enumerate(there) if run.id == self._log_of), 0)
-        for run in [*there[turn:], *there[:turn]]:  # whoever is told next when this round is broken off
-            self._log_of = run.id
+        """Yield the log chunks that the server does not have yet, a few per run."""
+        runs = list(self._runs.runs.values())
+        first = next((position + 1 for position, run in enumerate(runs) if run.id == self._last_log_run), 0)
+        for run in [*runs[first:], *runs[:first]]:  # continue after this run if the round is interrupted
+            self._last_log_run = run.id
             for _ in range(LOG_CHUNKS_PER_ROUND):
                 offset, text, following = log_reader.read_chunk(
                     run.folder / "log", run.log_sent, ended=bool(run.ended)
@@ -227,20 +241,20 @@ class ServerReporter:
                 yield LogChunk(run.id, offset, text)
 
     def health_due(self) -> Iterator[Health]:
-        """Hardware events not yet said on this connection that the server may not have."""
+        """Yield the unconfirmed hardware events that were not sent on this connection."""
         while self._health_due:
             self.events.say(self._health_due[0], self._report)
             yield self._health_due.pop(0)
 
     def proofs_due(self) -> Iterator[Proof]:
-        """Answers to challenges, not yet said on this connection."""
+        """Yield the answers to challenges that were not sent on this connection."""
         while self._proofs:
             yield self._proofs.pop(0)
 
-    # what is heard of it
+    # --- acknowledgements ---
 
-    def heard(self, desired: Desired) -> None:
-        """Take back what the server has."""
+    def acknowledge(self, desired: Desired) -> None:
+        """Handle a desired state: remove what the server has recorded and answer its challenge."""
         self.events.confirm(desired.answers)
         if desired.challenge and desired.challenge != self._challenge:
             self._challenge = desired.challenge
@@ -271,7 +285,7 @@ class ServerReporter:
         self._knows_committed = True
 
     def _keep_log_marks(self) -> None:
-        """What was sent before the last Desired was surely received: after a restart the log goes on from there."""
+        """Record how far logs were received: what was sent before the last Desired has arrived."""
         self._log_marks = {name: mark for name, mark in self._log_marks.items() if name in self._runs.runs}
         for run in self._runs.runs.values():
             mark = self._log_marks.get(run.id, 0)
@@ -289,7 +303,10 @@ def build_inventory(
     runs: RunManager,
     diagnostics: Iterable[str],
 ) -> Inventory:
-    """What this host is. ``notes``: what it can't do; ``diagnostics``: names of the operator's own."""
+    """Return the inventory of this host.
+
+    ``notes``: its limitations. ``diagnostics``: names of the operator's own diagnostics.
+    """
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
     return Inventory(
         gpus=hardware.gpus,

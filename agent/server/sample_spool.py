@@ -1,7 +1,8 @@
-"""Sample batches on disk until the server has committed them: numbered from 1, written through, bounded.
+"""Stores sample batches on the disk until the server has committed them: numbered from 1, synced, bounded.
 
-The newest batch's file is kept even when it is committed: it carries the number on. When the folder grows over its bound the
-oldest batches are removed, and their numbers never used again: what is lost is unknown to the server, never wrong.
+The newest batch's file is kept even after its commit, because it carries the last number. If the folder
+exceeds its limit, the oldest batches are removed and their numbers are never reused: lost samples are unknown
+to the server, never wrong.
 """
 
 from __future__ import annotations
@@ -15,65 +16,73 @@ from agent.host.durable_files import write_text
 from agent.protocol import ProtocolError, SampleBatch, SampleRow, parse
 
 MAX_SPOOL_BYTES = 64 << 20
-MIN_FILE_BYTES = 4096  # bytes that a file takes, however little is in it
+MIN_FILE_BYTES = 4096  # on the disk, even for a smaller file
 
 
 class SampleSpool:
-    """One host's batches. Numbers survive restarts."""
+    """The sample batches of one host. Their numbers survive restarts."""
 
     def __init__(self, folder: Path, largest_bytes: int = MAX_SPOOL_BYTES) -> None:
         self._folder = folder
         self._largest = largest_bytes
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._sizes = {int(path.stem): path.stat().st_size for path in folder.glob("[0-9]*.json")}
-        self._begun = 0  # the batch that is being written beside
+        self._begun = 0  # number of the batch that is being written in a thread
         self.committed = 0
 
     @property
     def last(self) -> int:
-        """The newest batch's number; 0 before the first."""
+        """Number of the newest batch; 0 before the first."""
         return max(self._sizes, default=self.committed)
 
     def pending(self, after: int) -> list[int]:
-        """Numbers of batches above ``after`` that are not committed, in order. The server waits a while for one that is missing."""
+        """Return the numbers of uncommitted batches above ``after``, in order.
+
+        The server waits for a missing number.
+        """
         return sorted(number for number in self._sizes if number > max(after, self.committed))
 
     def add(self, rows: list[SampleRow]) -> int:
-        """Keep a new batch, on disk when this returns. Gives its number. Raises OSError when the disk is full."""
+        """Write a new batch to the disk and return its number. Raises OSError if the disk is full."""
         number = max(self.last, self.committed, self._begun) + 1
         self._write(number, rows)
         self._drop_oldest()
         return number
 
     async def add_in_thread(self, rows: list[SampleRow]) -> int:
-        """Like ``add``; the event loop goes on while the disk, which workloads keep busy, writes it through. One at a time."""
+        """Write a new batch like ``add``, in a thread: workloads may keep the disk busy.
+
+        Only one call at a time.
+        """
         while True:
             number = self._begun = max(self.last, self.committed) + 1
             text = _batch_json(number, rows)
             try:
-                await asyncio.to_thread(
-                    write_text, self._path(number), text
-                )  # cut short, it goes on: so the number stays taken
+                # If this is cancelled, the thread still writes the file: the number stays used.
+                await asyncio.to_thread(write_text, self._path(number), text)
             except OSError:
                 self._begun = 0
                 raise
             self._begun = 0
             if number > max(self.last, self.committed):
-                break  # else the server has moved our numbers meanwhile
+                break  # otherwise a commit has renumbered the batches meanwhile
         self._sizes[number] = len(text)
         self._drop_oldest()
         return number
 
     def read(self, number: int) -> SampleBatch:
-        """A kept batch; one whose file was damaged comes back without rows."""
+        """Return a stored batch; a batch without rows if its file is damaged."""
         try:
             return parse(SampleBatch, json.loads(self._path(number).read_text()))
         except (OSError, ValueError, ProtocolError):
             return SampleBatch(number, [])
 
     def commit(self, upto: int) -> None:
-        """The server has everything up to ``upto``. A server that knows more than we ever kept (this folder was lost) moves
-        our numbers above its own."""
+        """Remove the batches up to ``upto``, which the server has committed.
+
+        If the server has committed more than this spool ever had, because the folder was lost, the remaining
+        batches are renumbered above ``upto``.
+        """
         if upto > self.last:
             self._renumber(upto)
         self.committed = max(self.committed, upto)
@@ -83,9 +92,9 @@ class SampleSpool:
             del self._sizes[number]
 
     def _renumber(self, upto: int) -> None:
-        for place, number in enumerate(sorted(self._sizes), start=1):
+        for position, number in enumerate(sorted(self._sizes), start=1):
             if number > self.committed:
-                self._write(upto + place, self.read(number).rows)
+                self._write(upto + position, self.read(number).rows)
             self._path(number).unlink(missing_ok=True)
             del self._sizes[number]
 

@@ -1,4 +1,4 @@
-"""Workspace bytes: connections that the agent dials to the edge and keeps ready, each then joined to one run's socket."""
+"""Relays workspace bytes between the edge and the sockets of runs, over connections kept ready in advance."""
 
 from __future__ import annotations
 
@@ -21,31 +21,34 @@ HEARTBEAT_SECONDS = 20.0
 DIAL_TIMEOUT_SECONDS = 20.0
 RETRY_SECONDS = 1.0
 MAX_STREAMS = 256
-CLOSE_NOT_READY = 4404  # close codes of our own
+CLOSE_NOT_READY = 4404  # application-defined close codes
 CLOSE_PROTOCOL_ERROR = 4400
 
 
 class WorkspaceStreams:
-    """Keeps a number of idle connections. One that is used is replaced at once."""
+    """Keeps a number of idle connections. A connection that is used is replaced at once."""
 
     def __init__(
         self,
         session: aiohttp.ClientSession,
         edge: str,
         credential: Callable[[], str],
-        door: Callable[[str], Path | None],
+        workspace_socket: Callable[[str], Path | None],
     ) -> None:
         self._session = session
         self._url = edge + STREAM_PATH
         self._credential = credential
-        self._door = door
+        self._workspace_socket = workspace_socket
         self._idle: set[asyncio.Task[None]] = set()
         self._used: set[asyncio.Task[None]] = set()
         self._wanted = 0
         self._key = ""
 
     def keep(self, count: int, key: str) -> None:
-        """Have ``count`` idle connections from now on; new ones are dialled with ``key``, which the sync connection brought."""
+        """Keep ``count`` idle connections from now on.
+
+        New ones are dialled with ``key``, the current stream key.
+        """
         self._key = key
         self._wanted = max(0, min(count, MAX_STREAMS))
         while len(self._idle) < self._wanted:
@@ -54,11 +57,11 @@ class WorkspaceStreams:
             task.cancel()
 
     def rest(self) -> None:
-        """Dial no more until ``keep`` is called again; those that stand stay."""
+        """Stop dialling until ``keep`` is called again. Existing connections stay."""
         self._wanted = 0
 
     async def close(self) -> None:
-        """Cut all of them."""
+        """Close all connections."""
         self._wanted = 0
         await cancel_tasks([*self._idle, *self._used])
 
@@ -92,10 +95,10 @@ class WorkspaceStreams:
             dialled = self._session.ws_connect(
                 self._url, headers=headers, heartbeat=HEARTBEAT_SECONDS, max_msg_size=4 << 20
             )
-            # One that hangs would count as ready for ever: with as many as are wanted, no workspace could be reached.
+            # A dial that hangs would count as an idle connection forever.
             async with asyncio.timeout(DIAL_TIMEOUT_SECONDS):
-                line = await dialled
-            async with line as edge:
+                connection = await dialled
+            async with connection as edge:
                 opened = await self._opened(edge)
                 if opened is not None:
                     self._begin_use()
@@ -118,11 +121,11 @@ class WorkspaceStreams:
         return frame
 
     async def _join(self, edge: aiohttp.ClientWebSocketResponse, opened: StreamOpen) -> None:
-        door = self._door(opened.run)
+        socket = self._workspace_socket(opened.run)
         try:
-            if door is None:
+            if socket is None:
                 raise SocketMissing(f"run {opened.run} has no workspace here")
-            with socket_path(door) as path:
+            with socket_path(socket) as path:
                 reader, writer = await asyncio.open_unix_connection(path)
         except (SocketMissing, OSError) as error:
             await edge.close(code=CLOSE_NOT_READY, message=str(error).encode()[:120])
@@ -137,17 +140,20 @@ class WorkspaceStreams:
 async def _relay(
     edge: aiohttp.ClientWebSocketResponse, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
-    """Both ways until either side closes. Each direction waits for its slower end, so nothing piles up here."""
-    ways = [
+    """Relay both directions until either side closes.
+
+    Each direction waits for its receiver, so no buffer grows.
+    """
+    directions = [
         asyncio.create_task(_relay_to_run(edge, writer)),
         asyncio.create_task(_relay_to_edge(edge, reader)),
     ]
     try:
-        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for way in ways:
-            way.cancel()
-        await asyncio.gather(*ways, return_exceptions=True)
+        for direction in directions:
+            direction.cancel()
+        await asyncio.gather(*directions, return_exceptions=True)
 
 
 async def _relay_to_run(edge: aiohttp.ClientWebSocketResponse, writer: asyncio.StreamWriter) -> None:
@@ -160,5 +166,5 @@ async def _relay_to_run(edge: aiohttp.ClientWebSocketResponse, writer: asyncio.S
 
 async def _relay_to_edge(edge: aiohttp.ClientWebSocketResponse, reader: asyncio.StreamReader) -> None:
     with contextlib.suppress(ConnectionError):
-        while piece := await reader.read(CHUNK_BYTES):
-            await edge.send_bytes(piece)
+        while chunk := await reader.read(CHUNK_BYTES):
+            await edge.send_bytes(chunk)

@@ -1,4 +1,7 @@
-"""``python -I -S FOLDER RUN_DIR [epilog]``: FOLDER holds this file, and beside it the package that it comes from."""
+"""Starts the shim: ``python -I -S FOLDER RUN_DIR [epilog]``.
+
+FOLDER contains this file and a copy of its package.
+"""
 
 import sys
 

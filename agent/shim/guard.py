@@ -1,4 +1,7 @@
-"""What holds a workload's GPUs where its shim was killed: the shim's parent, which does nothing but wait."""
+"""Keeps the GPU locks of a workload whose shim was killed.
+
+The guard is the parent of the shim and only waits.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +21,20 @@ GUARD_POLL_SECONDS = 1.0
 
 
 def fork_guard(spec: dict[str, Any]) -> None:
-    """Return in a child, which is to be the shim. The calling process stays behind as its guard and never returns.
+    """Return in a forked child, which becomes the shim.
 
-    It keeps the GPU locks (``own_fds`` but the first, which says that the shim lives) until the shim has ended by itself: that does
-    so only when nothing of the workload is left. Where it was killed, all that it kept becomes the guard's own children, whatever
-    they call themselves and whatever they have closed; the first process of a sandbox ends after all others in there. So the locks
-    are kept until the last of them is gone, and no process of the workload needs to have them.
+    The calling process becomes its guard and never returns.
+
+    The guard holds the GPU locks: the descriptors in ``own_fds`` except the first, which shows that the shim
+    lives. A shim that ends normally does so only when no process of the workload remains. If the shim is
+    killed, the processes of the workload become children of the guard, which is their subreaper. The guard
+    then holds the locks until the last of them has ended, so no process of the workload needs the locks.
     """
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the shim is told by its agent, and ends before this does
+        signal.signal(
+            number, signal.SIG_IGN
+        )  # the agent stops the shim by an order; the guard ends after the shim
     shim = os.fork()
     if shim == 0:
         return
@@ -39,12 +46,12 @@ def fork_guard(spec: dict[str, Any]) -> None:
 
 
 def shim_wait_status(shim: int) -> int:
-    """The shim's wait status, once it has ended. Nothing else can be a child while it lives."""
+    """Wait for the shim and return its wait status. The guard has no other child while the shim lives."""
     return os.waitpid(shim, 0)[1]
 
 
 def wait_until_empty(cgroup_procs: list[str]) -> None:
-    """Until nothing is left below this process, nor in the workload's control groups."""
+    """Wait until no process remains below this process and in the workload's control groups."""
     while True:
         try:
             os.wait()

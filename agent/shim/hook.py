@@ -1,4 +1,4 @@
-"""The operator's own programs around a workload."""
+"""Runs the operator's prolog and epilog around a workload."""
 
 from __future__ import annotations
 
@@ -14,19 +14,28 @@ from agent.shim.run_files import boot_id, boottime, log_error, write_json
 TYPE_CHECKING = False  # not from typing: it would double this process's memory
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
+    from typing import Any, Protocol
 
-    from agent.shim.supervisor import WorkloadSupervisor
+    class HookHost(Protocol):
+        """The supervisor, as a hook uses it."""
+
+        hooks: dict[str, Any]
+        wake: int
+
+        def path(self, name: str) -> str: ...
+        def remove(self, name: str) -> None: ...
+        def drain_wake(self) -> None: ...
+
 
 HOOK_TICK_SECONDS = 0.2
-MAX_HOOK_OUTPUT_BYTES = 500  # bytes of what a failing hook printed last that are told
-HOOK_CLEANUP_SECONDS = 5.0  # for what a hook left running to be gone after a KILL
+MAX_HOOK_OUTPUT_BYTES = 500  # of the last output of a failing hook, for its error message
+HOOK_CLEANUP_SECONDS = 5.0  # for the processes of a hook to end after KILL
 
 
 class HookRun:
-    """One run of a program of the operator's, as the agent's user. It and all that it leaves running are gone afterwards."""
+    """One run of a program of the operator as the agent's user. Its processes are killed afterwards."""
 
-    def __init__(self, shim: WorkloadSupervisor, name: str, more: dict[str, str]) -> None:
+    def __init__(self, shim: HookHost, name: str, more: dict[str, str]) -> None:
         self.shim = shim
         self.name = name
         self.seconds = float(shim.hooks["seconds"])
@@ -34,11 +43,14 @@ class HookRun:
         self.pid = 0
         self.status: int | None = None
         self.output = -1
-        self.said = b""
+        self.last_output = b""
 
-    def run(self, called_off: Callable[[], bool], ended: dict[str, Any] | None = None) -> str:
-        """'' when it ended with 0, or had been begun before (``ended``: how the workload ended; such a hook is begun once, ever).
-        Else what went wrong, in words."""
+    def run(self, is_cancelled: Callable[[], bool], ended: dict[str, Any] | None = None) -> str:
+        """Run the program and return what went wrong; '' if it ended with 0 or was started before.
+
+        ``ended``: how the workload ended. A hook with it is started only once, also across restarts of the
+        shim.
+        """
         self.output, write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         gate, go = os.pipe2(os.O_CLOEXEC)
         self.pid = os.fork()
@@ -54,15 +66,15 @@ class HookRun:
                 return ""
             os.write(go, b"+")
             os.close(go)
-            return self.wait(called_off)
+            return self.wait(is_cancelled)
         finally:
-            self.end_the_rest()
+            self.kill_remaining()
             os.close(self.output)
 
     def become(self, gate: int, output: int) -> None:
         try:
             if os.read(gate, 1) != b"+":
-                return  # it is not to begin
+                return  # the parent closed the gate: do not start
             os.setsid()
             os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
             os.set_blocking(output, True)
@@ -81,8 +93,11 @@ class HookRun:
             os._exit(127)
 
     def is_first(self, ended: dict[str, Any]) -> bool:
-        """Leave the mark that it was begun, unless somebody else has. Who finds the mark waits for this process until its time is
-        over. On a full disk there is no mark, and no epilog lost for it."""
+        """Create epilog.json. Return False if it exists, because another process has started the epilog.
+
+        A process that finds the file waits for this hook until its time limit. On a full disk the hook runs
+        without the file.
+        """
         stat = process_stat(self.pid)
         mark = {"pid": self.pid, "start_ticks": stat[1] if stat else 0, "boot_id": boot_id()}
         new, path = self.shim.path(f"epilog.{self.pid}"), self.shim.path("epilog.json")
@@ -97,40 +112,40 @@ class HookRun:
             self.shim.remove(os.path.basename(new))
         return True
 
-    def wait(self, called_off: Callable[[], bool]) -> str:
+    def wait(self, is_cancelled: Callable[[], bool]) -> str:
         until = boottime() + self.seconds
         while self.status is None:
             if boottime() >= until:
                 return f"the operator's {self.name} did not end in {self.seconds:g} seconds and was killed"
-            if called_off():
+            if is_cancelled():
                 return f"it was stopped while the operator's {self.name} ran"
             select.select([self.shim.wake], [], [], min(HOOK_TICK_SECONDS, max(0.0, until - boottime())))
             self.shim.drain_wake()
-            self.listen()
+            self.read_output()
             self.reap()
-        self.listen()
+        self.read_output()
         if self.status == 0:
             return ""
         code = 128 + os.WTERMSIG(self.status) if os.WIFSIGNALED(self.status) else os.WEXITSTATUS(self.status)
         words = " ".join(
-            self.said[-MAX_HOOK_OUTPUT_BYTES:].decode("utf-8", "replace").replace("\x00", "?").split()
+            self.last_output[-MAX_HOOK_OUTPUT_BYTES:].decode("utf-8", "replace").replace("\x00", "?").split()
         )
         return f"the operator's {self.name} ended with {code}" + (f": {words}" if words else "")
 
-    def listen(self) -> None:
-        """Keep the last of what it prints."""
-        drain_pipe(self.output, self.keep)
+    def read_output(self) -> None:
+        """Read the output and keep its end."""
+        drain_pipe(self.output, self.keep_output)
 
-    def keep(self, said: bytes) -> None:
-        self.said = (self.said + said)[-MAX_HOOK_OUTPUT_BYTES:]
+    def keep_output(self, data: bytes) -> None:
+        self.last_output = (self.last_output + data)[-MAX_HOOK_OUTPUT_BYTES:]
 
     def reap(self) -> None:
         for pid, status in ended_children():
             if pid == self.pid:
                 self.status = status
 
-    def end_the_rest(self) -> None:
-        """KILL it, where it still runs, and whatever it started. Processes that KILL does not end are left after a while."""
+    def kill_remaining(self) -> None:
+        """KILL the hook and all processes below it. Give up after HOOK_CLEANUP_SECONDS."""
         until = boottime() + HOOK_CLEANUP_SECONDS
         while boottime() < until:
             self.reap()

@@ -1,4 +1,7 @@
-"""What is to become of a workload, and what is said of its end: pure, so that a simulation can hold to the same rules."""
+"""Decides when a workload is stopped and with which outcome it ends.
+
+Pure functions, also used by the simulation.
+"""
 
 from __future__ import annotations
 
@@ -6,33 +9,36 @@ TYPE_CHECKING = False  # not from typing: it would double this process's memory
 if TYPE_CHECKING:
     from typing import Any
 
-SIGKILL_EXIT_CODE = 137  # the exit code of what was ended by KILL
+SIGKILL_EXIT_CODE = 137  # exit code of a process that was killed
 
 
 def start_blocker(order: dict[str, Any], now: float, lease_until: float) -> str:
-    """Why a workload is not to begin: "stop", "lease_lost"; "" where it may."""
+    """Return why a workload must not start: "stop" or "lease_lost"; "" if it may start."""
     if order.get("stop"):
         return "stop"
     return "lease_lost" if now >= lease_until else ""
 
 
 def outcome_of_unstarted(cause: str, stop_outcome: str) -> str:
-    """The outcome of a workload that did not begin, for ``cause``."""
+    """Return the outcome of a workload that did not start because of ``cause``."""
     return {"stop": stop_outcome, "lease_lost": "lease_lost"}.get(cause, "start_failed")
 
 
 def accepts_stop_order(order: dict[str, Any], cause: str, ended: bool) -> bool:
-    """Whether a stop is to be carried out: the first one, and not where the workload has ended by itself."""
+    """Return True if a stop order is to be carried out.
+
+    Only the first one, and only before the workload has ended.
+    """
     return bool(order.get("stop")) and not cause and not ended
 
 
 def time_limit_deadline(began: float, seconds: float) -> float | None:
-    """When a workload's time is over that may run for ``seconds``; 0: never."""
+    """Return when the time limit of a workload is over; None if ``seconds`` is 0, which means no limit."""
     return began + seconds if seconds else None
 
 
 def stop_cause(now: float, ends_at: float | None, lease_until: float) -> str:
-    """Why a workload is to be stopped now: "time_limit", "lease_lost"; "" where it may go on."""
+    """Return why a workload must stop now: "time_limit" or "lease_lost"; "" if it may continue."""
     if ends_at is not None and now >= ends_at:
         return "time_limit"
     return "lease_lost" if now >= lease_until else ""
@@ -41,8 +47,11 @@ def stop_cause(now: float, ends_at: float | None, lease_until: float) -> str:
 def outcome_of_exit(
     code: int, cause: str, stop: tuple[str, bool], *, killed: bool, saved: bool, out_of_memory: bool
 ) -> str:
-    """Of a workload that has ended with ``code``. ``stop``: the outcome that whoever stopped it asked for, and whether it is that
-    whatever happened; ``killed``: it had to be; ``saved``: it acknowledged a checkpoint after its notice."""
+    """Return the outcome of a workload that has ended with ``code``.
+
+    ``stop``: the outcome in the stop order, and True if it applies in any case. ``killed``: the workload was
+    killed after its grace period. ``saved``: it acknowledged a checkpoint after its notice.
+    """
     if cause in ("lease_lost", "time_limit"):
         return cause
     if cause == "stop":
@@ -60,8 +69,12 @@ def outcome_of_exit(
 
 
 def ran_out_of_memory(code: int, own: int | None, before: int | None, after: int | None) -> bool:
-    """Its own group's count of processes killed for memory tells it for sure, also where a child was killed and the workload only
-    failed of it. Without a group (None) the host's count must have grown and the workload itself been killed."""
+    """Return True if the workload ended because it ran out of memory.
+
+    ``own``: number of out-of-memory kills in its control group, which also counts a killed child whose parent
+    then failed. Without a control group (None), the number of the whole host must have grown (``before``,
+    ``after``) and the workload itself must have been killed.
+    """
     if own is not None:
         return own > 0
     return code == SIGKILL_EXIT_CODE and before is not None and after is not None and after > before

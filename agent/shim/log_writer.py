@@ -1,4 +1,4 @@
-"""What a workload says, kept."""
+"""Writes the output of a workload to its log."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ TYPE_CHECKING = False  # not from typing: it would double this process's memory
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-READ_BYTES = 1 << 16  # of a pipe, at once
-MAX_READS = 64  # then there is something else to look at, however much is written
+READ_BYTES = 1 << 16  # per read of a pipe
+MAX_READS = 64  # per call, so that a fast writer does not block the shim
 LOG_SEGMENT_BYTES = 1 << 20
 MAX_LOG_SEGMENTS = 8
 
 
 def drain_pipe(pipe: int, take: Callable[[bytes], None]) -> bool:
-    """Hand what is in a pipe to ``take``, a piece at a time; whether nobody can write to it any more. Never waits, and comes to an
-    end however fast somebody writes."""
+    """Pass the content of a pipe to ``take`` in pieces. Return True if the pipe has no writer any more.
+
+    Never waits, and returns after MAX_READS even if a process writes continuously.
+    """
     for _ in range(MAX_READS):
         try:
             data = os.read(pipe, READ_BYTES)
@@ -29,18 +31,21 @@ def drain_pipe(pipe: int, take: Callable[[bytes], None]) -> bool:
 
 
 class LogWriter:
-    """The workload's output in segments named by the offset of their first byte; the oldest go when there are too many."""
+    """The output in segments named by the offset of their first byte.
+
+    Only the newest MAX_LOG_SEGMENTS are kept.
+    """
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self.offset = 0
         self.file: int | None = None
         self.written = 0
-        self.lost = 0  # bytes that could not be written since the last that could
+        self.lost = 0  # bytes lost since the last successful write
         os.makedirs(folder, mode=0o700, exist_ok=True)
 
     def write(self, data: bytes) -> None:
-        """Never raises: a full disk costs output, not the workload. What it cost is said as soon as there is room."""
+        """Write output. Never raises: on a full disk output is lost, and the log states later how much."""
         rest = (
             b"\n[%d bytes are missing here: they could not be written]\n" % self.lost if self.lost else b""
         ) + data

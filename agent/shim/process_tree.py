@@ -1,4 +1,4 @@
-"""The processes of a workload: who there is, what they are sent, what they died of."""
+"""Lists the processes of a workload, sends them signals and reads how they ended."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ if TYPE_CHECKING:
 
 
 def process_stat(pid: int | str) -> tuple[int, int, str, str] | None:
-    """(parent pid, start time in ticks, state letter, name) of a process, or None when it is gone. Z only where no thread is left:
-    the first one may end and leave its letter while others go on."""
+    """Return (parent pid, start time in ticks, state letter, name) of a process, or None if it is gone.
+
+    The state is Z only if no thread remains: the main thread may end while others continue.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read().decode("utf-8", "replace")
@@ -23,7 +25,7 @@ def process_stat(pid: int | str) -> tuple[int, int, str, str] | None:
 
 
 def descendants(root: int) -> list[tuple[int, int, str]]:
-    """[(pid, depth, name)] of every living process below ``root``. Orphans stay below it: it is their subreaper."""
+    """Return [(pid, depth, name)] of every living process below ``root``, a subreaper of orphans."""
     children: dict[int, list[tuple[int, str]]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -41,7 +43,7 @@ def descendants(root: int) -> list[tuple[int, int, str]]:
 
 
 def ended_children() -> Iterator[tuple[int, int]]:
-    """(pid, wait status) of each child that has ended since this was asked last; never waits."""
+    """Yield (pid, wait status) of each child that has ended since the last call. Never waits."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -60,7 +62,7 @@ def send_signal(pid: int, number: int) -> None:
 
 
 def has_signal_handler(pid: int, number: int) -> bool:
-    """Whether the process has a handler of its own for the signal: one that has none would die of it."""
+    """Return True if the process handles the signal: a process without a handler would be killed by it."""
     try:
         with open(f"/proc/{pid}/status") as file:
             for line in file:
@@ -72,8 +74,11 @@ def has_signal_handler(pid: int, number: int) -> bool:
 
 
 def out_of_memory_kills(path: str = "/proc/vmstat") -> int | None:
-    """How many processes the kernel killed for memory, or None where it does not say: of the whole host, or of the control group
-    whose memory.events (version 2) or memory.oom_control (version 1) is given."""
+    """Return the number of out-of-memory kills, or None if it is unknown.
+
+    It counts the whole host, or the control group whose memory.events (v2) or memory.oom_control (v1) is
+    given.
+    """
     try:
         with open(path) as file:
             for line in file:
@@ -85,13 +90,13 @@ def out_of_memory_kills(path: str = "/proc/vmstat") -> int | None:
 
 
 def cgroup_members(files: list[str]) -> set[int]:
-    """Pids of the processes in the control groups whose cgroup.procs are given."""
+    """Return the pids in the control groups whose cgroup.procs files are given."""
     found: set[int] = set()
     for name in files:
         try:
             with open(name) as file:
                 found.update(int(line) for line in file)
         except OSError:
-            continue  # removed: so it is empty
-    found.discard(0)  # a process of another pid name space
+            continue  # the group was removed, so it is empty
+    found.discard(0)  # 0 stands for a process of another pid namespace
     return found

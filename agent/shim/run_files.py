@@ -1,4 +1,4 @@
-"""What the shim reads and writes, and the clock and the boot by which it is known."""
+"""Reads and writes the files of a run, the boot clock and the boot id."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def boottime() -> float:
-    """Seconds on CLOCK_BOOTTIME."""
+    """Return the seconds of CLOCK_BOOTTIME."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -22,17 +22,17 @@ def boot_id() -> str:
 
 
 def read_json(path: str) -> dict[str, Any] | None:
-    """The JSON object in ``path``, or None while there is none."""
+    """Return the JSON object in ``path``, or None if the file is missing or incomplete."""
     try:
         with open(path) as file:
-            found: dict[str, Any] = json.load(file)
-            return found
+            value: dict[str, Any] = json.load(file)
+            return value
     except (FileNotFoundError, ValueError):
         return None
 
 
 def write_json(path: str, value: dict[str, Any], mode: int = 0o600) -> None:
-    """Atomic and durable: a reader sees the old file, the new file or none. A link is replaced, not followed."""
+    """Write JSON atomically and durably. A symbolic link at ``path`` is replaced, not followed."""
     new = path + ".new"
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode), "w") as file:
         json.dump(value, file)
@@ -42,7 +42,7 @@ def write_json(path: str, value: dict[str, Any], mode: int = 0o600) -> None:
 
 
 def log_error(text: str) -> None:
-    """Say it in shim.err. What a full disk does not take is lost, and nobody's workload with it."""
+    """Write a line to shim.err. On a full disk the line is lost; that must not end the workload."""
     try:
         os.write(2, text.encode() + b"\n")
     except OSError:

@@ -1,4 +1,4 @@
-"""Which sockets a workload may make: a filter of system calls, put together without a compiler."""
+"""Builds the seccomp filter that limits the socket families of a workload, without a compiler."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import os
 
 from agent.shim.libc import raise_on_error
 
-# What a workload may make sockets of: what a network name space confines, and what CUDA and NCCL use; linux/socket.h.
+# Allowed families: those that a network namespace confines and those that CUDA and NCCL use. linux/socket.h
 AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
-# Of each way into the kernel (AUDIT_ARCH_ of linux/audit.h): the calls that make a socket of the family they are given, and the
-# call that makes one of what it finds in memory, where a filter can't look. From the kernel's tables of system calls.
+# By system call ABI (AUDIT_ARCH_ in linux/audit.h): the numbers of socket and socketpair, and of socketcall,
+# whose family is in memory that a filter cannot read. From the system call tables of the kernel.
 X86_64, I386, AARCH64, ARM = 0xC000003E, 0x40000003, 0xC00000B7, 0x40000028
 SOCKET_SYSCALLS = {
     X86_64: ((41, 53), None),
@@ -20,48 +20,51 @@ SOCKET_SYSCALLS = {
     AARCH64: ((198, 199), None),
     ARM: ((281, 288), None),
 }
-SOCKETCALL_NUMBERS = (1, 8)  # of the latter, linux/net.h: SYS_SOCKET and SYS_SOCKETPAIR
+SOCKETCALL_NUMBERS = (1, 8)  # SYS_SOCKET and SYS_SOCKETPAIR of socketcall, linux/net.h
 X32_SYSCALL_BIT = 0x40000000  # set in the numbers of X86_64 by programs with pointers of 32 bits
-IO_URING_SETUP = 425  # everywhere; it makes sockets past every filter
+IO_URING_SETUP = 425  # on all architectures; io_uring creates sockets without passing the filter
 BPF_LOAD, BPF_AND, BPF_IF_EQUAL, BPF_RETURN = 0x20, 0x54, 0x15, 0x06  # linux/bpf_common.h
-AT_NUMBER, AT_ARCH, AT_FIRST_ARGUMENT = (
-    0,
-    4,
-    16,
-)  # in struct seccomp_data, its lower half on little-endian machines
+# Offsets in struct seccomp_data; of the argument its lower half on little-endian machines.
+AT_NUMBER, AT_ARCH, AT_FIRST_ARGUMENT = 0, 4, 16
 SECCOMP_ALLOW, SECCOMP_ERRNO = 0x7FFF0000, 0x00050000
-SECCOMP_NUMBERS = {"x86_64": 317, "aarch64": 277}  # of the system call; seccomp(2) for what it is asked
+SECCOMP_NUMBERS = {"x86_64": 317, "aarch64": 277}  # number of the system call seccomp(2)
 SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_SPEC_ALLOW = 1, 4
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 
 
 def supports_seccomp_filters() -> bool:
-    """Whether system calls can be filtered here: a kernel that has filters looks for the one that it is not given."""
+    """Return True if the kernel supports seccomp filters.
+
+    Then it tries to read the missing filter (EFAULT).
+    """
     ctypes.set_errno(0)
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, None)
     return os.uname().machine in SECCOMP_NUMBERS and ctypes.get_errno() == errno.EFAULT
 
 
 def restrict_socket_families(libc: ctypes.CDLL) -> None:
-    """From now on this process and what it starts make no sockets of families that belong to no network name space: vsock reaches
-    the hypervisor and other virtual machines out of every one of them."""
+    """Block socket families that no network namespace confines, in this process and its children.
+
+    For example, vsock reaches the hypervisor and other virtual machines from every network namespace.
+    """
     steps = socket_family_filter()
-    place, length = steps.buffer_info()
-    program = array.array("Q", [length, place])  # struct sock_fprog
+    address, length = steps.buffer_info()
+    program = array.array("Q", [length, address])  # struct sock_fprog
     number, asked = SECCOMP_NUMBERS[os.uname().machine], ctypes.c_void_p(program.buffer_info()[0])
-    # Without the flag, kernels before 5.16 slow the workload down for it; before 4.17 they don't know it.
+    # Without the flag, kernels before 5.16 slow the workload down. Kernels before 4.17 do not know the flag.
     if libc.syscall(number, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_SPEC_ALLOW, asked) != 0:
         raise_on_error(libc.syscall(number, SECCOMP_SET_MODE_FILTER, 0, asked), "address families")
 
 
 def socket_family_filter() -> array.array[int]:
-    """The filter as the kernel takes it, one struct sock_filter in 64 bits: code, how far to jump if so and if not, value."""
-    steps: list[
-        tuple[int, int, str]
-    ] = []  # code, value, and of a question the mark to go to where the answer is yes
+    """Return the filter.
+
+    One struct sock_filter per 64 bits, with code, jump if true, jump if false and value.
+    """
+    steps: list[tuple[int, int, str]] = []  # (code, value, mark to jump to if a comparison is true)
     marks: dict[str, int] = {}
 
-    def ask(values: tuple[int, ...], to: str) -> None:
+    def jump_if_equal(values: tuple[int, ...], to: str) -> None:
         steps.extend((BPF_IF_EQUAL, value, to) for value in values)
 
     def end(mark: str, answer: int) -> None:
@@ -69,23 +72,23 @@ def socket_family_filter() -> array.array[int]:
         steps.append((BPF_RETURN, answer, ""))
 
     steps.append((BPF_LOAD, AT_ARCH, ""))
-    for way in SOCKET_SYSCALLS:
-        ask((way,), f"{way}")
-    end("unknown", SECCOMP_ERRNO | errno.ENOSYS)  # way into the kernel
-    for way, (calls, socketcall) in SOCKET_SYSCALLS.items():
-        marks[f"{way}"] = len(steps)
+    for abi in SOCKET_SYSCALLS:
+        jump_if_equal((abi,), f"{abi}")
+    end("unknown", SECCOMP_ERRNO | errno.ENOSYS)  # an unknown system call ABI
+    for abi, (calls, socketcall) in SOCKET_SYSCALLS.items():
+        marks[f"{abi}"] = len(steps)
         steps += [(BPF_LOAD, AT_NUMBER, ""), (BPF_AND, ~X32_SYSCALL_BIT & 0xFFFFFFFF, "")]
-        ask(calls, "by family")
-        ask((socketcall,) if socketcall else (), "by call")
-        ask((IO_URING_SETUP,), "no such call")
+        jump_if_equal(calls, "by family")
+        jump_if_equal((socketcall,) if socketcall else (), "by call")
+        jump_if_equal((IO_URING_SETUP,), "no such call")
         end("another call", SECCOMP_ALLOW)
     marks["by call"] = len(steps)
     steps.append((BPF_LOAD, AT_FIRST_ARGUMENT, ""))
-    ask(SOCKETCALL_NUMBERS, "refused")
+    jump_if_equal(SOCKETCALL_NUMBERS, "refused")
     end("no socket", SECCOMP_ALLOW)
     marks["by family"] = len(steps)
     steps.append((BPF_LOAD, AT_FIRST_ARGUMENT, ""))
-    ask((AF_UNIX, AF_INET, AF_INET6, AF_NETLINK), "taken")
+    jump_if_equal((AF_UNIX, AF_INET, AF_INET6, AF_NETLINK), "taken")
     end("refused", SECCOMP_ERRNO | errno.EAFNOSUPPORT)
     end("taken", SECCOMP_ALLOW)
     end("no such call", SECCOMP_ERRNO | errno.ENOSYS)

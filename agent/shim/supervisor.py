@@ -1,4 +1,4 @@
-"""One workload from its start to its end."""
+"""Starts one workload, supervises it and writes how it ended."""
 
 from __future__ import annotations
 
@@ -35,39 +35,37 @@ if TYPE_CHECKING:
 PR_SET_CHILD_SUBREAPER = 36
 NOTICE_SERVER_TICK_SECONDS = 0.02
 TICK_SECONDS = 1.0
-LEFTOVER_GRACE_SECONDS = 2.0  # for background processes that outlive the workload's main process
+LEFTOVER_GRACE_SECONDS = 2.0  # for background processes that outlive the main process
 KILL_RETRY_SECONDS = 0.1
-KILL_RETRIES = 20  # then a process that can't be killed is looked at less often: each look reads all of /proc
+KILL_RETRIES = 20  # then an unkillable process is checked less often: each check reads all of /proc
 ACKNOWLEDGEMENT_FILE = ".done"
 
 
 class WorkloadSupervisor:
-    """One workload from its start to its end."""
+    """Supervises one workload from its start to its end."""
 
     def __init__(self, run_dir: str) -> None:
         self.dir = run_dir
         self.spec: dict[str, Any] = read_json(self.path("spec.json")) or {}
         self.log = LogWriter(self.path("log"))
-        self.main = 0  # pid of the process that was started: the workload itself or its sandbox
+        self.main = 0  # pid of the started process: the workload itself or its sandbox
         self.main_status: int | None = None
         self.cause = ""  # why it is being stopped: "", "stop", "lease_lost", "time_limit", "leftover"
         self.stop_outcome = ""
         self.stop_whatever = False
         self.kill_at: float | None = None
         self.killed = False
-        self.prolog_failed = False  # by itself, and not because it was called off
+        self.prolog_failed = False  # True: the prolog itself failed; it was not cancelled
         self.polls_after_kill = 0
-        self.notice_seen: tuple[int, ...] | None = (
-            None  # the acknowledgement as it stood when the notice came
-        )
+        self.acknowledgement_before_notice: tuple[int, ...] | None = None
         self.noticed = False
         self.notice: dict[str, Any] | None = None
-        self.door: NoticeServer | None = None
+        self.notice_server: NoticeServer | None = None
         self.order_seen: dict[str, Any] = {}
         self.began = 0.0
         self.ends_at: float | None = None
         self.lease_until = 0.0
-        self.lease_error_logged = False  # said once
+        self.lease_error_logged = False  # so that it is logged once
         self.wake = -1
         self.pipe: int | None = None
         self.oom_before: int | None = None
@@ -77,15 +75,17 @@ class WorkloadSupervisor:
         return os.path.join(self.dir, name)
 
     def run(self) -> None:
-        """Start the workload, keep it, write how it ended."""
+        """Start the workload, supervise it, and write how it ended."""
         self.catch_signals()
-        for own in self.spec["own_fds"]:  # that it lives, and the GPU locks: the workload gets none of them
-            os.set_inheritable(own, False)
-        me = process_stat(os.getpid())
+        for descriptor in self.spec[
+            "own_fds"
+        ]:  # the alive lock and the GPU locks: the workload must not inherit them
+            os.set_inheritable(descriptor, False)
+        own = process_stat(os.getpid())
         guard = process_stat(os.getppid())
         identity: dict[str, Any] = {
             "pid": os.getpid(),
-            "start_ticks": me[1] if me else 0,
+            "start_ticks": own[1] if own else 0,
             "boot_id": boot_id(),
             "guard": {"pid": os.getppid(), "start_ticks": guard[1] if guard else 0},
         }
@@ -94,8 +94,8 @@ class WorkloadSupervisor:
             return
         self.oom_before = out_of_memory_kills()
         self.make_notice_server()
-        if self.is_cancelled():  # whoever started this may have been held up for long in between
-            self.finish_unstarted("it was stopped, or its lease was over, before it began")
+        if self.is_cancelled():  # the start may have taken longer than the lease
+            self.finish_unstarted("it was stopped, or its lease expired, before it started")
             return
         error = self.start()
         if error:
@@ -104,7 +104,7 @@ class WorkloadSupervisor:
         self.began = boottime()
         self.limit(self.spec.get("max_runtime_seconds", 0))
         write_json(self.path("shim.json"), {**identity, "main_pid": self.main, "started_at": time.time()})
-        self.keep()
+        self.supervise()
         outcome, code = self.outcome()
         self.finish(outcome, code, "")
 
@@ -114,21 +114,23 @@ class WorkloadSupervisor:
         for number in (signal.SIGCHLD, signal.SIGUSR2):
             signal.signal(number, lambda *_: None)
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
-            signal.signal(number, signal.SIG_IGN)  # who wants this workload stopped tells the agent
+            signal.signal(
+                number, signal.SIG_IGN
+            )  # a workload is stopped through the agent, not by signals to its shim
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     def make_notice_server(self) -> None:
-        """Without a port, or the memory for it, the workload has the file and the signal."""
+        """Create the notice server. If that fails, the workload still gets the file and the signal."""
         try:
             own_network = bool(self.spec.get("network")) or "--unshare-net" in self.spec["argv"]
-            self.door = NoticeServer(own_network, self.spec.get("user"))
+            self.notice_server = NoticeServer(own_network, self.spec.get("user"))
         except OSError as problem:
             log_error(f"notice over HTTP: {problem}")
         else:
-            self.spec["env"]["GPUPOOL_NOTICE_URL"] = self.door.url
+            self.spec["env"]["GPUPOOL_NOTICE_URL"] = self.notice_server.url
 
     def start(self) -> str:
-        """Fork and exec the workload. The reason when it could not be started, else ''."""
+        """Fork and exec the workload. Return the reason if it could not be started, else ''."""
         self.pipe, output = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self.pipe, False)
         failed, failed_write = os.pipe2(os.O_CLOEXEC)
@@ -164,20 +166,23 @@ class WorkloadSupervisor:
         argv, env = self.spec["argv"], self.spec["env"]
         if self.spec.get("launcher") == "bubblewrap":
             argv, _ = argv_with_environment(argv, env)
-            env = {"GPUPOOL_MARK": env["GPUPOOL_MARK"]}  # by which the agent finds it
+            env = {"GPUPOOL_MARK": env["GPUPOOL_MARK"]}  # the agent identifies the processes by it
         os.execvpe(argv[0], argv, env)
 
-    def keep(self) -> None:
-        """Until no process of the workload is left."""
+    def supervise(self) -> None:
+        """Supervise the workload until none of its processes remains."""
         while True:
-            waits_for: list[Any] = [self.wake, *(self.door.waits_for() if self.door is not None else [])]
+            waits_for: list[Any] = [
+                self.wake,
+                *(self.notice_server.waits_for() if self.notice_server is not None else []),
+            ]
             waits_for += [self.pipe] if self.pipe is not None else []
             readable, _, _ = select.select(waits_for, [], [], self.wait())
             if self.wake in readable:
                 self.drain_wake()
             self.drain_log()
             self.reap()
-            self.obey()
+            self.apply_order()
             self.serve_notice(readable)
             self.enforce_limits()
             if self.main_status is not None and not self.leftovers():
@@ -188,7 +193,7 @@ class WorkloadSupervisor:
         if self.killed:
             self.polls_after_kill += 1
             return KILL_RETRY_SECONDS if self.polls_after_kill <= KILL_RETRIES else TICK_SECONDS
-        if self.door is not None and self.door.is_due:
+        if self.notice_server is not None and self.notice_server.is_due:
             return NOTICE_SERVER_TICK_SECONDS
         now = boottime()
         ends = [
@@ -197,14 +202,14 @@ class WorkloadSupervisor:
         return min([TICK_SECONDS] + [when - now + 0.001 for when in ends])
 
     def serve_notice(self, readable: list[Any]) -> None:
-        """Open the door once there is a workload to open it to, and answer who knocks."""
-        if self.door is None:
+        """Open the notice server once the workload has processes, and answer its requests."""
+        if self.notice_server is None:
             return
-        if self.door.is_due:
+        if self.notice_server.is_due:
             workload = self.workload_processes()
             if workload:
-                self.door.open_in_network_of(workload[0])
-        self.door.answer(readable, self.notice)
+                self.notice_server.open_in_network_of(workload[0])
+        self.notice_server.answer(readable, self.notice)
 
     def drain_wake(self) -> None:
         try:
@@ -224,7 +229,7 @@ class WorkloadSupervisor:
                 self.main_status = status
 
     def lease(self) -> float:
-        """Until when the workload may run (CLOCK_BOOTTIME): what was last read, where it can't be read now. Never read: over."""
+        """Return the end of the lease on CLOCK_BOOTTIME: the last value read, or 0 if none was ever read."""
         try:
             with open(self.path("lease")) as file:
                 self.lease_until = float(file.read())
@@ -234,14 +239,14 @@ class WorkloadSupervisor:
             self.lease_error_logged = True
         return self.lease_until
 
-    def obey(self) -> None:
-        """Carry out what the agent wrote into order.json since the last look."""
+    def apply_order(self) -> None:
+        """Apply the orders that the agent has written since the last call."""
         try:
             order = read_json(self.path("order.json"))
         except OSError:
-            return  # what can't be read now is read at the next look
+            return  # the next call reads it again
         if order is None or order == self.order_seen:
-            return  # none yet, one that is being written, or none that is new
+            return  # missing, being written, or unchanged
         self.order_seen = order
         notice = order.get("notice")
         if notice and not self.noticed:
@@ -257,38 +262,47 @@ class WorkloadSupervisor:
             self.stop("stop", order["stop"]["grace_seconds"])
 
     def limit(self, seconds: float) -> None:
-        """End the workload ``seconds`` after it began; 0: when it likes."""
+        """Set the time limit to ``seconds`` after the start of the workload; 0 means no limit."""
         self.ends_at = lifecycle_rules.time_limit_deadline(self.began, seconds)
 
     def acknowledgement(self) -> tuple[int, ...] | None:
-        """What tells one acknowledgement of a checkpoint from another, or None. It never follows a link."""
+        """Return a value that identifies the last checkpoint acknowledgement, or None.
+
+        Links are never followed.
+        """
         folder = self.spec.get("checkpoint_dir")
         try:
             stat = os.lstat(os.path.join(folder, ACKNOWLEDGEMENT_FILE)) if folder else None
         except OSError:
             return None
         if stat is None or not S_ISREG(stat.st_mode):
-            return None  # a link, a folder: nothing that the agent would take for one either
+            return None  # a link or a folder: the agent does not accept it either
         return (stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns)
 
     def acknowledged(self) -> bool:
         now = self.acknowledgement()
-        return self.noticed and now is not None and now != self.notice_seen
+        return self.noticed and now is not None and now != self.acknowledgement_before_notice
 
     def give_notice(self, notice: dict[str, Any]) -> None:
-        """The file, then the signal. How the acknowledgement stood before decides what counts as an answer to it."""
+        """Give notice: write the file, then send the signal.
+
+        Only a later acknowledgement counts as an answer.
+        """
         self.noticed, self.notice = True, notice
-        self.notice_seen = self.acknowledgement()
-        self.tell("in/notice", notice)
+        self.acknowledgement_before_notice = self.acknowledgement()
+        self.write_or_log("in/notice", notice)
         if self.spec.get("signal_notice", True):
             for pid in self.workload_processes():
                 if has_signal_handler(pid, signal.SIGUSR1):
                     send_signal(pid, signal.SIGUSR1)
 
-    def tell(self, name: str, value: dict[str, Any]) -> None:
-        """Write what is good to know but not worth dying for: on a full disk the workload goes on."""
+    def write_or_log(self, name: str, value: dict[str, Any]) -> None:
+        """Write a file that is not essential.
+
+        An error, such as a full disk, is logged and the workload continues.
+        """
         try:
-            write_json(self.path(name), value, 0o640)  # the group of ``in`` is the workload's
+            write_json(self.path(name), value, 0o640)  # the group of ``in`` is the group of the workload
         except OSError as problem:
             log_error(f"{name}: {problem}")
 
@@ -299,7 +313,7 @@ class WorkloadSupervisor:
             return
 
     def workload_processes(self) -> list[int]:
-        """Pids of the workload itself: not the sandbox's own two processes, whose end would be everyone's."""
+        """Return the pids of the workload without the two processes of the sandbox."""
         sandboxed = self.spec.get("launcher") == "bubblewrap"
         return [pid for pid, depth, _ in descendants(os.getpid()) if not (sandboxed and depth <= 2)]
 
@@ -313,10 +327,9 @@ class WorkloadSupervisor:
     def stop(self, cause: str, grace: float) -> None:
         self.cause = cause
         self.kill_at = boottime() + grace
-        self.tell("stopping.json", {"cause": cause})
-        for pid in self.workload_processes() or [
-            self.main
-        ]:  # a sandbox that is still being made has no workload yet
+        self.write_or_log("stopping.json", {"cause": cause})
+        # A sandbox that is being set up has no workload process yet.
+        for pid in self.workload_processes() or [self.main]:
             send_signal(pid, signal.SIGTERM)
             send_signal(pid, signal.SIGCONT)
 
@@ -327,13 +340,16 @@ class WorkloadSupervisor:
                 send_signal(pid, signal.SIGKILL)
 
     def all_pids(self) -> set[int]:
-        """Pids of all there is of the workload: below this process, and in its control groups, whoever their parents are."""
+        """Return the pids of all processes below this process or in the workload's control groups."""
         grouped = cgroup_members(self.spec.get("cgroup_procs", []))
         living = {pid for pid in grouped if (process_stat(pid) or (0, 0, "X", ""))[2] not in "ZX"}
         return living | {pid for pid, _, _ in descendants(os.getpid())}
 
     def leftovers(self) -> bool:
-        """Whether processes of the workload outlive its main process; asks them to go, then makes them."""
+        """Return True if processes outlive the main process.
+
+        They get TERM and, after a grace period, KILL.
+        """
         if not self.all_pids():
             return False
         if not self.cause:
@@ -341,7 +357,7 @@ class WorkloadSupervisor:
         return True
 
     def outcome(self) -> tuple[str, int]:
-        """(reason code, exit code in the shell's convention) of a workload that has ended."""
+        """Return (reason code, exit code in the convention of the shell) of a workload that has ended."""
         status = self.main_status or 0
         code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
         stop = (self.stop_outcome, self.stop_whatever)
@@ -354,14 +370,17 @@ class WorkloadSupervisor:
         own = out_of_memory_kills(self.spec["memory_events"]) if self.spec.get("memory_events") else None
         return lifecycle_rules.ran_out_of_memory(code, own, self.oom_before, out_of_memory_kills())
 
-    # the operator's hooks
+    # --- the operator's hooks ---
 
     def prolog(self, identity: dict[str, Any]) -> bool:
-        """Run it where there is one. False when the workload is not to be started; its end is told then."""
+        """Run the prolog, if there is one.
+
+        Return False if the workload must not start; then its end is written.
+        """
         if not self.hooks.get("prolog"):
             return True
         write_json(self.path("shim.json"), {**identity, "step": "running the operator's prolog"})
-        # With the run's mark, by which the agent ends it where this process is killed.
+        # With the run's mark, so that the agent can kill the hook if this process is killed.
         hook = HookRun(self, "prolog", {"GPUPOOL_MARK": self.spec["env"]["GPUPOOL_MARK"]})
         why = hook.run(self.is_cancelled)
         if not why:
@@ -374,7 +393,7 @@ class WorkloadSupervisor:
         self.finish(lifecycle_rules.outcome_of_unstarted(self.cause, self.stop_outcome), None, why)
 
     def is_cancelled(self) -> bool:
-        """Whether the workload is to be stopped before it has begun."""
+        """Return True if the workload is stopped or its lease has expired before it has started."""
         order = read_json(self.path("order.json")) or {}
         self.cause = lifecycle_rules.start_blocker(order, boottime(), self.lease()) or self.cause
         if self.cause == "stop":
@@ -382,16 +401,19 @@ class WorkloadSupervisor:
         return bool(self.cause)
 
     def epilog(self, ended: dict[str, Any]) -> str:
-        """Run it where there is one, unless it was begun before: by this process or one that took its place. What went wrong."""
+        """Run the epilog, unless there is none or it was started before. Return what went wrong, or ''."""
         if not self.hooks.get("epilog"):
             return ""
-        self.tell("stopping.json", {"cause": self.cause or "epilog"})
+        self.write_or_log("stopping.json", {"cause": self.cause or "epilog"})
         code = "" if ended["exit_code"] is None else str(ended["exit_code"])
         hook = HookRun(self, "epilog", {"GPUPOOL_OUTCOME": ended["outcome"], "GPUPOOL_EXIT_CODE": code})
         return hook.run(lambda: False, ended)
 
     def run_epilog_only(self) -> None:
-        """In the place of a shim that was killed: its agent has seen to it that nothing of the workload is left."""
+        """Run only the epilog, for a shim that was killed.
+
+        The agent has killed all processes of the workload.
+        """
         self.catch_signals()
         why = self.epilog({"outcome": "host_lost", "exit_code": None, "ended_at": time.time()})
         if why:
@@ -407,8 +429,8 @@ class WorkloadSupervisor:
         }
         if self.prolog_failed:
             ended["prolog_failed"] = True
-        trouble = self.epilog(ended)
-        ended["error"] = error or trouble
+        epilog_error = self.epilog(ended)
+        ended["error"] = error or epilog_error
         while True:
             try:
                 write_json(self.path("exit.json"), ended)
@@ -418,18 +440,18 @@ class WorkloadSupervisor:
                     raise
                 if self.write_exit_in_reserved_space(ended):
                     return
-                time.sleep(TICK_SECONDS)  # a full disk: the end is told as soon as there is room
+                time.sleep(TICK_SECONDS)  # a full disk: try again until there is space
 
     def write_exit_in_reserved_space(self, ended: dict[str, Any]) -> bool:
-        """Write how it ended over the file that was made for it at the start, which takes no room on the disk."""
-        room = self.path("exit.room")
+        """Write the end into the file reserved for it, which needs no disk space. Return True on success."""
+        reserved = self.path("exit.room")
         try:
-            with open(room, "r+") as file:
+            with open(reserved, "r+") as file:
                 size = os.fstat(file.fileno()).st_size
                 file.write(json.dumps({**ended, "error": ended["error"][: size // 8]}).ljust(size))
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(room, self.path("exit.json"))
+            os.replace(reserved, self.path("exit.json"))
         except OSError as problem:
             log_error(f"exit.json: {problem}")
             return False
@@ -437,7 +459,10 @@ class WorkloadSupervisor:
 
 
 def detach_from_agent() -> None:
-    """A session of its own and no parent that waits: the end of the agent does not reach it."""
+    """Detach from the agent.
+
+    In an own session and without its parent, so that it survives the end of the agent.
+    """
     if os.fork():
         os._exit(0)
     os.setsid()

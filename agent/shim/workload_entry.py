@@ -1,4 +1,4 @@
-"""How a process becomes what a workload starts as, between fork and exec."""
+"""Prepares a process between fork and exec to become a workload: user, network, mounts and restrictions."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ TYPE_CHECKING = False  # not from typing: it would double this process's memory
 if TYPE_CHECKING:
     from typing import Any
 
-# Numbers of system calls (the same on every machine that Linux added them to at once) and of what they are asked, landlock(7).
+# Numbers of system calls, equal on all architectures, and their arguments: landlock(7).
 LANDLOCK_CREATE_RULESET, LANDLOCK_RESTRICT_SELF = 444, 446
 LANDLOCK_CREATE_RULESET_VERSION = 1
 LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET = 1
-SCOPES_SINCE_ABI = 6  # of landlock's versions: Linux 6.12
+SCOPES_SINCE_ABI = 6  # Landlock ABI of Linux 6.12
 PR_SET_NO_NEW_PRIVS = 38
 CLONE_NEWNS = 0x20000
 MFD_NOEXEC_SEAL = 8
 MS_BIND, MS_REC, MS_SLAVE, MS_NOSUID, MS_NODEV = 0x1000, 0x4000, 0x80000, 0x2, 0x4
 KEYCTL_JOIN_SESSION_KEYRING = 1
-KEYCTL_NUMBERS = {
-    "x86_64": 250,
-    "aarch64": 219,
-}  # of the system call, which the C library has no function for
+# Numbers of the system call keyctl, for which the C library has no function.
+KEYCTL_NUMBERS = {"x86_64": 250, "aarch64": 219}
 
 
 def enter_workload(spec: dict[str, Any]) -> None:
-    """Make the calling process what the workload starts as: call it between fork and exec. Raises OSError, and then nothing may
-    be started.
+    """Apply ``spec`` to the calling process, between fork and exec.
 
-    ``cgroup_procs``: files to write the pid into. ``network``: a network name space to be in. ``stage``: folders to show at other
-    paths, below ``stage_at``, to this process alone. ``user``: the user and group to become for good, without any other group.
-    ``own_sockets``: whether to reach only such abstract sockets as it or its children make. ``known_families``: whether to make
-    sockets of no other families than a network name space confines.
+    Raises OSError: then nothing may be started.
+
+    ``cgroup_procs``: files to write the pid into. ``network``: network namespace to enter. ``stage``: folders
+    to mount below ``stage_at``, visible to this process only. ``user``: user and group id to switch to
+    permanently, without supplementary groups. ``own_sockets``: restrict abstract sockets to those of this
+    process and its children. ``known_families``: allow only socket families that a network namespace
+    confines.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     for name in spec.get("cgroup_procs", ()):
         with open(name, "w") as file:
             file.write(str(os.getpid()))
     keyctl = KEYCTL_NUMBERS.get(os.uname().machine)
-    if keyctl:  # the keys of whoever started the agent are not the workload's
+    if keyctl:  # the workload must not have the session keyring of the agent
         libc.syscall(keyctl, KEYCTL_JOIN_SESSION_KEYRING, None)
     if spec.get("network"):
         space = os.open(spec["network"], os.O_RDONLY | os.O_CLOEXEC)
@@ -66,18 +66,19 @@ def enter_workload(spec: dict[str, Any]) -> None:
 
 
 def argv_with_environment(argv: list[str], env: dict[str, str]) -> tuple[list[str], int]:
-    """(``argv`` of a sandbox that gives ``env`` to its workload, descriptor from which it reads that). Raises ValueError.
+    """Return (``argv`` of bwrap that passes ``env`` to the workload, descriptor from which it reads ``env``).
 
-    bwrap itself still stands outside, as whoever the agent is: what of ``env`` speaks to the loader (LD_PRELOAD) must not reach
-    it, and as an argument everybody on the host would read it.
+    bwrap itself runs outside the sandbox as the agent's user. So ``env``, which may contain LD_PRELOAD, must
+    not be its environment. As arguments, every user of the host could read it. Raises ValueError for an
+    invalid name or value.
     """
     words: list[bytes] = []
     for name, value in env.items():
-        if not name or "=" in name or "\0" in name + value:  # a NUL would end the value, and begin an option
+        if not name or "=" in name or "\0" in name + value:  # a NUL would end the value and begin an option
             raise ValueError(f"{name!r} can't be in an environment")
         words += [b"--setenv", os.fsencode(name), os.fsencode(value)]
     try:
-        descriptor = os.memfd_create("environment", MFD_NOEXEC_SEAL)  # a host may demand it
+        descriptor = os.memfd_create("environment", MFD_NOEXEC_SEAL)  # some hosts require the flag
     except OSError:  # Linux before 6.3
         descriptor = os.memfd_create("environment", 0)
     with open(os.dup(descriptor), "wb") as file:
@@ -87,21 +88,25 @@ def argv_with_environment(argv: list[str], env: dict[str, str]) -> tuple[list[st
 
 
 def landlock_version() -> int:
-    """Of the kernel's landlock; 0 where there is none."""
-    found = ctypes.CDLL(None).syscall(
+    """Return the Landlock ABI version of the kernel; 0 without Landlock."""
+    version = ctypes.CDLL(None).syscall(
         LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), LANDLOCK_CREATE_RULESET_VERSION
     )
-    return max(0, int(found))
+    return max(0, int(version))
 
 
 def restrict_abstract_sockets(libc: ctypes.CDLL) -> None:
-    """From now on this process and what it starts connect to no abstract unix socket of anybody else. Neither files nor ports nor
-    rights stand before those, and whoever shares the host's network would reach them, root's too."""
-    # struct landlock_ruleset_attr: handled_access_fs, handled_access_net, scoped; the first two are left as they are
-    asked = array.array("Q", [0, 0, LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET])
-    place, size = asked.buffer_info()
+    """Block connections of this process and its children to abstract unix sockets of other processes.
+
+    Abstract sockets have no file permissions: in the network of the host, even those of root could be
+    reached.
+    """
+    # struct landlock_ruleset_attr: handled_access_fs, handled_access_net, scoped; the first two are left as
+    # they are
+    attributes = array.array("Q", [0, 0, LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET])
+    address, size = attributes.buffer_info()
     rules = libc.syscall(
-        LANDLOCK_CREATE_RULESET, ctypes.c_void_p(place), ctypes.c_size_t(size * asked.itemsize), 0
+        LANDLOCK_CREATE_RULESET, ctypes.c_void_p(address), ctypes.c_size_t(size * attributes.itemsize), 0
     )
     raise_on_error(0 if rules >= 0 else rules, "abstract sockets")
     raise_on_error(libc.syscall(LANDLOCK_RESTRICT_SELF, rules, 0), "abstract sockets")
@@ -109,12 +114,11 @@ def restrict_abstract_sockets(libc: ctypes.CDLL) -> None:
 
 
 def mount_stage(libc: ctypes.CDLL, place: str, mounts: list[list[str]]) -> None:
-    """Mount each (path, place below ``place``) in a mount name space of this process's own; the host sees nothing of it."""
+    """Mount each (path, target below ``place``) in a new mount namespace, invisible to the host."""
     raise_on_error(libc.unshare(CLONE_NEWNS), "mount name space")
     raise_on_error(libc.mount(b"none", b"/", None, MS_REC | MS_SLAVE, None), "mount name space")
-    sources = [
-        os.open(path, os.O_PATH | os.O_CLOEXEC) for path, _ in mounts
-    ]  # before anything is put over them
+    # Open the sources before a mount hides them.
+    sources = [os.open(path, os.O_PATH | os.O_CLOEXEC) for path, _ in mounts]
     flags = MS_NOSUID | MS_NODEV
     raise_on_error(libc.mount(b"gpupool", place.encode(), b"tmpfs", flags, b"mode=0755,size=1m"), place)
     for source, (_, target) in zip(sources, mounts, strict=True):

@@ -1,1 +1,1 @@
-"""Holds the files that every workload finds beside its own: the checkpoint command and the helper module."""
+"""Holds the files that the agent offers to every workload: the checkpoint command and the helper module."""

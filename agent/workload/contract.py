@@ -1,11 +1,13 @@
-"""gpupool_contract: what a workload needs to be stopped gently and go on later. No dependencies; copy it where you like.
+"""gpupool_contract: lets a workload save its state before it is stopped and resume later.
+
+No dependencies; copy it freely.
 
 import gpupool_contract as gpupool
 
 start = load(gpupool.checkpoint_dir() / "state.json")       # None on the first attempt
 for step in range(start, steps):
     train(step)
-    if gpupool.notice():                                     # asked to go: save, say so, leave
+    if gpupool.notice():                                     # it will be stopped: save, acknowledge, exit
         save(gpupool.checkpoint_dir() / "state.json")
         gpupool.checkpoint_done()
         raise SystemExit(0)
@@ -24,17 +26,17 @@ from typing import Any
 
 
 def checkpoint_dir() -> Path:
-    """A folder of this workload alone that later attempts find again."""
+    """Return the checkpoint folder of this workload, which later attempts also use."""
     return Path(os.environ["GPUPOOL_CHECKPOINT_DIR"])
 
 
 def attempt() -> int:
-    """Which attempt this is, from 1."""
+    """Return the number of this attempt, from 1."""
     return int(os.environ.get("GPUPOOL_ATTEMPT", "1"))
 
 
 def notice() -> dict[str, Any] | None:
-    """The notice, {"code", "stop_at"} (stop_at: seconds since the epoch, or None), or None while there is none."""
+    """Return the notice, {"code", "stop_at" (epoch seconds or None)}, or None while there is none."""
     path = os.environ.get("GPUPOOL_NOTICE", "")
     try:
         return json.loads(Path(path).read_text()) if path else None
@@ -43,7 +45,7 @@ def notice() -> dict[str, Any] | None:
 
 
 def checkpoint_done() -> None:
-    """Say that the checkpoint is written. Call it after the files are closed."""
+    """Acknowledge that the checkpoint is written. Call it after the files are closed."""
     folder = checkpoint_dir()
     new = folder / f".done.{os.getpid()}.{threading.get_ident()}"
     new.write_text(str(attempt()))
@@ -51,31 +53,34 @@ def checkpoint_done() -> None:
 
 
 def on_notice(call: Callable[[], None]) -> None:
-    """Have ``call`` run in the main thread when a notice comes (SIGUSR1). Keep it short: set a flag, save after the step."""
+    """Run ``call`` in the main thread when a notice arrives (SIGUSR1).
+
+    Keep it short: set a flag, save after the step.
+    """
     signal.signal(signal.SIGUSR1, lambda *_: call())
 
 
 def hosts() -> list[str]:
-    """Where the hosts of this job are reached, by rank; empty where it runs on one."""
-    return [each for each in os.environ.get("GPUPOOL_HOSTS", "").split(",") if each]
+    """Return the addresses of the hosts of this job, by rank; empty for a job on one host."""
+    return [host for host in os.environ.get("GPUPOOL_HOSTS", "").split(",") if host]
 
 
 def host_rank() -> int:
-    """Which of the hosts of this job this is, from 0."""
+    """Return the rank of this host in the job, from 0."""
     return int(os.environ.get("GPUPOOL_HOST_RANK", "0"))
 
 
 def serve_port(port: int) -> None:
-    """Pass everything that comes to $GPUPOOL_DOOR, which the portal opens to the owner of this job, on to a port here; for ever."""
+    """Forward connections from $GPUPOOL_DOOR, which the portal opens to the job's owner, to a local port."""
     import asyncio
 
     folder, name = os.path.split(os.environ["GPUPOOL_DOOR"])
-    os.chdir(folder)  # the address of a socket has room for a short path only
+    os.chdir(folder)  # a socket address only fits a short path
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            while piece := await reader.read(1 << 16):
-                writer.write(piece)
+            while chunk := await reader.read(1 << 16):
+                writer.write(chunk)
                 await writer.drain()
             if writer.can_write_eof():
                 writer.write_eof()
@@ -98,14 +103,17 @@ def serve_port(port: int) -> None:
             os.unlink(name)
         server = await asyncio.start_unix_server(caller, f"{name}.new")
         os.chmod(f"{name}.new", 0o600)
-        os.rename(f"{name}.new", name)  # it appears when it answers
+        os.rename(f"{name}.new", name)  # renamed only once it accepts connections
         await server.serve_forever()
 
     asyncio.run(serve())
 
 
 def declare_load(utilisation: float, memory_mib: int | None = None) -> None:
-    """On a simulated GPU: how busy it shall say it is, in per cent. On a real GPU this changes nothing."""
+    """Set the utilisation in percent, and the memory, that a simulated GPU reports.
+
+    No effect on a real GPU.
+    """
     path = os.environ.get("GPUPOOL_SIMULATED_LOAD")
     if path:
         new = f"{path}.{os.getpid()}"

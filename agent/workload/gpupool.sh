@@ -1,6 +1,6 @@
 #!/bin/sh
-# gpupool, as a workload finds it: says that its checkpoint is written, and lets its owner in to what it serves on a port. Everything
-# else goes to the gpupool command line behind it on PATH, where one is installed.
+# The gpupool command in a workload: acknowledges a checkpoint, and opens a local port to the owner of the job. All other
+# commands are passed to the next gpupool command on PATH, if one is installed.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 if [ "${1:-}" = door ]; then

@@ -24,7 +24,7 @@ from typing import Any
 import aiohttp
 
 from agent.host.state import Generations
-from agent.protocol import VERSION, Desired, RunSeen, RunWanted, SampleBatch, encode, parse
+from agent.protocol import SLOTS_PER_GPU, VERSION, Desired, RunSeen, RunWanted, SampleBatch, encode, parse
 from agent.runs.reconcile import ForgetRun, RefuseRun, RunStatus, StartRun, StopRun, plan_actions
 from benchmarks.fault_injection.process_faults import MAX_WAIT_SECONDS, FaultContext, fault
 from benchmarks.harness.installation import MODEL, ConditionTimeout, Installation, rows, wait_until
@@ -152,9 +152,9 @@ class MessageHost(LightAgent):
             self.heard_at = now
         for name, run in self.runs.items():
             if name in wanted:
-                run.unnamed_since = None
-            elif not self.is_old and run.unnamed_since is None:
-                run.unnamed_since = now
+                run.undesired_since = None
+            elif not self.is_old and run.undesired_since is None:
+                run.undesired_since = now
         told = [parse(RunWanted, want) for want in wanted.values()]
         desired = Desired(VERSION, self.name, self.lease_seconds, told, poll_seconds=self.poll_seconds)
         held = [self._held(name, run) for name, run in self.runs.items()]
@@ -181,7 +181,7 @@ class MessageHost(LightAgent):
 
     def _held(self, name: str, run: LightRun) -> RunStatus:
         said = run.seen.state == "ended" and self.sequence > self.end_said_after[name]
-        return RunStatus(name, run.seen.state, reported_ended=said, unnamed_since=run.unnamed_since)
+        return RunStatus(name, run.seen.state, reported_ended=said, undesired_since=run.undesired_since)
 
     def _end(self, run: LightRun, outcome: str, exit_code: int | None) -> None:
         super()._end(run, outcome, exit_code)
@@ -299,7 +299,7 @@ def _make_hosts(site: Installation) -> list[tuple[str, str]]:
         team=Team.objects.get(slug="faults"),
         pool=pool,
         model=MODEL,
-        guaranteed_slots=HOSTS * GPUS * 840,
+        guaranteed_slots=HOSTS * GPUS * SLOTS_PER_GPU,
         updated_at=now,
     )
     operator = User.objects.get(username="operator")

@@ -37,7 +37,6 @@ from benchmarks.harness.installation import (
     rows,
     wait_until,
 )
-from portal.services.work import workspaces
 
 SOCKETS = 200
 FREEZER = Path("/sys/fs/cgroup/freezer")
@@ -216,6 +215,7 @@ async def _revoke(workload: str) -> float:
 
     from benchmarks.harness.jupyter_client import JupyterClient
     from portal.redis_state import access_revocation
+    from portal.services.work import workspaces
     from scheduler.models import Workload
 
     def enter() -> tuple[Any, str]:

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from portal.services.people import api_tokens
+from agent.protocol import SLOTS_PER_GPU
 from tools.agents import agent_command
 from tools.service_environment import agent_environment
 from tools.supervisor import Service
@@ -305,6 +305,7 @@ class Installation:
 
         from portal.models import Membership, Organisation, User
         from portal.services.fleet import hosts
+        from portal.services.people import api_tokens
         from scheduler.models import Leader, Pool, Project, Quota, Team
 
         now = datetime.now(UTC)
@@ -325,7 +326,7 @@ class Installation:
             grace_seconds=GRACE_SECONDS,
             minimum_runtime_seconds=0,
         )
-        slots = len(self.hosts) * GPUS * 840
+        slots = len(self.hosts) * GPUS * SLOTS_PER_GPU
         Quota.objects.create(team=team, pool=pool, model=MODEL, guaranteed_slots=slots, updated_at=now)
         _, self.token = api_tokens.create_token(actor=member, name="faults", now=now)
         for host in self.hosts:

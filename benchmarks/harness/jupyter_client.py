@@ -125,3 +125,18 @@ async def _execute(socket: aiohttp.ClientWebSocketResponse, code: str) -> str:
         replied = replied or kind == "execute_reply"
         idle = idle or (kind == "status" and told["content"]["execution_state"] == "idle")
     return printed
+
+
+class NotebookTimeout(Exception):
+    """A step that did not happen in time."""
+
+
+async def first_output(jupyter: Any) -> None:
+    """Load the lab's page, start a kernel and see it compute."""
+    status, _ = await jupyter.ask("GET", "/lab")
+    if status != 200:
+        raise NotebookTimeout(f"the lab's page answers {status}")
+    kernel = await jupyter.start_kernel()
+    printed = await jupyter.run(kernel, "print(6*7)")
+    if printed != "42\n":
+        raise NotebookTimeout(f"the kernel printed {printed!r}")

@@ -121,8 +121,7 @@ async def _measure(
 ) -> list[float]:
     import aiohttp
 
-    from benchmarks.harness.jupyter_client import JupyterClient
-    from benchmarks.notebook import first_output
+    from benchmarks.harness.jupyter_client import JupyterClient, first_output
 
     seconds = []
     async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session:

@@ -32,6 +32,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from agent import AGENT_VERSION
 from agent.protocol import (
     JOIN_PATH,
+    SLOTS_PER_GPU,
     SYNC_PATH,
     VERSION,
     EnvironmentSeen,
@@ -76,7 +77,7 @@ class LightRun:
     ends_at: float  # of its present state, loop time
     units: list[str]
     seconds: float  # that it runs
-    unnamed_since: float | None = None
+    undesired_since: float | None = None
 
 
 class LightAgent:
@@ -234,8 +235,8 @@ class LightAgent:
                 self._end(run, outcome=want["code"], exit_code=None)
         for name in [name for name in self.runs if name not in wanted]:
             run = self.runs[name]
-            run.unnamed_since = run.unnamed_since or now
-            if run.seen.state == "ended" or now - run.unnamed_since > 2 * self.poll_seconds:
+            run.undesired_since = run.undesired_since or now
+            if run.seen.state == "ended" or now - run.undesired_since > 2 * self.poll_seconds:
                 del self.runs[name]
 
     def _begin(self, name: str, want: dict[str, Any], at: float) -> None:
@@ -306,7 +307,7 @@ def _inventory(units: list[str], model: str) -> Inventory:
             0,
             index // (len(units) // 2 or 1),
             f"00000000:{index + 1:02X}:00.0",
-            [UnitSeen(name, "", 0, 840, MEMORY_MIB)],
+            [UnitSeen(name, "", 0, SLOTS_PER_GPU, MEMORY_MIB)],
             {other: "NV18" for other in units if other != name},
             "gen 5 x16, of gen 5 x16",
             18,

@@ -1,4 +1,4 @@
-"""What has to hold after every step, and in the end: the rows against the processes that there really are."""
+"""Checks invariants after every step and at the end: the rows must match the simulated processes."""
 
 from __future__ import annotations
 
@@ -13,34 +13,36 @@ if TYPE_CHECKING:
     from benchmarks.simulation.simulated_host import SimulatedShim
     from benchmarks.simulation.world import SimulatedWorld
 
-LOST_LIMIT_SECONDS = 36.0  # a stop is heard, or the lease is over, and then the grace: twice, where its agent dies on hearing it
-LEASE_OVERRUN_SECONDS = 1.0  # a lease may be overrun by so much: a shim looks four times a second
+# Time for a stop to arrive or the lease to expire, and for the grace period; twice, as the agent may die
+# meanwhile.
+LOST_LIMIT_SECONDS = 36.0
+LEASE_OVERRUN_SECONDS = 1.0  # tolerated, because a shim checks its lease four times a second
 
 
 class InvariantChecker:
-    """Collects what was broken, each once, in words."""
+    """Collects the violations, each once, as sentences."""
 
     def __init__(self, world: SimulatedWorld) -> None:
         self.world = world
         self.found: list[str] = []
-        self.stale = True  # rows or processes have changed since the last look at both
-        self.told_to_stop: dict[str, float] = {}  # runs with an open stop, and since when that is known
-        self.asked_at = 0.0
-        self.accepted: list[int] = []  # workloads of which somebody was told that they are queued
+        self.stale = True  # True: rows or processes have changed since the last check
+        self.stop_seen_at: dict[str, float] = {}  # time at which an open stop was first seen, by run
+        self.stops_checked_at = 0.0
+        self.accepted: list[int] = []  # workloads that were confirmed as queued
 
     def broken(self, sentence: str) -> None:
-        """One more."""
+        """Record a violation."""
         if sentence not in self.found:
             self.world.timeline.tell(f"VIOLATION: {sentence}")
             self.found.append(sentence)
 
     def look(self) -> None:
-        """After each step: what lives is what the rows say, and nothing twice."""
+        """Check after a step: living processes match the rows, and nothing runs twice."""
         living = [shim for machine in self.world.machines for shim in machine.living]
         if not living:
             return
         self._leases(living)
-        if self.world.timeline.now - self.asked_at >= 1.0:
+        if self.world.timeline.now - self.stops_checked_at >= 1.0:
             self._stops(living)
         if not self.stale:
             return
@@ -77,12 +79,12 @@ class InvariantChecker:
                     self.broken(f"{words} was started {times} times by one command on {machine.name}")
 
     def _stops(self, living: list[SimulatedShim]) -> None:
-        self.asked_at = now = self.world.timeline.now
+        self.stops_checked_at = now = self.world.timeline.now
         kept = {shim.run.id: shim for shim in living if shim.kept}
-        told = Command.objects.filter(verb=Command.Verb.STOP, done_at__isnull=True, run__public_id__in=kept)
-        for public_id in told.values_list("run__public_id", flat=True).order_by("pk"):
+        stops = Command.objects.filter(verb=Command.Verb.STOP, done_at__isnull=True, run__public_id__in=kept)
+        for public_id in stops.values_list("run__public_id", flat=True).order_by("pk"):
             shim = kept[str(public_id)]
-            if now - self.told_to_stop.setdefault(shim.run.id, now) > LOST_LIMIT_SECONDS:
+            if now - self.stop_seen_at.setdefault(shim.run.id, now) > LOST_LIMIT_SECONDS:
                 self.broken(
                     f"{shim.wanted.command} lives on {shim.machine.name} long after its stop: it was lost"
                 )
@@ -97,12 +99,12 @@ class InvariantChecker:
                 self.broken(f"{shim.wanted.command} lives after its grace")
 
     def check_final(self) -> None:
-        """The faults are over, all was cancelled, and time has passed: nothing is held, wanted, kept or promised any more."""
+        """Check at the end, after everything was cancelled: nothing is held, queued, running or reserved."""
         for sentence in self.left():
             self.broken(sentence)
 
     def left(self) -> Iterator[str]:
-        """What is still held, wanted, kept or promised, and by whom."""
+        """Yield a sentence for everything that is still held, queued, running or reserved."""
         for machine in self.world.machines:
             for shim in machine.living:
                 yield f"{shim.wanted.command} still lives on {machine.name}: its stop was lost"

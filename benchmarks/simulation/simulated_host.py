@@ -24,6 +24,8 @@ import agent.runs.declared_load
 import agent.runs.local_run
 import agent.runs.manager
 import agent.runs.orphaned_runs
+import agent.runs.run_observer
+import agent.runs.run_orders
 import agent.server.reporting
 from agent.daemon import Agent, AgentOptions
 from agent.gpu.simulated_reader import SimulatedGpuReader
@@ -210,12 +212,10 @@ class SimulatedRuns(RunManager):
             run.folder / "order.json", {**(read_json(run.folder / "order.json") or {}), **said}
         )
 
-    def beside(self, ask: Callable[[], T], seconds: float = 0.0) -> T:
-        return (
-            ask()
-        )  # its file system always answers, and a thread of its own would have no place in virtual time
+    def call_homes(self, call: Callable[[], T], seconds: float = 0.0) -> T:
+        return call()  # a thread would run outside virtual time
 
-    async def through(self, call: Callable[[], T]) -> T:
+    async def in_thread(self, call: Callable[[], T]) -> T:
         return call()
 
 
@@ -365,11 +365,11 @@ class SimulatedHost:
         """What the agent's loops do between frames, and then what they say."""
         assert self.agent is not None
         if self.agent.runs.look():
-            self.agent.news.note_change()
+            self.agent.reporter.note_change()
         if self.agent.runs.has_starts_awaiting_units or self.agent._has_undesired_runs():
             self.world.wait(self.agent._reconcile())
         now = self.boottime()
-        if self.connection and (self.agent.news.take_change() or now >= self.next_observed):
+        if self.connection and (self.agent.reporter.take_change() or now >= self.next_observed):
             self.next_observed = now + self.agent.poll_seconds
             self.say()
 
@@ -377,10 +377,10 @@ class SimulatedHost:
         """A whole report."""
         assert self.agent is not None
         self.sequence += 1
-        observed = self.agent.news.observed(self.sequence)
+        observed = self.agent.reporter.observed(self.sequence)
         self.sent_at[self.sequence] = self.boottime()
         text, connection = encode(observed), self.connection
-        self.agent.news.on_observed_sent(observed)
+        self.agent.reporter.on_observed_sent(observed)
         self.world.network.carry(self.name, lambda: self.world.site.receive(self, connection, text))
 
     def hear(self, connection: int, text: str) -> None:
@@ -493,6 +493,8 @@ def simulated_machines(world: SimulatedWorld) -> Iterator[None]:
             agent.runs.local_run,
             agent.runs.manager,
             agent.runs.orphaned_runs,
+            agent.runs.run_observer,
+            agent.runs.run_orders,
             agent.runs.declared_load,
             agent.server.reporting,
             agent.monitoring,

@@ -1,7 +1,7 @@
-"""No request's body is read further than it may be long, nor waited for longer than its sender needs.
+"""Limits the size of request bodies and the time in which a client must send them.
 
-Django reads a whole body, to the disk where it is long, before any of our code runs; its own limit holds for forms only, and
-the API reads past it. So the limit stands in front of everything that the web process serves.
+Django reads the whole body, a long one to the disk, before any view runs. Its own limit covers only forms,
+not the API. So this middleware wraps the whole web application.
 """
 
 from __future__ import annotations
@@ -19,28 +19,30 @@ AsgiReceive = Callable[[], Awaitable[AsgiMessage]]
 AsgiSend = Callable[[AsgiMessage], Awaitable[None]]
 AsgiApplication = Callable[[Any, Any, Any], Awaitable[None]]
 
-DISCARD_LIMIT_FACTOR = (
-    4  # so many times the limit is read and thrown away, so that who sends a little too much hears the answer
-)
-CONTENT_LENGTH_MAX_DIGITS = 19  # of a length: so many say more than any limit
-DISCARD_SECONDS = 5.0  # and no longer than this
+# Up to this many times the limit is read and discarded, so that a client can still receive the answer.
+DISCARD_LIMIT_FACTOR = 4
+CONTENT_LENGTH_MAX_DIGITS = 19  # enough for every limit; Python rejects numbers with thousands of digits
+DISCARD_SECONDS = 5.0
 
 
-def too_large_message(most: int) -> str:
-    """The refusal, for people."""
-    return f"The body is too large; allowed: up to {most // 1024:,} KiB."
+def too_large_message(max_bytes: int) -> str:
+    """Return the message of a 413 answer."""
+    return f"The body is too large; allowed: up to {max_bytes // 1024:,} KiB."
 
 
 TOO_SLOW_MESSAGE = "The body came too slowly, so it is no longer waited for. Send it again."
 
 
 class _BodyTooLarge(Exception):
-    """More came than was announced, or than may."""
+    """The body exceeds the limit."""
 
 
 class BodyLimitMiddleware:
-    """Answers 413 to a request whose body is, or turns out to be, longer than ``most`` bytes, and 408 to one whose body comes too
-    slowly (``patience``: seconds, portal.edge.runtime.slow_body_guard); all others reach ``app``."""
+    """Answers 413 if a body is longer than ``most`` bytes, and 408 if it arrives too slowly.
+
+    ``patience`` is the limit in seconds of portal.edge.runtime.slow_body_guard. All other requests reach
+    ``app``.
+    """
 
     def __init__(self, app: AsgiApplication, most: int, patience: float = MAX_BODY_WAIT_SECONDS) -> None:
         self.app, self.most, self.patience = app, most, patience
@@ -49,36 +51,36 @@ class BodyLimitMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        announced = _content_length(scope)
-        if announced is not None and announced > self.most:
+        length = _content_length(scope)
+        if length is not None and length > self.most:
             await self._refuse(scope, receive, send, 0, 413, too_large_message(self.most))
             return
         await self._serve(scope, receive, send)
 
     async def _serve(self, scope: AsgiMessage, receive: AsgiReceive, send: AsgiSend) -> None:
         read, answered, ended = 0, False, False
-        pace = SlowBodyGuard(self.patience)
+        guard = SlowBodyGuard(self.patience)
 
-        async def counted() -> AsgiMessage:
+        async def receive_counted() -> AsgiMessage:
             nonlocal read, ended
             if ended:
-                return await receive()  # of who has sent all: only whether they are still there
-            message = await pace.next(receive())
+                return await receive()  # after the body: only a disconnect can follow
+            message = await guard.next(receive())
             if message["type"] == "http.request":
                 read += len(message.get("body", b""))
-                pace.add_received(len(message.get("body", b"")))
+                guard.add_received(len(message.get("body", b"")))
                 if read > self.most:
                     raise _BodyTooLarge
             ended = message["type"] != "http.request" or not message.get("more_body", False)
             return message
 
-        async def noted(message: AsgiMessage) -> None:
+        async def send_noted(message: AsgiMessage) -> None:
             nonlocal answered
             answered = True
             await send(message)
 
         try:
-            await self.app(scope, counted, noted)
+            await self.app(scope, receive_counted, send_noted)
         except _BodyTooLarge:
             if not answered:
                 await self._refuse(scope, receive, send, read, 413, too_large_message(self.most))
@@ -87,11 +89,14 @@ class BodyLimitMiddleware:
                 await self._refuse(scope, receive, send, read, 408, TOO_SLOW_MESSAGE)
 
     async def _refuse(
-        self, scope: AsgiMessage, receive: AsgiReceive, send: AsgiSend, read: int, status: int, said: str
+        self, scope: AsgiMessage, receive: AsgiReceive, send: AsgiSend, read: int, status: int, text: str
     ) -> None:
-        """The answer at once; then some of what is still being sent is thrown away, or a reset would overtake the answer."""
+        """Send the answer, then discard part of the remaining body.
+
+        Closing the connection at once would send a reset, which can destroy the answer.
+        """
         is_api = str(scope.get("path", "")).startswith("/api/")
-        body = json.dumps({"errors": [{"field": "", "value": None, "message": said}]}) if is_api else said
+        body = json.dumps({"errors": [{"field": "", "value": None, "message": text}]}) if is_api else text
         kind = b"application/json" if is_api else b"text/plain; charset=utf-8"
         headers = [
             (b"content-type", kind),
@@ -114,10 +119,8 @@ class BodyLimitMiddleware:
 
 
 def _content_length(scope: AsgiMessage) -> int | None:
-    """The length that the request names; None when it comes in pieces."""
+    """Return the value of Content-Length; None for a chunked body."""
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit():
-            return int(
-                value.lstrip(b"0")[:CONTENT_LENGTH_MAX_DIGITS] or 0
-            )  # Python reads no number of thousands of digits
+            return int(value.lstrip(b"0")[:CONTENT_LENGTH_MAX_DIGITS] or 0)
     return None

@@ -1,4 +1,4 @@
-"""Before a request that may write: where the server's clock was set, what is being counted goes along first."""
+"""Corrects stored times after a change of the server's clock, before a request that may write."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
 def check_clock_before_writes(get_response: GetResponse) -> GetResponse:
-    """Who is given notice in this request has all of it, counted from a clock that the rows share (scheduler.coordination.clock_correction)."""
+    """Correct a clock step before each authenticated request that may write.
+
+    Deadlines that the request writes then use the same clock as the stored rows:
+    scheduler.coordination.clock_correction.
+    """
 
     def respond(request: HttpRequest) -> HttpResponseBase:
         if request.method not in SAFE_METHODS and _has_credentials(request):
@@ -25,5 +29,5 @@ def check_clock_before_writes(get_response: GetResponse) -> GetResponse:
 
 
 def _has_credentials(request: HttpRequest) -> bool:
-    """Whoever brings nothing to be known by changes nothing that is being counted, and costs no query."""
+    """Return True if the request is authenticated. Other requests change no deadline and need no query."""
     return settings.SESSION_COOKIE_NAME in request.COOKIES or "Authorization" in request.headers

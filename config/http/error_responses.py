@@ -1,4 +1,4 @@
-"""What is answered when something broke: in words to people, as JSON to the API's callers, and as 503 where a store is away."""
+"""Answers failed requests: as a page or, for the API, as JSON; with 503 if a store is unavailable."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from django.views.defaults import page_not_found
 from psycopg_pool import PoolTimeout
 from redis.exceptions import RedisError
 
-STORE_UNAVAILABLE_ERRORS = (
-    OperationalError,
-    InterfaceError,
-    PoolTimeout,
-    RedisError,
-)  # the supervisor starts either store again within seconds
+# The supervisor restarts either store within seconds.
+STORE_UNAVAILABLE_ERRORS = (OperationalError, InterfaceError, PoolTimeout, RedisError)
 RETRY_AFTER_SECONDS = 5
-SERVER_ERROR_MESSAGE = "Something broke on our side; nothing is left half-written. Try again; if it stays, tell an operator the time."
+SERVER_ERROR_MESSAGE = (
+    "Something broke on our side; nothing is left half-written. "
+    "Try again; if it stays, tell an operator the time."
+)
 STORE_UNAVAILABLE_MESSAGE = (
     "The portal's database is away for a moment; nothing is left half-written. Try again in some seconds."
 )
@@ -28,7 +27,7 @@ NOT_FOUND_MESSAGE = "There is no such address, or what it names can not exist."
 
 
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
-    """The answer where no page or no address of the API is. For the API in its own shape, since programs read it."""
+    """Return the 404 answer: JSON for the API, otherwise a page."""
     if request.path.startswith("/api/"):
         return JsonResponse(
             {"errors": [{"field": "", "value": None, "message": NOT_FOUND_MESSAGE}]}, status=404
@@ -37,15 +36,18 @@ def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
-    """The answer to a request that ended in an exception nobody foresaw. Asks no store, since that may be what broke."""
-    is_away = isinstance(sys.exception(), STORE_UNAVAILABLE_ERRORS)
-    status = 503 if is_away else 500
+    """Return the answer to a request that raised an unexpected exception.
+
+    Uses no store, because a store may have failed.
+    """
+    is_unavailable = isinstance(sys.exception(), STORE_UNAVAILABLE_ERRORS)
+    status = 503 if is_unavailable else 500
     response: HttpResponse
     if request.path.startswith("/api/"):
-        message = STORE_UNAVAILABLE_MESSAGE if is_away else SERVER_ERROR_MESSAGE
+        message = STORE_UNAVAILABLE_MESSAGE if is_unavailable else SERVER_ERROR_MESSAGE
         response = JsonResponse({"errors": [{"field": "", "value": None, "message": message}]}, status=status)
     else:
         response = HttpResponse(loader.get_template(f"{status}.html").render(), status=status)
-    if is_away:
+    if is_unavailable:
         response["Retry-After"] = str(RETRY_AFTER_SECONDS)
     return response

@@ -1,4 +1,4 @@
-"""Probes: does the web process live, and can it reach what it needs?"""
+"""Defines the liveness and readiness probes of the web process."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from psycopg_pool import PoolTimeout
 
 from config.engine_health import engine_status
 
-PROBE_TIMEOUT_SECONDS = 2  # seconds; a probe that waits long is itself the trouble
+PROBE_TIMEOUT_SECONDS = 2
 
 
 @require_safe
 def healthz(request: HttpRequest) -> JsonResponse:
-    """200 while the process answers at all."""
+    """Answer 200 while the process runs."""
     return JsonResponse({"status": "ok"})
 
 
 @require_safe
 def readyz(request: HttpRequest) -> JsonResponse:
-    """200 when PostgreSQL and Valkey answer; 503 with the kind of trouble of each that does not.
+    """Answer 200 if PostgreSQL and Valkey answer, otherwise 503 with the kind of error of each.
 
-    The engine is told of too. It is another process: without it pages work and what is asked for waits, so it decides nothing.
+    The status of the engine is included but does not affect the result: without the engine pages work and
+    workloads wait.
     """
-    found = {"postgres": _postgres(), "valkey": _valkey()}
-    ready = set(found.values()) == {"ok"}
+    stores = {"postgres": _postgres(), "valkey": _valkey()}
+    ready = set(stores.values()) == {"ok"}
     return JsonResponse(
-        {**found, "engine": engine_status() if ready else "unknown"}, status=200 if ready else 503
+        {**stores, "engine": engine_status() if ready else "unknown"}, status=200 if ready else 503
     )
 
 

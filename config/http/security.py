@@ -1,4 +1,4 @@
-"""What every response and request is held to: a content security policy with a nonce, and text that can be stored."""
+"""Adds a content security policy to every response and rejects addresses with NUL characters."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ GetResponse = Callable[[HttpRequest], HttpResponseBase]
 
 
 def csp_header(nonce: str) -> str:
-    """The Content-Security-Policy of a page: everything from the portal itself, live events from the edge."""
+    """Return the Content-Security-Policy of a page.
+
+    Only resources of the portal, and live events from the edge.
+    """
     edge = urlsplit(settings.GPUPOOL_EDGE_URL)
     edge_origin = f"{edge.scheme}://{edge.netloc}"
-    # Opening a notebook is a form whose answer redirects to the workspace's own origin.
+    # The form that opens a notebook is redirected to the origin of the workspace.
     workspaces = f"{edge.scheme}://*.{settings.GPUPOOL_NOTEBOOK_DOMAIN}"
     return "; ".join(
         (
             "default-src 'self'",
             f"script-src 'self' 'nonce-{nonce}'",
-            # Charts and the calendar place their marks by style attributes, which carry no nonce.
+            # Charts and the calendar use style attributes, which cannot have a nonce.
             "style-src 'self' 'unsafe-inline'",
             "img-src 'self' data: blob:",
             "font-src 'self' data:",
@@ -36,7 +39,7 @@ def csp_header(nonce: str) -> str:
 
 
 def add_content_security_policy(get_response: GetResponse) -> GetResponse:
-    """Give each request a fresh nonce and each response the policy that names it."""
+    """Give each request a new nonce and each response the policy with that nonce."""
 
     def respond(request: HttpRequest) -> HttpResponseBase:
         nonce = secrets.token_urlsafe(16)
@@ -50,12 +53,12 @@ def add_content_security_policy(get_response: GetResponse) -> GetResponse:
 
 
 def csp_nonce(request: HttpRequest) -> dict[str, str]:
-    """Template context: the nonce that inline scripts of this page must carry."""
+    """Return the template context with the nonce for inline scripts of the page."""
     return {"csp_nonce": getattr(request, "csp_nonce", "")}
 
 
 def reject_nul_characters(get_response: GetResponse) -> GetResponse:
-    """Refuse addresses that carry NUL, which PostgreSQL cannot store: one place instead of every lookup."""
+    """Reject addresses with NUL characters, which PostgreSQL cannot store, once for all lookups."""
 
     def respond(request: HttpRequest) -> HttpResponseBase:
         query = request.META.get("QUERY_STRING", "")

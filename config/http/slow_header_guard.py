@@ -1,5 +1,8 @@
-"""uvicorn's HTTP, with a time by which the head of a request has to be there: a head that comes a byte a second holds a connection
-for ever, and a process has only so many. For ``uvicorn --http config.http.slow_header_guard:HeaderTimeoutProtocol``; bodies are ``config.http.body_limit``'s."""
+"""Limits the time in which a client must send the head of a request.
+
+Without a limit a client that sends one byte a second holds a connection forever. Used as ``uvicorn --http
+config.http.slow_header_guard:HeaderTimeoutProtocol``. ``config.http.body_limit`` limits bodies.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ HEADER_TIMEOUT_SECONDS = 20.0
 
 
 class HeaderTimeoutProtocol(HttpToolsProtocol):  # type: ignore[misc]
-    """Hangs up on who has not sent a whole head ``seconds`` after connecting, or after beginning with a further one."""
+    """Closes a connection whose request head is incomplete ``seconds`` after its beginning."""
 
     seconds = HEADER_TIMEOUT_SECONDS
     deadline: asyncio.TimerHandle | None = None

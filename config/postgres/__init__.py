@@ -1,1 +1,1 @@
-"""Django's PostgreSQL backend, with a pool of connections that is back at once when the database is."""
+"""Django's PostgreSQL backend with a connection pool that reconnects quickly."""

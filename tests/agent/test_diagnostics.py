@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from agent import cli
+from agent import cli_arguments
 from agent.diagnostics.dcgm import parse_dcgm_results
 from agent.diagnostics.ptx_kernels import PTX_MODULE
 from agent.diagnostics.runner import DiagnosticRunner
@@ -471,7 +471,10 @@ async def test_a_name_that_the_host_does_not_know_runs_nothing(make: Callable[..
 
 def test_which_commands_may_be_diagnostics(tmp_path: Path) -> None:
     good = program(tmp_path, "true")[0]
-    assert cli._diagnostic_argument(f"burn={good} 60 'two words'") == ("burn", [good, "60", "two words"])
+    assert cli_arguments.diagnostic_argument(f"burn={good} 60 'two words'") == (
+        "burn",
+        [good, "60", "two words"],
+    )
     for bad in (
         "burn",
         "burn=",
@@ -483,10 +486,10 @@ def test_which_commands_may_be_diagnostics(tmp_path: Path) -> None:
         f"={good}",
     ):
         with pytest.raises(argparse.ArgumentTypeError):
-            cli._diagnostic_argument(bad)
+            cli_arguments.diagnostic_argument(bad)
     os.chmod(good, 0o777)
     with pytest.raises(argparse.ArgumentTypeError, match="can be changed by others"):
-        cli._diagnostic_argument(f"burn={good}")
+        cli_arguments.diagnostic_argument(f"burn={good}")
 
 
 async def test_a_process_that_could_not_be_noted_is_known_all_the_same_and_lets_the_gpu_go(

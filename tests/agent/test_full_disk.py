@@ -23,8 +23,6 @@ from agent.host.state import StateFolder
 from agent.protocol import DiagnosticWanted, GeometryPart, GeometryWanted
 from agent.runs import disk_pressure
 from agent.runs.disk_pressure import (
-    UNKNOWN_USAGE,
-    _count_bytes,
     pressure_threshold,
     run_to_stop,
     runs_over_limit,
@@ -32,6 +30,8 @@ from agent.runs.disk_pressure import (
 from agent.runs.local_run import LocalRun
 from agent.runs.manager import MIN_FREE_BYTES
 from agent.runs.reconcile import StopRun
+from agent.storage import disk_usage
+from agent.storage.disk_usage import UNKNOWN_USAGE, count_bytes
 from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 
@@ -503,7 +503,7 @@ def test_only_files_without_a_name_are_asked_of_their_file_system(
     with (tmp_path / "kept").open("w"), (tmp_path / "gone").open() as gone:
         (tmp_path / "gone").unlink()
         monkeypatch.setattr(os, "stat", watched)
-        found = disk_pressure._deleted_open_files(tmp_path, [os.getpid()])
+        found = disk_usage.deleted_open_files(tmp_path, [os.getpid()])
         assert os.fstat(gone.fileno()).st_ino in {seen.st_ino for seen in found}
     assert not [path for path in asked if path and not path.endswith(" (deleted)")]
 
@@ -723,7 +723,7 @@ def test_a_folder_that_a_run_has_closed_hides_nothing_from_an_agent_that_is_not_
             if child == 0:
                 try:
                     os.setresuid(65534, 65534, 65534)
-                    os.write(write, f"{_count_bytes([folder / 'tmp', folder / 'out'])} ".encode())
+                    os.write(write, f"{count_bytes([folder / 'tmp', folder / 'out'])} ".encode())
                 finally:
                     os._exit(0)
             os.waitpid(child, 0)

@@ -151,14 +151,14 @@ def hanging(runs: RunManager) -> Iterator[None]:
     """Within it, the file system of the homes has something to answer that it does not answer."""
     over = threading.Event()
     with pytest.raises(CallTimeout):
-        runs.beside(over.wait, 0.05)
+        runs.call_homes(over.wait, 0.05)
     try:
         yield
     finally:
         over.set()
         while True:
             with suppress(CallTimeout):
-                runs.beside(lambda: None)
+                runs.call_homes(lambda: None)
                 break
             time.sleep(0.01)
 

@@ -178,7 +178,7 @@ async def test_a_second_event_does_not_wait_until_the_disk_has_taken_the_first(
 
     monkeypatch.setattr("agent.gpu.health_events.write_json", slowly)
     news = ServerReporter(runs.state, runs, *[None] * 3)  # type: ignore[arg-type]
-    watch = HostMonitor(runs, TwoBreak(), news, sample_seconds=5.0, own=list)  # type: ignore[arg-type]
+    watch = HostMonitor(runs, TwoBreak(), news, sample_seconds=5.0, own_pids=list)  # type: ignore[arg-type]
     watching = asyncio.create_task(watch._watch_events())
     try:
         said: list[str] = []
@@ -264,7 +264,7 @@ class Talkative:
     has_changed = False
 
     def __init__(self) -> None:
-        self.news, self.due = self, asyncio.Event()
+        self.reporter, self.due = self, asyncio.Event()
         self.events = [Health(f"event-{number}", "GPU-a", "xid", "xid:31", 1.0) for number in range(1000)]
 
     def observed(self, sequence: int) -> Observed:

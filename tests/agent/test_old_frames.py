@@ -194,7 +194,7 @@ def test_the_ends_of_others_are_seen_while_a_start_takes_long(
         live_agent._desired = Desired(
             version=VERSION, host="h1", lease_seconds=12.0, runs=[host.wanted, waits]
         )
-        looking = asyncio.create_task(live_agent._look())
+        looking = asyncio.create_task(live_agent._poll_shims())
         async with asyncio.timeout(20):
             await starting.wait()
             ended = {"outcome": "finished", "exit_code": 0, "ended_at": 1.0, "error": ""}
@@ -208,7 +208,7 @@ def test_the_ends_of_others_are_seen_while_a_start_takes_long(
     asyncio.run(live())
 
 
-@pytest.mark.parametrize("by", ["_look", "_bring_about"])
+@pytest.mark.parametrize("by", ["_poll_shims", "_reconcile_with_timeout"])
 def test_what_goes_wrong_after_nobody_waits_for_it_any_more_is_still_heard_of(
     host: Host, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:

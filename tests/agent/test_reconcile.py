@@ -126,20 +126,20 @@ def test_a_stop_carries_what_the_run_ends_as(code: str, outcome: str) -> None:
 
 def test_an_unnamed_run_stops_after_two_polls_and_not_before() -> None:
     for since, expected in ((None, []), (95.0, []), (90.0, [StopRun("run-1", "cancelled", 30.0)])):
-        assert do(frame(), [RunStatus("run-1", "running", unnamed_since=since)]) == expected
+        assert do(frame(), [RunStatus("run-1", "running", undesired_since=since)]) == expected
 
 
 def test_an_unnamed_run_has_the_grace_of_its_own_pool() -> None:
-    held = RunStatus("run-1", "running", unnamed_since=90.0, grace_seconds=4.0)
+    held = RunStatus("run-1", "running", undesired_since=90.0, grace_seconds=4.0)
     assert do(frame(), [held]) == [StopRun("run-1", "cancelled", 4.0)]
 
 
 def test_an_ended_run_is_kept_until_the_server_has_heard_of_it() -> None:
-    assert do(frame(), [RunStatus("run-1", "ended", unnamed_since=0.0)]) == []
-    assert do(frame(), [RunStatus("run-1", "ended", unnamed_since=0.0, reported_ended=True)]) == [
+    assert do(frame(), [RunStatus("run-1", "ended", undesired_since=0.0)]) == []
+    assert do(frame(), [RunStatus("run-1", "ended", undesired_since=0.0, reported_ended=True)]) == [
         ForgetRun("run-1")
     ]
-    assert do(frame(job("x")), [RunStatus("run-1", "ended", unnamed_since=0.0, reported_ended=True)]) == []
+    assert do(frame(job("x")), [RunStatus("run-1", "ended", undesired_since=0.0, reported_ended=True)]) == []
 
 
 class Host:
@@ -162,10 +162,14 @@ class Host:
         named = {wanted.run for wanted in desired.runs}
         for name, held in self.held.items():
             since = (
-                None if name in named else held.unnamed_since if held.unnamed_since is not None else self.now
+                None
+                if name in named
+                else held.undesired_since
+                if held.undesired_since is not None
+                else self.now
             )
             self.held[name] = dataclasses.replace(
-                held, unnamed_since=since, reported_ended=held.state == "ended"
+                held, undesired_since=since, reported_ended=held.state == "ended"
             )
         for action in do(desired, list(self.held.values()), now=self.now, refusal=self.refusal):
             self.obey(action)

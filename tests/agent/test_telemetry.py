@@ -296,11 +296,11 @@ async def test_the_log_says_what_came_up_when_it_is_connected_and_once_that_the_
     port = int(edge.url.rsplit(":", 1)[1])
     await edge.stop()
     await asyncio.sleep(4.0)  # several tries
-    assert lines.with_words("the line to the edge is lost") == 1
+    assert lines.with_words("the connection to the edge is lost") == 1
     assert lines.with_words("agent.server.connection") == 2, lines.path.read_text()
     await edge.start(port)
     await lines.until(f"INFO connected to {edge.url}", 2)
-    assert lines.with_words("the line to the edge is lost") == 1
+    assert lines.with_words("the connection to the edge is lost") == 1
 
 
 async def test_an_edge_that_is_away_when_a_host_joins_is_told_of_once(edge: FakeEdge, tmp_path: Path) -> None:

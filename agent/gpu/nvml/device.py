@@ -10,7 +10,7 @@ from typing import Any
 import pynvml
 
 from agent.gpu.nvml.calls import as_text, value_or_none
-from agent.host.gpu_locks import SLOTS_PER_GPU
+from agent.protocol import SLOTS_PER_GPU
 
 COMPUTE_SLICES = 7  # per GPU that supports MIG
 

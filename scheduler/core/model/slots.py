@@ -1,7 +1,8 @@
 from __future__ import annotations
 
-SLOTS_PER_GPU = 840  # divisible by 2..8: a GPU can be cut into that many equal parts
+from agent.protocol import SLOTS_PER_GPU
 
+__all__ = ["SLOTS_PER_GPU", "SLOT_SECONDS_PER_GPU_HOUR", "WHOLE_GPU_PROFILE"]
 
 SLOT_SECONDS_PER_GPU_HOUR = SLOTS_PER_GPU * 3600
 

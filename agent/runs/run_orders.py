@@ -1,0 +1,76 @@
+"""Gives orders to the shims of running workloads: notice, stop, time limit, lease."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+from agent.host import processes
+from agent.host.durable_files import read_json, write_json
+from agent.runs.local_run import LocalRun, acknowledgement_identity, write_lease, write_order
+from agent.runs.reconcile import StopRun
+from agent.runs.run_observer import RunObserver
+
+
+class RunOrders(RunObserver):
+    """The runs of this host, with the orders that their shims carry out."""
+
+    _renewed: frozenset[str] = frozenset()  # runs that the last frame named
+    _renewed_until = 0.0  # CLOCK_BOOTTIME: the lease of these runs
+
+    def notice(self, run_id: str, code: str, stop_at: float | None) -> None:
+        """Have the shim warn the workload that it will be stopped."""
+        run = self.runs[run_id]
+        acknowledgement = acknowledgement_identity(self._acknowledgement(run))
+        self._order(run, notice={"code": code, "stop_at": stop_at}, word=acknowledgement)
+        run.noticed, run.acknowledgement_before_notice = True, acknowledgement
+
+    def withdraw(self, run_id: str) -> None:
+        """Withdraw the notice of a run."""
+        run = self.runs[run_id]
+        self._order(run, notice=None)
+        run.noticed = False
+
+    async def limit(self, run_id: str, seconds: int) -> None:
+        """Replace the time limit of a run: ``seconds`` after it began; 0 means no limit."""
+        run = self.runs[run_id]
+        self._order(run, max_runtime_seconds=seconds)
+        about = {**run.about, "max_runtime_seconds": seconds}
+        await self.in_thread(lambda: write_json(run.folder / "run.json", about))
+        run.about = about
+
+    def stop(self, order: StopRun) -> None:
+        """Have the shim send TERM now and KILL after the grace period."""
+        run = self.runs[order.run]
+        stop: dict[str, Any] = {
+            "outcome": order.outcome,
+            "grace_seconds": order.grace_seconds,
+            "whatever": order.whatever,
+        }
+        if order.why:
+            stop["why"] = order.why
+        if order.host_full:
+            stop["host_full"] = True
+        self._order(run, stop=stop)
+        run.stop_ordered = True
+
+    def _order(self, run: LocalRun, **fields: Any) -> None:
+        """Add fields to the run's order file; earlier fields stay."""
+        write_order(run.folder, {**(read_json(run.folder / "order.json") or {}), **fields})
+        if run.shim and processes.is_alive(run.shim["pid"], run.shim["start_ticks"]):
+            os.kill(
+                run.shim["pid"], signal.SIGUSR2
+            )  # without the signal the shim reads the order within a second
+
+    def forget(self, run_id: str) -> None:
+        """Remove an ended run. Call it once the server has recorded its end."""
+        run = self.runs.pop(run_id)
+        self.trash.throw(run.folder)
+
+    def renew(self, named: set[str], until: float) -> None:
+        """Extend the leases of the named runs to ``until`` (CLOCK_BOOTTIME)."""
+        self._renewed, self._renewed_until = frozenset(named), until
+        for run in self.runs.values():
+            if run.id in named and not run.ended:
+                write_lease(run.folder, until)
