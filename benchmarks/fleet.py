@@ -1,16 +1,18 @@
-"""A fleet at its full pace against one web, one edge, one engine and one database, all on this machine.
+"""Measures a fleet at full rate against one web, one edge, one engine and one database, all on this machine.
 
     ./run bench fleet --hosts 500 --seconds 60 --json
 
-``--hosts`` light agents in two processes speak the wire protocol as real ones do (``benchmarks/harness/light_agents.py``), each with
-eight GPUs, a sync and a batch of samples every five seconds. ``./run up`` starts the servers. Two jobs a second are submitted over
-the API; two hosts more are real agents, each with one job in its sandbox, and their memory is read.
+``--hosts`` light agents in two processes use the wire protocol like real agents
+(``benchmarks/harness/light_agents.py``). Each has eight GPUs and sends a report and a batch of samples every
+five seconds. ``./run up`` starts the servers. Two jobs a second are submitted over the API. Two more hosts
+are real agents, each with one job in its sandbox; their memory is measured.
 
-``{"hosts", "sync_p95", "start_p95", "agent_mb", "shim_mb", "errors"}``. ``sync_p95`` is server time of a sync by the edge's own
-metric, over the measured seconds alone; ``start_p95`` goes from the moment that a decision carries to the arrival of its Desired at
-the agent. Memory is resident (RSS), the most that was seen, of the agent's process and of a shim while its job runs, with what its
-guard has for itself; beside it the proportional share (PSS) of both. Errors are refused and lost connections and frames, answers of
-500 and above, and tracebacks in logs.
+``{"hosts", "sync_p95", "start_p95", "agent_mb", "shim_mb", "errors"}``. ``sync_p95`` is server time of a sync
+by the edge's own metric, over the measured seconds alone; ``start_p95`` goes from the moment that a decision
+carries to the arrival of its Desired at the agent. Memory is resident (RSS), the most that was seen, of the
+agent's process and of a shim while its job runs, with what its guard has for itself; beside it the
+proportional share (PSS) of both. Errors are refused and lost connections and frames, answers of 500 and
+above, and tracebacks in logs.
 """
 
 from __future__ import annotations
@@ -74,7 +76,10 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 @dataclass
 class MemoryWatch:
-    """Most that was seen, in MiB: what processes that come together hold, counting once what the later share with the first."""
+    """Most that was seen, in MiB.
+
+    What processes that come together hold, counting once what the later share with the first.
+    """
 
     rss: float = 0.0
     pss: float = 0.0
@@ -95,7 +100,10 @@ class MemoryWatch:
 
 @dataclass
 class FleetLoad:
-    """Jobs that a thread submits at a steady pace; an answer that is late does not slow it down more than by itself."""
+    """Jobs that a thread submits at a steady pace.
+
+    An answer that is late does not slow it down more than by itself.
+    """
 
     url: str
     token: str
@@ -396,7 +404,10 @@ class FleetBenchmark:
             return str(answer.read().decode())
 
     def cpu_seconds(self) -> dict[str, float]:
-        """Processor seconds so far: of each service with its children, of agents, and of all else on this machine."""
+        """Processor seconds so far.
+
+        Of each service with its children, of agents, and of all else on this machine.
+        """
         entries = json.loads((self.folder / "site" / "services.json").read_text())["services"]
         owners = {int(entry["pid"]): name for name, entry in entries.items() if entry["pid"]}
         owners |= {process.pid: "light agents" for process in self.light}

@@ -1,8 +1,10 @@
-"""Messages by the thousand: many hosts on one edge, whose frames are lost, doubled, held back, put out of order and replayed.
+"""Injects faults into messages: many hosts on one edge, whose frames are lost, duplicated, delayed, reordered
+and replayed.
 
-The hosts are light agents (``benchmarks/harness/light_agents.py``) that decide as the real one does (``agent.runs.reconcile.plan_actions`` over
-``agent.host.state.Generations``), and speak to the installation's own edge over real WebSockets at many times the usual pace. What
-stands between is here: each frame, either way, has a fate, and now and then a line breaks. Jobs come and end meanwhile.
+The hosts are light agents (``benchmarks/harness/light_agents.py``). They decide like the real agent, with
+``agent.runs.reconcile.plan_actions`` and ``agent.host.state.Generations``, and use the installation's own
+edge over real WebSockets at many times the usual rate. This module decides what happens to each frame in both
+directions, and closes connections from time to time. Jobs start and end meanwhile.
 """
 
 from __future__ import annotations
@@ -65,7 +67,10 @@ class MessageFaults:
     broken_lines: int = 0
 
     def of(self, frame: str, way: Direction) -> list[str]:
-        """What goes on of a frame and of those held back before it. Raises ConnectionResetError when the line breaks."""
+        """What goes on of a frame and of those held back before it.
+
+        Raises ConnectionResetError when the line breaks.
+        """
         way.said.append(frame)
         late, way.held = way.held, []
         if self.dice is None:

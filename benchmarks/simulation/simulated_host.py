@@ -1,4 +1,7 @@
-"""A GPU host in virtual time: the real agent on clocks, processes and a disk that the simulation holds in its hands."""
+"""A GPU host in virtual time.
+
+The real agent on clocks, processes and a disk that the simulation holds in its hands.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +74,7 @@ class JobHabits:
 
 @dataclass
 class SimulatedShim:
-    """A workload with the shim that keeps it. What becomes of it is judged as in the real one, by ``agent.shim.lifecycle_rules``."""
+    """A workload with its shim. ``agent.shim.lifecycle_rules`` decides how it ends, as in the real shim."""
 
     machine: SimulatedHost
     run: LocalRun
