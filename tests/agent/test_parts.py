@@ -122,14 +122,14 @@ def test_a_persons_agent_does_not_take_gpus_beside_roots(
     (tmp_path / "gpupool-0").mkdir(exist_ok=True)
     if os.getuid() == 0:
         monkeypatch.setattr("os.getuid", lambda: 70_001)
-        with pytest.raises(RuntimeError, match="gpupool-0, which a user's agent can not hold"):
+        with pytest.raises(RuntimeError, match="gpupool-0, which an agent of another user cannot lock"):
             default_locks_folder(tmp_path)
 
 
 def test_a_folder_of_locks_that_somebody_else_made_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / f"gpupool-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(RuntimeError, match="is not this user's"):
+    with pytest.raises(RuntimeError, match="is owned by another user"):
         default_locks_folder(tmp_path)
 
 
@@ -470,7 +470,7 @@ GOOD = [
         ([*GOOD, "--simulate-mig", "5:7x1g.10gb"], "GPU 5"),
         ([*GOOD, "--launcher", "magic"], "magic"),
         ([*GOOD, "--network", "internet", "--reach", "10.1.2.3/24"], "has host bits set"),
-        ([*GOOD, "--network", "internet", "--reach", "fd00::/8"], "not a network of IPv4"),
+        ([*GOOD, "--network", "internet", "--reach", "fd00::/8"], "not an IPv4 network"),
         ([*GOOD, "--reach", "10.1.2.0/24"], "only with --network internet"),
         ([*GOOD, "--expose", "relative"], "relative"),
         ([*GOOD, "--state", "/dev/null"], "is a file"),
