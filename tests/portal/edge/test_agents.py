@@ -283,7 +283,7 @@ async def test_a_copy_of_the_credential_lends_no_connection_for_workspaces_besid
             assert "only the connected agent" in await refused_words(stream)
     assert place.edge.agents.streams.idle_of(agent.host.pk) == 1
     shown = (await rows(Host.objects.get, pk=agent.host.pk)).refused_agent
-    assert shown["code"] == "agent_second" and "dialled a connection for workspaces" in shown["reason"]
+    assert shown["code"] == "agent_second" and "opened a connection for workspaces" in shown["reason"]
 
 
 @pytest.mark.parametrize("reports", ["nothing", "as a copy"])
