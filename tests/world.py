@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from django.contrib.auth.hashers import make_password
-from django.db import transaction
+from django.db import connection, transaction
 from django.db.backends.postgresql.psycopg_any import NumericRange
 
 from portal.models import Membership, Organisation, User
@@ -101,6 +101,8 @@ class SharedWorld:
 
     def open(self) -> None:
         """Begin a transaction and write the world in it. Does nothing if it is open."""
+        if connection.closed_in_transaction:  # a test closed the connection
+            self.close()
         if self._transaction is not None:
             return
         self._transaction = transaction.atomic()

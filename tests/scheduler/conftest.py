@@ -20,7 +20,7 @@ from pytest_django.plugin import DjangoDbBlocker
 from scheduler.coordination import locks
 from scheduler.models import Host, JobArray, Leader, Pool, Reservation, Workload
 from scheduler.state import nudge
-from tests.world import World, world
+from tests.world import SHARED_WORLD, World, world
 
 __all__ = ["World", "world"]
 
@@ -43,12 +43,11 @@ def one_order_of_locks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     Two transactions that wait for each other in different orders deadlock. Locking a locked row again is allowed.
     """
-    # The shared world's transaction is open around the test: then the test itself is a savepoint.
-    outer = 1 if connection.in_atomic_block else 0
     held: dict[str, set[tuple[type[models.Model], int]]] = {}
     violations: list[str] = []
 
     def note(kind: type[Any], ids: Iterable[int]) -> None:
+        outer = 1 if SHARED_WORLD.is_open else 0  # then the test itself is a savepoint
         if kind not in LOCK_ORDER or len(connection.savepoint_ids) <= outer:
             return
         mine = held.setdefault(connection.savepoint_ids[outer], set())
