@@ -16,7 +16,7 @@ from tests.portal.web.work_samples import signed_in
 from tests.world import World
 
 HERE = Path(__file__).parent
-SOURCE = HERE / "templates" / "styleguide.html"
+SOURCES = sorted((HERE / "templates").glob("*.html"))
 # Included by the base page or by another component, or a page of its own in the browser.
 NOT_IN_THE_GUIDE = {
     "brand.html",
@@ -53,7 +53,7 @@ def test_the_style_guide_is_no_page_of_the_product() -> None:
 
 
 def test_the_style_guide_uses_every_template_tag() -> None:
-    source = SOURCE.read_text(encoding="utf-8")
+    source = "".join(path.read_text(encoding="utf-8") for path in SOURCES)
     unused = {
         name
         for name in {**register.tags, **register.filters}
@@ -63,7 +63,7 @@ def test_the_style_guide_uses_every_template_tag() -> None:
 
 
 def test_the_style_guide_uses_every_component() -> None:
-    source = SOURCE.read_text(encoding="utf-8")
+    source = "".join(path.read_text(encoding="utf-8") for path in SOURCES)
     folder = Path(settings.BASE_DIR) / "templates" / "components"
     unused = {
         path.name
