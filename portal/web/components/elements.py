@@ -112,6 +112,7 @@ def _widget_kind(bound: BoundField) -> str:
     return "input"
 
 
+# Not split: the attributes of one control depend on each other.
 def field(bound: BoundField, span: int = 12, shape: str = "", hint: str = "", **attrs: Any) -> dict[str, Any]:
     """Render a form field: label, control and hint; an error replaces the hint.
 

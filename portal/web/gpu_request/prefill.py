@@ -107,6 +107,7 @@ def _values_from_template(request: HttpRequest, target: str) -> dict[str, Any]:
     }
 
 
+# Not split: each parameter is checked on its own, one after the other.
 def _values_from_query(given: QueryDict) -> dict[str, Any]:
     """Return values of the query string.
 

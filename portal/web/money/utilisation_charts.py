@@ -77,6 +77,7 @@ CSV_COLUMNS: dict[str, tuple[str, ...]] = {
 # -- GPU-hours -----------------------------------------------------------------------------------------------
 
 
+# Not split: figure, table and CSV of one chart, built from the same rows.
 def _waterfall_chart(question: UtilisationQuery) -> UtilisationChart:
     fall = question.waterfall
     names = ["Capacity", *(WATERFALL_BUCKETS[step.key][0] for step in fall.steps)]
@@ -195,6 +196,7 @@ def _use_over_time_chart(question: UtilisationQuery) -> UtilisationChart:
     )
 
 
+# Not split: figure, table and CSV of one chart, built from the same rows.
 def _use_by_chart(question: UtilisationQuery) -> UtilisationChart:
     dimension = question.dimension
     filters = question.filters_for_names(dimension)
@@ -284,6 +286,7 @@ def _use_by_chart(question: UtilisationQuery) -> UtilisationChart:
     )
 
 
+# Not split: figure, table and CSV of one chart, built from the same rows.
 def _current_use_chart(question: UtilisationQuery) -> UtilisationChart:
     pool = question.filters.pool
     allowed = {host.pk for host in policy.visible_hosts(question.viewer)}

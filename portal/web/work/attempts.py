@@ -52,6 +52,7 @@ def decision_rows(workload: Workload, user: User) -> list[dict[str, Any]]:
     ]
 
 
+# Not split: one dict of the row; its values share the runs and the outcome.
 def _attempt_row(
     attempt: dict[str, Any], ending: tuple[Run, str] | None, piece: WorkloadDetails, user: User
 ) -> dict[str, Any]:

@@ -233,6 +233,7 @@ def _cost(piece: WorkloadDetails, currency: str) -> dict[str, str]:
     return {"label": "Cost so far", "value": money(so_far, currency), "small": hourly}
 
 
+# Not split: a decision table; the first match counts.
 def _notice_line(piece: WorkloadDetails, user: User, now: datetime) -> dict[str, Any] | None:
     """Return the notice at the foot of the card, with the button that prevents what it announces."""
     workload = piece.workload
