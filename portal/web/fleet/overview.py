@@ -185,5 +185,5 @@ def _cell_style(cell: reads.GpuCell, colour: str) -> tuple[str, str]:
 
 
 def _teams(groups: list[reads.FleetModelGroup]) -> list[Any]:
-    found = {cell.team.pk: cell.team for group in groups for cell in group.cells if cell.team}
-    return sorted(found.values(), key=lambda team: team.name)
+    teams = {cell.team.pk: cell.team for group in groups for cell in group.cells if cell.team}
+    return sorted(teams.values(), key=lambda team: team.name)
