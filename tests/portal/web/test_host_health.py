@@ -305,7 +305,7 @@ def test_before_a_host_is_taken_away_or_returned_its_page_says_what_becomes_of_i
     assert "counts as lost, starts elsewhere" in off and "GPUs that leave" not in off and "runs on" not in off
     Host.objects.filter(pk=host.pk).update(lease_state="alive", admin_state="cordoned")
     back = shown("host-return")
-    assert f"GPUs that come back to the pool</dt><dd>{count}</dd>" in back and "runs on" in back
+    assert f"GPUs that come back to the pool</dt> <dd>{count}</dd>" in back and "runs on" in back
 
 
 def test_the_command_of_a_host_that_had_an_agent_ends_that_one_first(world: World) -> None:
