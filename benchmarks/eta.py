@@ -85,7 +85,7 @@ class AskedEstimates:
             return
         errors = self.record.errors(now, refusal.expected_start - now)
         self.ranges[refusal.workload] = start_range(now, refusal.expected_start, errors)
-        self.record.told(refusal.workload, now, refusal.expected_start)
+        self.record.note_estimate(refusal.workload, now, refusal.expected_start)
 
     def started(self, workload: int, now: int) -> None:
         """A job started."""

@@ -109,14 +109,14 @@ def main(argv: list[str]) -> dict[str, Any]:
     cohorts, queues, kinds = SIZES[given.size]
     run = KueueRun(cohorts, queues, kinds)
     run.simulation.run(FAR_FUTURE)
-    standing = run.standing
+    planner = run.planner
     return {
         "size": given.size,
         "workloads": len(run.admitted),
         "plans": run.simulation.plans,
         "evictions": run.evictions,
-        "decision_seconds": round(standing.seconds, 3),
-        "admissions_per_second": round(len(run.admitted) / standing.seconds, 1),
+        "decision_seconds": round(planner.seconds, 3),
+        "admissions_per_second": round(len(run.admitted) / planner.seconds, 1),
         "time_to_admission": {name: run.mean_wait(name) for name in ("large", "medium", "small")},
         "simulated_seconds": round(run.last / 1000, 1),
     }
@@ -132,7 +132,7 @@ class KueueRun:
         self.history, self.rows, self.since = RuntimeHistory(), dict[int, QueuedWorkload](), dict[int, int]()
         snapshot = organisation(cohorts, queues)
         self.simulation = Simulation(snapshot, 0, self._tell, self._foresee)
-        self.simulation.standing = self.standing = TimedStanding(snapshot)
+        self.simulation.planner = self.planner = TimedStanding(snapshot)
         for team in snapshot.teams:
             pool = (team.id - 1) // queues + 1
             for kind in kinds:

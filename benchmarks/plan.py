@@ -205,7 +205,7 @@ def _running(dice: random.Random, units: list[UnitInfo]) -> list[RunningWorkload
                 units=mine,
                 started=started,
                 until=max(NOW + 60, started + 2 * lasts),
-                predicted_until=max(NOW + 60, started + lasts),
+                predicted_end=max(NOW + 60, started + lasts),
                 priority=dice.choice((Priority.LOW, Priority.NORMAL, Priority.HIGH)),
                 preemptible=dice.random() < 0.7,
                 checkpoint_at=dice.choice((None, max(started, NOW - 600))),

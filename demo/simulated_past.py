@@ -139,8 +139,8 @@ def _empty_pool(end: datetime, start: datetime) -> model.Snapshot:
     )
     return dataclasses.replace(
         taken,
-        hosts=tuple(dataclasses.replace(host, accepts=True, closed_code="") for host in taken.hosts),
-        units=tuple(dataclasses.replace(unit, well=True) for unit in taken.units),
+        hosts=tuple(dataclasses.replace(host, schedulable=True, closed_code="") for host in taken.hosts),
+        units=tuple(dataclasses.replace(unit, healthy=True) for unit in taken.units),
         queued=(),
         running=(),
         reservations=(),
@@ -268,7 +268,7 @@ class StartEstimateRecorder:
         latest = None
         if len(errors) >= start_ranges.MIN_OUTCOMES:
             latest = start_ranges.start_range(now, refusal.expected_start, errors).latest
-        record.told(refusal.workload, now, refusal.expected_start)
+        record.note_estimate(refusal.workload, now, refusal.expected_start)
         course.waits.append(SimulatedWait(len(course.attempts), now, refusal.expected_start, latest))
 
     def started(self, workload: int, now: int) -> None:

@@ -1,4 +1,4 @@
-/* Draw a window over a calendar row with the pointer: the line below then leads to the filled-in request. Links do the same without it. */
+/* Draw a window over a calendar row with the pointer; a link below then opens the filled-in request form. Without scripts, links do this. */
 "use strict";
 (() => {
   const SVG = "http://www.w3.org/2000/svg";
@@ -90,7 +90,7 @@
   });
   document.addEventListener("keydown", (event) => { if (event.key === "Escape") clear(); });
   document.addEventListener("click", (event) => { if (event.target.closest("[data-selection-clear]")) clear(); });
-  /* While a window is drawn the calendar is not replaced under it. */
+  /* Do not refresh the calendar while a window is drawn. */
   document.addEventListener("htmx:beforeSwap", (event) => {
     if (drawn && event.target.matches?.("[data-live-part]")) event.detail.shouldSwap = false;
   });

@@ -1,5 +1,5 @@
-/* Charts to explore, by Plotly, in the colours and type of the stylesheet; drawn again when the theme or the page's parts change.
-   A figure names its colours by meaning (see components/plotly.html); the figures stand in a table beside it. */
+/* Draw Plotly charts with the colours and fonts of the stylesheet; redraw them when the theme or a part of the page changes.
+   A figure names its colours by meaning (see components/plotly.html); a table next to it shows the numbers. */
 "use strict";
 (() => {
   const resolve = (() => {
@@ -31,7 +31,7 @@
   const axis = (given, ink) => ({
     gridcolor: ink.line, linecolor: ink.strong, zerolinecolor: ink.strong, tickcolor: ink.strong,
     ticks: "outside", ticklen: 4, automargin: true, fixedrange: false, ...given,
-    // With a standoff the margin makes room for the title, too; without it a title could lie beyond the chart.
+    // A standoff extends the margin by the title; without it the title could be outside the chart.
     title: given?.title ? { font: { size: 12, color: ink.faint }, standoff: 8, ...(given.title.text ? given.title : { text: given.title }) } : undefined,
   });
   const dress = (layout) => {

@@ -1,4 +1,4 @@
-/* Small comforts on top of pages that also work without them. No inline handlers, no eval: safe under a strict CSP. */
+/* Enhancements of pages that also work without scripts. No inline handlers, no eval: safe under a strict CSP. */
 "use strict";
 (() => {
   const root = document.documentElement;
@@ -7,7 +7,7 @@
     document.cookie = `${name}=${encodeURIComponent(value)}; path=/; samesite=lax; max-age=${value ? YEAR : 0}`;
   };
 
-  /* Theme: as the system, light, dark. The cookie lets the server write it into the page, so nothing flashes. */
+  /* Theme: system, light, dark. The server reads the cookie and renders the theme, so that pages do not flash. */
   const THEMES = ["", "light", "dark"];
   const THEME_WORDS = { "": "System theme", light: "Light theme", dark: "Dark theme" };
   const setTheme = (theme) => {
@@ -27,8 +27,8 @@
     }
   };
 
-  /* Times: the server writes them in the zone it knows; where the browser's is another, they are written again here.
-     The cookie tells the server the zone for the next page. */
+  /* Times: the server renders them in the zone it knows; if the browser's zone differs, they are rewritten here.
+     The cookie gives the server the zone for the next page. */
   const zone = Intl.DateTimeFormat().resolvedOptions().timeZone || "UTC";
   const rewrite = !root.hasAttribute("data-zone-fixed") && root.dataset.zone !== undefined && root.dataset.zone !== zone;
   const part = (date, options) => new Intl.DateTimeFormat("en-GB", { timeZone: zone, ...options }).format(date);
@@ -85,7 +85,7 @@
     }
   };
 
-  /* Copy: data-copy="#id" copies that element's text. */
+  /* Copy: data-copy="#id" copies the text of that element. */
   const copy = async (button) => {
     const source = document.querySelector(button.dataset.copy);
     if (!source) return;
@@ -108,7 +108,7 @@
     setTimeout(() => shown.remove(), 4000);
   };
 
-  /* Confirm: a form or button with data-confirm asks first; the request then carries confirmed=1. */
+  /* Confirm: a form or button with data-confirm opens a dialog; the request then has confirmed=1. */
   const ask = (text, label) => new Promise((answer) => {
     const dialog = document.getElementById("confirm");
     dialog.querySelector("#confirm-title").textContent = `${label}?`;
@@ -124,7 +124,7 @@
     if (!source.dataset.confirm || form.dataset.confirmed || form.matches("[hx-post]")) return;
     event.preventDefault();
     if (!(await ask(source.dataset.confirm, source.dataset.confirmLabel || "Go on"))) return;
-    // While one reads the question a refresh may have replaced this part of the page: a form outside it is not sent.
+    // A refresh may have removed the form while the dialog was open: append it again, so that it can be submitted.
     if (!form.isConnected) {
       form.hidden = true;
       document.body.append(form);
@@ -149,7 +149,7 @@
     if (event.detail.elt.dataset.confirm) event.detail.parameters.confirmed = "1";
   });
 
-  /* Search dialog: pages at once, rows from the server as one types; arrows choose, Enter goes. */
+  /* Search dialog: pages are found in the browser, rows on the server while the user types; arrow keys select, Enter opens. */
   const palette = document.getElementById("palette");
   const offered = () => [...palette.querySelectorAll("[role=option]")].filter((option) => !option.hidden);
   const choose = (option) => {
@@ -185,7 +185,7 @@
     });
   }
 
-  /* Keys: Ctrl/Cmd K searches; a letter presses the shown control that carries it (data-key), never while typing. */
+  /* Keys: Ctrl/Cmd K opens the search; a letter clicks the visible control with that data-key, except while typing. */
   const typing = (element) => element?.closest("input, textarea, select, [contenteditable]") !== null;
   document.addEventListener("keydown", (event) => {
     if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "k") {
@@ -212,13 +212,13 @@
     else setTheme(THEMES[(THEMES.indexOf(root.dataset.theme || "") + 1) % THEMES.length]);
   });
 
-  /* Filter lines send themselves; the button stays for those without JavaScript. */
+  /* Filter forms submit themselves; the button is for browsers without JavaScript. */
   document.addEventListener("change", (event) => {
     const form = event.target.closest("form[data-autosend]");
     if (form) form.requestSubmit();
   });
 
-  /* Logs stay at their end, whatever brings what is new, until somebody scrolls back. */
+  /* Logs stay scrolled to their end, until the user scrolls back. */
   const follow = (log) => { log.scrollTop = log.scrollHeight; };
   const followAll = () => {
     for (const log of document.querySelectorAll("[data-follow]")) if (log.dataset.atEnd !== "false") follow(log);
@@ -240,8 +240,7 @@
   document.addEventListener("htmx:responseError", () => toast("That did not work; what is shown may be old. Load the page again."));
   document.addEventListener("htmx:sendError", () => toast("No connection. Nothing was sent; it will be tried again."));
 
-  /* What is read is not taken away: a log that is scrolled back, or marked, stays as it is when its tab would be asked for anew;
-     that is made up for once it is not any more. */
+  /* Do not reload the tab of a log while the user reads it (scrolled back, or text selected); reload it afterwards. */
   const isRead = (log) => {
     const marked = getSelection();
     return log.dataset.atEnd === "false" || (!marked.isCollapsed && log.contains(marked.anchorNode));
@@ -260,14 +259,14 @@
   }
   document.addEventListener("selectionchange", catchUp);
 
-  /* What was said of a workload's last stage ("is queued") is not so in the next; whoever reads it gets to its end. */
+  /* Messages about a workload's previous stage ("is queued") are outdated in the next; remove them after a while. */
   const TO_READ_MS = 6000;
   document.addEventListener("next-stage", () => {
     const said = document.querySelectorAll(".messages .note.ok");
     setTimeout(() => { for (const note of said) note.remove(); }, Math.max(0, TO_READ_MS - performance.now()));
   });
 
-  /* What scrolls sideways can be reached, and scrolled, by keyboard. */
+  /* Make areas that scroll sideways focusable, so that the keyboard can scroll them. */
   const letReach = () => {
     for (const box of document.querySelectorAll(".scroll")) {
       const hidden = box.scrollWidth > box.clientWidth;

@@ -1,11 +1,11 @@
-/* A notebook's page opens JupyterLab when it answers. */
+/* The page of a notebook opens JupyterLab as soon as it responds. */
 "use strict";
 (() => {
   const openItself = (within) => {
     const form = within.querySelector?.("form[data-opens-itself]");
     if (!form || form.dataset.sent) return;
     form.dataset.sent = "1";
-    // Coming back to this page must not open it again.
+    // Do not open it again when the user returns to this page.
     const address = new URL(location.href);
     address.searchParams.delete("open");
     history.replaceState(null, "", address);

@@ -1,7 +1,7 @@
 """An agent without processes: the frames of a real one, driven by the test. It keeps the real one's rules about generations.
 
-``FakeAgent`` speaks to ``scheduler.sync.agent_api`` directly, by the short way first, as the edge does; what crosses the wire is encoded
-and decoded as it would be there.
+``FakeAgent`` speaks to ``scheduler.sync.agent_api`` directly, by the short way first, as the edge does; what crosses the wire is
+encoded and decoded as it would be there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What waits: every "no" is a true reason with its numbers, a place, and an expected start or the reason there is none."""
+"""Checks of refusals: a true reason with its numbers, a position, and an expected start or the reason why
+there is none.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from scheduler.core.model.plan import Refusal
 from scheduler.core.model.snapshot import Ask, Priority, QueuedWorkload
 from scheduler.core.reasons import ReasonCode
 
-NO_EXPECTED_START = {  # until somebody changes something: no start can be expected
+CODES_WITHOUT_START = {  # until the request or a setting changes: no start can be expected
     ReasonCode.NO_SUCH_HARDWARE,
     ReasonCode.TOO_BIG_FOR_ANY_HOST,
     ReasonCode.NOT_YOUR_POOL,
@@ -21,7 +23,7 @@ NO_EXPECTED_START = {  # until somebody changes something: no start can be expec
     ReasonCode.RESERVATION_OVER,
     ReasonCode.RESERVATION_NOT_YOURS,
 }
-END_IS_KNOWN = {  # its end is known
+CODES_WITH_KNOWN_END = {  # the end of the wait is known
     ReasonCode.BACKING_OFF,
     ReasonCode.RESERVATION_NOT_STARTED,
     ReasonCode.WAITS_FOR_EVICTION,
@@ -37,8 +39,8 @@ EXPECTED_START_CODES = {
     ReasonCode.SPARE_CAPACITY_KEPT,
 }
 WAIT_CODES = (
-    NO_EXPECTED_START
-    | END_IS_KNOWN
+    CODES_WITHOUT_START
+    | CODES_WITH_KNOWN_END
     | EXPECTED_START_CODES
     | {
         ReasonCode.OVER_QUOTA,
@@ -51,191 +53,210 @@ WAIT_CODES = (
 )
 
 
-def _each(facts: PlanLookups) -> Iterator[tuple[Refusal, QueuedWorkload, str]]:
-    for refusal in facts.plan.refusals:
-        if refusal.workload in facts.queued:
-            yield refusal, facts.queued[refusal.workload], f"refusal of workload {refusal.workload}"
+def _each(lookups: PlanLookups) -> Iterator[tuple[Refusal, QueuedWorkload, str]]:
+    for refusal in lookups.plan.refusals:
+        if refusal.workload in lookups.queued:
+            yield refusal, lookups.queued[refusal.workload], f"refusal of workload {refusal.workload}"
 
 
-def refusals_have_a_reason_with_numbers(facts: PlanLookups) -> Iterator[str]:
-    """Every refusal has a code of the closed list and the numbers it is made of, by name, as JSON can carry them."""
-    for refusal, queued, who in _each(facts):
+def refusals_have_a_reason_with_numbers(lookups: PlanLookups) -> Iterator[str]:
+    """Every refusal has a code of the closed list and its numbers, sorted by name and valid as JSON."""
+    for refusal, queued, subject in _each(lookups):
         if refusal.code not in WAIT_CODES and refusal.code != queued.gate:
-            yield f"{who} with code {refusal.code!r}"
+            yield f"{subject} with code {refusal.code!r}"
         if not refusal.numbers and queued.gate != refusal.code:
-            yield f"{who} ({refusal.code}) without numbers"
+            yield f"{subject} ({refusal.code}) without numbers"
         if [name for name, _ in refusal.numbers] != sorted(name for name, _ in refusal.numbers):
-            yield f"{who}: numbers are not sorted"
+            yield f"{subject}: numbers are not sorted"
         try:
             json.dumps(dict(refusal.numbers), allow_nan=False)
         except (TypeError, ValueError) as error:
-            yield f"{who}: numbers that JSON can't carry: {error}"
+            yield f"{subject}: numbers that JSON can't carry: {error}"
 
 
-def gates_are_shown(facts: PlanLookups) -> Iterator[str]:
-    """Who waits behind a gate is told of that gate and of nothing else."""
-    for refusal, queued, who in _each(facts):
-        if queued.gate and refusal.code != queued.gate and queued.pool in facts.pools:
-            yield f"{who} hides its gate {queued.gate}"
+def gates_are_shown(lookups: PlanLookups) -> Iterator[str]:
+    """A workload behind a gate is refused with the gate's code only."""
+    for refusal, queued, subject in _each(lookups):
+        if queued.gate and refusal.code != queued.gate and queued.pool in lookups.pools:
+            yield f"{subject} hides its gate {queued.gate}"
 
 
-def an_expected_start_or_why_there_is_none(facts: PlanLookups) -> Iterator[str]:
-    """An expected start lies ahead; it is missing only where nothing known would end the wait, and never where the end is known."""
-    for refusal, _, who in _each(facts):
+def an_expected_start_or_why_there_is_none(lookups: PlanLookups) -> Iterator[str]:
+    """An expected start is in the future.
+
+    It is missing only if no known event would end the wait, and never if the end is known.
+    """
+    for refusal, _, subject in _each(lookups):
         start = refusal.expected_start
-        if start is not None and start <= facts.now:
-            yield f"{who} expects a start in the past"
-        if start is None and refusal.code in END_IS_KNOWN:
-            yield f"{who} ({refusal.code}) without an expected start"
-        if start is not None and refusal.code in NO_EXPECTED_START:
-            yield f"{who} ({refusal.code}) expects a start, and would wait for ever"
+        if start is not None and start <= lookups.now:
+            yield f"{subject} expects a start in the past"
+        if start is None and refusal.code in CODES_WITH_KNOWN_END:
+            yield f"{subject} ({refusal.code}) without an expected start"
+        if start is not None and refusal.code in CODES_WITHOUT_START:
+            yield f"{subject} ({refusal.code}) expects a start, and would wait for ever"
 
 
-def places_count_from_one(facts: PlanLookups) -> Iterator[str]:
-    """Those that stand in a pool's line have the places 1, 2, 3, ...; who can't start whatever is free has none."""
+def places_count_from_one(lookups: PlanLookups) -> Iterator[str]:
+    """The queued workloads of a pool have the positions 1, 2, 3, ...; workloads that were not admitted
+    have none.
+    """
     positions: dict[int, list[int]] = defaultdict(list)
-    for refusal, queued, who in _each(facts):
+    for refusal, queued, subject in _each(lookups):
         if refusal.position is not None:
             positions[queued.pool].append(refusal.position)
-        if refusal.position is not None and (queued.gate or refusal.code in NO_EXPECTED_START):
-            yield f"{who} ({refusal.code}) has place {refusal.position} in the line"
+        if refusal.position is not None and (queued.gate or refusal.code in CODES_WITHOUT_START):
+            yield f"{subject} ({refusal.code}) has place {refusal.position} in the line"
         if refusal.position is None and not queued.gate and refusal.code in EXPECTED_START_CODES:
-            yield f"{who} ({refusal.code}) has no place in the line"
-    for pool, taken in sorted(positions.items()):
-        if sorted(taken) != list(range(1, len(taken) + 1)):
-            yield f"positions in pool {pool} are {sorted(taken)}"
+            yield f"{subject} ({refusal.code}) has no place in the line"
+    for pool, numbers_taken in sorted(positions.items()):
+        if sorted(numbers_taken) != list(range(1, len(numbers_taken) + 1)):
+            yield f"positions in pool {pool} are {sorted(numbers_taken)}"
 
 
-def blockers_run(facts: PlanLookups) -> Iterator[str]:
-    """Whom a workload is said to wait for runs in its pool, each named once; who waits for an eviction names somebody."""
-    for refusal, queued, who in _each(facts):
+def blockers_run(lookups: PlanLookups) -> Iterator[str]:
+    """Blockers run in the workload's pool, each named once. A workload that waits for an eviction has a
+    blocker.
+    """
+    for refusal, queued, subject in _each(lookups):
         if refusal.code == ReasonCode.WAITS_FOR_EVICTION and not refusal.blockers:
-            yield f"{who} waits for an eviction of nobody"
+            yield f"{subject} waits for an eviction of nobody"
         for blocker in refusal.blockers:
-            running = facts.running.get(blocker)
+            running = lookups.running.get(blocker)
             if running is None or running.pool != queued.pool:
-                yield f"{who} waits for workload {blocker}, which does not run in its pool"
+                yield f"{subject} waits for workload {blocker}, which does not run in its pool"
         if tuple(sorted(set(refusal.blockers))) != refusal.blockers:
-            yield f"{who} names those it waits for twice or out of order"
+            yield f"{subject} names those it waits for twice or out of order"
 
 
-# -- is it true? -----------------------------------------------------------------------------------------------------------
+# -- whether the reason is true
+# -------------------------------------------------------------------------------
 
 
-def reasons_are_true(facts: PlanLookups) -> Iterator[str]:
-    """What a refusal says is so: the hardware is missing, the numbers are above the limit, the promise is there."""
-    known: dict[tuple[str, int, Ask], bool] = {}
-    for refusal, queued, who in _each(facts):
-        says = REASON_CHECKS.get(refusal.code)
-        if says is None or queued.gate:
+def reasons_are_true(lookups: PlanLookups) -> Iterator[str]:
+    """The stated reason is true: the hardware is missing, the numbers exceed the limit, the promise
+    exists.
+    """
+    cached: dict[tuple[str, int, Ask], bool] = {}
+    for refusal, queued, subject in _each(lookups):
+        is_reason_true = REASON_CHECKS.get(refusal.code)
+        if is_reason_true is None or queued.gate:
             continue
         if refusal.code in REASONS_OF_THE_ASK:
             key = (refusal.code, queued.pool, queued.ask)
-            if key not in known:
-                known[key] = says(facts, queued, dict(refusal.numbers))
-            is_true = known[key]
+            if key not in cached:
+                cached[key] = is_reason_true(lookups, queued, dict(refusal.numbers))
+            is_true = cached[key]
         else:
-            is_true = says(facts, queued, dict(refusal.numbers))
+            is_true = is_reason_true(lookups, queued, dict(refusal.numbers))
         if not is_true:
-            yield f"{who} says {refusal.code}, which is not so"
+            yield f"{subject} says {refusal.code}, which is not so"
 
 
 ReasonCheck = Callable[[PlanLookups, QueuedWorkload, dict[str, object]], bool]
 
 
-def _no_such_hardware(facts: PlanLookups, queued: QueuedWorkload, _: dict[str, object]) -> bool:
-    return not any(serves(u, queued.ask) for u in facts.kinds_by_pool.get(queued.pool, {}).values())
+def _no_such_hardware(lookups: PlanLookups, queued: QueuedWorkload, _: dict[str, object]) -> bool:
+    return not any(serves(u, queued.ask) for u in lookups.kinds_by_pool.get(queued.pool, {}).values())
 
 
-def _too_big(facts: PlanLookups, queued: QueuedWorkload, _: dict[str, object]) -> bool:
-    return not facts.fits(queued.ask, facts.units_by_pool.get(queued.pool, ()), whole=True)
+def _too_big(lookups: PlanLookups, queued: QueuedWorkload, _: dict[str, object]) -> bool:
+    return not lookups.fits(queued.ask, lookups.units_by_pool.get(queued.pool, ()), on_empty_hosts=True)
 
 
-def _not_your_pool(facts: PlanLookups, queued: QueuedWorkload, _: dict[str, object]) -> bool:
-    pool = facts.pools.get(queued.pool)
-    return pool is None or (facts.is_static(pool.id) and pool.team != queued.team)
+def _not_your_pool(lookups: PlanLookups, queued: QueuedWorkload, _: dict[str, object]) -> bool:
+    pool = lookups.pools.get(queued.pool)
+    return pool is None or (lookups.is_static(pool.id) and pool.team != queued.team)
 
 
-def _no_quota(facts: PlanLookups, queued: QueuedWorkload, _: dict[str, object]) -> bool:
-    return not any((queued.pool, queued.team, model) in facts.quotas for model in facts.most_needed(queued))
+def _no_quota(lookups: PlanLookups, queued: QueuedWorkload, _: dict[str, object]) -> bool:
+    return not any(
+        (queued.pool, queued.team, model) in lookups.quotas for model in lookups.slots_needed_by_model(queued)
+    )
 
 
-def _over_workload_cap(facts: PlanLookups, queued: QueuedWorkload, _: dict[str, object]) -> bool:
-    cap = facts.pools[queued.pool].policy.most_slots_per_workload
-    kinds = [k for k, u in facts.kinds_by_pool[queued.pool].items() if serves(u, queued.ask)]
-    return cap is not None and all(facts.need(queued.ask, k) > cap for k in kinds)
+def _over_workload_cap(lookups: PlanLookups, queued: QueuedWorkload, _: dict[str, object]) -> bool:
+    cap = lookups.pools[queued.pool].policy.max_slots_per_workload
+    kinds = [k for k, u in lookups.kinds_by_pool[queued.pool].items() if serves(u, queued.ask)]
+    return cap is not None and all(lookups.need(queued.ask, k) > cap for k in kinds)
 
 
-def _over_runtime_cap(facts: PlanLookups, queued: QueuedWorkload, _: dict[str, object]) -> bool:
-    return queued.max_runtime_seconds > facts.pools[queued.pool].policy.longest_runtime_seconds
+def _over_runtime_cap(lookups: PlanLookups, queued: QueuedWorkload, _: dict[str, object]) -> bool:
+    return queued.max_runtime_seconds > lookups.pools[queued.pool].policy.longest_runtime_seconds
 
 
-def _backing_off(facts: PlanLookups, queued: QueuedWorkload, _: dict[str, object]) -> bool:
-    return queued.not_before > facts.now
+def _backing_off(lookups: PlanLookups, queued: QueuedWorkload, _: dict[str, object]) -> bool:
+    return queued.not_before > lookups.now
 
 
-def _reservation_not_started(facts: PlanLookups, queued: QueuedWorkload, _: dict[str, object]) -> bool:
-    row = facts.reservations.get(queued.reservation or 0)
-    return row is not None and row.start > facts.now
+def _reservation_not_started(lookups: PlanLookups, queued: QueuedWorkload, _: dict[str, object]) -> bool:
+    row = lookups.reservations.get(queued.reservation or 0)
+    return row is not None and row.start > lookups.now
 
 
-def _reservation_over(facts: PlanLookups, queued: QueuedWorkload, _: dict[str, object]) -> bool:
-    row = facts.reservations.get(queued.reservation or 0)
-    return queued.reservation is not None and (row is None or row.end <= facts.now or row.pool != queued.pool)
+def _reservation_over(lookups: PlanLookups, queued: QueuedWorkload, _: dict[str, object]) -> bool:
+    row = lookups.reservations.get(queued.reservation or 0)
+    return queued.reservation is not None and (
+        row is None or row.end <= lookups.now or row.pool != queued.pool
+    )
 
 
-def _reservation_not_yours(facts: PlanLookups, queued: QueuedWorkload, _: dict[str, object]) -> bool:
-    row = facts.reservations.get(queued.reservation or 0)
+def _reservation_not_yours(lookups: PlanLookups, queued: QueuedWorkload, _: dict[str, object]) -> bool:
+    row = lookups.reservations.get(queued.reservation or 0)
     return row is not None and (row.team, row.project) != (queued.team, queued.project)
 
 
-def _over_quota(facts: PlanLookups, queued: QueuedWorkload, numbers: dict[str, object]) -> bool:
-    """The numbers are above the limit they name, and the guarantee they name is the team's."""
+def _over_quota(lookups: PlanLookups, queued: QueuedWorkload, numbers: dict[str, object]) -> bool:
+    """Return True if the numbers exceed the limit they name, and the guarantee they name is the team's."""
     held, need, limit = numbers.get("held"), numbers.get("need"), numbers.get("limit")
-    if queued.reservation is not None or facts.is_static(queued.pool):
+    if queued.reservation is not None or lookups.is_static(queued.pool):
         return False
     if not (isinstance(held, int) and isinstance(need, int) and isinstance(limit, int)):
         return False
     key = (queued.pool, queued.team, str(numbers.get("model")))
     return (
         held + need > limit
-        and numbers.get("guaranteed") == facts.guarantee(key)
-        and held <= facts.held_after[key]
+        and numbers.get("guaranteed") == lookups.guarantee(key)
+        and held <= lookups.held_after[key]
     )
 
 
-def _over_user_cap(facts: PlanLookups, queued: QueuedWorkload, numbers: dict[str, object]) -> bool:
+def _over_user_cap(lookups: PlanLookups, queued: QueuedWorkload, numbers: dict[str, object]) -> bool:
     held, need, cap = (
         numbers.get("held"),
         numbers.get("need"),
-        facts.pools[queued.pool].policy.most_slots_per_user,
+        lookups.pools[queued.pool].policy.max_slots_per_user,
     )
     return cap is not None and isinstance(held, int) and isinstance(need, int) and held + need > cap
 
 
-def _gpu_hours_used_up(facts: PlanLookups, queued: QueuedWorkload, numbers: dict[str, object]) -> bool:
-    """Of every model it accepts and has a quota of they are used up, and it may borrow of none of these."""
-    keys = [(queued.pool, queued.team, model) for model in facts.most_needed(queued)]
-    mine = [facts.quotas[key] for key in keys if key in facts.quotas]
-    lends = queued.preemptible and queued.may_borrow
-    return bool(mine) and all(
-        q.used_up_until is not None and not (lends and q.borrow_limit != 0) for q in mine
+def _gpu_hours_used_up(lookups: PlanLookups, queued: QueuedWorkload, numbers: dict[str, object]) -> bool:
+    """Return True if the GPU-hours of every model it has a quota for are used up, and it may not borrow
+    instead.
+    """
+    keys = [(queued.pool, queued.team, model) for model in lookups.slots_needed_by_model(queued)]
+    quotas = [lookups.quotas[key] for key in keys if key in lookups.quotas]
+    may_borrow = queued.preemptible and queued.may_borrow
+    return bool(quotas) and all(
+        q.used_up_until is not None and not (may_borrow and q.borrow_limit != 0) for q in quotas
     )
 
 
-def _host_closed(facts: PlanLookups, queued: QueuedWorkload, _: dict[str, object]) -> bool:
-    open_ = [u for u in facts.units_by_pool.get(queued.pool, ()) if facts.is_usable(u)]
+def _host_closed(lookups: PlanLookups, queued: QueuedWorkload, _: dict[str, object]) -> bool:
+    usable = [u for u in lookups.units_by_pool.get(queued.pool, ()) if lookups.is_usable(u)]
     return not any(
-        facts.limits_allow(queued, kind) for kind in facts.kinds_that_fit(queued.ask, open_, whole=True)
+        lookups.limits_allow(queued, kind)
+        for kind in lookups.kinds_that_fit(queued.ask, usable, on_empty_hosts=True)
     )
 
 
-def _host_full(facts: PlanLookups, queued: QueuedWorkload, numbers: dict[str, object]) -> bool:
-    """It fits on no host that takes work, and would with those whose disk is full; some of these are named."""
-    units = facts.units_by_pool.get(queued.pool, ())
+def _host_full(lookups: PlanLookups, queued: QueuedWorkload, numbers: dict[str, object]) -> bool:
+    """Return True if it fits on no host that takes work, but would with those whose disk is full; some of
+    these are named.
+    """
+    units = lookups.units_by_pool.get(queued.pool, ())
     full = {
         h.id: h.name
-        for h in facts.hosts.values()
+        for h in lookups.hosts.values()
         if h.pool == queued.pool and h.closed_code == ReasonCode.HOST_FULL
     }
     named = numbers.get("hosts")
@@ -245,49 +266,54 @@ def _host_full(facts: PlanLookups, queued: QueuedWorkload, numbers: dict[str, ob
         or numbers.get("full") != len(full)
     ):
         return False
-    or_full = [u for u in units if u.well and (facts.hosts[u.host].accepts or u.host in full)]
-    return facts.fits(queued.ask, or_full, whole=True) and _host_closed(facts, queued, numbers)
+    open_or_full = [u for u in units if u.healthy and (lookups.hosts[u.host].schedulable or u.host in full)]
+    return lookups.fits(queued.ask, open_or_full, on_empty_hosts=True) and _host_closed(
+        lookups, queued, numbers
+    )
 
 
-def _held_for_reservation(facts: PlanLookups, queued: QueuedWorkload, numbers: dict[str, object]) -> bool:
-    row = facts.reservations.get(int(str(numbers.get("reservation", 0))))
+def _held_for_reservation(lookups: PlanLookups, queued: QueuedWorkload, numbers: dict[str, object]) -> bool:
+    row = lookups.reservations.get(int(str(numbers.get("reservation", 0))))
     return (
         row is not None
         and row.pool == queued.pool
-        and row.end > facts.now
+        and row.end > lookups.now
         and numbers.get("start") == row.start
     )
 
 
-def _held_for_maintenance(facts: PlanLookups, queued: QueuedWorkload, numbers: dict[str, object]) -> bool:
-    hosts = {u.host for u in facts.units_by_pool.get(queued.pool, ())}
-    starts = {s for h in hosts for s, e in facts.windows.get(h, ()) if e > facts.now}
+def _held_for_maintenance(lookups: PlanLookups, queued: QueuedWorkload, numbers: dict[str, object]) -> bool:
+    hosts = {u.host for u in lookups.units_by_pool.get(queued.pool, ())}
+    starts = {s for h in hosts for s, e in lookups.windows.get(h, ()) if e > lookups.now}
     return numbers.get("start") in starts
 
 
-def _behind_others(facts: PlanLookups, queued: QueuedWorkload, _: dict[str, object]) -> bool:
-    return any(r.held_units and facts.queued[r.workload].pool == queued.pool for r, _, _ in _each(facts))
+def _behind_others(lookups: PlanLookups, queued: QueuedWorkload, _: dict[str, object]) -> bool:
+    return any(r.held_units and lookups.queued[r.workload].pool == queued.pool for r, _, _ in _each(lookups))
 
 
-def _behind_own_team(facts: PlanLookups, queued: QueuedWorkload, numbers: dict[str, object]) -> bool:
-    """The one in front is of its team (or its owner), waits for room within the team's limit (or what one person may hold), and is
-    expected when the numbers say."""
-    front, start = numbers.get("workload"), numbers.get("start")
-    of_owner = numbers.get("of") == "person"
-    limit = ReasonCode.OVER_USER_CAP if of_owner else ReasonCode.OVER_QUOTA
-    ahead = next((r for r in facts.plan.refusals if r.workload == front and r.code == limit), None)
-    if ahead is None or not isinstance(start, int) or ahead.expected_start is None:
+def _behind_own_team(lookups: PlanLookups, queued: QueuedWorkload, numbers: dict[str, object]) -> bool:
+    """Return True if the named workload is ahead, of its team or user, waits for headroom, and starts when
+    the numbers say.
+    """
+    workload_ahead, start = numbers.get("workload"), numbers.get("start")
+    is_user_cap = numbers.get("of") == "person"
+    limit = ReasonCode.OVER_USER_CAP if is_user_cap else ReasonCode.OVER_QUOTA
+    refusal_ahead = next(
+        (r for r in lookups.plan.refusals if r.workload == workload_ahead and r.code == limit), None
+    )
+    if refusal_ahead is None or not isinstance(start, int) or refusal_ahead.expected_start is None:
         return False
-    row = facts.queued[ahead.workload]
-    same = row.user == queued.user if of_owner else row.team == queued.team
-    return same and row.pool == queued.pool and ahead.expected_start <= start
+    row = lookups.queued[refusal_ahead.workload]
+    is_same = row.user == queued.user if is_user_cap else row.team == queued.team
+    return is_same and row.pool == queued.pool and refusal_ahead.expected_start <= start
 
 
-def _spare_kept(facts: PlanLookups, queued: QueuedWorkload, numbers: dict[str, object]) -> bool:
+def _spare_kept(lookups: PlanLookups, queued: QueuedWorkload, numbers: dict[str, object]) -> bool:
     free, need, spare = numbers.get("free"), numbers.get("need"), numbers.get("spare")
     if not (isinstance(free, int) and isinstance(need, int) and isinstance(spare, int)):
         return False
-    policy = facts.pools[queued.pool].policy
+    policy = lookups.pools[queued.pool].policy
     return queued.priority is not Priority.CRITICAL and spare == policy.spare_slots and free - need < spare
 
 
@@ -313,47 +339,55 @@ REASON_CHECKS: dict[str, ReasonCheck] = {
     ReasonCode.BEHIND_OWN_TEAM: _behind_own_team,
     ReasonCode.SPARE_CAPACITY_KEPT: _spare_kept,
 }
+# equal for equal asks of a pool
 REASONS_OF_THE_ASK = {
     ReasonCode.NO_SUCH_HARDWARE,
     ReasonCode.TOO_BIG_FOR_ANY_HOST,
-}  # the same for equal asks of a pool
+}
 
 
-def nothing_waits_for_units_that_lie_free(facts: PlanLookups) -> Iterator[str]:
-    """Who is told to wait for units does not fit on those that are left once the plan is carried out."""
-    known: dict[tuple[int, Ask], list[KindTuple]] = {}
-    for refusal, queued, _ in _each(facts):
-        if refusal.code != ReasonCode.WAITS_FOR_UNITS or queued.pool in facts.pools_with_earmarks_given_up:
+def nothing_waits_for_units_that_lie_free(lookups: PlanLookups) -> Iterator[str]:
+    """A workload that waits for units does not fit on those that are free after the plan."""
+    cached: dict[tuple[int, Ask], list[KindTuple]] = {}
+    for refusal, queued, _ in _each(lookups):
+        if refusal.code != ReasonCode.WAITS_FOR_UNITS or queued.pool in lookups.pools_with_earmarks_given_up:
             continue
         if queued.reservation is not None:
             inside = [
                 u
-                for u in facts.units_by_pool.get(queued.pool, ())
-                if facts.bound.get(u.id) == queued.reservation
-                and u.id not in facts.holder
-                and u.id not in facts.placed_on
-                and facts.is_usable(u)
+                for u in lookups.units_by_pool.get(queued.pool, ())
+                if lookups.bound.get(u.id) == queued.reservation
+                and u.id not in lookups.holder
+                and u.id not in lookups.placed_on
+                and lookups.is_usable(u)
             ]
-            if not queued.ask.profile.startswith("share") and facts.fits(queued.ask, inside):
+            if not queued.ask.profile.startswith("share") and lookups.fits(queued.ask, inside):
                 yield f"workload {queued.id} waits for units that lie free in its reservation"
             continue
-        if queued.pool in facts.pools_with_room_being_made or queued.ask.profile.startswith("share"):
+        if queued.pool in lookups.pools_with_room_being_made or queued.ask.profile.startswith("share"):
             continue
-        if queued.id in facts.waited_for or (queued.pool, queued.team) in facts.teams_at_their_limit:
+        if (
+            queued.id in lookups.awaiting_evictions
+            or (queued.pool, queued.team) in lookups.teams_at_their_limit
+        ):
             continue
         key = (queued.pool, queued.ask)
-        if key not in known:
-            known[key] = list(facts.kinds_that_fit(queued.ask, facts.left.get(queued.pool, ())))
-        if any(facts.limits_allow(queued, kind) for kind in known[key]):
+        if key not in cached:
+            cached[key] = list(
+                lookups.kinds_that_fit(queued.ask, lookups.free_after_plan.get(queued.pool, ()))
+            )
+        if any(lookups.limits_allow(queued, kind) for kind in cached[key]):
             yield f"workload {queued.id} waits for units that lie free"
 
 
-def each_workload_gets_one_answer(facts: PlanLookups) -> Iterator[str]:
-    """Every waiting workload is started or refused, once; and nobody else is."""
-    answers = Counter([p.workload for p in facts.plan.placements] + [r.workload for r in facts.plan.refusals])
-    for workload in facts.queued:
+def each_workload_gets_one_answer(lookups: PlanLookups) -> Iterator[str]:
+    """Every waiting workload is placed or refused, exactly once, and no other workload is."""
+    answers = Counter(
+        [p.workload for p in lookups.plan.placements] + [r.workload for r in lookups.plan.refusals]
+    )
+    for workload in lookups.queued:
         if answers[workload] != 1:
             yield f"workload {workload} waits and has {answers[workload]} answers instead of one"
     for workload in answers:
-        if workload not in facts.queued:
+        if workload not in lookups.queued:
             yield f"workload {workload} has an answer but does not wait"

@@ -120,7 +120,7 @@ class TraceReplay:
         row = replace(queued, predicted_seconds=self.history.predict(queued))
         self.rows[row.id] = row
         if self.curious(row):
-            self.simulation.curious.add(row.id)
+            self.simulation.refusal_requested_for.add(row.id)
         return row
 
     def _tell(self, event: SimulationEvent) -> None:

@@ -78,26 +78,26 @@ def forecast_accuracy_text(past: EstimateAccuracy) -> str:
     simulated.
     """
     if past.simulated:
-        whose = "All" if past.simulated == past.counted else f"{past.simulated} of {past.counted}"
+        whose = "All" if past.simulated == past.started_count else f"{past.simulated} of {past.started_count}"
         return f"{_past_starts(past)} {whose} of these waits are simulated: the demo's past, by this engine."
     return _past_starts(past)
 
 
 def _past_starts(past: EstimateAccuracy) -> str:
-    if not past.counted:
+    if not past.started_count:
         return "Nothing has waited and started in this pool lately: there is no record to tell a range from."
     off = f"half were off by more than {duration(past.median_error)}"
-    if past.counted == 1:
+    if past.started_count == 1:
         was = f"it was off by {duration(past.median_error)}"
         return f"Only 1 waited and started in this pool lately: too few to tell a range from; {was}."
     if not past.has_enough_outcomes:
-        return f"Only {past.counted} waited and started in this pool lately: too few to tell a range from; {off}."
-    if past.ranged < MIN_OUTCOMES:
+        return f"Only {past.started_count} waited and started in this pool lately: too few to tell a range from; {off}."
+    if past.with_range < MIN_OUTCOMES:
         return (
-            f"The range comes from the last {past.counted} that waited in this pool; {off}. "
+            f"The range comes from the last {past.started_count} that waited in this pool; {off}. "
             "Too few were told a range yet to say how many kept to it. It is no guarantee."
         )
     return (
-        f"Of the last {past.ranged} that were told a range in this pool, {round(100 * past.in_time / past.ranged)} % "
+        f"Of the last {past.with_range} that were told a range in this pool, {round(100 * past.started_in_range_count / past.with_range)} % "
         f"started by its upper end; {off}. It is no guarantee."
     )

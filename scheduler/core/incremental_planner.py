@@ -1,12 +1,12 @@
-"""One snapshot kept warm: changed by deltas instead of read afresh, and planned on.
+"""Keep one snapshot up to date with deltas, and plan on it.
 
-    standing = Standing(snapshot)
-    standing.change(Delta(queued=(new,), running_gone=(17,)))
-    standing.plan(now) == plan(standing.snapshot(), now)  # byte for byte
+    planner = IncrementalPlanner(snapshot)
+    planner.change(SnapshotDelta(queued=(new,), running_gone=(17,)))
+    planner.plan(now) == plan(planner.snapshot(), now)  # byte for byte
 
-A delta names whole rows that are new or changed, and the keys of rows that are gone; giving the same one twice changes
-nothing more. Rows are keyed by id, quotas by (team, pool, model), decayed use by (team, pool), and maintenance, which
-has no id, by the whole window.
+A delta names whole rows that are new or changed, and the keys of rows that are removed. Applying a delta
+twice has no further effect. Rows are keyed by id, quotas by (team, pool, model), decayed use by (team, pool),
+and maintenance windows, which have no id, by the whole window.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from scheduler.core.planner import plan_pools
 
 
 class IncrementalPlanner:
-    """A snapshot that changes, with the facts of its pools kept arranged for planning.
+    """A snapshot that changes, with its pools arranged for planning.
 
-    A change costs what it names: only new hosts or units, or another policy, make a pool be arranged anew.
+    The cost of a change depends on the rows it names. Only new hosts or units, or another policy, rebuild a
+    pool.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -37,13 +38,13 @@ class IncrementalPlanner:
         self._rows: dict[str, dict[Any, Any]] = {
             name: {row_key(row): row for row in getattr(snapshot, name)} for name in SNAPSHOT_TABLES
         }
-        self._planned: dict[tuple[int, bool], Plan] = {}  # of what has not changed since
+        self._planned: dict[tuple[int, bool], Plan] = {}  # plans since the last change, by (now, explain)
         self._pools: dict[int, PoolSnapshot] = {}
         self._unknown_pool: dict[int, QueuedWorkload] = {}
         self._rebuild_pools()
 
     def change(self, delta: SnapshotDelta) -> None:
-        """Take over what is new, changed and gone."""
+        """Apply a delta."""
         self._planned.clear()
         if delta.epoch is not None:
             self.epoch = delta.epoch
@@ -61,62 +62,64 @@ class IncrementalPlanner:
             ("maintenance", PoolSnapshot.set_maintenance),
         ):
             if changed[name]:
-                for facts in self._pools.values():
-                    set_rows(facts, self._rows[name].values())
+                for pool_snapshot in self._pools.values():
+                    set_rows(pool_snapshot, self._rows[name].values())
         if changed["teams"] or changed["decayed_use"]:
-            for facts in self._pools.values():
-                facts.set_shares(self._rows["teams"].values(), self._rows["decayed_use"].values())
+            for pool_snapshot in self._pools.values():
+                pool_snapshot.set_decayed_use(
+                    self._rows["teams"].values(), self._rows["decayed_use"].values()
+                )
         self._change_workloads("running", changed["running"], PoolSnapshot.change_running)
         self._change_workloads("queued", changed["queued"], PoolSnapshot.change_queued)
 
     def _change_rows(self, name: str, delta: SnapshotDelta) -> dict[Any, Any]:
-        """Change one table; what changed: the old row by key, None where there was none."""
+        """Change one table. Return the old row of each changed key, None where there was none."""
         rows, changed = self._rows[name], {}
-        for gone in getattr(delta, REMOVED_KEYS_FIELD[name]):
-            key = row_key(gone) if isinstance(gone, MaintenanceInfo) else gone
+        for removed in getattr(delta, REMOVED_KEYS_FIELD[name]):
+            key = row_key(removed) if isinstance(removed, MaintenanceInfo) else removed
             if key in rows:
                 changed[key] = rows.pop(key)
         for row in getattr(delta, name):
             key = row_key(row)
-            before = rows.get(key)
-            if before is not row and before != row:
-                changed.setdefault(key, before)
+            old = rows.get(key)
+            if old is not row and old != row:
+                changed.setdefault(key, old)
                 rows[key] = row
         return changed
 
     def _change_hardware(self, changed: dict[str, dict[Any, Any]]) -> None:
-        """Arrange the pools anew whose hosts or units changed."""
+        """Rebuild the pools whose hosts or units changed."""
         hosts = {*changed["hosts"]} | {unit.host for unit in changed["units"].values() if unit is not None}
         hosts |= {self._rows["units"][unit].host for unit in changed["units"] if unit in self._rows["units"]}
         rows = [*(row for row in changed["hosts"].values() if row is not None)]
         rows += [self._rows["hosts"][host] for host in hosts if host in self._rows["hosts"]]
         for pool in {row.pool for row in rows} & self._pools.keys():
-            facts = self._pools[pool]
-            facts.set_hardware(self._rows["hosts"].values(), self._rows["units"].values())
-            facts.set_maintenance(self._rows["maintenance"].values())
+            pool_snapshot = self._pools[pool]
+            pool_snapshot.set_hardware(self._rows["hosts"].values(), self._rows["units"].values())
+            pool_snapshot.set_maintenance(self._rows["maintenance"].values())
 
     def _change_workloads(
         self, name: str, changed: dict[Any, Any], change: Callable[[PoolSnapshot, list[int], list[Any]], None]
     ) -> None:
-        """Tell each pool which of its running or waiting work is gone, new or changed."""
-        gone: dict[int, list[int]] = defaultdict(list)
+        """Apply the changed rows of running or waiting work to their pools."""
+        removed: dict[int, list[int]] = defaultdict(list)
         new: dict[int, list[Any]] = defaultdict(list)
-        for key, before in changed.items():
+        for key, old in changed.items():
             row = self._rows[name].get(key)
-            if before is not None and (row is None or row.pool != before.pool):
-                gone[before.pool].append(key)
+            if old is not None and (row is None or row.pool != old.pool):
+                removed[old.pool].append(key)
             if row is not None:
                 new[row.pool].append(row)
-        for pool in {*gone, *new}:
+        for pool in {*removed, *new}:
             if pool in self._pools:
-                change(self._pools[pool], gone[pool], new[pool])
+                change(self._pools[pool], removed[pool], new[pool])
             elif name == "queued":
-                for key in gone[pool]:
+                for key in removed[pool]:
                     self._unknown_pool.pop(key, None)
                 self._unknown_pool.update((row.id, row) for row in new[pool])
 
     def _rebuild_pools(self) -> None:
-        """Arrange everything anew."""
+        """Rebuild every pool from the current rows."""
         snapshot = self.snapshot()
         self._pools = {pool.id: PoolSnapshot(snapshot, pool) for pool in snapshot.pools}
         self._unknown_pool = {
@@ -124,17 +127,17 @@ class IncrementalPlanner:
         }
 
     def snapshot(self) -> Snapshot:
-        """What a fresh reading would give, rows in the order of their keys."""
+        """Return the current snapshot, rows in the order of their keys."""
         tables = {
             name: tuple(self._rows[name][key] for key in sorted(self._rows[name])) for name in SNAPSHOT_TABLES
         }
         return Snapshot(self.epoch, **tables)
 
     def plan(self, now: int, *, explain: bool = True) -> Plan:
-        """The same as ``plan(self.snapshot(), now, explain=explain)``, byte for byte."""
-        known = self._planned.get((now, explain))
-        if known is None:
+        """Return the same plan as ``plan(self.snapshot(), now, explain=explain)``, byte for byte."""
+        planned = self._planned.get((now, explain))
+        if planned is None:
             pools = [self._pools[pool] for pool in sorted(self._pools)]
-            known = plan_pools(self.epoch, pools, list(self._unknown_pool.values()), now, explain)
-            self._planned = {(now, explain): known}
-        return known
+            planned = plan_pools(self.epoch, pools, list(self._unknown_pool.values()), now, explain)
+            self._planned = {(now, explain): planned}
+        return planned

@@ -1,7 +1,7 @@
-"""The cycle: a snapshot in, a plan out.
+"""Plan one cycle: a snapshot in, a plan out. ``plan_pool`` is the recipe; start reading there.
 
-Reservations that start get their units; then every waiting workload in its order is placed on free units, or else room
-is made for it by eviction, or else it is refused with the reason, its place, and when it may expect to start.
+Pure functions: no Django, no clock, no I/O, no randomness. Equal input gives an equal plan, whatever the
+order of its rows.
 """
 
 from __future__ import annotations
@@ -20,59 +20,78 @@ from scheduler.core.workload_turn import WorkloadTurn
 
 
 def plan(snapshot: Snapshot, now: int, *, explain: bool = True) -> Plan:
-    """What to start, stop, bind and refuse at ``now``. The order of the snapshot's rows does not matter.
+    """Return what to start, evict, bind and refuse at ``now`` (seconds since the epoch).
 
-    ``explain=False`` gives the same decisions sooner, for simulations whose refusals nobody reads: of these only those
-    are named for which units are kept or set aside.
+    ``explain=False`` makes the same decisions faster, for simulations in which nobody reads the refusals: the
+    plan then contains only the refusals for which units are earmarked or held.
     """
     pools = {pool.id: PoolSnapshot(snapshot, pool) for pool in snapshot.pools}
-    homeless = [queued for queued in snapshot.queued if queued.pool not in pools]
-    return plan_pools(snapshot.epoch, list(pools.values()), homeless, now, explain)
+    workloads_without_pool = [queued for queued in snapshot.queued if queued.pool not in pools]
+    return plan_pools(snapshot.epoch, list(pools.values()), workloads_without_pool, now, explain)
 
 
 def plan_pools(
-    epoch: int, pools: list[PoolSnapshot], homeless: list[QueuedWorkload], now: int, explain: bool
+    epoch: int,
+    pools: list[PoolSnapshot],
+    workloads_without_pool: list[QueuedWorkload],
+    now: int,
+    explain: bool,
 ) -> Plan:
-    """The same, from the facts of each pool; ``homeless`` is what waits in none of them."""
-    boards = [plan_pool(facts, now, explain) for facts in pools]
-    nowhere = [
+    """Plan each pool and merge the results, each table sorted by id.
+
+    Workloads whose pool is unknown are refused as ``not_your_pool``, if ``explain`` is set.
+    """
+    states = [plan_pool(pool, now, explain) for pool in pools]
+    without_pool = [
         Refusal(queued.id, ReasonCode.NOT_YOUR_POOL, (("pool", queued.pool),))
-        for queued in homeless
+        for queued in workloads_without_pool
         if explain
     ]
+    refusals = [row for state in states for row in state.refusals] + without_pool
     return Plan(
         epoch,
-        placements=tuple(sorted((p for b in boards for p in b.placements), key=lambda p: p.workload)),
-        evictions=tuple(sorted((e for b in boards for e in b.evictions), key=lambda e: e.workload)),
-        refusals=tuple(sorted([r for b in boards for r in b.refusals] + nowhere, key=lambda r: r.workload)),
-        bindings=tuple(sorted((x for b in boards for x in b.bindings), key=lambda x: x.reservation)),
-        unbound=tuple(sorted((x for b in boards for x in b.unbound), key=lambda x: x.reservation)),
+        placements=tuple(
+            sorted((row for state in states for row in state.placements), key=lambda row: row.workload)
+        ),
+        evictions=tuple(
+            sorted((row for state in states for row in state.evictions), key=lambda row: row.workload)
+        ),
+        refusals=tuple(sorted(refusals, key=lambda row: row.workload)),
+        bindings=tuple(
+            sorted((row for state in states for row in state.bindings), key=lambda row: row.reservation)
+        ),
+        unbound=tuple(
+            sorted((row for state in states for row in state.unbound), key=lambda row: row.reservation)
+        ),
     )
 
 
 def plan_pool(
-    facts: PoolSnapshot,
+    pool: PoolSnapshot,
     now: int,
     explain: bool,
-    turns: dict[int, QueueTurn] | None = None,
-    until: int | None = None,
+    recorded_turns: dict[int, QueueTurn] | None = None,
+    last_workload: int | None = None,
 ) -> PoolState:
-    """One pool's part of the plan, on its board. ``turns`` is filled with what each workload's turn was decided by;
-    after the turn of the workload ``until``, who asks about that one alone need not know more."""
-    board = PoolState(facts, facts.pool, now)
-    promises = bind_reservations(board)
-    line = TurnOrder(board, *admit(board, explain))
-    line.turns = turns
-    waiting = RefusalRecorder(board, promises, line.unit_seconds, explain)
-    cycle = WorkloadTurn(board, line, waiting)
-    for queued in line:
-        if cycle.start_on_free_units(queued):
-            line.started(queued)
-        elif line.requeued:
-            continue  # when those have had their turn who are guaranteed what it would borrow
-        elif not cycle.evict_for_room(queued):
-            waiting.refuse(queued)
-            line.note_unplaced(queued, cycle.skip_scope(queued))
-        if queued.id == until:
+    """Plan one pool: decide for every reservation and every waiting workload.
+
+    Returns the pool's state, which holds its part of the plan. ``recorded_turns``, if given, is filled with
+    the turn of each workload, by id. If ``last_workload`` is given, planning stops after that workload's
+    turn: the later turns do not change its answer.
+    """
+    state = PoolState(pool, now)
+    # 1. Reservations that have started get their units. Preemptible work on these units is evicted in time.
+    promises = bind_reservations(state)
+    # 2. Workloads that no free unit could help are refused (gate, back-off, window, hardware, cap, quota).
+    eligible = admit(state, explain)
+    # 3. In queue order: place on free units, else preempt, else refuse and hold units for the first ones.
+    order = TurnOrder(state, eligible, recorded_turns)
+    refusals = RefusalRecorder(state, promises, eligible.expected_unit_seconds, explain)
+    turn = WorkloadTurn(state, order, refusals)
+    for workload in order:
+        if not (turn.place(workload) or turn.was_requeued(workload) or turn.preempt_for(workload)):
+            # 4. Each refusal gets its reason, its position in the queue and its expected start.
+            turn.refuse(workload)
+        if workload.id == last_workload and not order.requeued:
             break
-    return board
+    return state

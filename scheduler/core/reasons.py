@@ -1,5 +1,8 @@
-"""The closed list of reasons. A code is set where the decision is made, with its numbers; ``portal/wording`` makes the
-sentence. ``docs/reasons.md`` explains each; a test holds the two together."""
+"""The closed list of reason codes.
+
+A code is set where the decision is made, together with its numbers. ``portal/wording`` makes the sentence,
+``docs/reasons.md`` explains each code, and a test compares the two.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from typing import Any
 
 
 class ReasonCode(StrEnum):
+    """Why a workload starts, waits or ended, or why a reservation has no units."""
+
     # why a workload starts
     FREE_WITHIN_GUARANTEE = "free_within_guarantee"
     FREE_BORROWED = "free_borrowed"
@@ -15,18 +20,18 @@ class ReasonCode(StrEnum):
     RECLAIMED_GUARANTEE = "reclaimed_guarantee"
     OUTRANKED_WITHIN_TEAM = "outranked_within_team"
     OWN_STATIC_POOL = "own_static_pool"
-    # why a workload is told to go
+    # why a workload is evicted
     EVICTED_FOR_GUARANTEE = "evicted_for_guarantee"
     EVICTED_FOR_PRIORITY = "evicted_for_priority"
     EVICTED_FOR_RESERVATION = "evicted_for_reservation"
-    # why a workload waits: for ever, unless something changes
+    # why a workload waits: until its request, the hardware or a quota changes
     NO_SUCH_HARDWARE = "no_such_hardware"
     TOO_BIG_FOR_ANY_HOST = "too_big_for_any_host"
     NOT_YOUR_POOL = "not_your_pool"
     NO_QUOTA = "no_quota"
     OVER_WORKLOAD_CAP = "over_workload_cap"
     OVER_RUNTIME_CAP = "over_runtime_cap"
-    # why a workload waits: until somebody or something changes
+    # why a workload waits: until a limit, a gate or a host's state changes
     OVER_QUOTA = "over_quota"
     OVER_USER_CAP = "over_user_cap"
     GPU_HOURS_USED_UP = "gpu_hours_used_up"
@@ -39,7 +44,7 @@ class ReasonCode(StrEnum):
     RESERVATION_NOT_YOURS = "reservation_not_yours"
     HOST_CLOSED = "host_closed"
     ISOLATION_TOO_WEAK = "isolation_too_weak"
-    # why a workload waits: its turn comes
+    # why a workload waits: until units are free for it
     WAITS_FOR_UNITS = "waits_for_units"
     WAITS_FOR_EVICTION = "waits_for_eviction"
     HELD_FOR_RESERVATION = "held_for_reservation"
@@ -47,13 +52,13 @@ class ReasonCode(StrEnum):
     BEHIND_OTHERS = "behind_others"
     BEHIND_OWN_TEAM = "behind_own_team"
     SPARE_CAPACITY_KEPT = "spare_capacity_kept"
-    # why work is not taken into the queue
+    # why a workload is not accepted into the queue
     TOO_MANY_WAITING = "too_many_waiting"
     # why a reservation does not fit
     WINDOW_FULL = "window_full"
     WINDOW_EATS_GUARANTEES = "window_eats_guarantees"
     EXTENSION_BLOCKED = "extension_blocked"
-    # why running work may not stay for longer
+    # why running work may not get more time
     MORE_TIME_BLOCKED = "more_time_blocked"
     # why a reservation that has begun has no units
     RESERVED_UNITS_MISSING = "reserved_units_missing"
@@ -80,12 +85,12 @@ class ReasonCode(StrEnum):
     DEPENDENCY_NEVER_MET = "dependency_never_met"
 
 
-ReasonNumbers = tuple[tuple[str, Any], ...]  # sorted (name, JSON value) pairs: what a reason is made of
+ReasonNumbers = tuple[tuple[str, Any], ...]  # sorted (name, JSON value) pairs
 
 
-Reason = tuple[str, ReasonNumbers]  # a reasons.Code value with its numbers
+Reason = tuple[str, ReasonNumbers]  # a ReasonCode value with its numbers
 
 
 def reason_numbers(**values: object) -> ReasonNumbers:
-    """What a reason is made of, sorted by name."""
+    """Return the numbers of a reason, sorted by name."""
     return tuple(sorted(values.items()))

@@ -1,6 +1,7 @@
-"""What one waiting workload gets in one cycle: free units, or room made for it by eviction.
+"""Decide one workload's turn: place it on free units, preempt running work for it, or refuse it.
 
-Equal asks are judged once: within a cycle units are only taken, never given back, so what did not fit will not fit.
+Equal asks are tried once. Within a cycle units are only taken, never given back, so an ask that did not fit
+once will not fit later in the cycle.
 """
 
 from __future__ import annotations
@@ -32,272 +33,332 @@ from scheduler.core.reasons import ReasonCode, reason_numbers
 
 
 class WorkloadTurn:
-    """The decisions of one pool's cycle, one workload after another."""
+    """The decisions of one pool's cycle, one workload after another. Remembers what did not fit."""
 
-    def __init__(self, board: PoolState, line: TurnOrder, waiting: RefusalRecorder) -> None:
-        self.board, self.line, self.waiting = board, line, waiting
-        # What does not fit: (ask number, kind, time class), and whatever its times (ask number, kind).
+    def __init__(self, state: PoolState, order: TurnOrder, refusals: RefusalRecorder) -> None:
+        self.state, self.order, self.refusals = state, order, refusals
+        # Asks that do not fit now, as (ask number, kind, time class), or as (ask number, kind) if they fit
+        # for no time class.
         self._does_not_fit: set[tuple[int, int] | tuple[int, int, tuple[int, ...]]] = set()
-        self._fits_nowhere: set[int] = set()  # the numbers of asks that fit on no kind, whatever their times
+        self._fits_nowhere: set[int] = set()  # ask numbers that fit on no kind, for any time class
         self._no_victims: set[Hashable] = set()
-        self._not_soon_free: set[tuple[int, int, tuple[int, ...]]] = (
-            set()
-        )  # what will not do when others have left, either
-        self._may_evict = False  # might the one whose turn it is have evicted somebody?
+        # Asks that do not fit either on the units that are being freed without a beneficiary.
+        self._not_soon_free: set[tuple[int, int, tuple[int, ...]]] = set()
+        # True if the workload whose turn it is could evict running work on some kind.
+        self._may_evict = False
 
-    # -- a start on free units --------------------------------------------------------------------------------------
+    # -- placement on free units --------------------
 
-    def start_on_free_units(self, queued: QueuedWorkload) -> bool:
-        """Place a workload if it fits on units that are free now, where it had better go first. There the first kind in its order
-        of preference wins."""
-        if self.board.ask_number(queued.ask) in self._fits_nowhere and self.board.can_use_shared_counts(
+    def place(self, queued: QueuedWorkload) -> bool:
+        """Place the workload on free units and return True, or return False.
+
+        The kinds are tried in the order of the ask's preference. Hosts to be avoided, and hosts without the
+        workload's checkpoint, are tried last.
+        """
+        if self.state.ask_number(queued.ask) in self._fits_nowhere and self.state.can_use_shared_counts(
             queued
         ):
-            return False  # nearly all of a full pool's queue: one look-up each
-        granted = kinds_within_limits(self.board, queued)
-        if not granted:
+            # Fast path: in a full pool nearly every queued workload ends here, after one look-up.
             return False
-        if not queued.avoids and queued.homes is None:
-            return self._start_on(queued, granted, None)
-        for among in preferred_unit_masks(self.board.ground, queued, self.board.now):
-            if self._start_on(queued, granted, among):
+        allowed_kinds = kinds_within_limits(self.state, queued)
+        if not allowed_kinds:
+            return False
+        if not queued.avoids and queued.checkpoint_storage is None:
+            return self._start_on(queued, allowed_kinds, None)
+        for allowed_units in preferred_unit_masks(self.state.hardware, queued, self.state.now):
+            if self._start_on(queued, allowed_kinds, allowed_units):
                 return True
-            if self.line.requeued:
+            if self.order.requeued:
                 break
         return False
 
-    def _start_on(self, queued: QueuedWorkload, granted: list[int], among: Mask | None) -> bool:
-        for kind in unit_selection.kinds_in_order(self.board, queued.ask):
-            if kind not in granted or not leaves_headroom(self.board, queued, kind):
+    def _start_on(self, queued: QueuedWorkload, allowed_kinds: list[int], allowed_units: Mask | None) -> bool:
+        for kind in unit_selection.kinds_in_order(self.state, queued.ask):
+            if kind not in allowed_kinds or not leaves_headroom(self.state, queued, kind):
                 continue
             units = (
-                self._free_units(queued, kind) if among is None else self._free_units_in(queued, kind, among)
+                self._choose_free_units(queued, kind)
+                if allowed_units is None
+                else self._choose_free_units_within(queued, kind, allowed_units)
             )
             if (
                 units is not None
-                and not self._leaves_spare(queued, units)
-                and queued.id in self.board.workloads_with_earmarks
+                and not self._leaves_spare_capacity(queued, units)
+                and queued.id in self.state.workloads_with_earmarks
             ):
-                units = self._units_kept_for(queued, kind, among)  # no spare capacity is touched on these
-            if units is not None and self._leaves_spare(queued, units):
-                if not self.line.may_take_kind_now(queued, kind):
+                # Earmarked units are not part of the spare capacity.
+                units = self._choose_earmarked_units(queued, kind, allowed_units)
+            if units is not None and self._leaves_spare_capacity(queued, units):
+                if not self.order.may_take_kind_now(queued, kind):
                     return False
-                self._start(queued, kind, units, headroom_for(self.board, queued, kind))
+                self._start(queued, kind, units, headroom_for(self.state, queued, kind))
+                self.order.note_started(queued)
                 return True
         return False
 
-    def _leaves_spare(self, queued: QueuedWorkload, units: list[int]) -> bool:
-        """Would what the pool keeps free stay so?"""
-        board = self.board
+    def was_requeued(self, queued: QueuedWorkload) -> bool:
+        """Return True if the workload gets a later turn, after work that is guaranteed what it would
+        borrow.
+        """
+        return self.order.requeued
+
+    def _leaves_spare_capacity(self, queued: QueuedWorkload, units: list[int]) -> bool:
+        """Return True if the pool's spare capacity stays free when these units are taken, or if the
+        workload may use it.
+        """
+        state = self.state
         if may_use_spare(queued):
             return True
-        taken = sum(int(board.slots[u]) for u in units if board.free[u])
-        return taken == 0 or board.free_slots - taken >= board.policy.spare_slots
+        taken = sum(int(state.slots[u]) for u in units if state.free[u])
+        return taken == 0 or state.free_slots - taken >= state.policy.spare_slots
 
-    def _free_units(self, queued: QueuedWorkload, kind: int) -> list[int] | None:
-        board, ask = self.board, queued.ask
-        if not board.can_use_shared_counts(queued):
-            return unit_selection.choose_units(board, ask, kind, availability.available_units(board, queued))
-        number, bounds = board.ask_number(ask), availability.time_class(board, queued)
+    def _choose_free_units(self, queued: QueuedWorkload, kind: int) -> list[int] | None:
+        """Return free units of one kind for the ask, or None. Remembers the asks that do not fit."""
+        state, ask = self.state, queued.ask
+        if not state.can_use_shared_counts(queued):
+            return unit_selection.choose_units(state, ask, kind, availability.available_units(state, queued))
+        number, bounds = state.ask_number(ask), availability.time_class(state, queued)
         if (number, kind, bounds) in self._does_not_fit or (number, kind) in self._does_not_fit:
             return None
-        counts = board.free_counts_within(kind, bounds)
-        hosts = unit_selection.suitable_hosts(board, ask, counts).nonzero()[0]
+        counts = state.free_counts_within(kind, bounds)
+        hosts = unit_selection.suitable_hosts(state, ask, counts).nonzero()[0]
         if len(hosts) >= ask.hosts:
             units = unit_selection.choose_units_on_hosts(
-                board, ask, kind, hosts, counts, availability.available_units(board, queued)
+                state, ask, kind, hosts, counts, availability.available_units(state, queued)
             )
             if units is not None:
                 return units
         self._does_not_fit.add((number, kind, bounds))
-        if not enough_free_hosts(board, ask, kind):
+        if not enough_free_hosts(state, ask, kind):
             self._does_not_fit.add((number, kind))
-            if all((number, other) in self._does_not_fit for other in board.kinds_for(ask)):
+            if all((number, other_kind) in self._does_not_fit for other_kind in state.kinds_for(ask)):
                 self._fits_nowhere.add(number)
         return None
 
-    def _free_units_in(self, queued: QueuedWorkload, kind: int, among: Mask) -> list[int] | None:
-        """As ``_free_units``, of these units alone. What does not fit here may fit elsewhere."""
-        board, number = self.board, self.board.ask_number(queued.ask)
-        if board.can_use_shared_counts(queued) and (
+    def _choose_free_units_within(
+        self, queued: QueuedWorkload, kind: int, allowed_units: Mask
+    ) -> list[int] | None:
+        """Return free units among ``allowed_units`` only, or None. A failure is not remembered: the ask
+        may fit elsewhere.
+        """
+        state, number = self.state, self.state.ask_number(queued.ask)
+        if state.can_use_shared_counts(queued) and (
             (number, kind) in self._does_not_fit
-            or (number, kind, availability.time_class(board, queued)) in self._does_not_fit
+            or (number, kind, availability.time_class(state, queued)) in self._does_not_fit
         ):
             return None
-        takeable = availability.available_units(board, queued)
+        available = availability.available_units(state, queued)
         return unit_selection.choose_units(
-            board, queued.ask, kind, intersection(board.free if takeable is None else takeable, among)
+            state,
+            queued.ask,
+            kind,
+            intersection(state.free if available is None else available, allowed_units),
         )
 
-    def _units_kept_for(self, queued: QueuedWorkload, kind: int, among: Mask | None) -> list[int] | None:
-        board, takeable = self.board, availability.available_units(self.board, queued)
-        if takeable is None:
+    def _choose_earmarked_units(
+        self, queued: QueuedWorkload, kind: int, allowed_units: Mask | None
+    ) -> list[int] | None:
+        """Return units among those earmarked for the workload, or None."""
+        state, available = self.state, availability.available_units(self.state, queued)
+        if available is None:
             return None
-        kept = intersection(takeable, ~board.free)
+        earmarked = intersection(available, ~state.free)
         return unit_selection.choose_units(
-            board, queued.ask, kind, kept if among is None else intersection(kept, among)
+            state,
+            queued.ask,
+            kind,
+            earmarked if allowed_units is None else intersection(earmarked, allowed_units),
         )
 
     def _start(self, queued: QueuedWorkload, kind: int, units: list[int], room: Headroom) -> None:
-        board = self.board
-        until = board.now + queued.max_runtime_seconds
+        """Record the placement, and charge it to the reserved headroom of its team and user."""
+        state = self.state
+        until = state.now + queued.max_runtime_seconds
         if queued.reservation is not None:
-            until = min(until, board.reservation_by_id[queued.reservation].end)
-        terms = unit_selection.placement_terms(board, queued.ask, kind, units)
-        why = reason_numbers(
+            until = min(until, state.reservation_by_id[queued.reservation].end)
+        terms = unit_selection.placement_terms(state, queued.ask, kind, units)
+        numbers = reason_numbers(
             borrowed=room.borrowed,
             guaranteed=None if room.guaranteed >= UNLIMITED_SLOTS else room.guaranteed,
             held=room.held,
-            model=board.kinds[kind].model,
+            model=state.kinds[kind].model,
             model_price=terms.model_price,
             slot_price=terms.slot_price,
             units=len(units),
-            waited=max(0, board.now - queued.submitted),
+            waited=max(0, state.now - queued.submitted),
             waste_after=terms.waste_after,
             waste_before=terms.waste_before,
         )
-        ids = tuple(sorted(board.units[u].id for u in units))
+        ids = tuple(sorted(state.units[u].id for u in units))
         code = self._start_code(queued, kind, room)
-        board.place(queued, units, Placement(queued.id, ids, room.borrowed, code, why, until))
+        state.place_workload(queued, units, Placement(queued.id, ids, room.borrowed, code, numbers, until))
         if queued.reservation is None:
-            slots, end = board.slots_needed(queued.ask, kind), board.now + expected_seconds(queued)
-            board.ledger.use_headroom(queued.team, board.kinds[kind].model, slots, end, queued.preemptible)
-            board.ledger.use_user_headroom(queued.user, slots, end)
-        self.waiting.note_placed(queued, units)
+            slots, end = state.slots_needed(queued.ask, kind), state.now + expected_seconds(queued)
+            state.ledger.use_headroom(queued.team, state.kinds[kind].model, slots, end, queued.preemptible)
+            state.ledger.use_user_headroom(queued.user, slots, end)
+        self.refusals.note_placed(queued, units)
 
     def _start_code(self, queued: QueuedWorkload, kind: int, room: Headroom) -> str:
+        """Return the reason code that says why the workload could start."""
         if queued.reservation is not None:
             return ReasonCode.INSIDE_RESERVATION
-        if self.board.pool.kind is PoolKind.STATIC:
+        if self.state.pool.kind is PoolKind.STATIC:
             return ReasonCode.OWN_STATIC_POOL
-        if queued.id in self.board.workloads_with_earmarks:
-            above = room.held + self.board.slots_needed(queued.ask, kind) > room.guaranteed
-            return ReasonCode.OUTRANKED_WITHIN_TEAM if above else ReasonCode.RECLAIMED_GUARANTEE
+        if queued.id in self.state.workloads_with_earmarks:
+            is_above_guarantee = room.held + self.state.slots_needed(queued.ask, kind) > room.guaranteed
+            return ReasonCode.OUTRANKED_WITHIN_TEAM if is_above_guarantee else ReasonCode.RECLAIMED_GUARANTEE
         return ReasonCode.FREE_BORROWED if room.borrowed else ReasonCode.FREE_WITHIN_GUARANTEE
 
-    def skip_scope(self, queued: QueuedWorkload) -> SkipScope:
-        """Of a refused workload's equals, those that need not be looked at. Only when nobody wants to be told why, and
-        none of them could have units set aside, or others evicted where this one could not."""
-        if self.waiting.explain:
-            return SkipScope.NOBODY
-        board, may_evict = self.board, self._may_evict
-        if may_evict and queued.evicted_by is not None:
-            return SkipScope.NOBODY  # each of them has somebody else whom it may not evict
-        allowed = kinds_within_limits(board, queued)
-        if not allowed:
-            return SkipScope.AS_LONG if may_evict else SkipScope.ALL
-        if not all(leaves_headroom(board, queued, kind) for kind in allowed):
-            return SkipScope.NOBODY  # others may be over in time, or small enough
-        if self.waiting.affects_holds(allowed):
-            return SkipScope.NOBODY
-        if may_evict:
-            return SkipScope.AS_LONG
-        number = board.ask_number(queued.ask)
-        fits = any(
-            (number, kind) not in self._does_not_fit and enough_free_hosts(board, queued.ask, kind)
-            for kind in allowed
-        )
-        return SkipScope.AS_LONG if fits else SkipScope.ALL
+    # -- preemption --------------------
 
-    # -- room made by eviction --------------------------------------------------------------------------------------
+    def preempt_for(self, queued: QueuedWorkload) -> bool:
+        """Evict running work for the workload, or wait for evictions in progress. Return True if its units
+        are on their way.
 
-    def evict_for_room(self, queued: QueuedWorkload) -> bool:
-        """Tell others to go, or wait for those who were told already. True when its units are on their way."""
+        Otherwise its earmarks are released, if no eviction for it is in progress any more.
+        """
         if self._eviction_is_in_progress(queued) or self._try_eviction(queued):
             return True
-        if queued.id in self.board.workloads_with_earmarks and queued.id not in self.board.evicting_for:
-            self.board.release(queued)
+        if queued.id in self.state.workloads_with_earmarks and queued.id not in self.state.evicting_for:
+            self.state.release_earmarks(queued)
+            # This is the only case in which units become free again within a cycle.
             self._does_not_fit.clear()
             self._fits_nowhere.clear()
-            self._not_soon_free.clear()  # the one time that units come back within a cycle
+            self._not_soon_free.clear()
         return False
 
     def _try_eviction(self, queued: QueuedWorkload) -> bool:
-        board = self.board
-        kinds = victim_search.kinds_to_try_eviction_on(board, queued)
+        """Evict the cheapest allowed victims on the first kind where this is possible. Return True if work
+        was evicted.
+        """
+        state = self.state
+        kinds = victim_search.kinds_to_try_eviction_on(state, queued)
         self._may_evict = bool(kinds)
-        if not kinds or self._soon_free(queued):
+        if not kinds or self._suits_units_being_freed(queued):
             return False
         for kind in kinds:
-            key = self._room_key(queued, kind)
+            key = self._victim_search_key(queued, kind)
             if (
                 key in self._no_victims
-                or not within_workload_cap(board, queued, kind)
-                or not leaves_headroom(board, queued, kind)
+                or not within_workload_cap(state, queued, kind)
+                or not leaves_headroom(state, queued, kind)
             ):
                 continue
-            made = victim_search.find_victims(board, queued, kind)
-            if made is not None and made.victims:
-                self._evict_for(queued, kind, made)
+            choice = victim_search.find_victims(state, queued, kind)
+            if choice is not None and choice.victims:
+                self._evict(queued, kind, choice)
                 return True
             self._no_victims.add(key)
         return False
 
-    def _room_key(self, queued: QueuedWorkload, kind: int) -> Hashable:
-        """Two asks with the same key find the same room, or none."""
-        user = queued.user if self.board.policy.most_slots_per_user is not None else 0
-        who = queued.team, user, queued.priority, queued.preemptible, queued.may_borrow, queued.reservation
+    def _victim_search_key(self, queued: QueuedWorkload, kind: int) -> Hashable:
+        """Return a key with which all workloads find the same victims, or none."""
+        user = queued.user if self.state.policy.max_slots_per_user is not None else 0
+        owner = queued.team, user, queued.priority, queued.preemptible, queued.may_borrow, queued.reservation
         return (
-            self.board.ask_number(queued.ask),
+            self.state.ask_number(queued.ask),
             kind,
-            who,
+            owner,
             queued.evicted_by,
-            availability.time_class(self.board, queued),
+            availability.time_class(self.state, queued),
         )
 
     def _eviction_is_in_progress(self, queued: QueuedWorkload) -> bool:
-        """Those told to go for it hold enough: keep the units and wait."""
-        board = self.board
-        if queued.id not in board.workloads_with_earmarks:
+        """Return True if the victims that are already stopping for the workload free enough units; earmark
+        these.
+        """
+        state = self.state
+        if queued.id not in state.workloads_with_earmarks:
             return False
-        leaving = board.evicting_for.get(queued.id, [])
-        if not leaving:
+        stopping = state.evicting_for.get(queued.id, [])
+        if not stopping:
             return False
-        for kind in board.kinds_for(queued.ask):
-            units = candidates.ObtainableUnits(board, queued, kind).units_after(leaving)
+        for kind in state.kinds_for(queued.ask):
+            units = candidates.ObtainableUnits(state, queued, kind).units_after(stopping)
             if units is not None:
-                self.waiting.wait_for(queued, kind, units, leaving)
+                self.refusals.refuse_until_evicted(queued, kind, units, stopping)
                 return True
         return False
 
-    def _soon_free(self, queued: QueuedWorkload) -> bool:
-        """Units that others are leaving anyway, for nobody in particular, would do: no need to evict anybody."""
-        board = self.board
-        leaving = board.stopping_unclaimed
-        if not leaving:
+    def _suits_units_being_freed(self, queued: QueuedWorkload) -> bool:
+        """Return True if the workload fits on units that other work is leaving anyway, for no beneficiary.
+        It then evicts nobody.
+        """
+        state = self.state
+        stopping = state.stopping_unclaimed
+        if not stopping:
             return False
-        number, alike = board.ask_number(queued.ask), board.can_use_shared_counts(queued)
-        bounds = availability.time_class(board, queued)
-        for kind in board.kinds_for(queued.ask):
-            if not headroom_for(board, queued, kind).allowed or (
-                alike and (number, kind, bounds) in self._not_soon_free
+        number, is_shareable = state.ask_number(queued.ask), state.can_use_shared_counts(queued)
+        bounds = availability.time_class(state, queued)
+        for kind in state.kinds_for(queued.ask):
+            if not headroom_for(state, queued, kind).allowed or (
+                is_shareable and (number, kind, bounds) in self._not_soon_free
             ):
                 continue
-            if candidates.ObtainableUnits(board, queued, kind).units_after(leaving) is not None:
+            if candidates.ObtainableUnits(state, queued, kind).units_after(stopping) is not None:
                 return True
-            if alike:
+            if is_shareable:
                 self._not_soon_free.add((number, kind, bounds))
         return False
 
-    def _evict_for(self, queued: QueuedWorkload, kind: int, made: candidates.EvictionChoice) -> None:
-        board = self.board
-        for victim in made.victims:
-            running = board.running[victim]
-            same_team = running.team == queued.team
-            why = reason_numbers(
+    def _evict(self, queued: QueuedWorkload, kind: int, choice: candidates.EvictionChoice) -> None:
+        """Evict the chosen victims, and refuse the workload until they are gone."""
+        state = self.state
+        for victim in choice.victims:
+            running = state.running[victim]
+            is_same_team = running.team == queued.team
+            numbers = reason_numbers(
                 evictions=running.evictions,
-                lost=int(board.lost[victim]),
+                lost=int(state.unsaved_slot_seconds[victim]),
                 team=queued.team,
                 units=len(running.units),
                 workload=queued.id,
             )
-            code = ReasonCode.EVICTED_FOR_PRIORITY if same_team else ReasonCode.EVICTED_FOR_GUARANTEE
-            stop_at = board.now + board.policy.notice_seconds
-            self.waiting.note_evicted(running.team)
-            board.evict(victim, Eviction(running.id, queued.id, None, code, stop_at, why))
-        self.waiting.wait_for(queued, kind, made.units, made.victims)
+            code = ReasonCode.EVICTED_FOR_PRIORITY if is_same_team else ReasonCode.EVICTED_FOR_GUARANTEE
+            stop_at = state.now + state.policy.notice_seconds
+            self.refusals.note_evicted(running.team)
+            state.evict_workload(victim, Eviction(running.id, queued.id, None, code, stop_at, numbers))
+        self.refusals.refuse_until_evicted(queued, kind, choice.units, choice.victims)
+
+    # -- refusal --------------------
+
+    def refuse(self, queued: QueuedWorkload) -> None:
+        """Refuse the workload, hold units for it if it is among the first, and skip its equals that cannot
+        start.
+        """
+        self.refusals.refuse(queued)
+        self.order.note_unplaced(queued, self._skip_scope(queued))
+
+    def _skip_scope(self, queued: QueuedWorkload) -> SkipScope:
+        """Return which of the refused workload's equals can be skipped in this cycle.
+
+        Nothing is skipped if refusals are explained, or if an equal could have units held, or could evict
+        work that this workload could not.
+        """
+        if self.refusals.explain:
+            return SkipScope.NONE
+        state, may_evict = self.state, self._may_evict
+        if may_evict and queued.evicted_by is not None:
+            return SkipScope.NONE  # Each of them has a different workload that it may not evict.
+        allowed = kinds_within_limits(state, queued)
+        if not allowed:
+            return SkipScope.EQUAL_OR_LONGER if may_evict else SkipScope.ALL
+        if not all(leaves_headroom(state, queued, kind) for kind in allowed):
+            return SkipScope.NONE  # Other members may end in time, or be small enough.
+        if self.refusals.affects_holds(allowed):
+            return SkipScope.NONE
+        if may_evict:
+            return SkipScope.EQUAL_OR_LONGER
+        number = state.ask_number(queued.ask)
+        fits = any(
+            (number, kind) not in self._does_not_fit and enough_free_hosts(state, queued.ask, kind)
+            for kind in allowed
+        )
+        return SkipScope.EQUAL_OR_LONGER if fits else SkipScope.ALL
 
 
-def enough_free_hosts(board: PoolState, ask: Ask, kind: int) -> bool:
-    """Would an ask fit on what is free, if none of it was promised to others?"""
-    return int(np.count_nonzero(unit_selection.suitable_hosts(board, ask, board.counts[kind]))) >= ask.hosts
+def enough_free_hosts(state: PoolState, ask: Ask, kind: int) -> bool:
+    """Return True if the ask would fit on the free units if none of them were promised to others."""
+    return (
+        int(np.count_nonzero(unit_selection.suitable_hosts(state, ask, state.free_counts[kind]))) >= ask.hosts
+    )

@@ -133,7 +133,7 @@ class TimeEffects:
             earmarked_units=tuple(sorted(row["earmarked_units"])),
             avoids=tuple(sorted(row["avoids"])),
             avoids_until=epoch_seconds_or_none(row["avoids_until"]) or 0,
-            homes=row["homes_id"],
+            checkpoint_storage=row["homes_id"],
         )
 
     def running(self, row: Columns, held: HeldUnits) -> snapshot.RunningWorkload:
@@ -151,7 +151,7 @@ class TimeEffects:
             units=held.units,
             started=held.since,
             until=until,
-            predicted_until=min(held.since + row["predicted_seconds"], until),
+            predicted_end=min(held.since + row["predicted_seconds"], until),
             priority=snapshot.Priority(row["priority"]),
             preemptible=row["preemptible"],
             borrowed_slots=row["borrowed_slots"],

@@ -352,8 +352,8 @@ def pool_from_row(pool: Pool) -> snapshot.PoolInfo:
         half_life_seconds=pool.half_life_seconds,
         spare_slots=pool.spare_slots,
         longest_runtime_seconds=pool.longest_runtime_seconds,
-        most_slots_per_user=None if per_user is None else per_user * SLOTS_PER_GPU,
-        most_slots_per_workload=None if per_workload is None else per_workload * SLOTS_PER_GPU,
+        max_slots_per_user=None if per_user is None else per_user * SLOTS_PER_GPU,
+        max_slots_per_workload=None if per_workload is None else per_workload * SLOTS_PER_GPU,
     )
     return snapshot.PoolInfo(pool.pk, pool.name, snapshot.PoolKind(pool.kind), pool.team_id, policy)
 
@@ -382,8 +382,8 @@ def _quota_info(
         limit,
         used_up_until=epoch_seconds(until),
         gpu_hours=hours,
-        guaranteed_again=guaranteed,
-        borrow_limit_again=borrow,
+        guaranteed_after_reset=guaranteed,
+        borrow_limit_after_reset=borrow,
     )
 
 

@@ -66,7 +66,7 @@ def pool_occupancy(pool: Pool, now: datetime) -> list[ModelOccupancy]:
     taken = request_snapshot_cache.take_cached_snapshot([pool.pk], now)
     held = {unit for running in taken.running for unit in running.units}
     bound = {unit for reservation in taken.reservations for unit in reservation.units}
-    accepting = {host.id for host in taken.hosts if host.accepts}
+    accepting = {host.id for host in taken.hosts if host.schedulable}
     sums: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     for unit in taken.units:
         row = sums[unit.model]
@@ -75,7 +75,7 @@ def pool_occupancy(pool: Pool, now: datetime) -> list[ModelOccupancy]:
             row[1] += unit.slots
         elif unit.id in bound:
             row[2] += unit.slots
-        elif not unit.well or unit.host not in accepting:
+        elif not unit.healthy or unit.host not in accepting:
             row[3] += unit.slots
     return [ModelOccupancy(name, *sums[name]) for name in sorted(sums)]
 

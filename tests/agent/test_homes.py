@@ -206,7 +206,10 @@ def test_a_long_round_is_followed_by_a_long_rest() -> None:
 
 
 async def test_the_measuring_process_runs_only_when_nothing_else_wants_to(tmp_path: Path) -> None:
-    said = "import os; from agent.storage import home_usage; home_usage.lower_priority(); print(os.nice(0), os.sched_getscheduler(0))"
+    said = (
+        "import os; from agent.storage import home_usage; home_usage.lower_priority(); "
+        "print(os.nice(0), os.sched_getscheduler(0))"
+    )
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", said, stdout=asyncio.subprocess.PIPE)
     output, _ = await process.communicate()
     assert output.decode().split() == ["19", str(os.SCHED_IDLE)]

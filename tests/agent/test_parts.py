@@ -560,7 +560,10 @@ def test_the_agent_imports_nothing_of_the_server() -> None:
 
 def test_the_shim_needs_only_the_standard_library_without_site_packages(tmp_path: Path) -> None:
     StateFolder(tmp_path).install_tools()
-    look = f"import sys; sys.path.insert(0, {str(tmp_path / 'tools' / 'shim')!r}); import agent.shim.supervisor; print(*sys.modules)"
+    look = (
+        f"import sys; sys.path.insert(0, {str(tmp_path / 'tools' / 'shim')!r}); "
+        "import agent.shim.supervisor; print(*sys.modules)"
+    )
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", look], capture_output=True, text=True, check=True
     )

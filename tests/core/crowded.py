@@ -35,7 +35,7 @@ def crowded(seed: int, now: int, hosts: int = 5, waiting: int = 15) -> Snapshot:
     policy = PoolPolicy(
         minimum_runtime_seconds=dice.choice((0, 300)),
         spare_slots=dice.choice((0, 0, 0, 2 * SLOTS_PER_GPU)),
-        most_slots_per_user=dice.choice((None, None, 8 * SLOTS_PER_GPU)),
+        max_slots_per_user=dice.choice((None, None, 8 * SLOTS_PER_GPU)),
     )
     pool = PoolInfo(1, "crowded", PoolKind.DYNAMIC, None, policy)
     rows = [
@@ -63,7 +63,7 @@ def crowded(seed: int, now: int, hosts: int = 5, waiting: int = 15) -> Snapshot:
                     UnitInfo(unit, host.id, host.id * 100 + gpu, model, cut, size, 80_000, 90, group)
                 )
     shares = random.Random(-seed)  # dice of their own, so that the rest is as it was without
-    rows = [replace(host, homes=shares.choice((None, 1, 2))) for host in rows]
+    rows = [replace(host, home_storage=shares.choice((None, 1, 2))) for host in rows]
     dice.shuffle(units)
     running = _running(dice, units, now)
     busy = {u for r in running for u in r.units}
@@ -131,7 +131,7 @@ def _running(dice: random.Random, units: list[UnitInfo], now: int) -> list[Runni
                 units=tuple(sorted(u.id for u in mine)),
                 started=started,
                 until=max(started + 1, now + dice.randint(60, 30 * HOUR)),
-                predicted_until=now + dice.randint(-HOUR, 10 * HOUR),
+                predicted_end=now + dice.randint(-HOUR, 10 * HOUR),
                 priority=dice.choice(list(Priority)),
                 preemptible=dice.random() < 0.7,
                 checkpoint_at=dice.choice((None, max(started, now - dice.randint(0, HOUR)))),
@@ -147,7 +147,7 @@ def _sent_on(dice: random.Random, queued: QueuedWorkload, hosts: int, now: int) 
     """Now and then what attempts before it leave: a host on which it could not start, homes with its checkpoint."""
     avoids = (dice.randint(1, hosts),) if dice.random() < 0.2 else ()
     homes = dice.choice((None, None, None, 1, 2))
-    return replace(queued, avoids=avoids, avoids_until=now + dice.choice((0, 600)), homes=homes)
+    return replace(queued, avoids=avoids, avoids_until=now + dice.choice((0, 600)), checkpoint_storage=homes)
 
 
 def _queued(dice: random.Random, number: int, now: int) -> QueuedWorkload:

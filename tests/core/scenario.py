@@ -71,7 +71,7 @@ class Scenario:
         policy = dict(data.pop("policy", {}).items())
         for name in ("spare", "most_per_user", "most_per_workload"):
             if name in policy:
-                field = {"spare": "spare_slots"}.get(name, name.replace("most_per_", "most_slots_per_"))
+                field = {"spare": "spare_slots"}.get(name, name.replace("most_per_", "max_slots_per_"))
                 policy[field] = policy.pop(name) * SLOTS_PER_GPU
         if "minimum_runtime" in policy:
             policy["minimum_runtime_seconds"] = seconds(policy.pop("minimum_runtime"))
@@ -117,9 +117,9 @@ class Scenario:
             frozenset(row.get("labels", {}).items()),
             cpu_milli=row.get("cpus", 0) * 1000,
             memory_mib=row.get("memory_gib", 0) * 1024,
-            accepts="closed" not in row,
+            schedulable="closed" not in row,
             closed_code=row.get("closed", ""),
-            homes=row.get("homes"),
+            home_storage=row.get("homes"),
         )
 
     def _units(self, host: int, name: str, row: dict[str, Any]) -> list[UnitInfo]:
@@ -166,8 +166,8 @@ class Scenario:
                 slots,
                 used_up,
                 hours,
-                guaranteed_again=n * SLOTS_PER_GPU,
-                borrow_limit_again=slots,
+                guaranteed_after_reset=n * SLOTS_PER_GPU,
+                borrow_limit_after_reset=slots,
             )
             for model, n in guaranteed.items()
         ]
@@ -213,7 +213,7 @@ class Scenario:
             earmarked_units=tuple(sorted(self.unit_id[u] for u in row.pop("earmarked", []))),
             avoids=tuple(sorted(self.host_id[name] for name in row.pop("avoids", []))),
             avoids_until=at(row.pop("avoids_until", "0s")),
-            homes=row.pop("homes", None),
+            checkpoint_storage=row.pop("homes", None),
         )
         assert not row, f"workload {key}: nothing reads {sorted(row)}"
         return queued
@@ -230,7 +230,7 @@ class Scenario:
             tuple(sorted(self.unit_id[name] for name in row.pop("on"))),
             started=at(row.pop("started", "-2h")),
             until=at(until),
-            predicted_until=at(row.pop("predicted_until", until)),
+            predicted_end=at(row.pop("predicted_end", until)),
             priority=Priority[row.pop("priority", "normal").upper()],
             preemptible=row.pop("preemptible", False),
             checkpoint_at=None if checkpoint is None else at(checkpoint),

@@ -55,7 +55,7 @@ def _started(queued: QueuedWorkload, units: tuple[int, ...], until: int, now: in
         units=units,
         started=now,
         until=until,
-        predicted_until=now + queued.predicted_seconds,
+        predicted_end=now + queued.predicted_seconds,
         priority=queued.priority,
         preemptible=queued.preemptible,
         reservation=queued.reservation,
@@ -125,11 +125,11 @@ def _something_happens(dice: random.Random, snapshot: Snapshot, now: int, fresh:
         queued[at] = replace(queued[at], gate="" if queued[at].gate else "budget_closed")
     elif what == "host":
         at = dice.randrange(len(snapshot.hosts))
-        changed = replace(snapshot.hosts[at], accepts=not snapshot.hosts[at].accepts)
+        changed = replace(snapshot.hosts[at], schedulable=not snapshot.hosts[at].schedulable)
         return replace(snapshot, hosts=(*snapshot.hosts[:at], changed, *snapshot.hosts[at + 1 :]))
     elif what == "unit":
         at = dice.randrange(len(snapshot.units))
-        worn = replace(snapshot.units[at], well=not snapshot.units[at].well)
+        worn = replace(snapshot.units[at], healthy=not snapshot.units[at].healthy)
         return replace(snapshot, units=(*snapshot.units[:at], worn, *snapshot.units[at + 1 :]))
     elif what == "grows":
         host = replace(snapshot.hosts[0], id=max(h.id for h in snapshot.hosts) + 1)

@@ -157,8 +157,8 @@ class PoolMaker:
             grace_seconds=choose.one_of(30, 10),
             minimum_runtime_seconds=choose.one_of(300, 0, 3600),
             spare_slots=choose.one_of(0, 0, 0, 0, SLOTS_PER_GPU, 3 * SLOTS_PER_GPU),
-            most_slots_per_user=choose.one_of(None, None, None, 6 * SLOTS_PER_GPU),
-            most_slots_per_workload=choose.one_of(None, None, None, 8 * SLOTS_PER_GPU),
+            max_slots_per_user=choose.one_of(None, None, None, 6 * SLOTS_PER_GPU),
+            max_slots_per_workload=choose.one_of(None, None, None, 8 * SLOTS_PER_GPU),
         )
 
     # -- hardware --------------------------------------------------------------------------------------------------------
@@ -178,9 +178,9 @@ class PoolMaker:
                     frozenset(labels),
                     cpu_milli=choose.one_of(0, 32_000, 64_000),
                     memory_mib=choose.one_of(0, 256_000),
-                    accepts=open_,
+                    schedulable=open_,
                     closed_code="" if open_ else choose.one_of(ReasonCode.HOST_CLOSED, ReasonCode.HOST_FULL),
-                    homes=choose.one_of(None, 1, 2),
+                    home_storage=choose.one_of(None, 1, 2),
                 )
             )
             self._gpus(host)
@@ -211,7 +211,7 @@ class PoolMaker:
                 )
         if choose.rarely(8):
             sick = choose.of(self.units)
-            self.units = [replace(u, well=u.well and u.gpu != sick.gpu) for u in self.units]
+            self.units = [replace(u, healthy=u.healthy and u.gpu != sick.gpu) for u in self.units]
 
     # -- asks ------------------------------------------------------------------------------------------------------------
 
@@ -297,7 +297,7 @@ class PoolMaker:
             units=tuple(sorted(u.id for u in units)),
             started=started,
             until=until,
-            predicted_until=max(started + 1, min(until, NOW + choose.one_of(HOUR, -60, 600, 10 * HOUR))),
+            predicted_end=max(started + 1, min(until, NOW + choose.one_of(HOUR, -60, 600, 10 * HOUR))),
             priority=choose.one_of(Priority.LOW, Priority.NORMAL, Priority.HIGH, Priority.CRITICAL),
             preemptible=preemptible,
             checkpoint_at=choose.one_of(None, max(started, NOW - 300), max(started, NOW - HOUR)),
@@ -357,7 +357,7 @@ class PoolMaker:
             gate_numbers=(("spent", 5),) if gate else (),
             avoids=choose.one_of((), (), (self.pool * 10,), (self.pool * 10, self.pool * 10 + 1)),
             avoids_until=choose.one_of(NOW + HOUR, NOW, 0),
-            homes=choose.one_of(None, None, 1, 2),
+            checkpoint_storage=choose.one_of(None, None, 1, 2),
         )
 
     def _earmark_some(self) -> None:

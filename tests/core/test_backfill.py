@@ -103,7 +103,7 @@ def test_when_predictions_are_right_the_first_in_line_starts_when_it_was_told(se
             started[event.workload] = event.at
 
     simulation = Simulation(pool(), 0, note)
-    plan_of = simulation.standing.plan
+    plan_of = simulation.planner.plan
 
     def plan_and_note(now: int, *, explain: bool = True):  # type: ignore[no-untyped-def]
         planned = plan_of(now, explain=explain)
@@ -112,7 +112,7 @@ def test_when_predictions_are_right_the_first_in_line_starts_when_it_was_told(se
                 told.setdefault(refusal.workload, refusal.expected_start)
         return planned
 
-    simulation.standing.plan = plan_and_note  # type: ignore[method-assign]
+    simulation.planner.plan = plan_and_note  # type: ignore[method-assign]
     for queued in asked:
         simulation.submit(WorkloadArrival(0, queued, queued.predicted_seconds))
     simulation.run(6 * 3600)  # from then on the oldest would go first

@@ -60,8 +60,8 @@ def test_a_file_says_its_own_columns_so_that_an_older_one_is_still_read() -> Non
     ("text", "why"),
     [
         ("{", "not JSON"),
-        ("[]", "format: 'list'; allowed: 1"),
-        ('{"format":7}', "format: 7; allowed: 1"),
+        ("[]", "format: 'list'; allowed: 1, 2"),
+        ('{"format":7}', "format: 7; allowed: 1, 2"),
         ('{"format":1,"now":5,"plan_sha256":""}', "snapshot"),
         (
             '{"format":1,"now":5,"plan_sha256":"","snapshot":{"epoch":1,"moons":{"fields":[],"rows":[]}}}',
@@ -69,7 +69,7 @@ def test_a_file_says_its_own_columns_so_that_an_older_one_is_still_read() -> Non
         ),
         (
             '{"format":1,"now":5,"plan_sha256":"","snapshot":{"epoch":1,"teams":{"fields":["id","moon"],"rows":[[1,2]]}}}',
-            "TeamInfo has no moon here",
+            "TeamInfo: unknown columns: moon",
         ),
     ],
 )
@@ -82,3 +82,25 @@ def test_a_plan_as_text_is_json_with_all_of_it() -> None:
     found = json.loads(serialization.plan_text(Plan(epoch=3)))
     assert found["epoch"] == 3
     assert set(found) == {"epoch", "placements", "evictions", "refusals", "bindings", "unbound"}
+
+
+@pytest.mark.parametrize("stated", [1, 2])
+def test_columns_under_their_names_of_format_1_are_read_whatever_format_the_file_states(stated: int) -> None:
+    policy = {"most_slots_per_user": 840, "most_slots_per_workload": None}
+    tables = {
+        "pools": (["id", "name", "kind", "team", "policy"], [1, "a", "dynamic", None, policy]),
+        "hosts": (["id", "name", "pool", "accepts", "homes"], [1, "h", 1, False, 3]),
+        "units": (["id", "host", "gpu", "model", "well"], [1, 1, 1, "H100", False]),
+        "quotas": (
+            ["team", "pool", "model", "guaranteed", "guaranteed_again", "borrow_limit_again"],
+            [1, 1, "H100", 0, 840, 7],
+        ),
+    }
+    snapshot: dict[str, object] = {"epoch": 1}
+    snapshot |= {name: {"fields": fields, "rows": [row]} for name, (fields, row) in tables.items()}
+    text = json.dumps({"format": stated, "now": 5, "plan_sha256": "x", "snapshot": snapshot})
+    found = serialization.read_recording(text).snapshot
+    assert (found.hosts[0].schedulable, found.hosts[0].home_storage) == (False, 3)
+    assert not found.units[0].healthy
+    assert (found.quotas[0].guaranteed_after_reset, found.quotas[0].borrow_limit_after_reset) == (840, 7)
+    assert found.pools[0].policy.max_slots_per_user == 840

@@ -22,7 +22,7 @@ def test_what_a_demo_simulated_is_counted_apart() -> None:
     told = [EstimateOutcome(600, None, 1200, started=True, simulated=True)] * 3 + [
         EstimateOutcome(600, None, 600, started=True)
     ]
-    assert (estimate_accuracy(told).counted, estimate_accuracy(told).simulated) == (4, 3)
+    assert (estimate_accuracy(told).started_count, estimate_accuracy(told).simulated) == (4, 3)
 
 
 def test_the_upper_end_is_the_85th_percentile_of_past_errors() -> None:
@@ -49,9 +49,9 @@ def test_waits_under_a_minute_count_as_a_minute() -> None:
 
 def test_the_record_counts_who_started_and_who_is_overdue() -> None:
     record = EstimateHistory()
-    record.told(1, 0, 1000)
-    record.told(2, 0, 1000)
-    record.told(3, 0, 9000)
+    record.note_estimate(1, 0, 1000)
+    record.note_estimate(2, 0, 1000)
+    record.note_estimate(3, 0, 9000)
     record.started(1, 500)
     assert record.errors(900, 1000) == [0.5]
     assert record.errors(2000, 1000) == [0.5, 2.0]
@@ -64,7 +64,7 @@ def test_the_record_counts_who_started_and_who_is_overdue() -> None:
 def test_the_record_forgets_the_oldest() -> None:
     record = EstimateHistory()
     for workload in range(MAX_OUTCOMES + 10):
-        record.told(workload, 0, 100)
+        record.note_estimate(workload, 0, 100)
         record.started(workload, 100 if workload >= 10 else 1000)
     assert record.errors(100, 100) == [1.0] * MAX_OUTCOMES
 
@@ -82,8 +82,8 @@ def test_what_was_told_and_what_came_of_it_makes_the_record() -> None:
             EstimateOutcome(600, 1200, 100, started=False),  # left before its time: proves nothing
         ]
     )
-    assert (kept.counted, kept.median_error) == (3, 300)
-    assert (kept.ranged, kept.in_time) == (3, 1)
+    assert (kept.started_count, kept.median_error) == (3, 300)
+    assert (kept.with_range, kept.started_in_range_count) == (3, 1)
     assert len(kept.errors) == 5
 
 

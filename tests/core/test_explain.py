@@ -187,7 +187,7 @@ def test_another_time_is_a_window_that_a_reservation_gets() -> None:
 
 def test_another_time_is_one_that_this_person_would_be_given() -> None:
     """By the same rule as the window that is then asked for: what one person may hold, and from when on the team borrows again."""
-    capped = (PoolInfo(1, "pool", PoolKind.DYNAMIC, None, PoolPolicy(most_slots_per_user=4 * GPU)),)
+    capped = (PoolInfo(1, "pool", PoolKind.DYNAMIC, None, PoolPolicy(max_slots_per_user=4 * GPU)),)
     mine = ReservationInfo(8, 1, 1, 1, Ask(2, models=("H100",)), NOW, NOW + 7 * HOUR, (10, 11), user=5)
     snapshot = two_models(
         pools=capped, queued=(waits(1, Ask(3, models=("H100",))),), reservations=(mine,), running=()
@@ -267,7 +267,7 @@ def test_what_runs_is_compared_as_if_it_waited_again() -> None:
     mine = replace(waits(1, Ask(4, models=("H100",)), team=2), submitted=NOW - 2 * HOUR)
     quotas = (QuotaInfo(1, 1, "H100", 8 * GPU), QuotaInfo(2, 1, "H100", 0))
     said = compare_workloads(two_models(queued=(mine,), quotas=quotas), 1, 50, NOW, NOW - 2 * HOUR)
-    assert said is not None and (said.basis, said.part) == (
+    assert said is not None and (said.basis, said.criterion) == (
         ComparisonBasis.ORDER,
         TurnCriterion.WITHIN_GUARANTEE,
     )
@@ -283,13 +283,13 @@ def test_without_the_other_it_would_start_or_still_not() -> None:
     quotas = (QuotaInfo(1, 1, "H100", 8 * GPU),)
     fits = waits(1, Ask(8, models=("H100",)))
     said = compare_workloads(two_models(queued=(fits,), quotas=quotas), 1, 50, NOW, NOW)
-    assert said is not None and isinstance(said.without, Placement)
+    assert said is not None and isinstance(said.answer_without_other, Placement)
     never = waits(1, Ask(9, models=("H100",)))
     said = compare_workloads(two_models(queued=(never,), quotas=quotas), 1, 50, NOW, NOW)
     assert (
         said is not None
-        and isinstance(said.without, Refusal)
-        and said.without.code == ReasonCode.TOO_BIG_FOR_ANY_HOST
+        and isinstance(said.answer_without_other, Refusal)
+        and said.answer_without_other.code == ReasonCode.TOO_BIG_FOR_ANY_HOST
     )
 
 
@@ -298,7 +298,7 @@ def test_a_smaller_one_may_go_first_because_it_fits() -> None:
     said = compare_workloads(
         two_models(queued=(big, small), quotas=(QuotaInfo(1, 1, "H100", 8 * GPU),)), 1, 2, NOW, NOW
     )
-    assert said is not None and (said.basis, said.part) == (ComparisonBasis.FIT, None)
+    assert said is not None and (said.basis, said.criterion) == (ComparisonBasis.FIT, None)
 
 
 def test_the_fairness_table_adds_up() -> None:
@@ -336,13 +336,13 @@ def test_a_drain_shows_who_has_to_move_and_where_they_would_fit() -> None:
     )
     before = plan(snapshot, NOW)
     effect = drain_effect(snapshot, 1, NOW)
-    assert [moved.workload for moved in effect.moved] == [50, 51]
-    assert [moved.placement is not None for moved in effect.moved] == [False, True]  # the shorter first
+    assert [moved.workload for moved in effect.workloads] == [50, 51]
+    assert [moved.placement is not None for moved in effect.workloads] == [False, True]  # the shorter first
     assert effect.reservations == (7,)
-    assert effect.unkept == ()
+    assert effect.broken_reservations == ()
     assert plan(snapshot, NOW) == before
     nothing = drain_effect(snapshot, 2, NOW)
-    assert [moved.workload for moved in nothing.moved] == [52]
+    assert [moved.workload for moved in nothing.workloads] == [52]
 
 
 @pytest.mark.parametrize(
@@ -359,7 +359,8 @@ def test_a_drain_moves_work_to_where_its_checkpoint_will_lie_and_says_where_it_b
 ) -> None:
     snapshot = two_models(
         hosts=tuple(
-            HostRow(number, f"h{number}", 1, homes=there) for number, there in enumerate(homes, start=1)
+            HostRow(number, f"h{number}", 1, home_storage=there)
+            for number, there in enumerate(homes, start=1)
         ),
         units=tuple(
             UnitInfo(10 * host + g, host, 10 * host + g, "H100") for host in (1, 2, 3) for g in range(2)
@@ -371,9 +372,9 @@ def test_a_drain_moves_work_to_where_its_checkpoint_will_lie_and_says_where_it_b
         ),
         quotas=(QuotaInfo(1, 1, "H100", 16 * GPU),),
     )
-    (moved,) = drain_effect(snapshot, 1, NOW).moved
+    (moved,) = drain_effect(snapshot, 1, NOW).workloads
     assert moved.placement is not None and {unit // 10 for unit in moved.placement.units} == {to}
-    assert moved.begins_anew == anew
+    assert moved.loses_checkpoint == anew
 
 
 def test_a_drain_moves_work_to_where_all_that_it_asked_for_is() -> None:
@@ -397,7 +398,7 @@ def test_a_drain_moves_work_to_where_all_that_it_asked_for_is() -> None:
         ),
         quotas=(QuotaInfo(1, 1, "H100", 16 * GPU), QuotaInfo(1, 1, "A100", 16 * GPU)),
     )
-    (moved,) = drain_effect(snapshot, 1, NOW).moved
+    (moved,) = drain_effect(snapshot, 1, NOW).workloads
     assert moved.placement is not None and moved.placement.units == (30, 31)
 
 
@@ -407,7 +408,8 @@ def test_work_that_waits_after_a_drain_begins_anew_where_nobody_else_has_its_hom
 ) -> None:
     snapshot = two_models(
         hosts=tuple(
-            HostRow(number, f"h{number}", 1, homes=there) for number, there in enumerate(homes, start=1)
+            HostRow(number, f"h{number}", 1, home_storage=there)
+            for number, there in enumerate(homes, start=1)
         ),
         units=tuple(
             UnitInfo(10 * host + g, host, 10 * host + g, "H100") for host in (1, 2, 3) for g in range(1)
@@ -418,13 +420,13 @@ def test_work_that_waits_after_a_drain_begins_anew_where_nobody_else_has_its_hom
         ),
         quotas=(QuotaInfo(1, 1, "H100", 16 * GPU),),
     )
-    (moved,) = drain_effect(snapshot, 1, NOW).moved
-    assert moved.placement is None and moved.begins_anew == anew
+    (moved,) = drain_effect(snapshot, 1, NOW).workloads
+    assert moved.placement is None and moved.loses_checkpoint == anew
 
 
 def test_a_drain_names_the_reservations_that_it_would_break() -> None:
     snapshot = two_models(
         running=(), reservations=(ReservationInfo(8, 1, 1, 1, Ask(8), NOW + 2 * HOUR, NOW + 3 * HOUR),)
     )
-    assert drain_effect(snapshot, 1, NOW).unkept == (8,)
-    assert drain_effect(snapshot, 2, NOW).unkept == ()
+    assert drain_effect(snapshot, 1, NOW).broken_reservations == (8,)
+    assert drain_effect(snapshot, 2, NOW).broken_reservations == ()

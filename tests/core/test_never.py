@@ -37,10 +37,10 @@ def full_pool(policy: PoolPolicy = NO_CAPS, **rows: Any) -> Snapshot:
         pools=(PoolInfo(1, "pool", PoolKind.DYNAMIC, None, policy),),
         hosts=(
             HostInfo(1, "h1", 1, frozenset({("rack", "a")})),
-            HostInfo(2, "h2", 1, accepts=False, closed_code=ReasonCode.HOST_CLOSED),
+            HostInfo(2, "h2", 1, schedulable=False, closed_code=ReasonCode.HOST_CLOSED),
         ),
         units=tuple(
-            UnitInfo(10 * h + g, h, 10 * h + g, "H100", well=h == 1, nvlink_group=g // 4)
+            UnitInfo(10 * h + g, h, 10 * h + g, "H100", healthy=h == 1, nvlink_group=g // 4)
             for h in (1, 2)
             for g in range(8)
         ),
@@ -90,8 +90,8 @@ def test_what_no_end_of_anything_mends_is_found_with_its_numbers(
 @pytest.mark.parametrize(
     ("policy", "code"),
     [
-        (PoolPolicy(most_slots_per_user=4 * GPU), ReasonCode.OVER_USER_CAP),
-        (PoolPolicy(most_slots_per_workload=4 * GPU), ReasonCode.OVER_WORKLOAD_CAP),
+        (PoolPolicy(max_slots_per_user=4 * GPU), ReasonCode.OVER_USER_CAP),
+        (PoolPolicy(max_slots_per_workload=4 * GPU), ReasonCode.OVER_WORKLOAD_CAP),
         (PoolPolicy(spare_slots=12 * GPU), ReasonCode.SPARE_CAPACITY_KEPT),
         (PoolPolicy(longest_runtime_seconds=60), ReasonCode.OVER_RUNTIME_CAP),
     ],

@@ -92,7 +92,7 @@ def test_the_mix_is_the_same_in_whatever_order_it_was_counted() -> None:
 
 def test_a_model_that_some_asks_cannot_do_without_has_a_price_and_the_others_have_none() -> None:
     prices = ScarcityPrices(MIX, classes=3)
-    prices.refresh([4_000, 400_000, 400_000], [0] * len(prices.room_sizes))
+    prices.refresh([4_000, 400_000, 400_000], [0] * len(prices.slot_shapes))
     scarce, wide, free_for_all = (int(p) for p in prices.model_price)
     assert scarce > wide > 0
     assert free_for_all == 0
@@ -115,8 +115,8 @@ def test_constrained_demand_spreads_over_the_models_it_may_use_until_they_are_eq
 
 def test_breaking_up_the_last_room_for_many_gpus_costs_more_than_breaking_up_one_of_many() -> None:
     prices = ScarcityPrices(MIX, classes=2)
-    eight = [room[0] for room in prices.room_sizes].index(8)
-    slots = [40] * len(prices.room_sizes)
+    eight = [room[0] for room in prices.slot_shapes].index(8)
+    slots = [40] * len(prices.slot_shapes)
     prices.refresh([100_000, 100_000], slots)
     plenty = int(prices.slot_price[eight])
     slots[eight] = 1

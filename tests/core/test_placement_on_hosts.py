@@ -1,4 +1,4 @@
-"""The placement rule on a pool's board: which hosts and units of a real plan an ask gets, and why."""
+"""The placement rule on a pool's state: which hosts and units of a real plan an ask gets, and why."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from scheduler.core import planner
 from scheduler.core.fit import host_ranking, unit_selection
 from scheduler.core.fit.host_ranking import RESOURCE_LEVELS, HostWasteTables
 from scheduler.core.fit.topology import order_by_proximity
+from scheduler.core.model.pool_snapshot import PoolSnapshot
 from scheduler.core.model.pool_state import PoolState
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.model.snapshot import (
@@ -168,15 +169,14 @@ def test_a_gang_takes_one_island_before_one_rack_and_one_rack_before_several() -
 
 def test_a_gang_that_no_rack_holds_is_spread_over_as_few_as_will_do() -> None:
     racks = "aaabbbbcdddd"
-    board = PoolState(
-        pool([host(n + 1, rack=r) for n, r in enumerate(racks)], [], [], []),
-        PoolInfo(1, "p", PoolKind.DYNAMIC, None, PoolPolicy()),
-        NOW,
-    )
-    order = order_by_proximity(board.ground, 5, np.arange(len(racks)))
+    rows = pool([host(n + 1, rack=r) for n, r in enumerate(racks)], [], [], [])
+    state = PoolState(PoolSnapshot(rows, PoolInfo(1, "p", PoolKind.DYNAMIC, None, PoolPolicy())), NOW)
+    order = order_by_proximity(state.hardware, 5, np.arange(len(racks)))
     assert "".join(racks[h] for h in order[:5]) == "bbbbc"
     assert sorted(order.tolist()) == list(range(len(racks)))
-    assert "".join(racks[h] for h in order_by_proximity(board.ground, 3, np.arange(len(racks)))[:3]) == "aaa"
+    assert (
+        "".join(racks[h] for h in order_by_proximity(state.hardware, 3, np.arange(len(racks)))[:3]) == "aaa"
+    )
 
 
 def test_the_terms_of_a_place_say_why_it_was_chosen() -> None:
@@ -191,17 +191,17 @@ def test_the_terms_of_a_place_say_why_it_was_chosen() -> None:
         ],
         [runs(1, 200, 201, 202)],
     )
-    board = PoolState(snapshot, snapshot.pools[0], NOW)
-    h100, t4 = (next(i for i, kind in enumerate(board.kinds) if kind.model == model) for model in (GPU, "T4"))
+    state = PoolState(PoolSnapshot(snapshot, snapshot.pools[0]), NOW)
+    h100, t4 = (next(i for i, kind in enumerate(state.kinds) if kind.model == model) for model in (GPU, "T4"))
     untouched, broken_up = (
-        unit_selection.placement_terms(board, Ask(1), h100, [0]),
-        unit_selection.placement_terms(board, Ask(1), h100, [11]),
+        unit_selection.placement_terms(state, Ask(1), h100, [0]),
+        unit_selection.placement_terms(state, Ask(1), h100, [11]),
     )
     assert broken_up.gain > untouched.gain
     assert untouched.slot_price > broken_up.slot_price == 0
-    few = unit_selection.placement_terms(board, Ask(5), h100, [11, 12, 13, 14, 15])
+    few = unit_selection.placement_terms(state, Ask(5), h100, [11, 12, 13, 14, 15])
     assert few.waste_before > few.waste_after == 0  # nothing is left to be wasted
-    assert unit_selection.placement_terms(board, Ask(1), t4, [16]).model_price > 0
+    assert unit_selection.placement_terms(state, Ask(1), t4, [16]).model_price > 0
     placed = {p.workload: p for p in planner.plan(snapshot, NOW).placements}[9]
     numbers = dict(placed.numbers)
     assert hosts_of(snapshot, 9) == [2]
@@ -210,19 +210,19 @@ def test_the_terms_of_a_place_say_why_it_was_chosen() -> None:
         broken_up.waste_after,
     )
     assert (numbers["model_price"], numbers["slot_price"]) == (broken_up.model_price, broken_up.slot_price)
-    gang = unit_selection.placement_terms(board, Ask(2, hosts=2), h100, [0, 1, 11, 12])
+    gang = unit_selection.placement_terms(state, Ask(2, hosts=2), h100, [0, 1, 11, 12])
     assert gang == unit_selection.placement_terms(
-        board, Ask(2), h100, [0, 1]
-    ) + unit_selection.placement_terms(board, Ask(2), h100, [11, 12])
+        state, Ask(2), h100, [0, 1]
+    ) + unit_selection.placement_terms(state, Ask(2), h100, [11, 12])
 
 
 def test_the_ranks_of_roomy_hosts_are_the_same_by_the_short_table_and_by_the_full_one() -> None:
     units = [*gpus(1, 8), *gpus(2, 8), *gpus(3, 8)]
     asks = [waits(n, Ask(1 + n % 4, cpu_milli=4_000 * (1 + n % 4))) for n in range(20, 40)]
     snapshot = pool([host(1), host(2), host(3)], units, asks, [runs(1, 100), runs(2, 200, 201, 202, 203)])
-    board = PoolState(snapshot, snapshot.pools[0], NOW)
-    rule = unit_selection.ranking_for_profile(board, "")
-    counts, roomy = board.counts[0], np.full(3, 10**9)
+    state = PoolState(PoolSnapshot(snapshot, snapshot.pools[0]), NOW)
+    rule = unit_selection.ranking_for_profile(state, "")
+    counts, roomy = state.free_counts[0], np.full(3, 10**9)
     tight = roomy.copy()
     tight[2] = 4_000
     short = rule.ranks(Ask(2, cpu_milli=4_000), 0, counts, roomy, roomy)
@@ -271,14 +271,14 @@ def test_the_planner_and_the_policy_that_is_measured_choose_the_same_hosts() -> 
     asks = [Ask(dice.choice((1, 1, 1, 2, 2, 4)), models=(dice.choice(("A100", GPU)),)) for _ in range(60)]
     queued = [waits(n, ask, submitted=NOW - 1000 + n) for n, ask in enumerate(asks, start=1)]
     snapshot = pool(hosts, units, queued, [])
-    board = PoolState(snapshot, snapshot.pools[0], NOW)
+    state = PoolState(PoolSnapshot(snapshot, snapshot.pools[0]), NOW)
     nodes = NodeStates(
         [UNLIMITED_AMOUNT] * len(sizes),
         [UNLIMITED_AMOUNT] * len(sizes),
         sizes,
         [("A100", GPU).index(model) for model in model_of],
     )
-    measured = BatchFill(nodes, unit_selection.ranking_for_profile(board, "").mix)
+    measured = BatchFill(nodes, unit_selection.ranking_for_profile(state, "").mix)
     on = {unit.id: unit.host for unit in units}
     planned = {
         p.workload: sorted({on[unit] for unit in p.units}) for p in planner.plan(snapshot, NOW).placements

@@ -66,7 +66,7 @@ def running(workload: int, team: int, units: tuple[int, ...], **more: Any) -> Ru
         "pool": 1,
         "started": NOW - 5 * HOUR,
         "until": NOW + 20 * HOUR,
-        "predicted_until": NOW + HOUR,
+        "predicted_end": NOW + HOUR,
         "preemptible": True,
     }
     return RunningWorkload(workload, team, units=units, **(values | more))
@@ -241,7 +241,7 @@ def promised_later(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
 
 def promised_tomorrow(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
     """Both hosts are promised tomorrow, the disk of one is full today; work that stays longer sits down on the other one."""
-    full = replace(snapshot.hosts[1], accepts=False, closed_code=ReasonCode.HOST_FULL)
+    full = replace(snapshot.hosts[1], schedulable=False, closed_code=ReasonCode.HOST_FULL)
     tomorrow = ReservationInfo(11, 1, 1, 1, Ask(8, hosts=2), NOW + 24 * HOUR, NOW + 30 * HOUR)
     stays = queued(1, units=2, max_runtime_seconds=48 * HOUR)
     alone = replace(
@@ -392,10 +392,10 @@ BUGS: dict[str, tuple[Bug, str]] = {
         "different kinds",
     ),
     "a missing label": (row("hosts", 1, labels=frozenset()), "lacks a label"),
-    "a closed host": (row("hosts", 1, accepts=False), "takes no work"),
+    "a closed host": (row("hosts", 1, schedulable=False), "takes no work"),
     "a host under maintenance": (maintenance(NOW - 60, NOW + 60), "takes no work"),
     "a run into maintenance": (maintenance(NOW + 60, NOW + 120), "maintenance of host"),
-    "a sick unit": (row("units", 102, well=False), "not well"),
+    "a sick unit": (row("units", 102, healthy=False), "not well"),
     "no NVLink": (
         both(row("queued", 1, ask=Ask(2, nvlink=True)), row("units", 102, nvlink_group=5)),
         "NVLink",
@@ -441,8 +441,8 @@ BUGS: dict[str, tuple[Bug, str]] = {
     ),
     "too many borrowed": (place(1, borrowed_slots=9 * GPU), "borrows"),
     "firm work marked as borrowed": (place(1, borrowed_slots=GPU), "marked as borrowed"),
-    "above the workload cap": (policy(most_slots_per_workload=GPU), "the cap is"),
-    "above the user cap": (policy(most_slots_per_user=GPU), "user 1 holds"),
+    "above the workload cap": (policy(max_slots_per_workload=GPU), "the cap is"),
+    "above the user cap": (policy(max_slots_per_user=GPU), "user 1 holds"),
     "spare capacity used": (spare_gone, "its spare is"),
     "a reservation made impossible": (promised_later, "could be kept before"),
     "a reservation made impossible that counts on a disk being emptied": (
@@ -548,7 +548,7 @@ BUGS: dict[str, tuple[Bug, str]] = {
         told_for_nothing,
         "has enough units without it",
     ),
-    "a binding to a closed host": (row("hosts", 1, accepts=False), "which is not in service"),
+    "a binding to a closed host": (row("hosts", 1, schedulable=False), "which is not in service"),
     "a binding without NVLink": (
         both(row("reservations", 9, ask=Ask(2, nvlink=True)), row("units", 101, nvlink_group=5)),
         "without NVLink",
@@ -607,17 +607,17 @@ BUGS: dict[str, tuple[Bug, str]] = {
     ),
     "a start away from its checkpoint": (
         story(
-            queued(1, homes=7),
+            queued(1, checkpoint_storage=7),
             placed=started(1, 100),
             waits=0,
             units=(*units_of(1), *units_of(2)),
-            hosts=(HostInfo(1, "h1", 1, homes=8), HostInfo(2, "h2", 1, homes=7)),
+            hosts=(HostInfo(1, "h1", 1, home_storage=8), HostInfo(2, "h2", 1, home_storage=7)),
         ),
         "away from the homes of its checkpoint",
     ),
     "a full disk that is none": (
         both(
-            row("hosts", 1, accepts=False, closed_code=ReasonCode.HOST_FULL),
+            row("hosts", 1, schedulable=False, closed_code=ReasonCode.HOST_FULL),
             refusal(2, code=ReasonCode.HOST_FULL, numbers=(("full", 1), ("hosts", ["another"]), ("need", 4))),
         ),
         "says host_full, which is not so",
@@ -772,7 +772,7 @@ WRONG_ANSWERS: dict[str, tuple[Snapshot, int, WindowCheckResult, str]] = {
         replace(
             world(),
             hosts=tuple(
-                replace(host, accepts=False, closed_code=ReasonCode.HOST_FULL) for host in world().hosts
+                replace(host, schedulable=False, closed_code=ReasonCode.HOST_FULL) for host in world().hosts
             ),
             running=(),
             reservations=(),
@@ -806,7 +806,7 @@ WRONG_ANSWERS: dict[str, tuple[Snapshot, int, WindowCheckResult, str]] = {
             running=(),
             reservations=(),
             quotas=(
-                QuotaInfo(1, 1, "H100", 0, None, LATER[0] - 60, 100, guaranteed_again=12 * GPU),
+                QuotaInfo(1, 1, "H100", 0, None, LATER[0] - 60, 100, guaranteed_after_reset=12 * GPU),
                 QuotaInfo(2, 1, "H100", 2 * GPU),
             ),
         ),

@@ -131,5 +131,5 @@ def test_the_numbers_of_asks_start_over_before_they_fill_the_memory(monkeypatch:
         after = replace(before, queued=crowded(seed, NOW, waiting=15).queued)
         standing.change(snapshot_difference(before, after))
         assert repr(standing.plan(NOW)) == repr(plan(after, NOW))
-        assert len(standing._pools[1].ground._asks_by_row) <= 20 + 15
+        assert len(standing._pools[1].hardware._asks_by_row) <= 20 + 15
         before = after

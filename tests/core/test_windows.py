@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.plan_verifier import window_violations
+from scheduler.core.model.pool_snapshot import PoolSnapshot
 from scheduler.core.model.pool_state import PoolState
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.model.snapshot import (
@@ -169,11 +170,11 @@ def test_maintenance_and_closed_hosts_are_in_the_way() -> None:
     answer = asked(serviced, Ask(1), NOW + 2 * HOUR, NOW + 4 * HOUR)
     assert answer.code == ReasonCode.WINDOW_FULL
     assert answer.first_windows[0] == ReservationWindow(SOONEST, SOONEST + 2 * HOUR)
-    closed = pool_of(1, hosts=(HostInfo(1, "h1", 1, accepts=False, closed_code="drained"),))
+    closed = pool_of(1, hosts=(HostInfo(1, "h1", 1, schedulable=False, closed_code="drained"),))
     assert asked(closed, Ask(1)).code == ReasonCode.WINDOW_FULL
 
 
-FULL = HostInfo(1, "h1", 1, accepts=False, closed_code=ReasonCode.HOST_FULL)
+FULL = HostInfo(1, "h1", 1, schedulable=False, closed_code=ReasonCode.HOST_FULL)
 EMPTIED = NOW + 60 + DISK_CLEANUP_SECONDS  # notice and grace are 30 s each
 
 
@@ -210,7 +211,7 @@ def test_the_calendar_shows_full_disks_as_free_again() -> None:
 def test_a_reservation_is_kept_possible_on_a_full_disk_until_it_comes_near() -> None:
     def kept(start: int) -> bool:
         promised = pool_of(1, hosts=(FULL,), reservations=(booked(1, 8, start, start + HOUR),))
-        return 1 in PromiseTimeline(PoolState(promised, promised.pools[0], NOW)).tentative_units
+        return 1 in PromiseTimeline(PoolState(PoolSnapshot(promised, promised.pools[0]), NOW)).tentative_units
 
     assert [kept(EMPTIED), kept(EMPTIED - 60), kept(NOW)] == [True, False, False]
 
@@ -411,7 +412,7 @@ def test_what_can_be_told_to_go_lends_the_promised_units_however_long_it_may_run
     )
     assert may_stay(lent, NOW + 9 * HOUR).fits
     longer_now = replace(lent, running=(staying(preemptible=True, until=NOW + 9 * HOUR),))
-    assert 1 in PromiseTimeline(PoolState(longer_now, longer_now.pools[0], NOW)).tentative_units
+    assert 1 in PromiseTimeline(PoolState(PoolSnapshot(longer_now, longer_now.pools[0]), NOW)).tentative_units
     at = NOW + 2 * HOUR - 60
     assert [e.workload for e in plan(longer_now, at).evictions] == [5], "it is told to go when the time comes"
 
@@ -439,9 +440,9 @@ EITHER = Ask(4, models=("H100", "A100"))
 
 
 def witness_of(snapshot: Snapshot, now: int = NOW) -> dict[int, list[int]]:
-    board = PoolState(snapshot, snapshot.pools[0], now)
+    state = PoolState(PoolSnapshot(snapshot, snapshot.pools[0]), now)
     return {
-        r: [board.units[u].id for u in units] for r, units in PromiseTimeline(board).tentative_units.items()
+        r: [state.units[u].id for u in units] for r, units in PromiseTimeline(state).tentative_units.items()
     }
 
 
@@ -466,7 +467,7 @@ def test_a_promise_of_several_models_is_kept_when_the_guarantees_have_changed_si
 
 
 def used_up(team: int, until: int, again: int) -> QuotaInfo:
-    return QuotaInfo(team, 1, "H100", 0, None, until, 100, guaranteed_again=again * GPU)
+    return QuotaInfo(team, 1, "H100", 0, None, until, 100, guaranteed_after_reset=again * GPU)
 
 
 def test_a_guarantee_whose_hours_are_used_up_holds_again_in_the_next_period() -> None:
@@ -614,7 +615,7 @@ def test_who_would_stay_longer_is_told_from_when_on_its_teams_gpu_hours_count_an
 def test_one_persons_reservations_are_no_more_than_one_person_may_hold() -> None:
     capped = replace(
         pool_of(2),
-        pools=(PoolInfo(1, "pool", PoolKind.DYNAMIC, None, PoolPolicy(most_slots_per_user=4 * GPU)),),
+        pools=(PoolInfo(1, "pool", PoolKind.DYNAMIC, None, PoolPolicy(max_slots_per_user=4 * GPU)),),
     )
     assert asked(capped, Ask(4), user=7).fits
     assert asked(capped, Ask(5), user=7).code == ReasonCode.OVER_USER_CAP
@@ -631,7 +632,7 @@ def test_a_window_is_found_after_a_reservation_of_the_same_person_that_can_not_b
     serviced = (MaintenanceInfo(1, NOW + HOUR, NOW + 90 * 60),)
     unkept = pool_of(
         1,
-        pools=(PoolInfo(1, "pool", PoolKind.DYNAMIC, None, PoolPolicy(most_slots_per_user=4 * GPU)),),
+        pools=(PoolInfo(1, "pool", PoolKind.DYNAMIC, None, PoolPolicy(max_slots_per_user=4 * GPU)),),
         maintenance=serviced,
         reservations=(booked(1, 4, NOW + HOUR, NOW + 4 * HOUR, team=RED, user=7),),
     )

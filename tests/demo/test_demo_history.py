@@ -113,6 +113,6 @@ def what_was_told_is_a_record_from_the_start() -> None:
     )
     shared = Pool.objects.get(slug="shared")
     record = start_estimates.past_starts_by_pool([shared.pk], NOW)[shared.pk]
-    assert record.has_enough_outcomes and record.counted == record.simulated
+    assert record.has_enough_outcomes and record.started_count == record.simulated
     assert start_estimates.likely_range(record, NOW + timedelta(hours=1), NOW) is not None
     assert "All of these waits are simulated" in expected_start_texts.forecast_accuracy_text(record)

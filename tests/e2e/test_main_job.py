@@ -161,7 +161,7 @@ def test_1_a_researcher_launches_a_notebook_and_computes_42_on_the_gpu_the_porta
     me.check()
     launch(page, "first-light", type="interactive", hours="2")
     story.known["notebook"] = page.url.split("?")[0]
-    expect(page.get_by_text("JupyterLab opens here by itself when it answers")).to_be_visible()
+    expect(page.get_by_text("JupyterLab opens here as soon as it responds")).to_be_visible()
     me.check()
     seen: list[str] = []
     while urlsplit(page.url).port == story.demo.port:
@@ -355,7 +355,7 @@ def test_2_a_reservation_waits_for_approval_stands_in_the_calendar_and_a_conflic
     desk.get_by_role("link", name=re.compile("^8 × H100 80GB, ")).click()
     expect(desk.get_by_role("heading", name="Effect on others")).to_be_visible()
     expect(desk.get_by_text("The camera-ready deadline")).to_be_visible()
-    expect(desk.locator("main")).to_contain_text("would have to make room")
+    expect(desk.locator("main")).to_contain_text("would be preempted")
     operator.check()
     desk.get_by_role("button", name="Approve A", exact=True).click()
     expect(desk.get_by_text(re.compile("^Approved"))).to_be_visible()

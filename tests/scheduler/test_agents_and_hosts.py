@@ -126,7 +126,7 @@ def test_nothing_new_is_placed_on_a_host_from_the_moment_its_credential_is_revok
     def takes_work() -> bool:
         return next(
             each for each in snapshot.take_snapshot(None, world.now).hosts if each.name == "alpha"
-        ).accepts
+        ).schedulable
 
     assert takes_work()
     services.revoke_credential(host, now=world.now)

@@ -202,7 +202,7 @@ def test_work_with_a_checkpoint_is_placed_among_hosts_that_share_its_homes(world
     assert (row.state, row.homes_id) == ("queued", near.pk)
     taken = snapshot.take_snapshot(None, world.now + 3 * MINUTE)
     for homes, expected in ((near, "beta"), (far, "alpha")):
-        waiting = replace(next(q for q in taken.queued if q.id == work.pk), homes=homes.pk)
+        waiting = replace(next(q for q in taken.queued if q.id == work.pk), checkpoint_storage=homes.pk)
         (placed,) = plan(replace(taken, queued=(waiting,)), int(taken.queued[0].submitted) + 180).placements
         assert {unit.host for unit in taken.units if unit.id in placed.units} == {world.hosts[expected].pk}
     engine.run_cycle("test", world.now + 3 * MINUTE)
@@ -223,8 +223,8 @@ def test_work_that_has_to_go_elsewhere_is_told_that_it_begins_anew(world: World)
     work = job(world, world.vision, 1, world.now)
     start(world, list(agents.values()), world.now)
     Host.objects.filter(name="beta").update(admin_state="in_service")
-    (moved,) = explanations.drain_effect(world.hosts["alpha"], world.now).moved
-    assert moved.begins_anew
+    (moved,) = explanations.drain_effect(world.hosts["alpha"], world.now).workloads
+    assert moved.loses_checkpoint
     (run,) = agents["alpha"].running
     agents["alpha"].checkpoint(run, world.now + MINUTE)
     agents["alpha"].sync(world.now + MINUTE)

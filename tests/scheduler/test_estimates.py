@@ -103,7 +103,7 @@ def test_a_range_comes_from_the_pools_own_record_or_there_is_none(world: World) 
     assert enough.median_error == 3600
     own = Pool.objects.exclude(pk=world.shared.pk).get().pk
     other = start_estimates.past_starts_by_pool([own], world.now)[own]
-    assert other.counted == 0 and start_estimates.likely_range(other, expected, world.now) is None
+    assert other.started_count == 0 and start_estimates.likely_range(other, expected, world.now) is None
 
 
 def test_who_is_told_a_range_is_held_to_its_upper_end(world: World) -> None:
@@ -113,10 +113,13 @@ def test_who_is_told_a_range_is_held_to_its_upper_end(world: World) -> None:
     assert told.latest is not None and told.latest > told.expected_start
     late = told.latest + HOUR
     overdue = start_estimates.past_starts_by_pool([world.shared.pk], late)[world.shared.pk]
-    assert (overdue.ranged, overdue.in_time) == (1, 0)  # it waits still, and is late already
+    assert (overdue.with_range, overdue.started_in_range_count) == (
+        1,
+        0,
+    )  # it waits still, and is late already
     start_estimates.close_placed_estimates([waiting.pk], told.latest)
     settled = start_estimates.past_starts_by_pool([world.shared.pk], late)[world.shared.pk]
-    assert (settled.ranged, settled.in_time) == (1, 1)
+    assert (settled.with_range, settled.started_in_range_count) == (1, 1)
 
 
 def test_the_record_is_bounded_and_those_who_left_are_closed(world: World) -> None:

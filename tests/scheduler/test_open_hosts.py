@@ -77,7 +77,7 @@ def answers(world: World, host: Host) -> dict[str, bool]:
     """Does it take new work? Everybody's answer by name."""
     fresh = Host.objects.select_related("pool").get(pk=host.pk)
     row = next(row for row in snapshot.take_snapshot(None, world.now).hosts if row.id == host.pk)
-    assert row.accepts == (not row.closed_code)
+    assert row.schedulable == (not row.closed_code)
     cells = [
         cell
         for group in gpu_overview.fleet_overview(world.operator, world.now)
@@ -86,7 +86,7 @@ def answers(world: World, host: Host) -> dict[str, bool]:
     ]
     mine = [cell for cell in cells if cell.gpu.host_id == host.pk]
     return {
-        "snapshot": row.accepts,
+        "snapshot": row.schedulable,
         "function": schedulable_hosts.is_schedulable(fresh),
         "condition": capacity.free_units(fresh.pool, world.now).filter(gpu__host=fresh).exists(),
         "fleet": any(not cell.away for cell in mine),
@@ -185,7 +185,7 @@ def test_all_that_a_host_can_be_is_answered_alike(world: World) -> None:
     planned_on = {
         row.id
         for row in snapshot.take_snapshot([pool.pk for pool in pools.values()], now).hosts
-        if row.accepts
+        if row.schedulable
     }
     by_row = {host.pk for host in made if schedulable_hosts.is_schedulable(host)}
     assert set(free) == planned_on == by_row

@@ -136,7 +136,7 @@ def test_in_the_next_period_they_count_anew(world: World) -> None:
     held(world, world.now - 2 * HOUR, world.now - HOUR, gpus=4)
     quota_hours.count_quota_hours(world.now)
     suspended = snapshot.take_snapshot(None, world.now).quotas[0]
-    assert (suspended.guaranteed, suspended.guaranteed_again) == (0, 8 * 840)
+    assert (suspended.guaranteed, suspended.guaranteed_after_reset) == (0, 8 * 840)
     assert quota_hours.count_quota_hours(world.now + dt.timedelta(days=7)) == 1
     assert quota(world).gpu_hours_used == 0
     assert snapshot.take_snapshot(None, world.now).quotas[0].guaranteed == 8 * 840

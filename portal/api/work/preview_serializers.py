@@ -54,10 +54,14 @@ def alternative_body(other: Alternative) -> dict[str, Any]:
 class PastStartsShape(ResponseSerializer):
     """The accuracy of expected starts in a pool."""
 
-    counted = serializers.IntegerField(help_text="of the latest that waited and started")
+    counted = serializers.IntegerField(
+        source="started_count", help_text="of the latest that waited and started"
+    )
     median_error_seconds = serializers.IntegerField(allow_null=True, source="median_error")
-    ranged = serializers.IntegerField(help_text="starts for which a range was published")
-    in_time = serializers.IntegerField(help_text="starts within the published range or earlier")
+    ranged = serializers.IntegerField(source="with_range", help_text="starts for which a range was published")
+    in_time = serializers.IntegerField(
+        source="started_in_range_count", help_text="starts within the published range or earlier"
+    )
     simulated = serializers.IntegerField(help_text="of those counted: part of the demo's simulated history")
     sentence = serializers.SerializerMethodField()
 

@@ -174,17 +174,17 @@ def compare_in_queue(mine: Workload, theirs: Workload, now: datetime) -> QueueCo
         taken = request_snapshot_cache.take_cached_snapshot([mine.pool_id], now)
     if found is None:
         return None
-    rule = str(found.part or found.basis)
+    rule = str(found.criterion or found.basis)
     if found.basis is ComparisonBasis.THERE_FIRST:
         rule = str(found.basis)
-    elif found.mine is None:
+    elif found.own_turn is None:
         rule = "turned_away"
     numbers: dict[str, Any] = {"now": int(now.timestamp()), "half_life": mine.pool.half_life_seconds}
-    for name, workload, turn in (("mine", mine, found.mine), ("theirs", theirs, found.theirs)):
+    for name, workload, turn in (("mine", mine, found.own_turn), ("theirs", theirs, found.other_turn)):
         numbers |= {
             f"{name}_{key}": value for key, value in _comparison_facts(workload, turn, taken, now).items()
         }
-    without = found.without
+    without = found.answer_without_other
     return QueueComparison(
         mine, theirs, rule, numbers, isinstance(without, Placement), str(without.code), dict(without.numbers)
     )

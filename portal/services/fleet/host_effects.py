@@ -120,8 +120,8 @@ def host_verb_effect(
         found = explanations.drain_effect(host, now)
         rows = Reservation.objects.select_related("project__team")
         held = list(rows.filter(pk__in=found.reservations).order_by("end", "pk"))
-        unkept = list(rows.filter(pk__in=found.unkept).order_by("start", "pk"))
-        moved = {each.workload: each for each in found.moved}
+        unkept = list(rows.filter(pk__in=found.broken_reservations).order_by("start", "pk"))
+        moved = {each.workload: each for each in found.workloads}
         return HostEffect(verb, host, gpus, affected_workloads(host, verb, now, moved), held, unkept)
     return HostEffect(verb, host, gpus, affected_workloads(host, verb, now))
 
@@ -162,7 +162,7 @@ def _effect_of_drain(
         row.workload,
         happens,
         row.by if row.leaves else min(row.by, notice),
-        plan is not None and plan.begins_anew,
+        plan is not None and plan.loses_checkpoint,
     )
 
 

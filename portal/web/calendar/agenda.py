@@ -14,14 +14,14 @@ from portal.web.work.workload_text import gpu_count_text
 
 
 def agenda_rows(
-    groups: list[CalendarModelGroup], made: drawing.TimelineWindow, now: datetime
+    groups: list[CalendarModelGroup], window: drawing.TimelineWindow, now: datetime
 ) -> dict[str, Any]:
     """Return the bookings of the day at ``now``, or of the window's first day, as a list."""
-    at = now if made.start <= now < made.end else made.start
+    at = now if window.start <= now < window.end else window.start
     local = timezone.localtime(at).replace(hour=0, minute=0, second=0, microsecond=0)
     end = local + timedelta(days=1)
-    found = [b for group in groups for b in group.bookings if b.end > local and b.start < end]
-    found.sort(key=lambda b: (b.end <= now, b.state == "running" and b.start <= now, b.start))
+    bookings = [b for group in groups for b in group.bookings if b.end > local and b.start < end]
+    bookings.sort(key=lambda b: (b.end <= now, b.state == "running" and b.start <= now, b.start))
     now_free = [
         {
             "model": group.model,
@@ -35,9 +35,9 @@ def agenda_rows(
         "day": local,
         "bookings": [
             {"booking": b, "url": booking_url(b), "size": drawing.booking_size(b, b.model)}
-            for b in found[:60]
+            for b in bookings[:60]
         ],
-        "more": max(0, len(found) - 60),
+        "more": max(0, len(bookings) - 60),
         "before": local - timedelta(days=1),
         "after": end,
         "models": now_free,

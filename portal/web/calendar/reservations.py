@@ -224,8 +224,8 @@ def _series_context(row: Reservation, now: datetime) -> dict[str, Any]:
 def _waiting_change(row: Reservation) -> Submission | None:
     """Return the change of the window that waits for approval, or None."""
     waiting = row.submissions.filter(kind=Submission.Kind.WINDOW_CHANGE, state=SubmissionState.WAITING)
-    found: Submission | None = waiting.first()
-    return found
+    change: Submission | None = waiting.first()
+    return change
 
 
 def _reservation_facts(row: Reservation) -> list[dict[str, str]]:

@@ -74,13 +74,13 @@ def timeline_window(zoom: TimelineZoom, at: datetime, now: datetime) -> Timeline
     local = timezone.localtime(at)
     if zoom.name == "hour":
         first = local.replace(minute=0, second=0, microsecond=0) - timedelta(hours=1)
-        made = TimelineWindow(zoom, first, first + timedelta(hours=zoom.hours), now)
+        window = TimelineWindow(zoom, first, first + timedelta(hours=zoom.hours), now)
     else:
         back = {"day": 0, "week": 1, "month": local.weekday()}[zoom.name]
         first = _midnight(local - timedelta(days=back))
-        made = TimelineWindow(zoom, first, _midnight(first + timedelta(days=zoom.days)), now)
-    made.lines = [f"{made.share(line) * 100:.3f}" for line in _grid_lines(made)][1:]
-    return made
+        window = TimelineWindow(zoom, first, _midnight(first + timedelta(days=zoom.days)), now)
+    window.lines = [f"{window.share(line) * 100:.3f}" for line in _grid_lines(window)][1:]
+    return window
 
 
 def _midnight(moment: datetime) -> datetime:
@@ -90,27 +90,27 @@ def _midnight(moment: datetime) -> datetime:
     )
 
 
-def _grid_lines(made: TimelineWindow) -> list[datetime]:
+def _grid_lines(window: TimelineWindow) -> list[datetime]:
     step = (
         timedelta(hours=1)
-        if made.zoom.name == "hour"
+        if window.zoom.name == "hour"
         else timedelta(hours=6)
-        if made.zoom.name == "day"
+        if window.zoom.name == "day"
         else timedelta(days=1)
     )
-    found, at = [], made.start
-    while at < made.end:
-        found.append(at)
+    lines, at = [], window.start
+    while at < window.end:
+        lines.append(at)
         at += step
-    return found
+    return lines
 
 
-def time_axis(made: TimelineWindow) -> list[dict[str, Any]]:
+def time_axis(window: TimelineWindow) -> list[dict[str, Any]]:
     """Return the labels above the columns: days above hours."""
     words: list[dict[str, Any]] = []
-    today = timezone.localtime(made.now).date()
-    if made.zoom.name in ("hour", "day"):
-        day = timezone.localtime(made.start)
+    today = timezone.localtime(window.now).date()
+    if window.zoom.name in ("hour", "day"):
+        day = timezone.localtime(window.start)
         words.append(
             {
                 "x": "0.000",
@@ -120,12 +120,12 @@ def time_axis(made: TimelineWindow) -> list[dict[str, Any]]:
                 "kind": "v" if day.date() == today else "l",
             }
         )
-        step = timedelta(hours=1) if made.zoom.name == "hour" else timedelta(hours=3)
-        at = made.start + step
-        while at < made.end:
+        step = timedelta(hours=1) if window.zoom.name == "hour" else timedelta(hours=3)
+        at = window.start + step
+        while at < window.end:
             words.append(
                 {
-                    "x": f"{made.share(at) * 100:.3f}",
+                    "x": f"{window.share(at) * 100:.3f}",
                     "y": 30,
                     "dx": 0,
                     "text": f"{timezone.localtime(at):%H:%M}",
@@ -134,27 +134,27 @@ def time_axis(made: TimelineWindow) -> list[dict[str, Any]]:
             )
             at += step
         return words
-    at = made.start
-    while at < made.end:
+    at = window.start
+    while at < window.end:
         local = timezone.localtime(at + timedelta(hours=3))
         kind = "v" if local.date() == today else "l"
-        text = f"{local:%a} {local.day} {local:%b}" if made.zoom.name == "week" else f"{local.day}"
-        if made.zoom.name == "month" and local.weekday() == 0:
+        text = f"{local:%a} {local.day} {local:%b}" if window.zoom.name == "week" else f"{local.day}"
+        if window.zoom.name == "month" and local.weekday() == 0:
             text = f"{local.day} {local:%b}"
         words.append(
             {
-                "x": f"{made.share(at) * 100:.3f}",
+                "x": f"{window.share(at) * 100:.3f}",
                 "y": 14,
-                "dx": 6 if made.zoom.name == "week" else 3,
+                "dx": 6 if window.zoom.name == "week" else 3,
                 "text": text,
                 "kind": kind,
             }
         )
-        if made.zoom.name == "week":
+        if window.zoom.name == "week":
             for hour in (6, 12, 18):
                 words.append(
                     {
-                        "x": f"{made.share(at + timedelta(hours=hour)) * 100:.3f}",
+                        "x": f"{window.share(at + timedelta(hours=hour)) * 100:.3f}",
                         "y": 30,
                         "dx": 0,
                         "text": hour,
@@ -166,7 +166,7 @@ def time_axis(made: TimelineWindow) -> list[dict[str, Any]]:
 
 
 def timeline_rows(
-    groups: list[CalendarModelGroup], made: TimelineWindow, opened: set[str], address: Any
+    groups: list[CalendarModelGroup], window: TimelineWindow, opened: set[str], address: Any
 ) -> list[dict[str, Any]]:
     """Return all rows to draw. ``opened`` holds the keys of unfolded models.
 
@@ -178,25 +178,25 @@ def timeline_rows(
     height = next(pixels for most, pixels in HOST_HEIGHTS if in_view <= most)
     for group in groups:
         is_open = group.key in opened
-        drawn.append(_model_row(group, made, is_open, address(group.key), len(pools) > 1))
+        drawn.append(_model_row(group, window, is_open, address(group.key), len(pools) > 1))
         if not is_open:
             continue
-        drawn += _reservation_rows(group, made)
+        drawn += _reservation_rows(group, window)
         whole = f"{group.key}|all"
         shown = (
             group.hosts
             if whole in opened or len(group.hosts) <= MAX_HOST_ROWS + 1
             else group.hosts[:MAX_HOST_ROWS]
         )
-        drawn += [_host_row(group, host, made, height) for host in shown]
+        drawn += [_host_row(group, host, window, height) for host in shown]
         rest = group.hosts[len(shown) :]
         if rest:
-            drawn.append(_folded_row(rest, made, address(whole)))
+            drawn.append(_folded_row(rest, window, address(whole)))
     return drawn
 
 
 def _model_row(
-    group: CalendarModelGroup, made: TimelineWindow, is_open: bool, url: str, with_pool: bool
+    group: CalendarModelGroup, window: TimelineWindow, is_open: bool, url: str, with_pool: bool
 ) -> dict[str, Any]:
     return {
         "kind": "model",
@@ -208,12 +208,12 @@ def _model_row(
         "height": MODEL_HEIGHT,
         "target": f"{group.pool.slug}|{group.model}|",
         "most": group.gpus,
-        "totals": _usage_bars(group.bookings, group.gpus, made, MODEL_HEIGHT - 1, 5),
+        "totals": _usage_bars(group.bookings, group.gpus, window, MODEL_HEIGHT - 1, 5),
         "top": 5,
     }
 
 
-def _folded_row(hosts: list[CalendarHostRow], made: TimelineWindow, url: str) -> dict[str, Any]:
+def _folded_row(hosts: list[CalendarHostRow], window: TimelineWindow, url: str) -> dict[str, Any]:
     gpus = sum(host.gpus for host in hosts)
     bookings = [booking for host in hosts for booking in host.bookings]
     title = hosts[0].name if len(hosts) == 1 else f"{hosts[0].name} to {hosts[-1].name}"
@@ -223,24 +223,27 @@ def _folded_row(hosts: list[CalendarHostRow], made: TimelineWindow, url: str) ->
         "count": gpus,
         "url": url,
         "height": FOLD_HEIGHT,
-        "totals": _usage_bars(bookings, gpus, made, FOLD_HEIGHT - 1, 5),
+        "totals": _usage_bars(bookings, gpus, window, FOLD_HEIGHT - 1, 5),
         "top": 5,
     }
 
 
 def _usage_bars(
-    bookings: list[CalendarBooking], gpus: int, made: TimelineWindow, base: int, top: int
+    bookings: list[CalendarBooking], gpus: int, window: TimelineWindow, base: int, top: int
 ) -> list[dict[str, Any]]:
     """Return the mean number of GPUs per step: GPUs that are or were held below those promised."""
-    steps = max(1, round(made.span / made.zoom.step))
+    steps = max(1, round(window.span / window.zoom.step))
     held, promised = [0.0] * steps, [0.0] * steps
     for booking in bookings:
         if booking.state == "pending":
             continue
-        first, last = made.share(booking.start) * steps, made.share(booking.end) * steps
+        first, last = window.share(booking.start) * steps, window.share(booking.end) * steps
         for step in range(int(first), min(steps, int(last) + 1)):
             part = max(0.0, min(last, step + 1) - max(first, step)) * booking.gpus
-            future = booking.state == "reserved" or made.start + (step + 0.5) * (made.span / steps) > made.now
+            future = (
+                booking.state == "reserved"
+                or window.start + (step + 0.5) * (window.span / steps) > window.now
+            )
             (promised if future else held)[step] += part
     drawn = []
     scale = (base - top) / max(1, gpus)
@@ -261,7 +264,7 @@ def _usage_bars(
     return drawn
 
 
-def _reservation_rows(group: CalendarModelGroup, made: TimelineWindow) -> list[dict[str, Any]]:
+def _reservation_rows(group: CalendarModelGroup, window: TimelineWindow) -> list[dict[str, Any]]:
     """Return rows of reservations that have no GPUs bound yet, without overlaps in a row."""
     if not group.promises:
         return []
@@ -280,7 +283,7 @@ def _reservation_rows(group: CalendarModelGroup, made: TimelineWindow) -> list[d
             "height": PROMISE_HEIGHT,
             "bookings": [
                 _booking_rectangle(
-                    b, made, 0.5, min(PROMISE_HEIGHT - 1, max(14, b.gpus * PIXELS_PER_PROMISED_GPU - 1))
+                    b, window, 0.5, min(PROMISE_HEIGHT - 1, max(14, b.gpus * PIXELS_PER_PROMISED_GPU - 1))
                 )
                 for b in bookings
             ],
@@ -292,7 +295,7 @@ def _reservation_rows(group: CalendarModelGroup, made: TimelineWindow) -> list[d
 
 
 def _host_row(
-    group: CalendarModelGroup, host: CalendarHostRow, made: TimelineWindow, height: int
+    group: CalendarModelGroup, host: CalendarHostRow, window: TimelineWindow, height: int
 ) -> dict[str, Any]:
     """Return a host's row with stacked bookings; the height of a booking is proportional to its GPUs."""
     per_gpu = height / max(1, host.gpus)
@@ -310,12 +313,12 @@ def _host_row(
         "height": height,
         "gpus": host.gpus,
         "bookings": [
-            _booking_rectangle(b, made, y + 0.5, max(2.0, b.gpus * per_gpu - 1))
+            _booking_rectangle(b, window, y + 0.5, max(2.0, b.gpus * per_gpu - 1))
             for b, y in placed
-            if b.end > made.start and b.start < made.end
+            if b.end > window.start and b.start < window.end
         ],
         "maintenance": [
-            _maintenance_rectangle(start, end, reason, made) for start, end, reason in host.maintenance
+            _maintenance_rectangle(start, end, reason, window) for start, end, reason in host.maintenance
         ],
         "target": f"{group.pool.slug}|{group.model}|",
         "most": host.gpus,
@@ -332,9 +335,9 @@ def _first_free_offset(taken: list[tuple[float, float]], height: float, row_heig
 
 
 def _booking_rectangle(
-    booking: CalendarBooking, made: TimelineWindow, y: float, height: float
+    booking: CalendarBooking, window: TimelineWindow, y: float, height: float
 ) -> dict[str, Any]:
-    left, right = made.share(booking.start), made.share(booking.end)
+    left, right = window.share(booking.start), window.share(booking.end)
     width = max(right - left, 0.002)
     words = booking.name if booking.named else booking.team.name
     return {
@@ -373,9 +376,9 @@ def booking_title(booking: CalendarBooking) -> str:
 
 
 def _maintenance_rectangle(
-    start: datetime, end: datetime, reason: str, made: TimelineWindow
+    start: datetime, end: datetime, reason: str, window: TimelineWindow
 ) -> dict[str, str]:
-    left, right = made.share(start), made.share(end)
+    left, right = window.share(start), window.share(end)
     return {
         "x": f"{left * 100:.3f}",
         "width": f"{(right - left) * 100:.3f}",

@@ -42,26 +42,26 @@ def calendar(request: HttpRequest) -> HttpResponse:
     """Render the calendar of ``?zoom=``, ``?at=``, ``?pool=`` and ``?team=``; ``?open=`` unfolds a model."""
     user, now = current_user(request), timezone.now()
     zoom = drawing.ZOOMS.get(request.GET.get("zoom", ""), drawing.ZOOMS["week"])
-    made = drawing.timeline_window(zoom, _requested_time(request, now), now)
+    window = drawing.timeline_window(zoom, _requested_time(request, now), now)
     pools = list(policy.visible_pools(user).order_by("name"))
     teams = reads.filterable_teams(user)
     filters = CalendarFilterForm(request.GET, pools=pools, teams=teams)
     filters.is_valid()
     chosen = [pool for pool in pools if pool.slug == filters.cleaned_data.get("pool")] or pools
     groups, cut_off = reads.calendar_window(
-        user, chosen, made.start, made.end, now, filters.cleaned_data.get("team", "")
+        user, chosen, window.start, window.end, now, filters.cleaned_data.get("team", "")
     )
     context = {
-        "frame": made,
+        "frame": window,
         "filters": filters,
         "rows": drawing.timeline_rows(
-            groups, made, _unfolded_models(request, groups), lambda key: _fold_url(request, groups, key)
+            groups, window, _unfolded_models(request, groups), lambda key: _fold_url(request, groups, key)
         ),
-        "axis": drawing.time_axis(made),
+        "axis": drawing.time_axis(window),
         "teams": [team for team in teams if any(b.team.pk == team.pk for g in groups for b in g.bookings)],
-        "agenda": agenda_rows(groups, made, now),
-        "words": _summary_text(made, groups),
-        "counts": _summary_text(made, groups),
+        "agenda": agenda_rows(groups, window, now),
+        "words": _summary_text(window, groups),
+        "counts": _summary_text(window, groups),
         "empty": not groups,
         "cut_off": cut_off,
         "most": reads.MAX_BOOKINGS,
@@ -69,12 +69,12 @@ def calendar(request: HttpRequest) -> HttpResponse:
             {"label": z.label, "url": _url_with(request, zoom=z.name), "current": z is zoom}
             for z in drawing.ZOOMS.values()
         ],
-        "earlier": _url_with(request, at=f"{_adjacent_window(made, -1):%Y-%m-%dT%H:%M}"),
-        "later": _url_with(request, at=f"{_adjacent_window(made, 1):%Y-%m-%dT%H:%M}"),
+        "earlier": _url_with(request, at=f"{_adjacent_window(window, -1):%Y-%m-%dT%H:%M}"),
+        "later": _url_with(request, at=f"{_adjacent_window(window, 1):%Y-%m-%dT%H:%M}"),
         "today": _url_with(request, at=None),
         "feed_url": f"{settings.GPUPOOL_PORTAL_URL}{reverse('calendar-ical', args=[ical_feed_token(user)])}",
         "may_ask": policy.launchable_projects(user).exists(),
-        "request_links": _request_links(groups, made, now),
+        "request_links": _request_links(groups, window, now),
     }
     return live_refresh.render_live_page(
         request,
@@ -100,12 +100,14 @@ def _requested_time(request: HttpRequest, now: datetime) -> datetime:
     return at if at.tzinfo else timezone.make_aware(at)
 
 
-def _adjacent_window(made: drawing.TimelineWindow, by: int) -> datetime:
+def _adjacent_window(window: drawing.TimelineWindow, by: int) -> datetime:
     """Return a time in the previous or the next window."""
-    if made.zoom.name == "hour":
-        return timezone.localtime(made.start + timedelta(hours=1) + by * timedelta(hours=made.zoom.hours - 1))
-    shown = made.start + timedelta(days=1 if made.zoom.name == "week" else 0)
-    return timezone.localtime(shown + by * timedelta(days=made.zoom.days) + timedelta(hours=12))
+    if window.zoom.name == "hour":
+        return timezone.localtime(
+            window.start + timedelta(hours=1) + by * timedelta(hours=window.zoom.hours - 1)
+        )
+    shown = window.start + timedelta(days=1 if window.zoom.name == "week" else 0)
+    return timezone.localtime(shown + by * timedelta(days=window.zoom.days) + timedelta(hours=12))
 
 
 def _url_with(request: HttpRequest, **changes: str | None) -> str:
@@ -142,12 +144,12 @@ def _fold_url(request: HttpRequest, groups: list[CalendarModelGroup], key: str) 
 # -- texts ---------------------------------------------------------------------------------------------------
 
 
-def _summary_text(made: drawing.TimelineWindow, groups: list[CalendarModelGroup]) -> str:
-    first, last = timezone.localtime(made.start), timezone.localtime(made.end - timedelta(minutes=1))
+def _summary_text(window: drawing.TimelineWindow, groups: list[CalendarModelGroup]) -> str:
+    first, last = timezone.localtime(window.start), timezone.localtime(window.end - timedelta(minutes=1))
     count = sum(len(group.bookings) for group in groups)
     if first.date() == last.date():
         span = f"{first:%A} {first.day} {first:%B %Y}" + (
-            f", {first:%H:%M} to {last + timedelta(minutes=1):%H:%M}" if made.zoom.name == "hour" else ""
+            f", {first:%H:%M} to {last + timedelta(minutes=1):%H:%M}" if window.zoom.name == "hour" else ""
         )
     elif first.month == last.month:
         span = f"{first.day} to {last.day} {last:%B %Y}"
@@ -157,10 +159,10 @@ def _summary_text(made: drawing.TimelineWindow, groups: list[CalendarModelGroup]
 
 
 def _request_links(
-    groups: list[CalendarModelGroup], made: drawing.TimelineWindow, now: datetime
+    groups: list[CalendarModelGroup], window: drawing.TimelineWindow, now: datetime
 ) -> list[dict[str, str]]:
     """Return one link per model to the request form; an alternative to drawing with the pointer."""
-    start = max(made.start, (now + timedelta(hours=1)).replace(minute=0, second=0, microsecond=0))
+    start = max(window.start, (now + timedelta(hours=1)).replace(minute=0, second=0, microsecond=0))
     local = timezone.localtime(start)
     return [
         {

@@ -16,6 +16,7 @@ from django.forms import (
     Textarea,
 )
 from django.template import Context
+from django.template.loader import render_to_string
 from django.utils.html import conditional_escape, format_html
 from django.utils.safestring import SafeString, mark_safe
 
@@ -79,6 +80,13 @@ def panel(
     )
 
 
+def empty_state(content: str, icon: str, title: str, action: str = "", url: str = "") -> SafeString:
+    """Render the text shown instead of an empty list, with a link to the action that fills it."""
+    text = mark_safe(" ".join(content.split()))
+    context = {"icon": icon, "title": title, "text": text, "action": action, "url": url}
+    return render_to_string("components/empty.html", context)
+
+
 def sort_header(context: Context, label: str, field: str, numeric: bool = False) -> SafeString:
     """Render a table header that sorts by ``?sort=field`` (``-field``: descending); other parameters stay."""
     query = context["request"].GET.copy()
@@ -104,6 +112,7 @@ def _widget_kind(bound: BoundField) -> str:
     return "input"
 
 
+# Not split: the attributes of one control depend on each other.
 def field(bound: BoundField, span: int = 12, shape: str = "", hint: str = "", **attrs: Any) -> dict[str, Any]:
     """Render a form field: label, control and hint; an error replaces the hint.
 

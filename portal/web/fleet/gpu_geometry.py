@@ -102,4 +102,4 @@ def _profile_counts(row: reads.GpuGeometry, asked: str) -> list[dict[str, Any]]:
 def _common_geometries(row: reads.GpuGeometry) -> list[str]:
     """Return a whole GPU and each profile's maximum count, without the present geometry."""
     full = [f"{offer.profile.most}x{name}" for name, offer in row.offers.items() if offer.profile.most > 1]
-    return [each for each in [verbs.WHOLE_GPU_TEXT, *full] if each != (row.present or verbs.WHOLE_GPU_TEXT)]
+    return [text for text in [verbs.WHOLE_GPU_TEXT, *full] if text != (row.present or verbs.WHOLE_GPU_TEXT)]

@@ -148,6 +148,7 @@ def _cell_drawing(cell: reads.GpuCell, index: int, colour: str) -> dict[str, Any
     }
 
 
+# Not split: a decision table; the first match counts.
 def _cell_style(cell: reads.GpuCell, colour: str) -> tuple[str, str]:
     if cell.unwell:
         return "gpu-unhealthy", "cross"
@@ -184,5 +185,5 @@ def _cell_style(cell: reads.GpuCell, colour: str) -> tuple[str, str]:
 
 
 def _teams(groups: list[reads.FleetModelGroup]) -> list[Any]:
-    found = {cell.team.pk: cell.team for group in groups for cell in group.cells if cell.team}
-    return sorted(found.values(), key=lambda team: team.name)
+    teams = {cell.team.pk: cell.team for group in groups for cell in group.cells if cell.team}
+    return sorted(teams.values(), key=lambda team: team.name)

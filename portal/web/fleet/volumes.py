@@ -116,12 +116,12 @@ def _host_names(names: Sequence[str]) -> dict[str, Any]:
     return {"names": ", ".join(few), "more": len(names) - len(few), "all": ", ".join(names)}
 
 
-def _storage_row(found: dict[str, Any]) -> dict[str, Any]:
-    storage: Storage = found["storage"]
+def _storage_row(row: dict[str, Any]) -> dict[str, Any]:
+    storage: Storage = row["storage"]
     known = storage.total_bytes is not None and storage.free_bytes is not None and storage.total_bytes > 0
     total, free = storage.total_bytes or 0, storage.free_bytes or 0
     return {
-        "hosts": _host_names(found["hosts"]),
+        "hosts": _host_names(row["hosts"]),
         "known": known,
         "total": total,
         "used": total - free,
@@ -132,16 +132,16 @@ def _storage_row(found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _environment_row(found: reads.HostEnvironment) -> dict[str, Any]:
-    packages = dict(found.packages)
+def _environment_row(environment: reads.HostEnvironment) -> dict[str, Any]:
+    packages = dict(environment.packages)
     lab = packages.pop("jupyterlab", "")
     return {
-        "python": found.python,
+        "python": environment.python,
         "lab": lab,
         "packages": [{"name": name, "version": version} for name, version in packages.items()],
-        "isolation": ISOLATION_LABELS.get(found.isolation, found.isolation or "unknown"),
-        "sandboxed": found.isolation != "plain",
-        "hosts": _host_names(found.hosts),
+        "isolation": ISOLATION_LABELS.get(environment.isolation, environment.isolation or "unknown"),
+        "sandboxed": environment.isolation != "plain",
+        "hosts": _host_names(environment.hosts),
     }
 
 

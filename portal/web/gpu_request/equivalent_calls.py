@@ -30,6 +30,7 @@ class EquivalentCommands:
     api: str
 
 
+# Not split: one branch per kind of request, in the order of the API.
 def equivalent_commands(form: GpuRequestForm) -> EquivalentCommands:
     """Return the command line and the API call that make the same request."""
     kind = form.selected_kind

@@ -113,14 +113,14 @@ def _nights(first: datetime, span: timedelta) -> list[dict[str, str]]:
     if span > timedelta(days=8):
         return []
     day = timezone.localtime(first).replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=1)
-    found = []
+    nights = []
     while day < first + span:
         left = max(0.0, (day + timedelta(hours=20) - first) / span)
         right = min(1.0, (day + timedelta(hours=32) - first) / span)
         if right > left:
-            found.append({"x": f"{left * 100:.3f}", "width": f"{(right - left) * 100:.3f}"})
+            nights.append({"x": f"{left * 100:.3f}", "width": f"{(right - left) * 100:.3f}"})
         day += timedelta(days=1)
-    return found
+    return nights
 
 
 def _ticks(first: datetime, span: timedelta) -> list[dict[str, Any]]:

@@ -107,33 +107,34 @@ def _values_from_template(request: HttpRequest, target: str) -> dict[str, Any]:
     }
 
 
-def _values_from_query(given: QueryDict) -> dict[str, Any]:
+# Not split: each parameter is checked on its own, one after the other.
+def _values_from_query(query: QueryDict) -> dict[str, Any]:
     """Return values of the query string.
 
     A window of the calendar has target, units, start and end (ISO 8601). An alternative request may also have
     hosts, seconds, priority and preemptible=1.
     """
-    found: dict[str, Any] = {}
-    if given.get("target"):
-        found["target"] = given["target"][:200]
-    units = given.get("units", "")
+    values: dict[str, Any] = {}
+    if query.get("target"):
+        values["target"] = query["target"][:200]
+    units = query.get("units", "")
     if units.isascii() and units.isdigit() and 1 <= int(units[:6]) <= 10_000:
-        found |= count_values(int(units[:6]))
-    hosts, seconds = given.get("hosts", ""), given.get("seconds", "")
+        values |= count_values(int(units[:6]))
+    hosts, seconds = query.get("hosts", ""), query.get("seconds", "")
     if hosts.isascii() and hosts.isdigit() and 1 <= int(hosts[:6]) <= 10_000:
-        found["hosts"] = int(hosts[:6])
+        values["hosts"] = int(hosts[:6])
     if seconds.isascii() and seconds.isdigit() and 60 <= int(seconds[:9]) <= 366 * 86_400:
-        found |= length_values(timedelta(seconds=int(seconds[:9])))
-    if given.get("priority") in {priority.name.lower() for priority in Priority}:
-        found["priority"] = given["priority"]
-    if given.get("preemptible") == "1":
-        found["preemptible"] = True
-    start, end = _parse_datetime(given.get("start", "")), _parse_datetime(given.get("end", ""))
+        values |= length_values(timedelta(seconds=int(seconds[:9])))
+    if query.get("priority") in {priority.name.lower() for priority in Priority}:
+        values["priority"] = query["priority"]
+    if query.get("preemptible") == "1":
+        values["preemptible"] = True
+    start, end = _parse_datetime(query.get("start", "")), _parse_datetime(query.get("end", ""))
     if start is not None:
-        found["start"] = timezone.localtime(start)
+        values["start"] = timezone.localtime(start)
         if end is not None and timedelta(0) < end - start <= timedelta(days=366):
-            found |= length_values(end - start)
-    return found
+            values |= length_values(end - start)
+    return values
 
 
 def _parse_datetime(text: str) -> datetime | None:

@@ -63,9 +63,9 @@ def _budgets(panel: TeamSummary, currency: str, now: datetime) -> list[dict[str,
             words += f" At this pace {written(forecast)} by the end of the month."
         return {**_budget_bar(label, spent, budget, forecast, written), "words": words}
 
-    found = []
+    bars = []
     if panel.budget is not None and panel.spent is not None:
-        found.append(
+        bars.append(
             bar(
                 f"Budget, {now:%b}",
                 panel.spent,
@@ -76,8 +76,8 @@ def _budgets(panel: TeamSummary, currency: str, now: datetime) -> list[dict[str,
         )
     if panel.hours is not None:
         hours = panel.hours
-        found.append(bar(f"GPU-hours, {now:%b}", hours.spent, hours.amount, hours.forecast, _gpu_hours_text))
-    return found
+        bars.append(bar(f"GPU-hours, {now:%b}", hours.spent, hours.amount, hours.forecast, _gpu_hours_text))
+    return bars
 
 
 def _budget_bar(
@@ -111,18 +111,18 @@ def _budget_bar(
 
 def operations_panel(user: User, now: datetime) -> dict[str, Any] | None:
     """Return the operator's panel (submissions, hosts, longest waits), or None for other users."""
-    found = staff_dashboard.operations_dashboard(user, now)
-    if found is None:
+    dashboard = staff_dashboard.operations_dashboard(user, now)
+    if dashboard is None:
         return None
     return {
-        "found": found,
+        "found": dashboard,
         "submissions": [
             {
                 "row": row,
                 "what": request_texts.submission_summary(row.kind, row.payload),
                 "url": reverse("submission", args=[row.public_id]),
             }
-            for row in found.submissions
+            for row in dashboard.submissions
         ],
         "unserved": [
             {
@@ -130,7 +130,7 @@ def operations_panel(user: User, now: datetime) -> dict[str, Any] | None:
                 "url": reverse("reservation", args=[row.public_id]),
                 "reason": reason_texts.reason_sentence(row.reason_code, row.reason_numbers, user),
             }
-            for row in found.unserved
+            for row in dashboard.unserved
         ],
         "waiting": [
             {
@@ -139,24 +139,24 @@ def operations_panel(user: User, now: datetime) -> dict[str, Any] | None:
                 "waits": short_duration(now - row.queued_at),
                 "reason": reason_texts.waiting_sentence(row, user),
             }
-            for row in found.waiting
+            for row in dashboard.waiting
         ],
     }
 
 
 def spending_panel(user: User, currency: str, now: datetime) -> dict[str, Any] | None:
     """Return this month's charges by team for finance viewers, or None for other users."""
-    found = staff_dashboard.money_dashboard(user, now)
-    if found is None:
+    dashboard = staff_dashboard.money_dashboard(user, now)
+    if dashboard is None:
         return None
     return {
-        "month": found.month,
-        "spent": money(found.spent, currency),
+        "month": dashboard.month,
+        "spent": money(dashboard.spent, currency),
         "teams": [
             _budget_bar(
                 line.team.name, line.spent, line.budget, line.forecast, _whole_currency_units(currency)
             )
-            for line in found.teams
+            for line in dashboard.teams
         ],
     }
 

@@ -50,9 +50,11 @@ def _home(request: HttpRequest) -> HttpResponse:
 
 
 def _home_context(user: User, currency: str, now: datetime) -> dict[str, Any]:
-    found = list(job_arrays.first_open_task_only(workload_details.own_open_workloads(user))[: MAX_CARDS + 1])
-    pieces = workload_details.workload_details(found[:MAX_CARDS], now)
-    pieces.sort(key=_card_order)
+    workloads = list(
+        job_arrays.first_open_task_only(workload_details.own_open_workloads(user))[: MAX_CARDS + 1]
+    )
+    all_details = workload_details.workload_details(workloads[:MAX_CARDS], now)
+    all_details.sort(key=_card_order)
     midnight = timezone.localtime(now).replace(hour=0, minute=0, second=0, microsecond=0)
     ended = workload_details.workload_details(
         job_arrays.first_ended_task_only(workload_details.own_ended_workloads(user, midnight))[
@@ -61,25 +63,25 @@ def _home_context(user: User, currency: str, now: datetime) -> dict[str, Any]:
         now,
         with_use=False,
     )
-    wholes = job_arrays.array_totals((piece.workload for piece in (*pieces, *ended)), now)
+    wholes = job_arrays.array_totals((details.workload for details in (*all_details, *ended)), now)
     panels = team_summaries.team_summaries(user, now)
     lines = free_capacity.free_capacity(user, now)
     return {
-        "counts": _counts_sentence(pieces, len(found) > MAX_CARDS) if panels or pieces else "",
-        "heading": "My work" if panels or pieces else "Today",
+        "counts": _counts_sentence(all_details, len(workloads) > MAX_CARDS) if panels or all_details else "",
+        "heading": "My work" if panels or all_details else "Today",
         "cards": [
             {
-                **workload_card.build_card(piece, user, currency, now),
-                **_alternatives_of_card(piece, now),
-                **_array_card(piece, wholes, currency),
+                **workload_card.build_card(details, user, currency, now),
+                **_alternatives_of_card(details, now),
+                **_array_card(details, wholes, currency),
             }
-            for piece in pieces
+            for details in all_details
         ],
-        "more": len(found) > MAX_CARDS,
+        "more": len(workloads) > MAX_CARDS,
         "ended": [
-            _ended_row(piece, user, currency)
-            | _ended_array_row(wholes.get(piece.workload.array_id or 0), currency)
-            for piece in ended
+            _ended_row(details, user, currency)
+            | _ended_array_row(wholes.get(details.workload.array_id or 0), currency)
+            for details in ended
         ],
         "panels": [team_panel(panel, currency, now) for panel in panels],
         "in_a_team": bool(panels),
@@ -93,10 +95,10 @@ def _home_context(user: User, currency: str, now: datetime) -> dict[str, Any]:
 
 
 def _array_card(
-    piece: WorkloadDetails, wholes: dict[int, job_arrays.JobArrayTotals], currency: str
+    details: WorkloadDetails, wholes: dict[int, job_arrays.JobArrayTotals], currency: str
 ) -> dict[str, Any]:
     """Return the card fields of the whole array if the workload is an array task, else nothing."""
-    whole = wholes.get(piece.workload.array_id or 0)
+    whole = wholes.get(details.workload.array_id or 0)
     if whole is None:
         return {}
     words = f"Array of {job_arrays.array_summary(whole.row)}."
@@ -130,9 +132,9 @@ def _ended_array_row(whole: job_arrays.JobArrayTotals | None, currency: str) -> 
     }
 
 
-def _card_order(piece: WorkloadDetails) -> tuple[int, int, datetime]:
+def _card_order(details: WorkloadDetails) -> tuple[int, int, datetime]:
     """Return the sort key of a card: workloads with notice first, then running, starting and waiting ones."""
-    workload = piece.workload
+    workload = details.workload
     rank = {
         WorkloadState.NOTICE: 0,
         WorkloadState.RUNNING: 1,
@@ -144,8 +146,8 @@ def _card_order(piece: WorkloadDetails) -> tuple[int, int, datetime]:
     return (rank, workload.position or 0, workload.submitted_at)
 
 
-def _counts_sentence(pieces: list[WorkloadDetails], more: bool) -> str:
-    states = [piece.workload.state for piece in pieces]
+def _counts_sentence(all_details: list[WorkloadDetails], more: bool) -> str:
+    states = [details.workload.state for details in all_details]
     running = sum(state in workload_card.RUNNING_STATES for state in states)
     starting = sum(state in workload_card.STARTING_STATES for state in states)
     waiting = sum(state == WorkloadState.QUEUED for state in states)
@@ -157,9 +159,9 @@ def _counts_sentence(pieces: list[WorkloadDetails], more: bool) -> str:
     return f"{', '.join(words)}{' and more' if more else ''}."
 
 
-def _alternatives_of_card(piece: WorkloadDetails, now: datetime) -> dict[str, Any]:
+def _alternatives_of_card(details: WorkloadDetails, now: datetime) -> dict[str, Any]:
     """Return faster alternatives if they are cached, else the URL that computes them after the page load."""
-    workload = piece.workload
+    workload = details.workload
     if workload.state != WorkloadState.QUEUED or not workload.reason_code:
         return {}
     known = wait_explanation.cached_faster_requests(workload)
@@ -170,15 +172,15 @@ def _alternatives_of_card(piece: WorkloadDetails, now: datetime) -> dict[str, An
     }
 
 
-def _ended_row(piece: WorkloadDetails, user: User, currency: str) -> dict[str, Any]:
-    workload = piece.workload
+def _ended_row(details: WorkloadDetails, user: User, currency: str) -> dict[str, Any]:
+    workload = details.workload
     return {
         "name": workload.name,
         "url": workload_text.workload_url(workload),
         "state": workload_text.ended_state(workload.outcome, ran=workload.attempt > 0),
-        "word": workload_text.state_label(piece, user),
-        "asked": workload_text.held_units_text(piece.had) or workload_text.requested_units_text(workload),
-        "ran": workload_text.run_time_text(piece),
-        "cost": workload_text.final_cost_text(piece, currency),
+        "word": workload_text.state_label(details, user),
+        "asked": workload_text.held_units_text(details.had) or workload_text.requested_units_text(workload),
+        "ran": workload_text.run_time_text(details),
+        "cost": workload_text.final_cost_text(details, currency),
         "relaunch": reverse("workload-relaunch", args=[workload.public_id]),
     }

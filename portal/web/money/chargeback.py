@@ -27,6 +27,7 @@ from telemetry.money.close_checks import close_checks
 from telemetry.reads.chargeback import charges_by
 
 
+# Not split: one dict of the page; its values share the month and the filters.
 @sign_in_required
 def chargeback(request: HttpRequest) -> HttpResponseBase:
     """Render the charges of ``month``, grouped by ``by`` or by the level below the filters."""

@@ -28,25 +28,25 @@ def month_close(request: HttpRequest, month: str) -> HttpResponseBase:
     """Show the checks of a month; a POST closes it, which freezes its charges."""
     user, now = current_user(request), timezone.now()
     policy.require(user, "statement.close")
-    found = month_or_404(month, now)
+    first_day = month_or_404(month, now)
     form = CloseMonthForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
         done = form.carry_out(
-            months.close_month, actor=user, month=found, why=form.cleaned_data["why"], now=now
+            months.close_month, actor=user, month=first_day, why=form.cleaned_data["why"], now=now
         )
         if done is not None:
             messages.success(
                 request,
-                f"{found:%B %Y} is closed and cannot change any more. Later changes become corrections.",
+                f"{first_day:%B %Y} is closed and cannot change any more. Later changes become corrections.",
             )
-            return redirect(f"/chargeback/?month={found:%Y-%m}")
-    statement = reads.statement_of(found)
+            return redirect(f"/chargeback/?month={first_day:%Y-%m}")
+    statement = reads.statement_of(first_day)
     context = {
-        "month": found,
-        "checks": close_checks(found),
-        "totals": statements.statement_totals(found),
+        "month": first_day,
+        "checks": close_checks(first_day),
+        "totals": statements.statement_totals(first_day),
         "closed": statement is not None and statement.state == "closed",
-        "over": found < month_of(now),
+        "over": first_day < month_of(now),
         "form": form,
         "now": now,
     }

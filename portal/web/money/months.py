@@ -15,12 +15,12 @@ def month_or_404(text: str | None, now: datetime) -> date:
         return month_of(now)
     try:
         year, month = text.split("-")
-        found = date(int(year), int(month), 1)
+        first_day = date(int(year), int(month), 1)
     except ValueError:
         raise Http404(f"month is {text[:20]!a}; allowed: a year and a month, such as 2026-03.") from None
-    if not 2000 <= found.year <= 2200:
+    if not 2000 <= first_day.year <= 2200:
         raise Http404(f"month is {text[:20]!a}; allowed: years from 2000 to 2200.")
-    return found
+    return first_day
 
 
 def offset_month(month: date, by: int) -> date:

@@ -36,12 +36,14 @@ MAX_PERIOD_DAYS = 400
 def utilisation(request: HttpRequest) -> HttpResponseBase:
     """Render the charts of ``period`` (or ``start``, ``end``), filtered by ``pool``, ``team``, ``model``."""
     user, now = current_user(request), timezone.now()
-    question = _utilisation_query(request, user, now)
-    charts = {name: utilisation_charts.make_chart(name, question) for name in utilisation_charts.CHART_ORDER}
+    usage_query = _utilisation_query(request, user, now)
+    charts = {
+        name: utilisation_charts.make_chart(name, usage_query) for name in utilisation_charts.CHART_ORDER
+    }
     query = _query_string(request)
-    fall = question.waterfall
-    saving = question.saving
-    waits = question.waits_by_size
+    fall = usage_query.waterfall
+    saving = usage_query.saving
+    waits = usage_query.waits_by_size
     context = {
         "charts": [
             {
@@ -52,32 +54,34 @@ def utilisation(request: HttpRequest) -> HttpResponseBase:
             }
             for name, chart in charts.items()
         ],
-        "figures": _figures(question, fall, saving, waits),
-        "start": question.filters.start,
-        "end": max(min(question.filters.end, now), question.filters.start),  # the current hour is incomplete
+        "figures": _figures(usage_query, fall, saving, waits),
+        "start": usage_query.filters.start,
+        "end": max(
+            min(usage_query.filters.end, now), usage_query.filters.start
+        ),  # the current hour is incomplete
         "coverage": fall.coverage,
         "freshness": data_freshness(),
         "periods": _choices(request, "period", PERIODS, request.GET.get("period", "7d")),
         "pools": _choices(
             request,
             "pool",
-            (("", "All pools"), *((p.slug, p.name) for p in question.pools)),
+            (("", "All pools"), *((p.slug, p.name) for p in usage_query.pools)),
             request.GET.get("pool", ""),
         ),
         "teams": _choices(
             request,
             "team",
-            (("", "All teams"), *((t.slug, t.name) for t in question.teams)),
+            (("", "All teams"), *((t.slug, t.name) for t in usage_query.teams)),
             request.GET.get("team", ""),
         ),
         "models": _choices(
             request,
             "model",
-            (("", "All models"), *((m, m) for m in question.models)),
+            (("", "All models"), *((m, m) for m in usage_query.models)),
             request.GET.get("model", ""),
         ),
-        "dimensions": _choices(request, "by", utilisation_query.DIMENSIONS, question.dimension),
-        "simulated": reads.has_simulated_use(question.filters),
+        "dimensions": _choices(request, "by", utilisation_query.DIMENSIONS, usage_query.dimension),
+        "simulated": reads.has_simulated_use(usage_query.filters),
         "now": now,
     }
     return render(request, "manage/utilisation.html", context)
@@ -178,7 +182,7 @@ def _choices(request: HttpRequest, name: str, choices: Any, current: str) -> lis
 
 
 def _figures(
-    question: utilisation_query.UtilisationQuery, fall: Any, saving: Any, waits: Any
+    usage_query: utilisation_query.UtilisationQuery, fall: Any, saving: Any, waits: Any
 ) -> list[dict[str, Any]]:
     by_key = {step.key: step for step in fall.steps}
     free = sum(by_key[key].share for key in ("unhealthy", "maintenance", "unallocated") if key in by_key)
@@ -194,8 +198,8 @@ def _figures(
         {
             "label": "Held but not used",
             "value": f"{grouped(sum(step.gpu_hours for step in unused))} h",
-            "small": money(sum((step.cost for step in unused), start=fall.cost * 0), question.currency)
-            if policy.sees_owner_cost(question.viewer)
+            "small": money(sum((step.cost for step in unused), start=fall.cost * 0), usage_query.currency)
+            if policy.sees_owner_cost(usage_query.viewer)
             else "",
         },
         {
@@ -208,6 +212,6 @@ def _figures(
             "value": f"{grouped(saving.gpus, 1)} GPUs",
             "small": ""
             if saving.per_month is None
-            else f"{money(saving.per_month, question.currency)} a month",
+            else f"{money(saving.per_month, usage_query.currency)} a month",
         },
     ]

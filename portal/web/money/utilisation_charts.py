@@ -77,8 +77,9 @@ CSV_COLUMNS: dict[str, tuple[str, ...]] = {
 # -- GPU-hours -----------------------------------------------------------------------------------------------
 
 
-def _waterfall_chart(question: UtilisationQuery) -> UtilisationChart:
-    fall = question.waterfall
+# Not split: figure, table and CSV of one chart, built from the same rows.
+def _waterfall_chart(query: UtilisationQuery) -> UtilisationChart:
+    fall = query.waterfall
     names = ["Capacity", *(WATERFALL_BUCKETS[step.key][0] for step in fall.steps)]
     colours = ["ink", *(WATERFALL_BUCKETS[step.key][2] for step in fall.steps)]
     left, begins, lengths = fall.gpu_hours, [0.0], [fall.gpu_hours]
@@ -107,10 +108,10 @@ def _waterfall_chart(question: UtilisationQuery) -> UtilisationChart:
             "bargap": 0.3,
         },
     }
-    with_cost = policy.sees_owner_cost(question.viewer)
+    with_cost = policy.sees_owner_cost(query.viewer)
 
     def cost(amount: Decimal) -> str | None:
-        return money(amount, question.currency) if with_cost else None
+        return money(amount, query.currency) if with_cost else None
 
     raw = [["capacity", fall.gpu_hours, 1.0 if fall.gpu_hours else None, fall.cost if with_cost else None]]
     raw += [[step.key, step.gpu_hours, step.share, step.cost if with_cost else None] for step in fall.steps]
@@ -136,7 +137,7 @@ def _waterfall_chart(question: UtilisationQuery) -> UtilisationChart:
         "Where the GPU-hours go",
         hint,
         figure,
-        csv_columns_of("Bucket", "GPU-hours", "Share", f"Cost, {question.currency}")[: 4 if with_cost else 3],
+        csv_columns_of("Bucket", "GPU-hours", "Share", f"Cost, {query.currency}")[: 4 if with_cost else 3],
         rows if with_cost else [row[:3] for row in rows],
         raw,
         360,
@@ -146,9 +147,9 @@ def _waterfall_chart(question: UtilisationQuery) -> UtilisationChart:
 # -- use -----------------------------------------------------------------------------------------------------
 
 
-def _use_over_time_chart(question: UtilisationQuery) -> UtilisationChart:
+def _use_over_time_chart(query: UtilisationQuery) -> UtilisationChart:
     dimension = "team"
-    series = usage_over_time(question.filters, dimension=dimension, reads=question.usage_rows)
+    series = usage_over_time(query.filters, dimension=dimension, reads=query.usage_rows)
     colours = {
         team.pk: f"team-{team.colour}" for team in Team.objects.filter(pk__in=[line.key for line in series])
     }
@@ -195,10 +196,11 @@ def _use_over_time_chart(question: UtilisationQuery) -> UtilisationChart:
     )
 
 
-def _use_by_chart(question: UtilisationQuery) -> UtilisationChart:
-    dimension = question.dimension
-    filters = question.filters_for_names(dimension)
-    table = usage_by(dimension, filters, question.usage_rows if filters is question.filters else None)
+# Not split: figure, table and CSV of one chart, built from the same rows.
+def _use_by_chart(query: UtilisationQuery) -> UtilisationChart:
+    dimension = query.dimension
+    filters = query.filters_for_names(dimension)
+    table = usage_by(dimension, filters, query.usage_rows if filters is query.filters else None)
     groups = table.groups
     shown = groups[:MAX_BARS]
     words = dict(DIMENSIONS)[dimension]
@@ -250,7 +252,7 @@ def _use_by_chart(question: UtilisationQuery) -> UtilisationChart:
             percent(group.utilisation),
             grouped(group.held, 1),
             percent(group.coverage),
-            money(group.charged, question.currency),
+            money(group.charged, query.currency),
         ]
         for group in groups
     ]
@@ -284,12 +286,13 @@ def _use_by_chart(question: UtilisationQuery) -> UtilisationChart:
     )
 
 
-def _current_use_chart(question: UtilisationQuery) -> UtilisationChart:
-    pool = question.filters.pool
-    allowed = {host.pk for host in policy.visible_hosts(question.viewer)}
-    units = [unit for unit in live_unit_readings(question.now, pool=pool) if unit.host in allowed]
-    if question.filters.model:
-        units = [unit for unit in units if unit.model == question.filters.model]
+# Not split: figure, table and CSV of one chart, built from the same rows.
+def _current_use_chart(query: UtilisationQuery) -> UtilisationChart:
+    pool = query.filters.pool
+    allowed = {host.pk for host in policy.visible_hosts(query.viewer)}
+    units = [unit for unit in live_unit_readings(query.now, pool=pool) if unit.host in allowed]
+    if query.filters.model:
+        units = [unit for unit in units if unit.model == query.filters.model]
     whole = [unit for unit in units if not unit.profile]
     hosts = sorted({unit.host_name for unit in whole})
     width = max((unit.gpu_index for unit in whole), default=-1) + 1
@@ -351,8 +354,8 @@ def _current_use_chart(question: UtilisationQuery) -> UtilisationChart:
     )
 
 
-def _weekday_hour_chart(question: UtilisationQuery) -> UtilisationChart:
-    grid = utilisation_heatmap(question.filters, question.usage_rows)
+def _weekday_hour_chart(query: UtilisationQuery) -> UtilisationChart:
+    grid = utilisation_heatmap(query.filters, query.usage_rows)
     figure = {
         "data": [
             {
@@ -404,6 +407,6 @@ CHARTS: dict[str, Callable[[UtilisationQuery], UtilisationChart]] = {
 CHART_ORDER = tuple(CHARTS)
 
 
-def make_chart(name: str, question: UtilisationQuery) -> UtilisationChart:
+def make_chart(name: str, query: UtilisationQuery) -> UtilisationChart:
     """Return the chart with this name in CHART_ORDER."""
-    return CHARTS[name](question)
+    return CHARTS[name](query)

@@ -8,9 +8,9 @@ from portal.web.money.utilisation_query import UtilisationQuery
 from telemetry.reads.wait_times import GroupWaitTimes
 
 
-def pooling_saving_chart(question: UtilisationQuery) -> UtilisationChart:
+def pooling_saving_chart(query: UtilisationQuery) -> UtilisationChart:
     """Chart the GPUs that teams would need alone against the GPUs they need together."""
-    saving = question.saving
+    saving = query.saving
     names = [
         *(name for _, name, _ in saving.by_team),
         "Dedicated: their sum",
@@ -39,15 +39,15 @@ def pooling_saving_chart(question: UtilisationQuery) -> UtilisationChart:
     rows = [[name, grouped(value, 1)] for name, value in zip(names, values, strict=True)]
     rows.append(["GPUs fewer", grouped(saving.gpus, 1)])
     if saving.per_month is not None:
-        rows.append([f"A month, {question.currency}", money(saving.per_month, question.currency)])
+        rows.append([f"A month, {query.currency}", money(saving.per_month, query.currency)])
     raw = [[name, value] for name, value in zip(names, values, strict=True)]
     hint = "what each team would need alone to have enough 95 % of the time, against all together"
     return UtilisationChart("Pooled or dedicated", hint, figure, csv_columns_of("Who", "GPUs"), rows, raw)
 
 
-def waiting_time_chart(question: UtilisationQuery) -> UtilisationChart:
+def waiting_time_chart(query: UtilisationQuery) -> UtilisationChart:
     """Chart the waiting times by the number of requested GPUs."""
-    rows = question.waits_by_size
+    rows = query.waits_by_size
     figure = {
         "data": [
             {

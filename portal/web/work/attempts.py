@@ -16,16 +16,16 @@ from scheduler.models import Run, Workload
 from scheduler.runs.attempts import attempt_outcomes
 
 
-def attempt_rows(piece: WorkloadDetails, user: User) -> list[dict[str, Any]]:
+def attempt_rows(details: WorkloadDetails, user: User) -> list[dict[str, Any]]:
     """Return one row per attempt, latest first: GPUs, times, outcome and the reason it was stopped."""
-    attempts: list[dict[str, Any]] = workload_details.attempts_of(piece.workload)
+    attempts: list[dict[str, Any]] = workload_details.attempts_of(details.workload)
     ended_runs = {
         attempt["number"]: [run for run in attempt["runs"] if run.outcome and run.ended_at is not None]
         for attempt in attempts
     }
     ended_runs = {number: runs for number, runs in ended_runs.items() if runs}
     endings = dict(zip(ended_runs, attempt_outcomes(ended_runs.values()), strict=True))
-    return [_attempt_row(attempt, endings.get(attempt["number"]), piece, user) for attempt in attempts]
+    return [_attempt_row(attempt, endings.get(attempt["number"]), details, user) for attempt in attempts]
 
 
 def decision_rows(workload: Workload, user: User) -> list[dict[str, Any]]:
@@ -52,8 +52,9 @@ def decision_rows(workload: Workload, user: User) -> list[dict[str, Any]]:
     ]
 
 
+# Not split: one dict of the row; its values share the runs and the outcome.
 def _attempt_row(
-    attempt: dict[str, Any], ending: tuple[Run, str] | None, piece: WorkloadDetails, user: User
+    attempt: dict[str, Any], ending: tuple[Run, str] | None, details: WorkloadDetails, user: User
 ) -> dict[str, Any]:
     """Return the row of one attempt. ``ending`` is its run and outcome, or None while no run has ended."""
     runs: list[Run] = attempt["runs"]
@@ -65,8 +66,8 @@ def _attempt_row(
     }
     if ended_run is not None and ended_run.gpu_events:
         numbers["event"] = ", ".join(ended_run.gpu_events)
-    if piece.stop is not None and attempt["number"] == piece.workload.attempt:
-        numbers |= workload_text.stop_numbers(piece, user)
+    if details.stop is not None and attempt["number"] == details.workload.attempt:
+        numbers |= workload_text.stop_numbers(details, user)
     move: ForcedMove | None = attempt["move"]
     why = reason_texts.reason_sentence(outcome, numbers, user) if outcome else ""
     if move is not None:

@@ -69,29 +69,29 @@ def _heading(workload: Workload) -> str:
 
 
 def _waiting_context(workload: Workload, user: User, now: datetime) -> dict[str, Any]:
-    found = wait_explanation.explain_wait(workload, user, now)
+    explanation = wait_explanation.explain_wait(workload, user, now)
     return {
-        "expected": _expected_start_text(workload, found, now),
-        "record": expected_start_texts.forecast_accuracy_text(found.starts.past(workload.pool_id))
+        "expected": _expected_start_text(workload, explanation, now),
+        "record": expected_start_texts.forecast_accuracy_text(explanation.starts.past(workload.pool_id))
         if workload.expected_start
         else "",
-        "reason": reason_texts.never_starts_sentence(found.never.code, found.never.numbers, user)
-        if found.never
+        "reason": reason_texts.never_starts_sentence(explanation.never.code, explanation.never.numbers, user)
+        if explanation.never
         else reason_texts.waiting_sentence(workload, user),
-        "detail": explanation_columns(workload, found, user, now),
+        "detail": explanation_columns(workload, explanation, user, now),
     }
 
 
 def _history(workload: Workload, user: User, now: datetime) -> dict[str, Any]:
     """Return the history of a workload that was placed at least once or has ended."""
-    piece = workload_details.workload_details([workload], now)[0]
-    tried = attempts.attempt_rows(piece, user)
+    details = workload_details.workload_details([workload], now)[0]
+    tried = attempts.attempt_rows(details, user)
     return {
         "state": workload_text.displayed_state(workload),
-        "word": workload_text.state_label(piece, user),
-        "where": workload_text.location_text(piece.held),
+        "word": workload_text.state_label(details, user),
+        "where": workload_text.location_text(details.held),
         "waited": _waiting_time(workload, tried),
-        "answer": _state_sentence(piece, user),
+        "answer": _state_sentence(details, user),
         "attempts": tried,
         "runs_at_once": len(tried) == 1 and workload.state in LIVE_STATES,
         "has_moved": len(tried) > 1 or workload.state == WorkloadState.QUEUED,
@@ -105,22 +105,24 @@ def _waiting_time(workload: Workload, tried: list[dict[str, Any]]) -> str:
     return short_duration(until - workload.submitted_at) if until else ""
 
 
-def _state_sentence(piece: WorkloadDetails, user: User) -> str:
+def _state_sentence(details: WorkloadDetails, user: User) -> str:
     """Return a sentence that explains the workload's present state."""
-    workload = piece.workload
+    workload = details.workload
     if workload.state == WorkloadState.ENDED:
-        return workload_text.outcome_sentence(piece, user)
+        return workload_text.outcome_sentence(details, user)
     if workload.state in TERMINATING_STATES:
-        return workload_text.stop_reason(piece, user)
+        return workload_text.stop_reason(details, user)
     return reason_texts.reason_sentence(workload.reason_code, workload.reason_numbers, user)
 
 
-def _expected_start_text(workload: Workload, found: wait_explanation.WaitExplanation, now: datetime) -> str:
-    if found.never is None:
+def _expected_start_text(
+    workload: Workload, explanation: wait_explanation.WaitExplanation, now: datetime
+) -> str:
+    if explanation.never is None:
         return expected_start_texts.expected_start_text(
-            workload.expected_start, found.starts.likely(workload), now
+            workload.expected_start, explanation.starts.likely(workload), now
         )
-    return "when its team may hold more" if found.never.may_be_granted else "never, as it is asked for"
+    return "when its team may hold more" if explanation.never.may_be_granted else "never, as it is asked for"
 
 
 @sign_in_required
@@ -129,34 +131,36 @@ def faster_alternatives(request: HttpRequest, public_id: uuid.UUID) -> HttpRespo
     now = timezone.now()
     workload = get_workload_or_404(request, public_id)
     with metered_planning(current_user(request), now):
-        found = wait_explanation.faster_requests(workload, now)[:MAX_ALTERNATIVES_ON_CARD]
-    return render(request, "work/sooner.html", {"sooner": alternative_rows(workload, found, now)})
+        alternatives = wait_explanation.faster_requests(workload, now)[:MAX_ALTERNATIVES_ON_CARD]
+    return render(request, "work/sooner.html", {"sooner": alternative_rows(workload, alternatives, now)})
 
 
 @sign_in_required
 def compare_turns(request: HttpRequest, public_id: uuid.UUID, other: uuid.UUID) -> HttpResponse:
     """Render why another workload goes or went first: the deciding rule of the queue order."""
     user, now = current_user(request), timezone.now()
-    mine, theirs = get_workload_or_404(request, public_id), get_workload_or_404(request, other)
+    workload, other_workload = get_workload_or_404(request, public_id), get_workload_or_404(request, other)
     with metered_planning(user, now):
-        found = wait_explanation.compare_in_queue(mine, theirs, now)
+        comparison = wait_explanation.compare_in_queue(workload, other_workload, now)
     context = {
-        "mine": mine,
-        "theirs": theirs,
+        "mine": workload,
+        "theirs": other_workload,
         "sides": [
-            _compared_workload("The other", theirs, now),
-            _compared_workload("Yours" if mine.owner_id == user.pk else "This one", mine, now),
+            _compared_workload("The other", other_workload, now),
+            _compared_workload("Yours" if workload.owner_id == user.pk else "This one", workload, now),
         ],
-        "rule": queue_order_texts.queue_order_sentence(found.rule, found.numbers) if found else "",
-        "not_compared": "" if found else queue_order_texts.not_comparable(mine, theirs),
+        "rule": queue_order_texts.queue_order_sentence(comparison.rule, comparison.numbers)
+        if comparison
+        else "",
+        "not_compared": "" if comparison else queue_order_texts.not_comparable(workload, other_workload),
         "without": queue_order_texts.start_without_other(
-            mine.name,
-            theirs.name,
+            workload.name,
+            other_workload.name,
             ""
-            if found.without_starts
-            else reason_texts.reason_sentence(found.without_code, found.without_numbers, user),
+            if comparison.without_starts
+            else reason_texts.reason_sentence(comparison.without_code, comparison.without_numbers, user),
         )
-        if found
+        if comparison
         else "",
     }
     return render(request, "work/why_them.html", context)
@@ -181,11 +185,11 @@ def fair_share_page(request: HttpRequest, slug: str) -> HttpResponse:
 
 
 def explanation_columns(
-    workload: Workload, found: wait_explanation.WaitExplanation, user: User, now: datetime
+    workload: Workload, explanation: wait_explanation.WaitExplanation, user: User, now: datetime
 ) -> dict[str, Any]:
     """Return the columns below a queue row: blockers and earlier workloads, alternatives, fair share."""
     return {
-        "blockers": [_blocker_row(workload, blocker, user, now) for blocker in found.blockers],
+        "blockers": [_blocker_row(workload, blocker, user, now) for blocker in explanation.blockers],
         "ahead": [
             {
                 "name": row.workload.name,
@@ -194,15 +198,17 @@ def explanation_columns(
                 "because": queue_order_texts.earlier_because(row.part, row.earlier, row.shorter),
                 "why_url": reverse("why-them", args=[workload.public_id, row.workload.public_id]),
             }
-            for row in found.ahead
+            for row in explanation.ahead
         ],
-        "ahead_more": found.ahead_more,
-        "sooner": alternative_rows(workload, found.sooner, now),
-        "windows": [_window_row(other) for other in found.windows],
-        "window_needs": _reservation_note(found.windows),
+        "ahead_more": explanation.ahead_more,
+        "sooner": alternative_rows(workload, explanation.sooner, now),
+        "windows": [_window_row(other) for other in explanation.windows],
+        "window_needs": _reservation_note(explanation.windows),
         # Fair share does not explain a workload that can never start.
-        "fairness": [] if found.never and not found.never.may_be_granted else fair_share_rows(found.fairness),
-        "them": bool(found.blockers or found.ahead or found.ahead_more),
+        "fairness": []
+        if explanation.never and not explanation.never.may_be_granted
+        else fair_share_rows(explanation.fairness),
+        "them": bool(explanation.blockers or explanation.ahead or explanation.ahead_more),
         "half_life": short_duration(workload.pool.half_life_seconds),
     }
 
@@ -244,9 +250,11 @@ def _compared_workload(whose: str, workload: Workload, now: datetime) -> dict[st
     }
 
 
-def alternative_rows(workload: Workload, found: list[Alternative], now: datetime) -> list[dict[str, Any]]:
+def alternative_rows(
+    workload: Workload, alternatives: list[Alternative], now: datetime
+) -> list[dict[str, Any]]:
     """Return requests that would start sooner, each with the URL of the filled-in form."""
-    return [_alternative_row(workload, other, now) for other in found]
+    return [_alternative_row(workload, other, now) for other in alternatives]
 
 
 def _blocker_row(

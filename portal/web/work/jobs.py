@@ -69,17 +69,17 @@ def job(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
     if workload.kind != WorkloadKind.JOB:
         return redirect("notebook", public_id=public_id)
     currency = current_currency(request)
-    piece = workload_details.workload_details([workload], now)[0]
+    details = workload_details.workload_details([workload], now)[0]
     context = {
         "workload": workload,
-        "card": workload_card.build_page_card(piece, user, currency, now),
-        "steps": workload_card.startup_steps(piece)
+        "card": workload_card.build_page_card(details, user, currency, now),
+        "steps": workload_card.startup_steps(details)
         if workload.state in workload_card.STARTING_STATES
         else None,
-        "facts": workload_facts(piece, user, now),
-        "ended": workload_text.outcome_sentence(piece, user),
+        "facts": workload_facts(details, user, now),
+        "ended": workload_text.outcome_sentence(details, user),
         "relaunch_url": reverse("workload-relaunch", args=[workload.public_id]),
-        "tabs": tab_links(request, workload, piece, now),
-        **workload_tab_context(request, workload, piece, user, currency, now),
+        "tabs": tab_links(request, workload, details, now),
+        **workload_tab_context(request, workload, details, user, currency, now),
     }
     return render_workload_page(request, "work/job.html", "work/job_part.html", context, workload, now)

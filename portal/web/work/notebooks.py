@@ -258,24 +258,24 @@ def notebook(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
     if workload.kind != WorkloadKind.NOTEBOOK:
         return redirect("job", public_id=public_id)
     currency = current_currency(request)
-    piece = workload_details.workload_details([workload], now)[0]
-    ready = _answers(piece, user)
-    card = workload_card.build_page_card(piece, user, currency, now)
+    details = workload_details.workload_details([workload], now)[0]
+    ready = _answers(details, user)
+    card = workload_card.build_page_card(details, user, currency, now)
     if ready:  # the page shows its own button to open it
         card["actions"] = [action for action in card["actions"] if action["label"] != "Open"]
     context = {
         "workload": workload,
         "card": card,
-        "steps": workload_card.startup_steps(piece) if workload.state != WorkloadState.ENDED else None,
+        "steps": workload_card.startup_steps(details) if workload.state != WorkloadState.ENDED else None,
         "ready": ready,
         "opens_itself": bool(request.GET.get("open")) and ready,
         "waits_to_open": bool(request.GET.get("open"))
         and workload.state not in (WorkloadState.ENDED, WorkloadState.STOPPING),
         "open_url": reverse("notebook-open", args=[workload.public_id]),
-        "facts": workload_page.workload_facts(piece, user, now),
-        "ended": workload_text.outcome_sentence(piece, user),
-        "tabs": workload_tabs.tab_links(request, workload, piece, now),
-        **workload_tabs.workload_tab_context(request, workload, piece, user, currency, now),
+        "facts": workload_page.workload_facts(details, user, now),
+        "ended": workload_text.outcome_sentence(details, user),
+        "tabs": workload_tabs.tab_links(request, workload, details, now),
+        **workload_tabs.workload_tab_context(request, workload, details, user, currency, now),
     }
     return workload_page.render_workload_page(
         request, "work/notebook.html", "work/notebook_part.html", context, workload, now
@@ -300,8 +300,8 @@ def open_notebook(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
     return HttpResponse(status=303, headers={"Location": url})
 
 
-def _answers(piece: workload_details.WorkloadDetails, user: User) -> bool:
+def _answers(details: workload_details.WorkloadDetails, user: User) -> bool:
     """Return True if JupyterLab responds and the user owns the notebook."""
-    workload = piece.workload
-    answers = piece.run is not None and piece.run.ready_at is not None
+    workload = details.workload
+    answers = details.run is not None and details.run.ready_at is not None
     return answers and workload.state in workload_card.RUNNING_STATES and workload.owner_id == user.pk

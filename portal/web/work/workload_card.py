@@ -38,65 +38,65 @@ RUNNING_STATES = (WorkloadState.RUNNING, WorkloadState.NOTICE)
 STARTING_STATES = (WorkloadState.PLACED, WorkloadState.STARTING)
 
 
-def build_card(piece: WorkloadDetails, user: User, currency: str, now: datetime) -> dict[str, Any]:
+def build_card(details: WorkloadDetails, user: User, currency: str, now: datetime) -> dict[str, Any]:
     """Return the card of a workload. Its parts depend on the workload's state."""
-    workload = piece.workload
+    workload = details.workload
     made: dict[str, Any] = {
         "id": f"card-{workload.public_id}",
         "state": displayed_state(workload),
-        "state_label": state_label(piece, user) if workload.state == WorkloadState.ENDED else "",
+        "state_label": state_label(details, user) if workload.state == WorkloadState.ENDED else "",
         "title": workload.name,
         "url": workload_url(workload),
-        "what": summary_line(piece, currency),
-        "simulated": piece.simulated,
-        "actions": workload_buttons(piece, user),
+        "what": summary_line(details, currency),
+        "simulated": details.simulated,
+        "actions": workload_buttons(details, user),
     }
     if workload.state == WorkloadState.QUEUED:
-        made |= _waiting_fields(piece, user, now)
+        made |= _waiting_fields(details, user, now)
     elif workload.state in STARTING_STATES:
-        made["steps"] = startup_steps(piece)
+        made["steps"] = startup_steps(details)
     elif workload.state == WorkloadState.ENDED:
-        made["readings"] = _final_readings(piece, currency)
+        made["readings"] = _final_readings(details, currency)
     else:
-        made |= _running_fields(piece, currency, now)
+        made |= _running_fields(details, currency, now)
     made["state_detail"] = _idle_time(workload, now) if made["state"] == "idle" else ""
-    say = _notice_line(piece, user, now)
+    say = _notice_line(details, user, now)
     if say:
         made["say"] = say
     return made
 
 
-def build_page_card(piece: WorkloadDetails, user: User, currency: str, now: datetime) -> dict[str, Any]:
+def build_page_card(details: WorkloadDetails, user: User, currency: str, now: datetime) -> dict[str, Any]:
     """Return the card for the workload's own page, with the accuracy of past start forecasts."""
-    made = build_card(piece, user, currency, now)
-    if piece.workload.state == WorkloadState.QUEUED and piece.workload.expected_start is not None:
-        made["record"] = expected_start_texts.forecast_accuracy_text(piece.past)
+    made = build_card(details, user, currency, now)
+    if details.workload.state == WorkloadState.QUEUED and details.workload.expected_start is not None:
+        made["record"] = expected_start_texts.forecast_accuracy_text(details.past)
     return made
 
 
-def summary_line(piece: WorkloadDetails, currency: str) -> str:
+def summary_line(details: WorkloadDetails, currency: str) -> str:
     """Return the line below a card's title."""
-    workload = piece.workload
+    workload = details.workload
     kind = "Notebook" if is_notebook(workload) else "Job"
-    if piece.held:
-        return " · ".join((kind, held_units_text(piece.held), location_text(piece.held)))
-    if piece.had:
-        return " · ".join((kind, held_units_text(piece.had)))
+    if details.held:
+        return " · ".join((kind, held_units_text(details.held), location_text(details.held)))
+    if details.had:
+        return " · ".join((kind, held_units_text(details.had)))
     parts = [kind, requested_units_text(workload), f"at most {short_duration(workload.max_runtime_seconds)}"]
-    if piece.price_per_hour is not None:
-        parts.append(f"{money(piece.price_per_hour, currency)}/h")
+    if details.price_per_hour is not None:
+        parts.append(f"{money(details.price_per_hour, currency)}/h")
     return " · ".join(parts)
 
 
-def startup_steps(piece: WorkloadDetails) -> list[dict[str, Any]]:
+def startup_steps(details: WorkloadDetails) -> list[dict[str, Any]]:
     """Return the steps of the current attempt, for the steps component."""
-    steps = state_labels.start_steps(piece.workload, piece.run)
+    steps = state_labels.start_steps(details.workload, details.run)
     line = []
     for step in steps:
         at = f"{timezone.localtime(step['at']):%H:%M:%S}" if step["at"] else ""
         detail = step["detail"]
-        if step["word"] == "Placed" and piece.held:
-            detail = location_text(piece.held)
+        if step["word"] == "Placed" and details.held:
+            detail = location_text(details.held)
         state = "todo" if step["state"] == "ahead" else step["state"]
         line.append(
             {
@@ -105,19 +105,19 @@ def startup_steps(piece: WorkloadDetails) -> list[dict[str, Any]]:
                 "state": state,
             }
         )
-        if piece.workload.stop_requested and state == "now":
+        if details.workload.stop_requested and state == "now":
             line[-1]["state"] = "failed"
     return line
 
 
-def workload_buttons(piece: WorkloadDetails, user: User, *, small: bool = False) -> list[dict[str, Any]]:
+def workload_buttons(details: WorkloadDetails, user: User, *, small: bool = False) -> list[dict[str, Any]]:
     """Return the buttons for the workload's state; none for workloads of other users."""
-    workload = piece.workload
+    workload = details.workload
     if workload.state == WorkloadState.ENDED:
         return [{"label": "Launch again", "url": _action_url(workload, "relaunch"), "small": small}]
     mine = workload.owner_id == user.pk
-    found: list[dict[str, Any]] = []
-    ready = piece.run is not None and piece.run.ready_at is not None
+    buttons: list[dict[str, Any]] = []
+    ready = details.run is not None and details.run.ready_at is not None
     if mine and workload.state in RUNNING_STATES and (ready or is_notebook(workload)):
         open_it = {
             "label": "Open",
@@ -125,13 +125,13 @@ def workload_buttons(piece: WorkloadDetails, user: User, *, small: bool = False)
             "post": True,
             "target": "_blank",
         }
-        found.append(
+        buttons.append(
             {**open_it, "kind": "primary", "icon": "open", "small": small}
             if ready
             else {"label": "Open", "disabled": "JupyterLab does not answer yet", "small": small}
         )
     if workload.state in RUNNING_STATES and not workload.stop_requested and not small:
-        found.append(
+        buttons.append(
             {
                 "label": "Extend 1 h",
                 "url": _action_url(workload, "extend"),
@@ -141,9 +141,9 @@ def workload_buttons(piece: WorkloadDetails, user: User, *, small: bool = False)
             }
         )
     if workload.stop_requested or workload.state == WorkloadState.STOPPING:
-        return found
-    found.append(_stop_button(workload, small))
-    return found
+        return buttons
+    buttons.append(_stop_button(workload, small))
+    return buttons
 
 
 def _stop_button(workload: Workload, small: bool) -> dict[str, Any]:
@@ -166,12 +166,12 @@ def _stop_button(workload: Workload, small: bool) -> dict[str, Any]:
     }
 
 
-def _waiting_fields(piece: WorkloadDetails, user: User, now: datetime) -> dict[str, Any]:
-    workload = piece.workload
+def _waiting_fields(details: WorkloadDetails, user: User, now: datetime) -> dict[str, Any]:
+    workload = details.workload
     return {
         "position": workload.position,
-        "of": piece.waiting if workload.position else None,
-        "expected": expected_start_texts.expected_start_text(workload.expected_start, piece.likely, now),
+        "of": details.waiting if workload.position else None,
+        "expected": expected_start_texts.expected_start_text(workload.expected_start, details.likely, now),
         "why": " ".join(filter(None, (_waiting_reason(workload, user), lateness_warning(workload)))),
         "why_url": reverse("why", args=[workload.public_id]),
         # A workload without a queue position is not behind other workloads.
@@ -184,8 +184,8 @@ def _waiting_reason(workload: Workload, user: User) -> str:
     return sentence or "The engine has not planned it yet."
 
 
-def _running_fields(piece: WorkloadDetails, currency: str, now: datetime) -> dict[str, Any]:
-    use = piece.use
+def _running_fields(details: WorkloadDetails, currency: str, now: datetime) -> dict[str, Any]:
+    use = details.use
     latest = "unknown" if use.latest is None else f"now {percent(use.latest)}"
     made: dict[str, Any] = {
         "spark": {
@@ -194,24 +194,24 @@ def _running_fields(piece: WorkloadDetails, currency: str, now: datetime) -> dic
             "value": percent(use.latest),
             "small": f"SM {percent(use.sm_active)}" if use.sm_active is not None else "",
         },
-        "readings": [_time_left(piece, now), _cost(piece, currency)],
+        "readings": [_time_left(details, now), _cost(details, currency)],
     }
     return made
 
 
-def _final_readings(piece: WorkloadDetails, currency: str) -> list[dict[str, str]]:
+def _final_readings(details: WorkloadDetails, currency: str) -> list[dict[str, str]]:
     """Return the readings of an ended workload."""
     return [
-        {"label": "Ran", "value": run_time_text(piece)},
-        {"label": "Cost", "value": final_cost_text(piece, currency)},
+        {"label": "Ran", "value": run_time_text(details)},
+        {"label": "Cost", "value": final_cost_text(details, currency)},
     ]
 
 
-def _time_left(piece: WorkloadDetails, now: datetime) -> dict[str, str]:
+def _time_left(details: WorkloadDetails, now: datetime) -> dict[str, str]:
     end = (
-        piece.workload.gone_by
-        if piece.workload.state != WorkloadState.RUNNING and piece.workload.gone_by
-        else piece.ends_at
+        details.workload.gone_by
+        if details.workload.state != WorkloadState.RUNNING and details.workload.gone_by
+        else details.ends_at
     )
     if end is None:
         return {"label": "Time left", "value": "unknown"}
@@ -221,36 +221,39 @@ def _time_left(piece: WorkloadDetails, now: datetime) -> dict[str, str]:
     return {"label": "Time left", "value": short_duration(max(left, timedelta(0))), "small": f"to {clock}"}
 
 
-def _cost(piece: WorkloadDetails, currency: str) -> dict[str, str]:
+def _cost(details: WorkloadDetails, currency: str) -> dict[str, str]:
     so_far = (
-        piece.cost
-        if piece.cost is not None
-        else (Decimal("0.00") if piece.price_per_hour is not None else None)
+        details.cost
+        if details.cost is not None
+        else (Decimal("0.00") if details.price_per_hour is not None else None)
     )
     hourly = (
-        f"{money(piece.price_per_hour, currency)}/h" if piece.price_per_hour is not None else "no price set"
+        f"{money(details.price_per_hour, currency)}/h"
+        if details.price_per_hour is not None
+        else "no price set"
     )
     return {"label": "Cost so far", "value": money(so_far, currency), "small": hourly}
 
 
-def _notice_line(piece: WorkloadDetails, user: User, now: datetime) -> dict[str, Any] | None:
+# Not split: a decision table; the first match counts.
+def _notice_line(details: WorkloadDetails, user: User, now: datetime) -> dict[str, Any] | None:
     """Return the notice at the foot of the card, with the button that prevents what it announces."""
-    workload = piece.workload
+    workload = details.workload
     if workload.state == WorkloadState.ENDED:
         return None
     if workload.state == WorkloadState.NOTICE:
         by = f" It is gone by {formatting.date_and_time(workload.gone_by)}." if workload.gone_by else ""
-        what_for = "and leaves its host" if piece.move else "to make room"
-        return {"warn": True, "text": f"It writes a checkpoint {what_for}. {stop_reason(piece, user)}{by}"}
+        what_for = "and leaves its host" if details.move else "to make room"
+        return {"warn": True, "text": f"It writes a checkpoint {what_for}. {stop_reason(details, user)}{by}"}
     if workload.state == WorkloadState.STOPPING or workload.stop_requested:
-        if piece.stop is not None:
-            by = "you" if piece.stop.user_id == user.pk else piece.stop.name
+        if details.stop is not None:
+            by = "you" if details.stop.user_id == user.pk else details.stop.name
             return {
-                "text": f"It is being stopped by {by}{': ' if piece.stop.why else ''}"
-                f"{piece.stop.why.rstrip('.')}."
+                "text": f"It is being stopped by {by}{': ' if details.stop.why else ''}"
+                f"{details.stop.why.rstrip('.')}."
             }
-        return {"text": f"It is being stopped. {stop_reason(piece, user)}".strip()}
-    if workload.state == WorkloadState.RUNNING and (quiet := _silent_host_notice(piece, now)):
+        return {"text": f"It is being stopped. {stop_reason(details, user)}".strip()}
+    if workload.state == WorkloadState.RUNNING and (quiet := _silent_host_notice(details, now)):
         return {"warn": True, "text": quiet}
     if workload.state == WorkloadState.RUNNING and workload.idle_warned_at is not None:
         return {
@@ -274,8 +277,8 @@ def _notice_line(piece: WorkloadDetails, user: User, now: datetime) -> dict[str,
             if since
             else "It wrote no checkpoint and begins anew."
         )
-        return {"text": f"{stop_reason(piece, user)} {resumes}".strip()}
-    end = piece.ends_at
+        return {"text": f"{stop_reason(details, user)} {resumes}".strip()}
+    end = details.ends_at
     if (
         workload.state == WorkloadState.RUNNING
         and end is not None
@@ -286,14 +289,14 @@ def _notice_line(piece: WorkloadDetails, user: User, now: datetime) -> dict[str,
             "text": f"It reaches its longest runtime in {short_duration(end - now)}; "
             "save your work or extend it.",
         }
-    if workload.state == WorkloadState.RUNNING and piece.borrows is not None:
-        return {"text": borrowing_notice(piece)}
+    if workload.state == WorkloadState.RUNNING and details.borrows is not None:
+        return {"text": borrowing_notice(details)}
     return None
 
 
-def _silent_host_notice(piece: WorkloadDetails, now: datetime) -> str:
+def _silent_host_notice(details: WorkloadDetails, now: datetime) -> str:
     """Return the notice that the first host has not reported for too long; empty while it reports."""
-    host = piece.run.host if piece.run is not None else None
+    host = details.run.host if details.run is not None else None
     if host is None or host.lease_state == LeaseState.ALIVE or host.last_sync_at is None:
         return ""
     return (

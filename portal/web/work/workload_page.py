@@ -46,16 +46,16 @@ def render_workload_page(
     )
 
 
-def workload_facts(piece: WorkloadDetails, user: User, now: datetime) -> list[dict[str, Any]]:
+def workload_facts(details: WorkloadDetails, user: User, now: datetime) -> list[dict[str, Any]]:
     """Return the labels and values in the side column of a workload's page."""
-    workload = piece.workload
+    workload = details.workload
     facts: list[tuple[str, Any, str]] = [
         ("Owner", workload.owner.get_full_name() or workload.owner.get_username(), ""),
         ("Team", workload.project.team.name, reverse("team", args=[workload.project.team.slug])),
         ("Project", workload.project.name, ""),
         ("Pool", workload.pool.name, ""),
         ("Asked for", workload_text.requested_units_text(workload), ""),
-        *([("Had", workload_text.held_units_text(piece.had), "")] if piece.had else []),
+        *([("Had", workload_text.held_units_text(details.had), "")] if details.had else []),
         ("Type", workload.get_type_display().capitalize(), ""),
         ("Priority", workload.get_priority_display().capitalize(), ""),
         ("May be preempted", "yes, after a notice" if workload.preemptible else "no", ""),
@@ -81,7 +81,7 @@ def workload_facts(piece: WorkloadDetails, user: User, now: datetime) -> list[di
     if workload.most_retries:
         facts.append(("Retries", f"{workload.failures} of {workload.most_retries} used", ""))
     facts.append(("Submitted", f"{timezone.localtime(workload.submitted_at):%d %b %Y %H:%M:%S}", ""))
-    for unit in piece.held:
+    for unit in details.held:
         facts.append((f"GPU {unit.gpu} of {unit.host}", unit.uuid, reverse("host", args=[unit.host])))
     return [{"label": label, "value": value, "url": url} for label, value, url in facts]
 
@@ -89,19 +89,22 @@ def workload_facts(piece: WorkloadDetails, user: User, now: datetime) -> list[di
 def _dependency_facts(workload: Workload, user: User) -> list[tuple[str, Any, str]]:
     """Return the workloads that it waits for and that wait for it, as far as the viewer may see them."""
     seen = policy.visible_workloads(user)
-    before = workload.dependencies.filter(Q(on__in=seen) | Q(on_array__in=policy.visible_arrays(user)))
-    before = before.select_related("on", "on_array").order_by("on_id", "on_array_id")
-    behind = workload.dependents.filter(settled_at=None, workload__in=seen).select_related("workload")
-    behind = behind.order_by("workload_id")[:20]
+    dependencies = workload.dependencies.filter(Q(on__in=seen) | Q(on_array__in=policy.visible_arrays(user)))
+    dependencies = dependencies.select_related("on", "on_array").order_by("on_id", "on_array_id")
+    dependents = workload.dependents.filter(settled_at=None, workload__in=seen).select_related("workload")
+    dependents = dependents.order_by("workload_id")[:20]
     facts = []
-    for each in before:
-        how = reason_texts.CONDITIONS[each.condition]
-        if each.on is not None:
-            facts.append(("After", f"{each.on.name} has {how}", workload_text.workload_url(each.on)))
-        elif each.on_array is not None:
-            how = "ended, not all finished" if each.condition == "not_ok" else how
-            words = f"every task of {each.on_array.name} has {how}"
-            facts.append(("After", words, reverse("array", args=[each.on_array.public_id])))
+    for dependency in dependencies:
+        how = reason_texts.CONDITIONS[dependency.condition]
+        if dependency.on is not None:
+            facts.append(
+                ("After", f"{dependency.on.name} has {how}", workload_text.workload_url(dependency.on))
+            )
+        elif dependency.on_array is not None:
+            how = "ended, not all finished" if dependency.condition == "not_ok" else how
+            words = f"every task of {dependency.on_array.name} has {how}"
+            facts.append(("After", words, reverse("array", args=[dependency.on_array.public_id])))
     return facts + [
-        ("Waited for by", each.workload.name, workload_text.workload_url(each.workload)) for each in behind
+        ("Waited for by", dependency.workload.name, workload_text.workload_url(dependency.workload))
+        for dependency in dependents
     ]

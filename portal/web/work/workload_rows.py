@@ -18,17 +18,19 @@ from scheduler.state.states import WorkloadState
 
 
 def list_rows(
-    pieces: list[WorkloadDetails], user: User, currency: str, now: datetime, *, in_one_line: bool = False
+    all_details: list[WorkloadDetails], user: User, currency: str, now: datetime, *, in_one_line: bool = False
 ) -> list[dict[str, Any]]:
     """Return list rows. With ``in_one_line``, an array task represents its whole array."""
-    wholes = job_arrays.array_totals((piece.workload for piece in pieces), now) if in_one_line else {}
+    wholes = (
+        job_arrays.array_totals((details.workload for details in all_details), now) if in_one_line else {}
+    )
     rows = []
-    for piece in pieces:
-        whole = wholes.get(piece.workload.array_id or 0)
+    for details in all_details:
+        whole = wholes.get(details.workload.array_id or 0)
         rows.append(
-            _workload_row(piece, user, currency, now)
+            _workload_row(details, user, currency, now)
             if whole is None
-            else _array_row(whole, piece, currency, now)
+            else _array_row(whole, details, currency, now)
         )
     return rows
 
@@ -38,44 +40,44 @@ def borrowing_notes(rows: list[dict[str, Any]]) -> list[str]:
     return list(dict.fromkeys(row["borrowed"] for row in rows if row["borrowed"]))
 
 
-def _workload_row(piece: WorkloadDetails, user: User, currency: str, now: datetime) -> dict[str, Any]:
-    workload = piece.workload
+def _workload_row(details: WorkloadDetails, user: User, currency: str, now: datetime) -> dict[str, Any]:
+    workload = details.workload
     state = workload_text.displayed_state(workload)
     return {
         "workload": workload,
         "url": workload_text.workload_url(workload),
         "state": state,
-        "word": workload_text.state_label(piece, user) if state != "idle" else "Idle",
-        "what": workload_text.held_units_text(piece.held or piece.had)
+        "word": workload_text.state_label(details, user) if state != "idle" else "Idle",
+        "what": workload_text.held_units_text(details.held or details.had)
         or workload_text.requested_units_text(workload),
-        "where": workload_text.location_text(piece.held),
-        "borrowed": workload_text.borrowing_notice(piece),
-        "simulated": piece.simulated,
-        "use_text": percent(piece.use.latest) if piece.held else "",
-        "time": _time_text(piece, now),
-        "cost": _cost_text(piece, currency),
-        "actions": workload_card.workload_buttons(piece, user, small=True)
+        "where": workload_text.location_text(details.held),
+        "borrowed": workload_text.borrowing_notice(details),
+        "simulated": details.simulated,
+        "use_text": percent(details.use.latest) if details.held else "",
+        "time": _time_text(details, now),
+        "cost": _cost_text(details, currency),
+        "actions": workload_card.workload_buttons(details, user, small=True)
         if _offers_buttons(workload, user)
         else [],
     }
 
 
 def _array_row(
-    whole: job_arrays.JobArrayTotals, piece: WorkloadDetails, currency: str, now: datetime
+    whole: job_arrays.JobArrayTotals, details: WorkloadDetails, currency: str, now: datetime
 ) -> dict[str, Any]:
     """Return the row of an array: GPUs, time and cost of all its tasks together."""
     row = whole.row
     held = workload_text.units_text(whole.held)
     return {
-        "workload": piece.workload,
+        "workload": details.workload,
         "array": {"name": row.name, "words": job_arrays.array_summary(row)},
         "url": reverse("array", args=[row.public_id]),
         "state": whole.state,
         "word": state_labels.array_state_label(row),
-        "what": held or f"{workload_text.requested_units_text(piece.workload)}, each task",
+        "what": held or f"{workload_text.requested_units_text(details.workload)}, each task",
         "where": "in all" if held else "",
-        "borrowed": workload_text.borrowing_notice(piece),
-        "simulated": piece.simulated or whole.simulated,
+        "borrowed": workload_text.borrowing_notice(details),
+        "simulated": details.simulated or whole.simulated,
         "use_text": percent(whole.use) if held else "",
         "time": _array_time(row, now),
         "cost": money(whole.cost, currency) if whole.cost is not None else "–",
@@ -99,22 +101,22 @@ def _offers_buttons(workload: Workload, user: User) -> bool:
     return workload.owner_id == user.pk and not user.auditor
 
 
-def _cost_text(piece: WorkloadDetails, currency: str) -> str:
-    if piece.workload.state == WorkloadState.ENDED:
-        return workload_text.final_cost_text(piece, currency)
-    return money(piece.cost, currency) if piece.cost is not None else "–"
+def _cost_text(details: WorkloadDetails, currency: str) -> str:
+    if details.workload.state == WorkloadState.ENDED:
+        return workload_text.final_cost_text(details, currency)
+    return money(details.cost, currency) if details.cost is not None else "–"
 
 
-def _time_text(piece: WorkloadDetails, now: datetime) -> str:
-    workload = piece.workload
+def _time_text(details: WorkloadDetails, now: datetime) -> str:
+    workload = details.workload
     if workload.state == WorkloadState.QUEUED:
         return (
-            f"starts {expected_start_texts.expected_start_text(workload.expected_start, piece.likely, now)}"
+            f"starts {expected_start_texts.expected_start_text(workload.expected_start, details.likely, now)}"
             if workload.expected_start
             else f"waits {short_duration(now - workload.queued_at)}"
         )
     if workload.state == WorkloadState.ENDED:
-        ran = workload_text.run_time_text(piece)
+        ran = workload_text.run_time_text(details)
         return ran if ran == "did not run" else f"ran {ran}"
-    end = piece.ends_at
+    end = details.ends_at
     return f"{short_duration(end - now)} left" if end is not None and end > now else "ends now"

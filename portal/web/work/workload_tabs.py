@@ -39,7 +39,7 @@ BUCKET_LABELS = {
 
 
 def tab_links(
-    request: HttpRequest, workload: Workload, piece: WorkloadDetails, now: datetime
+    request: HttpRequest, workload: Workload, details: WorkloadDetails, now: datetime
 ) -> list[dict[str, Any]]:
     """Return the tabs, each with its URL."""
     current = _current_tab(request)
@@ -55,7 +55,12 @@ def tab_links(
 
 
 def workload_tab_context(
-    request: HttpRequest, workload: Workload, piece: WorkloadDetails, user: User, currency: str, now: datetime
+    request: HttpRequest,
+    workload: Workload,
+    details: WorkloadDetails,
+    user: User,
+    currency: str,
+    now: datetime,
 ) -> dict[str, Any]:
     """Return the context of the chosen tab; nothing for a refresh of the live part."""
     tab = _current_tab(request)
@@ -65,11 +70,11 @@ def workload_tab_context(
     if tab == "log":
         context |= _log_tab(request, workload, user)
     elif tab == "attempts":
-        context["attempts"] = attempts.attempt_rows(piece, user)
+        context["attempts"] = attempts.attempt_rows(details, user)
     elif tab == "use":
         context |= _use_tab(workload, now)
     elif tab == "cost":
-        context |= _cost_tab(workload, piece, currency)
+        context |= _cost_tab(workload, details, currency)
     else:
         context["decisions"] = attempts.decision_rows(workload, user)
     return context | _tab_refresh(workload, context)
@@ -157,7 +162,7 @@ def _use_tab(workload: Workload, now: datetime) -> dict[str, Any]:
     }
 
 
-def _cost_tab(workload: Workload, piece: WorkloadDetails, currency: str) -> dict[str, Any]:
+def _cost_tab(workload: Workload, details: WorkloadDetails, currency: str) -> dict[str, Any]:
     lines = cost_totals.charge_lines_of(workload.pk)
     written = sum((Decimal(line["amount"]) for line in lines), Decimal(0))
     rows = [
@@ -170,7 +175,7 @@ def _cost_tab(workload: Workload, piece: WorkloadDetails, currency: str) -> dict
         ]
         for line in lines
     ]
-    so_far = piece.cost if piece.cost is not None else round_amount(written)
+    so_far = details.cost if details.cost is not None else round_amount(written)
     table = {
         "caption": "Charges by day",
         "columns": [
@@ -191,21 +196,21 @@ def _cost_tab(workload: Workload, piece: WorkloadDetails, currency: str) -> dict
         },
         {"label": "Of it charged", "value": money(round_amount(written), currency)},
     ]
-    return {"cost_table": table, "cost_readings": readings + _price_readings(workload, piece, currency)}
+    return {"cost_table": table, "cost_readings": readings + _price_readings(workload, details, currency)}
 
 
-def _price_readings(workload: Workload, piece: WorkloadDetails, currency: str) -> list[dict[str, str]]:
+def _price_readings(workload: Workload, details: WorkloadDetails, currency: str) -> list[dict[str, str]]:
     """Return the price per hour and the maximum cost of an attempt.
 
     Empty if the workload has ended, or if its price is unknown because it waits for a slice.
     """
-    if workload.state == WorkloadState.ENDED or piece.price_per_hour is None:
+    if workload.state == WorkloadState.ENDED or details.price_per_hour is None:
         return []
-    most = money(round_amount(piece.price_per_hour * workload.max_runtime_seconds / 3600), currency)
+    most = money(round_amount(details.price_per_hour * workload.max_runtime_seconds / 3600), currency)
     return [
         {
-            "label": "Per hour now" if piece.held else "Per hour, once it runs",
-            "value": money(piece.price_per_hour, currency),
+            "label": "Per hour now" if details.held else "Per hour, once it runs",
+            "value": money(details.price_per_hour, currency),
         },
         {"label": "At most", "value": most, "small": f"for {short_duration(workload.max_runtime_seconds)}"},
     ]

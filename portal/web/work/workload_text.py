@@ -36,24 +36,24 @@ def displayed_state(workload: Workload) -> str:
     return str(workload.state)
 
 
-def run_time_text(piece: WorkloadDetails) -> str:
+def run_time_text(details: WorkloadDetails) -> str:
     """Return the run time of an ended workload over all attempts, or "did not run".
 
     A workload that ended before it was seen running shows "for a moment".
     """
-    if piece.ran is not None:
-        return short_duration(piece.ran)
+    if details.ran is not None:
+        return short_duration(details.ran)
     return (
         "for a moment"
-        if piece.workload.outcome in (ReasonCode.FINISHED, *WORKLOAD_FAILURE_CODES)
+        if details.workload.outcome in (ReasonCode.FINISHED, *WORKLOAD_FAILURE_CODES)
         else "did not run"
     )
 
 
-def final_cost_text(piece: WorkloadDetails, currency: str) -> str:
+def final_cost_text(details: WorkloadDetails, currency: str) -> str:
     """Return the cost of an ended workload; a dash if it was placed and nothing was charged."""
-    nothing = Decimal("0.00") if not piece.workload.attempt else None
-    cost = nothing if piece.cost is None else piece.cost
+    nothing = Decimal("0.00") if not details.workload.attempt else None
+    cost = nothing if details.cost is None else details.cost
     return "–" if cost is None else money(cost, currency)
 
 
@@ -112,53 +112,53 @@ def lateness_warning(workload: Workload) -> str:
     return request_texts.late_warning(workload.wanted_by, done)
 
 
-def state_label(piece: WorkloadDetails, user: User) -> str:
+def state_label(details: WorkloadDetails, user: User) -> str:
     """Return the label of the state. It names the person who stopped the workload."""
-    by = "" if piece.stop is None else "you" if piece.stop.user_id == user.pk else piece.stop.name
-    return state_labels.workload_state_label(piece.workload, by)[1]
+    by = "" if details.stop is None else "you" if details.stop.user_id == user.pk else details.stop.name
+    return state_labels.workload_state_label(details.workload, by)[1]
 
 
-def stop_numbers(piece: WorkloadDetails, user: User) -> dict[str, Any]:
+def stop_numbers(details: WorkloadDetails, user: User) -> dict[str, Any]:
     """Return the numbers of the reason ``cancelled``."""
-    return outcome_texts.cancelled_numbers(piece.workload, piece.stop, user)
+    return outcome_texts.cancelled_numbers(details.workload, details.stop, user)
 
 
-def outcome_sentence(piece: WorkloadDetails, user: User) -> str:
+def outcome_sentence(details: WorkloadDetails, user: User) -> str:
     """Return a sentence about the outcome; empty while the workload has not ended."""
-    workload = piece.workload
+    workload = details.workload
     if workload.state != WorkloadState.ENDED:
         return ""
-    if piece.stop is None and piece.move is not None and piece.move.code == workload.outcome:
+    if details.stop is None and details.move is not None and details.move.code == workload.outcome:
         return reason_texts.reason_sentence(
-            workload.outcome, {**workload.outcome_numbers, **piece.move.numbers}, user
+            workload.outcome, {**workload.outcome_numbers, **details.move.numbers}, user
         )
-    return outcome_texts.outcome_sentence(workload, piece.stop, user)
+    return outcome_texts.outcome_sentence(workload, details.stop, user)
 
 
-def borrowing_notice(piece: WorkloadDetails) -> str:
+def borrowing_notice(details: WorkloadDetails) -> str:
     """Return the notice that the team borrows, so that the workload may be preempted; else empty."""
-    line = piece.borrows
+    line = details.borrows
     if line is None:
         return ""
     return request_texts.borrowing_notice(
-        piece.workload.project.team.name, line.model, round(line.held, 2), round(line.guaranteed, 2)
+        details.workload.project.team.name, line.model, round(line.held, 2), round(line.guaranteed, 2)
     )
 
 
-def stop_reason(piece: WorkloadDetails, user: User) -> str:
+def stop_reason(details: WorkloadDetails, user: User) -> str:
     """Return why the workload is stopped; names the preempting workload if the viewer may see it."""
-    if piece.move is not None and piece.workload.stop_requested in ("", piece.move.code):
-        return reason_texts.reason_sentence(piece.move.code, piece.move.numbers, user)
-    if piece.eviction is not None:
-        numbers = {**piece.eviction.numbers, "for_workload": piece.eviction.for_workload_id}
-        return reason_texts.reason_sentence(piece.eviction.code, numbers, user)
+    if details.move is not None and details.workload.stop_requested in ("", details.move.code):
+        return reason_texts.reason_sentence(details.move.code, details.move.numbers, user)
+    if details.eviction is not None:
+        numbers = {**details.eviction.numbers, "for_workload": details.eviction.for_workload_id}
+        return reason_texts.reason_sentence(details.eviction.code, numbers, user)
     if (
-        state_labels.is_waiting_to_resume(piece.workload)
-        and piece.run is not None
-        and piece.run.outcome in LOST_CODES
+        state_labels.is_waiting_to_resume(details.workload)
+        and details.run is not None
+        and details.run.outcome in LOST_CODES
     ):
-        return reason_texts.reason_sentence(piece.run.outcome, {}, user)
-    return reason_texts.reason_sentence(piece.workload.stop_requested, stop_numbers(piece, user), user)
+        return reason_texts.reason_sentence(details.run.outcome, {}, user)
+    return reason_texts.reason_sentence(details.workload.stop_requested, stop_numbers(details, user), user)
 
 
 def _number_ranges(numbers: list[int]) -> str:

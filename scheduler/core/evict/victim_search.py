@@ -1,16 +1,18 @@
-"""Who has to make room, when nothing free will do.
+"""Choose the running work to evict if no free units suffice.
 
-Across teams only borrowed work is evicted, and only for work wholly within its team's guarantee; within a team, work of
-lower priority. Only preemptible work that ran for the pool's minimum runtime, only whole workloads, and never the one
-that this workload had to make room for. Of all such sets the cheapest is wanted.
+Rules:
+- Across teams only borrowed work is evicted, and only for work wholly within its team's guarantee.
+- Within a team, work of lower priority is evicted.
+- Only preemptible work that has run for the pool's minimum runtime is evicted, and only as a whole.
+- A workload never evicts the work for which it was evicted itself.
 
-A victim costs the time since its last checkpoint x its slots, and half an hour x its slots for each time it had to go
-before: so victims take turns, and nobody is told to go over and over because it is small, young or saves often. But
-turns are taken among borrowed work only: a workload that straddles its team's guarantee goes when no set of wholly
-borrowed ones would do, however often those had to go before.
+Among all allowed sets of victims the cheapest is wanted. A victim costs its slots times the time since its
+last checkpoint, plus half an hour times its slots for each past eviction. So evictions rotate, and a workload
+is not evicted again and again because it is small, young or saves often. A workload that crosses its team's
+guarantee is evicted only if no set of wholly borrowed work suffices, whatever the past evictions.
 
-The search goes host by host, each time to the host where the least more is to be paid; on one host the cheapest set is
-found exactly. In the end every victim that proves unnecessary is let off, the dearest first.
+The search is greedy over hosts: it continues with the host that adds the least cost. On one host the cheapest
+set is found exactly. Finally every unnecessary victim is removed from the set, the most expensive first.
 """
 
 from __future__ import annotations
@@ -28,240 +30,262 @@ from scheduler.core.fit.quota_limits import headroom_for, may_use_spare
 from scheduler.core.model.pool_state import PoolState
 from scheduler.core.model.snapshot import QueuedWorkload
 
-GUARANTEED_SLOT_COST = (
-    1 << 40
-)  # what a guaranteed slot costs: more than any work lost, so that borrowed slots go first
+# The cost of a guaranteed slot: more than any lost work, so that borrowed slots are taken first.
+GUARANTEED_SLOT_COST = 1 << 40
 
 
 class VictimSearch:
-    """One search for room: for one workload, on units of one kind."""
+    """The search for victims for one workload on units of one kind."""
 
-    def __init__(self, board: PoolState, queued: QueuedWorkload, kind: int) -> None:
-        self.board, self.queued, self.kind, self.ask = board, queued, kind, queued.ask
-        model, self.need = board.kinds[kind].model, board.slots_needed(queued.ask, kind)
-        room = headroom_for(board, queued, kind)
+    def __init__(self, state: PoolState, queued: QueuedWorkload, kind: int) -> None:
+        self.state, self.queued, self.kind, self.ask = state, queued, kind, queued.ask
+        model, self.need = state.kinds[kind].model, state.slots_needed(queued.ask, kind)
+        room = headroom_for(state, queued, kind)
         self.over_limit = room.over
-        self.over_user_cap = max(0, self.need - board.ledger.user_cap_left(queued.user))
-        self.hopeless = room.firm  # what fills its team's guarantee may not be evicted
+        self.over_user_cap = max(0, self.need - state.ledger.user_cap_left(queued.user))
+        # The work that fills its team's guarantee cannot be evicted.
+        self.over_non_preemptible_guarantee = room.non_preemptible_only
         outside = queued.reservation is None
-        self.may_reclaim_borrowed = outside and board.ledger.is_within_guarantee(
+        self.may_reclaim_borrowed = outside and state.ledger.is_within_guarantee(
             queued.team, model, self.need
         )
 
     def run(self) -> EvictionChoice | None:
-        """The cheapest lawful set found, or None when no set would do."""
-        if self.hopeless:
+        """Return the cheapest allowed set that was found, or None if no set suffices."""
+        if self.over_non_preemptible_guarantee:
             return None
-        found = evictable_for(self.board, self.queued, self.kind, self.may_reclaim_borrowed)
-        if len(found) == 0:
+        victims = evictable_for(self.state, self.queued, self.kind, self.may_reclaim_borrowed)
+        if len(victims) == 0:
             return None
-        self.place = ObtainableUnits(self.board, self.queued, self.kind)
-        self.candidates = EvictionCandidates(self.place, found)
+        self.obtainable = ObtainableUnits(self.state, self.queued, self.kind)
+        self.candidates = EvictionCandidates(self.obtainable, victims)
         if not self.candidates.victims:
             return None
         bounds = self._host_cost_bounds()
         if len(bounds) < self.ask.hosts:
             return None
-        for straddling in (False, True):
-            taking = VictimSet(self.place, self.candidates, straddling)
-            if self._take_hosts(taking, bounds) and self._take_enough(taking):
-                self._drop_unneeded_victims(taking)
-                units = self.place.units_after(taking.victims)
+        for may_cross_guarantee in (False, True):
+            victim_set = VictimSet(self.obtainable, self.candidates, may_cross_guarantee)
+            if self._take_hosts(victim_set, bounds) and self._take_enough(victim_set):
+                self._drop_unneeded_victims(victim_set)
+                units = self.obtainable.units_after(victim_set.victims)
                 if units is not None:
-                    return EvictionChoice(taking.victims, units)
+                    return EvictionChoice(victim_set.victims, units)
         return None
 
     def _host_cost_bounds(self) -> list[tuple[int, int]]:
-        """(what it costs at least, host) of each host that would do if every candidate was gone.
+        """Return (lower bound of the cost, host) for each host that would suffice without all candidates.
 
-        At least: as if a part of a victim could go. It spares looking closely at nearly all hosts of a large pool.
+        The bound is computed as if parts of a victim could be evicted. It saves a closer look at nearly all
+        hosts of a large pool.
         """
-        board, ask, found = self.board, self.ask, self.candidates
-        if found.by_host is not None:
-            return self._bounds_of_few(found.by_host)
-        free = self.place.counts
-        most = free + np.bincount(found.host, weights=found.count, minlength=len(board.hosts)).astype(
-            np.int64
+        state, ask, victims = self.state, self.ask, self.candidates
+        if victims.by_host is not None:
+            return self._bounds_of_few(victims.by_host)
+        free = self.obtainable.counts
+        obtainable_counts = free + np.bincount(
+            victims.host, weights=victims.count, minlength=len(state.hosts)
+        ).astype(np.int64)
+        has_cpu_and_memory = intersection(
+            state.cpu_free >= ask.cpu_milli, state.memory_free >= ask.memory_mib
         )
-        roomy = intersection(board.cpu_free >= ask.cpu_milli, board.memory_free >= ask.memory_mib)
-        roomy[found.host] = True  # CPU and memory may come free there, too
-        possible = (most >= ask.units) & board.label_mask(ask.labels) & roomy
+        has_cpu_and_memory[victims.host] = True  # victims may free CPU and memory there
+        possible = (obtainable_counts >= ask.units) & state.label_mask(ask.labels) & has_cpu_and_memory
         if int(possible.sum()) < ask.hosts:
             return []
-        price = board.cost[found.victim] // found.count
-        order = np.lexsort((price, found.host))
-        host, count, price = found.host[order], found.count[order], price[order]
+        price = state.cost[victims.victim] // victims.count
+        order = np.lexsort((price, victims.host))
+        host, count, price = victims.host[order], victims.count[order], price[order]
         before = np.cumsum(count) - count
-        before -= before[np.searchsorted(host, host)]  # freed on the same host by cheaper ones
+        before -= before[np.searchsorted(host, host)]  # units freed on the same host by cheaper victims
         needed = np.clip(np.maximum(0, ask.units - free)[host] - before, 0, count)
-        least = np.bincount(host, weights=needed * price, minlength=len(board.hosts)).astype(np.int64)
+        lower_bound = np.bincount(host, weights=needed * price, minlength=len(state.hosts)).astype(np.int64)
         hosts = np.flatnonzero(possible)
-        return list(zip(least[hosts].tolist(), hosts.tolist(), strict=True))
+        return list(zip(lower_bound[hosts].tolist(), hosts.tolist(), strict=True))
 
     def _bounds_of_few(self, by_host: dict[int, list[tuple[int, int]]]) -> list[tuple[int, int]]:
-        """The same without the cost of arrays."""
-        ask, free, cost = self.ask, self.place.counts, self.board.cost_list
-        labels = self.board.label_mask(ask.labels)
-        as_it_is = unit_selection.suitable_hosts(self.board, ask, free).nonzero()[0].tolist()
-        found = [(0, host) for host in as_it_is if host not in by_host]
-        for host, here in by_host.items():
-            missing, least = ask.units - int(free[host]), 0
-            if missing > sum(units for _, units in here) or not labels[host]:
+        """Return the same as ``_host_cost_bounds``, without arrays, for few candidates."""
+        ask, free, cost = self.ask, self.obtainable.counts, self.state.cost_list
+        labels = self.state.label_mask(ask.labels)
+        already_suitable = unit_selection.suitable_hosts(self.state, ask, free).nonzero()[0].tolist()
+        victims = [(0, host) for host in already_suitable if host not in by_host]
+        for host, on_host in by_host.items():
+            missing, lower_bound = ask.units - int(free[host]), 0
+            if missing > sum(units for _, units in on_host) or not labels[host]:
                 continue
-            for price, units in sorted((cost[victim] // units, units) for victim, units in here):
+            for price, units in sorted((cost[victim] // units, units) for victim, units in on_host):
                 if missing <= 0:
                     break
-                least += price * min(units, missing)
+                lower_bound += price * min(units, missing)
                 missing -= units
-            found.append((least, host))
-        return found
+            victims.append((lower_bound, host))
+        return victims
 
-    def _take_hosts(self, taking: VictimSet, bounds: list[tuple[int, int]]) -> bool:
-        """Take victims host by host until there are enough hosts; False when there are not."""
+    def _take_hosts(self, victim_set: VictimSet, bounds: list[tuple[int, int]]) -> bool:
+        """Add victims host by host until enough hosts suffice. Return False if there are not enough hosts."""
         heap: list[tuple[int, int, int, int, list[int]]] = [
-            (least, 0, host, -1, []) for least, host in bounds
+            (lower_bound, 0, host, -1, []) for lower_bound, host in bounds
         ]
         heapq.heapify(heap)
-        left, done, version = self.ask.hosts, set[int](), 0
-        while left and heap:
-            _, _, host, seen, chosen = heapq.heappop(heap)
-            if host in done:
+        missing_hosts, done_hosts, version = self.ask.hosts, set[int](), 0
+        while missing_hosts and heap:
+            _, _, host, seen_version, chosen = heapq.heappop(heap)
+            if host in done_hosts:
                 continue
-            if seen != version and not (seen >= 0 and self._choice_is_still_valid(taking, host, chosen)):
-                judged = self._cheapest_on(taking, host)
-                if judged is not None:
-                    heapq.heappush(heap, (judged[0], len(judged[1]), host, version, judged[1]))
+            if seen_version != version and not (
+                seen_version >= 0 and self._choice_is_still_valid(victim_set, host, chosen)
+            ):
+                choice = self._cheapest_on(victim_set, host)
+                if choice is not None:
+                    heapq.heappush(heap, (choice[0], len(choice[1]), host, version, choice[1]))
                 continue
-            done.add(host)
-            left -= 1
+            done_hosts.add(host)
+            missing_hosts -= 1
             if chosen:
                 version += 1
-                for other in taking.add(chosen):
-                    if other not in done:  # something came free there, too
+                for other in victim_set.add(chosen):
+                    if other not in done_hosts:  # These victims freed something there as well.
                         heapq.heappush(heap, (0, 0, other, -1, []))
-        return left == 0
+        return missing_hosts == 0
 
-    def _choice_is_still_valid(self, taking: VictimSet, host: int, chosen: list[int]) -> bool:
-        """Was this host's choice made with nothing of it gone since, and may they still go?"""
+    def _choice_is_still_valid(self, victim_set: VictimSet, host: int, chosen: list[int]) -> bool:
+        """Return True if none of the host's chosen victims was added since the choice, and they are still
+        allowed.
+        """
         return (
-            not taking.gone.intersection(chosen) and taking.is_lawful(chosen) and taking.serves(host, chosen)
+            not victim_set.members.intersection(chosen)
+            and victim_set.is_allowed(chosen)
+            and victim_set.host_suffices(host, chosen)
         )
 
-    def _cheapest_on(self, taking: VictimSet, host: int) -> tuple[int, list[int]] | None:
-        """(cost, victims) that would free enough of one host, or None."""
-        if taking.serves(host):
+    def _cheapest_on(self, victim_set: VictimSet, host: int) -> tuple[int, list[int]] | None:
+        """Return (cost, victims) that free enough on one host, or None."""
+        if victim_set.host_suffices(host):
             return 0, []
-        here = [
-            (victim, count) for victim, count in self.candidates.on_host(host) if victim not in taking.gone
+        on_host = [
+            (victim, count)
+            for victim, count in self.candidates.on_host(host)
+            if victim not in victim_set.members
         ]
-        chosen = self._cheapest_exact(taking, host, here)
-        if chosen is None or not taking.is_lawful(chosen) or not taking.serves(host, chosen):
-            chosen = self._cheapest_greedy(taking, host, here)
-        return None if chosen is None else (self._cost(taking, chosen), chosen)
+        chosen = self._cheapest_exact(victim_set, host, on_host)
+        if chosen is None or not victim_set.is_allowed(chosen) or not victim_set.host_suffices(host, chosen):
+            chosen = self._cheapest_greedy(victim_set, host, on_host)
+        return None if chosen is None else (self._cost(victim_set, chosen), chosen)
 
-    def _cheapest_exact(self, taking: VictimSet, host: int, here: list[tuple[int, int]]) -> list[int] | None:
-        """The cheapest victims on one host by the units they free alone: the best for each number of units in turn."""
-        missing = self.ask.units - int(taking.units[host])
+    def _cheapest_exact(
+        self, victim_set: VictimSet, host: int, on_host: list[tuple[int, int]]
+    ) -> list[int] | None:
+        """Return the cheapest victims on one host by the units they free, by dynamic programming over the
+        number of units.
+        """
+        missing = self.ask.units - int(victim_set.free_units[host])
         best: list[tuple[int, tuple[int, ...]] | None] = [(0, ()), *[None] * max(0, missing)]
-        for victim, count in here:
-            price = self._cost(taking, [victim])
+        for victim, count in on_host:
+            price = self._cost(victim_set, [victim])
             for units in range(len(best) - 1, 0, -1):
-                known = best[max(0, units - count)]
-                if known is not None:
-                    offer = known[0] + price, (*known[1], victim)
+                best_without = best[max(0, units - count)]
+                if best_without is not None:
+                    offer = best_without[0] + price, (*best_without[1], victim)
                     present = best[units]
                     if present is None or offer[0] < present[0]:
                         best[units] = offer
         return None if best[-1] is None else list(best[-1][1])
 
-    def _cheapest_greedy(self, taking: VictimSet, host: int, here: list[tuple[int, int]]) -> list[int] | None:
-        """As above where law, CPU, memory or NVLink have a say: one after another, then without the unnecessary."""
+    def _cheapest_greedy(
+        self, victim_set: VictimSet, host: int, on_host: list[tuple[int, int]]
+    ) -> list[int] | None:
+        """Return victims on one host, added one by one, then without the unnecessary ones.
+
+        Used where the exact choice is not allowed, or does not suffice because of CPU, memory or NVLink.
+        """
         chosen: list[int] = []
-        for victim, _ in here:
-            if taking.is_lawful([*chosen, victim]):
+        for victim, _ in on_host:
+            if victim_set.is_allowed([*chosen, victim]):
                 chosen.append(victim)
-                if taking.serves(host, chosen):
-                    for one in sorted(chosen, key=self._most_expensive_first):
-                        without = [v for v in chosen if v != one]
-                        chosen = without if taking.serves(host, without) else chosen
+                if victim_set.host_suffices(host, chosen):
+                    for candidate in sorted(chosen, key=self._most_expensive_first):
+                        without = [v for v in chosen if v != candidate]
+                        chosen = without if victim_set.host_suffices(host, without) else chosen
                     return chosen
         return None
 
-    def _cost(self, taking: VictimSet, victims: Sequence[int]) -> int:
-        """What is lost with these on top of what is taken."""
-        costs = self.board.cost_list
+    def _cost(self, victim_set: VictimSet, victims: Sequence[int]) -> int:
+        """Return the cost of these victims in addition to the set."""
+        costs = self.state.cost_list
         lost = sum([costs[v] for v in victims])
-        if not taking.may_cross_guarantee:
+        if not victim_set.may_cross_guarantee:
             return lost
         return lost + GUARANTEED_SLOT_COST * sum(
-            taking.over_guarantee(v, victims[:i]) for i, v in enumerate(victims)
+            victim_set.over_guarantee(v, victims[:i]) for i, v in enumerate(victims)
         )
 
-    def _take_enough(self, taking: VictimSet) -> bool:
-        """Quota, cap or spare may need more to go than the units themselves do."""
+    def _take_enough(self, victim_set: VictimSet) -> bool:
+        """Add victims until quota, user cap and spare capacity suffice too. Return True on success."""
         for candidate in self.candidates.victims:
-            if self._is_enough(taking.victims):
+            if self._is_enough(victim_set.victims):
                 return True
-            if candidate not in taking.gone and taking.is_lawful([candidate]):
-                taking.add([candidate])
-        return self._is_enough(taking.victims)
+            if candidate not in victim_set.members and victim_set.is_allowed([candidate]):
+                victim_set.add([candidate])
+        return self._is_enough(victim_set.victims)
 
     def _is_enough(self, victims: Sequence[int]) -> bool:
-        """Quota, user cap and the pool's spare capacity once these are gone."""
-        board, slots = self.board, self.candidates.slots
+        """Return True if quota, user cap and the pool's spare capacity suffice once these victims have
+        stopped.
+        """
+        state, slots = self.state, self.candidates.slots
         own = (
-            sum(slots[v] for v in victims if board.running[v].team == self.queued.team)
+            sum(slots[v] for v in victims if state.running[v].team == self.queued.team)
             if self.over_limit
             else 0
         )
         same_user = (
-            sum(slots[v] for v in victims if board.running[v].user == self.queued.user)
+            sum(slots[v] for v in victims if state.running[v].user == self.queued.user)
             if self.over_user_cap
             else 0
         )
         return own >= self.over_limit and same_user >= self.over_user_cap and self._leaves_spare(victims)
 
     def _leaves_spare(self, victims: Sequence[int]) -> bool:
-        board, spare = self.board, self.board.policy.spare_slots
+        state, spare = self.state, self.state.policy.spare_slots
         if spare == 0 or may_use_spare(self.queued):
             return True
-        freed = sum(int(board.run_slots[v]) for v in victims)
-        return board.free_slots + freed - self.need >= spare
+        freed = sum(int(state.run_slots[v]) for v in victims)
+        return state.free_slots + freed - self.need >= spare
 
-    def _drop_unneeded_victims(self, taking: VictimSet) -> None:
-        """Drop every victim that proves unnecessary, the dearest first: one whose hosts are not needed without it."""
-        if len(taking.victims) == 1:
-            return  # without it nothing would do: who needs nobody to go does not come here
-        serving = taking.count_sufficient_hosts()
-        for victim in sorted(taking.victims, key=self._most_expensive_first):
-            hosts = [host for host, _ in taking.units_freed_by(victim)]
-            before = sum(taking.serves(host) for host in hosts)
-            taking.drop(victim)
-            after = serving - before + sum(taking.serves(host) for host in hosts)
-            if after >= self.ask.hosts and self._is_enough(taking.victims):
-                serving = after
+    def _drop_unneeded_victims(self, victim_set: VictimSet) -> None:
+        """Remove every unnecessary victim, the most expensive first: its hosts are not needed without it."""
+        if len(victim_set.victims) == 1:
+            return  # A single victim is necessary: the search is not started if no eviction is needed.
+        sufficient_hosts = victim_set.count_sufficient_hosts()
+        for victim in sorted(victim_set.victims, key=self._most_expensive_first):
+            hosts = [host for host, _ in victim_set.units_freed_by(victim)]
+            before = sum(victim_set.host_suffices(host) for host in hosts)
+            victim_set.remove(victim)
+            after = sufficient_hosts - before + sum(victim_set.host_suffices(host) for host in hosts)
+            if after >= self.ask.hosts and self._is_enough(victim_set.victims):
+                sufficient_hosts = after
             else:
-                taking.add([victim])
+                victim_set.add([victim])
 
     def _most_expensive_first(self, victim: int) -> tuple[int, int]:
-        return -self.board.cost_list[victim], -self.board.running[victim].id
+        return -self.state.cost_list[victim], -self.state.running[victim].id
 
 
-def kinds_to_try_eviction_on(board: PoolState, queued: QueuedWorkload) -> list[int]:
-    """The kinds on which a workload might evict somebody: a quick no for the many that could not."""
-    ask, ledger = board.wanted(queued.ask), board.ledger
-    borrowed = board.kinds_with_borrowed_work if queued.reservation is None else frozenset[int]()
+def kinds_to_try_eviction_on(state: PoolState, queued: QueuedWorkload) -> list[int]:
+    """Return the kinds on which the workload could evict work. A fast check that excludes most workloads."""
+    ask, ledger = state.resolve_ask(queued.ask), state.ledger
+    borrowed = state.kinds_with_borrowed_work if queued.reservation is None else frozenset[int]()
     return [
         kind
         for kind in ask.kinds
-        if board.has_evictable_work(queued.team, kind, queued.priority)
+        if state.has_evictable_work(queued.team, kind, queued.priority)
         or (
             kind in borrowed
-            and ledger.is_within_guarantee(queued.team, board.kinds[kind].model, ask.slots[kind])
+            and ledger.is_within_guarantee(queued.team, state.kinds[kind].model, ask.slots[kind])
         )
     ]
 
 
-def find_victims(board: PoolState, queued: QueuedWorkload, kind: int) -> EvictionChoice | None:
-    """The running work to evict so that a workload can start, or None when there is no lawful way."""
-    return VictimSearch(board, queued, kind).run()
+def find_victims(state: PoolState, queued: QueuedWorkload, kind: int) -> EvictionChoice | None:
+    """Return the running work to evict so that a workload can start, or None if no allowed set suffices."""
+    return VictimSearch(state, queued, kind).run()

@@ -1,3 +1,5 @@
+"""A growing set of victims, and what it frees on each host."""
+
 from __future__ import annotations
 
 from collections import defaultdict
@@ -9,118 +11,133 @@ from scheduler.core.fit import unit_selection
 
 
 class VictimSet:
-    """A set of victims that grows: what is free on each host once they are gone, and what it costs their teams."""
+    """A growing set of victims: what is free on each host once they have stopped, and what their teams
+    lose.
+    """
 
-    def __init__(self, place: ObtainableUnits, candidates: EvictionCandidates, straddling: bool) -> None:
-        self.place, self.board, self.ask = place, place.board, place.ask
-        self.candidates, self.may_cross_guarantee = candidates, straddling
-        self.team = place.queued.team
+    def __init__(
+        self, obtainable: ObtainableUnits, candidates: EvictionCandidates, may_cross_guarantee: bool
+    ) -> None:
+        self.obtainable, self.state, self.ask = obtainable, obtainable.state, obtainable.ask
+        self.candidates, self.may_cross_guarantee = candidates, may_cross_guarantee
+        self.team = obtainable.queued.team
         self.victims: list[int] = []
-        self.gone: set[int] = set()
-        self.taken: dict[int, list[int]] = defaultdict(list)  # other teams -> slots of each victim
-        self.units: Ints = place.counts.copy()
-        self.cpu, self.memory = self.board.cpu_free.copy(), self.board.memory_free.copy()
-        self.labels = self.board.label_mask(self.ask.labels)
-        self.excess: dict[int, int] = {}
-        self.units_freed_cache: dict[int, list[tuple[int, int]]] = {}  # victim -> (host, units of use there)
+        self.members: set[int] = set()
+        self.slots_taken: dict[int, list[int]] = defaultdict(list)  # by other team: the slots of each victim
+        self.free_units: Ints = obtainable.counts.copy()
+        self.cpu, self.memory = self.state.cpu_free.copy(), self.state.memory_free.copy()
+        self.labels = self.state.label_mask(self.ask.labels)
+        self.reclaimable: dict[int, int] = {}
+        self.units_freed_cache: dict[int, list[tuple[int, int]]] = {}  # by victim: (host, usable units there)
 
     def add(self, victims: Sequence[int]) -> list[int]:
-        """Take these; the hosts on which something comes free."""
+        """Add victims. Return the hosts on which they free something."""
         hosts: dict[int, None] = {}
         for victim in victims:
             self.victims.append(victim)
-            self.gone.add(victim)
-            if self.board.running[victim].team != self.team:
-                self.taken[self.board.running[victim].team].append(self.candidates.slots[victim])
+            self.members.add(victim)
+            if self.state.running[victim].team != self.team:
+                self.slots_taken[self.state.running[victim].team].append(self.candidates.slots[victim])
             hosts |= dict.fromkeys(self._free(victim, 1))
         return list(hosts)
 
-    def drop(self, victim: int) -> None:
-        """Let one off."""
+    def remove(self, victim: int) -> None:
+        """Remove one victim."""
         self.victims.remove(victim)
-        self.gone.discard(victim)
-        if self.board.running[victim].team != self.team:
-            self.taken[self.board.running[victim].team].remove(self.candidates.slots[victim])
+        self.members.discard(victim)
+        if self.state.running[victim].team != self.team:
+            self.slots_taken[self.state.running[victim].team].remove(self.candidates.slots[victim])
         self._free(victim, -1)
 
     def _free(self, victim: int, sign: int) -> list[int]:
-        running = self.board.running[victim]
+        running = self.state.running[victim]
         for host, units in self.units_freed_by(victim):
-            self.units[host] += sign * units
+            self.free_units[host] += sign * units
             self.cpu[host] += sign * running.cpu_milli
             self.memory[host] += sign * running.memory_mib
         return [host for host, _ in self.units_freed_by(victim)]
 
     def units_freed_by(self, victim: int) -> list[tuple[int, int]]:
-        """(host, units of use to the ask) of every host a victim is on."""
-        known = self.units_freed_cache.get(victim)
-        if known is None:
-            ground, units = self.board.ground, self.board.units_of[victim]
-            count = dict.fromkeys((ground.host_list[u] for u in units), 0)
+        """Return (host, units usable for the ask) for every host of a victim."""
+        cached = self.units_freed_cache.get(victim)
+        if cached is None:
+            hardware, units = self.state.hardware, self.state.units_of[victim]
+            count = dict.fromkeys((hardware.host_list[u] for u in units), 0)
             for unit in units:
-                if ground.kind_list[unit] == self.place.kind and self.place.units[unit]:
-                    count[ground.host_list[unit]] += 1
-            known = self.units_freed_cache[victim] = sorted(count.items())
-        return known
+                if hardware.kind_list[unit] == self.obtainable.kind and self.obtainable.units[unit]:
+                    count[hardware.host_list[unit]] += 1
+            cached = self.units_freed_cache[victim] = sorted(count.items())
+        return cached
 
-    # -- is it allowed, is it enough --------------------------------------------------------------------------------
+    # -- queries
+    # -------------------------------------------------------------------------------------------------
 
-    def over_guarantee(self, victim: int, more: Sequence[int]) -> int:
-        """How many slots that its team is guaranteed would go with a victim, after those taken and ``more``."""
-        team = self.board.running[victim].team
+    def over_guarantee(self, victim: int, extra_victims: Sequence[int]) -> int:
+        """Return how many guaranteed slots its team would lose with this victim, after the set and
+        ``extra_victims``.
+        """
+        team = self.state.running[victim].team
         if team == self.team:
             return 0
-        before = sum(self.taken[team]) + sum(self._slots_of(team, more))
-        more_than_borrowed: int = before + self.candidates.slots[victim] - max(before, self._excess(team))
-        return max(0, more_than_borrowed)
+        slots_before = sum(self.slots_taken[team]) + sum(self._slots_of(team, extra_victims))
+        guaranteed_part: int = (
+            slots_before + self.candidates.slots[victim] - max(slots_before, self._reclaimable(team))
+        )
+        return max(0, guaranteed_part)
 
     def _slots_of(self, team: int, victims: Sequence[int]) -> list[int]:
-        return [self.candidates.slots[v] for v in victims if self.board.running[v].team == team]
+        return [self.candidates.slots[v] for v in victims if self.state.running[v].team == team]
 
-    def _excess(self, team: int) -> int:
-        if team not in self.excess:
-            self.excess[team] = self.board.ledger.excess(team, self.candidates.model)
-        return self.excess[team]
+    def _reclaimable(self, team: int) -> int:
+        if team not in self.reclaimable:
+            self.reclaimable[team] = self.state.ledger.reclaimable_slots(team, self.candidates.model)
+        return self.reclaimable[team]
 
-    def is_lawful(self, more: Sequence[int]) -> bool:
-        """May these go, too? Nothing guaranteed goes; when ``straddling``, each team still has something borrowed when the
-        last of its victims is taken."""
-        for team in {self.board.running[v].team for v in more} - {self.team}:
-            slots = [*self.taken[team], *self._slots_of(team, more)]
-            if sum(slots) - (max(slots) if self.may_cross_guarantee else 0) >= self._excess(team) + (
+    def is_allowed(self, extra_victims: Sequence[int]) -> bool:
+        """Return True if these victims may be added: no team loses guaranteed slots.
+
+        If ``may_cross_guarantee``, one victim of each team may cross the guarantee: the team must still hold
+        borrowed slots before its last victim is added.
+        """
+        for team in {self.state.running[v].team for v in extra_victims} - {self.team}:
+            slots = [*self.slots_taken[team], *self._slots_of(team, extra_victims)]
+            if sum(slots) - (max(slots) if self.may_cross_guarantee else 0) >= self._reclaimable(team) + (
                 not self.may_cross_guarantee
             ):
                 return False
         return True
 
-    def serves(self, host: int, more: Sequence[int] = ()) -> bool:
-        """Would a host do once those taken, and ``more``, are gone?"""
-        units, cpu, memory = int(self.units[host]), int(self.cpu[host]), int(self.memory[host])
-        for victim in more:
+    def host_suffices(self, host: int, extra_victims: Sequence[int] = ()) -> bool:
+        """Return True if the ask fits on a host once the set and ``extra_victims`` have stopped."""
+        units, cpu, memory = int(self.free_units[host]), int(self.cpu[host]), int(self.memory[host])
+        for victim in extra_victims:
             units += dict(self.units_freed_by(victim)).get(host, 0)
-            cpu += self.board.running[victim].cpu_milli
-            memory += self.board.running[victim].memory_mib
+            cpu += self.state.running[victim].cpu_milli
+            memory += self.state.running[victim].memory_mib
         ask = self.ask
         if units < ask.units or cpu < ask.cpu_milli or memory < ask.memory_mib or not self.labels[host]:
             return False
-        return not ask.nvlink or self._has_island(host, more)
+        return not ask.nvlink or self._has_island(host, extra_victims)
 
     def count_sufficient_hosts(self) -> int:
-        """How many hosts would do once those taken are gone."""
+        """Return the number of hosts that suffice once the set has stopped."""
         ask = self.ask
-        enough = (self.units >= ask.units) & (self.cpu >= ask.cpu_milli) & (self.memory >= ask.memory_mib)
+        enough = (
+            (self.free_units >= ask.units) & (self.cpu >= ask.cpu_milli) & (self.memory >= ask.memory_mib)
+        )
         hosts = (enough & self.labels).nonzero()[0]
-        return sum(self.serves(host) for host in hosts.tolist()) if ask.nvlink else len(hosts)
+        return sum(self.host_suffices(host) for host in hosts.tolist()) if ask.nvlink else len(hosts)
 
-    def _has_island(self, host: int, more: Sequence[int]) -> bool:
-        board, place = self.board, self.place
-        first, last = int(board.first_unit[host]), int(board.first_unit[host + 1])
-        gone = self.gone | set(more)
+    def _has_island(self, host: int, extra_victims: Sequence[int]) -> bool:
+        """Return True if one NVLink group of the host would have enough free units."""
+        state, obtainable = self.state, self.obtainable
+        first, last = int(state.first_unit[host]), int(state.first_unit[host + 1])
+        victim_set = self.members | set(extra_victims)
         free = [
             u
             for u in range(first, last)
-            if place.units[u]
-            and board.kind[u] == place.kind
-            and (place.free[u] or int(board.holder[u]) in gone)
+            if obtainable.units[u]
+            and state.kind[u] == obtainable.kind
+            and (obtainable.free[u] or int(state.holder[u]) in victim_set)
         ]
-        return unit_selection.pick_units(board, self.ask, free) is not None
+        return unit_selection.pick_units(state, self.ask, free) is not None

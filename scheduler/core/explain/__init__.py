@@ -1,1 +1,1 @@
-"""Explain a refusal: the reason, the position, the expected start and the units that are held for it."""
+"""Explain a refusal: the reason, the position, the expected start, and the units held for the workload."""

@@ -1,7 +1,9 @@
-"""When room can be made by work that may not be told to go yet, because it has not run for the pool's minimum.
+"""Find when evictions could start a workload, once running work is no longer protected by the minimum
+runtime.
 
-Who is guaranteed what others borrowed a moment ago would else be told when the borrowers are expected to end: hours, where it is
-minutes. The board is looked at as it will stand when all that runs is old enough, and room is made there by the same search.
+Without this, a workload that is guaranteed what others have just borrowed would be told the borrowers'
+expected end: hours, where it is minutes. The same victim search runs on the pool's state as it will be when
+all running work is unprotected.
 """
 
 from __future__ import annotations
@@ -23,83 +25,97 @@ from scheduler.core.reasons import ReasonCode
 
 @dataclass(frozen=True, slots=True)
 class FutureRoom:
-    """Work (ids) that can be told to go at ``told_at``, and when the units will have been given back at the latest."""
+    """Work (ids) that can be evicted at ``evict_at``, and ``start``, by which its units will be free."""
 
     victims: tuple[int, ...]
-    told_at: int
+    evict_at: int
     start: int
 
 
 class FutureEvictions:
-    """Room that those who wait can have made for them later in this cycle's terms, one after another in their order."""
+    """Future evictions for the refused workloads, one after another in queue order."""
 
-    def __init__(self, board: PoolState) -> None:
-        self.board = board
-        self.evictable_from = board.table[STARTED] + board.policy.minimum_runtime_seconds
-        young = (
-            (board.table[PREEMPTIBLE] == 1) & (board.table[STOPPING] == 0) & (self.evictable_from > board.now)
+    def __init__(self, state: PoolState) -> None:
+        self.state = state
+        self.evictable_from = state.table[STARTED] + state.policy.minimum_runtime_seconds
+        protected = (
+            (state.table[PREEMPTIBLE] == 1) & (state.table[STOPPING] == 0) & (self.evictable_from > state.now)
         )
-        self.has_protected_work = bool(young.any())
+        self.has_protected_work = bool(protected.any())
         self._future_state: PoolState | None = None
 
     def room_for(self, queued: QueuedWorkload) -> FutureRoom | None:
-        """The first room that can be made for it, counted in for those behind it. None when nobody has only to grow older."""
+        """Return the first future evictions that start the workload, and count them in. None if waiting
+        does not help.
+        """
         if not self.has_protected_work or queued.reservation is not None:
             return None
-        then = self._state_then()
+        future_state = self._state_then()
         kinds = [
             kind
-            for kind in victim_search.kinds_to_try_eviction_on(then, queued)
-            if kind in kinds_within_limits(self.board, queued)
+            for kind in victim_search.kinds_to_try_eviction_on(future_state, queued)
+            if kind in kinds_within_limits(self.state, queued)
         ]
-        ages = np.unique(
-            self.evictable_from[then.evictable & (self.evictable_from > self.board.now)]
+        times = np.unique(
+            self.evictable_from[future_state.evictable & (self.evictable_from > self.state.now)]
         ).tolist()
-        if not ages or self._victims_at(queued, kinds, ages[-1]) is None:
+        if not times or self._victims_at(queued, kinds, times[-1]) is None:
             return None
-        # Room that can be made at one moment can be made later, too: so the first moment is found by halves.
-        told_at = ages[
+        # Evictions that are possible at one time are possible later too, so the first time is found by
+        # bisection.
+        evict_at = times[
             bisect_left(
-                ages, True, hi=len(ages) - 1, key=lambda age: self._victims_at(queued, kinds, age) is not None
+                times,
+                True,
+                hi=len(times) - 1,
+                key=lambda time: self._victims_at(queued, kinds, time) is not None,
             )
         ]
-        found = self._victims_at(queued, kinds, told_at)
-        assert found is not None
-        kind, room = found
-        for victim in room.victims:
-            running = then.running[victim]
-            then.evict(
-                victim, Eviction(running.id, queued.id, None, ReasonCode.EVICTED_FOR_GUARANTEE, told_at, ())
+        kind_and_choice = self._victims_at(queued, kinds, evict_at)
+        assert kind_and_choice is not None
+        kind, choice = kind_and_choice
+        for victim in choice.victims:
+            running = future_state.running[victim]
+            future_state.evict_workload(
+                victim, Eviction(running.id, queued.id, None, ReasonCode.EVICTED_FOR_GUARANTEE, evict_at, ())
             )
-        then.keep(queued, room.units, room.victims)
-        then.ledger.add_held_slots(
-            queued.team, then.kinds[kind].model, then.slots_needed(queued.ask, kind), queued.preemptible
+        future_state.earmark(queued, choice.units, choice.victims)
+        future_state.ledger.add_held_slots(
+            queued.team,
+            future_state.kinds[kind].model,
+            future_state.slots_needed(queued.ask, kind),
+            queued.preemptible,
         )
         return FutureRoom(
-            tuple(sorted(then.running[victim].id for victim in room.victims)),
-            told_at,
-            told_at + eviction_lead_seconds(self.board),
+            tuple(sorted(future_state.running[victim].id for victim in choice.victims)),
+            evict_at,
+            evict_at + eviction_lead_seconds(self.state),
         )
 
     def _victims_at(
         self, queued: QueuedWorkload, kinds: list[int], at: int
     ) -> tuple[int, candidates.EvictionChoice] | None:
-        """The room that can be made by those who are old enough at a moment, and of which kind."""
-        then, all_of_them = self._state_then(), self._state_then().evictable
-        then.evictable = intersection(all_of_them, self.evictable_from <= at)
+        """Return (kind, choice) of the evictions that are possible at a time, or None."""
+        future_state, all_evictable = self._state_then(), self._state_then().evictable
+        future_state.evictable = intersection(all_evictable, self.evictable_from <= at)
         try:
-            rooms = ((kind, victim_search.find_victims(then, queued, kind)) for kind in kinds)
-            return next(((kind, room) for kind, room in rooms if room is not None and room.victims), None)
+            choices = ((kind, victim_search.find_victims(future_state, queued, kind)) for kind in kinds)
+            return next(
+                ((kind, choice) for kind, choice in choices if choice is not None and choice.victims), None
+            )
         finally:
-            then.evictable = all_of_them
+            future_state.evictable = all_evictable
 
     def _state_then(self) -> PoolState:
-        """The board when all that runs now is old enough, less what was given or kept in this cycle."""
+        """Return the pool's state when all running work is unprotected, without the units taken in this
+        cycle.
+        """
         if self._future_state is None:
             self._future_state = PoolState(
-                self.board.facts, self.board.pool, self.board.now + self.board.policy.minimum_runtime_seconds
+                self.state.pool_snapshot,
+                self.state.now + self.state.policy.minimum_runtime_seconds,
             )
-            self._future_state.copy_promises_from(self.board)
-        gone = self._future_state.free & ~self.board.free
-        self._future_state.mark_taken(np.flatnonzero(gone).tolist(), self.board)
+            self._future_state.copy_promises_from(self.state)
+        taken = self._future_state.free & ~self.state.free
+        self._future_state.mark_taken(np.flatnonzero(taken).tolist(), self.state)
         return self._future_state

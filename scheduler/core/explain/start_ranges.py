@@ -1,8 +1,8 @@
-"""From when to when a waiting workload may start: the forecast's answer, widened by how wrong the last ones were.
+"""Give an expected start as a range: the forecast's answer, widened by how wrong the last ones were.
 
-A forecast is the plan run forward over predicted run times, and as wrong as they are: about half of all workloads start
-later than it says. So a start is told as a range whose ends come from the record: how long others really waited, by how
-long they had been told. It is never a guarantee.
+A forecast runs the plan forward over predicted runtimes, and is as wrong as they are: about half of all
+workloads start later than it says. The ends of the range come from the record of past waits, by expected
+wait. The range is never a guarantee.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 UPPER_PERCENTILE, LOWER_PERCENTILE = 85, 15  # percentiles of actual / expected wait
-MAX_OUTCOMES = 400  # of the latest records
-SIMILAR_WAIT_FACTOR = 3  # waits told within this factor of each other are wrong alike
+MAX_OUTCOMES = 400  # latest records that are used
+SIMILAR_WAIT_FACTOR = 3  # expected waits within this factor of each other have similar errors
 MIN_OUTCOMES = 20
-MIN_WAIT_SECONDS = (
-    60  # seconds: a shorter wait counts as that long, or a moment too late would weigh like days
-)
-DEFAULT_UPPER_RATIO, DEFAULT_LOWER_RATIO = 3.0, 0.25  # while there are too few records
+# A shorter wait counts as this long; otherwise an error of a moment would count like one of days.
+MIN_WAIT_SECONDS = 60
+DEFAULT_UPPER_RATIO, DEFAULT_LOWER_RATIO = 3.0, 0.25  # used while there are too few records
 
 
 @dataclass(frozen=True, slots=True)
 class StartRange:
-    """A start (s) is expected at ``expected``, at ``earliest`` if all goes well, and likely by ``latest``."""
+    """An expected start as a range (s): ``earliest`` if all goes well, ``expected``, and likely by
+    ``latest``.
+    """
 
     earliest: int
     expected: int
@@ -32,12 +33,15 @@ class StartRange:
 
 
 def wait_ratio(expected_wait: int, actual_wait: int) -> float:
-    """How many times as long as was said something waited."""
+    """Return the actual wait divided by the expected wait."""
     return max(MIN_WAIT_SECONDS, actual_wait) / max(MIN_WAIT_SECONDS, expected_wait)
 
 
 def start_range(now: int, expected_start: int, past_errors: Sequence[float]) -> StartRange:
-    """The range of a start that the forecast puts at ``expected_start``; ``past_errors`` are the latest ``wait_ratio``."""
+    """Return the range of a start that the forecast expects at ``expected_start``.
+
+    ``past_errors`` are the latest values of ``wait_ratio``.
+    """
     lower, upper = DEFAULT_LOWER_RATIO, DEFAULT_UPPER_RATIO
     if len(past_errors) >= MIN_OUTCOMES:
         ranked = sorted(past_errors)
@@ -50,38 +54,50 @@ def start_range(now: int, expected_start: int, past_errors: Sequence[float]) -> 
 
 
 def ratios_of_similar_waits(past: Sequence[tuple[int, float]], expected_wait: int) -> list[float]:
-    """Of (expected wait in seconds, ``wait_ratio``), the ratios of those who were told to wait about as long; of all when
-    these are too few. Short waits go wrong by more than long ones, so one measure for both would be too wide or too late."""
+    """Return the ratios of past waits that were expected to be about as long; all ratios if these are too
+    few.
+
+    ``past`` has (expected wait in seconds, ``wait_ratio``). Short waits have larger errors than long ones, so
+    one measure for both would be too wide or too late.
+    """
     wait = max(MIN_WAIT_SECONDS, expected_wait)
-    alike = [
+    similar = [
         ratio
         for expected, ratio in past
         if wait
         <= SIMILAR_WAIT_FACTOR * max(MIN_WAIT_SECONDS, expected)
         <= SIMILAR_WAIT_FACTOR * SIMILAR_WAIT_FACTOR * wait
     ]
-    return alike if len(alike) >= MIN_OUTCOMES else [ratio for _, ratio in past]
+    return similar if len(similar) >= MIN_OUTCOMES else [ratio for _, ratio in past]
 
 
 @dataclass(frozen=True, slots=True)
 class EstimateOutcome:
-    """What somebody was told when it began to wait, in seconds from then, and what came of it. ``latest_wait`` is the upper
-    end of the range, None where none was given. ``waited`` is until it started, or left the queue, or until now."""
+    """An expected wait that a workload was given, and what happened, in seconds.
+
+    ``latest_wait`` is the upper end of the range, None if none was given. ``waited`` is the time until it
+    started, left the queue, or until now.
+    """
 
     expected_wait: int
     latest_wait: int | None
     waited: int
     started: bool
-    simulated: bool = False  # by a demo, before its site was there
+    simulated: bool = False  # from the simulated past of a demo site
 
     @property
     def is_conclusive(self) -> bool:
-        """Does it say how wrong the forecast was? Who left before its time, or still waits in time, proves nothing."""
+        """Return True if it shows an error of the forecast.
+
+        A workload that left the queue early, or still waits within its expected wait, does not.
+        """
         return self.started or self.waited > self.expected_wait
 
     @property
     def started_in_range(self) -> bool | None:
-        """Did it start by the upper end? None where there was none, or where it is open."""
+        """Return True if it started by the upper end of the range; None if there was no range, or if that
+        is still open.
+        """
         if self.latest_wait is None:
             return None
         if self.waited > self.latest_wait:
@@ -91,25 +107,28 @@ class EstimateOutcome:
 
 @dataclass(frozen=True, slots=True)
 class EstimateAccuracy:
-    """How good the expected starts of one pool were: ``errors`` are ratios as ``start_range`` takes them, and ``past`` the same
-    with the wait (s) that each was told; ``in_time`` of
-    ``ranged`` started by the upper end they were told; ``median_error`` is in seconds, over ``counted`` that started."""
+    """The accuracy of one pool's expected starts.
+
+    ``errors`` are ratios for ``start_range``, ``past`` the same with the expected wait (s).
+    ``started_in_range_count`` of ``with_range`` started by the upper end. ``median_error`` is in seconds,
+    over ``started_count`` started workloads.
+    """
 
     errors: tuple[float, ...] = ()
-    counted: int = 0
+    started_count: int = 0
     median_error: int | None = None
-    ranged: int = 0
-    in_time: int = 0
+    with_range: int = 0
+    started_in_range_count: int = 0
     past: tuple[tuple[int, float], ...] = ()
-    simulated: int = 0  # of ``counted``
+    simulated: int = 0  # of ``started_count``
 
     @property
     def has_enough_outcomes(self) -> bool:
-        """Are there enough to tell ranges from?"""
+        """Return True if there are enough outcomes for ranges."""
         return len(self.errors) >= MIN_OUTCOMES
 
     def range(self, now: int, expected_start: int) -> StartRange | None:
-        """The range of a start; None while there are too few records to tell one from."""
+        """Return the range of a start; None if there are too few outcomes."""
         if not self.has_enough_outcomes:
             return None
         return start_range(
@@ -117,47 +136,63 @@ class EstimateAccuracy:
         )
 
 
-def estimate_accuracy(told: Iterable[EstimateOutcome]) -> EstimateAccuracy:
-    """The record of what one pool's workloads were told, in any order."""
-    known = [one for one in told if one.is_conclusive]
-    off = [abs(one.waited - one.expected_wait) for one in known if one.started]
-    ranged = [one.started_in_range for one in known if one.started_in_range is not None]
+def estimate_accuracy(outcomes: Iterable[EstimateOutcome]) -> EstimateAccuracy:
+    """Return the accuracy of one pool's expected starts, from outcomes in any order."""
+    conclusive = [outcome for outcome in outcomes if outcome.is_conclusive]
+    errors_seconds = [
+        abs(outcome.waited - outcome.expected_wait) for outcome in conclusive if outcome.started
+    ]
+    with_range = [outcome.started_in_range for outcome in conclusive if outcome.started_in_range is not None]
     return EstimateAccuracy(
-        errors=tuple(sorted(wait_ratio(one.expected_wait, one.waited) for one in known)),
-        counted=len(off),
-        median_error=round(statistics.median(off)) if off else None,
-        ranged=len(ranged),
-        in_time=sum(ranged),
-        past=tuple(sorted((one.expected_wait, wait_ratio(one.expected_wait, one.waited)) for one in known)),
-        simulated=sum(one.started and one.simulated for one in known),
+        errors=tuple(sorted(wait_ratio(outcome.expected_wait, outcome.waited) for outcome in conclusive)),
+        started_count=len(errors_seconds),
+        median_error=round(statistics.median(errors_seconds)) if errors_seconds else None,
+        with_range=len(with_range),
+        started_in_range_count=sum(with_range),
+        past=tuple(
+            sorted(
+                (outcome.expected_wait, wait_ratio(outcome.expected_wait, outcome.waited))
+                for outcome in conclusive
+            )
+        ),
+        simulated=sum(outcome.started and outcome.simulated for outcome in conclusive),
     )
 
 
 def _percentile(ranked: Sequence[float], percent: int) -> float:
-    """The nearest rank of a sorted, not empty sequence."""
+    """Return a percentile by nearest rank; ``ranked`` is sorted and not empty."""
     return ranked[max(0, -(-len(ranked) * percent // 100) - 1)]
 
 
 class EstimateHistory:
-    """What was said and what came of it, of the latest ``MAX_OUTCOMES``. Those still waiting count once they waited longer
-    than they were told, or a queue that grows would look as if nothing went wrong."""
+    """The latest expected waits and their outcomes in a simulation.
+
+    Workloads that still wait count once they have waited longer than expected; otherwise a growing queue
+    would look accurate.
+    """
 
     def __init__(self) -> None:
         self._past: deque[tuple[int, float]] = deque(maxlen=MAX_OUTCOMES)
-        self._waiting: dict[int, tuple[int, int]] = {}  # workload -> (told at, expected wait)
+        self._waiting: dict[int, tuple[int, int]] = {}  # by workload: (time of the estimate, expected wait)
 
-    def told(self, workload: int, now: int, expected_start: int) -> None:
-        """Somebody was given an expected start."""
+    def note_estimate(self, workload: int, now: int, expected_start: int) -> None:
+        """Record the expected start that a workload was given."""
         self._waiting[workload] = now, expected_start - now
 
     def started(self, workload: int, now: int) -> None:
-        """It started, or left the queue."""
-        at, expected = self._waiting.pop(workload, (now, -1))
+        """Record that a workload started, or left the queue."""
+        expected_since, expected = self._waiting.pop(workload, (now, -1))
         if expected >= 0:
-            self._past.append((expected, wait_ratio(expected, now - at)))
+            self._past.append((expected, wait_ratio(expected, now - expected_since)))
 
     def errors(self, now: int, expected_wait: int) -> list[float]:
-        """The ratios for one who is told to wait so long (s), with those that wait too long by now."""
-        told = self._waiting.values()
-        overdue = [(expected, wait_ratio(expected, now - at)) for at, expected in told if now - at > expected]
+        """Return the ratios for a workload with this expected wait (s), including those that are overdue
+        now.
+        """
+        waiting = self._waiting.values()
+        overdue = [
+            (expected, wait_ratio(expected, now - expected_since))
+            for expected_since, expected in waiting
+            if now - expected_since > expected
+        ]
         return ratios_of_similar_waits([*self._past, *overdue], expected_wait)

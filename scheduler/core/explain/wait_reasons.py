@@ -1,4 +1,6 @@
-"""Why a workload waits: the first thing whose absence would help, found by leaving it out and trying again."""
+"""Find why a workload waits: the first obstacle whose absence would help, found by leaving it out and
+trying again.
+"""
 
 from __future__ import annotations
 
@@ -25,241 +27,260 @@ from scheduler.core.model.running_work import NO_HOLDER
 from scheduler.core.model.snapshot import Priority, QueuedWorkload
 from scheduler.core.reasons import Reason, ReasonCode, reason_numbers
 
-MAX_HOSTS_NAMED = 5  # hosts in the numbers of a reason
+MAX_HOSTS_NAMED = 5  # most host names in the numbers of a reason
 
 
 class WaitReasons:
-    """What is in the way of those that wait in one pool's cycle; equal asks are judged once."""
+    """The obstacles of the waiting workloads in one pool's cycle. Equal asks are checked once."""
 
-    def __init__(self, board: PoolState) -> None:
-        self.board = board
+    def __init__(self, state: PoolState) -> None:
+        self.state = state
         self._missing_units_cache: dict[Hashable, Reason] = {}
         self._promised: dict[tuple[Hashable, tuple[int, ...]], Reason] = {}
         self._possible: dict[int, list[int]] = {}
 
-    def first(self, queued: QueuedWorkload, allowed: list[int], ahead: int) -> Reason:
-        """The first thing that is in the way of a workload with so many ``ahead`` of it; ``allowed`` are the kinds that its
-        limits let it have."""
-        limits = None if allowed else self._limits(queued) or self._behind_own_team(queued)
+    def first_reason(self, queued: QueuedWorkload, allowed: list[int], ahead: int) -> Reason:
+        """Return the first obstacle of a workload with ``ahead`` others ahead of it.
+
+        ``allowed``: the kinds that its limits allow.
+        """
+        limits = None if allowed else self._quota_or_cap_reason(queued) or self._behind_own_team(queued)
         if limits is not None:
             return limits
-        code, why = self._hardware_reason(queued, allowed)
+        code, numbers = self._hardware_reason(queued, allowed)
         if code in (ReasonCode.WAITS_FOR_UNITS, ReasonCode.BEHIND_OTHERS):
-            return code, (("ahead", ahead), *why)  # sorted by name as it is: nothing comes before "ahead"
+            return code, (("ahead", ahead), *numbers)  # sorted by name: no other name comes before "ahead"
         if code == ReasonCode.HELD_FOR_RESERVATION:
             return code, reason_numbers(
-                **dict(why), runs=availability.seconds_until_releasable(self.board, queued)
+                **dict(numbers), runs=availability.seconds_until_releasable(self.state, queued)
             )
         if code == ReasonCode.HELD_FOR_MAINTENANCE:
-            return code, reason_numbers(**dict(why), runs=queued.max_runtime_seconds)
-        return code, why
+            return code, reason_numbers(**dict(numbers), runs=queued.max_runtime_seconds)
+        return code, numbers
 
     def _hardware_reason(self, queued: QueuedWorkload, allowed: list[int]) -> Reason:
-        """Units that are not there, or are promised to others. Judged once for all with the same key; what is promised
-        also depends on times, and then what is there is looked at again: units are only taken meanwhile."""
+        """Return which units are missing or promised to others.
+
+        The result is cached for all workloads with the same key. Promises also depend on the workload's
+        times; missing units are then checked again, because units are taken in the meantime.
+        """
         key = self._hardware_reason_key(queued, allowed)
-        known = self._missing_units_cache.get(key)
-        if known is not None:
-            return known
-        timed = key, availability.time_class(self.board, queued)
-        if timed not in self._promised:
-            lacking = self._missing_units(queued, allowed)
-            if lacking is not None:
-                self._missing_units_cache[key] = lacking
-                return lacking
-            self._promised[timed] = self._promised_to_others(queued, allowed)
-        return self._promised[timed]
+        cached = self._missing_units_cache.get(key)
+        if cached is not None:
+            return cached
+        timed_key = key, availability.time_class(self.state, queued)
+        if timed_key not in self._promised:
+            missing = self._missing_units(queued, allowed)
+            if missing is not None:
+                self._missing_units_cache[key] = missing
+                return missing
+            self._promised[timed_key] = self._promised_to_others(queued, allowed)
+        return self._promised[timed_key]
 
     def _hardware_reason_key(self, queued: QueuedWorkload, allowed: list[int]) -> Hashable:
-        """Two asks with the same key have the same things in their way, but for their times."""
-        team = queued.team if self.board.is_shared(queued.ask) else 0
-        keeper = queued.id if queued.id in self.board.workloads_with_earmarks else 0
-        number = self.board.ask_number(queued.ask)
-        spare = self.board.policy.spare_slots > 0 and queued.priority is Priority.CRITICAL
-        return number, spare, queued.reservation, team, keeper, tuple(allowed)
+        """Return a key with which workloads have the same obstacles, except for their times."""
+        team = queued.team if self.state.is_shared(queued.ask) else 0
+        earmark_owner = queued.id if queued.id in self.state.workloads_with_earmarks else 0
+        number = self.state.ask_number(queued.ask)
+        spare = self.state.policy.spare_slots > 0 and queued.priority is Priority.CRITICAL
+        return number, spare, queued.reservation, team, earmark_owner, tuple(allowed)
 
     def allowed_kinds(self, queued: QueuedWorkload) -> list[int]:
-        """The kinds that its limits let it have: that others lie free is no help to it."""
-        granted = kinds_within_limits(self.board, queued)
-        if not granted:
+        """Return the kinds that the workload's limits allow: other free kinds do not help it."""
+        within_limits = kinds_within_limits(self.state, queued)
+        if not within_limits:
             return []
         possible = self._possible_kinds(queued)
-        return [kind for kind in possible if kind in granted and leaves_headroom(self.board, queued, kind)]
+        return [
+            kind for kind in possible if kind in within_limits and leaves_headroom(self.state, queued, kind)
+        ]
 
     def _possible_kinds(self, queued: QueuedWorkload) -> list[int]:
-        """The kinds that would do in an empty pool; of the others it is no matter whether limits would let it have them."""
-        number = self.board.ask_number(queued.ask)
-        known = self._possible.get(number)
-        if known is None:
-            kinds, everything = self.board.kinds_for(queued.ask), self.board.ground.everything
-            known = [kind for kind in kinds if fits_on_empty_hosts(self.board, queued.ask, kind, everything)]
-            self._possible[number] = known
-        return known
+        """Return the kinds that would fit in an empty pool. Limits on other kinds do not matter."""
+        number = self.state.ask_number(queued.ask)
+        cached = self._possible.get(number)
+        if cached is None:
+            kinds, all_units = self.state.kinds_for(queued.ask), self.state.hardware.all_units
+            cached = [kind for kind in kinds if fits_on_empty_hosts(self.state, queued.ask, kind, all_units)]
+            self._possible[number] = cached
+        return cached
 
     def _may_have(self, queued: QueuedWorkload, kind: int) -> bool:
-        return headroom_for(self.board, queued, kind).allowed and within_caps(self.board, queued, kind)
+        return headroom_for(self.state, queued, kind).allowed and within_caps(self.state, queued, kind)
 
     def _behind_own_team(self, queued: QueuedWorkload) -> Reason | None:
-        """The room within its team's limit is kept for work in front of it, on every kind that it may have."""
-        board = self.board
+        """Return the reason if the headroom of every allowed kind is reserved for work ahead of it, or
+        None.
+        """
+        state = self.state
         for kind in self._possible_kinds(queued):
             if self._may_have(queued, kind):
-                if leaves_headroom(board, queued, kind):
+                if leaves_headroom(state, queued, kind):
                     return None
-                if not leaves_user_headroom(board, queued, kind):
-                    kept, need = (
-                        board.ledger.reserved_user_headroom[queued.user],
-                        board.slots_needed(queued.ask, kind),
+                if not leaves_user_headroom(state, queued, kind):
+                    reserved, need = (
+                        state.ledger.reserved_user_headroom[queued.user],
+                        state.slots_needed(queued.ask, kind),
                     )
                     return ReasonCode.BEHIND_OWN_TEAM, reason_numbers(
-                        left=max(0, kept.left),
+                        left=max(0, reserved.left),
                         need=need,
                         of="person",
-                        start=kept.start,
-                        workload=kept.workload,
+                        start=reserved.start,
+                        workload=reserved.workload,
                     )
-                model, need = board.kinds[kind].model, board.slots_needed(queued.ask, kind)
-                coming = conflicting_own_reservation(board, queued, kind)
-                if coming is not None:
+                model, need = state.kinds[kind].model, state.slots_needed(queued.ask, kind)
+                upcoming = conflicting_own_reservation(state, queued, kind)
+                if upcoming is not None:
                     return ReasonCode.HELD_FOR_RESERVATION, reason_numbers(
-                        end=coming.end,
-                        guaranteed=board.ledger.guarantee(queued.team, model),
+                        end=upcoming.end,
+                        guaranteed=state.ledger.guarantee(queued.team, model),
                         model=model,
                         need=need,
                         own=True,
-                        reservation=coming.reservation,
+                        reservation=upcoming.reservation,
                         runs=queued.max_runtime_seconds,
-                        slots=coming.slots,
-                        start=coming.start,
+                        slots=upcoming.slots,
+                        start=upcoming.start,
                     )
-                kept = board.ledger.reserved_headroom[queued.team, model]
+                reserved = state.ledger.reserved_headroom[queued.team, model]
                 return ReasonCode.BEHIND_OWN_TEAM, reason_numbers(
-                    left=max(0, kept.left), model=model, need=need, start=kept.start, workload=kept.workload
+                    left=max(0, reserved.left),
+                    model=model,
+                    need=need,
+                    start=reserved.start,
+                    workload=reserved.workload,
                 )
         return None
 
-    def _limits(self, queued: QueuedWorkload) -> Reason | None:
-        """Quota or user cap, when no kind it accepts is within both; with the numbers of its first choice."""
-        board, found = self.board, None
+    def _quota_or_cap_reason(self, queued: QueuedWorkload) -> Reason | None:
+        """Return the reason if no kind is within quota and user cap, with the numbers of its first choice;
+        otherwise None.
+        """
+        state, reason = self.state, None
         for kind in self._possible_kinds(queued):
-            room, need = headroom_for(self.board, queued, kind), board.slots_needed(queued.ask, kind)
-            if room.allowed and within_caps(self.board, queued, kind):
+            room, need = headroom_for(self.state, queued, kind), state.slots_needed(queued.ask, kind)
+            if room.allowed and within_caps(self.state, queued, kind):
                 return None
             if not room.allowed:
-                why: Reason = (
+                numbers: Reason = (
                     ReasonCode.OVER_QUOTA,
                     reason_numbers(
                         guaranteed=room.guaranteed,
                         held=room.held,
                         limit=None if room.limit >= UNLIMITED_SLOTS else room.limit,
                         may_borrow=queued.may_borrow and queued.preemptible,
-                        model=board.kinds[kind].model,
+                        model=state.kinds[kind].model,
                         need=need,
                         preemptible=queued.preemptible,
                     ),
                 )
             else:
-                held = board.ledger.held_by_user[queued.user]
-                why = (
+                held = state.ledger.held_by_user[queued.user]
+                numbers = (
                     ReasonCode.OVER_USER_CAP,
-                    reason_numbers(cap=board.policy.most_slots_per_user, held=held, need=need),
+                    reason_numbers(cap=state.policy.max_slots_per_user, held=held, need=need),
                 )
-            found = found or why
-        return found
+            reason = reason or numbers
+        return reason
 
     def _missing_units(self, queued: QueuedWorkload, kinds: list[int]) -> Reason | None:
-        """What is not there, promised to others or not; None when it is only promised."""
-        board, ask = self.board, queued.ask
+        """Return which units are missing even if promises are ignored; None if they are only promised."""
+        state, ask = self.state, queued.ask
         if queued.reservation is not None:
-            inside = (board.bound == queued.reservation) & board.of_kinds(kinds)
+            inside = (state.bound_to == queued.reservation) & state.units_of_kinds(kinds)
             return ReasonCode.WAITS_FOR_UNITS, reason_numbers(
-                free=int((inside & (board.holder == NO_HOLDER)).sum()),
+                free=int((inside & (state.holder == NO_HOLDER)).sum()),
                 need=ask.total_units,
                 of=int(inside.sum()),
                 reservation=queued.reservation,
             )
-        if not any(fits_on_empty_hosts(board, ask, kind, board.usable) for kind in kinds):
-            return self._closed(queued, kinds)
+        if not any(fits_on_empty_hosts(state, ask, kind, state.usable) for kind in kinds):
+            return self._hosts_closed(queued, kinds)
         if self._fits_ignoring(queued, kinds, availability.ALL_PROMISES):
             return None
         return ReasonCode.WAITS_FOR_UNITS, reason_numbers(
-            free=sum(int(board.counts[kind].sum()) for kind in kinds),
+            free=sum(int(state.free_counts[kind].sum()) for kind in kinds),
             hosts=ask.hosts,
-            model=board.kinds[kinds[0]].model,
+            model=state.kinds[kinds[0]].model,
             need=ask.total_units,
             units=ask.units,
         )
 
-    def _closed(self, queued: QueuedWorkload, kinds: list[int]) -> Reason:
-        """The hosts that could serve it don't take work: by maintenance that has an end, or for another reason."""
-        board = self.board
+    def _hosts_closed(self, queued: QueuedWorkload, kinds: list[int]) -> Reason:
+        """Return why the hosts that could serve the workload take no new work: maintenance, full disks, or
+        another state.
+        """
+        state = self.state
         for kind in kinds:
-            if fits_on_empty_hosts(board, queued.ask, kind, board.in_service):
-                now_on = [(start, end) for _, start, end in board.maintenance if start <= board.now < end]
-                ends = min(end for _, end in now_on)
+            if fits_on_empty_hosts(state, queued.ask, kind, state.in_service):
+                current = [(start, end) for _, start, end in state.maintenance if start <= state.now < end]
+                ends = min(end for _, end in current)
                 return ReasonCode.HELD_FOR_MAINTENANCE, reason_numbers(
-                    end=ends, start=min(start for start, _ in now_on)
+                    end=ends, start=min(start for start, _ in current)
                 )
-        full = [host for host in board.hosts if host.closed_code == ReasonCode.HOST_FULL]
+        full = [host for host in state.hosts if host.closed_code == ReasonCode.HOST_FULL]
         if full and any(
-            fits_on_empty_hosts(board, queued.ask, kind, self._healthy_or_disk_full) for kind in kinds
+            fits_on_empty_hosts(state, queued.ask, kind, self._healthy_or_disk_full) for kind in kinds
         ):
             named = [host.name for host in full[:MAX_HOSTS_NAMED]]
             return ReasonCode.HOST_FULL, reason_numbers(
                 full=len(full), hosts=named, need=queued.ask.total_units
             )
-        codes = sorted({h.closed_code for h in board.hosts if not h.accepts and h.closed_code})
-        closed = sum(not h.accepts for h in board.hosts)
-        unwell = sum(not u.well for u in board.units)
-        weak = sum(h.closed_code == ReasonCode.ISOLATION_TOO_WEAK for h in board.hosts)
+        codes = sorted({h.closed_code for h in state.hosts if not h.schedulable and h.closed_code})
+        closed = sum(not h.schedulable for h in state.hosts)
+        unhealthy = sum(not u.healthy for u in state.units)
+        weak = sum(h.closed_code == ReasonCode.ISOLATION_TOO_WEAK for h in state.hosts)
         too_weak = {"too_weak": weak} if weak else {}
         return ReasonCode.HOST_CLOSED, reason_numbers(
-            codes=codes, hosts=closed, need=queued.ask.total_units, unwell=unwell, **too_weak
+            codes=codes, hosts=closed, need=queued.ask.total_units, unwell=unhealthy, **too_weak
         )
 
     @cached_property
     def _healthy_or_disk_full(self) -> Mask:
-        """The units that would take work if the disks of their hosts had room."""
-        board = self.board
-        open_ = np.array(
-            [h.accepts or h.closed_code == ReasonCode.HOST_FULL for h in board.hosts], dtype=np.bool_
+        """Return the units that would take work if the disks of their hosts had space."""
+        state = self.state
+        schedulable = np.array(
+            [h.schedulable or h.closed_code == ReasonCode.HOST_FULL for h in state.hosts], dtype=np.bool_
         )
-        return intersection(board.ground.well, open_[board.host_of])
+        return intersection(state.hardware.healthy, schedulable[state.host_of])
 
     def _promised_to_others(self, queued: QueuedWorkload, kinds: list[int]) -> Reason:
-        """Enough is free, but spare, set aside, or promised: which of these, the first whose absence would help."""
-        board, need = self.board, queued.ask.total_units
-        takeable = availability.available_units(
-            board, queued, availability.ALL_PROMISES
-        )  # with what is kept for it, when others left for it
-        concerned = intersection(board.free if takeable is None else takeable, board.of_kinds(kinds))
-        free = int(concerned.sum())
-        if self._fits_ignoring(queued, kinds, availability.NO_PROMISES):  # then it was the spare capacity
-            spare = board.policy.spare_slots
-            slots = board.slots_needed(queued.ask, kinds[0])
+        """Return which use of the free units is the first obstacle: spare capacity, queue holds,
+        maintenance or a reservation.
+        """
+        state, need = self.state, queued.ask.total_units
+        # includes units earmarked for it
+        available = availability.available_units(state, queued, availability.ALL_PROMISES)
+        candidates = intersection(state.free if available is None else available, state.units_of_kinds(kinds))
+        free = int(candidates.sum())
+        # The obstacle was the spare capacity.
+        if self._fits_ignoring(queued, kinds, availability.NO_PROMISES):
+            spare = state.policy.spare_slots
+            slots = state.slots_needed(queued.ask, kinds[0])
             return ReasonCode.SPARE_CAPACITY_KEPT, reason_numbers(
-                free=board.free_slots, need=slots, spare=spare
+                free=state.free_slots, need=slots, spare=spare
             )
         if self._fits_ignoring(queued, kinds, frozenset({QUEUE_HOLDS})):
             return ReasonCode.BEHIND_OTHERS, reason_numbers(free=free, need=need)
         if self._fits_ignoring(queued, kinds, frozenset({QUEUE_HOLDS, MAINTENANCE})):
-            start = int(board.maintenance_from[concerned].min())
+            start = int(state.maintenance_from[candidates].min())
             return ReasonCode.HELD_FOR_MAINTENANCE, reason_numbers(free=free, need=need, start=start)
-        first = int(np.argmin(np.where(concerned, board.reserved_from, FAR_FUTURE)))
+        first = int(np.argmin(np.where(candidates, state.reserved_from, FAR_FUTURE)))
         return ReasonCode.HELD_FOR_RESERVATION, reason_numbers(
             free=free,
             need=need,
-            reservation=int(board.reserved_for[first]),
-            start=int(board.reserved_from[first]),
+            reservation=int(state.reserved_for[first]),
+            start=int(state.reserved_from[first]),
         )
 
     def _fits_ignoring(self, queued: QueuedWorkload, kinds: list[int], ignoring: frozenset[str]) -> bool:
-        board, ask = self.board, queued.ask
-        if board.can_use_shared_counts(queued) and not ask.nvlink:
-            bounds = availability.time_class(board, queued, ignoring)
-            counts = (board.free_counts_within(kind, bounds) for kind in kinds)
+        state, ask = self.state, queued.ask
+        if state.can_use_shared_counts(queued) and not ask.nvlink:
+            bounds = availability.time_class(state, queued, ignoring)
+            counts = (state.free_counts_within(kind, bounds) for kind in kinds)
             return any(
-                int(unit_selection.suitable_hosts(board, ask, free).sum()) >= ask.hosts for free in counts
+                int(unit_selection.suitable_hosts(state, ask, free).sum()) >= ask.hosts for free in counts
             )
-        available = availability.available_units(board, queued, ignoring)
-        return any(unit_selection.choose_units(board, ask, kind, available) is not None for kind in kinds)
+        available = availability.available_units(state, queued, ignoring)
+        return any(unit_selection.choose_units(state, ask, kind, available) is not None for kind in kinds)

@@ -1,1 +1,1 @@
-"""Find units for an ask: which units are available, whether the ask fits within quota and hardware, which hosts are best."""
+"""Find units for an ask: available units, limits of quota and hardware, and the best hosts."""

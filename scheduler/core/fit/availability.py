@@ -1,3 +1,5 @@
+"""Which units a workload may take now: free units that it would leave before they are promised to others."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -14,9 +16,11 @@ NO_PROMISES: frozenset[str] = frozenset()
 ALL_PROMISES = frozenset({QUEUE_HOLDS, MAINTENANCE, RESERVATIONS})
 
 
-def seconds_until_releasable(board: PoolState, queued: QueuedWorkload) -> int:
-    """Seconds after which a workload that starts now can be off its units: preemptible work may be told to go."""
-    policy = board.policy
+def seconds_until_releasable(state: PoolState, queued: QueuedWorkload) -> int:
+    """Return the seconds after which a workload that starts now can be off its units: preemptible work may
+    be evicted.
+    """
+    policy = state.policy
     if not queued.preemptible:
         return queued.max_runtime_seconds
     return min(
@@ -26,69 +30,82 @@ def seconds_until_releasable(board: PoolState, queued: QueuedWorkload) -> int:
 
 
 def time_class(
-    board: PoolState, queued: QueuedWorkload, ignoring: frozenset[str] = NO_PROMISES
+    state: PoolState, queued: QueuedWorkload, ignoring: frozenset[str] = NO_PROMISES
 ) -> tuple[int, ...]:
-    """Which promises a workload's times would run into: workloads of one class may take the same units.
+    """Return the promises that a workload's times would overlap, as bounds. Workloads of one class may
+    take the same units.
 
-    ``ignoring`` leaves out HOLDS, MAINTENANCE or RESERVATIONS, to find out which of them is in the way.
+    ``ignoring`` leaves out QUEUE_HOLDS, MAINTENANCE or RESERVATIONS, to find out which of them is the
+    obstacle.
     """
-    known = board.time_classes.get(queued.id)
-    if known is None:
-        known = board.time_classes[queued.id] = (
-            board.next_promise_after(QUEUE_HOLDS, board.now + expected_seconds(queued)),
-            board.next_promise_after(MAINTENANCE, board.now + queued.max_runtime_seconds),
-            board.next_promise_after(RESERVATIONS, board.now + seconds_until_releasable(board, queued)),
+    bounds = state.time_classes.get(queued.id)
+    if bounds is None:
+        bounds = state.time_classes[queued.id] = (
+            state.next_promise_after(QUEUE_HOLDS, state.now + expected_seconds(queued)),
+            state.next_promise_after(MAINTENANCE, state.now + queued.max_runtime_seconds),
+            state.next_promise_after(RESERVATIONS, state.now + seconds_until_releasable(state, queued)),
         )
     if not ignoring:
-        return known
+        return bounds
     return tuple(
-        0 if sort in ignoring else bound
-        for sort, bound in zip(board.first_promise_by_kind, known, strict=True)
+        0 if promise_kind in ignoring else bound
+        for promise_kind, bound in zip(state.first_promise_by_kind, bounds, strict=True)
     )
 
 
 def units_clear_of_promises(
-    board: PoolState, queued: QueuedWorkload, ignoring: frozenset[str] = NO_PROMISES
+    state: PoolState, queued: QueuedWorkload, ignoring: frozenset[str] = NO_PROMISES
 ) -> Mask | None:
-    """The units a workload would be off before they are promised to others; None when that is all of them."""
-    return board.units_clear_of(time_class(board, queued, ignoring))
+    """Return the units that the workload would leave before they are promised to others; None stands for
+    all units.
+    """
+    return state.units_clear_of(time_class(state, queued, ignoring))
 
 
 def available_units(
-    board: PoolState, queued: QueuedWorkload, ignoring: frozenset[str] = NO_PROMISES
+    state: PoolState, queued: QueuedWorkload, ignoring: frozenset[str] = NO_PROMISES
 ) -> Mask | None:
-    """The units a workload may take now; None stands for every free unit (the common case, which is then cheap)."""
+    """Return the units that the workload may take now. None stands for every free unit, which is the
+    common and cheap case.
+    """
     if queued.reservation is not None:
-        return intersection((board.bound == queued.reservation) & (board.holder == NO_HOLDER), board.usable)
-    mask = units_clear_of_promises(board, queued, ignoring)
-    free = board.free
-    if queued.id in board.workloads_with_earmarks:
-        free = free | (
-            (board.kept == queued.id) & (board.holder == NO_HOLDER) & board.usable & (board.bound == 0)
+        return intersection(
+            (state.bound_to == queued.reservation) & (state.holder == NO_HOLDER), state.usable
         )
-    elif mask is None and not board.is_shared(queued.ask):
+    mask = units_clear_of_promises(state, queued, ignoring)
+    free = state.free
+    if queued.id in state.workloads_with_earmarks:
+        free = free | (
+            (state.earmarked_for == queued.id)
+            & (state.holder == NO_HOLDER)
+            & state.usable
+            & (state.bound_to == 0)
+        )
+    elif mask is None and not state.is_shared(queued.ask):
         return None
-    if board.is_shared(queued.ask):
-        free = intersection(free, units_without_other_teams_shares(board, queued.team))
+    if state.is_shared(queued.ask):
+        free = intersection(free, units_without_other_teams_shares(state, queued.team))
     return free if mask is None else intersection(free, mask)
 
 
-def units_without_other_teams_shares(board: PoolState, team: int) -> Mask:
-    """Units on GPUs that no other team has time-sliced work on."""
-    foreign = [gpu for gpu, holder in board.gpu_teams.items() if holder != team]
-    return ~np.isin(board.gpu_of, np.array(foreign, dtype=np.int64))
+def units_without_other_teams_shares(state: PoolState, team: int) -> Mask:
+    """Return the units on GPUs without time-sliced work of another team."""
+    other_teams_gpus = [gpu for gpu, team_on_gpu in state.gpu_teams.items() if team_on_gpu != team]
+    return ~np.isin(state.gpu_of, np.array(other_teams_gpus, dtype=np.int64))
 
 
-def host_counts(board: PoolState, kind: int, available: Mask | None) -> Ints:
-    """How many takeable units of a kind each host has."""
+def host_counts(state: PoolState, kind: int, available: Mask | None) -> Ints:
+    """Return the number of available units of a kind on each host."""
     if available is None:
-        return board.counts[kind]
+        return state.free_counts[kind]
     return np.bincount(
-        board.host_of[units_of_kind_in(board, kind, available)], minlength=len(board.hosts)
+        state.host_of[units_of_kind_in(state, kind, available)], minlength=len(state.hosts)
     ).astype(np.int64)
 
 
-def units_of_kind_in(board: PoolState, kind: int, mask: Mask) -> Ints:
-    """The units of a kind that are in a mask. Sooner than to look at all units, most of all where the kind has few."""
-    units = board.ground.units_of_kind[kind]
+def units_of_kind_in(state: PoolState, kind: int, mask: Mask) -> Ints:
+    """Return the units of a kind that are in a mask. Faster than a search over all units, most of all for
+    a rare kind.
+    """
+    units = state.hardware.units_of_kind[kind]
     return units[mask[units]]

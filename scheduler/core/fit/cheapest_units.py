@@ -1,3 +1,5 @@
+"""Choose units by what taking each of them costs."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -11,74 +13,81 @@ from scheduler.core.model.slots import WHOLE_GPU_PROFILE
 from scheduler.core.model.snapshot import Ask
 
 
-def cheapest_units(board: PoolState, ask: Ask, kind: int, mask: Mask, cost: Ints) -> list[int] | None:
-    """Like ``unit_selection.choose``, but by what taking each unit would cost, then by its wishes, then in one NVLink island, then tightest,
-    then the lower host; of hosts that cost the same those near each other."""
-    units = availability.units_of_kind_in(board, kind, mask)
+def cheapest_units(state: PoolState, ask: Ask, kind: int, mask: Mask, cost: Ints) -> list[int] | None:
+    """Return the cheapest units of one kind for an ask, or None if it does not fit.
+
+    Ties are broken by the ask's preferences, then one NVLink island, then the host with the fewest units,
+    then the lower host. Among hosts with equal cost, those near each other are chosen.
+    """
+    units = availability.units_of_kind_in(state, kind, mask)
     if ask.nvlink:
-        units = _cheapest_nvlink_groups(board, ask, units, cost)
-    hosts = board.host_of[units]
-    # One key and a stable sort: units come by host already, so there is little left to sort.
+        units = _cheapest_nvlink_groups(state, ask, units, cost)
+    hosts = state.host_of[units]
+    # One key and a stable sort: the units are already ordered by host, so little is left to sort.
     order = np.argsort(hosts * (int(cost.max(initial=0)) + 1) + cost[units], kind="stable")
     units, hosts = units[order], hosts[order]
-    counts = np.bincount(hosts, minlength=len(board.hosts))
-    suitable = (counts >= ask.units) & board.ground.hosts_with_capacity(ask)
+    counts = np.bincount(hosts, minlength=len(state.hosts))
+    suitable = (counts >= ask.units) & state.hardware.hosts_with_capacity(ask)
     if int(suitable.sum()) < ask.hosts:
         return None
-    place_on_host = np.arange(len(units)) - (np.cumsum(counts) - counts)[hosts]
-    taken = (place_on_host < ask.units) & suitable[hosts]
-    host_cost = np.bincount(hosts[taken], weights=cost[units[taken]], minlength=len(board.hosts))
+    position_on_host = np.arange(len(units)) - (np.cumsum(counts) - counts)[hosts]
+    taken = (position_on_host < ask.units) & suitable[hosts]
+    host_cost = np.bincount(hosts[taken], weights=cost[units[taken]], minlength=len(state.hosts))
     candidates = np.flatnonzero(suitable)
     tightest = candidates[np.lexsort((candidates, counts[candidates]))]
-    split = np.zeros(len(board.hosts), dtype=np.bool_)
-    if ask.units > 1 and ask.profile == WHOLE_GPU_PROFILE and nvlink_islands(board.ground).matter:
-        taken, split = _in_one_island(board, ask, units, cost, taken, host_cost)
+    split = np.zeros(len(state.hosts), dtype=np.bool_)
+    if ask.units > 1 and ask.profile == WHOLE_GPU_PROFILE and nvlink_islands(state.hardware).matter:
+        taken, split = _in_one_island(state, ask, units, cost, taken, host_cost)
     places = np.arange(len(tightest)) + len(tightest) * split[tightest]
-    ranks = rank_by_preferences(board.ground, ask, tightest, counts[tightest], places)
+    ranks = rank_by_preferences(state.hardware, ask, tightest, counts[tightest], places)
     by_cost = tightest[np.lexsort((ranks, host_cost[tightest]))]
-    if ask.hosts > 1:  # of hosts that cost the same; nobody goes for a wish
+    if ask.hosts > 1:  # Only hosts with equal cost are reordered: no work is evicted for a preference.
         front = by_cost[host_cost[by_cost] <= host_cost[by_cost[ask.hosts - 1]]]
-        sorted_ = (
-            spread_over_racks(board.ground, by_cost)
+        ordered = (
+            spread_over_racks(state.hardware, by_cost)
             if ask.spread
-            else order_by_proximity(board.ground, ask.hosts, front)
+            else order_by_proximity(state.hardware, ask.hosts, front)
         )
-        by_cost = sorted_[np.argsort(host_cost[sorted_], kind="stable")]
+        by_cost = ordered[np.argsort(host_cost[ordered], kind="stable")]
     return sorted(int(u) for u in units[taken & np.isin(hosts, by_cost[: ask.hosts])])
 
 
 def _in_one_island(
-    board: PoolState, ask: Ask, units: Ints, cost: Ints, taken: Mask, host_cost: Ints
+    state: PoolState, ask: Ask, units: Ints, cost: Ints, taken: Mask, host_cost: Ints
 ) -> tuple[Mask, Mask]:
-    """Which of ``units`` to take, as ``taken`` says, but in one NVLink island of a host where that costs no more: the smallest
-    that will do. And the hosts on which they would be in several."""
-    within = nvlink_islands(board.ground)
-    of = within.of[units]
-    order = np.lexsort((np.arange(len(units)), cost[units], of))
-    order = order[of[order] >= 0]
-    members = np.bincount(of[order], minlength=len(within.host))
-    place = np.arange(len(order)) - (np.cumsum(members) - members)[of[order]]
-    first = order[place < ask.units]
-    price = np.bincount(of[first], weights=cost[units[first]], minlength=len(within.host))
-    will_do = np.flatnonzero((members >= ask.units) & (price <= host_cost[within.host]))
-    will_do = will_do[np.lexsort((will_do, members[will_do], within.host[will_do]))]
-    hosts, which = np.unique(within.host[will_do], return_index=True)
-    split = np.ones(len(board.hosts), dtype=np.bool_)
+    """Return which units to take, like ``taken`` but in one NVLink island of a host where that costs no
+    more.
+
+    The smallest sufficient island is chosen. Also return the hosts on which the units would be in several
+    islands.
+    """
+    islands = nvlink_islands(state.hardware)
+    island_of = islands.of[units]
+    order = np.lexsort((np.arange(len(units)), cost[units], island_of))
+    order = order[island_of[order] >= 0]
+    members = np.bincount(island_of[order], minlength=len(islands.host))
+    position = np.arange(len(order)) - (np.cumsum(members) - members)[island_of[order]]
+    cheapest = order[position < ask.units]
+    price = np.bincount(island_of[cheapest], weights=cost[units[cheapest]], minlength=len(islands.host))
+    sufficient = np.flatnonzero((members >= ask.units) & (price <= host_cost[islands.host]))
+    sufficient = sufficient[np.lexsort((sufficient, members[sufficient], islands.host[sufficient]))]
+    hosts, index = np.unique(islands.host[sufficient], return_index=True)
+    split = np.ones(len(state.hosts), dtype=np.bool_)
     split[hosts] = False
-    chosen = np.zeros(len(within.host), dtype=np.bool_)
-    chosen[will_do[which]] = True
-    together = np.zeros(len(units), dtype=np.bool_)
-    together[first[chosen[of[first]]]] = True
-    return np.where(split[board.host_of[units]], taken, together), split
+    chosen = np.zeros(len(islands.host), dtype=np.bool_)
+    chosen[sufficient[index]] = True
+    taken_together = np.zeros(len(units), dtype=np.bool_)
+    taken_together[cheapest[chosen[island_of[cheapest]]]] = True
+    return np.where(split[state.host_of[units]], taken, taken_together), split
 
 
-def _cheapest_nvlink_groups(board: PoolState, ask: Ask, units: Ints, cost: Ints) -> Ints:
-    """Of each host's units only those of the one NVLink group that would serve an ask most cheaply."""
+def _cheapest_nvlink_groups(state: PoolState, ask: Ask, units: Ints, cost: Ints) -> Ints:
+    """Return, of each host's units, only those of the NVLink group that serves the ask at the least cost."""
     groups: dict[tuple[int, int], list[int]] = {}
     for unit in (int(u) for u in units):
-        group = board.units[unit].nvlink_group
+        group = state.units[unit].nvlink_group
         if group is not None:
-            groups.setdefault((int(board.host_of[unit]), group), []).append(unit)
+            groups.setdefault((int(state.host_of[unit]), group), []).append(unit)
     best: dict[int, tuple[int, list[int]]] = {}
     for (host, _), members in sorted(groups.items()):
         if len(members) >= ask.units:

@@ -1,7 +1,9 @@
-"""How a GPU can be split into MIG instances: which sets of profiles fit on it, and where each instance begins.
+"""Compute how a GPU can be split into MIG instances: which profiles fit on it, and where each instance
+begins.
 
-A profile takes compute slices, of which a GPU has 7, and memory slices, a stretch that may begin only where the driver says. Where
-the driver does not say (it may not while MIG is off), only counts and slices are checked, and the driver finds the places.
+A profile takes compute slices, of which a GPU has 7, and memory slices, an interval that may begin only at
+certain slices. If the driver does not report these (MIG is off), only counts and compute slices are checked,
+and the driver chooses the positions.
 """
 
 from __future__ import annotations
@@ -15,7 +17,11 @@ COMPUTE_SLICES_PER_GPU = 7
 
 @dataclass(frozen=True, slots=True)
 class MigProfileSpec:
-    """What a GPU's driver offers. ``size``: memory slices, 0: not told; ``starts``: where one may begin, empty likewise."""
+    """A profile that a GPU's driver offers.
+
+    ``size``: memory slices, 0 if unknown. ``starts``: the slices at which an instance may begin, empty if
+    unknown.
+    """
 
     name: str
     slices: int
@@ -26,7 +32,7 @@ class MigProfileSpec:
 
 @dataclass(frozen=True, slots=True)
 class MigInstancePlacement:
-    """One instance. ``start`` None: where the driver puts it."""
+    """One instance. ``start`` is None if the driver chooses the position."""
 
     profile: str
     start: int | None
@@ -34,8 +40,11 @@ class MigInstancePlacement:
 
 @dataclass(frozen=True, slots=True)
 class MigLayoutProblem:
-    """Why a set of profiles can't be had: ``unknown`` (no such profile), ``slices`` (too many compute slices), ``most`` (too many
-    of one profile) or ``places`` (no places beside each other)."""
+    """Why a set of profiles does not fit on a GPU.
+
+    ``unknown`` (no such profile), ``slices`` (too many compute slices), ``most`` (too many of one profile) or
+    ``places`` (no positions without overlap).
+    """
 
     why: str
     profile: str = ""
@@ -44,20 +53,24 @@ class MigLayoutProblem:
 
 
 def place_instances(
-    wanted: Sequence[str], offered: Mapping[str, MigProfileSpec]
+    requested: Sequence[str], offered: Mapping[str, MigProfileSpec]
 ) -> tuple[MigInstancePlacement, ...] | MigLayoutProblem:
-    """Places for ``wanted``, in order of their starts; for none wanted (a whole GPU) none."""
-    problem = _count_problem(Counter(wanted), offered)
+    """Return positions for the requested profiles, in order of their starts, or why they do not fit.
+
+    No profiles stand for a whole GPU and give no instances.
+    """
+    problem = _count_problem(Counter(requested), offered)
     if problem is not None:
         return problem
-    # The largest first, since they have the fewest places; equal ones only in rising order, so that none is tried twice.
-    order = sorted((offered[name] for name in wanted), key=lambda p: (-p.size, -p.slices, p.name))
-    if any(not profile.starts or not profile.size for profile in order):
-        return tuple(MigInstancePlacement(profile.name, None) for profile in order)
-    found = _place_rest(order, frozenset(), None)
-    if found is None:
+    # The largest first, because they have the fewest positions. Equal ones only in ascending order, so that
+    # no combination is tried twice.
+    largest_first = sorted((offered[name] for name in requested), key=lambda p: (-p.size, -p.slices, p.name))
+    if any(not profile.starts or not profile.size for profile in largest_first):
+        return tuple(MigInstancePlacement(profile.name, None) for profile in largest_first)
+    instances = _place_rest(largest_first, frozenset(), None)
+    if instances is None:
         return MigLayoutProblem("places")
-    return tuple(sorted(found, key=lambda part: part.start or 0))
+    return tuple(sorted(instances, key=lambda instance: instance.start or 0))
 
 
 def _count_problem(counts: Counter[str], offered: Mapping[str, MigProfileSpec]) -> MigLayoutProblem | None:
@@ -76,11 +89,11 @@ def _count_problem(counts: Counter[str], offered: Mapping[str, MigProfileSpec]) 
 
 
 def _place_rest(
-    rest: Sequence[MigProfileSpec], taken: frozenset[int], before: MigInstancePlacement | None
+    remaining: Sequence[MigProfileSpec], taken: frozenset[int], before: MigInstancePlacement | None
 ) -> tuple[MigInstancePlacement, ...] | None:
-    if not rest:
+    if not remaining:
         return ()
-    first = rest[0]
+    first = remaining[0]
     for start in sorted(first.starts):
         if (
             before is not None
@@ -89,21 +102,21 @@ def _place_rest(
             and start <= before.start
         ):
             continue
-        stretch = frozenset(range(start, start + first.size))
-        if stretch & taken:
+        slices_taken = frozenset(range(start, start + first.size))
+        if slices_taken & taken:
             continue
-        part = MigInstancePlacement(first.name, start)
-        others = _place_rest(rest[1:], taken | stretch, part)
+        instance = MigInstancePlacement(first.name, start)
+        others = _place_rest(remaining[1:], taken | slices_taken, instance)
         if others is not None:
-            return (part, *others)
+            return (instance, *others)
     return None
 
 
 def layout_text(profiles: Sequence[str]) -> str:
-    """ "2x3g.40gb+1x1g.10gb", the largest first by compute slices and then by name; "" for a whole GPU."""
+    """Return a text such as "2x3g.40gb+1x1g.10gb", the largest profile first; "" for a whole GPU."""
     counts = Counter(profiles)
-    order = sorted(counts, key=lambda name: (-_compute_slices_of(name), name))
-    return "+".join(f"{counts[name]}x{name}" for name in order)
+    largest_first = sorted(counts, key=lambda name: (-_compute_slices_of(name), name))
+    return "+".join(f"{counts[name]}x{name}" for name in largest_first)
 
 
 def _compute_slices_of(name: str) -> int:

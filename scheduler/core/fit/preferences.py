@@ -1,5 +1,7 @@
-"""What an ask would rather have: labels it prefers, and places that share as little as can be; and where a workload had better
-go by what became of its attempts before. Wishes order the hosts that would do; they never keep work waiting."""
+"""Preferences of an ask or workload: preferred labels, spreading, and hosts to avoid or to prefer.
+
+Preferences order the hosts that suffice. They never keep work waiting.
+"""
 
 from __future__ import annotations
 
@@ -10,55 +12,67 @@ from scheduler.core.model.hardware import PoolHardware
 from scheduler.core.model.snapshot import Ask, QueuedWorkload
 
 
-def rank_by_preferences(ground: PoolHardware, ask: Ask, hosts: Ints, counts: Ints, ranks: Ints) -> Ints:
-    """The candidates' ranks with the wishes before the placement rule: fewest preferred labels missing, then, when it is to
-    be spread, most units free; what is equal in both stays in the order of ``ranks``."""
+def rank_by_preferences(hardware: PoolHardware, ask: Ask, hosts: Ints, counts: Ints, ranks: Ints) -> Ints:
+    """Return the hosts' ranks with the preferences before the placement rule.
+
+    Fewest preferred labels missing, then, if it is to be spread, most free units; ties stay in the order of
+    ``ranks``.
+    """
     if not ask.labels_preferred and not ask.spread:
         return ranks
     missing = np.zeros(len(hosts), dtype=np.int64)
     for label in sorted(ask.labels_preferred):
-        missing += ~ground.label_mask(frozenset({label}))[hosts]
-    crowded = -counts if ask.spread else np.zeros(len(hosts), dtype=np.int64)
-    order = np.lexsort((hosts, ranks, crowded, missing))
-    place = np.empty(len(hosts), dtype=np.int64)
-    place[order] = np.arange(len(hosts))
-    return place
+        missing += ~hardware.label_mask(frozenset({label}))[hosts]
+    fullness = -counts if ask.spread else np.zeros(len(hosts), dtype=np.int64)
+    order = np.lexsort((hosts, ranks, fullness, missing))
+    position = np.empty(len(hosts), dtype=np.int64)
+    position[order] = np.arange(len(hosts))
+    return position
 
 
-def spread_over_racks(ground: PoolHardware, hosts: Ints) -> Ints:
-    """The hosts of a gang that is to be spread, best first: one of each rack, then a second of each, and so on."""
+def spread_over_racks(hardware: PoolHardware, hosts: Ints) -> Ints:
+    """Return the hosts for work that is to be spread, best first: one of each rack, then a second of each,
+    and so on.
+    """
     taken: dict[str, int] = {}
-    turns = []
+    rounds = []
     for host in hosts:
-        rack = ground.rack_of[int(host)]
-        turns.append(taken.get(rack, 0) if rack else 0)
+        rack = hardware.rack_of[int(host)]
+        rounds.append(taken.get(rack, 0) if rack else 0)
         taken[rack] = taken.get(rack, 0) + 1
-    return hosts[np.argsort(np.array(turns), kind="stable")]
+    return hosts[np.argsort(np.array(rounds), kind="stable")]
 
 
-def preferred_unit_masks(ground: PoolHardware, queued: QueuedWorkload, now: int) -> list[Mask | None]:
-    """The units that a workload is tried on first, then those it is tried on where it does not fit there, and so on; None, the
-    last, stands for all of them. Away from hosts on which it could not start comes first: there no checkpoint is of use to it;
-    then hosts with the homes that its checkpoint lies in."""
+def preferred_unit_masks(hardware: PoolHardware, queued: QueuedWorkload, now: int) -> list[Mask | None]:
+    """Return the units that the workload is tried on, in order of preference. None, the last, stands for
+    all units.
+
+    Avoiding hosts on which it could not start comes first, since a checkpoint is of no use there; then hosts
+    with the storage of its checkpoint.
+    """
     avoided = (
-        [ground.host_index[host] for host in queued.avoids if host in ground.host_index]
+        [hardware.host_index[host] for host in queued.avoids if host in hardware.host_index]
         if now < queued.avoids_until
         else []
     )
-    near = None if queued.homes is None else ground.units_sharing_home_storage(queued.homes)
-    found: list[Mask | None] = []
-    if near is not None and near.any() and not near.all():
-        found.append(_without(ground, near, avoided))
+    same_storage = (
+        None
+        if queued.checkpoint_storage is None
+        else hardware.units_sharing_home_storage(queued.checkpoint_storage)
+    )
+    masks: list[Mask | None] = []
+    if same_storage is not None and same_storage.any() and not same_storage.all():
+        masks.append(_without(hardware, same_storage, avoided))
     if avoided:
-        found.append(_without(ground, ground.everything, avoided))
-    return [*found, None]
+        masks.append(_without(hardware, hardware.all_units, avoided))
+    return [*masks, None]
 
 
-def _without(ground: PoolHardware, units: Mask, hosts: list[int]) -> Mask:
-    """These units, less those on some hosts."""
+def _without(hardware: PoolHardware, units: Mask, hosts: list[int]) -> Mask:
+    """Return the units that are not on these hosts."""
     if not hosts:
         return units
-    left = units.copy()
+    remaining = units.copy()
     for host in hosts:
-        left[ground.first_unit[host] : ground.first_unit[host + 1]] = False
-    return left
+        remaining[hardware.first_unit[host] : hardware.first_unit[host + 1]] = False
+    return remaining

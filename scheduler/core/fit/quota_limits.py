@@ -1,4 +1,7 @@
-"""What a workload may have, whatever is free: quota, caps, the room kept for who is ahead of it, spare capacity."""
+"""The limits on what a workload may hold, whatever units are free.
+
+Quota, caps, the headroom reserved for work ahead of it, and spare capacity.
+"""
 
 from __future__ import annotations
 
@@ -9,141 +12,166 @@ from scheduler.core.model.snapshot import Priority, QueuedWorkload
 from scheduler.core.model.waiting_queue import expected_seconds
 
 
-def headroom_for(board: PoolState, queued: QueuedWorkload, kind: int) -> Headroom:
-    """What quota leaves for a workload on units of one kind; inside a reservation it is the reservation that counts."""
+def headroom_for(state: PoolState, queued: QueuedWorkload, kind: int) -> Headroom:
+    """Return the headroom of a workload's team for one kind. Inside a reservation there is no limit but
+    the reservation.
+    """
     if queued.reservation is not None:
         return Headroom(True, 0, 0, 0, UNLIMITED_SLOTS, 0, False)
-    need, model = board.slots_needed(queued.ask, kind), board.kinds[kind].model
-    return board.ledger.room(queued.team, model, need, queued.preemptible, queued.may_borrow)
+    need, model = state.slots_needed(queued.ask, kind), state.kinds[kind].model
+    return state.ledger.headroom(queued.team, model, need, queued.preemptible, queued.may_borrow)
 
 
-def within_caps(board: PoolState, queued: QueuedWorkload, kind: int) -> bool:
-    """The caps on one user and on one workload."""
-    if not within_workload_cap(board, queued, kind):
+def within_caps(state: PoolState, queued: QueuedWorkload, kind: int) -> bool:
+    """Return True if the workload is within the caps on one user and on one workload."""
+    if not within_workload_cap(state, queued, kind):
         return False
-    if board.policy.most_slots_per_user is None:
+    if state.policy.max_slots_per_user is None:
         return True
-    return board.slots_needed(queued.ask, kind) <= board.ledger.user_cap_left(queued.user)
+    return state.slots_needed(queued.ask, kind) <= state.ledger.user_cap_left(queued.user)
 
 
-def within_workload_cap(board: PoolState, queued: QueuedWorkload, kind: int) -> bool:
-    """The cap on one workload."""
-    cap = board.policy.most_slots_per_workload
-    return cap is None or board.slots_needed(queued.ask, kind) <= cap
+def within_workload_cap(state: PoolState, queued: QueuedWorkload, kind: int) -> bool:
+    """Return True if the workload is within the cap on one workload."""
+    cap = state.policy.max_slots_per_workload
+    return cap is None or state.slots_needed(queued.ask, kind) <= cap
 
 
-def kinds_within_limits(board: PoolState, queued: QueuedWorkload) -> list[int]:
-    """The kinds that quota and caps let a workload have, in its order; equals are answered once while their team holds the
-    same."""
-    ask = board.wanted(queued.ask)
-    alike = queued.reservation is None and board.policy.most_slots_per_user is None
-    known, key = (
-        board.ledger.kinds_within_limits_cache[queued.team],
+def kinds_within_limits(state: PoolState, queued: QueuedWorkload) -> list[int]:
+    """Return the kinds that quota and caps allow, in the ask's order. Cached for equals while their team
+    holds the same.
+    """
+    ask = state.resolve_ask(queued.ask)
+    is_cacheable = queued.reservation is None and state.policy.max_slots_per_user is None
+    cached, key = (
+        state.ledger.kinds_within_limits_cache[queued.team],
         (ask.number, queued.preemptible, queued.may_borrow),
     )
-    kinds = known.get(key) if alike else None
+    kinds = cached.get(key) if is_cacheable else None
     if kinds is None:
         kinds = [
-            k for k in ask.kinds if headroom_for(board, queued, k).allowed and within_caps(board, queued, k)
+            k for k in ask.kinds if headroom_for(state, queued, k).allowed and within_caps(state, queued, k)
         ]
-        if alike:
-            known[key] = kinds
+        if is_cacheable:
+            cached[key] = kinds
     return kinds
 
 
-def leaves_headroom(board: PoolState, queued: QueuedWorkload, kind: int) -> bool:
-    """Would it leave the room within its team's limit, and its owner's cap, that work of theirs in front of it waits for?"""
-    ledger, model = board.ledger, board.kinds[kind].model
-    if ledger.reserved_user_headroom and not leaves_user_headroom(board, queued, kind):
+def leaves_headroom(state: PoolState, queued: QueuedWorkload, kind: int) -> bool:
+    """Return True if the workload leaves the headroom that is reserved for its team's or user's work ahead
+    of it.
+    """
+    ledger, model = state.ledger, state.kinds[kind].model
+    if ledger.reserved_user_headroom and not leaves_user_headroom(state, queued, kind):
         return False
     if (
         not queued.preemptible
-        and ledger.coming
-        and conflicting_own_reservation(board, queued, kind) is not None
+        and ledger.upcoming_reservations
+        and conflicting_own_reservation(state, queued, kind) is not None
     ):
         return False
     if (queued.team, model) not in ledger.reserved_headroom:
         return True
-    if queued.reservation is not None or queued.id in board.workloads_with_earmarks:
+    if queued.reservation is not None or queued.id in state.workloads_with_earmarks:
         return True
-    end = board.now + expected_seconds(queued)
+    end = state.now + expected_seconds(queued)
     return ledger.leaves_headroom(
-        queued.team, model, board.slots_needed(queued.ask, kind), end, queued.preemptible
+        queued.team, model, state.slots_needed(queued.ask, kind), end, queued.preemptible
     )
 
 
-def leaves_user_headroom(board: PoolState, queued: QueuedWorkload, kind: int) -> bool:
-    """The part of it that is about its owner's cap."""
+def leaves_user_headroom(state: PoolState, queued: QueuedWorkload, kind: int) -> bool:
+    """Return True if the workload leaves the headroom within its user's cap."""
     if (
-        not board.ledger.reserved_user_headroom
+        not state.ledger.reserved_user_headroom
         or queued.reservation is not None
-        or queued.id in board.workloads_with_earmarks
+        or queued.id in state.workloads_with_earmarks
     ):
         return True
-    end = board.now + expected_seconds(queued)
-    return board.ledger.leaves_user_headroom(queued.user, board.slots_needed(queued.ask, kind), end)
+    end = state.now + expected_seconds(queued)
+    return state.ledger.leaves_user_headroom(queued.user, state.slots_needed(queued.ask, kind), end)
 
 
 def may_use_spare(queued: QueuedWorkload) -> bool:
-    """Only critical work, and work inside a reservation, may use what the pool keeps free."""
+    """Return True for critical work and work inside a reservation: only these may use the pool's spare
+    capacity.
+    """
     return queued.priority is Priority.CRITICAL or queued.reservation is not None
 
 
 def conflicting_own_reservation(
-    board: PoolState, queued: QueuedWorkload, kind: int
+    state: PoolState, queued: QueuedWorkload, kind: int
 ) -> UpcomingReservation | None:
-    """The first of its team's reservations to come that would be above the guarantee together with it, if it stayed until its
-    limit and could not be told to go: others would then be short of what they are guaranteed, and nobody there to make room."""
-    ledger, claim = board.ledger, (queued.team, board.kinds[kind].model)
+    """Return the first upcoming reservation of its team that would exceed the guarantee together with the
+    workload, or None.
+
+    This matters for work that is not preemptible and would still run then: others could not reclaim their
+    guarantee, because nothing could be evicted.
+    """
+    ledger, team_model = state.ledger, (queued.team, state.kinds[kind].model)
     if (
-        claim not in ledger.coming
+        team_model not in ledger.upcoming_reservations
         or queued.preemptible
         or queued.reservation is not None
-        or queued.id in board.workloads_with_earmarks
+        or queued.id in state.workloads_with_earmarks
     ):
         return None
     limit, firm = (
-        board.now + queued.max_runtime_seconds,
-        ledger.firm[claim] + board.slots_needed(queued.ask, kind),
+        state.now + queued.max_runtime_seconds,
+        ledger.non_preemptible[team_model] + state.slots_needed(queued.ask, kind),
     )
     return next(
-        (row for row, most in _max_firm_slots_beside(board, claim) if row.start < limit and firm > most), None
+        (
+            row
+            for row, max_slots in _max_firm_slots_beside(state, team_model)
+            if row.start < limit and firm > max_slots
+        ),
+        None,
     )
 
 
-def _max_firm_slots_beside(board: PoolState, claim: TeamAndModel) -> list[tuple[UpcomingReservation, int]]:
-    """Beside each of a team's reservations to come: how many slots it may hold now by what nobody can tell to go, where what is
-    gone by then does not count. The same all cycle: worked out once, not for each that waits."""
-    known = board.ledger.max_firm_beside_cache.get(claim)
-    if known is None:
-        rows, known = board.ledger.coming[claim], []
+def _max_firm_slots_beside(
+    state: PoolState, team_model: TeamAndModel
+) -> list[tuple[UpcomingReservation, int]]:
+    """Return, for each upcoming reservation of a team, the slots that work which is not preemptible may
+    hold now.
+
+    Work that ends before the reservation does not count. Cached for the cycle.
+    """
+    cached = state.ledger.max_firm_beside_cache.get(team_model)
+    if cached is None:
+        rows, cached = state.ledger.upcoming_reservations[team_model], []
         for row in rows:
-            at = max(row.start, board.now)
-            promised = sum(other.slots for other in rows if other.start <= at < other.end)
-            known.append(
+            time = max(row.start, state.now)
+            promised = sum(other_row.slots for other_row in rows if other_row.start <= time < other_row.end)
+            cached.append(
                 (
                     row,
-                    board.ledger.guarantee_at(*claim, at)
+                    state.ledger.guaranteed_slots_at(*team_model, time)
                     - promised
-                    + _firm_slots_released_by(board, claim, at),
+                    + _firm_slots_released_by(state, team_model, time),
                 )
             )
-        board.ledger.max_firm_beside_cache[claim] = known
-    return known
+        state.ledger.max_firm_beside_cache[team_model] = cached
+    return cached
 
 
-def _firm_slots_released_by(board: PoolState, claim: TeamAndModel, at: int) -> int:
-    """The slots that a team holds now, and not at a time to come, by what nobody can tell to go and by bound reservations."""
-    team, model = claim
-    table, mine = board.table, board.team_array(team)
-    over = mine[
-        (table[PREEMPTIBLE][mine] == 0) & (table[RESERVATION][mine] == 0) & (table[UNTIL][mine] <= at)
+def _firm_slots_released_by(state: PoolState, team_model: TeamAndModel, time: int) -> int:
+    """Return the slots that end before ``time``, of work that is not preemptible and of bound
+    reservations.
+    """
+    team, model = team_model
+    table, team_work = state.table, state.team_array(team)
+    ended = team_work[
+        (table[PREEMPTIBLE][team_work] == 0)
+        & (table[RESERVATION][team_work] == 0)
+        & (table[UNTIL][team_work] <= time)
     ]
-    gone = sum(
-        int(board.run_slots[i]) for i in over.tolist() if board.model_of(board.units_of[i][0]) == model
+    released = sum(
+        int(state.run_slots[i]) for i in ended.tolist() if state.model_of(state.units_of[i][0]) == model
     )
-    for row in board.reservations:
-        if row.team == team and row.end <= at:
-            units = [board.unit_index[u] for u in row.units if u in board.unit_index]
-            gone += sum(int(board.slots[u]) for u in units if board.model_of(u) == model)
-    return gone
+    for row in state.reservations:
+        if row.team == team and row.end <= time:
+            units = [state.unit_index[u] for u in row.units if u in state.unit_index]
+            released += sum(int(state.slots[u]) for u in units if state.model_of(u) == model)
+    return released

@@ -1,7 +1,7 @@
-"""What lies near each other: GPUs in one NVLink island, hosts that share an island or stand in one rack, as labels say.
+"""Topology: GPUs in one NVLink island, and hosts that share an island or a rack by their labels.
 
-An island is an NVLink group within a host (``Unit.nvlink_group``); where NVLink spans hosts they carry the same label
-``island``. Hosts of one rack carry the same label ``rack``.
+An island is an NVLink group within a host (``UnitInfo.nvlink_group``). If NVLink spans hosts, these have the
+same label ``island``. Hosts of one rack have the same label ``rack``.
 """
 
 from __future__ import annotations
@@ -20,77 +20,89 @@ NO_PLACE = -1
 
 @dataclass(frozen=True, slots=True)
 class NvlinkIslands:
-    """``of[unit]`` is the unit's island, NOWHERE without NVLink; ``host[island]`` its host. ``matter`` is False when it is all
-    the same: every host is one island, or there is no NVLink."""
+    """The NVLink islands of a pool.
+
+    ``of[unit]`` is the unit's island, NO_PLACE without NVLink. ``host[island]`` is its host. ``matter`` is
+    False if the choice of island makes no difference: each host is one island, or there is no NVLink.
+    """
 
     of: Ints
     host: Ints
     matter: bool
 
 
-def nvlink_islands(ground: PoolHardware) -> NvlinkIslands:
-    """The NVLink islands within hosts."""
-    known = ground.derived.get("islands")
-    if isinstance(known, NvlinkIslands):
-        return known
+def nvlink_islands(hardware: PoolHardware) -> NvlinkIslands:
+    """Return the NVLink islands within hosts."""
+    cached = hardware.derived.get("islands")
+    if isinstance(cached, NvlinkIslands):
+        return cached
     numbers: dict[tuple[int, int], int] = {}
     of = [
         NO_PLACE if unit.nvlink_group is None else numbers.setdefault((host, unit.nvlink_group), len(numbers))
-        for unit, host in zip(ground.units, ground.host_of.tolist(), strict=True)
+        for unit, host in zip(hardware.units, hardware.host_of.tolist(), strict=True)
     ]
     hosts = np.array([host for host, _ in numbers], dtype=np.int64)
-    alone = any(
+    some_without_nvlink = any(
         island == NO_PLACE and unit.profile == WHOLE_GPU_PROFILE
-        for island, unit in zip(of, ground.units, strict=True)
+        for island, unit in zip(of, hardware.units, strict=True)
     )
-    several = len(numbers) > len(set(hosts.tolist()))
-    found = NvlinkIslands(np.array(of, dtype=np.int64), hosts, bool(numbers) and (alone or several))
-    ground.derived["islands"] = found
-    return found
+    hosts_have_several = len(numbers) > len(set(hosts.tolist()))
+    islands = NvlinkIslands(
+        np.array(of, dtype=np.int64), hosts, bool(numbers) and (some_without_nvlink or hosts_have_several)
+    )
+    hardware.derived["islands"] = islands
+    return islands
 
 
-def host_places(ground: PoolHardware, label: str) -> Ints | None:
-    """Which place each host is in by a label, numbered in the order of the places' names; None when no host carries it."""
+def host_places(hardware: PoolHardware, label: str) -> Ints | None:
+    """Return the number of each host's place by a label, in the order of the places' names; None if no
+    host has the label.
+    """
     key = "places", label
-    if key not in ground.derived:
-        names = [dict(host.labels).get(label, "") for host in ground.hosts]
+    if key not in hardware.derived:
+        names = [dict(host.labels).get(label, "") for host in hardware.hosts]
         index = {name: i for i, name in enumerate(sorted({name for name in names if name}))}
         numbers = np.array([index.get(name, NO_PLACE) for name in names], dtype=np.int64)
-        ground.derived[key] = numbers if index else None
-    found: Ints | None = ground.derived[key]
-    return found
+        hardware.derived[key] = numbers if index else None
+    places: Ints | None = hardware.derived[key]
+    return places
 
 
-def order_by_proximity(ground: PoolHardware, wanted: int, hosts: Ints) -> Ints:
-    """The hosts in the order in which a gang of ``wanted`` hosts takes them, given the best first.
+def order_by_proximity(hardware: PoolHardware, hosts_needed: int, hosts: Ints) -> Ints:
+    """Return the hosts in the order in which a gang of ``hosts_needed`` hosts takes them. ``hosts`` has
+    the best first.
 
-    Those of the one island that holds the gang come first; else of the one rack; the fuller such a place is, the better,
-    since the others stay whole. Where none holds it, from as few places as will do.
+    Hosts of the one island that holds the gang come first, or else of the one rack. The fullest such place is
+    best, because the others stay whole. If no place holds the gang, it takes as few places as possible.
     """
-    if wanted == 1:
+    if hosts_needed == 1:
         return hosts
     coarsest: Ints | None = None
     for label in PROXIMITY_LABELS:
-        numbers = host_places(ground, label)
+        numbers = host_places(hardware, label)
         if numbers is None:
             continue
         coarsest = numbers[hosts]
         members = np.bincount(coarsest[coarsest >= 0], minlength=1)
-        if members.max() >= wanted:
-            fullest = int(np.where(members >= wanted, members, len(hosts) + 1).argmin())
+        if members.max() >= hosts_needed:
+            fullest = int(np.where(members >= hosts_needed, members, len(hosts) + 1).argmin())
             return np.concatenate((hosts[coarsest == fullest], hosts[coarsest != fullest]))
-    return hosts if coarsest is None else _fewest_places(coarsest, wanted, hosts)
+    return hosts if coarsest is None else _fewest_places(coarsest, hosts_needed, hosts)
 
 
-def _fewest_places(numbers: Ints, wanted: int, hosts: Ints) -> Ints:
-    """The largest place first, until one holds all that is left: of these the smallest. Hosts nowhere come last."""
+def _fewest_places(numbers: Ints, hosts_needed: int, hosts: Ints) -> Ints:
+    """Return the hosts ordered by place: the largest places, then the smallest one that holds the rest.
+    Hosts without a place come last.
+    """
     members = np.bincount(numbers[numbers >= 0], minlength=1)
     order: list[int] = []
-    while wanted > 0 and members.max() > 0:
-        enough = np.flatnonzero(members >= wanted)
-        place = int(enough[members[enough].argmin()]) if len(enough) else int(members.argmax())
-        order.append(place)
-        wanted -= int(members[place])
-        members[place] = 0
-    taken = [hosts[numbers == place] for place in order]
+    while hosts_needed > 0 and members.max() > 0:
+        sufficient = np.flatnonzero(members >= hosts_needed)
+        place_number = (
+            int(sufficient[members[sufficient].argmin()]) if len(sufficient) else int(members.argmax())
+        )
+        order.append(place_number)
+        hosts_needed -= int(members[place_number])
+        members[place_number] = 0
+    taken = [hosts[numbers == place_number] for place_number in order]
     return np.concatenate((*taken, hosts[~np.isin(numbers, np.array(order, dtype=np.int64))]))

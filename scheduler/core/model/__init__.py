@@ -1,1 +1,4 @@
-"""Hold the planner's input, output and working state: the snapshot's rows, the plan's rows, one pool's hardware, running work, queue and quota ledger."""
+"""The planner's input, output and working state.
+
+The snapshot's rows, the plan's rows, and one pool's hardware, running work, queue and quota ledger.
+"""

@@ -1,7 +1,7 @@
-"""A pool's hardware as arrays: what stays the same from cycle to cycle until hosts or units change.
+"""A pool's hardware as arrays. It stays the same from cycle to cycle until hosts or units change.
 
-Units are ordered by host, GPU and id, so that an index is a stable name and the units of a host lie together; every
-choice that is otherwise equal falls to the lower index.
+Units are ordered by host, GPU and id: a unit's index is stable, and the units of a host are adjacent. If two
+choices are equal otherwise, the lower index wins.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from scheduler.core.arrays import Ints, Mask
 from scheduler.core.model.snapshot import Ask, HostInfo, UnitInfo
 from scheduler.core.scoring.demand_mix import MILLI_PER_GPU, NodeDemand
 
-FAR_FUTURE = 1 << 60  # later than every time the planner meets
-MAX_CACHED_ASKS = 50_000  # asks numbered before the numbering starts over, so that it does not grow for ever
+FAR_FUTURE = 1 << 60  # later than every time that the planner handles
+# The cache of asks is cleared beyond this size, so that it does not grow without limit.
+MAX_CACHED_ASKS = 50_000
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class UnitKind:
-    """Units that are the same to an ask."""
+    """A kind of unit: units of one kind are equivalent to every ask."""
 
     memory_mib: int
     compute_capability: int
@@ -34,13 +35,13 @@ class UnitKind:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedAsk:
-    """What the hardware says about an ask, worked out once for all equal asks."""
+    """What the hardware offers to an ask, computed once for all equal asks."""
 
-    number: int  # the same for equal asks
-    kinds: list[int]  # that serve it, in its order of preference; without a wish the least capable first
-    slots: list[int]  # of each kind of the ground: what it would hold of it
-    is_share: bool  # of a GPU, by time
-    need: NodeDemand  # on each host
+    number: int  # equal for equal asks
+    kinds: list[int]  # kinds that serve it, in its order of preference; without one, the least capable first
+    slots: list[int]  # for each kind of the pool: the slots it would hold
+    is_share: bool  # asks for time-sliced shares
+    need: NodeDemand  # per host
 
 
 _kind_of = attrgetter("memory_mib", "compute_capability", "model", "profile", "slots")
@@ -48,7 +49,7 @@ _hardware_order = attrgetter("host", "gpu", "id")
 
 
 class PoolHardware:
-    """The hosts and units of one pool. Nothing here depends on time, or on who holds what."""
+    """The hosts and units of one pool. Nothing here depends on time or on allocations."""
 
     def __init__(self, hosts: Iterable[HostInfo], units: Iterable[UnitInfo]) -> None:
         self.hosts: list[HostInfo] = sorted(hosts, key=attrgetter("id"))
@@ -59,14 +60,13 @@ class PoolHardware:
         self.unit_index = {unit.id: i for i, unit in enumerate(self.units)}
         self._read_units()
         self._read_hosts()
-        self.everything: Mask = np.ones(len(self.units), dtype=np.bool_)
-        self.derived: dict[
-            Any, Any
-        ] = {}  # what else follows from the hardware alone; whoever puts it there names the key
-        self._roomy: dict[tuple[frozenset[tuple[str, str]], int, int], Mask] = {}
+        self.all_units: Mask = np.ones(len(self.units), dtype=np.bool_)
+        # Other values derived from the hardware alone. Each module that stores one chooses its key.
+        self.derived: dict[Any, Any] = {}
+        self._hosts_with_capacity: dict[tuple[frozenset[tuple[str, str]], int, int], Mask] = {}
         self._label_masks: dict[frozenset[tuple[str, str]], Mask] = {}
-        self._of_kinds: dict[tuple[int, ...], Mask] = {}
-        self._sharing_homes: dict[int, Mask] = {}
+        self._units_of_kinds: dict[tuple[int, ...], Mask] = {}
+        self._units_by_home_storage: dict[int, Mask] = {}
         self._asks: dict[Ask, ResolvedAsk] = {}
         self._asks_by_row: dict[int, tuple[ResolvedAsk, Ask]] = {}
 
@@ -82,64 +82,69 @@ class PoolHardware:
         self.gpus = sorted(set(gpus))
         self.gpu_of = _indices(gpus, self.gpus)
         self.slots: Ints = np.array([kind.slots for kind in self.kinds], dtype=np.int64)[self.kind]
-        self.well: Mask = np.array([u.well for u in self.units], dtype=np.bool_)
+        self.healthy: Mask = np.array([u.healthy for u in self.units], dtype=np.bool_)
         self.first_unit: Ints = np.searchsorted(self.host_of, np.arange(len(self.hosts) + 1))
-        # The same as lists: single elements of arrays are slow to read.
+        # Lists of the same values: reading single elements of an array is slow.
         self.host_list, self.gpu_list = self.host_of.tolist(), self.gpu_of.tolist()
         self.slots_list, self.kind_list = self.slots.tolist(), self.kind.tolist()
         self.units_of_kind = [np.flatnonzero(self.kind == kind) for kind in range(len(self.kinds))]
         shares = np.array([kind.profile.startswith("share") for kind in self.kinds], dtype=np.bool_)
-        self.time_sliced_units: Ints = np.flatnonzero(shares[self.kind])  # the units that are declared shares
+        self.time_sliced_units: Ints = np.flatnonzero(shares[self.kind])  # units that are declared shares
 
     def _read_hosts(self) -> None:
-        self.accepts: Mask = np.array([h.accepts for h in self.hosts], dtype=np.bool_)
-        self.in_service: Mask = (
-            self.well & self.accepts[self.host_of]
-        )  # takes work, maintenance apart, which has an end
-        self.cpu_whole: Ints = np.array([h.cpu_milli or FAR_FUTURE for h in self.hosts], dtype=np.int64)
-        self.memory_whole: Ints = np.array([h.memory_mib or FAR_FUTURE for h in self.hosts], dtype=np.int64)
+        self.schedulable: Mask = np.array([h.schedulable for h in self.hosts], dtype=np.bool_)
+        # Units that take new work, except for maintenance, which has an end.
+        self.in_service: Mask = self.healthy & self.schedulable[self.host_of]
+        self.cpu_capacity: Ints = np.array([h.cpu_milli or FAR_FUTURE for h in self.hosts], dtype=np.int64)
+        self.memory_capacity: Ints = np.array(
+            [h.memory_mib or FAR_FUTURE for h in self.hosts], dtype=np.int64
+        )
         self.rack_of = [dict(host.labels).get("rack", "") for host in self.hosts]
         self.has_racks = any(self.rack_of)
 
     def label_mask(self, labels: frozenset[tuple[str, str]]) -> Mask:
-        """Which hosts carry every one of these labels."""
-        known = self._label_masks.get(labels)
-        if known is None:
-            known = self._label_masks[labels] = np.array(
+        """Return the hosts that have every one of these labels."""
+        cached = self._label_masks.get(labels)
+        if cached is None:
+            cached = self._label_masks[labels] = np.array(
                 [labels <= h.labels for h in self.hosts], dtype=np.bool_
             )
-        return known
+        return cached
 
-    def units_sharing_home_storage(self, homes: int) -> Mask:
-        """Which units are on hosts with these homes."""
-        known = self._sharing_homes.get(homes)
-        if known is None:
-            hosts = np.array([host.homes == homes for host in self.hosts], dtype=np.bool_)
-            known = self._sharing_homes[homes] = hosts[self.host_of]
-        return known
+    def units_sharing_home_storage(self, home_storage: int) -> Mask:
+        """Return the units on hosts with this home storage."""
+        cached = self._units_by_home_storage.get(home_storage)
+        if cached is None:
+            hosts = np.array([host.home_storage == home_storage for host in self.hosts], dtype=np.bool_)
+            cached = self._units_by_home_storage[home_storage] = hosts[self.host_of]
+        return cached
 
     def hosts_with_capacity(self, ask: Ask) -> Mask:
-        """Hosts with the labels, and with the CPU and memory when nobody else is there."""
-        beside = ask.labels, ask.cpu_milli, ask.memory_mib
-        known = self._roomy.get(beside)
-        if known is None:
-            known = (self.cpu_whole >= ask.cpu_milli) & (self.memory_whole >= ask.memory_mib)
-            known = self._roomy[beside] = known & self.label_mask(ask.labels)
-        return known
+        """Return the hosts with the ask's labels whose whole CPU and memory would suffice."""
+        key = ask.labels, ask.cpu_milli, ask.memory_mib
+        cached = self._hosts_with_capacity.get(key)
+        if cached is None:
+            cached = (self.cpu_capacity >= ask.cpu_milli) & (self.memory_capacity >= ask.memory_mib)
+            cached = self._hosts_with_capacity[key] = cached & self.label_mask(ask.labels)
+        return cached
 
-    def wanted(self, ask: Ask) -> ResolvedAsk:
-        """The same object for equal asks. Found by the ask's own first: hashing an ask took a tenth of a cycle."""
-        known = self._asks_by_row.get(id(ask))
-        if known is not None:
-            return known[0]
-        wanted = self._asks.get(ask)
-        if wanted is None:
-            wanted = self._asks[ask] = self._look_up(ask)
-        self._asks_by_row[id(ask)] = wanted, ask  # the ask is kept, so that no other object gets its id
-        return wanted
+    def resolve_ask(self, ask: Ask) -> ResolvedAsk:
+        """Return what the hardware offers to an ask; the same object for equal asks.
 
-    def _look_up(self, ask: Ask) -> ResolvedAsk:
-        fitting = [
+        The cache is keyed by the ask object's id first: hashing asks took a tenth of a cycle.
+        """
+        cached = self._asks_by_row.get(id(ask))
+        if cached is not None:
+            return cached[0]
+        resolved = self._asks.get(ask)
+        if resolved is None:
+            resolved = self._asks[ask] = self._resolve(ask)
+        # The reference keeps the ask alive, so that no other object gets its id.
+        self._asks_by_row[id(ask)] = resolved, ask
+        return resolved
+
+    def _resolve(self, ask: Ask) -> ResolvedAsk:
+        serving = [
             i
             for i, kind in enumerate(self.kinds)
             if kind.profile == ask.profile
@@ -148,43 +153,46 @@ class PoolHardware:
             and (not ask.models or kind.model in ask.models)
         ]
         if ask.models:
-            fitting.sort(key=lambda i: (ask.models.index(self.kinds[i].model), i))
+            serving.sort(key=lambda i: (ask.models.index(self.kinds[i].model), i))
         need = NodeDemand(ask.units, MILLI_PER_GPU, ask.cpu_milli, ask.memory_mib)
         slots = [ask.total_units * kind.slots for kind in self.kinds]
-        return ResolvedAsk(len(self._asks), fitting, slots, ask.profile.startswith("share"), need)
+        return ResolvedAsk(len(self._asks), serving, slots, ask.profile.startswith("share"), need)
 
     def ask_number(self, ask: Ask) -> int:
-        """The same for equal asks."""
-        known = self._asks_by_row.get(id(ask))
-        return (known[0] if known is not None else self.wanted(ask)).number
+        """Return a number that is equal for equal asks."""
+        cached = self._asks_by_row.get(id(ask))
+        return (cached[0] if cached is not None else self.resolve_ask(ask)).number
 
     @property
     def ask_cache_is_full(self) -> bool:
+        """Return True if the cache of asks should be cleared."""
         return len(self._asks_by_row) > MAX_CACHED_ASKS
 
     def clear_ask_cache(self) -> None:
-        """Start the numbering over. Only between cycles."""
-        for known in (self._asks, self._asks_by_row, self._roomy):
-            known.clear()
+        """Clear the cache and restart the numbering. Allowed only between cycles."""
+        for cached in (self._asks, self._asks_by_row, self._hosts_with_capacity):
+            cached.clear()
 
     def kinds_for(self, ask: Ask) -> list[int]:
-        """The kinds that serve an ask, in its order of preference; without a wish the least capable first."""
-        return self.wanted(ask).kinds
+        """Return the kinds that serve an ask, in its order of preference; without one, the least capable
+        first.
+        """
+        return self.resolve_ask(ask).kinds
 
-    def fitting(self, ask: Ask) -> Mask:
-        """The units of every kind that serves an ask."""
-        return self.of_kinds(self.wanted(ask).kinds)
+    def units_serving(self, ask: Ask) -> Mask:
+        """Return the units of every kind that serves an ask."""
+        return self.units_of_kinds(self.resolve_ask(ask).kinds)
 
-    def of_kinds(self, kinds: list[int]) -> Mask:
-        """The units of these kinds."""
+    def units_of_kinds(self, kinds: list[int]) -> Mask:
+        """Return the units of these kinds."""
         key = tuple(kinds)
-        known = self._of_kinds.get(key)
-        if known is None:
-            known = self._of_kinds[key] = np.isin(self.kind, np.array(kinds, dtype=np.int64))
-        return known
+        cached = self._units_of_kinds.get(key)
+        if cached is None:
+            cached = self._units_of_kinds[key] = np.isin(self.kind, np.array(kinds, dtype=np.int64))
+        return cached
 
 
-def _indices(values: list[Any], known: list[Any]) -> Ints:
-    """Where each value stands in a list of all that occur."""
-    index = {value: i for i, value in enumerate(known)}
+def _indices(values: list[Any], distinct: list[Any]) -> Ints:
+    """Return the index of each value in the list of distinct values."""
+    index = {value: i for i, value in enumerate(distinct)}
     return np.array([index[value] for value in values], dtype=np.int64)

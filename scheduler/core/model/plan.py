@@ -1,3 +1,5 @@
+"""The rows of a plan: the planner's output."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -7,46 +9,51 @@ from scheduler.core.reasons import ReasonNumbers
 
 @dataclass(frozen=True, slots=True)
 class Placement:
+    """A queued workload starts now on these units."""
+
     workload: int
-    units: tuple[int, ...]  # sorted ids, all hosts of the gang
-    borrowed_slots: int  # above the team's guarantee; 0 for guaranteed work
-    code: str  # reasons.Code: why it could start now
+    units: tuple[int, ...]  # sorted ids, on all hosts of the workload
+    borrowed_slots: int  # slots above the team's guarantee; 0 for guaranteed work
+    code: str  # ReasonCode: why it can start now
     numbers: ReasonNumbers = ()
-    until: int = (
-        0  # when it has to be over: now + its longest runtime, or its reservation's end if that is earlier
-    )
+    until: int = 0  # deadline: now + its runtime limit, or its reservation's end if that is earlier
 
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """A whole workload told to go. Exactly one of ``for_workload`` and ``for_reservation`` is set."""
+    """A running workload is evicted as a whole. Exactly one of ``for_workload`` and ``for_reservation`` is
+    set.
+    """
 
     workload: int
     for_workload: int | None
     for_reservation: int | None
     code: str
-    stop_at: int  # when the notice is over and the stop signal is sent
+    stop_at: int  # when the notice ends and the stop signal is sent
     numbers: ReasonNumbers = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a queued workload does not start now. ``expected_start`` is None when nothing known would free its units;
-    then ``code`` says what would have to change."""
+    """Why a queued workload does not start now.
+
+    ``expected_start`` is None if no end of known work would free its units; ``code`` then says what has to
+    change.
+    """
 
     workload: int
     code: str
     numbers: ReasonNumbers = ()
-    position: int | None = None  # 1 is next in its pool; None for a gated workload
+    position: int | None = None  # 1 is next in its pool; None for a workload that was not admitted
     expected_start: int | None = None
-    blockers: tuple[int, ...] = ()  # workloads whose end it waits for
-    # Units set aside for it: others use them only if expected to be gone by its expected start.
+    blockers: tuple[int, ...] = ()  # ids of workloads that have to end first
+    # Units held for it: other work may use them only if it is expected to end before this expected start.
     held_units: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ReservationBinding:
-    """Units bound to a reservation that starts now."""
+    """Units that are bound to a reservation that starts now."""
 
     reservation: int
     units: tuple[int, ...]
@@ -54,7 +61,7 @@ class ReservationBinding:
 
 @dataclass(frozen=True, slots=True)
 class UnboundReservation:
-    """A reservation that has begun and has no units yet, and why. Tried again in every cycle."""
+    """A reservation that has begun and has no units yet, and why. Binding is retried in every cycle."""
 
     reservation: int
     code: str
@@ -63,6 +70,8 @@ class UnboundReservation:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
+    """What to start, evict, refuse and bind. Each table is sorted by id."""
+
     epoch: int
     placements: tuple[Placement, ...] = ()
     evictions: tuple[Eviction, ...] = ()

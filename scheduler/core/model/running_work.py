@@ -1,6 +1,7 @@
-"""Who runs where on a pool's hardware, as arrays that deltas change: what units, CPU and memory are held, and by whom.
+"""The running work of one pool as arrays: which units, CPU and memory are held, and by which workload.
 
-Running work is ordered by id; its place in that order is its index. A change costs what it names, not the whole pool.
+Running work is ordered by id, and a workload's index is its place in this order. Deltas change the arrays;
+the cost of a change depends on the rows it names, not on the pool's size.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from scheduler.core.model.quota_ledger import HeldSlots
 from scheduler.core.model.snapshot import RunningWorkload
 
 NO_HOLDER = -1
-MAX_SINGLE_UPDATES = 64  # rows that are sooner put into lists one by one than by making the lists anew
+MAX_SINGLE_UPDATES = 64  # up to this many rows, single insertions into the lists are faster than new lists
 
-# What the searches want to know of all running work at once: one row of the table each.
+# Rows of the table: one property of all running work each.
 ID, TEAM, PRIORITY, RESERVATION, STARTED, LAST_SAVED, UNTIL, PREDICTED, EVICTIONS, SLOTS = range(10)
 PREEMPTIBLE, STOPPING, STOP_BY = 10, 11, 12
 COLUMNS = 13
@@ -36,9 +37,9 @@ def _columns_of(running: RunningWorkload) -> tuple[int, ...]:
         running.started,
         saved,
         running.until,
-        running.predicted_until,
+        running.predicted_end,
         running.evictions,
-        0,  # its slots, which its units tell
+        0,  # slots: computed from its units
         running.preemptible,
         running.stopping,
         FAR_FUTURE if running.stop_by is None else running.stop_by,
@@ -46,100 +47,118 @@ def _columns_of(running: RunningWorkload) -> tuple[int, ...]:
 
 
 class RunningWork:
-    """The running work of one pool on its ground."""
+    """The running work of one pool on its hardware."""
 
-    def __init__(self, ground: PoolHardware, running: Iterable[RunningWorkload]) -> None:
-        self.ground = ground
+    def __init__(self, hardware: PoolHardware, running: Iterable[RunningWorkload]) -> None:
+        self.hardware = hardware
         self.running: list[RunningWorkload] = []
         self.units_of: list[list[int]] = []
         self.table: Ints = np.zeros((COLUMNS, 0), dtype=np.int64)
-        self.holder: Ints = np.full(len(ground.units), NO_HOLDER, dtype=np.int64)
-        self.cpu_free, self.memory_free = ground.cpu_whole.copy(), ground.memory_whole.copy()
-        self.gpu_used: Ints = np.zeros(len(ground.gpus), dtype=np.int64)
+        self.holder: Ints = np.full(len(hardware.units), NO_HOLDER, dtype=np.int64)
+        self.cpu_free, self.memory_free = hardware.cpu_capacity.copy(), hardware.memory_capacity.copy()
+        self.gpu_used: Ints = np.zeros(len(hardware.gpus), dtype=np.int64)
         self.held = HeldSlots()
-        # How often each (kind, units, CPU, memory) on one host is held: the running part of the pool's mix of asks.
-        self.shapes: Counter[tuple[int, int, int, int]] = Counter()
-        self.contested = False  # a unit is held twice: changes can't tell whose it is then, so make it anew
+        # Number of hosts of running work with each (kind, units, CPU, memory): the running part of the demand
+        # mix.
+        self.host_demand_counts: Counter[tuple[int, int, int, int]] = Counter()
+        # True if a unit is held twice. Changes are then ambiguous, and the arrays have to be rebuilt.
+        self.has_conflicts = False
         self.change((), running)
 
-    def change(self, gone: Iterable[int], rows: Iterable[RunningWorkload]) -> None:
-        """Work that is gone, by id, and work that is new or changed."""
-        new = sorted(rows, key=attrgetter("id"))
+    def change(self, removed: Iterable[int], rows: Iterable[RunningWorkload]) -> None:
+        """Remove workloads by id, and add or replace rows."""
+        new_rows = sorted(rows, key=attrgetter("id"))
         ids = self.table[ID]
-        wanted = np.array(sorted({*gone, *(row.id for row in new)}), dtype=np.int64)
-        places = np.searchsorted(ids, wanted)
-        known = places < len(ids)
-        known[known] = ids[places[known]] == wanted[known]
-        old = places[known]
-        if len(old) == 0 and not new:
+        changed_ids = np.array(sorted({*removed, *(row.id for row in new_rows)}), dtype=np.int64)
+        positions = np.searchsorted(ids, changed_ids)
+        known = positions < len(ids)
+        known[known] = ids[positions[known]] == changed_ids[known]
+        old_rows = positions[known]
+        if len(old_rows) == 0 and not new_rows:
             return
-        if len(old):
-            self._remove_rows(old)
-        if new:
-            self._insert_rows(new)
+        if len(old_rows):
+            self._remove_rows(old_rows)
+        if new_rows:
+            self._insert_rows(new_rows)
 
-    def _remove_rows(self, old: Ints) -> None:
-        self._count(old.tolist(), -1)
-        stays: Mask = np.ones(len(self.running), dtype=np.bool_)
-        stays[old] = False
-        self._rename(np.where(stays, np.cumsum(stays) - 1, NO_HOLDER))
-        self.table = self.table[:, stays]
-        if len(old) <= MAX_SINGLE_UPDATES:
-            for i in reversed(old.tolist()):
+    def _remove_rows(self, old_rows: Ints) -> None:
+        self._count(old_rows.tolist(), -1)
+        remaining: Mask = np.ones(len(self.running), dtype=np.bool_)
+        remaining[old_rows] = False
+        self._renumber(np.where(remaining, np.cumsum(remaining) - 1, NO_HOLDER))
+        self.table = self.table[:, remaining]
+        if len(old_rows) <= MAX_SINGLE_UPDATES:
+            for i in reversed(old_rows.tolist()):
                 del self.running[i], self.units_of[i]
         else:
-            self.running = [row for row, stay in zip(self.running, stays.tolist(), strict=True) if stay]
-            self.units_of = [units for units, stay in zip(self.units_of, stays.tolist(), strict=True) if stay]
+            self.running = [
+                row for row, remains in zip(self.running, remaining.tolist(), strict=True) if remains
+            ]
+            self.units_of = [
+                units for units, remains in zip(self.units_of, remaining.tolist(), strict=True) if remains
+            ]
 
-    def _insert_rows(self, new: list[RunningWorkload]) -> None:
-        index = self.ground.unit_index
-        units = [[index[u] for u in row.units if u in index] for row in new]
-        facts = np.array([_columns_of(row) for row in new], dtype=np.int64).T
-        places = np.searchsorted(self.table[ID], facts[ID])
-        self._rename(np.arange(len(self.running)) + np.searchsorted(facts[ID], self.table[ID]))
-        self.table = np.insert(self.table, places, facts, axis=1)
-        if len(new) <= MAX_SINGLE_UPDATES:
-            for row, mine in zip(new, units, strict=True):
-                at = bisect_left(self.running, row.id, key=_workload_id)
-                self.running.insert(at, row)
-                self.units_of.insert(at, mine)
+    def _insert_rows(self, new_rows: list[RunningWorkload]) -> None:
+        index = self.hardware.unit_index
+        units = [[index[u] for u in row.units if u in index] for row in new_rows]
+        columns = np.array([_columns_of(row) for row in new_rows], dtype=np.int64).T
+        positions = np.searchsorted(self.table[ID], columns[ID])
+        self._renumber(np.arange(len(self.running)) + np.searchsorted(columns[ID], self.table[ID]))
+        self.table = np.insert(self.table, positions, columns, axis=1)
+        if len(new_rows) <= MAX_SINGLE_UPDATES:
+            for row, row_units in zip(new_rows, units, strict=True):
+                position = bisect_left(self.running, row.id, key=_workload_id)
+                self.running.insert(position, row)
+                self.units_of.insert(position, row_units)
         else:
-            both = sorted(
-                zip([*self.running, *new], [*self.units_of, *units], strict=True), key=lambda pair: pair[0].id
+            merged = sorted(
+                zip([*self.running, *new_rows], [*self.units_of, *units], strict=True),
+                key=lambda pair: pair[0].id,
             )
-            self.running, self.units_of = [row for row, _ in both], [mine for _, mine in both]
-        at_now = places + np.arange(len(new))
-        taken = [u for mine in units for u in mine]
-        self.contested = (
-            self.contested or len(set(taken)) < len(taken) or bool((self.holder[taken] != NO_HOLDER).any())
+            self.running, self.units_of = [row for row, _ in merged], [row_units for _, row_units in merged]
+        indices = positions + np.arange(len(new_rows))
+        taken = [u for row_units in units for u in row_units]
+        self.has_conflicts = (
+            self.has_conflicts
+            or len(set(taken)) < len(taken)
+            or bool((self.holder[taken] != NO_HOLDER).any())
         )
-        self.holder[taken] = np.repeat(at_now, [len(mine) for mine in units])
-        self.table[SLOTS, at_now] = [sum(self.ground.slots_list[u] for u in mine) for mine in units]
-        self._count(at_now.tolist(), 1)
+        self.holder[taken] = np.repeat(indices, [len(row_units) for row_units in units])
+        self.table[SLOTS, indices] = [
+            sum(self.hardware.slots_list[u] for u in row_units) for row_units in units
+        ]
+        self._count(indices.tolist(), 1)
 
-    def _rename(self, index: Ints) -> None:
-        """Indices of running work change; -1 is for what goes."""
+    def _renumber(self, index: Ints) -> None:
+        """Replace the indices of running work; ``index`` has NO_HOLDER for removed work."""
         held = self.holder >= 0
         self.holder[held] = index[self.holder[held]]
 
-    def _count(self, which: list[int], sign: int) -> None:
-        """Count in (1) or out (-1) what some of the running work holds: GPUs, CPU, memory, and its team's slots."""
-        ground = self.ground
-        for running, units in ((self.running[i], self.units_of[i]) for i in which):
+    def _count(self, workloads: list[int], sign: int) -> None:
+        """Add (``sign`` 1) or subtract (-1) what workloads hold: GPUs, CPU, memory, and slots of their
+        teams.
+        """
+        hardware = self.hardware
+        for running, units in ((self.running[i], self.units_of[i]) for i in workloads):
             on_host: dict[int, list[int]] = {}
             of_model: dict[str, int] = {}
             for unit in units:
-                slots, model = ground.slots_list[unit], ground.units[unit].model
-                self.gpu_used[ground.gpu_list[unit]] += sign * slots
-                on_host.setdefault(ground.host_list[unit], []).append(unit)
+                slots, model = hardware.slots_list[unit], hardware.units[unit].model
+                self.gpu_used[hardware.gpu_list[unit]] += sign * slots
+                on_host.setdefault(hardware.host_list[unit], []).append(unit)
                 of_model[model] = of_model.get(model, 0) + slots
-            for host, here in on_host.items():
+            for host, host_units in on_host.items():
                 self.cpu_free[host] -= sign * running.cpu_milli
                 self.memory_free[host] -= sign * running.memory_mib
-                shape = int(ground.kind[here[0]]), len(here), running.cpu_milli, running.memory_mib
-                self.shapes[shape] += sign
-                if not self.shapes[shape]:
-                    del self.shapes[shape]
+                demand = (
+                    int(hardware.kind[host_units[0]]),
+                    len(host_units),
+                    running.cpu_milli,
+                    running.memory_mib,
+                )
+                self.host_demand_counts[demand] += sign
+                if not self.host_demand_counts[demand]:
+                    del self.host_demand_counts[demand]
             for model, slots in of_model.items():
                 self.held.add(running, model, sign * slots)
 

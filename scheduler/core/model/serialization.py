@@ -1,8 +1,10 @@
-"""A snapshot or a plan as JSON text, byte for byte the same wherever it is written, and a snapshot back from it.
+"""Write a snapshot or a plan as JSON text, and read a snapshot back.
 
-Each table of a snapshot is ``{"fields": [names], "rows": [[values], ...]}`` with rows in the order of their keys; what a row
-holds inside itself (an ask, a policy) is an object. So a file tells its own columns: one of before a column was added is read
-with that column's default, one with a column that is not known here is refused.
+Equal values give equal text, byte for byte, on every machine.
+
+Each table of a snapshot is ``{"fields": [names], "rows": [[values], ...]}``, with rows in the order of their
+keys. Values nested in a row (an ask, a policy) are objects. A file therefore names its own columns: a column
+that was added after the file was written gets its default, and a column that is unknown here is an error.
 """
 
 from __future__ import annotations
@@ -18,17 +20,43 @@ from operator import attrgetter
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from scheduler.core.model.plan import Plan
-from scheduler.core.model.snapshot import Snapshot
+from scheduler.core.model.snapshot import (
+    HostInfo,
+    PoolPolicy,
+    QueuedWorkload,
+    QuotaInfo,
+    RunningWorkload,
+    Snapshot,
+    UnitInfo,
+)
 
-RECORDING_FORMAT = 1
+RECORDING_FORMAT = 2
+READABLE_FORMATS = (1, 2)
+# Column names of format 1 that have changed since. They are accepted whatever format a file states: the text
+# of a table is stored without a format, so a recording of format 2 can contain tables that were stored
+# before.
+RENAMED_FIELDS: dict[type, dict[str, str]] = {
+    HostInfo: {"accepts": "schedulable", "homes": "home_storage"},
+    UnitInfo: {"well": "healthy"},
+    QuotaInfo: {
+        "guaranteed_again": "guaranteed_after_reset",
+        "borrow_limit_again": "borrow_limit_after_reset",
+    },
+    QueuedWorkload: {"homes": "checkpoint_storage"},
+    RunningWorkload: {"predicted_until": "predicted_end"},
+    PoolPolicy: {
+        "most_slots_per_user": "max_slots_per_user",
+        "most_slots_per_workload": "max_slots_per_workload",
+    },
+}
 
 
 class RecordingFormatError(Exception):
-    """Text that is no snapshot of this format, and why."""
+    """The text is not a recording in a readable format. The message says why."""
 
 
 def table_text(rows: tuple[Any, ...]) -> str:
-    """One table of a snapshot or plan."""
+    """Return one table of a snapshot or plan as JSON text."""
     if not rows:
         return '{"fields":[],"rows":[]}'
     names = [field.name for field in dataclasses.fields(rows[0])]
@@ -37,19 +65,23 @@ def table_text(rows: tuple[Any, ...]) -> str:
 
 
 def plan_text(plan: Plan) -> str:
-    """The whole plan. Equal texts are equal plans."""
+    """Return the whole plan as JSON text. Two plans are equal if and only if their texts are equal."""
     tables = [field.name for field in dataclasses.fields(plan) if field.name != "epoch"]
     parts = [f'"{name}":{table_text(getattr(plan, name))}' for name in sorted(tables)]
     return f'{{"epoch":{plan.epoch},{",".join(parts)}}}'
 
 
 def sha256_hex(text: str) -> str:
-    """SHA-256 in hex."""
+    """Return the SHA-256 digest of a text in hex."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def recording_text(epoch: int, now: int, plan_sha256: str, tables: Mapping[str, str]) -> str:
-    """One file: a snapshot, when it was planned on, and what the plan's digest was."""
+    """Return the text of one recording file.
+
+    ``now`` is the time at which the snapshot was planned, ``plan_sha256`` the digest of the plan's text, and
+    ``tables`` maps each table's name to its text.
+    """
     parts = [f'"{name}":{tables[name]}' for name in sorted(tables)]
     snapshot = f'{{"epoch":{epoch},{",".join(parts)}}}'
     return (
@@ -59,7 +91,7 @@ def recording_text(epoch: int, now: int, plan_sha256: str, tables: Mapping[str, 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RecordedSnapshot:
-    """What such a file says."""
+    """The content of a recording file."""
 
     snapshot: Snapshot
     now: int
@@ -67,32 +99,33 @@ class RecordedSnapshot:
 
 
 def read_recording(text: str) -> RecordedSnapshot:
-    """Raises RecordingFormatError when it is not what ``recording_text`` writes."""
+    """Read a recording file. Raises RecordingFormatError if the text is not in a readable format."""
     try:
-        found = json.loads(text)
+        recording = json.loads(text)
     except ValueError as error:
         raise RecordingFormatError(f"not JSON: {error}") from None
-    if not isinstance(found, dict) or found.get("format") != RECORDING_FORMAT:
-        given = found.get("format") if isinstance(found, dict) else type(found).__name__
-        raise RecordingFormatError(f"format: {given!r}; allowed: {RECORDING_FORMAT}")
+    stated = recording.get("format") if isinstance(recording, dict) else type(recording).__name__
+    if stated not in READABLE_FORMATS:
+        allowed = ", ".join(map(str, READABLE_FORMATS))
+        raise RecordingFormatError(f"format: {stated!r}; allowed: {allowed}")
     try:
         return RecordedSnapshot(
-            read_snapshot(found["snapshot"]), int(found["now"]), str(found["plan_sha256"])
+            read_snapshot(recording["snapshot"]), int(recording["now"]), str(recording["plan_sha256"])
         )
     except (KeyError, TypeError, ValueError) as error:
         raise RecordingFormatError(
-            f"no snapshot of format {RECORDING_FORMAT}: {type(error).__name__}: {error}"
+            f"no snapshot of format {stated}: {type(error).__name__}: {error}"
         ) from None
 
 
-def read_snapshot(found: Mapping[str, Any]) -> Snapshot:
-    """A snapshot from parsed JSON."""
+def read_snapshot(tables: Mapping[str, Any]) -> Snapshot:
+    """Build a snapshot from parsed JSON. Raises ValueError for an unknown table or column."""
     row_types = {name: get_args(hint)[0] for name, hint in _hints(Snapshot).items() if name != "epoch"}
-    unknown = sorted(set(found) - set(row_types) - {"epoch"})
+    unknown = sorted(set(tables) - set(row_types) - {"epoch"})
     if unknown:
-        raise ValueError(f"tables that are not known here: {', '.join(unknown)}")
-    tables = {name: _read_table(found[name], row) for name, row in row_types.items() if name in found}
-    return Snapshot(epoch=int(found["epoch"]), **tables)
+        raise ValueError(f"unknown tables: {', '.join(unknown)}")
+    rows = {name: _read_table(tables[name], row) for name, row in row_types.items() if name in tables}
+    return Snapshot(epoch=int(tables["epoch"]), **rows)
 
 
 def _read_table(table: Mapping[str, Any], row_type: type) -> tuple[Any, ...]:
@@ -101,10 +134,11 @@ def _read_table(table: Mapping[str, Any], row_type: type) -> tuple[Any, ...]:
 
 
 def _read_row(values: Mapping[str, Any], row_type: type) -> Any:
-    readers = _readers(row_type)
+    readers, renamed = _readers(row_type), RENAMED_FIELDS.get(row_type, {})
+    values = {renamed.get(name, name): value for name, value in values.items()}
     unknown = sorted(set(values) - set(readers))
     if unknown:
-        raise ValueError(f"{row_type.__name__} has no {', '.join(unknown)} here")
+        raise ValueError(f"{row_type.__name__}: unknown columns: {', '.join(unknown)}")
     return row_type(**{name: readers[name](value) for name, value in values.items()})
 
 
@@ -119,18 +153,19 @@ def _readers(kind: type) -> dict[str, Callable[[Any], Any]]:
 
 
 def _reader(hint: Any) -> Callable[[Any], Any]:
-    """From a JSON value to what a field of this type holds."""
-    origin, inside = get_origin(hint), get_args(hint)
+    """Return a function that converts a JSON value to a value of a field's type."""
+    origin, arguments = get_origin(hint), get_args(hint)
     if origin in (types.UnionType, Union):
-        (real,) = [each for each in inside if each is not type(None)]
-        read = _reader(real)
+        (present,) = [argument for argument in arguments if argument is not type(None)]
+        read = _reader(present)
         return lambda value: None if value is None else read(value)
     if origin in (tuple, frozenset):
-        if len(inside) == 2 and inside[1] is not Ellipsis:  # a pair
-            first, second = (_reader(each) for each in inside)
+        is_pair = len(arguments) == 2 and arguments[1] is not Ellipsis
+        if is_pair:
+            first, second = (_reader(argument) for argument in arguments)
             return lambda value: (first(value[0]), second(value[1]))
-        each = _reader(inside[0])
-        return lambda value: origin(each(one) for one in value)
+        element = _reader(arguments[0])
+        return lambda value: origin(element(item) for item in value)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return lambda value: _read_row(value, hint)
     if isinstance(hint, type) and issubclass(hint, Enum):
@@ -149,4 +184,4 @@ def _to_json(value: Any) -> Any:
         return sorted(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    raise TypeError(f"a {type(value).__name__} has no place in a snapshot or plan: {value!r}")
+    raise TypeError(f"cannot write a {type(value).__name__} in a snapshot or plan: {value!r}")

@@ -1,8 +1,9 @@
-"""What the planner reads and what it answers: frozen values, no Django, no clock.
+"""The planner's input: frozen rows, no Django, no clock.
 
-Times are whole seconds since the epoch (UTC). Sizes of GPU are slots: a whole GPU has ``SLOTS_PER_GPU`` of them, a MIG
-slice or a share has its part, so guarantees and use add up exactly as integers.
-Ids are the database's primary keys; every ordering ends in an id, so a plan never depends on the order of rows.
+Times are whole seconds since the epoch (UTC). GPU capacity is counted in slots: a whole GPU has
+``SLOTS_PER_GPU`` of them, a MIG slice or a share a part of these, so that guarantees and use add up exactly
+as integers. Ids are the database's primary keys. Every ordering ends in an id, so that a plan never depends
+on the order of rows.
 """
 
 from __future__ import annotations
@@ -15,11 +16,15 @@ from scheduler.core.model.slots import SLOTS_PER_GPU, WHOLE_GPU_PROFILE
 
 
 class PoolKind(StrEnum):
-    STATIC = "static"  # belongs to one team
+    """How a pool is shared among teams."""
+
+    STATIC = "static"  # owned by one team
     DYNAMIC = "dynamic"  # shared by every team that has a quota in it
 
 
 class Priority(IntEnum):
+    """A workload's priority among its own team's workloads."""
+
     LOW = 0
     NORMAL = 1
     HIGH = 2
@@ -28,61 +33,70 @@ class Priority(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class PoolPolicy:
-    """A pool's rules. Durations in seconds, ``spare_slots`` in slots; a limit of None means no limit."""
+    """A pool's rules. Durations are in seconds, ``spare_slots`` in slots; None means no limit."""
 
-    notice_seconds: int = 30  # warning before the stop, in which a checkpoint is written
-    grace_seconds: int = 30  # between the stop signal and the kill
-    minimum_runtime_seconds: int = 300  # not evicted before it has run this long
-    half_life_seconds: int = 7 * 86_400  # of the decayed use that fair share compares
-    spare_slots: int = 0  # kept free for critical work
+    notice_seconds: int = 30  # time between the notice and the stop signal, in which a checkpoint is written
+    grace_seconds: int = 30  # time between the stop signal and the kill
+    minimum_runtime_seconds: int = 300  # protected from eviction until it has run this long
+    half_life_seconds: int = 7 * 86_400  # half-life of the decayed use that fair share compares
+    spare_slots: int = 0  # spare capacity, kept free for critical work
     longest_runtime_seconds: int = 7 * 86_400
-    most_slots_per_user: int | None = None
-    most_slots_per_workload: int | None = None
+    max_slots_per_user: int | None = None
+    max_slots_per_workload: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PoolInfo:
+    """One pool."""
+
     id: int
     name: str
     kind: PoolKind
-    team: int | None  # the owner of a static pool, None for a dynamic one
+    team: int | None  # owner of a static pool, None for a dynamic one
     policy: PoolPolicy
 
 
 @dataclass(frozen=True, slots=True)
 class HostInfo:
-    """``accepts`` is False while lease, administrative or repair state keeps new work away; ``closed_code`` says why."""
+    """One host.
+
+    ``schedulable`` is False if the state of its lease, administration or repair excludes new work;
+    ``closed_code`` then says why.
+    """
 
     id: int
     name: str
     pool: int
     labels: frozenset[tuple[str, str]] = frozenset()
-    cpu_milli: int = 0  # 0 means unknown: CPU is then not checked
-    memory_mib: int = 0  # 0 means unknown: memory is then not checked
-    accepts: bool = True
-    closed_code: str = ""  # a reasons.Code value when accepts is False
-    homes: int | None = None  # its folder of homes: hosts with the same one share it; None: not known
+    cpu_milli: int = 0  # 0: unknown, CPU is then not checked
+    memory_mib: int = 0  # 0: unknown, memory is then not checked
+    schedulable: bool = True
+    closed_code: str = ""  # a ReasonCode value if schedulable is False
+    # id of its storage of home folders, equal on hosts that share one; None: unknown
+    home_storage: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class UnitInfo:
-    """What can be held: a whole GPU, a MIG slice or a declared share, as a sub-range of its GPU's slots."""
+    """The smallest part of a GPU that can be allocated: a whole GPU, a MIG slice or a declared share."""
 
     id: int
     host: int
     gpu: int
     model: str  # "H100-80GB"
-    profile: str = WHOLE_GPU_PROFILE  # "" whole, "1g.10gb" a MIG slice, "share-1/4" a declared share
+    profile: str = WHOLE_GPU_PROFILE  # "" whole GPU, "1g.10gb" MIG slice, "share-1/4" declared share
     slots: int = SLOTS_PER_GPU
     memory_mib: int = 0
     compute_capability: int = 0  # 90 for 9.0
     nvlink_group: int | None = None
-    well: bool = True  # False while its GPU is quarantined or out
+    healthy: bool = True  # False if its GPU is quarantined or out of service
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """``units`` on each of ``hosts`` hosts. An empty ``models`` allows any model that meets the properties."""
+    """A request for ``units`` units on each of ``hosts`` hosts. Empty ``models`` allow any model with the
+    properties.
+    """
 
     units: int
     hosts: int = 1
@@ -90,38 +104,43 @@ class Ask:
     profile: str = WHOLE_GPU_PROFILE
     min_memory_mib: int = 0
     min_compute_capability: int = 0
-    nvlink: bool = False  # all units of a host in one NVLink group
-    labels: frozenset[tuple[str, str]] = frozenset()  # each must be on the host
-    labels_preferred: frozenset[tuple[str, str]] = frozenset()  # hosts with more of them come first
-    spread: bool = False  # on hosts, and in racks, that share as little as can be
-    cpu_milli: int = 0  # on each host, beside the units
+    nvlink: bool = False  # all units on a host in one NVLink group
+    labels: frozenset[tuple[str, str]] = frozenset()  # the host must have each of them
+    labels_preferred: frozenset[tuple[str, str]] = frozenset()  # hosts with more of them are preferred
+    spread: bool = False  # prefer empty hosts, and different racks
+    cpu_milli: int = 0  # on each host
     memory_mib: int = 0  # on each host, beside the units
 
     @property
     def total_units(self) -> int:
+        """Return the units on all hosts together."""
         return self.units * self.hosts
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaInfo:
-    """One team's claim on one model of one pool, in slots. ``borrow_limit`` is what it may hold above the guarantee."""
+    """One team's quota for one model in one pool, in slots. ``borrow_limit`` limits what it holds above
+    the guarantee.
+    """
 
     team: int
     pool: int
     model: str
     guaranteed: int
     borrow_limit: int | None = None  # None: no limit
-    # Its GPU-hours of the period are used up: until when, and out of how many. ``guaranteed`` is then 0 and, where nothing
-    # may start at all, ``borrow_limit`` too.
+    # Set if the GPU-hours of the period are used up: the end of the period, and the period's GPU-hours.
+    # ``guaranteed`` is then 0. ``borrow_limit`` is also 0 if nothing may start at all.
     used_up_until: int | None = None
     gpu_hours: int = 0
-    # What holds again from ``used_up_until`` on; of no meaning without one.
-    guaranteed_again: int = 0
-    borrow_limit_again: int | None = None
+    # The values in force again from ``used_up_until`` on. Without meaning if that is None.
+    guaranteed_after_reset: int = 0
+    borrow_limit_after_reset: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TeamInfo:
+    """One team and its weight in fair share."""
+
     id: int
     name: str
     weight: int = 1
@@ -129,7 +148,9 @@ class TeamInfo:
 
 @dataclass(frozen=True, slots=True)
 class DecayedUseInfo:
-    """Slot-seconds a team used in a pool, each second halved in worth every half-life, as of the snapshot's ``now``."""
+    """The slot-seconds that a team used in a pool, at the snapshot's time. Each second counts half after
+    every half-life.
+    """
 
     team: int
     pool: int
@@ -138,8 +159,11 @@ class DecayedUseInfo:
 
 @dataclass(frozen=True, slots=True)
 class QueuedWorkload:
-    """A workload that waits. ``gate`` is a reasons.Code value that keeps it from starting whatever is free
-    (a closed budget, an unmet dependency), with its numbers in ``gate_numbers``."""
+    """A waiting workload.
+
+    ``gate`` is a ReasonCode value that prevents its start even if every unit is free (a closed budget, an
+    unmet dependency), with its numbers in ``gate_numbers``.
+    """
 
     id: int
     team: int
@@ -153,21 +177,23 @@ class QueuedWorkload:
     priority: Priority = Priority.NORMAL
     preemptible: bool = False
     may_borrow: bool = True  # False for work that is not preemptible
-    reservation: int | None = None  # runs inside this reservation only
-    not_before: int = 0  # back-off after a failed attempt
-    evicted_by: int | None = None  # the workload it last had to make room for
+    reservation: int | None = None  # runs only inside this reservation
+    not_before: int = 0  # end of the back-off after a failed attempt
+    evicted_by: int | None = None  # the workload for which it was evicted last
     gate: str = ""
     gate_numbers: tuple[tuple[str, Any], ...] = ()
-    # Units it was promised by evictions on its behalf, gone or not, until it starts: nobody else gets them meanwhile.
+    # Units that evictions for it freed or will free. No other workload gets them until it has started.
     earmarked_units: tuple[int, ...] = ()
-    avoids: tuple[int, ...] = ()  # hosts on which it could not start, for which others come first
+    # hosts on which an attempt could not start; other hosts are preferred until avoids_until
+    avoids: tuple[int, ...] = ()
     avoids_until: int = 0
-    homes: int | None = None  # the Host.homes that its last checkpoint lies in: hosts with these come first
+    # the HostInfo.home_storage with its last checkpoint; hosts with this storage are preferred
+    checkpoint_storage: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RunningWorkload:
-    """A workload that holds units, from placement until the agent confirms the stop."""
+    """A workload that holds units: from its placement until the agent confirms the stop."""
 
     id: int
     team: int
@@ -177,26 +203,27 @@ class RunningWorkload:
     units: tuple[int, ...]
     started: int
     until: int  # started + max_runtime_seconds
-    predicted_until: int
+    predicted_end: int
     priority: Priority = Priority.NORMAL
     preemptible: bool = False
-    borrowed_slots: int = 0  # held above the guarantee when it was placed
-    checkpoint_at: int | None = None  # last acknowledged checkpoint
+    borrowed_slots: int = 0  # slots above the guarantee at its placement
+    checkpoint_at: int | None = None  # time of the last acknowledged checkpoint
     reservation: int | None = None
-    stopping: bool = False  # told to go, still holds its units
-    stop_by: int | None = None  # when a stopping one is gone at the latest
+    stopping: bool = False  # evicted, but still holds its units
+    stop_by: int | None = None  # deadline of a stopping workload
     evicted_for_workload: int | None = None
     evicted_for_reservation: int | None = None
-    evicted_by: int | None = None  # whom it made room for last time: it may not evict that one back
-    evictions: int = 0  # how often it was told to go before: each makes it dearer to evict
+    # the workload for which it was evicted last: it may not evict that one in turn
+    evicted_by: int | None = None
+    evictions: int = 0  # number of past evictions; each makes it more expensive to evict
     cpu_milli: int = 0  # on each of its hosts
     memory_mib: int = 0  # on each of its hosts
-    ask: Ask | None = None  # what it asked for, should it wait again; None where only its units are known
+    ask: Ask | None = None  # its ask, for a requeue; None if only its units are known
 
 
 @dataclass(frozen=True, slots=True)
 class ReservationInfo:
-    """A confirmed promise. ``units`` is empty until it is bound, at its start or shortly before."""
+    """A confirmed reservation. ``units`` is empty until they are bound, at its start or shortly before."""
 
     id: int
     team: int
@@ -206,12 +233,14 @@ class ReservationInfo:
     start: int
     end: int
     units: tuple[int, ...] = ()
-    may_exceed_guarantee: bool = False  # the approver let it eat into what others are guaranteed
+    may_exceed_guarantee: bool = False  # the approver allowed it to use what others are guaranteed
     user: int = 0  # its owner
 
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceInfo:
+    """A maintenance window of one host, ``[start, end)``."""
+
     host: int
     start: int
     end: int
@@ -219,7 +248,7 @@ class MaintenanceInfo:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One moment of everything the planner may know. Build it with rows in any order."""
+    """All facts that the planner may use, at one time. The order of rows does not matter."""
 
     epoch: int
     pools: tuple[PoolInfo, ...] = ()

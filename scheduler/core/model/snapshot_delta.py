@@ -1,3 +1,5 @@
+"""Changes of a snapshot: the rows that are new or changed, and the keys of removed rows."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
@@ -20,9 +22,9 @@ from scheduler.core.model.snapshot import (
 
 @dataclass(frozen=True, slots=True)
 class SnapshotDelta:
-    """Rows that are new or changed, and the keys of those that are gone; the gone go first. Unknown keys are let be."""
+    """Changes of a snapshot. Removals are applied first; unknown keys are ignored."""
 
-    epoch: int | None = None  # None: as it was
+    epoch: int | None = None  # None: unchanged
     pools: tuple[PoolInfo, ...] = ()
     pools_gone: tuple[int, ...] = ()
     hosts: tuple[HostInfo, ...] = ()
@@ -46,7 +48,7 @@ class SnapshotDelta:
 
 
 def row_key(row: Any) -> Any:
-    """What a row is known by."""
+    """Return the key that identifies a row in its table."""
     if isinstance(row, QuotaInfo):
         return row.team, row.pool, row.model
     if isinstance(row, DecayedUseInfo):
@@ -63,7 +65,7 @@ REMOVED_KEYS_FIELD = {name: f"{name}_gone" for name in SNAPSHOT_TABLES}
 
 
 def sort_rows(snapshot: Snapshot) -> Snapshot:
-    """The same snapshot with every table's rows in the order of their keys, each key once (the last row counts)."""
+    """Return the snapshot with each table sorted by key. Of rows with the same key the last one counts."""
     rows = {name: {row_key(row): row for row in getattr(snapshot, name)} for name in SNAPSHOT_TABLES}
     return Snapshot(
         snapshot.epoch,
@@ -72,7 +74,7 @@ def sort_rows(snapshot: Snapshot) -> Snapshot:
 
 
 def snapshot_difference(old: Snapshot, new: Snapshot) -> SnapshotDelta:
-    """The delta that makes ``new`` of ``old``; empty when they say the same."""
+    """Return the delta from ``old`` to ``new``. It is empty if they are equal."""
     changes: dict[str, Any] = {} if old.epoch == new.epoch else {"epoch": new.epoch}
     for name in SNAPSHOT_TABLES:
         before = {row_key(row): row for row in getattr(old, name)}

@@ -1,3 +1,5 @@
+"""The waiting work of one pool, in classes of workloads that differ only in their times."""
+
 from __future__ import annotations
 
 from bisect import bisect_left, insort
@@ -15,36 +17,39 @@ MAX_RUNTIME_PENALTY_SECONDS = 48 * 3600
 
 
 def effective_submit_time(queued: QueuedWorkload) -> int:
-    """Submit time plus ten times the expected run time, at most 48 hours."""
+    """Return the submit time plus ten times the expected runtime, at most 48 hours."""
     return queued.submitted + min(RUNTIME_WEIGHT * queued.predicted_seconds, MAX_RUNTIME_PENALTY_SECONDS)
 
 
 def expected_seconds(queued: QueuedWorkload) -> int:
-    """How long a workload is expected to run at the longest: twice the prediction, never above its limit."""
+    """Return the expected maximum of the runtime: twice the prediction, at most the limit."""
     return min(queued.max_runtime_seconds, max(1, 2 * queued.predicted_seconds))
 
 
 def expected_unit_seconds(queued: QueuedWorkload) -> int:
-    """What a workload is expected to take of a pool."""
+    """Return the unit-seconds that a workload is expected to use."""
     return queued.ask.total_units * queued.predicted_seconds
 
 
 class EquivalenceClass:
-    """Waiting work that differs only in its times: what one of them can't get, no other can that takes as long."""
+    """Waiting workloads that differ only in their times.
+
+    If one of them cannot get units, no other one can that runs at least as long.
+    """
 
     def __init__(self) -> None:
-        self.members: list[tuple[int, int, QueuedWorkload]] = []  # (place in line, id, row), in order
-        self.ages: list[tuple[int, int, QueuedWorkload]] = []  # (submitted, id, row), in order
-        self.lengths: list[tuple[int, int]] = []  # (expected run time, id), in order
-        self.unit_seconds = 0  # what all of them are expected to take
+        self.members: list[tuple[int, int, QueuedWorkload]] = []  # (effective submit time, id, row), sorted
+        self.ages: list[tuple[int, int, QueuedWorkload]] = []  # (submitted, id, row), sorted
+        self.lengths: list[tuple[int, int]] = []  # (expected runtime, id), sorted
+        self.unit_seconds = 0  # expected unit-seconds of all members
 
     def fill(self, rows: list[QueuedWorkload]) -> None:
-        """Start with these: sooner than adding one by one."""
+        """Set the members of an empty class: faster than adding them one by one."""
         self.members = [(effective_submit_time(queued), queued.id, queued) for queued in rows]
         self.ages = [(queued.submitted, queued.id, queued) for queued in rows]
         self.lengths = [(expected_seconds(queued), queued.id) for queued in rows]
         self.unit_seconds = sum([expected_unit_seconds(queued) for queued in rows])
-        if len(rows) > 1:  # half of the groups of a mixed queue have one member only
+        if len(rows) > 1:  # In a mixed queue half of the classes have only one member.
             self.members.sort()
             self.ages.sort()
             self.lengths.sort()
@@ -63,26 +68,31 @@ class EquivalenceClass:
 
     @property
     def first(self) -> QueuedWorkload:
+        """Return the member with the least effective submit time."""
         return self.members[0][2]
 
-    def oldest(self, without: AbstractSet[int]) -> tuple[int, int, QueuedWorkload] | None:
-        """(submitted, id, row) of the oldest member that is not among ``without``."""
-        return next((age for age in self.ages if age[1] not in without), None)
+    def oldest(self, excluded: AbstractSet[int]) -> tuple[int, int, QueuedWorkload] | None:
+        """Return (submitted, id, row) of the oldest member that is not in ``excluded``, or None."""
+        return next((age for age in self.ages if age[1] not in excluded), None)
 
 
 class PoolQueue:
-    """The waiting work of one pool, kept in groups; what has a gate, a back-off or a reservation stands apart."""
+    """The waiting work of one pool in equivalence classes.
 
-    def __init__(self, ground: PoolHardware, policy: PoolPolicy) -> None:
-        self.ground, self.policy = ground, policy
+    Workloads with a gate, a back-off, a reservation or too long a runtime are kept apart and checked
+    individually.
+    """
+
+    def __init__(self, hardware: PoolHardware, policy: PoolPolicy) -> None:
+        self.hardware, self.policy = hardware, policy
         self.by_id: dict[int, QueuedWorkload] = {}
         self.groups: dict[tuple[int, Hashable], EquivalenceClass] = {}
-        self.individually_checked: dict[int, QueuedWorkload] = {}  # looked at one by one in every cycle
-        self.earmarked: dict[int, QueuedWorkload] = {}  # those that units are kept for
+        self.individually_checked: dict[int, QueuedWorkload] = {}  # checked one by one in every cycle
+        self.earmarked: dict[int, QueuedWorkload] = {}  # workloads with earmarked units
 
     def fill(self, rows: Iterable[QueuedWorkload]) -> None:
-        """Start with these: sooner than adding one by one."""
-        alike: dict[tuple[int, Hashable], list[QueuedWorkload]] = defaultdict(list)
+        """Set the rows of an empty queue: faster than adding them one by one."""
+        members_by_key: dict[tuple[int, Hashable], list[QueuedWorkload]] = defaultdict(list)
         for row in rows:
             self.by_id[row.id] = row
             if row.earmarked_units:
@@ -90,14 +100,14 @@ class PoolQueue:
             if self._is_checked_individually(row):
                 self.individually_checked[row.id] = row
             else:
-                alike[self._key(row)].append(row)
-        for key, members in alike.items():
+                members_by_key[self._key(row)].append(row)
+        for key, members in members_by_key.items():
             self.groups[key] = EquivalenceClass()
             self.groups[key].fill(members)
 
-    def change(self, gone: Iterable[int], rows: Iterable[QueuedWorkload]) -> None:
-        """Workloads that wait no longer, by id, and those that are new or changed."""
-        for workload in gone:
+    def change(self, removed: Iterable[int], rows: Iterable[QueuedWorkload]) -> None:
+        """Remove workloads by id, and add or replace rows."""
+        for workload in removed:
             if workload in self.by_id:
                 self._remove(self.by_id[workload])
         for row in rows:
@@ -130,34 +140,34 @@ class PoolQueue:
     def workloads_in(
         self, groups: list[EquivalenceClass], workloads: AbstractSet[int]
     ) -> list[QueuedWorkload]:
-        """Of these workloads, those that stand in one of the groups."""
-        standing = {id(group) for group in groups}
+        """Return those of the given workloads that are members of one of the given classes."""
+        class_ids = {id(group) for group in groups}
         rows = [
             self.by_id[workload]
             for workload in sorted(workloads)
             if workload not in self.individually_checked
         ]
-        return [row for row in rows if id(self.groups[self._key(row)]) in standing]
+        return [row for row in rows if id(self.groups[self._key(row)]) in class_ids]
 
     def asks(self) -> list[tuple[Ask, int]]:
-        """Every ask that waits, and how often; equal asks may come up more than once."""
-        found: dict[int, list[EquivalenceClass]] = defaultdict(list)
+        """Return every waiting ask and its number of workloads. Equal asks may occur more than once."""
+        by_number: dict[int, list[EquivalenceClass]] = defaultdict(list)
         for (number, _), group in self.groups.items():
-            found[number].append(group)
-        alike = [
-            (groups[0].first.ask, sum(len(group.members) for group in groups)) for groups in found.values()
+            by_number[number].append(group)
+        members_by_key = [
+            (groups[0].first.ask, sum(len(group.members) for group in groups))
+            for groups in by_number.values()
         ]
-        return [*alike, *((queued.ask, 1) for queued in self.individually_checked.values())]
+        return [*members_by_key, *((queued.ask, 1) for queued in self.individually_checked.values())]
 
     def rows(self) -> list[QueuedWorkload]:
-        """All of them, in the order of their ids."""
+        """Return all rows, sorted by id."""
         return [self.by_id[workload] for workload in sorted(self.by_id)]
 
     def _key(self, queued: QueuedWorkload) -> tuple[int, Hashable]:
-        user = 0 if self.policy.most_slots_per_user is None else queued.user
-        number = self.ground.ask_number(queued.ask)
-        evicted = (
-            queued.evicted_by is not None
-        )  # by whom matters only to who may evict, and those are looked at singly
-        who = queued.team, user, queued.priority, queued.preemptible, queued.may_borrow, evicted
-        return number, who
+        user = 0 if self.policy.max_slots_per_user is None else queued.user
+        number = self.hardware.ask_number(queued.ask)
+        # The evicting workload matters only to workloads that may evict, and these are checked individually.
+        evicted = queued.evicted_by is not None
+        owner = queued.team, user, queued.priority, queued.preemptible, queued.may_borrow, evicted
+        return number, owner

@@ -1,1 +1,4 @@
-"""Keep reservations: the timeline of promised units, binding at the start, checks of requested windows and extensions."""
+"""Keep the promises to reservations.
+
+The timeline of promised units, binding at the start, and checks of requested windows and extensions.
+"""

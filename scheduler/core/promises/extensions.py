@@ -1,7 +1,10 @@
+"""Check whether a reservation may be extended, and whether running work may stay beyond its runtime limit."""
+
 from __future__ import annotations
 
 from dataclasses import replace
 
+from scheduler.core.model.pool_snapshot import PoolSnapshot
 from scheduler.core.model.pool_state import PoolState
 from scheduler.core.model.snapshot import PoolKind, ReservationInfo, Snapshot
 from scheduler.core.promises.promise_timeline import PromiseTimeline, ReservationRequester, quota_violation
@@ -23,108 +26,133 @@ def check_extension(
     horizon: int = SEARCH_HORIZON_SECONDS,
     borrows_again_from: int | None = None,
 ) -> WindowCheckResult:
-    """May a reservation that has its units keep them until ``end``, which is later than its end now?
+    """Check whether a reservation with bound units may keep them until ``end``, which is later than its
+    present end.
 
-    It keeps the same units: no maintenance may touch them by then, every other reservation that can be kept now must be
-    kept all the same, and the guarantees of others hold for the time that is added. When not: why, and the first windows
-    for the added time, from its present end on.
+    It keeps the same units. No maintenance may touch them until then, every other reservation that can be
+    kept now must still be kept, and the guarantees of others apply to the added time. If not: why, and the
+    first windows for the added time, from its present end on.
     """
     row = next(r for r in snapshot.reservations if r.id == reservation)
-    board, impossible = _pool_state_for(snapshot, row.ask, row.team, row.pool, now)
-    if board is None or impossible is not None:
+    state, impossible = _pool_state_for(snapshot, row.ask, row.team, row.pool, now)
+    if state is None or impossible is not None:
         return WindowCheckResult(
             False, *(impossible or (ReasonCode.NOT_YOUR_POOL, reason_numbers(pool=row.pool)))
         )
-    before, whose = (
-        PromiseTimeline(board),
+    timeline, requester = (
+        PromiseTimeline(state),
         ReservationRequester(row.team, row.user, row.may_exceed_guarantee, borrows_again_from),
     )
-    longer = tuple(replace(r, end=end) if r.id == reservation else r for r in snapshot.reservations)
-    after = PromiseTimeline(PoolState(replace(snapshot, reservations=longer), board.pool, now))
-    displaced = sorted(before.tentative_units.keys() - after.tentative_units.keys())
-    mine = {board.unit_index[u] for u in row.units if u in board.unit_index}
-    serviced = {
+    reservations_extended = tuple(
+        replace(r, end=end) if r.id == reservation else r for r in snapshot.reservations
+    )
+    timeline_extended = PromiseTimeline(
+        PoolState(PoolSnapshot(replace(snapshot, reservations=reservations_extended), state.pool), now)
+    )
+    displaced = sorted(timeline.tentative_units.keys() - timeline_extended.tentative_units.keys())
+    own_units = {state.unit_index[u] for u in row.units if u in state.unit_index}
+    units_in_maintenance = {
         s.unit
-        for s in before.promised_intervals
-        if s.team is None and s.unit in mine and s.start < end and s.end > now
+        for s in timeline.promised_intervals
+        if s.team is None and s.unit in own_units and s.start < end and s.end > now
     }
-    code, why = "", reason_numbers()
-    if displaced or serviced:
-        code, why = (
+    code, numbers = "", reason_numbers()
+    if displaced or units_in_maintenance:
+        code, numbers = (
             ReasonCode.EXTENSION_BLOCKED,
             reason_numbers(
-                end=row.end, maintenance=len(serviced), need=len(row.units), reservations=len(displaced)
+                end=row.end,
+                maintenance=len(units_in_maintenance),
+                need=len(row.units),
+                reservations=len(displaced),
             ),
         )
-    elif not whose.may_exceed:
-        code, why = _extension_quota_violation(before, row, mine, whose, end)
+    elif not requester.may_exceed:
+        code, numbers = _extension_quota_violation(timeline, row, own_units, requester, end)
     if not code:
         return WindowCheckResult(True)
     limits = (max(now, row.end), now + horizon)
-    return WindowCheckResult(False, code, why, first_windows(before, row.ask, whose, end - row.end, limits))
+    return WindowCheckResult(
+        False, code, numbers, first_windows(timeline, row.ask, requester, end - row.end, limits)
+    )
 
 
 def _extension_quota_violation(
-    before: PromiseTimeline, row: ReservationInfo, mine: set[int], whose: ReservationRequester, end: int
+    timeline: PromiseTimeline,
+    row: ReservationInfo,
+    own_units: set[int],
+    requester: ReservationRequester,
+    end: int,
 ) -> Reason:
-    """What keeps its team and its owner from having its units in the time that is added."""
-    board = before.board
+    """Return why quotas or the user cap exclude the added time; an empty code if they do not."""
+    state = timeline.state
     used: dict[str, int] = {}
-    for unit in mine:
-        used[board.model_of(unit)] = used.get(board.model_of(unit), 0) + int(board.slots[unit])
-    over = user_cap_violation(before, whose, sum(used.values()), row.end, end)
-    for name, need in sorted(used.items()) if board.pool.kind is PoolKind.DYNAMIC else ():
-        over = over if over[0] else quota_violation(before, whose, name, need, row.end, end)
-    return over
+    for unit in own_units:
+        used[state.model_of(unit)] = used.get(state.model_of(unit), 0) + int(state.slots[unit])
+    violation = user_cap_violation(timeline, requester, sum(used.values()), row.end, end)
+    for name, need in sorted(used.items()) if state.pool.kind is PoolKind.DYNAMIC else ():
+        violation = (
+            violation if violation[0] else quota_violation(timeline, requester, name, need, row.end, end)
+        )
+    return violation
 
 
 def check_longer_runtime(snapshot: Snapshot, workload: int, until: int, now: int) -> WindowCheckResult:
-    """May running work that nobody can tell to go stay on its units until ``until``, which is later than its limit now?
+    """Check whether running work that is not preemptible may stay until ``until``, which is later than its
+    runtime limit.
 
-    Every reservation that could be kept if it were gone must be kept all the same, and no maintenance of its hosts may begin
-    before. When not: ``latest`` among the numbers is the longest that fits, its limit now where none does. What is
-    preemptible, or runs inside a reservation, is in nobody's way.
+    Every reservation that could be kept without this workload must still be kept, and no maintenance of its
+    hosts may begin before. If not, ``latest`` among the numbers is the longest limit that fits, or its
+    present limit. Preemptible work and work inside a reservation are never blocked.
     """
     row = next((r for r in snapshot.running if r.id == workload), None)
     if row is None or row.preemptible or row.stopping or row.reservation is not None:
         return WindowCheckResult(True)
     pool = next(p for p in snapshot.pools if p.id == row.pool)
-    rest = tuple(r for r in snapshot.running if r.id != workload)
-    gone = PromiseTimeline(PoolState(replace(snapshot, running=rest), pool, now))
-    board = gone.board
-    hosts = {int(board.host_of[board.unit_index[u]]) for u in row.units if u in board.unit_index}
-    serviced = sorted(start for host, start, end in board.maintenance if host in hosts and end > now)
+    others = tuple(r for r in snapshot.running if r.id != workload)
+    timeline_without = PromiseTimeline(PoolState(PoolSnapshot(replace(snapshot, running=others), pool), now))
+    state = timeline_without.state
+    hosts = {int(state.host_of[state.unit_index[u]]) for u in row.units if u in state.unit_index}
+    maintenance_starts = sorted(
+        start for host, start, end in state.maintenance if host in hosts and end > now
+    )
 
-    def broken(limit: int) -> list[ReservationInfo]:
-        """The promises that would not be kept if it stayed until then."""
-        running = (*rest, replace(row, until=limit))
-        kept = PromiseTimeline(
-            PoolState(replace(snapshot, running=running), pool, now)
+    def reservations_broken_by(limit: int) -> list[ReservationInfo]:
+        """Return the reservations that would be broken if it stayed until ``limit``."""
+        running = (*others, replace(row, until=limit))
+        kept_reservations = PromiseTimeline(
+            PoolState(PoolSnapshot(replace(snapshot, running=running), pool), now)
         ).tentative_units.keys()
-        lost = (board.reservation_by_id[r] for r in sorted(gone.tentative_units.keys() - kept))
+        broken_rows = (
+            state.reservation_by_id[r]
+            for r in sorted(timeline_without.tentative_units.keys() - kept_reservations)
+        )
         return sorted(
-            (r for r in lost if r.end > row.until and r.start < limit), key=lambda r: (r.start, r.id)
+            (r for r in broken_rows if r.end > row.until and r.start < limit), key=lambda r: (r.start, r.id)
         )
 
-    displaced, in_service_until = broken(until), min([until, *serviced])
+    displaced, in_service_until = reservations_broken_by(until), min([until, *maintenance_starts])
     if not displaced and in_service_until == until:
         return WindowCheckResult(True)
-    # What stays longer keeps no more promises, and the next is broken only by who stays beyond its start.
-    moments = sorted(
-        {r.start for r in board.reservations if row.until < r.start < until} | {in_service_until}
+    # A longer stay never keeps more reservations, and the next one breaks only if the stay exceeds its start.
+    # So the latest limit is found by bisection.
+    candidates = sorted(
+        {r.start for r in state.reservations if row.until < r.start < until} | {in_service_until}
     )
-    fitting = [moment for moment in moments if row.until < moment <= in_service_until]
-    low, high = 0, len(fitting)
+    fitting_limits = [time for time in candidates if row.until < time <= in_service_until]
+    low, high = 0, len(fitting_limits)
     while low < high:
         middle = (low + high) // 2
-        low, high = (middle + 1, high) if not broken(fitting[middle]) else (low, middle)
-    latest = fitting[low - 1] if low else row.until
-    why = reason_numbers(
+        low, high = (
+            (middle + 1, high) if not reservations_broken_by(fitting_limits[middle]) else (low, middle)
+        )
+    latest = fitting_limits[low - 1] if low else row.until
+    numbers = reason_numbers(
         latest=latest,
         limit=row.until,
-        maintenance=sum(start < until for start in serviced),
+        maintenance=sum(start < until for start in maintenance_starts),
         reservations=len(displaced),
-        start=min([r.start for r in displaced] + [start for start in serviced if start < until]),
+        start=min([r.start for r in displaced] + [start for start in maintenance_starts if start < until]),
         until=until,
     )
-    return WindowCheckResult(False, ReasonCode.MORE_TIME_BLOCKED, why)
+    return WindowCheckResult(False, ReasonCode.MORE_TIME_BLOCKED, numbers)

@@ -1,8 +1,10 @@
-"""What is promised when: reservations, maintenance, and work that may not be evicted, on one timeline per unit.
+"""The timeline of promises on each unit: reservations, maintenance, and running work that may not be
+evicted.
 
-A reservation holds no particular unit until its start. To know that it can be kept, each one that is not bound yet is
-given *witness* units, first promised first served, on which nothing that must stay overlaps its window. New work is
-kept off witness units unless it can be gone in time, so a promise once made stays possible.
+A reservation holds no particular units before its start. To check that it can be kept, each unbound
+reservation gets *tentative* units, in order of confirmation, on which nothing that must stay overlaps its
+window. New work gets tentative units only if it can be gone in time, so that a confirmed reservation can
+still be kept.
 """
 
 from __future__ import annotations
@@ -20,53 +22,66 @@ from scheduler.core.model.running_work import NO_HOLDER, PREEMPTIBLE, STARTED, S
 from scheduler.core.model.snapshot import PoolKind, ReservationInfo
 from scheduler.core.reasons import Reason, ReasonCode, reason_numbers
 
-
-def full_disks_cleared_at(board: PoolState) -> int:
-    """From when on a promise may count on hosts whose disks are full now. Notice and grace come on top, so that who is on other
-    units can still be told in time where a disk stays full."""
-    return board.now + eviction_lead_seconds(board) + DISK_CLEANUP_SECONDS
+# A full disk is usually cleared within minutes, so promises later than this, beyond notice and grace, may
+# count on it.
+DISK_CLEANUP_SECONDS = 3600
 
 
-def units_in_service(board: PoolState, start: int) -> Mask:
-    """The units that a promise from ``start`` on may count on: well, on hosts that take new work, or will when their disks have
-    room."""
-    if start < full_disks_cleared_at(board) or not has_full_disks(board):
-        return board.in_service
-    ground = board.ground
-    if "open but for full disks" not in ground.derived:
-        open_ = np.array(
-            [h.accepts or h.closed_code == ReasonCode.HOST_FULL for h in ground.hosts], dtype=np.bool_
+def full_disks_cleared_at(state: PoolState) -> int:
+    """Return the time from which a promise may count on hosts whose disks are full now.
+
+    Notice and grace are added, so that work on other units can still be evicted in time if a disk stays full.
+    """
+    return state.now + eviction_lead_seconds(state) + DISK_CLEANUP_SECONDS
+
+
+def units_in_service(state: PoolState, start: int) -> Mask:
+    """Return the units that a promise from ``start`` on may count on.
+
+    These are healthy units on hosts that take new work, or that will once their disks have space.
+    """
+    if start < full_disks_cleared_at(state) or not has_full_disks(state):
+        return state.in_service
+    hardware = state.hardware
+    if "in service if disks had space" not in hardware.derived:
+        schedulable = np.array(
+            [h.schedulable or h.closed_code == ReasonCode.HOST_FULL for h in hardware.hosts], dtype=np.bool_
         )
-        ground.derived["open but for full disks"] = intersection(ground.well, open_[ground.host_of])
-    mask: Mask = ground.derived["open but for full disks"]
+        hardware.derived["in service if disks had space"] = intersection(
+            hardware.healthy, schedulable[hardware.host_of]
+        )
+    mask: Mask = hardware.derived["in service if disks had space"]
     return mask
 
 
-def has_full_disks(board: PoolState) -> bool:
-    """Is a host closed to new work by its disk?"""
-    memo = board.ground.derived
-    if "has full disks" not in memo:
-        memo["has full disks"] = any(host.closed_code == ReasonCode.HOST_FULL for host in board.hosts)
-    return bool(memo["has full disks"])
+def has_full_disks(state: PoolState) -> bool:
+    """Return True if a host takes no new work because its disk is full."""
+    derived = state.hardware.derived
+    if "has full disks" not in derived:
+        derived["has full disks"] = any(host.closed_code == ReasonCode.HOST_FULL for host in state.hosts)
+    return bool(derived["has full disks"])
 
 
-def earliest_release_times(board: PoolState) -> Ints:
-    """Until when each running workload holds its units: its limit, or for preemptible work the soonest it could be
-    gone."""
-    table, now = board.table, board.now
+def earliest_release_times(state: PoolState) -> Ints:
+    """Return until when each running workload holds its units.
+
+    This is its runtime limit, or for preemptible work the earliest time at which an eviction could have ended
+    it.
+    """
+    table, now = state.table, state.now
     limit = np.maximum(table[UNTIL], now + 1)
-    soonest = np.maximum(now, table[STARTED] + board.policy.minimum_runtime_seconds) + eviction_lead_seconds(
-        board
+    soonest = np.maximum(now, table[STARTED] + state.policy.minimum_runtime_seconds) + eviction_lead_seconds(
+        state
     )
     stays = np.where(table[PREEMPTIBLE] == 1, np.minimum(limit, soonest), limit)
-    told = np.where(table[STOP_BY] < FAR_FUTURE, table[STOP_BY], now + board.policy.grace_seconds)
-    until: Ints = np.where(table[STOPPING] == 1, told, stays)
+    stopping_until = np.where(table[STOP_BY] < FAR_FUTURE, table[STOP_BY], now + state.policy.grace_seconds)
+    until: Ints = np.where(table[STOPPING] == 1, stopping_until, stays)
     return until
 
 
 @dataclass(frozen=True, slots=True)
 class PromisedInterval:
-    """A unit is taken for ``[start, end)``; ``team`` is whose promise it is, None for maintenance."""
+    """A unit is promised for ``[start, end)``. ``team`` is None for maintenance."""
 
     unit: int
     start: int
@@ -77,59 +92,66 @@ class PromisedInterval:
 
 @dataclass(frozen=True, slots=True)
 class ReservationRequester:
-    """Who asks for a reservation: ``user`` None where nobody's cap counts. Who ``may_exceed`` was allowed by an operator to take
-    what others are guaranteed, and more than the limits on borrowing and on one person; a closed budget may end borrowing until it
-    opens again: ``borrows_again_from`` then, None where it may borrow now."""
+    """The team and user that request a reservation.
+
+    ``user`` is None if no user's cap applies. ``may_exceed`` is set if an operator allowed the reservation to
+    use what others are guaranteed, and to exceed the borrow limit and the user cap. ``borrows_again_from`` is
+    the time at which a closed budget opens again, None if the team may borrow now.
+    """
 
     team: int
     user: int | None = None
     may_exceed: bool = False
     borrows_again_from: int | None = None
 
-    def may_borrow_at(self, moment: int) -> bool:
-        return self.borrows_again_from is None or moment >= self.borrows_again_from
+    def may_borrow_at(self, time: int) -> bool:
+        """Return True if the team may borrow at this time."""
+        return self.borrows_again_from is None or time >= self.borrows_again_from
 
 
 class PromiseTimeline:
-    """Every stretch in which a unit can't be promised to a newcomer, and the witness units of each reservation."""
+    """Every interval in which a unit cannot be promised to another reservation, and the tentative units of
+    each reservation.
+    """
 
-    def __init__(self, board: PoolState, exclude: int | None = None) -> None:
-        self.board, self.exclude = board, exclude
-        self.promised_intervals: list[
-            PromisedInterval
-        ] = []  # maintenance and reservations; running work is in ``held_until``
+    def __init__(self, state: PoolState, exclude: int | None = None) -> None:
+        self.state, self.exclude = state, exclude
+        # maintenance and reservations; running work is in ``held_until``
+        self.promised_intervals: list[PromisedInterval] = []
         self.held_until = self._held_until(exclude)
-        self.tentative_units: dict[
-            int, list[int]
-        ] = {}  # reservation -> units; absent when it can't be kept at present
-        self._tentative_slots: dict[tuple[int, str], int] = {}  # slots of a model among these
+        # by reservation: its tentative units; absent if it cannot be kept at present
+        self.tentative_units: dict[int, list[int]] = {}
+        # by (reservation, model): slots among these units
+        self._tentative_slots: dict[tuple[int, str], int] = {}
         self._promised_slots_cache: dict[tuple[str, int], dict[int, int]] = {}
         self._add_maintenance()
         self._add_reservations(exclude)
 
     def _add_maintenance(self) -> None:
-        board = self.board
-        for host, start, end in board.maintenance:
-            for unit in range(int(board.first_unit[host]), int(board.first_unit[host + 1])):
+        state = self.state
+        for host, start, end in state.maintenance:
+            for unit in range(int(state.first_unit[host]), int(state.first_unit[host + 1])):
                 self.promised_intervals.append(PromisedInterval(unit, start, end, None, None))
 
     def _held_until(self, exclude: int | None) -> Ints:
-        """Per unit: until when running work must stay on it, 0 where there is none. Work inside a reservation does not
-        count: its reservation is the promise."""
-        board = self.board
-        until: Ints = np.zeros(len(board.units), dtype=np.int64)
-        held = np.flatnonzero(board.holder >= 0)
-        holder = board.holder[held]
-        counts = (board.run_reservation == 0) | (board.run_reservation == (exclude or 0))
+        """Return, per unit, until when running work must stay on it; 0 if there is none.
+
+        Work inside a reservation does not count: its reservation is the promise.
+        """
+        state = self.state
+        until: Ints = np.zeros(len(state.units), dtype=np.int64)
+        held = np.flatnonzero(state.holder >= 0)
+        holder = state.holder[held]
+        counts = (state.run_reservation == 0) | (state.run_reservation == (exclude or 0))
         held, holder = held[counts[holder]], holder[counts[holder]]
-        until[held] = earliest_release_times(board)[holder]
+        until[held] = earliest_release_times(state)[holder]
         return until
 
     def all_promised_intervals(self) -> list[PromisedInterval]:
-        """Everything promised, running work and all."""
-        board = self.board
+        """Return every promised interval, including running work."""
+        state = self.state
         held = np.flatnonzero(self.held_until)
-        teams = board.run_team[board.holder[held]]
+        teams = state.run_team[state.holder[held]]
         return self.promised_intervals + [
             PromisedInterval(unit, 0, end, team, None)
             for unit, end, team in zip(
@@ -138,14 +160,17 @@ class PromiseTimeline:
         ]
 
     def _add_reservations(self, exclude: int | None) -> None:
-        """Bound ones where they are; the others in the order they were promised, or failing that a denser one."""
-        mine = [r for r in self.board.reservations if r.id != exclude]
-        for reservation in mine:
+        """Add bound reservations on their units, the others on tentative units.
+
+        The unbound ones are tried in order of confirmation, then in denser orders, until all can be kept.
+        """
+        reservations = [r for r in self.state.reservations if r.id != exclude]
+        for reservation in reservations:
             if reservation.units:
                 for unit in (
-                    self.board.unit_index[u] for u in reservation.units if u in self.board.unit_index
+                    self.state.unit_index[u] for u in reservation.units if u in self.state.unit_index
                 ):
-                    start = min(reservation.start, self.board.now)
+                    start = min(reservation.start, self.state.now)
                     self.promised_intervals.append(
                         PromisedInterval(unit, start, reservation.end, reservation.team, reservation.id)
                     )
@@ -155,7 +180,7 @@ class PromiseTimeline:
         self._team = np.array(
             [NO_HOLDER if s.team is None else s.team for s in self.promised_intervals], dtype=np.int64
         )
-        unbound = [r for r in mine if not r.units]
+        unbound = [r for r in reservations if not r.units]
         best: dict[int, list[int]] | None = None
         for order in (
             unbound,
@@ -177,159 +202,178 @@ class PromiseTimeline:
                 )
 
     def _assign(self, order: list[ReservationInfo]) -> None:
-        """Give each reservation its witness units in turn, as far as there are any."""
+        """Choose tentative units for the reservations in this order, as far as possible."""
         self.tentative_units, self._tentative_slots = {}, {}
-        soonest = self.board.now + eviction_lead_seconds(self.board)
+        soonest = self.state.now + eviction_lead_seconds(self.state)
         for reservation in order:
-            # When its start is nearer than notice and grace, what could be free by then is the best there is.
+            # If its start is nearer than notice and grace, the units that can be free by then are the best
+            # choice.
             start = min(max(reservation.start, soonest), reservation.end - 1)
             units = self.find(reservation, start)
             if units is not None:
                 self.tentative_units[reservation.id] = units
 
     def open_units(self, start: int, end: int) -> Mask:
-        """Units that nothing promised touches in ``[start, end)``, on hosts that are open, by then at the latest."""
-        mask = intersection(units_in_service(self.board, start), self.held_until <= start)
+        """Return the units without a promise in ``[start, end)``, on hosts that are in service by then."""
+        mask = intersection(units_in_service(self.state, start), self.held_until <= start)
         mask[self._unit[(self._start < end) & (self._end > start)]] = False
         for promised, units in self.tentative_units.items():
-            reservation = self.board.reservation_by_id[promised]
+            reservation = self.state.reservation_by_id[promised]
             if reservation.start < end and reservation.end > start:
                 mask[units] = False
         return mask
 
     def find(self, reservation: ReservationInfo, start: int) -> list[int] | None:
-        """Units that could serve a reservation for all of ``[start, its end)``, those whose present holders lose least first."""
+        """Return units for a reservation for ``[start, its end)``, or None. Units whose holders lose least
+        come first.
+        """
         mask = self.open_units(start, reservation.end)
         cost = self.cost(start, reservation.id)
         for kind in self._kinds_to_bind(reservation, start):
-            units = cheapest_units(self.board, reservation.ask, kind, mask, cost)
+            units = cheapest_units(self.state, reservation.ask, kind, mask, cost)
             if units is not None:
                 return units
         return None
 
     def _kinds_to_bind(self, reservation: ReservationInfo, start: int) -> Iterator[int]:
-        """The kinds that a reservation may be given, each looked at only when those before would not do. Where it accepts several
-        models: those that leave others what they are guaranteed, as when it was asked for. If by now none does, those of which its
-        team is guaranteed as much, or else any: what was promised is kept."""
-        board = self.board
-        kinds = board.kinds_for(reservation.ask)
-        one_model = len({board.kinds[kind].model for kind in kinds}) < 2
-        if one_model or reservation.may_exceed_guarantee or board.pool.kind is PoolKind.STATIC:
+        """Yield the kinds that a reservation may be given, each only if the previous ones do not suffice.
+
+        If it accepts several models, these are the kinds that leave others their guarantees, as at its
+        confirmation. If none does any more, these are the kinds of which its team is guaranteed enough, or
+        else any kind: a confirmed reservation is kept.
+        """
+        state = self.state
+        kinds = state.kinds_for(reservation.ask)
+        has_one_model = len({state.kinds[kind].model for kind in kinds}) < 2
+        if has_one_model or reservation.may_exceed_guarantee or state.pool.kind is PoolKind.STATIC:
             yield from kinds
             return
-        passing, own = False, []
+        any_passes, own = False, []
         for kind in kinds:
-            model, need = board.kinds[kind].model, board.slots_needed(reservation.ask, kind)
+            model, need = state.kinds[kind].model, state.slots_needed(reservation.ask, kind)
             if not quota_violation(
                 self, ReservationRequester(reservation.team), model, need, start, reservation.end
             )[0]:
-                passing = True
+                any_passes = True
                 yield kind
-            if need <= board.ledger.guarantee_at(reservation.team, model, start):
+            if need <= state.ledger.guaranteed_slots_at(reservation.team, model, start):
                 own.append(kind)
-        if not passing:
+        if not any_passes:
             yield from own or kinds
 
-    def promised(self, model: str, moment: int) -> dict[int, int]:
-        """By team: slots of a model that are promised to it at a moment, by running work that must stay until then and all."""
-        taken = dict(self._held_or_bound(model, moment))
-        which = _of_model(self.board, model)
+    def promised(self, model: str, time: int) -> dict[int, int]:
+        """Return, by team, the slots of a model that are promised to it at a time, including running work
+        that must stay until then.
+        """
+        promised_slots = dict(self._held_or_bound(model, time))
+        of_model = _of_model(self.state, model)
         for promise, units in self.tentative_units.items():
-            row = self.board.reservation_by_id[promise]
-            if row.start <= moment < row.end:
+            row = self.state.reservation_by_id[promise]
+            if row.start <= time < row.end:
                 if (promise, model) not in self._tentative_slots:
                     self._tentative_slots[promise, model] = int(
-                        self.board.slots[[u for u in units if which[u]]].sum()
+                        self.state.slots[[u for u in units if of_model[u]]].sum()
                     )
-                taken[row.team] = taken.get(row.team, 0) + self._tentative_slots[promise, model]
-        return taken
+                promised_slots[row.team] = (
+                    promised_slots.get(row.team, 0) + self._tentative_slots[promise, model]
+                )
+        return promised_slots
 
-    def _held_or_bound(self, model: str, moment: int) -> dict[int, int]:
-        """The same without those that have only a witness: asked for again by each of them, of the same few moments."""
-        if (model, moment) not in self._promised_slots_cache:
-            board, which = self.board, _of_model(self.board, model)
-            held = np.flatnonzero((self.held_until > moment) & which)
-            bound = np.flatnonzero((self._team != NO_HOLDER) & (self._start <= moment) & (moment < self._end))
-            bound = bound[which[self._unit[bound]]]
-            teams = np.concatenate((board.run_team[board.holder[held]], self._team[bound]))
-            slots = board.slots[np.concatenate((held, self._unit[bound]))]
+    def _held_or_bound(self, model: str, time: int) -> dict[int, int]:
+        """Return the same without tentative units. Cached: each of these asks again for the same few
+        times.
+        """
+        if (model, time) not in self._promised_slots_cache:
+            state, of_model = self.state, _of_model(self.state, model)
+            held = np.flatnonzero((self.held_until > time) & of_model)
+            bound = np.flatnonzero((self._team != NO_HOLDER) & (self._start <= time) & (time < self._end))
+            bound = bound[of_model[self._unit[bound]]]
+            teams = np.concatenate((state.run_team[state.holder[held]], self._team[bound]))
+            slots = state.slots[np.concatenate((held, self._unit[bound]))]
             holders, places = np.unique(teams, return_inverse=True)
             sums = np.bincount(places, weights=slots, minlength=len(holders))
-            self._promised_slots_cache[model, moment] = {
+            self._promised_slots_cache[model, time] = {
                 int(team): int(sum_) for team, sum_ in zip(holders, sums, strict=True)
             }
-        return self._promised_slots_cache[model, moment]
+        return self._promised_slots_cache[model, time]
 
     def promise_starts_within(self, start: int, end: int) -> set[int]:
-        """The moments inside a window at which somebody's promise begins: only then there may be more of them than before."""
-        fixed = self._start[(self._start > start) & (self._start < end)].tolist()
-        witnessed = (self.board.reservation_by_id[promise].start for promise in self.tentative_units)
-        return {*fixed, *(at for at in witnessed if start < at < end)}
+        """Return the times inside a window at which a promise begins: only there the promised slots can
+        increase.
+        """
+        promised_starts = self._start[(self._start > start) & (self._start < end)].tolist()
+        tentative_starts = (self.state.reservation_by_id[promise].start for promise in self.tentative_units)
+        return {*promised_starts, *(at for at in tentative_starts if start < at < end)}
 
     def cost(self, start: int, reservation: int | None) -> Ints:
-        """What taking each unit would cost: long before the start a free unit is better left for work that must stay;
-        when the start is near, what it costs that somebody has to go, as in ``preempt``."""
-        board = self.board
-        near = start - eviction_lead_seconds(board) <= board.now
-        cost = np.zeros(len(board.units), dtype=np.int64)
+        """Return the cost of taking each unit.
+
+        Long before the start a free unit costs more than a held one: it is left for work that must stay. Near
+        the start the cost is that of the eviction, as in ``evict``.
+        """
+        state = self.state
+        near = start - eviction_lead_seconds(state) <= state.now
+        cost = np.zeros(len(state.units), dtype=np.int64)
         if not near:
-            cost[board.free] = 1
+            cost[state.free] = 1
             return cost
-        table = board.table
-        price = np.where((table[STOPPING] == 1) | (table[UNTIL] <= start), 1, 2 + board.cost_per_slot)
-        mine = board.reservation_by_id.get(reservation or 0)
+        table = state.table
+        price = np.where((table[STOPPING] == 1) | (table[UNTIL] <= start), 1, 2 + state.cost_per_slot)
+        own = state.reservation_by_id.get(reservation or 0)
         for i in np.flatnonzero(table[STOPPING]).tolist():
-            if mine is not None and board.running[i].evicted_for_reservation == mine.id:
-                price[i] = int(
-                    mine.start <= board.now
-                )  # once it has begun, what is free need not be waited for
-        held = np.flatnonzero(board.holder >= 0)
-        cost[held] = price[board.holder[held]]
-        cost[board.kept != 0] += 1
+            if own is not None and state.running[i].evicted_for_reservation == own.id:
+                # Once the reservation has begun, free units are better than units still being freed.
+                price[i] = int(own.start <= state.now)
+        held = np.flatnonzero(state.holder >= 0)
+        cost[held] = price[state.holder[held]]
+        cost[state.earmarked_for != 0] += 1
         return cost
 
 
 def quota_violation(
-    promises: PromiseTimeline, whose: ReservationRequester, model: str, need: int, start: int, end: int
+    promises: PromiseTimeline, requester: ReservationRequester, model: str, need: int, start: int, end: int
 ) -> Reason:
-    """Why a team may not be promised ``need`` slots of a model for a window without touching what others are guaranteed, or
-    beyond what it may borrow; an empty code when it may.
+    """Return why a team may not be promised ``need`` slots of a model for a window; an empty code if it
+    may.
 
-    At every moment of the window: what the team would hold, plus for each other team the larger of its guarantee and
-    what it is promised already, has to fit. Within its own guarantee a team is always within its rights. A guarantee whose
-    GPU-hours are used up is in force again from the next period on, and who may not borrow now does so from when its budget opens.
+    At each time in the window the sum of two parts has to fit the capacity: what the team would hold, and,
+    for each other team, the larger of its guarantee and what it is promised. A team may always use its own
+    guarantee. A guarantee whose GPU-hours are used up is in force again from the next period on. A team that
+    may not borrow now may borrow from the time at which its budget opens.
     """
-    board, ledger, team = promises.board, promises.board.ledger, whose.team
+    state, ledger, team = promises.state, promises.state.ledger, requester.team
     if (team, model) not in ledger.guaranteed:
-        return ReasonCode.NO_QUOTA, reason_numbers(models=[model], pool=board.pool.id, team=team)
-    capacity = int(board.slots[units_in_service(board, start) & _of_model(board, model)].sum())
-    returns = (quota.used_up_until or 0 for (_, m), quota in ledger.used_up.items() if m == model)
+        return ReasonCode.NO_QUOTA, reason_numbers(models=[model], pool=state.pool.id, team=team)
+    capacity = int(state.slots[units_in_service(state, start) & _of_model(state, model)].sum())
+    resets = (quota.used_up_until or 0 for (_, m), quota in ledger.used_up.items() if m == model)
     teams = {t for (t, m) in ledger.guaranteed if m == model}
-    for moment in sorted(
-        {start, *promises.promise_starts_within(start, end), *(at for at in returns if start < at < end)}
+    for time in sorted(
+        {start, *promises.promise_starts_within(start, end), *(at for at in resets if start < at < end)}
     ):
-        promised = promises.promised(model, moment)
-        guaranteed, mine = ledger.guarantee_at(team, model, moment), promised.get(team, 0)
+        promised = promises.promised(model, time)
+        guaranteed, own = ledger.guaranteed_slots_at(team, model, time), promised.get(team, 0)
         others = (teams | promised.keys()) - {team}
-        rest = sum(max(ledger.guarantee_at(t, model, moment), promised.get(t, 0)) for t in others)
-        if mine + need > guaranteed and mine + need + rest > capacity:
-            left = max(0, guaranteed - mine, capacity - rest - mine)
+        needed_by_others = sum(
+            max(ledger.guaranteed_slots_at(t, model, time), promised.get(t, 0)) for t in others
+        )
+        if own + need > guaranteed and own + need + needed_by_others > capacity:
+            left = max(0, guaranteed - own, capacity - needed_by_others - own)
             return ReasonCode.WINDOW_EATS_GUARANTEES, reason_numbers(
-                at=moment,
+                at=time,
                 capacity=capacity,
                 guaranteed=guaranteed,
                 left=left,
                 model=model,
                 need=need,
-                others=rest,
+                others=needed_by_others,
             )
-        may_borrow = whose.may_borrow_at(moment)
-        limit = ledger.max_slots_at(team, model, moment) if may_borrow else guaranteed
-        if mine + need > limit:
+        may_borrow = requester.may_borrow_at(time)
+        limit = ledger.max_slots_at(team, model, time) if may_borrow else guaranteed
+        if own + need > limit:
             return ReasonCode.OVER_QUOTA, reason_numbers(
-                at=moment,
+                at=time,
                 guaranteed=guaranteed,
-                held=mine,
+                held=own,
                 limit=limit,
                 may_borrow=may_borrow,
                 model=model,
@@ -339,13 +383,9 @@ def quota_violation(
     return "", ()
 
 
-def _of_model(board: PoolState, model: str) -> Mask:
-    memo = board.ground.derived
-    if ("of model", model) not in memo:
-        memo["of model", model] = np.array([unit.model == model for unit in board.units], dtype=np.bool_)
-    mask: Mask = memo["of model", model]
+def _of_model(state: PoolState, model: str) -> Mask:
+    derived = state.hardware.derived
+    if ("of model", model) not in derived:
+        derived["of model", model] = np.array([unit.model == model for unit in state.units], dtype=np.bool_)
+    mask: Mask = derived["of model", model]
     return mask
-
-
-# A full disk is emptied in minutes: who it is promised to later than this, beyond notice and grace, need not fear it.
-DISK_CLEANUP_SECONDS = 3600

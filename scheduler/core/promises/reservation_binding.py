@@ -1,5 +1,7 @@
-"""Reservations kept: units are bound at the start, and who borrows them is told to go in time. One that has begun and can't be
-bound says why."""
+"""Bind units to reservations at their start, and evict preemptible work from these units in time.
+
+A reservation that has begun and cannot be bound gets a row that says why.
+"""
 
 from __future__ import annotations
 
@@ -15,115 +17,132 @@ from scheduler.core.promises.promise_timeline import PromiseTimeline
 from scheduler.core.reasons import ReasonCode, reason_numbers
 
 
-def bind_reservations(board: PoolState) -> PromiseTimeline:
-    """Bind what starts, warn who is in the way, and note on which units those still to come count."""
-    promises = PromiseTimeline(board)
-    for reservation in sorted(board.reservations, key=lambda r: (r.start, r.id)):
+def bind_reservations(state: PoolState) -> PromiseTimeline:
+    """Bind the reservations that start, evict work from their units, and note the units on which later
+    ones count.
+    """
+    promises = PromiseTimeline(state)
+    for reservation in sorted(state.reservations, key=lambda r: (r.start, r.id)):
         units = promises.tentative_units.get(reservation.id)
         if units is None:
-            if reservation.start <= board.now and not reservation.units:
-                board.unbound.append(units_missing(board, promises, reservation))
+            if reservation.start <= state.now and not reservation.units:
+                state.unbound.append(units_missing(state, promises, reservation))
             continue
-        if reservation.start <= board.now and all(
-            board.holder[u] == NO_HOLDER and board.kept[u] == 0 for u in units
+        if reservation.start <= state.now and all(
+            state.holder[u] == NO_HOLDER and state.earmarked_for[u] == 0 for u in units
         ):
-            board.bind(reservation, units)
+            state.bind_reservation(reservation, units)
             continue
-        if reservation.start - eviction_lead_seconds(board) <= board.now:
+        if reservation.start - eviction_lead_seconds(state) <= state.now:
             units = promises.tentative_units[reservation.id] = choose_units_with_fewer_evictions(
-                board, promises, reservation, units
+                state, promises, reservation, units
             )
-            evict_holders(board, reservation, units)
-        board.promise(reservation, units)
-        note_upcoming_reservation(board, reservation, units)
-        if reservation.start <= board.now:
-            board.unbound.append(units_in_use(board, reservation, units))
+            evict_holders(state, reservation, units)
+        state.note_reservation_units(reservation, units)
+        note_upcoming_reservation(state, reservation, units)
+        if reservation.start <= state.now:
+            state.unbound.append(units_in_use(state, reservation, units))
     return promises
 
 
-def note_upcoming_reservation(board: PoolState, reservation: ReservationInfo, units: list[int]) -> None:
-    """Once it has its units they count against its team's guarantee, so what would still be there then has to leave room. Not
-    where an operator let it exceed that."""
-    if reservation.may_exceed_guarantee or board.pool.kind is PoolKind.STATIC:
+def note_upcoming_reservation(state: PoolState, reservation: ReservationInfo, units: list[int]) -> None:
+    """Count a future reservation against its team's guarantee, so that work that would still run then
+    leaves space for it.
+
+    A reservation that an operator allowed to exceed the guarantee is not counted.
+    """
+    if reservation.may_exceed_guarantee or state.pool.kind is PoolKind.STATIC:
         return
-    taken: dict[str, int] = {}
+    slots_by_model: dict[str, int] = {}
     for unit in units:
-        taken[board.model_of(unit)] = taken.get(board.model_of(unit), 0) + int(board.slots[unit])
-    for model, slots in taken.items():
-        row = UpcomingReservation(reservation.start, reservation.end, slots, reservation.id)
-        board.ledger.coming.setdefault((reservation.team, model), []).append(row)
+        slots_by_model[state.model_of(unit)] = slots_by_model.get(state.model_of(unit), 0) + int(
+            state.slots[unit]
+        )
+    for model, slots in slots_by_model.items():
+        upcoming = UpcomingReservation(reservation.start, reservation.end, slots, reservation.id)
+        state.ledger.upcoming_reservations.setdefault((reservation.team, model), []).append(upcoming)
 
 
 def units_missing(
-    board: PoolState, promises: PromiseTimeline, reservation: ReservationInfo
+    state: PoolState, promises: PromiseTimeline, reservation: ReservationInfo
 ) -> UnboundReservation:
-    """No choice of units would do until its end: some failed or were closed, or are held by work that must stay."""
-    fitting = board.fitting(reservation.ask)
-    free = promises.open_units(board.now, reservation.end) & fitting
-    why = reason_numbers(
-        closed=int((fitting & ~board.in_service).sum()),
+    """Return the row of a reservation for which no choice of units lasts until its end.
+
+    Some units failed or were closed, or are held by work that must stay.
+    """
+    fitting = state.units_serving(reservation.ask)
+    free = promises.open_units(state.now, reservation.end) & fitting
+    numbers = reason_numbers(
+        closed=int((fitting & ~state.in_service).sum()),
         free=int(free.sum()),
         hosts=reservation.ask.hosts,
         need=reservation.ask.total_units,
         total=int(fitting.sum()),
     )
-    return UnboundReservation(reservation.id, ReasonCode.RESERVED_UNITS_MISSING, why)
+    return UnboundReservation(reservation.id, ReasonCode.RESERVED_UNITS_MISSING, numbers)
 
 
-def units_in_use(board: PoolState, reservation: ReservationInfo, units: list[int]) -> UnboundReservation:
-    """Its units are known, and somebody is on them: on the way out, or too young to be told so."""
-    held = [u for u in units if board.holder[u] != NO_HOLDER or board.kept[u] != 0]
-    why = reason_numbers(
+def units_in_use(state: PoolState, reservation: ReservationInfo, units: list[int]) -> UnboundReservation:
+    """Return the row of a reservation whose units are held by work that is stopping, or is still protected
+    from eviction.
+    """
+    held = [u for u in units if state.holder[u] != NO_HOLDER or state.earmarked_for[u] != 0]
+    numbers = reason_numbers(
         need=len(units),
         units=len(held),
-        workloads=len({int(board.holder[u]) for u in held} - {NO_HOLDER}),
+        workloads=len({int(state.holder[u]) for u in held} - {NO_HOLDER}),
         hosts=reservation.ask.hosts,
     )
-    return UnboundReservation(reservation.id, ReasonCode.RESERVED_UNITS_IN_USE, why)
+    return UnboundReservation(reservation.id, ReasonCode.RESERVED_UNITS_IN_USE, numbers)
 
 
-def preemptible_holders(board: PoolState, reservation: ReservationInfo, units: list[int]) -> list[int]:
-    """The preemptible work that would still be on a reservation's units when it starts, and may be told to go."""
-    found = []
-    for victim in sorted({int(board.holder[u]) for u in units} - {NO_HOLDER}):
-        if board.evictable[victim] and board.running[victim].until > reservation.start:
-            found.append(victim)
-    return found
+def preemptible_holders(state: PoolState, reservation: ReservationInfo, units: list[int]) -> list[int]:
+    """Return the evictable work that would still be on a reservation's units at its start."""
+    victims = []
+    for victim in sorted({int(state.holder[u]) for u in units} - {NO_HOLDER}):
+        if state.evictable[victim] and state.running[victim].until > reservation.start:
+            victims.append(victim)
+    return victims
 
 
 def choose_units_with_fewer_evictions(
-    board: PoolState, promises: PromiseTimeline, reservation: ReservationInfo, units: list[int]
+    state: PoolState, promises: PromiseTimeline, reservation: ReservationInfo, units: list[int]
 ) -> list[int]:
-    """Other units for a reservation, for which not all that are in its way need to go: what one leaves whole may be
-    more than the reservation takes of it. Tried for the dearest first."""
-    going = preemptible_holders(board, reservation, units)
-    for victim in sorted(going, key=lambda v: (-int(board.cost[v]), v)):
-        rest = [v for v in going if v != victim]
-        stays = {int(board.holder[u]) for u in units} - set(going)
+    """Return units for a reservation that need fewer evictions.
+
+    A victim may hold more units than the reservation takes. Sparing each victim is tried, the most expensive
+    first.
+    """
+    victims = preemptible_holders(state, reservation, units)
+    for victim in sorted(victims, key=lambda v: (-int(state.cost[v]), v)):
+        other_victims = [v for v in victims if v != victim]
+        staying = {int(state.holder[u]) for u in units} - set(victims)
         mask = promises.open_units(
-            max(reservation.start, board.now + eviction_lead_seconds(board)), reservation.end
+            max(reservation.start, state.now + eviction_lead_seconds(state)), reservation.end
         )
-        mask &= np.isin(board.holder, [NO_HOLDER, *rest]) & (board.kept == 0)
-        mask[units] = [int(board.holder[u]) in stays | {*rest, NO_HOLDER} for u in units]
-        kind = int(board.kind[units[0]])
-        found = cheapest_units(board, reservation.ask, kind, mask, np.zeros(len(board.units), dtype=np.int64))
-        if found is not None:
-            units, going = found, rest
+        mask &= np.isin(state.holder, [NO_HOLDER, *other_victims]) & (state.earmarked_for == 0)
+        mask[units] = [int(state.holder[u]) in staying | {*other_victims, NO_HOLDER} for u in units]
+        kind = int(state.kind[units[0]])
+        alternative = cheapest_units(
+            state, reservation.ask, kind, mask, np.zeros(len(state.units), dtype=np.int64)
+        )
+        if alternative is not None:
+            units, victims = alternative, other_victims
     return units
 
 
-def evict_holders(board: PoolState, reservation: ReservationInfo, units: list[int]) -> None:
-    """Evict the preemptible work that would still be on a reservation's units when it starts."""
-    for victim in preemptible_holders(board, reservation, units):
-        running = board.running[victim]
-        board.evict(
+def evict_holders(state: PoolState, reservation: ReservationInfo, units: list[int]) -> None:
+    """Evict the preemptible work that would still be on a reservation's units at its start."""
+    for victim in preemptible_holders(state, reservation, units):
+        running = state.running[victim]
+        state.evict_workload(
             victim,
             Eviction(
                 running.id,
                 None,
                 reservation.id,
                 ReasonCode.EVICTED_FOR_RESERVATION,
-                board.now + board.policy.notice_seconds,
+                state.now + state.policy.notice_seconds,
                 reason_numbers(reservation=reservation.id, start=reservation.start, units=len(units)),
             ),
         )

@@ -1,8 +1,9 @@
-"""How long a job will probably run, said once at its submission: the median of similar finished jobs.
+"""Predict a job's runtime at its submission: the median of similar finished jobs.
 
-Similar: of the same user, else of the same team; of the same power-of-two size; with a limit within a factor of three.
-The latest 200 count, and there have to be five; otherwise its limit times the pool's median of runtime / limit. Never
-above the limit. Where the jobs come from (the database, a simulation) is the caller's affair.
+Similar jobs have the same user, or else the same team; a size in the same power of two; and a runtime limit
+within a factor of three. The latest 200 count, and at least five are needed. Otherwise the prediction is the
+limit times the pool's median of runtime / limit. It is never above the limit. The caller supplies the
+finished jobs, from the database or from a simulation.
 """
 
 from __future__ import annotations
@@ -17,28 +18,30 @@ from scheduler.core.model.snapshot import QueuedWorkload
 MAX_SIMILAR_JOBS = 200  # finished jobs
 MIN_SIMILAR_JOBS = 5
 SIMILAR_LIMIT_FACTOR = 3
-MAX_REMEMBERED_JOBS = (
-    2000  # finished jobs per team and size, among which a simulation looks for similar limits
-)
+# Finished jobs kept per team and size, in which a simulation looks for similar limits.
+MAX_REMEMBERED_JOBS = 2000
 
 
 def size_class(total_units: int) -> tuple[int, int]:
-    """``[smallest, end)`` of the units that count as the same size: powers of two."""
+    """Return ``[smallest, end)`` of the units that count as the same size: a power of two."""
     smallest = 1 << (total_units.bit_length() - 1)
     return smallest, 2 * smallest
 
 
 def similar_limits(limit: int) -> tuple[float, float]:
-    """The least and the greatest limit (s) of a job that counts as similar."""
+    """Return the lowest and the highest runtime limit (seconds) that count as similar."""
     return limit / SIMILAR_LIMIT_FACTOR, float(limit * SIMILAR_LIMIT_FACTOR)
 
 
 def predicted_seconds(
-    of_user: Sequence[float], of_team: Sequence[float], ratios: Sequence[float], limit: int
+    user_runtimes: Sequence[float], team_runtimes: Sequence[float], ratios: Sequence[float], limit: int
 ) -> int:
-    """Seconds between 1 and ``limit``, from the runtimes (s) of the user's and the team's similar jobs and the pool's
-    runtime / limit, each the latest ``MAX_SIMILAR_JOBS``."""
-    for runtimes in (of_user, of_team):
+    """Return the predicted runtime, between 1 second and ``limit``.
+
+    ``user_runtimes`` and ``team_runtimes`` are runtimes (seconds) of similar jobs, ``ratios`` the pool's
+    runtime / limit; each has the latest ``MAX_SIMILAR_JOBS``.
+    """
+    for runtimes in (user_runtimes, team_runtimes):
         if len(runtimes) >= MIN_SIMILAR_JOBS:
             return _clamp_to_limit(statistics.median(runtimes), limit)
     return _clamp_to_limit(
@@ -51,7 +54,7 @@ def _clamp_to_limit(seconds: float, limit: int) -> int:
 
 
 class RuntimeHistory:
-    """What finished so far in a simulation, and the prediction made from it."""
+    """The jobs that finished so far in a simulation, and predictions made from them."""
 
     def __init__(self) -> None:
         self._runs: dict[tuple[str, int, int], deque[tuple[int, int]]] = defaultdict(
@@ -61,7 +64,7 @@ class RuntimeHistory:
         self._sorted_ratios: list[float] = []
 
     def finished(self, queued: QueuedWorkload, runtime: int) -> None:
-        """A job came to its end by itself after ``runtime`` seconds."""
+        """Record a job that ended on its own after ``runtime`` seconds."""
         size = size_class(queued.ask.total_units)[0]
         run = queued.max_runtime_seconds, runtime
         self._runs["user", queued.user, size].append(run)
@@ -73,21 +76,24 @@ class RuntimeHistory:
             del self._sorted_ratios[bisect_left(self._sorted_ratios, self._ratios.popleft())]
 
     def predict(self, queued: QueuedWorkload) -> int:
-        """Seconds that a job submitted now will probably run."""
+        """Return the predicted runtime (seconds) of a job submitted now."""
         size = size_class(queued.ask.total_units)[0]
         limit = queued.max_runtime_seconds
-        of_user = self._similar(("user", queued.user, size), limit)
-        of_team = (
-            self._similar(("team", queued.team, size), limit) if len(of_user) < MIN_SIMILAR_JOBS else of_user
+        user_runtimes = self._similar(("user", queued.user, size), limit)
+        team_runtimes = (
+            self._similar(("team", queued.team, size), limit)
+            if len(user_runtimes) < MIN_SIMILAR_JOBS
+            else user_runtimes
         )
-        return predicted_seconds(of_user, of_team, self._sorted_ratios, limit)
+        return predicted_seconds(user_runtimes, team_runtimes, self._sorted_ratios, limit)
 
     def _similar(self, key: tuple[str, int, int], limit: int) -> list[int]:
+        """Return the runtimes of similar jobs, the latest first."""
         least, greatest = similar_limits(limit)
-        found: list[int] = []
-        for other, runtime in reversed(self._runs[key]):
-            if least <= other <= greatest:
-                found.append(runtime)
-                if len(found) == MAX_SIMILAR_JOBS:
+        similar: list[int] = []
+        for run_limit, runtime in reversed(self._runs[key]):
+            if least <= run_limit <= greatest:
+                similar.append(runtime)
+                if len(similar) == MAX_SIMILAR_JOBS:
                     break
-        return found
+        return similar

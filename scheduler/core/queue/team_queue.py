@@ -1,3 +1,5 @@
+"""One team's queue in one lane, and the equivalence classes whose members can be skipped."""
+
 from __future__ import annotations
 
 import heapq
@@ -25,140 +27,160 @@ LARGE_JOB_UNITS = 8
 
 
 def is_large_job(queued: QueuedWorkload) -> bool:
+    """Return True if the workload asks for more than ``LARGE_JOB_UNITS`` units in total."""
     return queued.ask.total_units > LARGE_JOB_UNITS
 
 
 class TeamQueue:
-    """One team's queue in one lane: priority first, then what waited too long, then the place in line."""
+    """One team's queue in one lane: by priority, then the overdue workloads, then by effective submit
+    time.
+    """
 
     def __init__(
         self,
         groups: list[EquivalenceClass],
         now: int,
-        elsewhere: AbstractSet[int],
-        hopeless: UnschedulableClasses,
+        excluded: AbstractSet[int],
+        unschedulable: UnschedulableClasses,
     ) -> None:
-        self.now, self.elsewhere, self.hopeless = now, elsewhere, hopeless
+        self.now, self.excluded, self.unschedulable = now, excluded, unschedulable
         self.by_priority: dict[int, list[EquivalenceClass]] = defaultdict(list)
         for group in groups:
             self.by_priority[group.first.priority].append(group)
-        self.last_skipped: dict[
-            int, QueuedWorkload
-        ] = {}  # group -> the last of it that was passed over since the last turn
+        # By class: the last member that was skipped since the last turn.
+        self.last_skipped: dict[int, QueuedWorkload] = {}
         self._turns = self._iterate()
 
     def next(self) -> tuple[QueuedWorkload, EquivalenceClass, bool, list[QueuedWorkload]] | None:
-        """Whose turn it is, its group, has it waited too long, and the last of each group passed over on the way."""
-        found = next(self._turns, None)
-        if found is None:
+        """Return the next turn, or None at the end.
+
+        A turn is (workload, its class, True if it waited too long, the last skipped member of each class
+        skipped on the way).
+        """
+        turn = next(self._turns, None)
+        if turn is None:
             return None
         skipped, self.last_skipped = list(self.last_skipped.values()), {}
-        return *found, skipped
+        return *turn, skipped
 
     def _iterate(self) -> Iterator[tuple[QueuedWorkload, EquivalenceClass, bool]]:
         for priority in sorted(self.by_priority, reverse=True):
             groups = self.by_priority[priority]
             aged = self._aged(groups)
-            yield from ((*one, True) for one in aged)
-            rest = self._by_submit_time(groups, self.elsewhere | {queued.id for queued, _ in aged})
-            yield from ((*one, False) for one in rest)
+            yield from ((*pair, True) for pair in aged)
+            rest = self._by_submit_time(groups, self.excluded | {queued.id for queued, _ in aged})
+            yield from ((*pair, False) for pair in rest)
 
     def _aged(self, groups: list[EquivalenceClass]) -> list[tuple[QueuedWorkload, EquivalenceClass]]:
-        """The oldest when it waited too long, and the oldest large one, in order of submission."""
-        found: dict[tuple[int, int], tuple[QueuedWorkload, EquivalenceClass]] = {}
+        """Return the oldest workload and the oldest large one, each if it waited too long, in order of
+        submission.
+        """
+        turn: dict[tuple[int, int], tuple[QueuedWorkload, EquivalenceClass]] = {}
         for candidates, after in (
             (groups, OLDEST_FIRST_AFTER_SECONDS),
             ([group for group in groups if is_large_job(group.first)], LARGE_OLDEST_FIRST_AFTER_SECONDS),
         ):
-            oldest = [(group.oldest(self.elsewhere), group) for group in candidates]
+            oldest = [(group.oldest(self.excluded), group) for group in candidates]
             known = [(age[:2], age[2], group) for age, group in oldest if age is not None]
             if known:
-                since, queued, group = min(known, key=lambda one: one[0])
-                if self.now - since[0] > after:
-                    found[since] = queued, group
-        return [found[since] for since in sorted(found)]
+                submitted, queued, group = min(known, key=lambda pair: pair[0])
+                if self.now - submitted[0] > after:
+                    turn[submitted] = queued, group
+        return [turn[submitted] for submitted in sorted(turn)]
 
     def _by_submit_time(
-        self, groups: list[EquivalenceClass], elsewhere: AbstractSet[int]
+        self, groups: list[EquivalenceClass], excluded: AbstractSet[int]
     ) -> Iterator[tuple[QueuedWorkload, EquivalenceClass]]:
-        """The groups merged, those left out that are known to get nothing: for a long queue that is nearly all of it."""
+        """Merge the classes by effective submit time, without the members that are known to be
+        unschedulable.
+
+        In a long queue these are nearly all of it, so whole classes are dropped from the merge at once.
+        """
         heap = [(*group.members[0][:2], number, 0) for number, group in enumerate(groups)]
         heapq.heapify(heap)
-        given_up: dict[int, int] = {}  # group -> from which member on
-        whole, partly = self.hopeless.whole, self.hopeless.partly  # empty as long as everybody is told why
+        # By class number: the index of the first member that was dropped from the merge.
+        given_up: dict[int, int] = {}
+        # Both are empty while refusals are explained.
+        whole, partly = (
+            self.unschedulable.skipped_classes,
+            self.unschedulable.skipped_runtimes,
+        )
         while heap:
-            place, workload, number, at = heap[0]
+            effective_time, workload, number, index = heap[0]
             group = groups[number]
             if whole and id(group) in whole:
                 heapq.heappop(heap)
-                given_up[number] = at
+                given_up[number] = index
                 continue
-            queued = group.members[at][2]
-            if at + 1 < len(group.members):
-                heapq.heapreplace(heap, (*group.members[at + 1][:2], number, at + 1))
+            queued = group.members[index][2]
+            if index + 1 < len(group.members):
+                heapq.heapreplace(heap, (*group.members[index + 1][:2], number, index + 1))
             else:
                 heapq.heappop(heap)
-            if workload in elsewhere:
+            if workload in excluded:
                 continue
-            if partly and self.hopeless.has(group, queued):
+            if partly and self.unschedulable.contains(group, queued):
                 self.last_skipped[id(group)] = queued
                 continue
             for other, reached in given_up.items():
-                given_up[other] = self._skip(groups[other], reached, (place, workload), elsewhere)
+                given_up[other] = self._skip(groups[other], reached, (effective_time, workload), excluded)
             yield queued, group
         for other, reached in given_up.items():
-            self._skip(groups[other], reached, None, elsewhere)
+            self._skip(groups[other], reached, None, excluded)
 
     def _skip(
         self,
         group: EquivalenceClass,
         reached: int,
         before: tuple[int, int] | None,
-        elsewhere: AbstractSet[int],
+        excluded: AbstractSet[int],
     ) -> int:
-        """Pass over a given-up group's members as far as ``before``."""
+        """Skip the members of a dropped class up to ``before`` (effective submit time, id). Return the
+        index reached.
+        """
         to = len(group.members) if before is None else bisect_left(group.members, before)
-        for at in range(to - 1, reached - 1, -1):
-            if group.members[at][1] not in elsewhere:
-                self.last_skipped[id(group)] = group.members[at][2]
+        for index in range(to - 1, reached - 1, -1):
+            if group.members[index][1] not in excluded:
+                self.last_skipped[id(group)] = group.members[index][2]
                 break
         return to
 
 
 class SkipScope(Enum):
-    """Of a group, those of whom the same is known as of one of them."""
+    """The members of an equivalence class that cannot start because one of them cannot."""
 
-    NOBODY = "nobody"
-    AS_LONG = "as long"  # who is expected to run, and may run, at least as long
+    NONE = "none"
+    EQUAL_OR_LONGER = "equal or longer"  # expected runtime and runtime limit are at least as long
     ALL = "all"
 
 
 class UnschedulableClasses:
-    """What is known in one cycle of groups that get nothing more: nobody of them, or nobody who runs as long.
+    """The members of equivalence classes that are known to get nothing in this cycle.
 
-    Units are only taken within a cycle, and who runs longer may use fewer of those promised to others.
+    Units are only taken within a cycle, and a workload that runs longer may use fewer of the units promised
+    to others.
     """
 
-    def __init__(self, board: PoolState) -> None:
-        self.board = board
-        self.whole: set[int] = set()
-        self.partly: dict[
-            int, list[tuple[int, int]]
-        ] = {}  # group -> (expected, longest) run times, in seconds
+    def __init__(self, state: PoolState) -> None:
+        self.state = state
+        self.skipped_classes: set[int] = set()
+        # By class: (expected runtime, runtime limit) in seconds, from which on members are skipped.
+        self.skipped_runtimes: dict[int, list[tuple[int, int]]] = {}
 
-    def note(self, group: EquivalenceClass, queued: QueuedWorkload, alike: SkipScope) -> None:
-        """A member got nothing, and so will those alike."""
-        if alike is SkipScope.AS_LONG:
-            expected, longest = self.board.skip_bounds(queued, expected_seconds(queued))
+    def note(self, group: EquivalenceClass, queued: QueuedWorkload, scope: SkipScope) -> None:
+        """Note that a member of the class got nothing, and which other members therefore cannot either."""
+        if scope is SkipScope.EQUAL_OR_LONGER:
+            expected, longest = self.state.skip_bounds(queued, expected_seconds(queued))
             if group.lengths[0][0] >= expected and longest == 0:
-                alike = SkipScope.ALL  # nobody of the group is shorter
+                scope = SkipScope.ALL  # No member of the class is shorter.
             else:
-                self.partly.setdefault(id(group), []).append((expected, longest))
-        if alike is SkipScope.ALL:
-            self.whole.add(id(group))
+                self.skipped_runtimes.setdefault(id(group), []).append((expected, longest))
+        if scope is SkipScope.ALL:
+            self.skipped_classes.add(id(group))
 
-    def has(self, group: EquivalenceClass, queued: QueuedWorkload) -> bool:
-        known = self.partly.get(id(group))
+    def contains(self, group: EquivalenceClass, queued: QueuedWorkload) -> bool:
+        """Return True if the workload is known to get nothing."""
+        known = self.skipped_runtimes.get(id(group))
         if known is None:
             return False
         expected, longest = expected_seconds(queued), queued.max_runtime_seconds

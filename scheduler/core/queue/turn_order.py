@@ -1,10 +1,12 @@
-"""Who is looked at first.
+"""Decide the order of turns in one pool.
 
-Across teams: (1) work inside a reservation, (2) work that others are already making room for, (3) work wholly within
-its team's guarantee, (4) work of a team that is below its guarantee, (5) borrowers, the team with the least decayed use
-by weight first. Within a team: priority, then the bounded shortest-expected-first order, in which a job's place is its
-submit time plus ten times its expected run time, never more than 48 hours extra; a team's oldest job goes first after
-24 hours, its oldest over 8 GPUs after 6. Every key ends in the id.
+Across teams: (1) work inside a reservation, (2) work for which an eviction is in progress, (3) work wholly
+within its team's guarantee, (4) work of a team below its guarantee, (5) borrowers, the team with the least
+decayed use by weight first.
+
+Within a team: by priority, then shortest expected runtime first, bounded: a job is ordered by its submit time
+plus ten times its expected runtime, at most 48 hours. A team's oldest job goes first after 24 hours, its
+oldest job over 8 GPUs after 6 hours. Every key ends in the id.
 """
 
 from __future__ import annotations
@@ -15,19 +17,11 @@ from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
-from scheduler.core.model.quota_ledger import (
-    BELOW_GUARANTEE as BELOW,
-)
-from scheduler.core.model.quota_ledger import (
-    BORROWING,
-    QUOTA_TIERS,
-)
-from scheduler.core.model.quota_ledger import (
-    WITHIN_GUARANTEE as WITHIN,
-)
+from scheduler.core.model.quota_ledger import BELOW_GUARANTEE, BORROWING, QUOTA_TIERS, WITHIN_GUARANTEE
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.model.snapshot import QueuedWorkload
 from scheduler.core.model.waiting_queue import EquivalenceClass, effective_submit_time
+from scheduler.core.queue.admission import EligibleWork
 from scheduler.core.queue.team_queue import SkipScope, TeamQueue, UnschedulableClasses
 from scheduler.core.queue.turn import (
     BORROWER_TIER,
@@ -44,148 +38,183 @@ if TYPE_CHECKING:
     from scheduler.core.model.pool_state import PoolState
 
 
-def expected_slot_seconds(board: PoolState, queued: QueuedWorkload) -> int:
-    """What a start adds to its team's use as fair share sees it, so that one team does not take a whole cycle."""
-    kinds = board.kinds_for(queued.ask)
-    slots = board.slots_needed(queued.ask, kinds[0]) if kinds else queued.ask.total_units * SLOTS_PER_GPU
-    return slots * min(queued.predicted_seconds, board.policy.half_life_seconds)
+def expected_slot_seconds(state: PoolState, queued: QueuedWorkload) -> int:
+    """Return the slot-seconds that a start adds to its team's use in this cycle, so that one team does not
+    take the whole cycle.
+    """
+    kinds = state.kinds_for(queued.ask)
+    slots = state.slots_needed(queued.ask, kinds[0]) if kinds else queued.ask.total_units * SLOTS_PER_GPU
+    return slots * min(queued.predicted_seconds, state.policy.half_life_seconds)
 
 
 class TurnOrder:
-    """The queue of one pool, handed out one by one; a team's turn depends on what it was given so far."""
+    """The queue of one pool, one turn after another. A team's next turn depends on what the team got so
+    far in the cycle.
+    """
 
     def __init__(
-        self, board: PoolState, groups: list[EquivalenceClass], singles: list[QueuedWorkload]
+        self,
+        state: PoolState,
+        eligible: EligibleWork,
+        recorded_turns: dict[int, QueueTurn] | None = None,
     ) -> None:
-        """``groups`` and ``singles`` (what stands apart) are those who may stand in line; the rest was turned away."""
-        self.board, self.shares, self.weights = board, dict(board.facts.shares), board.facts.weights
-        self.hopeless = UnschedulableClasses(board)
-        self.unit_seconds = sum(
-            group.unit_seconds for group in groups
-        )  # what may stand in line is expected to take
-        self.group: EquivalenceClass | None = None  # that of whose turn it is
-        self.turns: dict[int, QueueTurn] | None = None  # by workload; kept only for who wants to be told why
-        self.requeued = False  # has the one whose turn it is another turn later?
+        """Queue the eligible work. ``recorded_turns``, if given, is filled with each workload's turn."""
+        pool, classes = state.pool_snapshot, eligible.classes
+        self.state, self.weights = state, pool.weights
+        self.decayed_use_by_weight = dict(pool.decayed_use_by_weight)
+        self.unschedulable = UnschedulableClasses(state)
+        self.recorded_turns = recorded_turns
+        self.group: EquivalenceClass | None = None  # class of the workload whose turn it is
+        self.requeued = False  # True if the workload whose turn it is gets another turn later
         self._turns = 0
         self._turn_key: TurnKey = (0, 0.0, False, 0, 0, 0)
-        self._claims: dict[tuple[int, int], tuple[int, int]] = {}
+        self._quota_tiers: dict[tuple[int, int], tuple[int, int]] = {}
         by_team: dict[tuple[int, int], list[EquivalenceClass]] = defaultdict(list)
-        for group in groups:
+        for group in classes:
             by_team[ORDINARY, group.first.team].append(group)
-        for queued in (*singles, *board.facts.queue.workloads_in(groups, board.workloads_with_earmarks)):
+        with_earmarks = pool.queue.workloads_in(classes, state.workloads_with_earmarks)
+        for queued in (*eligible.individuals, *with_earmarks):
             alone = EquivalenceClass()
             alone.add(queued)
             by_team[self._lane(queued), queued.team].append(alone)
-        nobody: AbstractSet[int] = frozenset()
-        self.lines: dict[TeamQueueKey, TeamQueue] = {}
-        for (lane, team), mine in by_team.items():
-            parts = self._for_different_models(mine) if lane == ORDINARY else [mine]
+        nothing: AbstractSet[int] = frozenset()
+        self.team_queues: dict[TeamQueueKey, TeamQueue] = {}
+        for (lane, team), members in by_team.items():
+            parts = self._split_by_models(members) if lane == ORDINARY else [members]
             for number, part in enumerate(parts):
-                elsewhere = board.workloads_with_earmarks if lane == ORDINARY else nobody
-                self.lines[lane, team, number] = TeamQueue(part, board.now, elsewhere, self.hopeless)
+                excluded = state.workloads_with_earmarks if lane == ORDINARY else nothing
+                self.team_queues[lane, team, number] = TeamQueue(
+                    part, state.now, excluded, self.unschedulable
+                )
 
-    def _for_different_models(self, groups: list[EquivalenceClass]) -> list[list[EquivalenceClass]]:
-        """A team's work in parts of which no two would do with the same model: what it would borrow of one does not keep what it is
-        guaranteed of another waiting. One line where a cap on each user makes all models compete."""
-        if len(self.board.ground.models) == 1 or self.board.policy.most_slots_per_user is not None:
+    def _split_by_models(self, groups: list[EquivalenceClass]) -> list[list[EquivalenceClass]]:
+        """Split a team's classes into parts that have no model in common.
+
+        A workload that would borrow one model then does not delay work that is guaranteed another model.
+        There is one part only if a cap on each user makes all models compete.
+        """
+        if len(self.state.hardware.models) == 1 or self.state.policy.max_slots_per_user is not None:
             return [groups]
         models = [self._models(group.first) for group in groups]
         parts: list[int] = []
         for mask in sorted(set(models)):
             joined = [part for part in parts if part & mask]
             parts = [part for part in parts if not part & mask]
-            parts.append(
-                mask | sum(joined)
-            )  # parts have no model in common, so that their sum is their union
+            # The parts have no bit in common, so their sum is their union.
+            parts.append(mask | sum(joined))
         if len(parts) == 1:
             return [groups]
-        found: list[list[EquivalenceClass]] = [[] for _ in parts]
+        classes: list[list[EquivalenceClass]] = [[] for _ in parts]
         for group, mask in zip(groups, models):
-            found[next(number for number, part in enumerate(parts) if mask & part == mask)].append(group)
-        return found
+            classes[next(number for number, part in enumerate(parts) if mask & part == mask)].append(group)
+        return classes
 
     def _models(self, queued: QueuedWorkload) -> int:
-        """The models that would do, as bits."""
-        of_kind, mask = self.board.ground.model_of_kind, 0
-        for kind in self.board.kinds_for(queued.ask):
+        """Return the models that serve the ask, as a bit mask."""
+        of_kind, mask = self.state.hardware.model_of_kind, 0
+        for kind in self.state.kinds_for(queued.ask):
             mask |= 1 << of_kind[kind]
         return mask
 
     def _lane(self, queued: QueuedWorkload) -> int:
+        """Return the lane of a workload."""
         if queued.reservation is not None:
             return INSIDE_RESERVATION
-        return EVICTION_IN_PROGRESS if queued.id in self.board.workloads_with_earmarks else ORDINARY
+        return EVICTION_IN_PROGRESS if queued.id in self.state.workloads_with_earmarks else ORDINARY
 
     def __iter__(self) -> Iterator[QueuedWorkload]:
-        for lane in LANES:  # one after another: what is given in one counts in the keys of the next
+        """Yield each workload when its turn comes; a requeued workload gets a second turn."""
+        # The lanes follow one another, because units given in one lane change the keys of the next.
+        for lane in LANES:
             heap: list[tuple[TurnKey, TeamQueueKey, QueuedWorkload, EquivalenceClass]] = []
-            for line in sorted(self.lines):
-                if line[0] == lane:
-                    self._push_next(heap, line)
+            for team_queue in sorted(self.team_queues):
+                if team_queue[0] == lane:
+                    self._push_next(heap, team_queue)
             while heap:
-                key, line, queued, group = heapq.heappop(heap)
-                if key[0] == BORROWER_TIER and key[1] < self.shares.get(
-                    queued.team, 0.0
-                ):  # another line of its team was served
-                    heapq.heappush(heap, ((key[0], self.shares[queued.team], *key[2:]), line, queued, group))
+                key, team_queue, queued, group = heapq.heappop(heap)
+                used = self.decayed_use_by_weight.get(queued.team, 0.0)
+                if key[0] == BORROWER_TIER and key[1] < used:
+                    # Another queue of its team was served meanwhile, so the key is out of date.
+                    heapq.heappush(heap, ((key[0], used, *key[2:]), team_queue, queued, group))
                     continue
                 self.group, self.requeued, self._turn_key = group, False, key
                 self._turns += 1
-                if self.turns is not None:
-                    self.turns[queued.id] = QueueTurn(self._turns, queued, key, not key[2], line)
+                if self.recorded_turns is not None:
+                    self.recorded_turns[queued.id] = QueueTurn(
+                        self._turns, queued, key, not key[2], team_queue
+                    )
                 yield queued
                 if self.requeued:
-                    heapq.heappush(heap, ((lane * len(QUOTA_TIERS) + BELOW, *key[1:]), line, queued, group))
+                    later = lane * len(QUOTA_TIERS) + BELOW_GUARANTEE
+                    heapq.heappush(heap, ((later, *key[1:]), team_queue, queued, group))
                 else:
-                    self._push_next(heap, line)
+                    self._push_next(heap, team_queue)
 
     def _push_next(
-        self, heap: list[tuple[TurnKey, TeamQueueKey, QueuedWorkload, EquivalenceClass]], line: TeamQueueKey
+        self,
+        heap: list[tuple[TurnKey, TeamQueueKey, QueuedWorkload, EquivalenceClass]],
+        team_queue: TeamQueueKey,
     ) -> None:
-        found = self.lines[line].next()
-        if found is not None:
-            queued, group, aged, skipped = found
-            # Its turn does not come before that of those in front of it, looked at or passed over.
-            key = self._key(line[0], queued, aged)
+        """Push the next turn of a team's queue on the heap."""
+        turn = self.team_queues[team_queue].next()
+        if turn is not None:
+            queued, group, waited_too_long, skipped = turn
+            # Its key is never less than the keys of the team's workloads before it, visited or skipped.
+            key = self._key(team_queue[0], queued, waited_too_long)
             if skipped:
-                key = max(key, *(self._key(line[0], one, False) for one in skipped))
-            heapq.heappush(heap, (key, line, queued, group))
+                key = max(key, *(self._key(team_queue[0], workload, False) for workload in skipped))
+            heapq.heappush(heap, (key, team_queue, queued, group))
 
-    def _key(self, lane: int, queued: QueuedWorkload, aged: bool) -> TurnKey:
-        """Lane, the team's claim, fair share among borrowers, then who waited too long by submission, place in line, id."""
-        claim = self._best_claim(queued) if lane == ORDINARY else 0
-        share = self.shares.get(queued.team, 0.0) if claim == BORROWING else 0.0
-        place = queued.submitted if aged else effective_submit_time(queued)
-        return lane * len(QUOTA_TIERS) + claim, share, not aged, place, queued.team, queued.id
+    def _key(self, lane: int, queued: QueuedWorkload, waited_too_long: bool) -> TurnKey:
+        """Return (lane and quota tier, fair share of borrowers, not overdue, time in the queue, team, id)."""
+        quota_tier = self._best_quota_tier(queued) if lane == ORDINARY else 0
+        share = self.decayed_use_by_weight.get(queued.team, 0.0) if quota_tier == BORROWING else 0.0
+        effective_time = queued.submitted if waited_too_long else effective_submit_time(queued)
+        return (
+            lane * len(QUOTA_TIERS) + quota_tier,
+            share,
+            not waited_too_long,
+            effective_time,
+            queued.team,
+            queued.id,
+        )
 
-    def _best_claim(self, queued: QueuedWorkload) -> int:
-        """Of all kinds that would do. Equals are answered once while their team holds the same."""
-        ask, version = self.board.wanted(queued.ask), self.board.ledger.version[queued.team]
-        known = self._claims.get((queued.team, ask.number))
-        if known is None or known[0] != version:
-            best = min([self._claim_on(queued, kind) for kind in ask.kinds], default=BORROWING)
-            known = self._claims[queued.team, ask.number] = version, best
-        return known[1]
+    def _best_quota_tier(self, queued: QueuedWorkload) -> int:
+        """Return the best quota tier over all kinds that serve the ask. Cached for equal asks while the
+        team holds the same.
+        """
+        ask, version = self.state.resolve_ask(queued.ask), self.state.ledger.change_count[queued.team]
+        cached = self._quota_tiers.get((queued.team, ask.number))
+        if cached is None or cached[0] != version:
+            best = min([self._quota_tier_on(queued, kind) for kind in ask.kinds], default=BORROWING)
+            cached = self._quota_tiers[queued.team, ask.number] = version, best
+        return cached[1]
 
-    def _claim_on(self, queued: QueuedWorkload, kind: int) -> int:
-        board = self.board
-        return board.ledger.quota_tier_of(
-            queued.team, board.kinds[kind].model, board.slots_needed(queued.ask, kind)
+    def _quota_tier_on(self, queued: QueuedWorkload, kind: int) -> int:
+        """Return the quota tier that the workload would have on one kind."""
+        state = self.state
+        return state.ledger.quota_tier_of(
+            queued.team, state.kinds[kind].model, state.slots_needed(queued.ask, kind)
         )
 
     def may_take_kind_now(self, queued: QueuedWorkload, kind: int) -> bool:
-        """Has it the turn for units of this kind? Who is guaranteed one model, and had rather have another that is beyond its
-        guarantee, comes again when those have had their turn who are guaranteed that one, before all who only borrow."""
-        first = self._turn_key[0] == ORDINARY * len(QUOTA_TIERS) + WITHIN
-        self.requeued = first and self._claim_on(queued, kind) > WITHIN
+        """Return True if the workload may take units of this kind now.
+
+        Work that is guaranteed another model but prefers this one, beyond its guarantee, is requeued: after
+        the work that is guaranteed this model, before all borrowers.
+        """
+        is_within_guarantee = self._turn_key[0] == ORDINARY * len(QUOTA_TIERS) + WITHIN_GUARANTEE
+        self.requeued = is_within_guarantee and self._quota_tier_on(queued, kind) > WITHIN_GUARANTEE
         return not self.requeued
 
-    def started(self, queued: QueuedWorkload) -> None:
-        """Tell the line that a workload was given its units."""
-        added = expected_slot_seconds(self.board, queued) / max(1, self.weights.get(queued.team, 1))
-        self.shares[queued.team] = self.shares.get(queued.team, 0.0) + added
+    def note_started(self, queued: QueuedWorkload) -> None:
+        """Add a started workload to its team's decayed use, for the rest of the cycle."""
+        added = expected_slot_seconds(self.state, queued) / max(1, self.weights.get(queued.team, 1))
+        self.decayed_use_by_weight[queued.team] = self.decayed_use_by_weight.get(queued.team, 0.0) + added
 
-    def note_unplaced(self, queued: QueuedWorkload, alike: SkipScope) -> None:
-        """Nor will those of its group that are alike: they are passed over from now on."""
+    def note_unplaced(self, queued: QueuedWorkload, scope: SkipScope) -> None:
+        """Note that a workload got nothing, and which members of its class therefore cannot either: these
+        are skipped.
+        """
         if self.group is not None:
-            self.hopeless.note(self.group, queued, alike)
+            self.unschedulable.note(self.group, queued, scope)

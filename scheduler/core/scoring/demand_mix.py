@@ -1,3 +1,5 @@
+"""The demands of a pool's asks on one node, and the mix of them."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -8,25 +10,26 @@ import numpy as np
 
 from scheduler.core.arrays import Ints, Mask
 
-MILLI_PER_GPU = 1000  # thousandths in a whole GPU
+MILLI_PER_GPU = 1000  # thousandths of a whole GPU
 
 
-ANY_CLASS = -1  # every class serves
+ANY_CLASS = -1  # every class serves the demand
 
 
 DRAW_SEED = 20_230_710
 
 
+# splitmix64 (Steele et al. 2014)
 SPLITMIX_STEP, SPLITMIX_ROUNDS = (
     0x9E3779B97F4A7C15,
     ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)),
-)  # splitmix64 (Steele et al. 2014)
+)
 
 
 BATCH_SIZE = 64
 
 
-MAX_DEMANDS_IN_MIX = 512  # the commonest needs make a mix; the rest are too rare to matter
+MAX_DEMANDS_IN_MIX = 512  # only the most frequent demands are kept: the rest is too rare to matter
 
 
 UNLIMITED_AMOUNT = (1 << 31) - 1  # more CPU, memory or GPU than any node has
@@ -34,8 +37,11 @@ UNLIMITED_AMOUNT = (1 << 31) - 1  # more CPU, memory or GPU than any node has
 
 @dataclass(frozen=True, slots=True, order=True)
 class NodeDemand:
-    """What one ask takes of one node: ``gpus`` GPUs with ``milli`` thousandths of each (below 1000 only for one GPU;
-    0 GPUs is CPU work). ``classes`` is a bit mask of the node classes that serve it, ANY for all."""
+    """What one ask takes of one node: ``gpus`` GPUs with ``milli`` thousandths of each.
+
+    ``milli`` is below 1000 only for one GPU; 0 GPUs is CPU work. ``classes`` is a bit mask of the node
+    classes that serve it, ANY_CLASS for all.
+    """
 
     gpus: int
     milli: int
@@ -45,37 +51,41 @@ class NodeDemand:
 
     @property
     def whole(self) -> int:
-        """GPUs it needs untouched."""
+        """Return the number of untouched GPUs that it needs."""
         return self.gpus if self.milli == MILLI_PER_GPU else 0
 
     @property
     def total(self) -> int:
-        """Thousandths of GPU it takes."""
+        """Return the thousandths of GPU that it takes."""
         return self.gpus * self.milli
 
-    def allows(self, klass: int) -> bool:
-        """Whether nodes of a class serve it."""
-        return bool(self.classes >> klass & 1)
+    def allows(self, node_class: int) -> bool:
+        """Return True if nodes of a class serve it."""
+        return bool(self.classes >> node_class & 1)
 
 
 @dataclass(frozen=True, slots=True)
 class DemandMix:
-    """How often each need is asked for, as whole-number weights; in one order whatever the order it was counted in."""
+    """How often each demand occurs, as integer weights. The order does not depend on the order of
+    counting.
+    """
 
     needs: tuple[NodeDemand, ...]
     weights: tuple[int, ...]
 
     @staticmethod
     def of(counted: Iterable[tuple[NodeDemand, int]]) -> DemandMix:
-        """The mix with these weights; needs that come up twice are added together."""
+        """Return the mix with these weights. The weights of equal demands are added."""
         total: dict[NodeDemand, int] = {}
         for need, weight in counted:
             total[need] = total.get(need, 0) + weight
-        kept = sorted((need, weight) for need, weight in total.items() if weight > 0)
-        return DemandMix(tuple(need for need, _ in kept), tuple(weight for _, weight in kept))
+        rows = sorted((need, weight) for need, weight in total.items() if weight > 0)
+        return DemandMix(tuple(need for need, _ in rows), tuple(weight for _, weight in rows))
 
     def batches(self, count: int) -> Ints:
-        """``count`` batches of BATCH asks each, as indices into ``needs``; the same for the same mix, always."""
+        """Return ``count`` batches of BATCH_SIZE demands each, as indices into ``needs``; always the same
+        for the same mix.
+        """
         steps = np.cumsum(np.array(self.weights, dtype=np.int64))
         points = np.array(
             [drawn * int(steps[-1]) >> 64 for drawn in _quasi_random(count * BATCH_SIZE)], dtype=np.int64
@@ -84,37 +94,38 @@ class DemandMix:
 
 
 def round_weights(mix: DemandMix) -> DemandMix:
-    """The same mix with each weight rounded to its first four binary digits, and the rarest needs left out.
+    """Return the mix with each weight rounded to its first four binary digits, without the rarest demands.
 
-    One ask more or less then seldom changes the mix, and what was worked out for it stays of use. The rounding (at most
-    6 %) costs nothing that could be measured; rounding to powers of two cost one percent of a cluster where CPU is scarce.
+    A single ask then seldom changes the mix, so that values computed for it stay valid. The rounding (at most
+    6 %) has no measurable cost; rounding to powers of two cost one percent of a cluster in which CPU is
+    scarce.
     """
-    kept = sorted(zip(mix.weights, mix.needs, strict=True), key=lambda pair: (-pair[0], pair[1]))[
+    rows = sorted(zip(mix.weights, mix.needs, strict=True), key=lambda pair: (-pair[0], pair[1]))[
         :MAX_DEMANDS_IN_MIX
     ]
-    return DemandMix.of((need, _round_weight(weight)) for weight, need in kept)
+    return DemandMix.of((need, _round_weight(weight)) for weight, need in rows)
 
 
 def _round_weight(weight: int) -> int:
-    lost = max(0, weight.bit_length() - 4)
-    return (weight + (1 << lost >> 1)) >> lost << lost
+    dropped_bits = max(0, weight.bit_length() - 4)
+    return (weight + (1 << dropped_bits >> 1)) >> dropped_bits << dropped_bits
 
 
 @lru_cache(maxsize=4)
 def _quasi_random(count: int) -> tuple[int, ...]:
-    """``count`` whole numbers below 2^64 without a pattern, always the same: steps of an odd number, their bits mixed."""
-    state, found = DRAW_SEED, []
+    """Return ``count`` pseudo-random integers below 2^64, always the same (splitmix64)."""
+    state, numbers = DRAW_SEED, []
     for _ in range(count):
         state = (state + SPLITMIX_STEP) % 2**64
-        mixed = state
+        bits = state
         for shift, factor in SPLITMIX_ROUNDS:
-            mixed = (mixed ^ mixed >> shift) * factor % 2**64
-        found.append(mixed ^ mixed >> 31)
-    return tuple(found)
+            bits = (bits ^ bits >> shift) * factor % 2**64
+        numbers.append(bits ^ bits >> 31)
+    return tuple(numbers)
 
 
 def nodes_with_capacity(need: NodeDemand, cpu: Ints, memory: Ints, whole: Ints, largest: Ints) -> Mask:
-    """Which of some nodes have enough left for an ask, whatever their class."""
+    """Return the nodes with enough capacity left for a demand, whatever their class."""
     mask: Mask = whole >= need.whole if need.whole else largest >= (need.milli if need.gpus else 0)
     if need.cpu:
         mask &= cpu >= need.cpu

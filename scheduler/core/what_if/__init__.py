@@ -1,1 +1,4 @@
-"""Answer hypothetical questions with plan() on a changed snapshot: previews, alternatives, comparisons, drains, simulations."""
+"""Answer hypothetical questions with ``plan()`` on a changed snapshot.
+
+Previews, alternatives, comparisons, drains and simulations.
+"""

@@ -1,5 +1,6 @@
-"""What a viewer wants to know, computed when asked: what would happen if, what would start sooner, who gets how much,
-what a drain would touch. Every answer is ``plan()`` on an overlay of the snapshot, never a second copy of a rule."""
+"""Find what a waiting workload could ask for instead to start sooner. Every answer is ``plan()`` on a
+changed snapshot.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +16,12 @@ from scheduler.core.promises.promise_timeline import ReservationRequester
 from scheduler.core.promises.reservation_windows import ReservationWindow
 
 MAX_ALTERNATIVES = 5
-MAX_CHANGES_TRIED, MIN_CHANGES_TRIED = 24, 2  # ways to ask that are planned for
-MAX_TURNS_EVALUATED = 1_600  # turns gone through in all of them
+MAX_CHANGES_TRIED, MIN_CHANGES_TRIED = 24, 2  # changed requests that are planned
+MAX_TURNS_EVALUATED = 1_600  # turns evaluated in all of these plans
 
 
 class ChangedField(StrEnum):
-    """What an alternative asks for otherwise."""
+    """A field in which an alternative differs from the request."""
 
     MODEL = "model"
     UNITS = "units"
@@ -32,18 +33,19 @@ class ChangedField(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AllowedChanges:
-    """What a workload may ask for otherwise beside its hardware and time."""
+    """What a workload may change in addition to hardware and time."""
 
-    priority: Priority = Priority.LOW  # the highest
-    preemptible: bool = False  # may it be made so, and borrow then?
+    priority: Priority = Priority.LOW  # the highest allowed priority
+    preemptible: bool = False  # may it be made preemptible, and then borrow
 
 
-MINIMAL_CHANGES = ((ChangedField.RUNTIME,), (ChangedField.PRIORITY,))  # the least change that does as well
+# fields for which only the least sufficient change is shown
+MINIMAL_CHANGES = ((ChangedField.RUNTIME,), (ChangedField.PRIORITY,))
 
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """Another way to ask for nearly the same, found by ``plan()``: it would start now, or at ``expected_start``."""
+    """A similar request, found by ``plan()``, that would start now or at ``expected_start``."""
 
     ask: Ask
     starts_now: bool
@@ -55,34 +57,37 @@ class Alternative:
 
 
 class PoolWhatIf:
-    """One pool at one moment, asked again and again with one waiting workload that is different each time.
+    """One pool at one time, planned repeatedly with one waiting workload changed.
 
-    ``work`` counts the turns gone through: a plan is made only as far as the turn of the one that is asked about."""
+    ``turns_evaluated`` counts the turns of all plans: each plan stops after the turn of the changed workload.
+    """
 
     def __init__(self, snapshot: Snapshot, pool: PoolInfo, now: int, team: int) -> None:
-        self.facts, self.now, self.work = PoolSnapshot(snapshot, pool), now, 0
-        of_team = tuple(q for q in snapshot.queued if q.team == team)
-        self._team_alone = PoolSnapshot(replace(snapshot, queued=of_team), pool)
+        self.pool_snapshot, self.now, self.turns_evaluated = PoolSnapshot(snapshot, pool), now, 0
+        team_queued = tuple(q for q in snapshot.queued if q.team == team)
+        self._team_alone = PoolSnapshot(replace(snapshot, queued=team_queued), pool)
 
     def answer(self, queued: QueuedWorkload) -> Placement | Refusal:
-        """What the plan would say to a workload in the place of the one with its id."""
-        self.facts.change_queued((), (queued,))
-        return self._answer(self.facts, queued)
+        """Return the plan's answer to a workload that replaces the one with its id."""
+        self.pool_snapshot.change_queued((), (queued,))
+        return self._answer(self.pool_snapshot, queued)
 
     def answer_without_other_teams(self, queued: QueuedWorkload) -> Placement | Refusal:
-        """What the plan would say to it if no other team was waiting: sooner than that it does not start."""
+        """Return the plan's answer if no other team had waiting work: the workload does not start sooner
+        than that.
+        """
         self._team_alone.change_queued((), (queued,))
         return self._answer(self._team_alone, queued)
 
-    def _answer(self, facts: PoolSnapshot, queued: QueuedWorkload) -> Placement | Refusal:
-        board = plan_pool(facts, self.now, explain=True, until=queued.id)
-        answers: list[Placement | Refusal] = [*board.placements, *board.refusals]
-        self.work += len(answers)
+    def _answer(self, pool_snapshot: PoolSnapshot, queued: QueuedWorkload) -> Placement | Refusal:
+        state = plan_pool(pool_snapshot, self.now, explain=True, last_workload=queued.id)
+        answers: list[Placement | Refusal] = [*state.placements, *state.refusals]
+        self.turns_evaluated += len(answers)
         return next(answer for answer in answers if answer.workload == queued.id)
 
-    def start(self, said: Placement | Refusal) -> int | None:
-        """When who was told this starts."""
-        return self.now if isinstance(said, Placement) else said.expected_start
+    def start(self, answer: Placement | Refusal) -> int | None:
+        """Return when a workload with this answer starts, or None."""
+        return self.now if isinstance(answer, Placement) else answer.expected_start
 
 
 def earlier_alternatives(
@@ -90,143 +95,173 @@ def earlier_alternatives(
     workload: int,
     now: int,
     allowed: AllowedChanges = AllowedChanges(),
-    said: Refusal | None = None,
+    known_refusal: Refusal | None = None,
 ) -> list[Alternative]:
-    """What a waiting workload could ask for instead to start sooner: another model, fewer GPUs or hosts, less time, and as
-    far as it is ``allowed`` to be preemptible and a higher priority.
+    """Return similar requests with which a waiting workload would start sooner.
 
-    Those that start now come first, then by expected start; within these the least different ask first. Empty when the
-    workload is unknown or nothing would help. ``said`` is what the last plan said to it, where that is known; otherwise it
-    is planned for as well. The work is bounded: what could not start sooner even if no other team waited
-    is not tried, and where very many have their turn before it, only the most promising ways are.
+    Another model, fewer GPUs or hosts, less time, and, as far as ``allowed``, preemptible or of higher
+    priority. Those that start now come first, then by expected start, then by the size of the change. The
+    result is empty if the workload is unknown or nothing would help. ``known_refusal`` is the last plan's
+    refusal, if known; otherwise it is planned for.
+
+    The work is bounded: a request that could not start sooner even without other teams is not planned, and if
+    very many workloads come first, only the most promising requests are.
     """
     queued = next((q for q in snapshot.queued if q.id == workload), None)
-    return [] if queued is None else earlier_alternatives_for(snapshot, queued, now, allowed, said)
+    return [] if queued is None else earlier_alternatives_for(snapshot, queued, now, allowed, known_refusal)
 
 
 def earlier_alternatives_for(
-    snapshot: Snapshot, queued: QueuedWorkload, now: int, allowed: AllowedChanges, said: Refusal | None = None
+    snapshot: Snapshot,
+    queued: QueuedWorkload,
+    now: int,
+    allowed: AllowedChanges,
+    known_refusal: Refusal | None = None,
 ) -> list[Alternative]:
-    """The same for a workload that need not wait yet."""
+    """Return the same for a workload that is not necessarily waiting."""
     pool = next((p for p in snapshot.pools if p.id == queued.pool), None)
     if pool is None or queued.gate or queued.reservation is not None:
         return []
     what_if = PoolWhatIf(snapshot, pool, now, queued.team)
-    answer = said or what_if.answer(queued)
+    answer = known_refusal or what_if.answer(queued)
     if isinstance(answer, Placement):
         return []
-    found: list[tuple[int, int, Alternative]] = []
-    for tried, (rank, other, changed) in enumerate(
+    candidates: list[tuple[int, int, Alternative]] = []
+    for tried, (rank, changed_request, changed) in enumerate(
         _promising_changes(what_if, snapshot, queued, allowed, answer)
     ):
-        if len(found) == MAX_ALTERNATIVES or (
-            tried >= MIN_CHANGES_TRIED and what_if.work >= MAX_TURNS_EVALUATED
+        if len(candidates) == MAX_ALTERNATIVES or (
+            tried >= MIN_CHANGES_TRIED and what_if.turns_evaluated >= MAX_TURNS_EVALUATED
         ):
             break
-        if changed in MINIMAL_CHANGES and any(way.changed == changed and at <= now for at, _, way in found):
-            continue  # the lesser change starts now
-        planned = what_if.answer(other)
+        if changed in MINIMAL_CHANGES and any(
+            alternative.changed == changed and at <= now for at, _, alternative in candidates
+        ):
+            continue  # a smaller change already starts now
+        planned = what_if.answer(changed_request)
         start = what_if.start(planned)
         if start is not None and _is_sooner(start, answer):
-            found.append((start, rank, _alternative(other, changed, start, isinstance(planned, Placement))))
-    found.sort(key=lambda item: item[:2])
-    return _drop_larger_changes([alternative for _, _, alternative in found])
+            candidates.append(
+                (start, rank, _alternative(changed_request, changed, start, isinstance(planned, Placement)))
+            )
+    candidates.sort(key=lambda item: item[:2])
+    return _drop_larger_changes([alternative for _, _, alternative in candidates])
 
 
 def _promising_changes(
     what_if: PoolWhatIf, snapshot: Snapshot, queued: QueuedWorkload, allowed: AllowedChanges, answer: Refusal
 ) -> list[tuple[int, QueuedWorkload, tuple[ChangedField, ...]]]:
-    """The ways to ask that could start sooner if no other team waited, by how soon that is, then the least different first;
-    each with its rank among all."""
-    found: list[tuple[int, int, QueuedWorkload, tuple[ChangedField, ...]]] = []
-    for rank, (other, changed) in enumerate(_changed_requests(snapshot, queued, allowed)[:MAX_CHANGES_TRIED]):
-        start = what_if.start(what_if.answer_without_other_teams(other))
+    """Return the changed requests that could start sooner without other teams, the soonest first, each
+    with its rank.
+    """
+    candidates: list[tuple[int, int, QueuedWorkload, tuple[ChangedField, ...]]] = []
+    for rank, (changed_request, changed) in enumerate(
+        _changed_requests(snapshot, queued, allowed)[:MAX_CHANGES_TRIED]
+    ):
+        start = what_if.start(what_if.answer_without_other_teams(changed_request))
         if start is not None and _is_sooner(start, answer):
-            found.append((start, rank, other, changed))
-    found.sort(key=lambda item: item[:2])
-    return [(rank, other, changed) for _, rank, other, changed in found]
+            candidates.append((start, rank, changed_request, changed))
+    candidates.sort(key=lambda item: item[:2])
+    return [(rank, changed_request, changed) for _, rank, changed_request, changed in candidates]
 
 
 def _is_sooner(start: int, answer: Refusal) -> bool:
     return answer.expected_start is None or start < answer.expected_start
 
 
-def _drop_larger_changes(ways: list[Alternative]) -> list[Alternative]:
-    """Without those that change one thing further than another way that starts no later."""
+def _drop_larger_changes(alternatives: list[Alternative]) -> list[Alternative]:
+    """Return the alternatives without those that change a field further than another one that starts no
+    later.
+    """
     seen: set[tuple[ChangedField, ...]] = set()
     kept = []
-    for way in ways:
-        if way.changed not in MINIMAL_CHANGES or way.changed not in seen:
-            kept.append(way)
-        seen.add(way.changed)
+    for alternative in alternatives:
+        if alternative.changed not in MINIMAL_CHANGES or alternative.changed not in seen:
+            kept.append(alternative)
+        seen.add(alternative.changed)
     return kept
 
 
 def _alternative(
-    other: QueuedWorkload, changed: tuple[ChangedField, ...], start: int, starts_now: bool
+    changed_request: QueuedWorkload, changed: tuple[ChangedField, ...], start: int, starts_now: bool
 ) -> Alternative:
-    runtime, preemptible, priority = other.max_runtime_seconds, other.preemptible, other.priority
-    return Alternative(other.ask, starts_now, start, changed, runtime, preemptible, priority)
+    runtime, preemptible, priority = (
+        changed_request.max_runtime_seconds,
+        changed_request.preemptible,
+        changed_request.priority,
+    )
+    return Alternative(changed_request.ask, starts_now, start, changed, runtime, preemptible, priority)
 
 
 def reservable_windows(
     snapshot: Snapshot,
     queued: QueuedWorkload,
-    whose: ReservationRequester,
+    requester: ReservationRequester,
     now: int,
     length: int,
     horizon: int,
 ) -> tuple[ReservationWindow, ...]:
-    """Another time: the first windows of ``length`` seconds in which a reservation of what a workload asks for would fit if
-    ``whose`` it would be asked for it: by the rule of ``reservation_windows.window_answer``. They begin up to ``horizon`` seconds from
-    ``now``, on whole minutes. Empty where there is none."""
+    """Return the first windows of ``length`` seconds in which a reservation of the workload's ask would
+    fit.
+
+    They follow the rules of ``reservation_windows.free_windows``, start up to ``horizon`` seconds from
+    ``now``, on whole minutes.
+    """
     return reservation_windows.free_windows(
-        snapshot, queued.ask, whose, queued.pool, length, now, now, horizon
+        snapshot, queued.ask, requester, queued.pool, length, now, now, horizon
     )
 
 
 def _changed_requests(
     snapshot: Snapshot, queued: QueuedWorkload, allowed: AllowedChanges
 ) -> list[tuple[QueuedWorkload, tuple[ChangedField, ...]]]:
-    """Workloads like this one, the least different first: one thing changed, then model and size together."""
+    """Return changed requests, the smallest changes first: one field changed, then model and size
+    together.
+    """
     ask = queued.ask
     hosts = {host.id for host in snapshot.hosts if host.pool == queued.pool}
     models = sorted(
         {unit.model for unit in snapshot.units if unit.host in hosts and unit.profile == ask.profile}
     )
-    wanted = set(ask.models) or set(models)
-    others = [(model,) for model in models if model not in wanted]
+    requested_models = set(ask.models) or set(models)
+    other_models = [(model,) for model in models if model not in requested_models]
     units = [replace(ask, units=count) for count in _halves(ask.units)]
-    fewer = [replace(ask, hosts=count) for count in _halves(ask.hosts)]
-    ways: list[tuple[QueuedWorkload, tuple[ChangedField, ...]]] = []
-    ways += [(replace(queued, ask=replace(ask, models=model)), (ChangedField.MODEL,)) for model in others]
-    ways += [(replace(queued, ask=less), (ChangedField.UNITS,)) for less in units]
-    ways += [(replace(queued, ask=less), (ChangedField.HOSTS,)) for less in fewer]
-    ways += [
+    fewer_hosts = [replace(ask, hosts=count) for count in _halves(ask.hosts)]
+    requests: list[tuple[QueuedWorkload, tuple[ChangedField, ...]]] = []
+    requests += [
+        (replace(queued, ask=replace(ask, models=model)), (ChangedField.MODEL,)) for model in other_models
+    ]
+    requests += [(replace(queued, ask=smaller), (ChangedField.UNITS,)) for smaller in units]
+    requests += [(replace(queued, ask=smaller), (ChangedField.HOSTS,)) for smaller in fewer_hosts]
+    requests += [
         (_with_shorter_runtime(queued, seconds), (ChangedField.RUNTIME,)) for seconds in _runtimes(queued)
     ]
     if allowed.preemptible and not queued.preemptible:
-        ways.append((replace(queued, preemptible=True, may_borrow=True), (ChangedField.PREEMPTIBLE,)))
+        requests.append((replace(queued, preemptible=True, may_borrow=True), (ChangedField.PREEMPTIBLE,)))
     higher = [p for p in Priority if queued.priority < p <= allowed.priority]
-    ways += [(replace(queued, priority=priority), (ChangedField.PRIORITY,)) for priority in higher]
-    for less, size in [*((a, ChangedField.UNITS) for a in units), *((a, ChangedField.HOSTS) for a in fewer)]:
-        ways += [
-            (replace(queued, ask=replace(less, models=model)), (size, ChangedField.MODEL)) for model in others
+    requests += [(replace(queued, priority=priority), (ChangedField.PRIORITY,)) for priority in higher]
+    for smaller, size in [
+        *((a, ChangedField.UNITS) for a in units),
+        *((a, ChangedField.HOSTS) for a in fewer_hosts),
+    ]:
+        requests += [
+            (replace(queued, ask=replace(smaller, models=model)), (size, ChangedField.MODEL))
+            for model in other_models
         ]
-    return ways
+    return requests
 
 
 def _halves(count: int) -> list[int]:
-    """Half of it, again and again, down to 1."""
-    found = []
+    """Return half of the count, again and again, down to 1."""
+    halves = []
     while count > 1:
         count //= 2
-        found.append(count)
-    return found
+        halves.append(count)
+    return halves
 
 
 def _runtimes(queued: QueuedWorkload) -> list[int]:
-    """Shorter limits in whole hours that still leave it the time it is expected to need: a half and a quarter."""
+    """Return shorter limits in whole hours that still cover the expected runtime: a half and a quarter."""
     halves = (queued.max_runtime_seconds // part // 3600 * 3600 for part in (2, 4))
     return [seconds for seconds in halves if seconds >= max(3600, queued.predicted_seconds)]
 
@@ -235,6 +270,3 @@ def _with_shorter_runtime(queued: QueuedWorkload, seconds: int) -> QueuedWorkloa
     return replace(
         queued, max_runtime_seconds=seconds, predicted_seconds=min(queued.predicted_seconds, seconds)
     )
-
-
-# -- why them, not me ------------------------------------------------------------------------------------------------

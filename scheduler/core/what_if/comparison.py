@@ -1,3 +1,5 @@
+"""Compare two workloads: why one starts, or started, before the other."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -13,74 +15,85 @@ from scheduler.core.what_if.requeue import as_requeued
 
 
 class ComparisonBasis(StrEnum):
-    """On what the comparison of two workloads rests."""
+    """What a comparison of two workloads is based on."""
 
-    THERE_FIRST = "there_first"  # it held its units before the other was asked for
+    THERE_FIRST = "there_first"  # it held its units before the other workload was submitted
     ORDER = "order"  # its turn comes first
-    FIT = "fit"  # its turn comes later, but it could use what the other could not
+    FIT = "fit"  # its turn comes later, but it could use units that the other could not
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadComparison:
-    """Why another workload goes, or went, before a waiting one. ``part`` and the turns are those of the cycle that would be
-    run at this moment, the other one waiting again where it runs; None where a gate keeps one of them out of the line.
-    ``without``: what the plan would say to the waiting one if the other was not there at all."""
+    """Why another workload starts, or started, before a waiting one.
+
+    The criterion and the turns are those of a cycle at this time, in which the other workload is requeued if
+    it runs. They are None if a workload is not admitted to the queue. ``answer_without_other`` is the plan's
+    answer to the waiting workload if the other one did not exist.
+    """
 
     basis: ComparisonBasis
-    part: TurnCriterion | None
-    mine: QueueTurn | None
-    theirs: QueueTurn | None
-    without: Placement | Refusal
+    criterion: TurnCriterion | None
+    own_turn: QueueTurn | None
+    other_turn: QueueTurn | None
+    answer_without_other: Placement | Refusal
 
 
 @dataclass(frozen=True, slots=True)
 class PoolTurns:
-    """One pool's line as it would be gone through now."""
+    """The turns of one pool's queue in a cycle now."""
 
     turns: dict[int, QueueTurn]
 
     def before(self, workload: int) -> list[tuple[QueueTurn, TurnCriterion]]:
-        """Those whose turn comes before that of a waiting workload, and what decides; in order. Empty if it is not in line."""
+        """Return the turns before that of a waiting workload, in order, with what decides. Empty if it has
+        no turn.
+        """
         mine = self.turns.get(workload)
         if mine is None:
             return []
-        return [(turn, deciding_criterion(turn, mine)) for turn in self.turns.values() if turn.at < mine.at]
+        return [
+            (turn, deciding_criterion(turn, mine))
+            for turn in self.turns.values()
+            if turn.number < mine.number
+        ]
 
 
 def turns_in_pool(snapshot: Snapshot, pool: int, now: int) -> PoolTurns:
-    """The line of a pool, as ``plan()`` goes through it."""
+    """Return the turns of a pool's queue, as ``plan()`` takes them."""
     turns: dict[int, QueueTurn] = {}
-    for one in snapshot.pools:
-        if one.id == pool:
-            plan_pool(PoolSnapshot(snapshot, one), now, explain=True, turns=turns)
+    for pool_row in snapshot.pools:
+        if pool_row.id == pool:
+            plan_pool(PoolSnapshot(snapshot, pool_row), now, explain=True, recorded_turns=turns)
     return PoolTurns(turns)
 
 
 def compare_workloads(
-    snapshot: Snapshot, mine: int, other: int, now: int, other_submitted: int
+    snapshot: Snapshot, workload: int, other: int, now: int, other_submitted: int
 ) -> WorkloadComparison | None:
-    """Why ``other``, which waits or runs in the same pool, and not ``mine``, which waits. ``other_submitted`` is when that
-    was asked for (s). None when either is not there."""
-    queued = next((q for q in snapshot.queued if q.id == mine), None)
-    waits = next((q for q in snapshot.queued if q.id == other), None)
-    runs = next((r for r in snapshot.running if r.id == other), None)
-    if queued is None or (waits is None and runs is None):
+    """Return why ``other``, waiting or running in the same pool, starts before ``workload``, which waits.
+
+    ``other_submitted`` is when the other workload was submitted (s). Return None if either is not there.
+    """
+    queued = next((q for q in snapshot.queued if q.id == workload), None)
+    queued_other = next((q for q in snapshot.queued if q.id == other), None)
+    running_other = next((r for r in snapshot.running if r.id == other), None)
+    if queued is None or (queued_other is None and running_other is None):
         return None
-    gone = replace(
+    overlay = replace(
         snapshot,
         queued=tuple(q for q in snapshot.queued if q.id != other),
         running=tuple(r for r in snapshot.running if r.id != other),
     )
-    if runs is not None:
-        again = replace(as_requeued(snapshot, runs, now), submitted=other_submitted)
-        turns = turns_in_pool(replace(gone, queued=(*gone.queued, again)), queued.pool, now).turns
+    if running_other is not None:
+        requeued = replace(as_requeued(snapshot, running_other, now), submitted=other_submitted)
+        turns = turns_in_pool(replace(overlay, queued=(*overlay.queued, requeued)), queued.pool, now).turns
     else:
         turns = turns_in_pool(snapshot, queued.pool, now).turns
-    my_turn, its_turn = turns.get(mine), turns.get(other)
-    comes_first = my_turn is not None and its_turn is not None and its_turn.at < my_turn.at
-    part = deciding_criterion(its_turn, my_turn) if comes_first and its_turn and my_turn else None
-    if runs is not None and runs.started <= queued.submitted:
+    own_turn, other_turn = turns.get(workload), turns.get(other)
+    comes_first = own_turn is not None and other_turn is not None and other_turn.number < own_turn.number
+    criterion = deciding_criterion(other_turn, own_turn) if comes_first and other_turn and own_turn else None
+    if running_other is not None and running_other.started <= queued.submitted:
         basis = ComparisonBasis.THERE_FIRST
     else:
         basis = ComparisonBasis.ORDER if comes_first else ComparisonBasis.FIT
-    return WorkloadComparison(basis, part, my_turn, its_turn, _answer(gone, mine, now))
+    return WorkloadComparison(basis, criterion, own_turn, other_turn, _answer(overlay, workload, now))

@@ -1,9 +1,12 @@
+"""Show what draining a host, or losing units, would affect."""
+
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from scheduler.core.model.plan import Placement, Refusal
+from scheduler.core.model.pool_snapshot import PoolSnapshot
 from scheduler.core.model.pool_state import PoolState
 from scheduler.core.model.snapshot import RunningWorkload, Snapshot
 from scheduler.core.planner import plan
@@ -13,57 +16,60 @@ from scheduler.core.what_if.requeue import as_requeued, home_storage_of
 
 @dataclass(frozen=True, slots=True)
 class DrainedWorkload:
-    """A workload that runs on a host that would be drained: it would start elsewhere now, or wait as refused."""
+    """A workload on a host to be drained: it would start elsewhere now, or wait as refused."""
 
     workload: int
     team: int
     preemptible: bool
     placement: Placement | None
     refusal: Refusal | None
-    begins_anew: bool = (
-        False  # there are other homes where it would go: it does not find the checkpoint that it leaves
-    )
+    # It would run where its checkpoint is not available.
+    loses_checkpoint: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class DrainEffect:
-    """What draining a host would touch."""
+    """What draining a host would affect."""
 
-    moved: tuple[DrainedWorkload, ...]
-    reservations: tuple[int, ...]  # that are bound to units of this host
-    unkept: tuple[int, ...]  # to come, that could be kept now and could not be without this host
+    workloads: tuple[DrainedWorkload, ...]
+    reservations: tuple[int, ...]  # bound to units of this host
+    # future reservations that can be kept now, but not without this host
+    broken_reservations: tuple[int, ...]
 
 
 def drain_effect(snapshot: Snapshot, host: int, now: int) -> DrainEffect:
-    """Who would have to leave a host, where each would fit now, and which reservations it would break."""
+    """Return the workloads that would have to leave a host, where each would fit now, and which
+    reservations would break.
+    """
     units = {unit.id for unit in snapshot.units if unit.host == host}
-    leaving = sorted((r for r in snapshot.running if units & set(r.units)), key=lambda r: r.id)
-    gone = {r.id for r in leaving}
+    displaced = sorted((row for row in snapshot.running if units & set(row.units)), key=lambda row: row.id)
+    displaced_ids = {row.id for row in displaced}
     overlay = replace(
         snapshot,
         hosts=tuple(
-            replace(h, accepts=False, closed_code="drained") if h.id == host else h for h in snapshot.hosts
+            replace(h, schedulable=False, closed_code="drained") if h.id == host else h
+            for h in snapshot.hosts
         ),
-        running=tuple(r for r in snapshot.running if r.id not in gone),
-        queued=(*snapshot.queued, *(as_requeued(snapshot, r, now) for r in leaving)),
+        running=tuple(row for row in snapshot.running if row.id not in displaced_ids),
+        queued=(*snapshot.queued, *(as_requeued(snapshot, row, now) for row in displaced)),
     )
     planned = plan(overlay, now)
     placed = {p.workload: p for p in planned.placements}
-    refused = {r.workload: r for r in planned.refusals}
+    refused = {row.workload: row for row in planned.refusals}
     pool = next((h.pool for h in snapshot.hosts if h.id == host), None)
     return DrainEffect(
         tuple(
             DrainedWorkload(
-                r.id,
-                r.team,
-                r.preemptible,
-                placed.get(r.id),
-                refused.get(r.id),
-                _loses_checkpoint(overlay, r, placed.get(r.id)),
+                row.id,
+                row.team,
+                row.preemptible,
+                placed.get(row.id),
+                refused.get(row.id),
+                _loses_checkpoint(overlay, row, placed.get(row.id)),
             )
-            for r in leaving
+            for row in displaced
         ),
-        tuple(sorted(r.id for r in snapshot.reservations if units & set(r.units) and r.end > now)),
+        tuple(sorted(row.id for row in snapshot.reservations if units & set(row.units) and row.end > now)),
         tuple(
             sorted(_keepable_reservations(snapshot, pool, now) - _keepable_reservations(overlay, pool, now))
         ),
@@ -71,29 +77,35 @@ def drain_effect(snapshot: Snapshot, host: int, now: int) -> DrainEffect:
 
 
 def _loses_checkpoint(overlay: Snapshot, running: RunningWorkload, placement: Placement | None) -> bool:
-    """Are the homes surely other ones where it goes, or where it waits, wherever it may go?"""
-    homes = home_storage_of(overlay, running)
-    if homes is None:
+    """Return True if the storage certainly differs where the workload would run, or wherever it could run
+    if it waits.
+    """
+    storage = home_storage_of(overlay, running)
+    if storage is None:
         return False
     by_host = {unit.id: unit.host for unit in overlay.units}
-    there = {by_host[unit] for unit in placement.units} if placement is not None else None
+    host_ids = {by_host[unit] for unit in placement.units} if placement is not None else None
     rows = [
-        h for h in overlay.hosts if (h.pool == running.pool and h.accepts if there is None else h.id in there)
+        h
+        for h in overlay.hosts
+        if (h.pool == running.pool and h.schedulable if host_ids is None else h.id in host_ids)
     ]
-    others = [host.homes for host in rows]
+    other_storage = [host.home_storage for host in rows]
     return (
-        bool(others)
-        and None not in others
-        and (homes not in others or (there is not None and set(others) != {homes}))
+        bool(other_storage)
+        and None not in other_storage
+        and (storage not in other_storage or (host_ids is not None and set(other_storage) != {storage}))
     )
 
 
 def reservations_broken_without(
     snapshot: Snapshot, pool: int, units: Collection[int], now: int
 ) -> tuple[int, ...]:
-    """Reservations to come that could be kept now and could not be without these units, such as a GPU's that is split otherwise."""
+    """Return the future reservations that can be kept now, but not without these units, for example those
+    of a GPU to be split.
+    """
     overlay = replace(
-        snapshot, units=tuple(replace(u, well=False) if u.id in units else u for u in snapshot.units)
+        snapshot, units=tuple(replace(u, healthy=False) if u.id in units else u for u in snapshot.units)
     )
     return tuple(
         sorted(_keepable_reservations(snapshot, pool, now) - _keepable_reservations(overlay, pool, now))
@@ -101,10 +113,10 @@ def reservations_broken_without(
 
 
 def _keepable_reservations(snapshot: Snapshot, pool: int | None, now: int) -> set[int]:
-    """Reservations of a pool for which there is room in their windows."""
+    """Return the unbound reservations of a pool that can be kept."""
     return {
-        kept
+        reservation
         for p in snapshot.pools
         if p.id == pool
-        for kept in PromiseTimeline(PoolState(snapshot, p, now)).tentative_units
+        for reservation in PromiseTimeline(PoolState(PoolSnapshot(snapshot, p), now)).tentative_units
     }

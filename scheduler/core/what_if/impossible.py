@@ -1,5 +1,8 @@
-"""Could a workload ever start? What ``plan()`` says to it when it is alone: nothing else runs, waits or is promised, every
-host and GPU is in service, and no hours or budget are used up. What it is refused for then, no end of anything mends."""
+"""Check whether a workload could ever start.
+
+``plan()`` answers for the workload alone: nothing else runs, waits or is reserved, every host and GPU is in
+service, and no GPU-hours or budget are used up. If it is refused then, waiting does not help.
+"""
 
 from __future__ import annotations
 
@@ -10,28 +13,32 @@ from scheduler.core.model.snapshot import QueuedWorkload, Snapshot
 from scheduler.core.reasons import ReasonCode
 from scheduler.core.what_if.preview import preview
 
-# What somebody may grant: it is worth waiting for. Of the rest it has to ask for something else.
+# Reasons that an operator can remove, so waiting can be worthwhile. For the other reasons the request has to
+# change.
 GRANTABLE_CODES = frozenset({ReasonCode.NO_QUOTA, ReasonCode.OVER_QUOTA})
 
 
 def impossible_reason(snapshot: Snapshot, queued: QueuedWorkload, now: int) -> Refusal | None:
-    """Why a workload could not start whatever ended; None where it could. In ``snapshot`` guarantees hold as if none of their
-    GPU-hours were used. Inside a reservation only the units bound to that count, and nothing is said while there are none."""
+    """Return why a workload could never start; None if it could.
+
+    Guarantees in ``snapshot`` are those with unused GPU-hours. Inside a reservation only its bound units
+    count, and the result is None while there are none.
+    """
     own = tuple(r for r in snapshot.reservations if r.id == queued.reservation)
     if queued.reservation is not None and not any(r.units for r in own):
         return None
-    alone = replace(
+    empty_pool = replace(
         snapshot,
-        hosts=tuple(replace(host, accepts=True, closed_code="") for host in snapshot.hosts),
-        units=tuple(unit if unit.well else replace(unit, well=True) for unit in snapshot.units),
+        hosts=tuple(replace(host, schedulable=True, closed_code="") for host in snapshot.hosts),
+        units=tuple(unit if unit.healthy else replace(unit, healthy=True) for unit in snapshot.units),
         queued=(),
         running=(),
         reservations=own,
         maintenance=(),
     )
-    # A budget that allows no borrowing is closed for a time only.
-    free = replace(
+    # A budget that excludes borrowing is closed only for a time.
+    ungated = replace(
         queued, gate="", gate_numbers=(), not_before=0, may_borrow=queued.preemptible, earmarked_units=()
     )
-    said = preview(alone, free, now)
-    return None if isinstance(said, Placement) or said.expected_start is not None else said
+    answer = preview(empty_pool, ungated, now)
+    return None if isinstance(answer, Placement) or answer.expected_start is not None else answer

@@ -1,3 +1,5 @@
+"""Preview the plan's answer to a workload that is not submitted yet."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -8,7 +10,9 @@ from scheduler.core.planner import plan
 
 
 def preview(snapshot: Snapshot, queued: QueuedWorkload, now: int) -> Placement | Refusal:
-    """What would become of a workload if it was submitted now. Its id must not be that of another waiting one."""
+    """Return what the plan would answer to a workload if it was submitted now. Its id must differ from
+    other waiting ones.
+    """
     overlay = replace(snapshot, queued=(*(q for q in snapshot.queued if q.id != queued.id), queued))
     return _answer(overlay, queued.id, now)
 

@@ -1,14 +1,16 @@
+"""Turn a running workload into a queued one, for hypothetical plans."""
+
 from __future__ import annotations
 
 from scheduler.core.model.snapshot import Ask, QueuedWorkload, RunningWorkload, Snapshot
 
 
 def ask_of(snapshot: Snapshot, running: RunningWorkload) -> Ask:
-    """What a running workload asked for; where that is not known, the ask that its units answer to."""
+    """Return the ask of a running workload; if unknown, the ask that its units correspond to."""
     if running.ask is not None:
         return running.ask
-    mine = set(running.units)
-    units = [unit for unit in snapshot.units if unit.id in mine]
+    own_units = set(running.units)
+    units = [unit for unit in snapshot.units if unit.id in own_units]
     hosts = {unit.host for unit in units}
     first = min(units, key=lambda u: u.id)
     return Ask(
@@ -22,15 +24,18 @@ def ask_of(snapshot: Snapshot, running: RunningWorkload) -> Ask:
 
 
 def home_storage_of(snapshot: Snapshot, running: RunningWorkload) -> int | None:
-    """The homes that all its hosts share; None where they don't, or it is not known."""
-    mine = set(running.units)
-    hosts = {unit.host for unit in snapshot.units if unit.id in mine}
-    homes = {host.homes for host in snapshot.hosts if host.id in hosts}
-    return homes.pop() if len(homes) == 1 else None
+    """Return the home storage that all its hosts share; None if they do not, or if it is unknown."""
+    own_units = set(running.units)
+    hosts = {unit.host for unit in snapshot.units if unit.id in own_units}
+    storage = {host.home_storage for host in snapshot.hosts if host.id in hosts}
+    return storage.pop() if len(storage) == 1 else None
 
 
 def as_requeued(snapshot: Snapshot, running: RunningWorkload, now: int) -> QueuedWorkload:
-    """A running workload as if it waited again, with the run time it has left and its place kept."""
+    """Return a running workload as if it waited again, with its remaining runtime and its original start
+    as submit time.
+    """
+    # where it writes its checkpoint when it is evicted
     return QueuedWorkload(
         id=running.id,
         team=running.team,
@@ -40,10 +45,10 @@ def as_requeued(snapshot: Snapshot, running: RunningWorkload, now: int) -> Queue
         ask=ask_of(snapshot, running),
         submitted=running.started,
         max_runtime_seconds=max(60, running.until - now),
-        predicted_seconds=max(60, min(running.until, running.predicted_until) - now),
+        predicted_seconds=max(60, min(running.until, running.predicted_end) - now),
         priority=running.priority,
         preemptible=running.preemptible,
         may_borrow=running.preemptible,
         reservation=running.reservation,
-        homes=home_storage_of(snapshot, running),  # where it writes its checkpoint when it is told to go
+        checkpoint_storage=home_storage_of(snapshot, running),
     )

@@ -112,7 +112,7 @@ async def test_a_log_that_can_not_be_kept_is_no_reason_to_cut_its_agent(
     assert isinstance(frame, protocol.Desired) and frame.answers == 2
     assert await rows(log_loss.is_log_loss_reported)
     page = await rows(fleet_page, notebook.place.world.operator)
-    assert "What workloads write is being lost" in page
+    assert "Logs of workloads are being lost" in page
     assert "is being lost" not in await rows(fleet_page, notebook.owner), "nothing that she could do about it"
     await rows(lambda: nudge.redis_connection().delete(log_loss.LOG_LOSS_KEY))
     await asyncio.to_thread((tmp_path / "logs").unlink)

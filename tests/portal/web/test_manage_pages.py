@@ -150,7 +150,7 @@ def test_a_reservation_without_gpus_says_why_to_its_owner_and_on_the_operators_d
 
 def test_a_host_shows_the_agent_that_was_turned_away_in_its_name(world: World) -> None:
     page = reverse("host", args=["alpha"])
-    assert "Turned away" not in signed_in(world.operator).get(page).content.decode()
+    assert "<dt>Rejected</dt>" not in signed_in(world.operator).get(page).content.decode()
     engine.record_rejected_agent(
         world.hosts["alpha"].pk, reason="another agent is connected as alpha", boot_id="boot 7", now=world.now
     )

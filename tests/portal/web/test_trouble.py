@@ -29,7 +29,7 @@ def test_a_store_that_is_away_is_said_and_when_to_come_back(
     client = client_of(world)
     monkeypatch.setattr("portal.web.home.search.reads.search", fail)
     page = client.get("/search/?q=abc")
-    assert page.status_code == 503 and "away" in page.content.decode() and page["Retry-After"]
+    assert page.status_code == 503 and "not available" in page.content.decode() and page["Retry-After"]
     monkeypatch.setattr("portal.api.people.views.policy.visible_teams", fail)
     answer = client.get("/api/v1/teams/")
     assert (

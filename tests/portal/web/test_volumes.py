@@ -173,8 +173,8 @@ def test_a_host_without_jupyterlab_says_so(world: World) -> None:
 
 
 def test_without_any_report_the_page_teaches(world: World) -> None:
-    said = seen_by(world.vision.member).content.decode()
-    assert "No home yet" in said and "No host has told yet" in said
+    page = " ".join(seen_by(world.vision.member).content.decode().split())
+    assert "No home yet" in page and "No host has reported yet" in page
 
 
 def test_a_name_that_some_agent_made_up_is_shown_as_text(world: World) -> None:

@@ -191,14 +191,16 @@ def test_an_expected_start_is_a_range_with_the_record_beside_it(world: World) ->
 def test_the_words_of_a_record_are_honest() -> None:
     assert "no record" in expected_start_texts.forecast_accuracy_text(EstimateAccuracy())
     one = expected_start_texts.forecast_accuracy_text(
-        EstimateAccuracy(errors=(1.0,), counted=1, median_error=600)
+        EstimateAccuracy(errors=(1.0,), started_count=1, median_error=600)
     )
     assert "Only 1 waited" in one and "it was off by 10 min" in one and "half" not in one
-    few = EstimateAccuracy(errors=(1.0,) * 3, counted=3, median_error=600)
+    few = EstimateAccuracy(errors=(1.0,) * 3, started_count=3, median_error=600)
     assert "Only 3 waited" in expected_start_texts.forecast_accuracy_text(
         few
     ) and "%" not in expected_start_texts.forecast_accuracy_text(few)
-    unproven = EstimateAccuracy(errors=(1.0,) * 30, counted=30, median_error=600, ranged=2, in_time=2)
+    unproven = EstimateAccuracy(
+        errors=(1.0,) * 30, started_count=30, median_error=600, with_range=2, started_in_range_count=2
+    )
     assert "Too few were told a range yet" in expected_start_texts.forecast_accuracy_text(unproven)
 
 

@@ -128,7 +128,7 @@ def test_a_notebook_is_launched_from_a_template_in_two_clicks(world: World, temp
     assert answer["Location"] == f"{reverse('notebook', args=[notebook.public_id])}?open=1"
     assert (notebook.kind, notebook.units, notebook.max_runtime_seconds) == ("notebook", 1, 7200)
     progress = client.get(answer["Location"]).content.decode()
-    assert "JupyterLab opens here by itself" in progress
+    assert "JupyterLab opens here as soon as it responds" in progress
     assert "Queued" in progress
 
 

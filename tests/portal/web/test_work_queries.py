@@ -15,7 +15,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from portal.reads.work import queue
+from portal.reads.work import wait_explanation
 from scheduler.models import Host, Storage, Volume, Workload
 from tests.portal.web.work_samples import make_waiting, queue_job, reserve, run_job, signed_in
 from tests.world import World
@@ -41,7 +41,7 @@ PAGES_OF_ONE = {"job": {"tab": "log"}, "why": {}}
 @pytest.fixture(autouse=True)
 def every_answer_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """None is given again because it was asked for a moment ago: that would be another number every few seconds."""
-    monkeypatch.setattr(queue, "cached_answer", lambda question, now, answer: answer())
+    monkeypatch.setattr(wait_explanation, "cached_answer", lambda question, now, answer: answer())
 
 
 @pytest.fixture
