@@ -647,7 +647,10 @@ async def test_an_agent_of_another_version_comes_up_on_a_full_disk_and_starts_no
     await agent.start()
     assert {path: path.read_bytes() for path in before} == before, "all of them, or none"
     await edge.until(
-        lambda: any("tools of this version could not be installed" in note for note in edge.observed[-1].inventory.notes)
+        lambda: any(
+            "tools of this version could not be installed" in note
+            for note in edge.observed[-1].inventory.notes
+        )
     )
     assert (await edge.until_state(run, "running")).outcome == ""
     (disk / "fill").unlink()
@@ -655,7 +658,9 @@ async def test_an_agent_of_another_version_comes_up_on_a_full_disk_and_starts_no
     await edge.want(job("exit 0", generation=2))
     assert (await edge.until_state("run-2", "ended")).outcome == "finished"
     assert not any(b"earlier" in path.read_bytes() for path in before), "now there is room for its own"
-    await edge.until(lambda: not any("could not be installed" in note for note in edge.observed[-1].inventory.notes))
+    await edge.until(
+        lambda: not any("could not be installed" in note for note in edge.observed[-1].inventory.notes)
+    )
 
 
 async def test_a_gpu_is_not_thought_ill_nor_a_diagnostic_lost_because_the_disk_is_full(
