@@ -426,9 +426,7 @@ async def test_signing_out_closes_two_hundred_open_sockets_in_250_ms(notebook: N
     notebook.place.session.connector._limit = 0  # type: ignore[union-attr]
     stays = await notebook.socket(await notebook.enter())
     taken = []
-    while not taken or (
-        min(taken) >= 0.25 and len(taken) < 4
-    ):  # other programs share the cores
+    while not taken or (min(taken) >= 0.25 and len(taken) < 4):  # other programs share the cores
         taken.append(await seconds_until_all_sockets_close(notebook, 200))
     assert min(taken) < 0.25, taken
     await stays.send_str("still here")
