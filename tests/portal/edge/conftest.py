@@ -1,5 +1,6 @@
-"""A running edge on a port of its own, an agent that speaks the wire protocol, and a run behind it. The agent here is small and
-obeys; the real one meets the edge in tests/e2e/test_notebook_through_edge.py."""
+"""Fixtures: a running edge on its own port, a minimal agent that speaks the wire protocol, and a run behind
+the agent. tests/e2e/test_notebook_through_edge.py tests the edge with the real agent.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ T = TypeVar("T")
 
 
 async def rows(call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """The answer of a call into the ORM."""
+    """Return the result of an ORM call that runs in a thread."""
 
     def run() -> T:
         try:
@@ -52,7 +53,7 @@ def free_port() -> int:
 
 @dataclass
 class Place:
-    """The running edge and how to reach it."""
+    """A running edge and the means to reach it."""
 
     edge: EdgeServer
     port: int
@@ -69,7 +70,7 @@ class Place:
 
 @pytest.fixture
 async def place(transactional_db: None, settings: Any) -> AsyncIterator[Place]:
-    """An edge in this process, over the organisation of tests/world.py as of now."""
+    """Start an edge in this process, for the organisation of tests/world.py as of the current time."""
     port = free_port()
     settings.GPUPOOL_EDGE_URL = f"http://127.0.0.1:{port}"
     settings.GPUPOOL_NOTEBOOK_DOMAIN = f"localhost:{port}"
@@ -82,15 +83,15 @@ async def place(transactional_db: None, settings: Any) -> AsyncIterator[Place]:
         yield Place(edge, port, world, session)
 
 
-async def until(true: Callable[[], object], seconds: float = 5.0) -> None:
-    """Wait for something that comes by itself."""
+async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
+    """Wait until the condition is true. Raises TimeoutError after `seconds`."""
     async with asyncio.timeout(seconds):
-        while not true():
+        while not condition():
             await asyncio.sleep(0.01)
 
 
 def give_credential(host: Host) -> str:
-    """A credential, by the way an agent gets it."""
+    """Return a credential that is issued in the same way as to an agent."""
     now = timezone.now()
     token = services.issue_join_token(host, now=now)
     request = protocol.JoinRequest(
@@ -116,23 +117,23 @@ def observed(sequence: int = 1, host: str = "alpha", **changes: Any) -> protocol
 
 @dataclass
 class SmallAgent:
-    """Speaks the protocol by hand, frame by frame."""
+    """A minimal agent that sends and reads single frames of the protocol."""
 
     place: Place
     host: Host
     credential: str
     socket: aiohttp.ClientWebSocketResponse | None = None
-    doors: dict[str, Path] = field(default_factory=dict)
+    run_sockets: dict[str, Path] = field(default_factory=dict)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
-    stream_key: str = ""  # of the last Desired
-    heard: asyncio.Queue[Any] | None = None  # frames, since ``serve``
+    stream_key: str = ""  # from the last Desired frame
+    heard: asyncio.Queue[Any] | None = None  # frames received since `serve`
 
     @property
     def headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.credential}"}
 
     async def serve(self, *runs: protocol.RunSeen, streams: int = 0) -> None:
-        """Report, so that this is the host's agent; hear everything from now on, and offer connections for bytes."""
+        """Send the first report, start to collect all frames, and offer `streams` byte streams."""
         await self.connect()
         await self.say(observed(runs=list(runs), binds_streams=True))
         self.stream_key = (await self.hear()).stream_key
@@ -178,18 +179,16 @@ class SmallAgent:
         self.tasks += [asyncio.create_task(self._stream()) for _ in range(count)]
 
     async def _stream(self) -> None:
-        async with await self._dialled() as edge:
+        async with await self._connected_stream() as edge:
             message = await edge.receive()
-            self.offer_streams(
-                1
-            )  # as real agents do: as many as before, also when the edge did not want this one
+            self.offer_streams(1)  # as real agents do: replace the stream, even if the edge did not use it
             if message.type is not aiohttp.WSMsgType.TEXT:
                 return
             opened = protocol.decode(message.data, protocol.FRAMES_DOWN)
             if not isinstance(opened, protocol.StreamOpen):
                 return
-            reader, writer = await asyncio.open_unix_connection(self.doors[opened.run])
-            down = asyncio.create_task(_pour(reader, edge))
+            reader, writer = await asyncio.open_unix_connection(self.run_sockets[opened.run])
+            down = asyncio.create_task(_forward(reader, edge))
             with contextlib.suppress(ConnectionError):
                 async for message in edge:
                     writer.write(message.data)
@@ -197,8 +196,8 @@ class SmallAgent:
             writer.close()
             down.cancel()
 
-    async def _dialled(self) -> aiohttp.ClientWebSocketResponse:
-        """A connection for bytes, however often the edge asks to come back."""
+    async def _connected_stream(self) -> aiohttp.ClientWebSocketResponse:
+        """Return a byte stream to the edge. Retries while the edge answers 503."""
         while True:
             headers = {**self.headers, protocol.STREAM_KEY_HEADER: self.stream_key}
             try:
@@ -218,7 +217,7 @@ class SmallAgent:
             await self.socket.close()
 
 
-async def _pour(reader: asyncio.StreamReader, edge: aiohttp.ClientWebSocketResponse) -> None:
+async def _forward(reader: asyncio.StreamReader, edge: aiohttp.ClientWebSocketResponse) -> None:
     with contextlib.suppress(ConnectionError):
         while piece := await reader.read(65536):
             await edge.send_bytes(piece)
@@ -227,18 +226,18 @@ async def _pour(reader: asyncio.StreamReader, edge: aiohttp.ClientWebSocketRespo
 
 @pytest.fixture
 async def agent(place: Place) -> AsyncIterator[SmallAgent]:
-    """An agent of host alpha that has not connected yet."""
+    """An agent of host alpha that is not connected yet."""
     host = place.world.hosts["alpha"]
     made = SmallAgent(place, host, await rows(give_credential, host))
     yield made
     await made.close()
 
 
-# -- a notebook behind the agent ---------------------------------------------------------------------------------------
+# -- a notebook behind the agent -----------------------------------------------------------------------------
 
 
 def running_notebook(world: World, owner: User, host: Host, name: str = "probe") -> Run:
-    """The rows of a notebook that answers."""
+    """Create the rows of a running notebook that is ready."""
     now = timezone.now()
     workload = Workload.objects.create(
         kind="notebook",
@@ -271,7 +270,7 @@ def running_notebook(world: World, owner: User, host: Host, name: str = "probe")
 
 
 def entry_code(run: Run, user: User, session_key: str = "", seconds: float = 60) -> str:
-    """A one-time code, as portal.services.work.workspaces.open_workspace makes it."""
+    """Create a one-time code, as `portal.services.work.workspaces.open_workspace` does."""
     code, now = secrets.token_urlsafe(32), timezone.now()
     EntryCode.objects.create(
         code_hash=hashlib.sha256(code.encode()).hexdigest(),
@@ -286,7 +285,7 @@ def entry_code(run: Run, user: User, session_key: str = "", seconds: float = 60)
 
 @dataclass
 class Notebook:
-    """A run with a small server behind its unix socket that tells what reached it."""
+    """A run with a small server behind its Unix socket. The server returns each request that reaches it."""
 
     place: Place
     run: Run
@@ -308,7 +307,7 @@ class Notebook:
     async def ask(
         self, method: str, path: str, cookie: str = "", headers: dict[str, str] | None = None, **more: Any
     ) -> aiohttp.ClientResponse:
-        """A browser's request: to loopback, with the workspace's Host."""
+        """Send a request as a browser does: to loopback, with the Host header of the workspace."""
         from yarl import URL
 
         sent = {
@@ -320,7 +319,7 @@ class Notebook:
         return await self.place.session.request(method, url, headers=sent, allow_redirects=False, **more)
 
     async def enter(self, session_key: str = "", user: User | None = None) -> str:
-        """Enter as the owner; answers the cookie."""
+        """Enter the workspace, by default as its owner. Return the cookie."""
         code = await rows(entry_code, self.run, user or self.owner, session_key)
         answer = await self.get(f"/.gpupool/enter?code={code}")
         assert answer.status == 303, await answer.text()
@@ -335,9 +334,9 @@ class Notebook:
 
 @pytest.fixture
 async def upstream(tmp_path: Path) -> AsyncIterator[Path]:
-    """The unix socket of a server that says what reached it."""
+    """The Unix socket of a server that returns each request that reaches it."""
     path = tmp_path / "run.sock"
-    runner = web.AppRunner(_telling_application(), access_log=None, shutdown_timeout=0.2)
+    runner = web.AppRunner(_echo_application(), access_log=None, shutdown_timeout=0.2)
     await runner.setup()
     await web.UnixSite(runner, str(path)).start()
     yield path
@@ -345,11 +344,11 @@ async def upstream(tmp_path: Path) -> AsyncIterator[Path]:
 
 
 PIECE = 65536
-PIECES_WRITTEN: dict[str, int] = {}  # how far /large?name=... has come
+PIECES_WRITTEN: dict[str, int] = {}  # number of pieces that /large?name=... has written
 
 
-def _telling_application() -> web.Application:
-    async def tell(request: web.Request) -> web.StreamResponse:
+def _echo_application() -> web.Application:
+    async def describe_request(request: web.Request) -> web.StreamResponse:
         body = await request.read()
         answer = web.json_response(
             {
@@ -409,16 +408,16 @@ def _telling_application() -> web.Application:
     app.router.add_get("/large", large)
     app.router.add_get("/slow", slow)
     app.router.add_get("/breaks", breaks)
-    app.router.add_route("*", "/{rest:.*}", tell)
+    app.router.add_route("*", "/{rest:.*}", describe_request)
     return app
 
 
 @pytest.fixture
 async def notebook(place: Place, agent: SmallAgent, upstream: Path) -> Notebook:
-    """A running notebook of a member of team vision, reached over the agent's streams."""
+    """A running notebook of a member of team vision, reached over the streams of the agent."""
     owner = place.world.vision.member
     run = await rows(running_notebook, place.world, owner, agent.host)
     label = await rows(lambda: run.workload.workspace_origin.label)
-    agent.doors[str(run.public_id)] = upstream
+    agent.run_sockets[str(run.public_id)] = upstream
     await agent.serve(protocol.RunSeen(str(run.public_id), run.generation, "running", ready=True), streams=3)
     return Notebook(place, run, owner, label, agent_api.workspace_secret(run.public_id))

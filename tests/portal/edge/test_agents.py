@@ -1,4 +1,4 @@
-"""The agents' side of the edge: real connections, real rows."""
+"""Agents and the edge: connections, credentials, streams and malformed frames, with real sockets and rows."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def revoke(host: Host) -> None:
     services.revoke_credential(Host.objects.get(pk=host.pk), now=timezone.now())
 
 
-async def test_an_agent_that_says_what_is_hears_what_should_be(agent: SmallAgent) -> None:
+async def test_an_agent_that_reports_receives_its_desired_state(agent: SmallAgent) -> None:
     await agent.connect()
     await agent.say(observed(sequence=7))
     desired = await agent.hear()
@@ -51,7 +51,7 @@ async def test_an_agent_that_says_what_is_hears_what_should_be(agent: SmallAgent
     assert desired.answers == 7
 
 
-async def test_a_nudge_brings_the_desired_state_at_once(place: Place, agent: SmallAgent) -> None:
+async def test_a_nudge_sends_the_desired_state_at_once(place: Place, agent: SmallAgent) -> None:
     await agent.connect()
     await agent.say(observed())
     await agent.hear()
@@ -59,16 +59,14 @@ async def test_a_nudge_brings_the_desired_state_at_once(place: Place, agent: Sma
     assert isinstance(await agent.hear(seconds=2), protocol.Desired)
 
 
-async def test_nothing_is_said_on_a_connection_whose_first_report_is_not_taken_in(
-    place: Place, agent: SmallAgent
-) -> None:
+async def test_nothing_is_sent_before_the_first_report_is_accepted(place: Place, agent: SmallAgent) -> None:
     await agent.connect()
     await asyncio.to_thread(nudge, place, agent.host)
     with pytest.raises(TimeoutError):
         await agent.hear(seconds=1)
 
 
-async def test_a_connection_without_a_credential_is_told_so(place: Place) -> None:
+async def test_a_connection_without_a_credential_is_refused_with_the_reason(place: Place) -> None:
     for headers in ({}, {"Authorization": "Basic abc"}, {"Authorization": "Bearer wrong"}):
         answer = await place.session.get(
             place.url + protocol.SYNC_PATH,
@@ -84,7 +82,7 @@ async def test_a_connection_without_a_credential_is_told_so(place: Place) -> Non
         assert (await answer.json())["kind"] == "refused"
 
 
-async def test_a_revoked_agent_is_cut_on_its_open_connection(place: Place, agent: SmallAgent) -> None:
+async def test_revoking_an_agent_closes_its_open_connection(place: Place, agent: SmallAgent) -> None:
     await agent.connect()
     await agent.say(observed())
     await agent.hear()
@@ -96,7 +94,7 @@ async def test_a_revoked_agent_is_cut_on_its_open_connection(place: Place, agent
     assert (await agent.socket.receive()).type is aiohttp.WSMsgType.CLOSE
 
 
-async def test_a_revoked_agent_is_cut_within_a_quarter_of_a_second(agent: SmallAgent) -> None:
+async def test_a_revoked_agent_is_disconnected_within_250_ms(agent: SmallAgent) -> None:
     taken = []
     for number in range(5):
         agent.credential = await rows(give_credential, agent.host)
@@ -111,7 +109,7 @@ async def test_a_revoked_agent_is_cut_within_a_quarter_of_a_second(agent: SmallA
     assert sorted(taken)[2] < 0.25, taken
 
 
-async def test_a_host_with_a_key_signs_for_its_next_credential_on_the_open_connection(
+async def test_a_host_with_a_key_renews_its_credential_on_the_open_connection(
     agent: SmallAgent,
 ) -> None:
     key = Ed25519PrivateKey.generate()
@@ -136,9 +134,7 @@ async def test_a_host_with_a_key_signs_for_its_next_credential_on_the_open_conne
     await later.close()
 
 
-async def test_a_host_whose_credential_ran_out_signs_for_a_new_one_over_http(
-    place: Place, agent: SmallAgent
-) -> None:
+async def test_a_host_whose_credential_expired_renews_it_over_http(place: Place, agent: SmallAgent) -> None:
     key = Ed25519PrivateKey.generate()
     public = base64.b64encode(key.public_key().public_bytes_raw()).decode()
     await rows(
@@ -163,21 +159,23 @@ async def test_a_host_whose_credential_ran_out_signs_for_a_new_one_over_http(
     await again.close()
 
 
-async def test_a_revoked_agent_is_cut_at_its_next_sync_when_the_nudge_is_lost(agent: SmallAgent) -> None:
+async def test_a_revoked_agent_is_disconnected_at_its_next_sync_if_the_nudge_is_lost(
+    agent: SmallAgent,
+) -> None:
     await agent.connect()
     await rows(Host.objects.filter(pk=agent.host.pk).update, credential_hash="")
     await agent.say(observed())
     assert "revoked" in (await agent.hear_refusal()).reason
 
 
-async def test_an_open_connection_does_not_outlive_its_credential(agent: SmallAgent) -> None:
+async def test_an_open_connection_ends_with_its_credential(agent: SmallAgent) -> None:
     await agent.connect()
     await rows(Host.objects.filter(pk=agent.host.pk).update, credential_expires_at=timezone.now())
     await agent.say(observed())
     assert "expired" in (await agent.hear_refusal()).reason
 
 
-async def test_a_renewed_credential_counts_once_the_agent_has_read_it(agent: SmallAgent) -> None:
+async def test_a_renewed_credential_is_valid_once_the_agent_has_read_it(agent: SmallAgent) -> None:
     soon = timezone.now() + services.host_credentials.CREDENTIAL_TTL / 10
     await rows(Host.objects.filter(pk=agent.host.pk).update, credential_expires_at=soon)
     before = await rows(lambda: Host.objects.get(pk=agent.host.pk).credential_hash)
@@ -187,18 +185,18 @@ async def test_a_renewed_credential_counts_once_the_agent_has_read_it(agent: Sma
     assert desired.credential not in ("", agent.credential)
     listening = asyncio.create_task(
         agent.hear(seconds=30)
-    )  # reads on, and so answers the ping behind the frame
+    )  # reads the frame, and therefore answers the ping after it
     async with asyncio.timeout(3):
         while await rows(lambda: Host.objects.get(pk=agent.host.pk).credential_hash) == before:
             await asyncio.sleep(0.02)
-    await agent.say(observed(2))  # the connection goes on with it
+    await agent.say(observed(2))  # the connection continues with the renewed credential
     assert isinstance(await listening, protocol.Desired)
     stale = SmallAgent(agent.place, agent.host, agent.credential)
     with pytest.raises(aiohttp.WSServerHandshakeError):
         await stale.connect()
 
 
-async def test_a_renewed_credential_that_was_not_read_leaves_the_old_one_good(agent: SmallAgent) -> None:
+async def test_the_old_credential_stays_valid_if_the_renewed_one_was_not_read(agent: SmallAgent) -> None:
     soon = timezone.now() + services.host_credentials.CREDENTIAL_TTL / 10
     await rows(Host.objects.filter(pk=agent.host.pk).update, credential_expires_at=soon)
     await agent.connect(autoping=False)
@@ -216,7 +214,7 @@ async def test_a_renewed_credential_that_was_not_read_leaves_the_old_one_good(ag
     await again.close()
 
 
-async def test_a_second_agent_of_the_same_host_is_refused_while_the_first_lives(
+async def test_a_second_agent_of_a_host_is_refused_while_the_first_is_connected(
     place: Place, agent: SmallAgent
 ) -> None:
     await agent.connect()
@@ -234,7 +232,7 @@ async def test_a_second_agent_of_the_same_host_is_refused_while_the_first_lives(
     assert isinstance(await listening, protocol.Desired)
 
 
-async def test_a_credential_without_a_report_keeps_the_hosts_agent_out_of_nothing(
+async def test_a_connection_without_a_report_does_not_block_the_hosts_agent(
     place: Place, agent: SmallAgent
 ) -> None:
     silent = SmallAgent(place, agent.host, agent.credential)
@@ -250,10 +248,8 @@ async def test_a_credential_without_a_report_keeps_the_hosts_agent_out_of_nothin
     assert (await rows(Host.objects.get, pk=agent.host.pk)).refused_agent is None
 
 
-async def test_streams_that_were_dialled_with_a_revoked_credential_carry_nothing_any_more(
-    place: Place, agent: SmallAgent
-) -> None:
-    """Somebody had a copy of the credential; then the host's agent joins again with a new token."""
+async def test_streams_opened_with_a_revoked_credential_are_closed(place: Place, agent: SmallAgent) -> None:
+    """A copy of the credential opened the streams; then the host's agent joins again with a new token."""
     await agent.serve(streams=3)
     await rows(revoke, agent.host)
     joined = SmallAgent(place, agent.host, await rows(give_credential, agent.host))
@@ -262,32 +258,32 @@ async def test_streams_that_were_dialled_with_a_revoked_credential_carry_nothing
     await joined.close()
 
 
-def dialled(place: Place, credential: str, key: str) -> Any:
+def open_stream(place: Place, credential: str, key: str) -> Any:
     headers = {"Authorization": f"Bearer {credential}", protocol.STREAM_KEY_HEADER: key}
     return place.session.ws_connect(place.url + protocol.STREAM_PATH, headers=headers)
 
 
-async def refused_words(stream: aiohttp.ClientWebSocketResponse) -> str:
+async def refusal_reason(stream: aiohttp.ClientWebSocketResponse) -> str:
     frame = protocol.decode((await stream.receive(timeout=5)).data, protocol.FRAMES_DOWN)
     assert isinstance(frame, protocol.Refused)
     return frame.reason
 
 
-async def test_a_copy_of_the_credential_lends_no_connection_for_workspaces_beside_the_agent(
+async def test_a_copied_credential_cannot_offer_streams_beside_the_agent(
     place: Place, agent: SmallAgent
 ) -> None:
     await agent.serve(streams=1)
     assert agent.stream_key
     for key in ("", "guessed", "é"):
-        async with dialled(place, agent.credential, key) as stream:
-            assert "only the connected agent" in await refused_words(stream)
+        async with open_stream(place, agent.credential, key) as stream:
+            assert "only the connected agent" in await refusal_reason(stream)
     assert place.edge.agents.streams.idle_of(agent.host.pk) == 1
     shown = (await rows(Host.objects.get, pk=agent.host.pk)).refused_agent
     assert shown["code"] == "agent_second" and "opened a connection for workspaces" in shown["reason"]
 
 
 @pytest.mark.parametrize("reports", ["nothing", "as a copy"])
-async def test_a_copy_lends_no_connection_for_workspaces_while_the_agent_is_away(
+async def test_a_copied_credential_cannot_offer_streams_while_the_agent_is_disconnected(
     place: Place, agent: SmallAgent, reports: str
 ) -> None:
     await rows(Host.objects.filter(pk=agent.host.pk).update, agent_start="the newest")
@@ -295,14 +291,12 @@ async def test_a_copy_lends_no_connection_for_workspaces_while_the_agent_is_away
         await agent.connect()
         await agent.say(observed(start="mine", starts_before=["an older one"], binds_streams=True))
         assert "copy of the state folder" in (await agent.hear_refusal()).reason
-    async with dialled(place, agent.credential, "") as stream:
-        assert "only the connected agent" in await refused_words(stream)
+    async with open_stream(place, agent.credential, "") as stream:
+        assert "only the connected agent" in await refusal_reason(stream)
     assert place.edge.agents.streams.idle_of(agent.host.pk) == 0
 
 
-async def test_an_agent_that_knows_no_key_of_streams_lends_them_as_before(
-    place: Place, agent: SmallAgent
-) -> None:
+async def test_an_agent_without_a_stream_key_can_still_offer_streams(place: Place, agent: SmallAgent) -> None:
     await agent.connect()
     await agent.say(observed())
     assert isinstance(await agent.hear(), protocol.Desired)
@@ -320,19 +314,17 @@ async def test_an_agent_that_knows_no_key_of_streams_lends_them_as_before(
     ],
     ids=lambda frame: frame.kind,
 )
-async def test_whoever_has_not_reported_as_the_hosts_agent_says_nothing_else(
-    agent: SmallAgent, frame: Any
-) -> None:
+async def test_frames_before_the_first_report_are_refused(agent: SmallAgent, frame: Any) -> None:
     await agent.connect()
     await agent.say(frame)
     assert "before the first report" in (await agent.hear_refusal()).reason
 
 
-async def test_an_agent_that_comes_back_replaces_its_dead_connection(
+async def test_a_reconnecting_agent_replaces_its_dead_connection(
     place: Place, agent: SmallAgent, monkeypatch
 ) -> None:
     monkeypatch.setattr(connection, "PROBE_TIMEOUT_SECONDS", 0.3)
-    await agent.connect(autoping=False)  # answers no ping: as good as dead
+    await agent.connect(autoping=False)  # answers no ping, so the edge takes it for dead
     await agent.say(observed())
     await until(lambda: place.edge.agents.is_connected(agent.host.pk))
     second = SmallAgent(place, agent.host, agent.credential)
@@ -366,7 +358,7 @@ async def test_malformed_frames_are_refused_with_the_field_and_what_is_allowed(a
         await agent.close()
 
 
-async def test_an_agent_of_another_version_is_refused_in_words_that_its_hosts_page_keeps(
+async def test_an_agent_of_another_version_is_refused_with_a_reason_shown_on_the_host_page(
     agent: SmallAgent,
 ) -> None:
     await agent.connect()
@@ -404,7 +396,7 @@ async def test_values_that_cannot_be_stored_are_refused_by_name_and_nothing_is_w
             assert after == before, change
 
 
-async def test_a_join_that_is_no_join_is_told_what_is_wrong(place: Place) -> None:
+async def test_a_malformed_join_request_is_refused_with_the_reason(place: Place) -> None:
     good = {"version": 1, "token": "x", "host": "alpha", "instance": "i", "boot_id": "b"}
     cases: list[tuple[str, int]] = [
         ("nonsense", 400),
@@ -423,7 +415,7 @@ async def test_a_join_that_is_no_join_is_told_what_is_wrong(place: Place) -> Non
         assert answer.status == status, (body[:80], await answer.text())
 
 
-async def test_a_binary_or_an_oversized_frame_ends_the_connection(agent: SmallAgent, monkeypatch) -> None:
+async def test_a_binary_or_oversized_frame_ends_the_connection(agent: SmallAgent, monkeypatch) -> None:
     monkeypatch.setattr(connections, "MAX_FRAME_BYTES", 1000)
     socket = await agent.connect()
     await socket.send_bytes(b"\x00")
@@ -435,7 +427,7 @@ async def test_a_binary_or_an_oversized_frame_ends_the_connection(agent: SmallAg
     assert message.data == aiohttp.WSCloseCode.MESSAGE_TOO_BIG
 
 
-async def test_an_agent_that_floods_is_slowed_and_others_are_not(
+async def test_an_agent_that_floods_is_throttled_and_others_are_not(
     place: Place, agent: SmallAgent, monkeypatch
 ) -> None:
     monkeypatch.setattr(connection, "FRAME_BURST", 5.0)
@@ -461,7 +453,7 @@ async def test_an_agent_that_floods_is_slowed_and_others_are_not(
     await other.close()
 
 
-async def test_an_agent_that_does_not_read_holds_up_nobody(
+async def test_an_agent_that_does_not_read_blocks_nobody(
     place: Place, agent: SmallAgent, monkeypatch
 ) -> None:
     monkeypatch.setattr(connections, "SEND_TIMEOUT_SECONDS", 0.5)
@@ -483,7 +475,7 @@ async def test_an_agent_that_does_not_read_holds_up_nobody(
         place, place.world.hosts["beta"], await rows(give_credential, place.world.hosts["beta"])
     )
     await agent.connect()
-    for number in range(20):  # and never reads: 50 MB fill every buffer on the way
+    for number in range(20):  # the agent never reads: 50 MB fill every buffer on the way
         await agent.say(observed(number))
         await asyncio.sleep(0.05)
     await other.connect()
@@ -493,7 +485,7 @@ async def test_an_agent_that_does_not_read_holds_up_nobody(
     await other.close()
 
 
-async def test_the_edge_serves_agents_only_under_its_own_names(place: Place) -> None:
+async def test_the_edge_serves_agents_only_under_its_own_host_names(place: Place) -> None:
     for name in ("evil.example", f"localhost:{place.port + 1}", "", "127.0.0.1"):
         answer = await place.session.get(place.url + "/healthz", headers={"Host": name})
         assert answer.status in (400, 421), name

@@ -1,4 +1,4 @@
-"""Live events: who may listen to what, and that a change is heard at once."""
+"""Live events: who may subscribe to which topics, and that changes are delivered at once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.portal.edge.conftest import Place, SmallAgent, observed, rows, runnin
 
 
 def sign_in(user: User) -> str:
-    """A session as a sign-in leaves it."""
+    """Create a session as signing in does. Return its key."""
     store = SessionStore()
     store[SESSION_KEY] = str(user.pk)
     store[BACKEND_SESSION_KEY] = "allauth.account.auth_backends.AuthenticationBackend"
@@ -57,7 +57,7 @@ async def next_event(answer: aiohttp.ClientResponse, seconds: float = 3.0) -> tu
                 raise EOFError
 
 
-async def tell(topic: str) -> None:
+async def publish_change(topic: str) -> None:
     def publish() -> None:
         with redis.Redis.from_url(settings.REDIS_URL) as hints:
             hints.publish(PAGE_CHANNEL, json.dumps({"topic": topic}))
@@ -65,7 +65,7 @@ async def tell(topic: str) -> None:
     await asyncio.to_thread(publish)
 
 
-async def test_a_page_hears_of_its_topics_and_of_no_others(place: Place) -> None:
+async def test_a_page_receives_events_of_its_topics_only(place: Place) -> None:
     member = place.world.vision.member
     run = await rows(running_notebook, place.world, member, place.world.hosts["alpha"])
     own = f"workload:{run.workload.public_id}"
@@ -74,14 +74,14 @@ async def test_a_page_hears_of_its_topics_and_of_no_others(place: Place) -> None
     assert answer.headers["Content-Type"].startswith("text/event-stream")
     assert answer.headers["Access-Control-Allow-Origin"] == settings.GPUPOOL_PORTAL_URL
     assert answer.headers["Access-Control-Allow-Credentials"] == "true"
-    await tell("hosts")
-    await tell(own)
+    await publish_change("hosts")
+    await publish_change(own)
     assert await next_event(answer) == ("workload", own)
     answer.close()
     await until(lambda: not place.edge.events._by_topic)
 
 
-async def test_nobody_hears_of_what_they_may_not_see(place: Place) -> None:
+async def test_nobody_receives_events_of_objects_they_may_not_see(place: Place) -> None:
     world = place.world
     run = await rows(running_notebook, world, world.vision.member, world.hosts["alpha"])
     workload, log = f"workload:{run.workload.public_id}", f"log:{run.public_id}"
@@ -116,7 +116,7 @@ async def test_nobody_hears_of_what_they_may_not_see(place: Place) -> None:
     assert (await listen(place, key, ",".join(f"t{n}" for n in range(40)))).status == 400
 
 
-async def test_what_a_run_writes_is_kept_and_heard_of_by_the_pages_that_show_it(
+async def test_log_lines_of_a_run_are_stored_and_announced_to_its_pages(
     place: Place, agent: SmallAgent
 ) -> None:
     member = place.world.vision.member
@@ -133,7 +133,7 @@ async def test_what_a_run_writes_is_kept_and_heard_of_by_the_pages_that_show_it(
     page.close()
 
 
-async def test_without_a_session_of_the_portal_nothing_is_heard(place: Place) -> None:
+async def test_without_a_portal_session_no_events_are_sent(place: Place) -> None:
     key = await rows(sign_in, place.world.vision.member)
     for wrong in ("", "x" * 32, key + "x", "%00", "x" * 5000):
         assert (await listen(place, wrong, "queue")).status in (400, 401)
@@ -141,7 +141,7 @@ async def test_without_a_session_of_the_portal_nothing_is_heard(place: Place) ->
     assert (await listen(place, key, "queue")).status == 401
 
 
-async def test_other_sites_hear_nothing(place: Place) -> None:
+async def test_other_sites_receive_no_events(place: Place) -> None:
     key = await rows(sign_in, place.world.vision.member)
     portal = settings.GPUPOOL_PORTAL_URL
     for origin in (
@@ -159,7 +159,7 @@ async def test_other_sites_hear_nothing(place: Place) -> None:
     assert answer.status == 403
 
 
-async def test_signing_out_ends_the_stream(place: Place) -> None:
+async def test_signing_out_ends_the_event_stream(place: Place) -> None:
     key = await rows(sign_in, place.world.vision.member)
     answer = await listen(place, key, "queue")
     other = await listen(place, await rows(sign_in, place.world.vision.member), "queue")
@@ -173,12 +173,12 @@ async def test_signing_out_ends_the_stream(place: Place) -> None:
     with pytest.raises(EOFError):
         await next_event(answer)
     assert (await listen(place, key, "queue")).status == 401
-    await tell("queue")
+    await publish_change("queue")
     assert await next_event(other) == ("queue", "queue")
     other.close()
 
 
-async def test_who_leaves_a_team_hears_nothing_of_its_work_any_more(place: Place) -> None:
+async def test_a_user_who_leaves_a_team_receives_no_more_events_of_its_work(place: Place) -> None:
     world = place.world
     owner, mate = world.vision.members[:2]
     run = await rows(running_notebook, world, owner, world.hosts["alpha"])
@@ -195,16 +195,16 @@ async def test_who_leaves_a_team_hears_nothing_of_its_work_any_more(place: Place
         user=mate,
         now=timezone.now(),
     )
-    for answer in (about_it, stays):  # asked anew: who still may is let in again
+    for answer in (about_it, stays):  # the next subscription checks the permission again
         with pytest.raises(EOFError):
             await next_event(answer)
     assert (await listen(place, keys[mate.pk], topic)).status == 404
     assert (await listen(place, keys[owner.pk], topic)).status == 200
-    await tell("queue")
+    await publish_change("queue")
     assert await next_event(shared) == ("queue", "queue")
 
 
-async def test_many_changes_before_a_page_takes_one_are_one(place: Place) -> None:
+async def test_many_changes_before_a_page_reads_are_merged_into_one_event(place: Place) -> None:
     answer = await listen(place, await rows(sign_in, place.world.vision.member), "queue,calendar")
     for _ in range(200):
         place.edge.events._changed("queue")
@@ -216,7 +216,7 @@ async def test_many_changes_before_a_page_takes_one_are_one(place: Place) -> Non
     answer.close()
 
 
-async def test_a_page_is_told_that_the_line_stands_and_is_ended_after_a_while(
+async def test_an_event_stream_announces_that_it_is_open_and_ends_after_a_while(
     place: Place, monkeypatch
 ) -> None:
     monkeypatch.setattr(page_events, "HEARTBEAT_INTERVAL_SECONDS", 0.05)
@@ -227,7 +227,7 @@ async def test_a_page_is_told_that_the_line_stands_and_is_ended_after_a_while(
     assert text.count(": still here") >= 3
 
 
-async def test_one_person_cannot_open_streams_without_end(place: Place, monkeypatch) -> None:
+async def test_the_number_of_streams_of_one_user_is_limited(place: Place, monkeypatch) -> None:
     monkeypatch.setattr(page_events, "MAX_PAGES_PER_USER", 3)
     key = await rows(sign_in, place.world.vision.member)
     answers = [await listen(place, key, "queue") for _ in range(4)]

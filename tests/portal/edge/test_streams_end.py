@@ -1,4 +1,7 @@
-"""Connections that an agent lent for workspaces end with its right to speak for the host, and a log without a disk ends nothing."""
+"""Streams that an agent offers for workspaces end when the agent loses its credential.
+
+A log that cannot be stored does not disconnect the agent.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,8 @@ ENDED = (
 )
 
 
-async def echoes(socket: aiohttp.ClientWebSocketResponse) -> bool:
-    """Whether what a browser says over this socket still reaches the run and comes back."""
+async def socket_echoes(socket: aiohttp.ClientWebSocketResponse) -> bool:
+    """Return True if a message sent over this socket reaches the run and comes back."""
     try:
         await socket.send_str("anybody there?")
         return bool((await socket.receive(timeout=5)).data == "anybody there?")
@@ -46,13 +49,13 @@ def fleet_page(user: User) -> str:
     return str(browser.get(reverse("fleet")).content, "utf-8")
 
 
-async def lose_the_line(agent: SmallAgent) -> None:
+async def drop_agent_connection(agent: SmallAgent) -> None:
     assert agent.socket is not None
     await agent.socket.close()
     await until(lambda: not agent.place.edge.agents.is_connected(agent.host.pk))
 
 
-async def test_a_revoked_agent_gets_nothing_of_people_any_more(
+async def test_a_revoked_agent_receives_no_more_workspace_traffic(
     notebook: Notebook, agent: SmallAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "OPEN_TIMEOUT_SECONDS", 0.2)
@@ -61,27 +64,29 @@ async def test_a_revoked_agent_gets_nothing_of_people_any_more(
         "over a stream that is kept for the next request"
     )
     in_use = await notebook.socket(cookie)
-    assert await echoes(in_use)
+    assert await socket_echoes(in_use)
     await rows(revoke, agent.host)
     assert (await in_use.receive(timeout=5)).type in ENDED
     assert agent.place.edge.agents.streams.hosts() == []
     assert 200 not in [(await notebook.get(f"/lab?{n}", cookie)).status for n in range(2)]
 
 
-async def test_also_one_that_is_revoked_while_its_line_is_away(notebook: Notebook, agent: SmallAgent) -> None:
+async def test_streams_end_if_the_agent_is_revoked_while_disconnected(
+    notebook: Notebook, agent: SmallAgent
+) -> None:
     in_use = await notebook.socket(await notebook.enter())
-    await lose_the_line(agent)
-    assert await echoes(in_use), "a lost line cuts nobody"
+    await drop_agent_connection(agent)
+    assert await socket_echoes(in_use), "a lost line cuts nobody"
     await rows(revoke, agent.host)
     assert (await in_use.receive(timeout=5)).type in ENDED
     assert agent.place.edge.agents.streams.hosts() == []
 
 
-async def test_when_another_agent_joins_the_streams_of_the_one_before_end(
+async def test_streams_of_the_previous_agent_end_when_another_agent_joins(
     notebook: Notebook, agent: SmallAgent
 ) -> None:
     in_use = await notebook.socket(await notebook.enter())
-    await lose_the_line(agent)
+    await drop_agent_connection(agent)
 
     def join() -> str:
         host = Host.objects.get(pk=agent.host.pk)
@@ -91,14 +96,14 @@ async def test_when_another_agent_joins_the_streams_of_the_one_before_end(
 
     other = SmallAgent(notebook.place, agent.host, await rows(join))
     await other.connect()
-    assert await echoes(in_use)
+    assert await socket_echoes(in_use)
     await other.say(observed(instance="another installation"))
     assert isinstance(await other.hear(), protocol.Desired)
     assert (await in_use.receive(timeout=5)).type in ENDED
     await other.close()
 
 
-async def test_a_log_that_can_not_be_kept_is_no_reason_to_cut_its_agent(
+async def test_a_log_that_cannot_be_stored_does_not_disconnect_the_agent(
     notebook: Notebook, agent: SmallAgent, settings: Any, tmp_path: Path
 ) -> None:
     settings.GPUPOOL_STATE = tmp_path

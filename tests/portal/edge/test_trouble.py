@@ -1,4 +1,4 @@
-"""The edge when its stores go away for a moment, and its own end."""
+"""The edge during outages of PostgreSQL and Redis, and its shutdown."""
 
 from __future__ import annotations
 
@@ -37,9 +37,7 @@ def cut_database_connections(url: str) -> int:
     return int(found[0])
 
 
-async def test_connections_to_the_database_that_break_are_made_again(
-    notebook: Notebook, agent: SmallAgent
-) -> None:
+async def test_broken_database_connections_are_replaced(notebook: Notebook, agent: SmallAgent) -> None:
     cookie = await notebook.enter()
     seen = protocol.RunSeen(str(notebook.run.public_id), notebook.run.generation, "running", ready=True)
     for number in range(2, 5):
@@ -51,7 +49,10 @@ async def test_connections_to_the_database_that_break_are_made_again(
 
 
 async def answer_to(agent: SmallAgent, sequence: int) -> protocol.Desired:
-    """What the edge says to this report, on the connection over which it came. What it pushes by itself meanwhile is no answer."""
+    """Return the edge's answer to this report, from the same connection.
+
+    Skips frames that the edge pushes meanwhile.
+    """
     while True:
         frame = await agent.hear(seconds=10)
         assert isinstance(frame, protocol.Desired), frame
@@ -59,7 +60,7 @@ async def answer_to(agent: SmallAgent, sequence: int) -> protocol.Desired:
             return frame
 
 
-async def test_a_report_whose_database_connection_is_cut_under_way_is_answered_all_the_same(
+async def test_a_report_is_answered_although_its_database_connection_breaks(
     place: Place, agent: SmallAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = scheduler_api.sync
@@ -68,7 +69,7 @@ async def test_a_report_whose_database_connection_is_cut_under_way_is_answered_a
     def cut_once(
         host_id: int, frame: protocol.Observed, now: dt.datetime, faults: frozenset[str]
     ) -> protocol.Desired:
-        """The server ends the connection when the report is taken in and its answer is not read yet."""
+        """Terminate the database connection after the report is sent and before its answer is read."""
         answer = real(host_id, frame, now, faults)
         if not cut:
             cut.append(cut_database_connections(database_url()))
@@ -85,7 +86,9 @@ async def test_a_report_whose_database_connection_is_cut_under_way_is_answered_a
 @pytest.mark.parametrize(
     ("state", "asked"), [("57P01", 2), ("25P03", 2), (None, 2), ("40P01", 1), ("57014", 1)]
 )
-async def test_only_a_broken_connection_is_asked_again_and_only_once(state: str | None, asked: int) -> None:
+async def test_a_query_is_retried_only_on_a_broken_connection_and_only_once(
+    state: str | None, asked: int
+) -> None:
     calls: list[int] = []
 
     def broken() -> None:
@@ -107,7 +110,7 @@ async def test_only_a_broken_connection_is_asked_again_and_only_once(state: str 
         threads.close()
 
 
-async def test_while_the_database_is_away_people_and_agents_are_told_to_come_back(
+async def test_users_and_agents_are_told_to_retry_while_the_database_is_down(
     notebook: Notebook, agent: SmallAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(*_: Any) -> None:
@@ -132,13 +135,15 @@ async def test_while_the_database_is_away_people_and_agents_are_told_to_come_bac
         assert turned_away.value.status == 503
         await socket.send_str("an open socket goes on")
         assert (await socket.receive()).data == "an open socket goes on"
-        gone.setattr(access_cache, "MAX_UNVERIFIED_SECONDS", 0.0)  # but not for ever without anybody looking
+        gone.setattr(
+            access_cache, "MAX_UNVERIFIED_SECONDS", 0.0
+        )  # but the edge checks the session again after a while
         notebook.place.edge.access_cache.changed()
         assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
     assert (await notebook.get("/lab", cookie)).status == 200
 
 
-async def test_after_a_gap_in_redis_every_agent_hears_again_what_should_be(
+async def test_after_a_redis_outage_every_agent_receives_its_desired_state_again(
     place: Place, agent: SmallAgent
 ) -> None:
     await agent.connect()
@@ -154,7 +159,7 @@ async def test_after_a_gap_in_redis_every_agent_hears_again_what_should_be(
     await until(lambda: place.edge.bus.connected)
 
 
-async def test_the_process_says_what_is_wrong_serves_and_ends_in_time(
+async def test_the_process_reports_errors_serves_and_stops_in_time(
     transactional_db: None, tmp_path: Path
 ) -> None:
     port, figures = free_port(), free_port()

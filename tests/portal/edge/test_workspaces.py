@@ -1,4 +1,6 @@
-"""Workspaces through the edge: who gets in, what passes, what never does, and how fast the door closes."""
+"""Workspaces through the edge: who may enter, which traffic is forwarded or refused, and how fast access
+ends.
+"""
 
 from __future__ import annotations
 
@@ -41,30 +43,30 @@ from tests.portal.edge.conftest import (
 )
 
 
-async def reached(answer: aiohttp.ClientResponse) -> dict[str, Any]:
-    """What the run's own server saw of a request."""
+async def received_request(answer: aiohttp.ClientResponse) -> dict[str, Any]:
+    """Return the request as the run's own server received it."""
     assert answer.status == 200, await answer.text()
     seen: dict[str, Any] = await answer.json()
     return seen
 
 
-def names(seen: dict[str, Any]) -> set[str]:
+def header_names(seen: dict[str, Any]) -> set[str]:
     return {name.lower() for name, _ in seen["headers"]}
 
 
-def value(seen: dict[str, Any], wanted: str) -> str:
+def header_value(seen: dict[str, Any], wanted: str) -> str:
     return next(value for name, value in seen["headers"] if name.lower() == wanted.lower())
 
 
-def hint(channel: str, message: str = "") -> None:
+def publish_hint(channel: str, message: str = "") -> None:
     with redis.Redis.from_url(settings.REDIS_URL) as hints:
         hints.publish(channel, message)
 
 
-# -- entering ----------------------------------------------------------------------------------------------------------
+# -- entering ------------------------------------------------------------------------------------------------
 
 
-async def test_a_code_opens_the_notebook_once(notebook: Notebook) -> None:
+async def test_an_entry_code_opens_the_notebook_once(notebook: Notebook) -> None:
     code = await rows(entry_code, notebook.run, notebook.owner)
     first = await notebook.get(f"/.gpupool/enter?code={code}")
     assert first.status == 303
@@ -81,20 +83,18 @@ async def test_a_code_opens_the_notebook_once(notebook: Notebook) -> None:
     second = await notebook.get(f"/.gpupool/enter?code={code}", Accept="text/html")
     assert second.status == 403
     assert "no longer opens" in await second.text()
-    seen = await reached(await notebook.get("/lab", first.cookies["__Host-gpupool"].value))
-    assert value(seen, "X-Gpupool-Secret") == notebook.secret
+    seen = await received_request(await notebook.get("/lab", first.cookies["__Host-gpupool"].value))
+    assert header_value(seen, "X-Gpupool-Secret") == notebook.secret
 
 
-async def test_of_twenty_browsers_with_the_same_code_one_enters(notebook: Notebook) -> None:
+async def test_only_one_of_twenty_browsers_with_the_same_code_enters(notebook: Notebook) -> None:
     code = await rows(entry_code, notebook.run, notebook.owner)
     answers = await asyncio.gather(*(notebook.get(f"/.gpupool/enter?code={code}") for _ in range(20)))
     assert sorted(answer.status for answer in answers) == [303] + [403] * 19
     assert await rows(WorkspaceSession.objects.count) == 1
 
 
-async def test_an_old_a_wrong_or_another_notebooks_code_opens_nothing(
-    notebook: Notebook, agent: SmallAgent
-) -> None:
+async def test_an_expired_wrong_or_foreign_code_is_refused(notebook: Notebook, agent: SmallAgent) -> None:
     other = await rows(running_notebook, notebook.place.world, notebook.owner, agent.host, "other")
     old = await rows(entry_code, notebook.run, notebook.owner, "", -1)
     foreign = await rows(entry_code, other, notebook.owner)
@@ -113,7 +113,7 @@ async def test_an_old_a_wrong_or_another_notebooks_code_opens_nothing(
     assert await rows(WorkspaceSession.objects.count) == 0
 
 
-async def test_a_code_of_somebody_who_may_not_open_it_opens_nothing(notebook: Notebook) -> None:
+async def test_the_code_of_a_user_without_access_is_refused(notebook: Notebook) -> None:
     for person in (
         notebook.place.world.operator,
         notebook.place.world.vision.lead,
@@ -124,7 +124,7 @@ async def test_a_code_of_somebody_who_may_not_open_it_opens_nothing(notebook: No
     assert await rows(WorkspaceSession.objects.count) == 0
 
 
-async def test_a_browser_that_fetches_ahead_does_not_spend_the_code(notebook: Notebook) -> None:
+async def test_a_prefetching_browser_does_not_use_up_the_code(notebook: Notebook) -> None:
     code = await rows(entry_code, notebook.run, notebook.owner)
     path = f"/.gpupool/enter?code={code}"
     assert (await notebook.get(path, **{"Sec-Purpose": "prefetch"})).status == 503
@@ -132,24 +132,24 @@ async def test_a_browser_that_fetches_ahead_does_not_spend_the_code(notebook: No
     assert (await notebook.get(path)).status == 303
 
 
-# -- what passes -------------------------------------------------------------------------------------------------------
+# -- forwarding ----------------------------------------------------------------------------------------------
 
 
-async def test_requests_reach_the_run_as_they_were_sent(notebook: Notebook) -> None:
+async def test_requests_reach_the_run_unchanged(notebook: Notebook) -> None:
     cookie = await notebook.enter()
     target = "/api/contents/a%20b%2Fc/%C3%A4?x=1&y=%2F%3F+z&x=2"
-    seen = await reached(await notebook.get(target, cookie, **{"X-XSRFToken": "t"}))
+    seen = await received_request(await notebook.get(target, cookie, **{"X-XSRFToken": "t"}))
     assert seen["target"] == target
-    assert value(seen, "Host") == notebook.name
-    assert value(seen, "X-XSRFToken") == "t"
+    assert header_value(seen, "Host") == notebook.name
+    assert header_value(seen, "X-XSRFToken") == "t"
     for method in ("POST", "PUT", "PATCH", "DELETE"):
-        seen = await reached(
+        seen = await received_request(
             await notebook.ask(method, "/api/x", cookie, {"Origin": notebook.origin}, data=b"abc")
         )
         assert (seen["method"], seen["length"]) == (method, 3)
 
 
-async def test_large_bodies_stream_both_ways(notebook: Notebook) -> None:
+async def test_large_bodies_are_streamed_both_ways(notebook: Notebook) -> None:
     cookie = await notebook.enter()
     body = b"0123456789abcdef" * (2 * 1024 * 1024)
 
@@ -157,34 +157,34 @@ async def test_large_bodies_stream_both_ways(notebook: Notebook) -> None:
         for start in range(0, len(body), 100_000):
             yield body[start : start + 100_000]
 
-    for data in (body, pieces()):  # with a length, and chunked
-        seen = await reached(await notebook.ask("PUT", "/api/contents/big", cookie, data=data))
+    for data in (body, pieces()):  # with a Content-Length, and chunked
+        seen = await received_request(await notebook.ask("PUT", "/api/contents/big", cookie, data=data))
         assert (seen["length"], seen["digest"]) == (len(body), hashlib.sha256(body).hexdigest())
     answer = await notebook.get("/large?pieces=500", cookie)
     assert len(await answer.read()) == 500 * 65536
 
 
-async def test_a_browser_that_reads_slowly_holds_little_memory_and_nobody_else(notebook: Notebook) -> None:
+async def test_a_slow_reader_uses_little_memory_and_blocks_nobody(notebook: Notebook) -> None:
     cookie = await notebook.enter()
     answer = await notebook.get("/large?pieces=3000&name=slow", cookie)
     await answer.content.read(1)
     await asyncio.sleep(0.7)
     assert (
         PIECES_WRITTEN["slow"] * PIECE < 100_000_000
-    )  # what the sockets between the two hold, not all 200 MB in the edge
+    )  # the socket buffers hold a part; the edge does not buffer all 200 MB
     async with asyncio.timeout(5):
-        await reached(await notebook.get("/quick", cookie))
+        await received_request(await notebook.get("/quick", cookie))
     answer.close()
 
 
-async def test_half_an_answer_never_looks_like_a_whole_one(notebook: Notebook) -> None:
+async def test_a_truncated_response_does_not_look_complete(notebook: Notebook) -> None:
     cookie = await notebook.enter()
     answer = await notebook.get("/breaks", cookie)
     with pytest.raises(aiohttp.ClientError):
         await answer.read()
 
 
-async def test_websockets_pass_text_bytes_protocol_and_close_code(notebook: Notebook) -> None:
+async def test_websockets_forward_text_bytes_subprotocol_and_close_code(notebook: Notebook) -> None:
     cookie = await notebook.enter()
     protocol = "v1.kernel.websocket.jupyter.org"
     socket = await notebook.socket(cookie, protocols=(protocol, "other"))
@@ -204,10 +204,10 @@ async def test_websockets_pass_text_bytes_protocol_and_close_code(notebook: Note
     assert socket.close_code == 4321
 
 
-# -- what never passes -------------------------------------------------------------------------------------------------
+# -- refused traffic -----------------------------------------------------------------------------------------
 
 
-async def test_headers_that_only_the_edge_may_set_are_not_believed(notebook: Notebook) -> None:
+async def test_headers_reserved_for_the_edge_are_removed_from_requests(notebook: Notebook) -> None:
     cookie = await notebook.enter()
     spoofed = {
         "X-Gpupool-Secret": "guess",
@@ -225,9 +225,9 @@ async def test_headers_that_only_the_edge_may_set_are_not_believed(notebook: Not
         "Proxy-Authorization": "Basic x",
         "Keep-Alive": "timeout=5",
     }
-    seen = await reached(await notebook.get("/", cookie, **spoofed))
+    seen = await received_request(await notebook.get("/", cookie, **spoofed))
     assert [text for name, text in seen["headers"] if "gpupool" in name.lower()] == [notebook.secret]
-    assert names(seen).isdisjoint(
+    assert header_names(seen).isdisjoint(
         {
             "x-forwarded-for",
             "x-forwarded-host",
@@ -242,18 +242,20 @@ async def test_headers_that_only_the_edge_may_set_are_not_believed(notebook: Not
     )
 
 
-async def test_cookies_of_the_portal_and_of_the_edge_never_reach_the_run(notebook: Notebook) -> None:
+async def test_cookies_of_the_portal_and_the_edge_do_not_reach_the_run(notebook: Notebook) -> None:
     cookie = await notebook.enter()
     line = f"_xsrf=1; __Host-gpupool={cookie}; gpupool_session=s; __Host-gpupool_session=s; gpupool_csrf=c; theme=dark"
     answer = await notebook.ask("GET", "/", "", {"Cookie": line})
-    seen = await reached(answer)
-    assert value(seen, "Cookie") == "_xsrf=1; theme=dark"
+    seen = await received_request(answer)
+    assert header_value(seen, "Cookie") == "_xsrf=1; theme=dark"
     assert answer.headers.getall("Set-Cookie") == ["_xsrf=2|abc; Path=/"]
     assert "X-Gpupool-Inside" not in answer.headers
     assert answer.headers["Cross-Origin-Resource-Policy"] == "same-origin"
 
 
-async def test_the_cookie_of_one_notebook_opens_no_other(notebook: Notebook, agent: SmallAgent) -> None:
+async def test_the_cookie_of_one_notebook_does_not_open_another(
+    notebook: Notebook, agent: SmallAgent
+) -> None:
     mine = await notebook.enter()
     other_owner = notebook.place.world.vision.members[1]
     run = await rows(running_notebook, notebook.place.world, other_owner, agent.host, "other")
@@ -293,7 +295,7 @@ async def test_a_websocket_from_another_origin_is_refused(notebook: Notebook) ->
         assert refused.value.status == 403, other
 
 
-async def test_a_neighbour_cannot_change_or_embed_anything(notebook: Notebook) -> None:
+async def test_another_notebook_cannot_send_requests_or_embed_pages(notebook: Notebook) -> None:
     cookie = await notebook.enter()
     neighbour = {"Origin": f"http://w1.localhost:{notebook.place.port}"}
     assert (await notebook.ask("POST", "/api/x", cookie, neighbour)).status == 403
@@ -322,7 +324,7 @@ AMBIGUOUS = (
 )
 
 
-async def test_an_address_that_could_mean_two_things_is_refused(notebook: Notebook) -> None:
+async def test_an_ambiguous_url_is_refused(notebook: Notebook) -> None:
     cookie = await notebook.enter()
     for path in AMBIGUOUS:
         headers = f"Host: {notebook.name}\r\nCookie: __Host-gpupool={cookie}\r\nConnection: close"
@@ -330,7 +332,7 @@ async def test_an_address_that_could_mean_two_things_is_refused(notebook: Notebo
         assert answer.split()[1] == b"400", (path, answer[:200])
 
 
-async def test_the_edges_own_addresses_never_reach_the_run(notebook: Notebook) -> None:
+async def test_urls_reserved_for_the_edge_do_not_reach_the_run(notebook: Notebook) -> None:
     cookie = await notebook.enter()
     for path in ("/.gpupool", "/.gpupool/x", "/%2egpupool/enter?code=1", "/.gpupool%2fenter"):
         assert (await notebook.get(path, cookie)).status == 404, path
@@ -345,7 +347,7 @@ async def raw(place: Place, request: str) -> bytes:
     return answer
 
 
-async def test_host_tricks_reach_nothing(notebook: Notebook) -> None:
+async def test_forged_host_headers_reach_no_run(notebook: Notebook) -> None:
     cookie = f"Cookie: __Host-gpupool={await notebook.enter()}\r\nConnection: close\r\n"
     name = notebook.name
     for request in (
@@ -378,7 +380,7 @@ async def test_smuggled_requests_are_refused(notebook: Notebook) -> None:
         assert status == 400, request
 
 
-async def test_what_is_no_text_is_refused_and_breaks_nothing(notebook: Notebook) -> None:
+async def test_invalid_text_is_refused_without_an_error(notebook: Notebook) -> None:
     for header in (
         b"Cookie: __Host-gpupool=\xff\xfe",
         b"Cookie: \x80",
@@ -399,7 +401,7 @@ async def test_what_is_no_text_is_refused_and_breaks_nothing(notebook: Notebook)
         writer.close()
 
 
-async def test_an_error_page_escapes_and_a_program_gets_json(notebook: Notebook) -> None:
+async def test_error_pages_are_escaped_and_programs_get_json(notebook: Notebook) -> None:
     answer = await notebook.get("/<script>alert(1)</script>", Accept="text/html")
     assert "<script>" not in await answer.text()
     assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
@@ -407,7 +409,7 @@ async def test_an_error_page_escapes_and_a_program_gets_json(notebook: Notebook)
     assert (await answer.json())["title"] == "Open this notebook from the portal"
 
 
-# -- the door closes ---------------------------------------------------------------------------------------------------
+# -- access ends ---------------------------------------------------------------------------------------------
 
 
 def signed_in(user: User) -> Client:
@@ -416,25 +418,25 @@ def signed_in(user: User) -> Client:
     return browser
 
 
-def key_of(browser: Client) -> str:
+def session_key_of(browser: Client) -> str:
     return str(browser.cookies[settings.SESSION_COOKIE_NAME].value)
 
 
-async def test_signing_out_cuts_two_hundred_open_sockets_in_250_ms(notebook: Notebook) -> None:
+async def test_signing_out_closes_two_hundred_open_sockets_in_250_ms(notebook: Notebook) -> None:
     notebook.place.session.connector._limit = 0  # type: ignore[union-attr]
     stays = await notebook.socket(await notebook.enter())
     taken = []
-    while not taken or (min(taken) >= 0.25 and len(taken) < 4):  # other programs share this machine's cores
-        taken.append(await seconds_until_all_are_cut(notebook, 200))
+    while not taken or (min(taken) >= 0.25 and len(taken) < 4):  # other programs share the cores
+        taken.append(await seconds_until_all_sockets_close(notebook, 200))
     assert min(taken) < 0.25, taken
     await stays.send_str("still here")
     assert (await stays.receive()).data == "still here"
 
 
-async def seconds_until_all_are_cut(notebook: Notebook, count: int) -> float:
-    """Open ``count`` sockets from one sign-in, sign out, and see the last one closed."""
+async def seconds_until_all_sockets_close(notebook: Notebook, count: int) -> float:
+    """Open `count` sockets in one session, sign out, and return the seconds until the last socket is closed."""
     browser = await rows(signed_in, notebook.owner)
-    cookie = await notebook.enter(session_key=key_of(browser))
+    cookie = await notebook.enter(session_key=session_key_of(browser))
     sockets = [await notebook.socket(cookie) for _ in range(count)]
     waiting = [asyncio.create_task(socket.receive()) for socket in sockets]
     answer = await rows(browser.post, reverse("account_logout"))
@@ -447,10 +449,10 @@ async def seconds_until_all_are_cut(notebook: Notebook, count: int) -> float:
     return taken
 
 
-async def test_without_any_hint_the_sockets_of_an_ended_session_are_cut_all_the_same(
+async def test_sockets_of_an_ended_session_are_closed_even_without_a_hint(
     notebook: Notebook,
 ) -> None:
-    key = key_of(await rows(signed_in, notebook.owner))
+    key = session_key_of(await rows(signed_in, notebook.owner))
     socket = await notebook.socket(await notebook.enter(session_key=key))
     await rows(SessionStore(key).delete)
     async with asyncio.timeout(access_cache.DECISION_TTL_SECONDS + 1):
@@ -462,30 +464,33 @@ def token_of(person: User) -> tuple[ApiToken, str]:
     return api_tokens.create_token(actor=person, name="script", now=timezone.now())
 
 
-def opened_with(text: str, run: Run) -> str:
-    """The path that the API gives to a caller with this token."""
+def workspace_path_for_token(text: str, run: Run) -> str:
+    """Return the workspace path that the API gives to a caller with this token."""
     path = f"/api/v1/workloads/{run.workload.public_id}/open/"
     answer = Client().post(path, content_type="application/json", headers={"Authorization": f"Bearer {text}"})
     assert answer.status_code == 200, answer.content
     return str(URL(answer.json()["url"], encoded=True).raw_path_qs)
 
 
-async def test_a_workspace_that_was_opened_with_a_token_ends_at_once_with_the_token(
+async def test_a_workspace_opened_with_a_token_closes_when_the_token_is_revoked(
     notebook: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         access_cache, "DECISION_TTL_SECONDS", 600.0
-    )  # only a hint has the rows looked at again
+    )  # only a hint makes the edge read the rows again
     token, text = await rows(token_of, notebook.owner)
     cookies = []
-    for opens in (await rows(opened_with, text, notebook.run), await rows(opened_with, text, notebook.run)):
+    for opens in (
+        await rows(workspace_path_for_token, text, notebook.run),
+        await rows(workspace_path_for_token, text, notebook.run),
+    ):
         cookies.append((await notebook.get(opens)).cookies["__Host-gpupool"].value)
     socket = await notebook.socket(cookies[0])
     others = await notebook.socket(
-        await notebook.enter(session_key=key_of(await rows(signed_in, notebook.owner)))
+        await notebook.enter(session_key=session_key_of(await rows(signed_in, notebook.owner)))
     )
     assert (await notebook.get("/lab", cookies[1])).status == 200
-    unused = await rows(opened_with, text, notebook.run)
+    unused = await rows(workspace_path_for_token, text, notebook.run)
     await rows(
         functools.partial(api_tokens.revoke_token, actor=notebook.owner, token=token, now=timezone.now())
     )
@@ -499,13 +504,13 @@ async def test_a_workspace_that_was_opened_with_a_token_ends_at_once_with_the_to
 
 
 @pytest.mark.parametrize("how", ["revoked_at", "expires_at"])
-async def test_without_any_hint_the_sockets_of_a_token_that_is_over_are_cut_all_the_same(
+async def test_sockets_of_a_revoked_token_are_closed_even_without_a_hint(
     notebook: Notebook, how: str
 ) -> None:
     token, text = await rows(token_of, notebook.owner)
-    entered = await notebook.get(await rows(opened_with, text, notebook.run))
+    entered = await notebook.get(await rows(workspace_path_for_token, text, notebook.run))
     socket = await notebook.socket(entered.cookies["__Host-gpupool"].value)
-    unused = await rows(opened_with, text, notebook.run)
+    unused = await rows(workspace_path_for_token, text, notebook.run)
     await rows(functools.partial(ApiToken.objects.filter(pk=token.pk).update, **{how: timezone.now()}))
     assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
     assert socket.close_code == 4401
@@ -516,14 +521,14 @@ def set_state(run: Any, state: WorkloadState) -> None:
     Workload.objects.filter(pk=run.workload_id).update(state=state, ended_at=timezone.now())
 
 
-async def test_a_notebook_that_ends_closes_its_sockets_and_says_so(notebook: Notebook) -> None:
+async def test_a_notebook_that_ends_closes_its_sockets_with_a_reason(notebook: Notebook) -> None:
     cookie = await notebook.enter()
     socket = await notebook.socket(cookie)
     slow = await notebook.get("/slow", cookie)
     await slow.content.readline()
     await rows(set_state, notebook.run, WorkloadState.STOPPING)
     await asyncio.to_thread(
-        hint, PAGE_CHANNEL, json.dumps({"topic": f"workload:{notebook.run.workload.public_id}"})
+        publish_hint, PAGE_CHANNEL, json.dumps({"topic": f"workload:{notebook.run.workload.public_id}"})
     )
     async with asyncio.timeout(access_cache.DECISION_TTL_SECONDS / 2):
         assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
@@ -538,27 +543,29 @@ async def test_a_notebook_that_ends_closes_its_sockets_and_says_so(notebook: Not
     )
 
 
-async def test_who_leaves_the_team_or_loses_the_account_loses_the_notebook(notebook: Notebook) -> None:
+async def test_a_user_who_leaves_the_team_or_loses_the_account_loses_the_notebook(notebook: Notebook) -> None:
     socket = await notebook.socket(await notebook.enter())
     await rows(Membership.objects.filter(user=notebook.owner).delete)
     async with asyncio.timeout(access_cache.DECISION_TTL_SECONDS + 1):
         assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
 
 
-async def test_a_browser_that_takes_nothing_is_cut_all_the_same(notebook: Notebook) -> None:
+async def test_a_browser_that_does_not_read_is_disconnected_as_well(notebook: Notebook) -> None:
     cookie = await notebook.enter()
     reader, writer = await asyncio.open_connection("127.0.0.1", notebook.place.port, limit=1)
     writer.write(
         f"GET /large?pieces=100000 HTTP/1.1\r\nHost: {notebook.name}\r\nCookie: __Host-gpupool={cookie}\r\n\r\n".encode()
     )
-    await asyncio.sleep(0.5)  # nothing is read: every buffer on the way is full
+    await asyncio.sleep(0.5)  # nothing is read, so every buffer on the way is full
     await rows(set_state, notebook.run, WorkloadState.ENDED)
-    await asyncio.to_thread(hint, ACCESS_CHANNEL)
-    await until(lambda: not notebook.place.edge.access_cache._open, seconds=access_cache.DECISION_TTL_SECONDS / 2)
+    await asyncio.to_thread(publish_hint, ACCESS_CHANNEL)
+    await until(
+        lambda: not notebook.place.edge.access_cache._open, seconds=access_cache.DECISION_TTL_SECONDS / 2
+    )
     writer.transport.abort()
 
 
-async def test_a_run_that_cannot_be_reached_gives_a_page_and_not_a_stack_trace(
+async def test_an_unreachable_run_gives_an_error_page_without_a_stack_trace(
     notebook: Notebook, agent: SmallAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from portal.edge.agents import streams
@@ -572,8 +579,11 @@ async def test_a_run_that_cannot_be_reached_gives_a_page_and_not_a_stack_trace(
     assert "does not answer" in await answer.text()
 
 
-async def dribble(place: Place, head: str, every: float = 0.1) -> tuple[float, str]:
-    """Send a request and then a byte now and then, until the edge answers or hangs up: after how long, and its first line."""
+async def send_slowly(place: Place, head: str, every: float = 0.1) -> tuple[float, str]:
+    """Send a request, then one byte every `every` seconds, until the edge answers or disconnects.
+
+    Return the seconds that this took and the first line of the response.
+    """
     reader, writer = await asyncio.open_connection("127.0.0.1", place.port)
     try:
         writer.write(head.replace("\n", "\r\n").encode())
@@ -588,7 +598,7 @@ async def dribble(place: Place, head: str, every: float = 0.1) -> tuple[float, s
         writer.transport.abort()
 
 
-async def test_a_body_that_comes_a_byte_at_a_time_holds_no_way_to_the_run(
+async def test_slow_request_bodies_do_not_use_up_the_streams_to_the_run(
     notebook: Notebook, agent: SmallAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(proxy, "MAX_BODY_WAIT_SECONDS", 1.0)
@@ -598,8 +608,8 @@ async def test_a_body_that_comes_a_byte_at_a_time_holds_no_way_to_the_run(
         "Content-Length: 100000\n\n"
     )
     slow = [
-        asyncio.create_task(dribble(notebook.place, head)) for _ in range(12)
-    ]  # more than there are streams kept ready
+        asyncio.create_task(send_slowly(notebook.place, head)) for _ in range(12)
+    ]  # more requests than there are idle streams
     await asyncio.sleep(0.3)
     assert (await notebook.get("/lab", cookie)).status == 200, "nobody else waits"
     for took, said in await asyncio.gather(*slow):
@@ -607,32 +617,28 @@ async def test_a_body_that_comes_a_byte_at_a_time_holds_no_way_to_the_run(
     await until(lambda: notebook.place.edge.agents.streams.idle_of(agent.host.pk) >= 3)
 
 
-async def test_a_body_to_join_that_comes_a_byte_at_a_time_is_not_waited_for(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_slow_body_of_a_join_request_times_out(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_requests, "BODY_TIMEOUT_SECONDS", 1.0)
     head = f"POST /agent/v1/join HTTP/1.1\nHost: 127.0.0.1:{place.port}\nContent-Length: 60000\n\n{{"
-    took, said = await dribble(place, head)
+    took, said = await send_slowly(place, head)
     assert said.startswith("HTTP/1.1 408 ") and took < 5
 
 
 @pytest.fixture
-def little_time_for_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_header_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "KEEPALIVE_SECONDS", 1.0)
 
 
-async def test_a_head_that_comes_a_byte_at_a_time_is_not_waited_for(
-    little_time_for_heads: None, place: Place
-) -> None:
-    took, said = await dribble(place, f"GET /healthz HTTP/1.1\nHost: 127.0.0.1:{place.port}\nX-Slow: ")
+async def test_slow_request_headers_time_out(short_header_timeout: None, place: Place) -> None:
+    took, said = await send_slowly(place, f"GET /healthz HTTP/1.1\nHost: 127.0.0.1:{place.port}\nX-Slow: ")
     assert said == "" and took < 5
 
 
-async def test_use_is_told_to_the_idle_rule(notebook: Notebook) -> None:
+async def test_activity_is_recorded_for_the_idle_rule(notebook: Notebook) -> None:
     cookie = await notebook.enter()
     before = time.time()
     uses = notebook.place.edge.activity._uses
-    await notebook.get("/api/kernels", cookie)  # as an open page asks
+    await notebook.get("/api/kernels", cookie)  # an open page sends such requests without a user
     assert uses[str(notebook.run.public_id)].last_input is None
     await notebook.ask("POST", "/api/kernels", cookie)
     assert (uses[str(notebook.run.public_id)].last_input or 0) >= before
@@ -642,12 +648,12 @@ async def test_use_is_told_to_the_idle_rule(notebook: Notebook) -> None:
     await socket.receive()
     await notebook.place.edge.activity.write_once()
 
-    def kept() -> dict[str, Any]:
+    def stored_activity() -> dict[str, Any]:
         with redis.Redis.from_url(settings.REDIS_URL) as facts:
             found: dict[str, Any] = json.loads(facts.get(f"gpupool:workspace:{notebook.run.public_id}"))  # type: ignore[arg-type]
             return found
 
-    use = await asyncio.to_thread(kept)
+    use = await asyncio.to_thread(stored_activity)
     assert use["sockets"] == 1
     assert use["last_request"] >= before
     assert use["last_input"] >= before
@@ -655,6 +661,6 @@ async def test_use_is_told_to_the_idle_rule(notebook: Notebook) -> None:
     await until(lambda: uses[str(notebook.run.public_id)].sockets == 0)
 
 
-def test_a_run_never_gets_a_url_that_yarl_would_change() -> None:
+def test_no_run_gets_a_url_that_yarl_would_change() -> None:
     for target in ("/a%2Fb", "/%C3%A4", "/a+b?x=%20+&y", "/a;b=c"):
         assert URL(f"http://run.1{target}", encoded=True).raw_path_qs == target

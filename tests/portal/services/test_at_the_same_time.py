@@ -1,4 +1,4 @@
-"""Two people at once: one wins, the other is told, and nothing happens twice."""
+"""Concurrent requests: one succeeds, the other is refused, and nothing happens twice."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def committed(transactional_db: None) -> World:
-    """The shared organisation, committed, so that threads see it."""
+    """Commit the shared organisation, so that threads see it."""
     return build_world(MONDAY)
 
 
-def all_at_once(*verbs: Callable[[], Any]) -> list[Exception | None]:
-    """Run each in a thread of its own, starting together; what each raised."""
+def run_concurrently(*verbs: Callable[[], Any]) -> list[Exception | None]:
+    """Run each call in its own thread, with a common start. Return the Conflict of each, or None."""
     barrier = threading.Barrier(len(verbs))
     raised: list[Exception | None] = [None] * len(verbs)
 
@@ -67,16 +67,16 @@ def test_a_submission_is_decided_once(committed: World) -> None:
         verb: Any = decisions.approve_submission if number % 2 else decisions.decline_submission
         return lambda: verb(actor=operators[number], submission=mine, comment="mine", now=committed.now)
 
-    raised = all_at_once(*(decide(number) for number in range(4)))
+    raised = run_concurrently(*(decide(number) for number in range(4)))
     assert sum(problem is None for problem in raised) == 1
     assert Approval.objects.count() == 1
     assert AuditEvent.objects.filter(verb__in=("approve_submission", "decline_submission")).count() == 1
 
 
-def test_two_quotas_approved_at_once_do_not_exceed_the_pool(committed: World) -> None:
-    # 14 of 16 are guaranteed: either team may have 2 more, not both.
+def test_two_quotas_approved_concurrently_do_not_exceed_the_pool(committed: World) -> None:
+    # 14 of 16 are guaranteed: either team may have 2 more, but not both.
     asked = [waiting_quota(committed, committed.vision, 10), waiting_quota(committed, committed.language, 6)]
-    raised = all_at_once(
+    raised = run_concurrently(
         *(
             functools.partial(
                 decisions.approve_submission, actor=committed.operator, submission=mine, now=committed.now
@@ -92,7 +92,7 @@ def test_two_quotas_approved_at_once_do_not_exceed_the_pool(committed: World) ->
     assert Submission.objects.filter(state="waiting").count() == 1
 
 
-def test_two_reservations_for_the_last_gpus_are_not_both_confirmed(committed: World) -> None:
+def test_two_concurrent_reservations_for_the_last_gpus_are_not_both_confirmed(committed: World) -> None:
     start = committed.now + timedelta(days=1)
 
     def reserve(team: Any, gpus: int) -> Callable[[], Any]:
@@ -110,14 +110,15 @@ def test_two_reservations_for_the_last_gpus_are_not_both_confirmed(committed: Wo
 
     assert isinstance(reserve(committed.vision, 4)(), Reservation)
     assert isinstance(reserve(committed.vision, 4)(), Reservation)
-    # Vision has 8, the others are guaranteed 6 of the 8 left: two may go beyond a guarantee, once.
-    raised = all_at_once(reserve(committed.vision, 2), reserve(committed.vision, 2))
+    # Vision holds 8, the others are guaranteed 6 of the other 8: two units beyond the guarantee are free,
+    # once.
+    raised = run_concurrently(reserve(committed.vision, 2), reserve(committed.vision, 2))
     assert sum(problem is None for problem in raised) == 1
     assert Reservation.objects.count() == 3
 
 
 def changeable(world: World, **changes: Any) -> Reservation:
-    """A reservation of vision's, large enough that time beyond its window waits for approval."""
+    """A reservation of vision, so large that an extension needs approval."""
     start = world.now + timedelta(days=1)
     given: dict[str, Any] = {
         "owner": world.vision.member,
@@ -135,25 +136,27 @@ def changeable(world: World, **changes: Any) -> Reservation:
     return row
 
 
-def changing(world: World, row: Reservation, **window: Any) -> Callable[[], Any]:
-    """A change asked for by somebody who sees the reservation as it is now."""
+def change_request(world: World, row: Reservation, **window: Any) -> Callable[[], Any]:
+    """Return a call that requests a change of the reservation in its current state."""
     seen = Reservation.objects.select_related("pool", "project__team").get(pk=row.pk)
     return lambda: reservations.change_reservation(
         actor=world.vision.member, reservation=seen, now=world.now, **window
     )
 
 
-def test_one_change_of_a_reservation_waits_however_many_ask_at_once(committed: World) -> None:
+def test_only_one_change_of_a_reservation_waits_after_concurrent_requests(committed: World) -> None:
     row = changeable(committed)
-    raised = all_at_once(*(changing(committed, row, end=row.end + timedelta(hours=n + 1)) for n in range(4)))
+    raised = run_concurrently(
+        *(change_request(committed, row, end=row.end + timedelta(hours=n + 1)) for n in range(4))
+    )
     assert sum(problem is None for problem in raised) == 1
     assert all("already waits" in str(problem) for problem in raised if problem is not None)
     assert Submission.objects.filter(kind="window_change", state="waiting").count() == 1
 
 
-def test_a_second_change_of_a_reservation_is_refused_by_the_database_as_well(committed: World) -> None:
+def test_the_database_refuses_a_second_waiting_change_of_a_reservation(committed: World) -> None:
     row = changeable(committed)
-    first = changing(committed, row, end=row.end + timedelta(hours=1))()
+    first = change_request(committed, row, end=row.end + timedelta(hours=1))()
     with pytest.raises(IntegrityError, match="one_change_of_a_reservation_waits"), transaction.atomic():
         Submission.objects.create(
             kind="window_change",
@@ -164,13 +167,13 @@ def test_a_second_change_of_a_reservation_is_refused_by_the_database_as_well(com
             created_at=committed.now,
         )
     decisions.withdraw_submission(actor=committed.vision.member, submission=first, now=committed.now)
-    assert isinstance(changing(committed, row, end=row.end + timedelta(hours=1))(), Submission)
+    assert isinstance(change_request(committed, row, end=row.end + timedelta(hours=1))(), Submission)
 
 
-def test_a_new_end_never_brings_back_the_start_from_before_a_move(committed: World) -> None:
+def test_a_new_end_does_not_restore_the_start_from_before_a_move(committed: World) -> None:
     row = changeable(committed, units=1)
-    longer = changing(committed, row, end=row.end + timedelta(hours=1))
-    changing(committed, row, start=row.start + timedelta(hours=2))()
+    longer = change_request(committed, row, end=row.end + timedelta(hours=1))
+    change_request(committed, row, start=row.start + timedelta(hours=2))()
     with pytest.raises(
         Conflict, match="course was changed meanwhile: 2026-03-03 11:00 UTC to 2026-03-03 15:00 UTC"
     ):
@@ -179,9 +182,9 @@ def test_a_new_end_never_brings_back_the_start_from_before_a_move(committed: Wor
     assert (fresh.start, fresh.end) == (row.start + timedelta(hours=2), row.end + timedelta(hours=2))
 
     row = changeable(committed, units=1, name="other")
-    raised = all_at_once(
-        changing(committed, row, end=row.end + timedelta(hours=1)),
-        changing(committed, row, start=row.start + timedelta(hours=2)),
+    raised = run_concurrently(
+        change_request(committed, row, end=row.end + timedelta(hours=1)),
+        change_request(committed, row, start=row.start + timedelta(hours=2)),
     )
     assert sum(problem is None for problem in raised) == 1
     fresh = Reservation.objects.get(pk=row.pk)
@@ -191,9 +194,9 @@ def test_a_new_end_never_brings_back_the_start_from_before_a_move(committed: Wor
     )
 
 
-def test_a_change_that_waited_does_not_undo_what_was_changed_meanwhile(committed: World) -> None:
+def test_a_waiting_change_is_refused_if_the_reservation_changed_meanwhile(committed: World) -> None:
     row = changeable(committed)
-    waiting = changing(committed, row, end=row.end + timedelta(hours=2))()
+    waiting = change_request(committed, row, end=row.end + timedelta(hours=2))()
     engine.change_reservation(
         row, start=row.start + timedelta(hours=3), end=row.end + timedelta(hours=3), now=committed.now
     )
@@ -208,21 +211,21 @@ def test_a_change_that_waited_does_not_undo_what_was_changed_meanwhile(committed
     assert waiting.state == "waiting", "nothing was decided"
 
 
-def test_a_quota_change_and_a_wish_to_join_wait_once_however_many_ask_at_once(committed: World) -> None:
+def test_concurrent_requests_for_a_quota_or_a_membership_create_one_each(committed: World) -> None:
     newcomer = User.objects.create_user("newcomer")
     for ask in (
         lambda: waiting_quota(committed, committed.vision, 9),
         lambda: submissions.request_membership(actor=newcomer, team=committed.vision.team, now=committed.now),
     ):
-        raised = all_at_once(*[ask] * 4)
+        raised = run_concurrently(*[ask] * 4)
         assert sum(problem is None for problem in raised) == 1, raised
     assert Submission.objects.filter(state="waiting").count() == 2
 
 
-def test_the_last_two_operators_do_not_both_step_down(committed: World) -> None:
+def test_the_last_two_operators_cannot_both_resign(committed: World) -> None:
     other = User.objects.create_user("second", operator=True)
     people_at_once = [(committed.operator, other), (other, committed.operator)]
-    all_at_once(
+    run_concurrently(
         *(
             functools.partial(accounts.change_user, actor=actor, user=user, operator=False, now=committed.now)
             for actor, user in people_at_once
@@ -231,7 +234,7 @@ def test_the_last_two_operators_do_not_both_step_down(committed: World) -> None:
     assert User.objects.filter(operator=True, is_active=True).count() == 1
 
 
-def test_the_first_run_happens_once(transactional_db: None) -> None:
+def test_the_first_run_setup_happens_once(transactional_db: None) -> None:
     def run(name: str) -> Callable[[], Any]:
         return lambda: accounts.first_run(
             organisation=name,
@@ -243,6 +246,6 @@ def test_the_first_run_happens_once(transactional_db: None) -> None:
             now=MONDAY,
         )
 
-    raised = all_at_once(run("one"), run("two"), run("three"))
+    raised = run_concurrently(run("one"), run("two"), run("three"))
     assert sum(problem is None for problem in raised) == 1
     assert User.objects.filter(operator=True).count() == User.objects.count() == 1

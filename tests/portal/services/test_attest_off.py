@@ -1,4 +1,4 @@
-"""An operator's word that a machine is off: who may give it, when it is refused, and what is kept of it."""
+"""Attesting a host powered off: permissions, refusals and the audit record."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scheduler.models import Host
 from tests.world import World
 
 
-def test_only_an_operator_attests_and_only_of_a_host_that_is_quiet(world: World) -> None:
+def test_only_an_operator_attests_and_only_a_silent_host(world: World) -> None:
     host = world.hosts["alpha"]
     Host.objects.filter(pk=host.pk).update(last_sync_at=world.now)
     with pytest.raises(NotAllowed):

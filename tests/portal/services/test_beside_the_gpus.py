@@ -1,4 +1,6 @@
-"""CPU and memory beside GPUs, and what a GPU has to be able to: asked for, kept, told to the agent, refused with numbers."""
+"""CPU, memory and NVLink requests: stored, used by the planner, sent to the agent, and refused with the
+numbers that are available.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ GIB = 1024
 
 @pytest.fixture
 def sized(world: World) -> World:
-    """alpha has 64 cores and 512 GiB, beta 32 and 1 TiB, gamma 16 and 128 GiB."""
+    """Give alpha 64 cores and 512 GiB, beta 32 and 1 TiB, gamma 16 and 128 GiB."""
     sizes = {"alpha": (64, 512), "beta": (32, 1024), "gamma": (16, 128), "delta": (8, 64)}
     for name, (cores, memory) in sizes.items():
         Host.objects.filter(name=name).update(
@@ -54,7 +56,7 @@ def submit(world: World, **changes: Any) -> Workload:
     return launch.submit_job(**(given | changes))
 
 
-def test_what_is_asked_for_is_kept_by_the_planner_and_told_to_the_agent(sized: World) -> None:
+def test_requested_sizes_are_reserved_by_the_planner_and_sent_to_the_agent(sized: World) -> None:
     first = submit(sized, name="first", cpu_milli=40_000, memory_mib=100 * GIB)
     second = submit(sized, name="second", cpu_milli=40_000, memory_mib=100 * GIB)
     engine.run_cycle("test", sized.now)
@@ -66,7 +68,7 @@ def test_what_is_asked_for_is_kept_by_the_planner_and_told_to_the_agent(sized: W
     assert (wanted.cpu_milli, wanted.memory_mib) == (40_000, 100 * GIB)
 
 
-def test_notebooks_and_copies_have_it_too(sized: World) -> None:
+def test_notebooks_and_relaunched_workloads_keep_the_sizes(sized: World) -> None:
     given: dict[str, Any] = {
         "cpu_milli": 4_000,
         "memory_mib": 32 * GIB,
@@ -124,7 +126,7 @@ def test_notebooks_and_copies_have_it_too(sized: World) -> None:
         ({"memory_mib": True}, "memory_mib", "memory_mib is True"),
     ],
 )
-def test_too_much_is_refused_beside_its_field_with_what_there_is(
+def test_too_much_is_refused_at_its_field_with_what_is_available(
     sized: World, asked: dict[str, Any], field: str, words: str
 ) -> None:
     with pytest.raises(Invalid) as refused:
@@ -133,12 +135,12 @@ def test_too_much_is_refused_beside_its_field_with_what_there_is(
     assert not Workload.objects.exists()
 
 
-def test_where_a_host_does_not_say_what_it_has_it_is_not_refused(sized: World) -> None:
+def test_a_host_that_reports_no_size_does_not_cause_a_refusal(sized: World) -> None:
     Host.objects.filter(name="beta").update(cpu_milli=0)
     assert submit(sized, cpu_milli=96_000).state == "queued"
 
 
-def test_cpu_is_not_blamed_for_what_else_is_missing(sized: World) -> None:
+def test_cpu_is_not_blamed_for_other_missing_resources(sized: World) -> None:
     Gpu.objects.update(nvlink_group=F("index"))
     beside = {"cpu_milli": 4_000, "memory_mib": 8 * GIB}
     with pytest.raises(Invalid) as refused:
@@ -149,7 +151,7 @@ def test_cpu_is_not_blamed_for_what_else_is_missing(sized: World) -> None:
     assert list(refused.value.fields) == ["hosts"] and "fewer than 3 hosts" in refused.value.fields["hosts"]
 
 
-def test_the_reason_is_a_sentence_also_without_numbers_of_the_most() -> None:
+def test_the_reason_is_a_sentence_even_without_the_largest_sizes() -> None:
     said = reason_texts.reason_sentence(
         "too_big_for_any_host", {"units": 1, "largest": 8, "hosts": 1, "hosts_with_labels": 2}
     )
@@ -158,7 +160,7 @@ def test_the_reason_is_a_sentence_also_without_numbers_of_the_most() -> None:
     )
 
 
-def test_a_reservation_is_on_hosts_that_have_as_much(sized: World) -> None:
+def test_a_reservation_is_placed_on_hosts_with_the_requested_sizes(sized: World) -> None:
     start = sized.now + timedelta(hours=1)
     given: dict[str, Any] = {
         "actor": sized.vision.member,
@@ -181,7 +183,7 @@ def test_a_reservation_is_on_hosts_that_have_as_much(sized: World) -> None:
     assert "32 CPU cores and 600 GiB of memory" in page
 
 
-def test_what_was_approved_is_what_was_asked_for(sized: World) -> None:
+def test_an_approved_reservation_has_the_requested_sizes(sized: World) -> None:
     Pool.objects.update(approval_above_gpus=0)
     sized.shared.refresh_from_db()
     start = sized.now + timedelta(hours=1)
@@ -210,7 +212,7 @@ def test_what_was_approved_is_what_was_asked_for(sized: World) -> None:
     assert (row.cpu_milli, row.memory_mib) == (8_000, 64 * GIB)
 
 
-def test_the_form_takes_and_shows_it_and_says_what_the_hosts_have(sized: World) -> None:
+def test_the_form_accepts_and_shows_sizes_and_names_those_of_the_hosts(sized: World) -> None:
     client = signed_in(sized.vision.member)
     sizes = {
         "cpus": "2.5",
@@ -250,7 +252,7 @@ def test_the_form_takes_and_shows_it_and_says_what_the_hosts_have(sized: World) 
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "0.0001", "1e9", "nan", "1e999999999", "many"])
-def test_a_size_that_is_none_is_refused_beside_its_field(sized: World, value: str) -> None:
+def test_an_invalid_size_is_refused_at_its_field(sized: World, value: str) -> None:
     data = ask_data(
         sized, kind="job", name="odd", command="true", count="1", cpus=value, memory=value, hosts="1"
     )
@@ -261,19 +263,19 @@ def test_a_size_that_is_none_is_refused_beside_its_field(sized: World, value: st
     assert not Workload.objects.exists()
 
 
-def test_a_length_beyond_all_numbers_is_not_written_out(sized: World) -> None:
+def test_a_length_with_a_huge_exponent_is_refused_in_short_form(sized: World) -> None:
     data = ask_data(sized, kind="job", name="odd", command="true", count="1", length="1e999999999", hosts="1")
     errors = signed_in(sized.vision.member).post(reverse("ask"), data).context["form"].errors
     assert "For is 1E+999999999; allowed" in errors["length"][0]
 
 
-def test_the_form_says_beside_the_field_what_there_is(sized: World) -> None:
+def test_the_form_names_the_available_size_at_the_field(sized: World) -> None:
     data = ask_data(sized, kind="job", name="odd", command="true", count="1", cpus="96", hosts="1")
     errors = signed_in(sized.vision.member).post(reverse("ask"), data).context["form"].errors
     assert "the most that one has is 64 CPU cores" in errors["cpus"][0]
 
 
-def test_the_api_takes_gives_and_bounds_it(sized: World) -> None:
+def test_the_api_accepts_returns_and_limits_the_sizes(sized: World) -> None:
     client = APIClient()
     client.force_authenticate(sized.vision.member)
     body = {
@@ -303,7 +305,7 @@ def test_the_api_takes_gives_and_bounds_it(sized: World) -> None:
     assert refused.status_code == 400 and refused.json()["errors"][0]["field"] == "memory_mib"
 
 
-def test_a_waiting_one_whose_hosts_became_smaller_says_what_there_is(sized: World) -> None:
+def test_waiting_work_whose_hosts_shrank_names_the_available_size(sized: World) -> None:
     row = queue_job(sized, sized.vision, "waits", cpu_milli=60_000)
     Host.objects.filter(name="alpha").update(cpu_milli=48_000)
     engine.run_cycle("test", sized.now)

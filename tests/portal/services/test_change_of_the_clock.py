@@ -1,4 +1,6 @@
-"""What recurs stays at its hours by the clock when that is put forward or back; what is different then is said."""
+"""Recurring reservations keep their local hours when the clock changes; pages and answers name each
+difference.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def around(day: date, starts: str, ends: str) -> Recurrence:
-    """On the Sunday of the change and the Sunday after it."""
+    """Return a recurrence on the Sunday of the clock change and the Sunday after it."""
     first, last = time.fromisoformat(starts), time.fromisoformat(ends)
     return Recurrence(frozenset({6}), first, last, "Europe/Berlin", day, day + timedelta(days=7))
 
@@ -37,7 +39,7 @@ def local(recurrence: Recurrence) -> list[tuple[str, str]]:
     ]
 
 
-def said(recurrence: Recurrence) -> list[str]:
+def notes_of(recurrence: Recurrence) -> list[str]:
     return [
         request_texts.clock_change(change, "Europe/Berlin")
         for change in dst_occurrences(recurrence, LONG_AGO)
@@ -53,45 +55,45 @@ def test_nine_to_five_stays_nine_to_five(day: date) -> None:
     assert len(windows) == 3 and all(end - start == timedelta(hours=8) for start, end in windows)
     assert {f"{start.astimezone(BERLIN):%H:%M}" for start, _ in windows} == {"09:00"}
     assert len({start.hour for start, _ in windows}) == 2, "another hour of UTC"
-    assert said(weekly) == []
+    assert notes_of(weekly) == []
 
 
-def test_a_time_that_does_not_exist_is_the_moment_of_the_change() -> None:
+def test_a_local_time_that_does_not_exist_becomes_the_time_of_the_change() -> None:
     starts = around(FORWARD, "02:30", "05:00")
     assert local(starts) == [("29 03:00", "29 05:00"), ("05 02:30", "05 05:00")]
-    assert said(starts) == [
+    assert notes_of(starts) == [
         "Sun 29 Mar 2026: the clock of Europe/Berlin is put forward: 02:30 does not exist, it lasts 30 minutes less. It is from"
         " 03:00 to 05:00."
     ]
     ends = around(FORWARD, "01:00", "02:30")
-    assert local(ends)[0] == ("29 01:00", "29 03:00") and "it lasts 30 minutes less" in said(ends)[0]
+    assert local(ends)[0] == ("29 01:00", "29 03:00") and "it lasts 30 minutes less" in notes_of(ends)[0]
 
 
-def test_hours_that_do_not_exist_are_left_out_and_that_is_said() -> None:
+def test_an_occurrence_in_hours_that_do_not_exist_is_left_out_with_a_note() -> None:
     gone = around(FORWARD, "02:00", "03:00")
     assert local(gone) == [("05 02:00", "05 03:00")]
-    assert "nothing is reserved on that day" in said(gone)[0]
+    assert "nothing is reserved on that day" in notes_of(gone)[0]
 
 
-def test_of_a_time_that_comes_twice_the_first_counts() -> None:
+def test_the_first_of_two_equal_local_times_is_used() -> None:
     twice = around(BACK, "02:30", "04:00")
     windows = occurrences(twice, LONG_AGO, 100)
     assert windows[0] == (datetime(2026, 10, 25, 0, 30, tzinfo=UTC), datetime(2026, 10, 25, 3, tzinfo=UTC))
-    assert "02:30 comes twice and the first counts, it lasts 1 h longer" in said(twice)[0]
+    assert "02:30 comes twice and the first counts, it lasts 1 h longer" in notes_of(twice)[0]
     until = around(BACK, "01:00", "02:30")
     assert occurrences(until, LONG_AGO, 100)[0][1] == datetime(2026, 10, 25, 0, 30, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(("day", "hours", "words"), [(FORWARD, 7, "1 h less"), (BACK, 9, "1 h longer")])
-def test_a_night_over_the_change_is_as_long_as_the_clock_says(day: date, hours: int, words: str) -> None:
+def test_a_night_across_the_change_is_as_long_as_local_time_says(day: date, hours: int, words: str) -> None:
     night = Recurrence(frozenset({5}), time(22), time(6), "Europe/Berlin", day - timedelta(days=8), day)
     windows = occurrences(night, LONG_AGO, 100)
     assert [end - start for start, end in windows] == [timedelta(hours=8), timedelta(hours=hours)]
-    assert len(said(night)) == 1 and words in said(night)[0]
+    assert len(notes_of(night)) == 1 and words in notes_of(night)[0]
 
 
 @pytest.mark.django_db
-def test_it_is_said_before_it_is_asked_for_and_kept_with_it(world: World) -> None:
+def test_a_clock_change_is_noted_in_the_preview_and_stored(world: World) -> None:
     Pool.objects.update(reservation_horizon_seconds=300 * 86_400)
     world.shared.refresh_from_db()
     given: dict[str, Any] = {
@@ -130,7 +132,7 @@ def test_it_is_said_before_it_is_asked_for_and_kept_with_it(world: World) -> Non
 
 
 @pytest.mark.django_db
-def test_the_form_reserves_so_many_hours_also_over_a_change(world: World) -> None:
+def test_the_form_reserves_the_requested_number_of_hours_across_a_change(world: World) -> None:
     member = world.vision.member
     member.time_zone = "Europe/Berlin"
     member.save(update_fields=["time_zone"])
@@ -159,7 +161,7 @@ def test_the_form_reserves_so_many_hours_also_over_a_change(world: World) -> Non
 
 
 @pytest.mark.django_db
-def test_what_waits_for_approval_leads_to_its_own_week_in_the_calendar(world: World) -> None:
+def test_a_waiting_request_links_to_its_own_week_in_the_calendar(world: World) -> None:
     Pool.objects.update(approval_above_gpus=0)
     data = {
         "kind": "reservation",

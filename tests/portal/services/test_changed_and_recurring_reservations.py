@@ -1,4 +1,6 @@
-"""A reservation is moved, shortened and extended like a new one is made; one that recurs is promised as a whole."""
+"""Reservations: moving, shortening and extending follow the rules of new ones; a recurring one is confirmed
+as a whole or not at all.
+"""
 
 from __future__ import annotations
 
@@ -52,10 +54,10 @@ def recur(world: World, **changes: Any) -> Submission | Series:
     return recurring_reservations.request_series(**(given | changes))
 
 
-# -- another window ------------------------------------------------------------------------------------------------------
+# -- changed windows -----------------------------------------------------------------------------------------
 
 
-def test_it_is_moved_as_it_is_extended_and_shortened(world: World) -> None:
+def test_a_reservation_can_be_moved_extended_and_shortened(world: World) -> None:
     row = made(world)
     start, length = row.start, row.end - row.start
     change(world, row, start=start + HOUR)
@@ -91,7 +93,7 @@ def test_a_change_that_does_not_fit_is_refused_with_the_first_window_and_changes
     assert row.end == end
 
 
-def test_a_running_one_keeps_its_units_or_says_when_it_fits(world: World) -> None:
+def test_an_active_reservation_keeps_its_units_or_is_refused_with_the_next_window(world: World) -> None:
     row = made(world, units=4, start=world.now, end=world.now + 4 * HOUR)
     engine.run_cycle("test", world.now)
     row.refresh_from_db()
@@ -116,7 +118,7 @@ def test_a_running_one_keeps_its_units_or_says_when_it_fits(world: World) -> Non
     assert "1 other reservation would lose what was promised" in refused.value.message
 
 
-def test_above_the_threshold_a_change_waits_and_is_checked_again_when_it_is_approved(world: World) -> None:
+def test_a_change_above_the_threshold_waits_and_is_checked_again_on_approval(world: World) -> None:
     large = reserve(world, units=8)
     assert isinstance(large, Submission)
     decisions.approve_submission(actor=world.operator, submission=large, now=world.now)
@@ -136,7 +138,7 @@ def test_above_the_threshold_a_change_waits_and_is_checked_again_when_it_is_appr
 
 
 @pytest.mark.parametrize("late", [timedelta(0), 30 * HOUR])
-def test_a_move_that_is_approved_after_it_has_begun_or_passed_is_refused_and_not_made_a_longer_one(
+def test_a_move_approved_after_the_start_is_refused_and_does_not_become_an_extension(
     world: World, late: timedelta
 ) -> None:
     large = reserve(world, units=8)
@@ -167,7 +169,7 @@ def test_a_move_that_loses_the_race_with_its_start_changes_nothing(world: World)
     assert row.state == "active" and (row.start, row.end) == window
 
 
-def test_only_those_who_may_change_it_do_and_bad_windows_are_named(world: World) -> None:
+def test_only_permitted_users_change_it_and_invalid_windows_are_named(world: World) -> None:
     row = made(world)
     with pytest.raises(NotAllowed):
         change(world, row, actor=world.language.lead, end=row.end + HOUR)
@@ -187,10 +189,10 @@ def test_only_those_who_may_change_it_do_and_bad_windows_are_named(world: World)
         change(world, row, end=row.end + HOUR)
 
 
-# -- several windows as one thing ----------------------------------------------------------------------------------------
+# -- recurring reservations ----------------------------------------------------------------------------------
 
 
-def test_every_weekday_until_a_day_is_one_thing(world: World) -> None:
+def test_every_weekday_until_a_date_is_one_series(world: World) -> None:
     whole = recur(world)
     assert isinstance(whole, Series)
     rows = list(whole.occurrences.order_by("start"))
@@ -204,7 +206,7 @@ def test_every_weekday_until_a_day_is_one_thing(world: World) -> None:
     assert set(Reservation.objects.values_list("state", flat=True)) == {"cancelled"}
 
 
-def test_a_preview_says_what_all_of_it_costs_and_asks_for_nothing(world: World) -> None:
+def test_a_preview_returns_the_total_cost_and_creates_nothing(world: World) -> None:
     Price.objects.create(
         model=H100, cost_per_gpu_hour="1", price_per_gpu_hour="2", valid_from=world.now, created_at=world.now
     )
@@ -226,7 +228,7 @@ def test_a_preview_says_what_all_of_it_costs_and_asks_for_nothing(world: World) 
     assert not Series.objects.exists()
 
 
-def test_hours_are_by_the_clock_also_when_it_is_put_forward(world: World) -> None:
+def test_occurrences_keep_their_local_time_across_a_clock_change(world: World) -> None:
     whole = recur(
         world,
         weekdays=["thu"],
@@ -243,7 +245,7 @@ def test_hours_are_by_the_clock_also_when_it_is_put_forward(world: World) -> Non
     ]
 
 
-def test_when_one_occurrence_does_not_fit_none_is_promised_and_it_is_named(world: World) -> None:
+def test_if_one_occurrence_does_not_fit_none_is_confirmed_and_it_is_named(world: World) -> None:
     day = world.now + timedelta(days=3)
     other = reserve(world, units=8, hosts=2, may_exceed_guarantee=True, start=day, end=day + 3 * HOUR)
     assert isinstance(other, Submission)
@@ -258,7 +260,7 @@ def test_when_one_occurrence_does_not_fit_none_is_promised_and_it_is_named(world
     assert not Series.objects.exists() and Reservation.objects.count() == 1
 
 
-def test_a_large_recurring_one_waits_and_is_promised_whole_when_it_is_approved(world: World) -> None:
+def test_a_large_series_waits_and_is_confirmed_as_a_whole_on_approval(world: World) -> None:
     asked = recur(world, units=8)
     assert isinstance(asked, Submission) and asked.kind == "series"
     assert not Reservation.objects.exists()
@@ -283,20 +285,20 @@ def test_a_large_recurring_one_waits_and_is_promised_whole_when_it_is_approved(w
         ({"end": datetime.fromisoformat("2026-03-05T10:00+00:00")}, "end"),
     ],
 )
-def test_wrong_fields_of_a_recurring_one_are_named(world: World, changes: dict[str, Any], field: str) -> None:
+def test_invalid_fields_of_a_series_are_named(world: World, changes: dict[str, Any], field: str) -> None:
     with pytest.raises(Invalid) as refused:
         recur(world, **changes)
     assert list(refused.value.fields) == [field]
 
 
-def test_so_many_occurrences_and_no_more(world: World) -> None:
+def test_the_number_of_occurrences_is_limited(world: World) -> None:
     type(world.shared).objects.filter(pk=world.shared.pk).update(reservation_horizon_seconds=365 * 86_400)
     world.shared.refresh_from_db()
     with pytest.raises(Invalid, match="100 occurrences"):
         recur(world, until=date(2026, 12, 1))
 
 
-# -- a budget that is used up ----------------------------------------------------------------------------------------------
+# -- closed budgets ------------------------------------------------------------------------------------------
 
 
 def close_the_budget(world: World, until: datetime) -> None:
@@ -309,7 +311,7 @@ def close_the_budget(world: World, until: datetime) -> None:
     )
 
 
-def test_a_closed_budget_takes_no_new_reservation_until_it_opens_again(world: World) -> None:
+def test_a_closed_budget_accepts_no_new_reservation_until_it_opens_again(world: World) -> None:
     close_the_budget(world, world.now + 2 * DAY)
     with pytest.raises(Conflict, match="budget is used up") as refused:
         made(world)
@@ -334,7 +336,7 @@ def test_a_closed_budget_lets_a_reservation_move_and_shrink_but_not_grow(world: 
         change(world, tomorrow, start=world.now + DAY, end=world.now + DAY + 2 * HOUR)
 
 
-def test_a_running_reservation_is_not_extended_on_a_closed_budget(world: World) -> None:
+def test_an_active_reservation_is_not_extended_on_a_closed_budget(world: World) -> None:
     row = made(world, units=4, start=world.now, end=world.now + 4 * HOUR)
     engine.run_cycle("test", world.now)
     row.refresh_from_db()
@@ -343,7 +345,7 @@ def test_a_running_reservation_is_not_extended_on_a_closed_budget(world: World) 
         change(world, row, end=world.now + 5 * HOUR, now=world.now + HOUR)
 
 
-def test_what_waits_for_approval_is_refused_once_the_budget_is_closed(world: World) -> None:
+def test_a_waiting_request_is_refused_on_approval_once_the_budget_is_closed(world: World) -> None:
     large = reserve(world, units=8)
     assert isinstance(large, Submission)
     close_the_budget(world, world.now + 2 * DAY)
@@ -353,7 +355,7 @@ def test_what_waits_for_approval_is_refused_once_the_budget_is_closed(world: Wor
     assert not Reservation.objects.exists()
 
 
-def test_one_person_reserves_no_more_than_one_person_may_hold(world: World) -> None:
+def test_reservations_of_one_user_are_limited_to_the_cap_per_user(world: World) -> None:
     Pool.objects.filter(pk=world.shared.pk).update(most_gpus_per_user=2)
     world.shared.refresh_from_db()
     made(world, units=2)

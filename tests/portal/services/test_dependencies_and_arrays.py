@@ -1,4 +1,4 @@
-"""Jobs that wait for other jobs, and many jobs as one submission: from the verb over the engine to how they end."""
+"""Dependencies between jobs, and job arrays: from submission through the engine to their end."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def end(workload: Workload, outcome: str = "finished") -> None:
     Workload.objects.filter(pk=workload.pk).update(state="ended", outcome=outcome)
 
 
-def gate_of(world: World, workload: Workload) -> str:
+def gate_reason_of(world: World, workload: Workload) -> str:
     taken = snapshot.take_snapshot([world.shared.pk], world.now)
     return next(queued.gate for queued in taken.queued if queued.id == workload.pk)
 
@@ -64,7 +64,7 @@ def cycle(world: World) -> None:
     engine.run_cycle("test", world.now)
 
 
-# -- dependencies --------------------------------------------------------------------------------------------------------
+# -- dependencies --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def cycle(world: World) -> None:
         ("not_ok", "finished", False),
     ],
 )
-def test_it_starts_once_the_other_has_ended_as_it_must_or_never(
+def test_a_job_starts_once_its_dependency_has_ended_as_required_or_never(
     world: World, condition: str, outcome: str, starts: bool
 ) -> None:
     first = job(world)
@@ -99,7 +99,7 @@ def test_it_starts_once_the_other_has_ended_as_it_must_or_never(
         assert second.outcome_numbers == {"workload": first.pk, "condition": condition, "outcome": outcome}
 
 
-def test_what_can_never_run_ends_what_waits_for_it_in_turn(world: World) -> None:
+def test_a_job_that_can_never_run_ends_its_dependents_in_turn(world: World) -> None:
     first = job(world)
     second = job(world, "second", after=[("ok", first)])
     third = job(world, "third", after=[("ok", second)])
@@ -113,23 +113,23 @@ def test_what_can_never_run_ends_what_waits_for_it_in_turn(world: World) -> None
         "third": ReasonCode.DEPENDENCY_NEVER_MET,
         "clean": "",
     }
-    assert gate_of(world, clean) == ""
+    assert gate_reason_of(world, clean) == ""
     assert dependency_release.release_dependents(world.now) == 0, "all is settled"
 
 
-def test_it_waits_for_the_last_of_several(world: World) -> None:
+def test_a_job_waits_for_the_last_of_several_dependencies(world: World) -> None:
     first, second = job(world), job(world, "other")
     last = job(world, "last", after=[("any", first), ("ok", second)])
     end(first, "failed")
     dependency_release.release_dependents(world.now)
     last.refresh_from_db()
-    assert last.waits_for == [second.pk] and gate_of(world, last) == ReasonCode.DEPENDENCY
+    assert last.waits_for == [second.pk] and gate_reason_of(world, last) == ReasonCode.DEPENDENCY
     end(second)
     dependency_release.release_dependents(world.now)
-    assert gate_of(world, last) == ""
+    assert gate_reason_of(world, last) == ""
 
 
-def test_what_can_not_be_waited_for_is_refused(world: World) -> None:
+def test_an_invalid_dependency_is_refused(world: World) -> None:
     failed = job(world)
     end(failed, "failed")
     failed.refresh_from_db()
@@ -143,7 +143,7 @@ def test_what_can_not_be_waited_for_is_refused(world: World) -> None:
     assert job(world, "clean", after=[("not_ok", failed)]).waits_for == []
 
 
-def test_no_workload_can_wait_for_a_later_one_so_there_are_no_circles(world: World) -> None:
+def test_no_workload_can_depend_on_a_later_one_so_there_are_no_cycles(world: World) -> None:
     from django.db import IntegrityError, transaction
 
     first, second = job(world), job(world, "second")
@@ -152,9 +152,7 @@ def test_no_workload_can_wait_for_a_later_one_so_there_are_no_circles(world: Wor
             Dependency.objects.create(workload=earlier, on=later)
 
 
-def test_waiting_for_others_costs_the_snapshot_no_query(
-    world: World, django_assert_max_num_queries: Any
-) -> None:
+def test_dependencies_add_no_query_to_the_snapshot(world: World, django_assert_max_num_queries: Any) -> None:
     first = job(world)
     for number in range(5):
         job(world, f"n{number}", after=[("ok", first)])
@@ -162,10 +160,10 @@ def test_waiting_for_others_costs_the_snapshot_no_query(
         snapshot.take_snapshot(None, world.now)
 
 
-# -- arrays --------------------------------------------------------------------------------------------------------------
+# -- arrays --------------------------------------------------------------------------------------------------
 
 
-def test_an_array_is_many_jobs_of_which_so_many_run_at_once(world: World) -> None:
+def test_an_array_runs_as_many_tasks_at_once_as_its_limit_allows(world: World) -> None:
     made = array(world, "0-5%2")
     names = list(made.tasks.order_by("array_index").values_list("name", flat=True))
     assert names == [f"sweep[{n}]" for n in range(6)]
@@ -184,7 +182,7 @@ def test_an_array_is_many_jobs_of_which_so_many_run_at_once(world: World) -> Non
     assert set(made.tasks.filter(state="placed").values_list("array_index", flat=True)) == {0, 2}
 
 
-def test_each_task_knows_its_number(world: World) -> None:
+def test_each_task_knows_its_index(world: World) -> None:
     array(world, "7,9")
     cycle(world)
     found = {
@@ -194,14 +192,14 @@ def test_each_task_knows_its_number(world: World) -> None:
     assert found == {7, 9}
 
 
-def test_an_array_is_shown_by_a_task_that_has_not_ended(world: World) -> None:
+def test_an_array_is_represented_by_a_task_that_has_not_ended(world: World) -> None:
     made = array(world, "0-2%1")
     assert [row.array_index for row in job_arrays.first_open_task_only(made.tasks.all())] == [0]
     end(made.tasks.get(array_index=0), "finished")
     assert [row.array_index for row in job_arrays.first_open_task_only(made.tasks.all())] == [1]
 
 
-def test_an_array_is_cancelled_as_one(world: World) -> None:
+def test_an_array_is_cancelled_as_a_whole(world: World) -> None:
     made = array(world, "0-9%4", models=[H100])
     cycle(world)
     with pytest.raises(NotAllowed):
@@ -213,7 +211,7 @@ def test_an_array_is_cancelled_as_one(world: World) -> None:
         workload_changes.cancel_array(actor=world.vision.member, array=made, now=world.now)
 
 
-def test_the_tasks_of_an_array_wait_for_other_work_together(world: World) -> None:
+def test_the_tasks_of_an_array_share_their_dependencies(world: World) -> None:
     first = job(world)
     made = array(world, "0-3", after=[("ok", first)])
     end(first, "failed")
@@ -230,7 +228,7 @@ def test_the_tasks_of_an_array_wait_for_other_work_together(world: World) -> Non
         ("7", [7], None),
     ],
 )
-def test_indices_are_read_as_they_are_written(text: str, indices: list[int], at_once: int | None) -> None:
+def test_valid_index_expressions_are_parsed(text: str, indices: list[int], at_once: int | None) -> None:
     from portal.input_checks import InputChecks
 
     assert request_checks.parse_array_indices(InputChecks(), text) == (indices, at_once)
@@ -256,7 +254,7 @@ def test_indices_are_read_as_they_are_written(text: str, indices: list[int], at_
         "0-" + "9" * 300,
     ],
 )
-def test_other_indices_are_refused_by_name(world: World, text: Any) -> None:
+def test_invalid_index_expressions_are_refused_by_name(world: World, text: Any) -> None:
     with pytest.raises(Invalid) as refused:
         launch.submit_array(
             actor=world.vision.member,
@@ -272,7 +270,7 @@ def test_other_indices_are_refused_by_name(world: World, text: Any) -> None:
     assert not Workload.objects.exists()
 
 
-# -- a whole array is waited for ------------------------------------------------------------------------------------------
+# -- dependencies on whole arrays ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -286,7 +284,7 @@ def test_other_indices_are_refused_by_name(world: World, text: Any) -> None:
         ("not_ok", ("finished", "finished"), False),
     ],
 )
-def test_it_starts_once_every_task_of_an_array_has_ended_as_it_must_or_never(
+def test_a_job_starts_once_every_task_of_an_array_has_ended_as_required_or_never(
     world: World, condition: str, outcomes: tuple[str, str], starts: bool
 ) -> None:
     sweep = array(world, "0-1", preemptible=False)
@@ -320,7 +318,9 @@ def test_it_starts_once_every_task_of_an_array_has_ended_as_it_must_or_never(
         assert words.startswith("It was to run once every task of sweep had")
 
 
-def test_what_needs_all_tasks_to_finish_ends_with_the_first_that_did_not(world: World) -> None:
+def test_a_job_that_needs_all_tasks_finished_ends_with_the_first_task_that_did_not_finish(
+    world: World,
+) -> None:
     sweep = array(world, "0-9%1")
     waits, patient = (
         job(world, "collect", after=[("ok", sweep)]),
@@ -337,7 +337,7 @@ def test_what_needs_all_tasks_to_finish_ends_with_the_first_that_did_not(world: 
     assert (patient.state, patient.waits_for_arrays) == ("queued", [sweep.pk])
 
 
-def test_jobs_and_arrays_are_waited_for_together_and_one_array_for_another(world: World) -> None:
+def test_a_job_may_depend_on_jobs_and_arrays_and_an_array_on_another(world: World) -> None:
     sweep, other = array(world, "0-2"), job(world, "other")
     both = job(world, "both", after=[("ok", sweep), ("any", other)])
     after_all = array(world, "5-6", name="second", after=[("any", sweep)])
@@ -351,14 +351,14 @@ def test_jobs_and_arrays_are_waited_for_together_and_one_array_for_another(world
     both.refresh_from_db()
     assert (both.waits_for, both.waits_for_arrays) == ([other.pk], [])
     assert not after_all.tasks.exclude(waits_for_arrays=[]).exists()
-    assert {gate_of(world, task) for task in after_all.tasks.filter(state="queued")} <= {""}
+    assert {gate_reason_of(world, task) for task in after_all.tasks.filter(state="queued")} <= {""}
     end(other, "failed")
     cycle(world)
     both.refresh_from_db()
     assert both.state == "placed"
 
 
-def test_an_array_that_has_ended_otherwise_can_not_be_waited_for(world: World) -> None:
+def test_an_array_that_ended_differently_is_refused_as_a_dependency(world: World) -> None:
     sweep = array(world, "0-1")
     end(sweep.tasks.get(array_index=0), "failed")
     with pytest.raises(Invalid, match="after names sweep, in which some tasks did not end as required"):
@@ -368,7 +368,7 @@ def test_an_array_that_has_ended_otherwise_can_not_be_waited_for(world: World) -
     assert done.waits_for_arrays == [] and Dependency.objects.get().settled_at == world.now
 
 
-def test_waiting_for_arrays_costs_a_cycle_a_fixed_number_of_queries(
+def test_dependencies_on_arrays_cost_a_cycle_a_fixed_number_of_queries(
     world: World, django_assert_max_num_queries: Any
 ) -> None:
     for number in range(12):
@@ -378,10 +378,10 @@ def test_waiting_for_arrays_costs_a_cycle_a_fixed_number_of_queries(
         dependency_release.release_dependents(world.now)
 
 
-# -- how much may wait ---------------------------------------------------------------------------------------------------
+# -- limits on waiting work ----------------------------------------------------------------------------------
 
 
-def test_who_has_as_much_waiting_as_one_may_is_refused_in_words_with_the_numbers(world: World) -> None:
+def test_a_submission_above_the_limit_of_waiting_work_is_refused_with_the_numbers(world: World) -> None:
     world.shared.most_waiting_per_user, world.shared.most_waiting_per_team = 3, 5
     world.shared.save()
     for number in range(3):
@@ -418,7 +418,7 @@ def test_who_has_as_much_waiting_as_one_may_is_refused_in_words_with_the_numbers
     assert job(world, "instead").state == "queued"
 
 
-def test_an_array_is_counted_whole_and_taken_whole_or_not_at_all(world: World) -> None:
+def test_an_array_is_counted_and_accepted_as_a_whole_or_refused(world: World) -> None:
     world.shared.most_waiting_per_user = 10
     world.shared.save()
     array(world, "0-5%1")
@@ -428,7 +428,7 @@ def test_an_array_is_counted_whole_and_taken_whole_or_not_at_all(world: World) -
     assert array(world, "0-3", name="second").tasks.count() == 4
 
 
-def test_what_comes_back_into_the_queue_is_not_refused(world: World) -> None:
+def test_requeued_work_is_not_refused(world: World) -> None:
     running = job(world, "runs")
     cycle(world)
     world.shared.most_waiting_per_user = 1
@@ -436,6 +436,6 @@ def test_what_comes_back_into_the_queue_is_not_refused(world: World) -> None:
     job(world, "waits", units=8, hosts=2)
     running.refresh_from_db()
     assert running.state == "placed"
-    Workload.objects.filter(pk=running.pk).update(state="queued")  # as an eviction does in the end
+    Workload.objects.filter(pk=running.pk).update(state="queued")  # an eviction ends in the same state
     with pytest.raises(Conflict, match="has 2 notebooks and jobs waiting"):
         job(world, "new")

@@ -1,4 +1,4 @@
-"""What its owner says of a job on several hosts, by every way in, and what people read when one of its members ended."""
+"""Gangs: options of their owner in every interface, and how pages show which member ended first."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def submitted(world: World, **wish: Any) -> Workload:
     )
 
 
-def test_a_gang_starts_again_unless_its_owner_said_that_it_ends(world: World) -> None:
+def test_a_gang_restarts_unless_its_owner_chose_that_it_ends(world: World) -> None:
     assert submitted(world).if_member_ends == "restart"
     ends = submitted(world, if_member_ends="end")
     assert ends.if_member_ends == "end"
@@ -39,13 +39,13 @@ def test_a_gang_starts_again_unless_its_owner_said_that_it_ends(world: World) ->
     assert again.if_member_ends == "end"
 
 
-def test_anything_else_is_refused_in_words(world: World) -> None:
+def test_an_unknown_choice_is_refused_with_a_message(world: World) -> None:
     with pytest.raises(Invalid) as refused:
         submitted(world, if_member_ends="panic")
     assert "panic" in refused.value.fields["if_member_ends"]
 
 
-def test_a_job_is_opened_once_its_first_host_answers_and_by_its_owner_only(world: World) -> None:
+def test_a_gang_is_opened_by_its_owner_once_its_first_host_is_ready(world: World) -> None:
     job = submitted(world)
     engine.run_cycle("test", world.now)
     Workload.objects.filter(pk=job.pk).update(state="running")
@@ -67,7 +67,7 @@ def test_a_job_is_opened_once_its_first_host_answers_and_by_its_owner_only(world
     assert "/.gpupool/enter?code=" in workspaces.open_workspace(**by_its_owner)
 
 
-def test_the_page_says_which_part_ended_first() -> None:
+def test_the_page_says_which_member_ended_first() -> None:
     said = reason_texts.decision_sentence(
         "restarted", "failed", {"rank": 1, "host": "gpu-07", "exit_code": 137}
     )

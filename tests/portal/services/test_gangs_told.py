@@ -1,4 +1,4 @@
-"""What the owner of a gang is told when one of its hosts is taken out."""
+"""Notices and pages of a gang when one of its members or hosts fails."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ SECOND = dt.timedelta(seconds=1)
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
 @pytest.mark.parametrize("whole", [True, False])
-def test_the_notice_names_the_host_that_is_taken_out_and_comes_once(
-    world: World, rank: int, whole: bool
-) -> None:
+def test_the_notice_names_the_drained_host_and_is_sent_once(world: World, rank: int, whole: bool) -> None:
     workload, agents = running_gang(world, 3)
     ill, at = agents[rank].host, world.now + 60 * SECOND
     if whole:
@@ -38,7 +36,7 @@ def test_the_notice_names_the_host_that_is_taken_out_and_comes_once(
     assert (told.numbers["host"], told.numbers["words"]) == (ill.name, "a fan" if whole else "xid:79")
 
 
-def test_its_page_says_how_the_attempt_ended_and_not_how_the_first_member_was_stopped_for_it(
+def test_the_page_shows_why_the_attempt_ended_and_not_how_its_first_member_was_stopped(
     world: World,
 ) -> None:
     workload, agents = running_gang(world, 3)
@@ -49,7 +47,7 @@ def test_its_page_says_how_the_attempt_ended_and_not_how_the_first_member_was_st
     assert (row["state"], row["word"]) == ("failed", "GPU error") and "It was stopped" not in row["why"]
 
 
-def test_its_page_gives_the_exit_code_of_the_member_that_failed(world: World) -> None:
+def test_the_page_shows_the_exit_code_of_the_member_that_failed(world: World) -> None:
     workload, agents = running_gang(world, 3)
     at = world.now + 60 * SECOND
     agents[2].end(agents[2].running[0], at, outcome="failed", exit_code=7)
@@ -59,7 +57,7 @@ def test_its_page_gives_the_exit_code_of_the_member_that_failed(world: World) ->
     assert "exit code 7" in row["why"]
 
 
-def test_its_page_and_what_was_decided_name_the_same_end_where_a_gpu_was_lost_after_another_member_had_failed(
+def test_the_page_and_the_decision_agree_if_a_gpu_fails_after_another_member_failed(
     world: World,
 ) -> None:
     workload, agents = running_gang(world, 3)
@@ -76,7 +74,7 @@ def test_its_page_and_what_was_decided_name_the_same_end_where_a_gpu_was_lost_af
     assert row["word"] == "GPU error" and "exit code" not in row["why"]
 
 
-def test_what_the_gpu_of_one_member_told_does_not_hide_that_another_had_lost_its_host_before(
+def test_a_gpu_error_of_one_member_does_not_hide_an_earlier_host_loss_of_another(
     world: World,
 ) -> None:
     workload, agents = running_gang(world, 2)
@@ -90,7 +88,7 @@ def test_what_the_gpu_of_one_member_told_does_not_hide_that_another_had_lost_its
     assert row["word"] == "Host lost" and "xid:79" not in row["why"]
 
 
-def test_its_page_asks_as_much_for_many_attempts_as_for_one(world: World) -> None:
+def test_the_page_makes_the_same_number_of_queries_for_any_number_of_attempts(world: World) -> None:
     workload, agents = running_gang(world, 2)
     at = world.now + 60 * SECOND
     for agent in agents:

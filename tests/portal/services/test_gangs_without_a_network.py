@@ -1,4 +1,4 @@
-"""Who asks for several hosts is told before they fail that these would not reach each other."""
+"""A request for several hosts shows a warning if these hosts cannot reach each other."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ SAID = "The hosts of Shared that could run it do not let a job&#x27;s hosts reac
 
 
 def report(world: World, **addresses: str | None) -> None:
-    """The agents of these hosts have joined and reported; None: no address."""
+    """Mark these hosts as joined with a report. A value of None means a report without an address."""
     for name, address in addresses.items():
         reported = {"gpus": [], "network": "private"} | ({} if address is None else {"address": address})
         Host.objects.filter(name=name).update(hardware={"reported": reported})
 
 
-def warned(world: World, **changes: Any) -> str:
+def warning_for(world: World, **changes: Any) -> str:
     given: dict[str, Any] = {
         "actor": world.vision.member,
         "project": world.vision.project,
@@ -44,27 +44,27 @@ def warned(world: World, **changes: Any) -> str:
     return " ".join(workload_preview.preview_workload(**(given | changes))["warnings"])
 
 
-def test_only_hosts_that_could_serve_it_count_and_only_for_several(world: World) -> None:
+def test_only_hosts_that_could_serve_the_request_count_and_only_for_several_hosts(world: World) -> None:
     report(world, alpha=None, beta="", gamma="10.0.0.3")
-    assert "The hosts of Shared that could run it do not let" in warned(world)
-    assert "docs/gangs.md" in warned(world)
-    assert warned(world, hosts=1) == ""
-    assert warned(world, models=[A100], hosts=1) == ""
-    said = warned(world, models=[])
+    assert "The hosts of Shared that could run it do not let" in warning_for(world)
+    assert "docs/gangs.md" in warning_for(world)
+    assert warning_for(world, hosts=1) == ""
+    assert warning_for(world, models=[A100], hosts=1) == ""
+    said = warning_for(world, models=[])
     assert "2 of the 3 hosts of Shared" in said and ": alpha, beta. Where it gets one of them" in said
-    assert "The hosts of Shared" in warned(world, models=[], min_memory_mib=80_000)
-    assert "The hosts of Shared" in warned(world, models=[], min_compute_capability=90)
+    assert "The hosts of Shared" in warning_for(world, models=[], min_memory_mib=80_000)
+    assert "The hosts of Shared" in warning_for(world, models=[], min_compute_capability=90)
     Host.objects.filter(name__in=("gamma", "alpha")).update(labels={"net": "yes"})
-    assert "1 of the 2 hosts" in warned(world, models=[], labels_required={"net": "yes"})
+    assert "1 of the 2 hosts" in warning_for(world, models=[], labels_required={"net": "yes"})
 
 
-def test_hosts_with_addresses_and_hosts_that_never_joined_say_nothing(world: World) -> None:
-    assert warned(world) == ""
+def test_hosts_with_addresses_and_hosts_that_never_joined_cause_no_warning(world: World) -> None:
+    assert warning_for(world) == ""
     report(world, alpha="10.0.0.1", beta="10.0.0.2")
-    assert warned(world) == ""
+    assert warning_for(world) == ""
 
 
-def test_it_is_said_wherever_it_is_asked_for_and_on_submission(world: World) -> None:
+def test_the_warning_is_shown_in_every_form_and_on_submission(world: World) -> None:
     report(world, alpha=None, beta=None)
     client = signed_in(world.vision.member)
     data = ask_data(world, kind="job", name="gang", command="true", count="1", hosts="2", length="1")

@@ -1,4 +1,4 @@
-"""Facts become notices once; notebooks that nobody uses are warned and stopped."""
+"""Events become notifications exactly once; idle notebooks are warned and stopped."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def run_of(workload: Workload, world: World, **fields: Any) -> Run:
 
 
 @pytest.mark.django_db
-def test_a_start_a_resume_and_an_end_are_told_once(world: World) -> None:
+def test_a_start_a_resume_and_an_end_are_notified_once(world: World) -> None:
     made = job(world)
     run_of(made, world, running_at=world.now)
     delivery.write_notices(world.now + MINUTE)
@@ -76,7 +76,7 @@ def test_a_start_a_resume_and_an_end_are_told_once(world: World) -> None:
 
 
 @pytest.mark.django_db
-def test_a_fact_of_a_time_when_nobody_looked_is_told_later(world: World) -> None:
+def test_an_event_during_an_outage_of_the_sweep_is_notified_later(world: World) -> None:
     delivery.write_notices(world.now)
     made = job(world)
     run_of(made, world, running_at=world.now + MINUTE)
@@ -85,7 +85,7 @@ def test_a_fact_of_a_time_when_nobody_looked_is_told_later(world: World) -> None
 
 
 @pytest.mark.django_db
-def test_simulated_history_is_not_told(world: World) -> None:
+def test_simulated_history_creates_no_notifications(world: World) -> None:
     made = job(world)
     Workload.objects.filter(pk=made.pk).update(simulated=True)
     run_of(made, world, running_at=world.now)
@@ -93,7 +93,7 @@ def test_simulated_history_is_not_told(world: World) -> None:
 
 
 @pytest.mark.django_db
-def test_the_owner_hears_of_an_eviction_in_words(world: World) -> None:
+def test_the_owner_is_notified_of_an_eviction_with_its_reason(world: World) -> None:
     made = job(world)
     numbers = {"team": world.language.team.pk, "workload": 0}
     Decision.objects.create(
@@ -101,7 +101,7 @@ def test_the_owner_hears_of_an_eviction_in_words(world: World) -> None:
     )
     delivery.write_notices(world.now + MINUTE)
     assert kinds(world.vision.member) == ["preemption_notice"]
-    # Who shares the pool is no secret; what they run in it is.
+    # A team may know with whom it shares the pool, but not which work they run.
     other = job(world, actor=world.language.member, project=world.language.project)
     told = reason_texts.reason_sentence("evicted_for_guarantee", numbers | {"workload": other.pk}, made.owner)
     assert "borrowed, and Language, to whom they are guaranteed, needs them for its work" in told
@@ -109,7 +109,7 @@ def test_the_owner_hears_of_an_eviction_in_words(world: World) -> None:
 
 
 @pytest.mark.django_db
-def test_operators_hear_what_waits_and_authors_what_was_decided(world: World) -> None:
+def test_operators_are_notified_of_waiting_requests_and_authors_of_decisions(world: World) -> None:
     asked = submissions.request_quota_change(
         actor=world.vision.lead,
         team=world.vision.team,
@@ -136,7 +136,7 @@ def test_operators_hear_what_waits_and_authors_what_was_decided(world: World) ->
 
 
 @pytest.mark.django_db
-def test_a_reservation_is_announced_a_quarter_of_an_hour_before(world: World) -> None:
+def test_a_reservation_is_announced_fifteen_minutes_before_its_start(world: World) -> None:
     start = world.now + timedelta(hours=1)
     made = reservations.request_reservation(
         actor=world.vision.member,
@@ -158,7 +158,7 @@ def test_a_reservation_is_announced_a_quarter_of_an_hour_before(world: World) ->
 
 
 @pytest.mark.django_db
-def test_an_expected_start_that_moves_a_lot_is_told(world: World) -> None:
+def test_an_expected_start_that_moves_a_lot_is_notified(world: World) -> None:
     made = job(world)
     for expected, told in ((60, 0), (70, 0), (180, 1), (185, 1), (60, 2)):
         Workload.objects.filter(pk=made.pk).update(expected_start=world.now + expected * MINUTE)
@@ -167,7 +167,7 @@ def test_an_expected_start_that_moves_a_lot_is_told(world: World) -> None:
 
 
 @pytest.mark.django_db
-def test_operators_and_owners_hear_of_a_host_in_trouble(world: World) -> None:
+def test_operators_and_owners_are_notified_of_a_silent_host(world: World) -> None:
     run_of(job(world), world)
     alpha = world.hosts["alpha"]
     HostStateChange.objects.create(
@@ -179,11 +179,11 @@ def test_operators_and_owners_hear_of_a_host_in_trouble(world: World) -> None:
 
 
 @pytest.mark.django_db
-def test_operators_hear_of_a_disk_that_stays_full_once_and_again_only_after_it_had_room(world: World) -> None:
+def test_a_disk_that_stays_full_is_notified_once_and_again_only_after_it_had_space(world: World) -> None:
     agent = FakeAgent.of(world.hosts["alpha"])
 
     def minute(number: float, *, full: bool) -> list[str]:
-        """The agent speaks, somebody looks; what the operator has been told by now."""
+        """Sync the agent, deliver notices, and return every disk notice of the operator so far."""
         at = world.now + number * MINUTE
         agent.inventory = replace(agent.inventory, disk_full=full)
         agent.sync(at)
@@ -213,7 +213,7 @@ def test_operators_hear_of_a_disk_that_stays_full_once_and_again_only_after_it_h
 
 
 @pytest.mark.django_db
-def test_operators_are_told_of_a_disk_that_was_full_before_that_was_kept(world: World) -> None:
+def test_a_disk_that_was_full_before_the_field_existed_is_notified(world: World) -> None:
     alpha = world.hosts["alpha"]
     Host.objects.filter(pk=alpha.pk).update(disk_full=True)
     import_module("scheduler.migrations.0023_since_when_a_disk_is_full").begin_now(apps, None)
@@ -224,7 +224,7 @@ def test_operators_are_told_of_a_disk_that_was_full_before_that_was_kept(world: 
 
 
 @pytest.mark.django_db
-def test_a_host_that_is_attested_off_counts_as_off_and_falls_silent_once(world: World) -> None:
+def test_a_host_attested_off_is_reported_as_off_and_as_silent_once(world: World) -> None:
     alpha = world.hosts["alpha"]
     Host.objects.filter(pk=alpha.pk).update(last_sync_at=world.now - 30 * MINUTE)
     silent_hosts.sweep_silent_hosts(world.now)
@@ -242,8 +242,8 @@ def test_a_host_that_is_attested_off_counts_as_off_and_falls_silent_once(world: 
 
 
 @pytest.mark.django_db
-def test_who_saw_a_host_off_is_named_to_those_who_see_everybodys_work_only(world: World) -> None:
-    """As on the host's page: to members it was an operator."""
+def test_the_operator_who_attested_a_host_off_is_named_to_operators_only(world: World) -> None:
+    """Members read "an operator", as on the page of the host."""
     User.objects.filter(pk=world.operator.pk).update(first_name="Olga", last_name="Perez")
     run_of(job(world), world)
     HostStateChange.objects.create(
@@ -268,8 +268,8 @@ def test_who_saw_a_host_off_is_named_to_those_who_see_everybodys_work_only(world
 
 
 @pytest.mark.django_db
-def test_a_hardware_event_is_told_to_operators_and_to_whom_it_moves(world: World) -> None:
-    """XID 79 cordons a host whose repair state stays well; a warning does nothing but tell."""
+def test_a_hardware_event_is_notified_to_operators_and_to_owners_of_moved_work(world: World) -> None:
+    """XID 79 cordons the host but leaves its repair state "well". A warning only creates a notification."""
     alpha, made = world.hosts["alpha"], job(world, preemptible=True)
     meaning = HealthRule.objects.get(code="xid:79").meaning
     run_of(made, world, running_at=world.now)
@@ -307,7 +307,7 @@ def test_a_hardware_event_is_told_to_operators_and_to_whom_it_moves(world: World
 
 
 @pytest.mark.django_db
-def test_a_drain_by_hand_is_told_in_the_operators_words(world: World) -> None:
+def test_a_drain_by_hand_is_notified_with_the_reason_of_the_operator(world: World) -> None:
     made = job(world, preemptible=True)
     run_of(made, world, running_at=world.now)
     Workload.objects.filter(pk=made.pk, state="queued").update(state="running", attempt=1)
@@ -320,7 +320,7 @@ def test_a_drain_by_hand_is_told_in_the_operators_words(world: World) -> None:
 
 
 @pytest.mark.django_db
-def test_finance_and_leads_hear_of_a_budget(world: World) -> None:
+def test_finance_and_leads_are_notified_of_a_budget(world: World) -> None:
     budget = Budget.objects.create(team=world.vision.team, month=world.now.date().replace(day=1), amount=100)
     BudgetAlert.objects.create(budget=budget, percent=80, spent=81, at=world.now)
     delivery.write_notices(world.now + MINUTE)
@@ -329,7 +329,7 @@ def test_finance_and_leads_hear_of_a_budget(world: World) -> None:
 
 
 @pytest.mark.django_db
-def test_a_notice_and_a_reason_say_that_a_budget_is_of_gpu_hours(world: World) -> None:
+def test_a_notification_and_a_reason_name_a_budget_of_gpu_hours(world: World) -> None:
     month = world.now.date().replace(day=1)
     budget = Budget.objects.create(team=world.vision.team, month=month, measure="gpu_hours", amount=100)
     BudgetAlert.objects.create(budget=budget, percent=80, spent=81, at=world.now)
@@ -348,7 +348,7 @@ def test_a_notice_and_a_reason_say_that_a_budget_is_of_gpu_hours(world: World) -
 
 
 @pytest.mark.django_db
-def test_a_reservation_without_gpus_is_told_once_to_its_owner_and_to_operators(world: World) -> None:
+def test_a_reservation_without_gpus_is_notified_once_to_its_owner_and_to_operators(world: World) -> None:
     made = Reservation.objects.create(
         pool=world.shared,
         project=world.vision.project,
@@ -370,7 +370,7 @@ def test_a_reservation_without_gpus_is_told_once_to_its_owner_and_to_operators(w
     assert "needs 8; 5 of 16" in said and "3 are out of service" in said
 
 
-# -- idleness ----------------------------------------------------------------------------------------------------------
+# -- idle notebooks ------------------------------------------------------------------------------------------
 
 START = datetime.fromisoformat("2026-03-02T09:00:00+00:00")
 
@@ -398,7 +398,7 @@ def activity(**changes: Any) -> NotebookActivity:
         (145, {}, 55, 90, IdleVerdict.WARN),
     ],
 )
-def test_a_notebook_is_warned_and_then_stopped_only_when_nothing_at_all_happens(
+def test_a_notebook_is_warned_and_stopped_only_if_every_signal_is_idle(
     minutes: int, changes: dict[str, Any], warned: int | None, keep: int | None, verdict: IdleVerdict
 ) -> None:
     found = idle_notebooks.idle_verdict(
@@ -450,7 +450,7 @@ def sample(
 
 
 @pytest.mark.django_db
-def test_an_idle_notebook_is_warned_then_stopped_and_its_owner_knows(world: World) -> None:
+def test_an_idle_notebook_is_warned_then_stopped_and_its_owner_is_notified(world: World) -> None:
     run = running_notebook(world)
     for minute in range(0, 61, 5):
         sample(run, world.now + minute * MINUTE, 0.0)
@@ -465,7 +465,7 @@ def test_an_idle_notebook_is_warned_then_stopped_and_its_owner_knows(world: Worl
 
 
 @pytest.mark.django_db
-def test_work_on_the_gpu_takes_the_warning_back(world: World) -> None:
+def test_work_on_the_gpu_clears_the_warning(world: World) -> None:
     run = running_notebook(world)
     sample(run, world.now, 0.0)
     idle_notebooks.stop_idle_notebooks(world.now + 56 * MINUTE)
@@ -475,7 +475,7 @@ def test_work_on_the_gpu_takes_the_warning_back(world: World) -> None:
 
 
 @pytest.mark.django_db
-def test_kept_by_its_owner_it_is_left_alone(world: World) -> None:
+def test_a_notebook_kept_by_its_owner_is_not_stopped(world: World) -> None:
     run = running_notebook(world)
     sample(run, world.now, 0.0)
     idle_notebooks.stop_idle_notebooks(world.now + 56 * MINUTE)
@@ -486,7 +486,7 @@ def test_kept_by_its_owner_it_is_left_alone(world: World) -> None:
 
 
 @pytest.mark.django_db
-def test_a_gpu_that_nobody_measures_is_not_called_quiet(world: World) -> None:
+def test_a_gpu_without_samples_does_not_count_as_idle(world: World) -> None:
     run = running_notebook(world)
     sample(run, world.now + 50 * MINUTE, None)
     assert idle_notebooks.stop_idle_notebooks(world.now + 100 * MINUTE)["busy"] == 1
@@ -494,7 +494,7 @@ def test_a_gpu_that_nobody_measures_is_not_called_quiet(world: World) -> None:
     assert idle_notebooks.stop_idle_notebooks(world.now + 100 * MINUTE)["warn"] == 1
 
 
-def edge_says(run: Run, **use: Any) -> None:
+def record_edge_activity(run: Run, **use: Any) -> None:
     told = {"sockets": 0, "last_request": None, "last_input": None} | use
     nudge.redis_connection().set(
         f"{idle_notebooks.WORKSPACE_KEY_PREFIX}{run.public_id}", json.dumps(told), ex=60
@@ -502,15 +502,19 @@ def edge_says(run: Run, **use: Any) -> None:
 
 
 @pytest.mark.django_db
-def test_an_open_page_keeps_a_gpu_only_while_somebody_works_in_it(world: World) -> None:
+def test_an_open_page_keeps_a_gpu_only_while_its_user_is_active(world: World) -> None:
     run = running_notebook(world)
     later = world.now + 100 * MINUTE
     sample(run, world.now + 60 * MINUTE, 0.0)
     said = {"busy": 0, "connections": 2, "last_message": None, "last_activity": later.timestamp()}
     Run.objects.filter(pk=run.pk).update(activity=said)
-    edge_says(run, sockets=2, last_request=later.timestamp(), last_input=(later - 50 * MINUTE).timestamp())
+    record_edge_activity(
+        run, sockets=2, last_request=later.timestamp(), last_input=(later - 50 * MINUTE).timestamp()
+    )
     assert idle_notebooks.stop_idle_notebooks(later)["busy"] == 1
-    edge_says(run, sockets=2, last_request=later.timestamp(), last_input=(later - 56 * MINUTE).timestamp())
+    record_edge_activity(
+        run, sockets=2, last_request=later.timestamp(), last_input=(later - 56 * MINUTE).timestamp()
+    )
     assert idle_notebooks.stop_idle_notebooks(later)["warn"] == 1
     Run.objects.filter(pk=run.pk).update(activity=said | {"last_message": (later - MINUTE).timestamp()})
     assert idle_notebooks.stop_idle_notebooks(later)["busy"] == 1, (
@@ -522,7 +526,7 @@ def test_an_open_page_keeps_a_gpu_only_while_somebody_works_in_it(world: World) 
 @pytest.mark.parametrize(
     "seen_by", ["agent alone", "edge that knows no input", "agent that tells no messages"]
 )
-def test_somebody_of_whom_little_is_known_is_at_work(world: World, seen_by: str) -> None:
+def test_a_notebook_counts_as_busy_if_little_is_known_of_its_user(world: World, seen_by: str) -> None:
     run = running_notebook(world)
     later = world.now + 100 * MINUTE
     sample(run, world.now + 60 * MINUTE, 0.0)
@@ -535,7 +539,7 @@ def test_somebody_of_whom_little_is_known_is_at_work(world: World, seen_by: str)
     if seen_by == "agent alone":
         said["connections"] = 1
     elif seen_by == "edge that knows no input":
-        edge_says(run, sockets=1)
+        record_edge_activity(run, sockets=1)
     else:
         del said["last_message"]
     Run.objects.filter(pk=run.pk).update(activity=said)
@@ -555,7 +559,7 @@ def test_somebody_of_whom_little_is_known_is_at_work(world: World, seen_by: str)
         ({}, 0, "busy"),
     ],
 )
-def test_a_slice_is_quiet_by_its_activity_or_when_only_idle_kernels_are_on_it(
+def test_a_slice_is_idle_by_its_activity_or_if_it_runs_idle_kernels_only(
     world: World, reading: dict[str, Any], background: int | None, verdict: str
 ) -> None:
     run = running_notebook(world)
@@ -567,8 +571,8 @@ def test_a_slice_is_quiet_by_its_activity_or_when_only_idle_kernels_are_on_it(
     assert idle_notebooks.stop_idle_notebooks(later)[verdict] == 1
 
 
-def sweep(world: World, tasks: int) -> list[Workload]:
-    """The tasks of an array, by their index."""
+def submit_sweep(world: World, tasks: int) -> list[Workload]:
+    """Submit an array and return its tasks in the order of their indices."""
     made = launch.submit_array(
         actor=world.vision.member,
         project=world.vision.project,
@@ -584,52 +588,52 @@ def sweep(world: World, tasks: int) -> list[Workload]:
     return list(made.tasks.order_by("array_index"))
 
 
-def end_of(task: Workload, at: datetime, outcome: str, **numbers: Any) -> None:
+def end_task(task: Workload, at: datetime, outcome: str, **numbers: Any) -> None:
     Workload.objects.filter(pk=task.pk).update(ended_at=at, outcome=outcome, outcome_numbers=numbers)
     Workload.objects.filter(pk=task.pk, state="queued").update(state="ended")
 
 
-def said_to(user: Any) -> list[str]:
+def sentences_for(user: Any) -> list[str]:
     notices = Notification.objects.filter(user=user).order_by("pk")
     return [notice_texts.notice_sentence(notice.kind, notice.numbers, user) for notice in notices]
 
 
 @pytest.mark.django_db
-def test_an_array_of_a_hundred_tasks_tells_its_start_once_and_its_end_once_with_how_many_did_how(
+def test_an_array_of_a_hundred_tasks_notifies_its_start_once_and_its_end_once_with_counts(
     world: World,
 ) -> None:
-    tasks = sweep(world, 100)
+    tasks = submit_sweep(world, 100)
     for number, task in enumerate(tasks):
         run_of(task, world, running_at=world.now + number * MINUTE)
         delivery.write_notices(world.now + number * MINUTE)
-        end_of(task, world.now + number * MINUTE, "finished" if number != 99 else "cancelled")
+        end_task(task, world.now + number * MINUTE, "finished" if number != 99 else "cancelled")
     delivery.write_notices(world.now + 100 * MINUTE)
     delivery.write_notices(world.now + 101 * MINUTE)
-    assert said_to(world.vision.member) == [
+    assert sentences_for(world.vision.member) == [
         "sweep started: the first of its 100 tasks runs on alpha.",
         "sweep ended. Of its 100 tasks 99 finished and 1 cancelled.",
     ]
 
 
 @pytest.mark.django_db
-def test_the_first_task_of_an_array_that_fails_is_told_at_once_and_the_others_together(world: World) -> None:
-    tasks = sweep(world, 20)
+def test_the_first_failed_task_of_an_array_is_notified_at_once_and_later_ones_together(world: World) -> None:
+    tasks = submit_sweep(world, 20)
     for number, task in enumerate(tasks[:-1]):
-        end_of(task, world.now + number * MINUTE, "failed", exit_code=number)
+        end_task(task, world.now + number * MINUTE, "failed", exit_code=number)
         delivery.write_notices(world.now + number * MINUTE)
     assert kinds(world.vision.member) == ["array_fails"] * 5
-    assert said_to(world.vision.member)[0] == (
+    assert sentences_for(world.vision.member)[0] == (
         "sweep: 1 of its 20 tasks failed so far. The last, sweep[0]: It failed with exit code 0."
     )
-    assert "sweep: 16 of its 20 tasks failed so far." in said_to(world.vision.member)[-1]
-    end_of(tasks[-1], world.now + 30 * MINUTE, "finished")
+    assert "sweep: 16 of its 20 tasks failed so far." in sentences_for(world.vision.member)[-1]
+    end_task(tasks[-1], world.now + 30 * MINUTE, "finished")
     delivery.write_notices(world.now + 30 * MINUTE)
-    assert "Of its 20 tasks 1 finished and 19 failed." in said_to(world.vision.member)[-1]
+    assert "Of its 20 tasks 1 finished and 19 failed." in sentences_for(world.vision.member)[-1]
 
 
 @pytest.mark.django_db
-def test_tasks_of_an_array_that_make_room_are_told_together(world: World) -> None:
-    for task in sweep(world, 8):
+def test_evicted_tasks_of_an_array_are_notified_together(world: World) -> None:
+    for task in submit_sweep(world, 8):
         numbers = {"team": world.language.team.pk, "workload": 0}
         Decision.objects.create(
             workload=task,
@@ -640,17 +644,17 @@ def test_tasks_of_an_array_that_make_room_are_told_together(world: World) -> Non
             at=world.now,
         )
     delivery.write_notices(world.now + MINUTE)
-    assert [said.partition(".")[0] for said in said_to(world.vision.member)] == [
+    assert [said.partition(".")[0] for said in sentences_for(world.vision.member)] == [
         "sweep, or a part of it, has to make room"
     ]
 
 
 @pytest.mark.django_db
-def test_a_start_that_moves_is_told_of_an_array_once(world: World) -> None:
-    tasks = sweep(world, 8)
+def test_a_start_that_moves_is_notified_once_for_an_array(world: World) -> None:
+    tasks = submit_sweep(world, 8)
     of_all = Workload.objects.filter(pk__in=[task.pk for task in tasks])
     of_all.update(expected_start=world.now + timedelta(hours=1))
     delivery.write_notices(world.now)
     of_all.update(expected_start=world.now + timedelta(hours=9))
     delivery.write_notices(world.now + MINUTE)
-    assert [said.partition(" is now")[0] for said in said_to(world.vision.member)] == ["sweep"]
+    assert [said.partition(" is now")[0] for said in sentences_for(world.vision.member)] == ["sweep"]

@@ -1,4 +1,4 @@
-"""Notices are kept as long as the setting says, and no longer."""
+"""Notifications are deleted after the time that the setting names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.world import World
 DAY = dt.timedelta(days=1)
 
 
-def test_old_notices_go_read_or_not(world: World, settings: Settings) -> None:
+def test_old_notifications_are_deleted_whether_read_or_not(world: World, settings: Settings) -> None:
     settings.GPUPOOL_NOTICE_DAYS = 30
     for number, age in enumerate((40, 31, 29)):
         Notification.objects.create(

@@ -1,4 +1,4 @@
-"""GPUs of a reservation that nobody can use any more while its owner works on the others: its owner knows what there is to do."""
+"""A reservation loses GPUs while its owner works on the others: the owner is notified of the choices."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.world import World, units_of
 pytestmark = pytest.mark.django_db
 
 
-def told(world: World) -> list[str]:
+def reservation_notices(world: World) -> list[str]:
     rows = Notification.objects.filter(user=world.vision.member, kind__startswith="reservation").order_by(
         "pk"
     )
     return [notice_texts.notice_sentence(row.kind, row.numbers) for row in rows]
 
 
-def test_who_works_in_a_reservation_is_told_at_once_that_a_part_of_it_is_gone_and_when_it_gets_others(
+def test_the_owner_of_a_used_reservation_is_told_at_once_of_lost_gpus_and_of_their_replacement(
     world: World,
 ) -> None:
     units = [*units_of(world.hosts["alpha"])[:2], *units_of(world.hosts["beta"])[:2]]
@@ -40,21 +40,21 @@ def test_who_works_in_a_reservation_is_told_at_once_that_a_part_of_it_is_gone_an
         BoundUnit.objects.filter(reservation=made, period__contains=world.now + timedelta(hours=1)).count()
         == 4
     )
-    assert told(world) == [
+    assert reservation_notices(world) == [
         "2 of the 4 GPUs of reservation sprint can't be used at present (alpha). It gets others once nothing runs inside it: end "
         "the one workload there for that, or go on with the rest."
     ]
     Allocation.objects.filter(pk=held.pk).update(period=DateTimeTZRange(since, world.now))
     reservation_windows.sweep_reservations(world.now + timedelta(minutes=11))
     delivery.write_notices(world.now + timedelta(minutes=12))
-    assert "Reservation sprint leaves alpha" in told(world)[-1]
+    assert "Reservation sprint leaves alpha" in reservation_notices(world)[-1]
 
 
-def test_who_has_nothing_in_it_has_nothing_to_end(world: World) -> None:
+def test_the_owner_of_an_unused_reservation_is_not_asked_to_end_work(world: World) -> None:
     since = world.now - timedelta(minutes=5)
     reservation(
         world, world.vision, units_of(world.hosts["alpha"])[:2], since, world.now + timedelta(hours=5)
     )
     Host.objects.filter(name="alpha").update(admin_state="cordoned")
     delivery.write_notices(world.now)
-    assert told(world) == []
+    assert reservation_notices(world) == []

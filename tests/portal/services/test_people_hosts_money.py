@@ -1,4 +1,6 @@
-"""Teams, accounts, tokens, hosts, prices: each verb by those who may, with its record; and the record itself."""
+"""Teams, accounts, tokens, hosts, prices and health rules: each service by permitted users only, with its
+audit record.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ pytestmark = pytest.mark.django_db
 GOOD = "correct horse battery staple"
 
 
-def test_an_operator_makes_teams_accounts_and_members(world: World) -> None:
+def test_an_operator_creates_teams_accounts_and_members(world: World) -> None:
     team = teams.create_team(actor=world.operator, name="Speech  & Sound", now=world.now)
     assert (team.slug, team.tag) == ("speech-sound", "SP")
     user = accounts.create_user(
@@ -47,7 +49,7 @@ def test_an_operator_makes_teams_accounts_and_members(world: World) -> None:
 
 
 @pytest.mark.parametrize("who", ["member", "lead", "finance", "auditor", "stranger"])
-def test_others_make_no_teams_accounts_or_hosts(world: World, who: str) -> None:
+def test_others_create_no_teams_accounts_or_hosts(world: World, who: str) -> None:
     actor = world.people[who]
     with pytest.raises(NotAllowed):
         teams.create_team(actor=actor, name="Mine", now=world.now)
@@ -72,7 +74,7 @@ def test_others_make_no_teams_accounts_or_hosts(world: World, who: str) -> None:
         ({"auditor": True, "operator": True}, "auditor"),
     ],
 )
-def test_a_wrong_account_is_refused_by_field(world: World, changes: dict[str, Any], field: str) -> None:
+def test_an_invalid_account_is_refused_by_field(world: World, changes: dict[str, Any], field: str) -> None:
     given = {"username": "ada", "email": "ada@example.org", "password": GOOD} | changes
     with pytest.raises(Invalid) as refused:
         accounts.create_user(actor=world.operator, now=world.now, **given)
@@ -80,40 +82,40 @@ def test_a_wrong_account_is_refused_by_field(world: World, changes: dict[str, An
     assert str(changes.get("password", "~")) not in str(refused.value.values)
 
 
-def test_the_last_operator_stays(world: World) -> None:
+def test_the_last_operator_cannot_be_removed(world: World) -> None:
     with pytest.raises(Conflict, match="last operator"):
         accounts.change_user(actor=world.operator, user=world.operator, operator=False, now=world.now)
 
 
-def whose(text: str, now: datetime) -> User | None:
+def user_of_token(text: str, now: datetime) -> User | None:
     token = api_tokens.token_in_force(text, now)
     return token.user if token is not None else None
 
 
 def test_a_closed_account_loses_its_tokens(world: World) -> None:
     _, text = api_tokens.create_token(actor=world.stranger, name="script", now=world.now)
-    assert whose(text, world.now) == world.stranger
+    assert user_of_token(text, world.now) == world.stranger
     accounts.change_user(actor=world.operator, user=world.stranger, active=False, now=world.now)
-    assert whose(text, world.now) is None
+    assert user_of_token(text, world.now) is None
 
 
-def test_a_token_is_kept_as_a_hash_and_ends_when_revoked_or_out_of_date(world: World) -> None:
+def test_a_token_is_stored_as_a_hash_and_ends_when_revoked_or_expired(world: World) -> None:
     soon = world.now + timedelta(days=1)
     token, text = api_tokens.create_token(
         actor=world.vision.member, name="laptop", expires_at=soon, now=world.now
     )
     assert text.startswith("gpp_") and text not in str(ApiToken.objects.values())
-    assert whose(text, world.now) == world.vision.member
-    assert whose(text, soon) is None
+    assert user_of_token(text, world.now) == world.vision.member
+    assert user_of_token(text, soon) is None
     with pytest.raises(NotAllowed):
         api_tokens.revoke_token(actor=world.language.member, token=token, now=world.now)
     api_tokens.revoke_token(actor=world.vision.member, token=token, now=world.now)
-    assert whose(text, world.now) is None
+    assert user_of_token(text, world.now) is None
     with pytest.raises(Invalid):
         api_tokens.create_token(actor=world.vision.member, name="late", expires_at=world.now, now=world.now)
 
 
-def test_preferences_take_known_zones_and_themes_only(world: World) -> None:
+def test_preferences_accept_known_time_zones_and_themes_only(world: World) -> None:
     changed = accounts.set_preferences(
         actor=world.auditor, time_zone="Europe/Berlin", theme="dark", now=world.now
     )
@@ -123,7 +125,7 @@ def test_preferences_take_known_zones_and_themes_only(world: World) -> None:
     assert set(refused.value.fields) == {"time_zone", "theme"}
 
 
-def test_the_first_run_works_once(world: World) -> None:
+def test_the_first_run_setup_works_once(world: World) -> None:
     given: dict[str, Any] = {
         "organisation": "Lab",
         "time_zone": "UTC",
@@ -141,7 +143,7 @@ def test_the_first_run_works_once(world: World) -> None:
     assert user.operator and Organisation.objects.get().currency == "USD"
 
 
-def test_a_host_is_added_with_a_token_that_is_kept_as_a_hash(world: World) -> None:
+def test_a_host_is_added_with_a_token_that_is_stored_as_a_hash(world: World) -> None:
     host, text = hosts.add_host(
         actor=world.operator, pool=world.shared, name="gpu-9", labels={"rack": "r2"}, now=world.now
     )
@@ -155,7 +157,7 @@ def test_a_host_is_added_with_a_token_that_is_kept_as_a_hash(world: World) -> No
     assert Host.objects.filter(name="gpu-9").count() == 1
 
 
-def test_a_host_goes_out_and_comes_back_with_reasons(world: World) -> None:
+def test_a_host_is_taken_out_of_service_and_returned_with_reasons(world: World) -> None:
     alpha = world.hosts["alpha"]
     assert host_effects.host_verb_effect(alpha, "drain", world.now).gpus == 8
     hosts.cordon_host(actor=world.operator, host=alpha, why="a fan", now=world.now)
@@ -172,7 +174,7 @@ def test_a_host_goes_out_and_comes_back_with_reasons(world: World) -> None:
     ]
 
 
-def test_maintenance_lies_in_the_future_and_ends_after_its_start(world: World) -> None:
+def test_maintenance_is_in_the_future_and_ends_after_its_start(world: World) -> None:
     alpha = world.hosts["alpha"]
     hour = timedelta(hours=1)
     hosts.set_maintenance(
@@ -234,7 +236,7 @@ def test_prices_are_set_by_finance_and_never_for_the_past(world: World) -> None:
     assert str(answer["price_per_hour"]) == "4.20"
 
 
-def test_budgets_are_of_a_team_or_of_a_project_for_this_month_or_later(world: World) -> None:
+def test_a_budget_is_of_a_team_or_project_for_this_month_or_later(world: World) -> None:
     month = date(2026, 3, 1)
     budgets.set_budget(actor=world.finance, team=world.vision.team, month=month, amount="100", now=world.now)
     budgets.set_budget(
@@ -270,7 +272,7 @@ def test_budgets_are_of_a_team_or_of_a_project_for_this_month_or_later(world: Wo
             budgets.set_budget(actor=world.finance, now=world.now, **(given | changes))
 
 
-def test_a_health_rule_is_changed_by_an_operator(world: World) -> None:
+def test_an_operator_changes_a_health_rule(world: World) -> None:
     rule = HealthRule.objects.get_or_create(
         code="xid:79", defaults={"meaning": "gone", "action": "cordon", "source": "vendor"}
     )[0]
@@ -315,8 +317,8 @@ def test_a_health_rule_is_changed_by_an_operator(world: World) -> None:
         health.set_health_rule(actor=world.operator, code=rule.code, now=world.now)
 
 
-def test_each_rule_knows_what_it_began_with_and_goes_back_to_that(world: World) -> None:
-    """The migrations wrote both: what is done, and what it is put back to."""
+def test_each_rule_keeps_its_original_action_and_can_be_reset_to_it(world: World) -> None:
+    """The migrations wrote both the action and its original."""
     assert {rule.origin for rule in HealthRule.objects.all()} == {"default"}
     assert HealthRule.objects.get(code="xid:109").default == ("quarantine_gpu", 3, 86_400, "people")
     assert HealthRule.objects.get(code="xid:79").default == ("cordon", 1, 3600, "events")
@@ -336,10 +338,10 @@ def test_each_rule_knows_what_it_began_with_and_goes_back_to_that(world: World) 
     )
 
 
-def test_a_table_of_before_learns_what_its_rules_began_with_and_keeps_what_operators_chose(
+def test_the_migration_of_an_older_table_keeps_changes_of_operators(
     world: World,
 ) -> None:
-    # These came later, with what they began with.
+    # A later migration added these rules with their original actions.
     HealthRule.objects.filter(code__in=["gpu:missing", "nvml:unreadable", "stray:ended"]).delete()
     HealthRule.objects.filter(code="xid:109").update(action="warn")
     HealthRule.objects.create(code="xid:999", meaning="of an operator", action="note", source="us")
@@ -354,7 +356,7 @@ def test_a_table_of_before_learns_what_its_rules_began_with_and_keeps_what_opera
     assert HealthRule.objects.get(code="xid:109").action == "warn"
 
 
-def test_a_rule_is_added_for_a_code_without_one_and_only_such_a_rule_is_removed(world: World) -> None:
+def test_a_rule_can_be_added_for_a_new_code_and_only_such_a_rule_removed(world: World) -> None:
     given: dict[str, Any] = {"actor": world.operator, "code": "xid:999", "now": world.now}
     made = health.add_health_rule(**given, meaning="seen twice before a board died", action="warn")
     assert (made.origin, made.repeats, made.counts, made.source) == (
@@ -398,7 +400,7 @@ def test_a_rule_is_added_for_a_code_without_one_and_only_such_a_rule_is_removed(
 
 
 @pytest.mark.parametrize("who", ["member", "lead", "finance", "auditor"])
-def test_only_an_operator_changes_what_is_done_about_events(world: World, who: str) -> None:
+def test_only_an_operator_changes_health_rules(world: World, who: str) -> None:
     given: dict[str, Any] = {"actor": world.people[who], "code": "xid:79", "now": world.now}
     for verb, more in (
         (health.set_health_rule, {"action": "note"}),
@@ -414,7 +416,7 @@ def test_only_an_operator_changes_what_is_done_about_events(world: World, who: s
 @pytest.mark.parametrize(
     "statement", ["UPDATE portal_auditevent SET why = 'x'", "DELETE FROM portal_auditevent"]
 )
-def test_what_was_done_stays_written(world: World, statement: str) -> None:
+def test_audit_events_cannot_be_changed_or_deleted(world: World, statement: str) -> None:
     teams.create_team(actor=world.operator, name="A", now=world.now)
     with (
         pytest.raises(DatabaseError, match="append-only"),
@@ -425,13 +427,13 @@ def test_what_was_done_stays_written(world: World, statement: str) -> None:
     assert AuditEvent.objects.get().why == ""
 
 
-def test_a_verb_that_fails_leaves_no_record(world: World) -> None:
+def test_a_service_that_fails_leaves_no_audit_record(world: World) -> None:
     with pytest.raises(Conflict):
         teams.remove_member(actor=world.operator, team=world.vision.team, user=world.stranger, now=world.now)
     assert not AuditEvent.objects.exists() and not Workload.objects.exists()
 
 
-def test_capacity_is_kept_free_for_critical_work_by_an_operator(world: World) -> None:
+def test_an_operator_sets_the_capacity_reserved_for_critical_work(world: World) -> None:
     pools.change_pool(actor=world.operator, pool=world.shared, now=world.now, spare_gpus=14)
     assert (world.shared.spare_slots, world.shared.spare_gpus) == (14 * SLOTS_PER_GPU, 14)
     assert AuditEvent.objects.get().after == {"spare_slots": 14 * SLOTS_PER_GPU}
@@ -445,7 +447,7 @@ def test_capacity_is_kept_free_for_critical_work_by_an_operator(world: World) ->
         assert answer["starts_now"] is starts, answer
 
 
-def test_the_edge_looks_again_when_a_right_is_taken_away(
+def test_the_edge_checks_access_again_when_a_permission_is_removed(
     world: World, django_capture_on_commit_callbacks: Any
 ) -> None:
     with nudge.redis_connection().pubsub(ignore_subscribe_messages=True) as heard:

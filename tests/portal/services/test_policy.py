@@ -1,4 +1,6 @@
-"""Deny by default: every rule refuses nobody-in-particular, inactive people and auditors who would change something."""
+"""Permissions are denied by default: every rule refuses strangers, inactive users, and auditors who would
+change something.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ OWN = {"own.change", "token.revoke", "team.join"}
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("action", list(policy.ACTIONS))
-def test_strangers_inactive_people_and_visitors_are_refused(world: World, action: str) -> None:
+def test_strangers_inactive_users_and_visitors_are_refused(world: World, action: str) -> None:
     thing = world.vision.project
     if action not in OWN:
         assert not policy.may(world.stranger, action, thing)
@@ -32,7 +34,7 @@ def test_strangers_inactive_people_and_visitors_are_refused(world: World, action
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("action", sorted(set(policy.ACTIONS) - READS - OWN))
-def test_an_auditor_changes_nothing_whatever_else_that_person_is(world: World, action: str) -> None:
+def test_an_auditor_changes_nothing_whatever_other_roles_they_have(world: World, action: str) -> None:
     lead = world.vision.lead
     lead.auditor = lead.operator = lead.finance = True
     assert not policy.may(lead, action, world.vision.project)
@@ -41,20 +43,20 @@ def test_an_auditor_changes_nothing_whatever_else_that_person_is(world: World, a
 
 
 @pytest.mark.django_db
-def test_a_rule_that_is_not_written_is_a_mistake_and_never_a_yes(world: World) -> None:
+def test_an_unknown_action_raises_and_is_never_allowed(world: World) -> None:
     with pytest.raises(KeyError):
         policy.may(world.operator, "workload.steal", world.vision.project)
 
 
 @pytest.mark.django_db
-def test_a_superuser_flag_opens_nothing(world: World) -> None:
+def test_the_superuser_flag_grants_nothing(world: World) -> None:
     user = User.objects.create_user("root", is_superuser=True, is_staff=True)
     assert not policy.may(user, "host.change")
     assert not policy.visible_workloads(user).exists() and not policy.visible_charges(user).exists()
 
 
 @pytest.mark.django_db
-def test_whoever_has_left_a_team_loses_its_work(world: World) -> None:
+def test_a_user_who_leaves_a_team_loses_access_to_its_work(world: World) -> None:
     member = world.vision.member
     made = launch.launch_notebook(
         actor=member, project=world.vision.project, pool=world.shared, now=world.now
@@ -67,7 +69,7 @@ def test_whoever_has_left_a_team_loses_its_work(world: World) -> None:
 
 
 @pytest.mark.django_db
-def test_nothing_is_visible_to_a_visitor(world: World) -> None:
+def test_a_visitor_sees_nothing(world: World) -> None:
     visitor = AnonymousUser()
     for name, found in vars(policy).items():
         if name.startswith("visible_"):

@@ -1,4 +1,6 @@
-"""Reservations and quotas: confirmed at once or approved, checked again when they are, refused with what would fit."""
+"""Reservations and quotas: confirmed at once or after approval, checked again on approval, refused with the
+next window that fits.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ def reserve(world: World, **changes: Any) -> Submission | Reservation:
     return reservations.request_reservation(**(given | changes))
 
 
-def ask_quota(world: World, gpus: int = 9, **changes: Any) -> Submission:
+def request_quota(world: World, gpus: int = 9, **changes: Any) -> Submission:
     given: dict[str, Any] = {
         "actor": world.vision.lead,
         "team": world.vision.team,
@@ -53,14 +55,14 @@ def test_a_small_reservation_is_confirmed_at_once(world: World) -> None:
     assert AuditEvent.objects.get().verb == "request_reservation"
 
 
-def test_a_large_one_waits_for_approval_and_holds_nothing(world: World) -> None:
+def test_a_large_reservation_waits_for_approval_and_holds_no_units(world: World) -> None:
     made = reserve(world, units=8)
     assert isinstance(made, Submission)
     assert (made.state, made.kind, made.payload["units"]) == ("waiting", "reservation", 8)
     assert not Reservation.objects.exists()
 
 
-def test_an_approved_reservation_stands_in_the_calendar_for_its_author(world: World) -> None:
+def test_an_approved_reservation_is_in_the_calendar_of_its_author(world: World) -> None:
     made = reserve(world, units=8)
     assert isinstance(made, Submission)
     effect = effects.approval_effect(made, world.now)
@@ -76,7 +78,7 @@ def test_an_approved_reservation_stands_in_the_calendar_for_its_author(world: Wo
     assert Approval.objects.get().decided_by == world.operator
 
 
-def test_what_no_longer_fits_when_it_is_approved_is_refused_and_stays_waiting(world: World) -> None:
+def test_a_request_that_no_longer_fits_on_approval_is_refused_and_stays_waiting(world: World) -> None:
     first, second = reserve(world, units=8), reserve(world, units=8)
     assert isinstance(first, Submission) and isinstance(second, Submission)
     decisions.approve_submission(actor=world.operator, submission=first, now=world.now)
@@ -88,7 +90,7 @@ def test_what_no_longer_fits_when_it_is_approved_is_refused_and_stays_waiting(wo
     assert Reservation.objects.count() == 1
 
 
-def test_a_conflicting_one_is_refused_with_the_first_window_that_fits(world: World) -> None:
+def test_a_conflicting_request_is_refused_with_the_first_window_that_fits(world: World) -> None:
     large = reserve(world, units=8, hosts=2, may_exceed_guarantee=True)
     assert isinstance(large, Submission)
     changes = {"may_exceed_guarantee": True}
@@ -103,7 +105,7 @@ def test_a_conflicting_one_is_refused_with_the_first_window_that_fits(world: Wor
     assert Submission.objects.filter(state="waiting").count() == 0
 
 
-def test_of_two_operators_who_decide_at_once_one_is_told(world: World) -> None:
+def test_the_second_of_two_concurrent_decisions_is_refused(world: World) -> None:
     made = reserve(world, units=8)
     assert isinstance(made, Submission)
     stale = Submission.objects.get(pk=made.pk)
@@ -138,7 +140,7 @@ def test_only_an_operator_decides(world: World, who: str) -> None:
         ({"why": "x" * 2000}, "why"),
     ],
 )
-def test_wrong_fields_are_named(world: World, changes: dict[str, Any], field: str) -> None:
+def test_invalid_fields_are_named(world: World, changes: dict[str, Any], field: str) -> None:
     with pytest.raises(Invalid) as refused:
         reserve(world, **changes)
     assert field in refused.value.fields
@@ -166,7 +168,7 @@ def test_impossible_times_are_refused_with_what_is_allowed(
     assert "allowed" in refused.value.fields[field]
 
 
-def test_a_preview_answers_without_asking(world: World) -> None:
+def test_a_preview_creates_nothing(world: World) -> None:
     answer = reservation_preview.preview_reservation(
         actor=world.vision.member,
         project=world.vision.project,
@@ -181,7 +183,7 @@ def test_a_preview_answers_without_asking(world: World) -> None:
     assert not Submission.objects.exists()
 
 
-def test_a_reservation_can_be_shortened_and_cancelled_by_its_owner(world: World) -> None:
+def test_the_owner_can_shorten_and_cancel_a_reservation(world: World) -> None:
     made = reserve(world)
     assert isinstance(made, Reservation)
     end = made.start + timedelta(hours=2)
@@ -195,8 +197,8 @@ def test_a_reservation_can_be_shortened_and_cancelled_by_its_owner(world: World)
         reservations.cancel_reservation(actor=world.vision.member, reservation=made, now=world.now)
 
 
-def test_a_quota_change_is_asked_by_a_lead_changed_and_approved_by_an_operator(world: World) -> None:
-    made = ask_quota(world, 12)
+def test_a_lead_requests_a_quota_and_an_operator_changes_and_approves_it(world: World) -> None:
+    made = request_quota(world, 12)
     effect = effects.approval_effect(made, world.now)
     assert not effect["fits"]
     assert (effect["capacity_gpus"], effect["guaranteed_before_gpus"], effect["team_before_gpus"]) == (
@@ -217,7 +219,7 @@ def test_a_quota_change_is_asked_by_a_lead_changed_and_approved_by_an_operator(w
 
 
 def test_the_guarantees_of_all_teams_never_exceed_the_pool(world: World) -> None:
-    made = ask_quota(world, 11)
+    made = request_quota(world, 11)
     with pytest.raises(Conflict, match="up to 10"):
         decisions.approve_submission(actor=world.operator, submission=made, now=world.now)
     made.refresh_from_db()
@@ -229,25 +231,27 @@ def test_the_guarantees_of_all_teams_never_exceed_the_pool(world: World) -> None
 
 
 @pytest.mark.parametrize("who", ["member", "other team", "finance", "auditor", "stranger"])
-def test_only_a_lead_or_an_operator_asks_for_a_quota(world: World, who: str) -> None:
+def test_only_a_lead_or_an_operator_requests_a_quota(world: World, who: str) -> None:
     with pytest.raises(NotAllowed):
-        ask_quota(world, actor=world.people[who])
+        request_quota(world, actor=world.people[who])
 
 
-def test_the_same_quota_is_not_asked_for_twice_while_it_waits(world: World) -> None:
-    made = ask_quota(world)
+def test_the_same_quota_cannot_be_requested_twice_while_it_waits(world: World) -> None:
+    made = request_quota(world)
     with pytest.raises(Conflict, match="already waits"):
-        ask_quota(world, 10)
+        request_quota(world, 10)
     decisions.withdraw_submission(actor=world.vision.lead, submission=made, now=world.now)
-    assert ask_quota(world, 10).state == "waiting"
+    assert request_quota(world, 10).state == "waiting"
 
 
 @pytest.mark.parametrize(
     "changes",
     [{"guaranteed_gpus": -1}, {"guaranteed_gpus": "many"}, {"model": "other"}, {"state": "approved"}],
 )
-def test_an_approver_changes_only_what_may_be_changed(world: World, changes: dict[str, Any]) -> None:
-    made = ask_quota(world)
+def test_an_approver_changes_only_the_fields_that_may_be_changed(
+    world: World, changes: dict[str, Any]
+) -> None:
+    made = request_quota(world)
     with pytest.raises(Invalid):
         decisions.approve_submission(actor=world.operator, submission=made, now=world.now, changes=changes)
     made.refresh_from_db()
@@ -257,18 +261,18 @@ def test_an_approver_changes_only_what_may_be_changed(world: World, changes: dic
 def test_declining_needs_a_reason(world: World) -> None:
     with pytest.raises(Invalid):
         decisions.decline_submission(
-            actor=world.operator, submission=ask_quota(world), comment="  ", now=world.now
+            actor=world.operator, submission=request_quota(world), comment="  ", now=world.now
         )
 
 
-def test_a_stranger_asks_to_join_and_the_lead_decides(world: World) -> None:
+def test_a_stranger_requests_membership_and_the_lead_decides(world: World) -> None:
     made = submissions.request_membership(actor=world.stranger, team=world.vision.team, now=world.now)
     decisions.approve_submission(actor=world.vision.lead, submission=made, now=world.now)
     assert Membership.objects.get(user=world.stranger).team == world.vision.team
 
 
-def test_what_would_use_the_guarantees_of_others_is_refused_unless_an_operator_is_asked(world: World) -> None:
-    # Vision is guaranteed 8 of the 16 H100, the others 6: 12 would use theirs.
+def test_a_request_beyond_the_guarantee_is_refused_unless_put_to_an_operator(world: World) -> None:
+    # Vision is guaranteed 8 of the 16 H100, the others 6: a request for 12 would use theirs.
     with pytest.raises(Conflict) as refused:
         reserve(world, units=6, hosts=2)
     assert refused.value.code == "window_eats_guarantees"

@@ -1,4 +1,4 @@
-"""What is left of sign-ins and opened workspaces once nobody can use it."""
+"""Deletion of expired sessions and workspace entries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.world import World
 pytestmark = pytest.mark.django_db
 
 
-def test_what_nobody_can_use_any_more_is_deleted_and_what_is_in_use_is_kept(world: World) -> None:
+def test_expired_sessions_and_entries_are_deleted_and_used_ones_are_kept(world: World) -> None:
     notebook = launch.launch_notebook(
         actor=world.vision.member, project=world.vision.project, pool=world.shared, now=world.now
     )

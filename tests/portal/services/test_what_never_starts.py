@@ -1,4 +1,6 @@
-"""An ask that could never start is refused in words; one that needs more quota is taken with a warning."""
+"""A request that could never start is refused with the reason; a request that needs more quota is accepted
+with a warning.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ def submit(world: World, **changes: Any) -> Workload:
         ({"hosts": 5, "units": 1, "models": []}, "hosts", "fewer than 5 hosts"),
     ],
 )
-def test_it_is_refused_beside_the_field_that_has_to_change(
+def test_it_is_refused_at_the_field_that_has_to_change(
     world: World, asked: dict[str, Any], field: str, words: str
 ) -> None:
     with pytest.raises(Invalid) as refused:
@@ -70,7 +72,7 @@ def test_it_is_refused_beside_the_field_that_has_to_change(
     assert not Workload.objects.exists() and not JobArray.objects.exists()
 
 
-def test_a_cap_on_a_person_below_the_ask_is_told_with_both_numbers(world: World) -> None:
+def test_a_cap_per_user_below_the_request_is_reported_with_both_numbers(world: World) -> None:
     Pool.objects.filter(pk=world.shared.pk).update(most_gpus_per_user=2)
     world.shared.refresh_from_db()
     with pytest.raises(Invalid) as refused:
@@ -81,12 +83,12 @@ def test_a_cap_on_a_person_below_the_ask_is_told_with_both_numbers(world: World)
     )
 
 
-def test_what_only_waits_is_taken_also_in_a_closed_pool(world: World) -> None:
+def test_a_request_that_can_start_later_is_accepted_even_in_a_closed_pool(world: World) -> None:
     Host.objects.update(admin_state="cordoned")
     assert submit(world, units=8).state == "queued"
 
 
-def test_what_needs_more_quota_is_taken_and_said_to_whoever_submits_it(world: World) -> None:
+def test_a_request_that_needs_more_quota_is_accepted_with_a_warning_to_its_author(world: World) -> None:
     Quota.objects.filter(team=world.vision.team, model=H100).update(
         guaranteed_slots=2 * 840, borrow_limit_slots=840
     )
@@ -114,7 +116,7 @@ def test_what_needs_more_quota_is_taken_and_said_to_whoever_submits_it(world: Wo
     assert answer.status_code == 201 and "Its team may hold 3 GPUs" in answer.json()["warning"]
 
 
-def test_the_form_says_so_before_it_is_sent(world: World) -> None:
+def test_the_form_shows_the_warning_before_submission(world: World) -> None:
     data = ask_data(world, kind="job", name="big", command="true", count="other", units_other="9")
     preview = signed_in(world.vision.member).post(reverse("ask-preview"), data).content.decode()
     assert "No host is big enough: it asks for 9 GPUs on one host, the largest has 8" in preview
@@ -124,7 +126,7 @@ def test_the_form_says_so_before_it_is_sent(world: World) -> None:
     assert sent.status_code == 400 and "No host is big enough" in sent.content.decode()
 
 
-def test_the_page_of_why_shows_no_record_and_no_them_where_nothing_could_bring_it_to_a_start(
+def test_the_why_page_shows_no_record_and_no_competitors_if_nothing_could_start_it(
     world: World,
 ) -> None:
     made = queue_job(world, world.vision, "hopeless", units=9)
@@ -135,7 +137,7 @@ def test_the_page_of_why_shows_no_record_and_no_them_where_nothing_could_bring_i
         assert absent not in page, absent
 
 
-def test_a_reservation_that_no_host_could_serve_is_refused_beside_its_size_and_not_its_start(
+def test_a_reservation_that_no_host_could_serve_is_refused_at_its_size_and_not_its_start(
     world: World,
 ) -> None:
     for data, field in (

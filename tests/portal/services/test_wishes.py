@@ -1,4 +1,6 @@
-"""What people would rather have: stored, shown, placed by, and said when it looks as if it will not be so."""
+"""Preferences of workloads (labels, spreading, model order): stored, shown, used for placement, with a
+warning if they cannot be met in time.
+"""
 
 from __future__ import annotations
 
@@ -47,14 +49,14 @@ def test_a_preferred_label_and_spreading_reach_the_planner(world: World) -> None
     assert made.runs.get().host.name == "beta"
 
 
-def test_models_are_tried_in_the_order_given(world: World) -> None:
+def test_models_are_tried_in_the_given_order(world: World) -> None:
     job(world, units=8, hosts=2)
     made = job(world, "second", models=[H100, A100])
     engine.run_cycle("test", world.now)
     assert made.runs.get().host.name == "gamma"
 
 
-def test_a_wish_that_looks_late_is_said_and_holds_nothing(world: World) -> None:
+def test_a_wanted_by_time_that_looks_missed_is_warned_of_and_reserves_nothing(world: World) -> None:
     assert preview(world, wanted_by=world.now + 9 * HOUR)["wish"] == ""
     assert "expected to be done" in preview(world, wanted_by=world.now + HOUR)["wish"]
     made = job(world, wanted_by=world.now + HOUR)
@@ -64,7 +66,7 @@ def test_a_wish_that_looks_late_is_said_and_holds_nothing(world: World) -> None:
     assert "Wanted by" in page and "It is wanted by" in page
 
 
-def test_wishes_that_make_no_sense_are_refused_by_name(world: World) -> None:
+def test_invalid_preferences_are_refused_by_field(world: World) -> None:
     for wrong, field in (
         ({"wanted_by": world.now - HOUR}, "wanted_by"),
         ({"wanted_by": "soon"}, "wanted_by"),

@@ -1,4 +1,6 @@
-"""Sentences: one for every reason, whatever its numbers, and no name that the viewer may not see."""
+"""Sentences for people: every reason has one, with or without its numbers, and none names what the viewer may
+not see.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,7 @@ def test_every_reason_is_a_sentence_with_or_without_its_numbers(
     ), said
 
 
-def test_a_reason_without_a_model_does_not_say_gpus_of_gpus() -> None:
+def test_a_reason_without_a_model_does_not_repeat_gpus() -> None:
     said = reason_texts.reason_sentence("over_quota", {"held": 8400, "limit": 8400, "need": 840})
     assert said.startswith("Its team holds 10 GPUs and may hold 10 GPUs; this needs 1 GPU.")
     assert all(
@@ -73,7 +75,7 @@ def test_a_reason_without_a_model_does_not_say_gpus_of_gpus() -> None:
     )
 
 
-def test_sentences_say_the_numbers() -> None:
+def test_sentences_contain_the_numbers() -> None:
     said = reason_texts.reason_sentence(
         "over_quota", {"held": 6720, "limit": 6720, "need": 1680, "model": H100, "may_borrow": True}
     )
@@ -84,7 +86,7 @@ def test_sentences_say_the_numbers() -> None:
 
 
 @pytest.mark.django_db
-def test_names_are_said_only_to_those_who_may_see_them(world: World) -> None:
+def test_names_appear_only_for_viewers_who_may_see_them(world: World) -> None:
     made = launch.submit_job(
         actor=world.vision.member,
         project=world.vision.project,
@@ -97,7 +99,7 @@ def test_names_are_said_only_to_those_who_may_see_them(world: World) -> None:
     numbers = {"team": world.vision.team.pk, "workload": made.pk}
     assert "hush hush" in reason_texts.reason_sentence("evicted_for_guarantee", numbers, world.vision.lead)
     assert "Vision" in reason_texts.reason_sentence("evicted_for_guarantee", numbers, world.auditor)
-    # Who shares a pool may know whose guarantee took the GPUs back, and not for which work.
+    # A team that shares a pool may know whose guarantee reclaimed the GPUs, but not for which work.
     for viewer in (world.language.member, world.stranger):
         said = reason_texts.reason_sentence("evicted_for_guarantee", numbers, viewer)
         assert "Vision" in said and "hush" not in said
@@ -106,7 +108,7 @@ def test_names_are_said_only_to_those_who_may_see_them(world: World) -> None:
 
 
 @pytest.mark.parametrize("kind", list(notice_texts.NOTICE_SENTENCES))
-def test_every_notice_is_a_sentence(kind: str) -> None:
+def test_every_notification_is_a_sentence(kind: str) -> None:
     numbers = {
         "name": "train",
         "host": "h1",
@@ -129,7 +131,7 @@ def test_every_notice_is_a_sentence(kind: str) -> None:
     assert "None" not in said and len(said) > 10
 
 
-def test_lengths_and_amounts_are_said_as_people_say_them() -> None:
+def test_durations_and_amounts_are_formatted_for_people() -> None:
     assert [formatting.duration(n) for n in (1, 59, 60, 3_660, 200_000, None)] == [
         "1 second",
         "59 seconds",
@@ -146,7 +148,7 @@ def test_lengths_and_amounts_are_said_as_people_say_them() -> None:
     ]
 
 
-def test_the_same_request_is_shown_for_terminals_and_programs() -> None:
+def test_the_equivalent_cli_command_and_api_call_are_shown() -> None:
     start = datetime(2026, 3, 2, 9, tzinfo=UTC)
     given = {
         "project": "vision/main",
@@ -186,7 +188,7 @@ def test_the_same_request_is_shown_for_terminals_and_programs() -> None:
 @pytest.mark.parametrize(
     "command", ["echo hi", "echo hi && rm -rf x", "a 'b' c", 'say "x"', "trailing\\", "$(date)", "a\nb"]
 )
-def test_a_command_survives_the_shell_it_is_pasted_into(command: str) -> None:
+def test_a_command_can_be_pasted_into_a_shell(command: str) -> None:
     words = shlex.split(equivalent_commands.cli_command("submit_job", {"name": "x", "command": command}))
     after = words[words.index("--") + 1 :]
     assert " ".join(after) == command

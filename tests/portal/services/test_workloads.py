@@ -1,4 +1,4 @@
-"""Launching, cancelling, extending and opening work: who may, what is refused and what is written down."""
+"""Launching, cancelling, extending and opening workloads: permissions, refusals and audit records."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def notebook(world: World, **changes: Any) -> Workload:
     return launch.launch_notebook(**(given | changes))
 
 
-def test_a_job_waits_in_its_pools_queue_and_who_asked_is_written_down(world: World) -> None:
+def test_a_job_waits_in_the_queue_of_its_pool_and_its_author_is_recorded(world: World) -> None:
     made = job(world, priority="high", environment={"SEED": "7"})
     assert (made.state, made.units, made.models_wanted, made.priority) == ("queued", 2, [H100], 2)
     assert made.owner == world.vision.member
@@ -59,7 +59,7 @@ def test_a_job_waits_in_its_pools_queue_and_who_asked_is_written_down(world: Wor
     assert event.after is not None and event.after["units"] == 2
 
 
-def test_a_notebook_takes_what_is_not_given_from_its_template(world: World) -> None:
+def test_a_notebook_takes_missing_fields_from_its_template(world: World) -> None:
     template = Template.objects.create(
         slug="small", name="Small", kind="notebook", type="interactive", units=1, max_runtime_seconds=7200
     )
@@ -129,7 +129,7 @@ def test_a_member_who_is_also_an_auditor_changes_nothing(world: World) -> None:
         ("environment", {"A": "x" * 5000}),
     ],
 )
-def test_a_wrong_field_is_refused_by_name_and_nothing_is_written(
+def test_an_invalid_field_is_refused_by_name_and_nothing_is_written(
     world: World, field: str, value: Any
 ) -> None:
     with pytest.raises(Invalid) as refused:
@@ -141,19 +141,19 @@ def test_a_wrong_field_is_refused_by_name_and_nothing_is_written(
     assert not AuditEvent.objects.exists()
 
 
-def test_every_wrong_field_is_told_at_once(world: World) -> None:
+def test_all_invalid_fields_are_reported_together(world: World) -> None:
     with pytest.raises(Invalid) as refused:
         job(world, name="", units=0, type="gaming")
     assert set(refused.value.fields) == {"name", "units", "type"}
 
 
-def test_another_teams_static_pool_is_refused(world: World) -> None:
+def test_the_static_pool_of_another_team_is_refused(world: World) -> None:
     with pytest.raises(Invalid) as refused:
         job(world, actor=world.language.member, project=world.language.project, pool=world.static, models=[])
     assert "another team" in refused.value.fields["pool"]
 
 
-def test_slices_can_be_asked_for_where_the_pool_has_them(world: World) -> None:
+def test_slices_can_be_requested_where_the_pool_has_them(world: World) -> None:
     assert job(world, models=[], profile=MIG, units=3).profile == MIG
 
 
@@ -172,14 +172,14 @@ def test_the_owner_a_lead_and_an_operator_may_cancel_and_others_may_not(world: W
     assert AuditEvent.objects.filter(verb="cancel_workload", why="not needed").count() == 3
 
 
-def test_what_has_ended_can_not_be_cancelled_again(world: World) -> None:
+def test_ended_work_cannot_be_cancelled_again(world: World) -> None:
     made = job(world)
     workload_changes.cancel_workload(actor=world.vision.member, workload=made, now=world.now)
     with pytest.raises(Conflict, match="already ended"):
         workload_changes.cancel_workload(actor=world.vision.member, workload=made, now=world.now)
 
 
-def test_an_extension_stays_within_the_pools_longest_runtime(world: World) -> None:
+def test_an_extension_stays_within_the_longest_runtime_of_the_pool(world: World) -> None:
     made = job(world)
     workload_changes.extend_workload(actor=world.vision.member, workload=made, seconds=3600, now=world.now)
     made.refresh_from_db()
@@ -190,7 +190,7 @@ def test_an_extension_stays_within_the_pools_longest_runtime(world: World) -> No
         )
 
 
-def test_of_two_who_extend_at_once_the_second_hears_that_it_is_too_much(world: World) -> None:
+def test_the_second_of_two_concurrent_extensions_is_refused_as_too_long(world: World) -> None:
     made = job(world)
     as_seen_before = Workload.objects.get(pk=made.pk)
     room = world.shared.longest_runtime_seconds - made.max_runtime_seconds
@@ -203,7 +203,7 @@ def test_of_two_who_extend_at_once_the_second_hears_that_it_is_too_much(world: W
     assert made.max_runtime_seconds == world.shared.longest_runtime_seconds
 
 
-def test_a_job_is_not_kept_from_idleness_and_a_notebook_is(world: World) -> None:
+def test_a_notebook_can_be_kept_from_idle_stop_and_a_job_cannot(world: World) -> None:
     with pytest.raises(Conflict):
         workload_changes.keep_workload(
             actor=world.vision.member, workload=job(world), seconds=3600, now=world.now
@@ -214,14 +214,14 @@ def test_a_job_is_not_kept_from_idleness_and_a_notebook_is(world: World) -> None
     assert made.keep_until == world.now + timedelta(hours=1)
 
 
-def test_a_relaunch_is_the_same_but_for_its_changes(world: World) -> None:
+def test_a_relaunch_copies_everything_but_its_changes(world: World) -> None:
     made = job(world, nvlink=True)
     again = launch.relaunch_workload(actor=world.vision.members[1], workload=made, now=world.now, units=1)
     assert (again.command, again.nvlink, again.units) == (made.command, True, 1)
     assert again.owner == world.vision.members[1]
 
 
-def test_values_of_an_environment_go_over_to_nobody_but_their_owner(world: World) -> None:
+def test_values_of_environment_variables_are_copied_for_their_owner_only(world: World) -> None:
     made, mate = job(world, environment={"TOKEN": "s3cret"}), world.vision.members[1]
     again = launch.relaunch_workload(actor=world.vision.member, workload=made, now=world.now)
     assert again.environment == {"TOKEN": "s3cret"}
@@ -232,7 +232,7 @@ def test_values_of_an_environment_go_over_to_nobody_but_their_owner(world: World
     assert own.environment == {"TOKEN": "mine"}
 
 
-def test_only_its_owner_opens_a_running_notebook_with_a_code_that_lives_a_minute(world: World) -> None:
+def test_only_its_owner_opens_a_running_notebook_and_the_code_expires_after_a_minute(world: World) -> None:
     made = notebook(world)
     with pytest.raises(Conflict, match="while it runs"):
         workspaces.open_workspace(actor=world.vision.member, workload=made, session_key="s", now=world.now)
@@ -249,7 +249,7 @@ def test_only_its_owner_opens_a_running_notebook_with_a_code_that_lives_a_minute
     assert code.session_key_hash != "s"
 
 
-def test_a_preview_says_what_would_happen_and_writes_nothing(world: World) -> None:
+def test_a_preview_returns_the_outcome_and_writes_nothing(world: World) -> None:
     answer = workload_preview.preview_workload(
         actor=world.vision.member,
         project=world.vision.project,
@@ -266,14 +266,14 @@ def test_a_preview_says_what_would_happen_and_writes_nothing(world: World) -> No
     assert not Workload.objects.exists()
 
 
-def test_what_a_wrong_value_is_repeated_as_can_not_break_the_answer(world: World) -> None:
+def test_an_invalid_value_is_quoted_safely_in_the_error(world: World) -> None:
     with pytest.raises(Invalid) as refused:
         job(world, name="x" * 10_000 + "\ud800")
     refused.value.fields["name"].encode()
     str(refused.value.values).encode()
 
 
-def test_a_notebook_is_not_extended_over_what_a_reservation_was_promised(world: World) -> None:
+def test_a_notebook_is_not_extended_into_units_promised_to_a_reservation(world: World) -> None:
     hosts = [FakeAgent.of(world.hosts[name]) for name in ("alpha", "beta")]
     made = notebook(world, units=2, models=[H100], max_runtime_seconds=3600)
     engine.run_cycle("test", world.now)
