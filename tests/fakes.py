@@ -1,7 +1,8 @@
-"""An agent without processes: the frames of a real one, driven by the test. It keeps the real one's rules about generations.
+"""Provide an agent without processes: a test drives it, and it exchanges the frames of a real agent.
 
-``FakeAgent`` speaks to ``scheduler.sync.agent_api`` directly, by the short way first, as the edge does; what crosses the wire is
-encoded and decoded as it would be there.
+``FakeAgent`` calls ``scheduler.sync.agent_api`` directly.
+Like the edge, it tries ``sync_unchanged`` first. Frames are encoded and decoded as on the wire.
+The fake agent applies the rules of a real agent about generations.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ FAR_AWAY = dt.datetime(2200, 1, 1, tzinfo=dt.UTC)
 
 
 def inventory_of(host: Host) -> Inventory:
-    """What an agent would report so that the host's rows stay as they are."""
+    """Return an inventory that leaves the host's rows unchanged."""
     gpus = []
     for gpu in Gpu.objects.filter(host=host, retired_at__isnull=True).order_by("index"):
         units = [
@@ -46,7 +47,7 @@ def inventory_of(host: Host) -> Inventory:
 
 @dataclass
 class FakeAgent:
-    """One host's agent. ``runs`` is what it would report; a test ends a run with ``end``."""
+    """The agent of one host. ``runs`` holds the runs that it reports; a test ends a run with ``end``."""
 
     host: Host
     inventory: Inventory
@@ -62,7 +63,7 @@ class FakeAgent:
 
     @classmethod
     def of(cls, host: Host) -> FakeAgent:
-        """An agent that has joined as this host; the host's credential is made valid."""
+        """Return an agent that has joined as this host. Makes the host's credential valid."""
         Host.objects.filter(pk=host.pk).update(
             credential_hash=hashlib.sha256(CREDENTIAL.encode()).hexdigest(), credential_expires_at=FAR_AWAY
         )
@@ -82,7 +83,7 @@ class FakeAgent:
         )
 
     def sync(self, now: dt.datetime, frame: Observed | None = None) -> Desired:
-        """Send a frame (by default what is so) and take in the answer."""
+        """Send a frame (by default the current state), apply the answer and return it."""
         seen = protocol.decode(protocol.encode(frame or self.observed()), protocol.FRAMES_UP)
         answer = agent_api.sync_unchanged(
             self.host.pk, [CREDENTIAL], seen, ClockSample(now, "test", now.timestamp())
@@ -91,11 +92,11 @@ class FakeAgent:
         if answer is None:
             answer = agent_api.sync(self.host.pk, seen, now)
         desired: Desired = protocol.decode(protocol.encode(answer), protocol.FRAMES_DOWN)
-        self.take_in(desired, now)
+        self.apply_desired(desired, now)
         return desired
 
-    def take_in(self, desired: Desired, now: dt.datetime) -> None:
-        """Start, stop and forget as told."""
+    def apply_desired(self, desired: Desired, now: dt.datetime) -> None:
+        """Start, stop and forget runs according to the desired state."""
         self.last_desired = desired
         self.wanted = {wanted.run: wanted for wanted in desired.runs}
         for wanted in sorted(desired.runs, key=lambda w: w.generation):
@@ -124,14 +125,18 @@ class FakeAgent:
     def end(
         self, run: str, now: dt.datetime, outcome: str = "finished", exit_code: int | None = None
     ) -> None:
-        """The run's processes are gone."""
+        """Report the run as ended from now on."""
         code = exit_code if exit_code is not None else (0 if outcome == "finished" else 1)
         self.runs[run] = replace(
             self.runs[run], state="ended", outcome=outcome, exit_code=code, ended_at=now.timestamp()
         )
 
     def checkpoint(self, run: str, now: dt.datetime) -> None:
-        """The workload acknowledges a checkpoint, at ``now`` by its host's clock; its agent tells whether it was given notice."""
+        """Acknowledge a checkpoint for the run at ``now`` by the host's clock.
+
+        The report says whether the run had its notice at that time.
+
+        """
         noticed = run in self.wanted and self.wanted[run].verb == "notice"
         self.runs[run] = replace(self.runs[run], checkpoint_at=now.timestamp(), saved=noticed)
 

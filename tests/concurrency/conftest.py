@@ -1,4 +1,4 @@
-"""Races are run with threads that each have a connection of their own, so their rows are committed for real."""
+"""Fixtures and helpers for races: each thread has its own connection, so rows are committed."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ T = TypeVar("T")
 
 @pytest.fixture
 def world(transactional_db: None) -> World:
-    """The organisation on Monday morning, committed."""
+    """Return the committed organisation on Monday morning."""
     return build_world(MONDAY)
 
 
 def race(functions: Sequence[Callable[[], T]]) -> list[T | Exception]:
-    """Run all at the same time; each answer, or what it raised, in the order given."""
+    """Run all functions at the same time. Returns their results or exceptions, in the given order."""
     answers: list[T | Exception] = [RuntimeError("did not end")] * len(functions)
     start = threading.Barrier(len(functions))
 
@@ -42,13 +42,16 @@ def race(functions: Sequence[Callable[[], T]]) -> list[T | Exception]:
     return answers
 
 
-GUARDED = 1.0  # seconds that a racer waits for one that a guard keeps out
-UNGUARDED = 30.0  # and for one that nothing keeps out: only a busy machine makes it wait at all
+GUARDED = 1.0  # seconds to wait for a racer that a guard blocks
+UNGUARDED = 30.0  # seconds to wait for a racer that nothing blocks; only a busy machine needs them
 
 
 class Meeting:
-    """A place in the code where racers wait for each other, for as long as is worth waiting: a guard that keeps one of them out
-    lets the other go on alone."""
+    """A point in the code where racers wait for each other, at most ``patience`` seconds.
+
+    If a guard blocks one of them, the other continues alone.
+
+    """
 
     def __init__(self, racers: int, patience: float) -> None:
         self._barrier = threading.Barrier(racers)
@@ -58,4 +61,4 @@ class Meeting:
         try:
             self._barrier.wait(self._patience)
         except threading.BrokenBarrierError:
-            return  # the others were kept out
+            return  # a guard blocked the others

@@ -1,4 +1,8 @@
-"""One race per promise. Each is first won by its guard, and then lost with the guard taken away: so the guard is what holds it."""
+"""Test each invariant with a race.
+
+Each race is run with its guard, and again without the guard to show that the invariant needs it.
+
+"""
 
 from __future__ import annotations
 
@@ -30,8 +34,8 @@ HOUR = dt.timedelta(hours=1)
 SECOND = dt.timedelta(seconds=1)
 
 
-def job(world: World, units: int = 1, **also: Any) -> Workload:
-    given: dict[str, Any] = {
+def job(world: World, units: int = 1, **overrides: Any) -> Workload:
+    fields: dict[str, Any] = {
         "kind": "job",
         "type": "training",
         "name": "a job",
@@ -44,9 +48,9 @@ def job(world: World, units: int = 1, **also: Any) -> Workload:
         "preemptible": True,
         "command": "true",
         "now": world.now,
-        **also,
+        **overrides,
     }
-    return services.queue_workload(**given)
+    return services.queue_workload(**fields)
 
 
 def planned(world: World, at: dt.datetime | None = None) -> tuple[Plan, Any]:
@@ -58,7 +62,7 @@ def planned(world: World, at: dt.datetime | None = None) -> tuple[Plan, Any]:
 
 
 def hold(world: World, workload: Workload, generation: int) -> Allocation:
-    """An allocation of the first unit of alpha, written past every check of the program."""
+    """Create an allocation of alpha's first unit, bypassing every check of the program."""
     unit = units_of(world.hosts["alpha"])[0]
     run = Run.objects.create(
         workload=workload, attempt=1, host=world.hosts["alpha"], generation=generation, placed_at=world.now
@@ -73,7 +77,7 @@ def hold(world: World, workload: Workload, generation: int) -> Allocation:
     )
 
 
-def test_two_cannot_hold_one_slot_and_only_the_constraint_keeps_them_apart(world: World) -> None:
+def test_two_workloads_cannot_hold_one_slot_and_only_the_constraint_prevents_it(world: World) -> None:
     first, second = job(world), job(world)
     hold(world, first, 1)
     with pytest.raises(IntegrityError, match="a_slot_is_held_once_at_any_instant"), transaction.atomic():
@@ -85,10 +89,10 @@ def test_two_cannot_hold_one_slot_and_only_the_constraint_keeps_them_apart(world
         transaction.set_rollback(True)
 
 
-def test_two_engines_with_one_epoch_start_nothing_twice(
+def test_two_engines_with_the_same_epoch_start_nothing_twice(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Even if the fence failed, the checks under lock and the constraint would hold."""
+    """If the fence failed, the checks under lock and the constraint would still hold."""
     for _ in range(6):
         job(world, units=4)
     answer, taken = planned(world)
@@ -104,7 +108,7 @@ def test_two_engines_with_one_epoch_start_nothing_twice(
 # -- 2. a gang starts on all its GPUs or on none --------------------------------------------------------------------------
 
 
-def test_a_gang_of_which_one_gpu_was_taken_meanwhile_starts_nowhere(world: World) -> None:
+def test_a_gang_does_not_start_if_one_of_its_gpus_was_taken_after_planning(world: World) -> None:
     gang = job(world, units=8, hosts=2, preemptible=True, max_runtime_seconds=600)
     other = job(world)
     Quota.objects.filter(team=world.vision.team).update(guaranteed_slots=16 * SLOTS_PER_GPU)
@@ -122,7 +126,7 @@ def test_a_gang_of_which_one_gpu_was_taken_meanwhile_starts_nowhere(world: World
     )
 
 
-def test_a_plan_is_accepted_in_part(world: World) -> None:
+def test_a_plan_is_accepted_partially(world: World) -> None:
     taken_meanwhile, fine = job(world), job(world)
     answer, taken = planned(world)
     services.cancel_workload(taken_meanwhile, now=world.now)
@@ -133,7 +137,7 @@ def test_a_plan_is_accepted_in_part(world: World) -> None:
     ]
 
 
-def test_a_placement_on_a_host_cordoned_meanwhile_is_refused_and_only_by_the_check_under_lock(
+def test_only_the_check_under_lock_rejects_a_placement_on_a_host_cordoned_after_planning(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job(world)
@@ -148,7 +152,7 @@ def test_a_placement_on_a_host_cordoned_meanwhile_is_refused_and_only_by_the_che
 # -- the leader's epoch ---------------------------------------------------------------------------------------------------
 
 
-def test_a_plan_of_an_earlier_epoch_writes_nothing_and_only_because_of_the_fence(
+def test_only_the_epoch_fence_stops_a_plan_of_an_earlier_epoch(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert leadership.acquire_or_renew("first", world.now) is not None
@@ -172,7 +176,7 @@ def test_a_plan_of_an_earlier_epoch_writes_nothing_and_only_because_of_the_fence
     assert len(apply_plan(answer, taken, world.now + 7 * SECOND).accepted) == 1
 
 
-def test_of_two_that_take_the_lead_at_once_one_gets_it(world: World) -> None:
+def test_exactly_one_of_several_engines_becomes_leader(world: World) -> None:
     answers = race(
         [lambda name=f"engine {n}": leadership.acquire_or_renew(name, world.now) for n in range(4)]
     )  # type: ignore[misc]
@@ -180,10 +184,10 @@ def test_of_two_that_take_the_lead_at_once_one_gets_it(world: World) -> None:
     assert sorted(answer is not None for answer in answers) == [False, False, False, True]
 
 
-# -- promises under the pool's lock ---------------------------------------------------------------------------------------
+# -- reservations and guarantees under the pool's lock -----------------------------------------------------
 
 
-def all_of_the_h100s(world: World) -> Callable[[], Any]:
+def reserve_all_h100s(world: World) -> Callable[[], Any]:
     def confirm() -> Any:
         return services.confirm_reservation(
             owner=world.vision.lead,
@@ -213,22 +217,22 @@ def meet_after_the_check(monkeypatch: pytest.MonkeyPatch, module: Any, name: str
     monkeypatch.setattr(module, name, check_then_meet)
 
 
-def test_one_window_is_promised_once_and_only_the_pools_lock_sees_to_it(
+def test_only_the_pool_lock_prevents_that_one_window_is_reserved_twice(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meet_after_the_check(monkeypatch, reservations, "check_window", GUARDED)
-    answers = race([all_of_the_h100s(world)] * 2)
+    answers = race([reserve_all_h100s(world)] * 2)
     assert sorted(a[1].fits for a in answers) == [False, True]  # type: ignore[index]
     assert Reservation.objects.count() == 1
     Reservation.objects.all().delete()
 
     monkeypatch.setattr(locks, "pools", lambda ids: {})
     meet_after_the_check(monkeypatch, reservations, "check_window", UNGUARDED)
-    race([all_of_the_h100s(world)] * 2)
+    race([reserve_all_h100s(world)] * 2)
     assert Reservation.objects.count() == 2, "without the lock both are promised the same GPUs"
 
 
-def test_guarantees_never_exceed_the_pool_and_only_the_pools_lock_sees_to_it(
+def test_only_the_pool_lock_prevents_that_guarantees_exceed_the_pool(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def raise_to_nine(team: Any) -> Callable[[], bool]:
@@ -260,7 +264,7 @@ def test_guarantees_never_exceed_the_pool_and_only_the_pools_lock_sees_to_it(
 # -- states ---------------------------------------------------------------------------------------------------------------
 
 
-def test_of_many_that_change_one_state_exactly_one_does(world: World) -> None:
+def test_exactly_one_of_many_concurrent_state_changes_succeeds(world: World) -> None:
     workload = job(world)
 
     def end() -> bool:
@@ -274,7 +278,7 @@ def test_of_many_that_change_one_state_exactly_one_does(world: World) -> None:
         change_state(workload, "state", old=WorkloadState.ENDED, new=WorkloadState.QUEUED)
 
 
-def test_a_cancel_and_a_start_at_once_leave_no_unit_behind(world: World) -> None:
+def test_a_cancel_concurrent_with_a_start_leaves_no_unit_allocated(world: World) -> None:
     for _ in range(5):
         workload = job(world)
         both: list[Callable[[], Any]] = [
@@ -293,7 +297,7 @@ def test_a_cancel_and_a_start_at_once_leave_no_unit_behind(world: World) -> None
         assert not Allocation.objects.filter(period__upper_inf=True).exists()
 
 
-def test_a_join_token_is_spent_once(world: World) -> None:
+def test_a_join_token_can_be_redeemed_only_once(world: World) -> None:
     token = services.issue_join_token(world.hosts["alpha"], now=world.now)
 
     def redeem(instance: str) -> Callable[[], Any]:
@@ -309,7 +313,7 @@ def test_a_join_token_is_spent_once(world: World) -> None:
 # -- guards of the database -----------------------------------------------------------------------------------------------
 
 
-def test_a_closed_allocation_never_changes_and_only_the_trigger_sees_to_it(world: World) -> None:
+def test_only_the_trigger_keeps_a_closed_allocation_unchanged(world: World) -> None:
     held = hold(world, job(world), 1)
     row = Allocation.objects.filter(pk=held.pk)
     row.update(period=DateTimeTZRange(world.now, world.now + HOUR))
@@ -326,8 +330,8 @@ def test_a_closed_allocation_never_changes_and_only_the_trigger_sees_to_it(world
         transaction.set_rollback(True)
 
 
-def test_no_stranger_gets_bound_slots_and_only_the_trigger_sees_to_it(world: World) -> None:
-    reservation, _ = all_of_the_h100s(world)()
+def test_only_the_trigger_keeps_other_workloads_off_bound_slots(world: World) -> None:
+    reservation, _ = reserve_all_h100s(world)()
     unit = units_of(world.hosts["alpha"])[0]
     stranger = job(world, project=world.language.project, owner=world.language.member)
     BoundUnit.objects.create(
@@ -344,8 +348,8 @@ def test_no_stranger_gets_bound_slots_and_only_the_trigger_sees_to_it(world: Wor
         transaction.set_rollback(True)
 
 
-def test_only_free_slots_are_bound_and_only_the_trigger_sees_to_it(world: World) -> None:
-    reservation, _ = all_of_the_h100s(world)()
+def test_only_the_trigger_prevents_binding_of_held_slots(world: World) -> None:
+    reservation, _ = reserve_all_h100s(world)()
     held = hold(world, job(world), 1)
     period = DateTimeTZRange(world.now, world.now + HOUR)
     with pytest.raises(IntegrityError, match="held by work outside"), transaction.atomic():
@@ -357,7 +361,7 @@ def test_only_free_slots_are_bound_and_only_the_trigger_sees_to_it(world: World)
 
 
 def _as_owner(statement: str) -> None:
-    """In the present transaction, with the rights of the tables' owner."""
+    """Execute the statement in the current transaction with the rights of the tables' owner."""
     with connection.cursor() as cursor:
         cursor.execute("SET LOCAL ROLE NONE")
         cursor.execute(statement)

@@ -1,5 +1,9 @@
-"""Windows that are changed or recur are judged and promised under the pool's lock; an array's tasks are let in under its own;
-what a person and a team have waiting is counted under theirs."""
+"""Test races for reservations, array tasks, queue limits and budget gates.
+
+The pool's lock guards changed and recurring windows. The array's lock guards its tasks.
+The submitter's lock guards the queue limits.
+
+"""
 
 from __future__ import annotations
 
@@ -55,7 +59,7 @@ def all_of_it(world: World) -> dict[str, Any]:
     }
 
 
-def test_recurring_windows_are_promised_once_and_only_the_pools_lock_sees_to_it(
+def test_only_the_pool_lock_prevents_that_recurring_windows_are_reserved_twice(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     windows = occurrences(EVERY_DAY, world.now, 100)
@@ -73,22 +77,22 @@ def test_recurring_windows_are_promised_once_and_only_the_pools_lock_sees_to_it(
     assert Reservation.objects.count() == 8, "without the lock both are promised the same GPUs"
 
 
-def test_a_window_is_changed_into_free_time_once_and_only_the_pools_lock_sees_to_it(
+def test_only_the_pool_lock_prevents_that_two_windows_move_into_the_same_free_time(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     later = world.now + 100 * HOUR
 
     def two() -> list[Callable[[], Any]]:
         Reservation.objects.all().delete()
-        made = []
+        rows = []
         for day in (24, 48):
             start = world.now + day * HOUR
             row, _ = services.confirm_reservation(start=start, end=start + 8 * HOUR, **all_of_it(world))
             assert row is not None
-            made.append(row)
+            rows.append(row)
         return [
             lambda row=row: services.change_reservation(row, start=later, end=later + 8 * HOUR, now=world.now)  # type: ignore[misc]
-            for row in made
+            for row in rows
         ]
 
     both = two()
@@ -103,7 +107,7 @@ def test_a_window_is_changed_into_free_time_once_and_only_the_pools_lock_sees_to
     assert Reservation.objects.filter(start=later).count() == 2, "without the lock both get the same GPUs"
 
 
-def test_however_many_let_tasks_in_no_more_than_its_limit_are(world: World) -> None:
+def test_concurrent_releases_never_exceed_the_limit_of_an_array(world: World) -> None:
     services.queue_array(
         indices=range(40),
         words="0-39",
@@ -126,7 +130,7 @@ def test_however_many_let_tasks_in_no_more_than_its_limit_are(world: World) -> N
         assert tasks.filter(held_back=False, state="queued").count() == 4
 
 
-def test_no_more_waits_than_may_however_many_submit_at_once_and_only_the_lock_sees_to_it(
+def test_only_the_submitters_lock_keeps_concurrent_submissions_within_the_queue_limits(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Pool.objects.update(most_waiting_per_user=50, most_waiting_per_team=100)
@@ -160,16 +164,20 @@ def test_no_more_waits_than_may_however_many_submit_at_once_and_only_the_lock_se
 
     real = queue_limits.queued_counts
     count_then_meet(GUARDED)
-    answers = race([array_of(world.vision.member)] * 2)  # 60 of one person, who may have 50
+    answers = race([array_of(world.vision.member)] * 2)  # 60 workloads of one person, whose limit is 50
     refused = [answer for answer in answers if isinstance(answer, services.OperationRejected)]
-    assert [(each.code, each.numbers["of"]) for each in refused] == [("too_many_waiting", "person")]
+    assert [(rejection.code, rejection.numbers["of"]) for rejection in refused] == [
+        ("too_many_waiting", "person")
+    ]
     assert Workload.objects.count() == 30, "an array is taken whole or not at all"
 
     people = [User.objects.create_user(f"one of many {number}") for number in range(4)]
     monkeypatch.setattr(queue_limits, "queued_counts", real)
-    answers = race([array_of(person) for person in people])  # 120 more of one team, which may have 70 more
+    answers = race(
+        [array_of(person) for person in people]
+    )  # 120 more workloads of one team, which may queue 70 more
     refused = [answer for answer in answers if isinstance(answer, services.OperationRejected)]
-    assert [each.numbers["of"] for each in refused] == ["team", "team"]
+    assert [rejection.numbers["of"] for rejection in refused] == ["team", "team"]
     assert Workload.objects.count() == 90
 
     Workload.objects.all().delete()
@@ -179,8 +187,8 @@ def test_no_more_waits_than_may_however_many_submit_at_once_and_only_the_lock_se
     assert Workload.objects.count() == 60, "without the lock both are counted before either is there"
 
 
-def test_who_submits_does_not_wait_for_the_engine(world: World) -> None:
-    """The engine holds the pool and what it decides about; whoever submits needs neither."""
+def test_a_submission_does_not_wait_for_the_locks_of_the_engine(world: World) -> None:
+    """The engine locks the pool and its workloads; a submission needs neither lock."""
 
     def submit() -> Any:
         with connection.cursor() as cursor:
@@ -205,11 +213,11 @@ def test_who_submits_does_not_wait_for_the_engine(world: World) -> None:
 
 
 @pytest.mark.parametrize("guarded", [True, False])
-def test_once_a_budget_is_closed_nothing_starts_and_only_the_leaders_lock_sees_to_it(
+def test_only_the_leader_lock_prevents_a_start_after_a_budget_gate_has_closed(
     world: World, monkeypatch: pytest.MonkeyPatch, guarded: bool
 ) -> None:
-    """The plan has been checked against the gates, and is not committed yet, when somebody closes one."""
-    made = services.queue_workload(
+    """The gate closes after the plan was checked against the gates and before it commits."""
+    workload = services.queue_workload(
         kind="job",
         type="training",
         name="a job",
@@ -240,10 +248,10 @@ def test_once_a_budget_is_closed_nothing_starts_and_only_the_leaders_lock_sees_t
             action="refuse_new", numbers={}, until=world.now + HOUR, now=world.now, team=world.vision.team
         )
         closed.set()
-        return Workload.objects.get(pk=made.pk).state
+        return Workload.objects.get(pk=workload.pk).state
 
     _, then = race([lambda: engine.run_cycle("test", world.now), close])
-    assert Workload.objects.get(pk=made.pk).state == "placed"
+    assert Workload.objects.get(pk=workload.pk).state == "placed"
     assert then == ("placed" if guarded else "queued"), (
         "without the lock it starts after the budget was closed"
     )

@@ -1,4 +1,4 @@
-"""The control plane in virtual time: nothing promised is broken, one seed is one course, and planted bugs are found."""
+"""Test the control plane in virtual time: invariants, reproducible seeds, detection of planted bugs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from scheduler.sync import desired_state
 
 pytestmark = [pytest.mark.django_db, pytest.mark.timeout(600)]
 
-# At most so many are lived through until a planted bug shows, first one in which it shows at once. One in two to four shows it.
+# Seeds to try until a planted bug shows, after one that shows it early. Every second to fourth seed shows it.
 SEEDS = range(1, 21)
 
 
@@ -30,7 +30,7 @@ def short_leases() -> Iterator[None]:
 
 
 def found_in(*words: str, first: int) -> str:
-    """The first violation with any of these words; '' when there is none."""
+    """Return the first violation that contains any of these words, or ''."""
 
     def shown(course: SimulatedWorld) -> bool:
         return any(word in sentence for sentence in course.promises.found for word in words)
@@ -40,7 +40,7 @@ def found_in(*words: str, first: int) -> str:
 
 
 @pytest.mark.long
-def test_whatever_goes_wrong_nothing_is_held_twice_lost_or_left() -> None:
+def test_under_faults_no_gpu_is_held_twice_and_no_work_is_lost_or_left_over() -> None:
     course = run_simulation(1)
     assert course.violations == []
     assert course.steps > 1000
@@ -48,29 +48,33 @@ def test_whatever_goes_wrong_nothing_is_held_twice_lost_or_left() -> None:
 
 
 @pytest.mark.long
-def test_a_seed_is_lived_through_again_exactly() -> None:
+def test_a_seed_reproduces_its_simulation_exactly() -> None:
     first, again = (
         run_simulation(2, lambda course: course.timeline.now > 40.0) for _ in range(2)
-    )  # most of its troubles
+    )  # most of its faults
     assert first.story == again.story
     assert (first.digest, first.steps) == (again.digest, again.steps)
     begun = [run_simulation(seed, lambda course: course.timeline.now > 5.0).digest for seed in (2, 3)]
     assert len({*begun, first.digest}) == 3
 
 
-def test_it_finds_an_agent_that_takes_a_stale_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_simulation_finds_an_agent_that_accepts_a_stale_generation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(Generations, "refusal", lambda self, generation, units: "")
     assert found_in("times by one command", "its GPUs count as free", first=7)
 
 
 @pytest.mark.long
-def test_it_finds_a_gpu_that_is_freed_before_its_lease_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_simulation_finds_a_gpu_that_is_freed_before_its_lease_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(LeaseRules, "silent_seconds", lambda self, grace: self.suspect_seconds + 1)
     assert found_in("its GPUs count as free", first=6)
 
 
 @pytest.mark.long
-def test_it_finds_a_stop_that_is_said_once_and_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_simulation_finds_a_stop_that_is_sent_only_once_and_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     said: set[str] = set()
     whole = desired_state.desired_for_host
 

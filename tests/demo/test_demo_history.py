@@ -1,4 +1,4 @@
-"""The demo's past comes out of the real engine, keeps every promise of the database, and says that it is simulated."""
+"""Test the demo's past: the real engine creates it, and its rows are marked as simulated."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from scheduler.models import (
 )
 from scheduler.queue import start_estimates
 
-NOW = datetime(2026, 11, 1, 2, 30, tzinfo=UTC)  # the shortest past: one month and a little
+NOW = datetime(2026, 11, 1, 2, 30, tzinfo=UTC)  # the shortest past: just over a month
 
 
 @pytest.fixture
-def demo(transactional_db: None) -> None:  # the simulation takes longer than a transaction may idle
+def demo(transactional_db: None) -> None:  # the simulation takes longer than a transaction may be idle
     organisation.create_organisation(NOW)
     for planned in organisation.DEMO_HOSTS:
         host = Host.objects.get(name=planned.name)
@@ -63,7 +63,7 @@ def test_the_same_seed_gives_the_same_demand() -> None:
     assert generate_demand(start=start, end=NOW, seed=3) != generate_demand(start=start, end=NOW, seed=4)
 
 
-def test_weekends_are_quieter_and_most_work_asks_for_one_gpu() -> None:
+def test_weekends_have_less_demand_and_most_workloads_request_one_gpu() -> None:
     pieces = generate_demand(start=organisation.first_of_last_month(NOW), end=NOW, seed=1)
     weekend = sum(1 for piece in pieces if piece.at.weekday() >= 5)
     assert weekend / len(pieces) < 0.2
@@ -74,12 +74,12 @@ def test_the_past_is_written_once_by_the_real_engine_and_marked_as_simulated(dem
     past = simulated_past.simulate_past(NOW)
     with CaptureQueriesContext(connection) as asked:
         past_rows.write_past(past)
-    told = [query["sql"] for query in asked]
+    statements = [query["sql"] for query in asked]
     hosts_locked = next(
-        number for number, sql in enumerate(told) if sql.startswith('UPDATE "scheduler_host"')
+        number for number, sql in enumerate(statements) if sql.startswith('UPDATE "scheduler_host"')
     )
     rows_written = [
-        number for number, sql in enumerate(told) if sql.startswith('INSERT INTO "scheduler_decision"')
+        number for number, sql in enumerate(statements) if sql.startswith('INSERT INTO "scheduler_decision"')
     ]
     assert rows_written and max(rows_written) < hosts_locked, (
         "agents can't renew their leases while the past is written"
@@ -96,11 +96,11 @@ def test_the_past_is_written_once_by_the_real_engine_and_marked_as_simulated(dem
     capacity = Gpu.objects.count() * SLOTS_PER_GPU * (NOW - past.start).total_seconds()
     assert 0.4 < held / capacity < 0.95
     assert Unit.objects.filter(created_at__gt=past.start).count() == 0
-    what_was_told_is_a_record_from_the_start()
+    assert_estimates_have_outcomes()
 
 
-def what_was_told_is_a_record_from_the_start() -> None:
-    """Each wait of the past with what the engine's forecast said and the start that the same run came to."""
+def assert_estimates_have_outcomes() -> None:
+    """Assert that each wait of the past has its forecast and its actual start."""
     rows = list(StartEstimate.objects.select_related("workload"))
     assert len(rows) > MIN_OUTCOMES and all(row.started and row.over_at for row in rows)
     for row in rows:

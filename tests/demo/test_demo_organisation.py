@@ -1,4 +1,4 @@
-"""The demo organisation: made once, and this machine's real GPUs are part of it where there are any."""
+"""Test the demo organisation: it is created once and includes this machine's real GPUs, if any."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ def guarantees(model: str) -> list[float]:
     return [slots / SLOTS_PER_GPU for slots in rows]
 
 
-def test_without_gpus_every_host_of_the_demo_is_simulated() -> None:
-    made = organisation.create_organisation(NOW)
-    assert [agent["name"] for agent in made["agents"]] == ["h1", "h2", "h3", "h4"]
-    assert all(agent["simulate"] for agent in made["agents"])
+def test_without_real_gpus_every_demo_host_is_simulated() -> None:
+    created = organisation.create_organisation(NOW)
+    assert [agent["name"] for agent in created["agents"]] == ["h1", "h2", "h3", "h4"]
+    assert all(agent["simulate"] for agent in created["agents"])
     assert not Host.objects.filter(simulated=False).exists()
 
 
-def test_the_first_host_is_this_machine_where_it_has_gpus_and_every_team_may_use_them() -> None:
-    made = organisation.create_organisation(NOW, ["H200-141GB"] * 4)
-    assert [agent["name"] for agent in made["agents"]] == ["this-machine", "h1", "h2", "h3", "h4"]
-    assert made["agents"][0]["simulate"] == "" and made["agents"][0]["join_token"]
+def test_a_machine_with_gpus_is_the_first_host_and_every_team_has_a_guarantee_on_it() -> None:
+    created = organisation.create_organisation(NOW, ["H200-141GB"] * 4)
+    assert [agent["name"] for agent in created["agents"]] == ["this-machine", "h1", "h2", "h3", "h4"]
+    assert created["agents"][0]["simulate"] == "" and created["agents"][0]["join_token"]
     assert not Host.objects.get(name="this-machine").simulated
     assert guarantees("H200-141GB") == [2, 1, 1]
     assert Price.objects.filter(model="H200-141GB").count() == 1
 
 
-def test_gpus_like_the_simulated_ones_leave_the_guarantees_as_they_are() -> None:
+def test_real_gpus_of_a_simulated_model_do_not_change_the_guarantees() -> None:
     organisation.create_organisation(NOW, ["H100-80GB"])
     assert guarantees("H100-80GB") == [8, 6, 2]
     assert Price.objects.filter(model="H100-80GB").count() == 1
 
 
-def test_made_again_it_only_gives_new_join_tokens() -> None:
+def test_creating_the_organisation_again_only_issues_new_join_tokens() -> None:
     first, second = (
         organisation.create_organisation(NOW, ["H200-141GB"]),
         organisation.create_organisation(NOW),
@@ -57,7 +57,7 @@ def test_made_again_it_only_gives_new_join_tokens() -> None:
 
 
 @pytest.mark.parametrize("with_history", [True, False])
-def test_pages_speak_of_a_simulated_past_only_where_there_is_one(with_history: bool) -> None:
+def test_pages_mention_simulated_history_only_if_it_exists(with_history: bool) -> None:
     organisation.create_organisation(NOW, with_history=with_history)
     client = Client()
     client.force_login(User.objects.get(username="operator"))

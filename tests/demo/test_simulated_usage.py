@@ -1,4 +1,4 @@
-"""A simulated past gets use and charges by the real code, says that it is simulated, and adds up."""
+"""Test the simulated past: the real code charges it, and its rows are marked as simulated and add up."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ def past(rates: World) -> World:
 
 
 def load(world: World) -> list[tuple[int, int, str]]:
-    heard: list[tuple[int, int, str]] = []
-    load_simulated_usage({}, start=START, end=END, now=END, progress=lambda *step: heard.append(step))
-    return heard
+    steps: list[tuple[int, int, str]] = []
+    load_simulated_usage({}, start=START, end=END, now=END, progress=lambda *step: steps.append(step))
+    return steps
 
 
-def test_history_is_charged_and_adds_up_and_tells_how_far_it_is(past: World) -> None:
-    heard = load(past)
-    assert [step[0] for step in heard] == sorted(step[0] for step in heard)
-    assert heard[-1][:2] == (heard[-1][1], heard[-1][1])
+def test_history_is_charged_and_adds_up_and_reports_its_progress(past: World) -> None:
+    steps = load(past)
+    assert [step[0] for step in steps] == sorted(step[0] for step in steps)
+    assert steps[-1][:2] == (steps[-1][1], steps[-1][1])
     assert all(pool.holds for pool in reconciliation.reconcile_costs(dt.date(2026, 3, 1)))
     used = Charge.objects.filter(bucket="used")
     assert used.count() > 50
@@ -56,7 +56,7 @@ def test_history_is_charged_and_adds_up_and_tells_how_far_it_is(past: World) -> 
     )
 
 
-def test_history_has_hours_and_days_that_agree_and_samples_of_the_last_day_only(past: World) -> None:
+def test_hourly_and_daily_rollups_of_history_agree_and_only_the_last_day_has_samples(past: World) -> None:
     load(past)
     hours = Rollup.objects.filter(resolution=3600)
     assert hours.exists()
@@ -71,7 +71,7 @@ def test_history_has_hours_and_days_that_agree_and_samples_of_the_last_day_only(
     assert not RollupDue.objects.filter(resolution=60).exists()
 
 
-def test_loading_history_again_changes_nothing_and_charging_goes_on_from_its_end(past: World) -> None:
+def test_loading_history_again_changes_nothing_and_charging_continues_from_its_end(past: World) -> None:
     load(past)
     before = (Rollup.objects.count(), Charge.objects.count(), Sample.objects.count())
     load(past)

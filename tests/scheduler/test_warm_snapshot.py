@@ -428,7 +428,8 @@ def test_a_refused_part_is_planned_again_at_once(world: World, monkeypatch: pyte
     workload = job(world, world.now)
     with monkeypatch.context() as patch:
         patch.setattr(
-            "scheduler.cycle.plan_checks.PlanChecks.placement_problem", lambda self, placement: "a test says no"
+            "scheduler.cycle.plan_checks.PlanChecks.placement_problem",
+            lambda self, placement: "a test says no",
         )
         applied = engine.run_cycle("test", world.now + SECOND, cache=warm)
         assert applied is not None and applied.rejected

@@ -13,7 +13,7 @@ __all__ = ["rates", "world"]
 
 @pytest.fixture
 def rates(world: World) -> World:
-    """The world with a rate card (H100 2.40, A100 1.10 an hour, at cost) and a cost centre per team since 1 March."""
+    """Return the world with a rate card (H100 2.40 and A100 1.10 an hour) and cost centres since 1 March."""
     for model, cost in ((H100, "2.40"), (A100, "1.10")):
         price(model, cost, since=at(0, day=1))
     for each, code in ((world.vision, "CC-100"), (world.language, "CC-200"), (world.robotics, "CC-300")):
@@ -23,7 +23,7 @@ def rates(world: World) -> World:
 
 @pytest.fixture(autouse=True)
 def no_samples_of_earlier_tests(request: pytest.FixtureRequest) -> None:
-    """Django empties the tables it made after tests that commit; the partitions of the samples it did not make."""
+    """Truncate the sample partitions: Django empties only its own tables after tests that commit."""
     if {"db", "transactional_db"} & set(request.fixturenames):
         request.getfixturevalue("transactional_db" if "transactional_db" in request.fixturenames else "db")
         Sample.objects.all()._raw_delete(using="default")

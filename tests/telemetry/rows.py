@@ -1,4 +1,4 @@
-"""Rows that telemetry reads, as the engine and the agents would have left them: holds, states, prices."""
+"""Create the rows that telemetry reads, as the engine and the agents would write them."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _generations = itertools.count(1_000_000)
 
 
 def at(hour: int, minute: int = 0, second: int = 0, *, day: int = 2) -> dt.datetime:
-    """A moment of March 2026, UTC. The second is the Monday on which the world begins, at nine."""
+    """Return a UTC time in March 2026. Day 2 is the Monday on which the world begins at 09:00."""
     return dt.datetime(2026, 3, day, hour, minute, second, tzinfo=dt.UTC)
 
 
 def price(
     model: str, cost: str, list_price: str | None = None, *, since: dt.datetime, pool: Pool | None = None
 ) -> Price:
-    """A line of the rate card; without a list price the cost is charged."""
+    """Create an entry of the rate card. Without a list price, the cost is charged."""
     return Price.objects.create(
         pool=pool,
         model=model,
@@ -46,22 +46,22 @@ def price(
     )
 
 
-def cost_centre(each: TeamOfWorld, code: str, since: dt.datetime) -> CostCentre:
-    """The cost centre of a team's project from a moment on."""
-    return CostCentre.objects.create(project=each.project, code=code, valid_from=since, created_at=since)
+def cost_centre(team: TeamOfWorld, code: str, since: dt.datetime) -> CostCentre:
+    """Create the cost centre of a team's project, valid from ``since``."""
+    return CostCentre.objects.create(project=team.project, code=code, valid_from=since, created_at=since)
 
 
 def workload(
-    world: World, each: TeamOfWorld, *, kind: str = "job", pool: Pool | None = None, **fields: Any
+    world: World, team: TeamOfWorld, *, kind: str = "job", pool: Pool | None = None, **fields: Any
 ) -> Workload:
-    """A workload of a team's first member; its state is not what these tests are about."""
+    """Create a workload owned by the team's first member. ``fields`` override the default values."""
     values: dict[str, Any] = {
         "kind": kind,
         "type": "interactive" if kind == "notebook" else "training",
-        "name": f"{each.team.slug} {kind}",
+        "name": f"{team.team.slug} {kind}",
         "pool": pool or world.shared,
-        "project": each.project,
-        "owner": each.member,
+        "project": team.project,
+        "owner": team.member,
         "units": 1,
         "max_runtime_seconds": 86_400,
         "predicted_seconds": 86_400,
@@ -82,7 +82,7 @@ def hold(
     checkpoint: dt.datetime | None = None,
     reservation: Reservation | None = None,
 ) -> Allocation:
-    """``work`` holds ``unit`` over ``[start, end)``; still, when ``end`` is None."""
+    """Create a run of ``work`` that holds ``unit`` over ``[start, end)``, or until now if ``end`` is None."""
     attempt = Run.objects.filter(workload=work).count() + 1
     Workload.objects.filter(pk=work.pk).update(attempt=attempt)
     run = Run.objects.create(
@@ -112,7 +112,7 @@ def hold(
 def end_hold(
     allocation: Allocation, end: dt.datetime, end_code: str, checkpoint: dt.datetime | None = None
 ) -> None:
-    """The agent confirmed the stop."""
+    """End the run and the allocation, as after the agent has confirmed the stop."""
     Run.objects.filter(pk=allocation.run_id).update(
         ended_at=end, outcome=end_code, checkpoint_at=checkpoint, state="ended"
     )
@@ -121,13 +121,13 @@ def end_hold(
 
 
 def reservation(
-    world: World, each: TeamOfWorld, units: list[Unit], start: dt.datetime, end: dt.datetime
+    world: World, team: TeamOfWorld, units: list[Unit], start: dt.datetime, end: dt.datetime
 ) -> Reservation:
-    """An active reservation with its units bound."""
-    made = Reservation.objects.create(
+    """Create an active reservation with its units bound."""
+    row = Reservation.objects.create(
         pool=world.shared,
-        project=each.project,
-        owner=each.member,
+        project=team.project,
+        owner=team.member,
         name="sprint",
         units=len(units),
         start=start,
@@ -137,15 +137,15 @@ def reservation(
     )
     for unit in units:
         BoundUnit.objects.create(
-            reservation=made, unit=unit, slots=unit.slots, period=DateTimeTZRange(start, end)
+            reservation=row, unit=unit, slots=unit.slots, period=DateTimeTZRange(start, end)
         )
-    return made
+    return row
 
 
 def host_state(
     host: Host, moment: dt.datetime, *, lease: str = "alive", admin: str = "in_service", repair: str = "well"
 ) -> None:
-    """The host's states from ``moment`` on."""
+    """Record the host's states from ``moment`` on."""
     HostStateChange.objects.create(
         host=host, lease_state=lease, admin_state=admin, repair_state=repair, at=moment
     )
@@ -154,7 +154,7 @@ def host_state(
 def batch(
     sequence: int, unit: Unit, start: dt.datetime, count: int, *, every: float = 10, **reading: Any
 ) -> SampleBatch:
-    """``count`` samples of one unit, ``every`` seconds from ``start``."""
+    """Return a batch of ``count`` samples of one unit, ``every`` seconds apart, beginning at ``start``."""
     values: dict[str, Any] = {"utilisation": 50.0, "memory_used_mib": 1000, "processes": 1} | reading
     return SampleBatch(
         sequence=sequence,

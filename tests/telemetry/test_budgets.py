@@ -1,4 +1,8 @@
-"""Budgets: thresholds are told once, and a used-up budget closes the engine's gate until it is raised or its month is over."""
+"""Test budgets: each threshold raises one notice, and a used-up budget closes the engine's gate.
+
+The gate opens when the budget is raised or its month ends.
+
+"""
 
 from __future__ import annotations
 
@@ -19,14 +23,14 @@ MARCH = dt.date(2026, 3, 1)
 
 
 def spend_24(world: World) -> None:
-    """Ten hours of one H100 at 2.40."""
+    """Charge ten hours of one H100 at 2.40 an hour."""
     hold(
         workload(world, world.language), units_of(world.hosts["alpha"])[0], at(9), at(19), end_code="finished"
     )
     charge_all_gpus(at(20, 5))
 
 
-def test_each_threshold_is_told_once(rates: World) -> None:
+def test_each_threshold_raises_one_notice(rates: World) -> None:
     budget = Budget.objects.create(team=rates.language.team, month=MARCH, amount="30.00")
     spend_24(rates)
     assert check_budgets(at(20, 6)) == 2
@@ -37,7 +41,7 @@ def test_each_threshold_is_told_once(rates: World) -> None:
     assert not BudgetGate.objects.exists()
 
 
-def test_a_used_up_budget_closes_the_gate_and_a_raised_one_opens_it(rates: World) -> None:
+def test_a_used_up_budget_closes_the_gate_and_raising_it_opens_the_gate(rates: World) -> None:
     budget = Budget.objects.create(team=rates.language.team, month=MARCH, amount="20.00", action="refuse_new")
     spend_24(rates)
     check_budgets(at(20, 6))
@@ -53,7 +57,7 @@ def test_a_used_up_budget_closes_the_gate_and_a_raised_one_opens_it(rates: World
     assert not BudgetGate.objects.exists()
 
 
-def test_a_budget_of_gpu_hours_counts_what_is_charged_and_not_its_price(rates: World) -> None:
+def test_a_budget_of_gpu_hours_counts_charged_hours_whatever_their_price(rates: World) -> None:
     Budget.objects.create(
         team=rates.language.team, month=MARCH, measure="gpu_hours", amount="12.00", action="refuse_new"
     )
@@ -82,7 +86,7 @@ def test_a_budget_of_gpu_hours_counts_what_is_charged_and_not_its_price(rates: W
     )
 
 
-def test_where_money_and_gpu_hours_are_used_up_one_gate_speaks_of_the_money(rates: World) -> None:
+def test_if_money_and_gpu_hours_are_used_up_one_gate_is_closed_and_names_the_money(rates: World) -> None:
     for measure in ("gpu_hours", "money"):
         Budget.objects.create(
             team=rates.language.team, month=MARCH, measure=measure, amount="5.00", action="refuse_new"
@@ -106,7 +110,7 @@ def test_the_gate_opens_with_the_next_month(rates: World) -> None:
     assert not BudgetGate.objects.exists()
 
 
-def test_a_month_on_its_way_over_the_budget_is_told_after_its_first_days(rates: World) -> None:
+def test_a_forecast_above_the_budget_raises_a_notice_after_the_first_days_of_the_month(rates: World) -> None:
     Budget.objects.create(team=rates.language.team, month=MARCH, amount="60.00")
     spend_24(rates)
     check_budgets(at(20, 6))

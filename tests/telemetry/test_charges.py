@@ -1,4 +1,4 @@
-"""Charge lines from rows: split where things change, priced by the card in force, corrected and never edited."""
+"""Test charge lines: time is split at each change and priced; corrections only add lines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.django_db
 
 
 def net(field: str = "slot_seconds", **filters: Any) -> dict[str, Any]:
-    """The sum of a column by bucket; buckets that sum to nothing are left out."""
+    """Return the sum of a column by bucket, without the buckets whose sum is zero."""
     sums: dict[str, Any] = defaultdict(int)
     for line in Charge.objects.filter(**filters):
         sums[line.bucket] += getattr(line, field)
@@ -32,11 +32,12 @@ def net(field: str = "slot_seconds", **filters: Any) -> dict[str, Any]:
 
 
 def hours(**filters: Any) -> dict[str, float]:
+    """Return the charged GPU-hours by bucket."""
     return {bucket: round(total / 840 / 3600, 4) for bucket, total in net(**filters).items()}
 
 
 def assert_conserved() -> None:
-    """Per GPU: lines cover its time once, and cost what the rate card says it costs."""
+    """Assert that the lines of each GPU cover its time once and sum to its cost by the rate card."""
     for done in ChargedUntil.objects.select_related("gpu__host"):
         lines = Charge.objects.filter(gpu=done.gpu_id)
         seconds = int((done.until - done.since).total_seconds())
@@ -45,7 +46,7 @@ def assert_conserved() -> None:
         assert sum(line.cost for line in lines) == asset_cost(load_rates({key})[key], done.since, done.until)
 
 
-def test_a_job_is_charged_for_the_time_it_held_and_the_rest_of_the_gpu_is_free(rates: World) -> None:
+def test_a_job_is_charged_for_the_time_it_held_the_gpu_and_the_rest_is_unallocated(rates: World) -> None:
     unit = units_of(rates.hosts["alpha"])[0]
     allocation = hold(workload(rates, rates.vision), unit, at(9, 10), at(10, 40), end_code="finished")
     charge_all_gpus(at(12, 5))
@@ -78,7 +79,7 @@ def test_charging_again_adds_nothing(rates: World) -> None:
     assert Charge.objects.count() == before
 
 
-def test_what_is_over_is_charged_at_once_and_what_goes_on_at_the_full_hour(rates: World) -> None:
+def test_ended_work_is_charged_at_once_and_running_work_at_the_full_hour(rates: World) -> None:
     alpha = units_of(rates.hosts["alpha"])
     over = hold(workload(rates, rates.vision), alpha[0], at(9, 0), at(9, 20), end_code="finished")
     going = hold(workload(rates, rates.vision), alpha[1], at(9, 0))
@@ -90,7 +91,7 @@ def test_what_is_over_is_charged_at_once_and_what_goes_on_at_the_full_hour(rates
     assert_conserved()
 
 
-def test_a_preempted_job_is_given_back_what_it_lost_since_its_checkpoint(rates: World) -> None:
+def test_the_time_of_a_preempted_job_since_its_checkpoint_is_refunded(rates: World) -> None:
     unit = units_of(rates.hosts["alpha"])[0]
     allocation = hold(workload(rates, rates.language), unit, at(9, 0))
     charge_all_gpus(at(12, 30))
@@ -117,7 +118,7 @@ def test_work_lost_with_its_host_is_not_charged(rates: World) -> None:
     assert_conserved()
 
 
-def test_an_end_that_is_learnt_late_corrects_what_was_charged_beyond_it(rates: World) -> None:
+def test_an_end_reported_late_corrects_the_time_charged_after_it(rates: World) -> None:
     unit = units_of(rates.hosts["alpha"])[0]
     allocation = hold(workload(rates, rates.vision), unit, at(9, 0))
     charge_all_gpus(at(12, 5))
@@ -128,7 +129,7 @@ def test_an_end_that_is_learnt_late_corrects_what_was_charged_beyond_it(rates: W
     assert_conserved()
 
 
-def test_a_state_of_a_host_that_is_written_late_moves_the_time_it_is_about(rates: World) -> None:
+def test_a_host_state_recorded_late_moves_its_time_to_another_bucket(rates: World) -> None:
     charge_all_gpus(at(12, 5))
     host_state(rates.hosts["alpha"], at(10, 0), admin="maintenance")
     host_state(rates.hosts["alpha"], at(11, 0))
@@ -137,7 +138,7 @@ def test_a_state_of_a_host_that_is_written_late_moves_the_time_it_is_about(rates
     assert_conserved()
 
 
-def test_a_quarantined_gpu_is_unhealthy_until_it_is_returned_and_the_others_of_its_host_are_well(
+def test_a_quarantined_gpu_is_unhealthy_until_its_return_and_the_hosts_other_gpus_are_not(
     rates: World,
 ) -> None:
     gpu, other = (unit.gpu for unit in units_of(rates.hosts["alpha"])[:2])
@@ -162,7 +163,7 @@ def test_a_reservation_is_charged_for_its_window_whether_used_or_not(rates: Worl
     assert set(Charge.objects.filter(reservation=booked).values_list("cost_centre", flat=True)) == {"CC-300"}
 
 
-def test_the_owner_of_a_static_pool_pays_for_it_also_while_it_is_empty(rates: World) -> None:
+def test_the_owner_of_a_static_pool_is_charged_for_its_idle_gpus(rates: World) -> None:
     charge_all_gpus(at(10, 5))
     lines = Charge.objects.filter(pool=rates.static)
     assert {(line.bucket, line.team_name, line.cost_centre) for line in lines} == {
@@ -182,7 +183,7 @@ def test_slices_of_one_gpu_are_charged_to_their_teams_by_their_slots(rates: Worl
     assert_conserved()
 
 
-def test_a_change_of_price_starts_a_new_line_and_leaves_the_old_time_alone(rates: World) -> None:
+def test_a_new_price_starts_a_new_line_and_does_not_change_earlier_time(rates: World) -> None:
     price(H100, "4.80", since=at(10, 30))
     unit = units_of(rates.hosts["alpha"])[0]
     allocation = hold(workload(rates, rates.vision), unit, at(10, 0), at(11, 0), end_code="finished")
@@ -195,7 +196,7 @@ def test_a_change_of_price_starts_a_new_line_and_leaves_the_old_time_alone(rates
     assert_conserved()
 
 
-def test_a_pools_own_price_stands_before_the_general_one_and_a_list_price_makes_a_margin(
+def test_a_pools_own_price_overrides_the_general_price_and_a_list_price_sets_the_charge(
     rates: World,
 ) -> None:
     price(H100, "2.00", "3.00", since=at(0, day=1), pool=rates.shared)
@@ -207,7 +208,7 @@ def test_a_pools_own_price_stands_before_the_general_one_and_a_list_price_makes_
     assert (line.cost, line.charged) == (Decimal("2.00"), Decimal("3.00"))
 
 
-def test_a_price_cannot_reach_into_time_that_is_charged(rates: World) -> None:
+def test_a_price_may_not_begin_in_time_that_is_already_charged(rates: World) -> None:
     charge_all_gpus(at(12, 5))
     with pytest.raises(DatabaseError, match="already charged"), transaction.atomic():
         price(H100, "9.99", since=at(11, 0))
@@ -215,7 +216,7 @@ def test_a_price_cannot_reach_into_time_that_is_charged(rates: World) -> None:
 
 
 @pytest.mark.parametrize("model", [Charge, Price])
-def test_the_ledger_and_the_rate_card_refuse_every_edit(
+def test_the_database_rejects_edits_of_the_ledger_and_of_the_rate_card(
     rates: World, model: type[Charge] | type[Price]
 ) -> None:
     charge_all_gpus(at(10, 5))
@@ -225,7 +226,7 @@ def test_the_ledger_and_the_rate_card_refuse_every_edit(
         model.objects.all()._raw_delete(using="default")
 
 
-def test_a_late_fact_about_a_closed_month_is_corrected_in_the_open_one(rates: World) -> None:
+def test_a_late_correction_of_a_closed_month_is_booked_in_the_open_month(rates: World) -> None:
     unit = units_of(rates.hosts["alpha"])[0]
     allocation = hold(workload(rates, rates.vision), unit, at(9, 0))
     charge_all_gpus(at(0, 5, day=31) + dt.timedelta(days=2))
@@ -241,7 +242,7 @@ def test_a_late_fact_about_a_closed_month_is_corrected_in_the_open_one(rates: Wo
     assert_conserved()
 
 
-def test_a_charge_cannot_be_put_into_a_month_that_closes(rates: World) -> None:
+def test_a_charge_is_rejected_in_a_month_that_is_closing(rates: World) -> None:
     charge_all_gpus(at(10, 5))
     Statement.objects.filter(month=dt.date(2026, 3, 1)).update(state="closing")
     line = Charge.objects.first()
@@ -251,7 +252,7 @@ def test_a_charge_cannot_be_put_into_a_month_that_closes(rates: World) -> None:
         line.save(force_insert=True)
 
 
-def test_history_that_is_loaded_later_is_charged_back_from_where_charges_began(rates: World) -> None:
+def test_history_loaded_later_is_charged_backwards_from_the_first_charge(rates: World) -> None:
     charge_all_gpus(at(12, 5))
     unit = units_of(rates.hosts["alpha"])[0]
     hold(workload(rates, rates.vision, simulated=True), unit, at(20, day=1), at(2), end_code="finished")
@@ -262,12 +263,12 @@ def test_history_that_is_loaded_later_is_charged_back_from_where_charges_began(r
     assert_conserved()
 
 
-def test_a_gpu_without_a_price_is_charged_nothing_and_says_that_it_has_none(world: World) -> None:
+def test_a_gpu_without_a_price_costs_nothing_and_its_lines_have_no_price(world: World) -> None:
     charge_all_gpus(at(10, 5))
     assert not Charge.objects.exclude(price=None, cost=0, charged=0).exists()
 
 
-def test_hosts_that_come_and_go_by_the_dozen_cost_charging_as_many_statements_as_one(rates: World) -> None:
+def test_charging_takes_as_many_queries_for_ten_changed_hosts_as_for_one(rates: World) -> None:
     def statements(hosts: int, moment: dt.datetime) -> int:
         for _ in range(hosts):
             host = make_host(f"host-{Gpu.objects.count()}", rates.shared, [H100] * 8, at(9))

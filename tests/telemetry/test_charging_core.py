@@ -1,4 +1,4 @@
-"""Where seconds of GPUs land: each slot-second in exactly one piece, whatever happens on the GPU."""
+"""Test how GPU time is split: each slot-second belongs to exactly one piece."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def total_of(parts: list[ChargePiece]) -> dict[str, int]:
 
 @st.composite
 def gpu_times(draw: st.DrawFn) -> GpuTimeline:
-    """A GPU whole or in slices, held, reserved, broken and repriced at any times."""
+    """Generate a GPU, whole or in slices, with holds, reservations, faults and prices at any times."""
     parts = draw(st.sampled_from([1, 2, 7]))
     size = SLOTS_PER_GPU // parts
     holds, bounds = [], []
@@ -100,7 +100,7 @@ def test_every_second_of_every_slot_is_in_exactly_one_piece(gpu: GpuTimeline) ->
 
 
 @given(gpu_times(), st.integers(1, 719))
-def test_pieces_cost_what_the_gpu_costs_also_when_charged_in_two_goes(gpu: GpuTimeline, cut: int) -> None:
+def test_pieces_sum_to_the_cost_of_the_gpu_even_if_charged_in_two_steps(gpu: GpuTimeline, cut: int) -> None:
     whole = price_pieces(charge_pieces(gpu, START, END))
     first, second = (
         price_pieces(charge_pieces(gpu, START, minute(cut))),
@@ -112,7 +112,7 @@ def test_pieces_cost_what_the_gpu_costs_also_when_charged_in_two_goes(gpu: GpuTi
 
 
 @given(gpu_times())
-def test_no_piece_lies_across_a_day_or_a_price(gpu: GpuTimeline) -> None:
+def test_no_piece_spans_two_days_or_two_prices(gpu: GpuTimeline) -> None:
     for piece in charge_pieces(gpu, START, END):
         assert piece.start.date() == (piece.end - dt.timedelta(seconds=1)).date()
         assert not any(piece.start < rate.since < piece.end for rate in gpu.rates)
@@ -127,7 +127,7 @@ def test_only_held_and_reserved_time_is_charged(gpu: GpuTimeline) -> None:
 
 
 @given(gpu_times(), gpu_times())
-def test_corrections_bring_the_ledger_to_what_is_so_and_keep_the_cost(
+def test_corrections_bring_the_ledger_up_to_date_and_keep_the_cost(
     before: GpuTimeline, after: GpuTimeline
 ) -> None:
     after = GpuTimeline(after.holds, after.bounds, after.changes, before.rates, before.owned)
@@ -155,7 +155,7 @@ def test_corrections_bring_the_ledger_to_what_is_so_and_keep_the_cost(
 
 
 @given(gpu_times())
-def test_a_ledger_that_is_right_is_left_alone(gpu: GpuTimeline) -> None:
+def test_a_correct_ledger_gets_no_corrections(gpu: GpuTimeline) -> None:
     ledger = [
         LedgerLine(number, p.start, p.end, p.slots, p.owner, p.cost)
         for number, p in enumerate(price_pieces(charge_pieces(gpu, START, END)))
@@ -178,7 +178,7 @@ def test_a_reservations_empty_time_is_charged_and_its_used_time_only_once() -> N
     assert sum(p.charged for p in parts) == Decimal("7.5")
 
 
-def test_a_slice_is_charged_its_part_of_the_gpu_and_the_rest_is_free() -> None:
+def test_a_slice_is_charged_its_part_of_the_gpu_and_the_rest_is_unallocated() -> None:
     gpu = GpuTimeline(holds=(GpuHold(1, 120, 240, minute(0), None),), rates=(RATE,))
     parts = price_pieces(charge_pieces(gpu, minute(0), minute(60)))
     assert {p.owner.bucket: p.slots for p in parts} == {ChargeBucket.USED: 120, ChargeBucket.UNALLOCATED: 720}
@@ -186,7 +186,7 @@ def test_a_slice_is_charged_its_part_of_the_gpu_and_the_rest_is_free() -> None:
     assert used.charged == Decimal("0.357143")  # 2.50 x 120 / 840
 
 
-def test_work_on_a_silent_host_is_lost_to_hardware_and_work_on_a_quarantined_one_is_not() -> None:
+def test_time_on_a_silent_host_is_hardware_lost_and_time_on_a_quarantined_host_is_not() -> None:
     changes = (
         GpuConditionChange(minute(10), GpuCondition.UNHEALTHY),
         GpuConditionChange(minute(20), GpuCondition.SILENT),
@@ -199,7 +199,7 @@ def test_work_on_a_silent_host_is_lost_to_hardware_and_work_on_a_quarantined_one
     }
 
 
-def test_free_time_is_unhealthy_in_maintenance_or_unallocated_by_the_state_of_the_gpu() -> None:
+def test_the_state_of_a_free_gpu_decides_between_unhealthy_maintenance_and_unallocated() -> None:
     changes = (
         GpuConditionChange(minute(10), GpuCondition.MAINTENANCE),
         GpuConditionChange(minute(30), GpuCondition.UNHEALTHY),
@@ -212,12 +212,12 @@ def test_free_time_is_unhealthy_in_maintenance_or_unallocated_by_the_state_of_th
     }
 
 
-def test_the_team_of_a_static_pool_pays_for_what_it_leaves_empty() -> None:
+def test_the_team_of_a_static_pool_is_charged_for_idle_time() -> None:
     parts = price_pieces(charge_pieces(GpuTimeline(rates=(RATE,), owned=True), minute(0), minute(60)))
     assert [(p.owner.bucket, p.charged) for p in parts] == [(ChargeBucket.RESERVED_UNUSED, Decimal("2.5"))]
 
 
-def test_preempted_work_is_not_charged_from_its_last_checkpoint_on() -> None:
+def test_preempted_work_is_not_charged_for_the_time_after_its_last_checkpoint() -> None:
     lost = lost_time(
         end_code="killed_at_grace",
         started=minute(0),
@@ -233,21 +233,21 @@ def test_preempted_work_is_not_charged_from_its_last_checkpoint_on() -> None:
     }
 
 
-def test_without_a_checkpoint_all_of_a_lost_attempt_is_uncharged() -> None:
+def test_a_lost_attempt_without_a_checkpoint_is_not_charged() -> None:
     lost = lost_time(
         end_code="host_lost", started=minute(0), ended=minute(60), checkpoint=None, keeps_state=False
     )
     assert lost == (minute(0), ChargeBucket.HARDWARE_LOST)
 
 
-def test_a_notebook_keeps_its_files_so_its_time_is_charged_however_it_ended() -> None:
+def test_the_time_of_a_notebook_is_charged_whatever_its_end_because_its_files_remain() -> None:
     assert (
         lost_time(end_code="host_lost", started=minute(0), ended=minute(9), checkpoint=None, keeps_state=True)
         is None
     )
 
 
-def test_the_codes_that_make_time_lost_are_reasons_of_the_engine() -> None:
+def test_the_codes_of_lost_time_are_reason_codes_of_the_engine() -> None:
     assert {
         ReasonCode(code).value for code in PREEMPTION_END_CODES | HARDWARE_FAULT_END_CODES
     } == PREEMPTION_END_CODES | HARDWARE_FAULT_END_CODES
@@ -257,7 +257,7 @@ def test_the_core_and_the_rows_have_the_same_buckets() -> None:
     assert {bucket.value for bucket in ChargeBucket} == set(BucketOfRows.values)
 
 
-def test_boundaries_within_a_second_fall_to_its_beginning_and_nothing_is_lost_between_two_holds() -> None:
+def test_times_are_rounded_down_to_the_second_and_adjacent_holds_leave_no_gap() -> None:
     half = dt.timedelta(milliseconds=500)
     gpu = GpuTimeline(
         holds=(GpuHold(1, 0, 840, minute(0), minute(1) + half), GpuHold(2, 0, 840, minute(1) + half, None)),

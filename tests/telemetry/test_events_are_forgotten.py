@@ -1,4 +1,4 @@
-"""Hardware events that were acted on are kept as long as the setting says."""
+"""Test the retention of handled hardware events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["world"]
 DAY = dt.timedelta(days=1)
 
 
-def test_old_events_go_once_they_are_handled(world: World, settings: Settings) -> None:
+def test_handled_events_are_deleted_after_the_retention_period(world: World, settings: Settings) -> None:
     settings.GPUPOOL_HEALTH_EVENT_DAYS = 31
     for number, (age, handled) in enumerate(((40, True), (40, False), (5, True))):
         at = world.now - age * DAY

@@ -1,4 +1,4 @@
-"""Hardware events to what the table says, once each, and never a whole pool at once."""
+"""Test the health rules: each event is handled once by its rule, and rules never close most of a pool."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def admin_states() -> dict[str, str]:
     return dict(Host.objects.values_list("name", "admin_state"))
 
 
-def test_a_gpu_that_fell_off_the_bus_cordons_its_host_and_its_work_is_told_to_go(world: World) -> None:
+def test_a_gpu_that_fell_off_the_bus_cordons_its_host_and_preempts_the_work_on_it(world: World) -> None:
     units = units_of(world.hosts["alpha"])
     ours = workload(world, world.vision)
     broken = hold(ours, units[0], at(9))
@@ -62,7 +62,7 @@ def test_a_gpu_that_fell_off_the_bus_cordons_its_host_and_its_work_is_told_to_go
         ("xid:79", "planted", "planted"),
     ],
 )
-def test_the_reason_that_everybody_sees_names_nobodys_process(
+def test_the_public_reason_names_no_process_and_no_user(
     world: World, code: str, detail: str, told: str
 ) -> None:
     HealthRule.objects.filter(code=code).update(action="cordon", repeats=1)
@@ -81,7 +81,7 @@ def test_the_reason_that_everybody_sees_names_nobodys_process(
     assert reasons - {""} == {f"{what}: {told}" if told else what}
 
 
-def test_an_event_is_acted_on_once(world: World) -> None:
+def test_an_event_is_handled_once(world: World) -> None:
     report(world, "alpha", "xid:79")
     apply_rules_to_events(at(10))
     Host.objects.filter(name="alpha").update(admin_state="in_service")
@@ -89,7 +89,7 @@ def test_an_event_is_acted_on_once(world: World) -> None:
     assert admin_states()["alpha"] == "in_service"
 
 
-def test_a_mistake_of_a_program_is_only_noted(world: World) -> None:
+def test_a_program_error_is_only_noted(world: World) -> None:
     report(world, "alpha", "xid:13")
     assert apply_rules_to_events(at(10)) == 0
     assert admin_states()["alpha"] == "in_service"
@@ -102,7 +102,7 @@ def test_a_code_without_a_rule_is_noted(world: World) -> None:
     assert HealthEvent.objects.get().action_taken == "note"
 
 
-def test_a_rule_with_a_repeat_threshold_acts_at_that_many(world: World) -> None:
+def test_a_rule_acts_when_its_repeat_threshold_is_reached(world: World) -> None:
     HealthRule.objects.filter(code="xid:48").update(repeats=3, window_seconds=1800, action="quarantine_gpu")
     for minute in (0, 5):
         report(world, "alpha", "xid:48", name=str(minute), minute=minute)
@@ -112,21 +112,21 @@ def test_a_rule_with_a_repeat_threshold_acts_at_that_many(world: World) -> None:
     assert Gpu.objects.filter(repair_state="quarantined").count() == 1
 
 
-def test_repeats_that_are_too_far_apart_do_not_count(world: World) -> None:
+def test_repeats_outside_the_window_do_not_count(world: World) -> None:
     HealthRule.objects.filter(code="xid:48").update(repeats=2, window_seconds=60, action="quarantine_gpu")
     report(world, "alpha", "xid:48", name="a", minute=0)
     report(world, "alpha", "xid:48", name="b", minute=10)
     assert apply_rules_to_events(at(10)) == 0
 
 
-def test_what_an_operator_put_into_the_table_is_done(world: World) -> None:
+def test_an_operators_change_of_a_rule_takes_effect(world: World) -> None:
     HealthRule.objects.filter(code="xid:79").update(action="drain")
     report(world, "beta", "xid:79")
     apply_rules_to_events(at(10))
     assert admin_states()["beta"] == "draining"
 
 
-def test_many_failing_hosts_at_once_are_left_to_a_person(world: World) -> None:
+def test_only_one_of_several_hosts_that_fail_together_is_cordoned_automatically(world: World) -> None:
     for host in ("alpha", "beta", "gamma"):
         report(world, host, "xid:79")
     apply_rules_to_events(at(10))
@@ -138,14 +138,18 @@ def test_many_failing_hosts_at_once_are_left_to_a_person(world: World) -> None:
     assert admin_states()["beta"] == "cordoned"
 
 
-# -- what programs can bring about -----------------------------------------------------------------------------------------
+# -- events that programs can cause ------------------------------------------------------------------------
 
 
-def timeout_of_contexts(
-    world: World, each: TeamOfWorld, number: int, *, host: str = "alpha", member: int = 0, ahead: int = 0
+def report_context_timeout(
+    world: World, team: TeamOfWorld, number: int, *, host: str = "alpha", member: int = 0, ahead: int = 0
 ) -> None:
-    """Work of a person is on a GPU and does not yield: XID 109. ``ahead``: minutes that its host's clock is."""
-    work = workload(world, each, owner=each.members[member])
+    """Create work of a person on a GPU and an XID 109 during it: the program does not yield.
+
+    ``ahead`` is how many minutes the host's clock is ahead of the server's.
+
+    """
+    work = workload(world, team, owner=team.members[member])
     hold(work, units_of(world.hosts[host])[0], at(9, number), at(9, number + 1))
     uuid = units_of(world.hosts[host])[0].gpu.uuid
     event = Health(
@@ -154,44 +158,44 @@ def timeout_of_contexts(
     record_health_event(world.hosts[host].pk, event, at(9, number, 5))
 
 
-def out(world: World) -> set[str]:
+def quarantined_gpus(world: World) -> set[str]:
     return {
         f"{gpu.host.name}/{gpu.index}"
         for gpu in Gpu.objects.filter(repair_state="quarantined").select_related("host")
     }
 
 
-def test_one_person_takes_no_gpu_from_the_others_however_often_a_program_does_not_yield(world: World) -> None:
+def test_context_timeouts_of_one_person_never_quarantine_a_gpu(world: World) -> None:
     for number in range(0, 40, 4):
-        timeout_of_contexts(world, world.vision, number)
-    assert apply_rules_to_events(at(10)) == 0 and out(world) == set()
+        report_context_timeout(world, world.vision, number)
+    assert apply_rules_to_events(at(10)) == 0 and quarantined_gpus(world) == set()
     assert set(HealthEvent.objects.values_list("action_taken", flat=True)) == {"note"}
 
 
-def test_a_gpu_on_which_the_programs_of_three_people_do_not_yield_is_taken_out(world: World) -> None:
-    timeout_of_contexts(world, world.vision, 0)
-    timeout_of_contexts(world, world.vision, 4, member=1)
+def test_context_timeouts_of_three_people_quarantine_the_gpu(world: World) -> None:
+    report_context_timeout(world, world.vision, 0)
+    report_context_timeout(world, world.vision, 4, member=1)
     assert apply_rules_to_events(at(10)) == 0
-    timeout_of_contexts(world, world.language, 8)
-    assert apply_rules_to_events(at(10)) == 1 and out(world) == {"alpha/0"}
+    report_context_timeout(world, world.language, 8)
+    assert apply_rules_to_events(at(10)) == 1 and quarantined_gpus(world) == {"alpha/0"}
 
 
-def test_people_on_other_gpus_or_long_ago_are_no_evidence_against_this_one(world: World) -> None:
-    timeout_of_contexts(world, world.vision, 0)
-    timeout_of_contexts(world, world.language, 4, host="beta")
-    timeout_of_contexts(world, world.robotics, 8)
+def test_events_on_other_gpus_or_outside_the_window_do_not_count(world: World) -> None:
+    report_context_timeout(world, world.vision, 0)
+    report_context_timeout(world, world.language, 4, host="beta")
+    report_context_timeout(world, world.robotics, 8)
     HealthRule.objects.filter(code="xid:109").update(window_seconds=600)
-    timeout_of_contexts(world, world.language, 30)
-    assert apply_rules_to_events(at(10)) == 0 and out(world) == set()
+    report_context_timeout(world, world.language, 30)
+    assert apply_rules_to_events(at(10)) == 0 and quarantined_gpus(world) == set()
 
 
-def test_where_nobody_was_on_the_gpu_each_event_counts(world: World) -> None:
+def test_each_event_counts_if_nobody_held_the_gpu(world: World) -> None:
     for number in (0, 10, 20):
         report(world, "alpha", "xid:109", name=str(number), minute=number)
-    assert apply_rules_to_events(at(10)) == 1 and out(world) == {"alpha/0"}
+    assert apply_rules_to_events(at(10)) == 1 and quarantined_gpus(world) == {"alpha/0"}
 
 
-def test_of_several_people_on_a_gpu_the_fewest_count_that_could_have_done_it_all(world: World) -> None:
+def test_only_the_smallest_set_of_people_that_explains_all_events_counts(world: World) -> None:
     first, second = (
         unit for unit in Unit.objects.filter(gpu__host__name="gamma").exclude(profile="").order_by("pk")[:2]
     )
@@ -213,27 +217,27 @@ def test_of_several_people_on_a_gpu_the_fewest_count_that_could_have_done_it_all
     assert apply_rules_to_events(at(10)) == 0, "one of them was there each time"
 
 
-def test_an_event_that_was_told_late_may_be_of_anybody_meanwhile(world: World) -> None:
+def test_an_event_reported_late_is_attributed_to_everyone_who_held_the_gpu_since(world: World) -> None:
     unit = units_of(world.hosts["alpha"])[0]
     hold(workload(world, world.vision), unit, at(9, 30))
-    for minute in (0, 5, 10):  # the host's clock is slow by half an hour
+    for minute in (0, 5, 10):  # the host's clock is half an hour slow
         report(world, "alpha", "xid:109", name=str(minute), minute=minute)
     assert apply_rules_to_events(at(10)) == 0
 
 
-def test_one_person_takes_no_gpu_on_a_host_whose_clock_is_wrong(world: World) -> None:
+def test_one_person_never_causes_a_quarantine_even_if_the_hosts_clock_is_wrong(world: World) -> None:
     for number, ahead in ((0, 30), (4, 30), (8, 25), (40, -20), (44, -20), (48, -30)):
-        timeout_of_contexts(world, world.vision, number, ahead=ahead)
-    assert apply_rules_to_events(at(10)) == 0 and out(world) == set()
+        report_context_timeout(world, world.vision, number, ahead=ahead)
+    assert apply_rules_to_events(at(10)) == 0 and quarantined_gpus(world) == set()
 
 
-def test_three_people_are_told_apart_on_a_host_whose_clock_is_ahead(world: World) -> None:
+def test_three_people_are_distinguished_on_a_host_whose_clock_is_ahead(world: World) -> None:
     for number, each in ((0, world.vision), (4, world.language), (8, world.robotics)):
-        timeout_of_contexts(world, each, number, ahead=3)
-    assert apply_rules_to_events(at(10)) == 1 and out(world) == {"alpha/0"}
+        report_context_timeout(world, each, number, ahead=3)
+    assert apply_rules_to_events(at(10)) == 1 and quarantined_gpus(world) == {"alpha/0"}
 
 
-def test_how_many_people_it_took_is_known_at_once_however_many_there_were() -> None:
+def test_the_number_of_distinct_owners_is_found_quickly_for_many_owners() -> None:
     alone = [frozenset({person}) for person in range(50)]
     began = time.monotonic()
     assert minimum_hitting_set_size(alone, 40) == 40
@@ -246,26 +250,24 @@ def test_how_many_people_it_took_is_known_at_once_however_many_there_were() -> N
     events=st.lists(st.frozensets(st.integers(0, 6), min_size=1, max_size=4), max_size=7),
     enough=st.integers(0, MAX_EXACT_OWNERS + 1),
 )
-def test_of_a_few_people_the_fewest_are_found_by_whom_it_can_be_explained(
-    events: list[frozenset[int]], enough: int
-) -> None:
+def test_the_minimum_hitting_set_is_exact_for_a_few_owners(events: list[frozenset[int]], enough: int) -> None:
     ways = (set(some) for count in range(8) for some in combinations(range(7), count))
     assert minimum_hitting_set_size(events, enough) == min(
         enough, len(next(some for some in ways if all(those & some for those in events)))
     )
 
 
-def test_a_rule_of_many_events_acts_when_so_many_came_and_asks_once_for_all_of_them(world: World) -> None:
+def test_a_rule_with_a_high_threshold_counts_its_events_in_two_queries(world: World) -> None:
     HealthRule.objects.filter(code="xid:109").update(repeats=60)
     for number in range(60):
         report(world, "alpha", "xid:109", name=str(number), minute=number)
     with CaptureQueriesContext(connection) as asked:
         assert count_distinct_causes(list(HealthEvent.objects.all()), 60) == 60
     assert len(asked) == 2, "the events themselves, and who was on the GPU"
-    assert apply_rules_to_events(at(10)) == 1 and out(world) == {"alpha/0"}
+    assert apply_rules_to_events(at(10)) == 1 and quarantined_gpus(world) == {"alpha/0"}
 
 
-def test_what_a_program_can_bring_about_leaves_the_limit_to_real_faults(world: World) -> None:
+def test_events_that_programs_can_cause_do_not_use_up_the_limit_for_hardware_faults(world: World) -> None:
     HealthRule.objects.filter(code="xid:109").update(action="cordon", repeats=1)
     report(world, "alpha", "xid:109")
     report(world, "beta", "xid:109")
@@ -278,7 +280,7 @@ def test_what_a_program_can_bring_about_leaves_the_limit_to_real_faults(world: W
 
 
 @pytest.mark.parametrize("code", [13, 31, 43, 45, 68, 69, 109])
-def test_events_of_programs_count_by_people_and_no_other_rule_does_that_closes_at_the_first(
+def test_program_events_count_by_people_and_hardware_events_by_events(
     code: int,
 ) -> None:
     assert HealthRule.objects.get(code=f"xid:{code}").counts == "people"
@@ -286,7 +288,7 @@ def test_events_of_programs_count_by_people_and_no_other_rule_does_that_closes_a
         assert HealthRule.objects.get(code=f"xid:{hardware}").counts == "events"
 
 
-def test_a_process_that_was_ended_is_noted_and_is_never_what_a_program_failed_of(world: World) -> None:
+def test_an_ended_stray_process_is_noted_and_is_never_the_cause_of_a_failed_run(world: World) -> None:
     gpu = units_of(world.hosts["alpha"])[0].gpu
     record_health_event(
         world.hosts["alpha"].pk,
@@ -300,11 +302,13 @@ def test_a_process_that_was_ended_is_noted_and_is_never_what_a_program_failed_of
     assert gpu_fault_codes([run]) == frozenset()
 
 
-# -- a host that somebody closed already -------------------------------------------------------------------------------------
+# -- hosts that an operator has already closed -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("close", [cordon_host, drain_host])
-def test_a_fault_of_a_host_that_is_closed_by_hand_stands_beside_its_reason(world: World, close: Any) -> None:
+def test_a_fault_is_added_to_the_reason_of_a_host_that_an_operator_has_closed(
+    world: World, close: Any
+) -> None:
     alpha, units = world.hosts["alpha"], units_of(world.hosts["alpha"])
     beside = hold(workload(world, world.language, preemptible=True), units[1], at(9))
     close(alpha, reason="looking at fans", now=at(8))
@@ -325,7 +329,7 @@ def test_a_fault_of_a_host_that_is_closed_by_hand_stands_beside_its_reason(world
     assert Host.objects.get(name="alpha").state_reason == host.state_reason, "once is enough"
 
 
-def test_a_long_reason_leaves_room_for_the_fault(world: World) -> None:
+def test_a_long_reason_is_cut_so_that_the_fault_fits(world: World) -> None:
     cordon_host(world.hosts["alpha"], reason="fans " * 60, now=at(8))
     report(world, "alpha", "xid:79")
     apply_rules_to_events(at(10))
@@ -333,7 +337,7 @@ def test_a_long_reason_leaves_room_for_the_fault(world: World) -> None:
     assert len(reason) == 300 and reason.endswith("; the GPU has fallen off the bus (xid:79): planted")
 
 
-def test_a_drain_by_the_table_keeps_why_a_person_cordoned_the_host(world: World) -> None:
+def test_a_drain_by_a_rule_keeps_the_operators_reason(world: World) -> None:
     HealthRule.objects.filter(code="xid:79").update(action="drain")
     cordon_host(world.hosts["alpha"], reason="looking at fans", now=at(8))
     report(world, "alpha", "xid:79")

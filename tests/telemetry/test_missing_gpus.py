@@ -1,4 +1,4 @@
-"""A GPU that its host stopped reporting is one event, and operators hear of it; so is an NVML that can't be asked."""
+"""Test that a missing GPU and an unavailable NVML raise one event each and notify operators."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.world import World, units_of
 pytestmark = pytest.mark.django_db
 
 
-def test_a_missing_gpu_is_one_event_that_operators_are_told_of(world: World) -> None:
+def test_a_missing_gpu_raises_one_event_and_notifies_operators(world: World) -> None:
     gpu = units_of(world.hosts["alpha"])[2].gpu
     Gpu.objects.filter(pk=gpu.pk).update(
         missing_since=at(9), retired_at=at(9), repair_state="quarantined", state_reason="XID 79"
@@ -33,13 +33,13 @@ def test_a_missing_gpu_is_one_event_that_operators_are_told_of(world: World) -> 
     assert missing_gpus.record_missing_gpus(at(13)) == 1, "it came back, and went again"
 
 
-def test_what_is_missing_for_longer_than_events_are_kept_is_not_told_anew(world: World) -> None:
+def test_a_gpu_missing_for_longer_than_the_retention_of_events_raises_no_second_event(world: World) -> None:
     gpu = units_of(world.hosts["alpha"])[0].gpu
     Gpu.objects.filter(pk=gpu.pk).update(missing_since=at(9))
     assert missing_gpus.record_missing_gpus(at(9) + timedelta(days=settings.GPUPOOL_HEALTH_EVENT_DAYS)) == 0
 
 
-def test_a_host_whose_driver_can_not_be_asked_is_closed_like_one_whose_driver_hangs(world: World) -> None:
+def test_a_host_whose_nvml_fails_is_closed_like_a_host_whose_driver_hangs(world: World) -> None:
     for name, code in (("alpha", "nvml:unreadable"), ("delta", "nvml:hung")):
         record_health_event(
             world.hosts[name].pk,
@@ -52,7 +52,7 @@ def test_a_host_whose_driver_can_not_be_asked_is_closed_like_one_whose_driver_ha
     assert "version mismatch" in Host.objects.get(name="alpha").state_reason
 
 
-def test_the_new_rules_can_be_put_back_to_what_they_began_with(world: World) -> None:
+def test_the_new_rules_can_be_reset_to_their_defaults(world: World) -> None:
     for code, action in (("nvml:unreadable", "cordon"), ("gpu:missing", "warn")):
         rule = HealthRule.objects.get(code=code)
         assert (rule.action, rule.default_action, rule.default_repeats, rule.default_counts) == (

@@ -1,4 +1,4 @@
-"""Money: rounded in one place, and parts that sum to the whole whatever they are."""
+"""Test money: amounts are rounded in one module, and parts always sum to the whole."""
 
 from __future__ import annotations
 
@@ -34,23 +34,25 @@ def test_parts_always_sum_to_the_whole(total: Decimal, weights: list[int]) -> No
 
 
 @given(cents.filter(lambda total: total >= 0), st.lists(st.integers(1, 10**6), min_size=2, max_size=20))
-def test_no_part_is_a_whole_cent_away_from_its_share(total: Decimal, weights: list[int]) -> None:
+def test_each_part_differs_from_its_exact_share_by_less_than_a_cent(
+    total: Decimal, weights: list[int]
+) -> None:
     for part, weight in zip(split_amount(total, weights), weights, strict=True):
         assert abs(part - total * weight / sum(weights)) < CENT
 
 
-def test_a_cent_that_cannot_be_shared_goes_to_the_largest_remainder_then_to_the_earlier() -> None:
+def test_a_remaining_cent_goes_to_the_largest_remainder_and_on_a_tie_to_the_first() -> None:
     assert split_amount(Decimal("1.00"), [1, 1, 1]) == [Decimal("0.34"), Decimal("0.33"), Decimal("0.33")]
     assert split_amount(Decimal("0.10"), [1, 5, 4]) == [Decimal("0.01"), Decimal("0.05"), Decimal("0.04")]
 
 
 @pytest.mark.parametrize("weights", [[], [1, -1]])
-def test_weights_that_cannot_be_shared_by_are_refused(weights: list[int]) -> None:
+def test_invalid_weights_are_rejected(weights: list[int]) -> None:
     with pytest.raises(ValueError, match="weights"):
         split_amount(Decimal("1.00"), weights)
 
 
-def test_a_total_that_is_no_multiple_of_the_step_is_refused() -> None:
+def test_a_total_that_is_not_a_multiple_of_the_step_is_rejected() -> None:
     with pytest.raises(ValueError, match="no multiple"):
         split_amount(Decimal("1.001"), [1])
 
@@ -63,7 +65,7 @@ def test_rounded_parts_sum_to_the_rounded_total_and_stay_within_a_cent(amounts: 
 
 
 @given(st.lists(st.lists(micros, max_size=12), max_size=12))
-def test_parts_of_parts_sum_to_the_part_above(groups: list[list[Decimal]]) -> None:
+def test_subparts_sum_to_their_part(groups: list[list[Decimal]]) -> None:
     above = round_parts([sum(group, Decimal(0)) for group in groups])
     for total, group in zip(above, groups, strict=True):
         parts = round_parts(group, total=total)
@@ -81,7 +83,7 @@ def test_the_value_of_pieces_of_time_sums_to_the_value_of_the_whole(
     assert all(part % MICRO == 0 for part in parts)
 
 
-def test_an_hour_is_worth_its_price() -> None:
+def test_an_hour_costs_its_hourly_price() -> None:
     assert value_between(SINCE, SINCE + dt.timedelta(hours=1), Decimal("2.345678"), SINCE) == Decimal(
         "2.345678"
     )

@@ -1,4 +1,4 @@
-"""The worked example of docs/money.md, computed by the code that charges."""
+"""Test the worked example of docs/money.md with the code that charges."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def example(world: World) -> list[Charge]:
 
 
 def amount(value: Decimal) -> str:
-    """At least two decimals, no trailing zeros beyond them."""
+    """Format with at least two decimals and no further trailing zeros."""
     text = f"{value:f}".rstrip("0")
     whole, _, decimals = text.partition(".")
     return f"{whole}.{decimals:0<2}"
 
 
-def test_the_tables_of_the_documentation_are_what_the_code_charges(world: World, root: Path) -> None:
+def test_the_documented_tables_equal_the_charges_of_the_code(world: World, root: Path) -> None:
     rows = [
         f"| {line.start:%H:%M} | {line.end:%H:%M} | {line.bucket} | {line.team_name}{' ' if line.team_name else ''}| "
         f"{amount(line.cost)} | {amount(line.charged)} |"
@@ -56,7 +56,7 @@ def test_the_tables_of_the_documentation_are_what_the_code_charges(world: World,
     assert [line for line in table.splitlines() if line.startswith("| ")][1:] == rows
 
 
-def test_the_sum_of_the_documentation_is_the_sum_of_the_lines(world: World, root: Path) -> None:
+def test_the_documented_sum_equals_the_sum_of_the_lines(world: World, root: Path) -> None:
     lines = example(world)
 
     def cost(buckets: tuple[ChargeBucketChoices, ...]) -> Decimal:
@@ -78,6 +78,6 @@ def test_the_sum_of_the_documentation_is_the_sum_of_the_lines(world: World, root
     assert total == 8 * Decimal("2.10")
 
 
-def test_every_bucket_is_explained(root: Path) -> None:
+def test_every_bucket_is_documented(root: Path) -> None:
     text = (root / "docs" / "money.md").read_text()
     assert [bucket for bucket in ChargeBucketChoices.values if f"`{bucket}`" not in text] == []

@@ -1,4 +1,8 @@
-"""Ticks that run twice at once, and a close that meets a charge: won by a guard each, and lost with the guard taken away."""
+"""Test concurrent ticks, and a month close concurrent with a charge.
+
+Each race is run with its guard, and again without it to show that the guard is needed.
+
+"""
 
 from __future__ import annotations
 
@@ -36,8 +40,8 @@ def rates(committed_world: World) -> World:
     return committed_world
 
 
-def meeting_in(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
-    """Two racers wait for each other after the function, once each."""
+def make_racers_meet_after(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
+    """Make each of two racers wait for the other once, after the function."""
     meeting, original = Meeting(2, UNGUARDED), getattr(module, name)
     met: set[int] = set()
 
@@ -56,11 +60,11 @@ def most_slot_seconds_of_a_gpu() -> int:
     return int(max(total for _, total in sums))
 
 
-def test_two_ticks_of_charging_at_once_charge_each_second_once(
+def test_two_concurrent_charging_ticks_charge_each_second_once(
     rates: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hold(workload(rates, rates.vision), units_of(rates.hosts["alpha"])[0], at(9), at(11), end_code="finished")
-    meeting_in(monkeypatch, charges, "load_charging_inputs")
+    make_racers_meet_after(monkeypatch, charges, "load_charging_inputs")
     assert [
         each for each in race([lambda: charge_all_gpus(at(12, 5))] * 2) if isinstance(each, Exception)
     ] == []
@@ -68,8 +72,10 @@ def test_two_ticks_of_charging_at_once_charge_each_second_once(
     assert ChargedUntil.objects.filter(until=at(12)).count() == 28
 
 
-def test_without_the_claim_they_would_charge_it_twice(rates: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    meeting_in(monkeypatch, charges, "load_charging_inputs")
+def test_without_the_claim_two_charging_ticks_charge_each_second_twice(
+    rates: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_racers_meet_after(monkeypatch, charges, "load_charging_inputs")
     claim: Callable[..., list[int]] = charges._claim_spans
 
     def claim_all(stretches: Any) -> list[int]:
@@ -92,23 +98,25 @@ def stream(committed_world: World) -> Iterator[World]:
     redis_client.redis_client().delete(SAMPLE_STREAM_KEY)
 
 
-def test_two_drains_at_once_land_each_batch_once(stream: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    meeting_in(monkeypatch, samples, "_unit_ids_by_host")
+def test_two_concurrent_drains_store_each_batch_once(stream: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_racers_meet_after(monkeypatch, samples, "_unit_ids_by_host")
     done = race([lambda: drain_stream(redis_client.redis_client(), at(10))] * 2)
     assert [each for each in done if isinstance(each, Exception)] == []
     assert Sample.objects.count() == 18
     assert agent_api.committed_sequence(stream.hosts["alpha"].pk) == 3
 
 
-def test_without_the_batch_rows_they_would_land_twice(stream: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    meeting_in(monkeypatch, samples, "_unit_ids_by_host")
+def test_without_the_batch_rows_two_drains_store_each_batch_twice(
+    stream: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_racers_meet_after(monkeypatch, samples, "_unit_ids_by_host")
     monkeypatch.setattr(samples, "insert_new_batches", lambda batches: list(batches))
     race([lambda: drain_stream(redis_client.redis_client(), at(10))] * 2)
     assert Sample.objects.count() == 36
 
 
-def a_line_on_its_way(inserted: threading.Event) -> Callable[[], str]:
-    """A transaction that has written one more line of March, and commits a little later."""
+def charge_written_late(inserted: threading.Event) -> Callable[[], str]:
+    """Return a transaction that writes one more line of March and commits about 1 s later."""
 
     def write() -> str:
         with transaction.atomic():
@@ -117,7 +125,7 @@ def a_line_on_its_way(inserted: threading.Event) -> Callable[[], str]:
             line.pk = None
             line.save(force_insert=True)
             inserted.set()
-            # Long enough for the close to arrive; the guard makes it wait for this commit.
+            # Gives the close time to start; the guard makes it wait for this commit.
             threading.Event().wait(1.0)
         return "committed"
 
@@ -132,18 +140,18 @@ def close(rates: World, inserted: threading.Event) -> Callable[[], Statement]:
     return run
 
 
-def test_a_close_waits_for_charges_on_their_way_and_sees_them(rates: World) -> None:
+def test_a_month_close_waits_for_uncommitted_charges_and_includes_them(rates: World) -> None:
     charge_all_gpus(AFTER)
     inserted = threading.Event()
-    written, closed = race([a_line_on_its_way(inserted), close(rates, inserted)])
+    written, closed = race([charge_written_late(inserted), close(rates, inserted)])
     assert written == "committed"
-    assert isinstance(closed, statements.MonthCloseError)  # a second was charged twice, and the close noticed
+    assert isinstance(closed, statements.MonthCloseError)  # the close found time that was charged twice
     assert Statement.objects.get(month=MARCH).state == "open"
 
 
-def test_a_charge_that_comes_after_the_close_is_refused(rates: World) -> None:
+def test_a_charge_after_the_month_close_is_rejected(rates: World) -> None:
     charge_all_gpus(AFTER)
     statement = statements.close_month(month=MARCH, closed_by=rates.finance, now=AFTER)
-    (late,) = race([a_line_on_its_way(threading.Event())])
+    (late,) = race([charge_written_late(threading.Event())])
     assert isinstance(late, DatabaseError)
     assert StatementLine.objects.filter(statement=statement).exists()

@@ -1,4 +1,4 @@
-"""Samples to sums: what is not measured stays unknown, and every covered second is counted once."""
+"""Test how samples are summed: unmeasured time stays unknown, and each covered second counts once."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def any_hour(draw: st.DrawFn) -> tuple[list[UsageReading], list[UnitHold]]:
 
 
 @given(any_hour())
-def test_covered_time_is_never_more_than_held_time_and_falls_into_one_kind_at_most(
+def test_covered_time_is_at_most_the_held_time_and_has_at_most_one_kind(
     case: tuple[list[UsageReading], list[UnitHold]],
 ) -> None:
     readings, held = case
@@ -74,7 +74,7 @@ def test_minutes_sum_to_their_hour(case: tuple[list[UsageReading], list[UnitHold
         assert summed.utilisation_max == use.utilisation_max
 
 
-def test_a_gap_in_the_readings_is_not_covered_rather_than_idle() -> None:
+def test_a_gap_in_the_readings_is_uncovered_and_not_idle() -> None:
     readings = [*series(3), UsageReading(200.0, 50.0, processes=1)]
     use = roll_up_readings(readings, [UnitHold(1, 0, 300)], 0, 300)[1]
     assert use.covered_seconds == 30 + SAMPLE_REACH_SECONDS
@@ -82,7 +82,7 @@ def test_a_gap_in_the_readings_is_not_covered_rather_than_idle() -> None:
     assert use.busy_seconds == 60
 
 
-def test_without_any_reading_nothing_is_known() -> None:
+def test_without_readings_every_measure_is_unknown() -> None:
     use = roll_up_readings([], [UnitHold(1, 0, 60)], 0, 60)[1]
     assert (use.held_seconds, use.covered_seconds, use.busy_seconds, use.utilisation_seconds) == (
         60,
@@ -92,12 +92,12 @@ def test_without_any_reading_nothing_is_known() -> None:
     )
 
 
-def test_a_slice_without_utilisation_is_busy_by_its_sm_activity_and_its_utilisation_stays_unknown() -> None:
+def test_sm_activity_makes_a_slice_busy_and_its_utilisation_stays_unknown() -> None:
     use = roll_up_readings(series(6, utilisation=None, sm_active=40.0), [UnitHold(1, 0, 60)], 0, 60)[1]
     assert (use.busy_seconds, use.utilisation_seconds, use.sm_active_seconds) == (60, None, 24)
 
 
-def test_held_without_a_process_is_empty_and_with_a_sleeping_one_idle() -> None:
+def test_held_time_is_empty_without_a_process_and_idle_with_a_sleeping_process() -> None:
     assert (
         roll_up_readings(series(6, utilisation=0.0, processes=0), [UnitHold(1, 0, 60)], 0, 60)[
             1
@@ -107,7 +107,7 @@ def test_held_without_a_process_is_empty_and_with_a_sleeping_one_idle() -> None:
     assert roll_up_readings(series(6, utilisation=0.0), [UnitHold(1, 0, 60)], 0, 60)[1].idle_seconds == 60
 
 
-def test_busy_time_with_little_sm_activity_is_inefficient_and_unknown_where_it_is_not_measured() -> None:
+def test_busy_time_with_low_sm_activity_is_inefficient_and_unknown_if_not_measured() -> None:
     assert (
         roll_up_readings(series(6, sm_active=5.0), [UnitHold(1, 0, 60)], 0, 60)[1].inefficient_seconds == 60
     )
@@ -117,16 +117,16 @@ def test_busy_time_with_little_sm_activity_is_inefficient_and_unknown_where_it_i
     assert roll_up_readings(series(6), [UnitHold(1, 0, 60)], 0, 60)[1].inefficient_seconds is None
 
 
-def test_a_reading_after_a_change_of_hands_speaks_for_both_holders_by_their_seconds() -> None:
+def test_a_reading_after_a_change_of_holder_covers_both_holders_by_their_seconds() -> None:
     uses = roll_up_readings(series(6), [UnitHold(1, 0, 25), UnitHold(2, 25, 60)], 0, 60)
     assert (uses[1].covered_seconds, uses[2].covered_seconds) == (25, 35)
 
 
-def test_the_energy_counter_may_start_again() -> None:
+def test_a_reset_of_the_energy_counter_is_handled() -> None:
     assert energy_between(1000, 4000) == 3000
     assert energy_between(4000, 500) == 500
     assert energy_between(None, 500) is None
 
 
-def test_nothing_merged_is_unknown() -> None:
+def test_a_merge_of_no_rollups_is_unknown() -> None:
     assert merge_usage([]) == UsageSums()

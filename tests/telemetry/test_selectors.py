@@ -1,4 +1,4 @@
-"""The figures of the dashboards: they add up, say how much they know, and show each viewer only what the filters allow."""
+"""Test the figures of the dashboards: sums, coverage, and the filters of each viewer."""
 
 from __future__ import annotations
 
@@ -35,8 +35,10 @@ MARCH = dt.date(2026, 3, 1)
 MORNING = UsageFilters(at(9), at(13))
 
 
-def used(allocation: Allocation, hour: int, *, held: float = 3600, **measures: float | None) -> None:
-    """An hour's rollup of an allocation: covered whole, half busy, unless said otherwise."""
+def create_hour_of_use(
+    allocation: Allocation, hour: int, *, held: float = 3600, **measures: float | None
+) -> None:
+    """Create the hourly rollup of an allocation: fully covered and half busy unless given otherwise."""
     values: dict[str, Any] = {
         "covered_seconds": held,
         "utilisation_seconds": held * 0.4,
@@ -58,7 +60,12 @@ def used(allocation: Allocation, hour: int, *, held: float = 3600, **measures: f
 
 @pytest.fixture
 def morning(rates: World) -> World:
-    """Four hours: vision held an H100 for four and had it measured, language for two and had not, robotics reserved one in vain."""
+    """Return four hours of use.
+
+    Vision held an H100 for 4 h, measured. Language held one for 3 h, unmeasured.
+    Robotics did not use its reservation.
+
+    """
     units = units_of(rates.hosts["alpha"])
     first = hold(workload(rates, rates.vision), units[0], at(9), at(13), end_code="finished")
     hold(workload(rates, rates.language), units[1], at(9), at(11), end_code="finished")
@@ -66,7 +73,7 @@ def morning(rates: World) -> World:
     reservation(rates, rates.robotics, [units[2]], at(9), at(12))
     host_state(rates.hosts["beta"], at(11), admin="maintenance")
     for hour in (9, 10, 11, 12):
-        used(first, hour)
+        create_hour_of_use(first, hour)
     charge_all_gpus(at(13, 5))
     return rates
 
@@ -88,7 +95,7 @@ def test_the_waterfall_accounts_for_every_gpu_hour_and_every_cent(morning: World
     assert fall.coverage == pytest.approx(4 / 7)
 
 
-def test_a_teams_waterfall_begins_with_what_it_held_or_reserved(morning: World) -> None:
+def test_a_teams_waterfall_begins_with_its_held_and_reserved_hours(morning: World) -> None:
     fall = usage_waterfall(UsageFilters(at(9), at(13), team=morning.robotics.team.pk))
     assert {step.key: step.gpu_hours for step in fall.steps if step.gpu_hours} == {
         "reserved_unused": pytest.approx(3)
@@ -96,12 +103,12 @@ def test_a_teams_waterfall_begins_with_what_it_held_or_reserved(morning: World) 
     assert fall.coverage is None
 
 
-def test_a_period_that_cuts_lines_counts_their_parts(morning: World) -> None:
+def test_a_line_counts_only_its_part_within_the_period(morning: World) -> None:
     fall = usage_waterfall(UsageFilters(at(9, 30), at(10), pool=morning.shared.pk))
     assert fall.gpu_hours == pytest.approx(12)
 
 
-def test_use_by_team_shows_what_is_unknown_as_unknown(morning: World) -> None:
+def test_use_by_team_shows_unmeasured_figures_as_unknown(morning: World) -> None:
     table = usage_by("team", UsageFilters(at(9), at(13), pool=morning.shared.pk))
     by_name = {group.name: group for group in table.groups}
     vision, language, robotics = by_name["Vision"], by_name["Language"], by_name["Robotics"]
@@ -115,12 +122,12 @@ def test_use_by_team_shows_what_is_unknown_as_unknown(morning: World) -> None:
 
 
 @pytest.mark.parametrize("dimension", sorted(USAGE_DIMENSIONS))
-def test_every_dimension_holds_the_same_hours(morning: World, dimension: str) -> None:
+def test_held_hours_are_the_same_in_every_dimension(morning: World, dimension: str) -> None:
     table = usage_by(dimension, MORNING)
     assert sum(group.held for group in table.groups) == pytest.approx(7.0)
 
 
-def test_a_dimension_that_is_none_is_refused_by_name(world: World) -> None:
+def test_an_unknown_dimension_is_rejected_by_name(world: World) -> None:
     with pytest.raises(ValueError, match="'colour' is not one of"):
         usage_by("colour", MORNING)
     with pytest.raises(ValueError, match="'colour' is not one of"):
@@ -131,10 +138,10 @@ def test_a_dimension_that_is_none_is_refused_by_name(world: World) -> None:
         UsageFilters(at(10), at(10))
 
 
-def test_a_viewers_filter_leaves_out_other_teams(morning: World) -> None:
+def test_a_viewers_filter_excludes_other_teams(morning: World) -> None:
     mine = UsageFilters(at(9), at(13), teams=[morning.vision.team.pk], users=[])
     assert [group.name for group in usage_by("team", mine).groups] == ["Vision"]
-    assert usage_waterfall(mine).gpu_hours == pytest.approx(4 + 16)  # and the static pool it pays for
+    assert usage_waterfall(mine).gpu_hours == pytest.approx(4 + 16)  # and the team's static pool
     nobody = UsageFilters(at(9), at(13), teams=[], users=[])
     assert usage_by("team", nobody).groups == []
 
@@ -150,7 +157,7 @@ def test_use_over_time_is_the_mean_of_gpus_held_in_each_hour(morning: World) -> 
     assert together[0].held == pytest.approx([2, 2, 2, 1])
 
 
-def test_pooling_saves_what_teams_need_at_different_times(rates: World) -> None:
+def test_pooling_saves_gpus_that_teams_need_at_different_times(rates: World) -> None:
     units = units_of(rates.hosts["alpha"])
     for unit in units[:4]:
         hold(workload(rates, rates.vision), unit, at(9), at(12), end_code="finished")
@@ -176,7 +183,7 @@ def test_waits_count_from_submission_to_the_first_gpu(rates: World) -> None:
         assert sum(each.started for each in wait_times(by, UsageFilters(at(9), at(13), model=H100))) == 3
 
 
-def test_live_shows_the_last_reading_and_nothing_where_it_is_stale(world: World) -> None:
+def test_live_readings_show_the_last_reading_and_none_if_it_is_stale(world: World) -> None:
     units = units_of(world.hosts["alpha"])
     allocation = hold(workload(world, world.vision), units[0], at(9))
     rows = [(units[0], at(9, 59, 40), 55.0), (units[0], at(9, 59, 50), 66.0), (units[1], at(9, 55), 77.0)]
@@ -209,8 +216,8 @@ def test_charges_drill_down_from_cost_centre_to_lines_and_sum_at_each_step(morni
     assert all(line.allocation_id for line in lines)
 
 
-def test_the_way_down_keeps_the_cent_that_a_row_was_given(morning: World) -> None:
-    """Three cost centres of 0.4 cents each are one cent together: the table of each sums to what its row says."""
+def test_a_drill_down_sums_to_the_rounded_amount_of_its_row(morning: World) -> None:
+    """Three cost centres of 0.4 cents each cost 1 cent in total. A row equals the sum of its drill-down."""
     gpu = units_of(morning.hosts["alpha"])[0].gpu
     for code in ("A", "B", "C"):
         Charge.objects.create(
@@ -243,7 +250,7 @@ def test_the_way_down_keeps_the_cent_that_a_row_was_given(morning: World) -> Non
         assert lowest.total.charged == row.charged
 
 
-def test_charged_time_is_split_into_busy_idle_and_what_nobody_measured(morning: World) -> None:
+def test_charged_time_is_split_into_busy_idle_and_unmeasured(morning: World) -> None:
     by_name = {group.name: group for group in charges_by("team", MARCH, type="training").groups}
     assert (by_name["Vision"].used, by_name["Vision"].idle, by_name["Vision"].unmeasured) == tuple(
         map(Decimal, ("3.84", "5.76", "0.00"))
@@ -252,7 +259,7 @@ def test_charged_time_is_split_into_busy_idle_and_what_nobody_measured(morning: 
     assert by_name["Language"].coverage == 0
 
 
-def test_a_budget_shows_what_is_left_and_where_the_month_is_going(morning: World) -> None:
+def test_a_budget_shows_the_remaining_amount_and_the_forecast(morning: World) -> None:
     team = morning.vision.team.pk
     assert find_budget_status(MARCH, at(14), team=team) is None
     Budget.objects.create(team_id=team, month=MARCH, amount="100.00")
@@ -264,14 +271,14 @@ def test_a_budget_shows_what_is_left_and_where_the_month_is_going(morning: World
     assert later.forecast == Decimal("54.40")
 
 
-def test_the_price_in_force_is_the_newest_one_that_has_begun(rates: World) -> None:
+def test_the_current_price_is_the_newest_one_already_in_force(rates: World) -> None:
     card = load_current_prices(at(9))
     assert card.of(rates.shared.pk, H100) == Decimal("2.40")
     assert card.of(rates.shared.pk, H100, SLOTS_PER_GPU // 4) == Decimal("0.60")
     assert card.of(rates.shared.pk, "B300") is None
 
 
-def test_the_price_that_is_told_is_the_one_that_is_charged(world: World) -> None:
+def test_the_shown_price_is_the_charged_price(world: World) -> None:
     """A pool's own price holds from its first day on, whatever is said later for every pool; before the first there is none."""
     shared, static = world.shared, world.static
     for pool, hour, price in ((None, 8, 1), (shared, 10, 2), (None, 12, 3), (shared, 14, 4)):
@@ -295,14 +302,14 @@ def test_the_price_that_is_told_is_the_one_that_is_charged(world: World) -> None
     assert [(rate.since.hour, rate.price) for rate in charged] == [(8, 1), (10, 2), (14, 4)]
 
 
-def test_rhythm_is_known_only_where_something_was_measured(morning: World) -> None:
+def test_the_heatmap_has_values_only_for_measured_hours(morning: World) -> None:
     cells = utilisation_heatmap(MORNING)
     assert cells[0][9] == pytest.approx(0.4)
     assert cells[0][8] is None
     assert len(cells) == 7
 
 
-def test_figures_take_a_fixed_number_of_queries(morning: World) -> None:
+def test_the_number_of_queries_does_not_depend_on_the_number_of_rows(morning: World) -> None:
     def count() -> int:
         with CaptureQueriesContext(connection) as queries:
             usage_waterfall(MORNING)

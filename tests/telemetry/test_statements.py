@@ -1,4 +1,4 @@
-"""A month's statement: it adds up exactly, and once closed not a byte of it moves."""
+"""Test monthly statements: they add up exactly, and a closed statement never changes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ AFTER = dt.datetime(2026, 4, 1, 2, 0, tzinfo=dt.UTC)
 
 @pytest.fixture
 def busy_march(rates: World) -> World:
-    """A month with every bucket in it, at prices that do not divide."""
+    """Return a month with every bucket, at prices that do not divide evenly."""
     world = rates
     price(H100, "2.345677", "2.999999", since=at(0, day=10))
     alpha, gamma = units_of(world.hosts["alpha"]), units_of(world.hosts["gamma"], "1g.5gb")
@@ -82,7 +82,7 @@ def busy_march(rates: World) -> World:
 
 
 @given(st.lists(st.tuples(*[st.integers(-(10**10), 10**10).map(lambda n: n * MICRO)] * 5), max_size=6))
-def test_what_is_shown_of_pools_adds_up_in_rows_and_over_the_pools_within_three_cents_of_what_is_so(
+def test_shown_pool_amounts_add_up_and_differ_from_the_exact_amounts_by_at_most_three_cents(
     figures: list[tuple[Decimal, ...]],
 ) -> None:
     pools = [
@@ -105,7 +105,7 @@ def test_what_is_shown_of_pools_adds_up_in_rows_and_over_the_pools_within_three_
         assert all(row[name] == round_amount(row[name]) for name in FIGURES)
 
 
-def test_a_pool_whose_sides_differ_shows_by_how_much() -> None:
+def test_an_unbalanced_pool_shows_its_difference() -> None:
     one = Decimal("10.00")
     [row] = reconciliation.reconciliation_in_cents(
         [
@@ -118,8 +118,8 @@ def test_a_pool_whose_sides_differ_shows_by_how_much() -> None:
 
 
 @pytest.mark.parametrize("by", ["0.01", "-0.01", "0.000001", "-0.000001", "3.004"])
-def test_a_difference_is_seen_whatever_rounding_does_to_the_figures(by: str) -> None:
-    """Of many pools with odd figures; one of them is apart by a little."""
+def test_a_small_difference_is_detected_in_spite_of_rounding(by: str) -> None:
+    """Use many pools with odd figures, of which one differs slightly."""
     dice = random.Random(by)
     for _ in range(200):
         parts = [[Decimal(dice.randint(-9_999, 9_999)) / 1000 for _ in range(5)] for _ in range(3)]
@@ -135,7 +135,7 @@ def test_a_difference_is_seen_whatever_rounding_does_to_the_figures(by: str) -> 
             assert left - shown["cost"] == (0 if pool.holds else Decimal(seen))
 
 
-def test_what_is_charged_is_one_figure_in_the_line_in_the_tables_and_in_the_statement(
+def test_the_charged_amount_is_the_same_in_the_lines_the_tables_and_the_statement(
     busy_march: World,
 ) -> None:
     totals = statements.statement_totals(MARCH)
@@ -185,7 +185,7 @@ def test_prices_at_cost_make_no_margin(rates: World) -> None:
     assert {pool.margin for pool in reconciliation.reconcile_costs(MARCH)} == {Decimal(0)}
 
 
-def test_a_closed_month_never_changes_by_a_byte(busy_march: World) -> None:
+def test_the_statement_of_a_closed_month_stays_the_same_byte_for_byte(busy_march: World) -> None:
     world = busy_march
     open_end = hold(workload(world, world.vision), units_of(world.hosts["beta"])[0], at(20, day=31))
     charge_all_gpus(AFTER)
@@ -204,13 +204,15 @@ def test_a_closed_month_never_changes_by_a_byte(busy_march: World) -> None:
     assert statement_export.statement_csv(MARCH) == before
     assert statements.statement_totals(MARCH) == totals
     late = Charge.objects.filter(corrects__month=MARCH, month=APRIL)
-    assert sum(line.charged for line in late) == Decimal("5.999998")  # two hours at 2.999999, known too late
+    assert sum(line.charged for line in late) == Decimal(
+        "5.999998"
+    )  # two hours at 2.999999, reported after the close
     assert sum(line.cost for line in late) == 0
     assert all(pool.holds for pool in reconciliation.reconcile_costs(APRIL))
 
 
 def late_samples(world: World) -> None:
-    """Samples of the closed month arrive and are rolled up."""
+    """Ingest and roll up samples of the closed month."""
     stream = redis_client.redis_client()
     stream.delete(SAMPLE_STREAM_KEY)
     late = batch(1, units_of(world.hosts["beta"])[0], at(20, 30, day=31), 60)
@@ -240,18 +242,18 @@ def vars_of(line: StatementLine) -> dict[str, object]:
     return {field.attname: getattr(line, field.attname) for field in line._meta.concrete_fields}
 
 
-def test_a_month_that_is_not_over_cannot_be_closed(rates: World) -> None:
+def test_an_unfinished_month_cannot_be_closed(rates: World) -> None:
     with pytest.raises(statements.MonthCloseError, match="over"):
         statements.close_month(month=APRIL, closed_by=rates.finance, now=AFTER)
 
 
-def test_a_month_is_closed_once(busy_march: World) -> None:
+def test_a_month_can_be_closed_only_once(busy_march: World) -> None:
     statements.close_month(month=MARCH, closed_by=busy_march.finance, now=AFTER)
     with pytest.raises(statements.MonthCloseError, match="closed already"):
         statements.close_month(month=MARCH, closed_by=busy_march.finance, now=AFTER)
 
 
-def test_a_month_that_is_not_charged_to_its_end_stays_open_and_says_why(rates: World) -> None:
+def test_a_month_that_is_not_fully_charged_stays_open_and_gives_the_reason(rates: World) -> None:
     charge_all_gpus(at(12, 5, day=20))
     with pytest.raises(statements.MonthCloseError, match="charged to the end"):
         statements.close_month(month=MARCH, closed_by=rates.finance, now=AFTER)
@@ -259,7 +261,7 @@ def test_a_month_that_is_not_charged_to_its_end_stays_open_and_says_why(rates: W
     assert not StatementLine.objects.exists()
 
 
-def test_a_month_with_a_gpu_that_has_no_price_stays_open(world: World) -> None:
+def test_a_month_with_an_unpriced_gpu_stays_open(world: World) -> None:
     price(A100, "1", since=at(0, day=1))
     charge_all_gpus(AFTER)
     with pytest.raises(statements.MonthCloseError, match="every line has a price"):
@@ -277,7 +279,7 @@ def test_a_month_whose_history_is_still_loading_stays_open(busy_march: World) ->
         statements.close_month(month=MARCH, closed_by=busy_march.finance, now=AFTER)
 
 
-def test_a_second_that_is_missing_from_the_ledger_stops_the_close(busy_march: World) -> None:
+def test_a_missing_second_in_the_ledger_prevents_the_close(busy_march: World) -> None:
     done = ChargedUntil.objects.order_by("gpu").first()
     assert done is not None
     ChargedUntil.objects.filter(pk=done.pk).update(since=done.since - dt.timedelta(seconds=1))
@@ -287,7 +289,9 @@ def test_a_second_that_is_missing_from_the_ledger_stops_the_close(busy_march: Wo
 
 
 @pytest.mark.parametrize("payer", ["guarantee", "use"])
-def test_idle_time_shared_by_teams_is_paid_in_full_and_only_by_them(busy_march: World, payer: str) -> None:
+def test_idle_time_shared_between_teams_is_charged_in_full_and_only_to_them(
+    busy_march: World, payer: str
+) -> None:
     idle = sum(line.cost for line in statement_lines.statement_lines(MARCH) if line.bucket == "unallocated")
     Statement.objects.filter(month=MARCH).update(idle_payer=payer)
     shared = [line for line in statement_lines.statement_lines(MARCH) if line.bucket == "unallocated"]
@@ -295,16 +299,16 @@ def test_idle_time_shared_by_teams_is_paid_in_full_and_only_by_them(busy_march: 
     assert {line.team for line in shared} <= {"Vision", "Language", "Robotics"}
 
 
-def test_the_csv_reads_back_as_the_lines(busy_march: World) -> None:
+def test_the_csv_contains_the_lines_of_the_statement(busy_march: World) -> None:
     rows = list(csv.DictReader(io.StringIO(statement_export.statement_csv(MARCH, "EUR"))))
     lines = statement_lines.statement_lines(MARCH)
     assert len(rows) == len(lines)
     assert sum(Decimal(row["amount"]) for row in rows) == sum(line.amount for line in lines)
     assert {row["currency"] for row in rows} == {"EUR"}
-    assert rows[0]["used_share"] == ""  # no sample spoke: unknown, not zero
+    assert rows[0]["used_share"] == ""  # no sample: unknown, not zero
 
 
-def test_a_name_that_a_spreadsheet_would_run_is_shown_as_text(rates: World) -> None:
+def test_a_name_that_looks_like_a_formula_is_exported_as_text(rates: World) -> None:
     Team.objects.filter(pk=rates.vision.team.pk).update(name="=1+1")
     charge_all_gpus(at(12, 5))
     names = {row["team"] for row in csv.DictReader(io.StringIO(statement_export.statement_csv(MARCH)))}
@@ -312,6 +316,6 @@ def test_a_name_that_a_spreadsheet_would_run_is_shown_as_text(rates: World) -> N
     assert "=1+1" not in names
 
 
-def test_the_rules_of_the_vendor_are_there_from_the_beginning(db: None) -> None:
+def test_the_vendor_rules_are_installed_by_default(db: None) -> None:
     assert HealthRule.objects.get(code="xid:79").action == "cordon"
     assert HealthRule.objects.get(code="xid:13").action == "note"

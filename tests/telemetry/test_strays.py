@@ -1,4 +1,4 @@
-"""Processes of no workload, as hosts tell them: each kept while it is there, and one event when it is first seen."""
+"""Test stray processes, which belong to no workload: a host reports them, and each raises one event."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def one(world: World) -> StraySeen:
+def stray(world: World) -> StraySeen:
     return StraySeen(units_of(world.hosts["alpha"])[0].gpu.uuid, 4242, 99, "ada", "python", 1500)
 
 
-def test_one_is_kept_told_once_and_gone_when_it_is_not_named(world: World, one: StraySeen) -> None:
+def test_a_stray_process_is_stored_raises_one_event_and_is_gone_once_no_longer_reported(
+    world: World, stray: StraySeen
+) -> None:
     host = world.hosts["alpha"]
-    record_stray_processes(host.pk, [one], at(9))
-    record_stray_processes(host.pk, [replace(one, memory_mib=3000, done="asked to end")], at(9, 1))
+    record_stray_processes(host.pk, [stray], at(9))
+    record_stray_processes(host.pk, [replace(stray, memory_mib=3000, done="asked to end")], at(9, 1))
     row = Stray.objects.get()
     assert (row.user, row.name, row.pid, row.memory_mib, row.done) == (
         "ada",
@@ -42,33 +44,35 @@ def test_one_is_kept_told_once_and_gone_when_it_is_not_named(world: World, one: 
     assert Stray.objects.get().gone_at == at(9, 2)
 
 
-def test_a_later_process_with_the_same_pid_is_another_one(world: World, one: StraySeen) -> None:
-    record_stray_processes(world.hosts["alpha"].pk, [one], at(9))
-    record_stray_processes(world.hosts["alpha"].pk, [replace(one, started=100)], at(9, 1))
+def test_a_later_process_with_the_same_pid_is_a_new_stray_process(world: World, stray: StraySeen) -> None:
+    record_stray_processes(world.hosts["alpha"].pk, [stray], at(9))
+    record_stray_processes(world.hosts["alpha"].pk, [replace(stray, started=100)], at(9, 1))
     assert Stray.objects.filter(gone_at=None).count() == 1
     assert HealthEvent.objects.count() == 2
 
 
-def test_what_can_not_be_is_not_kept(world: World, one: StraySeen) -> None:
+def test_invalid_reports_of_stray_processes_are_not_stored(world: World, stray: StraySeen) -> None:
     host = world.hosts["alpha"]
     strange = [
-        replace(one, gpu="GPU-elsewhere"),
-        replace(one, pid=0),
-        replace(one, pid=2**40),
-        replace(one, started=-1),
+        replace(stray, gpu="GPU-elsewhere"),
+        replace(stray, pid=0),
+        replace(stray, pid=2**40),
+        replace(stray, started=-1),
     ]
     record_stray_processes(host.pk, strange, at(9))
     assert not Stray.objects.exists()
-    record_stray_processes(host.pk, [replace(one, memory_mib=2**50, name="n" * 500)], at(9))
+    record_stray_processes(host.pk, [replace(stray, memory_mib=2**50, name="n" * 500)], at(9))
     row = Stray.objects.get()
     assert (row.memory_mib, len(row.name)) == (None, 64)
 
 
-def test_a_host_that_names_them_is_not_counted_besides(world: World, one: StraySeen) -> None:
+def test_counts_raise_no_event_for_a_host_that_lists_its_stray_processes(
+    world: World, stray: StraySeen
+) -> None:
     host, unit = world.hosts["alpha"], units_of(world.hosts["alpha"])[0]
     stray_processes.record_stray_counts({(host.pk, unit.pk): (at(9).timestamp(), 2)}, at(9))
     assert HealthEvent.objects.filter(detail__startswith="2 processes").count() == 1
     HealthEvent.objects.all().delete()
-    record_stray_processes(host.pk, [one], at(9))
+    record_stray_processes(host.pk, [stray], at(9))
     stray_processes.record_stray_counts({(host.pk, unit.pk): (at(9).timestamp(), 1)}, at(9))
     assert HealthEvent.objects.count() == 1

@@ -1,4 +1,4 @@
-"""The ticks: each does its work over rows, names itself as the schedule does, and may run again at any time."""
+"""Test telemetry's periodic tasks: each is scheduled under its own name and may run again at any time."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def living(db: None) -> Iterator[World]:
-    """The world as of two hours ago, for ticks that read the clock."""
+def recent_world(db: None) -> Iterator[World]:
+    """Return the world as of two hours ago, for ticks that read the clock."""
     redis_client.redis_client().delete(SAMPLE_STREAM_KEY)
     yield build_world(timezone.now() - timedelta(hours=2))
     redis_client.redis_client().delete(SAMPLE_STREAM_KEY)
@@ -37,7 +37,7 @@ def partitions() -> set[str]:
         return {name for (name,) in cursor.fetchall()} - {"telemetry_sample_default"}
 
 
-def test_every_scheduled_tick_of_telemetry_is_a_task_and_the_other_way_round() -> None:
+def test_the_schedule_and_the_tasks_of_telemetry_match() -> None:
     scheduled = {
         entry["task"] for entry in app.conf.beat_schedule.values() if entry["task"].startswith("telemetry.")
     }
@@ -52,11 +52,17 @@ def test_every_scheduled_tick_of_telemetry_is_a_task_and_the_other_way_round() -
     assert scheduled <= set(app.tasks)
 
 
-def test_ticks_bring_a_sample_to_a_charge_and_run_again_without_effect(living: World) -> None:
-    unit = units_of(living.hosts["alpha"])[0]
-    start = living.now + timedelta(minutes=10)
-    hold(workload(living, living.vision), unit, start, start + timedelta(minutes=30), end_code="finished")
-    agent_api.enqueue_batch(living.hosts["alpha"].pk, batch(1, unit, start, 30), timezone.now())
+def test_ticks_turn_a_sample_into_a_charge_and_running_them_again_has_no_effect(recent_world: World) -> None:
+    unit = units_of(recent_world.hosts["alpha"])[0]
+    start = recent_world.now + timedelta(minutes=10)
+    hold(
+        workload(recent_world, recent_world.vision),
+        unit,
+        start,
+        start + timedelta(minutes=30),
+        end_code="finished",
+    )
+    agent_api.enqueue_batch(recent_world.hosts["alpha"].pk, batch(1, unit, start, 30), timezone.now())
     for _ in range(2):
         tasks.maintain_partitions()
         tasks.ingest_stream()
@@ -66,13 +72,13 @@ def test_ticks_bring_a_sample_to_a_charge_and_run_again_without_effect(living: W
         tasks.check_budgets()
     assert Sample.objects.count() == 30
     assert Rollup.objects.filter(resolution=60, allocation__isnull=False).exists()
-    lines = list(Charge.objects.filter(bucket="used", reversal=False))  # one for each day that it touches
+    lines = list(Charge.objects.filter(bucket="used", reversal=False))  # one for each day of the hour
     assert sum(line.slot_seconds for line in lines) == 840 * 1800
     assert all(line.used_slot_seconds for line in lines)
     assert not HealthEvent.objects.exists()
 
 
-def test_partitions_reach_ahead_and_old_days_go_by_the_retention(world: World) -> None:
+def test_partitions_are_created_ahead_and_dropped_after_the_retention_period(world: World) -> None:
     assert maintain_partitions(at(9))[0] == 5
     assert partitions() == {f"telemetry_sample_2026030{day}" for day in (1, 2, 3, 4, 5)}
     assert maintain_partitions(at(10)) == (0, 0)
@@ -82,7 +88,7 @@ def test_partitions_reach_ahead_and_old_days_go_by_the_retention(world: World) -
     assert min(partitions()) == "telemetry_sample_20260303"
 
 
-def test_old_minutes_go_and_hours_stay(world: World) -> None:
+def test_old_minute_rollups_are_deleted_and_hourly_ones_kept(world: World) -> None:
     unit = units_of(world.hosts["alpha"])[0]
     for resolution in (60, 3600):
         Rollup.objects.create(
