@@ -135,7 +135,6 @@ class FakeAgent:
         """Acknowledge a checkpoint for the run at ``now`` by the host's clock.
 
         The report says whether the run had its notice at that time.
-
         """
         noticed = run in self.wanted and self.wanted[run].verb == "notice"
         self.runs[run] = replace(self.runs[run], checkpoint_at=now.timestamp(), saved=noticed)

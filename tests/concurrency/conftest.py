@@ -50,7 +50,6 @@ class Meeting:
     """A point in the code where racers wait for each other, at most ``patience`` seconds.
 
     If a guard blocks one of them, the other continues alone.
-
     """
 
     def __init__(self, racers: int, patience: float) -> None:

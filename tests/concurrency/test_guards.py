@@ -1,7 +1,6 @@
 """Test each invariant with a race.
 
 Each race is run with its guard, and again without the guard to show that the invariant needs it.
-
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 The pool's lock guards changed and recurring windows. The array's lock guards its tasks.
 The submitter's lock guards the queue limits.
-
 """
 
 from __future__ import annotations

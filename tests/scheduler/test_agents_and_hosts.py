@@ -662,7 +662,7 @@ def test_a_host_falls_silent_and_its_work_starts_elsewhere_and_its_gpus_wait_for
     # It comes back and still runs what ended here: told to stop it, and trusted only once it has.
     answer = agent_api.sync(lost.host.pk, lost.observed(), world.now + 80 * SECOND)
     assert answer.runs == [] and Host.objects.get(pk=lost.host.pk).lease_state == "silent"
-    lost.take_in(answer, world.now + 80 * SECOND)
+    lost.apply_desired(answer, world.now + 80 * SECOND)
     lost.sync(world.now + 81 * SECOND)
     assert Host.objects.get(pk=lost.host.pk).lease_state == "alive"
     states = list(

@@ -1,7 +1,6 @@
 """Test the circuit breaker: it closes a host on which different workloads fail.
 
 A workload that fails on every host does not count against its hosts.
-
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ def failed_attempt(
     """Create an attempt that began ``minute`` minutes after 9:00 and failed after 20 s. Returns its workload.
 
     ``who`` is the index of its owner among the team's members, followed by the lead.
-
     """
     work = work or workload(world, team, owner=[*team.members, team.lead][who])
     held = hold(work, units_of(world.hosts[host])[0], at(9, minute), at(9, minute, 20), end_code=outcome)

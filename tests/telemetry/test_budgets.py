@@ -1,7 +1,6 @@
 """Test budgets: each threshold raises one notice, and a used-up budget closes the engine's gate.
 
 The gate opens when the budget is raised or its month ends.
-
 """
 
 from __future__ import annotations

@@ -147,7 +147,6 @@ def report_context_timeout(
     """Create work of a person on a GPU and an XID 109 during it: the program does not yield.
 
     ``ahead`` is how many minutes the host's clock is ahead of the server's.
-
     """
     work = workload(world, team, owner=team.members[member])
     hold(work, units_of(world.hosts[host])[0], at(9, number), at(9, number + 1))

@@ -1,7 +1,6 @@
 """Test concurrent ticks, and a month close concurrent with a charge.
 
 Each race is run with its guard, and again without it to show that the guard is needed.
-
 """
 
 from __future__ import annotations

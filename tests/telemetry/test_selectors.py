@@ -64,7 +64,6 @@ def morning(rates: World) -> World:
 
     Vision held an H100 for 4 h, measured. Language held one for 3 h, unmeasured.
     Robotics did not use its reservation.
-
     """
     units = units_of(rates.hosts["alpha"])
     first = hold(workload(rates, rates.vision), units[0], at(9), at(13), end_code="finished")
