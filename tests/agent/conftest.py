@@ -1,4 +1,4 @@
-"""Real agents against a fake edge."""
+"""Provide fixtures that run real agents against a fake edge."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass
 class AgentProcess:
-    """One agent, as a process that may be killed and started again on the same state."""
+    """An agent process that can be killed and started again on the same state."""
 
     edge: FakeEdge
     state: Path
@@ -37,7 +37,7 @@ class AgentProcess:
     process: asyncio.subprocess.Process | None = None
 
     async def start(self, *, joined: bool = True) -> None:
-        """Start it and, unless told otherwise, wait for its first frame."""
+        """Start the agent. If `joined`, wait for its first frame."""
         heard = len(self.edge.observed)
         self.process = await asyncio.create_subprocess_exec(
             *(*self.program, "run", "--state", str(self.state), "--edge", self.edge.url),
@@ -51,7 +51,7 @@ class AgentProcess:
                 "--simulate-mig",
                 "1:2x3g.40gb",
             ),
-            # The machine's own folder of locks would be that of every test at once.
+            # The host's lock folder would be shared by all tests.
             *("--locks", str(self.state / "locks")),
             *("--launcher", self.launcher, "--sample-seconds", "0.3", *self.more),
             cwd=self.cwd,
@@ -64,36 +64,41 @@ class AgentProcess:
         self.process.send_signal(number)
 
     async def kill(self) -> None:
-        """SIGKILL: it gets to do nothing more."""
+        """Send SIGKILL and wait for the exit."""
         self.send(signal.SIGKILL)
         assert self.process is not None
         await self.process.wait()
 
     async def end(self) -> int:
-        """SIGTERM; gives its exit status."""
+        """Send SIGTERM and return the exit status."""
         self.send(signal.SIGTERM)
         assert self.process is not None
         return await self.process.wait()
 
     @property
     def units(self) -> list[str]:
-        """Uuids: a whole GPU, then the slices of the other."""
+        """Return the unit UUIDs: a whole GPU, then the slices of the second GPU."""
         return [unit.uuid for gpu in self.edge.observed[0].inventory.gpus for unit in gpu.units]
 
     def shim(self, run: str) -> dict[str, int]:
-        """What the run's shim wrote of itself."""
+        """Return the content of the run's shim.json."""
         found: dict[str, int] = read_json(self.state / "runs" / run / "shim.json") or {}
         return found
 
     async def printed(self, run: str) -> str:
-        """All that a run has printed, once it has ended: its last words may reach the edge after the word of its end."""
+        """Return the whole output of a run after its end.
+
+        The end may be reported before the last log chunk.
+        """
         await self.edge.until_state(run, "ended", 90.0)
         kept = sum(path.stat().st_size for path in (self.state / "runs" / run / "log").iterdir())
         await self.edge.until(lambda: len(self.edge.log_bytes.get(run, b"")) >= kept)
         return self.edge.log(run)
 
     def clean_up(self) -> None:
-        """End whatever this test left behind, by pid."""
+        """Kill all remaining processes of this agent, by pid, and remove their cgroups and network
+        namespaces.
+        """
         if self.process is not None and self.process.returncode is None:
             self.process.kill()
         for folder in (self.state / "runs").glob("*"):
@@ -116,9 +121,12 @@ class AgentProcess:
 
 
 def forget_network(state: Path) -> None:
-    """Take away the rules that an agent with this state leaves when it is killed: its workloads would still need them."""
+    """Delete the nft rules of this state.
+
+    A killed agent leaves them, because its workloads still need them.
+    """
     path = "/usr/sbin:/sbin:/usr/bin:/bin"
-    if shutil.which("nft", path=path):  # without it none were made
+    if shutil.which("nft", path=path):  # without nft no rules were made
         words = ["nft", "delete", "table", "inet", f"gpupool_{network_key(state)}"]
         subprocess.run(words, capture_output=True, env={"PATH": path})
 
@@ -128,7 +136,7 @@ MakeAgent = Callable[..., Awaitable[AgentProcess]]
 
 @pytest.fixture
 async def edge() -> AsyncIterator[FakeEdge]:
-    """A fake edge that listens."""
+    """Start a fake edge that listens on a loopback port."""
     edge = FakeEdge()
     await edge.start()
     yield edge
@@ -137,7 +145,10 @@ async def edge() -> AsyncIterator[FakeEdge]:
 
 @pytest.fixture
 async def make_agent(edge: FakeEdge, tmp_path: Path) -> AsyncIterator[MakeAgent]:
-    """Start agents; whatever they started is gone after the test."""
+    """Return a function that starts agents.
+
+    The fixture ends them, and all their processes, after the test.
+    """
     made: list[AgentProcess] = []
 
     async def make(
@@ -157,14 +168,14 @@ async def make_agent(edge: FakeEdge, tmp_path: Path) -> AsyncIterator[MakeAgent]
 
 @pytest.fixture
 async def agent(make_agent: MakeAgent) -> AgentProcess:
-    """A joined agent that starts plain processes."""
+    """Start a joined agent that runs workloads as plain processes."""
     return await make_agent()
 
 
 def job(
     command: str, *, generation: int = 1, units: list[str] | None = None, run: str = "", **fields: object
 ) -> RunWanted:
-    """A wanted job."""
+    """Return the desired state of a job."""
     values: dict[str, object] = {
         "run": run or f"run-{generation}",
         "workload": f"workload-{run or generation}",

@@ -1,4 +1,6 @@
-"""A small edge for the agent's tests: speaks the real protocol over real connections and does what the test tells it to."""
+"""Provide a small edge for agent tests: it speaks the real protocol over real connections, as each test
+directs.
+"""
 
 from __future__ import annotations
 
@@ -41,33 +43,33 @@ PATIENCE_SECONDS = 40.0
 
 @dataclass
 class FakeEdge:
-    """What should be so (``wanted``), and what agents said."""
+    """The desired state (`wanted`) and all frames received from agents."""
 
     lease_seconds: float = 30.0
     poll_seconds: float = 0.3
     streams_wanted: int = 0
     stream_key: str = ""
-    stream_keys: list[str] = field(default_factory=list)  # that streams were dialled with
+    stream_keys: list[str] = field(default_factory=list)  # the keys with which streams were opened
     wanted: dict[str, RunWanted] = field(default_factory=dict)
     diagnostics: list[DiagnosticWanted] = field(default_factory=list)
     geometries: list[GeometryWanted] = field(default_factory=list)
     stray_action: str = "report"
-    commits: bool = True  # whether batches are committed
+    commits: bool = True  # commit received batches
     committed: int = 0
-    silent: bool = False  # hears everything, says nothing
+    silent: bool = False  # receives everything, sends nothing
     observed: list[Observed] = field(default_factory=list)
     batches: list[SampleBatch] = field(default_factory=list)
     log_bytes: dict[str, bytes] = field(default_factory=dict)
     health: list[Health] = field(default_factory=list)
-    challenge: str = ""  # what agents have to sign
+    challenge: str = ""  # agents must sign this
     proofs: list[Proof] = field(default_factory=list)
     renewals: list[RenewRequest] = field(default_factory=list)
     joins: list[JoinRequest] = field(default_factory=list)
     credentials: set[str] = field(default_factory=set)
-    keys_count: bool = True  # False: it has forgotten the hosts' keys as well
+    keys_count: bool = True  # False: the edge has also lost the hosts' keys
     sync_sockets: set[web.WebSocketResponse] = field(default_factory=set)
     idle_streams: list[web.WebSocketResponse] = field(default_factory=list)
-    strangers_at_the_line: int = 0  # agents whose credential is not known, turned away
+    strangers_at_the_line: int = 0  # rejected agents with an unknown credential
     strangers_at_a_stream: int = 0
     url: str = ""
     _runner: web.AppRunner | None = None
@@ -92,7 +94,7 @@ class FakeEdge:
         self.url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"  # type: ignore[attr-defined]
 
     async def stop(self) -> None:
-        """Go away, cutting every connection."""
+        """Close every connection and stop listening."""
         for socket in [*self.sync_sockets, *self.idle_streams]:
             await socket.close()
         self.idle_streams.clear()
@@ -101,21 +103,21 @@ class FakeEdge:
             self._runner = None
 
     async def want(self, wanted: RunWanted) -> None:
-        """Have this run as part of the desired state from now on, and push it."""
+        """Add this run to the desired state and push it."""
         self.wanted[wanted.run] = wanted
         await self.push()
 
     async def change(self, run: str, **fields: object) -> None:
-        """Change what is wanted of a run, and push it."""
+        """Change the desired state of a run and push it."""
         await self.want(dataclasses.replace(self.wanted[run], **fields))  # type: ignore[arg-type]
 
     async def drop(self, run: str) -> None:
-        """Name the run no more."""
+        """Remove the run from the desired state and push it."""
         del self.wanted[run]
         await self.push()
 
     def desired(self) -> Desired:
-        """Everything that is wanted now."""
+        """Return the current desired state."""
         return Desired(
             version=VERSION,
             host="h1",
@@ -139,12 +141,12 @@ class FakeEdge:
                 await socket.send_str(encode(self.desired()))
 
     async def send(self, desired: Desired) -> None:
-        """Send this very frame."""
+        """Send exactly this frame to every connected agent."""
         for socket in list(self.sync_sockets):
             await socket.send_str(encode(desired))
 
     def seen(self, run: str) -> RunSeen | None:
-        """The run as the newest frame has it."""
+        """Return the run as in the newest frame, or None."""
         return (
             next((seen for seen in self.observed[-1].runs if seen.run == run), None)
             if self.observed
@@ -152,11 +154,11 @@ class FakeEdge:
         )
 
     def log(self, run: str) -> str:
-        """The run's whole log so far."""
+        """Return the run's log received so far."""
         return self.log_bytes.get(run, b"").decode()
 
     async def until(self, happened: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> None:
-        """Wait for something the agent is to do; fails with what it last said."""
+        """Wait for a condition; on timeout, fail with the agent's last frame."""
         ends = time.monotonic() + seconds
         while not happened():
             if time.monotonic() > ends:
@@ -176,7 +178,7 @@ class FakeEdge:
         return seen
 
     async def open_stream(self, run: str) -> web.WebSocketResponse:
-        """Take an idle stream and join it to the run."""
+        """Take an idle stream and connect it to the run."""
         await self.until(lambda: self.idle_streams)
         socket = self.idle_streams.pop(0)
         await socket.send_str(encode(StreamOpen(run=run)))
@@ -240,7 +242,7 @@ class FakeEdge:
             self.health.append(frame)
 
     async def refuse(self, reason: str, *, retry: bool) -> None:
-        """Say no to every connected agent."""
+        """Send a refusal to every connected agent."""
         for socket in list(self.sync_sockets):
             await socket.send_str(encode(Refused(reason, retry)))
 

@@ -1,4 +1,4 @@
-"""A disk without room: what runs goes on, and everything can still be stopped, ended and taken over."""
+"""Test the agent on a full disk: running workloads continue, and stop, end and takeover still work."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a
 
 @pytest.fixture
 async def disk(tmp_path: Path) -> AsyncIterator[Path]:
-    """A disk of 80 MB."""
+    """Mount a tmpfs of 80 MB."""
     place = tmp_path / "disk"
     place.mkdir()
     await _run("mount", "-t", "tmpfs", "-o", "size=80m", "tmpfs", str(place))
@@ -57,8 +57,8 @@ async def _run(*command: str) -> None:
     assert await (await asyncio.create_subprocess_exec(*command)).wait() == 0
 
 
-def fill(disk: Path) -> Path:
-    """Take all the room there is, to the last byte; once more what has come free since."""
+def fill_disk(disk: Path) -> Path:
+    """Write to the disk until no free byte remains. A second call fills the bytes freed in the meantime."""
     filler = disk / "fill"
     for piece in (1 << 16, 1 << 10):
         with suppress(OSError), filler.open("ab", buffering=0) as file:
@@ -70,32 +70,32 @@ def fill(disk: Path) -> Path:
 def is_full(edge: FakeEdge) -> bool:
     seen = edge.observed[-1].inventory
     assert seen.disk_full == any("disk is full" in note for note in seen.notes), (
-        "the engine reads the one, people the other"
+        "the engine reads disk_full, people read the notes"
     )
     return seen.disk_full
 
 
-async def running(edge: FakeEdge, command: str, generation: int = 1, **fields: object) -> str:
+async def start_running(edge: FakeEdge, command: str, generation: int = 1, **fields: object) -> str:
     wanted = job(command, generation=generation, **fields)  # type: ignore[arg-type]
     await edge.want(wanted)
     await edge.until(lambda: "begun" in edge.log(wanted.run))
     return wanted.run
 
 
-async def test_a_full_disk_refuses_new_work_says_so_and_ends_nothing_that_runs(
+async def test_a_full_disk_rejects_new_work_and_ends_no_running_workload(
     edge: FakeEdge, make_agent: MakeAgent, disk: Path
 ) -> None:
     edge.lease_seconds = 6.0
     agent = await make_agent(state="disk/state")
-    run = await running(edge, "echo begun; while :; do echo more; sleep 0.05; done")
-    filler = fill(disk)
+    run = await start_running(edge, "echo begun; while :; do echo more; sleep 0.05; done")
+    filler = fill_disk(disk)
     await edge.until(lambda: is_full(edge))
-    edge.commits = False  # no batch of samples leaves room
-    fill(disk)
+    edge.commits = False  # a stored batch of samples could free space when it is deleted
+    fill_disk(disk)
     await edge.want(job("exit 0", generation=2))
     refused = await edge.until_state("run-2", "ended")
     assert refused.outcome == "start_failed" and "the disk of the host is full" in refused.step
-    assert refused.host_full, "which is the host's matter, and uses up nobody's tries"
+    assert refused.host_full, "a full host does not use up a try of the workload"
     await asyncio.sleep(13.0)
     assert (await edge.until_state(run, "running")).outcome == ""
     filler.unlink()
@@ -104,19 +104,19 @@ async def test_a_full_disk_refuses_new_work_says_so_and_ends_nothing_that_runs(
     assert await agent.end() == 0
 
 
-async def test_a_log_says_where_a_full_disk_has_cost_output(
+async def test_a_log_marks_where_output_was_lost_to_a_full_disk(
     edge: FakeEdge, agent: AgentProcess, disk: Path, tmp_path: Path
 ) -> None:
     rounds, log = tmp_path / "rounds", agent.state / "runs" / "run-1" / "log"
     loud = f"echo begun; while :; do head -c 9000 /dev/zero | tr '\\0' x; echo; echo >> {rounds}; sleep 0.05; done"
-    run = await running(edge, loud)
-    edge.commits = False  # no batch of samples leaves room
+    run = await start_running(edge, loud)
+    edge.commits = False  # a stored batch of samples could free space when it is deleted
 
     def written() -> int:
         return sum(path.stat().st_size for path in log.iterdir())
 
     while True:
-        fill(disk)
+        fill_disk(disk)
         before, until = written(), rounds.stat().st_size + 5
         await edge.until(lambda until=until: rounds.stat().st_size >= until)  # type: ignore[misc]
         if written() == before:
@@ -125,32 +125,32 @@ async def test_a_log_says_where_a_full_disk_has_cost_output(
     await edge.until(lambda: "bytes are missing here: they could not be written]\n" in edge.log(run))
     told = int(edge.log(run).partition(" bytes are missing")[0].rpartition("[")[2])
     assert told >= 4 * 9001
-    assert edge.log(run).count("bytes are missing") == 1, "said once, and then it goes on"
+    assert edge.log(run).count("bytes are missing") == 1, "the gap is reported once"
 
 
-async def test_a_workload_is_stopped_and_its_gpu_free_while_the_disk_is_full(
+async def test_a_workload_is_stopped_and_frees_its_gpu_on_a_full_disk(
     edge: FakeEdge, agent: AgentProcess, disk: Path
 ) -> None:
     unit = agent.units[0]
-    edge.commits = False  # no batch of samples leaves room
-    run = await running(edge, "echo begun; sleep 300", units=[unit])
-    fill(disk)
+    edge.commits = False  # a stored batch of samples could free space when it is deleted
+    run = await start_running(edge, "echo begun; sleep 300", units=[unit])
+    fill_disk(disk)
     await edge.until(lambda: is_full(edge))
-    fill(disk)
+    fill_disk(disk)
     await edge.change(run, verb="stop", code="cancelled")
     assert (await edge.until_state(run, "ended")).outcome == "cancelled"
     assert not processes.is_alive(agent.shim(run)["pid"], agent.shim(run)["start_ticks"]), (
-        "it would hold the GPU"
+        "a live shim would keep the GPU locked"
     )
 
 
-async def test_a_notice_reaches_a_workload_while_the_disk_is_full_and_can_be_taken_back(
+async def test_a_notice_is_delivered_and_withdrawn_on_a_full_disk(
     edge: FakeEdge, agent: AgentProcess, disk: Path
 ) -> None:
-    run = await running(
+    run = await start_running(
         edge, f"trap 'mkdir {disk.parent}/told' USR1; echo begun; while :; do sleep 0.1; done"
     )
-    fill(disk)
+    fill_disk(disk)
     await edge.change(run, verb="notice", code="evicted_for_reservation", stop_at=2e9)
     await edge.until(lambda: (disk.parent / "told").exists())
     await edge.change(run, verb="start")
@@ -160,17 +160,19 @@ async def test_a_notice_reaches_a_workload_while_the_disk_is_full_and_can_be_tak
     assert (await edge.until_state(run, "ended")).outcome == "cancelled"
 
 
-async def test_a_disk_that_was_full_has_room_again_only_with_more_than_the_mark(
+async def test_a_full_disk_stays_full_until_free_space_is_well_above_the_threshold(
     edge: FakeEdge, agent: AgentProcess, disk: Path
 ) -> None:
-    """What comes and goes at the mark would be written, told and planned with each time."""
+    """Free space that oscillates around the threshold would cause a write, a report and a plan for each
+    change.
+    """
     reserve = disk / "reserve"
     reserve.write_bytes(bytes(8 << 20))
     with (disk / "fill").open("ab", buffering=0) as file:
         while shutil.disk_usage(disk).free >= MIN_FREE_BYTES:
             file.write(bytes(1 << 16))
     await edge.until(lambda: is_full(edge))
-    os.truncate(reserve, 7 << 20)  # over the mark, but not by much
+    os.truncate(reserve, 7 << 20)  # above the threshold, but not by much
     heard = len(edge.observed)
     await edge.until(lambda: len(edge.observed) > heard + 3)
     assert shutil.disk_usage(disk).free >= MIN_FREE_BYTES
@@ -182,7 +184,7 @@ async def test_a_disk_that_was_full_has_room_again_only_with_more_than_the_mark(
     await edge.until(lambda: not is_full(edge))
 
 
-HIDES = """
+HIDDEN_FILE = """
 import ctypes, os, threading, time
 libc = ctypes.CDLL(None)
 libc.mmap.restype = ctypes.c_void_p
@@ -192,46 +194,46 @@ def fill():
     os.unlink("fill")
     for _ in range(40):
         os.write(file, bytes(1 << 20))
-def of_its_own():
+def fill_in_own_file_table():
     libc.unshare(0x400)  # CLONE_FILES
     fill()
     time.sleep(300)
 """
 MAPPED = (
-    HIDES
+    HIDDEN_FILE
     + "fill(); libc.mmap(None, ctypes.c_size_t(4096), 1, 1, file, ctypes.c_long(0)); os.close(file); time.sleep(300)"
 )
-THREAD = HIDES + "threading.Thread(target=of_its_own).start(); time.sleep(300)"
-FIRST_ENDED = HIDES + "threading.Thread(target=of_its_own).start(); libc.pthread_exit(None)"
+THREAD = HIDDEN_FILE + "threading.Thread(target=fill_in_own_file_table).start(); time.sleep(300)"
+FIRST_ENDED = HIDDEN_FILE + "threading.Thread(target=fill_in_own_file_table).start(); libc.pthread_exit(None)"
 
 FILLERS = {
     "a file that is only mapped": f"exec {sys.executable} -c {shlex.quote(MAPPED)}",
     "a thread with files of its own": f"exec {sys.executable} -c {shlex.quote(THREAD)}",
-    "whose first thread has ended": f"{sys.executable} -c {shlex.quote(FIRST_ENDED)}; sleep 300",
+    "a file of a process whose first thread has ended": f"{sys.executable} -c {shlex.quote(FIRST_ENDED)}; sleep 300",
     "a file": "dd if=/dev/zero of=$TMPDIR/fill bs=4k; sleep 300",
-    "and minds no word": "trap '' TERM; dd if=/dev/zero of=$TMPDIR/fill bs=4k; while :; do sleep 1; done",
+    "a file, and ignores TERM": "trap '' TERM; dd if=/dev/zero of=$TMPDIR/fill bs=4k; while :; do sleep 1; done",
     "a file without a name": "exec 9>$TMPDIR/fill; rm $TMPDIR/fill; dd if=/dev/zero bs=4k >&9; sleep 300",
-    "beside its socket": "dd if=/dev/zero of=$(dirname $GPUPOOL_DOOR)/fill bs=4k; sleep 300",
-    "a file without a name whose path is too long to be told": f"for i in $(seq 25); do mkdir {'d' * 200}; cd {'d' * 200}; done; "
+    "a file in the folder of its socket": "dd if=/dev/zero of=$(dirname $GPUPOOL_DOOR)/fill bs=4k; sleep 300",
+    "a file without a name whose path is too long for /proc": f"for i in $(seq 25); do mkdir {'d' * 200}; cd {'d' * 200}; done; "
     "exec 9>fill; rm fill; dd if=/dev/zero bs=4k >&9; sleep 300",
-    "far down": "for i in $(seq 300); do mkdir d; cd d; done; cd $TMPDIR; for i in $(seq 300); do mkdir e; cd e; done; "
+    "a deeply nested file": "for i in $(seq 300); do mkdir d; cd d; done; cd $TMPDIR; for i in $(seq 300); do mkdir e; cd e; done; "
     "dd if=/dev/zero of=fill bs=4k; sleep 300",
 }
 
 
 @pytest.mark.parametrize("filler", FILLERS.values(), ids=FILLERS)
-async def test_a_workload_that_fills_the_disk_is_stopped_and_leaves_room_and_its_neighbour_goes_on(
+async def test_a_workload_that_fills_the_disk_is_stopped_and_others_continue(
     edge: FakeEdge, agent: AgentProcess, filler: str
 ) -> None:
-    neighbour = await running(
+    neighbour = await start_running(
         edge, "echo begun; dd if=/dev/zero of=$TMPDIR/small bs=1k count=64; sleep 300", generation=2
     )
-    run = await running(edge, f"echo begun; cd $TMPDIR; {filler}", generation=3)
+    run = await start_running(edge, f"echo begun; cd $TMPDIR; {filler}", generation=3)
     ended = await edge.until_state(run, "ended", 30.0)
     assert (
         ended.outcome == "out_of_disk" and "its temporary files took the most of it of late: " in ended.step
     ), ended
-    assert ended.host_full, "who is stopped because the disk ran low is told from who went over a limit"
+    assert ended.host_full, "host_full: the disk ran low; without it: the run exceeded its limit"
     await edge.until(lambda: not is_full(edge))
     await asyncio.sleep(2.0)
     assert (await edge.until_state(neighbour, "running")).outcome == ""
@@ -239,52 +241,54 @@ async def test_a_workload_that_fills_the_disk_is_stopped_and_leaves_room_and_its
     assert (await edge.until_state("run-4", "ended")).outcome == "finished"
 
 
-async def test_a_workload_with_few_files_is_not_stopped_for_what_others_write(
+async def test_a_workload_with_few_files_is_not_stopped_for_files_of_others(
     edge: FakeEdge, agent: AgentProcess, disk: Path
 ) -> None:
-    run = await running(
+    run = await start_running(
         edge, "dd if=/dev/zero of=$TMPDIR/small bs=1M count=2; echo begun; sleep 300", generation=2
     )
     with (disk / "log of something else").open("ab", buffering=0) as file:
         while shutil.disk_usage(disk).free > pressure_threshold(80 << 20) - (
             1 << 20
-        ):  # it holds what lacks, and is none the more to blame
+        ):  # the run holds as many bytes as are missing, but did not take them
             file.write(bytes(1 << 16))
     await edge.until(lambda: is_full(edge))
     await asyncio.sleep(4.0)
     assert (await edge.until_state(run, "running")).outcome == ""
 
 
-async def test_nobody_is_stopped_for_what_ended_work_has_left_while_that_is_removed(
+async def test_no_run_is_stopped_while_files_of_an_ended_run_are_removed(
     edge: FakeEdge, make_agent: MakeAgent, disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = tmp_path / "bin" / "rm"  # as it is with a million files
+    slow = tmp_path / "bin" / "rm"  # a slow rm, as with a million files
     slow.parent.mkdir()
     slow.write_text(f'#!/bin/sh\nuntil [ -e {tmp_path}/go ]; do sleep 0.1; done\nexec /bin/rm "$@"\n')
     slow.chmod(0o755)
     monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
     await make_agent(state="disk/state")
-    neighbour = await running(
+    neighbour = await start_running(
         edge, "dd if=/dev/zero of=$TMPDIR/small bs=1M count=6; echo begun; sleep 300", generation=2
     )
-    run = await running(
+    run = await start_running(
         edge, "echo begun; dd if=/dev/zero of=$TMPDIR/fill bs=1M count=12; sleep 300", generation=3
     )
     assert (await edge.until_state(run, "ended", 30.0)).outcome == "out_of_disk"
     await asyncio.sleep(9.0)
-    assert list((disk / "state" / "trash").rglob("fill")), "it is still there, or this shows nothing"
+    assert list((disk / "state" / "trash").rglob("fill")), (
+        "the removed files must still exist for this test to prove anything"
+    )
     assert (await edge.until_state(neighbour, "running")).outcome == ""
     (tmp_path / "go").touch()
 
 
-async def test_a_workload_whose_temporary_files_go_over_the_operators_limit_is_stopped(
+async def test_a_workload_over_the_limit_of_temporary_files_is_stopped(
     edge: FakeEdge, make_agent: MakeAgent, tmp_path: Path
 ) -> None:
     agent = await make_agent("--most-tmp", "16")
-    neighbour = await running(
+    neighbour = await start_running(
         edge, "echo begun; dd if=/dev/zero of=$TMPDIR/small bs=1M count=8; sleep 300", generation=2
     )
-    run = await running(
+    run = await start_running(
         edge, "echo begun; dd if=/dev/zero of=$TMPDIR/large bs=1M count=24; sleep 300", generation=3
     )
     ended = await edge.until_state(run, "ended", 30.0)
@@ -292,13 +296,13 @@ async def test_a_workload_whose_temporary_files_go_over_the_operators_limit_is_s
         "out_of_disk",
         "its temporary files took 24 MiB; allowed on this host: 16 MiB",
     )
-    assert not ended.host_full, "that is its own fault"
+    assert not ended.host_full, "the run exceeded its own limit"
     assert (await edge.until_state(neighbour, "running")).outcome == ""
     await agent.kill()
     heard = len(edge.observed)
     await agent.start()
     assert [seen.step for seen in edge.observed[heard].runs if seen.run == run] == [ended.step], (
-        "the next agent knows why, too"
+        "the next agent reports the same reason"
     )
 
 
@@ -306,18 +310,20 @@ async def test_a_workload_whose_temporary_files_go_over_the_operators_limit_is_s
     ("taken", "lacking", "goes"),
     [
         ({"a": 3, "b": 5}, 3, "b"),
-        ({"a": 3, "b": 5}, -1, ""),  # the disk has room
-        ({"a": 2, "b": 2}, 5, ""),  # others filled it
-        ({"a": 2, "b": 2}, 3, "a"),  # each less than lacks, but together they did it
-        ({"a": 1, "b": 1}, 1, ""),  # with so little nobody is to blame
+        ({"a": 3, "b": 5}, -1, ""),  # the disk has free space
+        ({"a": 2, "b": 2}, 5, ""),  # something else filled the disk
+        ({"a": 2, "b": 2}, 3, "a"),  # each took less than the shortage, but together they caused it
+        ({"a": 1, "b": 1}, 1, ""),  # too little to blame any run
         ({"a": 2, "b": UNKNOWN_USAGE}, 3, "b"),
-        ({"a": 3, "b": UNKNOWN_USAGE}, 3, "a"),  # that explains it
-        ({"a": UNKNOWN_USAGE, "b": UNKNOWN_USAGE}, 3, "b"),  # the younger
+        ({"a": 3, "b": UNKNOWN_USAGE}, 3, "a"),  # run a alone explains the shortage
+        ({"a": UNKNOWN_USAGE, "b": UNKNOWN_USAGE}, 3, "b"),  # the younger run
         ({"a": 1, "b": UNKNOWN_USAGE}, -1, ""),
         ({}, 1, ""),
     ],
 )
-def test_who_has_to_go_when_a_disk_runs_low(taken: dict[str, int], lacking: int, goes: str) -> None:
+def test_the_run_that_took_most_is_stopped_when_the_disk_runs_low(
+    taken: dict[str, int], lacking: int, goes: str
+) -> None:
     assert run_to_stop(taken, {}, lacking, 2) == goes
 
 
@@ -325,8 +331,8 @@ def test_who_has_to_go_when_a_disk_runs_low(taken: dict[str, int], lacking: int,
     ("before", "taken", "goes"),
     [
         ({"idle": 50, "filler": 45}, {"idle": 50, "filler": 49}, "filler"),
-        ({"idle": 50}, {"idle": 50, "filler": 9}, "filler"),  # it has begun since
-        ({"idle": 50}, {"idle": 50}, ""),  # what grew is none of them
+        ({"idle": 50}, {"idle": 50, "filler": 9}, "filler"),  # filler started after the first snapshot
+        ({"idle": 50}, {"idle": 50}, ""),  # no run has grown
         ({"idle": 50, "filler": 45}, {"idle": 51, "filler": 44}, ""),
         (
             {"idle": 50, "tidy": 90},
@@ -335,37 +341,37 @@ def test_who_has_to_go_when_a_disk_runs_low(taken: dict[str, int], lacking: int,
         ),  # what one has removed is no excuse for another
     ],
 )
-def test_who_has_had_much_for_long_does_not_go_for_who_grew(
+def test_the_run_that_grew_is_stopped_and_not_the_large_idle_run(
     before: dict[str, int], taken: dict[str, int], goes: str
 ) -> None:
     assert run_to_stop(taken, before, 3, 2) == goes
 
 
-def test_who_could_not_be_counted_goes_for_what_those_who_could_did_not_take() -> None:
+def test_an_uncounted_run_is_stopped_if_counted_runs_do_not_explain_the_loss() -> None:
     taken = {"honest": 3, "hidden": UNKNOWN_USAGE}
     assert run_to_stop(taken, {}, 3, 2, gone=5) == "honest"
-    assert run_to_stop(taken, {}, 3, 2, gone=50) == "hidden", "nobody else can have taken it"
+    assert run_to_stop(taken, {}, 3, 2, gone=50) == "hidden", "no counted run explains the loss"
     assert run_to_stop({"honest": 3}, {}, 3, 2, gone=50) == "honest"
     before = {"slow": UNKNOWN_USAGE, "filler": 1}
     assert run_to_stop({"slow": 900, "filler": 9}, before, 3, 2, gone=9) == "filler", (
-        "how much it had is not known, nor that it grew"
+        "its earlier size is unknown, so its growth is unknown"
     )
     assert run_to_stop({"slow": UNKNOWN_USAGE, "filler": UNKNOWN_USAGE}, before, 3, 2, gone=9) == "filler"
 
 
-def filling(megabytes: int) -> str:
-    """A job that takes so much, says so and stays."""
+def fill_command(megabytes: int) -> str:
+    """Return the command of a job that writes that many megabytes to $TMPDIR and then sleeps."""
     return f"dd if=/dev/zero of=$TMPDIR/fill bs=1M count={megabytes}; echo begun; sleep 300"
 
 
-async def test_who_was_there_before_the_agent_does_not_go_for_who_grew_since(
+async def test_a_run_from_before_an_agent_restart_is_not_stopped_for_a_run_that_grew(
     edge: FakeEdge, agent: AgentProcess, disk: Path
 ) -> None:
-    idle = await running(edge, filling(8), generation=2)
+    idle = await start_running(edge, fill_command(8), generation=2)
     await agent.kill()
     await agent.start()
-    await edge.until(lambda: last_kept(agent).get(idle, 0) >= 8 << 20)
-    run = await running(
+    await edge.until(lambda: last_snapshot(agent).get(idle, 0) >= 8 << 20)
+    run = await start_running(
         edge, "echo begun; dd if=/dev/zero of=$TMPDIR/fill bs=1M count=7; sleep 300", generation=3
     )
     (disk / "log of something else").write_bytes(bytes(2 << 20))
@@ -373,66 +379,67 @@ async def test_who_was_there_before_the_agent_does_not_go_for_who_grew_since(
     assert (await edge.until_state(idle, "running")).outcome == ""
 
 
-async def test_who_fills_the_disk_while_there_is_no_agent_is_found_by_the_next_one(
+async def test_a_run_that_fills_the_disk_without_an_agent_is_found_by_the_next_agent(
     edge: FakeEdge, agent: AgentProcess, disk: Path
 ) -> None:
-    idle = await running(edge, filling(8), generation=2)
+    idle = await start_running(edge, fill_command(8), generation=2)
     await agent.kill()
-    await agent.start()  # from here on it is known what the idle one has
-    await edge.until(lambda: last_kept(agent).get(idle, 0) >= 8 << 20)
+    await agent.start()  # the snapshot now contains the bytes of the idle run
+    await edge.until(lambda: last_snapshot(agent).get(idle, 0) >= 8 << 20)
     now = disk / "now"
     late = f"echo begun; until [ -e {now} ]; do sleep 0.1; done; dd if=/dev/zero of=$TMPDIR/fill bs=1M count=7; sleep 300"
-    run = await running(edge, late, generation=3)
+    run = await start_running(edge, late, generation=3)
     await agent.kill()
     now.write_bytes(bytes(2 << 20))
-    fill = agent.state / "runs" / run / "tmp" / "fill"
-    await edge.until(lambda: fill.exists() and fill.stat().st_size == 7 << 20)
+    fill_disk = agent.state / "runs" / run / "tmp" / "fill"
+    await edge.until(lambda: fill_disk.exists() and fill_disk.stat().st_size == 7 << 20)
     await agent.start()
     assert (await edge.until_state(run, "ended", 30.0)).outcome == "out_of_disk"
     assert (await edge.until_state(idle, "running")).outcome == ""
 
 
-def last_kept(agent: AgentProcess) -> dict[str, int]:
-    """What each run had when that was kept last."""
+def last_snapshot(agent: AgentProcess) -> dict[str, int]:
+    """Return the bytes of each run in the last stored snapshot."""
     kept: dict[str, int] = (read_json(agent.state / "scratch.json") or {}).get("bytes", {})
     return kept
 
 
-async def test_while_one_is_stopped_for_the_disk_the_next_agent_stops_nobody_else(
+async def test_a_restarted_agent_stops_no_second_run_while_the_first_is_stopping(
     edge: FakeEdge, agent: AgentProcess, disk: Path
 ) -> None:
-    other = await running(edge, filling(6), generation=2)
+    other = await start_running(edge, fill_command(6), generation=2)
     stubborn = "trap '' TERM; echo begun; dd if=/dev/zero of=$TMPDIR/fill bs=1M count=12; while :; do sleep 0.1; done"
-    run = await running(edge, stubborn, generation=3)
+    run = await start_running(edge, stubborn, generation=3)
     await edge.until_state(run, "stopping")
     await agent.kill()
-    (agent.state / "scratch.json").unlink()  # as of an earlier version: both have written all of it of late
+    # as after an earlier version: all bytes of both runs count as recent
+    (agent.state / "scratch.json").unlink()
     await agent.start()
     assert (await edge.until_state(run, "ended")).outcome == "out_of_disk"
     await edge.until(lambda: not is_full(edge))
     assert (await edge.until_state(other, "running")).outcome == ""
 
 
-async def test_one_that_does_not_end_keeps_nobody_else_from_being_stopped_for_ever(
+async def test_a_stuck_stopping_run_does_not_prevent_a_second_stop_forever(
     disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped: list[str] = []
-    watch, has = watching(disk, stopped, monkeypatch, {"stuck": 20 << 20, "second": 10 << 20})
+    watch, has = make_disk_pressure(disk, stopped, monkeypatch, {"stuck": 20 << 20, "second": 10 << 20})
     (disk / "fill").write_bytes(bytes(30 << 20))
     await watch.look(1.0)
     await watch.look(40.0)
-    assert stopped == ["stuck"], "what it still has counts for nobody"
+    assert stopped == ["stuck"], "bytes of a run that is already stopping are not blamed on another run"
     has["second"] = 30 << 20
     (disk / "fill").write_bytes(bytes(50 << 20))
     await watch.look(51.0)
     assert stopped == ["stuck", "second"]
 
 
-async def test_one_that_was_stopped_has_its_grace_and_a_while_before_the_next_is(
+async def test_a_second_run_is_stopped_only_after_the_grace_period_of_the_first(
     disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped: list[str] = []
-    watch, has = watching(disk, stopped, monkeypatch, {"first": 20 << 20, "second": 10 << 20})
+    watch, has = make_disk_pressure(disk, stopped, monkeypatch, {"first": 20 << 20, "second": 10 << 20})
     (disk / "fill").write_bytes(bytes(30 << 20))
     await watch.look(1.0)
     has["second"] = 30 << 20
@@ -451,7 +458,7 @@ async def test_one_that_was_stopped_has_its_grace_and_a_while_before_the_next_is
         '{"bytes": {"run-1": "much"}, "files": {}}',
     ],
 )
-def test_of_what_an_agent_before_kept_only_what_is_whole_counts(tmp_path: Path, damaged: str) -> None:
+def test_a_damaged_disk_snapshot_is_ignored(tmp_path: Path, damaged: str) -> None:
     kept = tmp_path / "scratch.json"
     kept.write_text('{"bytes": {"run-1": 5}, "files": {"run-1": 2}, "free_bytes": 7, "free_files": 3}')
     assert disk_pressure._read_snapshot(kept) == disk_pressure.DiskSnapshot({"run-1": 5}, {"run-1": 2}, 7, 3)
@@ -459,21 +466,21 @@ def test_of_what_an_agent_before_kept_only_what_is_whole_counts(tmp_path: Path, 
     assert disk_pressure._read_snapshot(kept) is None
 
 
-async def test_one_that_fills_the_disk_before_it_was_seen_running_goes_not_its_neighbour(
+async def test_a_run_that_fills_the_disk_before_its_first_snapshot_is_stopped(
     disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped: list[str] = []
-    watch, _ = watching(disk, stopped, monkeypatch, {"neighbour": 6 << 20, "first moment": 12 << 20})
-    watch._runs.runs["first moment"].shim = {}
+    watch, _ = make_disk_pressure(disk, stopped, monkeypatch, {"neighbour": 6 << 20, "unseen": 12 << 20})
+    watch._runs.runs["unseen"].shim = {}
     (disk / "fill").write_bytes(bytes(18 << 20))
     await watch.look(1.0)
-    assert stopped == ["first moment"]
+    assert stopped == ["unseen"]
 
 
-def watching(
+def make_disk_pressure(
     disk: Path, stopped: list[str], monkeypatch: pytest.MonkeyPatch, has: dict[str, int]
 ) -> tuple[disk_pressure.DiskPressure, dict[str, int]]:
-    """A watch over runs that have so many bytes; one that is stopped goes on for ever."""
+    """Return a DiskPressure over fake runs of the given sizes; a stopped run never ends."""
     runs = {
         name: LocalRun(disk / name, {"run": name, "kind": "job"}, shim={"started_at": 1.0}) for name in has
     }
@@ -488,10 +495,8 @@ def watching(
     return disk_pressure.DiskPressure(here, 0), has  # type: ignore[arg-type]
 
 
-def test_only_files_without_a_name_are_asked_of_their_file_system(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One that hangs, that of the homes say, would hold up who asks for ever."""
+def test_only_deleted_open_files_are_read_with_stat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stat on a hanging file system, for example that of the homes, would block the agent forever."""
     asked: list[str] = []
     stat = os.stat
 
@@ -508,7 +513,9 @@ def test_only_files_without_a_name_are_asked_of_their_file_system(
     assert not [path for path in asked if path and not path.endswith(" (deleted)")]
 
 
-async def test_what_each_had_is_kept_for_a_while(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_snapshots_of_disk_usage_are_kept_for_minutes(
+    disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     has = {"idle": 30 << 20, "filler": 1 << 20}
     runs = {
         name: LocalRun(disk / name, {"run": name, "kind": "job"}, shim={"started_at": 1.0}) for name in has
@@ -530,7 +537,7 @@ async def test_what_each_had_is_kept_for_a_while(disk: Path, monkeypatch: pytest
     assert stopped == ["filler"]
 
 
-async def test_on_a_disk_that_others_keep_low_files_are_not_counted_all_the_time(
+async def test_files_are_not_recounted_at_every_look_on_a_disk_that_stays_low(
     disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted: list[float] = []
@@ -549,22 +556,22 @@ async def test_on_a_disk_that_others_keep_low_files_are_not_counted_all_the_time
         file.write(bytes(20 << 20))
         for now in (0.5, 1.0, 9.0, 10.6, 11.0):
             await watch.look(now)
-        assert counted == [0.5, 0.5, 10.6], "what each has is kept first"
+        assert counted == [0.5, 0.5, 10.6], "the first look stores a snapshot"
         file.write(
             bytes(pressure_threshold(80 << 20) // disk_pressure.MIN_EVICTED_DIVISOR)
-        )  # so much could be a run's
+        )  # a run could have written this much
         now = 11.5
         await watch.look(now)
         assert counted == [0.5, 0.5, 10.6, 11.5]
 
 
-def test_a_limit_holds_for_each_and_a_disk_runs_low_before_it_is_full() -> None:
+def test_the_limit_applies_per_run_and_pressure_starts_before_a_full_disk() -> None:
     assert list(runs_over_limit({"a": 3 << 30, "b": 5 << 30, "c": 1 << 30}, 2 << 30)) == ["a", "b"]
     assert runs_over_limit({"a": 3 << 30}, 0) == {}
     assert [pressure_threshold(total << 30) >> 20 for total in (1, 40, 1000)] == [64, 2048, 4096]
 
 
-NAMELESS = """
+UNNAMED_FILES = """
 import os, resource, time
 resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
 while True:
@@ -580,16 +587,16 @@ while True:
     "command",
     [
         "for i in $(seq 3000); do echo; done | split -l 1 -a 4; sleep 300",
-        f"exec {sys.executable} -c {shlex.quote(NAMELESS)}",
+        f"exec {sys.executable} -c {shlex.quote(UNNAMED_FILES)}",
     ],
     ids=["with names", "without"],
 )
-async def test_a_workload_that_makes_files_without_end_is_stopped_before_there_is_room_for_none(
+async def test_a_workload_that_exhausts_the_inodes_is_stopped(
     edge: FakeEdge, agent: AgentProcess, disk: Path, command: str
 ) -> None:
     await _run("mount", "-o", "remount,nr_inodes=4000", str(disk))
-    neighbour = await running(edge, "echo begun; touch $TMPDIR/f; sleep 300", generation=2)
-    run = await running(edge, f"echo begun; cd $TMPDIR; {command}", generation=3)
+    neighbour = await start_running(edge, "echo begun; touch $TMPDIR/f; sleep 300", generation=2)
+    run = await start_running(edge, f"echo begun; cd $TMPDIR; {command}", generation=3)
     ended = await edge.until_state(run, "ended", 30.0)
     assert ended.outcome == "out_of_disk" and "it made the most of the files on it of late: " in ended.step, (
         ended
@@ -598,26 +605,26 @@ async def test_a_workload_that_makes_files_without_end_is_stopped_before_there_i
     assert (await edge.until_state(neighbour, "running")).outcome == ""
 
 
-async def test_a_stop_that_can_not_be_written_is_carried_out_by_the_end_of_the_lease(
+async def test_a_stop_that_cannot_be_written_takes_effect_when_the_lease_expires(
     edge: FakeEdge, make_agent: MakeAgent
 ) -> None:
     edge.lease_seconds = 2.0
     agent = await make_agent()
-    run = await running(edge, "echo begun; sleep 300")
-    other = await running(edge, "echo begun; sleep 300", generation=2)
+    run = await start_running(edge, "echo begun; sleep 300")
+    other = await start_running(edge, "echo begun; sleep 300", generation=2)
     order = agent.state / "runs" / run / "order.json"
     order.unlink()
-    order.mkdir()  # it can't be written, whoever tries
+    order.mkdir()  # a directory here makes every write of the order fail
     await edge.change(run, verb="stop", code="cancelled")
     assert (await edge.until_state(run, "ended", 15.0)).outcome == "lease_lost"
     assert (await edge.until_state(other, "running")).outcome == ""
 
 
-async def test_an_agent_comes_back_on_a_full_disk_and_says_what_was_lost(
+async def test_an_agent_restarts_on_a_full_disk_and_reports_lost_runs(
     edge: FakeEdge, agent: AgentProcess, disk: Path
 ) -> None:
-    run = await running(edge, "echo begun; sleep 300")
-    lost = await running(edge, "echo begun; sleep 300", generation=2)
+    run = await start_running(edge, "echo begun; sleep 300")
+    lost = await start_running(edge, "echo begun; sleep 300", generation=2)
     (
         agent.state / "runs" / lost / "exit.room"
     ).unlink()  # nothing is kept for its end: as an earlier version left it
@@ -625,7 +632,7 @@ async def test_an_agent_comes_back_on_a_full_disk_and_says_what_was_lost(
     shim = agent.shim(lost)
     for pid in [shim["pid"], *(each.pid for each in processes.descendants(processes.scan(), shim["pid"]))]:
         os.kill(pid, signal.SIGKILL)
-    fill(disk)
+    fill_disk(disk)
     await agent.start()
     await edge.until(lambda: is_full(edge))
     assert (await edge.until_state(run, "running")).outcome == ""
@@ -633,19 +640,21 @@ async def test_an_agent_comes_back_on_a_full_disk_and_says_what_was_lost(
     assert (await edge.until_state(lost, "ended")).outcome == "host_lost"
 
 
-async def test_an_agent_of_another_version_comes_up_on_a_full_disk_and_starts_nothing_by_half_of_its_tools(
+async def test_an_upgraded_agent_on_a_full_disk_replaces_its_tools_all_or_none(
     edge: FakeEdge, agent: AgentProcess, disk: Path
 ) -> None:
-    run = await running(edge, "echo begun; sleep 300")
+    run = await start_running(edge, "echo begun; sleep 300")
     await agent.kill()
     tools = [path for path in (agent.state / "tools").rglob("*") if path.is_file() and path.suffix != ".pyc"]
     before = {path: path.read_bytes() + b"# of an earlier version\n" for path in tools}
     for path, content in before.items():
         path.write_bytes(content)
     edge.commits = False
-    fill(disk)
+    fill_disk(disk)
     await agent.start()
-    assert {path: path.read_bytes() for path in before} == before, "all of them, or none"
+    assert {path: path.read_bytes() for path in before} == before, (
+        "tools are replaced all together or not at all"
+    )
     await edge.until(
         lambda: any(
             "tools of this version could not be installed" in note
@@ -657,19 +666,21 @@ async def test_an_agent_of_another_version_comes_up_on_a_full_disk_and_starts_no
     await edge.until(lambda: not is_full(edge))
     await edge.want(job("exit 0", generation=2))
     assert (await edge.until_state("run-2", "ended")).outcome == "finished"
-    assert not any(b"earlier" in path.read_bytes() for path in before), "now there is room for its own"
+    assert not any(b"earlier" in path.read_bytes() for path in before), (
+        "the tools are replaced once the disk has free space"
+    )
     await edge.until(
         lambda: not any("could not be installed" in note for note in edge.observed[-1].inventory.notes)
     )
 
 
-async def test_a_gpu_is_not_thought_ill_nor_a_diagnostic_lost_because_the_disk_is_full(
+async def test_a_full_disk_fails_no_gpu_and_loses_no_diagnostic(
     edge: FakeEdge, agent: AgentProcess, disk: Path
 ) -> None:
     edge.commits = False
-    fill(disk)
+    fill_disk(disk)
     await edge.until(lambda: is_full(edge))
-    fill(disk)
+    fill_disk(disk)
     gpu, other = edge.observed[-1].inventory.gpus[:2]
     edge.geometries = [
         GeometryWanted("split", gpu.uuid, [GeometryPart("3g.40gb", 0), GeometryPart("3g.40gb", 4)], 30.0)
@@ -683,29 +694,27 @@ async def test_a_gpu_is_not_thought_ill_nor_a_diagnostic_lost_because_the_disk_i
     )
 
 
-def test_a_credential_that_comes_while_the_disk_is_full_is_found_again(disk: Path) -> None:
-    """The server takes the one before no more once it was used."""
+def test_a_credential_received_on_a_full_disk_is_stored(disk: Path) -> None:
+    """The server rejects the previous credential after the new one was used."""
     state = StateFolder(disk / "state")
     state.remember(host="h1", credential="gpa.1.first", expires_at=1.0)
-    fill(disk)
+    fill_disk(disk)
     state.remember(host="h1", credential="gpa.1.the-second-one", expires_at=2.0)
     kept = json.loads((disk / "state" / "identity.json").read_text())
     assert (kept["credential"], kept["instance"]) == ("gpa.1.the-second-one", state.identity.instance)
 
 
-async def test_a_run_whose_shim_was_killed_ends_while_the_disk_is_full(
+async def test_a_run_whose_shim_was_killed_ends_on_a_full_disk(
     edge: FakeEdge, agent: AgentProcess, disk: Path
 ) -> None:
-    run = await running(edge, "echo begun; sleep 300")
+    run = await start_running(edge, "echo begun; sleep 300")
     edge.commits = False
-    fill(disk)
+    fill_disk(disk)
     os.kill(agent.shim(run)["pid"], signal.SIGKILL)
     assert (await edge.until_state(run, "ended")).outcome == "host_lost"
 
 
-async def test_a_disk_without_room_for_more_files_is_full_too(
-    edge: FakeEdge, agent: AgentProcess, disk: Path
-) -> None:
+async def test_a_disk_without_free_inodes_is_full(edge: FakeEdge, agent: AgentProcess, disk: Path) -> None:
     await _run("mount", "-o", "remount,nr_inodes=1500", str(disk))
     await edge.until(lambda: is_full(edge))
     await edge.want(job("exit 0"))
@@ -713,7 +722,7 @@ async def test_a_disk_without_room_for_more_files_is_full_too(
     assert refused.host_full and "the disk of the host is full" in refused.step
 
 
-def test_a_folder_that_a_run_has_closed_hides_nothing_from_an_agent_that_is_not_root() -> None:
+def test_an_unreadable_folder_makes_usage_unknown_for_an_agent_without_root() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         (folder / "out").mkdir()

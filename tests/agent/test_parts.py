@@ -1,4 +1,6 @@
-"""The agent's parts that need no process: locks, generations, spool, logs, simulated readings, arguments."""
+"""Test parts of the agent that need no process: locks, generations, spool, logs, simulated readings,
+arguments.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +38,10 @@ from agent.shim.supervisor import WorkloadSupervisor
 from agent.storage import file_trees
 from tests.agent.conftest import ROOT
 
-# locks
+# Locks
 
 
-def test_a_whole_gpu_is_held_by_one(tmp_path: Path) -> None:
+def test_a_whole_gpu_has_one_holder(tmp_path: Path) -> None:
     held = gpu_locks.lock_slots(tmp_path, [SlotClaim("GPU-a", 0, 840)])
     with pytest.raises(SlotsLocked, match="GPU-a"):
         gpu_locks.lock_slots(tmp_path, [SlotClaim("GPU-a", 0, 840)])
@@ -47,7 +49,7 @@ def test_a_whole_gpu_is_held_by_one(tmp_path: Path) -> None:
     gpu_locks.lock_slots(tmp_path, [SlotClaim("GPU-a", 0, 840)]).close()
 
 
-def test_slices_share_a_gpu_but_not_slots_and_not_with_a_whole_holder(tmp_path: Path) -> None:
+def test_slices_share_a_gpu_but_no_slot_and_exclude_a_whole_holder(tmp_path: Path) -> None:
     one = gpu_locks.lock_slots(tmp_path, [SlotClaim("GPU-a", 0, 120)])
     two = gpu_locks.lock_slots(tmp_path, [SlotClaim("GPU-a", 120, 120)])
     for claim in (SlotClaim("GPU-a", 0, 120), SlotClaim("GPU-a", 0, 840)):
@@ -58,7 +60,7 @@ def test_slices_share_a_gpu_but_not_slots_and_not_with_a_whole_holder(tmp_path: 
     gpu_locks.lock_slots(tmp_path, [SlotClaim("GPU-a", 0, 840)]).close()
 
 
-def test_locks_are_taken_together_or_not_at_all(tmp_path: Path) -> None:
+def test_locks_are_taken_all_together_or_not_at_all(tmp_path: Path) -> None:
     held = gpu_locks.lock_slots(tmp_path, [SlotClaim("GPU-b", 0, 840)])
     with pytest.raises(SlotsLocked):
         gpu_locks.lock_slots(tmp_path, [SlotClaim("GPU-a", 0, 840), SlotClaim("GPU-b", 0, 840)])
@@ -66,21 +68,21 @@ def test_locks_are_taken_together_or_not_at_all(tmp_path: Path) -> None:
     held.close()
 
 
-def test_a_lock_lives_as_long_as_the_last_process_that_inherited_it(tmp_path: Path) -> None:
+def test_a_lock_lasts_until_the_last_inheriting_process_ends(tmp_path: Path) -> None:
     held = gpu_locks.lock_slots(tmp_path, [SlotClaim("GPU-a", 0, 840)])
-    heir = subprocess.Popen(["sleep", "300"], pass_fds=held.descriptors)
+    child = subprocess.Popen(["sleep", "300"], pass_fds=held.descriptors)
     held.close()
     with pytest.raises(SlotsLocked):
         gpu_locks.lock_slots(tmp_path, [SlotClaim("GPU-a", 0, 840)])
-    heir.kill()
-    heir.wait()
+    child.kill()
+    child.wait()
     gpu_locks.lock_slots(tmp_path, [SlotClaim("GPU-a", 0, 840)]).close()
 
 
-# generations and state
+# Generations and state
 
 
-def test_generations_only_grow_per_unit_and_are_used_once_also_after_a_restart(tmp_path: Path) -> None:
+def test_a_generation_is_used_once_and_only_grows_per_unit_also_after_a_restart(tmp_path: Path) -> None:
     generations = Generations(tmp_path / "g.json")
     assert generations.refusal(5, ["a"]) == ""
     generations.use(5, ["a"])
@@ -92,8 +94,10 @@ def test_generations_only_grow_per_unit_and_are_used_once_also_after_a_restart(t
     assert again.refusal(4, ["b"]) == ""
 
 
-def test_what_was_started_and_can_not_be_read_any_more_does_not_count_as_nothing(tmp_path: Path) -> None:
-    """An empty memory would let a stale start through, give a host a new name, or a team's files to another team."""
+def test_a_damaged_state_file_is_an_error_and_not_an_empty_state(tmp_path: Path) -> None:
+    """With an empty memory a stale start would pass, a host would get a new name, or a team would get
+    another's files.
+    """
     Generations(tmp_path / "g.json").use(7, ["GPU-a"])
     (tmp_path / "g.json").write_text((tmp_path / "g.json").read_text()[:-3])
     assert "g.json is damaged" in Generations(tmp_path / "g.json").refusal(8, ["GPU-b"])
@@ -115,7 +119,7 @@ def test_what_was_started_and_can_not_be_read_any_more_does_not_count_as_nothing
     assert "team-9" not in teams.read_text()
 
 
-def test_a_persons_agent_does_not_take_gpus_beside_roots(
+def test_an_agent_of_a_user_does_not_run_next_to_the_agent_of_root(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert default_locks_folder(tmp_path) == tmp_path / f"gpupool-{os.getuid()}"
@@ -126,14 +130,14 @@ def test_a_persons_agent_does_not_take_gpus_beside_roots(
             default_locks_folder(tmp_path)
 
 
-def test_a_folder_of_locks_that_somebody_else_made_is_not_used(tmp_path: Path) -> None:
+def test_a_lock_folder_of_another_user_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / f"gpupool-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(RuntimeError, match="is owned by another user"):
         default_locks_folder(tmp_path)
 
 
-def test_nothing_starts_without_a_sandbox_where_there_was_one_and_nobody_asked_for_less(
+def test_the_agent_does_not_downgrade_isolation_unless_asked(
     tmp_path: Path,
 ) -> None:
     kept = tmp_path / "launcher"
@@ -142,13 +146,13 @@ def test_nothing_starts_without_a_sandbox_where_there_was_one_and_nobody_asked_f
     said = isolation_downgrade(kept, "auto", "plain", ["No memory for a probe."])
     assert "were in sandboxes before, and now: No memory for a probe." in said and "--launcher plain" in said
     assert isolation_downgrade(kept, "plain", "plain", []) == ""
-    assert isolation_downgrade(kept, "auto", "plain", []) == "", "it was asked for"
+    assert isolation_downgrade(kept, "auto", "plain", []) == "", "the operator asked for plain"
 
 
 @pytest.mark.parametrize(
     "problem", [BlockingIOError(11, "no more processes"), RuntimeError("can't start new thread")]
 )
-def test_the_trash_is_emptied_again_after_no_process_was_to_be_had(
+def test_the_trash_is_emptied_after_a_failed_process_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: Exception
 ) -> None:
     trash = file_trees.Trash(tmp_path / "trash")
@@ -156,7 +160,7 @@ def test_the_trash_is_emptied_again_after_no_process_was_to_be_had(
     (tmp_path / "second").mkdir()
     while any(thread.name == "trash" for thread in threading.enumerate()):
         time.sleep(0.01)
-    with monkeypatch.context() as lacking:
+    with monkeypatch.context() as patched:
         place = (
             (threading.Thread, "start") if isinstance(problem, RuntimeError) else (file_trees, "_run_program")
         )
@@ -166,7 +170,7 @@ def test_the_trash_is_emptied_again_after_no_process_was_to_be_had(
             failed.set()
             raise problem
 
-        lacking.setattr(*place, fails)
+        patched.setattr(*place, fails)
         trash.throw(tmp_path / "first")
         assert failed.wait(5)
         while any(thread.name == "trash" for thread in threading.enumerate()):
@@ -178,7 +182,7 @@ def test_the_trash_is_emptied_again_after_no_process_was_to_be_had(
     assert os.listdir(trash.folder) == []
 
 
-def test_one_worker_empties_the_trash_however_many_ends_there_are(
+def test_one_worker_empties_the_trash_for_any_number_of_ended_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_work, removed = threading.Semaphore(0), file_trees._remove_folders
@@ -216,8 +220,10 @@ def test_only_a_file_acknowledges_a_checkpoint(tmp_path: Path) -> None:
     assert shim.acknowledgement() is not None
 
 
-def test_a_process_that_can_not_be_killed_is_looked_at_ever_less_often(tmp_path: Path) -> None:
-    """Each look reads all of /proc: ten in a second would take a core for as long as the process hangs in the kernel."""
+def test_an_unkillable_process_is_polled_less_and_less_often(tmp_path: Path) -> None:
+    """Each look reads all of /proc: ten looks per second would use a whole core while the process hangs in
+    the kernel.
+    """
     shim = WorkloadSupervisor(str(tmp_path))
     shim.killed = True
     waits = [shim.wait() for _ in range(30)]
@@ -231,7 +237,7 @@ def test_one_agent_per_state_folder(tmp_path: Path) -> None:
     assert (first.folder.stat().st_mode & 0o777) == 0o700
 
 
-# spool
+# Sample spool
 
 
 def rows(number: int) -> list[SampleRow]:
@@ -247,7 +253,7 @@ def test_batches_are_numbered_without_gaps_and_survive_a_restart(tmp_path: Path)
     assert again.add(rows(4)) == 4
 
 
-def test_only_what_is_committed_is_deleted_and_numbers_go_on(tmp_path: Path) -> None:
+def test_only_committed_batches_are_deleted_and_numbers_continue(tmp_path: Path) -> None:
     spool = SampleSpool(tmp_path)
     for number in (1, 2, 3):
         spool.add(rows(number))
@@ -261,7 +267,7 @@ def test_only_what_is_committed_is_deleted_and_numbers_go_on(tmp_path: Path) -> 
     assert again.pending(0) == [4]
 
 
-def test_a_late_watermark_brings_nothing_back(tmp_path: Path) -> None:
+def test_a_late_commit_does_not_restore_batches(tmp_path: Path) -> None:
     spool = SampleSpool(tmp_path)
     for number in (1, 2):
         spool.add(rows(number))
@@ -270,7 +276,7 @@ def test_a_late_watermark_brings_nothing_back(tmp_path: Path) -> None:
     assert spool.pending(0) == []
 
 
-def test_a_lost_spool_goes_on_above_what_the_server_has(tmp_path: Path) -> None:
+def test_a_lost_spool_continues_above_the_last_committed_number(tmp_path: Path) -> None:
     spool = SampleSpool(tmp_path)
     spool.add(rows(1))
     spool.commit(700)
@@ -279,31 +285,31 @@ def test_a_lost_spool_goes_on_above_what_the_server_has(tmp_path: Path) -> None:
     assert spool.add(rows(2)) == 702
 
 
-def test_a_full_spool_loses_its_oldest_batches_and_uses_no_number_again(tmp_path: Path) -> None:
+def test_a_full_spool_drops_its_oldest_batches_and_reuses_no_number(tmp_path: Path) -> None:
     spool = SampleSpool(tmp_path, largest_bytes=5 * 4096)
     for number in range(1, 31):
         assert spool.add(rows(number)) == number
     assert spool.pending(0) == list(range(26, 31))
     assert spool.read(1).rows == []
     assert spool.read(30).rows == rows(30)
-    assert len(list(tmp_path.iterdir())) == 5, "a file takes a block, however little is in it"
+    assert len(list(tmp_path.iterdir())) == 5, "a file takes at least one block"
     again = SampleSpool(tmp_path)
     again.commit(12)
     assert again.pending(0) == list(range(26, 31))
     assert again.add(rows(31)) == 31
 
 
-def test_a_damaged_batch_comes_back_empty_with_its_number(tmp_path: Path) -> None:
+def test_a_damaged_batch_is_read_as_empty_and_keeps_its_number(tmp_path: Path) -> None:
     spool = SampleSpool(tmp_path)
     spool.add(rows(1))
     next(tmp_path.glob("*.json")).write_text('{"sequence": 1, "rows": [{"un')
     assert SampleSpool(tmp_path).read(1).rows == []
 
 
-# logs
+# Logs
 
 
-def test_a_log_is_read_over_its_segments_from_any_byte(tmp_path: Path) -> None:
+def test_a_log_is_read_across_segments_from_any_byte(tmp_path: Path) -> None:
     (tmp_path / "000000000000000").write_bytes(b"hello ")
     (tmp_path / "000000000000006").write_bytes(b"world")
     assert log_reader.read_chunk(tmp_path, 0, ended=False) == (0, "hello ", 6)
@@ -314,17 +320,17 @@ def test_a_log_is_read_over_its_segments_from_any_byte(tmp_path: Path) -> None:
     assert log_reader.read_chunk(tmp_path, 0, ended=False) == (6, "world", 11)
 
 
-def test_half_a_character_waits_for_its_rest_unless_nothing_more_comes(tmp_path: Path) -> None:
+def test_an_incomplete_character_is_held_until_the_log_ends(tmp_path: Path) -> None:
     (tmp_path / "000000000000000").write_bytes("aé".encode()[:2])
     assert log_reader.read_chunk(tmp_path, 0, ended=False) == (0, "a", 1)
     assert log_reader.read_chunk(tmp_path, 1, ended=False) == (1, "", 1)
     assert log_reader.read_chunk(tmp_path, 0, ended=True) == (0, "a?", 2)
 
 
-# simulated readings
+# Simulated readings
 
 
-def meter(tmp_path: Path, models: str = "1xH100-80GB", slices: str = "") -> SimulatedGpuReader:
+def make_reader(tmp_path: Path, models: str = "1xH100-80GB", slices: str = "") -> SimulatedGpuReader:
     listed = parse_models(models)
     return SimulatedGpuReader("h1", listed, parse_mig(slices, listed), tmp_path)
 
@@ -342,7 +348,7 @@ def unit_of(source: SimulatedGpuReader) -> str:
 
 
 def test_an_idle_gpu_is_not_busy_and_still_draws_its_idle_watts(tmp_path: Path) -> None:
-    source = meter(tmp_path)
+    source = make_reader(tmp_path)
     first, second = sample(source, {}, 100.0)[0], sample(source, {}, 110.0)[0]
     assert second.utilisation == 0 and second.processes == 0 and second.run is None
     assert second.power_w is not None and 60 < second.power_w < 80
@@ -350,8 +356,8 @@ def test_an_idle_gpu_is_not_busy_and_still_draws_its_idle_watts(tmp_path: Path) 
     assert 600_000 < second.energy_mj - first.energy_mj < 800_000
 
 
-def test_a_declared_load_is_followed_by_power_memory_and_heat(tmp_path: Path) -> None:
-    source = meter(tmp_path)
+def test_power_memory_and_temperature_follow_the_declared_load(tmp_path: Path) -> None:
+    source = make_reader(tmp_path)
     unit = unit_of(source)
     sample(source, {unit: use(90.0)}, 100.0)
     row = sample(source, {unit: use(90.0)}, 400.0)[0]
@@ -366,8 +372,8 @@ def test_a_declared_load_is_followed_by_power_memory_and_heat(tmp_path: Path) ->
     )
 
 
-def test_without_a_declaration_the_cpu_of_the_process_tree_counts(tmp_path: Path) -> None:
-    source = meter(tmp_path)
+def test_without_a_declared_load_the_cpu_time_of_the_process_tree_counts(tmp_path: Path) -> None:
+    source = make_reader(tmp_path)
     unit = unit_of(source)
     sample(source, {unit: use(cpu=50.0)}, 100.0)
     assert sample(source, {unit: use(cpu=55.0)}, 110.0)[0].utilisation == 50.0
@@ -376,27 +382,27 @@ def test_without_a_declaration_the_cpu_of_the_process_tree_counts(tmp_path: Path
 
 
 def test_under_mig_utilisation_and_board_power_are_unknown_and_never_zero(tmp_path: Path) -> None:
-    source = meter(tmp_path, slices="0:7x1g.10gb")
+    source = make_reader(tmp_path, slices="0:7x1g.10gb")
     gpu = asyncio.run(source.hardware()).gpus[0]
     assert [(unit.first_slot, unit.slots) for unit in gpu.units] == [(120 * place, 120) for place in range(7)]
     row = sample(source, {gpu.units[0].uuid: use(80.0)}, 100.0)[0]
     assert (row.utilisation, row.power_w, row.energy_mj, row.temperature_c) == (None, None, None, None)
     assert row.sm_active is not None and row.sm_active > 0
-    ampere = meter(tmp_path, "1xA100-40GB", "0:7x1g.5gb")
+    ampere = make_reader(tmp_path, "1xA100-40GB", "0:7x1g.5gb")
     assert sample(ampere, {}, 100.0)[0].sm_active is None
 
 
-def test_the_same_host_has_the_same_gpus_after_a_restart_and_another_host_has_others(tmp_path: Path) -> None:
-    assert unit_of(meter(tmp_path)) == unit_of(meter(tmp_path))
+def test_simulated_gpu_uuids_depend_only_on_the_host(tmp_path: Path) -> None:
+    assert unit_of(make_reader(tmp_path)) == unit_of(make_reader(tmp_path))
     other = SimulatedGpuReader("h2", ["H100-80GB"], {}, tmp_path)
-    assert unit_of(other) != unit_of(meter(tmp_path))
+    assert unit_of(other) != unit_of(make_reader(tmp_path))
 
 
 @pytest.mark.parametrize(
     "text",
     ["", "8", "x", "8xB2", "0xH100-80GB", "65xH100-80GB", "9999xH100-80GB", "-1xH100-80GB", "1xH100-80GB,"],
 )
-def test_impossible_hosts_are_refused(text: str) -> None:
+def test_invalid_simulated_hosts_are_rejected(text: str) -> None:
     with pytest.raises(SimulationError, match="--simulate: "):
         parse_models(text)
 
@@ -413,15 +419,15 @@ def test_impossible_hosts_are_refused(text: str) -> None:
         "0:7x1g.10gb,0:1x1g.10gb",
     ],
 )
-def test_impossible_slices_are_refused(text: str) -> None:
+def test_invalid_simulated_slices_are_rejected(text: str) -> None:
     with pytest.raises(SimulationError, match="--simulate-mig: "):
         parse_mig(text, ["H100-80GB"])
 
 
-# doors
+# Workspace sockets
 
 
-def test_a_link_in_place_of_a_socket_is_no_door(tmp_path: Path) -> None:
+def test_a_link_or_a_file_is_not_accepted_as_a_workspace_socket(tmp_path: Path) -> None:
     import socket
 
     server = socket.socket(socket.AF_UNIX)
@@ -436,7 +442,7 @@ def test_a_link_in_place_of_a_socket_is_no_door(tmp_path: Path) -> None:
     server.close()
 
 
-# arguments
+# Arguments
 
 GOOD = [
     "run",
@@ -483,7 +489,7 @@ GOOD = [
         (["plant-fault", "--state", "S", "--gpu", "0", "--fault", "memory"], "not the state folder"),
     ],
 )
-def test_a_wrong_argument_ends_with_one_line_that_names_it(
+def test_an_invalid_argument_is_reported_in_one_line_that_names_it(
     arguments: list[str],
     words: str,
     tmp_path: Path,
@@ -506,7 +512,7 @@ def test_probe_prints_the_hardware(capsys: pytest.CaptureFixture[str]) -> None:
     assert '"simulated": true' in printed and printed.count('"model": "A100-80GB"') == 2
 
 
-def test_probe_ends_quietly_when_nobody_reads_on() -> None:
+def test_probe_ends_silently_when_its_pipe_is_closed() -> None:
     command = (
         f"set -o pipefail; {shlex.quote(sys.executable)} -m agent probe --simulate 8xH100-80GB | head -n 1"
     )
@@ -518,7 +524,7 @@ def test_probe_ends_quietly_when_nobody_reads_on() -> None:
     "words",
     [["plant-xid", "--code", "79"], ["plant-stray", "--pid", "1"], ["plant-fault", "--fault", "memory"]],
 )
-def test_what_is_planted_names_a_gpu_that_is_there(
+def test_a_planted_fault_must_name_an_existing_gpu(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_json(tmp_path / "simulated.json", ["GPU-a", "GPU-b"])
@@ -533,7 +539,7 @@ def test_what_is_planted_names_a_gpu_that_is_there(
 @pytest.mark.parametrize(
     ("started_as", "named"), [("/opt/x/bin/gpupool-agent", "gpupool-agent"), ("agent/__main__.py", "agent")]
 )
-def test_help_names_the_program_as_it_was_called(
+def test_help_shows_the_program_name_of_the_call(
     started_as: str, named: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", [started_as])
@@ -542,7 +548,7 @@ def test_help_names_the_program_as_it_was_called(
     assert capsys.readouterr().out.startswith(f"usage: {named} run ")
 
 
-def test_the_agent_imports_nothing_of_the_server() -> None:
+def test_the_agent_imports_no_server_package() -> None:
     code = (
         "import agent.daemon, agent.cli, sys;"
         "server = {'django', 'scheduler', 'portal', 'telemetry', 'config', 'pynvml'};"
@@ -570,14 +576,16 @@ def test_the_shim_needs_only_the_standard_library_without_site_packages(tmp_path
     ours = {name for name in done.stdout.split() if name.split(".")[0] == "agent"}
     modules = {path.stem for path in (Path(__file__).parents[2] / "agent" / "shim").glob("[!_]*.py")}
     assert ours == {"agent", "agent.shim", *(f"agent.shim.{name}" for name in modules)}, (
-        "all of it is read at its start"
+        "the shim imports all its modules at its start"
     )
     big = {"typing", "socket", "dataclasses", "asyncio", "subprocess", "pathlib"}
     assert not big & set(done.stdout.split())
 
 
-def test_what_a_workload_closed_to_itself_is_removed_too() -> None:
-    """Without root a workload and the agent are one user: a folder without rights would stay on the disk for ever."""
+def test_a_folder_without_permissions_is_removed() -> None:
+    """Without root the workload and the agent are one user: a folder without permissions would stay on the
+    disk forever.
+    """
     was, folder = os.geteuid(), Path(tempfile.mkdtemp())
     os.chown(folder, was or 65_534, -1)
     os.seteuid(was or 65_534)
@@ -596,7 +604,7 @@ def test_what_a_workload_closed_to_itself_is_removed_too() -> None:
         shutil.rmtree(folder)
 
 
-def test_a_program_whose_name_is_a_hardware_error_is_none() -> None:
+def test_a_program_whose_name_looks_like_an_xid_is_not_an_xid() -> None:
     name = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, the GPU has fallen off the bus"
     crash = f"6,5044,40792809403,-;NVRM: Xid (PCI:[3367]: segfault at 0 ip 000056167ab7f132 error 6 in {name}[1132,56167+1000]"
     trap, real = f"6,5045,2,-;traps: {name}[3367] trap", f"6,5046,1,-;{name}"
@@ -605,7 +613,7 @@ def test_a_program_whose_name_is_a_hardware_error_is_none() -> None:
     ]
 
 
-async def test_an_answer_of_a_notebook_that_is_nested_without_end_is_none(tmp_path: Path) -> None:
+async def test_a_deeply_nested_answer_of_a_notebook_is_ignored(tmp_path: Path) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" + b"[" * 100_000)

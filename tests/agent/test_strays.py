@@ -1,4 +1,6 @@
-"""Processes on GPUs that no workload accounts for: found in one poll, described, and ended only where that is surely right."""
+"""Test stray processes (GPU processes of no workload): detection in one poll, description, and safe
+termination.
+"""
 
 from __future__ import annotations
 
@@ -24,26 +26,33 @@ from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 
 PERSON = 4242
-as_somebody_else = pytest.mark.skipif(
+requires_other_user = pytest.mark.skipif(
     os.getuid() != 0 or shutil.which("setpriv") is None,
     reason="needs root and setpriv, to run a process as somebody else",
 )
-Starts = Callable[..., int]
+StartProcess = Callable[..., int]
 
 
 @pytest.fixture
-def start() -> Iterator[Starts]:
-    """Starts a process that waits, whose parent is gone; gives its pid. Gone after the test."""
+def start() -> Iterator[StartProcess]:
+    """Return a function that starts an orphaned process and returns its pid.
+
+    All processes are killed after the test.
+    """
     made: list[int] = []
 
-    def one(
-        *, user: int = os.getuid(), deaf: bool = False, waits: str = "exec sleep 60", **environment: str
+    def start_process(
+        *,
+        user: int = os.getuid(),
+        ignores_term: bool = False,
+        waits: str = "exec sleep 60",
+        **environment: str,
     ) -> int:
         change = ["setpriv", "--reuid", str(user), "--clear-groups"] if user != os.getuid() else []
-        # It is waited for until it has closed its output, and so is deaf, or has its own name.
+        # The test waits until the process has closed its output (so TERM is ignored) or has its final name.
         waits = (
             "trap '' TERM; exec 2>/dev/null; while :; do sleep 0.2; done"
-            if deaf
+            if ignores_term
             else f"exec 2>/dev/null; {waits}"
         )
         made_by = subprocess.run(
@@ -55,12 +64,16 @@ def start() -> Iterator[Starts]:
         )
         made.append(int(made_by.stdout))
         until = time.monotonic() + 20
-        while not deaf and (process := processes.read_process(made[-1])) is not None and process.name == "sh":
-            assert time.monotonic() < until, "it did not begin"
+        while (
+            not ignores_term
+            and (process := processes.read_process(made[-1])) is not None
+            and process.name == "sh"
+        ):
+            assert time.monotonic() < until, "the process did not start"
             time.sleep(0.01)
         return made[-1]
 
-    yield one
+    yield start_process
     for pid in made:
         try:
             os.kill(pid, signal.SIGKILL)
@@ -72,12 +85,12 @@ def on_gpu(pid: int, unit: str = "GPU-1") -> GpuProcess:
     return GpuProcess("GPU-1", unit, pid, 700)
 
 
-def look(found: StrayTracker, pid: int, now: float, action: str = "end", **uses: UnitUse) -> StraySeen:
-    found.look([on_gpu(pid)], WorkloadContext(uses), action=action, now=now)
-    return found.seen[0]
+def poll_once(tracker: StrayTracker, pid: int, now: float, action: str = "end", **uses: UnitUse) -> StraySeen:
+    tracker.look([on_gpu(pid)], WorkloadContext(uses), action=action, now=now)
+    return tracker.seen[0]
 
 
-def gone(pid: int) -> bool:
+def is_gone(pid: int) -> bool:
     for _ in range(50):
         if processes.read_process(pid) is None:
             return True
@@ -85,11 +98,11 @@ def gone(pid: int) -> bool:
     return False
 
 
-def test_one_is_described_with_its_user_its_command_and_its_memory(start: Starts) -> None:
+def test_a_stray_is_described_with_its_user_command_and_memory(start: StartProcess) -> None:
     pid = start()
-    found = StrayTracker()
-    assert found.look([on_gpu(pid)], WorkloadContext(), action="report", now=1.0)
-    (seen,) = found.seen
+    tracker = StrayTracker()
+    assert tracker.look([on_gpu(pid)], WorkloadContext(), action="report", now=1.0)
+    (seen,) = tracker.seen
     assert (seen.gpu, seen.pid, seen.user, seen.name, seen.memory_mib) == (
         "GPU-1",
         pid,
@@ -98,77 +111,88 @@ def test_one_is_described_with_its_user_its_command_and_its_memory(start: Starts
         700,
     ) or os.getuid()
     assert seen.done == ""
-    assert not found.look([on_gpu(pid)], WorkloadContext(), action="report", now=2.0), "no news"
-    assert found.look([], WorkloadContext(), action="report", now=3.0) and found.seen == []
+    assert not tracker.look([on_gpu(pid)], WorkloadContext(), action="report", now=2.0), (
+        "an unchanged stray is no change"
+    )
+    assert tracker.look([], WorkloadContext(), action="report", now=3.0) and tracker.seen == []
 
 
-def test_processes_of_the_holder_and_of_the_agent_are_none(start: Starts) -> None:
+def test_processes_of_the_holder_and_of_the_agent_are_not_strays(start: StartProcess) -> None:
     pid = start()
-    found = StrayTracker()
+    tracker = StrayTracker()
     use = UnitUse("run-1", frozenset({pid}), 0.0, 1)
-    assert not found.look([on_gpu(pid)], WorkloadContext({"GPU-1": use}), action="end", now=1.0)
-    assert not found.look([on_gpu(pid)], WorkloadContext(ours=[pid]), action="end", now=1.0)
+    assert not tracker.look([on_gpu(pid)], WorkloadContext({"GPU-1": use}), action="end", now=1.0)
+    assert not tracker.look([on_gpu(pid)], WorkloadContext(ours=[pid]), action="end", now=1.0)
 
 
-def test_what_the_holder_started_since_the_look_began_is_none(start: Starts) -> None:
+def test_a_process_that_the_holder_started_during_the_poll_is_not_a_stray(start: StartProcess) -> None:
     shim = subprocess.Popen(["/bin/sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True)
     try:
         assert shim.stdout is not None
         pid = int(shim.stdout.readline())
-        found, kept = StrayTracker(), {shim.pid: "run-1"}
-        assert not found.look(
+        tracker, kept = StrayTracker(), {shim.pid: "run-1"}
+        assert not tracker.look(
             [on_gpu(pid)], WorkloadContext(holders={"GPU-1": "run-1"}, shims=kept), action="end", now=1.0
         )
-        assert found.look(
+        assert tracker.look(
             [on_gpu(pid)], WorkloadContext(holders={"GPU-1": "run-2"}, shims=kept), action="end", now=2.0
         )
-        assert found.seen[0].run == "run-1"
+        assert tracker.seen[0].run == "run-1"
         os.kill(pid, signal.SIGKILL)
     finally:
         shim.kill()
         shim.wait()
 
 
-def test_a_workload_on_a_gpu_that_it_does_not_hold_is_shown_with_its_run_which_is_stopped_at_the_second_look(
-    start: Starts,
+def test_a_run_on_a_foreign_gpu_is_named_and_stopped_at_the_second_poll(
+    start: StartProcess,
 ) -> None:
     pid = start()
-    found = StrayTracker()
+    tracker = StrayTracker()
     use = UnitUse("run-1", frozenset({pid}), 0.0, 1)
     for action in ("report", "warn"):
         for now in (1.0, 2.0):
-            found.look([on_gpu(pid)], WorkloadContext({"GPU-2": use}), action=action, now=now)
-        assert (found.seen[0].run, found.seen[0].done, found.runs_on_foreign_gpus) == ("run-1", "", {})
-    found = StrayTracker()
+            tracker.look([on_gpu(pid)], WorkloadContext({"GPU-2": use}), action=action, now=now)
+        assert (tracker.seen[0].run, tracker.seen[0].done, tracker.runs_on_foreign_gpus) == ("run-1", "", {})
+    tracker = StrayTracker()
     looks = (
         (1.0, "its workload is stopped if it stays", {}),
         (2.0, "its workload is stopped", {"run-1": "GPU-1"}),
     )
     for now, said, stopped in looks:
-        found.look([on_gpu(pid)], WorkloadContext({"GPU-2": use}), action="end", now=now)
-        assert (found.seen[0].run, found.seen[0].done, found.runs_on_foreign_gpus) == ("run-1", said, stopped)
-    assert processes.read_process(pid) is not None, "it ends with its run, which is told first"
-    found.look([], WorkloadContext(), action="end", now=3.0)
-    assert found.runs_on_foreign_gpus == {}
+        tracker.look([on_gpu(pid)], WorkloadContext({"GPU-2": use}), action="end", now=now)
+        assert (tracker.seen[0].run, tracker.seen[0].done, tracker.runs_on_foreign_gpus) == (
+            "run-1",
+            said,
+            stopped,
+        )
+    assert processes.read_process(pid) is not None, "the process ends with its run, after the run's notice"
+    tracker.look([], WorkloadContext(), action="end", now=3.0)
+    assert tracker.runs_on_foreign_gpus == {}
 
 
-def test_where_several_runs_take_turns_on_a_gpu_nobody_is_stopped_for_it(start: Starts) -> None:
+def test_a_run_on_another_share_of_the_same_gpu_is_left_alone(start: StartProcess) -> None:
     pid = start()
-    found, use = StrayTracker(), UnitUse("run-1", frozenset({pid}), 0.0, 1)
+    tracker, use = StrayTracker(), UnitUse("run-1", frozenset({pid}), 0.0, 1)
     for now in (1.0, 2.0):
-        found.look(
+        tracker.look(
             [on_gpu(pid, "share-1-of-GPU-1")],
             WorkloadContext({"share-2-of-GPU-1": use}),
             action="end",
             now=now,
         )
-    assert (found.seen[0].done, found.runs_on_foreign_gpus) == ("left alone: it belongs to a workload", {})
+    assert (tracker.seen[0].done, tracker.runs_on_foreign_gpus) == (
+        "left alone: it belongs to a workload",
+        {},
+    )
 
 
-async def test_a_run_that_uses_a_gpu_it_does_not_hold_is_stopped_and_the_next_tenant_has_it(
+async def test_a_run_that_uses_a_foreign_gpu_is_stopped_and_the_gpu_is_reused(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
-    """As one does that was handed an open device by another run of its owner: no folder and no lock keeps it from that."""
+    """The run uses a device that another run of its owner handed over; neither folders nor locks prevent
+    this.
+    """
     edge.stray_action = "end"
     await edge.want(job("sleep 300 & echo $!; wait", units=[agent.units[1]]))
     await edge.until(lambda: edge.log("run-1").endswith("\n"))
@@ -179,66 +203,64 @@ async def test_a_run_that_uses_a_gpu_it_does_not_hold_is_stopped_and_the_next_te
     assert (await edge.until_state("run-2", "ended")).outcome == "finished"
 
 
-@as_somebody_else
-def test_a_persons_process_is_ended_at_the_second_look_and_not_at_the_first(start: Starts) -> None:
+@requires_other_user
+def test_a_users_process_is_ended_at_the_second_poll_and_not_at_the_first(start: StartProcess) -> None:
     pid = start(user=PERSON)
-    found = StrayTracker()
-    assert look(found, pid, 1.0).done == "is ended if it stays"
+    tracker = StrayTracker()
+    assert poll_once(tracker, pid, 1.0).done == "is ended if it stays"
     assert processes.read_process(pid) is not None
-    assert (look(found, pid, 2.0).done, found.seen[0].user) == ("asked to end", str(PERSON))
-    assert gone(pid)
+    assert (poll_once(tracker, pid, 2.0).done, tracker.seen[0].user) == ("asked to end", str(PERSON))
+    assert is_gone(pid)
 
 
-@as_somebody_else
-def test_who_was_ended_is_said_once_with_its_pid_its_name_its_user_and_the_signal(
-    start: Starts, caplog: pytest.LogCaptureFixture
+@requires_other_user
+def test_an_ended_stray_is_reported_once_with_pid_name_user_and_signal(
+    start: StartProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pid, deaf = start(user=PERSON), start(user=PERSON, deaf=True)
-    found, both = StrayTracker(), [on_gpu(pid), on_gpu(deaf)]
+    pid, ignores_term = start(user=PERSON), start(user=PERSON, ignores_term=True)
+    tracker, both = StrayTracker(), [on_gpu(pid), on_gpu(ignores_term)]
     said: list[str] = []
     for now in (1.0, 2.0, 3.0, 4.0 + stray_processes.TERM_GRACE_SECONDS):
-        found.look(both, WorkloadContext(), action="end", now=now)
-        said += ended_by_gpu(found.ended).values()
-        assert now < 2.0 or gone(pid)
-    assert gone(deaf)
+        tracker.look(both, WorkloadContext(), action="end", now=now)
+        said += ended_by_gpu(tracker.ended).values()
+        assert now < 2.0 or is_gone(pid)
+    assert is_gone(ignores_term)
     for now in (20.0, 21.0):
-        found.look(both, WorkloadContext(), action="end", now=now)
-        said += ended_by_gpu(found.ended).values()
+        tracker.look(both, WorkloadContext(), action="end", now=now)
+        said += ended_by_gpu(tracker.ended).values()
     told = f"pid={pid}, sleep of user {PERSON}, 700 MiB"
-    assert said == [f"{told}, by TERM", f"pid={deaf}, sh of user {PERSON}, 700 MiB, by KILL"]
+    assert said == [f"{told}, by TERM", f"pid={ignores_term}, sh of user {PERSON}, 700 MiB, by KILL"]
     assert f"on GPU-1 is sent TERM, as the pool says: {told}" in caplog.text
-    assert len(caplog.records) == 3, "TERM to each, KILL to one"
+    assert len(caplog.records) == 3, "TERM to both, KILL to one"
 
 
-@as_somebody_else
-def test_one_that_leaves_the_gpu_at_once_and_ends_later_was_ended_all_the_same(start: Starts) -> None:
-    pid = start(user=PERSON, deaf=True)
-    found = StrayTracker()
-    look(found, pid, 1.0)
-    assert look(found, pid, 2.0).done == "asked to end"
-    found.look([], WorkloadContext(), action="end", now=3.0)
-    assert found.ended == [], "it lives, and writes what it has, say"
+@requires_other_user
+def test_a_stray_that_leaves_the_gpu_before_it_exits_is_reported_as_ended(start: StartProcess) -> None:
+    pid = start(user=PERSON, ignores_term=True)
+    tracker = StrayTracker()
+    poll_once(tracker, pid, 1.0)
+    assert poll_once(tracker, pid, 2.0).done == "asked to end"
+    tracker.look([], WorkloadContext(), action="end", now=3.0)
+    assert tracker.ended == [], "it is still alive, for example saving its data"
     os.kill(pid, signal.SIGKILL)
-    assert gone(pid)
-    found.look([], WorkloadContext(), action="end", now=4.0)
-    assert [str(end) for end in found.ended] == [f"pid={pid}, sh of user {PERSON}, 700 MiB, by TERM"]
+    assert is_gone(pid)
+    tracker.look([], WorkloadContext(), action="end", now=4.0)
+    assert [str(end) for end in tracker.ended] == [f"pid={pid}, sh of user {PERSON}, 700 MiB, by TERM"]
 
 
-@as_somebody_else
-def test_one_that_ends_by_itself_was_not_ended_by_the_pool(start: Starts) -> None:
+@requires_other_user
+def test_a_stray_that_exits_before_the_signal_is_not_reported_as_ended(start: StartProcess) -> None:
     pid = start(user=PERSON)
-    found = StrayTracker()
-    look(found, pid, 1.0)
+    tracker = StrayTracker()
+    poll_once(tracker, pid, 1.0)
     os.kill(pid, signal.SIGKILL)
-    assert gone(pid)
+    assert is_gone(pid)
     for now in (2.0, 3.0):
-        found.look([on_gpu(pid)], WorkloadContext(), action="end", now=now)
-        assert found.ended == []
+        tracker.look([on_gpu(pid)], WorkloadContext(), action="end", now=now)
+        assert tracker.ended == []
 
 
-def test_those_that_ended_at_one_look_are_one_event_of_their_gpu_and_what_they_call_themselves_stays_in_its_line() -> (
-    None
-):
+def test_strays_ended_in_one_poll_are_one_event_per_gpu_with_escaped_names() -> None:
     many = [EndedStray(StraySeen("GPU-1", pid, 7, "ada", "a\nb"), "TERM") for pid in range(1, 24)]
     told = ended_by_gpu([*many, EndedStray(StraySeen("GPU-2", 99, 7), "KILL")])
     assert told["GPU-1"].startswith("pid=1, a?b of user ada, by TERM; pid=2, ") and told["GPU-1"].endswith(
@@ -247,56 +269,56 @@ def test_those_that_ended_at_one_look_are_one_event_of_their_gpu_and_what_they_c
     assert told["GPU-2"] == "pid=99, unknown of user unknown, by KILL"
 
 
-@as_somebody_else
-def test_one_that_does_not_listen_is_killed_after_a_while(start: Starts) -> None:
-    pid = start(user=PERSON, deaf=True)
-    found = StrayTracker()
+@requires_other_user
+def test_a_stray_that_ignores_term_is_killed_after_the_grace_period(start: StartProcess) -> None:
+    pid = start(user=PERSON, ignores_term=True)
+    tracker = StrayTracker()
     for now in (1.0, 2.0, 2.0 + stray_processes.TERM_GRACE_SECONDS - 1):
-        look(found, pid, now)
+        poll_once(tracker, pid, now)
     assert processes.read_process(pid) is not None
-    assert look(found, pid, 2.1 + stray_processes.TERM_GRACE_SECONDS).done == "killed"
-    assert gone(pid)
+    assert poll_once(tracker, pid, 2.1 + stray_processes.TERM_GRACE_SECONDS).done == "killed"
+    assert is_gone(pid)
 
 
-@as_somebody_else
-def test_what_a_process_says_of_itself_spares_it_nothing(start: Starts) -> None:
-    """A name of the system's, a mark in its environment, and files in /proc that are root's."""
+@requires_other_user
+def test_a_stray_cannot_protect_itself_by_its_name_environment_or_proc_files(start: StartProcess) -> None:
+    """The process has a system name, a mark in its environment, and files in /proc owned by root."""
     program = "import ctypes, time; c = ctypes.CDLL(None); c.prctl(15, b'systemd'); c.prctl(4, 0, 0, 0, 0); time.sleep(60)"
     pid = start(
         user=PERSON, waits=f'exec /usr/bin/python3 -S -c \\"{program}\\"', GPUPOOL_MARK="0123456789abcdef"
     )
     deadline = time.monotonic() + 20
-    while os.stat(f"/proc/{pid}/status").st_uid != 0 or look_at(pid).name != "systemd":
-        assert time.monotonic() < deadline, "it did not hide"
+    while os.stat(f"/proc/{pid}/status").st_uid != 0 or require_process(pid).name != "systemd":
+        assert time.monotonic() < deadline, "the process did not change its name"
         time.sleep(0.05)
-    found = StrayTracker()
-    look(found, pid, 1.0)
-    seen = look(found, pid, 2.0)
+    tracker = StrayTracker()
+    poll_once(tracker, pid, 1.0)
+    seen = poll_once(tracker, pid, 2.0)
     assert (seen.name, seen.user, seen.done) == ("systemd", str(PERSON), "asked to end")
 
 
-def look_at(pid: int) -> processes.Process:
-    found = processes.read_process(pid)
-    assert found is not None
-    return found
+def require_process(pid: int) -> processes.Process:
+    tracker = processes.read_process(pid)
+    assert tracker is not None
+    return tracker
 
 
-@as_somebody_else
+@requires_other_user
 @pytest.mark.parametrize("proof", ["its user", "its control group"])
-def test_a_workload_that_is_not_known_here_is_left_alone(start: Starts, proof: str) -> None:
+def test_a_process_of_an_unknown_workload_is_left_alone(start: StartProcess, proof: str) -> None:
     pid = start(user=PERSON)
     of_workloads = {
         "its user": WorkloadContext(team_users=UidRange(PERSON, PERSON)),
         "its control group": WorkloadContext(cgroup_pids=lambda: {pid}),
     }
-    found = StrayTracker()
+    tracker = StrayTracker()
     for now in (1.0, 2.0):
-        found.look([on_gpu(pid)], of_workloads[proof], action="end", now=now)
-    assert found.seen[0].done == "left alone: it belongs to a workload that is not known here"
+        tracker.look([on_gpu(pid)], of_workloads[proof], action="end", now=now)
+    assert tracker.seen[0].done == "left alone: it belongs to a workload that is not known here"
     assert processes.read_process(pid) is not None
 
 
-def test_who_is_in_a_group_of_a_run_is_told_by_the_groups_themselves(start: Starts) -> None:
+def test_the_cgroups_list_the_processes_of_runs(start: StartProcess) -> None:
     groups = Cgroups()
     if not groups.available_controllers:
         pytest.skip("control groups can't be written here")
@@ -307,10 +329,10 @@ def test_who_is_in_a_group_of_a_run_is_told_by_the_groups_themselves(start: Star
         for file in made.procs:
             Path(file).write_text(str(pid))
         assert pid in groups.all_run_pids()
-        assert os.stat(Path(made.procs[0]).parent).st_uid == os.getuid(), "nobody else joins it"
+        assert os.stat(Path(made.procs[0]).parent).st_uid == os.getuid(), "no other user can join the group"
     finally:
         os.kill(pid, signal.SIGKILL)
-        assert gone(pid)
+        assert is_gone(pid)
         groups.remove(name)
 
 
@@ -332,43 +354,43 @@ def test_who_is_in_a_group_of_a_run_is_told_by_the_groups_themselves(start: Star
         ("", False),
     ],
 )
-def test_a_service_is_what_the_system_started(groups: str, service: bool) -> None:
+def test_a_service_is_recognised_by_its_system_slice(groups: str, service: bool) -> None:
     assert is_system_slice(groups) is service
 
 
-@as_somebody_else
-def test_a_subordinate_user_of_a_person_is_no_user_of_the_system(start: Starts) -> None:
+@requires_other_user
+def test_a_subordinate_uid_is_not_a_system_user(start: StartProcess) -> None:
     pid = start(user=165_000)
-    found = StrayTracker()
-    look(found, pid, 1.0)
-    assert look(found, pid, 2.0).done == "asked to end"
-    assert gone(pid)
+    tracker = StrayTracker()
+    poll_once(tracker, pid, 1.0)
+    assert poll_once(tracker, pid, 2.0).done == "asked to end"
+    assert is_gone(pid)
 
 
 @pytest.mark.parametrize("user", [0, 33, 65534])
-@as_somebody_else
-def test_what_runs_as_a_user_of_the_system_is_left_alone(start: Starts, user: int) -> None:
+@requires_other_user
+def test_processes_of_system_users_are_left_alone(start: StartProcess, user: int) -> None:
     pid = start(user=user)
-    found = StrayTracker()
+    tracker = StrayTracker()
     for now in (1.0, 2.0):
-        seen = look(found, pid, now)
+        seen = poll_once(tracker, pid, now)
     assert seen.done == "left alone: it runs as a user of the system or of the agent"
     assert processes.read_process(pid) is not None
 
 
-@as_somebody_else
-def test_a_pool_that_only_reports_or_warns_ends_nothing(start: Starts) -> None:
+@requires_other_user
+def test_the_actions_report_and_warn_end_no_process(start: StartProcess) -> None:
     pid = start(user=PERSON)
     for action in ("report", "warn"):
-        found = StrayTracker()
+        tracker = StrayTracker()
         for now in (1.0, 2.0, 20.0):
-            assert look(found, pid, now, action=action).done == ""
+            assert poll_once(tracker, pid, now, action=action).done == ""
     assert processes.read_process(pid) is not None
 
 
-@as_somebody_else
-async def test_an_agent_finds_one_in_one_poll_and_ends_it_when_told_so_beside_its_own_work(
-    edge: FakeEdge, make_agent: MakeAgent, start: Starts
+@requires_other_user
+async def test_an_agent_reports_a_stray_in_one_poll_and_ends_it_on_request(
+    edge: FakeEdge, make_agent: MakeAgent, start: StartProcess
 ) -> None:
     agent = await make_agent("--sample-seconds", "0.3")
     await edge.want(job("sleep 30", units=[agent.units[0]]))
@@ -384,7 +406,7 @@ async def test_an_agent_finds_one_in_one_poll_and_ends_it_when_told_so_beside_it
     await edge.until(
         lambda: edge.observed[-1].strays is None and any(frame.strays == [] for frame in edge.observed[3:])
     )
-    assert gone(pid)
+    assert is_gone(pid)
     await edge.until(lambda: bool(edge.health))
     (event,) = edge.health
     assert (event.code, event.gpu, event.source) == ("stray:ended", first[0].gpu, "agent")
