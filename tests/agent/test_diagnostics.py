@@ -1,4 +1,6 @@
-"""The diagnostic of a GPU: a process with the GPU's lock and a deadline, against a library of ours in the CUDA driver's place."""
+"""Test GPU diagnostics: a process with the GPU's lock and a deadline, run against a fake CUDA driver
+library.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,8 @@ WHOLE = GpuSeen(0, "GPU-0", "H100-80GB", 81559, units=[UnitSeen("GPU-0", "", 0, 
 
 
 @pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a freshly compiled libcuda.so.1."""
+def cuda_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a freshly compiled libcuda.so.1."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         if os.environ.get("CI", "").lower() == "true":
@@ -58,20 +60,22 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def says(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file through which a test tells the library what goes wrong."""
+def faults(cuda_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the file through which a test sets the faults of the fake library."""
     path = tmp_path / "says"
     monkeypatch.setenv("FAKE_CUDA", str(path))
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(library))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(cuda_library))
     return path
 
 
 @pytest.fixture
-async def make(tmp_path: Path) -> AsyncIterator[Callable[..., DiagnosticRunner]]:
-    """Makes the diagnostics of a host with one GPU; their processes are gone after the test."""
-    made: list[DiagnosticRunner] = []
+async def make_runner(tmp_path: Path) -> AsyncIterator[Callable[..., DiagnosticRunner]]:
+    """Return a function that makes the DiagnosticRunner of a host with one GPU; its processes are ended
+    after the test.
+    """
+    runners: list[DiagnosticRunner] = []
 
-    def one(
+    def item(
         gpu: GpuSeen = WHOLE,
         *,
         simulated: bool = False,
@@ -83,15 +87,15 @@ async def make(tmp_path: Path) -> AsyncIterator[Callable[..., DiagnosticRunner]]
 
         state, hardware = StateFolder(tmp_path / "state"), GpuInventory([gpu])
         folder = tmp_path / "locks"
-        made.append(
+        runners.append(
             DiagnosticRunner(
                 state, hardware, folder, simulated=simulated, conditions=conditions, commands=commands
             )
         )
-        return made[-1]
+        return runners[-1]
 
-    yield one
-    for diagnostics in made:
+    yield item
+    for diagnostics in runners:
         await diagnostics.close()
 
 
@@ -99,31 +103,36 @@ def wanted(name: str = "d1", deadline: float = 60.0, tool: str = "own") -> Diagn
     return DiagnosticWanted(name, "GPU-0", tool, deadline)
 
 
-async def end_of(diagnostics: DiagnosticRunner, *, within: float = 60.0, of: str = "") -> DiagnosticSeen:
-    """``of``: beside one before it, which is told until the next look."""
+async def wait_for_end(
+    diagnostics: DiagnosticRunner, *, within: float = 60.0, of: str = ""
+) -> DiagnosticSeen:
+    """Wait for the end of the diagnostic `of`, or of the first.
+
+    An earlier diagnostic may still be listed before it.
+    """
     until = time.monotonic() + within
     while time.monotonic() < until:
-        seen = [one for one in diagnostics.seen() if of in ("", one.diagnostic)]
+        seen = [item for item in diagnostics.seen() if of in ("", item.diagnostic)]
         if seen and seen[0].state in ("passed", "failed", "stopped"):
             return seen[0]
         await asyncio.sleep(0.05)
-    raise AssertionError(f"it did not end: {diagnostics.seen()}")
+    raise AssertionError(f"the diagnostic did not end: {diagnostics.seen()}")
 
 
-async def running(diagnostics: DiagnosticRunner) -> None:
+async def wait_until_running(diagnostics: DiagnosticRunner) -> None:
     for _ in range(200):
         if diagnostics.seen() and diagnostics.seen()[0].state == "running":
             return
         await asyncio.sleep(0.05)
-    raise AssertionError("it did not begin")
+    raise AssertionError("the diagnostic did not start")
 
 
-async def test_a_well_gpu_passes_and_its_figures_are_kept(
-    make: Callable[..., DiagnosticRunner], says: Path
+async def test_a_healthy_gpu_passes_and_its_numbers_are_reported(
+    make_runner: Callable[..., DiagnosticRunner], faults: Path
 ) -> None:
-    diagnostics = make()
+    diagnostics = make_runner()
     diagnostics.want([wanted()])
-    seen = await end_of(diagnostics)
+    seen = await wait_for_end(diagnostics)
     assert (seen.state, seen.tool, seen.detail) == ("passed", "own", "")
     checks = {check.name: check for check in seen.checks}
     assert list(checks) == ["driver", "memory", "bandwidth", "arithmetic"]
@@ -149,113 +158,111 @@ async def test_a_well_gpu_passes_and_its_figures_are_kept(
         ("fail product 719", "driver", "cuLaunchKernel: something failed (719)"),
     ],
 )
-async def test_what_is_wrong_with_a_gpu_is_found_and_said(
-    make: Callable[..., DiagnosticRunner], says: Path, words: str, check: str, detail: str
+async def test_a_faulty_gpu_fails_with_the_check_and_its_detail(
+    make_runner: Callable[..., DiagnosticRunner], faults: Path, words: str, check: str, detail: str
 ) -> None:
-    says.write_text(words)
-    diagnostics = make()
+    faults.write_text(words)
+    diagnostics = make_runner()
     diagnostics.want([wanted()])
-    seen = await end_of(diagnostics)
+    seen = await wait_for_end(diagnostics)
     assert seen.state == "failed"
-    failed = [one for one in seen.checks if one.passed is False]
-    assert [one.name for one in failed] == [check]
+    failed = [item for item in seen.checks if item.passed is False]
+    assert [item.name for item in failed] == [check]
     assert detail in failed[0].detail and detail in seen.detail
 
 
 @pytest.mark.parametrize("place", ["init", "check", "wait"])
-async def test_a_gpu_that_hangs_is_given_up_at_the_deadline(
-    make: Callable[..., DiagnosticRunner], says: Path, tmp_path: Path, place: str
+async def test_a_diagnostic_that_hangs_fails_at_its_deadline(
+    make_runner: Callable[..., DiagnosticRunner], faults: Path, tmp_path: Path, place: str
 ) -> None:
-    says.write_text(f"hang {place}")
-    diagnostics = make()
+    faults.write_text(f"hang {place}")
+    diagnostics = make_runner()
     began = time.monotonic()
     diagnostics.want([wanted(deadline=2.0)])
-    seen = await end_of(diagnostics, within=10)
+    seen = await wait_for_end(diagnostics, within=10)
     assert time.monotonic() - began < 8
     assert seen.state == "failed" and "no answer within 2 s" in seen.detail
-    gpu_locks.lock_slots(
-        tmp_path / "locks", [SlotClaim("GPU-0", 0, 840)]
-    ).close()  # and its lock is free again
+    gpu_locks.lock_slots(tmp_path / "locks", [SlotClaim("GPU-0", 0, 840)]).close()  # the lock is free again
 
 
-async def test_a_driver_that_does_not_fit_is_no_fault_of_the_gpu(
-    make: Callable[..., DiagnosticRunner], says: Path
+async def test_an_incompatible_driver_is_no_fault_of_the_gpu(
+    make_runner: Callable[..., DiagnosticRunner], faults: Path
 ) -> None:
-    says.write_text("fail init 803")
-    diagnostics = make()
+    faults.write_text("fail init 803")
+    diagnostics = make_runner()
     diagnostics.want([wanted()])
-    seen = await end_of(diagnostics)
+    seen = await wait_for_end(diagnostics)
     assert (seen.state, "cuInit" in seen.detail) == ("stopped", True)
 
 
-async def test_memory_that_somebody_else_holds_leaves_the_answer_open(
-    make: Callable[..., DiagnosticRunner], says: Path
+async def test_memory_in_use_by_others_gives_no_verdict(
+    make_runner: Callable[..., DiagnosticRunner], faults: Path
 ) -> None:
-    says.write_text("full")
-    diagnostics = make()
+    faults.write_text("full")
+    diagnostics = make_runner()
     diagnostics.want([wanted()])
-    seen = await end_of(diagnostics)
+    seen = await wait_for_end(diagnostics)
     assert (seen.state, seen.detail) == ("stopped", "most of its memory is in use by somebody else")
 
 
-async def test_a_gpu_whose_driver_asks_for_a_reset_does_not_pass(
-    make: Callable[..., DiagnosticRunner], says: Path
+async def test_a_gpu_whose_driver_asks_for_a_reset_fails(
+    make_runner: Callable[..., DiagnosticRunner], faults: Path
 ) -> None:
-    diagnostics = make(condition={"recovery": 1, "lost": False})
+    diagnostics = make_runner(condition={"recovery": 1, "lost": False})
     diagnostics.want([wanted()])
-    seen = await end_of(diagnostics)
+    seen = await wait_for_end(diagnostics)
     assert (seen.state, seen.detail) == ("failed", "recovery: the driver asks for gpu reset")
 
 
-async def test_it_holds_the_gpus_lock_and_gives_way_to_work(
-    make: Callable[..., DiagnosticRunner], says: Path, tmp_path: Path
+async def test_a_diagnostic_holds_the_gpus_lock_and_yields_to_workloads(
+    make_runner: Callable[..., DiagnosticRunner], faults: Path, tmp_path: Path
 ) -> None:
-    says.write_text("hang check")  # it takes as long as it likes
-    diagnostics = make()
+    faults.write_text("hang check")  # it takes longer than the test
+    diagnostics = make_runner()
     diagnostics.want([wanted()])
-    await running(diagnostics)
+    await wait_until_running(diagnostics)
     with pytest.raises(gpu_locks.SlotsLocked):
         gpu_locks.lock_slots(tmp_path / "locks", [SlotClaim("GPU-0", 0, 840)])
     diagnostics.yield_gpus(["GPU-other"])
     await asyncio.sleep(0.2)
     assert diagnostics.seen()[0].state == "running"
     diagnostics.yield_gpus(["GPU-0"])
-    says.unlink()  # it can go on, and does not
-    seen = await end_of(diagnostics)
+    faults.unlink()  # the fault is removed, but the process was stopped
+    seen = await wait_for_end(diagnostics)
     assert (seen.state, seen.detail) == ("stopped", "it gave way to work")
     gpu_locks.lock_slots(tmp_path / "locks", [SlotClaim("GPU-0", 0, 840)]).close()
 
 
-async def test_it_waits_for_a_workload_and_never_runs_beside_it(
-    make: Callable[..., DiagnosticRunner], says: Path, tmp_path: Path
+async def test_a_diagnostic_waits_for_the_end_of_a_workload(
+    make_runner: Callable[..., DiagnosticRunner], faults: Path, tmp_path: Path
 ) -> None:
     held = gpu_locks.lock_slots(tmp_path / "locks", [SlotClaim("GPU-0", 0, 120)])
-    diagnostics = make()
+    diagnostics = make_runner()
     diagnostics.want([wanted()])
     await asyncio.sleep(0.5)
     assert diagnostics.seen()[0].state == "wanted"
     held.close()
-    assert (await end_of(diagnostics)).state == "passed"
+    assert (await wait_for_end(diagnostics)).state == "passed"
 
 
-async def test_each_instance_of_a_split_gpu_is_looked_at(
-    make: Callable[..., DiagnosticRunner], says: Path
+async def test_each_mig_instance_of_a_gpu_is_checked(
+    make_runner: Callable[..., DiagnosticRunner], faults: Path
 ) -> None:
     halves = [UnitSeen("MIG-a", "3g.40gb", 0, 360, 40000), UnitSeen("MIG-b", "3g.40gb", 360, 360, 40000)]
-    diagnostics = make(GpuSeen(0, "GPU-0", "H100-80GB", 81559, units=halves))
+    diagnostics = make_runner(GpuSeen(0, "GPU-0", "H100-80GB", 81559, units=halves))
     diagnostics.want([wanted(tool="auto")])
-    seen = await end_of(diagnostics)
+    seen = await wait_for_end(diagnostics)
     assert seen.state == "passed"
     assert [check.name for check in seen.checks].count("memory") == 2
 
 
-async def test_an_answer_is_said_until_the_server_does_not_ask_any_more_also_by_the_next_agent(
-    make: Callable[..., DiagnosticRunner], tmp_path: Path
+async def test_a_result_is_reported_until_the_server_drops_the_request(
+    make_runner: Callable[..., DiagnosticRunner], tmp_path: Path
 ) -> None:
-    first = make(simulated=True)
+    first = make_runner(simulated=True)
     first.want([wanted()])
-    assert (await end_of(first)).state == "passed"
-    second = make(simulated=True)
+    assert (await wait_for_end(first)).state == "passed"
+    second = make_runner(simulated=True)
     assert [seen.state for seen in second.seen()] == ["passed"]
     second.want([wanted()])
     assert [seen.state for seen in second.seen()] == ["passed"]
@@ -264,38 +271,38 @@ async def test_an_answer_is_said_until_the_server_does_not_ask_any_more_also_by_
     assert not list((tmp_path / "state" / "diagnostics").iterdir())
 
 
-async def test_one_that_an_earlier_agent_began_is_waited_for_and_known_to_be_over(
-    make: Callable[..., DiagnosticRunner], says: Path
+async def test_a_diagnostic_of_an_earlier_agent_is_reported_as_stopped(
+    make_runner: Callable[..., DiagnosticRunner], faults: Path
 ) -> None:
-    says.write_text("hang check")
-    first = make()
+    faults.write_text("hang check")
+    first = make_runner()
     first.want([wanted(deadline=3.0)])
-    await running(first)
+    await wait_until_running(first)
     for task in list(first._tasks.values()):
-        task.cancel()  # the agent was killed; its process goes on
-    second = make()
+        task.cancel()  # the agent was killed; its process continues
+    second = make_runner()
     second.want([wanted(deadline=3.0)])
-    seen = await end_of(second)
+    seen = await wait_for_end(second)
     assert (seen.state, seen.detail) == ("stopped", "its agent was restarted meanwhile")
 
 
-async def test_a_simulated_gpu_says_that_nothing_was_measured_and_finds_what_was_planted(
-    make: Callable[..., DiagnosticRunner], tmp_path: Path
+async def test_a_simulated_gpu_measures_nothing_and_reports_planted_faults(
+    make_runner: Callable[..., DiagnosticRunner], tmp_path: Path
 ) -> None:
-    diagnostics = make(simulated=True)
+    diagnostics = make_runner(simulated=True)
     diagnostics.want([wanted()])
-    seen = await end_of(diagnostics)
+    seen = await wait_for_end(diagnostics)
     assert (seen.state, seen.tool) == ("passed", "simulated")
     assert {check.detail for check in seen.checks} == {"simulated: nothing was measured"}
     write_json(tmp_path / "state" / "simulated.json", ["GPU-a"])
     plant_fault(tmp_path / "state", 0, "memory")
     diagnostics.want([])
     diagnostics.want([wanted("d2")])
-    seen = await end_of(diagnostics, of="d2")
+    seen = await wait_for_end(diagnostics, of="d2")
     assert (seen.state, seen.detail) == ("failed", "memory: planted on a simulated GPU")
 
 
-# -- DCGM -----------------------------------------------------------------------------------------------------------------
+# DCGM
 
 DCGM = {
     "DCGM Diagnostic": {
@@ -324,7 +331,7 @@ DCGM = {
 }
 
 
-def test_results_of_dcgm_are_found_wherever_they_lie() -> None:
+def test_dcgm_results_are_found_in_nested_json() -> None:
     found = list(parse_dcgm_results("a line before\n" + json.dumps(DCGM)))
     assert found == [("software", "Pass", ""), ("memory", "Fail", "Row 7"), ("pcie", "Skip", "not run")]
     assert (
@@ -337,25 +344,25 @@ def test_results_of_dcgm_are_found_wherever_they_lie() -> None:
 
 @pytest.fixture
 def dcgmi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
-    """Puts a program of that name into the path."""
+    """Return a function that puts a `dcgmi` script into PATH."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
-    def put(script: str) -> None:
+    def install(script: str) -> None:
         (folder / "dcgmi").write_text(f"#!/bin/sh\n{script}\n")
         (folder / "dcgmi").chmod(0o755)
 
-    yield put
+    yield install
 
 
-async def test_dcgm_is_asked_where_the_host_has_it(
-    make: Callable[..., DiagnosticRunner], dcgmi: Callable[[str], None]
+async def test_dcgm_is_used_if_the_host_has_it(
+    make_runner: Callable[..., DiagnosticRunner], dcgmi: Callable[[str], None]
 ) -> None:
     dcgmi(f"echo \"$@\" >&2; cat <<'END'\n{json.dumps(DCGM)}\nEND\nexit 226")
-    diagnostics = make()
+    diagnostics = make_runner()
     diagnostics.want([wanted(tool="auto")])
-    seen = await end_of(diagnostics)
+    seen = await wait_for_end(diagnostics)
     assert (seen.state, seen.tool, seen.detail) == ("failed", "dcgm", "memory: Row 7")
     assert [(check.name, check.passed) for check in seen.checks] == [
         ("software", True),
@@ -364,34 +371,38 @@ async def test_dcgm_is_asked_where_the_host_has_it(
     ]
 
 
-async def test_where_dcgm_can_not_be_asked_our_own_is_run_and_said(
-    make: Callable[..., DiagnosticRunner], dcgmi: Callable[[str], None], says: Path
+async def test_the_own_diagnostic_runs_if_dcgm_is_unavailable(
+    make_runner: Callable[..., DiagnosticRunner], dcgmi: Callable[[str], None], faults: Path
 ) -> None:
     dcgmi("echo 'Unable to connect to the host engine' >&2; exit 255")
-    diagnostics = make()
+    diagnostics = make_runner()
     diagnostics.want([wanted(tool="auto")])
-    seen = await end_of(diagnostics)
+    seen = await wait_for_end(diagnostics)
     assert (seen.state, seen.tool) == ("passed", "own")
     assert seen.checks[0].passed is None and "Unable to connect" in seen.checks[0].detail
     diagnostics.want([])
     diagnostics.want([wanted("d2", tool="dcgm")])
-    assert (await end_of(diagnostics, of="d2")).state == "stopped", "a pool that wants DCGM gets nothing else"
+    assert (await wait_for_end(diagnostics, of="d2")).state == "stopped", (
+        "a request for DCGM runs no other tool"
+    )
 
 
-async def test_dcgm_that_does_not_end_is_given_up(
-    make: Callable[..., DiagnosticRunner], dcgmi: Callable[[str], None]
+async def test_dcgm_is_ended_at_the_deadline(
+    make_runner: Callable[..., DiagnosticRunner], dcgmi: Callable[[str], None]
 ) -> None:
     dcgmi("exec sleep 60")
-    diagnostics = make()
+    diagnostics = make_runner()
     diagnostics.want([wanted(tool="auto", deadline=6.0)])
-    seen = await end_of(diagnostics, within=15)
+    seen = await wait_for_end(diagnostics, within=15)
     assert (seen.state, seen.detail) == ("failed", "dcgm: it did not end in time")
 
 
-# -- in the agent -----------------------------------------------------------------------------------------------------------
+# In a running agent
 
 
-async def test_an_agent_carries_it_out_and_a_start_comes_first(edge: FakeEdge, make_agent: MakeAgent) -> None:
+async def test_an_agent_runs_diagnostics_and_starts_of_runs_come_first(
+    edge: FakeEdge, make_agent: MakeAgent
+) -> None:
     await make_agent()
     gpu = edge.observed[-1].inventory.gpus[0].uuid
     edge.diagnostics = [DiagnosticWanted("d1", gpu)]
@@ -405,24 +416,24 @@ async def test_an_agent_carries_it_out_and_a_start_comes_first(edge: FakeEdge, m
     assert edge.observed[-1].diagnostics[0].detail == "it gave way to work"
     edge.diagnostics = [DiagnosticWanted("d2", gpu)]
     await edge.push()
-    await edge.until(lambda: [one.state for one in edge.observed[-1].diagnostics] == ["passed"])
+    await edge.until(lambda: [item.state for item in edge.observed[-1].diagnostics] == ["passed"])
     assert edge.observed[-1].diagnostics[0].tool == "simulated"
 
 
 @pytest.mark.skipif(
-    shutil.which("ptxas") is None, reason="needs ptxas, NVIDIA's assembler: what the driver would do"
+    shutil.which("ptxas") is None, reason="needs ptxas, NVIDIA's assembler, which compiles as the driver does"
 )
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90"])
-def test_the_programs_are_ptx_that_nvidias_assembler_takes(tmp_path: Path, architecture: str) -> None:
+def test_the_ptx_kernels_compile_with_nvidias_assembler(tmp_path: Path, architecture: str) -> None:
     source = tmp_path / "kernels.ptx"
     source.write_text(PTX_MODULE)
     subprocess.run(["ptxas", f"-arch={architecture}", str(source), "-o", str(tmp_path / "out")], check=True)
 
 
-# -- the operator's own, by name -------------------------------------------------------------------------------------------
+# Commands of the operator
 
 
-def program(tmp_path: Path, lines: str) -> list[str]:
+def operator_command(tmp_path: Path, lines: str) -> list[str]:
     path = tmp_path / "burn"
     path.write_text(f"#!/bin/bash\n{lines}\n")
     path.chmod(0o700)
@@ -441,36 +452,36 @@ def program(tmp_path: Path, lines: str) -> list[str]:
         ("kill -SEGV $$", "failed", "burn"),
     ],
 )
-async def test_a_program_of_the_operators_decides_by_its_exit_status(
-    make: Callable[..., DiagnosticRunner], tmp_path: Path, lines: str, state: str, detail: str
+async def test_an_operators_command_decides_by_its_exit_status(
+    make_runner: Callable[..., DiagnosticRunner], tmp_path: Path, lines: str, state: str, detail: str
 ) -> None:
-    diagnostics = make(commands={"burn": program(tmp_path, lines)})
+    diagnostics = make_runner(commands={"burn": operator_command(tmp_path, lines)})
     diagnostics.want([wanted(tool="burn")])
-    seen = await end_of(diagnostics)
+    seen = await wait_for_end(diagnostics)
     assert (seen.state, seen.tool, seen.detail) == (state, "burn", detail)
 
 
-async def test_a_program_of_the_operators_that_does_not_end_has_failed_and_nothing_of_it_is_left(
-    make: Callable[..., DiagnosticRunner], tmp_path: Path
+async def test_an_operators_command_fails_at_its_deadline_and_is_killed(
+    make_runner: Callable[..., DiagnosticRunner], tmp_path: Path
 ) -> None:
     lines = f"sleep 300 & echo $! >> {tmp_path}/pids; setsid sleep 300 & echo $! >> {tmp_path}/pids; wait"
-    diagnostics = make(commands={"burn": program(tmp_path, lines)})
+    diagnostics = make_runner(commands={"burn": operator_command(tmp_path, lines)})
     diagnostics.want([wanted(tool="burn", deadline=6.0)])
-    seen = await end_of(diagnostics, within=20)
+    seen = await wait_for_end(diagnostics, within=20)
     assert (seen.state, seen.detail) == ("failed", "burn: it did not end in time")
     started = (tmp_path / "pids").read_text().split()
     assert len(started) == 2 and not any(map(processes.read_process, started))
 
 
-async def test_a_name_that_the_host_does_not_know_runs_nothing(make: Callable[..., DiagnosticRunner]) -> None:
-    diagnostics = make()
+async def test_an_unknown_diagnostic_name_runs_nothing(make_runner: Callable[..., DiagnosticRunner]) -> None:
+    diagnostics = make_runner()
     diagnostics.want([wanted(tool="rm -rf /")])
-    seen = await end_of(diagnostics)
+    seen = await wait_for_end(diagnostics)
     assert (seen.state, seen.detail) == ("stopped", "this host has no diagnostic of the name 'rm -rf /'")
 
 
-def test_which_commands_may_be_diagnostics(tmp_path: Path) -> None:
-    good = program(tmp_path, "true")[0]
+def test_valid_and_invalid_diagnostic_arguments(tmp_path: Path) -> None:
+    good = operator_command(tmp_path, "true")[0]
     assert cli_arguments.diagnostic_argument(f"burn={good} 60 'two words'") == (
         "burn",
         [good, "60", "two words"],
@@ -492,16 +503,16 @@ def test_which_commands_may_be_diagnostics(tmp_path: Path) -> None:
         cli_arguments.diagnostic_argument(f"burn={good}")
 
 
-async def test_a_process_that_could_not_be_noted_is_known_all_the_same_and_lets_the_gpu_go(
-    make: Callable[..., DiagnosticRunner], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_diagnostic_that_could_not_be_stored_still_yields_the_gpu(
+    make_runner: Callable[..., DiagnosticRunner], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path, value: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("agent.diagnostics.runner.write_json", full)
-    diagnostics = make(commands={"burn": ["/bin/sleep", "60"]})
+    diagnostics = make_runner(commands={"burn": ["/bin/sleep", "60"]})
     diagnostics.want([wanted(tool="burn")])
-    await running(diagnostics)
+    await wait_until_running(diagnostics)
     diagnostics.yield_gpus(["GPU-0"])
-    assert (await end_of(diagnostics, within=10)).state == "stopped"
+    assert (await wait_for_end(diagnostics, within=10)).state == "stopped"
     gpu_locks.lock_slots(tmp_path / "locks", [SlotClaim("GPU-0", 0, 840)]).close()

@@ -17,14 +17,14 @@ from tests.agent.fake_edge import FakeEdge
 
 SLOW_DISK = """
 import time
-from agent import scratch
+from agent.runs import disk_pressure
 from agent.cli import main
-scratch.measure = lambda runs: time.sleep(90)
+disk_pressure.measure_bytes = lambda runs: time.sleep(90)
 raise SystemExit(main())
 """
 STUBBORN_LOOP = """
 import asyncio
-from agent import ending
+from agent.host import shutdown
 from agent.cli import main
 from agent.runs.disk_pressure import DiskPressure
 async def watch(self):
@@ -33,15 +33,15 @@ async def watch(self):
             await asyncio.sleep(60)
         except asyncio.CancelledError:
             pass
-ending.END_SECONDS, DiskPressure.watch = 1.0, watch
+shutdown.CANCEL_WAIT_SECONDS, DiskPressure.watch = 1.0, watch
 raise SystemExit(main())
 """
 BROKEN_LOOP = """
 import asyncio, time
-from agent import scratch
+from agent.runs import disk_pressure
 from agent.cli import main
 from agent.monitoring import HostMonitor
-scratch.measure = lambda runs: time.sleep(90)
+disk_pressure.measure_bytes = lambda runs: time.sleep(90)
 async def breaks(self):
     raise {fault}
 HostMonitor._watch_events = breaks
@@ -49,13 +49,13 @@ raise SystemExit(main())
 """
 SLOW_WRITES = """
 import time
-from agent import events
+from agent.gpu import health_events
 from agent.cli import main
-write = events.write_json
+write = health_events.write_json
 def slowly(path, value):
     time.sleep(1.5)
     write(path, value)
-events.write_json = slowly
+health_events.write_json = slowly
 raise SystemExit(main())
 """
 
@@ -66,7 +66,7 @@ from agent.daemon import Agent
 def at_the_last_moment(self):
     signal.raise_signal(signal.SIGINT)
     return ""
-Agent._what_is_here = at_the_last_moment
+Agent._startup_summary = at_the_last_moment
 raise SystemExit(main())
 """
 

@@ -1,4 +1,4 @@
-"""Homes as an agent measures them: real folders, its own process, and what it says of them."""
+"""Test the measuring of homes: real folders, the measuring process, and the agent's reports."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tests.agent.fake_edge import FakeEdge
 NOW = 1_800_000_000.0
 
 
-def in_time() -> bool:
+def within_deadline() -> bool:
     return False
 
 
-def fill(folder: Path, files: dict[str, int], at: float = NOW - 100) -> Path:
-    """A folder with files of so many bytes, all of them changed at ``at``."""
+def make_home(folder: Path, files: dict[str, int], at: float = NOW - 100) -> Path:
+    """Create a folder with files of the given sizes in bytes, all changed at `at`."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, size in files.items():
         path = folder / name
@@ -43,19 +43,19 @@ def fill(folder: Path, files: dict[str, int], at: float = NOW - 100) -> Path:
 
 
 def measure(home: Path) -> dict[str, Any]:
-    found = home_usage.measure_home(home, in_time, NOW)
+    found = home_usage.measure_home(home, within_deadline, NOW)
     assert found is not None
     return found
 
 
-def look(folder: Path, at: float = NOW) -> dict[str, Any]:
+def read_usage(folder: Path, at: float = NOW) -> dict[str, Any]:
     found = home_usage.read_or_measure(folder, lambda: at, time.monotonic)
     assert found is not None
     return found
 
 
-def test_a_home_is_what_it_takes_on_the_disk(tmp_path: Path) -> None:
-    home = fill(tmp_path / "ada", {"a": 100_000, "deep/er/b": 50_000, "empty": 0})
+def test_the_size_of_a_home_is_its_disk_usage(tmp_path: Path) -> None:
+    home = make_home(tmp_path / "ada", {"a": 100_000, "deep/er/b": 50_000, "empty": 0})
     found = measure(home)
     assert found["files"] == 3 and found["complete"]
     taken = sum(path.stat().st_blocks * 512 for path in (home, *home.rglob("*")))
@@ -63,8 +63,8 @@ def test_a_home_is_what_it_takes_on_the_disk(tmp_path: Path) -> None:
     assert (found["changed_at"], found["measured_at"]) == (NOW - 100, NOW)
 
 
-def test_a_hole_in_a_file_takes_no_room_and_two_names_of_a_file_count_once(tmp_path: Path) -> None:
-    home = fill(tmp_path / "ada", {"a": 200_000})
+def test_sparse_files_and_hard_links_are_measured_by_blocks(tmp_path: Path) -> None:
+    home = make_home(tmp_path / "ada", {"a": 200_000})
     before = measure(home)
     os.link(home / "a", home / "again")
     with (home / "sparse").open("wb") as sparse:
@@ -75,15 +75,15 @@ def test_a_hole_in_a_file_takes_no_room_and_two_names_of_a_file_count_once(tmp_p
 
 
 def test_links_out_of_a_home_are_not_followed(tmp_path: Path) -> None:
-    fill(tmp_path / "elsewhere", {"large": 1_000_000})
-    home = fill(tmp_path / "ada", {"a": 10})
+    make_home(tmp_path / "elsewhere", {"large": 1_000_000})
+    home = make_home(tmp_path / "ada", {"a": 10})
     (home / "out").symlink_to(tmp_path / "elsewhere")
     (home / "round").symlink_to(home)
     assert measure(home)["bytes"] < 100_000
 
 
-def test_a_home_that_became_a_link_is_not_followed_unless_root_made_it(tmp_path: Path) -> None:
-    fill(tmp_path / "elsewhere", {"large": 1_000_000})
+def test_a_home_that_is_a_link_is_followed_only_if_root_owns_the_link(tmp_path: Path) -> None:
+    make_home(tmp_path / "elsewhere", {"large": 1_000_000})
     (tmp_path / "homes").mkdir()
     link = tmp_path / "homes" / "ada"
     link.symlink_to(tmp_path / "elsewhere")
@@ -96,12 +96,12 @@ def test_a_home_that_became_a_link_is_not_followed_unless_root_made_it(tmp_path:
         assert home_usage.home_names(tmp_path / "homes") == ([], 0)
 
 
-def test_a_file_of_tomorrow_was_not_changed_tomorrow(tmp_path: Path) -> None:
-    assert measure(fill(tmp_path / "ada", {"a": 10}, at=NOW + 86_400))["changed_at"] == NOW
+def test_a_change_time_in_the_future_is_limited_to_now(tmp_path: Path) -> None:
+    assert measure(make_home(tmp_path / "ada", {"a": 10}, at=NOW + 86_400))["changed_at"] == NOW
 
 
-def test_a_home_too_large_for_its_time_is_known_as_at_least(tmp_path: Path) -> None:
-    home = fill(tmp_path / "ada", {f"{number}": 5000 for number in range(50)})
+def test_a_home_that_exceeds_its_time_is_a_lower_bound(tmp_path: Path) -> None:
+    home = make_home(tmp_path / "ada", {f"{number}": 5000 for number in range(50)})
     asked = itertools.count()
     found = home_usage.measure_home(home, lambda: next(asked) >= 20, NOW)
     assert found is not None
@@ -110,7 +110,7 @@ def test_a_home_too_large_for_its_time_is_known_as_at_least(tmp_path: Path) -> N
     assert found["bytes"] < measure(home)["bytes"]
 
 
-def test_a_folder_nested_beyond_reason_does_not_end_the_measuring(tmp_path: Path) -> None:
+def test_a_deeply_nested_folder_does_not_break_the_measuring(tmp_path: Path) -> None:
     home = tmp_path / "ada"
     home.mkdir()
     here = os.open(home, os.O_RDONLY)
@@ -123,19 +123,19 @@ def test_a_folder_nested_beyond_reason_does_not_end_the_measuring(tmp_path: Path
     assert not measure(home)["complete"]
 
 
-def test_what_can_not_be_read_makes_the_sum_a_lower_bound() -> None:
+def test_unreadable_folders_make_the_sum_a_lower_bound() -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
-        home = fill(Path(folder) / "ada", {"open": 10, "shut/in": 10})
+        home = make_home(Path(folder) / "ada", {"open": 10, "shut/in": 10})
         (home / "shut").chmod(0)
-        with not_as_root():
+        with as_unprivileged_user():
             assert not measure(home)["complete"]
         (home / "shut").chmod(0o700)
 
 
 @contextmanager
-def not_as_root() -> Iterator[None]:
-    """Root reads everything: as somebody else where the tests run as root."""
+def as_unprivileged_user() -> Iterator[None]:
+    """Run as another user, because root can read every folder."""
     was = os.geteuid()
     if was == 0:
         os.seteuid(65534)
@@ -145,7 +145,7 @@ def not_as_root() -> Iterator[None]:
         os.seteuid(was)
 
 
-def test_only_homes_are_named(tmp_path: Path) -> None:
+def test_only_valid_home_names_are_listed(tmp_path: Path) -> None:
     for name in ("bob", "ada", ".checkpoints", ".volumes", "odd\u202ename", "x" * 200):
         (tmp_path / name).mkdir()
     os.mkdir(os.fsencode(tmp_path) + b"/not-utf8-\xff")
@@ -153,38 +153,38 @@ def test_only_homes_are_named(tmp_path: Path) -> None:
     assert home_usage.home_names(tmp_path) == (["ada", "bob"], 0)
 
 
-def test_hosts_that_share_the_folder_share_the_storage_and_the_work(tmp_path: Path) -> None:
-    fill(tmp_path / "ada", {"a": 10})
-    first = look(tmp_path)
-    assert look(tmp_path, NOW + 30) == first
-    fill(tmp_path / "bob", {"a": 10})
-    later = look(tmp_path, NOW + home_usage.MIN_PAUSE_SECONDS + 1)
+def test_hosts_that_share_a_folder_share_the_measurement(tmp_path: Path) -> None:
+    make_home(tmp_path / "ada", {"a": 10})
+    first = read_usage(tmp_path)
+    assert read_usage(tmp_path, NOW + 30) == first
+    make_home(tmp_path / "bob", {"a": 10})
+    later = read_usage(tmp_path, NOW + home_usage.MIN_PAUSE_SECONDS + 1)
     assert later["storage"] == first["storage"]
     assert [home["name"] for home in later["homes"]] == ["ada", "bob"]
     assert later["homes"][0]["measured_at"] == NOW + home_usage.MIN_PAUSE_SECONDS + 1
 
 
-def test_a_new_home_is_measured_at_once_and_the_others_when_it_is_time(tmp_path: Path) -> None:
-    fill(tmp_path / "ada", {"a": 10})
-    look(tmp_path)
-    fill(tmp_path / "bob", {"a": 10})
-    measured = {home["name"]: home["measured_at"] for home in look(tmp_path, NOW + 10)["homes"]}
+def test_a_new_home_is_measured_at_once_and_others_at_the_next_round(tmp_path: Path) -> None:
+    make_home(tmp_path / "ada", {"a": 10})
+    read_usage(tmp_path)
+    make_home(tmp_path / "bob", {"a": 10})
+    measured = {home["name"]: home["measured_at"] for home in read_usage(tmp_path, NOW + 10)["homes"]}
     assert measured == {"ada": NOW, "bob": NOW + 10}
-    later = NOW + home_usage.MIN_PAUSE_SECONDS + 1  # the new one did not put the round off
-    assert {home["measured_at"] for home in look(tmp_path, later)["homes"]} == {later}
+    later = NOW + home_usage.MIN_PAUSE_SECONDS + 1  # measuring the new home did not postpone the round
+    assert {home["measured_at"] for home in read_usage(tmp_path, later)["homes"]} == {later}
 
 
-def test_while_one_host_measures_the_others_take_what_is_known(tmp_path: Path) -> None:
+def test_while_one_host_measures_others_use_the_last_result(tmp_path: Path) -> None:
     (tmp_path / home_usage.METADATA_FOLDER).mkdir()
     with (tmp_path / home_usage.METADATA_FOLDER / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert home_usage.read_or_measure(tmp_path, lambda: NOW, time.monotonic) is None
-    assert look(tmp_path)["homes"] == []
+    assert read_usage(tmp_path)["homes"] == []
 
 
-def test_homes_that_a_round_does_not_reach_keep_what_was_known_and_go_first(tmp_path: Path) -> None:
+def test_homes_skipped_by_a_round_keep_their_result_and_come_first(tmp_path: Path) -> None:
     for name in ("ada", "bob", "cem"):
-        fill(tmp_path / name, {"a": 10})
+        make_home(tmp_path / name, {"a": 10})
     steps = iter([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, home_usage.ROUND_TIMEOUT_SECONDS + 1])
 
     def clock() -> float:
@@ -195,53 +195,53 @@ def test_homes_that_a_round_does_not_reach_keep_what_was_known_and_go_first(tmp_
     reached = {home["name"] for home in first["homes"] if home["measured_at"]}
     assert reached and reached != {"ada", "bob", "cem"}
     assert all(home["bytes"] is None for home in first["homes"] if home["name"] not in reached)
-    later = look(tmp_path, NOW + home_usage.MAX_PAUSE_SECONDS + 1)
+    later = read_usage(tmp_path, NOW + home_usage.MAX_PAUSE_SECONDS + 1)
     assert all(home["bytes"] for home in later["homes"])
 
 
-def test_a_long_round_is_followed_by_a_long_rest() -> None:
+def test_the_pause_grows_with_the_duration_of_the_round() -> None:
     assert home_usage.pause_after(0.1) == home_usage.MIN_PAUSE_SECONDS
     assert home_usage.pause_after(30) == 600
     assert home_usage.pause_after(600) == home_usage.MAX_PAUSE_SECONDS
 
 
-async def test_the_measuring_process_runs_only_when_nothing_else_wants_to(tmp_path: Path) -> None:
-    said = (
+async def test_the_measuring_process_has_the_lowest_priority(tmp_path: Path) -> None:
+    code = (
         "import os; from agent.storage import home_usage; home_usage.lower_priority(); "
         "print(os.nice(0), os.sched_getscheduler(0))"
     )
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", said, stdout=asyncio.subprocess.PIPE)
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
     output, _ = await process.communicate()
     assert output.decode().split() == ["19", str(os.SCHED_IDLE)]
 
 
-async def test_measuring_that_takes_too_long_is_ended_and_tells_nothing(tmp_path: Path) -> None:
+async def test_measuring_that_exceeds_its_deadline_returns_no_result(tmp_path: Path) -> None:
     began = time.monotonic()
     found, pause = await home_usage_reader.read_home_usage(tmp_path, deadline=0.001)
     assert (found, pause) == (None, home_usage.MAX_PAUSE_SECONDS)
     assert time.monotonic() - began < 5
 
 
-async def test_a_folder_that_can_not_be_read_is_unknown_and_not_empty(tmp_path: Path) -> None:
+async def test_an_unreadable_homes_folder_is_unknown_and_not_empty(tmp_path: Path) -> None:
     (tmp_path / "homes").write_text("no folder")
     found, _ = await home_usage_reader.read_home_usage(tmp_path / "homes")
     assert found is None
 
 
-async def test_an_agent_says_which_homes_there_are_and_what_its_environment_offers(
+async def test_an_agent_reports_homes_and_its_environment(
     edge: FakeEdge, make_agent: MakeAgent, tmp_path: Path
 ) -> None:
     shared = tmp_path / "shared"
-    fill(shared / "ada", {"notes": 20_000})
+    make_home(shared / "ada", {"notes": 20_000})
     data = tmp_path / "images"
     data.mkdir()
     agent = await make_agent("--homes", str(shared), "--expose", str(data))
     await edge.until(lambda: any(seen.homes for seen in edge.observed))
-    told = next(seen.homes for seen in edge.observed if seen.homes)
-    (ada,) = told.homes
+    reported = next(seen.homes for seen in edge.observed if seen.homes)
+    (ada,) = reported.homes
     assert ada.name == "ada" and ada.files == 1 and ada.complete
     assert ada.bytes is not None and ada.bytes >= 20_000
-    assert told.total_bytes and told.free_bytes and told.total_bytes >= told.free_bytes
+    assert reported.total_bytes and reported.free_bytes and reported.total_bytes >= reported.free_bytes
     environment = edge.observed[-1].inventory.environment
     assert environment is not None
     assert environment.python == ".".join(map(str, sys.version_info[:3]))
@@ -249,11 +249,11 @@ async def test_an_agent_says_which_homes_there_are_and_what_its_environment_offe
     assert environment.packages["jupyterlab"] == metadata.version("jupyterlab")
     installed = {each.metadata["Name"].lower().replace("_", "-") for each in metadata.distributions()}
     assert environment.packages.keys() == installed & set(offered_environment.REPORTED_PACKAGES)
-    # Said once: the frames after it are as small as before.
+    # The homes are reported once: later frames stay small.
     heard = len(edge.observed)
     await edge.until(lambda: len(edge.observed) >= heard + 3)
     assert sum(1 for seen in edge.observed if seen.homes) == 1
-    # A home that a first workload makes is told of at once.
+    # A home made by its first workload is reported at once.
     await edge.want(job("true", units=[agent.units[0]], owner="bob"))
     await edge.until(lambda: sum(1 for seen in edge.observed if seen.homes) == 2, seconds=20)
     again = next(seen.homes for seen in reversed(edge.observed) if seen.homes)
@@ -263,7 +263,7 @@ async def test_an_agent_says_which_homes_there_are_and_what_its_environment_offe
     ]
 
 
-def test_frames_of_agents_that_do_not_tell_of_homes_are_read_as_before() -> None:
+def test_frames_without_homes_are_accepted() -> None:
     old = {
         "version": 1,
         "agent_version": "0.0.9",

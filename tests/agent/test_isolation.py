@@ -1,4 +1,4 @@
-"""What a workload in the sandbox can't reach. Each thing tried here is reachable for a plain process of the same user."""
+"""Test the limits of the sandbox. A plain process of the same user could reach each thing tried here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def agent(make_agent: MakeAgent) -> AgentProcess:
 
 
 async def output(edge: FakeEdge, command: str, generation: int = 1, **fields: object) -> str:
-    """What the command prints in the sandbox."""
+    """Return the output of the command in the sandbox."""
     wanted = job(f"{command}\necho the end", generation=generation, **fields)  # type: ignore[arg-type]
     await edge.want(wanted)
     await edge.until_state(wanted.run, "ended")
@@ -29,7 +29,7 @@ async def output(edge: FakeEdge, command: str, generation: int = 1, **fields: ob
     return edge.log(wanted.run).removesuffix("the end\n")
 
 
-async def test_the_agents_state_and_credential_are_not_there(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_the_agents_state_and_credential_are_invisible(edge: FakeEdge, agent: AgentProcess) -> None:
     identity = agent.state / "identity.json"
     credential = json.loads(identity.read_text())["credential"]
     assert identity.stat().st_mode & 0o777 == 0o600
@@ -39,7 +39,9 @@ async def test_the_agents_state_and_credential_are_not_there(edge: FakeEdge, age
     assert f"cannot access '{agent.state}'" in found
 
 
-async def test_other_peoples_homes_and_checkpoints_are_not_there(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_homes_and_checkpoints_of_other_users_are_invisible(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
     await output(edge, "echo secret > ~/mine; echo secret > $GPUPOOL_CHECKPOINT_DIR/mine", owner="bob")
     found = await output(edge, "ls -A /home; find / -name mine 2>/dev/null", generation=2, owner="ada")
     assert found == "ada\n"
@@ -51,7 +53,7 @@ async def test_a_home_survives_the_workload(edge: FakeEdge, agent: AgentProcess)
     assert await output(edge, "cat ~/file", generation=2) == "kept\n"
 
 
-async def test_processes_of_others_can_not_be_seen_or_hurt(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_other_workloads_cannot_be_seen_or_signalled(edge: FakeEdge, agent: AgentProcess) -> None:
     await edge.want(job("sleep 300", generation=1))
     await edge.until_state("run-1", "running")
     seen = await output(edge, "ls -d /proc/[0-9]* | wc -l; kill -KILL -1 2>&1; echo $?", generation=2)
@@ -59,7 +61,7 @@ async def test_processes_of_others_can_not_be_seen_or_hurt(edge: FakeEdge, agent
     assert (await edge.until_state("run-1", "running")).outcome == ""
 
 
-async def test_there_are_no_device_nodes_but_the_harmless_ones_and_none_can_be_made(
+async def test_only_harmless_device_nodes_exist_and_no_node_can_be_created(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
     found = await output(edge, "ls /dev; mknod /tmp/sda b 8 0; ls /tmp/sda; cat /dev/mem")
@@ -85,7 +87,9 @@ async def test_there_are_no_device_nodes_but_the_harmless_ones_and_none_can_be_m
     assert "Operation not permitted" in found
 
 
-async def test_no_powers_and_no_way_to_get_some(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_a_workload_has_no_capabilities_and_cannot_gain_any(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
     found = await output(
         edge,
         "grep -E 'CapEff|CapBnd|NoNewPrivs' /proc/self/status; unshare --user true; unshare --mount true; mount -t tmpfs x /mnt",
@@ -98,7 +102,7 @@ async def test_no_powers_and_no_way_to_get_some(edge: FakeEdge, agent: AgentProc
     assert "mount:" in found
 
 
-async def test_only_its_own_folders_can_be_written(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_a_workload_can_write_only_to_its_own_folders(edge: FakeEdge, agent: AgentProcess) -> None:
     places = [
         "/",
         "/etc",
@@ -145,37 +149,33 @@ python3 -S /tmp/connect.py
 """
 
 
-async def listening(edge: FakeEdge) -> int:
-    """The port at which a workload of bob listens."""
+async def start_listener(edge: FakeEdge) -> int:
+    """Start a workload of bob that listens; return its port."""
     await edge.want(job(LISTEN, generation=1, owner="bob"))
     await edge.until(lambda: edge.log("run-1").endswith("\n"))
     return int(edge.log("run-1").split()[-1])
 
 
-async def test_what_another_workload_listens_on_can_not_be_reached(
-    edge: FakeEdge, agent: AgentProcess
-) -> None:
-    found = await output(edge, CONNECT.format(port=await listening(edge)), generation=2, owner="ada")
+async def test_sockets_of_another_workload_are_unreachable(edge: FakeEdge, agent: AgentProcess) -> None:
+    found = await output(edge, CONNECT.format(port=await start_listener(edge)), generation=2, owner="ada")
     assert found == "Connection refused\nConnection refused\n"
 
 
-async def test_the_agent_and_the_machine_it_runs_on_can_not_be_reached(
-    edge: FakeEdge, agent: AgentProcess
-) -> None:
+async def test_a_private_network_has_only_the_loopback_interface(edge: FakeEdge, agent: AgentProcess) -> None:
     assert (
         await output(edge, "tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' '; tail -n +2 /proc/net/route")
         == "lo\n"
     )
 
 
-async def test_the_hosts_network_is_there_where_the_operator_says_so_and_the_host_tells(
+async def test_the_hosts_network_is_used_and_reported_if_the_operator_chose_it(
     edge: FakeEdge, make_agent: MakeAgent
 ) -> None:
     await make_agent("--network", "host", launcher="bubblewrap")
-    found = await output(edge, CONNECT.format(port=await listening(edge)), generation=2, owner="ada")
+    found = await output(edge, CONNECT.format(port=await start_listener(edge)), generation=2, owner="ada")
     scoped = (
         workload_entry.landlock_version() >= workload_entry.SCOPES_SINCE_ABI
-    )  # ports are open in it, sockets without a port are not
+    )  # the scope closes abstract sockets; TCP ports stay open
     assert (found.count("reached"), found.count("not permitted")) == ((1, 1) if scoped else (2, 0))
     assert scoped is not any("abstract sockets" in note for note in edge.observed[-1].inventory.notes)
     await edge.until(
@@ -183,14 +183,14 @@ async def test_the_hosts_network_is_there_where_the_operator_says_so_and_the_hos
     )
 
 
-async def test_secrets_of_the_host_are_not_there(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_secret_files_of_the_host_are_invisible(edge: FakeEdge, agent: AgentProcess) -> None:
     assert (
         await output(edge, "cat /etc/shadow /etc/sudoers 2>/dev/null; ls /root/.ssh /etc/ssh 2>/dev/null")
         == ""
     )
 
 
-async def test_nothing_of_the_agents_environment_reaches_the_workload(
+async def test_a_workload_gets_no_environment_variable_of_the_agent(
     edge: FakeEdge, make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("A_SECRET_OF_THE_HOST", "hush")
@@ -198,7 +198,7 @@ async def test_nothing_of_the_agents_environment_reaches_the_workload(
     assert "hush" not in await output(edge, "env; cat /proc/1/environ | tr '\\0' '\\n'")
 
 
-async def test_the_contract_can_not_be_overridden_by_the_asked_environment(
+async def test_the_requested_environment_cannot_override_the_contract(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
     wrong = {"CUDA_VISIBLE_DEVICES": "GPU-somebody-elses", "GPUPOOL_WORKLOAD": "other"}
@@ -209,9 +209,7 @@ async def test_the_contract_can_not_be_overridden_by_the_asked_environment(
     assert found == f"{unit} workload-1\n"
 
 
-async def test_an_exposed_path_can_be_read_and_not_written(
-    edge: FakeEdge, make_agent: MakeAgent, tmp_path: Path
-) -> None:
+async def test_an_exposed_path_is_read_only(edge: FakeEdge, make_agent: MakeAgent, tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
     (data / "set").write_text("numbers\n")
@@ -222,7 +220,7 @@ async def test_an_exposed_path_can_be_read_and_not_written(
     )
 
 
-async def test_links_in_the_workloads_folders_lead_the_agent_nowhere(
+async def test_the_agent_follows_no_links_in_the_workloads_folders(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
     target = agent.state / "identity.json"
@@ -242,17 +240,17 @@ async def test_links_in_the_workloads_folders_lead_the_agent_nowhere(
 @pytest.mark.parametrize(
     "left", ["mkdir -p $GPUPOOL_CHECKPOINT_DIR/.done/x", "chmod 500 $GPUPOOL_CHECKPOINT_DIR"]
 )
-async def test_what_a_workload_leaves_for_its_acknowledgement_is_no_failed_start_of_the_host(
+async def test_a_broken_acknowledgement_does_not_fail_the_next_start(
     edge: FakeEdge, agent: AgentProcess, left: str
 ) -> None:
-    """A start that fails counts against the host: several close it."""
+    """A failed start counts against the host: several failed starts close it."""
     await output(edge, f"touch $GPUPOOL_CHECKPOINT_DIR/.done.x; {left}", workload="same")
     assert await output(edge, "echo started", generation=2, workload="same") == "started\n"
     seen = edge.seen("run-2")
     assert seen is not None and seen.checkpoint_at is None
 
 
-async def test_the_sandbox_is_gone_with_a_killed_shim(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_the_sandbox_ends_with_a_killed_shim(edge: FakeEdge, agent: AgentProcess) -> None:
     from agent.host import processes
 
     await edge.want(job("setsid sleep 300 & sleep 300", units=[agent.units[0]]))
@@ -267,7 +265,7 @@ async def test_the_sandbox_is_gone_with_a_killed_shim(edge: FakeEdge, agent: Age
     )
 
 
-async def test_jobs_in_the_sandbox_are_stopped_with_term_first_and_hear_notices(
+async def test_sandboxed_jobs_receive_notices_and_are_stopped_with_term_first(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
     command = (
@@ -287,7 +285,7 @@ async def test_jobs_in_the_sandbox_are_stopped_with_term_first_and_hear_notices(
     await edge.until(lambda: "term" in edge.log("run-1"))
 
 
-async def test_the_host_says_which_isolation_it_has(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_the_host_reports_its_isolation(edge: FakeEdge, agent: AgentProcess) -> None:
     inventory = edge.observed[-1].inventory
     assert inventory.isolation == "bubblewrap" and inventory.simulated
     assert inventory.network == "private"

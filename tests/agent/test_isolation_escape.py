@@ -1,5 +1,8 @@
-"""Ways out of the sandbox that people try, each tried by a real process in a real sandbox: of a team with a user of its own where
-this is root, and as the agent's user too. What a try would reach is there, or the test would show nothing."""
+"""Test known ways out of the sandbox with real processes.
+
+Each test runs as a team's own user (if the tests run as root) and as the agent's user. The target of each
+attempt exists; otherwise a test would prove nothing.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from tests.agent.test_isolation import output
 pytestmark = pytest.mark.sandbox
 AS_TEAM = {"team_id": "1.1700000000", "team_user": 70_001}
 AS_AGENT: dict[str, object] = {}
-WHO = [pytest.param(AS_AGENT, id="as the agent's user")] + (
+USERS = [pytest.param(AS_AGENT, id="as the agent's user")] + (
     [pytest.param(AS_TEAM, id="as the team's user")] if os.geteuid() == 0 else []
 )
 
@@ -35,9 +38,9 @@ async def agent(make_agent: MakeAgent) -> AgentProcess:
     return await make_agent(launcher="bubblewrap")
 
 
-@pytest.mark.parametrize("who", WHO)
-async def test_no_device_but_the_harmless_ones_opens_or_can_be_made(
-    edge: FakeEdge, agent: AgentProcess, who: dict[str, object]
+@pytest.mark.parametrize("who", USERS)
+async def test_only_harmless_devices_open_and_no_device_can_be_created(
+    edge: FakeEdge, agent: AgentProcess, user_fields: dict[str, object]
 ) -> None:
     disk = next((name for name in ("vda", "sda", "nvme0n1") if Path(f"/dev/{name}").exists()), "vda")
     kinds = {
@@ -53,12 +56,12 @@ async def test_no_device_but_the_harmless_ones_opens_or_can_be_made(
         f"for d in /tmp ~ /dev /dev/shm /run/gpupool/out; do mknod $d/{name} {kind} 2>/dev/null && echo made $d/{name}; done"
         for name, kind in kinds.items()
     )
-    assert await output(edge, f"{tries}; touch /dev/x 2>/dev/null && echo wrote /dev", **who) == ""
+    assert await output(edge, f"{tries}; touch /dev/x 2>/dev/null && echo wrote /dev", **user_fields) == ""
 
 
-@pytest.mark.parametrize("who", WHO)
-async def test_nothing_of_the_kernel_can_be_set(
-    edge: FakeEdge, agent: AgentProcess, who: dict[str, object]
+@pytest.mark.parametrize("who", USERS)
+async def test_no_kernel_setting_can_be_written(
+    edge: FakeEdge, agent: AgentProcess, user_fields: dict[str, object]
 ) -> None:
     files = (
         "/proc/sysrq-trigger",
@@ -75,15 +78,15 @@ async def test_nothing_of_the_kernel_can_be_set(
     tries = "\n".join(f"(echo h > {name}) 2>/dev/null && echo wrote {name}" for name in files)
     before = Path("/proc/sys/kernel/core_pattern").read_text()
     try:
-        assert await output(edge, f"{tries}\nls /sys 2>/dev/null", **who) == ""
+        assert await output(edge, f"{tries}\nls /sys 2>/dev/null", **user_fields) == ""
     finally:
         if Path("/proc/sys/kernel/core_pattern").read_text() != before:
             Path("/proc/sys/kernel/core_pattern").write_text(before)
 
 
-@pytest.mark.parametrize("who", WHO)
-async def test_no_module_is_loaded_and_no_clock_of_the_host_is_set(
-    edge: FakeEdge, agent: AgentProcess, who: dict[str, object]
+@pytest.mark.parametrize("who", USERS)
+async def test_privileged_system_calls_fail(
+    edge: FakeEdge, agent: AgentProcess, user_fields: dict[str, object]
 ) -> None:
     program = (
         "import ctypes; libc = ctypes.CDLL(None, use_errno=True)\\n"
@@ -98,14 +101,14 @@ async def test_no_module_is_loaded_and_no_clock_of_the_host_is_set(
     found = await output(
         edge,
         f'printf "{program}" > /tmp/p.py; python3 -S /tmp/p.py; date -s 1999-01-01 >/dev/null 2>&1 && echo worked clock',
-        **who,
+        **user_fields,
     )
     assert "worked" not in found
 
 
-@pytest.mark.parametrize("who", WHO)
-async def test_no_name_space_is_made_or_joined_and_nothing_is_mounted(
-    edge: FakeEdge, agent: AgentProcess, who: dict[str, object]
+@pytest.mark.parametrize("who", USERS)
+async def test_no_namespace_is_created_or_joined_and_nothing_is_mounted(
+    edge: FakeEdge, agent: AgentProcess, user_fields: dict[str, object]
 ) -> None:
     tries = "\n".join(
         f"unshare {kind} true 2>/dev/null && echo made {kind}"
@@ -123,12 +126,12 @@ async def test_no_name_space_is_made_or_joined_and_nothing_is_mounted(
     tries += "\nfor n in mnt pid net user ipc; do nsenter --$n=/proc/1/ns/$n true 2>/dev/null && echo joined $n; done"
     tries += "\nmount -t proc proc /tmp 2>/dev/null && echo mounted; mount --bind /etc /tmp 2>/dev/null && echo bound"
     tries += "\nmount -o remount,rw / 2>/dev/null && echo remounted; umount /etc/passwd 2>/dev/null && echo unmounted"
-    assert await output(edge, tries, **who) == ""
+    assert await output(edge, tries, **user_fields) == ""
 
 
-@pytest.mark.parametrize("who", WHO)
-async def test_processes_outside_are_neither_seen_nor_traced_nor_signalled(
-    edge: FakeEdge, agent: AgentProcess, who: dict[str, object]
+@pytest.mark.parametrize("who", USERS)
+async def test_processes_outside_the_sandbox_cannot_be_seen_traced_or_signalled(
+    edge: FakeEdge, agent: AgentProcess, user_fields: dict[str, object]
 ) -> None:
     assert agent.process is not None
     pids = f"{agent.process.pid} {os.getpid()}"
@@ -137,28 +140,30 @@ async def test_processes_outside_are_neither_seen_nor_traced_nor_signalled(
         "cat /proc/$p/environ 2>/dev/null && echo read; done; "
         "ls /proc/1/root/var/lib 2>/dev/null; cat /proc/*/cmdline | tr '\\0' ' ' | grep -c '[a]gent run'"
     )
-    assert await output(edge, tries, **who) == "0\n"
+    assert await output(edge, tries, **user_fields) == "0\n"
 
 
-@pytest.mark.parametrize("who", WHO)
-async def test_a_program_that_runs_as_its_owner_gives_nobody_anything(
-    edge: FakeEdge, agent: AgentProcess, who: dict[str, object], tmp_path: Path
+@pytest.mark.parametrize("who", USERS)
+async def test_setuid_programs_give_no_privileges(
+    edge: FakeEdge, agent: AgentProcess, user_fields: dict[str, object], tmp_path: Path
 ) -> None:
-    """The home may hold one from before, and the system has some (su, mount)."""
-    await output(edge, "true", **who)
+    """The home may contain an old setuid program, and the system has some (su, mount)."""
+    await output(edge, "true", **user_fields)
     home = agent.state / "homes" / "ada"
     (home / "id").write_bytes(Path("/usr/bin/id").read_bytes())
     os.chown(home / "id", 0 if os.geteuid() == 0 else -1, -1)
     (home / "id").chmod(0o6755)
-    found = await output(edge, "~/id -u; ~/id -ru; grep NoNewPrivs /proc/self/status", generation=2, **who)
+    found = await output(
+        edge, "~/id -u; ~/id -ru; grep NoNewPrivs /proc/self/status", generation=2, **user_fields
+    )
     numbers = found.split("NoNewPrivs")[0].split()
     assert numbers[0] == numbers[1] == "1000"
     assert found.split()[-1] == "1"
 
 
-@pytest.mark.parametrize("who", WHO)
-async def test_the_agents_folder_locks_and_socket_are_out_of_reach(
-    edge: FakeEdge, agent: AgentProcess, who: dict[str, object]
+@pytest.mark.parametrize("who", USERS)
+async def test_the_agents_folder_locks_and_socket_are_unreachable(
+    edge: FakeEdge, agent: AgentProcess, user_fields: dict[str, object]
 ) -> None:
     tries = (
         f"ls -a {agent.state} {agent.state}/runs 2>/dev/null; find / -xdev -name identity.json 2>/dev/null; "
@@ -166,12 +171,13 @@ async def test_the_agents_folder_locks_and_socket_are_out_of_reach(
         "for f in /proc/self/fd/*; do (echo x > $f) 2>/dev/null; done; ls /run/netns /var/run 2>/dev/null"
     )
     unit = agent.units[0]
-    assert await output(edge, tries, units=[unit], **who) in ("", "x\n" * 2, "x\n")
+    assert await output(edge, tries, units=[unit], **user_fields) in ("", "x\n" * 2, "x\n")
     for lock in (agent.state / "locks").iterdir():
-        assert lock.read_bytes() == b"", "a workload must not leave bytes for the next one"
+        assert lock.read_bytes() == b"", "a workload must not write to a lock file"
 
 
-# What a workload sends to another of its owner's: every descriptor that it has, or can take from a process that it sees.
+# A workload sends to another workload of its owner every descriptor that it has or can take from a visible
+# process.
 TAKE_ALL = """
 import array, ctypes, os, socket, sys, time
 libc, mine = ctypes.CDLL(None), []
@@ -206,37 +212,43 @@ time.sleep(300)
 """
 
 
-@pytest.mark.parametrize("who", WHO)
+@pytest.mark.parametrize("who", USERS)
 @pytest.mark.parametrize("launcher", ["bubblewrap", "plain"])
-async def test_what_a_workload_hands_to_another_of_its_owner_keeps_no_gpu_locked_after_it(
-    edge: FakeEdge, make_agent: MakeAgent, who: dict[str, object], launcher: str
+async def test_descriptors_passed_to_another_workload_keep_no_gpu_locked(
+    edge: FakeEdge, make_agent: MakeAgent, user_fields: dict[str, object], launcher: str
 ) -> None:
-    if launcher == "plain" and not who:
+    if launcher == "plain" and not user_fields:
         pytest.skip(
-            "a plain process of the agent's own user can do to the agent what it likes, and the host says so"
+            "a plain process of the agent's own user can change the agent itself; the host reports this"
         )
     agent = await make_agent(launcher=launcher)
-    await edge.want(job(f"rm -f ~/to; exec python3 -S -c '{KEEP_ALL}'", units=[agent.units[1]], **who))
+    await edge.want(
+        job(f"rm -f ~/to; exec python3 -S -c '{KEEP_ALL}'", units=[agent.units[1]], **user_fields)
+    )
     await edge.until_state("run-1", "running")
-    found = await output(edge, f"python3 -S -c '{TAKE_ALL}'", generation=2, units=[agent.units[0]], **who)
+    found = await output(
+        edge, f"python3 -S -c '{TAKE_ALL}'", generation=2, units=[agent.units[0]], **user_fields
+    )
     assert found.splitlines()[1:] == ["kept"] and found.split()[2:4] == ["locks", "0"]
-    assert await output(edge, "echo next", generation=3, units=[agent.units[0]], **who) == "next\n"
+    assert await output(edge, "echo next", generation=3, units=[agent.units[0]], **user_fields) == "next\n"
     keeper = edge.seen("run-1")
     assert keeper is not None and keeper.state == "running"
 
 
 @contextlib.contextmanager
 def abstract_socket(name: str) -> Iterator[None]:
-    """A service of the host that has no file: permissions don't keep anybody from it, only the network's name space."""
+    """Offer a host service on an abstract socket: no file permission protects it, only the network
+    namespace.
+    """
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(f"\0{name}")
         server.listen()
         yield
 
 
-@pytest.mark.parametrize("who", WHO)
-async def test_services_without_a_file_are_not_reached(
-    edge: FakeEdge, agent: AgentProcess, who: dict[str, object]
+@pytest.mark.parametrize("who", USERS)
+async def test_abstract_sockets_of_the_host_are_unreachable(
+    edge: FakeEdge, agent: AgentProcess, user_fields: dict[str, object]
 ) -> None:
     name = f"gpupool-host-service-{os.getpid()}"
     program = f"import socket; socket.socket(socket.AF_UNIX).connect('\\\\0{name}')"
@@ -245,19 +257,19 @@ async def test_services_without_a_file_are_not_reached(
             subprocess.run(["python3", "-c", program.replace("\\\\", "\\")], capture_output=True).returncode
             == 0
         )
-        assert "refused" in await output(edge, f'python3 -S -c "{program}" 2>&1', **who)
+        assert "refused" in await output(edge, f'python3 -S -c "{program}" 2>&1', **user_fields)
 
 
 needs_scopes = pytest.mark.skipif(
-    workload_entry.landlock_version() < workload_entry.SCOPES_SINCE_ABI, reason="needs landlock of Linux 6.12"
+    workload_entry.landlock_version() < workload_entry.SCOPES_SINCE_ABI, reason="needs Landlock of Linux 6.12"
 )
 
 
 @needs_scopes
-@pytest.mark.parametrize("who", WHO)
+@pytest.mark.parametrize("who", USERS)
 @pytest.mark.parametrize("launcher", ["bubblewrap", "plain"])
-async def test_in_the_hosts_network_services_without_a_file_are_not_reached_but_own_ones_are(
-    edge: FakeEdge, make_agent: MakeAgent, who: dict[str, object], launcher: str
+async def test_in_the_hosts_network_only_own_abstract_sockets_are_reachable(
+    edge: FakeEdge, make_agent: MakeAgent, user_fields: dict[str, object], launcher: str
 ) -> None:
     await make_agent("--network", "host", launcher=launcher)
     assert not any("abstract sockets" in note for note in edge.observed[-1].inventory.notes)
@@ -269,12 +281,12 @@ async def test_in_the_hosts_network_services_without_a_file_are_not_reached_but_
     )
     with abstract_socket(name):
         found = await output(
-            edge, f'python3 -S -c "{reach}" 2>&1 && echo reached; python3 -S -c "{offer}" 2>&1', **who
+            edge, f'python3 -S -c "{reach}" 2>&1 && echo reached; python3 -S -c "{offer}" 2>&1', **user_fields
         )
     assert "not permitted" in found and found.splitlines()[-1] == "reached own" and "reached\n" not in found
 
 
-def test_where_sockets_without_a_file_stay_open_the_host_says_so(
+def test_the_host_reports_if_abstract_sockets_stay_open(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     program = tmp_path / "bwrap"
@@ -284,15 +296,15 @@ def test_where_sockets_without_a_file_stay_open_the_host_says_so(
         BubblewrapLauncher(str(program), network="host"),
     )
     monkeypatch.setattr(workload_entry, "landlock_version", lambda: 5)
-    for launcher, network, says in (
+    for launcher, network, expected in (
         (bubblewrap, "private", False),
         (open_bubblewrap, "private", True),
         (open_bubblewrap, "host", True),
         (PlainLauncher(), "private", True),
         (open_bubblewrap, "internet", False),
     ):
-        assert bool(abstract_socket_note(launcher, network)) is says, (launcher, network)
-        assert shim_entry_spec(launcher, launcher.launch(box(tmp_path)))["own_sockets"] is False
+        assert bool(abstract_socket_note(launcher, network)) is expected, (launcher, network)
+        assert shim_entry_spec(launcher, launcher.launch(make_request(tmp_path)))["own_sockets"] is False
     monkeypatch.setattr(workload_entry, "landlock_version", lambda: 6)
     assert (
         abstract_socket_note(open_bubblewrap, "host") == abstract_socket_note(PlainLauncher(), "host") == []
@@ -318,7 +330,7 @@ def family(number):
 def called(result):
     return "made" if result >= 0 else errno.errorcode[ctypes.get_errno()]
 print(*(family(number) for number in (1, 2, 10, 16)))
-print(*(family(number) for number in (17, 38, 40, 42)))  # of packets, of the kernel's ciphers, vsock, of a modem
+print(*(family(number) for number in (17, 38, 40, 42)))  # packet, kernel ciphers, vsock, modem
 print(called(libc.socketpair(40, 1, 0, (ctypes.c_int * 2)())), called(libc.syscall(425, 1, ctypes.create_string_buffer(200))))
 END
 python3 -S $TMPDIR/sockets.py
@@ -326,12 +338,12 @@ python3 -S $TMPDIR/sockets.py
 
 
 @needs_filters
-@pytest.mark.parametrize("who", WHO)
+@pytest.mark.parametrize("who", USERS)
 @pytest.mark.parametrize("launcher", ["bubblewrap", "plain"])
-async def test_no_socket_is_made_that_no_network_confines(
-    edge: FakeEdge, make_agent: MakeAgent, who: dict[str, object], launcher: str, tmp_path: Path
+async def test_sockets_that_bypass_network_namespaces_cannot_be_created(
+    edge: FakeEdge, make_agent: MakeAgent, user_fields: dict[str, object], launcher: str, tmp_path: Path
 ) -> None:
-    """Vsock reaches the hypervisor, or other virtual machines, out of every network name space."""
+    """Vsock reaches the hypervisor, or other virtual machines, from every network namespace."""
     await make_agent(launcher=launcher)
     assert not any("AF_VSOCK" in note for note in edge.observed[-1].inventory.notes)
     here = subprocess.run(
@@ -340,16 +352,16 @@ async def test_no_socket_is_made_that_no_network_confines(
         capture_output=True,
         text=True,
     )
-    assert here.stdout.count("made") >= 4, here.stderr  # how many more depends on the kernel
-    assert (await output(edge, SOCKETS, **who)).splitlines() == [
+    assert here.stdout.count("made") >= 4, here.stderr  # the number of other families depends on the kernel
+    assert (await output(edge, SOCKETS, **user_fields)).splitlines() == [
         "made made made made",
         "EAFNOSUPPORT EAFNOSUPPORT EAFNOSUPPORT EAFNOSUPPORT",
         "EAFNOSUPPORT ENOSYS",
     ]
 
 
-# A program of 64 bits enters the kernel as one of 32 bits does (int 0x80), and with the numbers of x32.
-OLD_WAYS = """
+# A 64-bit program can enter the kernel with 32-bit calls (int 0x80) and with x32 call numbers.
+OLD_CALLS = """
 cat > $TMPDIR/old.py <<'END'
 import ctypes, errno, struct
 libc = ctypes.CDLL(None, use_errno=True)
@@ -375,16 +387,18 @@ python3 -S $TMPDIR/old.py
 
 @needs_filters
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="has no such ways into the kernel")
-async def test_nor_through_the_old_ways_into_the_kernel(edge: FakeEdge, agent: AgentProcess) -> None:
-    found = (await output(edge, f"{OLD_WAYS} 2>/dev/null")).split()
+async def test_old_system_call_interfaces_cannot_create_such_sockets(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
+    found = (await output(edge, f"{OLD_CALLS} 2>/dev/null")).split()
     assert found in (
         ["made", *["EAFNOSUPPORT"] * 4],
         [],
-    )  # none: a kernel without them ends a program that tries
+    )  # empty output: a kernel without these calls ends the program
 
 
-def answer(way: int, number: int, first: int = 0) -> int:
-    """What the filter says of a call, read as the kernel reads such programs."""
+def filter_verdict(architecture: int, number: int, first: int = 0) -> int:
+    """Return the filter's verdict on a call; interprets the program as the kernel does."""
     at, held, steps = 0, 0, socket_filter.socket_family_filter()
     while True:
         code, yes, no, value = (
@@ -395,7 +409,7 @@ def answer(way: int, number: int, first: int = 0) -> int:
         )
         at += 1
         if code == socket_filter.BPF_LOAD:
-            held = {0: number, 4: way, 16: first & 0xFFFFFFFF}[value]
+            held = {0: number, 4: architecture, 16: first & 0xFFFFFFFF}[value]
         elif code == socket_filter.BPF_AND:
             held &= value
         elif code == socket_filter.BPF_IF_EQUAL:
@@ -415,24 +429,31 @@ def answer(way: int, number: int, first: int = 0) -> int:
     ],
     ids=["x86-64 and x32", "i386", "aarch64", "arm"],
 )
-def test_the_filter_closes_the_same_families_on_every_way_into_the_kernel(
-    way: int, calls: tuple[int, ...]
+def test_the_filter_closes_the_same_families_for_every_architecture(
+    architecture: int, calls: tuple[int, ...]
 ) -> None:
-    taken, refused, no_such_call = 0x7FFF0000, 0x50000 | 97, 0x50000 | 38
+    allowed, refused, no_such_call = 0x7FFF0000, 0x50000 | 97, 0x50000 | 38
     for call in calls:
         for family in range(64):
-            assert answer(way, call, family) == (taken if family in (1, 2, 10, 16) else refused), (
+            assert filter_verdict(architecture, call, family) == (
+                allowed if family in (1, 2, 10, 16) else refused
+            ), (
                 call,
                 family,
             )
-    assert answer(way, 425) == no_such_call
-    assert answer(way, 3, 40) == answer(way, 64, 40) == taken
-    assert answer(way, 102, 1) == answer(way, 102, 8) == (refused if way == 0x40000003 else taken)
-    assert answer(way, 102, 3) == taken  # connect
-    assert answer(0xC0000015, 3) == no_such_call  # powerpc's: no way into these kernels
+    assert filter_verdict(architecture, 425) == no_such_call
+    assert filter_verdict(architecture, 3, 40) == filter_verdict(architecture, 64, 40) == allowed
+    assert (
+        filter_verdict(architecture, 102, 1)
+        == filter_verdict(architecture, 102, 8)
+        == (refused if architecture == 0x40000003 else allowed)
+    )
+    assert filter_verdict(architecture, 102, 3) == allowed  # connect
+    # the architecture of PowerPC, which these kernels do not accept
+    assert filter_verdict(0xC0000015, 3) == no_such_call
 
 
-def test_where_sockets_of_every_family_stay_open_the_host_says_so(
+def test_the_host_reports_if_all_socket_families_stay_open(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     program = tmp_path / "bwrap"
@@ -440,71 +461,77 @@ def test_where_sockets_of_every_family_stay_open_the_host_says_so(
     launcher = BubblewrapLauncher(str(program))
     monkeypatch.setattr(socket_filter, "supports_seccomp_filters", lambda: True)
     assert socket_family_note(launcher) == socket_family_note(PlainLauncher()) == []
-    assert shim_entry_spec(launcher, launcher.launch(box(tmp_path)))["known_families"] is True
+    assert shim_entry_spec(launcher, launcher.launch(make_request(tmp_path)))["known_families"] is True
     program.chmod(0o4755)
     assert "can't close them" in socket_family_note(launcher)[0]
-    assert shim_entry_spec(launcher, launcher.launch(box(tmp_path)))["known_families"] is False
+    assert shim_entry_spec(launcher, launcher.launch(make_request(tmp_path)))["known_families"] is False
     monkeypatch.setattr(socket_filter, "supports_seccomp_filters", lambda: False)
     assert "can't close them" in socket_family_note(PlainLauncher())[0]
 
 
-def box(folder: Path) -> SandboxRequest:
+def make_request(folder: Path) -> SandboxRequest:
     return SandboxRequest(["true"], "ada", folder, folder, folder, folder, folder, folder)
 
 
-@pytest.mark.parametrize("who", WHO)
-async def test_what_an_environment_says_to_the_loader_is_heard_inside_of_the_sandbox_alone(
-    edge: FakeEdge, agent: AgentProcess, who: dict[str, object]
+@pytest.mark.parametrize("who", USERS)
+async def test_loader_variables_take_effect_only_inside_the_sandbox(
+    edge: FakeEdge, agent: AgentProcess, user_fields: dict[str, object]
 ) -> None:
-    """The program that makes the sandbox stands outside, as the agent or the team: LD_PRELOAD there would be code of the owner's
-    on the host. The loader's own account of what it does shows whom it listens to, without a library to load."""
+    """The program that makes the sandbox runs outside of it, as the agent or the team: LD_PRELOAD would run
+    the owner's code on the host.
+
+    The loader's debug output shows which processes obey the environment, without a library to load.
+    """
     with tempfile.TemporaryDirectory(dir="/tmp") as outside:
         Path(outside).chmod(0o1777)
         loader = {"LD_DEBUG": "files", "LD_DEBUG_OUTPUT": f"{outside}/loader"}
         subprocess.run(["true"], env=loader, check=True)
-        assert [path.unlink() for path in Path(outside).iterdir()], "the loader of this machine would say it"
-        await edge.want(job("echo hears $LD_DEBUG", environment=loader, **who))  # type: ignore[arg-type]
+        assert [path.unlink() for path in Path(outside).iterdir()], (
+            "the loader of this machine does not write debug output"
+        )
+        await edge.want(job("echo hears $LD_DEBUG", environment=loader, **user_fields))  # type: ignore[arg-type]
         await edge.until_state("run-1", "ended")
         await edge.until(lambda: "hears files" in edge.log("run-1") and "calling init" in edge.log("run-1"))
         assert not list(Path(outside).iterdir())
 
 
-async def test_an_environment_is_not_shown_to_other_people_of_the_host(
-    edge: FakeEdge, agent: AgentProcess
-) -> None:
+async def test_command_lines_do_not_expose_the_environment(edge: FakeEdge, agent: AgentProcess) -> None:
     await edge.want(job("echo $TOKEN; sleep 300", environment={"TOKEN": "a-token-of-ada"}))
     await edge.until(lambda: edge.log("run-1") == "a-token-of-ada\n")
     tree = processes.descendants(processes.scan(), agent.shim("run-1")["pid"])
-    told = [Path(f"/proc/{each.pid}/cmdline").read_bytes() for each in tree]
-    assert any(b"--args" in words for words in told) and not any(b"a-token-of-ada" in words for words in told)
+    command_lines = [Path(f"/proc/{each.pid}/cmdline").read_bytes() for each in tree]
+    assert any(b"--args" in words for words in command_lines) and not any(
+        b"a-token-of-ada" in words for words in command_lines
+    )
 
 
 @pytest.mark.parametrize("wrong", [{"A": "x\0--bind\0/\0/mnt"}, {"A\0--bind": "x"}, {"A=B": "x"}, {"": "x"}])
-def test_a_sandbox_takes_no_option_out_of_an_environment(wrong: dict[str, str]) -> None:
+def test_an_environment_cannot_inject_sandbox_options(wrong: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="can't be in an environment"):
         workload_entry.argv_with_environment(["bwrap", "true"], wrong)
 
 
-@pytest.mark.parametrize("who", WHO)
-async def test_keys_of_the_host_are_not_the_workloads(
-    edge: FakeEdge, agent: AgentProcess, who: dict[str, object]
+@pytest.mark.parametrize("who", USERS)
+async def test_a_workload_cannot_read_kernel_keyrings_of_the_host(
+    edge: FakeEdge, agent: AgentProcess, user_fields: dict[str, object]
 ) -> None:
-    """Keyrings belong to users and sessions, not to name spaces."""
+    """Keyrings belong to users and sessions, not to namespaces."""
     read = (
         "import ctypes; libc = ctypes.CDLL(None, use_errno=True)\\n"
         "for ring in (-1, -2, -3, -4, -5): print(libc.syscall(250, 10, ring, b'user', b'gpupool-escape', 0))\\n"
     )
     libc = __import__("ctypes").CDLL(None)
-    libc.syscall(248, b"user", b"gpupool-escape", b"hush", 4, -4)  # the user keyring of this user
-    found = await output(edge, f'printf "{read}" > /tmp/k.py; python3 -S /tmp/k.py', **who)
+    # adds a key to the user keyring of this user
+    libc.syscall(248, b"user", b"gpupool-escape", b"hush", 4, -4)
+    found = await output(edge, f'printf "{read}" > /tmp/k.py; python3 -S /tmp/k.py', **user_fields)
     assert found.split() == ["-1"] * 5
 
 
-@pytest.mark.parametrize("who", WHO)
-async def test_links_of_a_workload_lead_neither_agent_nor_shim_anywhere(
-    edge: FakeEdge, agent: AgentProcess, who: dict[str, object], tmp_path: Path
+@pytest.mark.parametrize("who", USERS)
+async def test_agent_and_shim_follow_no_links_of_a_workload(
+    edge: FakeEdge, agent: AgentProcess, user_fields: dict[str, object], tmp_path: Path
 ) -> None:
-    """Everything that the agent or the shim later writes, reads or removes, with a link in its place."""
+    """Replace by a link each path that the agent or the shim later writes, reads or removes."""
     target = tmp_path / "target"
     target.mkdir()
     (target / "kept").write_text("kept")
@@ -515,44 +542,49 @@ async def test_links_of_a_workload_lead_neither_agent_nor_shim_anywhere(
         f"ln -sf {victim} $GPUPOOL_CHECKPOINT_DIR/.done; ln -s {target} /tmp/link; ln -s {target} ~/link; "
         f"ln -s / ~/root; rm -rf /tmp/* 2>/dev/null; ln -s {target} /tmp/again"
     )
-    await output(edge, tries, workload="same", units=[agent.units[0]], **who)
-    await output(edge, "echo next", generation=2, workload="same", units=[agent.units[0]], **who)
+    await output(edge, tries, workload="same", units=[agent.units[0]], **user_fields)
+    await output(edge, "echo next", generation=2, workload="same", units=[agent.units[0]], **user_fields)
     assert victim.read_text() == (target / "kept").read_text() == "kept"
-    if who:
+    if user_fields:
         assert victim.stat().st_uid == target.stat().st_uid == 0
 
 
-@pytest.mark.parametrize("who", WHO)
-async def test_files_of_the_system_can_not_be_linked_into_a_home(
-    edge: FakeEdge, agent: AgentProcess, who: dict[str, object]
+@pytest.mark.parametrize("who", USERS)
+async def test_system_files_cannot_be_hard_linked_into_a_home(
+    edge: FakeEdge, agent: AgentProcess, user_fields: dict[str, object]
 ) -> None:
     tries = (
         "ln /etc/passwd ~/stolen 2>/dev/null && echo linked; ln /usr/bin/su ~/su 2>/dev/null && echo linked"
     )
     assert (
-        await output(edge, f"{tries}; ln /run/gpupool/in/passwd ~/in 2>/dev/null && echo linked", **who) == ""
+        await output(
+            edge, f"{tries}; ln /run/gpupool/in/passwd ~/in 2>/dev/null && echo linked", **user_fields
+        )
+        == ""
     )
 
 
-@pytest.mark.parametrize("who", WHO)
-async def test_memory_of_the_sandbox_has_an_end(
-    edge: FakeEdge, agent: AgentProcess, who: dict[str, object]
+@pytest.mark.parametrize("who", USERS)
+async def test_files_in_memory_are_limited(
+    edge: FakeEdge, agent: AgentProcess, user_fields: dict[str, object]
 ) -> None:
-    """Whatever is kept in memory: /dev/shm has a size, and nothing else of /dev, /run or / can be written."""
+    """/dev/shm has a size limit, and no other folder in memory (/dev, /run, /) can be written."""
     found = await output(
         edge,
         "df --output=size -m /dev/shm | tail -1; for d in / /run /dev /home /run/gpupool /etc /var; do "
         "touch $d/x 2>/dev/null && echo wrote $d; done",
-        **who,
+        **user_fields,
     )
     half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2 >> 20
     assert [int(found.split()[0])] == pytest.approx([half], abs=2) and found.count("wrote") == 0
 
 
-async def test_a_notice_is_not_written_through_a_link_that_a_plain_workload_made(
+async def test_a_notice_is_not_written_through_a_link_of_a_plain_workload(
     edge: FakeEdge, make_agent: MakeAgent, tmp_path: Path
 ) -> None:
-    """Outside a sandbox the workload of the agent's own user can write where the shim writes: it must not follow."""
+    """Outside a sandbox the workload can write to the shim's folder, so the shim must not follow links
+    there.
+    """
     agent = await make_agent(launcher="plain")
     victim = tmp_path / "victim"
     victim.write_text("kept")

@@ -1,5 +1,8 @@
-"""What workloads reach on the network. A name space stands for the outside: it has a server like a cloud's metadata service and one
-like any other's, and the machine's own routes lead there, as they would in a cloud."""
+"""Test the network access of workloads.
+
+A network namespace acts as the outside: it has a server like a cloud's metadata service and an ordinary
+server. The machine's own routes lead there, as they would in a cloud.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +36,15 @@ from tests.agent.fake_edge import FakeEdge
 from tests.agent.test_isolation import output
 from tests.agent.test_isolation_users import OF_BLUE, OF_RED
 
-LICENCES = "192.168.77.7"  # a server of the organisation's own network
+LICENCES = "192.168.77.7"  # a server in the organisation's private network
 METADATA, ANYBODY = (
     "169.254.169.254",
     "198.51.100.7",
-)  # the second is of a range for documentation: nobody has it
+)  # the second is from a documentation range, so no host has it
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 needs_tools = pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("nft", path=PATH) or not shutil.which("ip", path=PATH),
-    reason="rules of a network need root, ip (iproute2) and nft (nftables)",
+    reason="network rules need root, ip (iproute2) and nft (nftables)",
 )
 pytestmark = [pytest.mark.sandbox, pytest.mark.xdist_group("network")]
 
@@ -53,7 +56,7 @@ servers = [(socket.create_server((address, 80)), address) for address in sys.arg
 for each in servers: threading.Thread(target=serve, args=each).start()
 print("ready", flush=True)
 """
-TRY = """
+CONNECT_TO_EACH = """
 cat > /tmp/try.py <<'END'
 import socket, sys
 for each in sys.argv[1:]:
@@ -67,7 +70,7 @@ for each in sys.argv[1:]:
 END
 python3 -S /tmp/try.py {}
 """
-SAY_ADDRESS_AND_LISTEN = """
+PRINT_ADDRESS_AND_LISTEN = """
 cat > /tmp/listen.py <<'END'
 import socket
 server, way_out = socket.create_server(("0.0.0.0", 7777)), socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -85,7 +88,7 @@ def ip(*words: str) -> None:
 
 @dataclass
 class Outside:
-    """The other side of the machine's way out; ``here`` is the machine's own address on it."""
+    """A network namespace beyond the machine's route; `here` is the machine's own address on the link."""
 
     name: str
     here: str = "10.214.0.1"
@@ -93,7 +96,7 @@ class Outside:
 
 @pytest.fixture
 def outside() -> Iterator[Outside]:
-    """Servers on METADATA:80, ANYBODY:80 and LICENCES:80 beyond the machine."""
+    """Run servers on METADATA:80, ANYBODY:80 and LICENCES:80 outside the machine."""
     found = Outside(f"outside-{os.getpid()}")
     near, far = f"gpo{os.getpid() % 100000}a", f"gpo{os.getpid() % 100000}b"
     forwards = Path("/proc/sys/net/ipv4/ip_forward").read_text()
@@ -139,14 +142,14 @@ def outside() -> Iterator[Outside]:
         Path("/proc/sys/net/ipv4/ip_forward").write_text(forwards)
 
 
-def table_of(agent: AgentProcess) -> str:
-    """The name of the agent's table of rules."""
+def nft_table(agent: AgentProcess) -> str:
+    """Return the name of the agent's nft table."""
     return f"gpupool_{network_key(agent.state)}"
 
 
 @contextlib.contextmanager
-def listening(address: str, user: int | None = None) -> Iterator[int]:
-    """A service of the host, as ``user``; gives its port."""
+def host_service(address: str, user: int | None = None) -> Iterator[int]:
+    """Run a host service as `user`; yield its port."""
     program = (
         f"import socket\ns = socket.create_server(({address!r}, 0)); print(s.getsockname()[1], flush=True)\n"
         "while True: s.accept()[0].sendall(b'hello')"
@@ -161,67 +164,67 @@ def listening(address: str, user: int | None = None) -> Iterator[int]:
             service.kill()
 
 
-def port_of(edge: FakeEdge) -> int:
+def edge_port(edge: FakeEdge) -> int:
     return int(edge.url.rsplit(":", 1)[1])
 
 
-def reached(found: str) -> set[str]:
+def reached_addresses(found: str) -> set[str]:
     return {line.split()[1] for line in found.splitlines() if line.startswith("reached")}
 
 
 @needs_tools
-def test_without_any_rule_the_machine_reaches_the_metadata_address(outside: Outside) -> None:
-    """What the tests below close is open: without that they would show nothing."""
+def test_without_rules_the_machine_reaches_the_metadata_address(outside: Outside) -> None:
+    """Prove that the addresses are reachable without rules; otherwise the tests below would prove nothing."""
     for address in (METADATA, ANYBODY, LICENCES):
         with socket.create_connection((address, 80), 2) as line:
             assert line.recv(100).startswith(b"reached")
 
 
 @needs_tools
-async def test_in_a_network_of_its_own_nothing_is_reached(
+async def test_a_run_in_a_private_network_reaches_no_address(
     edge: FakeEdge, make_agent: MakeAgent, outside: Outside
 ) -> None:
     await make_agent(launcher="bubblewrap")
-    port = port_of(edge)
-    tries = TRY.format(f"{METADATA}:80 {ANYBODY}:80 {outside.here}:{port} 127.0.0.1:{port}")
-    assert reached(await output(edge, tries, **OF_BLUE)) == set()
+    port = edge_port(edge)
+    tries = CONNECT_TO_EACH.format(f"{METADATA}:80 {ANYBODY}:80 {outside.here}:{port} 127.0.0.1:{port}")
+    assert reached_addresses(await output(edge, tries, **OF_BLUE)) == set()
 
 
 @needs_tools
-async def test_with_the_internet_a_run_goes_out_and_reaches_nothing_of_the_host(
+async def test_with_internet_a_run_reaches_the_outside_but_not_the_host(
     edge: FakeEdge, make_agent: MakeAgent, outside: Outside
 ) -> None:
     agent = await make_agent("--network", "internet", launcher="bubblewrap")
-    with listening("0.0.0.0") as port:
+    with host_service("0.0.0.0") as port:
         route = 'bytes.fromhex(open("/proc/net/route").read().split()[13])[::-1]'
         gateway = f"$(python3 -S -c 'import socket; print(socket.inet_ntoa({route}))')"
-        tries = TRY.format(
+        tries = CONNECT_TO_EACH.format(
             f"{ANYBODY}:80 {METADATA}:80 {outside.here}:{port} 127.0.0.1:{port} {gateway}:{port}"
         )
         found = await output(edge, tries, **OF_BLUE)
-    assert reached(found) == {f"{ANYBODY}:80"}
+    assert reached_addresses(found) == {f"{ANYBODY}:80"}
     assert "closed 10.213." in found
     assert edge.observed[-1].inventory.network == "internet"
     mark = (read_json(agent.state / "runs" / "run-1" / "run.json") or {})["mark"]
-    assert not Path(f"/run/netns/gpupool-{mark}").exists(), "the network of an ended run is gone"
+    assert not Path(f"/run/netns/gpupool-{mark}").exists(), "the network of an ended run is removed"
 
 
 @needs_tools
 @pytest.mark.parametrize("given", [None, "192.168.77.0/24"])
-async def test_with_the_internet_private_networks_are_reached_only_where_the_operator_named_them(
-    edge: FakeEdge, make_agent: MakeAgent, outside: Outside, given: str | None
+async def test_with_internet_private_networks_are_reachable_only_if_named(
+    edge: FakeEdge, make_agent: MakeAgent, outside: Outside, reach: str | None
 ) -> None:
-    await make_agent("--network", "internet", *(["--reach", given] if given else []), launcher="bubblewrap")
-    tries = TRY.format(f"{ANYBODY}:80 {LICENCES}:80 {METADATA}:80 10.214.0.2:80")
-    found = reached(await output(edge, tries, **OF_BLUE))
-    assert found == ({f"{ANYBODY}:80", f"{LICENCES}:80"} if given else {f"{ANYBODY}:80"})
+    await make_agent("--network", "internet", *(["--reach", reach] if reach else []), launcher="bubblewrap")
+    tries = CONNECT_TO_EACH.format(f"{ANYBODY}:80 {LICENCES}:80 {METADATA}:80 10.214.0.2:80")
+    found = reached_addresses(await output(edge, tries, **OF_BLUE))
+    assert found == ({f"{ANYBODY}:80", f"{LICENCES}:80"} if reach else {f"{ANYBODY}:80"})
     (note,) = (each for each in edge.observed[-1].inventory.notes if "the internet" in each)
-    assert (given or "no private network") in note
+    assert (reach or "no private network") in note
 
 
 @contextlib.contextmanager
-def neighbour(outside: Outside) -> Iterator[Callable[[], bool]]:
-    """Another machine for which this one is the way to the outside; gives whether it gets there."""
+def routed_machine(outside: Outside) -> Iterator[Callable[[], bool]]:
+    """Set up a machine that reaches the outside through this one; yield a function that tries it."""
     name, near, far = f"beside-{os.getpid()}", f"gpb{os.getpid() % 100000}a", f"gpb{os.getpid() % 100000}b"
     ip("netns", "add", name)
     try:
@@ -243,42 +246,46 @@ def neighbour(outside: Outside) -> Iterator[Callable[[], bool]]:
 
 @needs_tools
 @pytest.mark.parametrize("before", ["0", "1"])
-async def test_a_host_that_forwarded_nothing_forwards_nothing_for_others_after_it(
+async def test_a_host_does_not_start_to_forward_packets_of_others(
     edge: FakeEdge, make_agent: MakeAgent, outside: Outside, before: str
 ) -> None:
     IP_FORWARD_FILE.write_text(before)
-    with neighbour(outside) as reaches:
+    with routed_machine(outside) as reaches:
         assert reaches() is (before == "1")
         agent = await make_agent("--network", "internet", launcher="bubblewrap")
         assert IP_FORWARD_FILE.read_text() == "1\n"
         assert reaches() is (before == "1")
         await agent.kill()
         await agent.start()
-        assert reaches() is (before == "1"), "an agent that starts again knows how it was"
-        assert reached(await output(edge, TRY.format(f"{ANYBODY}:80"), **OF_BLUE)) == {f"{ANYBODY}:80"}
+        assert reaches() is (before == "1"), "a restarted agent remembers the earlier setting"
+        assert reached_addresses(await output(edge, CONNECT_TO_EACH.format(f"{ANYBODY}:80"), **OF_BLUE)) == {
+            f"{ANYBODY}:80"
+        }
 
 
-def test_runs_may_ask_name_servers_in_private_networks_and_reach_nothing_else_there() -> None:
-    rules = internet_rules("abcd", ["10.0.0.2", "fd00::1"], ["10.1.0.0/16", "10.1.2.0/24"], alone=True)
-    lines = [line.strip() for line in rules.splitlines()]
-    ask = next(at for at, line in enumerate(lines) if line.endswith("th dport 53 accept"))
-    assert "{ 10.0.0.2 }" in lines[ask]
-    assert "{ 10.1.0.0/16 } accept" in lines[ask + 1], "no overlaps: nft takes none"
-    assert "10.0.0.0/8" in lines[ask + 2] and lines[ask + 2].endswith("reject")
-    assert "169.254.0.0/16" in lines[ask - 1], "metadata first: no --reach opens it"
+def test_runs_reach_private_name_servers_on_port_53_only() -> None:
+    table_rules = internet_rules("abcd", ["10.0.0.2", "fd00::1"], ["10.1.0.0/16", "10.1.2.0/24"], alone=True)
+    lines = [line.strip() for line in table_rules.splitlines()]
+    dns_line = next(at for at, line in enumerate(lines) if line.endswith("th dport 53 accept"))
+    assert "{ 10.0.0.2 }" in lines[dns_line]
+    assert "{ 10.1.0.0/16 } accept" in lines[dns_line + 1], (
+        "overlapping networks are merged: nft rejects overlaps"
+    )
+    assert "10.0.0.0/8" in lines[dns_line + 2] and lines[dns_line + 2].endswith("reject")
+    assert "169.254.0.0/16" in lines[dns_line - 1], "the metadata rule comes first, so no --reach opens it"
 
 
 @needs_tools
-async def test_with_the_internet_runs_do_not_reach_each_other(
+async def test_with_internet_runs_do_not_reach_each_other(
     edge: FakeEdge, make_agent: MakeAgent, outside: Outside
 ) -> None:
     await make_agent("--network", "internet", launcher="bubblewrap")
-    await edge.want(job(SAY_ADDRESS_AND_LISTEN, **OF_RED))
+    await edge.want(job(PRINT_ADDRESS_AND_LISTEN, **OF_RED))
     await edge.until(lambda: edge.log("run-1").endswith("\n"))
     address = edge.log("run-1").strip()
     assert address.startswith("10.213.")
-    tries = TRY.format(f"{address}:7777 {ANYBODY}:80")
-    assert reached(await output(edge, tries, generation=2, **OF_BLUE)) == {f"{ANYBODY}:80"}
+    tries = CONNECT_TO_EACH.format(f"{address}:7777 {ANYBODY}:80")
+    assert reached_addresses(await output(edge, tries, generation=2, **OF_BLUE)) == {f"{ANYBODY}:80"}
     ip("-n", outside.name, "route", "add", "10.213.0.0/16", "via", outside.here)
     program = f"import socket; socket.create_connection(('{address}', 7777), 2).recv(9)"
     tried = subprocess.run(
@@ -286,59 +293,67 @@ async def test_with_the_internet_runs_do_not_reach_each_other(
         capture_output=True,
         env={"PATH": PATH},
     )
-    assert b"timed out" in tried.stderr, "nobody reaches a run from outside"
+    assert b"timed out" in tried.stderr, "a run is unreachable from outside"
 
 
 @needs_tools
-async def test_in_the_hosts_network_metadata_and_what_others_listen_on_are_closed_to_a_team(
+async def test_in_the_hosts_network_metadata_and_foreign_ports_are_closed(
     edge: FakeEdge, make_agent: MakeAgent, outside: Outside
 ) -> None:
     await make_agent("--network", "host", launcher="bubblewrap")
     assert any("are closed to them" in note for note in edge.observed[-1].inventory.notes)
     with (
-        listening("127.0.0.1") as own,
-        listening("0.0.0.0") as everywhere,
-        listening("127.0.0.1", 70_002) as reds,
+        host_service("127.0.0.1") as own,
+        host_service("0.0.0.0") as everywhere,
+        host_service("127.0.0.1", 70_002) as port_of_red,
     ):
-        tries = TRY.format(
-            f"{ANYBODY}:80 {METADATA}:80 127.0.0.1:{own} {outside.here}:{everywhere} 127.0.0.1:{reds} "
-            f"127.0.0.1:{port_of(edge)}"
+        tries = CONNECT_TO_EACH.format(
+            f"{ANYBODY}:80 {METADATA}:80 127.0.0.1:{own} {outside.here}:{everywhere} 127.0.0.1:{port_of_red} "
+            f"127.0.0.1:{edge_port(edge)}"
         )
-        assert reached(await output(edge, tries, **OF_BLUE)) == {f"{ANYBODY}:80"}
-        tries = TRY.format(f"127.0.0.1:{reds} 127.0.0.1:{own}")
-        assert reached(await output(edge, tries, generation=2, **OF_RED)) == {f"127.0.0.1:{reds}"}
+        assert reached_addresses(await output(edge, tries, **OF_BLUE)) == {f"{ANYBODY}:80"}
+        tries = CONNECT_TO_EACH.format(f"127.0.0.1:{port_of_red} 127.0.0.1:{own}")
+        assert reached_addresses(await output(edge, tries, generation=2, **OF_RED)) == {
+            f"127.0.0.1:{port_of_red}"
+        }
 
 
 @needs_tools
-async def test_in_the_hosts_network_the_members_of_a_team_reach_each_other(
+async def test_in_the_hosts_network_runs_of_a_team_reach_each_other(
     edge: FakeEdge, make_agent: MakeAgent, outside: Outside
 ) -> None:
-    """What the ranks of a gang need."""
+    """Ranks of a gang connect to each other."""
     await make_agent("--network", "host", launcher="bubblewrap")
-    with listening("0.0.0.0", 70_001) as rank_0:
-        tries = TRY.format(f"{outside.here}:{rank_0} 127.0.0.1:{rank_0}")
-        assert len(reached(await output(edge, tries, **OF_BLUE))) == 2
+    with host_service("0.0.0.0", 70_001) as rank_0:
+        tries = CONNECT_TO_EACH.format(f"{outside.here}:{rank_0} 127.0.0.1:{rank_0}")
+        assert len(reached_addresses(await output(edge, tries, **OF_BLUE))) == 2
 
 
-def rules(agent: AgentProcess) -> str:
-    """The rules of the agent's table as they are now; '' where it has none."""
-    words = ["nft", "list", "table", "inet", table_of(agent)]
+def table_rules(agent: AgentProcess) -> str:
+    """Return the current rules of the agent's nft table, or '' if there is none."""
+    words = ["nft", "list", "table", "inet", nft_table(agent)]
     return subprocess.run(words, capture_output=True, text=True, env={"PATH": PATH}).stdout
 
 
-async def rule_comes(agent: AgentProcess, port: int) -> float:
-    """Wait for the rule that closes the port; the seconds it took."""
+async def wait_for_rule(agent: AgentProcess, port: int) -> float:
+    """Wait for the rule that closes the port; return the seconds it took."""
     begin = time.monotonic()
-    while str(port) not in rules(agent):
+    while str(port) not in table_rules(agent):
         assert time.monotonic() - begin < 15
         await asyncio.sleep(0.05)
     return time.monotonic() - begin
 
 
-async def waits_for_an_address(edge: FakeEdge, agent: AgentProcess) -> Callable[[str], Awaitable[str]]:
-    """A run of team blue that tries the address it is given; gives how to give it one: 'reached' or 'closed' comes back."""
+async def start_connector(edge: FakeEdge, agent: AgentProcess) -> Callable[[str], Awaitable[str]]:
+    """Start a run of team blue that tries the given address.
+
+    Return a function that sets the address and returns the result ('reached' or 'closed').
+    """
     await edge.want(
-        job(f"until [ -e ~/go ]; do sleep 0.1; done\n{TRY.format('$(cat ~/go)')}echo end", **OF_BLUE)
+        job(
+            f"until [ -e ~/go ]; do sleep 0.1; done\n{CONNECT_TO_EACH.format('$(cat ~/go)')}echo end",
+            **OF_BLUE,
+        )
     )
     await edge.until_state("run-1", "running")
 
@@ -353,64 +368,62 @@ async def waits_for_an_address(edge: FakeEdge, agent: AgentProcess) -> Callable[
 
 
 @needs_tools
-async def test_what_begins_to_listen_later_is_closed_within_a_moment(
+async def test_a_port_opened_later_is_closed_to_runs_within_seconds(
     edge: FakeEdge, make_agent: MakeAgent, outside: Outside
 ) -> None:
     agent = await make_agent("--network", "host", launcher="bubblewrap")
-    tries = await waits_for_an_address(edge, agent)
-    with listening("127.0.0.1") as late:
-        assert await rule_comes(agent, late) < 5, "a second, and what a busy machine takes"
+    tries = await start_connector(edge, agent)
+    with host_service("127.0.0.1") as late:
+        assert await wait_for_rule(agent, late) < 5, "about a second, longer on a busy machine"
         assert await tries(f"127.0.0.1:{late}") == "closed"
 
 
 @needs_tools
-async def test_rules_that_somebody_takes_away_come_back(
-    edge: FakeEdge, make_agent: MakeAgent, outside: Outside
-) -> None:
-    """``systemctl reload nftables`` does so."""
+async def test_deleted_rules_are_restored(edge: FakeEdge, make_agent: MakeAgent, outside: Outside) -> None:
+    """`systemctl reload nftables` removes all rules."""
     agent = await make_agent("--network", "host", launcher="bubblewrap")
-    tries = await waits_for_an_address(edge, agent)
-    with listening("127.0.0.1") as port:
-        await rule_comes(agent, port)
-        subprocess.run(["nft", "delete", "table", "inet", table_of(agent)], check=True, env={"PATH": PATH})
-        assert str(port) not in rules(agent)
-        assert await rule_comes(agent, port) < 5
+    tries = await start_connector(edge, agent)
+    with host_service("127.0.0.1") as port:
+        await wait_for_rule(agent, port)
+        subprocess.run(["nft", "delete", "table", "inet", nft_table(agent)], check=True, env={"PATH": PATH})
+        assert str(port) not in table_rules(agent)
+        assert await wait_for_rule(agent, port) < 5
         assert await tries(f"127.0.0.1:{port}") == "closed"
 
 
 @needs_tools
-async def test_rules_come_back_too_for_workloads_with_a_network_of_their_own(
+async def test_deleted_rules_are_restored_for_the_internet_network(
     edge: FakeEdge, make_agent: MakeAgent, outside: Outside
 ) -> None:
     agent = await make_agent("--network", "internet", launcher="bubblewrap")
-    subprocess.run(["nft", "delete", "table", "inet", table_of(agent)], check=True, env={"PATH": PATH})
-    assert await rule_comes(agent, 127) < 5, "of 127.0.0.0/8, which they do not reach"
-    assert reached(await output(edge, TRY.format(f"{ANYBODY}:80 {METADATA}:80"), **OF_BLUE)) == {
-        f"{ANYBODY}:80"
-    }
+    subprocess.run(["nft", "delete", "table", "inet", nft_table(agent)], check=True, env={"PATH": PATH})
+    assert await wait_for_rule(agent, 127) < 5, "the rule of 127.0.0.0/8"
+    assert reached_addresses(
+        await output(edge, CONNECT_TO_EACH.format(f"{ANYBODY}:80 {METADATA}:80"), **OF_BLUE)
+    ) == {f"{ANYBODY}:80"}
 
 
 @needs_tools
-async def test_ports_stay_closed_to_a_workload_while_its_agent_starts_again(
+async def test_ports_stay_closed_to_a_workload_while_its_agent_restarts(
     edge: FakeEdge, make_agent: MakeAgent, outside: Outside
 ) -> None:
     agent = await make_agent("--network", "host", launcher="bubblewrap")
-    tries = await waits_for_an_address(edge, agent)
-    with listening("127.0.0.1") as port:
-        await rule_comes(agent, port)
+    tries = await start_connector(edge, agent)
+    with host_service("127.0.0.1") as port:
+        await wait_for_rule(agent, port)
         await agent.kill()
         await agent.start()
-        assert str(port) in rules(agent)
+        assert str(port) in table_rules(agent)
         assert await tries(f"127.0.0.1:{port}") == "closed"
 
 
 @needs_tools
-def test_nothing_starts_whose_ports_can_not_be_closed(
+def test_a_run_is_rejected_if_ports_cannot_be_closed_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network = open_network("host", tmp_path, UidRange())
     try:
-        with listening("127.0.0.1"):
+        with host_service("127.0.0.1"):
             monkeypatch.setattr("agent.isolation.workload_network._search_path", lambda: str(tmp_path))
             with pytest.raises(NetworkSetupError, match="could not be closed to it"):
                 network.admit_user(70_001)
@@ -420,17 +433,17 @@ def test_nothing_starts_whose_ports_can_not_be_closed(
 
 
 @needs_tools
-async def test_a_port_is_not_opened_by_listening_on_it_at_another_address(
+async def test_listening_on_another_address_does_not_open_a_port(
     edge: FakeEdge, make_agent: MakeAgent, outside: Outside
 ) -> None:
     await make_agent("--network", "host", launcher="bubblewrap")
-    with listening("127.0.0.1") as hosts:
+    with host_service("127.0.0.1") as hosts:
         own = f"import socket, time; s = socket.create_server(('127.0.0.2', {hosts})); print('own', flush=True); time.sleep(60)"
-        tries = f'python3 -S -c "{own}" & sleep 2.5\n{TRY.format(f"127.0.0.1:{hosts}")}kill %1'
+        tries = f'python3 -S -c "{own}" & sleep 2.5\n{CONNECT_TO_EACH.format(f"127.0.0.1:{hosts}")}kill %1'
         assert (await output(edge, tries, **OF_BLUE)).splitlines()[:2] == ["own", f"closed 127.0.0.1:{hosts}"]
 
 
-def test_a_port_that_a_team_listens_on_too_stays_open_to_it_at_its_own_address() -> None:
+def test_a_teams_own_address_stays_open_on_a_shared_port() -> None:
     found = [
         (0, "tcp", "127.0.0.1", 22),
         (70_001, "tcp", "127.0.0.1", 9),
@@ -446,10 +459,10 @@ def test_a_port_that_a_team_listens_on_too_stays_open_to_it_at_its_own_address()
     }
 
 
-def test_who_listens_everywhere_is_closed_to_others_but_does_not_close_their_own() -> None:
+def test_a_wildcard_listener_is_closed_to_others_but_not_their_own_port() -> None:
     everywhere = (70_002, "tcp", "::", 9)
     assert ports_to_close([70_001], [everywhere]) == {(70_001, "tcp", "::", 9), (70_001, "tcp", "0.0.0.0", 9)}
-    own = (70_001, "tcp", "127.0.0.1", 9)  # so the other has IPv6 alone
+    own = (70_001, "tcp", "127.0.0.1", 9)  # so the other listens on IPv6 only
     assert ports_to_close([70_001], [everywhere, own]) == {(70_001, "tcp", "::", 9)}
     of_the_host = (0, "tcp", "0.0.0.0", 9)
     assert ports_to_close([70_001], [of_the_host, (70_001, "tcp", "::1", 9)]) == {
@@ -457,14 +470,16 @@ def test_who_listens_everywhere_is_closed_to_others_but_does_not_close_their_own
     }
 
 
-def test_what_listens_here_is_found() -> None:
-    with listening("127.0.0.1") as port:
+def test_listening_sockets_are_found() -> None:
+    with host_service("127.0.0.1") as port:
         until = time.monotonic() + 5
         while (os.geteuid(), "tcp", "127.0.0.1", port) not in set(listening_sockets()):
             assert time.monotonic() < until
 
 
-def test_what_can_not_be_closed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_host_reports_addresses_that_cannot_be_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert open_network("private", tmp_path, None).notes == []
     open_host = open_network("host", tmp_path, None)
     assert not open_host.can_close_ports

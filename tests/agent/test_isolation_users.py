@@ -1,4 +1,4 @@
-"""Each team's work runs as a user of its own, where the agent is root: real processes, real files."""
+"""Test that each team's workloads run as a user of its own if the agent is root: real processes, real files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BLUE, RED = 70_001, 70_002
 
 
 def of_blue(generation: int = 1, command: str = "true", **fields: object) -> RunWanted:
-    """A job of the team blue, as the server names its user."""
+    """Return a job of team blue with the user that the server assigned."""
     values: dict[str, object] = {"team_id": "1.1700000000", "team_user": BLUE, **fields}
     return job(command, generation=generation, **values)  # type: ignore[arg-type]
 
@@ -46,15 +46,15 @@ async def agent(make_agent: MakeAgent) -> AgentProcess:
     return await make_agent(launcher="bubblewrap")
 
 
-# in the sandbox
+# In the sandbox
 
 
-async def test_a_workload_runs_as_the_user_of_its_team_with_no_other_group(
+async def test_a_workload_runs_as_its_teams_user_with_no_other_group(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
     await edge.want(of_blue(command="sleep 300"))
     await edge.until_state("run-1", "running")
-    below = await until_there(agent, b"sleep")
+    below = await wait_for_process(agent, b"sleep")
     status = dict(
         line.split(":\t", 1)
         for line in Path(f"/proc/{below}/status").read_text().splitlines()
@@ -66,17 +66,17 @@ async def test_a_workload_runs_as_the_user_of_its_team_with_no_other_group(
     assert status["NoNewPrivs"] == "1"
 
 
-async def until_there(agent: AgentProcess, name: bytes) -> int:
-    """The pid on the host of the first run's process of that name."""
+async def wait_for_process(agent: AgentProcess, name: bytes) -> int:
+    """Wait for a process of the first run by its name; return its pid on the host."""
     for _ in range(100):
         for process in processes.descendants(processes.scan(), agent.shim("run-1")["pid"]):
             if name in Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0"):
                 return process.pid
         await asyncio.sleep(0.05)
-    raise AssertionError(f"{name!r} was never there")
+    raise AssertionError(f"{name!r} did not start")
 
 
-async def test_home_checkpoints_and_what_a_run_writes_belong_to_the_team(
+async def test_home_checkpoints_and_files_of_a_run_are_owned_by_the_team(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
     command = "echo 1 > ~/f; echo 1 > $GPUPOOL_CHECKPOINT_DIR/f; cat $GPUPOOL_NOTICE; id -un"
@@ -90,10 +90,8 @@ async def test_home_checkpoints_and_what_a_run_writes_belong_to_the_team(
     assert (agent.state / "runs" / "run-2" / "out" / "f").stat().st_uid == BLUE
 
 
-async def test_a_run_reads_what_the_agent_tells_it_and_can_not_write_there(
-    edge: FakeEdge, agent: AgentProcess
-) -> None:
-    """The shim is root and writes into that folder: a link of the workload's would lead it anywhere."""
+async def test_a_run_can_read_its_in_folder_but_not_write_there(edge: FakeEdge, agent: AgentProcess) -> None:
+    """The shim is root and writes to this folder, so it could be led anywhere by a link of the workload."""
     command = (
         "touch /run/gpupool/in/x && echo written; trap 'cat $GPUPOOL_NOTICE; exit 0' USR1; echo begun;"
         " while :; do sleep 0.1; done"
@@ -106,7 +104,7 @@ async def test_a_run_reads_what_the_agent_tells_it_and_can_not_write_there(
     assert "written" not in edge.log("run-1")
 
 
-async def test_a_team_finds_nothing_of_another_one_in_the_home_of_a_person_who_is_in_both(
+async def test_a_person_in_two_teams_has_a_separate_home_per_team(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
     await output(edge, "echo secret of blue > ~/file", **OF_BLUE)
@@ -115,7 +113,7 @@ async def test_a_team_finds_nothing_of_another_one_in_the_home_of_a_person_who_i
     assert (agent.state / "homes" / f"ada~{RED}" / "file").stat().st_uid == RED
 
 
-async def test_a_home_of_before_is_given_to_the_team_that_uses_it_first(
+async def test_an_older_home_is_given_to_the_first_team_that_uses_it(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
     await output(edge, "mkdir -p ~/a/b; echo kept > ~/a/b/file; chmod 700 ~/a; ln -s /etc/shadow ~/link")
@@ -137,7 +135,7 @@ async def test_a_home_of_before_is_given_to_the_team_that_uses_it_first(
         ({"team_user": BLUE, "team_id": "9.1800000000"}, "was another team's"),
     ],
 )
-async def test_a_user_that_may_not_be_the_teams_starts_nothing(
+async def test_a_run_with_an_invalid_team_user_is_rejected(
     edge: FakeEdge, agent: AgentProcess, fields: dict[str, Any], why: str
 ) -> None:
     await output(edge, "true", **OF_BLUE)
@@ -147,9 +145,7 @@ async def test_a_user_that_may_not_be_the_teams_starts_nothing(
     assert ended.outcome == "start_failed" and why in ended.step
 
 
-async def test_the_operator_may_have_no_user_per_team_and_the_host_says_so(
-    edge: FakeEdge, make_agent: MakeAgent
-) -> None:
+async def test_the_host_reports_that_team_users_are_disabled(edge: FakeEdge, make_agent: MakeAgent) -> None:
     agent = await make_agent("--team-users", "none", launcher="bubblewrap")
     await output(edge, "touch ~/file", **OF_BLUE)
     assert (agent.state / "homes" / "ada" / "file").stat().st_uid == 0
@@ -158,7 +154,7 @@ async def test_the_operator_may_have_no_user_per_team_and_the_host_says_so(
     assert any("no user id per team" in note for note in inventory.notes)
 
 
-async def test_hosts_that_share_homes_agree_on_whose_they_are(
+async def test_hosts_that_share_homes_agree_on_the_owners(
     edge: FakeEdge, make_agent: MakeAgent, tmp_path: Path
 ) -> None:
     shared = tmp_path / "shared"
@@ -173,21 +169,21 @@ async def test_hosts_that_share_homes_agree_on_whose_they_are(
     assert "was another team's" in (await edge.until_state(stranger.run, "ended")).step
 
 
-# two users on one host, without any sandbox
+# Two users on one host, without a sandbox
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Path]:
+def shared_folder(tmp_path: Path) -> Iterator[Path]:
     folder = Path("/tmp") / f"gpupool-users-{os.getpid()}"
     folder.mkdir(mode=0o755)
     yield folder
     subprocess.run(["rm", "-rf", str(folder)], check=True)
 
 
-def start(
+def start_process(
     command: str, user: int | None, folder: Path, stage: list[list[str]] | None = None
 ) -> subprocess.Popen[str]:
-    """A plain process as the shim starts one."""
+    """Start a plain process as the shim does."""
     spec = {"user": user, "launcher": "plain", "stage": stage or [], "stage_at": "/run/gpupool"}
     return subprocess.Popen(
         ["/bin/bash", "-c", command],
@@ -200,41 +196,43 @@ def start(
     )
 
 
-def said(command: str, user: int | None, folder: Path, stage: list[list[str]] | None = None) -> str:
-    return start(command, user, folder, stage).communicate(timeout=30)[0]
+def run_and_read(command: str, user: int | None, folder: Path, stage: list[list[str]] | None = None) -> str:
+    return start_process(command, user, folder, stage).communicate(timeout=30)[0]
 
 
-def test_plain_processes_of_two_teams_can_not_signal_trace_or_read_each_other(place: Path) -> None:
-    with start("umask 077; sleep 300", BLUE, place) as victim:
+def test_plain_processes_of_two_teams_cannot_signal_trace_or_read_each_other(shared_folder: Path) -> None:
+    with start_process("umask 077; sleep 300", BLUE, shared_folder) as victim:
         try:
             tries = (
                 f"kill -TERM {victim.pid} && echo killed; cat /proc/{victim.pid}/environ && echo read;"
                 f"ls /proc/{victim.pid}/fd && echo listed; head -c1 /proc/{victim.pid}/mem && echo peeked;"
                 f"strace -p {victim.pid} -o /dev/null & sleep 0.5; kill $! 2>/dev/null && echo traced"
             )
-            found = said(tries, RED, place)
+            found = run_and_read(tries, RED, shared_folder)
             for word in ("killed", "hush", "read", "listed", "peeked", "traced"):
                 assert word not in found.split(), found
             assert victim.poll() is None
-            assert "hush" in said(
-                f"cat /proc/{victim.pid}/environ", BLUE, place
-            )  # the own team's can: the tries are real ones
+            assert "hush" in run_and_read(
+                f"cat /proc/{victim.pid}/environ", BLUE, shared_folder
+            )  # a process of the same team can read it, so the attempts are real
         finally:
             victim.kill()
 
 
-def test_a_program_that_is_set_to_run_as_root_does_not_for_a_workload(place: Path) -> None:
-    program = place / "id"
+def test_a_setuid_root_program_runs_as_the_teams_user(shared_folder: Path) -> None:
+    program = shared_folder / "id"
     program.write_bytes(Path("/usr/bin/id").read_bytes())
     program.chmod(0o4755)
-    assert said(f"{program} -u", RED, place).strip() == str(RED)
+    assert run_and_read(f"{program} -u", RED, shared_folder).strip() == str(RED)
 
 
-def test_a_workload_leaves_the_agents_groups_and_its_powers(place: Path) -> None:
+def test_a_workload_drops_the_agents_groups_and_capabilities(shared_folder: Path) -> None:
     os.setgroups([0, 4])
     try:
-        found = said(
-            "id -G; grep -E 'Cap(Eff|Prm)' /proc/self/status; chown 0 /tmp; mount -t tmpfs x /mnt", RED, place
+        found = run_and_read(
+            "id -G; grep -E 'Cap(Eff|Prm)' /proc/self/status; chown 0 /tmp; mount -t tmpfs x /mnt",
+            RED,
+            shared_folder,
         )
     finally:
         os.setgroups([])
@@ -243,7 +241,7 @@ def test_a_workload_leaves_the_agents_groups_and_its_powers(place: Path) -> None
     assert "not permitted" in found and "mount:" in found
 
 
-def test_the_keys_of_the_agents_session_are_not_the_workloads(place: Path) -> None:
+def test_a_workload_does_not_inherit_the_agents_session_keyring(shared_folder: Path) -> None:
     read = (
         "import ctypes; libc = ctypes.CDLL(None, use_errno=True); "
         "print(libc.syscall(250, 0, -3, 0), libc.syscall(250, 10, -3, b'user', b'gpupool-test', 0))"
@@ -252,38 +250,40 @@ def test_the_keys_of_the_agents_session_are_not_the_workloads(place: Path) -> No
         "import ctypes; libc = ctypes.CDLL(None); libc.syscall(250, 1, None); "
         "libc.syscall(248, b'user', b'gpupool-test', b'hush', 4, -3);"
     )
-    looks = f"{setup} import subprocess, sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r}); "
-    looks += "from agent.shim import workload_entry; "
+    program = f"{setup} import subprocess, sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r}); "
+    program += "from agent.shim import workload_entry; "
     run = "print(subprocess.run(['python3', '-S', '-c', {!r}], capture_output=True, text=True{}).stdout.strip().split()[1])"
-    looks += (
+    program += (
         run.format(read, "")
         + ";"
         + run.format(read, ", preexec_fn=lambda: workload_entry.enter_workload({'launcher': 'plain'})")
     )
     found = subprocess.run(
-        ["python3", "-c", looks], capture_output=True, text=True, check=True
+        ["python3", "-c", program], capture_output=True, text=True, check=True
     ).stdout.split()
     assert int(found[0]) > 0  # without the guard the key is found
     assert found[1] == "-1"
 
 
-def test_folders_that_nobody_else_may_enter_are_shown_to_the_runs_user_alone(place: Path) -> None:
-    locked = place / "locked"
+def test_private_folders_are_mounted_for_the_runs_user_only(shared_folder: Path) -> None:
+    locked = shared_folder / "locked"
     (locked / "home").mkdir(parents=True)
     locked.chmod(0o700)
     os.chown(locked / "home", RED, RED)
     Path("/run/gpupool").mkdir(exist_ok=True)
     stage = [[str(locked / "home"), "/run/gpupool/home"]]
     assert (
-        said("echo mine > /run/gpupool/home/file && cat /run/gpupool/home/file", RED, place, stage)
+        run_and_read(
+            "echo mine > /run/gpupool/home/file && cat /run/gpupool/home/file", RED, shared_folder, stage
+        )
         == "mine\n"
     )
     assert (locked / "home" / "file").stat().st_uid == RED
-    assert "denied" in said(f"ls {locked}/home", RED, place, stage)
-    assert not list(Path("/run/gpupool").iterdir())  # the host does not see it
+    assert "denied" in run_and_read(f"ls {locked}/home", RED, shared_folder, stage)
+    assert not list(Path("/run/gpupool").iterdir())  # the mount is invisible on the host
 
 
-def test_plain_shows_a_run_its_folders_where_its_user_can_go() -> None:
+def test_the_plain_launcher_mounts_folders_where_the_user_can_enter() -> None:
     from agent.isolation.launchers import SandboxRequest
 
     here = Path("/var/lib/agent")
@@ -295,10 +295,10 @@ def test_plain_shows_a_run_its_folders_where_its_user_can_go() -> None:
     assert dict(launch.stage)[str(here / "home")] == str(PlainLauncher().view(box).home) == launch.cwd
 
 
-# whose files are whose
+# Ownership of files
 
 
-def test_giving_a_home_away_changes_nothing_outside_of_it(tmp_path: Path) -> None:
+def test_changing_the_owner_of_a_home_changes_no_file_outside(tmp_path: Path) -> None:
     home, outside = tmp_path / "home", tmp_path / "outside"
     home.mkdir()
     outside.mkdir()
@@ -326,25 +326,25 @@ def test_giving_a_home_away_changes_nothing_outside_of_it(tmp_path: Path) -> Non
     )
 
 
-def test_a_home_that_became_a_link_is_not_followed_unless_root_made_it(tmp_path: Path) -> None:
+def test_a_home_that_is_a_link_is_followed_only_if_root_owns_the_link(tmp_path: Path) -> None:
     homes, target = tmp_path / "homes", tmp_path / "target"
     homes.mkdir()
     target.mkdir()
     (homes / "ada").symlink_to(target)
     found = TeamUsers(homes, UidRange())
-    assert found.home("ada", BLUE) == target  # an operator's
+    assert found.home("ada", BLUE) == target  # a link of the operator
     os.lchown(homes / "ada", RED, RED)
     with pytest.raises(TeamUserError, match="a link that root did not make"):
         found.home("ada", BLUE)
 
 
-def test_an_account_of_the_host_is_never_a_teams_user(tmp_path: Path) -> None:
+def test_an_account_of_the_host_is_never_used_as_a_team_user(tmp_path: Path) -> None:
     account = next(entry for entry in pwd.getpwall() if entry.pw_uid >= 1)
     with pytest.raises(TeamUserError, match=f"the account {account.pw_name}"):
         TeamUsers(tmp_path, UidRange(1, 2**31 - 2)).user("1.1", account.pw_uid)
 
 
-def test_no_number_is_given_to_a_second_team_even_by_two_hosts_at_once(tmp_path: Path) -> None:
+def test_two_hosts_never_give_a_user_id_to_a_second_team(tmp_path: Path) -> None:
     hosts = [TeamUsers(tmp_path, UidRange()) for _ in range(2)]
     assert hosts[0].user("1.1", BLUE) == BLUE
     assert hosts[1].user("1.1", BLUE) == BLUE
@@ -354,8 +354,10 @@ def test_no_number_is_given_to_a_second_team_even_by_two_hosts_at_once(tmp_path:
     assert file_trees.resolved_home(tmp_path) == tmp_path
 
 
-async def test_a_folder_thousands_deep_does_not_end_the_agent(edge: FakeEdge, agent: AgentProcess) -> None:
-    """Taking it away step by step would exceed the depth that Python's own removal can go."""
+async def test_a_folder_thousands_of_levels_deep_is_removed_without_harm(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
+    """Python's own recursive removal would exceed its recursion limit."""
     deep = "import os\nos.chdir('/tmp')\nfor _ in range(4000):\n    os.mkdir('d'); os.chdir('d')"
     await output(edge, f'python3 -c "{deep}"', **OF_BLUE)
     assert await output(edge, "echo still there", generation=2, **OF_BLUE) == "still there\n"

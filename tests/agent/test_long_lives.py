@@ -1,4 +1,4 @@
-"""An agent lives for months: what it takes with each start, each loud workload and each broken GPU, it gives back."""
+"""Test that a long-running agent leaks nothing: open files, processes, logs and events stay bounded."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.agent.conftest import job
 
 @pytest.fixture
 def runs(tmp_path: Path) -> RunManager:
-    """Of a host without GPUs."""
+    """Return a RunManager of a host without GPUs."""
     (tmp_path / "homes").mkdir()
     state = StateFolder(tmp_path / "state")
     state.install_tools()
@@ -58,7 +58,7 @@ async def until_all_ended(runs: RunManager) -> None:
             runs.look()
 
 
-async def test_starts_leave_no_file_open_in_the_agent(runs: RunManager) -> None:
+async def test_starts_leave_no_open_file_in_the_agent(runs: RunManager) -> None:
     assert await runs.start(job("true"), boottime() + 30)
     before = len(os.listdir("/proc/self/fd"))
     for number in range(2, 5):
@@ -68,10 +68,8 @@ async def test_starts_leave_no_file_open_in_the_agent(runs: RunManager) -> None:
     assert {run.ended["outcome"] for run in runs.runs.values()} == {"finished"}
 
 
-def test_a_log_that_is_rotated_while_it_is_read_is_read_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A loud workload does that several times a minute; the line to the edge must not break for it."""
+def test_a_log_rotated_during_a_read_is_still_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A verbose workload rotates its log several times a minute; the connection must not break."""
     for first, text in ((0, "aaa"), (3, "bbb"), (6, "ccc")):
         (tmp_path / f"{first:015d}").write_text(text)
     listed = Path.glob
@@ -88,14 +86,14 @@ def test_a_log_that_is_rotated_while_it_is_read_is_read_on(
     for last in (3, 6):
         (tmp_path / f"{last:015d}").unlink()
     (tmp_path / f"{0:015d}").write_text("aaa")
-    assert log_reader.end_offset(tmp_path) == 0, "the only one that was listed is gone"
+    assert log_reader.end_offset(tmp_path) == 0, "the only listed segment was removed"
 
 
-# starts that fail
+# Failing starts
 
 
-class Noting(Cgroups):
-    """Real control groups, and the names that they were made under."""
+class RecordingCgroups(Cgroups):
+    """Real cgroups that record the names under which they were made."""
 
     def make(self, name: str, limits: CgroupLimits) -> RunCgroups:
         self.names = [*getattr(self, "names", []), name]
@@ -103,9 +101,10 @@ class Noting(Cgroups):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes control groups and networks")
-async def test_a_start_that_fails_leaves_neither_groups_nor_a_network(runs: RunManager) -> None:
-    runs.cgroups, runs.network = Noting(), WorkloadNetwork("internet", "r4ts")
-    (runs.state.runs / "run-1" / "spec.json").mkdir(parents=True)  # what the shim is to read can't be written
+async def test_a_failed_start_leaves_no_cgroups_and_no_network(runs: RunManager) -> None:
+    runs.cgroups, runs.network = RecordingCgroups(), WorkloadNetwork("internet", "r4ts")
+    # the shim's specification cannot be written
+    (runs.state.runs / "run-1" / "spec.json").mkdir(parents=True)
     assert not await runs.start(job("true"), boottime() + 30)
     assert runs.runs["run-1"].ended["outcome"] == "start_failed"
     (mark,) = runs.cgroups.names
@@ -113,52 +112,52 @@ async def test_a_start_that_fails_leaves_neither_groups_nor_a_network(runs: RunM
     assert not (NETNS_FOLDER / f"gpupool-{mark}").exists()
 
 
-# much to say
+# Many events and frames
 
 
 def event(number: int, *, ts: float, code: str = "xid:31") -> HardwareEvent:
     return HardwareEvent(f"event-{number}", "GPU-a", "xid", code, ts)
 
 
-def test_a_storm_of_hardware_events_is_told_once_a_second_and_kept_bounded(tmp_path: Path) -> None:
-    kept, now = HealthEventStore(tmp_path / "health"), 1_000_000.0
+def test_frequent_hardware_events_are_reported_once_a_second_and_bounded(tmp_path: Path) -> None:
+    store, now = HealthEventStore(tmp_path / "health"), 1_000_000.0
 
-    def note(what: HardwareEvent) -> Health | None:
-        told = kept.note(what)
+    def report(what: HardwareEvent) -> Health | None:
+        told = store.note(what)
         if told is not None:
-            kept.write(told)
+            store.write(told)
         return told
 
-    fatal = note(event(0, ts=now, code="xid:79"))
-    told = [note(event(number, ts=now + number / 100)) for number in range(1, 10_000)]
+    fatal = report(event(0, ts=now, code="xid:79"))
+    told = [report(event(number, ts=now + number / 100)) for number in range(1, 10_000)]
     assert fatal is not None and sum(each is not None for each in told) == 100
     assert len(list((tmp_path / "health").iterdir())) == MAX_KEPT_PER_CODE + 1
-    recent = kept.recent(now + 100)
-    assert recent[0] == fatal, "the storm does not push out what is rare"
+    recent = store.recent(now + 100)
+    assert recent[0] == fatal, "frequent events do not displace a rare one"
     assert recent[-1].ts > now + 98 and len(recent) == MAX_KEPT_PER_CODE + 1
     again = HealthEventStore(tmp_path / "health")
     assert again.recent(now + 100) == recent and again.was_reported(event(1, ts=now + 2, code="xid:79"))
     assert again.recent(now + 90_000) == [each for each in recent if each.ts >= now + 90_000 - 86_400]
 
 
-def test_what_the_server_has_confirmed_is_not_said_again_on_the_next_connection(tmp_path: Path) -> None:
-    kept, now = HealthEventStore(tmp_path / "health"), 1_000_000.0
-    first, second = kept.note(event(1, ts=now)), kept.note(event(2, ts=now + 2))
-    assert first is not None and second is not None and kept.due(now + 3) == [first, second]
-    kept.say(first, 7)
-    kept.confirm(7)  # the answer to a report that went out before it says nothing of it
-    assert kept.due(now + 3) == [first, second]
-    kept.confirm(9)  # what went out on the connection before may be lost, whatever is answered on this one
-    assert kept.due(now + 3) == [first, second]
-    kept.say(first, 10)
-    kept.say(second, 11)
-    kept.confirm(11)
-    assert kept.due(now + 3) == [second]
-    kept.confirm(0)  # a server that does not tell what it answers
+def test_confirmed_events_are_not_sent_again_on_the_next_connection(tmp_path: Path) -> None:
+    store, now = HealthEventStore(tmp_path / "health"), 1_000_000.0
+    first, second = store.note(event(1, ts=now)), store.note(event(2, ts=now + 2))
+    assert first is not None and second is not None and store.due(now + 3) == [first, second]
+    store.say(first, 7)
+    store.confirm(7)  # the answer to an earlier report confirms no event
+    assert store.due(now + 3) == [first, second]
+    store.confirm(9)  # events sent on the previous connection may be lost, whatever is answered on this one
+    assert store.due(now + 3) == [first, second]
+    store.say(first, 10)
+    store.say(second, 11)
+    store.confirm(11)
+    assert store.due(now + 3) == [second]
+    store.confirm(0)  # an old server that does not report which frame it answered
 
 
-class TwoBreak:
-    """GPUs of which two report something at once."""
+class TwoFailingGpus:
+    """A GPU reader in which two GPUs report an event at the same time."""
 
     async def earlier(self, now: float) -> list[HardwareEvent]:
         return []
@@ -167,7 +166,7 @@ class TwoBreak:
         return [event(1, ts=now, code="xid:79"), event(2, ts=now, code="xid:48")]
 
 
-async def test_a_second_event_does_not_wait_until_the_disk_has_taken_the_first(
+async def test_an_event_is_reported_before_the_previous_one_is_on_disk(
     tmp_path: Path, runs: RunManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk_is_busy = threading.Event()
@@ -178,8 +177,8 @@ async def test_a_second_event_does_not_wait_until_the_disk_has_taken_the_first(
 
     monkeypatch.setattr("agent.gpu.health_events.write_json", slowly)
     news = ServerReporter(runs.state, runs, *[None] * 3)  # type: ignore[arg-type]
-    watch = HostMonitor(runs, TwoBreak(), news, sample_seconds=5.0, own_pids=list)  # type: ignore[arg-type]
-    watching = asyncio.create_task(watch._watch_events())
+    monitor = HostMonitor(runs, TwoFailingGpus(), news, sample_seconds=5.0, own_pids=list)  # type: ignore[arg-type]
+    watcher = asyncio.create_task(monitor._watch_events())
     try:
         said: list[str] = []
         async with asyncio.timeout(20):
@@ -189,18 +188,21 @@ async def test_a_second_event_does_not_wait_until_the_disk_has_taken_the_first(
         assert said == ["xid:79", "xid:48"]
     finally:
         disk_is_busy.set()
-        watching.cancel()
+        watcher.cancel()
     folder = runs.state.folder / "health"
     until = time.monotonic() + 5
     while len(list(folder.glob("*.json"))) < 2 and time.monotonic() < until:
         await asyncio.sleep(0.02)
-    assert len(HealthEventStore(folder).recent(time.time())) == 2, "and both are kept for the next agent"
+    assert len(HealthEventStore(folder).recent(time.time())) == 2, "both events are stored for the next agent"
 
 
-async def test_the_agent_goes_on_while_the_disk_writes_a_start_through(
+async def test_the_agent_renews_leases_during_a_slow_start(
     runs: RunManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under a workload's heavy writing an fsync takes seconds; a lease is 30 s. The server hears of the run meanwhile."""
+    """During heavy writes by a workload an fsync takes seconds, and a lease is 30 s.
+
+    The run must be reported meanwhile.
+    """
     synced, states = os.fsync, set()
     in_the_loop: list[bool] = []
 
@@ -225,12 +227,12 @@ async def test_the_agent_goes_on_while_the_disk_writes_a_start_through(
     assert starting.result() and {("run-1", "starting"), ("run-2", "starting"), ("run-2", "ended")} <= states
     assert read_json(runs.state.folder / "generations.json")["used"] == [1, 2]
     assert float((runs.runs["run-1"].folder / "lease").read_text()) == pytest.approx(until, abs=0.01), (
-        "heard meanwhile"
+        "the lease was renewed during the start"
     )
     await until_all_ended(runs)
 
 
-async def test_nothing_starts_before_it_is_written_down_that_it_did(runs: RunManager) -> None:
+async def test_a_run_does_not_start_if_its_generation_cannot_be_stored(runs: RunManager) -> None:
     (runs.state.folder / "generations.json").mkdir()
     assert not await runs.start(job(f"touch {runs.state.folder}/began"), boottime() + 30)
     assert runs.runs["run-1"].ended["outcome"] == "start_failed" and not runs.waiting
@@ -238,7 +240,7 @@ async def test_nothing_starts_before_it_is_written_down_that_it_did(runs: RunMan
     assert not (runs.state.folder / "began").exists()
 
 
-async def test_nobody_waits_until_the_network_of_an_ended_run_is_removed(
+async def test_networks_of_ended_runs_are_removed_in_the_background(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     network, left, may_end = WorkloadNetwork("internet", "r4ts"), [], threading.Event()
@@ -257,8 +259,8 @@ async def test_nobody_waits_until_the_network_of_an_ended_run_is_removed(
             await asyncio.sleep(0.02)
 
 
-class Talkative:
-    """As much of an agent as its connection asks for: a report each second, and a thousand things to say."""
+class BusyAgent:
+    """The part of an agent that SyncConnection uses: one report a second and a thousand pending events."""
 
     poll_seconds = 1.0
     has_changed = False
@@ -295,8 +297,8 @@ class Talkative:
         return iter(())
 
 
-class Slow:
-    """A line that takes a hundred frames a second."""
+class SlowSocket:
+    """A socket that accepts a hundred frames a second."""
 
     def __init__(self) -> None:
         self.reports: list[float] = []
@@ -310,41 +312,47 @@ class Slow:
             await asyncio.sleep(0.01)
 
 
-async def test_however_much_there_is_to_say_the_report_that_asks_for_leases_is_on_time(
+async def test_reports_are_sent_on_time_despite_many_other_frames(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The edge takes a hundred frames a second, and all there is to say at once after a reconnect can take minutes."""
+    """The edge takes a hundred frames a second; sending everything after a reconnect can take minutes."""
     monkeypatch.setattr(connection, "UNANSWERED_POLLS", 1.0)
-    agent, line = Talkative(), Slow()
-    talk = SyncConnection(cast(Agent, agent), cast(aiohttp.ClientSession, None), "", None)
-    sender = asyncio.create_task(talk._send(cast(aiohttp.ClientWebSocketResponse, line)))
+    agent, socket = BusyAgent(), SlowSocket()
+    connection_under_test = SyncConnection(cast(Agent, agent), cast(aiohttp.ClientSession, None), "", None)
+    sender = asyncio.create_task(connection_under_test._send(cast(aiohttp.ClientWebSocketResponse, socket)))
     await asyncio.sleep(4.5)
     sender.cancel()
-    gaps = [later - before for before, later in zip(line.reports, line.reports[1:], strict=False)]
+    gaps = [later - before for before, later in zip(socket.reports, socket.reports[1:], strict=False)]
     assert len(gaps) >= 2 and max(gaps) < 2, gaps
-    assert line.others > 20, "and it goes on with the rest"
+    assert socket.others > 20, "other frames are sent as well"
 
 
-async def test_a_line_that_is_ended_in_the_very_moment_in_which_there_is_news_ends() -> None:
-    """Else an agent that is told to end goes on, renews no lease, and the work it was to hand over is lost."""
-    for moments in range(6):  # between the news and the end
-        agent, line = Talkative(), Slow()
+async def test_a_connection_cancelled_during_a_change_ends() -> None:
+    """Otherwise an agent that is told to end would continue without renewing leases, and its runs would be
+    lost.
+    """
+    for turns in range(6):  # event-loop turns between the change and the cancellation
+        agent, socket = BusyAgent(), SlowSocket()
         agent.events.clear()
-        talk = SyncConnection(cast(Agent, agent), cast(aiohttp.ClientSession, None), "", None)
-        sender = asyncio.create_task(talk._send(cast(aiohttp.ClientWebSocketResponse, line)))
+        connection_under_test = SyncConnection(
+            cast(Agent, agent), cast(aiohttp.ClientSession, None), "", None
+        )
+        sender = asyncio.create_task(
+            connection_under_test._send(cast(aiohttp.ClientWebSocketResponse, socket))
+        )
         await asyncio.sleep(0.05)
         agent.due.set()
-        for _ in range(moments):
+        for _ in range(turns):
             await asyncio.sleep(0)
         sender.cancel()
         await asyncio.wait([sender], timeout=1)
-        assert sender.cancelled(), moments
+        assert sender.cancelled(), turns
 
 
-# a busy disk
+# Slow disks
 
 
-async def test_how_far_a_log_was_sent_is_kept_without_waiting_for_the_disk(
+async def test_the_sent_offset_of_a_log_is_stored_without_fsync(
     runs: RunManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert await runs.start(job("true"), boottime() + 30)
@@ -363,32 +371,32 @@ def rows(number: int) -> list[SampleRow]:
     return [SampleRow(ts=float(number), unit="GPU-a")]
 
 
-async def test_the_agent_goes_on_while_the_disk_writes_samples_through(
+async def test_the_event_loop_continues_while_samples_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept, may_end = SampleSpool(tmp_path), threading.Event()
+    store, may_end = SampleSpool(tmp_path), threading.Event()
 
     def slowly(path: Path, text: str) -> None:
         may_end.wait(20)
         write_text(path, text)
 
     monkeypatch.setattr("agent.server.sample_spool.write_text", slowly)
-    adding = asyncio.create_task(kept.add_in_thread(rows(1)))
-    looked = 0
+    adding = asyncio.create_task(store.add_in_thread(rows(1)))
+    polls = 0
     while not adding.done():
         await asyncio.sleep(0.02)
-        looked += 1
-        assert kept.pending(0) == [] or adding.done(), "it counts when it is on the disk"
-        if looked == 10:
+        polls += 1
+        assert store.pending(0) == [] or adding.done(), "a batch is pending only once it is on the disk"
+        if polls == 10:
             may_end.set()
-    assert looked >= 10
-    assert (adding.result(), kept.pending(0), kept.read(1).rows) == (1, [1], rows(1))
+    assert polls >= 10
+    assert (adding.result(), store.pending(0), store.read(1).rows) == (1, [1], rows(1))
 
 
-async def test_samples_are_not_lost_when_the_server_moves_the_numbers_while_they_are_written(
+async def test_samples_survive_a_renumbering_by_the_server_during_their_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept, writing, may_end = SampleSpool(tmp_path), threading.Event(), threading.Event()
+    store, writing, may_end = SampleSpool(tmp_path), threading.Event(), threading.Event()
 
     def slowly(path: Path, text: str) -> None:
         writing.set()
@@ -396,9 +404,9 @@ async def test_samples_are_not_lost_when_the_server_moves_the_numbers_while_they
         write_text(path, text)
 
     monkeypatch.setattr("agent.server.sample_spool.write_text", slowly)
-    adding = asyncio.create_task(kept.add_in_thread(rows(1)))
+    adding = asyncio.create_task(store.add_in_thread(rows(1)))
     assert await asyncio.to_thread(writing.wait, 20)
-    kept.commit(40)  # this folder was lost once: the server has more than it knows of
+    store.commit(40)  # the spool was lost once: the server has committed higher numbers
     may_end.set()
     assert await adding == 41
-    assert (kept.pending(0), kept.read(41).rows) == ([41], rows(1))
+    assert (store.pending(0), store.read(41).rows) == ([41], rows(1))

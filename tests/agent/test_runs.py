@@ -1,4 +1,4 @@
-"""Jobs from start to end, with real processes: what the agent starts, stops, and says about it."""
+"""Test jobs from start to end with real processes: start, stop, adoption and reporting."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ for each in sorted(os.listdir("/proc/self/fd")):
     if os.path.lexists("/proc/self/fd/" + each): print(each, os.readlink("/proc/self/fd/" + each).split(":")[0])'"""
 
 
-async def running(edge: FakeEdge, agent: AgentProcess, command: str, **fields: object) -> str:
+async def start_running(edge: FakeEdge, agent: AgentProcess, command: str, **fields: object) -> str:
     wanted = job(command, **fields)  # type: ignore[arg-type]
     await edge.want(wanted)
     await edge.until_state(wanted.run, "running")
@@ -49,35 +49,31 @@ async def test_a_job_runs_with_its_gpu_and_ends_as_finished(edge: FakeEdge, agen
     assert ended.started_at is not None and ended.ended_at is not None and ended.started_at <= ended.ended_at
 
 
-async def test_a_task_of_an_array_knows_its_number(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_an_array_task_gets_its_index(edge: FakeEdge, agent: AgentProcess) -> None:
     await edge.want(job('echo "task $GPUPOOL_ARRAY_INDEX"', array_index=3))
     await edge.until_state("run-1", "ended")
     await edge.until(lambda: "task 3" in edge.log("run-1"))
 
 
-async def test_a_job_inherits_nothing_that_is_open_but_its_output(
-    edge: FakeEdge, agent: AgentProcess
-) -> None:
+async def test_a_job_inherits_no_open_file_but_its_output(edge: FakeEdge, agent: AgentProcess) -> None:
     await edge.want(job(f"{OPEN_FILES}\necho all", units=[agent.units[0]]))
     assert (await agent.printed("run-1")).splitlines() == ["0 /dev/null", "1 pipe", "2 pipe", "all"]
 
 
-async def test_a_job_that_fails_says_its_exit_code(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_a_failed_job_reports_its_exit_code(edge: FakeEdge, agent: AgentProcess) -> None:
     await edge.want(job("echo no >&2; exit 7"))
     ended = await edge.until_state("run-1", "ended")
     assert (ended.outcome, ended.exit_code) == ("failed", 7)
 
 
-async def test_a_job_killed_by_a_signal_of_its_own_has_failed(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_a_job_killed_by_its_own_signal_has_failed(edge: FakeEdge, agent: AgentProcess) -> None:
     await edge.want(job("kill -SEGV $$"))
     ended = await edge.until_state("run-1", "ended")
     assert (ended.outcome, ended.exit_code) == ("failed", 128 + signal.SIGSEGV)
 
 
-async def test_a_cancelled_job_gets_term_and_is_gone_with_its_children(
-    edge: FakeEdge, agent: AgentProcess
-) -> None:
-    run = await running(edge, agent, "setsid sleep 301 & sleep 302 & echo begun; wait")
+async def test_a_cancelled_job_ends_with_all_its_children(edge: FakeEdge, agent: AgentProcess) -> None:
+    run = await start_running(edge, agent, "setsid sleep 301 & sleep 302 & echo begun; wait")
     tree = processes.descendants(processes.scan(), agent.shim(run)["pid"])
     assert len(tree) >= 3
     await edge.change(run, verb="stop", code="cancelled")
@@ -86,8 +82,8 @@ async def test_a_cancelled_job_gets_term_and_is_gone_with_its_children(
     assert not any(processes.is_alive(process.pid, process.start_ticks) for process in tree)
 
 
-# Its first thread has ended and left the letter of the dead in /proc, while another goes on.
-HEADLESS = """
+# The first thread has ended, so /proc shows the process as a zombie, while another thread still runs.
+FIRST_THREAD_ENDED = """
 import ctypes, threading, time
 threading.Thread(target=time.sleep, args=(300,)).start()
 print("begun", flush=True)
@@ -97,29 +93,35 @@ ctypes.CDLL(None).pthread_exit(None)
 
 @pytest.mark.parametrize("launcher", ["plain", "bubblewrap"])
 @pytest.mark.parametrize("shim_dies", [False, True])
-async def test_a_process_whose_first_thread_has_ended_is_gone_with_its_job(
+async def test_a_process_whose_first_thread_has_ended_is_ended_with_its_job(
     edge: FakeEdge, make_agent: MakeAgent, launcher: str, shim_dies: bool
 ) -> None:
     agent = await make_agent(launcher=launcher)
-    run = await running(edge, agent, f"{sys.executable} -c {shlex.quote(HEADLESS)} & exec sleep 301")
+    run = await start_running(
+        edge, agent, f"{sys.executable} -c {shlex.quote(FIRST_THREAD_ENDED)} & exec sleep 301"
+    )
     shim = agent.shim(run)["pid"]
-    headless = [
+    survivors = [
         each for each in processes.descendants(processes.scan(), shim) if each.name not in ("bwrap", "sleep")
     ]
-    assert len(headless) == 1, "it still runs"
-    assert processes.environment_value(headless[0].pid, "GPUPOOL_RUN") == run, (
-        "by which it is found without control groups"
+    assert len(survivors) == 1, "the process is still running"
+    assert processes.environment_value(survivors[0].pid, "GPUPOOL_RUN") == run, (
+        "this variable identifies the process without cgroups"
     )
     if shim_dies:
         os.kill(shim, signal.SIGKILL)
     else:
         await edge.change(run, verb="stop", code="cancelled")
     assert (await edge.until_state(run, "ended", 20.0)).outcome == ("host_lost" if shim_dies else "cancelled")
-    assert not processes.is_alive(headless[0].pid, headless[0].start_ticks), "another host may have begun"
+    assert not processes.is_alive(survivors[0].pid, survivors[0].start_ticks), (
+        "another host may already run the workload"
+    )
 
 
-async def test_a_job_that_ignores_term_is_killed_at_its_grace(edge: FakeEdge, agent: AgentProcess) -> None:
-    run = await running(edge, agent, "trap '' TERM; echo begun; while :; do sleep 1; done")
+async def test_a_job_that_ignores_term_is_killed_after_the_grace_period(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
+    run = await start_running(edge, agent, "trap '' TERM; echo begun; while :; do sleep 1; done")
     asked = time.monotonic()
     await edge.change(run, verb="stop", code="evicted_for_guarantee", grace_seconds=1.0)
     seen = await edge.until_state(run, "stopping")
@@ -129,14 +131,14 @@ async def test_a_job_that_ignores_term_is_killed_at_its_grace(edge: FakeEdge, ag
     assert 1.0 <= time.monotonic() - asked < 10
 
 
-async def test_a_notice_comes_as_signal_and_file_and_an_acknowledged_checkpoint_counts(
+async def test_a_notice_is_a_signal_and_a_file_and_can_be_acknowledged(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
     command = (
         "trap 'cat $GPUPOOL_NOTICE; echo saved > $GPUPOOL_CHECKPOINT_DIR/data; gpupool checkpoint done; exit 0' USR1;"
         " echo begun; while :; do sleep 0.1; done"
     )
-    run = await running(edge, agent, command)
+    run = await start_running(edge, agent, command)
     await edge.change(run, verb="notice", code="evicted_for_reservation", stop_at=2e9)
     ended = await edge.until_state(run, "ended")
     assert ended.outcome == "checkpointed"
@@ -146,7 +148,7 @@ async def test_a_notice_comes_as_signal_and_file_and_an_acknowledged_checkpoint_
     assert notice == {"code": "evicted_for_reservation", "stop_at": 2e9}
 
 
-async def test_a_later_attempt_finds_the_checkpoint_and_not_the_old_word(
+async def test_a_later_attempt_finds_the_checkpoint_but_no_acknowledgement(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
     await edge.want(job("echo 41 > $GPUPOOL_CHECKPOINT_DIR/step; gpupool checkpoint done", workload="same"))
@@ -161,24 +163,26 @@ async def test_a_later_attempt_finds_the_checkpoint_and_not_the_old_word(
     assert seen is not None and seen.checkpoint_at is None
 
 
-async def test_only_a_word_after_the_notice_says_that_it_is_saved_whatever_the_clock_of_the_files(
+async def test_only_an_acknowledgement_after_the_notice_counts_as_saved(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
-    run = await running(edge, agent, "gpupool checkpoint done; echo begun; while :; do sleep 0.1; done")
-    word = agent.state / "homes" / ".checkpoints" / "workload-1" / ".done"
-    os.utime(word, (time.time() + 3600,) * 2)  # by a file server whose clock is an hour ahead
+    run = await start_running(edge, agent, "gpupool checkpoint done; echo begun; while :; do sleep 0.1; done")
+    acknowledgement = agent.state / "homes" / ".checkpoints" / "workload-1" / ".done"
+    os.utime(
+        acknowledgement, (time.time() + 3600,) * 2
+    )  # as set by a file server whose clock is an hour ahead
     await edge.change(run, verb="notice", code="drained")
     await edge.until(lambda: (agent.state / "runs" / run / "in" / "notice").exists())
     await agent.kill()
-    await agent.start()  # the next one knows it too
+    await agent.start()  # the next agent must know it as well
     await edge.until(
         lambda: (seen := edge.seen(run)) is not None and (seen.checkpoint_at or 0) > time.time() + 3000
     )
     seen = edge.seen(run)
     assert seen is not None and not seen.saved
-    word.unlink()
-    word.touch()
-    os.utime(word, (time.time() - 3600,) * 2)
+    acknowledgement.unlink()
+    acknowledgement.touch()
+    os.utime(acknowledgement, (time.time() - 3600,) * 2)
     await edge.until(lambda: (seen := edge.seen(run)) is not None and seen.saved)
 
 
@@ -200,25 +204,25 @@ async def test_only_a_word_after_the_notice_says_that_it_is_saved_whatever_the_c
     ],
     ids=["acknowledged", "crashed in grace", "silent", "acknowledged and ran on"],
 )
-async def test_four_ways_to_answer_a_notice_are_told_apart(
+async def test_the_four_reactions_to_a_notice_are_distinguished(
     edge: FakeEdge, agent: AgentProcess, command: str, outcome: str, acknowledged: bool
 ) -> None:
-    run = await running(edge, agent, command)
+    run = await start_running(edge, agent, command)
     await edge.change(run, verb="notice", code="evicted_for_guarantee")
     if outcome == "killed_at_grace":
-        told = agent.state / "runs" / run / "in" / "notice"
+        notice_file = agent.state / "runs" / run / "in" / "notice"
         await edge.until(
-            lambda: told.exists() and (seen := edge.seen(run)) is not None and seen.saved == acknowledged
+            lambda: (
+                notice_file.exists() and (seen := edge.seen(run)) is not None and seen.saved == acknowledged
+            )
         )
         await edge.change(run, verb="stop", grace_seconds=0.5)
     ended = await edge.until_state(run, "ended")
     assert (ended.outcome, ended.checkpoint_at is not None) == (outcome, acknowledged)
 
 
-async def test_a_notice_does_not_hurt_a_job_without_a_handler_and_can_be_withdrawn(
-    edge: FakeEdge, agent: AgentProcess
-) -> None:
-    run = await running(
+async def test_a_notice_does_not_end_a_job_without_a_handler(edge: FakeEdge, agent: AgentProcess) -> None:
+    run = await start_running(
         edge, agent, "echo begun; while :; do [ -e $GPUPOOL_NOTICE ] && echo told; sleep 0.05; done"
     )
     await edge.change(run, verb="notice", code="evicted_for_guarantee")
@@ -230,7 +234,7 @@ async def test_a_notice_does_not_hurt_a_job_without_a_handler_and_can_be_withdra
     assert seen.outcome == ""
 
 
-async def test_a_job_is_stopped_at_its_longest_runtime(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_a_job_is_stopped_at_its_time_limit(edge: FakeEdge, agent: AgentProcess) -> None:
     await edge.want(job(SLEEP, max_runtime_seconds=1))
     ended = await edge.until_state("run-1", "ended")
     assert ended.outcome == "time_limit"
@@ -238,9 +242,7 @@ async def test_a_job_is_stopped_at_its_longest_runtime(edge: FakeEdge, agent: Ag
     assert 1.0 <= ended.ended_at - ended.started_at < 8
 
 
-async def test_a_job_over_its_memory_is_ended_as_out_of_memory_or_the_host_says_that_it_sets_no_limit(
-    edge: FakeEdge, agent: AgentProcess
-) -> None:
+async def test_a_job_over_its_memory_limit_ends_as_out_of_memory(edge: FakeEdge, agent: AgentProcess) -> None:
     notes = " ".join(edge.observed[-1].inventory.notes)
     if not Cgroups().limits_memory:
         assert "No limits of" in notes and "memory" in notes
@@ -252,8 +254,8 @@ async def test_a_job_over_its_memory_is_ended_as_out_of_memory_or_the_host_says_
     assert (ended.outcome, ended.exit_code) == ("out_of_memory", 137)
 
 
-async def test_jobs_outlive_a_killed_agent_and_are_adopted(edge: FakeEdge, agent: AgentProcess) -> None:
-    run = await running(edge, agent, "echo begun; for i in $(seq 100000); do echo $i; sleep 0.05; done")
+async def test_jobs_survive_a_killed_agent_and_are_adopted(edge: FakeEdge, agent: AgentProcess) -> None:
+    run = await start_running(edge, agent, "echo begun; for i in $(seq 100000); do echo $i; sleep 0.05; done")
     shim = agent.shim(run)
     for _ in range(3):
         await agent.kill()
@@ -266,13 +268,13 @@ async def test_jobs_outlive_a_killed_agent_and_are_adopted(edge: FakeEdge, agent
     assert (await edge.until_state(run, "ended")).outcome == "cancelled"
     await edge.until(lambda: edge.seen(run) is not None)
     lines = edge.log(run).splitlines()
-    assert lines == ["begun", *(str(number) for number in range(1, len(lines)))], "no byte is lost or doubled"
+    assert lines == ["begun", *(str(number) for number in range(1, len(lines)))], (
+        "no byte is lost or duplicated"
+    )
 
 
-async def test_an_end_while_the_agent_is_away_is_reported_when_it_is_back(
-    edge: FakeEdge, agent: AgentProcess
-) -> None:
-    run = await running(edge, agent, "echo begun; sleep 1; exit 4")
+async def test_an_end_while_no_agent_runs_is_reported_later(edge: FakeEdge, agent: AgentProcess) -> None:
+    run = await start_running(edge, agent, "echo begun; sleep 1; exit 4")
     await agent.kill()
     await asyncio.sleep(1.5)
     await agent.start()
@@ -280,12 +282,12 @@ async def test_an_end_while_the_agent_is_away_is_reported_when_it_is_back(
     assert (ended.outcome, ended.exit_code) == ("failed", 4)
 
 
-async def test_a_job_whose_agent_is_gone_is_stopped_when_its_lease_ends(
+async def test_a_job_without_an_agent_is_stopped_when_its_lease_expires(
     edge: FakeEdge, make_agent: MakeAgent
 ) -> None:
     edge.lease_seconds = 2.0
     agent = await make_agent()
-    run = await running(edge, agent, SLEEP)
+    run = await start_running(edge, agent, SLEEP)
     shim = agent.shim(run)
     lease = float((agent.state / "runs" / run / "lease").read_text())
     await agent.kill()
@@ -293,28 +295,28 @@ async def test_a_job_whose_agent_is_gone_is_stopped_when_its_lease_ends(
     while processes.is_alive(shim["pid"], shim["start_ticks"]):
         assert boottime() < lease + 10
         await asyncio.sleep(0.02)
-    assert boottime() >= lease, "not before its lease"
+    assert boottime() >= lease, "the run must not end before its lease expires"
     await agent.start()
     assert (await edge.until_state(run, "ended")).outcome == "lease_lost"
 
 
-async def test_a_job_whose_server_falls_silent_is_stopped_when_its_lease_ends(
+async def test_a_job_is_stopped_when_its_lease_expires_without_the_server(
     edge: FakeEdge, make_agent: MakeAgent
 ) -> None:
     edge.lease_seconds = 2.0
     agent = await make_agent()
-    run = await running(edge, agent, SLEEP)
+    run = await start_running(edge, agent, SLEEP)
     edge.silent = True
     assert (await edge.until_state(run, "ended")).outcome == "lease_lost"
 
 
-async def test_old_frames_renew_no_lease(edge: FakeEdge, make_agent: MakeAgent) -> None:
+async def test_old_frames_do_not_renew_a_lease(edge: FakeEdge, make_agent: MakeAgent) -> None:
     edge.lease_seconds = 2.0
     agent = await make_agent()
-    run = await running(edge, agent, SLEEP)
+    run = await start_running(edge, agent, SLEEP)
     old = edge.desired()
     edge.silent = True
-    for _ in range(300):  # the server is heard, but it has heard nothing of us since
+    for _ in range(300):  # the agent receives frames, but the server has received none of its frames since
         await edge.send(old)
         await asyncio.sleep(0.1)
         seen = edge.seen(run)
@@ -323,10 +325,8 @@ async def test_old_frames_renew_no_lease(edge: FakeEdge, make_agent: MakeAgent) 
     assert (await edge.until_state(run, "ended", 1.0)).outcome == "lease_lost"
 
 
-async def test_a_job_whose_shim_is_killed_is_ended_and_said_to_be_lost(
-    edge: FakeEdge, agent: AgentProcess
-) -> None:
-    run = await running(edge, agent, "sleep 303 & echo begun; wait", units=[agent.units[0]])
+async def test_a_job_whose_shim_is_killed_ends_as_host_lost(edge: FakeEdge, agent: AgentProcess) -> None:
+    run = await start_running(edge, agent, "sleep 303 & echo begun; wait", units=[agent.units[0]])
     tree = processes.descendants(processes.scan(), agent.shim(run)["pid"])
     os.kill(agent.shim(run)["pid"], signal.SIGKILL)
     ended = await edge.until_state(run, "ended")
@@ -334,12 +334,12 @@ async def test_a_job_whose_shim_is_killed_is_ended_and_said_to_be_lost(
     assert not any(processes.is_alive(process.pid, process.start_ticks) for process in tree)
 
 
-async def test_a_run_of_another_boot_is_not_adopted(edge: FakeEdge, agent: AgentProcess) -> None:
-    run = await running(edge, agent, SLEEP)
+async def test_a_run_of_an_earlier_boot_is_not_adopted(edge: FakeEdge, agent: AgentProcess) -> None:
+    run = await start_running(edge, agent, SLEEP)
     await agent.kill()
     path = agent.state / "runs" / run / "shim.json"
     shim = json.loads(path.read_text())
-    os.kill(shim["pid"], signal.SIGKILL)  # as after a restart of the host, when its pid is somebody else's
+    os.kill(shim["pid"], signal.SIGKILL)  # as after a reboot, when another process has the pid
     other = await asyncio.create_subprocess_exec("sleep", "300")
     seen = processes.read_process(other.pid)
     assert seen is not None
@@ -348,14 +348,12 @@ async def test_a_run_of_another_boot_is_not_adopted(edge: FakeEdge, agent: Agent
     )
     await agent.start()
     assert (await edge.until_state(run, "ended")).outcome == "host_lost"
-    other.kill()  # it was still alive: the agent ends nothing that is not its own
+    other.kill()  # the process is still alive: the agent ends no foreign process
     assert await other.wait() == -signal.SIGKILL
 
 
-async def test_a_pid_that_was_given_to_another_process_is_not_adopted(
-    edge: FakeEdge, agent: AgentProcess
-) -> None:
-    run = await running(edge, agent, SLEEP)
+async def test_a_reused_pid_is_not_adopted(edge: FakeEdge, agent: AgentProcess) -> None:
+    run = await start_running(edge, agent, SLEEP)
     await agent.kill()
     path = agent.state / "runs" / run / "shim.json"
     shim = json.loads(path.read_text())
@@ -375,13 +373,13 @@ async def test_a_used_generation_is_never_started_again(edge: FakeEdge, agent: A
     await edge.until(lambda: edge.seen("run-1") is None)
     await agent.kill()
     await agent.start()
-    await edge.want(job("touch ~/started-again", units=[unit]))  # a late frame
+    await edge.want(job("touch ~/started-again", units=[unit]))  # as in a delayed frame
     again = await edge.until_state("run-1", "ended")
     assert again.outcome == "start_failed" and "generation 1" in again.step
     assert not (agent.state / "homes" / "ada" / "started-again").exists()
 
 
-async def test_a_lower_generation_of_a_unit_is_refused(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_a_lower_generation_of_a_unit_is_rejected(edge: FakeEdge, agent: AgentProcess) -> None:
     unit = agent.units[0]
     await edge.want(job("exit 0", generation=7, units=[unit]))
     await edge.until_state("run-7", "ended")
@@ -390,9 +388,7 @@ async def test_a_lower_generation_of_a_unit_is_refused(edge: FakeEdge, agent: Ag
     assert refused.outcome == "start_failed" and "not above 7" in refused.step
 
 
-async def test_a_stop_that_overtakes_its_start_leaves_nothing_to_start(
-    edge: FakeEdge, agent: AgentProcess
-) -> None:
+async def test_a_run_that_was_stopped_first_is_never_started(edge: FakeEdge, agent: AgentProcess) -> None:
     await edge.want(job("touch ~/started", verb="stop", code="cancelled"))
     assert (await edge.until_state("run-1", "ended")).outcome == "cancelled"
     await edge.change("run-1", verb="start")
@@ -401,16 +397,16 @@ async def test_a_stop_that_overtakes_its_start_leaves_nothing_to_start(
     assert not (agent.state / "homes" / "ada" / "started").exists()
 
 
-async def test_a_start_waits_until_the_last_holder_of_its_unit_is_gone(
+async def test_a_start_waits_for_the_end_of_the_units_last_holder(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
     unit = agent.units[0]
     stubborn = "trap 'sleep 1; echo gone; exit 0' TERM; echo begun; while :; do sleep 0.1; done"
-    run = await running(edge, agent, stubborn, units=[unit])
+    run = await start_running(edge, agent, stubborn, units=[unit])
     await edge.change(run, verb="stop", code="evicted_for_guarantee")
     await edge.want(job("exit 0", generation=2, units=[unit]))
     waiting = await edge.until_state("run-2", "starting")
-    assert waiting.step.startswith("waiting")  # for its lock, or for NVML to say that it is empty
+    assert waiting.step.startswith("waiting")  # for its lock, or for NVML to report the GPU as empty
     ended = await edge.until_state("run-2", "ended")
     first = edge.seen(run)
     assert first is not None and first.ended_at is not None
@@ -421,10 +417,10 @@ async def test_a_start_waits_until_the_last_holder_of_its_unit_is_gone(
     )
 
 
-async def test_slices_of_one_gpu_run_side_by_side(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_slices_of_one_gpu_run_in_parallel(edge: FakeEdge, agent: AgentProcess) -> None:
     _, one, two = agent.units
-    await running(edge, agent, SLEEP, units=[one])
-    await running(edge, agent, SLEEP, generation=2, units=[two])
+    await start_running(edge, agent, SLEEP, units=[one])
+    await start_running(edge, agent, SLEEP, generation=2, units=[two])
     first = await edge.until_state("run-1", "running")
     assert first.state == "running"
 
@@ -434,7 +430,7 @@ async def test_a_second_agent_on_the_same_machine_waits_for_the_same_gpu(
 ) -> None:
     shared = os.path.join(tmp_path, "locks")
     agent = await make_agent("--locks", shared)
-    run = await running(edge, agent, SLEEP, units=[agent.units[0]])
+    run = await start_running(edge, agent, SLEEP, units=[agent.units[0]])
     await agent.kill()
     wanted = edge.wanted.pop(run)
     other = await make_agent("--locks", shared, state="other")
@@ -447,10 +443,8 @@ async def test_a_second_agent_on_the_same_machine_waits_for_the_same_gpu(
     assert (await edge.until_state("run-2", "ended")).outcome == "finished"
 
 
-async def test_a_run_that_is_not_named_any_more_stops_but_not_for_one_stale_frame(
-    edge: FakeEdge, agent: AgentProcess
-) -> None:
-    run = await running(edge, agent, SLEEP)
+async def test_a_dropped_run_stops_but_not_after_one_stale_frame(edge: FakeEdge, agent: AgentProcess) -> None:
+    run = await start_running(edge, agent, SLEEP)
     wanted = edge.wanted.pop(run)
     await edge.push()
     await edge.want(wanted)
@@ -462,10 +456,10 @@ async def test_a_run_that_is_not_named_any_more_stops_but_not_for_one_stale_fram
     assert not (agent.state / "runs" / run).exists()
 
 
-async def test_a_lost_connection_stops_nothing_and_the_agent_comes_back(
+async def test_a_lost_connection_stops_no_run_and_the_agent_reconnects(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
-    run = await running(edge, agent, "echo begun; sleep 1; echo later; sleep 300")
+    run = await start_running(edge, agent, "echo begun; sleep 1; echo later; sleep 300")
     port = int(edge.url.rsplit(":", 1)[1])
     await edge.stop()
     await asyncio.sleep(1.2)
@@ -489,7 +483,7 @@ async def test_a_lost_connection_stops_nothing_and_the_agent_comes_back(
         ({"memory_mib": -1}, "memory_mib: -1"),
     ],
 )
-async def test_a_run_that_can_not_be_is_refused_with_field_and_value(
+async def test_an_invalid_run_is_rejected_with_field_and_value(
     edge: FakeEdge, agent: AgentProcess, fields: dict[str, object], words: str
 ) -> None:
     await edge.want(job(**{"command": "exit 0", **fields}))  # type: ignore[arg-type]
@@ -497,7 +491,7 @@ async def test_a_run_that_can_not_be_is_refused_with_field_and_value(
     assert refused.outcome == "start_failed" and words in refused.step
 
 
-async def test_a_command_that_can_not_be_started_says_why(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_a_failed_start_reports_the_reason(edge: FakeEdge, agent: AgentProcess) -> None:
     (agent.state / "homes").mkdir(exist_ok=True)
     (agent.state / "homes" / "ada").write_text("a file where a home should be")
     await edge.want(job("exit 0"))
@@ -510,8 +504,8 @@ async def test_on_exit_stop_lets_workloads_save_and_ends_them_as_drained(
 ) -> None:
     agent = await make_agent("--on-exit", "stop")
     saving = "trap 'gpupool checkpoint done' USR1; echo begun; while :; do sleep 0.1; done"
-    run = await running(edge, agent, saving)
-    other = await running(edge, agent, SLEEP, generation=2)
+    run = await start_running(edge, agent, saving)
+    other = await start_running(edge, agent, SLEEP, generation=2)
     shims = [agent.shim(run), agent.shim(other)]
     assert await agent.end() == 0
     assert not any(processes.is_alive(shim["pid"], shim["start_ticks"]) for shim in shims)
@@ -521,7 +515,7 @@ async def test_on_exit_stop_lets_workloads_save_and_ends_them_as_drained(
         assert (ended.outcome, ended.checkpoint_at is not None) == ("drained", saved)
 
 
-async def test_a_host_without_bubblewrap_says_loudly_that_nothing_is_isolated(
+async def test_a_host_without_bubblewrap_reports_no_isolation(
     edge: FakeEdge, make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -535,7 +529,7 @@ async def test_a_host_without_bubblewrap_says_loudly_that_nothing_is_isolated(
     assert refused.process is not None and await refused.process.wait() == 1
 
 
-async def test_a_loud_job_keeps_a_bounded_log(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_the_log_of_a_verbose_job_is_bounded(edge: FakeEdge, agent: AgentProcess) -> None:
     await edge.want(job("head -c 20000000 /dev/zero | tr '\\0' 'x'; echo; echo last"))
     ended = await edge.until_state("run-1", "ended")
     assert ended.outcome == "finished"
@@ -544,9 +538,7 @@ async def test_a_loud_job_keeps_a_bounded_log(edge: FakeEdge, agent: AgentProces
     await edge.until(lambda: edge.log("run-1").endswith("last\n"))
 
 
-async def test_a_run_is_not_forgotten_before_its_whole_log_is_sent(
-    edge: FakeEdge, agent: AgentProcess
-) -> None:
+async def test_a_run_is_kept_until_its_whole_log_is_sent(edge: FakeEdge, agent: AgentProcess) -> None:
     await edge.want(job("head -c 4000000 /dev/zero | tr '\\0' 'x'; echo; echo last"))
     await edge.until_state("run-1", "ended")
     await edge.drop("run-1")
@@ -554,17 +546,15 @@ async def test_a_run_is_not_forgotten_before_its_whole_log_is_sent(
     assert len(edge.log("run-1")) == 4_000_006 and edge.log("run-1").endswith("last\n")
 
 
-async def test_output_that_is_no_text_arrives_as_text_of_the_same_length(
-    edge: FakeEdge, agent: AgentProcess
-) -> None:
+async def test_binary_output_is_sent_as_text_of_the_same_length(edge: FakeEdge, agent: AgentProcess) -> None:
     await edge.want(job(r"printf 'a\377\0\303\244'"))
     await edge.until_state("run-1", "ended")
     await edge.until(lambda: edge.log("run-1"))
     assert edge.log("run-1") == "a??ä"
 
 
-async def test_the_shim_is_small(edge: FakeEdge, agent: AgentProcess) -> None:
-    run = await running(edge, agent, SLEEP)
+async def test_the_shim_uses_little_memory(edge: FakeEdge, agent: AgentProcess) -> None:
+    run = await start_running(edge, agent, SLEEP)
     status = Path(f"/proc/{agent.shim(run)['pid']}/status").read_text()
     resident = int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
     assert resident < 15 * 1024
