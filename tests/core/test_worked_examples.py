@@ -1,4 +1,4 @@
-"""docs/scheduling.md: the numbers of its examples are what the planner says now, and every rule and promise is in it."""
+"""Check docs/scheduling.md: its examples equal the planner's output, and it lists every rule and promise."""
 
 from __future__ import annotations
 
@@ -36,16 +36,18 @@ def test_the_page_has_an_example_for_each_of_its_rules_and_lists_them_all() -> N
 HOUR = 3600
 SAID = [
     f"never more than {waiting_queue.MAX_RUNTIME_PENALTY_SECONDS // HOUR} hours extra",
-    f"after {team_queue.OLDEST_FIRST_AFTER_SECONDS // HOUR} hours, its oldest over {team_queue.LARGE_JOB_UNITS} GPUs after "
+    f"after {team_queue.OLDEST_FIRST_AFTER_SECONDS // HOUR} hours, "
+    f"its oldest over {team_queue.LARGE_JOB_UNITS} GPUs after "
     f"{team_queue.LARGE_OLDEST_FIRST_AFTER_SECONDS // HOUR} hours",
     f"the median of the latest {runtime_prediction.MAX_SIMILAR_JOBS} jobs",
     f"a limit within a factor of {runtime_prediction.SIMILAR_LIMIT_FACTOR}",
-    f"Below {runtime_prediction.MIN_SIMILAR_JOBS} of these the same of the team",
+    f"Below {runtime_prediction.MIN_SIMILAR_JOBS} such jobs, the jobs of the team count",
     f"(7 days by default){'' if PoolPolicy().half_life_seconds == 7 * 24 * HOUR else '?'}",
-    f"The first {refusals.FORECAST_DEPTH} that wait in a pool",
-    f"the latest {start_ranges.MAX_OUTCOMES} of a pool",
-    f"the {start_ranges.UPPER_PERCENTILE}th percentile of waited / told, the lower end times the {start_ranges.LOWER_PERCENTILE}th",
-    f"Below {start_ranges.MIN_OUTCOMES} records no range is told",
+    f"The first {refusals.FORECAST_DEPTH} waiting workloads of a pool",
+    f"its latest {start_ranges.MAX_OUTCOMES} estimates",
+    f"the {start_ranges.UPPER_PERCENTILE}th percentile of actual / estimated wait, "
+    f"the lower end times the {start_ranges.LOWER_PERCENTILE}th",
+    f"Below {start_ranges.MIN_OUTCOMES} records no range is shown",
     f"about {alternatives.MAX_TURNS_EVALUATED:,} turns",
     f"later than {'an hour' if DISK_CLEANUP_SECONDS == HOUR else '?'}, notice and grace from now",
     f"| notice | {PoolPolicy().notice_seconds} s |",
