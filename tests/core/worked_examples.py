@@ -33,7 +33,7 @@ def _block(found: re.Match[str]) -> str:
     if found["what"] == "promises":
         return "\n".join(f"- {promise}" for promise in PROMISES)
     rows = [f"| {Scenario(path).rule} | `{path.stem}` |" for path in sorted(FOLDER.glob("*.json"))]
-    return "\n".join(["| rule | told in |", "|---|---|", *rows])
+    return "\n".join(["| rule | scenario |", "|---|---|", *rows])
 
 
 class Example:
@@ -56,7 +56,7 @@ class Example:
                 "",
                 self._pool(),
                 "",
-                "| | what it is | what is decided | what people read |",
+                "| | situation | decision | message to people |",
                 "|---|---|---|---|",
                 *rows,
                 "",
@@ -98,7 +98,7 @@ class Example:
             for use in self.scenario.snapshot.decayed_use
         ]
         return (
-            [f"Used of late: {', '.join(used)}."]
+            [f"Recent use: {', '.join(used)}."]
             if any(u.slot_seconds for u in self.scenario.snapshot.decayed_use)
             else []
         )
@@ -127,22 +127,22 @@ class Example:
         words += [f"for {_time(NOW - row.started)} so far"]
         words += [f"saved {_time(NOW - row.checkpoint_at)} ago"] if row.checkpoint_at else []
         words += (
-            [f"told to go {'once' if row.evictions == 1 else f'{row.evictions} times'} before"]
+            [f"evicted {'once' if row.evictions == 1 else f'{row.evictions} times'} before"]
             if row.evictions
             else []
         )
-        words += ["on its way out"] if row.stopping else [f"{_time(row.until - NOW)} more at most"]
+        words += ["is stopping"] if row.stopping else [f"{_time(row.until - NOW)} more at most"]
         return ", ".join(words)
 
     def _queued(self, row: QueuedWorkload) -> str:
-        words = [f"{self.team[row.team]} asks for {_asked(row.ask)}"]
+        words = [f"{self.team[row.team]} requests {_asked(row.ask)}"]
         words += [] if row.reservation is None else [f"inside reservation {row.reservation}"]
         words += [row.priority.name.lower()] if row.priority is not Priority.NORMAL else []
         words += ["preemptible"] if row.preemptible else []
         words += [f"for {_time(row.max_runtime_seconds)} at most"]
         if row.predicted_seconds != row.max_runtime_seconds:
             words.append(f"probably {_time(row.predicted_seconds)}")
-        words += [f"waits since {_time(NOW - row.submitted)}"] if row.submitted < NOW else []
+        words += [f"waiting for {_time(NOW - row.submitted)}"] if row.submitted < NOW else []
         return ", ".join(words)
 
     def _reservation(self, reservation: int) -> tuple[str, str]:
@@ -154,21 +154,21 @@ class Example:
         bound = next((b.units for b in self.planned.bindings if b.reservation == reservation), row.units)
         if bound:
             return what, f"has {self._names(bound)}"
-        return what, "has begun, gets its units later" if row.start <= NOW else "is kept possible"
+        return what, "has begun without units" if row.start <= NOW else "is kept feasible"
 
     # -- what is decided -------------------------------------------------------------------------------------------------------
 
     def _about_running(self, row: RunningWorkload) -> str:
         eviction = next((e for e in self.planned.evictions if e.workload == row.id), None)
         if eviction is None:
-            return "goes" if row.stopping else "goes on"
+            return "ends" if row.stopping else "continues"
         whom = (
             f"workload {eviction.for_workload}"
             if eviction.for_workload
             else f"reservation {eviction.for_reservation}"
         )
         lost = dict(eviction.numbers).get("lost")
-        words = [f"is told to go for {whom}", f"stops in {_time(eviction.stop_at - NOW)}"]
+        words = [f"is evicted for {whom}", f"stops in {_time(eviction.stop_at - NOW)}"]
         words += (
             [f"{lost / 3600 / SLOTS_PER_GPU:.2g} GPU hours lost"] if isinstance(lost, int) and lost else []
         )
@@ -184,12 +184,12 @@ class Example:
                 )
                 return f"starts on {self._names(placement.units)}{borrowed}"
         refusal = next(r for r in self.planned.refusals if r.workload == row.id)
-        words = ["waits" if refusal.position is None else f"waits at place {refusal.position}"]
+        words = ["waits" if refusal.position is None else f"waits at position {refusal.position}"]
         if refusal.blockers:
             words.append(f"behind {', '.join(map(str, refusal.blockers))}")
         if refusal.expected_start is not None:
             words.append(f"expected to start in {_time(refusal.expected_start - NOW)}")
-        words += [f"{self._names(refusal.held_units)} set aside for it"] if refusal.held_units else []
+        words += [f"{self._names(refusal.held_units)} held for it"] if refusal.held_units else []
         return ", ".join(words)
 
     def _names(self, units: tuple[int, ...]) -> str:
