@@ -1,6 +1,6 @@
-"""Runs one benchmark: `python -m benchmarks NAME [--json] [ARGS]`.
+"""Run one benchmark: `python -m benchmarks NAME [--json] [ARGS]`.
 
-The last line is a JSON object of its figures.
+The last line of the output is a JSON object of its figures.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ def names() -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the benchmark in the first argument.
+    """Run the benchmark named by the first argument. Return the exit code.
 
     With --json, progress goes to stderr and stdout gets one line.
     """
     if not arguments or arguments[0] not in names():
-        print(f"gpupool: name a benchmark: {', '.join(names()) or 'there are none'}", file=sys.stderr)
+        print(f"gpupool: name a benchmark: {', '.join(names()) or 'none exist'}", file=sys.stderr)
         return 2
     name, rest = arguments[0], [argument for argument in arguments[1:] if argument != "--json"]
     benchmark = importlib.import_module(f"benchmarks.{name}")
-    answer, stdout = sys.stdout, sys.stdout
+    output, stdout = sys.stdout, sys.stdout
     if "--json" in arguments:
         sys.stdout = sys.stderr
     try:
         figures: dict[str, Any] = benchmark.main(rest)
     finally:
         sys.stdout = stdout
-    print(json.dumps(figures), file=answer, flush=True)
+    print(json.dumps(figures), file=output, flush=True)
     return 0
 
 

@@ -1,13 +1,16 @@
-"""What a cycle costs in the database: the snapshot of a large pool, and the commit of a plan with many placements.
+"""Measure the database cost of a planning cycle: the snapshot of a large pool, and the commit of a large plan.
 
     ./run bench apply --gpus 10000 --placements 100
 
-``seconds`` is a whole snapshot and the apply together, the quickest of ``--rounds``; ``queries`` is how many questions both
-ask, which depends neither on the size of the pool nor on that of the plan. ``cpu_seconds`` is what this process and its
-database connection worked for them, which a busy machine does not make longer. ``warm_seconds`` is the snapshot that the engine
-keeps between cycles, brought up to date after as many placements and as many new jobs; ``quiet_seconds`` is a whole cycle in
-which nothing has changed; ``recording_seconds`` is what preparing the recording costs before anything is locked; writing it
-is part of the apply.
+- ``seconds``: the whole snapshot and the apply together; the fastest of ``--rounds``.
+- ``queries``: number of SQL queries of both. It depends neither on the size of the pool nor on that of the plan.
+- ``cpu_seconds``: CPU time of this process and of its database connection. Other load on the machine does not
+  increase it.
+- ``warm_seconds``: an update of the snapshot that the engine caches between cycles, after ``--placements`` new
+  placements and as many new jobs.
+- ``quiet_seconds``: a whole cycle in which nothing has changed.
+- ``recording_seconds``: preparation of the recording, before anything is locked. Writing the recording is part of
+  the apply.
 """
 
 from __future__ import annotations
@@ -28,24 +31,24 @@ SERVICES = ("postgres", "valkey")
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    """Take, plan and apply ``--rounds`` times; every round starts ``--placements`` new jobs."""
-    options = argparse.ArgumentParser(prog="./run bench apply", description=__doc__)
-    options.add_argument("--gpus", type=_between(8, 100_000), default=10_000)
-    options.add_argument("--placements", type=_between(1, 1_000), default=100)
-    options.add_argument("--waiting", type=_between(0, 100_000), default=1_000)
-    options.add_argument("--rounds", type=_between(1, 50), default=5)
-    given = options.parse_args(argv)
+    """Measure ``--rounds`` cycles; before each round, ``--placements`` new jobs are queued."""
+    parser = argparse.ArgumentParser(prog="./run bench apply", description=__doc__)
+    parser.add_argument("--gpus", type=_between(8, 100_000), default=10_000)
+    parser.add_argument("--placements", type=_between(1, 1_000), default=100)
+    parser.add_argument("--waiting", type=_between(0, 100_000), default=1_000)
+    parser.add_argument("--rounds", type=_between(1, 50), default=5)
+    options = parser.parse_args(argv)
 
     import django
 
     django.setup()
-    return _measure(given.gpus, given.placements, given.waiting, given.rounds)
+    return _measure(options.gpus, options.placements, options.waiting, options.rounds)
 
 
 def _measure(gpus: int, placements: int, waiting: int, rounds: int) -> dict[str, Any]:
     from django.db import connection
 
-    from benchmarks.harness.pool_rows import make_pool_rows, numbered
+    from benchmarks.harness.pool_rows import make_pool_rows, queue_jobs
     from scheduler.cycle import engine
     from scheduler.cycle.snapshot_cache import SnapshotCache
 
@@ -54,31 +57,31 @@ def _measure(gpus: int, placements: int, waiting: int, rounds: int) -> dict[str,
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE")
     warm = SnapshotCache()
-    engine.run_cycle("bench", now, cache=warm)  # takes the lead, and says to all that waits why
-    found, kept, quiet = [], [], []
+    engine.run_cycle("bench", now, cache=warm)  # acquires the leadership and writes all refusals
+    cycles, warm_times, quiet_times = [], [], []
     for number in range(rounds):
         now += timedelta(seconds=2)
-        numbered(fleet, placements, now, first=number * placements)
-        found.append(_cycle(now, placements))
-        numbered(fleet, placements, now, first=number * placements)
-        kept.append(_seconds(lambda: warm.refresh(_epoch(), now)))  # noqa: B023 (called at once)
+        queue_jobs(fleet, placements, now, first=number * placements)
+        cycles.append(_cycle(now, placements))
+        queue_jobs(fleet, placements, now, first=number * placements)
+        warm_times.append(_seconds(lambda: warm.refresh(_epoch(), now)))  # noqa: B023 (called at once)
         engine.run_cycle("bench", now, cache=warm)
         engine.run_cycle("bench", now, cache=warm)
-        quiet.append(_seconds(lambda: engine.run_cycle("bench", now, cache=warm)))  # noqa: B023
-    best = min(found, key=lambda one: float(one["seconds"]))
+        quiet_times.append(_seconds(lambda: engine.run_cycle("bench", now, cache=warm)))  # noqa: B023
+    best = min(cycles, key=lambda cycle: float(cycle["seconds"]))
     return {
         **best,
-        "queries": max(int(one["queries"]) for one in found),
-        "warm_seconds": min(kept),
-        "quiet_seconds": min(quiet),
+        "queries": max(int(cycle["queries"]) for cycle in cycles),
+        "warm_seconds": min(warm_times),
+        "quiet_seconds": min(quiet_times),
         "gpus": gpus,
         "waiting": waiting,
     }
 
 
-def _seconds(what: Callable[[], object]) -> float:
+def _seconds(call: Callable[[], object]) -> float:
     began = time.perf_counter()
-    what()
+    call()
     return round(time.perf_counter() - began, 4)
 
 
@@ -89,7 +92,7 @@ def _epoch() -> int:
 
 
 def _cycle(now: datetime, placements: int) -> dict[str, Any]:
-    """One cycle's parts, and how many questions the snapshot and the apply asked the database."""
+    """Measure the parts of one cycle, and count the SQL queries of its snapshot and its apply."""
     from django.db import connection
 
     from scheduler.core.model.snapshot_delta import sort_rows
@@ -98,65 +101,65 @@ def _cycle(now: datetime, placements: int) -> dict[str, Any]:
     from scheduler.cycle.apply import apply_plan
     from scheduler.cycle.recording import CycleRecorder
 
-    asked = _QueryCounter()
-    began, worked = time.perf_counter(), _cpu_seconds()
-    with connection.execute_wrapper(asked):
-        taken = snapshot.take_snapshot(None, now)
-    snapshot_seconds, cpu = time.perf_counter() - began, _cpu_seconds() - worked
-    began = time.perf_counter()
-    planned = plan(taken, core_values.epoch_seconds(now))
-    plan_seconds = time.perf_counter() - began
-    recorder, ordered = CycleRecorder(), sort_rows(taken)
-    # The first of a process keeps all hardware; what is measured is one of the many that follow.
+    query_counter = _QueryCounter()
+    started, cpu_before = time.perf_counter(), _cpu_seconds()
+    with connection.execute_wrapper(query_counter):
+        state = snapshot.take_snapshot(None, now)
+    snapshot_seconds, cpu = time.perf_counter() - started, _cpu_seconds() - cpu_before
+    started = time.perf_counter()
+    decisions = plan(state, core_values.epoch_seconds(now))
+    plan_seconds = time.perf_counter() - started
+    recorder, ordered = CycleRecorder(), sort_rows(state)
+    # The first recording of a process includes all hardware. Measure a later one, which is the usual case.
     _keep(
         recorder,
         dataclasses.replace(ordered, queued=ordered.queued[1:]),
-        planned,
+        decisions,
         core_values.epoch_seconds(now),
         now,
     )
-    began = time.perf_counter()
-    prepared = recorder.prepare(ordered, planned, core_values.epoch_seconds(now), now)
-    preparing_seconds = time.perf_counter() - began
-    began, worked = time.perf_counter(), _cpu_seconds()
-    with connection.execute_wrapper(asked):
-        applied = apply_plan(planned, taken, now, write_recording=lambda: recorder.write(prepared, now))
-    apply_seconds, cpu = time.perf_counter() - began, cpu + _cpu_seconds() - worked
+    started = time.perf_counter()
+    prepared = recorder.prepare(ordered, decisions, core_values.epoch_seconds(now), now)
+    preparing_seconds = time.perf_counter() - started
+    started, cpu_before = time.perf_counter(), _cpu_seconds()
+    with connection.execute_wrapper(query_counter):
+        applied = apply_plan(decisions, state, now, write_recording=lambda: recorder.write(prepared, now))
+    apply_seconds, cpu = time.perf_counter() - started, cpu + _cpu_seconds() - cpu_before
     if len(applied.accepted) != placements:
         raise SystemExit(
-            f"gpupool: {len(applied.accepted)} of {placements} were placed: {applied.rejected[:3]}"
+            f"gpupool: {len(applied.accepted)} of {placements} jobs were placed; rejected: {applied.rejected[:3]}"
         )
     return {
-        "queries": asked.count,
+        "queries": query_counter.count,
         "seconds": round(snapshot_seconds + apply_seconds, 4),
         "cpu_seconds": round(cpu, 4),
         "snapshot_seconds": round(snapshot_seconds, 4),
         "apply_seconds": round(apply_seconds, 4),
         "plan_seconds": round(plan_seconds, 4),
-        "recording_seconds": round(
-            preparing_seconds, 4
-        ),  # before apply locks anything; what it writes is part of apply
+        "recording_seconds": round(preparing_seconds, 4),
         "placed": len(applied.accepted),
         "reasons_written": applied.reasons_written,
     }
 
 
-def _keep(recorder: Any, taken: Any, planned: Any, planned_at: int, now: datetime) -> None:
-    """A whole recording by itself."""
-    prepared = recorder.prepare(taken, planned, planned_at, now)
+def _keep(recorder: Any, state: Any, decisions: Any, planned_at: int, now: datetime) -> None:
+    """Prepare, write and commit one recording."""
+    prepared = recorder.prepare(state, decisions, planned_at, now)
     recorder.write(prepared, now)
     recorder.committed(prepared, now)
 
 
 def _cpu_seconds() -> float:
-    """Of this process and of the server process behind its connection, where that is on this machine."""
+    """Return the CPU seconds of this process, plus those of its database server process if that is on this
+    machine.
+    """
     from benchmarks.ingest import _cpu_of_connection
 
     return time.process_time() + (_cpu_of_connection() or 0.0)
 
 
 class _QueryCounter:
-    """Counts what goes to the database."""
+    """Counts SQL queries, as an execute wrapper of the connection."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -1,10 +1,12 @@
-"""How good is what people are told: expected starts at submission against what happened, on the Philly trace.
+"""Measure the accuracy of start estimates: expected starts at submission against real starts, on the Philly
+trace.
 
     ./run bench eta --jobs philly.csv --nodes 64
 
-The jobs and limits of ``bench philly`` run through the engine. Of one in ``--every`` jobs, drawn by ``--seed``, the plan
-is explained as it is for people, and what it says is kept beside the start. Those that start at once are not counted.
-The range's upper end comes from the record of those asked before (``scheduler/core/explain/start_ranges.py``).
+The jobs and limits of ``bench philly`` run through the engine. One in ``--every`` jobs is sampled at random
+(``--seed``): its plan is explained as it is for users, and the estimate is compared with the start. Jobs
+that start at once are not counted. The upper end of the range comes from the errors of earlier estimates
+(``scheduler/core/explain/start_ranges.py``).
 """
 
 from __future__ import annotations
@@ -26,60 +28,61 @@ SERVICES: tuple[str, ...] = ()
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    """Errors in seconds of those that queue; ``late_share`` of them started after the upper end of their range."""
-    options = argparse.ArgumentParser(prog="eta", description=__doc__)
-    options.add_argument("--jobs", metavar="FILE")
-    options.add_argument("--nodes", type=integer_argument(1, 10_000), default=64)
-    options.add_argument("--seed", type=integer_argument(0), default=42)
-    options.add_argument("--first", type=integer_argument(1), metavar="N", help="the first N jobs only")
-    options.add_argument(
-        "--every", type=integer_argument(1), default=20, help="ask about one in so many jobs"
-    )
-    given = options.parse_args(argv)
+    """Return the errors in seconds of jobs that queued; ``late_share`` started after the upper end of their
+    range.
+    """
+    parser = argparse.ArgumentParser(prog="eta", description=__doc__)
+    parser.add_argument("--jobs", metavar="FILE")
+    parser.add_argument("--nodes", type=integer_argument(1, 10_000), default=64)
+    parser.add_argument("--seed", type=integer_argument(0), default=42)
+    parser.add_argument("--first", type=integer_argument(1), metavar="N", help="the first N jobs only")
+    parser.add_argument("--every", type=integer_argument(1), default=20, help="sample one in EVERY jobs")
+    options = parser.parse_args(argv)
     began = time.perf_counter()
-    jobs = with_limits(read(trace_file(given.jobs, "philly", "philly.csv"))[: given.first], given.seed)
-    check_jobs_fit(jobs, given.nodes)
-    asked = AskedEstimates(given.every, given.seed)
-    replay = TraceReplay(jobs, given.nodes, asked.said, asked.is_curious, asked.started)
+    jobs = with_limits(read(trace_file(options.jobs, "philly", "philly.csv"))[: options.first], options.seed)
+    check_jobs_fit(jobs, options.nodes)
+    estimates = AskedEstimates(options.every, options.seed)
+    replay = TraceReplay(jobs, options.nodes, estimates.said, estimates.is_curious, estimates.started)
     started = replay.run()
-    told = [(started[workload], ranged) for workload, ranged in asked.ranges.items()]
-    errors = [abs(start - ranged.expected) for start, ranged in told]
+    results = [(started[workload], estimate) for workload, estimate in estimates.ranges.items()]
+    errors = [abs(start - estimate.expected) for start, estimate in results]
     return {
-        "nodes": given.nodes,
+        "nodes": options.nodes,
         "jobs": len(jobs),
-        "asked": asked.questions,
-        "queued": len(told),
-        "without_expected_start": asked.unknown,
+        "asked": estimates.questions,
+        "queued": len(results),
+        "without_expected_start": estimates.unknown,
         "median_error": median(errors) if errors else None,
         "p90_error": percentile(errors, 0.9) if errors else None,
-        "late_share": share([start > ranged.latest for start, ranged in told]),
-        "later_than_expected": share([start > ranged.expected for start, ranged in told]),
-        "earlier_than_range": share([start < ranged.earliest for start, ranged in told]),
+        "late_share": share([start > estimate.latest for start, estimate in results]),
+        "later_than_expected": share([start > estimate.expected for start, estimate in results]),
+        "earlier_than_range": share([start < estimate.earliest for start, estimate in results]),
         "wall": round(time.perf_counter() - began, 1),
     }
 
 
 def share(facts: list[bool]) -> float | None:
+    """Return the share of True values, rounded to 4 digits; None for an empty list."""
     return round(sum(facts) / len(facts), 4) if facts else None
 
 
 class AskedEstimates:
-    """Whom the bench asks about, and what they were told."""
+    """The sampled jobs and the estimates that they received."""
 
     def __init__(self, every: int, seed: int) -> None:
-        self.every, self.dice = every, random.Random(seed)
+        self.every, self.rng = every, random.Random(seed)
         self.ranges: dict[int, StartRange] = {}
         self.record = EstimateHistory()
         self.questions = self.unknown = 0
 
     def is_curious(self, queued: QueuedWorkload) -> bool:
-        """One in ``every``."""
-        chosen = self.dice.random() * self.every < 1
-        self.questions += chosen
-        return chosen
+        """Return True for one in ``every`` jobs, at random."""
+        is_sampled = self.rng.random() * self.every < 1
+        self.questions += is_sampled
+        return is_sampled
 
     def said(self, now: int, refusal: Refusal) -> None:
-        """What a job that has to wait is told when it is submitted."""
+        """Record the estimate that a waiting job receives when it is submitted."""
         if refusal.expected_start is None:
             self.unknown += 1
             return
@@ -88,5 +91,5 @@ class AskedEstimates:
         self.record.note_estimate(refusal.workload, now, refusal.expected_start)
 
     def started(self, workload: int, now: int) -> None:
-        """A job started."""
+        """Record the start of a job."""
         self.record.started(workload, now)

@@ -1,12 +1,13 @@
-"""What the installation survives: real processes are broken at random moments under load, and what must hold is checked.
+"""Inject random faults into a real installation under load, and check that it recovers.
 
     ./run bench faults --rounds 3 --seed 1 --json
     ./run bench faults --only kill_web,kill_shim --rounds 200
 
-Everything is started as `./run up` and `./run demo` start it, with leases of 5 s (20 s in the short form). Each fault says its
-pass line; each round breaks something at a random moment while jobs are submitted, and measures how long it takes until a job that
-is submitted after the fault starts (or what else the pass line says). A round survived if that was in time, and if rows,
-processes and what the jobs wrote themselves show no unit held twice, no job started twice at once, none lost.
+The installation is started as `./run up` and `./run demo` start it, with leases of 5 s (20 s in the short
+form). Each fault states its pass condition. Each round injects the fault at a random time while jobs are
+submitted, and measures the time until a job submitted after the fault starts (or as the pass condition
+says). A round is survived if recovery was in time, and if rows, processes and the jobs' own records show no
+unit held twice, no job started twice at once, and no job lost.
 
 `{"rounds", "survived", "faults": {NAME: {"rounds", "survived", "worst_recovery"}}}`, recovery in seconds.
 """
@@ -24,30 +25,28 @@ from typing import Any
 
 from django.core.exceptions import ObjectDoesNotExist
 
-from benchmarks.fault_injection import host_faults, message_faults, workload_faults  # noqa: F401 (they fill the table)
+from benchmarks.fault_injection import host_faults, message_faults, workload_faults  # noqa: F401 (registers the faults)
 from benchmarks.fault_injection.job_ledger import BackgroundLoad, JobLedger
 from benchmarks.fault_injection.process_faults import FAULTS, Fault, FaultContext, end_remaining_jobs
 from benchmarks.harness.installation import ConditionTimeout, Installation
 
 SERVICES = ()
-SHORT_LEASE_SECONDS = 20  # of the short form, which has to hold on a machine that is busy with other tests
+SHORT_LEASE_SECONDS = 20  # of the short form, which must pass on a machine that is busy with other tests
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    """Break, and give the figures."""
+    """Run the faults and return the figures."""
     parser = argparse.ArgumentParser(prog="./run bench faults")
-    parser.add_argument("--rounds", type=_count, default=3, help="of each fault, 1 to 1000")
-    parser.add_argument(
-        "--only", type=_names, default=list(FAULTS), help="names of faults, with commas between them"
-    )
+    parser.add_argument("--rounds", type=_count, default=3, help="rounds of each fault, 1 to 1000")
+    parser.add_argument("--only", type=_names, default=list(FAULTS), help="comma-separated names of faults")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
-        "--keep", type=Path, default=None, help="a folder for the installation, kept with its logs"
+        "--keep", type=Path, default=None, help="folder of the installation, which is kept with its logs"
     )
     parser.add_argument(
         "--short",
         action="store_true",
-        help="one round of each of the cheap ones on three hosts; how long it takes does not count",
+        help="one round of each cheap fault on three hosts; recovery times are not checked",
     )
     options = parser.parse_args(argv)
     if options.short:
@@ -76,27 +75,32 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 
 def break_it(fault: Fault, site: Installation, rounds: int, seed: int, timed: bool = True) -> dict[str, Any]:
-    """``rounds`` rounds of one fault: ``{"rounds", "survived", "worst_recovery"}``. ``timed``: none may take too long."""
+    """Run ``rounds`` rounds of one fault and return ``{"rounds", "survived", "worst_recovery"}``.
+
+    If ``timed``, a round whose recovery takes too long is not survived.
+    """
     print(f"{fault.name}: {fault.line}", flush=True)
-    ledger, dice = JobLedger(site), random.Random(f"{seed} {fault.name}")
-    wrong: dict[int, list[str]] = {}
+    ledger, rng = JobLedger(site), random.Random(f"{seed} {fault.name}")
+    problems_by_round: dict[int, list[str]] = {}
     worst: float | None = None
-    known: set[str] = set()
+    known_problems: set[str] = set()
     for number in range(1, rounds + 1):
         ledger.round = number
-        recovery, problems = _round(fault, FaultContext(site, ledger, dice), timed)
-        news = [problem for problem in ledger.wrong_now() if problem not in known]
-        known.update(news)
-        wrong[number] = [*problems, *news]
+        recovery, problems = _round(fault, FaultContext(site, ledger, rng), timed)
+        new_problems = [problem for problem in ledger.wrong_now() if problem not in known_problems]
+        known_problems.update(new_problems)
+        problems_by_round[number] = [*problems, *new_problems]
         worst = recovery if worst is None or (recovery is not None and recovery > worst) else worst
-        shown = "-" if recovery is None else f"{recovery:.2f} s"
-        print(f"  round {number}: {shown} {'; '.join(wrong[number])}".rstrip(), flush=True)
+        recovery_text = "-" if recovery is None else f"{recovery:.2f} s"
+        print(
+            f"  round {number}: {recovery_text} {'; '.join(problems_by_round[number])}".rstrip(), flush=True
+        )
     if fault.after is not None:
-        fault.after(FaultContext(site, ledger, dice))
+        fault.after(FaultContext(site, ledger, rng))
     for number, problems in ledger.settle().items():
-        wrong.setdefault(number, []).extend(problems)
+        problems_by_round.setdefault(number, []).extend(problems)
         print(f"  round {number}: {'; '.join(problems)}", flush=True)
-    survived = sum(1 for number in range(1, rounds + 1) if not wrong[number])
+    survived = sum(1 for number in range(1, rounds + 1) if not problems_by_round[number])
     return {
         "rounds": rounds,
         "survived": survived,
@@ -104,19 +108,19 @@ def break_it(fault: Fault, site: Installation, rounds: int, seed: int, timed: bo
     }
 
 
-def _round(fault: Fault, broken: FaultContext, timed: bool) -> tuple[float | None, list[str]]:
+def _round(fault: Fault, context: FaultContext, timed: bool) -> tuple[float | None, list[str]]:
     try:
         if not fault.under_load:
-            recovery = fault.do(broken)
+            recovery = fault.do(context)
         else:
-            with BackgroundLoad(broken.ledger, broken.dice):
-                time.sleep(broken.dice.uniform(0.5, 2.5 if timed else 1.0))
-                recovery = fault.do(broken)
+            with BackgroundLoad(context.ledger, context.rng):
+                time.sleep(context.rng.uniform(0.5, 2.5 if timed else 1.0))
+                recovery = fault.do(context)
     except (ConditionTimeout, OSError, subprocess.CalledProcessError, ObjectDoesNotExist) as problem:
-        end_remaining_jobs(broken)
+        end_remaining_jobs(context)
         return None, [str(problem) or type(problem).__name__]
-    late = timed and recovery > fault.seconds
-    return recovery, [f"recovered after {recovery:.2f} s, allowed are {fault.seconds:g}"] if late else []
+    is_late = timed and recovery > fault.seconds
+    return recovery, [f"recovered after {recovery:.2f} s, allowed are {fault.seconds:g}"] if is_late else []
 
 
 def _count(text: str) -> int:
@@ -126,8 +130,8 @@ def _count(text: str) -> int:
 
 
 def _names(text: str) -> list[str]:
-    given = text.split(",")
-    strange = next((name for name in given if name not in FAULTS), None)
-    if strange is not None:
-        raise argparse.ArgumentTypeError(f"{strange[:60]!r} is none of {', '.join(FAULTS)}")
-    return given
+    names = text.split(",")
+    unknown = next((name for name in names if name not in FAULTS), None)
+    if unknown is not None:
+        raise argparse.ArgumentTypeError(f"{unknown[:60]!r} is none of {', '.join(FAULTS)}")
+    return names

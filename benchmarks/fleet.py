@@ -1,4 +1,4 @@
-"""Measures a fleet at full rate against one web, one edge, one engine and one database, all on this machine.
+"""Measure a fleet at full rate against one web, one edge, one engine and one database, all on this machine.
 
     ./run bench fleet --hosts 500 --seconds 60 --json
 
@@ -7,12 +7,11 @@
 five seconds. ``./run up`` starts the servers. Two jobs a second are submitted over the API. Two more hosts
 are real agents, each with one job in its sandbox; their memory is measured.
 
-``{"hosts", "sync_p95", "start_p95", "agent_mb", "shim_mb", "errors"}``. ``sync_p95`` is server time of a sync
-by the edge's own metric, over the measured seconds alone; ``start_p95`` goes from the moment that a decision
-carries to the arrival of its Desired at the agent. Memory is resident (RSS), the most that was seen, of the
-agent's process and of a shim while its job runs, with what its guard has for itself; beside it the
-proportional share (PSS) of both. Errors are refused and lost connections and frames, answers of 500 and
-above, and tracebacks in logs.
+``{"hosts", "sync_p95", "start_p95", "agent_mb", "shim_mb", "errors"}``. ``sync_p95`` is the server time of a sync
+by the edge's own metric, in the measured seconds only. ``start_p95`` is the time from the timestamp of a decision
+to the arrival of its Desired at the agent. Memory is the maximum resident memory (RSS) of the agent's process, and
+of a shim while its job runs, with the private memory of its guard. The proportional share (PSS) of both is reported
+too. Errors are refused and lost connections and frames, HTTP answers of 500 and above, and tracebacks in logs.
 """
 
 from __future__ import annotations
@@ -54,38 +53,38 @@ REFUSED = "gpupool_edge_agents_refused_total"
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    """Run the fleet for ``--seconds`` and give the figures."""
+    """Run the fleet for ``--seconds`` and return the figures."""
     parser = argparse.ArgumentParser(prog="./run bench fleet")
     parser.add_argument("--hosts", type=_between(1, 5_000), default=500, help="light agents")
-    parser.add_argument("--seconds", type=_between(1, 3_600), default=60, help="that are measured")
-    parser.add_argument("--jobs", type=float, default=2.0, help="submitted in a second")
+    parser.add_argument("--seconds", type=_between(1, 3_600), default=60, help="measured seconds")
+    parser.add_argument("--jobs", type=float, default=2.0, help="jobs submitted per second")
     parser.add_argument(
-        "--keep", type=Path, default=None, help="a folder for the installation, kept with its logs"
+        "--keep", type=Path, default=None, help="folder of the installation, which is kept with its logs"
     )
-    given = parser.parse_args(argv)
-    folder = given.keep.absolute() if given.keep else Path(tempfile.mkdtemp(prefix="gpupool-fleet-"))
-    fleet = FleetBenchmark(folder, given.hosts)
+    options = parser.parse_args(argv)
+    folder = options.keep.absolute() if options.keep else Path(tempfile.mkdtemp(prefix="gpupool-fleet-"))
+    fleet = FleetBenchmark(folder, options.hosts)
     try:
         fleet.start()
-        return fleet.measure(given.seconds, given.jobs)
+        return fleet.measure(options.seconds, options.jobs)
     finally:
         fleet.stop()
-        if given.keep is None:
+        if options.keep is None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass
 class MemoryWatch:
-    """Most that was seen, in MiB.
+    """Maximum memory of a process in MiB.
 
-    What processes that come together hold, counting once what the later share with the first.
+    Of further processes of the same measurement, memory that they share with the first counts once.
     """
 
     rss: float = 0.0
     pss: float = 0.0
 
     def look(self, *pids: int) -> None:
-        """Read them once; where one has ended nothing is noted."""
+        """Read the memory of the processes once; note nothing if one of them has ended."""
         try:
             texts = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids]
         except OSError:
@@ -93,17 +92,14 @@ class MemoryWatch:
         first, *later = [
             {line.split()[0]: int(line.split()[1]) / 1024 for line in text.splitlines()[1:]} for text in texts
         ]
-        own = sum(each["Private_Clean:"] + each["Private_Dirty:"] for each in later)
-        self.rss = max(self.rss, first["Rss:"] + own)
-        self.pss = max(self.pss, first["Pss:"] + sum(each["Pss:"] for each in later))
+        private = sum(sizes["Private_Clean:"] + sizes["Private_Dirty:"] for sizes in later)
+        self.rss = max(self.rss, first["Rss:"] + private)
+        self.pss = max(self.pss, first["Pss:"] + sum(sizes["Pss:"] for sizes in later))
 
 
 @dataclass
 class FleetLoad:
-    """Jobs that a thread submits at a steady pace.
-
-    An answer that is late does not slow it down more than by itself.
-    """
+    """A thread that submits jobs at a steady rate; a slow answer delays only the next job."""
 
     url: str
     token: str
@@ -118,7 +114,7 @@ class FleetLoad:
         self._thread.start()
 
     def stop(self) -> None:
-        """No more jobs."""
+        """Stop submitting jobs."""
         self._on.clear()
         self._thread.join(30)
 
@@ -140,7 +136,7 @@ class FleetLoad:
 
 
 def submit(url: str, token: str, command: str, units: int = 1, **also: Any) -> str:
-    """One job over the API; its id. Raises OSError."""
+    """Submit one job over the API and return its id. Raises OSError."""
     body = {
         "project": "fleet/fleet",
         "pool": "fleet",
@@ -160,7 +156,7 @@ def submit(url: str, token: str, command: str, units: int = 1, **also: Any) -> s
 
 
 class FleetBenchmark:
-    """The installation, its light agents and the real ones."""
+    """The installation, its light agents and the real agents."""
 
     def __init__(self, folder: Path, hosts: int) -> None:
         self.folder = folder
@@ -173,10 +169,10 @@ class FleetBenchmark:
         self.token = ""
         self.agent, self.shim = MemoryWatch(), MemoryWatch()
 
-    # -- starting and stopping -------------------------------------------------------------------------------------------
+    # -- starting and stopping --------------------------------------------------------------------
 
     def start(self) -> None:
-        """Servers, hosts, agents: every host alive, and a job running on each real one."""
+        """Start servers, hosts and agents; wait until every host is alive and a job runs on each real host."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o711)
         self._start_servers()
@@ -218,13 +214,15 @@ class FleetBenchmark:
         django.setup()
 
     def _is_ready(self) -> bool:
-        said = (self.folder / "up.out").read_text(errors="replace")
+        output = (self.folder / "up.out").read_text(errors="replace")
         if self.supervisor is None or self.supervisor.poll() is not None:
-            raise SystemExit(f"gpupool: the installation ended:\n{said[-2000:]}")
-        return "is ready" in said
+            raise SystemExit(f"gpupool: the installation ended:\n{output[-2000:]}")
+        return "is ready" in output
 
     def _organise(self) -> dict[str, str]:
-        """A team that is guaranteed everything, one member, and the hosts: their join tokens by name."""
+        """Create a team with a guarantee of all GPUs, one member, and the hosts. Return join tokens by host
+        name.
+        """
         from portal.models import Membership, Organisation, User
         from portal.services.fleet import hosts
         from portal.services.people import api_tokens
@@ -250,8 +248,8 @@ class FleetBenchmark:
         }
 
     def _start_real(self, name: str, token: str) -> None:
-        given = {"name": name, "join_token": token, "simulate": f"{GPUS}x{MODEL}"}
-        command = agent_command(self.folder, self.folder / "agents" / name, self.edge, given)
+        agent_settings = {"name": name, "join_token": token, "simulate": f"{GPUS}x{MODEL}"}
+        command = agent_command(self.folder, self.folder / "agents" / name, self.edge, agent_settings)
         with (self.folder / f"agent-{name}.log").open("wb") as log:
             self.real[name] = subprocess.Popen(
                 command, cwd=ROOT, env=agent_environment(), stdout=log, stderr=log
@@ -282,7 +280,7 @@ class FleetBenchmark:
                 )
 
     def stop(self) -> None:
-        """End everything that this started."""
+        """End all processes of this benchmark."""
         for process in self.light:
             if process.poll() is None:
                 process.kill()
@@ -295,10 +293,10 @@ class FleetBenchmark:
             self.supervisor.send_signal(signal.SIGINT)
             self.supervisor.wait(90)
 
-    # -- measuring -------------------------------------------------------------------------------------------------------
+    # -- measuring --------------------------------------------------------------------------------
 
     def measure(self, seconds: int, per_second: float) -> dict[str, Any]:
-        """Submit, wait until it is steady, measure, end."""
+        """Submit jobs, wait until the load is steady, measure, and end the light agents."""
         load = FleetLoad(self.url, self.token, per_second)
         self._watch(SETTLE_SECONDS)
         for process in self.light:
@@ -309,7 +307,7 @@ class FleetBenchmark:
         after, ended, used = self.metrics(), datetime.now(UTC), self.cpu_seconds()
         load.stop()
         alive = self.alive()
-        arrivals, errors, trips = self._end_light()
+        arrivals, errors, round_trips = self._end_light()
         errors += load.errors
         starts = self._starts(arrivals, began, ended)
         if alive != len(self.names) + len(REAL):
@@ -331,7 +329,7 @@ class FleetBenchmark:
             "shim_pss_mb": round(self.shim.pss, 1),
             "sync_p50": _of_buckets(syncs, 0.5),
             "syncs_per_second": round(syncs[-1][1] / (ended - began).total_seconds(), 1),
-            "round_trip_p95": _share(trips, 0.95),
+            "round_trip_p95": _share(round_trips, 0.95),
             "start_p50": _share(starts, 0.5),
             "starts": len(starts),
             "submit_p95": _share(load.took, 0.95),
@@ -340,93 +338,94 @@ class FleetBenchmark:
         }
 
     def _watch(self, seconds: float) -> None:
-        """Read the real agents' and shims' memory meanwhile."""
+        """Read the memory of the real agents and shims once a second."""
         ends = time.monotonic() + seconds
-        while (left := ends - time.monotonic()) > 0:
+        while (remaining := ends - time.monotonic()) > 0:
             for process in self.real.values():
                 self.agent.look(process.pid)
             for shim, guard in self.shims():
                 self.shim.look(shim, guard)
-            time.sleep(min(left, 1.0))
+            time.sleep(min(remaining, 1.0))
 
     def _end_light(self) -> tuple[dict[str, float], Counter[str], list[float]]:
         arrivals: dict[str, float] = {}
         errors: Counter[str] = Counter()
-        trips: list[float] = []
+        round_trips: list[float] = []
         for number, process in enumerate(self.light):
-            said, _ = process.communicate("stop\n", timeout=60)
+            output, _ = process.communicate("stop\n", timeout=60)
             if process.returncode:
                 errors[
                     f"light agents failed: {(self.folder / f'light-{number}.log').read_text()[-500:]}"
                 ] += 1
                 continue
-            told = json.loads(said)
-            arrivals |= told["arrivals"]
-            errors += Counter(told["errors"])
-            trips += told["round_trips"]
-        return arrivals, errors, trips
+            report = json.loads(output)
+            arrivals |= report["arrivals"]
+            errors += Counter(report["errors"])
+            round_trips += report["round_trips"]
+        return arrivals, errors, round_trips
 
     def _starts(self, arrivals: dict[str, float], began: datetime, ended: datetime) -> list[float]:
-        """Seconds from each decision of the measured time to the agent."""
+        """Return the seconds from each decision of the measured time to its arrival at the agent."""
         from scheduler.models import Command
 
-        found = Command.objects.filter(verb=Command.Verb.START, created_at__gte=began, created_at__lt=ended)
-        rows = found.filter(host__name__in=self.names).values_list("run__public_id", "created_at")
+        commands = Command.objects.filter(
+            verb=Command.Verb.START, created_at__gte=began, created_at__lt=ended
+        )
+        rows = commands.filter(host__name__in=self.names).values_list("run__public_id", "created_at")
         return [arrivals[str(run)] - at.timestamp() for run, at in rows if str(run) in arrivals]
 
     def _in_logs(self) -> Counter[str]:
-        found: Counter[str] = Counter()
+        errors: Counter[str] = Counter()
         for log in [*(self.folder / "site").glob("logs/*"), *self.folder.glob("*.log")]:
             for line in log.read_text(errors="replace").splitlines() if log.is_file() else ():
                 if line.startswith("Traceback") or "[error" in line or "ERROR" in line or '" 500' in line:
-                    found[f"{log.name}: {line[:200]}"] += 1
-        return found
+                    errors[f"{log.name}: {line[:200]}"] += 1
+        return errors
 
     def alive(self) -> int:
-        """How many hosts are."""
+        """Return the number of alive hosts."""
         from scheduler.models import Host
 
         return Host.objects.filter(lease_state="alive").count()
 
     def shims(self) -> list[tuple[int, int]]:
-        """The pids of each living shim of the real agents and of its guard."""
-        found = []
-        for place in self.folder.glob("agents/*/runs/*/shim.json"):
-            told = json.loads(place.read_text())
-            pids = int(told["pid"]), int(told["guard"]["pid"])
+        """Return the pids of each living shim of the real agents and of its guard."""
+        pids_of_shims = []
+        for path in self.folder.glob("agents/*/runs/*/shim.json"):
+            shim = json.loads(path.read_text())
+            pids = int(shim["pid"]), int(shim["guard"]["pid"])
             if all(Path(f"/proc/{pid}").exists() for pid in pids):
-                found.append(pids)
-        return found
+                pids_of_shims.append(pids)
+        return pids_of_shims
 
     def metrics(self) -> str:
-        """What the edge counts."""
+        """Return the metrics of the edge, as text."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port + 2}/metrics", timeout=30) as answer:
             return str(answer.read().decode())
 
     def cpu_seconds(self) -> dict[str, float]:
-        """Processor seconds so far.
-
-        Of each service with its children, of agents, and of all else on this machine.
-        """
+        """Return CPU seconds so far: by service with its children, of agents, and of all else on this machine."""
         entries = json.loads((self.folder / "site" / "services.json").read_text())["services"]
         owners = {int(entry["pid"]): name for name, entry in entries.items() if entry["pid"]}
         owners |= {process.pid: "light agents" for process in self.light}
         owners |= {process.pid: "real agents" for process in self.real.values()}
         parents, times = _processes()
-        found: Counter[str] = Counter()
+        ticks_by_owner: Counter[str] = Counter()
         for pid, ticks in times.items():
-            at = pid
-            while at not in owners and at > 1:
-                at = parents.get(at, 0)
-            if at in owners:
-                found[owners[at]] += ticks
-        user, nice, system, _, _, interrupts, more = Path("/proc/stat").read_text().split()[1:8]
-        found["all else"] = sum(map(int, (user, nice, system, interrupts, more))) - sum(found.values())
-        return {name: ticks / os.sysconf("SC_CLK_TCK") for name, ticks in found.items()}
+            ancestor = pid
+            while ancestor not in owners and ancestor > 1:
+                ancestor = parents.get(ancestor, 0)
+            if ancestor in owners:
+                ticks_by_owner[owners[ancestor]] += ticks
+        user, nice, system, _, _, interrupts, soft_interrupts = Path("/proc/stat").read_text().split()[1:8]
+        ticks_by_owner["all else"] = sum(map(int, (user, nice, system, interrupts, soft_interrupts))) - sum(
+            ticks_by_owner.values()
+        )
+        return {name: ticks / os.sysconf("SC_CLK_TCK") for name, ticks in ticks_by_owner.items()}
 
 
 def _processes() -> tuple[dict[int, int], dict[int, int]]:
-    """Of each process: its parent, and its clock ticks."""
+    """Return the parent of each process, and the clock ticks of each process."""
     parents: dict[int, int] = {}
     times: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
@@ -443,12 +442,12 @@ def _processes() -> tuple[dict[int, int], dict[int, int]]:
 
 
 def _value(metrics: str, name: str) -> float:
-    found = next((line for line in metrics.splitlines() if line.startswith(f"{name} ")), f"{name} 0")
-    return float(found.split()[1])
+    line = next((text for text in metrics.splitlines() if text.startswith(f"{name} ")), f"{name} 0")
+    return float(line.split()[1])
 
 
 def _bucket_counts(before: str, after: str) -> list[tuple[float, float]]:
-    """Syncs of the time between: (upper bound in seconds, how many took no longer)."""
+    """Return the syncs between two scrapes as (upper bound in seconds, number of syncs that took no longer)."""
     mark = 'gpupool_edge_sync_seconds_bucket{le="'
     counts: list[dict[float, float]] = []
     for metrics in (before, after):
@@ -460,11 +459,11 @@ def _bucket_counts(before: str, after: str) -> list[tuple[float, float]]:
 
 
 def _of_buckets(counts: list[tuple[float, float]], share: float) -> float | None:
-    """The bound below which so many lie, evenly spread within its bucket; None without any."""
-    wanted, below, low = counts[-1][1] * share, 0.0, 0.0
+    """Return the quantile ``share`` of a histogram, interpolated linearly in its bucket; None without samples."""
+    target, below, low = counts[-1][1] * share, 0.0, 0.0
     for bound, count in counts:
-        if count >= wanted and count > below:
-            return round(low + (min(bound, 1e6) - low) * (wanted - below) / (count - below), 4)
+        if count >= target and count > below:
+            return round(low + (min(bound, 1e6) - low) * (target - below) / (count - below), 4)
         below, low = count, bound
     return None
 
@@ -475,7 +474,7 @@ def _share(values: list[float], share: float) -> float | None:
 
 
 def free_ports(count: int) -> int:
-    """The first of so many free ports side by side."""
+    """Return the first of ``count`` free consecutive ports."""
     for first in range(21_000 + os.getpid() % 4_000 * 2, 32_000, count):
         with contextlib.ExitStack() as stack:
             try:
@@ -484,7 +483,7 @@ def free_ports(count: int) -> int:
             except OSError:
                 continue
             return first
-    raise SystemExit(f"gpupool: {count} free ports side by side were not found")
+    raise SystemExit(f"gpupool: {count} free consecutive ports were not found")
 
 
 def _between(low: int, high: int) -> Any:
@@ -497,5 +496,5 @@ def _between(low: int, high: int) -> Any:
 
 
 def say(text: str) -> None:
-    """Progress, with the time of day."""
+    """Print progress with the time of day."""
     print(f"{datetime.now(UTC):%H:%M:%S} {text}", flush=True)

@@ -1,11 +1,13 @@
-"""SenseTime Helios, the Venus slice, in simulated time: strict FIFO and SJF, whose results are published, and our order.
+"""Replay SenseTime Helios (Venus) in simulated time: strict FIFO and SJF, whose results are published, and our
+order.
 
     ./run bench helios --jobs helios_venus_2vc_sept.csv
 
-Each virtual cluster is a pool of its own: vcvGl 20 nodes, vcvlY 2 nodes, of 8 GPUs. ``fifo`` and ``sjf`` stop at the
-first job that does not fit; SJF knows the runtimes. ``ours`` runs the same jobs through the planner: its limits are the
-file's, its predictions come from the jobs that finished before. ``easy_limits`` and ``ours_limits`` know the limits of
-``bench philly`` only: a seeded factor of 1 to 10 over the runtime.
+Each virtual cluster is a pool of its own: vcvGl has 20 nodes, vcvlY has 2 nodes, each with 8 GPUs. ``fifo``
+and ``sjf`` stop at the first job that does not fit; SJF knows the runtimes. ``ours`` runs the same jobs
+through the planner: limits come from the file, predictions from the jobs that finished before.
+``easy_limits`` and ``ours_limits`` know only the limits of ``bench philly``: the runtime times a seeded
+factor of 1 to 10.
 """
 
 from __future__ import annotations
@@ -44,34 +46,36 @@ COLUMNS = (
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    """Mean completion, mean wait, p99 and longest wait in seconds, over all jobs and per virtual cluster."""
-    options = argparse.ArgumentParser(prog="helios", description=__doc__)
-    options.add_argument("--jobs", metavar="FILE")
-    given = options.parse_args(argv)
-    clusters = read(trace_file(given.jobs, "helios", "helios_venus_2vc_sept.csv"))
-    every = [job for jobs in clusters.values() for job in jobs]
-    answer: dict[str, Any] = {"jobs": len(every)}
+    """Return mean completion, mean wait, p99 and longest wait in seconds, over all jobs and per virtual
+    cluster.
+    """
+    parser = argparse.ArgumentParser(prog="helios", description=__doc__)
+    parser.add_argument("--jobs", metavar="FILE")
+    options = parser.parse_args(argv)
+    clusters = read(trace_file(options.jobs, "helios", "helios_venus_2vc_sept.csv"))
+    all_jobs = [job for jobs in clusters.values() for job in jobs]
+    figures: dict[str, Any] = {"jobs": len(all_jobs)}
     for name, order in WAYS:
         started: dict[int, int] = {}
         by_cluster = {}
         for cluster, known in clusters.items():
             nodes = NODES[cluster]
             jobs = with_limits(known, SEED) if name.endswith("_limits") else known
-            mine = (
+            starts = (
                 simulate_starts(jobs, nodes, order) if order is not None else TraceReplay(jobs, nodes).run()
             )
-            by_cluster[cluster] = wait_figures(jobs, mine)
-            started |= mine
-        answer[name] = {
-            **wait_figures(every, started),
-            "p99_by_size": p99_by_size(every, started),
+            by_cluster[cluster] = wait_figures(jobs, starts)
+            started |= starts
+        figures[name] = {
+            **wait_figures(all_jobs, started),
+            "p99_by_size": p99_by_size(all_jobs, started),
             "clusters": by_cluster,
         }
-    return answer
+    return figures
 
 
 def read(path: Path) -> dict[str, list[TraceJob]]:
-    """The jobs of each virtual cluster; lines that begin with # are remarks."""
+    """Read the jobs of each virtual cluster. Lines that begin with # are comments."""
     with path.open(newline="") as lines:
         rows = csv.DictReader(line for line in lines if not line.startswith("#"))
         missing = [column for column in COLUMNS if column not in (rows.fieldnames or ())]

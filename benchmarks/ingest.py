@@ -1,10 +1,11 @@
-"""How fast samples come in by the real way: agents' batches -> stream -> checked, attributed and copied into daily partitions.
+"""Measure the ingest rate of samples: agents' batches -> stream -> checked, attributed, copied into partitions.
 
     ./run bench ingest --gpus 10000 --hours 1
 
-Hosts of 8 GPUs, half of the GPUs held, a sample of each GPU every ten seconds, a batch of each host every minute, in the order
-of time. Making the readings is not counted; taking them from the agents' frames onto the stream and from there into the database
-is. ``cpu_seconds`` is this process's (the edge's and the worker's part) and its database connection's together.
+Hosts have 8 GPUs; half of the GPUs are held. Each GPU has a sample every ten seconds, each host sends a
+batch every minute, in order of time. Generating the samples is not counted. Moving them from the agents'
+frames onto the stream and from the stream into the database is counted. ``cpu_seconds`` is the CPU time of
+this process (the edge's and the worker's part) and of its database connection together.
 """
 
 from __future__ import annotations
@@ -27,11 +28,14 @@ MODEL = "H100-80GB"
 GPUS_PER_HOST = 8
 EVERY = 10  # seconds between two samples of one GPU
 BATCH = 60  # seconds in one batch
-MINUTES_AT_ONCE = 5  # of the fleet on the stream before it is drained
+MINUTES_AT_ONCE = 5  # minutes of samples on the stream before it is drained
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    """Bring ``--hours`` of samples of ``--gpus`` GPUs in: ``{"rows", "rows_per_second", "cpu_seconds", "bytes_per_row"}``."""
+    """Ingest ``--hours`` of samples of ``--gpus`` GPUs.
+
+    Return ``{"rows", "rows_per_second", "cpu_seconds", "bytes_per_row"}`` and more.
+    """
     parser = argparse.ArgumentParser(prog="./run bench ingest", description=__doc__)
     parser.add_argument("--gpus", type=_between(GPUS_PER_HOST, 100_000), default=10_000)
     parser.add_argument("--hours", type=_hours, default=1.0)
@@ -64,8 +68,8 @@ def _measure(gpus: int, hours: float) -> dict[str, Any]:
         for host, batch in waiting:
             agent_api.enqueue_batch(host, batch, now)
         while stream.xlen(SAMPLE_STREAM_KEY):
-            done = drain_stream(stream, now)
-            rows, rejected = rows + done.rows, rejected + done.rejected
+            result = drain_stream(stream, now)
+            rows, rejected = rows + result.rows, rejected + result.rejected
         seconds += time.perf_counter() - began
         cpu += time.process_time() - used
         print(
@@ -86,7 +90,9 @@ def _measure(gpus: int, hours: float) -> dict[str, Any]:
 
 
 def _fleet(gpus: int, now: datetime) -> list[tuple[int, list[str]]]:
-    """Hosts with their GPUs and units as rows, every second GPU held: (host id, uuids)."""
+    """Create hosts with their GPUs and units as rows, every second GPU held. Return (host id, uuids) of each
+    host.
+    """
     from django.contrib.auth import get_user_model
     from django.db.backends.postgresql.psycopg_any import DateTimeTZRange, NumericRange
 
@@ -161,14 +167,14 @@ def _fleet(gpus: int, now: datetime) -> list[tuple[int, list[str]]]:
 def _batches(
     fleet: list[tuple[int, list[str]]], start: datetime, first: int, last: int
 ) -> Iterator[tuple[int, Any]]:
-    """Minute after minute, each host's batch: (host id, SampleBatch)."""
+    """Yield the batch of each host, minute by minute: (host id, SampleBatch)."""
     from agent.protocol import SampleBatch, SampleRow
 
-    dice = random.Random(first)
+    rng = random.Random(first)
     begin = start.timestamp()
     for minute in range(first, last):
         for host, uuids in fleet:
-            use = dice.uniform(20, 100)
+            use = rng.uniform(20, 100)
             yield (
                 host,
                 SampleBatch(
@@ -206,13 +212,14 @@ def _bytes_of_samples() -> int:
 
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT sum(pg_total_relation_size(inhrelid)) FROM pg_inherits WHERE inhparent = 'telemetry_sample'::regclass"
+            "SELECT sum(pg_total_relation_size(inhrelid)) FROM pg_inherits"
+            " WHERE inhparent = 'telemetry_sample'::regclass"
         )
         return int(cursor.fetchone()[0])
 
 
 def _cpu_of_connection() -> float | None:
-    """CPU seconds of the server process behind this connection; None where it is not on this machine."""
+    """Return the CPU seconds of the server process of this connection; None if it is not on this machine."""
     from django.db import connection
 
     with connection.cursor() as cursor:

@@ -1,14 +1,16 @@
-"""Kueue's own performance tests through our engine in simulated time: how many admissions a second of decisions gives.
+"""Run Kueue's own performance tests through our engine in simulated time: admissions per second of decision
+time.
 
     ./run bench kueue --size baseline
 
-Cohorts are pools, queues are teams that are guaranteed 20 units and may borrow 100 more, reclaimed by who is guaranteed
-them; small, medium and large workloads are of low, normal and high priority. Each queue creates its workloads at fixed
-intervals, and each runs for a fixed time once it is admitted. Quota is counted without machines, so a pool is one host.
-One second of the engine's clock stands for a millisecond here: work that is told to go is gone at once, and starts anew.
+Cohorts are pools. Queues are teams with a guarantee of 20 units that may borrow 100 more; the guaranteed
+team reclaims them. Small, medium and large workloads have low, normal and high priority. Each queue creates
+its workloads at fixed intervals, and each workload runs for a fixed time after its admission. Kueue counts
+quota without machines, so a pool is one host. One second of the engine's clock represents a millisecond
+here. An evicted workload stops at once and starts again from the beginning.
 
-``decision_seconds`` is the engine's time alone, for changes and plans; theirs includes an API server and its store.
-``time_to_admission`` is the mean in simulated seconds, in which a decision takes no time.
+``decision_seconds`` is the engine's time for changes and plans only; Kueue's figure includes an API server
+and its store. ``time_to_admission`` is the mean in simulated seconds, in which a decision takes no time.
 """
 
 from __future__ import annotations
@@ -48,13 +50,13 @@ from scheduler.core.what_if.simulation import (
 SERVICES: tuple[str, ...] = ()
 
 MODEL = "GPU"
-NOMINAL, BORROWED = 20, 100  # units a queue is guaranteed, and may borrow
-LIMIT = 60_000  # ms that every workload may run: Kueue's have no limit
+NOMINAL, BORROWED = 20, 100  # units: guarantee of a queue, and its borrow limit
+LIMIT = 60_000  # ms; Kueue's workloads have no limit
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadClass:
-    """What one queue gets of a class: ``count`` of them, one every ``every`` ms, each for ``runtime`` ms."""
+    """A workload class of one queue: ``count`` workloads, one every ``every`` ms, each running ``runtime`` ms."""
 
     name: str
     units: int
@@ -65,7 +67,7 @@ class WorkloadClass:
 
 
 def classes(counts: tuple[int, int, int], runtimes: tuple[int, int, int]) -> tuple[WorkloadClass, ...]:
-    """Small, medium and large; both tests differ in counts and runtimes only."""
+    """Return the small, medium and large class. The two test sizes differ only in counts and runtimes."""
     shapes = (
         ("small", 1, Priority.LOW, 100),
         ("medium", 5, Priority.NORMAL, 500),
@@ -85,7 +87,7 @@ SIZES = {
 
 
 class TimedStanding(IncrementalPlanner):
-    """Adds up the time spent on changes and plans."""
+    """An incremental planner that sums up the time of changes and plans."""
 
     seconds = 0.0
 
@@ -102,16 +104,16 @@ class TimedStanding(IncrementalPlanner):
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    """Admissions a second of decision time, and the mean time to admission per class (s)."""
-    options = argparse.ArgumentParser(prog="kueue", description=__doc__)
-    options.add_argument("--size", choices=sorted(SIZES), default="baseline")
-    given = options.parse_args(argv)
-    cohorts, queues, kinds = SIZES[given.size]
-    run = KueueRun(cohorts, queues, kinds)
+    """Return admissions per second of decision time, and the mean time to admission per class in seconds."""
+    parser = argparse.ArgumentParser(prog="kueue", description=__doc__)
+    parser.add_argument("--size", choices=sorted(SIZES), default="baseline")
+    options = parser.parse_args(argv)
+    cohorts, queues, workload_classes = SIZES[options.size]
+    run = KueueRun(cohorts, queues, workload_classes)
     run.simulation.run(FAR_FUTURE)
     planner = run.planner
     return {
-        "size": given.size,
+        "size": options.size,
         "workloads": len(run.admitted),
         "plans": run.simulation.plans,
         "evictions": run.evictions,
@@ -125,43 +127,43 @@ def main(argv: list[str]) -> dict[str, Any]:
 class KueueRun:
     """One test from the first workload to the end of the last."""
 
-    def __init__(self, cohorts: int, queues: int, kinds: tuple[WorkloadClass, ...]) -> None:
+    def __init__(self, cohorts: int, queues: int, workload_classes: tuple[WorkloadClass, ...]) -> None:
         self.admitted: dict[int, int] = {}  # workload -> ms of its first admission
         self.arrived: dict[int, tuple[str, int]] = {}  # workload -> its class, and ms of its creation
         self.evictions = self.last = 0
         self.history, self.rows, self.since = RuntimeHistory(), dict[int, QueuedWorkload](), dict[int, int]()
         snapshot = organisation(cohorts, queues)
-        self.simulation = Simulation(snapshot, 0, self._tell, self._foresee)
+        self.simulation = Simulation(snapshot, 0, self._on_event, self._predict)
         self.simulation.planner = self.planner = TimedStanding(snapshot)
         for team in snapshot.teams:
             pool = (team.id - 1) // queues + 1
-            for kind in kinds:
-                for number in range(kind.count):
-                    self._create(team.id, pool, kind, number * kind.every)
+            for workload_class in workload_classes:
+                for number in range(workload_class.count):
+                    self._create(team.id, pool, workload_class, number * workload_class.every)
 
-    def _create(self, team: int, pool: int, kind: WorkloadClass, at: int) -> None:
+    def _create(self, team: int, pool: int, workload_class: WorkloadClass, at: int) -> None:
         workload = len(self.arrived) + 1
-        self.arrived[workload] = kind.name, at
+        self.arrived[workload] = workload_class.name, at
         queued = QueuedWorkload(
             workload,
             team,
             team,
             team,
             pool,
-            Ask(kind.units),
+            Ask(workload_class.units),
             at,
             LIMIT,
             LIMIT,
-            kind.priority,
+            workload_class.priority,
             preemptible=True,
         )
-        self.simulation.submit(WorkloadArrival(at, queued, kind.runtime))
+        self.simulation.submit(WorkloadArrival(at, queued, workload_class.runtime))
 
-    def _foresee(self, queued: QueuedWorkload) -> QueuedWorkload:
+    def _predict(self, queued: QueuedWorkload) -> QueuedWorkload:
         row = self.rows[queued.id] = replace(queued, predicted_seconds=self.history.predict(queued))
         return row
 
-    def _tell(self, event: SimulationEvent) -> None:
+    def _on_event(self, event: SimulationEvent) -> None:
         assert event.workload is not None  # there are no reservations
         if event.kind is SimulationEventKind.PLACED:
             self.admitted.setdefault(event.workload, event.at)
@@ -173,7 +175,7 @@ class KueueRun:
             self.history.finished(self.rows.pop(event.workload), event.at - self.since.pop(event.workload))
 
     def mean_wait(self, name: str) -> float:
-        """Seconds from creation to the first admission, over one class."""
+        """Return the mean seconds from creation to the first admission in one class."""
         waits = defaultdict[str, list[int]](list)
         for workload, (kind, at) in self.arrived.items():
             waits[kind].append(self.admitted[workload] - at)
@@ -181,7 +183,7 @@ class KueueRun:
 
 
 def organisation(cohorts: int, queues: int) -> Snapshot:
-    """A pool per cohort, each with one host of as many GPUs as its queues are guaranteed together."""
+    """Return a pool per cohort, each with one host that has as many GPUs as the queues are guaranteed together."""
     policy = PoolPolicy(notice_seconds=0, grace_seconds=0, minimum_runtime_seconds=0)
     pools = range(1, cohorts + 1)
     size = NOMINAL * queues

@@ -1,13 +1,14 @@
-"""How long a person waits for a notebook: from the click to the first output of a kernel, through every real part.
+"""Measure notebook launch time: from the click to the first output of a kernel, through all real components.
 
-`./run bench notebook [--launches 10] [--against jupyterhub]` prints
-`{"launches", "p50", "p95", "against": {"jupyterhub": {"p50"}}}`, times in seconds. Measured per launch: the service call
-that the launch button makes, the engine's decision, the agent's start, a cold JupyterLab, the one-time link through the
-edge, the lab's page, a new kernel, and its answer to `print(6*7)`. Launches come one after another; each notebook is stopped and
-its GPU free again before the next.
+`./run bench notebook [--launches 10] [--against jupyterhub]` prints `{"launches", "p50", "p95", "against":
+{"jupyterhub": {"p50"}}}`, times in seconds. One launch includes the service call of the launch button, the
+engine's decision, the agent's start, a cold JupyterLab, the one-time link through the edge, the JupyterLab
+page, a new kernel, and its answer to `print(6*7)`. Launches run one after another; before the next launch
+the notebook is stopped and its GPU is free again.
 
-With `--against jupyterhub`, JupyterHub is installed into a throw-away environment with its simple local spawner and Node's
-configurable-http-proxy, and the same is measured there: from the request to start the server to the kernel's answer.
+With `--against jupyterhub`, JupyterHub is installed into a temporary environment with its simple local
+spawner and Node's configurable-http-proxy, and the same is measured there: from the request to start the
+server to the kernel's answer.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ MAX_WAIT_SECONDS = 60.0
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    """Measure, and give the figures."""
+    """Measure the launches and return the figures."""
     parser = argparse.ArgumentParser(prog="./run bench notebook")
     parser.add_argument("--launches", type=_count, default=10, help="1 to 100")
     parser.add_argument("--against", choices=("jupyterhub",), default=None)
@@ -51,17 +52,19 @@ def main(argv: list[str]) -> dict[str, Any]:
             from benchmarks.harness import jupyterhub
 
             try:
-                others = jupyterhub.measure(folder, options.launches)
-            except jupyterhub.JupyterHubUnavailable as problem:
-                raise SystemExit(f"gpupool: {problem}") from None
-            figures["against"] = {"jupyterhub": {"p50": _part(others, 0.5), "p95": _part(others, 0.95)}}
+                jupyterhub_seconds = jupyterhub.measure(folder, options.launches)
+            except jupyterhub.JupyterHubUnavailable as error:
+                raise SystemExit(f"gpupool: {error}") from None
+            figures["against"] = {
+                "jupyterhub": {"p50": _part(jupyterhub_seconds, 0.5), "p95": _part(jupyterhub_seconds, 0.95)}
+            }
         return figures
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def measure_gpupool(folder: Path, launches: int) -> list[float]:
-    """Seconds of each launch."""
+    """Return the seconds of each launch."""
     import django
 
     django.setup()
@@ -71,20 +74,22 @@ def measure_gpupool(folder: Path, launches: int) -> list[float]:
     from scheduler.models import Host
     from scheduler.state.states import LeaseState
 
-    people = _organisation()
-    _, token = hosts.add_host(actor=people["operator"], pool=people["pool"], name="bench", now=_now())
+    organisation = _organisation()
+    _, token = hosts.add_host(
+        actor=organisation["operator"], pool=organisation["pool"], name="bench", now=_now()
+    )
     with running_pool(folder, {}) as pool:
         pool.start_agent("bench", token, f"2x{MODEL}")
         pool.wait("agent-bench", lambda: Host.objects.get(name="bench").lease_state == LeaseState.ALIVE)
-        rows, seconds = DatabaseThreads(2, "bench"), []
+        database, seconds = DatabaseThreads(2, "bench"), []
         for number in range(launches):
-            seconds.append(asyncio.run(_launch_once(rows, people, number)))
+            seconds.append(asyncio.run(_launch_once(database, organisation, number)))
             print(f"  gpupool launch {number + 1}: {seconds[-1]:.2f} s", flush=True)
         return seconds
 
 
 def _organisation() -> dict[str, Any]:
-    """A team with one member, a pool without hosts, and an operator."""
+    """Create a team with one member, a pool without hosts, and an operator."""
     from portal.models import Membership, Organisation, User
     from scheduler.models import Leader, Pool, Project, Quota, Team
 
@@ -104,7 +109,7 @@ def _organisation() -> dict[str, Any]:
     return {"member": member, "operator": operator, "project": project, "pool": pool}
 
 
-async def _launch_once(rows: Any, people: dict[str, Any], number: int) -> float:
+async def _launch_once(database: Any, organisation: dict[str, Any], number: int) -> float:
     import aiohttp
 
     from benchmarks.harness.jupyter_client import JupyterClient
@@ -113,11 +118,11 @@ async def _launch_once(rows: Any, people: dict[str, Any], number: int) -> float:
 
     async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session:
         begin = time.monotonic()
-        workload = await rows.run(
+        workload = await database.run(
             launch.launch_notebook,
-            actor=people["member"],
-            project=people["project"],
-            pool=people["pool"],
+            actor=organisation["member"],
+            project=organisation["project"],
+            pool=organisation["pool"],
             now=_now(),
             name=f"bench {number}",
             units=1,
@@ -126,33 +131,41 @@ async def _launch_once(rows: Any, people: dict[str, Any], number: int) -> float:
             type="interactive",
         )
         await _until(
-            rows,
+            database,
             lambda: Run.objects.filter(workload=workload, ready_at__isnull=False).exists(),
             "the notebook is ready",
         )
-        await rows.run(workload.refresh_from_db)
-        url = await rows.run(
-            workspaces.open_workspace, actor=people["member"], workload=workload, session_key="", now=_now()
+        await database.run(workload.refresh_from_db)
+        url = await database.run(
+            workspaces.open_workspace,
+            actor=organisation["member"],
+            workload=workload,
+            session_key="",
+            now=_now(),
         )
         link = urlsplit(url)
-        # *.localhost is resolved by browsers; this program connects to loopback with the same Host.
+        # Browsers resolve *.localhost themselves; connect to loopback with the same Host header here.
         headers = {"Host": link.netloc, "Origin": f"{link.scheme}://{link.netloc}", "Accept": "text/html"}
         jupyter = JupyterClient(session, f"http://127.0.0.1:{link.port}", headers)
         await jupyter.ask("GET", f"{link.path}?{link.query}")
         await first_output(jupyter)
-        taken = time.monotonic() - begin
-    await rows.run(workload_changes.cancel_workload, actor=people["member"], workload=workload, now=_now())
-    await _until(
-        rows, lambda: not Allocation.objects.filter(period__upper_inf=True).exists(), "its GPU is free again"
+        seconds = time.monotonic() - begin
+    await database.run(
+        workload_changes.cancel_workload, actor=organisation["member"], workload=workload, now=_now()
     )
-    return taken
+    await _until(
+        database,
+        lambda: not Allocation.objects.filter(period__upper_inf=True).exists(),
+        "its GPU is free again",
+    )
+    return seconds
 
 
-async def _until(rows: Any, true: Any, what: str) -> None:
+async def _until(database: Any, condition: Any, description: str) -> None:
     deadline = time.monotonic() + MAX_WAIT_SECONDS
-    while not await rows.run(true):
+    while not await database.run(condition):
         if time.monotonic() > deadline:
-            raise NotebookTimeout(f"{what}: not within {MAX_WAIT_SECONDS:.0f} s")
+            raise NotebookTimeout(f"{description}: not within {MAX_WAIT_SECONDS:.0f} s")
         await asyncio.sleep(0.02)
 
 
@@ -163,7 +176,7 @@ def _now() -> Any:
 
 
 def _part(seconds: list[float], share: float) -> float:
-    """A percentile; with few values the nearest above."""
+    """Return a quantile of the values; the nearest higher value, except for the median."""
     if len(seconds) == 1:
         return round(seconds[0], 3)
     ordered = sorted(seconds)

@@ -138,14 +138,14 @@ def _need(row: dict[str, str], models: dict[str, int]) -> NodeDemand:
 
 def arrival_order(trace: Trace, seed: int) -> list[int]:
     """Indices of the pods in the order they come: the whole list shuffled, then draws with replacement."""
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     order = sorted(range(len(trace.names)), key=lambda i: trace.names[i])
-    dice.shuffle(order)
+    rng.shuffle(order)
     most = ASKED_UP_TO * trace.capacity
     asked = sum(need.total for need in trace.needs)
     count = len(order)
     while True:
-        drawn = order[dice.randrange(count)]
+        drawn = order[rng.randrange(count)]
         asked += trace.needs[drawn].total
         if asked > most:
             return order

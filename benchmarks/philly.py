@@ -87,5 +87,5 @@ def _job(row: dict[str, str], team: int) -> TraceJob:
 
 def with_limits(jobs: Sequence[TraceJob], seed: int) -> list[TraceJob]:
     """The same jobs with what their owners would say: the runtime times a factor from 1 to 10, log-uniform."""
-    dice = random.Random(seed)
-    return [replace(job, limit=max(1, round(job.runtime * LIMIT_FACTOR ** dice.random()))) for job in jobs]
+    rng = random.Random(seed)
+    return [replace(job, limit=max(1, round(job.runtime * LIMIT_FACTOR ** rng.random()))) for job in jobs]

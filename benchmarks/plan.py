@@ -119,9 +119,9 @@ def one_ask(snapshot: Snapshot, rounds: int, now: int = NOW, *, explain: bool = 
 
 def busy_pool(gpus: int, queued: int, seed: int) -> Snapshot:
     """A pool of ``gpus`` GPUs, half of it in use, and ``queued`` waiting workloads."""
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     hosts, units = _hardware(max(1, gpus // GPUS_PER_HOST))
-    running = _running(dice, units)
+    running = _running(rng, units)
     total = {model: sum(u.slots for u in units if u.model == model) for model in MODELS}
     quotas = tuple(
         QuotaInfo(team, 1, model, total[model] * 3 // 4 // TEAMS // SLOTS_PER_GPU * SLOTS_PER_GPU)
@@ -129,23 +129,23 @@ def busy_pool(gpus: int, queued: int, seed: int) -> Snapshot:
         for model in MODELS
     )
     reservations = tuple(
-        ReservationInfo(n, dice.randint(1, TEAMS), 1, 1, Ask(GPUS_PER_HOST), start, start + 8 * HOUR)
+        ReservationInfo(n, rng.randint(1, TEAMS), 1, 1, Ask(GPUS_PER_HOST), start, start + 8 * HOUR)
         for n in range(1, len(hosts) // 20 + 1)
-        for start in (NOW + dice.choice((0, 1, 4, 24)) * HOUR + 60,)
+        for start in (NOW + rng.choice((0, 1, 4, 24)) * HOUR + 60,)
     )
     return Snapshot(
         epoch=1,
         pools=(PoolInfo(1, "busy", PoolKind.DYNAMIC, None, PoolPolicy()),),
         hosts=tuple(hosts),
         units=tuple(units),
-        teams=tuple(TeamInfo(t, f"team-{t}", dice.choice((1, 1, 2))) for t in range(1, TEAMS + 1)),
+        teams=tuple(TeamInfo(t, f"team-{t}", rng.choice((1, 1, 2))) for t in range(1, TEAMS + 1)),
         quotas=quotas,
-        decayed_use=tuple(DecayedUseInfo(t, 1, float(dice.randint(0, 10**9))) for t in range(1, TEAMS + 1)),
-        queued=tuple(_queued(dice, 1_000_000 + n, len(hosts)) for n in range(queued)),
+        decayed_use=tuple(DecayedUseInfo(t, 1, float(rng.randint(0, 10**9))) for t in range(1, TEAMS + 1)),
+        queued=tuple(_queued(rng, 1_000_000 + n, len(hosts)) for n in range(queued)),
         running=tuple(running),
         reservations=reservations,
         maintenance=tuple(
-            MaintenanceInfo(dice.choice(hosts).id, NOW + 6 * HOUR, NOW + 8 * HOUR)
+            MaintenanceInfo(rng.choice(hosts).id, NOW + 6 * HOUR, NOW + 8 * HOUR)
             for _ in range(len(hosts) // 50)
         ),
     )
@@ -179,7 +179,7 @@ def _hardware(count: int) -> tuple[list[HostInfo], list[UnitInfo]]:
     return hosts, units
 
 
-def _running(dice: random.Random, units: list[UnitInfo]) -> list[RunningWorkload]:
+def _running(rng: random.Random, units: list[UnitInfo]) -> list[RunningWorkload]:
     """Work of 1, 2, 4 or 8 units, each on one host, until half of the units are held."""
     by_host: dict[int, list[int]] = {}
     for unit in units:
@@ -187,28 +187,28 @@ def _running(dice: random.Random, units: list[UnitInfo]) -> list[RunningWorkload
     held = 0
     running: list[RunningWorkload] = []
     while held < len(units) // 2:
-        free = by_host[dice.choice(list(by_host))]
-        size = dice.choices((1, 2, 4, 8), (50, 20, 15, 15))[0]
+        free = by_host[rng.choice(list(by_host))]
+        size = rng.choices((1, 2, 4, 8), (50, 20, 15, 15))[0]
         if len(free) < size:
             continue
         mine, free[:size] = tuple(sorted(free[:size])), []
         held += size
-        started = NOW - dice.randint(60, 20 * HOUR)
-        lasts = dice.randint(HOUR, 40 * HOUR)
+        started = NOW - rng.randint(60, 20 * HOUR)
+        lasts = rng.randint(HOUR, 40 * HOUR)
         running.append(
             RunningWorkload(
                 id=len(running) + 1,
-                team=dice.randint(1, TEAMS),
+                team=rng.randint(1, TEAMS),
                 project=1,
-                user=dice.randint(1, 500),
+                user=rng.randint(1, 500),
                 pool=1,
                 units=mine,
                 started=started,
                 until=max(NOW + 60, started + 2 * lasts),
                 predicted_end=max(NOW + 60, started + lasts),
-                priority=dice.choice((Priority.LOW, Priority.NORMAL, Priority.HIGH)),
-                preemptible=dice.random() < 0.7,
-                checkpoint_at=dice.choice((None, max(started, NOW - 600))),
+                priority=rng.choice((Priority.LOW, Priority.NORMAL, Priority.HIGH)),
+                preemptible=rng.random() < 0.7,
+                checkpoint_at=rng.choice((None, max(started, NOW - 600))),
                 cpu_milli=size * 4_000,
                 memory_mib=size * 32_000,
             )
@@ -216,19 +216,19 @@ def _running(dice: random.Random, units: list[UnitInfo]) -> list[RunningWorkload
     return running
 
 
-def _queued(dice: random.Random, workload: int, hosts: int) -> QueuedWorkload:
-    size, gang = dice.choices(
+def _queued(rng: random.Random, workload: int, hosts: int) -> QueuedWorkload:
+    size, gang = rng.choices(
         ((1, 1), (2, 1), (4, 1), (8, 1), (8, 2), (8, 8), (8, 64)), (55, 12, 10, 15, 5, 2, 1)
     )[0]
-    slices = dice.random() < 0.1
-    limit = dice.choice((HOUR, 4 * HOUR, 24 * HOUR, 72 * HOUR))
-    preemptible = dice.random() < 0.6
-    models = () if slices else dice.choice(((MODELS[0],), (MODELS[1],), MODELS, ()))
+    slices = rng.random() < 0.1
+    limit = rng.choice((HOUR, 4 * HOUR, 24 * HOUR, 72 * HOUR))
+    preemptible = rng.random() < 0.6
+    models = () if slices else rng.choice(((MODELS[0],), (MODELS[1],), MODELS, ()))
     return QueuedWorkload(
         id=workload,
-        team=dice.randint(1, TEAMS),
+        team=rng.randint(1, TEAMS),
         project=1,
-        user=dice.randint(1, 500),
+        user=rng.randint(1, 500),
         pool=1,
         ask=Ask(
             units=1 if slices else size,
@@ -238,10 +238,10 @@ def _queued(dice: random.Random, workload: int, hosts: int) -> QueuedWorkload:
             cpu_milli=size * 4_000,
             memory_mib=size * 32_000,
         ),
-        submitted=NOW - dice.randint(0, 30 * HOUR),
+        submitted=NOW - rng.randint(0, 30 * HOUR),
         max_runtime_seconds=limit,
-        predicted_seconds=dice.randint(limit // 10, limit),
-        priority=dice.choice((Priority.LOW, Priority.NORMAL, Priority.NORMAL, Priority.HIGH)),
+        predicted_seconds=rng.randint(limit // 10, limit),
+        priority=rng.choice((Priority.LOW, Priority.NORMAL, Priority.NORMAL, Priority.HIGH)),
         preemptible=preemptible,
         may_borrow=preemptible,
     )

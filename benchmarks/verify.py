@@ -166,12 +166,12 @@ def judged(snapshot: Snapshot, planned: Plan, now: int, seed: int) -> list[tuple
 
 def shuffled(snapshot: Snapshot, seed: int) -> Snapshot:
     """The same rows, each table in another order."""
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     tables: dict[str, Any] = {}
     for row in fields(snapshot):
         value = getattr(snapshot, row.name)
         if isinstance(value, tuple):
-            tables[row.name] = tuple(dice.sample(value, len(value)))
+            tables[row.name] = tuple(rng.sample(value, len(value)))
     return replace(snapshot, **tables)
 
 

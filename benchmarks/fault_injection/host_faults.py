@@ -156,7 +156,7 @@ def cut_off_most(broken: FaultContext) -> float:
     from scheduler.models import Host, Run
 
     jobs = [beating_job(broken, host) for host in broken.site.hosts]
-    away = broken.dice.sample(broken.site.hosts, 3)
+    away = broken.rng.sample(broken.site.hosts, 3)
     names = [host.name for host in away]
     with cut_off(broken, away):
         time.sleep(LEASE_SECONDS * 3)
@@ -180,9 +180,9 @@ def cut_off_most(broken: FaultContext) -> float:
 def disturbed_messages(broken: FaultContext) -> float:
     gates = broken.site.gates
     before = gates.frames, gates.disturbed
-    gates.dice = random.Random(broken.dice.random())
+    gates.rng = random.Random(broken.rng.random())
     time.sleep(10)
-    gates.dice = None
+    gates.rng = None
     began = time.monotonic()
     took = broken.ledger.probe(began, MAX_WAIT_SECONDS)
     wait_until(lambda: broken.site.alive() == len(broken.site.hosts), MAX_WAIT_SECONDS, "every host is alive")

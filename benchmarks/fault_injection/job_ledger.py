@@ -217,8 +217,8 @@ def _overlaps() -> list[tuple[int, int]]:
 class BackgroundLoad:
     """Short jobs, submitted one after the other by a thread of their own while the context lasts."""
 
-    def __init__(self, ledger: JobLedger, dice: random.Random, per_second: float = 1.5) -> None:
-        self.ledger, self.dice, self.per_second = ledger, dice, per_second
+    def __init__(self, ledger: JobLedger, rng: random.Random, per_second: float = 1.5) -> None:
+        self.ledger, self.rng, self.per_second = ledger, rng, per_second
         self._on = threading.Event()
         self._thread = threading.Thread(target=self._submit, name="load", daemon=True)
 
@@ -235,8 +235,8 @@ class BackgroundLoad:
         while self._on.is_set():
             try:
                 self.ledger.submit(
-                    ledger_job(round(self.dice.uniform(0.2, 2.0), 1)), self.dice.choice([1, 1, 1, 2])
+                    ledger_job(round(self.rng.uniform(0.2, 2.0), 1)), self.rng.choice([1, 1, 1, 2])
                 )
             except (OSError, urllib.error.URLError):
                 self.ledger.refused += 1
-            time.sleep(self.dice.expovariate(self.per_second))
+            time.sleep(self.rng.expovariate(self.per_second))

@@ -59,9 +59,9 @@ class Direction:
 
 @dataclass
 class MessageFaults:
-    """What happens to frames; nothing while there are no dice."""
+    """What happens to frames; nothing while there are no rng."""
 
-    dice: random.Random | None = None
+    rng: random.Random | None = None
     frames: int = 0
     disturbed: int = 0
     broken_lines: int = 0
@@ -73,13 +73,13 @@ class MessageFaults:
         """
         way.said.append(frame)
         late, way.held = way.held, []
-        if self.dice is None:
+        if self.rng is None:
             return [*late, frame]
         self.frames += 1
-        if self.dice.random() < 0.001:
+        if self.rng.random() < 0.001:
             self.broken_lines += 1
             raise ConnectionResetError("the line breaks")
-        fate = self.dice.random()
+        fate = self.rng.random()
         self.disturbed += fate < 0.5
         if fate < 0.1:
             way.held = late
@@ -87,10 +87,10 @@ class MessageFaults:
         if fate < 0.3:
             way.held = [*late, frame]
             return []
-        self.dice.shuffle(late)
+        self.rng.shuffle(late)
         if fate < 0.4:
             return [frame, *late, frame]
-        return [frame, *late, self.dice.choice(way.said)] if fate < 0.5 else [*late, frame]
+        return [frame, *late, self.rng.choice(way.said)] if fate < 0.5 else [*late, frame]
 
 
 class FaultyWire:
@@ -149,7 +149,7 @@ class MessageHost(LightAgent):
         self.is_old = desired["answers"] < self.newest
         self.newest = max(self.newest, desired["answers"])
         super()._hear(desired)
-        if self.fates.dice is not None:
+        if self.fates.rng is not None:
             self.poll_seconds = PACE_SECONDS
 
     def _reconcile(self, wanted: dict[str, dict[str, Any]], at: float, now: float) -> None:
@@ -195,7 +195,7 @@ class MessageHost(LightAgent):
     async def _sample(self, socket: Any) -> None:
         """New batches while the line is disturbed; whatever is not committed is sent again and again."""
         while True:
-            if self.fates.dice is not None and len(self.waiting) < BATCHES_WAITING:
+            if self.fates.rng is not None and len(self.waiting) < BATCHES_WAITING:
                 self.batches += 1
                 holders = {
                     u: run.seen.run
@@ -340,7 +340,7 @@ def many_messages(broken: FaultContext) -> float:
     fates = hosts.fates
     before = fates.frames, fates.disturbed, fates.broken_lines
     jobs: list[str] = []
-    fates.dice, ends = random.Random(broken.dice.random()), time.monotonic() + ROUND_SECONDS
+    fates.rng, ends = random.Random(broken.rng.random()), time.monotonic() + ROUND_SECONDS
     try:
         while fates.frames - before[0] < FRAMES:
             if time.monotonic() > ends:
@@ -348,16 +348,16 @@ def many_messages(broken: FaultContext) -> float:
                     f"{FRAMES} frames: {fates.frames - before[0]} in {ROUND_SECONDS:.0f} s"
                 )
             if len(jobs) < JOBS_AT_ONCE or rows(partial(_living, jobs)) < JOBS_AT_ONCE:
-                seconds = round(broken.dice.uniform(0.2, 3), 1)
-                units = broken.dice.choice([1, 1, 2])
+                seconds = round(broken.rng.uniform(0.2, 3), 1)
+                units = broken.rng.choice([1, 1, 2])
                 jobs.append(
                     broken.ledger.insist(
                         f"sleep {seconds}", MAX_WAIT_SECONDS, units, to_end_well=False, pool=POOL
                     )
                 )
-            time.sleep(broken.dice.expovariate(4))
+            time.sleep(broken.rng.expovariate(4))
     finally:
-        fates.dice = None
+        fates.rng = None
     began = time.monotonic()
     seconds_taken = began - ends + ROUND_SECONDS
     wait_until(lambda: not rows(partial(_living, jobs)), MAX_WAIT_SECONDS, "all jobs end", every=0.2)

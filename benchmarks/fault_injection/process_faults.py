@@ -23,7 +23,7 @@ class FaultContext:
 
     site: Installation
     ledger: JobLedger
-    dice: random.Random
+    rng: random.Random
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def kill_edge(broken: FaultContext) -> float:
 def _kill(broken: FaultContext, service: str) -> float:
     """The service, or one of its child processes."""
     pid = broken.site.pid(service)
-    victim = broken.dice.choice([pid, pid, *children(pid)])
+    victim = broken.rng.choice([pid, pid, *children(pid)])
     os.kill(victim, signal.SIGKILL)
     began = time.monotonic()
     took = broken.ledger.probe(began, MAX_WAIT_SECONDS)
@@ -106,7 +106,7 @@ def children(pid: int) -> list[int]:
 
 @fault(f"{KILL_CONDITION}; its workloads go on and are taken over", 15, cheap=True)
 def kill_agent(broken: FaultContext) -> float:
-    host = broken.dice.choice(broken.site.hosts)
+    host = broken.rng.choice(broken.site.hosts)
     before = last_sync(host)
     os.kill(host.pid, signal.SIGKILL)
     began = time.monotonic()
@@ -120,7 +120,7 @@ def kill_shim(broken: FaultContext) -> float:
     workload = broken.ledger.insist(heartbeat_job(), MAX_WAIT_SECONDS, to_end_well=False)
     first = broken.ledger.wait_started(workload, MAX_WAIT_SECONDS)
     wait_until(lambda: first.run in shims(broken.site.folder), MAX_WAIT_SECONDS, "its shim is there")
-    time.sleep(broken.dice.uniform(0, 0.5))
+    time.sleep(broken.rng.uniform(0, 0.5))
     os.kill(shims(broken.site.folder)[first.run], signal.SIGKILL)
     began = time.monotonic()
     broken.ledger.wait_started(workload, MAX_WAIT_SECONDS, attempt=first.attempt + 1)

@@ -378,7 +378,7 @@ def preempted(broken: FaultContext) -> float:
     from scheduler.models import Host, Run
     from scheduler.services import drain_host, return_host
 
-    host = broken.dice.choice(broken.site.hosts[1:])
+    host = broken.rng.choice(broken.site.hosts[1:])
     found: dict[str, tuple[str, bool, int | None]] = {}
     began = time.monotonic()
     for names in (list(PREEMPTION_COMMANDS)[:2], list(PREEMPTION_COMMANDS)[2:]):

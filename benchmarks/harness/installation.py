@@ -60,13 +60,13 @@ def wait_until(true: Callable[[], Any], seconds: float, what: str, every: float 
 class EdgeProxies:
     """One TCP proxy per host, all in one thread. A closed gate keeps what it was given and passes nothing on.
 
-    While ``dice`` are set, whole WebSocket frames are dropped, doubled, held back or swapped with the next, both ways.
+    While ``rng`` are set, whole WebSocket frames are dropped, doubled, held back or swapped with the next, both ways.
     """
 
     def __init__(self, edge_port: int) -> None:
         self.edge_port = edge_port
-        self.dice: random.Random | None = None
-        self.frames = 0  # that passed while the dice were set
+        self.rng: random.Random | None = None
+        self.frames = 0  # that passed while the rng were set
         self.disturbed = 0  # of these
         self._open: dict[str, asyncio.Event] = {}
         self._loop = asyncio.new_event_loop()
@@ -139,17 +139,17 @@ class EdgeProxies:
         while True:
             frame, is_text = await read_frame(reader)
             await event.wait()
-            for piece in self._disturbed(frame, held) if is_text and self.dice else [*held, frame]:
+            for piece in self._disturbed(frame, held) if is_text and self.rng else [*held, frame]:
                 writer.write(piece)
-            if not self.dice:
+            if not self.rng:
                 held.clear()
             await writer.drain()
 
     def _disturbed(self, frame: bytes, held: list[bytes]) -> list[bytes]:
         """What goes on of a frame and of those held back; ``held`` is changed."""
-        assert self.dice is not None
+        assert self.rng is not None
         self.frames += 1
-        fate = self.dice.random()
+        fate = self.rng.random()
         self.disturbed += fate < 0.5
         if fate < 0.15:
             return []
@@ -159,7 +159,7 @@ class EdgeProxies:
             held.append(frame)
             return []
         late, held[:] = [*held], []
-        self.dice.shuffle(late)
+        self.rng.shuffle(late)
         return [frame, *late]
 
 

@@ -72,7 +72,7 @@ class PoolRows:
 
 def make_pool_rows(gpus: int, waiting: int, now: datetime, seed: int = 42) -> PoolRows:
     """Write the pool: ``gpus`` GPUs of which half are in use, and ``waiting`` jobs that cannot start."""
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     Leader.objects.get_or_create(pk=1)
     pool = Pool.objects.create(slug="bench", name="Bench", kind="dynamic", created_at=now)
     people = get_user_model().objects
@@ -84,8 +84,8 @@ def make_pool_rows(gpus: int, waiting: int, now: datetime, seed: int = 42) -> Po
     fleet = PoolRows(pool, projects[:TEAMS], projects[TEAMS], owners, [])
     fleet.hosts, free = _hardware(pool, max(1, gpus // GPUS_PER_HOST), now)
     _quotas(fleet, gpus, now)
-    _running(fleet, free, gpus // 2, dice, now)
-    _waiting(fleet, waiting, dice, now)
+    _running(fleet, free, gpus // 2, rng, now)
+    _waiting(fleet, waiting, rng, now)
     MaintenanceWindow.objects.bulk_create(
         MaintenanceWindow(
             host=host, start=now + 6 * HOUR, end=now + 8 * HOUR, reason="firmware", created_at=now
@@ -171,22 +171,22 @@ def _quotas(fleet: PoolRows, gpus: int, now: datetime) -> None:
 
 
 def _running(
-    fleet: PoolRows, free: dict[Host, list[Unit]], wanted: int, dice: random.Random, now: datetime
+    fleet: PoolRows, free: dict[Host, list[Unit]], wanted: int, rng: random.Random, now: datetime
 ) -> None:
     """Work of 1, 2, 4 or 8 whole GPUs, each on one host, until so many are held."""
     places: list[tuple[Host, list[Unit]]] = []
     hosts, held = list(free), 0
     while held < wanted:
-        host = dice.choice(hosts)
-        size = dice.choices((1, 2, 4, 8), (50, 20, 15, 15))[0]
+        host = rng.choice(hosts)
+        size = rng.choices((1, 2, 4, 8), (50, 20, 15, 15))[0]
         if len(free[host]) >= size:
             places.append((host, free[host][:size]))
             del free[host][:size]
             held += size
-    since = [now - timedelta(seconds=dice.randint(600, 20 * 3600)) for _ in places]
+    since = [now - timedelta(seconds=rng.randint(600, 20 * 3600)) for _ in places]
     work = Workload.objects.bulk_create(
         [
-            _row(fleet, n, now, dice, units=len(units), state="running", attempt=1, started_at=at)
+            _row(fleet, n, now, rng, units=len(units), state="running", attempt=1, started_at=at)
             for n, ((_, units), at) in enumerate(zip(places, since, strict=True))
         ],
         batch_size=1_000,
@@ -219,19 +219,19 @@ def _running(
     )
 
 
-def _waiting(fleet: PoolRows, count: int, dice: random.Random, now: datetime) -> None:
+def _waiting(fleet: PoolRows, count: int, rng: random.Random, now: datetime) -> None:
     Workload.objects.bulk_create(
         [
-            _row(fleet, n, now, dice, units=dice.choice((1, 2, 4, 8)), project=fleet.beggars, state="queued")
+            _row(fleet, n, now, rng, units=rng.choice((1, 2, 4, 8)), project=fleet.beggars, state="queued")
             for n in range(count)
         ],
         batch_size=1_000,
     )
 
 
-def _row(fleet: PoolRows, number: int, now: datetime, dice: random.Random, **also: Any) -> Workload:
+def _row(fleet: PoolRows, number: int, now: datetime, rng: random.Random, **also: Any) -> Workload:
     which = number % TEAMS
-    limit = dice.choice((1, 4, 24, 72)) * 3600
+    limit = rng.choice((1, 4, 24, 72)) * 3600
     return Workload(
         kind="job",
         type="training",
@@ -242,11 +242,11 @@ def _row(fleet: PoolRows, number: int, now: datetime, dice: random.Random, **als
         **{"project": fleet.projects[which], **also},
         models_wanted=[MODELS[number % 2]],
         max_runtime_seconds=limit,
-        predicted_seconds=dice.randint(limit // 10, limit),
-        preemptible=dice.random() < 0.7,
+        predicted_seconds=rng.randint(limit // 10, limit),
+        preemptible=rng.random() < 0.7,
         cpu_milli=4_000,
         memory_mib=32_000,
-        submitted_at=now - timedelta(seconds=dice.randint(0, 30 * 3600)),
+        submitted_at=now - timedelta(seconds=rng.randint(0, 30 * 3600)),
         queued_at=now,
     )
 

@@ -136,7 +136,7 @@ class ControlPlane:
             act()
             self.world.timeline.after(seconds, again)
 
-        self.world.timeline.after(seconds * self.world.dice.random(), again)
+        self.world.timeline.after(seconds * self.world.rng.random(), again)
 
     def commit(self, act: Callable[[], T]) -> T | None:
         """One transaction of the server. Now and then the database is killed just before the commit: then nothing was."""
@@ -152,9 +152,7 @@ class ControlPlane:
     def thinking(self) -> float:
         """How long an engine takes from its snapshot to its commit."""
         return (
-            self.world.dice.uniform(0.5, 7)
-            if self.world.unlucky(0.05)
-            else self.world.dice.uniform(0.01, 0.2)
+            self.world.rng.uniform(0.5, 7) if self.world.unlucky(0.05) else self.world.rng.uniform(0.01, 0.2)
         )
 
     def tick(self) -> None:
@@ -171,7 +169,7 @@ class ControlPlane:
         if self.commit(lambda: (clock_correction.correct_clock_step(moment),)) is None:
             return
         if self.world.unlucky(0.1):
-            self.world.timeline.after(self.world.dice.uniform(0.01, 3), lambda: self._do(moment, parts))
+            self.world.timeline.after(self.world.rng.uniform(0.01, 3), lambda: self._do(moment, parts))
         else:
             self._do(moment, parts)
 
@@ -237,7 +235,7 @@ class ControlPlane:
 
     def _nudge_engine(self) -> None:
         if self.hints_arrive and not self.world.unlucky(0.1):
-            self.world.timeline.after(NUDGE_SECONDS, self.world.dice.choice(self.engines).wake)
+            self.world.timeline.after(NUDGE_SECONDS, self.world.rng.choice(self.engines).wake)
 
     def _nudge_hosts(self, ids: Iterable[int]) -> None:
         for machine in self.world.machines:
@@ -258,25 +256,25 @@ class ControlPlane:
 
     def submit(self) -> None:
         """Somebody asks for something."""
-        dice = self.world.dice
+        rng = self.world.rng
         self.jobs += 1
         words = f"job {self.jobs}"
         self.world.habits[words] = JobHabits(
-            runs=dice.choice((2.0, 8.0, 20.0, 60.0, 600.0)),
-            exit_code=dice.choice((0, 0, 0, 1)),
-            saves_after=dice.choice((0.5, 2.0, None)),
-            leaves_after=dice.choice((0.2, 2.0, None)),
+            runs=rng.choice((2.0, 8.0, 20.0, 60.0, 600.0)),
+            exit_code=rng.choice((0, 0, 0, 1)),
+            saves_after=rng.choice((0.5, 2.0, None)),
+            leaves_after=rng.choice((0.2, 2.0, None)),
         )
-        hosts = 2 if dice.random() < 0.2 else 1
+        hosts = 2 if rng.random() < 0.2 else 1
         columns: dict[str, Any] = {
-            "units": dice.choice((1, 1, 2, 4)),
+            "units": rng.choice((1, 1, 2, 4)),
             "hosts": hosts,
-            "preemptible": dice.random() < 0.7,
-            "priority": dice.choice((Priority.NORMAL, Priority.NORMAL, Priority.HIGH)),
-            "most_retries": dice.choice((0, 1)),
-            "max_runtime_seconds": dice.choice((30, 60, 600)),
+            "preemptible": rng.random() < 0.7,
+            "priority": rng.choice((Priority.NORMAL, Priority.NORMAL, Priority.HIGH)),
+            "most_retries": rng.choice((0, 1)),
+            "max_runtime_seconds": rng.choice((30, 60, 600)),
         }
-        whose = dice.randrange(len(self.world.projects))
+        whose = rng.randrange(len(self.world.projects))
         workload = self.commit(
             lambda: services.queue_workload(
                 kind="job",
@@ -299,15 +297,15 @@ class ControlPlane:
         """An owner changes their mind."""
         found = list(Workload.objects.exclude(state=WorkloadState.ENDED).order_by("pk"))
         if found:
-            chosen = self.world.dice.choice(found)
+            chosen = self.world.rng.choice(found)
             self.world.timeline.tell(f"{chosen.name}: cancelled while {chosen.state}")
             self.commit(lambda: services.cancel_workload(chosen, now=self.now()))
 
     def reserve(self) -> None:
         """Somebody wants GPUs soon, for a while."""
-        dice, world = self.world.dice, self.world
-        start = (self.now() + timedelta(seconds=dice.choice((5, 20)))).replace(microsecond=0)
-        whose = dice.randrange(len(world.projects))
+        rng, world = self.world.rng, self.world
+        start = (self.now() + timedelta(seconds=rng.choice((5, 20)))).replace(microsecond=0)
+        whose = rng.randrange(len(world.projects))
         answer = self.commit(
             lambda: services.confirm_reservation(
                 owner=world.owners[whose],
@@ -317,7 +315,7 @@ class ControlPlane:
                 start=start,
                 end=start + timedelta(seconds=40),
                 now=self.now(),
-                units=dice.choice((1, 4)),
+                units=rng.choice((1, 4)),
                 models_wanted=[world.model],
             )
         )
@@ -326,9 +324,9 @@ class ControlPlane:
 
     def close_or_open_a_host(self) -> None:
         """An operator at work."""
-        machine = self.world.dice.choice(self.world.machines)
+        machine = self.world.rng.choice(self.world.machines)
         host = Host.objects.get(pk=machine.host)
-        verb = self.world.dice.choice((services.cordon_host, services.drain_host, None, None))
+        verb = self.world.rng.choice((services.cordon_host, services.drain_host, None, None))
         if verb is None:
             self.commit(lambda: services.return_host(host, now=self.now()))
         else:

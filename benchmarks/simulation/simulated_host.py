@@ -324,7 +324,7 @@ class SimulatedHost:
                 self.alive(act)
                 self.world.timeline.after(seconds, again)
 
-        self.world.timeline.after(seconds * self.world.dice.random(), again)
+        self.world.timeline.after(seconds * self.world.rng.random(), again)
 
     def alive(self, act: Callable[[], None]) -> None:
         """Have the agent do something; it may be killed in the middle."""
@@ -362,7 +362,7 @@ class SimulatedHost:
             with self.inside():
                 self.agent.on_disconnect()
             number = self.agents
-            self.world.timeline.after(RETRY_SECONDS * self.world.dice.random(), lambda: self.connect(number))
+            self.world.timeline.after(RETRY_SECONDS * self.world.rng.random(), lambda: self.connect(number))
 
     def look(self) -> None:
         """What the agent's loops do between frames, and then what they say."""
@@ -413,7 +413,7 @@ class SimulatedHost:
             if shim.kept:
                 self.world.timeline.after(SHIM_TICK_SECONDS, tick)
 
-        self.world.timeline.after(self.world.dice.uniform(0.02, 0.4), tick)
+        self.world.timeline.after(self.world.rng.uniform(0.02, 0.4), tick)
 
     def note_started(self, shim: SimulatedShim) -> None:
         """Its workload runs from now on."""
@@ -433,7 +433,7 @@ class SimulatedHost:
             shim.vanish()
         self.boots += 1
         self.booted_at = self.world.timeline.now
-        self.world.timeline.after(self.world.dice.uniform(1, 20), self.start_agent)
+        self.world.timeline.after(self.world.rng.uniform(1, 20), self.start_agent)
 
     def is_alive(self, pid: int, _: int) -> bool:
         """Does the shim with this pid live?"""

@@ -66,8 +66,8 @@ class NetworkConditions:
 class SimulatedNetwork:
     """Between the hosts and the edge. Each frame takes its own way, so a later one may arrive first."""
 
-    def __init__(self, timeline: VirtualTimeline, dice: random.Random, weather: NetworkConditions) -> None:
-        self.timeline, self.dice, self.weather = timeline, dice, weather
+    def __init__(self, timeline: VirtualTimeline, rng: random.Random, weather: NetworkConditions) -> None:
+        self.timeline, self.rng, self.weather = timeline, rng, weather
         self.cut: set[str] = set()  # names of hosts that nobody reaches
         self.calm = False
 
@@ -76,19 +76,19 @@ class SimulatedNetwork:
         if host in self.cut:
             return
         delays = [self._delay() for _ in range(self._copies())]
-        if not self.calm and self.dice.random() < self.weather.replayed:
-            delays.append(self.dice.uniform(self.weather.latest, self.weather.replayed_after))
+        if not self.calm and self.rng.random() < self.weather.replayed:
+            delays.append(self.rng.uniform(self.weather.latest, self.weather.replayed_after))
         for delay in delays:
             self.timeline.after(delay, lambda: None if host in self.cut else deliver())
 
     def _copies(self) -> int:
-        chance = self.dice.random()
+        chance = self.rng.random()
         if self.calm or chance >= self.weather.lost + self.weather.doubled:
             return 1
         return 0 if chance < self.weather.lost else 2
 
     def _delay(self) -> float:
-        quick = 0.005 + self.dice.expovariate(50)
-        if self.calm or self.dice.random() >= self.weather.late:
+        quick = 0.005 + self.rng.expovariate(50)
+        if self.calm or self.rng.random() >= self.weather.late:
             return quick
-        return quick + self.dice.uniform(0.2, self.weather.latest)
+        return quick + self.rng.uniform(0.2, self.weather.latest)

@@ -73,10 +73,10 @@ class SimulatedWorld:
 
     def __init__(self, seed: int, folder: Path, loop: asyncio.AbstractEventLoop, enough: Watch) -> None:
         self.seed, self.loop, self.enough = seed, loop, enough
-        self.dice = random.Random(seed)
+        self.rng = random.Random(seed)
         self.epoch = START.timestamp()
         self.timeline = VirtualTimeline()
-        self.network = SimulatedNetwork(self.timeline, self.dice, NetworkConditions())
+        self.network = SimulatedNetwork(self.timeline, self.rng, NetworkConditions())
         self.habits: dict[str, JobHabits] = {}
         self.homes = folder / "homes"
         self.homes.mkdir()
@@ -96,7 +96,7 @@ class SimulatedWorld:
 
     def unlucky(self, share: float) -> bool:
         """Does something go wrong that does so in this share of cases?"""
-        return self.dice.random() < share and not self.lucky
+        return self.rng.random() < share and not self.lucky
 
     # -- the course ----------------------------------------------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ class SimulatedWorld:
             stack.enter_context(_rolled_back())
             stack.enter_context(simulated_machines(self))
             stack.enter_context(self.site.hints())
-            stack.enter_context(mock.patch.object(os, "urandom", self.dice.randbytes))
+            stack.enter_context(mock.patch.object(os, "urandom", self.rng.randbytes))
             try:
                 self._settle_in()
                 with contextlib.suppress(StopSimulation):
@@ -183,7 +183,7 @@ class SimulatedWorld:
 
     def _plan_people(self) -> None:
         for _ in range(6):
-            self.timeline.after(self.dice.uniform(1, 4), self.site.submit)
+            self.timeline.after(self.rng.uniform(1, 4), self.site.submit)
         for _ in range(14):
             self._sometime(self.site.submit)
         for _ in range(3):
@@ -193,7 +193,7 @@ class SimulatedWorld:
             self._sometime(self.site.close_or_open_a_host)
 
     def _sometime(self, act: Callable[[], None]) -> None:
-        self.timeline.after(self.dice.uniform(3, FAULTY_SECONDS), act)
+        self.timeline.after(self.rng.uniform(3, FAULTY_SECONDS), act)
 
     # -- trouble -------------------------------------------------------------------------------------------------------------
 
@@ -213,19 +213,19 @@ class SimulatedWorld:
             self.fill_a_disk,
             self.change_the_servers_clock,
         )
-        for _ in range(self.dice.randrange(2, 9)):
-            self._sometime(self.dice.choice(troubles))
+        for _ in range(self.rng.randrange(2, 9)):
+            self._sometime(self.rng.choice(troubles))
 
     def _one(self) -> SimulatedHost:
-        return self.dice.choice(self.machines)
+        return self.rng.choice(self.machines)
 
     def cut_a_host(self) -> None:
         """Nobody reaches it for a moment, or for longer than its lease."""
-        self._cut([self._one()], self.dice.choice((1.0, 5.0, 15.0, 40.0)))
+        self._cut([self._one()], self.rng.choice((1.0, 5.0, 15.0, 40.0)))
 
     def cut_most_hosts(self) -> None:
         """The control plane's fault, most likely."""
-        self._cut(self.machines[1:], self.dice.choice((5.0, 25.0)))
+        self._cut(self.machines[1:], self.rng.choice((5.0, 25.0)))
 
     def _cut(self, machines: list[SimulatedHost], seconds: float) -> None:
         names = {machine.name for machine in machines}
@@ -242,7 +242,7 @@ class SimulatedWorld:
     def kill_an_agent(self) -> None:
         """Between two of its next writes; whoever keeps it starts it again."""
         machine = self._one()
-        machine.doom = self.dice.randrange(1, 12)
+        machine.doom = self.rng.randrange(1, 12)
         self.timeline.tell(f"{machine.name}: its agent has {machine.doom} writes to live")
         self._bring_back(machine)
 
@@ -252,13 +252,13 @@ class SimulatedWorld:
             if self.timeline.now < FAULTY_SECONDS:
                 self.timeline.after(2.0, again)
 
-        self.timeline.after(self.dice.uniform(0.5, 20), again)
+        self.timeline.after(self.rng.uniform(0.5, 20), again)
 
     def kill_a_shim(self) -> None:
         """What it kept goes on without it."""
         found = [shim for machine in self.machines for shim in machine.living if shim.kept]
         if found:
-            shim = self.dice.choice(found)
+            shim = self.rng.choice(found)
             self.timeline.tell(f"{shim.machine.name}: the shim of {shim.wanted.command} is killed")
             shim.lose_keeper()
 
@@ -270,25 +270,25 @@ class SimulatedWorld:
 
     def kill_an_engine(self) -> None:
         """With a plan in its hands, if it has one."""
-        engine = self.dice.choice(self.site.engines)
+        engine = self.rng.choice(self.site.engines)
         self.timeline.tell(f"engine {engine.number}: killed")
         engine.kill()
 
     def freeze_an_engine(self) -> None:
         """SIGSTOP for longer than a takeover takes; then it goes on as if nothing had been."""
-        engine = self.dice.choice(self.site.engines)
-        engine.frozen_until = self.timeline.now + self.dice.choice((3.0, 10.0))
+        engine = self.rng.choice(self.site.engines)
+        engine.frozen_until = self.timeline.now + self.rng.choice((3.0, 10.0))
         self.timeline.tell(f"engine {engine.number}: frozen until {engine.frozen_until:.1f}")
 
     def change_a_hosts_clock(self) -> None:
         """An hour, forwards or back."""
         machine = self._one()
-        machine.wall_offset += self.dice.choice((-3600.0, 3600.0))
+        machine.wall_offset += self.rng.choice((-3600.0, 3600.0))
         self.timeline.tell(f"{machine.name}: its clock is {machine.wall_offset:g} s off")
 
     def change_the_servers_clock(self) -> None:
         """An hour, forwards or back, for all of the control plane at once."""
-        self.site.wall_offset += self.dice.choice((-3600.0, 3600.0))
+        self.site.wall_offset += self.rng.choice((-3600.0, 3600.0))
         self.timeline.tell(f"the server's clock is {self.site.wall_offset:g} s off")
 
     def lose_hints(self) -> None:
@@ -304,7 +304,7 @@ class SimulatedWorld:
     def lose_the_edge(self) -> None:
         """Killed, and started again."""
         self.timeline.tell("the edge is killed")
-        self.site.lose_edge(self.dice.uniform(0.5, 5))
+        self.site.lose_edge(self.rng.uniform(0.5, 5))
 
     def fill_a_disk(self) -> None:
         """Nothing new starts there."""
