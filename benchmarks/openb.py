@@ -1,10 +1,12 @@
-"""The experiment of "Beware of Fragmentation" (USENIX ATC'23) on the Alibaba openb trace, through our own placement.
+"""Run the experiment of "Beware of Fragmentation" (USENIX ATC'23) on the Alibaba openb trace with our
+placement.
 
     ./run bench openb --nodes openb_node_list_gpu_node.csv --pods openb_pod_list_default.csv --policy ours --seeds 42-51
 
-The cluster starts empty and nothing ends. Each seed makes one arrival order: the pods of the list shuffled, then pods drawn
-from it until 1.3 times the cluster's GPUs were asked for. A pod is placed when it arrives or dropped. The figure is the share
-of the cluster's GPU in use when 100 % of it has been asked for.
+The cluster starts empty, and no pod ends. Each seed gives one arrival order: the pods of the list shuffled,
+then pods drawn from the list until 1.3 times the cluster's GPUs were requested. A pod is placed when it
+arrives, or dropped. The figure is the share of the cluster's GPUs in use when 100 % of them have been
+requested.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ SERVICES: tuple[str, ...] = ()
 
 ASKED_UP_TO = 1.3  # times the cluster's GPU
 MEASURED_AT = 100  # percent of the cluster's GPU asked for
-FIRST_LOOK = 16  # pods after which a policy that learns first looks at what came
+FIRST_LOOK = 16  # arrivals after which a learning policy first updates its mix
 IMAGINED = DemandMix.of(
     (NodeDemand(gpus, 1000, 0, 0), weight) for gpus, weight in ((1, 8), (2, 2), (4, 2), (8, 1))
 )
@@ -43,7 +45,7 @@ POLICIES = ("random", "bestfit", "fgd", "ours")
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A cluster and a list of pods; ``names`` in the list's order, ``needs`` beside them."""
+    """A cluster and a list of pods: ``names`` and ``needs`` in the order of the list."""
 
     cpu: tuple[int, ...]
     memory: tuple[int, ...]
@@ -54,56 +56,59 @@ class Trace:
 
     @property
     def capacity(self) -> int:
-        """Thousandths of GPU of the whole cluster."""
+        """Return the GPU capacity of the cluster in thousandths of a GPU."""
         return 1000 * sum(self.gpus)
 
     def nodes(self) -> NodeStates:
-        """The empty cluster."""
+        """Return the empty cluster."""
         return NodeStates(self.cpu, self.memory, self.gpus, self.klass)
 
     def mix(self) -> DemandMix:
-        """How often each need is in the list."""
+        """Return how often each need occurs in the list."""
         return DemandMix.of(Counter(self.needs).items())
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    """Replay the list once per seed; the mean allocation ratio in percent at 100 % asked, and how fast it went."""
-    options = argparse.ArgumentParser(prog="openb", description=__doc__)
+    """Replay the list once per seed.
+
+    Return the mean allocation ratio in percent at 100 % requested, and the pods placed per second.
+    """
+    parser = argparse.ArgumentParser(prog="openb", description=__doc__)
     folder = (
         Path(os.environ.get("GPUPOOL_TRACES", Path(__file__).resolve().parents[2] / "shared" / "data"))
         / "openb"
     )
-    options.add_argument("--nodes", type=Path, default=folder / "openb_node_list_gpu_node.csv")
-    options.add_argument("--pods", type=Path, default=folder / "openb_pod_list_default.csv")
-    options.add_argument("--policy", choices=POLICIES, default="ours")
-    options.add_argument(
+    parser.add_argument("--nodes", type=Path, default=folder / "openb_node_list_gpu_node.csv")
+    parser.add_argument("--pods", type=Path, default=folder / "openb_pod_list_default.csv")
+    parser.add_argument("--policy", choices=POLICIES, default="ours")
+    parser.add_argument(
         "--mix",
         choices=("list", "seen"),
         default="list",
-        help="what the policy knows of the mix: the list, or what came so far",
+        help="source of the mix that the policy knows: the list, or the arrivals so far",
     )
-    options.add_argument("--seeds", type=_seeds, default=list(range(42, 52)), help="such as 42-51 or 42,45")
-    given = options.parse_args(argv)
-    for path in (given.nodes, given.pods):
+    parser.add_argument("--seeds", type=_seeds, default=list(range(42, 52)), help="such as 42-51 or 42,45")
+    options = parser.parse_args(argv)
+    for path in (options.nodes, options.pods):
         if not path.is_file():
-            options.error(
+            parser.error(
                 f"{str(path)!r} is not a file: give the trace's path, or its folder as GPUPOOL_TRACES"
             )
-    trace = read(given.nodes, given.pods)
+    trace = read(options.nodes, options.pods)
     ratios, pods, seconds = [], 0, 0.0
-    for seed in given.seeds:
+    for seed in options.seeds:
         arrivals = arrival_order(trace, seed)
         began = time.perf_counter()
-        ratio = replay(trace, arrivals, given.policy, seed, learn=given.mix == "seen")
+        ratio = replay(trace, arrivals, options.policy, seed, learn=options.mix == "seen")
         seconds += time.perf_counter() - began
         pods += len(arrivals)
         ratios.append(ratio)
-        print(f"seed {seed}: {ratio:.3f} % with {given.policy}", flush=True)
+        print(f"seed {seed}: {ratio:.3f} % with {options.policy}", flush=True)
     return {
-        "policy": given.policy,
-        "pods": given.pods.name,
-        "mix": given.mix,
-        "seeds": given.seeds,
+        "policy": options.policy,
+        "pods": options.pods.name,
+        "mix": options.mix,
+        "seeds": options.seeds,
         "allocation_ratio": round(sum(ratios) / len(ratios), 3),
         "pods_per_second": round(pods / seconds, 1),
         "lowest": round(min(ratios), 3),
@@ -112,7 +117,7 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 
 def read(nodes: Path, pods: Path) -> Trace:
-    """The trace's two files, by their headers; nodes in the order of their names. A missing gpu_spec allows every model."""
+    """Read the trace's two files; nodes are sorted by name, and a missing gpu_spec allows every model."""
     with nodes.open(newline="") as file:
         machines = sorted(csv.DictReader(file), key=lambda row: row["sn"])
     models = {name: number for number, name in enumerate(sorted({row["model"] for row in machines}))}
@@ -137,55 +142,60 @@ def _need(row: dict[str, str], models: dict[str, int]) -> NodeDemand:
 
 
 def arrival_order(trace: Trace, seed: int) -> list[int]:
-    """Indices of the pods in the order they come: the whole list shuffled, then draws with replacement."""
+    """Return pod indices in order of arrival: the whole list shuffled, then draws with replacement."""
     rng = random.Random(seed)
     order = sorted(range(len(trace.names)), key=lambda i: trace.names[i])
     rng.shuffle(order)
-    most = ASKED_UP_TO * trace.capacity
-    asked = sum(need.total for need in trace.needs)
+    limit = ASKED_UP_TO * trace.capacity
+    requested = sum(need.total for need in trace.needs)
     count = len(order)
     while True:
         drawn = order[rng.randrange(count)]
-        asked += trace.needs[drawn].total
-        if asked > most:
+        requested += trace.needs[drawn].total
+        if requested > limit:
             return order
         order.append(drawn)
 
 
 def replay(trace: Trace, arrivals: list[int], policy: str, seed: int, learn: bool = False) -> float:
-    """One pass: the allocation ratio in percent, the mean over the arrivals at which 100 % had been asked for.
+    """Return the allocation ratio of one pass in percent: the mean over the arrivals at which 100 % had been
+    requested.
 
-    With ``learn`` the policy starts with the prior of ``IMAGINED`` asks and is made anew, with the mix of what came so far,
-    when ``FIRST_LOOK`` pods have come and whenever their number has doubled.
+    With ``learn`` the policy starts with the prior ``IMAGINED``. It is rebuilt with the mix of all arrivals
+    so far when ``FIRST_LOOK`` pods have arrived, and whenever their number has doubled.
     """
     nodes = trace.nodes()
     chooser = make(policy, nodes, IMAGINED if learn else trace.mix(), seed)
-    asked, used, look = 0, 0, FIRST_LOOK
-    seen: list[int] = []
+    requested, used, next_update = 0, 0, FIRST_LOOK
+    used_at_full_request: list[int] = []
     for number, i in enumerate(arrivals):
-        if learn and number == look:
+        if learn and number == next_update:
             chooser = make(policy, nodes, _learned(trace.needs[j] for j in arrivals[:number]), seed)
-            look *= 2
+            next_update *= 2
         need = trace.needs[i]
-        asked += need.total
-        place = chooser.choose(need)
-        if place is not None:
-            nodes.take(place.node, need, place.gpu)
-            chooser.took(place.node)
+        requested += need.total
+        choice = chooser.choose(need)
+        if choice is not None:
+            nodes.take(choice.node, need, choice.gpu)
+            chooser.took(choice.node)
             used += need.total
-        if round(100 * asked / trace.capacity) == MEASURED_AT:
-            seen.append(used)
-    return 100 * sum(seen) / len(seen) / trace.capacity if seen else 100 * used / trace.capacity
+        if round(100 * requested / trace.capacity) == MEASURED_AT:
+            used_at_full_request.append(used)
+    return (
+        100 * sum(used_at_full_request) / len(used_at_full_request) / trace.capacity
+        if used_at_full_request
+        else 100 * used / trace.capacity
+    )
 
 
-def _learned(came: Iterable[NodeDemand]) -> DemandMix:
-    counted = Counter(came)
-    counted.update(dict(zip(IMAGINED.needs, IMAGINED.weights, strict=True)))
-    return DemandMix.of(counted.items())
+def _learned(arrivals: Iterable[NodeDemand]) -> DemandMix:
+    counts = Counter(arrivals)
+    counts.update(dict(zip(IMAGINED.needs, IMAGINED.weights, strict=True)))
+    return DemandMix.of(counts.items())
 
 
 def make(policy: str, nodes: NodeStates, mix: DemandMix, seed: int) -> PlacementPolicy:
-    """A policy of POLICIES over these nodes."""
+    """Return a policy of POLICIES over these nodes."""
     if policy == "random":
         return RandomPlacement(nodes, mix, random.Random(seed).randrange)
     return {"bestfit": BestFit, "fgd": Fgd, "ours": BatchFill}[policy](nodes, mix)

@@ -1,9 +1,10 @@
-"""Server time of every page on the demo organisation with its history: a demo of its own, four people, each page many times.
+"""Measure the server time of every page on a separate demo with its history: four users, each page many
+times.
 
     ./run bench pages --rounds 20
 
-Asked in this process through Django's test client: routing, permission, queries and rendering are counted, the network and the
-browser are not. ``queries`` is the number of SQL statements of one answer.
+Requests run in this process through Django's test client: routing, permissions, queries and rendering count,
+the network and the browser do not. ``queries`` is the number of SQL statements of one response.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
 
 SERVICES = ("demo",)
-# name of the page, who opens it, and its address; {…} is filled in from the demo.
+# Name of the page, user who opens it, and its path; {…} is filled in from the demo.
 PAGES = (
     ("home", "researcher", "/"),
     ("ask", "researcher", "/ask/"),
@@ -49,7 +50,7 @@ PAGES = (
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    """Time each page: ``{"pages": {NAME: {"p50", "p95", "queries"}}}``, seconds."""
+    """Time each page and return ``{"pages": {NAME: {"p50", "p95", "queries"}}}`` in seconds."""
     parser = argparse.ArgumentParser(prog="./run bench pages", description=__doc__)
     parser.add_argument("--rounds", type=_rounds, default=20)
     rounds = parser.parse_args(argv).rounds
@@ -63,11 +64,12 @@ def main(argv: list[str]) -> dict[str, Any]:
     setup_test_environment()
     call_command("demo_history")
     clients = _clients()
-    names = _names()
-    pages = {name: _measure(clients[who], path.format(**names), rounds) for name, who, path in PAGES}
+    ids = _names()
+    pages = {name: _measure(clients[username], path.format(**ids), rounds) for name, username, path in PAGES}
     for name, figures in pages.items():
         print(
-            f"{name:24} p50 {figures['p50'] * 1000:7.1f} ms   p95 {figures['p95'] * 1000:7.1f} ms   {figures['queries']:3} queries"
+            f"{name:24} p50 {figures['p50'] * 1000:7.1f} ms   p95 {figures['p95'] * 1000:7.1f} ms"
+            f"   {figures['queries']:3} queries"
         )
     return {"pages": pages}
 
@@ -78,7 +80,7 @@ def _clients() -> dict[str, Any]:
     from portal.models import User
 
     clients = {}
-    for username in sorted({who for _, who, _ in PAGES}):
+    for username in sorted({username for _, username, _ in PAGES}):
         clients[username] = Client()
         clients[username].force_login(
             User.objects.get(username=username), "allauth.account.auth_backends.AuthenticationBackend"
@@ -87,7 +89,7 @@ def _clients() -> dict[str, Any]:
 
 
 def _names() -> dict[str, str]:
-    """A job that runs and one that waits."""
+    """Return the ids of a running job and of a waiting job."""
     from scheduler.models import Workload
 
     def first(state: str) -> str:
@@ -110,9 +112,9 @@ def _measure(client: Any, path: str, rounds: int) -> dict[str, Any]:
         return execute(sql, params, many, context)
 
     with connection.execute_wrapper(count):
-        answer = client.get(path)
-    if answer.status_code != 200:
-        raise SystemExit(f"{path} answered {answer.status_code}, not 200")
+        response = client.get(path)
+    if response.status_code != 200:
+        raise SystemExit(f"{path}: status is {response.status_code}, not 200")
     times = []
     for _ in range(rounds):
         begin = time.perf_counter()

@@ -1,10 +1,12 @@
-"""Microsoft Philly, October and November 2017 as one pool, in simulated time: FIFO, EASY, and our order.
+"""Replay Microsoft Philly, October and November 2017, as one pool in simulated time: FIFO, EASY, and our
+order.
 
     ./run bench philly --jobs philly.csv --nodes 64
 
-68,510 jobs on ``--nodes`` nodes of 8 GPUs; more than 8 GPUs are that many nodes with equal parts. ``fifo`` is strict and
-``easy`` node-exact, both with runtimes known beforehand. ``easy_limits`` and ``ours_limits`` know limits only: each
-runtime times a factor between 1 and 10, log-uniform, from ``--seed``. Ours runs through the planner.
+68,510 jobs run on ``--nodes`` nodes of 8 GPUs; a job of more than 8 GPUs uses several nodes with equal
+parts. ``fifo`` is strict and ``easy`` is node-exact; both know the runtimes beforehand. ``easy_limits`` and
+``ours_limits`` know only limits: each runtime times a log-uniform factor between 1 and 10, from ``--seed``.
+Our order runs through the planner.
 """
 
 from __future__ import annotations
@@ -31,33 +33,37 @@ WAYS = ("fifo", "easy", "easy_limits", "ours_limits")
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    """Mean completion and waits in seconds, each way; ``wall`` is what the whole run took (s)."""
-    options = argparse.ArgumentParser(prog="philly", description=__doc__)
-    options.add_argument("--jobs", metavar="FILE")
-    options.add_argument("--nodes", type=integer_argument(1, 10_000), default=64)
-    options.add_argument("--seed", type=integer_argument(0), default=42)
-    options.add_argument("--first", type=integer_argument(1), metavar="N", help="the first N jobs only")
-    options.add_argument("--only", choices=WAYS, nargs="+", default=WAYS, help="leave the other ways out")
-    given = options.parse_args(argv)
+    """Return mean completion and waits in seconds for each order; ``wall`` is the time of the whole run (s)."""
+    parser = argparse.ArgumentParser(prog="philly", description=__doc__)
+    parser.add_argument("--jobs", metavar="FILE")
+    parser.add_argument("--nodes", type=integer_argument(1, 10_000), default=64)
+    parser.add_argument("--seed", type=integer_argument(0), default=42)
+    parser.add_argument("--first", type=integer_argument(1), metavar="N", help="the first N jobs only")
+    parser.add_argument(
+        "--only", choices=WAYS, nargs="+", default=WAYS, help="orders to replay; all by default"
+    )
+    options = parser.parse_args(argv)
     began = time.perf_counter()
-    known = read(trace_file(given.jobs, "philly", "philly.csv"))[: given.first]
-    check_jobs_fit(known, given.nodes)
-    limited = with_limits(known, given.seed)
-    answer: dict[str, Any] = {"nodes": given.nodes, "jobs": len(known), "seed": given.seed}
-    for way in given.only:
-        jobs = limited if way.endswith("_limits") else known
-        if way == "ours_limits":
-            started = TraceReplay(jobs, given.nodes).run()
+    jobs_with_runtimes = read(trace_file(options.jobs, "philly", "philly.csv"))[: options.first]
+    check_jobs_fit(jobs_with_runtimes, options.nodes)
+    jobs_with_limits = with_limits(jobs_with_runtimes, options.seed)
+    figures: dict[str, Any] = {"nodes": options.nodes, "jobs": len(jobs_with_runtimes), "seed": options.seed}
+    for order_name in options.only:
+        jobs = jobs_with_limits if order_name.endswith("_limits") else jobs_with_runtimes
+        if order_name == "ours_limits":
+            started = TraceReplay(jobs, options.nodes).run()
         else:
             started = simulate_starts(
-                jobs, given.nodes, QueueOrder(way.removesuffix("_limits")), GPUS_PER_NODE
+                jobs, options.nodes, QueueOrder(order_name.removesuffix("_limits")), GPUS_PER_NODE
             )
-        answer[way] = {**wait_figures(jobs, started), "p99_by_size": p99_by_size(jobs, started)}
-    return {**answer, "wall": round(time.perf_counter() - began, 1)}
+        figures[order_name] = {**wait_figures(jobs, started), "p99_by_size": p99_by_size(jobs, started)}
+    return {**figures, "wall": round(time.perf_counter() - began, 1)}
 
 
 def read(path: Path) -> list[TraceJob]:
-    """The jobs submitted in the two months, the first first. Limits are the runtimes; teams the virtual clusters."""
+    """Return the jobs of the two months by time of submission. Limits are the runtimes, teams the virtual
+    clusters.
+    """
     jobs = []
     teams: dict[str, int] = {}
     with path.open(newline="") as lines:
@@ -69,8 +75,8 @@ def read(path: Path) -> list[TraceJob]:
             if FROM <= (row["timestamp"] or "") < TO:
                 try:
                     jobs.append(_job(row, teams.setdefault(row["cluster"], len(teams) + 1)))
-                except ValueError as wrong:
-                    raise SystemExit(f"gpupool: {path}, line {rows.line_num}: {wrong}") from wrong
+                except ValueError as error:
+                    raise SystemExit(f"gpupool: {path}, line {rows.line_num}: {error}") from error
     jobs.sort(key=lambda job: job.submitted)
     return [replace(job, id=number) for number, job in enumerate(jobs, 1)]
 
@@ -86,6 +92,8 @@ def _job(row: dict[str, str], team: int) -> TraceJob:
 
 
 def with_limits(jobs: Sequence[TraceJob], seed: int) -> list[TraceJob]:
-    """The same jobs with what their owners would say: the runtime times a factor from 1 to 10, log-uniform."""
+    """Return the same jobs with limits as owners would set them: the runtime times a log-uniform factor from
+    1 to 10.
+    """
     rng = random.Random(seed)
     return [replace(job, limit=max(1, round(job.runtime * LIMIT_FACTOR ** rng.random()))) for job in jobs]

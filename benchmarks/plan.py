@@ -1,10 +1,11 @@
-"""One whole cycle of the planner on a pool that is half full, with a mixed queue: how long it takes, and is it right?
+"""Measure and verify one whole planning cycle on a half-full pool with a mixed queue.
 
     ./run bench plan --gpus 1000 --queued 1000
 
-The pool: hosts of 8 GPUs, two models, every tenth host cut into MIG slices, 8 hosts a rack; 50 teams that are each
-guaranteed a part of three quarters of it; reservations on a twentieth and maintenance on a fiftieth of the hosts to come.
-The queue: mostly single GPUs, some whole hosts, gangs of up to 64 hosts, a tenth slices. Everything from one seed.
+The pool: hosts of 8 GPUs, two models, every tenth host split into MIG slices, 8 hosts per rack. 50 teams
+have equal guarantees, which together are three quarters of the pool. A twentieth of the hosts has future
+reservations, a fiftieth has future maintenance. The queue: mostly single GPUs, some whole hosts, gangs of up
+to 64 hosts, a tenth slices. One seed determines everything.
 """
 
 from __future__ import annotations
@@ -53,41 +54,44 @@ SLICE, SLICES_PER_GPU = "1g.10gb", 7
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    """Plan ``--rounds`` times and report the quickest; ``violations`` counts what the verifier finds in the plan.
+    """Plan ``--rounds`` times and report the fastest; ``violations`` counts the verifier's findings in the
+    plan.
 
-    ``seconds`` is a whole cycle from a snapshot that nothing was kept of; ``one_ask_seconds`` one from a standing snapshot
-    of the same pool in which a single new ask waits, ``one_ask_in_queue_seconds`` one in which all the others wait, too, as
-    if the plan before had never been carried out. ``settled`` is the pool a while after, when it was: what a new ask costs
-    there is what it costs an engine that goes on planning, explained (``seconds``) and decided only (``decided_seconds``).
+    ``seconds`` is a whole cycle from a snapshot without any cached state. ``one_ask_seconds`` is a cycle of
+    the incremental planner on the same pool in which a single new request waits.
+    ``one_ask_in_queue_seconds`` is a cycle in which all other requests wait too, as if the previous plan had
+    never been carried out. ``settled`` is the pool a while after the previous plan was carried out, which is
+    the state of a continuously planning engine: the time of a new request with explanations (``seconds``)
+    and without (``decided_seconds``).
     """
-    options = argparse.ArgumentParser(prog="plan", description=__doc__)
-    options.add_argument("--gpus", type=_between(GPUS_PER_HOST, 100_000), default=1000)
-    options.add_argument("--queued", type=_between(0, 100_000), default=1000)
-    options.add_argument("--seed", type=_between(0, 2**31), default=42)
-    options.add_argument("--rounds", type=_between(1, 100), default=3)
-    given = options.parse_args(argv)
-    snapshot = busy_pool(given.gpus, given.queued, given.seed)
+    parser = argparse.ArgumentParser(prog="plan", description=__doc__)
+    parser.add_argument("--gpus", type=_between(GPUS_PER_HOST, 100_000), default=1000)
+    parser.add_argument("--queued", type=_between(0, 100_000), default=1000)
+    parser.add_argument("--seed", type=_between(0, 2**31), default=42)
+    parser.add_argument("--rounds", type=_between(1, 100), default=3)
+    options = parser.parse_args(argv)
+    snapshot = busy_pool(options.gpus, options.queued, options.seed)
     seconds = []
-    for _ in range(given.rounds):
+    for _ in range(options.rounds):
         with gc_paused():  # as the engine plans
             began = time.perf_counter()
-            planned = plan(snapshot, NOW)
+            decisions = plan(snapshot, NOW)
             seconds.append(time.perf_counter() - began)
     return {
-        "gpus": given.gpus,
-        "queued": given.queued,
-        "placed": len(planned.placements),
-        "evicted": len(planned.evictions),
-        "violations": len(violations(snapshot, planned, NOW)),
+        "gpus": options.gpus,
+        "queued": options.queued,
+        "placed": len(decisions.placements),
+        "evicted": len(decisions.evictions),
+        "violations": len(violations(snapshot, decisions, NOW)),
         "seconds": round(min(seconds), 4),
-        "one_ask_seconds": round(one_ask(replace(snapshot, queued=()), given.rounds), 4),
-        "one_ask_in_queue_seconds": round(one_ask(snapshot, given.rounds), 4),
-        "settled": settled_figures(snapshot, given.rounds),
+        "one_ask_seconds": round(one_ask(replace(snapshot, queued=()), options.rounds), 4),
+        "one_ask_in_queue_seconds": round(one_ask(snapshot, options.rounds), 4),
+        "settled": settled_figures(snapshot, options.rounds),
     }
 
 
 def settled_figures(snapshot: Snapshot, rounds: int) -> dict[str, Any]:
-    """The same pool ``SETTLED_AFTER`` seconds later: who was placed runs, who was told to go is gone, the rest waits."""
+    """Return the figures of the same pool ``SETTLED_AFTER`` seconds later, when the plan was carried out."""
     later = NOW + SETTLED_AFTER
     settled = run_simulation(snapshot, (), later, start=NOW, on_event=lambda event: None)
     return {
@@ -99,26 +103,29 @@ def settled_figures(snapshot: Snapshot, rounds: int) -> dict[str, Any]:
 
 
 def one_ask(snapshot: Snapshot, rounds: int, now: int = NOW, *, explain: bool = True) -> float:
-    """Seconds from a new ask for one GPU to the plan that answers it, with its reasons if ``explain``; the quickest of some
-    rounds, each a second after the one before."""
-    standing, seconds = IncrementalPlanner(snapshot), []
-    standing.plan(now)
+    """Return the seconds from a new request for one GPU to the plan that answers it.
+
+    With ``explain``, reasons are included. The result is the fastest of the rounds, each a second after the
+    previous.
+    """
+    planner, seconds = IncrementalPlanner(snapshot), []
+    planner.plan(now)
     for number in range(1, rounds + 1):
-        new = QueuedWorkload(
+        request = QueuedWorkload(
             2_000_000 + number, 1, 1, 1, 1, Ask(1), now + number, HOUR, HOUR // 2, preemptible=True
         )
         with gc_paused():
             began = time.perf_counter()
-            standing.change(SnapshotDelta(queued=(new,), queued_gone=(new.id - 1,)))
-            planned = standing.plan(now + number, explain=explain)
+            planner.change(SnapshotDelta(queued=(request,), queued_gone=(request.id - 1,)))
+            decisions = planner.plan(now + number, explain=explain)
             seconds.append(time.perf_counter() - began)
-        answered = {p.workload for p in planned.placements} | {r.workload for r in planned.refusals}
-        assert new.id in answered or not explain
+        answered = {p.workload for p in decisions.placements} | {r.workload for r in decisions.refusals}
+        assert request.id in answered or not explain
     return min(seconds)
 
 
 def busy_pool(gpus: int, queued: int, seed: int) -> Snapshot:
-    """A pool of ``gpus`` GPUs, half of it in use, and ``queued`` waiting workloads."""
+    """Return a pool of ``gpus`` GPUs, half of it in use, with ``queued`` waiting workloads."""
     rng = random.Random(seed)
     hosts, units = _hardware(max(1, gpus // GPUS_PER_HOST))
     running = _running(rng, units)
@@ -180,7 +187,7 @@ def _hardware(count: int) -> tuple[list[HostInfo], list[UnitInfo]]:
 
 
 def _running(rng: random.Random, units: list[UnitInfo]) -> list[RunningWorkload]:
-    """Work of 1, 2, 4 or 8 units, each on one host, until half of the units are held."""
+    """Return workloads of 1, 2, 4 or 8 units, each on one host, that hold half of the units."""
     by_host: dict[int, list[int]] = {}
     for unit in units:
         by_host.setdefault(unit.host, []).append(unit.id)
@@ -191,10 +198,10 @@ def _running(rng: random.Random, units: list[UnitInfo]) -> list[RunningWorkload]
         size = rng.choices((1, 2, 4, 8), (50, 20, 15, 15))[0]
         if len(free) < size:
             continue
-        mine, free[:size] = tuple(sorted(free[:size])), []
+        taken, free[:size] = tuple(sorted(free[:size])), []
         held += size
         started = NOW - rng.randint(60, 20 * HOUR)
-        lasts = rng.randint(HOUR, 40 * HOUR)
+        runtime = rng.randint(HOUR, 40 * HOUR)
         running.append(
             RunningWorkload(
                 id=len(running) + 1,
@@ -202,10 +209,10 @@ def _running(rng: random.Random, units: list[UnitInfo]) -> list[RunningWorkload]
                 project=1,
                 user=rng.randint(1, 500),
                 pool=1,
-                units=mine,
+                units=taken,
                 started=started,
-                until=max(NOW + 60, started + 2 * lasts),
-                predicted_end=max(NOW + 60, started + lasts),
+                until=max(NOW + 60, started + 2 * runtime),
+                predicted_end=max(NOW + 60, started + runtime),
                 priority=rng.choice((Priority.LOW, Priority.NORMAL, Priority.HIGH)),
                 preemptible=rng.random() < 0.7,
                 checkpoint_at=rng.choice((None, max(started, NOW - 600))),

@@ -1,10 +1,12 @@
-"""One team reclaims what another borrowed: KAI-Scheduler's shape, in one cycle.
+"""Measure a cycle in which one team reclaims borrowed GPUs from another, in the shape of KAI-Scheduler's
+benchmark.
 
     ./run bench reclaim --hosts 1000
 
-N hosts of 8 GPUs are full of 1-GPU jobs of a team that is guaranteed nothing. One gang of N/10 tasks of 8 GPUs arrives,
-from a team that is guaranteed all of it. The cycle has to find the victims; ``placed`` counts the tasks that room is made
-for. The snapshot lies in memory, and nothing is written: KAI's published figures include an API server.
+N hosts of 8 GPUs are full of 1-GPU jobs of a team without a guarantee. One gang of N/10 tasks of 8 GPUs
+arrives from a team whose guarantee is the whole pool. The cycle has to find the victims; ``placed`` counts
+the tasks for which capacity is reclaimed. The snapshot is in memory, and nothing is written; KAI's published
+figures include an API server.
 """
 
 from __future__ import annotations
@@ -42,29 +44,35 @@ GANG = 1
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    """Plan ``--rounds`` times and report the quickest, in seconds; ``violations`` counts what the verifier finds."""
-    options = argparse.ArgumentParser(prog="reclaim", description=__doc__)
-    options.add_argument("--hosts", type=_between(10, 10_000), default=1000)
-    options.add_argument("--rounds", type=_between(1, 100), default=3)
-    given = options.parse_args(argv)
-    snapshot = full_pool(given.hosts)
+    """Plan ``--rounds`` times and report the fastest, in seconds; ``violations`` counts the verifier's
+    findings.
+    """
+    parser = argparse.ArgumentParser(prog="reclaim", description=__doc__)
+    parser.add_argument("--hosts", type=_between(10, 10_000), default=1000)
+    parser.add_argument("--rounds", type=_between(1, 100), default=3)
+    options = parser.parse_args(argv)
+    snapshot = full_pool(options.hosts)
     seconds = []
-    for _ in range(given.rounds):
+    for _ in range(options.rounds):
         began = time.perf_counter()
-        planned = plan(snapshot, NOW)
+        decisions = plan(snapshot, NOW)
         seconds.append(time.perf_counter() - began)
-    waits = [r for r in planned.refusals if r.workload == GANG and r.code == ReasonCode.WAITS_FOR_EVICTION]
+    reclaimed = [
+        r for r in decisions.refusals if r.workload == GANG and r.code == ReasonCode.WAITS_FOR_EVICTION
+    ]
     return {
-        "hosts": given.hosts,
-        "placed": snapshot.queued[0].ask.hosts if waits else 0,
-        "evicted": len(planned.evictions),
-        "violations": len(violations(snapshot, planned, NOW)),
+        "hosts": options.hosts,
+        "placed": snapshot.queued[0].ask.hosts if reclaimed else 0,
+        "evicted": len(decisions.evictions),
+        "violations": len(violations(snapshot, decisions, NOW)),
         "seconds": round(min(seconds), 4),
     }
 
 
 def full_pool(hosts: int) -> Snapshot:
-    """``hosts`` hosts full of borrowed 1-GPU jobs of all ages, and one gang on a tenth of them waiting."""
+    """Return ``hosts`` hosts full of borrowed 1-GPU jobs of different ages, and a waiting gang for a tenth
+    of them.
+    """
     units = tuple(
         UnitInfo(host * GPUS_PER_HOST + gpu, host, host * GPUS_PER_HOST + gpu, MODEL)
         for host in range(1, hosts + 1)
@@ -84,7 +92,7 @@ def full_pool(hosts: int) -> Snapshot:
 
 
 def _borrowed(number: int, unit: UnitInfo) -> RunningWorkload:
-    """Work on one GPU that started between one and about ten hours ago; ages are strewn, but the same each time."""
+    """Return a workload on one GPU that started 1 to 10 hours ago; ages are scattered but deterministic."""
     started = NOW - HOUR - number * 7_919 % (9 * HOUR)
     return RunningWorkload(
         number, 1, 1, 1, 1, (unit.id,), started, NOW + 24 * HOUR, NOW + 12 * HOUR, preemptible=True

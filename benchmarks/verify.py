@@ -1,11 +1,11 @@
-"""Does the planner keep its promises on pools nobody thought of? Hypothesis builds them, the verifier judges each plan.
+"""Verify the planner on random pools: Hypothesis generates snapshots, and the verifier checks each plan.
 
     ./run bench verify --examples 10000
 
-Every example is one whole snapshot (`tests/core/strategies.py`): it is planned, the plan is checked against every promise
-of `benchmarks.plan_verifier`, and the same rows in another order have to give the same plan. The examples are shared out
-among worker processes; which ones are tried follows from `--seed` and `--workers`. With `--reduce` the first example of each
-promise that a worker finds broken is printed with only those rows that it takes.
+Every example is one whole snapshot (`tests/core/strategies.py`). It is planned, the plan is checked against
+every promise of `benchmarks.plan_verifier`, and the same rows in another order must give the same plan. The
+examples are divided among worker processes; `--seed` and `--workers` determine the examples. With
+`--reduce`, the first example of each broken promise of a worker is printed with the minimal rows.
 """
 
 from __future__ import annotations
@@ -34,31 +34,32 @@ ORDER_PROMISE = "the same rows in another order give the same plan"
 
 @dataclass(slots=True)
 class ExamineResult:
-    """What one worker saw: how many examples of what, and which promises were broken."""
+    """The results of one worker: number of examples by kind, and broken promises."""
 
     examples: int = 0
-    with_any: Counter[str] = field(
-        default_factory=Counter
-    )  # examples whose plan starts, evicts, ... somebody
+    # Number of examples whose plan has any placements, evictions, ..., by the name of the plan's field.
+    with_any: Counter[str] = field(default_factory=Counter)
     broken: Counter[str] = field(default_factory=Counter)
     shown: list[str] = field(default_factory=list)  # the first sentence of each promise, and its rows
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    """``violations`` counts sentences of the verifier and plans that changed with the order of their rows."""
-    options = argparse.ArgumentParser(prog="verify", description=__doc__)
-    options.add_argument("--examples", type=_between(1, 10_000_000), default=10_000)
-    options.add_argument("--seed", type=_between(0, 2**31), default=42)
-    options.add_argument("--workers", type=_between(1, 256), default=max(1, os.cpu_count() or 1))
-    options.add_argument(
-        "--reduce", action="store_true", help="print the rows it takes to break each promise"
+    """Return the figures; ``violations`` counts the verifier's findings and plans that depend on the order
+    of rows.
+    """
+    parser = argparse.ArgumentParser(prog="verify", description=__doc__)
+    parser.add_argument("--examples", type=_between(1, 10_000_000), default=10_000)
+    parser.add_argument("--seed", type=_between(0, 2**31), default=42)
+    parser.add_argument("--workers", type=_between(1, 256), default=max(1, os.cpu_count() or 1))
+    parser.add_argument(
+        "--reduce", action="store_true", help="print the minimal rows that break each promise"
     )
-    given = options.parse_args(argv)
+    options = parser.parse_args(argv)
     began = time.perf_counter()
-    shares = _shares(given.examples, given.workers)
+    shares = _shares(options.examples, options.workers)
     with ProcessPoolExecutor(len(shares)) as workers:
-        seeds = [given.seed + number for number in range(len(shares))]
-        parts = list(workers.map(_examine, shares, seeds, [given.reduce] * len(shares)))
+        seeds = [options.seed + number for number in range(len(shares))]
+        parts = list(workers.map(_examine, shares, seeds, [options.reduce] * len(shares)))
     broken: Counter[str] = sum((part.broken for part in parts), Counter())
     with_any: Counter[str] = sum((part.with_any for part in parts), Counter())
     for line in [line for part in parts for line in part.shown]:
@@ -74,19 +75,19 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 
 def _shares(examples: int, workers: int) -> list[int]:
-    """As even as can be, one part per worker that has something to do."""
+    """Divide the examples as evenly as possible among the workers; a worker without examples gets no part."""
     parts = [examples // workers + (number < examples % workers) for number in range(workers)]
     return [part for part in parts if part]
 
 
 def _examine(examples: int, seed: int, reduce: bool) -> ExamineResult:
-    """One worker's examples. Hypothesis is imported here: the other benchmarks do without it."""
+    """Run one worker's examples. Hypothesis is imported here, as the other benchmarks do not need it."""
     from hypothesis import HealthCheck, Phase, given, settings
     from hypothesis import seed as with_seed
 
     from tests.core.strategies import NOW, snapshots
 
-    found = ExamineResult()
+    result = ExamineResult()
 
     @with_seed(seed)
     @settings(
@@ -97,58 +98,62 @@ def _examine(examples: int, seed: int, reduce: bool) -> ExamineResult:
         suppress_health_check=list(HealthCheck),
     )
     @given(snapshots())
-    def judge(snapshot: Snapshot) -> None:
-        found.examples += 1
+    def check_example(snapshot: Snapshot) -> None:
+        result.examples += 1
         try:
-            planned = plan(snapshot, NOW)
-        except Exception as error:  # noqa: BLE001 (whatever it is: a pool has no plan)
-            planned = Plan(snapshot.epoch)
+            decisions = plan(snapshot, NOW)
+        except Exception as error:  # noqa: BLE001 (any exception means that the pool has no plan)
+            decisions = Plan(snapshot.epoch)
             broken = [(PLAN_PROMISE, repr(error))]
         else:
-            broken = judged(snapshot, planned, NOW, seed)
-        made = [part.name for part in fields(planned) if part.name != "epoch" and getattr(planned, part.name)]
-        found.with_any.update(made)
+            broken = judged(snapshot, decisions, NOW, seed)
+        non_empty_parts = [
+            part.name for part in fields(decisions) if part.name != "epoch" and getattr(decisions, part.name)
+        ]
+        result.with_any.update(non_empty_parts)
         for promise, sentence in broken:
-            if not found.broken[promise]:
-                found.shown.append(f"{promise}: {sentence}")
-                found.shown += _rows(reduced(snapshot, promise, NOW, seed)) if reduce else []
-            found.broken[promise] += 1
+            if not result.broken[promise]:
+                result.shown.append(f"{promise}: {sentence}")
+                result.shown += _rows(reduced(snapshot, promise, NOW, seed)) if reduce else []
+            result.broken[promise] += 1
 
-    judge()
-    return found
+    check_example()
+    return result
 
 
 def reduced(snapshot: Snapshot, promise: str, now: int, seed: int) -> Snapshot:
-    """The snapshot with every row left out without which the same promise is still broken."""
+    """Return the snapshot without every row that is not needed to break the same promise."""
     smaller = True
     while smaller:
         smaller = False
         for table in TABLES:
             for row in getattr(snapshot, table):
-                rest: Any = {table: tuple(other for other in getattr(snapshot, table) if other is not row)}
+                remaining_rows: Any = {
+                    table: tuple(other for other in getattr(snapshot, table) if other is not row)
+                }
                 if table == "hosts":
-                    rest["units"] = tuple(unit for unit in snapshot.units if unit.host != row.id)
-                fewer = replace(snapshot, **rest)
-                if _refers_to_what_is_there(fewer) and promise in _broken(fewer, now, seed):
-                    snapshot, smaller = fewer, True
+                    remaining_rows["units"] = tuple(unit for unit in snapshot.units if unit.host != row.id)
+                candidate = replace(snapshot, **remaining_rows)
+                if _has_valid_references(candidate) and promise in _broken(candidate, now, seed):
+                    snapshot, smaller = candidate, True
     return snapshot
 
 
-def _refers_to_what_is_there(snapshot: Snapshot) -> bool:
+def _has_valid_references(snapshot: Snapshot) -> bool:
     """Running work and reservations name only units that the snapshot has."""
     units = {unit.id for unit in snapshot.units}
-    named = [unit for work in snapshot.running for unit in work.units]
-    named += [unit for reservation in snapshot.reservations for unit in reservation.units]
+    referenced = [unit for work in snapshot.running for unit in work.units]
+    referenced += [unit for reservation in snapshot.reservations for unit in reservation.units]
     hosts = {host.id for host in snapshot.hosts}
-    return units.issuperset(named) and hosts.issuperset(window.host for window in snapshot.maintenance)
+    return units.issuperset(referenced) and hosts.issuperset(window.host for window in snapshot.maintenance)
 
 
 def _broken(snapshot: Snapshot, now: int, seed: int) -> set[str]:
     try:
-        planned = plan(snapshot, now)
-    except Exception:  # noqa: BLE001 (that it has none is what is looked for)
+        decisions = plan(snapshot, now)
+    except Exception:  # noqa: BLE001 (any exception means that the pool has no plan)
         return {PLAN_PROMISE}
-    return {promise for promise, _ in judged(snapshot, planned, now, seed)}
+    return {promise for promise, _ in judged(snapshot, decisions, now, seed)}
 
 
 def _rows(snapshot: Snapshot) -> list[str]:
@@ -157,7 +162,7 @@ def _rows(snapshot: Snapshot) -> list[str]:
 
 
 def judged(snapshot: Snapshot, planned: Plan, now: int, seed: int) -> list[tuple[str, str]]:
-    """Broken promises of one example, the one about the order of rows included."""
+    """Return the broken promises of one example, including the promise about the order of rows."""
     broken = broken_promises(snapshot, planned, now)
     if repr(plan(shuffled(snapshot, seed), now)) != repr(planned):
         broken.append((ORDER_PROMISE, "another plan"))
@@ -165,7 +170,7 @@ def judged(snapshot: Snapshot, planned: Plan, now: int, seed: int) -> list[tuple
 
 
 def shuffled(snapshot: Snapshot, seed: int) -> Snapshot:
-    """The same rows, each table in another order."""
+    """Return the same rows, each table in another order."""
     rng = random.Random(seed)
     tables: dict[str, Any] = {}
     for row in fields(snapshot):

@@ -1,4 +1,6 @@
-"""A browser's part of JupyterLab, as far as tests and measurements need it: kernels and terminals over HTTP and WebSocket."""
+"""Talk to JupyterLab like a browser, for tests and measurements: kernels and terminals over HTTP and
+WebSocket.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,15 @@ from yarl import URL
 
 
 class JupyterTimeout(Exception):
-    """Jupyter did not do what was asked of it."""
+    """Raised when Jupyter does not answer as expected."""
 
 
 @dataclass
 class JupyterClient:
-    """One Jupyter server at ``url``; ``headers`` go with everything, cookies are kept as a browser keeps them."""
+    """A client of one Jupyter server at ``url``.
+
+    ``headers`` are sent with every request; cookies are kept like in a browser.
+    """
 
     session: aiohttp.ClientSession
     url: str
@@ -33,35 +38,35 @@ class JupyterClient:
         return {**self.headers, **xsrf, **({"Cookie": cookies} if cookies else {}), **more}
 
     async def ask(self, method: str, path: str, body: Any = None, **more: str) -> tuple[int, str]:
-        """Status and text of an answer. Redirects are not followed."""
+        """Return status and text of a response. Redirects are not followed."""
         data = None if body is None else json.dumps(body)
-        asking = self.session.request(
+        request = self.session.request(
             method,
             URL(self.url + path, encoded=True),
             data=data,
             headers=self._headers(**more),
             allow_redirects=False,
         )
-        async with asking as answer:
-            self.cookies.update({name: morsel.value for name, morsel in answer.cookies.items()})
-            return answer.status, await answer.text()
+        async with request as response:
+            self.cookies.update({name: morsel.value for name, morsel in response.cookies.items()})
+            return response.status, await response.text()
 
     async def start_kernel(self) -> str:
-        """The id of a new Python kernel."""
+        """Start a new Python kernel and return its id."""
         status, text = await self.ask("POST", "/api/kernels", {"name": "python3"})
         if status != 201:
             raise JupyterTimeout(f"starting a kernel: {status} {text[:300]}")
         return str(json.loads(text)["id"])
 
     async def socket(self, path: str) -> aiohttp.ClientWebSocketResponse:
-        """A WebSocket of this server."""
-        connecting = self.session.ws_connect(
+        """Open a WebSocket of this server."""
+        connection = self.session.ws_connect(
             URL(self.url + path, encoded=True), headers=self._headers(), max_msg_size=1 << 26
         )
-        return await connecting
+        return await connection
 
     async def run(self, kernel: str, code: str, seconds: float = 60) -> str:
-        """What ``code`` prints in a kernel."""
+        """Execute ``code`` in a kernel and return its output."""
         async with asyncio.timeout(seconds):
             socket = await self.socket(f"/api/kernels/{kernel}/channels")
             try:
@@ -70,7 +75,7 @@ class JupyterClient:
                 await socket.close()
 
     async def type_into_terminal(self, line: str, wanted: str, seconds: float = 20) -> str:
-        """Open a terminal, type one line, and give its output up to ``wanted``."""
+        """Open a terminal, type one line, and return its output up to ``wanted``."""
         status, text = await self.ask("POST", "/api/terminals", {})
         if status != 200:
             raise JupyterTimeout(f"opening a terminal: {status} {text[:300]}")
@@ -88,12 +93,12 @@ class JupyterClient:
 
 
 async def _execute(socket: aiohttp.ClientWebSocketResponse, code: str) -> str:
-    asked = uuid.uuid4().hex
+    message_id = uuid.uuid4().hex
     header = {
-        "msg_id": asked,
+        "msg_id": message_id,
         "msg_type": "execute_request",
         "username": "",
-        "session": asked,
+        "session": message_id,
         "version": "5.3",
         "date": dt.datetime.now(dt.UTC).isoformat(),
     }
@@ -114,28 +119,28 @@ async def _execute(socket: aiohttp.ClientWebSocketResponse, code: str) -> str:
         message = await socket.receive()
         if message.type is not aiohttp.WSMsgType.TEXT:
             raise JupyterTimeout(f"the kernel's connection ended: {message}")
-        told = json.loads(message.data)
-        if told["parent_header"].get("msg_id") != asked:
+        reply = json.loads(message.data)
+        if reply["parent_header"].get("msg_id") != message_id:
             continue
-        kind = told["msg_type"]
+        kind = reply["msg_type"]
         if kind == "stream":
-            printed += told["content"]["text"]
+            printed += reply["content"]["text"]
         elif kind == "error":
-            raise JupyterTimeout("\n".join(told["content"]["traceback"]))
+            raise JupyterTimeout("\n".join(reply["content"]["traceback"]))
         replied = replied or kind == "execute_reply"
-        idle = idle or (kind == "status" and told["content"]["execution_state"] == "idle")
+        idle = idle or (kind == "status" and reply["content"]["execution_state"] == "idle")
     return printed
 
 
 class NotebookTimeout(Exception):
-    """A step that did not happen in time."""
+    """Raised when a step of a notebook launch does not happen in time."""
 
 
 async def first_output(jupyter: Any) -> None:
-    """Load the lab's page, start a kernel and see it compute."""
+    """Load the JupyterLab page, start a kernel and check its answer to a calculation."""
     status, _ = await jupyter.ask("GET", "/lab")
     if status != 200:
-        raise NotebookTimeout(f"the lab's page answers {status}")
+        raise NotebookTimeout(f"the JupyterLab page has status {status}, not 200")
     kernel = await jupyter.start_kernel()
     printed = await jupyter.run(kernel, "print(6*7)")
     if printed != "42\n":

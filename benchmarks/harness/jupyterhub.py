@@ -1,4 +1,6 @@
-"""JupyterHub in an environment of its own, to compare with: its simple local spawner behind configurable-http-proxy."""
+"""Run JupyterHub in its own environment for comparison, with its simple local spawner and
+configurable-http-proxy.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,11 @@ MAX_WAIT_SECONDS = 120.0
 
 
 class JupyterHubUnavailable(Exception):
-    """JupyterHub could not be installed or started here."""
+    """Raised when JupyterHub cannot be installed or started here."""
 
 
 def measure(folder: Path, launches: int) -> list[float]:
-    """Seconds of each launch: from the request to start the server to a kernel's answer."""
+    """Return the seconds of each launch: from the request to start the server to a kernel's answer."""
     place = folder / "jupyterhub"
     place.mkdir()
     python, proxy = _install(place)
@@ -51,11 +53,11 @@ def measure(folder: Path, launches: int) -> list[float]:
 
 
 def _install(place: Path) -> tuple[Path, Path]:
-    """The environment's Python, and the proxy's program."""
+    """Install JupyterHub. Return the paths of the environment's Python and of the proxy's program."""
     npm, uv = shutil.which("npm"), shutil.which("uv")
     if npm is None or shutil.which("node") is None:
         raise JupyterHubUnavailable(
-            "JupyterHub's proxy needs node and npm, which are not here: apt-get install -y nodejs npm"
+            "JupyterHub's proxy needs node and npm, which are not installed: apt-get install -y nodejs npm"
         )
     python = place / "venv" / "bin" / "python"
     print("  installing JupyterHub in a throw-away environment", flush=True)

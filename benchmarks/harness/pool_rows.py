@@ -1,7 +1,8 @@
-"""A half-full pool of any size as rows in the database of the environment: hosts, work that runs, work that waits.
+"""Create the database rows of a half-full pool of any size: hosts, running and waiting workloads.
 
-Two models, every tenth host cut into MIG slices, 20 teams that are each guaranteed a part of three quarters of the pool. What
-waits at first cannot start: it belongs to a team that may not borrow and has nothing guaranteed. Everything from one seed.
+There are two models; every tenth host is split into MIG slices. 20 teams have equal guarantees, which
+together are three quarters of the pool. The initial waiting workloads cannot start: their team has no
+guarantee and may not borrow. One seed determines everything.
 """
 
 from __future__ import annotations
@@ -43,31 +44,33 @@ BATCH = 5_000
 
 @dataclass
 class PoolRows:
-    """The rows that more work is made from. ``projects`` may start work, ``beggars`` may not."""
+    """The rows from which more workloads are created. Workloads of ``projects`` can start; those of
+    ``blocked_project`` cannot.
+    """
 
     pool: Pool
     projects: list[Project]
-    beggars: Project
+    blocked_project: Project
     owners: list[Any]
     hosts: list[Host]
 
-    def queue(self, now: datetime, number: int, **also: Any) -> Workload:
-        """One job of one GPU by the real service, of one team after the other."""
-        which = number % len(self.projects)
-        given: dict[str, Any] = {
+    def queue(self, now: datetime, number: int, **overrides: Any) -> Workload:
+        """Queue one job of one GPU through the real service; the jobs alternate between the teams."""
+        team_index = number % len(self.projects)
+        columns: dict[str, Any] = {
             "kind": "job",
             "type": "training",
             "name": f"job {number}",
             "pool": self.pool,
-            "project": self.projects[which],
-            "owner": self.owners[which],
+            "project": self.projects[team_index],
+            "owner": self.owners[team_index],
             "units": 1,
             "models_wanted": [MODELS[number % 2]],
             "max_runtime_seconds": 14_400,
             "preemptible": True,
             "command": "true",
         }
-        return services.queue_workload(now=now, **{**given, **also})
+        return services.queue_workload(now=now, **{**columns, **overrides})
 
 
 def make_pool_rows(gpus: int, waiting: int, now: datetime, seed: int = 42) -> PoolRows:
@@ -114,7 +117,7 @@ def _hardware(pool: Pool, count: int, now: datetime) -> tuple[list[Host], dict[H
         batch_size=BATCH,
     )
     model_of = {host: MODELS[0] if n % 3 else MODELS[1] for n, host in enumerate(hosts)}
-    cut = set(hosts[::10])
+    hosts_with_mig = set(hosts[::10])
     gpus = Gpu.objects.bulk_create(
         [
             Gpu(
@@ -134,9 +137,9 @@ def _hardware(pool: Pool, count: int, now: datetime) -> tuple[list[Host], dict[H
     )
     units = Unit.objects.bulk_create(
         [
-            _unit(gpu, part, SLICES_PER_GPU if gpu.host in cut else 1, now)
+            _unit(gpu, part, SLICES_PER_GPU if gpu.host in hosts_with_mig else 1, now)
             for gpu in gpus
-            for part in range(SLICES_PER_GPU if gpu.host in cut else 1)
+            for part in range(SLICES_PER_GPU if gpu.host in hosts_with_mig else 1)
         ],
         batch_size=BATCH,
     )
@@ -161,8 +164,8 @@ def _unit(gpu: Gpu, part: int, parts: int, now: datetime) -> Unit:
 
 
 def _quotas(fleet: PoolRows, gpus: int, now: datetime) -> None:
-    each = max(1, gpus * 3 // 8 // TEAMS) * SLOTS_PER_GPU
-    rows = [(project.team, each, None) for project in fleet.projects] + [(fleet.beggars.team, 0, 0)]
+    guarantee = max(1, gpus * 3 // 8 // TEAMS) * SLOTS_PER_GPU
+    rows = [(project.team, guarantee, None) for project in fleet.projects] + [(fleet.blocked_project.team, 0, 0)]
     Quota.objects.bulk_create(
         Quota(team=t, pool=fleet.pool, model=m, guaranteed_slots=g, borrow_limit_slots=limit, updated_at=now)
         for t, g, limit in rows
@@ -173,7 +176,7 @@ def _quotas(fleet: PoolRows, gpus: int, now: datetime) -> None:
 def _running(
     fleet: PoolRows, free: dict[Host, list[Unit]], wanted: int, rng: random.Random, now: datetime
 ) -> None:
-    """Work of 1, 2, 4 or 8 whole GPUs, each on one host, until so many are held."""
+    """Create workloads of 1, 2, 4 or 8 whole GPUs, each on one host, until ``wanted`` GPUs are held."""
     places: list[tuple[Host, list[Unit]]] = []
     hosts, held = list(free), 0
     while held < wanted:
@@ -222,24 +225,24 @@ def _running(
 def _waiting(fleet: PoolRows, count: int, rng: random.Random, now: datetime) -> None:
     Workload.objects.bulk_create(
         [
-            _row(fleet, n, now, rng, units=rng.choice((1, 2, 4, 8)), project=fleet.beggars, state="queued")
+            _row(fleet, n, now, rng, units=rng.choice((1, 2, 4, 8)), project=fleet.blocked_project, state="queued")
             for n in range(count)
         ],
         batch_size=1_000,
     )
 
 
-def _row(fleet: PoolRows, number: int, now: datetime, rng: random.Random, **also: Any) -> Workload:
-    which = number % TEAMS
+def _row(fleet: PoolRows, number: int, now: datetime, rng: random.Random, **columns: Any) -> Workload:
+    team_index = number % TEAMS
     limit = rng.choice((1, 4, 24, 72)) * 3600
     return Workload(
         kind="job",
         type="training",
         name=f"work {number}",
         pool=fleet.pool,
-        owner=fleet.owners[which],
+        owner=fleet.owners[team_index],
         command="true",
-        **{"project": fleet.projects[which], **also},
+        **{"project": fleet.projects[team_index], **columns},
         models_wanted=[MODELS[number % 2]],
         max_runtime_seconds=limit,
         predicted_seconds=rng.randint(limit // 10, limit),
@@ -251,6 +254,6 @@ def _row(fleet: PoolRows, number: int, now: datetime, rng: random.Random, **also
     )
 
 
-def numbered(fleet: PoolRows, count: int, now: datetime, first: int = 0) -> list[Workload]:
-    """So many jobs of one GPU that can start."""
+def queue_jobs(fleet: PoolRows, count: int, now: datetime, first: int = 0) -> list[Workload]:
+    """Queue ``count`` jobs of one GPU that can start."""
     return [fleet.queue(now, number) for number in range(first, first + count)]

@@ -1,4 +1,6 @@
-"""A small pool of real processes over the database and Valkey of the environment: an edge, an engine and one agent."""
+"""Run a small pool of real processes on the environment's database and Valkey: an edge, an engine and one
+agent.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class ProcessStartTimeout(Exception):
-    """A process of the pool, with the end of its log."""
+    """Raised when a process of the pool does not start in time; has the end of its log."""
 
 
 class SmallPool:
-    """The processes, each with a log in ``folder``. ``environment`` carries GPUPOOL_* and the addresses of the stores."""
+    """The processes, each with a log in ``folder``.
+
+    ``environment`` has GPUPOOL_* settings and the addresses of the stores.
+    """
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
         self.folder = folder
@@ -29,7 +34,7 @@ class SmallPool:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, *command: str, environment: Mapping[str, str] | None = None) -> None:
-        """Start ``python -m command`` in a process group of its own."""
+        """Start ``python -m command`` in its own process group."""
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 [sys.executable, "-m", *command],
@@ -41,12 +46,12 @@ class SmallPool:
             )
 
     def start_edge(self) -> None:
-        """The edge, at GPUPOOL_EDGE_URL."""
+        """Start the edge at GPUPOOL_EDGE_URL and wait until it answers."""
         self.start("edge", "portal.edge")
         self.wait("edge", lambda: _answers(self.environment["GPUPOOL_EDGE_URL"] + "/healthz"))
 
     def start_engine(self) -> None:
-        """The engine, as ./run starts it."""
+        """Start the engine as ./run does and wait until it is ready."""
         worker = (
             "celery",
             "-A",
@@ -61,7 +66,7 @@ class SmallPool:
         self.wait("engine", lambda: " ready." in self.log("engine"))
 
     def start_agent(self, host: str, token: str, simulate: str) -> None:
-        """An agent of ``host`` with simulated GPUs. It gets none of the server's settings."""
+        """Start an agent of ``host`` with simulated GPUs, without the server's settings."""
         kept = {
             name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG", "TMPDIR")
         }
@@ -86,19 +91,19 @@ class SmallPool:
         )
 
     def log(self, name: str) -> str:
-        """All that a process has said."""
+        """Return the log of a process."""
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
-    def wait(self, name: str, true: Callable[[], bool], seconds: float = 40) -> None:
-        """Until ``true``, while the process lives."""
+    def wait(self, name: str, condition: Callable[[], bool], seconds: float = 40) -> None:
+        """Wait until ``true()``. Raises ProcessStartTimeout if the process ends or the time is over."""
         deadline = time.monotonic() + seconds
-        while not true():
+        while not condition():
             if self.processes[name].poll() is not None or time.monotonic() > deadline:
                 raise ProcessStartTimeout(f"{name}:\n{self.log(name)[-3000:]}")
             time.sleep(0.05)
 
     def stop(self) -> None:
-        """End every process: agents first, since they take their workloads with them."""
+        """End every process; agents first, because they stop their workloads."""
         for name in sorted(self.processes):
             self._end(self.processes[name])
 
@@ -114,7 +119,7 @@ class SmallPool:
 
 @contextmanager
 def running_pool(folder: Path, environment: Mapping[str, str]) -> Iterator[SmallPool]:
-    """An edge and an engine; agents are added as hosts are made."""
+    """Run an edge and an engine in this context; the caller starts agents."""
     pool = SmallPool(folder, environment)
     try:
         pool.start_edge()
